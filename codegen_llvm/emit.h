@@ -1,0 +1,43 @@
+/* What every emitter needs: where instructions go, how wide vectors are, what the host may execute.
+ *
+ * A vector value has `lanes` elements of one computing dtype: <16 x float>, <16 x i64>, <16 x i1> for bool. LLVM splits what is
+ * wider than a register. f16 and bf16 are computed as f32.
+ */
+#ifndef OPAQUE_CODEGEN_EMIT_H
+#define OPAQUE_CODEGEN_EMIT_H
+
+#include "graph/graph.h"
+#include <llvm-c/Core.h>
+
+typedef struct opq_cpu {
+    bool avx512;          /* F, BW, DQ, VL; else AVX2 + FMA + F16C */
+    bool avx512_bf16;
+    bool amx_bf16;
+    char name[64];        /* LLVM's -mcpu */
+    char features[256];   /* LLVM's -mattr */
+} opq_cpu;
+/* CPUID, lowered by OPAQUE_CPU=avx2|avx512. OPQ_UNSUPPORTED below AVX2. */
+opq_status opq_cpu_detect(opq_cpu *out_cpu) OPQ_MUST_CHECK;
+
+typedef struct opq_emitter {
+    LLVMContextRef context;
+    LLVMModuleRef module;
+    LLVMBuilderRef builder;
+    LLVMValueRef function;
+    int lanes; /* 16 with AVX-512, 8 with AVX2 */
+    const opq_cpu *cpu;
+} opq_emitter;
+
+/* ---- our own vector functions, f32 in and out (math*.c); results are the same on every host that has FMA */
+#define OPQ_MATH1(X) X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh)   \
+    X(tanh) X(asinh) X(acosh) X(atanh) X(erf) X(erfc) X(sigmoid)
+#define X(name) LLVMValueRef opq_math_##name(opq_emitter *e, LLVMValueRef x);
+OPQ_MATH1(X)
+#undef X
+LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
+LLVMValueRef opq_math_atan2(opq_emitter *e, LLVMValueRef y, LLVMValueRef x);
+LLVMValueRef opq_math_fmod(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
+/* Philox4x32-10 (Salmon et al., SC 2011): counter and key to the first two output words, all <lanes x i32>. */
+void opq_math_philox(opq_emitter *e, const LLVMValueRef counter[4], const LLVMValueRef key[2], LLVMValueRef out_words[2]);
+
+#endif
