@@ -1,0 +1,82 @@
+/* A kernel as codegen sees it: a loop nest and a straight-line body over it. Plain data; nothing in it depends on sizes.
+ *
+ * Loops run from outermost to innermost; the last one is the vector axis. `reduced[l]` marks reduction loops.
+ *   map     no reduced loop
+ *   row     [kept.., reduced..]: the vector axis is reduced; sums follow OPQ_TREE_lanes
+ *   column  [kept.., reduced.., kept]: the vector axis is kept; sums follow OPQ_TREE_column
+ *   index   as map, but run serially in ascending order because of a store_add_at
+ *
+ * The body is SSA. An instruction lives as far inside as the loops its value depends on (`depends`). Reductions split the body in
+ * sweeps: everything that needs the result of a reduction made in sweep s has sweep > s. Sweep s runs all reduced loops once,
+ * computing what its reductions and stores need: again from loads, or from `spill` slots filled in an earlier sweep.
+ *
+ * Run-time arguments, all int64 in one array `dims`:
+ *   dims[0..rank)                                     extents of the loops
+ *   dims[rank + a * (rank + 3) ..]  for access a:     offset, stride per loop (elements), at_stride, at_extent
+ */
+#ifndef OPAQUE_FUSION_KERNEL_H
+#define OPAQUE_FUSION_KERNEL_H
+
+#include "graph/graph.h"
+
+enum { OPQ_LOOP_MAX = 8, OPQ_BODY_MAX = 384 };
+
+typedef enum opq_stride { OPQ_STRIDE_zero, OPQ_STRIDE_one, OPQ_STRIDE_any } opq_stride;
+
+/* offset + sum over loops of index * stride: an element of a buffer, or (buffer < 0) just that number. */
+typedef struct opq_access {
+    int16_t buffer;
+    uint8_t dtype;                /* in memory */
+    uint8_t stride[OPQ_LOOP_MAX]; /* opq_stride: baked; zero and one are not read from dims */
+} opq_access;
+
+/* Instructions beyond the elementwise and reduce rows of the op table. */
+typedef enum opq_instr_op {
+    OPQ_INSTR_load = OPQ_OP_COUNT, /* access */
+    OPQ_INSTR_load_at,             /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
+    OPQ_INSTR_store,               /* access; operand 0 is the value */
+    OPQ_INSTR_store_add_at,        /* access + operand 0 * at_stride gets operand 1 added; checked; kernel kind index */
+    OPQ_INSTR_number,              /* the access's number, i64 (iota, linear index, extent) */
+} opq_instr_op;
+
+/* dtype is what is computed in: f16 and bf16 are f32 here, loads widen and stores round. A cast to f16 or bf16 has dtype f32 and
+ * `value.i` the narrow dtype: it rounds. const: `value`. scalar: `value.i` is the slot. uniform, normal: operands are
+ * (i64 linear index, i64 seed, i64 offset). */
+typedef struct opq_instr {
+    uint16_t op; /* opq_op or opq_instr_op */
+    uint8_t dtype;
+    uint8_t from;     /* cast, comparisons: computing dtype of operand 0; f32 for f16 and bf16 */
+    uint8_t sweep;
+    uint16_t depends; /* bit l: varies along loop l */
+    int16_t operand[3]; /* -1: none */
+    int16_t access;
+    int16_t spill; /* slot, or -1 */
+    opq_number value;
+} opq_instr;
+
+typedef struct opq_kernel {
+    uint8_t kind; /* opq_kernel_kind: map, row, column, index */
+    uint8_t rank;
+    uint8_t reduced[OPQ_LOOP_MAX];
+    int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;
+    opq_access *accesses;
+    opq_instr *instrs;
+    const char *name; /* for people; not in the key */
+} opq_kernel;
+
+static inline int opq_kernel_dims_count(const opq_kernel *k) { return k->rank + k->access_count * (k->rank + 3); }
+static inline int opq_access_dims(const opq_kernel *k, int access) { return k->rank + access * (k->rank + 3); }
+static inline uint16_t opq_kernel_reduced_mask(const opq_kernel *k)
+{
+    uint16_t mask = 0;
+    for (int l = 0; l < k->rank; l++)
+        mask |= (uint16_t)(k->reduced[l] << l);
+    return mask;
+}
+
+/* Canonical bytes: equal keys, equal code. */
+void opq_kernel_key(const opq_kernel *kernel, opq_text *out_key);
+/* For people: loops and body. */
+void opq_kernel_print(const opq_kernel *kernel, opq_text *out_text);
+
+#endif
