@@ -303,11 +303,13 @@ static void emit_scatter(opq_lower_state *state, opq_ref ref)
 static bool lower_space(opq_lower_state *state)
 {
     const opq_lower_request *rq = state->request;
-    const opq_node *first = opq_node_at(state->graph, rq->stored[0]);
-    opq_class class_ = opq_node_class(first);
     opq_ref reduce, root = space_root(rq, &reduce);
-    if (class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER)
-        return make_space(state, first->operand[first->arity - 1], NULL);
+    for (int i = 0; i < rq->stored_count; i++) {
+        const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
+        opq_class class_ = opq_node_class(node);
+        if (class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER)
+            return rq->stored_count == 1 && make_space(state, node->operand[node->arity - 1], NULL);
+    }
     if (reduce >= 0) {
         const opq_node *node = opq_node_at(state->graph, reduce);
         state->column = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
