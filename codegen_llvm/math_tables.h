@@ -42,13 +42,13 @@ static const float LOG32[8] = {
     -0x1.718ed6p-5f,
 };
 
-/* (sin(r)/r - 1) / r^2 in powers of r^2, |r| <= pi/2; error 2^-31.0 */
+/* (sin(r)/r - 1) / r^2 in powers of r^2, |r| <= pi/2; error 2^-26.4 */
 static const float SIN32[5] = {
-    -0x1.555556p-3f,
-    0x1.111136p-7f,
+    -0x1.555558p-3f,
+    0x1.111144p-7f,
     -0x1.a023d4p-13f,
-    0x1.72d0a6p-19f,
-    -0x1.b69244p-26f,
+    0x1.72cd1ep-19f,
+    -0x1.b6f26p-26f,
 };
 
 /* expm1(r)/r on +-ln2/2; error 2^-37.6 */

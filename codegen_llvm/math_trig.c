@@ -108,16 +108,12 @@ static LLVMValueRef subtract_multiple_of_pi(opq_emitter *e, LLVMValueRef x, LLVM
     return vfma(e, h, f32(e, -PI_3), r);
 }
 
-/* (-1)^n sin(r), |r| <= pi/2; n in the low bit of t. Summed as (r + c0 r^3) + r^5 (...): by Horner's rule the rounding errors of the
- * cubic term alone are above 1 ULP where r is near pi/2 and the result near 1. */
+/* (-1)^n sin(r), |r| <= pi/2; n in the low bit of t */
 static LLVMValueRef sin_core(opq_emitter *e, LLVMValueRef r, LLVMValueRef t)
 {
-    const int count = (int)(sizeof SIN32 / sizeof SIN32[0]);
     LLVMValueRef s = vmul(e, r, r);
     r = as_f32(e, ixor(e, as_i32(e, r), ishl(e, as_i32(e, t), i32(e, 31))));
-    LLVMValueRef r3 = vmul(e, r, s);
-    LLVMValueRef leading = vfma(e, r3, f32(e, SIN32[0]), r);
-    return vfma(e, vmul(e, r3, s), poly_f32(e, SIN32 + 1, count - 1, s), leading);
+    return vfma(e, vmul(e, r, s), POLY32(e, SIN32, s), r);
 }
 
 LLVMValueRef opq_math_sin(opq_emitter *e, LLVMValueRef x)
