@@ -1,12 +1,15 @@
 /* exp, exp2, expm1, sigmoid, and the f64 exponentials that other files build on.
  *
- * All of them write x = n ln2 + r with |r| <= ln2/2 (Cody and Waite, 1980), take a polynomial in r and scale by 2^n. The one
- * hard idea is the rounding to n: t = x / ln2 + 1.5 * 2^23 leaves n in the low bits of t, as an integer, for free.
+ * All of them write x = n ln2 + r with |r| <= ln2/2 (Cody and Waite, 1980), take a polynomial in r
+ * and scale by 2^n. The one hard idea is the rounding to n: t = x / ln2 + 1.5 * 2^23 leaves n in
+ * the low bits of t, as an integer, for free.
  */
 #include "codegen_llvm/math.h"
 #include "codegen_llvm/math_tables.h"
 
-#define MAGIC32 0x1.8p23f /* adding it rounds to an integer and leaves that integer in the low mantissa bits */
+#define MAGIC32                                                                                    \
+    0x1.8p23f /* adding it rounds to an integer and leaves that integer in the low mantissa bits   \
+               */
 #define MAGIC64 0x1.8p52
 #define LOG2_E 0x1.71547652b82fep0
 #define LN2_HIGH32 0x1.62e4p-1f /* 15 bits: n * LN2_HIGH32 is exact */
@@ -14,8 +17,9 @@
 #define LN2_HIGH64 0x1.62e42fefa0000p-1
 #define LN2_LOW64 0x1.cf79abc9e3b3ap-40
 
-/* p * 2^n with one rounding, p near 1, n = t - MAGIC32 in [-152, 129]. Two factors, each a normal number: the first product is
- * exact, so only the second can round, also into denormals. vscalefps does the same in one instruction. */
+/* p * 2^n with one rounding, p near 1, n = t - MAGIC32 in [-152, 129]. Two factors, each a normal
+ * number: the first product is exact, so only the second can round, also into denormals. vscalefps
+ * does the same in one instruction. */
 static LLVMValueRef scale(opq_emitter *e, LLVMValueRef p, LLVMValueRef t)
 {
     if (e->cpu->avx512 && e->lanes == 16) {
@@ -53,8 +57,8 @@ static LLVMValueRef exp_core(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef q = POLY32(e, EXP32, r);
     q = vfma(e, q, r, f32(e, 1.0f));
     q = vfma(e, q, r, f32(e, 1.0f));
-    /* Below -104 the result rounds to zero. Scaling a zero is fast; scaling into the underflow costs a microcode assist of
-     * some hundred cycles, and masks of -inf are common. */
+    /* Below -104 the result rounds to zero. Scaling a zero is fast; scaling into the underflow
+     * costs a microcode assist of some hundred cycles, and masks of -inf are common. */
     q = vselect(e, vcmp(e, LLVMRealOLT, x, f32(e, -104.0f)), f32(e, 0.0f), q);
     return scale(e, q, t);
 }
@@ -77,7 +81,8 @@ LLVMValueRef opq_math_exp2(opq_emitter *e, LLVMValueRef x)
     return scale(e, p, t);
 }
 
-/* exp(x) - 1 = 2 (s q + (s - 1/2)) with q = expm1(r) and s = 2^(n-1): half the scale, so that n = 128 does not overflow. */
+/* exp(x) - 1 = 2 (s q + (s - 1/2)) with q = expm1(r) and s = 2^(n-1): half the scale, so that n =
+ * 128 does not overflow. */
 LLVMValueRef opq_math_expm1(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef z = vmin(e, f32(e, 88.8f), x);

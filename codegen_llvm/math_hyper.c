@@ -1,7 +1,8 @@
 /* tanh and erf by table; sinh, cosh, the inverse hyperbolic functions and erfc through f64.
  *
- * The table is the one hard idea: the two top mantissa bits and the three low exponent bits of |x| select one of 32 intervals,
- * whose six polynomial coefficients come from in-register permutes. There is no division, no exponential and no branch.
+ * The table is the one hard idea: the two top mantissa bits and the three low exponent bits of |x|
+ * select one of 32 intervals, whose six polynomial coefficients come from in-register permutes.
+ * There is no division, no exponential and no branch.
  */
 #include "codegen_llvm/math.h"
 #include "codegen_llvm/math_tables.h"
@@ -18,8 +19,10 @@ static LLVMValueRef slice(opq_emitter *e, LLVMValueRef v, int first, int count)
     LLVMTypeRef i32_scalar = LLVMInt32TypeInContext(e->context);
     LLVMValueRef mask[OPQ_MAX_LANES];
     for (int i = 0; i < count; i++)
-        mask[i] = first + i < lanes ? LLVMConstInt(i32_scalar, (unsigned)(first + i), false) : LLVMGetPoison(i32_scalar);
-    return LLVMBuildShuffleVector(e->builder, v, LLVMGetPoison(LLVMTypeOf(v)), LLVMConstVector(mask, (unsigned)count), "");
+        mask[i] = first + i < lanes ? LLVMConstInt(i32_scalar, (unsigned)(first + i), false)
+                                    : LLVMGetPoison(i32_scalar);
+    return LLVMBuildShuffleVector(e->builder, v, LLVMGetPoison(LLVMTypeOf(v)),
+                                  LLVMConstVector(mask, (unsigned)count), "");
 }
 
 static LLVMValueRef table_part(opq_emitter *e, const float *table, int count)
@@ -36,7 +39,8 @@ static LLVMValueRef lookup_avx512(opq_emitter *e, const float table[32], LLVMVal
     return intrinsic(e, "llvm.x86.avx512.vpermi2var.ps.512", false, arguments, 3);
 }
 
-/* vpermps looks at three bits; bits 3 and 4 choose among four results, as the sign that vblendvps looks at. */
+/* vpermps looks at three bits; bits 3 and 4 choose among four results, as the sign that vblendvps
+ * looks at. */
 static LLVMValueRef lookup_avx2(opq_emitter *e, const float table[32], LLVMValueRef index)
 {
     LLVMValueRef part[4];
@@ -74,13 +78,15 @@ LLVMValueRef opq_math_lookup32(opq_emitter *e, const float table[32], LLVMValueR
         for (int i = 0; i < first + step; i++)
             mask[i] = LLVMConstInt(LLVMInt32TypeInContext(e->context), (unsigned)i, false);
         part = slice(e, part, 0, first);
-        result = LLVMBuildShuffleVector(e->builder, result, part, LLVMConstVector(mask, (unsigned)(first + step)), "");
+        result = LLVMBuildShuffleVector(e->builder, result, part,
+                                        LLVMConstVector(mask, (unsigned)(first + step)), "");
     }
     return slice(e, result, 0, e->lanes);
 }
 
-/* An odd function from its octave table: intervals of 1/4 octave from 2^-4 to 2^4, and [0, 5/64) as interval 0, which is
- * centred on 0. There the constant coefficient is d itself, so small arguments and -0 lose nothing. */
+/* An odd function from its octave table: intervals of 1/4 octave from 2^-4 to 2^4, and [0, 5/64) as
+ * interval 0, which is centred on 0. There the constant coefficient is d itself, so small arguments
+ * and -0 lose nothing. */
 static LLVMValueRef odd_table(opq_emitter *e, const float table[6][32], LLVMValueRef x)
 {
     LLVMValueRef t = vmin(e, f32(e, 15.9f), vabs(e, x));
@@ -96,8 +102,14 @@ static LLVMValueRef odd_table(opq_emitter *e, const float table[6][32], LLVMValu
     return vcopysign(e, y, x);
 }
 
-LLVMValueRef opq_math_tanh(opq_emitter *e, LLVMValueRef x) { return odd_table(e, TANH_TABLE, x); }
-LLVMValueRef opq_math_erf(opq_emitter *e, LLVMValueRef x) { return odd_table(e, ERF_TABLE, x); }
+LLVMValueRef opq_math_tanh(opq_emitter *e, LLVMValueRef x)
+{
+    return odd_table(e, TANH_TABLE, x);
+}
+LLVMValueRef opq_math_erf(opq_emitter *e, LLVMValueRef x)
+{
+    return odd_table(e, ERF_TABLE, x);
+}
 
 /* ---- through f64 */
 
@@ -151,13 +163,15 @@ LLVMValueRef opq_math_atanh(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef t = widen(e, magnitude);
     LLVMValueRef u = vdiv(e, vadd(e, t, t), vsub(e, f64(e, 1.0), t));
     LLVMValueRef y = narrow(e, vmul(e, opq_math_log1p_f64(e, u), f64(e, 0.5)));
-    LLVMValueRef edge = vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, 1.0f)), f32(e, INFINITY), f32(e, NAN));
+    LLVMValueRef edge =
+        vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, 1.0f)), f32(e, INFINITY), f32(e, NAN));
     y = vselect(e, vcmp(e, LLVMRealOLT, magnitude, f32(e, 1.0f)), y, edge);
     return vcopysign(e, y, x);
 }
 
-/* erfc(t) = exp(-t^2) P((t-3)/(t+3)) / (1 + 2t) for t >= 0 (the substitution of Shepherd and Laframboise, 1981), and
- * 2 - erfc(-x) on the left. Past 10.1 the result is below half of the least denormal. */
+/* erfc(t) = exp(-t^2) P((t-3)/(t+3)) / (1 + 2t) for t >= 0 (the substitution of Shepherd and
+ * Laframboise, 1981), and 2 - erfc(-x) on the left. Past 10.1 the result is below half of the least
+ * denormal. */
 LLVMValueRef opq_math_erfc(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef t = widen(e, vmin(e, f32(e, 10.125f), vabs(e, x)));

@@ -1,9 +1,11 @@
 /* log, log2, log10, log1p, and the f64 logarithms that other files build on.
  *
- * x = 2^k m, with k and m cut out of the bits in integer arithmetic: subtracting the bits of the lowest m first makes the
- * exponent field itself count from there, so no comparison is needed to centre m around 1.
+ * x = 2^k m, with k and m cut out of the bits in integer arithmetic: subtracting the bits of the
+ * lowest m first makes the exponent field itself count from there, so no comparison is needed to
+ * centre m around 1.
  *
- * log is in f32 throughout, for speed. The others go through f64, where log(m) = 2 atanh((m-1)/(m+1)) has a short series.
+ * log is in f32 throughout, for speed. The others go through f64, where log(m) = 2
+ * atanh((m-1)/(m+1)) has a short series.
  */
 #include "codegen_llvm/math.h"
 #include "codegen_llvm/math_tables.h"
@@ -16,7 +18,8 @@
 #define LOG10_E 0x1.bcb7b1526e50ep-2
 #define LOG10_2 0x1.34413509f79ffp-2
 
-/* `y` where x is positive and finite; else what every logarithm gives there: log(0) = -inf, log(<0) = NaN, inf and NaN as is. */
+/* `y` where x is positive and finite; else what every logarithm gives there: log(0) = -inf, log(<0)
+ * = NaN, inf and NaN as is. */
 static LLVMValueRef fix_domain(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
 {
     LLVMValueRef inside = icmp(e, LLVMIntULT, isub(e, as_i32(e, x), i32(e, 1)), i32(e, 0x7f7fffff));
@@ -36,17 +39,20 @@ static LLVMValueRef log_core(opq_emitter *e, LLVMValueRef k, LLVMValueRef r)
     return vfma(e, k, f32(e, LN2_HIGH32), vadd(e, r, q));
 }
 
-/* The same k and m by vgetexp and vgetmant, for <16 x float>. They take denormals as they are and give -inf for 0, inf for inf
- * and NaN below 0, so no fix is needed afterwards. */
+/* The same k and m by vgetexp and vgetmant, for <16 x float>. They take denormals as they are and
+ * give -inf for 0, inf for inf and NaN below 0, so no fix is needed afterwards. */
 static LLVMValueRef log_avx512(opq_emitter *e, LLVMValueRef x)
 {
     LLVMTypeRef i32_scalar = LLVMInt32TypeInContext(e->context);
     LLVMValueRef all = LLVMConstInt(LLVMInt16TypeInContext(e->context), 0xffff, false);
     LLVMValueRef rounding = LLVMConstInt(i32_scalar, 4, false); /* as in MXCSR */
-    LLVMValueRef interval = LLVMConstInt(i32_scalar, 2 << 2 | 3, false); /* NaN below 0; [3/4, 3/2) */
+    LLVMValueRef interval =
+        LLVMConstInt(i32_scalar, 2 << 2 | 3, false); /* NaN below 0; [3/4, 3/2) */
     LLVMValueRef zero = f32(e, 0.0f), one = f32(e, 1.0f);
-    LLVMValueRef m = intrinsic(e, "llvm.x86.avx512.mask.getmant.ps.512", false, (LLVMValueRef[]){x, interval, zero, all, rounding}, 5);
-    LLVMValueRef k = intrinsic(e, "llvm.x86.avx512.mask.getexp.ps.512", false, (LLVMValueRef[]){x, zero, all, rounding}, 4);
+    LLVMValueRef m = intrinsic(e, "llvm.x86.avx512.mask.getmant.ps.512", false,
+                               (LLVMValueRef[]){x, interval, zero, all, rounding}, 5);
+    LLVMValueRef k = intrinsic(e, "llvm.x86.avx512.mask.getexp.ps.512", false,
+                               (LLVMValueRef[]){x, zero, all, rounding}, 4);
     k = vselect(e, vcmp(e, LLVMRealOLT, m, one), vadd(e, k, one), k);
     return log_core(e, k, vsub(e, m, one));
 }
@@ -55,25 +61,29 @@ LLVMValueRef opq_math_log(opq_emitter *e, LLVMValueRef x)
 {
     if (e->cpu->avx512 && e->lanes == 16)
         return log_avx512(e, x);
-    /* A denormal is its own bits times 2^-149; the conversion is exact and needs no slow denormal product. */
+    /* A denormal is its own bits times 2^-149; the conversion is exact and needs no slow denormal
+     * product. */
     LLVMValueRef denormal = vcmp(e, LLVMRealOLT, x, f32(e, 0x1p-126f));
-    LLVMValueRef scaled = LLVMBuildSIToFP(e->builder, as_i32(e, x), f32_type(e), "");
+    LLVMValueRef scaled = int_to_f32(e, as_i32(e, x));
     LLVMValueRef bits = as_i32(e, vselect(e, denormal, scaled, x));
-    LLVMValueRef power = iand(e, isub(e, bits, i32(e, 0x3f400000)), i32(e, 0xff800000)); /* the bits of 3/4; k << 23 */
+    LLVMValueRef power = iand(e, isub(e, bits, i32(e, 0x3f400000)),
+                              i32(e, 0xff800000)); /* the bits of 3/4; k << 23 */
     LLVMValueRef r = vsub(e, as_f32(e, isub(e, bits, power)), f32(e, 1.0f));
-    LLVMValueRef k = LLVMBuildSIToFP(e->builder, iashr(e, power, i32(e, 23)), f32_type(e), "");
+    LLVMValueRef k = int_to_f32(e, iashr(e, power, i32(e, 23)));
     k = vsub(e, k, vselect(e, denormal, f32(e, 149.0f), f32(e, 0.0f)));
     return fix_domain(e, x, log_core(e, k, r));
 }
 
-/* The exponent of x relative to [sqrt(1/2), sqrt(2)), as f64, and x's bits with that exponent removed. */
+/* The exponent of x relative to [sqrt(1/2), sqrt(2)), as f64, and x's bits with that exponent
+ * removed. */
 static LLVMValueRef split_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_k)
 {
-    const uint64_t one = 1023ull << 52, low = 0x3fe6a09e667f3bcd; /* the bits of 1 and of sqrt(1/2) */
+    const uint64_t one = 1023ull << 52,
+                   low = 0x3fe6a09e667f3bcd; /* the bits of 1 and of sqrt(1/2) */
     LLVMValueRef bits = as_i64(e, x);
     LLVMValueRef biased = ilshr(e, iadd(e, bits, i64(e, one - low)), i64(e, 52));
-    LLVMValueRef k = LLVMBuildTrunc(e->builder, biased, i32_type(e), "");
-    *out_k = LLVMBuildSIToFP(e->builder, isub(e, k, i32(e, 1023)), f64_type(e), "");
+    LLVMValueRef k = i64_to_i32(e, biased);
+    *out_k = int_to_f64(e, isub(e, k, i32(e, 1023)));
     return as_f64(e, iadd(e, isub(e, bits, ishl(e, biased, i64(e, 52))), i64(e, one)));
 }
 

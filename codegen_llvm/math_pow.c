@@ -1,7 +1,7 @@
 /* pow and fmod.
  *
- * pow is 2^(y log2|x|) in f64, where the logarithm has 15 bits to spare for the largest exponent; C99's special cases are
- * arranged around it. fmod is exact, as C requires.
+ * pow is 2^(y log2|x|) in f64, where the logarithm has 15 bits to spare for the largest exponent;
+ * C99's special cases are arranged around it. fmod is exact, as C requires.
  */
 #include "codegen_llvm/math.h"
 #include <math.h>
@@ -36,12 +36,14 @@ LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
     LLVMValueRef ordered = vcmp(e, LLVMRealORD, y, y);
     result = vselect(e, iand(e, unit, ordered), one, result);
 
-    /* A negative base: an odd exponent gives a negative result, a fraction none. Infinities and large floats are even. */
+    /* A negative base: an odd exponent gives a negative result, a fraction none. Infinities and
+     * large floats are even. */
     LLVMValueRef integer = is_integer(e, y);
     LLVMValueRef even = is_integer(e, vmul(e, y, f32(e, 0.5f)));
     LLVMValueRef signs = vselect(e, iand(e, integer, inot(e, even)), vcopysign(e, one, x), one);
     result = vcopysign(e, result, signs);
-    LLVMValueRef finite_negative = iand(e, vcmp(e, LLVMRealOLT, x, zero), vcmp(e, LLVMRealOGT, x, f32(e, -INFINITY)));
+    LLVMValueRef finite_negative =
+        iand(e, vcmp(e, LLVMRealOLT, x, zero), vcmp(e, LLVMRealOGT, x, f32(e, -INFINITY)));
     result = vselect(e, iand(e, finite_negative, inot(e, integer)), f32(e, NAN), result);
 
     LLVMValueRef nan = vcmp(e, LLVMRealUNO, x, y);
@@ -52,9 +54,10 @@ LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
 
 /* ---- fmod
  *
- * In f64, with a and b the magnitudes: q = trunc(a / b) is the true quotient or one off, and a - q b is exact, because it is a
- * multiple of b's last bit and at most 25 bits long. That needs q < 2^53. Larger ratios (up to 2^277) are first reduced
- * modulo b * 2^240, b * 2^192, ... b * 2^48, each step by 48 bits; scaling b by a power of two changes nothing of the above.
+ * In f64, with a and b the magnitudes: q = trunc(a / b) is the true quotient or one off, and a - q
+ * b is exact, because it is a multiple of b's last bit and at most 25 bits long. That needs q <
+ * 2^53. Larger ratios (up to 2^277) are first reduced modulo b * 2^240, b * 2^192, ... b * 2^48,
+ * each step by 48 bits; scaling b by a power of two changes nothing of the above.
  */
 
 /* a mod b for a / b < 2^52; a as it is where a < b */
@@ -68,7 +71,8 @@ static LLVMValueRef remainder_step(opq_emitter *e, LLVMValueRef a, LLVMValueRef 
     return vselect(e, vcmp(e, LLVMRealOLT, a, b), a, r);
 }
 
-/* The loop over the scales of b, entered when any lane needs it. Lanes that do not are unchanged by it. */
+/* The loop over the scales of b, entered when any lane needs it. Lanes that do not are unchanged by
+ * it. */
 static LLVMValueRef reduce_large_ratios(opq_emitter *e, LLVMValueRef a, LLVMValueRef b)
 {
     LLVMValueRef large = vcmp(e, LLVMRealOGE, a, vmul(e, b, f64(e, 0x1p48)));
@@ -100,8 +104,10 @@ LLVMValueRef opq_math_fmod(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
 {
     LLVMValueRef zero = f32(e, 0.0f), infinity = f32(e, INFINITY);
     LLVMValueRef x_magnitude = vabs(e, x), y_magnitude = vabs(e, y);
-    LLVMValueRef valid = iand(e, vcmp(e, LLVMRealOLT, x_magnitude, infinity), vcmp(e, LLVMRealOGT, y_magnitude, zero));
-    /* Harmless operands where the answer is NaN, so that the arithmetic and the loop stay finite. */
+    LLVMValueRef valid = iand(e, vcmp(e, LLVMRealOLT, x_magnitude, infinity),
+                              vcmp(e, LLVMRealOGT, y_magnitude, zero));
+    /* Harmless operands where the answer is NaN, so that the arithmetic and the loop stay finite.
+     */
     LLVMValueRef a = widen(e, vselect(e, valid, x_magnitude, zero));
     LLVMValueRef b = widen(e, vselect(e, valid, y_magnitude, f32(e, 1.0f)));
     LLVMValueRef r = remainder_step(e, reduce_large_ratios(e, a, b), b);

@@ -265,7 +265,7 @@ static const float ERF_TABLE[6][32] = {
     },
 };
 
-/* 2/pi * 2^(8g-150) mod 8, g = biased exponent / 8, as four 24-bit chunks with units 2^-21, 2^-45,
+/* 2/pi * 2^(8g-150) mod 8, g = biased exponent / 8, in four 24-bit chunks, units 2^-21, 2^-45,
    2^-69, 2^-93. Groups below 17 never need it. */
 static const float TWO_OVER_PI[4][32] = {
     {

@@ -1,13 +1,15 @@
 /* sin, cos, tan and the inverse functions.
  *
- * sin and cos up to 30000 reduce by multiples of pi in f32, with pi in three parts; beyond, a block that runs only if some lane
- * needs it reduces exactly (below). The lane's own size decides which result it takes, so its bits do not depend on its
- * neighbours. tan and the inverse functions are rarer and go through f64.
+ * sin and cos up to 30000 reduce by multiples of pi in f32, with pi in three parts; beyond, a block
+ * that runs only if some lane needs it reduces exactly (below). The lane's own size decides which
+ * result it takes, so its bits do not depend on its neighbours. tan and the inverse functions are
+ * rarer and go through f64.
  *
- * Exact reduction (after Payne and Hanek, 1983). x = m 2^s with an integer m, so whole multiples of 8 in 2/pi * 2^s do not matter.
- * A table has 2/pi * 2^(8g-150) mod 8 for each group g of eight exponents, as four chunks of 24 bits: m times a chunk
- * is exact in f64. After the leading products are reduced mod 4 the sum is the quadrant and the fraction, with an
- * absolute error below 2^-61; no f32 comes closer than 2^-31 to a multiple of pi/2.
+ * Exact reduction (after Payne and Hanek, 1983). x = m 2^s with an integer m, so whole multiples of
+ * 8 in 2/pi * 2^s do not matter. A table has 2/pi * 2^(8g-150) mod 8 for each group g of eight
+ * exponents, as four chunks of 24 bits: m times a chunk is exact in f64. After the leading products
+ * are reduced mod 4 the sum is the quadrant and the fraction, with an absolute error below 2^-61;
+ * no f32 comes closer than 2^-31 to a multiple of pi/2.
  */
 #include "codegen_llvm/math.h"
 #include "codegen_llvm/math_tables.h"
@@ -40,22 +42,24 @@ static angle reduce_exact(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef bits = as_i32(e, vabs(e, x));
     LLVMValueRef m = ior(e, iand(e, bits, i32(e, 0x007fffff)), i32(e, 0x00800000));
     m = ishl(e, m, iand(e, ilshr(e, bits, i32(e, 23)), i32(e, 7)));
-    m = LLVMBuildSIToFP(e->builder, m, f64_type(e), "");
+    m = int_to_f64(e, m);
     LLVMValueRef group = ilshr(e, bits, i32(e, 26));
     LLVMValueRef product[4];
     for (int i = 0; i < 4; i++)
         product[i] = vmul(e, m, widen(e, opq_math_lookup32(e, TWO_OVER_PI[i], group)));
-    LLVMValueRef leading = vadd(e, mod4(e, product[0]), mod4(e, product[1])); /* exact: 2^3 down to 2^-45 */
+    LLVMValueRef leading =
+        vadd(e, mod4(e, product[0]), mod4(e, product[1])); /* exact: 2^3 down to 2^-45 */
     LLVMValueRef whole = vround(e, leading);
     LLVMValueRef fraction = vadd(e, vsub(e, leading, whole), vadd(e, product[2], product[3]));
     angle result = {
-        .quadrant = LLVMBuildFPToSI(e->builder, whole, i32_type(e), ""),
+        .quadrant = f64_to_i32(e, whole),
         .r = vmul(e, fraction, f64(e, HALF_PI)),
     };
     return result;
 }
 
-/* sin(|x|) or its cosine from the reduced angle: the quadrant's low bit exchanges the two, the next negates. */
+/* sin(|x|) or its cosine from the reduced angle: the quadrant's low bit exchanges the two, the next
+ * negates. */
 static LLVMValueRef sin_of_angle(opq_emitter *e, angle a)
 {
     LLVMValueRef s = vmul(e, a.r, a.r);
@@ -79,7 +83,8 @@ static LLVMValueRef slow_cos(opq_emitter *e, LLVMValueRef x)
     return sin_of_angle(e, a);
 }
 
-/* `fast` for the lanes up to FAST_LIMIT, slow(x) for the others, in a block of its own that is skipped without them. */
+/* `fast` for the lanes up to FAST_LIMIT, slow(x) for the others, in a block of its own that is
+ * skipped without them. */
 static LLVMValueRef with_slow_path(opq_emitter *e, LLVMValueRef x, LLVMValueRef fast,
                                    LLVMValueRef (*slow)(opq_emitter *, LLVMValueRef))
 {
@@ -100,7 +105,8 @@ static LLVMValueRef with_slow_path(opq_emitter *e, LLVMValueRef x, LLVMValueRef 
     return result;
 }
 
-/* x - h pi, h an integer or a half-integer: the first step is exact, the others each add a part of pi. */
+/* x - h pi, h an integer or a half-integer: the first step is exact, the others each add a part of
+ * pi. */
 static LLVMValueRef subtract_multiple_of_pi(opq_emitter *e, LLVMValueRef x, LLVMValueRef h)
 {
     LLVMValueRef r = vfma(e, h, f32(e, -PI_1), x);
@@ -154,13 +160,14 @@ static LLVMValueRef slow_tan(opq_emitter *e, LLVMValueRef x)
 
 LLVMValueRef opq_math_tan(opq_emitter *e, LLVMValueRef x)
 {
-    /* A larger or non-finite lane takes the slow result; here it only has to convert to an integer safely. */
+    /* A larger or non-finite lane takes the slow result; here it only has to convert to an integer
+     * safely. */
     LLVMValueRef inside = vcmp(e, LLVMRealOLE, vabs(e, x), f32(e, FAST_LIMIT));
     LLVMValueRef z = widen(e, vselect(e, inside, x, f32(e, 0.0f)));
     LLVMValueRef n = vround(e, vmul(e, z, f64(e, TWO_OVER_PI64)));
     LLVMValueRef r = vfma(e, n, f64(e, -HALF_PI), z);
     angle a = {
-        .quadrant = LLVMBuildFPToSI(e->builder, n, i32_type(e), ""),
+        .quadrant = f64_to_i32(e, n),
         .r = vfma(e, n, f64(e, -HALF_PI_LOW), r),
     };
     LLVMValueRef y = tan_of_angle(e, a);
@@ -204,7 +211,8 @@ static LLVMValueRef asin_core(opq_emitter *e, LLVMValueRef t)
     return vmul(e, t, POLY64(e, ASIN64, vmul(e, t, t)));
 }
 
-/* The polynomial's argument for t = |x|: t up to 1/2, then sqrt((1-t)/2), which has asin(t) = pi/2 - 2 asin(of it). NaN past 1. */
+/* The polynomial's argument for t = |x|: t up to 1/2, then sqrt((1-t)/2), which has asin(t) = pi/2
+ * - 2 asin(of it). NaN past 1. */
 static LLVMValueRef asin_argument(opq_emitter *e, LLVMValueRef t, LLVMValueRef *out_upper)
 {
     *out_upper = vcmp(e, LLVMRealOGT, t, f64(e, 0.5));

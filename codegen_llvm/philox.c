@@ -1,5 +1,6 @@
-/* Philox4x32-10: a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
- * as 1, 2, 3", SC 2011). Stateless, so a lane's number depends on its counter alone and any fusion gives the same stream.
+/* Philox4x32-10: a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel
+ * random numbers: as easy as 1, 2, 3", SC 2011). Stateless, so a lane's number depends on its
+ * counter alone and any fusion gives the same stream.
  */
 #include "codegen_llvm/math.h"
 
@@ -10,15 +11,17 @@
 #define WEYL_1 0xbb67ae85u /* sqrt(3) - 1 */
 
 /* The two halves of a 32 x 32 bit product. Zero-extended 64-bit products become vpmuludq. */
-static void multiply(opq_emitter *e, LLVMValueRef a, uint32_t constant, LLVMValueRef *out_high, LLVMValueRef *out_low)
+static void multiply(opq_emitter *e, LLVMValueRef a, uint32_t constant, LLVMValueRef *out_high,
+                     LLVMValueRef *out_low)
 {
-    LLVMValueRef wide = LLVMBuildZExt(e->builder, a, i64_type(e), "");
+    LLVMValueRef wide = i32_to_i64(e, a);
     LLVMValueRef product = LLVMBuildMul(e->builder, wide, i64(e, constant), "");
-    *out_low = LLVMBuildTrunc(e->builder, product, i32_type(e), "");
-    *out_high = LLVMBuildTrunc(e->builder, ilshr(e, product, i64(e, 32)), i32_type(e), "");
+    *out_low = i64_to_i32(e, product);
+    *out_high = i64_to_i32(e, ilshr(e, product, i64(e, 32)));
 }
 
-void opq_math_philox(opq_emitter *e, const LLVMValueRef counter[4], const LLVMValueRef key[2], LLVMValueRef out_words[2])
+void opq_math_philox(opq_emitter *e, const LLVMValueRef counter[4], const LLVMValueRef key[2],
+                     LLVMValueRef out_words[2])
 {
     LLVMValueRef c[4] = {counter[0], counter[1], counter[2], counter[3]};
     LLVMValueRef k[2] = {key[0], key[1]};

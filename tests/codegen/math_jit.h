@@ -1,4 +1,5 @@
-/* Compiles every opq_math_* function for one instruction set and one number of lanes, and loads the object. */
+/* Compiles every opq_math_* function for one instruction set and one number of lanes, and loads the
+ * object. */
 #ifndef OPAQUE_TESTS_MATH_JIT_H
 #define OPAQUE_TESTS_MATH_JIT_H
 
@@ -6,7 +7,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MATH_UNARY = 22, MATH_COUNT = 25 }; /* the unary functions in the order of OPQ_MATH1, then pow, atan2, fmod */
+enum {
+    MATH_UNARY = 22,
+    MATH_COUNT = 25
+}; /* the unary functions in the order of OPQ_MATH1, then pow, atan2, fmod */
 
 /* out[i] = f(x[i], y[i]); unary functions do not read y. count is a multiple of 64. */
 typedef void math_function(const float *x, const float *y, float *out, int64_t count);
