@@ -265,8 +265,8 @@ static const float ERF_TABLE[6][32] = {
     },
 };
 
-/* 2/pi * 2^(8g-150) mod 8, g = biased exponent / 8, in four 24-bit chunks, units 2^-21, 2^-45,
-   2^-69, 2^-93. Groups below 17 never need it. */
+/* 2/pi * 2^(8g-150) mod 8, g = biased exponent / 8, in four 24-bit chunks of units 2^-21,
+   2^-45, 2^-69, 2^-93. Groups below 17 never need it. */
 static const float TWO_OVER_PI[4][32] = {
     {
         0x0p+0f, 0x0p+0f, 0x0p+0f, 0x0p+0f,
