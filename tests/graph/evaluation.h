@@ -2,19 +2,12 @@
 #ifndef OPAQUE_TESTS_EVALUATION_H
 #define OPAQUE_TESTS_EVALUATION_H
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support.h"
 
 #include "graph/eval.h"
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
+#include <math.h>
+
 #define INTS(...) ((const int64_t[]){__VA_ARGS__})
 #define LENGTH(...) ((int)(sizeof(INTS(__VA_ARGS__)) / sizeof(int64_t)))
 /* TYPE(f32, 2, 3) is f32[2,3]; SCALAR(f32) is f32[] */
@@ -25,13 +18,6 @@
 #define INTS_ATTR(name, ...) {.key = OPQ_ATTR_##name, .count = LENGTH(__VA_ARGS__), .ints = INTS(__VA_ARGS__)}
 #define ATTRS(...) ((const opq_attr[]){__VA_ARGS__}), (int)(sizeof((const opq_attr[]){__VA_ARGS__}) / sizeof(opq_attr))
 #define NO_ATTRS NULL, 0
-
-#define expect_ok(call)                                                                                                \
-    do {                                                                                                               \
-        opq_status expect_ok_status = (call);                                                                          \
-        if (expect_ok_status != OPQ_OK)                                                                                \
-            fail_msg("%s: status %d: %s", #call, (int)expect_ok_status, opq_error());                                  \
-    } while (0)
 
 typedef struct evaluation {
     opq_graph *graph;
