@@ -306,7 +306,7 @@ static opq_status infer_shape(const opq_inference *call, opq_type *out_type)
         return OPQ_OK;
     case OPQ_CLASS_CONST:
     case OPQ_CLASS_SCALAR:
-        return infer_number(call);
+        return call->op == OPQ_OP_undefined ? OPQ_OK : infer_number(call);
     case OPQ_CLASS_IOTA:
         OPQ_TRY(want_dtype(call, OPQ_i64));
         return opq_infer_axis(call, out_type->rank, &axis);

@@ -45,7 +45,7 @@ static opq_status number_storage(opq_planner *p)
         p->storage_of[n] = p->slot_of[n] = -1;
         if (p->stored[n])
             p->storage_of[n] = plan->storage_count++;
-        if (node->op == OPQ_OP_scalar)
+        if (opq_node_class(node) == OPQ_CLASS_SCALAR)
             p->slot_of[n] = slots++;
     }
     plan->slot_count = slots;
