@@ -113,7 +113,7 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_
     int64_t outer_count = 1;
     for (int i = 0; i < matmul->outer_rank; i++)
         outer_count *= matmul->outer_extent[i];
-    int access;
+    int access = 0;
     bool plain = stores_plainly(step, &access);
     for (int64_t outer = 0; outer < outer_count; outer++) {
         const char *data[2];
