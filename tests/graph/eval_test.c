@@ -474,6 +474,47 @@ static void nothing_in_nothing_out(void **state)
     evaluate(&e, op(&e, OPQ_OP_gelu, &ref, 1, NO_ATTRS), NULL);
 }
 
+/* Any row of the table, of any dtype and with no elements or a few: an answer or an error. */
+static void run_row(opq_op which, opq_dtype dtype, int64_t columns)
+{
+    const opq_op_info *info = opq_op_info_of(which);
+    opq_attr axes = INTS_ATTR(axes, 1);
+    opq_ref refs[8], ref;
+    evaluation e = evaluation_begin();
+    void *data = calloc((size_t)(2 * columns) + 1, 16);
+    for (int k = 0; k < info->arity; k++) {
+        opq_dtype of_operand = opq_operand_promotes(which, k) ? dtype : OPQ_bool;
+        refs[k] = input(&e, opq_type_make(of_operand, 2, INTS(2, columns)), data);
+    }
+    bool reduces = info->class_ != OPQ_CLASS_EWISE;
+    if (opq_graph_op(e.graph, which, refs, info->arity, &axes, reduces, &ref) == OPQ_OK) {
+        opq_type type = opq_graph_type(e.graph, ref);
+        void *out = malloc((size_t)opq_type_bytes(&type) + 1);
+        opq_status status = try_evaluate(&e, ref, out);
+        bool integer = opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT;
+        if (status != OPQ_OK && !(integer && strstr(opq_error(), "is not a value of")))
+            fail_msg("%s of %s[2,%d]: %s", info->name, opq_dtype_name(dtype), (int)columns, opq_error());
+        free(out);
+    } else {
+        opq_graph_destroy(e.graph);
+    }
+    free(data);
+}
+
+static void every_row_runs(void **state)
+{
+    (void)state;
+    for (int which = 0; which < OPQ_OP_COUNT; which++) {
+        const opq_op_info *info = opq_op_info_of((opq_op)which);
+        bool computes = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE ||
+                        (info->class_ == OPQ_CLASS_COMPOSITE && info->expand != NULL);
+        for (int dtype = OPQ_bool; computes && dtype <= OPQ_f64; dtype++) {
+            run_row((opq_op)which, (opq_dtype)dtype, 0);
+            run_row((opq_op)which, (opq_dtype)dtype, 3);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -492,6 +533,7 @@ int main(void)
         cmocka_unit_test(outputs_and_dead_nodes),
         cmocka_unit_test(extern_nodes_are_refused),
         cmocka_unit_test(nothing_in_nothing_out),
+        cmocka_unit_test(every_row_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
