@@ -1,0 +1,183 @@
+/* Packing with AVX-512. Neighbours across are contiguous: copy. Neighbours along k are contiguous: transpose 16 x 16 (f64: 8 x 8)
+ * blocks in registers. Edges are masked; rows that do not exist are read as copies of the last one, so nothing branches. */
+#include "runtime/gemm_pack.h"
+
+#include <immintrin.h>
+
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,f16c")))
+#define INLINE static inline __attribute__((always_inline)) AVX512
+
+INLINE __m512 load_f32(const void *at, opq_dtype from, __mmask16 mask)
+{
+    if (from == OPQ_f32)
+        return _mm512_maskz_loadu_ps(mask, at);
+    __m256i half = _mm256_maskz_loadu_epi16(mask, at);
+    if (from == OPQ_f16)
+        return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+INLINE __m512d load_f64(const void *at, opq_dtype from, __mmask8 mask)
+{
+    if (from == OPQ_f64)
+        return _mm512_maskz_loadu_pd(mask, at);
+    return _mm512_cvtps_pd(_mm256_maskz_loadu_ps(mask, at));
+}
+
+INLINE unsigned mask_of(int64_t count, int lanes)
+{
+    return count <= 0 ? 0 : count >= lanes ? (1u << lanes) - 1 : (1u << count) - 1;
+}
+
+/* Transposes r[i] lane j <-> r[j] lane i. */
+INLINE void transpose_f32(__m512 r[16])
+{
+    __m512 s[16];
+    for (int i = 0; i < 16; i += 2) {
+        s[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        s[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int h = 0; h < 2; h++) {
+            __m512d x = _mm512_castps_pd(s[i + h]), y = _mm512_castps_pd(s[i + h + 2]);
+            r[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+            r[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+        }
+    /* r[4g + c] holds, in 128-bit lane l, column 4l + c of rows 4g .. 4g+3. */
+    for (int c = 0; c < 4; c++) {
+        __m512 low01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x44), high01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xee);
+        __m512 low23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x44), high23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xee);
+        s[c] = _mm512_shuffle_f32x4(low01, low23, 0x88);
+        s[4 + c] = _mm512_shuffle_f32x4(low01, low23, 0xdd);
+        s[8 + c] = _mm512_shuffle_f32x4(high01, high23, 0x88);
+        s[12 + c] = _mm512_shuffle_f32x4(high01, high23, 0xdd);
+    }
+    for (int i = 0; i < 16; i++)
+        r[i] = s[i];
+}
+
+INLINE void transpose_f64(__m512d r[8])
+{
+    __m512d s[8];
+    for (int i = 0; i < 8; i += 2) {
+        s[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+        s[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+    }
+    /* s[2g + c] holds, in 128-bit lane l, column 2l + c of rows 2g, 2g+1. */
+    for (int c = 0; c < 2; c++) {
+        __m512d low01 = _mm512_shuffle_f64x2(s[c], s[2 + c], 0x44), high01 = _mm512_shuffle_f64x2(s[c], s[2 + c], 0xee);
+        __m512d low23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0x44), high23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0xee);
+        r[c] = _mm512_shuffle_f64x2(low01, low23, 0x88);
+        r[2 + c] = _mm512_shuffle_f64x2(low01, low23, 0xdd);
+        r[4 + c] = _mm512_shuffle_f64x2(high01, high23, 0x88);
+        r[6 + c] = _mm512_shuffle_f64x2(high01, high23, 0xdd);
+    }
+}
+
+/* Elements to prefetch ahead along a row that is read 64 bytes at a time, once for every 16 rows. */
+enum { AHEAD = 64 };
+
+INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t j = 0; j < across; j += 16) {
+        const char *first = (const char *)s->data + j * s->across_stride * bytes;
+        int64_t offset[16];
+        for (int i = 0; i < 16; i++)
+            offset[i] = (j + i < across ? i : across - 1 - j) * s->across_stride * bytes;
+        __mmask16 store = (__mmask16)mask_of(width - j, 16);
+        for (int64_t p = 0; p < k; p += 16) {
+            __mmask16 load = (__mmask16)mask_of(k - p, 16);
+            __m512 r[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                r[i] = load_f32(first + offset[i] + p * bytes, from, load);
+                _mm_prefetch(first + offset[i] + (p + AHEAD) * bytes, _MM_HINT_T0);
+            }
+            transpose_f32(r);
+            float *to = out + p * width + j;
+            if (k - p >= 16) {
+#pragma GCC unroll 16
+                for (int i = 0; i < 16; i++)
+                    _mm512_mask_storeu_ps(to + i * width, store, r[i]);
+            } else {
+#pragma GCC unroll 16
+                for (int i = 0; i < 16; i++)
+                    if (p + i < k)
+                        _mm512_mask_storeu_ps(to + i * width, store, r[i]);
+            }
+        }
+    }
+}
+
+INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, double *out)
+{
+    int64_t bytes = from == OPQ_f64 ? 8 : 4;
+    for (int64_t j = 0; j < across; j += 8) {
+        const char *first = (const char *)s->data + j * s->across_stride * bytes;
+        __mmask8 store = (__mmask8)mask_of(width - j, 8);
+        for (int64_t p = 0; p < k; p += 8) {
+            __mmask8 load = (__mmask8)mask_of(k - p, 8);
+            __m512d r[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+                r[i] = load_f64(first + ((j + i < across ? i : across - 1 - j) * s->across_stride + p) * bytes, from, load);
+            transpose_f64(r);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+                if (p + i < k)
+                    _mm512_mask_storeu_pd(out + (p + i) * width + j, store, r[i]);
+        }
+    }
+}
+
+INLINE void copy_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    __mmask16 load0 = (__mmask16)mask_of(across, 16), load1 = (__mmask16)mask_of(across - 16, 16);
+    __mmask16 store0 = (__mmask16)mask_of(width, 16), store1 = (__mmask16)mask_of(width - 16, 16);
+    const char *row = s->data;
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width) {
+        _mm512_mask_storeu_ps(out, store0, load_f32(row, from, load0));
+        if (store1)
+            _mm512_mask_storeu_ps(out + 16, store1, load_f32(load1 ? row + 16 * bytes : row, from, load1));
+    }
+}
+
+INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, double *out)
+{
+    __mmask8 load0 = (__mmask8)mask_of(across, 8), load1 = (__mmask8)mask_of(across - 8, 8);
+    __mmask8 store0 = (__mmask8)mask_of(width, 8), store1 = (__mmask8)mask_of(width - 8, 8);
+    const char *row = s->data;
+    int64_t bytes = from == OPQ_f64 ? 8 : 4;
+    for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width) {
+        _mm512_mask_storeu_pd(out, store0, load_f64(row, from, load0));
+        if (store1)
+            _mm512_mask_storeu_pd(out + 8, store1, load_f64(load1 ? row + 8 * bytes : row, from, load1));
+    }
+}
+
+/* The dtype is a literal in each call, so that each inlines into its own loop. */
+#define EACH(dtype, copy, transpose, type)                                                                                     \
+    if (s->from == dtype) {                                                                                                    \
+        if (s->across_stride == 1)                                                                                             \
+            copy(s, dtype, k, across, width, (type *)out);                                                                     \
+        else                                                                                                                   \
+            transpose(s, dtype, k, across, width, (type *)out);                                                                \
+        return true;                                                                                                           \
+    }
+
+AVX512 bool opq_pack_panel_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
+{
+    if (s->across_stride != 1 && s->k_stride != 1)
+        return false;
+    if (s->to == OPQ_f32) {
+        EACH(OPQ_f32, copy_panel_f32, transpose_panel_f32, float)
+        EACH(OPQ_bf16, copy_panel_f32, transpose_panel_f32, float)
+        EACH(OPQ_f16, copy_panel_f32, transpose_panel_f32, float)
+    } else {
+        EACH(OPQ_f64, copy_panel_f64, transpose_panel_f64, double)
+        EACH(OPQ_f32, copy_panel_f64, transpose_panel_f64, double)
+    }
+    return false;
+}
