@@ -19,7 +19,7 @@ enum {
     ROWS_IN_PLACE = 6,                 /* kernels that read a in place run out of address registers beyond */
     GROUP_BYTES = 512,                 /* a tile's row */
     TILE_PANELS = 10,                  /* x 14 rows x GROUP_BYTES = 70 KB: within L2, next to the operands */
-    BLOCK_BYTES = 4096,                /* of k: panels of a stay in L1 and panels of b in L2 */
+    BLOCK_BYTES = 2048,                /* of k: panels of a stay in L1 and panels of b in L2 */
     L1_GROUP_BYTES = 32 << 10,         /* b packed for a single row panel is used at once */
     SMALL_B_BYTES = 32 << 10,          /* row-major b that stays in L1 as it is */
     REGION_BYTES = 16 << 20,           /* packed a at a time */
@@ -155,10 +155,8 @@ static void plan_tile(gemm_run *run)
 static void plan_k(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
-    int64_t chunk_panels = gemm_ceil(run->row_panels, run->row_chunks);
     int64_t most = BLOCK_BYTES / run->element_bytes;
-    run->b_by_block = !call->packed_b && chunk_panels <= run->tile_panels && run->row_chunks == 1;
-    if (run->b_by_block && run->row_panels == 1 && !run->b_in_place)
+    if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
         most = L1_GROUP_BYTES / (run->group_panels * gemm_row_bytes(run));
     /* Equal blocks, whole steps of the kernels' unrolled loop and of the packers' transposes. */
     int64_t blocks = gemm_ceil(call->k, most);

@@ -1,10 +1,10 @@
 /* Computes one block of a product: a range of row panels times a range of column panels.
  *
- *   for each group of column panels                b: packed here (all of k, or a block at a time), shared, or in place
- *     for each tile of row panels                  c: written in place, or a scratch tile that the callback gets
- *       for each block of k                        the sums continue from c: still one chain per element
- *         for each step of column panels           its part of b stays in the cache while
- *           for each row panel: kernel             the row panels pass by
+ *   for each group of column panels
+ *     for each block of k                        b: packed here, shared, or in place; stays in L2
+ *       for each tile of row panels              c: in place, or a scratch tile that the callback gets after the last block of k
+ *         for each step of column panels         its part of b is streamed once per
+ *           row panel: kernel                    the sums continue from c: still one chain per element
  */
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
@@ -149,28 +149,25 @@ static opq_status run_group(const block *w, int64_t first, int64_t last)
     const gemm_run *run = w->run;
     const opq_gemm_call *call = &run->call;
     int64_t column = first * run->panel, columns = gemm_min(last * run->panel, call->n) - column;
-    right_view whole = {0};
-    if (!run->b_by_block)
-        whole = right_of(w, first, last, 0, call->k);
-    for (int64_t p = w->row_first; p < w->row_last; p += run->tile_panels) {
-        int64_t end = gemm_min(p + run->tile_panels, w->row_last), row = gemm_row(run, p);
-        int64_t c_bytes = call->tile ? run->group_panels * gemm_row_bytes(run) : call->c_row_stride * run->element_bytes;
-        char *c = w->tile;
-        if (!call->tile)
-            c = (char *)call->c + (w->batch * call->c_batch_stride + row * call->c_row_stride + column) * run->element_bytes;
-        int64_t k0 = 0;
-        do {
-            int64_t k = gemm_min(run->k_block, call->k - k0);
-            right_view b = run->b_by_block ? right_of(w, first, last, k0, k) : whole;
-            if (!run->b_by_block)
-                b.data += k0 * b.k_bytes;
-            left_view a = left_of(w, k0, k);
+    int64_t top = gemm_row(run, w->row_first), tile_ld = run->group_panels * run->panel;
+    int64_t c_bytes = (call->tile ? tile_ld : call->c_row_stride) * run->element_bytes, k0 = 0;
+    do {
+        int64_t k = gemm_min(run->k_block, call->k - k0);
+        right_view b = right_of(w, first, last, k0, k);
+        left_view a = left_of(w, k0, k);
+        for (int64_t p = w->row_first; p < w->row_last; p += run->tile_panels) {
+            int64_t end = gemm_min(p + run->tile_panels, w->row_last), row = gemm_row(run, p);
+            char *c = w->tile;
+            if (!call->tile)
+                c = (char *)call->c + (w->batch * call->c_batch_stride + row * call->c_row_stride + column) * run->element_bytes;
+            else if (run->k_block < call->k)
+                c += (row - top) * c_bytes;
             OPQ_TRY(run_tile(w, p, end, &a, &b, columns, c, c_bytes, call->tile != NULL, k0, k));
-            k0 += k;
-        } while (k0 < call->k);
-        if (call->tile)
-            call->tile(call->tile_data, w->batch, row, gemm_row(run, end) - row, column, columns, w->tile, run->group_panels * run->panel);
-    }
+            if (call->tile && k0 + k >= call->k)
+                call->tile(call->tile_data, w->batch, row, gemm_row(run, end) - row, column, columns, c, tile_ld);
+        }
+        k0 += k;
+    } while (k0 < call->k);
     return OPQ_OK;
 }
 
@@ -191,14 +188,18 @@ static int64_t group_bytes(const gemm_run *run)
 {
     if (run->call.packed_b || run->shared_b)
         return 0;
-    return run->group_panels * gemm_row_bytes(run) * (run->b_by_block ? run->k_block : run->call.k);
+    return run->group_panels * gemm_row_bytes(run) * run->k_block;
 }
 
 static int64_t tile_bytes(const gemm_run *run)
 {
     if (!run->call.tile)
         return 0;
-    return run->tile_panels * gemm_ceil(run->call.m, run->row_panels) * run->group_panels * gemm_row_bytes(run);
+    /* Sums that continue over blocks of k need all rows at once, else one tile serves all. */
+    int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
+    if (run->k_block >= run->call.k)
+        panels = gemm_min(panels, run->tile_panels);
+    return panels * gemm_ceil(run->call.m, run->row_panels) * run->group_panels * gemm_row_bytes(run);
 }
 
 enum { EDGE_BYTES = OPQ_GEMM_ROWS_MAX * OPQ_GEMM_VECTORS_MAX * 64 };

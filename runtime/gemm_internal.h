@@ -20,7 +20,6 @@ typedef struct gemm_run {
     int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
     int64_t k_block;      /* of all but the last block of k */
     bool a_in_place, b_in_place;
-    bool b_by_block; /* b is packed one group and one block of k at a time */
     char *shared_a, *shared_b; /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
     atomic_int status; /* first failure of any thread */

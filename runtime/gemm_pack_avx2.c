@@ -37,16 +37,20 @@ INLINE __m256d load_f64(const void *at, int64_t count)
 INLINE void transpose_f32(__m256 r[8])
 {
     __m256 s[8];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i += 2) {
         s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i += 4)
+#pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
             r[i + 2 * h] = _mm256_shuffle_ps(s[i + h], s[i + h + 2], 0x44);
             r[i + 2 * h + 1] = _mm256_shuffle_ps(s[i + h], s[i + h + 2], 0xee);
         }
     /* r[4g + c] holds, in half l, column 4l + c of rows 4g .. 4g+3. */
+#pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
         __m256 low = r[c], high = r[4 + c];
         r[c] = _mm256_permute2f128_ps(low, high, 0x20);
@@ -116,16 +120,21 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
     for (int64_t p = 0; p < k; p += 8) {
         __m256 r[2][8];
         int vectors = width > 8 ? 2 : 1;
-        for (int v = 0; v < vectors; v++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+#pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
                 r[v][i] = load_f32((const char *)s->data + (j * s->across_stride + p) * bytes, from, k - p);
             }
             transpose_f32(r[v]);
         }
-        for (int i = 0; i < 8 && p + i < k; i++)
-            for (int v = 0; v < vectors; v++)
-                store_f32(out + (p + i) * width + 8 * v, end, r[v][i]);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+                if (v < vectors && p + i < k)
+                    store_f32(out + (p + i) * width + 8 * v, end, r[v][i]);
     }
 }
 
@@ -135,16 +144,21 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
     for (int64_t p = 0; p < k; p += 4) {
         __m256d r[2][4];
         int vectors = width > 4 ? 2 : 1;
-        for (int v = 0; v < vectors; v++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+#pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
                 int64_t j = 4 * v + i < across ? 4 * v + i : across - 1;
                 r[v][i] = load_f64(data + j * s->across_stride + p, k - p);
             }
             transpose_f64(r[v]);
         }
-        for (int i = 0; i < 4 && p + i < k; i++)
-            for (int v = 0; v < vectors; v++)
-                store_f64(out + (p + i) * width + 4 * v, end, r[v][i]);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+                if (v < vectors && p + i < k)
+                    store_f64(out + (p + i) * width + 4 * v, end, r[v][i]);
     }
 }
 

@@ -33,17 +33,21 @@ INLINE unsigned mask_of(int64_t count, int lanes)
 INLINE void transpose_f32(__m512 r[16])
 {
     __m512 s[16];
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i += 2) {
         s[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
         s[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i += 4)
+#pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
             __m512d x = _mm512_castps_pd(s[i + h]), y = _mm512_castps_pd(s[i + h + 2]);
             r[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
             r[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
         }
     /* r[4g + c] holds, in 128-bit lane l, column 4l + c of rows 4g .. 4g+3. */
+#pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
         __m512 low01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x44), high01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xee);
         __m512 low23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x44), high23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xee);
@@ -52,6 +56,7 @@ INLINE void transpose_f32(__m512 r[16])
         s[8 + c] = _mm512_shuffle_f32x4(high01, high23, 0x88);
         s[12 + c] = _mm512_shuffle_f32x4(high01, high23, 0xdd);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         r[i] = s[i];
 }
@@ -59,11 +64,13 @@ INLINE void transpose_f32(__m512 r[16])
 INLINE void transpose_f64(__m512d r[8])
 {
     __m512d s[8];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i += 2) {
         s[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
         s[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
     }
     /* s[2g + c] holds, in 128-bit lane l, column 2l + c of rows 2g, 2g+1. */
+#pragma GCC unroll 2
     for (int c = 0; c < 2; c++) {
         __m512d low01 = _mm512_shuffle_f64x2(s[c], s[2 + c], 0x44), high01 = _mm512_shuffle_f64x2(s[c], s[2 + c], 0xee);
         __m512d low23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0x44), high23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0xee);
@@ -76,6 +83,8 @@ INLINE void transpose_f64(__m512d r[8])
 
 /* Elements to prefetch ahead along a row that is read 64 bytes at a time, once for every 16 rows. */
 enum { AHEAD = 64 };
+/* Rows of k to prefetch ahead: hardware does not follow short runs a row apart. */
+enum { ROWS_AHEAD = 32 };
 
 INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
 {
@@ -83,6 +92,7 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
     for (int64_t j = 0; j < across; j += 16) {
         const char *first = (const char *)s->data + j * s->across_stride * bytes;
         int64_t offset[16];
+#pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
             offset[i] = (j + i < across ? i : across - 1 - j) * s->across_stride * bytes;
         __mmask16 store = (__mmask16)mask_of(width - j, 16);
@@ -138,6 +148,9 @@ INLINE void copy_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, 
     const char *row = s->data;
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width) {
+        _mm_prefetch(row + ROWS_AHEAD * s->k_stride * bytes, _MM_HINT_T0);
+        if (load1)
+            _mm_prefetch(row + (ROWS_AHEAD * s->k_stride + 16) * bytes, _MM_HINT_T0);
         _mm512_mask_storeu_ps(out, store0, load_f32(row, from, load0));
         if (store1)
             _mm512_mask_storeu_ps(out + 16, store1, load_f32(load1 ? row + 16 * bytes : row, from, load1));
