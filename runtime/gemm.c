@@ -7,6 +7,7 @@
  *                      else packed by all threads first
  */
 #include "runtime/gemm.h"
+#include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 
@@ -147,6 +148,8 @@ static void plan_tile(gemm_run *run)
     run->group_panels = gemm_ceil(GROUP_BYTES / gemm_row_bytes(run), step) * step;
     run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
+    run->few_rows = run->cpu->avx512 && call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
+                    call->b.row_stride == 1 && call->b.column_stride != 1;
     bool b_rows = call->b.dtype == call->dtype && call->b.column_stride == 1;
     run->b_in_place = b_rows && (run->row_panels == 1 || b_bytes <= SMALL_B_BYTES);
 }
@@ -156,7 +159,9 @@ static void plan_k(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t most = BLOCK_BYTES / run->element_bytes;
-    if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
+    if (run->few_rows)
+        most = call->k;
+    else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
         most = L1_GROUP_BYTES / (run->group_panels * gemm_row_bytes(run));
     /* Equal blocks, whole steps of the kernels' unrolled loop and of the packers' transposes. */
     int64_t blocks = gemm_ceil(call->k, most);
@@ -202,7 +207,7 @@ static opq_status run_phases(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     bool share_a = run->column_chunks > 1 && !run->a_in_place;
-    bool share_b = run->row_chunks > 1 && !run->b_in_place && !call->packed_b;
+    bool share_b = run->row_chunks > 1 && !run->b_in_place && !run->few_rows && !call->packed_b;
     int64_t a_bytes = share_a ? gemm_ceil(call->batch * gemm_packed_a_bytes(run, 0, run->row_panels), 4096) * 4096 : 0;
     int64_t b_bytes = share_b ? call->batch * run->column_panels * call->k * gemm_row_bytes(run) : 0;
     char *shared = NULL;

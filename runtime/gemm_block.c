@@ -6,6 +6,7 @@
  *         for each step of column panels         its part of b is streamed once per
  *           row panel: kernel                    the sums continue from c: still one chain per element
  */
+#include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 
@@ -144,6 +145,22 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
     return OPQ_OK;
 }
 
+/* The group's columns for a product of few rows: b as it is, all of k at once. */
+static void run_few_rows(const block *w, int64_t column, int64_t columns, char *c, int64_t c_row_stride)
+{
+    const gemm_run *run = w->run;
+    const opq_gemm_call *call = &run->call;
+    left_view a = left_of(w, 0, call->k);
+    opq_few_rows work = {.rows = (int)call->m, .columns = columns, .k = call->k, .c = (float *)c, .c_row_stride = c_row_stride};
+    work.a = (const float *)a.data;
+    work.a_row_stride = run->a_in_place ? call->a.row_stride : 1;
+    work.a_k_stride = run->a_in_place ? 1 : call->m;
+    work.b = opq_pack_at(call->b.data, call->b.dtype, w->batch * call->b.batch_stride + column * call->b.column_stride);
+    work.b_column_stride = call->b.column_stride;
+    work.b_dtype = call->b.dtype;
+    opq_gemm_few_rows(&work);
+}
+
 static opq_status run_group(const block *w, int64_t first, int64_t last)
 {
     const gemm_run *run = w->run;
@@ -153,7 +170,9 @@ static opq_status run_group(const block *w, int64_t first, int64_t last)
     int64_t c_bytes = (call->tile ? tile_ld : call->c_row_stride) * run->element_bytes, k0 = 0;
     do {
         int64_t k = gemm_min(run->k_block, call->k - k0);
-        right_view b = right_of(w, first, last, k0, k);
+        right_view b = {0};
+        if (!run->few_rows)
+            b = right_of(w, first, last, k0, k);
         left_view a = left_of(w, k0, k);
         for (int64_t p = w->row_first; p < w->row_last; p += run->tile_panels) {
             int64_t end = gemm_min(p + run->tile_panels, w->row_last), row = gemm_row(run, p);
@@ -162,7 +181,10 @@ static opq_status run_group(const block *w, int64_t first, int64_t last)
                 c = (char *)call->c + (w->batch * call->c_batch_stride + row * call->c_row_stride + column) * run->element_bytes;
             else if (run->k_block < call->k)
                 c += (row - top) * c_bytes;
-            OPQ_TRY(run_tile(w, p, end, &a, &b, columns, c, c_bytes, call->tile != NULL, k0, k));
+            if (run->few_rows)
+                run_few_rows(w, column, columns, c, c_bytes / run->element_bytes);
+            else
+                OPQ_TRY(run_tile(w, p, end, &a, &b, columns, c, c_bytes, call->tile != NULL, k0, k));
             if (call->tile && k0 + k >= call->k)
                 call->tile(call->tile_data, w->batch, row, gemm_row(run, end) - row, column, columns, c, tile_ld);
         }
@@ -186,7 +208,7 @@ static int64_t chunk_rows_bytes(const gemm_run *run)
 
 static int64_t group_bytes(const gemm_run *run)
 {
-    if (run->call.packed_b || run->shared_b)
+    if (run->call.packed_b || run->shared_b || run->few_rows)
         return 0;
     return run->group_panels * gemm_row_bytes(run) * run->k_block;
 }

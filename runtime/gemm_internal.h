@@ -20,6 +20,7 @@ typedef struct gemm_run {
     int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
     int64_t k_block;      /* of all but the last block of k */
     bool a_in_place, b_in_place;
+    bool few_rows; /* b is transposed in registers: see gemm_few.h */
     char *shared_a, *shared_b; /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
     atomic_int status; /* first failure of any thread */
