@@ -18,6 +18,7 @@
 
 enum {
     ROWS_IN_PLACE = 6,                 /* kernels that read a in place run out of address registers beyond */
+    ROWS_B_IN_PLACE = 42,              /* too few to pay for packing a row-major b */
     GROUP_BYTES = 512,                 /* a tile's row */
     TILE_PANELS = 10,                  /* x 14 rows x GROUP_BYTES = 70 KB: within L2, next to the operands */
     BLOCK_BYTES = 2048,                /* of k: panels of a stay in L1 and panels of b in L2 */
@@ -148,10 +149,10 @@ static void plan_tile(gemm_run *run)
     run->group_panels = gemm_ceil(GROUP_BYTES / gemm_row_bytes(run), step) * step;
     run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
-    run->few_rows = run->cpu->avx512 && call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
+    run->few_rows = call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
                     call->b.row_stride == 1 && call->b.column_stride != 1;
     bool b_rows = call->b.dtype == call->dtype && call->b.column_stride == 1;
-    run->b_in_place = b_rows && (run->row_panels == 1 || b_bytes <= SMALL_B_BYTES);
+    run->b_in_place = b_rows && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
 }
 
 /* Needs the chunks. */

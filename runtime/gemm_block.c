@@ -158,7 +158,7 @@ static void run_few_rows(const block *w, int64_t column, int64_t columns, char *
     work.b = opq_pack_at(call->b.data, call->b.dtype, w->batch * call->b.batch_stride + column * call->b.column_stride);
     work.b_column_stride = call->b.column_stride;
     work.b_dtype = call->b.dtype;
-    opq_gemm_few_rows(&work);
+    (run->cpu->avx512 ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
 }
 
 static opq_status run_group(const block *w, int64_t first, int64_t last)

@@ -1,4 +1,4 @@
-/* Products of few rows with a matrix whose columns are contiguous: see gemm_few.c. AVX-512 only. */
+/* Products of few rows with a matrix whose columns are contiguous: see gemm_few_body.h. */
 #ifndef OPAQUE_RUNTIME_GEMM_FEW_H
 #define OPAQUE_RUNTIME_GEMM_FEW_H
 
@@ -18,6 +18,7 @@ typedef struct opq_few_rows {
     float *c;
     int64_t c_row_stride;
 } opq_few_rows;
-void opq_gemm_few_rows(const opq_few_rows *work);
+void opq_gemm_few_rows_avx512(const opq_few_rows *work);
+void opq_gemm_few_rows_avx2(const opq_few_rows *work);
 
 #endif
