@@ -10,6 +10,7 @@
  * rest of the register file holds b and one element of a. K is unrolled 4 times; what is left runs one k at a time.
  */
 #include "codegen_llvm/gemm_kernel.h"
+#include "codegen_llvm/emit.h"
 
 #include <string.h>
 
@@ -34,6 +35,11 @@ typedef struct state {
     LLVMValueRef tile[TILE_MAX]; /* row-major */
     LLVMValueRef a, b, prefetch, k; /* k: steps still to do */
 } state;
+
+int opq_gemm_vector_bytes(const opq_cpu *cpu)
+{
+    return cpu->avx512 ? 64 : 32;
+}
 
 int opq_gemm_rows_max(const opq_cpu *cpu, int vectors)
 {
@@ -148,7 +154,8 @@ static void multiply_step(const kernel *g, state *s, int u)
 
 static void add_incoming(const kernel *g, const state *phi, const state *value, LLVMBasicBlockRef from)
 {
-    LLVMValueRef *into = (LLVMValueRef[]){phi->a, phi->b, phi->prefetch, phi->k}, *out = (LLVMValueRef[]){value->a, value->b, value->prefetch, value->k};
+    LLVMValueRef into[] = {phi->a, phi->b, phi->prefetch, phi->k};
+    LLVMValueRef out[] = {value->a, value->b, value->prefetch, value->k};
     for (int i = 0; i < 4; i++)
         LLVMAddIncoming(into[i], &out[i], &from, 1);
     for (int i = 0; i < g->rows * g->vectors; i++)
@@ -230,7 +237,7 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtyp
         return opq_fail(OPQ_INVALID, "gemm kernel: no tile of %d rows and %d vectors", rows, vectors);
     kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors};
     g.element_bytes = dtype == OPQ_f64 ? 8 : 4;
-    g.vector_bytes = opq_gemm_lanes(e->cpu, dtype) * g.element_bytes;
+    g.vector_bytes = opq_gemm_vector_bytes(e->cpu);
     g.i8 = LLVMInt8TypeInContext(e->context);
     g.i64 = LLVMInt64TypeInContext(e->context);
     g.pointer = LLVMPointerTypeInContext(e->context, 0);

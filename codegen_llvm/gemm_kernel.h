@@ -5,7 +5,11 @@
 #ifndef OPAQUE_CODEGEN_GEMM_KERNEL_H
 #define OPAQUE_CODEGEN_GEMM_KERNEL_H
 
-#include "codegen_llvm/emit.h"
+#include "opaque/opaque.h"
+
+/* emit.h has these; runtime/ uses this header without LLVM's. */
+struct opq_emitter;
+struct opq_cpu;
 
 /* Where the left operand's element (i, k) is: packed [k][rows] without gaps, or in rows `a_stride` bytes apart. */
 typedef enum opq_gemm_left { OPQ_GEMM_LEFT_PACKED, OPQ_GEMM_LEFT_ROWS } opq_gemm_left;
@@ -23,16 +27,13 @@ enum {
 typedef void (*opq_gemm_kernel)(const void *a, int64_t a_stride, const void *b, int64_t b_stride, int64_t b_panel_stride, void *c,
                                 int64_t c_stride, int64_t k, int64_t accumulate, const void *prefetch, int64_t prefetch_step);
 
-/* Lanes of a vector of f32 or f64. */
-static inline int opq_gemm_lanes(const opq_cpu *cpu, opq_dtype dtype)
-{
-    return (cpu->avx512 ? 64 : 32) / (dtype == OPQ_f64 ? 8 : 4);
-}
+/* Bytes of a vector register: 64 with AVX-512, else 32. */
+int opq_gemm_vector_bytes(const struct opq_cpu *cpu);
 /* Largest number of rows whose tile fits the registers with this many vectors (1..OPQ_GEMM_VECTORS_MAX), 0 if none. */
-int opq_gemm_rows_max(const opq_cpu *cpu, int vectors);
+int opq_gemm_rows_max(const struct opq_cpu *cpu, int vectors);
 
 /* Adds the kernel to the emitter's module. dtype is f32 or f64; rows and vectors within opq_gemm_rows_max; else OPQ_INVALID. */
-opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows,
+opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows,
                                 int vectors) OPQ_MUST_CHECK;
 
 #endif

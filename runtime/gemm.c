@@ -3,8 +3,9 @@
  *   rows <= 6          wide tiles (1 x 8 vectors, ... 6 x 4): enough independent chains to hide the latency of an FMA
  *   else               14 x 2 vectors (AVX2: 6 x 2), rows split evenly: 128 = 8 x 13 + 2 x 12
  *   left operand       in place if it is row-major and small, else packed, once
- *   right operand      in place if it is row-major and read once; packed where it is used if one thread needs a column of it,
- *                      else packed by all threads first
+ *   right operand      up to 4 rows: transposed in registers if its columns are contiguous (gemm_few_body.h)
+ *                      up to 42 rows: in place if it is row-major; else packed, where it is used if only one thread needs a
+ *                      column of it, by all threads first if not
  */
 #include "runtime/gemm.h"
 #include "runtime/gemm_few.h"
@@ -65,7 +66,7 @@ typedef struct kernel_key {
     int rows, vectors;
 } kernel_key;
 
-static opq_status build_kernel(opq_emitter *e, void *data)
+static opq_status build_kernel(struct opq_emitter *e, void *data)
 {
     const kernel_key *key = data;
     return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
@@ -94,6 +95,16 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
 }
 
 /* ---- plan */
+
+static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
+{
+    gemm_run run = {.gemm = gemm, .cpu = opq_jit_cpu(gemm->jit), .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
+    int bytes = opq_gemm_vector_bytes(run.cpu);
+    run.avx512 = bytes == 64;
+    run.lanes = bytes / run.element_bytes;
+    run.panel = OPQ_GEMM_PANEL_VECTORS * run.lanes;
+    return run;
+}
 
 static int64_t thread_count(const opq_gemm *gemm)
 {
@@ -228,7 +239,9 @@ static opq_status run_phases(gemm_run *run)
     if (shared)
         gemm_scratch_release(0, shared);
     opq_status status = (opq_status)atomic_load(&run->status);
-    return status == OPQ_OK ? OPQ_OK : opq_fail(status, status == OPQ_NO_MEMORY ? "gemm: out of memory" : "gemm: a kernel could not be made");
+    if (status == OPQ_OK)
+        return OPQ_OK;
+    return opq_fail(status, status == OPQ_NO_MEMORY ? "gemm: out of memory" : "gemm: a kernel could not be made");
 }
 
 /* Moves to where a part of the rows starts for a caller's tile function. */
@@ -238,7 +251,8 @@ typedef struct shifted {
     int64_t row;
 } shifted;
 
-static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile, int64_t ld)
+static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                         const void *tile, int64_t ld)
 {
     const shifted *s = data;
     s->tile(s->data, batch, row + s->row, rows, column, columns, tile, ld);
@@ -247,15 +261,13 @@ static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, i
 /* Regions of rows bound the memory for packed a. */
 static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
 {
-    const opq_cpu *cpu = opq_jit_cpu(gemm->jit);
-    int element_bytes = opq_dtype_bytes(call->dtype), lanes = opq_gemm_lanes(cpu, call->dtype);
+    int element_bytes = opq_dtype_bytes(call->dtype);
     int64_t row_bytes = (call->k > 0 ? call->k : 1) * element_bytes, region = REGION_BYTES / row_bytes + 1;
     int64_t regions = gemm_ceil(call->m, region > 256 ? region : 256);
     for (int64_t i = 0; i < regions; i++) {
         int64_t row = i * call->m / regions, end = (i + 1) * call->m / regions;
-        gemm_run run = {.gemm = gemm, .cpu = cpu, .call = *call, .element_bytes = element_bytes, .lanes = lanes};
+        gemm_run run = run_make(gemm, call);
         shifted shift = {call->tile, call->tile_data, row};
-        run.panel = OPQ_GEMM_PANEL_VECTORS * lanes;
         run.call.m = end - row;
         run.call.a.data = opq_pack_at(call->a.data, call->a.dtype, row * call->a.row_stride);
         if (call->tile && row > 0) {
@@ -274,7 +286,8 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
 
 /* ---- one column: computed as one row of the transposed product, else each vector would hold one useful element */
 
-static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile, int64_t ld)
+static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile,
+                        int64_t ld)
 {
     const opq_gemm_call *call = data;
     (void)row, (void)rows, (void)ld;
@@ -332,8 +345,8 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
 
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n)
 {
-    int64_t panel = OPQ_GEMM_PANEL_VECTORS * opq_gemm_lanes(opq_jit_cpu(gemm->jit), dtype);
-    return gemm_ceil(n, panel) * panel * k * opq_dtype_bytes(dtype);
+    int64_t row_bytes = OPQ_GEMM_PANEL_VECTORS * opq_gemm_vector_bytes(opq_jit_cpu(gemm->jit));
+    return gemm_ceil(n * opq_dtype_bytes(dtype), row_bytes) * row_bytes * k;
 }
 
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
@@ -342,10 +355,9 @@ opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b,
         return opq_fail(OPQ_INVALID, "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
     if (k == 0 || n == 0)
         return OPQ_OK;
-    gemm_run run = {.gemm = gemm, .cpu = opq_jit_cpu(gemm->jit), .shared_b = out};
-    run.call = (opq_gemm_call){.dtype = dtype, .batch = 1, .n = n, .k = k, .b = *b};
-    run.element_bytes = opq_dtype_bytes(dtype);
-    run.panel = OPQ_GEMM_PANEL_VECTORS * opq_gemm_lanes(run.cpu, dtype);
+    opq_gemm_call call = {.dtype = dtype, .batch = 1, .n = n, .k = k, .b = *b};
+    gemm_run run = run_make(gemm, &call);
+    run.shared_b = out;
     run.column_panels = gemm_ceil(n, run.panel);
     run.group_panels = GROUP_BYTES / gemm_row_bytes(&run);
     int64_t groups = gemm_ceil(run.column_panels, run.group_panels);

@@ -9,7 +9,7 @@
 
 #include "codegen_llvm/jit.h"
 
-/* Thread-safe. At most one per jit: it names its kernels. Borrows jit and host (which may be NULL): both outlive it. Kernels are compiled when first needed. */
+/* Thread-safe. Borrows jit and host (which may be NULL): both outlive it. Kernels are compiled when first needed. */
 typedef struct opq_gemm opq_gemm;
 opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm) OPQ_MUST_CHECK;
 void opq_gemm_destroy(opq_gemm *gemm);

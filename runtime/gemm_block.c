@@ -48,19 +48,20 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
             int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;
             const void *data = opq_pack_at(a->data, a->dtype, batch * a->batch_stride + row * a->row_stride + k0 * a->column_stride);
             opq_pack_source source = {data, a->dtype, run->call.dtype, a->column_stride, a->row_stride};
-            opq_gemm_pack(run->cpu, &source, k, count, (int)count, out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
+            opq_gemm_pack(run->avx512, &source, k, count, (int)count, out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
         }
     }
 }
 
-void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out, int64_t panel_stride)
+void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out,
+                        int64_t panel_stride)
 {
     const opq_matrix *b = &run->call.b;
     int64_t column = first * run->panel, columns = gemm_min(last * run->panel, run->call.n) - column;
     const void *data = opq_pack_at(b->data, b->dtype, batch * b->batch_stride + k0 * b->row_stride + column * b->column_stride);
     opq_pack_source source = {data, b->dtype, run->call.dtype, b->row_stride, b->column_stride};
     if (k > 0 && columns > 0)
-        opq_gemm_pack(run->cpu, &source, k, columns, run->panel, out, panel_stride);
+        opq_gemm_pack(run->avx512, &source, k, columns, run->panel, out, panel_stride);
 }
 
 static left_view left_of(const block *w, int64_t k0, int64_t k)
@@ -158,7 +159,7 @@ static void run_few_rows(const block *w, int64_t column, int64_t columns, char *
     work.b = opq_pack_at(call->b.data, call->b.dtype, w->batch * call->b.batch_stride + column * call->b.column_stride);
     work.b_column_stride = call->b.column_stride;
     work.b_dtype = call->b.dtype;
-    (run->cpu->avx512 ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
+    (run->avx512 ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
 }
 
 static opq_status run_group(const block *w, int64_t first, int64_t last)

@@ -11,7 +11,8 @@
  * so that sizes differ by one at most; column panels have `panel` columns, the last may have fewer. */
 typedef struct gemm_run {
     opq_gemm *gemm;
-    const opq_cpu *cpu;
+    const struct opq_cpu *cpu;
+    bool avx512;
     opq_gemm_call call;
     int element_bytes, lanes, panel; /* panel: two vectors */
     int vectors;                     /* of the usual tile */
@@ -37,14 +38,16 @@ static inline int64_t gemm_row_bytes(const gemm_run *run) /* of a panel of b */
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, opq_gemm_kernel *out) OPQ_MUST_CHECK;
+opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
+                            opq_gemm_kernel *out) OPQ_MUST_CHECK;
 
 /* Row panels [first, last) of one batch, packed: blocks of k, in each the panels [k][rows] one after the other. */
 int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last);
 /* Packs panels [first, last) of the region [region_first, region_last), which starts at `out`. */
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first, int64_t last, char *out);
-/* Packs columns panels [first, last), rows [k0, k0 + k) of one batch: panels `panel_stride` bytes apart. */
-void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out, int64_t panel_stride);
+/* Packs column panels [first, last), rows [k0, k0 + k) of one batch: panels `panel_stride` bytes apart. */
+void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out,
+                        int64_t panel_stride);
 
 /* Bytes of scratch that a block of so many row panels needs; computes blocks [begin, end) of the run. */
 int64_t gemm_block_scratch(const gemm_run *run);

@@ -6,7 +6,7 @@
 #ifndef OPAQUE_RUNTIME_GEMM_PACK_H
 #define OPAQUE_RUNTIME_GEMM_PACK_H
 
-#include "codegen_llvm/emit.h"
+#include "graph/graph.h"
 
 /* Part of an operand. Strides count elements of `from`. */
 typedef struct opq_pack_source {
@@ -16,10 +16,10 @@ typedef struct opq_pack_source {
 } opq_pack_source;
 
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
- * partial: what its rows have left over is unspecified. `width` is two vectors of `cpu`, or at most that with across == width.
+ * partial: what its rows have left over is unspecified. `width` is two vectors of the instruction set, or at most that with
+ * across == width.
  * Reads nothing outside the k x across elements and writes nothing outside the panels. k, across >= 1. */
-void opq_gemm_pack(const opq_cpu *cpu, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
-                   int64_t panel_stride);
+void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out, int64_t panel_stride);
 
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);

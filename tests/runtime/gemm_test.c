@@ -163,6 +163,11 @@ static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_
     return x;
 }
 
+static double matrix_at(const opq_matrix *x, int64_t batch, int64_t row, int64_t column)
+{
+    return value_at(x->data, x->dtype, batch * x->batch_stride + row * x->row_stride + column * x->column_stride);
+}
+
 static void reference(const opq_gemm_call *call, char *c)
 {
     for (int64_t l = 0; l < call->batch; l++)
@@ -171,8 +176,7 @@ static void reference(const opq_gemm_call *call, char *c)
                 double wide = 0;
                 float narrow = 0;
                 for (int64_t k = 0; k < call->k; k++) {
-                    double a = value_at(call->a.data, call->a.dtype, l * call->a.batch_stride + i * call->a.row_stride + k * call->a.column_stride);
-                    double b = value_at(call->b.data, call->b.dtype, l * call->b.batch_stride + k * call->b.row_stride + j * call->b.column_stride);
+                    double a = matrix_at(&call->a, l, i, k), b = matrix_at(&call->b, l, k, j);
                     if (call->dtype == OPQ_f64)
                         wide = fma(a, b, wide);
                     else
@@ -209,8 +213,8 @@ static void check_same(const sample *s, const char *how, const char *expect, con
     size_t row = (size_t)(s->n * opq_dtype_bytes(s->dtype));
     for (int64_t i = 0; i < s->batch * s->m; i++)
         if (memcmp(expect + (size_t)i * row, got + i * stride, row))
-            fail_msg("%s, %d threads: row %d differs: batch %d, %d x %d x %d, layouts %d %d, dtypes %d %d %d", how, threads, (int)i, (int)s->batch, (int)s->m,
-                     (int)s->n, (int)s->k, s->a, s->b, s->dtype, s->a_dtype, s->b_dtype);
+            fail_msg("%s, %d threads: row %d differs: batch %d, %d x %d x %d, layouts %d %d, dtypes %d %d %d", how,
+                     threads, (int)i, (int)s->batch, (int)s->m, (int)s->n, (int)s->k, s->a, s->b, s->dtype, s->a_dtype, s->b_dtype);
 }
 
 /* Into c whose rows are 3 elements apart from each other: the gaps must survive. */
