@@ -1,0 +1,144 @@
+/* What a tensor is before it is data, and how it becomes data. The C side that registration/ talks to.
+ *
+ *   value   one node of the pending graph, or (once computed) a buffer: immutable, dense, row-major; refcounted
+ *   cell    one storage: its size in bytes and its current value. All views of a tensor share its cell; a write gives the cell a
+ *           new value, readers that came before keep the old one
+ *   line    id of the source line that records, given by the host (0: unknown); a property of the calling thread
+ *
+ * Every function is thread-safe. None calls back into the host while holding the context's lock, except to release payloads
+ * (after unlocking). Failures leave everything as it was.
+ */
+#ifndef OPAQUE_OPAQUE_RECORD_H
+#define OPAQUE_OPAQUE_RECORD_H
+
+#include "opaque/opaque.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct opq_value opq_value;
+typedef struct opq_cell opq_cell;
+
+/* Strided window on a cell. Sizes, strides and offset in elements of `dtype`. */
+typedef struct opq_geometry {
+    opq_dtype dtype;
+    int rank;
+    const int64_t *size, *stride;
+    int64_t offset;
+} opq_geometry;
+
+/* ---- buffers: host memory from the caching allocator, or adopted from the host */
+typedef struct opq_buffer opq_buffer;
+opq_status opq_buffer_create(opq_ctx *ctx, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK; /* uninitialised, 64-byte aligned */
+/* Takes over foreign memory; `drop(arg)` is called when the last reference goes. */
+opq_status opq_buffer_adopt(opq_ctx *ctx, void *data, size_t bytes, void (*drop)(void *), void *arg, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+void *opq_buffer_data(const opq_buffer *buffer); /* non-NULL also for 0 bytes */
+size_t opq_buffer_bytes(const opq_buffer *buffer);
+void opq_buffer_retain(opq_buffer *buffer);
+void opq_buffer_release(opq_buffer *buffer);
+
+/* ---- values. Functions that give a value give a reference. */
+void opq_value_retain(opq_value *value);
+void opq_value_release(opq_value *value);
+opq_type opq_value_type(const opq_value *value);
+/* A 0-d run-time number. weak: a Python number for promotion. f32/f64/f16/bf16 read number.f, others number.i */
+opq_status opq_value_scalar(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak, opq_value **out_value) OPQ_MUST_CHECK;
+/* Data that exists: a leaf over `buffer` (one reference is taken). */
+opq_status opq_value_leaf(opq_ctx *ctx, const opq_type *type, opq_buffer *buffer, opq_value **out_value) OPQ_MUST_CHECK;
+
+/* Records one op. Operands promote and broadcast as the row says (casts are inserted). See opq_graph_op. */
+opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs, int attr_count,
+                      opq_value **out_value) OPQ_MUST_CHECK;
+/* With the result type given: cast, iota, uniform, normal, reshape, expand, slice, strided, masked_fill. */
+opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity, const opq_attr *attrs,
+                            int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
+/* A call through the host. `key` describes op and constant arguments completely: equal keys, interchangeable payloads (the reference
+ * to payload is taken over, also on failure). out_values gets result_count references; results are dense in the given types. */
+opq_status opq_record_extern(opq_ctx *ctx, const char *key, void *payload, opq_value *const *operands, int arity,
+                             const opq_type *result_types, int result_count, opq_value **out_values) OPQ_MUST_CHECK;
+/* Conveniences used all over registration/. */
+opq_status opq_record_cast(opq_ctx *ctx, opq_value *value, opq_dtype dtype, opq_value **out_value) OPQ_MUST_CHECK;     /* retains if equal */
+opq_status opq_record_reshape(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size, opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_record_expand(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size, opq_value **out_value) OPQ_MUST_CHECK;
+/* Reduces `axes` (ascending, normalised) of a REDUCE or COMPOSITE row; keepdim false drops them. */
+opq_status opq_record_reduce(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const int64_t *axes, int axis_count, bool keepdim,
+                             opq_value **out_value) OPQ_MUST_CHECK;
+
+/* ---- cells */
+opq_status opq_cell_create(opq_ctx *ctx, int64_t bytes, opq_cell **out_cell) OPQ_MUST_CHECK;           /* contents undefined */
+opq_status opq_cell_from_value(opq_ctx *ctx, opq_value *value, opq_cell **out_cell) OPQ_MUST_CHECK;    /* retains value */
+void opq_cell_retain(opq_cell *cell);
+void opq_cell_release(opq_cell *cell);
+int64_t opq_cell_bytes(const opq_cell *cell);
+opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes) OPQ_MUST_CHECK;                /* keeps the common prefix */
+/* The value seen through a window, with shape geometry->size. The window must lie inside the cell. */
+opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value) OPQ_MUST_CHECK;
+/* The window becomes `value`, which must have exactly its dtype and shape. Overlapping windows: OPQ_INVALID. */
+opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value) OPQ_MUST_CHECK;
+
+/* ---- running */
+#define OPQ_REASONS(X)                                                                                                 \
+    X(item) X(copy_to_host) X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager)
+typedef enum opq_reason {
+#define X(name) OPQ_REASON_##name,
+    OPQ_REASONS(X)
+#undef X
+    OPQ_REASON_COUNT
+} opq_reason;
+
+/* Computes and stores the values, and with them every ancestor that a live cell still holds. On failure the values that depend on the
+ * failed step keep the error (raised again when read), all others are as before. Call without the GIL. */
+opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason) OPQ_MUST_CHECK;
+/* Everything a live cell holds. Values that failed before are passed over. */
+opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason) OPQ_MUST_CHECK;
+/* The buffer of a computed value (borrowed), NULL while pending. */
+opq_buffer *opq_value_buffer(const opq_value *value);
+
+/* ---- per-thread state */
+enum { OPQ_MODE_EAGER = 1, OPQ_MODE_UNFUSED = 2, OPQ_MODE_FORBID_SYNC = 4, OPQ_MODE_STRICT = 8 };
+void opq_line_set(uint32_t line); /* the source line of what this thread records next */
+uint32_t opq_line_get(void);
+void opq_modes_set(unsigned modes);
+unsigned opq_modes_get(void);
+
+/* ---- looking */
+typedef struct opq_stats {
+    int64_t ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls;
+    int64_t bytes_read, bytes_written;     /* by kernels */
+    int64_t bytes_allocated, bytes_peak;   /* live now; highest since reset */
+    int64_t flushes[OPQ_REASON_COUNT];
+    double compile_seconds, run_seconds;
+} opq_stats;
+const char *opq_reason_name(opq_reason reason);
+void opq_stats_read(opq_ctx *ctx, opq_stats *out_stats);
+void opq_stats_reset(opq_ctx *ctx);
+/* Returns cached free memory to the system. */
+void opq_cache_empty(opq_ctx *ctx);
+
+/* The cone of the values as a graph ("recorded"), its inputs in order with their buffers (borrowed while the values live).
+ * out_leaves: malloc'd array of opq_graph_input_count() values. Pending ancestors only. */
+opq_status opq_capture(opq_ctx *ctx, opq_value *const *values, int count, opq_graph **out_graph, opq_value ***out_leaves) OPQ_MUST_CHECK;
+
+/* One launched kernel, extern call or copy, as explain() shows it. Texts live until the report is dropped. */
+typedef struct opq_launch {
+    const char *name, *kind, *shape, *lines; /* lines: blank-separated source lines */
+    double seconds, compile_seconds;
+    int64_t bytes_read, bytes_written, flops;
+    bool fresh; /* compiled by this run */
+} opq_launch;
+typedef struct opq_report {
+    opq_launch *launches;
+    int launch_count;
+    char *unfused; /* one line per edge left unfused: producer, consumer, reason */
+    char *graph;   /* the fused graphs, as text */
+} opq_report;
+/* While on, the calling thread's runs are timed step by step and kept; end gives them. */
+void opq_report_begin(opq_ctx *ctx);
+opq_status opq_report_end(opq_ctx *ctx, opq_report **out_report) OPQ_MUST_CHECK;
+void opq_report_drop(opq_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
