@@ -86,7 +86,7 @@ static void test_math_rows(void **state)
         if (info->class_ != OPQ_CLASS_EWISE || opq_op_lowering((opq_op)op)->kind != OPQ_LOWER_CALL || !(info->flags & OPQ_FLAG_MATH32))
             continue;
         body b;
-        launch l = {.buffer_count = 3};
+        launch l = {.buffer_count = 3, .any_nan = true};
         body_start(&b, OPQ_KERNEL_map, "k");
         int x = body_load(&b, 0, OPQ_f32, "1"), y = body_load(&b, 1, OPQ_f32, "1");
         body_store(&b, body_op(&b, (opq_op)op, OPQ_f32, x, info->arity > 1 ? y : -1, -1), 2, OPQ_f32, "1");
