@@ -76,7 +76,7 @@ opq_attr_set opq_op_attrs(opq_op op)
     switch (info->class_) {
     case OPQ_CLASS_CONST:
     case OPQ_CLASS_SCALAR:
-        set.required = KEY(value);
+        set.required = op == OPQ_OP_undefined ? 0 : KEY(value);
         break;
     case OPQ_CLASS_IOTA:
     case OPQ_CLASS_CONCAT:

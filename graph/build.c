@@ -1,5 +1,5 @@
-/* The checked way into a graph: types are inferred, and every operand is brought to the dtype its row computes in, so that
- * no later stage has to know promotion. A dtype is only ever changed by a `cast` node.
+/* The checked way into a graph: types are inferred, and every operand is brought to the dtype its row computes in, so
+ * that no later stage has to know promotion. A dtype is only ever changed by a `cast` node.
  */
 #include "graph/graph.h"
 
@@ -120,7 +120,8 @@ static opq_status cast_operand(opq_graph *graph, const opq_ref *given, opq_ref *
             operands[index] = operands[i];
             return OPQ_OK;
         }
-    opq_node cast = {.op = OPQ_OP_cast, .arity = 1, .operand = &given[index], .type = opq_graph_type(graph, given[index])};
+    opq_node cast = {
+        .op = OPQ_OP_cast, .arity = 1, .operand = &given[index], .type = opq_graph_type(graph, given[index])};
     cast.type.dtype = (uint8_t)dtype;
     cast.type.weak = 0;
     return opq_graph_append(graph, &cast, &operands[index]);
@@ -172,8 +173,8 @@ static opq_status build(opq_graph *graph, opq_op op, const opq_type *given, cons
     return build_with(graph, op, given, operands, arity, attrs, attr_count, types, cast, out_ref);
 }
 
-opq_status opq_graph_op(opq_graph *graph, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count,
-                        opq_ref *out_ref)
+opq_status opq_graph_op(opq_graph *graph, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs,
+                        int attr_count, opq_ref *out_ref)
 {
     return build(graph, op, NULL, operands, arity, attrs, attr_count, out_ref);
 }

@@ -116,6 +116,10 @@ static opq_status eval_constant(const opq_node *node, void *out)
 {
     const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
     opq_dtype dtype = (opq_dtype)node->type.dtype;
+    if (node->op == OPQ_OP_undefined) {
+        memset(out, 0, (size_t)opq_type_bytes(&node->type));
+        return OPQ_OK;
+    }
     if (value == NULL)
         return opq_fail(OPQ_INTERNAL, "%s: no value", opq_node_info(node)->name);
     bool widen = value->is_int && opq_eval_is_float(dtype);

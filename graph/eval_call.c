@@ -18,7 +18,6 @@ static opq_number real(opq_dtype dtype, double f) { return of_float(dtype == OPQ
 /* ---- division, after ATen's div_floor_floating, div_floor_integer, remainder and fmod kernels */
 
 #define FLOAT_DIVISION(real_type, suffix)                                                                              \
-    static real_type trunc_##real_type(real_type a, real_type b) { return trunc##suffix(a / b); }                      \
     static real_type remainder_##real_type(real_type a, real_type b)                                                   \
     {                                                                                                                  \
         real_type mod = fmod##suffix(a, b);                                                                            \
@@ -53,11 +52,13 @@ static int64_t int_mod(int64_t a, int64_t b)
     return b == 0 || b == -1 ? 0 : a % b;
 }
 
+/* The quotient is rounded to the dtype before it is cut: 1 / 0.1 is 10 in bf16, and 9.99 in f32. */
 static opq_number eval_div_trunc(opq_dtype dtype, const opq_number *x)
 {
     if (!opq_eval_is_float(dtype))
         return of_int(int_div(x[0].i, x[1].i));
-    return of_float(dtype == OPQ_f64 ? trunc_double(x[0].f, x[1].f) : (double)trunc_float((float)x[0].f, (float)x[1].f));
+    opq_number quotient = opq_eval_arith(OPQ_ARITH_FDiv, dtype, x[0], x[1]);
+    return of_float(trunc(opq_eval_rounded(dtype, quotient).f));
 }
 
 static opq_number eval_div_floor(opq_dtype dtype, const opq_number *x)

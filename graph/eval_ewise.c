@@ -105,7 +105,8 @@ static opq_status where(const opq_node *node, const opq_eval_value *x, void *out
 
 opq_status opq_eval_ewise(const opq_node *node, const opq_eval_value *x, void *out)
 {
-    if (node->op == OPQ_OP_where)
+    const opq_lowering *lowering = opq_op_lowering((opq_op)node->op);
+    if (lowering->kind == OPQ_LOWER_CALL && strcmp(lowering->text, "where") == 0)
         return where(node, x, out);
     if (node->arity < 1 || node->arity > ARITY_MAX)
         return opq_fail(OPQ_INTERNAL, "%s: %d operands", opq_node_info(node)->name, (int)node->arity);

@@ -66,9 +66,9 @@ opq_status opq_eval_select(const opq_node *node, const opq_eval_value *x, void *
 /* Adds in the dtype of the result, rounding at every step, in row-major order of the addends. */
 static void add_at(const opq_node *node, void *out, int64_t to, const opq_eval_value *addend, int64_t from)
 {
-    opq_dtype dtype = (opq_dtype)node->type.dtype, from_dtype = (opq_dtype)addend->type->dtype;
-    opq_number b = opq_eval_cast(from_dtype, dtype, opq_eval_load(from_dtype, addend->data, from));
-    opq_eval_store(dtype, out, to, opq_eval_add(dtype, opq_eval_load(dtype, out, to), b));
+    opq_dtype dtype = (opq_dtype)node->type.dtype;
+    opq_number sum = opq_eval_add(dtype, opq_eval_load(dtype, out, to), opq_eval_load(dtype, addend->data, from));
+    opq_eval_store(dtype, out, to, sum);
 }
 
 static opq_status index_add(const opq_node *node, const opq_eval_value *x, void *out)

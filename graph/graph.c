@@ -79,7 +79,8 @@ static opq_status copy_attrs(opq_graph *graph, opq_node *node)
     for (int i = 0; i < node->attr_count; i++) {
         opq_attr_kind kind = opq_attr_kind_of((opq_attr_key)attrs[i].key);
         if (kind == OPQ_ATTR_KIND_INTS) {
-            attrs[i].ints = opq_arena_copy(&graph->arena, attrs[i].ints, (size_t)attrs[i].count * sizeof *attrs[i].ints);
+            attrs[i].ints =
+                opq_arena_copy(&graph->arena, attrs[i].ints, (size_t)attrs[i].count * sizeof *attrs[i].ints);
             if (!attrs[i].ints)
                 return no_memory();
         }
@@ -124,7 +125,8 @@ opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out
     return OPQ_OK;
 }
 
-opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed, opq_ref *out_ref)
+opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed,
+                               opq_ref *out_ref)
 {
     OPQ_TRY(opq_graph_append(graph, opq_node_at(in, n), out_ref));
     opq_ref *operand = (opq_ref *)graph->nodes[*out_ref].operand; /* ours since the append */
@@ -165,8 +167,8 @@ opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const ch
     if (!opq_name_valid(name))
         return opq_fail(OPQ_INVALID, "a kernel cannot be named '%s'", name);
     if (count < 1 || first < free_from || first > graph->count - count)
-        return opq_fail(OPQ_INVALID, "kernel %s: %d nodes from %%%d, but %%%d .. %%%d are free", name, count, first, free_from,
-                        graph->count - 1);
+        return opq_fail(OPQ_INVALID, "kernel %s: %d nodes from %%%d, but %%%d .. %%%d are free", name, count, first,
+                        free_from, graph->count - 1);
     OPQ_TRY(grow((void **)&graph->kernels, graph->kernel_count, &graph->kernel_capacity, sizeof *graph->kernels));
     const char *copy = opq_arena_text(&graph->arena, name);
     if (!copy)

@@ -1,6 +1,7 @@
 /* Result types: first the dtype, from the row's rule and PyTorch's promotion, then the shape, from its class.
  *
- * Rules take types and attributes, never nodes, so that recording, passes, the parser and the verifier all ask the same function.
+ * Rules take types and attributes, never nodes, so that recording, passes, the parser and the verifier all ask the same
+ * function.
  */
 #include "graph/infer.h"
 
@@ -208,8 +209,9 @@ opq_status opq_infer_reduce(const opq_inference *call, opq_op op, const opq_type
 {
     const opq_attr *axes = opq_infer_attr(call, OPQ_ATTR_axes);
     const opq_lowering *lowering = opq_op_lowering(op);
-    bool needs_element = lowering->kind == OPQ_LOWER_FOLD && (lowering->fold == OPQ_FOLD_max || lowering->fold == OPQ_FOLD_min ||
-                         lowering->fold == OPQ_FOLD_argmax || lowering->fold == OPQ_FOLD_argmin);
+    bool needs_element =
+        lowering->kind == OPQ_LOWER_FOLD && (lowering->fold == OPQ_FOLD_max || lowering->fold == OPQ_FOLD_min ||
+                                             lowering->fold == OPQ_FOLD_argmax || lowering->fold == OPQ_FOLD_argmin);
     *out_type = *operand;
     for (int i = 0; i < axes->count; i++) {
         int64_t axis = axes->ints[i];
@@ -217,8 +219,8 @@ opq_status opq_infer_reduce(const opq_inference *call, opq_op op, const opq_type
             return opq_fail(OPQ_INVALID, "%s: axis %" PRId64 " out of range for %d dimensions", call->info->name, axis,
                             operand->rank);
         if (i > 0 && axis <= axes->ints[i - 1])
-            return opq_fail(OPQ_INVALID, "%s: axes must ascend, axis %" PRId64 " follows %" PRId64, call->info->name, axis,
-                            axes->ints[i - 1]);
+            return opq_fail(OPQ_INVALID, "%s: axes must ascend, axis %" PRId64 " follows %" PRId64, call->info->name,
+                            axis, axes->ints[i - 1]);
         if (needs_element && operand->size[axis] == 0)
             return opq_fail(OPQ_INVALID, "%s: expected reduction dim %" PRId64 " of %s to have non-zero size",
                             call->info->name, axis, opq_shape_name(operand).text);
@@ -234,7 +236,8 @@ opq_status opq_infer_axis(const opq_inference *call, int rank, int *out_axis)
 {
     int64_t axis = opq_infer_attr(call, OPQ_ATTR_axis)->i;
     if (axis < 0 || axis >= rank)
-        return opq_fail(OPQ_INVALID, "%s: axis %" PRId64 " out of range for %d dimensions", call->info->name, axis, rank);
+        return opq_fail(OPQ_INVALID, "%s: axis %" PRId64 " out of range for %d dimensions", call->info->name, axis,
+                        rank);
     *out_axis = (int)axis;
     return OPQ_OK;
 }
@@ -243,14 +246,16 @@ opq_status opq_infer_want_index(const opq_inference *call, int operand)
 {
     opq_dtype dtype = (opq_dtype)call->operands[operand].dtype;
     if (dtype != OPQ_i64)
-        return opq_fail(OPQ_INVALID, "%s: operand %d must be i64, got %s", call->info->name, operand, opq_dtype_name(dtype));
+        return opq_fail(OPQ_INVALID, "%s: operand %d must be i64, got %s", call->info->name, operand,
+                        opq_dtype_name(dtype));
     return OPQ_OK;
 }
 
 static opq_status infer_number(const opq_inference *call)
 {
     if (call->given->rank != 0)
-        return opq_fail(OPQ_INVALID, "%s: has no dimensions, got %s", call->info->name, opq_shape_name(call->given).text);
+        return opq_fail(OPQ_INVALID, "%s: has no dimensions, got %s", call->info->name,
+                        opq_shape_name(call->given).text);
     if (opq_dtype_kind_of((opq_dtype)call->given->dtype) == OPQ_KIND_RAW)
         return opq_fail(OPQ_INVALID, "%s: not implemented for %s", call->info->name,
                         opq_dtype_name((opq_dtype)call->given->dtype));
@@ -301,7 +306,7 @@ static opq_status infer_shape(const opq_inference *call, opq_type *out_type)
         return OPQ_OK;
     case OPQ_CLASS_CONST:
     case OPQ_CLASS_SCALAR:
-        return infer_number(call);
+        return call->op == OPQ_OP_undefined ? OPQ_OK : infer_number(call);
     case OPQ_CLASS_IOTA:
         OPQ_TRY(want_dtype(call, OPQ_i64));
         return opq_infer_axis(call, out_type->rank, &axis);
@@ -366,8 +371,8 @@ static opq_status check_arity(const opq_op_info *info, int arity)
     return OPQ_OK;
 }
 
-opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_attr *attrs, int attr_count, const opq_type *given,
-                     opq_type *out_type, opq_dtype *out_compute)
+opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_attr *attrs, int attr_count,
+                     const opq_type *given, opq_type *out_type, opq_dtype *out_compute)
 {
     const opq_op_info *info = opq_op_info_of(op);
     opq_inference call = {op, info, operands, arity, attrs, attr_count, NULL, OPQ_f32};
@@ -389,7 +394,8 @@ opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_a
     OPQ_TRY(opq_type_check(info->name, &type));
     if (given && !opq_type_equal(given, &type))
         return opq_fail(OPQ_INVALID, "%s: gives %s%s, not %s%s", info->name, opq_dtype_name(dtype),
-                        opq_shape_name(&type).text, opq_dtype_name((opq_dtype)given->dtype), opq_shape_name(given).text);
+                        opq_shape_name(&type).text, opq_dtype_name((opq_dtype)given->dtype),
+                        opq_shape_name(given).text);
     *out_type = type;
     *out_compute = call.compute;
     return OPQ_OK;

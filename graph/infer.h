@@ -29,7 +29,8 @@ opq_status opq_infer_scatter(const opq_inference *call, opq_type *out_type) OPQ_
 opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_composite(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 /* `op` is the reducing row; `operand` its operand, which inside an expression is none of call->operands. */
-opq_status opq_infer_reduce(const opq_inference *call, opq_op op, const opq_type *operand, opq_type *out_type) OPQ_MUST_CHECK;
+opq_status opq_infer_reduce(const opq_inference *call, opq_op op, const opq_type *operand,
+                            opq_type *out_type) OPQ_MUST_CHECK;
 /* The value of `axis`, checked against `rank`. */
 opq_status opq_infer_axis(const opq_inference *call, int rank, int *out_axis) OPQ_MUST_CHECK;
 /* An operand of indices must be i64. */

@@ -1,9 +1,9 @@
 /* Shapes of composite rows, read off their expressions.
  *
- * Every row inside an expression either broadcasts its operands or reduces over the node's axes, and broadcasting is associative.
- * So precedence does not matter: the shape of an expression is the broadcast of the names in it that no reduction encloses and
- * of the reduced shapes of those that one does. A scanner of names, commas and parentheses is enough, and a new row needs
- * nothing here. (A node's dtypes follow from its rule, not from its expression.)
+ * Every row inside an expression either broadcasts its operands or reduces over the node's axes, and broadcasting is
+ * associative. So precedence does not matter: the shape of an expression is the broadcast of the names in it that no
+ * reduction encloses and of the reduced shapes of those that one does. A scanner of names, commas and parentheses is
+ * enough, and a new row needs nothing here. (A node's dtypes follow from its rule, not from its expression.)
  */
 #include "graph/infer.h"
 
@@ -135,8 +135,8 @@ static opq_status scan_parts(scan *s, const char *at)
     return OPQ_OK;
 }
 
-static opq_status expression_shape(const opq_inference *call, const char *text, const opq_type *operands, int arity, int depth,
-                                   opq_type *out_type)
+static opq_status expression_shape(const opq_inference *call, const char *text, const opq_type *operands, int arity,
+                                   int depth, opq_type *out_type)
 {
     static const char keyword[] = " where ";
     scan s = {.call = call, .operands = operands, .arity = arity, .depth = depth};

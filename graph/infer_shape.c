@@ -27,8 +27,8 @@ static opq_status infer_permute(const opq_inference *call, opq_type *out_type)
     *out_type = *in;
     for (int d = 0; d < in->rank; d++) {
         if (dims[d] < 0 || dims[d] >= in->rank)
-            return opq_fail(OPQ_INVALID, "%s: dim %" PRId64 " out of range for %d dimensions", call->info->name, dims[d],
-                            in->rank);
+            return opq_fail(OPQ_INVALID, "%s: dim %" PRId64 " out of range for %d dimensions", call->info->name,
+                            dims[d], in->rank);
         if (seen & 1u << dims[d])
             return opq_fail(OPQ_INVALID, "%s: dim %" PRId64 " appears twice", call->info->name, dims[d]);
         seen |= 1u << dims[d];
@@ -75,7 +75,8 @@ static opq_status infer_slice(const opq_inference *call)
         if (fits && out->size[d] > 0)
             fits = !__builtin_mul_overflow(out->size[d] - 1, step[d], &last) && last < in->size[d] - start[d];
         if (!fits)
-            return opq_fail(OPQ_INVALID, "%s: %" PRId64 " elements from %" PRId64 " by %" PRId64 " do not fit axis %d of %s",
+            return opq_fail(OPQ_INVALID,
+                            "%s: %" PRId64 " elements from %" PRId64 " by %" PRId64 " do not fit axis %d of %s",
                             call->info->name, out->size[d], start[d], step[d], d, opq_shape_name(in).text);
     }
     return OPQ_OK;
@@ -94,10 +95,12 @@ static opq_status check_window(const opq_inference *call, const opq_type *window
     if (fits && opq_type_count(window) == 0)
         return OPQ_OK;
     for (int d = 0; d < window->rank && fits; d++)
-        fits = !__builtin_mul_overflow(window->size[d] - 1, strides[d], &span) && !__builtin_add_overflow(last, span, &last);
+        fits = !__builtin_mul_overflow(window->size[d] - 1, strides[d], &span) &&
+               !__builtin_add_overflow(last, span, &last);
     if (!fits || last >= opq_type_count(in)) {
         opq_type shown = opq_type_make(OPQ_i64, window->rank, strides);
-        return opq_fail(OPQ_INVALID, "%s: window %s with strides %s at %" PRId64 " does not fit the %" PRId64 " elements of %s",
+        return opq_fail(OPQ_INVALID,
+                        "%s: window %s with strides %s at %" PRId64 " does not fit the %" PRId64 " elements of %s",
                         call->info->name, opq_shape_name(window).text, opq_shape_name(&shown).text,
                         opq_infer_attr(call, OPQ_ATTR_offset)->i, opq_type_count(in), opq_shape_name(in).text);
     }
@@ -108,7 +111,8 @@ opq_status opq_infer_view(const opq_inference *call, opq_type *out_type)
 {
     if (call->given && call->given->dtype != call->operands[0].dtype)
         return opq_fail(OPQ_INVALID, "%s: keeps the dtype, got %s for %s", call->info->name,
-                        opq_dtype_name((opq_dtype)call->given->dtype), opq_dtype_name((opq_dtype)call->operands[0].dtype));
+                        opq_dtype_name((opq_dtype)call->given->dtype),
+                        opq_dtype_name((opq_dtype)call->operands[0].dtype));
     switch ((int)call->op) {
     case OPQ_OP_permute:
         return infer_permute(call, out_type);
@@ -155,8 +159,8 @@ static opq_status want_alike(const opq_inference *call, const opq_type *a, const
     for (int d = 0; d < a->rank && alike; d++)
         alike = d == axis || a->size[d] == b->size[d];
     if (!alike)
-        return opq_fail(OPQ_INVALID, "%s: shapes %s and %s differ outside axis %d", call->info->name, opq_shape_name(a).text,
-                        opq_shape_name(b).text, axis);
+        return opq_fail(OPQ_INVALID, "%s: shapes %s and %s differ outside axis %d", call->info->name,
+                        opq_shape_name(a).text, opq_shape_name(b).text, axis);
     return OPQ_OK;
 }
 
@@ -183,8 +187,8 @@ static opq_status want_within(const opq_inference *call, const opq_type *small, 
     if (within)
         return OPQ_OK;
     if (axis < 0)
-        return opq_fail(OPQ_INVALID, "%s: index %s does not lie within %s", call->info->name, opq_shape_name(small).text,
-                        opq_shape_name(large).text);
+        return opq_fail(OPQ_INVALID, "%s: index %s does not lie within %s", call->info->name,
+                        opq_shape_name(small).text, opq_shape_name(large).text);
     return opq_fail(OPQ_INVALID, "%s: index %s does not lie within %s apart from axis %d", call->info->name,
                     opq_shape_name(small).text, opq_shape_name(large).text, axis);
 }
@@ -255,13 +259,14 @@ opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type)
     OPQ_TRY(transposed(call, OPQ_ATTR_transpose_a, &turn_a));
     OPQ_TRY(transposed(call, OPQ_ATTR_transpose_b, &turn_b));
     if (a->rank < 2 || b->rank < 2)
-        return opq_fail(OPQ_INVALID, "%s: takes matrices, got shapes %s and %s", call->info->name, opq_shape_name(a).text,
-                        opq_shape_name(b).text);
+        return opq_fail(OPQ_INVALID, "%s: takes matrices, got shapes %s and %s", call->info->name,
+                        opq_shape_name(a).text, opq_shape_name(b).text);
     int64_t m = a->size[a->rank - 2 + turn_a], k = a->size[a->rank - 1 - turn_a];
     int64_t l = b->size[b->rank - 2 + turn_b], n = b->size[b->rank - 1 - turn_b];
     if (k != l)
         return opq_fail(OPQ_INVALID,
-                        "%s: mat1 and mat2 shapes cannot be multiplied (%" PRId64 "x%" PRId64 " and %" PRId64 "x%" PRId64 ")",
+                        "%s: mat1 and mat2 shapes cannot be multiplied (%" PRId64 "x%" PRId64 " and %" PRId64
+                        "x%" PRId64 ")",
                         call->info->name, m, k, l, n);
     opq_type batch_a = *a, batch_b = *b;
     batch_a.rank -= 2;

@@ -65,7 +65,7 @@ const opq_lowering *opq_op_lowering(opq_op op)
     return &lowerings[op];
 }
 
-/* Only text and tables look ops up by name; one pass over 200 bytes of lengths needs neither a sorted copy nor a hash. */
+/* Only text and tables look ops up by name: one pass over 200 lengths needs neither a sorted copy nor a hash. */
 bool opq_op_find(const char *name, size_t length, opq_op *out_op)
 {
     for (int op = 0; op < OPQ_OP_COUNT; op++)

@@ -1,5 +1,5 @@
-/* Text to graph, one line at a time. Anyone may write the text, so nothing is trusted: sizes are limited, and every node goes
- * through the verifier before the next line is read.
+/* Text to graph, one line at a time. Anyone may write the text, so nothing is trusted: sizes are limited, and every
+ * node goes through the verifier before the next line is read.
  */
 #include "graph/reader.h"
 
@@ -106,7 +106,8 @@ static opq_status parse_node(parser *p)
     op_at = p->r.at;
     OPQ_TRY(opq_reader_word(&p->r, &word, &length));
     if (!opq_op_find(word, length, &op))
-        return opq_reader_fail(&p->r, OPQ_INVALID, op_at, "no op is named '%.*s'", (int)(length < 64 ? length : 64), word);
+        return opq_reader_fail(&p->r, OPQ_INVALID, op_at, "no op is named '%.*s'", (int)(length < 64 ? length : 64),
+                               word);
     OPQ_TRY(opq_reader_type(&p->r, &node.type));
     OPQ_TRY(read_operands(p, &node.arity));
     OPQ_TRY(opq_reader_attrs(&p->r, (opq_dtype)node.type.dtype, attrs, &attr_count));

@@ -107,7 +107,8 @@ opq_status opq_reader_type(opq_reader *r, opq_type *out_type)
     size_t start = r->at;
     OPQ_TRY(opq_reader_word(r, &word, &length));
     if (!opq_dtype_find(word, length, &dtype))
-        return opq_reader_fail(r, OPQ_INVALID, start, "no dtype is named '%.*s'", (int)(length < 64 ? length : 64), word);
+        return opq_reader_fail(r, OPQ_INVALID, start, "no dtype is named '%.*s'", (int)(length < 64 ? length : 64),
+                               word);
     *out_type = opq_type_make(dtype, 0, NULL);
     OPQ_TRY(opq_reader_want(r, "["));
     if (!opq_reader_take(r, "]")) {
@@ -150,7 +151,10 @@ static opq_status read_ints(opq_reader *r, opq_attr *attr)
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 /* One character of a string literal, `at` on it. */
@@ -242,8 +246,8 @@ opq_status opq_reader_attrs(opq_reader *r, opq_dtype dtype, opq_attr out_attrs[O
         size_t start = r->at;
         OPQ_TRY(opq_reader_word(r, &word, &length));
         if (!opq_attr_key_find(word, length, &key))
-            return opq_reader_fail(r, OPQ_INVALID, start, "no attribute is named '%.*s'", (int)(length < 64 ? length : 64),
-                                   word);
+            return opq_reader_fail(r, OPQ_INVALID, start, "no attribute is named '%.*s'",
+                                   (int)(length < 64 ? length : 64), word);
         if (opq_attr_find(out_attrs, *out_count, key))
             return opq_reader_fail(r, OPQ_INVALID, start, "attribute %s given twice", opq_attr_name(key));
         opq_attr attr = {.key = (uint8_t)key};

@@ -26,7 +26,8 @@ opq_status opq_reader_name(opq_reader *r, char out_name[256]) OPQ_MUST_CHECK;
 opq_status opq_reader_int(opq_reader *r, int64_t *out_value) OPQ_MUST_CHECK;
 opq_status opq_reader_type(opq_reader *r, opq_type *out_type) OPQ_MUST_CHECK;
 /* {key=value, ...} if there is one; sorted by key. `dtype` says how to read a number. */
-opq_status opq_reader_attrs(opq_reader *r, opq_dtype dtype, opq_attr out_attrs[OPQ_ATTR_COUNT], int *out_count) OPQ_MUST_CHECK;
+opq_status opq_reader_attrs(opq_reader *r, opq_dtype dtype, opq_attr out_attrs[OPQ_ATTR_COUNT],
+                            int *out_count) OPQ_MUST_CHECK;
 /* Rest of the line: blanks, perhaps a comment, the line end. The comment is copied, or NULL. */
 opq_status opq_reader_line_end(opq_reader *r, const char **out_comment) OPQ_MUST_CHECK;
 

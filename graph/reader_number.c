@@ -59,14 +59,20 @@ static bool to_double(const char *text, double *out_value, char **out_end)
     return true;
 }
 
+/* A sign belongs to the number only as that of the exponent. */
+static bool is_decimal(char c, char before)
+{
+    return (c >= '0' && c <= '9') || c == '.' || c == 'e' || ((c == '+' || c == '-') && before == 'e');
+}
+
 static opq_status read_decimal(opq_reader *r, size_t start, double *out_value)
 {
     char text[64], *end;
     size_t length = 0;
-    for (char c; (c = opq_reader_peek(r)) && (strchr("0123456789.e", c) || (strchr("+-", c) && r->text[r->at - 1] == 'e')); r->at++) {
+    for (; is_decimal(opq_reader_peek(r), length ? text[length - 1] : 0); r->at++) {
         if (length == sizeof text - 1)
             return opq_reader_fail(r, OPQ_INVALID, start, "more than %zu characters of a number", sizeof text - 1);
-        text[length++] = c;
+        text[length++] = opq_reader_peek(r);
     }
     text[length] = 0;
     if (length == 0 || text[0] == 'e')

@@ -85,7 +85,8 @@ static opq_status check_operands(const opq_graph *graph, opq_ref ref, opq_type *
     const opq_op_info *info = opq_node_info(node);
     for (int i = 0; i < node->arity; i++) {
         if (node->operand[i] < 0 || node->operand[i] >= ref)
-            return opq_fail(OPQ_INVALID, "%s: operand %%%d does not come before %%%d", info->name, node->operand[i], ref);
+            return opq_fail(OPQ_INVALID, "%s: operand %%%d does not come before %%%d", info->name, node->operand[i],
+                            ref);
         out_types[i] = opq_node_at(graph, node->operand[i])->type;
         bool result_of = info->class_ == OPQ_CLASS_EXTERN && info->arity == 1;
         if (result_of && opq_node_at(graph, node->operand[i])->op != OPQ_OP_extern)
@@ -158,6 +159,7 @@ opq_status opq_graph_verify(const opq_graph *graph)
     OPQ_TRY(check_kernels(graph));
     for (int i = 0; i < graph->output_count; i++)
         if (graph->outputs[i] < 0 || graph->outputs[i] >= graph->count)
-            return opq_fail(OPQ_INVALID, "output %d: no node %%%d in a graph of %d", i, graph->outputs[i], graph->count);
+            return opq_fail(OPQ_INVALID, "output %d: no node %%%d in a graph of %d", i, graph->outputs[i],
+                            graph->count);
     return OPQ_OK;
 }

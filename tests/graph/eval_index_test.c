@@ -268,12 +268,13 @@ static void matmul_of_other_dtypes(void **state)
     evaluate(&e, op(&e, OPQ_OP_matmul, bytes, 2, NO_ATTRS), &wrapped);
     assert_int_equal(wrapped, 44);
 
-    const double u[] = {1, 1}, v[] = {0x1p-60, 1};
+    /* the square of 1 + 2^-30 keeps its last term until it is added */
+    const double u[] = {-1, 1 + 0x1p-30}, v[] = {1 + 0x1p-29, 1 + 0x1p-30};
     double wide = 0;
     e = evaluation_begin();
     opq_ref doubles[] = {input(&e, TYPE(f64, 1, 2), u), input(&e, TYPE(f64, 2, 1), v)};
     evaluate(&e, op(&e, OPQ_OP_matmul, doubles, 2, NO_ATTRS), &wide);
-    assert_true(wide == 1);
+    assert_true(wide == 0x1p-60);
 }
 
 static void matmul_over_nothing_is_zero(void **state)

@@ -232,6 +232,7 @@ static void folds_of_integers(void **state)
     (void)state;
     const uint8_t bytes[] = {200, 100, 7};
     const int8_t signed_bytes[] = {-128, -5};
+    const int8_t positive_bytes[] = {127, 100};
     const int64_t large[] = {INT64_MAX, 1};
     const float truth[] = {0, NAN};
     int64_t wide;
@@ -247,6 +248,10 @@ static void folds_of_integers(void **state)
     assert_int_equal(byte, 7);
     reduce(OPQ_OP_amax, TYPE(i8, 2), signed_bytes, INTS(0), 1, &signed_byte);
     assert_int_equal(signed_byte, -5);
+    reduce(OPQ_OP_amin, TYPE(i8, 2), positive_bytes, INTS(0), 1, &signed_byte);
+    assert_int_equal(signed_byte, 100);
+    reduce(OPQ_OP_amin, TYPE(i64, 1), large, INTS(0), 1, &wide);
+    assert_true(wide == INT64_MAX);
     reduce(OPQ_OP_any, TYPE(f32, 2), truth, INTS(0), 1, &byte);
     assert_int_equal(byte, 1);
     reduce(OPQ_OP_all, TYPE(f32, 2), truth, INTS(0), 1, &byte);
