@@ -1,6 +1,7 @@
 // The boxed adapter, and how in-place and out overloads are found.
 #include "adapter.h"
 
+#include <ATen/WrapDimUtilsMulti.h>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -36,6 +37,31 @@ Value Call::operand(size_t i) const
     return !on_device(given) && given.dim() == 0 && given.device().is_cpu() ? scalar_of(given) : in(given);
 }
 
+InMemory in_memory(const Call &call, size_t i)
+{
+    const Tensor &tensor = call.tensor(i);
+    check_device(tensor, call.name());
+    if (is_raw(tensor))
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", call.name()));
+    Order order = dense_order(tensor.sizes(), tensor.strides()).value_or(Order{});
+    Value value = read_ordered(tensor, static_cast<int>(tensor.dim()), order);
+    return {std::move(value), std::move(order)};
+}
+
+bool same_dtype(std::initializer_list<const Tensor *> tensors)
+{
+    at::ScalarType first = at::ScalarType::Undefined;
+    for (const Tensor *tensor : tensors) {
+        if (!tensor || !tensor->defined())
+            continue;
+        if (first == at::ScalarType::Undefined)
+            first = tensor->scalar_type();
+        if (tensor->scalar_type() != first)
+            return false;
+    }
+    return true;
+}
+
 Dims normal_axes(IntArrayRef axes, int64_t rank)
 {
     const auto mask = axes.empty() ? std::bitset<64>().set() : at::dim_list_to_bitset(axes, rank);
@@ -68,7 +94,7 @@ const std::vector<OperatorHandle> &overloads(const std::string &name)
 bool same_arguments(const c10::FunctionSchema &a, const c10::FunctionSchema &b, size_t count)
 {
     for (size_t i = 0; i < count; ++i)
-        if (a.arguments()[i].name() != b.arguments()[i].name() || !a.arguments()[i].type()->equals(*b.arguments()[i].type()))
+        if (a.arguments()[i].name() != b.arguments()[i].name() || *a.arguments()[i].type() != *b.arguments()[i].type())
             return false;
     return true;
 }
@@ -219,6 +245,15 @@ std::optional<Target> functional_of(const OperatorHandle &op)
     if (found != known->end())
         return found->second;
     return known->emplace(op.operator_name(), find_target(op)).first->second;
+}
+
+void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row)
+{
+    const std::string text = overload;
+    const size_t dot = text.find('.');
+    const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(
+        ("aten::" + text.substr(0, dot)).c_str(), dot == std::string::npos ? "" : text.substr(dot + 1).c_str());
+    library.impl(overload, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(op, Form::functional, kernel, row)));
 }
 
 void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row)

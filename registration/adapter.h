@@ -71,12 +71,26 @@ std::optional<Target> functional_of(const OperatorHandle &op);
 // Registers `kernel` for the functional overload ("add.Tensor") and for its in-place and out forms. A base name without the
 // functional overload ("fill_") registers what exists.
 void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
+// The functional overload alone.
+void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
+// Structured operators without a kernel of ours become extern nodes directly. Called once all kernels are registered.
+void register_structured();
 
 // Gives the results of `call` to the caller of `op`: replaces the arguments on the stack.
 void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack);
 void write_result(const Tensor &tensor, const Result &result);
 
 // ---- helpers of kernels
+// A row whose operands are the call's tensors and scalars in schema order.
+bool pointwise(Call &call);
+// A tensor as it lies in memory, and in which order that is.
+struct InMemory {
+    Value value;
+    Order order;
+};
+InMemory in_memory(const Call &call, size_t i);
+// Does every tensor argument that is given have this dtype?
+bool same_dtype(std::initializer_list<const Tensor *> tensors);
 inline int64_t normal_axis(int64_t axis, int64_t rank)
 {
     return at::maybe_wrap_dim(axis, rank);
@@ -88,7 +102,7 @@ Dims normal_axes(IntArrayRef axes, int64_t rank);
 // Records the call as an extern node; false if it has to run now (shape depends on data, generator, no meta kernel).
 bool extern_record(Call &call);
 // One extern call of a named operator, from inside a kernel; throws Decline if it cannot be recorded.
-Result extern_result(const char *name, const char *overload, std::vector<IValue> arguments);
+c10::SmallVector<Result, 3> extern_results(const char *name, const char *overload, std::vector<IValue> arguments);
 // The tensor's elements in another dtype, in the given memory order; any pair of dtypes.
 Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order);
 // Turns a Decline inside an unboxed kernel into the exception that the user sees.

@@ -30,11 +30,14 @@ size_t line_text(void *, uint32_t line, char *out, size_t size)
     return opq_line_text(line, out, size);
 }
 
+std::atomic<bool> exists{false};
+
 opq_ctx *create()
 {
     const opq_host host{nullptr, &parallel_for, &thread_count, &run_extern, &retain_extern, &release_extern, &line_text};
     opq_ctx *ctx = nullptr;
     check(opq_ctx_create(&host, &ctx));
+    exists.store(true, std::memory_order_release);
     return ctx;
 }
 
@@ -68,6 +71,11 @@ opq_ctx *context()
 {
     static opq_ctx *const ctx = create();
     return ctx;
+}
+
+bool context_exists()
+{
+    return exists.load(std::memory_order_acquire);
 }
 
 void note_line()

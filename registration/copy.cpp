@@ -172,15 +172,15 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
     }
     if (out.numel() != count)
         out.resize_({count});
-    return guarded([&]() -> Tensor & {
+    guarded([&] {
         TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype), "\"arange_cpu\" not implemented for '", out.scalar_type(), "'");
         const opq_dtype compute = is_float(dtype) ? (dtype == OPQ_f64 ? OPQ_f64 : OPQ_f32) : OPQ_i64;
         const Value index = record_typed(OPQ_OP_iota, OPQ_i64, {count}, {}, {attr_int(OPQ_ATTR_axis, 0)});
         Value value = record(OPQ_OP_mul, {cast(index, compute), scalar(step, compute)});
         value = record(OPQ_OP_add, {value, scalar(start, compute)});
         write(out, value);
-        return out;
     });
+    return out;
 }
 
 Tensor &eye_out(int64_t rows, int64_t columns, Tensor &out)
@@ -189,7 +189,7 @@ Tensor &eye_out(int64_t rows, int64_t columns, Tensor &out)
     TORCH_CHECK(rows >= 0, "n must be greater or equal to 0, got ", rows);
     TORCH_CHECK(columns >= 0, "m must be greater or equal to 0, got ", columns);
     out.resize_({rows, columns});
-    return guarded([&]() -> Tensor & {
+    guarded([&] {
         const Value row = record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, 0)});
         const Value column = record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, 1)});
         const Value diagonal = record(OPQ_OP_eq, {row, column});
@@ -197,8 +197,8 @@ Tensor &eye_out(int64_t rows, int64_t columns, Tensor &out)
             copy_on_device(wrap(diagonal), out);
         else
             write(out, diagonal);
-        return out;
     });
+    return out;
 }
 
 Tensor &eye_square_out(int64_t rows, Tensor &out)

@@ -415,13 +415,13 @@ bool extern_record(Call &call)
     return true;
 }
 
-Result extern_result(const char *name, const char *overload, std::vector<IValue> arguments)
+c10::SmallVector<Result, 3> extern_results(const char *name, const char *overload, std::vector<IValue> arguments)
 {
     const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     Call call(op, arguments.data(), arguments.size(), OPQ_OP_extern);
     if (!extern_record(call))
         decline(opq_fail(OPQ_UNSUPPORTED, "%s cannot be recorded", name));
-    return call.results[0];
+    return std::move(call.results);
 }
 
 Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order)
@@ -429,7 +429,7 @@ Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order)
     const bool same = tensor.scalar_type() == dtype;
     if (!tensor.is_conj() && (same || (!is_raw(tensor) && !is_raw(core_dtype(dtype)))))
         return cast(is_raw(tensor) ? read_dense(tensor, order) : read_ordered(tensor, static_cast<int>(tensor.dim()), order), core_dtype(dtype));
-    const Result made = extern_result("aten::_to_copy", "", {tensor, dtype, IValue(), IValue(), IValue(), false, IValue()});
+    const Result made = extern_results("aten::_to_copy", "", {tensor, dtype, IValue(), IValue(), IValue(), false, IValue()})[0];
     return order.plain() && made.order.plain() ? made.value : read_dense(wrap(made.value, made.dtype, made.order), order);
 }
 

@@ -9,7 +9,7 @@
 #include <ATen/native/Resize.h>
 #include <algorithm>
 
-#include "lines.h"
+#include "journal.h"
 
 namespace opq {
 
@@ -173,6 +173,8 @@ void write(const Tensor &tensor, const Value &given)
         }
     const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(), strides.data(),
                               tensor.storage_offset()};
+    if (C10_UNLIKELY(journal_depth() != 0))
+        journal_write(tensor);
     check(opq_cell_write(context(), impl_of(tensor)->cell(), &window, value.get()));
 }
 
@@ -181,6 +183,8 @@ Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order)
     opq_cell *cell = nullptr;
     check(opq_cell_from_value(context(), value.get(), &cell));
     Cell owner = Cell::take(cell);
+    if (C10_UNLIKELY(journal_depth() != 0))
+        journal_made(cell);
     const Dims memory = shape_of(value);
     Dims sizes = memory;
     if (!order.plain())
@@ -214,15 +218,6 @@ void resize_output(const Tensor &out, IntArrayRef sizes)
 void check_castable(at::ScalarType from, at::ScalarType to)
 {
     TORCH_CHECK(c10::canCast(from, to), "result type ", from, " can't be cast to the desired output type ", to);
-}
-
-void materialize(c10::ArrayRef<Value> values, opq_reason reason)
-{
-    void *const python = opq_python_unlock();
-    const opq_status status = opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()),
-                                              static_cast<int>(values.size()), reason);
-    opq_python_lock(python);
-    check(status);
 }
 
 Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, IntArrayRef strides)

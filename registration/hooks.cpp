@@ -11,21 +11,12 @@
 #include <sys/sysinfo.h>
 #include <torch/library.h>
 
-#include "lines.h"
 #include "random.h"
 #include "shim.h"
 
 namespace opq {
 
 namespace {
-
-void synchronize()
-{
-    void *const python = opq_python_unlock();
-    const opq_status status = opq_synchronize(context(), OPQ_REASON_synchronize);
-    opq_python_lock(python);
-    check(status);
-}
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return kDeviceType; }
@@ -44,13 +35,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     bool queryEvent(void *) const override { return true; }
     void destroyEvent(void *, const c10::DeviceIndex) const noexcept override {}
     bool queryStream(const c10::Stream &) const override { return true; }
-    void synchronizeStream(const c10::Stream &) const override { synchronize(); }
+    void synchronizeStream(const c10::Stream &) const override { synchronize(OPQ_REASON_synchronize); }
     void synchronizeEvent(void *) const override {}
-    void synchronizeDevice(const c10::DeviceIndex) const override { synchronize(); }
+    void synchronizeDevice(const c10::DeviceIndex) const override { synchronize(OPQ_REASON_synchronize); }
     double elapsedTime(void *, void *, const c10::DeviceIndex) const override { return 0; }
 
 private:
-    static c10::Stream stream() { return {c10::Stream::DEFAULT, device()}; }
+    static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, device()); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
@@ -213,7 +204,6 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m)
     KERNEL_PRIVATEUSEONE(stack, promote)
     KERNEL_PRIVATEUSEONE(cat, promote)
     KERNEL_PRIVATEUSEONE(index_copy, promote)
-    KERNEL_PRIVATEUSEONE(index_copy, dimname, promote)
 }
 
 } // namespace opq

@@ -4,6 +4,7 @@
 namespace opq {
 
 void set_modes(unsigned modes);
+void set_default_modes(unsigned modes); // of threads that never called set_modes
 // On a thread that autograd runs for another one: takes over that thread's modes.
 void inherit_modes();
 

@@ -141,11 +141,6 @@ bool apply(Call &call, size_t count, bool alpha)
     return record_pointwise(call, args, values, order);
 }
 
-bool pointwise(Call &call)
-{
-    return apply(call, call.count, false);
-}
-
 bool with_alpha(Call &call)
 {
     return apply(call, call.count - 1, true);
@@ -154,11 +149,16 @@ bool with_alpha(Call &call)
 Kernel kernel_of(const char *signature)
 {
     if (std::strcmp(signature, "POINTWISE") == 0)
-        return &pointwise;
+        return &opq::pointwise;
     return std::strcmp(signature, "ALPHA") == 0 ? &with_alpha : nullptr;
 }
 
 } // namespace
+
+bool pointwise(Call &call)
+{
+    return apply(call, call.count, false);
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {

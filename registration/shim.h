@@ -21,6 +21,7 @@ using Dims = c10::SmallVector<int64_t, 6>;
 
 // The one default context, made on first use and never destroyed: tensors may outlive everything else.
 opq_ctx *context();
+bool context_exists();
 
 // The PyTorch exception for the calling thread's last failure.
 [[noreturn]] void raise(opq_status status);
@@ -151,6 +152,8 @@ void check_castable(at::ScalarType from, at::ScalarType to);
 
 // ---- running
 void materialize(c10::ArrayRef<Value> values, opq_reason reason);
+void synchronize(opq_reason reason);
+void log_runs(bool on); // a line on stderr per run
 // The value's memory as a CPU tensor; the value must be computed. Zero copy: not to be written to.
 Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, IntArrayRef strides);
 // A CPU copy-free view of a tensor's contents now (runs what is pending), conj and neg bits carried along.

@@ -11,6 +11,7 @@
 #include <sys/sysinfo.h>
 
 #include "below.h"
+#include "journal.h"
 
 namespace opq {
 
@@ -39,6 +40,8 @@ Cell new_cell(size_t bytes)
                      "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
     opq_cell *cell = nullptr;
     check(opq_cell_create(context(), static_cast<int64_t>(bytes), &cell));
+    if (C10_UNLIKELY(journal_depth() != 0))
+        journal_made(cell);
     return Cell::take(cell);
 }
 
