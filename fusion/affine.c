@@ -1,0 +1,117 @@
+/* Index maps through views: see affine.h. */
+#include "fusion/affine.h"
+
+#include <string.h>
+
+bool opq_affine_equal(const opq_affine *a, const opq_affine *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+static void add_scaled(opq_affine *sum, const opq_affine *term, int64_t scale)
+{
+    sum->offset += term->offset * scale;
+    for (int v = 0; v < OPQ_VARIABLES; v++)
+        sum->coef[v] += term->coef[v] * scale;
+}
+
+opq_affine opq_affine_linear(const opq_index_map *map, const opq_type *type)
+{
+    opq_affine linear = {0};
+    int64_t stride = 1;
+    for (int d = type->rank - 1; d >= 0; d--) {
+        add_scaled(&linear, &map->dim[d], stride);
+        stride *= type->size[d];
+    }
+    return linear;
+}
+
+/* Each term belongs to the outermost dim whose stride divides it: a term that is smaller than a stride cannot be in that dim,
+ * and one that a stride does not divide would carry. */
+static int dim_of_term(int64_t coef, const opq_type *type, const int64_t *stride)
+{
+    for (int d = 0; d < type->rank; d++)
+        if (type->size[d] > 1 && coef >= stride[d])
+            return coef % stride[d] == 0 ? d : -1;
+    return -1;
+}
+
+bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map)
+{
+    int64_t stride[OPQ_RANK_MAX], last[OPQ_RANK_MAX], step = 1;
+    for (int d = type->rank - 1; d >= 0; d--) {
+        stride[d] = step;
+        step *= type->size[d] > 0 ? type->size[d] : 1;
+        memset(&out_map->dim[d], 0, sizeof out_map->dim[d]);
+    }
+    int64_t rest = linear->offset;
+    for (int d = 0; d < type->rank; d++) {
+        out_map->dim[d].offset = rest / stride[d];
+        rest %= stride[d];
+        last[d] = out_map->dim[d].offset;
+    }
+    for (int v = 0; v < OPQ_VARIABLES; v++) {
+        int64_t coef = linear->coef[v];
+        if (coef == 0 || space->extent[v] <= 1)
+            continue;
+        int d = coef < 0 ? -1 : dim_of_term(coef, type, stride);
+        if (d < 0)
+            return false;
+        out_map->dim[d].coef[v] = coef / stride[d];
+        last[d] += coef / stride[d] * (space->extent[v] - 1);
+    }
+    for (int d = 0; d < type->rank; d++)
+        if (last[d] >= type->size[d] && type->size[d] > 0)
+            return false;
+    return true;
+}
+
+static void through_slice(const opq_node *view, const opq_index_map *map, opq_index_map *out_map)
+{
+    const opq_attr *start = opq_node_attr(view, OPQ_ATTR_start), *step = opq_node_attr(view, OPQ_ATTR_step);
+    for (int d = 0; d < view->type.rank; d++) {
+        memset(&out_map->dim[d], 0, sizeof out_map->dim[d]);
+        add_scaled(&out_map->dim[d], &map->dim[d], step ? step->ints[d] : 1);
+        out_map->dim[d].offset += start ? start->ints[d] : 0;
+    }
+}
+
+opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map, const opq_space *space,
+                            opq_index_map *out_map, opq_affine *out_linear)
+{
+    const opq_type *source = &opq_node_at(graph, view->operand[0])->type;
+    switch ((int)view->op) {
+    case OPQ_OP_permute: {
+        const opq_attr *dims = opq_node_attr(view, OPQ_ATTR_dims);
+        for (int d = 0; d < view->type.rank; d++)
+            out_map->dim[dims->ints[d]] = map->dim[d];
+        return OPQ_THROUGH_map;
+    }
+    case OPQ_OP_expand:
+        opq_affine_broadcast(map, &view->type, source, out_map);
+        return OPQ_THROUGH_map;
+    case OPQ_OP_slice:
+        through_slice(view, map, out_map);
+        return OPQ_THROUGH_map;
+    case OPQ_OP_reshape:
+        *out_linear = opq_affine_linear(map, &view->type);
+        return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_map : OPQ_THROUGH_linear;
+    }
+    const opq_attr *strides = opq_node_attr(view, OPQ_ATTR_strides);
+    memset(out_linear, 0, sizeof *out_linear);
+    out_linear->offset = opq_node_int(view, OPQ_ATTR_offset, 0);
+    for (int d = 0; d < view->type.rank; d++)
+        add_scaled(out_linear, &map->dim[d], strides->ints[d]);
+    return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_map : OPQ_THROUGH_linear;
+}
+
+void opq_affine_broadcast(const opq_index_map *map, const opq_type *result, const opq_type *operand, opq_index_map *out_map)
+{
+    int shift = result->rank - operand->rank;
+    for (int d = 0; d < operand->rank; d++) {
+        if (operand->size[d] == 1)
+            memset(&out_map->dim[d], 0, sizeof out_map->dim[d]);
+        else
+            out_map->dim[d] = map->dim[d + shift];
+    }
+}

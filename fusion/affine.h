@@ -1,0 +1,43 @@
+/* Index maps: where an element of a node sits, as affine expressions over the loops of a kernel.
+ *
+ * A map gives, for each dim of a node, offset + sum of loop index * coef. Going from a node to its operand through a view rewrites the
+ * map; a reshape linearises the index and splits it again, which succeeds when no carry can cross the new dims. One extra variable,
+ * OPQ_AT, stands for an index read at run time (gather): its coefficient becomes the stride of an indirect load.
+ */
+#ifndef OPAQUE_FUSION_AFFINE_H
+#define OPAQUE_FUSION_AFFINE_H
+
+#include "graph/graph.h"
+
+enum { OPQ_SPACE_MAX = 10, OPQ_AT = OPQ_SPACE_MAX, OPQ_VARIABLES = OPQ_SPACE_MAX + 1 };
+
+typedef struct opq_affine {
+    int64_t offset;
+    int64_t coef[OPQ_VARIABLES];
+} opq_affine;
+
+typedef struct opq_index_map {
+    opq_affine dim[OPQ_RANK_MAX];
+} opq_index_map;
+
+/* The loops: extent of each, and of the run-time index (0: unused). */
+typedef struct opq_space {
+    int rank;
+    int64_t extent[OPQ_VARIABLES];
+    bool reduced[OPQ_SPACE_MAX];
+} opq_space;
+
+bool opq_affine_equal(const opq_affine *a, const opq_affine *b);
+/* sum over dims of map->dim[d] * row-major stride of `type` */
+opq_affine opq_affine_linear(const opq_index_map *map, const opq_type *type);
+/* Inverse of linear: writes a row-major index of `type` as one expression per dim. False if a carry could cross a dim. */
+bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map);
+/* Operand's map of a view node. False: not affine. `out_linear` is set instead of the map for `strided`, which addresses the
+ * operand's dense elements directly (and for a reshape that does not split): usable only when the operand is memory. */
+typedef enum opq_through { OPQ_THROUGH_map, OPQ_THROUGH_linear } opq_through;
+opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map, const opq_space *space,
+                            opq_index_map *out_map, opq_affine *out_linear);
+/* Operand's map when it broadcasts into `result`. */
+void opq_affine_broadcast(const opq_index_map *map, const opq_type *result, const opq_type *operand, opq_index_map *out_map);
+
+#endif

@@ -1,0 +1,107 @@
+/* Composite rows become primitives, concat becomes windows of one buffer, count becomes a number.
+ *
+ *   softmax %0 {axes=[1]}   ->   amax, sub, exp, sum, div
+ *   concat %0, %1           ->   undefined; update with %0; update with %1      (each window is written by whoever computes it)
+ *   count %0 {axes=[1]}     ->   extent {value=768}                             (no operand: it follows from the shape)
+ *
+ * needs   verified graph
+ * keeps   record order, lines, outputs, inputs
+ * breaks  node numbers
+ * not     merging what two expansions share (simplify)
+ */
+#include "fusion/pass.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static opq_status expand_count(opq_graph *out, const opq_node *node, const opq_type *operand, opq_ref *out_ref)
+{
+    const opq_attr *axes = opq_node_attr(node, OPQ_ATTR_axes);
+    opq_attr value = {.key = OPQ_ATTR_value, .is_int = 1, .number = {.i = 1}};
+    for (int i = 0; axes && i < axes->count; i++)
+        value.number.i *= operand->size[axes->ints[i]];
+    opq_node extent = {.op = OPQ_OP_extent, .attr_count = 1, .attr = &value, .line = node->line, .type = node->type, .kernel = -1};
+    return opq_graph_append(out, &extent, out_ref);
+}
+
+static opq_status expand_concat(opq_graph *out, const opq_node *node, const opq_ref *operands, opq_ref *out_ref)
+{
+    int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
+    int64_t strides[OPQ_RANK_MAX], stride = 1, position = 0;
+    for (int d = node->type.rank - 1; d >= 0; d--) {
+        strides[d] = stride;
+        stride *= node->type.size[d];
+    }
+    opq_node base = {.op = OPQ_OP_undefined, .line = node->line, .type = node->type, .kernel = -1};
+    OPQ_TRY(opq_graph_append(out, &base, out_ref));
+    for (int k = 0; k < node->arity; k++) {
+        const opq_type *part = &opq_node_at(out, operands[k])->type;
+        if (opq_type_count(part) == 0)
+            continue;
+        opq_type window = *part;
+        opq_attr attrs[] = {
+            {.key = OPQ_ATTR_offset, .i = position * strides[axis]},
+            {.key = OPQ_ATTR_sizes, .count = window.rank, .ints = window.size},
+            {.key = OPQ_ATTR_strides, .count = window.rank, .ints = strides},
+        };
+        opq_ref pair[] = {*out_ref, operands[k]};
+        opq_node update = {.op = OPQ_OP_update, .arity = 2, .operand = pair, .attr_count = 3, .attr = attrs, .line = node->line, .type = node->type, .kernel = -1};
+        OPQ_TRY(opq_graph_append(out, &update, out_ref));
+        position += window.size[axis];
+    }
+    return OPQ_OK;
+}
+
+static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands)
+{
+    for (opq_ref n = 0; n < in->count; n++) {
+        const opq_node *node = opq_node_at(in, n);
+        for (int k = 0; k < node->arity; k++)
+            operands[k] = renamed[node->operand[k]];
+        if (node->op == OPQ_OP_count)
+            OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
+        else if (node->op == OPQ_OP_concat)
+            OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
+        else if (opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND || opq_node_class(node) == OPQ_CLASS_COMPOSITE)
+            OPQ_TRY(opq_expand_node(out, node, operands, &renamed[n]));
+        else
+            OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
+    }
+    for (int i = 0; i < in->output_count; i++)
+        OPQ_TRY(opq_graph_output(out, renamed[in->outputs[i]]));
+    return OPQ_OK;
+}
+
+/* Expansions make counts of their own: a second walk turns those into extents. */
+static opq_status counts_to_extents(const opq_graph *in, opq_graph *out, opq_ref *renamed)
+{
+    for (opq_ref n = 0; n < in->count; n++) {
+        const opq_node *node = opq_node_at(in, n);
+        if (node->op == OPQ_OP_count)
+            OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
+        else
+            OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
+    }
+    for (int i = 0; i < in->output_count; i++)
+        OPQ_TRY(opq_graph_output(out, renamed[in->outputs[i]]));
+    return OPQ_OK;
+}
+
+opq_status opq_pass_expand(const opq_graph *in, opq_graph *out)
+{
+    int32_t widest = 1;
+    for (opq_ref n = 0; n < in->count; n++)
+        widest = opq_node_at(in, n)->arity > widest ? opq_node_at(in, n)->arity : widest;
+    opq_graph *middle = NULL;
+    OPQ_TRY(opq_graph_create(in->name, &middle));
+    opq_ref *renamed = malloc((size_t)(in->count + widest + 1) * sizeof *renamed);
+    opq_status status = renamed ? expand_into(in, middle, renamed, renamed + in->count) : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
+    free(renamed);
+    if (status == OPQ_OK) {
+        renamed = malloc((size_t)(middle->count + 1) * sizeof *renamed);
+        status = renamed ? counts_to_extents(middle, out, renamed) : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
+        free(renamed);
+    }
+    opq_graph_destroy(middle);
+    return status;
+}

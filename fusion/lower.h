@@ -1,0 +1,75 @@
+/* Schedule: a set of nodes becomes one loop nest. Legality is this function: what lowers can be one kernel, what does not has a
+ * named reason. Grouping tries and keeps; the plan lowers again what was kept.
+ */
+#ifndef OPAQUE_FUSION_LOWER_H
+#define OPAQUE_FUSION_LOWER_H
+
+#include "fusion/kernel.h"
+
+/* Why an edge was not fused. */
+#define OPQ_REFUSALS(X)                                                                                                \
+    X(none, "fused")                                                                                                   \
+    X(cycle, "a path leaves the group and comes back")                                                                 \
+    X(boundary, "this kind of kernel takes its operand from memory")                                                   \
+    X(space, "the iteration spaces differ")                                                                            \
+    X(view, "the view between them is not one stride per loop")                                                        \
+    X(axes, "reduces over other axes than the group")                                                                  \
+    X(two_matmuls, "one matmul in a kernel")                                                                           \
+    X(after_matmul, "a reduction cannot follow a matmul in its tile")                                                  \
+    X(recompute, "would be computed again for every broadcast element")                                                \
+    X(row_size, "a row does not stay in cache")                                                                        \
+    X(body_size, "the kernel body reached its limit")                                                                  \
+    X(buffers, "the kernel reached its limit of arguments")                                                            \
+    X(other_use, "another use needs the value in memory first")
+typedef enum opq_refusal {
+#define X(name, text) OPQ_REFUSAL_##name,
+    OPQ_REFUSALS(X)
+#undef X
+    OPQ_REFUSAL_COUNT
+} opq_refusal;
+const char *opq_refusal_name(opq_refusal refusal);
+const char *opq_refusal_text(opq_refusal refusal);
+
+/* The question: nodes n with group_of[n] == group, of which `stored` (in order) must be in memory afterwards. Other nodes are
+ * memory, except the free ones (constants, scalars, iota, count, views that are not stored), which are followed in place. */
+typedef struct opq_lower_request {
+    const opq_graph *graph;
+    const int32_t *group_of; /* per node; -1: none. A view with a group is stored by it. */
+    int32_t group;
+    const opq_ref *stored;
+    int stored_count;
+} opq_lower_request;
+
+/* The answer. Buffers, in kernel argument order, name the graph value whose dense memory they are. */
+typedef struct opq_lowered {
+    opq_refusal refusal;
+    opq_kernel kernel;
+    opq_ref *buffers;
+    uint8_t *written;    /* per buffer */
+    opq_ref *scalars;
+    int64_t *dims;
+    opq_ref matmul;      /* the group's matmul, or -1; its tile is buffer `tile` with loops [m, n] */
+    int tile;
+    int batch_rank;      /* matmul: leading loops of `dims` extents that are batch, see runtime/plan.c */
+    int64_t batch_extent[OPQ_LOOP_MAX];
+    int64_t *batch_strides; /* [access][batch_rank] */
+    bool serial;
+    int64_t row_count;   /* elements of a row: product of reduced extents */
+} opq_lowered;
+
+/* `arena` holds the answer. OPQ_OK also for a refusal. */
+opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered) OPQ_MUST_CHECK;
+
+/* Free nodes never are a kernel's own: they are followed wherever they are used. */
+bool opq_node_is_free(const opq_graph *graph, opq_ref ref);
+
+/* How a matmul reads an operand: strides of the batch, row and column dims over a dense buffer. */
+typedef struct opq_matrix_view {
+    opq_ref memory;
+    int64_t offset, row_stride, column_stride;
+    int64_t batch_stride[OPQ_RANK_MAX]; /* per batch dim of the result */
+} opq_matrix_view;
+/* False: the operand must be copied to dense memory first. */
+bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand, opq_matrix_view *out_view);
+
+#endif

@@ -1,0 +1,351 @@
+/* The body of a kernel: walks from a stored node to memory, one instruction per (node, index map).
+ *
+ * A node that is used under two maps becomes two instructions: x + x.t() computes x twice rather than storing it. What is not in
+ * the group is loaded; constants, scalars, iota and views that nobody stores are followed where they are used.
+ */
+#include "fusion/lower_state.h"
+
+#include <string.h>
+
+static int refuse(opq_lower_state *state, opq_refusal refusal)
+{
+    state->refusal = refusal;
+    return -1;
+}
+
+opq_dtype opq_compute_dtype(opq_dtype dtype)
+{
+    switch (dtype) {
+    case OPQ_f16: case OPQ_bf16: return OPQ_f32;
+    case OPQ_raw8: return OPQ_u8;
+    case OPQ_raw16: return OPQ_i16;
+    case OPQ_raw32: return OPQ_i32;
+    case OPQ_raw64: return OPQ_i64;
+    case OPQ_bool: case OPQ_u8: case OPQ_i8: case OPQ_i16: case OPQ_i32: case OPQ_i64: case OPQ_f32: case OPQ_f64: case OPQ_raw128:
+    case OPQ_DTYPE_COUNT: break;
+    }
+    return dtype;
+}
+
+/* Moved, never computed with: raw words are integers of their width to codegen. */
+static opq_dtype memory_dtype(opq_dtype dtype)
+{
+    return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW ? opq_compute_dtype(dtype) : dtype;
+}
+
+opq_instr opq_lower_blank(int op, opq_dtype dtype)
+{
+    opq_instr instr = {.op = (uint16_t)op, .dtype = (uint8_t)dtype, .from = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .spill = -1};
+    return instr;
+}
+
+int opq_lower_push(opq_lower_state *state, const opq_instr *instr)
+{
+    if (state->instr_count >= OPQ_BODY_MAX)
+        return refuse(state, OPQ_REFUSAL_body_size);
+    state->instrs[state->instr_count] = *instr;
+    return state->instr_count++;
+}
+
+int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine)
+{
+    int buffer = -1;
+    if (state->access_count >= OPQ_BODY_MAX)
+        return refuse(state, OPQ_REFUSAL_body_size);
+    if (memory >= 0) {
+        for (buffer = 0; buffer < state->buffer_count; buffer++)
+            if (state->buffers[buffer] == memory && state->written[buffer] == written)
+                break;
+        if (buffer == state->buffer_count) {
+            if (buffer >= OPQ_BUFFER_MAX)
+                return refuse(state, OPQ_REFUSAL_buffers);
+            state->buffers[buffer] = memory;
+            state->written[buffer] = written;
+            state->buffer_count++;
+        }
+    }
+    state->accesses[state->access_count] = (opq_access){.buffer = (int16_t)buffer, .dtype = (uint8_t)memory_dtype(dtype)};
+    state->affines[state->access_count] = *affine;
+    state->at_extents[state->access_count] = state->space.extent[OPQ_AT];
+    return state->access_count++;
+}
+
+static int emit_number(opq_lower_state *state, const opq_affine *affine)
+{
+    if (affine->coef[OPQ_AT] != 0)
+        return refuse(state, OPQ_REFUSAL_view);
+    opq_instr number = opq_lower_blank(OPQ_INSTR_number, OPQ_i64);
+    number.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, affine);
+    return number.access < 0 ? -1 : opq_lower_push(state, &number);
+}
+
+static int emit_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to)
+{
+    opq_dtype compute_from = opq_compute_dtype(from), compute_to = opq_compute_dtype(to);
+    if (compute_from == compute_to && (to == compute_to || to == from))
+        return operand;
+    opq_instr cast = opq_lower_blank(OPQ_OP_cast, compute_to);
+    cast.from = (uint8_t)compute_from;
+    cast.operand[0] = (int16_t)operand;
+    cast.value.i = to;
+    return opq_lower_push(state, &cast);
+}
+
+static int emit_load(opq_lower_state *state, opq_ref memory, const opq_affine *linear)
+{
+    const opq_type *type = &opq_node_at(state->graph, memory)->type;
+    bool indirect = linear->coef[OPQ_AT] != 0;
+    opq_instr load = opq_lower_blank(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype));
+    if (type->dtype == OPQ_raw128)
+        return refuse(state, OPQ_REFUSAL_boundary);
+    load.operand[0] = indirect ? state->at : -1;
+    load.access = (int16_t)opq_lower_access(state, memory, type->dtype, false, linear);
+    return load.access < 0 ? -1 : opq_lower_push(state, &load);
+}
+
+static int emit_scalar(opq_lower_state *state, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(state->graph, ref);
+    int slot = 0;
+    while (slot < state->scalar_count && state->scalars[slot] != ref)
+        slot++;
+    if (slot == state->scalar_count) {
+        if (slot >= OPQ_SCALAR_MAX)
+            return refuse(state, OPQ_REFUSAL_buffers);
+        state->scalars[state->scalar_count++] = ref;
+    }
+    opq_instr scalar = opq_lower_blank(OPQ_OP_scalar, opq_compute_dtype(node->type.dtype));
+    scalar.value.i = slot;
+    return opq_lower_push(state, &scalar);
+}
+
+static int emit_const(opq_lower_state *state, const opq_node *node)
+{
+    const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
+    opq_instr instr = opq_lower_blank(OPQ_OP_const, opq_compute_dtype(node->type.dtype));
+    if (value)
+        instr.value = value->number;
+    return opq_lower_push(state, &instr);
+}
+
+static int emit_iota(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
+    if (value == NULL)
+        return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
+    opq_affine affine = {.offset = value->number.i};
+    int number = emit_number(state, &affine);
+    return number < 0 ? -1 : emit_cast(state, number, OPQ_i64, node->type.dtype);
+}
+
+static int emit_random(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    opq_affine linear = opq_affine_linear(map, &node->type);
+    opq_index_map none = {0};
+    opq_instr instr = opq_lower_blank(node->op, OPQ_f32);
+    instr.from = OPQ_i64;
+    int index = emit_number(state, &linear);
+    int seed = index < 0 ? -1 : opq_lower_emit(state, node->operand[0], &none);
+    int offset = seed < 0 ? -1 : opq_lower_emit(state, node->operand[1], &none);
+    if (offset < 0)
+        return -1;
+    instr.operand[0] = (int16_t)index;
+    instr.operand[1] = (int16_t)seed;
+    instr.operand[2] = (int16_t)offset;
+    return opq_lower_push(state, &instr);
+}
+
+static int emit_elementwise(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
+    opq_index_map operand_map;
+    for (int k = 0; k < node->arity; k++) {
+        const opq_type *type = &opq_node_at(state->graph, node->operand[k])->type;
+        opq_affine_broadcast(map, &node->type, type, &operand_map);
+        int operand = opq_lower_emit(state, node->operand[k], &operand_map);
+        if (operand < 0)
+            return -1;
+        instr.operand[k] = (int16_t)operand;
+        instr.from = (uint8_t)opq_compute_dtype(type->dtype);
+    }
+    if (opq_node_class(node) == OPQ_CLASS_CAST)
+        return emit_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype, node->type.dtype);
+    return opq_lower_push(state, &instr);
+}
+
+/* A reduction fits if its kept index runs over exactly the kept loops, in order; then its operand runs over all loops. */
+static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    const opq_space *space = &state->space;
+    const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
+    opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
+    int64_t kept_stride = 1, reduced_stride = 1;
+    for (int l = space->rank - 1; l >= 0; l--) {
+        opq_affine *side = space->reduced[l] ? &reduced : &want_kept;
+        int64_t *stride = space->reduced[l] ? &reduced_stride : &kept_stride;
+        side->coef[l] = space->extent[l] == 1 ? 0 : *stride;
+        *stride *= space->extent[l];
+    }
+    if (opq_type_count(type) != kept_stride * reduced_stride || opq_type_count(&node->type) != kept_stride ||
+        (opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column) != state->column)
+        return refuse(state, OPQ_REFUSAL_axes);
+    if (!opq_affine_equal(&kept, &want_kept))
+        return refuse(state, OPQ_REFUSAL_space);
+
+    opq_type reduced_type = *type; /* the reduced dims alone, others 1 */
+    for (int d = 0; d < type->rank; d++)
+        if (!opq_node_reduces(node, d))
+            reduced_type.size[d] = 1;
+    opq_index_map operand_map;
+    if (!opq_affine_split(&reduced, space, &reduced_type, &operand_map))
+        return refuse(state, OPQ_REFUSAL_axes);
+    for (int d = 0; d < type->rank; d++)
+        if (!opq_node_reduces(node, d))
+            operand_map.dim[d] = map->dim[d];
+    int operand = opq_lower_emit(state, node->operand[0], &operand_map);
+    if (operand < 0)
+        return -1;
+    opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
+    instr.from = (uint8_t)opq_compute_dtype(type->dtype);
+    instr.operand[0] = (int16_t)operand;
+    return opq_lower_push(state, &instr);
+}
+
+/* The operand is read with its `axis` index replaced by a value: the value becomes the variable OPQ_AT. */
+static int emit_index(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    const opq_type *source = &opq_node_at(state->graph, node->operand[0])->type;
+    const opq_type *index = &opq_node_at(state->graph, node->operand[1])->type;
+    int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
+    bool select = node->op == OPQ_OP_index_select;
+    opq_index_map index_map, source_map;
+    for (int d = 0; d < index->rank; d++)
+        index_map.dim[d] = map->dim[select ? axis + d : d];
+    for (int d = 0; d < source->rank; d++) {
+        if (d == axis) {
+            memset(&source_map.dim[d], 0, sizeof source_map.dim[d]);
+            source_map.dim[d].coef[OPQ_AT] = 1;
+            continue;
+        }
+        source_map.dim[d] = map->dim[select && d > axis ? d + index->rank - 1 : d];
+        if (source_map.dim[d].coef[OPQ_AT] != 0)
+            return refuse(state, OPQ_REFUSAL_boundary);
+    }
+    int value = opq_lower_emit(state, node->operand[1], &index_map);
+    if (value < 0)
+        return -1;
+    int16_t outer_at = state->at;
+    int64_t outer_extent = state->space.extent[OPQ_AT];
+    state->at = (int16_t)emit_cast(state, value, index->dtype, OPQ_i64);
+    state->space.extent[OPQ_AT] = source->size[axis];
+    int result = state->at < 0 ? -1 : opq_lower_emit(state, node->operand[0], &source_map);
+    state->at = outer_at;
+    state->space.extent[OPQ_AT] = outer_extent;
+    return result;
+}
+
+/* The matmul's own element at (batch, m, n): only where the loops are its dims, in order. */
+static int emit_tile(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
+{
+    const opq_node *node = opq_node_at(state->graph, ref);
+    opq_affine linear = opq_affine_linear(map, &node->type);
+    int64_t stride = 1;
+    for (int l = state->space.rank - 1; l >= 0; l--) {
+        if (state->space.extent[l] != 1 && linear.coef[l] != stride)
+            return refuse(state, OPQ_REFUSAL_space);
+        stride *= state->space.extent[l];
+    }
+    opq_dtype tile_dtype = opq_compute_dtype(node->type.dtype);
+    opq_instr load = opq_lower_blank(OPQ_INSTR_load, tile_dtype);
+    load.access = (int16_t)opq_lower_access(state, ref, tile_dtype, false, &linear);
+    if (load.access < 0)
+        return -1;
+    state->out->tile = state->accesses[load.access].buffer;
+    return opq_lower_push(state, &load);
+}
+
+static int emit_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    opq_index_map operand_map;
+    opq_affine linear;
+    if (opq_affine_view(state->graph, node, map, &state->space, &operand_map, &linear) == OPQ_THROUGH_map)
+        return opq_lower_emit(state, node->operand[0], &operand_map);
+    opq_ref source = node->operand[0];
+    bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
+    if (opq_node_class(opq_node_at(state->graph, source)) == OPQ_CLASS_VIEW)
+        memory = state->request->group_of[source] >= 0 && state->request->group_of[source] != state->request->group;
+    return memory ? emit_load(state, source, &linear) : refuse(state, OPQ_REFUSAL_view);
+}
+
+static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
+{
+    const opq_node *node = opq_node_at(state->graph, ref);
+    bool member = state->request->group_of[ref] == state->request->group;
+    bool stored_elsewhere = !member && state->request->group_of[ref] >= 0;
+    opq_affine linear;
+    switch (opq_node_class(node)) {
+    case OPQ_CLASS_CONST: return emit_const(state, node);
+    case OPQ_CLASS_SCALAR: return emit_scalar(state, ref);
+    case OPQ_CLASS_IOTA: return emit_iota(state, node, map);
+    case OPQ_CLASS_VIEW:
+        if (!stored_elsewhere)
+            return emit_view(state, node, map);
+        break;
+    case OPQ_CLASS_RANDOM:
+        if (member)
+            return emit_random(state, node, map);
+        break;
+    case OPQ_CLASS_EWISE: case OPQ_CLASS_CAST:
+        if (member)
+            return emit_elementwise(state, node, map);
+        break;
+    case OPQ_CLASS_REDUCE:
+        if (member)
+            return emit_reduce(state, node, map);
+        break;
+    case OPQ_CLASS_INDEX:
+        if (member)
+            return emit_index(state, node, map);
+        break;
+    case OPQ_CLASS_MATMUL:
+        if (member)
+            return emit_tile(state, ref, map);
+        break;
+    case OPQ_CLASS_INPUT: case OPQ_CLASS_UPDATE: case OPQ_CLASS_CONCAT: case OPQ_CLASS_SCATTER: case OPQ_CLASS_COMPOSITE: case OPQ_CLASS_EXTERN:
+    case OPQ_CLASS_COUNT:
+        if (member)
+            return refuse(state, OPQ_REFUSAL_boundary);
+        break;
+    }
+    linear = opq_affine_linear(map, &node->type);
+    return emit_load(state, ref, &linear);
+}
+
+static int memo_bucket(opq_ref ref) { return (int)(((uint32_t)ref * 2654435761u) >> (32 - OPQ_MEMO_BITS)); }
+
+int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
+{
+    int rank = opq_node_at(state->graph, ref)->type.rank;
+    int16_t at = -1;
+    for (int d = 0; d < rank; d++)
+        if (map->dim[d].coef[OPQ_AT] != 0)
+            at = state->at;
+    int bucket = memo_bucket(ref);
+    for (int16_t i = state->bucket[bucket]; i >= 0; i = state->memos[i].next) {
+        const opq_memo *memo = &state->memos[i];
+        if (memo->node == ref && memo->at == at && memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)
+            return memo->instr;
+    }
+    int instr = emit_node(state, ref, map);
+    if (instr < 0)
+        return -1;
+    if (state->memo_count >= OPQ_BODY_MAX * 2)
+        return refuse(state, OPQ_REFUSAL_body_size);
+    opq_memo *memo = &state->memos[state->memo_count];
+    *memo = (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .next = state->bucket[bucket]};
+    memo->dim = opq_arena_copy(state->arena, map->dim, (size_t)rank * sizeof *memo->dim);
+    if (rank > 0 && memo->dim == NULL)
+        return refuse(state, OPQ_REFUSAL_body_size);
+    state->bucket[bucket] = (int16_t)state->memo_count++;
+    return instr;
+}

@@ -1,0 +1,51 @@
+/* Shared by lower.c (what to build), lower_body.c (the body) and lower_loops.c (the loop nest). */
+#ifndef OPAQUE_FUSION_LOWER_STATE_H
+#define OPAQUE_FUSION_LOWER_STATE_H
+
+#include "fusion/affine.h"
+#include "fusion/lower.h"
+
+enum { OPQ_BUFFER_MAX = 96, OPQ_SCALAR_MAX = 96, OPQ_MEMO_BITS = 10 };
+
+typedef struct opq_memo {
+    opq_ref node;
+    int16_t instr, at; /* at: the index instruction its map's OPQ_AT stands for, -1 if unused */
+    int16_t next;
+    opq_affine *dim;
+} opq_memo;
+
+typedef struct opq_lower_state {
+    const opq_lower_request *request;
+    const opq_graph *graph;
+    opq_arena *arena;
+    opq_lowered *out;
+    opq_refusal refusal;
+    opq_space space;
+    uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
+    bool column;
+    int16_t at;                  /* instruction behind OPQ_AT, -1 */
+    int instr_count, access_count, buffer_count, scalar_count, memo_count;
+    opq_instr instrs[OPQ_BODY_MAX];
+    opq_access accesses[OPQ_BODY_MAX];
+    opq_affine affines[OPQ_BODY_MAX]; /* per access */
+    int64_t at_extents[OPQ_BODY_MAX]; /* per access: bound of the index behind OPQ_AT */
+    opq_ref buffers[OPQ_BUFFER_MAX];
+    uint8_t written[OPQ_BUFFER_MAX];
+    opq_ref scalars[OPQ_SCALAR_MAX];
+    opq_memo memos[OPQ_BODY_MAX * 2];
+    int16_t bucket[1 << OPQ_MEMO_BITS];
+} opq_lower_state;
+
+typedef enum opq_role { OPQ_ROLE_kept, OPQ_ROLE_reduced_outer, OPQ_ROLE_reduced_inner, OPQ_ROLE_inner_kept, OPQ_ROLE_batch, OPQ_ROLE_m, OPQ_ROLE_n } opq_role;
+
+/* lower_body.c: instructions for node `ref` under `map`; -1 with state->refusal set. */
+int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
+int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
+int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
+opq_instr opq_lower_blank(int op, opq_dtype dtype);
+opq_dtype opq_compute_dtype(opq_dtype dtype);
+
+/* lower_loops.c: drops, merges and orders loops, fixes strides, sweeps and spills; fills state->out. */
+opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,41 @@
+/* Passes: a graph in, a new graph out. Each needs a verified graph and gives one.
+ *
+ *   expand     composite rows become primitives; concat becomes updates of one buffer; count becomes extent
+ *   simplify   views of views fold, equal nodes become one, what no output reaches goes
+ *   group      nodes get kernels: the fused graph
+ *   unfused    as group, one kernel per node
+ */
+#ifndef OPAQUE_FUSION_PASS_H
+#define OPAQUE_FUSION_PASS_H
+
+#include "fusion/lower.h"
+
+/* An edge between two kernels of the fused graph and why it stayed one. References are of the fused graph. */
+typedef struct opq_unfused_edge {
+    opq_ref producer, consumer;
+    opq_refusal refusal;
+} opq_unfused_edge;
+typedef struct opq_unfused {
+    opq_unfused_edge *edges; /* malloc'd */
+    int count, capacity;
+} opq_unfused;
+
+opq_status opq_pass_expand(const opq_graph *in, opq_graph *out) OPQ_MUST_CHECK;
+opq_status opq_pass_simplify(const opq_graph *in, opq_graph *out) OPQ_MUST_CHECK;
+/* `out_unfused` may be NULL. */
+opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused) OPQ_MUST_CHECK;
+
+/* What group decides, before the fused graph is built. */
+typedef struct opq_grouping {
+    int32_t *group_of;   /* per node of `in`, -1: none; a grouped view is stored */
+    int32_t group_count; /* ids may be empty after merges */
+    uint8_t *in_memory;  /* per node: must be in memory whatever its uses are */
+} opq_grouping;
+
+/* Follows reshapes: the node whose dense memory this one shares. */
+opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref);
+/* Operand k of this node is taken from memory by its kernel, never computed in it. */
+bool opq_operand_from_memory(const opq_node *node, int k);
+opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, opq_graph *out, opq_ref *out_renamed) OPQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,184 @@
+/* Folds views of views, makes equal nodes one, drops what no output reaches. One forward walk numbers values, one backward walk marks.
+ *
+ *   reshape(reshape(x))   ->  reshape(x)             permute(permute(x))  ->  permute(x)
+ *   a view that changes nothing, a cast to the same dtype  ->  its operand
+ *
+ * needs   verified graph
+ * keeps   record order, lines, outputs, inputs (also unused ones: they are the caller's contract), every rounding
+ * breaks  node numbers
+ * not     arithmetic identities: x * 1 and x + 0 differ for NaN payloads and -0
+ */
+#define XXH_INLINE_ALL
+#include "fusion/pass.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+typedef struct walk {
+    const opq_graph *in;
+    opq_graph *out;
+    opq_ref *renamed;
+    opq_ref *table; /* hash -> node of out, -1 empty */
+    uint32_t mask;
+} walk;
+
+static bool same_attr(const opq_attr *a, const opq_attr *b)
+{
+    if (a->key != b->key || a->count != b->count || a->is_int != b->is_int)
+        return false;
+    switch (a->key) {
+    case OPQ_ATTR_axes: case OPQ_ATTR_dims: case OPQ_ATTR_sizes: case OPQ_ATTR_start: case OPQ_ATTR_step: case OPQ_ATTR_strides:
+        return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
+    case OPQ_ATTR_key: return strcmp(a->str, b->str) == 0;
+    }
+    return a->i == b->i;
+}
+
+static bool same_node(const opq_node *a, const opq_node *b)
+{
+    if (a->op != b->op || a->arity != b->arity || a->attr_count != b->attr_count || !opq_type_equal(&a->type, &b->type))
+        return false;
+    for (int i = 0; i < a->attr_count; i++)
+        if (!same_attr(&a->attr[i], &b->attr[i]))
+            return false;
+    return a->arity == 0 || memcmp(a->operand, b->operand, (size_t)a->arity * sizeof *a->operand) == 0;
+}
+
+static uint32_t hash_node(const opq_node *node)
+{
+    XXH64_hash_t hash = XXH3_64bits(node->operand, (size_t)node->arity * sizeof *node->operand);
+    int64_t head[4] = {node->op, node->type.dtype, node->type.rank, node->type.rank ? node->type.size[node->type.rank - 1] : 0};
+    return (uint32_t)(hash ^ XXH3_64bits(head, sizeof head));
+}
+
+/* A slot is one value only with itself; what a call or undefined memory gives is its own. */
+static bool may_merge(const opq_node *node)
+{
+    return node->op != OPQ_OP_input && node->op != OPQ_OP_scalar && node->op != OPQ_OP_extern && node->op != OPQ_OP_undefined;
+}
+
+static opq_ref changes_nothing(const opq_graph *out, const opq_node *node)
+{
+    opq_class class_ = opq_node_class(node);
+    if ((class_ != OPQ_CLASS_VIEW && class_ != OPQ_CLASS_CAST) || !opq_type_equal(&node->type, &opq_node_at(out, node->operand[0])->type))
+        return -1;
+    if (node->op == OPQ_OP_permute) {
+        const opq_attr *dims = opq_node_attr(node, OPQ_ATTR_dims);
+        for (int d = 0; d < node->type.rank; d++)
+            if (dims->ints[d] != d)
+                return -1;
+    }
+    if (node->op == OPQ_OP_slice) /* the same shape: every start is 0 and every step covers all */
+        return node->operand[0];
+    if (node->op == OPQ_OP_strided) {
+        const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
+        int64_t stride = 1;
+        for (int d = node->type.rank - 1; d >= 0; d--) {
+            if (node->type.size[d] != 1 && strides->ints[d] != stride)
+                return -1;
+            stride *= node->type.size[d];
+        }
+    }
+    return node->operand[0];
+}
+
+/* Two reshapes are one, two permutes are one. */
+static void fold_view(const opq_graph *out, opq_node *node, opq_ref *operand, int64_t *dims, opq_attr *attr)
+{
+    const opq_node *inner = node->arity == 1 ? opq_node_at(out, *operand) : NULL;
+    if (inner == NULL || inner->op != node->op)
+        return;
+    if (node->op == OPQ_OP_reshape || node->op == OPQ_OP_expand)
+        *operand = inner->operand[0];
+    if (node->op == OPQ_OP_permute) {
+        const opq_attr *outer_dims = opq_node_attr(node, OPQ_ATTR_dims), *inner_dims = opq_node_attr(inner, OPQ_ATTR_dims);
+        for (int d = 0; d < node->type.rank; d++)
+            dims[d] = inner_dims->ints[outer_dims->ints[d]];
+        *attr = (opq_attr){.key = OPQ_ATTR_dims, .count = node->type.rank, .ints = dims};
+        node->attr = attr;
+        *operand = inner->operand[0];
+    }
+}
+
+static opq_status number_node(walk *w, opq_ref n, opq_ref *operands)
+{
+    opq_node node = *opq_node_at(w->in, n);
+    int64_t dims[OPQ_RANK_MAX];
+    opq_attr attr;
+    for (int k = 0; k < node.arity; k++)
+        operands[k] = w->renamed[node.operand[k]];
+    node.operand = operands;
+    fold_view(w->out, &node, operands, dims, &attr);
+    opq_ref same = changes_nothing(w->out, &node);
+    if (same >= 0) {
+        w->renamed[n] = same;
+        return OPQ_OK;
+    }
+    uint32_t slot = hash_node(&node) & w->mask;
+    for (; may_merge(&node) && w->table[slot] >= 0; slot = (slot + 1) & w->mask)
+        if (same_node(opq_node_at(w->out, w->table[slot]), &node)) {
+            w->renamed[n] = w->table[slot];
+            return OPQ_OK;
+        }
+    OPQ_TRY(opq_graph_append(w->out, &node, &w->renamed[n]));
+    if (may_merge(&node))
+        w->table[slot] = w->renamed[n];
+    return OPQ_OK;
+}
+
+static opq_status number_values(const opq_graph *in, opq_graph *out)
+{
+    int32_t widest = 1;
+    for (opq_ref n = 0; n < in->count; n++)
+        widest = opq_node_at(in, n)->arity > widest ? opq_node_at(in, n)->arity : widest;
+    walk w = {.in = in, .out = out, .mask = 15};
+    while (w.mask < (uint32_t)in->count * 2)
+        w.mask = w.mask * 2 + 1;
+    w.renamed = malloc((size_t)(in->count + widest + 1) * sizeof *w.renamed);
+    w.table = malloc((size_t)(w.mask + 1) * sizeof *w.table);
+    opq_status status = w.renamed && w.table ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "simplify: out of memory");
+    if (status == OPQ_OK)
+        memset(w.table, 0xff, (size_t)(w.mask + 1) * sizeof *w.table);
+    for (opq_ref n = 0; n < in->count && status == OPQ_OK; n++)
+        status = number_node(&w, n, w.renamed + in->count);
+    for (int i = 0; i < in->output_count && status == OPQ_OK; i++)
+        status = opq_graph_output(out, w.renamed[in->outputs[i]]);
+    free(w.renamed);
+    free(w.table);
+    return status;
+}
+
+static opq_status drop_dead(const opq_graph *in, opq_graph *out)
+{
+    opq_ref *renamed = malloc((size_t)(in->count + 1) * sizeof *renamed);
+    bool *live = calloc((size_t)in->count + 1, sizeof *live);
+    opq_status status = renamed && live ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "simplify: out of memory");
+    for (int i = 0; status == OPQ_OK && i < in->output_count; i++)
+        live[in->outputs[i]] = true;
+    for (opq_ref n = in->count - 1; status == OPQ_OK && n >= 0; n--) {
+        const opq_node *node = opq_node_at(in, n);
+        live[n] = live[n] || node->op == OPQ_OP_input;
+        for (int k = 0; live[n] && k < node->arity; k++)
+            live[node->operand[k]] = true;
+    }
+    for (opq_ref n = 0; n < in->count && status == OPQ_OK; n++)
+        if (live[n])
+            status = opq_graph_copy_node(out, in, n, renamed, &renamed[n]);
+    for (int i = 0; i < in->output_count && status == OPQ_OK; i++)
+        status = opq_graph_output(out, renamed[in->outputs[i]]);
+    free(renamed);
+    free(live);
+    return status;
+}
+
+opq_status opq_pass_simplify(const opq_graph *in, opq_graph *out)
+{
+    opq_graph *numbered = NULL;
+    OPQ_TRY(opq_graph_create(in->name, &numbered));
+    opq_status status = number_values(in, numbered);
+    if (status == OPQ_OK)
+        status = drop_dead(numbered, out);
+    opq_graph_destroy(numbered);
+    return status;
+}

@@ -1,0 +1,52 @@
+/* Host memory: a caching allocator and the refcounted buffers it hands out.
+ *
+ * Fresh pages cost more than anything done with them (4 KiB pages first touched at 3 GB/s), so freed blocks are kept by size class and
+ * used again; large blocks ask for huge pages. Contents are never cleared. Thread-safe.
+ */
+#ifndef OPAQUE_RUNTIME_MEMORY_H
+#define OPAQUE_RUNTIME_MEMORY_H
+
+#include "opaque/opaque.h"
+#include <stdatomic.h>
+
+typedef struct opq_pool opq_pool;
+
+/* A packed form of this buffer as right operand of a matmul: kept because the buffer never changes. */
+typedef struct opq_packed {
+    struct opq_packed *next;
+    int64_t k, n, offset, row_stride, column_stride;
+    int dtype;
+    struct opq_buffer *memory;
+} opq_packed;
+
+typedef struct opq_buffer {
+    atomic_int refs;
+    opq_pool *pool;
+    void *data; /* 64-byte aligned when ours */
+    size_t bytes, capacity;
+    int size_class;         /* -1: adopted */
+    void (*drop)(void *);
+    void *drop_arg;
+    atomic_int matmul_uses; /* as right operand, while it was not packed */
+    _Atomic(opq_packed *) packed;
+} opq_buffer;
+
+opq_status opq_pool_create(opq_pool **out_pool) OPQ_MUST_CHECK;
+/* Buffers still alive keep the pool's memory alive. */
+void opq_pool_destroy(opq_pool *pool);
+opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+/* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
+opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
+void opq_pool_trim(opq_pool *pool);
+int64_t opq_pool_live(const opq_pool *pool);
+int64_t opq_pool_peak(const opq_pool *pool);
+void opq_pool_reset_peak(opq_pool *pool);
+
+void opq_buffer_retain(opq_buffer *buffer);
+void opq_buffer_release(opq_buffer *buffer);
+
+/* Scratch of the calling thread: at least `bytes`, 64-byte aligned, valid until the next call in this thread; NULL without memory. */
+void *opq_thread_scratch(size_t bytes);
+
+#endif

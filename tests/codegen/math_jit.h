@@ -1,0 +1,36 @@
+/* Compiles every opq_math_* function for one instruction set and one number of lanes, and loads the
+ * object. */
+#ifndef OPAQUE_TESTS_MATH_JIT_H
+#define OPAQUE_TESTS_MATH_JIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    MATH_UNARY = 22,
+    MATH_COUNT = 25
+}; /* the unary functions in the order of OPQ_MATH1, then pow, atan2, fmod */
+
+/* out[i] = f(x[i], y[i]); unary functions do not read y. count is a multiple of 64. */
+typedef void math_function(const float *x, const float *y, float *out, int64_t count);
+/* One vector: counters and keys as six rows of `lanes` words, two rows out. */
+typedef void philox_function(const uint32_t *counter_and_key, uint32_t *out_words);
+
+typedef struct math_jit {
+    const char *label;
+    int lanes;
+    math_function *function[MATH_COUNT];
+    philox_function *philox;
+    int undefined_symbols; /* in the object, by name */
+    void *jit;
+} math_jit;
+
+extern const char *const math_names[MATH_COUNT];
+
+bool math_host_has_avx512(void);
+/* Returns false, with a message on stderr, when anything in LLVM fails. */
+bool math_jit_create(math_jit *jit, const char *label, bool avx512, int lanes);
+void math_jit_destroy(math_jit *jit);
+
+#endif
