@@ -68,7 +68,7 @@ def _replace(old: torch.Tensor, new: torch.Tensor) -> None:
     if is_traceable_wrapper_subclass(old) or is_traceable_wrapper_subclass(new):
         torch.utils.swap_tensors(old, new)
         return
-    if old.requires_grad and old.is_leaf:
+    if old.requires_grad and old.is_leaf and old._use_count() > 1:  # a graph holds it
         torch.autograd.graph.get_gradient_edge(old).node.register_prehook(_poisoned)
     hooks, accumulate_hooks = old._backward_hooks, old._post_accumulate_grad_hooks
     torch._C._swap_tensor_impl(old, new)
