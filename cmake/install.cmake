@@ -4,6 +4,7 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS opq_graph opq_fusion opq_codegen_llvm opq_runtime opq_opaque EXPORT OpaqueTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(TARGETS opq-opt COMPONENT development)
 install(FILES include/opaque/opaque.h include/opaque/ops.def include/opaque/dtypes.def
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/opaque COMPONENT development)
 
