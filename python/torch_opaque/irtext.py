@@ -11,7 +11,7 @@ _NODE = re.compile(
     r"(?:\{(?P<attrs>.*?)\})?\s*(?:#\s*(?P<line>.*))?$"
 )
 _OUTPUT = re.compile(r"^\s*output\s+(?P<refs>%.*?)\s*(?:#.*)?$")
-_BYTES = {"bool": 1, "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}  # fmt: skip
+_BYTES = {"bool": 1, "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "raw8": 1, "raw16": 2, "raw32": 4, "raw64": 8, "raw128": 16}  # fmt: skip
 _FREE = {"input", "const", "scalar", "permute", "reshape", "expand", "slice", "strided"}
 
 
