@@ -24,7 +24,7 @@ typedef struct builder {
 
 static bool stays_single(const opq_node *node)
 {
-    return node->op == OPQ_OP_input || node->op == OPQ_OP_const || node->op == OPQ_OP_scalar || node->op == OPQ_OP_undefined;
+    return node->op == OPQ_OP_input || node->op == OPQ_OP_const || opq_node_class(node) == OPQ_CLASS_SCALAR || node->op == OPQ_OP_undefined;
 }
 
 /* ---- order */

@@ -14,14 +14,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The number alone is 0-d; it stands where the count stood, so it gets the count's extents of 1 back. */
 static opq_status expand_count(opq_graph *out, const opq_node *node, const opq_type *operand, opq_ref *out_ref)
 {
     const opq_attr *axes = opq_node_attr(node, OPQ_ATTR_axes);
-    opq_attr value = {.key = OPQ_ATTR_value, .is_int = 1, .number = {.i = 1}};
+    opq_attr value = {.key = OPQ_ATTR_value};
+    int64_t count = 1;
     for (int i = 0; axes && i < axes->count; i++)
-        value.number.i *= operand->size[axes->ints[i]];
-    opq_node extent = {.op = OPQ_OP_extent, .attr_count = 1, .attr = &value, .line = node->line, .type = node->type, .kernel = -1};
-    return opq_graph_append(out, &extent, out_ref);
+        count *= operand->size[axes->ints[i]];
+    value.is_int = opq_dtype_kind_of((opq_dtype)node->type.dtype) != OPQ_KIND_FLOAT;
+    if (value.is_int)
+        value.number.i = count;
+    else
+        value.number.f = (double)count;
+    OPQ_TRY(opq_number_fit("extent", (opq_dtype)node->type.dtype, &value.number));
+    opq_node extent = {.op = OPQ_OP_extent, .attr_count = 1, .attr = &value, .line = node->line, .type = opq_type_make((opq_dtype)node->type.dtype, 0, NULL)};
+    OPQ_TRY(opq_graph_append(out, &extent, out_ref));
+    if (node->type.rank == 0)
+        return OPQ_OK;
+    opq_node shaped = {.op = OPQ_OP_reshape, .arity = 1, .operand = out_ref, .line = node->line, .type = node->type};
+    return opq_graph_append(out, &shaped, out_ref);
 }
 
 static opq_status expand_concat(opq_graph *out, const opq_node *node, const opq_ref *operands, opq_ref *out_ref)
@@ -63,7 +75,7 @@ static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *rena
         else if (node->op == OPQ_OP_concat)
             OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
         else if (opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND || opq_node_class(node) == OPQ_CLASS_COMPOSITE)
-            OPQ_TRY(opq_expand_node(out, node, operands, &renamed[n]));
+            OPQ_TRY(opq_expand_wide(out, node, operands, &renamed[n]));
         else
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
     }

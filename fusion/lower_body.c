@@ -128,16 +128,6 @@ static int emit_const(opq_lower_state *state, const opq_node *node)
     return opq_lower_push(state, &instr);
 }
 
-static int emit_iota(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
-{
-    const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
-    if (value == NULL)
-        return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
-    opq_affine affine = {.offset = value->number.i};
-    int number = emit_number(state, &affine);
-    return number < 0 ? -1 : emit_cast(state, number, OPQ_i64, node->type.dtype);
-}
-
 static int emit_random(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_affine linear = opq_affine_linear(map, &node->type);
@@ -286,7 +276,7 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     switch (opq_node_class(node)) {
     case OPQ_CLASS_CONST: return emit_const(state, node);
     case OPQ_CLASS_SCALAR: return emit_scalar(state, ref);
-    case OPQ_CLASS_IOTA: return emit_iota(state, node, map);
+    case OPQ_CLASS_IOTA: return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
     case OPQ_CLASS_VIEW:
         if (!stored_elsewhere)
             return emit_view(state, node, map);

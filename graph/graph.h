@@ -31,6 +31,17 @@ void opq_text_shape(opq_text *text, const opq_type *type); /* [2,3] */
 opq_status opq_text_take(opq_text *text, char **out_text); /* gives the malloc'd string, or OPQ_NO_MEMORY */
 void opq_text_drop(opq_text *text);
 
+/* [2,3] for messages: opq_fail(OPQ_INVALID, "%s", opq_shape_name(type).text) */
+typedef struct opq_shape_text {
+    char text[OPQ_RANK_MAX * 21 + 3];
+} opq_shape_text;
+opq_shape_text opq_shape_name(const opq_type *type);
+
+/* Dtype, rank and extents in range, bytes within int64. `op` begins the message. */
+opq_status opq_type_check(const char *op, const opq_type *type) OPQ_MUST_CHECK;
+/* Brings a number to what the dtype can hold: rounds floats, makes bool 0 or 1. OPQ_INVALID if an integer does not fit. */
+opq_status opq_number_fit(const char *op, opq_dtype dtype, opq_number *number) OPQ_MUST_CHECK;
+
 /* ---- lowering of a row, as graph/ and codegen_llvm/ read it */
 typedef enum opq_lowering_kind { OPQ_LOWER_NATIVE, OPQ_LOWER_ARITH, OPQ_LOWER_CMP, OPQ_LOWER_CALL, OPQ_LOWER_FOLD, OPQ_LOWER_EXPAND } opq_lowering_kind;
 typedef enum opq_arith { OPQ_ARITH_None, OPQ_ARITH_FAdd, OPQ_ARITH_FSub, OPQ_ARITH_FMul, OPQ_ARITH_FDiv, OPQ_ARITH_Add, OPQ_ARITH_Sub,
@@ -46,6 +57,16 @@ typedef struct opq_lowering {
     const char *text; /* CALL: function name; EXPAND: expression */
 } opq_lowering;
 const opq_lowering *opq_op_lowering(opq_op op);
+
+/* ---- attributes of a row: bit k stands for key k. `tree` may be left out for the builder to add. */
+typedef struct opq_attr_set {
+    unsigned required, optional;
+} opq_attr_set;
+opq_attr_set opq_op_attrs(opq_op op);
+const char *opq_attr_name(opq_attr_key key);
+opq_attr_kind opq_attr_kind_of(opq_attr_key key);
+bool opq_attr_key_find(const char *name, size_t length, opq_attr_key *out_key);
+const char *opq_tree_name(opq_tree tree);
 
 /* ---- nodes */
 typedef struct opq_node {
@@ -95,11 +116,17 @@ static inline int64_t opq_node_int(const opq_node *node, opq_attr_key key, int64
 }
 bool opq_node_reduces(const opq_node *node, int axis); /* REDUCE and COMPOSITE rows with `axes` */
 
-/* Appends a node as it is: the type is complete, operands and attributes are copied into the arena. No inference, no check. */
+/* Appends a node as it is: the type is complete, operands and attributes are copied into the arena. No inference, no check.
+ * The node belongs to no kernel; control characters in its line become '?', an empty line none. */
 opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out_ref) OPQ_MUST_CHECK;
 /* Appends in's node n with operands renamed; lines and payloads come along. */
 opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed, opq_ref *out_ref) OPQ_MUST_CHECK;
 opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const char *name, opq_ref first, int32_t count) OPQ_MUST_CHECK;
+
+/* One node's part of opq_graph_verify: operands, attributes, type. The message begins with the op. */
+opq_status opq_node_verify(const opq_graph *graph, opq_ref ref) OPQ_MUST_CHECK;
+/* Names of graphs and kernels: letters, digits, '_', '.', '-', 1 to 255 of them. */
+bool opq_name_valid(const char *name);
 
 /* ---- rules: types in, type out, never nodes */
 
@@ -121,6 +148,9 @@ opq_tree opq_tree_for(int rank, const int64_t *axes, int count);
 /* Builds the expansion of `node` (a row with EXPAND) into `graph`; operands are already renamed references into `graph`.
  * Inner rows that expand themselves are expanded too. Every node made gets the line of `node`. */
 opq_status opq_expand_node(opq_graph *graph, const opq_node *node, const opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;
+/* The same with f16 and bf16 operands widened first and the result rounded once at the end: sums of halves neither overflow nor
+ * round at each step. This is what evaluator and compiler use. Overwrites `operands`. */
+opq_status opq_expand_wide(opq_graph *graph, const opq_node *node, opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;
 
 /* ---- f16, bf16: round to nearest even, NaN stays NaN */
 float opq_f16_to_f32(uint16_t bits);

@@ -145,6 +145,7 @@ enum {
     OPQ_FLAG_MATH32 = 4,   /* lowered for f32 (and f16, bf16 through it) only */
     OPQ_FLAG_CHECKED = 8,  /* may fail on values: an index out of range */
     OPQ_FLAG_NOINT = 16,   /* integers and bool are an error (PyTorch has no such kernel) */
+    OPQ_FLAG_NOFLOAT = 32, /* floats are an error */
 };
 
 typedef struct opq_op_info {

@@ -1,0 +1,57 @@
+/* What the parts of the reference evaluator share. Private to graph/eval*.c.
+ *
+ * Every value is one dense buffer. An element travels as an opq_number: floats of every width as a double, which holds them
+ * exactly, integers and bool as int64 (bool is 0 or 1). Arithmetic is done in the width of the dtype and not in that of the
+ * carrier: f32 in float, f16 and bf16 in float with one rounding when stored, integers wrap in their width.
+ */
+#ifndef OPAQUE_GRAPH_EVAL_H
+#define OPAQUE_GRAPH_EVAL_H
+
+#include "graph/graph.h"
+
+typedef struct opq_eval_value {
+    const opq_type *type;
+    const void *data;
+} opq_eval_value;
+
+/* ---- elements (eval_number.c). Not for raw dtypes. */
+static inline bool opq_eval_is_float(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT; }
+opq_number opq_eval_load(opq_dtype dtype, const void *data, int64_t index);
+/* Rounds a float to the dtype; keeps the low bits of an integer; bool is "not zero". */
+void opq_eval_store(opq_dtype dtype, void *data, int64_t index, opq_number x);
+/* The cast op. Float to integer truncates; see eval_number.c for what is out of range. */
+opq_number opq_eval_cast(opq_dtype from, opq_dtype to, opq_number x);
+/* What loading gives after storing: x rounded, wrapped or normalised to the dtype. */
+opq_number opq_eval_rounded(opq_dtype dtype, opq_number x);
+
+/* ---- arithmetic on loaded numbers of one dtype */
+opq_number opq_eval_arith(opq_arith code, opq_dtype dtype, opq_number a, opq_number b);
+opq_number opq_eval_add(opq_dtype dtype, opq_number a, opq_number b);
+opq_number opq_eval_mul(opq_dtype dtype, opq_number a, opq_number b);
+opq_number opq_eval_max(opq_dtype dtype, opq_number a, opq_number b); /* a > b or a is NaN ? a : b */
+opq_number opq_eval_min(opq_dtype dtype, opq_number a, opq_number b);
+/* A CALL row's function by name, NULL if there is none; x[0..arity-1] have the operands' common dtype. */
+typedef opq_number opq_eval_fn(opq_dtype dtype, const opq_number *x);
+opq_eval_fn *opq_eval_call(const char *name);
+
+/* ---- index arithmetic (eval_view.c). Coordinates are row-major. */
+void opq_eval_coords(const opq_type *type, int64_t index, int64_t *out_coords);
+int64_t opq_eval_index(const opq_type *type, const int64_t *coords);
+/* The element of a broadcast operand that belongs to element `index` of the result; dims align at the end. */
+int64_t opq_eval_broadcast(const opq_type *operand, const opq_type *result, int64_t index);
+
+/* ---- classes. `out` has the bytes of node->type. */
+opq_status opq_eval_ewise(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_view(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_update(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_concat(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_reduce(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_select(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_scatter(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_random(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+
+/* Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. */
+void opq_eval_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out_words[4]);
+
+#endif

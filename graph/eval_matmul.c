@@ -1,0 +1,74 @@
+/* Matrix products: every result element is one chain of fused multiply-adds over ascending k, from +0 on.
+ *
+ * f16 and bf16 are widened, run as an f32 chain and are rounded once. Integers multiply and add in their width; of bool the
+ * product is and, the sum or.
+ */
+#include "graph/eval.h"
+
+#include <math.h>
+
+/* One operand, read as a stack of matrices. */
+typedef struct matrix {
+    const opq_eval_value *value;
+    opq_type batch; /* its leading dims */
+    int64_t row, column; /* strides of the logical matrix, transposed or not */
+    int64_t size;
+} matrix;
+
+static opq_type leading_dims(const opq_type *type)
+{
+    return opq_type_make((opq_dtype)type->dtype, type->rank - 2, type->size);
+}
+
+static matrix matrix_of(const opq_eval_value *value, bool transposed)
+{
+    const int64_t *size = value->type->size + value->type->rank - 2;
+    return (matrix){.value = value,
+                    .batch = leading_dims(value->type),
+                    .row = transposed ? 1 : size[1],
+                    .column = transposed ? size[1] : 1,
+                    .size = size[0] * size[1]};
+}
+
+static opq_number dot(opq_dtype dtype, const matrix *a, int64_t at_a, const matrix *b, int64_t at_b, int64_t count)
+{
+    bool is_float = opq_eval_is_float(dtype);
+    opq_number sum = is_float ? (opq_number){.f = 0} : (opq_number){.i = 0};
+    for (int64_t k = 0; k < count; k++) {
+        opq_number x = opq_eval_load(dtype, a->value->data, at_a + k * a->column);
+        opq_number y = opq_eval_load(dtype, b->value->data, at_b + k * b->row);
+        if (!is_float)
+            sum = opq_eval_add(dtype, sum, opq_eval_mul(dtype, x, y));
+        else if (dtype == OPQ_f64)
+            sum.f = fma(x.f, y.f, sum.f);
+        else
+            sum.f = (double)fmaf((float)x.f, (float)y.f, (float)sum.f);
+    }
+    return sum;
+}
+
+opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *out)
+{
+    const opq_type *type = &node->type;
+    opq_dtype dtype = (opq_dtype)type->dtype;
+    if (x[0].type->rank < 2 || x[1].type->rank < 2 || type->rank < 2 || opq_dtype_kind_of(dtype) == OPQ_KIND_RAW)
+        return opq_fail(OPQ_INVALID, "matmul: needs matrices of numbers");
+
+    bool transpose_a = opq_node_int(node, OPQ_ATTR_transpose_a, 0) != 0;
+    bool transpose_b = opq_node_int(node, OPQ_ATTR_transpose_b, 0) != 0;
+    matrix a = matrix_of(&x[0], transpose_a), b = matrix_of(&x[1], transpose_b);
+    int64_t inner = x[0].type->size[x[0].type->rank - (transpose_a ? 2 : 1)];
+    int64_t rows = type->size[type->rank - 2], columns = type->size[type->rank - 1];
+    opq_type batch = leading_dims(type);
+    int64_t matrices = opq_type_count(type) > 0 ? opq_type_count(&batch) : 0;
+
+    for (int64_t m = 0; m < matrices; m++) {
+        int64_t at_a = opq_eval_broadcast(&a.batch, &batch, m) * a.size;
+        int64_t at_b = opq_eval_broadcast(&b.batch, &batch, m) * b.size;
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++)
+                opq_eval_store(dtype, out, (m * rows + i) * columns + j,
+                               dot(dtype, &a, at_a + i * a.row, &b, at_b + j * b.column, inner));
+    }
+    return OPQ_OK;
+}

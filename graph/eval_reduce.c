@@ -1,0 +1,211 @@
+/* Reductions, by the rule of opq_tree and nothing else.
+ *
+ * The elements of one result element are written out in row-major order of the reduced axes, then folded. Sums of f16 and bf16
+ * and every other fold of them run in f32 and are rounded once, at the end.
+ */
+#include "graph/eval.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* What one reduction node does, chosen once. */
+typedef struct plan {
+    opq_fold fold;
+    opq_dtype dtype;  /* in which partial results are held */
+    opq_tree tree;
+    int64_t run;      /* extent of the innermost run of adjacent reduced axes */
+    int64_t count;    /* elements behind one result element */
+    int64_t *offsets; /* where they are, from the first one on */
+    opq_number *elements;
+} plan;
+
+static int64_t int_min(opq_dtype dtype)
+{
+    opq_dtype_kind kind = opq_dtype_kind_of(dtype);
+    return kind == OPQ_KIND_INT ? (int64_t)(UINT64_MAX << (8 * opq_dtype_bytes(dtype) - 1)) : 0;
+}
+
+static int64_t int_max(opq_dtype dtype)
+{
+    switch (opq_dtype_kind_of(dtype)) {
+    case OPQ_KIND_BOOL: return 1;
+    case OPQ_KIND_UINT: return (int64_t)((UINT64_C(1) << (8 * opq_dtype_bytes(dtype))) - 1);
+    case OPQ_KIND_INT: return ~int_min(dtype);
+    case OPQ_KIND_FLOAT:
+    case OPQ_KIND_RAW: break;
+    }
+    return 0;
+}
+
+static opq_number identity(opq_fold fold, opq_dtype dtype)
+{
+    bool is_float = opq_eval_is_float(dtype);
+    switch (fold) {
+    case OPQ_FOLD_prod: return is_float ? (opq_number){.f = 1} : (opq_number){.i = 1};
+    case OPQ_FOLD_and: return (opq_number){.i = 1};
+    case OPQ_FOLD_max: return is_float ? (opq_number){.f = -INFINITY} : (opq_number){.i = int_min(dtype)};
+    case OPQ_FOLD_min: return is_float ? (opq_number){.f = INFINITY} : (opq_number){.i = int_max(dtype)};
+    case OPQ_FOLD_sum:
+    case OPQ_FOLD_or:
+    case OPQ_FOLD_argmax:
+    case OPQ_FOLD_argmin: break;
+    }
+    return is_float ? (opq_number){.f = 0} : (opq_number){.i = 0};
+}
+
+static opq_number combine(const plan *p, opq_number a, opq_number b)
+{
+    switch (p->fold) {
+    case OPQ_FOLD_sum: return opq_eval_add(p->dtype, a, b);
+    case OPQ_FOLD_prod: return opq_eval_mul(p->dtype, a, b);
+    case OPQ_FOLD_max: return opq_eval_max(p->dtype, a, b);
+    case OPQ_FOLD_min: return opq_eval_min(p->dtype, a, b);
+    case OPQ_FOLD_or: return (opq_number){.i = a.i | b.i};
+    case OPQ_FOLD_and: return (opq_number){.i = a.i & b.i};
+    case OPQ_FOLD_argmax:
+    case OPQ_FOLD_argmin: break;
+    }
+    return a;
+}
+
+static opq_number segment(const plan *p, const opq_number *e, int64_t count)
+{
+    opq_number lane[OPQ_LANES];
+    for (int i = 0; i < OPQ_LANES; i++)
+        lane[i] = identity(p->fold, p->dtype);
+    for (int64_t k = 0; k < count; k++)
+        lane[k % OPQ_LANES] = combine(p, lane[k % OPQ_LANES], e[k]);
+    for (int half = OPQ_LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] = combine(p, lane[i], lane[i + half]);
+    return lane[0];
+}
+
+/* Segment results overwrite the elements from the front, which have been read by then. */
+static opq_number lanes(const plan *p)
+{
+    opq_number *e = p->elements;
+    int64_t count = p->count, run = p->run;
+    if (count == 0)
+        return identity(p->fold, p->dtype);
+    do {
+        int64_t segments = 0;
+        for (int64_t row = 0; row < count; row += run)
+            for (int64_t k = 0; k < run; k += OPQ_CHUNK)
+                e[segments++] = segment(p, e + row + k, run - k < OPQ_CHUNK ? run - k : OPQ_CHUNK);
+        count = run = segments;
+    } while (count > 1);
+    return e[0];
+}
+
+static opq_number column(const plan *p)
+{
+    opq_number total = identity(p->fold, p->dtype);
+    for (int64_t b = 0; b < p->count; b += OPQ_COLUMN_BLOCK) {
+        opq_number block = identity(p->fold, p->dtype);
+        for (int64_t g = b; g < p->count && g < b + OPQ_COLUMN_BLOCK; g += OPQ_COLUMN_GROUP) {
+            opq_number group = identity(p->fold, p->dtype);
+            for (int64_t k = g; k < p->count && k < g + OPQ_COLUMN_GROUP; k++)
+                group = combine(p, group, p->elements[k]);
+            block = combine(p, block, group);
+        }
+        total = combine(p, total, block);
+    }
+    return total;
+}
+
+/* The first NaN, or else the first of the largest (smallest); 0 if there are no elements. */
+static opq_number arg(const plan *p)
+{
+    bool is_float = opq_eval_is_float(p->dtype);
+    int64_t best = 0;
+    for (int64_t k = 1; k < p->count; k++) {
+        opq_number x = p->elements[k], y = p->elements[best];
+        if (is_float && y.f != y.f)
+            break;
+        bool more = is_float ? x.f > y.f : x.i > y.i, less = is_float ? x.f < y.f : x.i < y.i;
+        if ((p->fold == OPQ_FOLD_argmax ? more : less) || (is_float && x.f != x.f))
+            best = k;
+    }
+    return (opq_number){.i = best};
+}
+
+static opq_number reduce_one(const plan *p)
+{
+    if (p->fold == OPQ_FOLD_argmax || p->fold == OPQ_FOLD_argmin)
+        return arg(p);
+    return p->tree == OPQ_TREE_lanes ? lanes(p) : column(p);
+}
+
+static opq_dtype partial_dtype(opq_fold fold, opq_dtype operand, opq_dtype result)
+{
+    switch (fold) {
+    case OPQ_FOLD_sum:
+    case OPQ_FOLD_prod: operand = result; break;
+    case OPQ_FOLD_or:
+    case OPQ_FOLD_and: operand = OPQ_bool; break;
+    case OPQ_FOLD_max:
+    case OPQ_FOLD_min:
+    case OPQ_FOLD_argmax:
+    case OPQ_FOLD_argmin: break;
+    }
+    return operand == OPQ_f16 || operand == OPQ_bf16 ? OPQ_f32 : operand;
+}
+
+static opq_status make_plan(const opq_node *node, const opq_type *type, plan *p)
+{
+    const opq_attr *axes = opq_node_attr(node, OPQ_ATTR_axes), *tree = opq_node_attr(node, OPQ_ATTR_tree);
+    int axis_count = axes ? axes->count : 0;
+    *p = (plan){.fold = opq_op_lowering((opq_op)node->op)->fold, .run = 1, .count = 1};
+    p->dtype = partial_dtype(p->fold, (opq_dtype)type->dtype, (opq_dtype)node->type.dtype);
+    p->tree = tree ? (opq_tree)tree->i : opq_tree_for(type->rank, axes ? axes->ints : NULL, axis_count);
+    for (int i = axis_count - 1; i >= 0; i--) {
+        p->count *= type->size[axes->ints[i]];
+        if (axes->ints[axis_count - 1] - axes->ints[i] == axis_count - 1 - i)
+            p->run *= type->size[axes->ints[i]];
+    }
+
+    p->offsets = malloc(((size_t)p->count + 1) * sizeof *p->offsets);
+    p->elements = malloc(((size_t)p->count + 1) * sizeof *p->elements);
+    if (p->offsets == NULL || p->elements == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "%s: out of memory", opq_node_info(node)->name);
+    opq_type reduced = *type;
+    for (int d = 0; d < type->rank; d++)
+        if (!opq_node_reduces(node, d))
+            reduced.size[d] = 1;
+    for (int64_t k = 0; k < p->count; k++) {
+        int64_t coords[OPQ_RANK_MAX];
+        opq_eval_coords(&reduced, k, coords);
+        p->offsets[k] = opq_eval_index(type, coords);
+    }
+    return OPQ_OK;
+}
+
+static void reduce(const opq_node *node, const opq_eval_value *x, const plan *p, void *out)
+{
+    opq_dtype from = (opq_dtype)x->type->dtype;
+    int64_t count = opq_type_count(&node->type);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t coords[OPQ_RANK_MAX];
+        opq_eval_coords(&node->type, i, coords);
+        int64_t first = opq_eval_index(x->type, coords);
+        for (int64_t k = 0; k < p->count; k++)
+            p->elements[k] = opq_eval_cast(from, p->dtype, opq_eval_load(from, x->data, first + p->offsets[k]));
+        opq_eval_store((opq_dtype)node->type.dtype, out, i, reduce_one(p));
+    }
+}
+
+opq_status opq_eval_reduce(const opq_node *node, const opq_eval_value *x, void *out)
+{
+    plan p;
+    opq_status status = make_plan(node, x->type, &p);
+    if (status == OPQ_OK && node->op == OPQ_OP_count)
+        for (int64_t i = 0; i < opq_type_count(&node->type); i++)
+            opq_eval_store((opq_dtype)node->type.dtype, out, i,
+                           opq_eval_cast(OPQ_i64, (opq_dtype)node->type.dtype, (opq_number){.i = p.count}));
+    else if (status == OPQ_OK)
+        reduce(node, x, &p, out);
+    free(p.offsets);
+    free(p.elements);
+    return status;
+}

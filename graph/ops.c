@@ -1,0 +1,77 @@
+/* The op table, expanded: what a row says (opq_op_info) and how it is computed (opq_lowering). */
+#include "graph/graph.h"
+
+#include <string.h>
+
+/* A row's flags column is an expression in these names. */
+enum {
+    COMM = OPQ_FLAG_COMM,
+    CHEAP = OPQ_FLAG_CHEAP,
+    MATH32 = OPQ_FLAG_MATH32,
+    CHECKED = OPQ_FLAG_CHECKED,
+    NOINT = OPQ_FLAG_NOINT,
+    NOFLOAT = OPQ_FLAG_NOFLOAT,
+};
+
+#define ATEN(overloads, reader) .aten = overloads, .signature = #reader
+#define NATIVE NULL
+#define ARITH(for_float, for_signed, for_unsigned) NULL
+#define CMP(for_float, for_signed, for_unsigned) NULL
+#define CALL(function) NULL
+#define FOLD(combine) NULL
+#define EXPAND(expression) expression
+static const opq_op_info infos[OPQ_OP_COUNT] = {
+#define OP(name_, arity_, class__, dtype_, flags_, aten_, lowering_)                                                   \
+    [OPQ_OP_##name_] = {.name = #name_, .arity = arity_, .class_ = OPQ_CLASS_##class__, .rule = OPQ_RULE_##dtype_,     \
+                        .flags = flags_, aten_, .expand = lowering_},
+#include "opaque/ops.def"
+#undef OP
+};
+#undef ATEN
+#undef NATIVE
+#undef ARITH
+#undef CMP
+#undef CALL
+#undef FOLD
+#undef EXPAND
+
+#define NATIVE {.kind = OPQ_LOWER_NATIVE}
+#define ARITH(f, s, u)                                                                                                 \
+    {.kind = OPQ_LOWER_ARITH, .for_float = OPQ_ARITH_##f, .for_signed = OPQ_ARITH_##s, .for_unsigned = OPQ_ARITH_##u}
+#define CMP(f, s, u)                                                                                                   \
+    {.kind = OPQ_LOWER_CMP, .for_float = OPQ_CMP_##f, .for_signed = OPQ_CMP_##s, .for_unsigned = OPQ_CMP_##u}
+#define CALL(function) {.kind = OPQ_LOWER_CALL, .text = #function}
+#define FOLD(combine) {.kind = OPQ_LOWER_FOLD, .fold = OPQ_FOLD_##combine}
+#define EXPAND(expression) {.kind = OPQ_LOWER_EXPAND, .text = expression}
+static const opq_lowering lowerings[OPQ_OP_COUNT] = {
+#define OP(name, arity, class_, dtype, flags, aten, lowering) [OPQ_OP_##name] = lowering,
+#include "opaque/ops.def"
+#undef OP
+};
+
+static const uint8_t name_lengths[OPQ_OP_COUNT] = {
+#define OP(name, arity, class_, dtype, flags, aten, lowering) sizeof #name - 1,
+#include "opaque/ops.def"
+#undef OP
+};
+
+const opq_op_info *opq_op_info_of(opq_op op)
+{
+    return &infos[op];
+}
+
+const opq_lowering *opq_op_lowering(opq_op op)
+{
+    return &lowerings[op];
+}
+
+/* Only text and tables look ops up by name: one pass over 200 lengths needs neither a sorted copy nor a hash. */
+bool opq_op_find(const char *name, size_t length, opq_op *out_op)
+{
+    for (int op = 0; op < OPQ_OP_COUNT; op++)
+        if (name_lengths[op] == length && !memcmp(infos[op].name, name, length)) {
+            *out_op = (opq_op)op;
+            return true;
+        }
+    return false;
+}

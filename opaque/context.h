@@ -1,0 +1,122 @@
+/* The insides of a context: values, cells, the plan cache. Internal to opaque/.
+ *
+ * Locks, in this order: run_lock (one run at a time) before lock (cells, marks, the plan cache, states of values). Reference counts are
+ * atomic and need neither. Recording takes no lock but for cells. Nothing calls the host with `lock` held.
+ */
+#ifndef OPAQUE_OPAQUE_CONTEXT_H
+#define OPAQUE_OPAQUE_CONTEXT_H
+
+#include "opaque/record.h"
+#include "runtime/plan.h"
+
+#include <pthread.h>
+
+typedef enum opq_value_state { OPQ_VALUE_pending, OPQ_VALUE_computed, OPQ_VALUE_failed } opq_value_state;
+
+struct opq_value {
+    opq_ctx *ctx;
+    atomic_int refs;
+    uint16_t op;
+    uint8_t state; /* opq_value_state */
+    uint8_t attr_count;
+    int32_t arity;
+    uint32_t line;
+    int32_t number;       /* in the cone being walked */
+    uint64_t mark;        /* walk that saw it last */
+    uint64_t sequence;    /* record order */
+    opq_value **operands; /* behind the struct; dropped when computed */
+    opq_attr *attrs;
+    opq_cell *holders;    /* cells whose current value this is */
+    union {
+        opq_number scalar;    /* op scalar */
+        opq_buffer *buffer;   /* computed */
+        char *error;          /* failed: message, malloc'd */
+        void *payload;        /* pending extern */
+    };
+    opq_status error_status;
+    opq_value *next_free;
+    opq_type type;
+};
+
+struct opq_cell {
+    opq_ctx *ctx;
+    atomic_int refs;
+    int64_t bytes;
+    opq_value *value;    /* NULL: undefined contents */
+    opq_value *previous; /* last computed value while `value` is pending: what a failure goes back to */
+    opq_cell *next_holder, *previous_holder; /* other cells with the same value */
+    opq_cell *next, *before; /* all cells of the context */
+};
+
+typedef struct opq_plan_entry {
+    struct opq_plan_entry *next;
+    uint64_t hash, used;
+    size_t key_bytes;
+    opq_plan *plan;
+    unsigned char key[];
+} opq_plan_entry;
+
+enum { OPQ_PLAN_BUCKETS = 1024, OPQ_PLAN_MAX = 4096, OPQ_PENDING_MAX = 16384, OPQ_WINDOW = 16 };
+
+struct opq_ctx {
+    opq_host host;
+    opq_runtime runtime;
+    pthread_mutex_t lock, run_lock;
+    opq_cell *cells;
+    atomic_ullong sequence;
+    uint64_t mark;
+    atomic_int pending;
+    uint64_t window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike */
+    uint32_t window_at;
+    uint64_t cut_window;
+    opq_plan_entry *plans[OPQ_PLAN_BUCKETS];
+    int plan_count;
+    uint64_t plan_clock;
+    struct {
+        atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read, bytes_written;
+        atomic_llong flushes[OPQ_REASON_COUNT];
+        atomic_llong compile_nanoseconds, run_nanoseconds;
+    } stats;
+};
+
+/* The cone of some values: pending ancestors in record order, what they read, what must be stored. */
+typedef struct opq_cone {
+    opq_value **nodes;   /* pending, without scalars */
+    opq_value **leaves;  /* computed, by first use */
+    opq_value **scalars; /* by first use */
+    opq_value **outputs; /* among nodes */
+    int node_count, leaf_count, scalar_count, output_count, node_capacity, leaf_capacity, scalar_capacity, output_capacity;
+    unsigned char *key;
+    size_t key_bytes, key_capacity;
+} opq_cone;
+
+/* value.c */
+opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity, const opq_attr *attrs,
+                         int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
+void opq_value_drop_operands(opq_value *value); /* after it was computed; outside `lock` */
+/* cell.c, with `lock` held */
+void opq_cell_hold(opq_cell *cell, opq_value *value);
+
+/* cone.c: with `lock` held. Fails with the error of a failed ancestor of a requested value. */
+opq_status opq_cone_collect(opq_ctx *ctx, opq_value *const *values, int count, opq_cone *out_cone) OPQ_MUST_CHECK;
+opq_status opq_cone_key(opq_cone *cone, unsigned salt) OPQ_MUST_CHECK;
+opq_status opq_cone_graph(opq_ctx *ctx, const opq_cone *cone, const char *name, opq_graph **out_graph) OPQ_MUST_CHECK;
+void opq_cone_drop(opq_cone *cone);
+
+/* geometry.c: the view of `value` that a window describes, as the most telling op. */
+opq_status opq_geometry_view(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry, opq_value **out_value) OPQ_MUST_CHECK;
+bool opq_geometry_contiguous(const opq_geometry *geometry);
+/* Does the window cover `count` elements, each once? order: dims by descending stride. */
+bool opq_geometry_covers(const opq_geometry *geometry, int64_t count, int64_t *out_order);
+bool opq_geometry_overlaps(const opq_geometry *geometry);
+
+/* inspect.c: the calling thread's report, NULL when off */
+struct opq_recorder;
+struct opq_recorder *opq_recorder_get(void);
+void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds);
+void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, bool reused);
+
+/* materialize.c: run_lock not held. */
+opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type) OPQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,208 @@
+/* Recording: types are inferred, operands cast, one value made. Nothing runs here, but for the bound on pending nodes. */
+#include "opaque/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FEW = 16 };
+
+static _Thread_local uint32_t current_line;
+static _Thread_local unsigned current_modes;
+
+void opq_line_set(uint32_t line) { current_line = line; }
+uint32_t opq_line_get(void) { return current_line; }
+void opq_modes_set(unsigned modes) { current_modes = modes; }
+unsigned opq_modes_get(void) { return current_modes; }
+
+/* What the kernels cannot compute although the op's rule allows it. */
+static opq_status check_native(opq_op op, opq_dtype compute)
+{
+    const opq_op_info *info = opq_op_info_of(op);
+    bool narrow = compute == OPQ_f32 || compute == OPQ_f16 || compute == OPQ_bf16;
+    bool real = narrow || compute == OPQ_f64;
+    if (((info->flags & OPQ_FLAG_MATH32) && !narrow) || (info->class_ == OPQ_CLASS_MATMUL && !real))
+        return opq_fail(OPQ_UNSUPPORTED, "%s: no native kernel for %s", info->name, opq_dtype_name(compute));
+    return OPQ_OK;
+}
+
+/* A number takes the dtype it is used in: no cast in the kernel. */
+static opq_status cast_scalar(opq_ctx *ctx, const opq_value *value, opq_dtype dtype, opq_value **out_value)
+{
+    bool from_float = opq_dtype_kind_of((opq_dtype)value->type.dtype) == OPQ_KIND_FLOAT;
+    bool to_float = opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT;
+    opq_number number = value->scalar;
+    if (to_float && !from_float)
+        number.f = (double)value->scalar.i;
+    else if (!to_float && from_float)
+        number.i = dtype == OPQ_bool ? value->scalar.f != 0 : value->scalar.f >= -0x1p63 && value->scalar.f < 0x1p63 ? (int64_t)value->scalar.f : INT64_MIN;
+    if (dtype == OPQ_f32)
+        number.f = (double)(float)number.f;
+    else if (dtype == OPQ_bool)
+        number.i = number.i != 0;
+    return opq_value_scalar(ctx, dtype, number, value->type.weak, out_value);
+}
+
+opq_status opq_record_cast(opq_ctx *ctx, opq_value *value, opq_dtype dtype, opq_value **out_value)
+{
+    if (value->type.dtype == dtype) {
+        opq_value_retain(value);
+        *out_value = value;
+        return OPQ_OK;
+    }
+    if (value->op == OPQ_OP_scalar && value->state == OPQ_VALUE_pending)
+        return cast_scalar(ctx, value, dtype, out_value);
+    opq_type type = value->type;
+    type.dtype = (uint8_t)dtype;
+    type.weak = 0;
+    return opq_record_typed(ctx, OPQ_OP_cast, &type, &value, 1, NULL, 0, out_value);
+}
+
+static void release_all(opq_value **values, int count)
+{
+    for (int i = 0; i < count; i++)
+        opq_value_release(values[i]);
+}
+
+/* Casts what promotes; `out` gets one reference each. */
+static opq_status cast_operands(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, opq_dtype compute, opq_value **out)
+{
+    for (int k = 0; k < arity; k++) {
+        opq_status status = OPQ_OK;
+        if (opq_operand_promotes(op, k)) {
+            status = opq_record_cast(ctx, operands[k], compute, &out[k]);
+        } else {
+            opq_value_retain(operands[k]);
+            out[k] = operands[k];
+        }
+        if (status != OPQ_OK) {
+            release_all(out, k);
+            return status;
+        }
+    }
+    return OPQ_OK;
+}
+
+static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_value *const *operands, int arity, const opq_attr *attrs,
+                         int attr_count, opq_value **out_value)
+{
+    opq_type few_types[FEW] = {0}, type;
+    opq_value *few_casts[FEW];
+    opq_dtype compute = OPQ_f32;
+    opq_type *types = arity <= FEW ? few_types : malloc((size_t)arity * sizeof *types);
+    opq_value **casts = arity <= FEW ? few_casts : malloc((size_t)arity * sizeof *casts);
+    opq_status status = types && casts ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory while recording");
+    for (int k = 0; k < arity && status == OPQ_OK; k++)
+        types[k] = operands[k]->type;
+    if (status == OPQ_OK)
+        status = opq_infer(op, types, arity, attrs, attr_count, given, &type, &compute);
+    if (status == OPQ_OK)
+        status = check_native(op, compute);
+    if (status == OPQ_OK)
+        status = opq_bound_check(ctx, op, &type);
+    if (status == OPQ_OK)
+        status = cast_operands(ctx, op, operands, arity, compute, casts);
+    if (status == OPQ_OK) {
+        type.weak = 0;
+        status = opq_value_new(ctx, op, &type, casts, arity, attrs, attr_count, out_value);
+        release_all(casts, arity);
+    }
+    if (types != few_types)
+        free(types);
+    if (casts != few_casts)
+        free(casts);
+    if (status == OPQ_OK)
+        atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
+    return status;
+}
+
+/* Attributes with the reduction order filled in where a row has axes. */
+opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs, int attr_count, opq_value **out_value)
+{
+    const opq_attr *axes = opq_attr_find(attrs, attr_count, OPQ_ATTR_axes);
+    if (axes == NULL || opq_attr_find(attrs, attr_count, OPQ_ATTR_tree) || arity == 0 || attr_count >= OPQ_ATTR_COUNT)
+        return record(ctx, op, NULL, operands, arity, attrs, attr_count, out_value);
+    opq_attr with_tree[OPQ_ATTR_COUNT];
+    memcpy(with_tree, attrs, (size_t)attr_count * sizeof *attrs);
+    with_tree[attr_count] = (opq_attr){.key = OPQ_ATTR_tree, .i = opq_tree_for(operands[0]->type.rank, axes->ints, axes->count)};
+    return record(ctx, op, NULL, operands, arity, with_tree, attr_count + 1, out_value);
+}
+
+opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity, const opq_attr *attrs,
+                            int attr_count, opq_value **out_value)
+{
+    return record(ctx, op, type, operands, arity, attrs, attr_count, out_value);
+}
+
+opq_status opq_record_extern(opq_ctx *ctx, const char *key, void *payload, opq_value *const *operands, int arity,
+                             const opq_type *result_types, int result_count, opq_value **out_values)
+{
+    opq_attr attr = {.key = OPQ_ATTR_key, .str = key};
+    opq_value *call = NULL;
+    static const opq_type none = {.dtype = OPQ_raw8, .rank = 1};
+    opq_status status = opq_value_new(ctx, OPQ_OP_extern, result_count ? &result_types[0] : &none, operands, arity, &attr, 1, &call);
+    if (status != OPQ_OK) {
+        if (ctx->host.release_payload)
+            ctx->host.release_payload(ctx->host.self, payload);
+        return status;
+    }
+    call->payload = payload;
+    for (int i = 0; i < result_count && status == OPQ_OK; i++) {
+        opq_attr result = {.key = OPQ_ATTR_result, .i = i};
+        status = opq_value_new(ctx, OPQ_OP_extern_result, &result_types[i], &call, 1, &result, 1, &out_values[i]);
+        if (status != OPQ_OK)
+            release_all(out_values, i);
+    }
+    opq_value_release(call);
+    if (status == OPQ_OK)
+        atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
+    return status;
+}
+
+opq_status opq_record_reshape(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size, opq_value **out_value)
+{
+    if (rank > OPQ_RANK_MAX)
+        return opq_fail(OPQ_UNSUPPORTED, "reshape: %d dimensions, at most %d", rank, OPQ_RANK_MAX);
+    opq_type type = opq_type_make((opq_dtype)value->type.dtype, rank, size);
+    if (opq_shape_equal(&type, &value->type)) {
+        opq_value_retain(value);
+        *out_value = value;
+        return OPQ_OK;
+    }
+    return opq_record_typed(ctx, OPQ_OP_reshape, &type, &value, 1, NULL, 0, out_value);
+}
+
+opq_status opq_record_expand(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size, opq_value **out_value)
+{
+    if (rank > OPQ_RANK_MAX)
+        return opq_fail(OPQ_UNSUPPORTED, "expand: %d dimensions, at most %d", rank, OPQ_RANK_MAX);
+    opq_type type = opq_type_make((opq_dtype)value->type.dtype, rank, size);
+    if (opq_shape_equal(&type, &value->type)) {
+        opq_value_retain(value);
+        *out_value = value;
+        return OPQ_OK;
+    }
+    return opq_record_typed(ctx, OPQ_OP_expand, &type, &value, 1, NULL, 0, out_value);
+}
+
+opq_status opq_record_reduce(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const int64_t *axes, int axis_count, bool keepdim,
+                             opq_value **out_value)
+{
+    opq_attr attr = {.key = OPQ_ATTR_axes, .count = axis_count, .ints = axes};
+    opq_value *kept;
+    OPQ_TRY(opq_record(ctx, op, operands, arity, &attr, 1, &kept));
+    if (keepdim) {
+        *out_value = kept;
+        return OPQ_OK;
+    }
+    int64_t size[OPQ_RANK_MAX];
+    int rank = 0, next = 0;
+    for (int d = 0; d < kept->type.rank; d++) {
+        if (next < axis_count && axes[next] == d)
+            next++;
+        else
+            size[rank++] = kept->type.size[d];
+    }
+    opq_status status = opq_record_reshape(ctx, kept, rank, size, out_value);
+    opq_value_release(kept);
+    return status;
+}

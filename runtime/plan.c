@@ -1,0 +1,191 @@
+/* Builds a plan: numbers what is in memory, turns each kernel of the fused graph into a step, places values. */
+#include "runtime/plan_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
+
+int32_t opq_planner_storage(const opq_planner *planner, opq_ref ref)
+{
+    return planner->storage_of[opq_strip_reshape(planner->graph, ref)];
+}
+
+/* Undefined contents need memory only where somebody looks at it: a call, or the caller. */
+static bool needs_undefined(const opq_graph *graph, opq_ref undefined)
+{
+    for (int i = 0; i < graph->output_count; i++)
+        if (opq_strip_reshape(graph, graph->outputs[i]) == undefined)
+            return true;
+    for (opq_ref n = undefined + 1; n < graph->count; n++) {
+        const opq_node *node = opq_node_at(graph, n);
+        for (int k = 0; node->op == OPQ_OP_extern && k < node->arity; k++)
+            if (opq_strip_reshape(graph, node->operand[k]) == undefined)
+                return true;
+    }
+    return false;
+}
+
+/* A node is in memory if somebody outside its kernel, or a call, or the caller wants it. */
+static void mark_stored(opq_planner *p)
+{
+    const opq_graph *graph = p->graph;
+    for (opq_ref n = 0; n < graph->count; n++) {
+        const opq_node *node = opq_node_at(graph, n);
+        if (node->op == OPQ_OP_input || node->op == OPQ_OP_extern_result)
+            p->stored[n] = 1;
+        for (int k = 0; k < node->arity; k++)
+            if (opq_node_at(graph, node->operand[k])->kernel != node->kernel)
+                p->stored[node->operand[k]] = 1;
+    }
+    for (int i = 0; i < graph->output_count; i++)
+        p->stored[opq_strip_reshape(graph, graph->outputs[i])] = 1;
+    for (opq_ref n = 0; n < graph->count; n++) {
+        const opq_node *node = opq_node_at(graph, n);
+        bool free_node = opq_node_is_free(graph, n);
+        if (node->kernel < 0 && node->op != OPQ_OP_input && !(node->op == OPQ_OP_undefined && needs_undefined(graph, n)))
+            p->stored[n] = 0;
+        if (node->op == OPQ_OP_extern)
+            p->stored[n] = 0;
+        p->group_of[n] = node->kernel >= 0 && (!free_node || p->stored[n]) ? node->kernel : -1;
+    }
+}
+
+static opq_status number_storage(opq_planner *p)
+{
+    opq_plan *plan = p->plan;
+    int32_t inputs = 0, slots = 0;
+    for (opq_ref n = 0; n < p->graph->count; n++) {
+        const opq_node *node = opq_node_at(p->graph, n);
+        p->storage_of[n] = p->slot_of[n] = -1;
+        if (p->stored[n])
+            p->storage_of[n] = plan->storage_count++;
+        if (opq_node_class(node) == OPQ_CLASS_SCALAR)
+            p->slot_of[n] = slots++;
+    }
+    plan->slot_count = slots;
+    plan->storage = opq_arena_alloc(&plan->arena, ((size_t)plan->storage_count + 1) * sizeof *plan->storage);
+    plan->slot_source = opq_arena_alloc(&plan->arena, ((size_t)slots + 1) * sizeof *plan->slot_source);
+    plan->slot_value = opq_arena_alloc(&plan->arena, ((size_t)slots + 1) * sizeof *plan->slot_value);
+    p->same_as = opq_arena_alloc(&plan->arena, ((size_t)plan->storage_count + 1) * sizeof *p->same_as);
+    if (!plan->storage || !plan->slot_source || !plan->slot_value || !p->same_as)
+        return out_of_memory();
+    for (opq_ref n = 0; n < p->graph->count; n++) {
+        const opq_node *node = opq_node_at(p->graph, n);
+        if (p->slot_of[n] >= 0) {
+            const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
+            plan->slot_source[p->slot_of[n]] = (int32_t)(intptr_t)node->payload - 1;
+            if (value)
+                plan->slot_value[p->slot_of[n]] = value->number;
+        }
+        if (p->storage_of[n] < 0)
+            continue;
+        opq_storage *storage = &plan->storage[p->storage_of[n]];
+        *storage = (opq_storage){.home = OPQ_HOME_temporary, .bytes = opq_type_bytes(&node->type), .first = -1, .last = -1};
+        if (node->op == OPQ_OP_input) {
+            storage->home = OPQ_HOME_input;
+            storage->index = inputs++;
+        }
+        p->same_as[p->storage_of[n]] = p->storage_of[n];
+    }
+    plan->input_count = inputs;
+    return OPQ_OK;
+}
+
+static opq_status build_steps(opq_planner *p)
+{
+    opq_plan *plan = p->plan;
+    plan->steps = opq_arena_alloc(&plan->arena, ((size_t)p->graph->kernel_count + 1) * sizeof *plan->steps);
+    if (plan->steps == NULL)
+        return out_of_memory();
+    for (int32_t k = 0; k < p->graph->kernel_count; k++) {
+        opq_step *step = &plan->steps[plan->step_count];
+        OPQ_TRY(opq_plan_step(p, k, step));
+        plan->step_count++;
+        if (step->fresh) {
+            plan->compiled++;
+            plan->compile_seconds += step->code->seconds;
+        }
+    }
+    return OPQ_OK;
+}
+
+static opq_status build(opq_planner *p)
+{
+    size_t count = (size_t)p->graph->count + 1;
+    p->stored = calloc(count, 1);
+    p->group_of = malloc(count * 3 * sizeof *p->group_of);
+    if (p->stored == NULL || p->group_of == NULL)
+        return out_of_memory();
+    p->storage_of = p->group_of + count;
+    p->slot_of = p->storage_of + count;
+    mark_stored(p);
+    OPQ_TRY(number_storage(p));
+    OPQ_TRY(build_steps(p));
+    return opq_plan_storage(p);
+}
+
+opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused, opq_plan **out_plan)
+{
+    opq_plan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL) {
+        opq_graph_destroy(fused);
+        free(unfused->edges);
+        return out_of_memory();
+    }
+    atomic_init(&plan->refs, 1);
+    plan->graph = fused;
+    plan->unfused = *unfused;
+    plan->host = runtime->host;
+    plan->jit = runtime->jit;
+    opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused};
+    opq_status status = build(&planner);
+    free(planner.stored);
+    free(planner.group_of);
+    if (status != OPQ_OK) {
+        opq_plan_release(plan);
+        return status;
+    }
+    *out_plan = plan;
+    return OPQ_OK;
+}
+
+void opq_plan_retain(opq_plan *plan) { atomic_fetch_add(&plan->refs, 1); }
+
+void opq_plan_release(opq_plan *plan)
+{
+    if (plan == NULL || atomic_fetch_sub(&plan->refs, 1) != 1)
+        return;
+    for (int32_t i = 0; i < plan->step_count; i++)
+        if (plan->steps[i].payload && plan->host && plan->host->release_payload)
+            plan->host->release_payload(plan->host->self, plan->steps[i].payload);
+    opq_graph_destroy(plan->graph);
+    free(plan->unfused.edges);
+    opq_arena_drop(&plan->arena);
+    free(plan);
+}
+
+opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+{
+    opq_graph *expanded = NULL, *simple = NULL, *fused = NULL;
+    opq_unfused unfused = {0};
+    opq_status status = opq_graph_create(graph->name, &expanded);
+    if (status == OPQ_OK)
+        status = opq_pass_expand(graph, expanded);
+    if (status == OPQ_OK)
+        status = opq_graph_create(graph->name, &simple);
+    if (status == OPQ_OK)
+        status = opq_pass_simplify(expanded, simple);
+    opq_graph_destroy(expanded);
+    if (status == OPQ_OK)
+        status = opq_graph_create(graph->name, &fused);
+    if (status == OPQ_OK)
+        status = opq_pass_group(simple, fusion, fused, &unfused);
+    opq_graph_destroy(simple);
+    if (status != OPQ_OK) {
+        opq_graph_destroy(fused);
+        free(unfused.edges);
+        return status;
+    }
+    return opq_plan_build(runtime, fused, &unfused, out_plan);
+}

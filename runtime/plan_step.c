@@ -1,0 +1,255 @@
+/* One kernel of the fused graph becomes one step: lowered, compiled, its arguments bound to storage. */
+#include "runtime/plan_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
+
+/* ---- what reports say about a step */
+
+static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_step *step)
+{
+    opq_text lines = {0}, shape = {0}, check = {0};
+    const char *seen[16];
+    int seen_count = 0;
+    const opq_type *largest = NULL;
+    for (opq_ref n = group->first; n < group->first + group->count; n++) {
+        const opq_node *node = opq_node_at(p->graph, n);
+        if (!largest || opq_type_count(&node->type) > opq_type_count(largest))
+            largest = &node->type;
+        if ((opq_node_info(node)->flags & OPQ_FLAG_CHECKED) && check.length == 0)
+            opq_text_add(&check, "%s%s%s%s", opq_node_info(node)->name, node->line ? " (recorded at " : "", node->line ? node->line : "", node->line ? ")" : "");
+        bool known = node->line == NULL || seen_count == 16;
+        for (int i = 0; i < seen_count && !known; i++)
+            known = strcmp(seen[i], node->line) == 0;
+        if (!known) {
+            seen[seen_count++] = node->line;
+            opq_text_add(&lines, "%s%s", lines.length ? " " : "", node->line);
+        }
+    }
+    if (largest)
+        opq_text_type(&shape, largest);
+    step->name = group->name;
+    step->lines = opq_arena_text(&p->plan->arena, lines.data ? lines.data : "");
+    step->shape = opq_arena_text(&p->plan->arena, shape.data ? shape.data : "");
+    step->check_text = opq_arena_text(&p->plan->arena, check.data ? check.data : group->name);
+    bool failed = lines.failed || shape.failed || check.failed || !step->lines || !step->shape || !step->check_text;
+    opq_text_drop(&lines);
+    opq_text_drop(&shape);
+    opq_text_drop(&check);
+    return failed ? out_of_memory() : OPQ_OK;
+}
+
+/* Distinct bytes an access walks: the turns of the loops that move it, at most its whole buffer. */
+static int64_t access_bytes(const opq_step *step, int access, int64_t buffer_bytes)
+{
+    const opq_kernel *kernel = &step->kernel;
+    int64_t elements = 1;
+    for (int l = 0; l < kernel->rank; l++)
+        if (kernel->accesses[access].stride[l] != OPQ_STRIDE_zero)
+            elements *= step->dims[l];
+    int64_t bytes = elements * opq_dtype_bytes(kernel->accesses[access].dtype);
+    return bytes < buffer_bytes || buffer_bytes < 0 ? bytes : buffer_bytes;
+}
+
+static void count_work(opq_planner *p, opq_step *step, int64_t batch)
+{
+    const opq_kernel *kernel = &step->kernel;
+    int64_t turns = batch;
+    for (int b = 0; b < kernel->buffer_count; b++) {
+        int64_t bytes = 0, limit = step->buffers[b] >= 0 ? p->plan->storage[step->buffers[b]].bytes : -1;
+        bool written = false;
+        for (int i = 0; i < kernel->instr_count; i++) {
+            const opq_instr *instr = &kernel->instrs[i];
+            if (instr->access < 0 || kernel->accesses[instr->access].buffer != b)
+                continue;
+            bytes += access_bytes(step, instr->access, -1) * batch;
+            written = written || instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at;
+        }
+        if (step->matmul && b == step->matmul->tile)
+            continue;
+        bytes = limit >= 0 && bytes > limit ? limit : bytes;
+        *(written ? &step->bytes_written : &step->bytes_read) += bytes;
+    }
+    for (int l = 0; l < kernel->rank; l++)
+        turns *= step->dims[l];
+    for (int i = 0; i < kernel->instr_count; i++)
+        if (kernel->instrs[i].op < OPQ_OP_COUNT && kernel->instrs[i].operand[0] >= 0)
+            step->flops += turns;
+}
+
+/* ---- matmul */
+
+/* Batch dims, innermost first, that both operands walk as one go to the engine as its batch; the rest are loops of calls. */
+static void split_batch(opq_matmul_step *matmul, const opq_type *type, const opq_matrix_view view[2])
+{
+    int batch = type->rank - 2, d = batch - 1;
+    matmul->batch = 1;
+    int64_t step[2] = {0, 0};
+    for (; d >= 0; d--) {
+        if (type->size[d] == 1)
+            continue;
+        bool first = matmul->batch == 1;
+        if (!first && (view[0].batch_stride[d] != step[0] * matmul->batch || view[1].batch_stride[d] != step[1] * matmul->batch))
+            break;
+        if (first) {
+            step[0] = view[0].batch_stride[d];
+            step[1] = view[1].batch_stride[d];
+        }
+        matmul->batch *= type->size[d];
+    }
+    matmul->matrix[0].batch_stride = step[0];
+    matmul->matrix[1].batch_stride = step[1];
+    for (int outer = 0; outer <= d; outer++) {
+        if (type->size[outer] == 1)
+            continue;
+        int at = matmul->outer_rank++;
+        matmul->outer_extent[at] = type->size[outer];
+        matmul->outer_stride[0][at] = view[0].batch_stride[outer];
+        matmul->outer_stride[1][at] = view[1].batch_stride[outer];
+    }
+}
+
+static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_step *step)
+{
+    opq_matmul_step *matmul = opq_arena_alloc(&p->plan->arena, sizeof *matmul);
+    const opq_node *node = opq_node_at(p->graph, lowered->matmul);
+    opq_matrix_view view[2];
+    if (matmul == NULL)
+        return out_of_memory();
+    step->matmul = matmul;
+    for (int k = 0; k < 2; k++) {
+        if (!opq_lower_matrix(p->graph, p->group_of, lowered->matmul, k, &view[k]))
+            return opq_fail(OPQ_INTERNAL, "plan: matmul operand is not a matrix in memory");
+        matmul->operand[k] = opq_planner_storage(p, view[k].memory);
+        matmul->offset[k] = view[k].offset;
+        matmul->matrix[k] = (opq_matrix){.row_stride = view[k].row_stride, .column_stride = view[k].column_stride,
+                                         .dtype = opq_node_at(p->graph, view[k].memory)->type.dtype};
+    }
+    const opq_type *a = &opq_node_at(p->graph, node->operand[0])->type;
+    matmul->dtype = opq_node_at(p->graph, lowered->matmul)->type.dtype == OPQ_f64 ? OPQ_f64 : OPQ_f32;
+    matmul->k = a->size[a->rank - (opq_node_int(node, OPQ_ATTR_transpose_a, 0) ? 2 : 1)];
+    matmul->m = step->dims[0];
+    matmul->n = step->dims[1];
+    matmul->tile = lowered->tile;
+    matmul->batch_rank = lowered->batch_rank;
+    matmul->batch_strides = lowered->batch_strides;
+    memcpy(matmul->batch_extent, lowered->batch_extent, sizeof matmul->batch_extent);
+    int64_t batch = 1;
+    matmul->batch = 1;
+    for (int i = 0; i < lowered->batch_rank; i++)
+        batch *= lowered->batch_extent[i];
+    bool merged = matmul->m != node->type.size[node->type.rank - 2];
+    if (!merged)
+        split_batch(matmul, &node->type, view);
+    for (int k = 0; k < 2; k++)
+        step->bytes_read += opq_type_bytes(&opq_node_at(p->graph, node->operand[k])->type);
+    step->flops += 2 * batch * matmul->m * matmul->n * matmul->k;
+    count_work(p, step, batch);
+    return OPQ_OK;
+}
+
+/* ---- kernels and calls */
+
+static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq_step *step)
+{
+    opq_arena *arena = &p->plan->arena;
+    step->buffers = opq_arena_alloc(arena, ((size_t)step->kernel.buffer_count + 1) * sizeof *step->buffers);
+    step->scalars = opq_arena_alloc(arena, ((size_t)step->kernel.scalar_count + 1) * sizeof *step->scalars);
+    if (step->buffers == NULL || step->scalars == NULL)
+        return out_of_memory();
+    for (int i = 0; i < step->kernel.buffer_count; i++) {
+        step->buffers[i] = i == lowered->tile ? -1 : p->storage_of[lowered->buffers[i]];
+        if (step->buffers[i] < 0 && i != lowered->tile)
+            return opq_fail(OPQ_INTERNAL, "plan: %%%d is read from memory but never stored", lowered->buffers[i]);
+    }
+    for (int i = 0; i < step->kernel.scalar_count; i++)
+        step->scalars[i] = p->slot_of[lowered->scalars[i]];
+    for (int i = 0; i < step->kernel.instr_count; i++) {
+        uint16_t op = step->kernel.instrs[i].op;
+        step->checked = step->checked || op == OPQ_INSTR_load_at || op == OPQ_INSTR_store_add_at;
+    }
+    return OPQ_OK;
+}
+
+static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
+{
+    const opq_kernel_group *group = &p->graph->kernels[kernel];
+    opq_ref *stored = malloc((size_t)group->count * sizeof *stored);
+    int stored_count = 0;
+    if (stored == NULL)
+        return out_of_memory();
+    for (opq_ref n = group->first; n < group->first + group->count; n++)
+        if (p->stored[n])
+            stored[stored_count++] = n;
+    opq_lower_request request = {p->graph, p->group_of, kernel, stored, stored_count};
+    opq_lowered lowered;
+    opq_status status = stored_count ? opq_lower(&request, &p->plan->arena, &lowered) : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
+    if (status == OPQ_OK && lowered.refusal == OPQ_REFUSAL_boundary)
+        status = opq_fail(OPQ_UNSUPPORTED, "%s: no kernel for this dtype", group->name);
+    else if (status == OPQ_OK && lowered.refusal != OPQ_REFUSAL_none)
+        status = opq_fail(OPQ_INTERNAL, "plan: kernel %s does not lower: %s", group->name, opq_refusal_text(lowered.refusal));
+    const opq_node *last = stored_count ? opq_node_at(p->graph, stored[0]) : NULL;
+    free(stored);
+    OPQ_TRY(status);
+    step->kernel = lowered.kernel;
+    step->kernel.name = group->name;
+    step->dims = lowered.dims;
+    OPQ_TRY(bind_arguments(p, &lowered, step));
+    opq_class class_ = opq_node_class(last);
+    if (class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER) {
+        step->copy_from = opq_planner_storage(p, last->operand[0]);
+        step->copy_to = step->copy_from < 0 ? -1 : p->storage_of[last - p->graph->nodes];
+    }
+    if (lowered.matmul >= 0)
+        OPQ_TRY(bind_matmul(p, &lowered, step));
+    else
+        count_work(p, step, 1);
+    return opq_codegen(p->runtime->jit, &step->kernel, &step->code, &step->fresh);
+}
+
+static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
+{
+    const opq_kernel_group *group = &p->graph->kernels[kernel];
+    const opq_host *host = p->runtime->host;
+    const opq_node *call = opq_node_at(p->graph, group->first);
+    for (opq_ref n = group->first; call->op != OPQ_OP_extern && n < group->first + group->count; n++)
+        call = opq_node_at(p->graph, n);
+    if (host == NULL || host->call_extern == NULL || call->payload == NULL)
+        return opq_fail(OPQ_UNSUPPORTED, "extern: nobody here can call %s", opq_node_attr(call, OPQ_ATTR_key) ? opq_node_attr(call, OPQ_ATTR_key)->str : "it");
+    step->operand_count = call->arity;
+    step->operands = opq_arena_alloc(&p->plan->arena, ((size_t)call->arity + 1) * sizeof *step->operands);
+    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)group->count + 1) * sizeof *step->results);
+    if (step->operands == NULL || step->results == NULL)
+        return out_of_memory();
+    for (int k = 0; k < call->arity; k++) {
+        step->operands[k] = opq_planner_storage(p, call->operand[k]);
+        if (step->operands[k] < 0)
+            return opq_fail(OPQ_INTERNAL, "plan: operand %d of %s is not in memory", k, group->name);
+    }
+    for (opq_ref n = group->first; n < group->first + group->count; n++) {
+        const opq_node *node = opq_node_at(p->graph, n);
+        if (node->op != OPQ_OP_extern_result)
+            continue;
+        int result = (int)opq_node_int(node, OPQ_ATTR_result, 0);
+        if (result >= group->count)
+            return opq_fail(OPQ_INTERNAL, "plan: %s has no result %d", group->name, result);
+        step->results[result] = p->storage_of[n];
+        step->result_count = result + 1 > step->result_count ? result + 1 : step->result_count;
+    }
+    step->payload = call->payload;
+    if (host->retain_payload)
+        host->retain_payload(host->self, step->payload);
+    return OPQ_OK;
+}
+
+opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
+{
+    const opq_kernel_group *group = &p->graph->kernels[kernel];
+    memset(step, 0, sizeof *step);
+    step->kind = group->kind;
+    step->copy_from = step->copy_to = -1;
+    OPQ_TRY(describe(p, group, step));
+    return group->kind == OPQ_KERNEL_extern ? extern_step(p, kernel, step) : kernel_step(p, kernel, step);
+}

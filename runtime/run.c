@@ -1,0 +1,232 @@
+/* Runs a plan: one step after the other, each on all threads.
+ *
+ * A failed step poisons what it would have written; steps that need poisoned values are passed over, all others run. Nothing a run
+ * reads is ever written, so a failure costs only the values that depend on it.
+ */
+#include "runtime/run.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SERIAL_WORK = 32 * 1024, BUFFERS = 128, SCALARS = 128 };
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t id)
+{
+    const opq_storage *storage = &run->plan->storage[id];
+    switch (storage->home) {
+    case OPQ_HOME_input: return run->call->inputs[storage->index];
+    case OPQ_HOME_output: return run->outputs[storage->index];
+    case OPQ_HOME_temporary: break;
+    }
+    return NULL;
+}
+
+void *opq_run_data(const opq_run_state *run, int32_t id)
+{
+    if (id < 0)
+        return NULL;
+    opq_buffer *buffer = opq_run_buffer(run, id);
+    return buffer ? buffer->data : (char *)run->arena->data + run->plan->storage[id].offset;
+}
+
+void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars)
+{
+    for (int i = 0; i < step->kernel.buffer_count; i++)
+        out_buffers[i] = opq_run_data(run, step->buffers[i]);
+    for (int i = 0; i < step->kernel.scalar_count; i++)
+        out_scalars[i] = run->slots[step->scalars[i]];
+}
+
+/* ---- kernels */
+
+typedef struct launch {
+    const opq_step *step;
+    void **buffers;
+    const opq_number *scalars;
+    int64_t scratch;
+    int64_t *error;
+} launch;
+
+static void run_units(void *data, int64_t begin, int64_t end)
+{
+    const launch *l = data;
+    void *scratch = l->scratch ? opq_thread_scratch((size_t)l->scratch) : NULL;
+    if (l->scratch && scratch == NULL) {
+        l->error[0] = -1;
+        return;
+    }
+    l->step->code->fn(l->buffers, l->step->dims, l->scalars, begin, end, scratch, l->error);
+}
+
+static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *error)
+{
+    void *buffers[BUFFERS];
+    opq_number scalars[SCALARS];
+    const opq_host *host = run->runtime->host;
+    int64_t units = opq_kernel_units(&step->kernel, step->dims), work = step->bytes_read + step->bytes_written + step->flops;
+    launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};
+    opq_run_bind(run, step, buffers, scalars);
+    if (units <= 1 || work < SERIAL_WORK || host == NULL || host->parallel_for == NULL) {
+        run_units(&l, 0, units);
+        return;
+    }
+    int64_t grain = units * SERIAL_WORK / work;
+    host->parallel_for(host->self, units, grain < 1 ? 1 : grain, run_units, &l);
+}
+
+static opq_status run_extern(const opq_run_state *run, const opq_step *step)
+{
+    const opq_host *host = run->runtime->host;
+    const void **operands = malloc(((size_t)step->operand_count + 1) * sizeof *operands);
+    void **results = malloc(((size_t)step->result_count + 1) * sizeof *results);
+    opq_status status = operands && results ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory");
+    for (int i = 0; i < step->operand_count && status == OPQ_OK; i++)
+        operands[i] = opq_run_data(run, step->operands[i]);
+    for (int i = 0; i < step->result_count && status == OPQ_OK; i++)
+        results[i] = opq_run_data(run, step->results[i]);
+    if (status == OPQ_OK)
+        status = host->call_extern(host->self, step->payload, operands, results);
+    free(operands);
+    free(results);
+    return status;
+}
+
+static opq_status index_error(const opq_step *step, const int64_t *error)
+{
+    if (error[0] < 0)
+        return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
+    const opq_instr *instr = &step->kernel.instrs[error[0] - 1];
+    int64_t extent = step->dims[opq_access_dims(&step->kernel, instr->access) + 2 + step->kernel.rank];
+    return opq_fail(OPQ_INVALID, "%s: index %lld is out of bounds for dimension with size %lld", step->check_text, (long long)error[1], (long long)extent);
+}
+
+static opq_status run_step(const opq_run_state *run, const opq_step *step)
+{
+    int64_t error[2] = {0, 0};
+    if (step->copy_from >= 0)
+        memcpy(opq_run_data(run, step->copy_to), opq_run_data(run, step->copy_from), (size_t)run->plan->storage[step->copy_to].bytes);
+    if (step->kind == OPQ_KERNEL_extern)
+        return run_extern(run, step);
+    if (step->matmul)
+        OPQ_TRY(opq_run_matmul(run, step, error));
+    else
+        run_kernel(run, step, error);
+    return error[0] == 0 ? OPQ_OK : index_error(step, error);
+}
+
+/* ---- failures */
+
+static bool is_written(const opq_step *step, int buffer)
+{
+    for (int i = 0; i < step->kernel.instr_count; i++) {
+        const opq_instr *instr = &step->kernel.instrs[i];
+        if ((instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at) && step->kernel.accesses[instr->access].buffer == buffer)
+            return true;
+    }
+    return false;
+}
+
+static bool needs_bad(const opq_run_state *run, const opq_step *step)
+{
+    bool bad = step->copy_from >= 0 && run->bad[step->copy_from];
+    for (int i = 0; i < step->kernel.buffer_count; i++)
+        bad = bad || (step->buffers[i] >= 0 && run->bad[step->buffers[i]] && (!is_written(step, i) || step->kind == OPQ_KERNEL_update || step->kind == OPQ_KERNEL_index));
+    for (int i = 0; i < step->operand_count; i++)
+        bad = bad || run->bad[step->operands[i]];
+    for (int i = 0; step->matmul && i < 2; i++)
+        bad = bad || run->bad[step->matmul->operand[i]];
+    return bad;
+}
+
+static void poison(const opq_run_state *run, const opq_step *step)
+{
+    for (int i = 0; i < step->kernel.buffer_count; i++)
+        if (step->buffers[i] >= 0 && is_written(step, i))
+            run->bad[step->buffers[i]] = 1;
+    for (int i = 0; i < step->result_count; i++)
+        run->bad[step->results[i]] = 1;
+}
+
+static opq_status run_steps(const opq_run_state *run)
+{
+    opq_status first = OPQ_OK;
+    char message[1024] = "";
+    bool failed = false;
+    for (int32_t s = 0; s < run->plan->step_count; s++) {
+        const opq_step *step = &run->plan->steps[s];
+        if (failed && needs_bad(run, step)) {
+            poison(run, step);
+            continue;
+        }
+        double start = run->call->timed ? now() : 0;
+        opq_status status = run_step(run, step);
+        if (status != OPQ_OK) {
+            if (!failed) {
+                first = status;
+                strncpy(message, opq_error(), sizeof message - 1);
+            }
+            failed = true;
+            poison(run, step);
+        } else if (run->call->note) {
+            run->call->note(run->call->note_data, step, run->call->timed ? now() - start : 0);
+        }
+    }
+    return failed ? opq_fail(first, "%s", message) : OPQ_OK;
+}
+
+/* ---- outputs */
+
+static opq_status allocate(opq_run_state *run)
+{
+    const opq_plan *plan = run->plan;
+    if (plan->arena_bytes > 0)
+        OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->arena_bytes, &run->arena));
+    for (int i = 0; i < plan->buffer_count; i++)
+        OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
+    for (int i = 0; i < plan->slot_count; i++)
+        run->slots[i] = plan->slot_source[i] >= 0 && run->call->scalars ? run->call->scalars[plan->slot_source[i]] : plan->slot_value[i];
+    return OPQ_OK;
+}
+
+static void give_outputs(const opq_run_state *run)
+{
+    for (int i = 0; i < run->plan->output_count; i++) {
+        int32_t id = run->plan->output_storage[i];
+        opq_buffer *buffer = run->bad[id] ? NULL : opq_run_buffer(run, id);
+        if (buffer)
+            opq_buffer_retain(buffer);
+        run->call->outputs[i] = buffer;
+    }
+}
+
+opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call)
+{
+    size_t buffers = ((size_t)plan->buffer_count + 1) * sizeof(opq_buffer *), slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number);
+    char *memory = calloc(1, buffers + slots + (size_t)plan->storage_count + 1);
+    if (memory == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    opq_run_state run = {.runtime = runtime, .plan = plan, .call = call};
+    run.outputs = (opq_buffer **)memory;
+    run.slots = (opq_number *)(memory + buffers);
+    run.bad = (uint8_t *)(memory + buffers + slots);
+    for (int i = 0; i < plan->output_count; i++)
+        call->outputs[i] = NULL;
+    opq_status status = allocate(&run);
+    if (status == OPQ_OK) {
+        status = run_steps(&run);
+        give_outputs(&run);
+    }
+    for (int i = 0; i < plan->buffer_count; i++)
+        opq_buffer_release(run.outputs[i]);
+    opq_buffer_release(run.arena);
+    free(memory);
+    return status;
+}

@@ -1,0 +1,24 @@
+/* Launching: what a plan's steps need from threads and memory. Internal to runtime/. */
+#ifndef OPAQUE_RUNTIME_RUN_H
+#define OPAQUE_RUNTIME_RUN_H
+
+#include "runtime/plan.h"
+
+/* One run in progress. */
+typedef struct opq_run {
+    opq_runtime *runtime;
+    const opq_plan *plan;
+    const opq_run_call *call;
+    opq_buffer *arena;
+    opq_buffer **outputs;   /* distinct */
+    uint8_t *bad;           /* per storage: a failed step left it undefined */
+    opq_number *slots;
+} opq_run_state;
+
+void *opq_run_data(const opq_run_state *run, int32_t storage);
+opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */
+/* Fills in pointers and scalars of a step. Arrays hold buffer_count and scalar_count. */
+void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars);
+opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_t *error) OPQ_MUST_CHECK;
+
+#endif
