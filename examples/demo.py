@@ -1,7 +1,8 @@
 """./dev demo: a pretrained encoder and a training run on the device, and what happened below.
 
-Prints the ranking and the training result with their checks against the CPU, what one encoder layer records, its fused graph, its
-kernels and the bytes saved, and the encoder's times eager, unfused and fused (compilation apart). Exits with 1 if a check fails.
+Prints the ranking and the training result with their checks against the CPU, what one encoder layer
+records, its fused graph, its kernels and the bytes saved, and the encoder's times eager, unfused
+and fused (compilation apart). Exits with 1 if a check fails.
 """
 
 import statistics

@@ -2,8 +2,9 @@
 
     ./dev python examples/digits.py [--device opaque] [--model mlp|convnet|both] [--epochs N]
 
-The same model, seed and batch order are trained on the CPU as well. Exits with 1 if the loss curves part by more than 1e-3 within the
-first 200 steps, if test accuracy is below 96 %, or if it is more than one point from the CPU's.
+The same model, seed and batch order are trained on the CPU as well. Exits with 1 if the loss curves
+part by more than 1e-3 within the first 200 steps, if test accuracy is below 96 %, or if it is more
+than one point from the CPU's.
 """
 
 import argparse
@@ -30,7 +31,14 @@ def data() -> tuple:
 
 def mlp() -> nn.Module:
     """64 - 128 - 64 - 10."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 def convnet() -> nn.Module:
@@ -90,11 +98,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="opaque")
     parser.add_argument("--model", choices=("mlp", "convnet", "both"), default="both")
-    parser.add_argument("--epochs", type=int, help="passes over the data (20 for the MLP, 10 for the convnet)")
+    parser.add_argument(
+        "--epochs", type=int, help="passes over the data (20 for the MLP, 10 for the convnet)"
+    )
     options = parser.parse_args()
     models = {"mlp": (mlp, 20), "convnet": (convnet, 10)}
     chosen = models if options.model == "both" else {options.model: models[options.model]}
-    results = [check(name, make, options.device, options.epochs or epochs) for name, (make, epochs) in chosen.items()]
+    results = [
+        check(name, make, options.device, options.epochs or epochs)
+        for name, (make, epochs) in chosen.items()
+    ]
     return int(not all(results))
 
 

@@ -2,8 +2,9 @@
 
     ./dev python examples/gpt2.py [--device opaque] [--tokens 30] [--cache]
 
-Without --cache each step runs the whole sequence, one token longer than before: sizes change, kernels do not. With --cache, keys and
-values of earlier tokens are kept, as transformers does in generate().
+Without --cache each step runs the whole sequence, one token longer than before: sizes change,
+kernels do not. With --cache, keys and values of earlier tokens are kept, as transformers does in
+generate().
 
 Exits with 1 if a token differs, or if anything is compiled after the third token.
 """
@@ -17,8 +18,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def make() -> GPT2LMHeadModel:
-    """4 layers, 4 heads, 128 wide, in eval mode on the CPU. Weights are larger than usual and the output layer is not tied, so that
-    tokens vary and the best is ahead of the second by more than rounding."""
+    """4 layers, 4 heads, 128 wide, in eval mode on the CPU. Weights are larger than usual and the
+    output layer is not tied, so that tokens vary and the best is ahead of the second by more than
+    rounding."""
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=512,

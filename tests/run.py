@@ -1,7 +1,8 @@
 """Runs all tests for ./dev test and adds them up: ctest in build/ and build-asan/, pytest in tests/python/.
 
-The last line is "N passed, N failed"; the exit status is 0 if none failed. A ctest entry counts as the cmocka tests it prints, or as one
-test if it prints none; an entry that ends badly counts at least one failure.
+The last line is "N passed, N failed"; the exit status is 0 if none failed. A ctest entry counts as
+the cmocka tests it prints, or as one test if it prints none; an entry that ends badly counts at
+least one failure.
 """
 
 import argparse
@@ -38,7 +39,12 @@ def run_ctest(folder: str, name: str) -> tuple:
         report = os.path.join(scratch, "ctest.xml")
         command = ["ctest", "--test-dir", folder, "--output-on-failure", "--output-junit", report]
         command += ["--timeout", "600", "-j", str(len(os.sched_getaffinity(0)))]
-        command += ["--test-output-size-passed", "10000000", "--test-output-size-failed", "10000000"]
+        command += [
+            "--test-output-size-passed",
+            "10000000",
+            "--test-output-size-failed",
+            "10000000",
+        ]
         environment = dict(os.environ, UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1")
         status = subprocess.run(command, env=environment).returncode
         if not os.path.exists(report):
@@ -52,12 +58,21 @@ def run_pytest(root: str, arguments: list) -> tuple:
     print("\n=== Python tests", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         report = os.path.join(scratch, "pytest.xml")
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", os.path.join(root, "tests", "python")]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            f"--junitxml={report}",
+            os.path.join(root, "tests", "python"),
+        ]
         status = subprocess.run(command + arguments, cwd=root).returncode
         if not os.path.exists(report):
             return 0, 1
         suites = list(xml.parse(report).iter("testsuite"))
-    total, bad, skipped = (sum(int(s.get(k, 0)) for s in suites) for k in ("tests", "failures", "skipped"))
+    total, bad, skipped = (
+        sum(int(s.get(k, 0)) for s in suites) for k in ("tests", "failures", "skipped")
+    )
     bad += sum(int(s.get("errors", 0)) for s in suites)
     return total - bad - skipped, bad or int(status != 0)
 

@@ -1,10 +1,13 @@
-"""The C extension `torch_opaque._C`, made by registration/python.cpp: what the Python package needs from below, nothing else.
+"""The C extension `torch_opaque._C`, made by registration/python.cpp: what the Python package needs
+from below, nothing else.
 
 Importing it registers the device's kernels, hooks, guard, generator and allocator under PrivateUse1 (C++
-`register_privateuse1_backend("opaque")`; Python renames again, which PyTorch accepts). Importing starts no thread and no LLVM.
+`register_privateuse1_backend("opaque")`; Python renames again, which PyTorch accepts). Importing
+starts no thread and no LLVM.
 
-Conventions. `tensors` are opaque tensors: anything else raises TypeError. Sizes are in bytes, times in seconds. Failures raise
-what eager PyTorch would raise. Everything that may run or compile releases the GIL. Modes belong to the calling thread.
+Conventions. `tensors` are opaque tensors: anything else raises TypeError. Sizes are in bytes, times
+in seconds. Failures raise what eager PyTorch would raise. Everything that may run or compile
+releases the GIL. Modes belong to the calling thread.
 """
 
 from typing import Any
@@ -14,7 +17,8 @@ from torch import Generator, Tensor
 # ---- running
 
 def synchronize(reason: str = "synchronize") -> None:
-    """Computes everything a live tensor holds. `reason` is a name of OPQ_REASONS ("synchronize", "optimizer_step", ...)."""
+    """Computes everything a live tensor holds. `reason` is a name of OPQ_REASONS ("synchronize",
+    "optimizer_step", ...)."""
 
 def materialize(tensors: list[Tensor], reason: str) -> None:
     """Computes these tensors in one run, and what the run can store for live tensors on its way."""
@@ -26,14 +30,15 @@ def cell_id(tensor: Tensor) -> int:
     """A number for the storage: equal for all views of a tensor, never 0, not reused while the cell lives."""
 
 def is_initialized() -> bool:
-    """True once an opaque tensor was made in this process. Costs nanoseconds: asked by hooks in programs that never make one."""
+    """True once an opaque tensor was made in this process. Costs nanoseconds: asked by hooks in
+    programs that never make one."""
 
 # ---- modes of the calling thread: EAGER = 1, UNFUSED = 2, FORBID_SYNC = 4, STRICT = 8
 
 def get_modes() -> int: ...
 def set_modes(modes: int) -> None:
-    """FORBID_SYNC makes runs with reasons item, copy_to_host, print, bound, extern_now, reinterpret an error that names the
-    line; reasons synchronize, optimizer_step, inspect stay allowed."""
+    """FORBID_SYNC makes runs with reasons item, copy_to_host, print, bound, extern_now, reinterpret
+    an error that names the line; reasons synchronize, optimizer_step, inspect stay allowed."""
 
 def set_default_modes(modes: int) -> None:
     """Modes of threads that never called set_modes (OPAQUE_STRICT=1 and the like)."""
@@ -45,8 +50,7 @@ def set_lines(which: str) -> None:
 
 def get_lines() -> str: ...
 def set_log(topics: str) -> None:
-    """What is written to stderr: a comma-separated list of "flush" (a line per run: reason, Python line, nodes, kernels) and
-    "extern" (a line for each extern op, once per op); "" for nothing."""
+    """What is written to stderr: "flush" (a line per run: reason, Python line, kernels) or "" for nothing."""
 
 def get_log() -> str: ...
 def cpu_capability() -> str:
@@ -86,12 +90,13 @@ def fallback_counts() -> dict[str, int]:
     """Extern calls recorded, by ATen overload ("aten::fft_fft")."""
 
 def graph_text(tensors: list[Tensor], stage: str) -> str:
-    """The pending graph of the tensors as text; nothing runs. `stage`: "recorded", "simplified", "fused", "kernels", "llvm",
-    "asm" (the last two compile). A computed tensor is an input."""
+    """The pending graph of the tensors as text; nothing runs. `stage`: "recorded", "simplified",
+    "fused", "kernels", "llvm", "asm" (the last two compile). A computed tensor is an input."""
 
 def capture(tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
-    """The recorded graph of the tensors and its inputs, in order, as dense CPU tensors (copies). Computes the inputs' values if a
-    leaf is not yet data; the tensors stay pending. Outputs are the tensors as seen through their windows, in the order given."""
+    """The recorded graph of the tensors and its inputs, in order, as dense CPU tensors (copies).
+    Computes the inputs' values if a leaf is not yet data; the tensors stay pending. Outputs are the
+    tensors as seen through their windows, in the order given."""
 
 def report_begin() -> None:
     """From now on the calling thread's runs (and those of its autograd threads) are timed step by step and kept."""
@@ -105,16 +110,17 @@ def report_end() -> dict[str, Any]:
     }"""
 
 def journal_begin() -> None:
-    """From now on the first write of any thread to a cell that exists already notes the cell with the value it had (a reference to
-    an immutable value: nothing is copied), in order of first write. Journals nest. The optimizer hook asks journal_depth()."""
+    """From now on the first write of any thread to a cell that exists already notes the cell with
+    the value it had (a reference to an immutable value: nothing is copied), in order of first
+    write. Journals nest. The optimizer hook asks journal_depth()."""
 
 def journal_depth() -> int:
     """Open journals; 0 outside inspection."""
 
 def journal_end(restore: bool = True) -> list[Tensor]:
-    """Closes the innermost journal. Gives one new tensor per noted cell, holding what was written (pending or not, in the dtype
-    and shape of the cell's own value), in order of first write. With `restore`, each noted cell gets its old value back;
-    autograd versions are not counted up."""
+    """Closes the innermost journal. Gives one new tensor per noted cell, holding what was written
+    (pending or not, in the dtype and shape of the cell's own value), in order of first write. With
+    `restore`, each noted cell gets its old value back; autograd versions are not counted up."""
 
 def op_table() -> list[dict[str, Any]]:
     """Rows of ops.def: {"name", "arity", "class", "rule", "flags", "aten", "signature", "expand"}."""

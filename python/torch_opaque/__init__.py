@@ -4,11 +4,10 @@
     y = (x * 2 + 1).relu()                      recorded
     print(y)                                    one fused kernel runs
 
-Importing registers the device and nothing else: no thread, no LLVM, no tensor. A program that never makes an opaque tensor runs
-as without the package.
+Importing registers the device and nothing else: no thread, no LLVM, no tensor. A program that never
+makes an opaque tensor runs as without the package.
 """
 
-import sys
 import warnings
 
 __version__ = "0.1.0"
@@ -32,13 +31,13 @@ _failure = None
 
 
 def _autoload() -> None:
-    """Entry point of group torch.backends. All is done by importing this module; a failure there has become a warning."""
+    """Entry point of group torch.backends. All is done by importing this module; a failure there
+    has become a warning."""
 
 
 def _register() -> None:
-    """Renames PrivateUse1 to "opaque" and hangs everything into torch. The order is PyTorch's: rename, module, methods."""
-    import torch
-
+    """Renames PrivateUse1 to "opaque" and hangs everything into torch. The order is PyTorch's:
+    rename, module, methods."""
     from . import _C, settings
 
     torch.utils.rename_privateuse1_backend("opaque")
@@ -61,12 +60,13 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# Two ways lead here. `import torch` comes first: torch is half imported, and an exception would break it for a program that may
-# not want us, so it becomes a warning. `import torch_opaque` comes first: the next line imports torch, whose autoload finds this
-# half-made module and calls _autoload(), a no-op; then an exception is the answer to the user's own import.
+# Two ways lead here. `import torch` comes first: torch is half imported, and an exception would
+# break it for a program that may not want us, so it becomes a warning. `import torch_opaque` comes
+# first: the next line imports torch, whose autoload finds this half-made module and calls
+# _autoload(), a no-op; then an exception is the answer to the user's own import.
 import torch  # noqa: E402
 
-_torch_is_loading = getattr(sys.modules["torch"].__spec__, "_initializing", False)
+_torch_is_loading = getattr(torch.__spec__, "_initializing", False)
 try:
     _register()
     from .inspect import (  # noqa: E402

@@ -1,7 +1,7 @@
 """torch.backends.opaque: switches in the form PyTorch users know from torch.backends.cudnn.
 
-    torch.backends.opaque.fusion = False            this thread runs one kernel per op
-    with torch.backends.opaque.flags(verbose=True): a line to stderr per run
+torch.backends.opaque.fusion = False              this thread runs one kernel per op
+with torch.backends.opaque.flags(verbose=True):   a line to stderr per run
 """
 
 import sys
@@ -39,12 +39,12 @@ class _Backend(types.ModuleType):
 
     @property
     def verbose(self) -> bool:
-        """Whether each run and each first extern op is logged to stderr. Process-wide."""
+        """Whether each run is logged to stderr. Process-wide."""
         return _C.get_log() != ""
 
     @verbose.setter
     def verbose(self, on: bool) -> None:
-        _C.set_log("flush,extern" if on else "")
+        _C.set_log("flush" if on else "")
 
     @property
     def lines(self) -> str:

@@ -16,8 +16,9 @@ _MODES = {"fused": nullcontext, "unfused": modes.unfused, "eager": modes.eager}
 
 @dataclass
 class Row:
-    """One way of running. Seconds are the median of warm runs; compile_seconds are those of the first run; kernels and bytes of one
-    warm run. Differences are against the fused run: the largest absolute one, NaN where one side alone is NaN."""
+    """One way of running. Seconds are the median of warm runs; compile_seconds are those of the
+    first run; kernels and bytes of one warm run. Differences are against the fused run: the largest
+    absolute one, NaN where one side alone is NaN."""
 
     mode: str
     seconds: float
@@ -50,13 +51,18 @@ class Comparison:
             )
             for r in self.rows
         ]
-        return table(("mode", "time", "of fused", "compile", "kernels", "bytes", "max diff", "same bits"), rows)
+        return table(
+            ("mode", "time", "of fused", "compile", "kernels", "bytes", "max diff", "same bits"),
+            rows,
+        )
 
     def __getitem__(self, mode: str) -> Row:
         return next(r for r in self.rows if r.mode == mode)
 
     def __repr__(self) -> str:
-        return f"<Comparison: {', '.join(f'{r.mode} {seconds_text(r.seconds)}' for r in self.rows)}>"
+        return (
+            f"<Comparison: {', '.join(f'{r.mode} {seconds_text(r.seconds)}' for r in self.rows)}>"
+        )
 
 
 def _call(fn, args, state) -> tuple:
@@ -94,7 +100,11 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two dense CPU tensors agree in dtype, shape and every bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)) if a.numel() else True
+    return (
+        torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+        if a.numel()
+        else True
+    )
 
 
 def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -109,9 +119,10 @@ def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def compare(fn, *args, vs=("eager", "unfused"), repeat: int = 5, show: bool = True) -> Comparison:
-    """Times fn(*args) fused and in the modes of `vs` ("eager": each op at once; "unfused": one kernel per op), after a warm-up that
-    takes the compilation, and says how far the values agree. The function runs on snapshots, with equal random numbers in every
-    mode. Prints the table unless `show=False`.
+    """Times fn(*args) fused and in the modes of `vs` ("eager": each op at once; "unfused": one
+    kernel per op), after a warm-up that takes the compilation, and says how far the values agree.
+    The function runs on snapshots, with equal random numbers in every mode. Prints the table unless
+    `show=False`.
 
     Raises ValueError for an unknown mode, TypeError if `fn` is no function.
     """

@@ -1,7 +1,8 @@
 """torch.opaque: the device module, in the form of torch.cuda. There is one device, opaque:0, and one stream.
 
-Work runs in the order in which values are asked for, so streams and events order nothing; they exist for programs written for
-devices where they do. An event made with enable_timing=True runs what is pending and reads the host clock.
+Work runs in the order in which values are asked for, so streams and events order nothing; they
+exist for programs written for devices where they do. An event made with enable_timing=True runs
+what is pending and reads the host clock.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from . import _C
 default_generators = (_C.default_generator(),)
 
 
-# ---- device -----------------------------------------------------------------------------------------------------------
+# ---- device
 
 
 def is_available() -> bool:
@@ -54,7 +55,8 @@ def current_device() -> int:
 
 
 def _index(device) -> int:
-    """Index of `device` (None, int, str, torch.device). Raises RuntimeError unless it is opaque:0, ValueError for another type."""
+    """Index of `device` (None, int, str, torch.device). Raises RuntimeError unless it is opaque:0,
+    ValueError for another type."""
     if device is None:
         return 0
     if not isinstance(device, int):
@@ -110,9 +112,7 @@ def get_device_properties(device=None) -> _Properties:
     """Name, memory of the machine in bytes, processors this process may use, instruction set of kernels."""
     _index(device)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _Properties(
-        get_device_name(), memory, len(os.sched_getaffinity(0)), _C.cpu_capability()
-    )
+    return _Properties(get_device_name(), memory, len(os.sched_getaffinity(0)), _C.cpu_capability())
 
 
 def get_device_name(device=None) -> str:
@@ -137,7 +137,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-# ---- running: streams and events ----------------------------------------------------------------------------------------
+# ---- running: streams and events
 
 
 def synchronize(device=None) -> None:
@@ -165,7 +165,9 @@ class Event(torch.Event):
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False, **kwargs):
         if interprocess:
             raise RuntimeError("opaque: events cannot be shared between processes")
-        event = super().__new__(cls, device="opaque", enable_timing=enable_timing, blocking=blocking)
+        event = super().__new__(
+            cls, device="opaque", enable_timing=enable_timing, blocking=blocking
+        )
         event._timing = enable_timing
         event._recorded = None
         return event
@@ -180,7 +182,9 @@ class Event(torch.Event):
         """Milliseconds from this event to `end_event`. Raises RuntimeError unless both were recorded with timing."""
         for event in (self, end_event):
             if not event._timing or event._recorded is None:
-                raise RuntimeError("elapsed_time() needs two recorded events made with enable_timing=True")
+                raise RuntimeError(
+                    "elapsed_time() needs two recorded events made with enable_timing=True"
+                )
         return (end_event._recorded - self._recorded) * 1e3
 
     def query(self) -> bool:
@@ -213,7 +217,7 @@ def stream(stream):
     yield stream
 
 
-# ---- random numbers -----------------------------------------------------------------------------------------------------
+# ---- random numbers
 
 
 def manual_seed(seed: int) -> None:
@@ -266,7 +270,7 @@ def _get_generator(device) -> torch.Generator:
     return default_generators[_index(device)]
 
 
-# ---- memory -------------------------------------------------------------------------------------------------------------
+# ---- memory
 
 
 def memory_allocated(device=None) -> int:
@@ -315,15 +319,16 @@ def empty_cache() -> None:
     _C.empty_cache()
 
 
-# ---- torch.compile ------------------------------------------------------------------------------------------------------
+# ---- torch.compile
 
 
 class _NoInductor:
     """Stands where TorchInductor looks for a device's code generator, and says what to do instead."""
 
     message = (
-        "torch.compile(backend='inductor') generates code for other devices. Opaque tensors are fused and compiled without "
-        "torch.compile: leave it out, or use torch.compile(backend='aot_eager') or 'eager', whose graphs are recorded like eager code."
+        "torch.compile(backend='inductor') generates code for other devices. Opaque tensors are "
+        "fused and compiled without torch.compile: leave it out, or use "
+        "torch.compile(backend='aot_eager') or 'eager', whose graphs are recorded like eager code."
     )
 
     @property

@@ -1,4 +1,5 @@
-"""explain(): runs something once with every launch timed, and says what was fused, what was not, why, and who keeps what."""
+"""explain(): runs something once with every launch timed, and says what was fused, what was not,
+why, and who keeps what."""
 
 import os
 import sys
@@ -43,8 +44,9 @@ def table(header: tuple, rows: list) -> str:
 
 @dataclass
 class Explanation:
-    """What one run was. `kernels`: a dict per launch, in order; `unfused`: a line per edge left unfused, with its reason; `graph`: the
-    fused graphs; `keepers`: (what keeps it, type, bytes) per value stored."""
+    """What one run was. `kernels`: a dict per launch, in order; `unfused`: a line per edge left
+    unfused, with its reason; `graph`: the fused graphs; `keepers`: (what keeps it, type, bytes) per
+    value stored."""
 
     kernels: list
     unfused: list
@@ -77,17 +79,31 @@ class Explanation:
         for k in self.kernels:
             moved = k["bytes_read"] + k["bytes_written"]
             cache = "compiled " + seconds_text(k["compile_seconds"]) if k["fresh"] else "cached"
-            name = k["name"] if k["kind"] != "extern" else f"{k['name']} (extern: no native lowering)"
-            rows.append((name, k["shape"], seconds_text(k["seconds"]), bytes_text(moved), _rate(k), cache, k["lines"]))
+            name = (
+                k["name"] if k["kind"] != "extern" else f"{k['name']} (extern: no native lowering)"
+            )
+            rows.append(
+                (
+                    name,
+                    k["shape"],
+                    seconds_text(k["seconds"]),
+                    bytes_text(moved),
+                    _rate(k),
+                    cache,
+                    k["lines"],
+                )
+            )
         return table(("kernel", "shape", "time", "bytes", "rate", "cache", "source"), rows)
 
     def _summary(self) -> str:
         count = sum(k["kind"] != "extern" for k in self.kernels)
         spent = sum(k["seconds"] for k in self.kernels)
         compiled = sum(k["compile_seconds"] for k in self.kernels)
+        extern = len(self.kernels) - count
         return (
-            f"{count} kernels, {len(self.kernels) - count} extern calls, {seconds_text(spent)} running, {seconds_text(compiled)} compiling; "
-            f"{bytes_text(self.bytes_moved)} moved, {bytes_text(self.bytes_saved)} saved by fusion"
+            f"{count} kernels, {extern} extern calls, {seconds_text(spent)} running, "
+            f"{seconds_text(compiled)} compiling; {bytes_text(self.bytes_moved)} moved, "
+            f"{bytes_text(self.bytes_saved)} saved by fusion"
         )
 
     def __repr__(self) -> str:
@@ -104,7 +120,7 @@ def _rate(launch: dict) -> str:
     return f"{moved / launch['seconds'] / 1e9:.3g} GB/s"
 
 
-# ---- who keeps what ------------------------------------------------------------------------------------------------------
+# ---- who keeps what
 
 
 def _variable_name(tensor) -> str:
@@ -122,8 +138,13 @@ def _variable_name(tensor) -> str:
 
 
 def _keepers(pending: list, returned: set, allocated: int) -> list:
-    """Names what holds each of the tensors, which were pending before the run, and counts what no Python object holds."""
-    gradients = {id(t.grad) for t in objects_of(torch.Tensor) if is_opaque(t) and t.is_leaf and t.grad is not None}
+    """Names what holds each of the tensors, which were pending before the run, and counts what no
+    Python object holds."""
+    gradients = {
+        id(t.grad)
+        for t in objects_of(torch.Tensor)
+        if is_opaque(t) and t.is_leaf and t.grad is not None
+    }
     rows, seen, total = [], set(), 0
     for tensor in pending:
         cell = _C.cell_id(tensor)
@@ -149,9 +170,10 @@ def _keepers(pending: list, returned: set, allocated: int) -> list:
 
 
 def explain(t_or_fn, *args, show: bool = True) -> Explanation:
-    """Runs what is pending for the outputs, timed launch by launch, and prints a line per kernel (name from its ops, shape, time,
-    bytes, GB/s or GFLOP/s, compiled or cached, source lines), then what did not fuse and why, bytes saved, and who keeps the values
-    that were stored. A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect). `show=False`: returns
+    """Runs what is pending for the outputs, timed launch by launch, and prints a line per kernel
+    (name from its ops, shape, time, bytes, GB/s or GFLOP/s, compiled or cached, source lines), then
+    what did not fuse and why, bytes saved, and who keeps the values that were stored. A tensor is
+    computed by this, a function runs on snapshots (see torch_opaque.inspect). `show=False`: returns
     the Explanation without printing it.
     """
     from .inspect import outputs_of

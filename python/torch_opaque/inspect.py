@@ -1,7 +1,8 @@
 """Looking at what was recorded, what runs and what it costs: graph, dump, describe and the counters.
 
-Functions taking `t_or_fn` accept an opaque tensor, a list of them, or a function with its arguments. A function runs on snapshots:
-parameters, other opaque tensors, gradients, optimizers and generators are afterwards as before. Its outputs are the flattened
+Functions taking `t_or_fn` accept an opaque tensor, a list of them, or a function with its
+arguments. A function runs on snapshots: parameters, other opaque tensors, gradients, optimizers and
+generators are afterwards as before. Its outputs are the flattened
 return values, then every tensor it wrote, in order of first write.
 """
 
@@ -18,8 +19,9 @@ _STAGES = ("recorded", "simplified", "fused", "kernels", "llvm", "asm")
 
 
 def stats() -> dict:
-    """Counters since the start or reset_stats(): ops_recorded, flushes (by reason), kernels_run, kernels_compiled, plans_built,
-    plans_reused, extern_calls, bytes_read, bytes_written, bytes_allocated, bytes_peak, compile_seconds, run_seconds."""
+    """Counters since the start or reset_stats(): ops_recorded, flushes (by reason), kernels_run,
+    kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read, bytes_written,
+    bytes_allocated, bytes_peak, compile_seconds, run_seconds."""
     return _C.stats()
 
 
@@ -65,7 +67,8 @@ def _warn_if_ran(before: int) -> None:
 def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
     """The graph that computes the outputs, as text; nothing runs.
 
-    stage   "recorded" as the program wrote it | "simplified" expanded and folded | "fused" kernels and the plan | "kernels" kernel
+    stage   "recorded" as the program wrote it | "simplified" expanded and folded | "fused" kernels
+    and the plan | "kernels" kernel
             data | "llvm", "asm" of the kernels (compiles them)
     format  "text" | "dot" for Graphviz (stages recorded and simplified)
 
@@ -94,8 +97,9 @@ def _save_npy(path: str, tensor: torch.Tensor) -> str:
 
 
 def dump(t_or_fn, *args, dir) -> list:
-    """Writes the recorded graph and its inputs for `opq-opt --run DIR`, a bug report, or a C program: graph.ir, input0.npy, ... and,
-    where an input's file has another dtype (bfloat16 is stored as uint16), notes.txt.
+    """Writes the recorded graph and its inputs for `opq-opt --run DIR`, a bug report, or a C
+    program: graph.ir, input0.npy, ... and, where an input's file has another dtype (bfloat16 is
+    stored as uint16), notes.txt.
 
     The directory is made; what an earlier dump wrote there is removed. Returns the paths written.
     """
@@ -127,7 +131,8 @@ def _remove_old(dir: str) -> None:
 
 
 def describe(t: torch.Tensor) -> str:
-    """What a tensor is right now, in a few lines: type, layout, cell, and computed or the ops it waits for. Nothing runs."""
+    """What a tensor is right now, in a few lines: type, layout, cell, and computed or the ops it
+    waits for. Nothing runs."""
     if not is_opaque(t):
         raise TypeError("expected an opaque tensor")
     dtype = str(t.dtype).removeprefix("torch.")
@@ -152,4 +157,13 @@ def describe(t: torch.Tensor) -> str:
 from .comparison import compare  # noqa: E402
 from .explanation import explain  # noqa: E402
 
-__all__ = ["compare", "describe", "dump", "explain", "fallback_counts", "graph", "reset_stats", "stats"]
+__all__ = [
+    "compare",
+    "describe",
+    "dump",
+    "explain",
+    "fallback_counts",
+    "graph",
+    "reset_stats",
+    "stats",
+]

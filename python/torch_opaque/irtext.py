@@ -1,6 +1,7 @@
-"""Reads the text IR far enough to count bytes and to draw it. The C core has the real parser; this one trusts its printer.
+"""Reads the text IR far enough to count bytes and to draw it. The C core has the real parser; this
+one trusts its printer.
 
-    %3 = matmul f32[128,3072] %0, %1 {transpose_b=1}   # train.py:41
+%3 = matmul f32[128,3072] %0, %1 {transpose_b=1}   # train.py:41
 """
 
 import re
@@ -11,7 +12,19 @@ _NODE = re.compile(
     r"(?:\{(?P<attrs>.*?)\})?\s*(?:#\s*(?P<line>.*))?$"
 )
 _OUTPUT = re.compile(r"^\s*output\s+(?P<refs>%.*?)\s*(?:#.*)?$")
-_BYTES = {"bool": 1, "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "raw8": 1, "raw16": 2, "raw32": 4, "raw64": 8, "raw128": 16}  # fmt: skip
+_BYTES = {
+    "bool": 1,
+    "u8": 1,
+    "i8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+    "f16": 2,
+    "bf16": 2,
+    "f32": 4,
+    "f64": 8,
+}
+_BYTES |= {f"raw{bits}": bits // 8 for bits in (8, 16, 32, 64, 128)}
 _FREE = {"input", "const", "scalar", "permute", "reshape", "expand", "slice", "strided"}
 
 
@@ -34,7 +47,14 @@ def parse(text: str) -> tuple:
         if match := _NODE.match(line):
             refs = tuple(int(r) for r in re.findall(r"%(\d+)", match["operands"]))
             nodes.append(
-                Node(int(match["ref"]), match["op"], match["type"], refs, match["attrs"] or "", match["line"] or "")
+                Node(
+                    int(match["ref"]),
+                    match["op"],
+                    match["type"],
+                    refs,
+                    match["attrs"] or "",
+                    match["line"] or "",
+                )
             )
         elif match := _OUTPUT.match(line):
             outputs += [int(r) for r in re.findall(r"%(\d+)", match["refs"])]
@@ -51,8 +71,8 @@ def type_bytes(text: str) -> int:
 
 
 def unfused_bytes(text: str) -> int:
-    """Bytes moved if each op of the graph were a kernel that reads its operands and writes its result. Views move nothing, and
-    a view of a value is read at the view's size."""
+    """Bytes moved if each op of the graph were a kernel that reads its operands and writes its
+    result. Views move nothing, and a view of a value is read at the view's size."""
     nodes, _ = parse(text)
     types = {node.ref: node.type for node in nodes}
     small = {node.ref for node in nodes if node.op in ("const", "scalar", "iota")}
@@ -61,7 +81,9 @@ def unfused_bytes(text: str) -> int:
         if node.op in _FREE:
             continue
         total += type_bytes(node.type)
-        total += sum(type_bytes(types[ref]) for ref in node.operands if ref in types and ref not in small)
+        total += sum(
+            type_bytes(types[ref]) for ref in node.operands if ref in types and ref not in small
+        )
     return total
 
 
@@ -71,11 +93,17 @@ def to_dot(text: str) -> str:
     types = {node.ref: node.type for node in nodes}
     lines = ["digraph opaque {", '  node [shape=box, fontname="monospace"];']
     for node in nodes:
-        label = node.op + (f"\\n{{{node.attrs}}}" if node.attrs else "") + (f"\\n{node.line}" if node.line else "")
+        label = (
+            node.op
+            + (f"\\n{{{node.attrs}}}" if node.attrs else "")
+            + (f"\\n{node.line}" if node.line else "")
+        )
         label = label.replace('"', '\\"')
         style = ", style=rounded" if node.op == "input" else ""
         lines.append(f'  n{node.ref} [label="%{node.ref} {label}"{style}];')
-        lines += [f'  n{ref} -> n{node.ref} [label="{types.get(ref, "")}"];' for ref in node.operands]
+        lines += [
+            f'  n{ref} -> n{node.ref} [label="{types.get(ref, "")}"];' for ref in node.operands
+        ]
     for i, ref in enumerate(outputs):
         lines.append(f'  out{i} [label="output {i}", style=rounded];')
         lines.append(f'  n{ref} -> out{i} [label="{types.get(ref, "")}"];')

@@ -28,16 +28,18 @@ def eager():
 
 
 def unfused():
-    """Runs are the same simplified graph with grouping off: one kernel per op. Acts when running; bits are those of the fused run."""
+    """Runs are the same simplified graph with grouping off: one kernel per op. Acts when running;
+    bits are those of the fused run."""
     return _mode(UNFUSED)
 
 
 def forbid_sync():
-    """A hidden run (`.item()`, `.cpu()`, `print`, a bound) raises RuntimeError naming the line. synchronize() and the run after
-    optimizer.step() stay allowed: they are not hidden."""
+    """A hidden run (`.item()`, `.cpu()`, `print`, a bound) raises RuntimeError naming the line.
+    synchronize() and the run after optimizer.step() stay allowed: they are not hidden."""
     return _mode(FORBID_SYNC)
 
 
 def strict():
-    """An op without a native lowering, or one that must run at once outside the plan, raises RuntimeError. Acts when recording."""
+    """An op without a native lowering, or one that must run at once outside the plan, raises
+    RuntimeError. Acts when recording."""
     return _mode(STRICT)

@@ -1,12 +1,14 @@
 """nn.Module conversions that land on or leave the device keep parameters the objects they are.
 
-PyTorch makes new Parameters when a conversion ends in another tensor class: tied weights come apart and an optimizer built before `.to()` goes
-on updating the old ones, both silently. Here the new contents go into the old objects (as torch.__future__'s
-swap_module_params_on_conversion does for a whole process), for conversions that involve the device and no others. All of `.to()`,
-`.opaque()`, `.cpu()`, `.bfloat16()`, `.to_empty()` go through Module._apply, which is what is wrapped.
+PyTorch makes new Parameters when a conversion ends in another tensor class: tied weights come apart
+and an optimizer built before `.to()` goes on updating the old ones, both silently. Here the new
+contents go into the old objects (as torch.__future__'s swap_module_params_on_conversion does for a
+whole process), for conversions that involve the device and no others. All of `.to()`, `.opaque()`,
+`.cpu()`, `.bfloat16()`, `.to_empty()` go through Module._apply, which is what is wrapped.
 
-Beyond what torch.utils.swap_tensors does, a Parameter keeps its class, attributes and hooks, and may be in use by a graph that is
-still alive. That graph cannot run backward into it any more: the attempt raises an error.
+Beyond what torch.utils.swap_tensors does, a Parameter keeps its class, attributes and hooks, and
+may be in use by a graph that is still alive. That graph cannot run backward into it any more: the
+attempt raises an error.
 """
 
 import sys
@@ -45,8 +47,8 @@ def _holds_opaque(module: Module) -> bool:
 
 
 def _ask_once(fn, first):
-    """Applies `fn` to `first` ahead of the conversion. Returns the result's device type and an `fn` that reuses the result, so
-    that each tensor is converted once, in the usual order."""
+    """Applies `fn` to `first` ahead of the conversion. Returns the result's device type and an `fn`
+    that reuses the result, so that each tensor is converted once, in the usual order."""
     with torch.no_grad():
         result = [fn(first)]
 
@@ -58,8 +60,8 @@ def _ask_once(fn, first):
 
 def _poisoned(grad_outputs):
     raise RuntimeError(
-        "backward reached a parameter that was converted (e.g. model.to('opaque')) after the forward pass: convert before forward or "
-        "after backward"
+        "backward reached a parameter that was converted (e.g. model.to('opaque')) after the "
+        "forward pass: convert before forward or after backward"
     )
 
 
@@ -131,8 +133,8 @@ def _wrap_apply() -> None:
 
 
 def _leave_data_parallel_alone() -> None:
-    """nn.DataParallel moves a model to whatever accelerator there is; with one device that helps nobody, and changes programs
-    that never asked for it."""
+    """nn.DataParallel moves a model to whatever accelerator there is; with one device that helps
+    nobody, and changes programs that never asked for it."""
     # By its module's name: the package attribute is the function of that name.
     data_parallel = sys.modules["torch.nn.parallel.data_parallel"]
     available_device = data_parallel._get_available_device_type

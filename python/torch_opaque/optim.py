@@ -1,7 +1,7 @@
 """Runs pending work after optimizer.step(), the natural end of a training iteration.
 
-Everything live is computed, not the parameters alone: a loss read later (`loss.item()` after the step) would otherwise record its
-whole forward pass again, with the old weights kept alive for it.
+Everything live is computed, not the parameters alone: a loss read later (`loss.item()` after the
+step) would otherwise record its whole forward pass again, with the old weights kept alive for it.
 """
 
 import torch

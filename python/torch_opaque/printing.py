@@ -1,7 +1,8 @@
 """repr() of an opaque tensor: its values are computed once, copied to the CPU once, and formatted there.
 
-PyTorch's own path looks at a tensor with dozens of small ops, each of which would be recorded and run. Only the part that prints
-the numbers is replaced; device, dtype, requires_grad and grad_fn are written by PyTorch from the tensor itself.
+PyTorch's own path looks at a tensor with dozens of small ops, each of which would be recorded and
+run. Only the part that prints the numbers is replaced; device, dtype, requires_grad and grad_fn are
+written by PyTorch from the tensor itself.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The one table of environment variables. `OPAQUE_HELP=1` prints it when the package is imported.
 
-Rows marked "core" are read by the C core or by build and test scripts and stand here for their documentation; the others are
-applied here. A test compares the table with the names that appear in the sources.
+Rows marked "core" are read by the C core or by build and test scripts and stand here for their
+documentation; the others are applied here. A test compares the table with the names that appear in
+the sources.
 """
 
 import os
@@ -24,13 +25,34 @@ class Setting:
 
 SETTINGS = (
     Setting("OPAQUE_HELP", "0|1", "0", "package", "print this table on import"),
-    Setting("OPAQUE_LOG", "flush,extern", "", "package", "a line to stderr per run, per first extern op"),
-    Setting("OPAQUE_LINES", "all|flush|off", "all", "package", "source lines kept with recorded ops"),
+    Setting(
+        "OPAQUE_LOG",
+        "flush",
+        "",
+        "package",
+        "a line to stderr per run: reason, source line, kernels",
+    ),
+    Setting(
+        "OPAQUE_FALLBACK_WARN",
+        "0|1",
+        "1",
+        "core",
+        "a line to stderr per op without a native kernel",
+    ),
+    Setting(
+        "OPAQUE_LINES", "all|flush|off", "all", "package", "source lines kept with recorded ops"
+    ),
     Setting("OPAQUE_MODE", "eager,unfused,strict", "", "package", "modes every thread starts with"),
     Setting("OPAQUE_STRICT", "0|1", "0", "package", "an extern op is an error, as under strict()"),
-    Setting("OPAQUE_EXECUTOR", "jit|reference", "jit", "core", "reference: the plain evaluator, no LLVM"),
-    Setting("OPAQUE_CPU", "avx2|avx512|...", "host", "core", "instruction set of generated kernels"),
-    Setting("OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"),
+    Setting(
+        "OPAQUE_EXECUTOR", "jit|reference", "jit", "core", "reference: the plain evaluator, no LLVM"
+    ),
+    Setting(
+        "OPAQUE_CPU", "avx2|avx512|...", "host", "core", "instruction set of generated kernels"
+    ),
+    Setting(
+        "OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"
+    ),
 )
 
 _MODES = {"eager": EAGER, "unfused": UNFUSED, "strict": STRICT}
@@ -42,7 +64,7 @@ def help_text() -> str:
     for row in SETTINGS:
         now = f"  (now {os.environ[row.name]!r})" if row.name in os.environ else ""
         default = f" [{row.default}]" if row.default else ""
-        lines.append(f"  {row.name:<17} {row.values + default:<28} {row.text}{now}")
+        lines.append(f"  {row.name:<20} {row.values + default:<28} {row.text}{now}")
     return "\n".join(lines)
 
 

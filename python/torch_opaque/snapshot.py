@@ -1,9 +1,11 @@
-"""Runs a function so that parameters, other opaque tensors, gradients, optimizers and generators are afterwards as they were before.
+"""Runs a function so that parameters, other opaque tensors, gradients, optimizers and generators
+are afterwards as they were before.
 
-Contents of opaque tensors are immutable values below, so the C side keeps a journal of first writes and puts the old values back:
-nothing is copied. What lives in Python objects is found through the garbage collector: `.grad` of opaque leaves, the state of
-optimizers (with their step counters, which are CPU tensors), learning rate schedulers, generators. Other CPU tensors and plain
-Python attributes that the function changes stay changed.
+Contents of opaque tensors are immutable values below, so the C side keeps a journal of first writes
+and puts the old values back: nothing is copied. What lives in Python objects is found through the
+garbage collector: `.grad` of opaque leaves, the state of optimizers (with their step counters,
+which are CPU tensors), learning rate schedulers, generators. Other CPU tensors and plain Python
+attributes that the function changes stay changed.
 """
 
 import gc
@@ -32,7 +34,9 @@ class PythonState:
 
     def __init__(self):
         found = objects_of(torch.Tensor, Optimizer, LRScheduler, torch.Generator)
-        self.gradients = [(t, t.grad) for t in found if is_opaque(t) and t.is_leaf and t.requires_grad]
+        self.gradients = [
+            (t, t.grad) for t in found if is_opaque(t) and t.is_leaf and t.requires_grad
+        ]
         self.optimizers = [self._optimizer(x) for x in found if isinstance(x, Optimizer)]
         self.schedulers = [(x, dict(vars(x))) for x in found if isinstance(x, LRScheduler)]
         generators = {id(g): g for g in found if isinstance(g, torch.Generator)}
@@ -49,7 +53,12 @@ class PythonState:
             for x in state.values()
             if isinstance(x, torch.Tensor) and not is_opaque(x)
         ]
-        return optimizer, entries, tensors, [(group, dict(group)) for group in optimizer.param_groups]
+        return (
+            optimizer,
+            entries,
+            tensors,
+            [(group, dict(group)) for group in optimizer.param_groups],
+        )
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -75,8 +84,9 @@ class PythonState:
 
 
 class Run:
-    """What one call gave. `returned`: the opaque tensors among the flattened return values, as tensors of their own; `mutated`: new
-    contents of each tensor written, in order of first write; `raw`: the return values themselves."""
+    """What one call gave. `returned`: the opaque tensors among the flattened return values, as
+    tensors of their own; `mutated`: new contents of each tensor written, in order of first write;
+    `raw`: the return values themselves."""
 
     def __init__(self):
         self.raw = None
@@ -100,7 +110,9 @@ def recorded(fn, args, state=None):
         with torch.no_grad():
             # A returned tensor may be one that is about to be restored.
             run.returned = [
-                t.detach().clone(memory_format=torch.contiguous_format) for t in leaves if is_opaque(t)
+                t.detach().clone(memory_format=torch.contiguous_format)
+                for t in leaves
+                if is_opaque(t)
             ]
     finally:
         run.mutated = _C.journal_end(True)

@@ -32,7 +32,11 @@ def run_python():
 
     def run(text: str, check: bool = True, **environment) -> subprocess.CompletedProcess:
         result = subprocess.run(
-            [sys.executable, "-c", text], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", text],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         if check:
             assert result.returncode == 0, result.stderr
@@ -46,7 +50,11 @@ def opq_opt(root):
     """Runs build/opq-opt; returns its stdout."""
 
     def run(*arguments: str) -> str:
-        result = subprocess.run([os.path.join(root, "build", "opq-opt"), *map(str, arguments)], capture_output=True, text=True)
+        result = subprocess.run(
+            [os.path.join(root, "build", "opq-opt"), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+        )
         assert result.returncode == 0, result.stderr
         return result.stdout
 

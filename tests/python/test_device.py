@@ -5,10 +5,18 @@ import torch
 
 
 def test_one_device():
-    assert torch.opaque.is_available() and torch.opaque.device_count() == 1 and torch.opaque.current_device() == 0
+    assert (
+        torch.opaque.is_available()
+        and torch.opaque.device_count() == 1
+        and torch.opaque.current_device() == 0
+    )
     torch.opaque.set_device(0)
     torch.opaque.set_device("opaque:0")
-    with torch.opaque.device(0), torch.opaque.device("opaque"), torch.opaque.device_of(torch.ones(1)):
+    with (
+        torch.opaque.device(0),
+        torch.opaque.device("opaque"),
+        torch.opaque.device_of(torch.ones(1)),
+    ):
         assert torch.opaque.current_device() == 0
     with pytest.raises(RuntimeError, match="there is 1 device"):
         torch.opaque.set_device(1)
@@ -92,7 +100,10 @@ def test_state_includes_what_is_pending():
 
 def test_explicit_generator():
     a, b = (torch.Generator(device="opaque").manual_seed(5) for _ in range(2))
-    assert torch.equal(torch.rand(9, device="opaque", generator=a).cpu(), torch.rand(9, device="opaque", generator=b).cpu())
+    assert torch.equal(
+        torch.rand(9, device="opaque", generator=a).cpu(),
+        torch.rand(9, device="opaque", generator=b).cpu(),
+    )
     with pytest.raises(RuntimeError):
         torch.rand(9, device="opaque", generator=torch.Generator())
 

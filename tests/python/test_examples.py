@@ -21,10 +21,14 @@ import pytest
 )
 def test_example(root, arguments):
     script = os.path.join(root, "examples", arguments[0])
-    result = subprocess.run([sys.executable, script, *arguments[1:]], capture_output=True, text=True, timeout=600)
+    result = subprocess.run(
+        [sys.executable, script, *arguments[1:]], capture_output=True, text=True, timeout=600
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_plain_c(root):
-    result = subprocess.run([os.path.join(root, "build", "examples", "plain")], capture_output=True, text=True)
+    result = subprocess.run(
+        [os.path.join(root, "build", "examples", "plain")], capture_output=True, text=True
+    )
     assert result.returncode == 0 and "reference evaluator: yes" in result.stdout, result.stderr

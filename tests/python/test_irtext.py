@@ -20,13 +20,18 @@ TEXT = """graph @g0 {
 def test_parse():
     nodes, outputs = irtext.parse(TEXT)
     assert [n.op for n in nodes] == ["input", "input", "scalar", "matmul", "add", "permute", "sum"]
-    assert nodes[3].operands == (0, 1) and nodes[3].attrs == "transpose_b=1" and nodes[3].line == "train.py:40"
+    assert (
+        nodes[3].operands == (0, 1)
+        and nodes[3].attrs == "transpose_b=1"
+        and nodes[3].line == "train.py:40"
+    )
     assert nodes[6].attrs == "axes=[1], tree=lanes" and nodes[6].type == "f32[3072,1]"
     assert outputs == [4, 6]
 
 
 @pytest.mark.parametrize(
-    "text, size", [("f32[3]", 12), ("bf16[2,2]", 8), ("i64[]", 8), ("bool[0,5]", 0), ("raw128[2]", 32)]
+    "text, size",
+    [("f32[3]", 12), ("bf16[2,2]", 8), ("i64[]", 8), ("bool[0,5]", 0), ("raw128[2]", 32)],
 )
 def test_type_bytes(text, size):
     assert irtext.type_bytes(text) == size
@@ -43,4 +48,6 @@ def test_unfused_bytes_counts_ops_not_views():
 def test_dot():
     dot = irtext.to_dot(TEXT)
     assert dot.startswith("digraph opaque {") and dot.rstrip().endswith("}")
-    assert 'n0 -> n3 [label="f32[128,768]"];' in dot and "n6 -> out1" in dot and "train.py:41" in dot
+    assert (
+        'n0 -> n3 [label="f32[128,768]"];' in dot and "n6 -> out1" in dot and "train.py:41" in dot
+    )

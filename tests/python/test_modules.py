@@ -1,4 +1,5 @@
-"""Module conversions keep ties, identity, optimizers, attributes and hooks; programs without the device see PyTorch's own rules."""
+"""Module conversions keep ties, identity, optimizers, attributes and hooks; programs without the
+device see PyTorch's own rules."""
 
 import copy
 import io
@@ -59,10 +60,14 @@ def test_values_and_gradients_move():
     assert model.weight.grad.is_opaque and torch.equal(model.weight.grad.cpu(), gradient)
     assert torch.equal(model.weight.detach().cpu(), weight)
     model.double().cpu()
-    assert model.weight.grad.dtype == torch.float64 and torch.equal(model.weight.detach().float(), weight)
+    assert model.weight.grad.dtype == torch.float64 and torch.equal(
+        model.weight.detach().float(), weight
+    )
 
 
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW], ids=lambda m: m.__name__
+)
 def test_an_optimizer_built_before_trains(make):
     def losses(device):
         torch.manual_seed(0)
@@ -147,7 +152,9 @@ def test_cpu_programs_keep_pytorch_rules():
         model = nn.Linear(2, 2)
     before = model.weight
     model.to_empty(device="cpu")
-    assert model.weight is not before  # PyTorch's own rule, which only conversions involving the device change
+    assert (
+        model.weight is not before
+    )  # PyTorch's own rule, which only conversions involving the device change
 
 
 def test_deepcopy_and_state_dict():

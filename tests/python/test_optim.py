@@ -24,7 +24,12 @@ def test_one_run_per_step_computes_all_that_lives(make):
     torch_opaque.reset_stats()
     loss = step(model, optimizer, x)
     assert torch_opaque.stats()["flushes"] == {"optimizer_step": 1}
-    state = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.is_opaque]
+    state = [
+        t
+        for s in optimizer.state.values()
+        for t in s.values()
+        if torch.is_tensor(t) and t.is_opaque
+    ]
     for tensor in [loss, *model.parameters(), *(p.grad for p in model.parameters()), *state]:
         assert not _C.is_pending(tensor)
     loss.item()
@@ -50,7 +55,9 @@ def test_iterations_are_equal_graphs():
     for _ in range(5):
         step(model, optimizer, x)
         scheduler.step()
-    assert torch_opaque.stats()["kernels_compiled"] == 0 and torch_opaque.stats()["plans_built"] == 0
+    assert (
+        torch_opaque.stats()["kernels_compiled"] == 0 and torch_opaque.stats()["plans_built"] == 0
+    )
 
 
 def test_forbid_sync_allows_the_step():

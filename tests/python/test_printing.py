@@ -27,16 +27,18 @@ def expected(cpu: torch.Tensor) -> str:
 def test_as_cpu_with_the_device(make):
     shown = repr(make().to("opaque"))
     assert "device='opaque:0'" in shown
-    assert shown.replace("device='opaque:0',", "").replace(",device='opaque:0'", "").replace("\n", "").replace(" ", "").replace(
-        ",device='opaque:0'", ""
-    ) == expected(make())
+    assert shown.replace("device='opaque:0',", "").replace(",device='opaque:0'", "").replace(
+        "\n", ""
+    ).replace(" ", "").replace(",device='opaque:0'", "") == expected(make())
 
 
 def test_grad_suffixes():
     x = torch.ones(2, device="opaque", requires_grad=True)
     assert repr(x) == "tensor([1., 1.], device='opaque:0', requires_grad=True)"
     assert repr(x * 2) == "tensor([2., 2.], device='opaque:0', grad_fn=<MulBackward0>)"
-    assert repr(torch.nn.Parameter(x.detach())).startswith("Parameter containing:\ntensor([1., 1.], device='opaque:0'")
+    assert repr(torch.nn.Parameter(x.detach())).startswith(
+        "Parameter containing:\ntensor([1., 1.], device='opaque:0'"
+    )
 
 
 def test_one_run_and_no_kernel_of_its_own():
@@ -45,7 +47,9 @@ def test_one_run_and_no_kernel_of_its_own():
     repr(x)
     torch_opaque.reset_stats()
     repr(x)
-    assert torch_opaque.stats()["kernels_compiled"] == 0 and torch_opaque.stats()["kernels_run"] == 0
+    assert (
+        torch_opaque.stats()["kernels_compiled"] == 0 and torch_opaque.stats()["kernels_run"] == 0
+    )
     y = x * 3 + 1
     torch_opaque.reset_stats()
     repr(y)
@@ -69,4 +73,6 @@ def test_fake_tensor():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        assert "FakeTensor(..., device='opaque:0', size=(2,))" in repr(torch.ones(2, device="opaque"))
+        assert "FakeTensor(..., device='opaque:0', size=(2,))" in repr(
+            torch.ones(2, device="opaque")
+        )

@@ -58,7 +58,9 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("text", [WORKERS, FORK, INTERRUPT, EXIT], ids=["workers", "fork", "interrupt", "exit"])
+@pytest.mark.parametrize(
+    "text", [WORKERS, FORK, INTERRUPT, EXIT], ids=["workers", "fork", "interrupt", "exit"]
+)
 def test_process(run_python, text):
     assert run_python(text).stdout.split()[-1] == "done"
 
@@ -73,7 +75,9 @@ def test_compile_records_like_eager_code(backend):
     y.sum().backward()
     expected = x.detach().cpu().requires_grad_()
     f(expected).sum().backward()
-    assert torch.equal(y.detach().cpu(), f(expected).detach()) and torch.equal(x.grad.cpu(), expected.grad)
+    assert torch.equal(y.detach().cpu(), f(expected).detach()) and torch.equal(
+        x.grad.cpu(), expected.grad
+    )
 
 
 def test_compile_with_inductor_says_what_to_do():
@@ -107,5 +111,7 @@ def test_autocast():
 
 def test_pin_memory_loader():
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
-    total = sum(b.sum().item() for (b,) in torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True))
+    total = sum(
+        b.sum().item() for (b,) in torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
+    )
     assert total == 28
