@@ -4,6 +4,7 @@
  * canaries. Every case runs serially, on 3 threads, through a tile function and from a packed right operand.
  */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include "graph/graph.h"
 #include "runtime/gemm.h"
 
 #include <math.h>
