@@ -1,0 +1,312 @@
+// The boxed adapter, and how in-place and out overloads are found.
+#include "adapter.h"
+
+#include <ATen/WrapDimUtilsMulti.h>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+namespace opq {
+
+Dims Call::dims(size_t i) const
+{
+    if (args[i].isNone())
+        return {};
+    if (args[i].isInt())
+        return {args[i].toInt()};
+    const auto list = args[i].toDimVector();
+    return {list.begin(), list.end()};
+}
+
+std::optional<at::ScalarType> Call::dtype(size_t i) const
+{
+    return args[i].isNone() ? std::nullopt : std::optional(args[i].toScalarType());
+}
+
+Value Call::in(const Tensor &tensor) const
+{
+    check_device(tensor, name());
+    if (is_raw(tensor))
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", name()));
+    return read(tensor);
+}
+
+Value Call::operand(size_t i) const
+{
+    const Tensor &given = tensor(i);
+    return !on_device(given) && given.dim() == 0 && given.device().is_cpu() ? scalar_of(given) : in(given);
+}
+
+InMemory in_memory(const Call &call, size_t i)
+{
+    const Tensor &tensor = call.tensor(i);
+    check_device(tensor, call.name());
+    if (is_raw(tensor))
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", call.name()));
+    Order order = dense_order(tensor.sizes(), tensor.strides()).value_or(Order{});
+    Value value = read_ordered(tensor, static_cast<int>(tensor.dim()), order);
+    return {std::move(value), std::move(order)};
+}
+
+bool same_dtype(std::initializer_list<const Tensor *> tensors)
+{
+    at::ScalarType first = at::ScalarType::Undefined;
+    for (const Tensor *tensor : tensors) {
+        if (!tensor || !tensor->defined())
+            continue;
+        if (first == at::ScalarType::Undefined)
+            first = tensor->scalar_type();
+        if (tensor->scalar_type() != first)
+            return false;
+    }
+    return true;
+}
+
+Dims normal_axes(IntArrayRef axes, int64_t rank)
+{
+    const auto mask = axes.empty() ? std::bitset<64>().set() : at::dim_list_to_bitset(axes, rank);
+    Dims result;
+    for (int64_t i = 0; i < rank; ++i)
+        if (mask[static_cast<size_t>(i)])
+            result.push_back(i);
+    return result;
+}
+
+namespace {
+
+// All overloads of an operator name, looked up once.
+const std::vector<OperatorHandle> &overloads(const std::string &name)
+{
+    static const auto *const all = [] {
+        auto *result = new std::unordered_map<std::string, std::vector<OperatorHandle>>;
+        auto &dispatcher = c10::Dispatcher::singleton();
+        for (const auto &op : dispatcher.getAllOpNames())
+            if (op.name.rfind("aten::", 0) == 0)
+                if (const auto handle = dispatcher.findSchema(op))
+                    (*result)[op.name].push_back(*handle);
+        return result;
+    }();
+    static const std::vector<OperatorHandle> none;
+    const auto found = all->find(name);
+    return found == all->end() ? none : found->second;
+}
+
+bool same_arguments(const c10::FunctionSchema &a, const c10::FunctionSchema &b, size_t count)
+{
+    for (size_t i = 0; i < count; ++i)
+        if (a.arguments()[i].name() != b.arguments()[i].name() || *a.arguments()[i].type() != *b.arguments()[i].type())
+            return false;
+    return true;
+}
+
+bool mutates(const c10::Argument &argument)
+{
+    return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+bool functional_schema(const c10::FunctionSchema &schema)
+{
+    for (const auto &argument : schema.arguments())
+        if (argument.alias_info())
+            return false;
+    for (const auto &result : schema.returns())
+        if (result.alias_info())
+            return false;
+    return !schema.returns().empty();
+}
+
+size_t out_count(const c10::FunctionSchema &schema)
+{
+    size_t count = 0;
+    for (const auto &argument : schema.arguments())
+        count += argument.kwarg_only() && mutates(argument);
+    return count;
+}
+
+bool is_inplace_of(const c10::FunctionSchema &schema, const c10::FunctionSchema &functional)
+{
+    return functional.returns().size() == 1 && schema.returns().size() == 1 &&
+           schema.arguments().size() == functional.arguments().size() && !schema.arguments().empty() && mutates(schema.arguments()[0]) &&
+           same_arguments(schema, functional, functional.arguments().size());
+}
+
+bool is_out_of(const c10::FunctionSchema &schema, const c10::FunctionSchema &functional)
+{
+    const size_t outs = out_count(schema);
+    return outs > 0 && outs == functional.returns().size() &&
+           schema.arguments().size() == functional.arguments().size() + outs &&
+           same_arguments(schema, functional, functional.arguments().size());
+}
+
+std::optional<Target> find_target(const OperatorHandle &op)
+{
+    const auto &schema = op.schema();
+    if (functional_schema(schema))
+        return Target{op, Form::functional};
+    std::string base = schema.name();
+    const bool inplace = base.back() == '_' && out_count(schema) == 0;
+    if (inplace)
+        base.pop_back();
+    for (const OperatorHandle &candidate : overloads(base))
+        if (functional_schema(candidate.schema())) {
+            if (inplace && is_inplace_of(schema, candidate.schema()))
+                return Target{candidate, Form::inplace};
+            if (!inplace && is_out_of(schema, candidate.schema()))
+                return Target{candidate, Form::out};
+        }
+    return std::nullopt;
+}
+
+struct Adapter final : c10::OperatorKernel {
+    Adapter(OperatorHandle functional_op, Form its_form, Kernel its_kernel, opq_op row_op)
+        : functional(std::move(functional_op)), form(its_form), kernel(its_kernel), row(row_op),
+          count(functional.schema().arguments().size())
+    {
+    }
+    const OperatorHandle functional;
+    const Form form;
+    const Kernel kernel;
+    const opq_op row;
+    const size_t count;
+
+    bool native(Call &call, opq_status &declined) const
+    {
+        try {
+            return kernel(call);
+        } catch (const Decline &why) {
+            declined = why.status;
+            return false;
+        }
+    }
+
+    void operator()(const OperatorHandle &op, c10::DispatchKeySet, Stack *stack) const
+    {
+        note_line();
+        const size_t total = form == Form::out ? op.schema().arguments().size() : count;
+        Call call(functional, stack->data() + (stack->size() - total), count, row);
+        opq_status declined = OPQ_UNSUPPORTED;
+        if (C10_UNLIKELY(!native(call, declined))) {
+            call.results.clear();
+            // What the core calls wrong but the meta kernels let pass is for the CPU kernel to refuse, here and now.
+            if (!extern_record(call) || declined == OPQ_INVALID)
+                return extern_now(op, stack);
+        }
+        deliver(op, form, call, stack);
+    }
+};
+
+Order inverse(const Order &order)
+{
+    Order result;
+    result.perm.resize(order.perm.size());
+    for (size_t i = 0; i < order.perm.size(); ++i)
+        result.perm[static_cast<size_t>(order.perm[i])] = static_cast<int64_t>(i);
+    return result;
+}
+
+Tensor &check_inplace(Call &call)
+{
+    Tensor &self = const_cast<Tensor &>(call.tensor(0));
+    const Result &result = call.results[0];
+    Dims shape = shape_of(result.value);
+    if (!result.order.plain())
+        shape = ordered(shape, inverse(result.order));
+    check_device(self, call.name());
+    TORCH_CHECK(self.sizes() == IntArrayRef(shape), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
+                IntArrayRef(shape));
+    check_castable(result.dtype, self.scalar_type());
+    return self;
+}
+
+void write_out(const Tensor &out, const Result &result, const char *name)
+{
+    Dims shape = shape_of(result.value);
+    if (!result.order.plain())
+        shape = ordered(shape, inverse(result.order));
+    check_device(out, name);
+    check_castable(result.dtype, out.scalar_type());
+    resize_output(out, shape);
+    write_result(out, result);
+}
+
+} // namespace
+
+void write_result(const Tensor &tensor, const Result &result)
+{
+    write(tensor, result.order.plain() ? result.value : permute(result.value, inverse(result.order).perm));
+}
+
+std::optional<Target> functional_of(const OperatorHandle &op)
+{
+    static std::mutex mutex;
+    static auto *const known = new std::unordered_map<c10::OperatorName, std::optional<Target>>;
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = known->find(op.operator_name());
+    if (found != known->end())
+        return found->second;
+    return known->emplace(op.operator_name(), find_target(op)).first->second;
+}
+
+void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row)
+{
+    const std::string text = overload;
+    const size_t dot = text.find('.');
+    const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(
+        ("aten::" + text.substr(0, dot)).c_str(), dot == std::string::npos ? "" : text.substr(dot + 1).c_str());
+    library.impl(overload, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(op, Form::functional, kernel, row)));
+}
+
+void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row)
+{
+    const std::string text = overload;
+    const size_t dot = text.find('.');
+    const std::string base = "aten::" + text.substr(0, dot);
+    const auto handle = c10::Dispatcher::singleton().findSchema({base, dot == std::string::npos ? "" : text.substr(dot + 1)});
+    TORCH_CHECK(handle, "this PyTorch has no operator ", text);
+    const auto add = [&](const OperatorHandle &op, Form form) {
+        library.impl(toString(op.operator_name()).substr(6).c_str(),
+                     torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(*handle, form, kernel, row)));
+    };
+    add(*handle, Form::functional);
+    for (const OperatorHandle &op : overloads(base + "_"))
+        if (is_inplace_of(op.schema(), handle->schema()))
+            add(op, Form::inplace);
+    for (const OperatorHandle &op : overloads(base))
+        if (is_out_of(op.schema(), handle->schema()))
+            add(op, Form::out);
+}
+
+void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack)
+{
+    c10::SmallVector<Value, 3> made;
+    for (const Result &result : call.results)
+        if (result.value)
+            made.push_back(result.value);
+    if (form == Form::functional) {
+        c10::SmallVector<Tensor, 3> tensors;
+        for (const Result &result : call.results)
+            tensors.push_back(result.value ? wrap(result.value, result.dtype, result.order) : Tensor());
+        torch::jit::drop(*stack, call.count);
+        for (Tensor &tensor : tensors)
+            stack->emplace_back(std::move(tensor));
+    } else if (form == Form::inplace) {
+        Tensor self = check_inplace(call);
+        write_result(self, call.results[0]);
+        torch::jit::drop(*stack, call.count);
+        stack->emplace_back(std::move(self));
+    } else {
+        const size_t outs = op.schema().arguments().size() - call.count;
+        std::vector<Tensor> tensors;
+        for (size_t i = 0; i < outs; ++i) {
+            tensors.push_back(call.args[call.count + i].toTensor());
+            if (call.results[i].value)
+                write_out(tensors.back(), call.results[i], call.name());
+        }
+        torch::jit::drop(*stack, call.count + outs);
+        for (Tensor &tensor : tensors)
+            stack->emplace_back(std::move(tensor));
+    }
+    finish(made);
+}
+
+} // namespace opq

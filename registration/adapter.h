@@ -1,0 +1,128 @@
+// One boxed adapter serves every operator. It turns a dispatcher call into a `Call` in terms of the functional overload, lets a
+// kernel compute values from it, and delivers these as the overload at hand wants them: as new tensors, written into `self`, or
+// written into the `out` arguments. A kernel answers false (or throws Decline) when the core cannot do the call: then the same
+// call becomes an extern node.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <map>
+#include <string>
+
+#include "shim.h"
+
+namespace opq {
+
+using c10::IValue;
+using c10::OperatorHandle;
+using Stack = torch::jit::Stack;
+
+struct Result {
+    Value value; // as it lies in memory; none: an undefined tensor
+    at::ScalarType dtype;
+    Order order;
+};
+
+// A call of a functional overload. Arguments are numbered as in its schema.
+class Call {
+public:
+    Call(const OperatorHandle &functional, IValue *arguments, size_t argument_count, opq_op row_op)
+        : op(functional), args(arguments), count(argument_count), row(row_op)
+    {
+    }
+    const OperatorHandle &op;
+    IValue *const args;
+    const size_t count;
+    const opq_op row; // of the table row, for kernels that serve several
+    c10::SmallVector<Result, 3> results;
+
+    const char *name() const { return op.operator_name().name.c_str(); }
+    const Tensor &tensor(size_t i) const { return args[i].toTensor(); }
+    bool none(size_t i) const { return args[i].isNone() || (args[i].isTensor() && !args[i].toTensor().defined()); }
+    bool flag(size_t i) const { return args[i].toBool(); }
+    int64_t integer(size_t i) const { return args[i].toInt(); }
+    double real(size_t i) const { return args[i].toScalar().toDouble(); }
+    at::Scalar scalar(size_t i) const { return args[i].toScalar(); }
+    Dims dims(size_t i) const;                       // a list of integers, or one integer; none: empty
+    std::optional<at::ScalarType> dtype(size_t i) const; // of a `dtype` argument
+    // The value of a tensor on this device that the core can compute with; raises for other devices, declines for raw dtypes.
+    Value in(size_t i) const { return in(tensor(i)); }
+    Value in(const Tensor &tensor) const;
+    // As in(), but 0-d CPU tensors are read now.
+    Value operand(size_t i) const;
+
+    void give(Value value) { give(std::move(value), torch_dtype(value.dtype())); }
+    void give(Value value, at::ScalarType dtype, Order order = {}) { results.push_back({std::move(value), dtype, std::move(order)}); }
+    void give_none() { results.push_back({Value{}, at::ScalarType::Undefined, Order{}}); }
+};
+
+using Kernel = bool (*)(Call &);
+
+enum class Form { functional, inplace, out };
+
+// The functional overload behind an operator: itself, or the one with the same arguments that `name_` and `.out` mutate into.
+struct Target {
+    OperatorHandle functional;
+    Form form;
+};
+std::optional<Target> functional_of(const OperatorHandle &op);
+
+// Registers `kernel` for the functional overload ("add.Tensor") and for its in-place and out forms. A base name without the
+// functional overload ("fill_") registers what exists.
+void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
+// The functional overload alone.
+void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
+// Structured operators without a kernel of ours become extern nodes directly. Called once all kernels are registered.
+void register_structured();
+
+// Gives the results of `call` to the caller of `op`: replaces the arguments on the stack.
+void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack);
+void write_result(const Tensor &tensor, const Result &result);
+
+// ---- helpers of kernels
+// A row whose operands are the call's tensors and scalars in schema order.
+bool pointwise(Call &call);
+// A tensor as it lies in memory, and in which order that is.
+struct InMemory {
+    Value value;
+    Order order;
+};
+InMemory in_memory(const Call &call, size_t i);
+// Does every tensor argument that is given have this dtype?
+bool same_dtype(std::initializer_list<const Tensor *> tensors);
+inline int64_t normal_axis(int64_t axis, int64_t rank)
+{
+    return at::maybe_wrap_dim(axis, rank);
+}
+// Reduced axes: ascending, none given means all.
+Dims normal_axes(IntArrayRef axes, int64_t rank);
+
+// ---- extern.cpp
+// Records the call as an extern node; false if it has to run now (shape depends on data, generator, no meta kernel).
+bool extern_record(Call &call);
+// One extern call of a named operator, from inside a kernel; throws Decline if it cannot be recorded.
+c10::SmallVector<Result, 3> extern_results(const char *name, const char *overload, std::vector<IValue> arguments);
+// The tensor's elements in another dtype, in the given memory order; any pair of dtypes.
+Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order);
+// Turns a Decline inside an unboxed kernel into the exception that the user sees.
+template <class Body> auto guarded(Body body)
+{
+    try {
+        return body();
+    } catch (const Decline &why) {
+        raise(why.status);
+    }
+}
+// Runs the operator on CPU now and replaces the arguments on the stack by its results.
+void extern_now(const OperatorHandle &op, Stack *stack);
+void count_fallback(const OperatorHandle &op);
+std::map<std::string, int64_t> fallback_counts();
+void reset_fallback_counts();
+// The backend fallback: everything that has no kernel of its own.
+void fallback(const OperatorHandle &op, Stack *stack);
+opq_status run_extern(void *self, void *payload, const void *const *operands, void *const *results) noexcept;
+void retain_extern(void *self, void *payload) noexcept;
+void release_extern(void *self, void *payload) noexcept;
+
+} // namespace opq

@@ -1,0 +1,165 @@
+// Operators that PyTorch picks for this device and for which it has no decomposition: recurrent cells, the transformer's
+// inference paths, the choice of an attention kernel. They are written in other operators, which record themselves.
+#include <cmath>
+
+#include "adapter.h"
+#include "below.h"
+
+namespace opq {
+
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+bool given(const MaybeTensor &tensor)
+{
+    return tensor && tensor->defined();
+}
+
+Tensor plus_bias(const Tensor &gates, const MaybeTensor &bias)
+{
+    return given(bias) ? at::add(gates, *bias) : gates;
+}
+
+// ---- recurrent cells. The workspace is what the backward formulas need.
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor &input_gates, const Tensor &hidden_gates, const Tensor &cx,
+                                             const MaybeTensor &input_bias, const MaybeTensor &hidden_bias)
+{
+    const Below below;
+    const Tensor gates = at::add(plus_bias(input_gates, input_bias), plus_bias(hidden_gates, hidden_bias));
+    const auto part = gates.chunk(4, 1);
+    const Tensor in = part[0].sigmoid(), forget = part[1].sigmoid(), cell = part[2].tanh(), out = part[3].sigmoid();
+    const Tensor cy = at::add(at::mul(forget, cx), at::mul(in, cell));
+    return {at::mul(out, cy.tanh()), cy, at::cat({in, forget, cell, out}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const MaybeTensor &grad_hy, const MaybeTensor &grad_cy, const Tensor &cx,
+                                                      const Tensor &cy, const Tensor &workspace, bool has_bias)
+{
+    const Below below;
+    if (!given(grad_hy) && !given(grad_cy))
+        return {};
+    const auto part = workspace.chunk(4, 1);
+    const Tensor &in = part[0], &forget = part[1], &cell = part[2], &out = part[3];
+    const Tensor bent = cy.tanh();
+    Tensor grad_out, grad_cell;
+    if (given(grad_hy)) {
+        grad_out = at::sigmoid_backward(at::mul(*grad_hy, bent), out);
+        grad_cell = at::tanh_backward(at::mul(*grad_hy, out), bent);
+    } else {
+        grad_out = at::zeros_like(out);
+    }
+    if (given(grad_cy))
+        grad_cell = grad_cell.defined() ? at::add(grad_cell, *grad_cy) : *grad_cy;
+    const Tensor gates = at::cat({at::sigmoid_backward(at::mul(grad_cell, cell), in), at::sigmoid_backward(at::mul(grad_cell, cx), forget),
+                                  at::tanh_backward(at::mul(grad_cell, in), cell), grad_out},
+                                 1);
+    return {gates, at::mul(grad_cell, forget), has_bias ? gates.sum(0, false) : Tensor()};
+}
+
+std::tuple<Tensor, Tensor> gru_cell(const Tensor &input_gates, const Tensor &hidden_gates, const Tensor &hx, const MaybeTensor &input_bias,
+                                    const MaybeTensor &hidden_bias)
+{
+    const Below below;
+    const auto from_input = plus_bias(input_gates, input_bias).chunk(3, 1);
+    const auto from_hidden = plus_bias(hidden_gates, hidden_bias).chunk(3, 1);
+    const Tensor reset = at::add(from_input[0], from_hidden[0]).sigmoid(), update = at::add(from_input[1], from_hidden[1]).sigmoid();
+    const Tensor fresh = at::add(from_input[2], at::mul(reset, from_hidden[2])).tanh();
+    const Tensor hy = at::add(fresh, at::mul(update, at::sub(hx, fresh)));
+    return {hy, at::cat({reset, update, fresh, hx, from_hidden[2]}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor &grad, const Tensor &workspace, bool has_bias)
+{
+    const Below below;
+    const auto part = workspace.chunk(5, 1);
+    const Tensor &reset = part[0], &update = part[1], &fresh = part[2], &hx = part[3], &hidden = part[4];
+    const Tensor grad_fresh = at::tanh_backward(at::sub(grad, at::mul(grad, update)), fresh);
+    const Tensor grad_update = at::sigmoid_backward(at::mul(grad, at::sub(hx, fresh)), update);
+    const Tensor grad_reset = at::sigmoid_backward(at::mul(grad_fresh, hidden), reset);
+    const Tensor input = at::cat({grad_reset, grad_update, grad_fresh}, 1);
+    const Tensor from_hidden = at::cat({grad_reset, grad_update, at::mul(grad_fresh, reset)}, 1);
+    return {input, from_hidden, at::mul(grad, update), has_bias ? input.sum(0, false) : Tensor(),
+            has_bias ? from_hidden.sum(0, false) : Tensor()};
+}
+
+// ---- attention
+
+// 0: decompose. The parts are recorded and differentiated as they are.
+int64_t attention_choice(const Tensor &, const Tensor &, const Tensor &, const MaybeTensor &, double, bool, std::optional<double>, bool)
+{
+    return 0;
+}
+
+Tensor heads(const Tensor &tensor, int64_t count)
+{
+    return tensor.view({tensor.size(0), tensor.size(1), count, tensor.size(2) / count}).transpose(1, 2);
+}
+
+std::tuple<Tensor, Tensor> multi_head_attention(const Tensor &query, const Tensor &key, const Tensor &value, int64_t embed_dim, int64_t head_count,
+                                                const Tensor &qkv_weight, const Tensor &qkv_bias, const Tensor &proj_weight,
+                                                const Tensor &proj_bias, const MaybeTensor &mask, bool need_weights, bool average_weights,
+                                                std::optional<int64_t> mask_type)
+{
+    const Below below;
+    TORCH_CHECK(query.dim() == 3, "expected 3-D `query`, got ", query.dim(), "-D tensor");
+    std::vector<Tensor> parts;
+    if (query.is_same(key) && key.is_same(value)) {
+        parts = at::linear(query, qkv_weight, qkv_bias).chunk(3, 2);
+    } else {
+        const auto weights = qkv_weight.chunk(3, 0), biases = qkv_bias.chunk(3, 0);
+        parts = {at::linear(query, weights[0], biases[0]), at::linear(key, weights[1], biases[1]), at::linear(value, weights[2], biases[2])};
+    }
+    for (Tensor &part : parts)
+        part = heads(part.contiguous(), head_count);
+    const double scale = 1 / std::sqrt(static_cast<double>(embed_dim / head_count));
+    const Tensor scores = at::matmul(at::mul(parts[0], scale), parts[1].transpose(-2, -1));
+    const Tensor weights = given(mask) ? at::_masked_softmax(scores, mask->to(at::kBool), 3, mask_type) : at::_softmax(scores, 3, false);
+    const Tensor mixed = at::matmul(weights, parts[2]).transpose(1, 2).reshape({query.size(0), query.size(1), embed_dim});
+    const Tensor result = at::linear(mixed, proj_weight, proj_bias);
+    if (!need_weights)
+        return {result, Tensor()};
+    return {result, average_weights ? weights.mean(at::IntArrayRef{1}, false, std::nullopt) : weights};
+}
+
+Tensor layer_norm(const Tensor &x, int64_t size, const Tensor &weight, const Tensor &bias, double eps)
+{
+    return std::get<0>(at::native_layer_norm(x, {size}, weight, bias, eps));
+}
+
+Tensor encoder_layer(const Tensor &source, int64_t embed_dim, int64_t head_count, const Tensor &qkv_weight, const Tensor &qkv_bias,
+                     const Tensor &proj_weight, const Tensor &proj_bias, bool use_gelu, bool norm_first, double eps, const Tensor &norm_weight_1,
+                     const Tensor &norm_bias_1, const Tensor &norm_weight_2, const Tensor &norm_bias_2, const Tensor &ffn_weight_1,
+                     const Tensor &ffn_bias_1, const Tensor &ffn_weight_2, const Tensor &ffn_bias_2, const MaybeTensor &mask,
+                     std::optional<int64_t> mask_type)
+{
+    const Below below;
+    Tensor x = norm_first ? layer_norm(source, embed_dim, norm_weight_1, norm_bias_1, eps) : source;
+    x = std::get<0>(multi_head_attention(x, x, x, embed_dim, head_count, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, false, true, mask_type));
+    x = at::add(x, source);
+    if (!norm_first)
+        x = layer_norm(x, embed_dim, norm_weight_1, norm_bias_1, eps);
+    const Tensor before = x;
+    if (norm_first)
+        x = layer_norm(x, embed_dim, norm_weight_2, norm_bias_2, eps);
+    x = at::linear(x, ffn_weight_1, ffn_bias_1);
+    x = use_gelu ? at::gelu(x) : at::relu(x);
+    x = at::add(at::linear(x, ffn_weight_2, ffn_bias_2), before);
+    return norm_first ? x : layer_norm(x, embed_dim, norm_weight_2, norm_bias_2, eps);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    library.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+    library.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
+    library.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+    library.impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
+    library.impl("_fused_sdp_choice", TORCH_FN(attention_choice));
+    library.impl("_native_multi_head_attention", TORCH_FN(multi_head_attention));
+    library.impl("_transformer_encoder_layer_fwd", TORCH_FN(encoder_layer));
+}
+
+} // namespace
+
+} // namespace opq

@@ -1,0 +1,97 @@
+// The default context and the host table: what the core gets from PyTorch.
+#include "shim.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/SequenceNumber.h>
+#include <array>
+#include <atomic>
+#include <torch/csrc/autograd/function.h>
+
+#include "adapter.h"
+#include "lines.h"
+#include "modes.h"
+
+namespace opq {
+
+namespace {
+
+void parallel_for(void *, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *data)
+{
+    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(data, begin, end); });
+}
+
+int thread_count(void *)
+{
+    return at::get_num_threads();
+}
+
+size_t line_text(void *, uint32_t line, char *out, size_t size)
+{
+    return opq_line_text(line, out, size);
+}
+
+std::atomic<bool> exists{false};
+
+opq_ctx *create()
+{
+    const opq_host host{nullptr, &parallel_for, &thread_count, &run_extern, &retain_extern, &release_extern, &line_text};
+    opq_ctx *ctx = nullptr;
+    check(opq_ctx_create(&host, &ctx));
+    exists.store(true, std::memory_order_release);
+    return ctx;
+}
+
+// The lines of forward ops by autograd sequence number, for the backward ops that run on a thread without Python frames.
+// A ring: a backward pass that comes later than this many ops finds nothing, or the line of another op only if the number matches.
+struct Remembered {
+    std::atomic<uint64_t> sequence{~uint64_t{0}};
+    std::atomic<uint32_t> line{0};
+};
+std::array<Remembered, 65536> remembered;
+
+void remember(uint32_t line)
+{
+    const uint64_t next = at::sequence_number::peek();
+    if (next == 0)
+        return;
+    Remembered &slot = remembered[(next - 1) % remembered.size()];
+    slot.sequence.store(next - 1, std::memory_order_relaxed);
+    slot.line.store(line, std::memory_order_relaxed);
+}
+
+uint32_t recall(uint64_t sequence)
+{
+    const Remembered &slot = remembered[sequence % remembered.size()];
+    return slot.sequence.load(std::memory_order_relaxed) == sequence ? slot.line.load(std::memory_order_relaxed) : 0;
+}
+
+} // namespace
+
+opq_ctx *context()
+{
+    static opq_ctx *const ctx = create();
+    return ctx;
+}
+
+bool context_exists()
+{
+    return exists.load(std::memory_order_acquire);
+}
+
+void note_line()
+{
+    inherit_modes();
+    const auto node = torch::autograd::get_current_node();
+    if (C10_UNLIKELY(node != nullptr)) {
+        if (const uint32_t line = recall(node->sequence_nr())) {
+            opq_line_set(line);
+            return;
+        }
+    }
+    const uint32_t line = opq_line_here();
+    opq_line_set(line);
+    if (line && at::GradMode::is_enabled())
+        remember(line);
+}
+
+} // namespace opq

@@ -1,0 +1,266 @@
+// Copies: between host and device, between dtypes, clones; filling; writes into a copy through a view.
+#include "adapter.h"
+
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_to_copy_native.h>
+
+#include "below.h"
+
+namespace opq {
+
+namespace {
+
+// The order in which a copy of this tensor should lie in memory.
+Order copy_order(const Tensor &self, std::optional<at::MemoryFormat> format)
+{
+    switch (format.value_or(at::MemoryFormat::Preserve)) {
+    case at::MemoryFormat::Preserve:
+        return dense_order(self.sizes(), self.strides()).value_or(Order{});
+    case at::MemoryFormat::ChannelsLast:
+        return dense_order(self.sizes(), c10::get_channels_last_strides_2d(self.sizes())).value_or(Order{});
+    case at::MemoryFormat::ChannelsLast3d:
+        return dense_order(self.sizes(), c10::get_channels_last_strides_3d(self.sizes())).value_or(Order{});
+    default:
+        return {};
+    }
+}
+
+std::optional<at::MemoryFormat> format_of(const IValue &value)
+{
+    return value.isNone() ? std::nullopt : std::optional(value.toMemoryFormat());
+}
+
+bool clone(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    const Order order = copy_order(self, format_of(call.args[1]));
+    call.give(convert(self, self.scalar_type(), order), self.scalar_type(), order);
+    return true;
+}
+
+Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> where,
+               std::optional<bool> pin_memory, bool non_blocking, std::optional<at::MemoryFormat> format)
+{
+    if ((where && where->type() != kDeviceType) || pin_memory.value_or(false) || (layout && *layout != c10::kStrided))
+        return at::native::_to_copy(self, dtype, layout, where, pin_memory, non_blocking, format);
+    note_line();
+    return guarded([&] {
+        const at::ScalarType to = dtype.value_or(self.scalar_type());
+        const Order order = copy_order(self, format);
+        const Value value = convert(self, to, order);
+        finish({value});
+        return wrap(value, to, order);
+    });
+}
+
+// ---- copy_
+
+void copy_in(const Tensor &source, const Tensor &target)
+{
+    const bool same_shape = source.sizes() == target.sizes();
+    const Order order = same_shape ? dense_order(target.sizes(), target.strides()).value_or(Order{}) : Order{};
+    const Tensor converted = source.scalar_type() == target.scalar_type() && !target.is_conj() ? source : source.to(target.scalar_type());
+    const Value value = upload(target.is_conj() ? converted.conj().resolve_conj() : converted, order);
+    write_result(target, {value, target.scalar_type(), order});
+}
+
+void copy_on_device(const Tensor &source, const Tensor &target)
+{
+    if (target.is_conj()) {
+        Tensor plain = target.conj(); // the same cell, bit off
+        return write(plain, convert(source.conj(), target.scalar_type(), Order{}));
+    }
+    const bool same_shape = source.sizes() == target.sizes();
+    const Order order = same_shape ? dense_order(target.sizes(), target.strides()).value_or(Order{}) : Order{};
+    write_result(target, {convert(source, target.scalar_type(), order), target.scalar_type(), order});
+}
+
+Tensor copy_from(const Tensor &self, const Tensor &target, bool)
+{
+    note_line();
+    return guarded([&] {
+        if (!on_device(target)) {
+            const Below below;
+            target.copy_(cpu_now(self, OPQ_REASON_copy_to_host));
+        } else if (!on_device(self)) {
+            const Below below;
+            copy_in(self, target);
+        } else {
+            copy_on_device(self, target);
+        }
+        return target;
+    });
+}
+
+Tensor copy_from_and_resize(const Tensor &self, const Tensor &target)
+{
+    if (self.sizes() != target.sizes())
+        target.resize_(self.sizes());
+    return copy_from(self, target, false);
+}
+
+at::Scalar local_scalar_dense(const Tensor &self)
+{
+    note_line();
+    const Tensor cpu = cpu_now(self, OPQ_REASON_item);
+    const Below below;
+    return cpu.item();
+}
+
+bool equal(const Tensor &self, const Tensor &other)
+{
+    note_line();
+    check_device(self, "equal");
+    check_device(other, "equal");
+    TORCH_CHECK(self.dtype() == other.dtype(), "Expected object of data type ", self.dtype(), " but got data type ", other.dtype(),
+                " for argument 'other' in call to equal");
+    if (self.sizes() != other.sizes())
+        return false;
+    const Tensor a = cpu_now(self, OPQ_REASON_item);
+    const Tensor b = cpu_now(other, OPQ_REASON_item);
+    const Below below;
+    return at::equal(a, b);
+}
+
+// ---- filling
+
+Value filled(const at::Scalar &value, const Tensor &like, const Order &order)
+{
+    const Dims memory = ordered(like.sizes(), order);
+    const opq_dtype dtype = core_dtype(like.scalar_type());
+    if (!is_raw(dtype))
+        return full(value, dtype, memory);
+    const Below below;
+    const Value one = upload(at::scalar_tensor(value, at::TensorOptions().device(c10::kCPU).dtype(like.scalar_type())), Order{});
+    return memory.empty() ? one : expand(one, memory);
+}
+
+bool fill_scalar(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    const Order order = copy_order(self, std::nullopt);
+    call.give(filled(call.row == OPQ_OP_const ? at::Scalar(0) : call.scalar(1), self, order), self.scalar_type(), order);
+    return true;
+}
+
+bool fill_tensor(Call &call)
+{
+    const Tensor &self = call.tensor(0), &value = call.tensor(1);
+    TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(), " dimensions.");
+    if (is_raw(self) || is_raw(value))
+        return false;
+    const Value one = cast(call.operand(1), core_dtype(self.scalar_type()));
+    call.give(self.dim() == 0 ? one : expand(one, self.sizes()), self.scalar_type());
+    return true;
+}
+
+Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<at::Device>,
+                   std::optional<bool>)
+{
+    return at::zeros(sizes, at::TensorOptions().dtype(dtype).device(device()));
+}
+
+Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Scalar &step, Tensor &out)
+{
+    note_line();
+    const opq_dtype dtype = core_dtype(out.scalar_type());
+    int64_t count = 0;
+    { // the length, and every error message, from the meta kernel
+        const Below below;
+        Tensor meta = at::empty({0}, out.options().device(c10::kMeta));
+        count = at::arange_out(meta, start, end, step).numel();
+    }
+    if (out.numel() != count)
+        out.resize_({count});
+    guarded([&] {
+        TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype), "\"arange_cpu\" not implemented for '", out.scalar_type(), "'");
+        const opq_dtype compute = is_float(dtype) ? (dtype == OPQ_f64 ? OPQ_f64 : OPQ_f32) : OPQ_i64;
+        const Value index = record_typed(OPQ_OP_iota, OPQ_i64, {count}, {}, {attr_int(OPQ_ATTR_axis, 0)});
+        Value value = record(OPQ_OP_mul, {cast(index, compute), scalar(step, compute)});
+        value = record(OPQ_OP_add, {value, scalar(start, compute)});
+        write(out, value);
+    });
+    return out;
+}
+
+Tensor &eye_out(int64_t rows, int64_t columns, Tensor &out)
+{
+    note_line();
+    TORCH_CHECK(rows >= 0, "n must be greater or equal to 0, got ", rows);
+    TORCH_CHECK(columns >= 0, "m must be greater or equal to 0, got ", columns);
+    out.resize_({rows, columns});
+    guarded([&] {
+        const Value row = record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, 0)});
+        const Value column = record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, 1)});
+        const Value diagonal = record(OPQ_OP_eq, {row, column});
+        if (is_raw(out))
+            copy_on_device(wrap(diagonal), out);
+        else
+            write(out, diagonal);
+    });
+    return out;
+}
+
+Tensor &eye_square_out(int64_t rows, Tensor &out)
+{
+    return eye_out(rows, rows, out);
+}
+
+// ---- a copy of self with one window replaced
+
+template <class Window> Tensor scatter_into(const Tensor &self, const Tensor &source, Window window)
+{
+    const Below below;
+    const Tensor result = self.clone();
+    const Tensor slot = window(result);
+    TORCH_CHECK(slot.sizes() == source.sizes(), "expected src to have a size equal to the slice of self. src size = ", source.sizes(),
+                ", slice size = ", slot.sizes());
+    slot.copy_(source);
+    return result;
+}
+
+Tensor slice_scatter(const Tensor &self, const Tensor &source, int64_t dim, std::optional<int64_t> start, std::optional<int64_t> end,
+                     int64_t step)
+{
+    return scatter_into(self, source, [&](const Tensor &t) { return t.slice(dim, start, end, step); });
+}
+
+Tensor select_scatter(const Tensor &self, const Tensor &source, int64_t dim, int64_t index)
+{
+    return scatter_into(self, source, [&](const Tensor &t) { return t.select(dim, index); });
+}
+
+Tensor diagonal_scatter(const Tensor &self, const Tensor &source, int64_t offset, int64_t dim1, int64_t dim2)
+{
+    return scatter_into(self, source, [&](const Tensor &t) { return t.diagonal(offset, dim1, dim2); });
+}
+
+Tensor as_strided_scatter(const Tensor &self, const Tensor &source, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset)
+{
+    return scatter_into(self, source, [&](const Tensor &t) { return t.as_strided(size, stride, offset); });
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "clone", &clone);
+    adapt(library, "fill.Scalar", &fill_scalar);
+    adapt(library, "zero", &fill_scalar, OPQ_OP_const);
+    adapt(library, "fill.Tensor", &fill_tensor);
+    library.impl("_to_copy", TORCH_FN(to_copy));
+    library.impl("_copy_from", TORCH_FN(copy_from));
+    library.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+    library.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+    library.impl("equal", TORCH_FN(equal));
+    library.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
+    library.impl("arange.start_out", TORCH_FN(arange_out));
+    library.impl("eye.out", TORCH_FN(eye_square_out));
+    library.impl("eye.m_out", TORCH_FN(eye_out));
+    library.impl("slice_scatter", TORCH_FN(slice_scatter));
+    library.impl("select_scatter", TORCH_FN(select_scatter));
+    library.impl("diagonal_scatter", TORCH_FN(diagonal_scatter));
+    library.impl("as_strided_scatter", TORCH_FN(as_strided_scatter));
+}
+
+} // namespace
+
+} // namespace opq

@@ -1,0 +1,268 @@
+// Elementwise operators whose arguments do not read as the op table's rows do: optional bounds, modes, exponents, reductions of
+// losses.
+#include <limits>
+
+#include "adapter.h"
+
+namespace opq {
+
+namespace {
+
+// ---- bounds and modes
+
+bool clamp(Call &call)
+{
+    const bool low = !call.none(1), high = !call.none(2);
+    TORCH_CHECK(low || high, "torch.clamp: At least one of 'min' or 'max' must not be None");
+    const auto bound = [&](size_t i) { return call.args[i].isTensor() ? call.operand(i) : scalar(call.scalar(i)); };
+    const auto [self, order] = in_memory(call, 0);
+    const bool tensors = (low && call.args[1].isTensor()) || (high && call.args[2].isTensor());
+    const Value a = tensors ? call.in(0) : self;
+    Value result;
+    if (low && high)
+        result = record(OPQ_OP_clamp, {a, bound(1), bound(2)});
+    else
+        result = low ? record(OPQ_OP_maximum, {a, bound(1)}) : record(OPQ_OP_minimum, {a, bound(2)});
+    const at::ScalarType dtype = torch_dtype(result.dtype());
+    call.give(std::move(result), dtype, tensors ? Order{} : order);
+    return true;
+}
+
+bool divide(Call &call)
+{
+    const Value a = call.operand(0);
+    const Value b = call.args[1].isTensor() ? call.operand(1) : scalar(call.scalar(1));
+    if (call.none(2)) {
+        call.give(record(OPQ_OP_div, {a, b}));
+        return true;
+    }
+    const std::string &mode = call.args[2].toStringRef();
+    TORCH_CHECK(mode == "trunc" || mode == "floor",
+                "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '", mode, "'");
+    call.give(record(mode == "trunc" ? OPQ_OP_div_trunc : OPQ_OP_div_floor, {a, b}));
+    return true;
+}
+
+bool rsub(Call &call)
+{
+    const at::Scalar alpha = call.scalar(2);
+    if (alpha.isComplex())
+        return false;
+    const at::ScalarType common = call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
+                                                          : at::result_type(call.tensor(0), call.scalar(1));
+    if (common == at::kBool || (!at::isFloatingType(common) && alpha.isFloatingPoint()))
+        return false;
+    Value a = call.operand(0);
+    const Value b = call.args[1].isTensor() ? call.operand(1) : scalar(call.scalar(1));
+    if (alpha.toDouble() != 1.0)
+        a = record(OPQ_OP_mul, {a, scalar(alpha, core_dtype(common))});
+    call.give(record(OPQ_OP_rsub, {a, b}));
+    return true;
+}
+
+template <class T> std::pair<double, double> limits()
+{
+    return {static_cast<double>(std::numeric_limits<T>::lowest()), static_cast<double>(std::numeric_limits<T>::max())};
+}
+
+bool nan_to_num(Call &call)
+{
+    const auto [self, order] = in_memory(call, 0);
+    const opq_dtype dtype = self.dtype();
+    if (!is_float(dtype)) {
+        call.give(self, call.tensor(0).scalar_type(), order);
+        return true;
+    }
+    const auto [lowest, highest] = dtype == OPQ_f64   ? limits<double>()
+                                   : dtype == OPQ_f32 ? limits<float>()
+                                   : dtype == OPQ_f16 ? limits<c10::Half>()
+                                                      : limits<c10::BFloat16>();
+    const auto given = [&](size_t i, double otherwise) { return number(call.none(i) ? otherwise : call.real(i), dtype); };
+    call.give(record(OPQ_OP_nan_to_num, {self, given(1, 0), given(2, highest), given(3, lowest)}), call.tensor(0).scalar_type(), order);
+    return true;
+}
+
+// Exponents are attributes of the graph, unlike other scalars: each has its own arithmetic.
+bool power(const Value &x, double exponent, Value &out)
+{
+    if (exponent == 1)
+        out = x;
+    else if (exponent == 2)
+        out = record(OPQ_OP_square, {x});
+    else if (exponent == 3)
+        out = record(OPQ_OP_mul, {record(OPQ_OP_square, {x}), x});
+    else if (exponent == 0.5)
+        out = record(OPQ_OP_sqrt, {x});
+    else if (exponent == -0.5)
+        out = record(OPQ_OP_rsqrt, {x});
+    else if (exponent == -1)
+        out = record(OPQ_OP_reciprocal, {x});
+    else if (exponent == -2)
+        out = record(OPQ_OP_reciprocal, {record(OPQ_OP_square, {x})});
+    else
+        return false;
+    return true;
+}
+
+bool pow_scalar(Call &call)
+{
+    const at::Scalar exponent = call.scalar(1);
+    if (exponent.isComplex() || is_raw(call.tensor(0)))
+        return false;
+    const opq_dtype common = core_dtype(at::result_type(call.tensor(0), exponent));
+    const auto [self, order] = in_memory(call, 0);
+    const Value x = cast(self, common);
+    const double e = exponent.toDouble();
+    Value result;
+    if (common == OPQ_bool || (!is_float(common) && (e < 1 || e > 3)))
+        return false;
+    if (e == 0)
+        result = full(1, common, shape_of(x));
+    else if (!power(x, e, result))
+        result = record(OPQ_OP_pow, {x, scalar(exponent, common)});
+    call.give(std::move(result), torch_dtype(common), order);
+    return true;
+}
+
+// ---- activations with modes
+
+bool is_tanh(const IValue &approximate)
+{
+    const std::string &text = approximate.toStringRef();
+    TORCH_CHECK(text == "none" || text == "tanh", "approximate argument must be either none or tanh.");
+    return text == "tanh";
+}
+
+bool gelu(Call &call)
+{
+    const auto [self, order] = in_memory(call, 0);
+    call.give(record(is_tanh(call.args[1]) ? OPQ_OP_gelu_tanh : OPQ_OP_gelu, {self}), call.tensor(0).scalar_type(), order);
+    return true;
+}
+
+bool gelu_backward(Call &call)
+{
+    call.give(record(is_tanh(call.args[2]) ? OPQ_OP_gelu_tanh_backward : OPQ_OP_gelu_backward, {call.in(0), call.in(1)}));
+    return true;
+}
+
+bool log_sigmoid(Call &call)
+{
+    call.give(record(OPQ_OP_log_sigmoid, {call.in(0)}));
+    call.give(full(0, core_dtype(call.tensor(0).scalar_type()), {0})); // a buffer that only CPU kernels use
+    return true;
+}
+
+bool log_sigmoid_backward(Call &call)
+{
+    call.give(record(OPQ_OP_log_sigmoid_backward, {call.in(0), call.in(1)}));
+    return true;
+}
+
+bool masked_fill(Call &call)
+{
+    const Tensor &self = call.tensor(0), &mask = call.tensor(1);
+    TORCH_CHECK(mask.scalar_type() == at::kBool, "masked_fill_ only supports boolean masks, but got mask with dtype ", mask.scalar_type());
+    if (is_raw(self))
+        return false;
+    const opq_dtype dtype = core_dtype(self.scalar_type());
+    if (call.args[2].isTensor()) {
+        TORCH_CHECK(call.tensor(2).dim() == 0, "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with ",
+                    call.tensor(2).dim(), " dimension(s).");
+        if (is_raw(call.tensor(2)))
+            return false;
+    }
+    const Value value = call.args[2].isTensor() ? cast(call.operand(2), dtype) : scalar(call.scalar(2), dtype);
+    const auto shape = at::infer_size_dimvector(self.sizes(), mask.sizes());
+    call.give(record_typed(OPQ_OP_masked_fill, dtype, shape, {call.in(0), call.operand(1), value}), self.scalar_type());
+    return true;
+}
+
+// ---- losses: an elementwise row and what `reduction` makes of it
+
+bool reduce_loss(Call &call, const Value &losses, int64_t reduction)
+{
+    if (reduction == at::Reduction::None) {
+        call.give(losses);
+        return true;
+    }
+    const Dims axes = normal_axes({}, losses.rank());
+    call.give(axes.empty() ? losses : reduce(reduction == at::Reduction::Mean ? OPQ_OP_mean : OPQ_OP_sum, {losses}, axes, false));
+    return true;
+}
+
+bool mse_loss(Call &call)
+{
+    return same_dtype({&call.tensor(0), &call.tensor(1)}) &&
+           reduce_loss(call, record(OPQ_OP_mse_loss, {call.in(0), call.in(1)}), call.integer(2));
+}
+
+// smooth_l1_loss(self, target, reduction, beta), huber_loss(self, target, reduction, delta)
+bool smooth_loss(Call &call)
+{
+    const double bound = call.real(3);
+    TORCH_CHECK(bound >= 0, "smooth_l1_loss does not support negative values for beta.");
+    if (bound == 0 || !same_dtype({&call.tensor(0), &call.tensor(1)}))
+        return false;
+    const Value losses = record(call.row, {call.in(0), call.in(1), scalar(bound)});
+    return reduce_loss(call, losses, call.integer(2));
+}
+
+double loss_scale(const Call &call, int64_t reduction, double factor)
+{
+    return reduction == at::Reduction::Mean ? factor / static_cast<double>(call.tensor(1).numel()) : factor;
+}
+
+// (grad_output, self, target, reduction)
+bool mse_loss_backward(Call &call)
+{
+    call.give(record(OPQ_OP_mse_loss_backward, {call.in(0), call.in(1), call.in(2), scalar(loss_scale(call, call.integer(3), 2))}));
+    return true;
+}
+
+// (grad_output, self, target, reduction, beta or delta): the slope is x / beta (smooth l1) or x (huber) inside, constant outside.
+bool smooth_loss_backward(Call &call)
+{
+    const double bound = call.real(4);
+    if (bound == 0)
+        return false;
+    const bool huber = call.row == OPQ_OP_huber;
+    const Value grad = call.in(0), x = record(OPQ_OP_sub, {call.in(1), call.in(2)});
+    const Value limit = scalar(bound);
+    const Value clipped = record(OPQ_OP_maximum, {record(OPQ_OP_minimum, {x, limit}), scalar(-bound)});
+    const Value slope = huber ? clipped : record(OPQ_OP_div, {clipped, limit});
+    const Value scaled = record(OPQ_OP_mul, {slope, scalar(loss_scale(call, call.integer(3), 1))});
+    call.give(record(OPQ_OP_mul, {scaled, grad}));
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "clamp", &clamp);
+    adapt(library, "clamp.Tensor", &clamp);
+    adapt(library, "div.Tensor_mode", &divide);
+    adapt(library, "div.Scalar_mode", &divide);
+    adapt(library, "rsub.Tensor", &rsub);
+    adapt(library, "rsub.Scalar", &rsub);
+    adapt(library, "nan_to_num", &nan_to_num);
+    adapt(library, "pow.Tensor_Scalar", &pow_scalar);
+    adapt(library, "pow.Tensor_Tensor", &pointwise, OPQ_OP_pow);
+    adapt(library, "pow.Scalar", &pointwise, OPQ_OP_pow);
+    adapt(library, "where.self", &pointwise, OPQ_OP_where);
+    adapt(library, "masked_fill.Scalar", &masked_fill);
+    adapt(library, "masked_fill.Tensor", &masked_fill);
+    adapt(library, "gelu", &gelu);
+    adapt(library, "gelu_backward", &gelu_backward);
+    adapt(library, "log_sigmoid_forward", &log_sigmoid);
+    adapt(library, "log_sigmoid_backward", &log_sigmoid_backward);
+    adapt(library, "mse_loss", &mse_loss);
+    adapt(library, "mse_loss_backward", &mse_loss_backward);
+    adapt(library, "smooth_l1_loss", &smooth_loss, OPQ_OP_smooth_l1);
+    adapt(library, "smooth_l1_loss_backward", &smooth_loss_backward, OPQ_OP_smooth_l1);
+    adapt(library, "huber_loss", &smooth_loss, OPQ_OP_huber);
+    adapt(library, "huber_loss_backward", &smooth_loss_backward, OPQ_OP_huber);
+}
+
+} // namespace
+
+} // namespace opq

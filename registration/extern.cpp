@@ -1,0 +1,436 @@
+// Operators without a native lowering, as nodes: what they are called with, what they will give, and the call itself.
+//
+// Result types come from running the operator once on meta tensors; predictions are cached by a text that spells operator,
+// constant arguments and operand geometries. The node's payload is that call with holes where the operands go. When it runs, the
+// holes become CPU tensors over our buffers, the operator runs below autograd on CPU, and what it gives is checked against the
+// prediction and copied into the result buffers.
+#include "adapter.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+#include "below.h"
+
+namespace opq {
+
+namespace {
+
+struct Hole {
+    size_t argument;
+    int64_t element; // of a list argument; -1: the argument itself
+    at::ScalarType dtype;
+    Dims sizes, strides;
+    bool wrapped, conj, neg;
+};
+
+struct Predicted {
+    bool defined;
+    at::ScalarType dtype;
+    Dims sizes;
+    Order order;
+};
+
+using Prediction = std::vector<Predicted>;
+
+struct ExternCall {
+    std::atomic<int> references{1};
+    OperatorHandle op;
+    std::vector<IValue> arguments;
+    std::vector<Hole> holes;
+    std::shared_ptr<const Prediction> prediction;
+};
+
+struct Predictions {
+    std::mutex mutex;
+    std::unordered_map<std::string, std::shared_ptr<const Prediction>> by_key; // NULL: has to run now
+};
+constexpr size_t kPredictionLimit = 4096;
+
+Predictions &predictions()
+{
+    static auto *const instance = new Predictions;
+    return *instance;
+}
+
+// ---- reading the arguments
+
+bool accepts_cpu_index(const std::string &name)
+{
+    for (const char *prefix : {"aten::index", "aten::_index_put", "aten::_unsafe_index", "aten::_pack_padded", "aten::tensor_split"})
+        if (name.rfind(prefix, 0) == 0)
+            return true;
+    return false;
+}
+
+struct Reader {
+    const Call &call;
+    ExternCall &target;
+    std::vector<Value> operands;
+    std::string constants; // node key: the call without operand types
+    std::string types;     // operand geometries, for the prediction
+
+    void add_list(const char *open, IntArrayRef values)
+    {
+        constants += open;
+        for (const int64_t value : values)
+            constants += std::to_string(value) + ",";
+        constants += "]";
+    }
+
+    void add_tensor(const Tensor &tensor, size_t argument, int64_t element)
+    {
+        Hole hole{argument, element, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()), {},
+                  tensor.unsafeGetTensorImpl()->is_wrapped_number(), tensor.is_conj(), tensor.is_neg()};
+        Order order;
+        if (on_device(tensor)) {
+            const auto dense = dense_order(tensor.sizes(), tensor.strides());
+            order = dense.value_or(Order{});
+            operands.push_back(dense ? read_dense(tensor, order) : read_raw(tensor));
+        } else {
+            if (tensor.dim() != 0 && !accepts_cpu_index(call.op.operator_name().name))
+                check_device(tensor, call.name());
+            hole.conj = hole.neg = false;
+            operands.push_back(upload(tensor.resolve_conj().resolve_neg(), order));
+        }
+        hole.strides = ordered_strides(hole.sizes, order);
+        constants += "%";
+        if (is_raw(core_dtype(hole.dtype)))
+            constants += c10::toString(hole.dtype);
+        if (hole.wrapped || hole.conj || hole.neg)
+            constants += std::string("'") + (hole.wrapped ? "w" : "") + (hole.conj ? "c" : "") + (hole.neg ? "n" : "");
+        if (!order.plain()) {
+            add_list("order[", order.perm);
+            add_list("of[", hole.sizes);
+        }
+        types += c10::toString(hole.dtype);
+        for (const int64_t size : hole.sizes)
+            types += "," + std::to_string(size);
+        types += ";";
+        target.holes.push_back(std::move(hole));
+    }
+
+    bool add_constant(const IValue &value)
+    {
+        char text[64];
+        if (value.isNone())
+            constants += "none";
+        else if (value.isBool())
+            constants += value.toBool() ? "true" : "false";
+        else if (value.isInt())
+            constants += std::to_string(value.toInt());
+        else if (value.isDouble()) {
+            snprintf(text, sizeof text, "%a", value.toDouble());
+            constants += text;
+        } else if (value.isComplexDouble()) {
+            snprintf(text, sizeof text, "%a+%aj", value.toComplexDouble().real(), value.toComplexDouble().imag());
+            constants += text;
+        } else if (value.isString())
+            constants += "\"" + value.toStringRef() + "\"";
+        else if (value.isDevice())
+            constants += "device";
+        else if (value.isIntList())
+            add_list("[", value.toDimVector());
+        else if (value.isList())
+            return add_elements(value.toListRef());
+        else
+            return false;
+        return true;
+    }
+
+    bool add_elements(c10::ArrayRef<IValue> values)
+    {
+        constants += "[";
+        for (const IValue &value : values) {
+            if (!add_constant(value))
+                return false;
+            constants += ",";
+        }
+        constants += "]";
+        return true;
+    }
+
+    bool add_tensors(const IValue &list, size_t argument)
+    {
+        constants += "[";
+        const auto elements = list.toListRef();
+        for (size_t i = 0; i < elements.size(); ++i) {
+            if (elements[i].isTensor() && elements[i].toTensor().defined())
+                add_tensor(elements[i].toTensor(), argument, static_cast<int64_t>(i));
+            else
+                constants += "none";
+            constants += ",";
+        }
+        constants += "]";
+        return true;
+    }
+
+    bool add(size_t argument)
+    {
+        const IValue &value = call.args[argument];
+        if (value.isTensor() && !value.toTensor().defined())
+            constants += "none";
+        else if (value.isTensor())
+            add_tensor(value.toTensor(), argument, -1);
+        else if (value.isTensorList() || value.isOptionalTensorList())
+            return add_tensors(value, argument);
+        else if (!add_constant(value))
+            return false;
+        return true;
+    }
+
+    bool read()
+    {
+        constants = call.op.operator_name().name;
+        if (!call.op.operator_name().overload_name.empty())
+            constants += "." + call.op.operator_name().overload_name;
+        constants += "(";
+        for (size_t i = 0; i < call.count; ++i) {
+            if (!add(i))
+                return false;
+            constants += i + 1 < call.count ? ", " : ")";
+            target.arguments.push_back(call.args[i]);
+        }
+        return true;
+    }
+};
+
+bool runs_late(const OperatorHandle &op)
+{
+    for (const at::Tag tag : op.getTags())
+        if (tag == at::Tag::nondeterministic_seeded || tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output)
+            return false;
+    for (const auto &result : op.schema().returns()) {
+        const auto kind = result.type()->kind();
+        if (kind != c10::TypeKind::TensorType || result.alias_info())
+            return false;
+    }
+    return !op.schema().returns().empty();
+}
+
+// ---- calling with the holes filled
+
+// The arguments, operand i replaced by fill(hole i), devices by `where`.
+template <class Fill> Stack filled(const std::vector<IValue> &arguments, const std::vector<Hole> &holes, c10::DeviceType where, Fill fill)
+{
+    Stack stack(arguments.begin(), arguments.end());
+    for (IValue &value : stack)
+        if (value.isDevice() && value.toDevice().type() == kDeviceType)
+            value = c10::Device(where);
+    for (size_t i = 0; i < holes.size();) {
+        const size_t argument = holes[i].argument;
+        if (holes[i].element < 0) {
+            stack[argument] = fill(i);
+            ++i;
+            continue;
+        }
+        const bool optional = arguments[argument].isOptionalTensorList();
+        const auto old = arguments[argument].toListRef();
+        std::vector<std::optional<Tensor>> elements(old.size());
+        for (; i < holes.size() && holes[i].argument == argument; ++i)
+            elements[static_cast<size_t>(holes[i].element)] = fill(i);
+        if (optional) {
+            stack[argument] = c10::List<std::optional<Tensor>>(elements);
+        } else {
+            c10::List<Tensor> list;
+            for (const auto &element : elements)
+                list.push_back(element.value_or(Tensor()));
+            stack[argument] = std::move(list);
+        }
+    }
+    return stack;
+}
+
+void set_bits(const Tensor &tensor, const Hole &hole)
+{
+    if (hole.wrapped)
+        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    if (hole.conj)
+        tensor._set_conj(true);
+    if (hole.neg)
+        tensor._set_neg(true);
+}
+
+std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
+{
+    const Below below;
+    Stack stack = filled(call.arguments, call.holes, c10::DeviceType::Meta, [&](size_t i) {
+        const Hole &hole = call.holes[i];
+        Tensor meta = at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kMeta));
+        set_bits(meta, hole);
+        return meta;
+    });
+    call.op.callBoxed(stack);
+    auto result = std::make_shared<Prediction>();
+    for (const IValue &value : stack) {
+        const Tensor &tensor = value.toTensor();
+        if (!tensor.defined()) {
+            result->push_back({false, at::ScalarType::Undefined, {}, {}});
+            continue;
+        }
+        if (tensor.layout() != c10::kStrided || tensor.dim() > OPQ_RANK_MAX || !tensor.device().is_meta())
+            return nullptr;
+        result->push_back({true, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()),
+                           dense_order(tensor.sizes(), tensor.strides()).value_or(Order{})});
+    }
+    return result;
+}
+
+// NULL: not predictable. Errors in the user's arguments are thrown with PyTorch's own words.
+std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::string &key)
+{
+    Predictions &all = predictions();
+    {
+        const std::lock_guard<std::mutex> lock(all.mutex);
+        const auto found = all.by_key.find(key);
+        if (found != all.by_key.end())
+            return found->second;
+    }
+    std::shared_ptr<const Prediction> result;
+    try {
+        result = run_meta(call);
+    } catch (const c10::NotImplementedError &) {
+    } catch (const c10::Error &) {
+        throw;
+    } catch (const std::exception &) { // a meta kernel written in Python refused: the CPU kernel decides
+    }
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.by_key.size() >= kPredictionLimit)
+        all.by_key.clear();
+    all.by_key.emplace(key, result);
+    return result;
+}
+
+// The payload describes its operands, it does not keep them.
+IValue hollow(const IValue &value)
+{
+    if (value.isTensor())
+        return value.toTensor().defined() ? IValue() : value;
+    if (value.isTensorList()) {
+        c10::List<Tensor> list;
+        for (size_t i = 0; i < value.toListRef().size(); ++i)
+            list.push_back(Tensor());
+        return list;
+    }
+    if (value.isOptionalTensorList()) {
+        c10::List<std::optional<Tensor>> list;
+        for (size_t i = 0; i < value.toListRef().size(); ++i)
+            list.push_back(std::nullopt);
+        return list;
+    }
+    return value;
+}
+
+void store(const Predicted &expected, const Tensor &given, void *memory, const OperatorHandle &op)
+{
+    TORCH_CHECK(given.defined() && given.sizes() == IntArrayRef(expected.sizes) && given.scalar_type() == expected.dtype, op.operator_name(),
+                ": the CPU kernel gave ", given.defined() ? c10::str(given.scalar_type(), given.sizes()) : "nothing", ", expected ",
+                expected.dtype, IntArrayRef(expected.sizes));
+    at::from_blob(memory, expected.sizes, ordered_strides(expected.sizes, expected.order),
+                  at::TensorOptions().dtype(expected.dtype).device(c10::kCPU))
+        .copy_(given);
+}
+
+void run(const ExternCall &call, const void *const *operands, void *const *results)
+{
+    const Below below;
+    Stack stack = filled(call.arguments, call.holes, c10::DeviceType::CPU, [&](size_t i) {
+        const Hole &hole = call.holes[i];
+        Tensor tensor = at::from_blob(const_cast<void *>(operands[i]), hole.sizes, hole.strides,
+                                      at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
+        set_bits(tensor, hole);
+        return tensor;
+    });
+    call.op.callBoxed(stack);
+    size_t next = 0;
+    for (size_t i = 0; i < call.prediction->size(); ++i)
+        if ((*call.prediction)[i].defined)
+            store((*call.prediction)[i], stack[i].toTensor(), results[next++], call.op);
+}
+
+} // namespace
+
+opq_status run_extern(void *, void *payload, const void *const *operands, void *const *results) noexcept
+{
+    const ExternCall &call = *static_cast<const ExternCall *>(payload);
+    try {
+        run(call, operands, results);
+        return OPQ_OK;
+    } catch (const c10::OutOfMemoryError &error) {
+        return opq_fail(OPQ_NO_MEMORY, "%s: %s", call.op.operator_name().name.c_str(), error.what_without_backtrace());
+    } catch (const c10::Error &error) {
+        return opq_fail(OPQ_INVALID, "%s: %s", call.op.operator_name().name.c_str(), error.what_without_backtrace());
+    } catch (const std::exception &error) {
+        return opq_fail(OPQ_INVALID, "%s: %s", call.op.operator_name().name.c_str(), error.what());
+    } catch (...) {
+        return opq_fail(OPQ_INTERNAL, "%s: unknown exception", call.op.operator_name().name.c_str());
+    }
+}
+
+void retain_extern(void *, void *payload) noexcept
+{
+    static_cast<ExternCall *>(payload)->references.fetch_add(1, std::memory_order_relaxed);
+}
+
+void release_extern(void *, void *payload) noexcept
+{
+    auto *const call = static_cast<ExternCall *>(payload);
+    if (call->references.fetch_sub(1, std::memory_order_acq_rel) == 1)
+        delete call;
+}
+
+bool extern_record(Call &call)
+{
+    if (!runs_late(call.op))
+        return false;
+    std::unique_ptr<ExternCall> target(new ExternCall{{1}, call.op, {}, {}, nullptr});
+    Reader reader{call, *target, {}, {}, {}};
+    if (!reader.read())
+        return false;
+    target->prediction = predict(*target, reader.constants + reader.types);
+    if (!target->prediction)
+        return false;
+    count_fallback(call.op);
+    for (IValue &value : target->arguments)
+        value = hollow(value);
+    std::vector<opq_type> types;
+    for (const Predicted &result : *target->prediction)
+        if (result.defined) {
+            const Dims memory = ordered(result.sizes, result.order);
+            types.push_back(opq_type_make(core_dtype(result.dtype), static_cast<int>(memory.size()), memory.data()));
+        }
+    std::vector<opq_value *> values(types.size());
+    const auto prediction = target->prediction;
+    check(opq_record_extern(context(), reader.constants.c_str(), target.release(),
+                            reinterpret_cast<opq_value *const *>(reader.operands.data()), static_cast<int>(reader.operands.size()),
+                            types.data(), static_cast<int>(types.size()), values.data()));
+    size_t next = 0;
+    for (const Predicted &result : *prediction)
+        if (result.defined)
+            call.give(Value::take(values[next++]), result.dtype, result.order);
+        else
+            call.give_none();
+    return true;
+}
+
+c10::SmallVector<Result, 3> extern_results(const char *name, const char *overload, std::vector<IValue> arguments)
+{
+    const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+    Call call(op, arguments.data(), arguments.size(), OPQ_OP_extern);
+    if (!extern_record(call))
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s cannot be recorded", name));
+    return std::move(call.results);
+}
+
+Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order)
+{
+    const bool same = tensor.scalar_type() == dtype;
+    if (!tensor.is_conj() && (same || (!is_raw(tensor) && !is_raw(core_dtype(dtype)))))
+        return cast(is_raw(tensor) ? read_dense(tensor, order) : read_ordered(tensor, static_cast<int>(tensor.dim()), order), core_dtype(dtype));
+    const Result made = extern_results("aten::_to_copy", "", {tensor, dtype, IValue(), IValue(), IValue(), false, IValue()})[0];
+    return order.plain() && made.order.plain() ? made.value : read_dense(wrap(made.value, made.dtype, made.order), order);
+}
+
+} // namespace opq

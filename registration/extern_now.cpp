@@ -1,0 +1,221 @@
+// Operators that cannot wait: what they give depends on data or on a generator, or they change their arguments in ways only the
+// CPU kernel knows. Operands are materialised, the operator runs on CPU tensors over the same memory, results become values that
+// exist. Arguments that are written to are copies, written back through their cells.
+#include "adapter.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CPUAllocator.h>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "below.h"
+#include "random.h"
+
+namespace opq {
+
+namespace {
+
+struct Counts {
+    std::mutex mutex;
+    std::map<std::string, int64_t> by_op;
+    std::set<std::string> warned;
+};
+Counts &counts()
+{
+    static auto *const instance = new Counts;
+    return *instance;
+}
+
+bool from_environment(const char *name, bool otherwise)
+{
+    const char *const text = std::getenv(name);
+    return text && *text ? std::string_view(text) != "0" : otherwise;
+}
+
+// A tensor argument and the CPU tensor that stands for it.
+struct Pair {
+    Tensor ours, cpu;
+    bool written;
+};
+
+struct Conversion {
+    std::vector<Pair> pairs;
+
+    Tensor convert(const Tensor &tensor, bool written)
+    {
+        if (!tensor.defined())
+            return tensor;
+        for (Pair &pair : pairs)
+            if (pair.ours.is_same(tensor))
+                return pair.cpu;
+        TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors are supported on device ", device(), ", got ",
+                                    tensor.layout());
+        Tensor cpu = tensor;
+        if (on_device(tensor))
+            cpu = cpu_now(tensor, OPQ_REASON_extern_now);
+        if (written && on_device(tensor))
+            cpu = cpu.clone();
+        pairs.push_back({tensor, cpu, written && on_device(tensor)});
+        return cpu;
+    }
+
+    void convert_argument(const c10::Argument &argument, bool written, IValue &value)
+    {
+        if (value.isTensor()) {
+            value = convert(value.toTensor(), written);
+        } else if (value.isTensorList()) {
+            c10::List<Tensor> list;
+            for (const Tensor &tensor : value.toTensorVector())
+                list.push_back(convert(tensor, written));
+            value = std::move(list);
+        } else if (value.isOptionalTensorList()) {
+            c10::List<std::optional<Tensor>> list;
+            for (const auto &element : value.toOptionalTensorVector())
+                list.push_back(element && element->defined() ? std::optional(convert(*element, written)) : std::nullopt);
+            value = std::move(list);
+        } else if (value.isDevice() && value.toDevice().type() == kDeviceType) {
+            value = c10::Device(c10::kCPU);
+        } else if (value.isGenerator() || (value.isNone() && argument.name() == "generator")) {
+            value = cpu_generator(value.isNone() ? std::nullopt : std::optional(value.toGenerator()));
+        } else if (value.isBool() && argument.name() == "pin_memory") {
+            value = false;
+        } else {
+            TORCH_CHECK_NOT_IMPLEMENTED(!value.isStorage(), "storage arguments are not supported on device ", device());
+        }
+    }
+
+    void write_back()
+    {
+        for (Pair &pair : pairs) {
+            if (!pair.written)
+                continue;
+            if (pair.ours.sizes() != pair.cpu.sizes())
+                pair.ours.resize_(pair.cpu.sizes());
+            write(pair.ours, upload(pair.cpu, Order{}));
+        }
+    }
+
+    Tensor back(const Tensor &result, const OperatorHandle &op)
+    {
+        if (!result.defined())
+            return result;
+        for (const Pair &pair : pairs)
+            if (pair.cpu.is_same(result))
+                return pair.ours;
+        TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(), op.operator_name(),
+                                    " returns layout ", result.layout(), "; only plain strided tensors are supported on device ", device());
+        const Tensor plain = result._is_zerotensor() ? at::zeros(result.sizes(), result.options()) : result.resolve_conj().resolve_neg();
+        const Order order = dense_order(plain.sizes(), plain.strides()).value_or(Order{});
+        return wrap(upload(plain, order), plain.scalar_type(), order);
+    }
+
+    IValue back_value(const IValue &value, const OperatorHandle &op)
+    {
+        if (value.isTensor())
+            return back(value.toTensor(), op);
+        if (!value.isTensorList())
+            return value;
+        c10::List<Tensor> list;
+        for (const Tensor &tensor : value.toTensorVector())
+            list.push_back(back(tensor, op));
+        return list;
+    }
+};
+
+void run_now(const OperatorHandle &op, Stack *stack)
+{
+    const auto &arguments = op.schema().arguments();
+    const size_t first = stack->size() - arguments.size();
+    Conversion conversion;
+    Stack cpu_stack(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+    for (const bool written : {true, false}) // an argument that is both read and written is one CPU tensor
+        for (size_t i = 0; i < arguments.size(); ++i)
+            if (written == (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()))
+                conversion.convert_argument(arguments[i], written, cpu_stack[i]);
+    {
+        const Below below;
+        op.callBoxed(cpu_stack);
+    }
+    conversion.write_back();
+    torch::jit::drop(*stack, arguments.size());
+    for (const IValue &value : cpu_stack)
+        stack->push_back(conversion.back_value(value, op));
+}
+
+bool is_view(const c10::FunctionSchema &schema)
+{
+    for (const auto &result : schema.returns())
+        if (result.alias_info() && !result.alias_info()->isWrite())
+            return true;
+    return false;
+}
+
+} // namespace
+
+void count_fallback(const OperatorHandle &op)
+{
+    static const bool strict = from_environment("OPAQUE_STRICT", false);
+    static const bool warn = from_environment("OPAQUE_FALLBACK_WARN", true);
+    const std::string name = toString(op.operator_name());
+    TORCH_CHECK_NOT_IMPLEMENTED(!strict && (opq_modes_get() & OPQ_MODE_STRICT) == 0, name, " has no native kernel on device ", device(),
+                                " and strict mode forbids running it through the CPU kernel");
+    Counts &all = counts();
+    bool first = false;
+    {
+        const std::lock_guard<std::mutex> lock(all.mutex);
+        ++all.by_op[name];
+        first = warn && all.warned.insert(name).second;
+    }
+    if (first)
+        fprintf(stderr, "[opaque] %s has no native kernel; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n", name.c_str());
+}
+
+std::map<std::string, int64_t> fallback_counts()
+{
+    const std::lock_guard<std::mutex> lock(counts().mutex);
+    return counts().by_op;
+}
+
+void reset_fallback_counts()
+{
+    const std::lock_guard<std::mutex> lock(counts().mutex);
+    counts().by_op.clear();
+}
+
+void extern_now(const OperatorHandle &op, Stack *stack)
+{
+    TORCH_CHECK_NOT_IMPLEMENTED(!is_view(op.schema()), op.operator_name(), " returns a view and has no kernel on device ", device());
+    count_fallback(op);
+    try {
+        run_now(op, stack);
+    } catch (const Decline &why) {
+        raise(why.status);
+    }
+}
+
+void fallback(const OperatorHandle &op, Stack *stack)
+{
+    note_line();
+    const auto target = functional_of(op);
+    if (target) {
+        const size_t total = op.schema().arguments().size();
+        Call call(target->functional, stack->data() + (stack->size() - total), target->functional.schema().arguments().size(), OPQ_OP_extern);
+        bool recorded = false;
+        try {
+            recorded = extern_record(call);
+        } catch (const Decline &) {
+            call.results.clear();
+        }
+        if (recorded)
+            return deliver(op, target->form, call, stack);
+    }
+    extern_now(op, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library)
+{
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+} // namespace opq

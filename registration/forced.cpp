@@ -1,0 +1,57 @@
+// Operators that go to CPU kernels although PyTorch has some way of its own for this device: convolutions, and structured
+// operators, whose default path (a meta call, an empty result, the out overload) costs three times a direct extern node.
+#include "adapter.h"
+
+namespace opq {
+
+namespace {
+
+bool always_extern(Call &)
+{
+    return false;
+}
+
+// convolution_overrideable has convolution's arguments.
+bool convolution(Call &call)
+{
+    call.results = extern_results("aten::convolution", "", {call.args, call.args + call.count});
+    return true;
+}
+
+// (grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask)
+bool convolution_backward(Call &call)
+{
+    const Tensor &grad = call.tensor(0);
+    std::vector<IValue> arguments(call.args, call.args + call.count);
+    arguments.insert(arguments.begin() + 3, c10::List<int64_t>({grad.size(grad.dim() == call.tensor(2).dim() ? 1 : 0)}));
+    call.results = extern_results("aten::convolution_backward", "", std::move(arguments));
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "convolution_overrideable", &convolution);
+    adapt(library, "convolution_backward_overrideable", &convolution_backward);
+    for (const char *name : {"native_group_norm", "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward",
+                             "repeat_interleave.self_int", "logit", "_masked_softmax"})
+        adapt(library, name, &always_extern);
+}
+
+} // namespace
+
+void register_structured()
+{
+    static auto *const library =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__); // for the process
+    for (const auto &name : c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+        const auto op = c10::Dispatcher::singleton().findSchema(name);
+        if (!op || name.name.rfind("aten::", 0) != 0 || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+            !op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+            continue;
+        const auto target = functional_of(*op);
+        if (target && target->form == Form::functional)
+            adapt_functional(*library, toString(name).substr(6).c_str(), &always_extern);
+    }
+}
+
+} // namespace opq

@@ -1,0 +1,269 @@
+// Between tensors and values: reading a strided window, writing through one, giving a value a tensor.
+//
+// A value is dense and row-major. A dense tensor in another memory order (transposed, channels last) is read and made in that
+// order, so that the value is the memory and no element moves.
+#include "shim.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/native/Resize.h>
+#include <algorithm>
+
+#include "journal.h"
+
+namespace opq {
+
+namespace {
+
+bool contiguous(IntArrayRef sizes, IntArrayRef strides)
+{
+    int64_t expected = 1;
+    for (size_t i = sizes.size(); i-- > 0;) {
+        if (sizes[i] == 1)
+            continue;
+        if (strides[i] != expected)
+            return false;
+        expected *= sizes[i];
+    }
+    return true;
+}
+
+Order by_stride(IntArrayRef strides)
+{
+    Order order;
+    for (size_t i = 0; i < strides.size(); ++i)
+        order.perm.push_back(static_cast<int64_t>(i));
+    std::stable_sort(order.perm.begin(), order.perm.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+    return order;
+}
+
+bool identity(const Order &order)
+{
+    for (size_t i = 0; i < order.perm.size(); ++i)
+        if (order.perm[i] != static_cast<int64_t>(i))
+            return false;
+    return true;
+}
+
+Value read_window(const Tensor &tensor, IntArrayRef sizes, IntArrayRef strides)
+{
+    TORCH_CHECK(sizes.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ", device(),
+                " (got ", sizes.size(), ")");
+    const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(), strides.data(),
+                              tensor.storage_offset()};
+    opq_value *out = nullptr;
+    check(opq_cell_read(context(), impl_of(tensor)->cell(), &window, &out));
+    return Value::take(out);
+}
+
+Value with_bits(const Tensor &tensor, Value value)
+{
+    if (C10_UNLIKELY(tensor.is_conj()))
+        decline(opq_fail(OPQ_UNSUPPORTED, "conjugated operand"));
+    return C10_UNLIKELY(tensor.is_neg()) ? record(OPQ_OP_neg, {value}) : std::move(value);
+}
+
+} // namespace
+
+std::optional<Order> dense_order(IntArrayRef sizes, IntArrayRef strides)
+{
+    if (contiguous(sizes, strides) || c10::multiply_integers(sizes) == 0)
+        return Order{};
+    Order order = by_stride(strides);
+    int64_t expected = 1;
+    for (size_t i = order.perm.size(); i-- > 0;) {
+        const int64_t dim = order.perm[i];
+        if (sizes[dim] == 1)
+            continue;
+        if (strides[dim] != expected)
+            return std::nullopt;
+        expected *= sizes[dim];
+    }
+    return identity(order) ? Order{} : order;
+}
+
+Order result_order(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape)
+{
+    for (const Tensor *const tensor : operands) {
+        if (!on_device(*tensor) || tensor->sizes() != shape)
+            continue;
+        if (tensor->is_contiguous())
+            return {};
+        const IntArrayRef strides = tensor->strides();
+        if (std::find(strides.begin(), strides.end(), 0) != strides.end())
+            continue;
+        Order order = by_stride(strides);
+        return identity(order) ? Order{} : order;
+    }
+    return {};
+}
+
+Dims ordered(IntArrayRef logical, const Order &order)
+{
+    if (order.plain())
+        return {logical.begin(), logical.end()};
+    Dims result;
+    for (const int64_t dim : order.perm)
+        result.push_back(logical[dim]);
+    return result;
+}
+
+Dims ordered_strides(IntArrayRef sizes, const Order &order)
+{
+    Dims strides(sizes.size());
+    int64_t next = 1;
+    for (size_t i = sizes.size(); i-- > 0;) {
+        const size_t dim = order.plain() ? i : static_cast<size_t>(order.perm[i]);
+        strides[dim] = next;
+        next *= std::max<int64_t>(sizes[dim], 1);
+    }
+    return strides;
+}
+
+bool on_device(const Tensor &tensor)
+{
+    return tensor.device().type() == kDeviceType;
+}
+
+Value read(const Tensor &tensor)
+{
+    return with_bits(tensor, read_window(tensor, tensor.sizes(), tensor.strides()));
+}
+
+Value read_raw(const Tensor &tensor)
+{
+    return read_window(tensor, tensor.sizes(), tensor.strides());
+}
+
+Value read_dense(const Tensor &tensor, const Order &order)
+{
+    if (order.plain() && tensor.is_contiguous())
+        return read_window(tensor, tensor.sizes(), tensor.strides());
+    return read_window(tensor, ordered(tensor.sizes(), order), ordered(tensor.strides(), order));
+}
+
+Value read_ordered(const Tensor &tensor, int rank, const Order &order)
+{
+    if (order.plain())
+        return read(tensor);
+    const size_t missing = static_cast<size_t>(rank) - static_cast<size_t>(tensor.dim());
+    Dims sizes(missing, 1), strides(missing, 0);
+    sizes.append(tensor.sizes().begin(), tensor.sizes().end());
+    strides.append(tensor.strides().begin(), tensor.strides().end());
+    return with_bits(tensor, read_window(tensor, ordered(sizes, order), ordered(strides, order)));
+}
+
+void write(const Tensor &tensor, const Value &given)
+{
+    at::assert_no_internal_overlap(tensor);
+    if (C10_UNLIKELY(tensor.is_conj()))
+        decline(opq_fail(OPQ_UNSUPPORTED, "conjugated operand"));
+    Value value = cast(given, core_dtype(tensor.scalar_type()));
+    if (C10_UNLIKELY(tensor.is_neg()))
+        value = record(OPQ_OP_neg, {value});
+    const IntArrayRef shape = tensor.sizes();
+    if (shape_of(value) != shape)
+        value = expand(value, shape);
+    Dims sizes(shape.begin(), shape.end()), strides(tensor.strides().begin(), tensor.strides().end());
+    if (!tensor.is_contiguous())
+        if (const auto order = dense_order(sizes, strides); order && !order->plain()) {
+            value = permute(value, order->perm);
+            sizes = ordered(shape, *order);
+            strides = ordered(tensor.strides(), *order);
+        }
+    const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(), strides.data(),
+                              tensor.storage_offset()};
+    if (C10_UNLIKELY(journal_depth() != 0))
+        journal_write(tensor);
+    check(opq_cell_write(context(), impl_of(tensor)->cell(), &window, value.get()));
+}
+
+Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order)
+{
+    opq_cell *cell = nullptr;
+    check(opq_cell_from_value(context(), value.get(), &cell));
+    Cell owner = Cell::take(cell);
+    if (C10_UNLIKELY(journal_depth() != 0))
+        journal_made(cell);
+    const Dims memory = shape_of(value);
+    Dims sizes = memory;
+    if (!order.plain())
+        for (size_t i = 0; i < memory.size(); ++i)
+            sizes[static_cast<size_t>(order.perm[i])] = memory[i];
+    return make_tensor(std::move(owner), c10::scalarTypeToTypeMeta(dtype), sizes, ordered_strides(sizes, order));
+}
+
+Tensor wrap(const Value &value, at::ScalarType dtype)
+{
+    return wrap(value, dtype, Order{});
+}
+
+Tensor wrap(const Value &value)
+{
+    return wrap(value, torch_dtype(value.dtype()), Order{});
+}
+
+void check_device(const Tensor &tensor, const char *op)
+{
+    if (C10_UNLIKELY(!on_device(tensor)))
+        TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", device(), " and ",
+                    tensor.device(), "! (when checking arguments of ", op, ")");
+}
+
+void resize_output(const Tensor &out, IntArrayRef sizes)
+{
+    at::native::resize_output(out, sizes);
+}
+
+void check_castable(at::ScalarType from, at::ScalarType to)
+{
+    TORCH_CHECK(c10::canCast(from, to), "result type ", from, " can't be cast to the desired output type ", to);
+}
+
+Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, IntArrayRef strides)
+{
+    opq_buffer *const buffer = opq_value_buffer(value.get());
+    TORCH_INTERNAL_ASSERT(buffer, "opaque: value has not been computed");
+    opq_buffer_retain(buffer);
+    return at::from_blob(opq_buffer_data(buffer), sizes, strides, [buffer](void *) { opq_buffer_release(buffer); },
+                         at::TensorOptions().dtype(dtype).device(c10::kCPU));
+}
+
+Tensor cpu_now(const Tensor &tensor, opq_reason reason)
+{
+    if (!on_device(tensor))
+        return tensor;
+    const Tensor plain = tensor;
+    const std::optional<Order> order = dense_order(tensor.sizes(), tensor.strides());
+    const Order used = order.value_or(Order{});
+    const Value value = order ? read_dense(tensor, used) : read_window(tensor, tensor.sizes(), tensor.strides());
+    materialize({value}, reason);
+    const Tensor result = cpu_alias(value, tensor.scalar_type(), tensor.sizes(), ordered_strides(tensor.sizes(), used));
+    if (tensor.is_conj())
+        result._set_conj(true);
+    if (tensor.is_neg())
+        result._set_neg(true);
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+        result.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return result;
+}
+
+Value upload(const Tensor &source, const Order &order)
+{
+    const Dims memory = ordered(source.sizes(), order);
+    const opq_dtype dtype = core_dtype(source.scalar_type());
+    TORCH_CHECK(memory.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ", device(),
+                " (got ", memory.size(), ")");
+    opq_buffer *buffer = nullptr;
+    check(opq_buffer_create(context(), source.numel() * source.itemsize(), &buffer));
+    const std::unique_ptr<opq_buffer, decltype(&opq_buffer_release)> owner(buffer, &opq_buffer_release);
+    at::from_blob(opq_buffer_data(buffer), source.sizes(), ordered_strides(source.sizes(), order),
+                  at::TensorOptions().dtype(source.scalar_type()).device(c10::kCPU))
+        .copy_(source);
+    const opq_type type = opq_type_make(dtype, static_cast<int>(memory.size()), memory.data());
+    opq_value *out = nullptr;
+    check(opq_value_leaf(context(), &type, buffer, &out));
+    return Value::take(out);
+}
+
+} // namespace opq

@@ -1,0 +1,250 @@
+// Operators that move elements by index, and the loss that does. An index out of range fails the run.
+#include "adapter.h"
+
+#include "below.h"
+
+namespace opq {
+
+namespace {
+
+Value index_values(const Call &call, const Tensor &index)
+{
+    if (!at::isIntegralType(index.scalar_type(), false))
+        decline(opq_fail(OPQ_INVALID, "%s: index of this dtype", call.name()));
+    return cast(call.in(index), OPQ_i64);
+}
+
+// Negative indices count from the end; what is still negative or too large fails the run.
+Value wrapped_index(const Value &index, int64_t size)
+{
+    const Value shifted = record(OPQ_OP_add, {index, scalar(size)});
+    return record(OPQ_OP_where, {record(OPQ_OP_lt, {index, scalar(0)}), shifted, index});
+}
+
+bool index_select(Call &call)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2);
+    if (self.dim() == 0 || index.dim() > 1)
+        return false;
+    Value where = index_values(call, index);
+    if (index.dim() == 0)
+        where = reshape(where, {1});
+    call.give(record(OPQ_OP_index_select, {call.in(0), where}, {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
+    return true;
+}
+
+// gather(self, dim, index, *, sparse_grad)
+bool gather(Call &call)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2);
+    if (self.dim() == 0 || self.dim() != index.dim())
+        return false;
+    call.give(record(OPQ_OP_gather, {call.in(0), index_values(call, index)},
+                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
+    return true;
+}
+
+// scatter_add(self, dim, index, src): only the part of src under index is used
+bool scatter_add(Call &call)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2), &source = call.tensor(3);
+    const int64_t rank = self.dim();
+    if (rank == 0 || rank != index.dim() || rank != source.dim() || !same_dtype({&self, &source}) || index.numel() == 0)
+        return false;
+    for (int64_t i = 0; i < rank; ++i)
+        if (index.size(i) > source.size(i) || (i != normal_axis(call.integer(1), rank) && index.size(i) > self.size(i)))
+            return false;
+    check_device(source, call.name());
+    Tensor part = source;
+    if (index.sizes() != source.sizes()) {
+        const Below below;
+        part = source.as_strided(index.sizes(), source.strides(), source.storage_offset());
+    }
+    call.give(record(OPQ_OP_scatter_add, {call.in(0), index_values(call, index), call.in(part)},
+                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), rank))}));
+    return true;
+}
+
+// index_add(self, dim, index, source, *, alpha)
+bool index_add(Call &call)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2), &source = call.tensor(3);
+    if (self.dim() == 0 || index.dim() != 1 || source.dim() != self.dim() || !same_dtype({&self, &source}))
+        return false;
+    Value added = call.in(3);
+    if (call.scalar(4).isComplex() || (!is_float(added.dtype()) && !call.scalar(4).isIntegral(true)))
+        return false;
+    if (call.real(4) != 1)
+        added = record(OPQ_OP_mul, {added, scalar(call.scalar(4), added.dtype())});
+    call.give(record(OPQ_OP_index_add, {call.in(0), index_values(call, index), added},
+                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
+    return true;
+}
+
+// index.Tensor(self, indices) with one integer index tensor: the others are whole dimensions
+bool index_tensor(Call &call)
+{
+    const auto indices = call.args[1].toOptionalTensorVector();
+    const Tensor *index = nullptr;
+    int64_t axis = 0;
+    for (size_t i = 0; i < indices.size(); ++i) {
+        if (!indices[i] || !indices[i]->defined())
+            continue;
+        if (index)
+            return false;
+        index = &*indices[i];
+        axis = static_cast<int64_t>(i);
+    }
+    const Tensor &self = call.tensor(0);
+    if (!index || axis >= self.dim() || (index->scalar_type() != at::kLong && index->scalar_type() != at::kInt))
+        return false;
+    const Value where = on_device(*index) ? call.in(*index) : upload(*index, Order{});
+    call.give(record(OPQ_OP_index_select, {call.in(0), wrapped_index(cast(where, OPQ_i64), self.size(axis))},
+                     {attr_int(OPQ_ATTR_axis, axis)}));
+    return true;
+}
+
+// cat(tensors, dim); 1-d tensors without elements are skipped whatever the others' rank
+bool cat(Call &call)
+{
+    std::vector<Value> parts;
+    int64_t rank = 1;
+    for (const IValue &part : call.args[0].toListRef()) {
+        const Tensor &tensor = part.toTensor();
+        check_device(tensor, "cat");
+        if (tensor.dim() == 1 && tensor.size(0) == 0)
+            continue;
+        parts.push_back(call.in(tensor));
+        rank = tensor.dim();
+    }
+    if (parts.size() < 2 || rank == 0)
+        return false;
+    call.give(record_list(OPQ_OP_concat, parts, {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), rank))}));
+    return true;
+}
+
+// ---- embedding
+
+// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+bool embedding(Call &call)
+{
+    if (call.tensor(0).dim() != 2)
+        return false;
+    call.give(record(OPQ_OP_index_select, {call.in(0), index_values(call, call.tensor(1))}, {attr_int(OPQ_ATTR_axis, 0)}));
+    return true;
+}
+
+// embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
+bool embedding_backward(Call &call)
+{
+    const Tensor &grad = call.tensor(0), &indices = call.tensor(1);
+    if (call.flag(4) || grad.numel() == 0)
+        return false;
+    const int64_t columns = grad.size(-1), rows = indices.numel(), padding = call.integer(3);
+    const Value index = reshape(index_values(call, indices), {rows});
+    Value added = reshape(call.in(0), {rows, columns});
+    if (padding >= 0) {
+        const Value real = reshape(record(OPQ_OP_ne, {index, scalar(padding)}), {rows, 1});
+        added = record(OPQ_OP_where, {real, added, scalar(0, added.dtype())});
+    }
+    const Value zeros = full(0, added.dtype(), {call.integer(2), columns});
+    call.give(record(OPQ_OP_index_add, {zeros, index, added}, {attr_int(OPQ_ATTR_axis, 0)}));
+    return true;
+}
+
+// ---- negative log likelihood of [rows, classes], or of one row [classes]
+
+struct Nll {
+    int64_t rows, classes;
+    Value target;  // [rows] i64, ignored entries 0
+    Value valid;   // [rows] bool
+    Value weight;  // [rows], 0 where ignored
+};
+
+// False: shapes for PyTorch to judge.
+bool read_nll(const Call &call, size_t first, Nll &out)
+{
+    const Tensor &self = call.tensor(first), &target = call.tensor(first + 1);
+    if (self.dim() < 1 || self.dim() > 2 || target.dim() > 1 || self.numel() == 0 || !at::isFloatingType(self.scalar_type()) ||
+        target.numel() != (self.dim() == 2 ? self.size(0) : 1))
+        return false;
+    const bool weighted = !call.none(first + 2);
+    if (weighted && (call.tensor(first + 2).dim() != 1 || call.tensor(first + 2).size(0) != self.size(-1) ||
+                     !same_dtype({&self, &call.tensor(first + 2)})))
+        return false;
+    out.rows = target.numel();
+    out.classes = self.size(-1);
+    const Value given = reshape(index_values(call, target), {out.rows});
+    out.valid = record(OPQ_OP_ne, {given, scalar(call.integer(first + 4))});
+    out.target = record(OPQ_OP_where, {out.valid, given, scalar(0)});
+    const opq_dtype dtype = core_dtype(self.scalar_type());
+    out.weight = cast(out.valid, dtype);
+    if (weighted) {
+        const Value picked = record(OPQ_OP_index_select, {call.in(first + 2), out.target}, {attr_int(OPQ_ATTR_axis, 0)});
+        out.weight = record(OPQ_OP_mul, {picked, out.weight});
+    }
+    return true;
+}
+
+// nll_loss_forward(self, target, weight, reduction, ignore_index) -> output, total_weight
+bool nll_loss(Call &call)
+{
+    Nll nll;
+    if (!read_nll(call, 0, nll))
+        return false;
+    const int64_t reduction = call.integer(3);
+    const Value self = reshape(call.in(0), {nll.rows, nll.classes});
+    const Value index = reshape(nll.target, {nll.rows, 1});
+    const Value picked = reshape(record(OPQ_OP_gather, {self, index}, {attr_int(OPQ_ATTR_axis, 1)}), {nll.rows});
+    const Value weighed = record(OPQ_OP_neg, {record(OPQ_OP_mul, {picked, nll.weight})});
+    const Value losses = record(OPQ_OP_where, {nll.valid, weighed, scalar(0, weighed.dtype())});
+    if (reduction == at::Reduction::None && call.tensor(0).dim() == 2) {
+        call.give(losses);
+        call.give(full(0, losses.dtype(), {}));
+        return true;
+    }
+    const Value sum = reduce(OPQ_OP_sum, {losses}, {0}, false), total = reduce(OPQ_OP_sum, {nll.weight}, {0}, false);
+    call.give(reduction == at::Reduction::Mean ? record(OPQ_OP_div, {sum, total}) : sum);
+    call.give(total);
+    return true;
+}
+
+// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight)
+bool nll_loss_backward(Call &call)
+{
+    Nll nll;
+    if (!read_nll(call, 1, nll))
+        return false;
+    const int64_t reduction = call.integer(4);
+    const bool rowwise = reduction == at::Reduction::None && call.tensor(1).dim() == 2;
+    Value grad = call.in(0);
+    if (rowwise)
+        grad = reshape(grad, {nll.rows, 1});
+    if (reduction == at::Reduction::Mean)
+        grad = record(OPQ_OP_div, {grad, call.in(6)});
+    const Value slope = record(OPQ_OP_neg, {record(OPQ_OP_mul, {reshape(nll.weight, {nll.rows, 1}), grad})});
+    const Value classes = record_typed(OPQ_OP_iota, OPQ_i64, {nll.rows, nll.classes}, {}, {attr_int(OPQ_ATTR_axis, 1)});
+    const Value hit = record(OPQ_OP_bitwise_and, {record(OPQ_OP_eq, {classes, reshape(nll.target, {nll.rows, 1})}),
+                                                  reshape(nll.valid, {nll.rows, 1})});
+    const Value result = record(OPQ_OP_where, {hit, slope, scalar(0, slope.dtype())});
+    call.give(reshape(result, call.tensor(1).sizes()));
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "index_select", &index_select);
+    adapt(library, "gather", &gather);
+    adapt(library, "scatter_add", &scatter_add);
+    adapt(library, "index_add", &index_add);
+    adapt(library, "index.Tensor", &index_tensor);
+    adapt(library, "cat", &cat);
+    adapt(library, "embedding", &embedding);
+    adapt(library, "embedding_dense_backward", &embedding_backward);
+    adapt(library, "nll_loss_forward", &nll_loss);
+    adapt(library, "nll_loss_backward", &nll_loss_backward);
+}
+
+} // namespace
+
+} // namespace opq

@@ -1,0 +1,97 @@
+#include "journal.h"
+
+#include <mutex>
+#include <unordered_set>
+
+#include "shim.h"
+
+namespace opq {
+
+std::atomic<int> open_journals{0};
+
+namespace {
+
+struct Noted {
+    Cell cell;
+    at::ScalarType dtype;
+    Dims sizes;
+    Value before;
+};
+struct Journal {
+    std::unordered_set<const opq_cell *> made, seen;
+    std::vector<Noted> noted;
+};
+std::mutex mutex;
+std::vector<Journal> journals;
+
+opq_geometry whole(const Noted &noted, const Dims &strides)
+{
+    return {core_dtype(noted.dtype), static_cast<int>(noted.sizes.size()), noted.sizes.data(), strides.data(), 0};
+}
+
+Value contents(const Noted &noted)
+{
+    const Dims strides = ordered_strides(noted.sizes, Order{});
+    const opq_geometry window = whole(noted, strides);
+    opq_value *out = nullptr;
+    check(opq_cell_read(context(), noted.cell.get(), &window, &out));
+    return Value::take(out);
+}
+
+} // namespace
+
+void journal_begin()
+{
+    const std::lock_guard<std::mutex> lock(mutex);
+    journals.emplace_back();
+    open_journals.store(static_cast<int>(journals.size()), std::memory_order_relaxed);
+}
+
+void journal_made(const opq_cell *cell)
+{
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (Journal &journal : journals)
+        journal.made.insert(cell);
+}
+
+void journal_write(const Tensor &tensor)
+{
+    const Cell &cell = impl_of(tensor)->cell_ref();
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (Journal &journal : journals) {
+        if (journal.made.count(cell.get()) || !journal.seen.insert(cell.get()).second)
+            continue;
+        const int64_t bytes = opq_cell_bytes(cell.get()), item = static_cast<int64_t>(tensor.itemsize());
+        Noted noted{cell, tensor.scalar_type(), {}, {}};
+        if (tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.numel() * item == bytes)
+            noted.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+        else
+            noted.sizes.push_back(bytes / item);
+        noted.before = contents(noted);
+        journal.noted.push_back(std::move(noted));
+    }
+}
+
+std::vector<Tensor> journal_end(bool restore)
+{
+    Journal journal;
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        TORCH_CHECK(!journals.empty(), "no journal is open");
+        journal = std::move(journals.back());
+        journals.pop_back();
+        open_journals.store(static_cast<int>(journals.size()), std::memory_order_relaxed);
+    }
+    std::vector<Tensor> result;
+    for (const Noted &noted : journal.noted) {
+        result.push_back(wrap(contents(noted), noted.dtype));
+        if (!restore)
+            continue;
+        const Dims strides = ordered_strides(noted.sizes, Order{});
+        const opq_geometry window = whole(noted, strides);
+        check(opq_cell_write(context(), noted.cell.get(), &window, noted.before.get()));
+    }
+    return result;
+}
+
+} // namespace opq

@@ -1,0 +1,30 @@
+/* Source lines and the interpreter lock, without PyTorch: plain C against CPython. */
+#ifndef OPAQUE_REGISTRATION_LINES_H
+#define OPAQUE_REGISTRATION_LINES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Gives up the interpreter lock if the calling thread holds it, and takes it back. The pointer is NULL if it was not held. */
+void *opq_python_unlock(void);
+void opq_python_lock(void *state);
+
+/* Id of the calling thread's innermost source line outside `torch` and `torch_opaque`; 0 if it runs no Python or lines are off.
+ * The interpreter lock need not be held: nobody else changes this thread's frames while it is in here. */
+uint32_t opq_line_here(void);
+/* "train.py:41" (base name). Returns the length, 0 if unknown. Takes the interpreter lock. */
+size_t opq_line_text(uint32_t line, char *out, size_t size);
+/* Folders whose frames are never shown, as absolute path prefixes; called once at import. At most 8 are kept. */
+void opq_line_skip(const char *prefix);
+/* Does this thread run Python at all? */
+int opq_line_has_python(void);
+void opq_line_enable(int on);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,206 @@
+// Contractions. A transposed operand is read as it lies in memory, and the node says that it is transposed.
+#include "adapter.h"
+
+#include "below.h"
+
+namespace opq {
+
+namespace {
+
+struct Matrix {
+    Value value;
+    bool transposed;
+};
+
+Matrix matrix(const Call &call, const Tensor &tensor)
+{
+    check_device(tensor, call.name());
+    if (is_raw(tensor))
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", call.name()));
+    const int64_t rank = tensor.dim();
+    if (rank < 2 || tensor.is_contiguous() || tensor.is_neg())
+        return {read(tensor), false};
+    const Tensor other = [&] {
+        const Below below;
+        return tensor.transpose(-1, -2);
+    }();
+    if (other.is_contiguous())
+        return {read(other), true};
+    return {read(tensor), false};
+}
+
+Value contract(const Matrix &a, const Matrix &b)
+{
+    const opq_attr attrs[] = {attr_int(OPQ_ATTR_transpose_a, 1), attr_int(OPQ_ATTR_transpose_b, 1)};
+    opq_value *const operands[] = {a.value.get(), b.value.get()};
+    opq_value *out = nullptr;
+    accept(opq_record(context(), OPQ_OP_matmul, operands, 2, attrs + (a.transposed ? 0 : 1), a.transposed + b.transposed, &out));
+    return Value::take(out);
+}
+
+// The operands' ranks and dtypes as the operator demands them; else PyTorch words the error.
+void require(bool fits, const Call &call)
+{
+    if (!fits)
+        decline(opq_fail(OPQ_INVALID, "%s: operands do not fit", call.name()));
+}
+
+bool fits_matrices(const Tensor &a, const Tensor &b, int64_t rank)
+{
+    return a.dim() == rank && b.dim() == rank && a.scalar_type() == b.scalar_type() && a.size(-1) == b.size(-2) &&
+           (rank == 2 || a.size(0) == b.size(0));
+}
+
+// beta * self + alpha * product; a factor of 1 is no factor, beta 0 ignores self.
+Value combine(const Call &call, size_t self, Value product, const at::Scalar &beta, const at::Scalar &alpha)
+{
+    const opq_dtype dtype = product.dtype();
+    require(!alpha.isComplex() && !beta.isComplex() && (is_float(dtype) || (alpha.isIntegral(true) && beta.isIntegral(true))), call);
+    if (alpha.toDouble() != 1.0)
+        product = record(OPQ_OP_mul, {product, scalar(alpha, dtype)});
+    if (beta.toDouble() == 0.0)
+        return product;
+    require(core_dtype(call.tensor(self).scalar_type()) == dtype, call);
+    Value addend = call.in(self);
+    if (beta.toDouble() != 1.0)
+        addend = record(OPQ_OP_mul, {addend, scalar(beta, dtype)});
+    const Dims shape = shape_of(product);
+    const Value sum = record(OPQ_OP_add, {addend, product});
+    require(shape_of(sum) == shape, call);
+    return sum;
+}
+
+bool mm(Call &call)
+{
+    require(fits_matrices(call.tensor(0), call.tensor(1), call.row == OPQ_OP_matmul ? 2 : 3), call);
+    call.give(contract(matrix(call, call.tensor(0)), matrix(call, call.tensor(1))));
+    return true;
+}
+
+// addmm, baddbmm: (self, a, b, beta, alpha)
+bool addmm(Call &call)
+{
+    require(fits_matrices(call.tensor(1), call.tensor(2), call.row == OPQ_OP_matmul ? 2 : 3), call);
+    const Value product = contract(matrix(call, call.tensor(1)), matrix(call, call.tensor(2)));
+    call.give(combine(call, 0, product, call.scalar(3), call.scalar(4)));
+    return true;
+}
+
+// addmv(self, mat, vec, beta, alpha)
+bool addmv(Call &call)
+{
+    const Tensor &a = call.tensor(1), &v = call.tensor(2);
+    require(a.dim() == 2 && v.dim() == 1 && a.size(1) == v.size(0) && a.scalar_type() == v.scalar_type(), call);
+    const Value column = reshape(call.in(2), {v.size(0), 1});
+    const Value product = reshape(contract(matrix(call, a), {column, false}), {a.size(0)});
+    call.give(combine(call, 0, product, call.scalar(3), call.scalar(4)));
+    return true;
+}
+
+bool mv(Call &call)
+{
+    const Tensor &a = call.tensor(0), &v = call.tensor(1);
+    require(a.dim() == 2 && v.dim() == 1 && a.size(1) == v.size(0) && a.scalar_type() == v.scalar_type(), call);
+    const Value column = reshape(call.in(1), {v.size(0), 1});
+    call.give(reshape(contract(matrix(call, a), {column, false}), {a.size(0)}));
+    return true;
+}
+
+bool dot(Call &call)
+{
+    const Tensor &a = call.tensor(0), &b = call.tensor(1);
+    require(a.dim() == 1 && b.dim() == 1 && a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(), call);
+    const Value row = reshape(call.in(0), {1, a.size(0)}), column = reshape(call.in(1), {b.size(0), 1});
+    call.give(reshape(contract({row, false}, {column, false}), {}));
+    return true;
+}
+
+// addbmm(self, a, b, beta, alpha): the sum over the batch is one longer contraction
+bool addbmm(Call &call)
+{
+    const Tensor &a = call.tensor(1), &b = call.tensor(2);
+    require(fits_matrices(a, b, 3), call);
+    const int64_t batch = a.size(0), m = a.size(1), k = a.size(2), n = b.size(2);
+    const Value wide = reshape(permute(call.in(1), {1, 0, 2}), {m, batch * k});
+    const Value tall = reshape(call.in(2), {batch * k, n});
+    call.give(combine(call, 0, contract({wide, false}, {tall, false}), call.scalar(3), call.scalar(4)));
+    return true;
+}
+
+// ---- linear as one node, for which autograd knows linear_backward
+
+Value flat(const Tensor &tensor)
+{
+    const int64_t columns = tensor.size(-1);
+    const Value value = read(tensor);
+    return tensor.dim() == 2 ? value : reshape(value, {columns == 0 ? 0 : tensor.numel() / columns, columns});
+}
+
+bool linear(Call &call)
+{
+    const Tensor &x = call.tensor(0), &w = call.tensor(1);
+    check_device(x, "linear");
+    check_device(w, "linear");
+    const bool biased = !call.none(2);
+    require(x.dim() >= 1 && w.dim() == 2 && x.size(-1) == w.size(1) && x.scalar_type() == w.scalar_type(), call);
+    if (is_raw(x) || (x.numel() == 0 && x.dim() != 2))
+        return false;
+    Value product;
+    if (x.dim() == 1)
+        product = reshape(contract({reshape(read(x), {1, x.size(0)}), false}, {read(w), true}), {w.size(0)});
+    else {
+        const Matrix weight = matrix(call, w);
+        product = contract({flat(x), false}, {weight.value, !weight.transposed});
+        Dims shape(x.sizes().begin(), x.sizes().end() - 1);
+        shape.push_back(w.size(0));
+        product = x.dim() == 2 ? product : reshape(product, shape);
+    }
+    if (biased) {
+        require(call.tensor(2).scalar_type() == x.scalar_type() && call.tensor(2).dim() <= 1, call);
+        product = record(OPQ_OP_add, {product, call.in(2)});
+    }
+    call.give(std::move(product));
+    return true;
+}
+
+// linear_backward(self, grad_output, weight, output_mask)
+bool linear_backward(Call &call)
+{
+    const Tensor &x = call.tensor(0), &grad = call.tensor(1), &w = call.tensor(2);
+    const auto mask = call.args[3].toBoolList();
+    if (x.dim() < 2 || x.numel() == 0 || is_raw(x))
+        return false;
+    const Value g = flat(grad);
+    if (mask[0])
+        call.give(reshape(contract({g, false}, matrix(call, w)), x.sizes()));
+    else
+        call.give_none();
+    if (mask[1])
+        call.give(contract({g, true}, {flat(x), false}));
+    else
+        call.give_none();
+    if (mask[2])
+        call.give(reduce(OPQ_OP_sum, {g}, {0}, false));
+    else
+        call.give_none();
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "mm", &mm, OPQ_OP_matmul);
+    adapt(library, "bmm", &mm);
+    adapt(library, "addmm", &addmm, OPQ_OP_matmul);
+    adapt(library, "baddbmm", &addmm);
+    adapt(library, "addmv", &addmv);
+    adapt(library, "mv", &mv);
+    adapt(library, "dot", &dot);
+    adapt(library, "vdot", &dot);
+    adapt(library, "addbmm", &addbmm);
+    adapt(library, "linear", &linear);
+    adapt(library, "linear_backward", &linear_backward);
+}
+
+} // namespace
+
+} // namespace opq

@@ -1,0 +1,257 @@
+// Softmax, layer normalisation, dropout: one node each, with the derivatives that autograd asks for.
+#include "adapter.h"
+#include "random.h"
+
+namespace opq {
+
+namespace {
+
+// Records a row over one axis; a 0-d operand has an axis of one element.
+Value along(opq_op op, Operands operands, int64_t axis, int64_t rank)
+{
+    const int64_t where = normal_axis(axis, std::max<int64_t>(rank, 1));
+    if (rank != 0)
+        return record(op, operands, {attr_ints(OPQ_ATTR_axes, where)});
+    std::vector<Value> lifted;
+    for (const Operand &operand : operands) {
+        opq_value_retain(operand.value);
+        lifted.push_back(reshape(Value::take(operand.value), {1}));
+    }
+    return reshape(record_list(op, lifted, {attr_ints(OPQ_ATTR_axes, where)}), {});
+}
+
+// _softmax, _log_softmax: (self, dim, half_to_float)
+bool softmax(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    if (!at::isFloatingType(self.scalar_type()))
+        return false;
+    const Value x = call.flag(2) ? cast(call.in(0), OPQ_f32) : call.in(0);
+    call.give(along(call.row, {x}, call.integer(1), self.dim()));
+    return true;
+}
+
+// (grad_output, output, dim, input_dtype)
+bool softmax_backward(Call &call)
+{
+    const Value result = along(call.row, {call.in(0), call.in(1)}, call.integer(2), call.tensor(0).dim());
+    call.give(cast(result, core_dtype(*call.dtype(3))));
+    return true;
+}
+
+// ---- layer normalisation
+
+Dims last_axes(int64_t rank, size_t count)
+{
+    Dims axes;
+    for (int64_t axis = rank - static_cast<int64_t>(count); axis < rank; ++axis)
+        axes.push_back(axis);
+    return axes;
+}
+
+const Tensor *optional_tensor(const Call &call, size_t i)
+{
+    return call.none(i) ? nullptr : &call.tensor(i);
+}
+
+// native_layer_norm(input, normalized_shape, weight, bias, eps) -> output, mean, rstd
+bool layer_norm(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    const Dims normalized = call.dims(1);
+    const Tensor *const weight = optional_tensor(call, 2), *const bias = optional_tensor(call, 3);
+    const auto tail = self.sizes().slice(std::max<int64_t>(self.dim() - static_cast<int64_t>(normalized.size()), 0));
+    if (normalized.empty() || tail != IntArrayRef(normalized) || !same_dtype({&self, weight, bias}) || self.numel() == 0 ||
+        (weight && weight->sizes() != IntArrayRef(normalized)) || (bias && bias->sizes() != IntArrayRef(normalized)))
+        return false;
+    const Value x = call.in(0), eps = scalar(call.scalar(4), x.dtype());
+    const Dims axes = last_axes(self.dim(), normalized.size());
+    const opq_attr over = attr_ints(OPQ_ATTR_axes, axes);
+    Value out;
+    if (weight && bias) {
+        out = record(OPQ_OP_layer_norm, {x, call.in(2), call.in(3), eps}, {over});
+    } else {
+        out = record(OPQ_OP_layer_norm_plain, {x, eps}, {over});
+        if (weight)
+            out = record(OPQ_OP_mul, {out, call.in(2)});
+        if (bias)
+            out = record(OPQ_OP_add, {out, call.in(3)});
+    }
+    call.give(std::move(out));
+    call.give(reduce(OPQ_OP_mean, {x}, axes, true));
+    call.give(reduce(OPQ_OP_layer_norm_rstd, {x, eps}, axes, true));
+    return true;
+}
+
+// native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+bool layer_norm_backward(Call &call)
+{
+    const Tensor &self = call.tensor(1);
+    const Dims normalized = call.dims(2);
+    const Tensor *const weight = optional_tensor(call, 5), *const bias = optional_tensor(call, 6);
+    if (!same_dtype({&call.tensor(0), &self, &call.tensor(3), weight, bias}) || self.numel() == 0)
+        return false;
+    const auto mask = call.args[7].toBoolList();
+    const Value grad = call.in(0), x = call.in(1), mean = call.in(3), rstd = call.in(4);
+    const int64_t rank = self.dim(), leading = rank - static_cast<int64_t>(normalized.size());
+    const auto sum_leading = [&](const Value &value) {
+        const Dims all = last_axes(leading, static_cast<size_t>(leading));
+        return leading == 0 ? value : reduce(OPQ_OP_sum, {value}, all, false);
+    };
+    if (mask[0]) {
+        const Value scaled = weight ? record(OPQ_OP_mul, {grad, call.in(5)}) : grad;
+        call.give(record(OPQ_OP_layer_norm_backward, {scaled, x, mean, rstd},
+                         {attr_ints(OPQ_ATTR_axes, last_axes(rank, normalized.size()))}));
+    } else {
+        call.give_none();
+    }
+    if (mask[1] && weight)
+        call.give(sum_leading(record(OPQ_OP_mul, {grad, record(OPQ_OP_mul, {record(OPQ_OP_sub, {x, mean}), rstd})})));
+    else
+        call.give_none();
+    if (mask[2] && bias)
+        call.give(sum_leading(grad));
+    else
+        call.give_none();
+    return true;
+}
+
+// ---- dropout
+
+Value draw(opq_op op, IntArrayRef shape, const std::optional<at::Generator> &generator)
+{
+    const auto [seed, offset] = reserve_draws(generator, c10::multiply_integers(shape));
+    return record_typed(op, OPQ_f32, shape, {number_i64(static_cast<int64_t>(seed)), number_i64(static_cast<int64_t>(offset))});
+}
+
+// native_dropout(input, p, train) -> output, mask
+bool dropout(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    const double p = call.real(1);
+    TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
+    const Value x = call.in(0);
+    if (!call.none(2) && !call.flag(2)) {
+        call.give(x);
+        call.give(full(true, OPQ_bool, self.sizes()));
+        return true;
+    }
+    const Value kept = record(OPQ_OP_lt, {draw(OPQ_OP_uniform, self.sizes(), std::nullopt), number(1 - p, OPQ_f32)});
+    const double scale = p == 1 ? 0 : 1 / (1 - p);
+    const Value masked = record(OPQ_OP_mul, {x, cast(kept, x.dtype())});
+    call.give(record(OPQ_OP_mul, {masked, scalar(scale, x.dtype())}));
+    call.give(kept);
+    return true;
+}
+
+// native_dropout_backward(grad_output, mask, scale)
+bool dropout_backward(Call &call)
+{
+    const Value grad = call.in(0);
+    const Value masked = record(OPQ_OP_mul, {grad, cast(call.in(1), grad.dtype())});
+    call.give(record(OPQ_OP_mul, {masked, scalar(call.scalar(2), grad.dtype())}));
+    return true;
+}
+
+// ---- random tensors. In place forms find their functional overload; all draw from the same two rows.
+
+std::optional<at::Generator> generator_of(const Call &call, size_t i)
+{
+    return call.none(i) ? std::nullopt : std::optional(call.args[i].toGenerator());
+}
+
+bool native_float(const Tensor &tensor)
+{
+    const auto dtype = tensor.scalar_type();
+    return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+// a + b * draw, in the dtype of self
+bool affine(Call &call, const Value &drawn, double shift, double factor)
+{
+    const opq_dtype dtype = core_dtype(call.tensor(0).scalar_type());
+    const Value scaled = record(OPQ_OP_mul, {drawn, number(factor, OPQ_f32)});
+    call.give(cast(record(OPQ_OP_add, {scaled, number(shift, OPQ_f32)}), dtype));
+    return true;
+}
+
+// uniform(self, from, to, *, generator)
+bool uniform(Call &call)
+{
+    const double from = call.real(1), to = call.real(2);
+    TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
+    if (!native_float(call.tensor(0)))
+        return false;
+    return affine(call, draw(OPQ_OP_uniform, call.tensor(0).sizes(), generator_of(call, 3)), from, to - from);
+}
+
+// normal_functional(self, mean, std, *, generator)
+bool normal(Call &call)
+{
+    const double deviation = call.real(2);
+    TORCH_CHECK(deviation >= 0, "normal expects std >= 0.0, but found std ", deviation);
+    if (!native_float(call.tensor(0)))
+        return false;
+    return affine(call, draw(OPQ_OP_normal, call.tensor(0).sizes(), generator_of(call, 3)), call.real(1), deviation);
+}
+
+// bernoulli.p(self, p, *, generator), bernoulli.Tensor(self, p, *, generator), bernoulli(self, *, generator)
+bool bernoulli(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    const opq_dtype dtype = core_dtype(self.scalar_type());
+    if (is_raw(dtype))
+        return false;
+    Value p;
+    if (call.count == 2) {
+        p = call.in(0);
+    } else if (call.args[1].isTensor()) {
+        p = call.operand(1);
+    } else {
+        const double value = call.real(1);
+        TORCH_CHECK(value >= 0 && value <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", value);
+        p = number(value, OPQ_f32);
+    }
+    if (!is_float(p.dtype()))
+        return false;
+    const Value drawn = draw(OPQ_OP_uniform, self.sizes(), generator_of(call, call.count - 1));
+    call.give(cast(record(OPQ_OP_lt, {drawn, cast(p, OPQ_f32)}), dtype));
+    return true;
+}
+
+Tensor &normal_(Tensor &self, double mean, double deviation, std::optional<at::Generator> generator)
+{
+    note_line();
+    TORCH_CHECK(deviation >= 0, "normal expects std >= 0.0, but found std ", deviation);
+    if (!native_float(self)) {
+        const Tensor drawn = at::normal(mean, deviation, self.sizes(), std::nullopt, at::TensorOptions().device(device()).dtype(at::kFloat));
+        return self.copy_(drawn);
+    }
+    guarded([&] {
+        const Value scaled = record(OPQ_OP_mul, {draw(OPQ_OP_normal, self.sizes(), generator), number(deviation, OPQ_f32)});
+        write(self, record(OPQ_OP_add, {scaled, number(mean, OPQ_f32)}));
+    });
+    return self;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "_softmax", &softmax, OPQ_OP_softmax);
+    adapt(library, "_log_softmax", &softmax, OPQ_OP_log_softmax);
+    adapt(library, "_softmax_backward_data", &softmax_backward, OPQ_OP_softmax_backward);
+    adapt(library, "_log_softmax_backward_data", &softmax_backward, OPQ_OP_log_softmax_backward);
+    adapt(library, "native_layer_norm", &layer_norm);
+    adapt(library, "native_layer_norm_backward", &layer_norm_backward);
+    adapt(library, "native_dropout", &dropout);
+    adapt(library, "native_dropout_backward", &dropout_backward);
+    adapt(library, "uniform", &uniform);
+    adapt(library, "normal_functional", &normal);
+    library.impl("normal_", TORCH_FN(normal_));
+    adapt(library, "bernoulli", &bernoulli);
+    adapt(library, "bernoulli.p", &bernoulli);
+    adapt(library, "bernoulli.Tensor", &bernoulli);
+}
+
+} // namespace
+
+} // namespace opq

@@ -1,0 +1,177 @@
+// Elementwise operators straight from the op table: every row with a POINTWISE or ALPHA signature is registered here, for each
+// of its overloads, in functional, in-place and out form.
+#include "adapter.h"
+
+#include <c10/core/DefaultDtype.h>
+#include <cstring>
+
+namespace opq {
+
+namespace {
+
+using Tensors = c10::SmallVector<const Tensor *, 6>;
+
+struct Gathered {
+    Tensors tensors;    // in schema order; NULL where a scalar stands
+    c10::SmallVector<at::Scalar, 6> scalars;
+    int rank = 0;
+    bool contiguous = true, has_float = false, float_scalar = false;
+};
+
+// Sorts the arguments into tensors and scalars. False: not for the core.
+bool gather(const Call &call, size_t count, Gathered &out)
+{
+    const auto &arguments = call.op.schema().arguments();
+    for (size_t i = 0; i < count; ++i) {
+        const IValue &value = call.args[i];
+        if (value.isTensor()) {
+            const Tensor &tensor = value.toTensor();
+            if (!tensor.defined() || is_raw(tensor))
+                return false;
+            const bool here = on_device(tensor);
+            if (!here && tensor.dim() != 0)
+                check_device(tensor, call.name());
+            out.tensors.push_back(&tensor);
+            out.scalars.emplace_back();
+            out.rank = std::max(out.rank, static_cast<int>(tensor.dim()));
+            out.contiguous &= !here || tensor.is_contiguous();
+            out.has_float |= at::isFloatingType(tensor.scalar_type());
+        } else if (arguments[i].type()->kind() == c10::TypeKind::BoolType) {
+            if (value.toBool())
+                return false;
+        } else if (value.isScalar() && !value.isComplexDouble()) {
+            out.tensors.push_back(nullptr);
+            out.scalars.push_back(value.toScalar());
+            out.float_scalar |= value.isDouble();
+        } else {
+            return false;
+        }
+    }
+    return true;
+}
+
+// A Scalar argument promotes like an operand in `add.Scalar`; in `threshold` it is a parameter and takes the tensor's dtype.
+bool scalars_promote(const Call &call)
+{
+    const auto &name = call.op.operator_name();
+    return name.overload_name.find("Scalar") != std::string::npos || name.name == "aten::clamp_min" || name.name == "aten::clamp_max";
+}
+
+bool broadcast_shape(const Gathered &args, Dims &shape)
+{
+    shape.assign(static_cast<size_t>(args.rank), 1);
+    for (const Tensor *tensor : args.tensors) {
+        if (!tensor)
+            continue;
+        const size_t missing = shape.size() - static_cast<size_t>(tensor->dim());
+        for (size_t i = 0; i < static_cast<size_t>(tensor->dim()); ++i) {
+            const int64_t size = tensor->sizes()[i];
+            int64_t &have = shape[missing + i];
+            if (size != 1 && have != 1 && have != size)
+                return false;
+            if (size != 1)
+                have = size;
+        }
+    }
+    return true;
+}
+
+Order common_order(const Gathered &args)
+{
+    Dims shape;
+    if (args.contiguous || !broadcast_shape(args, shape))
+        return {};
+    Tensors present;
+    for (const Tensor *tensor : args.tensors)
+        if (tensor)
+            present.push_back(tensor);
+    return result_order(present, shape);
+}
+
+// b * alpha in the dtype of the result.
+bool scale(const Call &call, const at::Scalar &alpha, Value &b)
+{
+    if (alpha.isComplex())
+        return false;
+    if (!alpha.isFloatingPoint() && !alpha.isBoolean() && alpha.toLong() == 1)
+        return true;
+    if (alpha.isFloatingPoint() && alpha.toDouble() == 1.0)
+        return true;
+    const at::ScalarType common = call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
+                                                          : at::result_type(call.tensor(0), call.scalar(1));
+    TORCH_CHECK(common == at::kBool || !alpha.isBoolean(), "Boolean alpha only supported for Boolean results.");
+    TORCH_CHECK(at::isFloatingType(common) || alpha.isIntegral(true),
+                "For integral input tensors, argument alpha must not be a floating point number.");
+    if (common == at::kBool)
+        return false;
+    b = record(OPQ_OP_mul, {b, scalar(alpha, core_dtype(common))});
+    return true;
+}
+
+bool record_pointwise(Call &call, const Gathered &args, c10::ArrayRef<Value> values, const Order &order)
+{
+    if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float && c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+        return false;
+    Value result = record_list(call.row, values);
+    const at::ScalarType dtype = torch_dtype(result.dtype());
+    call.give(std::move(result), dtype, order);
+    return true;
+}
+
+bool apply(Call &call, size_t count, bool alpha)
+{
+    Gathered args;
+    if (!gather(call, count, args))
+        return false;
+    if (args.float_scalar && !args.has_float && !scalars_promote(call))
+        return false;
+    const Order order = common_order(args);
+    c10::SmallVector<Value, 6> values;
+    for (size_t i = 0; i < args.tensors.size(); ++i) {
+        const Tensor *const tensor = args.tensors[i];
+        if (!tensor)
+            values.push_back(scalar(args.scalars[i]));
+        else if (!on_device(*tensor))
+            values.push_back(scalar_of(*tensor));
+        else
+            values.push_back(read_ordered(*tensor, args.rank, order));
+    }
+    if (alpha && !scale(call, call.scalar(count), values[1]))
+        return false;
+    return record_pointwise(call, args, values, order);
+}
+
+bool with_alpha(Call &call)
+{
+    return apply(call, call.count - 1, true);
+}
+
+Kernel kernel_of(const char *signature)
+{
+    if (std::strcmp(signature, "POINTWISE") == 0)
+        return &opq::pointwise;
+    return std::strcmp(signature, "ALPHA") == 0 ? &with_alpha : nullptr;
+}
+
+} // namespace
+
+bool pointwise(Call &call)
+{
+    return apply(call, call.count, false);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    for (int op = 0; op < OPQ_OP_COUNT; ++op) {
+        const opq_op_info *const info = opq_op_info_of(static_cast<opq_op>(op));
+        const Kernel kernel = kernel_of(info->signature);
+        const std::string names = info->aten;
+        for (size_t begin = 0; kernel && begin < names.size();) {
+            const size_t end = std::min(names.find(' ', begin), names.size());
+            adapt(library, names.substr(begin, end - begin).c_str(), kernel, static_cast<opq_op>(op));
+            begin = end + 1;
+        }
+    }
+}
+
+} // namespace opq

@@ -1,0 +1,95 @@
+// Running what is pending: the one place from which this folder makes the core compute.
+#include "shim.h"
+
+#include <atomic>
+
+#include "lines.h"
+#include "modes.h"
+
+namespace opq {
+
+namespace {
+
+std::atomic<bool> logging{false};
+
+// Hidden runs: the user did not ask for one, but for a value.
+bool hidden(opq_reason reason)
+{
+    switch (reason) {
+    case OPQ_REASON_item:
+    case OPQ_REASON_copy_to_host:
+    case OPQ_REASON_print:
+    case OPQ_REASON_bound:
+    case OPQ_REASON_extern_now:
+    case OPQ_REASON_reinterpret:
+        return true;
+    case OPQ_REASON_synchronize:
+    case OPQ_REASON_optimizer_step:
+    case OPQ_REASON_inspect:
+    case OPQ_REASON_eager:
+    case OPQ_REASON_COUNT:
+        break;
+    }
+    return false;
+}
+
+std::string here()
+{
+    char text[256];
+    const size_t length = opq_line_text(opq_line_here(), text, sizeof text);
+    return length ? std::string(text, length) : "unknown line";
+}
+
+void log(opq_reason reason, const opq_stats &before)
+{
+    opq_stats after;
+    opq_stats_read(context(), &after);
+    fprintf(stderr, "[opaque] run (%s) at %s: %lld kernels, %lld compiled, %.3f ms\n", opq_reason_name(reason), here().c_str(),
+            static_cast<long long>(after.kernels_run - before.kernels_run),
+            static_cast<long long>(after.kernels_compiled - before.kernels_compiled), (after.run_seconds - before.run_seconds) * 1e3);
+}
+
+template <class Body> void run(opq_reason reason, Body body)
+{
+    inherit_modes();
+    opq_stats before{};
+    const bool log_it = logging.load(std::memory_order_relaxed);
+    if (log_it)
+        opq_stats_read(context(), &before);
+    void *const python = opq_python_unlock();
+    const opq_status status = body();
+    opq_python_lock(python);
+    if (log_it)
+        log(reason, before);
+    check(status);
+}
+
+} // namespace
+
+void log_runs(bool on)
+{
+    logging.store(on, std::memory_order_relaxed);
+}
+
+void materialize(c10::ArrayRef<Value> values, opq_reason reason)
+{
+    inherit_modes();
+    bool pending = false;
+    for (const Value &value : values)
+        pending |= opq_value_buffer(value.get()) == nullptr;
+    if (!pending)
+        return;
+    if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && hidden(reason)))
+        TORCH_CHECK(false, "forbid_sync(): ", here(), " needs a value now (", opq_reason_name(reason), ")");
+    run(reason, [&] {
+        return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()), static_cast<int>(values.size()), reason);
+    });
+}
+
+void synchronize(opq_reason reason)
+{
+    if (context_exists())
+        run(reason, [&] { return opq_synchronize(context(), reason); });
+}
+
+} // namespace opq

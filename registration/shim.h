@@ -1,0 +1,168 @@
+// What every file of this folder uses: the context, values as C++ objects, and the way between tensors and values.
+//
+// Failures of the core come in two kinds. `Decline` (the core has no such kernel, or finds the operands wrong) is thrown by
+// the record functions and caught by the boxed adapter, which then takes the extern route: PyTorch itself words the error, or
+// computes the result. Everything else is the PyTorch exception a user sees, thrown by raise().
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/stack.h>
+#include <initializer_list>
+#include <optional>
+
+#include "opaque/record.h"
+#include "opaque/tensor_impl.h"
+
+namespace opq {
+
+using at::IntArrayRef;
+using at::Tensor;
+using Dims = c10::SmallVector<int64_t, 6>;
+
+// The one default context, made on first use and never destroyed: tensors may outlive everything else.
+opq_ctx *context();
+bool context_exists();
+
+// The PyTorch exception for the calling thread's last failure.
+[[noreturn]] void raise(opq_status status);
+inline void check(opq_status status)
+{
+    if (C10_UNLIKELY(status != OPQ_OK))
+        raise(status);
+}
+
+struct Decline {
+    opq_status status;
+};
+[[noreturn]] void decline(opq_status status);
+inline void accept(opq_status status)
+{
+    if (C10_UNLIKELY(status != OPQ_OK))
+        decline(status);
+}
+
+// A counted reference to a value of the pending graph.
+class Value {
+public:
+    Value() = default;
+    static Value take(opq_value *value)
+    {
+        Value result;
+        result.value_ = value;
+        return result;
+    }
+    Value(const Value &other) : value_(other.value_)
+    {
+        if (value_)
+            opq_value_retain(value_);
+    }
+    Value(Value &&other) noexcept : value_(other.value_) { other.value_ = nullptr; }
+    Value &operator=(Value other) noexcept
+    {
+        std::swap(value_, other.value_);
+        return *this;
+    }
+    ~Value()
+    {
+        if (value_)
+            opq_value_release(value_);
+    }
+    explicit operator bool() const { return value_ != nullptr; }
+    opq_value *get() const { return value_; }
+    opq_type type() const { return opq_value_type(value_); }
+    opq_dtype dtype() const { return static_cast<opq_dtype>(type().dtype); }
+    int rank() const { return type().rank; }
+
+private:
+    opq_value *value_ = nullptr;
+};
+
+struct Operand { // borrows
+    opq_value *value;
+    Operand(const Value &v) : value(v.get()) {} // NOLINT: implicit on purpose
+};
+using Operands = std::initializer_list<Operand>;
+using Attrs = std::initializer_list<opq_attr>;
+
+// ---- dtypes
+opq_dtype core_dtype(at::ScalarType dtype); // RAW rows for what is only moved
+at::ScalarType torch_dtype(opq_dtype dtype); // of a computing row
+inline bool is_raw(opq_dtype dtype)
+{
+    return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW;
+}
+inline bool is_raw(const Tensor &tensor)
+{
+    return is_raw(core_dtype(tensor.scalar_type()));
+}
+inline bool is_float(opq_dtype dtype)
+{
+    return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT;
+}
+
+// ---- recording
+opq_attr attr_int(opq_attr_key key, int64_t value);
+opq_attr attr_ints(opq_attr_key key, IntArrayRef values); // borrows
+Value record(opq_op op, Operands operands, Attrs attrs = {});
+Value record_list(opq_op op, c10::ArrayRef<Value> operands, Attrs attrs = {});
+Value record_typed(opq_op op, opq_dtype dtype, IntArrayRef size, Operands operands, Attrs attrs = {});
+Value reduce(opq_op op, Operands operands, IntArrayRef axes, bool keepdim); // axes as normal_axes() gives them
+Value cast(const Value &value, opq_dtype dtype);
+Value reshape(const Value &value, IntArrayRef size);
+Value expand(const Value &value, IntArrayRef size);
+Value permute(const Value &value, IntArrayRef dims);
+// Scalars are run-time slots. Weak ones are Python numbers to type promotion.
+Value number(double value, opq_dtype dtype);
+Value number_i64(int64_t value);
+Value scalar(const at::Scalar &value);                   // weak
+Value scalar(const at::Scalar &value, opq_dtype dtype);  // of this dtype
+Value scalar_of(const Tensor &cpu_tensor);               // a 0-d CPU tensor, read now
+Value full(const at::Scalar &value, opq_dtype dtype, IntArrayRef size);
+Dims shape_of(const Value &value);
+
+// ---- geometry
+// A memory order: position i of memory is logical dimension perm[i]. Empty: row-major.
+struct Order {
+    Dims perm;
+    bool plain() const { return perm.empty(); }
+};
+// The order in which a non-overlapping dense window lies in memory; none if it is not dense.
+std::optional<Order> dense_order(IntArrayRef sizes, IntArrayRef strides);
+// The order in which PyTorch's pointwise operators lay out their result.
+Order result_order(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape);
+Dims ordered(IntArrayRef logical, const Order &order);      // sizes as they lie in memory
+Dims ordered_strides(IntArrayRef sizes, const Order &order); // logical strides of a dense tensor in this order
+
+bool on_device(const Tensor &tensor);
+// A tensor's value, row-major in its logical shape; negation bits are applied. Conjugated tensors decline.
+Value read(const Tensor &tensor);
+Value read_raw(const Tensor &tensor); // conj and neg bits left alone
+// The same elements with shape `shape` (broadcast rules) in this memory order.
+Value read_ordered(const Tensor &tensor, int rank, const Order &order);
+Value read_dense(const Tensor &tensor, const Order &order); // the order is the tensor's own
+void write(const Tensor &tensor, const Value &value);       // same shape; casts to the tensor's dtype
+Tensor wrap(const Value &value, at::ScalarType dtype);
+Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order); // value as it lies in memory
+Tensor wrap(const Value &value);
+
+// [[noreturn]] in effect: the message PyTorch gives for operands on two devices.
+void check_device(const Tensor &tensor, const char *op);
+void resize_output(const Tensor &out, IntArrayRef sizes);
+void check_castable(at::ScalarType from, at::ScalarType to);
+
+// ---- running
+void materialize(c10::ArrayRef<Value> values, opq_reason reason);
+void synchronize(opq_reason reason);
+void log_runs(bool on); // a line on stderr per run
+// The value's memory as a CPU tensor; the value must be computed. Zero copy: not to be written to.
+Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, IntArrayRef strides);
+// A CPU copy-free view of a tensor's contents now (runs what is pending), conj and neg bits carried along.
+Tensor cpu_now(const Tensor &tensor, opq_reason reason);
+// A value that holds a CPU tensor's elements, copied now, row-major of `order`.
+Value upload(const Tensor &cpu_tensor, const Order &order);
+// Finishes an op: under eager() its results are computed at once.
+void finish(c10::ArrayRef<Value> values);
+// Notes the source line for what this thread records next.
+void note_line();
+
+} // namespace opq
