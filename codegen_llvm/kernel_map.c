@@ -1,17 +1,14 @@
 /* map and index kernels: no reduction.
  *
- * A map over one loop runs [begin, end) of it; over several, units are the outer loops' indices and each runs the whole last loop.
- * An index kernel has one unit, everything, in row-major order.
+ * A map over one loop runs [begin, end) of it; over several, units are the outer loops' indices and each runs the whole
+ * last loop. An index kernel has one unit, everything, in row-major order.
  */
 #include "codegen_llvm/nest.h"
 
 #include <string.h>
 
 /* Independent vectors in flight hide latency; long bodies have enough of their own, and cost compile time. */
-static int copies_for(int cost)
-{
-    return cost <= 8 ? 4 : cost <= 24 ? 2 : 1;
-}
+static int copies_for(int cost) { return cost <= 8 ? 4 : cost <= 24 ? 2 : 1; }
 
 static void emit_vectors(opq_nest *n, LLVMValueRef from, LLVMValueRef to)
 {
@@ -35,7 +32,8 @@ void opq_emit_map(opq_nest *n)
     }
     opq_odometer odometer = opq_nest_odometer(n, outer);
     opq_units units;
-    opq_units_begin(n, &units, &odometer, serial ? opq_i64(n->e, 0) : n->begin, serial ? opq_odometer_count(n, &odometer) : n->end);
+    opq_units_begin(n, &units, &odometer, serial ? opq_i64(n->e, 0) : n->begin,
+                    serial ? opq_odometer_count(n, &odometer) : n->end);
     LLVMValueRef address[OPQ_ACCESS_MAX];
     memcpy(address, n->address, sizeof address);
     opq_nest_enter(n, outer, units.index);
