@@ -199,8 +199,11 @@ int64_t opq_kernel_units(const opq_kernel *kernel, const int64_t *dims)
     if (kernel->kind == OPQ_KERNEL_map && kernel->rank == 1)
         return dims[0];
     int64_t units = 1;
-    for (int l = 0; l < last; l++)
+    bool tiled = opq_kernel_tiled(kernel);
+    for (int l = 0; l < last - tiled; l++)
         units *= kernel->reduced[l] ? 1 : dims[l];
+    if (tiled)
+        units *= (dims[last - 1] + OPQ_TILE_LINES - 1) / OPQ_TILE_LINES;
     if (kernel->kind == OPQ_KERNEL_column)
         units *= (dims[last] + OPQ_LANES - 1) / OPQ_LANES;
     return units;

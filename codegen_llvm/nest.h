@@ -171,6 +171,9 @@ typedef struct opq_span {
 void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMValueRef to, LLVMValueRef *carried);
 
 /* ---- codegen.c */
+enum { OPQ_TILE_LINES = 16 };
+/* kernel_map.c: is a unit a tile's worth of lines? */
+bool opq_kernel_tiled(const opq_kernel *kernel);
 /* Bytes of one element in a spill slot. */
 int opq_spill_bytes(const opq_kernel *kernel, int slot);
 

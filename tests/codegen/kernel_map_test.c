@@ -245,6 +245,41 @@ static void test_strides(void **state)
     }
 }
 
+/* out[b, i, j] = a[b, j, i]: read across, in tiles. */
+static void check_transpose(opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns)
+{
+    body b;
+    launch l = {.buffer_count = 2};
+    size_t bytes = (size_t)opq_dtype_bytes(dtype);
+    body_start(&b, OPQ_KERNEL_map, "kkk");
+    body_store(&b, body_load(&b, 0, dtype, "*1*"), 1, dtype, "**1");
+    for (int i = 0; i < 2; i++)
+        l.buffers[i] = buffer_make((size_t)(batch * rows * columns) * bytes);
+    fill_random(dtype, l.buffers[0].data, batch * rows * columns, 8);
+    launch_dims(&l, &b, (int64_t[]){batch, rows, columns});
+    launch_access(&l, &b, 0, 0, (int64_t[]){rows * columns, rows});
+    launch_access(&l, &b, 1, 0, (int64_t[]){rows * columns, columns});
+    launch_run(&l, &b, NULL);
+    for (int64_t k = 0; k < batch; k++)
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++)
+                assert_memory_equal(l.buffers[1].data + (size_t)((k * rows + i) * columns + j) * bytes,
+                                    l.buffers[0].data + (size_t)((k * columns + j) * rows + i) * bytes, bytes);
+    launch_drop(&l);
+}
+
+static void test_transpose(void **state)
+{
+    (void)state;
+    static const opq_dtype copied[] = {OPQ_u8, OPQ_raw16, OPQ_f32, OPQ_i64, OPQ_raw128};
+    for (int d = 0; d < 5; d++) {
+        check_transpose(copied[d], 1, 1, 1);
+        check_transpose(copied[d], 2, 16, 64);
+        check_transpose(copied[d], 3, 17, 65);
+        check_transpose(copied[d], 2, 50, 131);
+    }
+}
+
 static void test_scalars(void **state)
 {
     (void)state;
@@ -337,6 +372,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ops),         cmocka_unit_test(test_math_rows),      cmocka_unit_test(test_casts),
         cmocka_unit_test(test_rounding),    cmocka_unit_test(test_sizes),          cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_transpose),
         cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction), cmocka_unit_test(test_cache),
         cmocka_unit_test(test_unsupported),
     };
