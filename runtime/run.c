@@ -152,7 +152,8 @@ static void poison(const opq_run_state *run, const opq_step *step)
         if (step->buffers[i] >= 0 && is_written(step, i))
             run->bad[step->buffers[i]] = 1;
     for (int i = 0; i < step->result_count; i++)
-        run->bad[step->results[i]] = 1;
+        if (step->results[i] >= 0)
+            run->bad[step->results[i]] = 1;
 }
 
 static opq_status run_steps(const opq_run_state *run)
