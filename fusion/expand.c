@@ -75,7 +75,7 @@ static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *rena
         else if (node->op == OPQ_OP_concat)
             OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
         else if (opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND || opq_node_class(node) == OPQ_CLASS_COMPOSITE)
-            OPQ_TRY(opq_expand_node(out, node, operands, &renamed[n]));
+            OPQ_TRY(opq_expand_wide(out, node, operands, &renamed[n]));
         else
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
     }

@@ -33,7 +33,7 @@ static opq_status cast_to(opq_graph *graph, opq_dtype dtype, const char *line, o
 }
 
 /* `operands` is the caller's scratch and is overwritten. */
-static opq_status expand_wide(opq_graph *out, const opq_node *node, opq_ref *operands, opq_ref *out_ref)
+opq_status opq_expand_wide(opq_graph *out, const opq_node *node, opq_ref *operands, opq_ref *out_ref)
 {
     opq_node wide = *node;
     for (int k = 0; k < node->arity; k++)
@@ -74,7 +74,7 @@ static opq_status expand_into(opq_graph *out, const opq_graph *in, const bool *l
         }
         for (int k = 0; k < node->arity; k++)
             operands[k] = renamed[node->operand[k]];
-        OPQ_TRY(expand_wide(out, node, operands, &renamed[n]));
+        OPQ_TRY(opq_expand_wide(out, node, operands, &renamed[n]));
     }
     for (int i = 0; i < in->output_count; i++)
         OPQ_TRY(opq_graph_output(out, renamed[in->outputs[i]]));

@@ -148,6 +148,9 @@ opq_tree opq_tree_for(int rank, const int64_t *axes, int count);
 /* Builds the expansion of `node` (a row with EXPAND) into `graph`; operands are already renamed references into `graph`.
  * Inner rows that expand themselves are expanded too. Every node made gets the line of `node`. */
 opq_status opq_expand_node(opq_graph *graph, const opq_node *node, const opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;
+/* The same with f16 and bf16 operands widened first and the result rounded once at the end: sums of halves neither overflow nor
+ * round at each step. This is what evaluator and compiler use. Overwrites `operands`. */
+opq_status opq_expand_wide(opq_graph *graph, const opq_node *node, opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;
 
 /* ---- f16, bf16: round to nearest even, NaN stays NaN */
 float opq_f16_to_f32(uint16_t bits);

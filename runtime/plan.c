@@ -11,6 +11,21 @@ int32_t opq_planner_storage(const opq_planner *planner, opq_ref ref)
     return planner->storage_of[opq_strip_reshape(planner->graph, ref)];
 }
 
+/* Undefined contents need memory only where somebody looks at it: a call, or the caller. */
+static bool needs_undefined(const opq_graph *graph, opq_ref undefined)
+{
+    for (int i = 0; i < graph->output_count; i++)
+        if (opq_strip_reshape(graph, graph->outputs[i]) == undefined)
+            return true;
+    for (opq_ref n = undefined + 1; n < graph->count; n++) {
+        const opq_node *node = opq_node_at(graph, n);
+        for (int k = 0; node->op == OPQ_OP_extern && k < node->arity; k++)
+            if (opq_strip_reshape(graph, node->operand[k]) == undefined)
+                return true;
+    }
+    return false;
+}
+
 /* A node is in memory if somebody outside its kernel, or a call, or the caller wants it. */
 static void mark_stored(opq_planner *p)
 {
@@ -28,7 +43,7 @@ static void mark_stored(opq_planner *p)
     for (opq_ref n = 0; n < graph->count; n++) {
         const opq_node *node = opq_node_at(graph, n);
         bool free_node = opq_node_is_free(graph, n);
-        if (node->kernel < 0 && node->op != OPQ_OP_input)
+        if (node->kernel < 0 && node->op != OPQ_OP_input && !(node->op == OPQ_OP_undefined && needs_undefined(graph, n)))
             p->stored[n] = 0;
         if (node->op == OPQ_OP_extern)
             p->stored[n] = 0;
@@ -122,6 +137,7 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
     plan->graph = fused;
     plan->unfused = *unfused;
     plan->host = runtime->host;
+    plan->jit = runtime->jit;
     opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused};
     opq_status status = build(&planner);
     free(planner.stored);

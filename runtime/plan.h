@@ -79,6 +79,7 @@ typedef struct opq_plan {
     int32_t *slot_source;      /* per slot: number given by the caller at recording, or -1: slot_value */
     opq_number *slot_value;
     const opq_host *host;
+    opq_jit *jit;              /* that compiled it; for printing */
     int32_t compiled;          /* kernels compiled for it */
     double compile_seconds;
 } opq_plan;

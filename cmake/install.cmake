@@ -1,0 +1,17 @@
+# `cmake --install build --component development`: headers, the C core's libraries, opq-opt, find_package(Opaque).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+install(TARGETS opq_graph opq_fusion opq_codegen_llvm opq_runtime opq_opaque EXPORT OpaqueTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(TARGETS opq-opt COMPONENT development)
+install(FILES include/opaque/opaque.h include/opaque/ops.def include/opaque/dtypes.def
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/opaque COMPONENT development)
+
+set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Opaque)
+install(EXPORT OpaqueTargets NAMESPACE Opaque:: DESTINATION ${config_folder} COMPONENT development)
+configure_package_config_file(cmake/OpaqueConfig.cmake.in ${CMAKE_BINARY_DIR}/OpaqueConfig.cmake
+  INSTALL_DESTINATION ${config_folder})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/OpaqueConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/OpaqueConfig.cmake ${CMAKE_BINARY_DIR}/OpaqueConfigVersion.cmake
+  DESTINATION ${config_folder} COMPONENT development)

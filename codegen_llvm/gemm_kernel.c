@@ -1,0 +1,260 @@
+/* Emits the micro-kernels of gemm_kernel.h.
+ *
+ *            vectors
+ *          +---------+   b row k: `vectors` loads
+ *     rows | tile of |   a (i,k): one load that fills a vector, used for every vector of b
+ *          | C       |   rows * vectors fused multiply-adds, each on its own register
+ *          +---------+
+ *
+ * The fused multiply-add takes about 4 cycles and 2 start per cycle, so a tile needs 8 or more registers of C to be fast; the
+ * rest of the register file holds b and one element of a. K is unrolled 4 times; what is left runs one k at a time.
+ */
+#include "codegen_llvm/gemm_kernel.h"
+#include "codegen_llvm/emit.h"
+
+#include <string.h>
+
+enum { UNROLL = 4, TILE_MAX = 32, ARGUMENTS = 11 };
+enum { ARG_A, ARG_A_STRIDE, ARG_B, ARG_B_STRIDE, ARG_PANEL_STRIDE, ARG_C, ARG_C_STRIDE, ARG_K, ARG_ACCUMULATE, ARG_PREFETCH, ARG_STEP };
+
+typedef struct kernel {
+    opq_emitter *e;
+    opq_gemm_left left;
+    int rows, vectors, element_bytes, vector_bytes;
+    LLVMTypeRef i8, i64, pointer, element, vector;
+    LLVMTypeRef fma_type, prefetch_type;
+    LLVMValueRef fma, prefetch;
+    LLVMValueRef arg[ARGUMENTS];
+    LLVMValueRef row_offset[OPQ_GEMM_ROWS_MAX];                /* bytes from row 0 of a, LEFT_ROWS only */
+    LLVMValueRef panel_offset[OPQ_GEMM_VECTORS_MAX];           /* bytes from vector 0 of b */
+    LLVMValueRef c_address[OPQ_GEMM_ROWS_MAX];
+} kernel;
+
+/* What changes from one k to the next. */
+typedef struct state {
+    LLVMValueRef tile[TILE_MAX]; /* row-major */
+    LLVMValueRef a, b, prefetch, k; /* k: steps still to do */
+} state;
+
+int opq_gemm_vector_bytes(const opq_cpu *cpu)
+{
+    return cpu->avx512 ? 64 : 32;
+}
+
+int opq_gemm_rows_max(const opq_cpu *cpu, int vectors)
+{
+    int registers = cpu->avx512 ? 32 : 16;
+    if (vectors < 1 || vectors > OPQ_GEMM_VECTORS_MAX)
+        return 0;
+    int rows = (registers - 1 - vectors) / vectors;
+    return rows < OPQ_GEMM_ROWS_MAX ? rows : OPQ_GEMM_ROWS_MAX;
+}
+
+static LLVMValueRef constant(const kernel *g, int64_t value)
+{
+    return LLVMConstInt(g->i64, (unsigned long long)value, 1);
+}
+
+static LLVMValueRef advance(const kernel *g, LLVMValueRef address, LLVMValueRef bytes)
+{
+    return LLVMBuildGEP2(g->e->builder, g->i8, address, &bytes, 1, "");
+}
+
+static LLVMValueRef load(const kernel *g, LLVMTypeRef type, LLVMValueRef address)
+{
+    LLVMValueRef value = LLVMBuildLoad2(g->e->builder, type, address, "");
+    LLVMSetAlignment(value, (unsigned)g->element_bytes);
+    return value;
+}
+
+static LLVMValueRef fill(const kernel *g, LLVMValueRef scalar)
+{
+    LLVMTypeRef i32 = LLVMInt32TypeInContext(g->e->context);
+    LLVMTypeRef mask = LLVMVectorType(i32, (unsigned)(g->vector_bytes / g->element_bytes));
+    LLVMValueRef poison = LLVMGetPoison(g->vector);
+    LLVMValueRef first = LLVMBuildInsertElement(g->e->builder, poison, scalar, LLVMConstInt(i32, 0, 0), "");
+    return LLVMBuildShuffleVector(g->e->builder, first, poison, LLVMConstNull(mask), "");
+}
+
+static void declare_intrinsics(kernel *g)
+{
+    unsigned fma = LLVMLookupIntrinsicID("llvm.fma", 8), prefetch = LLVMLookupIntrinsicID("llvm.prefetch", 13);
+    g->fma = LLVMGetIntrinsicDeclaration(g->e->module, fma, &g->vector, 1);
+    g->fma_type = LLVMIntrinsicGetType(g->e->context, fma, &g->vector, 1);
+    g->prefetch = LLVMGetIntrinsicDeclaration(g->e->module, prefetch, &g->pointer, 1);
+    g->prefetch_type = LLVMIntrinsicGetType(g->e->context, prefetch, &g->pointer, 1);
+}
+
+static void touch(const kernel *g, LLVMValueRef address, bool for_write)
+{
+    LLVMTypeRef i32 = LLVMInt32TypeInContext(g->e->context);
+    LLVMValueRef args[4] = {address, LLVMConstInt(i32, for_write, 0), LLVMConstInt(i32, for_write ? 3 : 2, 0), LLVMConstInt(i32, 1, 0)};
+    LLVMBuildCall2(g->e->builder, g->prefetch_type, g->prefetch, args, 4, "");
+}
+
+static void declare_function(kernel *g, const char *name)
+{
+    LLVMTypeRef types[ARGUMENTS];
+    for (int i = 0; i < ARGUMENTS; i++)
+        types[i] = i == ARG_A || i == ARG_B || i == ARG_C || i == ARG_PREFETCH ? g->pointer : g->i64;
+    LLVMTypeRef type = LLVMFunctionType(LLVMVoidTypeInContext(g->e->context), types, ARGUMENTS, 0);
+    LLVMValueRef function = LLVMAddFunction(g->e->module, name, type);
+    for (int i = 0; i < ARGUMENTS; i++)
+        g->arg[i] = LLVMGetParam(function, (unsigned)i);
+    /* Without it LLVM splits 512-bit vectors on CPUs that it thinks slow down for them. */
+    const char *width = g->vector_bytes == 64 ? "512" : "256";
+    LLVMAttributeRef wide = LLVMCreateStringAttribute(g->e->context, "prefer-vector-width", 19, width, 3);
+    LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, wide);
+    unsigned no_alias = LLVMGetEnumAttributeKindForName("noalias", 7), no_unwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
+    LLVMAddAttributeAtIndex(function, ARG_C + 1, LLVMCreateEnumAttribute(g->e->context, no_alias, 0));
+    LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, LLVMCreateEnumAttribute(g->e->context, no_unwind, 0));
+    g->e->function = function;
+}
+
+static void prepare_addresses(kernel *g)
+{
+    LLVMBuilderRef builder = g->e->builder;
+    for (int i = 0; i < g->rows; i++) {
+        if (g->left == OPQ_GEMM_LEFT_ROWS)
+            g->row_offset[i] = LLVMBuildMul(builder, g->arg[ARG_A_STRIDE], constant(g, i), "");
+        g->c_address[i] = advance(g, g->arg[ARG_C], LLVMBuildMul(builder, g->arg[ARG_C_STRIDE], constant(g, i), ""));
+        touch(g, g->c_address[i], true);
+    }
+    for (int v = 0; v < g->vectors; v++) {
+        LLVMValueRef panel = LLVMBuildMul(builder, g->arg[ARG_PANEL_STRIDE], constant(g, v / OPQ_GEMM_PANEL_VECTORS), "");
+        g->panel_offset[v] = LLVMBuildAdd(builder, panel, constant(g, v % OPQ_GEMM_PANEL_VECTORS * g->vector_bytes), "");
+    }
+}
+
+static LLVMValueRef c_vector(const kernel *g, int row, int vector)
+{
+    return advance(g, g->c_address[row], constant(g, (int64_t)vector * g->vector_bytes));
+}
+
+/* One k: tile += column of a times row of b. */
+static void multiply_step(const kernel *g, state *s, int u)
+{
+    LLVMValueRef b[OPQ_GEMM_VECTORS_MAX];
+    for (int v = 0; v < g->vectors; v++)
+        b[v] = load(g, g->vector, advance(g, s->b, g->panel_offset[v]));
+    for (int i = 0; i < g->rows; i++) {
+        LLVMValueRef at = s->a;
+        if (g->left == OPQ_GEMM_LEFT_PACKED)
+            at = advance(g, at, constant(g, ((int64_t)u * g->rows + i) * g->element_bytes));
+        else
+            at = advance(g, advance(g, at, g->row_offset[i]), constant(g, (int64_t)u * g->element_bytes));
+        LLVMValueRef a = fill(g, load(g, g->element, at));
+        for (int v = 0; v < g->vectors; v++) {
+            LLVMValueRef *sum = &s->tile[i * g->vectors + v], args[3] = {a, b[v], *sum};
+            *sum = LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 3, "");
+        }
+    }
+    s->b = advance(g, s->b, g->arg[ARG_B_STRIDE]);
+}
+
+static void add_incoming(const kernel *g, const state *phi, const state *value, LLVMBasicBlockRef from)
+{
+    LLVMValueRef into[] = {phi->a, phi->b, phi->prefetch, phi->k};
+    LLVMValueRef out[] = {value->a, value->b, value->prefetch, value->k};
+    for (int i = 0; i < 4; i++)
+        LLVMAddIncoming(into[i], &out[i], &from, 1);
+    for (int i = 0; i < g->rows * g->vectors; i++)
+        LLVMAddIncoming(phi->tile[i], (LLVMValueRef *)&value->tile[i], &from, 1);
+}
+
+static state make_phis(const kernel *g)
+{
+    state s;
+    LLVMBuilderRef builder = g->e->builder;
+    s.a = LLVMBuildPhi(builder, g->pointer, "a");
+    s.b = LLVMBuildPhi(builder, g->pointer, "b");
+    s.prefetch = LLVMBuildPhi(builder, g->pointer, "next");
+    s.k = LLVMBuildPhi(builder, g->i64, "k");
+    for (int i = 0; i < g->rows * g->vectors; i++)
+        s.tile[i] = LLVMBuildPhi(builder, g->vector, "tile");
+    return s;
+}
+
+/* A loop that does `unroll` k at a time while that many are left: returns the state behind it, in a new block. */
+static state emit_loop(kernel *g, const state *before, int unroll)
+{
+    LLVMBuilderRef builder = g->e->builder;
+    LLVMBasicBlockRef entry = LLVMGetInsertBlock(builder);
+    LLVMBasicBlockRef body = LLVMAppendBasicBlockInContext(g->e->context, g->e->function, "loop");
+    LLVMBasicBlockRef exit = LLVMAppendBasicBlockInContext(g->e->context, g->e->function, "behind");
+    LLVMValueRef enough = LLVMBuildICmp(builder, LLVMIntSGE, before->k, constant(g, unroll), "");
+    LLVMBuildCondBr(builder, enough, body, exit);
+
+    LLVMPositionBuilderAtEnd(builder, body);
+    state phi = make_phis(g), s = phi;
+    for (int u = 0; u < unroll; u++)
+        multiply_step(g, &s, u);
+    if (unroll > 1) {
+        touch(g, s.prefetch, false);
+        s.prefetch = advance(g, s.prefetch, g->arg[ARG_STEP]);
+    }
+    int64_t step = g->left == OPQ_GEMM_LEFT_PACKED ? g->rows : 1;
+    s.a = advance(g, s.a, constant(g, unroll * step * g->element_bytes));
+    s.k = LLVMBuildSub(builder, s.k, constant(g, unroll), "");
+    LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntSGE, s.k, constant(g, unroll), ""), body, exit);
+    body = LLVMGetInsertBlock(builder);
+    add_incoming(g, &phi, before, entry);
+    add_incoming(g, &phi, &s, body);
+
+    LLVMPositionBuilderAtEnd(builder, exit);
+    state behind = make_phis(g);
+    add_incoming(g, &behind, before, entry);
+    add_incoming(g, &behind, &s, body);
+    return behind;
+}
+
+/* The sums start from zero, or from c. */
+static state emit_start(kernel *g)
+{
+    LLVMBuilderRef builder = g->e->builder;
+    LLVMBasicBlockRef entry = LLVMGetInsertBlock(builder);
+    LLVMBasicBlockRef reload = LLVMAppendBasicBlockInContext(g->e->context, g->e->function, "reload");
+    LLVMBasicBlockRef begin = LLVMAppendBasicBlockInContext(g->e->context, g->e->function, "begin");
+    LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntNE, g->arg[ARG_ACCUMULATE], constant(g, 0), ""), reload, begin);
+
+    state zero = {.a = g->arg[ARG_A], .b = g->arg[ARG_B], .prefetch = g->arg[ARG_PREFETCH], .k = g->arg[ARG_K]}, old = zero;
+    LLVMPositionBuilderAtEnd(builder, reload);
+    for (int i = 0; i < g->rows * g->vectors; i++) {
+        zero.tile[i] = LLVMConstNull(g->vector);
+        old.tile[i] = load(g, g->vector, c_vector(g, i / g->vectors, i % g->vectors));
+    }
+    LLVMBuildBr(builder, begin);
+    LLVMPositionBuilderAtEnd(builder, begin);
+    state s = make_phis(g);
+    add_incoming(g, &s, &zero, entry);
+    add_incoming(g, &s, &old, reload);
+    return s;
+}
+
+opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows, int vectors)
+{
+    if ((dtype != OPQ_f32 && dtype != OPQ_f64) || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
+        return opq_fail(OPQ_INVALID, "gemm kernel: no tile of %d rows and %d vectors", rows, vectors);
+    kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors};
+    g.element_bytes = dtype == OPQ_f64 ? 8 : 4;
+    g.vector_bytes = opq_gemm_vector_bytes(e->cpu);
+    g.i8 = LLVMInt8TypeInContext(e->context);
+    g.i64 = LLVMInt64TypeInContext(e->context);
+    g.pointer = LLVMPointerTypeInContext(e->context, 0);
+    g.element = dtype == OPQ_f64 ? LLVMDoubleTypeInContext(e->context) : LLVMFloatTypeInContext(e->context);
+    g.vector = LLVMVectorType(g.element, (unsigned)(g.vector_bytes / g.element_bytes));
+    declare_intrinsics(&g);
+    declare_function(&g, name);
+    LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
+
+    prepare_addresses(&g);
+    state s = emit_start(&g);
+    s = emit_loop(&g, &s, UNROLL);
+    s = emit_loop(&g, &s, 1);
+    for (int i = 0; i < rows * vectors; i++) {
+        LLVMValueRef store = LLVMBuildStore(e->builder, s.tile[i], c_vector(&g, i / vectors, i % vectors));
+        LLVMSetAlignment(store, (unsigned)g.element_bytes);
+    }
+    LLVMBuildRetVoid(e->builder);
+    return OPQ_OK;
+}

@@ -1,0 +1,39 @@
+/* Register-tile micro-kernels of matrix multiplication: rows x (vectors * lanes) elements of C stay in registers over all of K.
+ *
+ * Every element is one chain of fused multiply-adds over ascending k. Which tile computes it cannot change its bits.
+ */
+#ifndef OPAQUE_CODEGEN_GEMM_KERNEL_H
+#define OPAQUE_CODEGEN_GEMM_KERNEL_H
+
+#include "opaque/opaque.h"
+
+/* emit.h has these; runtime/ uses this header without LLVM's. */
+struct opq_emitter;
+struct opq_cpu;
+
+/* Where the left operand's element (i, k) is: packed [k][rows] without gaps, or in rows `a_stride` bytes apart. */
+typedef enum opq_gemm_left { OPQ_GEMM_LEFT_PACKED, OPQ_GEMM_LEFT_ROWS } opq_gemm_left;
+
+enum {
+    OPQ_GEMM_PANEL_VECTORS = 2, /* vectors in one row of a panel of the right operand */
+    OPQ_GEMM_ROWS_MAX = 14,
+    OPQ_GEMM_VECTORS_MAX = 8,
+};
+
+/* The function that opq_emit_gemm_kernel emits. All strides are in bytes. Row k of panel p of the right operand is at
+ * b + k * b_stride + p * b_panel_stride and is read whole: two vectors (one if the kernel has one). c gets rows x vectors*lanes
+ * elements, rows c_stride apart; they are also the start of the sums if accumulate != 0. k may be 0.
+ * Every fourth k touches `prefetch`, which then moves by prefetch_step; it need not be a valid address. */
+typedef void (*opq_gemm_kernel)(const void *a, int64_t a_stride, const void *b, int64_t b_stride, int64_t b_panel_stride, void *c,
+                                int64_t c_stride, int64_t k, int64_t accumulate, const void *prefetch, int64_t prefetch_step);
+
+/* Bytes of a vector register: 64 with AVX-512, else 32. */
+int opq_gemm_vector_bytes(const struct opq_cpu *cpu);
+/* Largest number of rows whose tile fits the registers with this many vectors (1..OPQ_GEMM_VECTORS_MAX), 0 if none. */
+int opq_gemm_rows_max(const struct opq_cpu *cpu, int vectors);
+
+/* Adds the kernel to the emitter's module. dtype is f32 or f64; rows and vectors within opq_gemm_rows_max; else OPQ_INVALID. */
+opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows,
+                                int vectors) OPQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,319 @@
+/* The JIT: builds a module, compiles it to an object in memory, checks the object, hands it to ORC.
+ *
+ * Modules are final-form IR, so there is no IR pass pipeline, only the code generator. The object is made here and not inside
+ * ORC because it must be looked at before it is linked: an undefined symbol means that LLVM turned an instruction into a call
+ * (fmodf, memset, a half conversion), which is a bug in an emitter, never something to resolve against the process.
+ */
+#include "codegen_llvm/jit.h"
+#include "codegen_llvm/cache.h"
+#include "codegen_llvm/emit.h"
+
+#include <llvm-c/Analysis.h>
+#include <llvm-c/LLJIT.h>
+#include <llvm-c/Target.h>
+#include <llvm-c/TargetMachine.h>
+
+#include <elf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct opq_jit {
+    opq_cpu cpu;
+    opq_code_cache cache;
+    pthread_mutex_t lock; /* everything below */
+    LLVMTargetMachineRef machine;
+    LLVMOrcLLJITRef orc;
+    uint64_t next_name;
+};
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+opq_status opq_jit_create(opq_jit **out_jit)
+{
+    opq_jit *jit = calloc(1, sizeof *jit);
+    if (!jit)
+        return opq_fail(OPQ_NO_MEMORY, "no memory for the JIT");
+    opq_status status = opq_cpu_detect(&jit->cpu);
+    if (status != OPQ_OK) {
+        free(jit);
+        return status;
+    }
+    pthread_mutex_init(&jit->lock, NULL);
+    opq_code_cache_init(&jit->cache);
+    *out_jit = jit;
+    return OPQ_OK;
+}
+
+void opq_jit_destroy(opq_jit *jit)
+{
+    if (!jit)
+        return;
+    if (jit->orc)
+        LLVMConsumeError(LLVMOrcDisposeLLJIT(jit->orc));
+    if (jit->machine)
+        LLVMDisposeTargetMachine(jit->machine);
+    opq_code_cache_drop(&jit->cache);
+    pthread_mutex_destroy(&jit->lock);
+    free(jit);
+}
+
+const struct opq_cpu *opq_jit_cpu(const opq_jit *jit)
+{
+    return &jit->cpu;
+}
+
+opq_code_cache *opq_jit_cache(opq_jit *jit)
+{
+    return &jit->cache;
+}
+
+/* NULL is success, as LLVM has it. */
+static opq_status from_error(const char *doing, LLVMErrorRef error)
+{
+    if (!error)
+        return OPQ_OK;
+    char *message = LLVMGetErrorMessage(error);
+    opq_status status = opq_fail(OPQ_CODEGEN, "%s: %s", doing, message);
+    LLVMDisposeErrorMessage(message);
+    return status;
+}
+
+static opq_status start_machine(opq_jit *jit)
+{
+    LLVMInitializeX86TargetInfo();
+    LLVMInitializeX86Target();
+    LLVMInitializeX86TargetMC();
+    LLVMInitializeX86AsmPrinter();
+    LLVMInitializeX86AsmParser();
+    char *triple = LLVMGetDefaultTargetTriple(), *message = NULL;
+    LLVMTargetRef target = NULL;
+    opq_status status = OPQ_OK;
+    if (LLVMGetTargetFromTriple(triple, &target, &message)) {
+        status = opq_fail(OPQ_CODEGEN, "no LLVM target for %s: %s", triple, message);
+        LLVMDisposeMessage(message);
+    } else {
+        jit->machine = LLVMCreateTargetMachine(target, triple, jit->cpu.name, jit->cpu.features, LLVMCodeGenLevelDefault, LLVMRelocPIC,
+                                               LLVMCodeModelDefault);
+        if (!jit->machine)
+            status = opq_fail(OPQ_CODEGEN, "LLVM makes no target machine for %s", triple);
+    }
+    LLVMDisposeMessage(triple);
+    return status;
+}
+
+/* The first compilation pays for it. */
+static opq_status start(opq_jit *jit)
+{
+    if (!jit->machine)
+        OPQ_TRY(start_machine(jit));
+    if (!jit->orc)
+        OPQ_TRY(from_error("starting ORC", LLVMOrcCreateLLJIT(&jit->orc, NULL)));
+    return OPQ_OK;
+}
+
+/* ---- modules ----------------------------------------------------------------------------------------------------- */
+
+/* LLVM's own handler prints and exits; this one keeps the first message. */
+typedef struct diagnostics {
+    bool failed;
+    char message[512];
+} diagnostics;
+
+static void on_diagnostic(LLVMDiagnosticInfoRef info, void *data)
+{
+    diagnostics *seen = data;
+    if (LLVMGetDiagInfoSeverity(info) != LLVMDSError || seen->failed)
+        return;
+    char *text = LLVMGetDiagInfoDescription(info);
+    seen->failed = true;
+    snprintf(seen->message, sizeof seen->message, "%s", text);
+    LLVMDisposeMessage(text);
+}
+
+static void add_attribute(LLVMContextRef context, LLVMValueRef function, const char *key, const char *value)
+{
+    LLVMAttributeRef attribute =
+        LLVMCreateStringAttribute(context, key, (unsigned)strlen(key), value, (unsigned)strlen(value));
+    LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, attribute);
+}
+
+/* Every function: which instructions it may use, whole registers, no unwind tables. */
+static void add_attributes(const opq_jit *jit, LLVMContextRef context, LLVMModuleRef module)
+{
+    unsigned nounwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
+    for (LLVMValueRef f = LLVMGetFirstFunction(module); f; f = LLVMGetNextFunction(f)) {
+        if (LLVMIsDeclaration(f))
+            continue;
+        add_attribute(context, f, "target-cpu", jit->cpu.name);
+        add_attribute(context, f, "target-features", jit->cpu.features);
+        add_attribute(context, f, "prefer-vector-width", jit->cpu.avx512 ? "512" : "256");
+        LLVMAddAttributeAtIndex(f, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, LLVMCreateEnumAttribute(context, nounwind, 0));
+    }
+}
+
+typedef struct compilation {
+    opq_jit *jit;
+    diagnostics diagnostics;
+    opq_emitter emitter;
+    char symbol[96];
+} compilation;
+
+static void begin(compilation *c, opq_jit *jit)
+{
+    memset(c, 0, sizeof *c);
+    c->jit = jit;
+    c->emitter.context = LLVMContextCreate();
+    c->emitter.module = LLVMModuleCreateWithNameInContext("opaque", c->emitter.context);
+    c->emitter.builder = LLVMCreateBuilderInContext(c->emitter.context);
+    c->emitter.lanes = jit->cpu.avx512 ? 16 : 8;
+    c->emitter.cpu = &jit->cpu;
+    LLVMContextSetDiagnosticHandler(c->emitter.context, on_diagnostic, &c->diagnostics);
+    LLVMTargetDataRef layout = LLVMCreateTargetDataLayout(jit->machine);
+    char *triple = LLVMGetTargetMachineTriple(jit->machine);
+    LLVMSetModuleDataLayout(c->emitter.module, layout);
+    LLVMSetTarget(c->emitter.module, triple);
+    LLVMDisposeMessage(triple);
+    LLVMDisposeTargetData(layout);
+}
+
+static void end(compilation *c)
+{
+    LLVMDisposeBuilder(c->emitter.builder);
+    LLVMDisposeModule(c->emitter.module);
+    LLVMContextDispose(c->emitter.context);
+}
+
+/* Builds the module and checks it. */
+static opq_status fill(compilation *c, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data)
+{
+    OPQ_TRY(build(&c->emitter, data));
+    if (!LLVMGetNamedFunction(c->emitter.module, name))
+        return opq_fail(OPQ_INTERNAL, "the module has no function %s", name);
+    add_attributes(c->jit, c->emitter.context, c->emitter.module);
+    char *message = NULL;
+    opq_status status = OPQ_OK;
+    if (LLVMVerifyModule(c->emitter.module, LLVMReturnStatusAction, &message))
+        status = opq_fail(OPQ_CODEGEN, "%s: LLVM refuses the module: %s", name, message);
+    LLVMDisposeMessage(message);
+    return status;
+}
+
+/* ---- objects ----------------------------------------------------------------------------------------------------- */
+
+static opq_status check_symbols(const char *object, size_t size, const char *name)
+{
+    Elf64_Ehdr header;
+    if (size < sizeof header)
+        return opq_fail(OPQ_CODEGEN, "%s: the object is cut short", name);
+    memcpy(&header, object, sizeof header);
+    for (unsigned s = 0; s < header.e_shnum; s++) {
+        Elf64_Shdr section, strings;
+        memcpy(&section, object + header.e_shoff + s * sizeof section, sizeof section);
+        if (section.sh_type != SHT_SYMTAB)
+            continue;
+        memcpy(&strings, object + header.e_shoff + section.sh_link * sizeof strings, sizeof strings);
+        for (size_t i = 1; i < section.sh_size / sizeof(Elf64_Sym); i++) { /* symbol 0 is reserved and undefined */
+            Elf64_Sym symbol;
+            memcpy(&symbol, object + section.sh_offset + i * sizeof symbol, sizeof symbol);
+            if (symbol.st_shndx == SHN_UNDEF)
+                return opq_fail(OPQ_CODEGEN, "%s: generated code calls %s", name, object + strings.sh_offset + symbol.st_name);
+        }
+    }
+    return OPQ_OK;
+}
+
+static opq_status emit(compilation *c, const char *name, LLVMCodeGenFileType type, LLVMMemoryBufferRef *out_buffer)
+{
+    char *message = NULL;
+    if (LLVMTargetMachineEmitToMemoryBuffer(c->jit->machine, c->emitter.module, type, &message, out_buffer)) {
+        opq_status status = opq_fail(OPQ_CODEGEN, "%s: %s", name, message);
+        LLVMDisposeMessage(message);
+        return status;
+    }
+    if (c->diagnostics.failed) {
+        LLVMDisposeMemoryBuffer(*out_buffer);
+        return opq_fail(OPQ_CODEGEN, "%s: %s", name, c->diagnostics.message);
+    }
+    return OPQ_OK;
+}
+
+static opq_status link_object(compilation *c, const char *name, LLVMMemoryBufferRef object, void **out_address)
+{
+    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), name);
+    if (status != OPQ_OK) {
+        LLVMDisposeMemoryBuffer(object);
+        return status;
+    }
+    LLVMOrcLLJITRef orc = c->jit->orc;
+    /* takes the buffer, also when it fails */
+    OPQ_TRY(from_error(name, LLVMOrcLLJITAddObjectFile(orc, LLVMOrcLLJITGetMainJITDylib(orc), object)));
+    LLVMOrcExecutorAddress address = 0;
+    OPQ_TRY(from_error(name, LLVMOrcLLJITLookup(orc, &address, c->symbol)));
+    *out_address = (void *)(uintptr_t)address;
+    return OPQ_OK;
+}
+
+static opq_status compile(compilation *c, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
+                          void **out_address)
+{
+    OPQ_TRY(fill(c, name, build, data));
+    snprintf(c->symbol, sizeof c->symbol, "%.64s_%llu", name, (unsigned long long)c->jit->next_name++);
+    LLVMSetValueName2(LLVMGetNamedFunction(c->emitter.module, name), c->symbol, strlen(c->symbol));
+    LLVMMemoryBufferRef object = NULL;
+    OPQ_TRY(emit(c, name, LLVMObjectFile, &object));
+    return link_object(c, name, object, out_address);
+}
+
+opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
+                            void **out_address)
+{
+    pthread_mutex_lock(&jit->lock);
+    opq_status status = start(jit);
+    if (status == OPQ_OK) {
+        compilation c;
+        begin(&c, jit);
+        status = compile(&c, name, build, data, out_address);
+        end(&c);
+    }
+    pthread_mutex_unlock(&jit->lock);
+    return status;
+}
+
+/* ---- text -------------------------------------------------------------------------------------------------------- */
+
+static opq_status write_text(compilation *c, const char *name, const char *stage, char **out_text)
+{
+    char *text = NULL;
+    LLVMMemoryBufferRef buffer = NULL;
+    if (strcmp(stage, "llvm") == 0) {
+        char *printed = LLVMPrintModuleToString(c->emitter.module);
+        text = strdup(printed);
+        LLVMDisposeMessage(printed);
+    } else {
+        OPQ_TRY(emit(c, name, LLVMAssemblyFile, &buffer));
+        text = strndup(LLVMGetBufferStart(buffer), LLVMGetBufferSize(buffer));
+        LLVMDisposeMemoryBuffer(buffer);
+    }
+    *out_text = text;
+    return text ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "no memory for the text of %s", name);
+}
+
+opq_status opq_jit_text(opq_jit *jit, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
+                        const char *stage, char **out_text)
+{
+    if (strcmp(stage, "llvm") != 0 && strcmp(stage, "asm") != 0)
+        return opq_fail(OPQ_INVALID, "no stage \"%s\"; known are llvm and asm", stage);
+    pthread_mutex_lock(&jit->lock);
+    opq_status status = start(jit);
+    if (status == OPQ_OK) {
+        compilation c;
+        begin(&c, jit);
+        status = fill(&c, name, build, data);
+        if (status == OPQ_OK)
+            status = write_text(&c, name, stage, out_text);
+        end(&c);
+    }
+    pthread_mutex_unlock(&jit->lock);
+    return status;
+}

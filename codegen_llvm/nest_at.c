@@ -1,0 +1,153 @@
+/* Accesses through an index read at run time: checked loads, and additions in ascending order.
+ *
+ * An index out of range is reported once per kernel call and its lanes are left out: they load zero and store nothing, so that not even
+ * an empty buffer is touched. An index that is the same for all lanes is checked where it is computed, outside the vector loop.
+ */
+#include "codegen_llvm/nest.h"
+
+static LLVMValueRef at_dim(opq_nest *n, int access, int which)
+{
+    LLVMTypeRef i64 = LLVMInt64TypeInContext(n->e->context);
+    LLVMValueRef at = opq_i64(n->e, opq_access_dims(n->kernel, access) + 1 + n->kernel->rank + which);
+    return LLVMBuildLoad2(n->e->builder, i64, LLVMBuildGEP2(n->e->builder, i64, n->dims, &at, 1, ""), "");
+}
+
+static LLVMValueRef at_stride(opq_nest *n, int access) { return at_dim(n, access, 0); }
+static LLVMValueRef at_extent(opq_nest *n, int access) { return at_dim(n, access, 1); }
+
+/* if (bad) error[0..1] = {1 + instr, index}; the builder goes on behind it. `lane` finds the offending index inside. */
+static void report(opq_nest *n, int instr, LLVMValueRef bad, LLVMValueRef indices, LLVMValueRef lanes_bad)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMTypeRef i64 = LLVMInt64TypeInContext(n->e->context);
+    LLVMBasicBlockRef wrong = opq_nest_block(n, "out_of_range"), go_on = opq_nest_block(n, "checked");
+    LLVMBuildCondBr(b, bad, wrong, go_on);
+    LLVMPositionBuilderAtEnd(b, wrong);
+    LLVMValueRef index = indices;
+    if (lanes_bad) {
+        LLVMTypeRef type = LLVMTypeOf(lanes_bad);
+        LLVMValueRef args[2] = {lanes_bad, opq_int(n->e, 1, 1)};
+        LLVMValueRef first = opq_intrinsic(n->e, "llvm.cttz", &type, 1, args, 2);
+        index = LLVMBuildExtractElement(b, indices, first, "");
+    }
+    LLVMValueRef one = opq_i64(n->e, 1);
+    LLVMBuildStore(b, opq_i64(n->e, 1 + instr), n->error);
+    LLVMBuildStore(b, index, LLVMBuildGEP2(b, i64, n->error, &one, 1, ""));
+    LLVMBuildBr(b, go_on);
+    LLVMPositionBuilderAtEnd(b, go_on);
+}
+
+void opq_nest_settle(opq_nest *n, int instr)
+{
+    const opq_instr *at = opq_nest_instr(n, instr);
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef index = opq_lane(n->e, n->value[at->operand[0]], 0);
+    LLVMValueRef bad = LLVMBuildICmp(b, LLVMIntUGE, index, at_extent(n, at->access), "");
+    report(n, instr, bad, index, NULL);
+    index = LLVMBuildSelect(b, bad, opq_i64(n->e, 0), index, "");
+    n->at_offset[instr] = LLVMBuildMul(b, index, at_stride(n, at->access), "");
+    n->at_valid[instr] = opq_splat(n->e, LLVMBuildNot(b, bad, ""));
+}
+
+static LLVMValueRef and_mask(opq_nest *n, LLVMValueRef lanes)
+{
+    return n->mask ? LLVMBuildAnd(n->e->builder, lanes, n->mask, "") : lanes;
+}
+
+/* Lanes with an index in range, under the mask; reports the others. */
+static LLVMValueRef check_lanes(opq_nest *n, int instr, LLVMValueRef indices)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef extent = opq_splat(n->e, at_extent(n, opq_nest_instr(n, instr)->access));
+    LLVMValueRef bad = and_mask(n, LLVMBuildICmp(b, LLVMIntUGE, indices, extent, ""));
+    LLVMTypeRef bits = LLVMIntTypeInContext(n->e->context, (unsigned)n->e->lanes);
+    LLVMValueRef bad_bits = LLVMBuildBitCast(b, bad, bits, "");
+    report(n, instr, LLVMBuildICmp(b, LLVMIntNE, bad_bits, LLVMConstNull(bits), ""), indices, bad_bits);
+    return and_mask(n, LLVMBuildNot(b, bad, ""));
+}
+
+/* One pointer per lane: base + indices * at_stride + lanes * stride. */
+static LLVMValueRef lane_pointers(opq_nest *n, int access, LLVMValueRef indices)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int vector = opq_nest_vector(n);
+    LLVMValueRef offsets = LLVMBuildMul(b, indices, opq_splat(n->e, at_stride(n, access)), "");
+    LLVMValueRef lanes = LLVMBuildMul(b, opq_lane_numbers(n->e, 64), opq_splat(n->e, n->stride[access][vector]), "");
+    offsets = LLVMBuildAdd(b, offsets, lanes, "");
+    return LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)n->kernel->accesses[access].dtype), opq_nest_pointer(n, access, NULL),
+                         &offsets, 1, "");
+}
+
+static LLVMValueRef load_lanes(opq_nest *n, int instr, LLVMValueRef pointers, LLVMValueRef mask)
+{
+    opq_dtype dtype = (opq_dtype)n->kernel->accesses[opq_nest_instr(n, instr)->access].dtype;
+    int bytes = opq_dtype_bytes(dtype) > 8 ? 8 : opq_dtype_bytes(dtype);
+    LLVMTypeRef types[2] = {opq_vector_of(n->e, opq_memory_type(n->e, dtype)), LLVMTypeOf(pointers)};
+    LLVMValueRef args[4] = {pointers, opq_int(n->e, 32, bytes), mask, LLVMConstNull(types[0])};
+    return opq_emit_widen(n->e, dtype, opq_intrinsic(n->e, "llvm.masked.gather", types, 2, args, 4));
+}
+
+LLVMValueRef opq_nest_load_at(opq_nest *n, int instr)
+{
+    const opq_instr *at = opq_nest_instr(n, instr);
+    const opq_access *a = &n->kernel->accesses[at->access];
+    int vector = opq_nest_vector(n);
+    if (opq_nest_varies(n, at->operand[0])) {
+        LLVMValueRef indices = n->value[at->operand[0]], mask = check_lanes(n, instr, indices);
+        return load_lanes(n, instr, lane_pointers(n, at->access, indices), mask);
+    }
+    LLVMValueRef pointer = opq_nest_pointer(n, at->access, n->at_offset[instr]);
+    if (a->stride[vector] != OPQ_STRIDE_zero)
+        return opq_memory_load(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[at->access][vector], pointer,
+                               and_mask(n, n->at_valid[instr]));
+    /* one element: it comes from the dims if there is none to read */
+    LLVMValueRef valid = opq_lane(n->e, n->at_valid[instr], 0);
+    pointer = LLVMBuildSelect(n->e->builder, valid, pointer, n->dims, "");
+    return opq_memory_load(n, (opq_dtype)a->dtype, OPQ_STRIDE_zero, NULL, pointer, NULL);
+}
+
+/* ---- adding -------------------------------------------------------------------------------------------------------- */
+
+static LLVMValueRef sum(opq_nest *n, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b)
+{
+    LLVMValueRef operands[2] = {a, b}, value = a;
+    opq_nest_fail(n, opq_emit_ewise(n->e, OPQ_OP_add, dtype, operands, &value));
+    return value;
+}
+
+/* Lane by lane: two lanes may hit the same element. */
+static void add_lanes(opq_nest *n, int instr, LLVMValueRef pointers, LLVMValueRef mask)
+{
+    const opq_instr *add = opq_nest_instr(n, instr);
+    LLVMBuilderRef b = n->e->builder;
+    opq_dtype memory = (opq_dtype)n->kernel->accesses[add->access].dtype;
+    opq_loop loop;
+    opq_loop_begin(n, &loop, opq_i64(n->e, 0), opq_i64(n->e, n->e->lanes), 1, NULL, 0);
+    LLVMBasicBlockRef active = opq_nest_block(n, "lane"), next = opq_nest_block(n, "next_lane");
+    LLVMBuildCondBr(b, LLVMBuildExtractElement(b, mask, loop.index, ""), active, next);
+    LLVMPositionBuilderAtEnd(b, active);
+    LLVMValueRef pointer = LLVMBuildExtractElement(b, pointers, loop.index, "");
+    LLVMValueRef value = opq_splat(n->e, LLVMBuildExtractElement(b, n->value[add->operand[1]], loop.index, ""));
+    LLVMValueRef old = opq_memory_load(n, memory, OPQ_STRIDE_zero, NULL, pointer, NULL);
+    opq_memory_store(n, memory, OPQ_STRIDE_zero, NULL, pointer, NULL, sum(n, (opq_dtype)add->dtype, old, value));
+    LLVMBuildBr(b, next);
+    LLVMPositionBuilderAtEnd(b, next);
+    opq_loop_end(n, &loop, NULL);
+}
+
+void opq_nest_store_add_at(opq_nest *n, int instr)
+{
+    const opq_instr *add = opq_nest_instr(n, instr);
+    const opq_access *a = &n->kernel->accesses[add->access];
+    LLVMValueRef indices = n->value[add->operand[0]];
+    int vector = opq_nest_vector(n);
+    if (!opq_nest_varies(n, add->operand[0]) && a->stride[vector] == OPQ_STRIDE_one) {
+        LLVMValueRef pointer = opq_nest_pointer(n, add->access, n->at_offset[instr]), mask = and_mask(n, n->at_valid[instr]);
+        LLVMValueRef old = opq_memory_load(n, (opq_dtype)a->dtype, OPQ_STRIDE_one, NULL, pointer, mask);
+        opq_memory_store(n, (opq_dtype)a->dtype, OPQ_STRIDE_one, NULL, pointer, mask,
+                         sum(n, (opq_dtype)add->dtype, old, n->value[add->operand[1]]));
+        return;
+    }
+    LLVMValueRef mask = check_lanes(n, instr, indices);
+    add_lanes(n, instr, lane_pointers(n, add->access, indices), mask);
+}

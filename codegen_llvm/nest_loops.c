@@ -1,0 +1,161 @@
+/* Loops: counted with carried values, row-major indices, and the vector loop with its masked end. */
+#include "codegen_llvm/nest.h"
+
+void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step, LLVMValueRef *carried, int count)
+{
+    LLVMBuilderRef b = n->e->builder;
+    loop->before = LLVMGetInsertBlock(b);
+    loop->body = opq_nest_block(n, "loop");
+    loop->exit = opq_nest_block(n, "done");
+    loop->to = to;
+    loop->step = opq_i64(n->e, step);
+    loop->carried = count;
+    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, from, to, ""), loop->body, loop->exit);
+    LLVMPositionBuilderAtEnd(b, loop->body);
+    loop->index = LLVMBuildPhi(b, LLVMTypeOf(from), "");
+    LLVMAddIncoming(loop->index, &from, &loop->before, 1);
+    for (int i = 0; i < count; i++) {
+        loop->initial[i] = carried[i];
+        loop->phi[i] = LLVMBuildPhi(b, LLVMTypeOf(carried[i]), "");
+        LLVMAddIncoming(loop->phi[i], &carried[i], &loop->before, 1);
+        carried[i] = loop->phi[i];
+    }
+}
+
+void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMBasicBlockRef latch = LLVMGetInsertBlock(b);
+    LLVMValueRef next = LLVMBuildAdd(b, loop->index, loop->step, "");
+    LLVMAddIncoming(loop->index, &next, &latch, 1);
+    for (int i = 0; i < loop->carried; i++)
+        LLVMAddIncoming(loop->phi[i], &carried[i], &latch, 1);
+    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, next, loop->to, ""), loop->body, loop->exit);
+    LLVMPositionBuilderAtEnd(b, loop->exit);
+    for (int i = 0; i < loop->carried; i++) {
+        LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(carried[i]), "");
+        LLVMAddIncoming(phi, (LLVMValueRef[]){loop->initial[i], carried[i]}, (LLVMBasicBlockRef[]){loop->before, latch}, 2);
+        carried[i] = phi;
+    }
+}
+
+/* ---- odometer ------------------------------------------------------------------------------------------------------ */
+
+LLVMValueRef opq_odometer_count(opq_nest *n, const opq_odometer *odometer)
+{
+    LLVMValueRef count = opq_i64(n->e, 1);
+    for (int i = 0; i < odometer->rank; i++)
+        count = i == 0 ? odometer->extent[0] : LLVMBuildMul(n->e->builder, count, odometer->extent[i], "");
+    return count;
+}
+
+/* Divides; extents are not zero where this runs. */
+void opq_odometer_split(opq_nest *n, const opq_odometer *odometer, LLVMValueRef linear, LLVMValueRef *out_index)
+{
+    for (int i = odometer->rank - 1; i > 0; i--) {
+        out_index[i] = LLVMBuildURem(n->e->builder, linear, odometer->extent[i], "");
+        linear = LLVMBuildUDiv(n->e->builder, linear, odometer->extent[i], "");
+    }
+    if (odometer->rank > 0)
+        out_index[0] = linear;
+}
+
+void opq_odometer_next(opq_nest *n, const opq_odometer *odometer, LLVMValueRef *index)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef carry = opq_i64(n->e, 1), zero = opq_i64(n->e, 0);
+    for (int i = odometer->rank - 1; i >= 0; i--) {
+        LLVMValueRef next = LLVMBuildAdd(b, index[i], carry, "");
+        if (i == 0) { /* never wraps before the end */
+            index[i] = next;
+            break;
+        }
+        LLVMValueRef wraps = LLVMBuildICmp(b, LLVMIntEQ, next, odometer->extent[i], "");
+        index[i] = LLVMBuildSelect(b, wraps, zero, next, "");
+        carry = LLVMBuildZExt(b, wraps, LLVMTypeOf(zero), "");
+    }
+}
+
+opq_odometer opq_nest_odometer(const opq_nest *n, unsigned loops)
+{
+    opq_odometer odometer = {0};
+    for (int l = 0; l < n->kernel->rank; l++)
+        if (loops >> l & 1)
+            odometer.extent[odometer.rank++] = n->extent[l];
+    return odometer;
+}
+
+void opq_nest_enter(opq_nest *n, unsigned loops, const LLVMValueRef *index)
+{
+    int i = 0;
+    for (int l = 0; l < n->kernel->rank; l++)
+        if (loops >> l & 1)
+            n->index[l] = index[i++];
+}
+
+void opq_units_begin(opq_nest *n, opq_units *units, const opq_odometer *odometer, LLVMValueRef from, LLVMValueRef to)
+{
+    units->odometer = *odometer;
+    opq_odometer_split(n, odometer, from, units->index);
+    opq_loop_begin(n, &units->loop, from, to, 1, units->index, odometer->rank);
+}
+
+void opq_units_end(opq_nest *n, opq_units *units)
+{
+    opq_odometer_next(n, &units->odometer, units->index);
+    opq_loop_end(n, &units->loop, units->index);
+}
+
+/* ---- the vector loop ----------------------------------------------------------------------------------------------- */
+
+/* Groups of carried values take turns: the first `copies` move behind the others. */
+static void rotate(LLVMValueRef *carried, int count, int by)
+{
+    LLVMValueRef moved[OPQ_CARRIED_MAX];
+    for (int i = 0; i < count; i++)
+        moved[i] = carried[(i + by) % count];
+    for (int i = 0; i < count; i++)
+        carried[i] = moved[i];
+}
+
+static void emit_copies(opq_nest *n, const opq_span *span, int copies, LLVMValueRef *carried)
+{
+    int group = span->rotate ? span->carried / span->rotate : 0;
+    for (n->copy = 0; n->copy < copies; n->copy++) {
+        opq_nest_emit(n, OPQ_LEVEL_inner, span->sweep, span->needed);
+        if (span->after)
+            span->after(n, span->data, carried + n->copy * group);
+    }
+    n->copy = 0;
+    if (group && copies < span->rotate)
+        rotate(carried, span->carried, copies * group);
+}
+
+void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMValueRef to, LLVMValueRef *carried)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int vector = opq_nest_vector(n), lanes = n->e->lanes;
+    int whole = (span->rotate ? span->rotate : span->copies) * lanes;
+    LLVMValueRef length = LLVMBuildSub(b, to, from, "");
+    LLVMValueRef main_end = LLVMBuildAdd(b, from, LLVMBuildAnd(b, length, opq_i64(n->e, -(int64_t)whole), ""), "");
+
+    opq_loop loop;
+    opq_loop_begin(n, &loop, from, main_end, (int64_t)span->copies * lanes, carried, span->carried);
+    n->index[vector] = loop.index;
+    n->prefetch = true;
+    emit_copies(n, span, span->copies, carried);
+    n->prefetch = false;
+    opq_loop_end(n, &loop, carried);
+
+    LLVMValueRef tail_end = to;
+    if (span->rotate) { /* a full turn, so that the groups end where they began */
+        LLVMValueRef more = LLVMBuildICmp(b, LLVMIntSLT, main_end, to, "");
+        tail_end = LLVMBuildSelect(b, more, LLVMBuildAdd(b, main_end, opq_i64(n->e, whole), ""), main_end, "");
+    }
+    opq_loop_begin(n, &loop, main_end, tail_end, lanes, carried, span->carried);
+    n->index[vector] = loop.index;
+    opq_nest_mask(n, LLVMBuildSub(b, to, loop.index, ""));
+    emit_copies(n, span, 1, carried);
+    opq_nest_mask(n, NULL);
+    opq_loop_end(n, &loop, carried);
+}

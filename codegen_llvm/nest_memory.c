@@ -1,0 +1,214 @@
+/* Loads and stores of one vector: contiguous, strided or the same element for all lanes; under a mask or not.
+ *
+ * Lanes outside the mask read nothing and hold zero. What x86 cannot mask or gather (8 and 16 bit elements on AVX2) LLVM takes
+ * apart into branches; that is right, and only tails and strided accesses pay for it.
+ */
+#include "codegen_llvm/nest.h"
+
+static LLVMTypeRef memory_vector(const opq_nest *n, opq_dtype dtype)
+{
+    return opq_vector_of(n->e, opq_memory_type(n->e, dtype));
+}
+
+/* Elements; a complex number is aligned as its parts are. */
+static unsigned alignment(opq_dtype dtype)
+{
+    int bytes = opq_dtype_bytes(dtype);
+    return (unsigned)(bytes > 8 ? 8 : bytes);
+}
+
+static LLVMValueRef advance(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, LLVMValueRef elements)
+{
+    return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, dtype), pointer, &elements, 1, "");
+}
+
+static LLVMValueRef all_lanes(opq_nest *n)
+{
+    return LLVMConstAllOnes(opq_vector_type(n->e, OPQ_bool));
+}
+
+/* One pointer per lane. */
+static LLVMValueRef lane_pointers(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, LLVMValueRef step)
+{
+    LLVMValueRef offsets = LLVMBuildMul(n->e->builder, opq_lane_numbers(n->e, 64), opq_splat(n->e, step), "");
+    return advance(n, dtype, pointer, offsets);
+}
+
+static LLVMValueRef gather(opq_nest *n, opq_dtype dtype, LLVMValueRef pointers, LLVMValueRef mask)
+{
+    LLVMTypeRef types[2] = {memory_vector(n, dtype), LLVMTypeOf(pointers)};
+    LLVMValueRef args[4] = {pointers, opq_int(n->e, 32, alignment(dtype)), mask ? mask : all_lanes(n), LLVMConstNull(types[0])};
+    return opq_intrinsic(n->e, "llvm.masked.gather", types, 2, args, 4);
+}
+
+static LLVMValueRef load_contiguous(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, LLVMValueRef mask)
+{
+    LLVMTypeRef types[2] = {memory_vector(n, dtype), LLVMTypeOf(pointer)};
+    if (mask) {
+        LLVMValueRef args[4] = {pointer, opq_int(n->e, 32, alignment(dtype)), mask, LLVMConstNull(types[0])};
+        return opq_intrinsic(n->e, "llvm.masked.load", types, 2, args, 4);
+    }
+    LLVMValueRef load = LLVMBuildLoad2(n->e->builder, types[0], pointer, "");
+    LLVMSetAlignment(load, alignment(dtype));
+    return load;
+}
+
+LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer, LLVMValueRef mask)
+{
+    LLVMValueRef memory = NULL;
+    switch (stride) {
+    case OPQ_STRIDE_zero:
+        memory = LLVMBuildLoad2(n->e->builder, opq_memory_type(n->e, dtype), pointer, "");
+        LLVMSetAlignment(memory, alignment(dtype));
+        memory = opq_splat(n->e, memory);
+        break;
+    case OPQ_STRIDE_one:
+        memory = load_contiguous(n, dtype, pointer, mask);
+        break;
+    case OPQ_STRIDE_any:
+        memory = gather(n, dtype, lane_pointers(n, dtype, pointer, step), mask);
+        break;
+    }
+    return opq_emit_widen(n->e, dtype, memory);
+}
+
+void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer, LLVMValueRef mask,
+                      LLVMValueRef value)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef memory = opq_emit_narrow(n->e, dtype, value), align = opq_int(n->e, 32, alignment(dtype)), store;
+    LLVMTypeRef types[2] = {LLVMTypeOf(memory), LLVMTypeOf(pointer)};
+    switch (stride) {
+    case OPQ_STRIDE_zero:
+        store = LLVMBuildStore(b, opq_lane(n->e, memory, 0), pointer);
+        LLVMSetAlignment(store, alignment(dtype));
+        break;
+    case OPQ_STRIDE_one:
+        if (mask) {
+            LLVMValueRef args[4] = {memory, pointer, align, mask};
+            opq_intrinsic(n->e, "llvm.masked.store", types, 2, args, 4);
+            break;
+        }
+        store = LLVMBuildStore(b, memory, pointer);
+        LLVMSetAlignment(store, alignment(dtype));
+        break;
+    case OPQ_STRIDE_any: {
+        LLVMValueRef pointers = lane_pointers(n, dtype, pointer, step);
+        LLVMValueRef args[4] = {memory, pointers, align, mask ? mask : all_lanes(n)};
+        types[1] = LLVMTypeOf(pointers);
+        opq_intrinsic(n->e, "llvm.masked.scatter", types, 2, args, 4);
+        break;
+    }
+    }
+}
+
+/* ---- accesses ------------------------------------------------------------------------------------------------------ */
+
+/* Elements from the address to this copy's first lane, besides the bound loops. NULL: none. */
+static LLVMValueRef vector_offset(opq_nest *n, int access)
+{
+    int vector = opq_nest_vector(n);
+    opq_stride stride = (opq_stride)n->kernel->accesses[access].stride[vector];
+    if (stride == OPQ_STRIDE_zero)
+        return NULL;
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef index = opq_i64(n->e, (int64_t)n->copy * n->e->lanes);
+    if (n->vector_bound && n->copy == 0)
+        return NULL;
+    if (!n->vector_bound)
+        index = n->copy == 0 ? n->index[vector] : LLVMBuildAdd(b, n->index[vector], index, "");
+    return stride == OPQ_STRIDE_one ? index : LLVMBuildMul(b, index, n->stride[access][vector], "");
+}
+
+LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset)
+{
+    opq_dtype dtype = (opq_dtype)n->kernel->accesses[access].dtype;
+    LLVMValueRef pointer = n->address[access], offset = vector_offset(n, access);
+    if (extra_offset)
+        pointer = advance(n, dtype, pointer, extra_offset);
+    return offset ? advance(n, dtype, pointer, offset) : pointer;
+}
+
+/* Looks ahead along the stream: some bytes of it, or some rows down where rows are what comes next. */
+static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
+{
+    const opq_access *a = &n->kernel->accesses[access];
+    LLVMBuilderRef b = n->e->builder;
+    if (!n->prefetch || a->stride[opq_nest_vector(n)] != OPQ_STRIDE_one)
+        return;
+    LLVMTypeRef type = LLVMTypeOf(pointer);
+    if (n->prefetch_rows) {
+        int row = opq_nest_vector(n) - 1;
+        if (a->stride[row] != OPQ_STRIDE_any)
+            return;
+        pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, n->prefetch_rows, n->stride[access][row], ""));
+    } else {
+        LLVMValueRef bytes = opq_i64(n->e, OPQ_PREFETCH_BYTES);
+        pointer = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
+    }
+    LLVMValueRef args[4] = {pointer, opq_int(n->e, 32, 0), opq_int(n->e, 32, 3), opq_int(n->e, 32, 1)};
+    opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
+}
+
+LLVMValueRef opq_nest_load(opq_nest *n, int instr)
+{
+    int access = opq_nest_instr(n, instr)->access, vector = opq_nest_vector(n);
+    const opq_access *a = &n->kernel->accesses[access];
+    LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
+    prefetch(n, access, pointer);
+    return opq_memory_load(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[access][vector], pointer, n->mask);
+}
+
+/* A store whose value does not vary along the vector axis but whose access does writes it to all lanes. */
+void opq_nest_store(opq_nest *n, int instr)
+{
+    const opq_instr *store = opq_nest_instr(n, instr);
+    int access = store->access, vector = opq_nest_vector(n);
+    const opq_access *a = &n->kernel->accesses[access];
+    opq_memory_store(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[access][vector],
+                     opq_nest_pointer(n, access, NULL), n->mask, n->value[store->operand[0]]);
+}
+
+LLVMValueRef opq_nest_number(opq_nest *n, int instr)
+{
+    int access = opq_nest_instr(n, instr)->access, vector = opq_nest_vector(n);
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef first = n->address[access], offset = vector_offset(n, access);
+    if (offset)
+        first = LLVMBuildAdd(b, first, offset, "");
+    LLVMValueRef lanes = opq_lane_numbers(n->e, 64), all = opq_splat(n->e, first);
+    switch ((opq_stride)n->kernel->accesses[access].stride[vector]) {
+    case OPQ_STRIDE_zero:
+        return all;
+    case OPQ_STRIDE_one:
+        return LLVMBuildAdd(b, all, lanes, "");
+    case OPQ_STRIDE_any:
+        return LLVMBuildAdd(b, all, LLVMBuildMul(b, lanes, opq_splat(n->e, n->stride[access][vector]), ""), "");
+    }
+    return all;
+}
+
+/* ---- spill slots: dense, in the order of the sweep. Whole vectors are written: the slot has room behind its last element, and what
+ * a tail writes too far is written again by what follows. */
+
+static LLVMValueRef spill_pointer(opq_nest *n, int instr)
+{
+    const opq_instr *spilled = opq_nest_instr(n, instr);
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef copy = opq_i64(n->e, (int64_t)n->copy * n->e->lanes);
+    LLVMValueRef element = LLVMBuildAdd(b, n->spill_row, n->index[opq_nest_vector(n)], "");
+    element = LLVMBuildAdd(b, element, copy, "");
+    return advance(n, (opq_dtype)spilled->dtype, n->spill_slot[spilled->spill], element);
+}
+
+void opq_nest_spill(opq_nest *n, int instr)
+{
+    opq_dtype dtype = (opq_dtype)opq_nest_instr(n, instr)->dtype;
+    opq_memory_store(n, dtype, OPQ_STRIDE_one, NULL, spill_pointer(n, instr), NULL, n->value[instr]);
+}
+
+LLVMValueRef opq_nest_fill(opq_nest *n, int instr)
+{
+    opq_dtype dtype = (opq_dtype)opq_nest_instr(n, instr)->dtype;
+    return opq_memory_load(n, dtype, OPQ_STRIDE_one, NULL, spill_pointer(n, instr), NULL);
+}

@@ -1,0 +1,296 @@
+/* Cells: a storage is its size and its current value.
+ *
+ * A read gives the value as the window sees it, as a view node; a write gives the cell a new value: the written one if it covers the
+ * cell, else an update of the old one. Readers that came before keep the value they took, so nothing is ever refreshed.
+ */
+#include "opaque/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- holders, with the lock held */
+
+static void let_go(opq_cell *cell)
+{
+    opq_value *value = cell->value;
+    if (value == NULL)
+        return;
+    if (cell->previous_holder)
+        cell->previous_holder->next_holder = cell->next_holder;
+    else
+        value->holders = cell->next_holder;
+    if (cell->next_holder)
+        cell->next_holder->previous_holder = cell->previous_holder;
+    cell->next_holder = cell->previous_holder = NULL;
+    cell->value = NULL;
+}
+
+void opq_cell_hold(opq_cell *cell, opq_value *value)
+{
+    let_go(cell);
+    cell->value = value;
+    if (value == NULL)
+        return;
+    cell->next_holder = value->holders;
+    if (value->holders)
+        value->holders->previous_holder = cell;
+    value->holders = cell;
+}
+
+/* ---- life */
+
+static opq_status make(opq_ctx *ctx, int64_t bytes, opq_value *value, opq_cell **out_cell)
+{
+    opq_cell *cell = calloc(1, sizeof *cell);
+    if (cell == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    cell->ctx = ctx;
+    atomic_init(&cell->refs, 1);
+    cell->bytes = bytes;
+    if (value)
+        opq_value_retain(value);
+    pthread_mutex_lock(&ctx->lock);
+    opq_cell_hold(cell, value);
+    cell->next = ctx->cells;
+    if (ctx->cells)
+        ctx->cells->before = cell;
+    ctx->cells = cell;
+    pthread_mutex_unlock(&ctx->lock);
+    *out_cell = cell;
+    return OPQ_OK;
+}
+
+opq_status opq_cell_create(opq_ctx *ctx, int64_t bytes, opq_cell **out_cell)
+{
+    if (bytes < 0)
+        return opq_fail(OPQ_INVALID, "a storage of %lld bytes", (long long)bytes);
+    if (bytes > (64 << 20))
+        OPQ_TRY(opq_pool_check(ctx->runtime.pool, bytes));
+    return make(ctx, bytes, NULL, out_cell);
+}
+
+static opq_status run_now(opq_ctx *ctx, opq_value *value)
+{
+    if (!(opq_modes_get() & OPQ_MODE_EAGER) || value->state != OPQ_VALUE_pending)
+        return OPQ_OK;
+    return opq_materialize(ctx, &value, 1, OPQ_REASON_eager);
+}
+
+/* A number is an argument, not something that can be stored: a cell holds a node that reads it. */
+static opq_status storable(opq_ctx *ctx, opq_value *value, opq_value **out_value)
+{
+    if (value->op == OPQ_OP_scalar && value->state == OPQ_VALUE_pending) {
+        opq_type type = value->type;
+        type.weak = 0;
+        return opq_record_typed(ctx, OPQ_OP_expand, &type, &value, 1, NULL, 0, out_value);
+    }
+    opq_value_retain(value);
+    *out_value = value;
+    return OPQ_OK;
+}
+
+opq_status opq_cell_from_value(opq_ctx *ctx, opq_value *value, opq_cell **out_cell)
+{
+    opq_value *stored;
+    OPQ_TRY(storable(ctx, value, &stored));
+    opq_status status = run_now(ctx, stored);
+    if (status == OPQ_OK)
+        status = make(ctx, opq_type_bytes(&stored->type), stored, out_cell);
+    opq_value_release(stored);
+    return status;
+}
+
+void opq_cell_retain(opq_cell *cell) { atomic_fetch_add_explicit(&cell->refs, 1, memory_order_relaxed); }
+
+void opq_cell_release(opq_cell *cell)
+{
+    if (cell == NULL || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    opq_ctx *ctx = cell->ctx;
+    pthread_mutex_lock(&ctx->lock);
+    opq_value *value = cell->value;
+    let_go(cell);
+    if (cell->before)
+        cell->before->next = cell->next;
+    else
+        ctx->cells = cell->next;
+    if (cell->next)
+        cell->next->before = cell->before;
+    pthread_mutex_unlock(&ctx->lock);
+    opq_value_release(value);
+    opq_value_release(cell->previous);
+    free(cell);
+}
+
+int64_t opq_cell_bytes(const opq_cell *cell) { return cell->bytes; }
+
+/* ---- reading */
+
+static opq_value *current_value(opq_cell *cell)
+{
+    pthread_mutex_lock(&cell->ctx->lock);
+    opq_value *value = cell->value;
+    if (value)
+        opq_value_retain(value);
+    pthread_mutex_unlock(&cell->ctx->lock);
+    return value;
+}
+
+static void replace_value(opq_cell *cell, opq_value *value) /* takes the reference */
+{
+    opq_value *drop[2] = {NULL, NULL};
+    pthread_mutex_lock(&cell->ctx->lock);
+    opq_value *old = cell->value;
+    opq_cell_hold(cell, value);
+    if (old && old->state == OPQ_VALUE_computed && value->state == OPQ_VALUE_pending) {
+        drop[0] = cell->previous;
+        cell->previous = old;
+    } else {
+        drop[0] = old;
+        if (value->state == OPQ_VALUE_computed) {
+            drop[1] = cell->previous;
+            cell->previous = NULL;
+        }
+    }
+    pthread_mutex_unlock(&cell->ctx->lock);
+    opq_value_release(drop[0]);
+    opq_value_release(drop[1]);
+}
+
+/* The whole cell as a dense value of this dtype: undefined, current, or the current bytes read as another dtype. */
+static opq_status whole_value(opq_ctx *ctx, opq_cell *cell, opq_dtype dtype, opq_value **out_value)
+{
+    int64_t count = cell->bytes / opq_dtype_bytes(dtype);
+    opq_type flat = opq_type_make(dtype, 1, &count);
+    opq_value *value = current_value(cell);
+    if (value == NULL)
+        return opq_record_typed(ctx, OPQ_OP_undefined, &flat, NULL, 0, NULL, 0, out_value);
+    if (value->type.dtype == dtype && opq_type_bytes(&value->type) <= cell->bytes) {
+        *out_value = value;
+        return OPQ_OK;
+    }
+    opq_status status = opq_materialize(ctx, &value, 1, OPQ_REASON_reinterpret);
+    if (status == OPQ_OK) {
+        count = opq_type_bytes(&value->type) / opq_dtype_bytes(dtype);
+        flat = opq_type_make(dtype, 1, &count);
+        status = opq_value_leaf(ctx, &flat, value->buffer, out_value);
+    }
+    opq_value_release(value);
+    return status;
+}
+
+static int64_t geometry_end(const opq_geometry *geometry)
+{
+    int64_t last = geometry->offset;
+    for (int d = 0; d < geometry->rank; d++) {
+        if (geometry->size[d] == 0)
+            return 0;
+        last += (geometry->size[d] - 1) * geometry->stride[d];
+    }
+    return last + 1;
+}
+
+static opq_status check_window(const opq_cell *cell, const opq_geometry *geometry)
+{
+    int64_t need = geometry_end(geometry) * opq_dtype_bytes(geometry->dtype);
+    if (geometry->rank > OPQ_RANK_MAX)
+        return opq_fail(OPQ_UNSUPPORTED, "tensors of device opaque have at most %d dimensions, not %d", OPQ_RANK_MAX, geometry->rank);
+    if (geometry->offset < 0 || need > cell->bytes)
+        return opq_fail(OPQ_INVALID, "a view of %lld bytes is out of bounds for storage of size %lld", (long long)need, (long long)cell->bytes);
+    return OPQ_OK;
+}
+
+opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value)
+{
+    opq_value *value;
+    OPQ_TRY(check_window(cell, geometry));
+    OPQ_TRY(whole_value(ctx, cell, geometry->dtype, &value));
+    opq_status status = opq_geometry_view(ctx, value, geometry, out_value);
+    opq_value_release(value);
+    return status;
+}
+
+/* ---- writing */
+
+/* The cell in memory order: a permuted window is written as the permuted value. */
+static opq_status in_memory_order(opq_ctx *ctx, opq_value *value, const int64_t *order, opq_value **out_value)
+{
+    bool sorted = true;
+    for (int d = 0; d < value->type.rank; d++)
+        sorted = sorted && order[d] == d;
+    if (sorted)
+        return storable(ctx, value, out_value);
+    opq_attr dims = {.key = OPQ_ATTR_dims, .count = value->type.rank, .ints = order};
+    return opq_record(ctx, OPQ_OP_permute, &value, 1, &dims, 1, out_value);
+}
+
+static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value, opq_value **out_value)
+{
+    opq_value *old;
+    OPQ_TRY(whole_value(ctx, cell, geometry->dtype, &old));
+    opq_attr attrs[] = {
+        {.key = OPQ_ATTR_offset, .i = geometry->offset},
+        {.key = OPQ_ATTR_sizes, .count = geometry->rank, .ints = geometry->size},
+        {.key = OPQ_ATTR_strides, .count = geometry->rank, .ints = geometry->stride},
+    };
+    opq_value *pair[] = {old, value};
+    opq_status status = opq_record(ctx, OPQ_OP_update, pair, 2, attrs, 3, out_value);
+    opq_value_release(old);
+    return status;
+}
+
+opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value)
+{
+    int64_t order[OPQ_RANK_MAX];
+    opq_type shape = opq_type_make(geometry->dtype, geometry->rank, geometry->size);
+    opq_value *next;
+    OPQ_TRY(check_window(cell, geometry));
+    if (!opq_type_equal(&shape, &value->type))
+        return opq_fail(OPQ_INTERNAL, "a write of another dtype or shape than its window");
+    if (opq_type_count(&shape) == 0)
+        return OPQ_OK;
+    if (opq_geometry_overlaps(geometry))
+        return opq_fail(OPQ_INVALID, "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                                     "Please clone() the tensor before performing the operation.");
+    if (opq_geometry_covers(geometry, cell->bytes / opq_dtype_bytes(geometry->dtype), order))
+        OPQ_TRY(in_memory_order(ctx, value, order, &next));
+    else
+        OPQ_TRY(write_part(ctx, cell, geometry, value, &next));
+    opq_status status = run_now(ctx, next);
+    if (status != OPQ_OK) {
+        opq_value_release(next);
+        return status;
+    }
+    replace_value(cell, next);
+    return OPQ_OK;
+}
+
+opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes)
+{
+    if (bytes == cell->bytes)
+        return OPQ_OK;
+    OPQ_TRY(opq_pool_check(ctx->runtime.pool, bytes));
+    opq_value *value = current_value(cell);
+    if (value) {
+        int64_t kept = opq_type_bytes(&value->type) < bytes ? opq_type_bytes(&value->type) : bytes;
+        opq_type flat = opq_type_make(OPQ_raw8, 1, &bytes);
+        opq_buffer *buffer = NULL;
+        opq_value *leaf = NULL;
+        opq_status status = opq_materialize(ctx, &value, 1, OPQ_REASON_reinterpret);
+        if (status == OPQ_OK)
+            status = opq_pool_buffer(ctx->runtime.pool, (size_t)bytes, &buffer);
+        if (status == OPQ_OK) {
+            memcpy(buffer->data, value->buffer->data, (size_t)kept);
+            flat = value->type;
+            int64_t count = bytes / opq_dtype_bytes((opq_dtype)flat.dtype);
+            flat = opq_type_make((opq_dtype)flat.dtype, 1, &count);
+            status = opq_value_leaf(ctx, &flat, buffer, &leaf);
+        }
+        opq_buffer_release(buffer);
+        opq_value_release(value);
+        OPQ_TRY(status);
+        replace_value(cell, leaf);
+    }
+    cell->bytes = bytes;
+    return OPQ_OK;
+}

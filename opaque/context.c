@@ -1,0 +1,91 @@
+/* A context: host table, runtime, statistics. */
+#include "opaque/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const reason_names[] = {
+#define X(name) #name,
+    OPQ_REASONS(X)
+#undef X
+};
+const char *opq_reason_name(opq_reason reason) { return reason_names[reason]; }
+
+opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
+{
+    opq_ctx *ctx = calloc(1, sizeof *ctx);
+    if (ctx == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    if (host)
+        ctx->host = *host;
+    ctx->runtime.host = &ctx->host;
+    pthread_mutex_init(&ctx->lock, NULL);
+    pthread_mutex_init(&ctx->run_lock, NULL);
+    opq_status status = opq_pool_create(&ctx->runtime.pool);
+    if (status == OPQ_OK)
+        status = opq_jit_create(&ctx->runtime.jit);
+    if (status == OPQ_OK)
+        status = opq_gemm_create(ctx->runtime.jit, &ctx->host, &ctx->runtime.gemm);
+    if (status != OPQ_OK) {
+        opq_ctx_destroy(ctx);
+        return status;
+    }
+    *out_ctx = ctx;
+    return OPQ_OK;
+}
+
+void opq_ctx_destroy(opq_ctx *ctx)
+{
+    if (ctx == NULL)
+        return;
+    for (int b = 0; b < OPQ_PLAN_BUCKETS; b++)
+        for (opq_plan_entry *entry = ctx->plans[b], *next; entry; entry = next) {
+            next = entry->next;
+            opq_plan_release(entry->plan);
+            free(entry);
+        }
+    opq_gemm_destroy(ctx->runtime.gemm);
+    opq_jit_destroy(ctx->runtime.jit);
+    opq_pool_destroy(ctx->runtime.pool);
+    pthread_mutex_destroy(&ctx->lock);
+    pthread_mutex_destroy(&ctx->run_lock);
+    free(ctx);
+}
+
+opq_status opq_buffer_create(opq_ctx *ctx, size_t bytes, opq_buffer **out_buffer) { return opq_pool_buffer(ctx->runtime.pool, bytes, out_buffer); }
+
+opq_status opq_buffer_adopt(opq_ctx *ctx, void *data, size_t bytes, void (*drop)(void *), void *arg, opq_buffer **out_buffer)
+{
+    return opq_pool_adopt(ctx->runtime.pool, data, bytes, drop, arg, out_buffer);
+}
+
+void *opq_buffer_data(const opq_buffer *buffer) { return buffer->data; }
+size_t opq_buffer_bytes(const opq_buffer *buffer) { return buffer->bytes; }
+void opq_cache_empty(opq_ctx *ctx) { opq_pool_trim(ctx->runtime.pool); }
+
+void opq_stats_read(opq_ctx *ctx, opq_stats *out)
+{
+    *out = (opq_stats){
+        .ops_recorded = atomic_load(&ctx->stats.ops_recorded), .kernels_run = atomic_load(&ctx->stats.kernels_run),
+        .kernels_compiled = atomic_load(&ctx->stats.kernels_compiled), .plans_built = atomic_load(&ctx->stats.plans_built),
+        .plans_reused = atomic_load(&ctx->stats.plans_reused), .extern_calls = atomic_load(&ctx->stats.extern_calls),
+        .bytes_read = atomic_load(&ctx->stats.bytes_read), .bytes_written = atomic_load(&ctx->stats.bytes_written),
+        .bytes_allocated = opq_pool_live(ctx->runtime.pool), .bytes_peak = opq_pool_peak(ctx->runtime.pool),
+        .compile_seconds = (double)atomic_load(&ctx->stats.compile_nanoseconds) * 1e-9,
+        .run_seconds = (double)atomic_load(&ctx->stats.run_nanoseconds) * 1e-9,
+    };
+    for (int r = 0; r < OPQ_REASON_COUNT; r++)
+        out->flushes[r] = atomic_load(&ctx->stats.flushes[r]);
+}
+
+void opq_stats_reset(opq_ctx *ctx)
+{
+    atomic_llong *counters[] = {&ctx->stats.ops_recorded, &ctx->stats.kernels_run, &ctx->stats.kernels_compiled, &ctx->stats.plans_built,
+                                &ctx->stats.plans_reused, &ctx->stats.extern_calls, &ctx->stats.bytes_read, &ctx->stats.bytes_written,
+                                &ctx->stats.compile_nanoseconds, &ctx->stats.run_nanoseconds};
+    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
+        atomic_store(counters[i], 0);
+    for (int r = 0; r < OPQ_REASON_COUNT; r++)
+        atomic_store(&ctx->stats.flushes[r], 0);
+    opq_pool_reset_peak(ctx->runtime.pool);
+}

@@ -1,0 +1,163 @@
+/* Looking at what is recorded and at what ran. */
+#include "opaque/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- capture */
+
+opq_status opq_capture(opq_ctx *ctx, opq_value *const *values, int count, opq_graph **out_graph, opq_value ***out_leaves)
+{
+    opq_cone cone;
+    pthread_mutex_lock(&ctx->lock);
+    opq_status status = opq_cone_collect(ctx, values, count, &cone);
+    cone.output_count = 0; /* what was asked for, in that order, and nothing else */
+    opq_value **leaves = status == OPQ_OK ? malloc(((size_t)cone.leaf_count + (size_t)count + 1) * sizeof *leaves) : NULL;
+    for (int i = 0; leaves && i < cone.leaf_count; i++)
+        leaves[i] = cone.leaves[i];
+    pthread_mutex_unlock(&ctx->lock);
+    opq_graph *graph = NULL;
+    if (status == OPQ_OK && leaves == NULL)
+        status = opq_fail(OPQ_NO_MEMORY, "out of memory");
+    if (status == OPQ_OK)
+        status = opq_cone_graph(ctx, &cone, "g", &graph);
+    int32_t first_node = cone.leaf_count + cone.scalar_count, extra = cone.leaf_count;
+    for (int i = 0; i < count && status == OPQ_OK; i++) {
+        opq_ref ref = first_node + values[i]->number;
+        if (values[i]->state == OPQ_VALUE_computed) { /* computed before: an input that is an output */
+            for (ref = 0; ref < cone.leaf_count && leaves[ref] != values[i]; ref++)
+                ;
+            if (ref == cone.leaf_count) {
+                status = opq_graph_input(graph, &values[i]->type, &ref);
+                leaves[extra++] = values[i];
+            }
+        }
+        if (status == OPQ_OK)
+            status = opq_graph_output(graph, ref);
+    }
+    opq_cone_drop(&cone);
+    if (status != OPQ_OK) {
+        opq_graph_destroy(graph);
+        free(leaves);
+        return status;
+    }
+    *out_graph = graph;
+    *out_leaves = leaves;
+    return OPQ_OK;
+}
+
+/* ---- reports */
+
+struct opq_recorder {
+    opq_report *report;
+    int capacity;
+    opq_text graph, unfused;
+    bool failed;
+    const opq_plan *last_plan;
+    bool reused;
+};
+
+static _Thread_local struct opq_recorder *recorder;
+struct opq_recorder *opq_recorder_get(void) { return recorder; }
+
+void opq_report_drop(opq_report *report)
+{
+    if (report == NULL)
+        return;
+    for (int i = 0; i < report->launch_count; i++) {
+        free((char *)report->launches[i].name);
+        free((char *)report->launches[i].shape);
+        free((char *)report->launches[i].lines);
+    }
+    free(report->launches);
+    free(report->unfused);
+    free(report->graph);
+    free(report);
+}
+
+static void drop_recorder(struct opq_recorder *dead)
+{
+    opq_report_drop(dead->report);
+    opq_text_drop(&dead->graph);
+    opq_text_drop(&dead->unfused);
+    free(dead);
+}
+
+void opq_report_begin(opq_ctx *ctx)
+{
+    (void)ctx;
+    if (recorder)
+        drop_recorder(recorder);
+    recorder = calloc(1, sizeof *recorder);
+    if (recorder && (recorder->report = calloc(1, sizeof *recorder->report)) == NULL) {
+        free(recorder);
+        recorder = NULL;
+    }
+}
+
+static char *copy_text(struct opq_recorder *r, const char *text)
+{
+    char *copy = strdup(text ? text : "");
+    r->failed = r->failed || copy == NULL;
+    return copy;
+}
+
+void opq_recorder_step(struct opq_recorder *r, const opq_step *step, double seconds)
+{
+    opq_report *report = r->report;
+    if (report->launch_count == r->capacity) {
+        int capacity = r->capacity ? r->capacity * 2 : 32;
+        opq_launch *grown = realloc(report->launches, (size_t)capacity * sizeof *grown);
+        if (grown == NULL) {
+            r->failed = true;
+            return;
+        }
+        report->launches = grown;
+        r->capacity = capacity;
+    }
+    report->launches[report->launch_count++] = (opq_launch){
+        .name = copy_text(r, step->name), .kind = opq_kernel_kind_name(step->kind), .shape = copy_text(r, step->shape),
+        .lines = copy_text(r, step->lines), .seconds = seconds, .fresh = step->fresh && !r->reused,
+        .compile_seconds = step->fresh && !r->reused && step->code ? step->code->seconds : 0,
+        .bytes_read = step->bytes_read, .bytes_written = step->bytes_written, .flops = step->flops};
+}
+
+static const char *node_label(const opq_graph *graph, opq_ref ref) { return opq_node_info(opq_node_at(graph, ref))->name; }
+
+void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, bool reused)
+{
+    char *text = NULL;
+    r->last_plan = plan;
+    r->reused = reused;
+    if (opq_graph_print(plan->graph, &text) != OPQ_OK) {
+        r->failed = true;
+        return;
+    }
+    opq_text_add(&r->graph, "%s", text);
+    free(text);
+    for (int i = 0; i < plan->unfused.count; i++) {
+        const opq_unfused_edge *edge = &plan->unfused.edges[i];
+        opq_text_add(&r->unfused, "%%%d %s -> %%%d %s: %s (%s)\n", edge->producer, node_label(plan->graph, edge->producer), edge->consumer,
+                     node_label(plan->graph, edge->consumer), opq_refusal_name(edge->refusal), opq_refusal_text(edge->refusal));
+    }
+}
+
+opq_status opq_report_end(opq_ctx *ctx, opq_report **out_report)
+{
+    (void)ctx;
+    struct opq_recorder *r = recorder;
+    recorder = NULL;
+    if (r == NULL)
+        return opq_fail(OPQ_INVALID, "no report was begun in this thread");
+    opq_report *report = r->report;
+    bool failed = r->failed || r->graph.failed || r->unfused.failed;
+    report->graph = r->graph.data ? r->graph.data : copy_text(r, "");
+    report->unfused = r->unfused.data ? r->unfused.data : copy_text(r, "");
+    free(r);
+    if (failed || report->graph == NULL || report->unfused == NULL) {
+        opq_report_drop(report);
+        return opq_fail(OPQ_NO_MEMORY, "out of memory for the report");
+    }
+    *out_report = report;
+    return OPQ_OK;
+}

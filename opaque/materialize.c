@@ -1,0 +1,338 @@
+/* From pending to computed: cone, key, plan (found or compiled), run, results. */
+#define XXH_INLINE_ALL
+#include "opaque/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <xxhash.h>
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- the plan cache, with the lock held */
+
+static opq_plan *find_plan(opq_ctx *ctx, const opq_cone *cone, uint64_t hash)
+{
+    for (opq_plan_entry *entry = ctx->plans[hash % OPQ_PLAN_BUCKETS]; entry; entry = entry->next)
+        if (entry->hash == hash && entry->key_bytes == cone->key_bytes && memcmp(entry->key, cone->key, cone->key_bytes) == 0) {
+            entry->used = ++ctx->plan_clock;
+            opq_plan_retain(entry->plan);
+            return entry->plan;
+        }
+    return NULL;
+}
+
+/* Drops the least recently used eighth. */
+static void shrink_plans(opq_ctx *ctx)
+{
+    uint64_t keep_from = ctx->plan_clock > OPQ_PLAN_MAX ? ctx->plan_clock - OPQ_PLAN_MAX * 7 / 8 : 0;
+    for (int b = 0; b < OPQ_PLAN_BUCKETS; b++)
+        for (opq_plan_entry **at = &ctx->plans[b]; *at;) {
+            opq_plan_entry *entry = *at;
+            if (entry->used >= keep_from) {
+                at = &entry->next;
+                continue;
+            }
+            *at = entry->next;
+            opq_plan_release(entry->plan);
+            free(entry);
+            ctx->plan_count--;
+        }
+}
+
+static void keep_plan(opq_ctx *ctx, const opq_cone *cone, uint64_t hash, opq_plan *plan)
+{
+    opq_plan_entry *entry = malloc(sizeof *entry + cone->key_bytes);
+    if (entry == NULL)
+        return; /* compiled again next time */
+    if (ctx->plan_count >= OPQ_PLAN_MAX)
+        shrink_plans(ctx);
+    entry->hash = hash;
+    entry->key_bytes = cone->key_bytes;
+    entry->used = ++ctx->plan_clock;
+    entry->plan = plan;
+    opq_plan_retain(plan);
+    memcpy(entry->key, cone->key, cone->key_bytes);
+    entry->next = ctx->plans[hash % OPQ_PLAN_BUCKETS];
+    ctx->plans[hash % OPQ_PLAN_BUCKETS] = entry;
+    ctx->plan_count++;
+}
+
+/* ---- one run */
+
+typedef struct flight {
+    opq_ctx *ctx;
+    opq_cone cone;
+    opq_plan *plan;
+    uint64_t hash;
+    bool reused;
+    opq_buffer **inputs, **results;
+    opq_number *scalars;
+    struct opq_recorder *recorder;
+} flight;
+
+static opq_status compile(flight *f)
+{
+    opq_graph *graph = NULL;
+    double start = now();
+    opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
+    OPQ_TRY(opq_cone_graph(f->ctx, &f->cone, "g", &graph));
+    opq_status status = opq_plan_compile(&f->ctx->runtime, graph, fusion, &f->plan);
+    opq_graph_destroy(graph);
+    OPQ_TRY(status);
+    atomic_fetch_add(&f->ctx->stats.plans_built, 1);
+    atomic_fetch_add(&f->ctx->stats.kernels_compiled, f->plan->compiled);
+    atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
+    pthread_mutex_lock(&f->ctx->lock);
+    keep_plan(f->ctx, &f->cone, f->hash, f->plan);
+    pthread_mutex_unlock(&f->ctx->lock);
+    return OPQ_OK;
+}
+
+static void note_step(void *data, const opq_step *step, double seconds)
+{
+    flight *f = data;
+    if (step->kind == OPQ_KERNEL_extern) {
+        atomic_fetch_add(&f->ctx->stats.extern_calls, 1);
+    } else {
+        atomic_fetch_add(&f->ctx->stats.kernels_run, 1);
+        atomic_fetch_add(&f->ctx->stats.bytes_read, step->bytes_read);
+        atomic_fetch_add(&f->ctx->stats.bytes_written, step->bytes_written);
+    }
+    if (f->recorder)
+        opq_recorder_step(f->recorder, step, seconds);
+}
+
+static opq_status run(flight *f)
+{
+    const opq_cone *cone = &f->cone;
+    f->inputs = calloc((size_t)(cone->leaf_count + cone->output_count) + 1, sizeof *f->inputs);
+    f->scalars = calloc((size_t)cone->scalar_count + 1, sizeof *f->scalars);
+    if (f->inputs == NULL || f->scalars == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    f->results = f->inputs + cone->leaf_count;
+    for (int i = 0; i < cone->leaf_count; i++)
+        f->inputs[i] = cone->leaves[i]->buffer;
+    for (int i = 0; i < cone->scalar_count; i++)
+        f->scalars[i] = cone->scalars[i]->scalar;
+    double start = now();
+    opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL};
+    opq_status status = opq_plan_run(&f->ctx->runtime, f->plan, &call);
+    atomic_fetch_add(&f->ctx->stats.run_nanoseconds, (long long)((now() - start) * 1e9));
+    return status;
+}
+
+/* A cell whose new value failed goes back to the last computed one, if there is one. */
+static void fail_value(opq_value *value, opq_status status, const char *message)
+{
+    char *copy = strdup(message);
+    value->error = copy ? copy : strdup("");
+    value->error_status = status;
+    value->state = OPQ_VALUE_failed;
+    for (opq_cell *cell = value->holders, *next; cell; cell = next) {
+        next = cell->next_holder;
+        if (cell->previous == NULL)
+            continue;
+        opq_value *back = cell->previous;
+        cell->previous = NULL;
+        opq_cell_hold(cell, back);
+        atomic_fetch_sub(&value->refs, 1); /* the cell's; ours is still there */
+    }
+}
+
+static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
+{
+    value->buffer = buffer;
+    value->state = OPQ_VALUE_computed;
+    for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
+        if (cell->previous) {
+            dropped[(*count)++] = cell->previous;
+            cell->previous = NULL;
+        }
+}
+
+static int count_holders(const opq_cone *cone)
+{
+    int total = 0;
+    for (int i = 0; i < cone->output_count; i++)
+        for (const opq_cell *cell = cone->outputs[i]->holders; cell; cell = cell->next_holder)
+            total++;
+    return total;
+}
+
+/* Results become leaves. Payloads and operands go after the lock is let go. */
+static void settle(flight *f, opq_status status, const char *message)
+{
+    opq_ctx *ctx = f->ctx;
+    const opq_cone *cone = &f->cone;
+    pthread_mutex_lock(&ctx->lock);
+    int capacity = count_holders(cone) + 1, count = 0;
+    opq_value **dropped = malloc((size_t)capacity * sizeof *dropped);
+    for (int i = 0; i < cone->output_count; i++) {
+        opq_value *value = cone->outputs[i];
+        atomic_fetch_sub_explicit(&ctx->pending, 1, memory_order_relaxed);
+        if (f->results && f->results[i] && dropped)
+            compute_value(value, f->results[i], dropped, &count);
+        else
+            fail_value(value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    for (int i = 0; i < cone->output_count; i++)
+        opq_value_drop_operands(cone->outputs[i]);
+    for (int i = 0; i < count; i++)
+        opq_value_release(dropped[i]);
+    free(dropped);
+}
+
+static void pin(const opq_cone *cone, bool hold)
+{
+    for (int i = 0; i < cone->output_count; i++)
+        if (hold)
+            opq_value_retain(cone->outputs[i]);
+        else
+            opq_value_release(cone->outputs[i]);
+}
+
+static opq_status fly(flight *f, opq_value *const *values, int count)
+{
+    opq_ctx *ctx = f->ctx;
+    pthread_mutex_lock(&ctx->lock);
+    opq_status status = opq_cone_collect(ctx, values, count, &f->cone);
+    if (status == OPQ_OK && f->cone.output_count > 0)
+        status = opq_cone_key(&f->cone, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0);
+    if (status == OPQ_OK && f->cone.output_count > 0) {
+        f->hash = XXH3_64bits(f->cone.key, f->cone.key_bytes);
+        f->plan = find_plan(ctx, &f->cone, f->hash);
+        f->reused = f->plan != NULL;
+        pin(&f->cone, true);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    if (status != OPQ_OK || f->cone.output_count == 0)
+        return status;
+    if (f->reused)
+        atomic_fetch_add(&ctx->stats.plans_reused, 1);
+    else
+        status = compile(f);
+    bool compiled = status == OPQ_OK;
+    if (compiled && f->recorder)
+        opq_recorder_plan(f->recorder, f->plan, f->reused);
+    if (compiled)
+        status = run(f);
+    char message[1024];
+    strncpy(message, opq_error(), sizeof message - 1);
+    message[sizeof message - 1] = 0;
+    settle(f, status, message);
+    pin(&f->cone, false);
+    return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
+}
+
+/* An error belongs to those who asked for what it spoiled. */
+static opq_status error_of(opq_value *const *values, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (values[i]->state == OPQ_VALUE_failed)
+            return opq_fail(values[i]->error_status, "%s", values[i]->error);
+    return OPQ_OK;
+}
+
+opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
+{
+    bool any = false;
+    for (int i = 0; i < count; i++)
+        any = any || values[i]->state == OPQ_VALUE_pending;
+    if (!any)
+        return error_of(values, count);
+    if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect)
+        return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
+    pthread_mutex_lock(&ctx->run_lock);
+    flight f = {.ctx = ctx, .recorder = opq_recorder_get()};
+    atomic_fetch_add(&ctx->stats.flushes[reason], 1);
+    opq_status status = fly(&f, values, count);
+    opq_plan_release(f.plan);
+    opq_cone_drop(&f.cone);
+    free(f.inputs);
+    free(f.scalars);
+    pthread_mutex_unlock(&ctx->run_lock);
+    return status;
+}
+
+/* ---- everything that is held */
+
+static opq_status held_values(opq_ctx *ctx, opq_value ***out_values, int *out_count)
+{
+    int count = 0, at = 0;
+    pthread_mutex_lock(&ctx->lock);
+    for (const opq_cell *cell = ctx->cells; cell; cell = cell->next)
+        count += cell->value && cell->value->state == OPQ_VALUE_pending;
+    opq_value **values = malloc(((size_t)count + 1) * sizeof *values);
+    for (const opq_cell *cell = ctx->cells; values && cell; cell = cell->next)
+        if (cell->value && cell->value->state == OPQ_VALUE_pending) {
+            values[at++] = cell->value;
+            opq_value_retain(cell->value);
+        }
+    pthread_mutex_unlock(&ctx->lock);
+    *out_values = values;
+    *out_count = at;
+    return values ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory");
+}
+
+/* A value whose ancestor failed earlier is passed over: its error waits for whoever reads it. */
+static int without_failed(opq_ctx *ctx, opq_value **values, int count)
+{
+    int kept = 0;
+    for (int i = 0; i < count; i++) {
+        opq_cone cone;
+        pthread_mutex_lock(&ctx->lock);
+        bool good = opq_cone_collect(ctx, &values[i], 1, &cone) == OPQ_OK;
+        pthread_mutex_unlock(&ctx->lock);
+        opq_cone_drop(&cone);
+        if (good)
+            values[kept++] = values[i];
+        else
+            opq_value_release(values[i]);
+    }
+    return kept;
+}
+
+opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
+{
+    opq_value **values;
+    int count;
+    OPQ_TRY(held_values(ctx, &values, &count));
+    opq_cone cone;
+    pthread_mutex_lock(&ctx->lock);
+    bool poisoned = opq_cone_collect(ctx, values, count, &cone) != OPQ_OK;
+    pthread_mutex_unlock(&ctx->lock);
+    opq_cone_drop(&cone);
+    if (poisoned)
+        count = without_failed(ctx, values, count);
+    opq_status status = opq_materialize(ctx, values, count, reason);
+    for (int i = 0; i < count; i++)
+        opq_value_release(values[i]);
+    free(values);
+    return status;
+}
+
+/* Once too much is pending, everything held runs, cut where the ops recorded last are those of the last cut: iterations of a loop then
+ * are equal graphs. A sequence that does not repeat is cut at twice the bound. */
+opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type)
+{
+    int pending = atomic_load_explicit(&ctx->pending, memory_order_relaxed);
+    uint64_t item = (uint64_t)op * 0x9e3779b97f4a7c15ull ^ (uint64_t)opq_type_count(type) * 0xc2b2ae3d27d4eb4full;
+    uint32_t at = ctx->window_at++ % OPQ_WINDOW;
+    ctx->window[at] = item;
+    if (pending < OPQ_PENDING_MAX)
+        return OPQ_OK;
+    uint64_t window = 0;
+    for (uint32_t i = 1; i <= OPQ_WINDOW; i++)
+        window = window * 0x100000001b3ull ^ ctx->window[(at + i) % OPQ_WINDOW];
+    if (ctx->cut_window != 0 && window != ctx->cut_window && pending < 2 * OPQ_PENDING_MAX)
+        return OPQ_OK;
+    ctx->cut_window = window;
+    return opq_synchronize(ctx, OPQ_REASON_bound);
+}

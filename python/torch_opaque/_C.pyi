@@ -1,0 +1,126 @@
+"""The C extension `torch_opaque._C`, made by registration/python.cpp: what the Python package needs
+from below, nothing else.
+
+Importing it registers the device's kernels, hooks, guard, generator and allocator under PrivateUse1 (C++
+`register_privateuse1_backend("opaque")`; Python renames again, which PyTorch accepts). Importing
+starts no thread and no LLVM.
+
+Conventions. `tensors` are opaque tensors: anything else raises TypeError. Sizes are in bytes, times
+in seconds. Failures raise what eager PyTorch would raise. Everything that may run or compile
+releases the GIL. Modes belong to the calling thread.
+"""
+
+from typing import Any
+
+from torch import Generator, Tensor
+
+# ---- running
+
+def synchronize(reason: str = "synchronize") -> None:
+    """Computes everything a live tensor holds. `reason` is a name of OPQ_REASONS ("synchronize",
+    "optimizer_step", ...)."""
+
+def materialize(tensors: list[Tensor], reason: str) -> None:
+    """Computes these tensors in one run, and what the run can store for live tensors on its way."""
+
+def is_pending(tensor: Tensor) -> bool:
+    """True while the tensor's value is recorded but not computed."""
+
+def cell_id(tensor: Tensor) -> int:
+    """A number for the storage: equal for all views of a tensor, never 0, not reused while the cell lives."""
+
+def is_initialized() -> bool:
+    """True once an opaque tensor was made in this process. Costs nanoseconds: asked by hooks in
+    programs that never make one."""
+
+# ---- modes of the calling thread: EAGER = 1, UNFUSED = 2, FORBID_SYNC = 4, STRICT = 8
+
+def get_modes() -> int: ...
+def set_modes(modes: int) -> None:
+    """FORBID_SYNC makes runs with reasons item, copy_to_host, print, bound, extern_now, reinterpret
+    an error that names the line; reasons synchronize, optimizer_step, inspect stay allowed."""
+
+def set_default_modes(modes: int) -> None:
+    """Modes of threads that never called set_modes (OPAQUE_STRICT=1 and the like)."""
+
+# ---- settings
+
+def set_lines(which: str) -> None:
+    """Source lines: "all" (kept with each recorded op), "flush" (only for runs), "off"."""
+
+def get_lines() -> str: ...
+def set_log(topics: str) -> None:
+    """What is written to stderr: "flush" (a line per run: reason, Python line, kernels) or "" for nothing."""
+
+def get_log() -> str: ...
+def cpu_capability() -> str:
+    """The instruction set kernels are generated for: "avx2", "avx512", "avx512_bf16", "amx", ..."""
+
+# ---- random numbers
+
+def default_generator() -> Generator:
+    """The one default generator; the hooks' getDefaultGenerator gives the same."""
+
+def manual_seed(seed: int) -> None: ...
+def initial_seed() -> int: ...
+def get_rng_state() -> Tensor:
+    """A CPU uint8 tensor: seed and offset."""
+
+def set_rng_state(state: Tensor) -> None: ...
+
+# ---- memory
+
+def memory_allocated() -> int: ...
+def max_memory_allocated() -> int: ...
+def memory_reserved() -> int:
+    """memory_allocated() plus what the caching allocator keeps."""
+
+def reset_peak_memory_stats() -> None: ...
+def empty_cache() -> None: ...
+
+# ---- looking
+
+def stats() -> dict[str, Any]:
+    """Fields of opq_stats; `flushes` is a dict by reason (only reasons that occurred)."""
+
+def reset_stats() -> None:
+    """Clears the counters and fallback_counts(), keeps caches, sets the peak to the current value."""
+
+def fallback_counts() -> dict[str, int]:
+    """Extern calls recorded, by ATen overload ("aten::fft_fft")."""
+
+def graph_text(tensors: list[Tensor], stage: str) -> str:
+    """The pending graph of the tensors as text; nothing runs. `stage`: "recorded", "simplified",
+    "fused", "kernels", "llvm", "asm" (the last two compile). A computed tensor is an input."""
+
+def capture(tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
+    """The recorded graph of the tensors and its inputs, in order, as dense CPU tensors (copies).
+    Computes the inputs' values if a leaf is not yet data; the tensors stay pending. Outputs are the
+    tensors as seen through their windows, in the order given."""
+
+def report_begin() -> None:
+    """From now on the calling thread's runs (and those of its autograd threads) are timed step by step and kept."""
+
+def report_end() -> dict[str, Any]:
+    """What was kept: {
+        "launches": [{"name", "kind", "shape", "lines": str, "seconds", "compile_seconds": float,
+                      "bytes_read", "bytes_written", "flops": int, "fresh": bool}, ...],
+        "unfused": str,  # one line per edge left unfused: producer, consumer, reason
+        "graph": str,    # the fused graphs
+    }"""
+
+def journal_begin() -> None:
+    """From now on the first write of any thread to a cell that exists already notes the cell with
+    the value it had (a reference to an immutable value: nothing is copied), in order of first
+    write. Journals nest. The optimizer hook asks journal_depth()."""
+
+def journal_depth() -> int:
+    """Open journals; 0 outside inspection."""
+
+def journal_end(restore: bool = True) -> list[Tensor]:
+    """Closes the innermost journal. Gives one new tensor per noted cell, holding what was written
+    (pending or not, in the dtype and shape of the cell's own value), in order of first write. With
+    `restore`, each noted cell gets its old value back; autograd versions are not counted up."""
+
+def op_table() -> list[dict[str, Any]]:
+    """Rows of ops.def: {"name", "arity", "class", "rule", "flags", "aten", "signature", "expand"}."""

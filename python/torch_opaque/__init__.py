@@ -1,0 +1,89 @@
+"""torch_opaque: a lazy, fusing PyTorch device. `import torch` loads it through the torch.backends entry point.
+
+    x = torch.randn(8, 8, device="opaque")      recorded, not computed
+    y = (x * 2 + 1).relu()                      recorded
+    print(y)                                    one fused kernel runs
+
+Importing registers the device and nothing else: no thread, no LLVM, no tensor. A program that never
+makes an opaque tensor runs as without the package.
+"""
+
+import warnings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "compare",
+    "describe",
+    "dump",
+    "eager",
+    "explain",
+    "fallback_counts",
+    "forbid_sync",
+    "graph",
+    "reset_stats",
+    "stats",
+    "strict",
+    "unfused",
+]
+
+_failure = None
+
+
+def _autoload() -> None:
+    """Entry point of group torch.backends. All is done by importing this module; a failure there
+    has become a warning."""
+
+
+def _register() -> None:
+    """Renames PrivateUse1 to "opaque" and hangs everything into torch. The order is PyTorch's:
+    rename, module, methods."""
+    from . import _C, settings
+
+    torch.utils.rename_privateuse1_backend("opaque")
+    from . import backends, device, modules, optim, printing
+
+    device.register()
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
+    )
+    backends.register()
+    modules.register()
+    printing.register()
+    optim.register()
+    settings.apply(_C)
+
+
+def __getattr__(name: str):
+    if _failure is not None and not name.startswith("__"):
+        raise ImportError(f"torch_opaque did not load: {_failure}") from _failure
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# Two ways lead here. `import torch` comes first: torch is half imported, and an exception would
+# break it for a program that may not want us, so it becomes a warning. `import torch_opaque` comes
+# first: the next line imports torch, whose autoload finds this half-made module and calls
+# _autoload(), a no-op; then an exception is the answer to the user's own import.
+import torch  # noqa: E402
+
+_torch_is_loading = getattr(torch.__spec__, "_initializing", False)
+try:
+    _register()
+    from .inspect import (  # noqa: E402
+        compare,
+        describe,
+        dump,
+        explain,
+        fallback_counts,
+        graph,
+        reset_stats,
+        stats,
+    )
+    from .modes import eager, forbid_sync, strict, unfused  # noqa: E402
+except Exception as error:
+    if not _torch_is_loading:
+        raise
+    _failure = error
+    warnings.warn(
+        f"torch_opaque did not load, device 'opaque' is not available: {error}", stacklevel=2
+    )

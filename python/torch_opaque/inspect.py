@@ -1,0 +1,169 @@
+"""Looking at what was recorded, what runs and what it costs: graph, dump, describe and the counters.
+
+Functions taking `t_or_fn` accept an opaque tensor, a list of them, or a function with its
+arguments. A function runs on snapshots: parameters, other opaque tensors, gradients, optimizers and
+generators are afterwards as before. Its outputs are the flattened
+return values, then every tensor it wrote, in order of first write.
+"""
+
+import os
+import warnings
+from contextlib import contextmanager
+
+import torch
+
+from . import _C, irtext
+from .snapshot import is_opaque, recorded
+
+_STAGES = ("recorded", "simplified", "fused", "kernels", "llvm", "asm")
+
+
+def stats() -> dict:
+    """Counters since the start or reset_stats(): ops_recorded, flushes (by reason), kernels_run,
+    kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read, bytes_written,
+    bytes_allocated, bytes_peak, compile_seconds, run_seconds."""
+    return _C.stats()
+
+
+def reset_stats() -> None:
+    """Clears the counters and fallback_counts(), keeps caches, sets the peak to the current value."""
+    _C.reset_stats()
+
+
+def fallback_counts() -> dict:
+    """Ops without a native lowering that ran through PyTorch's CPU kernels: ATen overload to number of calls."""
+    return _C.fallback_counts()
+
+
+@contextmanager
+def outputs_of(t_or_fn, args, state=None):
+    """Yields (tensors to look at, the Run or None). Raises TypeError if there is nothing opaque in it."""
+    if is_opaque(t_or_fn) or isinstance(t_or_fn, (list, tuple)):
+        if args:
+            raise TypeError("arguments belong to a function, not to a tensor")
+        tensors = [t_or_fn] if is_opaque(t_or_fn) else list(t_or_fn)
+        if not tensors or not all(map(is_opaque, tensors)):
+            raise TypeError("expected opaque tensors")
+        yield tensors, None
+        return
+    if not callable(t_or_fn):
+        raise TypeError(f"expected an opaque tensor or a function, got {type(t_or_fn).__name__}")
+    before = sum(_C.stats()["flushes"].values())
+    with recorded(t_or_fn, args, state) as run:
+        if not run.outputs:
+            raise TypeError("the function neither returned nor wrote an opaque tensor")
+        _warn_if_ran(before)
+        yield run.outputs, run
+
+
+def _warn_if_ran(before: int) -> None:
+    if sum(_C.stats()["flushes"].values()) > before:
+        warnings.warn(
+            "the function looked at values while it was recorded (.item(), .cpu(), print): what ran then is not shown",
+            stacklevel=6,
+        )
+
+
+def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
+    """The graph that computes the outputs, as text; nothing runs.
+
+    stage   "recorded" as the program wrote it | "simplified" expanded and folded | "fused" kernels
+    and the plan | "kernels" kernel
+            data | "llvm", "asm" of the kernels (compiles them)
+    format  "text" | "dot" for Graphviz (stages recorded and simplified)
+
+    Raises ValueError for an unknown stage or format, TypeError if nothing is on the device.
+    """
+    if stage not in _STAGES:
+        raise ValueError(f"stage={stage!r}: expected one of {', '.join(_STAGES)}")
+    if format not in ("text", "dot"):
+        raise ValueError(f"format={format!r}: expected 'text' or 'dot'")
+    if format == "dot" and stage not in ("recorded", "simplified"):
+        raise ValueError(f"format='dot' draws stages recorded and simplified, not {stage}")
+    with outputs_of(t_or_fn, args) as (tensors, _):
+        text = _C.graph_text(tensors, stage)
+    return irtext.to_dot(text) if format == "dot" else text
+
+
+def _save_npy(path: str, tensor: torch.Tensor) -> str:
+    """Writes a dense CPU tensor. Returns a note where the file's dtype is not the tensor's."""
+    import numpy
+
+    note = ""
+    if tensor.dtype == torch.bfloat16:
+        tensor, note = tensor.view(torch.uint16), "bfloat16 bits as uint16"
+    numpy.save(path, tensor.numpy(), allow_pickle=False)
+    return note
+
+
+def dump(t_or_fn, *args, dir) -> list:
+    """Writes the recorded graph and its inputs for `opq-opt --run DIR`, a bug report, or a C
+    program: graph.ir, input0.npy, ... and, where an input's file has another dtype (bfloat16 is
+    stored as uint16), notes.txt.
+
+    The directory is made; what an earlier dump wrote there is removed. Returns the paths written.
+    """
+    with outputs_of(t_or_fn, args) as (tensors, _):
+        text, inputs = _C.capture(tensors)
+    dir = os.fspath(dir)
+    os.makedirs(dir, exist_ok=True)
+    _remove_old(dir)
+    paths, notes = [os.path.join(dir, "graph.ir")], []
+    with open(paths[0], "w") as file:
+        file.write(text)
+    for i, tensor in enumerate(inputs):
+        paths.append(os.path.join(dir, f"input{i}.npy"))
+        if note := _save_npy(paths[-1], tensor):
+            notes.append(f"input{i}.npy: {note}\n")
+    if notes:
+        paths.append(os.path.join(dir, "notes.txt"))
+        with open(paths[-1], "w") as file:
+            file.writelines(notes)
+    return paths
+
+
+def _remove_old(dir: str) -> None:
+    for name in os.listdir(dir):
+        stem, end = os.path.splitext(name)
+        numbered = end == ".npy" and stem.rstrip("0123456789") in ("input", "out")
+        if numbered or name in ("graph.ir", "notes.txt"):
+            os.remove(os.path.join(dir, name))
+
+
+def describe(t: torch.Tensor) -> str:
+    """What a tensor is right now, in a few lines: type, layout, cell, and computed or the ops it
+    waits for. Nothing runs."""
+    if not is_opaque(t):
+        raise TypeError("expected an opaque tensor")
+    dtype = str(t.dtype).removeprefix("torch.")
+    lines = [f"{dtype}{list(t.shape)} on opaque:0, cell {_C.cell_id(t)}"]
+    if not t.is_contiguous() or t.storage_offset():
+        lines.append(f"window: strides {list(t.stride())}, offset {t.storage_offset()}")
+    if not _C.is_pending(t):
+        lines.append("computed")
+    else:
+        nodes, _ = irtext.parse(_C.graph_text([t], "recorded"))
+        ops = [n for n in nodes if n.op not in ("input", "const", "scalar")]
+        lines.append(f"pending: {len(ops)} ops on {sum(n.op == 'input' for n in nodes)} inputs")
+        if ops:
+            where = f" at {ops[-1].line}" if ops[-1].line else ""
+            lines.append(f"last op: {ops[-1].op}{where}")
+    if t.requires_grad:
+        lines.append("requires grad" + (f", grad_fn {t.grad_fn.name()}" if t.grad_fn else ", leaf"))
+    return "\n".join(lines)
+
+
+# The costs of running have files of their own, and belong to the same family.
+from .comparison import compare  # noqa: E402
+from .explanation import explain  # noqa: E402
+
+__all__ = [
+    "compare",
+    "describe",
+    "dump",
+    "explain",
+    "fallback_counts",
+    "graph",
+    "reset_stats",
+    "stats",
+]

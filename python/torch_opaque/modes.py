@@ -1,0 +1,45 @@
+"""Context managers over the calling thread's modes. They nest, and leave the thread as they found it.
+
+Example::
+
+    with torch_opaque.unfused():
+        y = model(x).cpu()
+"""
+
+from contextlib import contextmanager
+
+from . import _C
+from .settings import EAGER, FORBID_SYNC, STRICT, UNFUSED
+
+
+@contextmanager
+def _mode(bit: int):
+    before = _C.get_modes()
+    _C.set_modes(before | bit)
+    try:
+        yield
+    finally:
+        _C.set_modes(before)
+
+
+def eager():
+    """Each op runs as soon as it is recorded, on its own: errors appear at their line. Acts when recording."""
+    return _mode(EAGER)
+
+
+def unfused():
+    """Runs are the same simplified graph with grouping off: one kernel per op. Acts when running;
+    bits are those of the fused run."""
+    return _mode(UNFUSED)
+
+
+def forbid_sync():
+    """A hidden run (`.item()`, `.cpu()`, `print`, a bound) raises RuntimeError naming the line.
+    synchronize() and the run after optimizer.step() stay allowed: they are not hidden."""
+    return _mode(FORBID_SYNC)
+
+
+def strict():
+    """An op without a native lowering, or one that must run at once outside the plan, raises
+    RuntimeError. Acts when recording."""
+    return _mode(STRICT)

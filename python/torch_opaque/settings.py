@@ -1,0 +1,94 @@
+"""The one table of environment variables. `OPAQUE_HELP=1` prints it when the package is imported.
+
+Rows marked "core" are read by the C core or by build and test scripts and stand here for their
+documentation; the others are applied here. A test compares the table with the names that appear in
+the sources.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+
+EAGER, UNFUSED, FORBID_SYNC, STRICT = 1, 2, 4, 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable: its name, what it takes, what it is when unset, who reads it, what it does."""
+
+    name: str
+    values: str
+    default: str
+    reader: str
+    text: str
+
+
+SETTINGS = (
+    Setting("OPAQUE_HELP", "0|1", "0", "package", "print this table on import"),
+    Setting(
+        "OPAQUE_LOG",
+        "flush",
+        "",
+        "package",
+        "a line to stderr per run: reason, source line, kernels",
+    ),
+    Setting(
+        "OPAQUE_FALLBACK_WARN",
+        "0|1",
+        "1",
+        "core",
+        "a line to stderr per op without a native kernel",
+    ),
+    Setting(
+        "OPAQUE_LINES", "all|flush|off", "all", "package", "source lines kept with recorded ops"
+    ),
+    Setting("OPAQUE_MODE", "eager,unfused,strict", "", "package", "modes every thread starts with"),
+    Setting("OPAQUE_STRICT", "0|1", "0", "package", "an extern op is an error, as under strict()"),
+    Setting(
+        "OPAQUE_EXECUTOR", "jit|reference", "jit", "core", "reference: the plain evaluator, no LLVM"
+    ),
+    Setting(
+        "OPAQUE_CPU", "avx2|avx512|...", "host", "core", "instruction set of generated kernels"
+    ),
+    Setting(
+        "OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"
+    ),
+)
+
+_MODES = {"eager": EAGER, "unfused": UNFUSED, "strict": STRICT}
+
+
+def help_text() -> str:
+    """The table as text, a line per variable with its current value where it is set."""
+    lines = ["torch_opaque reads these environment variables:"]
+    for row in SETTINGS:
+        now = f"  (now {os.environ[row.name]!r})" if row.name in os.environ else ""
+        default = f" [{row.default}]" if row.default else ""
+        lines.append(f"  {row.name:<20} {row.values + default:<28} {row.text}{now}")
+    return "\n".join(lines)
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def default_modes() -> int:
+    """Mode bits from OPAQUE_MODE and OPAQUE_STRICT. Raises ValueError for a word that is no mode."""
+    modes = STRICT if _flag("OPAQUE_STRICT") else 0
+    for word in filter(None, os.environ.get("OPAQUE_MODE", "").split(",")):
+        if word.strip() not in _MODES:
+            raise ValueError(f"OPAQUE_MODE={word}: expected some of {', '.join(_MODES)}")
+        modes |= _MODES[word.strip()]
+    return modes
+
+
+def apply(core) -> None:
+    """Applies the package's rows through `core` (the C extension), and prints the table if asked for."""
+    if _flag("OPAQUE_HELP"):
+        print(help_text(), file=sys.stderr)
+    if modes := default_modes():
+        core.set_default_modes(modes)
+    if lines := os.environ.get("OPAQUE_LINES"):
+        core.set_lines(lines)
+    if log := os.environ.get("OPAQUE_LOG"):
+        core.set_log(log)

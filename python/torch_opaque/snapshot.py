@@ -1,0 +1,120 @@
+"""Runs a function so that parameters, other opaque tensors, gradients, optimizers and generators
+are afterwards as they were before.
+
+Contents of opaque tensors are immutable values below, so the C side keeps a journal of first writes
+and puts the old values back: nothing is copied. What lives in Python objects is found through the
+garbage collector: `.grad` of opaque leaves, the state of optimizers (with their step counters,
+which are CPU tensors), learning rate schedulers, generators. Other CPU tensors and plain Python
+attributes that the function changes stay changed.
+"""
+
+import gc
+from contextlib import contextmanager
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree
+
+from . import _C
+
+
+def is_opaque(x) -> bool:
+    """True for a tensor on the device."""
+    return isinstance(x, torch.Tensor) and x.device.type == "opaque"
+
+
+def objects_of(*kinds) -> list:
+    """Live Python objects of these types. Looks at the type alone: asking an object may run its code."""
+    return [x for x in gc.get_objects() if issubclass(type(x), kinds)]
+
+
+class PythonState:
+    """State held by Python objects, taken when made; restore() may be called any number of times."""
+
+    def __init__(self):
+        found = objects_of(torch.Tensor, Optimizer, LRScheduler, torch.Generator)
+        self.gradients = [
+            (t, t.grad) for t in found if is_opaque(t) and t.is_leaf and t.requires_grad
+        ]
+        self.optimizers = [self._optimizer(x) for x in found if isinstance(x, Optimizer)]
+        self.schedulers = [(x, dict(vars(x))) for x in found if isinstance(x, LRScheduler)]
+        generators = {id(g): g for g in found if isinstance(g, torch.Generator)}
+        generators.setdefault(id(torch.default_generator), torch.default_generator)
+        self.generators = [(g, g.get_state()) for g in generators.values()]
+        self.rng_state = _C.get_rng_state()
+
+    @staticmethod
+    def _optimizer(optimizer):
+        entries = [(p, state, dict(state)) for p, state in optimizer.state.items()]
+        tensors = [
+            (x, x.clone())
+            for _, _, state in entries
+            for x in state.values()
+            if isinstance(x, torch.Tensor) and not is_opaque(x)
+        ]
+        return (
+            optimizer,
+            entries,
+            tensors,
+            [(group, dict(group)) for group in optimizer.param_groups],
+        )
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts everything back, in the same objects."""
+        for tensor, gradient in self.gradients:
+            tensor.grad = gradient
+        for optimizer, entries, tensors, groups in self.optimizers:
+            optimizer.state.clear()
+            for parameter, state, items in entries:
+                state.clear()
+                state.update(items)
+                optimizer.state[parameter] = state
+            for tensor, value in tensors:
+                tensor.copy_(value)
+            for group, items in groups:
+                group.clear()
+                group.update(items)
+        for scheduler, items in self.schedulers:
+            vars(scheduler).update(items)
+        for generator, state in self.generators:
+            generator.set_state(state)
+        _C.set_rng_state(self.rng_state)
+
+
+class Run:
+    """What one call gave. `returned`: the opaque tensors among the flattened return values, as
+    tensors of their own; `mutated`: new contents of each tensor written, in order of first write;
+    `raw`: the return values themselves."""
+
+    def __init__(self):
+        self.raw = None
+        self.returned = []
+        self.mutated = []
+
+    @property
+    def outputs(self) -> list:
+        return self.returned + self.mutated
+
+
+@contextmanager
+def recorded(fn, args, state=None):
+    """Calls fn(*args) and yields the Run while everything is already restored. `state`: a PythonState to use again."""
+    state = state or PythonState()
+    run = Run()
+    _C.journal_begin()
+    try:
+        run.raw = fn(*args)
+        leaves = _pytree.tree_leaves(run.raw)
+        with torch.no_grad():
+            # A returned tensor may be one that is about to be restored.
+            run.returned = [
+                t.detach().clone(memory_format=torch.contiguous_format)
+                for t in leaves
+                if is_opaque(t)
+            ]
+    finally:
+        run.mutated = _C.journal_end(True)
+        state.restore()
+    yield run

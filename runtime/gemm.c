@@ -1,0 +1,366 @@
+/* Which way a product goes: tile shape, what is packed and by whom, how the work is cut for threads. See gemm_block.c for the work.
+ *
+ *   rows <= 6          wide tiles (1 x 8 vectors, ... 6 x 4): enough independent chains to hide the latency of an FMA
+ *   else               14 x 2 vectors (AVX2: 6 x 2), rows split evenly: 128 = 8 x 13 + 2 x 12
+ *   left operand       in place if it is row-major and small, else packed, once
+ *   right operand      up to 4 rows: transposed in registers if its columns are contiguous (gemm_few_body.h)
+ *                      up to 42 rows: in place if it is row-major; else packed, where it is used if only one thread needs a
+ *                      column of it, by all threads first if not
+ */
+#include "runtime/gemm.h"
+#include "runtime/gemm_few.h"
+#include "runtime/gemm_internal.h"
+#include "runtime/gemm_pack.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ROWS_IN_PLACE = 6,                 /* kernels that read a in place run out of address registers beyond */
+    ROWS_B_IN_PLACE = 42,              /* too few to pay for packing a row-major b */
+    GROUP_BYTES = 512,                 /* a tile's row */
+    TILE_PANELS = 10,                  /* x 14 rows x GROUP_BYTES = 70 KB: within L2, next to the operands */
+    BLOCK_BYTES = 2048,                /* of k: panels of a stay in L1 and panels of b in L2 */
+    L1_GROUP_BYTES = 32 << 10,         /* b packed for a single row panel is used at once */
+    SMALL_B_BYTES = 32 << 10,          /* row-major b that stays in L1 as it is */
+    REGION_BYTES = 16 << 20,           /* packed a at a time */
+    SERIAL_WORK = 1 << 18,             /* multiply-adds that no second thread speeds up */
+    BLOCK_WORK = 1 << 16,              /* least multiply-adds of a piece of a parallel loop */
+};
+
+struct opq_gemm {
+    opq_jit *jit;
+    const opq_host *host;
+    pthread_mutex_t lock; /* one compilation at a time */
+    _Atomic(void *) kernel[2][2][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
+};
+
+opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm)
+{
+    opq_gemm *gemm = calloc(1, sizeof *gemm);
+    if (!gemm)
+        return opq_fail(OPQ_NO_MEMORY, "gemm: out of memory");
+    gemm->jit = jit;
+    gemm->host = host;
+    pthread_mutex_init(&gemm->lock, NULL);
+    *out_gemm = gemm;
+    return OPQ_OK;
+}
+
+void opq_gemm_destroy(opq_gemm *gemm)
+{
+    if (!gemm)
+        return;
+    pthread_mutex_destroy(&gemm->lock);
+    free(gemm);
+}
+
+/* ---- kernels */
+
+typedef struct kernel_key {
+    char name[48];
+    opq_dtype dtype;
+    opq_gemm_left left;
+    int rows, vectors;
+} kernel_key;
+
+static opq_status build_kernel(struct opq_emitter *e, void *data)
+{
+    const kernel_key *key = data;
+    return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
+}
+
+opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, opq_gemm_kernel *out)
+{
+    _Atomic(void *) *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
+    void *address = atomic_load_explicit(entry, memory_order_acquire);
+    opq_status status = OPQ_OK;
+    if (!address) {
+        kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
+        snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32",
+                 left == OPQ_GEMM_LEFT_PACKED ? "packed" : "rows", rows, vectors);
+        pthread_mutex_lock(&gemm->lock);
+        address = atomic_load_explicit(entry, memory_order_relaxed);
+        if (!address) {
+            status = opq_jit_function(gemm->jit, key.name, build_kernel, &key, &address);
+            if (status == OPQ_OK)
+                atomic_store_explicit(entry, address, memory_order_release);
+        }
+        pthread_mutex_unlock(&gemm->lock);
+    }
+    memcpy(out, &address, sizeof *out);
+    return status;
+}
+
+/* ---- plan */
+
+static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
+{
+    gemm_run run = {.gemm = gemm, .cpu = opq_jit_cpu(gemm->jit), .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
+    int bytes = opq_gemm_vector_bytes(run.cpu);
+    run.avx512 = bytes == 64;
+    run.lanes = bytes / run.element_bytes;
+    run.panel = OPQ_GEMM_PANEL_VECTORS * run.lanes;
+    return run;
+}
+
+static int64_t thread_count(const opq_gemm *gemm)
+{
+    const opq_host *host = gemm->host;
+    if (!host || !host->parallel_for)
+        return 1;
+    int count = host->thread_count ? host->thread_count(host->self) : 1;
+    return count > 1 ? count : 1;
+}
+
+/* Cuts each batch into row_chunks x column_chunks blocks so that every thread gets work and the slowest gets the least. What a
+ * chunk costs besides multiplying is its operands' packing or reading: about as much as a few rows or columns more. */
+static void plan_chunks(gemm_run *run, int64_t threads)
+{
+    const opq_gemm_call *call = &run->call;
+    run->row_chunks = run->column_chunks = 1;
+    double work = (double)call->batch * (double)call->m * (double)call->n * (double)call->k;
+    if (threads == 1 || work < SERIAL_WORK)
+        return;
+    double best = 0;
+    int64_t most = gemm_ceil(threads, gemm_min(call->batch, threads)) * 2;
+    for (int64_t columns = 1; columns <= gemm_min(run->column_panels, most); columns++)
+        for (int64_t rows = 1; rows <= gemm_min(run->row_panels, gemm_ceil(most, columns)); rows++) {
+            int64_t chunk_rows = gemm_ceil(run->row_panels, rows) * gemm_ceil(call->m, run->row_panels);
+            int64_t chunk_columns = gemm_ceil(run->column_panels, columns) * run->panel;
+            double turns = (double)gemm_ceil(call->batch * rows * columns, threads);
+            double cost = turns * ((double)chunk_rows + 8) * ((double)chunk_columns + 16);
+            if (best == 0 || cost < best) {
+                best = cost;
+                run->row_chunks = rows;
+                run->column_chunks = columns;
+            }
+        }
+}
+
+static void plan_tile(gemm_run *run)
+{
+    const opq_gemm_call *call = &run->call;
+    int64_t b_bytes = call->k * call->n * run->element_bytes;
+    bool a_rows = call->a.dtype == call->dtype && call->a.column_stride == 1;
+    run->a_in_place = a_rows && (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES);
+    int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
+    if (run->a_in_place)
+        most = (int)gemm_min(most, ROWS_IN_PLACE);
+    run->row_panels = gemm_ceil(call->m, most);
+    run->column_panels = gemm_ceil(call->n, run->panel);
+
+    int rows = (int)gemm_ceil(call->m, run->row_panels);
+    run->vectors = OPQ_GEMM_VECTORS_MAX;
+    while (run->vectors > OPQ_GEMM_PANEL_VECTORS && rows > opq_gemm_rows_max(run->cpu, run->vectors))
+        run->vectors -= OPQ_GEMM_PANEL_VECTORS;
+    int64_t step = run->vectors / OPQ_GEMM_PANEL_VECTORS;
+    run->group_panels = gemm_ceil(GROUP_BYTES / gemm_row_bytes(run), step) * step;
+    run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
+
+    run->few_rows = call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
+                    call->b.row_stride == 1 && call->b.column_stride != 1;
+    bool b_rows = call->b.dtype == call->dtype && call->b.column_stride == 1;
+    run->b_in_place = b_rows && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
+}
+
+/* Needs the chunks. */
+static void plan_k(gemm_run *run)
+{
+    const opq_gemm_call *call = &run->call;
+    int64_t most = BLOCK_BYTES / run->element_bytes;
+    if (run->few_rows)
+        most = call->k;
+    else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
+        most = L1_GROUP_BYTES / (run->group_panels * gemm_row_bytes(run));
+    /* Equal blocks, whole steps of the kernels' unrolled loop and of the packers' transposes. */
+    int64_t blocks = gemm_ceil(call->k, most);
+    run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 16) * 16 : call->k;
+}
+
+/* ---- phases */
+
+static void run_parallel(gemm_run *run, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end))
+{
+    const opq_host *host = run->gemm->host;
+    int64_t grain = (int64_t)((double)count * BLOCK_WORK / (work + 1)) + 1;
+    if (count <= grain || !host || !host->parallel_for)
+        body(run, 0, count);
+    else
+        host->parallel_for(host->self, count, grain, body, run);
+}
+
+static void pack_shared_a(void *data, int64_t begin, int64_t end)
+{
+    gemm_run *run = data;
+    int64_t bytes = gemm_packed_a_bytes(run, 0, run->row_panels);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t batch = i / run->row_panels, p = i % run->row_panels;
+        gemm_pack_a(run, batch, 0, run->row_panels, p, p + 1, run->shared_a + batch * bytes);
+    }
+}
+
+static void pack_shared_b(void *data, int64_t begin, int64_t end)
+{
+    gemm_run *run = data;
+    int64_t panel_bytes = run->call.k * gemm_row_bytes(run), groups = gemm_ceil(run->column_panels, run->group_panels);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t batch = i / groups, first = i % groups * run->group_panels;
+        int64_t last = gemm_min(first + run->group_panels, run->column_panels);
+        char *out = run->shared_b + (batch * run->column_panels + first) * panel_bytes;
+        gemm_pack_b_panels(run, batch, first, last, 0, run->call.k, out, panel_bytes);
+    }
+}
+
+/* Packs what several blocks read, then computes the blocks. */
+static opq_status run_phases(gemm_run *run)
+{
+    const opq_gemm_call *call = &run->call;
+    bool share_a = run->column_chunks > 1 && !run->a_in_place;
+    bool share_b = run->row_chunks > 1 && !run->b_in_place && !run->few_rows && !call->packed_b;
+    int64_t a_bytes = share_a ? gemm_ceil(call->batch * gemm_packed_a_bytes(run, 0, run->row_panels), 4096) * 4096 : 0;
+    int64_t b_bytes = share_b ? call->batch * run->column_panels * call->k * gemm_row_bytes(run) : 0;
+    char *shared = NULL;
+    if (a_bytes + b_bytes > 0) {
+        shared = gemm_scratch_acquire(0, a_bytes + b_bytes);
+        if (!shared)
+            return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of packed operands", (long long)(a_bytes + b_bytes));
+        run->shared_a = share_a ? shared : NULL;
+        run->shared_b = share_b ? shared + a_bytes : NULL;
+        if (share_a)
+            run_parallel(run, call->batch * run->row_panels, (double)a_bytes, pack_shared_a);
+        if (share_b)
+            run_parallel(run, call->batch * gemm_ceil(run->column_panels, run->group_panels), (double)b_bytes, pack_shared_b);
+    }
+    double work = (double)call->batch * (double)call->m * (double)call->n * (double)(call->k + 1);
+    run_parallel(run, call->batch * run->row_chunks * run->column_chunks, work, gemm_blocks);
+    if (shared)
+        gemm_scratch_release(0, shared);
+    opq_status status = (opq_status)atomic_load(&run->status);
+    if (status == OPQ_OK)
+        return OPQ_OK;
+    return opq_fail(status, status == OPQ_NO_MEMORY ? "gemm: out of memory" : "gemm: a kernel could not be made");
+}
+
+/* Moves to where a part of the rows starts for a caller's tile function. */
+typedef struct shifted {
+    opq_gemm_tile tile;
+    void *data;
+    int64_t row;
+} shifted;
+
+static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                         const void *tile, int64_t ld)
+{
+    const shifted *s = data;
+    s->tile(s->data, batch, row + s->row, rows, column, columns, tile, ld);
+}
+
+/* Regions of rows bound the memory for packed a. */
+static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
+{
+    int element_bytes = opq_dtype_bytes(call->dtype);
+    int64_t row_bytes = (call->k > 0 ? call->k : 1) * element_bytes, region = REGION_BYTES / row_bytes + 1;
+    int64_t regions = gemm_ceil(call->m, region > 256 ? region : 256);
+    for (int64_t i = 0; i < regions; i++) {
+        int64_t row = i * call->m / regions, end = (i + 1) * call->m / regions;
+        gemm_run run = run_make(gemm, call);
+        shifted shift = {call->tile, call->tile_data, row};
+        run.call.m = end - row;
+        run.call.a.data = opq_pack_at(call->a.data, call->a.dtype, row * call->a.row_stride);
+        if (call->tile && row > 0) {
+            run.call.tile = shifted_tile;
+            run.call.tile_data = &shift;
+        } else if (!call->tile) {
+            run.call.c = (char *)call->c + row * call->c_row_stride * element_bytes;
+        }
+        plan_tile(&run);
+        plan_chunks(&run, thread_count(gemm));
+        plan_k(&run);
+        OPQ_TRY(run_phases(&run));
+    }
+    return OPQ_OK;
+}
+
+/* ---- one column: computed as one row of the transposed product, else each vector would hold one useful element */
+
+static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile,
+                        int64_t ld)
+{
+    const opq_gemm_call *call = data;
+    (void)row, (void)rows, (void)ld;
+    if (call->tile) {
+        call->tile(call->tile_data, batch, column, columns, 0, 1, tile, 1);
+        return;
+    }
+    int bytes = opq_dtype_bytes(call->dtype);
+    char *c = (char *)call->c + (batch * call->c_batch_stride + column * call->c_row_stride) * bytes;
+    for (int64_t i = 0; i < columns; i++)
+        memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * bytes, (size_t)bytes);
+}
+
+static opq_status run_column(opq_gemm *gemm, const opq_gemm_call *call)
+{
+    opq_gemm_call turned = *call;
+    turned.m = 1;
+    turned.n = call->m;
+    turned.a = (opq_matrix){call->b.data, call->b.column_stride, call->b.row_stride, call->b.batch_stride, call->b.dtype};
+    turned.b = (opq_matrix){call->a.data, call->a.column_stride, call->a.row_stride, call->a.batch_stride, call->a.dtype};
+    turned.c_row_stride = call->m;
+    if (call->tile || call->c_row_stride != 1) {
+        turned.tile = column_tile;
+        turned.tile_data = (void *)call;
+    }
+    return run_regions(gemm, &turned);
+}
+
+/* ---- entry points */
+
+static bool operand_fits(opq_dtype dtype, opq_dtype operand)
+{
+    return operand == OPQ_f32 || operand == OPQ_f16 || operand == OPQ_bf16 || (operand == OPQ_f64 && dtype == OPQ_f64);
+}
+
+opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
+{
+    opq_gemm_call call = *given;
+    bool sizes = call.batch >= 0 && call.m >= 0 && call.n >= 0 && call.k >= 0;
+    if (!sizes || (call.dtype != OPQ_f32 && call.dtype != OPQ_f64) || !operand_fits(call.dtype, call.a.dtype) ||
+        (!call.packed_b && !operand_fits(call.dtype, call.b.dtype)))
+        return opq_fail(OPQ_INVALID, "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+    if (call.batch == 0 || call.m == 0 || call.n == 0)
+        return OPQ_OK;
+    bool one_b = call.packed_b || call.b.batch_stride == 0;
+    if (call.batch > 1 && !call.tile && one_b && call.a.batch_stride == call.m * call.a.row_stride &&
+        call.c_batch_stride == call.m * call.c_row_stride) {
+        call.m *= call.batch;
+        call.batch = 1;
+    }
+    if (call.n == 1 && call.m > 1 && !call.packed_b)
+        return run_column(gemm, &call);
+    return run_regions(gemm, &call);
+}
+
+int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n)
+{
+    int64_t row_bytes = OPQ_GEMM_PANEL_VECTORS * opq_gemm_vector_bytes(opq_jit_cpu(gemm->jit));
+    return gemm_ceil(n * opq_dtype_bytes(dtype), row_bytes) * row_bytes * k;
+}
+
+opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
+{
+    if (k < 0 || n < 0 || (dtype != OPQ_f32 && dtype != OPQ_f64) || !operand_fits(dtype, b->dtype))
+        return opq_fail(OPQ_INVALID, "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+    if (k == 0 || n == 0)
+        return OPQ_OK;
+    opq_gemm_call call = {.dtype = dtype, .batch = 1, .n = n, .k = k, .b = *b};
+    gemm_run run = run_make(gemm, &call);
+    run.shared_b = out;
+    run.column_panels = gemm_ceil(n, run.panel);
+    run.group_panels = GROUP_BYTES / gemm_row_bytes(&run);
+    int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
+    run_parallel(&run, groups, (double)k * (double)n, pack_shared_b);
+    return OPQ_OK;
+}

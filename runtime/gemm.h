@@ -1,0 +1,50 @@
+/* Matrix multiplication: c[batch] = a[batch] * b[batch] on packed panels and generated register-tile kernels.
+ *
+ * Every element of the result is one chain of fused multiply-adds over ascending k that starts from zero, rounded to the
+ * accumulation dtype at each step: acc = fma(a[i,k], b[k,j], acc). Shapes, strides, batching, threads and instruction set
+ * change which code runs, never the bits. (Which of two NaN operands gives its payload is not covered.)
+ */
+#ifndef OPAQUE_RUNTIME_GEMM_H
+#define OPAQUE_RUNTIME_GEMM_H
+
+#include "codegen_llvm/jit.h"
+
+/* Thread-safe. Borrows jit and host (which may be NULL): both outlive it. Kernels are compiled when first needed. */
+typedef struct opq_gemm opq_gemm;
+opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm) OPQ_MUST_CHECK;
+void opq_gemm_destroy(opq_gemm *gemm);
+
+/* An operand. Strides count elements, are >= 0 and may be 0 (broadcast). */
+typedef struct opq_matrix {
+    const void *data;
+    int64_t row_stride, column_stride, batch_stride;
+    opq_dtype dtype; /* f32, f64, f16, bf16; converted to the accumulation dtype, f64 only to f64 */
+} opq_matrix;
+
+/* Rows [row, row + rows) x columns [column, column + columns) of batch `batch` are final: `tile` holds them in the accumulation
+ * dtype, rows `ld` elements apart, valid during the call. Called once for every element, from several threads, on disjoint
+ * blocks; a block is at most about 140 rows x 768 bytes. */
+typedef void (*opq_gemm_tile)(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                              const void *tile, int64_t ld);
+
+typedef struct opq_gemm_call {
+    opq_dtype dtype; /* accumulation: f32 or f64 */
+    int64_t batch, m, n, k; /* >= 0; k == 0 gives zeros */
+    opq_matrix a, b;        /* m x k, k x n */
+    void *c;                /* if tile == NULL: m x n, accumulation dtype, unit column stride; overlaps no operand */
+    int64_t c_row_stride, c_batch_stride;
+    opq_gemm_tile tile;
+    void *tile_data;
+    const void *packed_b; /* from opq_gemm_pack_b with the same dtype, k and n; every batch uses it. NULL: b is read */
+} opq_gemm_call;
+
+/* OPQ_INVALID: dtypes or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.
+ * With tile == NULL a batch that shares b and has a and c dense is folded into m. */
+opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call) OPQ_MUST_CHECK;
+
+/* b in the layout that the kernels read, for operands used many times: panels of two vectors of columns, [n/panel][k][panel]. The
+ * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used. */
+int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n);
+opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out) OPQ_MUST_CHECK;
+
+#endif

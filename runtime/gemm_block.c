@@ -1,0 +1,275 @@
+/* Computes one block of a product: a range of row panels times a range of column panels.
+ *
+ *   for each group of column panels
+ *     for each block of k                        b: packed here, shared, or in place; stays in L2
+ *       for each tile of row panels              c: in place, or a scratch tile that the callback gets after the last block of k
+ *         for each step of column panels         its part of b is streamed once per
+ *           row panel: kernel                    the sums continue from c: still one chain per element
+ */
+#include "runtime/gemm_few.h"
+#include "runtime/gemm_internal.h"
+#include "runtime/gemm_pack.h"
+
+#include <string.h>
+
+/* Where one block of k of an operand is; both are empty when k is 0. */
+typedef struct left_view {
+    const char *data; /* panel: data + row * row_bytes, rows counted within the region */
+    int64_t row_bytes;
+    int64_t first_row; /* of the region */
+} left_view;
+
+typedef struct right_view {
+    const char *data; /* row k of panel p: data + k * k_bytes + p * panel_bytes */
+    int64_t k_bytes, panel_bytes;
+} right_view;
+
+typedef struct block {
+    gemm_run *run;
+    int64_t batch;
+    int64_t row_first, row_last; /* row panels */
+    char *packed_a;              /* region of packed row panels, NULL if in place */
+    int64_t region_first, region_last;
+    char *packed_b, *tile, *edge;
+} block;
+
+int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last)
+{
+    return (gemm_row(run, last) - gemm_row(run, first)) * run->call.k * run->element_bytes;
+}
+
+void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first, int64_t last, char *out)
+{
+    const opq_matrix *a = &run->call.a;
+    int64_t base = gemm_row(run, region_first), rows = gemm_row(run, region_last) - base;
+    for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block) {
+        int64_t k = gemm_min(run->k_block, run->call.k - k0);
+        for (int64_t p = first; p < last; p++) {
+            int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;
+            const void *data = opq_pack_at(a->data, a->dtype, batch * a->batch_stride + row * a->row_stride + k0 * a->column_stride);
+            opq_pack_source source = {data, a->dtype, run->call.dtype, a->column_stride, a->row_stride};
+            opq_gemm_pack(run->avx512, &source, k, count, (int)count, out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
+        }
+    }
+}
+
+void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out,
+                        int64_t panel_stride)
+{
+    const opq_matrix *b = &run->call.b;
+    int64_t column = first * run->panel, columns = gemm_min(last * run->panel, run->call.n) - column;
+    const void *data = opq_pack_at(b->data, b->dtype, batch * b->batch_stride + k0 * b->row_stride + column * b->column_stride);
+    opq_pack_source source = {data, b->dtype, run->call.dtype, b->row_stride, b->column_stride};
+    if (k > 0 && columns > 0)
+        opq_gemm_pack(run->avx512, &source, k, columns, run->panel, out, panel_stride);
+}
+
+static left_view left_of(const block *w, int64_t k0, int64_t k)
+{
+    const gemm_run *run = w->run;
+    const opq_matrix *a = &run->call.a;
+    if (run->a_in_place)
+        return (left_view){opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + k0), a->row_stride * run->element_bytes, 0};
+    int64_t base = gemm_row(run, w->region_first), rows = gemm_row(run, w->region_last) - base;
+    return (left_view){w->packed_a + k0 * rows * run->element_bytes, k * run->element_bytes, base};
+}
+
+/* Group [first, last) of column panels, rows [k0, k0 + k). Packs it unless it is packed already or good as it is. */
+static right_view right_of(const block *w, int64_t first, int64_t last, int64_t k0, int64_t k)
+{
+    const gemm_run *run = w->run;
+    const opq_matrix *b = &run->call.b;
+    int64_t row_bytes = gemm_row_bytes(run), panel_bytes = run->call.k * row_bytes;
+    int64_t offset = first * panel_bytes + k0 * row_bytes;
+    if (run->call.packed_b)
+        return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes};
+    if (run->shared_b)
+        return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes, panel_bytes};
+    if (run->b_in_place && last * run->panel <= run->call.n) {
+        const void *data = opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
+        return (right_view){data, b->row_stride * run->element_bytes, row_bytes};
+    }
+    panel_bytes = k * row_bytes;
+    gemm_pack_b_panels(run, w->batch, first, last, k0, k, w->packed_b, panel_bytes);
+    return (right_view){w->packed_b, row_bytes, panel_bytes};
+}
+
+/* Vectors of a tile for `columns` columns: few variants, so that few are compiled. */
+static int vectors_for(const gemm_run *run, int64_t columns)
+{
+    int64_t vectors = gemm_ceil(columns, run->lanes);
+    if (vectors > 2)
+        vectors = gemm_ceil(vectors, 2) * 2;
+    return (int)gemm_min(vectors, run->vectors);
+}
+
+/* A tile that sticks out of c goes through a buffer. */
+static void run_edge(const block *w, opq_gemm_kernel kernel, const char *a, int64_t a_bytes, const right_view *b, const char *at,
+                     char *c, int64_t c_bytes, int64_t rows, int vectors, int64_t columns, int64_t k, bool accumulate)
+{
+    size_t width = (size_t)(columns * w->run->element_bytes);
+    int64_t edge_bytes = (int64_t)vectors * w->run->lanes * w->run->element_bytes;
+    for (int64_t i = 0; accumulate && i < rows; i++)
+        memcpy(w->edge + i * edge_bytes, c + i * c_bytes, width);
+    kernel(a, a_bytes, at, b->k_bytes, b->panel_bytes, w->edge, edge_bytes, k, accumulate, at, 0);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(c + i * c_bytes, w->edge + i * edge_bytes, width);
+}
+
+/* One tile, one block of k. c: its row panels' first row, the group's first column. */
+static opq_status run_tile(const block *w, int64_t first, int64_t last, const left_view *a, const right_view *b, int64_t columns, char *c,
+                           int64_t c_bytes, bool whole_vectors, int64_t k0, int64_t k)
+{
+    const gemm_run *run = w->run;
+    int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
+    opq_gemm_left left = run->a_in_place ? OPQ_GEMM_LEFT_ROWS : OPQ_GEMM_LEFT_PACKED;
+    for (int64_t j = 0; j < columns; j += step) {
+        int64_t wide = gemm_min(step, columns - j), step_panels = step / run->panel;
+        int vectors = vectors_for(run, wide);
+        const char *at = b->data + j / run->panel * b->panel_bytes;
+        /* While the row panels pass by, they prefetch the next step's panels, each its share. */
+        int64_t share = step_panels * k * b->k_bytes / (last - first);
+        int64_t stride = gemm_ceil(share, (k / 4 + 1) * 64) * 64;
+        const char *next = at + step_panels * b->panel_bytes;
+        for (int64_t p = first; p < last; p++, next += share) {
+            int64_t row = gemm_row(run, p), rows = gemm_row(run, p + 1) - row;
+            char *to = c + (row - top) * c_bytes + j * run->element_bytes;
+            const char *from = a->data + (row - a->first_row) * a->row_bytes;
+            opq_gemm_kernel kernel;
+            OPQ_TRY(gemm_kernel_find(run->gemm, run->call.dtype, left, (int)rows, vectors, &kernel));
+            if (whole_vectors || wide == (int64_t)vectors * run->lanes)
+                kernel(from, a->row_bytes, at, b->k_bytes, b->panel_bytes, to, c_bytes, k, k0 > 0, next, stride);
+            else
+                run_edge(w, kernel, from, a->row_bytes, b, at, to, c_bytes, rows, vectors, wide, k, k0 > 0);
+        }
+    }
+    return OPQ_OK;
+}
+
+/* The group's columns for a product of few rows: b as it is, all of k at once. */
+static void run_few_rows(const block *w, int64_t column, int64_t columns, char *c, int64_t c_row_stride)
+{
+    const gemm_run *run = w->run;
+    const opq_gemm_call *call = &run->call;
+    left_view a = left_of(w, 0, call->k);
+    opq_few_rows work = {.rows = (int)call->m, .columns = columns, .k = call->k, .c = (float *)c, .c_row_stride = c_row_stride};
+    work.a = (const float *)a.data;
+    work.a_row_stride = run->a_in_place ? call->a.row_stride : 1;
+    work.a_k_stride = run->a_in_place ? 1 : call->m;
+    work.b = opq_pack_at(call->b.data, call->b.dtype, w->batch * call->b.batch_stride + column * call->b.column_stride);
+    work.b_column_stride = call->b.column_stride;
+    work.b_dtype = call->b.dtype;
+    (run->avx512 ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
+}
+
+static opq_status run_group(const block *w, int64_t first, int64_t last)
+{
+    const gemm_run *run = w->run;
+    const opq_gemm_call *call = &run->call;
+    int64_t column = first * run->panel, columns = gemm_min(last * run->panel, call->n) - column;
+    int64_t top = gemm_row(run, w->row_first), tile_ld = run->group_panels * run->panel;
+    int64_t c_bytes = (call->tile ? tile_ld : call->c_row_stride) * run->element_bytes, k0 = 0;
+    do {
+        int64_t k = gemm_min(run->k_block, call->k - k0);
+        right_view b = {0};
+        if (!run->few_rows)
+            b = right_of(w, first, last, k0, k);
+        left_view a = left_of(w, k0, k);
+        for (int64_t p = w->row_first; p < w->row_last; p += run->tile_panels) {
+            int64_t end = gemm_min(p + run->tile_panels, w->row_last), row = gemm_row(run, p);
+            char *c = w->tile;
+            if (!call->tile)
+                c = (char *)call->c + (w->batch * call->c_batch_stride + row * call->c_row_stride + column) * run->element_bytes;
+            else if (run->k_block < call->k)
+                c += (row - top) * c_bytes;
+            if (run->few_rows)
+                run_few_rows(w, column, columns, c, c_bytes / run->element_bytes);
+            else
+                OPQ_TRY(run_tile(w, p, end, &a, &b, columns, c, c_bytes, call->tile != NULL, k0, k));
+            if (call->tile && k0 + k >= call->k)
+                call->tile(call->tile_data, w->batch, row, gemm_row(run, end) - row, column, columns, c, tile_ld);
+        }
+        k0 += k;
+    } while (k0 < call->k);
+    return OPQ_OK;
+}
+
+static int64_t round_up(int64_t bytes)
+{
+    return gemm_ceil(bytes, 4096) * 4096 + 192; /* off the page grid: the buffers do not fight for the same cache sets */
+}
+
+static int64_t chunk_rows_bytes(const gemm_run *run)
+{
+    if (run->a_in_place || run->shared_a)
+        return 0;
+    int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
+    return panels * gemm_ceil(run->call.m, run->row_panels) * run->call.k * run->element_bytes;
+}
+
+static int64_t group_bytes(const gemm_run *run)
+{
+    if (run->call.packed_b || run->shared_b || run->few_rows)
+        return 0;
+    return run->group_panels * gemm_row_bytes(run) * run->k_block;
+}
+
+static int64_t tile_bytes(const gemm_run *run)
+{
+    if (!run->call.tile)
+        return 0;
+    /* Sums that continue over blocks of k need all rows at once, else one tile serves all. */
+    int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
+    if (run->k_block >= run->call.k)
+        panels = gemm_min(panels, run->tile_panels);
+    return panels * gemm_ceil(run->call.m, run->row_panels) * run->group_panels * gemm_row_bytes(run);
+}
+
+enum { EDGE_BYTES = OPQ_GEMM_ROWS_MAX * OPQ_GEMM_VECTORS_MAX * 64 };
+
+int64_t gemm_block_scratch(const gemm_run *run)
+{
+    return round_up(chunk_rows_bytes(run)) + round_up(group_bytes(run)) + round_up(tile_bytes(run)) + EDGE_BYTES;
+}
+
+static opq_status run_block(gemm_run *run, int64_t index, char *scratch)
+{
+    block w = {.run = run};
+    int64_t column_chunk = index % run->column_chunks, rest = index / run->column_chunks;
+    int64_t row_chunk = rest % run->row_chunks;
+    w.batch = rest / run->row_chunks;
+    w.row_first = row_chunk * run->row_panels / run->row_chunks;
+    w.row_last = (row_chunk + 1) * run->row_panels / run->row_chunks;
+    int64_t first = column_chunk * run->column_panels / run->column_chunks;
+    int64_t last = (column_chunk + 1) * run->column_panels / run->column_chunks;
+
+    w.packed_b = scratch + round_up(chunk_rows_bytes(run));
+    w.tile = w.packed_b + round_up(group_bytes(run));
+    w.edge = w.tile + round_up(tile_bytes(run));
+    if (run->shared_a) {
+        w.region_last = run->row_panels;
+        w.packed_a = run->shared_a + w.batch * gemm_packed_a_bytes(run, 0, run->row_panels);
+    } else if (!run->a_in_place) {
+        w.region_first = w.row_first;
+        w.region_last = w.row_last;
+        w.packed_a = scratch;
+        gemm_pack_a(run, w.batch, w.row_first, w.row_last, w.row_first, w.row_last, w.packed_a);
+    }
+    for (int64_t p = first; p < last; p += run->group_panels)
+        OPQ_TRY(run_group(&w, p, gemm_min(p + run->group_panels, last)));
+    return OPQ_OK;
+}
+
+void gemm_blocks(void *data, int64_t begin, int64_t end)
+{
+    gemm_run *run = data;
+    char *scratch = gemm_scratch_acquire(1, gemm_block_scratch(run));
+    int status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
+    for (int64_t i = begin; i < end && status == OPQ_OK; i++)
+        status = run_block(run, i, scratch);
+    if (scratch)
+        gemm_scratch_release(1, scratch);
+    int none = OPQ_OK;
+    if (status != OPQ_OK)
+        atomic_compare_exchange_strong(&run->status, &none, status);
+}

@@ -1,0 +1,61 @@
+/* Shared by gemm.c (what runs where) and gemm_block.c (how a block is computed). */
+#ifndef OPAQUE_RUNTIME_GEMM_INTERNAL_H
+#define OPAQUE_RUNTIME_GEMM_INTERNAL_H
+
+#include "codegen_llvm/gemm_kernel.h"
+#include "runtime/gemm.h"
+
+#include <stdatomic.h>
+
+/* One call, once its ways are chosen. Rows and columns are counted in panels: row panel i of P covers rows [i*m/P, (i+1)*m/P),
+ * so that sizes differ by one at most; column panels have `panel` columns, the last may have fewer. */
+typedef struct gemm_run {
+    opq_gemm *gemm;
+    const struct opq_cpu *cpu;
+    bool avx512;
+    opq_gemm_call call;
+    int element_bytes, lanes, panel; /* panel: two vectors */
+    int vectors;                     /* of the usual tile */
+    int64_t row_panels, column_panels;
+    int64_t tile_panels;  /* row panels that share a tile */
+    int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
+    int64_t k_block;      /* of all but the last block of k */
+    bool a_in_place, b_in_place;
+    bool few_rows; /* b is transposed in registers: see gemm_few.h */
+    char *shared_a, *shared_b; /* packed by all threads before the blocks start, or NULL */
+    int64_t row_chunks, column_chunks; /* blocks per batch */
+    atomic_int status; /* first failure of any thread */
+} gemm_run;
+
+static inline int64_t gemm_row(const gemm_run *run, int64_t row_panel)
+{
+    return row_panel * run->call.m / run->row_panels;
+}
+static inline int64_t gemm_row_bytes(const gemm_run *run) /* of a panel of b */
+{
+    return (int64_t)run->panel * run->element_bytes;
+}
+static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
+                            opq_gemm_kernel *out) OPQ_MUST_CHECK;
+
+/* Row panels [first, last) of one batch, packed: blocks of k, in each the panels [k][rows] one after the other. */
+int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last);
+/* Packs panels [first, last) of the region [region_first, region_last), which starts at `out`. */
+void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first, int64_t last, char *out);
+/* Packs column panels [first, last), rows [k0, k0 + k) of one batch: panels `panel_stride` bytes apart. */
+void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out,
+                        int64_t panel_stride);
+
+/* Bytes of scratch that a block of so many row panels needs; computes blocks [begin, end) of the run. */
+int64_t gemm_block_scratch(const gemm_run *run);
+void gemm_blocks(void *run, int64_t begin, int64_t end);
+
+/* Buffers that a thread keeps between calls: slot 0 for what a call shares, slot 1 for a block. 64-byte aligned, on huge pages if
+ * large. NULL: no memory. Release with the same slot. */
+void *gemm_scratch_acquire(int slot, int64_t bytes);
+void gemm_scratch_release(int slot, void *buffer);
+
+#endif

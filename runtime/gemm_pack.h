@@ -1,0 +1,34 @@
+/* Packing of matrix operands into panels: what the micro-kernels read, in the order in which they read it.
+ *
+ * A panel holds `width` neighbours across (rows of the left operand, columns of the right one) for every k: [k][width].
+ * Both operands are the same problem with the roles of their strides swapped, so one function packs both.
+ */
+#ifndef OPAQUE_RUNTIME_GEMM_PACK_H
+#define OPAQUE_RUNTIME_GEMM_PACK_H
+
+#include "graph/graph.h"
+
+/* Part of an operand. Strides count elements of `from`. */
+typedef struct opq_pack_source {
+    const void *data;    /* element (k = 0, across = 0) */
+    opq_dtype from, to;  /* from: f32, f64, f16, bf16 (others give zeros); to: f32 or f64 */
+    int64_t k_stride, across_stride;
+} opq_pack_source;
+
+/* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
+ * partial: what its rows have left over is unspecified. `width` is two vectors of the instruction set, or at most that with
+ * across == width.
+ * Reads nothing outside the k x across elements and writes nothing outside the panels. k, across >= 1. */
+void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out, int64_t panel_stride);
+
+/* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
+bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
+bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
+
+/* Element `index` of a vector of floats of any dtype. */
+static inline const void *opq_pack_at(const void *data, opq_dtype dtype, int64_t index)
+{
+    return (const char *)data + index * opq_dtype_bytes(dtype);
+}
+
+#endif

@@ -1,0 +1,113 @@
+/* Packing with AVX2: the same two ways as gemm_pack_avx512.c, with blocks of 8 x 8 (f64: 4 x 4). Masked stores are slow on many
+ * CPUs and full ones would run over into a panel that another thread writes, so short rows are stored whole, one over the start
+ * of the next, and only the end of the panel element by element. */
+#include "runtime/gemm_avx2.h"
+#include "runtime/gemm_pack.h"
+
+/* As store_f32. */
+INLINE void store_f64(double *to, const double *end, __m256d value)
+{
+    double part[4];
+    if (end - to >= 4) {
+        _mm256_storeu_pd(to, value);
+    } else if (end > to) {
+        _mm256_storeu_pd(part, value);
+        memcpy(to, part, (size_t)(end - to) * sizeof *to);
+    }
+}
+
+/* Rows are stored in ascending order, each over the surplus of the one before; two vectors of one row likewise. */
+INLINE void copy_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    const float *end = out + k * width;
+    const char *row = s->data;
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width)
+        for (int j = 0; j < width; j += 8)
+            store_f32(out + j, end, load_f32(j < across ? row + j * bytes : row, from, across - j));
+}
+
+INLINE void copy_panel_f64(const opq_pack_source *s, int64_t k, int64_t across, int width, double *out)
+{
+    const double *end = out + k * width;
+    const double *row = s->data;
+    for (int64_t p = 0; p < k; p++, row += s->k_stride, out += width)
+        for (int j = 0; j < width; j += 4)
+            store_f64(out + j, end, load_f64(j < across ? row + j : row, across - j));
+}
+
+/* A transposed block of k rows spans one vector across; the next vector's rows would be overwritten by this one's surplus only
+ * beyond `width`, so the vectors go from left to right within one block of k. */
+INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    const float *end = out + k * width;
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t p = 0; p < k; p += 8) {
+        __m256 r[2][8];
+        int vectors = width > 8 ? 2 : 1;
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
+                r[v][i] = load_f32((const char *)s->data + (j * s->across_stride + p) * bytes, from, k - p);
+            }
+            transpose_f32(r[v]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+                if (v < vectors && p + i < k)
+                    store_f32(out + (p + i) * width + 8 * v, end, r[v][i]);
+    }
+}
+
+INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t across, int width, double *out)
+{
+    const double *end = out + k * width, *data = s->data;
+    for (int64_t p = 0; p < k; p += 4) {
+        __m256d r[2][4];
+        int vectors = width > 4 ? 2 : 1;
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                int64_t j = 4 * v + i < across ? 4 * v + i : across - 1;
+                r[v][i] = load_f64(data + j * s->across_stride + p, k - p);
+            }
+            transpose_f64(r[v]);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+                if (v < vectors && p + i < k)
+                    store_f64(out + (p + i) * width + 4 * v, end, r[v][i]);
+    }
+}
+
+#define EACH_F32(dtype)                                                                                                        \
+    if (s->to == OPQ_f32 && s->from == dtype) {                                                                                \
+        if (s->across_stride == 1)                                                                                             \
+            copy_panel_f32(s, dtype, k, across, width, out);                                                                   \
+        else                                                                                                                   \
+            transpose_panel_f32(s, dtype, k, across, width, out);                                                              \
+        return true;                                                                                                           \
+    }
+
+AVX2 bool opq_pack_panel_avx2(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
+{
+    if (s->across_stride != 1 && s->k_stride != 1)
+        return false;
+    EACH_F32(OPQ_f32)
+    EACH_F32(OPQ_bf16)
+    EACH_F32(OPQ_f16)
+    if (s->to != OPQ_f64 || s->from != OPQ_f64)
+        return false;
+    if (s->across_stride == 1)
+        copy_panel_f64(s, k, across, width, out);
+    else
+        transpose_panel_f64(s, k, across, width, out);
+    return true;
+}

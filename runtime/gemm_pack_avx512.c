@@ -1,0 +1,118 @@
+/* Packing with AVX-512. Neighbours across are contiguous: copy. Neighbours along k are contiguous: transpose 16 x 16 (f64: 8 x 8)
+ * blocks in registers. Edges are masked; rows that do not exist are read as copies of the last one, so nothing branches. */
+#include "runtime/gemm_avx512.h"
+#include "runtime/gemm_pack.h"
+
+/* Elements to prefetch ahead along a row that is read 64 bytes at a time, once for every 16 rows. */
+enum { AHEAD = 64 };
+/* Rows of k to prefetch ahead: hardware does not follow short runs a row apart. */
+enum { ROWS_AHEAD = 32 };
+
+INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t j = 0; j < across; j += 16) {
+        const char *first = (const char *)s->data + j * s->across_stride * bytes;
+        int64_t offset[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            offset[i] = (j + i < across ? i : across - 1 - j) * s->across_stride * bytes;
+        __mmask16 store = (__mmask16)mask_of(width - j, 16);
+        for (int64_t p = 0; p < k; p += 16) {
+            __mmask16 load = (__mmask16)mask_of(k - p, 16);
+            __m512 r[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                r[i] = load_f32(first + offset[i] + p * bytes, from, load);
+                _mm_prefetch(first + offset[i] + (p + AHEAD) * bytes, _MM_HINT_T0);
+            }
+            transpose_f32(r);
+            float *to = out + p * width + j;
+            if (k - p >= 16) {
+#pragma GCC unroll 16
+                for (int i = 0; i < 16; i++)
+                    _mm512_mask_storeu_ps(to + i * width, store, r[i]);
+            } else {
+#pragma GCC unroll 16
+                for (int i = 0; i < 16; i++)
+                    if (p + i < k)
+                        _mm512_mask_storeu_ps(to + i * width, store, r[i]);
+            }
+        }
+    }
+}
+
+INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, double *out)
+{
+    int64_t bytes = from == OPQ_f64 ? 8 : 4;
+    for (int64_t j = 0; j < across; j += 8) {
+        const char *first = (const char *)s->data + j * s->across_stride * bytes;
+        __mmask8 store = (__mmask8)mask_of(width - j, 8);
+        for (int64_t p = 0; p < k; p += 8) {
+            __mmask8 load = (__mmask8)mask_of(k - p, 8);
+            __m512d r[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+                r[i] = load_f64(first + ((j + i < across ? i : across - 1 - j) * s->across_stride + p) * bytes, from, load);
+            transpose_f64(r);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+                if (p + i < k)
+                    _mm512_mask_storeu_pd(out + (p + i) * width + j, store, r[i]);
+        }
+    }
+}
+
+INLINE void copy_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    __mmask16 load0 = (__mmask16)mask_of(across, 16), load1 = (__mmask16)mask_of(across - 16, 16);
+    __mmask16 store0 = (__mmask16)mask_of(width, 16), store1 = (__mmask16)mask_of(width - 16, 16);
+    const char *row = s->data;
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width) {
+        _mm_prefetch(row + ROWS_AHEAD * s->k_stride * bytes, _MM_HINT_T0);
+        if (load1)
+            _mm_prefetch(row + (ROWS_AHEAD * s->k_stride + 16) * bytes, _MM_HINT_T0);
+        _mm512_mask_storeu_ps(out, store0, load_f32(row, from, load0));
+        if (store1)
+            _mm512_mask_storeu_ps(out + 16, store1, load_f32(load1 ? row + 16 * bytes : row, from, load1));
+    }
+}
+
+INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, double *out)
+{
+    __mmask8 load0 = (__mmask8)mask_of(across, 8), load1 = (__mmask8)mask_of(across - 8, 8);
+    __mmask8 store0 = (__mmask8)mask_of(width, 8), store1 = (__mmask8)mask_of(width - 8, 8);
+    const char *row = s->data;
+    int64_t bytes = from == OPQ_f64 ? 8 : 4;
+    for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width) {
+        _mm512_mask_storeu_pd(out, store0, load_f64(row, from, load0));
+        if (store1)
+            _mm512_mask_storeu_pd(out + 8, store1, load_f64(load1 ? row + 8 * bytes : row, from, load1));
+    }
+}
+
+/* The dtype is a literal in each call, so that each inlines into its own loop. */
+#define EACH(dtype, copy, transpose, type)                                                                                     \
+    if (s->from == dtype) {                                                                                                    \
+        if (s->across_stride == 1)                                                                                             \
+            copy(s, dtype, k, across, width, (type *)out);                                                                     \
+        else                                                                                                                   \
+            transpose(s, dtype, k, across, width, (type *)out);                                                                \
+        return true;                                                                                                           \
+    }
+
+AVX512 bool opq_pack_panel_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
+{
+    if (s->across_stride != 1 && s->k_stride != 1)
+        return false;
+    if (s->to == OPQ_f32) {
+        EACH(OPQ_f32, copy_panel_f32, transpose_panel_f32, float)
+        EACH(OPQ_bf16, copy_panel_f32, transpose_panel_f32, float)
+        EACH(OPQ_f16, copy_panel_f32, transpose_panel_f32, float)
+    } else {
+        EACH(OPQ_f64, copy_panel_f64, transpose_panel_f64, double)
+        EACH(OPQ_f32, copy_panel_f64, transpose_panel_f64, double)
+    }
+    return false;
+}

@@ -1,0 +1,332 @@
+/* map kernels against the reference evaluator: every row with an instruction of its own, every cast, strides, sizes, masks. */
+#include "kernel_support.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const opq_dtype dtypes[] = {OPQ_bool, OPQ_u8, OPQ_i8, OPQ_i16, OPQ_i32, OPQ_i64, OPQ_f16, OPQ_bf16, OPQ_f32, OPQ_f64};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes, COUNT = 45 * 45 + 3 };
+
+/* A graph of one op over dense inputs; false if the op refuses these dtypes or would cast them first. */
+static bool make_graph(opq_op op, opq_dtype dtype, opq_graph **out_graph, opq_type *out_type)
+{
+    const opq_op_info *info = opq_op_info_of(op);
+    int64_t size[1] = {COUNT};
+    opq_ref inputs[3], result;
+    assert_int_equal(opq_graph_create("op", out_graph), OPQ_OK);
+    for (int i = 0; i < info->arity; i++) {
+        opq_type type = opq_type_make(op == OPQ_OP_where && i == 0 ? OPQ_bool : dtype, 1, size);
+        assert_int_equal(opq_graph_input(*out_graph, &type, &inputs[i]), OPQ_OK);
+    }
+    if (opq_graph_op(*out_graph, op, inputs, info->arity, NULL, 0, &result) != OPQ_OK || result != info->arity) {
+        opq_graph_destroy(*out_graph);
+        return false;
+    }
+    assert_int_equal(opq_graph_output(*out_graph, result), OPQ_OK);
+    *out_type = opq_graph_type(*out_graph, result);
+    return true;
+}
+
+static void check_op(opq_op op, opq_dtype dtype)
+{
+    const opq_op_info *info = opq_op_info_of(op);
+    opq_graph *graph;
+    opq_type type;
+    if (op == OPQ_OP_div_trunc && computing(dtype) != dtype) /* the evaluator rounds the quotient before it cuts; a body must say so */
+        return;
+    if (!make_graph(op, dtype, &graph, &type))
+        return;
+    body b;
+    launch l = {0};
+    int operands[3] = {-1, -1, -1};
+    const void *inputs[3];
+    body_start(&b, OPQ_KERNEL_map, "k");
+    for (int i = 0; i < info->arity; i++) {
+        opq_dtype from = op == OPQ_OP_where && i == 0 ? OPQ_bool : dtype;
+        operands[i] = body_load(&b, i, from, "1");
+        l.buffers[i] = buffer_make((size_t)(COUNT * opq_dtype_bytes(from)));
+        fill_special(from, l.buffers[i].data, COUNT, i == 0 ? 1 : 45);
+        inputs[i] = l.buffers[i].data;
+    }
+    opq_dtype to = (opq_dtype)type.dtype;
+    body_store(&b, body_op(&b, op, computing(to), operands[0], operands[1], operands[2]), info->arity, to, "1");
+    l.buffers[info->arity] = buffer_make((size_t)(COUNT * opq_dtype_bytes(to)));
+    l.buffer_count = info->arity + 1;
+    launch_dims(&l, &b, (int64_t[]){COUNT});
+    launch_run(&l, &b, NULL);
+    void *expected = malloc((size_t)(COUNT * opq_dtype_bytes(to)));
+    evaluate(graph, inputs, expected);
+    assert_same(to, l.buffers[info->arity].data, expected, COUNT, info->name);
+    free(expected);
+    launch_drop(&l);
+    opq_graph_destroy(graph);
+}
+
+static void test_ops(void **state)
+{
+    (void)state;
+    int rows = 0;
+    for (int op = 0; op < OPQ_OP_COUNT; op++) {
+        const opq_op_info *info = opq_op_info_of((opq_op)op);
+        opq_lowering_kind kind = opq_op_lowering((opq_op)op)->kind;
+        bool has_instruction = kind == OPQ_LOWER_ARITH || kind == OPQ_LOWER_CMP || kind == OPQ_LOWER_CALL;
+        if (info->class_ != OPQ_CLASS_EWISE || !has_instruction || info->flags & OPQ_FLAG_MATH32)
+            continue;
+        rows++;
+        for (int d = 0; d < DTYPES; d++)
+            check_op((opq_op)op, dtypes[d]);
+    }
+    assert_true(rows > 25);
+}
+
+/* Transcendental rows have tests of their own; here each of them compiles and treats its lanes alike. */
+static void test_math_rows(void **state)
+{
+    (void)state;
+    for (int op = 0; op < OPQ_OP_COUNT; op++) {
+        const opq_op_info *info = opq_op_info_of((opq_op)op);
+        if (info->class_ != OPQ_CLASS_EWISE || opq_op_lowering((opq_op)op)->kind != OPQ_LOWER_CALL || !(info->flags & OPQ_FLAG_MATH32))
+            continue;
+        body b;
+        launch l = {.buffer_count = 3, .any_nan = true};
+        body_start(&b, OPQ_KERNEL_map, "k");
+        int x = body_load(&b, 0, OPQ_f32, "1"), y = body_load(&b, 1, OPQ_f32, "1");
+        body_store(&b, body_op(&b, (opq_op)op, OPQ_f32, x, info->arity > 1 ? y : -1, -1), 2, OPQ_f32, "1");
+        for (int i = 0; i < 3; i++)
+            l.buffers[i] = buffer_make(COUNT * sizeof(float));
+        fill_special(OPQ_f32, l.buffers[0].data, COUNT, 1);
+        fill_special(OPQ_f32, l.buffers[1].data, COUNT, 45);
+        launch_dims(&l, &b, (int64_t[]){COUNT});
+        launch_run(&l, &b, NULL);
+        launch_drop(&l);
+    }
+}
+
+static void check_cast(opq_dtype from, opq_dtype to)
+{
+    body b;
+    launch l = {.buffer_count = 2};
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int x = body_load(&b, 0, from, "1");
+    body_store(&b, from == to ? x : body_cast(&b, x, to), 1, to, "1");
+    l.buffers[0] = buffer_make((size_t)(COUNT * opq_dtype_bytes(from)));
+    l.buffers[1] = buffer_make((size_t)(COUNT * opq_dtype_bytes(to)));
+    fill_special(from, l.buffers[0].data, 100, 1);
+    fill_random(from, l.buffers[0].data + 100 * opq_dtype_bytes(from), COUNT - 100, 1);
+    launch_dims(&l, &b, (int64_t[]){COUNT});
+    launch_run(&l, &b, NULL);
+
+    opq_graph *graph;
+    opq_ref input, result;
+    opq_type from_type = opq_type_make(from, 1, (int64_t[]){COUNT}), to_type = opq_type_make(to, 1, (int64_t[]){COUNT});
+    assert_int_equal(opq_graph_create("cast", &graph), OPQ_OK);
+    assert_int_equal(opq_graph_input(graph, &from_type, &input), OPQ_OK);
+    assert_int_equal(opq_graph_op_typed(graph, OPQ_OP_cast, &to_type, &input, 1, NULL, 0, &result), OPQ_OK);
+    assert_int_equal(opq_graph_output(graph, result), OPQ_OK);
+    void *expected = malloc((size_t)(COUNT * opq_dtype_bytes(to)));
+    const void *inputs[1] = {l.buffers[0].data};
+    evaluate(graph, inputs, expected);
+    assert_same(to, l.buffers[1].data, expected, COUNT, opq_dtype_name(from));
+    free(expected);
+    opq_graph_destroy(graph);
+    launch_drop(&l);
+}
+
+static void test_casts(void **state)
+{
+    (void)state;
+    for (int from = 0; from < DTYPES; from++)
+        for (int to = 0; to < DTYPES; to++)
+            check_cast(dtypes[from], dtypes[to]);
+}
+
+/* A rounding cast in the middle of a body. */
+static void test_rounding(void **state)
+{
+    (void)state;
+    for (int narrow = OPQ_f16; narrow <= OPQ_bf16; narrow++) {
+        body b;
+        launch l = {.buffer_count = 2};
+        body_start(&b, OPQ_KERNEL_map, "k");
+        body_store(&b, body_cast(&b, body_load(&b, 0, OPQ_f32, "1"), (opq_dtype)narrow), 1, OPQ_f32, "1");
+        for (int i = 0; i < 2; i++)
+            l.buffers[i] = buffer_make(COUNT * sizeof(float));
+        fill_special(OPQ_f32, l.buffers[0].data, 100, 1);
+        fill_random(OPQ_f32, (float *)l.buffers[0].data + 100, COUNT - 100, 2);
+        launch_dims(&l, &b, (int64_t[]){COUNT});
+        launch_run(&l, &b, NULL);
+        float expected[COUNT], *x = (float *)l.buffers[0].data;
+        for (int i = 0; i < COUNT; i++)
+            expected[i] = narrow == OPQ_f16 ? opq_f16_to_f32(opq_f32_to_f16(x[i])) : opq_bf16_to_f32(opq_f32_to_bf16(x[i]));
+        assert_same(OPQ_f32, l.buffers[1].data, expected, COUNT, "rounding");
+        launch_drop(&l);
+    }
+}
+
+/* Every size from 1 to 130: no lane too many is read or written. Buffers end at an unreadable page. */
+static void check_sizes(opq_dtype dtype)
+{
+    body b;
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int x = body_load(&b, 0, dtype, "1");
+    body_store(&b, opq_dtype_kind_of(dtype) == OPQ_KIND_RAW ? x : body_op(&b, OPQ_OP_add, computing(dtype), x, x, -1), 1, dtype, "1");
+    size_t bytes = (size_t)opq_dtype_bytes(dtype);
+    for (int64_t size = 1; size <= 130; size++) {
+        launch l = {.buffer_count = 2};
+        l.buffers[0] = buffer_make((size_t)size * bytes);
+        l.buffers[1] = buffer_make((size_t)size * bytes);
+        fill_random(dtype, l.buffers[0].data, size, 3);
+        launch_dims(&l, &b, &size);
+        launch_run(&l, &b, NULL);
+        if (opq_dtype_kind_of(dtype) == OPQ_KIND_RAW)
+            assert_memory_equal(l.buffers[0].data, l.buffers[1].data, (size_t)size * bytes);
+        launch_drop(&l);
+    }
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < OPQ_DTYPE_COUNT; dtype++)
+        check_sizes((opq_dtype)dtype);
+}
+
+/* out[i, j, k] = a[k, i] + b[j] - c[i, j, 0] + number(i, j, k), every stride class on every loop, all dtypes in memory. */
+static void check_strides(opq_dtype dtype, int64_t rows, int64_t middle, int64_t columns)
+{
+    body b;
+    launch l = {.buffer_count = 4};
+    body_start(&b, OPQ_KERNEL_map, "kkk");
+    int x = body_load(&b, 0, dtype, "10*"), y = body_load(&b, 1, dtype, "0*0"), z = body_load(&b, 2, dtype, "**0");
+    int number = body_number(&b, "**1"), sum = body_op(&b, OPQ_OP_add, computing(dtype), x, y, -1);
+    sum = body_op(&b, OPQ_OP_sub, computing(dtype), sum, z, -1);
+    sum = body_op(&b, OPQ_OP_add, computing(dtype), sum, body_cast(&b, number, computing(dtype)), -1);
+    body_store(&b, sum, 3, dtype, "*1*"); /* out is [i, k, j] in memory */
+    int64_t sizes[4] = {columns * rows, middle * 3 + 2, rows * middle * 2, rows * columns * middle};
+    for (int i = 0; i < 4; i++) {
+        l.buffers[i] = buffer_make((size_t)(sizes[i] * opq_dtype_bytes(dtype)));
+        fill_random(dtype, l.buffers[i].data, sizes[i], (unsigned)i);
+    }
+    launch_dims(&l, &b, (int64_t[]){rows, middle, columns});
+    launch_access(&l, &b, 0, 0, (int64_t[]){rows});
+    launch_access(&l, &b, 1, 2, (int64_t[]){3});
+    launch_access(&l, &b, 2, 1, (int64_t[]){2 * middle, 2});
+    launch_access(&l, &b, 3, 5, (int64_t[]){100, 1000});
+    launch_access(&l, &b, 4, 0, (int64_t[]){columns * middle, middle});
+    launch_run(&l, &b, NULL);
+    if (dtype == OPQ_f32)
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < middle; j++)
+                for (int64_t k = 0; k < columns; k++) {
+                    const float *p = (float *)l.buffers[0].data, *q = (float *)l.buffers[1].data, *r = (float *)l.buffers[2].data;
+                    float expected = p[k * rows + i] + q[2 + 3 * j] - r[1 + 2 * middle * i + 2 * j] + (float)(5 + 100 * i + 1000 * j + k);
+                    assert_same(OPQ_f32, (float *)l.buffers[3].data + (i * columns + k) * middle + j, &expected, 1, "strides");
+                }
+    launch_drop(&l);
+}
+
+static void test_strides(void **state)
+{
+    (void)state;
+    for (int d = 0; d < DTYPES; d++) {
+        check_strides(dtypes[d], 1, 1, 1);
+        check_strides(dtypes[d], 3, 5, 37);
+        check_strides(dtypes[d], 2, 4, 130);
+    }
+}
+
+static void test_scalars(void **state)
+{
+    (void)state;
+    body b;
+    launch l = {.buffer_count = 3};
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int s = body_op(&b, OPQ_OP_scalar, OPQ_f32, -1, -1, -1), t = body_op(&b, OPQ_OP_scalar, OPQ_i32, -1, -1, -1);
+    b.instrs[s].value.i = 1;
+    b.instrs[t].value.i = 0;
+    body_store(&b, s, 0, OPQ_f32, "1");
+    body_store(&b, t, 1, OPQ_i32, "1");
+    body_store(&b, body_const(&b, OPQ_f64, (opq_number){.f = 0.1}), 2, OPQ_f64, "1");
+    for (int i = 0; i < 3; i++)
+        l.buffers[i] = buffer_make(77 * 8 >> (i < 2));
+    l.scalars[0].i = -5;
+    l.scalars[1].f = 0.25;
+    launch_dims(&l, &b, (int64_t[]){77});
+    launch_run(&l, &b, NULL);
+    for (int i = 0; i < 77; i++) {
+        assert_true(((float *)l.buffers[0].data)[i] == 0.25f);
+        assert_int_equal(((int32_t *)l.buffers[1].data)[i], -5);
+        assert_true(((double *)l.buffers[2].data)[i] == 0.1);
+    }
+    launch_drop(&l);
+}
+
+/* a * b + c is two roundings. */
+static void test_no_contraction(void **state)
+{
+    (void)state;
+    body b;
+    launch l = {.buffer_count = 2};
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int x = body_load(&b, 0, OPQ_f32, "1");
+    body_store(&b, body_op(&b, OPQ_OP_sub, OPQ_f32, body_op(&b, OPQ_OP_mul, OPQ_f32, x, x, -1), x, -1), 1, OPQ_f32, "1");
+    for (int i = 0; i < 2; i++)
+        l.buffers[i] = buffer_make(1000 * sizeof(float));
+    fill_random(OPQ_f32, l.buffers[0].data, 1000, 9);
+    launch_dims(&l, &b, (int64_t[]){1000});
+    launch_run(&l, &b, NULL);
+    for (int i = 0; i < 1000; i++) {
+        float value = ((float *)l.buffers[0].data)[i];
+        volatile float product = value * value;
+        float expected = product - value;
+        assert_same(OPQ_f32, (float *)l.buffers[1].data + i, &expected, 1, "x * x - x");
+    }
+    launch_drop(&l);
+}
+
+static void test_cache(void **state)
+{
+    (void)state;
+    const opq_code *first, *again, *other;
+    bool fresh;
+    body b, c;
+    body_start(&b, OPQ_KERNEL_map, "k");
+    body_store(&b, body_const(&b, OPQ_f32, (opq_number){.f = 3.5}), 0, OPQ_f32, "1");
+    c = b;
+    c.kernel.accesses = c.accesses;
+    c.kernel.instrs = c.instrs;
+    c.kernel.name = "another name";
+    assert_int_equal(opq_codegen(wide_jit(), &b.kernel, &first, &fresh), OPQ_OK);
+    assert_true(fresh);
+    assert_int_equal(opq_codegen(wide_jit(), &c.kernel, &again, &fresh), OPQ_OK);
+    assert_true(!fresh && again == first);
+    c.instrs[0].value.f = 4.5;
+    assert_int_equal(opq_codegen(wide_jit(), &c.kernel, &other, &fresh), OPQ_OK);
+    assert_true(fresh && other != first);
+}
+
+/* What cannot be generated is an answer, not an abort. */
+static void test_unsupported(void **state)
+{
+    (void)state;
+    const opq_code *code;
+    bool fresh;
+    body b;
+    body_start(&b, OPQ_KERNEL_map, "k");
+    body_store(&b, body_op(&b, OPQ_OP_exp, OPQ_f64, body_load(&b, 0, OPQ_f64, "1"), -1, -1), 1, OPQ_f64, "1");
+    assert_int_equal(opq_codegen(wide_jit(), &b.kernel, &code, &fresh), OPQ_UNSUPPORTED);
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int x = body_load(&b, 0, OPQ_f64, "1"), y = body_load(&b, 1, OPQ_f32, "1");
+    body_store(&b, body_op(&b, OPQ_OP_add, OPQ_f64, x, y, -1), 1, OPQ_f64, "1");
+    assert_int_equal(opq_codegen(wide_jit(), &b.kernel, &code, &fresh), OPQ_INTERNAL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ops),     cmocka_unit_test(test_math_rows), cmocka_unit_test(test_casts),          cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_strides),   cmocka_unit_test(test_scalars),        cmocka_unit_test(test_no_contraction),
+        cmocka_unit_test(test_cache),   cmocka_unit_test(test_unsupported),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

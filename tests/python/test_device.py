@@ -1,0 +1,167 @@
+"""torch.opaque: the device module, random numbers, streams and events, memory."""
+
+import pytest
+import torch
+
+
+def test_one_device():
+    assert (
+        torch.opaque.is_available()
+        and torch.opaque.device_count() == 1
+        and torch.opaque.current_device() == 0
+    )
+    torch.opaque.set_device(0)
+    torch.opaque.set_device("opaque:0")
+    with (
+        torch.opaque.device(0),
+        torch.opaque.device("opaque"),
+        torch.opaque.device_of(torch.ones(1)),
+    ):
+        assert torch.opaque.current_device() == 0
+    with pytest.raises(RuntimeError, match="there is 1 device"):
+        torch.opaque.set_device(1)
+    with pytest.raises(ValueError, match="Expected an opaque device"):
+        torch.opaque.set_device("cpu")
+    with pytest.raises(RuntimeError):
+        torch.ones(1, device="opaque:1")
+
+
+def test_properties():
+    properties = torch.opaque.get_device_properties()
+    assert properties.total_memory > 0 and properties.multi_processor_count >= 1
+    assert properties.cpu_capability in torch.opaque.get_device_name()
+    assert torch.bfloat16 in torch.opaque.get_amp_supported_dtype()
+
+
+def test_generated_methods():
+    x = torch.ones(2)
+    assert x.opaque().is_opaque and not x.is_opaque
+    assert next(torch.nn.Linear(1, 1).opaque().parameters()).is_opaque
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2, 3)])
+    assert packed.opaque().data.is_opaque
+
+
+def test_accelerator():
+    assert torch.accelerator.current_accelerator().type == "opaque"
+    assert torch.accelerator.device_count() == 1
+    torch.accelerator.synchronize()
+
+
+def test_data_parallel_does_not_choose_the_device():
+    model = torch.nn.DataParallel(torch.nn.Linear(2, 2))
+    assert next(model.parameters()).device.type == "cpu"
+    assert model(torch.ones(1, 2)).device.type == "cpu"
+
+
+# ---- random numbers
+
+
+def draw() -> torch.Tensor:
+    return torch.rand(64, device="opaque").cpu()
+
+
+def test_manual_seed_repeats():
+    torch.manual_seed(7)
+    first, second = draw(), draw()
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    assert torch.equal(draw(), first) and torch.equal(draw(), second)
+    torch.opaque.manual_seed(7)
+    assert torch.equal(draw(), first) and torch.opaque.initial_seed() == 7
+
+
+def test_state_restores():
+    draw()
+    state = torch.opaque.get_rng_state()
+    assert state.dtype == torch.uint8 and state.device.type == "cpu"
+    first = draw()
+    torch.opaque.set_rng_state(state)
+    assert torch.equal(draw(), first)
+    torch.opaque.set_rng_state_all([state])
+    assert torch.equal(draw(), first)
+
+
+def test_fork_rng():
+    torch.manual_seed(3)
+    with torch.random.fork_rng(device_type="opaque"):
+        inside = draw()
+    assert torch.equal(draw(), inside)
+
+
+def test_state_includes_what_is_pending():
+    torch.manual_seed(1)
+    pending = torch.rand(16, device="opaque")
+    state = torch.opaque.get_rng_state()
+    following = torch.rand(16, device="opaque")
+    torch.opaque.set_rng_state(state)
+    again = torch.rand(16, device="opaque")
+    assert torch.equal(following.cpu(), again.cpu()) and not torch.equal(pending.cpu(), again.cpu())
+
+
+def test_explicit_generator():
+    a, b = (torch.Generator(device="opaque").manual_seed(5) for _ in range(2))
+    assert torch.equal(
+        torch.rand(9, device="opaque", generator=a).cpu(),
+        torch.rand(9, device="opaque", generator=b).cpu(),
+    )
+    with pytest.raises(RuntimeError):
+        torch.rand(9, device="opaque", generator=torch.Generator())
+
+
+# ---- streams and events
+
+
+def test_event_times_the_run():
+    begin, end = (torch.opaque.Event(enable_timing=True) for _ in range(2))
+    x = torch.ones(1000, 1000, device="opaque")
+    begin.record()
+    y = x @ x
+    end.record()
+    assert begin.elapsed_time(end) > 0
+    import torch_opaque
+
+    assert "pending" not in torch_opaque.describe(y)
+
+
+def test_event_errors():
+    untimed = torch.opaque.Event()
+    untimed.record()
+    with pytest.raises(RuntimeError, match="enable_timing=True"):
+        untimed.elapsed_time(untimed)
+    with pytest.raises(RuntimeError, match="two recorded events"):
+        torch.opaque.Event(enable_timing=True).elapsed_time(torch.opaque.Event(enable_timing=True))
+    assert untimed.query()
+    untimed.wait()
+    untimed.synchronize()
+
+
+def test_streams():
+    stream = torch.opaque.Stream()
+    with torch.opaque.stream(stream), stream:
+        x = torch.ones(2, device="opaque")
+    stream.synchronize()
+    assert stream == torch.opaque.current_stream() == torch.opaque.default_stream()
+    stream.wait_stream(torch.opaque.current_stream())
+    assert x.sum().item() == 2
+
+
+# ---- memory
+
+
+def test_memory_counts_live_buffers():
+    torch.opaque.synchronize()
+    before = torch.opaque.memory_allocated()
+    x = torch.ones(1 << 20, device="opaque")
+    torch.opaque.synchronize()
+    assert torch.opaque.memory_allocated() - before >= 4 << 20
+    assert torch.opaque.max_memory_allocated() >= torch.opaque.memory_allocated()
+    assert torch.opaque.memory_reserved() >= torch.opaque.memory_allocated()
+    del x
+    assert torch.opaque.memory_allocated() <= before
+    torch.opaque.reset_peak_memory_stats()
+    assert torch.opaque.max_memory_allocated() == torch.opaque.memory_allocated()
+    torch.opaque.empty_cache()
+    stats = torch.opaque.memory_stats()
+    assert stats["allocated_bytes.all.current"] == torch.opaque.memory_allocated()
+    available, total = torch.opaque.mem_get_info()
+    assert 0 < available < total

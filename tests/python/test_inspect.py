@@ -1,0 +1,307 @@
+"""graph, explain, compare, dump, describe: what they show, and that they leave everything as it was."""
+
+import numpy as np
+import pytest
+import torch
+import torch_opaque
+from torch import nn
+from torch_opaque import _C, irtext
+
+
+def chain(x):
+    return torch.relu(x * 2 + 1) - x
+
+
+def ops(text):
+    return [n.op for n in irtext.parse(text)[0] if n.op not in ("input", "const", "scalar")]
+
+
+# ---- graph
+
+
+def test_graph_of_a_tensor_runs_nothing():
+    y = chain(torch.ones(4, device="opaque"))
+    text = torch_opaque.graph(y)
+    assert "relu" in ops(text) and _C.is_pending(y) and "test_inspect.py:" in text
+    assert torch_opaque.stats()["kernels_run"] == 0
+
+
+@pytest.mark.parametrize("stage", ["recorded", "simplified", "fused", "llvm", "asm"])
+def test_every_stage(stage):
+    text = torch_opaque.graph(chain, torch.ones(40, device="opaque"), stage=stage)
+    assert {"llvm": "define ", "asm": "ret"}.get(stage, "graph @") in text
+
+
+def test_recorded_text_round_trips(opq_opt, tmp_path):
+    path = tmp_path / "g.ir"
+    path.write_text(torch_opaque.graph(chain, torch.ones(4, device="opaque")))
+    assert opq_opt(path, "--verify", "--print") == path.read_text()
+
+
+def test_dot():
+    dot = torch_opaque.graph(chain, torch.ones(4, device="opaque"), format="dot")
+    assert dot.startswith("digraph") and "relu" in dot
+
+
+@pytest.mark.parametrize(
+    "call, error",
+    [
+        (lambda: torch_opaque.graph(torch.ones(2)), TypeError),
+        (lambda: torch_opaque.graph(5), TypeError),
+        (lambda: torch_opaque.graph([]), TypeError),
+        (lambda: torch_opaque.graph(lambda: torch.ones(2)), TypeError),
+        (lambda: torch_opaque.graph(torch.ones(2, device="opaque"), 1), TypeError),
+        (
+            lambda: torch_opaque.graph(chain, torch.ones(2, device="opaque"), stage="best"),
+            ValueError,
+        ),
+        (
+            lambda: torch_opaque.graph(chain, torch.ones(2, device="opaque"), format="png"),
+            ValueError,
+        ),
+        (
+            lambda: torch_opaque.graph(
+                chain, torch.ones(2, device="opaque"), stage="llvm", format="dot"
+            ),
+            ValueError,
+        ),
+        (
+            lambda: torch_opaque.compare(chain, torch.ones(2, device="opaque"), vs=("fast",)),
+            ValueError,
+        ),
+        (lambda: torch_opaque.compare(torch.ones(2, device="opaque")), TypeError),
+        (lambda: torch_opaque.describe(torch.ones(2)), TypeError),
+    ],
+)
+def test_wrong_arguments(call, error):
+    with pytest.raises(error):
+        call()
+
+
+def test_a_function_that_looks_at_values_is_noticed():
+    def f(x):
+        y = x * 2
+        return y + y.sum().item()
+
+    with pytest.warns(UserWarning, match="looked at values"):
+        torch_opaque.graph(f, torch.ones(3, device="opaque"))
+
+
+# ---- snapshots
+
+
+def training():
+    """(step function, everything that must be as before)"""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).to(
+        "opaque"
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    x, labels = torch.randn(5, 6, device="opaque"), torch.tensor([0, 1, 2, 0, 1], device="opaque")
+
+    def step():
+        loss = nn.functional.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss
+
+    def state():
+        tensors = [
+            *model.state_dict().values(),
+            *(p.grad for p in model.parameters() if p.grad is not None),
+        ]
+        tensors += [t for s in optimizer.state.values() for t in s.values()]
+        rng = [torch.opaque.get_rng_state(), torch.get_rng_state()]
+        return [t.detach().cpu().clone() for t in tensors + rng] + [
+            torch.tensor(scheduler.get_last_lr())
+        ]
+
+    return step, state
+
+
+@pytest.mark.parametrize("warm", [0, 2])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda step, dir: torch_opaque.graph(step),
+        lambda step, dir: torch_opaque.graph(step, stage="fused"),
+        lambda step, dir: torch_opaque.explain(step, show=False),
+        lambda step, dir: torch_opaque.compare(step, repeat=2, show=False),
+        lambda step, dir: torch_opaque.dump(step, dir=dir),
+    ],
+    ids=["graph", "fused", "explain", "compare", "dump"],
+)
+def test_everything_is_as_before(look, warm, tmp_path):
+    step, state = training()
+    for _ in range(warm):
+        step()
+    before = state()
+    look(step, tmp_path)
+    after = state()
+    assert len(before) == len(after) and all(
+        torch.equal(a, b) for a, b in zip(before, after, strict=True)
+    )
+    looked = [step().item() for _ in range(3)]
+    other, _ = training()
+    for _ in range(warm):
+        other()
+    assert looked == [other().item() for _ in range(3)]
+
+
+def test_a_raising_function_is_undone_too():
+    x = torch.ones(3, device="opaque")
+
+    def f():
+        x.add_(1)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        torch_opaque.graph(f)
+    assert x.tolist() == [1, 1, 1] and _C.journal_depth() == 0
+
+
+def test_outputs_are_returns_then_writes_in_order(tmp_path, opq_opt):
+    a, b = torch.zeros(2, device="opaque"), torch.ones(3, device="opaque")
+
+    def f(x):
+        b.mul_(5)
+        a.add_(x)
+        b.add_(1)
+        return {"out": x * 10, "other": [x, a]}
+
+    torch_opaque.dump(f, torch.full((2,), 3.0, device="opaque"), dir=tmp_path)
+    opq_opt("--run", tmp_path)
+    outputs = [np.load(tmp_path / f"out{i}.npy").tolist() for i in range(5)]
+    assert outputs == [[30, 30], [3, 3], [3, 3], [6, 6, 6], [3, 3]]
+    assert not (tmp_path / "out5.npy").exists()
+    assert a.tolist() == [0, 0] and b.tolist() == [1, 1, 1]
+
+
+# ---- dump
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    ],
+)
+def test_dump_runs_without_pytorch_to_the_same_bits(dtype, tmp_path, opq_opt):
+    x = torch.randn(5, 7).mul(3).to(dtype).to("opaque")
+
+    def f(x):
+        return x.t().contiguous(), torch.where(x == 0, x, x + x)
+
+    paths = torch_opaque.dump(f, x, dir=tmp_path / "new")
+    assert paths[0].endswith("graph.ir") and (tmp_path / "new" / "notes.txt").exists() == (
+        dtype == torch.bfloat16
+    )
+    opq_opt("--run", tmp_path / "new")
+    for i, expected in enumerate(f(x)):
+        expected = expected.cpu()
+        loaded = torch.from_numpy(np.load(tmp_path / "new" / f"out{i}.npy"))
+        assert torch.equal(loaded.view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+def test_dump_of_a_training_step(tmp_path, opq_opt):
+    step, state = training()
+    torch_opaque.dump(step, dir=tmp_path)
+    opq_opt("--run", tmp_path)
+    ran = [np.load(p) for p in sorted(tmp_path.glob("out*.npy"), key=lambda p: int(p.stem[3:]))]
+    loss = step()
+    assert ran[0].tobytes() == loss.detach().cpu().numpy().tobytes()
+    bits = {a.tobytes() for a in ran}
+    assert all(t.numpy().tobytes() in bits for t in state()[:2])
+
+
+def test_dump_replaces_an_earlier_one(tmp_path):
+    x = torch.ones(2, device="opaque")
+    torch_opaque.dump(lambda: x + x, dir=tmp_path)
+    (tmp_path / "input7.npy").touch()
+    (tmp_path / "mine.txt").touch()
+    torch_opaque.dump(lambda: x * 2, dir=tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["graph.ir", "input0.npy", "mine.txt"]
+
+
+# ---- explain, compare, describe
+
+
+def test_explain(capsys):
+    x = torch.randn(100, 50, device="opaque")
+    torch.opaque.synchronize()
+    result = torch_opaque.explain(chain, x)
+    shown = capsys.readouterr().out
+    assert len(result.kernels) == 1 and "test_inspect.py:" in result.kernels[0]["lines"]
+    assert result.bytes_moved == 2 * x.numel() * 4 and result.bytes_saved > 0
+    assert "1 kernels, 0 extern calls" in shown and "saved by fusion" in shown
+    assert any(what == "returned" for what, _, _ in result.keepers)
+    assert "graph @" in result.graph
+
+
+def test_explain_names_reasons_and_extern_calls():
+    x = torch.randn(64, 64, device="opaque")
+    result = torch_opaque.explain(lambda: torch.linalg.inv(torch.softmax(x, 0) + 1) * 2, show=False)
+    assert any(k["kind"] == "extern" for k in result.kernels) and result.unfused
+    assert all("unknown" not in line for line in result.unfused)
+
+
+def test_explain_of_a_tensor_names_its_variable():
+    x = torch.ones(2000, device="opaque")
+    kept = x * 3
+    result = torch_opaque.explain(kept + 1, show=False)
+    assert any(what == "variable kept" for what, _, _ in result.keepers)
+    assert not _C.is_pending(kept)
+
+
+def test_compare(capsys):
+    x = torch.randn(200, 300, device="opaque")
+    result = torch_opaque.compare(chain, x, repeat=2)
+    shown = capsys.readouterr().out
+    assert [r.mode for r in result.rows] == ["eager", "unfused", "fused"]
+    assert all(r.same_bits and r.max_difference == 0 for r in result.rows)
+    assert result["fused"].kernels == 1 < result["unfused"].kernels
+    assert result["fused"].bytes < result["unfused"].bytes
+    assert "same bits" in shown and "unfused" in shown
+
+
+def test_compare_draws_equal_random_numbers():
+    x = torch.ones(500, device="opaque")
+    assert torch_opaque.compare(lambda: nn.functional.dropout(x), repeat=1, show=False)[
+        "eager"
+    ].same_bits
+
+
+def test_describe():
+    x = torch.randn(4, 6, device="opaque", requires_grad=True)
+    y = chain(x).t()[1:]
+    text = torch_opaque.describe(y)
+    assert (
+        "float32[5, 4]" in text
+        and "pending" in text
+        and "strides [1, 6], offset 1" in text
+        and "requires grad" in text
+    )
+    y.sum().item()
+    assert torch_opaque.describe(x.detach()).endswith("computed")
+
+
+def test_stats_keys():
+    stats = torch_opaque.stats()
+    wanted = """ops_recorded flushes kernels_run kernels_compiled plans_built plans_reused
+    extern_calls bytes_read bytes_written
+        bytes_allocated bytes_peak compile_seconds run_seconds"""
+    assert set(wanted.split()) <= set(stats) and isinstance(stats["flushes"], dict)
+    torch.linalg.eigvals(torch.eye(2, device="opaque")).cpu()
+    counts = torch_opaque.fallback_counts()
+    assert counts and all(isinstance(k, str) and v > 0 for k, v in counts.items())
+    torch_opaque.reset_stats()
+    assert torch_opaque.fallback_counts() == {} and torch_opaque.stats()["kernels_run"] == 0

@@ -1,0 +1,185 @@
+"""Importing: autoload, its failure, its cost; settings and modes."""
+
+import os
+import re
+import sys
+
+import pytest
+import torch
+import torch_opaque
+from torch_opaque import _C, settings
+
+
+def test_import_torch_alone_is_enough(run_python):
+    assert (
+        "opaque:0"
+        in run_python("import torch; print(torch.ones(2, device='opaque').device)").stdout
+    )
+
+
+def test_import_of_the_package_alone_is_enough(run_python):
+    assert (
+        "2."
+        in run_python(
+            "import torch_opaque, torch; print(torch.ones(2, device='opaque') * 2)"
+        ).stdout
+    )
+
+
+def test_autoload_can_be_switched_off(run_python):
+    text = """
+import torch
+print(hasattr(torch, "opaque"))
+import torch_opaque
+print(torch.ones(1, device="opaque").item())
+"""
+    assert run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.split() == ["False", "1.0"]
+
+
+def test_a_broken_extension_does_not_break_torch(run_python):
+    text = """
+import sys, warnings
+sys.modules["torch_opaque._C"] = None   # importing it raises ImportError
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+assert any("torch_opaque did not load" in str(w.message) for w in caught), caught
+assert torch.ones(2).sum() == 2
+import torch_opaque
+try:
+    torch_opaque.graph
+except ImportError as error:
+    print("ImportError:", error)
+"""
+    assert "ImportError: torch_opaque did not load" in run_python(text).stdout
+
+
+def test_importing_starts_no_thread_and_makes_no_tensor(run_python):
+    text = """
+import os
+def threads(): return len(os.listdir("/proc/self/task"))
+import torch
+before = threads()
+import torch_opaque
+print(threads() - before, torch.opaque.is_initialized(), torch_opaque.stats()["kernels_compiled"])
+"""
+    assert run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.split() == ["0", "False", "0"]
+
+
+def test_importing_costs_at_most_50_ms(run_python):
+    text = "import time, torch; a = time.perf_counter(); import torch_opaque; print(time.perf_counter() - a)"
+    best = min(float(run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout) for _ in range(5))
+    assert best <= 0.05
+
+
+def test_public_names():
+    for name in torch_opaque.__all__:
+        assert callable(getattr(torch_opaque, name)), name
+        assert getattr(torch_opaque, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = torch_opaque.nothing
+
+
+# ---- settings
+
+
+def test_help_prints_the_table(run_python):
+    shown = run_python("import torch", OPAQUE_HELP="1").stderr
+    for row in settings.SETTINGS:
+        assert row.name in shown and row.text in shown
+
+
+def sources(root):
+    """Text of each file that may read the environment, settings.py apart."""
+    for folder in (
+        "graph",
+        "fusion",
+        "codegen_llvm",
+        "runtime",
+        "opaque",
+        "registration",
+        "python",
+    ):
+        for directory, _, names in os.walk(os.path.join(root, folder)):
+            for name in names:
+                if name.endswith((".c", ".cpp", ".h", ".py")) and name != "settings.py":
+                    with open(os.path.join(directory, name)) as file:
+                        yield file.read()
+
+
+def test_the_table_has_every_variable_of_the_sources(root):
+    names = {name for text in sources(root) for name in re.findall(r'"(OPAQUE_[A-Z_]+)"', text)}
+    assert names <= {row.name for row in settings.SETTINGS}
+
+
+def test_strict_from_the_environment(run_python):
+    text = """
+import threading, torch
+def attempt():
+    try:
+        torch.linalg.eigvals(torch.eye(3, device="opaque")).cpu()
+        print("ran")
+    except RuntimeError:
+        print("refused")
+attempt()
+thread = threading.Thread(target=attempt); thread.start(); thread.join()
+"""
+    assert run_python(text, OPAQUE_STRICT="1").stdout.split() == ["refused", "refused"]
+    assert run_python(text).stdout.split() == ["ran", "ran"]
+
+
+def test_wrong_mode_word_is_a_warning_not_a_crash(run_python):
+    result = run_python("import torch; print(torch.ones(1).item())", OPAQUE_MODE="fast")
+    assert result.stdout.split() == ["1.0"] and "OPAQUE_MODE=fast" in result.stderr
+
+
+# ---- modes
+
+
+@pytest.mark.parametrize(
+    "mode, bit",
+    [("eager", 1), ("unfused", 2), ("forbid_sync", 4), ("strict", 8)],
+    ids=lambda x: str(x),
+)
+def test_modes_nest_and_are_left_as_found(mode, bit):
+    before = _C.get_modes()
+    with pytest.raises(KeyError), getattr(torch_opaque, mode)():
+        assert _C.get_modes() == before | bit
+        with torch_opaque.unfused():
+            assert _C.get_modes() == before | bit | 2
+        assert _C.get_modes() == before | bit
+        raise KeyError
+    assert _C.get_modes() == before
+
+
+def test_forbid_sync_names_the_line():
+    x = torch.ones(3, device="opaque") + 1
+    with torch_opaque.forbid_sync():
+        with pytest.raises(RuntimeError, match=r"test_package.py:\d+"):
+            x.sum().item()
+        torch.opaque.synchronize()
+    assert x.sum().item() == 6
+
+
+def test_eager_runs_each_op_at_once():
+    with torch_opaque.eager():
+        y = torch.ones(3, device="opaque") + 1
+        assert not _C.is_pending(y)
+    assert _C.is_pending(y * 2)
+
+
+def test_backend_flags():
+    backend = torch.backends.opaque
+    assert (
+        backend.is_available()
+        and backend.cpu_capability()
+        and backend.fusion
+        and not backend.verbose
+    )
+    with backend.flags(fusion=False, verbose=True, lines="off"):
+        assert not backend.fusion and backend.verbose and backend.lines == "off"
+        assert _C.get_modes() & 2
+    assert backend.fusion and not backend.verbose and backend.lines == "all"
+    with pytest.raises(TypeError, match="no flag speed"), backend.flags(speed=11):
+        pass
+    assert sys.modules["torch.backends.opaque"] is backend

@@ -1,0 +1,89 @@
+"""opq-opt on text: printing, verifying, passes, evaluation, errors with a place; no PyTorch and no BLAS in it."""
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+GRAPH = """graph @g {
+  %0 = input f32[3,4]
+  %1 = input f32[4]
+  %2 = mul f32[3,4] %0, %1
+  %3 = relu f32[3,4] %2
+  output %3
+}
+"""
+
+
+def run(root, *arguments, text=None):
+    command = [os.path.join(root, "build", "opq-opt"), *map(str, arguments)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "graph.ir").write_text(GRAPH)
+    np.save(tmp_path / "input0.npy", np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
+    np.save(tmp_path / "input1.npy", np.array([1, -2, 3, -4], dtype=np.float32))
+    return tmp_path
+
+
+def test_print_is_a_round_trip(root):
+    assert run(root, "--print", "--verify", text=GRAPH).stdout == GRAPH
+
+
+def test_passes_print_something_that_parses(root):
+    simplified = run(root, "--passes=expand,simplify", text=GRAPH)
+    assert simplified.returncode == 0 and "relu" not in simplified.stdout
+    assert run(root, "--verify", "--print", text=simplified.stdout).stdout == simplified.stdout
+
+
+@pytest.mark.parametrize("how", [["--eval"], ["--run"], ["--unfused", "--run"]], ids=" ".join)
+def test_run_and_eval(root, folder, how):
+    result = run(root, *how, folder)
+    assert result.returncode == 0, result.stderr
+    x, w = np.load(folder / "input0.npy"), np.load(folder / "input1.npy")
+    assert np.array_equal(np.load(folder / "out0.npy"), np.maximum(x * w, 0))
+
+
+@pytest.mark.parametrize(
+    "stage, word", [("fused", "graph"), ("kernels", "kernel"), ("llvm", "define"), ("asm", "ret")]
+)
+def test_emit(root, stage, word):
+    result = run(root, f"--emit={stage}", text=GRAPH)
+    assert result.returncode == 0 and word in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "line 1"),
+        ("graph @g {\n  %0 = inpu f32[2]\n}", "line 2"),
+        ("graph @g {\n  %0 = input f32[2]\n  %1 = add f32[2] %0, %7\n}", "line 3"),
+        ("graph @g {\n  %0 = input f32[2]\n  %1 = add f32[3] %0, %0\n}", "line 3"),
+        ("\x00\xff garbage", "line 1"),
+    ],
+)
+def test_bad_text_names_the_place(root, text, message):
+    result = run(root, text=text)
+    assert result.returncode == 1 and message in result.stderr
+
+
+def test_wrong_inputs(root, folder):
+    np.save(folder / "input1.npy", np.zeros(4))
+    result = run(root, "--run", folder)
+    assert result.returncode == 1 and "input1.npy: dtype <f8, expected <f4" in result.stderr
+    (folder / "input1.npy").unlink()
+    assert "input1.npy" in run(root, "--run", folder).stderr
+    assert run(root, "--nonsense").returncode == 2
+    assert run(root, "--passes=nonsense", text=GRAPH).returncode == 1
+
+
+def test_links_no_pytorch_and_no_blas(root):
+    libraries = subprocess.run(
+        ["ldd", os.path.join(root, "build", "opq-opt")], capture_output=True, text=True
+    ).stdout
+    assert libraries and not any(
+        name in libraries for name in ("torch", "c10", "blas", "mkl", "libLLVM")
+    )

@@ -1,0 +1,95 @@
+"""Runs all tests for ./dev test and adds them up: ctest in build/ and build-asan/, pytest in tests/python/.
+
+The last line is "N passed, N failed"; the exit status is 0 if none failed. A ctest entry counts as
+the cmocka tests it prints, or as one test if it prints none; an entry that ends badly counts at
+least one failure.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+
+_PASSED = re.compile(r"\[  PASSED  \] (\d+) test\(s\)\.")
+_FAILED = re.compile(r"\[  FAILED  \] (\d+) test\(s\)")
+
+
+def count_ctest(report: str) -> tuple:
+    """(passed, failed) of a ctest JUnit file."""
+    passed = failed = 0
+    for case in xml.parse(report).iter("testcase"):
+        output = "".join(part.text or "" for part in case.iter("system-out"))
+        good = sum(map(int, _PASSED.findall(output)))
+        bad = sum(map(int, _FAILED.findall(output)))
+        if case.get("status") == "run":
+            good = good or 1
+        else:
+            bad = bad or 1
+        passed, failed = passed + good, failed + bad
+    return passed, failed
+
+
+def run_ctest(folder: str, name: str) -> tuple:
+    """(passed, failed) of the tests built in `folder`."""
+    print(f"\n=== {name}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        report = os.path.join(scratch, "ctest.xml")
+        command = ["ctest", "--test-dir", folder, "--output-on-failure", "--output-junit", report]
+        command += ["--timeout", "600", "-j", str(len(os.sched_getaffinity(0)))]
+        command += [
+            "--test-output-size-passed",
+            "10000000",
+            "--test-output-size-failed",
+            "10000000",
+        ]
+        environment = dict(os.environ, UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1")
+        status = subprocess.run(command, env=environment).returncode
+        if not os.path.exists(report):
+            return 0, 1
+        passed, failed = count_ctest(report)
+    return passed, failed or int(status != 0)
+
+
+def run_pytest(root: str, arguments: list) -> tuple:
+    """(passed, failed) of tests/python; errors and unexpected passes are failures."""
+    print("\n=== Python tests", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        report = os.path.join(scratch, "pytest.xml")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            f"--junitxml={report}",
+            os.path.join(root, "tests", "python"),
+        ]
+        status = subprocess.run(command + arguments, cwd=root).returncode
+        if not os.path.exists(report):
+            return 0, 1
+        suites = list(xml.parse(report).iter("testsuite"))
+    total, bad, skipped = (
+        sum(int(s.get(k, 0)) for s in suites) for k in ("tests", "failures", "skipped")
+    )
+    bad += sum(int(s.get("errors", 0)) for s in suites)
+    return total - bad - skipped, bad or int(status != 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root", required=True)
+    options, pytest_arguments = parser.parse_known_args()
+    counts = [
+        run_ctest(os.path.join(options.root, "build"), "C tests"),
+        run_ctest(os.path.join(options.root, "build-asan"), "C tests under ASan and UBSan"),
+        run_pytest(options.root, pytest_arguments),
+    ]
+    passed, failed = (sum(column) for column in zip(*counts, strict=True))
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return int(failed != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,404 @@
+/* Matrix multiplication against its definition, bit by bit: one chain of fused multiply-adds over ascending k per element.
+ *
+ * Operands lie in buffers of exactly the bytes that they span, up against a page that may not be touched; results are framed by
+ * canaries. Every case runs serially, on 3 threads, through a tile function and from a packed right operand.
+ */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include "graph/graph.h"
+#include "runtime/gemm.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+enum { PAGE = 4096, THREADS = 3, CANARY = 0x5a };
+
+/* ---- a host with threads */
+
+typedef struct piece {
+    void (*body)(void *data, int64_t begin, int64_t end);
+    void *data;
+    int64_t begin, end;
+} piece;
+
+static void *run_piece(void *data)
+{
+    const piece *p = data;
+    p->body(p->data, p->begin, p->end);
+    return NULL;
+}
+
+static int threads = 1;
+
+static void parallel_for(void *self, int64_t count, int64_t grain, void (*body)(void *data, int64_t begin, int64_t end), void *data)
+{
+    pthread_t thread[THREADS];
+    piece p[THREADS];
+    (void)self, (void)grain;
+    if (threads == 1) {
+        body(data, 0, count);
+        return;
+    }
+    /* Pieces smaller than asked for: more ways to go wrong. */
+    for (int i = 0; i < THREADS; i++) {
+        p[i] = (piece){body, data, count * i / THREADS, count * (i + 1) / THREADS};
+        assert_int_equal(pthread_create(&thread[i], NULL, run_piece, &p[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
+}
+
+static int thread_count(void *self)
+{
+    (void)self;
+    return threads;
+}
+
+static const opq_host host = {.parallel_for = parallel_for, .thread_count = thread_count};
+static opq_jit *jit;
+static opq_gemm *gemm;
+
+static int setup(void **state)
+{
+    (void)state;
+    return opq_jit_create(&jit) != OPQ_OK || opq_gemm_create(jit, &host, &gemm) != OPQ_OK;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    opq_gemm_destroy(gemm);
+    opq_jit_destroy(jit);
+    return 0;
+}
+
+/* ---- buffers */
+
+typedef struct guarded {
+    char *map;
+    size_t map_bytes;
+    void *data; /* ends where the forbidden page begins */
+} guarded;
+
+static guarded guarded_make(int64_t bytes)
+{
+    guarded g;
+    size_t pages = ((size_t)bytes + PAGE - 1) / PAGE;
+    g.map_bytes = (pages + 2) * PAGE;
+    g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(g.map != MAP_FAILED);
+    assert_int_equal(mprotect(g.map + (pages + 1) * PAGE, PAGE, PROT_NONE), 0);
+    assert_int_equal(mprotect(g.map, PAGE, PROT_NONE), 0);
+    g.data = g.map + (pages + 1) * PAGE - bytes;
+    return g;
+}
+
+static uint32_t seed = 1;
+
+static double random_value(void)
+{
+    seed = seed * 1664525u + 1013904223u;
+    return ((int32_t)seed >> 8) * 0x1p-22; /* in [-2, 2): 24 bits, so that products round */
+}
+
+static double value_at(const void *data, opq_dtype dtype, int64_t i)
+{
+    switch ((int)dtype) {
+    case OPQ_f64: return ((const double *)data)[i];
+    case OPQ_f16: return opq_f16_to_f32(((const uint16_t *)data)[i]);
+    case OPQ_bf16: return opq_bf16_to_f32(((const uint16_t *)data)[i]);
+    default: return ((const float *)data)[i];
+    }
+}
+
+static void fill(void *data, opq_dtype dtype, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        double v = random_value();
+        float f = (float)v;
+        uint32_t bits;
+        memcpy(&bits, &f, 4);
+        if (dtype == OPQ_f64)
+            ((double *)data)[i] = v + v * 0x1p-30;
+        else if (dtype == OPQ_f32)
+            ((float *)data)[i] = i % 97 == 5 ? -0.0f : f;
+        else if (dtype == OPQ_bf16)
+            ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
+        else /* f16: any sign and mantissa, exponents around 1, now and then denormal */
+            ((uint16_t *)data)[i] = (uint16_t)((seed & 0x83ff) | (i % 61 == 7 ? 0 : 0x3800 + (seed >> 16 & 0x400)));
+    }
+}
+
+/* ---- one case */
+
+typedef enum layout { ROWS, COLUMNS, ROWS_PADDED, COLUMNS_PADDED, STRIDED, BROADCAST, LAYOUTS } layout;
+
+typedef struct sample {
+    int64_t batch, m, n, k;
+    layout a, b;
+    opq_dtype dtype, a_dtype, b_dtype;
+} sample;
+
+static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
+{
+    opq_matrix x = {.dtype = dtype};
+    int64_t pad = how == ROWS_PADDED || how == COLUMNS_PADDED ? 5 : 0;
+    if (how == STRIDED)
+        x.column_stride = 2, x.row_stride = 2 * columns + 3;
+    else if (how == COLUMNS || how == COLUMNS_PADDED)
+        x.row_stride = 1, x.column_stride = rows + pad;
+    else
+        x.column_stride = 1, x.row_stride = columns + pad;
+    int64_t span = rows && columns ? (rows - 1) * x.row_stride + (columns - 1) * x.column_stride + 1 : 0;
+    x.batch_stride = how == BROADCAST ? 0 : how == ROWS || how == COLUMNS ? rows * columns : span + 1;
+    int64_t count = span && batch ? span + (batch - 1) * x.batch_stride : 0;
+    *out = guarded_make(count * opq_dtype_bytes(dtype));
+    fill(out->data, dtype, count);
+    x.data = out->data;
+    return x;
+}
+
+static double matrix_at(const opq_matrix *x, int64_t batch, int64_t row, int64_t column)
+{
+    return value_at(x->data, x->dtype, batch * x->batch_stride + row * x->row_stride + column * x->column_stride);
+}
+
+static void reference(const opq_gemm_call *call, char *c)
+{
+    for (int64_t l = 0; l < call->batch; l++)
+        for (int64_t i = 0; i < call->m; i++)
+            for (int64_t j = 0; j < call->n; j++) {
+                double wide = 0;
+                float narrow = 0;
+                for (int64_t k = 0; k < call->k; k++) {
+                    double a = matrix_at(&call->a, l, i, k), b = matrix_at(&call->b, l, k, j);
+                    if (call->dtype == OPQ_f64)
+                        wide = fma(a, b, wide);
+                    else
+                        narrow = fmaf((float)a, (float)b, narrow);
+                }
+                int64_t at = (l * call->m + i) * call->n + j;
+                if (call->dtype == OPQ_f64)
+                    ((double *)c)[at] = wide;
+                else
+                    ((float *)c)[at] = narrow;
+            }
+}
+
+typedef struct collector {
+    const opq_gemm_call *call;
+    char *c;
+    unsigned char *times; /* per element */
+} collector;
+
+static void collect(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile, int64_t ld)
+{
+    const collector *to = data;
+    size_t bytes = (size_t)opq_dtype_bytes(to->call->dtype);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) {
+            int64_t at = (batch * to->call->m + row + i) * to->call->n + column + j;
+            memcpy(to->c + (size_t)at * bytes, (const char *)tile + (size_t)(i * ld + j) * bytes, bytes);
+            to->times[at]++;
+        }
+}
+
+static void check_same(const sample *s, const char *how, const char *expect, const char *got, int64_t stride)
+{
+    size_t row = (size_t)(s->n * opq_dtype_bytes(s->dtype));
+    for (int64_t i = 0; i < s->batch * s->m; i++)
+        if (memcmp(expect + (size_t)i * row, got + i * stride, row))
+            fail_msg("%s, %d threads: row %d differs: batch %d, %d x %d x %d, layouts %d %d, dtypes %d %d %d", how,
+                     threads, (int)i, (int)s->batch, (int)s->m, (int)s->n, (int)s->k, s->a, s->b, s->dtype, s->a_dtype, s->b_dtype);
+}
+
+/* Into c whose rows are 3 elements apart from each other: the gaps must survive. */
+static void check_direct(const sample *s, const char *how, opq_gemm_call call, const char *expect)
+{
+    int64_t bytes = opq_dtype_bytes(s->dtype), rows = s->batch * s->m;
+    call.c_row_stride = s->n + (s->k % 2 ? 3 : 0);
+    call.c_batch_stride = s->m * call.c_row_stride;
+    int64_t size = (rows ? rows * call.c_row_stride : 0) * bytes;
+    char *c = malloc((size_t)size + 2 * PAGE);
+    memset(c, CANARY, (size_t)size + 2 * PAGE);
+    call.c = c + PAGE;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    check_same(s, how, expect, call.c, call.c_row_stride * bytes);
+    for (int64_t i = 0; i < PAGE; i++)
+        assert_true(c[i] == CANARY && c[PAGE + size + i] == CANARY);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = s->n * bytes; j < call.c_row_stride * bytes; j++)
+            assert_true(((char *)call.c)[i * call.c_row_stride * bytes + j] == CANARY);
+    free(c);
+}
+
+static void check_tiles(const sample *s, const char *how, opq_gemm_call call, const char *expect)
+{
+    size_t count = (size_t)(s->batch * s->m * s->n), bytes = (size_t)opq_dtype_bytes(s->dtype);
+    collector to = {&call, calloc(count + 1, bytes), calloc(count + 1, 1)};
+    opq_gemm_call with = call;
+    with.tile = collect;
+    with.tile_data = &to;
+    assert_int_equal(opq_gemm_run(gemm, &with), OPQ_OK);
+    check_same(s, how, expect, to.c, s->n * (int64_t)bytes);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(to.times[i], 1);
+    free(to.c);
+    free(to.times);
+}
+
+static void check(const sample *s)
+{
+    guarded a, b;
+    opq_gemm_call call = {.dtype = s->dtype, .batch = s->batch, .m = s->m, .n = s->n, .k = s->k};
+    call.a = matrix_make(s->a, s->a_dtype, s->batch, s->m, s->k, &a);
+    call.b = matrix_make(s->b, s->b_dtype, s->batch, s->k, s->n, &b);
+    char *expect = calloc((size_t)(s->batch * s->m * s->n) + 1, 8);
+    reference(&call, expect);
+    guarded packed = {0};
+    const void *packed_b = NULL;
+    if (s->batch == 1 || (s->batch > 1 && call.b.batch_stride == 0)) {
+        packed = guarded_make(opq_gemm_packed_bytes(gemm, s->dtype, s->k, s->n));
+        assert_int_equal(opq_gemm_pack_b(gemm, s->dtype, &call.b, s->k, s->n, packed.data), OPQ_OK);
+        packed_b = packed.data;
+    }
+    for (threads = 1; threads <= THREADS; threads += THREADS - 1) {
+        call.packed_b = NULL;
+        check_direct(s, "direct", call, expect);
+        check_tiles(s, "tiles", call, expect);
+        call.packed_b = packed_b;
+        if (packed_b) {
+            check_direct(s, "packed b", call, expect);
+            check_tiles(s, "packed b, tiles", call, expect);
+        }
+    }
+    threads = 1;
+    if (packed.map)
+        munmap(packed.map, packed.map_bytes);
+    free(expect);
+    munmap(a.map, a.map_bytes);
+    munmap(b.map, b.map_bytes);
+}
+
+/* ---- tables */
+
+static const int64_t shapes[][4] = {
+    /* batch, m, n, k */
+    {1, 0, 5, 7},   {1, 5, 0, 7},    {1, 5, 7, 0},     {0, 5, 7, 3},    {1, 1, 1, 0},    {1, 1, 1, 1},    {1, 1, 1, 100},  {1, 2, 1, 33},
+    {1, 1, 2, 16},  {1, 1, 17, 31},  {1, 1, 300, 65},  {1, 2, 100, 40}, {1, 3, 33, 17},  {1, 3, 225, 40}, {1, 4, 64, 130}, {1, 5, 129, 9},
+    {1, 6, 96, 70}, {1, 7, 31, 5},   {1, 8, 128, 64},  {1, 13, 65, 66}, {1, 14, 32, 16}, {1, 15, 47, 3},  {1, 29, 16, 18}, {1, 57, 1, 90},
+    {1, 300, 1, 7}, {1, 150, 130, 5}, {1, 33, 70, 300}, {1, 64, 64, 64}, {3, 5, 20, 9},   {3, 1, 33, 20},  {7, 20, 20, 32}, {2, 17, 140, 33},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static const opq_dtype dtypes[][3] = {
+    {OPQ_f32, OPQ_f32, OPQ_f32}, {OPQ_f64, OPQ_f64, OPQ_f64}, {OPQ_f32, OPQ_bf16, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f16},
+    {OPQ_f32, OPQ_f32, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f32}, {OPQ_f64, OPQ_f32, OPQ_f64},
+};
+
+static void check_shapes(int which)
+{
+    for (int i = 0; i < SHAPES; i++)
+        for (int a = 0; a < LAYOUTS; a++)
+            for (int b = 0; b < LAYOUTS; b++) {
+                const int64_t *s = shapes[i];
+                if (which > 0 && (a + b + i) % 3) /* a sample of the layouts is enough for conversions */
+                    continue;
+                sample one = {s[0], s[1], s[2], s[3], (layout)a, (layout)b, dtypes[which][0], dtypes[which][1], dtypes[which][2]};
+                check(&one);
+            }
+}
+
+static void test_f32(void **state) { (void)state; check_shapes(0); }
+static void test_f64(void **state) { (void)state; check_shapes(1); check_shapes(6); }
+static void test_half(void **state) { (void)state; check_shapes(2); check_shapes(3); check_shapes(4); check_shapes(5); }
+
+/* Several blocks of k, several tiles, several groups, and enough work for threads to share. */
+static void test_large(void **state)
+{
+    (void)state;
+    static const sample large[] = {
+        {1, 150, 300, 1100, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},   {1, 150, 131, 1100, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 450, 40, 530, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},        {1, 20, 700, 600, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 1, 900, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},        {1, 1, 900, 1500, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_bf16},
+        {1, 900, 1, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},        {1, 11, 400, 700, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 160, 100, 600, ROWS, COLUMNS, OPQ_f64, OPQ_f64, OPQ_f64},    {5, 100, 100, 32, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {2, 300, 60, 100, ROWS_PADDED, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32}, {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 5000, 3, 1000, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+    };
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+        check(&large[i]);
+}
+
+/* A row's bits do not depend on how many rows it is computed with. */
+static void test_rows_alone(void **state)
+{
+    (void)state;
+    enum { M = 29, N = 75, K = 50 };
+    guarded a, b;
+    opq_matrix x = matrix_make(ROWS, OPQ_f32, 1, M, K, &a), w = matrix_make(COLUMNS, OPQ_f32, 1, K, N, &b);
+    float whole[M * N], part[M * N];
+    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = M, .n = N, .k = K, .a = x, .b = w, .c = whole, .c_row_stride = N};
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    for (int64_t rows = 1; rows <= M; rows++) {
+        call.m = rows;
+        call.c = part;
+        assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+        assert_memory_equal(part, whole, (size_t)rows * N * sizeof *part);
+    }
+    munmap(a.map, a.map_bytes);
+    munmap(b.map, b.map_bytes);
+}
+
+/* Not a number, infinities and a sum that only a fused chain gets right. */
+static void test_special(void **state)
+{
+    (void)state;
+    float a[3] = {INFINITY, 0x1.000002p0f, -0.0f}, b[3] = {0, 0x1.000002p0f, 1}, c[1];
+    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = 1, .n = 1, .k = 3, .c = c, .c_row_stride = 1};
+    call.a = (opq_matrix){a, 3, 1, 0, OPQ_f32};
+    call.b = (opq_matrix){b, 1, 1, 0, OPQ_f32};
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(isnan(c[0]));
+    a[0] = -0x1.000004p0f;
+    b[0] = 1;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(c[0] == 0x1p-46f);
+    call.a.data = a + 2;
+    call.k = 1;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(c[0] == 0 && !signbit(c[0])); /* 0 + -0 * x */
+}
+
+static void test_invalid(void **state)
+{
+    (void)state;
+    float x[1] = {1};
+    opq_matrix one = {x, 1, 1, 0, OPQ_f32}, wide = {x, 1, 1, 0, OPQ_f64}, whole = {x, 1, 1, 0, OPQ_i32};
+    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = 1, .n = 1, .k = 1, .a = one, .b = wide, .c = x, .c_row_stride = 1};
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    call.b = whole;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    call.b = one;
+    call.m = -1;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    call.m = 1;
+    call.dtype = OPQ_bf16;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    assert_int_equal(opq_gemm_pack_b(gemm, OPQ_f32, &wide, 1, 1, x), OPQ_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_f32),        cmocka_unit_test(test_f64),     cmocka_unit_test(test_half),    cmocka_unit_test(test_large),
+        cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_special), cmocka_unit_test(test_invalid),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,131 @@
+/* tools/npy.c: what is written reads back bit by bit, headers are NumPy's, and files that are not what they should be are refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tools/npy.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static char dir[] = "/tmp/opq_npy_XXXXXX";
+static char path[64];
+
+static int folder_make(void **state)
+{
+    (void)state;
+    if (!mkdtemp(dir))
+        return -1;
+    snprintf(path, sizeof path, "%s/t.npy", dir);
+    return 0;
+}
+
+static int folder_drop(void **state)
+{
+    (void)state;
+    unlink(path);
+    return rmdir(dir);
+}
+
+static void every_dtype_reads_back(void **state)
+{
+    (void)state;
+    static const struct {
+        int rank;
+        int64_t size[3];
+    } shapes[] = {{0, {0}}, {1, {5}}, {2, {3, 4}}, {3, {2, 0, 3}}, {3, {2, 3, 4}}};
+    for (int dtype = 0; dtype < OPQ_DTYPE_COUNT; dtype++)
+        for (size_t i = 0; i < COUNT(shapes); i++) {
+            opq_type type = opq_type_make((opq_dtype)dtype, shapes[i].rank, shapes[i].size);
+            unsigned char bytes[24 * 16];
+            for (size_t k = 0; k < sizeof bytes; k++)
+                bytes[k] = (unsigned char)(k * 37 + 1);
+            void *data = NULL;
+            assert_int_equal(npy_write(path, &type, bytes), OPQ_OK);
+            assert_int_equal(npy_read(path, &type, &data), OPQ_OK);
+            assert_memory_equal(data, bytes, (size_t)opq_type_bytes(&type));
+            free(data);
+        }
+}
+
+static void header_is_padded_and_exact(void **state)
+{
+    (void)state;
+    int64_t size[] = {3};
+    opq_type type = opq_type_make(OPQ_f32, 1, size);
+    float data[3] = {1, 2, 3};
+    assert_int_equal(npy_write(path, &type, data), OPQ_OK);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    char text[256] = {0};
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    const char *dict = "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }";
+    assert_memory_equal(text, "\x93NUMPY\x01\x00", 8);
+    assert_memory_equal(text + 10, dict, strlen(dict));
+    size_t header = 10 + (size_t)(unsigned char)text[8];
+    assert_int_equal(header % 64, 0);
+    assert_int_equal(text[header - 1], '\n');
+    assert_int_equal(length, header + sizeof data);
+}
+
+static void file_write(const char *bytes, size_t length)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, length, file), length);
+    fclose(file);
+}
+
+static void wrong_files_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header; /* without magic and length */
+        const char *error;  /* part of the message */
+    } rows[] = {
+        {"{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }\n", "dtype <f8, expected <f4"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }\n", "shape (4,) is not"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 1), }\n", "shape (3, 1) is not"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (), }\n", "shape () is not"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': 3}\n", "shape"},
+        {"{'shape': (3,)}\n", "no .npy header"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", "fewer than 12 bytes"},
+    };
+    int64_t size[] = {3};
+    opq_type type = opq_type_make(OPQ_f32, 1, size);
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        char bytes[256] = "\x93NUMPY\x01\x00";
+        size_t length = strlen(rows[i].header);
+        bytes[8] = (char)length;
+        memcpy(bytes + 10, rows[i].header, length);
+        file_write(bytes, 10 + length);
+        void *data = NULL;
+        assert_int_equal(npy_read(path, &type, &data), OPQ_INVALID);
+        assert_null(data);
+        if (!strstr(opq_error(), rows[i].error))
+            fail_msg("row %zu: %s", i, opq_error());
+    }
+    file_write("PK\x03\x04 and so on", 12);
+    void *data = NULL;
+    assert_int_equal(npy_read(path, &type, &data), OPQ_INVALID);
+    assert_non_null(strstr(opq_error(), "not a .npy file"));
+    assert_int_equal(npy_read("/nowhere/t.npy", &type, &data), OPQ_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_dtype_reads_back),
+        cmocka_unit_test(header_is_padded_and_exact),
+        cmocka_unit_test(wrong_files_are_refused),
+    };
+    return cmocka_run_group_tests(tests, folder_make, folder_drop);
+}
