@@ -218,11 +218,15 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
         call = opq_node_at(p->graph, n);
     if (host == NULL || host->call_extern == NULL || call->payload == NULL)
         return opq_fail(OPQ_UNSUPPORTED, "extern: nobody here can call %s", opq_node_attr(call, OPQ_ATTR_key) ? opq_node_attr(call, OPQ_ATTR_key)->str : "it");
+    int count = (int)opq_node_int(call, OPQ_ATTR_result, 1);
     step->operand_count = call->arity;
+    step->result_count = count;
     step->operands = opq_arena_alloc(&p->plan->arena, ((size_t)call->arity + 1) * sizeof *step->operands);
-    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)group->count + 1) * sizeof *step->results);
+    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)count + 1) * sizeof *step->results);
     if (step->operands == NULL || step->results == NULL)
         return out_of_memory();
+    for (int i = 0; i < count; i++)
+        step->results[i] = -1; /* nobody reads it */
     for (int k = 0; k < call->arity; k++) {
         step->operands[k] = opq_planner_storage(p, call->operand[k]);
         if (step->operands[k] < 0)
@@ -233,10 +237,9 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
         if (node->op != OPQ_OP_extern_result)
             continue;
         int result = (int)opq_node_int(node, OPQ_ATTR_result, 0);
-        if (result >= group->count)
+        if (result >= count)
             return opq_fail(OPQ_INTERNAL, "plan: %s has no result %d", group->name, result);
         step->results[result] = p->storage_of[n];
-        step->result_count = result + 1 > step->result_count ? result + 1 : step->result_count;
     }
     step->payload = call->payload;
     if (host->retain_payload)
