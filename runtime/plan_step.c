@@ -123,6 +123,8 @@ static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_st
         if (!opq_lower_matrix(p->graph, p->group_of, lowered->matmul, k, &view[k]))
             return opq_fail(OPQ_INTERNAL, "plan: matmul operand is not a matrix in memory");
         matmul->operand[k] = opq_planner_storage(p, view[k].memory);
+        if (matmul->operand[k] < 0)
+            return opq_fail(OPQ_INTERNAL, "plan: operand %%%d of matmul %%%d is not in memory", view[k].memory, lowered->matmul);
         matmul->offset[k] = view[k].offset;
         matmul->matrix[k] = (opq_matrix){.row_stride = view[k].row_stride, .column_stride = view[k].column_stride,
                                          .dtype = opq_node_at(p->graph, view[k].memory)->type.dtype};
