@@ -34,7 +34,9 @@ void *opq_run_data(const opq_run_state *run, int32_t id)
     if (id < 0)
         return NULL;
     opq_buffer *buffer = opq_run_buffer(run, id);
-    return buffer ? buffer->data : (char *)run->arena->data + run->plan->storage[id].offset;
+    if (buffer)
+        return buffer->data;
+    return run->arena ? (char *)run->arena->data + run->plan->storage[id].offset : (void *)run->slots; /* no arena: nothing has bytes */
 }
 
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars)
