@@ -348,8 +348,11 @@ void run(const ExternCall &call, const void *const *operands, void *const *resul
     call.op.callBoxed(stack);
     size_t next = 0;
     for (size_t i = 0; i < call.prediction->size(); ++i)
-        if ((*call.prediction)[i].defined)
-            store((*call.prediction)[i], stack[i].toTensor(), results[next++], call.op);
+        if ((*call.prediction)[i].defined) {
+            if (results[next]) // NULL: nobody reads this result
+                store((*call.prediction)[i], stack[i].toTensor(), results[next], call.op);
+            ++next;
+        }
 }
 
 } // namespace
