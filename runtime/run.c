@@ -93,7 +93,7 @@ static opq_status run_extern(const opq_run_state *run, const opq_step *step)
     for (int i = 0; i < step->operand_count && status == OPQ_OK; i++)
         operands[i] = opq_run_data(run, step->operands[i]);
     for (int i = 0; i < step->result_count && status == OPQ_OK; i++)
-        results[i] = step->results[i] < 0 ? NULL : opq_run_data(run, step->results[i]);
+        results[i] = opq_run_data(run, step->results[i]);
     if (status == OPQ_OK)
         status = host->call_extern(host->self, step->payload, operands, results);
     free(operands);
