@@ -39,29 +39,33 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
 
 /* ---- the space */
 
-/* The node whose shape the loops follow. */
-static opq_ref space_root(const opq_lower_request *rq, opq_ref *out_reduce)
+/* What decides about the loops: a reduction, a matmul, or the largest member. */
+typedef struct members {
+    opq_ref largest, reduce, matmul; /* -1: none */
+    int matmul_count;
+} members;
+
+static members find_members(const opq_lower_request *rq)
 {
     const opq_graph *graph = rq->graph;
-    opq_ref root = rq->stored[0];
+    members found = {rq->stored[0], -1, -1, 0};
     int64_t most = -1;
-    *out_reduce = -1;
     for (opq_ref n = rq->stored[rq->stored_count - 1]; n >= 0; n--) {
         const opq_node *node = opq_node_at(graph, n);
         if (rq->group_of[n] != rq->group)
             continue;
-        if (opq_node_class(node) == OPQ_CLASS_REDUCE) {
-            *out_reduce = n;
-            return node->operand[0];
+        if (opq_node_class(node) == OPQ_CLASS_REDUCE && found.reduce < 0)
+            found.reduce = n;
+        if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
+            found.matmul = n;
+            found.matmul_count++;
         }
-        if (opq_node_class(node) == OPQ_CLASS_MATMUL)
-            return n;
         if (opq_type_count(&node->type) > most) {
             most = opq_type_count(&node->type);
-            root = n;
+            found.largest = n;
         }
     }
-    return root;
+    return found;
 }
 
 static int compare_int64(const void *a, const void *b)
@@ -300,26 +304,35 @@ static void emit_scatter(opq_lower_state *state, opq_ref ref)
     state->out->serial = true;
 }
 
-static bool lower_space(opq_lower_state *state)
+static opq_refusal lower_space(opq_lower_state *state)
 {
     const opq_lower_request *rq = state->request;
-    opq_ref reduce, root = space_root(rq, &reduce);
+    members found = find_members(rq);
+    bool made;
     for (int i = 0; i < rq->stored_count; i++) {
         const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
         opq_class class_ = opq_node_class(node);
-        if (class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER)
-            return rq->stored_count == 1 && make_space(state, node->operand[node->arity - 1], NULL);
+        if (class_ != OPQ_CLASS_UPDATE && class_ != OPQ_CLASS_SCATTER)
+            continue;
+        if (rq->stored_count > 1 || found.matmul >= 0)
+            return OPQ_REFUSAL_other_use;
+        return make_space(state, node->operand[node->arity - 1], NULL) ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
     }
-    if (reduce >= 0) {
-        const opq_node *node = opq_node_at(state->graph, reduce);
+    if (found.matmul_count > 1)
+        return OPQ_REFUSAL_two_matmuls;
+    if (found.matmul >= 0 && found.reduce >= 0)
+        return OPQ_REFUSAL_after_matmul;
+    if (found.reduce >= 0) {
+        const opq_node *node = opq_node_at(state->graph, found.reduce);
         state->column = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
-        return make_space(state, root, node) && complete_reduced(state);
+        made = make_space(state, node->operand[0], node) && complete_reduced(state);
+    } else if (found.matmul >= 0) {
+        state->out->matmul = found.matmul;
+        made = make_matmul_space(state, found.matmul);
+    } else {
+        made = make_space(state, found.largest, NULL);
     }
-    if (opq_node_class(opq_node_at(state->graph, root)) == OPQ_CLASS_MATMUL && rq->group_of[root] == rq->group) {
-        state->out->matmul = root;
-        return make_matmul_space(state, root);
-    }
-    return make_space(state, root, NULL);
+    return made ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
 }
 
 opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
@@ -337,8 +350,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     memset(state->bucket, 0xff, sizeof state->bucket);
     out_lowered->matmul = out_lowered->tile = -1;
 
-    if (!lower_space(state))
-        state->refusal = OPQ_REFUSAL_space;
+    state->refusal = lower_space(state);
     for (int i = 0; i < request->stored_count && state->refusal == OPQ_REFUSAL_none; i++) {
         opq_class class_ = opq_node_class(opq_node_at(request->graph, request->stored[i]));
         if (class_ == OPQ_CLASS_UPDATE)

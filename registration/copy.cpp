@@ -41,7 +41,7 @@ bool clone(Call &call)
 Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> where,
                std::optional<bool> pin_memory, bool non_blocking, std::optional<at::MemoryFormat> format)
 {
-    if ((where && where->type() != kDeviceType) || pin_memory.value_or(false) || (layout && *layout != c10::kStrided))
+    if (!on_device(self) || (where && where->type() != kDeviceType) || pin_memory.value_or(false) || (layout && *layout != c10::kStrided))
         return at::native::_to_copy(self, dtype, layout, where, pin_memory, non_blocking, format);
     note_line();
     return guarded([&] {

@@ -14,7 +14,7 @@ bool always_extern(Call &)
 // convolution_overrideable has convolution's arguments.
 bool convolution(Call &call)
 {
-    call.results = extern_results("aten::convolution", "", {call.args, call.args + call.count});
+    call.results = extern_results("aten::convolution", "", std::vector<IValue>(call.args, call.args + call.count));
     return true;
 }
 

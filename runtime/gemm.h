@@ -23,7 +23,7 @@ typedef struct opq_matrix {
 
 /* Rows [row, row + rows) x columns [column, column + columns) of batch `batch` are final: `tile` holds them in the accumulation
  * dtype, rows `ld` elements apart, valid during the call. Called once for every element, from several threads, on disjoint
- * blocks; a block is at most about 140 rows x 512 bytes. */
+ * blocks; a block is at most about 140 rows x 768 bytes. */
 typedef void (*opq_gemm_tile)(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
                               const void *tile, int64_t ld);
 

@@ -151,7 +151,7 @@ static const struct {
      "  output %1\n",
      "  %0 = input u8[4]\n"
      "  %1 = const u8[] {value=0}\n"
-     "  %2 = maximum u8[4] %0, %1\n"
+     "  %2 = maximum u8[4] %1, %0\n"
      "  %3 = const u8[] {value=6}\n"
      "  %4 = minimum u8[4] %2, %3\n"
      "  output %4\n"},
