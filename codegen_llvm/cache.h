@@ -1,4 +1,5 @@
-/* Compiled kernels by their canonical bytes. Private to this folder: the cache is a member of the JIT and dies with it. */
+/* Compiled kernels by their canonical bytes. Private to this folder: the cache is a member of the JIT and dies with it.
+ */
 #ifndef OPAQUE_CODEGEN_CACHE_H
 #define OPAQUE_CODEGEN_CACHE_H
 

@@ -9,7 +9,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* ---- cache ----------------------------------------------------------------------------------------------------------- */
+/* ---- cache
+ * ----------------------------------------------------------------------------------------------------------- */
 
 void opq_code_cache_init(opq_code_cache *cache)
 {
@@ -29,7 +30,8 @@ void opq_code_cache_drop(opq_code_cache *cache)
 static opq_code_entry **find_slot(opq_code_entry **slots, size_t capacity, uint64_t hash, const opq_text *key)
 {
     size_t at = hash & (capacity - 1);
-    while (slots[at] && !(slots[at]->hash == hash && slots[at]->length == key->length && memcmp(slots[at]->key, key->data, key->length) == 0))
+    while (slots[at] && !(slots[at]->hash == hash && slots[at]->length == key->length &&
+                          memcmp(slots[at]->key, key->data, key->length) == 0))
         at = (at + 1) & (capacity - 1);
     return &slots[at];
 }
@@ -65,7 +67,8 @@ static const opq_code *look_up(opq_code_cache *cache, uint64_t hash, const opq_t
 }
 
 /* Another thread may have compiled the same kernel meanwhile; then that one is used. */
-static opq_status keep(opq_code_cache *cache, uint64_t hash, const opq_text *key, opq_code code, const opq_code **out_code)
+static opq_status keep(opq_code_cache *cache, uint64_t hash, const opq_text *key, opq_code code,
+                       const opq_code **out_code)
 {
     opq_code_entry *entry = malloc(sizeof *entry + key->length);
     if (!entry)
@@ -89,7 +92,8 @@ static opq_status keep(opq_code_cache *cache, uint64_t hash, const opq_text *key
     return status;
 }
 
-/* ---- compiling ------------------------------------------------------------------------------------------------------- */
+/* ---- compiling
+ * ------------------------------------------------------------------------------------------------------- */
 
 static const char function_name[] = "opq_kernel";
 
@@ -119,9 +123,10 @@ static void emit_nest(opq_nest *n)
 static opq_status build(opq_emitter *e, void *data)
 {
     const opq_kernel *kernel = data;
-    if (kernel->rank < 1 || kernel->rank > OPQ_LOOP_MAX || kernel->instr_count > OPQ_BODY_MAX || kernel->access_count > OPQ_ACCESS_MAX)
-        return opq_fail(OPQ_UNSUPPORTED, "kernel %s: %d loops, %d instructions, %d accesses", kernel->name, kernel->rank,
-                        kernel->instr_count, kernel->access_count);
+    if (kernel->rank < 1 || kernel->rank > OPQ_LOOP_MAX || kernel->instr_count > OPQ_BODY_MAX ||
+        kernel->access_count > OPQ_ACCESS_MAX)
+        return opq_fail(OPQ_UNSUPPORTED, "kernel %s: %d loops, %d instructions, %d accesses", kernel->name,
+                        kernel->rank, kernel->instr_count, kernel->access_count);
     opq_nest *n = malloc(sizeof *n);
     if (!n)
         return opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", kernel->name);
@@ -143,7 +148,8 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static opq_status compile(opq_jit *jit, const opq_kernel *kernel, uint64_t hash, const opq_text *key, const opq_code **out_code)
+static opq_status compile(opq_jit *jit, const opq_kernel *kernel, uint64_t hash, const opq_text *key,
+                          const opq_code **out_code)
 {
     double start = now();
     void *address = NULL;
@@ -182,7 +188,8 @@ opq_status opq_codegen_print(opq_jit *jit, const opq_kernel *kernel, const char 
     return out_text->failed ? opq_fail(OPQ_NO_MEMORY, "no memory for the text of kernel %s", kernel->name) : OPQ_OK;
 }
 
-/* ---- launching ------------------------------------------------------------------------------------------------------- */
+/* ---- launching
+ * ------------------------------------------------------------------------------------------------------- */
 
 int64_t opq_kernel_units(const opq_kernel *kernel, const int64_t *dims)
 {
@@ -192,8 +199,11 @@ int64_t opq_kernel_units(const opq_kernel *kernel, const int64_t *dims)
     if (kernel->kind == OPQ_KERNEL_map && kernel->rank == 1)
         return dims[0];
     int64_t units = 1;
-    for (int l = 0; l < last; l++)
+    bool tiled = opq_kernel_tiled(kernel);
+    for (int l = 0; l < last - tiled; l++)
         units *= kernel->reduced[l] ? 1 : dims[l];
+    if (tiled)
+        units *= (dims[last - 1] + OPQ_TILE_LINES - 1) / OPQ_TILE_LINES;
     if (kernel->kind == OPQ_KERNEL_column)
         units *= (dims[last] + OPQ_LANES - 1) / OPQ_LANES;
     return units;
@@ -207,7 +217,8 @@ int opq_spill_bytes(const opq_kernel *kernel, int slot)
     return 0;
 }
 
-/* Slots hold the row's elements in order; whole vectors are written, up to 63 elements past the end of the last reduced loop. */
+/* Slots hold the row's elements in order; whole vectors are written, up to 63 elements past the end of the last reduced
+ * loop. */
 int64_t opq_kernel_scratch(const opq_kernel *kernel, const int64_t *dims)
 {
     int64_t elements = 1, bytes = 0;

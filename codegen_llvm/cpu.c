@@ -1,7 +1,7 @@
 /* What the host may execute, and the two code levels made from it.
  *
- * The LLVM CPU name is one of two fixed ones, not the host's: the same kernel gives the same machine code on every host of a
- * level, and a hypervisor that hides a feature of the host's model cannot surprise us.
+ * The LLVM CPU name is one of two fixed ones, not the host's: the same kernel gives the same machine code on every host
+ * of a level, and a hypervisor that hides a feature of the host's model cannot surprise us.
  */
 #include "codegen_llvm/emit.h"
 
@@ -33,8 +33,9 @@ static bool has_avx2(void)
 
 static bool has_avx512(void)
 {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512cd");
 }
 
 opq_status opq_cpu_detect(opq_cpu *out_cpu)
@@ -56,10 +57,11 @@ opq_status opq_cpu_detect(opq_cpu *out_cpu)
         return OPQ_OK;
     }
     out_cpu->avx512_bf16 = __builtin_cpu_supports("avx512bf16");
-    out_cpu->amx_bf16 = out_cpu->avx512_bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-                        tiles_allowed();
+    out_cpu->amx_bf16 = out_cpu->avx512_bf16 && __builtin_cpu_supports("amx-tile") &&
+                        __builtin_cpu_supports("amx-bf16") && tiles_allowed();
     snprintf(out_cpu->name, sizeof out_cpu->name, "skylake-avx512");
-    snprintf(out_cpu->features, sizeof out_cpu->features, "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+fma,+f16c%s%s",
+    snprintf(out_cpu->features, sizeof out_cpu->features,
+             "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+fma,+f16c%s%s",
              out_cpu->avx512_bf16 ? ",+avx512bf16" : "", out_cpu->amx_bf16 ? ",+amx-tile,+amx-bf16" : "");
     return OPQ_OK;
 }

@@ -1,10 +1,12 @@
 /* Casts between computing dtypes, and the way to and from memory.
  *
- * Floats out of an integer's range: LLVM's fptosi is poison there, so such lanes are cut out before and set after. Results are
- * those of cvttsd2si: the smallest integer of 64 bits (i64), or of 32 bits, whose low bits are i16's, i8's and u8's result. Only u8
- * of an f64 takes the low bits of the 64; for an f32 both agree, since what exceeds 32 bits is a multiple of 256.
+ * Floats out of an integer's range: LLVM's fptosi is poison there, so such lanes are cut out before and set after.
+ * Results are those of cvttsd2si: the smallest integer of 64 bits (i64), or of 32 bits, whose low bits are i16's, i8's
+ * and u8's result. Only u8 of an f64 takes the low bits of the 64; for an f32 both agree, since what exceeds 32 bits is
+ * a multiple of 256.
  *
- * bf16 is rounded in integers: without AVX512-BF16 LLVM makes 16 calls of a vector fptrunc, and with it flushes denormals.
+ * bf16 is rounded in integers: without AVX512-BF16 LLVM makes 16 calls of a vector fptrunc, and with it flushes
+ * denormals.
  */
 #include "codegen_llvm/emit_ops.h"
 
@@ -13,7 +15,8 @@ static LLVMValueRef bits_of(opq_emitter *e, LLVMValueRef x, int bits)
     return LLVMBuildBitCast(e->builder, x, opq_vector_of(e, LLVMIntTypeInContext(e->context, (unsigned)bits)), "");
 }
 
-/* Truncation to 32 or 64 bits. Above `low` is above the smallest integer or rounds to it, which gives the same result. */
+/* Truncation to 32 or 64 bits. Above `low` is above the smallest integer or rounds to it, which gives the same result.
+ */
 static LLVMValueRef float_to_int(opq_emitter *e, LLVMValueRef x, int bits)
 {
     LLVMTypeRef from = LLVMTypeOf(x), to = opq_vector_of(e, LLVMIntTypeInContext(e->context, (unsigned)bits));
@@ -59,16 +62,17 @@ LLVMValueRef opq_emit_cast(opq_emitter *e, opq_dtype from, opq_dtype to, LLVMVal
     return LLVMBuildIntCast2(e->builder, x, type, is_signed, "");
 }
 
-/* ---- f16, bf16 ----------------------------------------------------------------------------------------------------- */
+/* ---- f16, bf16 --------------------------------------------------------------------------------------------------- */
 
-/* The upper half of the result is the bf16. Half of the last kept place less one, plus one if that place is odd; NaN is made
- * quiet instead, because the sum could carry it into infinity. */
+/* The upper half of the result is the bf16. Half of the last kept place less one, plus one if that place is odd; NaN is
+ * made quiet instead, because the sum could carry it into infinity. */
 static LLVMValueRef bf16_bits(opq_emitter *e, LLVMValueRef x)
 {
     LLVMBuilderRef b = e->builder;
     LLVMValueRef bits = bits_of(e, x, 32);
     LLVMTypeRef type = LLVMTypeOf(bits);
-    LLVMValueRef odd = LLVMBuildAnd(b, LLVMBuildLShr(b, bits, opq_splat_int(e, type, 16), ""), opq_splat_int(e, type, 1), "");
+    LLVMValueRef odd =
+        LLVMBuildAnd(b, LLVMBuildLShr(b, bits, opq_splat_int(e, type, 16), ""), opq_splat_int(e, type, 1), "");
     LLVMValueRef rounded = LLVMBuildAdd(b, LLVMBuildAdd(b, bits, opq_splat_int(e, type, 0x7fff), ""), odd, "");
     LLVMValueRef quiet = LLVMBuildOr(b, bits, opq_splat_int(e, type, 0x400000), "");
     return opq_select(e, LLVMBuildFCmp(b, LLVMRealUNO, x, x, ""), quiet, rounded);
@@ -98,7 +102,8 @@ LLVMValueRef opq_emit_narrow(opq_emitter *e, opq_dtype dtype, LLVMValueRef x)
     if (dtype == OPQ_bool)
         return LLVMBuildZExt(b, x, type, "");
     if (dtype == OPQ_f16)
-        return LLVMBuildBitCast(b, LLVMBuildFPTrunc(b, x, opq_vector_of(e, LLVMHalfTypeInContext(e->context)), ""), type, "");
+        return LLVMBuildBitCast(b, LLVMBuildFPTrunc(b, x, opq_vector_of(e, LLVMHalfTypeInContext(e->context)), ""),
+                                type, "");
     if (dtype == OPQ_bf16) {
         LLVMValueRef bits = bf16_bits(e, x);
         return LLVMBuildTrunc(b, LLVMBuildLShr(b, bits, opq_splat_int(e, LLVMTypeOf(bits), 16), ""), type, "");
@@ -115,7 +120,7 @@ LLVMValueRef opq_emit_round(opq_emitter *e, opq_dtype narrow, LLVMValueRef x)
     return LLVMBuildBitCast(e->builder, cut, LLVMTypeOf(x), "");
 }
 
-/* ---- random numbers ------------------------------------------------------------------------------------------------ */
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
 static LLVMValueRef word(opq_emitter *e, LLVMValueRef x, int which)
 {

@@ -1,12 +1,10 @@
-/* What reductions are made of: identities, combining, folding 64 lanes in halves. graph/eval_reduce.c defines the results. */
+/* What reductions are made of: identities, combining, folding 64 lanes in halves. graph/eval_reduce.c defines the
+ * results. */
 #include "codegen_llvm/emit_ops.h"
 
 #include <math.h>
 
-static bool is_signed(opq_dtype dtype)
-{
-    return opq_dtype_kind_of(dtype) == OPQ_KIND_INT;
-}
+static bool is_signed(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_INT; }
 
 /* The largest number of the dtype, or the smallest; infinities for floats. */
 static LLVMValueRef limit(opq_emitter *e, opq_dtype dtype, bool largest)
@@ -71,7 +69,8 @@ static LLVMValueRef shift_down(opq_emitter *e, LLVMValueRef x, int by)
     LLVMValueRef lanes[64];
     for (int i = 0; i < e->lanes; i++)
         lanes[i] = opq_int(e, 32, i + by < e->lanes ? i + by : i);
-    return LLVMBuildShuffleVector(e->builder, x, LLVMGetPoison(LLVMTypeOf(x)), LLVMConstVector(lanes, (unsigned)e->lanes), "");
+    return LLVMBuildShuffleVector(e->builder, x, LLVMGetPoison(LLVMTypeOf(x)),
+                                  LLVMConstVector(lanes, (unsigned)e->lanes), "");
 }
 
 LLVMValueRef opq_fold_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, int count)
@@ -85,18 +84,16 @@ LLVMValueRef opq_fold_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVM
     return opq_splat(e, opq_lane(e, all, 0));
 }
 
-/* ---- argmax, argmin ------------------------------------------------------------------------------------------------ */
+/* ---- argmax, argmin ---------------------------------------------------------------------------------------------- */
 
-static LLVMValueRef is_nan(opq_emitter *e, LLVMValueRef x)
-{
-    return LLVMBuildFCmp(e->builder, LLVMRealUNO, x, x, "");
-}
+static LLVMValueRef is_nan(opq_emitter *e, LLVMValueRef x) { return LLVMBuildFCmp(e->builder, LLVMRealUNO, x, x, ""); }
 
 LLVMValueRef opq_fold_better(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef best, LLVMValueRef x)
 {
     bool largest = fold == OPQ_FOLD_argmax;
     if (!opq_is_float(x)) {
-        LLVMIntPredicate more = is_signed(dtype) ? (largest ? LLVMIntSGT : LLVMIntSLT) : (largest ? LLVMIntUGT : LLVMIntULT);
+        LLVMIntPredicate more =
+            is_signed(dtype) ? (largest ? LLVMIntSGT : LLVMIntSLT) : (largest ? LLVMIntUGT : LLVMIntULT);
         return LLVMBuildICmp(e->builder, more, x, best, "");
     }
     /* "greater or unordered" is one instruction: true for NaN in either, and then false once the best is NaN */
@@ -104,8 +101,8 @@ LLVMValueRef opq_fold_better(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLV
     return LLVMBuildAnd(e->builder, more, LLVMBuildFCmp(e->builder, LLVMRealORD, best, best, ""), "");
 }
 
-static void arg_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *best, LLVMValueRef *index, LLVMValueRef x,
-                        LLVMValueRef at)
+static void arg_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *best, LLVMValueRef *index,
+                        LLVMValueRef x, LLVMValueRef at)
 {
     LLVMBuilderRef b = e->builder;
     LLVMValueRef better = opq_fold_better(e, fold, dtype, *best, x), equal;
@@ -121,13 +118,15 @@ static void arg_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValu
     *index = opq_select(e, replace, at, *index);
 }
 
-void opq_fold_arg_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, LLVMValueRef *indices, int count)
+void opq_fold_arg_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, LLVMValueRef *indices,
+                        int count)
 {
     for (; count > 1; count /= 2)
         for (int i = 0; i < count / 2; i++)
             arg_combine(e, fold, dtype, &vectors[i], &indices[i], vectors[i + count / 2], indices[i + count / 2]);
     for (int half = e->lanes / 2; half > 0; half /= 2)
-        arg_combine(e, fold, dtype, &vectors[0], &indices[0], shift_down(e, vectors[0], half), shift_down(e, indices[0], half));
+        arg_combine(e, fold, dtype, &vectors[0], &indices[0], shift_down(e, vectors[0], half),
+                    shift_down(e, indices[0], half));
     vectors[0] = opq_splat(e, opq_lane(e, vectors[0], 0));
     indices[0] = opq_splat(e, opq_lane(e, indices[0], 0));
 }

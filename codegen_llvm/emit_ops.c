@@ -1,7 +1,8 @@
-/* Elementwise rows of the op table as vector instructions. No fast-math flag, no nsw: graph/eval_*.c defines the results.
+/* Elementwise rows of the op table as vector instructions. No fast-math flag, no nsw: graph/eval_*.c defines the
+ * results.
  *
- * A function gets operands of one dtype and gives NULL if it is not lowered for it. Integer division never traps and is never
- * poison: divisors 0 and -1 of the smallest integer are replaced by 1 first, also in lanes that nobody looks at.
+ * A function gets operands of one dtype and gives NULL if it is not lowered for it. Integer division never traps and is
+ * never poison: divisors 0 and -1 of the smallest integer are replaced by 1 first, also in lanes that nobody looks at.
  */
 #include "codegen_llvm/emit_ops.h"
 
@@ -9,10 +10,7 @@
 
 typedef LLVMValueRef emit_fn(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x);
 
-static LLVMValueRef zero_like(LLVMValueRef x)
-{
-    return LLVMConstNull(LLVMTypeOf(x));
-}
+static LLVMValueRef zero_like(LLVMValueRef x) { return LLVMConstNull(LLVMTypeOf(x)); }
 
 static LLVMValueRef unary(opq_emitter *e, const char *intrinsic, LLVMValueRef x)
 {
@@ -30,12 +28,9 @@ static LLVMValueRef icmp(opq_emitter *e, LLVMIntPredicate predicate, LLVMValueRe
     return LLVMBuildICmp(e->builder, predicate, a, b, "");
 }
 
-static bool is_signed(opq_dtype dtype)
-{
-    return opq_dtype_kind_of(dtype) == OPQ_KIND_INT;
-}
+static bool is_signed(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_INT; }
 
-/* ---- ARITH, CMP --------------------------------------------------------------------------------------------------- */
+/* ---- ARITH, CMP -------------------------------------------------------------------------------------------------- */
 
 static int code_for(const opq_lowering *lowering, opq_dtype dtype)
 {
@@ -84,33 +79,32 @@ static LLVMValueRef arith(opq_emitter *e, opq_arith code, LLVMValueRef a, LLVMVa
     return NULL;
 }
 
+/* Float codes come first. */
 static LLVMValueRef compare(opq_emitter *e, opq_cmp code, LLVMValueRef a, LLVMValueRef b)
 {
-    switch (code) {
-#define X(name)                                                                                                        \
-    case OPQ_CMP_##name:                                                                                               \
-        return fcmp(e, LLVMReal##name, a, b);
-        X(OEQ) X(UNE) X(OLT) X(OLE) X(OGT) X(OGE)
-#undef X
-#define X(name)                                                                                                        \
-    case OPQ_CMP_##name:                                                                                               \
-        return icmp(e, LLVMInt##name, a, b);
-            X(EQ) X(NE) X(SLT) X(SLE) X(SGT) X(SGE) X(ULT) X(ULE) X(UGT) X(UGE)
-#undef X
-    case OPQ_CMP_None:
-        break;
-    }
-    return NULL;
+#define REAL(name) [OPQ_CMP_##name] = LLVMReal##name
+#define INT(name) [OPQ_CMP_##name] = LLVMInt##name
+    static const int predicates[] = {REAL(OEQ), REAL(UNE), REAL(OLT), REAL(OLE), REAL(OGT), REAL(OGE),
+                                     INT(EQ),   INT(NE),   INT(SLT),  INT(SLE),  INT(SGT),  INT(SGE),
+                                     INT(ULT),  INT(ULE),  INT(UGT),  INT(UGE)};
+#undef REAL
+#undef INT
+    if (code == OPQ_CMP_None)
+        return NULL;
+    if (code <= OPQ_CMP_OGE)
+        return fcmp(e, (LLVMRealPredicate)predicates[code], a, b);
+    return icmp(e, (LLVMIntPredicate)predicates[code], a, b);
 }
 
-/* ---- sign, order, rounding ---------------------------------------------------------------------------------------- */
+/* ---- sign, order, rounding --------------------------------------------------------------------------------------- */
 
 static LLVMValueRef emit_neg(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
 {
     (void)dtype;
     if (opq_is_bool(x[0]))
         return x[0];
-    return opq_is_float(x[0]) ? LLVMBuildFNeg(e->builder, x[0], "") : LLVMBuildSub(e->builder, zero_like(x[0]), x[0], "");
+    return opq_is_float(x[0]) ? LLVMBuildFNeg(e->builder, x[0], "")
+                              : LLVMBuildSub(e->builder, zero_like(x[0]), x[0], "");
 }
 
 static LLVMValueRef emit_abs(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
@@ -164,7 +158,8 @@ static LLVMValueRef emit_copysign(opq_emitter *e, opq_dtype dtype, const LLVMVal
 static LLVMValueRef extreme(opq_emitter *e, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b, bool largest)
 {
     if (!opq_is_float(a)) {
-        LLVMIntPredicate more = is_signed(dtype) ? (largest ? LLVMIntSGT : LLVMIntSLT) : (largest ? LLVMIntUGT : LLVMIntULT);
+        LLVMIntPredicate more =
+            is_signed(dtype) ? (largest ? LLVMIntSGT : LLVMIntSLT) : (largest ? LLVMIntUGT : LLVMIntULT);
         return opq_select(e, icmp(e, more, a, b), a, b);
     }
     LLVMValueRef chosen = opq_select(e, fcmp(e, largest ? LLVMRealOGT : LLVMRealOLT, a, b), a, b);
@@ -200,18 +195,18 @@ static LLVMValueRef emit_sqrt(opq_emitter *e, opq_dtype dtype, const LLVMValueRe
 }
 
 /* Integers stay as they are. */
-#define ROUNDING(name, intrinsic)                                                                                      \
-    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)                            \
-    {                                                                                                                  \
-        (void)dtype;                                                                                                   \
-        return opq_is_float(x[0]) ? unary(e, intrinsic, x[0]) : x[0];                                                  \
+#define ROUNDING(name, intrinsic)                                                           \
+    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x) \
+    {                                                                                       \
+        (void)dtype;                                                                        \
+        return opq_is_float(x[0]) ? unary(e, intrinsic, x[0]) : x[0];                       \
     }
 ROUNDING(floor, "llvm.floor")
 ROUNDING(ceil, "llvm.ceil")
 ROUNDING(trunc, "llvm.trunc")
 ROUNDING(round, "llvm.roundeven")
 
-/* ---- division ----------------------------------------------------------------------------------------------------- */
+/* ---- division ---------------------------------------------------------------------------------------------------- */
 
 /* b without 0, and without -1 where a / b would overflow; what the caller makes of b == 0 is its own affair. */
 static LLVMValueRef safe_divisor(opq_emitter *e, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b)
@@ -255,7 +250,8 @@ static LLVMValueRef signs_differ(opq_emitter *e, opq_dtype dtype, LLVMValueRef m
 {
     LLVMValueRef zero = zero_like(mod);
     if (opq_is_float(mod)) {
-        LLVMValueRef differ = LLVMBuildXor(e->builder, fcmp(e, LLVMRealOLT, b, zero), fcmp(e, LLVMRealOLT, mod, zero), "");
+        LLVMValueRef differ =
+            LLVMBuildXor(e->builder, fcmp(e, LLVMRealOLT, b, zero), fcmp(e, LLVMRealOLT, mod, zero), "");
         return LLVMBuildAnd(e->builder, fcmp(e, LLVMRealUNE, mod, zero), differ, "");
     }
     if (!is_signed(dtype))
@@ -280,7 +276,8 @@ static LLVMValueRef emit_remainder(opq_emitter *e, opq_dtype dtype, const LLVMVa
     if (opq_is_bool(x[0]))
         return mod;
     LLVMValueRef differ = signs_differ(e, dtype, mod, x[1]);
-    LLVMValueRef moved = opq_is_float(mod) ? LLVMBuildFAdd(e->builder, mod, x[1], "") : LLVMBuildAdd(e->builder, mod, x[1], "");
+    LLVMValueRef moved =
+        opq_is_float(mod) ? LLVMBuildFAdd(e->builder, mod, x[1], "") : LLVMBuildAdd(e->builder, mod, x[1], "");
     return opq_select(e, differ, moved, mod);
 }
 
@@ -323,12 +320,12 @@ static LLVMValueRef emit_div_floor(opq_emitter *e, opq_dtype dtype, const LLVMVa
     return opq_select(e, signs_differ(e, dtype, mod, x[1]), less, quotient);
 }
 
-/* ---- transcendental ----------------------------------------------------------------------------------------------- */
+/* ---- transcendental ---------------------------------------------------------------------------------------------- */
 
-#define X(name)                                                                                                        \
-    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)                            \
-    {                                                                                                                  \
-        return dtype == OPQ_f32 ? opq_math_##name(e, x[0]) : NULL;                                                     \
+#define X(name)                                                                             \
+    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x) \
+    {                                                                                       \
+        return dtype == OPQ_f32 ? opq_math_##name(e, x[0]) : NULL;                          \
     }
 OPQ_MATH1(X)
 #undef X
@@ -343,7 +340,7 @@ static LLVMValueRef emit_atan2(opq_emitter *e, opq_dtype dtype, const LLVMValueR
     return dtype == OPQ_f32 ? opq_math_atan2(e, x[0], x[1]) : NULL;
 }
 
-/* ---- by name ------------------------------------------------------------------------------------------------------ */
+/* ---- by name ----------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
@@ -351,7 +348,7 @@ static const struct {
 } calls[] = {
 #define X(name) {#name, emit_##name},
     X(div_trunc) X(div_floor) X(remainder) X(fmod) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(maximum) X(minimum)
-    X(bitwise_not) X(where) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(pow) X(atan2)
+        X(bitwise_not) X(where) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(pow) X(atan2)
 #undef X
 };
 
@@ -363,7 +360,8 @@ LLVMValueRef opq_emit_call(opq_emitter *e, const char *name, opq_dtype dtype, co
     return NULL;
 }
 
-opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVMValueRef *operands, LLVMValueRef *out_value)
+opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVMValueRef *operands,
+                          LLVMValueRef *out_value)
 {
     const opq_lowering *lowering = opq_op_lowering(op);
     LLVMValueRef value = NULL;

@@ -6,7 +6,8 @@
 
 /* One elementwise row (ARITH, CMP or CALL); `dtype` is the computing dtype of the operands (where: of the last two).
  * OPQ_UNSUPPORTED if the row is not lowered for it. */
-opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVMValueRef *operands, LLVMValueRef *out_value) OPQ_MUST_CHECK;
+opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVMValueRef *operands,
+                          LLVMValueRef *out_value) OPQ_MUST_CHECK;
 /* A CALL row's function on any dtype by its name in the op table; NULL if there is none or not for this dtype. */
 LLVMValueRef opq_emit_call(opq_emitter *e, const char *name, opq_dtype dtype, const LLVMValueRef *operands);
 /* fmod of f64 (emit_fmod.c): exact, for all operands. */
@@ -20,7 +21,8 @@ LLVMValueRef opq_emit_round(opq_emitter *e, opq_dtype narrow, LLVMValueRef x);
 LLVMValueRef opq_emit_widen(opq_emitter *e, opq_dtype dtype, LLVMValueRef memory);
 LLVMValueRef opq_emit_narrow(opq_emitter *e, opq_dtype dtype, LLVMValueRef x);
 
-/* (seed, offset) random numbers of these linear indices; op is uniform or normal, operands are (index, seed, offset), i64. */
+/* (seed, offset) random numbers of these linear indices; op is uniform or normal, operands are (index, seed, offset),
+ * i64. */
 LLVMValueRef opq_emit_random(opq_emitter *e, opq_op op, const LLVMValueRef *operands);
 
 /* ---- reductions. `dtype`: in which partial results are held */
@@ -32,7 +34,9 @@ LLVMValueRef opq_fold_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVM
 static inline bool opq_fold_is_arg(opq_fold fold) { return fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin; }
 /* argmax, argmin: is x, which comes later, to replace the best so far? */
 LLVMValueRef opq_fold_better(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef best, LLVMValueRef x);
-/* Lanes in any order: the best value, of equals the one with the smallest index (unsigned). Overwrites both arrays with splats. */
-void opq_fold_arg_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, LLVMValueRef *indices, int count);
+/* Lanes in any order: the best value, of equals the one with the smallest index (unsigned). Overwrites both arrays with
+ * splats. */
+void opq_fold_arg_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, LLVMValueRef *indices,
+                        int count);
 
 #endif

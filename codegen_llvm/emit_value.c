@@ -27,30 +27,15 @@ LLVMTypeRef opq_memory_type(const opq_emitter *e, opq_dtype dtype)
     return LLVMIntTypeInContext(e->context, 8 * (unsigned)opq_dtype_bytes(dtype));
 }
 
-LLVMTypeRef opq_vector_of(const opq_emitter *e, LLVMTypeRef lane)
-{
-    return LLVMVectorType(lane, (unsigned)e->lanes);
-}
+LLVMTypeRef opq_vector_of(const opq_emitter *e, LLVMTypeRef lane) { return LLVMVectorType(lane, (unsigned)e->lanes); }
 
-LLVMTypeRef opq_vector_type(const opq_emitter *e, opq_dtype dtype)
-{
-    return opq_vector_of(e, opq_lane_type(e, dtype));
-}
+LLVMTypeRef opq_vector_type(const opq_emitter *e, opq_dtype dtype) { return opq_vector_of(e, opq_lane_type(e, dtype)); }
 
-static LLVMTypeKind lane_kind(LLVMValueRef vector)
-{
-    return LLVMGetTypeKind(LLVMGetElementType(LLVMTypeOf(vector)));
-}
+static LLVMTypeKind lane_kind(LLVMValueRef vector) { return LLVMGetTypeKind(LLVMGetElementType(LLVMTypeOf(vector))); }
 
-bool opq_is_float(LLVMValueRef vector)
-{
-    return lane_kind(vector) != LLVMIntegerTypeKind;
-}
+bool opq_is_float(LLVMValueRef vector) { return lane_kind(vector) != LLVMIntegerTypeKind; }
 
-bool opq_is_bool(LLVMValueRef vector)
-{
-    return !opq_is_float(vector) && opq_lane_bits(vector) == 1;
-}
+bool opq_is_bool(LLVMValueRef vector) { return !opq_is_float(vector) && opq_lane_bits(vector) == 1; }
 
 int opq_lane_bits(LLVMValueRef vector)
 {
@@ -71,10 +56,7 @@ LLVMValueRef opq_int(const opq_emitter *e, int bits, int64_t value)
     return LLVMConstInt(LLVMIntTypeInContext(e->context, (unsigned)bits), (unsigned long long)value, true);
 }
 
-LLVMValueRef opq_i64(const opq_emitter *e, int64_t value)
-{
-    return opq_int(e, 64, value);
-}
+LLVMValueRef opq_i64(const opq_emitter *e, int64_t value) { return opq_int(e, 64, value); }
 
 static LLVMValueRef repeat(const opq_emitter *e, LLVMValueRef constant)
 {
@@ -118,7 +100,8 @@ LLVMValueRef opq_splat(opq_emitter *e, LLVMValueRef scalar)
 {
     LLVMTypeRef type = opq_vector_of(e, LLVMTypeOf(scalar));
     LLVMTypeRef i32 = LLVMInt32TypeInContext(e->context);
-    LLVMValueRef first = LLVMBuildInsertElement(e->builder, LLVMGetPoison(type), scalar, LLVMConstInt(i32, 0, false), "");
+    LLVMValueRef first =
+        LLVMBuildInsertElement(e->builder, LLVMGetPoison(type), scalar, LLVMConstInt(i32, 0, false), "");
     return LLVMBuildShuffleVector(e->builder, first, LLVMGetPoison(type), LLVMConstNull(opq_vector_of(e, i32)), "");
 }
 
@@ -132,7 +115,8 @@ LLVMValueRef opq_select(opq_emitter *e, LLVMValueRef condition, LLVMValueRef yes
     return LLVMBuildSelect(e->builder, condition, yes, no, "");
 }
 
-LLVMValueRef opq_intrinsic(opq_emitter *e, const char *name, LLVMTypeRef *types, int type_count, LLVMValueRef *args, int arg_count)
+LLVMValueRef opq_intrinsic(opq_emitter *e, const char *name, LLVMTypeRef *types, int type_count, LLVMValueRef *args,
+                           int arg_count)
 {
     unsigned id = LLVMLookupIntrinsicID(name, strlen(name));
     LLVMValueRef function = LLVMGetIntrinsicDeclaration(e->module, id, types, (size_t)type_count);

@@ -1,13 +1,15 @@
 /* column kernels: the vector axis is kept, the loops just outside it are reduced.
  *
- * A unit is a strip of 64 elements of the last loop for one index of the outer kept loops. A strip is cut in parts of `width` vectors,
- * whose accumulators stay in registers, and masked parts of one vector at its end. Every part runs the sweeps one after another:
+ * A unit is a strip of 64 elements of the last loop for one index of the outer kept loops. A strip is cut in parts of
+ * `width` vectors, whose accumulators stay in registers, and masked parts of one vector at its end. Every part runs the
+ * sweeps one after another:
  *
  *   total                             one per column
  *     block   of 512 rows             a row is one index of the reduced loops, in row-major order
  *       group   of 8 rows, then what is left of the last one
  *
- * Each level starts from the identity and its result goes to the next outer one. argmax and argmin are kept along, in order.
+ * Each level starts from the identity and its result goes to the next outer one. argmax and argmin are kept along, in
+ * order.
  */
 #include "codegen_llvm/nest.h"
 
@@ -22,7 +24,8 @@ typedef struct reduction {
     bool is_arg;
 } reduction;
 
-/* Carried values: trees (a vector per reduction and copy), then args (value and index each), then the rows' odometer. */
+/* Carried values: trees (a vector per reduction and copy), then args (value and index each), then the rows' odometer.
+ */
 typedef struct part {
     opq_nest *n;
     int width, sweep;
@@ -34,12 +37,10 @@ typedef struct part {
     LLVMValueRef strip[WIDTH_MAX][OPQ_BODY_MAX]; /* values of level strip per copy */
 } part;
 
-static int carried_count(const part *p)
-{
-    return p->trees + p->args + p->odometer.rank;
-}
+static int carried_count(const part *p) { return p->trees + p->args + p->odometer.rank; }
 
-/* ---- values of level strip ------------------------------------------------------------------------------------------- */
+/* ---- values of level strip
+ * ------------------------------------------------------------------------------------------- */
 
 static void use_copy(part *p, int copy)
 {
@@ -57,13 +58,15 @@ static void emit_strip_values(part *p)
         use_copy(p, copy);
         opq_nest_emit(n, OPQ_LEVEL_strip, p->sweep, NULL);
         for (int i = 0; i < n->kernel->instr_count; i++)
-            if (n->level[i] == OPQ_LEVEL_strip && opq_nest_instr(n, i)->sweep == p->sweep && !opq_instr_reduces(opq_nest_instr(n, i)))
+            if (n->level[i] == OPQ_LEVEL_strip && opq_nest_instr(n, i)->sweep == p->sweep &&
+                !opq_instr_reduces(opq_nest_instr(n, i)))
                 p->strip[copy][i] = n->value[i];
     }
     n->copy = 0;
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------------------ */
+/* ---- rows
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static void accumulate(part *p, int copy, LLVMValueRef row, LLVMValueRef *carried)
 {
@@ -71,8 +74,9 @@ static void accumulate(part *p, int copy, LLVMValueRef row, LLVMValueRef *carrie
     LLVMValueRef *tree = carried + copy, *arg = carried + p->trees + 2 * copy;
     for (int r = 0; r < p->count; r++) {
         const reduction *red = &p->reductions[r];
-        const opq_instr *operand = opq_nest_instr(n, opq_nest_instr(n, red->instr)->operand[0]);
-        LLVMValueRef x = n->value[opq_nest_instr(n, red->instr)->operand[0]];
+        int16_t from = opq_nest_instr(n, red->instr)->operand[0];
+        const opq_instr *operand = opq_nest_instr(n, from);
+        LLVMValueRef x = n->value[from];
         if (red->is_arg) {
             LLVMValueRef better = opq_fold_better(n->e, red->fold, red->dtype, arg[0], x);
             arg[0] = opq_select(n->e, better, x, arg[0]);
@@ -80,8 +84,7 @@ static void accumulate(part *p, int copy, LLVMValueRef row, LLVMValueRef *carrie
             arg += 2 * p->width;
             continue;
         }
-        if (red->dtype == OPQ_bool)
-            x = opq_emit_cast(n->e, (opq_dtype)operand->dtype, OPQ_bool, x);
+        x = opq_emit_cast(n->e, (opq_dtype)operand->dtype, red->dtype, x);
         tree[0] = opq_fold_combine(n->e, red->fold, red->dtype, tree[0], x);
         tree += p->width;
     }
@@ -187,7 +190,8 @@ static void emit_rows(part *p, LLVMValueRef *carried)
     opq_loop_end(n, &loop, carried);
 }
 
-/* ---- sweeps ---------------------------------------------------------------------------------------------------------- */
+/* ---- sweeps
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static bool plan_sweep(part *p, int sweep)
 {
@@ -202,7 +206,9 @@ static bool plan_sweep(part *p, int sweep)
     }
     for (int r = 0; r < p->count; r++) {
         opq_fold fold = opq_nest_fold(n, instrs[r]);
-        p->reductions[r] = (reduction){.instr = instrs[r], .fold = fold, .dtype = opq_nest_fold_dtype(n, instrs[r]),
+        p->reductions[r] = (reduction){.instr = instrs[r],
+                                       .fold = fold,
+                                       .dtype = opq_nest_fold_dtype(n, instrs[r]),
                                        .is_arg = opq_fold_is_arg(fold)};
         p->trees += opq_fold_is_arg(fold) ? 0 : p->width;
         p->args += opq_fold_is_arg(fold) ? 2 * p->width : 0;
@@ -259,7 +265,8 @@ static void emit_part(opq_nest *n, int width, LLVMValueRef first)
     memcpy(n->address, address, sizeof address);
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------------------------------ */
+/* ---- the kernel
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Accumulators of three levels and the operands are to fit the registers. */
 static int width_for(opq_nest *n)
@@ -285,7 +292,8 @@ void opq_emit_column(opq_nest *n)
     n->prefetch_rows = opq_i64(n->e, OPQ_COLUMN_GROUP);
 
     opq_odometer odometer = opq_nest_odometer(n, outer);
-    LLVMValueRef strip = opq_i64(n->e, OPQ_LANES), rounded = LLVMBuildAdd(b, n->extent[vector], opq_i64(n->e, OPQ_LANES - 1), "");
+    LLVMValueRef strip = opq_i64(n->e, OPQ_LANES),
+                 rounded = LLVMBuildAdd(b, n->extent[vector], opq_i64(n->e, OPQ_LANES - 1), "");
     odometer.extent[odometer.rank++] = LLVMBuildUDiv(b, rounded, strip, "");
     opq_units units;
     opq_units_begin(n, &units, &odometer, n->begin, n->end);
@@ -295,7 +303,8 @@ void opq_emit_column(opq_nest *n)
     opq_nest_bind(n, outer);
     opq_nest_emit(n, OPQ_LEVEL_outer, 0, NULL);
 
-    LLVMValueRef from = LLVMBuildMul(b, units.index[odometer.rank - 1], strip, ""), to = LLVMBuildAdd(b, from, strip, "");
+    LLVMValueRef from = LLVMBuildMul(b, units.index[odometer.rank - 1], strip, ""),
+                 to = LLVMBuildAdd(b, from, strip, "");
     to = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, to, n->extent[vector], ""), to, n->extent[vector], "");
     int64_t elements = (int64_t)width * n->e->lanes;
     LLVMValueRef whole = LLVMBuildAnd(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, -elements), "");

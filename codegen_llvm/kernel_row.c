@@ -4,9 +4,9 @@
  *     sweep   segments: (index of the outer reduced loops, chunk of 4096 of the innermost), in row-major order
  *       segment   64 lanes as `turn` vectors of accumulators, taking turns; folded in halves at its end
  *
- * Segment results follow the rule once more: they go to 64 lanes in memory, those are folded every 4096 segments into 64 further
- * lanes, which are folded at the end. Two such levels are enough for 2^36 elements. A row of one segment skips all that: its result
- * stands, because identities are neutral.
+ * Segment results follow the rule once more: they go to 64 lanes in memory, those are folded every 4096 segments into
+ * 64 further lanes, which are folded at the end. Two such levels are enough for 2^36 elements. A row of one segment
+ * skips all that: its result stands, because identities are neutral.
  *
  * argmax and argmin need no rule. Within a segment they keep 32-bit indices, per row a 64-bit one.
  */
@@ -43,7 +43,8 @@ static int results_count(const sweep *s)
     return count;
 }
 
-/* ---- inside a segment ------------------------------------------------------------------------------------------------ */
+/* ---- inside a segment
+ * ------------------------------------------------------------------------------------------------ */
 
 static LLVMValueRef under_mask(opq_nest *n, LLVMValueRef next, LLVMValueRef before)
 {
@@ -55,7 +56,8 @@ static LLVMValueRef lane_indices(opq_nest *n, const sweep *s)
 {
     LLVMBuilderRef b = n->e->builder;
     LLVMTypeRef i32 = LLVMInt32TypeInContext(n->e->context);
-    LLVMValueRef first = LLVMBuildTrunc(b, LLVMBuildSub(b, n->index[opq_nest_vector(n)], s->segment_start, ""), i32, "");
+    LLVMValueRef first =
+        LLVMBuildTrunc(b, LLVMBuildSub(b, n->index[opq_nest_vector(n)], s->segment_start, ""), i32, "");
     LLVMValueRef copy = opq_splat_int(n->e, opq_vector_of(n->e, i32), (int64_t)n->copy * n->e->lanes);
     return LLVMBuildAdd(b, opq_splat(n->e, first), LLVMBuildAdd(b, opq_lane_numbers(n->e, 32), copy, ""), "");
 }
@@ -66,7 +68,9 @@ static void accumulate(opq_nest *n, void *data, LLVMValueRef *group)
     const sweep *s = data;
     for (int r = 0; r < s->count; r++) {
         const reduction *red = &s->reductions[r];
-        LLVMValueRef x = n->value[opq_nest_instr(n, red->instr)->operand[0]];
+        int16_t from = opq_nest_instr(n, red->instr)->operand[0];
+        const opq_instr *operand = opq_nest_instr(n, from);
+        LLVMValueRef x = n->value[from];
         if (red->is_arg) {
             LLVMValueRef better = opq_fold_better(n->e, red->fold, red->dtype, group[0], x);
             if (n->mask)
@@ -76,8 +80,7 @@ static void accumulate(opq_nest *n, void *data, LLVMValueRef *group)
             group += 2;
             continue;
         }
-        if (red->dtype == OPQ_bool && !opq_is_bool(x))
-            x = opq_emit_cast(n->e, (opq_dtype)opq_nest_instr(n, opq_nest_instr(n, red->instr)->operand[0])->dtype, OPQ_bool, x);
+        x = opq_emit_cast(n->e, (opq_dtype)operand->dtype, red->dtype, x);
         group[0] = under_mask(n, opq_fold_combine(n->e, red->fold, red->dtype, group[0], x), group[0]);
         group++;
     }
@@ -117,7 +120,8 @@ static void fold_segment(opq_nest *n, const sweep *s, LLVMValueRef *lanes, LLVMV
     }
 }
 
-/* ---- between segments ------------------------------------------------------------------------------------------------ */
+/* ---- between segments
+ * ------------------------------------------------------------------------------------------------ */
 
 static LLVMValueRef upper_pointer(opq_nest *n, const reduction *red, int level, LLVMValueRef lane)
 {
@@ -128,7 +132,8 @@ static void clear_upper(opq_nest *n, const reduction *red, int level)
 {
     LLVMValueRef identity = opq_fold_identity(n->e, red->fold, red->dtype);
     for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
-        opq_memory_store(n, red->dtype, OPQ_STRIDE_one, NULL, upper_pointer(n, red, level, opq_i64(n->e, lane)), NULL, identity);
+        opq_memory_store(n, red->dtype, OPQ_STRIDE_one, NULL, upper_pointer(n, red, level, opq_i64(n->e, lane)), NULL,
+                         identity);
 }
 
 static LLVMValueRef fold_upper(opq_nest *n, const reduction *red, int level)
@@ -136,8 +141,8 @@ static LLVMValueRef fold_upper(opq_nest *n, const reduction *red, int level)
     LLVMValueRef vectors[64];
     int count = 0;
     for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
-        vectors[count++] =
-            opq_memory_load(n, red->dtype, OPQ_STRIDE_one, NULL, upper_pointer(n, red, level, opq_i64(n->e, lane)), NULL);
+        vectors[count++] = opq_memory_load(n, red->dtype, OPQ_STRIDE_one, NULL,
+                                           upper_pointer(n, red, level, opq_i64(n->e, lane)), NULL);
     return opq_fold_lanes(n->e, red->fold, red->dtype, vectors, count);
 }
 
@@ -146,7 +151,8 @@ static void add_upper(opq_nest *n, const reduction *red, int level, LLVMValueRef
     LLVMValueRef lane = LLVMBuildAnd(n->e->builder, number, opq_i64(n->e, OPQ_LANES - 1), "");
     LLVMValueRef pointer = upper_pointer(n, red, level, lane);
     LLVMValueRef old = opq_memory_load(n, red->dtype, OPQ_STRIDE_zero, NULL, pointer, NULL);
-    opq_memory_store(n, red->dtype, OPQ_STRIDE_zero, NULL, pointer, NULL, opq_fold_combine(n->e, red->fold, red->dtype, old, value));
+    opq_memory_store(n, red->dtype, OPQ_STRIDE_zero, NULL, pointer, NULL,
+                     opq_fold_combine(n->e, red->fold, red->dtype, old, value));
 }
 
 /* Calls `body` for every reduction with a tree, at its place among the results. */
@@ -159,11 +165,12 @@ static void add_upper(opq_nest *n, const reduction *red, int level, LLVMValueRef
 static void raise_segment(opq_nest *n, const sweep *s, LLVMValueRef segments, LLVMValueRef number, const results *r)
 {
     LLVMBuilderRef b = n->e->builder;
-    LLVMBasicBlockRef many = opq_nest_block(n, "segment"), full = opq_nest_block(n, "segments"), next = opq_nest_block(n, "next");
+    LLVMBasicBlockRef many = opq_nest_block(n, "segment"), full = opq_nest_block(n, "segments"),
+                      next = opq_nest_block(n, "next");
     LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSGT, segments, opq_i64(n->e, 1), ""), many, next);
     LLVMPositionBuilderAtEnd(b, many);
     FOR_TREES(s, red, at)
-        add_upper(n, red, 0, number, r->value[at]);
+    add_upper(n, red, 0, number, r->value[at]);
     LLVMValueRef done = LLVMBuildAdd(b, number, opq_i64(n->e, 1), "");
     LLVMValueRef low = LLVMBuildAnd(b, done, opq_i64(n->e, OPQ_CHUNK - 1), "");
     LLVMValueRef is_full = LLVMBuildOr(b, LLVMBuildICmp(b, LLVMIntEQ, low, opq_i64(n->e, 0), ""),
@@ -171,7 +178,8 @@ static void raise_segment(opq_nest *n, const sweep *s, LLVMValueRef segments, LL
     LLVMBuildCondBr(b, is_full, full, next);
     LLVMPositionBuilderAtEnd(b, full);
     LLVMValueRef chunk = LLVMBuildUDiv(b, number, opq_i64(n->e, OPQ_CHUNK), "");
-    FOR_TREES(s, red2, at2) {
+    FOR_TREES(s, red2, at2)
+    {
         add_upper(n, red2, 1, chunk, fold_upper(n, red2, 0));
         clear_upper(n, red2, 0);
         (void)at2;
@@ -188,7 +196,8 @@ static void with_upper(opq_nest *n, const sweep *s, LLVMValueRef segments, bool 
     LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSGT, segments, opq_i64(n->e, 1), ""), many, next);
     LLVMPositionBuilderAtEnd(b, many);
     results folded = *io;
-    FOR_TREES(s, red, at) {
+    FOR_TREES(s, red, at)
+    {
         if (clear) {
             clear_upper(n, red, 0);
             clear_upper(n, red, 1);
@@ -201,15 +210,18 @@ static void with_upper(opq_nest *n, const sweep *s, LLVMValueRef segments, bool 
     LLVMPositionBuilderAtEnd(b, next);
     if (clear)
         return;
-    FOR_TREES(s, red2, at2) {
+    FOR_TREES(s, red2, at2)
+    {
         (void)red2;
         LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(folded.value[at2]), "");
-        LLVMAddIncoming(phi, (LLVMValueRef[]){io->value[at2], folded.value[at2]}, (LLVMBasicBlockRef[]){before, many}, 2);
+        LLVMAddIncoming(phi, (LLVMValueRef[]){io->value[at2], folded.value[at2]}, (LLVMBasicBlockRef[]){before, many},
+                        2);
         io->value[at2] = phi;
     }
 }
 
-/* ---- a sweep --------------------------------------------------------------------------------------------------------- */
+/* ---- a sweep
+ * --------------------------------------------------------------------------------------------------------- */
 
 static int copies_for(const sweep *s, int cost, int most)
 {
@@ -220,7 +232,8 @@ static int copies_for(const sweep *s, int cost, int most)
 }
 
 /* Of this index of the outer reduced loops: the segments, or for a sweep that only stores the loop in one piece. */
-static void emit_innermost(opq_nest *n, sweep *s, const bool *needed, LLVMValueRef outer, LLVMValueRef segments, results *io)
+static void emit_innermost(opq_nest *n, sweep *s, const bool *needed, LLVMValueRef outer, LLVMValueRef segments,
+                           results *io)
 {
     LLVMBuilderRef b = n->e->builder;
     int group = results_count(s), vector = opq_nest_vector(n);
@@ -247,7 +260,8 @@ static void emit_innermost(opq_nest *n, sweep *s, const bool *needed, LLVMValueR
     opq_nest_span(n, &span, loop.index, end, lanes);
     fold_segment(n, s, lanes, LLVMBuildAdd(b, n->spill_row, loop.index, ""), io);
     LLVMValueRef per_outer = LLVMBuildUDiv(b, LLVMBuildAdd(b, extent, opq_i64(n->e, OPQ_CHUNK - 1), ""), chunk, "");
-    LLVMValueRef number = LLVMBuildAdd(b, LLVMBuildMul(b, outer, per_outer, ""), LLVMBuildUDiv(b, loop.index, chunk, ""), "");
+    LLVMValueRef number =
+        LLVMBuildAdd(b, LLVMBuildMul(b, outer, per_outer, ""), LLVMBuildUDiv(b, loop.index, chunk, ""), "");
     raise_segment(n, s, segments, number, io);
     opq_loop_end(n, &loop, io->value);
 }
@@ -308,7 +322,8 @@ static void emit_sweep(opq_nest *n, sweep *s, unsigned reduced)
         opq_nest_define(n, s->reductions[r].instr, io.value[s->reductions[r].is_arg ? at + 1 : at]);
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------------------------------ */
+/* ---- the kernel
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Finds the reductions and gives them their lanes on the stack. */
 static bool plan_sweep(opq_nest *n, int number, sweep *s)

@@ -101,7 +101,8 @@ void opq_nest_bind(opq_nest *n, unsigned loops)
         for (int l = 0; l < n->kernel->rank; l++) {
             if (!(loops >> l & 1) || access->stride[l] == OPQ_STRIDE_zero)
                 continue;
-            LLVMValueRef step = access->stride[l] == OPQ_STRIDE_one ? n->index[l] : LLVMBuildMul(b, n->index[l], n->stride[a][l], "");
+            LLVMValueRef step =
+                access->stride[l] == OPQ_STRIDE_one ? n->index[l] : LLVMBuildMul(b, n->index[l], n->stride[a][l], "");
             sum = sum ? LLVMBuildAdd(b, sum, step, "") : step;
         }
         if (!sum)
@@ -109,7 +110,8 @@ void opq_nest_bind(opq_nest *n, unsigned loops)
         if (access->buffer < 0)
             n->address[a] = LLVMBuildAdd(b, n->address[a], sum, "");
         else
-            n->address[a] = LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), n->address[a], &sum, 1, "");
+            n->address[a] =
+                LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), n->address[a], &sum, 1, "");
     }
 }
 

@@ -1,7 +1,8 @@
 /* A kernel under construction: the values at hand, where each access points, which lanes count. Private to this folder.
  *
- * A loop nest is emitted from outside in. Entering a loop binds it: its index goes into the address of every access, and the body's
- * instructions that vary no further inside are emitted there (their level), as splats if the vector axis is not yet bound.
+ * A loop nest is emitted from outside in. Entering a loop binds it: its index goes into the address of every access,
+ * and the body's instructions that vary no further inside are emitted there (their level), as splats if the vector axis
+ * is not yet bound.
  *
  *                 map             row                               column
  *   entry         once            once                              once
@@ -10,7 +11,8 @@
  *   middle                        per index of outer reduced loops  per index of the reduced loops
  *   inner         per vector      per vector                        per vector
  *
- * The vector body may be emitted several times (copies) with consecutive vectors; `value` then holds those of the last copy.
+ * The vector body may be emitted several times (copies) with consecutive vectors; `value` then holds those of the last
+ * copy.
  */
 #ifndef OPAQUE_CODEGEN_NEST_H
 #define OPAQUE_CODEGEN_NEST_H
@@ -47,12 +49,14 @@ typedef struct opq_nest {
     LLVMValueRef at_offset[OPQ_BODY_MAX]; /* load_at, store_add_at with a uniform index: index * at_stride */
     LLVMValueRef at_valid[OPQ_BODY_MAX];  /* a splat: was that index in range? */
 
-    bool vector_bound;      /* is the vector axis in the addresses? Else index[vector] is added at each access. */
-    int copy;               /* vectors beyond index[vector] */
-    LLVMValueRef remaining; /* lanes from copy's first one that count (i64, may exceed the lanes or be negative); NULL: all */
-    LLVMValueRef mask;      /* the same as <lanes x i1>; NULL: all */
+    bool vector_bound; /* is the vector axis in the addresses? Else index[vector] is added at each access. */
+    int copy;          /* vectors beyond index[vector] */
+    LLVMValueRef
+        remaining; /* lanes from copy's first one that count (i64, may exceed the lanes or be negative); NULL: all */
+    LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
     bool prefetch;
-    LLVMValueRef prefetch_rows; /* column: indices of the innermost reduced loop to look ahead; NULL: OPQ_PREFETCH_BYTES */
+    LLVMValueRef
+        prefetch_rows; /* column: indices of the innermost reduced loop to look ahead; NULL: OPQ_PREFETCH_BYTES */
 
     LLVMValueRef spill_slot[OPQ_BODY_MAX]; /* pointer per slot */
     LLVMValueRef spill_row;                /* element of the row at which the innermost reduced loop starts */
@@ -66,13 +70,11 @@ static inline opq_class opq_instr_class(const opq_instr *instr)
 }
 static inline bool opq_instr_reduces(const opq_instr *instr) { return opq_instr_class(instr) == OPQ_CLASS_REDUCE; }
 /* Along the vector axis; what does not is a splat. */
-static inline bool opq_nest_varies(const opq_nest *n, int instr)
-{
-    return n->depends[instr] >> opq_nest_vector(n) & 1;
-}
+static inline bool opq_nest_varies(const opq_nest *n, int instr) { return n->depends[instr] >> opq_nest_vector(n) & 1; }
 
 /* ---- nest.c */
-/* Makes the function, returns from it if there are no units, reads extents and strides, points every access at its offset. */
+/* Makes the function, returns from it if there are no units, reads extents and strides, points every access at its
+ * offset. */
 void opq_nest_open(opq_nest *n, opq_emitter *e, const opq_kernel *kernel, const char *name);
 /* Adds index * stride of these loops (bit l: loop l) to every address. */
 void opq_nest_bind(opq_nest *n, unsigned loops);
@@ -89,9 +91,10 @@ void opq_nest_store(opq_nest *n, int instr);
 void opq_nest_spill(opq_nest *n, int instr);
 LLVMValueRef opq_nest_fill(opq_nest *n, int instr);
 /* Element at `pointer` + this copy's lanes: stride class and step (elements) along the vector axis. */
-LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer, LLVMValueRef mask);
-void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer, LLVMValueRef mask,
-                      LLVMValueRef value);
+LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
+                             LLVMValueRef mask);
+void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
+                      LLVMValueRef mask, LLVMValueRef value);
 /* Where the access's first lane of this copy is. */
 LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset);
 
@@ -126,7 +129,8 @@ typedef struct opq_loop {
     int carried;
 } opq_loop;
 /* carried[]: in initial values, out the loop's phis */
-void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step, LLVMValueRef *carried, int count);
+void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
+                    LLVMValueRef *carried, int count);
 /* carried[]: in the next iteration's values, out what they are after the loop */
 void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried);
 
@@ -152,9 +156,9 @@ typedef struct opq_units {
 void opq_units_begin(opq_nest *n, opq_units *units, const opq_odometer *odometer, LLVMValueRef from, LLVMValueRef to);
 void opq_units_end(opq_nest *n, opq_units *units);
 
-/* Runs the inner level of a sweep over [from, to) of the vector axis: whole vectors, then masked ones. After each copy `after` sees
- * carried values in groups: with `rotate` > 0 the carried values are `rotate` groups of equal size, one per consecutive vector, and the
- * number of vectors, with masked ones at the end, is a multiple of it. */
+/* Runs the inner level of a sweep over [from, to) of the vector axis: whole vectors, then masked ones. After each copy
+ * `after` sees carried values in groups: with `rotate` > 0 the carried values are `rotate` groups of equal size, one
+ * per consecutive vector, and the number of vectors, with masked ones at the end, is a multiple of it. */
 typedef struct opq_span {
     int sweep;
     const bool *needed;
@@ -167,6 +171,9 @@ typedef struct opq_span {
 void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMValueRef to, LLVMValueRef *carried);
 
 /* ---- codegen.c */
+enum { OPQ_TILE_LINES = 16 };
+/* kernel_map.c: is a unit a tile's worth of lines? */
+bool opq_kernel_tiled(const opq_kernel *kernel);
 /* Bytes of one element in a spill slot. */
 int opq_spill_bytes(const opq_kernel *kernel, int slot);
 

@@ -1,7 +1,8 @@
 /* Accesses through an index read at run time: checked loads, and additions in ascending order.
  *
- * An index out of range is reported once per kernel call and its lanes are left out: they load zero and store nothing, so that not even
- * an empty buffer is touched. An index that is the same for all lanes is checked where it is computed, outside the vector loop.
+ * An index out of range is reported once per kernel call and its lanes are left out: they load zero and store nothing,
+ * so that not even an empty buffer is touched. An index that is the same for all lanes is checked where it is computed,
+ * outside the vector loop.
  */
 #include "codegen_llvm/nest.h"
 
@@ -74,8 +75,8 @@ static LLVMValueRef lane_pointers(opq_nest *n, int access, LLVMValueRef indices)
     LLVMValueRef offsets = LLVMBuildMul(b, indices, opq_splat(n->e, at_stride(n, access)), "");
     LLVMValueRef lanes = LLVMBuildMul(b, opq_lane_numbers(n->e, 64), opq_splat(n->e, n->stride[access][vector]), "");
     offsets = LLVMBuildAdd(b, offsets, lanes, "");
-    return LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)n->kernel->accesses[access].dtype), opq_nest_pointer(n, access, NULL),
-                         &offsets, 1, "");
+    return LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)n->kernel->accesses[access].dtype),
+                         opq_nest_pointer(n, access, NULL), &offsets, 1, "");
 }
 
 static LLVMValueRef load_lanes(opq_nest *n, int instr, LLVMValueRef pointers, LLVMValueRef mask)
@@ -98,15 +99,15 @@ LLVMValueRef opq_nest_load_at(opq_nest *n, int instr)
     }
     LLVMValueRef pointer = opq_nest_pointer(n, at->access, n->at_offset[instr]);
     if (a->stride[vector] != OPQ_STRIDE_zero)
-        return opq_memory_load(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[at->access][vector], pointer,
-                               and_mask(n, n->at_valid[instr]));
+        return opq_memory_load(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[at->access][vector],
+                               pointer, and_mask(n, n->at_valid[instr]));
     /* one element: it comes from the dims if there is none to read */
     LLVMValueRef valid = opq_lane(n->e, n->at_valid[instr], 0);
     pointer = LLVMBuildSelect(n->e->builder, valid, pointer, n->dims, "");
     return opq_memory_load(n, (opq_dtype)a->dtype, OPQ_STRIDE_zero, NULL, pointer, NULL);
 }
 
-/* ---- adding -------------------------------------------------------------------------------------------------------- */
+/* ---- adding ------------------------------------------------------------------------------------------------------ */
 
 static LLVMValueRef sum(opq_nest *n, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b)
 {
@@ -142,7 +143,8 @@ void opq_nest_store_add_at(opq_nest *n, int instr)
     LLVMValueRef indices = n->value[add->operand[0]];
     int vector = opq_nest_vector(n);
     if (!opq_nest_varies(n, add->operand[0]) && a->stride[vector] == OPQ_STRIDE_one) {
-        LLVMValueRef pointer = opq_nest_pointer(n, add->access, n->at_offset[instr]), mask = and_mask(n, n->at_valid[instr]);
+        LLVMValueRef pointer = opq_nest_pointer(n, add->access, n->at_offset[instr]),
+                     mask = and_mask(n, n->at_valid[instr]);
         LLVMValueRef old = opq_memory_load(n, (opq_dtype)a->dtype, OPQ_STRIDE_one, NULL, pointer, mask);
         opq_memory_store(n, (opq_dtype)a->dtype, OPQ_STRIDE_one, NULL, pointer, mask,
                          sum(n, (opq_dtype)add->dtype, old, n->value[add->operand[1]]));

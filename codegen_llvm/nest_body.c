@@ -1,14 +1,12 @@
-/* The body: at which level each instruction is emitted, what a sweep has to compute, and the instructions themselves. */
+/* The body: at which level each instruction is emitted, what a sweep has to compute, and the instructions themselves.
+ */
 #include "codegen_llvm/nest.h"
 
 #include <string.h>
 
-/* ---- levels --------------------------------------------------------------------------------------------------------- */
+/* ---- levels ------------------------------------------------------------------------------------------------------ */
 
-static bool has_access(const opq_instr *instr)
-{
-    return instr->op >= OPQ_OP_COUNT;
-}
+static bool has_access(const opq_instr *instr) { return instr->op >= OPQ_OP_COUNT; }
 
 static bool reads_at(const opq_instr *instr)
 {
@@ -102,7 +100,7 @@ int opq_nest_sweeps(const opq_nest *n)
     return count;
 }
 
-/* ---- what a sweep needs --------------------------------------------------------------------------------------------- */
+/* ---- what a sweep needs ------------------------------------------------------------------------------------------ */
 
 static bool is_inside(const opq_nest *n, int i)
 {
@@ -180,7 +178,7 @@ int opq_nest_cost(const opq_nest *n, const bool *needed)
     return cost;
 }
 
-/* ---- instructions --------------------------------------------------------------------------------------------------- */
+/* ---- instructions ------------------------------------------------------------------------------------------------ */
 
 static LLVMValueRef emit_scalar(opq_nest *n, const opq_instr *instr)
 {
@@ -248,7 +246,8 @@ static LLVMValueRef emit_instr(opq_nest *n, int i)
         if (instr->operand[o] >= 0)
             operands[o] = n->value[instr->operand[o]];
     if (!operands_fit(n, instr, operands)) {
-        opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: operands of instruction %d differ in dtype", n->kernel->name, i));
+        opq_nest_fail(
+            n, opq_fail(OPQ_INTERNAL, "kernel %s: operands of instruction %d differ in dtype", n->kernel->name, i));
         return LLVMConstNull(opq_vector_type(n->e, (opq_dtype)instr->dtype));
     }
     if (instr->op < OPQ_OP_COUNT)

@@ -1,7 +1,8 @@
 /* Loops: counted with carried values, row-major indices, and the vector loop with its masked end. */
 #include "codegen_llvm/nest.h"
 
-void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step, LLVMValueRef *carried, int count)
+void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
+                    LLVMValueRef *carried, int count)
 {
     LLVMBuilderRef b = n->e->builder;
     loop->before = LLVMGetInsertBlock(b);
@@ -34,12 +35,13 @@ void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried)
     LLVMPositionBuilderAtEnd(b, loop->exit);
     for (int i = 0; i < loop->carried; i++) {
         LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(carried[i]), "");
-        LLVMAddIncoming(phi, (LLVMValueRef[]){loop->initial[i], carried[i]}, (LLVMBasicBlockRef[]){loop->before, latch}, 2);
+        LLVMAddIncoming(phi, (LLVMValueRef[]){loop->initial[i], carried[i]}, (LLVMBasicBlockRef[]){loop->before, latch},
+                        2);
         carried[i] = phi;
     }
 }
 
-/* ---- odometer ------------------------------------------------------------------------------------------------------ */
+/* ---- odometer ---------------------------------------------------------------------------------------------------- */
 
 LLVMValueRef opq_odometer_count(opq_nest *n, const opq_odometer *odometer)
 {
@@ -106,7 +108,7 @@ void opq_units_end(opq_nest *n, opq_units *units)
     opq_loop_end(n, &units->loop, units->index);
 }
 
-/* ---- the vector loop ----------------------------------------------------------------------------------------------- */
+/* ---- the vector loop --------------------------------------------------------------------------------------------- */
 
 /* Groups of carried values take turns: the first `copies` move behind the others. */
 static void rotate(LLVMValueRef *carried, int count, int by)

@@ -1,7 +1,7 @@
 /* Loads and stores of one vector: contiguous, strided or the same element for all lanes; under a mask or not.
  *
- * Lanes outside the mask read nothing and hold zero. What x86 cannot mask or gather (8 and 16 bit elements on AVX2) LLVM takes
- * apart into branches; that is right, and only tails and strided accesses pay for it.
+ * Lanes outside the mask read nothing and hold zero. What x86 cannot mask or gather (8 and 16 bit elements on AVX2)
+ * LLVM takes apart into branches; that is right, and only tails and strided accesses pay for it.
  */
 #include "codegen_llvm/nest.h"
 
@@ -22,10 +22,7 @@ static LLVMValueRef advance(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, 
     return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, dtype), pointer, &elements, 1, "");
 }
 
-static LLVMValueRef all_lanes(opq_nest *n)
-{
-    return LLVMConstAllOnes(opq_vector_type(n->e, OPQ_bool));
-}
+static LLVMValueRef all_lanes(opq_nest *n) { return LLVMConstAllOnes(opq_vector_type(n->e, OPQ_bool)); }
 
 /* One pointer per lane. */
 static LLVMValueRef lane_pointers(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, LLVMValueRef step)
@@ -37,7 +34,8 @@ static LLVMValueRef lane_pointers(opq_nest *n, opq_dtype dtype, LLVMValueRef poi
 static LLVMValueRef gather(opq_nest *n, opq_dtype dtype, LLVMValueRef pointers, LLVMValueRef mask)
 {
     LLVMTypeRef types[2] = {memory_vector(n, dtype), LLVMTypeOf(pointers)};
-    LLVMValueRef args[4] = {pointers, opq_int(n->e, 32, alignment(dtype)), mask ? mask : all_lanes(n), LLVMConstNull(types[0])};
+    LLVMValueRef args[4] = {pointers, opq_int(n->e, 32, alignment(dtype)), mask ? mask : all_lanes(n),
+                            LLVMConstNull(types[0])};
     return opq_intrinsic(n->e, "llvm.masked.gather", types, 2, args, 4);
 }
 
@@ -53,7 +51,8 @@ static LLVMValueRef load_contiguous(opq_nest *n, opq_dtype dtype, LLVMValueRef p
     return load;
 }
 
-LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer, LLVMValueRef mask)
+LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
+                             LLVMValueRef mask)
 {
     LLVMValueRef memory = NULL;
     switch (stride) {
@@ -72,8 +71,8 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
     return opq_emit_widen(n->e, dtype, memory);
 }
 
-void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer, LLVMValueRef mask,
-                      LLVMValueRef value)
+void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
+                      LLVMValueRef mask, LLVMValueRef value)
 {
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef memory = opq_emit_narrow(n->e, dtype, value), align = opq_int(n->e, 32, alignment(dtype)), store;
@@ -102,7 +101,7 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
     }
 }
 
-/* ---- accesses ------------------------------------------------------------------------------------------------------ */
+/* ---- accesses ---------------------------------------------------------------------------------------------------- */
 
 /* Elements from the address to this copy's first lane, besides the bound loops. NULL: none. */
 static LLVMValueRef vector_offset(opq_nest *n, int access)
@@ -141,7 +140,8 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
         int row = opq_nest_vector(n) - 1;
         if (a->stride[row] != OPQ_STRIDE_any)
             return;
-        pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, n->prefetch_rows, n->stride[access][row], ""));
+        pointer =
+            advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, n->prefetch_rows, n->stride[access][row], ""));
     } else {
         LLVMValueRef bytes = opq_i64(n->e, OPQ_PREFETCH_BYTES);
         pointer = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
@@ -156,7 +156,8 @@ LLVMValueRef opq_nest_load(opq_nest *n, int instr)
     const opq_access *a = &n->kernel->accesses[access];
     LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
     prefetch(n, access, pointer);
-    return opq_memory_load(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[access][vector], pointer, n->mask);
+    return opq_memory_load(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[access][vector], pointer,
+                           n->mask);
 }
 
 /* A store whose value does not vary along the vector axis but whose access does writes it to all lanes. */
@@ -188,8 +189,8 @@ LLVMValueRef opq_nest_number(opq_nest *n, int instr)
     return all;
 }
 
-/* ---- spill slots: dense, in the order of the sweep. Whole vectors are written: the slot has room behind its last element, and what
- * a tail writes too far is written again by what follows. */
+/* ---- spill slots: dense, in the order of the sweep. Whole vectors are written: the slot has room behind its last
+ * element, and what a tail writes too far is written again by what follows. */
 
 static LLVMValueRef spill_pointer(opq_nest *n, int instr)
 {

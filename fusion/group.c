@@ -206,7 +206,7 @@ static opq_status try_lower(grouper *g, opq_ref n, const int32_t *ids, int count
     for (int i = total - 1; i >= 0; i--)
         if (used_outside(g, members[i], ids, 1))
             stored[stored_count++] = members[i];
-    opq_lower_request request = {g->in, g->result.group_of, ids[0], stored, stored_count};
+    opq_lower_request request = {g->in, g->result.group_of, ids[0], g->result.in_memory, stored, stored_count};
     opq_lowered lowered;
     opq_status status = opq_lower(&request, &g->scratch, &lowered);
     *out_refusal = lowered.refusal;
@@ -330,6 +330,41 @@ static bool must_stay_alone(const grouper *g, opq_ref n, const int32_t *ids, int
     return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
 }
 
+/* Views over views that no set of loops walks: the ones under a reshape are stored, which leaves one reshape of memory. */
+static bool store_under_reshapes(grouper *g, opq_ref n)
+{
+    const opq_node *node = opq_node_at(g->in, n);
+    bool stored = false;
+    for (int k = 0; k < node->arity; k++)
+        for (opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k]; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW;) {
+            opq_ref under = opq_node_at(g->in, ref)->operand[0];
+            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, under)) {
+                g->result.in_memory[under] = 1;
+                stored = true;
+                break;
+            }
+            ref = under;
+        }
+    return stored;
+}
+
+static opq_status place_alone(grouper *g, opq_ref n)
+{
+    int32_t id;
+    opq_refusal refusal = OPQ_REFUSAL_none;
+    const opq_node *node = opq_node_at(g->in, n);
+    bool follows = opq_node_class(node) == OPQ_CLASS_VIEW;
+    OPQ_TRY(new_group(g, &id));
+    for (int k = 0; k < node->arity; k++)
+        follows = follows || is_followed(g, node->operand[k]);
+    if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
+        do
+            OPQ_TRY(try_lower(g, n, &id, 1, &refusal));
+        while (refusal != OPQ_REFUSAL_none && store_under_reshapes(g, n));
+    g->groups[id].plain = true;
+    return join(g, n, &id, 1);
+}
+
 static opq_status place(grouper *g, opq_ref n)
 {
     int32_t ids[CONSUMER_GROUPS_MAX];
@@ -354,12 +389,8 @@ static opq_status place(grouper *g, opq_ref n)
             else
                 g->refusal[n] = OPQ_REFUSAL_other_use;
     }
-    if (!joined) {
-        int32_t id;
-        OPQ_TRY(new_group(g, &id));
-        g->groups[id].plain = true;
-        OPQ_TRY(join(g, n, &id, 1));
-    }
+    if (!joined)
+        OPQ_TRY(place_alone(g, n));
     return add_edges_of(g, n);
 }
 

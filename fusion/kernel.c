@@ -1,17 +1,16 @@
 /* Kernels as bytes and as text.
  *
- * The key holds every field that code generation reads, one by one: no padding, no name, no field that the instruction does not use.
+ * The key holds every field that code generation reads, one by one: no padding, no name, no field that the instruction
+ * does not use.
  */
 #include "fusion/kernel.h"
 
 #include <string.h>
 
-/* ---- key ------------------------------------------------------------------------------------------------------------- */
+/* ---- key
+ * ------------------------------------------------------------------------------------------------------------- */
 
-static void put(opq_text *key, const void *data, size_t size)
-{
-    opq_text_bytes(key, data, size);
-}
+static void put(opq_text *key, const void *data, size_t size) { opq_text_bytes(key, data, size); }
 
 #define PUT(key, field) put(key, &(field), sizeof(field))
 
@@ -23,10 +22,7 @@ static bool has_value(const opq_instr *instr)
     return class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR || class_ == OPQ_CLASS_CAST;
 }
 
-static bool has_access(const opq_instr *instr)
-{
-    return instr->op >= OPQ_OP_COUNT;
-}
+static bool has_access(const opq_instr *instr) { return instr->op >= OPQ_OP_COUNT; }
 
 static bool has_from(const opq_instr *instr)
 {
@@ -67,7 +63,8 @@ void opq_kernel_key(const opq_kernel *kernel, opq_text *out_key)
         put_instr(out_key, &kernel->instrs[i]);
 }
 
-/* ---- text ------------------------------------------------------------------------------------------------------------ */
+/* ---- text
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static const char *instr_name(const opq_instr *instr)
 {
@@ -139,7 +136,8 @@ static void print_instr(const opq_kernel *k, int i, opq_text *text)
 
 void opq_kernel_print(const opq_kernel *kernel, opq_text *out_text)
 {
-    opq_text_add(out_text, "%s %s (", opq_kernel_kind_name((opq_kernel_kind)kernel->kind), kernel->name ? kernel->name : "");
+    opq_text_add(out_text, "%s %s (", opq_kernel_kind_name((opq_kernel_kind)kernel->kind),
+                 kernel->name ? kernel->name : "");
     for (int l = 0; l < kernel->rank; l++)
         opq_text_add(out_text, "%s%s%c", l ? ", " : "", kernel->reduced[l] ? "reduced " : "", "ijklmnop"[l]);
     opq_text_add(out_text, ")\n");

@@ -86,36 +86,75 @@ static int add_cuts(const opq_type *type, int64_t *cuts, int count, int limit)
     return count;
 }
 
+enum { CUTS_MAX = 256 };
+
+/* Shapes of the views that lead from node `ref` to memory, where they are as large as the space. */
+static int add_view_cuts(const opq_lower_request *rq, opq_ref ref, int64_t total, int64_t *cuts, int count)
+{
+    for (;;) {
+        const opq_node *node = opq_node_at(rq->graph, ref);
+        bool followed = opq_node_class(node) == OPQ_CLASS_VIEW && (rq->group_of[ref] < 0 || rq->group_of[ref] == rq->group);
+        if (opq_type_count(&node->type) == total)
+            count = add_cuts(&node->type, cuts, count, CUTS_MAX);
+        if (!followed)
+            return count;
+        ref = node->operand[0];
+    }
+}
+
+static int collect_cuts(const opq_lower_request *rq, const opq_type *type, bool views, int64_t *cuts)
+{
+    int64_t total = opq_type_count(type);
+    int count = add_cuts(type, cuts, 0, CUTS_MAX);
+    for (opq_ref n = 0; n <= rq->stored[rq->stored_count - 1] && total > 0; n++) {
+        if (rq->group_of[n] != rq->group)
+            continue;
+        const opq_node *node = opq_node_at(rq->graph, n);
+        if (opq_type_count(&node->type) == total && !opq_shape_equal(&node->type, type))
+            count = add_cuts(&node->type, cuts, count, CUTS_MAX);
+        for (int k = 0; views && k < node->arity; k++)
+            count = add_view_cuts(rq, node->operand[k], total, cuts, count);
+    }
+    qsort(cuts, (size_t)count, sizeof *cuts, compare_int64);
+    return count;
+}
+
+/* Loops between the cuts, innermost first; -1 if a cut does not divide the next. */
+static int loops_between(const int64_t *cuts, int count, int64_t *extents)
+{
+    int64_t before = 1;
+    int rank = 0;
+    for (int i = 0; i < count; i++) {
+        if (cuts[i] == before)
+            continue;
+        if (cuts[i] % before != 0 || rank >= OPQ_SPACE_MAX)
+            return -1;
+        extents[rank++] = cuts[i] / before;
+        before = cuts[i];
+    }
+    return rank;
+}
+
+static int loops_of_nothing(const opq_type *type, int64_t *extents)
+{
+    int rank = 0; /* nothing runs, but a reduction of nothing has a value */
+    for (int d = type->rank - 1; d >= 0; d--)
+        if (type->size[d] != 1 && rank < OPQ_SPACE_MAX)
+            extents[rank++] = type->size[d];
+    return rank;
+}
+
 static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *reduce)
 {
     const opq_lower_request *rq = state->request;
     const opq_type *type = &opq_node_at(state->graph, root)->type;
-    enum { LIMIT = 256 };
-    int64_t cuts[LIMIT], total = opq_type_count(type);
+    int64_t cuts[CUTS_MAX], extents[CUTS_MAX], total = opq_type_count(type);
     opq_space *space = &state->space;
-    int count = add_cuts(type, cuts, 0, LIMIT);
-    for (opq_ref n = 0; n <= rq->stored[rq->stored_count - 1] && total > 0; n++) {
-        const opq_type *other = &opq_node_at(state->graph, n)->type;
-        if (rq->group_of[n] == rq->group && opq_type_count(other) == total && !opq_shape_equal(other, type))
-            count = add_cuts(other, cuts, count, LIMIT);
-    }
-    qsort(cuts, (size_t)count, sizeof *cuts, compare_int64);
-    int64_t extents[LIMIT], before = 1;
-    int rank = 0;
-    for (int i = 0; i < count && total > 0; i++) {
-        if (cuts[i] == before)
-            continue;
-        if (cuts[i] % before != 0 || rank >= OPQ_SPACE_MAX)
-            return false;
-        extents[rank++] = cuts[i] / before;
-        before = cuts[i];
-    }
-    if (total == 0) { /* nothing runs, but a reduction of nothing has a value */
-        rank = 0;
-        for (int d = type->rank - 1; d >= 0; d--)
-            if (type->size[d] != 1 && rank < OPQ_SPACE_MAX)
-                extents[rank++] = type->size[d];
-    }
+    int rank = total == 0 ? loops_of_nothing(type, extents) : loops_between(cuts, collect_cuts(rq, type, true, cuts), extents);
+    if (rank < 0)
+        rank = loops_between(cuts, collect_cuts(rq, type, false, cuts), extents);
+    if (rank < 0)
+        return false;
     space->rank = rank;
     int d = type->rank - 1;
     int64_t inside = 1;

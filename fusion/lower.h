@@ -36,6 +36,7 @@ typedef struct opq_lower_request {
     const opq_graph *graph;
     const int32_t *group_of; /* per node; -1: none. A view with a group is stored by it. */
     int32_t group;
+    const uint8_t *in_memory; /* per node, or NULL: views that will be stored although they have no group yet */
     const opq_ref *stored;
     int stored_count;
 } opq_lower_request;

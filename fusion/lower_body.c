@@ -254,6 +254,11 @@ static int emit_tile(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     return opq_lower_push(state, &load);
 }
 
+static bool is_stored(const opq_lower_state *state, opq_ref ref)
+{
+    return state->request->group_of[ref] >= 0 || (state->request->in_memory && state->request->in_memory[ref]);
+}
+
 static int emit_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_index_map operand_map;
@@ -263,7 +268,7 @@ static int emit_view(opq_lower_state *state, const opq_node *node, const opq_ind
     opq_ref source = node->operand[0];
     bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
     if (opq_node_class(opq_node_at(state->graph, source)) == OPQ_CLASS_VIEW)
-        memory = state->request->group_of[source] >= 0 && state->request->group_of[source] != state->request->group;
+        memory = is_stored(state, source) && state->request->group_of[source] != state->request->group;
     return memory ? emit_load(state, source, &linear) : refuse(state, OPQ_REFUSAL_view);
 }
 
@@ -271,7 +276,7 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
 {
     const opq_node *node = opq_node_at(state->graph, ref);
     bool member = state->request->group_of[ref] == state->request->group;
-    bool stored_elsewhere = !member && state->request->group_of[ref] >= 0;
+    bool stored_elsewhere = !member && is_stored(state, ref);
     opq_affine linear;
     switch (opq_node_class(node)) {
     case OPQ_CLASS_CONST: return emit_const(state, node);

@@ -1,6 +1,7 @@
 /* Builds a plan: numbers what is in memory, turns each kernel of the fused graph into a step, places values. */
 #include "runtime/plan_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,9 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: ou
 
 int32_t opq_planner_storage(const opq_planner *planner, opq_ref ref)
 {
-    return planner->storage_of[opq_strip_reshape(planner->graph, ref)];
+    while (planner->storage_of[ref] < 0 && opq_node_at(planner->graph, ref)->op == OPQ_OP_reshape)
+        ref = opq_node_at(planner->graph, ref)->operand[0];
+    return planner->storage_of[ref];
 }
 
 /* Undefined contents need memory only where somebody looks at it: a call, or the caller. */
@@ -140,6 +143,7 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
     plan->jit = runtime->jit;
     opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused};
     opq_status status = build(&planner);
+    if (status != OPQ_OK) { char *t; opq_text m={0}; opq_text_add(&m,"%s",opq_error()); if (opq_graph_print(fused,&t)==OPQ_OK) fprintf(stderr,"%s\n",t); status=opq_fail(status,"%s",m.data);} /*DEBUG*/
     free(planner.stored);
     free(planner.group_of);
     if (status != OPQ_OK) {

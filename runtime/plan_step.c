@@ -123,6 +123,8 @@ static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_st
         if (!opq_lower_matrix(p->graph, p->group_of, lowered->matmul, k, &view[k]))
             return opq_fail(OPQ_INTERNAL, "plan: matmul operand is not a matrix in memory");
         matmul->operand[k] = opq_planner_storage(p, view[k].memory);
+        if (matmul->operand[k] < 0)
+            return opq_fail(OPQ_INTERNAL, "plan: operand %%%d of matmul %%%d is not in memory", view[k].memory, lowered->matmul);
         matmul->offset[k] = view[k].offset;
         matmul->matrix[k] = (opq_matrix){.row_stride = view[k].row_stride, .column_stride = view[k].column_stride,
                                          .dtype = opq_node_at(p->graph, view[k].memory)->type.dtype};
@@ -183,7 +185,7 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
     for (opq_ref n = group->first; n < group->first + group->count; n++)
         if (p->stored[n])
             stored[stored_count++] = n;
-    opq_lower_request request = {p->graph, p->group_of, kernel, stored, stored_count};
+    opq_lower_request request = {p->graph, p->group_of, kernel, NULL, stored, stored_count};
     opq_lowered lowered;
     opq_status status = stored_count ? opq_lower(&request, &p->plan->arena, &lowered) : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
     if (status == OPQ_OK && lowered.refusal == OPQ_REFUSAL_boundary)

@@ -41,8 +41,9 @@ static void check_rows(opq_dtype dtype, int64_t width, const char *table_strides
     assert_int_equal(error[1], bad);
     for (int64_t i = 0; i < INDICES; i++)
         for (int64_t j = 0; j < width && !(bad && i == 20); j++)
-            assert_memory_equal(l.buffers[2].data + (size_t)(i * width + j) * bytes,
-                                l.buffers[1].data + (size_t)(turned ? j * TABLE + indices[i] : indices[i] * width + j) * bytes, bytes);
+            assert_memory_equal(
+                l.buffers[2].data + (size_t)(i * width + j) * bytes,
+                l.buffers[1].data + (size_t)(turned ? j * TABLE + indices[i] : indices[i] * width + j) * bytes, bytes);
     launch_drop(&l);
 }
 
@@ -69,7 +70,8 @@ static void check_lanes(opq_dtype dtype, int64_t bad)
     assert_int_equal(error[0], bad ? 1 + x : 0);
     assert_int_equal(error[1], bad);
     for (int64_t i = 0; i < INDICES - (bad != 0); i++)
-        assert_memory_equal(l.buffers[2].data + (size_t)i * bytes, l.buffers[1].data + (size_t)(indices[i] * INDICES + i) * bytes, bytes);
+        assert_memory_equal(l.buffers[2].data + (size_t)i * bytes,
+                            l.buffers[1].data + (size_t)(indices[i] * INDICES + i) * bytes, bytes);
     launch_drop(&l);
 }
 
@@ -94,10 +96,12 @@ static void test_empty_table(void **state)
     (void)state;
     for (int uniform = 0; uniform < 2; uniform++) {
         body b;
-        launch l = {.buffer_count = 3, .buffers = {buffer_make(3 * sizeof(int64_t)), buffer_make(0), buffer_make(30 * sizeof(float))}};
+        launch l = {.buffer_count = 3,
+                    .buffers = {buffer_make(3 * sizeof(int64_t)), buffer_make(0), buffer_make(30 * sizeof(float))}};
         memset(l.buffers[0].data, 0, l.buffers[0].bytes);
         body_start(&b, OPQ_KERNEL_map, "kk");
-        int at = body_load(&b, 0, OPQ_i64, uniform ? "10" : "01"), x = body_load_at(&b, at, 1, OPQ_f32, uniform ? "01" : "10");
+        int at = body_load(&b, 0, OPQ_i64, uniform ? "10" : "01"),
+            x = body_load_at(&b, at, 1, OPQ_f32, uniform ? "01" : "10");
         body_store(&b, x, 2, OPQ_f32, "*1");
         int64_t inner = uniform ? 10 : 3, error[2];
         launch_dims(&l, &b, (int64_t[]){30 / inner, inner});
@@ -129,7 +133,8 @@ static void add_into(opq_dtype dtype, char *to, const char *from)
     }
 }
 
-/* table[indices[i], j] += a[i, j]: rows in ascending order, whole vectors. Or, turned, table[j, indices[i]] and indices per lane. */
+/* table[indices[i], j] += a[i, j]: rows in ascending order, whole vectors. Or, turned, table[j, indices[i]] and indices
+ * per lane. */
 static void check_add(opq_dtype dtype, int64_t width, bool lanes, int64_t bad)
 {
     body b;
@@ -148,7 +153,8 @@ static void check_add(opq_dtype dtype, int64_t width, bool lanes, int64_t bad)
     memcpy(expected, l.buffers[2].data, l.buffers[2].bytes);
     for (int64_t i = 0; i < INDICES; i++)
         for (int64_t j = 0; j < width && !(bad && i == 20); j++)
-            add_into(dtype, expected + (size_t)(indices[i] * width + j) * bytes, l.buffers[1].data + (size_t)(i * width + j) * bytes);
+            add_into(dtype, expected + (size_t)(indices[i] * width + j) * bytes,
+                     l.buffers[1].data + (size_t)(i * width + j) * bytes);
     body_start(&b, OPQ_KERNEL_index, "kk");
     int at = body_load(&b, 0, OPQ_i64, lanes ? "01" : "10"), x = body_load(&b, 1, dtype, lanes ? "1*" : "*1");
     int add = body_store_add_at(&b, at, x, 2, dtype, lanes ? "10" : "01");

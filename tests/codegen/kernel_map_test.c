@@ -1,10 +1,12 @@
-/* map kernels against the reference evaluator: every row with an instruction of its own, every cast, strides, sizes, masks. */
+/* map kernels against the reference evaluator: every row with an instruction of its own, every cast, strides, sizes,
+ * masks. */
 #include "kernel_support.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const opq_dtype dtypes[] = {OPQ_bool, OPQ_u8, OPQ_i8, OPQ_i16, OPQ_i32, OPQ_i64, OPQ_f16, OPQ_bf16, OPQ_f32, OPQ_f64};
+static const opq_dtype dtypes[] = {OPQ_bool, OPQ_u8,  OPQ_i8,   OPQ_i16, OPQ_i32,
+                                   OPQ_i64,  OPQ_f16, OPQ_bf16, OPQ_f32, OPQ_f64};
 enum { DTYPES = sizeof dtypes / sizeof *dtypes, COUNT = 45 * 45 + 3 };
 
 /* A graph of one op over dense inputs; false if the op refuses these dtypes or would cast them first. */
@@ -32,7 +34,8 @@ static void check_op(opq_op op, opq_dtype dtype)
     const opq_op_info *info = opq_op_info_of(op);
     opq_graph *graph;
     opq_type type;
-    if (op == OPQ_OP_div_trunc && computing(dtype) != dtype) /* the evaluator rounds the quotient before it cuts; a body must say so */
+    if (op == OPQ_OP_div_trunc &&
+        computing(dtype) != dtype) /* the evaluator rounds the quotient before it cuts; a body must say so */
         return;
     if (!make_graph(op, dtype, &graph, &type))
         return;
@@ -85,7 +88,8 @@ static void test_math_rows(void **state)
     (void)state;
     for (int op = 0; op < OPQ_OP_COUNT; op++) {
         const opq_op_info *info = opq_op_info_of((opq_op)op);
-        if (info->class_ != OPQ_CLASS_EWISE || opq_op_lowering((opq_op)op)->kind != OPQ_LOWER_CALL || !(info->flags & OPQ_FLAG_MATH32))
+        if (info->class_ != OPQ_CLASS_EWISE || opq_op_lowering((opq_op)op)->kind != OPQ_LOWER_CALL ||
+            !(info->flags & OPQ_FLAG_MATH32))
             continue;
         body b;
         launch l = {.buffer_count = 3, .any_nan = true};
@@ -157,7 +161,8 @@ static void test_rounding(void **state)
         launch_run(&l, &b, NULL);
         float expected[COUNT], *x = (float *)l.buffers[0].data;
         for (int i = 0; i < COUNT; i++)
-            expected[i] = narrow == OPQ_f16 ? opq_f16_to_f32(opq_f32_to_f16(x[i])) : opq_bf16_to_f32(opq_f32_to_bf16(x[i]));
+            expected[i] =
+                narrow == OPQ_f16 ? opq_f16_to_f32(opq_f32_to_f16(x[i])) : opq_bf16_to_f32(opq_f32_to_bf16(x[i]));
         assert_same(OPQ_f32, l.buffers[1].data, expected, COUNT, "rounding");
         launch_drop(&l);
     }
@@ -169,7 +174,8 @@ static void check_sizes(opq_dtype dtype)
     body b;
     body_start(&b, OPQ_KERNEL_map, "k");
     int x = body_load(&b, 0, dtype, "1");
-    body_store(&b, opq_dtype_kind_of(dtype) == OPQ_KIND_RAW ? x : body_op(&b, OPQ_OP_add, computing(dtype), x, x, -1), 1, dtype, "1");
+    body_store(&b, opq_dtype_kind_of(dtype) == OPQ_KIND_RAW ? x : body_op(&b, OPQ_OP_add, computing(dtype), x, x, -1),
+               1, dtype, "1");
     size_t bytes = (size_t)opq_dtype_bytes(dtype);
     for (int64_t size = 1; size <= 130; size++) {
         launch l = {.buffer_count = 2};
@@ -191,7 +197,8 @@ static void test_sizes(void **state)
         check_sizes((opq_dtype)dtype);
 }
 
-/* out[i, j, k] = a[k, i] + b[j] - c[i, j, 0] + number(i, j, k), every stride class on every loop, all dtypes in memory. */
+/* out[i, j, k] = a[k, i] + b[j] - c[i, j, 0] + number(i, j, k), every stride class on every loop, all dtypes in memory.
+ */
 static void check_strides(opq_dtype dtype, int64_t rows, int64_t middle, int64_t columns)
 {
     body b;
@@ -218,9 +225,12 @@ static void check_strides(opq_dtype dtype, int64_t rows, int64_t middle, int64_t
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < middle; j++)
                 for (int64_t k = 0; k < columns; k++) {
-                    const float *p = (float *)l.buffers[0].data, *q = (float *)l.buffers[1].data, *r = (float *)l.buffers[2].data;
-                    float expected = p[k * rows + i] + q[2 + 3 * j] - r[1 + 2 * middle * i + 2 * j] + (float)(5 + 100 * i + 1000 * j + k);
-                    assert_same(OPQ_f32, (float *)l.buffers[3].data + (i * columns + k) * middle + j, &expected, 1, "strides");
+                    const float *p = (float *)l.buffers[0].data, *q = (float *)l.buffers[1].data,
+                                *r = (float *)l.buffers[2].data;
+                    float expected = p[k * rows + i] + q[2 + 3 * j] - r[1 + 2 * middle * i + 2 * j] +
+                                     (float)(5 + 100 * i + 1000 * j + k);
+                    assert_same(OPQ_f32, (float *)l.buffers[3].data + (i * columns + k) * middle + j, &expected, 1,
+                                "strides");
                 }
     launch_drop(&l);
 }
@@ -232,6 +242,41 @@ static void test_strides(void **state)
         check_strides(dtypes[d], 1, 1, 1);
         check_strides(dtypes[d], 3, 5, 37);
         check_strides(dtypes[d], 2, 4, 130);
+    }
+}
+
+/* out[b, i, j] = a[b, j, i]: read across, in tiles. */
+static void check_transpose(opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns)
+{
+    body b;
+    launch l = {.buffer_count = 2};
+    size_t bytes = (size_t)opq_dtype_bytes(dtype);
+    body_start(&b, OPQ_KERNEL_map, "kkk");
+    body_store(&b, body_load(&b, 0, dtype, "*1*"), 1, dtype, "**1");
+    for (int i = 0; i < 2; i++)
+        l.buffers[i] = buffer_make((size_t)(batch * rows * columns) * bytes);
+    fill_random(dtype, l.buffers[0].data, batch * rows * columns, 8);
+    launch_dims(&l, &b, (int64_t[]){batch, rows, columns});
+    launch_access(&l, &b, 0, 0, (int64_t[]){rows * columns, rows});
+    launch_access(&l, &b, 1, 0, (int64_t[]){rows * columns, columns});
+    launch_run(&l, &b, NULL);
+    for (int64_t k = 0; k < batch; k++)
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++)
+                assert_memory_equal(l.buffers[1].data + (size_t)((k * rows + i) * columns + j) * bytes,
+                                    l.buffers[0].data + (size_t)((k * columns + j) * rows + i) * bytes, bytes);
+    launch_drop(&l);
+}
+
+static void test_transpose(void **state)
+{
+    (void)state;
+    static const opq_dtype copied[] = {OPQ_u8, OPQ_raw16, OPQ_f32, OPQ_i64, OPQ_raw128};
+    for (int d = 0; d < 5; d++) {
+        check_transpose(copied[d], 1, 1, 1);
+        check_transpose(copied[d], 2, 16, 64);
+        check_transpose(copied[d], 3, 17, 65);
+        check_transpose(copied[d], 2, 50, 131);
     }
 }
 
@@ -269,7 +314,8 @@ static void test_no_contraction(void **state)
     launch l = {.buffer_count = 2};
     body_start(&b, OPQ_KERNEL_map, "k");
     int x = body_load(&b, 0, OPQ_f32, "1");
-    body_store(&b, body_op(&b, OPQ_OP_sub, OPQ_f32, body_op(&b, OPQ_OP_mul, OPQ_f32, x, x, -1), x, -1), 1, OPQ_f32, "1");
+    body_store(&b, body_op(&b, OPQ_OP_sub, OPQ_f32, body_op(&b, OPQ_OP_mul, OPQ_f32, x, x, -1), x, -1), 1, OPQ_f32,
+               "1");
     for (int i = 0; i < 2; i++)
         l.buffers[i] = buffer_make(1000 * sizeof(float));
     fill_random(OPQ_f32, l.buffers[0].data, 1000, 9);
@@ -324,9 +370,11 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),     cmocka_unit_test(test_math_rows), cmocka_unit_test(test_casts),          cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_strides),   cmocka_unit_test(test_scalars),        cmocka_unit_test(test_no_contraction),
-        cmocka_unit_test(test_cache),   cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_ops),         cmocka_unit_test(test_math_rows),      cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_sizes),          cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_transpose),
+        cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction), cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_unsupported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,17 @@
-/* row and column kernels against the reference evaluator: the order of additions, special values, sizes around every boundary. */
+/* row and column kernels against the reference evaluator: the order of additions, special values, sizes around every
+ * boundary. */
 #include "kernel_support.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const opq_op reductions[] = {OPQ_OP_sum, OPQ_OP_prod, OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_any, OPQ_OP_all, OPQ_OP_argmax, OPQ_OP_argmin};
+static const opq_op reductions[] = {OPQ_OP_sum, OPQ_OP_prod, OPQ_OP_amax,   OPQ_OP_amin,
+                                    OPQ_OP_any, OPQ_OP_all,  OPQ_OP_argmax, OPQ_OP_argmin};
 enum { REDUCTIONS = sizeof reductions / sizeof *reductions };
 
 /* The result of `op` over axes of a dense input, by the evaluator. */
-static void reference(opq_op op, const opq_type *type, const int64_t *axes, int axis_count, const void *input, void *output, opq_dtype *out_dtype)
+static void reference(opq_op op, const opq_type *type, const int64_t *axes, int axis_count, const void *input,
+                      void *output, opq_dtype *out_dtype)
 {
     opq_graph *graph;
     opq_ref x, result;
@@ -25,8 +28,8 @@ static void reference(opq_op op, const opq_type *type, const int64_t *axes, int 
 }
 
 /* load, cast as the row demands, reduce, store. */
-static void reduce_body(body *b, opq_kernel_kind kind, const char *loops, opq_op op, opq_dtype dtype, opq_dtype result, const char *from,
-                        const char *to)
+static void reduce_body(body *b, opq_kernel_kind kind, const char *loops, opq_op op, opq_dtype dtype, opq_dtype result,
+                        const char *from, const char *to)
 {
     body_start(b, kind, loops);
     int x = body_load(b, 0, dtype, from);
@@ -41,7 +44,8 @@ static void fill(opq_op op, opq_dtype dtype, void *data, int64_t count, unsigned
     fill_random(dtype, data, count, seed);
     if (op == OPQ_OP_any)
         memset(data, 0, (size_t)(count * opq_dtype_bytes(dtype)) - (seed % 2 ? 0 : (size_t)opq_dtype_bytes(dtype)));
-    if (op == OPQ_OP_argmax || op == OPQ_OP_argmin) /* repeats, so that the first one counts; sometimes special values */
+    if (op == OPQ_OP_argmax ||
+        op == OPQ_OP_argmin) /* repeats, so that the first one counts; sometimes special values */
         for (int64_t i = 0; i < count; i++)
             memcpy((char *)data + i * opq_dtype_bytes(dtype), (char *)data + i % 17 * opq_dtype_bytes(dtype),
                    (size_t)opq_dtype_bytes(dtype));
@@ -73,7 +77,8 @@ static void check_row(opq_op op, opq_dtype dtype, int64_t rows, int64_t columns,
 static void test_row_sizes(void **state)
 {
     (void)state;
-    static const int64_t sizes[] = {1, 2, 5, 16, 63, 64, 65, 100, 127, 128, 129, 1000, 4095, 4096, 4097, 4160, 8192, 10000};
+    static const int64_t sizes[] = {1,   2,   5,    16,   63,   64,   65,   100,  127,
+                                    128, 129, 1000, 4095, 4096, 4097, 4160, 8192, 10000};
     for (int op = 0; op < REDUCTIONS; op++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             for (unsigned seed = 0; seed < 3; seed++)
@@ -113,8 +118,9 @@ static void test_row_empty(void **state)
     launch_drop(&l);
 }
 
-/* a[x, kept, y, z] over x, y and z, where (y, z) do not join because the kernel sees them as two loops with a gap: segments are
- * (x, y) times chunks of z. The dense graph that has those segments keeps a dim of extent 1 between y and z. */
+/* a[x, kept, y, z] over x, y and z, where (y, z) do not join because the kernel sees them as two loops with a gap:
+ * segments are (x, y) times chunks of z. The dense graph that has those segments keeps a dim of extent 1 between y and
+ * z. */
 static void check_row_loops(opq_op op, int64_t x, int64_t kept, int64_t y, int64_t z)
 {
     body b;
@@ -150,7 +156,8 @@ static void test_row_loops(void **state)
 }
 
 /* m = amax(a); e = (a - m)^2; out = e / sum(e), with e kept in a slot between the sweeps. */
-static void check_sweeps(const char *loops, opq_kernel_kind kind, opq_dtype dtype, int64_t rows, int64_t columns, bool spill)
+static void check_sweeps(const char *loops, opq_kernel_kind kind, opq_dtype dtype, int64_t rows, int64_t columns,
+                         bool spill)
 {
     bool row = kind == OPQ_KERNEL_row;
     body b;
@@ -316,9 +323,9 @@ static void test_row_mixed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_row_sizes), cmocka_unit_test(test_row_dtypes), cmocka_unit_test(test_row_levels), cmocka_unit_test(test_row_empty),
-        cmocka_unit_test(test_row_loops), cmocka_unit_test(test_row_mixed),  cmocka_unit_test(test_sweeps),     cmocka_unit_test(test_column),
-        cmocka_unit_test(test_column_loops),
+        cmocka_unit_test(test_row_sizes), cmocka_unit_test(test_row_dtypes), cmocka_unit_test(test_row_levels),
+        cmocka_unit_test(test_row_empty), cmocka_unit_test(test_row_loops),  cmocka_unit_test(test_row_mixed),
+        cmocka_unit_test(test_sweeps),    cmocka_unit_test(test_column),     cmocka_unit_test(test_column_loops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- kernels --------------------------------------------------------------------------------------------------------- */
+/* ---- kernels
+ * --------------------------------------------------------------------------------------------------------- */
 
 void body_start(body *b, opq_kernel_kind kind, const char *loops)
 {
@@ -21,10 +22,7 @@ void body_start(body *b, opq_kernel_kind kind, const char *loops)
         b->kernel.reduced[l] = loops[l] == 'r';
 }
 
-opq_dtype computing(opq_dtype dtype)
-{
-    return dtype == OPQ_f16 || dtype == OPQ_bf16 ? OPQ_f32 : dtype;
-}
+opq_dtype computing(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16 ? OPQ_f32 : dtype; }
 
 static int add(body *b, opq_instr instr)
 {
@@ -68,7 +66,9 @@ static int16_t access_of(body *b, int buffer, opq_dtype memory, const char *stri
 
 static int add_access(body *b, int op, opq_dtype dtype, int x, int y, int16_t access)
 {
-    return add(b, (opq_instr){.op = (uint16_t)op, .dtype = (uint8_t)dtype, .operand = {(int16_t)x, (int16_t)y, -1}, .access = access});
+    return add(
+        b, (opq_instr){
+               .op = (uint16_t)op, .dtype = (uint8_t)dtype, .operand = {(int16_t)x, (int16_t)y, -1}, .access = access});
 }
 
 int body_load(body *b, int buffer, opq_dtype memory, const char *strides)
@@ -88,7 +88,8 @@ int body_store(body *b, int value, int buffer, opq_dtype memory, const char *str
 
 int body_store_add_at(body *b, int index, int value, int buffer, opq_dtype memory, const char *strides)
 {
-    return add_access(b, OPQ_INSTR_store_add_at, computing(memory), index, value, access_of(b, buffer, memory, strides));
+    return add_access(b, OPQ_INSTR_store_add_at, computing(memory), index, value,
+                      access_of(b, buffer, memory, strides));
 }
 
 int body_number(body *b, const char *strides)
@@ -98,28 +99,32 @@ int body_number(body *b, const char *strides)
 
 int body_op(body *b, opq_op op, opq_dtype dtype, int x, int y, int z)
 {
-    return add(b, (opq_instr){.op = (uint16_t)op, .dtype = (uint8_t)dtype, .operand = {(int16_t)x, (int16_t)y, (int16_t)z}, .access = -1});
+    return add(b, (opq_instr){.op = (uint16_t)op,
+                              .dtype = (uint8_t)dtype,
+                              .operand = {(int16_t)x, (int16_t)y, (int16_t)z},
+                              .access = -1});
 }
 
 int body_const(body *b, opq_dtype dtype, opq_number value)
 {
-    return add(b, (opq_instr){.op = OPQ_OP_const, .dtype = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .value = value});
+    return add(b,
+               (opq_instr){
+                   .op = OPQ_OP_const, .dtype = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .value = value});
 }
 
 int body_cast(body *b, int x, opq_dtype to)
 {
-    opq_instr cast = {.op = OPQ_OP_cast, .dtype = (uint8_t)computing(to), .operand = {(int16_t)x, -1, -1}, .access = -1};
+    opq_instr cast = {
+        .op = OPQ_OP_cast, .dtype = (uint8_t)computing(to), .operand = {(int16_t)x, -1, -1}, .access = -1};
     if (computing(to) != to)
         cast.value.i = to;
     return add(b, cast);
 }
 
-void body_spill(body *b, int instr)
-{
-    b->instrs[instr].spill = b->kernel.spill_count++;
-}
+void body_spill(body *b, int instr) { b->instrs[instr].spill = b->kernel.spill_count++; }
 
-/* ---- buffers --------------------------------------------------------------------------------------------------------- */
+/* ---- buffers
+ * --------------------------------------------------------------------------------------------------------- */
 
 buffer buffer_make(size_t bytes)
 {
@@ -153,7 +158,8 @@ void buffer_drop(buffer *b)
     b->map = NULL;
 }
 
-/* ---- launches -------------------------------------------------------------------------------------------------------- */
+/* ---- launches
+ * -------------------------------------------------------------------------------------------------------- */
 
 void launch_dims(launch *l, const body *b, const int64_t *extents)
 {
@@ -243,7 +249,8 @@ void launch_drop(launch *l)
     l->buffer_count = 0;
 }
 
-/* ---- values ---------------------------------------------------------------------------------------------------------- */
+/* ---- values
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static double as_float(opq_dtype dtype, const char *p)
 {
@@ -274,15 +281,19 @@ void assert_same(opq_dtype dtype, const void *got, const void *expected, int64_t
         uint64_t a = 0, b = 0;
         memcpy(&a, g, bytes < 8 ? bytes : 8);
         memcpy(&b, e, bytes < 8 ? bytes : 8);
-        fail_msg("%s, %s, element %lld of %lld: %llx, not %llx (%g, not %g)", what, opq_dtype_name(dtype), (long long)i, (long long)count,
-                 (unsigned long long)a, (unsigned long long)b, is_float ? as_float(dtype, g) : 0, is_float ? as_float(dtype, e) : 0);
+        fail_msg("%s, %s, element %lld of %lld: %llx, not %llx (%g, not %g)", what, opq_dtype_name(dtype), (long long)i,
+                 (long long)count, (unsigned long long)a, (unsigned long long)b, is_float ? as_float(dtype, g) : 0,
+                 is_float ? as_float(dtype, e) : 0);
     }
 }
 
-static const double special_floats[] = {0.0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, 0.5, -0.5, 1.5, 2.5, -2.5, 3, -3, 7.25, -7.25, 0x1p-149,
-    -0x1p-149, 0x1p-126, 0x1.fffffep-127, 0x1.fffffep127, -0x1.fffffep127, 0x1p31, -0x1p31, 0x1p63, -0x1p63, 0x1.fffffep30, 255, 256, -129,
-    32768, -32769, 65504, 65520, 0x1.01p0, 0x1.0180p0, 0x1.018p-20, 0.1, -1e10, 1e20, 3e9, -3e9, 8388607.5, 8388608.5, 4503599627370497.5};
-static const int64_t special_ints[] = {0, 1, -1, 2, -2, 3, -3, 7, -7, 10, 127, -128, 128, 255, 256, 32767, -32768, 65535, INT32_MAX, INT32_MIN,
+static const double special_floats[] = {
+    0.0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, 0.5, -0.5, 1.5, 2.5, -2.5, 3, -3, 7.25, -7.25, 0x1p-149, -0x1p-149,
+    0x1p-126, 0x1.fffffep-127, 0x1.fffffep127, -0x1.fffffep127, 0x1p31, -0x1p31, 0x1p63, -0x1p63, 0x1.fffffep30, 255,
+    256, -129, 32768, -32769, 65504, 65520, 0x1.01p0, 0x1.0180p0, 0x1.018p-20, 0.1, -1e10, 1e20, 3e9, -3e9, 8388607.5,
+    8388608.5, 4503599627370497.5};
+static const int64_t special_ints[] = {
+    0, 1, -1, 2, -2, 3, -3, 7, -7, 10, 127, -128, 128, 255, 256, 32767, -32768, 65535, INT32_MAX, INT32_MIN,
     (int64_t)1 << 32, INT64_MAX, INT64_MIN, INT64_MAX - 1, INT64_MIN + 1, 1000003, -1000003, 16777217, 33554433};
 
 static uint64_t mix(uint64_t x)

@@ -42,8 +42,8 @@ buffer buffer_of(const void *data, size_t bytes);
 void buffer_check(const buffer *b); /* nothing was written in front */
 void buffer_drop(buffer *b);
 
-/* Runs the kernel whole and in uneven pieces, on the widest vectors and on AVX2; all four must agree bit for bit in every buffer.
- * Leaves the results in the buffers. error may be NULL: then there must be none. */
+/* Runs the kernel whole and in uneven pieces, on the widest vectors and on AVX2; all four must agree bit for bit in
+ * every buffer. Leaves the results in the buffers. error may be NULL: then there must be none. */
 typedef struct launch {
     int64_t dims[256];
     opq_number scalars[8];

@@ -1,0 +1,138 @@
+/* The JIT's refusals: what LLVM or the object check objects to is a status with a message. */
+#include "codegen_llvm/emit.h"
+#include "codegen_llvm/jit.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static LLVMValueRef start(opq_emitter *e, const char *name)
+{
+    LLVMTypeRef f32 = LLVMFloatTypeInContext(e->context), parameters[2] = {f32, f32};
+    e->function = LLVMAddFunction(e->module, name, LLVMFunctionType(f32, parameters, 2, false));
+    LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
+    return e->function;
+}
+
+static opq_status build_add(opq_emitter *e, void *data)
+{
+    LLVMValueRef f = start(e, data ? data : "add");
+    LLVMBuildRet(e->builder, LLVMBuildFAdd(e->builder, LLVMGetParam(f, 0), LLVMGetParam(f, 1), ""));
+    return OPQ_OK;
+}
+
+/* x86 has no instruction for it: LLVM calls fmodf. */
+static opq_status build_call(opq_emitter *e, void *data)
+{
+    (void)data;
+    LLVMValueRef f = start(e, "call");
+    LLVMBuildRet(e->builder, LLVMBuildFRem(e->builder, LLVMGetParam(f, 0), LLVMGetParam(f, 1), ""));
+    return OPQ_OK;
+}
+
+static opq_status build_broken(opq_emitter *e, void *data)
+{
+    (void)data;
+    start(e, "broken"); /* no terminator */
+    return OPQ_OK;
+}
+
+static opq_status build_assembly(opq_emitter *e, void *data)
+{
+    (void)data;
+    LLVMValueRef f = start(e, "assembly");
+    LLVMTypeRef type = LLVMFunctionType(LLVMVoidTypeInContext(e->context), NULL, 0, false);
+    LLVMValueRef code = LLVMGetInlineAsm(type, "nonsense %eax", 13, "", 0, true, false, LLVMInlineAsmDialectATT, false);
+    LLVMBuildCall2(e->builder, type, code, NULL, 0, "");
+    LLVMBuildRet(e->builder, LLVMGetParam(f, 0));
+    return OPQ_OK;
+}
+
+static opq_status build_refuse(opq_emitter *e, void *data)
+{
+    (void)e, (void)data;
+    return opq_fail(OPQ_UNSUPPORTED, "not today");
+}
+
+static void test_functions(void **state)
+{
+    opq_jit *jit = *state;
+    void *first, *second;
+    float (*function)(float, float);
+    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, &first), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, &second), OPQ_OK);
+    assert_ptr_not_equal(first, second);
+    memcpy(&function, &first, sizeof first);
+    assert_true(function(1, 2) == 3);
+    memcpy(&function, &second, sizeof second);
+    assert_true(function(3, 4) == 7);
+}
+
+static void test_refusals(void **state)
+{
+    opq_jit *jit = *state;
+    void *address;
+    assert_int_equal(opq_jit_function(jit, "call", build_call, NULL, &address), OPQ_CODEGEN);
+    assert_non_null(strstr(opq_error(), "fmodf"));
+    assert_int_equal(opq_jit_function(jit, "broken", build_broken, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "assembly", build_assembly, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "refuse", build_refuse, NULL, &address), OPQ_UNSUPPORTED);
+    assert_string_equal(opq_error(), "not today");
+    assert_int_equal(opq_jit_function(jit, "sub", build_add, "add", &address), OPQ_INTERNAL);
+    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, &address), OPQ_OK); /* and goes on working */
+}
+
+static void test_text(void **state)
+{
+    opq_jit *jit = *state;
+    char *text;
+    assert_int_equal(opq_jit_text(jit, "add", build_add, NULL, "llvm", &text), OPQ_OK);
+    assert_non_null(strstr(text, "define float @add("));
+    free(text);
+    assert_int_equal(opq_jit_text(jit, "add", build_add, NULL, "asm", &text), OPQ_OK);
+    assert_non_null(strstr(text, "vaddss"));
+    free(text);
+    assert_int_equal(opq_jit_text(jit, "add", build_add, NULL, "object", &text), OPQ_INVALID);
+}
+
+static void test_cpu(void **state)
+{
+    (void)state;
+    opq_cpu cpu;
+    setenv("OPAQUE_CPU", "avx2", 1);
+    assert_int_equal(opq_cpu_detect(&cpu), OPQ_OK);
+    assert_true(!cpu.avx512 && !cpu.avx512_bf16 && !cpu.amx_bf16);
+    setenv("OPAQUE_CPU", "pentium", 1);
+    assert_int_equal(opq_cpu_detect(&cpu), OPQ_INVALID);
+    unsetenv("OPAQUE_CPU");
+    assert_int_equal(opq_cpu_detect(&cpu), OPQ_OK);
+}
+
+static int create(void **state)
+{
+    opq_jit *jit;
+    if (opq_jit_create(&jit) != OPQ_OK)
+        return 1;
+    *state = jit;
+    return 0;
+}
+
+static int destroy(void **state)
+{
+    opq_jit_destroy(*state);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_cpu),
+    };
+    return cmocka_run_group_tests(tests, create, destroy);
+}
