@@ -101,6 +101,7 @@ opq_attr_set opq_op_attrs(opq_op op)
         break;
     case OPQ_CLASS_EXTERN:
         set.required = info->arity < 0 ? KEY(key) : KEY(result);
+        set.optional = info->arity < 0 ? KEY(result) : 0;
         break;
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_RANDOM:

@@ -136,10 +136,10 @@ opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_v
 opq_status opq_record_extern(opq_ctx *ctx, const char *key, void *payload, opq_value *const *operands, int arity,
                              const opq_type *result_types, int result_count, opq_value **out_values)
 {
-    opq_attr attr = {.key = OPQ_ATTR_key, .str = key};
+    opq_attr attrs[] = {{.key = OPQ_ATTR_key, .str = key}, {.key = OPQ_ATTR_result, .i = result_count}};
     opq_value *call = NULL;
     static const opq_type none = {.dtype = OPQ_raw8, .rank = 1};
-    opq_status status = opq_value_new(ctx, OPQ_OP_extern, result_count ? &result_types[0] : &none, operands, arity, &attr, 1, &call);
+    opq_status status = opq_value_new(ctx, OPQ_OP_extern, result_count ? &result_types[0] : &none, operands, arity, attrs, 2, &call);
     if (status != OPQ_OK) {
         if (ctx->host.release_payload)
             ctx->host.release_payload(ctx->host.self, payload);

@@ -220,25 +220,46 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
         call = opq_node_at(p->graph, n);
     if (host == NULL || host->call_extern == NULL || call->payload == NULL)
         return opq_fail(OPQ_UNSUPPORTED, "extern: nobody here can call %s", opq_node_attr(call, OPQ_ATTR_key) ? opq_node_attr(call, OPQ_ATTR_key)->str : "it");
+<<<<<<< HEAD
+    int64_t result_count = opq_node_int(call, OPQ_ATTR_result, group->count);
+    if (result_count < 0 || result_count > INT16_MAX)
+        return opq_fail(OPQ_INVALID, "extern: a call with %lld results", (long long)result_count);
     step->operand_count = call->arity;
+    step->result_count = (int)result_count;
     step->operands = opq_arena_alloc(&p->plan->arena, ((size_t)call->arity + 1) * sizeof *step->operands);
-    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)group->count + 1) * sizeof *step->results);
+    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)result_count + 1) * sizeof *step->results);
+=======
+    int count = (int)opq_node_int(call, OPQ_ATTR_result, 1);
+    step->operand_count = call->arity;
+    step->result_count = count;
+    step->operands = opq_arena_alloc(&p->plan->arena, ((size_t)call->arity + 1) * sizeof *step->operands);
+    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)count + 1) * sizeof *step->results);
+>>>>>>> refs/heads/shim
     if (step->operands == NULL || step->results == NULL)
         return out_of_memory();
+    for (int i = 0; i < count; i++)
+        step->results[i] = -1; /* nobody reads it */
     for (int k = 0; k < call->arity; k++) {
         step->operands[k] = opq_planner_storage(p, call->operand[k]);
         if (step->operands[k] < 0)
             return opq_fail(OPQ_INTERNAL, "plan: operand %d of %s is not in memory", k, group->name);
     }
+    for (int i = 0; i < step->result_count; i++)
+        step->results[i] = -1; /* nobody needs it */
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
         if (node->op != OPQ_OP_extern_result)
             continue;
+<<<<<<< HEAD
+        int64_t result = opq_node_int(node, OPQ_ATTR_result, 0);
+        if (result < 0 || result >= result_count)
+            return opq_fail(OPQ_INTERNAL, "plan: %s has no result %lld", group->name, (long long)result);
+=======
         int result = (int)opq_node_int(node, OPQ_ATTR_result, 0);
-        if (result >= group->count)
+        if (result >= count)
             return opq_fail(OPQ_INTERNAL, "plan: %s has no result %d", group->name, result);
+>>>>>>> refs/heads/shim
         step->results[result] = p->storage_of[n];
-        step->result_count = result + 1 > step->result_count ? result + 1 : step->result_count;
     }
     step->payload = call->payload;
     if (host->retain_payload)

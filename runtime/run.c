@@ -34,7 +34,9 @@ void *opq_run_data(const opq_run_state *run, int32_t id)
     if (id < 0)
         return NULL;
     opq_buffer *buffer = opq_run_buffer(run, id);
-    return buffer ? buffer->data : (char *)run->arena->data + run->plan->storage[id].offset;
+    if (buffer)
+        return buffer->data;
+    return run->arena ? (char *)run->arena->data + run->plan->storage[id].offset : (void *)run->slots; /* no arena: nothing has bytes */
 }
 
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars)
@@ -91,7 +93,7 @@ static opq_status run_extern(const opq_run_state *run, const opq_step *step)
     for (int i = 0; i < step->operand_count && status == OPQ_OK; i++)
         operands[i] = opq_run_data(run, step->operands[i]);
     for (int i = 0; i < step->result_count && status == OPQ_OK; i++)
-        results[i] = opq_run_data(run, step->results[i]);
+        results[i] = step->results[i] < 0 ? NULL : opq_run_data(run, step->results[i]);
     if (status == OPQ_OK)
         status = host->call_extern(host->self, step->payload, operands, results);
     free(operands);
@@ -152,7 +154,8 @@ static void poison(const opq_run_state *run, const opq_step *step)
         if (step->buffers[i] >= 0 && is_written(step, i))
             run->bad[step->buffers[i]] = 1;
     for (int i = 0; i < step->result_count; i++)
-        run->bad[step->results[i]] = 1;
+        if (step->results[i] >= 0)
+            run->bad[step->results[i]] = 1;
 }
 
 static opq_status run_steps(const opq_run_state *run)

@@ -169,7 +169,11 @@ OPQ_API bool opq_op_find(const char *name, size_t length, opq_op *out_op);
     X(dims, INTS)        /* permute: result dim i is operand dim dims[i] */                                            \
     X(key, STR)          /* extern: what is called, with its constant arguments */                                     \
     X(offset, INT)       /* strided, update: first element, in elements of the dense operand */                        \
-    X(result, INT)       /* extern_result: which one */                                                                \
+<<<<<<< HEAD
+    X(result, INT)       /* extern_result: which one; extern: how many */                                                                \
+=======
+    X(result, INT)       /* extern_result: which one; extern: how many */                                                               \
+>>>>>>> refs/heads/shim
     X(sizes, INTS)       /* update: shape of the written window */                                                     \
     X(start, INTS)       /* slice: first index per dim */                                                              \
     X(step, INTS)        /* slice: index step per dim, >= 1 */                                                         \
@@ -229,7 +233,12 @@ typedef struct opq_host {
     /* Calls body(data, begin, end) over [0, count) in pieces of at least `grain`, perhaps on several threads; returns when all is done. */
     void (*parallel_for)(void *self, int64_t count, int64_t grain, void (*body)(void *data, int64_t begin, int64_t end), void *data);
     int (*thread_count)(void *self);
-    /* Runs an extern node. Buffers are dense; a result buffer must be filled. `payload` is the one given at recording. */
+<<<<<<< HEAD
+    /* Runs an extern node. Buffers are dense; a result buffer must be filled; NULL: nobody needs that result. `payload` is the one
+     * given at recording. */
+=======
+    /* Runs an extern node. Buffers are dense; a result buffer must be filled; NULL for results nobody reads. `payload` is the one given at recording. */
+>>>>>>> refs/heads/shim
     opq_status (*call_extern)(void *self, void *payload, const void *const *operands, void *const *results);
     void (*retain_payload)(void *self, void *payload);
     void (*release_payload)(void *self, void *payload);

@@ -1,0 +1,134 @@
+// Batch normalisation over every axis but the second. The running statistics are arguments that the operator changes without its
+// schema saying so; their new values are written like any in-place result.
+#include "adapter.h"
+
+namespace opq {
+
+namespace {
+
+struct Norm {
+    Value x;
+    Dims axes;   // reduced
+    Dims shape;  // of one number per channel, broadcastable against x
+    opq_dtype dtype;
+    double count; // elements per channel
+
+    Value channels(const Value &value) const { return reshape(value, shape); }
+};
+
+std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_list<size_t> parameters)
+{
+    const Tensor &x = call.tensor(input);
+    if (x.dim() < 2 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()))
+        return std::nullopt;
+    for (const size_t i : parameters)
+        if (!call.none(i) && (call.tensor(i).scalar_type() != x.scalar_type() || call.tensor(i).sizes() != IntArrayRef(x.size(1))))
+            return std::nullopt;
+    Norm norm{call.in(input), {}, Dims(static_cast<size_t>(x.dim()), 1), core_dtype(x.scalar_type()), 0};
+    for (int64_t axis = 0; axis < x.dim(); ++axis)
+        if (axis != 1)
+            norm.axes.push_back(axis);
+    norm.shape[1] = x.size(1);
+    norm.count = static_cast<double>(x.numel()) / static_cast<double>(x.size(1));
+    return norm;
+}
+
+Value binary(opq_op op, const Value &a, const Value &b)
+{
+    return record(op, {a, b});
+}
+
+Value inverse_deviation(const Value &variance, double eps)
+{
+    return record(OPQ_OP_rsqrt, {binary(OPQ_OP_add, variance, scalar(eps))});
+}
+
+// running = (1 - momentum) * running + momentum * seen
+void update_running(const Tensor &running, const Value &seen, double momentum)
+{
+    const Value kept = binary(OPQ_OP_mul, read(running), scalar(1 - momentum));
+    write(running, binary(OPQ_OP_add, kept, binary(OPQ_OP_mul, seen, scalar(momentum))));
+}
+
+// native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps) -> output, save_mean, save_invstd
+bool batch_norm(Call &call)
+{
+    const auto norm = read_norm(call, 0, {1, 2, 3, 4});
+    const bool training = call.flag(5);
+    if (!norm || (!training && (call.none(3) || call.none(4))))
+        return false;
+    const double momentum = call.real(6), eps = call.real(7);
+    const Dims per_channel{norm->shape[1]};
+    Value mean, inverse;
+    if (training) {
+        mean = reduce(OPQ_OP_mean, {norm->x}, norm->axes, true);
+        const Value variance = reduce(OPQ_OP_var, {norm->x, scalar(0.0)}, norm->axes, true);
+        inverse = inverse_deviation(variance, eps);
+        if (!call.none(3))
+            update_running(call.tensor(3), reshape(mean, per_channel), momentum);
+        if (!call.none(4)) {
+            const Value unbiased = binary(OPQ_OP_mul, reshape(variance, per_channel), scalar(norm->count / std::max(norm->count - 1, 1.0)));
+            update_running(call.tensor(4), unbiased, momentum);
+        }
+    } else {
+        mean = norm->channels(call.in(3));
+        inverse = inverse_deviation(norm->channels(call.in(4)), eps);
+    }
+    Value out = binary(OPQ_OP_mul, binary(OPQ_OP_sub, norm->x, mean), inverse);
+    if (!call.none(1))
+        out = binary(OPQ_OP_mul, out, norm->channels(call.in(1)));
+    if (!call.none(2))
+        out = binary(OPQ_OP_add, out, norm->channels(call.in(2)));
+    call.give(std::move(out));
+    call.give(training ? reshape(mean, per_channel) : full(0, norm->dtype, {0}));
+    call.give(training ? reshape(inverse, per_channel) : full(0, norm->dtype, {0}));
+    return true;
+}
+
+// native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
+bool batch_norm_backward(Call &call)
+{
+    const auto norm = read_norm(call, 1, {2, 3, 4});
+    const bool training = call.flag(7);
+    if (!norm || !same_dtype({&call.tensor(0), &call.tensor(1)}) || (training && (call.none(5) || call.none(6))))
+        return false;
+    const auto mask = call.args[9].toBoolList();
+    const Dims per_channel{norm->shape[1]};
+    const Value grad = call.in(0);
+    const Value mean = norm->channels(call.in(training ? 5 : 3));
+    const Value inverse = training ? norm->channels(call.in(6)) : inverse_deviation(norm->channels(call.in(4)), call.real(8));
+    const Value centred = binary(OPQ_OP_mul, binary(OPQ_OP_sub, norm->x, mean), inverse);
+    const Value sum = reduce(OPQ_OP_sum, {grad}, norm->axes, true);
+    const Value dot = reduce(OPQ_OP_sum, {binary(OPQ_OP_mul, grad, centred)}, norm->axes, true);
+    if (mask[0]) {
+        Value slope = grad;
+        if (training) {
+            const Value share = scalar(1 / norm->count);
+            const Value drift = binary(OPQ_OP_add, sum, binary(OPQ_OP_mul, centred, dot));
+            slope = binary(OPQ_OP_sub, grad, binary(OPQ_OP_mul, drift, share));
+        }
+        const Value factor = call.none(2) ? inverse : binary(OPQ_OP_mul, inverse, norm->channels(call.in(2)));
+        call.give(binary(OPQ_OP_mul, slope, factor));
+    } else {
+        call.give_none();
+    }
+    if (mask[1])
+        call.give(reshape(dot, per_channel));
+    else
+        call.give_none();
+    if (mask[2])
+        call.give(reshape(sum, per_channel));
+    else
+        call.give_none();
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "native_batch_norm", &batch_norm);
+    adapt(library, "native_batch_norm_backward", &batch_norm_backward);
+}
+
+} // namespace
+
+} // namespace opq
