@@ -49,13 +49,13 @@ static opq_status make(opq_ctx *ctx, int64_t bytes, opq_value *value, opq_cell *
     cell->bytes = bytes;
     if (value)
         opq_value_retain(value);
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     opq_cell_hold(cell, value);
     cell->next = ctx->cells;
     if (ctx->cells)
         ctx->cells->before = cell;
     ctx->cells = cell;
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     *out_cell = cell;
     return OPQ_OK;
 }
@@ -107,7 +107,7 @@ void opq_cell_release(opq_cell *cell)
     if (cell == NULL || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1)
         return;
     opq_ctx *ctx = cell->ctx;
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     opq_value *value = cell->value;
     let_go(cell);
     if (cell->before)
@@ -116,7 +116,7 @@ void opq_cell_release(opq_cell *cell)
         ctx->cells = cell->next;
     if (cell->next)
         cell->next->before = cell->before;
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     opq_value_release(value);
     opq_value_release(cell->previous);
     free(cell);
@@ -128,18 +128,18 @@ int64_t opq_cell_bytes(const opq_cell *cell) { return cell->bytes; }
 
 static opq_value *current_value(opq_cell *cell)
 {
-    pthread_mutex_lock(&cell->ctx->lock);
+    opq_spin_lock(&cell->ctx->lock);
     opq_value *value = cell->value;
     if (value)
         opq_value_retain(value);
-    pthread_mutex_unlock(&cell->ctx->lock);
+    opq_spin_unlock(&cell->ctx->lock);
     return value;
 }
 
 static void replace_value(opq_cell *cell, opq_value *value) /* takes the reference */
 {
     opq_value *drop[2] = {NULL, NULL};
-    pthread_mutex_lock(&cell->ctx->lock);
+    opq_spin_lock(&cell->ctx->lock);
     opq_value *old = cell->value;
     opq_cell_hold(cell, value);
     if (old && old->state == OPQ_VALUE_computed && value->state == OPQ_VALUE_pending) {
@@ -152,7 +152,7 @@ static void replace_value(opq_cell *cell, opq_value *value) /* takes the referen
             cell->previous = NULL;
         }
     }
-    pthread_mutex_unlock(&cell->ctx->lock);
+    opq_spin_unlock(&cell->ctx->lock);
     opq_value_release(drop[0]);
     opq_value_release(drop[1]);
 }
