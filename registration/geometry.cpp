@@ -45,10 +45,24 @@ bool identity(const Order &order)
     return true;
 }
 
+// A value without elements is data that exists, whatever its cell holds.
+Value no_elements(opq_dtype dtype, IntArrayRef sizes)
+{
+    opq_buffer *buffer = nullptr;
+    check(opq_buffer_create(context(), 0, &buffer));
+    const std::unique_ptr<opq_buffer, decltype(&opq_buffer_release)> owner(buffer, &opq_buffer_release);
+    const opq_type type = opq_type_make(dtype, static_cast<int>(sizes.size()), sizes.data());
+    opq_value *out = nullptr;
+    check(opq_value_leaf(context(), &type, buffer, &out));
+    return Value::take(out);
+}
+
 Value read_window(const Tensor &tensor, IntArrayRef sizes, IntArrayRef strides)
 {
     TORCH_CHECK(sizes.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ", device(),
                 " (got ", sizes.size(), ")");
+    if (C10_UNLIKELY(tensor.numel() == 0))
+        return no_elements(core_dtype(tensor.scalar_type()), sizes);
     const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(), strides.data(),
                               tensor.storage_offset()};
     opq_value *out = nullptr;
