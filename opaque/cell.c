@@ -210,6 +210,42 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
     return status;
 }
 
+/* Retains what the cells hold, if it is all of `type`. */
+static bool take_plain(opq_ctx *ctx, opq_cell *const *cells, int count, const opq_type *type, opq_value **out_values)
+{
+    bool plain = true;
+    opq_spin_lock(&ctx->lock);
+    for (int i = 0; i < count && plain; i++)
+        plain = cells[i]->value && opq_type_equal(&cells[i]->value->type, type);
+    for (int i = 0; i < count && plain; i++) {
+        out_values[i] = cells[i]->value;
+        opq_value_retain(out_values[i]);
+    }
+    opq_spin_unlock(&ctx->lock);
+    return plain;
+}
+
+opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type, opq_cell **out_cell)
+{
+    const opq_op_info *info = opq_op_info_of(op);
+    opq_value *values[4], *made;
+    bool same = info->class_ == OPQ_CLASS_EWISE && (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT) && arity == info->arity;
+    bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT && !(type->dtype == OPQ_f64 && (info->flags & OPQ_FLAG_MATH32));
+    if (!same || !real || arity > 4 || (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
+        return OPQ_UNSUPPORTED;
+    OPQ_TRY(opq_bound_check(ctx, op, type));
+    if (!take_plain(ctx, operands, arity, type, values))
+        return OPQ_UNSUPPORTED;
+    opq_status status = opq_value_new(ctx, op, type, values, arity, NULL, 0, &made);
+    for (int i = 0; i < arity; i++)
+        opq_value_release(values[i]);
+    OPQ_TRY(status);
+    atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
+    status = make(ctx, opq_type_bytes(type), made, out_cell);
+    opq_value_release(made);
+    return status;
+}
+
 /* ---- writing */
 
 /* The cell in memory order: a permuted window is written as the permuted value. */

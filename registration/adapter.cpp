@@ -2,6 +2,7 @@
 #include "adapter.h"
 
 #include <ATen/WrapDimUtilsMulti.h>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -157,10 +158,52 @@ std::optional<Target> find_target(const OperatorHandle &op)
     return std::nullopt;
 }
 
+// The short way of an elementwise operator over contiguous tensors of one floating dtype and shape: no promotion, no broadcast,
+// no view. Most calls of a model's inner loops are that. False: nothing has happened.
+bool plainly(opq_op row, size_t count, Stack *stack)
+{
+    opq_cell *cells[4];
+    const IValue *const args = stack->data() + (stack->size() - count);
+    const Tensor *first = nullptr;
+    int arity = 0;
+    for (size_t i = 0; i < count; ++i) {
+        if (!args[i].isTensor()) {
+            if (arity == 0 || i + 1 != count || !args[i].isInt() || args[i].toInt() != 1)
+                return false; // anything but a trailing alpha of 1
+            continue;
+        }
+        const Tensor &tensor = args[i].toTensor();
+        const OpaqueImpl *const impl = tensor.defined() && tensor.is_privateuseone() ? impl_or_null(tensor) : nullptr;
+        if (!impl || arity == 4 || tensor.storage_offset() != 0 || !tensor.is_contiguous() || tensor.is_neg() || tensor.dim() > OPQ_RANK_MAX ||
+            !at::isFloatingType(tensor.scalar_type()))
+            return false;
+        if (!first)
+            first = &tensor;
+        else if (tensor.scalar_type() != first->scalar_type() || tensor.sizes() != first->sizes())
+            return false;
+        cells[arity++] = impl->cell();
+    }
+    if (!first || arity != opq_op_info_of(row)->arity)
+        return false;
+    const opq_type type = opq_type_make(core_dtype(first->scalar_type()), static_cast<int>(first->dim()), first->sizes().data());
+    opq_cell *made = nullptr;
+    const opq_status status = opq_cell_record(context(), row, cells, arity, &type, &made);
+    if (status != OPQ_OK) {
+        if (status != OPQ_UNSUPPORTED)
+            raise(status);
+        return false;
+    }
+    Tensor result = make_tensor(Cell::take(made), first->dtype(), first->sizes(), first->strides());
+    torch::jit::drop(*stack, count);
+    stack->emplace_back(std::move(result));
+    return true;
+}
+
 struct Adapter final : c10::OperatorKernel {
     Adapter(OperatorHandle functional_op, Form its_form, Kernel its_kernel, opq_op row_op)
         : functional(std::move(functional_op)), form(its_form), kernel(its_kernel), row(row_op),
-          count(functional.schema().arguments().size())
+          count(functional.schema().arguments().size()),
+          may_be_plain(its_form == Form::functional && std::strcmp(opq_op_info_of(row_op)->signature, "NONE") != 0)
     {
     }
     const OperatorHandle functional;
@@ -168,6 +211,7 @@ struct Adapter final : c10::OperatorKernel {
     const Kernel kernel;
     const opq_op row;
     const size_t count;
+    const bool may_be_plain;
 
     bool native(Call &call, opq_status &declined) const
     {
@@ -182,6 +226,8 @@ struct Adapter final : c10::OperatorKernel {
     void operator()(const OperatorHandle &op, c10::DispatchKeySet, Stack *stack) const
     {
         note_line();
+        if (may_be_plain && plainly(row, count, stack))
+            return;
         const size_t total = form == Form::out ? op.schema().arguments().size() : count;
         Call call(functional, stack->data() + (stack->size() - total), count, row);
         opq_status declined = OPQ_UNSUPPORTED;
