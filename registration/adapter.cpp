@@ -293,6 +293,20 @@ std::optional<Target> functional_of(const OperatorHandle &op)
     return known->emplace(op.operator_name(), find_target(op)).first->second;
 }
 
+bool is_hot(const std::string &overload)
+{
+    for (const char *hot : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "relu", "mm"})
+        if (overload == hot)
+            return true;
+    return false;
+}
+
+void run_boxed(const OperatorHandle &op, opq_op row, Stack *stack)
+{
+    const Adapter adapter(op, Form::functional, row == OPQ_OP_matmul ? &mm : pointwise_kernel(row), row);
+    adapter(op, c10::DispatchKeySet(), stack);
+}
+
 void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row)
 {
     const std::string text = overload;
@@ -313,7 +327,8 @@ void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op 
         library.impl(toString(op.operator_name()).substr(6).c_str(),
                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(*handle, form, kernel, row)));
     };
-    add(*handle, Form::functional);
+    if (!is_hot(text))
+        add(*handle, Form::functional);
     for (const OperatorHandle &op : overloads(base + "_"))
         if (is_inplace_of(op.schema(), handle->schema()))
             add(op, Form::inplace);
@@ -324,10 +339,6 @@ void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op 
 
 void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack)
 {
-    c10::SmallVector<Value, 3> made;
-    for (const Result &result : call.results)
-        if (result.value)
-            made.push_back(result.value);
     if (form == Form::functional) {
         c10::SmallVector<Tensor, 3> tensors;
         for (const Result &result : call.results)
@@ -352,7 +363,6 @@ void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack)
         for (Tensor &tensor : tensors)
             stack->emplace_back(std::move(tensor));
     }
-    finish(made);
 }
 
 } // namespace opq

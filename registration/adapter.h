@@ -71,6 +71,11 @@ std::optional<Target> functional_of(const OperatorHandle &op);
 // Registers `kernel` for the functional overload ("add.Tensor") and for its in-place and out forms. A base name without the
 // functional overload ("fill_") registers what exists.
 void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
+// The functional form of a row's operator, on a stack: for hot.cpp, whose unboxed kernels stand in the adapter's place.
+void run_boxed(const OperatorHandle &op, opq_op row, Stack *stack);
+bool is_hot(const std::string &overload);
+Kernel pointwise_kernel(opq_op row);
+bool mm(Call &call);
 // The functional overload alone.
 void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
 // Structured operators without a kernel of ours become extern nodes directly. Called once all kernels are registered.

@@ -48,7 +48,6 @@ Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::opt
         const at::ScalarType to = dtype.value_or(self.scalar_type());
         const Order order = copy_order(self, format);
         const Value value = convert(self, to, order);
-        finish({value});
         return wrap(value, to, order);
     });
 }
@@ -131,8 +130,7 @@ Value filled(const at::Scalar &value, const Tensor &like, const Order &order)
     if (!is_raw(dtype))
         return full(value, dtype, memory);
     const Below below;
-    const Value one = upload(at::scalar_tensor(value, at::TensorOptions().device(c10::kCPU).dtype(like.scalar_type())), Order{});
-    return memory.empty() ? one : expand(one, memory);
+    return upload(at::full(memory, value, at::TensorOptions().device(c10::kCPU).dtype(like.scalar_type())), Order{});
 }
 
 bool fill_scalar(Call &call)

@@ -32,7 +32,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt(library, "convolution_overrideable", &convolution);
     adapt(library, "convolution_backward_overrideable", &convolution_backward);
-    for (const char *name : {"native_group_norm", "native_group_norm_backward", "repeat_interleave.self_int", "logit", "_masked_softmax"})
+    for (const char *name : {"native_group_norm", "native_group_norm_backward", "logit", "_masked_softmax"})
         adapt(library, name, &always_extern);
 }
 

@@ -70,12 +70,17 @@ Value combine(const Call &call, size_t self, Value product, const at::Scalar &be
     return sum;
 }
 
+} // namespace
+
+// mm and bmm
 bool mm(Call &call)
 {
     require(fits_matrices(call.tensor(0), call.tensor(1), call.row == OPQ_OP_matmul ? 2 : 3), call);
     call.give(contract(matrix(call, call.tensor(0)), matrix(call, call.tensor(1))));
     return true;
 }
+
+namespace {
 
 // addmm, baddbmm: (self, a, b, beta, alpha)
 bool addmm(Call &call)
@@ -129,11 +134,12 @@ bool addbmm(Call &call)
 
 // ---- linear as one node, for which autograd knows linear_backward
 
+// [.., columns] as [rows, columns]
 Value flat(const Tensor &tensor)
 {
-    const int64_t columns = tensor.size(-1);
+    const int64_t columns = tensor.size(-1), rows = c10::multiply_integers(tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1));
     const Value value = read(tensor);
-    return tensor.dim() == 2 ? value : reshape(value, {columns == 0 ? 0 : tensor.numel() / columns, columns});
+    return tensor.dim() == 2 ? value : reshape(value, {rows, columns});
 }
 
 bool linear(Call &call)
@@ -141,21 +147,17 @@ bool linear(Call &call)
     const Tensor &x = call.tensor(0), &w = call.tensor(1);
     check_device(x, "linear");
     check_device(w, "linear");
-    const bool biased = !call.none(2);
     require(x.dim() >= 1 && w.dim() == 2 && x.size(-1) == w.size(1) && x.scalar_type() == w.scalar_type(), call);
-    if (is_raw(x) || (x.numel() == 0 && x.dim() != 2))
+    if (is_raw(x))
         return false;
-    Value product;
-    if (x.dim() == 1)
-        product = reshape(contract({reshape(read(x), {1, x.size(0)}), false}, {read(w), true}), {w.size(0)});
-    else {
-        const Matrix weight = matrix(call, w);
-        product = contract({flat(x), false}, {weight.value, !weight.transposed});
+    const Matrix weight = matrix(call, w);
+    Value product = contract({flat(x), false}, {weight.value, !weight.transposed});
+    if (x.dim() != 2) {
         Dims shape(x.sizes().begin(), x.sizes().end() - 1);
         shape.push_back(w.size(0));
-        product = x.dim() == 2 ? product : reshape(product, shape);
+        product = reshape(product, shape);
     }
-    if (biased) {
+    if (!call.none(2)) {
         require(call.tensor(2).scalar_type() == x.scalar_type() && call.tensor(2).dim() <= 1, call);
         product = record(OPQ_OP_add, {product, call.in(2)});
     }
@@ -163,27 +165,35 @@ bool linear(Call &call)
     return true;
 }
 
-// linear_backward(self, grad_output, weight, output_mask)
-bool linear_backward(Call &call)
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+
+// Complex operands: as other operators, which have CPU kernels.
+Gradients linear_backward_parts(const Tensor &x, const Tensor &grad, const Tensor &w, std::array<bool, 3> mask)
 {
-    const Tensor &x = call.tensor(0), &grad = call.tensor(1), &w = call.tensor(2);
-    const auto mask = call.args[3].toBoolList();
-    if (x.dim() < 2 || x.numel() == 0 || is_raw(x))
-        return false;
-    const Value g = flat(grad);
-    if (mask[0])
-        call.give(reshape(contract({g, false}, matrix(call, w)), x.sizes()));
-    else
-        call.give_none();
-    if (mask[1])
-        call.give(contract({g, true}, {flat(x), false}));
-    else
-        call.give_none();
-    if (mask[2])
-        call.give(reduce(OPQ_OP_sum, {g}, {0}, false));
-    else
-        call.give_none();
-    return true;
+    const Below below;
+    const Tensor rows = grad.reshape({-1, grad.size(-1)}), inputs = x.reshape({-1, x.size(-1)});
+    return {mask[0] ? at::mm(rows, w.conj().resolve_conj()).view(x.sizes()) : Tensor(),
+            mask[1] ? at::mm(rows.t(), inputs.conj().resolve_conj()) : Tensor(), mask[2] ? rows.sum(0) : Tensor()};
+}
+
+Gradients linear_backward(const Tensor &x, const Tensor &grad, const Tensor &w, std::array<bool, 3> mask)
+{
+    note_line();
+    for (const Tensor *tensor : {&x, &grad, &w})
+        check_device(*tensor, "linear_backward");
+    if (is_raw(x))
+        return linear_backward_parts(x, grad, w, mask);
+    return guarded([&]() -> Gradients {
+        const Value g = flat(grad), weight = read(w);
+        Gradients result;
+        if (mask[0])
+            std::get<0>(result) = wrap(reshape(contract({g, false}, {weight, false}), x.sizes()));
+        if (mask[1])
+            std::get<1>(result) = wrap(contract({g, true}, {flat(x), false}));
+        if (mask[2])
+            std::get<2>(result) = wrap(reduce(OPQ_OP_sum, {g}, {0}, false));
+        return result;
+    });
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
@@ -198,7 +208,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "vdot", &dot);
     adapt(library, "addbmm", &addbmm);
     adapt(library, "linear", &linear);
-    adapt(library, "linear_backward", &linear_backward);
+    library.impl("linear_backward", TORCH_FN(linear_backward));
 }
 
 } // namespace

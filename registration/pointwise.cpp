@@ -155,6 +155,11 @@ Kernel kernel_of(const char *signature)
 
 } // namespace
 
+Kernel pointwise_kernel(opq_op row)
+{
+    return kernel_of(opq_op_info_of(row)->signature);
+}
+
 bool pointwise(Call &call)
 {
     return apply(call, call.count, false);

@@ -160,8 +160,6 @@ Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, In
 Tensor cpu_now(const Tensor &tensor, opq_reason reason);
 // A value that holds a CPU tensor's elements, copied now, row-major of `order`.
 Value upload(const Tensor &cpu_tensor, const Order &order);
-// Finishes an op: under eager() its results are computed at once.
-void finish(c10::ArrayRef<Value> values);
 // Notes the source line for what this thread records next.
 void note_line();
 

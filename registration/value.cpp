@@ -235,12 +235,33 @@ Value scalar(const at::Scalar &value, opq_dtype dtype)
     return make_scalar(dtype, bits, false);
 }
 
+namespace {
+
+// Python numbers become tensors of these dtypes; reading them through the dispatcher would cost more than recording the op.
+at::Scalar host_number(const Tensor &tensor)
+{
+    switch (tensor.scalar_type()) {
+    case at::kDouble:
+        return *static_cast<const double *>(tensor.const_data_ptr());
+    case at::kLong:
+        return *static_cast<const int64_t *>(tensor.const_data_ptr());
+    case at::kFloat:
+        return static_cast<double>(*static_cast<const float *>(tensor.const_data_ptr()));
+    case at::kBool:
+        return *static_cast<const bool *>(tensor.const_data_ptr());
+    default:
+        return tensor.item();
+    }
+}
+
+} // namespace
+
 Value scalar_of(const Tensor &tensor)
 {
     const opq_dtype dtype = core_dtype(tensor.scalar_type());
     if (is_raw(dtype))
         decline(opq_fail(OPQ_UNSUPPORTED, "complex numbers"));
-    const at::Scalar value = tensor.item();
+    const at::Scalar value = host_number(tensor);
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
         return scalar(value);
     return scalar(value, dtype);
@@ -256,12 +277,6 @@ Dims shape_of(const Value &value)
 {
     const opq_type type = value.type();
     return {type.size, type.size + type.rank};
-}
-
-void finish(c10::ArrayRef<Value> values)
-{
-    if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_EAGER) != 0))
-        materialize(values, OPQ_REASON_eager);
 }
 
 } // namespace opq

@@ -1,0 +1,124 @@
+// The operators recorded most often, without boxing: plain operands go straight to the core, everything else takes the way that
+// all operators take.
+#include "adapter.h"
+
+namespace opq {
+
+namespace {
+
+bool plain(const Tensor &tensor)
+{
+    return on_device(tensor) && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+}
+
+bool is_one(const at::Scalar &alpha)
+{
+    return alpha.isIntegral(false) && alpha.toLong() == 1;
+}
+
+// An operand that needs no thought: a plain tensor, or a number. No value: think.
+Value simple_operand(const Tensor &tensor)
+{
+    if (plain(tensor))
+        return read(tensor);
+    if (tensor.device().is_cpu() && tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number() && !tensor.is_complex())
+        return scalar_of(tensor);
+    return {};
+}
+
+// The core's answer; undefined if it declines or the operands need thought.
+Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
+{
+    if (!plain(a) || is_raw(a) || (on_device(b) && is_raw(b)) ||
+        (opq_op_info_of(op)->rule == OPQ_RULE_FLOAT && !at::isFloatingType(a.scalar_type())))
+        return {};
+    note_line();
+    const Value left = read(a), right = simple_operand(b);
+    if (!right)
+        return {};
+    opq_value *const operands[] = {left.get(), right.get()};
+    opq_value *out = nullptr;
+    if (opq_record(context(), op, operands, 2, nullptr, 0, &out) != OPQ_OK)
+        return {};
+    return wrap(Value::take(out));
+}
+
+template <opq_op row> Tensor slow(const char *name, std::initializer_list<IValue> arguments)
+{
+    static const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, row == OPQ_OP_relu || row == OPQ_OP_matmul ? "" : "Tensor");
+    Stack stack(arguments);
+    run_boxed(op, row, &stack);
+    return stack.back().toTensor();
+}
+
+template <opq_op row> Tensor add_like(const char *name, const Tensor &a, const Tensor &b, const at::Scalar &alpha)
+{
+    if (is_one(alpha))
+        if (Tensor result = simple_binary(row, a, b); result.defined())
+            return result;
+    return slow<row>(name, {a, b, alpha});
+}
+
+template <opq_op row> Tensor mul_like(const char *name, const Tensor &a, const Tensor &b)
+{
+    if (Tensor result = simple_binary(row, a, b); result.defined())
+        return result;
+    return slow<row>(name, {a, b});
+}
+
+Tensor add(const Tensor &a, const Tensor &b, const at::Scalar &alpha)
+{
+    return add_like<OPQ_OP_add>("aten::add", a, b, alpha);
+}
+
+Tensor sub(const Tensor &a, const Tensor &b, const at::Scalar &alpha)
+{
+    if (a.scalar_type() == at::kBool || b.scalar_type() == at::kBool) // an error that PyTorch words
+        return slow<OPQ_OP_sub>("aten::sub", {a, b, alpha});
+    return add_like<OPQ_OP_sub>("aten::sub", a, b, alpha);
+}
+
+Tensor mul(const Tensor &a, const Tensor &b)
+{
+    return mul_like<OPQ_OP_mul>("aten::mul", a, b);
+}
+
+Tensor div(const Tensor &a, const Tensor &b)
+{
+    return mul_like<OPQ_OP_div>("aten::div", a, b);
+}
+
+Tensor relu(const Tensor &a)
+{
+    if (!plain(a) || !at::isFloatingType(a.scalar_type()))
+        return slow<OPQ_OP_relu>("aten::relu", {a});
+    note_line();
+    return guarded([&] { return wrap(record(OPQ_OP_relu, {read(a)})); });
+}
+
+Tensor mm(const Tensor &a, const Tensor &b)
+{
+    if (!plain(a) || !plain(b) || is_raw(a) || a.scalar_type() != b.scalar_type() || a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0))
+        return slow<OPQ_OP_matmul>("aten::mm", {a, b});
+    note_line();
+    const Value left = read(a), right = read(b);
+    opq_value *const operands[] = {left.get(), right.get()};
+    opq_value *out = nullptr;
+    if (opq_record(context(), OPQ_OP_matmul, operands, 2, nullptr, 0, &out) != OPQ_OK)
+        return slow<OPQ_OP_matmul>("aten::mm", {a, b});
+    return wrap(Value::take(out));
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    library.impl("add.Tensor", TORCH_FN(add));
+    library.impl("sub.Tensor", TORCH_FN(sub));
+    library.impl("mul.Tensor", TORCH_FN(mul));
+    library.impl("div.Tensor", TORCH_FN(div));
+    library.impl("relu", TORCH_FN(relu));
+    library.impl("mm", TORCH_FN(mm));
+}
+
+} // namespace
+
+} // namespace opq

@@ -1,0 +1,353 @@
+"""What a tensor on the device is to PyTorch: windows, aliasing, storage identity, copies, writes, errors."""
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+import torch.nn as nn
+
+import torch_opaque
+from torch_opaque import _C
+
+D = "opaque"
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.uint16,
+]
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.t(),
+    "sliced": lambda t: t[1::2, 1:],
+    "expanded": lambda t: t[:1].expand(4, 6),
+    "empty": lambda t: t[:0],
+    "scalar": lambda t: t[1, 2],
+}
+VIEWS = {
+    "view": lambda x: x.view(2, 12),
+    "t": lambda x: x.t(),
+    "slice": lambda x: x[1:3, ::2],
+    "select": lambda x: x.select(0, 2),
+    "expand": lambda x: x.expand(3, 4, 6),
+    "unfold": lambda x: x.unfold(1, 3, 1),
+    "diagonal": lambda x: x.diagonal(),
+    "as_strided": lambda x: x.as_strided((2, 2), (6, 1), 3),
+    "narrow type": lambda x: x.view(torch.int16),
+    "same width": lambda x: x.view(torch.int32),
+    "complex": lambda x: torch.view_as_complex(x.view(4, 3, 2)),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "permute": lambda x: x.view(2, 2, 6).permute(2, 0, 1),
+    "detach": lambda x: x.detach(),
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "flatten": lambda x: x.flatten(),
+}
+
+
+def same(got, want):
+    torch.testing.assert_close(got.cpu(), want, equal_nan=True)
+
+
+def equal_bits(a, b):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_round_trip(dtype, layout):
+    t = LAYOUTS[layout]((torch.randn(4, 6) * 3).to(dtype))
+    o = t.to(D)
+    assert o.device.type == D and o.dtype == dtype and o.shape == t.shape
+    assert equal_bits(o.cpu(), t)
+
+
+def test_strides_are_kept():
+    for t in (torch.randn(4, 6).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        o = t.to(D)
+        assert o.stride() == t.stride()
+        assert (o + 1).stride() == (t + 1).stride()
+        assert o.clone().stride() == t.stride()
+        assert o.contiguous().is_contiguous()
+        same(o + 1, t + 1)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_share_the_cell(name):
+    base = torch.randn(4, 6)
+    o = base.to(D)
+    got, want = VIEWS[name](o), VIEWS[name](base)
+    assert got.stride() == want.stride() and got.storage_offset() == want.storage_offset()
+    assert _C.cell_id(got) == _C.cell_id(o)
+    if want._is_view():
+        assert got._is_view()
+    assert equal_bits(got.cpu(), want)
+
+
+def test_writes_are_seen_through_every_view():
+    base = torch.randn(4, 6)
+    o = base.to(D)
+    views = {}
+    for x in (base, o):
+        row, column = x[1], x.t()[2]
+        row.add_(1)
+        column.mul_(2)
+        x[2:4, 1:3] = 7
+        x.diagonal().fill_(9)
+        x[:, 0] = torch.arange(4.0).to(x.device)
+        x[x > 8] = -1
+        x.view(torch.int32)[0, 5] = 0
+        x.view(-1)[3:5].copy_(torch.tensor([1.0, 2.0]))
+        x.masked_fill_(x < 0, 3)
+        views[x.device.type] = (row, column)
+    same(o, base)
+    for got, want in zip(views[D], views["cpu"]):
+        same(got, want)
+
+
+def test_readers_keep_the_old_value():
+    x = torch.arange(4.0, device=D)
+    y = x + 1
+    x.zero_()
+    same(y, torch.arange(4.0) + 1)
+    same(x, torch.zeros(4))
+
+
+def test_overlapping_writes_raise():
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        torch.ones(1, device=D).expand(3).add_(1)
+
+
+def test_storage_is_an_identity():
+    x = torch.ones(4, device=D)
+    y = x[1:]
+    assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() != 0
+    assert x.untyped_storage().data_ptr() != torch.ones(4, device=D).untyped_storage().data_ptr()
+    with pytest.raises(RuntimeError, match="doesn't have storage"):
+        x.data_ptr()
+
+
+def test_set_and_resize():
+    x = torch.zeros(0, device=D)
+    x.resize_(2, 3).fill_(5)
+    same(x, torch.full((2, 3), 5.0))
+    y = torch.empty(0, device=D)
+    y.set_(x)
+    assert y.is_set_to(x) and _C.cell_id(y) == _C.cell_id(x)
+    z = torch.empty(0, device=D).set_(x.untyped_storage(), 1, (2,), (2,))
+    z.fill_(1)
+    same(x.flatten()[:4], torch.tensor([5.0, 1, 5, 1]))
+
+
+def test_data_assignment_and_detach():
+    x = torch.ones(3, device=D, requires_grad=True)
+    d = x.detach()
+    assert _C.cell_id(d) == _C.cell_id(x)
+    x.data = torch.zeros(3, device=D)
+    assert x.sum().item() == 0 and d.sum().item() == 3
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        x.data = torch.zeros(3)
+
+
+def test_saved_tensor_check():
+    x = torch.ones(3, device=D, requires_grad=True)
+    y = x.exp()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_conjugate_and_negative_bits():
+    z = torch.randn(3, dtype=torch.complex64)
+    o = z.to(D)
+    same(o.conj(), z.conj().resolve_conj())
+    same(o.conj().imag, z.conj().imag.resolve_neg())
+    same(o.conj() * o, z.conj() * z)
+    w = o.clone()
+    w.conj().copy_(o)
+    same(w, z.conj().resolve_conj())
+
+
+def test_zero_tensor():
+    assert torch._efficientzerotensor((2, 2), device=D).cpu().eq(0).all()
+
+
+def test_copy_broadcasts_and_converts():
+    o = torch.zeros(2, 3, device=D)
+    o.copy_(torch.arange(3))
+    same(o, torch.arange(3.0).expand(2, 3))
+    o.copy_(torch.tensor(4, dtype=torch.float64, device=D))
+    same(o, torch.full((2, 3), 4.0))
+    same(o.to(torch.int32), torch.full((2, 3), 4, dtype=torch.int32))
+    c = torch.empty(3, 2)
+    c.t().copy_(o)
+    assert (c == 4).all()
+
+
+def test_rank_limit():
+    with pytest.raises(RuntimeError, match="more than 12 dimensions"):
+        torch.ones((1,) * 13, device=D)
+
+
+def test_impossible_allocation_raises_at_the_call():
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        torch.empty(1 << 50, device=D)
+
+
+def test_mixed_devices_raise():
+    x = torch.ones(3, device=D)
+    cpu = torch.ones(3)
+    same(x + torch.tensor(2.0), cpu + 2)
+    for f in (
+        lambda: x + cpu,
+        lambda: cpu + x,
+        lambda: x @ cpu,
+        lambda: torch.cat([x, cpu]),
+        lambda: torch.where(x > 0, x, cpu),
+        lambda: torch.nn.functional.linear(x[None], torch.ones(2, 3)),
+        lambda: torch.special.digamma(torch.zeros(3, device=D)).mul_(cpu),
+    ):
+        with pytest.raises(RuntimeError, match="device"):
+            f()
+    same(x[torch.tensor([0, -1])], torch.ones(2))
+
+
+def test_generators_are_checked():
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.rand(3, device=D, generator=torch.Generator())
+    g = torch.Generator(device=D)
+    g.manual_seed(3)
+    a = torch.rand(5, device=D, generator=g).cpu()
+    state = g.get_state()
+    b = torch.rand(5, device=D, generator=g).cpu()
+    g.set_state(state)
+    assert torch.equal(torch.rand(5, device=D, generator=g).cpu(), b)
+    g.manual_seed(3)
+    assert torch.equal(torch.rand(5, device=D, generator=g).cpu(), a) and not torch.equal(a, b)
+
+
+def test_uniform_and_normal_moments():
+    torch.manual_seed(0)
+    u, n = torch.rand(100_000, device=D).cpu(), torch.randn(100_000, device=D).cpu()
+    assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 0.01 and abs(u.var() - 1 / 12) < 0.01
+    assert abs(n.mean()) < 0.02 and abs(n.var() - 1) < 0.02
+    p = torch.nn.functional.dropout(torch.ones(100_000, device=D), 0.25).cpu()
+    assert set(p.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()} and abs(p.mean() - 1) < 0.02
+
+
+def test_nothing_runs_before_a_value_is_needed():
+    torch_opaque.reset_stats()
+    x = torch.randn(8, 8, device=D)
+    y = (x @ x + 1).relu().sum()
+    assert _C.is_pending(y) and torch_opaque.stats()["kernels_run"] == 0
+    y.item()
+    assert not _C.is_pending(y)
+    assert torch_opaque.stats()["flushes"] == {"item": 1}
+
+
+def test_deepcopy_and_save_load():
+    m = nn.Linear(3, 2).to(D)
+    twin = copy.deepcopy(m)
+    assert _C.cell_id(twin.weight) != _C.cell_id(m.weight)
+    same(twin.weight.detach(), m.weight.detach().cpu())
+    f = io.BytesIO()
+    torch.save(m.state_dict(), f)
+    for where in (None, "cpu", D):
+        f.seek(0)
+        state = torch.load(f, weights_only=True, map_location=where)
+        assert state["weight"].device.type == (where or D)
+        torch.testing.assert_close(state["weight"].cpu(), m.weight.detach().cpu())
+
+
+def test_accelerator_memory():
+    x = torch.ones(1000, device=D)
+    x.cpu()
+    assert torch.accelerator.memory_allocated() > 0
+    torch.accelerator.empty_cache()
+    free, total = torch.accelerator.get_memory_info()
+    assert 0 < free <= total
+
+
+def test_pinned_memory_remembers():
+    t = torch.ones(3)
+    assert not t.is_pinned()
+    assert t.pin_memory().is_pinned()
+
+
+def test_recording_from_many_threads():
+    failures = []
+
+    def work(seed):
+        try:
+            for i in range(30):
+                x = torch.full((8,), float(seed), device=D)
+                y = (x * 2 + i).sum()
+                if y.item() != 8 * (seed * 2 + i):
+                    failures.append((seed, i, y.item()))
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+def test_storages_from_many_threads():
+    x = torch.ones(4, device=D)
+    seen = set()
+
+    def work():
+        for _ in range(200):
+            seen.add(x.view(2, 2).untyped_storage().data_ptr())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(seen) == 1
+
+
+def test_journal_restores_contents():
+    x = torch.arange(4.0, device=D)
+    _C.journal_begin()
+    x.mul_(2)
+    x[1:3].fill_(9)
+    made = torch.zeros(3, device=D)
+    made.add_(1)
+    written = _C.journal_end(True)
+    assert len(written) == 1
+    same(written[0], torch.tensor([0.0, 9, 9, 6]))
+    same(x, torch.arange(4.0))
+    same(made, torch.ones(3))
+
+
+def test_lines_name_the_user():
+    x = torch.ones(3, device=D) * 2  # this line
+    assert "test_tensor.py:" in _C.graph_text([x], "recorded")
+
+
+def test_backward_ops_carry_the_forward_line():
+    x = torch.randn(3, device=D, requires_grad=True)
+    y = x.sin()
+    y.sum().backward()
+    text = _C.graph_text([x.grad], "recorded")
+    line = test_backward_ops_carry_the_forward_line.__code__.co_firstlineno + 2
+    assert any("cos" in row and f"test_tensor.py:{line}" in row for row in text.splitlines()), text
