@@ -158,42 +158,20 @@ std::optional<Target> find_target(const OperatorHandle &op)
     return std::nullopt;
 }
 
-// The short way of an elementwise operator over contiguous tensors of one floating dtype and shape: no promotion, no broadcast,
-// no view. Most calls of a model's inner loops are that. False: nothing has happened.
+// Tensors, and perhaps a trailing alpha of 1, of a call that plain_result() can take. False: nothing has happened.
 bool plainly(opq_op row, size_t count, Stack *stack)
 {
-    opq_cell *cells[4];
+    c10::SmallVector<const Tensor *, 4> tensors;
     const IValue *const args = stack->data() + (stack->size() - count);
-    const Tensor *first = nullptr;
-    int arity = 0;
     for (size_t i = 0; i < count; ++i) {
-        if (!args[i].isTensor()) {
-            if (arity == 0 || i + 1 != count || !args[i].isInt() || args[i].toInt() != 1)
-                return false; // anything but a trailing alpha of 1
-            continue;
-        }
-        const Tensor &tensor = args[i].toTensor();
-        const OpaqueImpl *const impl = tensor.defined() && tensor.is_privateuseone() ? impl_or_null(tensor) : nullptr;
-        if (!impl || arity == 4 || tensor.storage_offset() != 0 || !tensor.is_contiguous() || tensor.is_neg() || tensor.dim() > OPQ_RANK_MAX ||
-            !at::isFloatingType(tensor.scalar_type()))
+        if (args[i].isTensor())
+            tensors.push_back(&args[i].toTensor());
+        else if (tensors.empty() || i + 1 != count || !args[i].isInt() || args[i].toInt() != 1)
             return false;
-        if (!first)
-            first = &tensor;
-        else if (tensor.scalar_type() != first->scalar_type() || tensor.sizes() != first->sizes())
-            return false;
-        cells[arity++] = impl->cell();
     }
-    if (!first || arity != opq_op_info_of(row)->arity)
+    Tensor result = plain_result(row, tensors);
+    if (!result.defined())
         return false;
-    const opq_type type = opq_type_make(core_dtype(first->scalar_type()), static_cast<int>(first->dim()), first->sizes().data());
-    opq_cell *made = nullptr;
-    const opq_status status = opq_cell_record(context(), row, cells, arity, &type, &made);
-    if (status != OPQ_OK) {
-        if (status != OPQ_UNSUPPORTED)
-            raise(status);
-        return false;
-    }
-    Tensor result = make_tensor(Cell::take(made), first->dtype(), first->sizes(), first->strides());
     torch::jit::drop(*stack, count);
     stack->emplace_back(std::move(result));
     return true;
