@@ -1,6 +1,8 @@
 // Operators that move elements by index, and the loss that does. An index out of range fails the run.
 #include "adapter.h"
 
+#include <algorithm>
+
 #include "below.h"
 
 namespace opq {
@@ -81,26 +83,75 @@ bool index_add(Call &call)
     return true;
 }
 
-// index.Tensor(self, indices) with one integer index tensor: the others are whole dimensions
+// ---- index.Tensor(self, indices) with integer index tensors; the other dimensions are taken whole
+
+struct Indexed {
+    Dims axes;                            // that have an index, ascending
+    c10::SmallVector<const Tensor *, 4> indices;
+};
+
+bool find_indices(const std::vector<std::optional<Tensor>> &given, int64_t rank, Indexed &out)
+{
+    for (size_t i = 0; i < given.size(); ++i) {
+        if (!given[i] || !given[i]->defined())
+            continue;
+        const at::ScalarType dtype = given[i]->scalar_type();
+        if (static_cast<int64_t>(i) >= rank || (dtype != at::kLong && dtype != at::kInt))
+            return false;
+        out.axes.push_back(static_cast<int64_t>(i));
+        out.indices.push_back(&*given[i]);
+    }
+    return !out.axes.empty();
+}
+
+// The indices as one over the indexed dims in row-major order; -1, which fails the run, where one of them is out of range.
+Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
+{
+    Value linear, inside;
+    for (size_t i = 0; i < indexed.axes.size(); ++i) {
+        const Tensor &index = *indexed.indices[i];
+        const int64_t size = sizes[static_cast<size_t>(indexed.axes[i])];
+        const Value where = wrapped_index(cast(on_device(index) ? call.in(index) : upload(index, Order{}), OPQ_i64), size);
+        if (indexed.axes.size() == 1)
+            return where;
+        const Value fits = record(OPQ_OP_bitwise_and, {record(OPQ_OP_ge, {where, scalar(0)}), record(OPQ_OP_lt, {where, scalar(size)})});
+        linear = linear ? record(OPQ_OP_add, {record(OPQ_OP_mul, {linear, scalar(size)}), where}) : where;
+        inside = inside ? record(OPQ_OP_bitwise_and, {inside, fits}) : fits;
+    }
+    return record(OPQ_OP_where, {inside, linear, scalar(-1)});
+}
+
+// The indexed dims become one, where PyTorch puts the result's index dims: in place if they are adjacent, else in front.
 bool index_tensor(Call &call)
 {
-    const auto indices = call.args[1].toOptionalTensorVector();
-    const Tensor *index = nullptr;
-    int64_t axis = 0;
-    for (size_t i = 0; i < indices.size(); ++i) {
-        if (!indices[i] || !indices[i]->defined())
-            continue;
-        if (index)
-            return false;
-        index = &*indices[i];
-        axis = static_cast<int64_t>(i);
-    }
     const Tensor &self = call.tensor(0);
-    if (!index || axis >= self.dim() || (index->scalar_type() != at::kLong && index->scalar_type() != at::kInt))
+    Indexed indexed;
+    const auto listed = call.args[1].toOptionalTensorVector();
+    const std::vector<std::optional<Tensor>> given(listed.begin(), listed.end());
+    if (!find_indices(given, self.dim(), indexed))
         return false;
-    const Value where = on_device(*index) ? call.in(*index) : upload(*index, Order{});
-    call.give(record(OPQ_OP_index_select, {call.in(0), wrapped_index(cast(where, OPQ_i64), self.size(axis))},
-                     {attr_int(OPQ_ATTR_axis, axis)}));
+    const int64_t rank = self.dim(), count = static_cast<int64_t>(indexed.axes.size());
+    const bool adjacent = indexed.axes.back() - indexed.axes.front() == count - 1;
+    const int64_t at = adjacent ? indexed.axes.front() : 0;
+    Dims order, shape;
+    int64_t joined = 1;
+    for (int64_t d = 0; d < rank; ++d)
+        if (std::find(indexed.axes.begin(), indexed.axes.end(), d) == indexed.axes.end())
+            order.push_back(d);
+    order.insert(order.begin() + at, indexed.axes.begin(), indexed.axes.end());
+    for (int64_t i = 0; i < rank; ++i) {
+        const int64_t size = self.size(order[static_cast<size_t>(i)]);
+        if (i >= at && i < at + count) {
+            joined *= size;
+            if (i == at + count - 1)
+                shape.push_back(joined);
+        } else {
+            shape.push_back(size);
+        }
+    }
+    const Value where = linear_index(call, indexed, self.sizes());
+    const Value source = reshape(permute(call.in(0), order), shape);
+    call.give(record(OPQ_OP_index_select, {source, where}, {attr_int(OPQ_ATTR_axis, at)}));
     return true;
 }
 
