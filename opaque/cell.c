@@ -49,13 +49,13 @@ static opq_status make(opq_ctx *ctx, int64_t bytes, opq_value *value, opq_cell *
     cell->bytes = bytes;
     if (value)
         opq_value_retain(value);
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     opq_cell_hold(cell, value);
     cell->next = ctx->cells;
     if (ctx->cells)
         ctx->cells->before = cell;
     ctx->cells = cell;
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     *out_cell = cell;
     return OPQ_OK;
 }
@@ -107,7 +107,7 @@ void opq_cell_release(opq_cell *cell)
     if (cell == NULL || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1)
         return;
     opq_ctx *ctx = cell->ctx;
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     opq_value *value = cell->value;
     let_go(cell);
     if (cell->before)
@@ -116,7 +116,7 @@ void opq_cell_release(opq_cell *cell)
         ctx->cells = cell->next;
     if (cell->next)
         cell->next->before = cell->before;
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     opq_value_release(value);
     opq_value_release(cell->previous);
     free(cell);
@@ -128,18 +128,18 @@ int64_t opq_cell_bytes(const opq_cell *cell) { return cell->bytes; }
 
 static opq_value *current_value(opq_cell *cell)
 {
-    pthread_mutex_lock(&cell->ctx->lock);
+    opq_spin_lock(&cell->ctx->lock);
     opq_value *value = cell->value;
     if (value)
         opq_value_retain(value);
-    pthread_mutex_unlock(&cell->ctx->lock);
+    opq_spin_unlock(&cell->ctx->lock);
     return value;
 }
 
 static void replace_value(opq_cell *cell, opq_value *value) /* takes the reference */
 {
     opq_value *drop[2] = {NULL, NULL};
-    pthread_mutex_lock(&cell->ctx->lock);
+    opq_spin_lock(&cell->ctx->lock);
     opq_value *old = cell->value;
     opq_cell_hold(cell, value);
     if (old && old->state == OPQ_VALUE_computed && value->state == OPQ_VALUE_pending) {
@@ -152,7 +152,7 @@ static void replace_value(opq_cell *cell, opq_value *value) /* takes the referen
             cell->previous = NULL;
         }
     }
-    pthread_mutex_unlock(&cell->ctx->lock);
+    opq_spin_unlock(&cell->ctx->lock);
     opq_value_release(drop[0]);
     opq_value_release(drop[1]);
 }
@@ -207,6 +207,42 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
     OPQ_TRY(whole_value(ctx, cell, geometry->dtype, &value));
     opq_status status = opq_geometry_view(ctx, value, geometry, out_value);
     opq_value_release(value);
+    return status;
+}
+
+/* Retains what the cells hold, if it is all of `type`. */
+static bool take_plain(opq_ctx *ctx, opq_cell *const *cells, int count, const opq_type *type, opq_value **out_values)
+{
+    bool plain = true;
+    opq_spin_lock(&ctx->lock);
+    for (int i = 0; i < count && plain; i++)
+        plain = cells[i]->value && opq_type_equal(&cells[i]->value->type, type);
+    for (int i = 0; i < count && plain; i++) {
+        out_values[i] = cells[i]->value;
+        opq_value_retain(out_values[i]);
+    }
+    opq_spin_unlock(&ctx->lock);
+    return plain;
+}
+
+opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type, opq_cell **out_cell)
+{
+    const opq_op_info *info = opq_op_info_of(op);
+    opq_value *values[4], *made;
+    bool same = info->class_ == OPQ_CLASS_EWISE && (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT) && arity == info->arity;
+    bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT && !(type->dtype == OPQ_f64 && (info->flags & OPQ_FLAG_MATH32));
+    if (!same || !real || arity > 4 || (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
+        return OPQ_UNSUPPORTED;
+    OPQ_TRY(opq_bound_check(ctx, op, type));
+    if (!take_plain(ctx, operands, arity, type, values))
+        return OPQ_UNSUPPORTED;
+    opq_status status = opq_value_new(ctx, op, type, values, arity, NULL, 0, &made);
+    for (int i = 0; i < arity; i++)
+        opq_value_release(values[i]);
+    OPQ_TRY(status);
+    atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
+    status = make(ctx, opq_type_bytes(type), made, out_cell);
+    opq_value_release(made);
     return status;
 }
 

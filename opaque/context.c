@@ -19,7 +19,6 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
     if (host)
         ctx->host = *host;
     ctx->runtime.host = &ctx->host;
-    pthread_mutex_init(&ctx->lock, NULL);
     pthread_mutex_init(&ctx->run_lock, NULL);
     opq_status status = opq_pool_create(&ctx->runtime.pool);
     if (status == OPQ_OK)
@@ -47,7 +46,6 @@ void opq_ctx_destroy(opq_ctx *ctx)
     opq_gemm_destroy(ctx->runtime.gemm);
     opq_jit_destroy(ctx->runtime.jit);
     opq_pool_destroy(ctx->runtime.pool);
-    pthread_mutex_destroy(&ctx->lock);
     pthread_mutex_destroy(&ctx->run_lock);
     free(ctx);
 }

@@ -7,6 +7,7 @@
 #define OPAQUE_OPAQUE_CONTEXT_H
 
 #include "opaque/record.h"
+#include "opaque/spin.h"
 #include "runtime/plan.h"
 
 #include <pthread.h>
@@ -61,7 +62,8 @@ enum { OPQ_PLAN_BUCKETS = 1024, OPQ_PLAN_MAX = 4096, OPQ_PENDING_MAX = 16384, OP
 struct opq_ctx {
     opq_host host;
     opq_runtime runtime;
-    pthread_mutex_t lock, run_lock;
+    opq_spin lock;
+    pthread_mutex_t run_lock;
     opq_cell *cells;
     atomic_ullong sequence;
     uint64_t mark;

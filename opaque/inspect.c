@@ -9,13 +9,13 @@
 opq_status opq_capture(opq_ctx *ctx, opq_value *const *values, int count, opq_graph **out_graph, opq_value ***out_leaves)
 {
     opq_cone cone;
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     opq_status status = opq_cone_collect(ctx, values, count, &cone);
     cone.output_count = 0; /* what was asked for, in that order, and nothing else */
     opq_value **leaves = status == OPQ_OK ? malloc(((size_t)cone.leaf_count + (size_t)count + 1) * sizeof *leaves) : NULL;
     for (int i = 0; leaves && i < cone.leaf_count; i++)
         leaves[i] = cone.leaves[i];
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     opq_graph *graph = NULL;
     if (status == OPQ_OK && leaves == NULL)
         status = opq_fail(OPQ_NO_MEMORY, "out of memory");

@@ -88,9 +88,9 @@ static opq_status compile(flight *f)
     atomic_fetch_add(&f->ctx->stats.plans_built, 1);
     atomic_fetch_add(&f->ctx->stats.kernels_compiled, f->plan->compiled);
     atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
-    pthread_mutex_lock(&f->ctx->lock);
+    opq_spin_lock(&f->ctx->lock);
     keep_plan(f->ctx, &f->cone, f->hash, f->plan);
-    pthread_mutex_unlock(&f->ctx->lock);
+    opq_spin_unlock(&f->ctx->lock);
     return OPQ_OK;
 }
 
@@ -170,7 +170,7 @@ static void settle(flight *f, opq_status status, const char *message)
 {
     opq_ctx *ctx = f->ctx;
     const opq_cone *cone = &f->cone;
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     int capacity = count_holders(cone) + 1, count = 0;
     opq_value **dropped = malloc((size_t)capacity * sizeof *dropped);
     for (int i = 0; i < cone->output_count; i++) {
@@ -181,7 +181,7 @@ static void settle(flight *f, opq_status status, const char *message)
         else
             fail_value(value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message);
     }
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     for (int i = 0; i < cone->output_count; i++)
         opq_value_drop_operands(cone->outputs[i]);
     for (int i = 0; i < count; i++)
@@ -201,7 +201,7 @@ static void pin(const opq_cone *cone, bool hold)
 static opq_status fly(flight *f, opq_value *const *values, int count)
 {
     opq_ctx *ctx = f->ctx;
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     opq_status status = opq_cone_collect(ctx, values, count, &f->cone);
     if (status == OPQ_OK && f->cone.output_count > 0)
         status = opq_cone_key(&f->cone, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0);
@@ -211,7 +211,7 @@ static opq_status fly(flight *f, opq_value *const *values, int count)
         f->reused = f->plan != NULL;
         pin(&f->cone, true);
     }
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     if (status != OPQ_OK || f->cone.output_count == 0)
         return status;
     if (f->reused)
@@ -266,7 +266,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
 static opq_status held_values(opq_ctx *ctx, opq_value ***out_values, int *out_count)
 {
     int count = 0, at = 0;
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     for (const opq_cell *cell = ctx->cells; cell; cell = cell->next)
         count += cell->value && cell->value->state == OPQ_VALUE_pending;
     opq_value **values = malloc(((size_t)count + 1) * sizeof *values);
@@ -275,7 +275,7 @@ static opq_status held_values(opq_ctx *ctx, opq_value ***out_values, int *out_co
             values[at++] = cell->value;
             opq_value_retain(cell->value);
         }
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     *out_values = values;
     *out_count = at;
     return values ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory");
@@ -287,9 +287,9 @@ static int without_failed(opq_ctx *ctx, opq_value **values, int count)
     int kept = 0;
     for (int i = 0; i < count; i++) {
         opq_cone cone;
-        pthread_mutex_lock(&ctx->lock);
+        opq_spin_lock(&ctx->lock);
         bool good = opq_cone_collect(ctx, &values[i], 1, &cone) == OPQ_OK;
-        pthread_mutex_unlock(&ctx->lock);
+        opq_spin_unlock(&ctx->lock);
         opq_cone_drop(&cone);
         if (good)
             values[kept++] = values[i];
@@ -305,9 +305,9 @@ opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
     int count;
     OPQ_TRY(held_values(ctx, &values, &count));
     opq_cone cone;
-    pthread_mutex_lock(&ctx->lock);
+    opq_spin_lock(&ctx->lock);
     bool poisoned = opq_cone_collect(ctx, values, count, &cone) != OPQ_OK;
-    pthread_mutex_unlock(&ctx->lock);
+    opq_spin_unlock(&ctx->lock);
     opq_cone_drop(&cone);
     if (poisoned)
         count = without_failed(ctx, values, count);

@@ -2,6 +2,7 @@
 #include "adapter.h"
 
 #include <ATen/WrapDimUtilsMulti.h>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -157,10 +158,30 @@ std::optional<Target> find_target(const OperatorHandle &op)
     return std::nullopt;
 }
 
+// Tensors, and perhaps a trailing alpha of 1, of a call that plain_result() can take. False: nothing has happened.
+bool plainly(opq_op row, size_t count, Stack *stack)
+{
+    c10::SmallVector<const Tensor *, 4> tensors;
+    const IValue *const args = stack->data() + (stack->size() - count);
+    for (size_t i = 0; i < count; ++i) {
+        if (args[i].isTensor())
+            tensors.push_back(&args[i].toTensor());
+        else if (tensors.empty() || i + 1 != count || !args[i].isInt() || args[i].toInt() != 1)
+            return false;
+    }
+    Tensor result = plain_result(row, tensors);
+    if (!result.defined())
+        return false;
+    torch::jit::drop(*stack, count);
+    stack->emplace_back(std::move(result));
+    return true;
+}
+
 struct Adapter final : c10::OperatorKernel {
     Adapter(OperatorHandle functional_op, Form its_form, Kernel its_kernel, opq_op row_op)
         : functional(std::move(functional_op)), form(its_form), kernel(its_kernel), row(row_op),
-          count(functional.schema().arguments().size())
+          count(functional.schema().arguments().size()),
+          may_be_plain(its_form == Form::functional && std::strcmp(opq_op_info_of(row_op)->signature, "NONE") != 0)
     {
     }
     const OperatorHandle functional;
@@ -168,6 +189,7 @@ struct Adapter final : c10::OperatorKernel {
     const Kernel kernel;
     const opq_op row;
     const size_t count;
+    const bool may_be_plain;
 
     bool native(Call &call, opq_status &declined) const
     {
@@ -182,6 +204,8 @@ struct Adapter final : c10::OperatorKernel {
     void operator()(const OperatorHandle &op, c10::DispatchKeySet, Stack *stack) const
     {
         note_line();
+        if (may_be_plain && plainly(row, count, stack))
+            return;
         const size_t total = form == Form::out ? op.schema().arguments().size() : count;
         Call call(functional, stack->data() + (stack->size() - total), count, row);
         opq_status declined = OPQ_UNSUPPORTED;

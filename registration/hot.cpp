@@ -33,6 +33,8 @@ Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
         (opq_op_info_of(op)->rule == OPQ_RULE_FLOAT && !at::isFloatingType(a.scalar_type())))
         return {};
     note_line();
+    if (Tensor result = plain_result(op, {&a, &b}); result.defined())
+        return result;
     const Value left = read(a), right = simple_operand(b);
     if (!right)
         return {};
@@ -93,6 +95,8 @@ Tensor relu(const Tensor &a)
     if (!plain(a) || !at::isFloatingType(a.scalar_type()))
         return slow<OPQ_OP_relu>("aten::relu", {a});
     note_line();
+    if (Tensor result = plain_result(OPQ_OP_relu, {&a}); result.defined())
+        return result;
     return guarded([&] { return wrap(record(OPQ_OP_relu, {read(a)})); });
 }
 
@@ -120,5 +124,29 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 }
 
 } // namespace
+
+Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors)
+{
+    opq_cell *cells[4];
+    int arity = 0;
+    if (tensors.empty() || tensors.size() > 4 || static_cast<int>(tensors.size()) != opq_op_info_of(row)->arity)
+        return {};
+    const Tensor &first = *tensors[0];
+    for (const Tensor *tensor : tensors) {
+        const OpaqueImpl *const impl = tensor->defined() && tensor->is_privateuseone() ? impl_or_null(*tensor) : nullptr;
+        if (!impl || tensor->storage_offset() != 0 || !tensor->is_contiguous() || tensor->is_neg() ||
+            tensor->scalar_type() != first.scalar_type() || tensor->sizes() != first.sizes())
+            return {};
+        cells[arity++] = impl->cell();
+    }
+    if (!at::isFloatingType(first.scalar_type()) || first.dim() > OPQ_RANK_MAX)
+        return {};
+    const opq_type type = opq_type_make(core_dtype(first.scalar_type()), static_cast<int>(first.dim()), first.sizes().data());
+    opq_cell *made = nullptr;
+    const opq_status status = opq_cell_record(context(), row, cells, arity, &type, &made);
+    if (status != OPQ_OK && status != OPQ_UNSUPPORTED)
+        raise(status);
+    return status == OPQ_OK ? make_tensor(Cell::take(made), first.dtype(), first.sizes(), first.strides()) : Tensor();
+}
 
 } // namespace opq

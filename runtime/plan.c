@@ -1,7 +1,6 @@
 /* Builds a plan: numbers what is in memory, turns each kernel of the fused graph into a step, places values. */
 #include "runtime/plan_internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,7 +142,6 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
     plan->jit = runtime->jit;
     opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused};
     opq_status status = build(&planner);
-    if (status != OPQ_OK) { char *t; opq_text m={0}; opq_text_add(&m,"%s",opq_error()); if (opq_graph_print(fused,&t)==OPQ_OK) fprintf(stderr,"%s\n",t); status=opq_fail(status,"%s",m.data);} /*DEBUG*/
     free(planner.stored);
     free(planner.group_of);
     if (status != OPQ_OK) {

@@ -6,6 +6,7 @@ least one failure.
 """
 
 import argparse
+import glob
 import os
 import re
 import subprocess
@@ -53,27 +54,23 @@ def run_ctest(folder: str, name: str) -> tuple:
     return passed, failed or int(status != 0)
 
 
-def run_pytest(root: str, arguments: list) -> tuple:
-    """(passed, failed) of tests/python; errors and unexpected passes are failures."""
-    print("\n=== Python tests", flush=True)
+def run_pytest(file: str, arguments: list) -> tuple:
+    """(passed, failed) of one file in a process of its own, so that a crash costs that file alone. Errors are failures."""
     with tempfile.TemporaryDirectory() as scratch:
         report = os.path.join(scratch, "pytest.xml")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            f"--junitxml={report}",
-            os.path.join(root, "tests", "python"),
-        ]
-        status = subprocess.run(command + arguments, cwd=root).returncode
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", file, *arguments]
+        status = subprocess.run(command).returncode
+        if status == 5:  # nothing selected
+            return 0, 0
         if not os.path.exists(report):
             return 0, 1
         suites = list(xml.parse(report).iter("testsuite"))
-    total, bad, skipped = (
-        sum(int(s.get(k, 0)) for s in suites) for k in ("tests", "failures", "skipped")
+    counts = (
+        sum(int(s.get(key, 0)) for s in suites)
+        for key in ("tests", "failures", "errors", "skipped")
     )
-    bad += sum(int(s.get("errors", 0)) for s in suites)
+    total, failures, errors, skipped = counts
+    bad = failures + errors
     return total - bad - skipped, bad or int(status != 0)
 
 
@@ -84,8 +81,11 @@ def main() -> int:
     counts = [
         run_ctest(os.path.join(options.root, "build"), "C tests"),
         run_ctest(os.path.join(options.root, "build-asan"), "C tests under ASan and UBSan"),
-        run_pytest(options.root, pytest_arguments),
     ]
+    print("\n=== Python tests", flush=True)
+    os.chdir(options.root)
+    files = sorted(glob.glob("tests/python/**/test_*.py", recursive=True))
+    counts += [run_pytest(file, pytest_arguments) for file in files]
     passed, failed = (sum(column) for column in zip(*counts, strict=True))
     print(f"{passed} passed, {failed} failed", flush=True)
     return int(failed != 0)

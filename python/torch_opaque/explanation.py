@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from . import _C, irtext
 from .snapshot import is_opaque, objects_of
@@ -137,9 +138,9 @@ def _variable_name(tensor) -> str:
     return ""
 
 
-def _keepers(pending: list, returned: set, allocated: int) -> list:
+def _keepers(pending: list, names: dict, allocated: int) -> list:
     """Names what holds each of the tensors, which were pending before the run, and counts what no
-    Python object holds."""
+    Python object holds. `names`: id of a tensor to its name, "" for one not worth a row."""
     gradients = {
         id(t.grad)
         for t in objects_of(torch.Tensor)
@@ -152,9 +153,8 @@ def _keepers(pending: list, returned: set, allocated: int) -> list:
             continue
         seen.add(cell)
         size = tensor.numel() * tensor.element_size()
-        total += size
-        if id(tensor) in returned:
-            what = "returned"
+        if id(tensor) in names:
+            what = names[id(tensor)]
         elif id(tensor) in gradients:
             what = ".grad"
         elif isinstance(tensor, torch.nn.Parameter):
@@ -162,11 +162,22 @@ def _keepers(pending: list, returned: set, allocated: int) -> list:
         else:
             name = _variable_name(tensor)
             what = f"variable {name}" if name else "python object"
+        if not what:
+            continue
+        total += size
         rows.append((what, f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}", size))
     rest = _C.memory_allocated() - allocated - total
     if rest > 4096:
         rows.append(("saved for backward, or held by other code", "", rest))
     return rows
+
+
+def _names(run) -> dict:
+    """Names of a function's results. What it returned shares its value with our own copy of it."""
+    if run is None:
+        return {}
+    names = {id(t): "" for t in run.returned} | {id(t): "written" for t in run.mutated}
+    return names | {id(t): "returned" for t in tree_leaves(run.raw) if is_opaque(t)}
 
 
 def explain(t_or_fn, *args, show: bool = True) -> Explanation:
@@ -181,7 +192,7 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
     with outputs_of(t_or_fn, args) as (tensors, run):
         simplified = _C.graph_text(tensors, "simplified")
         pending = [t for t in objects_of(torch.Tensor) if _is_ours(t) and _C.is_pending(t)]
-        returned = set(map(id, run.outputs)) if run else set()
+        names = _names(run)
         allocated = _C.memory_allocated()
         _C.report_begin()
         try:
@@ -193,7 +204,7 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
             unfused=[line for line in report["unfused"].splitlines() if line.strip()],
             graph=report["graph"],
             bytes_unfused=irtext.unfused_bytes(simplified),
-            keepers=_keepers(pending, returned, allocated),
+            keepers=_keepers(pending, names, allocated),
         )
     if show:
         print(result.text())
