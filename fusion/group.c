@@ -269,10 +269,11 @@ static opq_status join(grouper *g, opq_ref n, const int32_t *ids, int count)
         from->dead = true;
         from->count = 0;
     }
-    qsort(target->members, (size_t)target->count, sizeof *target->members, descending);
-    if (count > 1) /* it does not need itself */
-        for (int i = 0; i < count; i++)
+    if (count > 1) {
+        qsort(target->members, (size_t)target->count, sizeof *target->members, descending);
+        for (int i = 0; i < count; i++) /* it does not need itself */
             target->before[ids[i] / 64] &= ~(1ull << (ids[i] % 64));
+    }
     target->plain = (target->count == 0 || target->plain) && is_plain_node(g, n);
     target->body += 2;
     target->operands += opq_node_at(g->in, n)->arity;
@@ -330,21 +331,29 @@ static bool must_stay_alone(const grouper *g, opq_ref n, const int32_t *ids, int
     return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
 }
 
-/* Views over views that no set of loops walks: the ones under a reshape are stored, which leaves one reshape of memory. */
-static bool store_under_reshapes(grouper *g, opq_ref n)
+static bool store_view(grouper *g, opq_ref ref)
+{
+    if (!is_followed(g, ref))
+        return false;
+    g->result.in_memory[ref] = 1;
+    return true;
+}
+
+/* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
+static bool store_views(grouper *g, opq_ref n)
 {
     const opq_node *node = opq_node_at(g->in, n);
     bool stored = false;
-    for (int k = 0; k < node->arity; k++)
-        for (opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k]; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW;) {
-            opq_ref under = opq_node_at(g->in, ref)->operand[0];
-            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, under)) {
-                g->result.in_memory[under] = 1;
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k];
+        for (; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW; ref = opq_node_at(g->in, ref)->operand[0])
+            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && store_view(g, opq_node_at(g->in, ref)->operand[0])) {
                 stored = true;
                 break;
             }
-            ref = under;
-        }
+    }
+    for (int k = 0; k < node->arity && !stored; k++)
+        stored = store_view(g, node->operand[k]);
     return stored;
 }
 
@@ -360,7 +369,7 @@ static opq_status place_alone(grouper *g, opq_ref n)
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
         do
             OPQ_TRY(try_lower(g, n, &id, 1, &refusal));
-        while (refusal != OPQ_REFUSAL_none && store_under_reshapes(g, n));
+        while (refusal != OPQ_REFUSAL_none && store_views(g, n));
     g->groups[id].plain = true;
     return join(g, n, &id, 1);
 }
