@@ -67,6 +67,14 @@ static LLVMValueRef check_lanes(opq_nest *n, int instr, LLVMValueRef indices)
     return and_mask(n, LLVMBuildNot(b, bad, ""));
 }
 
+/* An index that is the same for all lanes was checked when it was settled. */
+void opq_nest_check(opq_nest *n, int instr)
+{
+    int index = opq_nest_instr(n, instr)->operand[0];
+    if (opq_nest_varies(n, index))
+        check_lanes(n, instr, n->value[index]);
+}
+
 /* One pointer per lane: base + indices * at_stride + lanes * stride. */
 static LLVMValueRef lane_pointers(opq_nest *n, int access, LLVMValueRef indices)
 {

@@ -8,11 +8,6 @@
 
 static bool has_access(const opq_instr *instr) { return instr->op >= OPQ_OP_COUNT; }
 
-static bool reads_at(const opq_instr *instr)
-{
-    return instr->op == OPQ_INSTR_load_at || instr->op == OPQ_INSTR_store_add_at;
-}
-
 static uint16_t access_depends(const opq_nest *n, int access)
 {
     uint16_t depends = 0;
@@ -86,7 +81,7 @@ opq_status opq_nest_plan(opq_nest *n)
         OPQ_TRY(check_instr(k, i));
         n->depends[i] = depends_of(n, i);
         n->level[i] = level_of(n, i);
-        n->has_at |= reads_at(&k->instrs[i]);
+        n->has_at |= opq_instr_checks(&k->instrs[i]);
     }
     return OPQ_OK;
 }
@@ -115,7 +110,7 @@ static bool is_filled(const opq_nest *n, int i, int sweep)
 static bool is_root(const opq_nest *n, int i)
 {
     const opq_instr *instr = opq_nest_instr(n, i);
-    return instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at || instr->spill >= 0;
+    return opq_instr_is_root(instr) || instr->spill >= 0;
 }
 
 bool opq_nest_needed(const opq_nest *n, int sweep, bool *out_needed)
@@ -257,6 +252,9 @@ static LLVMValueRef emit_instr(opq_nest *n, int i)
         return opq_nest_load(n, i);
     case OPQ_INSTR_load_at:
         return opq_nest_load_at(n, i);
+    case OPQ_INSTR_check:
+        opq_nest_check(n, i);
+        break;
     case OPQ_INSTR_store:
         opq_nest_store(n, i);
         break;
@@ -274,7 +272,7 @@ static void settle_users(opq_nest *n, int index)
     if (!n->has_at || opq_nest_varies(n, index))
         return;
     for (int i = index + 1; i < n->kernel->instr_count; i++)
-        if (reads_at(opq_nest_instr(n, i)) && opq_nest_instr(n, i)->operand[0] == index)
+        if (opq_instr_checks(opq_nest_instr(n, i)) && opq_nest_instr(n, i)->operand[0] == index)
             opq_nest_settle(n, i);
 }
 

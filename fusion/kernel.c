@@ -75,6 +75,8 @@ static const char *instr_name(const opq_instr *instr)
         return "load";
     case OPQ_INSTR_load_at:
         return "load_at";
+    case OPQ_INSTR_check:
+        return "check";
     case OPQ_INSTR_store:
         return "store";
     case OPQ_INSTR_store_add_at:

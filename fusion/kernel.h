@@ -34,6 +34,7 @@ typedef struct opq_access {
 typedef enum opq_instr_op {
     OPQ_INSTR_load = OPQ_OP_COUNT, /* access */
     OPQ_INSTR_load_at,             /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
+    OPQ_INSTR_check,               /* operand 0 (i64) is checked against [0, at_extent) of a bufferless access; no value */
     OPQ_INSTR_store,               /* access; operand 0 is the value */
     OPQ_INSTR_store_add_at,        /* access + operand 0 * at_stride gets operand 1 added; checked; kernel kind index */
     OPQ_INSTR_number,              /* the access's number, i64 (iota, linear index, extent) */
@@ -72,6 +73,17 @@ static inline uint16_t opq_kernel_reduced_mask(const opq_kernel *k)
     for (int l = 0; l < k->rank; l++)
         mask |= (uint16_t)(k->reduced[l] << l);
     return mask;
+}
+
+/* Has an effect besides its value: never left out. */
+static inline bool opq_instr_is_root(const opq_instr *instr)
+{
+    return instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at || instr->op == OPQ_INSTR_check;
+}
+/* May find an index out of range. */
+static inline bool opq_instr_checks(const opq_instr *instr)
+{
+    return instr->op == OPQ_INSTR_load_at || instr->op == OPQ_INSTR_store_add_at || instr->op == OPQ_INSTR_check;
 }
 
 /* Canonical bytes: equal keys, equal code. */

@@ -160,7 +160,7 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
     int64_t inside = 1;
     bool inner_run = true;
     for (int l = 0; l < rank; l++) { /* innermost first */
-        while (d > 0 && (type->size[d] == 1 || (total > 0 && inside == type->size[d]))) {
+        while (d > 0 && (type->size[d] == 1 || inside == type->size[d])) {
             inner_run = inner_run && reduce && opq_node_reduces(reduce, d);
             inside = 1;
             d--;

@@ -201,6 +201,23 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
     return opq_lower_push(state, &instr);
 }
 
+/* Nothing is read at the index in state->at where the operand is a constant or broadcast along the axis: the index is checked
+ * all the same, as far as no load does it. */
+static bool emit_check(opq_lower_state *state, int64_t extent)
+{
+    for (int i = 0; i < state->instr_count; i++) {
+        const opq_instr *instr = &state->instrs[i];
+        if (opq_instr_checks(instr) && instr->operand[0] == state->at && state->at_extents[instr->access] == extent)
+            return true;
+    }
+    opq_affine at = {0};
+    at.coef[OPQ_AT] = 1;
+    opq_instr check = opq_lower_blank(OPQ_INSTR_check, OPQ_i64);
+    check.operand[0] = state->at;
+    check.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, &at);
+    return check.access >= 0 && opq_lower_push(state, &check) >= 0;
+}
+
 /* The operand is read with its `axis` index replaced by a value: the value becomes the variable OPQ_AT. */
 static int emit_index(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
@@ -229,6 +246,8 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
     state->at = (int16_t)emit_cast(state, value, index->dtype, OPQ_i64);
     state->space.extent[OPQ_AT] = source->size[axis];
     int result = state->at < 0 ? -1 : opq_lower_emit(state, node->operand[0], &source_map);
+    if (result >= 0 && !emit_check(state, source->size[axis]))
+        result = -1;
     state->at = outer_at;
     state->space.extent[OPQ_AT] = outer_extent;
     return result;

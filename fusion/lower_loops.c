@@ -224,7 +224,7 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
     uint64_t needed[OPQ_BODY_MAX] = {0};
     for (int i = state->instr_count - 1; i >= 0; i--) {
         opq_instr *instr = &state->instrs[i];
-        bool root = instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at || is_reduce(instr);
+        bool root = opq_instr_is_root(instr) || is_reduce(instr);
         uint64_t own = 1ull << (instr->sweep & 63);
         uint64_t need = root ? own : needed[i];
         bool element = (instr->depends & reduced) != 0;

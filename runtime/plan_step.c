@@ -168,10 +168,8 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     }
     for (int i = 0; i < step->kernel.scalar_count; i++)
         step->scalars[i] = p->slot_of[lowered->scalars[i]];
-    for (int i = 0; i < step->kernel.instr_count; i++) {
-        uint16_t op = step->kernel.instrs[i].op;
-        step->checked = step->checked || op == OPQ_INSTR_load_at || op == OPQ_INSTR_store_add_at;
-    }
+    for (int i = 0; i < step->kernel.instr_count; i++)
+        step->checked = step->checked || opq_instr_checks(&step->kernel.instrs[i]);
     return OPQ_OK;
 }
 

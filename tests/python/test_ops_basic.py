@@ -123,8 +123,14 @@ def test_promotion(dtype, other):
         "cpu 0-d": torch.tensor(3),
     }.get(other, other)
     for f in (torch.add, torch.mul, torch.div, torch.gt, torch.maximum if isinstance(y, torch.Tensor) else torch.remainder):
-        want = f(x, y)
-        got = f(x.to(D), y if other == "cpu 0-d" else on(y, D))
+        moved = y if other == "cpu 0-d" else on(y, D)
+        try:
+            want = f(x, y)
+        except NotImplementedError:  # remainder of bool
+            with pytest.raises(NotImplementedError):
+                f(x.to(D), moved).cpu()
+            continue
+        got = f(x.to(D), moved)
         assert got.dtype == want.dtype, f
         close(got, want)
 
@@ -465,7 +471,8 @@ def test_extern_never_changes_its_operands():
 
 def test_every_kernel_keeps_its_gradient():
     """A kernel on an operator that PyTorch would decompose loses gradients unless autograd knows the operator."""
-    known = {"aten::linear"}
+    known = {"aten::linear"}  # has its own autograd kernel
+    known |= {"aten::silu_backward", "aten::mish_backward"}  # as on CPU: with grad mode on, PyTorch records another formula
     found = set()
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"):
         if not name.startswith("aten::"):
