@@ -47,6 +47,7 @@ typedef struct grouper {
     edge *edges;
     int32_t edge_count, edge_capacity;
     int32_t *first_edge; /* per node, -1 */
+    int32_t *first_through; /* per view, -1: who follows it; they take it from memory should it be stored in the end */
     uint8_t *is_output;
     opq_refusal *refusal; /* per node: why it did not join its consumers */
     opq_arena scratch;
@@ -56,7 +57,7 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: o
 
 /* ---- edges from a placed node to the nodes whose values it needs, through free views */
 
-static opq_status add_edge(grouper *g, opq_ref producer, opq_ref consumer, bool from_memory, bool direct)
+static opq_status add_edge(grouper *g, int32_t *first, opq_ref consumer, bool from_memory, bool direct)
 {
     if (g->edge_count == g->edge_capacity) {
         g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 256;
@@ -65,8 +66,8 @@ static opq_status add_edge(grouper *g, opq_ref producer, opq_ref consumer, bool 
             return out_of_memory();
         g->edges = grown;
     }
-    g->edges[g->edge_count] = (edge){consumer, g->first_edge[producer], from_memory, direct};
-    g->first_edge[producer] = g->edge_count++;
+    g->edges[g->edge_count] = (edge){consumer, *first, from_memory, direct};
+    *first = g->edge_count++;
     return OPQ_OK;
 }
 
@@ -98,15 +99,27 @@ static opq_status add_edges_of(grouper *g, opq_ref consumer)
             else if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
                 g->result.in_memory[ref] = 1;
         }
-        for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0])
+        for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0]) {
+            OPQ_TRY(add_edge(g, &g->first_through[ref], consumer, true, false));
             direct = false;
+        }
         if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
             ref = opq_node_at(g->in, ref)->operand[0];
         const opq_node *producer = opq_node_at(g->in, ref);
         if (producer->op != OPQ_OP_input && (!opq_node_is_free(g->in, ref) || g->result.in_memory[ref]))
-            OPQ_TRY(add_edge(g, ref, consumer, from_memory, direct));
+            OPQ_TRY(add_edge(g, &g->first_edge[ref], consumer, from_memory, direct));
     }
     return OPQ_OK;
+}
+
+/* A view that is stored after all: who followed it needs its kernel first. */
+static void stop_following(grouper *g, opq_ref view)
+{
+    int32_t *last = &g->first_edge[view];
+    while (*last >= 0)
+        last = &g->edges[*last].next;
+    *last = g->first_through[view];
+    g->first_through[view] = -1;
 }
 
 /* ---- groups */
@@ -416,6 +429,7 @@ static opq_status place_all(grouper *g)
         const opq_node *node = opq_node_at(g->in, n);
         if (!wanted || node->op == OPQ_OP_input || node->op == OPQ_OP_extern_result || (opq_node_is_free(g->in, n) && !g->result.in_memory[n]))
             continue;
+        stop_following(g, n);
         OPQ_TRY(place(g, n));
     }
     return OPQ_OK;
@@ -446,7 +460,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     size_t count = (size_t)in->count + 1;
     grouper g = {.in = in, .fusion = fusion, .words = (int)(count / 64 + 1)};
     g.groups = calloc(count, sizeof *g.groups);
-    g.first_edge = malloc(count * sizeof *g.first_edge);
+    g.first_edge = malloc(2 * count * sizeof *g.first_edge);
     g.is_output = calloc(count, 1);
     g.refusal = calloc(count, sizeof *g.refusal);
     g.result.group_of = malloc(count * sizeof *g.result.group_of);
@@ -455,7 +469,8 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     bool ok = g.groups && g.first_edge && g.is_output && g.refusal && g.result.group_of && g.result.in_memory && renamed;
     opq_status status = ok ? OPQ_OK : out_of_memory();
     if (status == OPQ_OK) {
-        memset(g.first_edge, 0xff, count * sizeof *g.first_edge);
+        memset(g.first_edge, 0xff, 2 * count * sizeof *g.first_edge);
+        g.first_through = g.first_edge + count;
         memset(g.result.group_of, 0xff, count * sizeof *g.result.group_of);
         status = place_all(&g);
     }

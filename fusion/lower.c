@@ -112,7 +112,8 @@ static int collect_cuts(const opq_lower_request *rq, const opq_type *type, bool 
         if (rq->group_of[n] != rq->group)
             continue;
         const opq_node *node = opq_node_at(rq->graph, n);
-        if (opq_type_count(&node->type) == total && !opq_shape_equal(&node->type, type))
+        bool runs_over_its_type = opq_node_class(node) != OPQ_CLASS_UPDATE && opq_node_class(node) != OPQ_CLASS_SCATTER;
+        if (opq_type_count(&node->type) == total && runs_over_its_type && !opq_shape_equal(&node->type, type))
             count = add_cuts(&node->type, cuts, count, CUTS_MAX);
         for (int k = 0; views && k < node->arity; k++)
             count = add_view_cuts(rq, node->operand[k], total, cuts, count);
