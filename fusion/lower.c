@@ -104,18 +104,21 @@ static int add_view_cuts(const opq_lower_request *rq, opq_ref ref, int64_t total
     }
 }
 
-static int collect_cuts(const opq_lower_request *rq, const opq_type *type, bool views, int64_t *cuts)
+/* How finely the root's loops are cut: for its own dims, for those of every member as large, for those of the views they read. */
+typedef enum fineness { CUT_ROOT, CUT_MEMBERS, CUT_VIEWS } fineness;
+
+static int collect_cuts(const opq_lower_request *rq, const opq_type *type, fineness fine, int64_t *cuts)
 {
     int64_t total = opq_type_count(type);
     int count = add_cuts(type, cuts, 0, CUTS_MAX);
-    for (opq_ref n = 0; n <= rq->stored[rq->stored_count - 1] && total > 0; n++) {
+    for (opq_ref n = 0; n <= rq->stored[rq->stored_count - 1] && fine >= CUT_MEMBERS; n++) {
         if (rq->group_of[n] != rq->group)
             continue;
         const opq_node *node = opq_node_at(rq->graph, n);
         bool runs_over_its_type = opq_node_class(node) != OPQ_CLASS_UPDATE && opq_node_class(node) != OPQ_CLASS_SCATTER;
         if (opq_type_count(&node->type) == total && runs_over_its_type && !opq_shape_equal(&node->type, type))
             count = add_cuts(&node->type, cuts, count, CUTS_MAX);
-        for (int k = 0; views && k < node->arity; k++)
+        for (int k = 0; fine == CUT_VIEWS && k < node->arity; k++)
             count = add_view_cuts(rq, node->operand[k], total, cuts, count);
     }
     qsort(cuts, (size_t)count, sizeof *cuts, compare_int64);
@@ -153,9 +156,9 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
     const opq_type *type = &opq_node_at(state->graph, root)->type;
     int64_t cuts[CUTS_MAX], extents[CUTS_MAX], total = opq_type_count(type);
     opq_space *space = &state->space;
-    int rank = total == 0 ? loops_of_nothing(type, extents) : loops_between(cuts, collect_cuts(rq, type, true, cuts), extents);
-    if (rank < 0)
-        rank = loops_between(cuts, collect_cuts(rq, type, false, cuts), extents);
+    int rank = -1;
+    for (int fine = CUT_VIEWS; fine >= CUT_ROOT && rank < 0; fine--) /* whose dims do not meet is read under its own map, or refused */
+        rank = total == 0 ? loops_of_nothing(type, extents) : loops_between(cuts, collect_cuts(rq, type, (fineness)fine, cuts), extents);
     if (rank < 0)
         return false;
     space->rank = rank;
@@ -369,7 +372,7 @@ static opq_refusal lower_space(opq_lower_state *state)
         const opq_node *node = opq_node_at(state->graph, found.reduce);
         state->column = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
         made = make_space(state, node->operand[0], node) && complete_reduced(state);
-    } else if (found.matmul >= 0) {
+    } else if (found.matmul >= 0 && opq_type_count(&opq_node_at(state->graph, found.matmul)->type) > 0) {
         state->out->matmul = found.matmul;
         made = make_matmul_space(state, found.matmul);
     } else {
