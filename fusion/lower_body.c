@@ -142,13 +142,6 @@ static int emit_load(opq_lower_state *state, opq_ref memory, const opq_affine *l
     return load.access < 0 ? -1 : opq_lower_push(state, &load);
 }
 
-/* The value of a node without elements: it is never used. */
-static int push_nothing(opq_lower_state *state, const opq_node *node)
-{
-    opq_instr nothing = opq_lower_blank(OPQ_OP_const, opq_compute_dtype(node->type.dtype));
-    return opq_lower_push(state, &nothing);
-}
-
 static int emit_scalar(opq_lower_state *state, opq_ref ref)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
@@ -186,7 +179,7 @@ static bool repeats(const opq_lower_state *state, const opq_node *node, const op
             moves = moves || map->dim[d].coef[l] != 0 || map->dim[d].coef[OPQ_AT] != 0;
         turns *= moves ? state->space.extent[l] : 1;
     }
-    return turns > opq_type_count(&node->type) && opq_type_count(&node->type) > 0;
+    return turns > opq_type_count(&node->type);
 }
 
 static int emit_random(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
@@ -233,8 +226,6 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
 {
     const opq_space *space = &state->space;
     const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
-    if (opq_type_count(&node->type) == 0)
-        return push_nothing(state, node);
     opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
     int64_t kept_stride = 1, reduced_stride = 1;
     bool reduces = false; /* a reduction of extents of 1 needs its loop all the same */
@@ -328,8 +319,6 @@ static int emit_tile(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     const opq_node *node = opq_node_at(state->graph, ref);
     opq_affine linear = opq_affine_linear(map, &node->type);
     int64_t stride = 1;
-    if (opq_type_count(&node->type) == 0)
-        return push_nothing(state, node);
     for (int l = state->space.rank - 1; l >= 0; l--) {
         if (state->space.extent[l] != 1 && linear.coef[l] != stride)
             return refuse(state, OPQ_REFUSAL_space);

@@ -271,7 +271,7 @@ static opq_status copy_out(opq_lower_state *state, const loops *l)
     opq_lowered *out = state->out;
     opq_kernel *kernel = &out->kernel;
     opq_arena *arena = state->arena;
-    kernel->instrs = opq_arena_copy(arena, state->instrs, (size_t)state->instr_count * sizeof *state->instrs);
+    kernel->instrs = opq_arena_copy(arena, state->instrs, (size_t)(state->instr_count + 1) * sizeof *state->instrs);
     out->buffers = opq_arena_copy(arena, state->buffers, (size_t)(state->buffer_count + 1) * sizeof *state->buffers);
     out->written = opq_arena_copy(arena, state->written, (size_t)(state->buffer_count + 1) * sizeof *state->written);
     out->scalars = opq_arena_copy(arena, state->scalars, (size_t)(state->scalar_count + 1) * sizeof *state->scalars);

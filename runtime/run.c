@@ -68,15 +68,6 @@ static void run_units(void *data, int64_t begin, int64_t end)
     l->step->code->fn(l->buffers, l->step->dims, l->scalars, begin, end, scratch, l->error);
 }
 
-/* A loop of no turns outside the reductions: nothing is stored, and nothing may be read. */
-static bool has_turns(const opq_step *step)
-{
-    for (int l = 0; l < step->kernel.rank; l++)
-        if (!step->kernel.reduced[l] && step->dims[l] == 0)
-            return false;
-    return true;
-}
-
 static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *error)
 {
     void *buffers[BUFFERS];
@@ -84,8 +75,6 @@ static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *
     const opq_host *host = run->runtime->host;
     int64_t units = opq_kernel_units(&step->kernel, step->dims), work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};
-    if (!has_turns(step))
-        return;
     opq_run_bind(run, step, buffers, scalars);
     if (units <= 1 || work < SERIAL_WORK || host == NULL || host->parallel_for == NULL) {
         run_units(&l, 0, units);
