@@ -1,7 +1,8 @@
 """What the documents show is what happens.
 
 README.md: all ```python blocks in order are one program, tour.py; a ```text block that follows one
-is what it prints. docs/ir.md: every ```ir block parses, verifies and prints back byte for byte.
+is what it prints. docs/ir.md: every ```ir block parses, verifies and prints back byte for byte; its
+tables of ops and reasons are those of the sources.
 Names of files, functions and environment variables that the documents mention exist.
 
     ./dev python tests/python/test_docs.py    writes README's outputs anew
@@ -82,6 +83,20 @@ def test_ir_blocks_round_trip(tmp_path, opq_opt, number):
     text = ir_blocks()[number]
     (tmp_path / "graph.ir").write_text(text)
     assert opq_opt(tmp_path / "graph.ir", "--verify", "--print").rstrip("\n") == text.rstrip("\n")
+
+
+def test_ir_reference_is_complete():
+    from torch_opaque import _C
+
+    rows = dict(re.findall(r"^\| ([A-Z]+) \| (.*?) \|", read("docs/ir.md"), re.M))
+    table = {}
+    for row in _C.op_table():
+        table.setdefault(row["class"], []).append(row["name"])
+    assert {name: re.findall(r"`(\w+)`", text) for name, text in rows.items()} == table
+    refusals = read("fusion/lower.h").partition("#define OPQ_REFUSALS")[2].partition("typedef")[0]
+    reasons = re.findall(r'X\((\w+), "(.*?)"\)', refusals)
+    for name, text in reasons[1:]:  # the first says "fused"
+        assert f"| `{name}` | {text} |" in read("docs/ir.md")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
