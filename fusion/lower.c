@@ -88,7 +88,8 @@ static int add_cuts(const opq_type *type, int64_t *cuts, int count, int limit)
 
 enum { CUTS_MAX = 256 };
 
-/* Shapes of the views that lead from node `ref` to memory, where they are as large as the space. */
+/* Shapes of the views that lead from node `ref` to memory, where they are as large as the space. What lies behind a permute is cut in
+ * another order: its shapes say nothing about these loops. */
 static int add_view_cuts(const opq_lower_request *rq, opq_ref ref, int64_t total, int64_t *cuts, int count)
 {
     for (;;) {
@@ -96,7 +97,7 @@ static int add_view_cuts(const opq_lower_request *rq, opq_ref ref, int64_t total
         bool followed = opq_node_class(node) == OPQ_CLASS_VIEW && (rq->group_of[ref] < 0 || rq->group_of[ref] == rq->group);
         if (opq_type_count(&node->type) == total)
             count = add_cuts(&node->type, cuts, count, CUTS_MAX);
-        if (!followed)
+        if (!followed || node->op == OPQ_OP_permute)
             return count;
         ref = node->operand[0];
     }

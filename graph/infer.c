@@ -117,6 +117,8 @@ static opq_status check_dtype(const opq_inference *call, opq_dtype dtype)
                  (lowering->kind == OPQ_LOWER_ARITH && lowering->for_float == OPQ_ARITH_None);
         break;
     case OPQ_KIND_BOOL:
+        absent = call->info->flags & (OPQ_FLAG_NOINT | OPQ_FLAG_NOBOOL);
+        break;
     case OPQ_KIND_UINT:
     case OPQ_KIND_INT:
         absent = call->info->flags & OPQ_FLAG_NOINT;

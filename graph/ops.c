@@ -11,6 +11,7 @@ enum {
     CHECKED = OPQ_FLAG_CHECKED,
     NOINT = OPQ_FLAG_NOINT,
     NOFLOAT = OPQ_FLAG_NOFLOAT,
+    NOBOOL = OPQ_FLAG_NOBOOL,
 };
 
 #define ATEN(overloads, reader) .aten = overloads, .signature = #reader

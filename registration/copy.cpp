@@ -43,6 +43,8 @@ Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::opt
 {
     if (!on_device(self) || (where && where->type() != kDeviceType) || pin_memory.value_or(false) || (layout && *layout != c10::kStrided))
         return at::native::_to_copy(self, dtype, layout, where, pin_memory, non_blocking, format);
+    if (where)
+        check_index(*where);
     note_line();
     return guarded([&] {
         const at::ScalarType to = dtype.value_or(self.scalar_type());

@@ -129,9 +129,10 @@ struct Reader {
             constants += text;
         } else if (value.isString())
             constants += "\"" + value.toStringRef() + "\"";
-        else if (value.isDevice())
+        else if (value.isDevice()) {
+            check_index(value.toDevice());
             constants += "device";
-        else if (value.isIntList())
+        } else if (value.isIntList())
             add_list("[", value.toDimVector());
         else if (value.isList())
             return add_elements(value.toListRef());

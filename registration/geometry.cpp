@@ -224,6 +224,12 @@ void check_device(const Tensor &tensor, const char *op)
                     tensor.device(), "! (when checking arguments of ", op, ")");
 }
 
+void check_index(c10::Device where)
+{
+    if (C10_UNLIKELY(where.type() == kDeviceType && where.index() > 0))
+        TORCH_CHECK(false, "opaque: invalid device index ", static_cast<int>(where.index()), ", there is 1 device");
+}
+
 void resize_output(const Tensor &out, IntArrayRef sizes)
 {
     at::native::resize_output(out, sizes);

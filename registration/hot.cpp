@@ -1,6 +1,7 @@
 // The operators recorded most often, without boxing: plain operands go straight to the core, everything else takes the way that
 // all operators take.
 #include "adapter.h"
+#include "journal.h"
 
 namespace opq {
 
@@ -146,7 +147,11 @@ Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors)
     const opq_status status = opq_cell_record(context(), row, cells, arity, &type, &made);
     if (status != OPQ_OK && status != OPQ_UNSUPPORTED)
         raise(status);
-    return status == OPQ_OK ? make_tensor(Cell::take(made), first.dtype(), first.sizes(), first.strides()) : Tensor();
+    if (status != OPQ_OK)
+        return {};
+    if (C10_UNLIKELY(journal_depth() != 0))
+        journal_made(made);
+    return make_tensor(Cell::take(made), first.dtype(), first.sizes(), first.strides());
 }
 
 } // namespace opq

@@ -121,8 +121,16 @@ Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
     return record(OPQ_OP_where, {inside, linear, scalar(-1)});
 }
 
-// The indexed dims become one, where PyTorch puts the result's index dims: in place if they are adjacent, else in front.
-bool index_tensor(Call &call)
+// The indexed dims become one, `at`, where PyTorch puts the result's index dims: in place if they are adjacent, else in front.
+struct Joined {
+    Dims order, permuted; // self's dims as they are permuted first, and their sizes then
+    Dims shape;           // with the indexed dims as one
+    int64_t at;
+    Value where;          // i64, over dim `at`
+};
+
+// For the arguments (self, indices, ..). False: indices of another kind.
+bool join_indexed(const Call &call, Joined &out)
 {
     const Tensor &self = call.tensor(0);
     Indexed indexed;
@@ -132,26 +140,58 @@ bool index_tensor(Call &call)
         return false;
     const int64_t rank = self.dim(), count = static_cast<int64_t>(indexed.axes.size());
     const bool adjacent = indexed.axes.back() - indexed.axes.front() == count - 1;
-    const int64_t at = adjacent ? indexed.axes.front() : 0;
-    Dims order, shape;
-    int64_t joined = 1;
+    out.at = adjacent ? indexed.axes.front() : 0;
     for (int64_t d = 0; d < rank; ++d)
         if (std::find(indexed.axes.begin(), indexed.axes.end(), d) == indexed.axes.end())
-            order.push_back(d);
-    order.insert(order.begin() + at, indexed.axes.begin(), indexed.axes.end());
+            out.order.push_back(d);
+    out.order.insert(out.order.begin() + out.at, indexed.axes.begin(), indexed.axes.end());
+    int64_t joined = 1;
     for (int64_t i = 0; i < rank; ++i) {
-        const int64_t size = self.size(order[static_cast<size_t>(i)]);
-        if (i >= at && i < at + count) {
-            joined *= size;
-            if (i == at + count - 1)
-                shape.push_back(joined);
-        } else {
-            shape.push_back(size);
-        }
+        const int64_t size = self.size(out.order[static_cast<size_t>(i)]);
+        out.permuted.push_back(size);
+        joined *= i >= out.at && i < out.at + count ? size : 1;
+        if (i < out.at || i >= out.at + count)
+            out.shape.push_back(size);
+        else if (i == out.at + count - 1)
+            out.shape.push_back(joined);
     }
-    const Value where = linear_index(call, indexed, self.sizes());
-    const Value source = reshape(permute(call.in(0), order), shape);
-    call.give(record(OPQ_OP_index_select, {source, where}, {attr_int(OPQ_ATTR_axis, at)}));
+    out.where = linear_index(call, indexed, self.sizes());
+    return true;
+}
+
+// index.Tensor(self, indices)
+bool index_tensor(Call &call)
+{
+    Joined joined;
+    if (!join_indexed(call, joined))
+        return false;
+    const Value source = reshape(permute(call.in(0), joined.order), joined.shape);
+    call.give(record(OPQ_OP_index_select, {source, joined.where}, {attr_int(OPQ_ATTR_axis, joined.at)}));
+    return true;
+}
+
+// _index_put_impl(self, indices, values, accumulate, unsafe), which is how index.Tensor is differentiated
+bool index_put(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    Joined joined;
+    if (!call.flag(3) || !same_dtype({&self, &call.tensor(2)}) || is_raw(self) || !join_indexed(call, joined))
+        return false;
+    const Dims index = shape_of(joined.where);
+    Dims wide(joined.shape.begin(), joined.shape.begin() + joined.at), narrow = wide, inverse(joined.order.size());
+    wide.append(index.begin(), index.end());
+    narrow.push_back(c10::multiply_integers(index));
+    for (size_t i = static_cast<size_t>(joined.at) + 1; i < joined.shape.size(); ++i) {
+        wide.push_back(joined.shape[i]);
+        narrow.push_back(joined.shape[i]);
+    }
+    for (size_t i = 0; i < joined.order.size(); ++i)
+        inverse[static_cast<size_t>(joined.order[i])] = static_cast<int64_t>(i);
+    const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
+    const Value added = reshape(expand(call.operand(2), wide), narrow);
+    const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
+    const Value sums = record(OPQ_OP_index_add, {target, where, added}, {attr_int(OPQ_ATTR_axis, joined.at)});
+    call.give(permute(reshape(sums, joined.permuted), inverse));
     return true;
 }
 
@@ -289,6 +329,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "scatter_add", &scatter_add);
     adapt(library, "index_add", &index_add);
     adapt(library, "index.Tensor", &index_tensor);
+    adapt(library, "_index_put_impl", &index_put);
     adapt(library, "cat", &cat);
     adapt(library, "embedding", &embedding);
     adapt(library, "embedding_dense_backward", &embedding_backward);

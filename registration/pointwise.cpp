@@ -143,6 +143,10 @@ bool apply(Call &call, size_t count, bool alpha)
 
 bool with_alpha(Call &call)
 {
+    if (call.row == OPQ_OP_sub) // PyTorch refuses a bool operand whatever the other is
+        for (const size_t i : {size_t{0}, size_t{1}})
+            if (call.args[i].isBool() || (call.args[i].isTensor() && call.tensor(i).scalar_type() == at::kBool))
+                return false;
     return apply(call, call.count - 1, true);
 }
 

@@ -147,6 +147,8 @@ Tensor wrap(const Value &value);
 
 // [[noreturn]] in effect: the message PyTorch gives for operands on two devices.
 void check_device(const Tensor &tensor, const char *op);
+// An argument that names a device names the one there is.
+void check_index(c10::Device where);
 void resize_output(const Tensor &out, IntArrayRef sizes);
 void check_castable(at::ScalarType from, at::ScalarType to);
 

@@ -70,8 +70,10 @@ std::vector<int64_t> format_strides(IntArrayRef sizes, std::optional<at::MemoryF
 }
 
 Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                     std::optional<at::Device>, std::optional<bool> pin_memory)
+                     std::optional<at::Device> where, std::optional<bool> pin_memory)
 {
+    if (where)
+        check_index(*where);
     check_options(layout, pin_memory, sizes.size());
     at::detail::check_size_nonnegative(sizes);
     TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");

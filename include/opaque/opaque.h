@@ -146,6 +146,7 @@ enum {
     OPQ_FLAG_CHECKED = 8,  /* may fail on values: an index out of range */
     OPQ_FLAG_NOINT = 16,   /* integers and bool are an error (PyTorch has no such kernel) */
     OPQ_FLAG_NOFLOAT = 32, /* floats are an error */
+    OPQ_FLAG_NOBOOL = 64,  /* bool is an error, as ATen has it */
 };
 
 typedef struct opq_op_info {
