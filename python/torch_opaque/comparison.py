@@ -110,11 +110,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two dense CPU tensors agree in dtype, shape and every bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return (
-        torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-        if a.numel()
-        else True
-    )
+    # A lone element may keep a stride that view() refuses: copied into fresh rows.
+    a, b = (torch.empty(x.numel(), dtype=x.dtype).copy_(x.reshape(-1)) for x in (a, b))
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
