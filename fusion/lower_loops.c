@@ -246,6 +246,9 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
 static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const loops *l)
 {
     int again = 0;
+    for (int i = 0; i < l->count; i++)
+        if (l->extent[i] == 0)
+            return; /* nothing is computed even once */
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
         int depth = kernel->rank - 1;

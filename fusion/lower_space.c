@@ -299,29 +299,46 @@ static void cut_group(cutter *c, opq_ref root, const opq_type *type)
 
 /* ---- loops */
 
-static int loops_of_nothing(const opq_type *type, int64_t *extents)
+/* No element: nothing runs but the kept loops, for a reduction of nothing has a value. Any order of the reduced axes will do. */
+static bool make_empty_space(opq_lower_state *state, const opq_type *type, const opq_node *reduce)
 {
-    int rank = 0; /* nothing runs, but a reduction of nothing has a value */
-    for (int d = type->rank - 1; d >= 0; d--)
-        if (type->size[d] != 1 && rank < OPQ_SPACE_MAX)
-            extents[rank++] = type->size[d];
-    return rank;
+    opq_space *space = &state->space;
+    int64_t reduced = 1;
+    space->rank = 0;
+    for (int d = 0; d < type->rank; d++) {
+        if (reduce && opq_node_reduces(reduce, d)) {
+            reduced *= type->size[d];
+        } else if (type->size[d] != 1) {
+            if (space->rank >= OPQ_SPACE_MAX)
+                return false;
+            space->extent[space->rank] = type->size[d];
+            space->reduced[space->rank] = false;
+            state->role[space->rank++] = OPQ_ROLE_kept;
+        }
+    }
+    if (reduce == NULL)
+        return true;
+    if (space->rank >= OPQ_SPACE_MAX)
+        return false;
+    space->extent[space->rank] = reduced;
+    space->reduced[space->rank] = true;
+    state->role[space->rank++] = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
+    return true;
 }
 
 static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *reduce)
 {
     const opq_lower_request *rq = state->request;
     const opq_type *type = &opq_node_at(state->graph, root)->type;
-    int64_t extents[OPQ_SPACE_MAX], total = opq_type_count(type);
+    int64_t extents[OPQ_SPACE_MAX];
     opq_space *space = &state->space;
     cutter c = {.request = rq};
     int rank = 0;
-    if (total > 0 && !cut_root(&c, type, reduce))
+    if (opq_type_count(type) == 0)
+        return make_empty_space(state, type, reduce);
+    if (!cut_root(&c, type, reduce))
         return false;
-    if (total > 0)
-        cut_group(&c, root, type);
-    else
-        rank = loops_of_nothing(type, extents);
+    cut_group(&c, root, type);
     for (int64_t inside = 1; rank < c.cut_count; inside = c.cuts[rank++])
         extents[rank] = c.cuts[rank] / inside;
     space->rank = rank;
@@ -337,8 +354,6 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
         bool reduced = reduce && opq_node_reduces(reduce, d);
         inner_run = inner_run && reduced;
         inside *= extents[l];
-        if (total == 0)
-            inside = type->size[d];
         space->extent[rank - 1 - l] = extents[l];
         space->reduced[rank - 1 - l] = reduced;
         state->role[rank - 1 - l] = reduced ? (inner_run ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer) : OPQ_ROLE_kept;
