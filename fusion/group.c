@@ -241,8 +241,8 @@ static bool is_plain_node(const grouper *g, opq_ref n)
     opq_class class_ = opq_node_class(node);
     for (int k = 0; k < node->arity; k++) {
         const opq_node *operand = opq_node_at(g->in, node->operand[k]);
-        bool number = operand->type.rank == 0 && opq_node_is_free(g->in, node->operand[k]);
-        if (!number && (opq_node_class(operand) == OPQ_CLASS_VIEW || !opq_shape_equal(&operand->type, &node->type)))
+        bool free = opq_node_is_free(g->in, node->operand[k]), number = free && operand->type.rank == 0;
+        if (!number && (free || !opq_shape_equal(&operand->type, &node->type))) /* views, iota: some loops do not move them */
             return false;
     }
     return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST;

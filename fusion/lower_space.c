@@ -20,18 +20,19 @@
 /* What decides about the loops: a reduction, a matmul, or the largest stored node. */
 typedef struct members {
     opq_ref largest, reduce, matmul; /* -1: none */
-    int matmul_count;
+    int count, matmul_count;
 } members;
 
 static members find_members(const opq_lower_request *rq)
 {
     const opq_graph *graph = rq->graph;
-    members found = {rq->stored[0], -1, -1, 0};
+    members found = {rq->stored[0], -1, -1, 0, 0};
     int64_t most = -1;
     for (opq_ref n = rq->stored[rq->stored_count - 1]; n >= 0; n--) {
         const opq_node *node = opq_node_at(graph, n);
         if (rq->group_of[n] != rq->group)
             continue;
+        found.count++;
         if (opq_node_class(node) == OPQ_CLASS_REDUCE && found.reduce < 0)
             found.reduce = n;
         if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
@@ -427,6 +428,7 @@ opq_refusal opq_lower_space(opq_lower_state *state)
     const opq_lower_request *rq = state->request;
     members found = find_members(rq);
     bool made;
+    state->member_count = found.count;
     for (int i = 0; i < rq->stored_count; i++) {
         const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
         opq_class class_ = opq_node_class(node);
