@@ -170,13 +170,15 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
     const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
     opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
     int64_t kept_stride = 1, reduced_stride = 1;
+    bool reduces = false; /* a reduction of extents of 1 needs its loop all the same */
     for (int l = space->rank - 1; l >= 0; l--) {
+        reduces = reduces || space->reduced[l];
         opq_affine *side = space->reduced[l] ? &reduced : &want_kept;
         int64_t *stride = space->reduced[l] ? &reduced_stride : &kept_stride;
         side->coef[l] = space->extent[l] == 1 ? 0 : *stride;
         *stride *= space->extent[l];
     }
-    if (opq_type_count(type) != kept_stride * reduced_stride || opq_type_count(&node->type) != kept_stride ||
+    if (!reduces || opq_type_count(type) != kept_stride * reduced_stride || opq_type_count(&node->type) != kept_stride ||
         (opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column) != state->column)
         return refuse(state, OPQ_REFUSAL_axes);
     if (!opq_affine_equal(&kept, &want_kept))

@@ -118,7 +118,8 @@ void opq_cell_release(opq_cell *cell)
         cell->next->before = cell->before;
     opq_spin_unlock(&ctx->lock);
     opq_value_release(value);
-    opq_value_release(cell->previous);
+    for (int i = 0; i < cell->history_count; i++)
+        opq_value_release(cell->history[i]);
     free(cell);
 }
 
@@ -136,25 +137,38 @@ static opq_value *current_value(opq_cell *cell)
     return value;
 }
 
+int opq_cell_forget(opq_cell *cell, opq_value **out_drop)
+{
+    int count = cell->history_count;
+    memcpy(out_drop, cell->history, (size_t)count * sizeof *out_drop);
+    cell->history_count = 0;
+    cell->history_lost = false;
+    return count;
+}
+
 static void replace_value(opq_cell *cell, opq_value *value) /* takes the reference */
 {
-    opq_value *drop[2] = {NULL, NULL};
+    opq_value *drop[OPQ_HISTORY_MAX + 1];
+    int count = 0;
     opq_spin_lock(&cell->ctx->lock);
     opq_value *old = cell->value;
     opq_cell_hold(cell, value);
-    if (old && old->state == OPQ_VALUE_computed && value->state == OPQ_VALUE_pending) {
-        drop[0] = cell->previous;
-        cell->previous = old;
-    } else {
-        drop[0] = old;
-        if (value->state == OPQ_VALUE_computed) {
-            drop[1] = cell->previous;
-            cell->previous = NULL;
+    if (value->state != OPQ_VALUE_pending || (old && old->state == OPQ_VALUE_computed))
+        count = opq_cell_forget(cell, drop);
+    if (old && (old->state == OPQ_VALUE_failed || value->state != OPQ_VALUE_pending)) {
+        drop[count++] = old;
+    } else if (old) {
+        if (cell->history_count == OPQ_HISTORY_MAX) { /* the oldest stays: nothing else of it is left to compute */
+            drop[count++] = cell->history[1];
+            memmove(cell->history + 1, cell->history + 2, (OPQ_HISTORY_MAX - 2) * sizeof *cell->history);
+            cell->history_count--;
+            cell->history_lost = true;
         }
+        cell->history[cell->history_count++] = old;
     }
     opq_spin_unlock(&cell->ctx->lock);
-    opq_value_release(drop[0]);
-    opq_value_release(drop[1]);
+    for (int i = 0; i < count; i++)
+        opq_value_release(drop[i]);
 }
 
 /* The whole cell as a dense value of this dtype: undefined, current, or the current bytes read as another dtype. */

@@ -39,12 +39,15 @@ struct opq_value {
     opq_type type;
 };
 
+enum { OPQ_HISTORY_MAX = 8 };
 struct opq_cell {
     opq_ctx *ctx;
     atomic_int refs;
     int64_t bytes;
     opq_value *value;    /* NULL: undefined contents */
-    opq_value *previous; /* last computed value while `value` is pending: what a failure goes back to */
+    opq_value *history[OPQ_HISTORY_MAX]; /* while `value` is pending: what a failure goes back to, oldest first; [0] may be computed */
+    uint8_t history_count;
+    bool history_lost; /* there were more writes than fit */
     opq_cell *next_holder, *previous_holder; /* other cells with the same value */
     opq_cell *next, *before; /* all cells of the context */
 };
@@ -98,6 +101,8 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
 void opq_value_drop_operands(opq_value *value); /* after it was computed; outside `lock` */
 /* cell.c, with `lock` held */
 void opq_cell_hold(opq_cell *cell, opq_value *value);
+/* Empties the history into out_drop[OPQ_HISTORY_MAX], to be released without the lock; their number. */
+int opq_cell_forget(opq_cell *cell, opq_value **out_drop);
 
 /* cone.c: with `lock` held. Fails with the error of a failed ancestor of a requested value. */
 opq_status opq_cone_collect(opq_ctx *ctx, opq_value *const *values, int count, opq_cone *out_cone) OPQ_MUST_CHECK;
@@ -115,7 +120,7 @@ bool opq_geometry_overlaps(const opq_geometry *geometry);
 /* inspect.c: the calling thread's report, NULL when off */
 struct opq_recorder;
 struct opq_recorder *opq_recorder_get(void);
-void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds);
+void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds, double compile_seconds);
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, bool reused);
 
 /* materialize.c: run_lock not held. */

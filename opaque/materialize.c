@@ -74,6 +74,9 @@ typedef struct flight {
     opq_buffer **inputs, **results;
     opq_number *scalars;
     struct opq_recorder *recorder;
+    opq_value **dropped; /* room for what settling lets go, then for `again` */
+    opq_value **again;   /* what cells went back to and is still to be computed */
+    int again_count;
 } flight;
 
 static opq_status compile(flight *f)
@@ -94,7 +97,7 @@ static opq_status compile(flight *f)
     return OPQ_OK;
 }
 
-static void note_step(void *data, const opq_step *step, double seconds)
+static void note_step(void *data, const opq_step *step, double seconds, double compile_seconds)
 {
     flight *f = data;
     if (step->kind == OPQ_KERNEL_extern) {
@@ -105,7 +108,7 @@ static void note_step(void *data, const opq_step *step, double seconds)
         atomic_fetch_add(&f->ctx->stats.bytes_written, step->bytes_written);
     }
     if (f->recorder)
-        opq_recorder_step(f->recorder, step, seconds);
+        opq_recorder_step(f->recorder, step, seconds, compile_seconds);
 }
 
 static opq_status run(flight *f)
@@ -120,29 +123,37 @@ static opq_status run(flight *f)
         f->inputs[i] = cone->leaves[i]->buffer;
     for (int i = 0; i < cone->scalar_count; i++)
         f->scalars[i] = cone->scalars[i]->scalar;
-    double start = now();
+    double start = now(), compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm);
     opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL};
     opq_status status = opq_plan_run(&f->ctx->runtime, f->plan, &call);
-    atomic_fetch_add(&f->ctx->stats.run_nanoseconds, (long long)((now() - start) * 1e9));
+    compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm) - compiled;
+    atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
+    atomic_fetch_add(&f->ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9));
     return status;
 }
 
-/* A cell whose new value failed goes back to the last computed one, if there is one. */
-static void fail_value(opq_value *value, opq_status status, const char *message)
+/* With the lock held. A cell whose new value failed goes back to the one before; a pending one is still to be computed, which may fail
+ * in turn. `out_again`: room for each holder, or NULL if there is no memory to go back with. */
+static int fail_value(opq_value *value, opq_status status, const char *message, opq_value **out_again)
 {
+    int count = 0;
     char *copy = strdup(message);
     value->error = copy ? copy : strdup("");
     value->error_status = status;
     value->state = OPQ_VALUE_failed;
-    for (opq_cell *cell = value->holders, *next; cell; cell = next) {
+    for (opq_cell *cell = out_again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
-        if (cell->previous == NULL)
+        if (cell->history_count <= (cell->history_lost ? 1 : 0))
             continue;
-        opq_value *back = cell->previous;
-        cell->previous = NULL;
+        opq_value *back = cell->history[--cell->history_count];
         opq_cell_hold(cell, back);
         atomic_fetch_sub(&value->refs, 1); /* the cell's; ours is still there */
+        if (back->state == OPQ_VALUE_pending) {
+            opq_value_retain(back);
+            out_again[count++] = back;
+        }
     }
+    return count;
 }
 
 static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
@@ -150,10 +161,7 @@ static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **drop
     value->buffer = buffer;
     value->state = OPQ_VALUE_computed;
     for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
-        if (cell->previous) {
-            dropped[(*count)++] = cell->previous;
-            cell->previous = NULL;
-        }
+        *count += opq_cell_forget(cell, dropped + *count);
 }
 
 static int count_holders(const opq_cone *cone)
@@ -171,22 +179,22 @@ static void settle(flight *f, opq_status status, const char *message)
     opq_ctx *ctx = f->ctx;
     const opq_cone *cone = &f->cone;
     opq_spin_lock(&ctx->lock);
-    int capacity = count_holders(cone) + 1, count = 0;
-    opq_value **dropped = malloc((size_t)capacity * sizeof *dropped);
+    int holders = count_holders(cone), count = 0;
+    opq_value **dropped = f->dropped = malloc(((size_t)holders * (OPQ_HISTORY_MAX + 1) + 1) * sizeof *dropped);
+    f->again = dropped ? dropped + holders * OPQ_HISTORY_MAX : NULL;
     for (int i = 0; i < cone->output_count; i++) {
         opq_value *value = cone->outputs[i];
         atomic_fetch_sub_explicit(&ctx->pending, 1, memory_order_relaxed);
         if (f->results && f->results[i] && dropped)
             compute_value(value, f->results[i], dropped, &count);
         else
-            fail_value(value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message);
+            f->again_count += fail_value(value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message, f->again ? f->again + f->again_count : NULL);
     }
     opq_spin_unlock(&ctx->lock);
     for (int i = 0; i < cone->output_count; i++)
         opq_value_drop_operands(cone->outputs[i]);
     for (int i = 0; i < count; i++)
         opq_value_release(dropped[i]);
-    free(dropped);
 }
 
 static void pin(const opq_cone *cone, bool hold)
@@ -231,6 +239,35 @@ static opq_status fly(flight *f, opq_value *const *values, int count)
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
 }
 
+static void end_flight(flight *f)
+{
+    opq_plan_release(f->plan);
+    opq_cone_drop(&f->cone);
+    free(f->inputs);
+    free(f->scalars);
+    for (int i = 0; i < f->again_count; i++)
+        opq_value_release(f->again[i]);
+    free(f->dropped);
+}
+
+/* Computes what cells went back to, one after the other, so that those whose newest value failed hold the newest good one. */
+static void recover(opq_ctx *ctx, opq_value *const *again, int count)
+{
+    for (int i = 0; i < count; i++) {
+        flight f = {.ctx = ctx};
+        opq_status status = fly(&f, &again[i], 1);
+        opq_value *poisoned = again[i];
+        if (poisoned->state == OPQ_VALUE_pending) { /* what it is made from failed earlier */
+            opq_cone_drop(&f.cone);
+            f.cone = (opq_cone){.outputs = &poisoned, .output_count = 1};
+            settle(&f, status, opq_error());
+            memset(&f.cone, 0, sizeof f.cone);
+        }
+        recover(ctx, f.again, f.again_count);
+        end_flight(&f);
+    }
+}
+
 /* An error belongs to those who asked for what it spoiled. */
 static opq_status error_of(opq_value *const *values, int count)
 {
@@ -253,10 +290,14 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
     flight f = {.ctx = ctx, .recorder = opq_recorder_get()};
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     opq_status status = fly(&f, values, count);
-    opq_plan_release(f.plan);
-    opq_cone_drop(&f.cone);
-    free(f.inputs);
-    free(f.scalars);
+    if (f.again_count > 0) {
+        char message[1024];
+        strncpy(message, opq_error(), sizeof message - 1);
+        message[sizeof message - 1] = 0;
+        recover(ctx, f.again, f.again_count);
+        status = opq_fail(status, "%s", message);
+    }
+    end_flight(&f);
     pthread_mutex_unlock(&ctx->run_lock);
     return status;
 }

@@ -125,6 +125,10 @@ bool apply(Call &call, size_t count, bool alpha)
         return false;
     if (args.float_scalar && !args.has_float && !scalars_promote(call))
         return false;
+    if (call.row == OPQ_OP_lerp) // the one that does not promote
+        for (const Tensor *const tensor : args.tensors)
+            if (tensor && tensor->scalar_type() != args.tensors[0]->scalar_type())
+                return false;
     const Order order = common_order(args);
     c10::SmallVector<Value, 6> values;
     for (size_t i = 0; i < args.tensors.size(); ++i) {

@@ -68,7 +68,8 @@ template <int axes, int keepdim, int dtype> bool simple(Call &call)
 // Reductions without identity: an empty axis is an error that PyTorch words.
 template <int axes, int keepdim> bool nonempty(Call &call)
 {
-    if (call.tensor(0).numel() == 0)
+    const bool arg = call.row == OPQ_OP_argmax || call.row == OPQ_OP_argmin;
+    if (call.tensor(0).numel() == 0 || (arg && call.tensor(0).scalar_type() == at::kBool))
         return false;
     call.give(fold(call.row, call.in(0), axes_of(call, axes), keep(call, keepdim)));
     return true;
@@ -123,6 +124,8 @@ Variance variance(const Call &call)
 
 template <bool root, bool with_mean> bool moments(Call &call)
 {
+    if (!at::isFloatingType(call.tensor(0).scalar_type()))
+        return false;
     const Variance v = variance(call);
     call.give(root ? record(OPQ_OP_sqrt, {v.value}) : v.value);
     if (with_mean)

@@ -451,6 +451,7 @@ EXTERN = {
     "two results": lambda d: torch.stack([t.float() for t in torch.arange(6.0, device=d).view(2, 3).sort(descending=True)]),
     "some results": lambda d: torch.linalg.qr(torch.arange(6.0, device=d).view(3, 2) ** 2).R.abs(),
     "complex": lambda d: torch.fft.fft(torch.arange(6.0, device=d)).abs(),
+    "complex and a number": lambda d: torch.view_as_real(torch.ones(3, dtype=torch.complex64, device=d) * 2 + 1j),
     "data decides the shape": lambda d: torch.arange(6, device=d).remainder(4).unique(),
     "nonzero": lambda d: (torch.arange(6, device=d) % 2).nonzero(),
     "mask": lambda d: torch.arange(6.0, device=d)[torch.arange(6, device=d) % 2 == 0],
@@ -472,6 +473,14 @@ def test_extern_values(name):
     want, got = EXTERN[name]("cpu"), EXTERN[name](D)
     assert got.device.type == D and got.is_contiguous() == want.is_contiguous()
     close(got, want)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x + x[:, :2], lambda x: x @ x], ids=["add", "mm"])
+def test_wrong_shapes_are_no_fallback(wrong, capfd):
+    torch_opaque.reset_stats()
+    with pytest.raises(RuntimeError, match="match|multiplied"):
+        wrong(torch.ones(2, 3, device=D))
+    assert torch_opaque.fallback_counts() == {} and capfd.readouterr().err == ""
 
 
 def test_extern_never_changes_its_operands():
