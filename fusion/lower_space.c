@@ -149,7 +149,7 @@ static bool is_walked(const cutter *c, opq_ref ref)
         return true;
     while (is_view(rq, ref))
         ref = opq_node_at(rq->graph, ref)->operand[0];
-    return rq->group_of[ref] == rq->group;
+    return rq->group_of[ref] == rq->group || opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_IOTA;
 }
 
 /* False if it was met with these runs before. */
