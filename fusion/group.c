@@ -47,7 +47,6 @@ typedef struct grouper {
     edge *edges;
     int32_t edge_count, edge_capacity;
     int32_t *first_edge; /* per node, -1 */
-    int32_t *first_through; /* per view, -1: who follows it; they take it from memory should it be stored in the end */
     uint8_t *is_output;
     opq_refusal *refusal; /* per node: why it did not join its consumers */
     opq_arena scratch;
@@ -57,7 +56,7 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: o
 
 /* ---- edges from a placed node to the nodes whose values it needs, through free views */
 
-static opq_status add_edge(grouper *g, int32_t *first, opq_ref consumer, bool from_memory, bool direct)
+static opq_status add_edge(grouper *g, opq_ref producer, opq_ref consumer, bool from_memory, bool direct)
 {
     if (g->edge_count == g->edge_capacity) {
         g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 256;
@@ -66,8 +65,8 @@ static opq_status add_edge(grouper *g, int32_t *first, opq_ref consumer, bool fr
             return out_of_memory();
         g->edges = grown;
     }
-    g->edges[g->edge_count] = (edge){consumer, *first, from_memory, direct};
-    *first = g->edge_count++;
+    g->edges[g->edge_count] = (edge){consumer, g->first_edge[producer], from_memory, direct};
+    g->first_edge[producer] = g->edge_count++;
     return OPQ_OK;
 }
 
@@ -76,50 +75,96 @@ static bool is_followed(const grouper *g, opq_ref ref)
     return opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW && !g->result.in_memory[ref];
 }
 
-/* Takes the value from dense memory: a view has to be stored for that, a reshape shares its operand's memory. */
-static void need_in_memory(grouper *g, opq_ref ref)
-{
-    const opq_node *node;
-    ref = opq_strip_reshape(g->in, ref);
-    node = opq_node_at(g->in, ref);
-    if (opq_node_is_free(g->in, ref) && node->op != OPQ_OP_undefined)
-        g->result.in_memory[ref] = 1;
-}
-
-static opq_status add_edges_of(grouper *g, opq_ref consumer)
+static opq_status link_operands(grouper *g, opq_ref consumer)
 {
     const opq_node *node = opq_node_at(g->in, consumer);
     for (int k = 0; k < node->arity; k++) {
         opq_ref ref = node->operand[k];
         bool from_memory = opq_operand_from_memory(node, k), direct = true;
-        if (from_memory) {
-            opq_matrix_view view;
-            if (opq_node_class(node) != OPQ_CLASS_MATMUL)
-                need_in_memory(g, ref);
-            else if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
-                g->result.in_memory[ref] = 1;
-        }
-        for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0]) {
-            OPQ_TRY(add_edge(g, &g->first_through[ref], consumer, true, false));
+        for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0])
             direct = false;
-        }
         if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
             ref = opq_node_at(g->in, ref)->operand[0];
         const opq_node *producer = opq_node_at(g->in, ref);
         if (producer->op != OPQ_OP_input && (!opq_node_is_free(g->in, ref) || g->result.in_memory[ref]))
-            OPQ_TRY(add_edge(g, &g->first_edge[ref], consumer, from_memory, direct));
+            OPQ_TRY(add_edge(g, ref, consumer, from_memory, direct));
     }
     return OPQ_OK;
 }
 
-/* A view that is stored after all: who followed it needs its kernel first. */
-static void stop_following(grouper *g, opq_ref view)
+static bool follows(const grouper *g, opq_ref consumer, opq_ref view)
 {
-    int32_t *last = &g->first_edge[view];
-    while (*last >= 0)
-        last = &g->edges[*last].next;
-    *last = g->first_through[view];
-    g->first_through[view] = -1;
+    const opq_node *node = opq_node_at(g->in, consumer);
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref ref = node->operand[k];
+        while (ref > view && is_followed(g, ref))
+            ref = opq_node_at(g->in, ref)->operand[0];
+        if (ref == view)
+            return true;
+    }
+    return false;
+}
+
+static void unlink_operands(grouper *g, opq_ref consumer)
+{
+    const opq_node *node = opq_node_at(g->in, consumer);
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref ref = node->operand[k];
+        while (is_followed(g, ref))
+            ref = opq_node_at(g->in, ref)->operand[0];
+        if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
+            ref = opq_node_at(g->in, ref)->operand[0];
+        int32_t *at = &g->first_edge[ref];
+        while (*at >= 0)
+            if (g->edges[*at].consumer == consumer)
+                *at = g->edges[*at].next;
+            else
+                at = &g->edges[*at].next;
+    }
+}
+
+/* A view gets memory of its own. Those already placed that looked through it need it from now on, and no longer what lies behind. */
+static opq_status store_view(grouper *g, opq_ref view)
+{
+    if (g->result.in_memory[view])
+        return OPQ_OK;
+    opq_ref *users = malloc(((size_t)(g->in->count - view) + 1) * sizeof *users);
+    int count = 0;
+    if (users == NULL)
+        return out_of_memory();
+    for (opq_ref n = view + 1; n < g->in->count; n++)
+        if (g->result.group_of[n] >= 0 && follows(g, n, view)) {
+            unlink_operands(g, n);
+            users[count++] = n;
+        }
+    g->result.in_memory[view] = 1;
+    opq_status status = OPQ_OK;
+    for (int i = 0; i < count && status == OPQ_OK; i++)
+        status = link_operands(g, users[i]);
+    free(users);
+    return status;
+}
+
+/* Operands that are taken from dense memory: a view has to be stored for that, a reshape shares its operand's memory. */
+static opq_status add_edges_of(grouper *g, opq_ref consumer)
+{
+    const opq_node *node = opq_node_at(g->in, consumer);
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref ref = node->operand[k];
+        opq_matrix_view view;
+        if (!opq_operand_from_memory(node, k))
+            continue;
+        if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
+            if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
+                OPQ_TRY(store_view(g, ref));
+        } else {
+            ref = opq_strip_reshape(g->in, ref);
+            if (opq_node_is_free(g->in, ref) && opq_node_at(g->in, ref)->op != OPQ_OP_undefined)
+                OPQ_TRY(store_view(g, ref));
+        }
+    }
+    unlink_operands(g, consumer); /* storing one operand's view has linked them already */
+    return link_operands(g, consumer);
 }
 
 /* ---- groups */
@@ -356,30 +401,27 @@ static bool must_stay_alone(const grouper *g, opq_ref n, const int32_t *ids, int
     return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
 }
 
-static bool store_view(grouper *g, opq_ref ref)
-{
-    if (!is_followed(g, ref))
-        return false;
-    g->result.in_memory[ref] = 1;
-    return true;
-}
-
 /* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
-static bool store_views(grouper *g, opq_ref n)
+static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
 {
     const opq_node *node = opq_node_at(g->in, n);
     bool stored = false;
     for (int k = 0; k < node->arity; k++) {
         opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k];
         for (; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW; ref = opq_node_at(g->in, ref)->operand[0])
-            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && store_view(g, opq_node_at(g->in, ref)->operand[0])) {
+            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, opq_node_at(g->in, ref)->operand[0])) {
+                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0]));
                 stored = true;
                 break;
             }
     }
     for (int k = 0; k < node->arity && !stored; k++)
-        stored = store_view(g, node->operand[k]);
-    return stored;
+        if (is_followed(g, node->operand[k])) {
+            OPQ_TRY(store_view(g, node->operand[k]));
+            stored = true;
+        }
+    *out_stored = stored;
+    return OPQ_OK;
 }
 
 static opq_status place_alone(grouper *g, opq_ref n)
@@ -392,9 +434,12 @@ static opq_status place_alone(grouper *g, opq_ref n)
     for (int k = 0; k < node->arity; k++)
         follows = follows || is_followed(g, node->operand[k]);
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
-        do
+        for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &refusal));
-        while (refusal != OPQ_REFUSAL_none && store_views(g, n));
+            again = false;
+            if (refusal != OPQ_REFUSAL_none)
+                OPQ_TRY(store_views(g, n, &again));
+        }
     g->groups[id].plain = true;
     return join(g, n, &id, 1);
 }
@@ -431,9 +476,9 @@ static opq_status place(grouper *g, opq_ref n)
 static opq_status place_all(grouper *g)
 {
     for (int i = 0; i < g->in->output_count; i++) {
-        need_in_memory(g, g->in->outputs[i]);
         opq_ref ref = opq_strip_reshape(g->in, g->in->outputs[i]);
         const opq_node *node = opq_node_at(g->in, ref);
+        g->result.in_memory[ref] = opq_node_is_free(g->in, ref) && node->op != OPQ_OP_undefined;
         g->is_output[node->op == OPQ_OP_extern_result ? node->operand[0] : ref] = 1;
     }
     for (opq_ref n = g->in->count - 1; n >= 0; n--) {
@@ -441,7 +486,6 @@ static opq_status place_all(grouper *g)
         const opq_node *node = opq_node_at(g->in, n);
         if (!wanted || node->op == OPQ_OP_input || node->op == OPQ_OP_extern_result || (opq_node_is_free(g->in, n) && !g->result.in_memory[n]))
             continue;
-        stop_following(g, n);
         OPQ_TRY(place(g, n));
     }
     return OPQ_OK;
@@ -472,7 +516,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     size_t count = (size_t)in->count + 1;
     grouper g = {.in = in, .fusion = fusion, .words = (int)(count / 64 + 1)};
     g.groups = calloc(count, sizeof *g.groups);
-    g.first_edge = malloc(2 * count * sizeof *g.first_edge);
+    g.first_edge = malloc(count * sizeof *g.first_edge);
     g.is_output = calloc(count, 1);
     g.refusal = calloc(count, sizeof *g.refusal);
     g.result.group_of = malloc(count * sizeof *g.result.group_of);
@@ -481,8 +525,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     bool ok = g.groups && g.first_edge && g.is_output && g.refusal && g.result.group_of && g.result.in_memory && renamed;
     opq_status status = ok ? OPQ_OK : out_of_memory();
     if (status == OPQ_OK) {
-        memset(g.first_edge, 0xff, 2 * count * sizeof *g.first_edge);
-        g.first_through = g.first_edge + count;
+        memset(g.first_edge, 0xff, count * sizeof *g.first_edge);
         memset(g.result.group_of, 0xff, count * sizeof *g.result.group_of);
         status = place_all(&g);
     }

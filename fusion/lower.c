@@ -1,11 +1,8 @@
-/* From a group of nodes to a kernel: chooses the loops, then emits every stored node over them.
+/* From a group of nodes to a kernel: chooses the loops (lower_space.c), then emits every stored node over them.
  *
  *      stored nodes                 space                        body
  *   %9 f32[8,128,1]  ----+   [8,128 | 768]                 stores of %9, %12, and whatever
  *   %12 f32[1024,768] ---+   kept     reduced              they need, down to memory
- *
- * The space comes from the operand of a reduction, from a matmul, or from the largest stored node, cut finely enough that every
- * full-sized shape in the group is a merge of its loops: [1024,768] and [8,128,768] meet in [8,128,768].
  */
 #include "fusion/lower_state.h"
 
@@ -35,213 +32,6 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
         break;
     }
     return false;
-}
-
-/* ---- the space */
-
-/* What decides about the loops: a reduction, a matmul, or the largest member. */
-typedef struct members {
-    opq_ref largest, reduce, matmul; /* -1: none */
-    int count, matmul_count;
-} members;
-
-static members find_members(const opq_lower_request *rq)
-{
-    const opq_graph *graph = rq->graph;
-    members found = {rq->stored[0], -1, -1, 0, 0};
-    int64_t most = -1;
-    for (opq_ref n = rq->stored[rq->stored_count - 1]; n >= 0; n--) {
-        const opq_node *node = opq_node_at(graph, n);
-        if (rq->group_of[n] != rq->group)
-            continue;
-        found.count++;
-        if (opq_node_class(node) == OPQ_CLASS_REDUCE && found.reduce < 0)
-            found.reduce = n;
-        if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
-            found.matmul = n;
-            found.matmul_count++;
-        }
-        if (opq_type_count(&node->type) > most) {
-            most = opq_type_count(&node->type);
-            found.largest = n;
-        }
-    }
-    return found;
-}
-
-static int compare_int64(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Cuts of a shape: the products of its trailing extents. */
-static int add_cuts(const opq_type *type, int64_t *cuts, int count, int limit)
-{
-    int64_t product = 1;
-    for (int d = type->rank - 1; d >= 0 && count < limit; d--) {
-        product *= type->size[d];
-        if (type->size[d] != 1)
-            cuts[count++] = product;
-    }
-    return count;
-}
-
-enum { CUTS_MAX = 256 };
-
-/* Shapes of the views that lead from node `ref` to memory, where they are as large as the space. What lies behind a permute is cut in
- * another order: its shapes say nothing about these loops. */
-static int add_view_cuts(const opq_lower_request *rq, opq_ref ref, int64_t total, int64_t *cuts, int count)
-{
-    for (;;) {
-        const opq_node *node = opq_node_at(rq->graph, ref);
-        bool followed = opq_node_class(node) == OPQ_CLASS_VIEW && (rq->group_of[ref] < 0 || rq->group_of[ref] == rq->group);
-        if (opq_type_count(&node->type) == total)
-            count = add_cuts(&node->type, cuts, count, CUTS_MAX);
-        if (!followed || node->op == OPQ_OP_permute)
-            return count;
-        ref = node->operand[0];
-    }
-}
-
-/* How finely the root's loops are cut: for its own dims, for those of every member as large, for those of the views they read. */
-typedef enum fineness { CUT_ROOT, CUT_MEMBERS, CUT_VIEWS } fineness;
-
-static int collect_cuts(const opq_lower_request *rq, const opq_type *type, fineness fine, int64_t *cuts)
-{
-    int64_t total = opq_type_count(type);
-    int count = add_cuts(type, cuts, 0, CUTS_MAX);
-    for (opq_ref n = 0; n <= rq->stored[rq->stored_count - 1] && fine >= CUT_MEMBERS; n++) {
-        if (rq->group_of[n] != rq->group)
-            continue;
-        const opq_node *node = opq_node_at(rq->graph, n);
-        bool runs_over_its_type = opq_node_class(node) != OPQ_CLASS_UPDATE && opq_node_class(node) != OPQ_CLASS_SCATTER;
-        if (opq_type_count(&node->type) == total && runs_over_its_type && !opq_shape_equal(&node->type, type))
-            count = add_cuts(&node->type, cuts, count, CUTS_MAX);
-        for (int k = 0; fine == CUT_VIEWS && k < node->arity; k++)
-            count = add_view_cuts(rq, node->operand[k], total, cuts, count);
-    }
-    qsort(cuts, (size_t)count, sizeof *cuts, compare_int64);
-    return count;
-}
-
-/* Loops between the cuts, innermost first; -1 if a cut does not divide the next. */
-static int loops_between(const int64_t *cuts, int count, int64_t *extents)
-{
-    int64_t before = 1;
-    int rank = 0;
-    for (int i = 0; i < count; i++) {
-        if (cuts[i] == before)
-            continue;
-        if (cuts[i] % before != 0 || rank >= OPQ_SPACE_MAX)
-            return -1;
-        extents[rank++] = cuts[i] / before;
-        before = cuts[i];
-    }
-    return rank;
-}
-
-static int loops_of_nothing(const opq_type *type, int64_t *extents)
-{
-    int rank = 0; /* nothing runs, but a reduction of nothing has a value */
-    for (int d = type->rank - 1; d >= 0; d--)
-        if (type->size[d] != 1 && rank < OPQ_SPACE_MAX)
-            extents[rank++] = type->size[d];
-    return rank;
-}
-
-static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *reduce)
-{
-    const opq_lower_request *rq = state->request;
-    const opq_type *type = &opq_node_at(state->graph, root)->type;
-    int64_t cuts[CUTS_MAX], extents[CUTS_MAX], total = opq_type_count(type);
-    opq_space *space = &state->space;
-    int rank = -1;
-    for (int fine = CUT_VIEWS; fine >= CUT_ROOT && rank < 0; fine--) /* whose dims do not meet is read under its own map, or refused */
-        rank = total == 0 ? loops_of_nothing(type, extents) : loops_between(cuts, collect_cuts(rq, type, (fineness)fine, cuts), extents);
-    if (rank < 0)
-        return false;
-    space->rank = rank;
-    int d = type->rank - 1;
-    int64_t inside = 1;
-    bool inner_run = true;
-    for (int l = 0; l < rank; l++) { /* innermost first */
-        while (d > 0 && (type->size[d] == 1 || inside == type->size[d])) {
-            inner_run = inner_run && reduce && opq_node_reduces(reduce, d);
-            inside = 1;
-            d--;
-        }
-        bool reduced = reduce && opq_node_reduces(reduce, d);
-        inner_run = inner_run && reduced;
-        inside *= extents[l];
-        if (total == 0)
-            inside = type->size[d];
-        space->extent[rank - 1 - l] = extents[l];
-        space->reduced[rank - 1 - l] = reduced;
-        state->role[rank - 1 - l] = reduced ? (inner_run ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer) : OPQ_ROLE_kept;
-    }
-    return true;
-}
-
-/* Fine loops must not straddle a border between kept and reduced dims: with cuts at every dim of the root they cannot. A reduction
- * with only extents of 1 still needs its loop. */
-static bool complete_reduced(opq_lower_state *state)
-{
-    opq_space *space = &state->space;
-    uint8_t want = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
-    for (int l = 0; l < space->rank; l++)
-        if (state->role[l] == want)
-            return true;
-
-    if (space->rank >= OPQ_SPACE_MAX)
-        return false;
-    space->extent[space->rank] = 1;
-    space->reduced[space->rank] = true;
-    state->role[space->rank++] = want;
-    return true;
-}
-
-/* Loops of a matmul are [batch.., m, n]; extents of 1 keep their loop. */
-static bool make_matmul_space(opq_lower_state *state, opq_ref root)
-{
-    const opq_node *node = opq_node_at(state->graph, root);
-    if (!make_space(state, root, NULL))
-        return false;
-    opq_space *space = &state->space;
-    int64_t n = node->type.size[node->type.rank - 1], m = node->type.size[node->type.rank - 2], inside = 1;
-    opq_space fine = *space;
-    int l = fine.rank - 1, at = OPQ_SPACE_MAX - 1;
-    int64_t extent[OPQ_SPACE_MAX];
-    uint8_t role[OPQ_SPACE_MAX];
-    const int64_t want[2] = {n, m};
-    for (int step = 0; step < 2; step++, inside = 1) {
-        uint8_t this_role = step == 0 ? OPQ_ROLE_n : OPQ_ROLE_m;
-        if (want[step] == 1) {
-            extent[at] = 1;
-            role[at--] = this_role;
-            continue;
-        }
-        for (; l >= 0 && inside < want[step] && at >= 0; l--) {
-            inside *= fine.extent[l];
-            extent[at] = fine.extent[l];
-            role[at--] = this_role;
-        }
-        if (inside != want[step])
-            return false;
-    }
-    for (; l >= 0 && at >= 0; l--) {
-        extent[at] = fine.extent[l];
-        role[at--] = OPQ_ROLE_batch;
-    }
-    if (l >= 0)
-        return false;
-    space->rank = OPQ_SPACE_MAX - 1 - at;
-    for (int i = 0; i < space->rank; i++) {
-        space->extent[i] = extent[at + 1 + i];
-        state->role[i] = role[at + 1 + i];
-        space->reduced[i] = false;
-    }
-    return true;
 }
 
 /* ---- stores */
@@ -367,38 +157,6 @@ static void emit_scatter(opq_lower_state *state, opq_ref ref)
     state->out->serial = true;
 }
 
-static opq_refusal lower_space(opq_lower_state *state)
-{
-    const opq_lower_request *rq = state->request;
-    members found = find_members(rq);
-    bool made;
-    state->member_count = found.count;
-    for (int i = 0; i < rq->stored_count; i++) {
-        const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
-        opq_class class_ = opq_node_class(node);
-        if (class_ != OPQ_CLASS_UPDATE && class_ != OPQ_CLASS_SCATTER)
-            continue;
-        if (rq->stored_count > 1 || found.matmul >= 0)
-            return OPQ_REFUSAL_other_use;
-        return make_space(state, node->operand[node->arity - 1], NULL) ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
-    }
-    if (found.matmul_count > 1)
-        return OPQ_REFUSAL_two_matmuls;
-    if (found.matmul >= 0 && found.reduce >= 0)
-        return OPQ_REFUSAL_after_matmul;
-    if (found.reduce >= 0) {
-        const opq_node *node = opq_node_at(state->graph, found.reduce);
-        state->column = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
-        made = make_space(state, node->operand[0], node) && complete_reduced(state);
-    } else if (found.matmul >= 0) {
-        state->out->matmul = found.matmul;
-        made = make_matmul_space(state, found.matmul);
-    } else {
-        made = make_space(state, found.largest, NULL);
-    }
-    return made ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
-}
-
 opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
 {
     opq_lower_state *state = malloc(sizeof *state);
@@ -415,7 +173,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     out_lowered->matmul = out_lowered->tile = -1;
 
     if (!all_idle(request)) /* else: no loops, no instructions, and any nodes go together */
-        state->refusal = lower_space(state);
+        state->refusal = opq_lower_space(state);
     for (int i = 0; i < request->stored_count && state->refusal == OPQ_REFUSAL_none; i++) {
         opq_class class_ = opq_node_class(opq_node_at(request->graph, request->stored[i]));
         if (is_idle(request->graph, request->stored[i]))

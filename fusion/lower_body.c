@@ -135,8 +135,6 @@ static int emit_load(opq_lower_state *state, opq_ref memory, const opq_affine *l
     const opq_type *type = &opq_node_at(state->graph, memory)->type;
     bool indirect = linear->coef[OPQ_AT] != 0;
     opq_instr load = opq_lower_blank(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype));
-    if (type->dtype == OPQ_raw128)
-        return refuse(state, OPQ_REFUSAL_boundary);
     load.operand[0] = indirect ? state->at : -1;
     load.access = (int16_t)opq_lower_access(state, memory, type->dtype, false, linear);
     return load.access < 0 ? -1 : opq_lower_push(state, &load);

@@ -39,6 +39,9 @@ typedef struct opq_lower_state {
 
 typedef enum opq_role { OPQ_ROLE_kept, OPQ_ROLE_reduced_outer, OPQ_ROLE_reduced_inner, OPQ_ROLE_inner_kept, OPQ_ROLE_batch, OPQ_ROLE_m, OPQ_ROLE_n } opq_role;
 
+/* lower_space.c: the loops; needs state->request alone. */
+opq_refusal opq_lower_space(opq_lower_state *state);
+
 /* lower_body.c: instructions for node `ref` under `map`; -1 with state->refusal set. */
 int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
 int opq_lower_push(opq_lower_state *state, const opq_instr *instr);

@@ -120,7 +120,7 @@ bool opq_geometry_overlaps(const opq_geometry *geometry);
 /* inspect.c: the calling thread's report, NULL when off */
 struct opq_recorder;
 struct opq_recorder *opq_recorder_get(void);
-void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds);
+void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds, double compile_seconds);
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, bool reused);
 
 /* materialize.c: run_lock not held. */

@@ -102,7 +102,7 @@ static char *copy_text(struct opq_recorder *r, const char *text)
     return copy;
 }
 
-void opq_recorder_step(struct opq_recorder *r, const opq_step *step, double seconds)
+void opq_recorder_step(struct opq_recorder *r, const opq_step *step, double seconds, double compile_seconds)
 {
     opq_report *report = r->report;
     if (report->launch_count == r->capacity) {
@@ -117,8 +117,8 @@ void opq_recorder_step(struct opq_recorder *r, const opq_step *step, double seco
     }
     report->launches[report->launch_count++] = (opq_launch){
         .name = copy_text(r, step->name), .kind = opq_kernel_kind_name(step->kind), .shape = copy_text(r, step->shape),
-        .lines = copy_text(r, step->lines), .seconds = seconds, .fresh = step->fresh && !r->reused,
-        .compile_seconds = step->fresh && !r->reused && step->code ? step->code->seconds : 0,
+        .lines = copy_text(r, step->lines), .seconds = seconds, .fresh = (step->fresh && !r->reused) || compile_seconds > 0,
+        .compile_seconds = compile_seconds + (step->fresh && !r->reused && step->code ? step->code->seconds : 0),
         .bytes_read = step->bytes_read, .bytes_written = step->bytes_written, .flops = step->flops};
 }
 

@@ -97,7 +97,7 @@ static opq_status compile(flight *f)
     return OPQ_OK;
 }
 
-static void note_step(void *data, const opq_step *step, double seconds)
+static void note_step(void *data, const opq_step *step, double seconds, double compile_seconds)
 {
     flight *f = data;
     if (step->kind == OPQ_KERNEL_extern) {
@@ -108,7 +108,7 @@ static void note_step(void *data, const opq_step *step, double seconds)
         atomic_fetch_add(&f->ctx->stats.bytes_written, step->bytes_written);
     }
     if (f->recorder)
-        opq_recorder_step(f->recorder, step, seconds);
+        opq_recorder_step(f->recorder, step, seconds, compile_seconds);
 }
 
 static opq_status run(flight *f)
@@ -123,10 +123,12 @@ static opq_status run(flight *f)
         f->inputs[i] = cone->leaves[i]->buffer;
     for (int i = 0; i < cone->scalar_count; i++)
         f->scalars[i] = cone->scalars[i]->scalar;
-    double start = now();
+    double start = now(), compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm);
     opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL};
     opq_status status = opq_plan_run(&f->ctx->runtime, f->plan, &call);
-    atomic_fetch_add(&f->ctx->stats.run_nanoseconds, (long long)((now() - start) * 1e9));
+    compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm) - compiled;
+    atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
+    atomic_fetch_add(&f->ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9));
     return status;
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/SequenceNumber.h>
 #include <array>
 #include <atomic>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "adapter.h"
@@ -40,6 +41,8 @@ opq_ctx *create()
     exists.store(true, std::memory_order_release);
     return ctx;
 }
+
+std::atomic<bool> backward_ran{false};
 
 // The lines of forward ops by autograd sequence number, for the backward ops that run on a thread without Python frames.
 // A ring: a backward pass that comes later than this many ops finds nothing, or the line of another op only if the number matches.
@@ -78,11 +81,22 @@ bool context_exists()
     return exists.load(std::memory_order_acquire);
 }
 
+void finish_backward()
+{
+    if (!backward_ran.load(std::memory_order_relaxed))
+        return;
+    const at::AutoGradMode enabled(true);
+    const at::Tensor x = at::zeros({}, at::device(device())).requires_grad_();
+    torch::autograd::grad({x.clone()}, {x}, {x.detach()});
+}
+
 void note_line()
 {
     inherit_modes();
     const auto node = torch::autograd::get_current_node();
     if (C10_UNLIKELY(node != nullptr)) {
+        if (!backward_ran.load(std::memory_order_relaxed))
+            backward_ran.store(true, std::memory_order_relaxed);
         if (const uint32_t line = recall(node->sequence_nr())) {
             opq_line_set(line);
             return;

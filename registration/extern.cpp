@@ -267,6 +267,12 @@ std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
     const Below below;
     Stack stack = filled(call.arguments, call.holes, c10::DeviceType::Meta, [&](size_t i) {
         const Hole &hole = call.holes[i];
+        // PyTorch takes a number for one on the CPU only, and asserts that before Python meta kernels. Its value decides no type.
+        if (hole.wrapped) {
+            Tensor number = at::ones(hole.sizes, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
+            set_bits(number, hole);
+            return number;
+        }
         Tensor meta = at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kMeta));
         set_bits(meta, hole);
         return meta;

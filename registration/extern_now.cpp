@@ -151,15 +151,16 @@ bool is_view(const c10::FunctionSchema &schema)
     return false;
 }
 
-} // namespace
-
-void count_fallback(const OperatorHandle &op)
+void forbid_if_strict(const std::string &name)
 {
     static const bool strict = from_environment("OPAQUE_STRICT", false);
+    TORCH_CHECK_NOT_IMPLEMENTED(!strict && (opq_modes_get() & OPQ_MODE_STRICT) == 0, name, " has no native kernel for these arguments on device ",
+                                device(), " and strict mode forbids running it through the CPU kernel");
+}
+
+void count_and_warn(const std::string &name)
+{
     static const bool warn = from_environment("OPAQUE_FALLBACK_WARN", true);
-    const std::string name = toString(op.operator_name());
-    TORCH_CHECK_NOT_IMPLEMENTED(!strict && (opq_modes_get() & OPQ_MODE_STRICT) == 0, name, " has no native kernel on device ", device(),
-                                " and strict mode forbids running it through the CPU kernel");
     Counts &all = counts();
     bool first = false;
     {
@@ -168,7 +169,17 @@ void count_fallback(const OperatorHandle &op)
         first = warn && all.warned.insert(name).second;
     }
     if (first)
-        fprintf(stderr, "[opaque] %s has no native kernel; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n", name.c_str());
+        fprintf(stderr, "[opaque] %s has no native kernel for these arguments; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n",
+                name.c_str());
+}
+
+} // namespace
+
+void count_fallback(const OperatorHandle &op)
+{
+    const std::string name = toString(op.operator_name());
+    forbid_if_strict(name);
+    count_and_warn(name);
 }
 
 std::map<std::string, int64_t> fallback_counts()
@@ -186,12 +197,14 @@ void reset_fallback_counts()
 void extern_now(const OperatorHandle &op, Stack *stack)
 {
     TORCH_CHECK_NOT_IMPLEMENTED(!is_view(op.schema()), op.operator_name(), " returns a view and has no kernel on device ", device());
-    count_fallback(op);
+    const std::string name = toString(op.operator_name());
+    forbid_if_strict(name);
     try {
         run_now(op, stack);
     } catch (const Decline &why) {
         raise(why.status);
     }
+    count_and_warn(name); // not before: wrong arguments are an error of the user's and no fallback
 }
 
 void fallback(const OperatorHandle &op, Stack *stack)

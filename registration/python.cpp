@@ -154,6 +154,15 @@ PyObject *py_is_initialized(PyObject *, PyObject *)
     return PyBool_FromLong(context_exists());
 }
 
+PyObject *py_finish_backward(PyObject *, PyObject *)
+{
+    HANDLE_TH_ERRORS
+    const pybind11::gil_scoped_release unlocked;
+    finish_backward();
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
 // ---- modes and settings
 
 PyObject *py_get_modes(PyObject *, PyObject *)
@@ -566,6 +575,7 @@ PyMethodDef methods[] = {
     {"is_pending", py_is_pending, METH_O, nullptr},
     {"cell_id", py_cell_id, METH_O, nullptr},
     {"is_initialized", py_is_initialized, METH_NOARGS, nullptr},
+    {"finish_backward", py_finish_backward, METH_NOARGS, nullptr},
     {"get_modes", py_get_modes, METH_NOARGS, nullptr},
     {"set_modes", py_set_modes, METH_O, nullptr},
     {"set_default_modes", py_set_default_modes, METH_O, nullptr},

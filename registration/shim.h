@@ -164,5 +164,9 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason);
 Value upload(const Tensor &cpu_tensor, const Order &order);
 // Notes the source line for what this thread records next.
 void note_line();
+// Returns once the device's autograd thread has dropped the backward passes before this call. It drops the last of them after
+// backward() has returned, and with it a Python object: that takes the GIL, which ends the process if Python is finalizing by then.
+// A pass of our own, which holds no Python object, has to wait its turn behind it.
+void finish_backward();
 
 } // namespace opq

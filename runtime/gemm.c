@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     ROWS_IN_PLACE = 6,                 /* kernels that read a in place run out of address registers beyond */
@@ -34,6 +35,7 @@ struct opq_gemm {
     opq_jit *jit;
     const opq_host *host;
     pthread_mutex_t lock; /* one compilation at a time */
+    atomic_llong compile_nanoseconds;
     _Atomic(void *) kernel[2][2][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
 };
 
@@ -57,7 +59,16 @@ void opq_gemm_destroy(opq_gemm *gemm)
     free(gemm);
 }
 
+double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
+
 /* ---- kernels */
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
 
 typedef struct kernel_key {
     char name[48];
@@ -84,7 +95,9 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
         pthread_mutex_lock(&gemm->lock);
         address = atomic_load_explicit(entry, memory_order_relaxed);
         if (!address) {
+            double start = now();
             status = opq_jit_function(gemm->jit, key.name, build_kernel, &key, &address);
+            atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((now() - start) * 1e9));
             if (status == OPQ_OK)
                 atomic_store_explicit(entry, address, memory_order_release);
         }

@@ -89,8 +89,9 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
 
-/* One launched step, for statistics and reports. */
-typedef void (*opq_step_note)(void *data, const opq_step *step, double seconds);
+/* One launched step, for statistics and reports. Compiling that was left to the run (matmul micro-kernels) is not in `seconds`, which
+ * is 0 if the run is not timed. */
+typedef void (*opq_step_note)(void *data, const opq_step *step, double seconds, double compile_seconds);
 
 /* One run. Outputs get one reference each; output i is NULL where a failed step was needed. Status and message are the first failure's;
  * other outputs are good all the same. Without the GIL and without locks. */

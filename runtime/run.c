@@ -169,7 +169,7 @@ static opq_status run_steps(const opq_run_state *run)
             poison(run, step);
             continue;
         }
-        double start = run->call->timed ? now() : 0;
+        double start = run->call->timed ? now() : 0, compiled = opq_gemm_compile_seconds(run->runtime->gemm);
         opq_status status = run_step(run, step);
         if (status != OPQ_OK) {
             if (!failed) {
@@ -179,7 +179,8 @@ static opq_status run_steps(const opq_run_state *run)
             failed = true;
             poison(run, step);
         } else if (run->call->note) {
-            run->call->note(run->call->note_data, step, run->call->timed ? now() - start : 0);
+            compiled = opq_gemm_compile_seconds(run->runtime->gemm) - compiled;
+            run->call->note(run->call->note_data, step, run->call->timed ? now() - start - compiled : 0, compiled);
         }
     }
     return failed ? opq_fail(first, "%s", message) : OPQ_OK;

@@ -29,6 +29,9 @@ def is_pending(tensor: Tensor) -> bool:
 def cell_id(tensor: Tensor) -> int:
     """A number for the storage: equal for all views of a tensor, never 0, not reused while the cell lives."""
 
+def finish_backward() -> None:
+    """Returns once the device's autograd thread has dropped every earlier backward pass."""
+
 def is_initialized() -> bool:
     """True once an opaque tensor was made in this process. Costs nanoseconds: asked by hooks in
     programs that never make one."""

@@ -38,7 +38,10 @@ def _autoload() -> None:
 def _register() -> None:
     """Renames PrivateUse1 to "opaque" and hangs everything into torch. The order is PyTorch's:
     rename, module, methods."""
-    from . import _C, settings
+    from . import settings
+
+    settings.check()
+    from . import _C
 
     torch.utils.rename_privateuse1_backend("opaque")
     from . import backends, device, modules, optim, printing

@@ -73,8 +73,8 @@ def _call(fn, args, state) -> tuple:
         return time.perf_counter() - begin, run.outputs
 
 
-def _measure(mode: str, fn, args, state, repeat: int) -> tuple:
-    """(Row without differences, outputs on the CPU)."""
+def _warm(mode: str, fn, args, state) -> tuple:
+    """Two calls, which compile and count: (Row without times and differences, outputs on the CPU)."""
     with _MODES[mode]():
         before = _C.stats()
         _, outputs = _call(fn, args, state)
@@ -82,11 +82,10 @@ def _measure(mode: str, fn, args, state, repeat: int) -> tuple:
         first = _C.stats()
         _call(fn, args, state)
         warm = _C.stats()
-        times = [_call(fn, args, state)[0] for _ in range(repeat)]
     moved = sum(warm[k] - first[k] for k in ("bytes_read", "bytes_written"))
     row = Row(
         mode=mode,
-        seconds=statistics.median(times),
+        seconds=0.0,
         compile_seconds=first["compile_seconds"] - before["compile_seconds"],
         kernels=warm["kernels_run"] - first["kernels_run"],
         bytes=moved,
@@ -94,6 +93,17 @@ def _measure(mode: str, fn, args, state, repeat: int) -> tuple:
         same_bits=True,
     )
     return row, values
+
+
+def _time(rows: list, fn, args, state, repeat: int) -> None:
+    """Fills in the seconds. The modes take turns, so that a machine that is busy for a while is it for all."""
+    times = {row.mode: [] for row in rows}
+    for _ in range(repeat):
+        for row in rows:
+            with _MODES[row.mode]():
+                times[row.mode].append(_call(fn, args, state)[0])
+    for row in rows:
+        row.seconds = statistics.median(times[row.mode])
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -118,9 +128,9 @@ def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def compare(fn, *args, vs=("eager", "unfused"), repeat: int = 5, show: bool = True) -> Comparison:
     """Times fn(*args) fused and in the modes of `vs` ("eager": each op at once; "unfused": one
-    kernel per op), after a warm-up that takes the compilation, and says how far the values agree.
-    The function runs on snapshots, with equal random numbers in every mode. Prints the table unless
-    `show=False`.
+    kernel per op), and says how far the values agree. Compilation is taken by a warm-up; then the
+    modes take turns, `repeat` times. The function runs on snapshots, with equal random numbers in
+    every mode. Prints the table unless `show=False`.
 
     Raises ValueError for an unknown mode, TypeError if `fn` is no function.
     """
@@ -130,15 +140,16 @@ def compare(fn, *args, vs=("eager", "unfused"), repeat: int = 5, show: bool = Tr
     if unknown:
         raise ValueError(f"vs={unknown[0]!r}: expected some of {', '.join(_MODES)}")
     state = PythonState()
-    fused, reference = _measure("fused", fn, args, state, repeat)
+    fused, reference = _warm("fused", fn, args, state)
     rows = []
     for mode in vs:
-        row, values = _measure(mode, fn, args, state, repeat)
+        row, values = _warm(mode, fn, args, state)
         pairs = list(zip(reference, values, strict=True))
         row.same_bits = all(same_bits(a, b) for a, b in pairs)
         row.max_difference = max((max_difference(a, b) for a, b in pairs), default=0.0)
         rows.append(row)
     result = Comparison([*rows, fused])
+    _time(result.rows, fn, args, state, repeat)
     if show:
         print(result.text())
     return result

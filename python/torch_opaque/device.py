@@ -5,6 +5,7 @@ exist for programs written for devices where they do. An event made with enable_
 what is pending and reads the host clock.
 """
 
+import atexit
 import contextlib
 import os
 import platform
@@ -344,5 +345,7 @@ Scheduling = PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = _NoIn
 
 
 def register() -> None:
-    """Makes this module torch.opaque."""
+    """Makes this module torch.opaque. At exit, before Python ends, the autograd thread lets go of
+    the Python objects it holds: it would ask for the GIL of an interpreter that is gone."""
+    atexit.register(_C.finish_backward)
     torch._register_device_module("opaque", sys.modules[__name__])

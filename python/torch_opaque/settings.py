@@ -44,18 +44,14 @@ SETTINGS = (
     ),
     Setting("OPAQUE_MODE", "eager,unfused,strict", "", "package", "modes every thread starts with"),
     Setting("OPAQUE_STRICT", "0|1", "0", "package", "an extern op is an error, as under strict()"),
-    Setting(
-        "OPAQUE_EXECUTOR", "jit|reference", "jit", "core", "reference: the plain evaluator, no LLVM"
-    ),
-    Setting(
-        "OPAQUE_CPU", "avx2|avx512|...", "host", "core", "instruction set of generated kernels"
-    ),
+    Setting("OPAQUE_CPU", "avx2|avx512", "host", "core", "instruction set of generated kernels"),
     Setting(
         "OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"
     ),
 )
 
 _MODES = {"eager": EAGER, "unfused": UNFUSED, "strict": STRICT}
+_WORDS = {"OPAQUE_LOG": ("flush",), "OPAQUE_LINES": ("all", "flush", "off")}
 
 
 def help_text() -> str:
@@ -80,6 +76,15 @@ def default_modes() -> int:
             raise ValueError(f"OPAQUE_MODE={word}: expected some of {', '.join(_MODES)}")
         modes |= _MODES[word.strip()]
     return modes
+
+
+def check() -> None:
+    """Raises ValueError for a value that means nothing. Asked before anything is registered, so that a package
+    that did not load leaves no half of a device."""
+    default_modes()
+    for name, words in _WORDS.items():
+        if os.environ.get(name, "") not in ("", *words):
+            raise ValueError(f"{name}={os.environ[name]}: expected {' or '.join(words)}")
 
 
 def apply(core) -> None:

@@ -128,9 +128,19 @@ thread = threading.Thread(target=attempt); thread.start(); thread.join()
     assert run_python(text).stdout.split() == ["ran", "ran"]
 
 
-def test_wrong_mode_word_is_a_warning_not_a_crash(run_python):
-    result = run_python("import torch; print(torch.ones(1).item())", OPAQUE_MODE="fast")
-    assert result.stdout.split() == ["1.0"] and "OPAQUE_MODE=fast" in result.stderr
+@pytest.mark.parametrize("name", ["OPAQUE_MODE", "OPAQUE_LINES", "OPAQUE_LOG"])
+def test_wrong_word_is_a_warning_and_no_half_of_a_device(run_python, name):
+    text = """
+import torch
+print(torch.ones(1).item(), hasattr(torch, "opaque"))
+try:
+    torch.ones(1, device="opaque")
+except RuntimeError:
+    print("no device")
+"""
+    result = run_python(text, **{name: "fast"})
+    assert result.stdout.split() == ["1.0", "False", "no", "device"]
+    assert f"{name}=fast" in result.stderr
 
 
 # ---- modes

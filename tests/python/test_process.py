@@ -1,5 +1,6 @@
 """Processes, signals, torch.compile, and the rest of PyTorch around the device."""
 
+import os
 import pickle
 
 import pytest
@@ -58,11 +59,16 @@ print("done")
 """
 
 
-@pytest.mark.parametrize(
-    "text", [WORKERS, FORK, INTERRUPT, EXIT], ids=["workers", "fork", "interrupt", "exit"]
-)
+@pytest.mark.parametrize("text", [WORKERS, FORK, INTERRUPT], ids=["workers", "fork", "interrupt"])
 def test_process(run_python, text):
     assert run_python(text).stdout.split()[-1] == "done"
+
+
+@pytest.mark.parametrize("run", range(30 if os.environ.get("OPAQUE_TEST_FULL") == "1" else 5))
+def test_exit_right_after_backward(run_python, run):
+    """The autograd thread drops what backward() used while Python ends: without care for that,
+    two runs of three aborted."""
+    assert run_python(EXIT).stdout.split()[-1] == "done"
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

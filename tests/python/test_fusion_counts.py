@@ -1,0 +1,374 @@
+"""How many kernels run and how many bytes they move, for the patterns fusion promises to take whole."""
+
+import math
+import os
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_opaque
+
+D = "opaque"
+SEEDS = range(400 if os.environ.get("OPAQUE_TEST_FULL") == "1" else 40)
+
+
+def ready(*tensors):
+    """The tensors on the device, computed."""
+    moved = [t.to(D) for t in tensors]
+    torch.opaque.synchronize()
+    return moved
+
+
+def run(f, *args):
+    """f's result on the CPU and the counters of that run. A first call fills the caches: what is
+    packed or computed once for all steps is not the pattern's own work."""
+    f(*args)
+    torch.opaque.synchronize()
+    torch_opaque.reset_stats()
+    result = f(*args)
+    torch.opaque.synchronize()
+    stats = torch_opaque.stats()
+    return result.cpu(), stats
+
+
+def moved(stats):
+    return stats["bytes_read"], stats["bytes_written"]
+
+
+def assert_one_kernel(f, *args):
+    result, stats = run(f, *args)
+    assert torch_opaque.fallback_counts() == {}
+    why = torch_opaque.explain(f, *args, show=False).text() if stats["kernels_run"] != 1 else ""
+    assert stats["kernels_run"] == 1, why
+    return result, stats
+
+
+# ---- elementwise chains
+
+UNARY = [
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+    torch.abs,
+    torch.neg,
+    torch.square,
+    torch.sin,
+    torch.cos,
+    torch.erf,
+    torch.floor,
+    torch.exp2,
+    F.silu,
+    F.gelu,
+    F.hardswish,
+    lambda x: F.gelu(x, approximate="tanh"),
+    lambda x: x.clamp(-2, 2),
+    lambda x: F.leaky_relu(x, 0.1),
+    lambda x: x * 0.5,
+    lambda x: 1.5 - x,
+    lambda x: x**2,
+    lambda x: torch.where(x > 0, x, -0.5),
+    lambda x: torch.sqrt(x.abs() + 1e-3),
+    lambda x: x.masked_fill(x > 1, 0.25),
+    lambda x: (x.double() * 0.25).float(),
+]
+BINARY = [
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.maximum,
+    torch.minimum,
+    lambda x, y: x / (y.abs() + 1),
+    lambda x, y: torch.where(x < y, x, y * 0.5),
+    lambda x, y: torch.lerp(x, y, 0.25),
+    lambda x, y: torch.addcmul(x, x, y, value=0.1),
+    lambda x, y: torch.add(x, y, alpha=0.3),
+    lambda x, y: torch.atan2(x, y.abs() + 1),
+]
+
+
+def layouts(rng, shape):
+    """Inputs that broadcast to `shape`, one of each kind of geometry: (tensor, view of it)."""
+    n = len(shape)
+    last = shape[-1]
+    contiguous = torch.randn(shape)
+    dims = list(range(n))
+    rng.shuffle(dims)
+    permuted = torch.randn([shape[d] for d in dims])
+    back = [dims.index(d) for d in range(n)]
+    sliced = torch.randn([s * 2 + 1 for s in shape])
+    return [
+        (contiguous, lambda t: t),
+        (permuted, lambda t: t.permute(back)),
+        (sliced, lambda t: t[tuple(slice(1, None, 2) for _ in shape)]),
+        (torch.randn(last), lambda t: t),
+        (torch.randn([*shape[:-1], 1]), lambda t: t.expand(shape)),
+        (torch.randn(()), lambda t: t),
+        (torch.randn(math.prod(shape) + 3), lambda t: t[3:].view(shape)),
+    ]
+
+
+def random_chain(seed):
+    """(function, its tensors): 3 to 80 operations over 1 to 5 inputs of one broadcast shape."""
+    rng = random.Random(seed)
+    shape = [rng.choice([1, 2, 3, 7, 16, 33, 65, 129]) for _ in range(rng.randint(1, 4))]
+    while math.prod(shape) > 200_000:
+        shape[rng.randrange(len(shape))] = 3
+    kinds = layouts(rng, shape)
+    chosen = [kinds[rng.randrange(3)], *rng.sample(kinds, rng.randint(0, 4))]
+    steps = []
+    for _ in range(rng.randint(3, 80)):
+        binary = rng.random() < 0.5
+        op = rng.choice(BINARY if binary else UNARY)
+        steps.append((op, binary, rng.random()))
+
+    def f(*tensors):
+        live = [view(t) for t, (_, view) in zip(tensors, chosen, strict=True)]
+        x = live[0]
+        for op, binary, which in steps:
+            x = op(x, live[int(which * len(live))]) if binary else op(x)
+            # The growth of products is kept in range: infinities would hide wrong values.
+            x = x * 0.125 if which > 0.9 else x
+            if which < 0.1:
+                live.append(x)
+        return x
+
+    return f, [t for t, _ in chosen], shape
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_chain_of_elementwise_operations_is_one_kernel(seed):
+    torch.manual_seed(seed)
+    f, tensors, shape = random_chain(seed)
+    args = ready(*tensors)
+    result, stats = assert_one_kernel(f, *args)
+    with torch_opaque.unfused():
+        assert torch.equal(f(*args).cpu().view(torch.int32), result.view(torch.int32))
+    assert stats["bytes_written"] == math.prod(shape) * 4
+    # A broadcast input is read as often as its values are: at most once per result element.
+    used = [view for _, view in zip(tensors, tensors, strict=True)]
+    assert stats["bytes_read"] <= sum(t.numel() * 4 for t in used)
+
+
+def test_a_chain_cut_by_views_runs_over_what_is_left():
+    """Views inside the chain: what a slice leaves out is not computed."""
+    x, y = ready(torch.randn(64, 48), torch.randn(48, 64))
+    for f in (
+        lambda x, y: (x * 2)[:, ::2] + 1,
+        lambda x, y: (x.exp().t() + y) * 2,
+        lambda x, y: y * 2 + x.t() * 2,
+        lambda x, y: ((x + 1).view(8, 8, 48) * 2).permute(1, 0, 2).reshape(64, 48) - x,
+        lambda x, y: (x.t() * 3)[4:40, 1:60:3].relu() + y[4:40, 1:60:3].sigmoid(),
+        lambda x, y: (x * 2).flatten() + (y * 3).t().flatten(),
+        lambda x, y: (x[:1] * 2).expand(64, 48) + x,
+        lambda x, y: (x * 2).unsqueeze(1).squeeze(1).view(-1) + 1,
+    ):
+        result, _ = assert_one_kernel(f, x, y)
+        assert torch.allclose(result, f(x.cpu(), y.cpu()), rtol=1e-5, atol=1e-5)
+
+
+# ---- rows
+
+
+def softmax_parts(x, maximum):
+    e = torch.exp(x - maximum)
+    return e / e.sum(-1, keepdim=True)
+
+
+def layer_norm(x, w, b, mean, variance, scale):
+    return (x - mean) * scale(variance + 1e-5) * w + b
+
+
+ROWS = {
+    "softmax": lambda x, w, b: torch.softmax(x, -1),
+    "softmax max": lambda x, w, b: softmax_parts(x, x.max(dim=-1, keepdim=True).values),
+    "softmax amax": lambda x, w, b: softmax_parts(x, x.amax(-1, keepdim=True)),
+    "softmax unsqueeze": lambda x, w, b: softmax_parts(x, x.amax(-1).unsqueeze(-1)),
+    "softmax max unsqueeze": lambda x, w, b: softmax_parts(x, x.max(-1)[0].unsqueeze(-1)),
+    "softmax scaled": lambda x, w, b: torch.softmax(x * 0.125 + b, -1),
+    "softmax pow": lambda x, w, b: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True),
+    "log_softmax": lambda x, w, b: torch.log_softmax(x, -1),
+    "log_softmax parts": lambda x, w, b: x - torch.logsumexp(x, -1, keepdim=True),
+    "log_softmax stable": lambda x, w, b: (x - x.amax(-1, keepdim=True))
+    - (x - x.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True).log(),
+    "layer_norm": lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
+    "layer_norm var": lambda x, w, b: layer_norm(
+        x, w, b, x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0), torch.rsqrt
+    ),
+    "layer_norm var_mean": lambda x, w, b: layer_norm(
+        x, w, b, *reversed(torch.var_mean(x, -1, keepdim=True, correction=0)), torch.rsqrt
+    ),
+    "layer_norm squares": lambda x, w, b: layer_norm(
+        x,
+        w,
+        b,
+        x.mean(-1, keepdim=True),
+        (x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True),
+        lambda v: 1 / torch.sqrt(v),
+    ),
+    "layer_norm mean of squares": lambda x, w, b: layer_norm(
+        x,
+        w,
+        b,
+        x.mean(-1, keepdim=True),
+        x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2,
+        torch.rsqrt,
+    ),
+    "layer_norm std": lambda x, w, b: (x - x.mean(-1, keepdim=True))
+    / (x.std(-1, keepdim=True, unbiased=False) + 1e-5)
+    * w
+    + b,
+    "layer_norm unsqueeze": lambda x, w, b: (x - x.mean(-1).unsqueeze(-1))
+    / torch.sqrt(x.var(-1, unbiased=False).unsqueeze(-1) + 1e-5)
+    * w
+    + b,
+    "layer_norm sums": lambda x, w, b: layer_norm(
+        x,
+        w,
+        b,
+        x.sum(-1, keepdim=True) / x.shape[-1],
+        ((x - x.sum(-1, keepdim=True) / x.shape[-1]) ** 2).sum(-1, keepdim=True) / x.shape[-1],
+        torch.rsqrt,
+    ),
+    "layer_norm of a residual": lambda x, w, b: F.layer_norm(x + torch.tanh(x), x.shape[-1:], w, b),
+    "rms_norm": lambda x, w, b: F.rms_norm(x, x.shape[-1:], w, 1e-6),
+    "rms_norm pow": lambda x, w, b: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w,
+    "rms_norm square": lambda x, w, b: x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w,
+    "rms_norm x * x": lambda x, w, b: w * (x * (1 / torch.sqrt((x * x).mean(-1, True) + 1e-6))),
+    "rms_norm norm": lambda x, w, b: x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5) * w,
+    "rms_norm float": lambda x, w, b: (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x) * w,
+    "normalize": lambda x, w, b: F.normalize(x, dim=-1),
+    "standardize": lambda x, w, b: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True),
+    "min max": lambda x, w, b: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) + 1),
+}
+SHAPES = [(5, 1), (3, 7), (4, 64), (2, 3, 64), (3, 1000), (2, 2, 1000), (2, 4096), (1, 64), (2, 1, 7)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_pattern_is_one_kernel(name, shape):
+    f = ROWS[name]
+    n = shape[-1]
+    inputs = torch.randn(shape), torch.rand(n) + 0.5, torch.randn(n)
+    args = ready(*inputs)
+    result, stats = assert_one_kernel(f, *args)
+    want = f(*[t.double() for t in inputs]).float()
+    if n > 1:  # the deviation of one number is noise over epsilon
+        assert torch.allclose(result, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+    with torch_opaque.unfused():
+        assert torch.equal(f(*args).cpu().view(torch.int32), result.view(torch.int32))
+    rows = args[0].numel() * 4
+    assert stats["bytes_written"] == rows
+    assert stats["bytes_read"] <= rows + 2 * n * 4
+
+
+def gathered(x, labels):
+    return torch.logsumexp(x, -1) - x.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def one_hot(x, labels):
+    hot = labels.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)
+    return torch.logsumexp(x, -1) - torch.where(hot, x, 0.0).sum(-1)
+
+
+LOSSES = {
+    "gather": gathered,
+    "one hot": one_hot,
+    "one hot product": lambda x, y: -(torch.log_softmax(x, -1) * (y.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device))).sum(-1),
+    "log_softmax gather": lambda x, y: -torch.log_softmax(x, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1),
+    "stable": lambda x, y: gathered(x - x.max(-1, keepdim=True).values, y),
+    "parts": lambda x, y: torch.log(torch.exp(x - x.amax(-1, keepdim=True)).sum(-1)) + x.amax(-1) - x.gather(-1, y[..., None])[..., 0],
+    "built in": lambda x, y: F.cross_entropy(x.flatten(0, -2), y.flatten(), reduction="none").view(y.shape),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_cross_entropy_per_row_is_one_kernel(name, shape):
+    x, labels = torch.randn(shape), torch.randint(shape[-1], shape[:-1])
+    result, _ = assert_one_kernel(LOSSES[name], *ready(x, labels))
+    assert torch.allclose(result, gathered(x.double(), labels).float(), rtol=1e-5, atol=1e-5)
+
+
+# ---- matmuls with what follows them
+
+EPILOGUES = {
+    "gelu": lambda y, r: F.gelu(y) + r,
+    "gelu tanh": lambda y, r: F.gelu(y, approximate="tanh") + r,
+    "residual first": lambda y, r: r + F.gelu(y),
+    "relu": lambda y, r: torch.relu(y) + r,
+    "silu gate": lambda y, r: F.silu(y) * r,
+    "dropout mask": lambda y, r: torch.where(r > 0, y, 0.0) * 2,
+    "scaled residual": lambda y, r: torch.add(r, y, alpha=0.5),
+    "none": lambda y, r: y,
+}
+LINEARS = {
+    "linear": lambda x, w, b: F.linear(x, w, b),
+    "addmm": lambda x, w, b: torch.addmm(b, x.flatten(0, -2), w.t()).view(*x.shape[:-1], w.shape[0]),
+    "matmul": lambda x, w, b: x @ w.t() + b,
+    "primitives": lambda x, w, b: torch.matmul(x, w.transpose(0, 1)).add(b),
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (1, 16), (2, 7, 33), (64, 128)], ids=str)
+@pytest.mark.parametrize("linear", LINEARS)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_a_linear_layer_with_its_epilogue_is_one_kernel(epilogue, linear, shape):
+    n = 24
+    x, w, b, r = torch.randn(shape), torch.randn(n, shape[-1]), torch.randn(n), torch.randn(*shape[:-1], n)
+
+    def f(x, w, b, r):
+        return EPILOGUES[epilogue](LINEARS[linear](x, w, b), r)
+
+    args = ready(x, w, b, r)
+    result, _ = assert_one_kernel(f, *args)
+    assert torch.allclose(result, f(x.double(), w.double(), b.double(), r.double()).float(), rtol=1e-4, atol=1e-4)
+    with torch_opaque.unfused():
+        assert torch.equal(f(*args).cpu(), result)
+
+
+# ---- optimizers
+
+OPTIMIZERS = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "SGD momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "SGD nesterov decay": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "Adam": (torch.optim.Adam, {"lr": 0.1}),
+    "Adam decay": (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.01}),
+    "Adam amsgrad": (torch.optim.Adam, {"lr": 0.1, "amsgrad": True}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.1}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.1}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+}
+
+
+@pytest.mark.parametrize("form", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_step_on_a_tensor_is_one_kernel(name, form):
+    """Besides its step counter, where that lives on the device."""
+    kind, options = OPTIMIZERS[name]
+    if "fused" in form and kind in (torch.optim.RMSprop, torch.optim.Adagrad):
+        pytest.skip("PyTorch has no such form on this device")
+    (p, g) = ready(torch.randn(33, 65), torch.randn(33, 65))
+    p.requires_grad_()
+    p.grad = g
+    optimizer = kind([p], **options, **form)
+    twin = p.detach().cpu().requires_grad_()
+    twin.grad = g.cpu()
+    other = kind([twin], **options, **form)
+    for _ in range(3):
+        optimizer.step()
+        other.step()
+    torch.opaque.synchronize()
+    counts = []
+    for _ in range(3):
+        torch_opaque.reset_stats()
+        optimizer.step()
+        other.step()
+        torch.opaque.synchronize()
+        counts.append(torch_opaque.stats()["kernels_run"])
+    counters = sum(1 for s in optimizer.state.values() for k, v in s.items() if k == "step" and v.device.type == D)
+    assert torch_opaque.fallback_counts() == {}
+    assert max(counts) <= 1 + counters, counts
+    assert torch_opaque.stats()["kernels_compiled"] == 0
+    assert torch.allclose(p.detach().cpu(), twin.detach(), rtol=1e-5, atol=1e-6)
