@@ -420,6 +420,11 @@ static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
             OPQ_TRY(store_view(g, node->operand[k]));
             stored = true;
         }
+    for (int k = 0; k < node->arity && !stored; k++)
+        if (opq_node_class(opq_node_at(g->in, node->operand[k])) == OPQ_CLASS_IOTA && !g->result.in_memory[node->operand[k]]) {
+            OPQ_TRY(store_view(g, node->operand[k])); /* a reduction of an iota over several axes */
+            stored = true;
+        }
     *out_stored = stored;
     return OPQ_OK;
 }
@@ -432,7 +437,7 @@ static opq_status place_alone(grouper *g, opq_ref n)
     bool follows = opq_node_class(node) == OPQ_CLASS_VIEW;
     OPQ_TRY(new_group(g, &id));
     for (int k = 0; k < node->arity; k++)
-        follows = follows || is_followed(g, node->operand[k]);
+        follows = follows || is_followed(g, node->operand[k]) || opq_node_class(opq_node_at(g->in, node->operand[k])) == OPQ_CLASS_IOTA;
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
         for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &refusal));

@@ -152,7 +152,7 @@ static void test_unfused_is_another_plan_with_the_same_bits(void **state)
 static void test_results_of_a_call(void **state)
 {
     opq_ctx *ctx = *state;
-    call c = {.add = 1};
+    static call c = {.add = 1};
     opq_value *results[2];
     record_call(ctx, &c, op1(ctx, OPQ_OP_neg, leaf(ctx, 0)), results);
     assert_int_equal(c.calls, 0);
@@ -167,7 +167,7 @@ static void test_results_of_a_call(void **state)
 static void test_a_call_that_nobody_wants(void **state)
 {
     opq_ctx *ctx = *state;
-    call c = {.add = 1};
+    static call c = {.add = 1};
     opq_value *results[2];
     record_call(ctx, &c, leaf(ctx, 0), results);
     assert_int_equal(c.retained, 1);
@@ -180,7 +180,7 @@ static void test_a_call_that_nobody_wants(void **state)
 static void test_one_result_of_a_call(void **state)
 {
     opq_ctx *ctx = *state;
-    call c = {.add = 1};
+    static call c = {.add = 1};
     opq_value *results[2];
     record_call(ctx, &c, leaf(ctx, 0), results);
     opq_value_release(results[0]);

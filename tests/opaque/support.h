@@ -10,7 +10,8 @@
 
 enum { N = 8 };
 
-/* The payload of an extern call: what it does, and how often it was done. Results are copies of operand 0 plus `add`. */
+/* The payload of an extern call: what it does, and how often it was done. Results are copies of operand 0 plus `add`. Static in tests:
+ * a cached plan holds its payloads as long as the context. */
 typedef struct call {
     float add;
     bool fails;
