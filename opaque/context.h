@@ -77,6 +77,7 @@ struct opq_ctx {
     opq_plan_entry *plans[OPQ_PLAN_BUCKETS];
     int plan_count;
     uint64_t plan_clock;
+    opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read, bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
@@ -123,7 +124,13 @@ struct opq_recorder *opq_recorder_get(void);
 void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds, double compile_seconds);
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, bool reused);
 
-/* materialize.c: run_lock not held. */
+/* fork.c */
+void opq_fork_add(opq_ctx *ctx);
+void opq_fork_remove(opq_ctx *ctx);
+
+/* materialize.c. The context whose run_lock the calling thread has, or NULL. */
+opq_ctx *opq_running(void);
+/* run_lock not held. */
 opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type) OPQ_MUST_CHECK;
 
 #endif

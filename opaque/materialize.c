@@ -277,6 +277,9 @@ static opq_status error_of(opq_value *const *values, int count)
     return OPQ_OK;
 }
 
+static _Thread_local opq_ctx *running;
+opq_ctx *opq_running(void) { return running; }
+
 opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
 {
     bool any = false;
@@ -287,6 +290,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
     if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect && reason != OPQ_REASON_optimizer_step)
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     pthread_mutex_lock(&ctx->run_lock);
+    running = ctx;
     flight f = {.ctx = ctx, .recorder = opq_recorder_get()};
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     opq_status status = fly(&f, values, count);
@@ -298,6 +302,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
         status = opq_fail(status, "%s", message);
     }
     end_flight(&f);
+    running = NULL;
     pthread_mutex_unlock(&ctx->run_lock);
     return status;
 }
