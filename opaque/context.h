@@ -18,7 +18,7 @@ struct opq_value {
     opq_ctx *ctx;
     atomic_int refs;
     uint16_t op;
-    uint8_t state; /* opq_value_state */
+    _Atomic(uint8_t) state; /* opq_value_state; what it says of the union is there before it */
     uint8_t attr_count;
     int32_t arity;
     uint32_t line;
@@ -71,9 +71,9 @@ struct opq_ctx {
     atomic_ullong sequence;
     uint64_t mark;
     atomic_int pending;
-    uint64_t window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike */
-    uint32_t window_at;
-    uint64_t cut_window;
+    atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
+    atomic_uint window_at;
+    atomic_ullong cut_window;
     opq_plan_entry *plans[OPQ_PLAN_BUCKETS];
     int plan_count;
     uint64_t plan_clock;

@@ -140,7 +140,7 @@ static int fail_value(opq_value *value, opq_status status, const char *message, 
     char *copy = strdup(message);
     value->error = copy ? copy : strdup("");
     value->error_status = status;
-    value->state = OPQ_VALUE_failed;
+    atomic_store_explicit(&value->state, OPQ_VALUE_failed, memory_order_release);
     for (opq_cell *cell = out_again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
         if (cell->history_count <= (cell->history_lost ? 1 : 0))
@@ -159,7 +159,7 @@ static int fail_value(opq_value *value, opq_status status, const char *message, 
 static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
 {
     value->buffer = buffer;
-    value->state = OPQ_VALUE_computed;
+    atomic_store_explicit(&value->state, OPQ_VALUE_computed, memory_order_release);
     for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
         *count += opq_cell_forget(cell, dropped + *count);
 }
@@ -370,15 +370,17 @@ opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type)
 {
     int pending = atomic_load_explicit(&ctx->pending, memory_order_relaxed);
     uint64_t item = (uint64_t)op * 0x9e3779b97f4a7c15ull ^ (uint64_t)opq_type_count(type) * 0xc2b2ae3d27d4eb4full;
-    uint32_t at = ctx->window_at++ % OPQ_WINDOW;
-    ctx->window[at] = item;
+    unsigned at = atomic_load_explicit(&ctx->window_at, memory_order_relaxed) + 1;
+    atomic_store_explicit(&ctx->window_at, at, memory_order_relaxed);
+    atomic_store_explicit(&ctx->window[at % OPQ_WINDOW], item, memory_order_relaxed);
     if (pending < OPQ_PENDING_MAX)
         return OPQ_OK;
     uint64_t window = 0;
-    for (uint32_t i = 1; i <= OPQ_WINDOW; i++)
-        window = window * 0x100000001b3ull ^ ctx->window[(at + i) % OPQ_WINDOW];
-    if (ctx->cut_window != 0 && window != ctx->cut_window && pending < 2 * OPQ_PENDING_MAX)
+    for (unsigned i = 1; i <= OPQ_WINDOW; i++)
+        window = window * 0x100000001b3ull ^ atomic_load_explicit(&ctx->window[(at + i) % OPQ_WINDOW], memory_order_relaxed);
+    uint64_t cut = atomic_load_explicit(&ctx->cut_window, memory_order_relaxed);
+    if (cut != 0 && window != cut && pending < 2 * OPQ_PENDING_MAX)
         return OPQ_OK;
-    ctx->cut_window = window;
+    atomic_store_explicit(&ctx->cut_window, window, memory_order_relaxed);
     return opq_synchronize(ctx, OPQ_REASON_bound);
 }
