@@ -249,7 +249,8 @@ static void test_no_matrix(void **state)
     assert_false(opq_lower_matrix(graph, followed, 4, 1, &view));
     assert_true(opq_lower_matrix(graph, copied, 4, 1, &view));
     assert_int_equal(view.memory, 2);
-    assert_int_equal(view.row_stride, 8);
+    assert_int_equal(view.row_stride, 1);
+    assert_int_equal(view.column_stride, 8);
     opq_graph_destroy(graph);
 }
 
