@@ -68,7 +68,7 @@ static void keep_plan(opq_ctx *ctx, const opq_cone *cone, uint64_t hash, opq_pla
 typedef struct flight {
     opq_ctx *ctx;
     opq_cone cone;
-    opq_plan *plan;
+    opq_plan *plan, *lines; /* lines: see plan_with_lines */
     uint64_t hash;
     bool reused;
     opq_buffer **inputs, **results;
@@ -79,15 +79,36 @@ typedef struct flight {
     int again_count;
 } flight;
 
-static opq_status compile(flight *f)
+static opq_status build_plan(flight *f, opq_plan **out_plan)
 {
     opq_graph *graph = NULL;
-    double start = now();
     opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
     OPQ_TRY(opq_cone_graph(f->ctx, &f->cone, "g", &graph));
-    opq_status status = opq_plan_compile(&f->ctx->runtime, graph, fusion, &f->plan);
+    opq_status status = opq_plan_compile(&f->ctx->runtime, graph, fusion, out_plan);
     opq_graph_destroy(graph);
-    OPQ_TRY(status);
+    return status;
+}
+
+/* For a failure: a reused plan has the lines of the graph it was built for, so it is built again (nothing is compiled). */
+static const opq_plan *plan_with_lines(void *data)
+{
+    flight *f = data;
+    char message[1024];
+    if (!f->reused || f->lines)
+        return f->lines;
+    strncpy(message, opq_error(), sizeof message - 1);
+    message[sizeof message - 1] = 0;
+    opq_status status = build_plan(f, &f->lines);
+    if (status != OPQ_OK)
+        f->lines = NULL;
+    (void)opq_fail(status, "%s", message); /* the failure that is told is the run's */
+    return f->lines;
+}
+
+static opq_status compile(flight *f)
+{
+    double start = now();
+    OPQ_TRY(build_plan(f, &f->plan));
     atomic_fetch_add(&f->ctx->stats.plans_built, 1);
     atomic_fetch_add(&f->ctx->stats.kernels_compiled, f->plan->compiled);
     atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
@@ -124,7 +145,8 @@ static opq_status run(flight *f)
     for (int i = 0; i < cone->scalar_count; i++)
         f->scalars[i] = cone->scalars[i]->scalar;
     double start = now(), compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm);
-    opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL};
+    opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL,
+                         .lines_of = plan_with_lines, .lines_data = f};
     opq_status status = opq_plan_run(&f->ctx->runtime, f->plan, &call);
     compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm) - compiled;
     atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
@@ -242,6 +264,7 @@ static opq_status fly(flight *f, opq_value *const *values, int count)
 static void end_flight(flight *f)
 {
     opq_plan_release(f->plan);
+    opq_plan_release(f->lines);
     opq_cone_drop(&f->cone);
     free(f->inputs);
     free(f->scalars);
