@@ -71,6 +71,7 @@ typedef struct flight {
     opq_plan *plan, *lines; /* lines: see plan_with_lines */
     uint64_t hash;
     bool reused;
+    bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_buffer **inputs, **results;
     opq_number *scalars;
     struct opq_recorder *recorder;
@@ -155,27 +156,29 @@ static opq_status run(flight *f)
 }
 
 /* With the lock held. A cell whose new value failed goes back to the one before; a pending one is still to be computed, which may fail
- * in turn. `out_again`: room for each holder, or NULL if there is no memory to go back with. */
-static int fail_value(opq_value *value, opq_status status, const char *message, opq_value **out_again)
+ * in turn. After an optimizer's step it goes back to where the step began: half a step (decayed, but not updated) is no state that
+ * anybody asked for. f->again has room for each holder, or is NULL if there is no memory to go back with. */
+static void fail_value(flight *f, opq_value *value, opq_status status, const char *message, int *dropped_count)
 {
-    int count = 0;
     char *copy = strdup(message);
     value->error = copy ? copy : strdup("");
     value->error_status = status;
     value->state = OPQ_VALUE_failed;
-    for (opq_cell *cell = out_again ? value->holders : NULL, *next; cell; cell = next) {
+    for (opq_cell *cell = f->again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
-        if (cell->history_count <= (cell->history_lost ? 1 : 0))
+        bool to_start = f->whole_steps && cell->history_count > 0 && cell->history[0]->state == OPQ_VALUE_computed;
+        if (!to_start && cell->history_count <= (cell->history_lost ? 1 : 0))
             continue;
+        while (to_start && cell->history_count > 1)
+            f->dropped[(*dropped_count)++] = cell->history[--cell->history_count];
         opq_value *back = cell->history[--cell->history_count];
         opq_cell_hold(cell, back);
         atomic_fetch_sub(&value->refs, 1); /* the cell's; ours is still there */
         if (back->state == OPQ_VALUE_pending) {
             opq_value_retain(back);
-            out_again[count++] = back;
+            f->again[f->again_count++] = back;
         }
     }
-    return count;
 }
 
 static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
@@ -210,7 +213,7 @@ static void settle(flight *f, opq_status status, const char *message)
         if (f->results && f->results[i] && dropped)
             compute_value(value, f->results[i], dropped, &count);
         else
-            f->again_count += fail_value(value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message, f->again ? f->again + f->again_count : NULL);
+            fail_value(f, value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message, &count);
     }
     opq_spin_unlock(&ctx->lock);
     for (int i = 0; i < cone->output_count; i++)
@@ -310,7 +313,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
     if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect && reason != OPQ_REASON_optimizer_step)
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     pthread_mutex_lock(&ctx->run_lock);
-    flight f = {.ctx = ctx, .recorder = opq_recorder_get()};
+    flight f = {.ctx = ctx, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     opq_status status = fly(&f, values, count);
     if (f.again_count > 0) {

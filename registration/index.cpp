@@ -260,7 +260,7 @@ bool read_nll(const Call &call, size_t first, Nll &out)
         target.numel() != (self.dim() == 2 ? self.size(0) : 1))
         return false;
     if (target.scalar_type() != at::kLong && target.scalar_type() != at::kByte)
-        return false;
+        decline(opq_fail(OPQ_INVALID, "%s: target of this dtype", call.name()));
     const bool weighted = !call.none(first + 2);
     if (weighted && (call.tensor(first + 2).dim() != 1 || call.tensor(first + 2).size(0) != self.size(-1) ||
                      !same_dtype({&self, &call.tensor(first + 2)})))

@@ -48,7 +48,7 @@ typedef struct opq_check {
     const char *text; /* op and line */
     opq_type type;    /* of what is indexed */
     int axis;
-    bool by_position; /* gather and its like, for which PyTorch raises RuntimeError and not IndexError */
+    bool by_position; /* gather and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
 } opq_check;
 
 typedef struct opq_step {
