@@ -17,7 +17,7 @@ static uint16_t access_depends(const opq_nest *n, int access)
     return depends;
 }
 
-/* A store also depends on the loops its access moves along, whatever its value does; an addition counts its turns. */
+/* A store also depends on the loops its access moves along, whatever its value does. */
 static uint16_t depends_of(const opq_nest *n, int i)
 {
     const opq_instr *instr = opq_nest_instr(n, i);
@@ -27,8 +27,6 @@ static uint16_t depends_of(const opq_nest *n, int i)
             depends |= n->depends[instr->operand[o]];
     if (has_access(instr))
         depends |= access_depends(n, instr->access);
-    if (instr->op == OPQ_INSTR_store_add_at)
-        depends |= (uint16_t)((1u << n->kernel->rank) - 1);
     return opq_instr_reduces(instr) ? (uint16_t)(depends & ~opq_kernel_reduced_mask(n->kernel)) : depends;
 }
 

@@ -75,29 +75,12 @@ static bool is_followed(const grouper *g, opq_ref ref)
     return opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW && !g->result.in_memory[ref];
 }
 
-/* Takes the value from dense memory: a view has to be stored for that, a reshape shares its operand's memory. */
-static void need_in_memory(grouper *g, opq_ref ref)
-{
-    const opq_node *node;
-    ref = opq_strip_reshape(g->in, ref);
-    node = opq_node_at(g->in, ref);
-    if (opq_node_is_free(g->in, ref) && node->op != OPQ_OP_undefined)
-        g->result.in_memory[ref] = 1;
-}
-
-static opq_status add_edges_of(grouper *g, opq_ref consumer)
+static opq_status link_operands(grouper *g, opq_ref consumer)
 {
     const opq_node *node = opq_node_at(g->in, consumer);
     for (int k = 0; k < node->arity; k++) {
         opq_ref ref = node->operand[k];
         bool from_memory = opq_operand_from_memory(node, k), direct = true;
-        if (from_memory) {
-            opq_matrix_view view;
-            if (opq_node_class(node) != OPQ_CLASS_MATMUL)
-                need_in_memory(g, ref);
-            else if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
-                g->result.in_memory[ref] = 1;
-        }
         for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0])
             direct = false;
         if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
@@ -107,6 +90,80 @@ static opq_status add_edges_of(grouper *g, opq_ref consumer)
             OPQ_TRY(add_edge(g, ref, consumer, from_memory, direct));
     }
     return OPQ_OK;
+}
+
+static bool follows(const grouper *g, opq_ref consumer, opq_ref view)
+{
+    const opq_node *node = opq_node_at(g->in, consumer);
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref ref = node->operand[k];
+        while (ref > view && is_followed(g, ref))
+            ref = opq_node_at(g->in, ref)->operand[0];
+        if (ref == view)
+            return true;
+    }
+    return false;
+}
+
+static void unlink_operands(grouper *g, opq_ref consumer)
+{
+    const opq_node *node = opq_node_at(g->in, consumer);
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref ref = node->operand[k];
+        while (is_followed(g, ref))
+            ref = opq_node_at(g->in, ref)->operand[0];
+        if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
+            ref = opq_node_at(g->in, ref)->operand[0];
+        int32_t *at = &g->first_edge[ref];
+        while (*at >= 0)
+            if (g->edges[*at].consumer == consumer)
+                *at = g->edges[*at].next;
+            else
+                at = &g->edges[*at].next;
+    }
+}
+
+/* A view gets memory of its own. Those already placed that looked through it need it from now on, and no longer what lies behind. */
+static opq_status store_view(grouper *g, opq_ref view)
+{
+    if (g->result.in_memory[view])
+        return OPQ_OK;
+    opq_ref *users = malloc(((size_t)(g->in->count - view) + 1) * sizeof *users);
+    int count = 0;
+    if (users == NULL)
+        return out_of_memory();
+    for (opq_ref n = view + 1; n < g->in->count; n++)
+        if (g->result.group_of[n] >= 0 && follows(g, n, view)) {
+            unlink_operands(g, n);
+            users[count++] = n;
+        }
+    g->result.in_memory[view] = 1;
+    opq_status status = OPQ_OK;
+    for (int i = 0; i < count && status == OPQ_OK; i++)
+        status = link_operands(g, users[i]);
+    free(users);
+    return status;
+}
+
+/* Operands that are taken from dense memory: a view has to be stored for that, a reshape shares its operand's memory. */
+static opq_status add_edges_of(grouper *g, opq_ref consumer)
+{
+    const opq_node *node = opq_node_at(g->in, consumer);
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref ref = node->operand[k];
+        opq_matrix_view view;
+        if (!opq_operand_from_memory(node, k))
+            continue;
+        if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
+            if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
+                OPQ_TRY(store_view(g, ref));
+        } else {
+            ref = opq_strip_reshape(g->in, ref);
+            if (opq_node_is_free(g->in, ref) && opq_node_at(g->in, ref)->op != OPQ_OP_undefined)
+                OPQ_TRY(store_view(g, ref));
+        }
+    }
+    return link_operands(g, consumer);
 }
 
 /* ---- groups */
@@ -241,8 +298,8 @@ static bool is_plain_node(const grouper *g, opq_ref n)
     opq_class class_ = opq_node_class(node);
     for (int k = 0; k < node->arity; k++) {
         const opq_node *operand = opq_node_at(g->in, node->operand[k]);
-        bool number = operand->type.rank == 0 && opq_node_is_free(g->in, node->operand[k]);
-        if (!number && (opq_node_class(operand) == OPQ_CLASS_VIEW || !opq_shape_equal(&operand->type, &node->type)))
+        bool free = opq_node_is_free(g->in, node->operand[k]), number = free && operand->type.rank == 0;
+        if (!number && (free || !opq_shape_equal(&operand->type, &node->type))) /* views, iota: some loops do not move them */
             return false;
     }
     return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST;
@@ -331,30 +388,27 @@ static bool must_stay_alone(const grouper *g, opq_ref n, const int32_t *ids, int
     return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
 }
 
-static bool store_view(grouper *g, opq_ref ref)
-{
-    if (!is_followed(g, ref))
-        return false;
-    g->result.in_memory[ref] = 1;
-    return true;
-}
-
 /* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
-static bool store_views(grouper *g, opq_ref n)
+static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
 {
     const opq_node *node = opq_node_at(g->in, n);
     bool stored = false;
     for (int k = 0; k < node->arity; k++) {
         opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k];
         for (; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW; ref = opq_node_at(g->in, ref)->operand[0])
-            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && store_view(g, opq_node_at(g->in, ref)->operand[0])) {
+            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, opq_node_at(g->in, ref)->operand[0])) {
+                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0]));
                 stored = true;
                 break;
             }
     }
     for (int k = 0; k < node->arity && !stored; k++)
-        stored = store_view(g, node->operand[k]);
-    return stored;
+        if (is_followed(g, node->operand[k])) {
+            OPQ_TRY(store_view(g, node->operand[k]));
+            stored = true;
+        }
+    *out_stored = stored;
+    return OPQ_OK;
 }
 
 static opq_status place_alone(grouper *g, opq_ref n)
@@ -367,9 +421,12 @@ static opq_status place_alone(grouper *g, opq_ref n)
     for (int k = 0; k < node->arity; k++)
         follows = follows || is_followed(g, node->operand[k]);
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
-        do
+        for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &refusal));
-        while (refusal != OPQ_REFUSAL_none && store_views(g, n));
+            again = false;
+            if (refusal != OPQ_REFUSAL_none)
+                OPQ_TRY(store_views(g, n, &again));
+        }
     g->groups[id].plain = true;
     return join(g, n, &id, 1);
 }
@@ -406,9 +463,9 @@ static opq_status place(grouper *g, opq_ref n)
 static opq_status place_all(grouper *g)
 {
     for (int i = 0; i < g->in->output_count; i++) {
-        need_in_memory(g, g->in->outputs[i]);
         opq_ref ref = opq_strip_reshape(g->in, g->in->outputs[i]);
         const opq_node *node = opq_node_at(g->in, ref);
+        g->result.in_memory[ref] = opq_node_is_free(g->in, ref) && node->op != OPQ_OP_undefined;
         g->is_output[node->op == OPQ_OP_extern_result ? node->operand[0] : ref] = 1;
     }
     for (opq_ref n = g->in->count - 1; n >= 0; n--) {

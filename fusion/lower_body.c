@@ -70,13 +70,31 @@ int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bo
     return state->access_count++;
 }
 
-static int emit_number(opq_lower_state *state, const opq_affine *affine)
+static int push_number(opq_lower_state *state, const opq_affine *affine)
 {
-    if (affine->coef[OPQ_AT] != 0)
-        return refuse(state, OPQ_REFUSAL_view);
     opq_instr number = opq_lower_blank(OPQ_INSTR_number, OPQ_i64);
     number.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, affine);
     return number.access < 0 ? -1 : opq_lower_push(state, &number);
+}
+
+static int push_i64(opq_lower_state *state, opq_op op, int a, int b)
+{
+    opq_instr instr = opq_lower_blank(op, OPQ_i64);
+    instr.operand[0] = (int16_t)a;
+    instr.operand[1] = (int16_t)b;
+    return a < 0 || b < 0 ? -1 : opq_lower_push(state, &instr);
+}
+
+/* A number that moves with an index read at run time is the index times its stride and the rest. */
+static int emit_number(opq_lower_state *state, const opq_affine *affine)
+{
+    opq_affine rest = *affine, stride = {.offset = affine->coef[OPQ_AT]};
+    rest.coef[OPQ_AT] = 0;
+    int number = push_number(state, &rest);
+    if (number < 0 || stride.offset == 0)
+        return number;
+    int moved = stride.offset == 1 ? state->at : push_i64(state, OPQ_OP_mul, state->at, push_number(state, &stride));
+    return push_i64(state, OPQ_OP_add, moved, number);
 }
 
 static int emit_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to)
@@ -96,8 +114,6 @@ static int emit_load(opq_lower_state *state, opq_ref memory, const opq_affine *l
     const opq_type *type = &opq_node_at(state->graph, memory)->type;
     bool indirect = linear->coef[OPQ_AT] != 0;
     opq_instr load = opq_lower_blank(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype));
-    if (type->dtype == OPQ_raw128)
-        return refuse(state, OPQ_REFUSAL_boundary);
     load.operand[0] = indirect ? state->at : -1;
     load.access = (int16_t)opq_lower_access(state, memory, type->dtype, false, linear);
     return load.access < 0 ? -1 : opq_lower_push(state, &load);
@@ -168,6 +184,10 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
 {
     const opq_space *space = &state->space;
     const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
+    if (opq_type_count(&node->type) == 0) { /* no turn of the kept loops: any value will do */
+        opq_instr nothing = opq_lower_blank(OPQ_OP_const, opq_compute_dtype(node->type.dtype));
+        return opq_lower_push(state, &nothing);
+    }
     opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
     int64_t kept_stride = 1, reduced_stride = 1;
     bool reduces = false; /* a reduction of extents of 1 needs its loop all the same */

@@ -214,6 +214,8 @@ static void set_depends(opq_lower_state *state, const opq_kernel *kernel)
                 instr->depends |= (uint16_t)(1u << l);
         if (is_reduce(instr))
             instr->depends &= (uint16_t)~reduced;
+        if (instr->op == OPQ_INSTR_store_add_at) /* adds once for each turn, also where every turn adds the same to the same place */
+            instr->depends = (uint16_t)((1u << kernel->rank) - 1);
     }
 }
 
@@ -242,10 +244,15 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
     }
 }
 
-/* Dear work inside a loop that it does not depend on is done again on each turn. */
+/* Dear work inside a loop that it does not depend on is done again on each turn. A node alone has nobody to share its work with. */
 static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const loops *l)
 {
     int again = 0;
+    if (state->member_count == 1)
+        return;
+    for (int i = 0; i < l->count; i++)
+        if (l->extent[i] == 0)
+            return; /* nothing is computed even once */
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
         int depth = kernel->rank - 1;

@@ -20,18 +20,19 @@
 /* What decides about the loops: a reduction, a matmul, or the largest stored node. */
 typedef struct members {
     opq_ref largest, reduce, matmul; /* -1: none */
-    int matmul_count;
+    int count, matmul_count;
 } members;
 
 static members find_members(const opq_lower_request *rq)
 {
     const opq_graph *graph = rq->graph;
-    members found = {rq->stored[0], -1, -1, 0};
+    members found = {rq->stored[0], -1, -1, 0, 0};
     int64_t most = -1;
     for (opq_ref n = rq->stored[rq->stored_count - 1]; n >= 0; n--) {
         const opq_node *node = opq_node_at(graph, n);
         if (rq->group_of[n] != rq->group)
             continue;
+        found.count++;
         if (opq_node_class(node) == OPQ_CLASS_REDUCE && found.reduce < 0)
             found.reduce = n;
         if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
@@ -148,7 +149,7 @@ static bool is_walked(const cutter *c, opq_ref ref)
         return true;
     while (is_view(rq, ref))
         ref = opq_node_at(rq->graph, ref)->operand[0];
-    return rq->group_of[ref] == rq->group;
+    return rq->group_of[ref] == rq->group || opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_IOTA;
 }
 
 /* False if it was met with these runs before. */
@@ -299,29 +300,46 @@ static void cut_group(cutter *c, opq_ref root, const opq_type *type)
 
 /* ---- loops */
 
-static int loops_of_nothing(const opq_type *type, int64_t *extents)
+/* No element: nothing runs but the kept loops, for a reduction of nothing has a value. Any order of the reduced axes will do. */
+static bool make_empty_space(opq_lower_state *state, const opq_type *type, const opq_node *reduce)
 {
-    int rank = 0; /* nothing runs, but a reduction of nothing has a value */
-    for (int d = type->rank - 1; d >= 0; d--)
-        if (type->size[d] != 1 && rank < OPQ_SPACE_MAX)
-            extents[rank++] = type->size[d];
-    return rank;
+    opq_space *space = &state->space;
+    int64_t reduced = 1;
+    space->rank = 0;
+    for (int d = 0; d < type->rank; d++) {
+        if (reduce && opq_node_reduces(reduce, d)) {
+            reduced *= type->size[d];
+        } else if (type->size[d] != 1) {
+            if (space->rank >= OPQ_SPACE_MAX)
+                return false;
+            space->extent[space->rank] = type->size[d];
+            space->reduced[space->rank] = false;
+            state->role[space->rank++] = OPQ_ROLE_kept;
+        }
+    }
+    if (reduce == NULL)
+        return true;
+    if (space->rank >= OPQ_SPACE_MAX)
+        return false;
+    space->extent[space->rank] = reduced;
+    space->reduced[space->rank] = true;
+    state->role[space->rank++] = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
+    return true;
 }
 
 static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *reduce)
 {
     const opq_lower_request *rq = state->request;
     const opq_type *type = &opq_node_at(state->graph, root)->type;
-    int64_t extents[OPQ_SPACE_MAX], total = opq_type_count(type);
+    int64_t extents[OPQ_SPACE_MAX];
     opq_space *space = &state->space;
     cutter c = {.request = rq};
     int rank = 0;
-    if (total > 0 && !cut_root(&c, type, reduce))
+    if (opq_type_count(type) == 0)
+        return make_empty_space(state, type, reduce);
+    if (!cut_root(&c, type, reduce))
         return false;
-    if (total > 0)
-        cut_group(&c, root, type);
-    else
-        rank = loops_of_nothing(type, extents);
+    cut_group(&c, root, type);
     for (int64_t inside = 1; rank < c.cut_count; inside = c.cuts[rank++])
         extents[rank] = c.cuts[rank] / inside;
     space->rank = rank;
@@ -337,8 +355,6 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
         bool reduced = reduce && opq_node_reduces(reduce, d);
         inner_run = inner_run && reduced;
         inside *= extents[l];
-        if (total == 0)
-            inside = type->size[d];
         space->extent[rank - 1 - l] = extents[l];
         space->reduced[rank - 1 - l] = reduced;
         state->role[rank - 1 - l] = reduced ? (inner_run ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer) : OPQ_ROLE_kept;
@@ -412,6 +428,7 @@ opq_refusal opq_lower_space(opq_lower_state *state)
     const opq_lower_request *rq = state->request;
     members found = find_members(rq);
     bool made;
+    state->member_count = found.count;
     for (int i = 0; i < rq->stored_count; i++) {
         const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
         opq_class class_ = opq_node_class(node);

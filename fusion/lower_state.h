@@ -22,6 +22,7 @@ typedef struct opq_lower_state {
     opq_refusal refusal;
     opq_space space;
     uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
+    int member_count;            /* nodes of the group */
     bool column;
     int16_t at;                  /* instruction behind OPQ_AT, -1 */
     int instr_count, access_count, buffer_count, scalar_count, memo_count;

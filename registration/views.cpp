@@ -232,8 +232,20 @@ bool is_set_to(const Tensor &self, const Tensor &other)
            self.sizes() == other.sizes() && self.strides() == other.strides();
 }
 
+// PyTorch wants to read the indices on the CPU, and says so instead of copying them.
+std::vector<Tensor> tensor_split(const Tensor &self, const Tensor &indices, int64_t dim)
+{
+    return at::native::tensor_split(self, indices.cpu(), dim);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library)
+{
+    library.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
+    library.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
     library.impl("empty.memory_format", TORCH_FN(empty));
     library.impl("empty_strided", TORCH_FN(empty_strided));
     library.impl("as_strided", TORCH_FN(as_strided));

@@ -43,7 +43,7 @@ static int32_t final_of(const opq_planner *p, int32_t id)
 }
 
 /* The old value dies here and is our own temporary: write over it. */
-static void update_in_place(opq_planner *p, const uint8_t *is_output)
+static void update_in_place(opq_planner *p, uint8_t *is_output)
 {
     opq_plan *plan = p->plan;
     for (int32_t s = 0; s < plan->step_count; s++) {
@@ -58,6 +58,7 @@ static void update_in_place(opq_planner *p, const uint8_t *is_output)
         if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != s || reads_it)
             continue;
         p->same_as[step->copy_to] = from;
+        is_output[from] = is_output[step->copy_to]; /* a later update may not write over what is given out */
         if (plan->storage[step->copy_to].last > old->last)
             old->last = plan->storage[step->copy_to].last;
         step->copy_from = step->copy_to = -1;

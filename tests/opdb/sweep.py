@@ -4,7 +4,7 @@
 
 Writes a CSV row per entry: op, forward, backward, note. A cell is `ok`, `wrong` (values differ), `error` (only the device raises),
 `crash`, `hang`, or `-` (nothing to compare: the CPU cannot do it either, or there is no gradient). With --strict, extern calls are
-errors. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
+errors. OPAQUE_TEST_SEED=N draws other samples. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
 OpInfo itself allows for the op if that is more; operators that draw random numbers are compared by shape and dtype.
 """
 
@@ -19,13 +19,30 @@ import threading
 import warnings
 
 SECONDS_PER_ENTRY = 120
-RANDOM = (
-    "bernoulli cauchy exponential geometric log_normal multinomial normal rand randint randn rand_like randint_like randn_like uniform "
-    "nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d nn.functional.alpha_dropout "
-    "nn.functional.feature_alpha_dropout nn.functional.rrelu nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d "
-    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided svd_lowrank pca_lowrank "
-    "nn.functional.scaled_dot_product_attention nn.functional.multi_head_attention_forward"
-).split()
+RANDOM = {
+    *(
+        "bernoulli",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "multinomial",
+        "normal",
+        "uniform",
+    ),
+    *("randint", "randn", "rand_like", "randint_like", "randn_like", "svd_lowrank", "pca_lowrank"),
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+    *(
+        f"nn.functional.{name}dropout{d}"
+        for name in ("", "alpha_", "feature_alpha_")
+        for d in ("", "2d", "3d")
+    ),
+    *(
+        "nn.functional.rrelu",
+        "nn.functional.fractional_max_pool2d",
+        "nn.functional.fractional_max_pool3d",
+    ),
+}
 
 
 def name_of(op) -> str:
@@ -43,14 +60,18 @@ class Entry:
         from torch.testing._internal import common_device_type
 
         self.torch, self.op, self.strict = torch, op, strict
-        self.random = op.name in RANDOM
         self.tolerance = {}
         for info in op.decorators:
             for decorator in getattr(info, "decorators", ()):
-                if isinstance(decorator, common_device_type.toleranceOverride) and torch.float32 in decorator.d:
+                if (
+                    isinstance(decorator, common_device_type.toleranceOverride)
+                    and torch.float32 in decorator.d
+                ):
                     own = decorator.d[torch.float32]
                     for key, value in (("atol", own.atol), ("rtol", own.rtol)):
-                        self.tolerance[key] = max(value, self.tolerance.get(key, {"atol": 1e-5, "rtol": 1.3e-6}[key]))
+                        self.tolerance[key] = max(
+                            value, self.tolerance.get(key, {"atol": 1e-5, "rtol": 1.3e-6}[key])
+                        )
 
     def moved(self, value):
         torch = self.torch
@@ -59,7 +80,9 @@ class Entry:
         if isinstance(value, torch.device):
             return torch.device("opaque")
         if isinstance(value, (list, tuple)):
-            return type(value)(self.moved(v) for v in value) if type(value) in (list, tuple) else value
+            return (
+                type(value)(self.moved(v) for v in value) if type(value) in (list, tuple) else value
+            )
         return value
 
     def tensors(self, value):
@@ -69,14 +92,17 @@ class Entry:
 
     def sides(self, sample):
         """The sample as it is and on the device: (function of no arguments, its differentiable inputs)."""
-        kwargs = {k: self.torch.device("opaque") if k == "device" and v is not None else self.moved(v) for k, v in sample.kwargs.items()}
+        kwargs = {
+            k: self.torch.device("opaque") if k == "device" and v is not None else self.moved(v)
+            for k, v in sample.kwargs.items()
+        }
         here = (sample.input, *sample.args), sample.kwargs
         there = (self.moved(sample.input), *(self.moved(a) for a in sample.args)), kwargs
         for args, kwargs in (here, there):
             leaves = [t for t in self.tensors((args, kwargs)) if t.requires_grad]
             yield lambda args=args, kwargs=kwargs: self.op(*args, **kwargs), leaves
 
-    def compare(self, want, got):
+    def compare(self, want, got, random=False):
         torch = self.torch
         want, got = self.tensors(want), self.tensors(got)
         if len(want) != len(got):
@@ -85,13 +111,24 @@ class Entry:
             if w.shape != g.shape or w.dtype != g.dtype:
                 raise AssertionError(f"{g.dtype}{list(g.shape)} for {w.dtype}{list(w.shape)}")
             g = g.detach().cpu()
-            if self.random:
+            if random:
                 continue
             w = w.detach()
             if w.is_sparse or w.layout != torch.strided:
                 w, g = w.to_dense(), g.to_dense()
-            tolerance = self.tolerance if len(self.tolerance) == 2 and w.dtype in (torch.float32, torch.complex64) else {}
+            tolerance = (
+                self.tolerance
+                if len(self.tolerance) == 2 and w.dtype in (torch.float32, torch.complex64)
+                else {}
+            )
             torch.testing.assert_close(g, w, equal_nan=True, check_stride=False, **tolerance)
+
+    def drops(self, sample) -> bool:
+        """Does this call of an attention drop anything at random?"""
+        positional = "attention" in self.op.name and any(
+            isinstance(a, float) and a > 0 for a in sample.args
+        )
+        return positional or sample.kwargs.get("dropout_p", 0) > 0
 
     def gradients(self, out, leaves):
         torch = self.torch
@@ -104,8 +141,12 @@ class Entry:
         """(forward, backward, note)"""
         torch = self.torch
         forward, backward, note = "-", "-", ""
-        for sample in self.op.sample_inputs("cpu", torch.float32, requires_grad=self.op.supports_autograd):
+        torch.manual_seed(int(os.environ.get("OPAQUE_TEST_SEED", "0")))
+        for sample in self.op.sample_inputs(
+            "cpu", torch.float32, requires_grad=self.op.supports_autograd
+        ):
             (here, leaves), (there, moved) = self.sides(sample)
+            random = self.op.name in RANDOM or self.drops(sample)
             torch.manual_seed(0)
             try:
                 want = here()
@@ -115,7 +156,7 @@ class Entry:
             try:
                 torch.manual_seed(0)
                 got = there()
-                self.compare(want, got)
+                self.compare(want, got, random)
                 forward = "ok"
                 if not leaves or not any(t.requires_grad for t in self.tensors(want)):
                     continue
@@ -125,10 +166,14 @@ class Entry:
                     continue
                 stage = "backward"
                 mine = self.gradients(got, moved)
-                pairs = [(a, b) for a, b in zip(slopes, mine, strict=True) if a is not None or b is not None]
+                pairs = [
+                    (a, b)
+                    for a, b in zip(slopes, mine, strict=True)
+                    if a is not None or b is not None
+                ]
                 if any(a is None or b is None for a, b in pairs):
                     raise AssertionError("a gradient on one side only")
-                self.compare([a for a, _ in pairs], [b for _, b in pairs])
+                self.compare([a for a, _ in pairs], [b for _, b in pairs], random)
                 backward = "ok"
             except Exception as error:
                 kind = "wrong" if isinstance(error, AssertionError) else "error"
@@ -145,9 +190,8 @@ def work(strict: bool) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch  # noqa: F401
-    from torch.testing._internal.common_methods_invocations import op_db
-
     import torch_opaque
+    from torch.testing._internal.common_methods_invocations import op_db
 
     torch.set_num_threads(1)
     by_name = {name_of(op): op for op in op_db}
@@ -173,10 +217,17 @@ class Worker:
         self.strict, self.process = strict, None
 
     def start(self):
-        command = [sys.executable, os.path.abspath(__file__), "--worker"] + (["--strict"] if self.strict else [])
+        command = [sys.executable, os.path.abspath(__file__), "--worker"] + (
+            ["--strict"] if self.strict else []
+        )
         environment = dict(os.environ, OPAQUE_FALLBACK_WARN="0")
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
 
     def run(self, name: str) -> list:

@@ -1,0 +1,348 @@
+/* The generator's numbers, inputs, elementwise rows and reductions; see random_structure.c for what moves elements about. */
+#include "random_graph.h"
+
+#include <math.h>
+
+
+enum { ELEMENTS_MAX = 20000 };
+
+/* splitmix64 (Steele, Lea, Flood 2014) */
+static uint64_t next(random_graph *r)
+{
+    uint64_t z = r->state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+uint64_t random_below(random_graph *r, uint64_t limit) { return next(r) % limit; }
+
+static bool chance(random_graph *r, int percent) { return random_below(r, 100) < (uint64_t)percent; }
+
+/* ---- inputs */
+
+static double real_element(random_graph *r)
+{
+    static const double odd[] = {0.0, -0.0, 1, -1, 0.5, INFINITY, -INFINITY, NAN, 1e-40, 3e38};
+    if (r->special && chance(r, 15))
+        return odd[random_below(r, COUNT(odd))];
+    return ((double)random_below(r, 1 << 20) / (1 << 20) - 0.5) * 8;
+}
+
+static void fill(random_graph *r, opq_dtype dtype, void *data, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t bits = next(r);
+        int64_t small = (int64_t)(bits % 41) - 20;
+        switch ((int)dtype) {
+        case OPQ_bool: ((uint8_t *)data)[i] = bits & 1; break;
+        case OPQ_u8: ((uint8_t *)data)[i] = (uint8_t)bits; break;
+        case OPQ_i8: ((int8_t *)data)[i] = (int8_t)bits; break;
+        case OPQ_i16: ((int16_t *)data)[i] = (int16_t)small; break;
+        case OPQ_i32: ((int32_t *)data)[i] = r->special && bits % 31 == 0 ? INT32_MIN : (int32_t)small; break;
+        case OPQ_i64: ((int64_t *)data)[i] = r->special && bits % 31 == 0 ? INT64_MIN : small; break;
+        case OPQ_f16: ((uint16_t *)data)[i] = opq_f32_to_f16((float)real_element(r)); break;
+        case OPQ_bf16: ((uint16_t *)data)[i] = opq_f32_to_bf16((float)real_element(r)); break;
+        case OPQ_f32: ((float *)data)[i] = (float)real_element(r); break;
+        case OPQ_f64: ((double *)data)[i] = real_element(r); break;
+        }
+    }
+}
+
+opq_ref random_input(random_graph *r, const opq_type *type)
+{
+    opq_ref ref;
+    if (r->input_count == RANDOM_INPUTS)
+        return -1;
+    expect_ok(opq_graph_input(r->graph, type, &ref));
+    size_t bytes = ((size_t)opq_type_bytes(type) + 127) / 64 * 64;
+    void *data = aligned_alloc(64, bytes);
+    assert_non_null(data);
+    memset(data, 0, bytes);
+    fill(r, (opq_dtype)type->dtype, data, opq_type_count(type));
+    r->inputs[r->input_count++] = data;
+    return ref;
+}
+
+static opq_dtype any_dtype(random_graph *r)
+{
+    static const opq_dtype others[] = {OPQ_f64, OPQ_f16, OPQ_bf16, OPQ_i64, OPQ_i32, OPQ_i16, OPQ_i8, OPQ_u8, OPQ_bool};
+    return chance(r, 70) ? OPQ_f32 : others[random_below(r, COUNT(others))];
+}
+
+static int64_t any_extent(random_graph *r)
+{
+    static const int64_t extents[] = {1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65, 100};
+    return extents[random_below(r, COUNT(extents))];
+}
+
+/* Now and then a row longer than a chunk of the lanes rule, a long column, and nothing at all. */
+static opq_type any_type(random_graph *r)
+{
+    opq_type type = {.dtype = (uint8_t)any_dtype(r), .rank = (uint8_t)(1 + random_below(r, 4))};
+    for (int d = 0; d < type.rank; d++)
+        type.size[d] = any_extent(r);
+    if (chance(r, 5))
+        type.size[random_below(r, type.rank)] = chance(r, 50) ? 4097 + (int64_t)random_below(r, 4200) : 513;
+    if (chance(r, 2))
+        type.size[random_below(r, type.rank)] = 0;
+    while (opq_type_count(&type) > ELEMENTS_MAX)
+        type.size[random_below(r, type.rank)] = 1;
+    return type;
+}
+
+opq_ref random_number(random_graph *r, opq_dtype dtype)
+{
+    static const double reals[] = {0.5, 1, 2, -1, 0.1, 3};
+    opq_number number = {.i = (int64_t)random_below(r, 7) + 1};
+    opq_ref ref;
+    if (opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT)
+        number.f = reals[random_below(r, COUNT(reals))];
+    if (chance(r, 50))
+        expect_ok(opq_graph_const(r->graph, dtype, number, &ref));
+    else
+        expect_ok(opq_graph_scalar(r->graph, dtype, number, &ref));
+    return ref;
+}
+
+/* ---- nodes */
+
+static bool is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16; }
+
+/* Rows that give a half its exact result: nothing is rounded, or it is rounded once, at the end. */
+static bool exact_on_halves(opq_op op)
+{
+    static const opq_op exact[] = {OPQ_OP_neg, OPQ_OP_abs, OPQ_OP_sign, OPQ_OP_maximum, OPQ_OP_minimum, OPQ_OP_where, OPQ_OP_floor,
+                                   OPQ_OP_ceil, OPQ_OP_trunc, OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_argmax, OPQ_OP_argmin};
+    for (size_t i = 0; i < COUNT(exact); i++)
+        if (exact[i] == op)
+            return true;
+    return opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND || opq_op_lowering(op)->kind == OPQ_LOWER_CMP;
+}
+
+/* An expression with a number that the dtype does not have (relu6 of bool) cannot be expanded. */
+static bool expands(opq_op op, const opq_type *types, int arity)
+{
+    opq_graph *graph = NULL, *expanded = NULL;
+    opq_ref operands[8], ref;
+    expect_ok(opq_graph_create("one", &graph));
+    for (int k = 0; k < arity; k++)
+        expect_ok(opq_graph_input(graph, &types[k], &operands[k]));
+    expect_ok(opq_graph_op(graph, op, operands, arity, NULL, 0, &ref));
+    bool fits = opq_graph_passes(graph, "expand", &expanded) == OPQ_OK;
+    opq_graph_destroy(expanded);
+    opq_graph_destroy(graph);
+    return fits;
+}
+
+/* What the kernels compute: no transcendental function for f64 and integers, no matmul of integers. */
+static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count)
+{
+    const opq_op_info *info = opq_op_info_of(op);
+    opq_type types[8], type;
+    opq_dtype compute;
+    if (arity > 8)
+        return true;
+    for (int k = 0; k < arity; k++)
+        types[k] = opq_graph_type(r->graph, operands[k]);
+    if (info->rule == OPQ_RULE_GIVEN)
+        return true;
+    opq_attr complete[OPQ_ATTR_COUNT];
+    for (int i = 0; i < attr_count; i++)
+        complete[i] = attrs[i];
+    const opq_attr *axes = opq_attr_find(attrs, attr_count, OPQ_ATTR_axes);
+    if (axes)
+        complete[attr_count++] = (opq_attr){.key = OPQ_ATTR_tree, .i = opq_tree_for(types[0].rank, axes->ints, axes->count)};
+    if (opq_infer(op, types, arity, complete, attr_count, NULL, &type, &compute) != OPQ_OK)
+        return false;
+    bool arithmetic = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE || info->class_ == OPQ_CLASS_COMPOSITE ||
+                      info->class_ == OPQ_CLASS_MATMUL || info->class_ == OPQ_CLASS_SCATTER;
+    if (arithmetic && is_half(compute) && !exact_on_halves(op))
+        return false;
+    bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
+    if (info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND && !real && !expands(op, types, arity))
+        return false;
+    if (info->class_ == OPQ_CLASS_MATMUL && compute != OPQ_f32 && compute != OPQ_f64)
+        return false;
+    return !(info->flags & OPQ_FLAG_MATH32) || compute == OPQ_f32 || is_half(compute);
+}
+
+opq_ref random_op(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count)
+{
+    opq_ref ref;
+    for (int k = 0; k < arity; k++)
+        if (operands[k] < 0)
+            return -1;
+    if (!has_kernel(r, op, operands, arity, attrs, attr_count))
+        return -1;
+    return opq_graph_op(r->graph, op, operands, arity, attrs, attr_count, &ref) == OPQ_OK ? ref : -1;
+}
+
+opq_ref random_op_typed(random_graph *r, opq_op op, const opq_type *type, const opq_ref *operands, int arity, const opq_attr *attrs,
+                        int attr_count)
+{
+    opq_ref ref;
+    for (int k = 0; k < arity; k++)
+        if (operands[k] < 0)
+            return -1;
+    expect_ok(opq_graph_op_typed(r->graph, op, type, operands, arity, attrs, attr_count, &ref));
+    return ref;
+}
+
+static opq_ref any_ref(random_graph *r)
+{
+    /* Late values more often than early ones: deep graphs. */
+    uint64_t a = random_below(r, (uint64_t)r->count), b = random_below(r, (uint64_t)r->count);
+    return r->refs[a > b ? a : b];
+}
+
+/* A value that broadcasts with x to x's shape: x's shape, some dims 1, fewer dims, or a number. */
+static opq_ref partner(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x), other;
+    for (int tries = 0; tries < 6; tries++) {
+        opq_ref ref = any_ref(r);
+        opq_type joined;
+        other = opq_graph_type(r->graph, ref);
+        if (opq_broadcast("partner", &type, &other, &joined) == OPQ_OK && opq_type_count(&joined) <= ELEMENTS_MAX)
+            return ref;
+    }
+    if (chance(r, 50))
+        return random_number(r, (opq_dtype)type.dtype);
+    for (int d = 0; d < type.rank; d++)
+        if (chance(r, 25))
+            type.size[d] = 1;
+    if (type.rank > 1 && chance(r, 25)) {
+        memmove(type.size, type.size + 1, (size_t)--type.rank * sizeof *type.size);
+        type.size[type.rank] = 0;
+    }
+    return random_input(r, &type);
+}
+
+/* A NaN's sign is nobody's promise. */
+static opq_ref without_nan(random_graph *r, opq_ref x)
+{
+    opq_dtype dtype = (opq_dtype)opq_graph_type(r->graph, x).dtype;
+    if (opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT)
+        return x;
+    return random_op(r, OPQ_OP_where, (opq_ref[]){random_op(r, OPQ_OP_eq, (opq_ref[]){x, x}, 2, NULL, 0), x, random_number(r, dtype)}, 3, NULL, 0);
+}
+
+static opq_ref elementwise(random_graph *r, opq_ref x)
+{
+    opq_op op = (opq_op)random_below(r, OPQ_OP_COUNT);
+    const opq_op_info *info = opq_op_info_of(op);
+    opq_ref operands[8] = {x};
+    if (info->class_ != OPQ_CLASS_EWISE || op == OPQ_OP_masked_fill)
+        return -1;
+    for (int k = 1; k < info->arity; k++)
+        operands[k] = partner(r, x);
+    if (op == OPQ_OP_where)
+        operands[0] = random_op(r, OPQ_OP_lt, (opq_ref[]){x, operands[1]}, 2, NULL, 0);
+    if (op == OPQ_OP_signbit || op == OPQ_OP_copysign)
+        operands[info->arity - 1] = without_nan(r, operands[info->arity - 1]);
+    return random_op(r, op, operands, info->arity, NULL, 0);
+}
+
+static opq_ref cast(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    type.dtype = (uint8_t)any_dtype(r);
+    return random_op_typed(r, OPQ_OP_cast, &type, &x, 1, NULL, 0);
+}
+
+static opq_ref iota(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    if (type.rank == 0)
+        return -1;
+    type.dtype = OPQ_i64;
+    opq_attr axis = {.key = OPQ_ATTR_axis, .i = (int64_t)random_below(r, type.rank)};
+    return random_op_typed(r, OPQ_OP_iota, &type, NULL, 0, &axis, 1);
+}
+
+static opq_ref noise(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    opq_ref seed[2] = {random_number(r, OPQ_i64), random_number(r, OPQ_i64)};
+    type.dtype = OPQ_f32;
+    return random_op_typed(r, OPQ_OP_uniform, &type, seed, 2, NULL, 0);
+}
+
+/* Reductions over some axes, alone and in the patterns of normalisations. */
+static opq_ref reduction(random_graph *r, opq_ref x)
+{
+    static const opq_op ops[] = {OPQ_OP_sum, OPQ_OP_sum, OPQ_OP_prod, OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_any, OPQ_OP_all, OPQ_OP_argmax,
+                                 OPQ_OP_argmin, OPQ_OP_count, OPQ_OP_mean, OPQ_OP_var, OPQ_OP_norm2, OPQ_OP_logsumexp, OPQ_OP_softmax, OPQ_OP_softmax,
+                                 OPQ_OP_softmax_backward, OPQ_OP_log_softmax, OPQ_OP_log_softmax_backward, OPQ_OP_layer_norm,
+                                 OPQ_OP_layer_norm_plain, OPQ_OP_layer_norm_backward};
+    opq_type type = opq_graph_type(r->graph, x);
+    opq_op op = ops[random_below(r, COUNT(ops))];
+    int64_t axes[OPQ_RANK_MAX];
+    int count = 0;
+    bool last = chance(r, 60);
+    for (int d = 0; d < type.rank; d++)
+        if (last ? d == type.rank - 1 : chance(r, 40))
+            axes[count++] = d;
+    if (count == 0)
+        return -1;
+    opq_attr attr = {.key = OPQ_ATTR_axes, .count = count, .ints = axes};
+    opq_ref operands[4] = {x, partner(r, x), partner(r, x), partner(r, x)};
+    if (op == OPQ_OP_var || op == OPQ_OP_layer_norm_plain)
+        operands[1] = random_number(r, (opq_dtype)type.dtype);
+    if (op == OPQ_OP_layer_norm)
+        operands[3] = random_number(r, (opq_dtype)type.dtype);
+    opq_ref made = random_op(r, op, operands, opq_op_info_of(op)->arity, &attr, 1);
+    if (made >= 0 && chance(r, 40)) /* the reduced value meets its operand again */
+        made = random_op(r, chance(r, 50) ? OPQ_OP_sub : OPQ_OP_mul, (opq_ref[]){x, made}, 2, NULL, 0);
+    return made;
+}
+
+/* ---- graphs */
+
+static void keep(random_graph *r, opq_ref ref)
+{
+    if (ref < 0 || r->count == RANDOM_REFS)
+        return;
+    opq_type type = opq_graph_type(r->graph, ref);
+    if (opq_type_count(&type) <= ELEMENTS_MAX)
+        r->refs[r->count++] = ref;
+}
+
+static void step(random_graph *r)
+{
+    static opq_ref (*const steps[])(random_graph *, opq_ref) = {
+        elementwise, elementwise, elementwise, elementwise, elementwise, elementwise, elementwise, elementwise,
+        elementwise, elementwise, elementwise, elementwise, random_view, random_view, random_view, random_view,
+        reduction, reduction, reduction, cast, random_update, random_index, random_scatter, random_concat, random_matmul,
+        iota, noise};
+    keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
+}
+
+random_graph random_graph_make(uint64_t seed)
+{
+    random_graph r = {.state = seed * UINT64_C(0x2545f4914f6cdd1d) + 1};
+    char name[32];
+    snprintf(name, sizeof name, "seed%llu", (unsigned long long)seed);
+    expect_ok(opq_graph_create(name, &r.graph));
+    r.special = chance(&r, 30);
+    opq_type type = any_type(&r);
+    keep(&r, random_input(&r, &type));
+    for (uint64_t n = random_below(&r, 2); n > 0; n--) {
+        type = any_type(&r);
+        keep(&r, random_input(&r, &type));
+    }
+    for (uint64_t n = 4 + random_below(&r, 36); n > 0; n--)
+        step(&r);
+    int outputs = 1 + (int)random_below(&r, RANDOM_OUTPUTS);
+    for (int i = 0; i < outputs && i < r.count; i++)
+        expect_ok(opq_graph_output(r.graph, i == 0 ? r.refs[r.count - 1] : any_ref(&r)));
+    return r;
+}
+
+void random_graph_drop(random_graph *r)
+{
+    opq_graph_destroy(r->graph);
+    for (int i = 0; i < r->input_count; i++)
+        free(r->inputs[i]);
+}

@@ -1,0 +1,258 @@
+/* Steps that move elements: views of every kind, writes through them, gathers, scatters, concat, and matmul. */
+#include "random_graph.h"
+
+static bool chance(random_graph *r, int percent) { return random_below(r, 100) < (uint64_t)percent; }
+
+/* ---- views */
+
+static opq_ref permute(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    int64_t dims[OPQ_RANK_MAX];
+    for (int d = 0; d < type.rank; d++) {
+        int other = (int)random_below(r, (uint64_t)d + 1);
+        dims[d] = dims[other];
+        dims[other] = d;
+    }
+    opq_attr attr = {.key = OPQ_ATTR_dims, .count = type.rank, .ints = dims};
+    return random_op(r, OPQ_OP_permute, &x, 1, &attr, 1);
+}
+
+/* A window of x's dims: first index, step and count of each. */
+typedef struct window {
+    int64_t start[OPQ_RANK_MAX], step[OPQ_RANK_MAX];
+    opq_type type;
+} window;
+
+static window any_window(random_graph *r, const opq_type *type)
+{
+    window w = {.type = *type};
+    for (int d = 0; d < type->rank; d++) {
+        w.step[d] = 1;
+        if (type->size[d] == 0 || chance(r, 40))
+            continue;
+        w.start[d] = (int64_t)random_below(r, (uint64_t)type->size[d]);
+        w.step[d] = 1 + (int64_t)random_below(r, 3);
+        int64_t room = (type->size[d] - w.start[d] + w.step[d] - 1) / w.step[d];
+        w.type.size[d] = chance(r, 70) ? room : 1 + (int64_t)random_below(r, (uint64_t)room);
+    }
+    return w;
+}
+
+static opq_ref slice(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    window w = any_window(r, &type);
+    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = type.rank, .ints = w.start}, {.key = OPQ_ATTR_step, .count = type.rank, .ints = w.step}};
+    return random_op_typed(r, OPQ_OP_slice, &w.type, &x, 1, attrs, 2);
+}
+
+static opq_ref expand(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    int front = (int)random_below(r, 2);
+    if (type.rank + front > 6)
+        return -1;
+    memmove(type.size + front, type.size, (size_t)type.rank * sizeof *type.size);
+    type.rank = (uint8_t)(type.rank + front);
+    for (int d = 0; d < type.rank; d++)
+        if (d < front || (type.size[d] == 1 && chance(r, 60)))
+            type.size[d] = 1 + (int64_t)random_below(r, 9);
+    return opq_type_count(&type) > 20000 ? -1 : random_op_typed(r, OPQ_OP_expand, &type, &x, 1, NULL, 0);
+}
+
+/* Splits and joins dims: each new extent is a divisor of what is left. */
+static opq_ref reshape(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x), shaped = {.dtype = type.dtype};
+    int64_t left = opq_type_count(&type);
+    if (left == 0)
+        return -1;
+    while (left > 1 && shaped.rank < 4) {
+        int64_t factor = 1 + (int64_t)random_below(r, (uint64_t)left);
+        while (left % factor != 0)
+            factor--;
+        shaped.size[shaped.rank++] = factor;
+        left /= factor;
+    }
+    if (left > 1)
+        shaped.size[shaped.rank++] = left;
+    return random_op_typed(r, OPQ_OP_reshape, &shaped, &x, 1, NULL, 0);
+}
+
+/* Any strides at all over the dense elements, as as_strided has them; windows of a read may overlap. */
+static opq_ref strided(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x), out = {.dtype = type.dtype, .rank = (uint8_t)(1 + random_below(r, 3))};
+    int64_t strides[OPQ_RANK_MAX], count = opq_type_count(&type);
+    if (count == 0)
+        return -1;
+    int64_t offset = (int64_t)random_below(r, (uint64_t)(count / 4 + 1)), room = count - 1 - offset;
+    for (int d = 0; d < out.rank; d++) {
+        strides[d] = (int64_t)random_below(r, 12);
+        int64_t most = strides[d] == 0 ? 4 : room / strides[d] / out.rank;
+        out.size[d] = 1 + (int64_t)random_below(r, (uint64_t)(most < 20 ? most + 1 : 20));
+    }
+    opq_attr attrs[] = {{.key = OPQ_ATTR_offset, .i = offset}, {.key = OPQ_ATTR_strides, .count = out.rank, .ints = strides}};
+    return random_op_typed(r, OPQ_OP_strided, &out, &x, 1, attrs, 2);
+}
+
+opq_ref random_view(random_graph *r, opq_ref x)
+{
+    static opq_ref (*const views[])(random_graph *, opq_ref) = {permute, permute, slice, expand, reshape, reshape, strided};
+    return views[random_below(r, COUNT(views))](r, x);
+}
+
+/* ---- updates: x with a window replaced, the window read in another order than it lies */
+
+static void strides_of(const opq_type *type, int64_t *out_strides)
+{
+    int64_t stride = 1;
+    for (int d = type->rank - 1; d >= 0; d--) {
+        out_strides[d] = stride;
+        stride *= type->size[d];
+    }
+}
+
+static opq_ref same_shape(random_graph *r, const opq_type *type)
+{
+    for (int tries = 0; tries < 8; tries++) {
+        opq_ref ref = r->refs[random_below(r, (uint64_t)r->count)];
+        opq_type other = opq_graph_type(r->graph, ref);
+        if (opq_type_equal(&other, type))
+            return ref;
+    }
+    return random_input(r, type);
+}
+
+opq_ref random_update(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    window w = any_window(r, &type);
+    int64_t dense[OPQ_RANK_MAX], strides[OPQ_RANK_MAX], offset = 0;
+    strides_of(&type, dense);
+    for (int d = 0; d < type.rank; d++) {
+        offset += w.start[d] * dense[d];
+        strides[d] = w.step[d] * dense[d];
+    }
+    if (type.rank > 1 && chance(r, 30)) { /* x.t()[...] = value */
+        int64_t size = w.type.size[0], stride = strides[0];
+        w.type.size[0] = w.type.size[1];
+        strides[0] = strides[1];
+        w.type.size[1] = size;
+        strides[1] = stride;
+    }
+    opq_attr attrs[] = {{.key = OPQ_ATTR_offset, .i = offset},
+                        {.key = OPQ_ATTR_sizes, .count = type.rank, .ints = w.type.size},
+                        {.key = OPQ_ATTR_strides, .count = type.rank, .ints = strides}};
+    opq_attr read[] = {attrs[0], attrs[2]};
+    opq_ref value = opq_type_count(&type) > 0 && chance(r, 60) ? random_op_typed(r, OPQ_OP_strided, &w.type, &x, 1, read, 2) : same_shape(r, &w.type);
+    if (value >= 0 && chance(r, 60)) /* x[...] += number */
+        value = random_op(r, OPQ_OP_maximum, (opq_ref[]){value, random_number(r, (opq_dtype)type.dtype)}, 2, NULL, 0);
+    return random_op(r, OPQ_OP_update, (opq_ref[]){x, value}, 2, attrs, 3);
+}
+
+/* ---- indices in range: any integers modulo the extent, or a flip */
+
+static opq_ref number(random_graph *r, int64_t value)
+{
+    opq_ref ref;
+    expect_ok(opq_graph_const(r->graph, OPQ_i64, (opq_number){.i = value}, &ref));
+    return ref;
+}
+
+static opq_ref indices(random_graph *r, const opq_type *shape, int axis, int64_t extent)
+{
+    opq_type type = *shape;
+    type.dtype = OPQ_i64;
+    if (extent == 0)
+        return -1;
+    if (type.rank > 0 && type.size[axis] == extent && chance(r, 40)) {
+        opq_attr attr = {.key = OPQ_ATTR_axis, .i = axis};
+        opq_ref up = random_op_typed(r, OPQ_OP_iota, &type, NULL, 0, &attr, 1);
+        return random_op(r, OPQ_OP_sub, (opq_ref[]){number(r, extent - 1), up}, 2, NULL, 0);
+    }
+    return random_op(r, OPQ_OP_remainder, (opq_ref[]){random_input(r, &type), number(r, extent)}, 2, NULL, 0);
+}
+
+opq_ref random_index(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    if (type.rank == 0)
+        return -1;
+    int axis = (int)random_below(r, type.rank);
+    opq_attr attr = {.key = OPQ_ATTR_axis, .i = axis};
+    opq_type wanted = type;
+    bool gather = chance(r, 50);
+    if (!gather) {
+        wanted.rank = (uint8_t)random_below(r, 3);
+        for (int d = 0; d < wanted.rank; d++)
+            wanted.size[d] = chance(r, 40) ? type.size[axis] : 1 + (int64_t)random_below(r, 6);
+    } else if (chance(r, 50)) {
+        wanted.size[axis] = 1 + (int64_t)random_below(r, 9);
+    }
+    opq_ref index = indices(r, &wanted, gather ? axis : 0, type.size[axis]);
+    return random_op(r, gather ? OPQ_OP_gather : OPQ_OP_index_select, (opq_ref[]){x, index}, 2, &attr, 1);
+}
+
+opq_ref random_scatter(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    if (type.rank == 0 || type.dtype == OPQ_bool || opq_type_count(&type) > 6000)
+        return -1;
+    int axis = (int)random_below(r, type.rank);
+    opq_attr attr = {.key = OPQ_ATTR_axis, .i = axis};
+    opq_type added = type;
+    added.size[axis] = 1 + (int64_t)random_below(r, 9);
+    opq_ref source = same_shape(r, &added), index;
+    if (chance(r, 50)) {
+        opq_type line = opq_type_make(OPQ_i64, 1, &added.size[axis]);
+        index = indices(r, &line, 0, type.size[axis]);
+        return random_op(r, OPQ_OP_index_add, (opq_ref[]){x, index, source}, 3, &attr, 1);
+    }
+    index = indices(r, &added, axis, type.size[axis]);
+    return random_op(r, OPQ_OP_scatter_add, (opq_ref[]){x, index, source}, 3, &attr, 1);
+}
+
+opq_ref random_concat(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    if (type.rank == 0)
+        return -1;
+    int axis = (int)random_below(r, type.rank), count = 1 + (int)random_below(r, 3);
+    opq_attr attr = {.key = OPQ_ATTR_axis, .i = axis};
+    opq_ref parts[4] = {x};
+    for (int i = 1; i < count; i++) {
+        opq_type part = type;
+        part.size[axis] = chance(r, 30) ? type.size[axis] : 1 + (int64_t)random_below(r, 5);
+        parts[i] = same_shape(r, &part);
+    }
+    return random_op(r, OPQ_OP_concat, parts, count, &attr, 1);
+}
+
+/* ---- matmul: x with another matrix, either transposed, batches broadcast */
+
+opq_ref random_matmul(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x), other;
+    if (type.rank < 2)
+        return -1;
+    bool turn_a = chance(r, 30), turn_b = chance(r, 50);
+    int64_t k = type.size[type.rank - 1 - turn_a], n = 1 + (int64_t)random_below(r, 40);
+    other = type;
+    if (chance(r, 40)) {
+        other.rank = 2;
+        memset(other.size, 0, sizeof other.size);
+    } else if (other.rank > 2 && chance(r, 40)) {
+        other.size[0] = 1;
+    }
+    other.size[other.rank - 2] = turn_b ? n : k;
+    other.size[other.rank - 1] = turn_b ? k : n;
+    opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a}, {.key = OPQ_ATTR_transpose_b, .i = turn_b}};
+    opq_ref product = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, same_shape(r, &other)}, 2, attrs, 2);
+    if (product >= 0 && chance(r, 50)) { /* bias */
+        opq_type bias = opq_type_make((opq_dtype)type.dtype, 1, &n);
+        product = random_op(r, OPQ_OP_add, (opq_ref[]){product, same_shape(r, &bias)}, 2, NULL, 0);
+    }
+    return product;
+}
