@@ -189,8 +189,10 @@ ROWS = {
     "softmax pow": lambda x, w, b: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True),
     "log_softmax": lambda x, w, b: torch.log_softmax(x, -1),
     "log_softmax parts": lambda x, w, b: x - torch.logsumexp(x, -1, keepdim=True),
-    "log_softmax stable": lambda x, w, b: (x - x.amax(-1, keepdim=True))
-    - (x - x.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True).log(),
+    "log_softmax stable": lambda x, w, b: (
+        (x - x.amax(-1, keepdim=True))
+        - (x - x.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True).log()
+    ),
     "layer_norm": lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
     "layer_norm var": lambda x, w, b: layer_norm(
         x, w, b, x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0), torch.rsqrt
@@ -214,14 +216,15 @@ ROWS = {
         x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2,
         torch.rsqrt,
     ),
-    "layer_norm std": lambda x, w, b: (x - x.mean(-1, keepdim=True))
-    / (x.std(-1, keepdim=True, unbiased=False) + 1e-5)
-    * w
-    + b,
-    "layer_norm unsqueeze": lambda x, w, b: (x - x.mean(-1).unsqueeze(-1))
-    / torch.sqrt(x.var(-1, unbiased=False).unsqueeze(-1) + 1e-5)
-    * w
-    + b,
+    "layer_norm std": lambda x, w, b: (
+        (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, unbiased=False) + 1e-5) * w + b
+    ),
+    "layer_norm unsqueeze": lambda x, w, b: (
+        (x - x.mean(-1).unsqueeze(-1))
+        / torch.sqrt(x.var(-1, unbiased=False).unsqueeze(-1) + 1e-5)
+        * w
+        + b
+    ),
     "layer_norm sums": lambda x, w, b: layer_norm(
         x,
         w,
@@ -236,12 +239,26 @@ ROWS = {
     "rms_norm square": lambda x, w, b: x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w,
     "rms_norm x * x": lambda x, w, b: w * (x * (1 / torch.sqrt((x * x).mean(-1, True) + 1e-6))),
     "rms_norm norm": lambda x, w, b: x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5) * w,
-    "rms_norm float": lambda x, w, b: (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x) * w,
+    "rms_norm float": lambda x, w, b: (
+        (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x) * w
+    ),
     "normalize": lambda x, w, b: F.normalize(x, dim=-1),
     "standardize": lambda x, w, b: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True),
-    "min max": lambda x, w, b: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) + 1),
+    "min max": lambda x, w, b: (
+        (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) + 1)
+    ),
 }
-SHAPES = [(5, 1), (3, 7), (4, 64), (2, 3, 64), (3, 1000), (2, 2, 1000), (2, 4096), (1, 64), (2, 1, 7)]
+SHAPES = [
+    (5, 1),
+    (3, 7),
+    (4, 64),
+    (2, 3, 64),
+    (3, 1000),
+    (2, 2, 1000),
+    (2, 4096),
+    (1, 64),
+    (2, 1, 7),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -274,11 +291,24 @@ def one_hot(x, labels):
 LOSSES = {
     "gather": gathered,
     "one hot": one_hot,
-    "one hot product": lambda x, y: -(torch.log_softmax(x, -1) * (y.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device))).sum(-1),
-    "log_softmax gather": lambda x, y: -torch.log_softmax(x, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1),
+    "one hot product": lambda x, y: (
+        -(
+            torch.log_softmax(x, -1)
+            * (y.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device))
+        ).sum(-1)
+    ),
+    "log_softmax gather": lambda x, y: (
+        -torch.log_softmax(x, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    ),
     "stable": lambda x, y: gathered(x - x.max(-1, keepdim=True).values, y),
-    "parts": lambda x, y: torch.log(torch.exp(x - x.amax(-1, keepdim=True)).sum(-1)) + x.amax(-1) - x.gather(-1, y[..., None])[..., 0],
-    "built in": lambda x, y: F.cross_entropy(x.flatten(0, -2), y.flatten(), reduction="none").view(y.shape),
+    "parts": lambda x, y: (
+        torch.log(torch.exp(x - x.amax(-1, keepdim=True)).sum(-1))
+        + x.amax(-1)
+        - x.gather(-1, y[..., None])[..., 0]
+    ),
+    "built in": lambda x, y: F.cross_entropy(x.flatten(0, -2), y.flatten(), reduction="none").view(
+        y.shape
+    ),
 }
 
 
@@ -304,7 +334,9 @@ EPILOGUES = {
 }
 LINEARS = {
     "linear": lambda x, w, b: F.linear(x, w, b),
-    "addmm": lambda x, w, b: torch.addmm(b, x.flatten(0, -2), w.t()).view(*x.shape[:-1], w.shape[0]),
+    "addmm": lambda x, w, b: torch.addmm(b, x.flatten(0, -2), w.t()).view(
+        *x.shape[:-1], w.shape[0]
+    ),
     "matmul": lambda x, w, b: x @ w.t() + b,
     "primitives": lambda x, w, b: torch.matmul(x, w.transpose(0, 1)).add(b),
 }
@@ -315,14 +347,21 @@ LINEARS = {
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_a_linear_layer_with_its_epilogue_is_one_kernel(epilogue, linear, shape):
     n = 24
-    x, w, b, r = torch.randn(shape), torch.randn(n, shape[-1]), torch.randn(n), torch.randn(*shape[:-1], n)
+    x, w, b, r = (
+        torch.randn(shape),
+        torch.randn(n, shape[-1]),
+        torch.randn(n),
+        torch.randn(*shape[:-1], n),
+    )
 
     def f(x, w, b, r):
         return EPILOGUES[epilogue](LINEARS[linear](x, w, b), r)
 
     args = ready(x, w, b, r)
     result, _ = assert_one_kernel(f, *args)
-    assert torch.allclose(result, f(x.double(), w.double(), b.double(), r.double()).float(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(
+        result, f(x.double(), w.double(), b.double(), r.double()).float(), rtol=1e-4, atol=1e-4
+    )
     with torch_opaque.unfused():
         assert torch.equal(f(*args).cpu(), result)
 
@@ -332,7 +371,10 @@ def test_a_linear_layer_with_its_epilogue_is_one_kernel(epilogue, linear, shape)
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1}),
     "SGD momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    "SGD nesterov decay": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "SGD nesterov decay": (
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    ),
     "Adam": (torch.optim.Adam, {"lr": 0.1}),
     "Adam decay": (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.01}),
     "Adam amsgrad": (torch.optim.Adam, {"lr": 0.1, "amsgrad": True}),
@@ -367,7 +409,12 @@ def test_an_optimizer_step_on_a_tensor_is_one_kernel(name, form):
         other.step()
         torch.opaque.synchronize()
         counts.append(torch_opaque.stats()["kernels_run"])
-    counters = sum(1 for s in optimizer.state.values() for k, v in s.items() if k == "step" and v.device.type == D)
+    counters = sum(
+        1
+        for s in optimizer.state.values()
+        for k, v in s.items()
+        if k == "step" and v.device.type == D
+    )
     assert torch_opaque.fallback_counts() == {}
     assert max(counts) <= 1 + counters, counts
     assert torch_opaque.stats()["kernels_compiled"] == 0
