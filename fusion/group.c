@@ -263,7 +263,7 @@ static opq_status try_lower(grouper *g, opq_ref n, const int32_t *ids, int count
     for (int i = total - 1; i >= 0; i--)
         if (used_outside(g, members[i], ids, 1))
             stored[stored_count++] = members[i];
-    opq_lower_request request = {g->in, g->result.group_of, ids[0], g->result.in_memory, stored, stored_count};
+    opq_lower_request request = {g->in, g->result.group_of, ids[0], g->result.in_memory, stored, stored_count, false};
     opq_lowered lowered;
     opq_status status = opq_lower(&request, &g->scratch, &lowered);
     *out_refusal = lowered.refusal;
@@ -365,11 +365,23 @@ static bool takes_members(const opq_node *node)
     return opq_node_class(node) != OPQ_CLASS_EXTERN && opq_node_class(node) != OPQ_CLASS_MATMUL;
 }
 
+/* A member takes n from memory: it must be there before the kernel that would make it starts. */
+static bool read_inside(const grouper *g, opq_ref n, const int32_t *ids, int count)
+{
+    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
+        for (int i = 0; i < count; i++)
+            if (g->edges[e].from_memory && g->result.group_of[g->edges[e].consumer] == ids[i])
+                return true;
+    return false;
+}
+
 static opq_status try_groups(grouper *g, opq_ref n, const int32_t *ids, int count, bool *out_joined)
 {
     opq_refusal refusal = OPQ_REFUSAL_none;
     *out_joined = false;
-    if (makes_cycle(g, n, ids, count)) {
+    if (read_inside(g, n, ids, count)) {
+        refusal = OPQ_REFUSAL_other_use;
+    } else if (makes_cycle(g, n, ids, count)) {
         refusal = OPQ_REFUSAL_cycle;
     } else if (count > 1 || !joins_plainly(g, n, ids[0]) || !is_plain_node(g, n)) {
         OPQ_TRY(try_lower(g, n, ids, count, &refusal));
