@@ -362,7 +362,10 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     switch (opq_node_class(node)) {
     case OPQ_CLASS_CONST: return emit_const(state, node);
     case OPQ_CLASS_SCALAR: return emit_scalar(state, ref);
-    case OPQ_CLASS_IOTA: return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
+    case OPQ_CLASS_IOTA:
+        if (!stored_elsewhere)
+            return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
+        break;
     case OPQ_CLASS_VIEW:
         if (!stored_elsewhere)
             return emit_view(state, node, map);
