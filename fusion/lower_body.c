@@ -345,10 +345,11 @@ static int emit_view(opq_lower_state *state, const opq_node *node, const opq_ind
     opq_ref source = node->operand[0];
     while (opq_node_at(state->graph, source)->op == OPQ_OP_reshape && !is_stored(state, source)) /* the same dense elements */
         source = opq_node_at(state->graph, source)->operand[0];
-    bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
-    if (opq_node_class(opq_node_at(state->graph, source)) == OPQ_CLASS_IOTA)
+    opq_class class_ = opq_node_class(opq_node_at(state->graph, source));
+    if (class_ == OPQ_CLASS_IOTA && !is_stored(state, source))
         return emit_iota_element(state, opq_node_at(state->graph, source), &linear);
-    if (opq_node_class(opq_node_at(state->graph, source)) == OPQ_CLASS_VIEW)
+    bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
+    if (class_ == OPQ_CLASS_VIEW || class_ == OPQ_CLASS_IOTA)
         memory = is_stored(state, source) && state->request->group_of[source] != state->request->group;
     return memory ? emit_load(state, source, &linear) : refuse(state, OPQ_REFUSAL_view);
 }
