@@ -24,13 +24,13 @@ static size_t text_bytes(const opq_attr *attrs, int count)
 
 static void copy_attrs(opq_value *value, const opq_attr *attrs, int count, int64_t *ints, char *text)
 {
-    memcpy(value->attrs, attrs, (size_t)count * sizeof *attrs);
     for (int i = 0; i < count; i++) {
+        value->attrs[i] = attrs[i];
         opq_attr_kind kind = opq_attr_kind_of((opq_attr_key)attrs[i].key);
         if (kind == OPQ_ATTR_KIND_INTS) {
-            memcpy(ints, attrs[i].ints, (size_t)attrs[i].count * sizeof *ints);
             value->attrs[i].ints = ints;
-            ints += attrs[i].count;
+            for (int32_t k = 0; k < attrs[i].count; k++)
+                *ints++ = attrs[i].ints[k];
         } else if (kind == OPQ_ATTR_KIND_STR) {
             size_t bytes = strlen(attrs[i].str) + 1;
             memcpy(text, attrs[i].str, bytes);

@@ -1,0 +1,235 @@
+/* Thousands of mutations of the golden files: whatever the text is, parser, verifier, passes and evaluator answer with a status.
+ *
+ * A text is refused with a place ("line 3, column 8: ..."), or it is a graph: then it prints and parses back byte for byte and its
+ * passes give verified graphs. Deterministic; made for the build with AddressSanitizer, which sees a byte read past the text's end.
+ */
+#include "tests/support.h"
+
+#include "fusion/pass.h"
+
+#include <glob.h>
+#include <stdio.h>
+
+enum { MUTATIONS = 2000, FULL_MUTATIONS = 40000, TEXT_ROOM = 1 << 16, EVAL_ELEMENTS = 1 << 14 };
+
+static uint64_t random_state;
+
+static uint64_t below(uint64_t limit)
+{
+    uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (z ^ z >> 31) % limit;
+}
+
+typedef struct text {
+    char data[TEXT_ROOM];
+    size_t length;
+} text;
+
+/* ---- mutations: `length` bytes at `at` become `with` */
+
+static void splice(text *t, size_t at, size_t length, const char *with, size_t with_length)
+{
+    if (t->length - length + with_length >= TEXT_ROOM)
+        return;
+    memmove(t->data + at + with_length, t->data + at + length, t->length - at - length);
+    memcpy(t->data + at, with, with_length);
+    t->length += with_length - length;
+}
+
+static bool is_number(char c) { return c >= '0' && c <= '9'; }
+
+/* A number becomes another: of a node, an extent, an attribute. */
+static void change_number(text *t)
+{
+    static const char *const numbers[] = {"0", "1", "2", "3", "7", "8", "-1", "4294967296", "9223372036854775807", "99999999999999999999", "0x1p+3", ""};
+    size_t at = below(t->length), end;
+    while (at < t->length && !is_number(t->data[at]))
+        at++;
+    for (end = at; end < t->length && is_number(t->data[end]);)
+        end++;
+    const char *with = numbers[below(COUNT(numbers))];
+    splice(t, at, end - at, with, strlen(with));
+}
+
+static void change_word(text *t)
+{
+    static const char *const words[] = {"add", "softmax", "matmul", "update", "index_select", "concat", "reshape", "extern", "input", "const", "f64",
+                                        "bool", "raw128", "i64", "axes", "tree", "lanes", "column", "kernel map @k {", "}", "output %0", "{axis=0}", "%0",
+                                        "[]", "[1,1,1,1,1,1,1,1,1,1,1,1,1]", "inf", "nan", "# x", "\n", "graph @g {", ", "};
+    size_t at = below(t->length), end;
+    const char *with = words[below(COUNT(words))];
+    for (end = at; end < t->length && (t->data[end] == '_' || (t->data[end] >= 'a' && t->data[end] <= 'z'));)
+        end++;
+    splice(t, at, end - at, with, strlen(with));
+}
+
+static void change_byte(text *t)
+{
+    char byte = (char)below(256);
+    splice(t, below(t->length), below(2), &byte, 1);
+}
+
+static void drop_bytes(text *t)
+{
+    size_t at = below(t->length), most = t->length - at;
+    splice(t, at, 1 + below(most < 20 ? most : 20), "", 0);
+}
+
+static size_t line_start(const text *t, size_t at)
+{
+    while (at > 0 && t->data[at - 1] != '\n')
+        at--;
+    return at;
+}
+
+/* A line is doubled, or stands in another place. */
+static void copy_line(text *t)
+{
+    char line[256];
+    size_t from = line_start(t, below(t->length)), length = 0;
+    while (from + length < t->length && length < sizeof line && t->data[from + length] != '\n')
+        length++;
+    memcpy(line, t->data + from, length);
+    if (length < sizeof line)
+        line[length++] = '\n';
+    splice(t, line_start(t, below(t->length)), 0, line, length);
+}
+
+static void cut(text *t) { t->length = below(t->length); }
+
+static void mutate(text *t)
+{
+    static void (*const ways[])(text *) = {change_number, change_number, change_number, change_word, change_word, change_byte, drop_bytes, copy_line, cut};
+    for (uint64_t n = 1 + below(3); n > 0 && t->length > 0; n--)
+        ways[below(COUNT(ways))](t);
+}
+
+/* ---- what must hold */
+
+static void expect_round_trip(const opq_graph *graph)
+{
+    char *printed = text_of_graph(graph);
+    opq_graph *again = graph_of_text(printed);
+    char *same = text_of_graph(again);
+    assert_string_equal(printed, same);
+    opq_graph_destroy(again);
+    free(printed);
+    free(same);
+}
+
+static bool is_small(const opq_graph *graph)
+{
+    for (opq_ref n = 0; n < graph->count; n++)
+        if (opq_type_count(&opq_node_at(graph, n)->type) > EVAL_ELEMENTS)
+            return false;
+    return true;
+}
+
+/* Zeros in, any status out. */
+static void evaluate(const opq_graph *graph)
+{
+    int inputs = opq_graph_input_count(graph), outputs = opq_graph_output_count(graph);
+    void **data = calloc((size_t)(inputs + outputs) + 1, sizeof *data);
+    assert_non_null(data);
+    for (int i = 0; i < inputs + outputs; i++) {
+        opq_type type = i < inputs ? opq_graph_input_type(graph, i) : opq_graph_output_type(graph, i - inputs);
+        data[i] = calloc((size_t)opq_type_bytes(&type) + (opq_type_bytes(&type) == 0), 1);
+        assert_non_null(data[i]);
+    }
+    opq_status status = opq_graph_eval(graph, (const void *const *)data, data + inputs);
+    assert_true(status == OPQ_OK || strlen(opq_error()) > 0);
+    for (int i = 0; i < inputs + outputs; i++)
+        free(data[i]);
+    free(data);
+}
+
+static void run_passes(const opq_graph *graph)
+{
+    static const char *const passes[] = {"expand,simplify,group", "simplify,expand", "expand,simplify,unfused"};
+    for (size_t i = 0; i < COUNT(passes); i++) {
+        opq_graph *out = NULL;
+        if (opq_graph_passes(graph, passes[i], &out) == OPQ_OK)
+            expect_ok(opq_graph_verify(out));
+        opq_graph_destroy(out);
+    }
+}
+
+static int accepted, refused;
+
+static void check(const text *t)
+{
+    char *exact = malloc(t->length ? t->length : 1); /* no byte more: reading past the end is an error that is seen */
+    assert_non_null(exact);
+    memcpy(exact, t->data, t->length);
+    opq_graph *graph = NULL;
+    opq_status status = opq_graph_parse(exact, t->length, &graph);
+    free(exact);
+    if (status != OPQ_OK) {
+        refused++;
+        if (strncmp(opq_error(), "line ", 5) != 0)
+            fail_msg("no place in \"%s\" for\n%.*s", opq_error(), (int)t->length, t->data);
+        return;
+    }
+    accepted++;
+    if (opq_graph_verify(graph) == OPQ_OK) {
+        expect_round_trip(graph);
+        run_passes(graph);
+        if (is_small(graph))
+            evaluate(graph);
+    }
+    opq_graph_destroy(graph);
+}
+
+static void load(const char *path, text *out)
+{
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    out->length = fread(out->data, 1, sizeof out->data / 2, file);
+    fclose(file);
+    for (size_t at = 0; at + 9 < out->length; at++) /* the graph in front; what is expected of it is a text of its own */
+        if (memcmp(out->data + at, "# expect:", 9) == 0)
+            out->length = at;
+}
+
+static void test_mutations(void **state)
+{
+    (void)state;
+    static text original, mutated;
+    glob_t files;
+    int count = getenv("OPAQUE_TEST_FULL") ? FULL_MUTATIONS : MUTATIONS;
+    assert_int_equal(glob(OPAQUE_GOLDEN "/*.ir", 0, NULL, &files), 0);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        random_state = i + 1;
+        load(files.gl_pathv[i], &original);
+        check(&original);
+        for (int n = 0; n < count; n++) {
+            mutated = original;
+            mutate(&mutated);
+            check(&mutated);
+        }
+    }
+    globfree(&files);
+    assert_true(accepted > refused / 20); /* else the mutations are too wild to reach what lies behind the parser */
+    assert_true(refused > accepted / 20);
+}
+
+static void test_garbage(void **state)
+{
+    (void)state;
+    static text t;
+    random_state = 1;
+    for (int n = 0; n < 3000; n++) {
+        t.length = below(200);
+        for (size_t i = 0; i < t.length; i++)
+            t.data[i] = n % 2 ? (char)below(256) : "graph @{}%=[],. \n0123456789xfadd"[below(32)];
+        check(&t);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_mutations), cmocka_unit_test(test_garbage)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,264 @@
+/* Scheduling one group: what the kernel looks like, that nothing in it depends on sizes, and the refusals that need long graphs. The
+ * other refusals are golden files.
+ */
+#include "tests/support.h"
+
+#include "fusion/lower.h"
+
+#include <stdio.h>
+
+typedef struct lowering {
+    opq_graph *graph;
+    opq_arena arena;
+    opq_lowered lowered;
+} lowering;
+
+/* Every node that can be a kernel's is in one group; the outputs are stored. */
+static lowering lower(opq_graph *graph, bool decided)
+{
+    lowering l = {.graph = graph};
+    int32_t *group_of = calloc((size_t)graph->count + 1, sizeof *group_of);
+    assert_non_null(group_of);
+    for (opq_ref n = 0; n < graph->count; n++)
+        group_of[n] = opq_node_at(graph, n)->op == OPQ_OP_input || opq_node_is_free(graph, n) ? -1 : 0;
+    opq_lower_request request = {graph, group_of, 0, NULL, graph->outputs, graph->output_count, decided};
+    expect_ok(opq_lower(&request, &l.arena, &l.lowered));
+    free(group_of);
+    return l;
+}
+
+static void drop(lowering *l)
+{
+    opq_arena_drop(&l->arena);
+    opq_graph_destroy(l->graph);
+}
+
+static void expect_refusal(opq_graph *graph, opq_refusal expected)
+{
+    lowering l = lower(graph, false);
+    if (l.lowered.refusal != expected)
+        fail_msg("%s: refused for %s, not for %s", graph->name, opq_refusal_name(l.lowered.refusal), opq_refusal_name(expected));
+    drop(&l);
+}
+
+/* ---- kernels */
+
+static const struct {
+    const char *graph, *kernel;
+} kernels[] = {
+    {"graph @add {\n  %0 = input f32[4,8]\n  %1 = input f32[8]\n  %2 = add f32[4,8] %0, %1\n  output %2\n}\n",
+     "map  (i, j)\n"
+     "  %0 f32 = load b0.f32[*,1] over ij\n"
+     "  %1 f32 = load b1.f32[0,1] over j\n"
+     "  %2 f32 = add %0 %1 over ij\n"
+     "  %3 f32 = store %2 b2.f32[*,1] over ij\n"},
+    {"graph @same {\n  %0 = input f32[4,8]\n  %1 = neg f32[4,8] %0\n  output %1\n}\n", /* two dims that every access walks as one */
+     "map  (i)\n"
+     "  %0 f32 = load b0.f32[1] over i\n"
+     "  %1 f32 = neg %0 over i\n"
+     "  %2 f32 = store %1 b1.f32[1] over i\n"},
+    {"graph @row {\n  %0 = input f32[4,8]\n  %1 = sum f32[4,1] %0 {axes=[1], tree=lanes}\n  %2 = div f32[4,8] %0, %1\n  output %2\n}\n",
+     "row  (i, reduced j)\n"
+     "  %0 f32 = load b0.f32[*,1] over ij\n"
+     "  %1 f32 = sum %0 over i\n"
+     "  %2 f32 = div %0 %1 over ij sweep 1\n"
+     "  %3 f32 = store %2 b1.f32[*,1] over ij sweep 1\n"},
+    {"graph @column {\n  %0 = input f32[4,8]\n  %1 = sum f32[1,8] %0 {axes=[0], tree=column}\n  output %1\n}\n",
+     "column  (reduced i, j)\n"
+     "  %0 f32 = load b0.f32[*,1] over ij\n"
+     "  %1 f32 = sum %0 over j\n"
+     "  %2 f32 = store %1 b1.f32[0,1] over j sweep 1\n"},
+    {"graph @half {\n  %0 = input bf16[8]\n  %1 = input f32[8]\n  %2 = cast f32[8] %0\n  %3 = mul f32[8] %2, %1\n  %4 = cast bf16[8] %3\n  output %4\n}\n",
+     "map  (i)\n" /* halves are memory alone: the load widens; the cast rounds, for whoever else uses it */
+     "  %0 f32 = load b0.bf16[1] over i\n"
+     "  %1 f32 = load b1.f32[1] over i\n"
+     "  %2 f32 = mul %0 %1 over i\n"
+     "  %3 f32 = cast %2 to bf16 over i\n"
+     "  %4 f32 = store %3 b2.bf16[1] over i\n"},
+    {"graph @add_at {\n  %0 = input f32[9]\n  %1 = input i64[1]\n  %2 = input f32[1]\n  %3 = index_add f32[9] %0, %1, %2 {axis=0}\n  output %3\n}\n",
+     "index  (i)\n" /* one turn that nothing moves along; the store belongs to it all the same */
+     "  %0 i64 = load b0.i64[0]\n"
+     "  %1 f32 = load b1.f32[0]\n"
+     "  %2 f32 = store_add_at %0 %1 b2.f32[0] over i\n"},
+};
+
+static void test_kernels(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(kernels); i++) {
+        lowering l = lower(graph_of_text(kernels[i].graph), false);
+        opq_text text = {0};
+        char *printed = NULL;
+        assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_none);
+        opq_kernel_print(&l.lowered.kernel, &text);
+        expect_ok(opq_text_take(&text, &printed));
+        assert_string_equal(printed, kernels[i].kernel);
+        free(printed);
+        drop(&l);
+    }
+}
+
+/* ---- keys: sizes, offsets and names are no part of them, dtypes, strides of a kind and constants are */
+
+static char *key_of(const char *graph, size_t *out_length)
+{
+    lowering l = lower(graph_of_text(graph), false);
+    opq_text key = {0};
+    char *bytes = NULL;
+    assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_none);
+    opq_kernel_key(&l.lowered.kernel, &key);
+    *out_length = key.length;
+    expect_ok(opq_text_take(&key, &bytes));
+    drop(&l);
+    return bytes;
+}
+
+static const struct {
+    const char *a, *b;
+    bool equal;
+} keys[] = {
+    {"graph @a {\n  %0 = input f32[4,8]\n  %1 = sum f32[4,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n",
+     "graph @b {\n  %0 = input f32[77,500]\n  %1 = sum f32[77,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n", true},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[1]}\n  %2 = neg f32[4] %1\n  output %2\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[3], step=[1]}\n  %2 = neg f32[4] %1\n  output %2\n}\n", true},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = scalar f32[] {value=0x1p+0}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = scalar f32[] {value=0x1p+1}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n", true},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+0}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+1}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n", false},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = neg f32[8] %0\n  output %1\n}\n", "graph @b {\n  %0 = input f64[8]\n  %1 = neg f64[8] %0\n  output %1\n}\n",
+     false},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[1]}\n  %2 = neg f32[4] %1\n  output %2\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[2]}\n  %2 = neg f32[4] %1\n  output %2\n}\n", false},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = input f32[8]\n  %2 = sub f32[8] %0, %1\n  output %2\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = input f32[8]\n  %2 = sub f32[8] %0, %0\n  output %2\n}\n", false},
+};
+
+static void test_keys(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        size_t a_length, b_length;
+        char *a = key_of(keys[i].a, &a_length), *b = key_of(keys[i].b, &b_length);
+        bool equal = a_length == b_length && memcmp(a, b, a_length) == 0;
+        if (equal != keys[i].equal)
+            fail_msg("row %d: the keys %s", (int)i, equal ? "are equal" : "differ");
+        free(a);
+        free(b);
+    }
+}
+
+/* ---- refusals of long graphs */
+
+static opq_ref input_of(opq_graph *graph, int64_t size)
+{
+    opq_type type = opq_type_make(OPQ_f32, 1, &size);
+    opq_ref ref;
+    expect_ok(opq_graph_input(graph, &type, &ref));
+    return ref;
+}
+
+static opq_ref op2(opq_graph *graph, opq_op op, opq_ref x, opq_ref y)
+{
+    opq_ref ref;
+    expect_ok(opq_graph_op(graph, op, (opq_ref[]){x, y}, 2, NULL, 0, &ref));
+    return ref;
+}
+
+static opq_graph *sum_of_inputs(const char *name, int count, bool one_input)
+{
+    opq_graph *graph = NULL;
+    expect_ok(opq_graph_create(name, &graph));
+    opq_ref first = input_of(graph, 8), x = first;
+    for (int i = 1; i < count; i++)
+        x = op2(graph, OPQ_OP_add, x, one_input ? first : input_of(graph, 8));
+    expect_ok(opq_graph_output(graph, x));
+    return graph;
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    expect_refusal(sum_of_inputs("long", 380, true), OPQ_REFUSAL_none);
+    expect_refusal(sum_of_inputs("too_long", 400, true), OPQ_REFUSAL_body_size);
+    expect_refusal(sum_of_inputs("wide", 95, false), OPQ_REFUSAL_none); /* 95 and the result */
+    expect_refusal(sum_of_inputs("too_wide", 97, false), OPQ_REFUSAL_buffers);
+}
+
+/* What grouping decided is not refused for its cost again. */
+static void test_decided(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "graph @dear {\n  %0 = input f32[8]\n  %1 = input f32[4,8]\n  %2 = exp f32[8] %0\n  %3 = add f32[4,8] %1, %2\n  output %3\n}\n";
+    expect_refusal(graph_of_text(text), OPQ_REFUSAL_recompute);
+    lowering l = lower(graph_of_text(text), true);
+    assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_none);
+    drop(&l);
+}
+
+static void test_every_refusal_has_a_name_and_a_text(void **state)
+{
+    (void)state;
+    for (int r = 0; r < OPQ_REFUSAL_COUNT; r++) {
+        assert_true(strlen(opq_refusal_name((opq_refusal)r)) > 0);
+        assert_true(strlen(opq_refusal_text((opq_refusal)r)) > 0);
+        for (int other = 0; other < r; other++)
+            assert_string_not_equal(opq_refusal_name((opq_refusal)r), opq_refusal_name((opq_refusal)other));
+    }
+}
+
+/* ---- matmul operands */
+
+static const struct {
+    const char *view; /* the right operand, [8,5] made from %1 */
+    int64_t offset, row_stride, column_stride;
+} matrices[] = {
+    {"%2 = slice f32[8,5] %1 {start=[0,0], step=[1,1]}", 0, 6, 1},
+    {"%2 = slice f32[8,5] %1 {start=[1,1], step=[1,1]}", 7, 6, 1},
+    {"%2 = strided f32[8,5] %1 {offset=2, strides=[1,9]}", 2, 1, 9},
+    {"%2 = strided f32[8,5] %1 {offset=0, strides=[0,1]}", 0, 0, 1},
+};
+
+static void test_matrices(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(matrices); i++) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "graph @m {\n  %%0 = input f32[3,8]\n  %%1 = input f32[9,6]\n  %s\n  %%3 = matmul f32[3,5] %%0, %%2\n  output %%3\n}\n", matrices[i].view);
+        opq_graph *graph = graph_of_text(text);
+        const int32_t group_of[] = {-1, -1, -1, 0};
+        opq_matrix_view view;
+        assert_true(opq_lower_matrix(graph, group_of, 3, 1, &view));
+        assert_int_equal(view.memory, 1);
+        assert_int_equal(view.offset, matrices[i].offset);
+        assert_int_equal(view.row_stride, matrices[i].row_stride);
+        assert_int_equal(view.column_stride, matrices[i].column_stride);
+        opq_graph_destroy(graph);
+    }
+}
+
+/* A transposed matrix in another shape has no strides: it must be copied. Copied, its reshape is free. */
+static void test_no_matrix(void **state)
+{
+    (void)state;
+    opq_graph *graph = graph_of_text("graph @m {\n  %0 = input f32[3,8]\n  %1 = input f32[5,8]\n  %2 = permute f32[8,5] %1 {dims=[1,0]}\n"
+                                     "  %3 = reshape f32[5,8] %2\n  %4 = matmul f32[3,5] %0, %3 {transpose_b=1}\n  output %4\n}\n");
+    const int32_t followed[] = {-1, -1, -1, -1, 0}, copied[] = {-1, -1, 1, -1, 0};
+    opq_matrix_view view;
+    assert_false(opq_lower_matrix(graph, followed, 4, 1, &view));
+    assert_true(opq_lower_matrix(graph, copied, 4, 1, &view));
+    assert_int_equal(view.memory, 2);
+    assert_int_equal(view.row_stride, 1);
+    assert_int_equal(view.column_stride, 8);
+    opq_graph_destroy(graph);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_matrix), cmocka_unit_test(test_kernels), cmocka_unit_test(test_keys), cmocka_unit_test(test_limits), cmocka_unit_test(test_decided),
+        cmocka_unit_test(test_every_refusal_has_a_name_and_a_text), cmocka_unit_test(test_matrices),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
