@@ -60,6 +60,18 @@ void opq_jit_destroy(opq_jit *jit)
     free(jit);
 }
 
+void opq_jit_lock(opq_jit *jit)
+{
+    pthread_mutex_lock(&jit->lock);
+    pthread_mutex_lock(&jit->cache.lock);
+}
+
+void opq_jit_unlock(opq_jit *jit)
+{
+    pthread_mutex_unlock(&jit->cache.lock);
+    pthread_mutex_unlock(&jit->lock);
+}
+
 const struct opq_cpu *opq_jit_cpu(const opq_jit *jit) { return &jit->cpu; }
 
 opq_code_cache *opq_jit_cache(opq_jit *jit) { return &jit->cache; }

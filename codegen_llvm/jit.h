@@ -13,6 +13,8 @@ struct opq_cpu;
 typedef struct opq_jit opq_jit;
 opq_status opq_jit_create(opq_jit **out_jit) OPQ_MUST_CHECK;
 void opq_jit_destroy(opq_jit *jit);
+void opq_jit_lock(opq_jit *jit); /* around a fork: nobody is inside LLVM */
+void opq_jit_unlock(opq_jit *jit);
 const struct opq_cpu *opq_jit_cpu(const opq_jit *jit);
 /* Builds a module with `build` (it must define a function called `name`), compiles and links it. The address lives as long as the
  * jit. Names are made unique inside. Thread-safe. OPQ_CODEGEN if LLVM's verifier or an undefined symbol objects. */

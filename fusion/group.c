@@ -123,8 +123,9 @@ static void unlink_operands(grouper *g, opq_ref consumer)
     }
 }
 
-/* A view gets memory of its own. Those already placed that looked through it need it from now on, and no longer what lies behind. */
-static opq_status store_view(grouper *g, opq_ref view)
+/* A view or iota gets memory of its own, for `reader`, which is not linked yet. Those already placed that looked through it need it from
+ * now on, and no longer what lies behind. */
+static opq_status store_view(grouper *g, opq_ref view, opq_ref reader)
 {
     if (g->result.in_memory[view])
         return OPQ_OK;
@@ -133,7 +134,7 @@ static opq_status store_view(grouper *g, opq_ref view)
     if (users == NULL)
         return out_of_memory();
     for (opq_ref n = view + 1; n < g->in->count; n++)
-        if (g->result.group_of[n] >= 0 && follows(g, n, view)) {
+        if (n != reader && g->result.group_of[n] >= 0 && follows(g, n, view)) {
             unlink_operands(g, n);
             users[count++] = n;
         }
@@ -156,11 +157,11 @@ static opq_status add_edges_of(grouper *g, opq_ref consumer)
             continue;
         if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
             if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
-                OPQ_TRY(store_view(g, ref));
+                OPQ_TRY(store_view(g, ref, consumer));
         } else {
             ref = opq_strip_reshape(g->in, ref);
             if (opq_node_is_free(g->in, ref) && opq_node_at(g->in, ref)->op != OPQ_OP_undefined)
-                OPQ_TRY(store_view(g, ref));
+                OPQ_TRY(store_view(g, ref, consumer));
         }
     }
     return link_operands(g, consumer);
@@ -263,7 +264,7 @@ static opq_status try_lower(grouper *g, opq_ref n, const int32_t *ids, int count
     for (int i = total - 1; i >= 0; i--)
         if (used_outside(g, members[i], ids, 1))
             stored[stored_count++] = members[i];
-    opq_lower_request request = {g->in, g->result.group_of, ids[0], g->result.in_memory, stored, stored_count};
+    opq_lower_request request = {g->in, g->result.group_of, ids[0], g->result.in_memory, stored, stored_count, false};
     opq_lowered lowered;
     opq_status status = opq_lower(&request, &g->scratch, &lowered);
     *out_refusal = lowered.refusal;
@@ -365,11 +366,23 @@ static bool takes_members(const opq_node *node)
     return opq_node_class(node) != OPQ_CLASS_EXTERN && opq_node_class(node) != OPQ_CLASS_MATMUL;
 }
 
+/* A member takes n from memory: it must be there before the kernel that would make it starts. */
+static bool read_inside(const grouper *g, opq_ref n, const int32_t *ids, int count)
+{
+    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
+        for (int i = 0; i < count; i++)
+            if (g->edges[e].from_memory && g->result.group_of[g->edges[e].consumer] == ids[i])
+                return true;
+    return false;
+}
+
 static opq_status try_groups(grouper *g, opq_ref n, const int32_t *ids, int count, bool *out_joined)
 {
     opq_refusal refusal = OPQ_REFUSAL_none;
     *out_joined = false;
-    if (makes_cycle(g, n, ids, count)) {
+    if (read_inside(g, n, ids, count)) {
+        refusal = OPQ_REFUSAL_other_use;
+    } else if (makes_cycle(g, n, ids, count)) {
         refusal = OPQ_REFUSAL_cycle;
     } else if (count > 1 || !joins_plainly(g, n, ids[0]) || !is_plain_node(g, n)) {
         OPQ_TRY(try_lower(g, n, ids, count, &refusal));
@@ -388,6 +401,12 @@ static bool must_stay_alone(const grouper *g, opq_ref n, const int32_t *ids, int
     return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
 }
 
+/* Read without memory of its own, as long as some loops walk it. */
+static bool is_computed_inside(const grouper *g, opq_ref ref)
+{
+    return is_followed(g, ref) || (opq_node_at(g->in, ref)->op == OPQ_OP_iota && !g->result.in_memory[ref]);
+}
+
 /* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
 static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
 {
@@ -397,14 +416,14 @@ static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
         opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k];
         for (; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW; ref = opq_node_at(g->in, ref)->operand[0])
             if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, opq_node_at(g->in, ref)->operand[0])) {
-                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0]));
+                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0], n));
                 stored = true;
                 break;
             }
     }
     for (int k = 0; k < node->arity && !stored; k++)
-        if (is_followed(g, node->operand[k])) {
-            OPQ_TRY(store_view(g, node->operand[k]));
+        if (is_computed_inside(g, node->operand[k])) {
+            OPQ_TRY(store_view(g, node->operand[k], n));
             stored = true;
         }
     *out_stored = stored;
@@ -419,7 +438,7 @@ static opq_status place_alone(grouper *g, opq_ref n)
     bool follows = opq_node_class(node) == OPQ_CLASS_VIEW;
     OPQ_TRY(new_group(g, &id));
     for (int k = 0; k < node->arity; k++)
-        follows = follows || is_followed(g, node->operand[k]);
+        follows = follows || is_computed_inside(g, node->operand[k]);
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
         for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &refusal));

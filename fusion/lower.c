@@ -36,6 +36,24 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
 
 /* ---- stores */
 
+/* Nothing to store: no element, or a write through an empty window. Such a node gets no instruction: without loops that it moves along
+ * it would be stored once for each turn of the others. */
+static bool is_idle(const opq_graph *graph, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(graph, ref);
+    opq_class class_ = opq_node_class(node);
+    bool window = class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER;
+    return opq_type_count(window ? &opq_node_at(graph, node->operand[node->arity - 1])->type : &node->type) == 0;
+}
+
+static bool all_idle(const opq_lower_request *rq)
+{
+    for (int i = 0; i < rq->stored_count; i++)
+        if (!is_idle(rq->graph, rq->stored[i]))
+            return false;
+    return true;
+}
+
 /* A stored node runs over all loops, or (a reduction's result) over the kept ones, in row-major order. */
 static bool stored_map(const opq_lower_state *state, const opq_type *type, opq_index_map *out_map)
 {
@@ -56,7 +74,7 @@ static bool stored_map(const opq_lower_state *state, const opq_type *type, opq_i
         linear.coef[l] = space->extent[l] == 1 ? 0 : stride;
         stride *= space->extent[l];
     }
-    return opq_affine_split(&linear, space, type, out_map) || count == 0;
+    return opq_affine_split(&linear, space, type, out_map);
 }
 
 static void push_store(opq_lower_state *state, opq_ref ref, int value, const opq_affine *address)
@@ -154,9 +172,12 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     memset(state->bucket, 0xff, sizeof state->bucket);
     out_lowered->matmul = out_lowered->tile = -1;
 
-    state->refusal = opq_lower_space(state);
+    if (!all_idle(request)) /* else: no loops, no instructions, and any nodes go together */
+        state->refusal = opq_lower_space(state);
     for (int i = 0; i < request->stored_count && state->refusal == OPQ_REFUSAL_none; i++) {
         opq_class class_ = opq_node_class(opq_node_at(request->graph, request->stored[i]));
+        if (is_idle(request->graph, request->stored[i]))
+            continue;
         if (class_ == OPQ_CLASS_UPDATE)
             emit_update(state, request->stored[i]);
         else if (class_ == OPQ_CLASS_SCATTER)

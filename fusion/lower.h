@@ -39,6 +39,7 @@ typedef struct opq_lower_request {
     const uint8_t *in_memory; /* per node, or NULL: views that will be stored although they have no group yet */
     const opq_ref *stored;
     int stored_count;
+    bool decided; /* grouping is over: refuse what cannot be one kernel, not what costs more than it saves */
 } opq_lower_request;
 
 /* The answer. Buffers, in kernel argument order, name the graph value whose dense memory they are. */

@@ -97,6 +97,27 @@ static int emit_number(opq_lower_state *state, const opq_affine *affine)
     return push_i64(state, OPQ_OP_add, moved, number);
 }
 
+static int push_size(opq_lower_state *state, int64_t size)
+{
+    opq_affine number = {.offset = size};
+    return push_number(state, &number);
+}
+
+/* Element `linear` of a dense iota: its index along the axis by division, for views that are no stride per loop. */
+static int emit_iota_element(opq_lower_state *state, const opq_node *iota, const opq_affine *linear)
+{
+    int axis = (int)opq_node_int(iota, OPQ_ATTR_axis, 0);
+    int64_t inside = 1;
+    for (int d = axis + 1; d < iota->type.rank; d++)
+        inside *= iota->type.size[d];
+    int value = emit_number(state, linear);
+    if (value >= 0 && inside > 1)
+        value = push_i64(state, OPQ_OP_div_trunc, value, push_size(state, inside));
+    if (value >= 0 && inside * iota->type.size[axis] < opq_type_count(&iota->type))
+        value = push_i64(state, OPQ_OP_remainder, value, push_size(state, iota->type.size[axis]));
+    return value;
+}
+
 static int emit_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to)
 {
     opq_dtype compute_from = opq_compute_dtype(from), compute_to = opq_compute_dtype(to);
@@ -144,10 +165,27 @@ static int emit_const(opq_lower_state *state, const opq_node *node)
     return opq_lower_push(state, &instr);
 }
 
+/* Would a dear value be computed more often than it has elements: broadcast, in overlapping windows, at indices? */
+static bool repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    int64_t turns = 1;
+    if ((opq_node_info(node)->flags & OPQ_FLAG_CHEAP) || state->member_count == 1 || state->request->decided)
+        return false;
+    for (int l = 0; l < state->space.rank; l++) {
+        bool moves = false;
+        for (int d = 0; d < node->type.rank; d++)
+            moves = moves || map->dim[d].coef[l] != 0 || map->dim[d].coef[OPQ_AT] != 0;
+        turns *= moves ? state->space.extent[l] : 1;
+    }
+    return turns > opq_type_count(&node->type);
+}
+
 static int emit_random(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_affine linear = opq_affine_linear(map, &node->type);
     opq_index_map none = {0};
+    if (repeats(state, node, map))
+        return refuse(state, OPQ_REFUSAL_recompute);
     opq_instr instr = opq_lower_blank(node->op, OPQ_f32);
     instr.from = OPQ_i64;
     int index = emit_number(state, &linear);
@@ -165,6 +203,8 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
 {
     opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
     opq_index_map operand_map;
+    if (repeats(state, node, map))
+        return refuse(state, OPQ_REFUSAL_recompute);
     for (int k = 0; k < node->arity; k++) {
         const opq_type *type = &opq_node_at(state->graph, node->operand[k])->type;
         opq_affine_broadcast(map, &node->type, type, &operand_map);
@@ -184,10 +224,6 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
 {
     const opq_space *space = &state->space;
     const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
-    if (opq_type_count(&node->type) == 0) { /* no turn of the kept loops: any value will do */
-        opq_instr nothing = opq_lower_blank(OPQ_OP_const, opq_compute_dtype(node->type.dtype));
-        return opq_lower_push(state, &nothing);
-    }
     opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
     int64_t kept_stride = 1, reduced_stride = 1;
     bool reduces = false; /* a reduction of extents of 1 needs its loop all the same */
@@ -307,8 +343,13 @@ static int emit_view(opq_lower_state *state, const opq_node *node, const opq_ind
     if (opq_affine_view(state->graph, node, map, &state->space, &operand_map, &linear) == OPQ_THROUGH_map)
         return opq_lower_emit(state, node->operand[0], &operand_map);
     opq_ref source = node->operand[0];
+    while (opq_node_at(state->graph, source)->op == OPQ_OP_reshape && !is_stored(state, source)) /* the same dense elements */
+        source = opq_node_at(state->graph, source)->operand[0];
+    opq_class class_ = opq_node_class(opq_node_at(state->graph, source));
+    if (class_ == OPQ_CLASS_IOTA && !is_stored(state, source))
+        return emit_iota_element(state, opq_node_at(state->graph, source), &linear);
     bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
-    if (opq_node_class(opq_node_at(state->graph, source)) == OPQ_CLASS_VIEW)
+    if (class_ == OPQ_CLASS_VIEW || class_ == OPQ_CLASS_IOTA)
         memory = is_stored(state, source) && state->request->group_of[source] != state->request->group;
     return memory ? emit_load(state, source, &linear) : refuse(state, OPQ_REFUSAL_view);
 }
@@ -322,7 +363,10 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     switch (opq_node_class(node)) {
     case OPQ_CLASS_CONST: return emit_const(state, node);
     case OPQ_CLASS_SCALAR: return emit_scalar(state, ref);
-    case OPQ_CLASS_IOTA: return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
+    case OPQ_CLASS_IOTA:
+        if (!stored_elsewhere)
+            return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
+        break;
     case OPQ_CLASS_VIEW:
         if (!stored_elsewhere)
             return emit_view(state, node, map);

@@ -239,7 +239,7 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
                 needed[instr->operand[k]] |= need;
         if (instr->sweep + 1 > kernel->sweep_count)
             kernel->sweep_count = (int16_t)(instr->sweep + 1);
-        if (element && (need & ~1ull) != 0 && state->out->row_count > ROW_MAX)
+        if (element && (need & ~1ull) != 0 && state->out->row_count > ROW_MAX && !state->request->decided)
             refuse(state, OPQ_REFUSAL_row_size);
     }
 }
@@ -248,11 +248,8 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
 static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const loops *l)
 {
     int again = 0;
-    if (state->member_count == 1)
+    if (state->member_count == 1 || state->request->decided)
         return;
-    for (int i = 0; i < l->count; i++)
-        if (l->extent[i] == 0)
-            return; /* nothing is computed even once */
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
         int depth = kernel->rank - 1;
@@ -274,7 +271,7 @@ static opq_status copy_out(opq_lower_state *state, const loops *l)
     opq_lowered *out = state->out;
     opq_kernel *kernel = &out->kernel;
     opq_arena *arena = state->arena;
-    kernel->instrs = opq_arena_copy(arena, state->instrs, (size_t)state->instr_count * sizeof *state->instrs);
+    kernel->instrs = opq_arena_copy(arena, state->instrs, (size_t)(state->instr_count + 1) * sizeof *state->instrs);
     out->buffers = opq_arena_copy(arena, state->buffers, (size_t)(state->buffer_count + 1) * sizeof *state->buffers);
     out->written = opq_arena_copy(arena, state->written, (size_t)(state->buffer_count + 1) * sizeof *state->written);
     out->scalars = opq_arena_copy(arena, state->scalars, (size_t)(state->scalar_count + 1) * sizeof *state->scalars);
@@ -377,10 +374,12 @@ bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref m
     bool exact = true;
     while (opq_node_class(opq_node_at(graph, ref)) == OPQ_CLASS_VIEW && group_of[ref] < 0) {
         const opq_node *view = opq_node_at(graph, ref);
+        ref = view->operand[0];
+        if (!exact && view->op == OPQ_OP_reshape) /* the same dense elements */
+            continue;
         if (!exact)
             return false;
         exact = opq_affine_view(graph, view, &map, &space, &next, &linear) == OPQ_THROUGH_map;
-        ref = view->operand[0];
         map = next;
         if (exact)
             linear = opq_affine_linear(&map, &opq_node_at(graph, ref)->type);

@@ -29,6 +29,7 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
         opq_ctx_destroy(ctx);
         return status;
     }
+    opq_fork_add(ctx);
     *out_ctx = ctx;
     return OPQ_OK;
 }
@@ -37,6 +38,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
 {
     if (ctx == NULL)
         return;
+    opq_fork_remove(ctx);
     for (int b = 0; b < OPQ_PLAN_BUCKETS; b++)
         for (opq_plan_entry *entry = ctx->plans[b], *next; entry; entry = next) {
             next = entry->next;

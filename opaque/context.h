@@ -18,7 +18,7 @@ struct opq_value {
     opq_ctx *ctx;
     atomic_int refs;
     uint16_t op;
-    uint8_t state; /* opq_value_state */
+    _Atomic(uint8_t) state; /* opq_value_state; what it says of the union is there before it */
     uint8_t attr_count;
     int32_t arity;
     uint32_t line;
@@ -71,12 +71,13 @@ struct opq_ctx {
     atomic_ullong sequence;
     uint64_t mark;
     atomic_int pending;
-    uint64_t window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike */
-    uint32_t window_at;
-    uint64_t cut_window;
+    atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
+    atomic_uint window_at;
+    atomic_ullong cut_window;
     opq_plan_entry *plans[OPQ_PLAN_BUCKETS];
     int plan_count;
     uint64_t plan_clock;
+    opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read, bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
@@ -123,7 +124,13 @@ struct opq_recorder *opq_recorder_get(void);
 void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds, double compile_seconds);
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, bool reused);
 
-/* materialize.c: run_lock not held. */
+/* fork.c */
+void opq_fork_add(opq_ctx *ctx);
+void opq_fork_remove(opq_ctx *ctx);
+
+/* materialize.c. The context whose run_lock the calling thread has, or NULL. */
+opq_ctx *opq_running(void);
+/* run_lock not held. */
 opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type) OPQ_MUST_CHECK;
 
 #endif

@@ -163,7 +163,7 @@ static void fail_value(flight *f, opq_value *value, opq_status status, const cha
     char *copy = strdup(message);
     value->error = copy ? copy : strdup("");
     value->error_status = status;
-    value->state = OPQ_VALUE_failed;
+    atomic_store_explicit(&value->state, OPQ_VALUE_failed, memory_order_release);
     for (opq_cell *cell = f->again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
         bool to_start = f->whole_steps && cell->history_count > 0 && cell->history[0]->state == OPQ_VALUE_computed;
@@ -184,7 +184,7 @@ static void fail_value(flight *f, opq_value *value, opq_status status, const cha
 static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
 {
     value->buffer = buffer;
-    value->state = OPQ_VALUE_computed;
+    atomic_store_explicit(&value->state, OPQ_VALUE_computed, memory_order_release);
     for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
         *count += opq_cell_forget(cell, dropped + *count);
 }
@@ -303,6 +303,9 @@ static opq_status error_of(opq_value *const *values, int count)
     return OPQ_OK;
 }
 
+static _Thread_local opq_ctx *running;
+opq_ctx *opq_running(void) { return running; }
+
 opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
 {
     bool any = false;
@@ -313,6 +316,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
     if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect && reason != OPQ_REASON_optimizer_step)
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     pthread_mutex_lock(&ctx->run_lock);
+    running = ctx;
     flight f = {.ctx = ctx, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     opq_status status = fly(&f, values, count);
@@ -324,6 +328,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
         status = opq_fail(status, "%s", message);
     }
     end_flight(&f);
+    running = NULL;
     pthread_mutex_unlock(&ctx->run_lock);
     return status;
 }
@@ -391,15 +396,17 @@ opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type)
 {
     int pending = atomic_load_explicit(&ctx->pending, memory_order_relaxed);
     uint64_t item = (uint64_t)op * 0x9e3779b97f4a7c15ull ^ (uint64_t)opq_type_count(type) * 0xc2b2ae3d27d4eb4full;
-    uint32_t at = ctx->window_at++ % OPQ_WINDOW;
-    ctx->window[at] = item;
+    unsigned at = atomic_load_explicit(&ctx->window_at, memory_order_relaxed) + 1;
+    atomic_store_explicit(&ctx->window_at, at, memory_order_relaxed);
+    atomic_store_explicit(&ctx->window[at % OPQ_WINDOW], item, memory_order_relaxed);
     if (pending < OPQ_PENDING_MAX)
         return OPQ_OK;
     uint64_t window = 0;
-    for (uint32_t i = 1; i <= OPQ_WINDOW; i++)
-        window = window * 0x100000001b3ull ^ ctx->window[(at + i) % OPQ_WINDOW];
-    if (ctx->cut_window != 0 && window != ctx->cut_window && pending < 2 * OPQ_PENDING_MAX)
+    for (unsigned i = 1; i <= OPQ_WINDOW; i++)
+        window = window * 0x100000001b3ull ^ atomic_load_explicit(&ctx->window[(at + i) % OPQ_WINDOW], memory_order_relaxed);
+    uint64_t cut = atomic_load_explicit(&ctx->cut_window, memory_order_relaxed);
+    if (cut != 0 && window != cut && pending < 2 * OPQ_PENDING_MAX)
         return OPQ_OK;
-    ctx->cut_window = window;
+    atomic_store_explicit(&ctx->cut_window, window, memory_order_relaxed);
     return opq_synchronize(ctx, OPQ_REASON_bound);
 }

@@ -52,7 +52,7 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
     value->ctx = ctx;
     atomic_init(&value->refs, 1);
     value->op = (uint16_t)op;
-    value->state = OPQ_VALUE_pending;
+    atomic_init(&value->state, OPQ_VALUE_pending);
     value->attr_count = (uint8_t)attr_count;
     value->arity = arity;
     value->line = opq_line_get();
@@ -131,8 +131,8 @@ opq_status opq_value_leaf(opq_ctx *ctx, const opq_type *type, opq_buffer *buffer
     if (opq_type_bytes(type) > (int64_t)opq_buffer_bytes(buffer))
         return opq_fail(OPQ_INVALID, "a value of %lld bytes in a buffer of %zu", (long long)opq_type_bytes(type), opq_buffer_bytes(buffer));
     OPQ_TRY(opq_value_new(ctx, OPQ_OP_input, type, NULL, 0, NULL, 0, out_value));
-    (*out_value)->state = OPQ_VALUE_computed;
     (*out_value)->buffer = buffer;
+    atomic_store_explicit(&(*out_value)->state, OPQ_VALUE_computed, memory_order_relaxed);
     opq_buffer_retain(buffer);
     atomic_fetch_sub_explicit(&ctx->pending, 1, memory_order_relaxed);
     return OPQ_OK;

@@ -49,6 +49,15 @@ static char prefixes[PREFIX_COUNT][PREFIX_BYTES];
 static int prefix_count;
 static atomic_int enabled = 1;
 
+/* The forking thread has the lock over the fork, so that the child does not inherit it from a thread it does not have. */
+static void lines_lock(void) { pthread_mutex_lock(&line_mutex); }
+static void lines_unlock(void) { pthread_mutex_unlock(&line_mutex); }
+
+__attribute__((constructor)) static void guard_fork(void)
+{
+    pthread_atfork(lines_lock, lines_unlock, lines_unlock);
+}
+
 void *opq_python_unlock(void)
 {
     return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : NULL;

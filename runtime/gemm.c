@@ -61,6 +61,16 @@ void opq_gemm_destroy(opq_gemm *gemm)
 
 double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
 
+void opq_gemm_lock(opq_gemm *gemm)
+{
+    pthread_mutex_lock(&gemm->lock);
+}
+
+void opq_gemm_unlock(opq_gemm *gemm)
+{
+    pthread_mutex_unlock(&gemm->lock);
+}
+
 /* ---- kernels */
 
 static double now(void)

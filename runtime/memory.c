@@ -246,6 +246,8 @@ void opq_buffer_release(opq_buffer *buffer)
     drop_pool(pool);
 }
 
+void opq_pool_lock(opq_pool *pool) { pthread_mutex_lock(&pool->lock); }
+void opq_pool_unlock(opq_pool *pool) { pthread_mutex_unlock(&pool->lock); }
 int64_t opq_pool_live(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->live); }
 int64_t opq_pool_peak(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->peak); }
 void opq_pool_reset_peak(opq_pool *pool) { atomic_store(&pool->peak, atomic_load(&pool->live)); }

@@ -39,6 +39,8 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
 /* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool);
+void opq_pool_lock(opq_pool *pool); /* around a fork */
+void opq_pool_unlock(opq_pool *pool);
 int64_t opq_pool_live(const opq_pool *pool);
 int64_t opq_pool_peak(const opq_pool *pool);
 void opq_pool_reset_peak(opq_pool *pool);

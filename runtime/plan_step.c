@@ -205,7 +205,7 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
     for (opq_ref n = group->first; n < group->first + group->count; n++)
         if (p->stored[n])
             stored[stored_count++] = n;
-    opq_lower_request request = {p->graph, p->group_of, kernel, NULL, stored, stored_count};
+    opq_lower_request request = {p->graph, p->group_of, kernel, NULL, stored, stored_count, true};
     opq_lowered lowered;
     opq_status status = stored_count ? opq_lower(&request, &p->plan->arena, &lowered) : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
     if (status == OPQ_OK && lowered.refusal != OPQ_REFUSAL_none)

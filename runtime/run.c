@@ -68,19 +68,8 @@ static void run_units(void *data, int64_t begin, int64_t end)
     l->step->code->fn(l->buffers, l->step->dims, l->scalars, begin, end, scratch, l->error);
 }
 
-/* A kept loop of no turns: nothing is stored, and what lies outside that loop must not be computed, for it may check an index. */
-static bool is_idle(const opq_step *step)
-{
-    for (int l = 0; l < step->kernel.rank; l++)
-        if (!step->kernel.reduced[l] && step->dims[l] == 0)
-            return true;
-    return false;
-}
-
 static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *error)
 {
-    if (is_idle(step))
-        return;
     void *buffers[BUFFERS];
     opq_number scalars[SCALARS];
     const opq_host *host = run->runtime->host;

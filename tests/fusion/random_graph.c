@@ -273,7 +273,7 @@ static opq_ref noise(random_graph *r, opq_ref x)
 static opq_ref reduction(random_graph *r, opq_ref x)
 {
     static const opq_op ops[] = {OPQ_OP_sum, OPQ_OP_sum, OPQ_OP_prod, OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_any, OPQ_OP_all, OPQ_OP_argmax,
-                                 OPQ_OP_argmin, OPQ_OP_count, OPQ_OP_mean, OPQ_OP_var, OPQ_OP_norm2, OPQ_OP_logsumexp, OPQ_OP_softmax, OPQ_OP_softmax,
+                                 OPQ_OP_argmin, OPQ_OP_mean, OPQ_OP_var, OPQ_OP_norm2, OPQ_OP_logsumexp, OPQ_OP_softmax, OPQ_OP_softmax,
                                  OPQ_OP_softmax_backward, OPQ_OP_log_softmax, OPQ_OP_log_softmax_backward, OPQ_OP_layer_norm,
                                  OPQ_OP_layer_norm_plain, OPQ_OP_layer_norm_backward};
     opq_type type = opq_graph_type(r->graph, x);

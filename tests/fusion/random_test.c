@@ -142,6 +142,8 @@ static bool goes_wrong(const opq_graph *graph, void *const *inputs)
 static void show_smallest(const opq_graph *graph, void *const *inputs)
 {
     for (opq_ref n = 0; n < graph->count; n++) {
+        if (opq_node_at(graph, n)->op == OPQ_OP_undefined || opq_node_class(opq_node_at(graph, n)) == OPQ_CLASS_UPDATE)
+            continue; /* differs where it is undefined */
         opq_graph *part = prefix(graph, n);
         bool found = goes_wrong(part, inputs);
         if (found)

@@ -1,0 +1,72 @@
+/* Contexts in a child process.
+ *
+ * Only the forking thread lives on in the child. What another thread held at that moment would be held there for ever, so every lock
+ * that is held for a bounded time without calling the host is taken before the fork and let go on both sides. The lock of runs is
+ * not: a run may wait for the host (for Python's GIL, which the forking thread has). The child gets a new one; a run that another
+ * thread had in flight never ends there, its values are still pending and are computed when they are needed.
+ *
+ * The list of contexts is the process's: fork handlers have no argument.
+ */
+#include "opaque/context.h"
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static opq_ctx *contexts;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&list_lock);
+    for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context) {
+        opq_gemm_lock(ctx->runtime.gemm); /* compiles with its lock held: before the jit's */
+        opq_jit_lock(ctx->runtime.jit);
+        opq_pool_lock(ctx->runtime.pool);
+        opq_spin_lock(&ctx->lock);
+    }
+}
+
+static void let_go(opq_ctx *ctx)
+{
+    opq_spin_unlock(&ctx->lock);
+    opq_pool_unlock(ctx->runtime.pool);
+    opq_jit_unlock(ctx->runtime.jit);
+    opq_gemm_unlock(ctx->runtime.gemm);
+}
+
+static void in_parent(void)
+{
+    for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context)
+        let_go(ctx);
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void in_child(void)
+{
+    for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context) {
+        let_go(ctx);
+        if (opq_running() != ctx)
+            pthread_mutex_init(&ctx->run_lock, NULL);
+    }
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void install(void) { pthread_atfork(before_fork, in_parent, in_child); }
+
+void opq_fork_add(opq_ctx *ctx)
+{
+    pthread_once(&once, install);
+    pthread_mutex_lock(&list_lock);
+    ctx->next_context = contexts;
+    contexts = ctx;
+    pthread_mutex_unlock(&list_lock);
+}
+
+void opq_fork_remove(opq_ctx *ctx)
+{
+    pthread_mutex_lock(&list_lock);
+    opq_ctx **at = &contexts;
+    while (*at && *at != ctx)
+        at = &(*at)->next_context;
+    if (*at)
+        *at = ctx->next_context;
+    pthread_mutex_unlock(&list_lock);
+}
