@@ -123,8 +123,9 @@ static void unlink_operands(grouper *g, opq_ref consumer)
     }
 }
 
-/* A view gets memory of its own. Those already placed that looked through it need it from now on, and no longer what lies behind. */
-static opq_status store_view(grouper *g, opq_ref view)
+/* A view or iota gets memory of its own, for `reader`, which is not linked yet. Those already placed that looked through it need it from
+ * now on, and no longer what lies behind. */
+static opq_status store_view(grouper *g, opq_ref view, opq_ref reader)
 {
     if (g->result.in_memory[view])
         return OPQ_OK;
@@ -133,7 +134,7 @@ static opq_status store_view(grouper *g, opq_ref view)
     if (users == NULL)
         return out_of_memory();
     for (opq_ref n = view + 1; n < g->in->count; n++)
-        if (g->result.group_of[n] >= 0 && follows(g, n, view)) {
+        if (n != reader && g->result.group_of[n] >= 0 && follows(g, n, view)) {
             unlink_operands(g, n);
             users[count++] = n;
         }
@@ -156,14 +157,13 @@ static opq_status add_edges_of(grouper *g, opq_ref consumer)
             continue;
         if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
             if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
-                OPQ_TRY(store_view(g, ref));
+                OPQ_TRY(store_view(g, ref, consumer));
         } else {
             ref = opq_strip_reshape(g->in, ref);
             if (opq_node_is_free(g->in, ref) && opq_node_at(g->in, ref)->op != OPQ_OP_undefined)
-                OPQ_TRY(store_view(g, ref));
+                OPQ_TRY(store_view(g, ref, consumer));
         }
     }
-    unlink_operands(g, consumer); /* storing one operand's view has linked them already */
     return link_operands(g, consumer);
 }
 
@@ -401,6 +401,12 @@ static bool must_stay_alone(const grouper *g, opq_ref n, const int32_t *ids, int
     return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
 }
 
+/* Read without memory of its own, as long as some loops walk it. */
+static bool is_computed_inside(const grouper *g, opq_ref ref)
+{
+    return is_followed(g, ref) || (opq_node_at(g->in, ref)->op == OPQ_OP_iota && !g->result.in_memory[ref]);
+}
+
 /* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
 static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
 {
@@ -410,19 +416,14 @@ static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
         opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k];
         for (; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW; ref = opq_node_at(g->in, ref)->operand[0])
             if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, opq_node_at(g->in, ref)->operand[0])) {
-                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0]));
+                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0], n));
                 stored = true;
                 break;
             }
     }
     for (int k = 0; k < node->arity && !stored; k++)
-        if (is_followed(g, node->operand[k])) {
-            OPQ_TRY(store_view(g, node->operand[k]));
-            stored = true;
-        }
-    for (int k = 0; k < node->arity && !stored; k++)
-        if (opq_node_class(opq_node_at(g->in, node->operand[k])) == OPQ_CLASS_IOTA && !g->result.in_memory[node->operand[k]]) {
-            OPQ_TRY(store_view(g, node->operand[k])); /* a reduction of an iota over several axes */
+        if (is_computed_inside(g, node->operand[k])) {
+            OPQ_TRY(store_view(g, node->operand[k], n));
             stored = true;
         }
     *out_stored = stored;
@@ -437,7 +438,7 @@ static opq_status place_alone(grouper *g, opq_ref n)
     bool follows = opq_node_class(node) == OPQ_CLASS_VIEW;
     OPQ_TRY(new_group(g, &id));
     for (int k = 0; k < node->arity; k++)
-        follows = follows || is_followed(g, node->operand[k]) || opq_node_class(opq_node_at(g->in, node->operand[k])) == OPQ_CLASS_IOTA;
+        follows = follows || is_computed_inside(g, node->operand[k]);
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
         for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &refusal));

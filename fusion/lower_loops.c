@@ -250,9 +250,6 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
     int again = 0;
     if (state->member_count == 1 || state->request->decided)
         return;
-    for (int i = 0; i < l->count; i++)
-        if (l->extent[i] == 0)
-            return; /* nothing is computed even once */
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
         int depth = kernel->rank - 1;

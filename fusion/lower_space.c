@@ -149,7 +149,8 @@ static bool is_walked(const cutter *c, opq_ref ref)
         return true;
     while (is_view(rq, ref))
         ref = opq_node_at(rq->graph, ref)->operand[0];
-    return rq->group_of[ref] == rq->group || opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_IOTA;
+    bool stored = rq->group_of[ref] >= 0 || (rq->in_memory && rq->in_memory[ref]);
+    return rq->group_of[ref] == rq->group || (opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_IOTA && !stored);
 }
 
 /* False if it was met with these runs before. */

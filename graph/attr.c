@@ -80,9 +80,12 @@ opq_attr_set opq_op_attrs(opq_op op)
         break;
     case OPQ_CLASS_IOTA:
     case OPQ_CLASS_CONCAT:
+        set.required = KEY(axis);
+        break;
     case OPQ_CLASS_INDEX:
     case OPQ_CLASS_SCATTER:
         set.required = KEY(axis);
+        set.optional = KEY(key); /* what an error calls it */
         break;
     case OPQ_CLASS_VIEW:
         set.required = view_keys(op);

@@ -245,7 +245,7 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, i
     opq_value *values[4], *made;
     bool same = info->class_ == OPQ_CLASS_EWISE && (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT) && arity == info->arity;
     bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT && !(type->dtype == OPQ_f64 && (info->flags & OPQ_FLAG_MATH32));
-    if (!same || !real || arity > 4 || (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
+    if (!same || !real || arity > 4 || (out_cell == NULL && operands[0]->bytes != opq_type_bytes(type)) || (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
         return OPQ_UNSUPPORTED;
     OPQ_TRY(opq_bound_check(ctx, op, type));
     if (!take_plain(ctx, operands, arity, type, values))
@@ -255,6 +255,10 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, i
         opq_value_release(values[i]);
     OPQ_TRY(status);
     atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
+    if (out_cell == NULL) {
+        replace_value(operands[0], made);
+        return OPQ_OK;
+    }
     status = make(ctx, opq_type_bytes(type), made, out_cell);
     opq_value_release(made);
     return status;

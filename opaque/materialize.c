@@ -68,9 +68,10 @@ static void keep_plan(opq_ctx *ctx, const opq_cone *cone, uint64_t hash, opq_pla
 typedef struct flight {
     opq_ctx *ctx;
     opq_cone cone;
-    opq_plan *plan;
+    opq_plan *plan, *lines; /* lines: see plan_with_lines */
     uint64_t hash;
     bool reused;
+    bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_buffer **inputs, **results;
     opq_number *scalars;
     struct opq_recorder *recorder;
@@ -79,15 +80,36 @@ typedef struct flight {
     int again_count;
 } flight;
 
-static opq_status compile(flight *f)
+static opq_status build_plan(flight *f, opq_plan **out_plan)
 {
     opq_graph *graph = NULL;
-    double start = now();
     opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
     OPQ_TRY(opq_cone_graph(f->ctx, &f->cone, "g", &graph));
-    opq_status status = opq_plan_compile(&f->ctx->runtime, graph, fusion, &f->plan);
+    opq_status status = opq_plan_compile(&f->ctx->runtime, graph, fusion, out_plan);
     opq_graph_destroy(graph);
-    OPQ_TRY(status);
+    return status;
+}
+
+/* For a failure: a reused plan has the lines of the graph it was built for, so it is built again (nothing is compiled). */
+static const opq_plan *plan_with_lines(void *data)
+{
+    flight *f = data;
+    char message[1024];
+    if (!f->reused || f->lines)
+        return f->lines;
+    strncpy(message, opq_error(), sizeof message - 1);
+    message[sizeof message - 1] = 0;
+    opq_status status = build_plan(f, &f->lines);
+    if (status != OPQ_OK)
+        f->lines = NULL;
+    (void)opq_fail(status, "%s", message); /* the failure that is told is the run's */
+    return f->lines;
+}
+
+static opq_status compile(flight *f)
+{
+    double start = now();
+    OPQ_TRY(build_plan(f, &f->plan));
     atomic_fetch_add(&f->ctx->stats.plans_built, 1);
     atomic_fetch_add(&f->ctx->stats.kernels_compiled, f->plan->compiled);
     atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
@@ -124,7 +146,8 @@ static opq_status run(flight *f)
     for (int i = 0; i < cone->scalar_count; i++)
         f->scalars[i] = cone->scalars[i]->scalar;
     double start = now(), compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm);
-    opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL};
+    opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL,
+                         .lines_of = plan_with_lines, .lines_data = f};
     opq_status status = opq_plan_run(&f->ctx->runtime, f->plan, &call);
     compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm) - compiled;
     atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
@@ -133,27 +156,29 @@ static opq_status run(flight *f)
 }
 
 /* With the lock held. A cell whose new value failed goes back to the one before; a pending one is still to be computed, which may fail
- * in turn. `out_again`: room for each holder, or NULL if there is no memory to go back with. */
-static int fail_value(opq_value *value, opq_status status, const char *message, opq_value **out_again)
+ * in turn. After an optimizer's step it goes back to where the step began: half a step (decayed, but not updated) is no state that
+ * anybody asked for. f->again has room for each holder, or is NULL if there is no memory to go back with. */
+static void fail_value(flight *f, opq_value *value, opq_status status, const char *message, int *dropped_count)
 {
-    int count = 0;
     char *copy = strdup(message);
     value->error = copy ? copy : strdup("");
     value->error_status = status;
     atomic_store_explicit(&value->state, OPQ_VALUE_failed, memory_order_release);
-    for (opq_cell *cell = out_again ? value->holders : NULL, *next; cell; cell = next) {
+    for (opq_cell *cell = f->again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
-        if (cell->history_count <= (cell->history_lost ? 1 : 0))
+        bool to_start = f->whole_steps && cell->history_count > 0 && cell->history[0]->state == OPQ_VALUE_computed;
+        if (!to_start && cell->history_count <= (cell->history_lost ? 1 : 0))
             continue;
+        while (to_start && cell->history_count > 1)
+            f->dropped[(*dropped_count)++] = cell->history[--cell->history_count];
         opq_value *back = cell->history[--cell->history_count];
         opq_cell_hold(cell, back);
         atomic_fetch_sub(&value->refs, 1); /* the cell's; ours is still there */
         if (back->state == OPQ_VALUE_pending) {
             opq_value_retain(back);
-            out_again[count++] = back;
+            f->again[f->again_count++] = back;
         }
     }
-    return count;
 }
 
 static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
@@ -188,7 +213,7 @@ static void settle(flight *f, opq_status status, const char *message)
         if (f->results && f->results[i] && dropped)
             compute_value(value, f->results[i], dropped, &count);
         else
-            f->again_count += fail_value(value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message, f->again ? f->again + f->again_count : NULL);
+            fail_value(f, value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message, &count);
     }
     opq_spin_unlock(&ctx->lock);
     for (int i = 0; i < cone->output_count; i++)
@@ -242,6 +267,7 @@ static opq_status fly(flight *f, opq_value *const *values, int count)
 static void end_flight(flight *f)
 {
     opq_plan_release(f->plan);
+    opq_plan_release(f->lines);
     opq_cone_drop(&f->cone);
     free(f->inputs);
     free(f->scalars);
@@ -291,7 +317,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
-    flight f = {.ctx = ctx, .recorder = opq_recorder_get()};
+    flight f = {.ctx = ctx, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     opq_status status = fly(&f, values, count);
     if (f.again_count > 0) {

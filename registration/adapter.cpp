@@ -158,8 +158,8 @@ std::optional<Target> find_target(const OperatorHandle &op)
     return std::nullopt;
 }
 
-// Tensors, and perhaps a trailing alpha of 1, of a call that plain_result() can take. False: nothing has happened.
-bool plainly(opq_op row, size_t count, Stack *stack)
+// Tensors, and perhaps a trailing alpha of 1, of a call that plain_result() or plain_write() can take. False: nothing has happened.
+bool plainly(opq_op row, Form form, size_t count, Stack *stack)
 {
     c10::SmallVector<const Tensor *, 4> tensors;
     const IValue *const args = stack->data() + (stack->size() - count);
@@ -168,6 +168,12 @@ bool plainly(opq_op row, size_t count, Stack *stack)
             tensors.push_back(&args[i].toTensor());
         else if (tensors.empty() || i + 1 != count || !args[i].isInt() || args[i].toInt() != 1)
             return false;
+    }
+    if (form == Form::inplace) {
+        if (!plain_write(row, tensors))
+            return false;
+        torch::jit::drop(*stack, count - 1); // self stays
+        return true;
     }
     Tensor result = plain_result(row, tensors);
     if (!result.defined())
@@ -181,7 +187,7 @@ struct Adapter final : c10::OperatorKernel {
     Adapter(OperatorHandle functional_op, Form its_form, Kernel its_kernel, opq_op row_op)
         : functional(std::move(functional_op)), form(its_form), kernel(its_kernel), row(row_op),
           count(functional.schema().arguments().size()),
-          may_be_plain(its_form == Form::functional && std::strcmp(opq_op_info_of(row_op)->signature, "NONE") != 0)
+          may_be_plain(its_form != Form::out && std::strcmp(opq_op_info_of(row_op)->signature, "NONE") != 0)
     {
     }
     const OperatorHandle functional;
@@ -204,7 +210,7 @@ struct Adapter final : c10::OperatorKernel {
     void operator()(const OperatorHandle &op, c10::DispatchKeySet, Stack *stack) const
     {
         note_line();
-        if (may_be_plain && plainly(row, count, stack))
+        if (may_be_plain && plainly(row, form, count, stack))
             return;
         const size_t total = form == Form::out ? op.schema().arguments().size() : count;
         Call call(functional, stack->data() + (stack->size() - total), count, row);

@@ -88,6 +88,8 @@ void write_result(const Tensor &tensor, const Result &result);
 // The short way of an elementwise row over contiguous tensors of one floating dtype and shape: no promotion, no broadcast, no
 // view. Most calls of a model's inner loops are that. Undefined: it is not that simple, nothing has happened.
 Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors);
+// The same, into the first tensor. False: nothing has happened.
+bool plain_write(opq_op row, c10::ArrayRef<const Tensor *> tensors);
 
 // ---- helpers of kernels
 // A row whose operands are the call's tensors and scalars in schema order.

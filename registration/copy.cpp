@@ -1,6 +1,7 @@
 // Copies: between host and device, between dtypes, clones; filling; writes into a copy through a view.
 #include "adapter.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_to_copy_native.h>
 
@@ -79,6 +80,8 @@ void copy_on_device(const Tensor &source, const Tensor &target)
 Tensor copy_from(const Tensor &self, const Tensor &target, bool)
 {
     note_line();
+    const std::vector<int64_t> shape = at::infer_size(target.sizes(), self.sizes()); // throws in PyTorch's words
+    TORCH_CHECK(target.sizes() == IntArrayRef(shape), "output with shape ", target.sizes(), " doesn't match the broadcast shape ", IntArrayRef(shape));
     return guarded([&] {
         if (!on_device(target)) {
             const Below below;

@@ -373,13 +373,20 @@ void run(const ExternCall &call, const void *const *operands, void *const *resul
 opq_status run_extern(void *, void *payload, const void *const *operands, void *const *results) noexcept
 {
     const ExternCall &call = *static_cast<const ExternCall *>(payload);
+    const auto failed = [&](opq_status status, const c10::Error &error) {
+        return opq_fail(status, "%s: %s", call.op.operator_name().name.c_str(), error.what_without_backtrace());
+    };
     try {
         run(call, operands, results);
         return OPQ_OK;
     } catch (const c10::OutOfMemoryError &error) {
-        return opq_fail(OPQ_NO_MEMORY, "%s: %s", call.op.operator_name().name.c_str(), error.what_without_backtrace());
+        return failed(OPQ_NO_MEMORY, error);
+    } catch (const c10::IndexError &error) {
+        return failed(OPQ_OUT_OF_RANGE, error);
+    } catch (const c10::NotImplementedError &error) {
+        return failed(OPQ_UNSUPPORTED, error);
     } catch (const c10::Error &error) {
-        return opq_fail(OPQ_INVALID, "%s: %s", call.op.operator_name().name.c_str(), error.what_without_backtrace());
+        return failed(OPQ_INVALID, error);
     } catch (const std::exception &error) {
         return opq_fail(OPQ_INVALID, "%s: %s", call.op.operator_name().name.c_str(), error.what());
     } catch (...) {

@@ -126,32 +126,48 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 
 } // namespace
 
-Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors)
+namespace {
+
+// The core's answer for whole cells; the result goes where opq_cell_record says.
+bool record_plain(opq_op row, c10::ArrayRef<const Tensor *> tensors, opq_cell **out_cell)
 {
     opq_cell *cells[4];
     int arity = 0;
     if (tensors.empty() || tensors.size() > 4 || static_cast<int>(tensors.size()) != opq_op_info_of(row)->arity)
-        return {};
+        return false;
     const Tensor &first = *tensors[0];
     for (const Tensor *tensor : tensors) {
         const OpaqueImpl *const impl = tensor->defined() && tensor->is_privateuseone() ? impl_or_null(*tensor) : nullptr;
         if (!impl || tensor->storage_offset() != 0 || !tensor->is_contiguous() || tensor->is_neg() ||
             tensor->scalar_type() != first.scalar_type() || tensor->sizes() != first.sizes())
-            return {};
+            return false;
         cells[arity++] = impl->cell();
     }
     if (!at::isFloatingType(first.scalar_type()) || first.dim() > OPQ_RANK_MAX)
-        return {};
+        return false;
     const opq_type type = opq_type_make(core_dtype(first.scalar_type()), static_cast<int>(first.dim()), first.sizes().data());
-    opq_cell *made = nullptr;
-    const opq_status status = opq_cell_record(context(), row, cells, arity, &type, &made);
+    const opq_status status = opq_cell_record(context(), row, cells, arity, &type, out_cell);
     if (status != OPQ_OK && status != OPQ_UNSUPPORTED)
         raise(status);
-    if (status != OPQ_OK)
+    return status == OPQ_OK;
+}
+
+} // namespace
+
+Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors)
+{
+    opq_cell *made = nullptr;
+    if (!record_plain(row, tensors, &made))
         return {};
     if (C10_UNLIKELY(journal_depth() != 0))
         journal_made(made);
+    const Tensor &first = *tensors[0];
     return make_tensor(Cell::take(made), first.dtype(), first.sizes(), first.strides());
+}
+
+bool plain_write(opq_op row, c10::ArrayRef<const Tensor *> tensors)
+{
+    return C10_LIKELY(journal_depth() == 0) && record_plain(row, tensors, nullptr);
 }
 
 } // namespace opq

@@ -166,7 +166,7 @@ bool index_tensor(Call &call)
     if (!join_indexed(call, joined))
         return false;
     const Value source = reshape(permute(call.in(0), joined.order), joined.shape);
-    call.give(record(OPQ_OP_index_select, {source, joined.where}, {attr_int(OPQ_ATTR_axis, joined.at)}));
+    call.give(record(OPQ_OP_index_select, {source, joined.where}, {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())}));
     return true;
 }
 
@@ -190,7 +190,7 @@ bool index_put(Call &call)
     const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
     const Value added = reshape(expand(call.operand(2), wide), narrow);
     const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
-    const Value sums = record(OPQ_OP_index_add, {target, where, added}, {attr_int(OPQ_ATTR_axis, joined.at)});
+    const Value sums = record(OPQ_OP_index_add, {target, where, added}, {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())});
     call.give(permute(reshape(sums, joined.permuted), inverse));
     return true;
 }
@@ -221,7 +221,7 @@ bool embedding(Call &call)
 {
     if (call.tensor(0).dim() != 2)
         return false;
-    call.give(record(OPQ_OP_index_select, {call.in(0), index_values(call, call.tensor(1))}, {attr_int(OPQ_ATTR_axis, 0)}));
+    call.give(record(OPQ_OP_index_select, {call.in(0), index_values(call, call.tensor(1))}, {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())}));
     return true;
 }
 
@@ -239,7 +239,7 @@ bool embedding_backward(Call &call)
         added = record(OPQ_OP_where, {real, added, scalar(0, added.dtype())});
     }
     const Value zeros = full(0, added.dtype(), {call.integer(2), columns});
-    call.give(record(OPQ_OP_index_add, {zeros, index, added}, {attr_int(OPQ_ATTR_axis, 0)}));
+    call.give(record(OPQ_OP_index_add, {zeros, index, added}, {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())}));
     return true;
 }
 
@@ -259,6 +259,8 @@ bool read_nll(const Call &call, size_t first, Nll &out)
     if (self.dim() < 1 || self.dim() > 2 || target.dim() > 1 || self.numel() == 0 || !at::isFloatingType(self.scalar_type()) ||
         target.numel() != (self.dim() == 2 ? self.size(0) : 1))
         return false;
+    if (target.scalar_type() != at::kLong && target.scalar_type() != at::kByte)
+        decline(opq_fail(OPQ_INVALID, "%s: target of this dtype", call.name()));
     const bool weighted = !call.none(first + 2);
     if (weighted && (call.tensor(first + 2).dim() != 1 || call.tensor(first + 2).size(0) != self.size(-1) ||
                      !same_dtype({&self, &call.tensor(first + 2)})))
@@ -271,7 +273,7 @@ bool read_nll(const Call &call, size_t first, Nll &out)
     const opq_dtype dtype = core_dtype(self.scalar_type());
     out.weight = cast(out.valid, dtype);
     if (weighted) {
-        const Value picked = record(OPQ_OP_index_select, {call.in(first + 2), out.target}, {attr_int(OPQ_ATTR_axis, 0)});
+        const Value picked = record(OPQ_OP_index_select, {call.in(first + 2), out.target}, {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())});
         out.weight = record(OPQ_OP_mul, {picked, out.weight});
     }
     return true;
@@ -286,7 +288,7 @@ bool nll_loss(Call &call)
     const int64_t reduction = call.integer(3);
     const Value self = reshape(call.in(0), {nll.rows, nll.classes});
     const Value index = reshape(nll.target, {nll.rows, 1});
-    const Value picked = reshape(record(OPQ_OP_gather, {self, index}, {attr_int(OPQ_ATTR_axis, 1)}), {nll.rows});
+    const Value picked = reshape(record(OPQ_OP_gather, {self, index}, {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())}), {nll.rows});
     const Value weighed = record(OPQ_OP_neg, {record(OPQ_OP_mul, {picked, nll.weight})});
     const Value losses = record(OPQ_OP_where, {nll.valid, weighed, scalar(0, weighed.dtype())});
     if (reduction == at::Reduction::None && call.tensor(0).dim() == 2) {
@@ -315,9 +317,13 @@ bool nll_loss_backward(Call &call)
         grad = record(OPQ_OP_div, {grad, call.in(6)});
     const Value slope = record(OPQ_OP_neg, {record(OPQ_OP_mul, {reshape(nll.weight, {nll.rows, 1}), grad})});
     const Value classes = record_typed(OPQ_OP_iota, OPQ_i64, {nll.rows, nll.classes}, {}, {attr_int(OPQ_ATTR_axis, 1)});
+    // Forward has checked the target; so must this run, or a step would be taken without the row that is wrong.
+    const Value ones = expand(full(1, slope.dtype(), {1, 1}), {nll.rows, nll.classes});
+    const Value checked = record(OPQ_OP_gather, {ones, reshape(nll.target, {nll.rows, 1})},
+                                 {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())});
     const Value hit = record(OPQ_OP_bitwise_and, {record(OPQ_OP_eq, {classes, reshape(nll.target, {nll.rows, 1})}),
                                                   reshape(nll.valid, {nll.rows, 1})});
-    const Value result = record(OPQ_OP_where, {hit, slope, scalar(0, slope.dtype())});
+    const Value result = record(OPQ_OP_where, {hit, record(OPQ_OP_mul, {slope, checked}), scalar(0, slope.dtype())});
     call.give(reshape(result, call.tensor(1).sizes()));
     return true;
 }

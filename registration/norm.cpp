@@ -25,7 +25,7 @@ bool softmax(Call &call)
 {
     const Tensor &self = call.tensor(0);
     if (!at::isFloatingType(self.scalar_type()))
-        return false;
+        decline(opq_fail(OPQ_INVALID, "%s of this dtype", call.name()));
     const Value x = call.flag(2) ? cast(call.in(0), OPQ_f32) : call.in(0);
     call.give(along(call.row, {x}, call.integer(1), self.dim()));
     return true;

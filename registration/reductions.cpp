@@ -69,7 +69,9 @@ template <int axes, int keepdim, int dtype> bool simple(Call &call)
 template <int axes, int keepdim> bool nonempty(Call &call)
 {
     const bool arg = call.row == OPQ_OP_argmax || call.row == OPQ_OP_argmin;
-    if (call.tensor(0).numel() == 0 || (arg && call.tensor(0).scalar_type() == at::kBool))
+    if (call.tensor(0).numel() == 0)
+        decline(opq_fail(OPQ_INVALID, "%s of nothing", call.name()));
+    if (arg && call.tensor(0).scalar_type() == at::kBool)
         return false;
     call.give(fold(call.row, call.in(0), axes_of(call, axes), keep(call, keepdim)));
     return true;
@@ -87,7 +89,7 @@ template <int axes, int keepdim> bool logical(Call &call)
 bool with_indices(Call &call)
 {
     if (call.tensor(0).numel() == 0)
-        return false;
+        decline(opq_fail(OPQ_INVALID, "%s of nothing", call.name()));
     const Value self = call.in(0);
     const Dims axes = axes_of(call, 1);
     call.give(fold(call.row, self, axes, call.flag(2)));

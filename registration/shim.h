@@ -102,6 +102,7 @@ inline bool is_float(opq_dtype dtype)
 
 // ---- recording
 opq_attr attr_int(opq_attr_key key, int64_t value);
+opq_attr attr_text(opq_attr_key key, const char *text);
 opq_attr attr_ints(opq_attr_key key, IntArrayRef values); // borrows
 Value record(opq_op op, Operands operands, Attrs attrs = {});
 Value record_list(opq_op op, c10::ArrayRef<Value> operands, Attrs attrs = {});

@@ -11,8 +11,10 @@ void raise(opq_status status)
     const std::string text = opq_error();
     const auto has = [&](const char *part) { return text.find(part) != std::string::npos; };
     switch (status) {
+    case OPQ_OUT_OF_RANGE:
+        TORCH_CHECK_INDEX(false, text);
     case OPQ_INVALID:
-        TORCH_CHECK_INDEX(!(has("out of bounds") || has("out of range")), text);
+        TORCH_CHECK_INDEX(!(has(" out of range for ") && has(" dimensions")), text); // an axis
         TORCH_CHECK(false, text);
     case OPQ_UNSUPPORTED:
         TORCH_CHECK_NOT_IMPLEMENTED(false, text);
@@ -28,7 +30,7 @@ void raise(opq_status status)
 
 void decline(opq_status status)
 {
-    if (status == OPQ_INVALID || status == OPQ_UNSUPPORTED)
+    if (status == OPQ_INVALID || status == OPQ_OUT_OF_RANGE || status == OPQ_UNSUPPORTED)
         throw Decline{status};
     raise(status);
 }
@@ -87,6 +89,14 @@ opq_attr attr_int(opq_attr_key key, int64_t value)
     opq_attr attr{};
     attr.key = key;
     attr.i = value;
+    return attr;
+}
+
+opq_attr attr_text(opq_attr_key key, const char *text)
+{
+    opq_attr attr{};
+    attr.key = key;
+    attr.str = text;
     return attr;
 }
 

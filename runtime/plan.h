@@ -43,6 +43,14 @@ typedef struct opq_matmul_step {
     const int64_t *batch_strides;
 } opq_matmul_step;
 
+/* An op of the step that reads or adds at an index. */
+typedef struct opq_check {
+    const char *text; /* op and line */
+    opq_type type;    /* of what is indexed */
+    int axis;
+    bool by_position; /* gather and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
+} opq_check;
+
 typedef struct opq_step {
     opq_kernel_kind kind;
     opq_kernel kernel;
@@ -59,7 +67,8 @@ typedef struct opq_step {
     bool fresh;                /* its code was compiled when the plan was built */
     int64_t bytes_read, bytes_written, flops;
     const char *name, *shape, *lines;
-    const char *check_text;    /* op and line for an index error */
+    const opq_check *checks;   /* what an index error may be about */
+    int check_count;
 } opq_step;
 
 typedef struct opq_plan {
@@ -102,6 +111,9 @@ typedef struct opq_run_call {
     opq_step_note note;        /* may be NULL */
     void *note_data;
     bool timed;
+    /* The plan whose lines are shown for a failed step. Plans are shared by graphs that differ in their lines only; NULL: this one. */
+    const opq_plan *(*lines_of)(void *data);
+    void *lines_data;
 } opq_run_call;
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call) OPQ_MUST_CHECK;
 

@@ -8,9 +8,35 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: ou
 
 /* ---- what reports say about a step */
 
+static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group, opq_step *step)
+{
+    opq_check *checks = opq_arena_alloc(&p->plan->arena, (size_t)group->count * sizeof *checks);
+    if (checks == NULL)
+        return out_of_memory();
+    step->checks = checks;
+    for (opq_ref n = group->first; n < group->first + group->count; n++) {
+        const opq_node *node = opq_node_at(p->graph, n);
+        if (!(opq_node_info(node)->flags & OPQ_FLAG_CHECKED))
+            continue;
+        const opq_attr *key = opq_node_attr(node, OPQ_ATTR_key);
+        opq_text text = {0};
+        opq_text_add(&text, "%s%s%s%s", key ? key->str : opq_node_info(node)->name, node->line ? " (recorded at " : "",
+                     node->line ? node->line : "", node->line ? ")" : "");
+        opq_check *check = &checks[step->check_count++];
+        check->text = text.failed ? NULL : opq_arena_text(&p->plan->arena, text.data);
+        check->type = opq_node_at(p->graph, node->operand[0])->type;
+        check->axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
+        check->by_position = key == NULL && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER);
+        opq_text_drop(&text);
+        if (check->text == NULL)
+            return out_of_memory();
+    }
+    return OPQ_OK;
+}
+
 static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_step *step)
 {
-    opq_text lines = {0}, shape = {0}, check = {0};
+    opq_text lines = {0}, shape = {0};
     const char *seen[16];
     int seen_count = 0;
     const opq_type *largest = NULL;
@@ -18,8 +44,6 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
         const opq_node *node = opq_node_at(p->graph, n);
         if (!largest || opq_type_count(&node->type) > opq_type_count(largest))
             largest = &node->type;
-        if ((opq_node_info(node)->flags & OPQ_FLAG_CHECKED) && check.length == 0)
-            opq_text_add(&check, "%s%s%s%s", opq_node_info(node)->name, node->line ? " (recorded at " : "", node->line ? node->line : "", node->line ? ")" : "");
         bool known = node->line == NULL || seen_count == 16;
         for (int i = 0; i < seen_count && !known; i++)
             known = strcmp(seen[i], node->line) == 0;
@@ -33,12 +57,10 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
     step->name = group->name;
     step->lines = opq_arena_text(&p->plan->arena, lines.data ? lines.data : "");
     step->shape = opq_arena_text(&p->plan->arena, shape.data ? shape.data : "");
-    step->check_text = opq_arena_text(&p->plan->arena, check.data ? check.data : group->name);
-    bool failed = lines.failed || shape.failed || check.failed || !step->lines || !step->shape || !step->check_text;
+    bool failed = lines.failed || shape.failed || !step->lines || !step->shape;
     opq_text_drop(&lines);
     opq_text_drop(&shape);
-    opq_text_drop(&check);
-    return failed ? out_of_memory() : OPQ_OK;
+    return failed ? out_of_memory() : describe_checks(p, group, step);
 }
 
 /* Distinct bytes an access walks: the turns of the loops that move it, at most its whole buffer. */

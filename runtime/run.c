@@ -101,13 +101,35 @@ static opq_status run_extern(const opq_run_state *run, const opq_step *step)
     return status;
 }
 
-static opq_status index_error(const opq_step *step, const int64_t *error)
+/* The same step of the same plan, with the lines of this call. */
+static const opq_step *step_with_lines(const opq_run_state *run, const opq_step *step)
+{
+    const opq_plan *plan = run->call->lines_of ? run->call->lines_of(run->call->lines_data) : NULL;
+    int64_t at = step - run->plan->steps;
+    return plan && at < plan->step_count && plan->steps[at].check_count == step->check_count ? &plan->steps[at] : step;
+}
+
+/* error: number of the instruction that failed + 1, the index it met. */
+static opq_status index_error(const opq_run_state *run, const opq_step *step, const int64_t *error)
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
     const opq_instr *instr = &step->kernel.instrs[error[0] - 1];
     int64_t extent = step->dims[opq_access_dims(&step->kernel, instr->access) + 2 + step->kernel.rank];
-    return opq_fail(OPQ_INVALID, "%s: index %lld is out of bounds for dimension with size %lld", step->check_text, (long long)error[1], (long long)extent);
+    const opq_step *shown = step_with_lines(run, step);
+    const opq_check *check = &shown->checks[0];
+    for (int i = shown->check_count - 1; i >= 0; i--)
+        if (shown->checks[i].type.size[shown->checks[i].axis] == extent)
+            check = &shown->checks[i];
+    return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE, "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s",
+                    check->text, (long long)error[1], check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
+                    opq_shape_name(&check->type).text);
+}
+
+static opq_status extern_error(const opq_run_state *run, const opq_step *step, opq_status status)
+{
+    const opq_step *shown = step_with_lines(run, step);
+    return *shown->lines ? opq_fail(status, "%s (recorded at %s)", opq_error(), shown->lines) : status;
 }
 
 static opq_status run_step(const opq_run_state *run, const opq_step *step)
@@ -115,13 +137,15 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
     int64_t error[2] = {0, 0};
     if (step->copy_from >= 0)
         memcpy(opq_run_data(run, step->copy_to), opq_run_data(run, step->copy_from), (size_t)run->plan->storage[step->copy_to].bytes);
-    if (step->kind == OPQ_KERNEL_extern)
-        return run_extern(run, step);
+    if (step->kind == OPQ_KERNEL_extern) {
+        opq_status status = run_extern(run, step);
+        return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
+    }
     if (step->matmul)
         OPQ_TRY(opq_run_matmul(run, step, error));
     else
         run_kernel(run, step, error);
-    return error[0] == 0 ? OPQ_OK : index_error(step, error);
+    return error[0] == 0 ? OPQ_OK : index_error(run, step, error);
 }
 
 /* ---- failures */

@@ -40,6 +40,7 @@ extern "C" {
 typedef enum opq_status {
     OPQ_OK,
     OPQ_INVALID,     /* the caller's mistake: shapes, dtypes, text that does not parse, an index out of range */
+    OPQ_OUT_OF_RANGE,/* such a mistake where PyTorch raises IndexError */
     OPQ_UNSUPPORTED, /* right, but not done here; nothing has changed */
     OPQ_NO_MEMORY,
     OPQ_CODEGEN,     /* LLVM refused */

@@ -21,7 +21,35 @@ def _involves_opaque(optimizer: torch.optim.Optimizer) -> bool:
 def _after_step(optimizer, args, kwargs) -> None:
     # Under graph(), explain() and dump() the step is recorded as one graph: they run it.
     if _C.is_initialized() and not _C.journal_depth() and _involves_opaque(optimizer):
-        _C.synchronize("optimizer_step")
+        try:
+            _C.synchronize("optimizer_step")
+        except Exception:
+            _undo_failed(optimizer)
+            raise
+
+
+def _failed(tensor: torch.Tensor) -> bool:
+    try:
+        _C.materialize([tensor], "optimizer_step")
+    except Exception:
+        return True
+    return False
+
+
+def _undo_failed(optimizer: torch.optim.Optimizer) -> None:
+    """The run has put parameters and moments whose gradient failed back to where the step began.
+    Left are step counters, which do not depend on the gradient and have counted a step nobody took,
+    and moments that the step itself made: they have no earlier value."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if not state or parameter.grad is None or not _failed(parameter.grad):
+                continue
+            moments = [t for t in state.values() if isinstance(t, torch.Tensor)]
+            if any(t.device.type == "opaque" and _failed(t) for t in moments):
+                del optimizer.state[parameter]
+            elif "step" in state:
+                state["step"] -= 1
 
 
 def register() -> None:

@@ -10,13 +10,15 @@ static opq_value *failing(opq_ctx *ctx, call *c, opq_value *x)
     return results[0];
 }
 
-static void expect_error(opq_ctx *ctx, opq_value *value, const char *part)
+static void expect_status(opq_ctx *ctx, opq_value *value, opq_status status, const char *part)
 {
-    assert_int_equal(opq_materialize(ctx, &value, 1, OPQ_REASON_item), OPQ_INVALID);
+    assert_int_equal(opq_materialize(ctx, &value, 1, OPQ_REASON_item), status);
     if (strstr(opq_error(), part) == NULL)
         fail_msg("\"%s\" is not in \"%s\"", part, opq_error());
     opq_value_release(value);
 }
+
+static void expect_error(opq_ctx *ctx, opq_value *value, const char *part) { expect_status(ctx, value, OPQ_INVALID, part); }
 
 static void test_a_failed_value_keeps_its_error(void **state)
 {
@@ -152,10 +154,10 @@ static void test_an_index_out_of_range(void **state)
     opq_cell *cell = cell_of(ctx, leaf(ctx, 0)), *other = cell_of(ctx, op1(ctx, OPQ_OP_neg, leaf(ctx, 0)));
     opq_value *bad = row_at(ctx, read_window(ctx, cell, whole), N);
     opq_line_set(0);
-    expect_error(ctx, bad, "index 8 is out of bounds for dimension with size 8");
+    expect_status(ctx, bad, OPQ_OUT_OF_RANGE, "index 8 is out of bounds for dimension 0 with size 8");
     assert_non_null(strstr(opq_error(), "train.py:41"));
     expect_floats(ctx, row_at(ctx, read_window(ctx, cell, whole), N - 1), FLOATS(7));
-    expect_error(ctx, row_at(ctx, read_window(ctx, cell, whole), -1), "index -1 is out of bounds");
+    expect_status(ctx, row_at(ctx, read_window(ctx, cell, whole), -1), OPQ_OUT_OF_RANGE, "index -1 is out of bounds");
     expect_floats(ctx, read_window(ctx, other, whole), FLOATS(-0.f, -1, -2, -3, -4, -5, -6, -7));
     opq_cell_release(cell);
     opq_cell_release(other);

@@ -49,6 +49,60 @@ assert torch.ones(3, device="opaque").sum().item() == 3
 print("done")
 """
 
+INTERRUPT_RECORDING = """
+import os, signal, threading, torch
+x = torch.zeros(4, device="opaque")
+y = x + 1
+threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        x = x + 1
+except KeyboardInterrupt:
+    pass
+assert x.sum().item() >= 0 and y.tolist() == [1.0] * 4
+print("done")
+"""
+
+INTERRUPT_TRAINING = """
+import os, signal, threading, torch
+model = torch.nn.Linear(300, 300).to("opaque")
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(64, 300, device="opaque")
+def step():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+step()
+threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        step()
+except KeyboardInterrupt:
+    pass
+losses = [step().item() for _ in range(3)]
+assert losses[2] < losses[0]
+print("done")
+"""
+
+# A worker that computes on the device itself, forked after a backward pass has started threads.
+WORKERS_COMPUTE = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+x = torch.randn(64, 64, device="opaque", requires_grad=True)
+(x @ x).sum().backward()
+class Doubled(Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, i):
+        return (torch.full((3,), float(i), device="opaque") * 2).cpu()
+seen = sum(b.to("opaque").sum().item() for b in DataLoader(Doubled(), batch_size=4, num_workers=2))
+assert seen == 720, seen
+(x @ x).sum().backward()
+print("done")
+"""
+
 EXIT = """
 import torch
 x = torch.randn(100, 100, device="opaque", requires_grad=True)
@@ -121,3 +175,48 @@ def test_pin_memory_loader():
         b.sum().item() for (b,) in torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
     )
     assert total == 28
+
+
+TWICE = {
+    "mul": lambda x, w: x * x * w,
+    "exp": lambda x, w: torch.exp(x) * w,
+    "tanh": lambda x, w: torch.tanh(x * w),
+    "sigmoid": lambda x, w: torch.sigmoid(x) * w,
+    "gelu": lambda x, w: torch.nn.functional.gelu(x) * w,
+    "silu": lambda x, w: torch.nn.functional.silu(x * w),
+    "softmax": lambda x, w: torch.softmax(x, -1) * w,
+    "log_softmax": lambda x, w: torch.log_softmax(x, -1) * w,
+    "layer_norm": lambda x, w: torch.nn.functional.layer_norm(x, (4,), w[0]),
+    "linear": lambda x, w: torch.nn.functional.linear(x, w).square(),
+    "matmul": lambda x, w: (x @ w.t()).square(),
+    "mean": lambda x, w: (x * w).mean(1).square(),
+    "var": lambda x, w: (x * w).var(1),
+    "norm": lambda x, w: (x * w).norm(dim=1),
+    "index": lambda x, w: (x[torch.tensor([0, 2, 0], device=x.device)] * w).square(),
+    "gather": lambda x, w: (x.gather(1, torch.zeros(3, 2, dtype=torch.long, device=x.device)) * w[:, :2]).square(),
+    "cat": lambda x, w: torch.cat([x, w], 1).square(),
+    "where": lambda x, w: torch.where(x > 0, x * x * w, w**3),
+    "cross_entropy": lambda x, w: torch.nn.functional.cross_entropy(x * w, torch.tensor([0, 3, 1], device=x.device)),
+    "mse_loss": lambda x, w: torch.nn.functional.mse_loss(x * w, w),
+    "attention": lambda x, w: torch.nn.functional.scaled_dot_product_attention(x[None], w[None], w[None]),
+    "conv1d": lambda x, w: torch.nn.functional.conv1d(x[None], w[None, :, :2]).square(),
+    "extern": lambda x, w: torch.logcumsumexp(x * w, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_gradients_of_gradients(name):
+    x, w = torch.randn(3, 4), torch.rand(3, 4) + 0.5
+
+    def second(device):
+        a, b = (t.to(device).requires_grad_() for t in (x, w))
+        first = torch.autograd.grad(TWICE[name](a, b).sum(), (a, b), create_graph=True)
+        weight = torch.arange(1.0, 13.0, device=device).view(3, 4) / 7
+        return torch.autograd.grad(
+            sum((g * weight).sum() for g in first), (a, b), allow_unused=True
+        )
+
+    for got, want in zip(second("opaque"), second("cpu"), strict=True):
+        assert (got is None) == (want is None)
+        if got is not None:
+            torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
