@@ -222,7 +222,7 @@ static void test_a_failed_step(void **state)
     float x[] = {0, 0, 0, 0};
     int64_t bad[] = {0, 4}, good[] = {3, 0};
     opq_buffer *outputs[2];
-    expect_failure(run(*state, plan, (void *const[]){x, bad}, outputs), OPQ_INVALID, "index_select (recorded at a.py:3): index 4 is out of bounds for dimension with size 4");
+    expect_failure(run(*state, plan, (void *const[]){x, bad}, outputs), OPQ_OUT_OF_RANGE, "index_select (recorded at a.py:3): index 4 is out of bounds for dimension 0 with size 4 of f32[4]");
     assert_null(outputs[0]);
     assert_non_null(outputs[1]);
     assert_true(((float *)outputs[1]->data)[3] == 1);
