@@ -1,0 +1,178 @@
+/* The caching allocator: alignment, reuse, counting, refusals; buffers outlive the pool's owner. */
+#include "tests/support.h"
+
+#include "runtime/memory.h"
+
+#include <pthread.h>
+
+static int make_pool(void **state) { return opq_pool_create((opq_pool **)state) != OPQ_OK; }
+
+static int drop_pool(void **state)
+{
+    bool empty = opq_pool_live(*state) == 0;
+    opq_pool_destroy(*state);
+    return !empty;
+}
+
+static opq_buffer *buffer_of(opq_pool *pool, size_t bytes)
+{
+    opq_buffer *buffer = NULL;
+    expect_ok(opq_pool_buffer(pool, bytes, &buffer));
+    return buffer;
+}
+
+static const size_t sizes[] = {0, 1, 63, 64, 65, 100, 4096, 4097, 100000, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 5 << 20, 33 << 20};
+
+static void test_every_size_is_aligned_and_whole(void **state)
+{
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        opq_buffer *buffer = buffer_of(*state, sizes[i]);
+        assert_non_null(buffer->data);
+        assert_int_equal((uintptr_t)buffer->data % 64, 0);
+        assert_int_equal(buffer->bytes, sizes[i]);
+        assert_true(buffer->capacity >= sizes[i]);
+        memset(buffer->data, 0x5a, sizes[i]); /* under ASan: all of it is ours */
+        opq_buffer_release(buffer);
+    }
+}
+
+static void test_a_freed_block_is_used_again(void **state)
+{
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        opq_buffer *first = buffer_of(*state, sizes[i]);
+        void *data = first->data;
+        opq_buffer_release(first);
+        opq_buffer *second = buffer_of(*state, sizes[i]);
+        assert_ptr_equal(second->data, data);
+        opq_buffer *third = buffer_of(*state, sizes[i]); /* that one is taken now */
+        assert_ptr_not_equal(third->data, data);
+        opq_buffer_release(second);
+        opq_buffer_release(third);
+    }
+}
+
+static void test_trim_gives_back(void **state)
+{
+    opq_buffer_release(buffer_of(*state, 100));
+    opq_buffer_release(buffer_of(*state, 5 << 20));
+    opq_pool_trim(*state);
+    opq_pool_trim(*state);
+    opq_buffer_release(buffer_of(*state, 5 << 20));
+}
+
+static void test_live_and_peak(void **state)
+{
+    opq_pool *pool = *state;
+    opq_buffer *a = buffer_of(pool, 1000), *b = buffer_of(pool, 500);
+    assert_int_equal(opq_pool_live(pool), 1500);
+    opq_buffer_retain(a);
+    opq_buffer_release(a);
+    assert_int_equal(opq_pool_live(pool), 1500);
+    opq_buffer_release(a);
+    assert_int_equal(opq_pool_live(pool), 500);
+    assert_int_equal(opq_pool_peak(pool), 1500);
+    opq_pool_reset_peak(pool);
+    assert_int_equal(opq_pool_peak(pool), 500);
+    opq_buffer_release(b);
+}
+
+static void count_drop(void *arg) { ++*(int *)arg; }
+
+static void test_adopted_memory(void **state)
+{
+    char data[100];
+    int dropped = 0;
+    opq_buffer *buffer = NULL;
+    expect_ok(opq_pool_adopt(*state, data, sizeof data, count_drop, &dropped, &buffer));
+    assert_ptr_equal(buffer->data, data);
+    assert_int_equal(opq_pool_live(*state), 100);
+    opq_buffer_retain(buffer);
+    opq_buffer_release(buffer);
+    assert_int_equal(dropped, 0);
+    opq_buffer_release(buffer);
+    assert_int_equal(dropped, 1);
+    expect_ok(opq_pool_adopt(*state, NULL, 0, NULL, NULL, &buffer));
+    assert_non_null(buffer->data);
+    opq_buffer_release(buffer);
+}
+
+/* More than the machine has is an error at once; malloc would succeed and the kernel would end the process later. */
+static void test_what_cannot_be(void **state)
+{
+    static const size_t huge[] = {(size_t)1 << 40, (size_t)1 << 49, (size_t)1 << 62, SIZE_MAX};
+    opq_buffer *buffer = NULL;
+    for (size_t i = 0; i < COUNT(huge); i++) {
+        assert_int_equal(opq_pool_buffer(*state, huge[i], &buffer), OPQ_NO_MEMORY);
+        assert_null(buffer);
+        assert_non_null(strstr(opq_error(), "can't allocate memory"));
+    }
+    assert_int_equal(opq_pool_check(*state, (int64_t)1 << 40), OPQ_NO_MEMORY);
+    assert_int_equal(opq_pool_check(*state, -1), OPQ_NO_MEMORY);
+    expect_ok(opq_pool_check(*state, 1 << 20));
+    assert_int_equal(opq_pool_live(*state), 0);
+}
+
+static void test_a_buffer_outlives_the_owner(void **state)
+{
+    (void)state;
+    opq_pool *pool = NULL;
+    expect_ok(opq_pool_create(&pool));
+    opq_buffer *buffer = buffer_of(pool, 100);
+    opq_pool_destroy(pool);
+    memset(buffer->data, 1, 100);
+    opq_buffer_release(buffer); /* the pool goes with it: LeakSanitizer looks */
+}
+
+static void *churn(void *arg)
+{
+    opq_pool *pool = arg;
+    opq_buffer *held[16] = {0};
+    for (int i = 0; i < 4000; i++) {
+        opq_buffer_release(held[i % 16]);
+        held[i % 16] = NULL;
+        if (opq_pool_buffer(pool, (size_t)(i * 37 % 5000), &held[i % 16]) != OPQ_OK)
+            return arg;
+        memset(held[i % 16]->data, i, held[i % 16]->bytes);
+        if (i % 1000 == 0)
+            opq_pool_trim(pool);
+    }
+    for (int i = 0; i < 16; i++)
+        opq_buffer_release(held[i]);
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    pthread_t threads[3];
+    for (size_t i = 0; i < COUNT(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, churn, *state), 0);
+    for (size_t i = 0; i < COUNT(threads); i++) {
+        void *failed = NULL;
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+    assert_int_equal(opq_pool_live(*state), 0);
+}
+
+static void test_scratch(void **state)
+{
+    (void)state;
+    char *small = opq_thread_scratch(100), *same = opq_thread_scratch(50), *large = opq_thread_scratch(1 << 20);
+    assert_non_null(small);
+    assert_ptr_equal(small, same);
+    assert_int_equal((uintptr_t)large % 64, 0);
+    memset(large, 1, 1 << 20);
+    assert_null(opq_thread_scratch((size_t)1 << 60));
+    assert_non_null(opq_thread_scratch(100));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_pool, drop_pool)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_every_size_is_aligned_and_whole), TEST(test_a_freed_block_is_used_again), TEST(test_trim_gives_back), TEST(test_live_and_peak),
+        TEST(test_adopted_memory), TEST(test_what_cannot_be), TEST(test_a_buffer_outlives_the_owner), TEST(test_threads), TEST(test_scratch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
