@@ -169,7 +169,7 @@ OPQ_API bool opq_op_find(const char *name, size_t length, opq_op *out_op);
     X(axes, INTS)        /* reduced axes, ascending, never negative */                                                 \
     X(axis, INT)                                                                                                       \
     X(dims, INTS)        /* permute: result dim i is operand dim dims[i] */                                            \
-    X(key, STR)          /* extern: what is called, with its constant arguments */                                     \
+    X(key, STR)          /* extern: what is called; index ops: what an error says */                              \
     X(offset, INT)       /* strided, update: first element, in elements of the dense operand */                        \
     X(result, INT)       /* extern_result: which one; extern: how many */                                                                \
     X(sizes, INTS)       /* update: shape of the written window */                                                     \
