@@ -13,7 +13,6 @@ import time
 
 import torch
 import torch.nn.functional as F
-import torch_opaque
 
 ROWS = {}
 
@@ -70,7 +69,11 @@ def mm_512():
 
 @row(1.0)
 def linear_gelu_128x768x3072():
-    return lambda x, w, b: F.gelu(F.linear(x, w, b)), [torch.randn(128, 768), torch.randn(3072, 768), torch.randn(3072)]
+    return lambda x, w, b: F.gelu(F.linear(x, w, b)), [
+        torch.randn(128, 768),
+        torch.randn(3072, 768),
+        torch.randn(3072),
+    ]
 
 
 @row(None)
@@ -91,7 +94,11 @@ def argmax_rows_4096x4096():
 @row(None)
 def attention_12x128x64():
     shape = (1, 12, 128, 64)
-    return F.scaled_dot_product_attention, [torch.randn(shape), torch.randn(shape), torch.randn(shape)]
+    return F.scaled_dot_product_attention, [
+        torch.randn(shape),
+        torch.randn(shape),
+        torch.randn(shape),
+    ]
 
 
 def time_once(function, arguments, synchronize):
@@ -107,7 +114,9 @@ def measure(make, seconds):
     """Minimum and median seconds of eager and of opaque, and the largest difference of their values."""
     function, arguments = make()
     moved = [a.to("opaque") for a in arguments]
-    difference = (function(*moved).cpu().double() - function(*arguments).double()).abs().max().item()
+    difference = (
+        (function(*moved).cpu().double() - function(*arguments).double()).abs().max().item()
+    )
     for _ in range(2):
         time_once(function, moved, True)
     eager, opaque = [], []
@@ -119,7 +128,9 @@ def measure(make, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", nargs="*", choices=[[], *ROWS], help="rows to run, default all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0, help="per row")
@@ -134,7 +145,10 @@ def main():
         ratio = statistics.median(eager) / statistics.median(opaque)
         below += floor is not None and ratio < floor
         cells = [f"{min(t) * 1e6:.0f} ({statistics.median(t) * 1e6:.0f})" for t in (eager, opaque)]
-        print(f"{name:30} {cells[0]:>20} {cells[1]:>20} {ratio:6.2f}x {floor or '-':>6}  {difference:.1e}", flush=True)
+        print(
+            f"{name:30} {cells[0]:>20} {cells[1]:>20} {ratio:6.2f}x {floor or '-':>6}  {difference:.1e}",
+            flush=True,
+        )
     return 1 if below else 0
 
 

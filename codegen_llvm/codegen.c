@@ -67,8 +67,7 @@ static const opq_code *look_up(opq_code_cache *cache, uint64_t hash, const opq_t
 }
 
 /* Another thread may have compiled the same kernel meanwhile; then that one is used. */
-static opq_status keep(opq_code_cache *cache, uint64_t hash, const opq_text *key, opq_code code,
-                       const opq_code **out_code)
+static opq_status keep(opq_code_cache *cache, uint64_t hash, const opq_text *key, opq_code code, const opq_code **out_code)
 {
     opq_code_entry *entry = malloc(sizeof *entry + key->length);
     if (!entry)
@@ -101,21 +100,14 @@ static void emit_nest(opq_nest *n)
 {
     switch ((opq_kernel_kind)n->kernel->kind) {
     case OPQ_KERNEL_map:
-    case OPQ_KERNEL_index:
-        opq_emit_map(n);
-        return;
-    case OPQ_KERNEL_row:
-        opq_emit_row(n);
-        return;
-    case OPQ_KERNEL_column:
-        opq_emit_column(n);
-        return;
+    case OPQ_KERNEL_index: opq_emit_map(n); return;
+    case OPQ_KERNEL_row: opq_emit_row(n); return;
+    case OPQ_KERNEL_column: opq_emit_column(n); return;
     case OPQ_KERNEL_matmul:
     case OPQ_KERNEL_concat:
     case OPQ_KERNEL_update:
     case OPQ_KERNEL_extern:
-    case OPQ_KERNEL_KIND_COUNT:
-        break;
+    case OPQ_KERNEL_KIND_COUNT: break;
     }
     opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "no code is generated for kernels of kind %d", n->kernel->kind));
 }

@@ -7,8 +7,8 @@
 
 /* Runs units [begin, end) of the kernel (see opq_kernel_units). `scratch` is per thread, opq_kernel_scratch bytes, 64-byte aligned.
  * An index out of range stores {1 + instruction number, the index} into error[0..1] (error[0] is 0 before) and goes on with index 0. */
-typedef void (*opq_kernel_fn)(void *const *buffers, const int64_t *dims, const opq_number *scalars, int64_t begin, int64_t end, void *scratch,
-                              int64_t *error);
+typedef void (*opq_kernel_fn)(void *const *buffers, const int64_t *dims, const opq_number *scalars, int64_t begin,
+                              int64_t end, void *scratch, int64_t *error);
 
 typedef struct opq_code {
     opq_kernel_fn fn;

@@ -10,11 +10,11 @@
 #include <llvm-c/Core.h>
 
 typedef struct opq_cpu {
-    bool avx512;          /* F, BW, DQ, VL; else AVX2 + FMA + F16C */
+    bool avx512; /* F, BW, DQ, VL; else AVX2 + FMA + F16C */
     bool avx512_bf16;
     bool amx_bf16;
-    char name[64];        /* LLVM's -mcpu */
-    char features[256];   /* LLVM's -mattr */
+    char name[64];      /* LLVM's -mcpu */
+    char features[256]; /* LLVM's -mattr */
 } opq_cpu;
 /* CPUID, lowered by OPAQUE_CPU=avx2|avx512. OPQ_UNSUPPORTED below AVX2. */
 opq_status opq_cpu_detect(opq_cpu *out_cpu) OPQ_MUST_CHECK;
@@ -29,8 +29,10 @@ typedef struct opq_emitter {
 } opq_emitter;
 
 /* ---- our own vector functions, f32 in and out (math*.c); results are the same on every host that has FMA */
+/* clang-format off */
 #define OPQ_MATH1(X) X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh)   \
     X(tanh) X(asinh) X(acosh) X(atanh) X(erf) X(erfc) X(sigmoid)
+/* clang-format on */
 #define X(name) LLVMValueRef opq_math_##name(opq_emitter *e, LLVMValueRef x);
 OPQ_MATH1(X)
 #undef X

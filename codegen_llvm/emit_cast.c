@@ -32,8 +32,7 @@ static LLVMValueRef from_float(opq_emitter *e, opq_dtype from, opq_dtype to, LLV
 {
     LLVMTypeRef type = opq_vector_type(e, to);
     switch (opq_dtype_kind_of(to)) {
-    case OPQ_KIND_BOOL:
-        return LLVMBuildFCmp(e->builder, LLVMRealUNE, x, LLVMConstNull(LLVMTypeOf(x)), "");
+    case OPQ_KIND_BOOL: return LLVMBuildFCmp(e->builder, LLVMRealUNE, x, LLVMConstNull(LLVMTypeOf(x)), "");
     case OPQ_KIND_UINT:
         x = float_to_int(e, x, from == OPQ_f64 ? 64 : 32);
         return LLVMBuildTrunc(e->builder, x, type, "");
@@ -41,8 +40,7 @@ static LLVMValueRef from_float(opq_emitter *e, opq_dtype from, opq_dtype to, LLV
         x = float_to_int(e, x, to == OPQ_i64 ? 64 : 32);
         return LLVMBuildIntCast2(e->builder, x, type, true, "");
     case OPQ_KIND_FLOAT:
-    case OPQ_KIND_RAW:
-        break;
+    case OPQ_KIND_RAW: break;
     }
     return LLVMBuildFPCast(e->builder, x, type, "");
 }

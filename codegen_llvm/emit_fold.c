@@ -23,18 +23,14 @@ LLVMValueRef opq_fold_identity(opq_emitter *e, opq_fold fold, opq_dtype dtype)
     LLVMTypeRef type = opq_vector_type(e, dtype);
     switch (fold) {
     case OPQ_FOLD_sum:
-    case OPQ_FOLD_or:
-        return LLVMConstNull(type);
+    case OPQ_FOLD_or: return LLVMConstNull(type);
     case OPQ_FOLD_prod:
         return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT ? opq_splat_float(e, type, 1) : opq_splat_int(e, type, 1);
-    case OPQ_FOLD_and:
-        return opq_splat_int(e, type, -1);
+    case OPQ_FOLD_and: return opq_splat_int(e, type, -1);
     case OPQ_FOLD_max:
-    case OPQ_FOLD_argmax:
-        return limit(e, dtype, false);
+    case OPQ_FOLD_argmax: return limit(e, dtype, false);
     case OPQ_FOLD_min:
-    case OPQ_FOLD_argmin:
-        return limit(e, dtype, true);
+    case OPQ_FOLD_argmin: return limit(e, dtype, true);
     }
     return NULL;
 }
@@ -44,21 +40,14 @@ LLVMValueRef opq_fold_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LL
     const LLVMValueRef operands[2] = {a, b};
     LLVMValueRef value = NULL;
     switch (fold) {
-    case OPQ_FOLD_sum:
-        return opq_emit_ewise(e, OPQ_OP_add, dtype, operands, &value) == OPQ_OK ? value : NULL;
-    case OPQ_FOLD_prod:
-        return opq_emit_ewise(e, OPQ_OP_mul, dtype, operands, &value) == OPQ_OK ? value : NULL;
-    case OPQ_FOLD_max:
-        return opq_emit_call(e, "maximum", dtype, operands);
-    case OPQ_FOLD_min:
-        return opq_emit_call(e, "minimum", dtype, operands);
-    case OPQ_FOLD_or:
-        return LLVMBuildOr(e->builder, a, b, "");
-    case OPQ_FOLD_and:
-        return LLVMBuildAnd(e->builder, a, b, "");
+    case OPQ_FOLD_sum: return opq_emit_ewise(e, OPQ_OP_add, dtype, operands, &value) == OPQ_OK ? value : NULL;
+    case OPQ_FOLD_prod: return opq_emit_ewise(e, OPQ_OP_mul, dtype, operands, &value) == OPQ_OK ? value : NULL;
+    case OPQ_FOLD_max: return opq_emit_call(e, "maximum", dtype, operands);
+    case OPQ_FOLD_min: return opq_emit_call(e, "minimum", dtype, operands);
+    case OPQ_FOLD_or: return LLVMBuildOr(e->builder, a, b, "");
+    case OPQ_FOLD_and: return LLVMBuildAnd(e->builder, a, b, "");
     case OPQ_FOLD_argmax:
-    case OPQ_FOLD_argmin:
-        break;
+    case OPQ_FOLD_argmin: break;
     }
     return NULL;
 }

@@ -35,15 +35,11 @@ static bool is_signed(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_
 static int code_for(const opq_lowering *lowering, opq_dtype dtype)
 {
     switch (opq_dtype_kind_of(dtype)) {
-    case OPQ_KIND_FLOAT:
-        return lowering->for_float;
-    case OPQ_KIND_INT:
-        return lowering->for_signed;
+    case OPQ_KIND_FLOAT: return lowering->for_float;
+    case OPQ_KIND_INT: return lowering->for_signed;
     case OPQ_KIND_UINT:
-    case OPQ_KIND_BOOL:
-        return lowering->for_unsigned;
-    case OPQ_KIND_RAW:
-        break;
+    case OPQ_KIND_BOOL: return lowering->for_unsigned;
+    case OPQ_KIND_RAW: break;
     }
     return 0;
 }
@@ -53,28 +49,17 @@ static LLVMValueRef arith(opq_emitter *e, opq_arith code, LLVMValueRef a, LLVMVa
 {
     LLVMBuilderRef builder = e->builder;
     switch (code) {
-    case OPQ_ARITH_FAdd:
-        return LLVMBuildFAdd(builder, a, b, "");
-    case OPQ_ARITH_FSub:
-        return LLVMBuildFSub(builder, a, b, "");
-    case OPQ_ARITH_FMul:
-        return LLVMBuildFMul(builder, a, b, "");
-    case OPQ_ARITH_FDiv:
-        return LLVMBuildFDiv(builder, a, b, "");
-    case OPQ_ARITH_Add:
-        return opq_is_bool(a) ? LLVMBuildOr(builder, a, b, "") : LLVMBuildAdd(builder, a, b, "");
-    case OPQ_ARITH_Sub:
-        return opq_is_bool(a) ? LLVMBuildXor(builder, a, b, "") : LLVMBuildSub(builder, a, b, "");
-    case OPQ_ARITH_Mul:
-        return opq_is_bool(a) ? LLVMBuildAnd(builder, a, b, "") : LLVMBuildMul(builder, a, b, "");
-    case OPQ_ARITH_And:
-        return LLVMBuildAnd(builder, a, b, "");
-    case OPQ_ARITH_Or:
-        return LLVMBuildOr(builder, a, b, "");
-    case OPQ_ARITH_Xor:
-        return LLVMBuildXor(builder, a, b, "");
-    case OPQ_ARITH_None:
-        break;
+    case OPQ_ARITH_FAdd: return LLVMBuildFAdd(builder, a, b, "");
+    case OPQ_ARITH_FSub: return LLVMBuildFSub(builder, a, b, "");
+    case OPQ_ARITH_FMul: return LLVMBuildFMul(builder, a, b, "");
+    case OPQ_ARITH_FDiv: return LLVMBuildFDiv(builder, a, b, "");
+    case OPQ_ARITH_Add: return opq_is_bool(a) ? LLVMBuildOr(builder, a, b, "") : LLVMBuildAdd(builder, a, b, "");
+    case OPQ_ARITH_Sub: return opq_is_bool(a) ? LLVMBuildXor(builder, a, b, "") : LLVMBuildSub(builder, a, b, "");
+    case OPQ_ARITH_Mul: return opq_is_bool(a) ? LLVMBuildAnd(builder, a, b, "") : LLVMBuildMul(builder, a, b, "");
+    case OPQ_ARITH_And: return LLVMBuildAnd(builder, a, b, "");
+    case OPQ_ARITH_Or: return LLVMBuildOr(builder, a, b, "");
+    case OPQ_ARITH_Xor: return LLVMBuildXor(builder, a, b, "");
+    case OPQ_ARITH_None: break;
     }
     return NULL;
 }
@@ -103,8 +88,7 @@ static LLVMValueRef emit_neg(opq_emitter *e, opq_dtype dtype, const LLVMValueRef
     (void)dtype;
     if (opq_is_bool(x[0]))
         return x[0];
-    return opq_is_float(x[0]) ? LLVMBuildFNeg(e->builder, x[0], "")
-                              : LLVMBuildSub(e->builder, zero_like(x[0]), x[0], "");
+    return opq_is_float(x[0]) ? LLVMBuildFNeg(e->builder, x[0], "") : LLVMBuildSub(e->builder, zero_like(x[0]), x[0], "");
 }
 
 static LLVMValueRef emit_abs(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
@@ -195,11 +179,11 @@ static LLVMValueRef emit_sqrt(opq_emitter *e, opq_dtype dtype, const LLVMValueRe
 }
 
 /* Integers stay as they are. */
-#define ROUNDING(name, intrinsic)                                                           \
-    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x) \
-    {                                                                                       \
-        (void)dtype;                                                                        \
-        return opq_is_float(x[0]) ? unary(e, intrinsic, x[0]) : x[0];                       \
+#define ROUNDING(name, intrinsic)                                                                                      \
+    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)                            \
+    {                                                                                                                  \
+        (void)dtype;                                                                                                   \
+        return opq_is_float(x[0]) ? unary(e, intrinsic, x[0]) : x[0];                                                  \
     }
 ROUNDING(floor, "llvm.floor")
 ROUNDING(ceil, "llvm.ceil")
@@ -322,10 +306,10 @@ static LLVMValueRef emit_div_floor(opq_emitter *e, opq_dtype dtype, const LLVMVa
 
 /* ---- transcendental ---------------------------------------------------------------------------------------------- */
 
-#define X(name)                                                                             \
-    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x) \
-    {                                                                                       \
-        return dtype == OPQ_f32 ? opq_math_##name(e, x[0]) : NULL;                          \
+#define X(name)                                                                                                        \
+    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)                            \
+    {                                                                                                                  \
+        return dtype == OPQ_f32 ? opq_math_##name(e, x[0]) : NULL;                                                     \
     }
 OPQ_MATH1(X)
 #undef X
@@ -366,19 +350,12 @@ opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVM
     const opq_lowering *lowering = opq_op_lowering(op);
     LLVMValueRef value = NULL;
     switch (lowering->kind) {
-    case OPQ_LOWER_ARITH:
-        value = arith(e, (opq_arith)code_for(lowering, dtype), operands[0], operands[1]);
-        break;
-    case OPQ_LOWER_CMP:
-        value = compare(e, (opq_cmp)code_for(lowering, dtype), operands[0], operands[1]);
-        break;
-    case OPQ_LOWER_CALL:
-        value = opq_emit_call(e, lowering->text, dtype, operands);
-        break;
+    case OPQ_LOWER_ARITH: value = arith(e, (opq_arith)code_for(lowering, dtype), operands[0], operands[1]); break;
+    case OPQ_LOWER_CMP: value = compare(e, (opq_cmp)code_for(lowering, dtype), operands[0], operands[1]); break;
+    case OPQ_LOWER_CALL: value = opq_emit_call(e, lowering->text, dtype, operands); break;
     case OPQ_LOWER_NATIVE:
     case OPQ_LOWER_FOLD:
-    case OPQ_LOWER_EXPAND:
-        break;
+    case OPQ_LOWER_EXPAND: break;
     }
     if (!value)
         return opq_fail(OPQ_UNSUPPORTED, "%s is not generated for %s", opq_op_info_of(op)->name, opq_dtype_name(dtype));

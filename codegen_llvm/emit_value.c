@@ -8,12 +8,10 @@
 LLVMTypeRef opq_lane_type(const opq_emitter *e, opq_dtype dtype)
 {
     switch (opq_dtype_kind_of(dtype)) {
-    case OPQ_KIND_BOOL:
-        return LLVMInt1TypeInContext(e->context);
+    case OPQ_KIND_BOOL: return LLVMInt1TypeInContext(e->context);
     case OPQ_KIND_UINT:
     case OPQ_KIND_INT:
-    case OPQ_KIND_RAW:
-        return LLVMIntTypeInContext(e->context, 8 * (unsigned)opq_dtype_bytes(dtype));
+    case OPQ_KIND_RAW: return LLVMIntTypeInContext(e->context, 8 * (unsigned)opq_dtype_bytes(dtype));
     case OPQ_KIND_FLOAT:
         return dtype == OPQ_f64 ? LLVMDoubleTypeInContext(e->context) : LLVMFloatTypeInContext(e->context);
     }
@@ -40,10 +38,8 @@ bool opq_is_bool(LLVMValueRef vector) { return !opq_is_float(vector) && opq_lane
 int opq_lane_bits(LLVMValueRef vector)
 {
     switch (lane_kind(vector)) {
-    case LLVMFloatTypeKind:
-        return 32;
-    case LLVMDoubleTypeKind:
-        return 64;
+    case LLVMFloatTypeKind: return 32;
+    case LLVMDoubleTypeKind: return 64;
     default: /* LLVM's enum: vectors here hold nothing else */
         return (int)LLVMGetIntTypeWidth(LLVMGetElementType(LLVMTypeOf(vector)));
     }
@@ -100,8 +96,7 @@ LLVMValueRef opq_splat(opq_emitter *e, LLVMValueRef scalar)
 {
     LLVMTypeRef type = opq_vector_of(e, LLVMTypeOf(scalar));
     LLVMTypeRef i32 = LLVMInt32TypeInContext(e->context);
-    LLVMValueRef first =
-        LLVMBuildInsertElement(e->builder, LLVMGetPoison(type), scalar, LLVMConstInt(i32, 0, false), "");
+    LLVMValueRef first = LLVMBuildInsertElement(e->builder, LLVMGetPoison(type), scalar, LLVMConstInt(i32, 0, false), "");
     return LLVMBuildShuffleVector(e->builder, first, LLVMGetPoison(type), LLVMConstNull(opq_vector_of(e, i32)), "");
 }
 

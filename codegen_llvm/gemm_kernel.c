@@ -15,7 +15,19 @@
 #include <string.h>
 
 enum { UNROLL = 4, TILE_MAX = 32, ARGUMENTS = 11 };
-enum { ARG_A, ARG_A_STRIDE, ARG_B, ARG_B_STRIDE, ARG_PANEL_STRIDE, ARG_C, ARG_C_STRIDE, ARG_K, ARG_ACCUMULATE, ARG_PREFETCH, ARG_STEP };
+enum {
+    ARG_A,
+    ARG_A_STRIDE,
+    ARG_B,
+    ARG_B_STRIDE,
+    ARG_PANEL_STRIDE,
+    ARG_C,
+    ARG_C_STRIDE,
+    ARG_K,
+    ARG_ACCUMULATE,
+    ARG_PREFETCH,
+    ARG_STEP
+};
 
 typedef struct kernel {
     opq_emitter *e;
@@ -25,21 +37,18 @@ typedef struct kernel {
     LLVMTypeRef fma_type, prefetch_type;
     LLVMValueRef fma, prefetch;
     LLVMValueRef arg[ARGUMENTS];
-    LLVMValueRef row_offset[OPQ_GEMM_ROWS_MAX];                /* bytes from row 0 of a, LEFT_ROWS only */
-    LLVMValueRef panel_offset[OPQ_GEMM_VECTORS_MAX];           /* bytes from vector 0 of b */
+    LLVMValueRef row_offset[OPQ_GEMM_ROWS_MAX];      /* bytes from row 0 of a, LEFT_ROWS only */
+    LLVMValueRef panel_offset[OPQ_GEMM_VECTORS_MAX]; /* bytes from vector 0 of b */
     LLVMValueRef c_address[OPQ_GEMM_ROWS_MAX];
 } kernel;
 
 /* What changes from one k to the next. */
 typedef struct state {
-    LLVMValueRef tile[TILE_MAX]; /* row-major */
+    LLVMValueRef tile[TILE_MAX];    /* row-major */
     LLVMValueRef a, b, prefetch, k; /* k: steps still to do */
 } state;
 
-int opq_gemm_vector_bytes(const opq_cpu *cpu)
-{
-    return cpu->avx512 ? 64 : 32;
-}
+int opq_gemm_vector_bytes(const opq_cpu *cpu) { return cpu->avx512 ? 64 : 32; }
 
 int opq_gemm_rows_max(const opq_cpu *cpu, int vectors)
 {
@@ -88,7 +97,8 @@ static void declare_intrinsics(kernel *g)
 static void touch(const kernel *g, LLVMValueRef address, bool for_write)
 {
     LLVMTypeRef i32 = LLVMInt32TypeInContext(g->e->context);
-    LLVMValueRef args[4] = {address, LLVMConstInt(i32, for_write, 0), LLVMConstInt(i32, for_write ? 3 : 2, 0), LLVMConstInt(i32, 1, 0)};
+    LLVMValueRef args[4] = {address, LLVMConstInt(i32, for_write, 0), LLVMConstInt(i32, for_write ? 3 : 2, 0),
+                            LLVMConstInt(i32, 1, 0)};
     LLVMBuildCall2(g->e->builder, g->prefetch_type, g->prefetch, args, 4, "");
 }
 
@@ -105,9 +115,11 @@ static void declare_function(kernel *g, const char *name)
     const char *width = g->vector_bytes == 64 ? "512" : "256";
     LLVMAttributeRef wide = LLVMCreateStringAttribute(g->e->context, "prefer-vector-width", 19, width, 3);
     LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, wide);
-    unsigned no_alias = LLVMGetEnumAttributeKindForName("noalias", 7), no_unwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
+    unsigned no_alias = LLVMGetEnumAttributeKindForName("noalias", 7),
+             no_unwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
     LLVMAddAttributeAtIndex(function, ARG_C + 1, LLVMCreateEnumAttribute(g->e->context, no_alias, 0));
-    LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, LLVMCreateEnumAttribute(g->e->context, no_unwind, 0));
+    LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex,
+                            LLVMCreateEnumAttribute(g->e->context, no_unwind, 0));
     g->e->function = function;
 }
 
@@ -215,9 +227,11 @@ static state emit_start(kernel *g)
     LLVMBasicBlockRef entry = LLVMGetInsertBlock(builder);
     LLVMBasicBlockRef reload = LLVMAppendBasicBlockInContext(g->e->context, g->e->function, "reload");
     LLVMBasicBlockRef begin = LLVMAppendBasicBlockInContext(g->e->context, g->e->function, "begin");
-    LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntNE, g->arg[ARG_ACCUMULATE], constant(g, 0), ""), reload, begin);
+    LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntNE, g->arg[ARG_ACCUMULATE], constant(g, 0), ""), reload,
+                    begin);
 
-    state zero = {.a = g->arg[ARG_A], .b = g->arg[ARG_B], .prefetch = g->arg[ARG_PREFETCH], .k = g->arg[ARG_K]}, old = zero;
+    state zero = {.a = g->arg[ARG_A], .b = g->arg[ARG_B], .prefetch = g->arg[ARG_PREFETCH], .k = g->arg[ARG_K]},
+          old = zero;
     LLVMPositionBuilderAtEnd(builder, reload);
     for (int i = 0; i < g->rows * g->vectors; i++) {
         zero.tile[i] = LLVMConstNull(g->vector);
@@ -231,7 +245,8 @@ static state emit_start(kernel *g)
     return s;
 }
 
-opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows, int vectors)
+opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows,
+                                int vectors)
 {
     if ((dtype != OPQ_f32 && dtype != OPQ_f64) || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
         return opq_fail(OPQ_INVALID, "gemm kernel: no tile of %d rows and %d vectors", rows, vectors);

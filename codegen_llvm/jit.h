@@ -18,10 +18,10 @@ void opq_jit_unlock(opq_jit *jit);
 const struct opq_cpu *opq_jit_cpu(const opq_jit *jit);
 /* Builds a module with `build` (it must define a function called `name`), compiles and links it. The address lives as long as the
  * jit. Names are made unique inside. Thread-safe. OPQ_CODEGEN if LLVM's verifier or an undefined symbol objects. */
-opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(struct opq_emitter *e, void *data), void *data,
-                            void **out_address) OPQ_MUST_CHECK;
+opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(struct opq_emitter *e, void *data),
+                            void *data, void **out_address) OPQ_MUST_CHECK;
 /* The same module as text: "llvm" or "asm". malloc'd. */
-opq_status opq_jit_text(opq_jit *jit, const char *name, opq_status (*build)(struct opq_emitter *e, void *data), void *data,
-                        const char *stage, char **out_text) OPQ_MUST_CHECK;
+opq_status opq_jit_text(opq_jit *jit, const char *name, opq_status (*build)(struct opq_emitter *e, void *data),
+                        void *data, const char *stage, char **out_text) OPQ_MUST_CHECK;
 
 #endif

@@ -206,10 +206,8 @@ static bool plan_sweep(part *p, int sweep)
     }
     for (int r = 0; r < p->count; r++) {
         opq_fold fold = opq_nest_fold(n, instrs[r]);
-        p->reductions[r] = (reduction){.instr = instrs[r],
-                                       .fold = fold,
-                                       .dtype = opq_nest_fold_dtype(n, instrs[r]),
-                                       .is_arg = opq_fold_is_arg(fold)};
+        p->reductions[r] = (reduction){
+            .instr = instrs[r], .fold = fold, .dtype = opq_nest_fold_dtype(n, instrs[r]), .is_arg = opq_fold_is_arg(fold)};
         p->trees += opq_fold_is_arg(fold) ? 0 : p->width;
         p->args += opq_fold_is_arg(fold) ? 2 * p->width : 0;
     }
@@ -303,8 +301,7 @@ void opq_emit_column(opq_nest *n)
     opq_nest_bind(n, outer);
     opq_nest_emit(n, OPQ_LEVEL_outer, 0, NULL);
 
-    LLVMValueRef from = LLVMBuildMul(b, units.index[odometer.rank - 1], strip, ""),
-                 to = LLVMBuildAdd(b, from, strip, "");
+    LLVMValueRef from = LLVMBuildMul(b, units.index[odometer.rank - 1], strip, ""), to = LLVMBuildAdd(b, from, strip, "");
     to = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, to, n->extent[vector], ""), to, n->extent[vector], "");
     int64_t elements = (int64_t)width * n->e->lanes;
     LLVMValueRef whole = LLVMBuildAnd(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, -elements), "");

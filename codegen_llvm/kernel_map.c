@@ -34,7 +34,8 @@ bool opq_kernel_tiled(const opq_kernel *kernel)
         return false;
     for (int a = 0; a < kernel->access_count; a++) {
         const opq_access *access = &kernel->accesses[a];
-        if (access->buffer >= 0 && access->stride[vector] == OPQ_STRIDE_any && access->stride[vector - 1] == OPQ_STRIDE_one)
+        if (access->buffer >= 0 && access->stride[vector] == OPQ_STRIDE_any &&
+            access->stride[vector - 1] == OPQ_STRIDE_one)
             return true;
     }
     return false;

@@ -56,8 +56,7 @@ static LLVMValueRef lane_indices(opq_nest *n, const sweep *s)
 {
     LLVMBuilderRef b = n->e->builder;
     LLVMTypeRef i32 = LLVMInt32TypeInContext(n->e->context);
-    LLVMValueRef first =
-        LLVMBuildTrunc(b, LLVMBuildSub(b, n->index[opq_nest_vector(n)], s->segment_start, ""), i32, "");
+    LLVMValueRef first = LLVMBuildTrunc(b, LLVMBuildSub(b, n->index[opq_nest_vector(n)], s->segment_start, ""), i32, "");
     LLVMValueRef copy = opq_splat_int(n->e, opq_vector_of(n->e, i32), (int64_t)n->copy * n->e->lanes);
     return LLVMBuildAdd(b, opq_splat(n->e, first), LLVMBuildAdd(b, opq_lane_numbers(n->e, 32), copy, ""), "");
 }
@@ -214,8 +213,7 @@ static void with_upper(opq_nest *n, const sweep *s, LLVMValueRef segments, bool 
     {
         (void)red2;
         LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(folded.value[at2]), "");
-        LLVMAddIncoming(phi, (LLVMValueRef[]){io->value[at2], folded.value[at2]}, (LLVMBasicBlockRef[]){before, many},
-                        2);
+        LLVMAddIncoming(phi, (LLVMValueRef[]){io->value[at2], folded.value[at2]}, (LLVMBasicBlockRef[]){before, many}, 2);
         io->value[at2] = phi;
     }
 }

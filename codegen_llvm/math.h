@@ -21,11 +21,8 @@
 
 /* ---- types and constants */
 
-#define TYPE(name, scalar)                                                                         \
-    static inline LLVMTypeRef name(opq_emitter *e)                                                 \
-    {                                                                                              \
-        return LLVMVectorType(scalar(e->context), (unsigned)e->lanes);                             \
-    }
+#define TYPE(name, scalar)                                                                                             \
+    static inline LLVMTypeRef name(opq_emitter *e) { return LLVMVectorType(scalar(e->context), (unsigned)e->lanes); }
 TYPE(f32_type, LLVMFloatTypeInContext)
 TYPE(f64_type, LLVMDoubleTypeInContext)
 TYPE(i32_type, LLVMInt32TypeInContext)
@@ -65,25 +62,22 @@ static inline LLVMValueRef i64(opq_emitter *e, uint64_t value)
 
 /* ---- floating point, f32 or f64 alike */
 
-#define BINARY(name, build)                                                                        \
-    static inline LLVMValueRef name(opq_emitter *e, LLVMValueRef a, LLVMValueRef b)                \
-    {                                                                                              \
-        return build(e->builder, a, b, "");                                                        \
+#define BINARY(name, build)                                                                                            \
+    static inline LLVMValueRef name(opq_emitter *e, LLVMValueRef a, LLVMValueRef b)                                    \
+    {                                                                                                                  \
+        return build(e->builder, a, b, "");                                                                            \
     }
 BINARY(vadd, LLVMBuildFAdd)
 BINARY(vsub, LLVMBuildFSub)
 BINARY(vmul, LLVMBuildFMul)
 BINARY(vdiv, LLVMBuildFDiv)
 
-static inline LLVMValueRef vneg(opq_emitter *e, LLVMValueRef a)
-{
-    return LLVMBuildFNeg(e->builder, a, "");
-}
+static inline LLVMValueRef vneg(opq_emitter *e, LLVMValueRef a) { return LLVMBuildFNeg(e->builder, a, ""); }
 
 /* An intrinsic that is overloaded on its (first) operand's type when `overloaded`. Only ones that
  * become instructions. */
-static inline LLVMValueRef intrinsic(opq_emitter *e, const char *name, bool overloaded,
-                                     LLVMValueRef *arguments, unsigned count)
+static inline LLVMValueRef intrinsic(opq_emitter *e, const char *name, bool overloaded, LLVMValueRef *arguments,
+                                     unsigned count)
 {
     LLVMTypeRef type = LLVMTypeOf(arguments[0]);
     unsigned id = LLVMLookupIntrinsicID(name, strlen(name));
@@ -96,11 +90,8 @@ static inline LLVMValueRef vfma(opq_emitter *e, LLVMValueRef a, LLVMValueRef b, 
     return intrinsic(e, "llvm.fma", true, (LLVMValueRef[]){a, b, c}, 3);
 }
 
-#define UNARY(name, llvm_name)                                                                     \
-    static inline LLVMValueRef name(opq_emitter *e, LLVMValueRef a)                                \
-    {                                                                                              \
-        return intrinsic(e, llvm_name, true, &a, 1);                                               \
-    }
+#define UNARY(name, llvm_name)                                                                                         \
+    static inline LLVMValueRef name(opq_emitter *e, LLVMValueRef a) { return intrinsic(e, llvm_name, true, &a, 1); }
 UNARY(vsqrt, "llvm.sqrt")
 UNARY(vabs, "llvm.fabs")
 UNARY(vtrunc, "llvm.trunc")
@@ -112,14 +103,12 @@ static inline LLVMValueRef vcopysign(opq_emitter *e, LLVMValueRef magnitude, LLV
     return intrinsic(e, "llvm.copysign", true, (LLVMValueRef[]){magnitude, sign}, 2);
 }
 
-static inline LLVMValueRef vcmp(opq_emitter *e, LLVMRealPredicate predicate, LLVMValueRef a,
-                                LLVMValueRef b)
+static inline LLVMValueRef vcmp(opq_emitter *e, LLVMRealPredicate predicate, LLVMValueRef a, LLVMValueRef b)
 {
     return LLVMBuildFCmp(e->builder, predicate, a, b, "");
 }
 
-static inline LLVMValueRef vselect(opq_emitter *e, LLVMValueRef mask, LLVMValueRef a,
-                                   LLVMValueRef b)
+static inline LLVMValueRef vselect(opq_emitter *e, LLVMValueRef mask, LLVMValueRef a, LLVMValueRef b)
 {
     return LLVMBuildSelect(e->builder, mask, a, b, "");
 }
@@ -166,13 +155,9 @@ BINARY(ilshr, LLVMBuildLShr)
 BINARY(iashr, LLVMBuildAShr)
 #undef BINARY
 
-static inline LLVMValueRef inot(opq_emitter *e, LLVMValueRef a)
-{
-    return LLVMBuildNot(e->builder, a, "");
-}
+static inline LLVMValueRef inot(opq_emitter *e, LLVMValueRef a) { return LLVMBuildNot(e->builder, a, ""); }
 
-static inline LLVMValueRef icmp(opq_emitter *e, LLVMIntPredicate predicate, LLVMValueRef a,
-                                LLVMValueRef b)
+static inline LLVMValueRef icmp(opq_emitter *e, LLVMIntPredicate predicate, LLVMValueRef a, LLVMValueRef b)
 {
     return LLVMBuildICmp(e->builder, predicate, a, b, "");
 }
@@ -187,11 +172,8 @@ static inline LLVMValueRef any(opq_emitter *e, LLVMValueRef mask)
 
 /* ---- conversions */
 
-#define CONVERT(name, build, type)                                                                 \
-    static inline LLVMValueRef name(opq_emitter *e, LLVMValueRef a)                                \
-    {                                                                                              \
-        return build(e->builder, a, type(e), "");                                                  \
-    }
+#define CONVERT(name, build, type)                                                                                     \
+    static inline LLVMValueRef name(opq_emitter *e, LLVMValueRef a) { return build(e->builder, a, type(e), ""); }
 CONVERT(as_f32, LLVMBuildBitCast, f32_type)
 CONVERT(as_f64, LLVMBuildBitCast, f64_type)
 CONVERT(as_i32, LLVMBuildBitCast, i32_type)

@@ -7,7 +7,7 @@
 #include "codegen_llvm/math.h"
 #include "codegen_llvm/math_tables.h"
 
-#define MAGIC32                                                                                    \
+#define MAGIC32                                                                                                        \
     0x1.8p23f /* adding it rounds to an integer and leaves that integer in the low mantissa bits   \
                */
 #define MAGIC64 0x1.8p52

@@ -19,10 +19,9 @@ static LLVMValueRef slice(opq_emitter *e, LLVMValueRef v, int first, int count)
     LLVMTypeRef i32_scalar = LLVMInt32TypeInContext(e->context);
     LLVMValueRef mask[OPQ_MAX_LANES];
     for (int i = 0; i < count; i++)
-        mask[i] = first + i < lanes ? LLVMConstInt(i32_scalar, (unsigned)(first + i), false)
-                                    : LLVMGetPoison(i32_scalar);
-    return LLVMBuildShuffleVector(e->builder, v, LLVMGetPoison(LLVMTypeOf(v)),
-                                  LLVMConstVector(mask, (unsigned)count), "");
+        mask[i] = first + i < lanes ? LLVMConstInt(i32_scalar, (unsigned)(first + i), false) : LLVMGetPoison(i32_scalar);
+    return LLVMBuildShuffleVector(e->builder, v, LLVMGetPoison(LLVMTypeOf(v)), LLVMConstVector(mask, (unsigned)count),
+                                  "");
 }
 
 static LLVMValueRef table_part(opq_emitter *e, const float *table, int count)
@@ -78,8 +77,7 @@ LLVMValueRef opq_math_lookup32(opq_emitter *e, const float table[32], LLVMValueR
         for (int i = 0; i < first + step; i++)
             mask[i] = LLVMConstInt(LLVMInt32TypeInContext(e->context), (unsigned)i, false);
         part = slice(e, part, 0, first);
-        result = LLVMBuildShuffleVector(e->builder, result, part,
-                                        LLVMConstVector(mask, (unsigned)(first + step)), "");
+        result = LLVMBuildShuffleVector(e->builder, result, part, LLVMConstVector(mask, (unsigned)(first + step)), "");
     }
     return slice(e, result, 0, e->lanes);
 }
@@ -102,14 +100,8 @@ static LLVMValueRef odd_table(opq_emitter *e, const float table[6][32], LLVMValu
     return vcopysign(e, y, x);
 }
 
-LLVMValueRef opq_math_tanh(opq_emitter *e, LLVMValueRef x)
-{
-    return odd_table(e, TANH_TABLE, x);
-}
-LLVMValueRef opq_math_erf(opq_emitter *e, LLVMValueRef x)
-{
-    return odd_table(e, ERF_TABLE, x);
-}
+LLVMValueRef opq_math_tanh(opq_emitter *e, LLVMValueRef x) { return odd_table(e, TANH_TABLE, x); }
+LLVMValueRef opq_math_erf(opq_emitter *e, LLVMValueRef x) { return odd_table(e, ERF_TABLE, x); }
 
 /* ---- through f64 */
 
@@ -163,8 +155,7 @@ LLVMValueRef opq_math_atanh(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef t = widen(e, magnitude);
     LLVMValueRef u = vdiv(e, vadd(e, t, t), vsub(e, f64(e, 1.0), t));
     LLVMValueRef y = narrow(e, vmul(e, opq_math_log1p_f64(e, u), f64(e, 0.5)));
-    LLVMValueRef edge =
-        vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, 1.0f)), f32(e, INFINITY), f32(e, NAN));
+    LLVMValueRef edge = vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, 1.0f)), f32(e, INFINITY), f32(e, NAN));
     y = vselect(e, vcmp(e, LLVMRealOLT, magnitude, f32(e, 1.0f)), y, edge);
     return vcopysign(e, y, x);
 }

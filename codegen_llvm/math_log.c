@@ -45,14 +45,13 @@ static LLVMValueRef log_avx512(opq_emitter *e, LLVMValueRef x)
 {
     LLVMTypeRef i32_scalar = LLVMInt32TypeInContext(e->context);
     LLVMValueRef all = LLVMConstInt(LLVMInt16TypeInContext(e->context), 0xffff, false);
-    LLVMValueRef rounding = LLVMConstInt(i32_scalar, 4, false); /* as in MXCSR */
-    LLVMValueRef interval =
-        LLVMConstInt(i32_scalar, 2 << 2 | 3, false); /* NaN below 0; [3/4, 3/2) */
+    LLVMValueRef rounding = LLVMConstInt(i32_scalar, 4, false);          /* as in MXCSR */
+    LLVMValueRef interval = LLVMConstInt(i32_scalar, 2 << 2 | 3, false); /* NaN below 0; [3/4, 3/2) */
     LLVMValueRef zero = f32(e, 0.0f), one = f32(e, 1.0f);
     LLVMValueRef m = intrinsic(e, "llvm.x86.avx512.mask.getmant.ps.512", false,
                                (LLVMValueRef[]){x, interval, zero, all, rounding}, 5);
-    LLVMValueRef k = intrinsic(e, "llvm.x86.avx512.mask.getexp.ps.512", false,
-                               (LLVMValueRef[]){x, zero, all, rounding}, 4);
+    LLVMValueRef k =
+        intrinsic(e, "llvm.x86.avx512.mask.getexp.ps.512", false, (LLVMValueRef[]){x, zero, all, rounding}, 4);
     k = vselect(e, vcmp(e, LLVMRealOLT, m, one), vadd(e, k, one), k);
     return log_core(e, k, vsub(e, m, one));
 }
@@ -66,8 +65,7 @@ LLVMValueRef opq_math_log(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef denormal = vcmp(e, LLVMRealOLT, x, f32(e, 0x1p-126f));
     LLVMValueRef scaled = int_to_f32(e, as_i32(e, x));
     LLVMValueRef bits = as_i32(e, vselect(e, denormal, scaled, x));
-    LLVMValueRef power = iand(e, isub(e, bits, i32(e, 0x3f400000)),
-                              i32(e, 0xff800000)); /* the bits of 3/4; k << 23 */
+    LLVMValueRef power = iand(e, isub(e, bits, i32(e, 0x3f400000)), i32(e, 0xff800000)); /* the bits of 3/4; k << 23 */
     LLVMValueRef r = vsub(e, as_f32(e, isub(e, bits, power)), f32(e, 1.0f));
     LLVMValueRef k = int_to_f32(e, iashr(e, power, i32(e, 23)));
     k = vsub(e, k, vselect(e, denormal, f32(e, 149.0f), f32(e, 0.0f)));
@@ -78,8 +76,7 @@ LLVMValueRef opq_math_log(opq_emitter *e, LLVMValueRef x)
  * removed. */
 static LLVMValueRef split_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_k)
 {
-    const uint64_t one = 1023ull << 52,
-                   low = 0x3fe6a09e667f3bcd; /* the bits of 1 and of sqrt(1/2) */
+    const uint64_t one = 1023ull << 52, low = 0x3fe6a09e667f3bcd; /* the bits of 1 and of sqrt(1/2) */
     LLVMValueRef bits = as_i64(e, x);
     LLVMValueRef biased = ilshr(e, iadd(e, bits, i64(e, one - low)), i64(e, 52));
     LLVMValueRef k = i64_to_i32(e, biased);

@@ -19,10 +19,7 @@ static LLVMValueRef log2_magnitude(opq_emitter *e, LLVMValueRef magnitude)
     return vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, INFINITY)), f64(e, INFINITY), y);
 }
 
-static LLVMValueRef is_integer(opq_emitter *e, LLVMValueRef y)
-{
-    return vcmp(e, LLVMRealOEQ, vtrunc(e, y), y);
-}
+static LLVMValueRef is_integer(opq_emitter *e, LLVMValueRef y) { return vcmp(e, LLVMRealOEQ, vtrunc(e, y), y); }
 
 LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
 {
@@ -42,8 +39,7 @@ LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
     LLVMValueRef even = is_integer(e, vmul(e, y, f32(e, 0.5f)));
     LLVMValueRef signs = vselect(e, iand(e, integer, inot(e, even)), vcopysign(e, one, x), one);
     result = vcopysign(e, result, signs);
-    LLVMValueRef finite_negative =
-        iand(e, vcmp(e, LLVMRealOLT, x, zero), vcmp(e, LLVMRealOGT, x, f32(e, -INFINITY)));
+    LLVMValueRef finite_negative = iand(e, vcmp(e, LLVMRealOLT, x, zero), vcmp(e, LLVMRealOGT, x, f32(e, -INFINITY)));
     result = vselect(e, iand(e, finite_negative, inot(e, integer)), f32(e, NAN), result);
 
     LLVMValueRef nan = vcmp(e, LLVMRealUNO, x, y);
@@ -104,8 +100,7 @@ LLVMValueRef opq_math_fmod(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
 {
     LLVMValueRef zero = f32(e, 0.0f), infinity = f32(e, INFINITY);
     LLVMValueRef x_magnitude = vabs(e, x), y_magnitude = vabs(e, y);
-    LLVMValueRef valid = iand(e, vcmp(e, LLVMRealOLT, x_magnitude, infinity),
-                              vcmp(e, LLVMRealOGT, y_magnitude, zero));
+    LLVMValueRef valid = iand(e, vcmp(e, LLVMRealOLT, x_magnitude, infinity), vcmp(e, LLVMRealOGT, y_magnitude, zero));
     /* Harmless operands where the answer is NaN, so that the arithmetic and the loop stay finite.
      */
     LLVMValueRef a = widen(e, vselect(e, valid, x_magnitude, zero));

@@ -47,8 +47,7 @@ static angle reduce_exact(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef product[4];
     for (int i = 0; i < 4; i++)
         product[i] = vmul(e, m, widen(e, opq_math_lookup32(e, TWO_OVER_PI[i], group)));
-    LLVMValueRef leading =
-        vadd(e, mod4(e, product[0]), mod4(e, product[1])); /* exact: 2^3 down to 2^-45 */
+    LLVMValueRef leading = vadd(e, mod4(e, product[0]), mod4(e, product[1])); /* exact: 2^3 down to 2^-45 */
     LLVMValueRef whole = vround(e, leading);
     LLVMValueRef fraction = vadd(e, vsub(e, leading, whole), vadd(e, product[2], product[3]));
     angle result = {
@@ -206,10 +205,7 @@ LLVMValueRef opq_math_atan2(opq_emitter *e, LLVMValueRef y, LLVMValueRef x)
 }
 
 /* asin(t) for t in [0, 1/2], f64 */
-static LLVMValueRef asin_core(opq_emitter *e, LLVMValueRef t)
-{
-    return vmul(e, t, POLY64(e, ASIN64, vmul(e, t, t)));
-}
+static LLVMValueRef asin_core(opq_emitter *e, LLVMValueRef t) { return vmul(e, t, POLY64(e, ASIN64, vmul(e, t, t))); }
 
 /* The polynomial's argument for t = |x|: t up to 1/2, then sqrt((1-t)/2), which has asin(t) = pi/2
  * - 2 asin(of it). NaN past 1. */

@@ -49,15 +49,9 @@ static void open_access(opq_nest *n, int a)
     int at = opq_access_dims(k, a);
     for (int l = 0; l < k->rank; l++)
         switch ((opq_stride)access->stride[l]) {
-        case OPQ_STRIDE_zero:
-            n->stride[a][l] = opq_i64(n->e, 0);
-            break;
-        case OPQ_STRIDE_one:
-            n->stride[a][l] = opq_i64(n->e, 1);
-            break;
-        case OPQ_STRIDE_any:
-            n->stride[a][l] = dim(n, at + 1 + l);
-            break;
+        case OPQ_STRIDE_zero: n->stride[a][l] = opq_i64(n->e, 0); break;
+        case OPQ_STRIDE_one: n->stride[a][l] = opq_i64(n->e, 1); break;
+        case OPQ_STRIDE_any: n->stride[a][l] = dim(n, at + 1 + l); break;
         }
     LLVMValueRef offset = dim(n, at);
     if (access->buffer < 0) {
@@ -110,8 +104,7 @@ void opq_nest_bind(opq_nest *n, unsigned loops)
         if (access->buffer < 0)
             n->address[a] = LLVMBuildAdd(b, n->address[a], sum, "");
         else
-            n->address[a] =
-                LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), n->address[a], &sum, 1, "");
+            n->address[a] = LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), n->address[a], &sum, 1, "");
     }
 }
 

@@ -51,12 +51,10 @@ typedef struct opq_nest {
 
     bool vector_bound; /* is the vector axis in the addresses? Else index[vector] is added at each access. */
     int copy;          /* vectors beyond index[vector] */
-    LLVMValueRef
-        remaining; /* lanes from copy's first one that count (i64, may exceed the lanes or be negative); NULL: all */
+    LLVMValueRef remaining; /* lanes from copy's first one that count (i64, may exceed the lanes or be negative); NULL: all */
     LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
     bool prefetch;
-    LLVMValueRef
-        prefetch_rows; /* column: indices of the innermost reduced loop to look ahead; NULL: OPQ_PREFETCH_BYTES */
+    LLVMValueRef prefetch_rows; /* column: indices of the innermost reduced loop to look ahead; NULL: OPQ_PREFETCH_BYTES */
 
     LLVMValueRef spill_slot[OPQ_BODY_MAX]; /* pointer per slot */
     LLVMValueRef spill_row;                /* element of the row at which the innermost reduced loop starts */

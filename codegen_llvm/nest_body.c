@@ -55,8 +55,7 @@ static opq_level level_of(const opq_nest *n, int i)
     case OPQ_KERNEL_concat:
     case OPQ_KERNEL_update:
     case OPQ_KERNEL_extern:
-    case OPQ_KERNEL_KIND_COUNT:
-        break;
+    case OPQ_KERNEL_KIND_COUNT: break;
     }
     return OPQ_LEVEL_entry;
 }
@@ -248,21 +247,12 @@ static LLVMValueRef emit_instr(opq_nest *n, int i)
     if (instr->op < OPQ_OP_COUNT)
         return emit_op(n, instr, operands);
     switch ((opq_instr_op)instr->op) {
-    case OPQ_INSTR_load:
-        return opq_nest_load(n, i);
-    case OPQ_INSTR_load_at:
-        return opq_nest_load_at(n, i);
-    case OPQ_INSTR_check:
-        opq_nest_check(n, i);
-        break;
-    case OPQ_INSTR_store:
-        opq_nest_store(n, i);
-        break;
-    case OPQ_INSTR_store_add_at:
-        opq_nest_store_add_at(n, i);
-        break;
-    case OPQ_INSTR_number:
-        return opq_nest_number(n, i);
+    case OPQ_INSTR_load: return opq_nest_load(n, i);
+    case OPQ_INSTR_load_at: return opq_nest_load_at(n, i);
+    case OPQ_INSTR_check: opq_nest_check(n, i); break;
+    case OPQ_INSTR_store: opq_nest_store(n, i); break;
+    case OPQ_INSTR_store_add_at: opq_nest_store_add_at(n, i); break;
+    case OPQ_INSTR_number: return opq_nest_number(n, i);
     }
     return NULL;
 }

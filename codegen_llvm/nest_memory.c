@@ -61,12 +61,8 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
         LLVMSetAlignment(memory, alignment(dtype));
         memory = opq_splat(n->e, memory);
         break;
-    case OPQ_STRIDE_one:
-        memory = load_contiguous(n, dtype, pointer, mask);
-        break;
-    case OPQ_STRIDE_any:
-        memory = gather(n, dtype, lane_pointers(n, dtype, pointer, step), mask);
-        break;
+    case OPQ_STRIDE_one: memory = load_contiguous(n, dtype, pointer, mask); break;
+    case OPQ_STRIDE_any: memory = gather(n, dtype, lane_pointers(n, dtype, pointer, step), mask); break;
     }
     return opq_emit_widen(n->e, dtype, memory);
 }
@@ -140,8 +136,7 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
         int row = opq_nest_vector(n) - 1;
         if (a->stride[row] != OPQ_STRIDE_any)
             return;
-        pointer =
-            advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, n->prefetch_rows, n->stride[access][row], ""));
+        pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, n->prefetch_rows, n->stride[access][row], ""));
     } else {
         LLVMValueRef bytes = opq_i64(n->e, OPQ_PREFETCH_BYTES);
         pointer = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
@@ -179,10 +174,8 @@ LLVMValueRef opq_nest_number(opq_nest *n, int instr)
         first = LLVMBuildAdd(b, first, offset, "");
     LLVMValueRef lanes = opq_lane_numbers(n->e, 64), all = opq_splat(n->e, first);
     switch ((opq_stride)n->kernel->accesses[access].stride[vector]) {
-    case OPQ_STRIDE_zero:
-        return all;
-    case OPQ_STRIDE_one:
-        return LLVMBuildAdd(b, all, lanes, "");
+    case OPQ_STRIDE_zero: return all;
+    case OPQ_STRIDE_one: return LLVMBuildAdd(b, all, lanes, "");
     case OPQ_STRIDE_any:
         return LLVMBuildAdd(b, all, LLVMBuildMul(b, lanes, opq_splat(n->e, n->stride[access][vector]), ""), "");
     }

@@ -11,8 +11,7 @@
 #define WEYL_1 0xbb67ae85u /* sqrt(3) - 1 */
 
 /* The two halves of a 32 x 32 bit product. Zero-extended 64-bit products become vpmuludq. */
-static void multiply(opq_emitter *e, LLVMValueRef a, uint32_t constant, LLVMValueRef *out_high,
-                     LLVMValueRef *out_low)
+static void multiply(opq_emitter *e, LLVMValueRef a, uint32_t constant, LLVMValueRef *out_high, LLVMValueRef *out_low)
 {
     LLVMValueRef wide = i32_to_i64(e, a);
     LLVMValueRef product = LLVMBuildMul(e->builder, wide, i64(e, constant), "");
@@ -20,8 +19,7 @@ static void multiply(opq_emitter *e, LLVMValueRef a, uint32_t constant, LLVMValu
     *out_high = i64_to_i32(e, ilshr(e, product, i64(e, 32)));
 }
 
-void opq_math_philox(opq_emitter *e, const LLVMValueRef counter[4], const LLVMValueRef key[2],
-                     LLVMValueRef out_words[2])
+void opq_math_philox(opq_emitter *e, const LLVMValueRef counter[4], const LLVMValueRef key[2], LLVMValueRef out_words[2])
 {
     LLVMValueRef c[4] = {counter[0], counter[1], counter[2], counter[3]};
     LLVMValueRef k[2] = {key[0], key[1]};

@@ -3,10 +3,7 @@
 
 #include <string.h>
 
-bool opq_affine_equal(const opq_affine *a, const opq_affine *b)
-{
-    return memcmp(a, b, sizeof *a) == 0;
-}
+bool opq_affine_equal(const opq_affine *a, const opq_affine *b) { return memcmp(a, b, sizeof *a) == 0; }
 
 static void add_scaled(opq_affine *sum, const opq_affine *term, int64_t scale)
 {
@@ -76,8 +73,8 @@ static void through_slice(const opq_node *view, const opq_index_map *map, opq_in
     }
 }
 
-opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map, const opq_space *space,
-                            opq_index_map *out_map, opq_affine *out_linear)
+opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map,
+                            const opq_space *space, opq_index_map *out_map, opq_affine *out_linear)
 {
     const opq_type *source = &opq_node_at(graph, view->operand[0])->type;
     switch ((int)view->op) {
@@ -87,12 +84,8 @@ opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const 
             out_map->dim[dims->ints[d]] = map->dim[d];
         return OPQ_THROUGH_map;
     }
-    case OPQ_OP_expand:
-        opq_affine_broadcast(map, &view->type, source, out_map);
-        return OPQ_THROUGH_map;
-    case OPQ_OP_slice:
-        through_slice(view, map, out_map);
-        return OPQ_THROUGH_map;
+    case OPQ_OP_expand: opq_affine_broadcast(map, &view->type, source, out_map); return OPQ_THROUGH_map;
+    case OPQ_OP_slice: through_slice(view, map, out_map); return OPQ_THROUGH_map;
     case OPQ_OP_reshape:
         *out_linear = opq_affine_linear(map, &view->type);
         return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_map : OPQ_THROUGH_linear;
@@ -105,7 +98,8 @@ opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const 
     return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_map : OPQ_THROUGH_linear;
 }
 
-void opq_affine_broadcast(const opq_index_map *map, const opq_type *result, const opq_type *operand, opq_index_map *out_map)
+void opq_affine_broadcast(const opq_index_map *map, const opq_type *result, const opq_type *operand,
+                          opq_index_map *out_map)
 {
     int shift = result->rank - operand->rank;
     for (int d = 0; d < operand->rank; d++) {

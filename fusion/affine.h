@@ -35,9 +35,10 @@ bool opq_affine_split(const opq_affine *linear, const opq_space *space, const op
 /* Operand's map of a view node. False: not affine. `out_linear` is set instead of the map for `strided`, which addresses the
  * operand's dense elements directly (and for a reshape that does not split): usable only when the operand is memory. */
 typedef enum opq_through { OPQ_THROUGH_map, OPQ_THROUGH_linear } opq_through;
-opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map, const opq_space *space,
-                            opq_index_map *out_map, opq_affine *out_linear);
+opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map,
+                            const opq_space *space, opq_index_map *out_map, opq_affine *out_linear);
 /* Operand's map when it broadcasts into `result`. */
-void opq_affine_broadcast(const opq_index_map *map, const opq_type *result, const opq_type *operand, opq_index_map *out_map);
+void opq_affine_broadcast(const opq_index_map *map, const opq_type *result, const opq_type *operand,
+                          opq_index_map *out_map);
 
 #endif

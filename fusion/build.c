@@ -13,23 +13,28 @@ typedef struct builder {
     const opq_graph *in;
     const opq_grouping *grouping;
     opq_graph *out;
-    opq_ref *renamed;  /* members and numbers: for good */
-    opq_ref *local;    /* free nodes of the block being built */
-    int32_t *stamp;    /* block for which `local` holds */
+    opq_ref *renamed; /* members and numbers: for good */
+    opq_ref *local;   /* free nodes of the block being built */
+    int32_t *stamp;   /* block for which `local` holds */
     int32_t block;
     int32_t *order, *first_member, *next_member; /* members of a group, ascending */
-    uint8_t *state;    /* ordering: 0 new, 1 open, 2 done */
+    uint8_t *state;                              /* ordering: 0 new, 1 open, 2 done */
     int32_t ordered;
 } builder;
 
 static bool stays_single(const opq_node *node)
 {
-    return node->op == OPQ_OP_input || node->op == OPQ_OP_const || opq_node_class(node) == OPQ_CLASS_SCALAR || node->op == OPQ_OP_undefined;
+    return node->op == OPQ_OP_input || node->op == OPQ_OP_const || opq_node_class(node) == OPQ_CLASS_SCALAR ||
+           node->op == OPQ_OP_undefined;
 }
 
 /* ---- order */
 
-typedef struct frame { int32_t group; opq_ref member; int operand; } frame;
+typedef struct frame {
+    int32_t group;
+    opq_ref member;
+    int operand;
+} frame;
 
 /* The group that makes operand k's memory, or -1. */
 static int32_t producer_group(const builder *b, const opq_node *node, int k)
@@ -132,10 +137,20 @@ static opq_kernel_kind kind_of(const builder *b, int32_t group)
         case OPQ_CLASS_SCATTER: return OPQ_KERNEL_index;
         case OPQ_CLASS_CONCAT: return OPQ_KERNEL_concat;
         case OPQ_CLASS_REDUCE:
-            kind = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column ? OPQ_KERNEL_column : OPQ_KERNEL_row;
+            kind = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column ? OPQ_KERNEL_column
+                                                                                        : OPQ_KERNEL_row;
             break;
-        case OPQ_CLASS_INPUT: case OPQ_CLASS_CONST: case OPQ_CLASS_SCALAR: case OPQ_CLASS_IOTA: case OPQ_CLASS_RANDOM: case OPQ_CLASS_EWISE:
-        case OPQ_CLASS_CAST: case OPQ_CLASS_VIEW: case OPQ_CLASS_INDEX: case OPQ_CLASS_COMPOSITE: case OPQ_CLASS_COUNT: break;
+        case OPQ_CLASS_INPUT:
+        case OPQ_CLASS_CONST:
+        case OPQ_CLASS_SCALAR:
+        case OPQ_CLASS_IOTA:
+        case OPQ_CLASS_RANDOM:
+        case OPQ_CLASS_EWISE:
+        case OPQ_CLASS_CAST:
+        case OPQ_CLASS_VIEW:
+        case OPQ_CLASS_INDEX:
+        case OPQ_CLASS_COMPOSITE:
+        case OPQ_CLASS_COUNT: break;
         }
     }
     return kind;

@@ -28,7 +28,11 @@ static opq_status expand_count(opq_graph *out, const opq_node *node, const opq_t
     else
         value.number.f = (double)count;
     OPQ_TRY(opq_number_fit("extent", (opq_dtype)node->type.dtype, &value.number));
-    opq_node extent = {.op = OPQ_OP_extent, .attr_count = 1, .attr = &value, .line = node->line, .type = opq_type_make((opq_dtype)node->type.dtype, 0, NULL)};
+    opq_node extent = {.op = OPQ_OP_extent,
+                       .attr_count = 1,
+                       .attr = &value,
+                       .line = node->line,
+                       .type = opq_type_make((opq_dtype)node->type.dtype, 0, NULL)};
     OPQ_TRY(opq_graph_append(out, &extent, out_ref));
     if (node->type.rank == 0)
         return OPQ_OK;
@@ -57,7 +61,14 @@ static opq_status expand_concat(opq_graph *out, const opq_node *node, const opq_
             {.key = OPQ_ATTR_strides, .count = window.rank, .ints = strides},
         };
         opq_ref pair[] = {*out_ref, operands[k]};
-        opq_node update = {.op = OPQ_OP_update, .arity = 2, .operand = pair, .attr_count = 3, .attr = attrs, .line = node->line, .type = node->type, .kernel = -1};
+        opq_node update = {.op = OPQ_OP_update,
+                           .arity = 2,
+                           .operand = pair,
+                           .attr_count = 3,
+                           .attr = attrs,
+                           .line = node->line,
+                           .type = node->type,
+                           .kernel = -1};
         OPQ_TRY(opq_graph_append(out, &update, out_ref));
         position += window.size[axis];
     }
@@ -74,7 +85,8 @@ static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *rena
             OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
         else if (node->op == OPQ_OP_concat)
             OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
-        else if (opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND || opq_node_class(node) == OPQ_CLASS_COMPOSITE)
+        else if (opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND ||
+                 opq_node_class(node) == OPQ_CLASS_COMPOSITE)
             OPQ_TRY(opq_expand_wide(out, node, operands, &renamed[n]));
         else
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
@@ -107,7 +119,8 @@ opq_status opq_pass_expand(const opq_graph *in, opq_graph *out)
     opq_graph *middle = NULL;
     OPQ_TRY(opq_graph_create(in->name, &middle));
     opq_ref *renamed = malloc((size_t)(in->count + widest + 1) * sizeof *renamed);
-    opq_status status = renamed ? expand_into(in, middle, renamed, renamed + in->count) : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
+    opq_status status = renamed ? expand_into(in, middle, renamed, renamed + in->count)
+                                : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
     free(renamed);
     if (status == OPQ_OK) {
         renamed = malloc((size_t)(middle->count + 1) * sizeof *renamed);

@@ -227,7 +227,8 @@ static bool makes_cycle(const grouper *g, opq_ref n, const int32_t *ids, int cou
             if (!inside && in_set(g->groups[ids[i]].before, group))
                 return true;
         }
-        for (int k = 0; k < count; k++) /* a direct need is what merging turns into an inner edge; one through a third group stays */
+        for (int k = 0; k < count;
+             k++) /* a direct need is what merging turns into an inner edge; one through a third group stays */
             for (int32_t via = 0; via < g->group_count; via++)
                 if (via != ids[k] && via != ids[i] && !g->groups[via].dead && in_set(g->groups[ids[i]].before, via) &&
                     in_set(g->groups[via].before, ids[k]))
@@ -354,9 +355,23 @@ static opq_status join(grouper *g, opq_ref n, const int32_t *ids, int count)
 static bool can_join(const opq_node *node)
 {
     switch (opq_node_class(node)) {
-    case OPQ_CLASS_EWISE: case OPQ_CLASS_CAST: case OPQ_CLASS_REDUCE: case OPQ_CLASS_RANDOM: case OPQ_CLASS_INDEX: case OPQ_CLASS_MATMUL: return true;
-    case OPQ_CLASS_INPUT: case OPQ_CLASS_CONST: case OPQ_CLASS_SCALAR: case OPQ_CLASS_IOTA: case OPQ_CLASS_VIEW: case OPQ_CLASS_UPDATE:
-    case OPQ_CLASS_CONCAT: case OPQ_CLASS_SCATTER: case OPQ_CLASS_COMPOSITE: case OPQ_CLASS_EXTERN: case OPQ_CLASS_COUNT: break;
+    case OPQ_CLASS_EWISE:
+    case OPQ_CLASS_CAST:
+    case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_RANDOM:
+    case OPQ_CLASS_INDEX:
+    case OPQ_CLASS_MATMUL: return true;
+    case OPQ_CLASS_INPUT:
+    case OPQ_CLASS_CONST:
+    case OPQ_CLASS_SCALAR:
+    case OPQ_CLASS_IOTA:
+    case OPQ_CLASS_VIEW:
+    case OPQ_CLASS_UPDATE:
+    case OPQ_CLASS_CONCAT:
+    case OPQ_CLASS_SCATTER:
+    case OPQ_CLASS_COMPOSITE:
+    case OPQ_CLASS_EXTERN:
+    case OPQ_CLASS_COUNT: break;
     }
     return false;
 }
@@ -490,7 +505,8 @@ static opq_status place_all(grouper *g)
     for (opq_ref n = g->in->count - 1; n >= 0; n--) {
         bool wanted = g->first_edge[n] >= 0 || g->is_output[n] || g->result.in_memory[n];
         const opq_node *node = opq_node_at(g->in, n);
-        if (!wanted || node->op == OPQ_OP_input || node->op == OPQ_OP_extern_result || (opq_node_is_free(g->in, n) && !g->result.in_memory[n]))
+        if (!wanted || node->op == OPQ_OP_input || node->op == OPQ_OP_extern_result ||
+            (opq_node_is_free(g->in, n) && !g->result.in_memory[n]))
             continue;
         OPQ_TRY(place(g, n));
     }
@@ -511,7 +527,8 @@ static opq_status note_unfused(const grouper *g, const opq_ref *renamed, opq_unf
                     return out_of_memory();
                 unfused->edges = grown;
             }
-            opq_refusal refusal = g->edges[e].from_memory || g->refusal[n] == OPQ_REFUSAL_none ? OPQ_REFUSAL_boundary : g->refusal[n];
+            opq_refusal refusal =
+                g->edges[e].from_memory || g->refusal[n] == OPQ_REFUSAL_none ? OPQ_REFUSAL_boundary : g->refusal[n];
             unfused->edges[unfused->count++] = (opq_unfused_edge){renamed[n], renamed[consumer], refusal};
         }
     return OPQ_OK;

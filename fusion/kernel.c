@@ -71,18 +71,12 @@ static const char *instr_name(const opq_instr *instr)
     if (instr->op < OPQ_OP_COUNT)
         return opq_op_info_of((opq_op)instr->op)->name;
     switch ((opq_instr_op)instr->op) {
-    case OPQ_INSTR_load:
-        return "load";
-    case OPQ_INSTR_load_at:
-        return "load_at";
-    case OPQ_INSTR_check:
-        return "check";
-    case OPQ_INSTR_store:
-        return "store";
-    case OPQ_INSTR_store_add_at:
-        return "store_add_at";
-    case OPQ_INSTR_number:
-        return "number";
+    case OPQ_INSTR_load: return "load";
+    case OPQ_INSTR_load_at: return "load_at";
+    case OPQ_INSTR_check: return "check";
+    case OPQ_INSTR_store: return "store";
+    case OPQ_INSTR_store_add_at: return "store_add_at";
+    case OPQ_INSTR_number: return "number";
     }
     return "?";
 }

@@ -33,11 +33,11 @@ typedef struct opq_access {
 /* Instructions beyond the elementwise and reduce rows of the op table. */
 typedef enum opq_instr_op {
     OPQ_INSTR_load = OPQ_OP_COUNT, /* access */
-    OPQ_INSTR_load_at,             /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
-    OPQ_INSTR_check,               /* operand 0 (i64) is checked against [0, at_extent) of a bufferless access; no value */
-    OPQ_INSTR_store,               /* access; operand 0 is the value */
-    OPQ_INSTR_store_add_at,        /* access + operand 0 * at_stride gets operand 1 added; checked; kernel kind index */
-    OPQ_INSTR_number,              /* the access's number, i64 (iota, linear index, extent) */
+    OPQ_INSTR_load_at,      /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
+    OPQ_INSTR_check,        /* operand 0 (i64) is checked against [0, at_extent) of a bufferless access; no value */
+    OPQ_INSTR_store,        /* access; operand 0 is the value */
+    OPQ_INSTR_store_add_at, /* access + operand 0 * at_stride gets operand 1 added; checked; kernel kind index */
+    OPQ_INSTR_number,       /* the access's number, i64 (iota, linear index, extent) */
 } opq_instr_op;
 
 /* dtype is what is computed in: f16 and bf16 are f32 here, loads widen and stores round. A cast to f16 or bf16 has dtype f32 and
@@ -46,9 +46,9 @@ typedef enum opq_instr_op {
 typedef struct opq_instr {
     uint16_t op; /* opq_op or opq_instr_op */
     uint8_t dtype;
-    uint8_t from;     /* cast, comparisons: computing dtype of operand 0; f32 for f16 and bf16 */
+    uint8_t from; /* cast, comparisons: computing dtype of operand 0; f32 for f16 and bf16 */
     uint8_t sweep;
-    uint16_t depends; /* bit l: varies along loop l */
+    uint16_t depends;   /* bit l: varies along loop l */
     int16_t operand[3]; /* -1: none */
     int16_t access;
     int16_t spill; /* slot, or -1 */

@@ -26,10 +26,23 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
 {
     const opq_node *node = opq_node_at(graph, ref);
     switch (opq_node_class(node)) {
-    case OPQ_CLASS_CONST: case OPQ_CLASS_SCALAR: case OPQ_CLASS_IOTA: case OPQ_CLASS_VIEW: return true;
-    case OPQ_CLASS_INPUT: case OPQ_CLASS_REDUCE: case OPQ_CLASS_RANDOM: case OPQ_CLASS_EWISE: case OPQ_CLASS_CAST: case OPQ_CLASS_UPDATE: case OPQ_CLASS_CONCAT:
-    case OPQ_CLASS_INDEX: case OPQ_CLASS_SCATTER: case OPQ_CLASS_MATMUL: case OPQ_CLASS_COMPOSITE: case OPQ_CLASS_EXTERN: case OPQ_CLASS_COUNT:
-        break;
+    case OPQ_CLASS_CONST:
+    case OPQ_CLASS_SCALAR:
+    case OPQ_CLASS_IOTA:
+    case OPQ_CLASS_VIEW: return true;
+    case OPQ_CLASS_INPUT:
+    case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_RANDOM:
+    case OPQ_CLASS_EWISE:
+    case OPQ_CLASS_CAST:
+    case OPQ_CLASS_UPDATE:
+    case OPQ_CLASS_CONCAT:
+    case OPQ_CLASS_INDEX:
+    case OPQ_CLASS_SCATTER:
+    case OPQ_CLASS_MATMUL:
+    case OPQ_CLASS_COMPOSITE:
+    case OPQ_CLASS_EXTERN:
+    case OPQ_CLASS_COUNT: break;
     }
     return false;
 }

@@ -25,7 +25,7 @@ typedef enum opq_refusal {
 #define X(name, text) OPQ_REFUSAL_##name,
     OPQ_REFUSALS(X)
 #undef X
-    OPQ_REFUSAL_COUNT
+        OPQ_REFUSAL_COUNT
 } opq_refusal;
 const char *opq_refusal_name(opq_refusal refusal);
 const char *opq_refusal_text(opq_refusal refusal);
@@ -47,16 +47,16 @@ typedef struct opq_lowered {
     opq_refusal refusal;
     opq_kernel kernel;
     opq_ref *buffers;
-    uint8_t *written;    /* per buffer */
+    uint8_t *written; /* per buffer */
     opq_ref *scalars;
     int64_t *dims;
-    opq_ref matmul;      /* the group's matmul, or -1; its tile is buffer `tile` with loops [m, n] */
+    opq_ref matmul; /* the group's matmul, or -1; its tile is buffer `tile` with loops [m, n] */
     int tile;
-    int batch_rank;      /* matmul: leading loops of `dims` extents that are batch, see runtime/plan.c */
+    int batch_rank; /* matmul: leading loops of `dims` extents that are batch, see runtime/plan.c */
     int64_t batch_extent[OPQ_LOOP_MAX];
     int64_t *batch_strides; /* [access][batch_rank] */
     bool serial;
-    int64_t row_count;   /* elements of a row: product of reduced extents */
+    int64_t row_count; /* elements of a row: product of reduced extents */
 } opq_lowered;
 
 /* `arena` holds the answer. OPQ_OK also for a refusal. */
@@ -72,6 +72,7 @@ typedef struct opq_matrix_view {
     int64_t batch_stride[OPQ_RANK_MAX]; /* per batch dim of the result */
 } opq_matrix_view;
 /* False: the operand must be copied to dense memory first. */
-bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand, opq_matrix_view *out_view);
+bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand,
+                      opq_matrix_view *out_view);
 
 #endif

@@ -16,12 +16,21 @@ static int refuse(opq_lower_state *state, opq_refusal refusal)
 opq_dtype opq_compute_dtype(opq_dtype dtype)
 {
     switch (dtype) {
-    case OPQ_f16: case OPQ_bf16: return OPQ_f32;
+    case OPQ_f16:
+    case OPQ_bf16: return OPQ_f32;
     case OPQ_raw8: return OPQ_u8;
     case OPQ_raw16: return OPQ_i16;
     case OPQ_raw32: return OPQ_i32;
     case OPQ_raw64: return OPQ_i64;
-    case OPQ_bool: case OPQ_u8: case OPQ_i8: case OPQ_i16: case OPQ_i32: case OPQ_i64: case OPQ_f32: case OPQ_f64: case OPQ_raw128:
+    case OPQ_bool:
+    case OPQ_u8:
+    case OPQ_i8:
+    case OPQ_i16:
+    case OPQ_i32:
+    case OPQ_i64:
+    case OPQ_f32:
+    case OPQ_f64:
+    case OPQ_raw128:
     case OPQ_DTYPE_COUNT: break;
     }
     return dtype;
@@ -35,7 +44,12 @@ static opq_dtype memory_dtype(opq_dtype dtype)
 
 opq_instr opq_lower_blank(int op, opq_dtype dtype)
 {
-    opq_instr instr = {.op = (uint16_t)op, .dtype = (uint8_t)dtype, .from = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .spill = -1};
+    opq_instr instr = {.op = (uint16_t)op,
+                       .dtype = (uint8_t)dtype,
+                       .from = (uint8_t)dtype,
+                       .operand = {-1, -1, -1},
+                       .access = -1,
+                       .spill = -1};
     return instr;
 }
 
@@ -215,7 +229,8 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
         instr.from = (uint8_t)opq_compute_dtype(type->dtype);
     }
     if (opq_node_class(node) == OPQ_CLASS_CAST)
-        return emit_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype, node->type.dtype);
+        return emit_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
+                         node->type.dtype);
     return opq_lower_push(state, &instr);
 }
 
@@ -375,7 +390,8 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
         if (member)
             return emit_random(state, node, map);
         break;
-    case OPQ_CLASS_EWISE: case OPQ_CLASS_CAST:
+    case OPQ_CLASS_EWISE:
+    case OPQ_CLASS_CAST:
         if (member)
             return emit_elementwise(state, node, map);
         break;
@@ -391,7 +407,12 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
         if (member)
             return emit_tile(state, ref, map);
         break;
-    case OPQ_CLASS_INPUT: case OPQ_CLASS_UPDATE: case OPQ_CLASS_CONCAT: case OPQ_CLASS_SCATTER: case OPQ_CLASS_COMPOSITE: case OPQ_CLASS_EXTERN:
+    case OPQ_CLASS_INPUT:
+    case OPQ_CLASS_UPDATE:
+    case OPQ_CLASS_CONCAT:
+    case OPQ_CLASS_SCATTER:
+    case OPQ_CLASS_COMPOSITE:
+    case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_COUNT:
         if (member)
             return refuse(state, OPQ_REFUSAL_boundary);

@@ -214,7 +214,8 @@ static void set_depends(opq_lower_state *state, const opq_kernel *kernel)
                 instr->depends |= (uint16_t)(1u << l);
         if (is_reduce(instr))
             instr->depends &= (uint16_t)~reduced;
-        if (instr->op == OPQ_INSTR_store_add_at) /* adds once for each turn, also where every turn adds the same to the same place */
+        if (instr->op ==
+            OPQ_INSTR_store_add_at) /* adds once for each turn, also where every turn adds the same to the same place */
             instr->depends = (uint16_t)((1u << kernel->rank) - 1);
     }
 }
@@ -297,7 +298,9 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops 
         for (int i = 0; i < kernel->rank; i++) {
             int64_t stride = coef(state, a, l->source[i]);
             bool vector = i == kernel->rank - 1;
-            state->accesses[a].stride[i] = stride == 0 ? OPQ_STRIDE_zero : vector && stride == 1 ? OPQ_STRIDE_one : OPQ_STRIDE_any;
+            state->accesses[a].stride[i] = stride == 0             ? OPQ_STRIDE_zero
+                                           : vector && stride == 1 ? OPQ_STRIDE_one
+                                                                   : OPQ_STRIDE_any;
         }
     kernel->accesses = state->accesses;
 }
@@ -327,7 +330,9 @@ opq_status opq_lower_finish(opq_lower_state *state)
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
 
-    kernel->kind = reduces ? (state->column ? OPQ_KERNEL_column : OPQ_KERNEL_row) : state->out->serial ? OPQ_KERNEL_index : OPQ_KERNEL_map;
+    kernel->kind = reduces              ? (state->column ? OPQ_KERNEL_column : OPQ_KERNEL_row)
+                   : state->out->serial ? OPQ_KERNEL_index
+                                        : OPQ_KERNEL_map;
     kernel->rank = (uint8_t)l.count;
     kernel->sweep_count = 1;
     kernel->buffer_count = (int16_t)state->buffer_count;
@@ -342,13 +347,15 @@ opq_status opq_lower_finish(opq_lower_state *state)
     check_recompute(state, kernel, &l);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
-    kernel->accesses = opq_arena_copy(state->arena, state->accesses, (size_t)(state->access_count + 1) * sizeof *state->accesses);
+    kernel->accesses =
+        opq_arena_copy(state->arena, state->accesses, (size_t)(state->access_count + 1) * sizeof *state->accesses);
     if (kernel->accesses == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
     return copy_out(state, &l);
 }
 
-bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand, opq_matrix_view *out_view)
+bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand,
+                      opq_matrix_view *out_view)
 {
     const opq_node *node = opq_node_at(graph, matmul);
     opq_ref ref = node->operand[operand];

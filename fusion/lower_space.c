@@ -82,7 +82,8 @@ static bool add_cut(cutter *c, int64_t cut)
         at++;
     if (cut == 1 || (at < c->cut_count && c->cuts[at] == cut))
         return true;
-    if (c->cut_count == OPQ_SPACE_MAX || (at > 0 && cut % c->cuts[at - 1] != 0) || (at < c->cut_count && c->cuts[at] % cut != 0))
+    if (c->cut_count == OPQ_SPACE_MAX || (at > 0 && cut % c->cuts[at - 1] != 0) ||
+        (at < c->cut_count && c->cuts[at] % cut != 0))
         return false;
     memmove(&c->cuts[at + 1], &c->cuts[at], (size_t)(c->cut_count - at) * sizeof *c->cuts);
     c->cuts[at] = cut;
@@ -139,7 +140,8 @@ static bool align(cutter *c, runs *list, const opq_type *type, int *out_first)
 static bool is_view(const opq_lower_request *rq, opq_ref ref)
 {
     bool stored_elsewhere = rq->group_of[ref] >= 0 || (rq->in_memory && rq->in_memory[ref]);
-    return opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_VIEW && (rq->group_of[ref] == rq->group || !stored_elsewhere);
+    return opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_VIEW &&
+           (rq->group_of[ref] == rq->group || !stored_elsewhere);
 }
 
 static bool is_walked(const cutter *c, opq_ref ref)
@@ -158,7 +160,8 @@ static bool is_new(cutter *c, opq_ref ref, const runs *list)
 {
     uint64_t hash = (uint64_t)ref + 1;
     for (int i = 0; i < list->count; i++)
-        hash = ((hash ^ (uint64_t)list->of[i].extent) * 0x9e3779b97f4a7c15u ^ (uint64_t)list->of[i].stride) * 0xd6e8feb86659fd93u;
+        hash = ((hash ^ (uint64_t)list->of[i].extent) * 0x9e3779b97f4a7c15u ^ (uint64_t)list->of[i].stride) *
+               0xd6e8feb86659fd93u;
     uint32_t at = (uint32_t)(hash >> (64 - SEEN_BITS));
     for (; c->seen[at] != 0; at = (at + 1) % (1 << SEEN_BITS))
         if (c->seen[at] == hash)
@@ -173,7 +176,8 @@ static bool is_new(cutter *c, opq_ref ref, const runs *list)
 static void walk(cutter *c, opq_ref ref, const runs *order);
 
 /* The operand's dim e is the node's dim from[e]; where the extents differ (slices) or from[e] is -1 it is no run of the root. */
-static void walk_dims(cutter *c, opq_ref operand, const opq_type *type, const runs *list, const int *first, const int *from)
+static void walk_dims(cutter *c, opq_ref operand, const opq_type *type, const runs *list, const int *first,
+                      const int *from)
 {
     const opq_type *source = &opq_node_at(c->request->graph, operand)->type;
     runs order = {0};
@@ -251,7 +255,8 @@ static void walk(cutter *c, opq_ref ref, const runs *order)
     if (!is_walked(c, ref) || !is_new(c, ref, order) || !align(c, &list, &node->type, first))
         return;
     switch (opq_node_class(node)) {
-    case OPQ_CLASS_EWISE: case OPQ_CLASS_CAST:
+    case OPQ_CLASS_EWISE:
+    case OPQ_CLASS_CAST:
         for (int k = 0; k < node->arity; k++) {
             int rank = opq_node_at(c->request->graph, node->operand[k])->type.rank;
             for (int e = 0; e < rank; e++)
@@ -262,9 +267,18 @@ static void walk(cutter *c, opq_ref ref, const runs *order)
     case OPQ_CLASS_VIEW: walk_view(c, node, &list, first); return;
     case OPQ_CLASS_REDUCE: walk_reduced(c, node, &list, first); return;
     case OPQ_CLASS_INDEX: walk_index(c, node, &list, first); return;
-    case OPQ_CLASS_INPUT: case OPQ_CLASS_CONST: case OPQ_CLASS_SCALAR: case OPQ_CLASS_IOTA: case OPQ_CLASS_RANDOM: case OPQ_CLASS_UPDATE:
-    case OPQ_CLASS_CONCAT: case OPQ_CLASS_SCATTER: case OPQ_CLASS_MATMUL: case OPQ_CLASS_COMPOSITE: case OPQ_CLASS_EXTERN: case OPQ_CLASS_COUNT:
-        return;
+    case OPQ_CLASS_INPUT:
+    case OPQ_CLASS_CONST:
+    case OPQ_CLASS_SCALAR:
+    case OPQ_CLASS_IOTA:
+    case OPQ_CLASS_RANDOM:
+    case OPQ_CLASS_UPDATE:
+    case OPQ_CLASS_CONCAT:
+    case OPQ_CLASS_SCATTER:
+    case OPQ_CLASS_MATMUL:
+    case OPQ_CLASS_COMPOSITE:
+    case OPQ_CLASS_EXTERN:
+    case OPQ_CLASS_COUNT: return;
     }
 }
 
@@ -295,7 +309,8 @@ static void cut_group(cutter *c, opq_ref root, const opq_type *type)
         memset(c->seen, 0, sizeof c->seen);
         walk(c, root, &all);
         for (int i = 0; i < rq->stored_count; i++)
-            walk(c, rq->stored[i], opq_type_count(&opq_node_at(rq->graph, rq->stored[i])->type) == total ? &all : &c->kept);
+            walk(c, rq->stored[i],
+                 opq_type_count(&opq_node_at(rq->graph, rq->stored[i])->type) == total ? &all : &c->kept);
     }
 }
 
@@ -358,7 +373,8 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
         inside *= extents[l];
         space->extent[rank - 1 - l] = extents[l];
         space->reduced[rank - 1 - l] = reduced;
-        state->role[rank - 1 - l] = reduced ? (inner_run ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer) : OPQ_ROLE_kept;
+        state->role[rank - 1 - l] =
+            reduced ? (inner_run ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer) : OPQ_ROLE_kept;
     }
     return true;
 }
@@ -455,4 +471,3 @@ opq_refusal opq_lower_space(opq_lower_state *state)
     }
     return made ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
 }
-

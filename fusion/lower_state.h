@@ -24,7 +24,7 @@ typedef struct opq_lower_state {
     uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
     int member_count;            /* nodes of the group */
     bool column;
-    int16_t at;                  /* instruction behind OPQ_AT, -1 */
+    int16_t at; /* instruction behind OPQ_AT, -1 */
     int instr_count, access_count, buffer_count, scalar_count, memo_count;
     opq_instr instrs[OPQ_BODY_MAX];
     opq_access accesses[OPQ_BODY_MAX];
@@ -37,7 +37,15 @@ typedef struct opq_lower_state {
     int16_t bucket[1 << OPQ_MEMO_BITS];
 } opq_lower_state;
 
-typedef enum opq_role { OPQ_ROLE_kept, OPQ_ROLE_reduced_outer, OPQ_ROLE_reduced_inner, OPQ_ROLE_inner_kept, OPQ_ROLE_batch, OPQ_ROLE_m, OPQ_ROLE_n } opq_role;
+typedef enum opq_role {
+    OPQ_ROLE_kept,
+    OPQ_ROLE_reduced_outer,
+    OPQ_ROLE_reduced_inner,
+    OPQ_ROLE_inner_kept,
+    OPQ_ROLE_batch,
+    OPQ_ROLE_m,
+    OPQ_ROLE_n
+} opq_role;
 
 /* lower_space.c: the loops; needs state->request alone. */
 opq_refusal opq_lower_space(opq_lower_state *state);

@@ -13,18 +13,35 @@ opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref)
 bool opq_operand_from_memory(const opq_node *node, int k)
 {
     switch (opq_node_class(node)) {
-    case OPQ_CLASS_MATMUL: case OPQ_CLASS_EXTERN: case OPQ_CLASS_CONCAT: return true;
-    case OPQ_CLASS_UPDATE: case OPQ_CLASS_SCATTER: return k == 0;
-    case OPQ_CLASS_INPUT: case OPQ_CLASS_CONST: case OPQ_CLASS_SCALAR: case OPQ_CLASS_IOTA: case OPQ_CLASS_RANDOM: case OPQ_CLASS_EWISE:
-    case OPQ_CLASS_CAST: case OPQ_CLASS_VIEW: case OPQ_CLASS_REDUCE: case OPQ_CLASS_INDEX: case OPQ_CLASS_COMPOSITE: case OPQ_CLASS_COUNT: break;
+    case OPQ_CLASS_MATMUL:
+    case OPQ_CLASS_EXTERN:
+    case OPQ_CLASS_CONCAT: return true;
+    case OPQ_CLASS_UPDATE:
+    case OPQ_CLASS_SCATTER: return k == 0;
+    case OPQ_CLASS_INPUT:
+    case OPQ_CLASS_CONST:
+    case OPQ_CLASS_SCALAR:
+    case OPQ_CLASS_IOTA:
+    case OPQ_CLASS_RANDOM:
+    case OPQ_CLASS_EWISE:
+    case OPQ_CLASS_CAST:
+    case OPQ_CLASS_VIEW:
+    case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_INDEX:
+    case OPQ_CLASS_COMPOSITE:
+    case OPQ_CLASS_COUNT: break;
     }
     return false;
 }
 
 static opq_status run_pass(const char *name, size_t length, const opq_graph *in, opq_graph *out)
 {
-    static const struct { const char *name; opq_status (*run)(const opq_graph *, opq_graph *); } simple[] = {
-        {"expand", opq_pass_expand}, {"simplify", opq_pass_simplify},
+    static const struct {
+        const char *name;
+        opq_status (*run)(const opq_graph *, opq_graph *);
+    } simple[] = {
+        {"expand", opq_pass_expand},
+        {"simplify", opq_pass_simplify},
     };
     for (size_t i = 0; i < sizeof simple / sizeof *simple; i++)
         if (strlen(simple[i].name) == length && memcmp(simple[i].name, name, length) == 0)
@@ -33,7 +50,8 @@ static opq_status run_pass(const char *name, size_t length, const opq_graph *in,
         return opq_pass_group(in, OPQ_FUSED, out, NULL);
     if (length == 7 && memcmp(name, "unfused", 7) == 0)
         return opq_pass_group(in, OPQ_UNFUSED, out, NULL);
-    return opq_fail(OPQ_INVALID, "no pass is called \"%.*s\"; there are expand, simplify, group, unfused", (int)length, name);
+    return opq_fail(OPQ_INVALID, "no pass is called \"%.*s\"; there are expand, simplify, group, unfused", (int)length,
+                    name);
 }
 
 opq_status opq_graph_passes(const opq_graph *graph, const char *passes, opq_graph **out_graph)

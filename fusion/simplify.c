@@ -28,8 +28,12 @@ static bool same_attr(const opq_attr *a, const opq_attr *b)
     if (a->key != b->key || a->count != b->count || a->is_int != b->is_int)
         return false;
     switch (a->key) {
-    case OPQ_ATTR_axes: case OPQ_ATTR_dims: case OPQ_ATTR_sizes: case OPQ_ATTR_start: case OPQ_ATTR_step: case OPQ_ATTR_strides:
-        return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
+    case OPQ_ATTR_axes:
+    case OPQ_ATTR_dims:
+    case OPQ_ATTR_sizes:
+    case OPQ_ATTR_start:
+    case OPQ_ATTR_step:
+    case OPQ_ATTR_strides: return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
     case OPQ_ATTR_key: return strcmp(a->str, b->str) == 0;
     }
     return a->i == b->i;
@@ -48,20 +52,23 @@ static bool same_node(const opq_node *a, const opq_node *b)
 static uint32_t hash_node(const opq_node *node)
 {
     XXH64_hash_t hash = XXH3_64bits(node->operand, (size_t)node->arity * sizeof *node->operand);
-    int64_t head[4] = {node->op, node->type.dtype, node->type.rank, node->type.rank ? node->type.size[node->type.rank - 1] : 0};
+    int64_t head[4] = {node->op, node->type.dtype, node->type.rank,
+                       node->type.rank ? node->type.size[node->type.rank - 1] : 0};
     return (uint32_t)(hash ^ XXH3_64bits(head, sizeof head));
 }
 
 /* A slot is one value only with itself; what a call or undefined memory gives is its own. */
 static bool may_merge(const opq_node *node)
 {
-    return node->op != OPQ_OP_input && node->op != OPQ_OP_scalar && node->op != OPQ_OP_extern && node->op != OPQ_OP_undefined;
+    return node->op != OPQ_OP_input && node->op != OPQ_OP_scalar && node->op != OPQ_OP_extern &&
+           node->op != OPQ_OP_undefined;
 }
 
 static opq_ref changes_nothing(const opq_graph *out, const opq_node *node)
 {
     opq_class class_ = opq_node_class(node);
-    if ((class_ != OPQ_CLASS_VIEW && class_ != OPQ_CLASS_CAST) || !opq_type_equal(&node->type, &opq_node_at(out, node->operand[0])->type))
+    if ((class_ != OPQ_CLASS_VIEW && class_ != OPQ_CLASS_CAST) ||
+        !opq_type_equal(&node->type, &opq_node_at(out, node->operand[0])->type))
         return -1;
     if (node->op == OPQ_OP_permute) {
         const opq_attr *dims = opq_node_attr(node, OPQ_ATTR_dims);
@@ -92,7 +99,8 @@ static void fold_view(const opq_graph *out, opq_node *node, opq_ref *operand, in
     if (node->op == OPQ_OP_reshape || node->op == OPQ_OP_expand)
         *operand = inner->operand[0];
     if (node->op == OPQ_OP_permute) {
-        const opq_attr *outer_dims = opq_node_attr(node, OPQ_ATTR_dims), *inner_dims = opq_node_attr(inner, OPQ_ATTR_dims);
+        const opq_attr *outer_dims = opq_node_attr(node, OPQ_ATTR_dims),
+                       *inner_dims = opq_node_attr(inner, OPQ_ATTR_dims);
         for (int d = 0; d < node->type.rank; d++)
             dims[d] = inner_dims->ints[outer_dims->ints[d]];
         *attr = (opq_attr){.key = OPQ_ATTR_dims, .count = node->type.rank, .ints = dims};

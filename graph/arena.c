@@ -50,10 +50,7 @@ void *opq_arena_copy(opq_arena *arena, const void *data, size_t bytes)
     return copy;
 }
 
-char *opq_arena_text(opq_arena *arena, const char *text)
-{
-    return opq_arena_copy(arena, text, strlen(text) + 1);
-}
+char *opq_arena_text(opq_arena *arena, const char *text) { return opq_arena_copy(arena, text, strlen(text) + 1); }
 
 void opq_arena_drop(opq_arena *arena)
 {

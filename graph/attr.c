@@ -12,15 +12,9 @@ static const struct {
 #undef X
 };
 
-const char *opq_attr_name(opq_attr_key key)
-{
-    return attrs_table[key].name;
-}
+const char *opq_attr_name(opq_attr_key key) { return attrs_table[key].name; }
 
-opq_attr_kind opq_attr_kind_of(opq_attr_key key)
-{
-    return attrs_table[key].kind;
-}
+opq_attr_kind opq_attr_kind_of(opq_attr_key key) { return attrs_table[key].kind; }
 
 bool opq_attr_key_find(const char *name, size_t length, opq_attr_key *out_key)
 {
@@ -32,10 +26,7 @@ bool opq_attr_key_find(const char *name, size_t length, opq_attr_key *out_key)
     return false;
 }
 
-const char *opq_tree_name(opq_tree tree)
-{
-    return tree == OPQ_TREE_lanes ? "lanes" : "column";
-}
+const char *opq_tree_name(opq_tree tree) { return tree == OPQ_TREE_lanes ? "lanes" : "column"; }
 
 const opq_attr *opq_attr_find(const opq_attr *attrs, int count, opq_attr_key key)
 {
@@ -59,12 +50,9 @@ bool opq_node_reduces(const opq_node *node, int axis)
 static unsigned view_keys(opq_op op)
 {
     switch ((int)op) {
-    case OPQ_OP_permute:
-        return KEY(dims);
-    case OPQ_OP_slice:
-        return KEY(start) | KEY(step);
-    case OPQ_OP_strided:
-        return KEY(offset) | KEY(strides);
+    case OPQ_OP_permute: return KEY(dims);
+    case OPQ_OP_slice: return KEY(start) | KEY(step);
+    case OPQ_OP_strided: return KEY(offset) | KEY(strides);
     }
     return 0; /* reshape, expand: the type says all */
 }
@@ -75,33 +63,19 @@ opq_attr_set opq_op_attrs(opq_op op)
     opq_attr_set set = {0, 0};
     switch (info->class_) {
     case OPQ_CLASS_CONST:
-    case OPQ_CLASS_SCALAR:
-        set.required = op == OPQ_OP_undefined ? 0 : KEY(value);
-        break;
+    case OPQ_CLASS_SCALAR: set.required = op == OPQ_OP_undefined ? 0 : KEY(value); break;
     case OPQ_CLASS_IOTA:
-    case OPQ_CLASS_CONCAT:
-        set.required = KEY(axis);
-        break;
+    case OPQ_CLASS_CONCAT: set.required = KEY(axis); break;
     case OPQ_CLASS_INDEX:
     case OPQ_CLASS_SCATTER:
         set.required = KEY(axis);
         set.optional = KEY(key); /* what an error calls it */
         break;
-    case OPQ_CLASS_VIEW:
-        set.required = view_keys(op);
-        break;
-    case OPQ_CLASS_UPDATE:
-        set.required = KEY(offset) | KEY(sizes) | KEY(strides);
-        break;
-    case OPQ_CLASS_REDUCE:
-        set.required = KEY(axes) | KEY(tree);
-        break;
-    case OPQ_CLASS_COMPOSITE:
-        set.required = info->expand ? KEY(axes) | KEY(tree) : 0;
-        break;
-    case OPQ_CLASS_MATMUL:
-        set.optional = KEY(transpose_a) | KEY(transpose_b);
-        break;
+    case OPQ_CLASS_VIEW: set.required = view_keys(op); break;
+    case OPQ_CLASS_UPDATE: set.required = KEY(offset) | KEY(sizes) | KEY(strides); break;
+    case OPQ_CLASS_REDUCE: set.required = KEY(axes) | KEY(tree); break;
+    case OPQ_CLASS_COMPOSITE: set.required = info->expand ? KEY(axes) | KEY(tree) : 0; break;
+    case OPQ_CLASS_MATMUL: set.optional = KEY(transpose_a) | KEY(transpose_b); break;
     case OPQ_CLASS_EXTERN:
         set.required = info->arity < 0 ? KEY(key) : KEY(result);
         set.optional = info->arity < 0 ? KEY(result) : 0;
@@ -110,8 +84,7 @@ opq_attr_set opq_op_attrs(opq_op op)
     case OPQ_CLASS_RANDOM:
     case OPQ_CLASS_EWISE:
     case OPQ_CLASS_CAST:
-    case OPQ_CLASS_COUNT:
-        break;
+    case OPQ_CLASS_COUNT: break;
     }
     return set;
 }

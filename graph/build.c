@@ -19,12 +19,9 @@ static opq_status integer_fits(const char *op, opq_dtype dtype, int64_t value)
 opq_status opq_number_fit(const char *op, opq_dtype dtype, opq_number *number)
 {
     switch (opq_dtype_kind_of(dtype)) {
-    case OPQ_KIND_BOOL:
-        number->i = number->i != 0;
-        return OPQ_OK;
+    case OPQ_KIND_BOOL: number->i = number->i != 0; return OPQ_OK;
     case OPQ_KIND_UINT:
-    case OPQ_KIND_INT:
-        return integer_fits(op, dtype, number->i);
+    case OPQ_KIND_INT: return integer_fits(op, dtype, number->i);
     case OPQ_KIND_FLOAT:
         if (dtype == OPQ_f16)
             number->f = (double)opq_f16_to_f32(opq_f32_to_f16((float)number->f));
@@ -33,8 +30,7 @@ opq_status opq_number_fit(const char *op, opq_dtype dtype, opq_number *number)
         else if (dtype == OPQ_f32)
             number->f = (double)(float)number->f;
         return OPQ_OK;
-    case OPQ_KIND_RAW:
-        break;
+    case OPQ_KIND_RAW: break;
     }
     return opq_fail(OPQ_INVALID, "%s: not implemented for %s", op, opq_dtype_name(dtype));
 }
@@ -120,8 +116,7 @@ static opq_status cast_operand(opq_graph *graph, const opq_ref *given, opq_ref *
             operands[index] = operands[i];
             return OPQ_OK;
         }
-    opq_node cast = {
-        .op = OPQ_OP_cast, .arity = 1, .operand = &given[index], .type = opq_graph_type(graph, given[index])};
+    opq_node cast = {.op = OPQ_OP_cast, .arity = 1, .operand = &given[index], .type = opq_graph_type(graph, given[index])};
     cast.type.dtype = (uint8_t)dtype;
     cast.type.weak = 0;
     return opq_graph_append(graph, &cast, &operands[index]);

@@ -17,10 +17,7 @@ static const struct {
 #include "opaque/dtypes.def"
 #undef DTYPE
 
-const char *opq_dtype_name(opq_dtype dtype)
-{
-    return dtypes[dtype].name;
-}
+const char *opq_dtype_name(opq_dtype dtype) { return dtypes[dtype].name; }
 
 bool opq_dtype_find(const char *name, size_t length, opq_dtype *out_dtype)
 {
@@ -32,15 +29,9 @@ bool opq_dtype_find(const char *name, size_t length, opq_dtype *out_dtype)
     return false;
 }
 
-int opq_dtype_bytes(opq_dtype dtype)
-{
-    return dtypes[dtype].bytes;
-}
+int opq_dtype_bytes(opq_dtype dtype) { return dtypes[dtype].bytes; }
 
-opq_dtype_kind opq_dtype_kind_of(opq_dtype dtype)
-{
-    return dtypes[dtype].kind;
-}
+opq_dtype_kind opq_dtype_kind_of(opq_dtype dtype) { return dtypes[dtype].kind; }
 
 opq_type opq_type_make(opq_dtype dtype, int rank, const int64_t *size)
 {
@@ -58,20 +49,14 @@ int64_t opq_type_count(const opq_type *type)
     return count;
 }
 
-int64_t opq_type_bytes(const opq_type *type)
-{
-    return opq_type_count(type) * opq_dtype_bytes((opq_dtype)type->dtype);
-}
+int64_t opq_type_bytes(const opq_type *type) { return opq_type_count(type) * opq_dtype_bytes((opq_dtype)type->dtype); }
 
 bool opq_shape_equal(const opq_type *a, const opq_type *b)
 {
     return a->rank == b->rank && !memcmp(a->size, b->size, a->rank * sizeof *a->size);
 }
 
-bool opq_type_equal(const opq_type *a, const opq_type *b)
-{
-    return a->dtype == b->dtype && opq_shape_equal(a, b);
-}
+bool opq_type_equal(const opq_type *a, const opq_type *b) { return a->dtype == b->dtype && opq_shape_equal(a, b); }
 
 /* Empty extents count as one: then strides and partial products cannot overflow either. */
 opq_status opq_type_check(const char *op, const opq_type *type)

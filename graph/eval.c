@@ -14,10 +14,7 @@
 
 /* ---- the expanded copy */
 
-static bool is_half(opq_dtype dtype)
-{
-    return dtype == OPQ_f16 || dtype == OPQ_bf16;
-}
+static bool is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16; }
 
 static bool is_composite(const opq_node *node)
 {
@@ -67,7 +64,8 @@ static opq_status expand_into(opq_graph *out, const opq_graph *in, const bool *l
         if (!live[n])
             continue;
         if (opq_node_class(node) == OPQ_CLASS_EXTERN)
-            return opq_fail(OPQ_UNSUPPORTED, "%s: the reference evaluator has no host to call", opq_node_info(node)->name);
+            return opq_fail(OPQ_UNSUPPORTED, "%s: the reference evaluator has no host to call",
+                            opq_node_info(node)->name);
         if (!is_composite(node)) {
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
             continue;
@@ -81,10 +79,7 @@ static opq_status expand_into(opq_graph *out, const opq_graph *in, const bool *l
     return OPQ_OK;
 }
 
-static opq_status no_memory(void)
-{
-    return opq_fail(OPQ_NO_MEMORY, "eval: out of memory");
-}
+static opq_status no_memory(void) { return opq_fail(OPQ_NO_MEMORY, "eval: out of memory"); }
 
 static int widest(const opq_graph *graph)
 {
@@ -183,9 +178,9 @@ static opq_status eval_node(const opq_node *node, const opq_eval_value *x, void 
 
 typedef struct machine {
     const opq_graph *graph;
-    const void **data;   /* by node; NULL before it is computed and after its last use */
-    void **owned;        /* by node; NULL for inputs */
-    opq_ref *last_use;   /* by node; the graph's count for outputs */
+    const void **data;        /* by node; NULL before it is computed and after its last use */
+    void **owned;             /* by node; NULL for inputs */
+    opq_ref *last_use;        /* by node; the graph's count for outputs */
     opq_eval_value *operands; /* of the node being computed */
 } machine;
 

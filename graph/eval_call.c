@@ -47,10 +47,7 @@ static int64_t int_div(int64_t a, int64_t b)
     return b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
 }
 
-static int64_t int_mod(int64_t a, int64_t b)
-{
-    return b == 0 || b == -1 ? 0 : a % b;
-}
+static int64_t int_mod(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
 
 /* The quotient is rounded to the dtype before it is cut: 1 / 0.1 is 10 in bf16, and 9.99 in f32. */
 static opq_number eval_div_trunc(opq_dtype dtype, const opq_number *x)
@@ -150,9 +147,11 @@ ROUNDING(round, rint)
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
+/* clang-format off */
 #define MATH1(X)                                                                                                       \
     X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh)      \
     X(cosh) X(tanh) X(asinh) X(acosh) X(atanh) X(erf) X(erfc) X(sigmoid)
+/* clang-format on */
 #define X(name)                                                                                                        \
     static opq_number eval_##name(opq_dtype dtype, const opq_number *x) { return real(dtype, name(x[0].f)); }
 MATH1(X)
@@ -183,7 +182,7 @@ static const struct {
 } table[] = {
 #define X(name) {#name, eval_##name},
     X(div_trunc) X(div_floor) X(remainder) X(fmod) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(maximum) X(minimum)
-    X(bitwise_not) X(sqrt) X(floor) X(ceil) X(trunc) X(round) MATH1(X) X(atan2) X(pow)
+        X(bitwise_not) X(sqrt) X(floor) X(ceil) X(trunc) X(round) MATH1(X) X(atan2) X(pow)
 #undef X
 };
 

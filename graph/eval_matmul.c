@@ -10,7 +10,7 @@
 /* One operand, read as a stack of matrices. */
 typedef struct matrix {
     const opq_eval_value *value;
-    opq_type batch; /* its leading dims */
+    opq_type batch;      /* its leading dims */
     int64_t row, column; /* strides of the logical matrix, transposed or not */
     int64_t size;
 } matrix;

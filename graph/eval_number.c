@@ -63,15 +63,9 @@ opq_number opq_eval_rounded(opq_dtype dtype, opq_number x)
 /* ---- casts */
 
 /* As cvttss2si does it: NaN and what does not fit become the smallest integer. */
-static int64_t to_int64(double x)
-{
-    return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
-}
+static int64_t to_int64(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }
 
-static int32_t to_int32(double x)
-{
-    return x > -0x1p31 - 1 && x < 0x1p31 ? (int32_t)x : INT32_MIN;
-}
+static int32_t to_int32(double x) { return x > -0x1p31 - 1 && x < 0x1p31 ? (int32_t)x : INT32_MIN; }
 
 /* Float to integer truncates. What i64 cannot hold becomes INT64_MIN, what i32 cannot hold INT32_MIN; i8 and i16 are the low
  * bits of the i32, u8 those of the i64 (which differ for f64 operands only). These are PyTorch's results on x86. */

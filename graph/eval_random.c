@@ -11,7 +11,8 @@ void opq_eval_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t 
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]}, k[2] = {key[0], key[1]};
     for (int round = 0; round < 10; round++) {
         uint64_t p = UINT64_C(0xD2511F53) * c[0], q = UINT64_C(0xCD9E8D57) * c[2];
-        uint32_t next[4] = {(uint32_t)(q >> 32) ^ c[1] ^ k[0], (uint32_t)q, (uint32_t)(p >> 32) ^ c[3] ^ k[1], (uint32_t)p};
+        uint32_t next[4] = {(uint32_t)(q >> 32) ^ c[1] ^ k[0], (uint32_t)q, (uint32_t)(p >> 32) ^ c[3] ^ k[1],
+                            (uint32_t)p};
         for (int i = 0; i < 4; i++)
             c[i] = next[i];
         k[0] += UINT32_C(0x9E3779B9);
@@ -22,10 +23,7 @@ void opq_eval_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t 
 }
 
 /* [0, 1), a multiple of 2^-24 */
-static double uniform(const uint32_t words[4])
-{
-    return (double)(words[0] >> 8) * 0x1p-24;
-}
+static double uniform(const uint32_t words[4]) { return (double)(words[0] >> 8) * 0x1p-24; }
 
 /* Box and Muller 1958, the cosine branch; the first uniform number is in (0, 1] so that its logarithm is finite. */
 static double normal(const uint32_t words[4])
@@ -41,7 +39,8 @@ opq_status opq_eval_random(const opq_node *node, const opq_eval_value *x, void *
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     int64_t count = opq_type_count(&node->type);
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), (uint32_t)offset, (uint32_t)(offset >> 32)};
+        const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), (uint32_t)offset,
+                                     (uint32_t)(offset >> 32)};
         uint32_t words[4];
         opq_eval_philox(counter, key, words);
         double value = node->op == OPQ_OP_uniform ? uniform(words) : normal(words);

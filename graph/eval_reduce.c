@@ -11,7 +11,7 @@
 /* What one reduction node does, chosen once. */
 typedef struct plan {
     opq_fold fold;
-    opq_dtype dtype;  /* in which partial results are held */
+    opq_dtype dtype; /* in which partial results are held */
     opq_tree tree;
     int64_t run;      /* extent of the innermost run of adjacent reduced axes */
     int64_t count;    /* elements behind one result element */

@@ -65,7 +65,8 @@ static int64_t view_source(const opq_node *node, const opq_type *operand, int64_
     if (node->op == OPQ_OP_strided)
         return strided_index(node, node->type.rank, coords);
 
-    const int64_t *dims = ints(node, OPQ_ATTR_dims), *start = ints(node, OPQ_ATTR_start), *step = ints(node, OPQ_ATTR_step);
+    const int64_t *dims = ints(node, OPQ_ATTR_dims), *start = ints(node, OPQ_ATTR_start),
+                  *step = ints(node, OPQ_ATTR_step);
     for (int d = 0; d < node->type.rank; d++)
         if (node->op == OPQ_OP_permute)
             from[dims[d]] = coords[d];

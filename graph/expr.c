@@ -50,14 +50,11 @@ static opq_status parse_binary(builder *b, int level, value *out_value);
 
 static opq_status broken(const builder *b, const char *what)
 {
-    return opq_fail(OPQ_INTERNAL, "%s: expression, column %d: %s", opq_node_info(b->node)->name, (int)(b->at - b->text) + 1,
-                    what);
+    return opq_fail(OPQ_INTERNAL, "%s: expression, column %d: %s", opq_node_info(b->node)->name,
+                    (int)(b->at - b->text) + 1, what);
 }
 
-static opq_dtype dtype_of(const builder *b, opq_ref ref)
-{
-    return (opq_dtype)opq_node_at(b->graph, ref)->type.dtype;
-}
+static opq_dtype dtype_of(const builder *b, opq_ref ref) { return (opq_dtype)opq_node_at(b->graph, ref)->type.dtype; }
 
 /* ---- numbers */
 
@@ -134,8 +131,8 @@ static int inherited_attrs(const opq_node *node, opq_op op, opq_attr out_attrs[2
 }
 
 /* The node is only described, for its expansion takes its place. */
-static opq_status expand_inner(opq_graph *graph, opq_op op, opq_ref *refs, int arity, const opq_attr *attrs, int attr_count,
-                               int depth, opq_ref *out_ref)
+static opq_status expand_inner(opq_graph *graph, opq_op op, opq_ref *refs, int arity, const opq_attr *attrs,
+                               int attr_count, int depth, opq_ref *out_ref)
 {
     opq_type types[ARITY_MAX] = {{0}};
     opq_dtype compute;
@@ -308,8 +305,8 @@ static const struct {
     const char *row;
 } operators[] = {
     {"|", 0, "bitwise_or"}, {"^", 1, "bitwise_xor"}, {"&", 2, "bitwise_and"}, {"==", 3, "eq"}, {"!=", 3, "ne"},
-    {"<=", 4, "le"}, {">=", 4, "ge"}, {"<", 4, "lt"}, {">", 4, "gt"},
-    {"+", 5, "add"}, {"-", 5, "sub"}, {"*", 6, "mul"}, {"/", 6, "div"},
+    {"<=", 4, "le"},        {">=", 4, "ge"},         {"<", 4, "lt"},          {">", 4, "gt"},  {"+", 5, "add"},
+    {"-", 5, "sub"},        {"*", 6, "mul"},         {"/", 6, "div"},
 };
 enum { OPERATORS = sizeof operators / sizeof *operators };
 
@@ -368,11 +365,13 @@ static opq_status parse_expression(builder *b, value *out_value)
 
 /* ---- attention: softmax(q k^T * scale + mask) v, the softmax over the keys */
 
-static opq_status expand_attention(opq_graph *graph, const opq_node *node, const opq_ref *operands, int depth, opq_ref *out_ref)
+static opq_status expand_attention(opq_graph *graph, const opq_node *node, const opq_ref *operands, int depth,
+                                   opq_ref *out_ref)
 {
     opq_attr transpose = {.key = OPQ_ATTR_transpose_b, .i = 1};
     int64_t keys = opq_node_at(graph, operands[0])->type.rank - 1;
-    opq_attr over_keys[] = {{.key = OPQ_ATTR_axes, .count = 1, .ints = &keys}, {.key = OPQ_ATTR_tree, .i = OPQ_TREE_lanes}};
+    opq_attr over_keys[] = {{.key = OPQ_ATTR_axes, .count = 1, .ints = &keys},
+                            {.key = OPQ_ATTR_tree, .i = OPQ_TREE_lanes}};
     opq_ref scores, args[2];
 
     OPQ_TRY(opq_graph_op(graph, OPQ_OP_matmul, (opq_ref[]){operands[0], operands[1]}, 2, &transpose, 1, &scores));
@@ -403,8 +402,13 @@ static opq_status expand(opq_graph *graph, const opq_node *node, const opq_ref *
     if (node->op == OPQ_OP_attention || node->op == OPQ_OP_attention_mask) {
         OPQ_TRY(expand_attention(graph, node, operands, depth, &ref));
     } else if (lowering->kind == OPQ_LOWER_EXPAND) {
-        builder b = {.graph = graph, .node = node, .operands = operands, .depth = depth, .text = lowering->text,
-                     .at = lowering->text, .dtype = compute_dtype(graph, node, operands)};
+        builder b = {.graph = graph,
+                     .node = node,
+                     .operands = operands,
+                     .depth = depth,
+                     .text = lowering->text,
+                     .at = lowering->text,
+                     .dtype = compute_dtype(graph, node, operands)};
         value result;
         OPQ_TRY(parse_expression(&b, &result));
         OPQ_TRY(as_ref(&b, &result, (opq_dtype)node->type.dtype, &ref));

@@ -5,10 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static opq_status no_memory(void)
-{
-    return opq_fail(OPQ_NO_MEMORY, "out of memory for a graph");
-}
+static opq_status no_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory for a graph"); }
 
 bool opq_name_valid(const char *name)
 {
@@ -79,8 +76,7 @@ static opq_status copy_attrs(opq_graph *graph, opq_node *node)
     for (int i = 0; i < node->attr_count; i++) {
         opq_attr_kind kind = opq_attr_kind_of((opq_attr_key)attrs[i].key);
         if (kind == OPQ_ATTR_KIND_INTS) {
-            attrs[i].ints =
-                opq_arena_copy(&graph->arena, attrs[i].ints, (size_t)attrs[i].count * sizeof *attrs[i].ints);
+            attrs[i].ints = opq_arena_copy(&graph->arena, attrs[i].ints, (size_t)attrs[i].count * sizeof *attrs[i].ints);
             if (!attrs[i].ints)
                 return no_memory();
         }
@@ -125,8 +121,7 @@ opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out
     return OPQ_OK;
 }
 
-opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed,
-                               opq_ref *out_ref)
+opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed, opq_ref *out_ref)
 {
     OPQ_TRY(opq_graph_append(graph, opq_node_at(in, n), out_ref));
     opq_ref *operand = (opq_ref *)graph->nodes[*out_ref].operand; /* ours since the append */
@@ -152,10 +147,7 @@ static const char *const kernel_kinds[OPQ_KERNEL_KIND_COUNT] = {
     [OPQ_KERNEL_update] = "update", [OPQ_KERNEL_extern] = "extern",
 };
 
-const char *opq_kernel_kind_name(opq_kernel_kind kind)
-{
-    return kernel_kinds[kind];
-}
+const char *opq_kernel_kind_name(opq_kernel_kind kind) { return kernel_kinds[kind]; }
 
 opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const char *name, opq_ref first, int32_t count)
 {
@@ -181,10 +173,7 @@ opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const ch
 
 /* ---- reading */
 
-opq_type opq_graph_type(const opq_graph *graph, opq_ref ref)
-{
-    return graph->nodes[ref].type;
-}
+opq_type opq_graph_type(const opq_graph *graph, opq_ref ref) { return graph->nodes[ref].type; }
 
 int opq_graph_input_count(const opq_graph *graph)
 {
@@ -194,10 +183,7 @@ int opq_graph_input_count(const opq_graph *graph)
     return count;
 }
 
-int opq_graph_output_count(const opq_graph *graph)
-{
-    return graph->output_count;
-}
+int opq_graph_output_count(const opq_graph *graph) { return graph->output_count; }
 
 opq_type opq_graph_input_type(const opq_graph *graph, int index)
 {
@@ -207,7 +193,4 @@ opq_type opq_graph_input_type(const opq_graph *graph, int index)
     return (opq_type){0};
 }
 
-opq_type opq_graph_output_type(const opq_graph *graph, int index)
-{
-    return graph->nodes[graph->outputs[index]].type;
-}
+opq_type opq_graph_output_type(const opq_graph *graph, int index) { return graph->nodes[graph->outputs[index]].type; }

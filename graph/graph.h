@@ -26,7 +26,7 @@ typedef struct opq_text {
 } opq_text;
 void opq_text_add(opq_text *text, const char *format, ...) OPQ_PRINTF(2, 3);
 void opq_text_bytes(opq_text *text, const void *data, size_t length);
-void opq_text_type(opq_text *text, const opq_type *type); /* f32[2,3] */
+void opq_text_type(opq_text *text, const opq_type *type);  /* f32[2,3] */
 void opq_text_shape(opq_text *text, const opq_type *type); /* [2,3] */
 opq_status opq_text_take(opq_text *text, char **out_text); /* gives the malloc'd string, or OPQ_NO_MEMORY */
 void opq_text_drop(opq_text *text);
@@ -43,12 +43,56 @@ opq_status opq_type_check(const char *op, const opq_type *type) OPQ_MUST_CHECK;
 opq_status opq_number_fit(const char *op, opq_dtype dtype, opq_number *number) OPQ_MUST_CHECK;
 
 /* ---- lowering of a row, as graph/ and codegen_llvm/ read it */
-typedef enum opq_lowering_kind { OPQ_LOWER_NATIVE, OPQ_LOWER_ARITH, OPQ_LOWER_CMP, OPQ_LOWER_CALL, OPQ_LOWER_FOLD, OPQ_LOWER_EXPAND } opq_lowering_kind;
-typedef enum opq_arith { OPQ_ARITH_None, OPQ_ARITH_FAdd, OPQ_ARITH_FSub, OPQ_ARITH_FMul, OPQ_ARITH_FDiv, OPQ_ARITH_Add, OPQ_ARITH_Sub,
-                         OPQ_ARITH_Mul, OPQ_ARITH_And, OPQ_ARITH_Or, OPQ_ARITH_Xor } opq_arith;
-typedef enum opq_cmp { OPQ_CMP_None, OPQ_CMP_OEQ, OPQ_CMP_UNE, OPQ_CMP_OLT, OPQ_CMP_OLE, OPQ_CMP_OGT, OPQ_CMP_OGE, OPQ_CMP_EQ, OPQ_CMP_NE,
-                       OPQ_CMP_SLT, OPQ_CMP_SLE, OPQ_CMP_SGT, OPQ_CMP_SGE, OPQ_CMP_ULT, OPQ_CMP_ULE, OPQ_CMP_UGT, OPQ_CMP_UGE } opq_cmp;
-typedef enum opq_fold { OPQ_FOLD_sum, OPQ_FOLD_prod, OPQ_FOLD_max, OPQ_FOLD_min, OPQ_FOLD_or, OPQ_FOLD_and, OPQ_FOLD_argmax, OPQ_FOLD_argmin } opq_fold;
+typedef enum opq_lowering_kind {
+    OPQ_LOWER_NATIVE,
+    OPQ_LOWER_ARITH,
+    OPQ_LOWER_CMP,
+    OPQ_LOWER_CALL,
+    OPQ_LOWER_FOLD,
+    OPQ_LOWER_EXPAND
+} opq_lowering_kind;
+typedef enum opq_arith {
+    OPQ_ARITH_None,
+    OPQ_ARITH_FAdd,
+    OPQ_ARITH_FSub,
+    OPQ_ARITH_FMul,
+    OPQ_ARITH_FDiv,
+    OPQ_ARITH_Add,
+    OPQ_ARITH_Sub,
+    OPQ_ARITH_Mul,
+    OPQ_ARITH_And,
+    OPQ_ARITH_Or,
+    OPQ_ARITH_Xor
+} opq_arith;
+typedef enum opq_cmp {
+    OPQ_CMP_None,
+    OPQ_CMP_OEQ,
+    OPQ_CMP_UNE,
+    OPQ_CMP_OLT,
+    OPQ_CMP_OLE,
+    OPQ_CMP_OGT,
+    OPQ_CMP_OGE,
+    OPQ_CMP_EQ,
+    OPQ_CMP_NE,
+    OPQ_CMP_SLT,
+    OPQ_CMP_SLE,
+    OPQ_CMP_SGT,
+    OPQ_CMP_SGE,
+    OPQ_CMP_ULT,
+    OPQ_CMP_ULE,
+    OPQ_CMP_UGT,
+    OPQ_CMP_UGE
+} opq_cmp;
+typedef enum opq_fold {
+    OPQ_FOLD_sum,
+    OPQ_FOLD_prod,
+    OPQ_FOLD_max,
+    OPQ_FOLD_min,
+    OPQ_FOLD_or,
+    OPQ_FOLD_and,
+    OPQ_FOLD_argmax,
+    OPQ_FOLD_argmin
+} opq_fold;
 
 typedef struct opq_lowering {
     opq_lowering_kind kind;
@@ -81,8 +125,17 @@ typedef struct opq_node {
     opq_type type;
 } opq_node;
 
-typedef enum opq_kernel_kind { OPQ_KERNEL_map, OPQ_KERNEL_row, OPQ_KERNEL_column, OPQ_KERNEL_index, OPQ_KERNEL_matmul, OPQ_KERNEL_concat,
-                               OPQ_KERNEL_update, OPQ_KERNEL_extern, OPQ_KERNEL_KIND_COUNT } opq_kernel_kind;
+typedef enum opq_kernel_kind {
+    OPQ_KERNEL_map,
+    OPQ_KERNEL_row,
+    OPQ_KERNEL_column,
+    OPQ_KERNEL_index,
+    OPQ_KERNEL_matmul,
+    OPQ_KERNEL_concat,
+    OPQ_KERNEL_update,
+    OPQ_KERNEL_extern,
+    OPQ_KERNEL_KIND_COUNT
+} opq_kernel_kind;
 const char *opq_kernel_kind_name(opq_kernel_kind kind);
 
 /* One kernel of a fused graph: nodes first .. first+count-1. A node used outside its kernel, or an output, is stored. */
@@ -108,7 +161,10 @@ static inline const opq_node *opq_node_at(const opq_graph *graph, opq_ref ref) {
 static inline const opq_op_info *opq_node_info(const opq_node *node) { return opq_op_info_of((opq_op)node->op); }
 static inline opq_class opq_node_class(const opq_node *node) { return opq_node_info(node)->class_; }
 const opq_attr *opq_attr_find(const opq_attr *attrs, int count, opq_attr_key key);
-static inline const opq_attr *opq_node_attr(const opq_node *node, opq_attr_key key) { return opq_attr_find(node->attr, node->attr_count, key); }
+static inline const opq_attr *opq_node_attr(const opq_node *node, opq_attr_key key)
+{
+    return opq_attr_find(node->attr, node->attr_count, key);
+}
 static inline int64_t opq_node_int(const opq_node *node, opq_attr_key key, int64_t otherwise)
 {
     const opq_attr *attr = opq_node_attr(node, key);
@@ -120,8 +176,10 @@ bool opq_node_reduces(const opq_node *node, int axis); /* REDUCE and COMPOSITE r
  * The node belongs to no kernel; control characters in its line become '?', an empty line none. */
 opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out_ref) OPQ_MUST_CHECK;
 /* Appends in's node n with operands renamed; lines and payloads come along. */
-opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed, opq_ref *out_ref) OPQ_MUST_CHECK;
-opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const char *name, opq_ref first, int32_t count) OPQ_MUST_CHECK;
+opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed,
+                               opq_ref *out_ref) OPQ_MUST_CHECK;
+opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const char *name, opq_ref first,
+                                int32_t count) OPQ_MUST_CHECK;
 
 /* One node's part of opq_graph_verify: operands, attributes, type. The message begins with the op. */
 opq_status opq_node_verify(const opq_graph *graph, opq_ref ref) OPQ_MUST_CHECK;
@@ -133,8 +191,8 @@ bool opq_name_valid(const char *name);
 /* What an op makes of its operand types. `out_compute` is the dtype to which the promoted operands must be cast first
  * (operands that do not take part in promotion, such as indices and where's condition, keep theirs).
  * `given` is the result type for rows with rule GIVEN, else NULL. OPQ_INVALID with op and shapes in the message. */
-opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_attr *attrs, int attr_count, const opq_type *given,
-                     opq_type *out_type, opq_dtype *out_compute) OPQ_MUST_CHECK;
+opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_attr *attrs, int attr_count,
+                     const opq_type *given, opq_type *out_type, opq_dtype *out_compute) OPQ_MUST_CHECK;
 /* Does operand `index` of this op take part in promotion? */
 bool opq_operand_promotes(opq_op op, int index);
 /* PyTorch's promotion: dimensioned tensors, then 0-d tensors, then numbers; a lower group counts only if its kind is higher. */
@@ -147,7 +205,8 @@ opq_tree opq_tree_for(int rank, const int64_t *axes, int count);
 
 /* Builds the expansion of `node` (a row with EXPAND) into `graph`; operands are already renamed references into `graph`.
  * Inner rows that expand themselves are expanded too. Every node made gets the line of `node`. */
-opq_status opq_expand_node(opq_graph *graph, const opq_node *node, const opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;
+opq_status opq_expand_node(opq_graph *graph, const opq_node *node, const opq_ref *operands,
+                           opq_ref *out_ref) OPQ_MUST_CHECK;
 /* The same with f16 and bf16 operands widened first and the result rounded once at the end: sums of halves neither overflow nor
  * round at each step. This is what evaluator and compiler use. Overwrites `operands`. */
 opq_status opq_expand_wide(opq_graph *graph, const opq_node *node, opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;

@@ -28,10 +28,7 @@ static uint32_t shift_even(uint32_t bits, int shift)
     return (bits + ((UINT32_C(1) << (shift - 1)) - 1) + odd) >> shift;
 }
 
-float opq_bf16_to_f32(uint16_t bits)
-{
-    return float_of((uint32_t)bits << 16);
-}
+float opq_bf16_to_f32(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
 uint16_t opq_f32_to_bf16(float value)
 {

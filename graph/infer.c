@@ -9,24 +9,17 @@
 
 /* ---- promotion */
 
-static bool is_float(opq_dtype dtype)
-{
-    return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT;
-}
+static bool is_float(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT; }
 
 /* bool < integers < floats; raw bytes above all, so that they surface in the result and are refused there. */
 static int category(opq_dtype dtype)
 {
     switch (opq_dtype_kind_of(dtype)) {
-    case OPQ_KIND_BOOL:
-        return 0;
+    case OPQ_KIND_BOOL: return 0;
     case OPQ_KIND_UINT:
-    case OPQ_KIND_INT:
-        return 1;
-    case OPQ_KIND_FLOAT:
-        return 2;
-    case OPQ_KIND_RAW:
-        return 3;
+    case OPQ_KIND_INT: return 1;
+    case OPQ_KIND_FLOAT: return 2;
+    case OPQ_KIND_RAW: return 3;
     }
     return 3;
 }
@@ -79,12 +72,9 @@ bool opq_operand_promotes(opq_op op, int index)
     case OPQ_RULE_FLOAT:
     case OPQ_RULE_BOOL:
     case OPQ_RULE_SUM:
-    case OPQ_RULE_INDEX:
-        return true;
-    case OPQ_RULE_WHERE:
-        return index > 0;
-    case OPQ_RULE_FIRST:
-        return false;
+    case OPQ_RULE_INDEX: return true;
+    case OPQ_RULE_WHERE: return index > 0;
+    case OPQ_RULE_FIRST: return false;
     case OPQ_RULE_GIVEN: /* masked_fill: operand 0 names the dtype, operand 1 is the condition */
         return info->class_ == OPQ_CLASS_EWISE && index != 1;
     }
@@ -116,13 +106,9 @@ static opq_status check_dtype(const opq_inference *call, opq_dtype dtype)
         absent = (call->info->flags & OPQ_FLAG_NOFLOAT) ||
                  (lowering->kind == OPQ_LOWER_ARITH && lowering->for_float == OPQ_ARITH_None);
         break;
-    case OPQ_KIND_BOOL:
-        absent = call->info->flags & (OPQ_FLAG_NOINT | OPQ_FLAG_NOBOOL);
-        break;
+    case OPQ_KIND_BOOL: absent = call->info->flags & (OPQ_FLAG_NOINT | OPQ_FLAG_NOBOOL); break;
     case OPQ_KIND_UINT:
-    case OPQ_KIND_INT:
-        absent = call->info->flags & OPQ_FLAG_NOINT;
-        break;
+    case OPQ_KIND_INT: absent = call->info->flags & OPQ_FLAG_NOINT; break;
     case OPQ_KIND_RAW:
         absent = call->info->class_ == OPQ_CLASS_EWISE || call->info->class_ == OPQ_CLASS_REDUCE ||
                  call->info->class_ == OPQ_CLASS_COMPOSITE || call->info->class_ == OPQ_CLASS_MATMUL ||
@@ -146,15 +132,12 @@ static opq_status infer_dtype(opq_inference *call, opq_dtype *out_dtype)
     case OPQ_RULE_FLOAT:
     case OPQ_RULE_BOOL:
     case OPQ_RULE_SUM:
-    case OPQ_RULE_INDEX:
-        dtype = opq_promote(operands, call->arity);
-        break;
+    case OPQ_RULE_INDEX: dtype = opq_promote(operands, call->arity); break;
     case OPQ_RULE_WHERE:
         OPQ_TRY(check_condition(call, 0));
         dtype = opq_promote(operands + 1, call->arity - 1);
         break;
-    case OPQ_RULE_FIRST:
-        break;
+    case OPQ_RULE_FIRST: break;
     case OPQ_RULE_GIVEN:
         if (call->info->class_ == OPQ_CLASS_EWISE)
             OPQ_TRY(check_condition(call, 1));
@@ -238,8 +221,7 @@ opq_status opq_infer_axis(const opq_inference *call, int rank, int *out_axis)
 {
     int64_t axis = opq_infer_attr(call, OPQ_ATTR_axis)->i;
     if (axis < 0 || axis >= rank)
-        return opq_fail(OPQ_INVALID, "%s: axis %" PRId64 " out of range for %d dimensions", call->info->name, axis,
-                        rank);
+        return opq_fail(OPQ_INVALID, "%s: axis %" PRId64 " out of range for %d dimensions", call->info->name, axis, rank);
     *out_axis = (int)axis;
     return OPQ_OK;
 }
@@ -256,8 +238,7 @@ opq_status opq_infer_want_index(const opq_inference *call, int operand)
 static opq_status infer_number(const opq_inference *call)
 {
     if (call->given->rank != 0)
-        return opq_fail(OPQ_INVALID, "%s: has no dimensions, got %s", call->info->name,
-                        opq_shape_name(call->given).text);
+        return opq_fail(OPQ_INVALID, "%s: has no dimensions, got %s", call->info->name, opq_shape_name(call->given).text);
     if (opq_dtype_kind_of((opq_dtype)call->given->dtype) == OPQ_KIND_RAW)
         return opq_fail(OPQ_INVALID, "%s: not implemented for %s", call->info->name,
                         opq_dtype_name((opq_dtype)call->given->dtype));
@@ -304,38 +285,22 @@ static opq_status infer_shape(const opq_inference *call, opq_type *out_type)
         *out_type = *call->given;
     switch (call->info->class_) {
     case OPQ_CLASS_INPUT:
-    case OPQ_CLASS_EXTERN:
-        return OPQ_OK;
+    case OPQ_CLASS_EXTERN: return OPQ_OK;
     case OPQ_CLASS_CONST:
-    case OPQ_CLASS_SCALAR:
-        return call->op == OPQ_OP_undefined ? OPQ_OK : infer_number(call);
-    case OPQ_CLASS_IOTA:
-        OPQ_TRY(want_dtype(call, OPQ_i64));
-        return opq_infer_axis(call, out_type->rank, &axis);
-    case OPQ_CLASS_RANDOM:
-        return infer_random(call);
-    case OPQ_CLASS_EWISE:
-        return infer_ewise(call, out_type);
-    case OPQ_CLASS_CAST:
-        return infer_cast(call);
-    case OPQ_CLASS_VIEW:
-        return opq_infer_view(call, out_type);
-    case OPQ_CLASS_UPDATE:
-        return opq_infer_update(call, out_type);
-    case OPQ_CLASS_REDUCE:
-        return opq_infer_reduce(call, call->op, &call->operands[0], out_type);
-    case OPQ_CLASS_CONCAT:
-        return opq_infer_concat(call, out_type);
-    case OPQ_CLASS_INDEX:
-        return opq_infer_index(call, out_type);
-    case OPQ_CLASS_SCATTER:
-        return opq_infer_scatter(call, out_type);
-    case OPQ_CLASS_MATMUL:
-        return opq_infer_matmul(call, out_type);
-    case OPQ_CLASS_COMPOSITE:
-        return opq_infer_composite(call, out_type);
-    case OPQ_CLASS_COUNT:
-        break;
+    case OPQ_CLASS_SCALAR: return call->op == OPQ_OP_undefined ? OPQ_OK : infer_number(call);
+    case OPQ_CLASS_IOTA: OPQ_TRY(want_dtype(call, OPQ_i64)); return opq_infer_axis(call, out_type->rank, &axis);
+    case OPQ_CLASS_RANDOM: return infer_random(call);
+    case OPQ_CLASS_EWISE: return infer_ewise(call, out_type);
+    case OPQ_CLASS_CAST: return infer_cast(call);
+    case OPQ_CLASS_VIEW: return opq_infer_view(call, out_type);
+    case OPQ_CLASS_UPDATE: return opq_infer_update(call, out_type);
+    case OPQ_CLASS_REDUCE: return opq_infer_reduce(call, call->op, &call->operands[0], out_type);
+    case OPQ_CLASS_CONCAT: return opq_infer_concat(call, out_type);
+    case OPQ_CLASS_INDEX: return opq_infer_index(call, out_type);
+    case OPQ_CLASS_SCATTER: return opq_infer_scatter(call, out_type);
+    case OPQ_CLASS_MATMUL: return opq_infer_matmul(call, out_type);
+    case OPQ_CLASS_COMPOSITE: return opq_infer_composite(call, out_type);
+    case OPQ_CLASS_COUNT: break;
     }
     return opq_fail(OPQ_INTERNAL, "%s: no shape rule", call->info->name);
 }
@@ -396,8 +361,7 @@ opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_a
     OPQ_TRY(opq_type_check(info->name, &type));
     if (given && !opq_type_equal(given, &type))
         return opq_fail(OPQ_INVALID, "%s: gives %s%s, not %s%s", info->name, opq_dtype_name(dtype),
-                        opq_shape_name(&type).text, opq_dtype_name((opq_dtype)given->dtype),
-                        opq_shape_name(given).text);
+                        opq_shape_name(&type).text, opq_dtype_name((opq_dtype)given->dtype), opq_shape_name(given).text);
     *out_type = type;
     *out_compute = call.compute;
     return OPQ_OK;

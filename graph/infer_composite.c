@@ -49,10 +49,7 @@ static const char *name_end(const char *at)
     return at;
 }
 
-static bool is_where(const char *name, size_t length)
-{
-    return length == 5 && !memcmp(name, "where", 5);
-}
+static bool is_where(const char *name, size_t length) { return length == 5 && !memcmp(name, "where", 5); }
 
 /* f(x, y, ...): `at` is behind the opening parenthesis, and afterwards behind the closing one. */
 static opq_status call_shape(scan *s, const char *name, size_t length, const char **at, opq_type *out_type)

@@ -114,16 +114,11 @@ opq_status opq_infer_view(const opq_inference *call, opq_type *out_type)
                         opq_dtype_name((opq_dtype)call->given->dtype),
                         opq_dtype_name((opq_dtype)call->operands[0].dtype));
     switch ((int)call->op) {
-    case OPQ_OP_permute:
-        return infer_permute(call, out_type);
-    case OPQ_OP_reshape:
-        return infer_reshape(call);
-    case OPQ_OP_expand:
-        return infer_expand(call);
-    case OPQ_OP_slice:
-        return infer_slice(call);
-    case OPQ_OP_strided:
-        return check_window(call, call->given);
+    case OPQ_OP_permute: return infer_permute(call, out_type);
+    case OPQ_OP_reshape: return infer_reshape(call);
+    case OPQ_OP_expand: return infer_expand(call);
+    case OPQ_OP_slice: return infer_slice(call);
+    case OPQ_OP_strided: return check_window(call, call->given);
     }
     return opq_fail(OPQ_INTERNAL, "%s: no shape rule", call->info->name);
 }

@@ -23,8 +23,13 @@ enum {
 #define EXPAND(expression) expression
 static const opq_op_info infos[OPQ_OP_COUNT] = {
 #define OP(name_, arity_, class__, dtype_, flags_, aten_, lowering_)                                                   \
-    [OPQ_OP_##name_] = {.name = #name_, .arity = arity_, .class_ = OPQ_CLASS_##class__, .rule = OPQ_RULE_##dtype_,     \
-                        .flags = flags_, aten_, .expand = lowering_},
+    [OPQ_OP_##name_] = {.name = #name_,                                                                                \
+                        .arity = arity_,                                                                               \
+                        .class_ = OPQ_CLASS_##class__,                                                                 \
+                        .rule = OPQ_RULE_##dtype_,                                                                     \
+                        .flags = flags_,                                                                               \
+                        aten_,                                                                                         \
+                        .expand = lowering_},
 #include "opaque/ops.def"
 #undef OP
 };
@@ -56,15 +61,9 @@ static const uint8_t name_lengths[OPQ_OP_COUNT] = {
 #undef OP
 };
 
-const opq_op_info *opq_op_info_of(opq_op op)
-{
-    return &infos[op];
-}
+const opq_op_info *opq_op_info_of(opq_op op) { return &infos[op]; }
 
-const opq_lowering *opq_op_lowering(opq_op op)
-{
-    return &lowerings[op];
-}
+const opq_lowering *opq_op_lowering(opq_op op) { return &lowerings[op]; }
 
 /* Only text and tables look ops up by name: one pass over 200 lengths needs neither a sorted copy nor a hash. */
 bool opq_op_find(const char *name, size_t length, opq_op *out_op)

@@ -54,21 +54,15 @@ static void print_attr(opq_text *text, const opq_attr *attr)
     opq_attr_key key = (opq_attr_key)attr->key;
     opq_text_add(text, "%s=", opq_attr_name(key));
     switch (opq_attr_kind_of(key)) {
-    case OPQ_ATTR_KIND_INT:
-        opq_text_add(text, "%" PRId64, attr->i);
-        break;
+    case OPQ_ATTR_KIND_INT: opq_text_add(text, "%" PRId64, attr->i); break;
     case OPQ_ATTR_KIND_INTS:
         opq_text_bytes(text, "[", 1);
         for (int i = 0; i < attr->count; i++)
             opq_text_add(text, "%s%" PRId64, i ? "," : "", attr->ints[i]);
         opq_text_bytes(text, "]", 1);
         break;
-    case OPQ_ATTR_KIND_STR:
-        print_string(text, attr->str);
-        break;
-    case OPQ_ATTR_KIND_WORD:
-        opq_text_add(text, "%s", opq_tree_name((opq_tree)attr->i));
-        break;
+    case OPQ_ATTR_KIND_STR: print_string(text, attr->str); break;
+    case OPQ_ATTR_KIND_WORD: opq_text_add(text, "%s", opq_tree_name((opq_tree)attr->i)); break;
     case OPQ_ATTR_KIND_NUMBER:
         if (attr->is_int)
             opq_text_add(text, "%" PRId64, attr->number.i);

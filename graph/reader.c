@@ -21,10 +21,7 @@ opq_status opq_reader_fail(const opq_reader *r, opq_status status, size_t at, co
     return opq_fail(status, "line %zu, column %zu: %s", line, at - start + 1, text);
 }
 
-char opq_reader_peek(const opq_reader *r)
-{
-    return r->at < r->length ? r->text[r->at] : 0;
-}
+char opq_reader_peek(const opq_reader *r) { return r->at < r->length ? r->text[r->at] : 0; }
 
 void opq_reader_blanks(opq_reader *r)
 {
@@ -107,8 +104,7 @@ opq_status opq_reader_type(opq_reader *r, opq_type *out_type)
     size_t start = r->at;
     OPQ_TRY(opq_reader_word(r, &word, &length));
     if (!opq_dtype_find(word, length, &dtype))
-        return opq_reader_fail(r, OPQ_INVALID, start, "no dtype is named '%.*s'", (int)(length < 64 ? length : 64),
-                               word);
+        return opq_reader_fail(r, OPQ_INVALID, start, "no dtype is named '%.*s'", (int)(length < 64 ? length : 64), word);
     *out_type = opq_type_make(dtype, 0, NULL);
     OPQ_TRY(opq_reader_want(r, "["));
     if (!opq_reader_take(r, "]")) {
@@ -127,10 +123,7 @@ opq_status opq_reader_type(opq_reader *r, opq_type *out_type)
 
 /* ---- attributes */
 
-static opq_status no_memory(void)
-{
-    return opq_fail(OPQ_NO_MEMORY, "out of memory for a graph");
-}
+static opq_status no_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory for a graph"); }
 
 static opq_status read_ints(opq_reader *r, opq_attr *attr)
 {
@@ -218,14 +211,10 @@ static opq_status read_tree(opq_reader *r, int64_t *out_tree)
 static opq_status read_value(opq_reader *r, opq_dtype dtype, opq_attr *attr)
 {
     switch (opq_attr_kind_of((opq_attr_key)attr->key)) {
-    case OPQ_ATTR_KIND_INT:
-        return opq_reader_int(r, &attr->i);
-    case OPQ_ATTR_KIND_INTS:
-        return read_ints(r, attr);
-    case OPQ_ATTR_KIND_STR:
-        return read_string(r, &attr->str);
-    case OPQ_ATTR_KIND_WORD:
-        return read_tree(r, &attr->i);
+    case OPQ_ATTR_KIND_INT: return opq_reader_int(r, &attr->i);
+    case OPQ_ATTR_KIND_INTS: return read_ints(r, attr);
+    case OPQ_ATTR_KIND_STR: return read_string(r, &attr->str);
+    case OPQ_ATTR_KIND_WORD: return read_tree(r, &attr->i);
     case OPQ_ATTR_KIND_NUMBER:
         attr->is_int = opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT;
         return opq_reader_number(r, dtype, &attr->number);

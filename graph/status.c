@@ -7,10 +7,7 @@
 
 static _Thread_local char message[1024];
 
-const char *opq_error(void)
-{
-    return message;
-}
+const char *opq_error(void) { return message; }
 
 opq_status opq_fail(opq_status status, const char *format, ...)
 {

@@ -37,21 +37,11 @@ static opq_status check_attrs(const opq_node *node)
             return opq_fail(OPQ_INVALID, "%s: attributes are not sorted at %s", op, opq_attr_name(key));
         bool fits = true;
         switch (opq_attr_kind_of(key)) {
-        case OPQ_ATTR_KIND_INT:
-            fits = key != OPQ_ATTR_result || attr->i >= 0;
-            break;
-        case OPQ_ATTR_KIND_INTS:
-            fits = attr->count >= 0 && (attr->ints || !attr->count);
-            break;
-        case OPQ_ATTR_KIND_STR:
-            fits = attr->str;
-            break;
-        case OPQ_ATTR_KIND_WORD:
-            fits = attr->i == OPQ_TREE_lanes || attr->i == OPQ_TREE_column;
-            break;
-        case OPQ_ATTR_KIND_NUMBER:
-            OPQ_TRY(check_number(op, &node->type, attr));
-            break;
+        case OPQ_ATTR_KIND_INT: fits = key != OPQ_ATTR_result || attr->i >= 0; break;
+        case OPQ_ATTR_KIND_INTS: fits = attr->count >= 0 && (attr->ints || !attr->count); break;
+        case OPQ_ATTR_KIND_STR: fits = attr->str; break;
+        case OPQ_ATTR_KIND_WORD: fits = attr->i == OPQ_TREE_lanes || attr->i == OPQ_TREE_column; break;
+        case OPQ_ATTR_KIND_NUMBER: OPQ_TRY(check_number(op, &node->type, attr)); break;
         }
         if (!fits)
             return opq_fail(OPQ_INVALID, "%s: attribute %s has no such value", op, opq_attr_name(key));
@@ -85,8 +75,7 @@ static opq_status check_operands(const opq_graph *graph, opq_ref ref, opq_type *
     const opq_op_info *info = opq_node_info(node);
     for (int i = 0; i < node->arity; i++) {
         if (node->operand[i] < 0 || node->operand[i] >= ref)
-            return opq_fail(OPQ_INVALID, "%s: operand %%%d does not come before %%%d", info->name, node->operand[i],
-                            ref);
+            return opq_fail(OPQ_INVALID, "%s: operand %%%d does not come before %%%d", info->name, node->operand[i], ref);
         out_types[i] = opq_node_at(graph, node->operand[i])->type;
         bool result_of = info->class_ == OPQ_CLASS_EXTERN && info->arity == 1;
         if (result_of && opq_node_at(graph, node->operand[i])->op != OPQ_OP_extern)
@@ -159,7 +148,6 @@ opq_status opq_graph_verify(const opq_graph *graph)
     OPQ_TRY(check_kernels(graph));
     for (int i = 0; i < graph->output_count; i++)
         if (graph->outputs[i] < 0 || graph->outputs[i] >= graph->count)
-            return opq_fail(OPQ_INVALID, "output %d: no node %%%d in a graph of %d", i, graph->outputs[i],
-                            graph->count);
+            return opq_fail(OPQ_INVALID, "output %d: no node %%%d in a graph of %d", i, graph->outputs[i], graph->count);
     return OPQ_OK;
 }

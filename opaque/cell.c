@@ -208,9 +208,11 @@ static opq_status check_window(const opq_cell *cell, const opq_geometry *geometr
 {
     int64_t need = geometry_end(geometry) * opq_dtype_bytes(geometry->dtype);
     if (geometry->rank > OPQ_RANK_MAX)
-        return opq_fail(OPQ_UNSUPPORTED, "tensors of device opaque have at most %d dimensions, not %d", OPQ_RANK_MAX, geometry->rank);
+        return opq_fail(OPQ_UNSUPPORTED, "tensors of device opaque have at most %d dimensions, not %d", OPQ_RANK_MAX,
+                        geometry->rank);
     if (geometry->offset < 0 || need > cell->bytes)
-        return opq_fail(OPQ_INVALID, "a view of %lld bytes is out of bounds for storage of size %lld", (long long)need, (long long)cell->bytes);
+        return opq_fail(OPQ_INVALID, "a view of %lld bytes is out of bounds for storage of size %lld", (long long)need,
+                        (long long)cell->bytes);
     return OPQ_OK;
 }
 
@@ -239,13 +241,17 @@ static bool take_plain(opq_ctx *ctx, opq_cell *const *cells, int count, const op
     return plain;
 }
 
-opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type, opq_cell **out_cell)
+opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type,
+                           opq_cell **out_cell)
 {
     const opq_op_info *info = opq_op_info_of(op);
     opq_value *values[4], *made;
-    bool same = info->class_ == OPQ_CLASS_EWISE && (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT) && arity == info->arity;
-    bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT && !(type->dtype == OPQ_f64 && (info->flags & OPQ_FLAG_MATH32));
-    if (!same || !real || arity > 4 || (out_cell == NULL && operands[0]->bytes != opq_type_bytes(type)) || (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
+    bool same = info->class_ == OPQ_CLASS_EWISE && (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT) &&
+                arity == info->arity;
+    bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT &&
+                !(type->dtype == OPQ_f64 && (info->flags & OPQ_FLAG_MATH32));
+    if (!same || !real || arity > 4 || (out_cell == NULL && operands[0]->bytes != opq_type_bytes(type)) ||
+        (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
         return OPQ_UNSUPPORTED;
     OPQ_TRY(opq_bound_check(ctx, op, type));
     if (!take_plain(ctx, operands, arity, type, values))
@@ -278,7 +284,8 @@ static opq_status in_memory_order(opq_ctx *ctx, opq_value *value, const int64_t 
     return opq_record(ctx, OPQ_OP_permute, &value, 1, &dims, 1, out_value);
 }
 
-static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value, opq_value **out_value)
+static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value,
+                             opq_value **out_value)
 {
     opq_value *old;
     OPQ_TRY(whole_value(ctx, cell, geometry->dtype, &old));
@@ -304,8 +311,10 @@ opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geom
     if (opq_type_count(&shape) == 0)
         return OPQ_OK;
     if (opq_geometry_overlaps(geometry))
-        return opq_fail(OPQ_INVALID, "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-                                     "Please clone() the tensor before performing the operation.");
+        return opq_fail(
+            OPQ_INVALID,
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation.");
     if (opq_geometry_covers(geometry, cell->bytes / opq_dtype_bytes(geometry->dtype), order))
         OPQ_TRY(in_memory_order(ctx, value, order, &next));
     else

@@ -70,7 +70,8 @@ static opq_status drop_failed(opq_ctx *ctx, opq_value *const *values, int count,
             const opq_value *operand = node->operands[k];
             if (operand->state == OPQ_VALUE_failed)
                 cause = operand;
-            failed = failed || operand->state == OPQ_VALUE_failed || (operand->mark == bad && operand->state == OPQ_VALUE_pending);
+            failed = failed || operand->state == OPQ_VALUE_failed ||
+                     (operand->mark == bad && operand->state == OPQ_VALUE_pending);
         }
         if (failed)
             node->mark = bad;
@@ -81,7 +82,8 @@ static opq_status drop_failed(opq_ctx *ctx, opq_value *const *values, int count,
     for (int i = 0; i < count; i++) {
         if (values[i]->state == OPQ_VALUE_failed)
             cause = values[i];
-        if (cause && (values[i]->state == OPQ_VALUE_failed || (values[i]->mark == bad && values[i]->state == OPQ_VALUE_pending)))
+        if (cause &&
+            (values[i]->state == OPQ_VALUE_failed || (values[i]->mark == bad && values[i]->state == OPQ_VALUE_pending)))
             return opq_fail(cause->error_status, "%s", cause->error);
     }
     return OPQ_OK;
@@ -156,7 +158,9 @@ static opq_status add_attrs(opq_cone *cone, const opq_value *value)
         switch (opq_attr_kind_of((opq_attr_key)attr->key)) {
         case OPQ_ATTR_KIND_INTS: OPQ_TRY(add_bytes(cone, attr->ints, (size_t)attr->count * sizeof *attr->ints)); break;
         case OPQ_ATTR_KIND_STR: OPQ_TRY(add_bytes(cone, attr->str, strlen(attr->str) + 1)); break;
-        case OPQ_ATTR_KIND_INT: case OPQ_ATTR_KIND_WORD: case OPQ_ATTR_KIND_NUMBER: OPQ_TRY(add_bytes(cone, &attr->i, sizeof attr->i)); break;
+        case OPQ_ATTR_KIND_INT:
+        case OPQ_ATTR_KIND_WORD:
+        case OPQ_ATTR_KIND_NUMBER: OPQ_TRY(add_bytes(cone, &attr->i, sizeof attr->i)); break;
         }
     }
     return OPQ_OK;
@@ -218,17 +222,20 @@ static opq_status add_leaves(const opq_cone *cone, opq_graph *graph, opq_ref *re
         const opq_value *scalar = cone->scalars[i];
         opq_number value = scalar->scalar;
         OPQ_TRY(opq_number_fit("scalar", (opq_dtype)scalar->type.dtype, &value));
-        opq_attr attr = {.key = OPQ_ATTR_value, .is_int = opq_dtype_kind_of((opq_dtype)scalar->type.dtype) != OPQ_KIND_FLOAT, .number = value};
+        opq_attr attr = {.key = OPQ_ATTR_value,
+                         .is_int = opq_dtype_kind_of((opq_dtype)scalar->type.dtype) != OPQ_KIND_FLOAT,
+                         .number = value};
         opq_type type = scalar->type;
         type.weak = 0;
-        opq_node node = {.op = OPQ_OP_scalar, .attr = &attr, .attr_count = 1, .type = type, .payload = (void *)(intptr_t)(i + 1)};
+        opq_node node = {
+            .op = OPQ_OP_scalar, .attr = &attr, .attr_count = 1, .type = type, .payload = (void *)(intptr_t)(i + 1)};
         OPQ_TRY(opq_graph_append(graph, &node, &scalar_refs[i]));
     }
     return OPQ_OK;
 }
 
-static opq_status add_nodes(opq_ctx *ctx, const opq_cone *cone, opq_graph *graph, opq_ref *node_refs, const opq_ref *leaf_refs,
-                            const opq_ref *scalar_refs)
+static opq_status add_nodes(opq_ctx *ctx, const opq_cone *cone, opq_graph *graph, opq_ref *node_refs,
+                            const opq_ref *leaf_refs, const opq_ref *scalar_refs)
 {
     opq_status status = OPQ_OK;
     opq_ref *operands = NULL;
@@ -249,8 +256,13 @@ static opq_status add_nodes(opq_ctx *ctx, const opq_cone *cone, opq_graph *graph
                           : operand->op == OPQ_OP_scalar       ? scalar_refs[operand->number]
                                                                : node_refs[operand->number];
         }
-        opq_node node = {.op = value->op, .arity = value->arity, .operand = operands, .attr = value->attrs, .attr_count = value->attr_count,
-                         .type = value->type, .line = line_text(ctx, value->line, line, sizeof line),
+        opq_node node = {.op = value->op,
+                         .arity = value->arity,
+                         .operand = operands,
+                         .attr = value->attrs,
+                         .attr_count = value->attr_count,
+                         .type = value->type,
+                         .line = line_text(ctx, value->line, line, sizeof line),
                          .payload = value->op == OPQ_OP_extern ? value->payload : NULL};
         status = opq_graph_append(graph, &node, &node_refs[i]);
     }

@@ -52,9 +52,13 @@ void opq_ctx_destroy(opq_ctx *ctx)
     free(ctx);
 }
 
-opq_status opq_buffer_create(opq_ctx *ctx, size_t bytes, opq_buffer **out_buffer) { return opq_pool_buffer(ctx->runtime.pool, bytes, out_buffer); }
+opq_status opq_buffer_create(opq_ctx *ctx, size_t bytes, opq_buffer **out_buffer)
+{
+    return opq_pool_buffer(ctx->runtime.pool, bytes, out_buffer);
+}
 
-opq_status opq_buffer_adopt(opq_ctx *ctx, void *data, size_t bytes, void (*drop)(void *), void *arg, opq_buffer **out_buffer)
+opq_status opq_buffer_adopt(opq_ctx *ctx, void *data, size_t bytes, void (*drop)(void *), void *arg,
+                            opq_buffer **out_buffer)
 {
     return opq_pool_adopt(ctx->runtime.pool, data, bytes, drop, arg, out_buffer);
 }
@@ -66,11 +70,16 @@ void opq_cache_empty(opq_ctx *ctx) { opq_pool_trim(ctx->runtime.pool); }
 void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 {
     *out = (opq_stats){
-        .ops_recorded = atomic_load(&ctx->stats.ops_recorded), .kernels_run = atomic_load(&ctx->stats.kernels_run),
-        .kernels_compiled = atomic_load(&ctx->stats.kernels_compiled), .plans_built = atomic_load(&ctx->stats.plans_built),
-        .plans_reused = atomic_load(&ctx->stats.plans_reused), .extern_calls = atomic_load(&ctx->stats.extern_calls),
-        .bytes_read = atomic_load(&ctx->stats.bytes_read), .bytes_written = atomic_load(&ctx->stats.bytes_written),
-        .bytes_allocated = opq_pool_live(ctx->runtime.pool), .bytes_peak = opq_pool_peak(ctx->runtime.pool),
+        .ops_recorded = atomic_load(&ctx->stats.ops_recorded),
+        .kernels_run = atomic_load(&ctx->stats.kernels_run),
+        .kernels_compiled = atomic_load(&ctx->stats.kernels_compiled),
+        .plans_built = atomic_load(&ctx->stats.plans_built),
+        .plans_reused = atomic_load(&ctx->stats.plans_reused),
+        .extern_calls = atomic_load(&ctx->stats.extern_calls),
+        .bytes_read = atomic_load(&ctx->stats.bytes_read),
+        .bytes_written = atomic_load(&ctx->stats.bytes_written),
+        .bytes_allocated = opq_pool_live(ctx->runtime.pool),
+        .bytes_peak = opq_pool_peak(ctx->runtime.pool),
         .compile_seconds = (double)atomic_load(&ctx->stats.compile_nanoseconds) * 1e-9,
         .run_seconds = (double)atomic_load(&ctx->stats.run_nanoseconds) * 1e-9,
     };
@@ -80,9 +89,10 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 
 void opq_stats_reset(opq_ctx *ctx)
 {
-    atomic_llong *counters[] = {&ctx->stats.ops_recorded, &ctx->stats.kernels_run, &ctx->stats.kernels_compiled, &ctx->stats.plans_built,
-                                &ctx->stats.plans_reused, &ctx->stats.extern_calls, &ctx->stats.bytes_read, &ctx->stats.bytes_written,
-                                &ctx->stats.compile_nanoseconds, &ctx->stats.run_nanoseconds};
+    atomic_llong *counters[] = {&ctx->stats.ops_recorded,   &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
+                                &ctx->stats.plans_built,    &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
+                                &ctx->stats.bytes_read,     &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
+                                &ctx->stats.run_nanoseconds};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)

@@ -27,12 +27,12 @@ struct opq_value {
     uint64_t sequence;    /* record order */
     opq_value **operands; /* behind the struct; dropped when computed */
     opq_attr *attrs;
-    opq_cell *holders;    /* cells whose current value this is */
+    opq_cell *holders; /* cells whose current value this is */
     union {
-        opq_number scalar;    /* op scalar */
-        opq_buffer *buffer;   /* computed */
-        char *error;          /* failed: message, malloc'd */
-        void *payload;        /* pending extern */
+        opq_number scalar;  /* op scalar */
+        opq_buffer *buffer; /* computed */
+        char *error;        /* failed: message, malloc'd */
+        void *payload;      /* pending extern */
     };
     opq_status error_status;
     opq_value *next_free;
@@ -44,12 +44,12 @@ struct opq_cell {
     opq_ctx *ctx;
     atomic_int refs;
     int64_t bytes;
-    opq_value *value;    /* NULL: undefined contents */
+    opq_value *value;                    /* NULL: undefined contents */
     opq_value *history[OPQ_HISTORY_MAX]; /* while `value` is pending: what a failure goes back to, oldest first; [0] may be computed */
     uint8_t history_count;
-    bool history_lost; /* there were more writes than fit */
+    bool history_lost;                       /* there were more writes than fit */
     opq_cell *next_holder, *previous_holder; /* other cells with the same value */
-    opq_cell *next, *before; /* all cells of the context */
+    opq_cell *next, *before;                 /* all cells of the context */
 };
 
 typedef struct opq_plan_entry {
@@ -79,7 +79,8 @@ struct opq_ctx {
     uint64_t plan_clock;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
-        atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read, bytes_written;
+        atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read,
+            bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
         atomic_llong compile_nanoseconds, run_nanoseconds;
     } stats;
@@ -91,14 +92,15 @@ typedef struct opq_cone {
     opq_value **leaves;  /* computed, by first use */
     opq_value **scalars; /* by first use */
     opq_value **outputs; /* among nodes */
-    int node_count, leaf_count, scalar_count, output_count, node_capacity, leaf_capacity, scalar_capacity, output_capacity;
+    int node_count, leaf_count, scalar_count, output_count, node_capacity, leaf_capacity, scalar_capacity,
+        output_capacity;
     unsigned char *key;
     size_t key_bytes, key_capacity;
 } opq_cone;
 
 /* value.c */
-opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity, const opq_attr *attrs,
-                         int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,
+                         const opq_attr *attrs, int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
 void opq_value_drop_operands(opq_value *value); /* after it was computed; outside `lock` */
 /* cell.c, with `lock` held */
 void opq_cell_hold(opq_cell *cell, opq_value *value);
@@ -112,7 +114,8 @@ opq_status opq_cone_graph(opq_ctx *ctx, const opq_cone *cone, const char *name, 
 void opq_cone_drop(opq_cone *cone);
 
 /* geometry.c: the view of `value` that a window describes, as the most telling op. */
-opq_status opq_geometry_view(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry, opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_geometry_view(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry,
+                             opq_value **out_value) OPQ_MUST_CHECK;
 bool opq_geometry_contiguous(const opq_geometry *geometry);
 /* Does the window cover `count` elements, each once? order: dims by descending stride. */
 bool opq_geometry_covers(const opq_geometry *geometry, int64_t count, int64_t *out_order);

@@ -89,7 +89,8 @@ bool opq_geometry_overlaps(const opq_geometry *geometry)
 
 /* ---- views by name */
 
-static opq_status record_view(opq_ctx *ctx, opq_op op, opq_value *value, const opq_type *type, const opq_attr *attrs, int count, opq_value **out)
+static opq_status record_view(opq_ctx *ctx, opq_op op, opq_value *value, const opq_type *type, const opq_attr *attrs,
+                              int count, opq_value **out)
 {
     return opq_record_typed(ctx, op, type, &value, 1, attrs, count, out);
 }
@@ -105,7 +106,8 @@ static opq_status strided(opq_ctx *ctx, opq_value *value, const opq_geometry *ge
 }
 
 /* Dense but for order: the value in memory order, then permuted. */
-static opq_status permuted(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry, const int64_t *order, opq_value **out_value)
+static opq_status permuted(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry, const int64_t *order,
+                           opq_value **out_value)
 {
     int64_t size[OPQ_RANK_MAX], dims[OPQ_RANK_MAX];
     for (int i = 0; i < geometry->rank; i++) {
@@ -147,12 +149,13 @@ static bool slice_of(const opq_type *type, const opq_geometry *geometry, int64_t
     return next == geometry->rank;
 }
 
-static opq_status sliced(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry, const int64_t *start, const int64_t *step,
-                         const int64_t *size, opq_value **out_value)
+static opq_status sliced(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry, const int64_t *start,
+                         const int64_t *step, const int64_t *size, opq_value **out_value)
 {
     int rank = value->type.rank;
     opq_type type = opq_type_make(geometry->dtype, rank, size);
-    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = rank, .ints = start}, {.key = OPQ_ATTR_step, .count = rank, .ints = step}};
+    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = rank, .ints = start},
+                        {.key = OPQ_ATTR_step, .count = rank, .ints = step}};
     opq_value *slice;
     OPQ_TRY(record_view(ctx, OPQ_OP_slice, value, &type, attrs, 2, &slice));
     opq_status status = opq_record_reshape(ctx, slice, geometry->rank, geometry->size, out_value);
@@ -177,7 +180,8 @@ static opq_status expanded(opq_ctx *ctx, opq_value *value, const opq_geometry *g
 
 opq_status opq_geometry_view(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry, opq_value **out_value)
 {
-    int64_t count = opq_type_count(&value->type), order[OPQ_RANK_MAX], start[OPQ_RANK_MAX], step[OPQ_RANK_MAX], size[OPQ_RANK_MAX];
+    int64_t count = opq_type_count(&value->type), order[OPQ_RANK_MAX], start[OPQ_RANK_MAX], step[OPQ_RANK_MAX],
+            size[OPQ_RANK_MAX];
     opq_type type = opq_type_make(geometry->dtype, geometry->rank, geometry->size);
     if (opq_type_count(&type) == 0) {
         if (count == 0)

@@ -116,13 +116,22 @@ void opq_recorder_step(struct opq_recorder *r, const opq_step *step, double seco
         r->capacity = capacity;
     }
     report->launches[report->launch_count++] = (opq_launch){
-        .name = copy_text(r, step->name), .kind = opq_kernel_kind_name(step->kind), .shape = copy_text(r, step->shape),
-        .lines = copy_text(r, step->lines), .seconds = seconds, .fresh = (step->fresh && !r->reused) || compile_seconds > 0,
+        .name = copy_text(r, step->name),
+        .kind = opq_kernel_kind_name(step->kind),
+        .shape = copy_text(r, step->shape),
+        .lines = copy_text(r, step->lines),
+        .seconds = seconds,
+        .fresh = (step->fresh && !r->reused) || compile_seconds > 0,
         .compile_seconds = compile_seconds + (step->fresh && !r->reused && step->code ? step->code->seconds : 0),
-        .bytes_read = step->bytes_read, .bytes_written = step->bytes_written, .flops = step->flops};
+        .bytes_read = step->bytes_read,
+        .bytes_written = step->bytes_written,
+        .flops = step->flops};
 }
 
-static const char *node_label(const opq_graph *graph, opq_ref ref) { return opq_node_info(opq_node_at(graph, ref))->name; }
+static const char *node_label(const opq_graph *graph, opq_ref ref)
+{
+    return opq_node_info(opq_node_at(graph, ref))->name;
+}
 
 void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, bool reused)
 {
@@ -137,8 +146,9 @@ void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, bool reused
     free(text);
     for (int i = 0; i < plan->unfused.count; i++) {
         const opq_unfused_edge *edge = &plan->unfused.edges[i];
-        opq_text_add(&r->unfused, "%%%d %s -> %%%d %s: %s (%s)\n", edge->producer, node_label(plan->graph, edge->producer), edge->consumer,
-                     node_label(plan->graph, edge->consumer), opq_refusal_name(edge->refusal), opq_refusal_text(edge->refusal));
+        opq_text_add(&r->unfused, "%%%d %s -> %%%d %s: %s (%s)\n", edge->producer,
+                     node_label(plan->graph, edge->producer), edge->consumer, node_label(plan->graph, edge->consumer),
+                     opq_refusal_name(edge->refusal), opq_refusal_text(edge->refusal));
     }
 }
 

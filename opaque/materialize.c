@@ -19,7 +19,8 @@ static double now(void)
 static opq_plan *find_plan(opq_ctx *ctx, const opq_cone *cone, uint64_t hash)
 {
     for (opq_plan_entry *entry = ctx->plans[hash % OPQ_PLAN_BUCKETS]; entry; entry = entry->next)
-        if (entry->hash == hash && entry->key_bytes == cone->key_bytes && memcmp(entry->key, cone->key, cone->key_bytes) == 0) {
+        if (entry->hash == hash && entry->key_bytes == cone->key_bytes &&
+            memcmp(entry->key, cone->key, cone->key_bytes) == 0) {
             entry->used = ++ctx->plan_clock;
             opq_plan_retain(entry->plan);
             return entry->plan;
@@ -146,8 +147,14 @@ static opq_status run(flight *f)
     for (int i = 0; i < cone->scalar_count; i++)
         f->scalars[i] = cone->scalars[i]->scalar;
     double start = now(), compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm);
-    opq_run_call call = {.inputs = f->inputs, .scalars = f->scalars, .outputs = f->results, .note = note_step, .note_data = f, .timed = f->recorder != NULL,
-                         .lines_of = plan_with_lines, .lines_data = f};
+    opq_run_call call = {.inputs = f->inputs,
+                         .scalars = f->scalars,
+                         .outputs = f->results,
+                         .note = note_step,
+                         .note_data = f,
+                         .timed = f->recorder != NULL,
+                         .lines_of = plan_with_lines,
+                         .lines_data = f};
     opq_status status = opq_plan_run(&f->ctx->runtime, f->plan, &call);
     compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm) - compiled;
     atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
@@ -313,7 +320,8 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
         return error_of(values, count);
-    if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect && reason != OPQ_REASON_optimizer_step)
+    if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect &&
+        reason != OPQ_REASON_optimizer_step)
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
@@ -403,7 +411,8 @@ opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type)
         return OPQ_OK;
     uint64_t window = 0;
     for (unsigned i = 1; i <= OPQ_WINDOW; i++)
-        window = window * 0x100000001b3ull ^ atomic_load_explicit(&ctx->window[(at + i) % OPQ_WINDOW], memory_order_relaxed);
+        window =
+            window * 0x100000001b3ull ^ atomic_load_explicit(&ctx->window[(at + i) % OPQ_WINDOW], memory_order_relaxed);
     uint64_t cut = atomic_load_explicit(&ctx->cut_window, memory_order_relaxed);
     if (cut != 0 && window != cut && pending < 2 * OPQ_PENDING_MAX)
         return OPQ_OK;

@@ -27,7 +27,8 @@ opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *
     opq_status status = buffers ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory");
     for (int i = 0; i < plan->input_count && status == OPQ_OK; i++) {
         opq_type type = opq_graph_input_type(plan->graph, i);
-        status = opq_pool_adopt(ctx->runtime.pool, (void *)inputs[i], (size_t)opq_type_bytes(&type), NULL, NULL, &buffers[i]);
+        status =
+            opq_pool_adopt(ctx->runtime.pool, (void *)inputs[i], (size_t)opq_type_bytes(&type), NULL, NULL, &buffers[i]);
     }
     if (status == OPQ_OK) {
         opq_run_call call = {.inputs = buffers, .outputs = results};

@@ -34,7 +34,9 @@ static opq_status cast_scalar(opq_ctx *ctx, const opq_value *value, opq_dtype dt
     if (to_float && !from_float)
         number.f = (double)value->scalar.i;
     else if (!to_float && from_float)
-        number.i = dtype == OPQ_bool ? value->scalar.f != 0 : value->scalar.f >= -0x1p63 && value->scalar.f < 0x1p63 ? (int64_t)value->scalar.f : INT64_MIN;
+        number.i = dtype == OPQ_bool                                        ? value->scalar.f != 0
+                   : value->scalar.f >= -0x1p63 && value->scalar.f < 0x1p63 ? (int64_t)value->scalar.f
+                                                                            : INT64_MIN;
     if (dtype == OPQ_f32)
         number.f = (double)(float)number.f;
     else if (dtype == OPQ_bool)
@@ -64,7 +66,8 @@ static void release_all(opq_value **values, int count)
 }
 
 /* Casts what promotes; `out` gets one reference each. */
-static opq_status cast_operands(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, opq_dtype compute, opq_value **out)
+static opq_status cast_operands(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, opq_dtype compute,
+                                opq_value **out)
 {
     for (int k = 0; k < arity; k++) {
         opq_status status = OPQ_OK;
@@ -82,8 +85,8 @@ static opq_status cast_operands(opq_ctx *ctx, opq_op op, opq_value *const *opera
     return OPQ_OK;
 }
 
-static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_value *const *operands, int arity, const opq_attr *attrs,
-                         int attr_count, opq_value **out_value)
+static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_value *const *operands, int arity,
+                         const opq_attr *attrs, int attr_count, opq_value **out_value)
 {
     opq_type few_types[FEW] = {0}, type;
     opq_value *few_casts[FEW];
@@ -116,19 +119,21 @@ static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_val
 }
 
 /* Attributes with the reduction order filled in where a row has axes. */
-opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs, int attr_count, opq_value **out_value)
+opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs,
+                      int attr_count, opq_value **out_value)
 {
     const opq_attr *axes = opq_attr_find(attrs, attr_count, OPQ_ATTR_axes);
     if (axes == NULL || opq_attr_find(attrs, attr_count, OPQ_ATTR_tree) || arity == 0 || attr_count >= OPQ_ATTR_COUNT)
         return record(ctx, op, NULL, operands, arity, attrs, attr_count, out_value);
     opq_attr with_tree[OPQ_ATTR_COUNT];
     memcpy(with_tree, attrs, (size_t)attr_count * sizeof *attrs);
-    with_tree[attr_count] = (opq_attr){.key = OPQ_ATTR_tree, .i = opq_tree_for(operands[0]->type.rank, axes->ints, axes->count)};
+    with_tree[attr_count] =
+        (opq_attr){.key = OPQ_ATTR_tree, .i = opq_tree_for(operands[0]->type.rank, axes->ints, axes->count)};
     return record(ctx, op, NULL, operands, arity, with_tree, attr_count + 1, out_value);
 }
 
-opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity, const opq_attr *attrs,
-                            int attr_count, opq_value **out_value)
+opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,
+                            const opq_attr *attrs, int attr_count, opq_value **out_value)
 {
     return record(ctx, op, type, operands, arity, attrs, attr_count, out_value);
 }
@@ -139,7 +144,8 @@ opq_status opq_record_extern(opq_ctx *ctx, const char *key, void *payload, opq_v
     opq_attr attrs[] = {{.key = OPQ_ATTR_key, .str = key}, {.key = OPQ_ATTR_result, .i = result_count}};
     opq_value *call = NULL;
     static const opq_type none = {.dtype = OPQ_raw8, .rank = 1};
-    opq_status status = opq_value_new(ctx, OPQ_OP_extern, result_count ? &result_types[0] : &none, operands, arity, attrs, 2, &call);
+    opq_status status =
+        opq_value_new(ctx, OPQ_OP_extern, result_count ? &result_types[0] : &none, operands, arity, attrs, 2, &call);
     if (status != OPQ_OK) {
         if (ctx->host.release_payload)
             ctx->host.release_payload(ctx->host.self, payload);
@@ -184,8 +190,8 @@ opq_status opq_record_expand(opq_ctx *ctx, opq_value *value, int rank, const int
     return opq_record_typed(ctx, OPQ_OP_expand, &type, &value, 1, NULL, 0, out_value);
 }
 
-opq_status opq_record_reduce(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const int64_t *axes, int axis_count, bool keepdim,
-                             opq_value **out_value)
+opq_status opq_record_reduce(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const int64_t *axes,
+                             int axis_count, bool keepdim, opq_value **out_value)
 {
     opq_attr attr = {.key = OPQ_ATTR_axes, .count = axis_count, .ints = axes};
     opq_value *kept;

@@ -30,9 +30,11 @@ typedef struct opq_geometry {
 
 /* ---- buffers: host memory from the caching allocator, or adopted from the host */
 typedef struct opq_buffer opq_buffer;
-opq_status opq_buffer_create(opq_ctx *ctx, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK; /* uninitialised, 64-byte aligned */
+opq_status opq_buffer_create(opq_ctx *ctx, size_t bytes,
+                             opq_buffer **out_buffer) OPQ_MUST_CHECK; /* uninitialised, 64-byte aligned */
 /* Takes over foreign memory; `drop(arg)` is called when the last reference goes. */
-opq_status opq_buffer_adopt(opq_ctx *ctx, void *data, size_t bytes, void (*drop)(void *), void *arg, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+opq_status opq_buffer_adopt(opq_ctx *ctx, void *data, size_t bytes, void (*drop)(void *), void *arg,
+                            opq_buffer **out_buffer) OPQ_MUST_CHECK;
 void *opq_buffer_data(const opq_buffer *buffer); /* non-NULL also for 0 bytes */
 size_t opq_buffer_bytes(const opq_buffer *buffer);
 void opq_buffer_retain(opq_buffer *buffer);
@@ -43,52 +45,58 @@ void opq_value_retain(opq_value *value);
 void opq_value_release(opq_value *value);
 opq_type opq_value_type(const opq_value *value);
 /* A 0-d run-time number. weak: a Python number for promotion. f32/f64/f16/bf16 read number.f, others number.i */
-opq_status opq_value_scalar(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak, opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_value_scalar(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak,
+                            opq_value **out_value) OPQ_MUST_CHECK;
 /* Data that exists: a leaf over `buffer` (one reference is taken). */
 opq_status opq_value_leaf(opq_ctx *ctx, const opq_type *type, opq_buffer *buffer, opq_value **out_value) OPQ_MUST_CHECK;
 
 /* Records one op. Operands promote and broadcast as the row says (casts are inserted). See opq_graph_op. */
-opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs, int attr_count,
-                      opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs,
+                      int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
 /* With the result type given: cast, iota, uniform, normal, reshape, expand, slice, strided, masked_fill. */
-opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity, const opq_attr *attrs,
-                            int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,
+                            const opq_attr *attrs, int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
 /* A call through the host. `key` describes op and constant arguments completely: equal keys, interchangeable payloads (the reference
  * to payload is taken over, also on failure). out_values gets result_count references; results are dense in the given types. */
 opq_status opq_record_extern(opq_ctx *ctx, const char *key, void *payload, opq_value *const *operands, int arity,
                              const opq_type *result_types, int result_count, opq_value **out_values) OPQ_MUST_CHECK;
 /* Conveniences used all over registration/. */
-opq_status opq_record_cast(opq_ctx *ctx, opq_value *value, opq_dtype dtype, opq_value **out_value) OPQ_MUST_CHECK;     /* retains if equal */
-opq_status opq_record_reshape(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size, opq_value **out_value) OPQ_MUST_CHECK;
-opq_status opq_record_expand(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size, opq_value **out_value) OPQ_MUST_CHECK;
-/* Reduces `axes` (ascending, normalised) of a REDUCE or COMPOSITE row; keepdim false drops them. */
-opq_status opq_record_reduce(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const int64_t *axes, int axis_count, bool keepdim,
+opq_status opq_record_cast(opq_ctx *ctx, opq_value *value, opq_dtype dtype,
+                           opq_value **out_value) OPQ_MUST_CHECK; /* retains if equal */
+opq_status opq_record_reshape(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size,
+                              opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_record_expand(opq_ctx *ctx, opq_value *value, int rank, const int64_t *size,
                              opq_value **out_value) OPQ_MUST_CHECK;
+/* Reduces `axes` (ascending, normalised) of a REDUCE or COMPOSITE row; keepdim false drops them. */
+opq_status opq_record_reduce(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const int64_t *axes,
+                             int axis_count, bool keepdim, opq_value **out_value) OPQ_MUST_CHECK;
 
 /* ---- cells */
-opq_status opq_cell_create(opq_ctx *ctx, int64_t bytes, opq_cell **out_cell) OPQ_MUST_CHECK;           /* contents undefined */
-opq_status opq_cell_from_value(opq_ctx *ctx, opq_value *value, opq_cell **out_cell) OPQ_MUST_CHECK;    /* retains value */
+opq_status opq_cell_create(opq_ctx *ctx, int64_t bytes, opq_cell **out_cell) OPQ_MUST_CHECK; /* contents undefined */
+opq_status opq_cell_from_value(opq_ctx *ctx, opq_value *value, opq_cell **out_cell) OPQ_MUST_CHECK; /* retains value */
 void opq_cell_retain(opq_cell *cell);
 void opq_cell_release(opq_cell *cell);
 int64_t opq_cell_bytes(const opq_cell *cell);
-opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes) OPQ_MUST_CHECK;                /* keeps the common prefix */
+opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes) OPQ_MUST_CHECK; /* keeps the common prefix */
 /* The value seen through a window, with shape geometry->size. The window must lie inside the cell. */
 opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value) OPQ_MUST_CHECK;
 /* The short way of an elementwise op over whole cells: each operand's value is current, dense and of exactly `type`, which is the
  * result's as well. The result goes into a new cell, or into operand 0 if `out_cell` is NULL. OPQ_UNSUPPORTED, without a message, if
  * it is not that simple: take the long way. */
-opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type, opq_cell **out_cell) OPQ_MUST_CHECK;
+opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type,
+                           opq_cell **out_cell) OPQ_MUST_CHECK;
 /* The window becomes `value`, which must have exactly its dtype and shape. Overlapping windows: OPQ_INVALID. */
 opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value) OPQ_MUST_CHECK;
 
 /* ---- running */
 #define OPQ_REASONS(X)                                                                                                 \
-    X(item) X(copy_to_host) X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager)
+    X(item)                                                                                                            \
+    X(copy_to_host) X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager)
 typedef enum opq_reason {
 #define X(name) OPQ_REASON_##name,
     OPQ_REASONS(X)
 #undef X
-    OPQ_REASON_COUNT
+        OPQ_REASON_COUNT
 } opq_reason;
 
 /* Computes and stores the values, and with them every ancestor that a live cell still holds. On failure the values that depend on the
@@ -109,8 +117,8 @@ unsigned opq_modes_get(void);
 /* ---- looking */
 typedef struct opq_stats {
     int64_t ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls;
-    int64_t bytes_read, bytes_written;     /* by kernels */
-    int64_t bytes_allocated, bytes_peak;   /* live now; highest since reset */
+    int64_t bytes_read, bytes_written;   /* by kernels */
+    int64_t bytes_allocated, bytes_peak; /* live now; highest since reset */
     int64_t flushes[OPQ_REASON_COUNT];
     double compile_seconds, run_seconds;
 } opq_stats;
@@ -122,7 +130,8 @@ void opq_cache_empty(opq_ctx *ctx);
 
 /* The cone of the values as a graph ("recorded"), its inputs in order with their buffers (borrowed while the values live).
  * out_leaves: malloc'd array of opq_graph_input_count() values. Pending ancestors only. */
-opq_status opq_capture(opq_ctx *ctx, opq_value *const *values, int count, opq_graph **out_graph, opq_value ***out_leaves) OPQ_MUST_CHECK;
+opq_status opq_capture(opq_ctx *ctx, opq_value *const *values, int count, opq_graph **out_graph,
+                       opq_value ***out_leaves) OPQ_MUST_CHECK;
 
 /* One launched kernel, extern call or copy, as explain() shows it. Texts live until the report is dropped. */
 typedef struct opq_launch {

@@ -4,9 +4,11 @@
 #include <mutex>
 #include <unordered_map>
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 // Tokens by cell. A token keeps its cell alive, so an entry's key cannot be reused while the entry's token lives; an entry whose
 // token is gone is replaced. `serial` tells whether an entry is still the dying token's own.
@@ -83,12 +85,14 @@ Cell cell_of_storage(const c10::Storage &storage)
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto found = all.by_cell.find(context->cell.get());
     if (found == all.by_cell.end()) // made by the allocator: from now on it is the cell's token
-        all.by_cell.emplace(context->cell.get(), Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), context->serial});
+        all.by_cell.emplace(
+            context->cell.get(),
+            Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), context->serial});
     return context->cell;
 }
 
-OpaqueImpl::OpaqueImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, Cell cell, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                       int64_t offset)
+OpaqueImpl::OpaqueImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, Cell cell, c10::IntArrayRef sizes,
+                       c10::IntArrayRef strides, int64_t offset)
     : Base(keys, dtype, opq::device(), std::move(cell), sizes)
 {
     set_custom_sizes_strides(SizesStridesPolicy::Default);
@@ -123,16 +127,20 @@ const c10::Storage &OpaqueImpl::storage() const
     return token_;
 }
 
-c10::intrusive_ptr<c10::TensorImpl> OpaqueImpl::shallow_copy_and_detach(const c10::VariableVersion &version, bool allow_change) const
+c10::intrusive_ptr<c10::TensorImpl> OpaqueImpl::shallow_copy_and_detach(const c10::VariableVersion &version,
+                                                                        bool allow_change) const
 {
-    auto copy = c10::make_intrusive<OpaqueImpl>(key_set(), dtype(), opaque_handle(), sizes(), strides(), storage_offset());
+    auto copy =
+        c10::make_intrusive<OpaqueImpl>(key_set(), dtype(), opaque_handle(), sizes(), strides(), storage_offset());
     Base::copy_tensor_metadata(this, copy.get(), version, allow_change);
     return copy;
 }
 
-c10::intrusive_ptr<c10::TensorImpl> OpaqueImpl::shallow_copy_and_detach(c10::VariableVersion &&version, bool allow_change) const
+c10::intrusive_ptr<c10::TensorImpl> OpaqueImpl::shallow_copy_and_detach(c10::VariableVersion &&version,
+                                                                        bool allow_change) const
 {
-    auto copy = c10::make_intrusive<OpaqueImpl>(key_set(), dtype(), opaque_handle(), sizes(), strides(), storage_offset());
+    auto copy =
+        c10::make_intrusive<OpaqueImpl>(key_set(), dtype(), opaque_handle(), sizes(), strides(), storage_offset());
     Base::copy_tensor_metadata(this, copy.get(), std::move(version), allow_change);
     return copy;
 }
@@ -140,7 +148,8 @@ c10::intrusive_ptr<c10::TensorImpl> OpaqueImpl::shallow_copy_and_detach(c10::Var
 void OpaqueImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl> &impl)
 {
     const auto *const other = dynamic_cast<const OpaqueImpl *>(impl.get());
-    TORCH_CHECK(other, "a tensor on device ", opq::device(), " cannot take over a tensor with dispatch keys ", impl->key_set());
+    TORCH_CHECK(other, "a tensor on device ", opq::device(), " cannot take over a tensor with dispatch keys ",
+                impl->key_set());
     Base::copy_tensor_metadata(other, this, version_counter(), allow_tensor_metadata_change());
     drop_token();
 }
@@ -148,15 +157,15 @@ void OpaqueImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl> &impl)
 OpaqueImpl *impl_of(const at::Tensor &tensor)
 {
     OpaqueImpl *const impl = impl_or_null(tensor);
-    TORCH_CHECK(impl, "expected a strided tensor on device ", device(), ", got layout ", tensor.layout(), " on device ", tensor.device(),
-                " with dispatch keys ", tensor.key_set());
+    TORCH_CHECK(impl, "expected a strided tensor on device ", device(), ", got layout ", tensor.layout(), " on device ",
+                tensor.device(), " with dispatch keys ", tensor.key_set());
     return impl;
 }
 
 at::Tensor make_tensor(Cell cell, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset)
 {
-    return at::Tensor(c10::make_intrusive<OpaqueImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype, std::move(cell), sizes,
-                                                      strides, offset));
+    return at::Tensor(c10::make_intrusive<OpaqueImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype,
+                                                      std::move(cell), sizes, strides, offset));
 }
 
 } // namespace opq

@@ -13,17 +13,16 @@
 
 #include "opaque/record.h"
 
-namespace opq {
+namespace opq
+{
 
 inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
-inline c10::Device device()
-{
-    return {kDeviceType, 0};
-}
+inline c10::Device device() { return {kDeviceType, 0}; }
 
 // A counted reference to a cell.
-class Cell {
-public:
+class Cell
+{
+  public:
     Cell() = default;
     static Cell take(opq_cell *cell) // takes over the caller's reference
     {
@@ -49,16 +48,17 @@ public:
     }
     opq_cell *get() const { return cell_; }
 
-private:
+  private:
     opq_cell *cell_ = nullptr;
 };
 
-class OpaqueImpl final : public at::OpaqueTensorImpl<Cell> {
-public:
+class OpaqueImpl final : public at::OpaqueTensorImpl<Cell>
+{
+  public:
     using Base = at::OpaqueTensorImpl<Cell>;
 
-    OpaqueImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, Cell cell, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-               int64_t offset);
+    OpaqueImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, Cell cell, c10::IntArrayRef sizes,
+               c10::IntArrayRef strides, int64_t offset);
 
     opq_cell *cell() const { return opaque_handle().get(); }
     const Cell &cell_ref() const { return opaque_handle(); }
@@ -71,12 +71,14 @@ public:
     void set_stride(int64_t dim, int64_t stride) override { TensorImpl::set_stride(dim, stride); }
     void set_storage_offset(int64_t offset) override { TensorImpl::set_storage_offset(offset); }
 
-    c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion &version, bool allow_change) const override;
-    c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion &&version, bool allow_change) const override;
+    c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion &version,
+                                                           bool allow_change) const override;
+    c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion &&version,
+                                                           bool allow_change) const override;
     void shallow_copy_from(const c10::intrusive_ptr<TensorImpl> &impl) override;
     void release_resources() override;
 
-private:
+  private:
     void drop_token();
     mutable c10::Storage token_;
 };
@@ -96,6 +98,7 @@ Cell cell_of_storage(const c10::Storage &storage);
 c10::DataPtr token_pointer(const Cell &cell);
 
 // A tensor over a cell. Sizes, strides and offset in elements of `dtype`.
-at::Tensor make_tensor(Cell cell, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset = 0);
+at::Tensor make_tensor(Cell cell, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       int64_t offset = 0);
 
 } // namespace opq

@@ -40,8 +40,8 @@ static void copy_attrs(opq_value *value, const opq_attr *attrs, int count, int64
     }
 }
 
-opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity, const opq_attr *attrs,
-                         int attr_count, opq_value **out_value)
+opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,
+                         const opq_attr *attrs, int attr_count, opq_value **out_value)
 {
     size_t operand_bytes = (size_t)arity * sizeof *operands, attr_bytes = (size_t)attr_count * sizeof *attrs;
     size_t int_bytes = ints_count(attrs, attr_count) * sizeof(int64_t);
@@ -65,7 +65,8 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
         value->operands[k] = operands[k];
         opq_value_retain(operands[k]);
     }
-    copy_attrs(value, attrs, attr_count, (int64_t *)(behind + operand_bytes + attr_bytes), behind + operand_bytes + attr_bytes + int_bytes);
+    copy_attrs(value, attrs, attr_count, (int64_t *)(behind + operand_bytes + attr_bytes),
+               behind + operand_bytes + attr_bytes + int_bytes);
     atomic_fetch_add_explicit(&ctx->pending, 1, memory_order_relaxed);
     *out_value = value;
     return OPQ_OK;
@@ -115,7 +116,10 @@ void opq_value_drop_operands(opq_value *value)
 }
 
 opq_type opq_value_type(const opq_value *value) { return value->type; }
-opq_buffer *opq_value_buffer(const opq_value *value) { return value->state == OPQ_VALUE_computed ? value->buffer : NULL; }
+opq_buffer *opq_value_buffer(const opq_value *value)
+{
+    return value->state == OPQ_VALUE_computed ? value->buffer : NULL;
+}
 
 opq_status opq_value_scalar(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak, opq_value **out_value)
 {
@@ -129,7 +133,8 @@ opq_status opq_value_scalar(opq_ctx *ctx, opq_dtype dtype, opq_number number, bo
 opq_status opq_value_leaf(opq_ctx *ctx, const opq_type *type, opq_buffer *buffer, opq_value **out_value)
 {
     if (opq_type_bytes(type) > (int64_t)opq_buffer_bytes(buffer))
-        return opq_fail(OPQ_INVALID, "a value of %lld bytes in a buffer of %zu", (long long)opq_type_bytes(type), opq_buffer_bytes(buffer));
+        return opq_fail(OPQ_INVALID, "a value of %lld bytes in a buffer of %zu", (long long)opq_type_bytes(type),
+                        opq_buffer_bytes(buffer));
     OPQ_TRY(opq_value_new(ctx, OPQ_OP_input, type, NULL, 0, NULL, 0, out_value));
     (*out_value)->buffer = buffer;
     atomic_store_explicit(&(*out_value)->state, OPQ_VALUE_computed, memory_order_relaxed);

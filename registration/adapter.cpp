@@ -7,7 +7,8 @@
 #include <mutex>
 #include <unordered_map>
 
-namespace opq {
+namespace opq
+{
 
 Dims Call::dims(size_t i) const
 {
@@ -73,7 +74,8 @@ Dims normal_axes(IntArrayRef axes, int64_t rank)
     return result;
 }
 
-namespace {
+namespace
+{
 
 // All overloads of an operator name, looked up once.
 const std::vector<OperatorHandle> &overloads(const std::string &name)
@@ -100,10 +102,7 @@ bool same_arguments(const c10::FunctionSchema &a, const c10::FunctionSchema &b, 
     return true;
 }
 
-bool mutates(const c10::Argument &argument)
-{
-    return argument.alias_info() && argument.alias_info()->isWrite();
-}
+bool mutates(const c10::Argument &argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
 bool functional_schema(const c10::FunctionSchema &schema)
 {
@@ -127,8 +126,8 @@ size_t out_count(const c10::FunctionSchema &schema)
 bool is_inplace_of(const c10::FunctionSchema &schema, const c10::FunctionSchema &functional)
 {
     return functional.returns().size() == 1 && schema.returns().size() == 1 &&
-           schema.arguments().size() == functional.arguments().size() && !schema.arguments().empty() && mutates(schema.arguments()[0]) &&
-           same_arguments(schema, functional, functional.arguments().size());
+           schema.arguments().size() == functional.arguments().size() && !schema.arguments().empty() &&
+           mutates(schema.arguments()[0]) && same_arguments(schema, functional, functional.arguments().size());
 }
 
 bool is_out_of(const c10::FunctionSchema &schema, const c10::FunctionSchema &functional)
@@ -242,8 +241,8 @@ Tensor &check_inplace(Call &call)
     if (!result.order.plain())
         shape = ordered(shape, inverse(result.order));
     check_device(self, call.name());
-    TORCH_CHECK(self.sizes() == IntArrayRef(shape), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
-                IntArrayRef(shape));
+    TORCH_CHECK(self.sizes() == IntArrayRef(shape), "output with shape ", self.sizes(),
+                " doesn't match the broadcast shape ", IntArrayRef(shape));
     check_castable(result.dtype, self.scalar_type());
     return self;
 }
@@ -297,7 +296,8 @@ void adapt_functional(torch::Library &library, const char *overload, Kernel kern
     const size_t dot = text.find('.');
     const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(
         ("aten::" + text.substr(0, dot)).c_str(), dot == std::string::npos ? "" : text.substr(dot + 1).c_str());
-    library.impl(overload, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(op, Form::functional, kernel, row)));
+    library.impl(overload,
+                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(op, Form::functional, kernel, row)));
 }
 
 void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row)
@@ -305,7 +305,8 @@ void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op 
     const std::string text = overload;
     const size_t dot = text.find('.');
     const std::string base = "aten::" + text.substr(0, dot);
-    const auto handle = c10::Dispatcher::singleton().findSchema({base, dot == std::string::npos ? "" : text.substr(dot + 1)});
+    const auto handle =
+        c10::Dispatcher::singleton().findSchema({base, dot == std::string::npos ? "" : text.substr(dot + 1)});
     TORCH_CHECK(handle, "this PyTorch has no operator ", text);
     const auto add = [&](const OperatorHandle &op, Form form) {
         library.impl(toString(op.operator_name()).substr(6).c_str(),

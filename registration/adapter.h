@@ -12,7 +12,8 @@
 
 #include "shim.h"
 
-namespace opq {
+namespace opq
+{
 
 using c10::IValue;
 using c10::OperatorHandle;
@@ -25,8 +26,9 @@ struct Result {
 };
 
 // A call of a functional overload. Arguments are numbered as in its schema.
-class Call {
-public:
+class Call
+{
+  public:
     Call(const OperatorHandle &functional, IValue *arguments, size_t argument_count, opq_op row_op)
         : op(functional), args(arguments), count(argument_count), row(row_op)
     {
@@ -44,7 +46,7 @@ public:
     int64_t integer(size_t i) const { return args[i].toInt(); }
     double real(size_t i) const { return args[i].toScalar().toDouble(); }
     at::Scalar scalar(size_t i) const { return args[i].toScalar(); }
-    Dims dims(size_t i) const;                       // a list of integers, or one integer; none: empty
+    Dims dims(size_t i) const;                           // a list of integers, or one integer; none: empty
     std::optional<at::ScalarType> dtype(size_t i) const; // of a `dtype` argument
     // The value of a tensor on this device that the core can compute with; raises for other devices, declines for raw dtypes.
     Value in(size_t i) const { return in(tensor(i)); }
@@ -53,7 +55,10 @@ public:
     Value operand(size_t i) const;
 
     void give(Value value) { give(std::move(value), torch_dtype(value.dtype())); }
-    void give(Value value, at::ScalarType dtype, Order order = {}) { results.push_back({std::move(value), dtype, std::move(order)}); }
+    void give(Value value, at::ScalarType dtype, Order order = {})
+    {
+        results.push_back({std::move(value), dtype, std::move(order)});
+    }
     void give_none() { results.push_back({Value{}, at::ScalarType::Undefined, Order{}}); }
 };
 
@@ -102,10 +107,7 @@ struct InMemory {
 InMemory in_memory(const Call &call, size_t i);
 // Does every tensor argument that is given have this dtype?
 bool same_dtype(std::initializer_list<const Tensor *> tensors);
-inline int64_t normal_axis(int64_t axis, int64_t rank)
-{
-    return at::maybe_wrap_dim(axis, rank);
-}
+inline int64_t normal_axis(int64_t axis, int64_t rank) { return at::maybe_wrap_dim(axis, rank); }
 // Reduced axes: ascending, none given means all.
 Dims normal_axes(IntArrayRef axes, int64_t rank);
 

@@ -2,14 +2,16 @@
 // schema saying so; their new values are written like any in-place result.
 #include "adapter.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 struct Norm {
     Value x;
-    Dims axes;   // reduced
-    Dims shape;  // of one number per channel, broadcastable against x
+    Dims axes;  // reduced
+    Dims shape; // of one number per channel, broadcastable against x
     opq_dtype dtype;
     double count; // elements per channel
 
@@ -22,7 +24,8 @@ std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_l
     if (x.dim() < 2 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()))
         return std::nullopt;
     for (const size_t i : parameters)
-        if (!call.none(i) && (call.tensor(i).scalar_type() != x.scalar_type() || call.tensor(i).sizes() != IntArrayRef(x.size(1))))
+        if (!call.none(i) &&
+            (call.tensor(i).scalar_type() != x.scalar_type() || call.tensor(i).sizes() != IntArrayRef(x.size(1))))
             return std::nullopt;
     Norm norm{call.in(input), {}, Dims(static_cast<size_t>(x.dim()), 1), core_dtype(x.scalar_type()), 0};
     for (int64_t axis = 0; axis < x.dim(); ++axis)
@@ -33,10 +36,7 @@ std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_l
     return norm;
 }
 
-Value binary(opq_op op, const Value &a, const Value &b)
-{
-    return record(op, {a, b});
-}
+Value binary(opq_op op, const Value &a, const Value &b) { return record(op, {a, b}); }
 
 Value inverse_deviation(const Value &variance, double eps)
 {
@@ -67,7 +67,8 @@ bool batch_norm(Call &call)
         if (!call.none(3))
             update_running(call.tensor(3), reshape(mean, per_channel), momentum);
         if (!call.none(4)) {
-            const Value unbiased = binary(OPQ_OP_mul, reshape(variance, per_channel), scalar(norm->count / std::max(norm->count - 1, 1.0)));
+            const Value unbiased =
+                binary(OPQ_OP_mul, reshape(variance, per_channel), scalar(norm->count / std::max(norm->count - 1, 1.0)));
             update_running(call.tensor(4), unbiased, momentum);
         }
     } else {
@@ -96,7 +97,8 @@ bool batch_norm_backward(Call &call)
     const Dims per_channel{norm->shape[1]};
     const Value grad = call.in(0);
     const Value mean = norm->channels(call.in(training ? 5 : 3));
-    const Value inverse = training ? norm->channels(call.in(6)) : inverse_deviation(norm->channels(call.in(4)), call.real(8));
+    const Value inverse =
+        training ? norm->channels(call.in(6)) : inverse_deviation(norm->channels(call.in(4)), call.real(8));
     const Value centred = binary(OPQ_OP_mul, binary(OPQ_OP_sub, norm->x, mean), inverse);
     const Value sum = reduce(OPQ_OP_sum, {grad}, norm->axes, true);
     const Value dot = reduce(OPQ_OP_sum, {binary(OPQ_OP_mul, grad, centred)}, norm->axes, true);

@@ -4,13 +4,19 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace opq {
+namespace opq
+{
 
-class Below {
-public:
-    Below() : keys_(c10::DispatchKeySet({c10::DispatchKey::BackendSelect}), c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView) {}
+class Below
+{
+  public:
+    Below()
+        : keys_(c10::DispatchKeySet({c10::DispatchKey::BackendSelect}),
+                c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView)
+    {
+    }
 
-private:
+  private:
     c10::impl::ForceDispatchKeyGuard keys_;
     at::NoGradGuard no_grad_;
 };

@@ -5,21 +5,17 @@
 #include "adapter.h"
 #include "below.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 using MaybeTensor = std::optional<Tensor>;
 
-bool given(const MaybeTensor &tensor)
-{
-    return tensor && tensor->defined();
-}
+bool given(const MaybeTensor &tensor) { return tensor && tensor->defined(); }
 
-Tensor plus_bias(const Tensor &gates, const MaybeTensor &bias)
-{
-    return given(bias) ? at::add(gates, *bias) : gates;
-}
+Tensor plus_bias(const Tensor &gates, const MaybeTensor &bias) { return given(bias) ? at::add(gates, *bias) : gates; }
 
 // ---- recurrent cells. The workspace is what the backward formulas need.
 
@@ -34,8 +30,9 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor &input_gates, const Te
     return {at::mul(out, cy.tanh()), cy, at::cat({in, forget, cell, out}, 1)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const MaybeTensor &grad_hy, const MaybeTensor &grad_cy, const Tensor &cx,
-                                                      const Tensor &cy, const Tensor &workspace, bool has_bias)
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const MaybeTensor &grad_hy, const MaybeTensor &grad_cy,
+                                                      const Tensor &cx, const Tensor &cy, const Tensor &workspace,
+                                                      bool has_bias)
 {
     const Below below;
     if (!given(grad_hy) && !given(grad_cy))
@@ -52,25 +49,28 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const MaybeTensor &grad_hy
     }
     if (given(grad_cy))
         grad_cell = grad_cell.defined() ? at::add(grad_cell, *grad_cy) : *grad_cy;
-    const Tensor gates = at::cat({at::sigmoid_backward(at::mul(grad_cell, cell), in), at::sigmoid_backward(at::mul(grad_cell, cx), forget),
+    const Tensor gates = at::cat({at::sigmoid_backward(at::mul(grad_cell, cell), in),
+                                  at::sigmoid_backward(at::mul(grad_cell, cx), forget),
                                   at::tanh_backward(at::mul(grad_cell, in), cell), grad_out},
                                  1);
     return {gates, at::mul(grad_cell, forget), has_bias ? gates.sum(0, false) : Tensor()};
 }
 
-std::tuple<Tensor, Tensor> gru_cell(const Tensor &input_gates, const Tensor &hidden_gates, const Tensor &hx, const MaybeTensor &input_bias,
-                                    const MaybeTensor &hidden_bias)
+std::tuple<Tensor, Tensor> gru_cell(const Tensor &input_gates, const Tensor &hidden_gates, const Tensor &hx,
+                                    const MaybeTensor &input_bias, const MaybeTensor &hidden_bias)
 {
     const Below below;
     const auto from_input = plus_bias(input_gates, input_bias).chunk(3, 1);
     const auto from_hidden = plus_bias(hidden_gates, hidden_bias).chunk(3, 1);
-    const Tensor reset = at::add(from_input[0], from_hidden[0]).sigmoid(), update = at::add(from_input[1], from_hidden[1]).sigmoid();
+    const Tensor reset = at::add(from_input[0], from_hidden[0]).sigmoid(),
+                 update = at::add(from_input[1], from_hidden[1]).sigmoid();
     const Tensor fresh = at::add(from_input[2], at::mul(reset, from_hidden[2])).tanh();
     const Tensor hy = at::add(fresh, at::mul(update, at::sub(hx, fresh)));
     return {hy, at::cat({reset, update, fresh, hx, from_hidden[2]}, 1)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor &grad, const Tensor &workspace, bool has_bias)
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor &grad, const Tensor &workspace,
+                                                                     bool has_bias)
 {
     const Below below;
     const auto part = workspace.chunk(5, 1);
@@ -87,7 +87,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
 // ---- attention
 
 // 0: decompose. The parts are recorded and differentiated as they are.
-int64_t attention_choice(const Tensor &, const Tensor &, const Tensor &, const MaybeTensor &, double, bool, std::optional<double>, bool)
+int64_t attention_choice(const Tensor &, const Tensor &, const Tensor &, const MaybeTensor &, double, bool,
+                         std::optional<double>, bool)
 {
     return 0;
 }
@@ -97,10 +98,11 @@ Tensor heads(const Tensor &tensor, int64_t count)
     return tensor.view({tensor.size(0), tensor.size(1), count, tensor.size(2) / count}).transpose(1, 2);
 }
 
-std::tuple<Tensor, Tensor> multi_head_attention(const Tensor &query, const Tensor &key, const Tensor &value, int64_t embed_dim, int64_t head_count,
-                                                const Tensor &qkv_weight, const Tensor &qkv_bias, const Tensor &proj_weight,
-                                                const Tensor &proj_bias, const MaybeTensor &mask, bool need_weights, bool average_weights,
-                                                std::optional<int64_t> mask_type)
+std::tuple<Tensor, Tensor> multi_head_attention(const Tensor &query, const Tensor &key, const Tensor &value,
+                                                int64_t embed_dim, int64_t head_count, const Tensor &qkv_weight,
+                                                const Tensor &qkv_bias, const Tensor &proj_weight,
+                                                const Tensor &proj_bias, const MaybeTensor &mask, bool need_weights,
+                                                bool average_weights, std::optional<int64_t> mask_type)
 {
     const Below below;
     TORCH_CHECK(query.dim() == 3, "expected 3-D `query`, got ", query.dim(), "-D tensor");
@@ -109,13 +111,15 @@ std::tuple<Tensor, Tensor> multi_head_attention(const Tensor &query, const Tenso
         parts = at::linear(query, qkv_weight, qkv_bias).chunk(3, 2);
     } else {
         const auto weights = qkv_weight.chunk(3, 0), biases = qkv_bias.chunk(3, 0);
-        parts = {at::linear(query, weights[0], biases[0]), at::linear(key, weights[1], biases[1]), at::linear(value, weights[2], biases[2])};
+        parts = {at::linear(query, weights[0], biases[0]), at::linear(key, weights[1], biases[1]),
+                 at::linear(value, weights[2], biases[2])};
     }
     for (Tensor &part : parts)
         part = heads(part.contiguous(), head_count);
     const double scale = 1 / std::sqrt(static_cast<double>(embed_dim / head_count));
     const Tensor scores = at::matmul(at::mul(parts[0], scale), parts[1].transpose(-2, -1));
-    const Tensor weights = given(mask) ? at::_masked_softmax(scores, mask->to(at::kBool), 3, mask_type) : at::_softmax(scores, 3, false);
+    const Tensor weights =
+        given(mask) ? at::_masked_softmax(scores, mask->to(at::kBool), 3, mask_type) : at::_softmax(scores, 3, false);
     const Tensor mixed = at::matmul(weights, parts[2]).transpose(1, 2).reshape({query.size(0), query.size(1), embed_dim});
     const Tensor result = at::linear(mixed, proj_weight, proj_bias);
     if (!need_weights)
@@ -128,15 +132,17 @@ Tensor layer_norm(const Tensor &x, int64_t size, const Tensor &weight, const Ten
     return std::get<0>(at::native_layer_norm(x, {size}, weight, bias, eps));
 }
 
-Tensor encoder_layer(const Tensor &source, int64_t embed_dim, int64_t head_count, const Tensor &qkv_weight, const Tensor &qkv_bias,
-                     const Tensor &proj_weight, const Tensor &proj_bias, bool use_gelu, bool norm_first, double eps, const Tensor &norm_weight_1,
-                     const Tensor &norm_bias_1, const Tensor &norm_weight_2, const Tensor &norm_bias_2, const Tensor &ffn_weight_1,
-                     const Tensor &ffn_bias_1, const Tensor &ffn_weight_2, const Tensor &ffn_bias_2, const MaybeTensor &mask,
-                     std::optional<int64_t> mask_type)
+Tensor encoder_layer(const Tensor &source, int64_t embed_dim, int64_t head_count, const Tensor &qkv_weight,
+                     const Tensor &qkv_bias, const Tensor &proj_weight, const Tensor &proj_bias, bool use_gelu,
+                     bool norm_first, double eps, const Tensor &norm_weight_1, const Tensor &norm_bias_1,
+                     const Tensor &norm_weight_2, const Tensor &norm_bias_2, const Tensor &ffn_weight_1,
+                     const Tensor &ffn_bias_1, const Tensor &ffn_weight_2, const Tensor &ffn_bias_2,
+                     const MaybeTensor &mask, std::optional<int64_t> mask_type)
 {
     const Below below;
     Tensor x = norm_first ? layer_norm(source, embed_dim, norm_weight_1, norm_bias_1, eps) : source;
-    x = std::get<0>(multi_head_attention(x, x, x, embed_dim, head_count, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, false, true, mask_type));
+    x = std::get<0>(multi_head_attention(x, x, x, embed_dim, head_count, qkv_weight, qkv_bias, proj_weight, proj_bias,
+                                         mask, false, true, mask_type));
     x = at::add(x, source);
     if (!norm_first)
         x = layer_norm(x, embed_dim, norm_weight_1, norm_bias_1, eps);

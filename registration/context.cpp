@@ -12,30 +12,27 @@
 #include "lines.h"
 #include "modes.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 void parallel_for(void *, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *data)
 {
     at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(data, begin, end); });
 }
 
-int thread_count(void *)
-{
-    return at::get_num_threads();
-}
+int thread_count(void *) { return at::get_num_threads(); }
 
-size_t line_text(void *, uint32_t line, char *out, size_t size)
-{
-    return opq_line_text(line, out, size);
-}
+size_t line_text(void *, uint32_t line, char *out, size_t size) { return opq_line_text(line, out, size); }
 
 std::atomic<bool> exists{false};
 
 opq_ctx *create()
 {
-    const opq_host host{nullptr, &parallel_for, &thread_count, &run_extern, &retain_extern, &release_extern, &line_text};
+    const opq_host host{nullptr,        &parallel_for,   &thread_count, &run_extern,
+                        &retain_extern, &release_extern, &line_text};
     opq_ctx *ctx = nullptr;
     check(opq_ctx_create(&host, &ctx));
     exists.store(true, std::memory_order_release);
@@ -76,10 +73,7 @@ opq_ctx *context()
     return ctx;
 }
 
-bool context_exists()
-{
-    return exists.load(std::memory_order_acquire);
-}
+bool context_exists() { return exists.load(std::memory_order_acquire); }
 
 void finish_backward()
 {

@@ -7,22 +7,22 @@
 
 #include "below.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 // The order in which a copy of this tensor should lie in memory.
 Order copy_order(const Tensor &self, std::optional<at::MemoryFormat> format)
 {
     switch (format.value_or(at::MemoryFormat::Preserve)) {
-    case at::MemoryFormat::Preserve:
-        return dense_order(self.sizes(), self.strides()).value_or(Order{});
+    case at::MemoryFormat::Preserve: return dense_order(self.sizes(), self.strides()).value_or(Order{});
     case at::MemoryFormat::ChannelsLast:
         return dense_order(self.sizes(), c10::get_channels_last_strides_2d(self.sizes())).value_or(Order{});
     case at::MemoryFormat::ChannelsLast3d:
         return dense_order(self.sizes(), c10::get_channels_last_strides_3d(self.sizes())).value_or(Order{});
-    default:
-        return {};
+    default: return {};
     }
 }
 
@@ -39,10 +39,12 @@ bool clone(Call &call)
     return true;
 }
 
-Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> where,
-               std::optional<bool> pin_memory, bool non_blocking, std::optional<at::MemoryFormat> format)
+Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+               std::optional<at::Device> where, std::optional<bool> pin_memory, bool non_blocking,
+               std::optional<at::MemoryFormat> format)
 {
-    if (!on_device(self) || (where && where->type() != kDeviceType) || pin_memory.value_or(false) || (layout && *layout != c10::kStrided))
+    if (!on_device(self) || (where && where->type() != kDeviceType) || pin_memory.value_or(false) ||
+        (layout && *layout != c10::kStrided))
         return at::native::_to_copy(self, dtype, layout, where, pin_memory, non_blocking, format);
     if (where)
         check_index(*where);
@@ -61,7 +63,8 @@ void copy_in(const Tensor &source, const Tensor &target)
 {
     const bool same_shape = source.sizes() == target.sizes();
     const Order order = same_shape ? dense_order(target.sizes(), target.strides()).value_or(Order{}) : Order{};
-    const Tensor converted = source.scalar_type() == target.scalar_type() && !target.is_conj() ? source : source.to(target.scalar_type());
+    const Tensor converted =
+        source.scalar_type() == target.scalar_type() && !target.is_conj() ? source : source.to(target.scalar_type());
     const Value value = upload(target.is_conj() ? converted.conj().resolve_conj() : converted, order);
     write_result(target, {value, target.scalar_type(), order});
 }
@@ -81,7 +84,8 @@ Tensor copy_from(const Tensor &self, const Tensor &target, bool)
 {
     note_line();
     const std::vector<int64_t> shape = at::infer_size(target.sizes(), self.sizes()); // throws in PyTorch's words
-    TORCH_CHECK(target.sizes() == IntArrayRef(shape), "output with shape ", target.sizes(), " doesn't match the broadcast shape ", IntArrayRef(shape));
+    TORCH_CHECK(target.sizes() == IntArrayRef(shape), "output with shape ", target.sizes(),
+                " doesn't match the broadcast shape ", IntArrayRef(shape));
     return guarded([&] {
         if (!on_device(target)) {
             const Below below;
@@ -116,8 +120,8 @@ bool equal(const Tensor &self, const Tensor &other)
     note_line();
     check_device(self, "equal");
     check_device(other, "equal");
-    TORCH_CHECK(self.dtype() == other.dtype(), "Expected object of data type ", self.dtype(), " but got data type ", other.dtype(),
-                " for argument 'other' in call to equal");
+    TORCH_CHECK(self.dtype() == other.dtype(), "Expected object of data type ", self.dtype(), " but got data type ",
+                other.dtype(), " for argument 'other' in call to equal");
     if (self.sizes() != other.sizes())
         return false;
     const Tensor a = cpu_now(self, OPQ_REASON_item);
@@ -149,7 +153,8 @@ bool fill_scalar(Call &call)
 bool fill_tensor(Call &call)
 {
     const Tensor &self = call.tensor(0), &value = call.tensor(1);
-    TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(), " dimensions.");
+    TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(),
+                " dimensions.");
     if (is_raw(self) || is_raw(value))
         return false;
     const Value one = cast(call.operand(1), core_dtype(self.scalar_type()));
@@ -157,8 +162,8 @@ bool fill_tensor(Call &call)
     return true;
 }
 
-Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<at::Device>,
-                   std::optional<bool>)
+Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                   std::optional<at::Device>, std::optional<bool>)
 {
     return at::zeros(sizes, at::TensorOptions().dtype(dtype).device(device()));
 }
@@ -204,10 +209,7 @@ Tensor &eye_out(int64_t rows, int64_t columns, Tensor &out)
     return out;
 }
 
-Tensor &eye_square_out(int64_t rows, Tensor &out)
-{
-    return eye_out(rows, rows, out);
-}
+Tensor &eye_square_out(int64_t rows, Tensor &out) { return eye_out(rows, rows, out); }
 
 // ---- a copy of self with one window replaced
 
@@ -216,14 +218,15 @@ template <class Window> Tensor scatter_into(const Tensor &self, const Tensor &so
     const Below below;
     const Tensor result = self.clone();
     const Tensor slot = window(result);
-    TORCH_CHECK(slot.sizes() == source.sizes(), "expected src to have a size equal to the slice of self. src size = ", source.sizes(),
+    TORCH_CHECK(slot.sizes() == source.sizes(),
+                "expected src to have a size equal to the slice of self. src size = ", source.sizes(),
                 ", slice size = ", slot.sizes());
     slot.copy_(source);
     return result;
 }
 
-Tensor slice_scatter(const Tensor &self, const Tensor &source, int64_t dim, std::optional<int64_t> start, std::optional<int64_t> end,
-                     int64_t step)
+Tensor slice_scatter(const Tensor &self, const Tensor &source, int64_t dim, std::optional<int64_t> start,
+                     std::optional<int64_t> end, int64_t step)
 {
     return scatter_into(self, source, [&](const Tensor &t) { return t.slice(dim, start, end, step); });
 }
@@ -238,7 +241,8 @@ Tensor diagonal_scatter(const Tensor &self, const Tensor &source, int64_t offset
     return scatter_into(self, source, [&](const Tensor &t) { return t.diagonal(offset, dim1, dim2); });
 }
 
-Tensor as_strided_scatter(const Tensor &self, const Tensor &source, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset)
+Tensor as_strided_scatter(const Tensor &self, const Tensor &source, IntArrayRef size, IntArrayRef stride,
+                          std::optional<int64_t> offset)
 {
     return scatter_into(self, source, [&](const Tensor &t) { return t.as_strided(size, stride, offset); });
 }

@@ -4,9 +4,11 @@
 
 #include "adapter.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 // ---- bounds and modes
 
@@ -78,7 +80,8 @@ bool nan_to_num(Call &call)
                                    : dtype == OPQ_f16 ? limits<c10::Half>()
                                                       : limits<c10::BFloat16>();
     const auto given = [&](size_t i, double otherwise) { return number(call.none(i) ? otherwise : call.real(i), dtype); };
-    call.give(record(OPQ_OP_nan_to_num, {self, given(1, 0), given(2, highest), given(3, lowest)}), call.tensor(0).scalar_type(), order);
+    call.give(record(OPQ_OP_nan_to_num, {self, given(1, 0), given(2, highest), given(3, lowest)}),
+              call.tensor(0).scalar_type(), order);
     return true;
 }
 
@@ -136,7 +139,8 @@ bool is_tanh(const IValue &approximate)
 bool gelu(Call &call)
 {
     const auto [self, order] = in_memory(call, 0);
-    call.give(record(is_tanh(call.args[1]) ? OPQ_OP_gelu_tanh : OPQ_OP_gelu, {self}), call.tensor(0).scalar_type(), order);
+    call.give(record(is_tanh(call.args[1]) ? OPQ_OP_gelu_tanh : OPQ_OP_gelu, {self}), call.tensor(0).scalar_type(),
+              order);
     return true;
 }
 
@@ -162,12 +166,14 @@ bool log_sigmoid_backward(Call &call)
 bool masked_fill(Call &call)
 {
     const Tensor &self = call.tensor(0), &mask = call.tensor(1);
-    TORCH_CHECK(mask.scalar_type() == at::kBool, "masked_fill_ only supports boolean masks, but got mask with dtype ", mask.scalar_type());
+    TORCH_CHECK(mask.scalar_type() == at::kBool, "masked_fill_ only supports boolean masks, but got mask with dtype ",
+                mask.scalar_type());
     if (is_raw(self))
         return false;
     const opq_dtype dtype = core_dtype(self.scalar_type());
     if (call.args[2].isTensor()) {
-        TORCH_CHECK(call.tensor(2).dim() == 0, "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with ",
+        TORCH_CHECK(call.tensor(2).dim() == 0,
+                    "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with ",
                     call.tensor(2).dim(), " dimension(s).");
         if (is_raw(call.tensor(2)))
             return false;
@@ -187,7 +193,8 @@ bool reduce_loss(Call &call, const Value &losses, int64_t reduction)
         return true;
     }
     const Dims axes = normal_axes({}, losses.rank());
-    call.give(axes.empty() ? losses : reduce(reduction == at::Reduction::Mean ? OPQ_OP_mean : OPQ_OP_sum, {losses}, axes, false));
+    call.give(axes.empty() ? losses
+                           : reduce(reduction == at::Reduction::Mean ? OPQ_OP_mean : OPQ_OP_sum, {losses}, axes, false));
     return true;
 }
 
@@ -216,7 +223,8 @@ double loss_scale(const Call &call, int64_t reduction, double factor)
 // (grad_output, self, target, reduction)
 bool mse_loss_backward(Call &call)
 {
-    call.give(record(OPQ_OP_mse_loss_backward, {call.in(0), call.in(1), call.in(2), scalar(loss_scale(call, call.integer(3), 2))}));
+    call.give(record(OPQ_OP_mse_loss_backward,
+                     {call.in(0), call.in(1), call.in(2), scalar(loss_scale(call, call.integer(3), 2))}));
     return true;
 }
 

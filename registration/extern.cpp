@@ -14,9 +14,11 @@
 
 #include "below.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 struct Hole {
     size_t argument;
@@ -59,7 +61,8 @@ Predictions &predictions()
 
 bool accepts_cpu_index(const std::string &name)
 {
-    for (const char *prefix : {"aten::index", "aten::_index_put", "aten::_unsafe_index", "aten::_pack_padded", "aten::tensor_split"})
+    for (const char *prefix :
+         {"aten::index", "aten::_index_put", "aten::_unsafe_index", "aten::_pack_padded", "aten::tensor_split"})
         if (name.rfind(prefix, 0) == 0)
             return true;
     return false;
@@ -82,8 +85,14 @@ struct Reader {
 
     void add_tensor(const Tensor &tensor, size_t argument, int64_t element)
     {
-        Hole hole{argument, element, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()), {},
-                  tensor.unsafeGetTensorImpl()->is_wrapped_number(), tensor.is_conj(), tensor.is_neg()};
+        Hole hole{argument,
+                  element,
+                  tensor.scalar_type(),
+                  Dims(tensor.sizes().begin(), tensor.sizes().end()),
+                  {},
+                  tensor.unsafeGetTensorImpl()->is_wrapped_number(),
+                  tensor.is_conj(),
+                  tensor.is_neg()};
         Order order;
         if (on_device(tensor)) {
             const auto dense = dense_order(tensor.sizes(), tensor.strides());
@@ -209,7 +218,8 @@ bool runs_late(const OperatorHandle &op)
     if (wrong_meta(op.operator_name().name))
         return false;
     for (const at::Tag tag : op.getTags())
-        if (tag == at::Tag::nondeterministic_seeded || tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output)
+        if (tag == at::Tag::nondeterministic_seeded || tag == at::Tag::dynamic_output_shape ||
+            tag == at::Tag::data_dependent_output)
             return false;
     for (const auto &result : op.schema().returns()) {
         const auto kind = result.type()->kind();
@@ -222,7 +232,8 @@ bool runs_late(const OperatorHandle &op)
 // ---- calling with the holes filled
 
 // The arguments, operand i replaced by fill(hole i), devices by `where`.
-template <class Fill> Stack filled(const std::vector<IValue> &arguments, const std::vector<Hole> &holes, c10::DeviceType where, Fill fill)
+template <class Fill>
+Stack filled(const std::vector<IValue> &arguments, const std::vector<Hole> &holes, c10::DeviceType where, Fill fill)
 {
     Stack stack(arguments.begin(), arguments.end());
     for (IValue &value : stack)
@@ -273,7 +284,8 @@ std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
             set_bits(number, hole);
             return number;
         }
-        Tensor meta = at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kMeta));
+        Tensor meta =
+            at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kMeta));
         set_bits(meta, hole);
         return meta;
     });
@@ -340,8 +352,9 @@ IValue hollow(const IValue &value)
 
 void store(const Predicted &expected, const Tensor &given, void *memory, const OperatorHandle &op)
 {
-    TORCH_CHECK(given.defined() && given.sizes() == IntArrayRef(expected.sizes) && given.scalar_type() == expected.dtype, op.operator_name(),
-                ": the CPU kernel gave ", given.defined() ? c10::str(given.scalar_type(), given.sizes()) : "nothing", ", expected ",
+    TORCH_CHECK(given.defined() && given.sizes() == IntArrayRef(expected.sizes) && given.scalar_type() == expected.dtype,
+                op.operator_name(), ": the CPU kernel gave ",
+                given.defined() ? c10::str(given.scalar_type(), given.sizes()) : "nothing", ", expected ",
                 expected.dtype, IntArrayRef(expected.sizes));
     at::from_blob(memory, expected.sizes, ordered_strides(expected.sizes, expected.order),
                   at::TensorOptions().dtype(expected.dtype).device(c10::kCPU))
@@ -431,8 +444,9 @@ bool extern_record(Call &call)
     std::vector<opq_value *> values(types.size());
     const auto prediction = target->prediction;
     check(opq_record_extern(context(), reader.constants.c_str(), target.release(),
-                            reinterpret_cast<opq_value *const *>(reader.operands.data()), static_cast<int>(reader.operands.size()),
-                            types.data(), static_cast<int>(types.size()), values.data()));
+                            reinterpret_cast<opq_value *const *>(reader.operands.data()),
+                            static_cast<int>(reader.operands.size()), types.data(), static_cast<int>(types.size()),
+                            values.data()));
     size_t next = 0;
     for (const Predicted &result : *prediction)
         if (result.defined)
@@ -455,8 +469,11 @@ Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order)
 {
     const bool same = tensor.scalar_type() == dtype;
     if (!tensor.is_conj() && (same || (!is_raw(tensor) && !is_raw(core_dtype(dtype)))))
-        return cast(is_raw(tensor) ? read_dense(tensor, order) : read_ordered(tensor, static_cast<int>(tensor.dim()), order), core_dtype(dtype));
-    const Result made = extern_results("aten::_to_copy", "", {tensor, dtype, IValue(), IValue(), IValue(), false, IValue()})[0];
+        return cast(is_raw(tensor) ? read_dense(tensor, order)
+                                   : read_ordered(tensor, static_cast<int>(tensor.dim()), order),
+                    core_dtype(dtype));
+    const Result made =
+        extern_results("aten::_to_copy", "", {tensor, dtype, IValue(), IValue(), IValue(), false, IValue()})[0];
     return order.plain() && made.order.plain() ? made.value : read_dense(wrap(made.value, made.dtype, made.order), order);
 }
 

@@ -12,9 +12,11 @@
 #include "below.h"
 #include "random.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 struct Counts {
     std::mutex mutex;
@@ -49,8 +51,8 @@ struct Conversion {
         for (Pair &pair : pairs)
             if (pair.ours.is_same(tensor))
                 return pair.cpu;
-        TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors are supported on device ", device(), ", got ",
-                                    tensor.layout());
+        TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors are supported on device ",
+                                    device(), ", got ", tensor.layout());
         Tensor cpu = tensor;
         if (on_device(tensor))
             cpu = cpu_now(tensor, OPQ_REASON_extern_now);
@@ -103,9 +105,11 @@ struct Conversion {
         for (const Pair &pair : pairs)
             if (pair.cpu.is_same(result))
                 return pair.ours;
-        TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(), op.operator_name(),
-                                    " returns layout ", result.layout(), "; only plain strided tensors are supported on device ", device());
-        const Tensor plain = result._is_zerotensor() ? at::zeros(result.sizes(), result.options()) : result.resolve_conj().resolve_neg();
+        TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
+                                    op.operator_name(), " returns layout ", result.layout(),
+                                    "; only plain strided tensors are supported on device ", device());
+        const Tensor plain =
+            result._is_zerotensor() ? at::zeros(result.sizes(), result.options()) : result.resolve_conj().resolve_neg();
         const Order order = dense_order(plain.sizes(), plain.strides()).value_or(Order{});
         return wrap(upload(plain, order), plain.scalar_type(), order);
     }
@@ -154,8 +158,9 @@ bool is_view(const c10::FunctionSchema &schema)
 void forbid_if_strict(const std::string &name)
 {
     static const bool strict = from_environment("OPAQUE_STRICT", false);
-    TORCH_CHECK_NOT_IMPLEMENTED(!strict && (opq_modes_get() & OPQ_MODE_STRICT) == 0, name, " has no native kernel for these arguments on device ",
-                                device(), " and strict mode forbids running it through the CPU kernel");
+    TORCH_CHECK_NOT_IMPLEMENTED(!strict && (opq_modes_get() & OPQ_MODE_STRICT) == 0, name,
+                                " has no native kernel for these arguments on device ", device(),
+                                " and strict mode forbids running it through the CPU kernel");
 }
 
 void count_and_warn(const std::string &name)
@@ -169,8 +174,9 @@ void count_and_warn(const std::string &name)
         first = warn && all.warned.insert(name).second;
     }
     if (first)
-        fprintf(stderr, "[opaque] %s has no native kernel for these arguments; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n",
-                name.c_str());
+        fprintf(
+            stderr, "[opaque] %s has no native kernel for these arguments; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n",
+            name.c_str());
 }
 
 } // namespace
@@ -196,7 +202,8 @@ void reset_fallback_counts()
 
 void extern_now(const OperatorHandle &op, Stack *stack)
 {
-    TORCH_CHECK_NOT_IMPLEMENTED(!is_view(op.schema()), op.operator_name(), " returns a view and has no kernel on device ", device());
+    TORCH_CHECK_NOT_IMPLEMENTED(!is_view(op.schema()), op.operator_name(),
+                                " returns a view and has no kernel on device ", device());
     const std::string name = toString(op.operator_name());
     forbid_if_strict(name);
     try {
@@ -213,7 +220,8 @@ void fallback(const OperatorHandle &op, Stack *stack)
     const auto target = functional_of(op);
     if (target) {
         const size_t total = op.schema().arguments().size();
-        Call call(target->functional, stack->data() + (stack->size() - total), target->functional.schema().arguments().size(), OPQ_OP_extern);
+        Call call(target->functional, stack->data() + (stack->size() - total),
+                  target->functional.schema().arguments().size(), OPQ_OP_extern);
         bool recorded = false;
         try {
             recorded = extern_record(call);

@@ -2,14 +2,13 @@
 // operators, whose default path (a meta call, an empty result, the out overload) costs three times a direct extern node.
 #include "adapter.h"
 
-namespace opq {
-
-namespace {
-
-bool always_extern(Call &)
+namespace opq
 {
-    return false;
-}
+
+namespace
+{
+
+bool always_extern(Call &) { return false; }
 
 // convolution_overrideable has convolution's arguments.
 bool convolution(Call &call)
@@ -40,9 +39,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 
 void register_structured()
 {
-    static auto *const library =
-        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__); // for the process
-    for (const auto &name : c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+    static auto *const library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1,
+                                                    __FILE__, __LINE__); // for the process
+    for (const auto &name : c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(
+             c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
         const auto op = c10::Dispatcher::singleton().findSchema(name);
         if (!op || name.name.rfind("aten::", 0) != 0 || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
             !op->hasKernelForDispatchKey(c10::DispatchKey::CPU))

@@ -5,9 +5,11 @@
 #include "random.h"
 #include "shim.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 struct PhiloxGenerator final : c10::GeneratorImpl {
     explicit PhiloxGenerator(uint64_t seed = c10::default_rng_seed_val)
@@ -40,7 +42,8 @@ struct PhiloxGenerator final : c10::GeneratorImpl {
     {
         at::detail::check_rng_state(given);
         uint64_t words[2];
-        TORCH_CHECK(given.numel() == sizeof words, "RNG state of device ", opq::device(), " has ", sizeof words, " bytes, got ", given.numel());
+        TORCH_CHECK(given.numel() == sizeof words, "RNG state of device ", opq::device(), " has ", sizeof words,
+                    " bytes, got ", given.numel());
         std::memcpy(words, given.data(), sizeof words);
         seed_ = words[0];
         offset_ = words[1];
@@ -62,10 +65,7 @@ uint64_t mix(uint64_t x)
 
 } // namespace
 
-at::Generator new_generator()
-{
-    return at::make_generator<PhiloxGenerator>();
-}
+at::Generator new_generator() { return at::make_generator<PhiloxGenerator>(); }
 
 const at::Generator &default_generator()
 {
@@ -76,8 +76,8 @@ const at::Generator &default_generator()
 std::pair<uint64_t, uint64_t> reserve_draws(const std::optional<at::Generator> &given, int64_t draws)
 {
     at::Generator generator = given && given->defined() ? *given : default_generator();
-    TORCH_CHECK(generator.device().type() == kDeviceType, "Expected a '", device().type(), "' device type for generator but found '",
-                generator.device().type(), "'");
+    TORCH_CHECK(generator.device().type() == kDeviceType, "Expected a '", device().type(),
+                "' device type for generator but found '", generator.device().type(), "'");
     const std::lock_guard<std::mutex> lock(generator.mutex());
     auto *const philox = static_cast<PhiloxGenerator *>(generator.unsafeGetGeneratorImpl());
     const uint64_t offset = philox->offset_;

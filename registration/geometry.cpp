@@ -11,9 +11,11 @@
 
 #include "journal.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 bool contiguous(IntArrayRef sizes, IntArrayRef strides)
 {
@@ -59,12 +61,12 @@ Value no_elements(opq_dtype dtype, IntArrayRef sizes)
 
 Value read_window(const Tensor &tensor, IntArrayRef sizes, IntArrayRef strides)
 {
-    TORCH_CHECK(sizes.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ", device(),
-                " (got ", sizes.size(), ")");
+    TORCH_CHECK(sizes.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX,
+                " dimensions are not supported on device ", device(), " (got ", sizes.size(), ")");
     if (C10_UNLIKELY(tensor.numel() == 0))
         return no_elements(core_dtype(tensor.scalar_type()), sizes);
-    const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(), strides.data(),
-                              tensor.storage_offset()};
+    const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(),
+                              strides.data(), tensor.storage_offset()};
     opq_value *out = nullptr;
     check(opq_cell_read(context(), impl_of(tensor)->cell(), &window, &out));
     return Value::take(out);
@@ -134,20 +136,11 @@ Dims ordered_strides(IntArrayRef sizes, const Order &order)
     return strides;
 }
 
-bool on_device(const Tensor &tensor)
-{
-    return tensor.device().type() == kDeviceType;
-}
+bool on_device(const Tensor &tensor) { return tensor.device().type() == kDeviceType; }
 
-Value read(const Tensor &tensor)
-{
-    return with_bits(tensor, read_window(tensor, tensor.sizes(), tensor.strides()));
-}
+Value read(const Tensor &tensor) { return with_bits(tensor, read_window(tensor, tensor.sizes(), tensor.strides())); }
 
-Value read_raw(const Tensor &tensor)
-{
-    return read_window(tensor, tensor.sizes(), tensor.strides());
-}
+Value read_raw(const Tensor &tensor) { return read_window(tensor, tensor.sizes(), tensor.strides()); }
 
 Value read_dense(const Tensor &tensor, const Order &order)
 {
@@ -185,8 +178,8 @@ void write(const Tensor &tensor, const Value &given)
             sizes = ordered(shape, *order);
             strides = ordered(tensor.strides(), *order);
         }
-    const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(), strides.data(),
-                              tensor.storage_offset()};
+    const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(),
+                              strides.data(), tensor.storage_offset()};
     if (C10_UNLIKELY(journal_depth() != 0))
         journal_write(tensor);
     check(opq_cell_write(context(), impl_of(tensor)->cell(), &window, value.get()));
@@ -207,21 +200,15 @@ Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order)
     return make_tensor(std::move(owner), c10::scalarTypeToTypeMeta(dtype), sizes, ordered_strides(sizes, order));
 }
 
-Tensor wrap(const Value &value, at::ScalarType dtype)
-{
-    return wrap(value, dtype, Order{});
-}
+Tensor wrap(const Value &value, at::ScalarType dtype) { return wrap(value, dtype, Order{}); }
 
-Tensor wrap(const Value &value)
-{
-    return wrap(value, torch_dtype(value.dtype()), Order{});
-}
+Tensor wrap(const Value &value) { return wrap(value, torch_dtype(value.dtype()), Order{}); }
 
 void check_device(const Tensor &tensor, const char *op)
 {
     if (C10_UNLIKELY(!on_device(tensor)))
-        TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", device(), " and ",
-                    tensor.device(), "! (when checking arguments of ", op, ")");
+        TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", device(),
+                    " and ", tensor.device(), "! (when checking arguments of ", op, ")");
 }
 
 void check_index(c10::Device where)
@@ -230,10 +217,7 @@ void check_index(c10::Device where)
         TORCH_CHECK(false, "opaque: invalid device index ", static_cast<int>(where.index()), ", there is 1 device");
 }
 
-void resize_output(const Tensor &out, IntArrayRef sizes)
-{
-    at::native::resize_output(out, sizes);
-}
+void resize_output(const Tensor &out, IntArrayRef sizes) { at::native::resize_output(out, sizes); }
 
 void check_castable(at::ScalarType from, at::ScalarType to)
 {
@@ -245,8 +229,9 @@ Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, In
     opq_buffer *const buffer = opq_value_buffer(value.get());
     TORCH_INTERNAL_ASSERT(buffer, "opaque: value has not been computed");
     opq_buffer_retain(buffer);
-    return at::from_blob(opq_buffer_data(buffer), sizes, strides, [buffer](void *) { opq_buffer_release(buffer); },
-                         at::TensorOptions().dtype(dtype).device(c10::kCPU));
+    return at::from_blob(
+        opq_buffer_data(buffer), sizes, strides, [buffer](void *) { opq_buffer_release(buffer); },
+        at::TensorOptions().dtype(dtype).device(c10::kCPU));
 }
 
 Tensor cpu_now(const Tensor &tensor, opq_reason reason)
@@ -272,8 +257,8 @@ Value upload(const Tensor &source, const Order &order)
 {
     const Dims memory = ordered(source.sizes(), order);
     const opq_dtype dtype = core_dtype(source.scalar_type());
-    TORCH_CHECK(memory.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ", device(),
-                " (got ", memory.size(), ")");
+    TORCH_CHECK(memory.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX,
+                " dimensions are not supported on device ", device(), " (got ", memory.size(), ")");
     opq_buffer *buffer = nullptr;
     check(opq_buffer_create(context(), source.numel() * source.itemsize(), &buffer));
     const std::unique_ptr<opq_buffer, decltype(&opq_buffer_release)> owner(buffer, &opq_buffer_release);

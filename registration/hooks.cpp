@@ -14,9 +14,11 @@
 #include "random.h"
 #include "shim.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return kDeviceType; }
@@ -40,14 +42,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     void synchronizeDevice(const c10::DeviceIndex) const override { synchronize(OPQ_REASON_synchronize); }
     double elapsedTime(void *, void *, const c10::DeviceIndex) const override { return 0; }
 
-private:
+  private:
     static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, device()); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-void refuse_delete(void *)
-{
-}
+void refuse_delete(void *) {}
 
 struct Allocator final : c10::DeviceAllocator {
     c10::DataPtr allocate(size_t bytes) override
@@ -70,7 +70,8 @@ struct Allocator final : c10::DeviceAllocator {
         opq_stats_read(context(), &stats);
         c10::CachingDeviceAllocator::DeviceStats result;
         const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-        for (auto *bytes : {&result.allocated_bytes, &result.reserved_bytes, &result.active_bytes, &result.requested_bytes}) {
+        for (auto *bytes :
+             {&result.allocated_bytes, &result.reserved_bytes, &result.active_bytes, &result.requested_bytes}) {
             (*bytes)[all].current = stats.bytes_allocated;
             (*bytes)[all].peak = stats.bytes_peak;
         }
@@ -80,7 +81,7 @@ struct Allocator final : c10::DeviceAllocator {
     void resetPeakStats(c10::DeviceIndex) override { opq_stats_reset(context()); }
     std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override
     {
-        struct sysinfo info {};
+        struct sysinfo info{};
         sysinfo(&info);
         return {info.freeram * info.mem_unit, info.totalram * info.mem_unit};
     }
@@ -113,12 +114,13 @@ struct PinnedAllocator final : c10::Allocator {
         if (after == ranges_.begin())
             return false;
         --after;
-        return pointer == after->first || static_cast<const char *>(pointer) < static_cast<const char *>(after->first) + after->second;
+        return pointer == after->first ||
+               static_cast<const char *>(pointer) < static_cast<const char *>(after->first) + after->second;
     }
     void copy_data(void *to, const void *from, size_t bytes) const override { std::memcpy(to, from, bytes); }
     c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
 
-private:
+  private:
     static void drop(void *context)
     {
         const std::unique_ptr<c10::DataPtr> memory(static_cast<c10::DataPtr *>(context));
@@ -158,26 +160,15 @@ const bool registered = [] {
     return true;
 }();
 
-TORCH_LIBRARY_IMPL(aten, Conjugate, library)
-{
-    library.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(aten, Negative, library)
-{
-    library.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library)
-{
-    library.fallback(torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library)
-{
-    library.fallback(torch::CppFunction::makeFallthrough());
-}
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 
 } // namespace
 
 // The lists that PyTorch uses for autocast on CPU.
+/* clang-format off */
 #define LOWER_PRECISION(X)                                                                                             \
     X(conv1d) X(conv2d) X(conv3d) X(conv_tbc) X(conv_transpose1d) X(bmm) X(mm) X(linalg_vecdot) X(baddbmm) X(addmm) X(addbmm) X(linear) \
     X(matmul) X(scaled_dot_product_attention) X(_native_multi_head_attention) X(prelu)
@@ -186,6 +177,7 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library)
     X(mse_loss) X(cosine_embedding_loss) X(nll_loss) X(nll_loss2d) X(hinge_embedding_loss) X(poisson_nll_loss) X(smooth_l1_loss) \
     X(cross_entropy_loss) X(l1_loss) X(huber_loss) X(margin_ranking_loss) X(soft_margin_loss) X(triplet_margin_loss) \
     X(multi_margin_loss) X(kl_div) X(multilabel_margin_loss) X(binary_cross_entropy_with_logits)
+/* clang-format on */
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m)
 {

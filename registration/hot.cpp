@@ -3,26 +3,26 @@
 #include "adapter.h"
 #include "journal.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 bool plain(const Tensor &tensor)
 {
     return on_device(tensor) && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
 }
 
-bool is_one(const at::Scalar &alpha)
-{
-    return alpha.isIntegral(false) && alpha.toLong() == 1;
-}
+bool is_one(const at::Scalar &alpha) { return alpha.isIntegral(false) && alpha.toLong() == 1; }
 
 // An operand that needs no thought: a plain tensor, or a number. No value: think.
 Value simple_operand(const Tensor &tensor)
 {
     if (plain(tensor))
         return read(tensor);
-    if (tensor.device().is_cpu() && tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number() && !tensor.is_complex())
+    if (tensor.device().is_cpu() && tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
+        !tensor.is_complex())
         return scalar_of(tensor);
     return {};
 }
@@ -48,7 +48,8 @@ Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
 
 template <opq_op row> Tensor slow(const char *name, std::initializer_list<IValue> arguments)
 {
-    static const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, row == OPQ_OP_relu || row == OPQ_OP_matmul ? "" : "Tensor");
+    static const OperatorHandle op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(name, row == OPQ_OP_relu || row == OPQ_OP_matmul ? "" : "Tensor");
     Stack stack(arguments);
     run_boxed(op, row, &stack);
     return stack.back().toTensor();
@@ -81,15 +82,9 @@ Tensor sub(const Tensor &a, const Tensor &b, const at::Scalar &alpha)
     return add_like<OPQ_OP_sub>("aten::sub", a, b, alpha);
 }
 
-Tensor mul(const Tensor &a, const Tensor &b)
-{
-    return mul_like<OPQ_OP_mul>("aten::mul", a, b);
-}
+Tensor mul(const Tensor &a, const Tensor &b) { return mul_like<OPQ_OP_mul>("aten::mul", a, b); }
 
-Tensor div(const Tensor &a, const Tensor &b)
-{
-    return mul_like<OPQ_OP_div>("aten::div", a, b);
-}
+Tensor div(const Tensor &a, const Tensor &b) { return mul_like<OPQ_OP_div>("aten::div", a, b); }
 
 Tensor relu(const Tensor &a)
 {
@@ -103,7 +98,8 @@ Tensor relu(const Tensor &a)
 
 Tensor mm(const Tensor &a, const Tensor &b)
 {
-    if (!plain(a) || !plain(b) || is_raw(a) || a.scalar_type() != b.scalar_type() || a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0))
+    if (!plain(a) || !plain(b) || is_raw(a) || a.scalar_type() != b.scalar_type() || a.dim() != 2 || b.dim() != 2 ||
+        a.size(1) != b.size(0))
         return slow<OPQ_OP_matmul>("aten::mm", {a, b});
     note_line();
     const Value left = read(a), right = read(b);
@@ -126,7 +122,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 
 } // namespace
 
-namespace {
+namespace
+{
 
 // The core's answer for whole cells; the result goes where opq_cell_record says.
 bool record_plain(opq_op row, c10::ArrayRef<const Tensor *> tensors, opq_cell **out_cell)
@@ -145,7 +142,8 @@ bool record_plain(opq_op row, c10::ArrayRef<const Tensor *> tensors, opq_cell **
     }
     if (!at::isFloatingType(first.scalar_type()) || first.dim() > OPQ_RANK_MAX)
         return false;
-    const opq_type type = opq_type_make(core_dtype(first.scalar_type()), static_cast<int>(first.dim()), first.sizes().data());
+    const opq_type type =
+        opq_type_make(core_dtype(first.scalar_type()), static_cast<int>(first.dim()), first.sizes().data());
     const opq_status status = opq_cell_record(context(), row, cells, arity, &type, out_cell);
     if (status != OPQ_OK && status != OPQ_UNSUPPORTED)
         raise(status);

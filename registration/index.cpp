@@ -5,9 +5,11 @@
 
 #include "below.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 Value index_values(const Call &call, const Tensor &index)
 {
@@ -31,7 +33,8 @@ bool index_select(Call &call)
     Value where = index_values(call, index);
     if (index.dim() == 0)
         where = reshape(where, {1});
-    call.give(record(OPQ_OP_index_select, {call.in(0), where}, {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
+    call.give(record(OPQ_OP_index_select, {call.in(0), where},
+                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
     return true;
 }
 
@@ -86,7 +89,7 @@ bool index_add(Call &call)
 // ---- index.Tensor(self, indices) with integer index tensors; the other dimensions are taken whole
 
 struct Indexed {
-    Dims axes;                            // that have an index, ascending
+    Dims axes; // that have an index, ascending
     c10::SmallVector<const Tensor *, 4> indices;
 };
 
@@ -111,10 +114,12 @@ Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
     for (size_t i = 0; i < indexed.axes.size(); ++i) {
         const Tensor &index = *indexed.indices[i];
         const int64_t size = sizes[static_cast<size_t>(indexed.axes[i])];
-        const Value where = wrapped_index(cast(on_device(index) ? call.in(index) : upload(index, Order{}), OPQ_i64), size);
+        const Value where =
+            wrapped_index(cast(on_device(index) ? call.in(index) : upload(index, Order{}), OPQ_i64), size);
         if (indexed.axes.size() == 1)
             return where;
-        const Value fits = record(OPQ_OP_bitwise_and, {record(OPQ_OP_ge, {where, scalar(0)}), record(OPQ_OP_lt, {where, scalar(size)})});
+        const Value fits = record(OPQ_OP_bitwise_and,
+                                  {record(OPQ_OP_ge, {where, scalar(0)}), record(OPQ_OP_lt, {where, scalar(size)})});
         linear = linear ? record(OPQ_OP_add, {record(OPQ_OP_mul, {linear, scalar(size)}), where}) : where;
         inside = inside ? record(OPQ_OP_bitwise_and, {inside, fits}) : fits;
     }
@@ -126,7 +131,7 @@ struct Joined {
     Dims order, permuted; // self's dims as they are permuted first, and their sizes then
     Dims shape;           // with the indexed dims as one
     int64_t at;
-    Value where;          // i64, over dim `at`
+    Value where; // i64, over dim `at`
 };
 
 // For the arguments (self, indices, ..). False: indices of another kind.
@@ -166,7 +171,8 @@ bool index_tensor(Call &call)
     if (!join_indexed(call, joined))
         return false;
     const Value source = reshape(permute(call.in(0), joined.order), joined.shape);
-    call.give(record(OPQ_OP_index_select, {source, joined.where}, {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())}));
+    call.give(record(OPQ_OP_index_select, {source, joined.where},
+                     {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())}));
     return true;
 }
 
@@ -190,7 +196,8 @@ bool index_put(Call &call)
     const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
     const Value added = reshape(expand(call.operand(2), wide), narrow);
     const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
-    const Value sums = record(OPQ_OP_index_add, {target, where, added}, {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())});
+    const Value sums = record(OPQ_OP_index_add, {target, where, added},
+                              {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())});
     call.give(permute(reshape(sums, joined.permuted), inverse));
     return true;
 }
@@ -221,7 +228,8 @@ bool embedding(Call &call)
 {
     if (call.tensor(0).dim() != 2)
         return false;
-    call.give(record(OPQ_OP_index_select, {call.in(0), index_values(call, call.tensor(1))}, {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())}));
+    call.give(record(OPQ_OP_index_select, {call.in(0), index_values(call, call.tensor(1))},
+                     {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())}));
     return true;
 }
 
@@ -239,7 +247,8 @@ bool embedding_backward(Call &call)
         added = record(OPQ_OP_where, {real, added, scalar(0, added.dtype())});
     }
     const Value zeros = full(0, added.dtype(), {call.integer(2), columns});
-    call.give(record(OPQ_OP_index_add, {zeros, index, added}, {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())}));
+    call.give(record(OPQ_OP_index_add, {zeros, index, added},
+                     {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())}));
     return true;
 }
 
@@ -247,17 +256,17 @@ bool embedding_backward(Call &call)
 
 struct Nll {
     int64_t rows, classes;
-    Value target;  // [rows] i64, ignored entries 0
-    Value valid;   // [rows] bool
-    Value weight;  // [rows], 0 where ignored
+    Value target; // [rows] i64, ignored entries 0
+    Value valid;  // [rows] bool
+    Value weight; // [rows], 0 where ignored
 };
 
 // False: shapes for PyTorch to judge.
 bool read_nll(const Call &call, size_t first, Nll &out)
 {
     const Tensor &self = call.tensor(first), &target = call.tensor(first + 1);
-    if (self.dim() < 1 || self.dim() > 2 || target.dim() > 1 || self.numel() == 0 || !at::isFloatingType(self.scalar_type()) ||
-        target.numel() != (self.dim() == 2 ? self.size(0) : 1))
+    if (self.dim() < 1 || self.dim() > 2 || target.dim() > 1 || self.numel() == 0 ||
+        !at::isFloatingType(self.scalar_type()) || target.numel() != (self.dim() == 2 ? self.size(0) : 1))
         return false;
     if (target.scalar_type() != at::kLong && target.scalar_type() != at::kByte)
         decline(opq_fail(OPQ_INVALID, "%s: target of this dtype", call.name()));
@@ -273,7 +282,8 @@ bool read_nll(const Call &call, size_t first, Nll &out)
     const opq_dtype dtype = core_dtype(self.scalar_type());
     out.weight = cast(out.valid, dtype);
     if (weighted) {
-        const Value picked = record(OPQ_OP_index_select, {call.in(first + 2), out.target}, {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())});
+        const Value picked = record(OPQ_OP_index_select, {call.in(first + 2), out.target},
+                                    {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())});
         out.weight = record(OPQ_OP_mul, {picked, out.weight});
     }
     return true;
@@ -288,7 +298,9 @@ bool nll_loss(Call &call)
     const int64_t reduction = call.integer(3);
     const Value self = reshape(call.in(0), {nll.rows, nll.classes});
     const Value index = reshape(nll.target, {nll.rows, 1});
-    const Value picked = reshape(record(OPQ_OP_gather, {self, index}, {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())}), {nll.rows});
+    const Value picked =
+        reshape(record(OPQ_OP_gather, {self, index}, {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())}),
+                {nll.rows});
     const Value weighed = record(OPQ_OP_neg, {record(OPQ_OP_mul, {picked, nll.weight})});
     const Value losses = record(OPQ_OP_where, {nll.valid, weighed, scalar(0, weighed.dtype())});
     if (reduction == at::Reduction::None && call.tensor(0).dim() == 2) {

@@ -5,11 +5,13 @@
 
 #include "shim.h"
 
-namespace opq {
+namespace opq
+{
 
 std::atomic<int> open_journals{0};
 
-namespace {
+namespace
+{
 
 struct Noted {
     Cell cell;

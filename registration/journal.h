@@ -9,13 +9,11 @@
 
 #include "opaque/record.h"
 
-namespace opq {
+namespace opq
+{
 
 extern std::atomic<int> open_journals;
-inline int journal_depth()
-{
-    return open_journals.load(std::memory_order_relaxed);
-}
+inline int journal_depth() { return open_journals.load(std::memory_order_relaxed); }
 void journal_begin();
 // Closes the innermost journal: what each noted cell holds now, as new tensors; with `restore` the cells get their old values back.
 std::vector<at::Tensor> journal_end(bool restore);

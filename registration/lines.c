@@ -28,7 +28,14 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { LINE_COUNT = 65536, LINE_SLOTS = 131072, CODE_SLOTS = 32768, CODE_LIMIT = 24576, PREFIX_COUNT = 8, PREFIX_BYTES = 1024 };
+enum {
+    LINE_COUNT = 65536,
+    LINE_SLOTS = 131072,
+    CODE_SLOTS = 32768,
+    CODE_LIMIT = 24576,
+    PREFIX_COUNT = 8,
+    PREFIX_BYTES = 1024
+};
 
 typedef struct code_slot {
     _Atomic(void *) code;
@@ -41,7 +48,7 @@ typedef struct line {
 
 static code_slot codes[CODE_SLOTS];
 static atomic_int code_count;
-static line lines[LINE_COUNT]; /* by id; 0 unused */
+static line lines[LINE_COUNT];        /* by id; 0 unused */
 static atomic_uint slots[LINE_SLOTS]; /* hash table of ids */
 static uint32_t line_count = 1;
 static pthread_mutex_t line_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -53,15 +60,9 @@ static atomic_int enabled = 1;
 static void lines_lock(void) { pthread_mutex_lock(&line_mutex); }
 static void lines_unlock(void) { pthread_mutex_unlock(&line_mutex); }
 
-__attribute__((constructor)) static void guard_fork(void)
-{
-    pthread_atfork(lines_lock, lines_unlock, lines_unlock);
-}
+__attribute__((constructor)) static void guard_fork(void) { pthread_atfork(lines_lock, lines_unlock, lines_unlock); }
 
-void *opq_python_unlock(void)
-{
-    return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : NULL;
-}
+void *opq_python_unlock(void) { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : NULL; }
 
 void opq_python_lock(void *state)
 {
@@ -75,10 +76,7 @@ void opq_line_skip(const char *prefix)
         strcpy(prefixes[prefix_count++], prefix);
 }
 
-void opq_line_enable(int on)
-{
-    atomic_store(&enabled, on);
-}
+void opq_line_enable(int on) { atomic_store(&enabled, on); }
 
 static uint64_t mix(uint64_t x)
 {
@@ -166,10 +164,7 @@ static uint32_t line_intern(void *code, int instruction)
     return id;
 }
 
-int opq_line_has_python(void)
-{
-    return Py_IsInitialized() && PyGILState_GetThisThreadState() != NULL;
-}
+int opq_line_has_python(void) { return Py_IsInitialized() && PyGILState_GetThisThreadState() != NULL; }
 
 #if OPQ_FRAMES_RAW
 
@@ -226,10 +221,7 @@ uint32_t opq_line_here(void)
     return id;
 }
 
-static int line_number(PyCodeObject *code, int instruction)
-{
-    return PyCode_Addr2Line(code, instruction);
-}
+static int line_number(PyCodeObject *code, int instruction) { return PyCode_Addr2Line(code, instruction); }
 
 #endif
 

@@ -3,9 +3,11 @@
 
 #include "below.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 struct Matrix {
     Value value;
@@ -34,7 +36,8 @@ Value contract(const Matrix &a, const Matrix &b)
     const opq_attr attrs[] = {attr_int(OPQ_ATTR_transpose_a, 1), attr_int(OPQ_ATTR_transpose_b, 1)};
     opq_value *const operands[] = {a.value.get(), b.value.get()};
     opq_value *out = nullptr;
-    accept(opq_record(context(), OPQ_OP_matmul, operands, 2, attrs + (a.transposed ? 0 : 1), a.transposed + b.transposed, &out));
+    accept(opq_record(context(), OPQ_OP_matmul, operands, 2, attrs + (a.transposed ? 0 : 1),
+                      a.transposed + b.transposed, &out));
     return Value::take(out);
 }
 
@@ -55,7 +58,9 @@ bool fits_matrices(const Tensor &a, const Tensor &b, int64_t rank)
 Value combine(const Call &call, size_t self, Value product, const at::Scalar &beta, const at::Scalar &alpha)
 {
     const opq_dtype dtype = product.dtype();
-    require(!alpha.isComplex() && !beta.isComplex() && (is_float(dtype) || (alpha.isIntegral(true) && beta.isIntegral(true))), call);
+    require(!alpha.isComplex() && !beta.isComplex() &&
+                (is_float(dtype) || (alpha.isIntegral(true) && beta.isIntegral(true))),
+            call);
     if (alpha.toDouble() != 1.0)
         product = record(OPQ_OP_mul, {product, scalar(alpha, dtype)});
     if (beta.toDouble() == 0.0)
@@ -80,7 +85,8 @@ bool mm(Call &call)
     return true;
 }
 
-namespace {
+namespace
+{
 
 // addmm, baddbmm: (self, a, b, beta, alpha)
 bool addmm(Call &call)
@@ -137,7 +143,8 @@ bool addbmm(Call &call)
 // [.., columns] as [rows, columns]
 Value flat(const Tensor &tensor)
 {
-    const int64_t columns = tensor.size(-1), rows = c10::multiply_integers(tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1));
+    const int64_t columns = tensor.size(-1),
+                  rows = c10::multiply_integers(tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1));
     const Value value = read(tensor);
     return tensor.dim() == 2 ? value : reshape(value, {rows, columns});
 }

@@ -7,9 +7,11 @@
 
 #include "opaque/record.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 const auto kKind = c10::DebugInfoKind::TEST_INFO_2;
 
@@ -28,10 +30,7 @@ unsigned bits(const c10::DebugInfoBase *info)
 
 } // namespace
 
-void set_default_modes(unsigned modes)
-{
-    default_modes.store(modes, std::memory_order_relaxed);
-}
+void set_default_modes(unsigned modes) { default_modes.store(modes, std::memory_order_relaxed); }
 
 void set_modes(unsigned modes)
 {

@@ -1,7 +1,8 @@
 // eager(), unfused(), forbid_sync() and strict(): bits of the calling thread, inherited by autograd's threads.
 #pragma once
 
-namespace opq {
+namespace opq
+{
 
 void set_modes(unsigned modes);
 void set_default_modes(unsigned modes); // of threads that never called set_modes

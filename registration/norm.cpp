@@ -2,9 +2,11 @@
 #include "adapter.h"
 #include "random.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 // Records a row over one axis; a 0-d operand has an axis of one element.
 Value along(opq_op op, Operands operands, int64_t axis, int64_t rank)
@@ -49,10 +51,7 @@ Dims last_axes(int64_t rank, size_t count)
     return axes;
 }
 
-const Tensor *optional_tensor(const Call &call, size_t i)
-{
-    return call.none(i) ? nullptr : &call.tensor(i);
-}
+const Tensor *optional_tensor(const Call &call, size_t i) { return call.none(i) ? nullptr : &call.tensor(i); }
 
 // native_layer_norm(input, normalized_shape, weight, bias, eps) -> output, mean, rstd
 bool layer_norm(Call &call)
@@ -121,7 +120,8 @@ bool layer_norm_backward(Call &call)
 Value draw(opq_op op, IntArrayRef shape, const std::optional<at::Generator> &generator)
 {
     const auto [seed, offset] = reserve_draws(generator, c10::multiply_integers(shape));
-    return record_typed(op, OPQ_f32, shape, {number_i64(static_cast<int64_t>(seed)), number_i64(static_cast<int64_t>(offset))});
+    return record_typed(op, OPQ_f32, shape,
+                        {number_i64(static_cast<int64_t>(seed)), number_i64(static_cast<int64_t>(offset))});
 }
 
 // native_dropout(input, p, train) -> output, mask
@@ -224,11 +224,13 @@ Tensor &normal_(Tensor &self, double mean, double deviation, std::optional<at::G
     note_line();
     TORCH_CHECK(deviation >= 0, "normal expects std >= 0.0, but found std ", deviation);
     if (!native_float(self)) {
-        const Tensor drawn = at::normal(mean, deviation, self.sizes(), std::nullopt, at::TensorOptions().device(device()).dtype(at::kFloat));
+        const Tensor drawn = at::normal(mean, deviation, self.sizes(), std::nullopt,
+                                        at::TensorOptions().device(device()).dtype(at::kFloat));
         return self.copy_(drawn);
     }
     guarded([&] {
-        const Value scaled = record(OPQ_OP_mul, {draw(OPQ_OP_normal, self.sizes(), generator), number(deviation, OPQ_f32)});
+        const Value scaled =
+            record(OPQ_OP_mul, {draw(OPQ_OP_normal, self.sizes(), generator), number(deviation, OPQ_f32)});
         write(self, record(OPQ_OP_add, {scaled, number(mean, OPQ_f32)}));
     });
     return self;

@@ -4,9 +4,11 @@
 
 #include "adapter.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 struct Lists {
     std::vector<Tensor> parameters, grads, averages, squares, maxima, steps;
@@ -20,20 +22,11 @@ bool plain_float(const std::vector<Tensor> &tensors)
     return true;
 }
 
-bool undefined(const IValue &value)
-{
-    return value.isNone() || (value.isTensor() && !value.toTensor().defined());
-}
+bool undefined(const IValue &value) { return value.isNone() || (value.isTensor() && !value.toTensor().defined()); }
 
-Value slot(double value)
-{
-    return number(value, OPQ_f32);
-}
+Value slot(double value) { return number(value, OPQ_f32); }
 
-Value binary(opq_op op, const Value &a, const Value &b)
-{
-    return record(op, {a, b});
-}
+Value binary(opq_op op, const Value &a, const Value &b) { return record(op, {a, b}); }
 
 // 1 - beta^step without cancellation: -expm1(step * log(beta)).
 Value bias_correction(const Tensor &step, double beta)
@@ -88,11 +81,12 @@ bool adam(IValue *args, bool decoupled)
         return false;
     Value rate;
     if (args[6].isTensor())
-        rate = on_device(args[6].toTensor()) ? cast(read(args[6].toTensor()), OPQ_f32) : slot(args[6].toTensor().item<double>());
+        rate = on_device(args[6].toTensor()) ? cast(read(args[6].toTensor()), OPQ_f32)
+                                             : slot(args[6].toTensor().item<double>());
     else
         rate = slot(args[6].toDouble());
-    const AdamOptions options{rate, args[7].toDouble(), args[8].toDouble(), args[9].toDouble(), args[10].toDouble(),
-                              amsgrad, args[12].toBool(), decoupled};
+    const AdamOptions options{rate,    args[7].toDouble(), args[8].toDouble(), args[9].toDouble(), args[10].toDouble(),
+                              amsgrad, args[12].toBool(),  decoupled};
     for (size_t i = 0; i < lists.parameters.size(); ++i)
         adam_step(lists, i, options);
     return true;
@@ -101,13 +95,16 @@ bool adam(IValue *args, bool decoupled)
 // (self, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale, found_inf)
 bool sgd(IValue *args)
 {
-    const auto parameters = args[0].toTensorVector(), grads = args[1].toTensorVector(), buffers = args[2].toTensorVector();
+    const auto parameters = args[0].toTensorVector(), grads = args[1].toTensorVector(),
+               buffers = args[2].toTensorVector();
     const double decay = args[3].toDouble(), momentum = args[4].toDouble(), dampening = args[6].toDouble();
     if (!undefined(args[10]) || !undefined(args[11]) || !plain_float(parameters) || !plain_float(grads) ||
         (momentum != 0 && !plain_float(buffers)))
         return false;
-    const Value rate = args[5].isTensor() ? cast(on_device(args[5].toTensor()) ? read(args[5].toTensor()) : scalar_of(args[5].toTensor()), OPQ_f32)
-                                          : slot(args[5].toDouble());
+    const Value rate =
+        args[5].isTensor()
+            ? cast(on_device(args[5].toTensor()) ? read(args[5].toTensor()) : scalar_of(args[5].toTensor()), OPQ_f32)
+            : slot(args[5].toDouble());
     for (size_t i = 0; i < parameters.size(); ++i) {
         const Value p = read(parameters[i]);
         Value g = read(grads[i]);
@@ -118,7 +115,8 @@ bool sgd(IValue *args)
         if (momentum != 0) {
             Value buffer = g;
             if (!args[9].toBool())
-                buffer = binary(OPQ_OP_add, binary(OPQ_OP_mul, read(buffers[i]), slot(momentum)), binary(OPQ_OP_mul, g, slot(1 - dampening)));
+                buffer = binary(OPQ_OP_add, binary(OPQ_OP_mul, read(buffers[i]), slot(momentum)),
+                                binary(OPQ_OP_mul, g, slot(1 - dampening)));
             write(buffers[i], buffer);
             g = args[7].toBool() ? binary(OPQ_OP_add, g, binary(OPQ_OP_mul, buffer, slot(momentum))) : buffer;
         }
@@ -176,14 +174,8 @@ void fused_adamw(const OperatorHandle &op, Stack *stack)
 {
     step(op, stack, [](IValue *args) { return adam(args, true); });
 }
-void fused_sgd(const OperatorHandle &op, Stack *stack)
-{
-    step(op, stack, &sgd);
-}
-void amp_unscale(const OperatorHandle &op, Stack *stack)
-{
-    step(op, stack, &unscale);
-}
+void fused_sgd(const OperatorHandle &op, Stack *stack) { step(op, stack, &sgd); }
+void amp_unscale(const OperatorHandle &op, Stack *stack) { step(op, stack, &unscale); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {

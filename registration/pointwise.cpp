@@ -5,14 +5,16 @@
 #include <c10/core/DefaultDtype.h>
 #include <cstring>
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 using Tensors = c10::SmallVector<const Tensor *, 6>;
 
 struct Gathered {
-    Tensors tensors;    // in schema order; NULL where a scalar stands
+    Tensors tensors; // in schema order; NULL where a scalar stands
     c10::SmallVector<at::Scalar, 6> scalars;
     int rank = 0;
     bool contiguous = true, has_float = false, float_scalar = false;
@@ -54,7 +56,8 @@ bool gather(const Call &call, size_t count, Gathered &out)
 bool scalars_promote(const Call &call)
 {
     const auto &name = call.op.operator_name();
-    return name.overload_name.find("Scalar") != std::string::npos || name.name == "aten::clamp_min" || name.name == "aten::clamp_max";
+    return name.overload_name.find("Scalar") != std::string::npos || name.name == "aten::clamp_min" ||
+           name.name == "aten::clamp_max";
 }
 
 bool broadcast_shape(const Gathered &args, Dims &shape)
@@ -110,7 +113,8 @@ bool scale(const Call &call, const at::Scalar &alpha, Value &b)
 
 bool record_pointwise(Call &call, const Gathered &args, c10::ArrayRef<Value> values, const Order &order)
 {
-    if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float && c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+    if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float &&
+        c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
         return false;
     Value result = record_list(call.row, values);
     const at::ScalarType dtype = torch_dtype(result.dtype());
@@ -163,15 +167,9 @@ Kernel kernel_of(const char *signature)
 
 } // namespace
 
-Kernel pointwise_kernel(opq_op row)
-{
-    return kernel_of(opq_op_info_of(row)->signature);
-}
+Kernel pointwise_kernel(opq_op row) { return kernel_of(opq_op_info_of(row)->signature); }
 
-bool pointwise(Call &call)
-{
-    return apply(call, call.count, false);
-}
+bool pointwise(Call &call) { return apply(call, call.count, false); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {

@@ -11,9 +11,11 @@
 #include "random.h"
 #include "shim.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 std::string lines_setting = "all", log_setting;
 
@@ -44,10 +46,7 @@ void set_item(PyObject *dict, const char *key, PyObject *owned)
         throw python_error();
 }
 
-void set_item(PyObject *dict, const char *key, int64_t value)
-{
-    set_item(dict, key, PyLong_FromLongLong(value));
-}
+void set_item(PyObject *dict, const char *key, int64_t value) { set_item(dict, key, PyLong_FromLongLong(value)); }
 
 PyObject *text(const char *value)
 {
@@ -149,10 +148,7 @@ PyObject *py_cell_id(PyObject *, PyObject *object)
     END_HANDLE_TH_ERRORS
 }
 
-PyObject *py_is_initialized(PyObject *, PyObject *)
-{
-    return PyBool_FromLong(context_exists());
-}
+PyObject *py_is_initialized(PyObject *, PyObject *) { return PyBool_FromLong(context_exists()); }
 
 PyObject *py_finish_backward(PyObject *, PyObject *)
 {
@@ -195,17 +191,15 @@ PyObject *py_set_lines(PyObject *, PyObject *object)
 {
     HANDLE_TH_ERRORS
     const std::string which = c_string(object);
-    TORCH_CHECK_VALUE(which == "all" || which == "flush" || which == "off", "lines are 'all', 'flush' or 'off', not '", which, "'");
+    TORCH_CHECK_VALUE(which == "all" || which == "flush" || which == "off", "lines are 'all', 'flush' or 'off', not '",
+                      which, "'");
     lines_setting = which;
     opq_line_enable(which == "all");
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
 
-PyObject *py_get_lines(PyObject *, PyObject *)
-{
-    return text(lines_setting.c_str());
-}
+PyObject *py_get_lines(PyObject *, PyObject *) { return text(lines_setting.c_str()); }
 
 PyObject *py_set_log(PyObject *, PyObject *object)
 {
@@ -216,10 +210,7 @@ PyObject *py_set_log(PyObject *, PyObject *object)
     END_HANDLE_TH_ERRORS
 }
 
-PyObject *py_get_log(PyObject *, PyObject *)
-{
-    return text(log_setting.c_str());
-}
+PyObject *py_get_log(PyObject *, PyObject *) { return text(log_setting.c_str()); }
 
 PyObject *py_cpu_capability(PyObject *, PyObject *)
 {
@@ -288,15 +279,9 @@ opq_stats read_stats()
     return stats;
 }
 
-PyObject *py_memory_allocated(PyObject *, PyObject *)
-{
-    return PyLong_FromLongLong(read_stats().bytes_allocated);
-}
+PyObject *py_memory_allocated(PyObject *, PyObject *) { return PyLong_FromLongLong(read_stats().bytes_allocated); }
 
-PyObject *py_max_memory_allocated(PyObject *, PyObject *)
-{
-    return PyLong_FromLongLong(read_stats().bytes_peak);
-}
+PyObject *py_max_memory_allocated(PyObject *, PyObject *) { return PyLong_FromLongLong(read_stats().bytes_peak); }
 
 PyObject *py_empty_cache(PyObject *, PyObject *)
 {
@@ -311,10 +296,12 @@ PyObject *py_stats(PyObject *, PyObject *)
     const opq_stats stats = read_stats();
     Object result(PyDict_New());
 #define X(field) set_item(result.object, #field, stats.field);
+    /* clang-format off */
     X(ops_recorded) X(kernels_run) X(kernels_compiled) X(plans_built) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
     X(bytes_allocated) X(bytes_peak)
+    /* clang-format on */
 #undef X
-    set_item(result.object, "compile_seconds", PyFloat_FromDouble(stats.compile_seconds));
+            set_item(result.object, "compile_seconds", PyFloat_FromDouble(stats.compile_seconds));
     set_item(result.object, "run_seconds", PyFloat_FromDouble(stats.run_seconds));
     Object flushes(PyDict_New());
     for (int i = 0; i < OPQ_REASON_COUNT; ++i)
@@ -357,7 +344,8 @@ struct Captured {
     opq_value **leaves = nullptr;
     explicit Captured(const std::vector<Value> &values)
     {
-        check(opq_capture(context(), reinterpret_cast<opq_value *const *>(values.data()), static_cast<int>(values.size()), &graph, &leaves));
+        check(opq_capture(context(), reinterpret_cast<opq_value *const *>(values.data()),
+                          static_cast<int>(values.size()), &graph, &leaves));
     }
     Captured(const Captured &) = delete;
     Captured &operator=(const Captured &) = delete;
@@ -429,14 +417,10 @@ PyObject *py_graph_text(PyObject *, PyObject *args)
 at::ScalarType shown_dtype(opq_dtype dtype)
 {
     switch (dtype) {
-    case OPQ_raw8:
-        return at::kByte;
-    case OPQ_raw16:
-        return at::kShort;
-    case OPQ_raw32:
-        return at::kInt;
-    default:
-        return torch_dtype(dtype);
+    case OPQ_raw8: return at::kByte;
+    case OPQ_raw16: return at::kShort;
+    case OPQ_raw32: return at::kInt;
+    default: return torch_dtype(dtype);
     }
 }
 
@@ -517,10 +501,7 @@ PyObject *py_journal_begin(PyObject *, PyObject *)
     END_HANDLE_TH_ERRORS
 }
 
-PyObject *py_journal_depth(PyObject *, PyObject *)
-{
-    return PyLong_FromLong(journal_depth());
-}
+PyObject *py_journal_depth(PyObject *, PyObject *) { return PyLong_FromLong(journal_depth()); }
 
 PyObject *py_journal_end(PyObject *, PyObject *args)
 {
@@ -534,8 +515,9 @@ PyObject *py_journal_end(PyObject *, PyObject *args)
 
 const char *class_name(opq_class value)
 {
-    static const char *const names[] = {"INPUT", "CONST",  "SCALAR", "IOTA",  "RANDOM",  "EWISE",  "CAST",      "VIEW",
-                                        "UPDATE", "REDUCE", "CONCAT", "INDEX", "SCATTER", "MATMUL", "COMPOSITE", "EXTERN"};
+    static const char *const names[] = {"INPUT",   "CONST",  "SCALAR",    "IOTA",   "RANDOM", "EWISE",
+                                        "CAST",    "VIEW",   "UPDATE",    "REDUCE", "CONCAT", "INDEX",
+                                        "SCATTER", "MATMUL", "COMPOSITE", "EXTERN"};
     static_assert(sizeof names / sizeof *names == OPQ_CLASS_COUNT);
     return names[value];
 }
@@ -608,8 +590,15 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_opaque._C", "Kernels, hooks and the core of device opaque.", -1, methods,
-                          nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "torch_opaque._C",
+                          "Kernels, hooks and the core of device opaque.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 void skip_folder_of(const void *address)
 {

@@ -6,7 +6,8 @@
 #include <optional>
 #include <utility>
 
-namespace opq {
+namespace opq
+{
 
 const at::Generator &default_generator();
 at::Generator new_generator();

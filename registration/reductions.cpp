@@ -3,9 +3,11 @@
 
 #include "adapter.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 // Reduces a value; a 0-d value reduces its one element.
 Value fold(opq_op op, Operands operands, const Value &shape_like, IntArrayRef axes, bool keepdim)
@@ -38,10 +40,7 @@ Dims axes_of(const Call &call, int place)
     return normal_axes(call.dims(static_cast<size_t>(place)), rank);
 }
 
-bool keep(const Call &call, int place)
-{
-    return place >= 0 && call.flag(static_cast<size_t>(place));
-}
+bool keep(const Call &call, int place) { return place >= 0 && call.flag(static_cast<size_t>(place)); }
 
 Value input(const Call &call, int dtype_place)
 {
@@ -155,15 +154,13 @@ bool norm_of(Call &call, double order, const Value &self, const Dims &axes, bool
 }
 
 // linalg_vector_norm(self, ord, dim, keepdim, *, dtype)
-bool vector_norm(Call &call)
-{
-    return norm_of(call, call.real(1), input(call, 4), axes_of(call, 2), call.flag(3));
-}
+bool vector_norm(Call &call) { return norm_of(call, call.real(1), input(call, 4), axes_of(call, 2), call.flag(3)); }
 
 // norm.ScalarOpt_dim(self, p, dim, keepdim), norm.ScalarOpt_dim_dtype(.., *, dtype)
 bool norm(Call &call)
 {
-    return norm_of(call, call.none(1) ? 2.0 : call.real(1), input(call, call.count > 4 ? 4 : -1), axes_of(call, 2), call.flag(3));
+    return norm_of(call, call.none(1) ? 2.0 : call.real(1), input(call, call.count > 4 ? 4 : -1), axes_of(call, 2),
+                   call.flag(3));
 }
 
 bool logsumexp(Call &call)

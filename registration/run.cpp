@@ -6,9 +6,11 @@
 #include "lines.h"
 #include "modes.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 std::atomic<bool> logging{false};
 
@@ -21,14 +23,12 @@ bool hidden(opq_reason reason)
     case OPQ_REASON_print:
     case OPQ_REASON_bound:
     case OPQ_REASON_extern_now:
-    case OPQ_REASON_reinterpret:
-        return true;
+    case OPQ_REASON_reinterpret: return true;
     case OPQ_REASON_synchronize:
     case OPQ_REASON_optimizer_step:
     case OPQ_REASON_inspect:
     case OPQ_REASON_eager:
-    case OPQ_REASON_COUNT:
-        break;
+    case OPQ_REASON_COUNT: break;
     }
     return false;
 }
@@ -44,9 +44,10 @@ void log(opq_reason reason, const opq_stats &before)
 {
     opq_stats after;
     opq_stats_read(context(), &after);
-    fprintf(stderr, "[opaque] run (%s) at %s: %lld kernels, %lld compiled, %.3f ms\n", opq_reason_name(reason), here().c_str(),
-            static_cast<long long>(after.kernels_run - before.kernels_run),
-            static_cast<long long>(after.kernels_compiled - before.kernels_compiled), (after.run_seconds - before.run_seconds) * 1e3);
+    fprintf(stderr, "[opaque] run (%s) at %s: %lld kernels, %lld compiled, %.3f ms\n", opq_reason_name(reason),
+            here().c_str(), static_cast<long long>(after.kernels_run - before.kernels_run),
+            static_cast<long long>(after.kernels_compiled - before.kernels_compiled),
+            (after.run_seconds - before.run_seconds) * 1e3);
 }
 
 template <class Body> void run(opq_reason reason, Body body)
@@ -66,10 +67,7 @@ template <class Body> void run(opq_reason reason, Body body)
 
 } // namespace
 
-void log_runs(bool on)
-{
-    logging.store(on, std::memory_order_relaxed);
-}
+void log_runs(bool on) { logging.store(on, std::memory_order_relaxed); }
 
 void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 {
@@ -82,7 +80,8 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
     if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && hidden(reason)))
         TORCH_CHECK(false, "forbid_sync(): ", here(), " needs a value now (", opq_reason_name(reason), ")");
     run(reason, [&] {
-        return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()), static_cast<int>(values.size()), reason);
+        return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()),
+                               static_cast<int>(values.size()), reason);
     });
 }
 

@@ -13,7 +13,8 @@
 #include "opaque/record.h"
 #include "opaque/tensor_impl.h"
 
-namespace opq {
+namespace opq
+{
 
 using at::IntArrayRef;
 using at::Tensor;
@@ -42,8 +43,9 @@ inline void accept(opq_status status)
 }
 
 // A counted reference to a value of the pending graph.
-class Value {
-public:
+class Value
+{
+  public:
     Value() = default;
     static Value take(opq_value *value)
     {
@@ -73,7 +75,7 @@ public:
     opq_dtype dtype() const { return static_cast<opq_dtype>(type().dtype); }
     int rank() const { return type().rank; }
 
-private:
+  private:
     opq_value *value_ = nullptr;
 };
 
@@ -85,20 +87,11 @@ using Operands = std::initializer_list<Operand>;
 using Attrs = std::initializer_list<opq_attr>;
 
 // ---- dtypes
-opq_dtype core_dtype(at::ScalarType dtype); // RAW rows for what is only moved
+opq_dtype core_dtype(at::ScalarType dtype);  // RAW rows for what is only moved
 at::ScalarType torch_dtype(opq_dtype dtype); // of a computing row
-inline bool is_raw(opq_dtype dtype)
-{
-    return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW;
-}
-inline bool is_raw(const Tensor &tensor)
-{
-    return is_raw(core_dtype(tensor.scalar_type()));
-}
-inline bool is_float(opq_dtype dtype)
-{
-    return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT;
-}
+inline bool is_raw(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW; }
+inline bool is_raw(const Tensor &tensor) { return is_raw(core_dtype(tensor.scalar_type())); }
+inline bool is_float(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT; }
 
 // ---- recording
 opq_attr attr_int(opq_attr_key key, int64_t value);
@@ -115,9 +108,9 @@ Value permute(const Value &value, IntArrayRef dims);
 // Scalars are run-time slots. Weak ones are Python numbers to type promotion.
 Value number(double value, opq_dtype dtype);
 Value number_i64(int64_t value);
-Value scalar(const at::Scalar &value);                   // weak
-Value scalar(const at::Scalar &value, opq_dtype dtype);  // of this dtype
-Value scalar_of(const Tensor &cpu_tensor);               // a 0-d CPU tensor, read now
+Value scalar(const at::Scalar &value);                  // weak
+Value scalar(const at::Scalar &value, opq_dtype dtype); // of this dtype
+Value scalar_of(const Tensor &cpu_tensor);              // a 0-d CPU tensor, read now
 Value full(const at::Scalar &value, opq_dtype dtype, IntArrayRef size);
 Dims shape_of(const Value &value);
 
@@ -131,7 +124,7 @@ struct Order {
 std::optional<Order> dense_order(IntArrayRef sizes, IntArrayRef strides);
 // The order in which PyTorch's pointwise operators lay out their result.
 Order result_order(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape);
-Dims ordered(IntArrayRef logical, const Order &order);      // sizes as they lie in memory
+Dims ordered(IntArrayRef logical, const Order &order);       // sizes as they lie in memory
 Dims ordered_strides(IntArrayRef sizes, const Order &order); // logical strides of a dense tensor in this order
 
 bool on_device(const Tensor &tensor);

@@ -4,26 +4,24 @@
 #include <c10/core/DefaultDtype.h>
 #include <cstring>
 
-namespace opq {
+namespace opq
+{
 
 void raise(opq_status status)
 {
     const std::string text = opq_error();
     const auto has = [&](const char *part) { return text.find(part) != std::string::npos; };
     switch (status) {
-    case OPQ_OUT_OF_RANGE:
-        TORCH_CHECK_INDEX(false, text);
+    case OPQ_OUT_OF_RANGE: TORCH_CHECK_INDEX(false, text);
     case OPQ_INVALID:
         TORCH_CHECK_INDEX(!(has(" out of range for ") && has(" dimensions")), text); // an axis
         TORCH_CHECK(false, text);
-    case OPQ_UNSUPPORTED:
-        TORCH_CHECK_NOT_IMPLEMENTED(false, text);
+    case OPQ_UNSUPPORTED: TORCH_CHECK_NOT_IMPLEMENTED(false, text);
     case OPQ_NO_MEMORY:
         TORCH_CHECK_WITH(OutOfMemoryError, false, text.empty() ? "DefaultCPUAllocator: can't allocate memory" : text);
     case OPQ_OK:
     case OPQ_CODEGEN:
-    case OPQ_INTERNAL:
-        break;
+    case OPQ_INTERNAL: break;
     }
     TORCH_CHECK(false, text.empty() ? "opaque: internal error" : text);
 }
@@ -40,8 +38,7 @@ opq_dtype core_dtype(at::ScalarType dtype)
     switch (dtype) {
 #define DTYPE(name, bits, kind, c_type, torch) DTYPE_##kind(name, torch)
 #define DTYPE_CASE(name, torch)                                                                                        \
-    case at::ScalarType::torch:                                                                                        \
-        return OPQ_##name;
+    case at::ScalarType::torch: return OPQ_##name;
 #define DTYPE_BOOL DTYPE_CASE
 #define DTYPE_UINT DTYPE_CASE
 #define DTYPE_INT DTYPE_CASE
@@ -59,18 +56,12 @@ opq_dtype core_dtype(at::ScalarType dtype)
         break;
     }
     switch (at::elementSize(dtype)) {
-    case 1:
-        return OPQ_raw8;
-    case 2:
-        return OPQ_raw16;
-    case 4:
-        return OPQ_raw32;
-    case 8:
-        return OPQ_raw64;
-    case 16:
-        return OPQ_raw128;
-    default:
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "dtype ", dtype, " is not supported on device ", device());
+    case 1: return OPQ_raw8;
+    case 2: return OPQ_raw16;
+    case 4: return OPQ_raw32;
+    case 8: return OPQ_raw64;
+    case 16: return OPQ_raw128;
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "dtype ", dtype, " is not supported on device ", device());
     }
 }
 
@@ -109,20 +100,18 @@ opq_attr attr_ints(opq_attr_key key, IntArrayRef values)
     return attr;
 }
 
-namespace {
+namespace
+{
 
 opq_type make_type(opq_dtype dtype, IntArrayRef size)
 {
-    TORCH_CHECK(size.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ", device(),
-                " (got ", size.size(), ")");
+    TORCH_CHECK(size.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX,
+                " dimensions are not supported on device ", device(), " (got ", size.size(), ")");
     return opq_type_make(dtype, static_cast<int>(size.size()), size.data());
 }
 
 static_assert(sizeof(Operand) == sizeof(opq_value *) && sizeof(Value) == sizeof(opq_value *));
-opq_value *const *pointers(const void *first)
-{
-    return static_cast<opq_value *const *>(first);
-}
+opq_value *const *pointers(const void *first) { return static_cast<opq_value *const *>(first); }
 
 } // namespace
 
@@ -146,8 +135,8 @@ Value record_typed(opq_op op, opq_dtype dtype, IntArrayRef size, Operands operan
 {
     const opq_type type = make_type(dtype, size);
     opq_value *out = nullptr;
-    accept(opq_record_typed(context(), op, &type, pointers(operands.begin()), static_cast<int>(operands.size()), attrs.begin(),
-                            static_cast<int>(attrs.size()), &out));
+    accept(opq_record_typed(context(), op, &type, pointers(operands.begin()), static_cast<int>(operands.size()),
+                            attrs.begin(), static_cast<int>(attrs.size()), &out));
     return Value::take(out);
 }
 
@@ -163,7 +152,8 @@ Value cast(const Value &value, opq_dtype dtype)
 {
     opq_value *out = nullptr;
     if (is_raw(dtype) != is_raw(value.dtype()))
-        decline(opq_fail(OPQ_UNSUPPORTED, "no native conversion between %s and %s", opq_dtype_name(value.dtype()), opq_dtype_name(dtype)));
+        decline(opq_fail(OPQ_UNSUPPORTED, "no native conversion between %s and %s", opq_dtype_name(value.dtype()),
+                         opq_dtype_name(dtype)));
     accept(opq_record_cast(context(), value.get(), dtype, &out));
     return Value::take(out);
 }
@@ -190,7 +180,8 @@ Value permute(const Value &value, IntArrayRef dims)
     return value;
 }
 
-namespace {
+namespace
+{
 
 Value make_scalar(opq_dtype dtype, opq_number number, bool weak)
 {
@@ -245,22 +236,18 @@ Value scalar(const at::Scalar &value, opq_dtype dtype)
     return make_scalar(dtype, bits, false);
 }
 
-namespace {
+namespace
+{
 
 // Python numbers become tensors of these dtypes; reading them through the dispatcher would cost more than recording the op.
 at::Scalar host_number(const Tensor &tensor)
 {
     switch (tensor.scalar_type()) {
-    case at::kDouble:
-        return *static_cast<const double *>(tensor.const_data_ptr());
-    case at::kLong:
-        return *static_cast<const int64_t *>(tensor.const_data_ptr());
-    case at::kFloat:
-        return static_cast<double>(*static_cast<const float *>(tensor.const_data_ptr()));
-    case at::kBool:
-        return *static_cast<const bool *>(tensor.const_data_ptr());
-    default:
-        return tensor.item();
+    case at::kDouble: return *static_cast<const double *>(tensor.const_data_ptr());
+    case at::kLong: return *static_cast<const int64_t *>(tensor.const_data_ptr());
+    case at::kFloat: return static_cast<double>(*static_cast<const float *>(tensor.const_data_ptr()));
+    case at::kBool: return *static_cast<const bool *>(tensor.const_data_ptr());
+    default: return tensor.item();
     }
 }
 

@@ -13,15 +13,17 @@
 #include "below.h"
 #include "journal.h"
 
-namespace opq {
+namespace opq
+{
 
-namespace {
+namespace
+{
 
 // malloc would give more than the machine has, and the kernel would end the process on first touch.
 int64_t memory_limit()
 {
     static const int64_t limit = [] {
-        struct sysinfo info {};
+        struct sysinfo info{};
         sysinfo(&info);
         int64_t bytes = static_cast<int64_t>((info.totalram + info.totalswap) * info.mem_unit);
         for (const char *file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
@@ -47,11 +49,11 @@ Cell new_cell(size_t bytes)
 
 void check_options(std::optional<at::Layout> layout, std::optional<bool> pin_memory, size_t rank)
 {
-    TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == c10::kStrided, "only strided tensors are supported on device ", device(), ", got ",
-                                *layout);
+    TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == c10::kStrided, "only strided tensors are supported on device ",
+                                device(), ", got ", *layout);
     TORCH_CHECK(!pin_memory || !*pin_memory, "Only dense CPU tensors can be pinned");
-    TORCH_CHECK(rank <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ", device(), " (got ",
-                rank, ")");
+    TORCH_CHECK(rank <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ",
+                device(), " (got ", rank, ")");
 }
 
 std::vector<int64_t> format_strides(IntArrayRef sizes, std::optional<at::MemoryFormat> format)
@@ -63,14 +65,12 @@ std::vector<int64_t> format_strides(IntArrayRef sizes, std::optional<at::MemoryF
     case at::MemoryFormat::ChannelsLast3d:
         TORCH_CHECK(sizes.size() == 5, "required rank 5 tensor to use channels_last_3d format");
         return c10::get_channels_last_strides_3d(sizes);
-    default:
-        const Dims strides = ordered_strides(sizes, Order{});
-        return {strides.begin(), strides.end()};
+    default: const Dims strides = ordered_strides(sizes, Order{}); return {strides.begin(), strides.end()};
     }
 }
 
-Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                     std::optional<at::Device> where, std::optional<bool> pin_memory)
+Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> layout, std::optional<at::Device> where, std::optional<bool> pin_memory)
 {
     if (where)
         check_index(*where);
@@ -82,8 +82,8 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
     return make_tensor(new_cell(at::detail::computeStorageNbytes(sizes, strides, type.itemsize())), type, sizes, strides);
 }
 
-Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> where,
-             std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format)
+Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+             std::optional<at::Device> where, std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format)
 {
     at::detail::check_size_nonnegative(sizes);
     return empty_strided(sizes, format_strides(sizes, format), dtype, layout, where, pin_memory);
@@ -110,9 +110,9 @@ void check_inside(const Tensor &self, IntArrayRef sizes, IntArrayRef strides, in
     const auto needed = static_cast<int64_t>(
         at::detail::computeStorageNbytes(sizes, strides, self.itemsize(), static_cast<size_t>(offset)));
     const int64_t have = opq_cell_bytes(impl_of(self)->cell());
-    TORCH_CHECK(c10::multiply_integers(sizes) == 0 || needed <= have, "setStorage: sizes ", sizes, ", strides ", strides, ", storage offset ",
-                offset, ", and itemsize ", self.itemsize(), " requiring a storage size of ", needed,
-                " are out of bounds for storage of size ", have);
+    TORCH_CHECK(c10::multiply_integers(sizes) == 0 || needed <= have, "setStorage: sizes ", sizes, ", strides ",
+                strides, ", storage offset ", offset, ", and itemsize ", self.itemsize(),
+                " requiring a storage size of ", needed, " are out of bounds for storage of size ", have);
 }
 
 Tensor as_strided(const Tensor &self, IntArrayRef sizes, IntArrayRef strides, std::optional<int64_t> offset)
@@ -127,8 +127,10 @@ Tensor view(const Tensor &self, IntArrayRef size)
 {
     const at::DimVector sizes = at::infer_size_dv(size, self.numel());
     const auto strides = at::detail::computeStride(self.sizes(), self.strides(), sizes);
-    TORCH_CHECK(strides, "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
-                         "contiguous subspaces). Use .reshape(...) instead.");
+    TORCH_CHECK(
+        strides,
+        "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+        "contiguous subspaces). Use .reshape(...) instead.");
     return window(self, self.dtype(), sizes, *strides, self.storage_offset());
 }
 
@@ -151,7 +153,8 @@ void view_like_meta(const OperatorHandle &op, Stack *stack)
     Tensor result;
     {
         const Below below;
-        Tensor meta = at::empty({elements}, self.options().device(c10::kMeta)).as_strided(self.sizes(), self.strides(), self.storage_offset());
+        Tensor meta = at::empty({elements}, self.options().device(c10::kMeta))
+                          .as_strided(self.sizes(), self.strides(), self.storage_offset());
         if (self.is_conj())
             meta._set_conj(true);
         if (self.is_neg())
@@ -159,7 +162,8 @@ void view_like_meta(const OperatorHandle &op, Stack *stack)
         (*stack)[first] = std::move(meta);
         op.callBoxed(stack);
         const Tensor seen = stack->back().toTensor();
-        result = make_tensor(impl_of(self)->cell_ref(), seen.dtype(), seen.sizes(), seen.strides(), seen.storage_offset());
+        result =
+            make_tensor(impl_of(self)->cell_ref(), seen.dtype(), seen.sizes(), seen.strides(), seen.storage_offset());
         if (seen.is_conj())
             result._set_conj(true);
         if (seen.is_neg())
@@ -181,8 +185,8 @@ const Tensor &resize_(const Tensor &self, IntArrayRef sizes, std::optional<at::M
     const auto needed = static_cast<int64_t>(
         at::detail::computeStorageNbytes(sizes, strides, self.itemsize(), static_cast<size_t>(self.storage_offset())));
     if (c10::multiply_integers(sizes) > 0 && needed > opq_cell_bytes(impl->cell())) {
-        TORCH_CHECK_WITH(OutOfMemoryError, needed <= memory_limit(), "DefaultCPUAllocator: can't allocate memory: you tried to allocate ",
-                         needed, " bytes.");
+        TORCH_CHECK_WITH(OutOfMemoryError, needed <= memory_limit(),
+                         "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", needed, " bytes.");
         check(opq_cell_resize(context(), impl->cell(), needed));
     }
     impl->set_sizes_and_strides(sizes, strides, self.storage_offset());
@@ -217,19 +221,18 @@ Tensor &set_storage(Tensor &self, at::Storage source)
 Tensor &set_tensor(Tensor &self, const Tensor &source)
 {
     check_device(source, "set_");
-    TORCH_CHECK(self.dtype() == source.dtype(), "Could not set tensor of type ", source.dtype(), " to a tensor of type ", self.dtype());
+    TORCH_CHECK(self.dtype() == source.dtype(), "Could not set tensor of type ", source.dtype(),
+                " to a tensor of type ", self.dtype());
     return take_cell(self, impl_of(source)->cell_ref(), source.storage_offset(), source.sizes(), source.strides());
 }
 
-Tensor &set_nothing(Tensor &self)
-{
-    return take_cell(self, new_cell(0), 0, {0}, {1});
-}
+Tensor &set_nothing(Tensor &self) { return take_cell(self, new_cell(0), 0, {0}, {1}); }
 
 bool is_set_to(const Tensor &self, const Tensor &other)
 {
-    return impl_or_null(other) && impl_of(self)->cell() == impl_of(other)->cell() && self.storage_offset() == other.storage_offset() &&
-           self.sizes() == other.sizes() && self.strides() == other.strides();
+    return impl_or_null(other) && impl_of(self)->cell() == impl_of(other)->cell() &&
+           self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() &&
+           self.strides() == other.strides();
 }
 
 // PyTorch wants to read the indices on the CPU, and says so instead of copying them.

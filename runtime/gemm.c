@@ -19,16 +19,16 @@
 #include <time.h>
 
 enum {
-    ROWS_IN_PLACE = 6,                 /* kernels that read a in place run out of address registers beyond */
-    ROWS_B_IN_PLACE = 42,              /* too few to pay for packing a row-major b */
-    GROUP_BYTES = 512,                 /* a tile's row */
-    TILE_PANELS = 10,                  /* x 14 rows x GROUP_BYTES = 70 KB: within L2, next to the operands */
-    BLOCK_BYTES = 2048,                /* of k: panels of a stay in L1 and panels of b in L2 */
-    L1_GROUP_BYTES = 32 << 10,         /* b packed for a single row panel is used at once */
-    SMALL_B_BYTES = 32 << 10,          /* row-major b that stays in L1 as it is */
-    REGION_BYTES = 16 << 20,           /* packed a at a time */
-    SERIAL_WORK = 1 << 18,             /* multiply-adds that no second thread speeds up */
-    BLOCK_WORK = 1 << 16,              /* least multiply-adds of a piece of a parallel loop */
+    ROWS_IN_PLACE = 6,         /* kernels that read a in place run out of address registers beyond */
+    ROWS_B_IN_PLACE = 42,      /* too few to pay for packing a row-major b */
+    GROUP_BYTES = 512,         /* a tile's row */
+    TILE_PANELS = 10,          /* x 14 rows x GROUP_BYTES = 70 KB: within L2, next to the operands */
+    BLOCK_BYTES = 2048,        /* of k: panels of a stay in L1 and panels of b in L2 */
+    L1_GROUP_BYTES = 32 << 10, /* b packed for a single row panel is used at once */
+    SMALL_B_BYTES = 32 << 10,  /* row-major b that stays in L1 as it is */
+    REGION_BYTES = 16 << 20,   /* packed a at a time */
+    SERIAL_WORK = 1 << 18,     /* multiply-adds that no second thread speeds up */
+    BLOCK_WORK = 1 << 16,      /* least multiply-adds of a piece of a parallel loop */
 };
 
 struct opq_gemm {
@@ -61,15 +61,9 @@ void opq_gemm_destroy(opq_gemm *gemm)
 
 double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
 
-void opq_gemm_lock(opq_gemm *gemm)
-{
-    pthread_mutex_lock(&gemm->lock);
-}
+void opq_gemm_lock(opq_gemm *gemm) { pthread_mutex_lock(&gemm->lock); }
 
-void opq_gemm_unlock(opq_gemm *gemm)
-{
-    pthread_mutex_unlock(&gemm->lock);
-}
+void opq_gemm_unlock(opq_gemm *gemm) { pthread_mutex_unlock(&gemm->lock); }
 
 /* ---- kernels */
 
@@ -93,7 +87,8 @@ static opq_status build_kernel(struct opq_emitter *e, void *data)
     return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
 }
 
-opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, opq_gemm_kernel *out)
+opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
+                            opq_gemm_kernel *out)
 {
     _Atomic(void *) *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
     void *address = atomic_load_explicit(entry, memory_order_acquire);
@@ -121,7 +116,8 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
 
 static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
 {
-    gemm_run run = {.gemm = gemm, .cpu = opq_jit_cpu(gemm->jit), .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
+    gemm_run run = {
+        .gemm = gemm, .cpu = opq_jit_cpu(gemm->jit), .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
     int bytes = opq_gemm_vector_bytes(run.cpu);
     run.avx512 = bytes == 64;
     run.lanes = bytes / run.element_bytes;
@@ -249,13 +245,15 @@ static opq_status run_phases(gemm_run *run)
     if (a_bytes + b_bytes > 0) {
         shared = gemm_scratch_acquire(0, a_bytes + b_bytes);
         if (!shared)
-            return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of packed operands", (long long)(a_bytes + b_bytes));
+            return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of packed operands",
+                            (long long)(a_bytes + b_bytes));
         run->shared_a = share_a ? shared : NULL;
         run->shared_b = share_b ? shared + a_bytes : NULL;
         if (share_a)
             run_parallel(run, call->batch * run->row_panels, (double)a_bytes, pack_shared_a);
         if (share_b)
-            run_parallel(run, call->batch * gemm_ceil(run->column_panels, run->group_panels), (double)b_bytes, pack_shared_b);
+            run_parallel(run, call->batch * gemm_ceil(run->column_panels, run->group_panels), (double)b_bytes,
+                         pack_shared_b);
     }
     double work = (double)call->batch * (double)call->m * (double)call->n * (double)(call->k + 1);
     run_parallel(run, call->batch * run->row_chunks * run->column_chunks, work, gemm_blocks);
@@ -309,8 +307,8 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
 
 /* ---- one column: computed as one row of the transposed product, else each vector would hold one useful element */
 
-static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile,
-                        int64_t ld)
+static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                        const void *tile, int64_t ld)
 {
     const opq_gemm_call *call = data;
     (void)row, (void)rows, (void)ld;
@@ -352,7 +350,8 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
     bool sizes = call.batch >= 0 && call.m >= 0 && call.n >= 0 && call.k >= 0;
     if (!sizes || (call.dtype != OPQ_f32 && call.dtype != OPQ_f64) || !operand_fits(call.dtype, call.a.dtype) ||
         (!call.packed_b && !operand_fits(call.dtype, call.b.dtype)))
-        return opq_fail(OPQ_INVALID, "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+        return opq_fail(OPQ_INVALID,
+                        "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
     if (call.batch == 0 || call.m == 0 || call.n == 0)
         return OPQ_OK;
     bool one_b = call.packed_b || call.b.batch_stride == 0;
@@ -375,7 +374,8 @@ int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, 
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
 {
     if (k < 0 || n < 0 || (dtype != OPQ_f32 && dtype != OPQ_f64) || !operand_fits(dtype, b->dtype))
-        return opq_fail(OPQ_INVALID, "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+        return opq_fail(OPQ_INVALID,
+                        "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
     if (k == 0 || n == 0)
         return OPQ_OK;
     opq_gemm_call call = {.dtype = dtype, .batch = 1, .n = n, .k = k, .b = *b};

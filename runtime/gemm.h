@@ -32,7 +32,7 @@ typedef void (*opq_gemm_tile)(void *data, int64_t batch, int64_t row, int64_t ro
                               const void *tile, int64_t ld);
 
 typedef struct opq_gemm_call {
-    opq_dtype dtype; /* accumulation: f32 or f64 */
+    opq_dtype dtype;        /* accumulation: f32 or f64 */
     int64_t batch, m, n, k; /* >= 0; k == 0 gives zeros */
     opq_matrix a, b;        /* m x k, k x n */
     void *c;                /* if tile == NULL: m x n, accumulation dtype, unit column stride; overlaps no operand */
@@ -49,6 +49,7 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call) OPQ_MUST_CHEC
 /* b in the layout that the kernels read, for operands used many times: panels of two vectors of columns, [n/panel][k][panel]. The
  * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used. */
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n);
-opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out) OPQ_MUST_CHECK;
+opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n,
+                           void *out) OPQ_MUST_CHECK;
 
 #endif

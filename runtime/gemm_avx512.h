@@ -52,7 +52,8 @@ INLINE void transpose_f32(__m512 r[16])
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
         __m512 low01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x44), high01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xee);
-        __m512 low23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x44), high23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xee);
+        __m512 low23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x44),
+               high23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xee);
         s[c] = _mm512_shuffle_f32x4(low01, low23, 0x88);
         s[4 + c] = _mm512_shuffle_f32x4(low01, low23, 0xdd);
         s[8 + c] = _mm512_shuffle_f32x4(high01, high23, 0x88);
@@ -75,7 +76,8 @@ INLINE void transpose_f64(__m512d r[8])
 #pragma GCC unroll 2
     for (int c = 0; c < 2; c++) {
         __m512d low01 = _mm512_shuffle_f64x2(s[c], s[2 + c], 0x44), high01 = _mm512_shuffle_f64x2(s[c], s[2 + c], 0xee);
-        __m512d low23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0x44), high23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0xee);
+        __m512d low23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0x44),
+                high23 = _mm512_shuffle_f64x2(s[4 + c], s[6 + c], 0xee);
         r[c] = _mm512_shuffle_f64x2(low01, low23, 0x88);
         r[2 + c] = _mm512_shuffle_f64x2(low01, low23, 0xdd);
         r[4 + c] = _mm512_shuffle_f64x2(high01, high23, 0x88);

@@ -38,7 +38,8 @@ int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last)
     return (gemm_row(run, last) - gemm_row(run, first)) * run->call.k * run->element_bytes;
 }
 
-void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first, int64_t last, char *out)
+void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
+                 int64_t last, char *out)
 {
     const opq_matrix *a = &run->call.a;
     int64_t base = gemm_row(run, region_first), rows = gemm_row(run, region_last) - base;
@@ -46,19 +47,22 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
         for (int64_t p = first; p < last; p++) {
             int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;
-            const void *data = opq_pack_at(a->data, a->dtype, batch * a->batch_stride + row * a->row_stride + k0 * a->column_stride);
+            const void *data =
+                opq_pack_at(a->data, a->dtype, batch * a->batch_stride + row * a->row_stride + k0 * a->column_stride);
             opq_pack_source source = {data, a->dtype, run->call.dtype, a->column_stride, a->row_stride};
-            opq_gemm_pack(run->avx512, &source, k, count, (int)count, out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
+            opq_gemm_pack(run->avx512, &source, k, count, (int)count,
+                          out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
         }
     }
 }
 
-void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out,
-                        int64_t panel_stride)
+void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k,
+                        char *out, int64_t panel_stride)
 {
     const opq_matrix *b = &run->call.b;
     int64_t column = first * run->panel, columns = gemm_min(last * run->panel, run->call.n) - column;
-    const void *data = opq_pack_at(b->data, b->dtype, batch * b->batch_stride + k0 * b->row_stride + column * b->column_stride);
+    const void *data =
+        opq_pack_at(b->data, b->dtype, batch * b->batch_stride + k0 * b->row_stride + column * b->column_stride);
     opq_pack_source source = {data, b->dtype, run->call.dtype, b->row_stride, b->column_stride};
     if (k > 0 && columns > 0)
         opq_gemm_pack(run->avx512, &source, k, columns, run->panel, out, panel_stride);
@@ -69,7 +73,8 @@ static left_view left_of(const block *w, int64_t k0, int64_t k)
     const gemm_run *run = w->run;
     const opq_matrix *a = &run->call.a;
     if (run->a_in_place)
-        return (left_view){opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + k0), a->row_stride * run->element_bytes, 0};
+        return (left_view){opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + k0),
+                           a->row_stride * run->element_bytes, 0};
     int64_t base = gemm_row(run, w->region_first), rows = gemm_row(run, w->region_last) - base;
     return (left_view){w->packed_a + k0 * rows * run->element_bytes, k * run->element_bytes, base};
 }
@@ -86,7 +91,8 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     if (run->shared_b)
         return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes, panel_bytes};
     if (run->b_in_place && last * run->panel <= run->call.n) {
-        const void *data = opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
+        const void *data =
+            opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
         return (right_view){data, b->row_stride * run->element_bytes, row_bytes};
     }
     panel_bytes = k * row_bytes;
@@ -104,8 +110,9 @@ static int vectors_for(const gemm_run *run, int64_t columns)
 }
 
 /* A tile that sticks out of c goes through a buffer. */
-static void run_edge(const block *w, opq_gemm_kernel kernel, const char *a, int64_t a_bytes, const right_view *b, const char *at,
-                     char *c, int64_t c_bytes, int64_t rows, int vectors, int64_t columns, int64_t k, bool accumulate)
+static void run_edge(const block *w, opq_gemm_kernel kernel, const char *a, int64_t a_bytes, const right_view *b,
+                     const char *at, char *c, int64_t c_bytes, int64_t rows, int vectors, int64_t columns, int64_t k,
+                     bool accumulate)
 {
     size_t width = (size_t)(columns * w->run->element_bytes);
     int64_t edge_bytes = (int64_t)vectors * w->run->lanes * w->run->element_bytes;
@@ -117,8 +124,8 @@ static void run_edge(const block *w, opq_gemm_kernel kernel, const char *a, int6
 }
 
 /* One tile, one block of k. c: its row panels' first row, the group's first column. */
-static opq_status run_tile(const block *w, int64_t first, int64_t last, const left_view *a, const right_view *b, int64_t columns, char *c,
-                           int64_t c_bytes, bool whole_vectors, int64_t k0, int64_t k)
+static opq_status run_tile(const block *w, int64_t first, int64_t last, const left_view *a, const right_view *b,
+                           int64_t columns, char *c, int64_t c_bytes, bool whole_vectors, int64_t k0, int64_t k)
 {
     const gemm_run *run = w->run;
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
@@ -152,7 +159,8 @@ static void run_few_rows(const block *w, int64_t column, int64_t columns, char *
     const gemm_run *run = w->run;
     const opq_gemm_call *call = &run->call;
     left_view a = left_of(w, 0, call->k);
-    opq_few_rows work = {.rows = (int)call->m, .columns = columns, .k = call->k, .c = (float *)c, .c_row_stride = c_row_stride};
+    opq_few_rows work = {
+        .rows = (int)call->m, .columns = columns, .k = call->k, .c = (float *)c, .c_row_stride = c_row_stride};
     work.a = (const float *)a.data;
     work.a_row_stride = run->a_in_place ? call->a.row_stride : 1;
     work.a_k_stride = run->a_in_place ? 1 : call->m;
@@ -179,7 +187,8 @@ static opq_status run_group(const block *w, int64_t first, int64_t last)
             int64_t end = gemm_min(p + run->tile_panels, w->row_last), row = gemm_row(run, p);
             char *c = w->tile;
             if (!call->tile)
-                c = (char *)call->c + (w->batch * call->c_batch_stride + row * call->c_row_stride + column) * run->element_bytes;
+                c = (char *)call->c +
+                    (w->batch * call->c_batch_stride + row * call->c_row_stride + column) * run->element_bytes;
             else if (run->k_block < call->k)
                 c += (row - top) * c_bytes;
             if (run->few_rows)

@@ -5,14 +5,14 @@
  * registers and used at once: lane j is column j, so that each element still is one chain over ascending k.
  */
 enum {
-    GROUPS = 2,  /* of LANES columns, in turns: one chain is not enough to be fast, more are too many streams from memory */
+    GROUPS = 2, /* of LANES columns, in turns: one chain is not enough to be fast, more are too many streams from memory */
     AHEAD = 256, /* bytes of a column of b to prefetch ahead */
 };
 
 typedef struct columns {
     const char *b;
     int64_t offset[LANES]; /* bytes; columns that do not exist are read as copies of the last one */
-    int64_t count; /* at most LANES are stored */
+    int64_t count;         /* at most LANES are stored */
 } columns;
 
 INLINE void multiply_k(const opq_few_rows *w, int rows, const VECTOR column[LANES], int64_t k0, int64_t count, VECTOR *sum)
@@ -26,7 +26,8 @@ INLINE void multiply_k(const opq_few_rows *w, int rows, const VECTOR column[LANE
                 sum[r] = MULTIPLY_ADD(FILL(a[i * w->a_k_stride + r * w->a_row_stride]), column[i], sum[r]);
 }
 
-INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, const columns *group, int groups, int64_t first)
+INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, const columns *group, int groups,
+                             int64_t first)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     VECTOR sum[GROUPS][OPQ_FEW_ROWS_MAX];
@@ -72,12 +73,12 @@ INLINE void multiply(const opq_few_rows *w, int rows, opq_dtype from)
 }
 
 /* Rows and dtype are literals in each call, so that each inlines into its own loop. */
-#define FEW_ROWS(n)                                                                                                                \
-    if (w->rows == n) {                                                                                                        \
-        if (w->b_dtype == OPQ_f32)                                                                                             \
-            multiply(w, n, OPQ_f32);                                                                                           \
-        else if (w->b_dtype == OPQ_bf16)                                                                                       \
-            multiply(w, n, OPQ_bf16);                                                                                          \
-        else                                                                                                                   \
-            multiply(w, n, OPQ_f16);                                                                                           \
+#define FEW_ROWS(n)                                                                                                    \
+    if (w->rows == n) {                                                                                                \
+        if (w->b_dtype == OPQ_f32)                                                                                     \
+            multiply(w, n, OPQ_f32);                                                                                   \
+        else if (w->b_dtype == OPQ_bf16)                                                                               \
+            multiply(w, n, OPQ_bf16);                                                                                  \
+        else                                                                                                           \
+            multiply(w, n, OPQ_f16);                                                                                   \
     }

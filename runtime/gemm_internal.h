@@ -21,10 +21,10 @@ typedef struct gemm_run {
     int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
     int64_t k_block;      /* of all but the last block of k */
     bool a_in_place, b_in_place;
-    bool few_rows; /* b is transposed in registers: see gemm_few.h */
-    char *shared_a, *shared_b; /* packed by all threads before the blocks start, or NULL */
+    bool few_rows;                     /* b is transposed in registers: see gemm_few.h */
+    char *shared_a, *shared_b;         /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
-    atomic_int status; /* first failure of any thread */
+    atomic_int status;                 /* first failure of any thread */
 } gemm_run;
 
 static inline int64_t gemm_row(const gemm_run *run, int64_t row_panel)
@@ -44,10 +44,11 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
 /* Row panels [first, last) of one batch, packed: blocks of k, in each the panels [k][rows] one after the other. */
 int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last);
 /* Packs panels [first, last) of the region [region_first, region_last), which starts at `out`. */
-void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first, int64_t last, char *out);
+void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
+                 int64_t last, char *out);
 /* Packs column panels [first, last), rows [k0, k0 + k) of one batch: panels `panel_stride` bytes apart. */
-void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k, char *out,
-                        int64_t panel_stride);
+void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k,
+                        char *out, int64_t panel_stride);
 
 /* Bytes of scratch that a block of so many row panels needs; computes blocks [begin, end) of the run. */
 int64_t gemm_block_scratch(const gemm_run *run);

@@ -36,7 +36,8 @@ static void pack_panel(bool avx512, const opq_pack_source *s, int64_t k, int64_t
         pack_panel_plain(s, k, across, width, out);
 }
 
-void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out, int64_t panel_stride)
+void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
+                   int64_t panel_stride)
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to);
     int64_t step = source->across_stride == 1 && across > width ? STRIP : k;
@@ -44,7 +45,7 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {
             opq_pack_source part = *source;
             part.data = opq_pack_at(source->data, source->from, i * source->k_stride + j * source->across_stride);
-            pack_panel(avx512, &part, k - i < step ? k - i : step, across - j < width ? across - j : width,
-                       width, (char *)out + panel * panel_stride + i * row_bytes);
+            pack_panel(avx512, &part, k - i < step ? k - i : step, across - j < width ? across - j : width, width,
+                       (char *)out + panel * panel_stride + i * row_bytes);
         }
 }

@@ -10,8 +10,8 @@
 
 /* Part of an operand. Strides count elements of `from`. */
 typedef struct opq_pack_source {
-    const void *data;    /* element (k = 0, across = 0) */
-    opq_dtype from, to;  /* from: f32, f64, f16, bf16 (others give zeros); to: f32 or f64 */
+    const void *data;   /* element (k = 0, across = 0) */
+    opq_dtype from, to; /* from: f32, f64, f16, bf16 (others give zeros); to: f32 or f64 */
     int64_t k_stride, across_stride;
 } opq_pack_source;
 
@@ -19,7 +19,8 @@ typedef struct opq_pack_source {
  * partial: what its rows have left over is unspecified. `width` is two vectors of the instruction set, or at most that with
  * across == width.
  * Reads nothing outside the k x across elements and writes nothing outside the panels. k, across >= 1. */
-void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out, int64_t panel_stride);
+void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
+                   int64_t panel_stride);
 
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);

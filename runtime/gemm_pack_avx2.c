@@ -87,13 +87,13 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
     }
 }
 
-#define EACH_F32(dtype)                                                                                                        \
-    if (s->to == OPQ_f32 && s->from == dtype) {                                                                                \
-        if (s->across_stride == 1)                                                                                             \
-            copy_panel_f32(s, dtype, k, across, width, out);                                                                   \
-        else                                                                                                                   \
-            transpose_panel_f32(s, dtype, k, across, width, out);                                                              \
-        return true;                                                                                                           \
+#define EACH_F32(dtype)                                                                                                \
+    if (s->to == OPQ_f32 && s->from == dtype) {                                                                        \
+        if (s->across_stride == 1)                                                                                     \
+            copy_panel_f32(s, dtype, k, across, width, out);                                                           \
+        else                                                                                                           \
+            transpose_panel_f32(s, dtype, k, across, width, out);                                                      \
+        return true;                                                                                                   \
     }
 
 AVX2 bool opq_pack_panel_avx2(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)

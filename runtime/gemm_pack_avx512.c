@@ -42,7 +42,8 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
     }
 }
 
-INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, double *out)
+INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width,
+                                double *out)
 {
     int64_t bytes = from == OPQ_f64 ? 8 : 4;
     for (int64_t j = 0; j < across; j += 8) {
@@ -53,7 +54,8 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_
             __m512d r[8];
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++)
-                r[i] = load_f64(first + ((j + i < across ? i : across - 1 - j) * s->across_stride + p) * bytes, from, load);
+                r[i] =
+                    load_f64(first + ((j + i < across ? i : across - 1 - j) * s->across_stride + p) * bytes, from, load);
             transpose_f64(r);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++)
@@ -93,13 +95,13 @@ INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, 
 }
 
 /* The dtype is a literal in each call, so that each inlines into its own loop. */
-#define EACH(dtype, copy, transpose, type)                                                                                     \
-    if (s->from == dtype) {                                                                                                    \
-        if (s->across_stride == 1)                                                                                             \
-            copy(s, dtype, k, across, width, (type *)out);                                                                     \
-        else                                                                                                                   \
-            transpose(s, dtype, k, across, width, (type *)out);                                                                \
-        return true;                                                                                                           \
+#define EACH(dtype, copy, transpose, type)                                                                             \
+    if (s->from == dtype) {                                                                                            \
+        if (s->across_stride == 1)                                                                                     \
+            copy(s, dtype, k, across, width, (type *)out);                                                             \
+        else                                                                                                           \
+            transpose(s, dtype, k, across, width, (type *)out);                                                        \
+        return true;                                                                                                   \
     }
 
 AVX512 bool opq_pack_panel_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)

@@ -27,10 +27,7 @@ static void drop(void *slots)
     free(slots);
 }
 
-static void make_key(void)
-{
-    have_key = pthread_key_create(&key, drop) == 0;
-}
+static void make_key(void) { have_key = pthread_key_create(&key, drop) == 0; }
 
 static slot *slot_of_thread(int index)
 {

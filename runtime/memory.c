@@ -58,7 +58,8 @@ static void *map_block(int size_class)
     void *data = NULL;
     if (bytes < HUGE_PAGE)
         return posix_memalign(&data, 64, (bytes + 63) & ~(size_t)63) == 0 ? data : NULL;
-    char *base = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *base =
+        mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
         return NULL;
     char *aligned = (char *)(((uintptr_t)base + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
@@ -133,7 +134,10 @@ void opq_pool_destroy(opq_pool *pool)
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes)
 {
     if (bytes < 0 || bytes > machine_bytes() - atomic_load(&pool->live))
-        return opq_fail(OPQ_NO_MEMORY, "can't allocate memory: you tried to allocate %lld bytes. Error code 12 (Cannot allocate memory)", (long long)bytes);
+        return opq_fail(
+            OPQ_NO_MEMORY,
+            "can't allocate memory: you tried to allocate %lld bytes. Error code 12 (Cannot allocate memory)",
+            (long long)bytes);
     return OPQ_OK;
 }
 
@@ -173,7 +177,9 @@ opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer
     void *data = buffer ? take_block(pool, size_class) : NULL;
     if (data == NULL) {
         free(buffer);
-        return opq_fail(OPQ_NO_MEMORY, "can't allocate memory: you tried to allocate %zu bytes. Error code 12 (Cannot allocate memory)", bytes);
+        return opq_fail(
+            OPQ_NO_MEMORY,
+            "can't allocate memory: you tried to allocate %zu bytes. Error code 12 (Cannot allocate memory)", bytes);
     }
     atomic_init(&buffer->refs, 1);
     buffer->pool = pool;
@@ -187,7 +193,8 @@ opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer
     return OPQ_OK;
 }
 
-opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg, opq_buffer **out_buffer)
+opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg,
+                          opq_buffer **out_buffer)
 {
     static char nothing[64];
     opq_buffer *buffer = calloc(1, sizeof *buffer);
@@ -206,10 +213,7 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     return OPQ_OK;
 }
 
-void opq_buffer_retain(opq_buffer *buffer)
-{
-    atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
-}
+void opq_buffer_retain(opq_buffer *buffer) { atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed); }
 
 static void give_back(opq_pool *pool, void *data, int size_class)
 {
@@ -256,7 +260,10 @@ void opq_pool_reset_peak(opq_pool *pool) { atomic_store(&pool->peak, atomic_load
 
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-typedef struct scratch { size_t bytes; void *data; } scratch;
+typedef struct scratch {
+    size_t bytes;
+    void *data;
+} scratch;
 
 static void drop_scratch(void *arg)
 {

@@ -24,7 +24,7 @@ typedef struct opq_buffer {
     opq_pool *pool;
     void *data; /* 64-byte aligned when ours */
     size_t bytes, capacity;
-    int size_class;         /* -1: adopted */
+    int size_class; /* -1: adopted */
     void (*drop)(void *);
     void *drop_arg;
     atomic_int matmul_uses; /* as right operand, while it was not packed */
@@ -35,7 +35,8 @@ opq_status opq_pool_create(opq_pool **out_pool) OPQ_MUST_CHECK;
 /* Buffers still alive keep the pool's memory alive. */
 void opq_pool_destroy(opq_pool *pool);
 opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK;
-opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg,
+                          opq_buffer **out_buffer) OPQ_MUST_CHECK;
 /* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool);

@@ -83,7 +83,8 @@ static opq_status number_storage(opq_planner *p)
         if (p->storage_of[n] < 0)
             continue;
         opq_storage *storage = &plan->storage[p->storage_of[n]];
-        *storage = (opq_storage){.home = OPQ_HOME_temporary, .bytes = opq_type_bytes(&node->type), .first = -1, .last = -1};
+        *storage =
+            (opq_storage){.home = OPQ_HOME_temporary, .bytes = opq_type_bytes(&node->type), .first = -1, .last = -1};
         if (node->op == OPQ_OP_input) {
             storage->home = OPQ_HOME_input;
             storage->index = inputs++;

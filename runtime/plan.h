@@ -23,8 +23,8 @@ typedef enum opq_home { OPQ_HOME_input, OPQ_HOME_output, OPQ_HOME_temporary } op
 
 typedef struct opq_storage {
     opq_home home;
-    int32_t index;   /* input: which; output: which distinct buffer */
-    int64_t offset;  /* temporary */
+    int32_t index;  /* input: which; output: which distinct buffer */
+    int64_t offset; /* temporary */
     int64_t bytes;
     int32_t first, last; /* steps of its life */
 } opq_storage;
@@ -33,12 +33,12 @@ typedef struct opq_matmul_step {
     int64_t m, n, k, batch; /* batch: what one engine call takes */
     int outer_rank;         /* loops over calls around it */
     int64_t outer_extent[OPQ_LOOP_MAX];
-    int32_t operand[2];     /* storage */
-    opq_matrix matrix[2];   /* data unset */
+    int32_t operand[2];   /* storage */
+    opq_matrix matrix[2]; /* data unset */
     int64_t offset[2], outer_stride[2][OPQ_LOOP_MAX];
-    opq_dtype dtype;        /* accumulation */
-    int tile;               /* buffer argument that is the tile */
-    int batch_rank;         /* of the epilogue's access strides */
+    opq_dtype dtype; /* accumulation */
+    int tile;        /* buffer argument that is the tile */
+    int batch_rank;  /* of the epilogue's access strides */
     int64_t batch_extent[OPQ_LOOP_MAX];
     const int64_t *batch_strides;
 } opq_matmul_step;
@@ -56,45 +56,46 @@ typedef struct opq_step {
     opq_kernel kernel;
     const opq_code *code;
     int64_t *dims;
-    int32_t *buffers;          /* storage per kernel argument */
-    int32_t *scalars;          /* slot per kernel scalar */
-    int32_t copy_from, copy_to;/* storage copied before, -1: none */
+    int32_t *buffers;           /* storage per kernel argument */
+    int32_t *scalars;           /* slot per kernel scalar */
+    int32_t copy_from, copy_to; /* storage copied before, -1: none */
     opq_matmul_step *matmul;
-    void *payload;             /* extern: the host's */
+    void *payload; /* extern: the host's */
     int32_t *operands, *results;
     int operand_count, result_count;
-    bool checked;              /* may find an index out of range */
-    bool fresh;                /* its code was compiled when the plan was built */
+    bool checked; /* may find an index out of range */
+    bool fresh;   /* its code was compiled when the plan was built */
     int64_t bytes_read, bytes_written, flops;
     const char *name, *shape, *lines;
-    const opq_check *checks;   /* what an index error may be about */
+    const opq_check *checks; /* what an index error may be about */
     int check_count;
 } opq_step;
 
 typedef struct opq_plan {
     atomic_int refs;
     opq_arena arena;
-    opq_graph *graph;          /* fused */
+    opq_graph *graph; /* fused */
     opq_unfused unfused;
     opq_step *steps;
     int32_t step_count;
     opq_storage *storage;
     int32_t storage_count;
     int32_t input_count, output_count, buffer_count; /* buffer_count: distinct output buffers */
-    int32_t *output_storage;   /* per graph output */
-    int64_t *buffer_bytes;     /* per distinct output buffer */
+    int32_t *output_storage;                         /* per graph output */
+    int64_t *buffer_bytes;                           /* per distinct output buffer */
     int64_t arena_bytes;
     int32_t slot_count;
-    int32_t *slot_source;      /* per slot: number given by the caller at recording, or -1: slot_value */
+    int32_t *slot_source; /* per slot: number given by the caller at recording, or -1: slot_value */
     opq_number *slot_value;
     const opq_host *host;
-    opq_jit *jit;              /* that compiled it; for printing */
-    int32_t compiled;          /* kernels compiled for it */
+    opq_jit *jit;     /* that compiled it; for printing */
+    int32_t compiled; /* kernels compiled for it */
     double compile_seconds;
 } opq_plan;
 
 /* Takes over `fused` and `unfused`, also on failure. */
-opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused, opq_plan **out_plan) OPQ_MUST_CHECK;
+opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused,
+                          opq_plan **out_plan) OPQ_MUST_CHECK;
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
 
@@ -108,7 +109,7 @@ typedef struct opq_run_call {
     opq_buffer *const *inputs;
     const opq_number *scalars; /* as numbered at recording */
     opq_buffer **outputs;
-    opq_step_note note;        /* may be NULL */
+    opq_step_note note; /* may be NULL */
     void *note_data;
     bool timed;
     /* The plan whose lines are shown for a failed step. Plans are shared by graphs that differ in their lines only; NULL: this one. */
@@ -118,6 +119,7 @@ typedef struct opq_run_call {
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call) OPQ_MUST_CHECK;
 
 /* Expands, simplifies, groups and builds. */
-opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan) OPQ_MUST_CHECK;
+opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion,
+                            opq_plan **out_plan) OPQ_MUST_CHECK;
 
 #endif

@@ -8,14 +8,15 @@ typedef struct opq_planner {
     opq_runtime *runtime;
     opq_plan *plan;
     const opq_graph *graph;
-    uint8_t *stored;       /* per node: in memory after its kernel */
-    int32_t *group_of;     /* as opq_lower reads it */
-    int32_t *storage_of;   /* per node, -1 */
-    int32_t *slot_of;      /* per node: scalar slot, -1 */
-    int32_t *same_as;      /* per storage: works in place of; itself otherwise */
+    uint8_t *stored;     /* per node: in memory after its kernel */
+    int32_t *group_of;   /* as opq_lower reads it */
+    int32_t *storage_of; /* per node, -1 */
+    int32_t *slot_of;    /* per node: scalar slot, -1 */
+    int32_t *same_as;    /* per storage: works in place of; itself otherwise */
 } opq_planner;
 
-int32_t opq_planner_storage(const opq_planner *planner, opq_ref ref); /* of a node or what it reshapes; -1: undefined memory */
+int32_t opq_planner_storage(const opq_planner *planner,
+                            opq_ref ref); /* of a node or what it reshapes; -1: undefined memory */
 opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step) OPQ_MUST_CHECK;
 /* After all steps exist: lifetimes, in-place updates, outputs, arena. */
 opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;

@@ -113,7 +113,8 @@ static void split_batch(opq_matmul_step *matmul, const opq_type *type, const opq
         if (type->size[d] == 1)
             continue;
         bool first = matmul->batch == 1;
-        if (!first && (view[0].batch_stride[d] != step[0] * matmul->batch || view[1].batch_stride[d] != step[1] * matmul->batch))
+        if (!first &&
+            (view[0].batch_stride[d] != step[0] * matmul->batch || view[1].batch_stride[d] != step[1] * matmul->batch))
             break;
         if (first) {
             step[0] = view[0].batch_stride[d];
@@ -146,9 +147,11 @@ static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_st
             return opq_fail(OPQ_INTERNAL, "plan: matmul operand is not a matrix in memory");
         matmul->operand[k] = opq_planner_storage(p, view[k].memory);
         if (matmul->operand[k] < 0)
-            return opq_fail(OPQ_INTERNAL, "plan: operand %%%d of matmul %%%d is not in memory", view[k].memory, lowered->matmul);
+            return opq_fail(OPQ_INTERNAL, "plan: operand %%%d of matmul %%%d is not in memory", view[k].memory,
+                            lowered->matmul);
         matmul->offset[k] = view[k].offset;
-        matmul->matrix[k] = (opq_matrix){.row_stride = view[k].row_stride, .column_stride = view[k].column_stride,
+        matmul->matrix[k] = (opq_matrix){.row_stride = view[k].row_stride,
+                                         .column_stride = view[k].column_stride,
                                          .dtype = opq_node_at(p->graph, view[k].memory)->type.dtype};
     }
     const opq_type *a = &opq_node_at(p->graph, node->operand[0])->type;
@@ -207,9 +210,11 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
             stored[stored_count++] = n;
     opq_lower_request request = {p->graph, p->group_of, kernel, NULL, stored, stored_count, true};
     opq_lowered lowered;
-    opq_status status = stored_count ? opq_lower(&request, &p->plan->arena, &lowered) : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
+    opq_status status = stored_count ? opq_lower(&request, &p->plan->arena, &lowered)
+                                     : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
     if (status == OPQ_OK && lowered.refusal != OPQ_REFUSAL_none)
-        status = opq_fail(OPQ_INTERNAL, "plan: kernel %s does not lower: %s", group->name, opq_refusal_text(lowered.refusal));
+        status =
+            opq_fail(OPQ_INTERNAL, "plan: kernel %s does not lower: %s", group->name, opq_refusal_text(lowered.refusal));
     const opq_node *last = stored_count ? opq_node_at(p->graph, stored[0]) : NULL;
     free(stored);
     OPQ_TRY(status);
@@ -237,7 +242,8 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
     for (opq_ref n = group->first; call->op != OPQ_OP_extern && n < group->first + group->count; n++)
         call = opq_node_at(p->graph, n);
     if (host == NULL || host->call_extern == NULL || call->payload == NULL)
-        return opq_fail(OPQ_UNSUPPORTED, "extern: nobody here can call %s", opq_node_attr(call, OPQ_ATTR_key) ? opq_node_attr(call, OPQ_ATTR_key)->str : "it");
+        return opq_fail(OPQ_UNSUPPORTED, "extern: nobody here can call %s",
+                        opq_node_attr(call, OPQ_ATTR_key) ? opq_node_attr(call, OPQ_ATTR_key)->str : "it");
     int64_t result_count = opq_node_int(call, OPQ_ATTR_result, group->count);
     if (result_count < 0 || result_count > INT16_MAX)
         return opq_fail(OPQ_INVALID, "extern: a call with %lld results", (long long)result_count);

@@ -36,7 +36,8 @@ void *opq_run_data(const opq_run_state *run, int32_t id)
     opq_buffer *buffer = opq_run_buffer(run, id);
     if (buffer)
         return buffer->data;
-    return run->arena ? (char *)run->arena->data + run->plan->storage[id].offset : (void *)run->slots; /* no arena: nothing has bytes */
+    return run->arena ? (char *)run->arena->data + run->plan->storage[id].offset
+                      : (void *)run->slots; /* no arena: nothing has bytes */
 }
 
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars)
@@ -73,7 +74,8 @@ static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *
     void *buffers[BUFFERS];
     opq_number scalars[SCALARS];
     const opq_host *host = run->runtime->host;
-    int64_t units = opq_kernel_units(&step->kernel, step->dims), work = step->bytes_read + step->bytes_written + step->flops;
+    int64_t units = opq_kernel_units(&step->kernel, step->dims),
+            work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};
     opq_run_bind(run, step, buffers, scalars);
     if (units <= 1 || work < SERIAL_WORK || host == NULL || host->parallel_for == NULL) {
@@ -121,8 +123,9 @@ static opq_status index_error(const opq_run_state *run, const opq_step *step, co
     for (int i = shown->check_count - 1; i >= 0; i--)
         if (shown->checks[i].type.size[shown->checks[i].axis] == extent)
             check = &shown->checks[i];
-    return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE, "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s",
-                    check->text, (long long)error[1], check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
+    return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
+                    "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s", check->text,
+                    (long long)error[1], check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
                     opq_shape_name(&check->type).text);
 }
 
@@ -136,7 +139,8 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
 {
     int64_t error[2] = {0, 0};
     if (step->copy_from >= 0)
-        memcpy(opq_run_data(run, step->copy_to), opq_run_data(run, step->copy_from), (size_t)run->plan->storage[step->copy_to].bytes);
+        memcpy(opq_run_data(run, step->copy_to), opq_run_data(run, step->copy_from),
+               (size_t)run->plan->storage[step->copy_to].bytes);
     if (step->kind == OPQ_KERNEL_extern) {
         opq_status status = run_extern(run, step);
         return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
@@ -154,7 +158,8 @@ static bool is_written(const opq_step *step, int buffer)
 {
     for (int i = 0; i < step->kernel.instr_count; i++) {
         const opq_instr *instr = &step->kernel.instrs[i];
-        if ((instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at) && step->kernel.accesses[instr->access].buffer == buffer)
+        if ((instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at) &&
+            step->kernel.accesses[instr->access].buffer == buffer)
             return true;
     }
     return false;
@@ -164,7 +169,8 @@ static bool needs_bad(const opq_run_state *run, const opq_step *step)
 {
     bool bad = step->copy_from >= 0 && run->bad[step->copy_from];
     for (int i = 0; i < step->kernel.buffer_count; i++)
-        bad = bad || (step->buffers[i] >= 0 && run->bad[step->buffers[i]] && (!is_written(step, i) || step->kind == OPQ_KERNEL_update || step->kind == OPQ_KERNEL_index));
+        bad = bad || (step->buffers[i] >= 0 && run->bad[step->buffers[i]] &&
+                      (!is_written(step, i) || step->kind == OPQ_KERNEL_update || step->kind == OPQ_KERNEL_index));
     for (int i = 0; i < step->operand_count; i++)
         bad = bad || run->bad[step->operands[i]];
     for (int i = 0; step->matmul && i < 2; i++)
@@ -220,7 +226,8 @@ static opq_status allocate(opq_run_state *run)
     for (int i = 0; i < plan->buffer_count; i++)
         OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
     for (int i = 0; i < plan->slot_count; i++)
-        run->slots[i] = plan->slot_source[i] >= 0 && run->call->scalars ? run->call->scalars[plan->slot_source[i]] : plan->slot_value[i];
+        run->slots[i] = plan->slot_source[i] >= 0 && run->call->scalars ? run->call->scalars[plan->slot_source[i]]
+                                                                        : plan->slot_value[i];
     return OPQ_OK;
 }
 
@@ -237,7 +244,8 @@ static void give_outputs(const opq_run_state *run)
 
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call)
 {
-    size_t buffers = ((size_t)plan->buffer_count + 1) * sizeof(opq_buffer *), slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number);
+    size_t buffers = ((size_t)plan->buffer_count + 1) * sizeof(opq_buffer *),
+           slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number);
     char *memory = calloc(1, buffers + slots + (size_t)plan->storage_count + 1);
     if (memory == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");

@@ -10,8 +10,8 @@ typedef struct opq_run {
     const opq_plan *plan;
     const opq_run_call *call;
     opq_buffer *arena;
-    opq_buffer **outputs;   /* distinct */
-    uint8_t *bad;           /* per storage: a failed step left it undefined */
+    opq_buffer **outputs; /* distinct */
+    uint8_t *bad;         /* per storage: a failed step left it undefined */
     opq_number *slots;
 } opq_run_state;
 

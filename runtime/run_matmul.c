@@ -20,7 +20,8 @@ typedef struct tiles {
     int64_t *error;
 } tiles;
 
-static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile, int64_t ld)
+static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                     const void *tile, int64_t ld)
 {
     const tiles *t = data;
     const opq_kernel *kernel = &t->step->kernel;
@@ -58,15 +59,18 @@ static const void *packed_right(const opq_run_state *run, const opq_matmul_step 
 {
     opq_buffer *buffer = opq_run_buffer(run, matmul->operand[1]);
     const opq_matrix *b = &matmul->matrix[1];
-    bool shared = run->plan->storage[matmul->operand[1]].home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0;
+    bool shared = run->plan->storage[matmul->operand[1]].home == OPQ_HOME_input &&
+                  (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0;
     if (!shared || matmul->k * matmul->n < 64 * 64)
         return NULL;
     for (opq_packed *packed = atomic_load(&buffer->packed); packed; packed = packed->next)
-        if (packed->k == matmul->k && packed->n == matmul->n && packed->offset == matmul->offset[1] && packed->row_stride == b->row_stride &&
-            packed->column_stride == b->column_stride && packed->dtype == (int)matmul->dtype)
+        if (packed->k == matmul->k && packed->n == matmul->n && packed->offset == matmul->offset[1] &&
+            packed->row_stride == b->row_stride && packed->column_stride == b->column_stride &&
+            packed->dtype == (int)matmul->dtype)
             return packed->memory->data;
     int64_t bytes = opq_gemm_packed_bytes(run->runtime->gemm, matmul->dtype, matmul->k, matmul->n);
-    if (atomic_fetch_add(&buffer->matmul_uses, 1) < 1 || opq_pool_live(run->runtime->pool) + bytes > PACKED_MAX * 8 || bytes > PACKED_MAX)
+    if (atomic_fetch_add(&buffer->matmul_uses, 1) < 1 || opq_pool_live(run->runtime->pool) + bytes > PACKED_MAX * 8 ||
+        bytes > PACKED_MAX)
         return NULL;
     opq_packed *made = calloc(1, sizeof *made);
     opq_matrix from = *b;
@@ -108,8 +112,14 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_
         return opq_fail(OPQ_UNSUPPORTED, "%s: too many arguments", step->name);
     tiles t = {.step = step, .error = error, .scratch = opq_kernel_scratch(&step->kernel, step->dims)};
     opq_run_bind(run, step, t.buffers, t.scalars);
-    opq_gemm_call call = {.dtype = matmul->dtype, .batch = matmul->batch, .m = matmul->m, .n = matmul->n, .k = matmul->k,
-                          .a = matmul->matrix[0], .b = matmul->matrix[1], .packed_b = packed_right(run, matmul)};
+    opq_gemm_call call = {.dtype = matmul->dtype,
+                          .batch = matmul->batch,
+                          .m = matmul->m,
+                          .n = matmul->n,
+                          .k = matmul->k,
+                          .a = matmul->matrix[0],
+                          .b = matmul->matrix[1],
+                          .packed_b = packed_right(run, matmul)};
     int64_t outer_count = 1;
     for (int i = 0; i < matmul->outer_rank; i++)
         outer_count *= matmul->outer_extent[i];
@@ -123,7 +133,8 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_
                 offset += rest % matmul->outer_extent[i] * matmul->outer_stride[k][i];
                 rest /= matmul->outer_extent[i];
             }
-            data[k] = (const char *)opq_run_data(run, matmul->operand[k]) + offset * opq_dtype_bytes(matmul->matrix[k].dtype);
+            data[k] =
+                (const char *)opq_run_data(run, matmul->operand[k]) + offset * opq_dtype_bytes(matmul->matrix[k].dtype);
         }
         call.a.data = data[0];
         call.b.data = data[1];
@@ -133,7 +144,8 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_
             int64_t batch_stride = matmul->batch_rank ? matmul->batch_strides[access] : 0;
             call.c_row_stride = dims[1] ? dims[1] : matmul->n;
             call.c_batch_stride = batch_stride;
-            call.c = (char *)t.buffers[step->kernel.accesses[access].buffer] + (dims[0] + t.first_batch * batch_stride) * opq_dtype_bytes(matmul->dtype);
+            call.c = (char *)t.buffers[step->kernel.accesses[access].buffer] +
+                     (dims[0] + t.first_batch * batch_stride) * opq_dtype_bytes(matmul->dtype);
         } else {
             call.tile = run_tile;
             call.tile_data = &t;

@@ -13,8 +13,8 @@ enum { HEADER_MAX = 65536 };
 static const char *descr_of(opq_dtype dtype)
 {
     static const char *const names[OPQ_DTYPE_COUNT] = {
-        [OPQ_bool] = "|b1", [OPQ_u8] = "|u1",   [OPQ_i8] = "|i1",   [OPQ_i16] = "<i2",   [OPQ_i32] = "<i4",
-        [OPQ_i64] = "<i8",  [OPQ_f16] = "<f2",  [OPQ_bf16] = "<u2", [OPQ_f32] = "<f4",   [OPQ_f64] = "<f8",
+        [OPQ_bool] = "|b1", [OPQ_u8] = "|u1",    [OPQ_i8] = "|i1",    [OPQ_i16] = "<i2",   [OPQ_i32] = "<i4",
+        [OPQ_i64] = "<i8",  [OPQ_f16] = "<f2",   [OPQ_bf16] = "<u2",  [OPQ_f32] = "<f4",   [OPQ_f64] = "<f8",
         [OPQ_raw8] = "|u1", [OPQ_raw16] = "<u2", [OPQ_raw32] = "<u4", [OPQ_raw64] = "<c8", [OPQ_raw128] = "<c16",
     };
     return names[dtype];
@@ -66,7 +66,8 @@ static opq_status header_check(const char *path, const char *header, const opq_t
     descr++;
     size_t length = strcspn(descr, "'");
     if (!descr_matches(descr, length, (opq_dtype)type->dtype))
-        return opq_fail(OPQ_INVALID, "%s: dtype %.*s, expected %s", path, (int)length, descr, descr_of((opq_dtype)type->dtype));
+        return opq_fail(OPQ_INVALID, "%s: dtype %.*s, expected %s", path, (int)length, descr,
+                        descr_of((opq_dtype)type->dtype));
     if (strncmp(order, "False", 5) && type->rank > 1)
         return opq_fail(OPQ_INVALID, "%s: Fortran order, expected C order", path);
     if (!shape_matches(shape, type))
@@ -138,7 +139,8 @@ opq_status npy_write(const char *path, const opq_type *type, const void *data)
         header[length++] = ' ';
     header[length++] = '\n';
 
-    const unsigned char start[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)length, (unsigned char)(length >> 8)};
+    const unsigned char start[10] = {
+        0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)length, (unsigned char)(length >> 8)};
     size_t bytes = (size_t)opq_type_bytes(type);
     FILE *file = fopen(path, "wb");
     if (!file)

@@ -42,8 +42,8 @@ static bool options_read(int count, char **args, options *out)
 {
     for (int i = 1; i < count; i++) {
         const char *arg = args[i];
-        if (starts(arg, "--passes=", &out->passes) || starts(arg, "--emit=", &out->emit) || starts(arg, "--run=", &out->run) ||
-            starts(arg, "--eval=", &out->eval))
+        if (starts(arg, "--passes=", &out->passes) || starts(arg, "--emit=", &out->emit) ||
+            starts(arg, "--run=", &out->run) || starts(arg, "--eval=", &out->eval))
             continue;
         if (!strcmp(arg, "--print"))
             out->print = true;

@@ -39,12 +39,12 @@ extern "C" {
 
 typedef enum opq_status {
     OPQ_OK,
-    OPQ_INVALID,     /* the caller's mistake: shapes, dtypes, text that does not parse, an index out of range */
-    OPQ_OUT_OF_RANGE,/* such a mistake where PyTorch raises IndexError */
-    OPQ_UNSUPPORTED, /* right, but not done here; nothing has changed */
+    OPQ_INVALID,      /* the caller's mistake: shapes, dtypes, text that does not parse, an index out of range */
+    OPQ_OUT_OF_RANGE, /* such a mistake where PyTorch raises IndexError */
+    OPQ_UNSUPPORTED,  /* right, but not done here; nothing has changed */
     OPQ_NO_MEMORY,
-    OPQ_CODEGEN,     /* LLVM refused */
-    OPQ_INTERNAL,    /* a broken invariant: a bug in this library */
+    OPQ_CODEGEN,  /* LLVM refused */
+    OPQ_INTERNAL, /* a broken invariant: a bug in this library */
 } opq_status;
 
 /* Message of the calling thread's last failure; never NULL, "" before the first. Valid until its next failure. */
@@ -79,7 +79,7 @@ typedef enum opq_dtype_kind { OPQ_KIND_BOOL, OPQ_KIND_UINT, OPQ_KIND_INT, OPQ_KI
 typedef struct opq_type {
     uint8_t dtype; /* opq_dtype */
     uint8_t rank;
-    uint8_t weak;  /* operand of promotion only: a Python number, which never widens within its kind */
+    uint8_t weak; /* operand of promotion only: a Python number, which never widens within its kind */
     int64_t size[OPQ_RANK_MAX];
 } opq_type;
 
@@ -166,26 +166,26 @@ OPQ_API bool opq_op_find(const char *name, size_t length, opq_op *out_op);
 
 /* Attributes, in the order in which text prints them. */
 #define OPQ_ATTRS(X)                                                                                                   \
-    X(axes, INTS)        /* reduced axes, ascending, never negative */                                                 \
+    X(axes, INTS) /* reduced axes, ascending, never negative */                                                        \
     X(axis, INT)                                                                                                       \
-    X(dims, INTS)        /* permute: result dim i is operand dim dims[i] */                                            \
-    X(key, STR)          /* extern: what is called; index ops: what an error says */                              \
-    X(offset, INT)       /* strided, update: first element, in elements of the dense operand */                        \
-    X(result, INT)       /* extern_result: which one; extern: how many */                                                                \
-    X(sizes, INTS)       /* update: shape of the written window */                                                     \
-    X(start, INTS)       /* slice: first index per dim */                                                              \
-    X(step, INTS)        /* slice: index step per dim, >= 1 */                                                         \
-    X(strides, INTS)     /* strided, update: in elements of the dense operand */                                       \
+    X(dims, INTS)    /* permute: result dim i is operand dim dims[i] */                                                \
+    X(key, STR)      /* extern: what is called; index ops: what an error says */                                       \
+    X(offset, INT)   /* strided, update: first element, in elements of the dense operand */                            \
+    X(result, INT)   /* extern_result: which one; extern: how many */                                                  \
+    X(sizes, INTS)   /* update: shape of the written window */                                                         \
+    X(start, INTS)   /* slice: first index per dim */                                                                  \
+    X(step, INTS)    /* slice: index step per dim, >= 1 */                                                             \
+    X(strides, INTS) /* strided, update: in elements of the dense operand */                                           \
     X(transpose_a, INT)                                                                                                \
     X(transpose_b, INT)                                                                                                \
-    X(tree, WORD)        /* reduce: the rule that fixes the order of additions, see opq_tree */                        \
-    X(value, NUMBER)     /* const, scalar */
+    X(tree, WORD)    /* reduce: the rule that fixes the order of additions, see opq_tree */                            \
+    X(value, NUMBER) /* const, scalar */
 
 typedef enum opq_attr_key {
 #define X(name, kind) OPQ_ATTR_##name,
     OPQ_ATTRS(X)
 #undef X
-    OPQ_ATTR_COUNT
+        OPQ_ATTR_COUNT
 } opq_attr_key;
 
 typedef enum opq_attr_kind {
@@ -229,7 +229,8 @@ typedef struct opq_ctx opq_ctx;
 typedef struct opq_host {
     void *self;
     /* Calls body(data, begin, end) over [0, count) in pieces of at least `grain`, perhaps on several threads; returns when all is done. */
-    void (*parallel_for)(void *self, int64_t count, int64_t grain, void (*body)(void *data, int64_t begin, int64_t end), void *data);
+    void (*parallel_for)(void *self, int64_t count, int64_t grain, void (*body)(void *data, int64_t begin, int64_t end),
+                         void *data);
     int (*thread_count)(void *self);
     /* Runs an extern node. Buffers are dense; a result buffer must be filled; NULL: nobody needs that result. `payload` is the one
      * given at recording. */
@@ -260,8 +261,8 @@ OPQ_API opq_status opq_graph_scalar(opq_graph *graph, opq_dtype dtype, opq_numbe
 OPQ_API opq_status opq_graph_op(opq_graph *graph, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs,
                                 int attr_count, opq_ref *out_ref) OPQ_MUST_CHECK;
 /* As opq_graph_op with the result type given: cast, iota, uniform, normal, reshape, expand, slice, strided, extern. */
-OPQ_API opq_status opq_graph_op_typed(opq_graph *graph, opq_op op, const opq_type *type, const opq_ref *operands, int arity,
-                                      const opq_attr *attrs, int attr_count, opq_ref *out_ref) OPQ_MUST_CHECK;
+OPQ_API opq_status opq_graph_op_typed(opq_graph *graph, opq_op op, const opq_type *type, const opq_ref *operands,
+                                      int arity, const opq_attr *attrs, int attr_count, opq_ref *out_ref) OPQ_MUST_CHECK;
 OPQ_API opq_status opq_graph_output(opq_graph *graph, opq_ref ref) OPQ_MUST_CHECK;
 OPQ_API opq_type opq_graph_type(const opq_graph *graph, opq_ref ref);
 OPQ_API int opq_graph_input_count(const opq_graph *graph);
@@ -284,11 +285,13 @@ OPQ_API opq_status opq_graph_passes(const opq_graph *graph, const char *passes, 
 typedef enum opq_fusion { OPQ_FUSED, OPQ_UNFUSED } opq_fusion;
 typedef struct opq_program opq_program; /* compiled: immutable, refcounted */
 
-OPQ_API opq_status opq_compile(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, opq_program **out_program) OPQ_MUST_CHECK;
+OPQ_API opq_status opq_compile(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion,
+                               opq_program **out_program) OPQ_MUST_CHECK;
 OPQ_API void opq_program_retain(opq_program *program);
 OPQ_API void opq_program_release(opq_program *program);
 /* Inputs and outputs are dense buffers in the graph's order; outputs must not overlap inputs. */
-OPQ_API opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *inputs, void *const *outputs) OPQ_MUST_CHECK;
+OPQ_API opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *inputs,
+                           void *const *outputs) OPQ_MUST_CHECK;
 /* The fused graph that runs, as text with its kernels; malloc'd. `stage`: "fused", "kernels", "llvm", "asm". */
 OPQ_API opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text) OPQ_MUST_CHECK;
 

@@ -314,8 +314,7 @@ static void test_no_contraction(void **state)
     launch l = {.buffer_count = 2};
     body_start(&b, OPQ_KERNEL_map, "k");
     int x = body_load(&b, 0, OPQ_f32, "1");
-    body_store(&b, body_op(&b, OPQ_OP_sub, OPQ_f32, body_op(&b, OPQ_OP_mul, OPQ_f32, x, x, -1), x, -1), 1, OPQ_f32,
-               "1");
+    body_store(&b, body_op(&b, OPQ_OP_sub, OPQ_f32, body_op(&b, OPQ_OP_mul, OPQ_f32, x, x, -1), x, -1), 1, OPQ_f32, "1");
     for (int i = 0; i < 2; i++)
         l.buffers[i] = buffer_make(1000 * sizeof(float));
     fill_random(OPQ_f32, l.buffers[0].data, 1000, 9);
@@ -370,11 +369,10 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),         cmocka_unit_test(test_math_rows),      cmocka_unit_test(test_casts),
-        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_sizes),          cmocka_unit_test(test_strides),
-        cmocka_unit_test(test_transpose),
-        cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction), cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_ops),       cmocka_unit_test(test_math_rows),   cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_rounding),  cmocka_unit_test(test_sizes),       cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_transpose), cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction),
+        cmocka_unit_test(test_cache),     cmocka_unit_test(test_unsupported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

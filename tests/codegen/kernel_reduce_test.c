@@ -44,8 +44,7 @@ static void fill(opq_op op, opq_dtype dtype, void *data, int64_t count, unsigned
     fill_random(dtype, data, count, seed);
     if (op == OPQ_OP_any)
         memset(data, 0, (size_t)(count * opq_dtype_bytes(dtype)) - (seed % 2 ? 0 : (size_t)opq_dtype_bytes(dtype)));
-    if (op == OPQ_OP_argmax ||
-        op == OPQ_OP_argmin) /* repeats, so that the first one counts; sometimes special values */
+    if (op == OPQ_OP_argmax || op == OPQ_OP_argmin) /* repeats, so that the first one counts; sometimes special values */
         for (int64_t i = 0; i < count; i++)
             memcpy((char *)data + i * opq_dtype_bytes(dtype), (char *)data + i % 17 * opq_dtype_bytes(dtype),
                    (size_t)opq_dtype_bytes(dtype));

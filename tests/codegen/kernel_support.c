@@ -88,8 +88,7 @@ int body_store(body *b, int value, int buffer, opq_dtype memory, const char *str
 
 int body_store_add_at(body *b, int index, int value, int buffer, opq_dtype memory, const char *strides)
 {
-    return add_access(b, OPQ_INSTR_store_add_at, computing(memory), index, value,
-                      access_of(b, buffer, memory, strides));
+    return add_access(b, OPQ_INSTR_store_add_at, computing(memory), index, value, access_of(b, buffer, memory, strides));
 }
 
 int body_number(body *b, const char *strides)
@@ -107,15 +106,14 @@ int body_op(body *b, opq_op op, opq_dtype dtype, int x, int y, int z)
 
 int body_const(body *b, opq_dtype dtype, opq_number value)
 {
-    return add(b,
-               (opq_instr){
-                   .op = OPQ_OP_const, .dtype = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .value = value});
+    return add(
+        b,
+        (opq_instr){.op = OPQ_OP_const, .dtype = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .value = value});
 }
 
 int body_cast(body *b, int x, opq_dtype to)
 {
-    opq_instr cast = {
-        .op = OPQ_OP_cast, .dtype = (uint8_t)computing(to), .operand = {(int16_t)x, -1, -1}, .access = -1};
+    opq_instr cast = {.op = OPQ_OP_cast, .dtype = (uint8_t)computing(to), .operand = {(int16_t)x, -1, -1}, .access = -1};
     if (computing(to) != to)
         cast.value.i = to;
     return add(b, cast);
@@ -287,14 +285,80 @@ void assert_same(opq_dtype dtype, const void *got, const void *expected, int64_t
     }
 }
 
-static const double special_floats[] = {
-    0.0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, 0.5, -0.5, 1.5, 2.5, -2.5, 3, -3, 7.25, -7.25, 0x1p-149, -0x1p-149,
-    0x1p-126, 0x1.fffffep-127, 0x1.fffffep127, -0x1.fffffep127, 0x1p31, -0x1p31, 0x1p63, -0x1p63, 0x1.fffffep30, 255,
-    256, -129, 32768, -32769, 65504, 65520, 0x1.01p0, 0x1.0180p0, 0x1.018p-20, 0.1, -1e10, 1e20, 3e9, -3e9, 8388607.5,
-    8388608.5, 4503599627370497.5};
-static const int64_t special_ints[] = {
-    0, 1, -1, 2, -2, 3, -3, 7, -7, 10, 127, -128, 128, 255, 256, 32767, -32768, 65535, INT32_MAX, INT32_MIN,
-    (int64_t)1 << 32, INT64_MAX, INT64_MIN, INT64_MAX - 1, INT64_MIN + 1, 1000003, -1000003, 16777217, 33554433};
+static const double special_floats[] = {0.0,
+                                        -0.0,
+                                        1,
+                                        -1,
+                                        INFINITY,
+                                        -INFINITY,
+                                        NAN,
+                                        0.5,
+                                        -0.5,
+                                        1.5,
+                                        2.5,
+                                        -2.5,
+                                        3,
+                                        -3,
+                                        7.25,
+                                        -7.25,
+                                        0x1p-149,
+                                        -0x1p-149,
+                                        0x1p-126,
+                                        0x1.fffffep-127,
+                                        0x1.fffffep127,
+                                        -0x1.fffffep127,
+                                        0x1p31,
+                                        -0x1p31,
+                                        0x1p63,
+                                        -0x1p63,
+                                        0x1.fffffep30,
+                                        255,
+                                        256,
+                                        -129,
+                                        32768,
+                                        -32769,
+                                        65504,
+                                        65520,
+                                        0x1.01p0,
+                                        0x1.0180p0,
+                                        0x1.018p-20,
+                                        0.1,
+                                        -1e10,
+                                        1e20,
+                                        3e9,
+                                        -3e9,
+                                        8388607.5,
+                                        8388608.5,
+                                        4503599627370497.5};
+static const int64_t special_ints[] = {0,
+                                       1,
+                                       -1,
+                                       2,
+                                       -2,
+                                       3,
+                                       -3,
+                                       7,
+                                       -7,
+                                       10,
+                                       127,
+                                       -128,
+                                       128,
+                                       255,
+                                       256,
+                                       32767,
+                                       -32768,
+                                       65535,
+                                       INT32_MAX,
+                                       INT32_MIN,
+                                       (int64_t)1 << 32,
+                                       INT64_MAX,
+                                       INT64_MIN,
+                                       INT64_MAX - 1,
+                                       INT64_MIN + 1,
+                                       1000003,
+                                       -1000003,
+                                       16777217,
+                                       33554433};
 
 static uint64_t mix(uint64_t x)
 {

@@ -30,15 +30,13 @@ bool math_host_has_avx512(void)
 static void function_begin(opq_emitter *e, const char *name, LLVMTypeRef type)
 {
     e->function = LLVMAddFunction(e->module, name, type);
-    LLVMAttributeRef width = LLVMCreateStringAttribute(e->context, "prefer-vector-width", 19,
-                                                       e->cpu->avx512 ? "512" : "256", 3);
+    LLVMAttributeRef width =
+        LLVMCreateStringAttribute(e->context, "prefer-vector-width", 19, e->cpu->avx512 ? "512" : "256", 3);
     LLVMAddAttributeAtIndex(e->function, LLVMAttributeFunctionIndex, width);
-    LLVMPositionBuilderAtEnd(e->builder,
-                             LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
+    LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
 }
 
-static LLVMValueRef element(opq_emitter *e, LLVMTypeRef type, unsigned parameter,
-                            LLVMValueRef index)
+static LLVMValueRef element(opq_emitter *e, LLVMTypeRef type, unsigned parameter, LLVMValueRef index)
 {
     return LLVMBuildGEP2(e->builder, type, LLVMGetParam(e->function, parameter), &index, 1, "");
 }
@@ -46,24 +44,20 @@ static LLVMValueRef element(opq_emitter *e, LLVMTypeRef type, unsigned parameter
 static LLVMValueRef load(opq_emitter *e, LLVMTypeRef scalar, unsigned parameter, LLVMValueRef index)
 {
     LLVMTypeRef vector = LLVMVectorType(scalar, (unsigned)e->lanes);
-    LLVMValueRef value =
-        LLVMBuildLoad2(e->builder, vector, element(e, scalar, parameter, index), "");
+    LLVMValueRef value = LLVMBuildLoad2(e->builder, vector, element(e, scalar, parameter, index), "");
     LLVMSetAlignment(value, 4);
     return value;
 }
 
-static void store(opq_emitter *e, LLVMTypeRef scalar, LLVMValueRef value, unsigned parameter,
-                  LLVMValueRef index)
+static void store(opq_emitter *e, LLVMTypeRef scalar, LLVMValueRef value, unsigned parameter, LLVMValueRef index)
 {
     LLVMSetAlignment(LLVMBuildStore(e->builder, value, element(e, scalar, parameter, index)), 4);
 }
 
 static void emit_math(opq_emitter *e, int which)
 {
-    LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0),
-                i64 = LLVMInt64TypeInContext(e->context);
-    LLVMTypeRef f32 = LLVMFloatTypeInContext(e->context),
-                nothing = LLVMVoidTypeInContext(e->context);
+    LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), i64 = LLVMInt64TypeInContext(e->context);
+    LLVMTypeRef f32 = LLVMFloatTypeInContext(e->context), nothing = LLVMVoidTypeInContext(e->context);
     LLVMTypeRef parameters[] = {pointer, pointer, pointer, i64};
     char name[32];
     snprintf(name, sizeof name, "test_%s", math_names[which]);
@@ -76,13 +70,10 @@ static void emit_math(opq_emitter *e, int which)
     LLVMPositionBuilderAtEnd(e->builder, loop);
     LLVMValueRef i = LLVMBuildPhi(e->builder, i64, "");
     LLVMValueRef x = load(e, f32, 0, i);
-    LLVMValueRef y = which < MATH_UNARY ? unary[which](e, x)
-                                        : binary[which - MATH_UNARY](e, x, load(e, f32, 1, i));
+    LLVMValueRef y = which < MATH_UNARY ? unary[which](e, x) : binary[which - MATH_UNARY](e, x, load(e, f32, 1, i));
     store(e, f32, y, 2, i);
-    LLVMValueRef next =
-        LLVMBuildAdd(e->builder, i, LLVMConstInt(i64, (unsigned)e->lanes, false), "");
-    LLVMValueRef more =
-        LLVMBuildICmp(e->builder, LLVMIntSLT, next, LLVMGetParam(e->function, 3), "");
+    LLVMValueRef next = LLVMBuildAdd(e->builder, i, LLVMConstInt(i64, (unsigned)e->lanes, false), "");
+    LLVMValueRef more = LLVMBuildICmp(e->builder, LLVMIntSLT, next, LLVMGetParam(e->function, 3), "");
     LLVMValueRef starts[] = {LLVMConstInt(i64, 0, false), next};
     LLVMBasicBlockRef blocks[] = {entry, LLVMGetInsertBlock(e->builder)};
     LLVMAddIncoming(i, starts, blocks, 2);
@@ -93,12 +84,9 @@ static void emit_math(opq_emitter *e, int which)
 
 static void emit_philox(opq_emitter *e)
 {
-    LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0),
-                i64 = LLVMInt64TypeInContext(e->context);
-    LLVMTypeRef i32 = LLVMInt32TypeInContext(e->context),
-                nothing = LLVMVoidTypeInContext(e->context);
-    function_begin(e, "test_philox",
-                   LLVMFunctionType(nothing, (LLVMTypeRef[]){pointer, pointer}, 2, false));
+    LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), i64 = LLVMInt64TypeInContext(e->context);
+    LLVMTypeRef i32 = LLVMInt32TypeInContext(e->context), nothing = LLVMVoidTypeInContext(e->context);
+    function_begin(e, "test_philox", LLVMFunctionType(nothing, (LLVMTypeRef[]){pointer, pointer}, 2, false));
     LLVMValueRef words[6], result[2];
     for (int i = 0; i < 6; i++)
         words[i] = load(e, i32, 0, LLVMConstInt(i64, (unsigned)(i * e->lanes), false));
@@ -145,14 +133,12 @@ static LLVMMemoryBufferRef compile(LLVMModuleRef module, const opq_cpu *cpu)
     char *message = NULL, *triple = LLVMGetDefaultTargetTriple();
     LLVMTargetRef target;
     LLVMMemoryBufferRef object = NULL;
-    if (LLVMVerifyModule(module, LLVMPrintMessageAction, NULL) ||
-        LLVMGetTargetFromTriple(triple, &target, &message)) {
+    if (LLVMVerifyModule(module, LLVMPrintMessageAction, NULL) || LLVMGetTargetFromTriple(triple, &target, &message)) {
         LLVMDisposeMessage(triple);
         return NULL;
     }
-    LLVMTargetMachineRef machine =
-        LLVMCreateTargetMachine(target, triple, cpu->name, cpu->features, LLVMCodeGenLevelDefault,
-                                LLVMRelocPIC, LLVMCodeModelSmall);
+    LLVMTargetMachineRef machine = LLVMCreateTargetMachine(target, triple, cpu->name, cpu->features,
+                                                           LLVMCodeGenLevelDefault, LLVMRelocPIC, LLVMCodeModelSmall);
     LLVMSetTarget(module, triple);
     LLVMTargetDataRef layout = LLVMCreateTargetDataLayout(machine);
     LLVMSetModuleDataLayout(module, layout);

@@ -7,10 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum {
-    MATH_UNARY = 22,
-    MATH_COUNT = 25
-}; /* the unary functions in the order of OPQ_MATH1, then pow, atan2, fmod */
+enum { MATH_UNARY = 22, MATH_COUNT = 25 }; /* the unary functions in the order of OPQ_MATH1, then pow, atan2, fmod */
 
 /* out[i] = f(x[i], y[i]); unary functions do not read y. count is a multiple of 64. */
 typedef void math_function(const float *x, const float *y, float *out, int64_t count);

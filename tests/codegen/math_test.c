@@ -26,11 +26,8 @@ static const struct {
     const char *label;
     bool avx512;
     int lanes;
-} variants[] = {{"avx2x8", false, 8},
-                {"avx2x16", false, 16},
-                {"avx2x4", false, 4},
-                {"avx512x16", true, 16},
-                {"avx512x8", true, 8}};
+} variants[] = {
+    {"avx2x8", false, 8}, {"avx2x16", false, 16}, {"avx2x4", false, 4}, {"avx512x16", true, 16}, {"avx512x8", true, 8}};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 static math_jit jits[VARIANTS];
 static int jit_count;
@@ -40,12 +37,10 @@ static int setup(void **state)
     (void)state;
     for (int i = 0; i < VARIANTS; i++) {
         if (variants[i].avx512 && !math_host_has_avx512()) {
-            print_message("%s is not compared: the host lacks AVX-512 F, BW, DQ or VL\n",
-                          variants[i].label);
+            print_message("%s is not compared: the host lacks AVX-512 F, BW, DQ or VL\n", variants[i].label);
             continue;
         }
-        if (!math_jit_create(&jits[jit_count++], variants[i].label, variants[i].avx512,
-                             variants[i].lanes))
+        if (!math_jit_create(&jits[jit_count++], variants[i].label, variants[i].avx512, variants[i].lanes))
             return -1;
     }
     return 0;
@@ -83,17 +78,11 @@ static uint32_t to_bits(float value)
 }
 
 /* Equal bits, except that any NaN equals any NaN. */
-static bool same(float a, float b)
-{
-    return to_bits(a) == to_bits(b) || (isnan(a) && isnan(b));
-}
+static bool same(float a, float b) { return to_bits(a) == to_bits(b) || (isnan(a) && isnan(b)); }
 
 /* ---- the published bounds */
 
-static double sigmoid(double x)
-{
-    return 1 / (1 + exp(-x));
-}
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
 static const struct {
     const char *name;
@@ -126,14 +115,8 @@ static double ulp_error(float got, double exact)
     return fabs(value - exact) / ldexp(1, exponent - 24);
 }
 
-static bool full(void)
-{
-    return getenv("OPAQUE_TEST_FULL") != NULL;
-}
-static bool report(void)
-{
-    return getenv("OPAQUE_TEST_REPORT") != NULL;
-}
+static bool full(void) { return getenv("OPAQUE_TEST_FULL") != NULL; }
+static bool report(void) { return getenv("OPAQUE_TEST_REPORT") != NULL; }
 
 static float arguments[BLOCK], seconds[BLOCK], results[BLOCK], others[BLOCK];
 
@@ -145,9 +128,8 @@ static void run_all(int f)
         jits[j].function[f](arguments, seconds, others, BLOCK);
         for (int i = 0; i < BLOCK; i++)
             if (!same(results[i], others[i]))
-                fail_msg("%s(%a, %a): %s gives %a, %s gives %a", math_names[f],
-                         (double)arguments[i], (double)seconds[i], jits[0].label,
-                         (double)results[i], jits[j].label, (double)others[i]);
+                fail_msg("%s(%a, %a): %s gives %a, %s gives %a", math_names[f], (double)arguments[i],
+                         (double)seconds[i], jits[0].label, (double)results[i], jits[j].label, (double)others[i]);
     }
 }
 
@@ -175,8 +157,8 @@ static void test_unary_accuracy(void **state)
         if (report())
             print_message("%-8s %.3f ULP at %a\n", accuracy[row].name, worst, (double)worst_at);
         if (!(worst <= accuracy[row].bound))
-            fail_msg("%s: %.3f ULP at %a, the bound is %.2f", accuracy[row].name, worst,
-                     (double)worst_at, accuracy[row].bound);
+            fail_msg("%s: %.3f ULP at %a, the bound is %.2f", accuracy[row].name, worst, (double)worst_at,
+                     accuracy[row].bound);
     }
 }
 
@@ -186,23 +168,19 @@ static void test_unary_dense(void **state)
     (void)state;
     for (size_t row = 0; row < sizeof accuracy / sizeof accuracy[0]; row++) {
         int f = find(accuracy[row].name);
-        const uint32_t low = to_bits(0x1p-5f), count = to_bits(0x1p5f) - low,
-                       step = full() ? 7 : 509;
+        const uint32_t low = to_bits(0x1p-5f), count = to_bits(0x1p5f) - low, step = full() ? 7 : 509;
         double worst = 0;
         for (uint32_t offset = 0; offset < count; offset += step * BLOCK / 2) {
             for (int i = 0; i < BLOCK; i++)
-                arguments[i] = from_bits((low + offset + (uint32_t)(i / 2) * step) |
-                                         (i & 1 ? 0x80000000u : 0));
+                arguments[i] = from_bits((low + offset + (uint32_t)(i / 2) * step) | (i & 1 ? 0x80000000u : 0));
             run_all(f);
             for (int i = 0; i < BLOCK; i++)
-                worst = fmax(worst,
-                             ulp_error(results[i], accuracy[row].reference((double)arguments[i])));
+                worst = fmax(worst, ulp_error(results[i], accuracy[row].reference((double)arguments[i])));
         }
         if (report())
             print_message("%-8s %.3f ULP on 1/32..32\n", accuracy[row].name, worst);
         if (!(worst <= accuracy[row].bound))
-            fail_msg("%s: %.3f ULP on 1/32..32, the bound is %.2f", accuracy[row].name, worst,
-                     accuracy[row].bound);
+            fail_msg("%s: %.3f ULP on 1/32..32, the bound is %.2f", accuracy[row].name, worst, accuracy[row].bound);
     }
 }
 
@@ -220,8 +198,7 @@ static void test_near_multiples_of_half_pi(void **state)
                 double multiple = k < 40000 ? (double)k : exp2(fmod((double)k * 0.001937, 120));
                 arguments[i] = (float)(trunc(multiple) * (PI / 2));
             }
-            arguments[0] =
-                0x1.f37c8ap95f; /* 16367173 * 2^72, the closest of all to a multiple of pi/2 */
+            arguments[0] = 0x1.f37c8ap95f; /* 16367173 * 2^72, the closest of all to a multiple of pi/2 */
             run_all(find(names[n]));
             for (int i = 0; i < BLOCK; i++)
                 worst = fmax(worst, ulp_error(results[i], references[n]((double)arguments[i])));
@@ -266,8 +243,8 @@ static void test_binary_special(void **state)
     for (size_t i = 0; i < sizeof special2 / sizeof special2[0]; i++) {
         float got = evaluate(find(special2[i].name), special2[i].x, special2[i].y);
         if (!same(got, special2[i].expected))
-            fail_msg("%s(%g, %g) = %a, expected %a", special2[i].name, (double)special2[i].x,
-                     (double)special2[i].y, (double)got, (double)special2[i].expected);
+            fail_msg("%s(%g, %g) = %a, expected %a", special2[i].name, (double)special2[i].x, (double)special2[i].y,
+                     (double)got, (double)special2[i].expected);
     }
 }
 
@@ -281,10 +258,7 @@ static uint32_t random_bits(void)
     return (uint32_t)(random_state >> 32);
 }
 
-static double random_unit(void)
-{
-    return random_bits() * 0x1p-32;
-}
+static double random_unit(void) { return random_bits() * 0x1p-32; }
 
 /* Any two bit patterns, or exponents that give a result within range, or operands of similar size.
  */
@@ -317,8 +291,7 @@ static void test_pow_atan2_accuracy(void **state)
             random_pairs(find(names[n]), block);
             run_all(find(names[n]));
             for (int i = 0; i < BLOCK; i++)
-                worst = fmax(worst, ulp_error(results[i], references[n]((double)arguments[i],
-                                                                        (double)seconds[i])));
+                worst = fmax(worst, ulp_error(results[i], references[n]((double)arguments[i], (double)seconds[i])));
         }
         if (report())
             print_message("%-8s %.3f ULP\n", names[n], worst);
@@ -335,8 +308,7 @@ static void test_fmod_is_exact(void **state)
         run_all(find("fmod"));
         for (int i = 0; i < BLOCK; i++)
             if (!same(results[i], fmodf(arguments[i], seconds[i])))
-                fail_msg("fmod(%a, %a) = %a", (double)arguments[i], (double)seconds[i],
-                         (double)results[i]);
+                fail_msg("fmod(%a, %a) = %a", (double)arguments[i], (double)seconds[i], (double)results[i]);
     }
 }
 
@@ -367,8 +339,7 @@ static void test_philox(void **state)
     static const uint32_t known[3][8] = {
         {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d},
         {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276d, 0x41c83b0e},
-        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09,
-         0x94fdcceb},
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb},
     };
     for (int j = 0; j < jit_count; j++) {
         uint32_t in[6 * 16], out[2 * 16];

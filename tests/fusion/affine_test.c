@@ -4,7 +4,8 @@
 #include "fusion/affine.h"
 
 #define TYPE(...)                                                                                                      \
-    opq_type_make(OPQ_f32, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__})
+    opq_type_make(OPQ_f32, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                            \
+                  (const int64_t[]){__VA_ARGS__})
 
 /* Loops with these extents, and the row-major index over them. */
 static opq_space space_of(const int64_t *extent, int rank)
@@ -59,7 +60,8 @@ static const struct split_case {
 };
 
 /* Where it splits, every index of the loops is in range and at the same element. */
-static void expect_right_split(const struct split_case *c, const opq_affine *linear, const opq_space *space, const opq_index_map *map)
+static void expect_right_split(const struct split_case *c, const opq_affine *linear, const opq_space *space,
+                               const opq_index_map *map)
 {
     int64_t index[3] = {0};
     opq_affine again = opq_affine_linear(map, &c->type);

@@ -43,7 +43,8 @@ static bool is_number(char c) { return c >= '0' && c <= '9'; }
 /* A number becomes another: of a node, an extent, an attribute. */
 static void change_number(text *t)
 {
-    static const char *const numbers[] = {"0", "1", "2", "3", "7", "8", "-1", "4294967296", "9223372036854775807", "99999999999999999999", "0x1p+3", ""};
+    static const char *const numbers[] = {
+        "0", "1", "2", "3", "7", "8", "-1", "4294967296", "9223372036854775807", "99999999999999999999", "0x1p+3", ""};
     size_t at = below(t->length), end;
     while (at < t->length && !is_number(t->data[at]))
         at++;
@@ -55,9 +56,37 @@ static void change_number(text *t)
 
 static void change_word(text *t)
 {
-    static const char *const words[] = {"add", "softmax", "matmul", "update", "index_select", "concat", "reshape", "extern", "input", "const", "f64",
-                                        "bool", "raw128", "i64", "axes", "tree", "lanes", "column", "kernel map @k {", "}", "output %0", "{axis=0}", "%0",
-                                        "[]", "[1,1,1,1,1,1,1,1,1,1,1,1,1]", "inf", "nan", "# x", "\n", "graph @g {", ", "};
+    static const char *const words[] = {"add",
+                                        "softmax",
+                                        "matmul",
+                                        "update",
+                                        "index_select",
+                                        "concat",
+                                        "reshape",
+                                        "extern",
+                                        "input",
+                                        "const",
+                                        "f64",
+                                        "bool",
+                                        "raw128",
+                                        "i64",
+                                        "axes",
+                                        "tree",
+                                        "lanes",
+                                        "column",
+                                        "kernel map @k {",
+                                        "}",
+                                        "output %0",
+                                        "{axis=0}",
+                                        "%0",
+                                        "[]",
+                                        "[1,1,1,1,1,1,1,1,1,1,1,1,1]",
+                                        "inf",
+                                        "nan",
+                                        "# x",
+                                        "\n",
+                                        "graph @g {",
+                                        ", "};
     size_t at = below(t->length), end;
     const char *with = words[below(COUNT(words))];
     for (end = at; end < t->length && (t->data[end] == '_' || (t->data[end] >= 'a' && t->data[end] <= 'z'));)
@@ -101,7 +130,8 @@ static void cut(text *t) { t->length = below(t->length); }
 
 static void mutate(text *t)
 {
-    static void (*const ways[])(text *) = {change_number, change_number, change_number, change_word, change_word, change_byte, drop_bytes, copy_line, cut};
+    static void (*const ways[])(text *) = {change_number, change_number, change_number, change_word, change_word,
+                                           change_byte,   drop_bytes,    copy_line,     cut};
     for (uint64_t n = 1 + below(3); n > 0 && t->length > 0; n--)
         ways[below(COUNT(ways))](t);
 }

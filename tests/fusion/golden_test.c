@@ -85,7 +85,8 @@ static char *result_text(const opq_graph *graph, const opq_unfused *unfused)
     free(printed);
     for (int i = 0; i < unfused->count; i++) {
         const opq_unfused_edge *edge = &unfused->edges[i];
-        opq_text_add(&text, "# unfused %%%d -> %%%d: %s\n", edge->producer, edge->consumer, opq_refusal_name(edge->refusal));
+        opq_text_add(&text, "# unfused %%%d -> %%%d: %s\n", edge->producer, edge->consumer,
+                     opq_refusal_name(edge->refusal));
     }
     expect_ok(opq_text_take(&text, &result));
     return result;
@@ -213,7 +214,8 @@ int main(void)
         return 1;
     struct CMUnitTest *tests = calloc(files.gl_pathc, sizeof *tests);
     for (size_t i = 0; i < files.gl_pathc; i++)
-        tests[i] = (struct CMUnitTest){.name = strrchr(files.gl_pathv[i], '/') + 1, .test_func = test_golden, .initial_state = files.gl_pathv[i]};
+        tests[i] = (struct CMUnitTest){
+            .name = strrchr(files.gl_pathv[i], '/') + 1, .test_func = test_golden, .initial_state = files.gl_pathv[i]};
     int failed = _cmocka_run_group_tests("golden", tests, files.gl_pathc, NULL, NULL);
     free(tests);
     globfree(&files);

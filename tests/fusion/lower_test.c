@@ -37,7 +37,8 @@ static void expect_refusal(opq_graph *graph, opq_refusal expected)
 {
     lowering l = lower(graph, false);
     if (l.lowered.refusal != expected)
-        fail_msg("%s: refused for %s, not for %s", graph->name, opq_refusal_name(l.lowered.refusal), opq_refusal_name(expected));
+        fail_msg("%s: refused for %s, not for %s", graph->name, opq_refusal_name(l.lowered.refusal),
+                 opq_refusal_name(expected));
     drop(&l);
 }
 
@@ -57,7 +58,8 @@ static const struct {
      "  %0 f32 = load b0.f32[1] over i\n"
      "  %1 f32 = neg %0 over i\n"
      "  %2 f32 = store %1 b1.f32[1] over i\n"},
-    {"graph @row {\n  %0 = input f32[4,8]\n  %1 = sum f32[4,1] %0 {axes=[1], tree=lanes}\n  %2 = div f32[4,8] %0, %1\n  output %2\n}\n",
+    {"graph @row {\n  %0 = input f32[4,8]\n  %1 = sum f32[4,1] %0 {axes=[1], tree=lanes}\n  %2 = div f32[4,8] %0, %1\n "
+     " output %2\n}\n",
      "row  (i, reduced j)\n"
      "  %0 f32 = load b0.f32[*,1] over ij\n"
      "  %1 f32 = sum %0 over i\n"
@@ -68,14 +70,16 @@ static const struct {
      "  %0 f32 = load b0.f32[*,1] over ij\n"
      "  %1 f32 = sum %0 over j\n"
      "  %2 f32 = store %1 b1.f32[0,1] over j sweep 1\n"},
-    {"graph @half {\n  %0 = input bf16[8]\n  %1 = input f32[8]\n  %2 = cast f32[8] %0\n  %3 = mul f32[8] %2, %1\n  %4 = cast bf16[8] %3\n  output %4\n}\n",
+    {"graph @half {\n  %0 = input bf16[8]\n  %1 = input f32[8]\n  %2 = cast f32[8] %0\n  %3 = mul f32[8] %2, %1\n  %4 "
+     "= cast bf16[8] %3\n  output %4\n}\n",
      "map  (i)\n" /* halves are memory alone: the load widens; the cast rounds, for whoever else uses it */
      "  %0 f32 = load b0.bf16[1] over i\n"
      "  %1 f32 = load b1.f32[1] over i\n"
      "  %2 f32 = mul %0 %1 over i\n"
      "  %3 f32 = cast %2 to bf16 over i\n"
      "  %4 f32 = store %3 b2.bf16[1] over i\n"},
-    {"graph @add_at {\n  %0 = input f32[9]\n  %1 = input i64[1]\n  %2 = input f32[1]\n  %3 = index_add f32[9] %0, %1, %2 {axis=0}\n  output %3\n}\n",
+    {"graph @add_at {\n  %0 = input f32[9]\n  %1 = input i64[1]\n  %2 = input f32[1]\n  %3 = index_add f32[9] %0, %1, "
+     "%2 {axis=0}\n  output %3\n}\n",
      "index  (i)\n" /* one turn that nothing moves along; the store belongs to it all the same */
      "  %0 i64 = load b0.i64[0]\n"
      "  %1 f32 = load b1.f32[0]\n"
@@ -119,16 +123,24 @@ static const struct {
 } keys[] = {
     {"graph @a {\n  %0 = input f32[4,8]\n  %1 = sum f32[4,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n",
      "graph @b {\n  %0 = input f32[77,500]\n  %1 = sum f32[77,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n", true},
-    {"graph @a {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[1]}\n  %2 = neg f32[4] %1\n  output %2\n}\n",
-     "graph @b {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[3], step=[1]}\n  %2 = neg f32[4] %1\n  output %2\n}\n", true},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[1]}\n  %2 = neg f32[4] %1\n  output "
+     "%2\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[3], step=[1]}\n  %2 = neg f32[4] %1\n  output "
+     "%2\n}\n",
+     true},
     {"graph @a {\n  %0 = input f32[8]\n  %1 = scalar f32[] {value=0x1p+0}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n",
-     "graph @b {\n  %0 = input f32[8]\n  %1 = scalar f32[] {value=0x1p+1}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n", true},
+     "graph @b {\n  %0 = input f32[8]\n  %1 = scalar f32[] {value=0x1p+1}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n",
+     true},
     {"graph @a {\n  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+0}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n",
-     "graph @b {\n  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+1}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n", false},
-    {"graph @a {\n  %0 = input f32[8]\n  %1 = neg f32[8] %0\n  output %1\n}\n", "graph @b {\n  %0 = input f64[8]\n  %1 = neg f64[8] %0\n  output %1\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+1}\n  %2 = add f32[8] %0, %1\n  output %2\n}\n",
      false},
-    {"graph @a {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[1]}\n  %2 = neg f32[4] %1\n  output %2\n}\n",
-     "graph @b {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[2]}\n  %2 = neg f32[4] %1\n  output %2\n}\n", false},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = neg f32[8] %0\n  output %1\n}\n",
+     "graph @b {\n  %0 = input f64[8]\n  %1 = neg f64[8] %0\n  output %1\n}\n", false},
+    {"graph @a {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[1]}\n  %2 = neg f32[4] %1\n  output "
+     "%2\n}\n",
+     "graph @b {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[2]}\n  %2 = neg f32[4] %1\n  output "
+     "%2\n}\n",
+     false},
     {"graph @a {\n  %0 = input f32[8]\n  %1 = input f32[8]\n  %2 = sub f32[8] %0, %1\n  output %2\n}\n",
      "graph @b {\n  %0 = input f32[8]\n  %1 = input f32[8]\n  %2 = sub f32[8] %0, %0\n  output %2\n}\n", false},
 };
@@ -188,8 +200,8 @@ static void test_limits(void **state)
 static void test_decided(void **state)
 {
     (void)state;
-    static const char text[] =
-        "graph @dear {\n  %0 = input f32[8]\n  %1 = input f32[4,8]\n  %2 = exp f32[8] %0\n  %3 = add f32[4,8] %1, %2\n  output %3\n}\n";
+    static const char text[] = "graph @dear {\n  %0 = input f32[8]\n  %1 = input f32[4,8]\n  %2 = exp f32[8] %0\n  %3 "
+                               "= add f32[4,8] %1, %2\n  output %3\n}\n";
     expect_refusal(graph_of_text(text), OPQ_REFUSAL_recompute);
     lowering l = lower(graph_of_text(text), true);
     assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_none);
@@ -224,8 +236,10 @@ static void test_matrices(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(matrices); i++) {
         char text[512];
-        snprintf(text, sizeof text,
-                 "graph @m {\n  %%0 = input f32[3,8]\n  %%1 = input f32[9,6]\n  %s\n  %%3 = matmul f32[3,5] %%0, %%2\n  output %%3\n}\n", matrices[i].view);
+        snprintf(
+            text,
+            sizeof text, "graph @m {\n  %%0 = input f32[3,8]\n  %%1 = input f32[9,6]\n  %s\n  %%3 = matmul f32[3,5] %%0, %%2\n  output %%3\n}\n",
+            matrices[i].view);
         opq_graph *graph = graph_of_text(text);
         const int32_t group_of[] = {-1, -1, -1, 0};
         opq_matrix_view view;
@@ -242,8 +256,9 @@ static void test_matrices(void **state)
 static void test_no_matrix(void **state)
 {
     (void)state;
-    opq_graph *graph = graph_of_text("graph @m {\n  %0 = input f32[3,8]\n  %1 = input f32[5,8]\n  %2 = permute f32[8,5] %1 {dims=[1,0]}\n"
-                                     "  %3 = reshape f32[5,8] %2\n  %4 = matmul f32[3,5] %0, %3 {transpose_b=1}\n  output %4\n}\n");
+    opq_graph *graph = graph_of_text(
+        "graph @m {\n  %0 = input f32[3,8]\n  %1 = input f32[5,8]\n  %2 = permute f32[8,5] %1 {dims=[1,0]}\n"
+        "  %3 = reshape f32[5,8] %2\n  %4 = matmul f32[3,5] %0, %3 {transpose_b=1}\n  output %4\n}\n");
     const int32_t followed[] = {-1, -1, -1, -1, 0}, copied[] = {-1, -1, 1, -1, 0};
     opq_matrix_view view;
     assert_false(opq_lower_matrix(graph, followed, 4, 1, &view));
@@ -257,8 +272,10 @@ static void test_no_matrix(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_matrix), cmocka_unit_test(test_kernels), cmocka_unit_test(test_keys), cmocka_unit_test(test_limits), cmocka_unit_test(test_decided),
-        cmocka_unit_test(test_every_refusal_has_a_name_and_a_text), cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_no_matrix), cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_keys),      cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_decided),   cmocka_unit_test(test_every_refusal_has_a_name_and_a_text),
+        cmocka_unit_test(test_matrices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-
 enum { ELEMENTS_MAX = 20000 };
 
 /* splitmix64 (Steele, Lea, Flood 2014) */
@@ -112,8 +111,9 @@ static bool is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_b
 /* Rows that give a half its exact result: nothing is rounded, or it is rounded once, at the end. */
 static bool exact_on_halves(opq_op op)
 {
-    static const opq_op exact[] = {OPQ_OP_neg, OPQ_OP_abs, OPQ_OP_sign, OPQ_OP_maximum, OPQ_OP_minimum, OPQ_OP_where, OPQ_OP_floor,
-                                   OPQ_OP_ceil, OPQ_OP_trunc, OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_argmax, OPQ_OP_argmin};
+    static const opq_op exact[] = {OPQ_OP_neg,   OPQ_OP_abs,    OPQ_OP_sign,  OPQ_OP_maximum, OPQ_OP_minimum,
+                                   OPQ_OP_where, OPQ_OP_floor,  OPQ_OP_ceil,  OPQ_OP_trunc,   OPQ_OP_amax,
+                                   OPQ_OP_amin,  OPQ_OP_argmax, OPQ_OP_argmin};
     for (size_t i = 0; i < COUNT(exact); i++)
         if (exact[i] == op)
             return true;
@@ -136,7 +136,8 @@ static bool expands(opq_op op, const opq_type *types, int arity)
 }
 
 /* What the kernels compute: no transcendental function for f64 and integers, no matmul of integers. */
-static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count)
+static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs,
+                       int attr_count)
 {
     const opq_op_info *info = opq_op_info_of(op);
     opq_type types[8], type;
@@ -152,15 +153,18 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
         complete[i] = attrs[i];
     const opq_attr *axes = opq_attr_find(attrs, attr_count, OPQ_ATTR_axes);
     if (axes)
-        complete[attr_count++] = (opq_attr){.key = OPQ_ATTR_tree, .i = opq_tree_for(types[0].rank, axes->ints, axes->count)};
+        complete[attr_count++] =
+            (opq_attr){.key = OPQ_ATTR_tree, .i = opq_tree_for(types[0].rank, axes->ints, axes->count)};
     if (opq_infer(op, types, arity, complete, attr_count, NULL, &type, &compute) != OPQ_OK)
         return false;
-    bool arithmetic = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE || info->class_ == OPQ_CLASS_COMPOSITE ||
-                      info->class_ == OPQ_CLASS_MATMUL || info->class_ == OPQ_CLASS_SCATTER;
+    bool arithmetic = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE ||
+                      info->class_ == OPQ_CLASS_COMPOSITE || info->class_ == OPQ_CLASS_MATMUL ||
+                      info->class_ == OPQ_CLASS_SCATTER;
     if (arithmetic && is_half(compute) && !exact_on_halves(op))
         return false;
     bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
-    if (info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND && !real && !expands(op, types, arity))
+    if (info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND && !real &&
+        !expands(op, types, arity))
         return false;
     if (info->class_ == OPQ_CLASS_MATMUL && compute != OPQ_f32 && compute != OPQ_f64)
         return false;
@@ -178,8 +182,8 @@ opq_ref random_op(random_graph *r, opq_op op, const opq_ref *operands, int arity
     return opq_graph_op(r->graph, op, operands, arity, attrs, attr_count, &ref) == OPQ_OK ? ref : -1;
 }
 
-opq_ref random_op_typed(random_graph *r, opq_op op, const opq_type *type, const opq_ref *operands, int arity, const opq_attr *attrs,
-                        int attr_count)
+opq_ref random_op_typed(random_graph *r, opq_op op, const opq_type *type, const opq_ref *operands, int arity,
+                        const opq_attr *attrs, int attr_count)
 {
     opq_ref ref;
     for (int k = 0; k < arity; k++)
@@ -225,7 +229,9 @@ static opq_ref without_nan(random_graph *r, opq_ref x)
     opq_dtype dtype = (opq_dtype)opq_graph_type(r->graph, x).dtype;
     if (opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT)
         return x;
-    return random_op(r, OPQ_OP_where, (opq_ref[]){random_op(r, OPQ_OP_eq, (opq_ref[]){x, x}, 2, NULL, 0), x, random_number(r, dtype)}, 3, NULL, 0);
+    return random_op(r, OPQ_OP_where,
+                     (opq_ref[]){random_op(r, OPQ_OP_eq, (opq_ref[]){x, x}, 2, NULL, 0), x, random_number(r, dtype)}, 3,
+                     NULL, 0);
 }
 
 static opq_ref elementwise(random_graph *r, opq_ref x)
@@ -272,10 +278,27 @@ static opq_ref noise(random_graph *r, opq_ref x)
 /* Reductions over some axes, alone and in the patterns of normalisations. */
 static opq_ref reduction(random_graph *r, opq_ref x)
 {
-    static const opq_op ops[] = {OPQ_OP_sum, OPQ_OP_sum, OPQ_OP_prod, OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_any, OPQ_OP_all, OPQ_OP_argmax,
-                                 OPQ_OP_argmin, OPQ_OP_mean, OPQ_OP_var, OPQ_OP_norm2, OPQ_OP_logsumexp, OPQ_OP_softmax, OPQ_OP_softmax,
-                                 OPQ_OP_softmax_backward, OPQ_OP_log_softmax, OPQ_OP_log_softmax_backward, OPQ_OP_layer_norm,
-                                 OPQ_OP_layer_norm_plain, OPQ_OP_layer_norm_backward};
+    static const opq_op ops[] = {OPQ_OP_sum,
+                                 OPQ_OP_sum,
+                                 OPQ_OP_prod,
+                                 OPQ_OP_amax,
+                                 OPQ_OP_amin,
+                                 OPQ_OP_any,
+                                 OPQ_OP_all,
+                                 OPQ_OP_argmax,
+                                 OPQ_OP_argmin,
+                                 OPQ_OP_mean,
+                                 OPQ_OP_var,
+                                 OPQ_OP_norm2,
+                                 OPQ_OP_logsumexp,
+                                 OPQ_OP_softmax,
+                                 OPQ_OP_softmax,
+                                 OPQ_OP_softmax_backward,
+                                 OPQ_OP_log_softmax,
+                                 OPQ_OP_log_softmax_backward,
+                                 OPQ_OP_layer_norm,
+                                 OPQ_OP_layer_norm_plain,
+                                 OPQ_OP_layer_norm_backward};
     opq_type type = opq_graph_type(r->graph, x);
     opq_op op = ops[random_below(r, COUNT(ops))];
     int64_t axes[OPQ_RANK_MAX];
@@ -312,10 +335,10 @@ static void keep(random_graph *r, opq_ref ref)
 static void step(random_graph *r)
 {
     static opq_ref (*const steps[])(random_graph *, opq_ref) = {
-        elementwise, elementwise, elementwise, elementwise, elementwise, elementwise, elementwise, elementwise,
-        elementwise, elementwise, elementwise, elementwise, random_view, random_view, random_view, random_view,
-        reduction, reduction, reduction, cast, random_update, random_index, random_scatter, random_concat, random_matmul,
-        iota, noise};
+        elementwise,  elementwise,    elementwise,   elementwise,   elementwise, elementwise, elementwise,
+        elementwise,  elementwise,    elementwise,   elementwise,   elementwise, random_view, random_view,
+        random_view,  random_view,    reduction,     reduction,     reduction,   cast,        random_update,
+        random_index, random_scatter, random_concat, random_matmul, iota,        noise};
     keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
 }
 

@@ -16,11 +16,11 @@
 enum { RANDOM_INPUTS = 48, RANDOM_REFS = 96, RANDOM_OUTPUTS = 6 };
 
 typedef struct random_graph {
-    uint64_t state;       /* of the generator of numbers */
+    uint64_t state; /* of the generator of numbers */
     opq_graph *graph;
     void *inputs[RANDOM_INPUTS]; /* 64-byte aligned, filled */
     int input_count;
-    opq_ref refs[RANDOM_REFS];   /* values to go on from */
+    opq_ref refs[RANDOM_REFS]; /* values to go on from */
     int count;
     bool special; /* inputs hold NaN, infinities and signed zeros */
 } random_graph;
@@ -41,7 +41,7 @@ opq_ref random_matmul(random_graph *r, opq_ref x);
 opq_ref random_input(random_graph *r, const opq_type *type);
 opq_ref random_number(random_graph *r, opq_dtype dtype);
 opq_ref random_op(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count);
-opq_ref random_op_typed(random_graph *r, opq_op op, const opq_type *type, const opq_ref *operands, int arity, const opq_attr *attrs,
-                        int attr_count);
+opq_ref random_op_typed(random_graph *r, opq_op op, const opq_type *type, const opq_ref *operands, int arity,
+                        const opq_attr *attrs, int attr_count);
 
 #endif

@@ -43,7 +43,8 @@ static opq_ref slice(random_graph *r, opq_ref x)
 {
     opq_type type = opq_graph_type(r->graph, x);
     window w = any_window(r, &type);
-    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = type.rank, .ints = w.start}, {.key = OPQ_ATTR_step, .count = type.rank, .ints = w.step}};
+    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = type.rank, .ints = w.start},
+                        {.key = OPQ_ATTR_step, .count = type.rank, .ints = w.step}};
     return random_op_typed(r, OPQ_OP_slice, &w.type, &x, 1, attrs, 2);
 }
 
@@ -93,13 +94,15 @@ static opq_ref strided(random_graph *r, opq_ref x)
         int64_t most = strides[d] == 0 ? 4 : room / strides[d] / out.rank;
         out.size[d] = 1 + (int64_t)random_below(r, (uint64_t)(most < 20 ? most + 1 : 20));
     }
-    opq_attr attrs[] = {{.key = OPQ_ATTR_offset, .i = offset}, {.key = OPQ_ATTR_strides, .count = out.rank, .ints = strides}};
+    opq_attr attrs[] = {{.key = OPQ_ATTR_offset, .i = offset},
+                        {.key = OPQ_ATTR_strides, .count = out.rank, .ints = strides}};
     return random_op_typed(r, OPQ_OP_strided, &out, &x, 1, attrs, 2);
 }
 
 opq_ref random_view(random_graph *r, opq_ref x)
 {
-    static opq_ref (*const views[])(random_graph *, opq_ref) = {permute, permute, slice, expand, reshape, reshape, strided};
+    static opq_ref (*const views[])(random_graph *, opq_ref) = {permute, permute, slice,  expand,
+                                                                reshape, reshape, strided};
     return views[random_below(r, COUNT(views))](r, x);
 }
 
@@ -146,7 +149,9 @@ opq_ref random_update(random_graph *r, opq_ref x)
                         {.key = OPQ_ATTR_sizes, .count = type.rank, .ints = w.type.size},
                         {.key = OPQ_ATTR_strides, .count = type.rank, .ints = strides}};
     opq_attr read[] = {attrs[0], attrs[2]};
-    opq_ref value = opq_type_count(&type) > 0 && chance(r, 60) ? random_op_typed(r, OPQ_OP_strided, &w.type, &x, 1, read, 2) : same_shape(r, &w.type);
+    opq_ref value = opq_type_count(&type) > 0 && chance(r, 60)
+                        ? random_op_typed(r, OPQ_OP_strided, &w.type, &x, 1, read, 2)
+                        : same_shape(r, &w.type);
     if (value >= 0 && chance(r, 60)) /* x[...] += number */
         value = random_op(r, OPQ_OP_maximum, (opq_ref[]){value, random_number(r, (opq_dtype)type.dtype)}, 2, NULL, 0);
     return random_op(r, OPQ_OP_update, (opq_ref[]){x, value}, 2, attrs, 3);

@@ -162,7 +162,8 @@ static arrays compiled(const opq_graph *graph, void *const *inputs, opq_fusion f
         char message[1024];
         snprintf(message, sizeof message, "%s", opq_error());
         show_smallest(graph, inputs);
-        fail_msg("seed %llu: %s: %s", (unsigned long long)current_seed, fusion == OPQ_FUSED ? "fused" : "unfused", message);
+        fail_msg("seed %llu: %s: %s", (unsigned long long)current_seed, fusion == OPQ_FUSED ? "fused" : "unfused",
+                 message);
     }
     return out;
 }
@@ -179,8 +180,8 @@ static void expect_same(const opq_graph *graph, void *const *inputs, const array
         uint64_t x = 0, y = 0;
         memcpy(&x, (char *)a->data[i] + bytes * (size_t)at, bytes);
         memcpy(&y, (char *)b->data[i] + bytes * (size_t)at, bytes);
-        fail_msg("seed %llu: %s, output %d element %lld: %llx and %llx", (unsigned long long)current_seed, what, i, (long long)at,
-                 (unsigned long long)x, (unsigned long long)y);
+        fail_msg("seed %llu: %s, output %d element %lld: %llx and %llx", (unsigned long long)current_seed, what, i,
+                 (long long)at, (unsigned long long)x, (unsigned long long)y);
     }
 }
 
@@ -193,7 +194,11 @@ static int tolerance(const opq_node *node)
         return -1;
     switch (node->op) {
     case OPQ_OP_sigmoid: return 3;
-    case OPQ_OP_expm1: case OPQ_OP_sin: case OPQ_OP_cos: case OPQ_OP_tanh: case OPQ_OP_erf: return 2;
+    case OPQ_OP_expm1:
+    case OPQ_OP_sin:
+    case OPQ_OP_cos:
+    case OPQ_OP_tanh:
+    case OPQ_OP_erf: return 2;
     }
     return 1;
 }
@@ -214,8 +219,8 @@ static void expect_near(const opq_node *node, const float *got, const float *exa
         if (distance < 0)
             distance = -distance;
         if ((got[i] != got[i]) != (exact[i] != exact[i]) || distance > tolerance(node))
-            fail_msg("seed %llu: %s gives %a, the evaluator %a", (unsigned long long)current_seed, opq_node_info(node)->name, (double)got[i],
-                     (double)exact[i]);
+            fail_msg("seed %llu: %s gives %a, the evaluator %a", (unsigned long long)current_seed,
+                     opq_node_info(node)->name, (double)got[i], (double)exact[i]);
     }
 }
 

@@ -10,7 +10,10 @@ static const struct {
     int attr_count;
     int32_t expect[8];
 } views[] = {
-#define SHAPE(...) {.dtype = OPQ_i32, .rank = LENGTH(__VA_ARGS__), .size = {__VA_ARGS__}}
+#define SHAPE(...)                                                                                                     \
+    {                                                                                                                  \
+        .dtype = OPQ_i32, .rank = LENGTH(__VA_ARGS__), .size = {__VA_ARGS__}                                           \
+    }
     {OPQ_OP_permute, SHAPE(2, 3), SHAPE(3, 2), {INTS_ATTR(dims, 1, 0)}, 1, {0, 3, 1, 4, 2, 5}},
     {OPQ_OP_permute, SHAPE(1, 2, 3), SHAPE(3, 1, 2), {INTS_ATTR(dims, 2, 0, 1)}, 1, {0, 3, 1, 4, 2, 5}},
     {OPQ_OP_reshape, SHAPE(2, 3), SHAPE(3, 2), {{0}}, 0, {0, 1, 2, 3, 4, 5}},
@@ -60,7 +63,8 @@ static void update_writes_a_window(void **state)
     int32_t out[6];
     evaluation e = evaluation_begin();
     opq_ref refs[] = {input(&e, TYPE(i32, 2, 3), x), input(&e, TYPE(i32, 2), value)};
-    evaluate(&e, op(&e, OPQ_OP_update, refs, 2, ATTRS(INT_ATTR(offset, 1), INTS_ATTR(sizes, 2), INTS_ATTR(strides, 3))), out);
+    evaluate(&e, op(&e, OPQ_OP_update, refs, 2, ATTRS(INT_ATTR(offset, 1), INTS_ATTR(sizes, 2), INTS_ATTR(strides, 3))),
+             out);
     assert_memory_equal(out, expect, sizeof expect);
 }
 
@@ -118,7 +122,8 @@ static void index_add_adds_slices(void **state)
 
     const int32_t expect_columns[] = {1 + 10 + 30, 2 + 20, 3 + 40 + 60, 4 + 50};
     e = evaluation_begin();
-    opq_ref turned[] = {input(&e, TYPE(i32, 2, 2), x), input(&e, TYPE(i64, 3), columns), input(&e, TYPE(i32, 2, 3), source)};
+    opq_ref turned[] = {input(&e, TYPE(i32, 2, 2), x), input(&e, TYPE(i64, 3), columns),
+                        input(&e, TYPE(i32, 2, 3), source)};
     evaluate(&e, op(&e, OPQ_OP_index_add, turned, 3, ATTRS(INT_ATTR(axis, 1))), out);
     assert_memory_equal(out, expect_columns, sizeof expect_columns);
 }
@@ -131,7 +136,8 @@ static void scatter_add_walks_the_index(void **state)
     const int64_t index[] = {1, 1, 2, 0};
     int32_t out[6];
     evaluation e = evaluation_begin();
-    opq_ref refs[] = {input(&e, TYPE(i32, 2, 3), x), input(&e, TYPE(i64, 2, 2), index), input(&e, TYPE(i32, 2, 3), source)};
+    opq_ref refs[] = {input(&e, TYPE(i32, 2, 3), x), input(&e, TYPE(i64, 2, 2), index),
+                      input(&e, TYPE(i32, 2, 3), source)};
     evaluate(&e, op(&e, OPQ_OP_scatter_add, refs, 3, ATTRS(INT_ATTR(axis, 1))), out);
     assert_memory_equal(out, expect, sizeof expect);
 }
@@ -228,7 +234,8 @@ static void matmul_is_an_fma_chain(void **state)
         evaluation e = evaluation_begin();
         opq_ref refs[] = {input(&e, turn_a ? TYPE(f32, 2, K, M) : TYPE(f32, 2, M, K), a),
                           input(&e, turn_b ? TYPE(f32, N, K) : TYPE(f32, K, N), b)};
-        evaluate(&e, op(&e, OPQ_OP_matmul, refs, 2, ATTRS(INT_ATTR(transpose_a, turn_a), INT_ATTR(transpose_b, turn_b))), out);
+        evaluate(&e, op(&e, OPQ_OP_matmul, refs, 2, ATTRS(INT_ATTR(transpose_a, turn_a), INT_ATTR(transpose_b, turn_b))),
+                 out);
         for (int n = 0; n < 2 * M * N; n++) {
             float sum = 0;
             for (int k = 0; k < K; k++)

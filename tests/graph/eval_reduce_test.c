@@ -16,7 +16,8 @@ static float chunk_lane(fold_fn fold, float start, const float *x, int count, in
             sum = fold(sum, x[k]);
         return sum;
     }
-    return fold(chunk_lane(fold, start, x, count, lane, 2 * width), chunk_lane(fold, start, x, count, lane + width, 2 * width));
+    return fold(chunk_lane(fold, start, x, count, lane, 2 * width),
+                chunk_lane(fold, start, x, count, lane + width, 2 * width));
 }
 
 static float by_lanes(fold_fn fold, float start, const float *x, int rows, int run)
@@ -195,8 +196,12 @@ static const struct {
     float x[4];
     int64_t expect;
 } positions[] = {
-    {"argmax", {1, 3, 3, 2}, 1},        {"argmax", {1, NAN, 3, NAN}, 1}, {"argmax", {0.0f, -0.0f, 0.0f, -1}, 0},
-    {"argmin", {2, 1, 3, 1}, 1},        {"argmin", {1, 0, NAN, NAN}, 2}, {"argmin", {-0.0f, 0.0f, 1, 1}, 0},
+    {"argmax", {1, 3, 3, 2}, 1},
+    {"argmax", {1, NAN, 3, NAN}, 1},
+    {"argmax", {0.0f, -0.0f, 0.0f, -1}, 0},
+    {"argmin", {2, 1, 3, 1}, 1},
+    {"argmin", {1, 0, NAN, NAN}, 2},
+    {"argmin", {-0.0f, 0.0f, 1, 1}, 0},
     {"argmax", {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, 0},
 };
 

@@ -242,8 +242,8 @@ static void elements_follow_the_table(void **state)
         evaluate(&e, ref, &out);
         double got = get(elements[i].result, &out);
         if (!same_float(got, elements[i].expect))
-            fail_msg("row %zu: %s of %s (%g, %g) gives %a, not %a", i, elements[i].op, opq_dtype_name(elements[i].dtype),
-                     elements[i].x[0], elements[i].x[1], got, elements[i].expect);
+            fail_msg("row %zu: %s of %s (%g, %g) gives %a, not %a", i, elements[i].op,
+                     opq_dtype_name(elements[i].dtype), elements[i].x[0], elements[i].x[1], got, elements[i].expect);
     }
 }
 
@@ -402,7 +402,8 @@ static void attention_weighs_values(void **state)
     evaluation e = evaluation_begin();
     opq_ref refs[] = {input(&e, TYPE(f32, 1, 2), q), input(&e, TYPE(f32, 2, 2), k), input(&e, TYPE(f32, 2, 1), v),
                       input(&e, SCALAR(f32), &scale), input(&e, TYPE(f32, 1, 2), mask)};
-    opq_ref plain = op(&e, OPQ_OP_attention, refs, 4, NO_ATTRS), masked = op(&e, OPQ_OP_attention_mask, refs, 5, NO_ATTRS);
+    opq_ref plain = op(&e, OPQ_OP_attention, refs, 4, NO_ATTRS),
+            masked = op(&e, OPQ_OP_attention_mask, refs, 5, NO_ATTRS);
     float masked_out = 0;
     expect_ok(opq_graph_output(e.graph, plain));
     expect_ok(opq_graph_output(e.graph, masked));

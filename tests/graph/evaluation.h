@@ -64,15 +64,9 @@ static inline opq_status try_evaluate(evaluation *e, opq_ref result, void *out)
 }
 
 /* Evaluates into `out` and drops the graph. */
-static inline void evaluate(evaluation *e, opq_ref result, void *out)
-{
-    expect_ok(try_evaluate(e, result, out));
-}
+static inline void evaluate(evaluation *e, opq_ref result, void *out) { expect_ok(try_evaluate(e, result, out)); }
 
 /* Equal bit for bit, but that one NaN is as good as another. */
-static inline bool same_float(double a, double b)
-{
-    return a != a ? b != b : a == b && signbit(a) == signbit(b);
-}
+static inline bool same_float(double a, double b) { return a != a ? b != b : a == b && signbit(a) == signbit(b); }
 
 #endif

@@ -16,8 +16,8 @@ static opq_graph *expanded(const opq_graph *in)
     expect_ok(opq_graph_create(in->name, &out));
     for (opq_ref n = 0; n < in->count; n++) {
         const opq_node *node = opq_node_at(in, n);
-        bool plain = opq_op_lowering((opq_op)node->op)->kind != OPQ_LOWER_EXPAND &&
-                     opq_node_class(node) != OPQ_CLASS_COMPOSITE;
+        bool plain =
+            opq_op_lowering((opq_op)node->op)->kind != OPQ_LOWER_EXPAND && opq_node_class(node) != OPQ_CLASS_COMPOSITE;
         for (int k = 0; !plain && k < node->arity; k++)
             operands[k] = renamed[node->operand[k]];
         opq_status status = plain ? opq_graph_copy_node(out, in, n, renamed, &renamed[n])
@@ -256,10 +256,7 @@ static bool build(opq_graph *graph, opq_op op, opq_dtype dtype)
     return true;
 }
 
-static bool is_integer(opq_dtype dtype)
-{
-    return opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT;
-}
+static bool is_integer(opq_dtype dtype) { return opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT; }
 
 static void expect_expansion(opq_op op, opq_dtype dtype)
 {
@@ -312,7 +309,8 @@ static void other_rows_are_refused(void **state)
 static void numbers_must_fit(void **state)
 {
     (void)state;
-    opq_graph *in = graph_of_text("graph @g {\n  %0 = input i32[2]\n  %1 = gelu_backward i32[2] %0, %0\n  output %1\n}\n");
+    opq_graph *in =
+        graph_of_text("graph @g {\n  %0 = input i32[2]\n  %1 = gelu_backward i32[2] %0, %0\n  output %1\n}\n");
     assert_null(expanded(in));
     assert_string_equal(opq_error(), "gelu_backward: 0.707107 is not a value of i32");
     opq_graph_destroy(in);

@@ -20,7 +20,8 @@ static opq_ref input(opq_graph *graph, opq_dtype dtype, int rank, const int64_t 
     return ref;
 }
 
-static opq_ref op(opq_graph *graph, opq_op which, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count)
+static opq_ref op(opq_graph *graph, opq_op which, const opq_ref *operands, int arity, const opq_attr *attrs,
+                  int attr_count)
 {
     opq_ref ref = -1;
     expect_ok(opq_graph_op(graph, which, operands, arity, attrs, attr_count, &ref));
@@ -90,11 +91,11 @@ static void numbers_are_rounded_to_their_dtype(void **state)
         opq_dtype dtype;
         opq_number in, out;
     } rows[] = {
-        {OPQ_f64, {.f = 0.1}, {.f = 0.1}},         {OPQ_f32, {.f = 0.1}, {.f = 0x1.99999ap-4}},
-        {OPQ_bf16, {.f = 0.1}, {.f = 0x1.9ap-4}},  {OPQ_f16, {.f = 0.1}, {.f = 0x1.998p-4}},
-        {OPQ_f16, {.f = 1e9}, {.f = INFINITY}},    {OPQ_f32, {.f = -1e-300}, {.f = -0.0}},
-        {OPQ_bool, {.i = 5}, {.i = 1}},            {OPQ_i8, {.i = -128}, {.i = -128}},
-        {OPQ_u8, {.i = 255}, {.i = 255}},          {OPQ_i64, {.i = INT64_MIN}, {.i = INT64_MIN}},
+        {OPQ_f64, {.f = 0.1}, {.f = 0.1}},        {OPQ_f32, {.f = 0.1}, {.f = 0x1.99999ap-4}},
+        {OPQ_bf16, {.f = 0.1}, {.f = 0x1.9ap-4}}, {OPQ_f16, {.f = 0.1}, {.f = 0x1.998p-4}},
+        {OPQ_f16, {.f = 1e9}, {.f = INFINITY}},   {OPQ_f32, {.f = -1e-300}, {.f = -0.0}},
+        {OPQ_bool, {.i = 5}, {.i = 1}},           {OPQ_i8, {.i = -128}, {.i = -128}},
+        {OPQ_u8, {.i = 255}, {.i = 255}},         {OPQ_i64, {.i = INT64_MIN}, {.i = INT64_MIN}},
     };
     for (size_t i = 0; i < COUNT(rows); i++) {
         opq_number number = rows[i].in;
@@ -113,12 +114,14 @@ static void attributes_are_sorted_and_completed(void **state)
     opq_graph *g = new_graph();
     opq_ref x = input(g, OPQ_f32, 2, two_three), slice;
     int64_t zero = 0, one = 1, start[] = {1, 0}, step[] = {1, 2}, size[] = {1, 2};
-    opq_attr rows = {.key = OPQ_ATTR_axes, .count = 1, .ints = &one}, columns = {.key = OPQ_ATTR_axes, .count = 1, .ints = &zero};
+    opq_attr rows = {.key = OPQ_ATTR_axes, .count = 1, .ints = &one},
+             columns = {.key = OPQ_ATTR_axes, .count = 1, .ints = &zero};
     op(g, OPQ_OP_sum, &x, 1, &rows, 1);
     op(g, OPQ_OP_softmax, &x, 1, &columns, 1);
     opq_attr lanes[] = {{.key = OPQ_ATTR_tree, .i = OPQ_TREE_lanes}, columns};
     op(g, OPQ_OP_sum, &x, 1, lanes, 2);
-    opq_attr steps[] = {{.key = OPQ_ATTR_step, .count = 2, .ints = step}, {.key = OPQ_ATTR_start, .count = 2, .ints = start}};
+    opq_attr steps[] = {{.key = OPQ_ATTR_step, .count = 2, .ints = step},
+                        {.key = OPQ_ATTR_start, .count = 2, .ints = start}};
     opq_type type = opq_type_make(OPQ_f32, 2, size);
     expect_ok(opq_graph_op_typed(g, OPQ_OP_slice, &type, &x, 1, steps, 2, &slice));
     opq_attr turns[] = {{.key = OPQ_ATTR_transpose_b, .i = 1}, {.key = OPQ_ATTR_transpose_a, .i = 0}};
@@ -145,7 +148,8 @@ static void failures_append_nothing(void **state)
                    "add: shapes [2,3] and [2] do not broadcast (axis 1: 3 and 2)");
     expect_failure(opq_graph_op(g, OPQ_OP_neg, (opq_ref[]){2}, 1, NULL, 0, &out), OPQ_INVALID,
                    "neg: no node %2 in a graph of 2");
-    expect_failure(opq_graph_op(g, OPQ_OP_concat, &x, 1, twice, 2, &out), OPQ_INVALID, "concat: attribute axis given twice");
+    expect_failure(opq_graph_op(g, OPQ_OP_concat, &x, 1, twice, 2, &out), OPQ_INVALID,
+                   "concat: attribute axis given twice");
     expect_failure(opq_graph_op(g, OPQ_OP_const, NULL, 0, NULL, 0, &out), OPQ_INVALID, "const: has a builder of its own");
     assert_int_equal(opq_graph_op(g, OPQ_OP_COUNT, NULL, 0, NULL, 0, &out), OPQ_INVALID);
     expect_failure(opq_graph_input(g, &negative, &out), OPQ_INVALID, "input: negative extent in [-1]");

@@ -39,10 +39,10 @@ static const struct {
     {-1e30f, 0xfc00, 0xf14a},
     {0x1p-14f, 0x0400, 0x3880},
     {0x1p-24f, 0x0001, 0x3380},
-    {0x1p-25f, 0x0000, 0x3300},      /* tie to zero */
+    {0x1p-25f, 0x0000, 0x3300}, /* tie to zero */
     {0x1.000002p-25f, 0x0001, 0x3300},
-    {0x1.8p-24f, 0x0002, 0x33c0},    /* tie to even */
-    {0x1.ffcp-15f, 0x0400, 0x3880},  /* from the largest denormal into the normal numbers */
+    {0x1.8p-24f, 0x0002, 0x33c0},   /* tie to even */
+    {0x1.ffcp-15f, 0x0400, 0x3880}, /* from the largest denormal into the normal numbers */
     {1 + 0x1p-11f, 0x3c00, 0x3f80},
     {1 + 0x3p-11f, 0x3c02, 0x3f80},
     {1 + 0x1p-8f, 0x3c04, 0x3f80},
@@ -96,10 +96,8 @@ static void agrees_with_the_compiler(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f16_patterns_survive),
-        cmocka_unit_test(bf16_patterns_survive),
-        cmocka_unit_test(known_values_round),
-        cmocka_unit_test(nan_stays_nan),
+        cmocka_unit_test(f16_patterns_survive),     cmocka_unit_test(bf16_patterns_survive),
+        cmocka_unit_test(known_values_round),       cmocka_unit_test(nan_stays_nan),
 #ifdef __FLT16_MANT_DIG__
         cmocka_unit_test(agrees_with_the_compiler),
 #endif

@@ -36,20 +36,14 @@ static void every_row_is_complete(void **state)
         assert_int_equal(lowering->kind == OPQ_LOWER_EXPAND, info->expand != NULL);
         switch (lowering->kind) {
         case OPQ_LOWER_ARITH:
-        case OPQ_LOWER_CMP:
-            assert_true(lowering->for_float || (lowering->for_signed && lowering->for_unsigned));
-            break;
+        case OPQ_LOWER_CMP: assert_true(lowering->for_float || (lowering->for_signed && lowering->for_unsigned)); break;
         case OPQ_LOWER_CALL:
-        case OPQ_LOWER_EXPAND:
-            assert_true(*lowering->text);
-            break;
+        case OPQ_LOWER_EXPAND: assert_true(*lowering->text); break;
         case OPQ_LOWER_FOLD:
             assert_int_equal(info->class_, OPQ_CLASS_REDUCE);
             assert_int_equal(info->arity, 1);
             break;
-        case OPQ_LOWER_NATIVE:
-            assert_int_not_equal(info->class_, OPQ_CLASS_EWISE);
-            break;
+        case OPQ_LOWER_NATIVE: assert_int_not_equal(info->class_, OPQ_CLASS_EWISE); break;
         }
     }
 }
@@ -145,12 +139,9 @@ static void attribute_names_ascend(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_name_is_found_once),
-        cmocka_unit_test(every_row_is_complete),
-        cmocka_unit_test(what_commutes_has_two_operands),
-        cmocka_unit_test(expressions_fit_the_arity),
-        cmocka_unit_test(composites_have_shapes),
-        cmocka_unit_test(dtypes_are_found_by_name),
+        cmocka_unit_test(every_name_is_found_once),       cmocka_unit_test(every_row_is_complete),
+        cmocka_unit_test(what_commutes_has_two_operands), cmocka_unit_test(expressions_fit_the_arity),
+        cmocka_unit_test(composites_have_shapes),         cmocka_unit_test(dtypes_are_found_by_name),
         cmocka_unit_test(attribute_names_ascend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -91,7 +91,8 @@ static const struct {
     const char *written, *printed;
 } by_hand[] = {
     {"# a file\n\n  # and its\r\n graph  @g {  # name\r\n\t%0=input f32[ 2 , 3 ]\n\n%1   =  neg f32[2,3] %0#no blank\n"
-     "  # dropped\n  %2 = neg f32[2,3] %1           # a.py:1 \n  %3 = neg f32[2,3] %2 #\noutput %2 # dropped\n output %1,%0\n} # end\n#",
+     "  # dropped\n  %2 = neg f32[2,3] %1           # a.py:1 \n  %3 = neg f32[2,3] %2 #\noutput %2 # dropped\n output "
+     "%1,%0\n} # end\n#",
      "graph @g {\n  %0 = input f32[2,3]\n  %1 = neg f32[2,3] %0  # no blank\n  %2 = neg f32[2,3] %1  # a.py:1 \n"
      "  %3 = neg f32[2,3] %2\n  output %2, %1, %0\n}\n"},
     {"graph @g {\n%0 = input f32[2]\n%1 = sum f32[1] %0 { tree = lanes , axes = [ 0 ] }\n"
@@ -175,7 +176,8 @@ static const struct {
     {NODES "  %1 = neg f32[2,] %0\n}", "line 3, column 18: expected an integer"},
     {NODES "  %1 = neg f32[2 3] %0\n}", "line 3, column 18: expected ']'"},
     {NODES "  %1 = input f32[-1]\n}", "line 3, column 14: type: negative extent in [-1]"},
-    {NODES "  %1 = input f32[4611686018427387904,0]\n}", "line 3, column 14: type: shape [4611686018427387904,0] is too large"},
+    {NODES "  %1 = input f32[4611686018427387904,0]\n}",
+     "line 3, column 14: type: shape [4611686018427387904,0] is too large"},
     {NODES "  %1 = input f32[1,1,1,1,1,1,1,1,1,1,1,1,1]\n}", "line 3, column 42: more than 12 dimensions"},
     {NODES "  %1 = neg f32[2,3] %1\n}", "line 3, column 21: no node of that number before this line"},
     {NODES "  %1 = neg f32[2,3] %-1\n}", "line 3, column 21: no node of that number before this line"},
@@ -210,7 +212,8 @@ static const struct {
     {NODES "  %1 = const f32[] {value=1e999}\n}", "line 3, column 27: number out of range"},
     {NODES "  %1 = const f32[] {value=1.2.3}\n}", "line 3, column 27: expected a number"},
     {NODES "  %1 = const f32[] {value=0x123456789abcdef01p0}\n}", "line 3, column 27: more digits than a double has"},
-    {NODES "  %1 = const f32[] {value=nan(0x7ff8)}\n}", "line 3, column 27: expected nan(0x...) with 16 digits and no sign"},
+    {NODES "  %1 = const f32[] {value=nan(0x7ff8)}\n}",
+     "line 3, column 27: expected nan(0x...) with 16 digits and no sign"},
     {NODES "  %1 = const f32[] {value=nan(0x7ff0000000000000)}\n}", "line 3, column 27: the bits are no NaN"},
     {NODES "  %1 = const i8[] {value=0x1p+0}\n}", "line 3, column 27: expected '}'"},
     {NODES "  %1 = const i8[] {value=128}\n}", "line 3, column 26: value: 128 does not fit i8"},
@@ -221,7 +224,8 @@ static const struct {
     {NODES "  kernel map a {\n  }\n}", "line 3, column 14: expected '@'"},
     {NODES "  kernel map @a {\n  kernel map @b {\n  }\n  }\n}", "line 4, column 3: a kernel inside a kernel"},
     {NODES "  kernel map @a {\n  output %0\n  }\n}", "line 4, column 3: output inside a kernel"},
-    {NODES "  kernel map @a {\n    %1 = neg f32[2,3] %0\n  }\n", "line 6, column 1: expected a node, a kernel, output or '}'"},
+    {NODES "  kernel map @a {\n    %1 = neg f32[2,3] %0\n  }\n",
+     "line 6, column 1: expected a node, a kernel, output or '}'"},
     {NODES "  output\n}", "line 3, column 3: expected a node, a kernel, output or '}'"},
     {NODES "  output %1\n}", "line 3, column 10: no node of that number before this line"},
     {NODES "  output %0 %0\n}", "line 3, column 13: expected the end of the line"},
@@ -287,9 +291,7 @@ static size_t mutate(char *text, size_t length, uint64_t *random)
         size_t run = 1 + next_random(random) % 12;
         run = run > length - at ? length - at : run;
         switch (next_random(random) % 4) {
-        case 0:
-            text[at] = bytes[next_random(random) % (sizeof bytes - 1)];
-            break;
+        case 0: text[at] = bytes[next_random(random) % (sizeof bytes - 1)]; break;
         case 1:
             memmove(text + at, text + at + run, length - at - run);
             length -= run;
@@ -347,9 +349,9 @@ static void mutations_do_not_crash(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(canonical_text_stays),    cmocka_unit_test(text_by_hand_is_normalised),
-        cmocka_unit_test(numbers_round_trip),      cmocka_unit_test(errors_name_their_place),
-        cmocka_unit_test(limits_hold),             cmocka_unit_test(mutations_do_not_crash),
+        cmocka_unit_test(canonical_text_stays), cmocka_unit_test(text_by_hand_is_normalised),
+        cmocka_unit_test(numbers_round_trip),   cmocka_unit_test(errors_name_their_place),
+        cmocka_unit_test(limits_hold),          cmocka_unit_test(mutations_do_not_crash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,7 +39,11 @@ static void rank_too_high(opq_graph *g) { node(g, 0)->type.rank = 13; }
 static void size_negative(opq_graph *g) { node(g, 0)->type.size[0] = -4; }
 static void attr_missing(opq_graph *g) { node(g, 2)->attr_count = 0; }
 static void attr_tree_missing(opq_graph *g) { node(g, 2)->attr_count = 1; }
-static void attr_unsorted(opq_graph *g) { attr(g, 2, 0)->key = OPQ_ATTR_tree; attr(g, 2, 0)->i = 0; }
+static void attr_unsorted(opq_graph *g)
+{
+    attr(g, 2, 0)->key = OPQ_ATTR_tree;
+    attr(g, 2, 0)->i = 0;
+}
 static void attr_unknown(opq_graph *g) { attr(g, 2, 1)->key = OPQ_ATTR_COUNT; }
 static void attr_foreign(opq_graph *g) { attr(g, 1, 0)->key = OPQ_ATTR_axis; }
 static void attr_no_tree(opq_graph *g) { attr(g, 2, 1)->i = 2; }

@@ -119,7 +119,8 @@ static void test_resize_keeps_the_prefix(void **state)
 
 /* ---- what is refused leaves the cell as it was */
 
-static void expect_refused_write(opq_ctx *ctx, opq_cell *cell, window w, opq_value *value, opq_status status, const char *part)
+static void expect_refused_write(opq_ctx *ctx, opq_cell *cell, window w, opq_value *value, opq_status status,
+                                 const char *part)
 {
     opq_geometry geometry = geometry_of(&w);
     assert_int_equal(opq_cell_write(ctx, cell, &geometry, value), status);
@@ -132,7 +133,8 @@ static void test_refused_windows(void **state)
 {
     opq_ctx *ctx = *state;
     opq_cell *cell = cell_of(ctx, leaf(ctx, 0));
-    window late = {.rank = 1, .size = {N}, .stride = {1}, .offset = 1}, early = {.rank = 1, .size = {N}, .stride = {1}, .offset = -1};
+    window late = {.rank = 1, .size = {N}, .stride = {1}, .offset = 1},
+           early = {.rank = 1, .size = {N}, .stride = {1}, .offset = -1};
     window overlapping = {.rank = 1, .size = {N}, .stride = {0}}, shorter = {.rank = 1, .size = {N - 1}, .stride = {1}};
     expect_refused_write(ctx, cell, late, leaf(ctx, 9), OPQ_INVALID, "out of bounds for storage of size 32");
     expect_refused_write(ctx, cell, early, leaf(ctx, 9), OPQ_INVALID, "out of bounds");
@@ -160,9 +162,15 @@ static void test_an_empty_write_is_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_a_write_through_a_view_shows_in_the_base), TEST(test_a_write_to_the_base_shows_in_a_view), TEST(test_a_reader_keeps_what_it_read),
-        TEST(test_a_transposed_write), TEST(test_many_updates_are_one_run), TEST(test_an_update_leaves_the_value_before),
-        TEST(test_another_dtype_reads_the_bytes), TEST(test_resize_keeps_the_prefix), TEST(test_refused_windows),
+        TEST(test_a_write_through_a_view_shows_in_the_base),
+        TEST(test_a_write_to_the_base_shows_in_a_view),
+        TEST(test_a_reader_keeps_what_it_read),
+        TEST(test_a_transposed_write),
+        TEST(test_many_updates_are_one_run),
+        TEST(test_an_update_leaves_the_value_before),
+        TEST(test_another_dtype_reads_the_bytes),
+        TEST(test_resize_keeps_the_prefix),
+        TEST(test_refused_windows),
         TEST(test_an_empty_write_is_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,7 +18,10 @@ static void expect_status(opq_ctx *ctx, opq_value *value, opq_status status, con
     opq_value_release(value);
 }
 
-static void expect_error(opq_ctx *ctx, opq_value *value, const char *part) { expect_status(ctx, value, OPQ_INVALID, part); }
+static void expect_error(opq_ctx *ctx, opq_value *value, const char *part)
+{
+    expect_status(ctx, value, OPQ_INVALID, part);
+}
 
 static void test_a_failed_value_keeps_its_error(void **state)
 {
@@ -59,7 +62,7 @@ static void test_others_are_untouched(void **state)
     expect_floats(ctx, read_window(ctx, called, whole), FLOATS(1, 2, 3, 4, 5, 6, 7, 8));
     expect_floats(ctx, read_window(ctx, negated, whole), FLOATS(-2, -3, -4, -5, -6, -7, -8, -9));
     expect_floats(ctx, read_window(ctx, input, whole), FLOATS(0, 1, 2, 3, 4, 5, 6, 7));
-    assert_int_equal(good.calls, 1); /* it was good the first time */
+    assert_int_equal(good.calls, 1);                         /* it was good the first time */
     expect_ok(opq_synchronize(ctx, OPQ_REASON_synchronize)); /* it raised once; the failed cell waits for who reads it */
     expect_error(ctx, read_window(ctx, fails, whole), "the call failed");
     opq_cell *cells[] = {input, fails, called, negated};
@@ -188,9 +191,14 @@ static void test_refused_ops_leave_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_a_failed_value_keeps_its_error), TEST(test_dependents_are_poisoned), TEST(test_others_are_untouched), TEST(test_a_cell_goes_back),
-        TEST(test_a_new_cell_stays_failed), TEST(test_writes_behind_a_failure),
-        TEST(test_too_many_writes_behind_a_failure), cmocka_unit_test(test_an_index_out_of_range),
+        TEST(test_a_failed_value_keeps_its_error),
+        TEST(test_dependents_are_poisoned),
+        TEST(test_others_are_untouched),
+        TEST(test_a_cell_goes_back),
+        TEST(test_a_new_cell_stays_failed),
+        TEST(test_writes_behind_a_failure),
+        TEST(test_too_many_writes_behind_a_failure),
+        cmocka_unit_test(test_an_index_out_of_range),
         TEST(test_refused_ops_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -130,7 +130,8 @@ static void test_forbid_sync_refuses(void **state)
     opq_ctx *ctx = *state;
     opq_value *y = op1(ctx, OPQ_OP_neg, leaf(ctx, 0));
     opq_modes_set(OPQ_MODE_FORBID_SYNC);
-    expect_failure(opq_materialize(ctx, &y, 1, OPQ_REASON_item), OPQ_INVALID, "forbid_sync: pending work would run here (reason: item)");
+    expect_failure(opq_materialize(ctx, &y, 1, OPQ_REASON_item), OPQ_INVALID,
+                   "forbid_sync: pending work would run here (reason: item)");
     opq_modes_set(0);
     expect_floats(ctx, y, FLOATS(-0.f, -1, -2, -3, -4, -5, -6, -7));
 }
@@ -233,12 +234,24 @@ static void test_memory_is_counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_nothing_runs_before_it_is_needed), TEST(test_what_nobody_holds_never_runs), TEST(test_a_value_is_computed_once),
-        TEST(test_an_equal_graph_is_not_compiled_again), TEST(test_scalars_are_no_part_of_the_key), TEST(test_operands_are_part_of_the_key),
-        TEST(test_held_ancestors_are_stored_too), TEST(test_a_long_loop_is_cut), TEST(test_a_long_chain_is_dropped),
-        TEST(test_eager_runs_at_once), TEST(test_forbid_sync_refuses), TEST(test_unfused_is_another_plan_with_the_same_bits),
-        TEST(test_results_of_a_call), TEST(test_a_call_that_nobody_wants), TEST(test_one_result_of_a_call),
-        TEST(test_explicit_allocations_are_checked), TEST(test_a_result_without_memory), TEST(test_memory_is_counted),
+        TEST(test_nothing_runs_before_it_is_needed),
+        TEST(test_what_nobody_holds_never_runs),
+        TEST(test_a_value_is_computed_once),
+        TEST(test_an_equal_graph_is_not_compiled_again),
+        TEST(test_scalars_are_no_part_of_the_key),
+        TEST(test_operands_are_part_of_the_key),
+        TEST(test_held_ancestors_are_stored_too),
+        TEST(test_a_long_loop_is_cut),
+        TEST(test_a_long_chain_is_dropped),
+        TEST(test_eager_runs_at_once),
+        TEST(test_forbid_sync_refuses),
+        TEST(test_unfused_is_another_plan_with_the_same_bits),
+        TEST(test_results_of_a_call),
+        TEST(test_a_call_that_nobody_wants),
+        TEST(test_one_result_of_a_call),
+        TEST(test_explicit_allocations_are_checked),
+        TEST(test_a_result_without_memory),
+        TEST(test_memory_is_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,12 +43,10 @@ static inline void release_payload(void *self, void *payload)
     ((call *)payload)->retained--;
 }
 
-static const opq_host test_host = {.call_extern = call_extern, .retain_payload = retain_payload, .release_payload = release_payload};
+static const opq_host test_host = {
+    .call_extern = call_extern, .retain_payload = retain_payload, .release_payload = release_payload};
 
-static inline int make_context(void **state)
-{
-    return opq_ctx_create(&test_host, (opq_ctx **)state) != OPQ_OK;
-}
+static inline int make_context(void **state) { return opq_ctx_create(&test_host, (opq_ctx **)state) != OPQ_OK; }
 
 /* Whatever a test did: nothing stays allocated, no cell, no buffer. */
 static inline int drop_context(void **state)

@@ -77,7 +77,8 @@ static void *add_one(void *data)
 {
     worker *w = data;
     for (int i = 0; i < w->turns; i++)
-        write_window(w->ctx, w->shared, whole, op2(w->ctx, OPQ_OP_add, read_window(w->ctx, w->shared, whole), number(w->ctx, 1)));
+        write_window(w->ctx, w->shared, whole,
+                     op2(w->ctx, OPQ_OP_add, read_window(w->ctx, w->shared, whole), number(w->ctx, 1)));
     return NULL;
 }
 
@@ -174,7 +175,8 @@ static void test_a_child_goes_on(void **state)
     atomic_store(&n.stop, 1);
     pthread_join(thread, NULL);
     if (bad)
-        fail_msg("a child ended with status %x (%s)", (unsigned)status, WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "it hung" : "wrong result");
+        fail_msg("a child ended with status %x (%s)", (unsigned)status,
+                 WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "it hung" : "wrong result");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_context, drop_context)

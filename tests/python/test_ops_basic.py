@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
 import torch_opaque
 from torch_opaque import _C
 
@@ -14,7 +13,9 @@ D = "opaque"
 
 
 def on(x, device):
-    return x.detach().to(device).requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+    return (
+        x.detach().to(device).requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+    )
 
 
 def close(got, want, **tolerances):
@@ -45,10 +46,34 @@ def r(*shape, dtype=torch.float32, grad=True):
     return torch.randn(shape, dtype=dtype, requires_grad=grad and dtype.is_floating_point)
 
 
-UNARY = (
-    "abs neg exp log1p sin cos tanh sigmoid erf sqrt rsqrt square reciprocal floor ceil round trunc sign relu expm1 atan sinh "
-    "asinh frac isnan logical_not"
-).split()
+UNARY = [
+    "abs",
+    "neg",
+    "exp",
+    "log1p",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "sqrt",
+    "rsqrt",
+    "square",
+    "reciprocal",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "sign",
+    "relu",
+    "expm1",
+    "atan",
+    "sinh",
+    "asinh",
+    "frac",
+    "isnan",
+    "logical_not",
+]
 ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -99,7 +124,11 @@ REDUCTIONS = {
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("shape", [(3, 5), (), (0, 3), (70,)], ids=str)
 def test_unary(name, shape):
-    x = r(*shape) if name not in ("sqrt", "rsqrt", "log1p", "reciprocal") else (r(*shape).detach().abs() + 0.1).requires_grad_()
+    x = (
+        r(*shape)
+        if name not in ("sqrt", "rsqrt", "log1p", "reciprocal")
+        else (r(*shape).detach().abs() + 0.1).requires_grad_()
+    )
     check(getattr(torch, name), x)
 
 
@@ -108,7 +137,9 @@ def test_activation(name):
     check(ACTIVATIONS[name], r(4, 7))
 
 
-@pytest.mark.parametrize("f", [F.silu, F.mish, F.gelu, torch.tanh, F.softplus], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [F.silu, F.mish, F.gelu, torch.tanh, F.softplus], ids=lambda f: f.__name__
+)
 def test_second_derivative(f):
     def twice(x):
         x = x.detach().requires_grad_()
@@ -124,7 +155,19 @@ def test_reduction(name):
     check(REDUCTIONS[name], r(3, 4, 5))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("other", [2, 2.5, True, "tensor", "0-d", "cpu 0-d"], ids=str)
 def test_promotion(dtype, other):
     x = (torch.randn(4, 3) * 3).to(dtype)
@@ -133,7 +176,13 @@ def test_promotion(dtype, other):
         "0-d": torch.tensor(2.5, dtype=torch.float64),
         "cpu 0-d": torch.tensor(3),
     }.get(other, other)
-    for f in (torch.add, torch.mul, torch.div, torch.gt, torch.maximum if isinstance(y, torch.Tensor) else torch.remainder):
+    for f in (
+        torch.add,
+        torch.mul,
+        torch.div,
+        torch.gt,
+        torch.maximum if isinstance(y, torch.Tensor) else torch.remainder,
+    ):
         moved = y if other == "cpu 0-d" else on(y, D)
         try:
             want = f(x, y)
@@ -151,7 +200,11 @@ def test_alpha():
     check(lambda a, b: torch.sub(a, b, alpha=2), r(3, 1), r(4))
     check(lambda a: torch.rsub(a, 1.5, alpha=3), r(3))
     with pytest.raises(RuntimeError, match="argument alpha must not be a floating point number"):
-        torch.add(torch.ones(2, dtype=torch.long, device=D), torch.ones(2, dtype=torch.long, device=D), alpha=0.5)
+        torch.add(
+            torch.ones(2, dtype=torch.long, device=D),
+            torch.ones(2, dtype=torch.long, device=D),
+            alpha=0.5,
+        )
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 0.5, -0.5, -1, -2, 2.5, 7])
@@ -199,21 +252,46 @@ def test_in_place_and_out():
 
 ERRORS = {
     "broadcast": (lambda d: torch.ones(3, device=d) + torch.ones(4, device=d), RuntimeError),
-    "in place shape": (lambda d: torch.ones(3, device=d).add_(torch.ones(2, 3, device=d)), RuntimeError),
+    "in place shape": (
+        lambda d: torch.ones(3, device=d).add_(torch.ones(2, 3, device=d)),
+        RuntimeError,
+    ),
     "in place dtype": (lambda d: torch.ones(3, dtype=torch.long, device=d).add_(1.5), RuntimeError),
-    "out dtype": (lambda d: torch.add(torch.ones(3, device=d), 1, out=torch.ones(3, dtype=torch.int, device=d)), RuntimeError),
+    "out dtype": (
+        lambda d: torch.add(
+            torch.ones(3, device=d), 1, out=torch.ones(3, dtype=torch.int, device=d)
+        ),
+        RuntimeError,
+    ),
     "mm": (lambda d: torch.ones(3, 4, device=d) @ torch.ones(3, 4, device=d), RuntimeError),
     "axis": (lambda d: torch.ones(3, device=d).sum(2), IndexError),
     "repeated axis": (lambda d: torch.ones(3, 3, device=d).sum((0, 0)), RuntimeError),
     "empty amax": (lambda d: torch.ones(0, 3, device=d).amax(0), IndexError),
-    "bool sub": (lambda d: torch.ones(2, dtype=torch.bool, device=d) - torch.ones(2, dtype=torch.bool, device=d), RuntimeError),
+    "bool sub": (
+        lambda d: (
+            torch.ones(2, dtype=torch.bool, device=d) - torch.ones(2, dtype=torch.bool, device=d)
+        ),
+        RuntimeError,
+    ),
     "mean of ints": (lambda d: torch.ones(2, dtype=torch.long, device=d).mean(), RuntimeError),
-    "cat": (lambda d: torch.cat([torch.ones(2, 2, device=d), torch.ones(2, 3, device=d)]), RuntimeError),
+    "cat": (
+        lambda d: torch.cat([torch.ones(2, 2, device=d), torch.ones(2, 3, device=d)]),
+        RuntimeError,
+    ),
     "view": (lambda d: torch.ones(2, 3, device=d).t().view(6), RuntimeError),
     "negative size": (lambda d: torch.empty(-1, device=d), RuntimeError),
-    "index too large": (lambda d: torch.ones(3, device=d)[torch.tensor([5], device=d)].cpu(), IndexError),
-    "embedding index": (lambda d: F.embedding(torch.tensor([7], device=d), torch.ones(3, 2, device=d)).cpu(), IndexError),
-    "target": (lambda d: F.nll_loss(torch.ones(1, 3, device=d), torch.tensor([9], device=d)).cpu(), IndexError),
+    "index too large": (
+        lambda d: torch.ones(3, device=d)[torch.tensor([5], device=d)].cpu(),
+        IndexError,
+    ),
+    "embedding index": (
+        lambda d: F.embedding(torch.tensor([7], device=d), torch.ones(3, 2, device=d)).cpu(),
+        IndexError,
+    ),
+    "target": (
+        lambda d: F.nll_loss(torch.ones(1, 3, device=d), torch.tensor([9], device=d)).cpu(),
+        IndexError,
+    ),
 }
 
 
@@ -261,8 +339,18 @@ def test_matmul(name):
 @pytest.mark.parametrize("beta, alpha", [(1, 1), (0, 1), (0.5, 2)])
 def test_addmm(beta, alpha):
     check(lambda c, a, b: torch.addmm(c, a, b, beta=beta, alpha=alpha), r(5), r(3, 4), r(4, 5))
-    check(lambda c, a, b: torch.baddbmm(c, a, b, beta=beta, alpha=alpha), r(2, 3, 5), r(2, 3, 4), r(2, 4, 5))
-    check(lambda c, a, b: torch.addbmm(c, a, b, beta=beta, alpha=alpha), r(3, 5), r(2, 3, 4), r(2, 4, 5))
+    check(
+        lambda c, a, b: torch.baddbmm(c, a, b, beta=beta, alpha=alpha),
+        r(2, 3, 5),
+        r(2, 3, 4),
+        r(2, 4, 5),
+    )
+    check(
+        lambda c, a, b: torch.addbmm(c, a, b, beta=beta, alpha=alpha),
+        r(3, 5),
+        r(2, 3, 4),
+        r(2, 4, 5),
+    )
     check(lambda c, a, b: torch.addmv(c, a, b, beta=beta, alpha=alpha), r(3), r(3, 4), r(4))
 
 
@@ -284,7 +372,10 @@ def test_linear_forward_and_second_derivatives():
 
     x, w = r(3, 4, grad=False), r(2, 4, grad=False)
     close(jacfwd(lambda v: F.linear(v, w.to(D)))(x.to(D)), jacfwd(lambda v: F.linear(v, w))(x))
-    close(hessian(lambda v: F.linear(v, w.to(D)).tanh().sum())(x.to(D)), hessian(lambda v: F.linear(v, w).tanh().sum())(x))
+    close(
+        hessian(lambda v: F.linear(v, w.to(D)).tanh().sum())(x.to(D)),
+        hessian(lambda v: F.linear(v, w).tanh().sum())(x),
+    )
 
 
 def test_losses():
@@ -327,7 +418,12 @@ def test_indexing():
     check(lambda x, i: x[i, :, -i - 1] + x[i, i, 0].sum(), r(3, 3, 4), i)
     check(lambda x, i: x[:, i, i], r(3, 3, 4), i)
     check(lambda x, i: x.gather(1, i), r(3, 4), torch.tensor([[1, 0], [3, 3], [0, 2]]))
-    check(lambda x, i, s: x.scatter_add(1, i, s), r(3, 4), torch.tensor([[1, 0], [3, 3], [0, 2]]), r(3, 2))
+    check(
+        lambda x, i, s: x.scatter_add(1, i, s),
+        r(3, 4),
+        torch.tensor([[1, 0], [3, 3], [0, 2]]),
+        r(3, 2),
+    )
     check(lambda x, i, s: x.index_add(0, i, s, alpha=2), r(3, 4), i, r(3, 4))
     check(lambda w, i: F.embedding(i, w, padding_idx=2), r(5, 3), torch.tensor([[1, 2], [4, 1]]))
     check(lambda a, b: torch.cat([a, b, a], 1), r(2, 3), r(2, 1))
@@ -346,7 +442,9 @@ def test_attention():
     with torch.no_grad():
         for grad in (False, True):
             with torch.set_grad_enabled(grad):
-                close(copy.deepcopy(m).to(D)(*[x.to(D)] * 3)[0], m(x, x, x)[0], rtol=1e-4, atol=1e-5)
+                close(
+                    copy.deepcopy(m).to(D)(*[x.to(D)] * 3)[0], m(x, x, x)[0], rtol=1e-4, atol=1e-5
+                )
                 close(copy.deepcopy(e).to(D)(x.to(D)), e(x), rtol=1e-4, atol=1e-5)
 
 
@@ -365,7 +463,12 @@ def test_recurrent(kind):
 
 def test_convolutions():
     m = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 2), nn.GroupNorm(1, 2)
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.ConvTranspose2d(4, 2, 2),
+        nn.GroupNorm(1, 2),
     )
     twin = copy.deepcopy(m).to(D)
     x = torch.randn(2, 3, 8, 8)
@@ -380,7 +483,13 @@ def test_convolutions():
 OPTIMIZERS = [
     (kind, options)
     for kind in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
-    for options in ({}, {"foreach": False}, {"fused": True}, {"weight_decay": 0.1}, {"maximize": True})
+    for options in (
+        {},
+        {"foreach": False},
+        {"fused": True},
+        {"weight_decay": 0.1},
+        {"maximize": True},
+    )
     if not options.get("fused") or kind in ("SGD", "Adam", "AdamW")
 ]
 
@@ -406,7 +515,9 @@ def test_fused_adam_amsgrad_and_tensor_rate(kind):
     m = nn.Linear(4, 3)
     twin = copy.deepcopy(m).to(D)
     a = getattr(torch.optim, kind)(m.parameters(), lr=0.05, amsgrad=True)
-    b = getattr(torch.optim, kind)(twin.parameters(), lr=torch.tensor(0.05), amsgrad=True, fused=True)
+    b = getattr(torch.optim, kind)(
+        twin.parameters(), lr=torch.tensor(0.05), amsgrad=True, fused=True
+    )
     for _ in range(4):
         x = torch.randn(6, 4)
         for model, optimizer, data in ((m, a, x), (twin, b, x.to(D))):
@@ -452,15 +563,23 @@ def test_extern_is_lazy_counted_and_refused():
 
 
 EXTERN = {
-    "list result": lambda d: torch.stack(torch.meshgrid(torch.arange(3.0, device=d), torch.arange(2.0, device=d), indexing="ij")),
-    "two results": lambda d: torch.stack([t.float() for t in torch.arange(6.0, device=d).view(2, 3).sort(descending=True)]),
+    "list result": lambda d: torch.stack(
+        torch.meshgrid(torch.arange(3.0, device=d), torch.arange(2.0, device=d), indexing="ij")
+    ),
+    "two results": lambda d: torch.stack(
+        [t.float() for t in torch.arange(6.0, device=d).view(2, 3).sort(descending=True)]
+    ),
     "some results": lambda d: torch.linalg.qr(torch.arange(6.0, device=d).view(3, 2) ** 2).R.abs(),
     "complex": lambda d: torch.fft.fft(torch.arange(6.0, device=d)).abs(),
-    "complex and a number": lambda d: torch.view_as_real(torch.ones(3, dtype=torch.complex64, device=d) * 2 + 1j),
+    "complex and a number": lambda d: torch.view_as_real(
+        torch.ones(3, dtype=torch.complex64, device=d) * 2 + 1j
+    ),
     "data decides the shape": lambda d: torch.arange(6, device=d).remainder(4).unique(),
     "nonzero": lambda d: (torch.arange(6, device=d) % 2).nonzero(),
     "mask": lambda d: torch.arange(6.0, device=d)[torch.arange(6, device=d) % 2 == 0],
-    "index_put": lambda d: torch.zeros(3, 3, device=d).index_put_((torch.tensor([0, 2], device=d), torch.tensor([1, 1], device=d)), torch.ones(2, device=d)),
+    "index_put": lambda d: torch.zeros(3, 3, device=d).index_put_(
+        (torch.tensor([0, 2], device=d), torch.tensor([1, 1], device=d)), torch.ones(2, device=d)
+    ),
     "in place": lambda d: torch.rand(3, device=d).mul(0).add(0.5).digamma_(),
     "out": lambda d: torch.digamma(torch.full((3,), 0.5, device=d), out=torch.empty(0, device=d)),
     "cumsum": lambda d: torch.arange(6.0, device=d).view(2, 3).cumsum(1),
@@ -499,7 +618,12 @@ def test_extern_never_changes_its_operands():
 def test_every_kernel_keeps_its_gradient():
     """A kernel on an operator that PyTorch would decompose loses gradients unless autograd knows the operator."""
     # The backward formulas of silu and mish run these only when no second derivative is wanted.
-    known = {"aten::linear", "aten::tensor_split.tensor_indices_or_sections", "aten::silu_backward", "aten::mish_backward"}
+    known = {
+        "aten::linear",
+        "aten::tensor_split.tensor_indices_or_sections",
+        "aten::silu_backward",
+        "aten::mish_backward",
+    }
     found = set()
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"):
         if not name.startswith("aten::"):

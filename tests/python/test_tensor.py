@@ -7,7 +7,6 @@ import threading
 import pytest
 import torch
 import torch.nn as nn
-
 import torch_opaque
 from torch_opaque import _C
 
@@ -64,7 +63,9 @@ def same(got, want):
 
 def equal_bits(a, b):
     assert a.dtype == b.dtype and a.shape == b.shape
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(
+        a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -243,10 +244,15 @@ def test_generators_are_checked():
 def test_uniform_and_normal_moments():
     torch.manual_seed(0)
     u, n = torch.rand(100_000, device=D).cpu(), torch.randn(100_000, device=D).cpu()
-    assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 0.01 and abs(u.var() - 1 / 12) < 0.01
+    assert (
+        u.min() >= 0 and u.max() < 1 and abs(u.mean() - 0.5) < 0.01 and abs(u.var() - 1 / 12) < 0.01
+    )
     assert abs(n.mean()) < 0.02 and abs(n.var() - 1) < 0.02
     p = torch.nn.functional.dropout(torch.ones(100_000, device=D), 0.25).cpu()
-    assert set(p.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()} and abs(p.mean() - 1) < 0.02
+    assert (
+        set(p.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+        and abs(p.mean() - 1) < 0.02
+    )
 
 
 def test_nothing_runs_before_a_value_is_needed():

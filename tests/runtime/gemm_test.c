@@ -36,7 +36,8 @@ static void *run_piece(void *data)
 
 static int threads = 1;
 
-static void parallel_for(void *self, int64_t count, int64_t grain, void (*body)(void *data, int64_t begin, int64_t end), void *data)
+static void parallel_for(void *self, int64_t count, int64_t grain, void (*body)(void *data, int64_t begin, int64_t end),
+                         void *data)
 {
     pthread_t thread[THREADS];
     piece p[THREADS];
@@ -197,7 +198,8 @@ typedef struct collector {
     unsigned char *times; /* per element */
 } collector;
 
-static void collect(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const void *tile, int64_t ld)
+static void collect(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                    const void *tile, int64_t ld)
 {
     const collector *to = data;
     size_t bytes = (size_t)opq_dtype_bytes(to->call->dtype);
@@ -215,7 +217,8 @@ static void check_same(const sample *s, const char *how, const char *expect, con
     for (int64_t i = 0; i < s->batch * s->m; i++)
         if (memcmp(expect + (size_t)i * row, got + i * stride, row))
             fail_msg("%s, %d threads: row %d differs: batch %d, %d x %d x %d, layouts %d %d, dtypes %d %d %d", how,
-                     threads, (int)i, (int)s->batch, (int)s->m, (int)s->n, (int)s->k, s->a, s->b, s->dtype, s->a_dtype, s->b_dtype);
+                     threads, (int)i, (int)s->batch, (int)s->m, (int)s->n, (int)s->k, s->a, s->b, s->dtype, s->a_dtype,
+                     s->b_dtype);
 }
 
 /* Into c whose rows are 3 elements apart from each other: the gaps must survive. */
@@ -290,16 +293,19 @@ static void check(const sample *s)
 
 static const int64_t shapes[][4] = {
     /* batch, m, n, k */
-    {1, 0, 5, 7},   {1, 5, 0, 7},    {1, 5, 7, 0},     {0, 5, 7, 3},    {1, 1, 1, 0},    {1, 1, 1, 1},    {1, 1, 1, 100},  {1, 2, 1, 33},
-    {1, 1, 2, 16},  {1, 1, 17, 31},  {1, 1, 300, 65},  {1, 2, 100, 40}, {1, 3, 33, 17},  {1, 3, 225, 40}, {1, 4, 64, 130}, {1, 5, 129, 9},
-    {1, 6, 96, 70}, {1, 7, 31, 5},   {1, 8, 128, 64},  {1, 13, 65, 66}, {1, 14, 32, 16}, {1, 15, 47, 3},  {1, 29, 16, 18}, {1, 57, 1, 90},
-    {1, 300, 1, 7}, {1, 150, 130, 5}, {1, 33, 70, 300}, {1, 64, 64, 64}, {3, 5, 20, 9},   {3, 1, 33, 20},  {7, 20, 20, 32}, {2, 17, 140, 33},
+    {1, 0, 5, 7},    {1, 5, 0, 7},     {1, 5, 7, 0},     {0, 5, 7, 3},    {1, 1, 1, 0},    {1, 1, 1, 1},
+    {1, 1, 1, 100},  {1, 2, 1, 33},    {1, 1, 2, 16},    {1, 1, 17, 31},  {1, 1, 300, 65}, {1, 2, 100, 40},
+    {1, 3, 33, 17},  {1, 3, 225, 40},  {1, 4, 64, 130},  {1, 5, 129, 9},  {1, 6, 96, 70},  {1, 7, 31, 5},
+    {1, 8, 128, 64}, {1, 13, 65, 66},  {1, 14, 32, 16},  {1, 15, 47, 3},  {1, 29, 16, 18}, {1, 57, 1, 90},
+    {1, 300, 1, 7},  {1, 150, 130, 5}, {1, 33, 70, 300}, {1, 64, 64, 64}, {3, 5, 20, 9},   {3, 1, 33, 20},
+    {7, 20, 20, 32}, {2, 17, 140, 33},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static const opq_dtype dtypes[][3] = {
-    {OPQ_f32, OPQ_f32, OPQ_f32}, {OPQ_f64, OPQ_f64, OPQ_f64}, {OPQ_f32, OPQ_bf16, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f16},
-    {OPQ_f32, OPQ_f32, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f32}, {OPQ_f64, OPQ_f32, OPQ_f64},
+    {OPQ_f32, OPQ_f32, OPQ_f32}, {OPQ_f64, OPQ_f64, OPQ_f64},  {OPQ_f32, OPQ_bf16, OPQ_bf16},
+    {OPQ_f32, OPQ_f16, OPQ_f16}, {OPQ_f32, OPQ_f32, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f32},
+    {OPQ_f64, OPQ_f32, OPQ_f64},
 };
 
 static void check_shapes(int which)
@@ -310,26 +316,49 @@ static void check_shapes(int which)
                 const int64_t *s = shapes[i];
                 if (which > 0 && (a + b + i) % 3) /* a sample of the layouts is enough for conversions */
                     continue;
-                sample one = {s[0], s[1], s[2], s[3], (layout)a, (layout)b, dtypes[which][0], dtypes[which][1], dtypes[which][2]};
+                sample one = {
+                    s[0], s[1], s[2], s[3], (layout)a, (layout)b, dtypes[which][0], dtypes[which][1], dtypes[which][2]};
                 check(&one);
             }
 }
 
-static void test_f32(void **state) { (void)state; check_shapes(0); }
-static void test_f64(void **state) { (void)state; check_shapes(1); check_shapes(6); }
-static void test_half(void **state) { (void)state; check_shapes(2); check_shapes(3); check_shapes(4); check_shapes(5); }
+static void test_f32(void **state)
+{
+    (void)state;
+    check_shapes(0);
+}
+static void test_f64(void **state)
+{
+    (void)state;
+    check_shapes(1);
+    check_shapes(6);
+}
+static void test_half(void **state)
+{
+    (void)state;
+    check_shapes(2);
+    check_shapes(3);
+    check_shapes(4);
+    check_shapes(5);
+}
 
 /* Several blocks of k, several tiles, several groups, and enough work for threads to share. */
 static void test_large(void **state)
 {
     (void)state;
     static const sample large[] = {
-        {1, 150, 300, 1100, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},   {1, 150, 131, 1100, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
-        {1, 450, 40, 530, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},        {1, 20, 700, 600, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
-        {1, 1, 900, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},        {1, 1, 900, 1500, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_bf16},
-        {1, 900, 1, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},        {1, 11, 400, 700, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
-        {1, 160, 100, 600, ROWS, COLUMNS, OPQ_f64, OPQ_f64, OPQ_f64},    {5, 100, 100, 32, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
-        {2, 300, 60, 100, ROWS_PADDED, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32}, {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 150, 300, 1100, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 150, 131, 1100, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 450, 40, 530, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 20, 700, 600, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 1, 900, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 1, 900, 1500, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_bf16},
+        {1, 900, 1, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 11, 400, 700, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 160, 100, 600, ROWS, COLUMNS, OPQ_f64, OPQ_f64, OPQ_f64},
+        {5, 100, 100, 32, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {2, 300, 60, 100, ROWS_PADDED, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},
+        {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 5000, 3, 1000, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
     };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++)
@@ -344,7 +373,8 @@ static void test_rows_alone(void **state)
     guarded a, b;
     opq_matrix x = matrix_make(ROWS, OPQ_f32, 1, M, K, &a), w = matrix_make(COLUMNS, OPQ_f32, 1, K, N, &b);
     float whole[M * N], part[M * N];
-    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = M, .n = N, .k = K, .a = x, .b = w, .c = whole, .c_row_stride = N};
+    opq_gemm_call call = {
+        .dtype = OPQ_f32, .batch = 1, .m = M, .n = N, .k = K, .a = x, .b = w, .c = whole, .c_row_stride = N};
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
     for (int64_t rows = 1; rows <= M; rows++) {
         call.m = rows;
@@ -381,7 +411,8 @@ static void test_invalid(void **state)
     (void)state;
     float x[1] = {1};
     opq_matrix one = {x, 1, 1, 0, OPQ_f32}, wide = {x, 1, 1, 0, OPQ_f64}, whole = {x, 1, 1, 0, OPQ_i32};
-    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = 1, .n = 1, .k = 1, .a = one, .b = wide, .c = x, .c_row_stride = 1};
+    opq_gemm_call call = {
+        .dtype = OPQ_f32, .batch = 1, .m = 1, .n = 1, .k = 1, .a = one, .b = wide, .c = x, .c_row_stride = 1};
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
     call.b = whole;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
@@ -397,8 +428,9 @@ static void test_invalid(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),        cmocka_unit_test(test_f64),     cmocka_unit_test(test_half),    cmocka_unit_test(test_large),
-        cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_special), cmocka_unit_test(test_invalid),
+        cmocka_unit_test(test_f32),     cmocka_unit_test(test_f64),        cmocka_unit_test(test_half),
+        cmocka_unit_test(test_large),   cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_special),
+        cmocka_unit_test(test_invalid),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

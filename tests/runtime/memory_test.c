@@ -25,7 +25,8 @@ static opq_buffer *buffer_of(opq_pool *pool, size_t bytes)
     return buffer;
 }
 
-static const size_t sizes[] = {0, 1, 63, 64, 65, 100, 4096, 4097, 100000, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 5 << 20, 33 << 20};
+static const size_t sizes[] = {
+    0, 1, 63, 64, 65, 100, 4096, 4097, 100000, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 5 << 20, 33 << 20};
 
 static void test_every_size_is_aligned_and_whole(void **state)
 {
@@ -175,8 +176,15 @@ static void test_scratch(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_every_size_is_aligned_and_whole), TEST(test_a_freed_block_is_used_again), TEST(test_trim_gives_back), TEST(test_live_and_peak),
-        TEST(test_adopted_memory), TEST(test_what_cannot_be), TEST(test_a_buffer_outlives_the_owner), TEST(test_threads), TEST(test_scratch),
+        TEST(test_every_size_is_aligned_and_whole),
+        TEST(test_a_freed_block_is_used_again),
+        TEST(test_trim_gives_back),
+        TEST(test_live_and_peak),
+        TEST(test_adopted_memory),
+        TEST(test_what_cannot_be),
+        TEST(test_a_buffer_outlives_the_owner),
+        TEST(test_threads),
+        TEST(test_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,7 +18,8 @@ static int make_machine(void **state)
     if (m == NULL)
         return 1;
     m->runtime.host = &m->host;
-    return opq_pool_create(&m->runtime.pool) || opq_jit_create(&m->runtime.jit) || opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
+    return opq_pool_create(&m->runtime.pool) || opq_jit_create(&m->runtime.jit) ||
+           opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
 }
 
 static int drop_machine(void **state)
@@ -56,7 +57,8 @@ static void expect_sound_arena(const opq_plan *plan, const char *what)
         for (int32_t k = 0; k < i; k++) {
             const opq_storage *b = &plan->storage[k];
             bool alive = b->home == OPQ_HOME_temporary && b->first >= 0 && b->first <= a->last && a->first <= b->last;
-            if (alive && a->bytes > 0 && b->bytes > 0 && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes)
+            if (alive && a->bytes > 0 && b->bytes > 0 && a->offset < b->offset + b->bytes &&
+                b->offset < a->offset + a->bytes)
                 fail_msg("%s: two live temporaries overlap at %lld", what, (long long)a->offset);
         }
     }
@@ -120,30 +122,38 @@ static const struct {
 } updates[] = {
     {"a temporary that dies: in place",
      "  %0 = input f32[8]\n  %1 = exp f32[8] %0\n  %2 = const f32[] {value=0x1p+0}\n  %3 = expand f32[2] %2\n"
-     "  %4 = update f32[8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n  output %4\n", 0},
+     "  %4 = update f32[8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n  output %4\n",
+     0},
     {"an input: never written",
      "  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+0}\n  %2 = expand f32[2] %1\n"
-     "  %3 = update f32[8] %0, %2 {offset=0, sizes=[2], strides=[1]}\n  output %3\n", 1},
+     "  %3 = update f32[8] %0, %2 {offset=0, sizes=[2], strides=[1]}\n  output %3\n",
+     1},
     {"the old value is an output too",
      "  %0 = input f32[8]\n  %1 = exp f32[8] %0\n  %2 = const f32[] {value=0x1p+0}\n  %3 = expand f32[2] %2\n"
-     "  %4 = update f32[8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n  output %4, %1\n", 1},
+     "  %4 = update f32[8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n  output %4, %1\n",
+     1},
     {"the old value is read later",
      "  %0 = input f32[8,8]\n  %1 = exp f32[8,8] %0\n  %2 = const f32[] {value=0x1p+0}\n  %3 = expand f32[2] %2\n"
-     "  %4 = update f32[8,8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n  %5 = matmul f32[8,8] %4, %1\n  output %5\n", 1},
+     "  %4 = update f32[8,8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n  %5 = matmul f32[8,8] %4, %1\n  output %5\n",
+     1},
     {"the window reads the old value in another order",
      "  %0 = input f32[8]\n  %1 = exp f32[8] %0\n  %2 = strided f32[4] %1 {offset=2, strides=[1]}\n"
-     "  %3 = update f32[8] %1, %2 {offset=0, sizes=[4], strides=[2]}\n  output %3\n", 1},
+     "  %3 = update f32[8] %1, %2 {offset=0, sizes=[4], strides=[2]}\n  output %3\n",
+     1},
     {"two updates in a row",
      "  %0 = input f32[8]\n  %1 = exp f32[8] %0\n  %2 = const f32[] {value=0x1p+0}\n  %3 = expand f32[2] %2\n"
      "  %4 = update f32[8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n"
-     "  %5 = update f32[8] %4, %3 {offset=4, sizes=[2], strides=[1]}\n  output %5\n", 0},
+     "  %5 = update f32[8] %4, %3 {offset=4, sizes=[2], strides=[1]}\n  output %5\n",
+     0},
     {"the value between is an output: the second update copies",
      "  %0 = input f32[8]\n  %1 = exp f32[8] %0\n  %2 = const f32[] {value=0x1p+0}\n  %3 = expand f32[2] %2\n"
      "  %4 = update f32[8] %1, %3 {offset=0, sizes=[2], strides=[1]}\n"
-     "  %5 = update f32[8] %4, %3 {offset=4, sizes=[2], strides=[1]}\n  output %5, %4\n", 1},
+     "  %5 = update f32[8] %4, %3 {offset=4, sizes=[2], strides=[1]}\n  output %5, %4\n",
+     1},
     {"undefined contents are not copied",
      "  %0 = input f32[4]\n  %1 = undefined f32[8]\n  %2 = update f32[8] %1, %0 {offset=0, sizes=[4], strides=[1]}\n"
-     "  %3 = update f32[8] %2, %0 {offset=4, sizes=[4], strides=[1]}\n  output %3\n", 0},
+     "  %3 = update f32[8] %2, %0 {offset=4, sizes=[4], strides=[1]}\n  output %3\n",
+     0},
 };
 
 static void test_updates_in_place(void **state)
@@ -181,7 +191,8 @@ static opq_status run(machine *m, const opq_plan *plan, void *const *inputs, opq
 
 static void test_equal_outputs_share_memory(void **state)
 {
-    opq_plan *plan = plan_of(*state, "graph @g {\n  %0 = input f32[4]\n  %1 = neg f32[4] %0\n  %2 = reshape f32[2,2] %1\n  output %1, %2, %1, %0\n}\n");
+    opq_plan *plan = plan_of(*state, "graph @g {\n  %0 = input f32[4]\n  %1 = neg f32[4] %0\n  %2 = reshape f32[2,2] "
+                                     "%1\n  output %1, %2, %1, %0\n}\n");
     float x[] = {1, 2, 3, 4};
     opq_buffer *outputs[4];
     assert_int_equal(plan->buffer_count, 1);
@@ -199,8 +210,10 @@ static void test_no_memory(void **state)
 {
     static const char *const texts[] = {
         "graph @output {\n  %0 = input f32[1]\n  %1 = expand f32[1048576,1048576] %0\n  output %1\n}\n",
-        "graph @arena {\n  %0 = input f32[1]\n  %1 = expand f32[1048576,1048576] %0\n  %2 = neg f32[1048576,1048576] %1\n"
-        "  %3 = slice f32[1048576,1] %2 {start=[0,0], step=[1,1]}\n  %4 = matmul f32[1,1] %3, %3 {transpose_a=1}\n  output %4\n}\n",
+        "graph @arena {\n  %0 = input f32[1]\n  %1 = expand f32[1048576,1048576] %0\n  %2 = neg f32[1048576,1048576] "
+        "%1\n"
+        "  %3 = slice f32[1048576,1] %2 {start=[0,0], step=[1,1]}\n  %4 = matmul f32[1,1] %3, %3 {transpose_a=1}\n  "
+        "output %4\n}\n",
     };
     for (size_t i = 0; i < COUNT(texts); i++) {
         float x[] = {1};
@@ -217,12 +230,15 @@ static void test_no_memory(void **state)
 /* The step with a bad index spoils what depends on it; the rest of the run is done. */
 static void test_a_failed_step(void **state)
 {
-    opq_plan *plan = plan_of(*state, "graph @g {\n  %0 = input f32[4]\n  %1 = input i64[2]\n  %2 = index_select f32[2] %0, %1 {axis=0}  # a.py:3\n"
-                                     "  %3 = sum f32[1] %2 {axes=[0], tree=lanes}\n  %4 = exp f32[4] %0\n  output %3, %4\n}\n");
+    opq_plan *plan = plan_of(
+        *state,
+        "graph @g {\n  %0 = input f32[4]\n  %1 = input i64[2]\n  %2 = index_select f32[2] %0, %1 {axis=0}  # a.py:3\n"
+        "  %3 = sum f32[1] %2 {axes=[0], tree=lanes}\n  %4 = exp f32[4] %0\n  output %3, %4\n}\n");
     float x[] = {0, 0, 0, 0};
     int64_t bad[] = {0, 4}, good[] = {3, 0};
     opq_buffer *outputs[2];
-    expect_failure(run(*state, plan, (void *const[]){x, bad}, outputs), OPQ_OUT_OF_RANGE, "index_select (recorded at a.py:3): index 4 is out of bounds for dimension 0 with size 4 of f32[4]");
+    expect_failure(run(*state, plan, (void *const[]){x, bad}, outputs), OPQ_OUT_OF_RANGE,
+                   "index_select (recorded at a.py:3): index 4 is out of bounds for dimension 0 with size 4 of f32[4]");
     assert_null(outputs[0]);
     assert_non_null(outputs[1]);
     assert_true(((float *)outputs[1]->data)[3] == 1);
@@ -262,7 +278,8 @@ static void test_calls_without_a_host(void **state)
     opq_plan *plan = NULL;
     opq_graph *graph = graph_of_text("graph @g {\n  %0 = input f32[4]\n  %1 = extern f32[4] %0 {key=\"f\", result=1}\n"
                                      "  %2 = extern_result f32[4] %1 {result=0}\n  output %2\n}\n");
-    expect_failure(opq_plan_compile(&m->runtime, graph, OPQ_FUSED, &plan), OPQ_UNSUPPORTED, "extern: nobody here can call f");
+    expect_failure(opq_plan_compile(&m->runtime, graph, OPQ_FUSED, &plan), OPQ_UNSUPPORTED,
+                   "extern: nobody here can call f");
     opq_graph_destroy(graph);
 }
 
@@ -271,8 +288,14 @@ static void test_calls_without_a_host(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_arenas_of_the_golden_files), TEST(test_an_arena_is_used_again), TEST(test_updates_in_place), TEST(test_equal_outputs_share_memory),
-        TEST(test_no_memory), TEST(test_a_failed_step), TEST(test_notes), TEST(test_calls_without_a_host),
+        TEST(test_arenas_of_the_golden_files),
+        TEST(test_an_arena_is_used_again),
+        TEST(test_updates_in_place),
+        TEST(test_equal_outputs_share_memory),
+        TEST(test_no_memory),
+        TEST(test_a_failed_step),
+        TEST(test_notes),
+        TEST(test_calls_without_a_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
