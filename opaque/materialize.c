@@ -174,7 +174,8 @@ static void fail_value(flight *f, opq_value *value, opq_status status, const cha
     for (opq_cell *cell = f->again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
         bool to_start = f->whole_steps && cell->history_count > 0 && cell->history[0]->state == OPQ_VALUE_computed;
-        if (!to_start && cell->history_count <= (cell->history_lost ? 1 : 0))
+        bool gap = cell->history_lost && cell->history_count == 1; /* writes on top of the oldest are gone */
+        if (cell->history_count == 0 || (gap && cell->history[0]->state != OPQ_VALUE_computed))
             continue;
         while (to_start && cell->history_count > 1)
             f->dropped[(*dropped_count)++] = cell->history[--cell->history_count];

@@ -123,7 +123,7 @@ static void test_too_many_writes_behind_a_failure(void **state)
     for (int i = 0; i < 40; i++)
         write_window(ctx, cell, whole, op2(ctx, OPQ_OP_add, read_window(ctx, cell, whole), number(ctx, 1)));
     assert_int_equal(opq_synchronize(ctx, OPQ_REASON_synchronize), OPQ_INVALID);
-    expect_error(ctx, read_window(ctx, cell, whole), "the call failed");
+    expect_floats(ctx, read_window(ctx, cell, whole), FLOATS(0, 1, 2, 3, 4, 5, 6, 7)); /* the last computed value */
     opq_cell_release(cell);
 }
 
