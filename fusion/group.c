@@ -16,170 +16,28 @@
  * breaks  node numbers (build_fused orders groups topologically)
  * not     duplicating a node into two groups; joining groups that only share an input
  */
-#include "fusion/pass.h"
+#include "fusion/group_state.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { FAST_BODY_MAX = 300, FAST_OPERAND_MAX = 64, CONSUMER_GROUPS_MAX = 8 };
 
-typedef struct group {
-    opq_ref *members; /* descending */
-    int count, capacity;
-    int body, operands; /* upper estimates */
-    bool plain;         /* one shape, elementwise, no views inside: joining another such node needs no trial */
-    bool dead;          /* merged away */
-    uint64_t *before;   /* bit set: groups this one needs results of, transitively */
-} group;
-
-typedef struct edge {
-    opq_ref consumer;
-    int32_t next;
-    bool from_memory, direct; /* direct: no view between */
-} edge;
-
-typedef struct grouper {
-    const opq_graph *in;
-    opq_fusion fusion;
-    opq_grouping result;
-    group *groups;
-    int group_count, words; /* words of a `before` set */
-    edge *edges;
-    int32_t edge_count, edge_capacity;
-    int32_t *first_edge; /* per node, -1 */
-    uint8_t *is_output;
-    opq_refusal *refusal; /* per node: why it did not join its consumers */
-    opq_arena scratch;
-} grouper;
-
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: out of memory"); }
-
-/* ---- edges from a placed node to the nodes whose values it needs, through free views */
-
-static opq_status add_edge(grouper *g, opq_ref producer, opq_ref consumer, bool from_memory, bool direct)
-{
-    if (g->edge_count == g->edge_capacity) {
-        g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 256;
-        edge *grown = realloc(g->edges, (size_t)g->edge_capacity * sizeof *grown);
-        if (grown == NULL)
-            return out_of_memory();
-        g->edges = grown;
-    }
-    g->edges[g->edge_count] = (edge){consumer, g->first_edge[producer], from_memory, direct};
-    g->first_edge[producer] = g->edge_count++;
-    return OPQ_OK;
-}
-
-static bool is_followed(const grouper *g, opq_ref ref)
-{
-    return opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW && !g->result.in_memory[ref];
-}
-
-static opq_status link_operands(grouper *g, opq_ref consumer)
-{
-    const opq_node *node = opq_node_at(g->in, consumer);
-    for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = node->operand[k];
-        bool from_memory = opq_operand_from_memory(node, k), direct = true;
-        for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0])
-            direct = false;
-        if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
-            ref = opq_node_at(g->in, ref)->operand[0];
-        const opq_node *producer = opq_node_at(g->in, ref);
-        if (producer->op != OPQ_OP_input && (!opq_node_is_free(g->in, ref) || g->result.in_memory[ref]))
-            OPQ_TRY(add_edge(g, ref, consumer, from_memory, direct));
-    }
-    return OPQ_OK;
-}
-
-static bool follows(const grouper *g, opq_ref consumer, opq_ref view)
-{
-    const opq_node *node = opq_node_at(g->in, consumer);
-    for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = node->operand[k];
-        while (ref > view && is_followed(g, ref))
-            ref = opq_node_at(g->in, ref)->operand[0];
-        if (ref == view)
-            return true;
-    }
-    return false;
-}
-
-static void unlink_operands(grouper *g, opq_ref consumer)
-{
-    const opq_node *node = opq_node_at(g->in, consumer);
-    for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = node->operand[k];
-        while (is_followed(g, ref))
-            ref = opq_node_at(g->in, ref)->operand[0];
-        if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
-            ref = opq_node_at(g->in, ref)->operand[0];
-        int32_t *at = &g->first_edge[ref];
-        while (*at >= 0)
-            if (g->edges[*at].consumer == consumer)
-                *at = g->edges[*at].next;
-            else
-                at = &g->edges[*at].next;
-    }
-}
-
-/* A view or iota gets memory of its own, for `reader`, which is not linked yet. Those already placed that looked through it need it from
- * now on, and no longer what lies behind. */
-static opq_status store_view(grouper *g, opq_ref view, opq_ref reader)
-{
-    if (g->result.in_memory[view])
-        return OPQ_OK;
-    opq_ref *users = malloc(((size_t)(g->in->count - view) + 1) * sizeof *users);
-    int count = 0;
-    if (users == NULL)
-        return out_of_memory();
-    for (opq_ref n = view + 1; n < g->in->count; n++)
-        if (n != reader && g->result.group_of[n] >= 0 && follows(g, n, view)) {
-            unlink_operands(g, n);
-            users[count++] = n;
-        }
-    g->result.in_memory[view] = 1;
-    opq_status status = OPQ_OK;
-    for (int i = 0; i < count && status == OPQ_OK; i++)
-        status = link_operands(g, users[i]);
-    free(users);
-    return status;
-}
-
-/* Operands that are taken from dense memory: a view has to be stored for that, a reshape shares its operand's memory. */
-static opq_status add_edges_of(grouper *g, opq_ref consumer)
-{
-    const opq_node *node = opq_node_at(g->in, consumer);
-    for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = node->operand[k];
-        opq_matrix_view view;
-        if (!opq_operand_from_memory(node, k))
-            continue;
-        if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
-            if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
-                OPQ_TRY(store_view(g, ref, consumer));
-        } else {
-            ref = opq_strip_reshape(g->in, ref);
-            if (opq_node_is_free(g->in, ref) && opq_node_at(g->in, ref)->op != OPQ_OP_undefined)
-                OPQ_TRY(store_view(g, ref, consumer));
-        }
-    }
-    return link_operands(g, consumer);
-}
 
 /* ---- groups */
 
 static bool in_set(const uint64_t *set, int i) { return set[i / 64] >> (i % 64) & 1; }
 
-static opq_status new_group(grouper *g, int32_t *out_id)
+static opq_status new_group(opq_grouper *g, int32_t *out_id)
 {
-    group *made = &g->groups[g->group_count];
+    opq_group *made = &g->groups[g->group_count];
     *out_id = g->group_count++;
     made->before = calloc((size_t)g->words, sizeof *made->before);
     return made->before ? OPQ_OK : out_of_memory();
 }
 
-static opq_status add_member(group *group, opq_ref n)
+static opq_status add_member(opq_group *group, opq_ref n)
 {
     if (group->count == group->capacity) {
         group->capacity = group->capacity ? group->capacity * 2 : 8;
@@ -193,7 +51,7 @@ static opq_status add_member(group *group, opq_ref n)
 }
 
 /* `id` now needs what `extra` says; so does whoever needs `id`. */
-static void need_before(grouper *g, int32_t id, const uint64_t *extra)
+static void need_before(opq_grouper *g, int32_t id, const uint64_t *extra)
 {
     for (int32_t i = 0; i < g->group_count; i++)
         if (!g->groups[i].dead && (i == id || in_set(g->groups[i].before, id)))
@@ -201,7 +59,7 @@ static void need_before(grouper *g, int32_t id, const uint64_t *extra)
                 g->groups[i].before[w] |= extra[w];
 }
 
-static bool used_outside(const grouper *g, opq_ref n, const int32_t *ids, int count)
+static bool used_outside(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     if (g->is_output[n])
         return true;
@@ -216,7 +74,7 @@ static bool used_outside(const grouper *g, opq_ref n, const int32_t *ids, int co
     return false;
 }
 
-static bool makes_cycle(const grouper *g, opq_ref n, const int32_t *ids, int count)
+static bool makes_cycle(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     for (int i = 0; i < count; i++) {
         for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
@@ -245,7 +103,7 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-static opq_status try_lower(grouper *g, opq_ref n, const int32_t *ids, int count, opq_refusal *out_refusal)
+static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_refusal *out_refusal)
 {
     int total = 1, stored_count = 0;
     for (int i = 0; i < count; i++)
@@ -279,10 +137,10 @@ static opq_status try_lower(grouper *g, opq_ref n, const int32_t *ids, int count
 }
 
 /* An elementwise node that only feeds an elementwise group of its own shape, straight from memory or numbers. */
-static bool joins_plainly(const grouper *g, opq_ref n, int32_t id)
+static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id)
 {
     const opq_node *node = opq_node_at(g->in, n);
-    const group *group = &g->groups[id];
+    const opq_group *group = &g->groups[id];
     opq_class class_ = opq_node_class(node);
     if (!group->plain || (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST) || group->body + 4 > FAST_BODY_MAX ||
         group->operands + node->arity > FAST_OPERAND_MAX || g->is_output[n] ||
@@ -294,7 +152,7 @@ static bool joins_plainly(const grouper *g, opq_ref n, int32_t id)
     return true;
 }
 
-static bool is_plain_node(const grouper *g, opq_ref n)
+static bool is_plain_node(const opq_grouper *g, opq_ref n)
 {
     const opq_node *node = opq_node_at(g->in, n);
     opq_class class_ = opq_node_class(node);
@@ -307,11 +165,11 @@ static bool is_plain_node(const grouper *g, opq_ref n)
     return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST;
 }
 
-static opq_status join(grouper *g, opq_ref n, const int32_t *ids, int count)
+static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
-    group *target = &g->groups[ids[0]];
+    opq_group *target = &g->groups[ids[0]];
     for (int i = 1; i < count; i++) {
-        group *from = &g->groups[ids[i]];
+        opq_group *from = &g->groups[ids[i]];
         for (int k = 0; k < from->count; k++) {
             OPQ_TRY(add_member(target, from->members[k]));
             g->result.group_of[from->members[k]] = ids[0];
@@ -382,7 +240,7 @@ static bool takes_members(const opq_node *node)
 }
 
 /* A member takes n from memory: it must be there before the kernel that would make it starts. */
-static bool read_inside(const grouper *g, opq_ref n, const int32_t *ids, int count)
+static bool read_inside(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
         for (int i = 0; i < count; i++)
@@ -391,7 +249,7 @@ static bool read_inside(const grouper *g, opq_ref n, const int32_t *ids, int cou
     return false;
 }
 
-static opq_status try_groups(grouper *g, opq_ref n, const int32_t *ids, int count, bool *out_joined)
+static opq_status try_groups(opq_grouper *g, opq_ref n, const int32_t *ids, int count, bool *out_joined)
 {
     opq_refusal refusal = OPQ_REFUSAL_none;
     *out_joined = false;
@@ -411,41 +269,12 @@ static opq_status try_groups(grouper *g, opq_ref n, const int32_t *ids, int coun
 }
 
 /* A matmul sees its epilogue from the tile only when nobody needs the raw product: storing it too would cost what fusing saves. */
-static bool must_stay_alone(const grouper *g, opq_ref n, const int32_t *ids, int count)
+static bool must_stay_alone(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
 }
 
-/* Read without memory of its own, as long as some loops walk it. */
-static bool is_computed_inside(const grouper *g, opq_ref ref)
-{
-    return is_followed(g, ref) || (opq_node_at(g->in, ref)->op == OPQ_OP_iota && !g->result.in_memory[ref]);
-}
-
-/* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
-static opq_status store_views(grouper *g, opq_ref n, bool *out_stored)
-{
-    const opq_node *node = opq_node_at(g->in, n);
-    bool stored = false;
-    for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k];
-        for (; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW; ref = opq_node_at(g->in, ref)->operand[0])
-            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, opq_node_at(g->in, ref)->operand[0])) {
-                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0], n));
-                stored = true;
-                break;
-            }
-    }
-    for (int k = 0; k < node->arity && !stored; k++)
-        if (is_computed_inside(g, node->operand[k])) {
-            OPQ_TRY(store_view(g, node->operand[k], n));
-            stored = true;
-        }
-    *out_stored = stored;
-    return OPQ_OK;
-}
-
-static opq_status place_alone(grouper *g, opq_ref n)
+static opq_status place_alone(opq_grouper *g, opq_ref n)
 {
     int32_t id;
     opq_refusal refusal = OPQ_REFUSAL_none;
@@ -453,19 +282,19 @@ static opq_status place_alone(grouper *g, opq_ref n)
     bool follows = opq_node_class(node) == OPQ_CLASS_VIEW;
     OPQ_TRY(new_group(g, &id));
     for (int k = 0; k < node->arity; k++)
-        follows = follows || is_computed_inside(g, node->operand[k]);
+        follows = follows || opq_is_computed_inside(g, node->operand[k]);
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
         for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &refusal));
             again = false;
             if (refusal != OPQ_REFUSAL_none)
-                OPQ_TRY(store_views(g, n, &again));
+                OPQ_TRY(opq_store_views(g, n, &again));
         }
     g->groups[id].plain = true;
     return join(g, n, &id, 1);
 }
 
-static opq_status place(grouper *g, opq_ref n)
+static opq_status place(opq_grouper *g, opq_ref n)
 {
     int32_t ids[CONSUMER_GROUPS_MAX];
     int count = 0;
@@ -491,10 +320,10 @@ static opq_status place(grouper *g, opq_ref n)
     }
     if (!joined)
         OPQ_TRY(place_alone(g, n));
-    return add_edges_of(g, n);
+    return opq_add_edges_of(g, n);
 }
 
-static opq_status place_all(grouper *g)
+static opq_status place_all(opq_grouper *g)
 {
     for (int i = 0; i < g->in->output_count; i++) {
         opq_ref ref = opq_strip_reshape(g->in, g->in->outputs[i]);
@@ -513,7 +342,7 @@ static opq_status place_all(grouper *g)
     return OPQ_OK;
 }
 
-static opq_status note_unfused(const grouper *g, const opq_ref *renamed, opq_unfused *unfused)
+static opq_status note_unfused(const opq_grouper *g, const opq_ref *renamed, opq_unfused *unfused)
 {
     for (opq_ref n = 0; n < g->in->count; n++)
         for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
@@ -537,7 +366,7 @@ static opq_status note_unfused(const grouper *g, const opq_ref *renamed, opq_unf
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused)
 {
     size_t count = (size_t)in->count + 1;
-    grouper g = {.in = in, .fusion = fusion, .words = (int)(count / 64 + 1)};
+    opq_grouper g = {.in = in, .fusion = fusion, .words = (int)(count / 64 + 1)};
     g.groups = calloc(count, sizeof *g.groups);
     g.first_edge = malloc(count * sizeof *g.first_edge);
     g.is_output = calloc(count, 1);
