@@ -121,7 +121,9 @@ static void test_two_threads_want_one_value(void **state)
     assert_int_equal(stats_of(ctx).kernels_run, 50);
 }
 
-/* ---- fork */
+/* ---- fork. Not under AddressSanitizer: its own allocator keeps its locks across a fork, and the child waits there. */
+
+#ifndef __SANITIZE_ADDRESS__
 
 enum { FORKS = 25, CHILD_SECONDS = 15 };
 
@@ -179,6 +181,8 @@ static void test_a_child_goes_on(void **state)
                  WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "it hung" : "wrong result");
 }
 
+#endif
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_context, drop_context)
 
 int main(void)
@@ -187,7 +191,9 @@ int main(void)
         TEST(test_two_threads_run_graphs_of_their_own),
         TEST(test_one_writes_and_one_reads),
         TEST(test_two_threads_want_one_value),
+#ifndef __SANITIZE_ADDRESS__
         TEST(test_a_child_goes_on),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
