@@ -30,6 +30,21 @@ assert (x * 3).sum().item() == 6000
 print("done")
 """
 
+THREADS = """
+import os, torch
+def threads():
+    return len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)
+x = torch.ones(2048, 2048, device="opaque")
+torch.tanh(x).cpu()
+before = threads()
+torch.set_num_threads(2)
+y = torch.tanh(x) * 2
+torch.opaque.synchronize()
+assert threads() == before + 1, "a big kernel ran on one thread"
+print("done")
+"""
+
 INTERRUPT = """
 import os, signal, threading, time, torch
 x = torch.randn(1500, 1500, device="opaque")
@@ -113,7 +128,9 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("text", [WORKERS, FORK, INTERRUPT], ids=["workers", "fork", "interrupt"])
+@pytest.mark.parametrize(
+    "text", [WORKERS, FORK, THREADS, INTERRUPT], ids=["workers", "fork", "threads", "interrupt"]
+)
 def test_process(run_python, text):
     assert run_python(text).stdout.split()[-1] == "done"
 
