@@ -59,16 +59,20 @@ static void need_before(opq_grouper *g, int32_t id, const uint64_t *extra)
                 g->groups[i].before[w] |= extra[w];
 }
 
+static bool is_one_of(const int32_t *ids, int count, int32_t id)
+{
+    for (int i = 0; i < count; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
 static bool used_outside(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     if (g->is_output[n])
         return true;
     for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
-        int32_t group = g->result.group_of[g->edges[e].consumer];
-        bool inside = false;
-        for (int i = 0; i < count; i++)
-            inside = inside || group == ids[i];
-        if (!inside || g->edges[e].from_memory)
+        if (g->edges[e].from_memory || !is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
             return true;
     }
     return false;
@@ -79,10 +83,7 @@ static bool makes_cycle(const opq_grouper *g, opq_ref n, const int32_t *ids, int
     for (int i = 0; i < count; i++) {
         for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
             int32_t group = g->result.group_of[g->edges[e].consumer];
-            bool inside = false;
-            for (int k = 0; k < count; k++)
-                inside = inside || group == ids[k];
-            if (!inside && in_set(g->groups[ids[i]].before, group))
+            if (!is_one_of(ids, count, group) && in_set(g->groups[ids[i]].before, group))
                 return true;
         }
         for (int k = 0; k < count;
@@ -239,12 +240,22 @@ static bool takes_members(const opq_node *node)
     return opq_node_class(node) != OPQ_CLASS_EXTERN && opq_node_class(node) != OPQ_CLASS_MATMUL;
 }
 
-/* A member takes n from memory: it must be there before the kernel that would make it starts. */
-static bool read_inside(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
+static bool read_from_memory(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
-        for (int i = 0; i < count; i++)
-            if (g->edges[e].from_memory && g->result.group_of[g->edges[e].consumer] == ids[i])
+        if (g->edges[e].from_memory && is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
+            return true;
+    return false;
+}
+
+/* A member takes n, or what another of these groups makes, from memory: it must be there before the kernel that would make it starts. */
+static bool reads_own_result(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
+{
+    if (read_from_memory(g, n, ids, count))
+        return true;
+    for (int i = 0; i < count && count > 1; i++)
+        for (int k = 0; k < g->groups[ids[i]].count; k++)
+            if (read_from_memory(g, g->groups[ids[i]].members[k], ids, count))
                 return true;
     return false;
 }
@@ -253,7 +264,7 @@ static opq_status try_groups(opq_grouper *g, opq_ref n, const int32_t *ids, int 
 {
     opq_refusal refusal = OPQ_REFUSAL_none;
     *out_joined = false;
-    if (read_inside(g, n, ids, count)) {
+    if (reads_own_result(g, n, ids, count)) {
         refusal = OPQ_REFUSAL_other_use;
     } else if (makes_cycle(g, n, ids, count)) {
         refusal = OPQ_REFUSAL_cycle;

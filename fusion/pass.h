@@ -34,8 +34,6 @@ typedef struct opq_grouping {
 
 /* Follows reshapes: the node whose dense memory this one shares. */
 opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref);
-/* Operand k of this node is taken from memory by its kernel, never computed in it. */
-bool opq_operand_from_memory(const opq_node *node, int k);
 opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, opq_graph *out,
                            opq_ref *out_renamed) OPQ_MUST_CHECK;
 

@@ -181,6 +181,11 @@ opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n,
 opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const char *name, opq_ref first,
                                 int32_t count) OPQ_MUST_CHECK;
 
+/* Operand k of this node is taken from memory by its kernel, never computed in it. */
+bool opq_operand_from_memory(const opq_node *node, int k);
+
+/* The kernels' part of opq_graph_verify: cheap enough for every plan. */
+opq_status opq_kernels_verify(const opq_graph *graph) OPQ_MUST_CHECK;
 /* One node's part of opq_graph_verify: operands, attributes, type. The message begins with the op. */
 opq_status opq_node_verify(const opq_graph *graph, opq_ref ref) OPQ_MUST_CHECK;
 /* Names of graphs and kernels: letters, digits, '_', '.', '-', 1 to 255 of them. */

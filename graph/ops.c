@@ -75,3 +75,27 @@ bool opq_op_find(const char *name, size_t length, opq_op *out_op)
         }
     return false;
 }
+
+bool opq_operand_from_memory(const opq_node *node, int k)
+{
+    switch (opq_node_class(node)) {
+    case OPQ_CLASS_MATMUL:
+    case OPQ_CLASS_EXTERN:
+    case OPQ_CLASS_CONCAT: return true;
+    case OPQ_CLASS_UPDATE:
+    case OPQ_CLASS_SCATTER: return k == 0;
+    case OPQ_CLASS_INPUT:
+    case OPQ_CLASS_CONST:
+    case OPQ_CLASS_SCALAR:
+    case OPQ_CLASS_IOTA:
+    case OPQ_CLASS_RANDOM:
+    case OPQ_CLASS_EWISE:
+    case OPQ_CLASS_CAST:
+    case OPQ_CLASS_VIEW:
+    case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_INDEX:
+    case OPQ_CLASS_COMPOSITE:
+    case OPQ_CLASS_COUNT: break;
+    }
+    return false;
+}

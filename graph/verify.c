@@ -2,7 +2,7 @@
  *
  *   nodes     operands come before their user; arity, attributes and type are what the op's row says, and operands that
  *             promote already have the dtype in which the row computes
- *   kernels   runs of adjacent nodes, in order, disjoint; a node knows its kernel
+ *   kernels   runs of adjacent nodes, in order, disjoint; a node knows its kernel; none reads from memory what it makes itself
  *   outputs   name nodes
  *
  * Types are not trusted but inferred again.
@@ -113,7 +113,24 @@ opq_status opq_node_verify(const opq_graph *graph, opq_ref ref)
     return status;
 }
 
-static opq_status check_kernels(const opq_graph *graph)
+/* What the kernel takes from memory must be there before it starts. */
+static opq_status check_reads(const opq_graph *graph, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(graph, ref);
+    for (int k = 0; k < node->arity && node->op != OPQ_OP_extern_result; k++) {
+        opq_ref from = node->operand[k];
+        if (!opq_operand_from_memory(node, k))
+            continue;
+        while (opq_node_class(opq_node_at(graph, from)) == OPQ_CLASS_VIEW && graph->nodes[from].kernel == node->kernel)
+            from = opq_node_at(graph, from)->operand[0];
+        if (graph->nodes[from].kernel == node->kernel)
+            return opq_fail(OPQ_INVALID, "kernel %s: %%%d takes %%%d from memory, which the same kernel makes",
+                            graph->kernels[node->kernel].name, ref, from);
+    }
+    return OPQ_OK;
+}
+
+opq_status opq_kernels_verify(const opq_graph *graph)
 {
     opq_ref free_from = 0;
     for (int k = 0; k < graph->kernel_count; k++) {
@@ -127,6 +144,8 @@ static opq_status check_kernels(const opq_graph *graph)
         for (opq_ref n = kernel->first; n < free_from; n++)
             if (graph->nodes[n].kernel != k)
                 return opq_fail(OPQ_INVALID, "kernel %s: %%%d does not know that it is in it", kernel->name, n);
+        for (opq_ref n = kernel->first; n < free_from; n++)
+            OPQ_TRY(check_reads(graph, n));
     }
     int grouped = 0, claimed = 0;
     for (opq_ref n = 0; n < graph->count; n++)
@@ -145,7 +164,7 @@ opq_status opq_graph_verify(const opq_graph *graph)
         if (status != OPQ_OK)
             return opq_fail(status, "%%%d: %s", n, opq_error());
     }
-    OPQ_TRY(check_kernels(graph));
+    OPQ_TRY(opq_kernels_verify(graph));
     for (int i = 0; i < graph->output_count; i++)
         if (graph->outputs[i] < 0 || graph->outputs[i] >= graph->count)
             return opq_fail(OPQ_INVALID, "output %d: no node %%%d in a graph of %d", i, graph->outputs[i], graph->count);

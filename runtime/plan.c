@@ -122,6 +122,7 @@ static opq_status build(opq_planner *p)
         return out_of_memory();
     p->storage_of = p->group_of + count;
     p->slot_of = p->storage_of + count;
+    OPQ_TRY(opq_kernels_verify(p->graph));
     mark_stored(p);
     OPQ_TRY(number_storage(p));
     OPQ_TRY(build_steps(p));

@@ -3,6 +3,8 @@
 
 #include "graph/graph.h"
 
+#include <stdio.h>
+
 static const char valid[] = "graph @g {\n"
                             "  %0 = input f32[4,8]\n"
                             "  %1 = scalar f32[] {value=0x1p-1}\n"
@@ -137,11 +139,49 @@ static void what_is_allowed(void **state)
     opq_graph_destroy(graph);
 }
 
+/* A fused graph whose kernels would run, with wrong values: an operand that is taken from memory is made by the same kernel. */
+static void a_kernel_reads_what_it_makes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *message;
+    } kernels[] = {
+        {"    %2 = sin f32[8,8] %0\n"
+         "    %3 = matmul f32[8,8] %2, %1\n",
+         "kernel k: %3 takes %2 from memory, which the same kernel makes"},
+        {"    %2 = sin f32[8,8] %0\n"
+         "    %3 = permute f32[8,8] %2 {dims=[1,0]}\n"
+         "    %4 = matmul f32[8,8] %1, %3\n",
+         "kernel k: %4 takes %2 from memory, which the same kernel makes"},
+        {"    %2 = sin f32[8,8] %0\n"
+         "    %3 = update f32[8,8] %2, %1 {offset=0, sizes=[8,8], strides=[8,1]}\n",
+         "kernel k: %3 takes %2 from memory, which the same kernel makes"},
+        {"    %2 = permute f32[8,8] %0 {dims=[1,0]}\n"
+         "    %3 = matmul f32[8,8] %1, %2\n",
+         NULL},
+        {"    %2 = sin f32[8,8] %0\n"
+         "    %3 = update f32[8,8] %1, %2 {offset=0, sizes=[8,8], strides=[8,1]}\n",
+         NULL},
+    };
+    for (size_t i = 0; i < COUNT(kernels); i++) {
+        char text[1024];
+        snprintf(text, sizeof text,
+                 "graph @g {\n  %%0 = input f32[8,8]\n  %%1 = input f32[8,8]\n  kernel matmul @k {\n%s  }\n}\n",
+                 kernels[i].body);
+        opq_graph *graph = graph_of_text(text);
+        opq_status status = opq_graph_verify(graph);
+        expect_text(status == OPQ_OK ? "fine" : opq_error(), kernels[i].message ? kernels[i].message : "fine",
+                    "kernel %zu", i);
+        opq_graph_destroy(graph);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_damage_is_named),
         cmocka_unit_test(what_is_allowed),
+        cmocka_unit_test(a_kernel_reads_what_it_makes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
