@@ -52,6 +52,14 @@ void *opq_arena_copy(opq_arena *arena, const void *data, size_t bytes)
 
 char *opq_arena_text(opq_arena *arena, const char *text) { return opq_arena_copy(arena, text, strlen(text) + 1); }
 
+size_t opq_arena_bytes(const opq_arena *arena)
+{
+    size_t bytes = 0;
+    for (const struct opq_arena_block *block = arena->blocks; block; block = block->next)
+        bytes += sizeof *block + block->capacity;
+    return bytes;
+}
+
 void opq_arena_drop(opq_arena *arena)
 {
     while (arena->blocks) {

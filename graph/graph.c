@@ -46,6 +46,13 @@ void opq_graph_destroy(opq_graph *graph)
     free(graph);
 }
 
+size_t opq_graph_bytes(const opq_graph *graph)
+{
+    return sizeof *graph + (size_t)graph->capacity * sizeof *graph->nodes +
+           (size_t)graph->output_capacity * sizeof *graph->outputs +
+           (size_t)graph->kernel_capacity * sizeof *graph->kernels + opq_arena_bytes(&graph->arena);
+}
+
 /* Room for one more element of `bytes` bytes. */
 static opq_status grow(void **array, int32_t count, int32_t *capacity, size_t bytes)
 {

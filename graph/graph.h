@@ -17,6 +17,7 @@ void *opq_arena_alloc(opq_arena *arena, size_t bytes);
 void *opq_arena_copy(opq_arena *arena, const void *data, size_t bytes);
 char *opq_arena_text(opq_arena *arena, const char *text);
 void opq_arena_drop(opq_arena *arena);
+size_t opq_arena_bytes(const opq_arena *arena); /* taken from the C library */
 
 /* ---- growing text; `failed` sticks after an allocation failure */
 typedef struct opq_text {
@@ -170,6 +171,7 @@ static inline int64_t opq_node_int(const opq_node *node, opq_attr_key key, int64
     const opq_attr *attr = opq_node_attr(node, key);
     return attr ? attr->i : otherwise;
 }
+size_t opq_graph_bytes(const opq_graph *graph);        /* of memory, with everything that belongs to it */
 bool opq_node_reduces(const opq_node *node, int axis); /* REDUCE and COMPOSITE rows with `axes` */
 
 /* Appends a node as it is: the type is complete, operands and attributes are copied into the arena. No inference, no check.

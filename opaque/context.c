@@ -20,7 +20,9 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
         ctx->host = *host;
     ctx->runtime.host = &ctx->host;
     pthread_mutex_init(&ctx->run_lock, NULL);
-    opq_status status = opq_pool_create(&ctx->runtime.pool);
+    opq_status status = opq_plan_cache_create(OPQ_PLAN_MAX, OPQ_PLAN_BYTES_MAX, &ctx->plans);
+    if (status == OPQ_OK)
+        status = opq_pool_create(&ctx->runtime.pool);
     if (status == OPQ_OK)
         status = opq_jit_create(&ctx->runtime.jit);
     if (status == OPQ_OK)
@@ -39,12 +41,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
     if (ctx == NULL)
         return;
     opq_fork_remove(ctx);
-    for (int b = 0; b < OPQ_PLAN_BUCKETS; b++)
-        for (opq_plan_entry *entry = ctx->plans[b], *next; entry; entry = next) {
-            next = entry->next;
-            opq_plan_release(entry->plan);
-            free(entry);
-        }
+    opq_plan_cache_destroy(ctx->plans);
     opq_gemm_destroy(ctx->runtime.gemm);
     opq_jit_destroy(ctx->runtime.jit);
     opq_pool_destroy(ctx->runtime.pool);

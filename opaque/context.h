@@ -1,11 +1,12 @@
-/* The insides of a context: values, cells, the plan cache. Internal to opaque/.
+/* The insides of a context: values and cells. Internal to opaque/.
  *
- * Locks, in this order: run_lock (one run at a time) before lock (cells, marks, the plan cache, states of values). Reference counts are
+ * Locks, in this order: run_lock (one run at a time) before lock (cells, marks, states of values). Reference counts are
  * atomic and need neither. Recording takes no lock but for cells. Nothing calls the host with `lock` held.
  */
 #ifndef OPAQUE_OPAQUE_CONTEXT_H
 #define OPAQUE_OPAQUE_CONTEXT_H
 
+#include "opaque/plan_cache.h"
 #include "opaque/record.h"
 #include "opaque/spin.h"
 #include "runtime/plan.h"
@@ -52,15 +53,7 @@ struct opq_cell {
     opq_cell *next, *before;                 /* all cells of the context */
 };
 
-typedef struct opq_plan_entry {
-    struct opq_plan_entry *next;
-    uint64_t hash, used;
-    size_t key_bytes;
-    opq_plan *plan;
-    unsigned char key[];
-} opq_plan_entry;
-
-enum { OPQ_PLAN_BUCKETS = 1024, OPQ_PLAN_MAX = 4096, OPQ_PENDING_MAX = 16384, OPQ_WINDOW = 16 };
+enum { OPQ_PLAN_MAX = 4096, OPQ_PLAN_BYTES_MAX = 256 << 20, OPQ_PENDING_MAX = 16384, OPQ_WINDOW = 16 };
 
 struct opq_ctx {
     opq_host host;
@@ -74,9 +67,7 @@ struct opq_ctx {
     atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
     atomic_uint window_at;
     atomic_ullong cut_window;
-    opq_plan_entry *plans[OPQ_PLAN_BUCKETS];
-    int plan_count;
-    uint64_t plan_clock;
+    opq_plan_cache *plans;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read,

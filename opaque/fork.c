@@ -20,6 +20,7 @@ static void before_fork(void)
         opq_gemm_lock(ctx->runtime.gemm); /* compiles with its lock held: before the jit's */
         opq_jit_lock(ctx->runtime.jit);
         opq_pool_lock(ctx->runtime.pool);
+        opq_plan_cache_lock(ctx->plans);
         opq_spin_lock(&ctx->lock);
     }
 }
@@ -27,6 +28,7 @@ static void before_fork(void)
 static void let_go(opq_ctx *ctx)
 {
     opq_spin_unlock(&ctx->lock);
+    opq_plan_cache_unlock(ctx->plans);
     opq_pool_unlock(ctx->runtime.pool);
     opq_jit_unlock(ctx->runtime.jit);
     opq_gemm_unlock(ctx->runtime.gemm);

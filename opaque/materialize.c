@@ -1,11 +1,9 @@
 /* From pending to computed: cone, key, plan (found or compiled), run, results. */
-#define XXH_INLINE_ALL
 #include "opaque/context.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <xxhash.h>
 
 static double now(void)
 {
@@ -14,63 +12,12 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- the plan cache, with the lock held */
-
-static opq_plan *find_plan(opq_ctx *ctx, const opq_cone *cone, uint64_t hash)
-{
-    for (opq_plan_entry *entry = ctx->plans[hash % OPQ_PLAN_BUCKETS]; entry; entry = entry->next)
-        if (entry->hash == hash && entry->key_bytes == cone->key_bytes &&
-            memcmp(entry->key, cone->key, cone->key_bytes) == 0) {
-            entry->used = ++ctx->plan_clock;
-            opq_plan_retain(entry->plan);
-            return entry->plan;
-        }
-    return NULL;
-}
-
-/* Drops the least recently used eighth. */
-static void shrink_plans(opq_ctx *ctx)
-{
-    uint64_t keep_from = ctx->plan_clock > OPQ_PLAN_MAX ? ctx->plan_clock - OPQ_PLAN_MAX * 7 / 8 : 0;
-    for (int b = 0; b < OPQ_PLAN_BUCKETS; b++)
-        for (opq_plan_entry **at = &ctx->plans[b]; *at;) {
-            opq_plan_entry *entry = *at;
-            if (entry->used >= keep_from) {
-                at = &entry->next;
-                continue;
-            }
-            *at = entry->next;
-            opq_plan_release(entry->plan);
-            free(entry);
-            ctx->plan_count--;
-        }
-}
-
-static void keep_plan(opq_ctx *ctx, const opq_cone *cone, uint64_t hash, opq_plan *plan)
-{
-    opq_plan_entry *entry = malloc(sizeof *entry + cone->key_bytes);
-    if (entry == NULL)
-        return; /* compiled again next time */
-    if (ctx->plan_count >= OPQ_PLAN_MAX)
-        shrink_plans(ctx);
-    entry->hash = hash;
-    entry->key_bytes = cone->key_bytes;
-    entry->used = ++ctx->plan_clock;
-    entry->plan = plan;
-    opq_plan_retain(plan);
-    memcpy(entry->key, cone->key, cone->key_bytes);
-    entry->next = ctx->plans[hash % OPQ_PLAN_BUCKETS];
-    ctx->plans[hash % OPQ_PLAN_BUCKETS] = entry;
-    ctx->plan_count++;
-}
-
 /* ---- one run */
 
 typedef struct flight {
     opq_ctx *ctx;
     opq_cone cone;
     opq_plan *plan, *lines; /* lines: see plan_with_lines */
-    uint64_t hash;
     bool reused;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_buffer **inputs, **results;
@@ -114,9 +61,7 @@ static opq_status compile(flight *f)
     atomic_fetch_add(&f->ctx->stats.plans_built, 1);
     atomic_fetch_add(&f->ctx->stats.kernels_compiled, f->plan->compiled);
     atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
-    opq_spin_lock(&f->ctx->lock);
-    keep_plan(f->ctx, &f->cone, f->hash, f->plan);
-    opq_spin_unlock(&f->ctx->lock);
+    opq_plan_cache_keep(f->ctx->plans, f->cone.key, f->cone.key_bytes, f->plan);
     return OPQ_OK;
 }
 
@@ -246,15 +191,13 @@ static opq_status fly(flight *f, opq_value *const *values, int count)
     opq_status status = opq_cone_collect(ctx, values, count, &f->cone);
     if (status == OPQ_OK && f->cone.output_count > 0)
         status = opq_cone_key(&f->cone, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0);
-    if (status == OPQ_OK && f->cone.output_count > 0) {
-        f->hash = XXH3_64bits(f->cone.key, f->cone.key_bytes);
-        f->plan = find_plan(ctx, &f->cone, f->hash);
-        f->reused = f->plan != NULL;
+    if (status == OPQ_OK && f->cone.output_count > 0)
         pin(&f->cone, true);
-    }
     opq_spin_unlock(&ctx->lock);
     if (status != OPQ_OK || f->cone.output_count == 0)
         return status;
+    f->plan = opq_plan_cache_find(ctx->plans, f->cone.key, f->cone.key_bytes);
+    f->reused = f->plan != NULL;
     if (f->reused)
         atomic_fetch_add(&ctx->stats.plans_reused, 1);
     else

@@ -169,6 +169,12 @@ void opq_plan_release(opq_plan *plan)
     free(plan);
 }
 
+size_t opq_plan_bytes(const opq_plan *plan)
+{
+    return sizeof *plan + opq_arena_bytes(&plan->arena) + opq_graph_bytes(plan->graph) +
+           (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
+}
+
 opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
 {
     opq_graph *expanded = NULL, *simple = NULL, *fused = NULL;

@@ -98,6 +98,8 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
                           opq_plan **out_plan) OPQ_MUST_CHECK;
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
+/* Memory that goes with the plan: steps, graph, edges. Without machine code, which is the JIT's, and payloads, which are the host's. */
+size_t opq_plan_bytes(const opq_plan *plan);
 
 /* One launched step, for statistics and reports. Compiling that was left to the run (matmul micro-kernels) is not in `seconds`, which
  * is 0 if the run is not timed. */

@@ -1,0 +1,32 @@
+/* Plans by the canonical key of their graph. Internal to opaque/. Thread-safe.
+ *
+ * Bounded in number and in bytes: a loop whose sequence grows makes a plan of every iteration, and a plan of a long training step is
+ * megabytes. The least recently used go first. A plan is refcounted, so one that is running outlives its entry. Machine code belongs to
+ * the JIT, which keeps it; it is not counted here.
+ */
+#ifndef OPAQUE_OPAQUE_PLAN_CACHE_H
+#define OPAQUE_OPAQUE_PLAN_CACHE_H
+
+#include "runtime/plan.h"
+
+typedef struct opq_plan_cache opq_plan_cache;
+
+/* The newest plan stays even if it alone is larger than max_bytes: otherwise a loop would build it in every iteration. */
+opq_status opq_plan_cache_create(size_t max_count, size_t max_bytes, opq_plan_cache **out_cache) OPQ_MUST_CHECK;
+void opq_plan_cache_destroy(opq_plan_cache *cache);
+
+/* A reference to the plan under this key, or NULL. Keys are compared whole. */
+opq_plan *opq_plan_cache_find(opq_plan_cache *cache, const void *key, size_t key_bytes);
+/* Takes a reference of its own. Without memory for the entry nothing is kept and the plan is built again next time. A key that is
+ * already there keeps its plan. Plans that have to go are released here: the caller holds no lock that the host may want. */
+void opq_plan_cache_keep(opq_plan_cache *cache, const void *key, size_t key_bytes, opq_plan *plan);
+void opq_plan_cache_clear(opq_plan_cache *cache);
+
+/* Entries, and their bytes with keys. */
+size_t opq_plan_cache_count(opq_plan_cache *cache);
+size_t opq_plan_cache_bytes(opq_plan_cache *cache);
+
+void opq_plan_cache_lock(opq_plan_cache *cache); /* around a fork */
+void opq_plan_cache_unlock(opq_plan_cache *cache);
+
+#endif
