@@ -10,6 +10,36 @@
 
 /* ---- holders, with the lock held */
 
+static void wait_for(opq_cell *cell)
+{
+    opq_ctx *ctx = cell->ctx;
+    cell->waits = true;
+    cell->before = NULL;
+    cell->next = ctx->pending_cells;
+    if (ctx->pending_cells)
+        ctx->pending_cells->before = cell;
+    ctx->pending_cells = cell;
+}
+
+static void stop_waiting(opq_cell *cell)
+{
+    if (!cell->waits)
+        return;
+    if (cell->before)
+        cell->before->next = cell->next;
+    else
+        cell->ctx->pending_cells = cell->next;
+    if (cell->next)
+        cell->next->before = cell->before;
+    cell->waits = false;
+}
+
+void opq_cells_settled(opq_value *value)
+{
+    for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
+        stop_waiting(cell);
+}
+
 static void let_go(opq_cell *cell)
 {
     opq_value *value = cell->value;
@@ -23,6 +53,7 @@ static void let_go(opq_cell *cell)
         cell->next_holder->previous_holder = cell->previous_holder;
     cell->next_holder = cell->previous_holder = NULL;
     cell->value = NULL;
+    stop_waiting(cell);
 }
 
 void opq_cell_hold(opq_cell *cell, opq_value *value)
@@ -35,6 +66,8 @@ void opq_cell_hold(opq_cell *cell, opq_value *value)
     if (value->holders)
         value->holders->previous_holder = cell;
     value->holders = cell;
+    if (value->state == OPQ_VALUE_pending)
+        wait_for(cell);
 }
 
 /* ---- life */
@@ -51,10 +84,6 @@ static opq_status make(opq_ctx *ctx, int64_t bytes, opq_value *value, opq_cell *
         opq_value_retain(value);
     opq_spin_lock(&ctx->lock);
     opq_cell_hold(cell, value);
-    cell->next = ctx->cells;
-    if (ctx->cells)
-        ctx->cells->before = cell;
-    ctx->cells = cell;
     opq_spin_unlock(&ctx->lock);
     *out_cell = cell;
     return OPQ_OK;
@@ -110,12 +139,6 @@ void opq_cell_release(opq_cell *cell)
     opq_spin_lock(&ctx->lock);
     opq_value *value = cell->value;
     let_go(cell);
-    if (cell->before)
-        cell->before->next = cell->next;
-    else
-        ctx->cells = cell->next;
-    if (cell->next)
-        cell->next->before = cell->before;
     opq_spin_unlock(&ctx->lock);
     opq_value_release(value);
     for (int i = 0; i < cell->history_count; i++)
@@ -146,12 +169,17 @@ int opq_cell_forget(opq_cell *cell, opq_value **out_drop)
     return count;
 }
 
-static void replace_value(opq_cell *cell, opq_value *value) /* takes the reference */
+/* Takes the reference. False, and nothing happens, if the cell no longer holds what `expected` says: another thread has written. */
+static bool replace_if(opq_cell *cell, const opq_value *const *expected, opq_value *value)
 {
     opq_value *drop[OPQ_HISTORY_MAX + 1];
     int count = 0;
     opq_spin_lock(&cell->ctx->lock);
     opq_value *old = cell->value;
+    if (expected && *expected != old) {
+        opq_spin_unlock(&cell->ctx->lock);
+        return false;
+    }
     opq_cell_hold(cell, value);
     if (value->state != OPQ_VALUE_pending || (old && old->state == OPQ_VALUE_computed))
         count = opq_cell_forget(cell, drop);
@@ -169,17 +197,21 @@ static void replace_value(opq_cell *cell, opq_value *value) /* takes the referen
     opq_spin_unlock(&cell->ctx->lock);
     for (int i = 0; i < count; i++)
         opq_value_release(drop[i]);
+    return true;
 }
 
-/* The whole cell as a dense value of this dtype: undefined, current, or the current bytes read as another dtype. */
-static opq_status whole_value(opq_ctx *ctx, opq_cell *cell, opq_dtype dtype, opq_value **out_value)
+static void replace_value(opq_cell *cell, opq_value *value) { (void)replace_if(cell, NULL, value); }
+
+/* What the whole cell holds (NULL: nothing was written yet) as a dense value of this dtype: undefined, the value, or its bytes read as
+ * another dtype. */
+static opq_status whole_value(opq_ctx *ctx, const opq_cell *cell, opq_value *value, opq_dtype dtype, opq_value **out_value)
 {
     int64_t count = cell->bytes / opq_dtype_bytes(dtype);
     opq_type flat = opq_type_make(dtype, 1, &count);
-    opq_value *value = current_value(cell);
     if (value == NULL)
         return opq_record_typed(ctx, OPQ_OP_undefined, &flat, NULL, 0, NULL, 0, out_value);
     if (value->type.dtype == dtype && opq_type_bytes(&value->type) <= cell->bytes) {
+        opq_value_retain(value);
         *out_value = value;
         return OPQ_OK;
     }
@@ -189,7 +221,6 @@ static opq_status whole_value(opq_ctx *ctx, opq_cell *cell, opq_dtype dtype, opq
         flat = opq_type_make(dtype, 1, &count);
         status = opq_value_leaf(ctx, &flat, value->buffer, out_value);
     }
-    opq_value_release(value);
     return status;
 }
 
@@ -218,10 +249,13 @@ static opq_status check_window(const opq_cell *cell, const opq_geometry *geometr
 
 opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value)
 {
-    opq_value *value;
+    opq_value *whole = NULL;
     OPQ_TRY(check_window(cell, geometry));
-    OPQ_TRY(whole_value(ctx, cell, geometry->dtype, &value));
-    opq_status status = opq_geometry_view(ctx, value, geometry, out_value);
+    opq_value *value = current_value(cell);
+    opq_status status = whole_value(ctx, cell, value, geometry->dtype, &whole);
+    if (status == OPQ_OK)
+        status = opq_geometry_view(ctx, whole, geometry, out_value);
+    opq_value_release(whole);
     opq_value_release(value);
     return status;
 }
@@ -254,18 +288,22 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, i
         (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
         return OPQ_UNSUPPORTED;
     OPQ_TRY(opq_bound_check(ctx, op, type));
-    if (!take_plain(ctx, operands, arity, type, values))
-        return OPQ_UNSUPPORTED;
-    opq_status status = opq_value_new(ctx, op, type, values, arity, NULL, 0, &made);
-    for (int i = 0; i < arity; i++)
-        opq_value_release(values[i]);
-    OPQ_TRY(status);
-    atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
-    if (out_cell == NULL) {
-        replace_value(operands[0], made);
-        return OPQ_OK;
+    for (;;) {
+        if (!take_plain(ctx, operands, arity, type, values))
+            return OPQ_UNSUPPORTED;
+        opq_status status = opq_value_new(ctx, op, type, values, arity, NULL, 0, &made);
+        bool done = out_cell || status != OPQ_OK || replace_if(operands[0], (const opq_value *const *)&values[0], made);
+        for (int i = 0; i < arity; i++)
+            opq_value_release(values[i]);
+        OPQ_TRY(status);
+        if (done)
+            break;
+        opq_value_release(made); /* another thread wrote in between: add to that */
     }
-    status = make(ctx, opq_type_bytes(type), made, out_cell);
+    atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
+    if (out_cell == NULL)
+        return OPQ_OK;
+    opq_status status = make(ctx, opq_type_bytes(type), made, out_cell);
     opq_value_release(made);
     return status;
 }
@@ -284,11 +322,11 @@ static opq_status in_memory_order(opq_ctx *ctx, opq_value *value, const int64_t 
     return opq_record(ctx, OPQ_OP_permute, &value, 1, &dims, 1, out_value);
 }
 
-static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value,
-                             opq_value **out_value)
+static opq_status make_update(opq_ctx *ctx, const opq_cell *cell, opq_value *current, const opq_geometry *geometry,
+                              opq_value *value, opq_value **out_value)
 {
     opq_value *old;
-    OPQ_TRY(whole_value(ctx, cell, geometry->dtype, &old));
+    OPQ_TRY(whole_value(ctx, cell, current, geometry->dtype, &old));
     opq_attr attrs[] = {
         {.key = OPQ_ATTR_offset, .i = geometry->offset},
         {.key = OPQ_ATTR_sizes, .count = geometry->rank, .ints = geometry->size},
@@ -297,6 +335,30 @@ static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *g
     opq_value *pair[] = {old, value};
     opq_status status = opq_record(ctx, OPQ_OP_update, pair, 2, attrs, 3, out_value);
     opq_value_release(old);
+    return status;
+}
+
+/* Runs `next` now in eager mode, then the cell holds it: takes the reference. expected: see replace_if. */
+static opq_status put(opq_ctx *ctx, opq_cell *cell, const opq_value *const *expected, opq_value *next, bool *out_done)
+{
+    opq_status status = run_now(ctx, next);
+    *out_done = status == OPQ_OK && replace_if(cell, expected, next);
+    if (!*out_done)
+        opq_value_release(next);
+    return status;
+}
+
+/* A write to a part keeps the rest: also what another thread writes to the rest meanwhile. */
+static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value)
+{
+    opq_status status = OPQ_OK;
+    for (bool done = false; !done && status == OPQ_OK;) {
+        opq_value *current = current_value(cell), *next;
+        status = make_update(ctx, cell, current, geometry, value, &next);
+        if (status == OPQ_OK)
+            status = put(ctx, cell, (const opq_value *const *)&current, next, &done);
+        opq_value_release(current);
+    }
     return status;
 }
 
@@ -315,17 +377,11 @@ opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geom
             OPQ_INVALID,
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation.");
-    if (opq_geometry_covers(geometry, cell->bytes / opq_dtype_bytes(geometry->dtype), order))
-        OPQ_TRY(in_memory_order(ctx, value, order, &next));
-    else
-        OPQ_TRY(write_part(ctx, cell, geometry, value, &next));
-    opq_status status = run_now(ctx, next);
-    if (status != OPQ_OK) {
-        opq_value_release(next);
-        return status;
-    }
-    replace_value(cell, next);
-    return OPQ_OK;
+    if (!opq_geometry_covers(geometry, cell->bytes / opq_dtype_bytes(geometry->dtype), order))
+        return write_part(ctx, cell, geometry, value);
+    bool done;
+    OPQ_TRY(in_memory_order(ctx, value, order, &next));
+    return put(ctx, cell, NULL, next, &done);
 }
 
 opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes)

@@ -1,6 +1,6 @@
 /* The insides of a context: values and cells. Internal to opaque/.
  *
- * Locks, in this order: run_lock (one run at a time) before lock (cells, marks, states of values). Reference counts are
+ * Locks, in this order: run_lock (one run at a time) before lock (cells and states of values). Reference counts are
  * atomic and need neither. Recording takes no lock but for cells. Nothing calls the host with `lock` held.
  */
 #ifndef OPAQUE_OPAQUE_CONTEXT_H
@@ -23,8 +23,7 @@ struct opq_value {
     uint8_t attr_count;
     int32_t arity;
     uint32_t line;
-    int32_t number;       /* in the cone being walked */
-    uint64_t mark;        /* walk that saw it last */
+    uint32_t origin;      /* the thread that recorded it, see opq_origin_set */
     uint64_t sequence;    /* record order */
     opq_value **operands; /* behind the struct; dropped when computed */
     opq_attr *attrs;
@@ -49,8 +48,9 @@ struct opq_cell {
     opq_value *history[OPQ_HISTORY_MAX]; /* while `value` is pending: what a failure goes back to, oldest first; [0] may be computed */
     uint8_t history_count;
     bool history_lost;                       /* there were more writes than fit */
+    bool waits;                              /* in the context's list of cells whose value is pending */
     opq_cell *next_holder, *previous_holder; /* other cells with the same value */
-    opq_cell *next, *before;                 /* all cells of the context */
+    opq_cell *next, *before;                 /* cells whose value is pending */
 };
 
 enum { OPQ_PLAN_MAX = 4096, OPQ_PLAN_BYTES_MAX = 256 << 20, OPQ_PENDING_MAX = 16384, OPQ_WINDOW = 16 };
@@ -60,9 +60,8 @@ struct opq_ctx {
     opq_runtime runtime;
     opq_spin lock;
     pthread_mutex_t run_lock;
-    opq_cell *cells;
+    opq_cell *pending_cells; /* they hold what is still to be computed */
     atomic_ullong sequence;
-    uint64_t mark;
     atomic_int pending;
     atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
     atomic_uint window_at;
@@ -77,32 +76,15 @@ struct opq_ctx {
     } stats;
 };
 
-/* The cone of some values: pending ancestors in record order, what they read, what must be stored. */
-typedef struct opq_cone {
-    opq_value **nodes;   /* pending, without scalars */
-    opq_value **leaves;  /* computed, by first use */
-    opq_value **scalars; /* by first use */
-    opq_value **outputs; /* among nodes */
-    int node_count, leaf_count, scalar_count, output_count, node_capacity, leaf_capacity, scalar_capacity,
-        output_capacity;
-    unsigned char *key;
-    size_t key_bytes, key_capacity;
-} opq_cone;
-
 /* value.c */
 opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,
                          const opq_attr *attrs, int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
 void opq_value_drop_operands(opq_value *value); /* after it was computed; outside `lock` */
 /* cell.c, with `lock` held */
 void opq_cell_hold(opq_cell *cell, opq_value *value);
+void opq_cells_settled(opq_value *value); /* its state changed: its cells wait for nothing */
 /* Empties the history into out_drop[OPQ_HISTORY_MAX], to be released without the lock; their number. */
 int opq_cell_forget(opq_cell *cell, opq_value **out_drop);
-
-/* cone.c: with `lock` held. Fails with the error of a failed ancestor of a requested value. */
-opq_status opq_cone_collect(opq_ctx *ctx, opq_value *const *values, int count, opq_cone *out_cone) OPQ_MUST_CHECK;
-opq_status opq_cone_key(opq_cone *cone, unsigned salt) OPQ_MUST_CHECK;
-opq_status opq_cone_graph(opq_ctx *ctx, const opq_cone *cone, const char *name, opq_graph **out_graph) OPQ_MUST_CHECK;
-void opq_cone_drop(opq_cone *cone);
 
 /* geometry.c: the view of `value` that a window describes, as the most telling op. */
 opq_status opq_geometry_view(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry,

@@ -1,50 +1,20 @@
 /* Looking at what is recorded and at what ran. */
-#include "opaque/context.h"
+#include "opaque/snapshot.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- capture */
+/* ---- snapshots */
 
-opq_status opq_capture(opq_ctx *ctx, opq_value *const *values, int count, opq_graph **out_graph, opq_value ***out_leaves)
+opq_status opq_snapshot_take(opq_ctx *ctx, opq_value *const *values, int count, opq_snapshot **out_snapshot)
 {
-    opq_cone cone;
-    opq_spin_lock(&ctx->lock);
-    opq_status status = opq_cone_collect(ctx, values, count, &cone);
-    cone.output_count = 0; /* what was asked for, in that order, and nothing else */
-    opq_value **leaves = status == OPQ_OK ? malloc(((size_t)cone.leaf_count + (size_t)count + 1) * sizeof *leaves) : NULL;
-    for (int i = 0; leaves && i < cone.leaf_count; i++)
-        leaves[i] = cone.leaves[i];
-    opq_spin_unlock(&ctx->lock);
-    opq_graph *graph = NULL;
-    if (status == OPQ_OK && leaves == NULL)
-        status = opq_fail(OPQ_NO_MEMORY, "out of memory");
-    if (status == OPQ_OK)
-        status = opq_cone_graph(ctx, &cone, "g", &graph);
-    int32_t first_node = cone.leaf_count + cone.scalar_count, extra = cone.leaf_count;
-    for (int i = 0; i < count && status == OPQ_OK; i++) {
-        opq_ref ref = first_node + values[i]->number;
-        if (values[i]->state == OPQ_VALUE_computed) { /* computed before: an input that is an output */
-            for (ref = 0; ref < cone.leaf_count && leaves[ref] != values[i]; ref++)
-                ;
-            if (ref == cone.leaf_count) {
-                status = opq_graph_input(graph, &values[i]->type, &ref);
-                leaves[extra++] = values[i];
-            }
-        }
-        if (status == OPQ_OK)
-            status = opq_graph_output(graph, ref);
-    }
-    opq_cone_drop(&cone);
-    if (status != OPQ_OK) {
-        opq_graph_destroy(graph);
-        free(leaves);
-        return status;
-    }
-    *out_graph = graph;
-    *out_leaves = leaves;
-    return OPQ_OK;
+    static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0};
+    return opq_snapshot_collect(ctx, values, count, &nothing_else, out_snapshot);
 }
+
+int opq_snapshot_pending_count(const opq_snapshot *snapshot) { return snapshot->nodes.count; }
+int opq_snapshot_leaf_count(const opq_snapshot *snapshot) { return snapshot->leaves.count; }
+opq_value *opq_snapshot_leaf(const opq_snapshot *snapshot, int index) { return snapshot->leaves.items[index]; }
 
 /* ---- reports */
 

@@ -1,5 +1,5 @@
-/* From pending to computed: cone, key, plan (found or compiled), run, results. */
-#include "opaque/context.h"
+/* From pending to computed: snapshot, key, plan (found or compiled), run, results. */
+#include "opaque/snapshot.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,26 +14,35 @@ static double now(void)
 
 /* ---- one run */
 
-typedef struct flight {
+typedef struct run {
     opq_ctx *ctx;
-    opq_cone cone;
+    opq_snapshot *snapshot;
     opq_plan *plan, *lines; /* lines: see plan_with_lines */
-    bool reused;
+    bool reused, started, failed_whole;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
+    opq_value **outputs;
     opq_buffer **inputs, **results;
     opq_number *scalars;
     struct opq_recorder *recorder;
-    opq_value **dropped; /* room for what settling lets go, then for `again` */
+    opq_value **dropped; /* room for what committing lets go, then for `again` */
     opq_value **again;   /* what cells went back to and is still to be computed */
     int again_count;
-} flight;
+} run;
 
-static opq_status build_plan(flight *f, opq_plan **out_plan)
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory"); }
+
+static void copy_message(char *out, size_t size)
+{
+    strncpy(out, opq_error(), size - 1);
+    out[size - 1] = 0;
+}
+
+static opq_status build_plan(run *r, opq_plan **out_plan)
 {
     opq_graph *graph = NULL;
     opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
-    OPQ_TRY(opq_cone_graph(f->ctx, &f->cone, "g", &graph));
-    opq_status status = opq_plan_compile(&f->ctx->runtime, graph, fusion, out_plan);
+    OPQ_TRY(opq_snapshot_graph(r->snapshot, OPQ_OUTPUTS_stored, &graph));
+    opq_status status = opq_plan_compile(&r->ctx->runtime, graph, fusion, out_plan);
     opq_graph_destroy(graph);
     return status;
 }
@@ -41,95 +50,106 @@ static opq_status build_plan(flight *f, opq_plan **out_plan)
 /* For a failure: a reused plan has the lines of the graph it was built for, so it is built again (nothing is compiled). */
 static const opq_plan *plan_with_lines(void *data)
 {
-    flight *f = data;
+    run *r = data;
     char message[1024];
-    if (!f->reused || f->lines)
-        return f->lines;
-    strncpy(message, opq_error(), sizeof message - 1);
-    message[sizeof message - 1] = 0;
-    opq_status status = build_plan(f, &f->lines);
+    if (!r->reused || r->lines)
+        return r->lines;
+    copy_message(message, sizeof message);
+    opq_status status = build_plan(r, &r->lines);
     if (status != OPQ_OK)
-        f->lines = NULL;
+        r->lines = NULL;
     (void)opq_fail(status, "%s", message); /* the failure that is told is the run's */
-    return f->lines;
+    return r->lines;
 }
 
-static opq_status compile(flight *f)
+static opq_status find_plan(run *r)
 {
+    opq_snapshot *s = r->snapshot;
+    OPQ_TRY(opq_snapshot_key(s, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0));
+    r->plan = opq_plan_cache_find(r->ctx->plans, s->key, s->key_bytes);
+    r->reused = r->plan != NULL;
+    if (r->reused) {
+        atomic_fetch_add(&r->ctx->stats.plans_reused, 1);
+        return OPQ_OK;
+    }
     double start = now();
-    OPQ_TRY(build_plan(f, &f->plan));
-    atomic_fetch_add(&f->ctx->stats.plans_built, 1);
-    atomic_fetch_add(&f->ctx->stats.kernels_compiled, f->plan->compiled);
-    atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
-    opq_plan_cache_keep(f->ctx->plans, f->cone.key, f->cone.key_bytes, f->plan);
+    OPQ_TRY(build_plan(r, &r->plan));
+    atomic_fetch_add(&r->ctx->stats.plans_built, 1);
+    atomic_fetch_add(&r->ctx->stats.kernels_compiled, r->plan->compiled);
+    atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
+    opq_plan_cache_keep(r->ctx->plans, s->key, s->key_bytes, r->plan);
     return OPQ_OK;
 }
 
 static void note_step(void *data, const opq_step *step, double seconds, double compile_seconds)
 {
-    flight *f = data;
+    run *r = data;
     if (step->kind == OPQ_KERNEL_extern) {
-        atomic_fetch_add(&f->ctx->stats.extern_calls, 1);
+        atomic_fetch_add(&r->ctx->stats.extern_calls, 1);
     } else {
-        atomic_fetch_add(&f->ctx->stats.kernels_run, 1);
-        atomic_fetch_add(&f->ctx->stats.bytes_read, step->bytes_read);
-        atomic_fetch_add(&f->ctx->stats.bytes_written, step->bytes_written);
+        atomic_fetch_add(&r->ctx->stats.kernels_run, 1);
+        atomic_fetch_add(&r->ctx->stats.bytes_read, step->bytes_read);
+        atomic_fetch_add(&r->ctx->stats.bytes_written, step->bytes_written);
     }
-    if (f->recorder)
-        opq_recorder_step(f->recorder, step, seconds, compile_seconds);
+    if (r->recorder)
+        opq_recorder_step(r->recorder, step, seconds, compile_seconds);
 }
 
-static opq_status run(flight *f)
+static opq_status execute(run *r)
 {
-    const opq_cone *cone = &f->cone;
-    f->inputs = calloc((size_t)(cone->leaf_count + cone->output_count) + 1, sizeof *f->inputs);
-    f->scalars = calloc((size_t)cone->scalar_count + 1, sizeof *f->scalars);
-    if (f->inputs == NULL || f->scalars == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "out of memory");
-    f->results = f->inputs + cone->leaf_count;
-    for (int i = 0; i < cone->leaf_count; i++)
-        f->inputs[i] = cone->leaves[i]->buffer;
-    for (int i = 0; i < cone->scalar_count; i++)
-        f->scalars[i] = cone->scalars[i]->scalar;
-    double start = now(), compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm);
-    opq_run_call call = {.inputs = f->inputs,
-                         .scalars = f->scalars,
-                         .outputs = f->results,
+    const opq_snapshot *s = r->snapshot;
+    r->inputs = calloc((size_t)(s->leaves.count + s->outputs.count) + 1, sizeof *r->inputs);
+    r->scalars = calloc((size_t)s->scalars.count + 1, sizeof *r->scalars);
+    if (r->inputs == NULL || r->scalars == NULL)
+        return out_of_memory();
+    r->results = r->inputs + s->leaves.count;
+    for (int i = 0; i < s->leaves.count; i++)
+        r->inputs[i] = s->leaves.items[i]->buffer;
+    for (int i = 0; i < s->scalars.count; i++)
+        r->scalars[i] = s->scalars.items[i]->scalar;
+    double start = now(), compiled = opq_gemm_compile_seconds(r->ctx->runtime.gemm);
+    opq_run_call call = {.inputs = r->inputs,
+                         .scalars = r->scalars,
+                         .outputs = r->results,
                          .note = note_step,
-                         .note_data = f,
-                         .timed = f->recorder != NULL,
+                         .note_data = r,
+                         .timed = r->recorder != NULL,
                          .lines_of = plan_with_lines,
-                         .lines_data = f};
-    opq_status status = opq_plan_run(&f->ctx->runtime, f->plan, &call);
-    compiled = opq_gemm_compile_seconds(f->ctx->runtime.gemm) - compiled;
-    atomic_fetch_add(&f->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
-    atomic_fetch_add(&f->ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9));
+                         .lines_data = r,
+                         .out_started = &r->started};
+    opq_status status = opq_plan_run(&r->ctx->runtime, r->plan, &call);
+    compiled = opq_gemm_compile_seconds(r->ctx->runtime.gemm) - compiled;
+    atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
+    atomic_fetch_add(&r->ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9));
     return status;
 }
 
+/* ---- results */
+
 /* With the lock held. A cell whose new value failed goes back to the one before; a pending one is still to be computed, which may fail
  * in turn. After an optimizer's step it goes back to where the step began: half a step (decayed, but not updated) is no state that
- * anybody asked for. f->again has room for each holder, or is NULL if there is no memory to go back with. */
-static void fail_value(flight *f, opq_value *value, opq_status status, const char *message, int *dropped_count)
+ * anybody asked for. r->again has room for each holder, or is NULL if there is no memory to go back with. */
+static void fail_value(run *r, opq_value *value, opq_status status, const char *message, int *dropped_count)
 {
     char *copy = strdup(message);
     value->error = copy ? copy : strdup("");
     value->error_status = status;
     atomic_store_explicit(&value->state, OPQ_VALUE_failed, memory_order_release);
-    for (opq_cell *cell = f->again ? value->holders : NULL, *next; cell; cell = next) {
+    opq_cells_settled(value);
+    for (opq_cell *cell = r->again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
-        bool to_start = f->whole_steps && cell->history_count > 0 && cell->history[0]->state == OPQ_VALUE_computed;
+        bool to_start = r->whole_steps && cell->history_count > 0 && cell->history[0]->state == OPQ_VALUE_computed;
         bool gap = cell->history_lost && cell->history_count == 1; /* writes on top of the oldest are gone */
         if (cell->history_count == 0 || (gap && cell->history[0]->state != OPQ_VALUE_computed))
             continue;
         while (to_start && cell->history_count > 1)
-            f->dropped[(*dropped_count)++] = cell->history[--cell->history_count];
+            r->dropped[(*dropped_count)++] = cell->history[--cell->history_count];
         opq_value *back = cell->history[--cell->history_count];
         opq_cell_hold(cell, back);
         atomic_fetch_sub(&value->refs, 1); /* the cell's; ours is still there */
         if (back->state == OPQ_VALUE_pending) {
             opq_value_retain(back);
-            f->again[f->again_count++] = back;
+            r->again[r->again_count++] = back;
         }
     }
 }
@@ -138,111 +158,125 @@ static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **drop
 {
     value->buffer = buffer;
     atomic_store_explicit(&value->state, OPQ_VALUE_computed, memory_order_release);
+    opq_cells_settled(value);
     for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
         *count += opq_cell_forget(cell, dropped + *count);
 }
 
-static int count_holders(const opq_cone *cone)
+static int count_holders(opq_value *const *values, int count)
 {
     int total = 0;
-    for (int i = 0; i < cone->output_count; i++)
-        for (const opq_cell *cell = cone->outputs[i]->holders; cell; cell = cell->next_holder)
+    for (int i = 0; i < count; i++)
+        for (const opq_cell *cell = values[i]->holders; cell; cell = cell->next_holder)
             total++;
     return total;
 }
 
-/* Results become leaves. Payloads and operands go after the lock is let go. */
-static void settle(flight *f, opq_status status, const char *message)
+/* Results become leaves; results NULL: all failed. Payloads and operands go after the lock is let go. */
+static void commit(run *r, opq_value *const *values, int value_count, opq_buffer *const *results, opq_status status,
+                   const char *message)
 {
-    opq_ctx *ctx = f->ctx;
-    const opq_cone *cone = &f->cone;
+    opq_ctx *ctx = r->ctx;
     opq_spin_lock(&ctx->lock);
-    int holders = count_holders(cone), count = 0;
-    opq_value **dropped = f->dropped = malloc(((size_t)holders * (OPQ_HISTORY_MAX + 1) + 1) * sizeof *dropped);
-    f->again = dropped ? dropped + holders * OPQ_HISTORY_MAX : NULL;
-    for (int i = 0; i < cone->output_count; i++) {
-        opq_value *value = cone->outputs[i];
+    int holders = count_holders(values, value_count), count = 0;
+    opq_value **dropped = r->dropped = malloc(((size_t)holders * (OPQ_HISTORY_MAX + 1) + 1) * sizeof *dropped);
+    r->again = dropped ? dropped + holders * OPQ_HISTORY_MAX : NULL;
+    for (int i = 0; i < value_count; i++) {
         atomic_fetch_sub_explicit(&ctx->pending, 1, memory_order_relaxed);
-        if (f->results && f->results[i] && dropped)
-            compute_value(value, f->results[i], dropped, &count);
+        if (results && results[i] && dropped)
+            compute_value(values[i], results[i], dropped, &count);
         else
-            fail_value(f, value, status == OPQ_OK ? OPQ_NO_MEMORY : status, message, &count);
+            fail_value(r, values[i], status == OPQ_OK ? OPQ_NO_MEMORY : status, message, &count);
     }
     opq_spin_unlock(&ctx->lock);
-    for (int i = 0; i < cone->output_count; i++)
-        opq_value_drop_operands(cone->outputs[i]);
+    for (int i = 0; i < value_count; i++)
+        opq_value_drop_operands(values[i]);
     for (int i = 0; i < count; i++)
         opq_value_release(dropped[i]);
 }
 
-static void pin(const opq_cone *cone, bool hold)
-{
-    for (int i = 0; i < cone->output_count; i++)
-        if (hold)
-            opq_value_retain(cone->outputs[i]);
-        else
-            opq_value_release(cone->outputs[i]);
-}
+/* ---- the stages */
 
-static opq_status fly(flight *f, opq_value *const *values, int count)
+/* r->failed_whole: no plan could be built or started, which says nothing about its parts; nothing has changed. */
+static opq_status run_values(run *r, opq_value *const *values, int count, const opq_scope *scope)
 {
-    opq_ctx *ctx = f->ctx;
-    opq_spin_lock(&ctx->lock);
-    opq_status status = opq_cone_collect(ctx, values, count, &f->cone);
-    if (status == OPQ_OK && f->cone.output_count > 0)
-        status = opq_cone_key(&f->cone, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0);
-    if (status == OPQ_OK && f->cone.output_count > 0)
-        pin(&f->cone, true);
-    opq_spin_unlock(&ctx->lock);
-    if (status != OPQ_OK || f->cone.output_count == 0)
-        return status;
-    f->plan = opq_plan_cache_find(ctx->plans, f->cone.key, f->cone.key_bytes);
-    f->reused = f->plan != NULL;
-    if (f->reused)
-        atomic_fetch_add(&ctx->stats.plans_reused, 1);
-    else
-        status = compile(f);
-    bool compiled = status == OPQ_OK;
-    if (compiled && f->recorder)
-        opq_recorder_plan(f->recorder, f->plan, f->reused);
-    if (compiled)
-        status = run(f);
     char message[1024];
-    strncpy(message, opq_error(), sizeof message - 1);
-    message[sizeof message - 1] = 0;
-    settle(f, status, message);
-    pin(&f->cone, false);
+    OPQ_TRY(opq_snapshot_collect(r->ctx, values, count, scope, &r->snapshot));
+    const opq_snapshot *s = r->snapshot;
+    if (s->outputs.count == 0)
+        return OPQ_OK;
+    r->outputs = malloc((size_t)s->outputs.count * sizeof *r->outputs);
+    if (r->outputs == NULL)
+        return out_of_memory();
+    for (int i = 0; i < s->outputs.count; i++)
+        r->outputs[i] = opq_snapshot_output(s, i);
+    opq_status status = find_plan(r);
+    if (status == OPQ_OK && r->recorder)
+        opq_recorder_plan(r->recorder, r->plan, r->reused);
+    if (status == OPQ_OK)
+        status = execute(r);
+    r->failed_whole = status != OPQ_OK && s->outputs.count > 1 && !r->started;
+    if (r->failed_whole)
+        return status;
+    copy_message(message, sizeof message);
+    commit(r, r->outputs, s->outputs.count, r->results, status, message);
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
 }
 
-static void end_flight(flight *f)
+static void drop_run(run *r)
 {
-    opq_plan_release(f->plan);
-    opq_plan_release(f->lines);
-    opq_cone_drop(&f->cone);
-    free(f->inputs);
-    free(f->scalars);
-    for (int i = 0; i < f->again_count; i++)
-        opq_value_release(f->again[i]);
-    free(f->dropped);
+    opq_plan_release(r->plan);
+    opq_plan_release(r->lines);
+    opq_snapshot_drop(r->snapshot);
+    free(r->outputs);
+    free(r->inputs);
+    free(r->scalars);
+    for (int i = 0; i < r->again_count; i++)
+        opq_value_release(r->again[i]);
+    free(r->dropped);
 }
 
-/* Computes what cells went back to, one after the other, so that those whose newest value failed hold the newest good one. */
-static void recover(opq_ctx *ctx, opq_value *const *again, int count)
+static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0};
+
+/* One value with what it needs. What its cell goes back to if it fails is computed in turn, so that it holds the newest good value. */
+static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
 {
-    for (int i = 0; i < count; i++) {
-        flight f = {.ctx = ctx};
-        opq_status status = fly(&f, &again[i], 1);
-        opq_value *poisoned = again[i];
-        if (poisoned->state == OPQ_VALUE_pending) { /* what it is made from failed earlier */
-            opq_cone_drop(&f.cone);
-            f.cone = (opq_cone){.outputs = &poisoned, .output_count = 1};
-            settle(&f, status, opq_error());
-            memset(&f.cone, 0, sizeof f.cone);
+    run r = {.ctx = ctx, .recorder = like->recorder, .whole_steps = like->whole_steps};
+    char message[1024];
+    opq_status status = run_values(&r, &value, 1, &nothing_else);
+    copy_message(message, sizeof message);
+    if (value->state == OPQ_VALUE_pending) /* what it is made from failed earlier */
+        commit(&r, &value, 1, NULL, status, message);
+    for (int i = 0; i < r.again_count; i++)
+        (void)!run_alone(ctx, r.again[i], like);
+    drop_run(&r);
+    return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
+}
+
+static int by_record_order(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Each output of a run that failed as a whole, in record order: only what cannot be computed by itself fails. */
+static opq_status run_one_by_one(const run *r)
+{
+    opq_codes *outputs = &r->snapshot->outputs;
+    opq_status first = OPQ_OK;
+    char message[1024] = "";
+    qsort(outputs->items, (size_t)outputs->count, sizeof *outputs->items, by_record_order);
+    for (int i = 0; i < outputs->count; i++) {
+        opq_value *value = opq_snapshot_output(r->snapshot, i);
+        if (value->state != OPQ_VALUE_pending)
+            continue;
+        opq_status status = run_alone(r->ctx, value, r);
+        if (status != OPQ_OK && first == OPQ_OK) {
+            first = status;
+            copy_message(message, sizeof message);
         }
-        recover(ctx, f.again, f.again_count);
-        end_flight(&f);
     }
+    return first == OPQ_OK ? OPQ_OK : opq_fail(first, "%s", message);
 }
 
 /* An error belongs to those who asked for what it spoiled. */
@@ -257,88 +291,80 @@ static opq_status error_of(opq_value *const *values, int count)
 static _Thread_local opq_ctx *running;
 opq_ctx *opq_running(void) { return running; }
 
+static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope, opq_reason reason)
+{
+    run r = {.ctx = ctx, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
+    char message[1024];
+    pthread_mutex_lock(&ctx->run_lock);
+    running = ctx;
+    opq_status status = run_values(&r, values, count, scope);
+    if (r.failed_whole)
+        status = run_one_by_one(&r);
+    copy_message(message, sizeof message);
+    for (int i = 0; i < r.again_count; i++)
+        (void)!run_alone(ctx, r.again[i], &r);
+    drop_run(&r);
+    running = NULL;
+    pthread_mutex_unlock(&ctx->run_lock);
+    return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
+}
+
+static opq_status check_allowed(opq_reason reason)
+{
+    if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect &&
+        reason != OPQ_REASON_optimizer_step)
+        return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
+    return OPQ_OK;
+}
+
+/* Does a user look at a value, so that all that stands before it has to be done? */
+static bool observes(opq_reason reason)
+{
+    switch (reason) {
+    case OPQ_REASON_item:
+    case OPQ_REASON_copy_to_host:
+    case OPQ_REASON_print:
+    case OPQ_REASON_extern_now:
+    case OPQ_REASON_reinterpret:
+    case OPQ_REASON_optimizer_step: return true;
+    case OPQ_REASON_synchronize:
+    case OPQ_REASON_bound:
+    case OPQ_REASON_inspect:
+    case OPQ_REASON_eager:
+    case OPQ_REASON_COUNT: break;
+    }
+    return false;
+}
+
 opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
 {
     bool any = false;
+    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get()};
     for (int i = 0; i < count; i++)
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
         return error_of(values, count);
-    if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect &&
-        reason != OPQ_REASON_optimizer_step)
-        return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
-    pthread_mutex_lock(&ctx->run_lock);
-    running = ctx;
-    flight f = {.ctx = ctx, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
+    OPQ_TRY(check_allowed(reason));
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
-    opq_status status = fly(&f, values, count);
-    if (f.again_count > 0) {
-        char message[1024];
-        strncpy(message, opq_error(), sizeof message - 1);
-        message[sizeof message - 1] = 0;
-        recover(ctx, f.again, f.again_count);
-        status = opq_fail(status, "%s", message);
-    }
-    end_flight(&f);
-    running = NULL;
-    pthread_mutex_unlock(&ctx->run_lock);
-    return status;
+    return run_locked(ctx, values, count, &scope, reason);
 }
 
-/* ---- everything that is held */
-
-static opq_status held_values(opq_ctx *ctx, opq_value ***out_values, int *out_count)
-{
-    int count = 0, at = 0;
-    opq_spin_lock(&ctx->lock);
-    for (const opq_cell *cell = ctx->cells; cell; cell = cell->next)
-        count += cell->value && cell->value->state == OPQ_VALUE_pending;
-    opq_value **values = malloc(((size_t)count + 1) * sizeof *values);
-    for (const opq_cell *cell = ctx->cells; values && cell; cell = cell->next)
-        if (cell->value && cell->value->state == OPQ_VALUE_pending) {
-            values[at++] = cell->value;
-            opq_value_retain(cell->value);
-        }
-    opq_spin_unlock(&ctx->lock);
-    *out_values = values;
-    *out_count = at;
-    return values ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory");
-}
-
-/* A value whose ancestor failed earlier is passed over: its error waits for whoever reads it. */
-static int without_failed(opq_ctx *ctx, opq_value **values, int count)
-{
-    int kept = 0;
-    for (int i = 0; i < count; i++) {
-        opq_cone cone;
-        opq_spin_lock(&ctx->lock);
-        bool good = opq_cone_collect(ctx, &values[i], 1, &cone) == OPQ_OK;
-        opq_spin_unlock(&ctx->lock);
-        opq_cone_drop(&cone);
-        if (good)
-            values[kept++] = values[i];
-        else
-            opq_value_release(values[i]);
-    }
-    return kept;
-}
-
+/* One run for each thread that recorded: what several threads happen to have pending at once would make a new plan each time. */
 opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
 {
-    opq_value **values;
-    int count;
-    OPQ_TRY(held_values(ctx, &values, &count));
-    opq_cone cone;
-    opq_spin_lock(&ctx->lock);
-    bool poisoned = opq_cone_collect(ctx, values, count, &cone) != OPQ_OK;
-    opq_spin_unlock(&ctx->lock);
-    opq_cone_drop(&cone);
-    if (poisoned)
-        count = without_failed(ctx, values, count);
-    opq_status status = opq_materialize(ctx, values, count, reason);
-    for (int i = 0; i < count; i++)
-        opq_value_release(values[i]);
-    free(values);
+    uint32_t *origins = NULL;
+    int count = 0;
+    opq_status status = OPQ_OK;
+    OPQ_TRY(opq_snapshot_origins(ctx, &origins, &count));
+    if (count > 0)
+        status = check_allowed(reason);
+    if (status == OPQ_OK && count > 0)
+        atomic_fetch_add(&ctx->stats.flushes[reason], 1);
+    for (int i = 0; i < count && status == OPQ_OK; i++) {
+        opq_scope scope = {OPQ_SCOPE_origin, origins[i]};
+        status = run_locked(ctx, NULL, 0, &scope, reason);
+    }
+    free(origins);
     return status;
 }
 

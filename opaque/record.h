@@ -99,7 +99,9 @@ typedef enum opq_reason {
         OPQ_REASON_COUNT
 } opq_reason;
 
-/* Computes and stores the values, and with them every ancestor that a live cell still holds. On failure the values that depend on the
+/* Computes and stores the values, and with them every ancestor that a live cell still holds. Where a user looks at a value (item,
+ * copy_to_host, print, extern_now, reinterpret), all that this thread recorded before and a live cell holds is computed too, as it would
+ * have been by then without laziness: reading many values one by one is one run. On failure the values that depend on the
  * failed step keep the error (raised again when read), all others are as before. Call without the GIL. */
 opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason) OPQ_MUST_CHECK;
 /* Everything a live cell holds. Values that failed before are passed over. */
@@ -111,6 +113,9 @@ opq_buffer *opq_value_buffer(const opq_value *value);
 enum { OPQ_MODE_EAGER = 1, OPQ_MODE_UNFUSED = 2, OPQ_MODE_FORBID_SYNC = 4, OPQ_MODE_STRICT = 8 };
 void opq_line_set(uint32_t line); /* the source line of what this thread records next */
 uint32_t opq_line_get(void);
+/* Whose work this thread records. A number of its own, unless it works for another thread, as autograd's threads do. Never 0. */
+void opq_origin_set(uint32_t origin);
+uint32_t opq_origin_get(void);
 void opq_modes_set(unsigned modes);
 unsigned opq_modes_get(void);
 
@@ -128,10 +133,23 @@ void opq_stats_reset(opq_ctx *ctx);
 /* Returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
 
-/* The cone of the values as a graph ("recorded"), its inputs in order with their buffers (borrowed while the values live).
- * out_leaves: malloc'd array of opq_graph_input_count() values. Pending ancestors only. */
-opq_status opq_capture(opq_ctx *ctx, opq_value *const *values, int count, opq_graph **out_graph,
-                       opq_value ***out_leaves) OPQ_MUST_CHECK;
+/* What is pending for some values at one moment. It stays as it is while other threads record and run: everything in it is pinned. */
+typedef struct opq_snapshot opq_snapshot;
+/* Values that were computed before are inputs. Fails with the error of a failed ancestor. */
+opq_status opq_snapshot_take(opq_ctx *ctx, opq_value *const *values, int count,
+                             opq_snapshot **out_snapshot) OPQ_MUST_CHECK;
+void opq_snapshot_drop(opq_snapshot *snapshot);
+int opq_snapshot_pending_count(const opq_snapshot *snapshot); /* nodes: neither inputs nor numbers */
+/* Inputs of the graph, in order; borrowed. */
+int opq_snapshot_leaf_count(const opq_snapshot *snapshot);
+opq_value *opq_snapshot_leaf(const opq_snapshot *snapshot, int index);
+typedef enum opq_outputs {
+    OPQ_OUTPUTS_asked,  /* the values asked for, in order */
+    OPQ_OUTPUTS_all,    /* and behind them what a run would store as well, because a live cell holds it */
+    OPQ_OUTPUTS_stored, /* each value that a run stores, once: what opq_materialize compiles */
+} opq_outputs;
+/* The graph as recorded. The caller destroys it. */
+opq_status opq_snapshot_graph(const opq_snapshot *snapshot, opq_outputs outputs, opq_graph **out_graph) OPQ_MUST_CHECK;
 
 /* One launched kernel, extern call or copy, as explain() shows it. Texts live until the report is dropped. */
 typedef struct opq_launch {

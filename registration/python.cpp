@@ -340,19 +340,23 @@ PyObject *py_fallback_counts(PyObject *, PyObject *)
 // ---- looking
 
 struct Captured {
+    opq_snapshot *snapshot = nullptr;
     opq_graph *graph = nullptr;
-    opq_value **leaves = nullptr;
-    explicit Captured(const std::vector<Value> &values)
+    Captured(const std::vector<Value> &values, opq_outputs outputs)
     {
-        check(opq_capture(context(), reinterpret_cast<opq_value *const *>(values.data()),
-                          static_cast<int>(values.size()), &graph, &leaves));
+        check(opq_snapshot_take(context(), reinterpret_cast<opq_value *const *>(values.data()),
+                                static_cast<int>(values.size()), &snapshot));
+        const opq_status status = opq_snapshot_graph(snapshot, outputs, &graph);
+        if (status != OPQ_OK)
+            opq_snapshot_drop(snapshot);
+        check(status);
     }
     Captured(const Captured &) = delete;
     Captured &operator=(const Captured &) = delete;
     ~Captured()
     {
         opq_graph_destroy(graph);
-        free(leaves);
+        opq_snapshot_drop(snapshot);
     }
 };
 
@@ -399,7 +403,7 @@ PyObject *py_graph_text(PyObject *, PyObject *args)
     std::string result;
     {
         const pybind11::gil_scoped_release unlocked;
-        const Captured captured(values);
+        const Captured captured(values, OPQ_OUTPUTS_all);
         const std::string_view which = stage;
         if (which == "recorded")
             result = print_graph(captured.graph);
@@ -432,12 +436,12 @@ PyObject *py_capture(PyObject *, PyObject *list)
     std::vector<Tensor> inputs;
     {
         const pybind11::gil_scoped_release unlocked;
-        const Captured captured(values);
+        const Captured captured(values, OPQ_OUTPUTS_asked);
         graph = print_graph(captured.graph);
-        for (int i = 0; i < opq_graph_input_count(captured.graph); ++i) {
-            opq_value_retain(captured.leaves[i]);
-            const Value leaf = Value::take(captured.leaves[i]);
-            materialize({leaf}, OPQ_REASON_inspect);
+        for (int i = 0; i < opq_snapshot_leaf_count(captured.snapshot); ++i) {
+            opq_value *const borrowed = opq_snapshot_leaf(captured.snapshot, i);
+            opq_value_retain(borrowed);
+            const Value leaf = Value::take(borrowed);
             const Dims sizes = shape_of(leaf);
             inputs.push_back(cpu_alias(leaf, shown_dtype(leaf.dtype()), sizes, ordered_strides(sizes, Order{})).clone());
         }

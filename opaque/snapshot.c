@@ -1,0 +1,465 @@
+/* Taking a snapshot, its key and its graph: see snapshot.h. */
+#include "opaque/snapshot.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while collecting the graph"); }
+
+/* ---- lists */
+
+static bool grow(void **items, int count, int *capacity, size_t size)
+{
+    if (count < *capacity)
+        return true;
+    int grown = *capacity ? *capacity * 2 : 64;
+    void *moved = realloc(*items, (size_t)grown * size);
+    if (moved == NULL)
+        return false;
+    *items = moved;
+    *capacity = grown;
+    return true;
+}
+
+static opq_status push(opq_list *list, opq_value *value)
+{
+    if (!grow((void **)&list->items, list->count, &list->capacity, sizeof *list->items))
+        return out_of_memory();
+    list->items[list->count++] = value;
+    return OPQ_OK;
+}
+
+static opq_status push_code(opq_codes *codes, int32_t code)
+{
+    if (!grow((void **)&codes->items, codes->count, &codes->capacity, sizeof *codes->items))
+        return out_of_memory();
+    codes->items[codes->count++] = code;
+    return OPQ_OK;
+}
+
+/* ---- collecting: from value to code, by a hash table with open addressing */
+
+enum { UNNUMBERED = -1 }; /* below: -2 - number of the failed value in `causes` */
+
+typedef struct entry {
+    const opq_value *value;
+    int32_t code;
+} entry;
+
+typedef struct collector {
+    opq_snapshot *snapshot;
+    entry *entries;
+    uint32_t capacity, count; /* capacity: a power of two */
+    opq_list causes;          /* failed values, borrowed: the lock is held */
+} collector;
+
+static entry *find(const collector *c, const opq_value *value)
+{
+    uint32_t at = (uint32_t)(((uintptr_t)value >> 4) * 0x9e3779b97f4a7c15ull >> 32) & (c->capacity - 1);
+    while (c->entries[at].value && c->entries[at].value != value)
+        at = (at + 1) & (c->capacity - 1);
+    return &c->entries[at];
+}
+
+static opq_status reserve(collector *c)
+{
+    if (c->count * 2 < c->capacity)
+        return OPQ_OK;
+    collector larger = {.capacity = c->capacity ? c->capacity * 4 : 256};
+    larger.entries = calloc(larger.capacity, sizeof *larger.entries);
+    if (larger.entries == NULL)
+        return out_of_memory();
+    for (uint32_t i = 0; i < c->capacity; i++)
+        if (c->entries[i].value)
+            *find(&larger, c->entries[i].value) = c->entries[i];
+    free(c->entries);
+    c->entries = larger.entries;
+    c->capacity = larger.capacity;
+    return OPQ_OK;
+}
+
+/* The value's entry; a new one has no number yet. */
+static opq_status enter(collector *c, const opq_value *value, entry **out_entry, bool *out_new)
+{
+    OPQ_TRY(reserve(c));
+    *out_entry = find(c, value);
+    *out_new = (*out_entry)->value == NULL;
+    if (*out_new) {
+        **out_entry = (entry){value, UNNUMBERED};
+        c->count++;
+    }
+    return OPQ_OK;
+}
+
+static bool is_node(const opq_value *value) { return value->state == OPQ_VALUE_pending && value->op != OPQ_OP_scalar; }
+
+static opq_status visit(collector *c, opq_value *value)
+{
+    entry *found;
+    bool is_new;
+    if (!is_node(value))
+        return OPQ_OK;
+    OPQ_TRY(enter(c, value, &found, &is_new));
+    return is_new ? push(&c->snapshot->nodes, value) : OPQ_OK;
+}
+
+static int by_sequence(const void *a, const void *b)
+{
+    uint64_t x = (*(opq_value *const *)a)->sequence, y = (*(opq_value *const *)b)->sequence;
+    return (x > y) - (x < y);
+}
+
+/* Every pending ancestor, in record order. The list is its own queue, so nothing recurses. */
+static opq_status walk(collector *c, opq_value *const *values, int count, const opq_scope *scope)
+{
+    opq_list *nodes = &c->snapshot->nodes;
+    const opq_cell *held = scope->kind == OPQ_SCOPE_origin ? c->snapshot->ctx->pending_cells : NULL;
+    for (int i = 0; i < count; i++)
+        OPQ_TRY(visit(c, values[i]));
+    for (; held; held = held->next)
+        if (held->value->origin == scope->origin)
+            OPQ_TRY(visit(c, held->value));
+    for (int i = 0; i < nodes->count; i++)
+        for (int k = 0; k < nodes->items[i]->arity; k++)
+            OPQ_TRY(visit(c, nodes->items[i]->operands[k]));
+    bool sorted = true;
+    for (int i = 1; i < nodes->count && sorted; i++)
+        sorted = nodes->items[i - 1]->sequence < nodes->items[i]->sequence;
+    if (!sorted)
+        qsort(nodes->items, (size_t)nodes->count, sizeof *nodes->items, by_sequence);
+    return OPQ_OK;
+}
+
+/* What depends on a failed value fails with it: the cause's code, or UNNUMBERED. */
+static opq_status find_cause(collector *c, const opq_value *node, int32_t *out_code)
+{
+    *out_code = UNNUMBERED;
+    for (int k = 0; k < node->arity; k++) {
+        opq_value *operand = node->operands[k];
+        if (operand->state == OPQ_VALUE_failed) {
+            OPQ_TRY(push(&c->causes, operand));
+            *out_code = -1 - c->causes.count;
+            return OPQ_OK;
+        }
+        if (c->causes.count > 0 && is_node(operand) && find(c, operand)->code < UNNUMBERED) {
+            *out_code = find(c, operand)->code;
+            return OPQ_OK;
+        }
+    }
+    return OPQ_OK;
+}
+
+static opq_status number_operand(collector *c, opq_value *operand)
+{
+    opq_snapshot *s = c->snapshot;
+    entry *found;
+    bool is_new;
+    OPQ_TRY(enter(c, operand, &found, &is_new));
+    if (is_new) {
+        bool leaf = operand->state == OPQ_VALUE_computed;
+        opq_list *list = leaf ? &s->leaves : &s->scalars;
+        found->code = opq_code_make(leaf ? OPQ_SET_leaf : OPQ_SET_scalar, list->count);
+        OPQ_TRY(push(list, operand));
+    }
+    return push_code(&s->operands, found->code);
+}
+
+static opq_status number_nodes(collector *c)
+{
+    opq_snapshot *s = c->snapshot;
+    int count = s->nodes.count;
+    s->nodes.count = 0;
+    for (int i = 0; i < count; i++) {
+        opq_value *node = s->nodes.items[i];
+        int32_t cause;
+        OPQ_TRY(find_cause(c, node, &cause));
+        if (cause != UNNUMBERED) {
+            find(c, node)->code = cause;
+            continue;
+        }
+        OPQ_TRY(push_code(&s->first_operand, s->operands.count));
+        for (int k = 0; k < node->arity; k++)
+            OPQ_TRY(number_operand(c, node->operands[k]));
+        find(c, node)->code = opq_code_make(OPQ_SET_node, s->nodes.count);
+        s->nodes.items[s->nodes.count++] = node;
+    }
+    return push_code(&s->first_operand, s->operands.count);
+}
+
+static opq_status number_asked(collector *c, opq_value *value)
+{
+    opq_snapshot *s = c->snapshot;
+    if (value->state == OPQ_VALUE_failed)
+        return opq_fail(value->error_status, "%s", value->error);
+    if (!is_node(value)) {
+        OPQ_TRY(number_operand(c, value));
+        return push_code(&s->asked, s->operands.items[--s->operands.count]);
+    }
+    int32_t code = find(c, value)->code;
+    if (code < UNNUMBERED)
+        return opq_fail(c->causes.items[-2 - code]->error_status, "%s", c->causes.items[-2 - code]->error);
+    return push_code(&s->asked, code);
+}
+
+static opq_status find_outputs(opq_snapshot *s)
+{
+    bool *is_output = calloc((size_t)s->nodes.count + 1, sizeof *is_output);
+    opq_status status = is_output ? OPQ_OK : out_of_memory();
+    for (int i = 0; i < s->asked.count && status == OPQ_OK; i++) {
+        int32_t number = opq_code_number(s->asked.items[i]);
+        if (opq_code_set(s->asked.items[i]) != OPQ_SET_node || is_output[number])
+            continue;
+        is_output[number] = true;
+        status = push_code(&s->outputs, number);
+        s->asked_nodes++;
+    }
+    for (int i = 0; i < s->nodes.count && status == OPQ_OK; i++)
+        if (s->nodes.items[i]->holders && s->nodes.items[i]->op != OPQ_OP_extern && !is_output[i])
+            status = push_code(&s->outputs, i);
+    free(is_output);
+    return status;
+}
+
+static void pin(const opq_snapshot *s)
+{
+    const opq_list *lists[] = {&s->nodes, &s->leaves, &s->scalars};
+    for (int l = 0; l < OPQ_SETS; l++)
+        for (int i = 0; i < lists[l]->count; i++)
+            opq_value_retain(lists[l]->items[i]);
+}
+
+static opq_status collect(collector *c, opq_value *const *values, int count, const opq_scope *scope)
+{
+    OPQ_TRY(reserve(c));
+    OPQ_TRY(walk(c, values, count, scope));
+    OPQ_TRY(number_nodes(c));
+    for (int i = 0; i < count; i++)
+        OPQ_TRY(number_asked(c, values[i]));
+    return find_outputs(c->snapshot);
+}
+
+static void free_memory(opq_snapshot *s)
+{
+    free(s->nodes.items);
+    free(s->leaves.items);
+    free(s->scalars.items);
+    free(s->operands.items);
+    free(s->first_operand.items);
+    free(s->asked.items);
+    free(s->outputs.items);
+    free(s->key);
+    free(s);
+}
+
+opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope,
+                                opq_snapshot **out_snapshot)
+{
+    opq_snapshot *snapshot = calloc(1, sizeof *snapshot);
+    if (snapshot == NULL)
+        return out_of_memory();
+    snapshot->ctx = ctx;
+    collector c = {.snapshot = snapshot};
+    opq_spin_lock(&ctx->lock);
+    opq_status status = collect(&c, values, count, scope);
+    if (status == OPQ_OK)
+        pin(snapshot);
+    opq_spin_unlock(&ctx->lock);
+    free(c.entries);
+    free(c.causes.items);
+    if (status != OPQ_OK) {
+        free_memory(snapshot);
+        return status;
+    }
+    *out_snapshot = snapshot;
+    return OPQ_OK;
+}
+
+opq_status opq_snapshot_origins(opq_ctx *ctx, uint32_t **out_origins, int *out_count)
+{
+    opq_codes origins = {0};
+    opq_status status = OPQ_OK;
+    opq_spin_lock(&ctx->lock);
+    for (const opq_cell *cell = ctx->pending_cells; cell && status == OPQ_OK; cell = cell->next) {
+        bool known = false;
+        for (int i = origins.count - 1; i >= 0 && !known; i--)
+            known = (uint32_t)origins.items[i] == cell->value->origin;
+        if (!known)
+            status = push_code(&origins, (int32_t)cell->value->origin);
+    }
+    opq_spin_unlock(&ctx->lock);
+    if (status != OPQ_OK) {
+        free(origins.items);
+        return status;
+    }
+    *out_origins = (uint32_t *)origins.items;
+    *out_count = origins.count;
+    return OPQ_OK;
+}
+
+void opq_snapshot_drop(opq_snapshot *s)
+{
+    if (s == NULL)
+        return;
+    const opq_list *lists[] = {&s->nodes, &s->leaves, &s->scalars};
+    for (int l = 0; l < OPQ_SETS; l++)
+        for (int i = 0; i < lists[l]->count; i++)
+            opq_value_release(lists[l]->items[i]);
+    free_memory(s);
+}
+
+/* ---- key */
+
+static opq_status add_bytes(opq_snapshot *s, const void *data, size_t bytes)
+{
+    if (s->key_bytes + bytes > s->key_capacity) {
+        size_t capacity = s->key_capacity ? s->key_capacity * 2 : 16384;
+        while (capacity < s->key_bytes + bytes)
+            capacity *= 2;
+        unsigned char *grown = realloc(s->key, capacity);
+        if (grown == NULL)
+            return out_of_memory();
+        s->key = grown;
+        s->key_capacity = capacity;
+    }
+    memcpy(s->key + s->key_bytes, data, bytes);
+    s->key_bytes += bytes;
+    return OPQ_OK;
+}
+
+static opq_status add_attrs(opq_snapshot *s, const opq_value *value)
+{
+    for (int i = 0; i < value->attr_count; i++) {
+        const opq_attr *attr = &value->attrs[i];
+        int32_t head[2] = {attr->key, attr->count};
+        OPQ_TRY(add_bytes(s, head, sizeof head));
+        switch (opq_attr_kind_of((opq_attr_key)attr->key)) {
+        case OPQ_ATTR_KIND_INTS: OPQ_TRY(add_bytes(s, attr->ints, (size_t)attr->count * sizeof *attr->ints)); break;
+        case OPQ_ATTR_KIND_STR: OPQ_TRY(add_bytes(s, attr->str, strlen(attr->str) + 1)); break;
+        case OPQ_ATTR_KIND_INT:
+        case OPQ_ATTR_KIND_WORD:
+        case OPQ_ATTR_KIND_NUMBER: OPQ_TRY(add_bytes(s, &attr->i, sizeof attr->i)); break;
+        }
+    }
+    return OPQ_OK;
+}
+
+static opq_status add_type(opq_snapshot *s, const opq_type *type)
+{
+    int32_t fixed[2] = {type->dtype, type->rank};
+    OPQ_TRY(add_bytes(s, fixed, sizeof fixed));
+    return add_bytes(s, type->size, (size_t)type->rank * sizeof *type->size);
+}
+
+/* Scalars carry their dtype and no value. */
+opq_status opq_snapshot_key(opq_snapshot *s, unsigned salt)
+{
+    int32_t head[5] = {(int32_t)salt, s->nodes.count, s->leaves.count, s->scalars.count, s->outputs.count};
+    OPQ_TRY(add_bytes(s, head, sizeof head));
+    for (int i = 0; i < s->nodes.count; i++) {
+        const opq_value *node = s->nodes.items[i];
+        int32_t first = s->first_operand.items[i], arity = s->first_operand.items[i + 1] - first;
+        int32_t fixed[2] = {node->op | node->attr_count << 16, arity};
+        OPQ_TRY(add_bytes(s, fixed, sizeof fixed));
+        OPQ_TRY(add_type(s, &node->type));
+        OPQ_TRY(add_bytes(s, s->operands.items + first, (size_t)arity * sizeof *s->operands.items));
+        OPQ_TRY(add_attrs(s, node));
+    }
+    for (int i = 0; i < s->leaves.count; i++)
+        OPQ_TRY(add_type(s, &s->leaves.items[i]->type));
+    for (int i = 0; i < s->scalars.count; i++)
+        OPQ_TRY(add_bytes(s, &s->scalars.items[i]->type.dtype, sizeof s->scalars.items[i]->type.dtype));
+    return add_bytes(s, s->outputs.items, (size_t)s->outputs.count * sizeof *s->outputs.items);
+}
+
+/* ---- graph */
+
+static const char *line_text(opq_ctx *ctx, uint32_t line, char *out, size_t size)
+{
+    if (line == 0 || ctx->host.line_text == NULL)
+        return NULL;
+    size_t length = ctx->host.line_text(ctx->host.self, line, out, size);
+    return length > 0 && length < size ? out : NULL;
+}
+
+static opq_ref ref_of(const opq_snapshot *s, int32_t code)
+{
+    int32_t number = opq_code_number(code);
+    switch (opq_code_set(code)) {
+    case OPQ_SET_leaf: return number;
+    case OPQ_SET_scalar: return s->leaves.count + number;
+    default: return s->leaves.count + s->scalars.count + number;
+    }
+}
+
+static opq_status add_leaves(const opq_snapshot *s, opq_graph *graph)
+{
+    opq_ref ref;
+    for (int i = 0; i < s->leaves.count; i++)
+        OPQ_TRY(opq_graph_input(graph, &s->leaves.items[i]->type, &ref));
+    for (int i = 0; i < s->scalars.count; i++) {
+        const opq_value *scalar = s->scalars.items[i];
+        opq_number value = scalar->scalar;
+        OPQ_TRY(opq_number_fit("scalar", (opq_dtype)scalar->type.dtype, &value));
+        opq_attr attr = {.key = OPQ_ATTR_value,
+                         .is_int = opq_dtype_kind_of((opq_dtype)scalar->type.dtype) != OPQ_KIND_FLOAT,
+                         .number = value};
+        opq_type type = scalar->type;
+        type.weak = 0;
+        opq_node node = {
+            .op = OPQ_OP_scalar, .attr = &attr, .attr_count = 1, .type = type, .payload = (void *)(intptr_t)(i + 1)};
+        OPQ_TRY(opq_graph_append(graph, &node, &ref));
+    }
+    return OPQ_OK;
+}
+
+static opq_status add_node(const opq_snapshot *s, int32_t number, opq_graph *graph, opq_ref *operands)
+{
+    const opq_value *value = s->nodes.items[number];
+    int32_t first = s->first_operand.items[number], arity = s->first_operand.items[number + 1] - first;
+    char line[256];
+    opq_ref ref;
+    for (int k = 0; k < arity; k++)
+        operands[k] = ref_of(s, s->operands.items[first + k]);
+    opq_node node = {.op = value->op,
+                     .arity = arity,
+                     .operand = operands,
+                     .attr = value->attrs,
+                     .attr_count = value->attr_count,
+                     .type = value->type,
+                     .line = line_text(s->ctx, value->line, line, sizeof line),
+                     .payload = value->op == OPQ_OP_extern ? value->payload : NULL};
+    return opq_graph_append(graph, &node, &ref);
+}
+
+static opq_status add_outputs(const opq_snapshot *s, opq_outputs which, opq_graph *graph)
+{
+    int first = 0, end = which == OPQ_OUTPUTS_asked ? 0 : s->outputs.count;
+    if (which != OPQ_OUTPUTS_stored) {
+        first = s->asked_nodes;
+        for (int i = 0; i < s->asked.count; i++)
+            OPQ_TRY(opq_graph_output(graph, ref_of(s, s->asked.items[i])));
+    }
+    for (int i = first; i < end; i++)
+        OPQ_TRY(opq_graph_output(graph, ref_of(s, opq_code_make(OPQ_SET_node, s->outputs.items[i]))));
+    return OPQ_OK;
+}
+
+opq_status opq_snapshot_graph(const opq_snapshot *s, opq_outputs outputs, opq_graph **out_graph)
+{
+    opq_graph *graph = NULL;
+    opq_ref *operands = malloc(((size_t)s->operands.count + 1) * sizeof *operands);
+    opq_status status = operands ? opq_graph_create("g", &graph) : out_of_memory();
+    if (status == OPQ_OK)
+        status = add_leaves(s, graph);
+    for (int32_t i = 0; i < s->nodes.count && status == OPQ_OK; i++)
+        status = add_node(s, i, graph, operands);
+    if (status == OPQ_OK)
+        status = add_outputs(s, outputs, graph);
+    free(operands);
+    if (status != OPQ_OK) {
+        opq_graph_destroy(graph);
+        return status;
+    }
+    *out_graph = graph;
+    return OPQ_OK;
+}

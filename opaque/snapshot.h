@@ -1,0 +1,64 @@
+/* The pending graph of some values at one moment. Internal to opaque/; record.h has its public face.
+ *
+ * A snapshot is taken under the context's lock and never changes: nodes have numbers of its own, everything in it is pinned. Key, graph,
+ * run and reports read it, so that other threads may record, run and drop the same values meanwhile. Nothing of it is written into
+ * values, which are shared.
+ *
+ *   nodes     pending values in record order; operands as codes
+ *   leaves    computed values they read, by first use: two iterations of a loop whose tensors were made in another order are one graph
+ *   scalars   numbers they read, by first use
+ *   outputs   nodes to be stored: first those asked for, then every other that a live cell holds, in record order. Else a loop
+ *             x = f(x) would grow by one f at each look
+ */
+#ifndef OPAQUE_OPAQUE_SNAPSHOT_H
+#define OPAQUE_OPAQUE_SNAPSHOT_H
+
+#include "opaque/context.h"
+
+/* Which values besides those asked for and what they need: none, or what this origin recorded and a live cell holds. */
+typedef struct opq_scope {
+    enum { OPQ_SCOPE_asked, OPQ_SCOPE_origin } kind;
+    uint32_t origin;
+} opq_scope;
+
+/* Operands and values asked for: a set and the number there. */
+enum { OPQ_SET_node, OPQ_SET_leaf, OPQ_SET_scalar, OPQ_SETS };
+static inline int32_t opq_code_make(int set, int32_t number) { return number * OPQ_SETS + set; }
+static inline int opq_code_set(int32_t code) { return code % OPQ_SETS; }
+static inline int32_t opq_code_number(int32_t code) { return code / OPQ_SETS; }
+
+typedef struct opq_list { /* of values, pinned */
+    opq_value **items;
+    int count, capacity;
+} opq_list;
+
+typedef struct opq_codes {
+    int32_t *items;
+    int count, capacity;
+} opq_codes;
+
+struct opq_snapshot {
+    opq_ctx *ctx;
+    opq_list nodes, leaves, scalars;
+    opq_codes operands;      /* of all nodes, one after the other */
+    opq_codes first_operand; /* per node, and one more */
+    opq_codes asked;         /* per value asked for: its code */
+    opq_codes outputs;       /* numbers of nodes */
+    int asked_nodes;         /* that many outputs were asked for, the others are held */
+    unsigned char *key;
+    size_t key_bytes, key_capacity;
+};
+
+/* Takes the lock. Fails with the error of a failed ancestor of a value asked for; what else depends on a failed value is left out. */
+opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope,
+                                opq_snapshot **out_snapshot) OPQ_MUST_CHECK;
+/* Origins of what live cells wait for, each once; malloc'd. */
+opq_status opq_snapshot_origins(opq_ctx *ctx, uint32_t **out_origins, int *out_count) OPQ_MUST_CHECK;
+/* Canonical bytes: equal keys, equal plans. */
+opq_status opq_snapshot_key(opq_snapshot *snapshot, unsigned salt) OPQ_MUST_CHECK;
+static inline opq_value *opq_snapshot_output(const opq_snapshot *s, int i)
+{
+    return s->nodes.items[s->outputs.items[i]];
+}
+
+#endif
