@@ -64,13 +64,6 @@ def cpu_capability() -> str:
 def default_generator() -> Generator:
     """The one default generator; the hooks' getDefaultGenerator gives the same."""
 
-def manual_seed(seed: int) -> None: ...
-def initial_seed() -> int: ...
-def get_rng_state() -> Tensor:
-    """A CPU uint8 tensor: seed and offset."""
-
-def set_rng_state(state: Tensor) -> None: ...
-
 # ---- memory
 
 def memory_allocated() -> int: ...

@@ -44,7 +44,7 @@ def _register() -> None:
     from . import _C
 
     torch.utils.rename_privateuse1_backend("opaque")
-    from . import backends, device, modules, optim, printing
+    from . import backends, checkpoint, device, modules, optim, printing
 
     device.register()
     torch.utils.generate_methods_for_privateuse1_backend(
@@ -53,6 +53,7 @@ def _register() -> None:
     backends.register()
     modules.register()
     printing.register()
+    checkpoint.register()
     optim.register()
     settings.apply(_C)
 

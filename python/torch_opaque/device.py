@@ -39,6 +39,10 @@ def init() -> None:
 
 _lazy_init = init
 
+# torch.utils.checkpoint saves the states of generators only if the device says that it was initialized.
+# The generator is there from the start.
+_initialized = True
+
 
 def _is_in_bad_fork() -> bool:
     """False: a forked child may use the device."""
@@ -218,12 +222,12 @@ def stream(stream):
     yield stream
 
 
-# ---- random numbers
+# ---- random numbers. Methods of the generator, because they take its lock.
 
 
 def manual_seed(seed: int) -> None:
     """Seeds the default generator. torch.manual_seed() does it too."""
-    _C.manual_seed(int(seed))
+    default_generators[0].manual_seed(int(seed))
 
 
 manual_seed_all = manual_seed
@@ -231,9 +235,7 @@ manual_seed_all = manual_seed
 
 def seed() -> int:
     """Seeds the default generator from the system's entropy and returns the seed."""
-    value = int.from_bytes(os.urandom(8), "little") >> 1
-    _C.manual_seed(value)
-    return value
+    return default_generators[0].seed()
 
 
 seed_all = seed
@@ -241,30 +243,28 @@ seed_all = seed
 
 def initial_seed() -> int:
     """The seed set last."""
-    return _C.initial_seed()
+    return default_generators[0].initial_seed()
 
 
 def get_rng_state(device="opaque") -> torch.Tensor:
     """State of the default generator, a CPU tensor of bytes."""
-    _index(device)
-    return _C.get_rng_state()
+    return _get_generator(device).get_state()
 
 
 def get_rng_state_all() -> list:
     """One state per device."""
-    return [_C.get_rng_state()]
+    return [generator.get_state() for generator in default_generators]
 
 
 def set_rng_state(new_state: torch.Tensor, device="opaque") -> None:
     """Restores what get_rng_state() gave."""
-    _index(device)
-    _C.set_rng_state(new_state)
+    _get_generator(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states) -> None:
-    """Restores what get_rng_state_all() gave."""
-    for state in new_states:
-        _C.set_rng_state(state)
+    """Restores what get_rng_state_all() gave. Raises ValueError unless there is one state per device."""
+    for generator, state in zip(default_generators, new_states, strict=True):
+        generator.set_state(state)
 
 
 def _get_generator(device) -> torch.Generator:

@@ -79,6 +79,39 @@ def test_state_restores():
     assert torch.equal(draw(), first)
     torch.opaque.set_rng_state_all([state])
     assert torch.equal(draw(), first)
+    assert torch.opaque.get_rng_state_all()[0].numel() == state.numel()
+    for wrong in ([], [state, state]):
+        with pytest.raises(ValueError):
+            torch.opaque.set_rng_state_all(wrong)
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        torch.opaque.set_rng_state(torch.get_rng_state())
+
+
+def test_seeds_are_those_of_any_generator():
+    cpu = torch.Generator()
+    for seed in (0, 7, -1, -5, 2**64 - 1):
+        torch.opaque.manual_seed(seed)
+        assert torch.opaque.initial_seed() == cpu.manual_seed(seed).initial_seed()
+    with pytest.raises(RuntimeError, match="Overflow"):
+        torch.opaque.manual_seed(2**64)
+    seed = torch.opaque.seed()
+    assert torch.opaque.initial_seed() == seed
+    cpu_state = torch.get_rng_state()
+    torch.opaque.manual_seed(3)
+    draw()
+    assert torch.equal(torch.get_rng_state(), cpu_state)
+
+
+def test_state_of_an_explicit_generator():
+    a, b = (torch.Generator(device="opaque") for _ in range(2))
+    a.manual_seed(5)
+    torch.rand(9, device="opaque", generator=a)
+    b.set_state(a.get_state())
+    both = [torch.randn(9, device="opaque", generator=g).cpu() for g in (a, b)]
+    assert torch.equal(*both) and b.initial_seed() == 5
+    copy = a.clone_state()
+    both = [torch.randn(9, device="opaque", generator=g).cpu() for g in (a, copy)]
+    assert torch.equal(*both)
 
 
 def test_fork_rng():
