@@ -23,6 +23,7 @@ struct opq_value {
     uint8_t attr_count;
     int32_t arity;
     uint32_t line;
+    uint32_t origin;      /* of the thread that recorded it: opq_origin_get() */
     int32_t number;       /* in the cone being walked */
     uint64_t mark;        /* walk that saw it last */
     uint64_t sequence;    /* record order */

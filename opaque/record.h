@@ -113,6 +113,10 @@ void opq_line_set(uint32_t line); /* the source line of what this thread records
 uint32_t opq_line_get(void);
 void opq_modes_set(unsigned modes);
 unsigned opq_modes_get(void);
+/* For whom this thread records: a number that no other thread has, unless one that works for it was given its number. get makes
+ * a new one on first use, and after opq_origin_set(0). */
+void opq_origin_set(uint32_t origin);
+uint32_t opq_origin_get(void);
 
 /* ---- looking */
 typedef struct opq_stats {

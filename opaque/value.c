@@ -56,6 +56,7 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
     value->attr_count = (uint8_t)attr_count;
     value->arity = arity;
     value->line = opq_line_get();
+    value->origin = opq_origin_get();
     value->sequence = atomic_fetch_add_explicit(&ctx->sequence, 1, memory_order_relaxed);
     value->type = *type;
     char *behind = (char *)(value + 1);

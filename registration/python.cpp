@@ -587,6 +587,7 @@ void skip_package(const char *name)
 
 extern "C" __attribute__((visibility("default"))) PyObject *PyInit__C()
 {
+    opq::start_modes();
     opq::skip_package("torch");
     opq::skip_folder_of(reinterpret_cast<const void *>(&opq::definition));
     try {
