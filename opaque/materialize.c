@@ -264,8 +264,7 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
         return error_of(values, count);
-    if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect &&
-        reason != OPQ_REASON_optimizer_step)
+    if ((opq_modes_get() & OPQ_MODE_FORBID_SYNC) && opq_reason_hidden(reason))
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;

@@ -247,6 +247,20 @@ PyObject *py_memory_allocated(PyObject *, PyObject *) { return PyLong_FromLongLo
 
 PyObject *py_max_memory_allocated(PyObject *, PyObject *) { return PyLong_FromLongLong(read_stats().bytes_peak); }
 
+PyObject *py_memory_reserved(PyObject *, PyObject *) { return PyLong_FromLongLong(read_stats().bytes_reserved); }
+
+PyObject *py_max_memory_reserved(PyObject *, PyObject *)
+{
+    return PyLong_FromLongLong(read_stats().bytes_reserved_peak);
+}
+
+PyObject *py_memory_info(PyObject *, PyObject *)
+{
+    int64_t available = 0, total = 0;
+    opq_memory_info(&available, &total);
+    return Py_BuildValue("LL", static_cast<long long>(available), static_cast<long long>(total));
+}
+
 PyObject *py_empty_cache(PyObject *, PyObject *)
 {
     if (context_exists())
@@ -287,7 +301,7 @@ PyObject *py_reset_stats(PyObject *, PyObject *)
 PyObject *py_reset_peak(PyObject *, PyObject *)
 {
     if (context_exists())
-        opq_stats_reset(context());
+        opq_stats_reset_peak(context());
     Py_RETURN_NONE;
 }
 
@@ -533,7 +547,9 @@ PyMethodDef methods[] = {
     {"default_generator", py_default_generator, METH_NOARGS, nullptr},
     {"memory_allocated", py_memory_allocated, METH_NOARGS, nullptr},
     {"max_memory_allocated", py_max_memory_allocated, METH_NOARGS, nullptr},
-    {"memory_reserved", py_memory_allocated, METH_NOARGS, nullptr},
+    {"memory_reserved", py_memory_reserved, METH_NOARGS, nullptr},
+    {"max_memory_reserved", py_max_memory_reserved, METH_NOARGS, nullptr},
+    {"memory_info", py_memory_info, METH_NOARGS, nullptr},
     {"reset_peak_memory_stats", py_reset_peak, METH_NOARGS, nullptr},
     {"empty_cache", py_empty_cache, METH_NOARGS, nullptr},
     {"stats", py_stats, METH_NOARGS, nullptr},

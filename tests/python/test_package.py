@@ -172,6 +172,15 @@ def test_forbid_sync_names_the_line():
     assert x.sum().item() == 6
 
 
+def test_eager_inside_forbid_sync():
+    """Running what was asked to run at once is not hidden."""
+    with torch_opaque.forbid_sync(), torch_opaque.eager():
+        x = torch.arange(3.0, device="opaque") + 1
+        assert x.sum().item() == 6
+        x.add_(1)
+        assert not _C.is_pending(x)
+
+
 def test_eager_runs_each_op_at_once():
     with torch_opaque.eager():
         y = torch.ones(3, device="opaque") + 1
