@@ -11,6 +11,24 @@ static const char *const reason_names[] = {
 };
 const char *opq_reason_name(opq_reason reason) { return reason_names[reason]; }
 
+bool opq_reason_hidden(opq_reason reason)
+{
+    switch (reason) {
+    case OPQ_REASON_item:
+    case OPQ_REASON_copy_to_host:
+    case OPQ_REASON_print:
+    case OPQ_REASON_bound:
+    case OPQ_REASON_extern_now:
+    case OPQ_REASON_reinterpret: return true;
+    case OPQ_REASON_synchronize:
+    case OPQ_REASON_optimizer_step:
+    case OPQ_REASON_inspect:
+    case OPQ_REASON_eager:
+    case OPQ_REASON_COUNT: break;
+    }
+    return false;
+}
+
 opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
 {
     opq_ctx *ctx = calloc(1, sizeof *ctx);
@@ -77,6 +95,8 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .bytes_written = atomic_load(&ctx->stats.bytes_written),
         .bytes_allocated = opq_pool_live(ctx->runtime.pool),
         .bytes_peak = opq_pool_peak(ctx->runtime.pool),
+        .bytes_reserved = opq_pool_reserved(ctx->runtime.pool),
+        .bytes_reserved_peak = opq_pool_reserved_peak(ctx->runtime.pool),
         .compile_seconds = (double)atomic_load(&ctx->stats.compile_nanoseconds) * 1e-9,
         .run_seconds = (double)atomic_load(&ctx->stats.run_nanoseconds) * 1e-9,
     };
@@ -94,5 +114,9 @@ void opq_stats_reset(opq_ctx *ctx)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)
         atomic_store(&ctx->stats.flushes[r], 0);
-    opq_pool_reset_peak(ctx->runtime.pool);
+    opq_stats_reset_peak(ctx);
 }
+
+void opq_memory_info(int64_t *out_available, int64_t *out_total) { opq_machine_memory(out_available, out_total); }
+
+void opq_stats_reset_peak(opq_ctx *ctx) { opq_pool_reset_peak(ctx->runtime.pool); }

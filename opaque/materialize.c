@@ -311,8 +311,7 @@ static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, 
 
 static opq_status check_allowed(opq_reason reason)
 {
-    if (opq_modes_get() & OPQ_MODE_FORBID_SYNC && reason != OPQ_REASON_synchronize && reason != OPQ_REASON_inspect &&
-        reason != OPQ_REASON_optimizer_step)
+    if ((opq_modes_get() & OPQ_MODE_FORBID_SYNC) && opq_reason_hidden(reason))
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     return OPQ_OK;
 }

@@ -9,18 +9,17 @@ enum { FEW = 16 };
 static _Thread_local uint32_t current_line;
 static _Thread_local unsigned current_modes;
 static _Thread_local uint32_t current_origin;
+static atomic_uint last_origin;
 
 void opq_line_set(uint32_t line) { current_line = line; }
 uint32_t opq_line_get(void) { return current_line; }
 void opq_modes_set(unsigned modes) { current_modes = modes; }
 unsigned opq_modes_get(void) { return current_modes; }
-
 void opq_origin_set(uint32_t origin) { current_origin = origin; }
 uint32_t opq_origin_get(void)
 {
-    static atomic_uint last;
     while (current_origin == 0)
-        current_origin = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+        current_origin = atomic_fetch_add_explicit(&last_origin, 1, memory_order_relaxed) + 1;
     return current_origin;
 }
 

@@ -113,23 +113,29 @@ opq_buffer *opq_value_buffer(const opq_value *value);
 enum { OPQ_MODE_EAGER = 1, OPQ_MODE_UNFUSED = 2, OPQ_MODE_FORBID_SYNC = 4, OPQ_MODE_STRICT = 8 };
 void opq_line_set(uint32_t line); /* the source line of what this thread records next */
 uint32_t opq_line_get(void);
-/* Whose work this thread records. A number of its own, unless it works for another thread, as autograd's threads do. Never 0. */
-void opq_origin_set(uint32_t origin);
-uint32_t opq_origin_get(void);
 void opq_modes_set(unsigned modes);
 unsigned opq_modes_get(void);
+/* For whom this thread records: a number that no other thread has, unless one that works for it was given its number. get makes
+ * a new one on first use, and after opq_origin_set(0). */
+void opq_origin_set(uint32_t origin);
+uint32_t opq_origin_get(void);
 
 /* ---- looking */
 typedef struct opq_stats {
     int64_t ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls;
     int64_t bytes_read, bytes_written;   /* by kernels */
     int64_t bytes_allocated, bytes_peak; /* live now; highest since reset */
+    int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */
     int64_t flushes[OPQ_REASON_COUNT];
     double compile_seconds, run_seconds;
 } opq_stats;
 const char *opq_reason_name(opq_reason reason);
+bool opq_reason_hidden(opq_reason reason); /* the user asked for a value, not for a run: refused under OPQ_MODE_FORBID_SYNC */
 void opq_stats_read(opq_ctx *ctx, opq_stats *out_stats);
-void opq_stats_reset(opq_ctx *ctx);
+void opq_stats_reset(opq_ctx *ctx);      /* counters and peaks */
+void opq_stats_reset_peak(opq_ctx *ctx); /* bytes_peak and bytes_reserved_peak become what is now */
+/* Memory of the machine, or of the control group this process lives in if that is less, in bytes. */
+void opq_memory_info(int64_t *out_available, int64_t *out_total);
 /* Returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
 

@@ -180,7 +180,7 @@ void write(const Tensor &tensor, const Value &given)
         }
     const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(),
                               strides.data(), tensor.storage_offset()};
-    if (C10_UNLIKELY(journal_depth() != 0))
+    if (C10_UNLIKELY(any_journal()))
         journal_write(tensor);
     check(opq_cell_write(context(), impl_of(tensor)->cell(), &window, value.get()));
 }
@@ -190,7 +190,7 @@ Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order)
     opq_cell *cell = nullptr;
     check(opq_cell_from_value(context(), value.get(), &cell));
     Cell owner = Cell::take(cell);
-    if (C10_UNLIKELY(journal_depth() != 0))
+    if (C10_UNLIKELY(any_journal()))
         journal_made(cell);
     const Dims memory = shape_of(value);
     Dims sizes = memory;

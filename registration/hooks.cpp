@@ -1,14 +1,15 @@
 // What PyTorch asks a device for besides operators: guard, hooks, allocator, and how autocast and autograd treat it.
-// The device has one index and one stream, on which everything recorded is in order: events are always complete once the
-// device is synchronised, and recording one needs no work.
+// The device has one index and one stream, on which everything recorded is in order. Pending work does not run until somebody
+// asks. So whoever asks an event or a stream whether its work is done makes it run, and an event that takes the time is the moment
+// at which everything recorded before it had run: it runs that first.
 #include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <sys/sysinfo.h>
 #include <torch/library.h>
 
 #include "random.h"
@@ -19,6 +20,8 @@ namespace opq
 
 namespace
 {
+
+using Moment = std::chrono::steady_clock::time_point;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return kDeviceType; }
@@ -32,17 +35,35 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
     c10::Stream exchangeStream(c10::Stream) const noexcept override { return stream(); }
     c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-    void record(void **, const c10::Stream &, const c10::DeviceIndex, const c10::EventFlag) const override {}
+    void record(void **event, const c10::Stream &, const c10::DeviceIndex, const c10::EventFlag flag) const override
+    {
+        if (flag != c10::EventFlag::BACKEND_DEFAULT)
+            return;
+        run_all();
+        if (!*event)
+            *event = new Moment;
+        *static_cast<Moment *>(*event) = std::chrono::steady_clock::now();
+    }
     void block(void *, const c10::Stream &) const override {}
-    bool queryEvent(void *) const override { return true; }
-    void destroyEvent(void *, const c10::DeviceIndex) const noexcept override {}
-    bool queryStream(const c10::Stream &) const override { return true; }
-    void synchronizeStream(const c10::Stream &) const override { synchronize(OPQ_REASON_synchronize); }
-    void synchronizeEvent(void *) const override {}
-    void synchronizeDevice(const c10::DeviceIndex) const override { synchronize(OPQ_REASON_synchronize); }
-    double elapsedTime(void *, void *, const c10::DeviceIndex) const override { return 0; }
+    bool queryEvent(void *event) const override { return event || run_all(); }
+    void destroyEvent(void *event, const c10::DeviceIndex) const noexcept override { delete static_cast<Moment *>(event); }
+    bool queryStream(const c10::Stream &) const override { return run_all(); }
+    void synchronizeStream(const c10::Stream &) const override { run_all(); }
+    void synchronizeEvent(void *event) const override { queryEvent(event); }
+    void synchronizeDevice(const c10::DeviceIndex) const override { run_all(); }
+    // Of two events that take the time and were recorded, in milliseconds.
+    double elapsedTime(void *begin, void *end, const c10::DeviceIndex) const override
+    {
+        const auto gap = *static_cast<const Moment *>(end) - *static_cast<const Moment *>(begin);
+        return std::chrono::duration<double, std::milli>(gap).count();
+    }
 
   private:
+    static bool run_all()
+    {
+        synchronize(OPQ_REASON_synchronize);
+        return true;
+    }
     static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, device()); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
@@ -62,28 +83,38 @@ struct Allocator final : c10::DeviceAllocator {
     }
     c10::DeleterFnPtr raw_deleter() const override { return &refuse_delete; }
     bool initialized() override { return true; }
-    void emptyCache(c10::MempoolId_t) override { opq_cache_empty(context()); }
+    void emptyCache(c10::MempoolId_t) override
+    {
+        if (context_exists())
+            opq_cache_empty(context());
+    }
     void recordStream(const c10::DataPtr &, c10::Stream) override {}
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override
     {
-        opq_stats stats;
-        opq_stats_read(context(), &stats);
+        opq_stats stats{};
+        if (context_exists())
+            opq_stats_read(context(), &stats);
         c10::CachingDeviceAllocator::DeviceStats result;
         const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-        for (auto *bytes :
-             {&result.allocated_bytes, &result.reserved_bytes, &result.active_bytes, &result.requested_bytes}) {
+        for (auto *bytes : {&result.allocated_bytes, &result.active_bytes, &result.requested_bytes}) {
             (*bytes)[all].current = stats.bytes_allocated;
             (*bytes)[all].peak = stats.bytes_peak;
         }
+        result.reserved_bytes[all].current = stats.bytes_reserved;
+        result.reserved_bytes[all].peak = stats.bytes_reserved_peak;
         return result;
     }
     void resetAccumulatedStats(c10::DeviceIndex) override {}
-    void resetPeakStats(c10::DeviceIndex) override { opq_stats_reset(context()); }
+    void resetPeakStats(c10::DeviceIndex) override
+    {
+        if (context_exists())
+            opq_stats_reset_peak(context());
+    }
     std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override
     {
-        struct sysinfo info{};
-        sysinfo(&info);
-        return {info.freeram * info.mem_unit, info.totalram * info.mem_unit};
+        int64_t available = 0, total = 0;
+        opq_memory_info(&available, &total);
+        return {static_cast<size_t>(available), static_cast<size_t>(total)};
     }
 };
 Allocator *allocator()

@@ -157,7 +157,7 @@ Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors)
     opq_cell *made = nullptr;
     if (!record_plain(row, tensors, &made))
         return {};
-    if (C10_UNLIKELY(journal_depth() != 0))
+    if (C10_UNLIKELY(any_journal()))
         journal_made(made);
     const Tensor &first = *tensors[0];
     return make_tensor(Cell::take(made), first.dtype(), first.sizes(), first.strides());
@@ -165,7 +165,7 @@ Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors)
 
 bool plain_write(opq_op row, c10::ArrayRef<const Tensor *> tensors)
 {
-    return C10_LIKELY(journal_depth() == 0) && record_plain(row, tensors, nullptr);
+    return C10_LIKELY(!any_journal()) && record_plain(row, tensors, nullptr);
 }
 
 } // namespace opq

@@ -1,8 +1,10 @@
 #include "journal.h"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_set>
 
+#include "modes.h"
 #include "shim.h"
 
 namespace opq
@@ -20,11 +22,18 @@ struct Noted {
     Value before;
 };
 struct Journal {
+    uint32_t origin;
     std::unordered_set<const opq_cell *> made, seen;
     std::vector<Noted> noted;
 };
 std::mutex mutex;
 std::vector<Journal> journals;
+
+uint32_t origin()
+{
+    inherit_modes();
+    return opq_origin_get();
+}
 
 opq_geometry whole(const Noted &noted, const Dims &strides)
 {
@@ -42,26 +51,38 @@ Value contents(const Noted &noted)
 
 } // namespace
 
+int journal_depth()
+{
+    const uint32_t mine = origin();
+    const std::lock_guard<std::mutex> lock(mutex);
+    return static_cast<int>(std::count_if(journals.begin(), journals.end(),
+                                          [mine](const Journal &journal) { return journal.origin == mine; }));
+}
+
 void journal_begin()
 {
+    const uint32_t mine = origin();
     const std::lock_guard<std::mutex> lock(mutex);
-    journals.emplace_back();
+    journals.push_back({mine, {}, {}, {}});
     open_journals.store(static_cast<int>(journals.size()), std::memory_order_relaxed);
 }
 
 void journal_made(const opq_cell *cell)
 {
+    const uint32_t mine = origin();
     const std::lock_guard<std::mutex> lock(mutex);
     for (Journal &journal : journals)
-        journal.made.insert(cell);
+        if (journal.origin == mine)
+            journal.made.insert(cell);
 }
 
 void journal_write(const Tensor &tensor)
 {
     const Cell &cell = impl_of(tensor)->cell_ref();
+    const uint32_t mine = origin();
     const std::lock_guard<std::mutex> lock(mutex);
     for (Journal &journal : journals) {
-        if (journal.made.count(cell.get()) || !journal.seen.insert(cell.get()).second)
+        if (journal.origin != mine || journal.made.count(cell.get()) || !journal.seen.insert(cell.get()).second)
             continue;
         const int64_t bytes = opq_cell_bytes(cell.get()), item = static_cast<int64_t>(tensor.itemsize());
         Noted noted{cell, tensor.scalar_type(), {}, {}};
@@ -76,12 +97,17 @@ void journal_write(const Tensor &tensor)
 
 std::vector<Tensor> journal_end(bool restore)
 {
-    Journal journal;
+    Journal journal{};
     {
+        const uint32_t mine = origin();
         const std::lock_guard<std::mutex> lock(mutex);
-        TORCH_CHECK(!journals.empty(), "no journal is open");
-        journal = std::move(journals.back());
-        journals.pop_back();
+        auto innermost = journals.end();
+        for (auto it = journals.begin(); it != journals.end(); ++it)
+            if (it->origin == mine)
+                innermost = it;
+        TORCH_CHECK(innermost != journals.end(), "no journal is open");
+        journal = std::move(*innermost);
+        journals.erase(innermost);
         open_journals.store(static_cast<int>(journals.size()), std::memory_order_relaxed);
     }
     std::vector<Tensor> result;

@@ -1,5 +1,6 @@
 // A journal of first writes: what a function changed, so that it can be shown and put back. Contents are immutable values, so a
-// journal keeps references and copies nothing.
+// journal keeps references and copies nothing. It belongs to the origin that opened it, which is the calling thread and the threads
+// of autograd that work for it: what other threads write meanwhile is neither noted nor put back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +14,14 @@ namespace opq
 {
 
 extern std::atomic<int> open_journals;
-inline int journal_depth() { return open_journals.load(std::memory_order_relaxed); }
+// Of all origins. The question of every op whether journals matter at all.
+inline bool any_journal() { return open_journals.load(std::memory_order_relaxed) != 0; }
+// Of the calling thread's origin.
+int journal_depth();
 void journal_begin();
 // Closes the innermost journal: what each noted cell holds now, as new tensors; with `restore` the cells get their old values back.
 std::vector<at::Tensor> journal_end(bool restore);
-// Called while a journal is open: before a write through this tensor, and for each new cell.
+// Called while any journal is open: before a write through this tensor, and for each new cell.
 void journal_write(const at::Tensor &tensor);
 void journal_made(const opq_cell *cell);
 

@@ -233,42 +233,6 @@ PyObject *py_default_generator(PyObject *, PyObject *)
     END_HANDLE_TH_ERRORS
 }
 
-PyObject *py_manual_seed(PyObject *, PyObject *object)
-{
-    HANDLE_TH_ERRORS
-    const unsigned long long seed = PyLong_AsUnsignedLongLongMask(object);
-    if (PyErr_Occurred())
-        return nullptr;
-    at::Generator generator = default_generator();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_current_seed(seed);
-    Py_RETURN_NONE;
-    END_HANDLE_TH_ERRORS
-}
-
-PyObject *py_initial_seed(PyObject *, PyObject *)
-{
-    return PyLong_FromUnsignedLongLong(default_generator().current_seed());
-}
-
-PyObject *py_get_rng_state(PyObject *, PyObject *)
-{
-    HANDLE_TH_ERRORS
-    return THPVariable_Wrap(default_generator().get_state());
-    END_HANDLE_TH_ERRORS
-}
-
-PyObject *py_set_rng_state(PyObject *, PyObject *object)
-{
-    HANDLE_TH_ERRORS
-    TORCH_CHECK_TYPE(THPVariable_Check(object), "expected a tensor");
-    at::Generator generator = default_generator();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(THPVariable_Unpack(object));
-    Py_RETURN_NONE;
-    END_HANDLE_TH_ERRORS
-}
-
 // ---- memory and counters
 
 opq_stats read_stats()
@@ -282,6 +246,20 @@ opq_stats read_stats()
 PyObject *py_memory_allocated(PyObject *, PyObject *) { return PyLong_FromLongLong(read_stats().bytes_allocated); }
 
 PyObject *py_max_memory_allocated(PyObject *, PyObject *) { return PyLong_FromLongLong(read_stats().bytes_peak); }
+
+PyObject *py_memory_reserved(PyObject *, PyObject *) { return PyLong_FromLongLong(read_stats().bytes_reserved); }
+
+PyObject *py_max_memory_reserved(PyObject *, PyObject *)
+{
+    return PyLong_FromLongLong(read_stats().bytes_reserved_peak);
+}
+
+PyObject *py_memory_info(PyObject *, PyObject *)
+{
+    int64_t available = 0, total = 0;
+    opq_memory_info(&available, &total);
+    return Py_BuildValue("LL", static_cast<long long>(available), static_cast<long long>(total));
+}
 
 PyObject *py_empty_cache(PyObject *, PyObject *)
 {
@@ -323,7 +301,7 @@ PyObject *py_reset_stats(PyObject *, PyObject *)
 PyObject *py_reset_peak(PyObject *, PyObject *)
 {
     if (context_exists())
-        opq_stats_reset(context());
+        opq_stats_reset_peak(context());
     Py_RETURN_NONE;
 }
 
@@ -571,13 +549,11 @@ PyMethodDef methods[] = {
     {"get_log", py_get_log, METH_NOARGS, nullptr},
     {"cpu_capability", py_cpu_capability, METH_NOARGS, nullptr},
     {"default_generator", py_default_generator, METH_NOARGS, nullptr},
-    {"manual_seed", py_manual_seed, METH_O, nullptr},
-    {"initial_seed", py_initial_seed, METH_NOARGS, nullptr},
-    {"get_rng_state", py_get_rng_state, METH_NOARGS, nullptr},
-    {"set_rng_state", py_set_rng_state, METH_O, nullptr},
     {"memory_allocated", py_memory_allocated, METH_NOARGS, nullptr},
     {"max_memory_allocated", py_max_memory_allocated, METH_NOARGS, nullptr},
-    {"memory_reserved", py_memory_allocated, METH_NOARGS, nullptr},
+    {"memory_reserved", py_memory_reserved, METH_NOARGS, nullptr},
+    {"max_memory_reserved", py_max_memory_reserved, METH_NOARGS, nullptr},
+    {"memory_info", py_memory_info, METH_NOARGS, nullptr},
     {"reset_peak_memory_stats", py_reset_peak, METH_NOARGS, nullptr},
     {"empty_cache", py_empty_cache, METH_NOARGS, nullptr},
     {"stats", py_stats, METH_NOARGS, nullptr},
@@ -631,6 +607,7 @@ void skip_package(const char *name)
 
 extern "C" __attribute__((visibility("default"))) PyObject *PyInit__C()
 {
+    opq::start_modes();
     opq::skip_package("torch");
     opq::skip_folder_of(reinterpret_cast<const void *>(&opq::definition));
     try {

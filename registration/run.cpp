@@ -14,25 +14,6 @@ namespace
 
 std::atomic<bool> logging{false};
 
-// Hidden runs: the user did not ask for one, but for a value.
-bool hidden(opq_reason reason)
-{
-    switch (reason) {
-    case OPQ_REASON_item:
-    case OPQ_REASON_copy_to_host:
-    case OPQ_REASON_print:
-    case OPQ_REASON_bound:
-    case OPQ_REASON_extern_now:
-    case OPQ_REASON_reinterpret: return true;
-    case OPQ_REASON_synchronize:
-    case OPQ_REASON_optimizer_step:
-    case OPQ_REASON_inspect:
-    case OPQ_REASON_eager:
-    case OPQ_REASON_COUNT: break;
-    }
-    return false;
-}
-
 std::string here()
 {
     char text[256];
@@ -77,7 +58,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
         pending |= opq_value_buffer(value.get()) == nullptr;
     if (!pending)
         return;
-    if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && hidden(reason)))
+    if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && opq_reason_hidden(reason)))
         TORCH_CHECK(false, "forbid_sync(): ", here(), " needs a value now (", opq_reason_name(reason), ")");
     run(reason, [&] {
         return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()),

@@ -42,7 +42,7 @@ Cell new_cell(size_t bytes)
                      "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
     opq_cell *cell = nullptr;
     check(opq_cell_create(context(), static_cast<int64_t>(bytes), &cell));
-    if (C10_UNLIKELY(journal_depth() != 0))
+    if (C10_UNLIKELY(any_journal()))
         journal_made(cell);
     return Cell::take(cell);
 }

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "runtime/memory.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@ struct opq_pool {
     atomic_int refs; /* one for the owner, one per live buffer */
     block *free[CLASS_COUNT];
     size_t cached, cache_limit;
-    atomic_llong live, peak;
+    atomic_llong live, peak, reserved, reserved_peak;
 };
 
 static size_t class_bytes(int size_class)
@@ -52,7 +53,18 @@ static size_t mapped_bytes(int size_class)
     return bytes < HUGE_PAGE ? bytes : (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
 }
 
-static void *map_block(int size_class)
+static void count(atomic_llong *now, atomic_llong *highest, int64_t bytes)
+{
+    int64_t sum = atomic_fetch_add(now, bytes) + bytes;
+    long long peak = atomic_load(highest);
+    while (sum > peak && !atomic_compare_exchange_weak(highest, &peak, sum))
+        ;
+}
+
+static void count_live(opq_pool *pool, int64_t bytes) { count(&pool->live, &pool->peak, bytes); }
+static void count_reserved(opq_pool *pool, int64_t bytes) { count(&pool->reserved, &pool->reserved_peak, bytes); }
+
+static void *map_memory(int size_class)
 {
     size_t bytes = mapped_bytes(size_class);
     void *data = NULL;
@@ -70,25 +82,60 @@ static void *map_block(int size_class)
     return aligned;
 }
 
-static void unmap_block(void *data, int size_class)
+static void *map_block(opq_pool *pool, int size_class)
+{
+    void *data = map_memory(size_class);
+    if (data)
+        count_reserved(pool, (int64_t)mapped_bytes(size_class));
+    return data;
+}
+
+static void unmap_block(opq_pool *pool, void *data, int size_class)
 {
     size_t bytes = mapped_bytes(size_class);
+    count_reserved(pool, -(int64_t)bytes);
     if (bytes < HUGE_PAGE)
         free(data);
     else
         munmap(data, bytes);
 }
 
+/* The number after `name` in a file of the system; -1 if there is none ("max"). */
+static int64_t number_in(const char *path, const char *name)
+{
+    int64_t number = -1;
+    char line[256];
+    size_t length = strlen(name);
+    FILE *file = fopen(path, "r");
+    while (file && number < 0 && fgets(line, sizeof line, file))
+        if (strncmp(line, name, length) == 0 && sscanf(line + length, "%" SCNd64, &number) != 1)
+            break;
+    if (file)
+        fclose(file);
+    return number;
+}
+
+static int64_t group_limit(void) { return number_in("/sys/fs/cgroup/memory.max", ""); }
+
 static int64_t machine_bytes(void)
 {
-    int64_t total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), limit;
-    FILE *file = fopen("/sys/fs/cgroup/memory.max", "r");
-    if (file) {
-        if (fscanf(file, "%ld", &limit) == 1 && limit > 0 && limit < total)
-            total = limit;
-        fclose(file);
+    int64_t total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), limit = group_limit();
+    return limit > 0 && limit < total ? limit : total;
+}
+
+void opq_machine_memory(int64_t *out_available, int64_t *out_total)
+{
+    int64_t kibibytes = number_in("/proc/meminfo", "MemAvailable:"), limit = group_limit();
+    int64_t available = kibibytes >= 0 ? kibibytes * 1024 : (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    if (limit > 0) {
+        /* Pages that files of the group fill are given back when they are needed. */
+        int64_t used = number_in("/sys/fs/cgroup/memory.current", ""),
+                files = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
+        int64_t left = limit - (used > 0 ? used : 0) + (files > 0 ? files : 0);
+        available = left < available ? left : available;
     }
-    return total;
+    *out_available = available > 0 ? available : 0;
+    *out_total = machine_bytes();
 }
 
 opq_status opq_pool_create(opq_pool **out_pool)
@@ -109,7 +156,7 @@ void opq_pool_trim(opq_pool *pool)
     for (int c = 0; c < CLASS_COUNT; c++)
         while (pool->free[c]) {
             block *next = pool->free[c]->next;
-            unmap_block(pool->free[c], c);
+            unmap_block(pool, pool->free[c], c);
             pool->free[c] = next;
         }
     pool->cached = 0;
@@ -141,14 +188,6 @@ opq_status opq_pool_check(opq_pool *pool, int64_t bytes)
     return OPQ_OK;
 }
 
-static void count_live(opq_pool *pool, int64_t bytes)
-{
-    int64_t live = atomic_fetch_add(&pool->live, bytes) + bytes;
-    long long peak = atomic_load(&pool->peak);
-    while (live > peak && !atomic_compare_exchange_weak(&pool->peak, &peak, live))
-        ;
-}
-
 static void *take_block(opq_pool *pool, int size_class)
 {
     pthread_mutex_lock(&pool->lock);
@@ -160,10 +199,10 @@ static void *take_block(opq_pool *pool, int size_class)
     pthread_mutex_unlock(&pool->lock);
     if (found)
         return found;
-    void *data = map_block(size_class);
+    void *data = map_block(pool, size_class);
     if (data == NULL) {
         opq_pool_trim(pool);
-        data = map_block(size_class);
+        data = map_block(pool, size_class);
     }
     return data;
 }
@@ -209,6 +248,7 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     buffer->drop_arg = arg;
     atomic_fetch_add(&pool->refs, 1);
     count_live(pool, (int64_t)bytes);
+    count_reserved(pool, (int64_t)bytes);
     *out_buffer = buffer;
     return OPQ_OK;
 }
@@ -228,7 +268,14 @@ static void give_back(opq_pool *pool, void *data, int size_class)
     }
     pthread_mutex_unlock(&pool->lock);
     if (!keep)
-        unmap_block(data, size_class);
+        unmap_block(pool, data, size_class);
+}
+
+static void drop_adopted(opq_pool *pool, opq_buffer *buffer)
+{
+    count_reserved(pool, -(int64_t)buffer->bytes);
+    if (buffer->drop)
+        buffer->drop(buffer->drop_arg);
 }
 
 void opq_buffer_release(opq_buffer *buffer)
@@ -244,8 +291,8 @@ void opq_buffer_release(opq_buffer *buffer)
     count_live(pool, -(int64_t)buffer->bytes);
     if (buffer->size_class >= 0)
         give_back(pool, buffer->data, buffer->size_class);
-    else if (buffer->drop)
-        buffer->drop(buffer->drop_arg);
+    else
+        drop_adopted(pool, buffer);
     free(buffer);
     drop_pool(pool);
 }
@@ -254,7 +301,13 @@ void opq_pool_lock(opq_pool *pool) { pthread_mutex_lock(&pool->lock); }
 void opq_pool_unlock(opq_pool *pool) { pthread_mutex_unlock(&pool->lock); }
 int64_t opq_pool_live(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->live); }
 int64_t opq_pool_peak(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->peak); }
-void opq_pool_reset_peak(opq_pool *pool) { atomic_store(&pool->peak, atomic_load(&pool->live)); }
+int64_t opq_pool_reserved(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->reserved); }
+int64_t opq_pool_reserved_peak(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->reserved_peak); }
+void opq_pool_reset_peak(opq_pool *pool)
+{
+    atomic_store(&pool->peak, atomic_load(&pool->live));
+    atomic_store(&pool->reserved_peak, atomic_load(&pool->reserved));
+}
 
 /* ---- scratch per thread */
 

@@ -44,7 +44,12 @@ void opq_pool_lock(opq_pool *pool); /* around a fork */
 void opq_pool_unlock(opq_pool *pool);
 int64_t opq_pool_live(const opq_pool *pool);
 int64_t opq_pool_peak(const opq_pool *pool);
-void opq_pool_reset_peak(opq_pool *pool);
+/* Live buffers, adopted ones among them, and cached blocks, in whole blocks. */
+int64_t opq_pool_reserved(const opq_pool *pool);
+int64_t opq_pool_reserved_peak(const opq_pool *pool);
+void opq_pool_reset_peak(opq_pool *pool); /* both */
+/* Memory of the machine, or of the control group this process lives in if that is less. */
+void opq_machine_memory(int64_t *out_available, int64_t *out_total);
 
 void opq_buffer_retain(opq_buffer *buffer);
 void opq_buffer_release(opq_buffer *buffer);

@@ -64,19 +64,16 @@ def cpu_capability() -> str:
 def default_generator() -> Generator:
     """The one default generator; the hooks' getDefaultGenerator gives the same."""
 
-def manual_seed(seed: int) -> None: ...
-def initial_seed() -> int: ...
-def get_rng_state() -> Tensor:
-    """A CPU uint8 tensor: seed and offset."""
-
-def set_rng_state(state: Tensor) -> None: ...
-
 # ---- memory
 
 def memory_allocated() -> int: ...
 def max_memory_allocated() -> int: ...
 def memory_reserved() -> int:
-    """memory_allocated() plus what the caching allocator keeps."""
+    """Blocks of live buffers, adopted memory, and what the caching allocator keeps."""
+
+def max_memory_reserved() -> int: ...
+def memory_info() -> tuple[int, int]:
+    """(available, total) bytes of the machine, or of the control group of this process."""
 
 def reset_peak_memory_stats() -> None: ...
 def empty_cache() -> None: ...
@@ -113,15 +110,15 @@ def report_end() -> dict[str, Any]:
     }"""
 
 def journal_begin() -> None:
-    """From now on the first write of any thread to a cell that exists already notes the cell with
-    the value it had (a reference to an immutable value: nothing is copied), in order of first
-    write. Journals nest. The optimizer hook asks journal_depth()."""
+    """From now on the first write of this thread, or of autograd working for it, to a cell that
+    exists already notes the cell with the value it had (a reference to an immutable value: nothing
+    is copied), in order of first write. Journals nest. The optimizer hook asks journal_depth()."""
 
 def journal_depth() -> int:
-    """Open journals; 0 outside inspection."""
+    """Open journals of this thread, also when asked on a thread that works for it; 0 outside inspection."""
 
 def journal_end(restore: bool = True) -> list[Tensor]:
-    """Closes the innermost journal. Gives one new tensor per noted cell, holding what was written
+    """Closes this thread's innermost journal. Gives one new tensor per noted cell, holding what was written
     (pending or not, in the dtype and shape of the cell's own value), in order of first write. With
     `restore`, each noted cell gets its old value back; autograd versions are not counted up."""
 

@@ -8,6 +8,7 @@ Importing registers the device and nothing else: no thread, no LLVM, no tensor. 
 makes an opaque tensor runs as without the package.
 """
 
+import importlib
 import warnings
 
 __version__ = "0.1.0"
@@ -41,10 +42,13 @@ def _register() -> None:
     from . import settings
 
     settings.check()
-    from . import _C
+    try:
+        _C = importlib.import_module("._C", __name__)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}; in a source tree, ./dev build makes it") from error
 
     torch.utils.rename_privateuse1_backend("opaque")
-    from . import backends, device, modules, optim, printing
+    from . import backends, checkpoint, device, modules, optim, printing
 
     device.register()
     torch.utils.generate_methods_for_privateuse1_backend(
@@ -53,6 +57,7 @@ def _register() -> None:
     backends.register()
     modules.register()
     printing.register()
+    checkpoint.register()
     optim.register()
     settings.apply(_C)
 

@@ -1,8 +1,9 @@
 """torch.opaque: the device module, in the form of torch.cuda. There is one device, opaque:0, and one stream.
 
 Work runs in the order in which values are asked for, so streams and events order nothing; they
-exist for programs written for devices where they do. An event made with enable_timing=True runs
-what is pending and reads the host clock.
+exist for programs written for devices where they do. Pending work does not run by itself: an event
+made with enable_timing=True runs it before it reads the clock, and so does whoever asks whether it
+is done.
 """
 
 import atexit
@@ -10,7 +11,6 @@ import contextlib
 import os
 import platform
 import sys
-import time
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,10 @@ def init() -> None:
 
 
 _lazy_init = init
+
+# torch.utils.checkpoint saves the states of generators only if the device says that it was initialized.
+# The generator is there from the start.
+_initialized = True
 
 
 def _is_in_bad_fork() -> bool:
@@ -110,10 +114,11 @@ class _Properties(NamedTuple):
 
 
 def get_device_properties(device=None) -> _Properties:
-    """Name, memory of the machine in bytes, processors this process may use, instruction set of kernels."""
+    """Name, memory in bytes as mem_get_info() has it, processors this process may use, instruction set of kernels."""
     _index(device)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _Properties(get_device_name(), memory, len(os.sched_getaffinity(0)), _C.cpu_capability())
+    return _Properties(
+        get_device_name(), _C.memory_info()[1], len(os.sched_getaffinity(0)), _C.cpu_capability()
+    )
 
 
 def get_device_name(device=None) -> str:
@@ -161,43 +166,14 @@ class Stream(torch.Stream):
 
 
 class Event(torch.Event):
-    """A point in the program. With enable_timing=True, record() runs what is pending and reads the host clock."""
+    """A point in the program. With enable_timing=True, record() runs what is pending and reads the host
+    clock; elapsed_time() is the milliseconds between two such points. Of an event without timing,
+    query() and synchronize() run what is pending, and so query() is always True."""
 
-    def __new__(cls, enable_timing=False, blocking=False, interprocess=False, **kwargs):
+    def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
         if interprocess:
             raise RuntimeError("opaque: events cannot be shared between processes")
-        event = super().__new__(
-            cls, device="opaque", enable_timing=enable_timing, blocking=blocking
-        )
-        event._timing = enable_timing
-        event._recorded = None
-        return event
-
-    def record(self, stream=None) -> None:
-        """Marks this point, for timing after running what is pending."""
-        if self._timing:
-            _C.synchronize("synchronize")
-        self._recorded = time.perf_counter()
-
-    def elapsed_time(self, end_event: "Event") -> float:
-        """Milliseconds from this event to `end_event`. Raises RuntimeError unless both were recorded with timing."""
-        for event in (self, end_event):
-            if not event._timing or event._recorded is None:
-                raise RuntimeError(
-                    "elapsed_time() needs two recorded events made with enable_timing=True"
-                )
-        return (end_event._recorded - self._recorded) * 1e3
-
-    def query(self) -> bool:
-        """True: whoever asks for a value gets it."""
-        return True
-
-    def wait(self, stream=None) -> None:
-        """Nothing to wait for: there is one stream."""
-
-    def synchronize(self) -> None:
-        """Runs what is pending."""
-        _C.synchronize("synchronize")
+        return super().__new__(cls, device="opaque", enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device=None) -> torch.Stream:
@@ -218,12 +194,12 @@ def stream(stream):
     yield stream
 
 
-# ---- random numbers
+# ---- random numbers. Methods of the generator, because they take its lock.
 
 
 def manual_seed(seed: int) -> None:
     """Seeds the default generator. torch.manual_seed() does it too."""
-    _C.manual_seed(int(seed))
+    default_generators[0].manual_seed(int(seed))
 
 
 manual_seed_all = manual_seed
@@ -231,9 +207,7 @@ manual_seed_all = manual_seed
 
 def seed() -> int:
     """Seeds the default generator from the system's entropy and returns the seed."""
-    value = int.from_bytes(os.urandom(8), "little") >> 1
-    _C.manual_seed(value)
-    return value
+    return default_generators[0].seed()
 
 
 seed_all = seed
@@ -241,30 +215,28 @@ seed_all = seed
 
 def initial_seed() -> int:
     """The seed set last."""
-    return _C.initial_seed()
+    return default_generators[0].initial_seed()
 
 
 def get_rng_state(device="opaque") -> torch.Tensor:
     """State of the default generator, a CPU tensor of bytes."""
-    _index(device)
-    return _C.get_rng_state()
+    return _get_generator(device).get_state()
 
 
 def get_rng_state_all() -> list:
     """One state per device."""
-    return [_C.get_rng_state()]
+    return [generator.get_state() for generator in default_generators]
 
 
 def set_rng_state(new_state: torch.Tensor, device="opaque") -> None:
     """Restores what get_rng_state() gave."""
-    _index(device)
-    _C.set_rng_state(new_state)
+    _get_generator(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states) -> None:
-    """Restores what get_rng_state_all() gave."""
-    for state in new_states:
-        _C.set_rng_state(state)
+    """Restores what get_rng_state_all() gave. Raises ValueError unless there is one state per device."""
+    for generator, state in zip(default_generators, new_states, strict=True):
+        generator.set_state(state)
 
 
 def _get_generator(device) -> torch.Generator:
@@ -287,32 +259,37 @@ def max_memory_allocated(device=None) -> int:
 
 
 def memory_reserved(device=None) -> int:
-    """Bytes taken from the system: live buffers and cached free ones."""
+    """Bytes taken from the system: blocks of live buffers and cached free ones."""
     _index(device)
     return _C.memory_reserved()
 
 
+def max_memory_reserved(device=None) -> int:
+    """Highest memory_reserved() since the start or the last reset."""
+    _index(device)
+    return _C.max_memory_reserved()
+
+
 def reset_peak_memory_stats(device=None) -> None:
-    """Sets the peak to the current value."""
+    """Sets the peaks to the current values."""
     _index(device)
     _C.reset_peak_memory_stats()
 
 
 def memory_stats(device=None) -> dict:
     """The figures above under the names torch.cuda.memory_stats() uses."""
-    _index(device)
     return {
-        "allocated_bytes.all.current": _C.memory_allocated(),
-        "allocated_bytes.all.peak": _C.max_memory_allocated(),
-        "reserved_bytes.all.current": _C.memory_reserved(),
+        "allocated_bytes.all.current": memory_allocated(device),
+        "allocated_bytes.all.peak": max_memory_allocated(device),
+        "reserved_bytes.all.current": memory_reserved(device),
+        "reserved_bytes.all.peak": max_memory_reserved(device),
     }
 
 
 def mem_get_info(device=None) -> tuple:
-    """(available, total) bytes of the machine."""
+    """(available, total) bytes of the machine, or of the control group of this process if that is less."""
     _index(device)
-    page = os.sysconf("SC_PAGE_SIZE")
-    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+    return _C.memory_info()
 
 
 def empty_cache() -> None:

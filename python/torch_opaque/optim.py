@@ -29,6 +29,8 @@ def _after_step(optimizer, args, kwargs) -> None:
 
 
 def _failed(tensor: torch.Tensor) -> bool:
+    if tensor.device.type != "opaque":
+        return False
     try:
         _C.materialize([tensor], "optimizer_step")
     except Exception:
@@ -46,7 +48,7 @@ def _undo_failed(optimizer: torch.optim.Optimizer) -> None:
             if not state or parameter.grad is None or not _failed(parameter.grad):
                 continue
             moments = [t for t in state.values() if isinstance(t, torch.Tensor)]
-            if any(t.device.type == "opaque" and _failed(t) for t in moments):
+            if any(map(_failed, moments)):
                 del optimizer.state[parameter]
             elif "step" in state:
                 state["step"] -= 1

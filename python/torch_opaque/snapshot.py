@@ -40,9 +40,9 @@ class PythonState:
         self.optimizers = [self._optimizer(x) for x in found if isinstance(x, Optimizer)]
         self.schedulers = [(x, dict(vars(x))) for x in found if isinstance(x, LRScheduler)]
         generators = {id(g): g for g in found if isinstance(g, torch.Generator)}
-        generators.setdefault(id(torch.default_generator), torch.default_generator)
+        for default in (torch.default_generator, *torch.opaque.default_generators):
+            generators.setdefault(id(default), default)
         self.generators = [(g, g.get_state()) for g in generators.values()]
-        self.rng_state = _C.get_rng_state()
 
     @staticmethod
     def _optimizer(optimizer):
@@ -80,7 +80,6 @@ class PythonState:
             vars(scheduler).update(items)
         for generator, state in self.generators:
             generator.set_state(state)
-        _C.set_rng_state(self.rng_state)
 
 
 class Run:

@@ -174,7 +174,7 @@ typedef struct shared {
     int number;
 } shared;
 
-enum { WRITES = 3000, THREADS = 4 };
+enum { WRITES = 400, THREADS = 4 };
 
 /* Each thread writes one element again and again; the others' stay. */
 static void *write_element(void *data)

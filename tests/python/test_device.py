@@ -1,7 +1,11 @@
 """torch.opaque: the device module, random numbers, streams and events, memory."""
 
+import time
+
 import pytest
 import torch
+import torch_opaque
+from torch_opaque import _C
 
 
 def test_one_device():
@@ -79,6 +83,39 @@ def test_state_restores():
     assert torch.equal(draw(), first)
     torch.opaque.set_rng_state_all([state])
     assert torch.equal(draw(), first)
+    assert torch.opaque.get_rng_state_all()[0].numel() == state.numel()
+    for wrong in ([], [state, state]):
+        with pytest.raises(ValueError):
+            torch.opaque.set_rng_state_all(wrong)
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        torch.opaque.set_rng_state(torch.get_rng_state())
+
+
+def test_seeds_are_those_of_any_generator():
+    cpu = torch.Generator()
+    for seed in (0, 7, -1, -5, 2**64 - 1):
+        torch.opaque.manual_seed(seed)
+        assert torch.opaque.initial_seed() == cpu.manual_seed(seed).initial_seed()
+    with pytest.raises(RuntimeError, match="Overflow"):
+        torch.opaque.manual_seed(2**64)
+    seed = torch.opaque.seed()
+    assert torch.opaque.initial_seed() == seed
+    cpu_state = torch.get_rng_state()
+    torch.opaque.manual_seed(3)
+    draw()
+    assert torch.equal(torch.get_rng_state(), cpu_state)
+
+
+def test_state_of_an_explicit_generator():
+    a, b = (torch.Generator(device="opaque") for _ in range(2))
+    a.manual_seed(5)
+    torch.rand(9, device="opaque", generator=a)
+    b.set_state(a.get_state())
+    both = [torch.randn(9, device="opaque", generator=g).cpu() for g in (a, b)]
+    assert torch.equal(*both) and b.initial_seed() == 5
+    copy = a.clone_state()
+    both = [torch.randn(9, device="opaque", generator=g).cpu() for g in (a, copy)]
+    assert torch.equal(*both)
 
 
 def test_fork_rng():
@@ -118,21 +155,66 @@ def test_event_times_the_run():
     y = x @ x
     end.record()
     assert begin.elapsed_time(end) > 0
-    import torch_opaque
-
     assert "pending" not in torch_opaque.describe(y)
+
+
+@pytest.mark.parametrize("kind", ["device", "torch"])
+def test_elapsed_time_is_the_time_of_the_work(kind):
+    def event():
+        if kind == "device":
+            return torch.opaque.Event(enable_timing=True)
+        return torch.Event("opaque", enable_timing=True)
+
+    w = torch.ones(600, 600, device="opaque")
+    torch.opaque.synchronize()
+    start, end, later = event(), event(), event()
+    clock = time.perf_counter()
+    start.record()
+    time.sleep(0.02)
+    x = w @ w  # noqa: F841
+    end.record()
+    torch.opaque.synchronize()
+    clock = (time.perf_counter() - clock) * 1e3
+    assert 20 <= start.elapsed_time(end) <= clock
+    assert end.query() and end.elapsed_time(start) == -start.elapsed_time(end)
+    start.record()
+    later.record()
+    assert start.elapsed_time(later) >= 0 > start.elapsed_time(end)
+
+
+def test_work_before_an_event_is_not_its_time():
+    x = torch.ones(4, device="opaque") + 1
+    start = torch.opaque.Event(enable_timing=True)
+    start.record()
+    assert not _C.is_pending(x)
+    # An event without timing asks for nothing, until it is asked.
+    y = x + 1
+    event = torch.opaque.current_stream().record_event(torch.opaque.Event())
+    assert _C.is_pending(y)
+    assert event.query() and not _C.is_pending(y)
+    y = x + 2
+    event.synchronize()
+    assert not _C.is_pending(y)
+    y = x + 3
+    assert torch.opaque.current_stream().query() and not _C.is_pending(y)
 
 
 def test_event_errors():
     untimed = torch.opaque.Event()
     untimed.record()
-    with pytest.raises(RuntimeError, match="enable_timing=True"):
+    with pytest.raises(ValueError, match="enable_timing=True"):
         untimed.elapsed_time(untimed)
-    with pytest.raises(RuntimeError, match="two recorded events"):
+    with pytest.raises(ValueError, match="must be recorded"):
         torch.opaque.Event(enable_timing=True).elapsed_time(torch.opaque.Event(enable_timing=True))
+    with pytest.raises(RuntimeError, match="shared between processes"):
+        torch.opaque.Event(interprocess=True)
     assert untimed.query()
     untimed.wait()
     untimed.synchronize()
+    x = torch.tensor([0, 9], device="opaque")
+    y = torch.ones(3, device="opaque")[x]  # noqa: F841
+    with pytest.raises(IndexError):
+        torch.opaque.Event(enable_timing=True).record()
 
 
 def test_streams():
@@ -163,5 +245,40 @@ def test_memory_counts_live_buffers():
     torch.opaque.empty_cache()
     stats = torch.opaque.memory_stats()
     assert stats["allocated_bytes.all.current"] == torch.opaque.memory_allocated()
+    assert stats["reserved_bytes.all.peak"] == torch.opaque.max_memory_reserved()
     available, total = torch.opaque.mem_get_info()
-    assert 0 < available < total
+    assert 0 < available < total == torch.opaque.get_device_properties().total_memory
+    assert torch.accelerator.memory_reserved() == torch.opaque.memory_reserved()
+
+
+def test_reserved_memory_includes_what_is_cached():
+    torch.opaque.synchronize()
+    torch.opaque.empty_cache()
+    before = torch.opaque.memory_reserved()
+    torch.opaque.reset_peak_memory_stats()
+    x = torch.ones(1 << 20, device="opaque")
+    torch.opaque.synchronize()
+    held = torch.opaque.memory_reserved()
+    assert held - before >= 4 << 20
+    del x
+    assert torch.opaque.memory_reserved() == held
+    torch.opaque.empty_cache()
+    assert torch.opaque.memory_reserved() < held == torch.opaque.max_memory_reserved()
+    torch.opaque.reset_peak_memory_stats()
+    assert torch.opaque.max_memory_reserved() == torch.opaque.memory_reserved()
+
+
+@pytest.mark.parametrize("module", ["opaque", "accelerator"])
+def test_resetting_the_peak_resets_nothing_else(module):
+    x = torch.ones(1000, device="opaque") + 1
+    del x
+    y = torch.linalg.eigvals(torch.eye(3, device="opaque")).cpu()  # noqa: F841
+    before = torch_opaque.stats()
+    counts = torch_opaque.fallback_counts()
+    assert before["kernels_run"] > 0 and counts
+    getattr(torch, module).reset_peak_memory_stats()
+    after = torch_opaque.stats()
+    peak = after.pop("bytes_peak")
+    assert peak == after["bytes_allocated"]
+    before.pop("bytes_peak")
+    assert after == before and torch_opaque.fallback_counts() == counts

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import threading
 
 import pytest
 import torch
@@ -171,11 +172,100 @@ def test_forbid_sync_names_the_line():
     assert x.sum().item() == 6
 
 
+def test_eager_inside_forbid_sync():
+    """Running what was asked to run at once is not hidden."""
+    with torch_opaque.forbid_sync(), torch_opaque.eager():
+        x = torch.arange(3.0, device="opaque") + 1
+        assert x.sum().item() == 6
+        x.add_(1)
+        assert not _C.is_pending(x)
+
+
 def test_eager_runs_each_op_at_once():
     with torch_opaque.eager():
         y = torch.ones(3, device="opaque") + 1
         assert not _C.is_pending(y)
     assert _C.is_pending(y * 2)
+
+
+class Look(torch.autograd.Function):
+    """Identity whose backward calls a function on the thread that autograd runs it on."""
+
+    @staticmethod
+    def forward(ctx, x, call):
+        ctx.call = call
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.call()
+        return gradient, None
+
+
+def modes_in_backward(call=lambda: None) -> list:
+    """The modes seen by the nodes of a backward pass, of which the first calls `call`."""
+    seen = []
+    x = torch.ones(3, device="opaque", requires_grad=True)
+    y = Look.apply(Look.apply(x, lambda: seen.append(_C.get_modes())), call)
+    y.sum().backward()
+    return seen
+
+
+def test_autograd_inherits_modes():
+    before = _C.get_modes()
+    with torch_opaque.strict(), torch_opaque.eager():
+        assert modes_in_backward() == [before | 1 | 8]
+    assert modes_in_backward() == [before]
+
+
+def test_a_mode_set_in_a_node_ends_with_it():
+    before = _C.get_modes()
+    seen = []
+
+    def leave_a_mode():
+        _C.set_modes(before | 1)
+        (torch.ones(3, device="opaque") + 1).sum()
+        seen.append(_C.get_modes())
+
+    assert modes_in_backward(leave_a_mode) == [before] and seen == [before | 1]
+    assert _C.get_modes() == before
+
+
+def test_modes_are_of_one_thread():
+    before = _C.get_modes()
+    seen = {}
+
+    def work(name, mode, mine, others):
+        with mode():
+            mine.wait()
+            others.wait()
+            seen[name] = (_C.get_modes(), modes_in_backward())
+
+    both = threading.Barrier(2)
+    work_of = {"eager": torch_opaque.eager, "unfused": torch_opaque.unfused}
+    threads = [threading.Thread(target=work, args=(n, m, both, both)) for n, m in work_of.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {
+        "eager": (before | 1, [before | 1]),
+        "unfused": (before | 2, [before | 2]),
+    }
+
+
+def test_modes_and_the_profiler():
+    x = torch.ones(3, device="opaque", requires_grad=True)
+    before = _C.get_modes()
+    with torch_opaque.unfused():
+        (x + 1).sum().backward()
+    modes = torch_opaque.strict()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        torch_opaque.compare(lambda: (x * 2).sum(), show=False)
+        modes.__enter__()
+    (x + 1).sum().backward()
+    modes.__exit__(None, None, None)
+    assert _C.get_modes() == before
 
 
 def test_backend_flags():

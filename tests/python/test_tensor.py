@@ -345,6 +345,60 @@ def test_journal_restores_contents():
     same(made, torch.ones(3))
 
 
+def test_journals_are_of_one_thread():
+    mine, others = torch.zeros(3, device=D), torch.zeros(3, device=D)
+
+    def work():
+        others.add_(1)
+        _C.journal_begin()
+        others.mul_(4)
+        assert _C.journal_depth() == 1 and len(_C.journal_end(True)) == 1
+        others.add_(1)
+
+    _C.journal_begin()
+    mine.add_(5)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    mine.add_(5)
+    written = _C.journal_end(True)
+    assert _C.journal_depth() == 0
+    assert len(written) == 1
+    same(written[0], torch.full((3,), 10.0))
+    same(mine, torch.zeros(3))
+    same(others, torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="no journal is open"):
+        _C.journal_end(True)
+
+
+def test_journal_has_what_autograd_writes_for_its_thread():
+    """Two threads run backward passes, which one thread of autograd evaluates; one has a journal open."""
+    counters = [torch.zeros(1, device=D) for _ in range(2)]
+    turns = threading.Barrier(2)
+
+    def work(which):
+        x = torch.ones(1, device=D, requires_grad=True)
+        gradient = torch.ones(1, device=D)
+        if which == 0:
+            _C.journal_begin()
+        turns.wait()
+        for _ in range(20):
+            y = x * 2
+            y.register_hook(lambda g: counters[which].add_(1))
+            y.backward(gradient)
+        turns.wait()
+        if which == 0:
+            same(_C.journal_end(True)[0], torch.full((1,), 20.0))
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    same(counters[0], torch.zeros(1))
+    same(counters[1], torch.full((1,), 20.0))
+
+
 def test_lines_name_the_user():
     x = torch.ones(3, device=D) * 2  # this line
     assert "test_tensor.py:" in _C.graph_text([x], "recorded")

@@ -81,6 +81,38 @@ static void test_live_and_peak(void **state)
     opq_buffer_release(b);
 }
 
+static void test_reserved_is_live_and_cached(void **state)
+{
+    opq_pool *pool = *state;
+    char data[1000];
+    opq_buffer *small = buffer_of(pool, 1000), *large = buffer_of(pool, 5 << 20), *adopted = NULL;
+    expect_ok(opq_pool_adopt(pool, data, sizeof data, NULL, NULL, &adopted));
+    int64_t all = opq_pool_reserved(pool);
+    assert_true(all >= opq_pool_live(pool));
+    assert_true(all < opq_pool_live(pool) * 2);
+    opq_buffer_release(adopted);
+    opq_buffer_release(large);
+    assert_int_equal(opq_pool_reserved(pool), all - (int64_t)sizeof data);
+    opq_buffer_release(buffer_of(pool, 5 << 20)); /* from the cache: nothing is taken */
+    assert_int_equal(opq_pool_reserved(pool), all - (int64_t)sizeof data);
+    opq_pool_trim(pool);
+    assert_int_equal(opq_pool_reserved(pool), 1024);
+    assert_int_equal(opq_pool_reserved_peak(pool), all);
+    opq_pool_reset_peak(pool);
+    assert_int_equal(opq_pool_reserved_peak(pool), 1024);
+    opq_buffer_release(small);
+    opq_pool_trim(pool);
+    assert_int_equal(opq_pool_reserved(pool), 0);
+}
+
+static void test_machine_memory(void **state)
+{
+    (void)state;
+    int64_t available = 0, total = 0;
+    opq_machine_memory(&available, &total);
+    assert_true(0 < available && available <= total);
+}
+
 static void count_drop(void *arg) { ++*(int *)arg; }
 
 static void test_adopted_memory(void **state)
@@ -180,6 +212,8 @@ int main(void)
         TEST(test_a_freed_block_is_used_again),
         TEST(test_trim_gives_back),
         TEST(test_live_and_peak),
+        TEST(test_reserved_is_live_and_cached),
+        TEST(test_machine_memory),
         TEST(test_adopted_memory),
         TEST(test_what_cannot_be),
         TEST(test_a_buffer_outlives_the_owner),
