@@ -174,6 +174,9 @@ static inline int64_t opq_node_int(const opq_node *node, opq_attr_key key, int64
 size_t opq_graph_bytes(const opq_graph *graph);        /* of memory, with everything that belongs to it */
 bool opq_node_reduces(const opq_node *node, int axis); /* REDUCE and COMPOSITE rows with `axes` */
 
+/* "axes=[1], tree=lanes": what stands between the braces of a node's text. */
+void opq_text_attrs(opq_text *text, const opq_node *node);
+
 /* Appends a node as it is: the type is complete, operands and attributes are copied into the arena. No inference, no check.
  * The node belongs to no kernel; control characters in its line become '?', an empty line none. */
 opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out_ref) OPQ_MUST_CHECK;

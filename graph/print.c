@@ -72,18 +72,26 @@ static void print_attr(opq_text *text, const opq_attr *attr)
     }
 }
 
+void opq_text_attrs(opq_text *text, const opq_node *node)
+{
+    for (int i = 0; i < node->attr_count; i++) {
+        if (i)
+            opq_text_bytes(text, ", ", 2);
+        print_attr(text, &node->attr[i]);
+    }
+}
+
 static void print_node(opq_text *text, opq_ref ref, const opq_node *node)
 {
     opq_text_add(text, "%s  %%%d = %s ", node->kernel >= 0 ? "  " : "", ref, opq_node_info(node)->name);
     opq_text_type(text, &node->type);
     for (int i = 0; i < node->arity; i++)
         opq_text_add(text, "%s%%%d", i ? ", " : " ", node->operand[i]);
-    for (int i = 0; i < node->attr_count; i++) {
-        opq_text_add(text, "%s", i ? ", " : " {");
-        print_attr(text, &node->attr[i]);
-    }
-    if (node->attr_count)
+    if (node->attr_count) {
+        opq_text_bytes(text, " {", 2);
+        opq_text_attrs(text, node);
         opq_text_bytes(text, "}", 1);
+    }
     if (node->line) {
         opq_text_bytes(text, "  # ", 4);
         opq_text_bytes(text, node->line, strlen(node->line));

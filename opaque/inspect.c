@@ -16,6 +16,15 @@ int opq_snapshot_pending_count(const opq_snapshot *snapshot) { return snapshot->
 int opq_snapshot_leaf_count(const opq_snapshot *snapshot) { return snapshot->leaves.count; }
 opq_value *opq_snapshot_leaf(const opq_snapshot *snapshot, int index) { return snapshot->leaves.items[index]; }
 
+opq_status opq_snapshot_bytes(const opq_snapshot *snapshot, opq_fusion fusion, int64_t *out_bytes)
+{
+    opq_graph *graph;
+    OPQ_TRY(opq_snapshot_graph(snapshot, OPQ_OUTPUTS_stored, &graph));
+    opq_status status = opq_plan_traffic(&snapshot->ctx->runtime, graph, fusion, out_bytes);
+    opq_graph_destroy(graph);
+    return status;
+}
+
 /* ---- reports */
 
 struct opq_recorder {

@@ -84,13 +84,10 @@ static opq_status find_plan(run *r)
 static void note_step(void *data, const opq_step *step, double seconds, double compile_seconds)
 {
     run *r = data;
-    if (step->kind == OPQ_KERNEL_extern) {
-        atomic_fetch_add(&r->ctx->stats.extern_calls, 1);
-    } else {
-        atomic_fetch_add(&r->ctx->stats.kernels_run, 1);
-        atomic_fetch_add(&r->ctx->stats.bytes_read, step->bytes_read);
-        atomic_fetch_add(&r->ctx->stats.bytes_written, step->bytes_written);
-    }
+    bool call = step->kind == OPQ_KERNEL_extern;
+    atomic_fetch_add(call ? &r->ctx->stats.extern_calls : &r->ctx->stats.kernels_run, 1);
+    atomic_fetch_add(&r->ctx->stats.bytes_read, step->bytes_read);
+    atomic_fetch_add(&r->ctx->stats.bytes_written, step->bytes_written);
     if (r->recorder)
         opq_recorder_step(r->recorder, step, seconds, compile_seconds);
 }

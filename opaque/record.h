@@ -123,8 +123,8 @@ uint32_t opq_origin_get(void);
 /* ---- looking */
 typedef struct opq_stats {
     int64_t ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls;
-    int64_t bytes_read, bytes_written;   /* by kernels */
-    int64_t bytes_allocated, bytes_peak; /* live now; highest since reset */
+    int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
+    int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
     int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */
     int64_t flushes[OPQ_REASON_COUNT];
     double compile_seconds, run_seconds;
@@ -154,6 +154,10 @@ typedef enum opq_outputs {
     OPQ_OUTPUTS_all,    /* and behind them what a run would store as well, because a live cell holds it */
     OPQ_OUTPUTS_stored, /* each value that a run stores, once: what opq_materialize compiles */
 } opq_outputs;
+/* Name of the op recorded last, and its source line ("" if unknown); NULL if nothing is pending. */
+const char *opq_snapshot_last(const opq_snapshot *snapshot, char *out_line, size_t size);
+/* What a run of it would read and write, fused or not. */
+opq_status opq_snapshot_bytes(const opq_snapshot *snapshot, opq_fusion fusion, int64_t *out_bytes) OPQ_MUST_CHECK;
 /* The graph as recorded. The caller destroys it. */
 opq_status opq_snapshot_graph(const opq_snapshot *snapshot, opq_outputs outputs, opq_graph **out_graph) OPQ_MUST_CHECK;
 

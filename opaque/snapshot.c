@@ -381,6 +381,14 @@ static const char *line_text(opq_ctx *ctx, uint32_t line, char *out, size_t size
     return length > 0 && length < size ? out : NULL;
 }
 
+const char *opq_snapshot_last(const opq_snapshot *s, char *out_line, size_t size)
+{
+    const opq_value *last = s->nodes.count ? s->nodes.items[s->nodes.count - 1] : NULL;
+    if (last == NULL || line_text(s->ctx, last->line, out_line, size) == NULL)
+        out_line[0] = 0;
+    return last ? opq_op_info_of((opq_op)last->op)->name : NULL;
+}
+
 static opq_ref ref_of(const opq_snapshot *s, int32_t code)
 {
     int32_t number = opq_code_number(code);

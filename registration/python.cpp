@@ -352,18 +352,27 @@ std::string print_graph(const opq_graph *graph)
     return take_text(status, out);
 }
 
-std::string print_passes(const opq_graph *graph, const char *passes)
+std::string draw_graph(const opq_graph *graph)
+{
+    char *out = nullptr;
+    const opq_status status = opq_graph_dot(graph, &out);
+    return take_text(status, out);
+}
+
+opq_fusion fusion_mode() { return (opq_modes_get() & OPQ_MODE_UNFUSED) ? OPQ_UNFUSED : OPQ_FUSED; }
+
+std::string print_passes(const opq_graph *graph, const char *passes, bool draw)
 {
     opq_graph *made = nullptr;
     check(opq_graph_passes(graph, passes, &made));
     const std::unique_ptr<opq_graph, decltype(&opq_graph_destroy)> owner(made, &opq_graph_destroy);
-    return print_graph(made);
+    return draw ? draw_graph(made) : print_graph(made);
 }
 
 std::string print_program(const opq_graph *graph, const char *stage)
 {
     opq_program *program = nullptr;
-    check(opq_compile(context(), graph, (opq_modes_get() & OPQ_MODE_UNFUSED) ? OPQ_UNFUSED : OPQ_FUSED, &program));
+    check(opq_compile(context(), graph, fusion_mode(), &program));
     const std::unique_ptr<opq_program, decltype(&opq_program_release)> owner(program, &opq_program_release);
     char *out = nullptr;
     const opq_status status = opq_program_print(program, stage, &out);
@@ -375,24 +384,52 @@ PyObject *py_graph_text(PyObject *, PyObject *args)
     HANDLE_TH_ERRORS
     PyObject *list = nullptr;
     const char *stage = nullptr;
-    if (!PyArg_ParseTuple(args, "Os", &list, &stage))
+    int draw = 0;
+    if (!PyArg_ParseTuple(args, "Os|p", &list, &stage, &draw))
         return nullptr;
     const std::vector<Value> values = values_of(tensors_of(list));
     std::string result;
+    inherit_modes();
     {
         const pybind11::gil_scoped_release unlocked;
         const Captured captured(values, OPQ_OUTPUTS_all);
         const std::string_view which = stage;
         if (which == "recorded")
-            result = print_graph(captured.graph);
+            result = draw ? draw_graph(captured.graph) : print_graph(captured.graph);
         else if (which == "simplified")
-            result = print_passes(captured.graph, "expand,simplify");
+            result = print_passes(captured.graph, "expand,simplify", draw);
         else if (which == "fused")
-            result = print_passes(captured.graph, "expand,simplify,group");
+            result = print_passes(
+                captured.graph, fusion_mode() == OPQ_FUSED ? "expand,simplify,group" : "expand,simplify,unfused", draw);
         else
             result = print_program(captured.graph, stage);
     }
     return text(result.c_str());
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject *py_unfused_bytes(PyObject *, PyObject *list)
+{
+    HANDLE_TH_ERRORS
+    const std::vector<Value> values = values_of(tensors_of(list));
+    int64_t bytes = 0;
+    {
+        const pybind11::gil_scoped_release unlocked;
+        const Captured captured(values, OPQ_OUTPUTS_all);
+        check(opq_snapshot_bytes(captured.snapshot, OPQ_UNFUSED, &bytes));
+    }
+    return PyLong_FromLongLong(bytes);
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject *py_pending(PyObject *, PyObject *object)
+{
+    HANDLE_TH_ERRORS
+    const Captured captured({read_raw(tensor_of(object))}, OPQ_OUTPUTS_asked);
+    char line[256];
+    const char *const last = opq_snapshot_last(captured.snapshot, line, sizeof line);
+    return Py_BuildValue("iiss", opq_snapshot_pending_count(captured.snapshot),
+                         opq_snapshot_leaf_count(captured.snapshot), last ? last : "", line);
     END_HANDLE_TH_ERRORS
 }
 
@@ -560,6 +597,8 @@ PyMethodDef methods[] = {
     {"reset_stats", py_reset_stats, METH_NOARGS, nullptr},
     {"fallback_counts", py_fallback_counts, METH_NOARGS, nullptr},
     {"graph_text", py_graph_text, METH_VARARGS, nullptr},
+    {"unfused_bytes", py_unfused_bytes, METH_O, nullptr},
+    {"pending", py_pending, METH_O, nullptr},
     {"capture", py_capture, METH_O, nullptr},
     {"report_begin", py_report_begin, METH_NOARGS, nullptr},
     {"report_end", py_report_end, METH_NOARGS, nullptr},

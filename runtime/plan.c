@@ -129,7 +129,8 @@ static opq_status build(opq_planner *p)
     return opq_plan_storage(p);
 }
 
-opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused, opq_plan **out_plan)
+/* Takes over `fused` and `unfused`, also on failure. */
+static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused, bool dry, opq_plan **out_plan)
 {
     opq_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) {
@@ -142,7 +143,7 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
     plan->unfused = *unfused;
     plan->host = runtime->host;
     plan->jit = runtime->jit;
-    opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused};
+    opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused, .dry = dry};
     opq_status status = build(&planner);
     free(planner.stored);
     free(planner.group_of);
@@ -152,6 +153,11 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
     }
     *out_plan = plan;
     return OPQ_OK;
+}
+
+opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused, opq_plan **out_plan)
+{
+    return build_plan(runtime, fused, unfused, false, out_plan);
 }
 
 void opq_plan_retain(opq_plan *plan) { atomic_fetch_add(&plan->refs, 1); }
@@ -175,10 +181,10 @@ size_t opq_plan_bytes(const opq_plan *plan)
            (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
 }
 
-opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+/* The passes of every run, in order. */
+static opq_status run_passes(const opq_graph *graph, opq_fusion fusion, opq_graph **out_fused, opq_unfused *out_unfused)
 {
     opq_graph *expanded = NULL, *simple = NULL, *fused = NULL;
-    opq_unfused unfused = {0};
     opq_status status = opq_graph_create(graph->name, &expanded);
     if (status == OPQ_OK)
         status = opq_pass_expand(graph, expanded);
@@ -190,12 +196,35 @@ opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fu
     if (status == OPQ_OK)
         status = opq_graph_create(graph->name, &fused);
     if (status == OPQ_OK)
-        status = opq_pass_group(simple, fusion, fused, &unfused);
+        status = opq_pass_group(simple, fusion, fused, out_unfused);
     opq_graph_destroy(simple);
     if (status != OPQ_OK) {
         opq_graph_destroy(fused);
-        free(unfused.edges);
+        free(out_unfused->edges);
         return status;
     }
-    return opq_plan_build(runtime, fused, &unfused, out_plan);
+    *out_fused = fused;
+    return OPQ_OK;
+}
+
+opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+{
+    opq_graph *fused;
+    opq_unfused unfused = {0};
+    OPQ_TRY(run_passes(graph, fusion, &fused, &unfused));
+    return build_plan(runtime, fused, &unfused, false, out_plan);
+}
+
+opq_status opq_plan_traffic(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, int64_t *out_bytes)
+{
+    opq_graph *fused;
+    opq_unfused unfused = {0};
+    opq_plan *plan;
+    OPQ_TRY(run_passes(graph, fusion, &fused, &unfused));
+    OPQ_TRY(build_plan(runtime, fused, &unfused, true, &plan));
+    *out_bytes = 0;
+    for (int32_t i = 0; i < plan->step_count; i++)
+        *out_bytes += plan->steps[i].bytes_read + plan->steps[i].bytes_written;
+    opq_plan_release(plan);
+    return OPQ_OK;
 }

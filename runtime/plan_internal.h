@@ -5,6 +5,7 @@
 #include "runtime/plan.h"
 
 typedef struct opq_planner {
+    bool dry; /* for its numbers: no code is generated */
     opq_runtime *runtime;
     opq_plan *plan;
     const opq_graph *graph;

@@ -231,7 +231,7 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
         OPQ_TRY(bind_matmul(p, &lowered, step));
     else
         count_work(p, step, 1);
-    return opq_codegen(p->runtime->jit, &step->kernel, &step->code, &step->fresh);
+    return p->dry ? OPQ_OK : opq_codegen(p->runtime->jit, &step->kernel, &step->code, &step->fresh);
 }
 
 static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
@@ -268,7 +268,10 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
         if (result < 0 || result >= result_count)
             return opq_fail(OPQ_INTERNAL, "plan: %s has no result %lld", group->name, (long long)result);
         step->results[result] = p->storage_of[n];
+        step->bytes_written += p->plan->storage[p->storage_of[n]].bytes;
     }
+    for (int k = 0; k < call->arity; k++)
+        step->bytes_read += p->plan->storage[step->operands[k]].bytes;
     step->payload = call->payload;
     if (host->retain_payload)
         host->retain_payload(host->self, step->payload);

@@ -65,6 +65,18 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
     }
 }
 
+/* Updates that are not in place begin with a copy of the old value. */
+static void count_copies(opq_plan *plan)
+{
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        opq_step *step = &plan->steps[s];
+        if (step->copy_from < 0)
+            continue;
+        step->bytes_read += plan->storage[step->copy_to].bytes;
+        step->bytes_written += plan->storage[step->copy_to].bytes;
+    }
+}
+
 static void rename_list(const opq_planner *p, int32_t *ids, int count)
 {
     for (int i = 0; i < count; i++)
@@ -161,6 +173,7 @@ opq_status opq_plan_storage(opq_planner *p)
     find_lifetimes(plan);
     update_in_place(p, is_output);
     free(is_output);
+    count_copies(plan);
     rename_all(p);
     OPQ_TRY(place_outputs(p));
     return place_temporaries(plan);

@@ -272,6 +272,8 @@ OPQ_API opq_type opq_graph_output_type(const opq_graph *graph, int index);
 
 /* Text. print gives a malloc'd string; parse(print(g)) prints back byte for byte. Parse errors name line and column. */
 OPQ_API opq_status opq_graph_print(const opq_graph *graph, char **out_text) OPQ_MUST_CHECK;
+/* The same graph in Graphviz's language, kernels as clusters. A malloc'd string. */
+OPQ_API opq_status opq_graph_dot(const opq_graph *graph, char **out_text) OPQ_MUST_CHECK;
 OPQ_API opq_status opq_graph_parse(const char *text, size_t length, opq_graph **out_graph) OPQ_MUST_CHECK;
 /* Every invariant of the IR; OPQ_INVALID names the node. */
 OPQ_API opq_status opq_graph_verify(const opq_graph *graph) OPQ_MUST_CHECK;

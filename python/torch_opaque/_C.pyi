@@ -89,9 +89,17 @@ def reset_stats() -> None:
 def fallback_counts() -> dict[str, int]:
     """Extern calls recorded, by ATen overload ("aten::fft_fft")."""
 
-def graph_text(tensors: list[Tensor], stage: str) -> str:
-    """The pending graph of the tensors as text; nothing runs. `stage`: "recorded", "simplified",
-    "fused", "kernels", "llvm", "asm" (the last two compile). A computed tensor is an input."""
+def graph_text(tensors: list[Tensor], stage: str, dot: bool = False) -> str:
+    """The pending graph of the tensors as text, or in Graphviz's language; nothing runs. `stage`:
+    "recorded", "simplified", "fused", "kernels", "llvm", "asm" (the last two compile), as the modes
+    of this thread have it. Outputs are the tensors, in order, then what a run would store besides.
+    A computed tensor is an input."""
+
+def unfused_bytes(tensors: list[Tensor]) -> int:
+    """Bytes that an unfused run of what is pending for the tensors would read and write."""
+
+def pending(tensor: Tensor) -> tuple[int, int, str, str]:
+    """What the tensor waits for: number of ops and of inputs, name and source line of the op recorded last."""
 
 def capture(tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
     """The recorded graph of the tensors and its inputs, in order, as dense CPU tensors (copies).

@@ -1,7 +1,6 @@
 """compare(): the same function fused, unfused and eager, timed alike, with the values compared."""
 
 import statistics
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -9,8 +8,9 @@ import torch
 
 from . import _C, modes
 from .explanation import bytes_text, seconds_text, table
-from .snapshot import PythonState, recorded
+from .snapshot import PythonState, recorded, timed
 
+_TURN_SECONDS = 0.02
 _MODES = {"fused": nullcontext, "unfused": modes.unfused, "eager": modes.eager}
 
 
@@ -65,20 +65,18 @@ class Comparison:
         )
 
 
-def _call(fn, args, state) -> tuple:
-    """One call on snapshots, all outputs computed. (seconds, outputs)"""
-    begin = time.perf_counter()
+def _call(fn, args, state) -> list:
+    """One call on snapshots, all outputs computed: the outputs."""
     with recorded(fn, args, state) as run:
         _C.materialize(run.outputs, "inspect")
-        return time.perf_counter() - begin, run.outputs
+        return run.outputs
 
 
 def _warm(mode: str, fn, args, state) -> tuple:
     """Two calls, which compile and count: (Row without times and differences, outputs on the CPU)."""
     with _MODES[mode]():
         before = _C.stats()
-        _, outputs = _call(fn, args, state)
-        values = [t.cpu() for t in outputs]
+        values = [t.cpu() for t in _call(fn, args, state)]
         first = _C.stats()
         _call(fn, args, state)
         warm = _C.stats()
@@ -101,7 +99,7 @@ def _time(rows: list, fn, args, state, repeat: int) -> None:
     for _ in range(repeat):
         for row in rows:
             with _MODES[row.mode]():
-                times[row.mode].append(_call(fn, args, state)[0])
+                times[row.mode] += timed(fn, args, state, _TURN_SECONDS)
     for row in rows:
         row.seconds = statistics.median(times[row.mode])
 
@@ -129,7 +127,7 @@ def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 def compare(fn, *args, vs=("eager", "unfused"), repeat: int = 5, show: bool = True) -> Comparison:
     """Times fn(*args) fused and in the modes of `vs` ("eager": each op at once; "unfused": one
     kernel per op), and says how far the values agree. Compilation is taken by a warm-up; then the
-    modes take turns, `repeat` times. The function runs on snapshots, with equal random numbers in
+    modes take turns, `repeat` times, each a loop of calls with a synchronize() behind each. The function runs on snapshots, with equal random numbers in
     every mode. Prints the table unless `show=False`.
 
     Raises ValueError for an unknown mode, TypeError if `fn` is no function.

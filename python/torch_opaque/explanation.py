@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import _C, irtext
+from . import _C
 from .snapshot import is_opaque, objects_of
 
 
@@ -190,7 +190,7 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
     from .inspect import outputs_of
 
     with outputs_of(t_or_fn, args) as (tensors, run):
-        simplified = _C.graph_text(tensors, "simplified")
+        bytes_unfused = _C.unfused_bytes(tensors)
         pending = [t for t in objects_of(torch.Tensor) if _is_ours(t) and _C.is_pending(t)]
         names = _names(run)
         allocated = _C.memory_allocated()
@@ -203,7 +203,7 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
             kernels=report["launches"],
             unfused=[line for line in report["unfused"].splitlines() if line.strip()],
             graph=report["graph"],
-            bytes_unfused=irtext.unfused_bytes(simplified),
+            bytes_unfused=bytes_unfused,
             keepers=_keepers(pending, names, allocated),
         )
     if show:

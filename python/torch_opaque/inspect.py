@@ -12,10 +12,11 @@ from contextlib import contextmanager
 
 import torch
 
-from . import _C, irtext
+from . import _C
 from .snapshot import is_opaque, recorded
 
-_STAGES = ("recorded", "simplified", "fused", "kernels", "llvm", "asm")
+_GRAPHS = ("recorded", "simplified", "fused")
+_STAGES = (*_GRAPHS, "kernels", "llvm", "asm")
 
 
 def stats() -> dict:
@@ -70,7 +71,10 @@ def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
     stage   "recorded" as the program wrote it | "simplified" expanded and folded | "fused" kernels
     and the plan | "kernels" kernel
             data | "llvm", "asm" of the kernels (compiles them)
-    format  "text" | "dot" for Graphviz (stages recorded and simplified)
+    format  "text" | "dot" for Graphviz (stages recorded, simplified and fused)
+
+    Its outputs are those asked for, then what a run would store besides because a live tensor holds
+    it. Under unfused() the later stages are those of an unfused run.
 
     Raises ValueError for an unknown stage or format, TypeError if nothing is on the device.
     """
@@ -78,11 +82,10 @@ def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
         raise ValueError(f"stage={stage!r}: expected one of {', '.join(_STAGES)}")
     if format not in ("text", "dot"):
         raise ValueError(f"format={format!r}: expected 'text' or 'dot'")
-    if format == "dot" and stage not in ("recorded", "simplified"):
-        raise ValueError(f"format='dot' draws stages recorded and simplified, not {stage}")
+    if format == "dot" and stage not in _GRAPHS:
+        raise ValueError(f"format='dot' draws stages {', '.join(_GRAPHS)}, not {stage}")
     with outputs_of(t_or_fn, args) as (tensors, _):
-        text = _C.graph_text(tensors, stage)
-    return irtext.to_dot(text) if format == "dot" else text
+        return _C.graph_text(tensors, stage, format == "dot")
 
 
 def _save_npy(path: str, tensor: torch.Tensor) -> str:
@@ -142,12 +145,10 @@ def describe(t: torch.Tensor) -> str:
     if not _C.is_pending(t):
         lines.append("computed")
     else:
-        nodes, _ = irtext.parse(_C.graph_text([t], "recorded"))
-        ops = [n for n in nodes if n.op not in ("input", "const", "scalar")]
-        lines.append(f"pending: {len(ops)} ops on {sum(n.op == 'input' for n in nodes)} inputs")
+        ops, inputs, last, line = _C.pending(t)
+        lines.append(f"pending: {ops} ops on {inputs} inputs")
         if ops:
-            where = f" at {ops[-1].line}" if ops[-1].line else ""
-            lines.append(f"last op: {ops[-1].op}{where}")
+            lines.append(f"last op: {last}{f' at {line}' if line else ''}")
     if t.requires_grad:
         lines.append("requires grad" + (f", grad_fn {t.grad_fn.name()}" if t.grad_fn else ", leaf"))
     return "\n".join(lines)

@@ -9,6 +9,7 @@ attributes that the function changes stay changed.
 """
 
 import gc
+import time
 from contextlib import contextmanager
 
 import torch
@@ -117,3 +118,23 @@ def recorded(fn, args, state=None):
         run.mutated = _C.journal_end(True)
         state.restore()
     yield run
+
+
+def timed(fn, args, state, budget: float) -> list:
+    """Seconds of each of some calls, one after the other as in a loop that ends each turn in
+    synchronize(): at least 3 calls, and more until `budget` seconds are over, after two that warm
+    up. What a call changes is there for the next one; everything is put back at the end, untimed."""
+    times, result = [], None
+    _C.journal_begin()
+    try:
+        begin = time.perf_counter()
+        while len(times) < 5 or (time.perf_counter() - begin < budget and len(times) < 1000):
+            start = time.perf_counter()
+            result = fn(*args)
+            _C.synchronize("inspect")
+            times.append(time.perf_counter() - start)
+    finally:
+        del result
+        _C.journal_end(True)
+        state.restore()
+    return times[2:]
