@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch_opaque
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -35,3 +36,37 @@ def test_a_wrong_prediction_is_an_error_once():
         for size in (3, 5):
             result = torch.ops.opaquetest.total(torch.ones(size, device="opaque"))
             assert result.shape == () and result.item() == size
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+def test_a_norm_of_half_precision_with_float_parameters(dtype, training):
+    """As autocast makes it. It is native, and its statistics have the CPU's type; in evaluation there are none."""
+
+    def run(device):
+        torch.manual_seed(0)
+        norm = nn.BatchNorm2d(3).train(training)
+        with torch.no_grad():
+            for tensor in (norm.weight, norm.running_mean, norm.running_var):
+                tensor.uniform_(0.5, 1.5)
+        x = torch.randn(4, 3, 5, 5, dtype=dtype).to(device).requires_grad_()
+        norm.to(device)
+        parts = (norm.weight, norm.bias, norm.running_mean.clone(), norm.running_var.clone())
+        results = torch.ops.aten.native_batch_norm(x, *parts, training, 0.1, 1e-5)
+        norm(x).float().square().sum().backward()
+        return [
+            t.detach().cpu()
+            for t in (*results, x.grad, norm.weight.grad, norm.bias.grad, *norm.buffers())
+        ]
+
+    with torch_opaque.strict():
+        got = run("opaque")
+    for mine, theirs in zip(got, run("cpu"), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_a_norm_of_nothing_in_evaluation():
+    norm = nn.BatchNorm1d(3).eval().to("opaque")
+    x = torch.empty(0, 3, device="opaque", requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad.shape == (0, 3) and norm.weight.grad.tolist() == [0, 0, 0]
