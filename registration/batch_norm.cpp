@@ -9,25 +9,36 @@ namespace
 {
 
 struct Norm {
-    Value x;
-    Dims axes;  // reduced
-    Dims shape; // of one number per channel, broadcastable against x
-    opq_dtype dtype;
-    double count; // elements per channel
+    Value x;                // in the dtype to compute in
+    Dims axes;              // reduced
+    Dims shape;             // of one number per channel, broadcastable against x
+    opq_dtype dtype, outer; // of parameters and statistics; of x and the result
+    double count;           // elements per channel
 
     Value channels(const Value &value) const { return reshape(value, shape); }
 };
 
+// Parameters and statistics have one dtype: that of x, or float beside an x of half precision. Then everything is computed in float.
 std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_list<size_t> parameters)
 {
     const Tensor &x = call.tensor(input);
     if (x.dim() < 2 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()))
         return std::nullopt;
-    for (const size_t i : parameters)
-        if (!call.none(i) &&
-            (call.tensor(i).scalar_type() != x.scalar_type() || call.tensor(i).sizes() != IntArrayRef(x.size(1))))
+    std::optional<at::ScalarType> inner;
+    for (const size_t i : parameters) {
+        if (call.none(i))
+            continue;
+        const Tensor &parameter = call.tensor(i);
+        if (parameter.sizes() != IntArrayRef(x.size(1)) ||
+            parameter.scalar_type() != inner.value_or(parameter.scalar_type()))
             return std::nullopt;
-    Norm norm{call.in(input), {}, Dims(static_cast<size_t>(x.dim()), 1), core_dtype(x.scalar_type()), 0};
+        inner = parameter.scalar_type();
+    }
+    const at::ScalarType outer = x.scalar_type(), dtype = inner.value_or(outer);
+    if (dtype != outer && !(dtype == at::kFloat && at::isReducedFloatingType(outer)))
+        return std::nullopt;
+    const Value read = cast(call.in(input), core_dtype(dtype));
+    Norm norm{read, {}, Dims(static_cast<size_t>(x.dim()), 1), core_dtype(dtype), core_dtype(outer), 0};
     for (int64_t axis = 0; axis < x.dim(); ++axis)
         if (axis != 1)
             norm.axes.push_back(axis);
@@ -80,7 +91,7 @@ bool batch_norm(Call &call)
         out = binary(OPQ_OP_mul, out, norm->channels(call.in(1)));
     if (!call.none(2))
         out = binary(OPQ_OP_add, out, norm->channels(call.in(2)));
-    call.give(std::move(out));
+    call.give(cast(out, norm->outer));
     call.give(training ? reshape(mean, per_channel) : full(0, norm->dtype, {0}));
     call.give(training ? reshape(inverse, per_channel) : full(0, norm->dtype, {0}));
     return true;
@@ -95,7 +106,7 @@ bool batch_norm_backward(Call &call)
         return false;
     const auto mask = call.args[9].toBoolList();
     const Dims per_channel{norm->shape[1]};
-    const Value grad = call.in(0);
+    const Value grad = cast(call.in(0), norm->dtype);
     const Value mean = norm->channels(call.in(training ? 5 : 3));
     const Value inverse =
         training ? norm->channels(call.in(6)) : inverse_deviation(norm->channels(call.in(4)), call.real(8));
@@ -110,7 +121,7 @@ bool batch_norm_backward(Call &call)
             slope = binary(OPQ_OP_sub, grad, binary(OPQ_OP_mul, drift, share));
         }
         const Value factor = call.none(2) ? inverse : binary(OPQ_OP_mul, inverse, norm->channels(call.in(2)));
-        call.give(binary(OPQ_OP_mul, slope, factor));
+        call.give(cast(binary(OPQ_OP_mul, slope, factor), norm->outer));
     } else {
         call.give_none();
     }

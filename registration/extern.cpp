@@ -11,6 +11,7 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "below.h"
 
@@ -48,6 +49,7 @@ struct ExternCall {
 struct Predictions {
     std::mutex mutex;
     std::unordered_map<std::string, std::shared_ptr<const Prediction>> by_key; // NULL: has to run now
+    std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
 };
 constexpr size_t kPredictionLimit = 4096;
 
@@ -207,15 +209,21 @@ struct Reader {
     }
 };
 
-// The meta kernels of these give other shapes than the CPU kernels.
-bool wrong_meta(const std::string &name)
+// Do meta kernel and CPU kernel give other shapes?
+bool wrong_meta(const Call &call)
 {
-    return name == "aten::_embedding_bag" || name == "aten::_embedding_bag_forward_only";
+    const std::string &name = call.op.operator_name().name;
+    for (const char *known :
+         {"aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::multilabel_margin_loss_forward"})
+        if (name == known)
+            return true;
+    return name == "aten::native_batch_norm" && !call.flag(5); // evaluation saves no statistics
 }
 
-bool runs_late(const OperatorHandle &op)
+bool runs_late(const Call &call)
 {
-    if (wrong_meta(op.operator_name().name))
+    const OperatorHandle &op = call.op;
+    if (wrong_meta(call))
         return false;
     for (const at::Tag tag : op.getTags())
         if (tag == at::Tag::nondeterministic_seeded || tag == at::Tag::dynamic_output_shape ||
@@ -324,6 +332,8 @@ std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::str
     } catch (const std::exception &) { // a meta kernel written in Python refused: the CPU kernel decides
     }
     const std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.unreliable.count(toString(call.op.operator_name())))
+        result = nullptr;
     if (all.by_key.size() >= kPredictionLimit)
         all.by_key.clear();
     all.by_key.emplace(key, result);
@@ -350,12 +360,29 @@ IValue hollow(const IValue &value)
     return value;
 }
 
+// Tensors of the wrong type exist by now, and this run can only fail. From the next call on the operator runs at once, which needs
+// no prediction.
+[[noreturn]] void mispredicted(const Predicted &expected, const Tensor &given, const OperatorHandle &op)
+{
+    const std::string name = toString(op.operator_name());
+    const std::string promised = expected.defined ? c10::str(expected.dtype, IntArrayRef(expected.sizes)) : "nothing";
+    const std::string got = given.defined() ? c10::str(given.scalar_type(), given.sizes()) : "nothing";
+    Predictions &all = predictions();
+    {
+        const std::lock_guard<std::mutex> lock(all.mutex);
+        all.unreliable.insert(name);
+        for (auto &[key, prediction] : all.by_key)
+            if (key.rfind(name + "(", 0) == 0)
+                prediction = nullptr;
+    }
+    TORCH_CHECK(false, "the CPU kernel gave ", got, " where the meta kernel of ", name, " promised ", promised,
+                ". The tensor that was promised cannot be had; the next call of the operator will not be deferred");
+}
+
 void store(const Predicted &expected, const Tensor &given, void *memory, const OperatorHandle &op)
 {
-    TORCH_CHECK(given.defined() && given.sizes() == IntArrayRef(expected.sizes) && given.scalar_type() == expected.dtype,
-                op.operator_name(), ": the CPU kernel gave ",
-                given.defined() ? c10::str(given.scalar_type(), given.sizes()) : "nothing", ", expected ",
-                expected.dtype, IntArrayRef(expected.sizes));
+    if (!given.defined() || given.sizes() != IntArrayRef(expected.sizes) || given.scalar_type() != expected.dtype)
+        mispredicted(expected, given, op);
     at::from_blob(memory, expected.sizes, ordered_strides(expected.sizes, expected.order),
                   at::TensorOptions().dtype(expected.dtype).device(c10::kCPU))
         .copy_(given);
@@ -373,12 +400,16 @@ void run(const ExternCall &call, const void *const *operands, void *const *resul
     });
     call.op.callBoxed(stack);
     size_t next = 0;
-    for (size_t i = 0; i < call.prediction->size(); ++i)
-        if ((*call.prediction)[i].defined) {
+    for (size_t i = 0; i < call.prediction->size(); ++i) {
+        const Predicted &expected = (*call.prediction)[i];
+        if (!expected.defined && stack[i].toTensor().defined())
+            mispredicted(expected, stack[i].toTensor(), call.op);
+        if (expected.defined) {
             if (results[next]) // NULL: nobody reads this result
-                store((*call.prediction)[i], stack[i].toTensor(), results[next], call.op);
+                store(expected, stack[i].toTensor(), results[next], call.op);
             ++next;
         }
+    }
 }
 
 } // namespace
@@ -423,7 +454,7 @@ bool extern_record(Call &call)
 {
     TORCH_CHECK_NOT_IMPLEMENTED(call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), call.op.operator_name(),
                                 " has no kernel for these operands on device ", device(), ", and no CPU kernel either");
-    if (!runs_late(call.op))
+    if (!runs_late(call))
         return false;
     std::unique_ptr<ExternCall> target(new ExternCall{{1}, call.op, {}, {}, nullptr});
     Reader reader{call, *target, {}, {}, {}};
