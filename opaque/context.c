@@ -77,6 +77,7 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .bytes_written = atomic_load(&ctx->stats.bytes_written),
         .bytes_allocated = opq_pool_live(ctx->runtime.pool),
         .bytes_peak = opq_pool_peak(ctx->runtime.pool),
+        .bytes_packed = opq_packed_bytes(ctx->runtime.pool),
         .compile_seconds = (double)atomic_load(&ctx->stats.compile_nanoseconds) * 1e-9,
         .run_seconds = (double)atomic_load(&ctx->stats.run_nanoseconds) * 1e-9,
     };

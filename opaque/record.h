@@ -119,13 +119,14 @@ typedef struct opq_stats {
     int64_t ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls;
     int64_t bytes_read, bytes_written;   /* by kernels */
     int64_t bytes_allocated, bytes_peak; /* live now; highest since reset */
+    int64_t bytes_packed;                /* copies of weights that matmuls keep: a cache, not counted as allocated */
     int64_t flushes[OPQ_REASON_COUNT];
     double compile_seconds, run_seconds;
 } opq_stats;
 const char *opq_reason_name(opq_reason reason);
 void opq_stats_read(opq_ctx *ctx, opq_stats *out_stats);
 void opq_stats_reset(opq_ctx *ctx);
-/* Returns cached free memory to the system. */
+/* Drops packed copies of weights and returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
 
 /* The cone of the values as a graph ("recorded"), its inputs in order with their buffers (borrowed while the values live).

@@ -299,12 +299,15 @@ def reset_peak_memory_stats(device=None) -> None:
 
 
 def memory_stats(device=None) -> dict:
-    """The figures above under the names torch.cuda.memory_stats() uses."""
+    """The figures above under the names torch.cuda.memory_stats() uses, and packed_bytes.all.current: copies of
+    weights in the layout that matmuls read. They are a cache: no part of memory_allocated(), dropped with their weight,
+    by empty_cache() and when memory runs short."""
     _index(device)
     return {
         "allocated_bytes.all.current": _C.memory_allocated(),
         "allocated_bytes.all.peak": _C.max_memory_allocated(),
         "reserved_bytes.all.current": _C.memory_reserved(),
+        "packed_bytes.all.current": _C.stats()["bytes_packed"],
     }
 
 
@@ -316,7 +319,7 @@ def mem_get_info(device=None) -> tuple:
 
 
 def empty_cache() -> None:
-    """Gives cached free memory back to the system."""
+    """Gives cached memory back to the system: free buffers and packed copies of weights."""
     _C.empty_cache()
 
 
