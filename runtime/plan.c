@@ -1,5 +1,6 @@
 /* Builds a plan: numbers what is in memory, turns each kernel of the fused graph into a step, places values. */
 #include "runtime/plan_internal.h"
+#include "graph/fp_control.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -175,7 +176,7 @@ size_t opq_plan_bytes(const opq_plan *plan)
            (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
 }
 
-opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+static opq_status compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
 {
     opq_graph *expanded = NULL, *simple = NULL, *fused = NULL;
     opq_unfused unfused = {0};
@@ -198,4 +199,13 @@ opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fu
         return status;
     }
     return opq_plan_build(runtime, fused, &unfused, out_plan);
+}
+
+/* A plan is run under any floating-point control: what passes compute of constants does not depend on the one in force here. */
+opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+{
+    unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT);
+    opq_status status = compile(runtime, graph, fusion, out_plan);
+    opq_fp_control_set(control);
+    return status;
 }

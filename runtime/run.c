@@ -4,6 +4,7 @@
  * reads is ever written, so a failure costs only the values that depend on it.
  */
 #include "runtime/run.h"
+#include "runtime/parallel.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -73,17 +74,12 @@ static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *
 {
     void *buffers[BUFFERS];
     opq_number scalars[SCALARS];
-    const opq_host *host = run->runtime->host;
     int64_t units = opq_kernel_units(&step->kernel, step->dims),
             work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};
     opq_run_bind(run, step, buffers, scalars);
-    if (units <= 1 || work < SERIAL_WORK || host == NULL || host->parallel_for == NULL) {
-        run_units(&l, 0, units);
-        return;
-    }
-    int64_t grain = units * SERIAL_WORK / work;
-    host->parallel_for(host->self, units, grain < 1 ? 1 : grain, run_units, &l);
+    int64_t grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
+    opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
 }
 
 static opq_status run_extern(const opq_run_state *run, const opq_step *step)
