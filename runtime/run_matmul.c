@@ -16,7 +16,7 @@ typedef struct tiles {
     void *buffers[BUFFERS];
     opq_number scalars[SCALARS];
     int64_t scratch, first_batch;
-    int64_t *error;
+    opq_step_error *error;
 } tiles;
 
 static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
@@ -50,7 +50,10 @@ static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64
     }
     buffers[matmul->tile] = (void *)tile;
     void *scratch = t->scratch ? opq_thread_scratch((size_t)t->scratch) : NULL;
-    t->step->code->fn(buffers, dims, t->scalars, 0, opq_kernel_units(kernel, dims), scratch, t->error);
+    int64_t found[2] = {t->scratch && scratch == NULL ? -1 : 0, 0};
+    if (found[0] == 0)
+        t->step->code->fn(buffers, dims, t->scalars, 0, opq_kernel_units(kernel, dims), scratch, found);
+    opq_step_error_add(t->error, found);
 }
 
 /* Worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown up by
@@ -106,7 +109,7 @@ static bool stores_plainly(const opq_step *step, int *out_access)
     return access->dtype == step->matmul->dtype && access->stride[1] != OPQ_STRIDE_any && step->matmul->batch_rank <= 1;
 }
 
-opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_t *error)
+opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_matmul_step *matmul = step->matmul;
     if (opq_kernel_dims_count(&step->kernel) > DIMS)
