@@ -192,7 +192,7 @@ ROUNDING(round, "llvm.roundeven")
 
 /* ---- division ---------------------------------------------------------------------------------------------------- */
 
-/* b without 0, and without -1 where a / b would overflow; what the caller makes of b == 0 is its own affair. */
+/* b without 0, and without -1 where a / b would overflow. Where b is 0 the result is never seen: see opq_nest_nonzero. */
 static LLVMValueRef safe_divisor(opq_emitter *e, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b)
 {
     LLVMTypeRef type = LLVMTypeOf(a);
@@ -219,14 +219,12 @@ static LLVMValueRef divide_safe(opq_emitter *e, opq_dtype dtype, LLVMValueRef a,
     return LLVMBuildIntCast2(e->builder, whole, LLVMTypeOf(a), true, "");
 }
 
-/* a mod b as C has it, 0 for b == 0; `out_quotient` is a / b, 0 for b == 0. */
+/* a mod b as C has it; `out_quotient` is a / b. */
 static LLVMValueRef int_mod(opq_emitter *e, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b, LLVMValueRef *out_quotient)
 {
     LLVMValueRef divisor = safe_divisor(e, dtype, a, b);
-    LLVMValueRef quotient = divide_safe(e, dtype, a, divisor);
-    LLVMValueRef mod = LLVMBuildSub(e->builder, a, LLVMBuildMul(e->builder, quotient, divisor, ""), "");
-    *out_quotient = opq_select(e, icmp(e, LLVMIntEQ, b, zero_like(b)), zero_like(b), quotient);
-    return mod;
+    *out_quotient = divide_safe(e, dtype, a, divisor);
+    return LLVMBuildSub(e->builder, a, LLVMBuildMul(e->builder, *out_quotient, divisor, ""), "");
 }
 
 /* Has the remainder the wrong sign for a floored division? */

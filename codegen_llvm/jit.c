@@ -8,6 +8,7 @@
 #include "codegen_llvm/jit.h"
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/emit.h"
+#include "graph/fp_control.h"
 
 #include <llvm-c/Analysis.h>
 #include <llvm-c/LLJIT.h>
@@ -289,6 +290,7 @@ static opq_status compile(compilation *c, const char *name, opq_status (*build)(
 opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
                             void **out_address)
 {
+    unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT); /* constants are folded once, for every run */
     pthread_mutex_lock(&jit->lock);
     opq_status status = start(jit);
     if (status == OPQ_OK) {
@@ -298,6 +300,7 @@ opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(
         end(&c);
     }
     pthread_mutex_unlock(&jit->lock);
+    opq_fp_control_set(control);
     return status;
 }
 

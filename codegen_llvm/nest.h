@@ -101,6 +101,7 @@ LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset
 void opq_nest_settle(opq_nest *n, int instr);
 LLVMValueRef opq_nest_load_at(opq_nest *n, int instr);
 void opq_nest_check(opq_nest *n, int instr);
+void opq_nest_nonzero(opq_nest *n, int instr);
 void opq_nest_store_add_at(opq_nest *n, int instr);
 
 /* ---- nest_body.c */

@@ -1,4 +1,5 @@
-/* Accesses through an index read at run time: checked loads, and additions in ascending order.
+/* What may fail on values: accesses through an index read at run time (checked loads, and additions in ascending order), and
+ * divisors.
  *
  * An index out of range is reported once per kernel call and its lanes are left out: they load zero and store nothing,
  * so that not even an empty buffer is touched. An index that is the same for all lanes is checked where it is computed,
@@ -16,7 +17,8 @@ static LLVMValueRef at_dim(opq_nest *n, int access, int which)
 static LLVMValueRef at_stride(opq_nest *n, int access) { return at_dim(n, access, 0); }
 static LLVMValueRef at_extent(opq_nest *n, int access) { return at_dim(n, access, 1); }
 
-/* if (bad) error[0..1] = {1 + instr, index}; the builder goes on behind it. `lane` finds the offending index inside. */
+/* if (bad) error[0..1] = {1 + instr, index}, unless an earlier instruction failed already; the builder goes on behind it.
+ * lanes_bad: which of the indices it is about; NULL: there is one. */
 static void report(opq_nest *n, int instr, LLVMValueRef bad, LLVMValueRef indices, LLVMValueRef lanes_bad)
 {
     LLVMBuilderRef b = n->e->builder;
@@ -31,9 +33,11 @@ static void report(opq_nest *n, int instr, LLVMValueRef bad, LLVMValueRef indice
         LLVMValueRef first = opq_intrinsic(n->e, "llvm.cttz", &type, 1, args, 2);
         index = LLVMBuildExtractElement(b, indices, first, "");
     }
-    LLVMValueRef one = opq_i64(n->e, 1);
-    LLVMBuildStore(b, opq_i64(n->e, 1 + instr), n->error);
-    LLVMBuildStore(b, index, LLVMBuildGEP2(b, i64, n->error, &one, 1, ""));
+    LLVMValueRef one = opq_i64(n->e, 1), at = LLVMBuildGEP2(b, i64, n->error, &one, 1, "");
+    LLVMValueRef before = LLVMBuildLoad2(b, i64, n->error, ""), index_before = LLVMBuildLoad2(b, i64, at, "");
+    LLVMValueRef first = LLVMBuildICmp(b, LLVMIntUGE, LLVMBuildSub(b, before, one, ""), opq_i64(n->e, instr), "");
+    LLVMBuildStore(b, LLVMBuildSelect(b, first, opq_i64(n->e, 1 + instr), before, ""), n->error);
+    LLVMBuildStore(b, LLVMBuildSelect(b, first, index, index_before, ""), at);
     LLVMBuildBr(b, go_on);
     LLVMPositionBuilderAtEnd(b, go_on);
 }
@@ -55,15 +59,25 @@ static LLVMValueRef and_mask(opq_nest *n, LLVMValueRef lanes)
     return n->mask ? LLVMBuildAnd(n->e->builder, lanes, n->mask, "") : lanes;
 }
 
+static LLVMValueRef lane_bits(opq_nest *n, LLVMValueRef lanes)
+{
+    LLVMTypeRef bits = LLVMIntTypeInContext(n->e->context, (unsigned)n->e->lanes);
+    return LLVMBuildBitCast(n->e->builder, lanes, bits, "");
+}
+
+static LLVMValueRef any(opq_nest *n, LLVMValueRef bits)
+{
+    return LLVMBuildICmp(n->e->builder, LLVMIntNE, bits, LLVMConstNull(LLVMTypeOf(bits)), "");
+}
+
 /* Lanes with an index in range, under the mask; reports the others. */
 static LLVMValueRef check_lanes(opq_nest *n, int instr, LLVMValueRef indices)
 {
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef extent = opq_splat(n->e, at_extent(n, opq_nest_instr(n, instr)->access));
     LLVMValueRef bad = and_mask(n, LLVMBuildICmp(b, LLVMIntUGE, indices, extent, ""));
-    LLVMTypeRef bits = LLVMIntTypeInContext(n->e->context, (unsigned)n->e->lanes);
-    LLVMValueRef bad_bits = LLVMBuildBitCast(b, bad, bits, "");
-    report(n, instr, LLVMBuildICmp(b, LLVMIntNE, bad_bits, LLVMConstNull(bits), ""), indices, bad_bits);
+    LLVMValueRef bits = lane_bits(n, bad);
+    report(n, instr, any(n, bits), indices, bits);
     return and_mask(n, LLVMBuildNot(b, bad, ""));
 }
 
@@ -73,6 +87,18 @@ void opq_nest_check(opq_nest *n, int instr)
     int index = opq_nest_instr(n, instr)->operand[0];
     if (opq_nest_varies(n, index))
         check_lanes(n, instr, n->value[index]);
+}
+
+/* The emitters of divisions replace a divisor of 0, so that nothing traps before this is seen. A divisor that is the same for all lanes
+ * is looked at wherever the division is made, of which at least one lane counts. */
+void opq_nest_nonzero(opq_nest *n, int instr)
+{
+    int divisor = opq_nest_instr(n, instr)->operand[0];
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef values = n->value[divisor];
+    LLVMValueRef bad = LLVMBuildICmp(b, LLVMIntEQ, values, LLVMConstNull(LLVMTypeOf(values)), "");
+    bad = opq_nest_varies(n, divisor) ? any(n, lane_bits(n, and_mask(n, bad))) : opq_lane(n->e, bad, 0);
+    report(n, instr, bad, opq_i64(n->e, 0), NULL);
 }
 
 /* One pointer per lane: base + indices * at_stride + lanes * stride. */

@@ -6,8 +6,6 @@
 
 /* ---- levels ------------------------------------------------------------------------------------------------------ */
 
-static bool has_access(const opq_instr *instr) { return instr->op >= OPQ_OP_COUNT; }
-
 static uint16_t access_depends(const opq_nest *n, int access)
 {
     uint16_t depends = 0;
@@ -25,7 +23,7 @@ static uint16_t depends_of(const opq_nest *n, int i)
     for (int o = 0; o < 3; o++)
         if (instr->operand[o] >= 0)
             depends |= n->depends[instr->operand[o]];
-    if (has_access(instr))
+    if (opq_instr_has_access(instr))
         depends |= access_depends(n, instr->access);
     return opq_instr_reduces(instr) ? (uint16_t)(depends & ~opq_kernel_reduced_mask(n->kernel)) : depends;
 }
@@ -66,7 +64,7 @@ static opq_status check_instr(const opq_kernel *k, int i)
     for (int o = 0; o < 3; o++)
         if (instr->operand[o] >= i)
             return opq_fail(OPQ_INTERNAL, "kernel %s: instruction %d has operand %d", k->name, i, instr->operand[o]);
-    if (has_access(instr) && (instr->access < 0 || instr->access >= k->access_count))
+    if (opq_instr_has_access(instr) && (instr->access < 0 || instr->access >= k->access_count))
         return opq_fail(OPQ_INTERNAL, "kernel %s: instruction %d has access %d", k->name, i, instr->access);
     if (instr->spill >= k->spill_count)
         return opq_fail(OPQ_INTERNAL, "kernel %s: instruction %d has spill slot %d", k->name, i, instr->spill);
@@ -253,6 +251,7 @@ static LLVMValueRef emit_instr(opq_nest *n, int i)
     case OPQ_INSTR_store: opq_nest_store(n, i); break;
     case OPQ_INSTR_store_add_at: opq_nest_store_add_at(n, i); break;
     case OPQ_INSTR_number: return opq_nest_number(n, i);
+    case OPQ_INSTR_nonzero: opq_nest_nonzero(n, i); break;
     }
     return NULL;
 }

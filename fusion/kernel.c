@@ -22,8 +22,6 @@ static bool has_value(const opq_instr *instr)
     return class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR || class_ == OPQ_CLASS_CAST;
 }
 
-static bool has_access(const opq_instr *instr) { return instr->op >= OPQ_OP_COUNT; }
-
 static bool has_from(const opq_instr *instr)
 {
     return instr->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)instr->op)->class_ == OPQ_CLASS_CAST;
@@ -39,7 +37,7 @@ static void put_instr(opq_text *key, const opq_instr *instr)
     PUT(key, instr->spill);
     if (has_from(instr))
         PUT(key, instr->from);
-    if (has_access(instr))
+    if (opq_instr_has_access(instr))
         PUT(key, instr->access);
     if (has_value(instr))
         PUT(key, instr->value);
@@ -77,6 +75,7 @@ static const char *instr_name(const opq_instr *instr)
     case OPQ_INSTR_store: return "store";
     case OPQ_INSTR_store_add_at: return "store_add_at";
     case OPQ_INSTR_number: return "number";
+    case OPQ_INSTR_nonzero: return "nonzero";
     }
     return "?";
 }
@@ -113,7 +112,7 @@ static void print_instr(const opq_kernel *k, int i, opq_text *text)
     for (int o = 0; o < 3; o++)
         if (instr->operand[o] >= 0)
             opq_text_add(text, " %%%d", instr->operand[o]);
-    if (has_access(instr))
+    if (opq_instr_has_access(instr))
         print_access(k, instr->access, text);
     if (has_value(instr))
         print_value(instr, text);

@@ -38,6 +38,7 @@ typedef enum opq_instr_op {
     OPQ_INSTR_store,        /* access; operand 0 is the value */
     OPQ_INSTR_store_add_at, /* access + operand 0 * at_stride gets operand 1 added; checked; kernel kind index */
     OPQ_INSTR_number,       /* the access's number, i64 (iota, linear index, extent) */
+    OPQ_INSTR_nonzero,      /* operand 0 (an integer of `dtype`), by which operand 1 is divided, is checked; no value */
 } opq_instr_op;
 
 /* dtype is what is computed in: f16 and bf16 are f32 here, loads widen and stores round. A cast to f16 or bf16 has dtype f32 and
@@ -53,6 +54,7 @@ typedef struct opq_instr {
     int16_t access;
     int16_t spill; /* slot, or -1 */
     opq_number value;
+    opq_ref node; /* that may fail here, for messages; not in the key */
 } opq_instr;
 
 typedef struct opq_kernel {
@@ -78,7 +80,12 @@ static inline uint16_t opq_kernel_reduced_mask(const opq_kernel *k)
 /* Has an effect besides its value: never left out. */
 static inline bool opq_instr_is_root(const opq_instr *instr)
 {
-    return instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at || instr->op == OPQ_INSTR_check;
+    return instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at || instr->op == OPQ_INSTR_check ||
+           instr->op == OPQ_INSTR_nonzero;
+}
+static inline bool opq_instr_has_access(const opq_instr *instr)
+{
+    return instr->op >= OPQ_OP_COUNT && instr->op != OPQ_INSTR_nonzero;
 }
 /* May find an index out of range. */
 static inline bool opq_instr_checks(const opq_instr *instr)

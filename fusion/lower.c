@@ -164,6 +164,7 @@ static void emit_scatter(opq_lower_state *state, opq_ref ref)
     state->space.extent[OPQ_AT] = node->type.size[axis];
     store.operand[0] = (int16_t)index;
     store.operand[1] = (int16_t)value;
+    store.node = ref;
     store.access = (int16_t)opq_lower_access(state, ref, node->type.dtype, true, &address);
     if (store.access >= 0)
         opq_lower_push(state, &store);
@@ -182,6 +183,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     state->arena = arena;
     state->out = out_lowered;
     state->at = -1;
+    state->at_node = -1;
     memset(state->bucket, 0xff, sizeof state->bucket);
     out_lowered->matmul = out_lowered->tile = -1;
 

@@ -17,6 +17,7 @@
     X(two_matmuls, "one matmul in a kernel")                                                                           \
     X(after_matmul, "a reduction cannot follow a matmul in its tile")                                                  \
     X(recompute, "would be computed again for every broadcast element")                                                \
+    X(part, "may fail on elements that are not used here")                                                             \
     X(row_size, "a row does not stay in cache")                                                                        \
     X(body_size, "the kernel body reached its limit")                                                                  \
     X(buffers, "the kernel reached its limit of arguments")                                                            \

@@ -49,7 +49,8 @@ opq_instr opq_lower_blank(int op, opq_dtype dtype)
                        .from = (uint8_t)dtype,
                        .operand = {-1, -1, -1},
                        .access = -1,
-                       .spill = -1};
+                       .spill = -1,
+                       .node = -1};
     return instr;
 }
 
@@ -150,6 +151,7 @@ static int emit_load(opq_lower_state *state, opq_ref memory, const opq_affine *l
     bool indirect = linear->coef[OPQ_AT] != 0;
     opq_instr load = opq_lower_blank(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype));
     load.operand[0] = indirect ? state->at : -1;
+    load.node = indirect ? state->at_node : -1;
     load.access = (int16_t)opq_lower_access(state, memory, type->dtype, false, linear);
     return load.access < 0 ? -1 : opq_lower_push(state, &load);
 }
@@ -213,12 +215,40 @@ static int emit_random(opq_lower_state *state, const opq_node *node, const opq_i
     return opq_lower_push(state, &instr);
 }
 
+/* Is every element of the node computed? Its row-major index must then run over the loops that move it without a gap. */
+static bool covers(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    opq_affine linear = opq_affine_linear(map, &node->type);
+    int64_t count = opq_type_count(&node->type), seen = 1;
+    if (count == 0)
+        return true;
+    if (linear.offset != 0 || linear.coef[OPQ_AT] != 0)
+        return false;
+    for (int l = 0; l < state->space.rank; l++)
+        if (state->space.extent[l] > 1 && linear.coef[l] == seen) {
+            seen *= state->space.extent[l];
+            l = -1; /* the loop with the next stride may be any */
+        }
+    return seen == count;
+}
+
+static bool push_nonzero(opq_lower_state *state, const opq_node *node, const opq_instr *division)
+{
+    opq_instr check = opq_lower_blank(OPQ_INSTR_nonzero, (opq_dtype)division->dtype);
+    check.operand[0] = division->operand[1];
+    check.operand[1] = division->operand[0];
+    check.node = (opq_ref)(node - state->graph->nodes);
+    return opq_lower_push(state, &check) >= 0;
+}
+
 static int emit_elementwise(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
     opq_index_map operand_map;
     if (repeats(state, node, map))
         return refuse(state, OPQ_REFUSAL_recompute);
+    if (opq_node_divides(node) && !covers(state, node, map))
+        return refuse(state, OPQ_REFUSAL_part);
     for (int k = 0; k < node->arity; k++) {
         const opq_type *type = &opq_node_at(state->graph, node->operand[k])->type;
         opq_affine_broadcast(map, &node->type, type, &operand_map);
@@ -231,6 +261,8 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
     if (opq_node_class(node) == OPQ_CLASS_CAST)
         return emit_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
                          node->type.dtype);
+    if (opq_node_divides(node) && !push_nonzero(state, node, &instr))
+        return -1;
     return opq_lower_push(state, &instr);
 }
 
@@ -287,6 +319,7 @@ static bool emit_check(opq_lower_state *state, int64_t extent)
     at.coef[OPQ_AT] = 1;
     opq_instr check = opq_lower_blank(OPQ_INSTR_check, OPQ_i64);
     check.operand[0] = state->at;
+    check.node = state->at_node;
     check.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, &at);
     return check.access >= 0 && opq_lower_push(state, &check) >= 0;
 }
@@ -315,13 +348,16 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
     if (value < 0)
         return -1;
     int16_t outer_at = state->at;
+    opq_ref outer_node = state->at_node;
     int64_t outer_extent = state->space.extent[OPQ_AT];
     state->at = (int16_t)emit_cast(state, value, index->dtype, OPQ_i64);
+    state->at_node = (opq_ref)(node - state->graph->nodes);
     state->space.extent[OPQ_AT] = source->size[axis];
     int result = state->at < 0 ? -1 : opq_lower_emit(state, node->operand[0], &source_map);
     if (result >= 0 && !emit_check(state, source->size[axis]))
         result = -1;
     state->at = outer_at;
+    state->at_node = outer_node;
     state->space.extent[OPQ_AT] = outer_extent;
     return result;
 }

@@ -24,7 +24,8 @@ typedef struct opq_lower_state {
     uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
     int member_count;            /* nodes of the group */
     bool column;
-    int16_t at; /* instruction behind OPQ_AT, -1 */
+    int16_t at;      /* instruction behind OPQ_AT, -1 */
+    opq_ref at_node; /* that reads or adds there */
     int instr_count, access_count, buffer_count, scalar_count, memo_count;
     opq_instr instrs[OPQ_BODY_MAX];
     opq_access accesses[OPQ_BODY_MAX];

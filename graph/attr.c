@@ -36,6 +36,13 @@ const opq_attr *opq_attr_find(const opq_attr *attrs, int count, opq_attr_key key
     return NULL;
 }
 
+bool opq_node_divides(const opq_node *node)
+{
+    opq_dtype_kind kind = opq_dtype_kind_of((opq_dtype)node->type.dtype);
+    return opq_node_class(node) == OPQ_CLASS_EWISE && (opq_node_info(node)->flags & OPQ_FLAG_CHECKED) &&
+           (kind == OPQ_KIND_INT || kind == OPQ_KIND_UINT);
+}
+
 bool opq_node_reduces(const opq_node *node, int axis)
 {
     const opq_attr *axes = opq_node_attr(node, OPQ_ATTR_axes);

@@ -3,8 +3,8 @@
  * Exact functions (everything above "transcendental" below) are the definition: generated code gives the same bits.
  * Transcendental functions go through the C library in double and are rounded once; generated code may differ by a few ULP.
  *
- * Integer division never traps. By zero: quotients, remainders and fmod are 0. The smallest integer divided by -1 wraps to
- * itself, with remainder 0.
+ * Integer division never traps. A divisor of 0 is an error that eval_ewise.c finds. The smallest integer divided by -1 wraps
+ * to itself, with remainder 0.
  */
 #include "graph/eval.h"
 

@@ -113,11 +113,14 @@ opq_status opq_eval_ewise(const opq_node *node, const opq_eval_value *x, void *o
 
     step step;
     OPQ_TRY(choose(node, (opq_dtype)x[0].type->dtype, &step));
+    bool divides = opq_node_divides(node);
     int64_t count = opq_type_count(&node->type);
     for (int64_t i = 0; i < count; i++) {
         opq_number element[ARITY_MAX];
         for (int k = 0; k < node->arity; k++)
             element[k] = opq_eval_load(step.dtype, x[k].data, opq_eval_broadcast(x[k].type, &node->type, i));
+        if (divides && element[1].i == 0)
+            return opq_fail(OPQ_INVALID, "%s: ZeroDivisionError", opq_node_info(node)->name);
         opq_eval_store((opq_dtype)node->type.dtype, out, i, apply(&step, element));
     }
     return OPQ_OK;

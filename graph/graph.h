@@ -172,6 +172,7 @@ static inline int64_t opq_node_int(const opq_node *node, opq_attr_key key, int64
     return attr ? attr->i : otherwise;
 }
 size_t opq_graph_bytes(const opq_graph *graph);        /* of memory, with everything that belongs to it */
+bool opq_node_divides(const opq_node *node);           /* integers: fails where operand 1 is 0 */
 bool opq_node_reduces(const opq_node *node, int axis); /* REDUCE and COMPOSITE rows with `axes` */
 
 /* "axes=[1], tree=lanes": what stands between the braces of a node's text. */

@@ -97,6 +97,7 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .bytes_peak = opq_pool_peak(ctx->runtime.pool),
         .bytes_reserved = opq_pool_reserved(ctx->runtime.pool),
         .bytes_reserved_peak = opq_pool_reserved_peak(ctx->runtime.pool),
+        .bytes_packed = opq_packed_bytes(ctx->runtime.pool),
         .compile_seconds = (double)atomic_load(&ctx->stats.compile_nanoseconds) * 1e-9,
         .run_seconds = (double)atomic_load(&ctx->stats.run_nanoseconds) * 1e-9,
     };

@@ -94,6 +94,16 @@ static opq_status cast_operands(opq_ctx *ctx, opq_op op, opq_value *const *opera
     return OPQ_OK;
 }
 
+/* A number that is known to be 0 is refused at the line, any other divisor when it is computed. */
+static opq_status check_divisor(opq_op op, const opq_type *type, const opq_value *divisor)
+{
+    bool number = divisor->op == OPQ_OP_scalar && divisor->state == OPQ_VALUE_pending;
+    opq_dtype_kind kind = opq_dtype_kind_of((opq_dtype)type->dtype);
+    if (kind == OPQ_KIND_FLOAT || !number || divisor->scalar.i != 0 || opq_type_count(type) == 0)
+        return OPQ_OK;
+    return opq_fail(OPQ_INVALID, "%s: ZeroDivisionError", opq_op_info_of(op)->name);
+}
+
 static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_value *const *operands, int arity,
                          const opq_attr *attrs, int attr_count, opq_value **out_value)
 {
@@ -114,8 +124,12 @@ static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_val
     if (status == OPQ_OK)
         status = cast_operands(ctx, op, operands, arity, compute, casts);
     if (status == OPQ_OK) {
+        const opq_op_info *info = opq_op_info_of(op);
         type.weak = 0;
-        status = opq_value_new(ctx, op, &type, casts, arity, attrs, attr_count, out_value);
+        if (info->class_ == OPQ_CLASS_EWISE && (info->flags & OPQ_FLAG_CHECKED))
+            status = check_divisor(op, &type, casts[1]);
+        if (status == OPQ_OK)
+            status = opq_value_new(ctx, op, &type, casts, arity, attrs, attr_count, out_value);
         release_all(casts, arity);
     }
     if (types != few_types)

@@ -126,6 +126,7 @@ typedef struct opq_stats {
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
     int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */
+    int64_t bytes_packed; /* copies of weights that matmuls keep: a cache, not counted as allocated */
     int64_t flushes[OPQ_REASON_COUNT];
     double compile_seconds, run_seconds;
 } opq_stats;
@@ -136,7 +137,7 @@ void opq_stats_reset(opq_ctx *ctx);      /* counters and peaks */
 void opq_stats_reset_peak(opq_ctx *ctx); /* bytes_peak and bytes_reserved_peak become what is now */
 /* Memory of the machine, or of the control group this process lives in if that is less, in bytes. */
 void opq_memory_info(int64_t *out_available, int64_t *out_total);
-/* Returns cached free memory to the system. */
+/* Drops packed copies of weights and returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
 
 /* What is pending for some values at one moment. It stays as it is while other threads record and run: everything in it is pinned. */

@@ -11,6 +11,7 @@
 #include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
+#include "runtime/parallel.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -203,12 +204,8 @@ static void plan_k(gemm_run *run)
 
 static void run_parallel(gemm_run *run, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end))
 {
-    const opq_host *host = run->gemm->host;
     int64_t grain = (int64_t)((double)count * BLOCK_WORK / (work + 1)) + 1;
-    if (count <= grain || !host || !host->parallel_for)
-        body(run, 0, count);
-    else
-        host->parallel_for(host->self, count, grain, body, run);
+    opq_parallel_for(run->gemm->host, count, grain, body, run);
 }
 
 static void pack_shared_a(void *data, int64_t begin, int64_t end)

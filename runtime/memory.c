@@ -1,7 +1,8 @@
 /* The caching allocator: see memory.h.
  *
  * Size classes are four per power of two from 64 bytes on, so at most a fifth is wasted. Blocks of 2 MiB and more are mapped on their
- * own, aligned for huge pages; smaller ones come from the C library. What is cached counts against a quarter of the machine's memory.
+ * own, aligned for huge pages; smaller ones come from the C library. What is cached counts against a quarter of the machine's memory,
+ * packed copies of operands (packed.h) against an eighth.
  */
 #define _GNU_SOURCE
 #include "runtime/memory.h"
@@ -26,6 +27,7 @@ struct opq_pool {
     block *free[CLASS_COUNT];
     size_t cached, cache_limit;
     atomic_llong live, peak, reserved, reserved_peak;
+    opq_packed_cache packed;
 };
 
 static size_t class_bytes(int size_class)
@@ -145,13 +147,16 @@ opq_status opq_pool_create(opq_pool **out_pool)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     pthread_mutex_init(&pool->lock, NULL);
     atomic_init(&pool->refs, 1);
-    pool->cache_limit = (size_t)machine_bytes() / 4;
+    int64_t machine = machine_bytes();
+    pool->cache_limit = (size_t)machine / 4;
+    opq_packed_init(&pool->packed, machine / 8);
     *out_pool = pool;
     return OPQ_OK;
 }
 
 void opq_pool_trim(opq_pool *pool)
 {
+    opq_packed_shrink(pool, 0);
     pthread_mutex_lock(&pool->lock);
     for (int c = 0; c < CLASS_COUNT; c++)
         while (pool->free[c]) {
@@ -168,6 +173,7 @@ static void drop_pool(opq_pool *pool)
     if (atomic_fetch_sub(&pool->refs, 1) != 1)
         return;
     opq_pool_trim(pool);
+    opq_packed_destroy(&pool->packed);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
 }
@@ -180,11 +186,13 @@ void opq_pool_destroy(opq_pool *pool)
 
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes)
 {
-    if (bytes < 0 || bytes > machine_bytes() - atomic_load(&pool->live))
+    int64_t room = machine_bytes() - atomic_load(&pool->live);
+    if (bytes < 0 || bytes > room)
         return opq_fail(
             OPQ_NO_MEMORY,
             "can't allocate memory: you tried to allocate %lld bytes. Error code 12 (Cannot allocate memory)",
             (long long)bytes);
+    opq_packed_shrink(pool, room - bytes);
     return OPQ_OK;
 }
 
@@ -207,11 +215,9 @@ static void *take_block(opq_pool *pool, int size_class)
     return data;
 }
 
-opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer)
+static opq_status make_buffer(opq_pool *pool, size_t bytes, bool cached, opq_buffer **out_buffer)
 {
     int size_class = class_of(bytes ? bytes : 1);
-    if (bytes >= HUGE_PAGE)
-        OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
     opq_buffer *buffer = calloc(1, sizeof *buffer);
     void *data = buffer ? take_block(pool, size_class) : NULL;
     if (data == NULL) {
@@ -226,11 +232,27 @@ opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer
     buffer->bytes = bytes;
     buffer->capacity = class_bytes(size_class);
     buffer->size_class = size_class;
+    buffer->cached = cached;
     atomic_fetch_add(&pool->refs, 1);
-    count_live(pool, (int64_t)bytes);
+    if (!cached)
+        count_live(pool, (int64_t)bytes);
     *out_buffer = buffer;
     return OPQ_OK;
 }
+
+opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer)
+{
+    if (bytes >= HUGE_PAGE)
+        OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
+    return make_buffer(pool, bytes, false, out_buffer);
+}
+
+opq_status opq_pool_cache_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer)
+{
+    return make_buffer(pool, bytes, true, out_buffer);
+}
+
+opq_packed_cache *opq_pool_packed(opq_pool *pool) { return &pool->packed; }
 
 opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg,
                           opq_buffer **out_buffer)
@@ -283,12 +305,9 @@ void opq_buffer_release(opq_buffer *buffer)
     if (buffer == NULL || atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1)
         return;
     opq_pool *pool = buffer->pool;
-    for (opq_packed *packed = atomic_load(&buffer->packed), *next; packed; packed = next) {
-        next = packed->next;
-        opq_buffer_release(packed->memory);
-        free(packed);
-    }
-    count_live(pool, -(int64_t)buffer->bytes);
+    opq_packed_forget(buffer);
+    if (!buffer->cached)
+        count_live(pool, -(int64_t)buffer->bytes);
     if (buffer->size_class >= 0)
         give_back(pool, buffer->data, buffer->size_class);
     else
@@ -297,8 +316,17 @@ void opq_buffer_release(opq_buffer *buffer)
     drop_pool(pool);
 }
 
-void opq_pool_lock(opq_pool *pool) { pthread_mutex_lock(&pool->lock); }
-void opq_pool_unlock(opq_pool *pool) { pthread_mutex_unlock(&pool->lock); }
+void opq_pool_lock(opq_pool *pool)
+{
+    pthread_mutex_lock(&pool->packed.lock);
+    pthread_mutex_lock(&pool->lock);
+}
+
+void opq_pool_unlock(opq_pool *pool)
+{
+    pthread_mutex_unlock(&pool->lock);
+    pthread_mutex_unlock(&pool->packed.lock);
+}
 int64_t opq_pool_live(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->live); }
 int64_t opq_pool_peak(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->peak); }
 int64_t opq_pool_reserved(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->reserved); }

@@ -6,18 +6,10 @@
 #ifndef OPAQUE_RUNTIME_MEMORY_H
 #define OPAQUE_RUNTIME_MEMORY_H
 
-#include "opaque/opaque.h"
+#include "runtime/packed.h"
 #include <stdatomic.h>
 
 typedef struct opq_pool opq_pool;
-
-/* A packed form of this buffer as right operand of a matmul: kept because the buffer never changes. */
-typedef struct opq_packed {
-    struct opq_packed *next;
-    int64_t k, n, offset, row_stride, column_stride;
-    int dtype;
-    struct opq_buffer *memory;
-} opq_packed;
 
 typedef struct opq_buffer {
     atomic_int refs;
@@ -27,19 +19,23 @@ typedef struct opq_buffer {
     int size_class; /* -1: adopted */
     void (*drop)(void *);
     void *drop_arg;
-    atomic_int matmul_uses; /* as right operand, while it was not packed */
-    _Atomic(opq_packed *) packed;
+    bool cached;                     /* a packed copy: not counted as live */
+    _Atomic(opq_packed *) packed;    /* views that were right operands: packed.h */
+    struct opq_buffer *next_dropped; /* of packed copies on their way out */
 } opq_buffer;
 
 opq_status opq_pool_create(opq_pool **out_pool) OPQ_MUST_CHECK;
 /* Buffers still alive keep the pool's memory alive. */
 void opq_pool_destroy(opq_pool *pool);
 opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+/* For a packed copy. */
+opq_status opq_pool_cache_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+opq_packed_cache *opq_pool_packed(opq_pool *pool);
 opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg,
                           opq_buffer **out_buffer) OPQ_MUST_CHECK;
 /* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
-void opq_pool_trim(opq_pool *pool);
+void opq_pool_trim(opq_pool *pool); /* drops packed copies and returns free blocks to the system */
 void opq_pool_lock(opq_pool *pool); /* around a fork */
 void opq_pool_unlock(opq_pool *pool);
 int64_t opq_pool_live(const opq_pool *pool);

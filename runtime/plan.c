@@ -1,5 +1,6 @@
 /* Builds a plan: numbers what is in memory, turns each kernel of the fused graph into a step, places values. */
 #include "runtime/plan_internal.h"
+#include "graph/fp_control.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -207,21 +208,33 @@ static opq_status run_passes(const opq_graph *graph, opq_fusion fusion, opq_grap
     return OPQ_OK;
 }
 
-opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+static opq_status compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, bool dry, opq_plan **out_plan)
 {
     opq_graph *fused;
     opq_unfused unfused = {0};
     OPQ_TRY(run_passes(graph, fusion, &fused, &unfused));
-    return build_plan(runtime, fused, &unfused, false, out_plan);
+    return build_plan(runtime, fused, &unfused, dry, out_plan);
+}
+
+/* A plan is run under any floating-point control: what passes compute of constants does not depend on the one in force here. */
+static opq_status compile_anywhere(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, bool dry,
+                                   opq_plan **out_plan)
+{
+    unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT);
+    opq_status status = compile(runtime, graph, fusion, dry, out_plan);
+    opq_fp_control_set(control);
+    return status;
+}
+
+opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+{
+    return compile_anywhere(runtime, graph, fusion, false, out_plan);
 }
 
 opq_status opq_plan_traffic(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, int64_t *out_bytes)
 {
-    opq_graph *fused;
-    opq_unfused unfused = {0};
     opq_plan *plan;
-    OPQ_TRY(run_passes(graph, fusion, &fused, &unfused));
-    OPQ_TRY(build_plan(runtime, fused, &unfused, true, &plan));
+    OPQ_TRY(compile_anywhere(runtime, graph, fusion, true, &plan));
     *out_bytes = 0;
     for (int32_t i = 0; i < plan->step_count; i++)
         *out_bytes += plan->steps[i].bytes_read + plan->steps[i].bytes_written;

@@ -43,11 +43,13 @@ typedef struct opq_matmul_step {
     const int64_t *batch_strides;
 } opq_matmul_step;
 
-/* An op of the step that reads or adds at an index. */
+/* An op of the step that may fail on values: it reads or adds at an index, or divides integers. */
 typedef struct opq_check {
+    opq_ref node;
     const char *text; /* op and line */
-    opq_type type;    /* of what is indexed */
+    opq_type type;    /* of what is indexed or divided */
     int axis;
+    bool divides;
     bool by_position; /* gather and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
 } opq_check;
 
@@ -63,11 +65,10 @@ typedef struct opq_step {
     void *payload; /* extern: the host's */
     int32_t *operands, *results;
     int operand_count, result_count;
-    bool checked; /* may find an index out of range */
-    bool fresh;   /* its code was compiled when the plan was built */
+    bool fresh; /* its code was compiled when the plan was built */
     int64_t bytes_read, bytes_written, flops;
     const char *name, *shape, *lines;
-    const opq_check *checks; /* what an index error may be about */
+    const opq_check *checks; /* what an error of the kernel may be about */
     int check_count;
 } opq_step;
 

@@ -16,13 +16,16 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
     step->checks = checks;
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
-        if (!(opq_node_info(node)->flags & OPQ_FLAG_CHECKED))
+        bool divides = opq_node_divides(node);
+        if (!(opq_node_info(node)->flags & OPQ_FLAG_CHECKED) || (opq_node_class(node) == OPQ_CLASS_EWISE && !divides))
             continue;
         const opq_attr *key = opq_node_attr(node, OPQ_ATTR_key);
         opq_text text = {0};
         opq_text_add(&text, "%s%s%s%s", key ? key->str : opq_node_info(node)->name, node->line ? " (recorded at " : "",
                      node->line ? node->line : "", node->line ? ")" : "");
         opq_check *check = &checks[step->check_count++];
+        check->node = n;
+        check->divides = divides;
         check->text = text.failed ? NULL : opq_arena_text(&p->plan->arena, text.data);
         check->type = opq_node_at(p->graph, node->operand[0])->type;
         check->axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
@@ -193,8 +196,6 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     }
     for (int i = 0; i < step->kernel.scalar_count; i++)
         step->scalars[i] = p->slot_of[lowered->scalars[i]];
-    for (int i = 0; i < step->kernel.instr_count; i++)
-        step->checked = step->checked || opq_instr_checks(&step->kernel.instrs[i]);
     return OPQ_OK;
 }
 

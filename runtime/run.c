@@ -4,6 +4,7 @@
  * reads is ever written, so a failure costs only the values that depend on it.
  */
 #include "runtime/run.h"
+#include "runtime/parallel.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -55,35 +56,40 @@ typedef struct launch {
     void **buffers;
     const opq_number *scalars;
     int64_t scratch;
-    int64_t *error;
+    opq_step_error *error;
 } launch;
+
+void opq_step_error_add(opq_step_error *error, const int64_t found[2])
+{
+    if (found[0] == 0)
+        return;
+    while (atomic_flag_test_and_set_explicit(&error->busy, memory_order_acquire))
+        ;
+    if (error->found[0] == 0 || found[0] < error->found[0])
+        memcpy(error->found, found, sizeof error->found);
+    atomic_flag_clear_explicit(&error->busy, memory_order_release);
+}
 
 static void run_units(void *data, int64_t begin, int64_t end)
 {
     const launch *l = data;
     void *scratch = l->scratch ? opq_thread_scratch((size_t)l->scratch) : NULL;
-    if (l->scratch && scratch == NULL) {
-        l->error[0] = -1;
-        return;
-    }
-    l->step->code->fn(l->buffers, l->step->dims, l->scalars, begin, end, scratch, l->error);
+    int64_t found[2] = {l->scratch && scratch == NULL ? -1 : 0, 0};
+    if (found[0] == 0)
+        l->step->code->fn(l->buffers, l->step->dims, l->scalars, begin, end, scratch, found);
+    opq_step_error_add(l->error, found);
 }
 
-static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *error)
+static void run_kernel(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     void *buffers[BUFFERS];
     opq_number scalars[SCALARS];
-    const opq_host *host = run->runtime->host;
     int64_t units = opq_kernel_units(&step->kernel, step->dims),
             work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};
     opq_run_bind(run, step, buffers, scalars);
-    if (units <= 1 || work < SERIAL_WORK || host == NULL || host->parallel_for == NULL) {
-        run_units(&l, 0, units);
-        return;
-    }
-    int64_t grain = units * SERIAL_WORK / work;
-    host->parallel_for(host->self, units, grain < 1 ? 1 : grain, run_units, &l);
+    int64_t grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
+    opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
 }
 
 static opq_status run_extern(const opq_run_state *run, const opq_step *step)
@@ -112,17 +118,22 @@ static const opq_step *step_with_lines(const opq_run_state *run, const opq_step 
 }
 
 /* error: number of the instruction that failed + 1, the index it met. */
-static opq_status index_error(const opq_run_state *run, const opq_step *step, const int64_t *error)
+static opq_status value_error(const opq_run_state *run, const opq_step *step, const int64_t *error)
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
     const opq_instr *instr = &step->kernel.instrs[error[0] - 1];
-    int64_t extent = step->dims[opq_access_dims(&step->kernel, instr->access) + 2 + step->kernel.rank];
     const opq_step *shown = step_with_lines(run, step);
-    const opq_check *check = &shown->checks[0];
-    for (int i = shown->check_count - 1; i >= 0; i--)
-        if (shown->checks[i].type.size[shown->checks[i].axis] == extent)
+    const opq_check *check = NULL;
+    for (int i = 0; i < shown->check_count; i++)
+        if (shown->checks[i].node == instr->node)
             check = &shown->checks[i];
+    if (check == NULL)
+        return opq_fail(OPQ_INTERNAL, "%s: instruction %lld failed, which checks nothing", step->name,
+                        (long long)error[0] - 1);
+    if (check->divides)
+        return opq_fail(OPQ_INVALID, "%s: ZeroDivisionError", check->text);
+    int64_t extent = step->dims[opq_access_dims(&step->kernel, instr->access) + 2 + step->kernel.rank];
     return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
                     "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s", check->text,
                     (long long)error[1], check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
@@ -137,7 +148,7 @@ static opq_status extern_error(const opq_run_state *run, const opq_step *step, o
 
 static opq_status run_step(const opq_run_state *run, const opq_step *step)
 {
-    int64_t error[2] = {0, 0};
+    opq_step_error error = {.busy = ATOMIC_FLAG_INIT};
     if (step->copy_from >= 0)
         memcpy(opq_run_data(run, step->copy_to), opq_run_data(run, step->copy_from),
                (size_t)run->plan->storage[step->copy_to].bytes);
@@ -146,10 +157,10 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
         return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
     }
     if (step->matmul)
-        OPQ_TRY(opq_run_matmul(run, step, error));
+        OPQ_TRY(opq_run_matmul(run, step, &error));
     else
-        run_kernel(run, step, error);
-    return error[0] == 0 ? OPQ_OK : index_error(run, step, error);
+        run_kernel(run, step, &error);
+    return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);
 }
 
 /* ---- failures */

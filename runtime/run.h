@@ -15,10 +15,18 @@ typedef struct opq_run {
     opq_number *slots;
 } opq_run_state;
 
+/* What the pieces of a step found, from several threads: kept is the failure of the kernel's earliest instruction, so that the message
+ * does not depend on how the work was cut. */
+typedef struct opq_step_error {
+    atomic_flag busy;
+    int64_t found[2]; /* as opq_kernel_fn stores it; found[0] < 0: no memory for scratch */
+} opq_step_error;
+void opq_step_error_add(opq_step_error *error, const int64_t found[2]);
+
 void *opq_run_data(const opq_run_state *run, int32_t storage);
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */
 /* Fills in pointers and scalars of a step. Arrays hold buffer_count and scalar_count. */
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars);
-opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_t *error) OPQ_MUST_CHECK;
+opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;
 
 #endif

@@ -2,22 +2,21 @@
  *
  * The body was lowered over loops [m, n] and reads the product through an access to buffer `tile`. For each tile its offsets move to the
  * tile's corner and that access becomes the tile itself; nothing is compiled per size. A right operand that comes back unchanged (a
- * weight) is packed at its second use and kept with its buffer.
+ * weight) is packed at its second use and kept with its buffer: packed.h.
  */
 #include "runtime/run.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIMS = 1024, BUFFERS = 128, SCALARS = 128 };
-static const int64_t PACKED_MAX = (int64_t)1 << 30;
+enum { DIMS = 1024, BUFFERS = 128, SCALARS = 128, PACKED_COUNT_MIN = 64 * 64, PADDING_MAX = 4 };
 
 typedef struct tiles {
     const opq_step *step;
     void *buffers[BUFFERS];
     opq_number scalars[SCALARS];
     int64_t scratch, first_batch;
-    int64_t *error;
+    opq_step_error *error;
 } tiles;
 
 static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
@@ -51,47 +50,52 @@ static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64
     }
     buffers[matmul->tile] = (void *)tile;
     void *scratch = t->scratch ? opq_thread_scratch((size_t)t->scratch) : NULL;
-    t->step->code->fn(buffers, dims, t->scalars, 0, opq_kernel_units(kernel, dims), scratch, t->error);
+    int64_t found[2] = {t->scratch && scratch == NULL ? -1 : 0, 0};
+    if (found[0] == 0)
+        t->step->code->fn(buffers, dims, t->scalars, 0, opq_kernel_units(kernel, dims), scratch, found);
+    opq_step_error_add(t->error, found);
 }
 
-/* The packed form kept with the buffer, made at the second use; NULL to read the operand as it is. */
-static const void *packed_right(const opq_run_state *run, const opq_matmul_step *matmul)
+/* Worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown up by
+ * padding (rows are padded to whole panels) or by a stride of 0. */
+static bool worth_packing(const opq_run_state *run, const opq_matmul_step *matmul, int64_t packed_bytes)
 {
-    opq_buffer *buffer = opq_run_buffer(run, matmul->operand[1]);
     const opq_matrix *b = &matmul->matrix[1];
-    bool shared = run->plan->storage[matmul->operand[1]].home == OPQ_HOME_input &&
-                  (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0;
-    if (!shared || matmul->k * matmul->n < 64 * 64)
+    const opq_storage *storage = &run->plan->storage[matmul->operand[1]];
+    int64_t count = matmul->k * matmul->n;
+    return storage->home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0 &&
+           count >= PACKED_COUNT_MIN && count * opq_dtype_bytes(b->dtype) <= storage->bytes &&
+           packed_bytes <= PADDING_MAX * count * opq_dtype_bytes(matmul->dtype);
+}
+
+/* The packed copy kept with the buffer, made at the second use; a reference. NULL to read the operand as it is. */
+static opq_buffer *packed_right(const opq_run_state *run, const opq_matmul_step *matmul)
+{
+    opq_gemm *gemm = run->runtime->gemm;
+    const opq_matrix *b = &matmul->matrix[1];
+    int64_t bytes = opq_gemm_packed_bytes(gemm, matmul->dtype, matmul->k, matmul->n);
+    if (!worth_packing(run, matmul, bytes))
         return NULL;
-    for (opq_packed *packed = atomic_load(&buffer->packed); packed; packed = packed->next)
-        if (packed->k == matmul->k && packed->n == matmul->n && packed->offset == matmul->offset[1] &&
-            packed->row_stride == b->row_stride && packed->column_stride == b->column_stride &&
-            packed->dtype == (int)matmul->dtype)
-            return packed->memory->data;
-    int64_t bytes = opq_gemm_packed_bytes(run->runtime->gemm, matmul->dtype, matmul->k, matmul->n);
-    if (atomic_fetch_add(&buffer->matmul_uses, 1) < 1 || opq_pool_live(run->runtime->pool) + bytes > PACKED_MAX * 8 ||
-        bytes > PACKED_MAX)
-        return NULL;
-    opq_packed *made = calloc(1, sizeof *made);
+    opq_packed_key key = {.from = b->dtype,
+                          .to = matmul->dtype,
+                          .k = matmul->k,
+                          .n = matmul->n,
+                          .offset = matmul->offset[1],
+                          .row_stride = b->row_stride,
+                          .column_stride = b->column_stride};
+    opq_buffer *buffer = opq_run_buffer(run, matmul->operand[1]);
+    bool wanted;
+    opq_buffer *packed = opq_packed_find(buffer, &key, bytes, &wanted);
+    if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
+        return packed;
     opq_matrix from = *b;
-    from.data = (const char *)buffer->data + matmul->offset[1] * opq_dtype_bytes(b->dtype);
-    if (made == NULL || opq_pool_buffer(run->runtime->pool, (size_t)bytes, &made->memory) != OPQ_OK ||
-        opq_gemm_pack_b(run->runtime->gemm, matmul->dtype, &from, matmul->k, matmul->n, made->memory->data) != OPQ_OK) {
-        if (made)
-            opq_buffer_release(made->memory);
-        free(made);
+    from.data = (const char *)buffer->data + key.offset * opq_dtype_bytes(b->dtype);
+    if (opq_gemm_pack_b(gemm, matmul->dtype, &from, matmul->k, matmul->n, packed->data) != OPQ_OK) {
+        opq_buffer_release(packed);
         return NULL;
     }
-    made->k = matmul->k;
-    made->n = matmul->n;
-    made->offset = matmul->offset[1];
-    made->row_stride = b->row_stride;
-    made->column_stride = b->column_stride;
-    made->dtype = (int)matmul->dtype;
-    made->next = atomic_load(&buffer->packed);
-    while (!atomic_compare_exchange_weak(&buffer->packed, &made->next, made))
-        ;
-    return made->memory->data;
+    opq_packed_keep(buffer, &key, packed);
+    return packed;
 }
 
 /* The product itself is the result, with rows as the engine writes them. */
@@ -105,7 +109,7 @@ static bool stores_plainly(const opq_step *step, int *out_access)
     return access->dtype == step->matmul->dtype && access->stride[1] != OPQ_STRIDE_any && step->matmul->batch_rank <= 1;
 }
 
-opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_t *error)
+opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_matmul_step *matmul = step->matmul;
     if (opq_kernel_dims_count(&step->kernel) > DIMS)
@@ -118,14 +122,17 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_
                           .n = matmul->n,
                           .k = matmul->k,
                           .a = matmul->matrix[0],
-                          .b = matmul->matrix[1],
-                          .packed_b = packed_right(run, matmul)};
+                          .b = matmul->matrix[1]};
+    opq_buffer *packed = packed_right(run, matmul);
+    if (packed)
+        call.packed_b = packed->data;
+    opq_status status = OPQ_OK;
     int64_t outer_count = 1;
     for (int i = 0; i < matmul->outer_rank; i++)
         outer_count *= matmul->outer_extent[i];
     int access = 0;
     bool plain = stores_plainly(step, &access);
-    for (int64_t outer = 0; outer < outer_count; outer++) {
+    for (int64_t outer = 0; outer < outer_count && status == OPQ_OK; outer++) {
         const char *data[2];
         for (int k = 0; k < 2; k++) {
             int64_t offset = matmul->offset[k], rest = outer;
@@ -150,7 +157,8 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, int64_
             call.tile = run_tile;
             call.tile_data = &t;
         }
-        OPQ_TRY(opq_gemm_run(run->runtime->gemm, &call));
+        status = opq_gemm_run(run->runtime->gemm, &call);
     }
-    return OPQ_OK;
+    opq_buffer_release(packed);
+    return status;
 }

@@ -144,7 +144,7 @@ enum {
     OPQ_FLAG_COMM = 1,     /* operands 0 and 1 commute, bit for bit */
     OPQ_FLAG_CHEAP = 2,    /* worth computing twice rather than storing */
     OPQ_FLAG_MATH32 = 4,   /* lowered for f32 (and f16, bf16 through it) only */
-    OPQ_FLAG_CHECKED = 8,  /* may fail on values: an index out of range */
+    OPQ_FLAG_CHECKED = 8,  /* may fail on values: an index out of range, an integer divided by 0 */
     OPQ_FLAG_NOINT = 16,   /* integers and bool are an error (PyTorch has no such kernel) */
     OPQ_FLAG_NOFLOAT = 32, /* floats are an error */
     OPQ_FLAG_NOBOOL = 64,  /* bool is an error, as ATen has it */

@@ -277,12 +277,15 @@ def reset_peak_memory_stats(device=None) -> None:
 
 
 def memory_stats(device=None) -> dict:
-    """The figures above under the names torch.cuda.memory_stats() uses."""
+    """The figures above under the names torch.cuda.memory_stats() uses, and packed_bytes.all.current: copies of
+    weights in the layout that matmuls read. They are a cache: no part of memory_allocated(), dropped with their weight,
+    by empty_cache() and when memory runs short."""
     return {
         "allocated_bytes.all.current": memory_allocated(device),
         "allocated_bytes.all.peak": max_memory_allocated(device),
         "reserved_bytes.all.current": memory_reserved(device),
         "reserved_bytes.all.peak": max_memory_reserved(device),
+        "packed_bytes.all.current": _C.stats()["bytes_packed"],
     }
 
 
@@ -293,7 +296,7 @@ def mem_get_info(device=None) -> tuple:
 
 
 def empty_cache() -> None:
-    """Gives cached free memory back to the system."""
+    """Gives cached memory back to the system: free buffers and packed copies of weights."""
     _C.empty_cache()
 
 

@@ -29,6 +29,16 @@ static bool make_graph(opq_op op, opq_dtype dtype, opq_graph **out_graph, opq_ty
     return true;
 }
 
+/* 0 becomes 1. */
+static void make_divisor(opq_dtype dtype, char *data, int count)
+{
+    static const char zero[8];
+    size_t bytes = (size_t)opq_dtype_bytes(dtype);
+    for (int i = 0; i < count; i++)
+        if (memcmp(data + (size_t)i * bytes, zero, bytes) == 0)
+            data[(size_t)i * bytes] = 1;
+}
+
 static void check_op(opq_op op, opq_dtype dtype)
 {
     const opq_op_info *info = opq_op_info_of(op);
@@ -49,6 +59,8 @@ static void check_op(opq_op op, opq_dtype dtype)
         operands[i] = body_load(&b, i, from, "1");
         l.buffers[i] = buffer_make((size_t)(COUNT * opq_dtype_bytes(from)));
         fill_special(from, l.buffers[i].data, COUNT, i == 0 ? 1 : 45);
+        if (i == 1 && (info->flags & OPQ_FLAG_CHECKED) && opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT)
+            make_divisor(from, l.buffers[i].data, COUNT);
         inputs[i] = l.buffers[i].data;
     }
     opq_dtype to = (opq_dtype)type.dtype;

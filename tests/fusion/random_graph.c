@@ -171,14 +171,32 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
     return !(info->flags & OPQ_FLAG_MATH32) || compute == OPQ_f32 || is_half(compute);
 }
 
+/* An integer as a divisor: an odd one. */
+static opq_ref nonzero(random_graph *r, opq_ref x)
+{
+    opq_ref operands[2] = {x}, ref;
+    opq_dtype dtype = (opq_dtype)opq_graph_type(r->graph, x).dtype;
+    if (opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT)
+        return x;
+    expect_ok(opq_graph_const(r->graph, dtype, (opq_number){.i = 1}, &operands[1]));
+    expect_ok(opq_graph_op(r->graph, OPQ_OP_bitwise_or, operands, 2, NULL, 0, &ref));
+    return ref;
+}
+
 opq_ref random_op(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count)
 {
-    opq_ref ref;
+    const opq_op_info *info = opq_op_info_of(op);
+    opq_ref ref, division[2];
     for (int k = 0; k < arity; k++)
         if (operands[k] < 0)
             return -1;
     if (!has_kernel(r, op, operands, arity, attrs, attr_count))
         return -1;
+    if (info->class_ == OPQ_CLASS_EWISE && (info->flags & OPQ_FLAG_CHECKED)) {
+        division[0] = operands[0];
+        division[1] = nonzero(r, operands[1]);
+        operands = division;
+    }
     return opq_graph_op(r->graph, op, operands, arity, attrs, attr_count, &ref) == OPQ_OK ? ref : -1;
 }
 

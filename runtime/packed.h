@@ -1,0 +1,54 @@
+/* Packed copies of the right operands of matmuls, kept with the buffers they were made from. Thread-safe.
+ *
+ * A buffer never changes, so a view of one that comes back (a weight) need not be packed by every matmul: it is packed at its second use.
+ * Copies are a cache. All copies of one buffer together take what one of the whole buffer would take, so that a buffer used in slices
+ * costs no more than one used whole; all copies of a pool together are bounded by a share of the machine's memory. A copy makes way only
+ * for a view whose last use is later than its own: else a loop over more views than there is room for would pack each of them again in
+ * every turn. Copies go with their buffer, when the pool is trimmed, and when memory runs short.
+ *
+ * They are no tensors: opq_pool_live does not count them, opq_packed_bytes does.
+ */
+#ifndef OPAQUE_RUNTIME_PACKED_H
+#define OPAQUE_RUNTIME_PACKED_H
+
+#include "opaque/opaque.h"
+
+#include <pthread.h>
+
+struct opq_buffer;
+struct opq_pool;
+
+/* Everything that opq_gemm_pack_b reads besides the memory itself. A buffer may be read as several dtypes. */
+typedef struct opq_packed_key {
+    opq_dtype from, to; /* of the elements in memory; of the sums */
+    int64_t k, n;
+    int64_t offset, row_stride, column_stride; /* in elements of `from` */
+} opq_packed_key;
+
+typedef struct opq_packed opq_packed;
+
+/* Part of a pool. */
+typedef struct opq_packed_cache {
+    pthread_mutex_t lock;        /* also every buffer's list */
+    opq_packed *newest, *oldest; /* those with memory */
+    int64_t bytes, max_bytes;
+    uint64_t clock;
+} opq_packed_cache;
+
+void opq_packed_init(opq_packed_cache *cache, int64_t max_bytes);
+void opq_packed_destroy(opq_packed_cache *cache);
+
+/* Notes a use of the view by a matmul. Gives the packed copy, with a reference: it lasts until that is released, whatever the cache does.
+ * NULL: there is none; *out_wanted then says whether to make one, of `bytes` bytes, and opq_packed_keep it. The caller holds a reference
+ * to the buffer. */
+struct opq_buffer *opq_packed_find(struct opq_buffer *buffer, const opq_packed_key *key, int64_t bytes, bool *out_wanted);
+/* Takes a reference of its own. If another thread was faster, its copy stays. */
+void opq_packed_keep(struct opq_buffer *buffer, const opq_packed_key *key, struct opq_buffer *memory);
+
+/* The buffer is about to go. */
+void opq_packed_forget(struct opq_buffer *buffer);
+/* Drops the copies used longest ago until at most so many bytes are left. */
+void opq_packed_shrink(struct opq_pool *pool, int64_t bytes);
+int64_t opq_packed_bytes(const struct opq_pool *pool);
+
+#endif
