@@ -165,7 +165,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--limit", type=int, default=180, help="seconds for one program and its shrinking"
+        "--limit", type=int, default=600, help="seconds for one program and its shrinking"
     )
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

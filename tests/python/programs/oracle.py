@@ -11,7 +11,7 @@ noise is drawn.
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch_opaque.comparison import same_bits
+from torch_opaque.comparison import max_difference, same_bits
 
 MULTIPLE = 4
 FLOOR = 2.0**-20  # 16 roundings of the largest element
@@ -59,12 +59,12 @@ class Reference:
         errors = [_distance(other[name], want) for other in self.others if name in other]
         return MULTIPLE * max(errors) + FLOOR * _size(want)
 
-    def blind(self) -> int:
-        """How many tensors have a bound of their own size: nothing is tested there."""
-        names = [n for n, w in self.want.items() if _is_real(w)]
-        return sum(
-            not self.bound(n) < 0.1 * _size(self.want[n]) for n in names if self.want[n].any()
-        )
+    def reals(self) -> list:
+        """Names of the real tensors that are not all zero."""
+        return [n for n, w in self.want.items() if _is_real(w) and w.any()]
+
+    def size(self, name: str) -> float:
+        return _size(self.want[name])
 
     def difference(self, got: dict) -> str:
         """What is wrong with `got`, or ""."""
@@ -107,14 +107,51 @@ class Reference:
 
 
 def unequal_bits(got: dict, want: dict) -> str:
-    """The first result whose bits differ, or ""."""
+    """The first result that differs in type, shape or a bit, or "". All NaN count as one. Results named r and a
+    number are of inexact ops: they may differ by a few roundings."""
     if got.get("raised") != want.get("raised"):
         return f"raised {got.get('raised')} ({got.get('message')}), not {want.get('raised')}"
-    for name in want:
-        if isinstance(want[name], torch.Tensor) and not same_bits(got[name], want[name]):
-            distance = _distance(got[name].double(), want[name].double())
-            return f"{name}: other bits, off by {distance:.3g} of {_size(want[name].double()):.3g}"
+    if got.keys() != want.keys():
+        return f"variables {sorted(got.keys() ^ want.keys())} on one side only"
+    for name, w in want.items():
+        g = got[name]
+        if not isinstance(w, torch.Tensor) or not isinstance(g, torch.Tensor):
+            if name != "message" and str(g) != str(w):
+                return f"{name}: {g}, not {w}"
+        elif g.dtype != w.dtype or g.shape != w.shape:
+            return f"{name}: {g.dtype}{list(g.shape)}, not {w.dtype}{list(w.shape)}"
+        elif name[0] == "r" and name[1:].isdigit() and _is_near(g, w):
+            pass
+        elif not same_bits(_one_nan(g), _one_nan(w)):
+            return f"{name}: other bits, off by {max_difference(g, w):.3g}: {_short(g)}, not {_short(w)}"
     return ""
+
+
+def _one_nan(x):
+    """x with one NaN for all; what PyTorch cannot fill is widened, which is exact."""
+    if not x.is_floating_point() and not x.is_complex():
+        return x
+    if x.dtype.itemsize == 1 or x.dtype == torch.complex32:
+        x = x.to(torch.complex64 if x.is_complex() else torch.float32)
+    return x.masked_fill(x != x, float("nan"))
+
+
+def _is_near(got, want) -> bool:
+    """Within 8 roundings of each element's size."""
+    if not want.is_floating_point() and not want.is_complex():
+        return torch.equal(got, want)
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    return torch.allclose(
+        got.to(wide),
+        want.to(wide),
+        8 * torch.finfo(want.dtype).eps,
+        torch.finfo(want.dtype).tiny,
+        equal_nan=True,
+    )
+
+
+def _short(x) -> str:
+    return " ".join(str(x.flatten()[:12].tolist()).split())
 
 
 def _is_real(x) -> bool:

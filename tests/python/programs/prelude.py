@@ -54,3 +54,41 @@ class error:
     def __exit__(self, kind, value, traceback):
         seen.append("no error" if kind is None else kind.__name__)
         return kind is not None and issubclass(kind, Exception)
+
+
+def ints(*shape, dtype=torch.float32):
+    """Small whole numbers, which arithmetic does not round in any dtype."""
+    low = 0 if dtype in (torch.bool, torch.uint8) else -9
+    return torch.randint(low, 2 if dtype == torch.bool else 10, shape, generator=G).to(dtype).to(D)
+
+
+def values(*shape, dtype, extreme=False):
+    """Small numbers whose sums and products are exact; `extreme` adds the ends of the dtype and special values."""
+    if dtype.is_complex:
+        real = {torch.complex32: torch.float16, torch.complex64: torch.float32}.get(
+            dtype, torch.float64
+        )
+        parts = [values(*shape, dtype=real, extreme=extreme).cpu() for _ in range(2)]
+        return (
+            torch.complex(*(p.float() if real == torch.float16 else p for p in parts))
+            .to(dtype)
+            .to(D)
+        )
+    if dtype.is_floating_point:
+        pool = [0, 1, -1, 2, -3, 0.5, -1.5, 4]
+        pool += (
+            [-0.0, float("nan"), float("inf"), -float("inf"), torch.finfo(dtype).max]
+            if extreme
+            else []
+        )
+    else:
+        low, high = (
+            (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        )
+        pool = [0, 1] if dtype == torch.bool else [0, 1, 2, 3, 5, 7] + [-1, -2, -5] * (low < 0)
+        pool += [low, high, high - 1] if extreme and high > 1 else []
+    wide = torch.float64 if dtype.is_floating_point else None
+    chosen = torch.randint(len(pool), shape, generator=G).flatten().tolist()
+    return (
+        torch.tensor([pool[i] for i in chosen], dtype=wide or dtype).to(dtype).reshape(shape).to(D)
+    )

@@ -78,3 +78,23 @@ def check_some(program) -> str:
     """Fused, and two of the other ways: what there is time for in a quick run."""
     first = program.seed % len(WAYS)
     return check(program, (WAYS[first], WAYS[(first + 1) % len(WAYS)]))
+
+
+# ---- programs whose arithmetic is exact: the bits of the CPU
+
+
+EXACT_WAYS = (unfused, again, eager, two_threads)
+
+
+def check_exact(program, ways=EXACT_WAYS) -> str:
+    fused = program.results("opaque")
+    if found := unequal_bits(fused, program.results("cpu")):
+        return f"fused: {found}"
+    for way in ways:
+        if found := way(program, fused):
+            return f"{way.__name__}: {found}"
+    return ""
+
+
+def check_exact_some(program) -> str:
+    return check_exact(program, (EXACT_WAYS[program.seed % len(EXACT_WAYS)],))

@@ -32,6 +32,24 @@ class Writer:
         self.say(f"{name} = {expression}")
         return name
 
+    def attempt(self, text: str) -> bool:
+        """A statement that the CPU may refuse: then it stays in an error() block. True if it went through."""
+        try:
+            exec(text, self.space)
+        except Exception:
+            self.lines += ["with error():", *("    " + line for line in text.splitlines())]
+            return False
+        self.lines += text.splitlines()
+        return True
+
+    def try_let(self, prefix: str, expression: str) -> str:
+        """A new variable and its name, if the CPU can make it; else ""."""
+        name = f"{prefix}{self.numbers.get(prefix, -1) + 1}"
+        if not self.attempt(f"{name} = {expression}"):
+            return ""
+        self.numbers[prefix] = self.numbers.get(prefix, -1) + 1
+        return name
+
     def block(self, head: str) -> "_Block":
         """with writer.block("for _ in range(3):"): what is said inside is its body, run once here."""
         return _Block(self, head)
