@@ -1,0 +1,173 @@
+"""How far results may be from the reference, the CPU in float64.
+
+The measure of a program is how far legitimate roundings move its results: the float32 CPU's own
+error, and that of runs in float64 in which each op's result is moved by a few float32 roundings at
+random. Ours may be a small multiple of the largest of these, plus a few roundings of the tensor's
+own size. A program that amplifies roundings is given what it amplifies and no more; and one lucky
+run of the CPU does not make the bound too small, because before a difference is reported, more
+noise is drawn.
+"""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_opaque.comparison import max_difference, same_bits
+
+MULTIPLE = 4
+FLOOR = 2.0**-20  # 16 roundings of the largest element
+_ROUNDINGS = 4 * 2.0**-24
+_EXACT = {"clone", "copy_", "_to_copy", "cat", "index_select", "index", "zero_", "fill_", "detach"}
+
+
+class Noise(TorchDispatchMode):
+    """Moves each real result on the CPU by a few float32 roundings. Ops that only move data are exact, so
+    that equal values stay equal."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        result = op(*args, **(kwargs or {}))
+        aliases = [r.alias_info for r in op._schema.returns]
+        is_view = any(a is not None and not a.is_write for a in aliases)
+        if not is_view and op._schema.name.split("::")[1] not in _EXACT:
+            for t in tree_leaves(result):
+                if isinstance(t, torch.Tensor) and t.device.type == "cpu" and t.is_floating_point():
+                    factor = torch.rand(t.shape, dtype=t.dtype, generator=self.generator)
+                    t.mul_(factor.sub_(0.5).mul_(2 * _ROUNDINGS).add_(1))
+        return result
+
+
+class Reference:
+    """What a program is worth on the CPU, with the values of `seed`."""
+
+    def __init__(self, program, seed=None):
+        self.program, self.seed = program, seed
+        self.want = program.results("cpu", torch.float64, seed)
+        self.others = [program.results("cpu", torch.float32, seed)]
+        self.more_noise(2)
+
+    def more_noise(self, count: int) -> None:
+        for _ in range(count):
+            with Noise(len(self.others)):
+                self.others.append(self.program.results("cpu", torch.float64, self.seed))
+
+    def bound(self, name: str) -> float:
+        """How far the largest difference of tensor `name` may be."""
+        want = self.want[name]
+        errors = [_distance(other[name], want) for other in self.others if name in other]
+        return MULTIPLE * max(errors) + FLOOR * _size(want)
+
+    def reals(self) -> list:
+        """Names of the real tensors that are not all zero."""
+        return [n for n, w in self.want.items() if _is_real(w) and w.any()]
+
+    def size(self, name: str) -> float:
+        return _size(self.want[name])
+
+    def difference(self, got: dict) -> str:
+        """What is wrong with `got`, or ""."""
+        found = self._difference(got)
+        if found:
+            self.more_noise(8)
+            found = self._difference(got)
+        return found
+
+    def _difference(self, got: dict) -> str:
+        if got.get("raised") != self.want.get("raised"):
+            return f"raised {got.get('raised')} ({got.get('message')}), the CPU {self.want.get('raised')}"
+        if got.keys() != self.want.keys():
+            return f"variables {sorted(got.keys() ^ self.want.keys())} on one side only"
+        for name, want in self.want.items():
+            if name != "message" and (found := self._compare(name, got[name], want)):
+                return f"{name}: {found}"
+        return ""
+
+    def _compare(self, name, got, want) -> str:
+        if not isinstance(want, torch.Tensor):
+            return "" if got == want else f"{got}, the CPU {want}"
+        if got.shape != want.shape:
+            return f"shape {list(got.shape)}, the CPU {list(want.shape)}"
+        if not _is_real(want):
+            return "" if torch.equal(got, want) else f"{got}, the CPU {want}"
+        cpu = self.others[0][name]
+        if got.dtype not in (cpu.dtype, want.dtype):
+            return f"{got.dtype}, the CPU {cpu.dtype}"
+        if not torch.equal(cpu.isfinite(), want.isfinite()):
+            return ""  # float32 overflows where float64 does not
+        distance, bound = _distance(got, want), self.bound(name)
+        if got.dtype == torch.float64:
+            bound *= 2.0**-26
+        return (
+            ""
+            if distance <= bound
+            else f"off by {distance:.3g}, allowed {bound:.3g} of {_size(want):.3g}"
+        )
+
+
+def unequal_bits(got: dict, want: dict) -> str:
+    """The first result that differs in type, shape or a bit, or "". All NaN count as one. Results named r and a
+    number are of inexact ops: they may differ by a few roundings."""
+    if got.get("raised") != want.get("raised"):
+        return f"raised {got.get('raised')} ({got.get('message')}), not {want.get('raised')}"
+    if got.keys() != want.keys():
+        return f"variables {sorted(got.keys() ^ want.keys())} on one side only"
+    for name, w in want.items():
+        g = got[name]
+        if not isinstance(w, torch.Tensor) or not isinstance(g, torch.Tensor):
+            if name != "message" and str(g) != str(w):
+                return f"{name}: {g}, not {w}"
+        elif g.dtype != w.dtype or g.shape != w.shape:
+            return f"{name}: {g.dtype}{list(g.shape)}, not {w.dtype}{list(w.shape)}"
+        elif name[0] == "r" and name[1:].isdigit() and _is_near(g, w):
+            pass
+        elif not same_bits(_one_nan(g), _one_nan(w)):
+            return f"{name}: other bits, off by {max_difference(g, w):.3g}: {_short(g)}, not {_short(w)}"
+    return ""
+
+
+def _one_nan(x):
+    """x with one NaN for all; what PyTorch cannot fill is widened, which is exact."""
+    if not x.is_floating_point() and not x.is_complex():
+        return x
+    if x.dtype.itemsize == 1 or x.dtype == torch.complex32:
+        x = x.to(torch.complex64 if x.is_complex() else torch.float32)
+    return x.masked_fill(x != x, float("nan"))
+
+
+def _is_near(got, want) -> bool:
+    """Within 8 roundings of each element's size."""
+    if not want.is_floating_point() and not want.is_complex():
+        return torch.equal(got, want)
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    return torch.allclose(
+        got.to(wide),
+        want.to(wide),
+        8 * torch.finfo(want.dtype).eps,
+        torch.finfo(want.dtype).tiny,
+        equal_nan=True,
+    )
+
+
+def _short(x) -> str:
+    return " ".join(str(x.flatten()[:12].tolist()).split())
+
+
+def _is_real(x) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _size(x) -> float:
+    finite = x[x.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
+
+
+def _distance(got, want) -> float:
+    """Largest difference; infinite where one is not finite and the other is something else."""
+    if got.shape != want.shape:
+        return float("inf")
+    got, want = got.double(), want.double()
+    same = (got == want) | (got.isnan() & want.isnan())
+    gap = torch.where(same, 0.0, (got - want).abs()).nan_to_num(float("inf"))
+    return gap.max().item() if gap.numel() else 0.0

@@ -1,0 +1,100 @@
+"""What must hold for a program whose results are numbers: it is as near to the reference as roundings
+allow, and every way of running it gives the same bits.
+
+A way takes the program and its results when run alone and fused; it gives what is wrong, or "".
+"""
+
+import threading
+
+import torch
+import torch_opaque
+
+from .oracle import Reference, unequal_bits
+
+
+def again(program, fused) -> str:
+    """The plan is cached."""
+    return unequal_bits(program.results("opaque"), fused)
+
+
+def unfused(program, fused) -> str:
+    with torch_opaque.unfused():
+        return unequal_bits(program.results("opaque"), fused)
+
+
+def eager(program, fused) -> str:
+    with torch_opaque.eager():
+        return unequal_bits(program.results("opaque"), fused)
+
+
+def other_values(program, fused) -> str:
+    """The cached plan on other values."""
+    seed = program.seed + 1
+    return Reference(program, seed).difference(program.results("opaque", seed=seed))
+
+
+def float64(program, fused) -> str:
+    """Where a difference that float32 hides is a difference."""
+    wide = program.results("opaque", torch.float64)
+    found = Reference(program).difference(wide)
+    if not found:
+        with torch_opaque.unfused():
+            found = unequal_bits(program.results("opaque", torch.float64), wide)
+    return found
+
+
+def two_threads(program, fused) -> str:
+    """A program that draws from the device's generator has no value of its own there."""
+    if "dropout(" in program.text:
+        return ""
+    results = [None, None]
+
+    def run(i):
+        results[i] = program.results("opaque")
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return unequal_bits(results[0], fused) or unequal_bits(results[1], fused)
+
+
+WAYS = (unfused, other_values, again, eager, float64, two_threads)
+
+
+def check(program, ways=WAYS) -> str:
+    """What is wrong with the program on the device, or ""."""
+    fused = program.results("opaque")
+    if found := Reference(program).difference(fused):
+        return f"fused: {found}"
+    for way in ways:
+        if found := way(program, fused):
+            return f"{way.__name__}: {found}"
+    return ""
+
+
+def check_some(program) -> str:
+    """Fused, and two of the other ways: what there is time for in a quick run."""
+    first = program.seed % len(WAYS)
+    return check(program, (WAYS[first], WAYS[(first + 1) % len(WAYS)]))
+
+
+# ---- programs whose arithmetic is exact: the bits of the CPU
+
+
+EXACT_WAYS = (unfused, again, eager, two_threads)
+
+
+def check_exact(program, ways=EXACT_WAYS) -> str:
+    fused = program.results("opaque")
+    if found := unequal_bits(fused, program.results("cpu")):
+        return f"fused: {found}"
+    for way in ways:
+        if found := way(program, fused):
+            return f"{way.__name__}: {found}"
+    return ""
+
+
+def check_exact_some(program) -> str:
+    return check_exact(program, (EXACT_WAYS[program.seed % len(EXACT_WAYS)],))

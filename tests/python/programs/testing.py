@@ -1,0 +1,37 @@
+"""What the tests of random programs share: how many run, and what is printed of one that fails."""
+
+import os
+
+from .shrink import shrink
+
+FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
+
+
+def check_block(kind, block: int, quick: int, full: int) -> None:
+    """Runs seeds of `block`, `quick` of them or `full`; fails with the smallest program that fails as the first bad one does."""
+    count = full if FULL else quick
+    check = kind.check if FULL else kind.check_some
+    for seed in range(block * count, (block + 1) * count):
+        program = kind.write(seed)
+        found = check(program)
+        if found:
+            small = shrink(program, lambda p: alike(check(p), found), limit=200)
+            raise AssertionError(small.script(f"{small.kind} {seed}: {check(small) or found}"))
+
+
+def alike(one: str, other: str) -> bool:
+    """True if two failures are of one sort: the same way of running, and both raised or neither."""
+    same_way = one.split(":")[0] == other.split(":")[0]
+    return bool(one) and same_way and ("raised" in one) == ("raised" in other)
+
+
+def run_elsewhere(run_python, kind: str, block: int, quick: int, full: int, **environment) -> None:
+    """A block in a process with other settings."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    text = f"""
+import sys, warnings
+sys.path.insert(0, {here!r})
+from programs import {kind} as kind, testing
+testing.check_block(kind, {block}, {quick}, {full})
+"""
+    run_python(text, **environment)

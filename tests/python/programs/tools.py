@@ -1,0 +1,204 @@
+"""Random tool programs: what stats(), explain(), graph(), dump() and compare() say of a net is what a run
+of it does, and asking changes nothing.
+
+The program defines step(), a net with its gradients on values made before, and `state()`, everything
+that must be as it was.
+"""
+
+import os
+import re
+import subprocess
+import tempfile
+
+import numpy as np
+import torch
+import torch_opaque
+from torch_opaque import _C
+from torch_opaque.comparison import same_bits
+
+from . import nets
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+OPQ_OPT = os.path.join(ROOT, "build", "opq-opt")
+MADE = ("param(", "module(", "randn(", "randint(", ".eval()")
+
+
+def write(seed: int):
+    """A net whose weights and inputs are made first; the rest is the body of step()."""
+    n = nets.Net(seed)
+    h = nets.forward(n, n.random.randint(1, 5))
+    names = list(dict.fromkeys(nets.leaves(n)))
+    loss = n.let("loss", f"{h}.square().mean()")
+    trains = bool(names) and n.space[loss].requires_grad and n.chance(0.6)
+    made = [
+        x
+        for x in n.lines
+        if not x.startswith(" ") and any(word in x for word in MADE) and "F." not in x
+    ]
+    names_made = {x.split(" = ")[0] for x in made}
+    body = [
+        x
+        for x in n.lines
+        if x not in made and not re.match(r"\s*(look|_ =|torch\.opaque\.sync)", x)
+    ]
+    body = [x for x in body if x.strip().removeprefix("del ") not in names_made]
+    if trains:
+        body.append(f"grads = torch.autograd.grad({loss}, [{', '.join(names)}], allow_unused=True)")
+    written = [x.split(" = ")[0] for x in made if x.startswith("c")] if trains else []
+    n.lines = made + ["def step():"] + ["    " + x for x in body]
+    n.lines.append(f"    return [{h}{', *grads' if trains else ''}]")
+    n.lines.append(f"kept = [{', '.join(names + written)}]")
+    return n.program("tools")
+
+
+def check(program) -> str:
+    space = program.run("opaque")
+    step = space["step"]
+    for look in (counts, texts, dumped, compared):
+        before = state(space)
+        found = look(step)
+        if not found and (changed := difference(before, state(space))):
+            found = f"changed {changed}"
+        if found:
+            return f"{look.__name__}: {found}"
+    return pending(step)
+
+
+check_some = check
+
+
+def state(space) -> list:
+    """Whatever the tools might change: weights, buffers, gradients, generators."""
+    tensors = list(space["kept"])
+    for value in space.values():
+        if isinstance(value, torch.nn.Module):
+            tensors += value.state_dict().values()
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    tensors += [torch.opaque.get_rng_state(), torch.get_rng_state()]
+    return [t.detach().cpu().clone() for t in tensors]
+
+
+def difference(before: list, after: list) -> str:
+    if len(before) != len(after):
+        return "how many tensors there are"
+    return ", ".join(
+        f"value {i}" for i, (a, b) in enumerate(zip(before, after)) if not same_bits(a, b)
+    )
+
+
+def only_tensors(values: list) -> list:
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def counts(step) -> str:
+    """Kernels, extern calls and bytes: the counters of a run, explain() and the fused graph say the same."""
+    torch.opaque.synchronize()  # the weights, which are pending too
+    explained = torch_opaque.explain(step, show=False)
+    fused = torch_opaque.graph(step, stage="fused")
+    said = tally(explained)
+    drawn = (
+        len(re.findall(r"^\s*kernel (?!extern)", fused, re.M)),
+        len(re.findall(r"^\s*kernel extern|= extern ", fused, re.M)),
+    )
+    before = torch_opaque.stats()
+    results = only_tensors(step())
+    torch.opaque.synchronize()
+    after = torch_opaque.stats()
+    ran = tuple(
+        after[k] - before[k] for k in ("kernels_run", "extern_calls", "bytes_read", "bytes_written")
+    )
+    del results
+    if ran[:2] != said[:2]:
+        return f"ran {ran[:2]} kernels and extern calls, explain() says {said[:2]}"
+    if ran[2] + ran[3] != said[2]:
+        return f"moved {ran[2] + ran[3]} bytes, explain() says {said[2]}"
+    if drawn != ran[:2]:
+        return f"ran {ran[:2]} kernels and extern calls, graph(stage='fused') shows {drawn}"
+    return ""
+
+
+def tally(explained) -> tuple:
+    externs = sum(k["kind"] == "extern" for k in explained.kernels)
+    return len(explained.kernels) - externs, externs, explained.bytes_moved
+
+
+def texts(step) -> str:
+    """What is printed parses to what is printed."""
+    for stage in ("recorded", "simplified", "fused"):
+        text = torch_opaque.graph(step, stage=stage)
+        result = subprocess.run(
+            [OPQ_OPT, "--verify", "--print"], input=text, capture_output=True, text=True
+        )
+        if result.returncode:
+            return f"{stage} does not parse: {result.stderr.strip()[:200]}"
+        if result.stdout != text:
+            return f"{stage} prints as another text"
+    return ""
+
+
+def dumped(step) -> str:
+    """Run and evaluated without PyTorch: the same bits. A graph with extern calls cannot be."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch_opaque.dump(step, dir=folder)
+        with open(os.path.join(folder, "graph.ir")) as file:
+            if "extern" in file.read():
+                return ""
+        want = [t.detach().cpu() for t in only_tensors(step())]
+        for how in (["--run"], ["--unfused", "--run"], ["--eval"]):
+            result = subprocess.run([OPQ_OPT, *how, folder], capture_output=True, text=True)
+            if result.returncode:
+                return f"opq-opt {' '.join(how)}: {result.stderr.strip()[:200]}"
+            for i, w in enumerate(want):
+                got = torch.from_numpy(np.load(os.path.join(folder, f"out{i}.npy")))
+                exact = how != ["--eval"] or not w.is_floating_point()
+                if exact and not same_bits(got, w.contiguous()):
+                    return f"opq-opt {' '.join(how)}: output {i} has other bits"
+                if not exact and not torch.allclose(
+                    got,
+                    w,
+                    1e-4,
+                    1e-5 + 1e-4 * w.abs().max().item() if w.numel() else 0,
+                    equal_nan=True,
+                ):
+                    return f"opq-opt --eval: output {i} differs"
+    return ""
+
+
+def compared(step) -> str:
+    result = torch_opaque.compare(step, repeat=1, show=False)
+    wrong = [row.mode for row in result.rows if not row.same_bits]
+    return f"other bits: {wrong}" if wrong else ""
+
+
+def pending(step) -> str:
+    """Looking at a pending tensor leaves it pending, and its value is what it would have been."""
+    want = [t.detach().cpu() for t in only_tensors(step())]
+    results = only_tensors(step())
+    for look in (
+        torch_opaque.graph,
+        torch_opaque.describe,
+        lambda t: torch_opaque.graph(t, stage="fused"),
+        repr_free,
+    ):
+        waiting = [_C.is_pending(t) for t in results]
+        for t in results:
+            look(t)
+        if [_C.is_pending(t) for t in results] != waiting:
+            return "pending: a look computed a tensor"
+    wrong = [i for i, (t, w) in enumerate(zip(results, want)) if not same_bits(t.detach().cpu(), w)]
+    return (
+        f"pending: result {wrong[0]} has other bits after looks" if wrong and not drew(step) else ""
+    )
+
+
+def repr_free(t) -> tuple:
+    return t.shape, t.dtype, t.stride(), t.is_contiguous()
+
+
+def drew(step) -> bool:
+    """True if step() draws random numbers: two calls differ."""
+    before = torch.opaque.get_rng_state()
+    results = step()
+    drawn = not torch.equal(before, torch.opaque.get_rng_state())
+    del results
+    return drawn

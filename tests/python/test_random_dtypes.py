@@ -1,0 +1,11 @@
+"""Random programs over all dtypes, numbers that may not fit, in-place and out forms, against the CPU's bits."""
+
+import pytest
+from programs import dtypes
+from programs.testing import check_block
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("block", range(8))
+def test_dtypes(block):
+    check_block(dtypes, block, quick=10, full=1000)

@@ -1,0 +1,26 @@
+"""Random nets: forward, gradients and optimizer steps against the CPU in float64, and every way of running against the others."""
+
+import pytest
+from programs import nets
+from programs.oracle import Reference
+from programs.testing import check_block, run_elsewhere
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_nets(block):
+    check_block(nets, block, quick=5, full=300)
+
+
+def test_nets_on_avx2(run_python):
+    run_elsewhere(run_python, "nets", 8, quick=8, full=300, OPAQUE_CPU="avx2")
+
+
+def test_the_bound_is_tight():
+    """A test with bounds as large as the values would see nothing: few tensors are like that."""
+    blind = total = 0
+    for seed in range(20):
+        reference = Reference(nets.write(seed))
+        names = reference.reals()
+        total += len(names)
+        blind += sum(reference.bound(n) > 1e-3 * reference.size(n) for n in names)
+    assert total > 100 and blind < 0.02 * total, (blind, total)
