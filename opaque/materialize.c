@@ -345,23 +345,31 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
     return run_locked(ctx, values, count, &scope, reason);
 }
 
-/* One run for each thread that recorded: what several threads happen to have pending at once would make a new plan each time. */
+/* One run for each thread that recorded: what several threads happen to have pending at once would make a new plan each time. An error
+ * in what another thread recorded waits for whoever reads the value. */
 opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
 {
     uint32_t *origins = NULL;
     int count = 0;
-    opq_status status = OPQ_OK;
+    char message[1024] = "";
+    opq_status own = OPQ_OK;
     OPQ_TRY(opq_snapshot_origins(ctx, &origins, &count));
     if (count > 0)
-        status = check_allowed(reason);
-    if (status == OPQ_OK && count > 0)
+        own = check_allowed(reason);
+    if (own != OPQ_OK)
+        count = 0;
+    if (count > 0)
         atomic_fetch_add(&ctx->stats.flushes[reason], 1);
-    for (int i = 0; i < count && status == OPQ_OK; i++) {
+    for (int i = 0; i < count; i++) {
         opq_scope scope = {OPQ_SCOPE_origin, origins[i]};
-        status = run_locked(ctx, NULL, 0, &scope, reason);
+        opq_status status = run_locked(ctx, NULL, 0, &scope, reason);
+        if (status != OPQ_OK && origins[i] == opq_origin_get()) {
+            own = status;
+            copy_message(message, sizeof message);
+        }
     }
     free(origins);
-    return status;
+    return own == OPQ_OK || !*message ? own : opq_fail(own, "%s", message);
 }
 
 /* Once too much is pending, everything held runs, cut where the ops recorded last are those of the last cut: iterations of a loop then

@@ -145,6 +145,34 @@ static void test_a_failure_among_the_held(void **state)
     opq_cell_release(good);
 }
 
+static void *record_failing(void *data)
+{
+    static call bad = {.fails = true};
+    opq_value *results[2];
+    record_call(*(opq_ctx **)data, &bad, leaf(*(opq_ctx **)data, 0), results);
+    opq_value_release(results[1]);
+    *((opq_cell **)data + 1) = cell_of(*(opq_ctx **)data, results[0]);
+    return NULL;
+}
+
+/* It is told to whoever reads the value, not to a thread that waits for everything. */
+static void test_an_error_of_another_thread(void **state)
+{
+    opq_ctx *ctx = *state;
+    void *data[] = {ctx, NULL};
+    pthread_t thread;
+    opq_cell *own = cell_of(ctx, op1(ctx, OPQ_OP_neg, leaf(ctx, 1)));
+    assert_int_equal(pthread_create(&thread, NULL, record_failing, data), 0);
+    pthread_join(thread, NULL);
+    expect_ok(opq_synchronize(ctx, OPQ_REASON_synchronize));
+    assert_false(pending(ctx, own));
+    opq_value *failed = read_window(ctx, data[1], whole);
+    assert_int_equal(opq_materialize(ctx, &failed, 1, OPQ_REASON_item), OPQ_INVALID);
+    opq_value_release(failed);
+    opq_cell_release(data[1]);
+    opq_cell_release(own);
+}
+
 /* A huge value cannot be stored: it fails, and nothing else does. */
 static void test_no_memory_for_one(void **state)
 {
@@ -313,6 +341,7 @@ int main(void)
         TEST(test_an_observation_runs_what_is_held),
         TEST(test_another_thread_is_not_drawn_in),
         TEST(test_a_failure_among_the_held),
+        TEST(test_an_error_of_another_thread),
         TEST(test_no_memory_for_one),
         TEST(test_writes_to_parts_all_land),
         TEST(test_in_place_ops_all_count),
