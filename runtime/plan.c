@@ -175,10 +175,26 @@ size_t opq_plan_bytes(const opq_plan *plan)
            (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
 }
 
+static opq_status group_and_build(opq_runtime *runtime, const opq_graph *simple, opq_fusion fusion, opq_plan **out_plan)
+{
+    opq_graph *fused = NULL;
+    opq_unfused unfused = {0};
+    opq_status status = opq_graph_create(simple->name, &fused);
+    if (status == OPQ_OK)
+        status = opq_pass_group(simple, fusion, fused, &unfused);
+    if (status != OPQ_OK) {
+        opq_graph_destroy(fused);
+        free(unfused.edges);
+        return status;
+    }
+    return opq_plan_build(runtime, fused, &unfused, out_plan);
+}
+
+/* A group is accepted before all views around it are known to be stored or not; what it finds in the end may not lower. A node alone
+ * always does. */
 opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
 {
-    opq_graph *expanded = NULL, *simple = NULL, *fused = NULL;
-    opq_unfused unfused = {0};
+    opq_graph *expanded = NULL, *simple = NULL;
     opq_status status = opq_graph_create(graph->name, &expanded);
     if (status == OPQ_OK)
         status = opq_pass_expand(graph, expanded);
@@ -188,14 +204,9 @@ opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fu
         status = opq_pass_simplify(expanded, simple);
     opq_graph_destroy(expanded);
     if (status == OPQ_OK)
-        status = opq_graph_create(graph->name, &fused);
-    if (status == OPQ_OK)
-        status = opq_pass_group(simple, fusion, fused, &unfused);
+        status = group_and_build(runtime, simple, fusion, out_plan);
+    if (status == OPQ_UNSUPPORTED && fusion == OPQ_FUSED)
+        status = group_and_build(runtime, simple, OPQ_UNFUSED, out_plan);
     opq_graph_destroy(simple);
-    if (status != OPQ_OK) {
-        opq_graph_destroy(fused);
-        free(unfused.edges);
-        return status;
-    }
-    return opq_plan_build(runtime, fused, &unfused, out_plan);
+    return status;
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SERIAL_WORK = 32 * 1024, BUFFERS = 128, SCALARS = 128 };
+enum { SERIAL_WORK = 32 * 1024 };
 
 static double now(void)
 {
@@ -71,8 +71,8 @@ static void run_units(void *data, int64_t begin, int64_t end)
 
 static void run_kernel(const opq_run_state *run, const opq_step *step, int64_t *error)
 {
-    void *buffers[BUFFERS];
-    opq_number scalars[SCALARS];
+    void *buffers[OPQ_BUFFER_MAX];
+    opq_number scalars[OPQ_SCALAR_MAX];
     const opq_host *host = run->runtime->host;
     int64_t units = opq_kernel_units(&step->kernel, step->dims),
             work = step->bytes_read + step->bytes_written + step->flops;
