@@ -17,13 +17,14 @@ enum {
     OPQ_ACCESS_MAX = OPQ_BODY_MAX, /* an instruction has at most one */
     OPQ_BUFFER_MAX = 96,           /* arguments in memory */
     OPQ_SCALAR_MAX = 96,           /* arguments that are numbers */
-    OPQ_SWEEP_MAX = 32,            /* reductions that need each other's results, one after another */
-    OPQ_REDUCTION_MAX = 32,        /* reductions of one sweep: each holds accumulators in its innermost loop */
-    OPQ_NESTING_MAX = 512,         /* steps from a stored node to memory: the walks are recursive */
-    OPQ_FOLLOWED_MAX = 64,         /* views of views that are looked through; the next one is stored */
+    OPQ_SWEEP_MAX = 8,      /* reductions that need each other, one after another: each recomputes what the last did */
+    OPQ_REDUCTION_MAX = 32, /* reductions of one sweep: each holds accumulators in its innermost loop */
+    OPQ_NESTING_MAX = 512,  /* steps from a stored node to memory: the walks are recursive */
+    OPQ_FOLLOWED_MAX = 64,  /* views of views that are looked through; the next one is stored */
 };
 
-_Static_assert(OPQ_SPACE_MAX + 2 <= OPQ_LOOP_MAX, "an unmerged space and the loops of a reduction without any are a kernel");
+_Static_assert(OPQ_SPACE_MAX + 2 <= OPQ_LOOP_MAX,
+               "an unmerged space and the loops of a reduction without any are a kernel");
 _Static_assert(OPQ_FOLLOWED_MAX * 2 <= OPQ_NESTING_MAX, "a node alone never nests too deeply");
 
 #endif

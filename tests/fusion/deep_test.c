@@ -30,7 +30,8 @@ static const struct {
     {"slices", {{"slice f32[4,6] ", " {start=[0,0], step=[1,1]}"}, {"expand f32[4,6] ", ""}}},
     {"reshaped permutes", {{"permute f32[6,4] ", " {dims=[1,0]}"}, {"reshape f32[4,6] ", ""}}},
     {"windows", {{"strided f32[6,4] ", " {offset=0, strides=[1,6]}"}, {"reshape f32[4,6] ", ""}}},
-    {"overlapping windows", {{"strided f32[5,4] ", " {offset=1, strides=[2,3]}"}, {"strided f32[4,6] ", " {offset=2, strides=[3,1]}"}}},
+    {"overlapping windows",
+     {{"strided f32[5,4] ", " {offset=1, strides=[2,3]}"}, {"strided f32[4,6] ", " {offset=2, strides=[3,1]}"}}},
     {"rows", {{"amax f32[4,1] ", " {axes=[1], tree=lanes}"}, {"expand f32[4,6] ", ""}}},
     {"columns", {{"amax f32[1,6] ", " {axes=[0], tree=column}"}, {"expand f32[4,6] ", ""}}},
     {"updates", {{"update f32[4,6] ", ", %2 {offset=7, sizes=[2], strides=[9]}"}, {"neg f32[4,6] ", ""}}},
@@ -155,8 +156,9 @@ static void test_many_parts(void **state)
     (void)state;
     for (size_t p = 0; p < COUNT(parts); p++) {
         opq_text text = {0};
-        opq_text_add(&text, "graph @g {\n  %%0 = input f32[4,6]\n  %%1 = input i64[4,6]\n  %%2 = input f32[2]\n"
-                            "  %%3 = input i64[4]\n  %%4 = const f32[] {value=0x0p+0}\n  %%5 = expand f32%s %%4\n",
+        opq_text_add(&text,
+                     "graph @g {\n  %%0 = input f32[4,6]\n  %%1 = input i64[4,6]\n  %%2 = input f32[2]\n"
+                     "  %%3 = input i64[4]\n  %%4 = const f32[] {value=0x0p+0}\n  %%5 = expand f32%s %%4\n",
                      parts[p].shape);
         int n = 6, total = 5;
         for (int i = 0; i < parts[p].count; i++, n += 4) {
