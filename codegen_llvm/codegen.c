@@ -115,10 +115,9 @@ static void emit_nest(opq_nest *n)
 static opq_status build(opq_emitter *e, void *data)
 {
     const opq_kernel *kernel = data;
-    if (kernel->rank < 1 || kernel->rank > OPQ_LOOP_MAX || kernel->instr_count > OPQ_BODY_MAX ||
-        kernel->access_count > OPQ_ACCESS_MAX)
-        return opq_fail(OPQ_UNSUPPORTED, "kernel %s: %d loops, %d instructions, %d accesses", kernel->name,
-                        kernel->rank, kernel->instr_count, kernel->access_count);
+    const char *excess = opq_kernel_excess(kernel);
+    if (excess)
+        return opq_fail(OPQ_UNSUPPORTED, "kernel %s: the number of its %s", kernel->name, excess);
     opq_nest *n = malloc(sizeof *n);
     if (!n)
         return opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", kernel->name);

@@ -15,7 +15,9 @@
 
 #include <string.h>
 
-enum { REDUCTIONS_MAX = 32, WIDTH_MAX = 4, UNROLL_COST_MAX = 64 };
+enum { WIDTH_MAX = 4, UNROLL_COST_MAX = 64 };
+
+_Static_assert(2 * OPQ_REDUCTION_MAX * WIDTH_MAX + OPQ_LOOP_MAX <= OPQ_CARRIED_MAX, "what a loop over rows carries");
 
 typedef struct reduction {
     int instr;
@@ -32,7 +34,7 @@ typedef struct part {
     unsigned reduced;
     opq_odometer odometer;
     bool needed[OPQ_BODY_MAX];
-    reduction reductions[REDUCTIONS_MAX];
+    reduction reductions[OPQ_REDUCTION_MAX];
     int count, trees, args;
     LLVMValueRef strip[WIDTH_MAX][OPQ_BODY_MAX]; /* values of level strip per copy */
 } part;
@@ -200,10 +202,6 @@ static bool plan_sweep(part *p, int sweep)
     p->sweep = sweep;
     p->trees = p->args = 0;
     p->count = opq_nest_reductions(n, sweep, instrs);
-    if (p->count > REDUCTIONS_MAX || p->count * 2 * p->width + OPQ_LOOP_MAX > OPQ_CARRIED_MAX) {
-        opq_nest_fail(n, opq_fail(OPQ_UNSUPPORTED, "kernel %s: %d reductions in one sweep", n->kernel->name, p->count));
-        return false;
-    }
     for (int r = 0; r < p->count; r++) {
         opq_fold fold = opq_nest_fold(n, instrs[r]);
         p->reductions[r] = (reduction){

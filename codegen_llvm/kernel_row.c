@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-enum { REDUCTIONS_MAX = 32, SWEEPS_MAX = 32, UPPER = 2 };
+enum { UPPER = 2 };
 
 typedef struct reduction {
     int instr;
@@ -26,13 +26,13 @@ typedef struct reduction {
 
 typedef struct sweep {
     int number, count, turn; /* turn: vectors of accumulators per reduction */
-    reduction reductions[REDUCTIONS_MAX];
+    reduction reductions[OPQ_REDUCTION_MAX];
     LLVMValueRef segment_start; /* on the innermost loop */
 } sweep;
 
 /* Per reduction one value between segments, and for arg reductions an index after it. */
 typedef struct results {
-    LLVMValueRef value[2 * REDUCTIONS_MAX];
+    LLVMValueRef value[2 * OPQ_REDUCTION_MAX];
 } results;
 
 static int results_count(const sweep *s)
@@ -268,7 +268,7 @@ static void emit_innermost(opq_nest *n, sweep *s, const bool *needed, LLVMValueR
 static void emit_outer(opq_nest *n, sweep *s, const bool *needed, unsigned outer, LLVMValueRef segments, results *io)
 {
     opq_odometer odometer = opq_nest_odometer(n, outer);
-    LLVMValueRef zero = opq_i64(n->e, 0), carried[OPQ_LOOP_MAX + 2 * REDUCTIONS_MAX];
+    LLVMValueRef zero = opq_i64(n->e, 0), carried[OPQ_LOOP_MAX + 2 * OPQ_REDUCTION_MAX];
     int rank = odometer.rank, group = results_count(s);
     if (rank == 0) {
         emit_innermost(n, s, needed, zero, segments, io);
@@ -324,16 +324,12 @@ static void emit_sweep(opq_nest *n, sweep *s, unsigned reduced)
  * ------------------------------------------------------------------------------------------------------ */
 
 /* Finds the reductions and gives them their lanes on the stack. */
-static bool plan_sweep(opq_nest *n, int number, sweep *s)
+static void plan_sweep(opq_nest *n, int number, sweep *s)
 {
     int instrs[OPQ_BODY_MAX];
     s->number = number;
     s->turn = OPQ_LANES / n->e->lanes;
     s->count = opq_nest_reductions(n, number, instrs);
-    if (s->count > REDUCTIONS_MAX || s->count * 2 * s->turn > OPQ_CARRIED_MAX) {
-        opq_nest_fail(n, opq_fail(OPQ_UNSUPPORTED, "kernel %s: %d reductions in one sweep", n->kernel->name, s->count));
-        return false;
-    }
     for (int r = 0; r < s->count; r++) {
         reduction *red = &s->reductions[r];
         red->instr = instrs[r];
@@ -344,7 +340,6 @@ static bool plan_sweep(opq_nest *n, int number, sweep *s)
         for (int level = 0; level < UPPER && !red->is_arg; level++)
             red->lanes[level] = opq_nest_stack(n, lanes);
     }
-    return true;
 }
 
 /* One element of every slot, packed slot after slot: see opq_kernel_scratch. */
@@ -365,15 +360,10 @@ static void place_spills(opq_nest *n, unsigned reduced)
 void opq_emit_row(opq_nest *n)
 {
     unsigned reduced = opq_kernel_reduced_mask(n->kernel), kept = ((1u << n->kernel->rank) - 1) & ~reduced;
-    sweep s[SWEEPS_MAX];
+    sweep s[OPQ_SWEEP_MAX];
     int sweeps = opq_nest_sweeps(n);
-    if (sweeps > SWEEPS_MAX) {
-        opq_nest_fail(n, opq_fail(OPQ_UNSUPPORTED, "kernel %s: %d sweeps", n->kernel->name, sweeps));
-        return;
-    }
     for (int i = 0; i < sweeps; i++)
-        if (!plan_sweep(n, i, &s[i]))
-            return;
+        plan_sweep(n, i, &s[i]);
     place_spills(n, reduced);
     opq_nest_emit(n, OPQ_LEVEL_entry, 0, NULL);
     opq_odometer odometer = opq_nest_odometer(n, kept);

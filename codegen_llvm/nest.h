@@ -28,7 +28,8 @@ typedef enum opq_level {
     OPQ_LEVEL_inner,
 } opq_level;
 
-enum { OPQ_ACCESS_MAX = OPQ_BODY_MAX, OPQ_CARRIED_MAX = 512, OPQ_COPIES_MAX = 8, OPQ_PREFETCH_BYTES = 2048 };
+/* Carried: two values per reduction (an arg reduction's best and its index) for each of the vectors that take turns. */
+enum { OPQ_TURN_MAX = 8, OPQ_CARRIED_MAX = 2 * OPQ_REDUCTION_MAX * OPQ_TURN_MAX, OPQ_PREFETCH_BYTES = 2048 };
 
 typedef struct opq_nest {
     opq_emitter *e;
@@ -66,7 +67,6 @@ static inline opq_class opq_instr_class(const opq_instr *instr)
 {
     return instr->op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)instr->op)->class_ : OPQ_CLASS_COUNT;
 }
-static inline bool opq_instr_reduces(const opq_instr *instr) { return opq_instr_class(instr) == OPQ_CLASS_REDUCE; }
 /* Along the vector axis; what does not is a splat. */
 static inline bool opq_nest_varies(const opq_nest *n, int instr) { return n->depends[instr] >> opq_nest_vector(n) & 1; }
 

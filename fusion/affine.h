@@ -7,9 +7,10 @@
 #ifndef OPAQUE_FUSION_AFFINE_H
 #define OPAQUE_FUSION_AFFINE_H
 
+#include "fusion/limits.h"
 #include "graph/graph.h"
 
-enum { OPQ_SPACE_MAX = 10, OPQ_AT = OPQ_SPACE_MAX, OPQ_VARIABLES = OPQ_SPACE_MAX + 1 };
+enum { OPQ_AT = OPQ_SPACE_MAX, OPQ_VARIABLES = OPQ_SPACE_MAX + 1 };
 
 typedef struct opq_affine {
     int64_t offset;

@@ -15,6 +15,7 @@ typedef struct builder {
     opq_graph *out;
     opq_ref *renamed; /* members and numbers: for good */
     opq_ref *local;   /* free nodes of the block being built */
+    opq_ref *user;    /* of a free node that waits for its operand */
     int32_t *stamp;   /* block for which `local` holds */
     int32_t block;
     int32_t *order, *first_member, *next_member; /* members of a group, ascending */
@@ -111,17 +112,27 @@ static opq_status append(builder *b, opq_ref ref, opq_ref *out_ref)
     return status;
 }
 
+static bool is_there(const builder *b, opq_ref ref) { return b->renamed[ref] >= 0 || b->stamp[ref] == b->block; }
+
+/* Free nodes have at most one operand: down to the first one that is there, and up again. */
 static opq_status ensure(builder *b, opq_ref ref, opq_ref *out_ref)
 {
-    if (b->renamed[ref] >= 0) {
-        *out_ref = b->renamed[ref];
-        return OPQ_OK;
+    if (!is_there(b, ref))
+        b->user[ref] = -1;
+    for (opq_ref at = ref; at >= 0 && !is_there(b, at);) {
+        const opq_node *node = opq_node_at(b->in, at);
+        if (node->arity > 1)
+            return opq_fail(OPQ_INTERNAL, "group: %s %%%d is needed before it is made", opq_node_info(node)->name, at);
+        if (node->arity == 1 && !is_there(b, node->operand[0])) {
+            b->user[node->operand[0]] = at;
+            at = node->operand[0];
+            continue;
+        }
+        OPQ_TRY(append(b, at, &b->local[at]));
+        b->stamp[at] = b->block;
+        at = b->user[at];
     }
-    if (b->stamp[ref] != b->block) {
-        OPQ_TRY(append(b, ref, &b->local[ref]));
-        b->stamp[ref] = b->block;
-    }
-    *out_ref = b->local[ref];
+    *out_ref = b->renamed[ref] >= 0 ? b->renamed[ref] : b->local[ref];
     return OPQ_OK;
 }
 
@@ -229,15 +240,16 @@ opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, op
 {
     size_t nodes = (size_t)in->count + 1, groups = (size_t)grouping->group_count + 1;
     builder b = {.in = in, .grouping = grouping, .out = out, .renamed = out_renamed};
-    int32_t *memory = malloc((nodes * 3 + groups * 2) * sizeof *memory);
+    int32_t *memory = malloc((nodes * 4 + groups * 2) * sizeof *memory);
     b.state = calloc(groups, 1);
     opq_status status = memory && b.state ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     if (status == OPQ_OK) {
         b.local = memory;
         b.stamp = memory + nodes;
         b.next_member = memory + nodes * 2;
-        b.order = memory + nodes * 3;
-        b.first_member = memory + nodes * 3 + groups;
+        b.user = memory + nodes * 3;
+        b.order = memory + nodes * 4;
+        b.first_member = memory + nodes * 4 + groups;
         status = build_all(&b);
     }
     free(memory);

@@ -33,6 +33,8 @@ static opq_status new_group(opq_grouper *g, int32_t *out_id)
 {
     opq_group *made = &g->groups[g->group_count];
     *out_id = g->group_count++;
+    if (g->fusion == OPQ_UNFUSED) /* nobody asks who needs whom, and a set per node is much memory */
+        return OPQ_OK;
     made->before = calloc((size_t)g->words, sizeof *made->before);
     return made->before ? OPQ_OK : out_of_memory();
 }
@@ -197,6 +199,8 @@ static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count)
     target->operands += opq_node_at(g->in, n)->arity;
     OPQ_TRY(add_member(target, n));
     g->result.group_of[n] = ids[0];
+    if (g->fusion == OPQ_UNFUSED)
+        return OPQ_OK;
     uint64_t *self = calloc((size_t)g->words, sizeof *self);
     if (self == NULL)
         return out_of_memory();
@@ -336,6 +340,7 @@ static opq_status place(opq_grouper *g, opq_ref n)
 
 static opq_status place_all(opq_grouper *g)
 {
+    opq_bound_views(g);
     for (int i = 0; i < g->in->output_count; i++) {
         opq_ref ref = opq_strip_reshape(g->in, g->in->outputs[i]);
         const opq_node *node = opq_node_at(g->in, ref);

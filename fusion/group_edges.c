@@ -115,6 +115,22 @@ opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer)
     return link_operands(g, consumer);
 }
 
+/* Not a reshape: it is no work to look through, and an output that is one shares the memory below it. */
+void opq_bound_views(opq_grouper *g)
+{
+    int32_t *depth = g->first_edge; /* unused as yet */
+    for (opq_ref n = 0; n < g->in->count; n++) {
+        const opq_node *node = opq_node_at(g->in, n);
+        depth[n] = is_followed(g, n) ? depth[node->operand[0]] + 1 : 0;
+        if (depth[n] > OPQ_FOLLOWED_MAX && node->op != OPQ_OP_reshape) {
+            g->result.in_memory[n] = 1;
+            depth[n] = 0;
+        }
+    }
+    for (opq_ref n = 0; n < g->in->count; n++)
+        depth[n] = -1;
+}
+
 bool opq_is_computed_inside(const opq_grouper *g, opq_ref ref)
 {
     return is_followed(g, ref) || (opq_node_at(g->in, ref)->op == OPQ_OP_iota && !g->result.in_memory[ref]);

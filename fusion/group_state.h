@@ -36,6 +36,8 @@ typedef struct opq_grouper {
 /* Links a node that got its group to what it needs. Operands that are taken from dense memory: a view has to be stored for that, a
  * reshape shares its operand's memory. */
 opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer) OPQ_MUST_CHECK;
+/* Views of views of views get memory now and then, so that what looks through them has an end. Before the first node is placed. */
+void opq_bound_views(opq_grouper *g);
 /* Read without memory of its own, as long as some loops walk it. */
 bool opq_is_computed_inside(const opq_grouper *g, opq_ref ref);
 /* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */

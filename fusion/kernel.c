@@ -7,6 +7,28 @@
 
 #include <string.h>
 
+_Static_assert(OPQ_LOOP_MAX <= 8 * sizeof((opq_instr){0}.depends), "a bit per loop");
+_Static_assert(OPQ_SWEEP_MAX < 64, "a bit per sweep, in fusion/lower_loops.c");
+_Static_assert(OPQ_BODY_MAX <= INT16_MAX, "an instruction's number is an operand");
+
+const char *opq_kernel_excess(const opq_kernel *kernel)
+{
+    int reductions[OPQ_SWEEP_MAX] = {0};
+    if (kernel->rank < 1 || kernel->rank > OPQ_LOOP_MAX)
+        return "loops";
+    if (kernel->instr_count > OPQ_BODY_MAX || kernel->access_count > OPQ_ACCESS_MAX)
+        return "instructions";
+    if (kernel->buffer_count > OPQ_BUFFER_MAX || kernel->scalar_count > OPQ_SCALAR_MAX)
+        return "arguments";
+    for (int i = 0; i < kernel->instr_count; i++) {
+        if (kernel->instrs[i].sweep >= OPQ_SWEEP_MAX)
+            return "sweeps";
+        if (opq_instr_reduces(&kernel->instrs[i]) && ++reductions[kernel->instrs[i].sweep] > OPQ_REDUCTION_MAX)
+            return "reductions in one sweep";
+    }
+    return NULL;
+}
+
 /* ---- key
  * ------------------------------------------------------------------------------------------------------------- */
 

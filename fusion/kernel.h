@@ -17,9 +17,8 @@
 #ifndef OPAQUE_FUSION_KERNEL_H
 #define OPAQUE_FUSION_KERNEL_H
 
+#include "fusion/limits.h"
 #include "graph/graph.h"
-
-enum { OPQ_LOOP_MAX = 8, OPQ_BODY_MAX = 384 };
 
 typedef enum opq_stride { OPQ_STRIDE_zero, OPQ_STRIDE_one, OPQ_STRIDE_any } opq_stride;
 
@@ -87,11 +86,18 @@ static inline bool opq_instr_has_access(const opq_instr *instr)
 {
     return instr->op >= OPQ_OP_COUNT && instr->op != OPQ_INSTR_nonzero;
 }
+static inline bool opq_instr_reduces(const opq_instr *instr)
+{
+    return instr->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)instr->op)->class_ == OPQ_CLASS_REDUCE;
+}
 /* May find an index out of range. */
 static inline bool opq_instr_checks(const opq_instr *instr)
 {
     return instr->op == OPQ_INSTR_load_at || instr->op == OPQ_INSTR_store_add_at || instr->op == OPQ_INSTR_check;
 }
+
+/* The first limit that the kernel does not keep, for a message; NULL: it keeps them all. */
+const char *opq_kernel_excess(const opq_kernel *kernel);
 
 /* Canonical bytes: equal keys, equal code. */
 void opq_kernel_key(const opq_kernel *kernel, opq_text *out_key);

@@ -21,6 +21,7 @@
     X(row_size, "a row does not stay in cache")                                                                        \
     X(body_size, "the kernel body reached its limit")                                                                  \
     X(buffers, "the kernel reached its limit of arguments")                                                            \
+    X(reductions, "the kernel reached its limit of reductions")                                                        \
     X(other_use, "another use needs the value in memory first")
 typedef enum opq_refusal {
 #define X(name, text) OPQ_REFUSAL_##name,

@@ -65,7 +65,7 @@ int opq_lower_push(opq_lower_state *state, const opq_instr *instr)
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine)
 {
     int buffer = -1;
-    if (state->access_count >= OPQ_BODY_MAX)
+    if (state->access_count >= OPQ_ACCESS_MAX)
         return refuse(state, OPQ_REFUSAL_body_size);
     if (memory >= 0) {
         for (buffer = 0; buffer < state->buffer_count; buffer++)
@@ -473,7 +473,11 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
         if (memo->node == ref && memo->at == at && memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)
             return memo->instr;
     }
+    if (state->nesting == OPQ_NESTING_MAX)
+        return refuse(state, OPQ_REFUSAL_body_size);
+    state->nesting++;
     int instr = emit_node(state, ref, map);
+    state->nesting--;
     if (instr < 0)
         return -1;
     if (state->memo_count >= OPQ_BODY_MAX * 2)

@@ -12,9 +12,9 @@ enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16 };
 
 typedef struct loops {
     int count;
-    int source[OPQ_SPACE_MAX + 1]; /* innermost fine loop of this loop: its coefs are the strides; -1: made up */
-    int64_t extent[OPQ_SPACE_MAX + 1];
-    uint8_t role[OPQ_SPACE_MAX + 1];
+    int source[OPQ_LOOP_MAX]; /* innermost fine loop of this loop: its coefs are the strides; -1: made up */
+    int64_t extent[OPQ_LOOP_MAX];
+    uint8_t role[OPQ_LOOP_MAX];
 } loops;
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
@@ -186,11 +186,6 @@ static opq_status order_matmul(opq_lower_state *state, loops *out)
 
 /* ---- instructions */
 
-static bool is_reduce(const opq_instr *instr)
-{
-    return instr->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)instr->op)->class_ == OPQ_CLASS_REDUCE;
-}
-
 static bool is_cheap(const opq_instr *instr)
 {
     return instr->op >= OPQ_OP_COUNT || (opq_op_info_of((opq_op)instr->op)->flags & OPQ_FLAG_CHEAP) != 0;
@@ -205,14 +200,15 @@ static void set_depends(opq_lower_state *state, const opq_kernel *kernel)
             if (instr->operand[k] < 0)
                 continue;
             const opq_instr *operand = &state->instrs[instr->operand[k]];
-            uint8_t sweep = (uint8_t)(operand->sweep + (is_reduce(operand) ? 1 : 0));
+            int sweep = operand->sweep + (opq_instr_reduces(operand) ? 1 : 0);
             instr->depends |= operand->depends;
-            instr->sweep = sweep > instr->sweep ? sweep : instr->sweep;
+            if (sweep > instr->sweep) /* one too many is refused later, whatever its number */
+                instr->sweep = (uint8_t)(sweep < OPQ_SWEEP_MAX ? sweep : OPQ_SWEEP_MAX);
         }
         for (int l = 0; instr->access >= 0 && l < kernel->rank; l++)
             if (kernel->accesses[instr->access].stride[l] != OPQ_STRIDE_zero)
                 instr->depends |= (uint16_t)(1u << l);
-        if (is_reduce(instr))
+        if (opq_instr_reduces(instr))
             instr->depends &= (uint16_t)~reduced;
         if (instr->op ==
             OPQ_INSTR_store_add_at) /* adds once for each turn, also where every turn adds the same to the same place */
@@ -227,8 +223,8 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
     uint64_t needed[OPQ_BODY_MAX] = {0};
     for (int i = state->instr_count - 1; i >= 0; i--) {
         opq_instr *instr = &state->instrs[i];
-        bool root = opq_instr_is_root(instr) || is_reduce(instr);
-        uint64_t own = 1ull << (instr->sweep & 63);
+        bool root = opq_instr_is_root(instr) || opq_instr_reduces(instr);
+        uint64_t own = 1ull << instr->sweep;
         uint64_t need = root ? own : needed[i];
         bool element = (instr->depends & reduced) != 0;
         if (!root && element && kernel->kind == OPQ_KERNEL_row && !is_cheap(instr) && (need & ~own) != 0) {
@@ -325,8 +321,6 @@ opq_status opq_lower_finish(opq_lower_state *state)
         merge_loops(state, &l);
     if (l.count == 0)
         need_loop(&l, OPQ_ROLE_kept);
-    if (l.count > OPQ_LOOP_MAX)
-        refuse(state, OPQ_REFUSAL_view);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
 
@@ -342,7 +336,12 @@ opq_status opq_lower_finish(opq_lower_state *state)
     for (int i = 0; i < l.count; i++)
         kernel->reduced[i] = l.role[i] == OPQ_ROLE_reduced_outer || l.role[i] == OPQ_ROLE_reduced_inner;
     set_strides(state, kernel, &l);
+    kernel->instrs = state->instrs;
     set_depends(state, kernel);
+    if (opq_kernel_excess(kernel)) /* the body and the arguments kept their limits while they were emitted */
+        refuse(state, OPQ_REFUSAL_reductions);
+    if (state->refusal != OPQ_REFUSAL_none)
+        return OPQ_OK;
     set_spills(state, kernel);
     check_recompute(state, kernel, &l);
     if (state->refusal != OPQ_REFUSAL_none)

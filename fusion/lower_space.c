@@ -71,6 +71,7 @@ typedef struct cutter {
     int cut_count;
     int64_t cuts[OPQ_SPACE_MAX]; /* ascending, each divides the next; the last is the whole root */
     runs kept, reduced;          /* of the root */
+    int nesting;                 /* of walk */
     int seen_count;
     uint64_t seen[1 << SEEN_BITS]; /* hashes of (node, runs) */
 } cutter;
@@ -247,13 +248,9 @@ static void walk_index(cutter *c, const opq_node *node, const runs *list, const 
     walk_dims(c, node->operand[0], &node->type, list, first, from);
 }
 
-static void walk(cutter *c, opq_ref ref, const runs *order)
+static void walk_operands(cutter *c, const opq_node *node, const runs *list, const int *first)
 {
-    const opq_node *node = opq_node_at(c->request->graph, ref);
-    int first[OPQ_RANK_MAX + 1], from[OPQ_RANK_MAX];
-    runs list = *order;
-    if (!is_walked(c, ref) || !is_new(c, ref, order) || !align(c, &list, &node->type, first))
-        return;
+    int from[OPQ_RANK_MAX];
     switch (opq_node_class(node)) {
     case OPQ_CLASS_EWISE:
     case OPQ_CLASS_CAST:
@@ -261,12 +258,12 @@ static void walk(cutter *c, opq_ref ref, const runs *order)
             int rank = opq_node_at(c->request->graph, node->operand[k])->type.rank;
             for (int e = 0; e < rank; e++)
                 from[e] = e + node->type.rank - rank;
-            walk_dims(c, node->operand[k], &node->type, &list, first, from);
+            walk_dims(c, node->operand[k], &node->type, list, first, from);
         }
         return;
-    case OPQ_CLASS_VIEW: walk_view(c, node, &list, first); return;
-    case OPQ_CLASS_REDUCE: walk_reduced(c, node, &list, first); return;
-    case OPQ_CLASS_INDEX: walk_index(c, node, &list, first); return;
+    case OPQ_CLASS_VIEW: walk_view(c, node, list, first); return;
+    case OPQ_CLASS_REDUCE: walk_reduced(c, node, list, first); return;
+    case OPQ_CLASS_INDEX: walk_index(c, node, list, first); return;
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_CONST:
     case OPQ_CLASS_SCALAR:
@@ -280,6 +277,19 @@ static void walk(cutter *c, opq_ref ref, const runs *order)
     case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_COUNT: return;
     }
+}
+
+static void walk(cutter *c, opq_ref ref, const runs *order)
+{
+    const opq_node *node = opq_node_at(c->request->graph, ref);
+    int first[OPQ_RANK_MAX + 1];
+    runs list = *order;
+    if (c->nesting == OPQ_NESTING_MAX || !is_walked(c, ref) || !is_new(c, ref, order) ||
+        !align(c, &list, &node->type, first))
+        return;
+    c->nesting++;
+    walk_operands(c, node, &list, first);
+    c->nesting--;
 }
 
 /* Cuts of the root's own dims: always there. */

@@ -5,7 +5,7 @@
 #include "fusion/affine.h"
 #include "fusion/lower.h"
 
-enum { OPQ_BUFFER_MAX = 96, OPQ_SCALAR_MAX = 96, OPQ_MEMO_BITS = 10 };
+enum { OPQ_MEMO_BITS = 10 };
 
 typedef struct opq_memo {
     opq_ref node;
@@ -26,11 +26,12 @@ typedef struct opq_lower_state {
     bool column;
     int16_t at;      /* instruction behind OPQ_AT, -1 */
     opq_ref at_node; /* that reads or adds there */
+    int nesting;     /* of opq_lower_emit */
     int instr_count, access_count, buffer_count, scalar_count, memo_count;
     opq_instr instrs[OPQ_BODY_MAX];
-    opq_access accesses[OPQ_BODY_MAX];
-    opq_affine affines[OPQ_BODY_MAX]; /* per access */
-    int64_t at_extents[OPQ_BODY_MAX]; /* per access: bound of the index behind OPQ_AT */
+    opq_access accesses[OPQ_ACCESS_MAX];
+    opq_affine affines[OPQ_ACCESS_MAX]; /* per access */
+    int64_t at_extents[OPQ_ACCESS_MAX]; /* per access: bound of the index behind OPQ_AT */
     opq_ref buffers[OPQ_BUFFER_MAX];
     uint8_t written[OPQ_BUFFER_MAX];
     opq_ref scalars[OPQ_SCALAR_MAX];

@@ -182,10 +182,27 @@ size_t opq_plan_bytes(const opq_plan *plan)
            (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
 }
 
-/* The passes of every run, in order. */
-static opq_status run_passes(const opq_graph *graph, opq_fusion fusion, opq_graph **out_fused, opq_unfused *out_unfused)
+static opq_status group_and_build(opq_runtime *runtime, const opq_graph *simple, opq_fusion fusion, bool dry,
+                                  opq_plan **out_plan)
 {
-    opq_graph *expanded = NULL, *simple = NULL, *fused = NULL;
+    opq_graph *fused = NULL;
+    opq_unfused unfused = {0};
+    opq_status status = opq_graph_create(simple->name, &fused);
+    if (status == OPQ_OK)
+        status = opq_pass_group(simple, fusion, fused, &unfused);
+    if (status != OPQ_OK) {
+        opq_graph_destroy(fused);
+        free(unfused.edges);
+        return status;
+    }
+    return build_plan(runtime, fused, &unfused, dry, out_plan);
+}
+
+/* A group is accepted before all views around it are known to be stored or not; what it finds in the end may not lower. A node alone
+ * always does. */
+static opq_status compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, bool dry, opq_plan **out_plan)
+{
+    opq_graph *expanded = NULL, *simple = NULL;
     opq_status status = opq_graph_create(graph->name, &expanded);
     if (status == OPQ_OK)
         status = opq_pass_expand(graph, expanded);
@@ -195,25 +212,11 @@ static opq_status run_passes(const opq_graph *graph, opq_fusion fusion, opq_grap
         status = opq_pass_simplify(expanded, simple);
     opq_graph_destroy(expanded);
     if (status == OPQ_OK)
-        status = opq_graph_create(graph->name, &fused);
-    if (status == OPQ_OK)
-        status = opq_pass_group(simple, fusion, fused, out_unfused);
+        status = group_and_build(runtime, simple, fusion, dry, out_plan);
+    if (status == OPQ_UNSUPPORTED && fusion == OPQ_FUSED)
+        status = group_and_build(runtime, simple, OPQ_UNFUSED, dry, out_plan);
     opq_graph_destroy(simple);
-    if (status != OPQ_OK) {
-        opq_graph_destroy(fused);
-        free(out_unfused->edges);
-        return status;
-    }
-    *out_fused = fused;
-    return OPQ_OK;
-}
-
-static opq_status compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, bool dry, opq_plan **out_plan)
-{
-    opq_graph *fused;
-    opq_unfused unfused = {0};
-    OPQ_TRY(run_passes(graph, fusion, &fused, &unfused));
-    return build_plan(runtime, fused, &unfused, dry, out_plan);
+    return status;
 }
 
 /* A plan is run under any floating-point control: what passes compute of constants does not depend on the one in force here. */

@@ -214,8 +214,8 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
     opq_status status = stored_count ? opq_lower(&request, &p->plan->arena, &lowered)
                                      : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
     if (status == OPQ_OK && lowered.refusal != OPQ_REFUSAL_none)
-        status =
-            opq_fail(OPQ_INTERNAL, "plan: kernel %s does not lower: %s", group->name, opq_refusal_text(lowered.refusal));
+        status = opq_fail(OPQ_UNSUPPORTED, "plan: kernel %s does not lower: %s", group->name,
+                          opq_refusal_text(lowered.refusal));
     const opq_node *last = stored_count ? opq_node_at(p->graph, stored[0]) : NULL;
     free(stored);
     OPQ_TRY(status);

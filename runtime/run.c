@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SERIAL_WORK = 32 * 1024, BUFFERS = 128, SCALARS = 128 };
+enum { SERIAL_WORK = 32 * 1024 };
 
 static double now(void)
 {
@@ -82,8 +82,8 @@ static void run_units(void *data, int64_t begin, int64_t end)
 
 static void run_kernel(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
-    void *buffers[BUFFERS];
-    opq_number scalars[SCALARS];
+    void *buffers[OPQ_BUFFER_MAX];
+    opq_number scalars[OPQ_SCALAR_MAX];
     int64_t units = opq_kernel_units(&step->kernel, step->dims),
             work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};

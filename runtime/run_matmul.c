@@ -9,12 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIMS = 1024, BUFFERS = 128, SCALARS = 128, PACKED_COUNT_MIN = 64 * 64, PADDING_MAX = 4 };
+enum { PACKED_COUNT_MIN = 64 * 64, PADDING_MAX = 4 };
+/* Of a kernel over [m, n]: see opq_kernel_dims_count. */
+enum { TILE_RANK = 2, DIMS_MAX = TILE_RANK + OPQ_ACCESS_MAX * (TILE_RANK + 3) };
 
 typedef struct tiles {
     const opq_step *step;
-    void *buffers[BUFFERS];
-    opq_number scalars[SCALARS];
+    void *buffers[OPQ_BUFFER_MAX];
+    opq_number scalars[OPQ_SCALAR_MAX];
     int64_t scratch, first_batch;
     opq_step_error *error;
 } tiles;
@@ -25,8 +27,8 @@ static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64
     const tiles *t = data;
     const opq_kernel *kernel = &t->step->kernel;
     const opq_matmul_step *matmul = t->step->matmul;
-    int64_t dims[DIMS], index[OPQ_LOOP_MAX];
-    void *buffers[BUFFERS];
+    int64_t dims[DIMS_MAX], index[OPQ_LOOP_MAX];
+    void *buffers[OPQ_BUFFER_MAX];
     memcpy(dims, t->step->dims, (size_t)opq_kernel_dims_count(kernel) * sizeof *dims);
     memcpy(buffers, t->buffers, (size_t)kernel->buffer_count * sizeof *buffers);
     batch += t->first_batch;
@@ -112,8 +114,6 @@ static bool stores_plainly(const opq_step *step, int *out_access)
 opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_matmul_step *matmul = step->matmul;
-    if (opq_kernel_dims_count(&step->kernel) > DIMS)
-        return opq_fail(OPQ_UNSUPPORTED, "%s: too many arguments", step->name);
     tiles t = {.step = step, .error = error, .scratch = opq_kernel_scratch(&step->kernel, step->dims)};
     opq_run_bind(run, step, t.buffers, t.scalars);
     opq_gemm_call call = {.dtype = matmul->dtype,

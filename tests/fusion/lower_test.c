@@ -196,6 +196,72 @@ static void test_limits(void **state)
     expect_refusal(sum_of_inputs("too_wide", 97, false), OPQ_REFUSAL_buffers);
 }
 
+/* Sums over one axis of f32[4,8]: of growing values, all in one sweep, or each of what the one before left. */
+static opq_graph *many_sums(const char *name, int count, int64_t axis, bool chained)
+{
+    opq_graph *graph = NULL;
+    int64_t size[2] = {4, 8};
+    opq_type type = opq_type_make(OPQ_f32, 2, size);
+    opq_attr axes = {.key = OPQ_ATTR_axes, .count = 1, .ints = &axis};
+    opq_ref x, y, sum, total = -1;
+    expect_ok(opq_graph_create(name, &graph));
+    expect_ok(opq_graph_input(graph, &type, &x));
+    y = x;
+    for (int i = 0; i < count; i++) {
+        expect_ok(opq_graph_op(graph, OPQ_OP_sum, &y, 1, &axes, 1, &sum));
+        y = op2(graph, OPQ_OP_add, y, chained ? sum : x);
+        total = total < 0 ? sum : op2(graph, OPQ_OP_add, total, sum);
+    }
+    expect_ok(opq_graph_output(graph, chained ? y : total));
+    return graph;
+}
+
+/* What code generation refuses, lowering refuses first, decided or not. */
+static void test_limits_of_reductions(void **state)
+{
+    (void)state;
+    for (int64_t axis = 0; axis < 2; axis++) {
+        expect_refusal(many_sums("together", OPQ_REDUCTION_MAX, axis, false), OPQ_REFUSAL_none);
+        expect_refusal(many_sums("too_many", OPQ_REDUCTION_MAX + 1, axis, false), OPQ_REFUSAL_reductions);
+        expect_refusal(many_sums("chained", OPQ_SWEEP_MAX - 1, axis, true), OPQ_REFUSAL_none);
+        expect_refusal(many_sums("too_deep", OPQ_SWEEP_MAX, axis, true), OPQ_REFUSAL_reductions);
+        expect_refusal(many_sums("far_too_deep", 120, axis, true), OPQ_REFUSAL_reductions);
+        lowering l = lower(many_sums("decided", OPQ_REDUCTION_MAX + 1, axis, false), true);
+        assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_reductions);
+        drop(&l);
+    }
+}
+
+/* A tensor of as many dims as there are, no two of which are walked as one: alone every op on it is a kernel. */
+static const char *const of_all_dims[] = {
+    "%1 = permute f32[3,2,3,2,3,2,3,2,3,2,3,2] %0 {dims=[1,0,3,2,5,4,7,6,9,8,11,10]}",
+    "%1 = slice f32[1,2,1,2,1,2,1,2,1,2,1,2] %0 {start=[0,0,1,0,0,0,1,0,0,0,1,0], step=[1,2,1,2,1,2,1,2,1,2,1,2]}",
+    "%1 = sum f32[2,1,2,1,2,1,2,1,2,1,2,1] %0 {axes=[1,3,5,7,9,11], tree=lanes}",
+    "%1 = sum f32[1,3,1,3,1,3,1,3,1,3,1,3] %0 {axes=[0,2,4,6,8,10], tree=column}",
+    "%1 = strided f32[2,2,2,2,2,2,2,2,2,2,2,2] %0 {offset=1, strides=[1,2,5,9,17,40,70,130,270,530,1030,2050]}",
+    "%1 = matmul f32[2,3,2,3,2,3,2,3,2,3,2,2] %0, %0 {transpose_b=1}",
+};
+
+static void test_all_dims(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(of_all_dims); i++) {
+        char text[1024];
+        snprintf(text, sizeof text, "graph @g {\n  %%0 = input f32[2,3,2,3,2,3,2,3,2,3,2,3]\n  %s\n  output %%1\n}\n",
+                 of_all_dims[i]);
+        opq_graph *graph = graph_of_text(text);
+        const int32_t group_of[] = {-1, 0};
+        opq_lower_request request = {graph, group_of, 0, NULL, graph->outputs, 1, false};
+        opq_arena arena = {0};
+        opq_lowered lowered;
+        expect_ok(opq_lower(&request, &arena, &lowered));
+        if (lowered.refusal != OPQ_REFUSAL_none)
+            fail_msg("%s: refused for %s", of_all_dims[i], opq_refusal_name(lowered.refusal));
+        opq_arena_drop(&arena);
+        opq_graph_destroy(graph);
+    }
+}
+
 /* What grouping decided is not refused for its cost again. */
 static void test_decided(void **state)
 {
@@ -272,9 +338,14 @@ static void test_no_matrix(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_matrix), cmocka_unit_test(test_kernels),
-        cmocka_unit_test(test_keys),      cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_decided),   cmocka_unit_test(test_every_refusal_has_a_name_and_a_text),
+        cmocka_unit_test(test_no_matrix),
+        cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_limits_of_reductions),
+        cmocka_unit_test(test_all_dims),
+        cmocka_unit_test(test_decided),
+        cmocka_unit_test(test_every_refusal_has_a_name_and_a_text),
         cmocka_unit_test(test_matrices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

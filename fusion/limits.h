@@ -1,0 +1,30 @@
+/* What a kernel may have at most: stated here once, for lowering, code generation and the runtime.
+ *
+ * Lowering refuses a set of nodes that would need more, so that grouping makes several kernels of it. Code generation and the runtime
+ * size their arrays by these numbers and refuse a kernel that does not keep them.
+ *
+ * A node alone, its operands in memory, always fits: at most 12 dims and one loop for a reduction of nothing, 3 operands, one result.
+ */
+#ifndef OPAQUE_FUSION_LIMITS_H
+#define OPAQUE_FUSION_LIMITS_H
+
+#include "opaque/opaque.h"
+
+enum {
+    OPQ_LOOP_MAX = 16,             /* loops of a kernel: as many as `depends` has bits */
+    OPQ_SPACE_MAX = OPQ_RANK_MAX,  /* loops before neighbours are merged: a node alone needs one per dim */
+    OPQ_BODY_MAX = 384,            /* instructions */
+    OPQ_ACCESS_MAX = OPQ_BODY_MAX, /* an instruction has at most one */
+    OPQ_BUFFER_MAX = 96,           /* arguments in memory */
+    OPQ_SCALAR_MAX = 96,           /* arguments that are numbers */
+    OPQ_SWEEP_MAX = 8,      /* reductions that need each other, one after another: each recomputes what the last did */
+    OPQ_REDUCTION_MAX = 32, /* reductions of one sweep: each holds accumulators in its innermost loop */
+    OPQ_NESTING_MAX = 512,  /* steps from a stored node to memory: the walks are recursive */
+    OPQ_FOLLOWED_MAX = 64,  /* views of views that are looked through; the next one is stored */
+};
+
+_Static_assert(OPQ_SPACE_MAX + 2 <= OPQ_LOOP_MAX,
+               "an unmerged space and the loops of a reduction without any are a kernel");
+_Static_assert(OPQ_FOLLOWED_MAX * 2 <= OPQ_NESTING_MAX, "a node alone never nests too deeply");
+
+#endif
