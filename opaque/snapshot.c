@@ -66,6 +66,9 @@ static opq_status reserve(collector *c)
     if (c->count * 2 < c->capacity)
         return OPQ_OK;
     collector larger = {.capacity = c->capacity ? c->capacity * 4 : 256};
+    int pending = atomic_load_explicit(&c->snapshot->ctx->pending, memory_order_relaxed);
+    while (c->capacity == 0 && larger.capacity < 1 << 16 && larger.capacity < (uint32_t)pending * 3)
+        larger.capacity *= 2;
     larger.entries = calloc(larger.capacity, sizeof *larger.entries);
     if (larger.entries == NULL)
         return out_of_memory();
@@ -109,6 +112,24 @@ static int by_sequence(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Chains are met in descending order, held values of a loop in ascending order: only what is neither is sorted. */
+static void sort(opq_list *nodes)
+{
+    bool ascending = true, descending = true;
+    for (int i = 1; i < nodes->count && (ascending || descending); i++) {
+        bool up = nodes->items[i - 1]->sequence < nodes->items[i]->sequence;
+        ascending = ascending && up;
+        descending = descending && !up;
+    }
+    for (int i = 0, k = nodes->count - 1; descending && i < k; i++, k--) {
+        opq_value *swapped = nodes->items[i];
+        nodes->items[i] = nodes->items[k];
+        nodes->items[k] = swapped;
+    }
+    if (!ascending && !descending)
+        qsort(nodes->items, (size_t)nodes->count, sizeof *nodes->items, by_sequence);
+}
+
 /* Every pending ancestor, in record order. The list is its own queue, so nothing recurses. */
 static opq_status walk(collector *c, opq_value *const *values, int count, const opq_scope *scope)
 {
@@ -122,11 +143,7 @@ static opq_status walk(collector *c, opq_value *const *values, int count, const 
     for (int i = 0; i < nodes->count; i++)
         for (int k = 0; k < nodes->items[i]->arity; k++)
             OPQ_TRY(visit(c, nodes->items[i]->operands[k]));
-    bool sorted = true;
-    for (int i = 1; i < nodes->count && sorted; i++)
-        sorted = nodes->items[i - 1]->sequence < nodes->items[i]->sequence;
-    if (!sorted)
-        qsort(nodes->items, (size_t)nodes->count, sizeof *nodes->items, by_sequence);
+    sort(nodes);
     return OPQ_OK;
 }
 
