@@ -165,15 +165,21 @@ class Stream(torch.Stream):
         return False
 
 
-class Event(torch.Event):
-    """A point in the program. With enable_timing=True, record() runs what is pending and reads the host
-    clock; elapsed_time() is the milliseconds between two such points. Of an event without timing,
-    query() and synchronize() run what is pending, and so query() is always True."""
+class _EventType(type):
+    def __instancecheck__(cls, x) -> bool:
+        return isinstance(x, torch.Event) and x.device.type == "opaque"
+
+
+class Event(metaclass=_EventType):
+    """A point in the program: a torch.Event, whose methods take no subclass of it. With
+    enable_timing=True, record() runs what is pending and reads the host clock; elapsed_time() is the
+    milliseconds between two such points. Of an event without timing, query() and synchronize() run what
+    is pending, and so query() is always True."""
 
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
         if interprocess:
             raise RuntimeError("opaque: events cannot be shared between processes")
-        return super().__new__(cls, device="opaque", enable_timing=enable_timing, blocking=blocking)
+        return torch.Event("opaque:0", enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device=None) -> torch.Stream:
