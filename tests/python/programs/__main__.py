@@ -75,7 +75,7 @@ class Sweep:
     def block(self) -> tuple:
         with self.lock:
             first = self.next
-            self.next = min(first + 50, self.options.end)
+            self.next = min(first + 250, self.options.end)
             return first, self.next
 
     def run(self) -> None:

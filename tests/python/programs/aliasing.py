@@ -23,6 +23,7 @@ DTYPES = ("float32",) * 5 + (
     "bfloat16",
     "complex64",
 )
+WHOLE = ("int64", "int32", "int16", "uint8", "int8")  # any bits are a number there
 
 
 class Aliases(Writer):
@@ -118,7 +119,7 @@ def view(n):
             f"{x}.detach()",
             f"{x}.data",
             f"{x}.view_as({x})",
-            f"{x}.view(torch.{n.choose(*DTYPES)})",
+            f"{x}.view(torch.{n.choose(*WHOLE)})",
             f"torch.view_as_real({x})" if t.is_complex() else f"{x}.t()",
             f"{x}.imag" if t.is_complex() else f"{x}.real",
             strided(n, x),
@@ -233,6 +234,8 @@ def change(n):
         size = t.shape[d]
         start, length = part(n, x, d)
         shift = n.choose(1, 2)
+        # PyTorch sees that windows overlap only where both are contiguous.
+        whole = "" if t.is_contiguous() else ".clone()"
         if size:
             texts += [
                 f"{x}.narrow({d}, {start}, {length}).add_({number})",
@@ -245,8 +248,8 @@ def change(n):
                 f"{x}.index_add_({d}, {index(n, size, 2)}, {x}.narrow({d}, 0, 1).clone().expand({[2 if i == d % t.dim() else k for i, k in enumerate(t.shape)]}))",
                 f"{x}[{index(n, t.shape[0])}] = {number}" if t.shape[0] else f"{x}.zero_()",
                 f"{x}.transpose_(0, {d})",
-                f"{x}[1:].copy_({x}[:-1])",
-                f"{x}[1:] += {x}[:-1]",
+                f"{x}[1:].copy_({x}[:-1]{whole})",
+                f"{x}[1:] += {x}[:-1]{whole}",
                 f"{x}[:-{shift}] = {x}[{shift}:].clone()",
                 f"{x}.narrow({d}, 0, {length}).copy_({x}.narrow({d}, {size - length}, {length}).flip({d}))",
             ]

@@ -48,8 +48,12 @@ def two_threads(program, fused) -> str:
     if "dropout(" in program.text:
         return ""
     results = [None, None]
+    count = torch.get_num_threads()
 
     def run(i):
+        torch.set_num_threads(
+            count
+        )  # a setting of each thread, on which PyTorch's convolutions depend
         results[i] = program.results("opaque")
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
