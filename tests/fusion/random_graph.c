@@ -171,12 +171,13 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
     return !(info->flags & OPQ_FLAG_MATH32) || compute == OPQ_f32 || is_half(compute);
 }
 
-/* An integer as a divisor: an odd one. */
+/* An integer as a divisor: an odd one, unless it is a number that may be. */
 static opq_ref nonzero(random_graph *r, opq_ref x)
 {
     opq_ref operands[2] = {x}, ref;
     opq_dtype dtype = (opq_dtype)opq_graph_type(r->graph, x).dtype;
-    if (opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT)
+    const opq_attr *value = opq_node_attr(opq_node_at(r->graph, x), OPQ_ATTR_value);
+    if (opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT || (value && value->number.i != 0))
         return x;
     expect_ok(opq_graph_const(r->graph, dtype, (opq_number){.i = 1}, &operands[1]));
     expect_ok(opq_graph_op(r->graph, OPQ_OP_bitwise_or, operands, 2, NULL, 0, &ref));

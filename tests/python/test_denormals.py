@@ -72,13 +72,8 @@ def test_the_thread_that_looks_decides(threads):
 
 def test_code_made_while_flushing_is_not_flushed():
     """A kernel compiled under one setting is used under the other: its constants are exact."""
-    torch.set_flush_denormal(True)
-    x = torch.full((777,), 3.0).opaque()
-    torch.nn.functional.softplus(x, beta=3.0).cpu()
-    torch.special.entr(x).cpu()
-    torch.set_flush_denormal(False)
-    y = torch.linspace(-1e-38, 1e-38, 777)
-    for fn in (torch.special.entr, torch.tanh, torch.expm1, torch.log1p):
+    x, y = torch.full((777,), 3.0).opaque(), torch.linspace(-1e-38, 1e-38, 777)
+    for fn in (torch.tanh, torch.expm1, torch.log1p, torch.asinh):
         torch.set_flush_denormal(True)
         fn(x).cpu()
         torch.set_flush_denormal(False)
