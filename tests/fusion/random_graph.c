@@ -171,12 +171,18 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
     return !(info->flags & OPQ_FLAG_MATH32) || compute == OPQ_f32 || is_half(compute);
 }
 
-/* An integer as a divisor: an odd one. */
+static bool is_nonzero_const(const random_graph *r, opq_ref x)
+{
+    const opq_node *node = opq_node_at(r->graph, x);
+    return node->op == OPQ_OP_const && opq_node_attr(node, OPQ_ATTR_value)->number.i != 0;
+}
+
+/* An integer as a divisor: an odd one. A number stays what it is, because it may be the extent that an index must stay below. */
 static opq_ref nonzero(random_graph *r, opq_ref x)
 {
     opq_ref operands[2] = {x}, ref;
     opq_dtype dtype = (opq_dtype)opq_graph_type(r->graph, x).dtype;
-    if (opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT)
+    if (opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT || is_nonzero_const(r, x))
         return x;
     expect_ok(opq_graph_const(r->graph, dtype, (opq_number){.i = 1}, &operands[1]));
     expect_ok(opq_graph_op(r->graph, OPQ_OP_bitwise_or, operands, 2, NULL, 0, &ref));
