@@ -169,27 +169,35 @@ static int count_holders(opq_value *const *values, int count)
     return total;
 }
 
-/* Results become leaves; results NULL: all failed. Payloads and operands go after the lock is let go. */
-static void commit(run *r, opq_value *const *values, int value_count, opq_buffer *const *results, opq_status status,
-                   const char *message)
+/* Results become leaves; results NULL: all failed. Payloads and operands go after the lock is let go. Returns `status`, with its message,
+ * or OPQ_NO_MEMORY: then all failed as well, and the results are given back. */
+static opq_status commit(run *r, opq_value *const *values, int value_count, opq_buffer *const *results,
+                         opq_status status, const char *message)
 {
     opq_ctx *ctx = r->ctx;
     opq_spin_lock(&ctx->lock);
     int holders = count_holders(values, value_count), count = 0;
     opq_value **dropped = r->dropped = malloc(((size_t)holders * (OPQ_HISTORY_MAX + 1) + 1) * sizeof *dropped);
     r->again = dropped ? dropped + holders * OPQ_HISTORY_MAX : NULL;
+    if (dropped == NULL && status == OPQ_OK) {
+        status = OPQ_NO_MEMORY;
+        message = "out of memory";
+    }
     for (int i = 0; i < value_count; i++) {
         atomic_fetch_sub_explicit(&ctx->pending, 1, memory_order_relaxed);
         if (results && results[i] && dropped)
             compute_value(values[i], results[i], dropped, &count);
         else
-            fail_value(r, values[i], status == OPQ_OK ? OPQ_NO_MEMORY : status, message, &count);
+            fail_value(r, values[i], status, message, &count);
     }
     opq_spin_unlock(&ctx->lock);
     for (int i = 0; i < value_count; i++)
         opq_value_drop_operands(values[i]);
     for (int i = 0; i < count; i++)
         opq_value_release(dropped[i]);
+    for (int i = 0; i < value_count && results && dropped == NULL; i++)
+        opq_buffer_release(results[i]);
+    return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
 }
 
 /* ---- the stages */
@@ -216,8 +224,7 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
     if (r->failed_whole)
         return status;
     copy_message(message, sizeof message);
-    commit(r, r->outputs, s->outputs.count, r->results, status, message);
-    return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
+    return commit(r, r->outputs, s->outputs.count, r->results, status, message);
 }
 
 static void drop_run(run *r)
@@ -242,8 +249,8 @@ static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
     char message[1024];
     opq_status status = run_values(&r, &value, 1, &nothing_else);
     copy_message(message, sizeof message);
-    if (value->state == OPQ_VALUE_pending) /* what it is made from failed earlier */
-        commit(&r, &value, 1, NULL, status, message);
+    if (value->state == OPQ_VALUE_pending)                   /* what it is made from failed earlier */
+        (void)!commit(&r, &value, 1, NULL, status, message); /* it fails with the error that there is already */
     for (int i = 0; i < r.again_count; i++)
         (void)!run_alone(ctx, r.again[i], like);
     drop_run(&r);
