@@ -213,13 +213,11 @@ def work(strict: bool) -> None:
 class Worker:
     """A process that takes entries one by one, and is replaced when it dies or hangs."""
 
-    def __init__(self, strict: bool):
-        self.strict, self.process = strict, None
+    def __init__(self, arguments: list):
+        self.arguments, self.process = arguments, None
 
     def start(self):
-        command = [sys.executable, os.path.abspath(__file__), "--worker"] + (
-            ["--strict"] if self.strict else []
-        )
+        command = [sys.executable, *self.arguments]
         environment = dict(os.environ, OPAQUE_FALLBACK_WARN="0")
         self.process = subprocess.Popen(
             command,
@@ -260,14 +258,25 @@ class Worker:
             self.process.wait()
 
 
-def sweep(names: list, strict: bool = False, jobs: int = 1, note=lambda row: None) -> dict:
-    """{name: (forward, backward, note)}"""
+def sweep(
+    names: list,
+    strict: bool = False,
+    jobs: int = 1,
+    note=lambda row: None,
+    arguments: list | None = None,
+) -> dict:
+    """{name: (forward, backward, note)}. `arguments`: the worker to start, if it is not this file's."""
+    arguments = arguments or [
+        os.path.abspath(__file__),
+        "--worker",
+        *(["--strict"] if strict else []),
+    ]
     todo, rows = queue.Queue(), {}
     for name in names:
         todo.put(name)
 
     def loop():
-        worker = Worker(strict)
+        worker = Worker(arguments)
         while True:
             try:
                 name = todo.get_nowait()
