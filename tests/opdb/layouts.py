@@ -164,13 +164,17 @@ class Comparison:
             return type(value)(self.cast(v) for v in value)
         return {k: self.cast(v) for k, v in value.items()} if isinstance(value, dict) else value
 
+    def read(self, tensor):
+        """On the CPU; here errors of what ran late appear."""
+        return None if tensor is None else tensor.detach().cpu()
+
     def near(self, name, got, narrow, wide):
-        """`got` of the device against float64; `narrow` is what the CPU makes of float32, `wide` may be missing."""
+        """`got`, read from the device, against float64; `narrow` is what the CPU makes of float32, `wide` may be missing."""
         torch = self.torch
         if got is None or narrow is None:
             assert got is narrow, f"{name}: given on one side only"
             return
-        got, narrow = got.detach().cpu(), narrow.detach()
+        narrow = narrow.detach()
         if got.shape != narrow.shape or got.dtype != narrow.dtype:
             raise AssertionError(
                 f"{name}: {got.dtype}{list(got.shape)} for {narrow.dtype}{list(narrow.shape)}"
@@ -301,7 +305,9 @@ class Entry(Comparison):
         wide = self.wide_truth(narrow, args, kwargs, change)
         with mode():
             try:
-                got = self.there(sample, plan, change)
+                got = [
+                    [self.read(t) for t in part or ()] for part in self.there(sample, plan, change)
+                ]
             except Exception:
                 try:
                     self.there(sample, plan, change, "cpu")
@@ -309,7 +315,7 @@ class Entry(Comparison):
                     return False
                 raise
             for kind, at in (("result", 0), ("gradient", 1)):
-                for i, (g, n) in enumerate(zip(got[at] or (), narrow[at] or (), strict=True)):
+                for i, (g, n) in enumerate(zip(got[at], narrow[at] or (), strict=True)):
                     self.near(f"{kind} {i}", g, n, wide[at][i] if wide else None)
         return True
 
