@@ -8,8 +8,9 @@ A mutant is one token-level change: a comparison or a logical operator becomes i
 or constant, a small number is one more, a statement, a jump or the check of a status is dropped. Which ones are tried
 depends on the seed alone. Each is built in a copy of the tree (one per job, in a temporary folder), the core alone
 and with LLVM as a shared library, because relinking the static one costs more than all the rest. Tests run one by
-one, those of the mutant's own folder first, and stop at the first that fails, hangs or runs out of memory. Survivors
-are built and tested again with ASan and UBSan, which see what a wrong size of an allocation does.
+one, those of the mutant's own folder first, and stop at the first that fails, hangs or runs out of memory: the fast
+ones for every mutant, the slow ones for who survives them, then all with ASan and UBSan, which see what a wrong size
+of an allocation does. A run that was stopped goes on where it was if it is given the same --log.
 
 tests/mutants.csv holds the survivors that were looked at: file, change, reason. They are found by their text, not by
 their line, so the table stays valid while code moves. The exit status is 1 if a survivor is not in it.
@@ -45,6 +46,7 @@ PYTHON_TESTS = [
 ]
 # Where the tests of a folder are, if not in a folder of the same name.
 TESTS_OF = {"codegen_llvm": "codegen"}
+FAST_SECONDS = 1.5
 MEMORY = 12 << 30  # bytes of address space that a test may use
 BUILD_SECONDS = 900
 
@@ -261,8 +263,11 @@ class Tree:
         for test in self.tests:
             start = time.monotonic()
             if self.run(test, 600):
-                sys.exit(f"mutate: {test.name} fails without any change\n{self.last_output[-3000:]}")
+                sys.exit(
+                    f"mutate: {test.name} fails without any change\n{self.last_output[-3000:]}"
+                )
             test.seconds = time.monotonic() - start
+        print("tests: " + ", ".join(f"{t.name} {t.seconds:.1f}" for t in self.tests), flush=True)
 
     def python(self, seconds: float) -> str:
         command = [
@@ -306,7 +311,7 @@ class Broken:
             file.write(self.text)
 
 
-def judge(tree: Tree, mutant: Mutant) -> tuple:
+def judge(tree: Tree, mutant: Mutant, tests: list) -> tuple:
     """(how it ended, by which test): compile, test, timeout or survived."""
     folder = mutant.file.split("/")[0]
     own = TESTS_OF.get(folder, folder)
@@ -318,52 +323,89 @@ def judge(tree: Tree, mutant: Mutant) -> tuple:
             return (end, "pytest") if end else ("survived", "")
         if not tree.make(f"libopq_{folder}.a"):
             return "compile", ""
-        for test in sorted(tree.tests, key=lambda t: t.seconds + 0.3 * (t.folder != own)):
+        for test in sorted(tests, key=lambda t: t.seconds + 0.3 * (t.folder != own)):
             if not tree.make(test.target):
                 return "compile", test.name
-            end = tree.run(test, 10 + 5 * test.seconds)
+            end = tree.run(test, 30 + 10 * test.seconds)
             if end:
                 return end, test.name
     return "survived", ""
 
 
-def work(tree: Tree, todo: queue.Queue, results: list, log, deadline: float):
-    while time.monotonic() < deadline:
-        try:
-            mutant = todo.get_nowait()
-        except queue.Empty:
-            return
-        start = time.monotonic()
-        end, by = judge(tree, mutant)
-        results.append((mutant, end, by))
-        row = dict(
-            dataclasses.asdict(mutant), end=end, by=by, seconds=round(time.monotonic() - start, 1)
-        )
-        print(json.dumps(row), file=log, flush=True)
+class Session:
+    """Results so far, by mutant; also in the log."""
+
+    def __init__(self, options, log):
+        self.options, self.results = options, {}
+        self.deadline = time.monotonic() + options.minutes * 60
+        if os.path.exists(options.log):
+            with open(options.log) as before:
+                for row in map(json.loads, before):
+                    names = [f.name for f in dataclasses.fields(Mutant)]
+                    self.results[Mutant(*(row[n] for n in names))] = (
+                        row["end"],
+                        row["by"],
+                        row["stage"],
+                    )
+        self.log = log
+
+    def keep(self, mutant: Mutant, end: str, by: str, stage: str):
+        self.results[mutant] = end, by, stage
+        row = dict(dataclasses.asdict(mutant), end=end, by=by, stage=stage)
+        print(json.dumps(row), file=self.log, flush=True)
+
+    def work(self, tree: Tree, todo: queue.Queue, stage: str, tests: list):
+        while time.monotonic() < self.deadline:
+            try:
+                mutant = todo.get_nowait()
+            except queue.Empty:
+                return
+            self.keep(mutant, *judge(tree, mutant, tests), stage)
+
+    def run(self, mutants: list, kind: str, stages: list):
+        """The stages, one after the other, for those that survived the one before."""
+        with tempfile.TemporaryDirectory(prefix="mutate.") as scratch:
+            trees = [
+                Tree(os.path.join(scratch, str(job)), kind) for job in range(self.options.jobs)
+            ]
+            trees[0].measure()
+            for stage in stages:
+                todo, threads = queue.Queue(), []
+                for mutant in mutants:
+                    if self.is_open(mutant, stage):
+                        todo.put(mutant)
+                tests = [
+                    t
+                    for t in trees[0].tests
+                    if stage not in ("fast", "slow") or is_fast(t) == (stage == "fast")
+                ]
+                for tree in trees:
+                    # A test of another tree is the same program under another root.
+                    own = [t for t in tree.tests if t.name in {x.name for x in tests}]
+                    for test in own:
+                        test.seconds = next(x.seconds for x in tests if x.name == test.name)
+                    threads.append(
+                        threading.Thread(target=self.work, args=(tree, todo, stage, own))
+                    )
+                    threads[-1].start()
+                for thread in threads:
+                    thread.join()
+
+    def is_open(self, mutant: Mutant, stage: str) -> bool:
+        """Has it survived all stages before this one, and not been through this one?"""
+        if mutant not in self.results:
+            return stage == STAGES[0] or (
+                stage == "torch" and mutant.file.startswith("registration/")
+            )
+        end, _, last = self.results[mutant]
+        return end == "survived" and STAGES.index(last) < STAGES.index(stage)
 
 
-def judge_all(mutants: list, options, kind: str, log) -> list:
-    if not mutants:
-        return []
-    todo, results, threads = queue.Queue(), [], []
-    for mutant in mutants:
-        todo.put(mutant)
-    deadline = time.monotonic() + options.minutes * 60
-    with tempfile.TemporaryDirectory(prefix="mutate.") as scratch:
-        trees = []
-        for job in range(min(options.jobs, len(mutants))):
-            trees.append(Tree(os.path.join(scratch, str(job)), kind))
-            if kind != "torch" and job == 0:
-                trees[0].measure()
-            for test, measured in zip(trees[-1].tests, trees[0].tests, strict=True):
-                test.seconds = measured.seconds
-        for tree in trees:
-            thread = threading.Thread(target=work, args=(tree, todo, results, log, deadline))
-            threads.append(thread)
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return results
+STAGES = ["fast", "slow", "sanitized", "torch"]
+
+
+def is_fast(test: Test) -> bool:
+    return test.seconds < FAST_SECONDS
 
 
 # ---- the report
@@ -376,8 +418,9 @@ def explained() -> dict:
         return {(r["file"], r["before"], r["after"]): r["reason"] for r in csv.DictReader(file)}
 
 
-def report(results: list) -> int:
+def report(session: Session) -> int:
     """Prints the table and the survivors; how many nobody has explained."""
+    results = [(m, end, stage) for m, (end, _, stage) in session.results.items()]
     known, columns = explained(), ["compile", "test", "timeout", "survived"]
     print(
         f"\n{'folder':14}{'mutants':>9}"
@@ -390,9 +433,11 @@ def report(results: list) -> int:
         fine = sum(end == "survived" and m.key() in known for m, end in rows)
         print(f"{folder:14}{len(rows):9}" + "".join(f"{n:10}" for n in counts) + f"{fine:11}")
     open_ones = 0
-    for m, end, _ in sorted(results, key=lambda r: (r[0].file, r[0].line)):
+    for m, end, stage in sorted(results, key=lambda r: (r[0].file, r[0].line)):
         if end == "survived":
-            print(f"\n{m.file}:{m.line}: {m.operator}\n- {m.before}\n+ {m.after}")
+            print(
+                f"\n{m.file}:{m.line}: {m.operator}, tests up to: {stage}\n- {m.before}\n+ {m.after}"
+            )
             print(f"  {known.get(m.key(), 'NOT EXPLAINED')}")
             open_ones += m.key() not in known
     return open_ones
@@ -412,21 +457,21 @@ def main() -> int:
     parser.add_argument(
         "--python", action="store_true", help="judge survivors by Python tests as well"
     )
-    parser.add_argument("--log", default=os.devnull, help="a line of JSON for each mutant")
+    parser.add_argument("--log", default=os.devnull, help="a line of JSON for each result")
     options = parser.parse_args()
     folders = options.folders.split(",")
     chosen = {folder: choose(folder, options.count, options.seed) for folder in folders}
     # One of each folder in turn, so that a run that ends early has seen them all.
     core = [m for f in folders if f in CORE for m in enumerate(chosen[f])]
     core = [m for _, m in sorted(core, key=lambda pair: pair[0])]
-    with open(options.log, "w") as log:
-        results = judge_all(core, options, "core", log)
-        for kind in ["sanitized", "torch"] if options.python else ["sanitized"]:
-            again = [m for m, end, _ in results if end == "survived"]
-            results = [r for r in results if r[1] != "survived"]
-            again += chosen.get("registration", []) if kind == "torch" else []
-            results += judge_all(again, options, kind, log)
-    return int(report(results) > 0)
+    with open(options.log, "a") as log:
+        session = Session(options, log)
+        session.run(core, "core", ["fast", "slow"])
+        if any(session.is_open(m, "sanitized") for m in core):
+            session.run(core, "sanitized", ["sanitized"])
+        if options.python:
+            session.run(core + chosen.get("registration", []), "torch", ["torch"])
+    return int(report(session) > 0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -120,12 +121,65 @@ static void wrong_files_are_refused(void **state)
     assert_int_equal(npy_read("/nowhere/t.npy", &type, &data), OPQ_INVALID);
 }
 
+static uint64_t random_state = 1;
+
+static uint64_t below(uint64_t limit)
+{
+    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (random_state >> 33) % limit;
+}
+
+static void mutate(char *bytes, size_t *length, size_t room)
+{
+    static const char *const words[] = {"(",  ")",   ",",     "'",   "{", "}", "9223372036854775807",
+                                        "-1", "<f8", "shape", "True"};
+    size_t at = below(*length);
+    const char *word = words[below(COUNT(words))];
+    switch (below(4)) {
+    case 0: bytes[at] = (char)below(256); break;
+    case 1: *length = at + 1; break;
+    case 2: bytes[6 + below(6)] = (char)below(256); break; /* version and length of the header */
+    default:
+        if (at + strlen(word) < room)
+            memcpy(bytes + at, word, strlen(word));
+    }
+}
+
+/* A file is read or refused with a message that names it, whatever is in it. OPAQUE_FUZZ_SECONDS=n: for so long. */
+static void mutated_files_are_read_or_refused(void **state)
+{
+    (void)state;
+    const int64_t size[] = {3};
+    opq_type type = opq_type_make(OPQ_f32, 1, size);
+    const char *seconds = getenv("OPAQUE_FUZZ_SECONDS");
+    time_t end = time(NULL) + (seconds ? atoi(seconds) : 0);
+    char original[512], bytes[sizeof original];
+    assert_int_equal(npy_write(path, &type, (float[]){1, 2, 3}), OPQ_OK);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    size_t whole = fread(original, 1, sizeof original, file);
+    fclose(file);
+    for (int n = 0; n < 2000 || time(NULL) < end; n++) {
+        size_t length = whole;
+        void *data = NULL;
+        memcpy(bytes, original, whole);
+        for (uint64_t k = 1 + below(3); k > 0; k--)
+            mutate(bytes, &length, whole);
+        file_write(bytes, length);
+        opq_status status = npy_read(path, &type, &data);
+        if (status != OPQ_OK && (status != OPQ_INVALID || data || strstr(opq_error(), path) == NULL))
+            fail_msg("status %d, %s", status, opq_error());
+        free(data);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_dtype_reads_back),
         cmocka_unit_test(header_is_padded_and_exact),
         cmocka_unit_test(wrong_files_are_refused),
+        cmocka_unit_test(mutated_files_are_read_or_refused),
     };
     return cmocka_run_group_tests(tests, folder_make, folder_drop);
 }
