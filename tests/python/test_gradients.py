@@ -6,6 +6,7 @@ What op_db's own sweep (test_opdb.py) does not vary is varied in tests/opdb/layo
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,40 @@ def test_layouts():
 
 def test_modules_and_optimizers():
     swept(modules.__file__, sorted(modules.entries()) if FULL else QUICK_MODULES, FULL)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_batch_norm_before_a_patch_embedding(batch, training):
+    """The cotangent of `bn(x).flatten(2).transpose(1, 2) @ w` has memory order [h, w, c], and for a batch of 1 a stride of the batch
+    that says nothing. There PyTorch's own CPU kernel (2.13) gives wrong gradients of weight and bias, in float64 too, so the
+    reference is the formula: normalising written out, differentiated in float64, and finite differences of it."""
+    torch.manual_seed(0)
+    x, w = torch.randn(batch, 4, 8, 8), torch.randn(4, 8)
+    mean, variance = torch.randn(4), torch.rand(4) + 0.5
+
+    def composed(weight, bias):
+        y = x.double()
+        m, v = mean.double(), variance.double()
+        if training:
+            m, v = y.mean((0, 2, 3)), y.var((0, 2, 3), correction=0)
+        m, v, weight, bias = (t[None, :, None, None] for t in (m, v, weight, bias))
+        y = (y - m) / torch.sqrt(v + 1e-5) * weight + bias
+        return (y.flatten(2).transpose(1, 2) @ w.double()).square().mean()
+
+    start = torch.linspace(0.5, 2, 4), torch.linspace(-1, 1, 4)
+    wanted = torch.autograd.functional.jacobian(composed, tuple(t.double() for t in start))
+    step = torch.zeros(4, dtype=torch.float64)
+    step[2] = 1e-6
+    low, high = (composed(start[0].double() + s, start[1].double()) for s in (-step, step))
+    assert abs((high - low) / 2e-6 - wanted[0][2]) < 1e-6 * abs(wanted[0][2])
+    for mode in (nullcontext, torch_opaque.unfused, torch_opaque.eager):
+        with mode():
+            weight, bias = (t.to("opaque").requires_grad_() for t in start)
+            statistics = mean.to("opaque"), variance.to("opaque")
+            y = torch.nn.functional.batch_norm(
+                x.to("opaque"), *statistics, weight, bias, training, 0.1, 1e-5
+            )
+            (y.flatten(2).transpose(1, 2) @ w.to("opaque")).square().mean().backward()
+            for got, expected in zip((weight.grad, bias.grad), wanted, strict=True):
+                assert torch.allclose(got.cpu().double(), expected, rtol=1e-4, atol=1e-5)
