@@ -229,6 +229,20 @@ static void test_memory_is_counted(void **state)
     assert_int_equal(stats_of(ctx).bytes_peak, 0);
 }
 
+/* A call may draw random numbers or print: equal calls are not one call. */
+static void test_equal_calls_all_run(void **state)
+{
+    opq_ctx *ctx = *state;
+    static call c = {.add = 1};
+    opq_value *x = leaf(ctx, 0), *first[2], *second[2];
+    record_call(ctx, &c, again(x), first);
+    record_call(ctx, &c, x, second);
+    opq_value_release(first[1]);
+    opq_value_release(second[1]);
+    expect_floats(ctx, op2(ctx, OPQ_OP_add, first[0], second[0]), FLOATS(2, 4, 6, 8, 10, 12, 14, 16));
+    assert_int_equal(c.calls, 2);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_context, drop_context)
 
 int main(void)
@@ -252,6 +266,7 @@ int main(void)
         TEST(test_explicit_allocations_are_checked),
         TEST(test_a_result_without_memory),
         TEST(test_memory_is_counted),
+        TEST(test_equal_calls_all_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
