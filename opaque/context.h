@@ -92,7 +92,6 @@ opq_status opq_geometry_view(opq_ctx *ctx, opq_value *value, const opq_geometry 
 bool opq_geometry_contiguous(const opq_geometry *geometry);
 /* Does the window cover `count` elements, each once? order: dims by descending stride. */
 bool opq_geometry_covers(const opq_geometry *geometry, int64_t count, int64_t *out_order);
-bool opq_geometry_overlaps(const opq_geometry *geometry);
 
 /* inspect.c: the calling thread's report, NULL when off */
 struct opq_recorder;

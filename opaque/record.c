@@ -1,4 +1,5 @@
 /* Recording: types are inferred, operands cast, one value made. Nothing runs here, but for the bound on pending nodes. */
+#include "graph/eval.h"
 #include "opaque/context.h"
 
 #include <stdlib.h>
@@ -37,19 +38,7 @@ static opq_status check_native(opq_op op, opq_dtype compute)
 /* A number takes the dtype it is used in: no cast in the kernel. */
 static opq_status cast_scalar(opq_ctx *ctx, const opq_value *value, opq_dtype dtype, opq_value **out_value)
 {
-    bool from_float = opq_dtype_kind_of((opq_dtype)value->type.dtype) == OPQ_KIND_FLOAT;
-    bool to_float = opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT;
-    opq_number number = value->scalar;
-    if (to_float && !from_float)
-        number.f = (double)value->scalar.i;
-    else if (!to_float && from_float)
-        number.i = dtype == OPQ_bool                                        ? value->scalar.f != 0
-                   : value->scalar.f >= -0x1p63 && value->scalar.f < 0x1p63 ? (int64_t)value->scalar.f
-                                                                            : INT64_MIN;
-    if (dtype == OPQ_f32)
-        number.f = (double)(float)number.f;
-    else if (dtype == OPQ_bool)
-        number.i = number.i != 0;
+    opq_number number = opq_eval_cast((opq_dtype)value->type.dtype, dtype, value->scalar);
     return opq_value_scalar(ctx, dtype, number, value->type.weak, out_value);
 }
 

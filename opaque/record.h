@@ -87,6 +87,8 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, i
                            opq_cell **out_cell) OPQ_MUST_CHECK;
 /* The window becomes `value`, which must have exactly its dtype and shape. Overlapping windows: OPQ_INVALID. */
 opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value) OPQ_MUST_CHECK;
+/* May the window have one place for two elements? Windows with interleaved dims count as such. */
+bool opq_geometry_overlaps(const opq_geometry *geometry);
 
 /* ---- running */
 #define OPQ_REASONS(X)                                                                                                 \

@@ -1,4 +1,5 @@
 /* Values: one allocation each, released without recursion, so that a chain of any length can go. */
+#include "graph/eval.h"
 #include "opaque/context.h"
 
 #include <stdlib.h>
@@ -127,7 +128,7 @@ opq_status opq_value_scalar(opq_ctx *ctx, opq_dtype dtype, opq_number number, bo
     opq_type type = opq_type_make(dtype, 0, NULL);
     type.weak = weak;
     OPQ_TRY(opq_value_new(ctx, OPQ_OP_scalar, &type, NULL, 0, NULL, 0, out_value));
-    (*out_value)->scalar = number;
+    (*out_value)->scalar = opq_eval_rounded(dtype, number); /* integers wrap */
     return OPQ_OK;
 }
 

@@ -182,6 +182,25 @@ bool plainly(opq_op row, Form form, size_t count, Stack *stack)
     return true;
 }
 
+// Does the call write a tensor that has one place for several elements, or, elementwise, one whose memory it also reads in other
+// places? CPU kernels refuse most of these and know what the others mean.
+bool writes_overlapping(const Call &call, Form form, size_t total)
+{
+    const size_t first = form == Form::out ? call.count : 0, end = form == Form::out ? total : 1;
+    const bool elementwise = opq_op_info_of(call.row)->class_ == OPQ_CLASS_EWISE;
+    for (size_t i = first; i < end; ++i) {
+        if (!call.args[i].isTensor() || !on_device(call.args[i].toTensor()))
+            continue;
+        const Tensor &written = call.args[i].toTensor();
+        if (overlaps_itself(written))
+            return true;
+        for (size_t k = 0; elementwise && k < call.count; ++k)
+            if (k != i && call.args[k].isTensor() && overlaps_partly(written, call.args[k].toTensor()))
+                return true;
+    }
+    return false;
+}
+
 struct Adapter final : c10::OperatorKernel {
     Adapter(OperatorHandle functional_op, Form its_form, Kernel its_kernel, opq_op row_op)
         : functional(std::move(functional_op)), form(its_form), kernel(its_kernel), row(row_op),
@@ -211,14 +230,23 @@ struct Adapter final : c10::OperatorKernel {
         note_line();
         if (may_be_plain && plainly(row, form, count, stack))
             return;
+        guarded([&] { run(op, stack); });
+    }
+
+    void run(const OperatorHandle &op, Stack *stack) const
+    {
         const size_t total = form == Form::out ? op.schema().arguments().size() : count;
         Call call(functional, stack->data() + (stack->size() - total), count, row);
+        if (form != Form::functional && writes_overlapping(call, form, total))
+            return extern_now(op, stack);
         opq_status declined = OPQ_UNSUPPORTED;
         if (C10_UNLIKELY(!native(call, declined))) {
             call.results.clear();
             // What the core calls wrong but the meta kernels let pass is for the CPU kernel to refuse, here and now.
-            if (!extern_record(call) || declined == OPQ_INVALID)
-                return extern_now(op, stack);
+            if (!extern_record(call) || declined == OPQ_INVALID) {
+                extern_now(op, stack);
+                return prove(call.unproven);
+            }
         }
         deliver(op, form, call, stack);
     }
@@ -262,6 +290,10 @@ void write_out(const Tensor &out, const Result &result, const char *name)
 
 void write_result(const Tensor &tensor, const Result &result)
 {
+    if (result.dtype != tensor.scalar_type() && (is_raw(result.value.dtype()) || is_raw(tensor))) {
+        const Tensor given = wrap(result.value, result.dtype, result.order);
+        return write(tensor, convert(given, tensor.scalar_type(), Order{}));
+    }
     write(tensor, result.order.plain() ? result.value : permute(result.value, inverse(result.order).perm));
 }
 

@@ -38,6 +38,7 @@ class Call
     const size_t count;
     const opq_op row; // of the table row, for kernels that serve several
     c10::SmallVector<Result, 3> results;
+    std::string unproven; // see prove()
 
     const char *name() const { return op.operator_name().name.c_str(); }
     const Tensor &tensor(size_t i) const { return args[i].toTensor(); }
@@ -114,12 +115,14 @@ Dims normal_axes(IntArrayRef axes, int64_t rank);
 // ---- extern.cpp
 // Records the call as an extern node; false if it has to run now (shape depends on data, generator, no meta kernel).
 bool extern_record(Call &call);
-// One extern call of a named operator, from inside a kernel; throws Decline if it cannot be recorded.
+// Calls of this kind (Call::unproven, set where extern_record() gave up) are known to be accepted by the CPU kernel: it just did.
+void prove(const std::string &kind);
+// One call of a named operator through its CPU kernel, from inside a kernel: an extern node, or if it cannot wait done now.
 c10::SmallVector<Result, 3> extern_results(const char *name, const char *overload, std::vector<IValue> arguments);
 // The tensor's elements in another dtype, in the given memory order; any pair of dtypes.
 Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order);
-// Turns a Decline inside an unboxed kernel into the exception that the user sees.
-template <class Body> auto guarded(Body body)
+// Turns a Decline inside a kernel that has no other way into the exception that the user sees.
+template <class Body> decltype(auto) guarded(Body body)
 {
     try {
         return body();
@@ -127,8 +130,23 @@ template <class Body> auto guarded(Body body)
         raise(why.status);
     }
 }
+// What unboxed and boxed kernels are registered as: no Decline leaves them.
+template <auto kernel> struct Guarded;
+template <class R, class... Args, R (*kernel)(Args...)> struct Guarded<kernel> {
+    static R call(Args... args)
+    {
+        return guarded([&]() -> R { return kernel(std::forward<Args>(args)...); });
+    }
+};
+#define OPQ_KERNEL(function) TORCH_FN((::opq::Guarded<&function>::call))
+template <auto kernel> torch::CppFunction boxed_kernel()
+{
+    return torch::CppFunction::makeFromBoxedFunction<&Guarded<kernel>::call>();
+}
 // Runs the operator on CPU now and replaces the arguments on the stack by its results.
 void extern_now(const OperatorHandle &op, Stack *stack);
+// The same, uncounted, for what has no native form on any device.
+void run_on_cpu(const OperatorHandle &op, Stack *stack);
 void count_fallback(const OperatorHandle &op);
 std::map<std::string, int64_t> fallback_counts();
 void reset_fallback_counts();

@@ -157,13 +157,13 @@ Tensor encoder_layer(const Tensor &source, int64_t embed_dim, int64_t head_count
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
-    library.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
-    library.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
-    library.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
-    library.impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
-    library.impl("_fused_sdp_choice", TORCH_FN(attention_choice));
-    library.impl("_native_multi_head_attention", TORCH_FN(multi_head_attention));
-    library.impl("_transformer_encoder_layer_fwd", TORCH_FN(encoder_layer));
+    library.impl("_thnn_fused_lstm_cell", OPQ_KERNEL(lstm_cell));
+    library.impl("_thnn_fused_lstm_cell_backward_impl", OPQ_KERNEL(lstm_cell_backward));
+    library.impl("_thnn_fused_gru_cell", OPQ_KERNEL(gru_cell));
+    library.impl("_thnn_fused_gru_cell_backward", OPQ_KERNEL(gru_cell_backward));
+    library.impl("_fused_sdp_choice", OPQ_KERNEL(attention_choice));
+    library.impl("_native_multi_head_attention", OPQ_KERNEL(multi_head_attention));
+    library.impl("_transformer_encoder_layer_fwd", OPQ_KERNEL(encoder_layer));
 }
 
 } // namespace

@@ -90,6 +90,10 @@ Tensor copy_from(const Tensor &self, const Tensor &target, bool)
         if (!on_device(target)) {
             const Below below;
             target.copy_(cpu_now(self, OPQ_REASON_copy_to_host));
+        } else if (overlaps_itself(target) || overlaps_partly(target, self)) {
+            static const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+            Stack stack{target, self, false};
+            run_on_cpu(op, &stack);
         } else if (!on_device(self)) {
             const Below below;
             copy_in(self, target);
@@ -253,19 +257,19 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "fill.Scalar", &fill_scalar);
     adapt(library, "zero", &fill_scalar, OPQ_OP_const);
     adapt(library, "fill.Tensor", &fill_tensor);
-    library.impl("_to_copy", TORCH_FN(to_copy));
-    library.impl("_copy_from", TORCH_FN(copy_from));
-    library.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
-    library.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
-    library.impl("equal", TORCH_FN(equal));
-    library.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
-    library.impl("arange.start_out", TORCH_FN(arange_out));
-    library.impl("eye.out", TORCH_FN(eye_square_out));
-    library.impl("eye.m_out", TORCH_FN(eye_out));
-    library.impl("slice_scatter", TORCH_FN(slice_scatter));
-    library.impl("select_scatter", TORCH_FN(select_scatter));
-    library.impl("diagonal_scatter", TORCH_FN(diagonal_scatter));
-    library.impl("as_strided_scatter", TORCH_FN(as_strided_scatter));
+    library.impl("_to_copy", OPQ_KERNEL(to_copy));
+    library.impl("_copy_from", OPQ_KERNEL(copy_from));
+    library.impl("_copy_from_and_resize", OPQ_KERNEL(copy_from_and_resize));
+    library.impl("_local_scalar_dense", OPQ_KERNEL(local_scalar_dense));
+    library.impl("equal", OPQ_KERNEL(equal));
+    library.impl("_efficientzerotensor", OPQ_KERNEL(zero_tensor));
+    library.impl("arange.start_out", OPQ_KERNEL(arange_out));
+    library.impl("eye.out", OPQ_KERNEL(eye_square_out));
+    library.impl("eye.m_out", OPQ_KERNEL(eye_out));
+    library.impl("slice_scatter", OPQ_KERNEL(slice_scatter));
+    library.impl("select_scatter", OPQ_KERNEL(select_scatter));
+    library.impl("diagonal_scatter", OPQ_KERNEL(diagonal_scatter));
+    library.impl("as_strided_scatter", OPQ_KERNEL(as_strided_scatter));
 }
 
 } // namespace

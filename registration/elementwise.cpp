@@ -25,6 +25,9 @@ bool clamp(Call &call)
         result = record(OPQ_OP_clamp, {a, bound(1), bound(2)});
     else
         result = low ? record(OPQ_OP_maximum, {a, bound(1)}) : record(OPQ_OP_minimum, {a, bound(2)});
+    for (const size_t i : {size_t{1}, size_t{2}})
+        if (!call.none(i) && !call.args[i].isTensor())
+            check_fits(call.scalar(i), result.dtype());
     const at::ScalarType dtype = torch_dtype(result.dtype());
     call.give(std::move(result), dtype, tensors ? Order{} : order);
     return true;

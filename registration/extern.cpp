@@ -1,63 +1,28 @@
-// Operators without a native lowering, as nodes: what they are called with, what they will give, and the call itself.
+// Operators without a native lowering, as nodes: what they are called with, and the call itself.
 //
-// Result types come from running the operator once on meta tensors; predictions are cached by a text that spells operator,
-// constant arguments and operand geometries. The node's payload is that call with holes where the operands go. When it runs, the
+// predict.cpp says what they will give. The node's payload is that call with holes where the operands go. When it runs, the
 // holes become CPU tensors over our buffers, the operator runs below autograd on CPU, and what it gives is checked against the
 // prediction and copied into the result buffers.
-#include "adapter.h"
-
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <atomic>
-#include <mutex>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "below.h"
+#include "extern_call.h"
 
 namespace opq
 {
 
+void set_bits(const Tensor &tensor, const Hole &hole)
+{
+    if (hole.wrapped)
+        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    if (hole.conj)
+        tensor._set_conj(true);
+    if (hole.neg)
+        tensor._set_neg(true);
+}
+
 namespace
 {
-
-struct Hole {
-    size_t argument;
-    int64_t element; // of a list argument; -1: the argument itself
-    at::ScalarType dtype;
-    Dims sizes, strides;
-    bool wrapped, conj, neg;
-};
-
-struct Predicted {
-    bool defined;
-    at::ScalarType dtype;
-    Dims sizes;
-    Order order;
-};
-
-using Prediction = std::vector<Predicted>;
-
-struct ExternCall {
-    std::atomic<int> references{1};
-    OperatorHandle op;
-    std::vector<IValue> arguments;
-    std::vector<Hole> holes;
-    std::shared_ptr<const Prediction> prediction;
-};
-
-struct Predictions {
-    std::mutex mutex;
-    std::unordered_map<std::string, std::shared_ptr<const Prediction>> by_key; // NULL: has to run now
-    std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
-};
-constexpr size_t kPredictionLimit = 4096;
-
-Predictions &predictions()
-{
-    static auto *const instance = new Predictions;
-    return *instance;
-}
 
 // ---- reading the arguments
 
@@ -239,107 +204,6 @@ bool runs_late(const Call &call)
 
 // ---- calling with the holes filled
 
-// The arguments, operand i replaced by fill(hole i), devices by `where`.
-template <class Fill>
-Stack filled(const std::vector<IValue> &arguments, const std::vector<Hole> &holes, c10::DeviceType where, Fill fill)
-{
-    Stack stack(arguments.begin(), arguments.end());
-    for (IValue &value : stack)
-        if (value.isDevice() && value.toDevice().type() == kDeviceType)
-            value = c10::Device(where);
-    for (size_t i = 0; i < holes.size();) {
-        const size_t argument = holes[i].argument;
-        if (holes[i].element < 0) {
-            stack[argument] = fill(i);
-            ++i;
-            continue;
-        }
-        const bool optional = arguments[argument].isOptionalTensorList();
-        const auto old = arguments[argument].toListRef();
-        std::vector<std::optional<Tensor>> elements(old.size());
-        for (; i < holes.size() && holes[i].argument == argument; ++i)
-            elements[static_cast<size_t>(holes[i].element)] = fill(i);
-        if (optional) {
-            stack[argument] = c10::List<std::optional<Tensor>>(elements);
-        } else {
-            c10::List<Tensor> list;
-            for (const auto &element : elements)
-                list.push_back(element.value_or(Tensor()));
-            stack[argument] = std::move(list);
-        }
-    }
-    return stack;
-}
-
-void set_bits(const Tensor &tensor, const Hole &hole)
-{
-    if (hole.wrapped)
-        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    if (hole.conj)
-        tensor._set_conj(true);
-    if (hole.neg)
-        tensor._set_neg(true);
-}
-
-std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
-{
-    const Below below;
-    Stack stack = filled(call.arguments, call.holes, c10::DeviceType::Meta, [&](size_t i) {
-        const Hole &hole = call.holes[i];
-        // PyTorch takes a number for one on the CPU only, and asserts that before Python meta kernels. Its value decides no type.
-        if (hole.wrapped) {
-            Tensor number = at::ones(hole.sizes, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
-            set_bits(number, hole);
-            return number;
-        }
-        Tensor meta =
-            at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kMeta));
-        set_bits(meta, hole);
-        return meta;
-    });
-    call.op.callBoxed(stack);
-    auto result = std::make_shared<Prediction>();
-    for (const IValue &value : stack) {
-        const Tensor &tensor = value.toTensor();
-        if (!tensor.defined()) {
-            result->push_back({false, at::ScalarType::Undefined, {}, {}});
-            continue;
-        }
-        if (tensor.layout() != c10::kStrided || tensor.dim() > OPQ_RANK_MAX || !tensor.device().is_meta())
-            return nullptr;
-        result->push_back({true, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()),
-                           dense_order(tensor.sizes(), tensor.strides()).value_or(Order{})});
-    }
-    return result;
-}
-
-// NULL: not predictable. Errors in the user's arguments are thrown with PyTorch's own words.
-std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::string &key)
-{
-    Predictions &all = predictions();
-    {
-        const std::lock_guard<std::mutex> lock(all.mutex);
-        const auto found = all.by_key.find(key);
-        if (found != all.by_key.end())
-            return found->second;
-    }
-    std::shared_ptr<const Prediction> result;
-    try {
-        result = run_meta(call);
-    } catch (const c10::NotImplementedError &) {
-    } catch (const c10::Error &) {
-        throw;
-    } catch (const std::exception &) { // a meta kernel written in Python refused: the CPU kernel decides
-    }
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    if (all.unreliable.count(toString(call.op.operator_name())))
-        result = nullptr;
-    if (all.by_key.size() >= kPredictionLimit)
-        all.by_key.clear();
-    all.by_key.emplace(key, result);
-    return result;
-}
-
 // The payload describes its operands, it does not keep them.
 IValue hollow(const IValue &value)
 {
@@ -358,25 +222,6 @@ IValue hollow(const IValue &value)
         return list;
     }
     return value;
-}
-
-// Tensors of the wrong type exist by now, and this run can only fail. From the next call on the operator runs at once, which needs
-// no prediction.
-[[noreturn]] void mispredicted(const Predicted &expected, const Tensor &given, const OperatorHandle &op)
-{
-    const std::string name = toString(op.operator_name());
-    const std::string promised = expected.defined ? c10::str(expected.dtype, IntArrayRef(expected.sizes)) : "nothing";
-    const std::string got = given.defined() ? c10::str(given.scalar_type(), given.sizes()) : "nothing";
-    Predictions &all = predictions();
-    {
-        const std::lock_guard<std::mutex> lock(all.mutex);
-        all.unreliable.insert(name);
-        for (auto &[key, prediction] : all.by_key)
-            if (key.rfind(name + "(", 0) == 0)
-                prediction = nullptr;
-    }
-    TORCH_CHECK(false, "the CPU kernel gave ", got, " where the meta kernel of ", name, " promised ", promised,
-                ". The tensor that was promised cannot be had; the next call of the operator will not be deferred");
 }
 
 void store(const Predicted &expected, const Tensor &given, void *memory, const OperatorHandle &op)
@@ -460,8 +305,9 @@ bool extern_record(Call &call)
     Reader reader{call, *target, {}, {}, {}};
     if (!reader.read())
         return false;
-    target->prediction = predict(*target, reader.constants + reader.types);
-    if (!target->prediction)
+    bool proven = false;
+    target->prediction = predict(*target, reader.constants + reader.types, proven);
+    if (!target->prediction || (!proven && !rehearse(*target, reader.constants, reader.types, call.unproven)))
         return false;
     count_fallback(call.op);
     for (IValue &value : target->arguments)
@@ -491,8 +337,20 @@ c10::SmallVector<Result, 3> extern_results(const char *name, const char *overloa
 {
     const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     Call call(op, arguments.data(), arguments.size(), OPQ_OP_extern);
-    if (!extern_record(call))
-        decline(opq_fail(OPQ_UNSUPPORTED, "%s cannot be recorded", name));
+    if (extern_record(call))
+        return std::move(call.results);
+    Stack stack(arguments.begin(), arguments.end());
+    extern_now(op, &stack);
+    prove(call.unproven);
+    for (const IValue &value : stack) {
+        const Tensor &result = value.toTensor();
+        if (!result.defined()) {
+            call.give_none();
+            continue;
+        }
+        const Order order = dense_order(result.sizes(), result.strides()).value_or(Order{});
+        call.give(read_dense(result, order), result.scalar_type(), order);
+    }
     return std::move(call.results);
 }
 

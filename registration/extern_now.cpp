@@ -41,8 +41,52 @@ struct Pair {
     bool written;
 };
 
+// A cell that a call writes through a window, and the CPU copy of all of it. Arguments that share the cell are windows on the
+// copy, so that the CPU kernel sees which memory is the same.
+struct Shared {
+    Tensor ours, cpu; // flat
+};
+
+Tensor flat_cell(const Tensor &tensor)
+{
+    const int64_t count = opq_cell_bytes(impl_of(tensor)->cell()) / static_cast<int64_t>(tensor.itemsize());
+    return make_tensor(impl_of(tensor)->cell_ref(), tensor.dtype(), {count}, {1});
+}
+
 struct Conversion {
     std::vector<Pair> pairs;
+    std::vector<Shared> shared;
+
+    void share(const Tensor &written)
+    {
+        const Tensor flat = flat_cell(written);
+        shared.push_back({flat, cpu_now(flat, OPQ_REASON_extern_now).clone()});
+    }
+
+    void share_if_overlapping(const Tensor &written, const Stack &arguments)
+    {
+        if (!written.defined() || !impl_or_null(written) || window(written).defined())
+            return;
+        bool overlapping = overlaps_itself(written);
+        for (const IValue &other : arguments)
+            overlapping |= other.isTensor() && overlaps_partly(written, other.toTensor());
+        if (overlapping)
+            share(written);
+    }
+
+    // The window of a tensor on the copy of its cell; undefined: its cell is not shared.
+    Tensor window(const Tensor &tensor)
+    {
+        for (const Shared &cell : shared)
+            if (impl_or_null(tensor) && impl_of(tensor)->cell() == impl_of(cell.ours)->cell() &&
+                tensor.dtype() == cell.ours.dtype()) {
+                const Tensor seen = cell.cpu.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+                seen._set_conj(tensor.is_conj());
+                seen._set_neg(tensor.is_neg());
+                return seen;
+            }
+        return {};
+    }
 
     Tensor convert(const Tensor &tensor, bool written)
     {
@@ -53,12 +97,13 @@ struct Conversion {
                 return pair.cpu;
         TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors are supported on device ",
                                     device(), ", got ", tensor.layout());
-        Tensor cpu = tensor;
-        if (on_device(tensor))
-            cpu = cpu_now(tensor, OPQ_REASON_extern_now);
-        if (written && on_device(tensor))
+        Tensor cpu = window(tensor);
+        const bool whole = cpu.defined();
+        if (!whole)
+            cpu = on_device(tensor) ? cpu_now(tensor, OPQ_REASON_extern_now) : tensor;
+        if (!whole && written && on_device(tensor))
             cpu = cpu.clone();
-        pairs.push_back({tensor, cpu, written && on_device(tensor)});
+        pairs.push_back({tensor, cpu, written && on_device(tensor) && !whole});
         return cpu;
     }
 
@@ -89,6 +134,8 @@ struct Conversion {
 
     void write_back()
     {
+        for (const Shared &cell : shared)
+            write(cell.ours, upload(cell.cpu, Order{}));
         for (Pair &pair : pairs) {
             if (!pair.written)
                 continue;
@@ -127,12 +174,17 @@ struct Conversion {
     }
 };
 
-void run_now(const OperatorHandle &op, Stack *stack)
+} // namespace
+
+void run_on_cpu(const OperatorHandle &op, Stack *stack)
 {
     const auto &arguments = op.schema().arguments();
     const size_t first = stack->size() - arguments.size();
     Conversion conversion;
     Stack cpu_stack(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+    for (size_t i = 0; i < arguments.size(); ++i)
+        if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite() && cpu_stack[i].isTensor())
+            conversion.share_if_overlapping(cpu_stack[i].toTensor(), cpu_stack);
     for (const bool written : {true, false}) // an argument that is both read and written is one CPU tensor
         for (size_t i = 0; i < arguments.size(); ++i)
             if (written == (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()))
@@ -146,6 +198,9 @@ void run_now(const OperatorHandle &op, Stack *stack)
     for (const IValue &value : cpu_stack)
         stack->push_back(conversion.back_value(value, op));
 }
+
+namespace
+{
 
 bool is_view(const c10::FunctionSchema &schema)
 {
@@ -207,18 +262,34 @@ void extern_now(const OperatorHandle &op, Stack *stack)
     const std::string name = toString(op.operator_name());
     forbid_if_strict(name);
     try {
-        run_now(op, stack);
+        run_on_cpu(op, stack);
     } catch (const Decline &why) {
         raise(why.status);
     }
     count_and_warn(name); // not before: wrong arguments are an error of the user's and no fallback
 }
 
+namespace
+{
+
+bool writes_overlapping(const OperatorHandle &op, const Stack &stack)
+{
+    const auto &arguments = op.schema().arguments();
+    const IValue *const values = stack.data() + (stack.size() - arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i)
+        if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite() && values[i].isTensor() &&
+            values[i].toTensor().defined() && on_device(values[i].toTensor()) && overlaps_itself(values[i].toTensor()))
+            return true;
+    return false;
+}
+
+} // namespace
+
 void fallback(const OperatorHandle &op, Stack *stack)
 {
     note_line();
     const auto target = functional_of(op);
-    if (target) {
+    if (target && (target->form == Form::functional || !writes_overlapping(op, *stack))) {
         const size_t total = op.schema().arguments().size();
         Call call(target->functional, stack->data() + (stack->size() - total),
                   target->functional.schema().arguments().size(), OPQ_OP_extern);
@@ -230,13 +301,15 @@ void fallback(const OperatorHandle &op, Stack *stack)
         }
         if (recorded)
             return deliver(op, target->form, call, stack);
+        extern_now(op, stack);
+        return prove(call.unproven);
     }
     extern_now(op, stack);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library)
 {
-    library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    library.fallback(boxed_kernel<&fallback>());
 }
 
 } // namespace opq

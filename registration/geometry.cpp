@@ -138,6 +138,29 @@ Dims ordered_strides(IntArrayRef sizes, const Order &order)
 
 bool on_device(const Tensor &tensor) { return tensor.device().type() == kDeviceType; }
 
+bool overlaps_itself(const Tensor &tensor)
+{
+    if (tensor.is_non_overlapping_and_dense() || tensor.numel() == 0)
+        return false;
+    const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(tensor.dim()), tensor.sizes().data(),
+                              tensor.strides().data(), tensor.storage_offset()};
+    return tensor.dim() <= OPQ_RANK_MAX && opq_geometry_overlaps(&window);
+}
+
+bool overlaps_partly(const Tensor &a, const Tensor &b)
+{
+    const OpaqueImpl *const left = impl_or_null(a), *const right = b.defined() ? impl_or_null(b) : nullptr;
+    if (!left || !right || left == right || left->cell() != right->cell() || a.numel() == 0 || b.numel() == 0 ||
+        !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense())
+        return false;
+    const int64_t a_begin = a.storage_offset() * static_cast<int64_t>(a.itemsize()),
+                  b_begin = b.storage_offset() * static_cast<int64_t>(b.itemsize()),
+                  a_end = a_begin + static_cast<int64_t>(a.nbytes()), b_end = b_begin + static_cast<int64_t>(b.nbytes());
+    if (a_begin == b_begin && a_end == b_end)
+        return a.strides() != b.strides();
+    return a_begin < b_end && b_begin < a_end;
+}
+
 Value read(const Tensor &tensor) { return with_bits(tensor, read_window(tensor, tensor.sizes(), tensor.strides())); }
 
 Value read_raw(const Tensor &tensor) { return read_window(tensor, tensor.sizes(), tensor.strides()); }

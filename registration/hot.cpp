@@ -112,12 +112,12 @@ Tensor mm(const Tensor &a, const Tensor &b)
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
-    library.impl("add.Tensor", TORCH_FN(add));
-    library.impl("sub.Tensor", TORCH_FN(sub));
-    library.impl("mul.Tensor", TORCH_FN(mul));
-    library.impl("div.Tensor", TORCH_FN(div));
-    library.impl("relu", TORCH_FN(relu));
-    library.impl("mm", TORCH_FN(mm));
+    library.impl("add.Tensor", OPQ_KERNEL(add));
+    library.impl("sub.Tensor", OPQ_KERNEL(sub));
+    library.impl("mul.Tensor", OPQ_KERNEL(mul));
+    library.impl("div.Tensor", OPQ_KERNEL(div));
+    library.impl("relu", OPQ_KERNEL(relu));
+    library.impl("mm", OPQ_KERNEL(mm));
 }
 
 } // namespace

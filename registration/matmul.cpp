@@ -215,7 +215,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "vdot", &dot);
     adapt(library, "addbmm", &addbmm);
     adapt(library, "linear", &linear);
-    library.impl("linear_backward", TORCH_FN(linear_backward));
+    library.impl("linear_backward", OPQ_KERNEL(linear_backward));
 }
 
 } // namespace

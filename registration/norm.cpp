@@ -1,5 +1,8 @@
 // Softmax, layer normalisation, dropout: one node each, with the derivatives that autograd asks for.
+#include <cmath>
+
 #include "adapter.h"
+#include "below.h"
 #include "random.h"
 
 namespace opq
@@ -155,24 +158,54 @@ bool dropout_backward(Call &call)
 
 // ---- random tensors. In place forms find their functional overload; all draw from the same two rows.
 
-std::optional<at::Generator> generator_of(const Call &call, size_t i)
+using MaybeGenerator = std::optional<at::Generator>;
+
+MaybeGenerator generator_of(const Call &call, size_t i)
 {
     return call.none(i) ? std::nullopt : std::optional(call.args[i].toGenerator());
 }
 
-bool native_float(const Tensor &tensor)
+Value times(const Value &value, double factor) { return record(OPQ_OP_mul, {value, number(factor, value.dtype())}); }
+
+// The leading `bits` bits of numbers in [0, 1).
+Value leading_bits(const Value &value, int bits)
 {
-    const auto dtype = tensor.scalar_type();
-    return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+    return times(record(OPQ_OP_floor, {times(value, std::ldexp(1, bits))}), std::ldexp(1, -bits));
 }
 
-// a + b * draw, in the dtype of self
-bool affine(Call &call, const Value &drawn, double shift, double factor)
+// Numbers in [0, 1) with as many random bits as the significand of the dtype has, so that none rounds to 1. The core draws 24
+// bits at a time.
+Value uniform_values(opq_dtype dtype, IntArrayRef shape, const MaybeGenerator &generator)
 {
-    const opq_dtype dtype = core_dtype(call.tensor(0).scalar_type());
-    const Value scaled = record(OPQ_OP_mul, {drawn, number(factor, OPQ_f32)});
-    call.give(cast(record(OPQ_OP_add, {scaled, number(shift, OPQ_f32)}), dtype));
-    return true;
+    const Value drawn = draw(OPQ_OP_uniform, shape, generator);
+    if (dtype == OPQ_f16 || dtype == OPQ_bf16)
+        return leading_bits(drawn, dtype == OPQ_f16 ? 11 : 8);
+    if (dtype != OPQ_f64)
+        return drawn;
+    const Value middle = cast(draw(OPQ_OP_uniform, shape, generator), OPQ_f64);
+    const Value last = cast(leading_bits(draw(OPQ_OP_uniform, shape, generator), 5), OPQ_f64);
+    const Value low = record(OPQ_OP_add, {times(middle, 0x1p-24), times(last, 0x1p-48)});
+    return record(OPQ_OP_add, {cast(drawn, OPQ_f64), low});
+}
+
+// Standard normal numbers, in f32, or in f64 for a result of that dtype. The method of Box and Muller in both; the logarithm
+// and the cosine of f64 are calls of CPU kernels, because the core has them for f32 alone.
+Value normal_values(opq_dtype dtype, IntArrayRef shape, const MaybeGenerator &generator)
+{
+    if (dtype != OPQ_f64)
+        return draw(OPQ_OP_normal, shape, generator);
+    const Below below;
+    const Tensor u = wrap(uniform_values(OPQ_f64, shape, generator));
+    const Tensor v = wrap(uniform_values(OPQ_f64, shape, generator));
+    const Tensor radius = at::sqrt(at::mul(at::log1p(at::neg(u)), -2));
+    return read(at::mul(radius, at::cos(at::mul(v, 2 * M_PI))));
+}
+
+bool draws_natively(const Tensor &tensor) { return is_float(core_dtype(tensor.scalar_type())); }
+
+Value affine(const Value &drawn, double shift, double factor)
+{
+    return record(OPQ_OP_add, {times(drawn, factor), number(shift, drawn.dtype())});
 }
 
 // uniform(self, from, to, *, generator)
@@ -180,9 +213,11 @@ bool uniform(Call &call)
 {
     const double from = call.real(1), to = call.real(2);
     TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
-    if (!native_float(call.tensor(0)))
+    if (!draws_natively(call.tensor(0)))
         return false;
-    return affine(call, draw(OPQ_OP_uniform, call.tensor(0).sizes(), generator_of(call, 3)), from, to - from);
+    const opq_dtype dtype = core_dtype(call.tensor(0).scalar_type());
+    call.give(cast(affine(uniform_values(dtype, call.tensor(0).sizes(), generator_of(call, 3)), from, to - from), dtype));
+    return true;
 }
 
 // normal_functional(self, mean, std, *, generator)
@@ -190,9 +225,12 @@ bool normal(Call &call)
 {
     const double deviation = call.real(2);
     TORCH_CHECK(deviation >= 0, "normal expects std >= 0.0, but found std ", deviation);
-    if (!native_float(call.tensor(0)))
+    if (!draws_natively(call.tensor(0)))
         return false;
-    return affine(call, draw(OPQ_OP_normal, call.tensor(0).sizes(), generator_of(call, 3)), call.real(1), deviation);
+    const opq_dtype dtype = core_dtype(call.tensor(0).scalar_type());
+    const Value drawn = normal_values(dtype, call.tensor(0).sizes(), generator_of(call, 3));
+    call.give(cast(affine(drawn, call.real(1), deviation), dtype));
+    return true;
 }
 
 // bernoulli.p(self, p, *, generator), bernoulli.Tensor(self, p, *, generator), bernoulli(self, *, generator)
@@ -214,25 +252,25 @@ bool bernoulli(Call &call)
     }
     if (!is_float(p.dtype()))
         return false;
-    const Value drawn = draw(OPQ_OP_uniform, self.sizes(), generator_of(call, call.count - 1));
-    call.give(cast(record(OPQ_OP_lt, {drawn, cast(p, OPQ_f32)}), dtype));
+    const opq_dtype compared = p.dtype() == OPQ_f64 ? OPQ_f64 : OPQ_f32;
+    const Value drawn = uniform_values(compared, self.sizes(), generator_of(call, call.count - 1));
+    call.give(cast(record(OPQ_OP_lt, {drawn, cast(p, compared)}), dtype));
     return true;
 }
 
-Tensor &normal_(Tensor &self, double mean, double deviation, std::optional<at::Generator> generator)
+// Both halves of a complex number have half of the variance, and the mean.
+Tensor &normal_(Tensor &self, double mean, double deviation, MaybeGenerator generator)
 {
     note_line();
     TORCH_CHECK(deviation >= 0, "normal expects std >= 0.0, but found std ", deviation);
-    if (!native_float(self)) {
-        const Tensor drawn = at::normal(mean, deviation, self.sizes(), std::nullopt,
-                                        at::TensorOptions().device(device()).dtype(at::kFloat));
-        return self.copy_(drawn);
+    if (self.is_complex()) {
+        const Below below;
+        at::view_as_real(self).normal_(mean, deviation / std::sqrt(2.0), generator);
+        return self;
     }
-    guarded([&] {
-        const Value scaled =
-            record(OPQ_OP_mul, {draw(OPQ_OP_normal, self.sizes(), generator), number(deviation, OPQ_f32)});
-        write(self, record(OPQ_OP_add, {scaled, number(mean, OPQ_f32)}));
-    });
+    TORCH_CHECK_NOT_IMPLEMENTED(draws_natively(self), "\"normal_kernel_cpu\" not implemented for '", self.scalar_type(), "'");
+    const Value drawn = normal_values(core_dtype(self.scalar_type()), self.sizes(), generator);
+    write(self, affine(drawn, mean, deviation));
     return self;
 }
 
@@ -248,7 +286,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "native_dropout_backward", &dropout_backward);
     adapt(library, "uniform", &uniform);
     adapt(library, "normal_functional", &normal);
-    library.impl("normal_", TORCH_FN(normal_));
+    library.impl("normal_", OPQ_KERNEL(normal_));
     adapt(library, "bernoulli", &bernoulli);
     adapt(library, "bernoulli.p", &bernoulli);
     adapt(library, "bernoulli.Tensor", &bernoulli);

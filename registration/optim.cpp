@@ -180,12 +180,12 @@ void amp_unscale(const OperatorHandle &op, Stack *stack) { step(op, stack, &unsc
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     for (const char *name : {"_fused_adam_", "_fused_adam_.tensor_lr"})
-        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&fused_adam>());
+        library.impl(name, boxed_kernel<&fused_adam>());
     for (const char *name : {"_fused_adamw_", "_fused_adamw_.tensor_lr"})
-        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&fused_adamw>());
+        library.impl(name, boxed_kernel<&fused_adamw>());
     for (const char *name : {"_fused_sgd_", "_fused_sgd_.tensor_lr"})
-        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&fused_sgd>());
-    library.impl("_amp_foreach_non_finite_check_and_unscale_", torch::CppFunction::makeFromBoxedFunction<&amp_unscale>());
+        library.impl(name, boxed_kernel<&fused_sgd>());
+    library.impl("_amp_foreach_non_finite_check_and_unscale_", boxed_kernel<&amp_unscale>());
 }
 
 } // namespace

@@ -52,13 +52,20 @@ bool gather(const Call &call, size_t count, Gathered &out)
     return true;
 }
 
-// A Scalar argument promotes like an operand in `add.Scalar`; in `threshold` it is a parameter and takes the tensor's dtype.
-bool scalars_promote(const Call &call)
+// A Scalar argument promotes like an operand in `add.Scalar`; in `threshold` it is a parameter and takes the tensor's dtype;
+// in `clamp_min` it is both.
+bool clamps(const Call &call)
 {
-    const auto &name = call.op.operator_name();
-    return name.overload_name.find("Scalar") != std::string::npos || name.name == "aten::clamp_min" ||
-           name.name == "aten::clamp_max";
+    const std::string &name = call.op.operator_name().name;
+    return name == "aten::clamp_min" || name == "aten::clamp_max";
 }
+
+bool takes_parameters(const Call &call)
+{
+    return call.op.operator_name().overload_name.find("Scalar") == std::string::npos || clamps(call);
+}
+
+bool scalars_promote(const Call &call) { return !takes_parameters(call) || clamps(call); }
 
 bool broadcast_shape(const Gathered &args, Dims &shape)
 {
@@ -117,6 +124,9 @@ bool record_pointwise(Call &call, const Gathered &args, c10::ArrayRef<Value> val
         c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
         return false;
     Value result = record_list(call.row, values);
+    for (size_t i = 0; i < args.tensors.size(); ++i)
+        if (!args.tensors[i] && takes_parameters(call))
+            check_fits(args.scalars[i], result.dtype());
     const at::ScalarType dtype = torch_dtype(result.dtype());
     call.give(std::move(result), dtype, order);
     return true;

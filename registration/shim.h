@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/stack.h>
+#include <exception>
 #include <initializer_list>
 #include <optional>
 
@@ -32,7 +33,11 @@ inline void check(opq_status status)
         raise(status);
 }
 
-struct Decline {
+// Not only for the adapter to catch: whoever calls PyTorch's operators from Python catches what derives from std::exception, and
+// nothing else.
+struct Decline final : std::exception {
+    explicit Decline(opq_status why) : status(why) {}
+    const char *what() const noexcept override { return opq_error(); }
     opq_status status;
 };
 [[noreturn]] void decline(opq_status status);
@@ -109,7 +114,10 @@ Value permute(const Value &value, IntArrayRef dims);
 Value number(double value, opq_dtype dtype);
 Value number_i64(int64_t value);
 Value scalar(const at::Scalar &value);                  // weak
-Value scalar(const at::Scalar &value, opq_dtype dtype); // of this dtype
+Value scalar(const at::Scalar &value, opq_dtype dtype); // of this dtype; raises as check_fits()
+// Operators that take a number as an operand let it wrap; those that take it as a parameter refuse what the dtype cannot hold,
+// except for negative numbers in unsigned types. The words are PyTorch's.
+void check_fits(const at::Scalar &value, opq_dtype dtype);
 Value scalar_of(const Tensor &cpu_tensor);              // a 0-d CPU tensor, read now
 Value full(const at::Scalar &value, opq_dtype dtype, IntArrayRef size);
 Dims shape_of(const Value &value);
@@ -128,6 +136,10 @@ Dims ordered(IntArrayRef logical, const Order &order);       // sizes as they li
 Dims ordered_strides(IntArrayRef sizes, const Order &order); // logical strides of a dense tensor in this order
 
 bool on_device(const Tensor &tensor);
+// Is there a place in memory that stands for two elements?
+bool overlaps_itself(const Tensor &tensor);
+// Do the tensors share some of their memory, but not as the same dense window?
+bool overlaps_partly(const Tensor &a, const Tensor &b);
 // A tensor's value, row-major in its logical shape; negation bits are applied. Conjugated tensors decline.
 Value read(const Tensor &tensor);
 Value read_raw(const Tensor &tensor); // conj and neg bits left alone

@@ -1,6 +1,7 @@
 // Values, scalars and recording as C++ sees them.
 #include "shim.h"
 
+#include <ATen/Dispatch.h>
 #include <c10/core/DefaultDtype.h>
 #include <cstring>
 
@@ -222,11 +223,18 @@ Value scalar(const at::Scalar &value)
     return make_scalar(value.isBoolean() ? OPQ_bool : OPQ_i64, bits, true);
 }
 
+void check_fits(const at::Scalar &value, opq_dtype dtype)
+{
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, torch_dtype(dtype), "number",
+                               [&] { std::ignore = value.to<scalar_t>(); });
+}
+
 Value scalar(const at::Scalar &value, opq_dtype dtype)
 {
     opq_number bits{};
     if (value.isComplex() || is_raw(dtype))
         decline(opq_fail(OPQ_UNSUPPORTED, "complex numbers"));
+    check_fits(value, dtype);
     if (is_float(dtype))
         bits.f = value.toDouble();
     else if (dtype == OPQ_bool)

@@ -243,27 +243,27 @@ std::vector<Tensor> tensor_split(const Tensor &self, const Tensor &indices, int6
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library)
 {
-    library.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
+    library.impl("tensor_split.tensor_indices_or_sections", OPQ_KERNEL(tensor_split));
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
-    library.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
-    library.impl("empty.memory_format", TORCH_FN(empty));
-    library.impl("empty_strided", TORCH_FN(empty_strided));
-    library.impl("as_strided", TORCH_FN(as_strided));
-    library.impl("view", TORCH_FN(view));
-    library.impl("_unsafe_view", TORCH_FN(view));
-    library.impl("_reshape_alias", TORCH_FN(reshape_alias));
-    library.impl("alias", TORCH_FN(alias));
+    library.impl("tensor_split.tensor_indices_or_sections", OPQ_KERNEL(tensor_split));
+    library.impl("empty.memory_format", OPQ_KERNEL(empty));
+    library.impl("empty_strided", OPQ_KERNEL(empty_strided));
+    library.impl("as_strided", OPQ_KERNEL(as_strided));
+    library.impl("view", OPQ_KERNEL(view));
+    library.impl("_unsafe_view", OPQ_KERNEL(view));
+    library.impl("_reshape_alias", OPQ_KERNEL(reshape_alias));
+    library.impl("alias", OPQ_KERNEL(alias));
     for (const char *name : {"view.dtype", "view_as_real", "view_as_complex", "unfold"})
-        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&view_like_meta>());
-    library.impl("resize_", TORCH_FN(resize_));
-    library.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_window));
-    library.impl("set_.source_Storage", TORCH_FN(set_storage));
-    library.impl("set_.source_Tensor", TORCH_FN(set_tensor));
-    library.impl("set_", TORCH_FN(set_nothing));
-    library.impl("is_set_to", TORCH_FN(is_set_to));
+        library.impl(name, boxed_kernel<&view_like_meta>());
+    library.impl("resize_", OPQ_KERNEL(resize_));
+    library.impl("set_.source_Storage_storage_offset", OPQ_KERNEL(set_storage_window));
+    library.impl("set_.source_Storage", OPQ_KERNEL(set_storage));
+    library.impl("set_.source_Tensor", OPQ_KERNEL(set_tensor));
+    library.impl("set_", OPQ_KERNEL(set_nothing));
+    library.impl("is_set_to", OPQ_KERNEL(is_set_to));
 }
 
 } // namespace

@@ -1,0 +1,81 @@
+// An extern call between being recorded and being run, for the files that predict, record and run it.
+#pragma once
+
+#include <atomic>
+
+#include "adapter.h"
+
+namespace opq
+{
+
+struct Hole {
+    size_t argument;
+    int64_t element; // of a list argument; -1: the argument itself
+    at::ScalarType dtype;
+    Dims sizes, strides;
+    bool wrapped, conj, neg;
+};
+
+struct Predicted {
+    bool defined;
+    at::ScalarType dtype;
+    Dims sizes;
+    Order order;
+};
+
+using Prediction = std::vector<Predicted>;
+
+struct ExternCall {
+    std::atomic<int> references{1};
+    OperatorHandle op;
+    std::vector<IValue> arguments;
+    std::vector<Hole> holes;
+    std::shared_ptr<const Prediction> prediction;
+};
+
+// The arguments, operand i replaced by fill(hole i), devices by `where`.
+template <class Fill>
+Stack filled(const std::vector<IValue> &arguments, const std::vector<Hole> &holes, c10::DeviceType where, Fill fill)
+{
+    Stack stack(arguments.begin(), arguments.end());
+    for (IValue &value : stack)
+        if (value.isDevice() && value.toDevice().type() == kDeviceType)
+            value = c10::Device(where);
+    for (size_t i = 0; i < holes.size();) {
+        const size_t argument = holes[i].argument;
+        if (holes[i].element < 0) {
+            stack[argument] = fill(i);
+            ++i;
+            continue;
+        }
+        const bool optional = arguments[argument].isOptionalTensorList();
+        const auto old = arguments[argument].toListRef();
+        std::vector<std::optional<Tensor>> elements(old.size());
+        for (; i < holes.size() && holes[i].argument == argument; ++i)
+            elements[static_cast<size_t>(holes[i].element)] = fill(i);
+        if (optional) {
+            stack[argument] = c10::List<std::optional<Tensor>>(elements);
+        } else {
+            c10::List<Tensor> list;
+            for (const auto &element : elements)
+                list.push_back(element.value_or(Tensor()));
+            stack[argument] = std::move(list);
+        }
+    }
+    return stack;
+}
+
+void set_bits(const Tensor &tensor, const Hole &hole);
+
+// ---- predict.cpp
+// What the call will give. NULL: not predictable, or the meta kernel refuses the arguments: then the CPU kernel says what is wrong
+// with them, or that nothing is. Where it must not run now the meta kernel's words have to do. proven: rehearse() need not be asked.
+std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::string &key, bool &out_proven);
+// Tensors of the wrong type exist by now, and this run can only fail. From the next call on the operator runs at once, which needs
+// no prediction.
+[[noreturn]] void mispredicted(const Predicted &expected, const Tensor &given, const OperatorHandle &op);
+// Has the CPU kernel accepted a call of this kind, or does it now? False: it has to run now, on the operands themselves. `out_kind`
+// is then what prove() wants to know if it accepts them. constants: the call without its operand types; types: these.
+bool rehearse(const ExternCall &call, const std::string &constants, const std::string &types, std::string &out_kind);
+
+} // namespace opq

@@ -1,0 +1,214 @@
+// What an extern call will give, before it runs.
+//
+// Result types come from running the operator once on meta tensors; predictions are cached by a text that spells operator,
+// constant arguments and operand geometries.
+//
+// Meta kernels let much pass that CPU kernels refuse, above all dtypes for which these have no code, and predict other results for
+// some arguments. So that errors come where the call is written, the first call of a kind also runs on the CPU, with operands that
+// hold harmless values: it is rehearsed. A call of few elements is of a kind with those of its shapes and numbers, a larger one with
+// all of its dtypes.
+#include <ATen/ops/empty_strided.h>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "below.h"
+#include "extern_call.h"
+
+namespace opq
+{
+
+namespace
+{
+
+struct Known {
+    std::shared_ptr<const Prediction> prediction; // NULL: has to run now
+    bool proven;
+};
+
+struct Predictions {
+    std::mutex mutex;
+    std::unordered_map<std::string, Known> by_key;
+    std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
+    std::unordered_set<std::string> proven;     // kinds of calls that the CPU kernel is known to accept
+};
+constexpr size_t kPredictionLimit = 4096;
+
+Predictions &predictions()
+{
+    static auto *const instance = new Predictions;
+    return *instance;
+}
+
+std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
+{
+    const Below below;
+    Stack stack = filled(call.arguments, call.holes, c10::DeviceType::Meta, [&](size_t i) {
+        const Hole &hole = call.holes[i];
+        // PyTorch takes a number for one on the CPU only, and asserts that before Python meta kernels. Its value decides no type.
+        if (hole.wrapped) {
+            Tensor number = at::ones(hole.sizes, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
+            set_bits(number, hole);
+            return number;
+        }
+        Tensor meta =
+            at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kMeta));
+        set_bits(meta, hole);
+        return meta;
+    });
+    call.op.callBoxed(stack);
+    auto result = std::make_shared<Prediction>();
+    for (const IValue &value : stack) {
+        const Tensor &tensor = value.toTensor();
+        if (!tensor.defined()) {
+            result->push_back({false, at::ScalarType::Undefined, {}, {}});
+            continue;
+        }
+        if (tensor.layout() != c10::kStrided || tensor.dim() > OPQ_RANK_MAX || !tensor.device().is_meta())
+            return nullptr;
+        result->push_back({true, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()),
+                           dense_order(tensor.sizes(), tensor.strides()).value_or(Order{})});
+    }
+    return result;
+}
+
+} // namespace
+
+std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::string &key, bool &out_proven)
+{
+    Predictions &all = predictions();
+    {
+        const std::lock_guard<std::mutex> lock(all.mutex);
+        const auto found = all.by_key.find(key);
+        if (found != all.by_key.end()) {
+            out_proven = found->second.proven;
+            return found->second.prediction;
+        }
+    }
+    out_proven = false;
+    std::shared_ptr<const Prediction> result;
+    try {
+        result = run_meta(call);
+    } catch (const c10::NotImplementedError &) {
+    } catch (const c10::Error &) {
+        if ((opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0)
+            throw;
+        return nullptr;
+    } catch (const std::exception &) { // a meta kernel written in Python refused: the CPU kernel decides
+    }
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.unreliable.count(toString(call.op.operator_name())))
+        result = nullptr;
+    if (all.by_key.size() >= kPredictionLimit)
+        all.by_key.clear();
+    all.by_key.emplace(key, Known{result, false});
+    return result;
+}
+
+void mispredicted(const Predicted &expected, const Tensor &given, const OperatorHandle &op)
+{
+    const std::string name = toString(op.operator_name());
+    const std::string promised = expected.defined ? c10::str(expected.dtype, IntArrayRef(expected.sizes)) : "nothing";
+    const std::string got = given.defined() ? c10::str(given.scalar_type(), given.sizes()) : "nothing";
+    Predictions &all = predictions();
+    {
+        const std::lock_guard<std::mutex> lock(all.mutex);
+        all.unreliable.insert(name);
+        for (auto &[key, known] : all.by_key)
+            if (key.rfind(name + "(", 0) == 0)
+                known.prediction = nullptr;
+    }
+    TORCH_CHECK(false, "the CPU kernel gave ", got, " where the meta kernel of ", name, " promised ", promised,
+                ". The tensor that was promised cannot be had; the next call of the operator will not be deferred");
+}
+
+// ---- rehearsing
+
+namespace
+{
+
+constexpr int64_t kFewElements = 4096, kManyElements = int64_t{1} << 26;
+
+Tensor harmless(const Hole &hole)
+{
+    Tensor tensor =
+        at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
+    const size_t rank = hole.sizes.size();
+    const bool real = at::isFloatingType(hole.dtype) && !is_raw(core_dtype(hole.dtype));
+    if (rank >= 2 && (real || at::isComplexType(hole.dtype)) && hole.sizes[rank - 1] == hole.sizes[rank - 2])
+        tensor.copy_(at::eye(hole.sizes[rank - 1])); // a factorisation wants more than any numbers
+    else if (real)
+        tensor.fill_(0.5);
+    else
+        tensor.zero_();
+    set_bits(tensor, hole);
+    return tensor;
+}
+
+bool as_predicted(const Prediction &prediction, const Stack &results)
+{
+    if (prediction.size() != results.size())
+        return false;
+    for (size_t i = 0; i < prediction.size(); ++i) {
+        const Tensor &given = results[i].toTensor();
+        if (given.defined() != prediction[i].defined)
+            return false;
+        if (given.defined() &&
+            (given.scalar_type() != prediction[i].dtype || given.sizes() != IntArrayRef(prediction[i].sizes)))
+            return false;
+    }
+    return true;
+}
+
+bool is_proven(const std::string &kind)
+{
+    const std::lock_guard<std::mutex> lock(predictions().mutex);
+    return predictions().proven.count(kind) != 0;
+}
+
+} // namespace
+
+void prove(const std::string &kind)
+{
+    if (kind.empty())
+        return;
+    const std::lock_guard<std::mutex> lock(predictions().mutex);
+    if (predictions().proven.size() >= kPredictionLimit)
+        predictions().proven.clear();
+    predictions().proven.insert(kind);
+}
+
+bool rehearse(const ExternCall &call, const std::string &constants, const std::string &types, std::string &out_kind)
+{
+    int64_t elements = 0;
+    std::string dtypes;
+    for (const Hole &hole : call.holes) {
+        elements += c10::multiply_integers(hole.sizes);
+        dtypes += std::string(c10::toString(hole.dtype)) + ";";
+    }
+    if (elements > kManyElements)
+        return true;
+    std::string kind = elements <= kFewElements ? constants + types : toString(call.op.operator_name()) + dtypes;
+    if (!is_proven(kind)) {
+        const bool may_run_now = (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0;
+        try {
+            const Below below;
+            Stack stack = filled(call.arguments, call.holes, c10::DeviceType::CPU,
+                                 [&](size_t i) { return harmless(call.holes[i]); });
+            call.op.callBoxed(stack);
+            if (!as_predicted(*call.prediction, stack))
+                return !may_run_now;
+        } catch (const std::exception &) {
+            out_kind = std::move(kind);
+            return !may_run_now;
+        }
+        prove(kind);
+    }
+    const std::lock_guard<std::mutex> lock(predictions().mutex);
+    const auto known = predictions().by_key.find(constants + types);
+    if (known != predictions().by_key.end())
+        known->second.proven = true;
+    return true;
+}
+
+} // namespace opq
