@@ -218,7 +218,7 @@ def in_place(x):
     y = x.clone()
     y[0].mul_(2)
     y.permute(turned(y.dim()))[0].add_(1)
-    y[(..., 0)] = x[(..., 1)]
+    y[(..., 0)] = x[(..., -1)] * 2
     return y
 
 
