@@ -70,3 +70,54 @@ def test_a_norm_of_nothing_in_evaluation():
     x = torch.empty(0, 3, device="opaque", requires_grad=True)
     norm(x).sum().backward()
     assert x.grad.shape == (0, 3) and norm.weight.grad.tolist() == [0, 0, 0]
+
+
+# ---- operators with one kernel for every device, which reads the memory of its operands
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_grouped_mm(dtype):
+    """What mixtures of experts multiply with: values and gradients, as the CPU's."""
+
+    def run(device):
+        torch.manual_seed(0)
+        x, w = (torch.randn(*size).to(dtype).to(device) for size in ((12, 16), (3, 16, 8)))
+        ends = torch.tensor([4, 8, 12], dtype=torch.int32).to(device)
+        x.requires_grad_(), w.requires_grad_()
+        y = torch.nn.functional.grouped_mm(x, w, offs=ends)
+        y.float().square().sum().backward()
+        return [t.detach().cpu() for t in (y, x.grad, w.grad)]
+
+    for got, expected in zip(run("opaque"), run("cpu"), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_a_mixture_of_experts():
+    """Router, top-k, tokens sorted by expert, one grouped product, results added back: values and gradients."""
+
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = torch.nn.Linear(16, 4)
+            self.up = torch.nn.Parameter(torch.randn(4, 16, 32) * 0.1)
+            self.down = torch.nn.Parameter(torch.randn(4, 32, 16) * 0.1)
+
+        def forward(self, x):
+            weights, chosen = torch.softmax(self.router(x), -1).topk(2, -1)
+            flat = chosen.flatten()
+            order = flat.argsort(stable=True)
+            ends = torch.bincount(flat, minlength=4).cumsum(0).to(torch.int32)
+            h = torch.nn.functional.grouped_mm(x[order // 2], self.up, offs=ends)
+            h = torch.nn.functional.grouped_mm(torch.nn.functional.silu(h), self.down, offs=ends)
+            h = h * weights.flatten()[order, None]
+            return x + torch.zeros_like(x).index_add(0, order // 2, h)
+
+    def run(device):
+        torch.manual_seed(0)
+        model, x = Experts().to(device), torch.randn(24, 16).to(device)
+        y = model(x)
+        y.square().mean().backward()
+        return [t.detach().cpu() for t in (y, *(p.grad for p in model.parameters()))]
+
+    for got, expected in zip(run("opaque"), run("cpu"), strict=True):
+        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
