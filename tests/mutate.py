@@ -193,21 +193,28 @@ class Tree:
             if file and os.path.isfile(os.path.join(ROOT, file)):
                 os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
                 shutil.copy(os.path.join(ROOT, file), os.path.join(folder, file))
-        self._share_llvm()
+        self._adapt()
         self.kind = kind  # "core", "sanitized" or "torch"
         self._configure()
-        if not self.make():
+        if not self.make(jobs=4):
             sys.exit(f"mutate: the tree does not build\n{self.last_output[-3000:]}")
         self.tests = [] if kind == "torch" else self._list_tests()
 
-    def _share_llvm(self):
-        path = os.path.join(self.root, "CMakeLists.txt")
-        with open(path) as file:
-            text = file.read()
-        if "opq_fusion ${llvm_libs}" not in text:
-            sys.exit("mutate: CMakeLists.txt no longer links ${llvm_libs} where it did")
-        with open(path, "w") as file:
-            file.write(text.replace("opq_fusion ${llvm_libs}", "opq_fusion LLVM"))
+    def _adapt(self):
+        """LLVM shared; and no search for new files, which would cost more than most builds here."""
+        for folder, _, files in os.walk(self.root):
+            if "CMakeLists.txt" not in files:
+                continue
+            path = os.path.join(folder, "CMakeLists.txt")
+            with open(path) as file:
+                text = file.read()
+            if folder == self.root and "opq_fusion ${llvm_libs}" not in text:
+                sys.exit("mutate: CMakeLists.txt no longer links ${llvm_libs} where it did")
+            text = text.replace("opq_fusion ${llvm_libs}", "opq_fusion LLVM").replace(
+                "CONFIGURE_DEPENDS", ""
+            )
+            with open(path, "w") as file:
+                file.write(text)
 
     def _configure(self):
         command = ["cmake", "-S", self.root, "-B", self.build, "-G", "Ninja"]
@@ -220,9 +227,13 @@ class Tree:
             command += [f"-DPython3_EXECUTABLE={sys.executable}", "-DOPAQUE_TESTS=OFF"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def make(self, *targets: str) -> bool:
-        command = ["ninja", "-j1", "-C", self.build, *targets]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
+    def make(self, *targets: str, jobs: int = 1) -> bool:
+        command = ["ninja", f"-j{jobs}", "-C", self.build, *targets]
+        # The second copy of the tree, and that of the next run, find the objects of the first.
+        environment = dict(os.environ, CCACHE_BASEDIR=self.root, CCACHE_NOHASHDIR="1")
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS
+        )
         self.last_output = done.stdout
         return done.returncode == 0
 
@@ -259,7 +270,12 @@ class Tree:
         self.last_output = done.stderr.decode(errors="replace")
         return "" if done.returncode == 0 else "test"
 
-    def measure(self):
+    def measure(self, known: dict):
+        """How long each test takes without a change; `known` are times of a run that this one goes on with."""
+        if all(test.name in known for test in self.tests):
+            for test in self.tests:
+                test.seconds = known[test.name]
+            return
         for test in self.tests:
             start = time.monotonic()
             if self.run(test, 600):
@@ -323,12 +339,13 @@ def judge(tree: Tree, mutant: Mutant, tests: list) -> tuple:
             return (end, "pytest") if end else ("survived", "")
         if not tree.make(f"libopq_{folder}.a"):
             return "compile", ""
-        for test in sorted(tests, key=lambda t: t.seconds + 0.3 * (t.folder != own)):
-            if not tree.make(test.target):
-                return "compile", test.name
-            end = tree.run(test, 30 + 10 * test.seconds)
-            if end:
-                return end, test.name
+        for part in [[t for t in tests if t.folder == own], [t for t in tests if t.folder != own]]:
+            if part and not tree.make(*{t.target for t in part}):
+                return "compile", ""
+            for test in sorted(part, key=lambda t: t.seconds):
+                end = tree.run(test, 30 + 10 * test.seconds)
+                if end:
+                    return end, test.name
     return "survived", ""
 
 
@@ -368,7 +385,15 @@ class Session:
             trees = [
                 Tree(os.path.join(scratch, str(job)), kind) for job in range(self.options.jobs)
             ]
-            trees[0].measure()
+            times = self.options.log + "." + kind
+            known = {}
+            if os.path.exists(times):
+                with open(times) as file:
+                    known = json.load(file)
+            trees[0].measure(known)
+            if self.options.log != os.devnull:
+                with open(times, "w") as file:
+                    json.dump({t.name: t.seconds for t in trees[0].tests}, file)
             for stage in stages:
                 todo, threads = queue.Queue(), []
                 for mutant in mutants:

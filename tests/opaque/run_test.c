@@ -1,6 +1,8 @@
 /* When work runs: not before a value is needed, once for a graph that was seen before, and at the bound on what is pending. */
 #include "support.h"
 
+#include <time.h>
+
 static opq_value *sum_of_squares(opq_ctx *ctx, opq_value *x)
 {
     opq_value *squares = op2(ctx, OPQ_OP_mul, again(x), x), *sum = NULL;
@@ -243,6 +245,26 @@ static void test_equal_calls_all_run(void **state)
     assert_int_equal(c.calls, 2);
 }
 
+/* Times are differences, and a plan found again costs none of the first kind. */
+static void test_seconds_are_those_that_passed(void **state)
+{
+    opq_ctx *ctx = *state;
+    struct timespec start, end;
+    for (int turn = 0; turn < 2; turn++) {
+        opq_stats_reset(ctx);
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        opq_value *value = op1(ctx, OPQ_OP_exp, leaf(ctx, 0));
+        expect_ok(opq_materialize(ctx, &value, 1, OPQ_REASON_item));
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        opq_value_release(value);
+        double passed = (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) * 1e-9;
+        opq_stats stats = stats_of(ctx);
+        assert_true(stats.run_seconds > 0 && stats.compile_seconds >= 0);
+        assert_true(stats.run_seconds + stats.compile_seconds <= passed);
+        assert_int_equal(stats.compile_seconds > 0, turn == 0);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_context, drop_context)
 
 int main(void)
@@ -267,6 +289,7 @@ int main(void)
         TEST(test_a_result_without_memory),
         TEST(test_memory_is_counted),
         TEST(test_equal_calls_all_run),
+        TEST(test_seconds_are_those_that_passed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,6 +64,18 @@ static void test_the_second_use_packs(void **state)
     assert_int_equal(opq_packed_bytes(*state), 0);
 }
 
+/* A view has one record, from its first use on: as many as a buffer remembers all keep their copies. */
+static void test_a_view_has_one_record(void **state)
+{
+    opq_buffer *w = weight(*state);
+    for (int turn = 0; turn < 3; turn++)
+        for (int64_t row = 0; row < ROWS; row++) {
+            opq_packed_key key = slice(row, 1);
+            assert_int_equal(use(w, &key), turn == 2);
+        }
+    opq_buffer_release(w);
+}
+
 /* Each field of the key makes another copy. */
 static void test_views_are_told_apart(void **state)
 {
@@ -314,6 +326,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_the_second_use_packs),
+        TEST(test_a_view_has_one_record),
         TEST(test_views_are_told_apart),
         TEST(test_slices_share_the_bytes_of_the_whole),
         TEST(test_new_views_replace_old_ones),
