@@ -182,25 +182,6 @@ bool plainly(opq_op row, Form form, size_t count, Stack *stack)
     return true;
 }
 
-// Does the call write a tensor that has one place for several elements, or, elementwise, one whose memory it also reads in other
-// places? CPU kernels refuse most of these and know what the others mean.
-bool writes_overlapping(const Call &call, Form form, size_t total)
-{
-    const size_t first = form == Form::out ? call.count : 0, end = form == Form::out ? total : 1;
-    const bool elementwise = opq_op_info_of(call.row)->class_ == OPQ_CLASS_EWISE;
-    for (size_t i = first; i < end; ++i) {
-        if (!call.args[i].isTensor() || !on_device(call.args[i].toTensor()))
-            continue;
-        const Tensor &written = call.args[i].toTensor();
-        if (overlaps_itself(written))
-            return true;
-        for (size_t k = 0; elementwise && k < call.count; ++k)
-            if (k != i && call.args[k].isTensor() && overlaps_partly(written, call.args[k].toTensor()))
-                return true;
-    }
-    return false;
-}
-
 struct Adapter final : c10::OperatorKernel {
     Adapter(OperatorHandle functional_op, Form its_form, Kernel its_kernel, opq_op row_op)
         : functional(std::move(functional_op)), form(its_form), kernel(its_kernel), row(row_op),
@@ -237,8 +218,13 @@ struct Adapter final : c10::OperatorKernel {
     {
         const size_t total = form == Form::out ? op.schema().arguments().size() : count;
         Call call(functional, stack->data() + (stack->size() - total), count, row);
-        if (form != Form::functional && writes_overlapping(call, form, total))
+        if (form != Form::functional && writes_what_it_reads(op, call.args, opq_op_info_of(row)->class_ == OPQ_CLASS_EWISE))
             return extern_now(op, stack);
+        uint64_t kind = 0;
+        if (!accepted(op, call, total, kind)) {
+            extern_now(op, stack);
+            return accept_kind(kind);
+        }
         opq_status declined = OPQ_UNSUPPORTED;
         if (C10_UNLIKELY(!native(call, declined))) {
             call.results.clear();

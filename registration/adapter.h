@@ -100,6 +100,14 @@ bool plain_write(opq_op row, c10::ArrayRef<const Tensor *> tensors);
 // ---- helpers of kernels
 // A row whose operands are the call's tensors and scalars in schema order.
 bool pointwise(Call &call);
+// CPU kernels compute f16 and bf16 in f32 and take numbers as such. Where an operand is a number (no tensor: the scalar) that the
+// dtype does not hold, or a tensor without dimensions of another dtype, the operands become f32, and the result is to be cast to the
+// dtype returned. OPQ_f32: nothing changed.
+opq_dtype widen(opq_op row, c10::ArrayRef<const Tensor *> tensors, c10::ArrayRef<at::Scalar> scalars,
+                c10::SmallVector<Value, 6> &values);
+// Is the number an f16, or bf16? Of a tensor that wraps one.
+bool holds(at::ScalarType dtype, const Tensor &number);
+bool holds(at::ScalarType dtype, double number);
 // A tensor as it lies in memory, and in which order that is.
 struct InMemory {
     Value value;
@@ -111,6 +119,12 @@ bool same_dtype(std::initializer_list<const Tensor *> tensors);
 inline int64_t normal_axis(int64_t axis, int64_t rank) { return at::maybe_wrap_dim(axis, rank); }
 // Reduced axes: ascending, none given means all.
 Dims normal_axes(IntArrayRef axes, int64_t rank);
+
+// ---- accept.cpp
+// Does the CPU kernel of `op`, of whatever form, take arguments like these, of which there are `total`? False: it has to run now, on
+// the arguments themselves, and if it takes them accept_kind(out_kind).
+bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t &out_kind);
+void accept_kind(uint64_t kind);
 
 // ---- extern.cpp
 // Records the call as an extern node; false if it has to run now (shape depends on data, generator, no meta kernel).
@@ -147,6 +161,9 @@ template <auto kernel> torch::CppFunction boxed_kernel()
 void extern_now(const OperatorHandle &op, Stack *stack);
 // The same, uncounted, for what has no native form on any device.
 void run_on_cpu(const OperatorHandle &op, Stack *stack);
+// Does the call write a tensor that has one place for several elements, or whose memory it also reads? Elementwise, in other places
+// only. CPU kernels refuse most of these and know what the others mean.
+bool writes_what_it_reads(const OperatorHandle &op, const IValue *args, bool elementwise);
 void count_fallback(const OperatorHandle &op);
 std::map<std::string, int64_t> fallback_counts();
 void reset_fallback_counts();

@@ -134,23 +134,25 @@ bool equal(const Tensor &self, const Tensor &other)
     return at::equal(a, b);
 }
 
-// ---- filling
+// ---- filling. Without a number, with zeros, which more dtypes have than numbers.
 
-Value filled(const at::Scalar &value, const Tensor &like, const Order &order)
+Value filled(const std::optional<at::Scalar> &value, const Tensor &like, const Order &order)
 {
     const Dims memory = ordered(like.sizes(), order);
     const opq_dtype dtype = core_dtype(like.scalar_type());
     if (!is_raw(dtype))
-        return full(value, dtype, memory);
+        return full(value.value_or(0), dtype, memory);
     const Below below;
-    return upload(at::full(memory, value, at::TensorOptions().device(c10::kCPU).dtype(like.scalar_type())), Order{});
+    const auto options = at::TensorOptions().device(c10::kCPU).dtype(like.scalar_type());
+    return upload(value ? at::full(memory, *value, options) : at::zeros(memory, options), Order{});
 }
 
 bool fill_scalar(Call &call)
 {
     const Tensor &self = call.tensor(0);
     const Order order = copy_order(self, std::nullopt);
-    call.give(filled(call.row == OPQ_OP_const ? at::Scalar(0) : call.scalar(1), self, order), self.scalar_type(), order);
+    const std::optional<at::Scalar> value = call.row == OPQ_OP_const ? std::nullopt : std::optional(call.scalar(1));
+    call.give(filled(value, self, order), self.scalar_type(), order);
     return true;
 }
 
@@ -164,6 +166,16 @@ bool fill_tensor(Call &call)
     const Value one = cast(call.operand(1), core_dtype(self.scalar_type()));
     call.give(self.dim() == 0 ? one : expand(one, self.sizes()), self.scalar_type());
     return true;
+}
+
+// Numbers that become tensors are converted as the CPU converts them; fill_() is stricter.
+Tensor scalar_tensor(const at::Scalar &value, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                     std::optional<at::Device>, std::optional<bool> pin_memory)
+{
+    note_line();
+    const Below below;
+    const Tensor cpu = at::scalar_tensor(value, dtype, layout, c10::Device(c10::kCPU), pin_memory);
+    return is_raw(cpu) ? wrap(upload(cpu, Order{}), cpu.scalar_type()) : wrap(scalar_of(cpu), cpu.scalar_type());
 }
 
 Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -261,6 +273,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     library.impl("_copy_from", OPQ_KERNEL(copy_from));
     library.impl("_copy_from_and_resize", OPQ_KERNEL(copy_from_and_resize));
     library.impl("_local_scalar_dense", OPQ_KERNEL(local_scalar_dense));
+    library.impl("scalar_tensor", OPQ_KERNEL(scalar_tensor));
     library.impl("equal", OPQ_KERNEL(equal));
     library.impl("_efficientzerotensor", OPQ_KERNEL(zero_tensor));
     library.impl("arange.start_out", OPQ_KERNEL(arange_out));

@@ -44,14 +44,20 @@ bool divide(Call &call)
     const std::string &mode = call.args[2].toStringRef();
     TORCH_CHECK(mode == "trunc" || mode == "floor",
                 "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '", mode, "'");
-    call.give(record(mode == "trunc" ? OPQ_OP_div_trunc : OPQ_OP_div_floor, {a, b}));
+    const opq_op row = mode == "trunc" ? OPQ_OP_div_trunc : OPQ_OP_div_floor;
+    c10::SmallVector<Value, 6> operands{a, b};
+    const bool number = !call.args[1].isTensor();
+    const opq_dtype widened = widen(row, {&call.tensor(0), number ? nullptr : &call.tensor(1)},
+                                    {at::Scalar(), number ? call.scalar(1) : at::Scalar()}, operands);
+    const Value result = record_list(row, operands);
+    call.give(widened == OPQ_f32 ? result : cast(result, widened));
     return true;
 }
 
 bool rsub(Call &call)
 {
     const at::Scalar alpha = call.scalar(2);
-    if (alpha.isComplex())
+    if (alpha.isComplex() || call.args[1].isBool())
         return false;
     const at::ScalarType common = call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
                                                           : at::result_type(call.tensor(0), call.scalar(1));
@@ -122,10 +128,12 @@ bool pow_scalar(Call &call)
     Value result;
     if (common == OPQ_bool || (!is_float(common) && (e < 1 || e > 3)))
         return false;
+    if (common == OPQ_f16 || common == OPQ_bf16)
+        check_fits(exponent, common);
     if (e == 0)
         result = full(1, common, shape_of(x));
     else if (!power(x, e, result))
-        result = record(OPQ_OP_pow, {x, scalar(exponent, common)});
+        result = record(OPQ_OP_pow, {x, cast(scalar(exponent), common)});
     call.give(std::move(result), torch_dtype(common), order);
     return true;
 }

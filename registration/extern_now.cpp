@@ -53,6 +53,25 @@ Tensor flat_cell(const Tensor &tensor)
     return make_tensor(impl_of(tensor)->cell_ref(), tensor.dtype(), {count}, {1});
 }
 
+// Does another argument than number `at` read the memory of `written`? Elementwise it may, if it is the same window.
+bool reads_elsewhere(const Tensor &written, const IValue *args, size_t count, size_t at, bool elementwise)
+{
+    const auto reads = [&](const Tensor &other) {
+        return elementwise ? overlaps_partly(written, other) : written.is_same(other) || shares_memory(written, other);
+    };
+    for (size_t i = 0; i < count; ++i) {
+        if (i == at)
+            continue;
+        if (args[i].isTensor() && reads(args[i].toTensor()))
+            return true;
+        if (args[i].isTensorList())
+            for (const Tensor &element : args[i].toTensorVector())
+                if (reads(element))
+                    return true;
+    }
+    return false;
+}
+
 struct Conversion {
     std::vector<Pair> pairs;
     std::vector<Shared> shared;
@@ -63,14 +82,11 @@ struct Conversion {
         shared.push_back({flat, cpu_now(flat, OPQ_REASON_extern_now).clone()});
     }
 
-    void share_if_overlapping(const Tensor &written, const Stack &arguments)
+    void share_if_read(const Tensor &written, const Stack &arguments, size_t at)
     {
         if (!written.defined() || !impl_or_null(written) || window(written).defined())
             return;
-        bool overlapping = overlaps_itself(written);
-        for (const IValue &other : arguments)
-            overlapping |= other.isTensor() && overlaps_partly(written, other.toTensor());
-        if (overlapping)
+        if (overlaps_itself(written) || reads_elsewhere(written, arguments.data(), arguments.size(), at, false))
             share(written);
     }
 
@@ -79,8 +95,9 @@ struct Conversion {
     {
         for (const Shared &cell : shared)
             if (impl_or_null(tensor) && impl_of(tensor)->cell() == impl_of(cell.ours)->cell() &&
-                tensor.dtype() == cell.ours.dtype()) {
-                const Tensor seen = cell.cpu.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+                cell.cpu.nbytes() % tensor.itemsize() == 0) {
+                const Tensor seen = cell.cpu.view(tensor.scalar_type())
+                                        .as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
                 seen._set_conj(tensor.is_conj());
                 seen._set_neg(tensor.is_neg());
                 return seen;
@@ -184,7 +201,7 @@ void run_on_cpu(const OperatorHandle &op, Stack *stack)
     Stack cpu_stack(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
     for (size_t i = 0; i < arguments.size(); ++i)
         if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite() && cpu_stack[i].isTensor())
-            conversion.share_if_overlapping(cpu_stack[i].toTensor(), cpu_stack);
+            conversion.share_if_read(cpu_stack[i].toTensor(), cpu_stack, i);
     for (const bool written : {true, false}) // an argument that is both read and written is one CPU tensor
         for (size_t i = 0; i < arguments.size(); ++i)
             if (written == (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()))
@@ -272,26 +289,41 @@ void extern_now(const OperatorHandle &op, Stack *stack)
 namespace
 {
 
-bool writes_overlapping(const OperatorHandle &op, const Stack &stack)
+// Is an `out` argument of another dtype than the result? Some CPU kernels convert, some refuse.
+bool converts(const Target &target, const Call &call)
 {
-    const auto &arguments = op.schema().arguments();
-    const IValue *const values = stack.data() + (stack.size() - arguments.size());
-    for (size_t i = 0; i < arguments.size(); ++i)
-        if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite() && values[i].isTensor() &&
-            values[i].toTensor().defined() && on_device(values[i].toTensor()) && overlaps_itself(values[i].toTensor()))
+    for (size_t i = 0; target.form == Form::out && i < call.results.size(); ++i) {
+        const IValue &out = call.args[call.count + i];
+        if (out.isTensor() && out.toTensor().scalar_type() != call.results[i].dtype)
             return true;
+    }
     return false;
 }
 
 } // namespace
 
+bool writes_what_it_reads(const OperatorHandle &op, const IValue *args, bool elementwise)
+{
+    const auto &arguments = op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        if (!arguments[i].alias_info() || !arguments[i].alias_info()->isWrite() || !args[i].isTensor())
+            continue;
+        const Tensor &written = args[i].toTensor();
+        if (written.defined() && on_device(written) &&
+            (overlaps_itself(written) || reads_elsewhere(written, args, arguments.size(), i, elementwise)))
+            return true;
+    }
+    return false;
+}
+
 void fallback(const OperatorHandle &op, Stack *stack)
 {
     note_line();
     const auto target = functional_of(op);
-    if (target && (target->form == Form::functional || !writes_overlapping(op, *stack))) {
-        const size_t total = op.schema().arguments().size();
-        Call call(target->functional, stack->data() + (stack->size() - total),
+    const size_t total = op.schema().arguments().size();
+    IValue *const args = stack->data() + (stack->size() - total);
+    if (target && (target->form == Form::functional || !writes_what_it_reads(op, args, false))) {
+        Call call(target->functional, args,
                   target->functional.schema().arguments().size(), OPQ_OP_extern);
         bool recorded = false;
         try {
@@ -299,7 +331,7 @@ void fallback(const OperatorHandle &op, Stack *stack)
         } catch (const Decline &) {
             call.results.clear();
         }
-        if (recorded)
+        if (recorded && !converts(*target, call))
             return deliver(op, target->form, call, stack);
         extern_now(op, stack);
         return prove(call.unproven);

@@ -147,18 +147,40 @@ bool overlaps_itself(const Tensor &tensor)
     return tensor.dim() <= OPQ_RANK_MAX && opq_geometry_overlaps(&window);
 }
 
+namespace
+{
+
+struct Reach { // in bytes of the cell
+    int64_t begin, end;
+};
+
+Reach reach_of(const Tensor &tensor)
+{
+    int64_t last = tensor.storage_offset();
+    for (int64_t d = 0; d < tensor.dim(); ++d)
+        last += (tensor.size(d) - 1) * tensor.stride(d);
+    const auto width = static_cast<int64_t>(tensor.itemsize());
+    return {tensor.storage_offset() * width, (last + 1) * width};
+}
+
+} // namespace
+
+bool shares_memory(const Tensor &a, const Tensor &b)
+{
+    const OpaqueImpl *const left = a.defined() ? impl_or_null(a) : nullptr,
+                            *const right = b.defined() ? impl_or_null(b) : nullptr;
+    if (!left || !right || left->cell() != right->cell() || a.numel() == 0 || b.numel() == 0)
+        return false;
+    const Reach of_a = reach_of(a), of_b = reach_of(b);
+    return of_a.begin < of_b.end && of_b.begin < of_a.end;
+}
+
 bool overlaps_partly(const Tensor &a, const Tensor &b)
 {
-    const OpaqueImpl *const left = impl_or_null(a), *const right = b.defined() ? impl_or_null(b) : nullptr;
-    if (!left || !right || left == right || left->cell() != right->cell() || a.numel() == 0 || b.numel() == 0 ||
-        !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense())
+    if (a.is_same(b) || !shares_memory(a, b) || !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense())
         return false;
-    const int64_t a_begin = a.storage_offset() * static_cast<int64_t>(a.itemsize()),
-                  b_begin = b.storage_offset() * static_cast<int64_t>(b.itemsize()),
-                  a_end = a_begin + static_cast<int64_t>(a.nbytes()), b_end = b_begin + static_cast<int64_t>(b.nbytes());
-    if (a_begin == b_begin && a_end == b_end)
-        return a.strides() != b.strides();
-    return a_begin < b_end && b_begin < a_end;
+    const Reach of_a = reach_of(a), of_b = reach_of(b);
+    return of_a.begin != of_b.begin || of_a.end != of_b.end || a.strides() != b.strides();
 }
 
 Value read(const Tensor &tensor) { return with_bits(tensor, read_window(tensor, tensor.sizes(), tensor.strides())); }

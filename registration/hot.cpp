@@ -36,6 +36,9 @@ Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
     note_line();
     if (Tensor result = plain_result(op, {&a, &b}); result.defined())
         return result;
+    if (b.dim() == 0 && (a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16) &&
+        b.scalar_type() != a.scalar_type() && (on_device(b) || !holds(a.scalar_type(), b)))
+        return {};
     const Value left = read(a), right = simple_operand(b);
     if (!right)
         return {};

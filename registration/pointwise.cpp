@@ -62,7 +62,8 @@ bool clamps(const Call &call)
 
 bool takes_parameters(const Call &call)
 {
-    return call.op.operator_name().overload_name.find("Scalar") == std::string::npos || clamps(call);
+    return call.op.operator_name().overload_name.find("Scalar") == std::string::npos || clamps(call) ||
+           call.row == OPQ_OP_lerp;
 }
 
 bool scalars_promote(const Call &call) { return !takes_parameters(call) || clamps(call); }
@@ -98,6 +99,18 @@ Order common_order(const Gathered &args)
     return result_order(present, shape);
 }
 
+at::ScalarType common_type(const Call &call)
+{
+    return call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
+                                   : at::result_type(call.tensor(0), call.scalar(1));
+}
+
+at::Scalar negated(const at::Scalar &number)
+{
+    return number.isFloatingPoint() ? at::Scalar(-number.toDouble())
+                                    : at::Scalar(static_cast<int64_t>(-static_cast<uint64_t>(number.toLong())));
+}
+
 // b * alpha in the dtype of the result.
 bool scale(const Call &call, const at::Scalar &alpha, Value &b)
 {
@@ -107,26 +120,44 @@ bool scale(const Call &call, const at::Scalar &alpha, Value &b)
         return true;
     if (alpha.isFloatingPoint() && alpha.toDouble() == 1.0)
         return true;
-    const at::ScalarType common = call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
-                                                          : at::result_type(call.tensor(0), call.scalar(1));
+    const at::ScalarType common = common_type(call);
     TORCH_CHECK(common == at::kBool || !alpha.isBoolean(), "Boolean alpha only supported for Boolean results.");
     TORCH_CHECK(at::isFloatingType(common) || alpha.isIntegral(true),
                 "For integral input tensors, argument alpha must not be a floating point number.");
     if (common == at::kBool)
         return false;
-    b = record(OPQ_OP_mul, {b, scalar(alpha, core_dtype(common))});
+    const opq_dtype dtype = core_dtype(common);
+    at::Scalar factor = alpha;
+    if (call.row == OPQ_OP_sub) { // add with -alpha to PyTorch, which decides what fits
+        factor = negated(alpha);
+        check_fits(factor, dtype);
+        factor = is_float(dtype) ? at::Scalar(-factor.toDouble()) : alpha;
+    } else {
+        check_fits(factor, dtype);
+    }
+    b = record(OPQ_OP_mul, {cast(b, dtype), scalar(factor)});
     return true;
 }
 
-bool record_pointwise(Call &call, const Gathered &args, c10::ArrayRef<Value> values, const Order &order)
+// CPU kernels compute f16 and bf16 in f32 and take most parameters as such.
+opq_dtype parameter_dtype(const Call &call, size_t i, opq_dtype dtype)
+{
+    const bool as_elements = clamps(call) || call.row == OPQ_OP_hardtanh || (call.row == OPQ_OP_threshold && i == 2);
+    return !as_elements && (dtype == OPQ_f16 || dtype == OPQ_bf16) ? OPQ_f32 : dtype;
+}
+
+bool record_pointwise(Call &call, const Gathered &args, c10::SmallVector<Value, 6> &values, const Order &order)
 {
     if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float &&
         c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
         return false;
+    const opq_dtype widened = clamps(call) ? OPQ_f32 : widen(call.row, args.tensors, args.scalars, values);
     Value result = record_list(call.row, values);
+    if (widened != OPQ_f32)
+        result = cast(result, widened);
     for (size_t i = 0; i < args.tensors.size(); ++i)
         if (!args.tensors[i] && takes_parameters(call))
-            check_fits(args.scalars[i], result.dtype());
+            check_fits(args.scalars[i], parameter_dtype(call, i, result.dtype()));
     const at::ScalarType dtype = torch_dtype(result.dtype());
     call.give(std::move(result), dtype, order);
     return true;
@@ -138,6 +169,8 @@ bool apply(Call &call, size_t count, bool alpha)
     if (!gather(call, count, args))
         return false;
     if (args.float_scalar && !args.has_float && !scalars_promote(call))
+        return false;
+    if (call.row == OPQ_OP_softshrink && !(args.scalars[1].toDouble() >= 0)) // an error that PyTorch words
         return false;
     if (call.row == OPQ_OP_lerp) // the one that does not promote
         for (const Tensor *const tensor : args.tensors)
@@ -176,6 +209,56 @@ Kernel kernel_of(const char *signature)
 }
 
 } // namespace
+
+bool holds(at::ScalarType dtype, const Tensor &number)
+{
+    double value = 0;
+    switch (number.scalar_type()) {
+    case at::kDouble: value = *number.const_data_ptr<double>(); break;
+    case at::kLong: value = static_cast<double>(*number.const_data_ptr<int64_t>()); break;
+    case at::kBool: return true;
+    default: return false;
+    }
+    return holds(dtype, value);
+}
+
+bool holds(at::ScalarType dtype, double number)
+{
+    const auto narrow = static_cast<float>(number);
+    const float held = dtype == at::kHalf ? static_cast<float>(c10::Half(narrow)) : static_cast<float>(c10::BFloat16(narrow));
+    return number != number || held == number;
+}
+
+opq_dtype widen(opq_op row, c10::ArrayRef<const Tensor *> tensors, c10::ArrayRef<at::Scalar> scalars,
+                c10::SmallVector<Value, 6> &values)
+{
+    const auto is_number = [](const Tensor *tensor) {
+        return !tensor || (!on_device(*tensor) && tensor->unsafeGetTensorImpl()->is_wrapped_number());
+    };
+    if (opq_op_info_of(row)->rule == OPQ_RULE_BOOL || row == OPQ_OP_remainder || row == OPQ_OP_fmod)
+        return OPQ_f32;
+    at::ScalarType narrow = at::ScalarType::Undefined;
+    for (const Tensor *const tensor : tensors)
+        if (!is_number(tensor) && tensor->dim() != 0)
+            narrow = narrow == at::ScalarType::Undefined ? tensor->scalar_type()
+                                                         : at::promoteTypes(narrow, tensor->scalar_type());
+    if (narrow != at::kHalf && narrow != at::kBFloat16)
+        return OPQ_f32;
+    bool exact = true;
+    for (size_t i = 0; i < tensors.size(); ++i)
+        if (is_number(tensors[i]))
+            exact &= tensors[i] ? holds(narrow, *tensors[i]) : holds(narrow, scalars[i].toDouble());
+        else if (tensors[i]->dim() == 0)
+            exact &= tensors[i]->scalar_type() == narrow || tensors[i]->scalar_type() == at::kBool;
+    if (exact)
+        return OPQ_f32;
+    for (size_t i = 0; i < values.size(); ++i)
+        if (tensors[i] && values[i].dtype() == core_dtype(narrow))
+            values[i] = cast(values[i], OPQ_f32);
+        else if (!is_number(tensors[i]) && tensors[i]->dim() == 0 && values[i].dtype() != OPQ_bool)
+            values[i] = cast(values[i], OPQ_f32);
+    return core_dtype(narrow);
+}
 
 Kernel pointwise_kernel(opq_op row) { return kernel_of(opq_op_info_of(row)->signature); }
 

@@ -140,6 +140,8 @@ bool on_device(const Tensor &tensor);
 bool overlaps_itself(const Tensor &tensor);
 // Do the tensors share some of their memory, but not as the same dense window?
 bool overlaps_partly(const Tensor &a, const Tensor &b);
+// Do two tensors of this device reach into each other's memory, or might they?
+bool shares_memory(const Tensor &a, const Tensor &b);
 // A tensor's value, row-major in its logical shape; negation bits are applied. Conjugated tensors decline.
 Value read(const Tensor &tensor);
 Value read_raw(const Tensor &tensor); // conj and neg bits left alone

@@ -17,10 +17,25 @@ from torch.utils import _pytree
 
 
 def moved(value):
+    """On the device, with tensors that share memory sharing it there."""
+    flat, done = {}, {}
+
     def move(leaf):
-        if isinstance(leaf, torch.Tensor):
-            return leaf.detach().to("opaque").requires_grad_(leaf.requires_grad)
-        return leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in done:
+            done[id(leaf)] = there(leaf)
+        return done[id(leaf)]
+
+    def there(leaf):
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            return leaf.to("opaque")
+        key = leaf.untyped_storage().data_ptr(), leaf.dtype
+        if key not in flat:
+            count = leaf.untyped_storage().nbytes() // leaf.itemsize
+            flat[key] = leaf.detach().as_strided((count,), (1,), 0).to("opaque")
+        window = flat[key].as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+        return window.requires_grad_(leaf.requires_grad)
 
     return _pytree.tree_map(move, value)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import warnings
 
 import pytest
@@ -88,16 +89,18 @@ def outcome(f, *arguments):
         return type(error).__name__, str(error).splitlines()[0]
 
 
-def equal(got, want):
+def equal(got, want, loose=False):
+    """loose: an operand was of 16 bits, to which a fused result is not rounded on its way to a wider one."""
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
-        return got == want or (got != got and want != want) or repr(got) == repr(want)
+        return repr(got) == repr(want)
     if got.dtype != want.dtype or got.shape != want.shape:
         return False
     if want.dtype.is_floating_point and want.dtype.itemsize > 1 or want.dtype.is_complex:
         pair = (want, got)
         if want.dtype.is_complex:
             pair = [torch.view_as_real(t.resolve_conj().to(torch.complex128)) for t in pair]
-        tolerance = {2: 2e-2, 4: 2e-2}.get(want.dtype.itemsize, 1e-4) if want.dtype != torch.float32 else 1e-4
+        narrow = want.dtype in (torch.float16, torch.bfloat16, torch.complex32)
+        tolerance = 2e-2 if loose or narrow else 1e-4
         want, got = (t.double() for t in pair)
         return torch.allclose(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
     return torch.equal(bits(got), bits(want))
@@ -107,9 +110,11 @@ def equal(got, want):
 def test_moved_and_viewed(dtype):
     x, wrong = raw(dtype, 3, 4), []
     for name, f in MOVES.items():
-        if name in ("full", "fill_", "ones", "eq", "item", "tolist", "equal") and dtype in BITS:
+        if name in ("full", "fill_", "ones", "eq") and dtype in BITS:
             continue  # covered by test_errors_of_bits
         want, got = outcome(f, x.clone()), outcome(f, x.clone().to(D))
+        if isinstance(want, list) or isinstance(got, list):
+            want, got = repr(want), repr(got)
         exact = not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor)
         same = equal(got, want) if exact else got.dtype == want.dtype and torch.equal(bits(got), bits(want))
         if not same:
@@ -155,7 +160,9 @@ def test_printed(dtype):
     if isinstance(want, tuple):
         assert isinstance(got, tuple) and got[0] == want[0]
     else:
-        assert got.replace(", device='opaque:0'", "") == want
+        got = got.replace("device='opaque:0'", "")
+        plain = [re.sub(r"[\s,]+", " ", text).replace(" )", ")") for text in (got, want)]
+        assert plain[0] == plain[1]  # but for the place of line breaks
 
 
 def test_quantised_tensors_are_refused():
@@ -178,6 +185,10 @@ INPLACE = [
     *("masked_fill_", "masked_scatter_", "index_put_"),
 ]
 OUT = ["add", "mul", "div", "pow", "complex", "maximum", "eq", "atan2", "bitwise_and", "matmul"]
+
+
+# The CPU has a kernel of its own, which lacks some exponents; other devices compute a * 2**b, and so have all.
+MORE = {"ldexp", "ldexp_"}
 
 
 def small(dtype, seed):
@@ -221,6 +232,8 @@ def test_pairs(kind, name):
     for pair in picked:
         want = outcome(apply, kind, name, "cpu", pair)
         got = outcome(apply, kind, name, D, pair)
-        if not equal(got, want):
+        if name in MORE and isinstance(want, tuple) and want[0] == "NotImplementedError":
+            continue
+        if not equal(got, want, any(d in (torch.float16, torch.bfloat16) for d in pair)):
             wrong.append(f"{[str(d)[6:] for d in pair]}: {got}, the CPU gives {want}")
     assert not wrong, f"{len(wrong)} of {len(picked)} differ:\n" + "\n".join(wrong[:30])

@@ -28,6 +28,12 @@ NUMBERS = [
     *(0.0, -0.0, 0.5, 2.7, -1.5, 1e-8, 300.5, 65504.0, 7e4, 1e40, -1e40),
     *(float("inf"), float("-inf"), float("nan"), 2 + 1j),
 ]
+def assigned(x, number):
+    x = x.clone()
+    x[1:3] = number
+    return x
+
+
 BINARY = {
     "add": lambda x, n: x + n,
     "radd": lambda x, n: n + x,
@@ -64,7 +70,7 @@ BINARY = {
     "full": lambda x, n: torch.full((2,), n, dtype=x.dtype, device=x.device),
     "full_like": lambda x, n: torch.full_like(x, n),
     "new_full": lambda x, n: x.new_full((2,), n),
-    "setitem": lambda x, n: x.clone().__setitem__(slice(1, 3), n),
+    "setitem": assigned,
     "add alpha": lambda x, n: torch.add(x, x, alpha=n),
     "sub alpha": lambda x, n: torch.sub(x, x, alpha=n),
     "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),

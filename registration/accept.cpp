@@ -1,0 +1,169 @@
+// Whether the CPU kernel takes a call that a kernel of ours would compute.
+//
+// PyTorch's kernels differ in the dtypes they have code for, and refuse the others in words of their own. A table of that would be
+// a copy of PyTorch. Instead the first call of a kind also goes to the CPU kernel, with operands of a single element where shapes
+// are free. Calls whose tensors are all of one floating dtype are not looked at: kernels exist for these, and they are most.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <unordered_set>
+
+#include "adapter.h"
+#include "below.h"
+
+namespace opq
+{
+
+namespace
+{
+
+constexpr int64_t kFewElements = 4096;
+constexpr size_t kKindLimit = 65536;
+
+bool usual(at::ScalarType dtype)
+{
+    return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+bool all_of_one_floating_dtype(const IValue *args, size_t count)
+{
+    at::ScalarType first = at::ScalarType::Undefined;
+    for (size_t i = 0; i < count; ++i) {
+        if (args[i].isTensorList()) // joining has no arithmetic
+            continue;
+        if (!args[i].isTensor() || !args[i].toTensor().defined())
+            continue;
+        const at::ScalarType dtype = args[i].toTensor().scalar_type();
+        if (first == at::ScalarType::Undefined)
+            first = dtype;
+        if (dtype != first || !usual(dtype))
+            return false;
+    }
+    return true;
+}
+
+// What a call has in common with others, as a number, and operands that stand for its own.
+struct Kind {
+    uint64_t hash = 0xcbf29ce484222325U;
+    int64_t elements = 0;
+    bool known = true; // every argument was understood
+    Stack stack;
+
+    void mix(uint64_t word) { hash = (hash ^ word) * 0x100000001b3U + (hash >> 29); }
+
+    void add_tensor(const Tensor &tensor, bool elementwise, bool written_out)
+    {
+        mix(static_cast<uint64_t>(tensor.scalar_type()) * 8 + 1);
+        mix(static_cast<uint64_t>(tensor.dim()) * 2 + tensor.unsafeGetTensorImpl()->is_wrapped_number());
+        Dims sizes(static_cast<size_t>(tensor.dim()), 1);
+        if (!elementwise) {
+            sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+            elements += tensor.numel();
+            for (const int64_t size : sizes)
+                mix(static_cast<uint64_t>(size));
+        }
+        stands.push_back({stack.size(), written_out ? Dims{0} : std::move(sizes), tensor.scalar_type(),
+                          tensor.unsafeGetTensorImpl()->is_wrapped_number()});
+        stack.emplace_back();
+    }
+
+    void add_number(const IValue &value, bool parameter)
+    {
+        mix(value.isDouble() ? 2 : value.isInt() ? 3 : value.isBool() ? 4 : 5);
+        if (parameter && value.isDouble())
+            mix(c10::bit_cast<uint64_t>(value.toDouble()));
+        else if (parameter && value.isInt())
+            mix(static_cast<uint64_t>(value.toInt()));
+        else if (value.isBool())
+            mix(value.toBool());
+        stack.push_back(value);
+    }
+
+    void add(const IValue &value, bool elementwise, bool parameter, bool written_out)
+    {
+        if (value.isTensor() && value.toTensor().defined())
+            return add_tensor(value.toTensor(), elementwise, written_out);
+        if (value.isScalar() || value.isBool())
+            return add_number(value, parameter || !elementwise);
+        stack.push_back(value);
+        if (value.isNone() || value.isTensor()) {
+            mix(6);
+        } else if (value.isString()) {
+            mix(std::hash<std::string>()(value.toStringRef()));
+        } else if (value.isIntList()) {
+            for (const int64_t element : value.toDimVector())
+                mix(static_cast<uint64_t>(element));
+            mix(7);
+        } else {
+            known = false;
+        }
+    }
+
+    Stack with_operands(bool ones) const
+    {
+        Stack filled = stack;
+        for (const Stand &stand : stands) {
+            const auto options = at::TensorOptions().dtype(stand.dtype).device(c10::kCPU);
+            Tensor made = ones ? at::ones(stand.sizes, options) : at::zeros(stand.sizes, options);
+            if (stand.wrapped)
+                made.unsafeGetTensorImpl()->set_wrapped_number(true);
+            filled[stand.argument] = std::move(made);
+        }
+        return filled;
+    }
+
+  private:
+    struct Stand {
+        size_t argument;
+        Dims sizes;
+        at::ScalarType dtype;
+        bool wrapped;
+    };
+    c10::SmallVector<Stand, 4> stands;
+};
+
+std::unordered_set<uint64_t> &accepted_kinds()
+{
+    static thread_local std::unordered_set<uint64_t> kinds;
+    return kinds;
+}
+
+} // namespace
+
+bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t &out_kind)
+{
+    out_kind = 0;
+    if (all_of_one_floating_dtype(call.args, total))
+        return true;
+    const bool elementwise = opq_op_info_of(call.row)->class_ == OPQ_CLASS_EWISE;
+    const bool parameters = op.operator_name().overload_name.find("Scalar") == std::string::npos;
+    Kind kind;
+    kind.mix(reinterpret_cast<uintptr_t>(&op.schema()));
+    for (size_t i = 0; i < total; ++i)
+        kind.add(call.args[i], elementwise, parameters, i >= call.count);
+    if (!kind.known || kind.elements > kFewElements || accepted_kinds().count(kind.hash) != 0 ||
+        (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0)
+        return true;
+    const Below below;
+    for (const bool ones : {true, false}) // a divisor must not be 0, an index may have to be
+        try {
+            Stack filled = kind.with_operands(ones);
+            op.callBoxed(filled);
+            accept_kind(kind.hash);
+            return true;
+        } catch (const std::exception &) { // the call itself raises what this means to the user
+        }
+    out_kind = kind.hash;
+    return false;
+}
+
+void accept_kind(uint64_t kind)
+{
+    if (kind == 0)
+        return;
+    if (accepted_kinds().size() >= kKindLimit)
+        accepted_kinds().clear();
+    accepted_kinds().insert(kind);
+}
+
+} // namespace opq
