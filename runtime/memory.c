@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "runtime/memory.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,6 +215,14 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
 }
 
 void opq_buffer_retain(opq_buffer *buffer) { atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed); }
+
+void opq_buffer_lend(opq_buffer *buffer)
+{
+    atomic_store(&buffer->matmul_uses, INT_MIN / 2); /* the use that packs is 2^30 uses away */
+    opq_buffer_retain(buffer);
+}
+
+void opq_buffer_settle(opq_buffer *buffer) { atomic_store(&buffer->matmul_uses, 0); }
 
 static void give_back(opq_pool *pool, void *data, int size_class)
 {

@@ -48,6 +48,10 @@ void opq_pool_reset_peak(opq_pool *pool);
 
 void opq_buffer_retain(opq_buffer *buffer);
 void opq_buffer_release(opq_buffer *buffer);
+/* A reference for somebody outside who will write, and when is not known: until opq_buffer_settle() no packed form is made. Only while the
+ * caller alone has the buffer, and it has no packed form. */
+void opq_buffer_lend(opq_buffer *buffer);
+void opq_buffer_settle(opq_buffer *buffer);
 
 /* Scratch of the calling thread: at least `bytes`, 64-byte aligned, valid until the next call in this thread; NULL without memory. */
 void *opq_thread_scratch(size_t bytes);

@@ -44,7 +44,7 @@ def _register() -> None:
     from . import _C
 
     torch.utils.rename_privateuse1_backend("opaque")
-    from . import backends, device, modules, optim, printing
+    from . import backends, device, distributed, modules, optim, printing, processes
 
     device.register()
     torch.utils.generate_methods_for_privateuse1_backend(
@@ -54,6 +54,8 @@ def _register() -> None:
     modules.register()
     printing.register()
     optim.register()
+    distributed.register()
+    processes.register()
     settings.apply(_C)
 
 
