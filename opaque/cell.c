@@ -150,7 +150,7 @@ int64_t opq_cell_bytes(const opq_cell *cell) { return cell->bytes; }
 
 /* ---- reading */
 
-static opq_value *current_value(opq_cell *cell)
+opq_value *opq_cell_value(opq_cell *cell)
 {
     opq_spin_lock(&cell->ctx->lock);
     opq_value *value = cell->value;
@@ -169,17 +169,11 @@ int opq_cell_forget(opq_cell *cell, opq_value **out_drop)
     return count;
 }
 
-/* Takes the reference. False, and nothing happens, if the cell no longer holds what `expected` says: another thread has written. */
-static bool replace_if(opq_cell *cell, const opq_value *const *expected, opq_value *value)
+/* With the lock held; takes the reference to `value`. What is to be released without the lock goes to drop[OPQ_HISTORY_MAX + 1]. */
+static int put_value(opq_cell *cell, opq_value *value, opq_value **drop)
 {
-    opq_value *drop[OPQ_HISTORY_MAX + 1];
     int count = 0;
-    opq_spin_lock(&cell->ctx->lock);
     opq_value *old = cell->value;
-    if (expected && *expected != old) {
-        opq_spin_unlock(&cell->ctx->lock);
-        return false;
-    }
     opq_cell_hold(cell, value);
     if (value->state != OPQ_VALUE_pending || (old && old->state == OPQ_VALUE_computed))
         count = opq_cell_forget(cell, drop);
@@ -194,10 +188,20 @@ static bool replace_if(opq_cell *cell, const opq_value *const *expected, opq_val
         }
         cell->history[cell->history_count++] = old;
     }
+    return count;
+}
+
+/* Takes the reference. False, and nothing happens, if the cell no longer holds what `expected` says: another thread has written. */
+static bool replace_if(opq_cell *cell, const opq_value *const *expected, opq_value *value)
+{
+    opq_value *drop[OPQ_HISTORY_MAX + 1];
+    opq_spin_lock(&cell->ctx->lock);
+    bool holds = expected == NULL || *expected == cell->value;
+    int count = holds ? put_value(cell, value, drop) : 0;
     opq_spin_unlock(&cell->ctx->lock);
     for (int i = 0; i < count; i++)
         opq_value_release(drop[i]);
-    return true;
+    return holds;
 }
 
 static void replace_value(opq_cell *cell, opq_value *value) { (void)replace_if(cell, NULL, value); }
@@ -251,7 +255,7 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
 {
     opq_value *whole = NULL;
     OPQ_TRY(check_window(cell, geometry));
-    opq_value *value = current_value(cell);
+    opq_value *value = opq_cell_value(cell);
     opq_status status = whole_value(ctx, cell, value, geometry->dtype, &whole);
     if (status == OPQ_OK)
         status = opq_geometry_view(ctx, whole, geometry, out_value);
@@ -353,7 +357,7 @@ static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *g
 {
     opq_status status = OPQ_OK;
     for (bool done = false; !done && status == OPQ_OK;) {
-        opq_value *current = current_value(cell), *next;
+        opq_value *current = opq_cell_value(cell), *next;
         status = make_update(ctx, cell, current, geometry, value, &next);
         if (status == OPQ_OK)
             status = put(ctx, cell, (const opq_value *const *)&current, next, &done);
@@ -389,7 +393,7 @@ opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes)
     if (bytes == cell->bytes)
         return OPQ_OK;
     OPQ_TRY(opq_pool_check(ctx->runtime.pool, bytes));
-    opq_value *value = current_value(cell);
+    opq_value *value = opq_cell_value(cell);
     if (value) {
         int64_t kept = opq_type_bytes(&value->type) < bytes ? opq_type_bytes(&value->type) : bytes;
         opq_type flat = opq_type_make(OPQ_raw8, 1, &bytes);
@@ -412,4 +416,71 @@ opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes)
     }
     cell->bytes = bytes;
     return OPQ_OK;
+}
+
+/* ---- memory that a call outside the core reads or writes */
+
+/* With the lock held: is this the cell's value, and data of the cell's whole size that nobody else reads? The caller has a reference. */
+static bool owns_memory(const opq_cell *cell, const opq_value *value)
+{
+    const opq_buffer *buffer = value->buffer;
+    return cell->value == value && atomic_load(&value->refs) == 2 && atomic_load(&buffer->refs) == 1 &&
+           atomic_load(&buffer->packed) == NULL && buffer->size_class >= 0 && (int64_t)buffer->bytes >= cell->bytes;
+}
+
+/* A leaf of the cell's size that begins with the bytes of `old`, which may be NULL. */
+static opq_status copy_whole(const opq_cell *cell, const opq_value *old, opq_dtype dtype, opq_value **out_value)
+{
+    opq_buffer *buffer;
+    if (cell->bytes % opq_dtype_bytes(dtype) != 0)
+        dtype = OPQ_raw8;
+    int64_t count = cell->bytes / opq_dtype_bytes(dtype);
+    opq_type type = opq_type_make(dtype, 1, &count);
+    if (old && opq_type_bytes(&old->type) == cell->bytes)
+        type = old->type;
+    OPQ_TRY(opq_pool_buffer(cell->ctx->runtime.pool, (size_t)cell->bytes, &buffer));
+    if (old) {
+        size_t kept = (size_t)opq_type_bytes(&old->type);
+        memcpy(buffer->data, old->buffer->data, kept < (size_t)cell->bytes ? kept : (size_t)cell->bytes);
+    }
+    opq_status status = opq_value_leaf(cell->ctx, &type, buffer, out_value);
+    opq_buffer_release(buffer);
+    return status;
+}
+
+/* Gives the cell a copy of `old`, which is its value, unless somebody has written meanwhile: then nothing happens. */
+static opq_status own_copy(opq_cell *cell, const opq_value *old, opq_dtype dtype)
+{
+    opq_value *copy, *drop[OPQ_HISTORY_MAX + 1];
+    int count = 1;
+    OPQ_TRY(copy_whole(cell, old, dtype, &copy));
+    drop[0] = copy;
+    opq_spin_lock(&cell->ctx->lock);
+    if (cell->value == old)
+        count = put_value(cell, copy, drop);
+    opq_spin_unlock(&cell->ctx->lock);
+    for (int i = 0; i < count; i++)
+        opq_value_release(drop[i]);
+    return OPQ_OK;
+}
+
+opq_status opq_cell_lend(opq_ctx *ctx, opq_cell *cell, opq_dtype dtype, opq_reason reason, opq_buffer **out_buffer)
+{
+    opq_status status = OPQ_OK;
+    for (bool own = false; status == OPQ_OK && !own;) {
+        opq_value *value = opq_cell_value(cell);
+        if (value)
+            status = opq_materialize(ctx, &value, 1, reason);
+        if (status == OPQ_OK && value) {
+            opq_spin_lock(&ctx->lock);
+            own = owns_memory(cell, value);
+            if (own)
+                opq_buffer_lend(*out_buffer = value->buffer);
+            opq_spin_unlock(&ctx->lock);
+        }
+        if (status == OPQ_OK && !own)
+            status = own_copy(cell, value, dtype);
+        opq_value_release(value);
+    }
+    return status;
 }

@@ -19,6 +19,7 @@ bool opq_reason_hidden(opq_reason reason)
     case OPQ_REASON_print:
     case OPQ_REASON_bound:
     case OPQ_REASON_extern_now:
+    case OPQ_REASON_collective:
     case OPQ_REASON_reinterpret: return true;
     case OPQ_REASON_synchronize:
     case OPQ_REASON_optimizer_step:

@@ -328,6 +328,7 @@ static bool observes(opq_reason reason)
     case OPQ_REASON_copy_to_host:
     case OPQ_REASON_print:
     case OPQ_REASON_extern_now:
+    case OPQ_REASON_collective:
     case OPQ_REASON_reinterpret:
     case OPQ_REASON_optimizer_step: return true;
     case OPQ_REASON_synchronize:

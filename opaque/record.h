@@ -93,7 +93,8 @@ bool opq_geometry_overlaps(const opq_geometry *geometry);
 /* ---- running */
 #define OPQ_REASONS(X)                                                                                                 \
     X(item)                                                                                                            \
-    X(copy_to_host) X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager)
+    X(copy_to_host) X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect)         \
+    X(eager) X(collective)
 typedef enum opq_reason {
 #define X(name) OPQ_REASON_##name,
     OPQ_REASONS(X)
@@ -110,6 +111,17 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
 opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason) OPQ_MUST_CHECK;
 /* The buffer of a computed value (borrowed), NULL while pending. */
 opq_buffer *opq_value_buffer(const opq_value *value);
+
+/* ---- memory that a call outside the core reads or writes, perhaps after it has returned */
+/* What the cell holds, NULL if nothing was ever written; gives a reference. For reading once it is computed. */
+opq_value *opq_cell_value(opq_cell *cell);
+/* For writing: computes the cell's value and gives a reference to the buffer it lies in, which is then no other value's. What is written
+ * there is what the cell holds, as if by an in-place op; readers that came before keep what they took. The bytes are copied only if
+ * somebody else may still read them. `dtype` is that of a value the cell does not have yet. Call without the GIL. */
+opq_status opq_cell_lend(opq_ctx *ctx, opq_cell *cell, opq_dtype dtype, opq_reason reason,
+                         opq_buffer **out_buffer) OPQ_MUST_CHECK;
+/* The borrower has written the last time: from now on forms of the contents (a packed matrix) may be kept again. */
+void opq_buffer_settle(opq_buffer *buffer);
 
 /* ---- per-thread state */
 enum { OPQ_MODE_EAGER = 1, OPQ_MODE_UNFUSED = 2, OPQ_MODE_FORBID_SYNC = 4, OPQ_MODE_STRICT = 8 };

@@ -10,7 +10,9 @@
 #include <set>
 
 #include "below.h"
+#include "lending.h"
 #include "random.h"
+#include "sparse.h"
 
 namespace opq
 {
@@ -73,6 +75,8 @@ bool reads_elsewhere(const Tensor &written, const IValue *args, size_t count, si
 }
 
 struct Conversion {
+    const OperatorHandle &op;
+    const bool sparse; // an argument is a sparse tensor
     std::vector<Pair> pairs;
     std::vector<Shared> shared;
 
@@ -105,6 +109,21 @@ struct Conversion {
         return {};
     }
 
+    Tensor convert_sparse(const Tensor &tensor, bool written)
+    {
+        check_device(tensor, op.operator_name().name.c_str());
+        const Tensor cpu = sparse_to_cpu(tensor, OPQ_REASON_extern_now);
+        pairs.push_back({tensor, written ? cpu.clone() : cpu, written}); // a kernel resizes what it writes
+        return pairs.back().cpu;
+    }
+
+    // A dense tensor that a sparse operator changes in place: few of its elements change, so it is not copied.
+    Tensor lend(const Tensor &tensor)
+    {
+        pairs.push_back({tensor, cpu_window(tensor, lend_memory(tensor, OPQ_REASON_extern_now)), false});
+        return pairs.back().cpu;
+    }
+
     Tensor convert(const Tensor &tensor, bool written)
     {
         if (!tensor.defined())
@@ -112,6 +131,10 @@ struct Conversion {
         for (Pair &pair : pairs)
             if (pair.ours.is_same(tensor))
                 return pair.cpu;
+        if (is_sparse(tensor))
+            return convert_sparse(tensor, written);
+        if (sparse && written && on_device(tensor) && op.operator_name().name.back() == '_')
+            return lend(tensor);
         TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors are supported on device ",
                                     device(), ", got ", tensor.layout());
         Tensor cpu = window(tensor);
@@ -156,40 +179,59 @@ struct Conversion {
         for (Pair &pair : pairs) {
             if (!pair.written)
                 continue;
+            if (is_sparse(pair.ours)) {
+                sparse_assign(pair.ours, pair.cpu);
+                continue;
+            }
             if (pair.ours.sizes() != pair.cpu.sizes())
                 pair.ours.resize_(pair.cpu.sizes());
             write(pair.ours, upload(pair.cpu, Order{}));
         }
     }
 
-    Tensor back(const Tensor &result, const OperatorHandle &op)
+    Tensor back(const Tensor &result)
     {
         if (!result.defined())
             return result;
         for (const Pair &pair : pairs)
             if (pair.cpu.is_same(result))
                 return pair.ours;
+        if (is_sparse(result))
+            return sparse_from_cpu(result);
         TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
                                     op.operator_name(), " returns layout ", result.layout(),
-                                    "; only plain strided tensors are supported on device ", device());
+                                    "; only strided and sparse COO tensors are supported on device ", device());
         const Tensor plain =
             result._is_zerotensor() ? at::zeros(result.sizes(), result.options()) : result.resolve_conj().resolve_neg();
         const Order order = dense_order(plain.sizes(), plain.strides()).value_or(Order{});
         return wrap(upload(plain, order), plain.scalar_type(), order);
     }
 
-    IValue back_value(const IValue &value, const OperatorHandle &op)
+    IValue back_value(const IValue &value)
     {
         if (value.isTensor())
-            return back(value.toTensor(), op);
+            return back(value.toTensor());
         if (!value.isTensorList())
             return value;
         c10::List<Tensor> list;
         for (const Tensor &tensor : value.toTensorVector())
-            list.push_back(back(tensor, op));
+            list.push_back(back(tensor));
         return list;
     }
 };
+
+bool has_sparse(const Stack &arguments)
+{
+    for (const IValue &value : arguments) {
+        if (value.isTensor() && is_sparse(value.toTensor()))
+            return true;
+        if (value.isTensorList())
+            for (const Tensor &tensor : value.toTensorVector())
+                if (is_sparse(tensor))
+                    return true;
+    }
+    return false;
+}
 
 } // namespace
 
@@ -197,8 +239,8 @@ void run_on_cpu(const OperatorHandle &op, Stack *stack)
 {
     const auto &arguments = op.schema().arguments();
     const size_t first = stack->size() - arguments.size();
-    Conversion conversion;
     Stack cpu_stack(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+    Conversion conversion{op, has_sparse(cpu_stack), {}, {}};
     for (size_t i = 0; i < arguments.size(); ++i)
         if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite() && cpu_stack[i].isTensor())
             conversion.share_if_read(cpu_stack[i].toTensor(), cpu_stack, i);
@@ -213,7 +255,7 @@ void run_on_cpu(const OperatorHandle &op, Stack *stack)
     conversion.write_back();
     torch::jit::drop(*stack, arguments.size());
     for (const IValue &value : cpu_stack)
-        stack->push_back(conversion.back_value(value, op));
+        stack->push_back(conversion.back_value(value));
 }
 
 namespace

@@ -277,6 +277,14 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
 
 void opq_buffer_retain(opq_buffer *buffer) { atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed); }
 
+void opq_buffer_lend(opq_buffer *buffer)
+{
+    atomic_store(&buffer->lent, true);
+    opq_buffer_retain(buffer);
+}
+
+void opq_buffer_settle(opq_buffer *buffer) { atomic_store(&buffer->lent, false); }
+
 static void give_back(opq_pool *pool, void *data, int size_class)
 {
     size_t bytes = mapped_bytes(size_class);

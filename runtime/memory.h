@@ -19,6 +19,7 @@ typedef struct opq_buffer {
     int size_class; /* -1: adopted */
     void (*drop)(void *);
     void *drop_arg;
+    atomic_bool lent;                /* somebody outside writes to it: no packed copies */
     bool cached;                     /* a packed copy: not counted as live */
     _Atomic(opq_packed *) packed;    /* views that were right operands: packed.h */
     struct opq_buffer *next_dropped; /* of packed copies on their way out */
@@ -49,6 +50,10 @@ void opq_machine_memory(int64_t *out_available, int64_t *out_total);
 
 void opq_buffer_retain(opq_buffer *buffer);
 void opq_buffer_release(opq_buffer *buffer);
+/* A reference for somebody outside who will write, and when is not known: until opq_buffer_settle() no packed form is made. Only while the
+ * caller alone has the buffer, and it has no packed form. */
+void opq_buffer_lend(opq_buffer *buffer);
+void opq_buffer_settle(opq_buffer *buffer);
 
 /* Scratch of the calling thread: at least `bytes`, 64-byte aligned, valid until the next call in this thread; NULL without memory. */
 void *opq_thread_scratch(size_t bytes);

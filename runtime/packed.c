@@ -138,6 +138,9 @@ static bool make_room(opq_packed_cache *cache, opq_buffer *buffer, const opq_pac
 
 opq_buffer *opq_packed_find(opq_buffer *buffer, const opq_packed_key *key, int64_t bytes, bool *out_wanted)
 {
+    *out_wanted = false;
+    if (atomic_load(&buffer->lent))
+        return NULL;
     opq_packed_cache *cache = opq_pool_packed(buffer->pool);
     opq_buffer *list = NULL, *memory = NULL;
     pthread_mutex_lock(&cache->lock);

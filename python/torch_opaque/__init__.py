@@ -48,7 +48,7 @@ def _register() -> None:
         raise ImportError(f"{error}; in a source tree, ./dev build makes it") from error
 
     torch.utils.rename_privateuse1_backend("opaque")
-    from . import backends, checkpoint, device, modules, optim, printing
+    from . import backends, checkpoint, device, distributed, modules, optim, printing, processes
 
     device.register()
     torch.utils.generate_methods_for_privateuse1_backend(
@@ -59,6 +59,8 @@ def _register() -> None:
     printing.register()
     checkpoint.register()
     optim.register()
+    distributed.register()
+    processes.register()
     settings.apply(_C)
 
 

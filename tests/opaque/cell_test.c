@@ -117,6 +117,94 @@ static void test_resize_keeps_the_prefix(void **state)
     opq_cell_release(cell);
 }
 
+/* ---- memory lent to a writer outside */
+
+static opq_buffer *lend(opq_ctx *ctx, opq_cell *cell)
+{
+    opq_buffer *buffer = NULL;
+    expect_ok(opq_cell_lend(ctx, cell, OPQ_f32, OPQ_REASON_collective, &buffer));
+    return buffer;
+}
+
+static void write_nines(opq_buffer *buffer)
+{
+    for (int i = 0; i < N; i++)
+        ((float *)opq_buffer_data(buffer))[i] = 9;
+}
+
+static void test_lent_memory_is_what_the_cell_holds(void **state)
+{
+    opq_ctx *ctx = *state;
+    opq_cell *cell = cell_of(ctx, op1(ctx, OPQ_OP_neg, leaf(ctx, 1)));
+    opq_buffer *buffer = lend(ctx, cell);
+    assert_float_equal(((float *)opq_buffer_data(buffer))[7], -8, 0);
+    opq_value *recorded = op1(ctx, OPQ_OP_neg, read_window(ctx, cell, whole)); /* read after it is written: sees it */
+    write_nines(buffer);
+    opq_buffer_settle(buffer);
+    opq_buffer_release(buffer);
+    expect_floats(ctx, read_window(ctx, cell, whole), FLOATS(9, 9, 9, 9, 9, 9, 9, 9));
+    expect_floats(ctx, recorded, FLOATS(-9, -9, -9, -9, -9, -9, -9, -9));
+    opq_cell_release(cell);
+}
+
+static void test_lending_copies_only_for_other_readers(void **state)
+{
+    opq_ctx *ctx = *state;
+    opq_cell *cell = cell_of(ctx, op1(ctx, OPQ_OP_neg, leaf(ctx, 1)));
+    opq_buffer *first = lend(ctx, cell);
+    const void *memory = opq_buffer_data(first);
+    opq_buffer_release(first);
+    opq_buffer *second = lend(ctx, cell);
+    assert_ptr_equal(opq_buffer_data(second), memory);
+    opq_buffer_release(second);
+
+    opq_cell *shares = cell_of(ctx, read_window(ctx, cell, whole));      /* another tensor with this value */
+    opq_value *reader = op1(ctx, OPQ_OP_neg, read_window(ctx, cell, odd)); /* pending */
+    opq_buffer *third = lend(ctx, cell);
+    assert_ptr_not_equal(opq_buffer_data(third), memory);
+    write_nines(third);
+    opq_buffer *fourth = lend(ctx, cell); /* the first borrower still has its memory */
+    assert_ptr_not_equal(opq_buffer_data(fourth), opq_buffer_data(third));
+    opq_buffer_release(third);
+    opq_buffer_release(fourth);
+    expect_floats(ctx, read_window(ctx, cell, whole), FLOATS(9, 9, 9, 9, 9, 9, 9, 9));
+    expect_floats(ctx, read_window(ctx, shares, whole), FLOATS(-1, -2, -3, -4, -5, -6, -7, -8));
+    expect_floats(ctx, reader, FLOATS(2, 4, 6, 8));
+    opq_cell_release(shares);
+    opq_cell_release(cell);
+}
+
+static void test_lending_what_was_never_written_or_was_resized(void **state)
+{
+    opq_ctx *ctx = *state;
+    opq_cell *cell = NULL;
+    expect_ok(opq_cell_create(ctx, N * sizeof(float), &cell));
+    opq_buffer *buffer = lend(ctx, cell);
+    write_nines(buffer);
+    opq_buffer_release(buffer);
+    expect_ok(opq_cell_resize(ctx, cell, 2 * N * sizeof(float)));
+    buffer = lend(ctx, cell);
+    assert_true(opq_buffer_bytes(buffer) >= 2 * N * sizeof(float));
+    opq_buffer_release(buffer);
+    expect_floats(ctx, read_window(ctx, cell, whole), FLOATS(9, 9, 9, 9, 9, 9, 9, 9));
+    opq_cell_release(cell);
+}
+
+/* A failed value has no memory to lend; the error is its own. */
+static void test_lending_a_failed_value(void **state)
+{
+    static call failing = {.fails = true};
+    opq_ctx *ctx = *state;
+    opq_value *results[2];
+    opq_buffer *buffer = NULL;
+    record_call(ctx, &failing, leaf(ctx, 0), results);
+    opq_cell *cell = cell_of(ctx, results[0]);
+    opq_value_release(results[1]);
+    assert_int_equal(opq_cell_lend(ctx, cell, OPQ_f32, OPQ_REASON_collective, &buffer), OPQ_INVALID);
+    assert_non_null(strstr(opq_error(), "the call failed"));
+    opq_cell_release(cell);
+}
+
 /* ---- what is refused leaves the cell as it was */
 
 static void expect_refused_write(opq_ctx *ctx, opq_cell *cell, window w, opq_value *value, opq_status status,
@@ -172,6 +260,10 @@ int main(void)
         TEST(test_resize_keeps_the_prefix),
         TEST(test_refused_windows),
         TEST(test_an_empty_write_is_nothing),
+        TEST(test_lent_memory_is_what_the_cell_holds),
+        TEST(test_lending_copies_only_for_other_readers),
+        TEST(test_lending_what_was_never_written_or_was_resized),
+        TEST(test_lending_a_failed_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

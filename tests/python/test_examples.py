@@ -32,3 +32,16 @@ def test_plain_c(root):
         [os.path.join(root, "build", "examples", "plain")], capture_output=True, text=True
     )
     assert result.returncode == 0 and "reference evaluator: yes" in result.stdout, result.stderr
+
+
+def test_distributed(root):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run(
+        [*command, os.path.join(root, "examples", "ddp.py"), "--steps", "30"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("ranks agree") == 2

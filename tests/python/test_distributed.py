@@ -1,0 +1,44 @@
+"""torch.distributed on the device: two processes run the checks of ranks.py."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+COLLECTIVES = "reductions,movement,layouts,values_are_kept,asynchronous,functional,groups"
+DDP = "ddp_options,ddp_is_one_process_with_the_whole_batch,ddp_features,ddp_of_sparse_gradients"
+
+
+def launch(folder, checks, *backend, **environment):
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, checks, str(rank), str(folder), *backend],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = []
+    for process in ranks:
+        try:
+            outputs.append(process.communicate(timeout=500)[0])
+        except subprocess.TimeoutExpired:
+            for other in ranks:
+                other.kill()
+            outputs.append("hung: " + process.communicate()[0])
+    assert all(process.returncode == 0 for process in ranks), "\n".join(outputs)
+    return outputs
+
+
+@pytest.mark.parametrize("checks", [COLLECTIVES, DDP], ids=["collectives", "ddp"])
+def test_two_ranks(checks, tmp_path):
+    for output in launch(tmp_path, checks):
+        assert "Overriding" not in output, "a warning of PyTorch's dispatcher"
+
+
+def test_without_a_backend_named(tmp_path):
+    launch(tmp_path, "reductions,groups", "none")
