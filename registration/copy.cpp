@@ -124,8 +124,6 @@ bool equal(const Tensor &self, const Tensor &other)
     note_line();
     check_device(self, "equal");
     check_device(other, "equal");
-    TORCH_CHECK(self.dtype() == other.dtype(), "Expected object of data type ", self.dtype(), " but got data type ",
-                other.dtype(), " for argument 'other' in call to equal");
     if (self.sizes() != other.sizes())
         return false;
     const Tensor a = cpu_now(self, OPQ_REASON_item);
@@ -197,7 +195,8 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
     if (out.numel() != count)
         out.resize_({count});
     guarded([&] {
-        TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype), "\"arange_cpu\" not implemented for '", out.scalar_type(), "'");
+        TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype) && dtype != OPQ_bool, "\"arange_cpu\" not implemented for '",
+                                    out.scalar_type(), "'");
         const opq_dtype compute = is_float(dtype) ? (dtype == OPQ_f64 ? OPQ_f64 : OPQ_f32) : OPQ_i64;
         const Value index = record_typed(OPQ_OP_iota, OPQ_i64, {count}, {}, {attr_int(OPQ_ATTR_axis, 0)});
         Value value = record(OPQ_OP_mul, {cast(index, compute), scalar(step, compute)});

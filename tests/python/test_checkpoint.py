@@ -118,7 +118,11 @@ def test_tensors_on_two_devices(reentrant):
         return F.dropout(x, 0.3), F.dropout(z, 0.3)
 
     y, w = checkpoint(both, x, z, use_reentrant=reentrant)
-    (y.cpu().sum() + w.sum()).backward()
+    if reentrant:
+        (y.cpu().sum() + w.sum()).backward()
+    else:  # PyTorch counts what is computed again without a lock: not for two threads of autograd at once
+        y.cpu().sum().backward()
+        w.sum().backward()
     assert torch.equal(x.grad.cpu(), y.detach().cpu()) and torch.equal(z.grad, w.detach())
 
 

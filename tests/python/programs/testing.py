@@ -4,6 +4,10 @@ import os
 
 from .shrink import shrink
 
+# Programs that still differ, and why. One that no longer does is a failure too: then its line goes.
+EXPECTED = {
+    ("aliasing", 26): "add(out=x) where x is an operand and has to grow: the CPU refuses, here x grows",
+}
 FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
 
 
@@ -14,7 +18,9 @@ def check_block(kind, block: int, quick: int, full: int) -> None:
     for seed in range(block * count, (block + 1) * count):
         program = kind.write(seed)
         found = check(program)
-        if found:
+        reason = EXPECTED.get((program.kind, seed))
+        assert not reason or found, f"{program.kind} {seed} is right now, but was expected to differ: {reason}"
+        if found and not reason:
             small = shrink(program, lambda p: alike(check(p), found), limit=200)
             raise AssertionError(small.script(f"{small.kind} {seed}: {check(small) or found}"))
 
