@@ -12,7 +12,8 @@ from torch_opaque.comparison import same_bits
 
 D = "opaque"
 FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
-CASES = 3000 if FULL else 60
+CASES = 3000 if FULL else 40
+RANKS = [9, 10, 11, 12] if FULL else [9, 11, 12]
 
 
 def results(function, arguments, device, grad):
@@ -225,13 +226,18 @@ def in_place(x):
 OPS["in-place"] = in_place
 
 
-@pytest.mark.parametrize("rank", [9, 11, 12])
+@pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", OPS)
 def test_ranks(name, rank):
-    agree(OPS[name], torch.randn(shape_of(rank)), grad=name not in ("argmax", "cast"))
+    agree(
+        OPS[name],
+        torch.randn(shape_of(rank)),
+        grad=name not in ("argmax", "cast"),
+        eager=rank == 12,
+    )
 
 
-@pytest.mark.parametrize("rank", [9, 10, 11, 12])
+@pytest.mark.parametrize("rank", RANKS)
 def test_all_at_once(rank):
     def function(x):
         y = x.permute(turned(rank)).contiguous()
@@ -319,11 +325,11 @@ def test_deep_chains(name):
 
 def test_deep_updates():
     x = torch.zeros(64, device=D)
-    for i in range(6000):
+    for i in range(1000):
         x[i % 64] += 1
         x[i % 7 :: 7].mul_(0.5)
     y = torch.zeros(64)
-    for i in range(6000):
+    for i in range(1000):
         y[i % 64] += 1
         y[i % 7 :: 7].mul_(0.5)
     torch.testing.assert_close(x.cpu(), y)
