@@ -218,7 +218,8 @@ struct Adapter final : c10::OperatorKernel {
     {
         const size_t total = form == Form::out ? op.schema().arguments().size() : count;
         Call call(functional, stack->data() + (stack->size() - total), count, row);
-        if (form != Form::functional && writes_what_it_reads(op, call.args, opq_op_info_of(row)->class_ == OPQ_CLASS_EWISE))
+        if (form != Form::functional &&
+            writes_what_it_reads(op, call.args, opq_op_info_of(row)->class_ == OPQ_CLASS_EWISE))
             return extern_now(op, stack);
         uint64_t kind = 0;
         if (!accepted(op, call, total, kind)) {

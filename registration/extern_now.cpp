@@ -55,11 +55,17 @@ Tensor flat_cell(const Tensor &tensor)
     return make_tensor(impl_of(tensor)->cell_ref(), tensor.dtype(), {count}, {1});
 }
 
-// Does another argument than number `at` read the memory of `written`? Elementwise it may, if it is the same window.
-bool reads_elsewhere(const Tensor &written, const IValue *args, size_t count, size_t at, bool elementwise)
+// Does another argument than number `at` read the memory of `written`? Elementwise it may, if it is the same window. An `out`
+// argument may grow into all of its cell.
+bool reads_elsewhere(const Tensor &written, const IValue *args, const c10::FunctionSchema &schema, size_t at,
+                     bool elementwise)
 {
+    const bool out = schema.arguments()[at].kwarg_only();
+    const size_t count = schema.arguments().size();
     const auto reads = [&](const Tensor &other) {
-        return elementwise ? overlaps_partly(written, other) : written.is_same(other) || shares_memory(written, other);
+        if (elementwise || !other.defined() || !impl_or_null(other))
+            return overlaps_partly(written, other);
+        return out ? impl_of(written)->cell() == impl_of(other)->cell() : shares_memory(written, other);
     };
     for (size_t i = 0; i < count; ++i) {
         if (i == at)
@@ -86,11 +92,11 @@ struct Conversion {
         shared.push_back({flat, cpu_now(flat, OPQ_REASON_extern_now).clone()});
     }
 
-    void share_if_read(const Tensor &written, const Stack &arguments, size_t at)
+    void share_if_read(const Tensor &written, const Stack &arguments, const c10::FunctionSchema &schema, size_t at)
     {
         if (!written.defined() || !impl_or_null(written) || window(written).defined())
             return;
-        if (overlaps_itself(written) || reads_elsewhere(written, arguments.data(), arguments.size(), at, false))
+        if (overlaps_itself(written) || reads_elsewhere(written, arguments.data(), schema, at, false))
             share(written);
     }
 
@@ -177,7 +183,7 @@ struct Conversion {
         for (const Shared &cell : shared)
             write(cell.ours, upload(cell.cpu, Order{}));
         for (Pair &pair : pairs) {
-            if (!pair.written)
+            if (!pair.written && pair.ours.sizes() == pair.cpu.sizes())
                 continue;
             if (is_sparse(pair.ours)) {
                 sparse_assign(pair.ours, pair.cpu);
@@ -243,7 +249,7 @@ void run_on_cpu(const OperatorHandle &op, Stack *stack)
     Conversion conversion{op, has_sparse(cpu_stack), {}, {}};
     for (size_t i = 0; i < arguments.size(); ++i)
         if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite() && cpu_stack[i].isTensor())
-            conversion.share_if_read(cpu_stack[i].toTensor(), cpu_stack, i);
+            conversion.share_if_read(cpu_stack[i].toTensor(), cpu_stack, op.schema(), i);
     for (const bool written : {true, false}) // an argument that is both read and written is one CPU tensor
         for (size_t i = 0; i < arguments.size(); ++i)
             if (written == (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()))
@@ -352,7 +358,7 @@ bool writes_what_it_reads(const OperatorHandle &op, const IValue *args, bool ele
             continue;
         const Tensor &written = args[i].toTensor();
         if (written.defined() && on_device(written) &&
-            (overlaps_itself(written) || reads_elsewhere(written, args, arguments.size(), i, elementwise)))
+            (overlaps_itself(written) || reads_elsewhere(written, args, op.schema(), i, elementwise)))
             return true;
     }
     return false;
@@ -365,8 +371,7 @@ void fallback(const OperatorHandle &op, Stack *stack)
     const size_t total = op.schema().arguments().size();
     IValue *const args = stack->data() + (stack->size() - total);
     if (target && (target->form == Form::functional || !writes_what_it_reads(op, args, false))) {
-        Call call(target->functional, args,
-                  target->functional.schema().arguments().size(), OPQ_OP_extern);
+        Call call(target->functional, args, target->functional.schema().arguments().size(), OPQ_OP_extern);
         bool recorded = false;
         try {
             recorded = extern_record(call);
@@ -381,9 +386,6 @@ void fallback(const OperatorHandle &op, Stack *stack)
     extern_now(op, stack);
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, library)
-{
-    library.fallback(boxed_kernel<&fallback>());
-}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(boxed_kernel<&fallback>()); }
 
 } // namespace opq

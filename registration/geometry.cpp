@@ -167,9 +167,10 @@ Reach reach_of(const Tensor &tensor)
 
 bool shares_memory(const Tensor &a, const Tensor &b)
 {
-    const OpaqueImpl *const left = a.defined() ? impl_or_null(a) : nullptr,
-                            *const right = b.defined() ? impl_or_null(b) : nullptr;
-    if (!left || !right || left->cell() != right->cell() || a.numel() == 0 || b.numel() == 0)
+    if (!a.defined() || !b.defined() || a.numel() == 0 || b.numel() == 0)
+        return false;
+    const OpaqueImpl *const left = impl_or_null(a), *const right = impl_or_null(b);
+    if (!left || !right || left->cell() != right->cell())
         return false;
     const Reach of_a = reach_of(a), of_b = reach_of(b);
     return of_a.begin < of_b.end && of_b.begin < of_a.end;

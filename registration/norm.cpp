@@ -268,7 +268,8 @@ Tensor &normal_(Tensor &self, double mean, double deviation, MaybeGenerator gene
         at::view_as_real(self).normal_(mean, deviation / std::sqrt(2.0), generator);
         return self;
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(draws_natively(self), "\"normal_kernel_cpu\" not implemented for '", self.scalar_type(), "'");
+    TORCH_CHECK_NOT_IMPLEMENTED(draws_natively(self), "\"normal_kernel_cpu\" not implemented for '", self.scalar_type(),
+                                "'");
     const Value drawn = normal_values(core_dtype(self.scalar_type()), self.sizes(), generator);
     write(self, affine(drawn, mean, deviation));
     return self;

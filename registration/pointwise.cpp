@@ -225,7 +225,8 @@ bool holds(at::ScalarType dtype, const Tensor &number)
 bool holds(at::ScalarType dtype, double number)
 {
     const auto narrow = static_cast<float>(number);
-    const float held = dtype == at::kHalf ? static_cast<float>(c10::Half(narrow)) : static_cast<float>(c10::BFloat16(narrow));
+    const float held =
+        dtype == at::kHalf ? static_cast<float>(c10::Half(narrow)) : static_cast<float>(c10::BFloat16(narrow));
     return number != number || held == number;
 }
 

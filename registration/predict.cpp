@@ -131,8 +131,7 @@ constexpr int64_t kFewElements = 4096, kManyElements = int64_t{1} << 26;
 
 Tensor harmless(const Hole &hole)
 {
-    Tensor tensor =
-        at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
+    Tensor tensor = at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
     const size_t rank = hole.sizes.size();
     const bool real = at::isFloatingType(hole.dtype) && !is_raw(core_dtype(hole.dtype));
     if (rank >= 2 && (real || at::isComplexType(hole.dtype)) && hole.sizes[rank - 1] == hole.sizes[rank - 2])

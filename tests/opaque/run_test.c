@@ -265,6 +265,35 @@ static void test_seconds_are_those_that_passed(void **state)
     }
 }
 
+/* -1 beside u8 is 255, 300 is 44. */
+static void test_numbers_wrap(void **state)
+{
+    opq_ctx *ctx = *state;
+    static const struct {
+        opq_dtype from, to;
+        opq_number given;
+        int64_t want;
+    } cases[] = {
+        {OPQ_i64, OPQ_u8, {.i = -1}, 255},   {OPQ_i64, OPQ_u8, {.i = 300}, 44},
+        {OPQ_i64, OPQ_i8, {.i = 128}, -128}, {OPQ_i64, OPQ_i32, {.i = INT64_C(1) << 40}, 0},
+        {OPQ_i64, OPQ_bool, {.i = -3}, 1},   {OPQ_u8, OPQ_u8, {.i = -1}, 255},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        opq_value *weak = NULL, *one = NULL;
+        expect_ok(opq_value_scalar(ctx, cases[i].from, cases[i].given, true, &weak));
+        expect_ok(opq_record_cast(ctx, weak, cases[i].to, &one));
+        opq_value *wide = NULL;
+        expect_ok(opq_record_expand(ctx, one, 1, &(int64_t){1}, &wide));
+        opq_value *result = NULL;
+        expect_ok(opq_record_cast(ctx, wide, OPQ_i64, &result));
+        expect_ok(opq_materialize(ctx, &result, 1, OPQ_REASON_item));
+        assert_int_equal(*(const int64_t *)opq_buffer_data(opq_value_buffer(result)), cases[i].want);
+        opq_value *values[] = {weak, one, wide, result};
+        for (size_t k = 0; k < 4; k++)
+            opq_value_release(values[k]);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_context, drop_context)
 
 int main(void)
@@ -290,6 +319,7 @@ int main(void)
         TEST(test_memory_is_counted),
         TEST(test_equal_calls_all_run),
         TEST(test_seconds_are_those_that_passed),
+        TEST(test_numbers_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,7 +53,9 @@ MOVES = {
     "unfold": lambda x: x.unfold(1, 2, 1),
     "bytes": lambda x: x.view(torch.uint8),
     "copy_": lambda x: torch.empty_like(x).copy_(x),
-    "copy_ part": lambda x: torch.empty_strided(x.shape, (1, 5), dtype=x.dtype, device=x.device).copy_(x),
+    "copy_ part": lambda x: torch.empty_strided(
+        x.shape, (1, 5), dtype=x.dtype, device=x.device
+    ).copy_(x),
     "empty": lambda x: torch.empty(3, 4, dtype=x.dtype, device=x.device).copy_(x),
     "detach": lambda x: x.detach(),
     "zeros": lambda x: torch.zeros(2, 3, dtype=x.dtype, device=x.device),
@@ -116,7 +118,11 @@ def test_moved_and_viewed(dtype):
         if isinstance(want, list) or isinstance(got, list):
             want, got = repr(want), repr(got)
         exact = not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor)
-        same = equal(got, want) if exact else got.dtype == want.dtype and torch.equal(bits(got), bits(want))
+        same = (
+            equal(got, want)
+            if exact
+            else got.dtype == want.dtype and torch.equal(bits(got), bits(want))
+        )
         if not same:
             wrong.append(f"{name}: {got}, the CPU gives {want}")
     assert not wrong, "\n".join(wrong)
@@ -175,12 +181,43 @@ def test_quantised_tensors_are_refused():
 
 BINARY = [
     *("add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "atan2", "hypot"),
-    *("maximum", "minimum", "fmax", "eq", "lt", "logical_and", "bitwise_and", "bitwise_or", "copysign"),
-    *("logaddexp", "xlogy", "ldexp", "complex", "polar", "heaviside", "nextafter", "gcd", "true_divide"),
+    *(
+        "maximum",
+        "minimum",
+        "fmax",
+        "eq",
+        "lt",
+        "logical_and",
+        "bitwise_and",
+        "bitwise_or",
+        "copysign",
+    ),
+    *(
+        "logaddexp",
+        "xlogy",
+        "ldexp",
+        "complex",
+        "polar",
+        "heaviside",
+        "nextafter",
+        "gcd",
+        "true_divide",
+    ),
     *("bitwise_left_shift", "float_power", "isclose", "matmul", "dot", "outer"),
 ]
 INPLACE = [
-    *("add_", "sub_", "mul_", "div_", "floor_divide_", "remainder_", "fmod_", "pow_", "atan2_", "copy_"),
+    *(
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "floor_divide_",
+        "remainder_",
+        "fmod_",
+        "pow_",
+        "atan2_",
+        "copy_",
+    ),
     *("eq_", "lt_", "logical_and_", "bitwise_and_", "copysign_", "xlogy_", "ldexp_", "heaviside_"),
     *("masked_fill_", "masked_scatter_", "index_put_"),
 ]

@@ -28,6 +28,8 @@ NUMBERS = [
     *(0.0, -0.0, 0.5, 2.7, -1.5, 1e-8, 300.5, 65504.0, 7e4, 1e40, -1e40),
     *(float("inf"), float("-inf"), float("nan"), 2 + 1j),
 ]
+
+
 def assigned(x, number):
     x = x.clone()
     x[1:3] = number

@@ -73,7 +73,10 @@ def test_uniform(dtype):
 
 
 def test_f64_has_more_than_f32():
-    for x in (torch.randn(N, dtype=torch.float64, device=D), torch.rand(N, dtype=torch.float64, device=D)):
+    for x in (
+        torch.randn(N, dtype=torch.float64, device=D),
+        torch.rand(N, dtype=torch.float64, device=D),
+    ):
         x = x.cpu()
         assert (x.float().double() != x).double().mean() > 0.99
         assert len(x.unique()) == N
