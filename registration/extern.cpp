@@ -174,15 +174,18 @@ struct Reader {
     }
 };
 
-// Do meta kernel and CPU kernel give other shapes?
+// Do meta kernel and CPU kernel give other shapes or dtypes?
 bool wrong_meta(const Call &call)
 {
     const std::string &name = call.op.operator_name().name;
-    for (const char *known :
-         {"aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::multilabel_margin_loss_forward"})
+    for (const char *known : {"aten::_embedding_bag", "aten::_embedding_bag_forward_only",
+                              "aten::multilabel_margin_loss_forward", "aten::_native_batch_norm_legit"})
         if (name == known)
             return true;
-    return name == "aten::native_batch_norm" && !call.flag(5); // evaluation saves no statistics
+    if (name == "aten::native_batch_norm") // evaluation saves no statistics
+        return !call.flag(5);
+    return name == "aten::native_layer_norm" && at::isReducedFloatingType(call.tensor(0).scalar_type()) &&
+           same_dtype({&call.tensor(0), call.none(2) ? nullptr : &call.tensor(2)}); // statistics of that dtype, not float
 }
 
 bool runs_late(const Call &call)

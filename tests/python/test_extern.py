@@ -66,6 +66,21 @@ def test_a_norm_of_nothing_in_evaluation():
     assert x.grad.shape == (0, 3) and norm.weight.grad.tolist() == [0, 0, 0]
 
 
+def test_statistics_have_the_dtype_of_the_cpu():
+    def run(device):
+        x, one = (
+            torch.randn(2, 3, 4, device=device).bfloat16(),
+            torch.ones(3, device=device).bfloat16(),
+        )
+        return [
+            *torch.native_layer_norm(x[:0], (4,), None, None, 1e-5),
+            *torch.ops.aten._native_batch_norm_legit.no_stats(x, one, one, True, 0.1, 1e-5),
+        ]
+
+    for mine, theirs in zip(run("opaque"), run("cpu"), strict=True):
+        assert mine.shape == theirs.shape and mine.cpu().dtype == theirs.dtype
+
+
 # ---- operators with one kernel for every device, which reads the memory of its operands
 
 
