@@ -35,7 +35,14 @@ def test_plain_c(root):
 
 
 def test_distributed(root):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     result = subprocess.run(
         [*command, os.path.join(root, "examples", "ddp.py"), "--steps", "30"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

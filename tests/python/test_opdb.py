@@ -42,13 +42,18 @@ def test_every_reason_is_given():
     assert set(expected()) <= set(sweep.entries())
 
 
+def rounded() -> set:
+    """Entries whose gradients differ from the CPU's by rounding, or do not: that depends on the machine's CPU kernels."""
+    return {name for name, row in expected().items() if row[2].startswith("rounding")}
+
+
 def test_values_and_gradients():
     listed, wrong = expected(), []
     for name, row in sweep.sweep(sweep.entries(), jobs=JOBS).items():
         want = listed.get(
             name, ("ok", row[1] if row[1] != "error" and row[1] != "wrong" else "ok")
         )[:2]
-        if row[:2] != want:
+        if row[:2] != want and not (name in rounded() and row[:2] == ("ok", "ok")):
             wrong.append(f"{name}: {row[:2]}, expected {want}: {row[2]}")
     assert not wrong, "\n".join(wrong)
 
@@ -56,6 +61,7 @@ def test_values_and_gradients():
 def test_without_extern_calls():
     listed = set(strict_entries())
     rows = sweep.sweep(sweep.entries(), strict=True, jobs=JOBS)
+    rows = {n: r for n, r in rows.items() if n not in rounded()}
     lost = [f"{n}: {r}" for n, r in rows.items() if n in listed and r[:2] != ("ok", "ok")]
     found = [n for n, r in rows.items() if n not in listed and r[:2] == ("ok", "ok")]
     assert not lost and not found, f"no longer: {lost}; newly, to be listed in strict.txt: {found}"

@@ -14,7 +14,11 @@ def compare(got, expected):
         for one, other in zip(got, expected, strict=True):
             compare(one, other)
     elif isinstance(expected, torch.Tensor):
-        assert got.device.type == "opaque" and got.layout == expected.layout and got.dtype == expected.dtype
+        assert (
+            got.device.type == "opaque"
+            and got.layout == expected.layout
+            and got.dtype == expected.dtype
+        )
         if expected.is_sparse:
             assert got.is_coalesced() == expected.is_coalesced() and got._nnz() == expected._nnz()
             got, expected = got.to_dense(), expected.to_dense()
@@ -34,7 +38,9 @@ def same(call):
             results.append([type(error).__name__, device, str(error)])
     expected, got = results
     failed = isinstance(expected, list) and expected[1:2] == ["cpu"]
-    assert failed == (isinstance(got, list) and got[1:2] == ["opaque"]), f"{got} instead of {expected}"
+    assert failed == (isinstance(got, list) and got[1:2] == ["opaque"]), (
+        f"{got} instead of {expected}"
+    )
     if failed:
         assert got[0] == expected[0], f"{got} instead of {expected}"
     else:
@@ -54,8 +60,19 @@ def dense(device, *shape):
 
 CALLS = {
     "coalesce": lambda d: coo(d).coalesce(),
-    "parts": lambda d: [coo(d)._indices(), coo(d)._values(), coo(d, True).indices(), coo(d, True).values()],
-    "numbers": lambda d: [coo(d)._nnz(), coo(d, True)._nnz(), coo(d).is_coalesced(), coo(d).sparse_dim(), coo(d).dense_dim()],
+    "parts": lambda d: [
+        coo(d)._indices(),
+        coo(d)._values(),
+        coo(d, True).indices(),
+        coo(d, True).values(),
+    ],
+    "numbers": lambda d: [
+        coo(d)._nnz(),
+        coo(d, True)._nnz(),
+        coo(d).is_coalesced(),
+        coo(d).sparse_dim(),
+        coo(d).dense_dim(),
+    ],
     "to_dense": lambda d: coo(d).to_dense(),
     "to_sparse": lambda d: dense(d, 3, 4).relu().sub(5).relu().to_sparse(),
     "sparse + sparse": lambda d: coo(d) + coo(d, True),
@@ -91,7 +108,9 @@ CALLS = {
     "exp has no sparse kernel": lambda d: coo(d).exp(),
     "a slice has no sparse kernel": lambda d: coo(d)[:, 1:],
     "view": lambda d: coo(d).view(12),
-    "indices out of range": lambda d: torch.sparse_coo_tensor(torch.tensor([[5]], device=d), torch.ones(1, device=d), (2,)),
+    "indices out of range": lambda d: torch.sparse_coo_tensor(
+        torch.tensor([[5]], device=d), torch.ones(1, device=d), (2,)
+    ),
     "values of an uncoalesced tensor": lambda d: coo(d).values(),
     "integers": lambda d: coo(d, dtype=torch.int64).coalesce(),
     "complex": lambda d: coo(d, dtype=torch.complex64) + coo(d, dtype=torch.complex64),
