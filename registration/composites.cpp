@@ -155,8 +155,31 @@ Tensor encoder_layer(const Tensor &source, int64_t embed_dim, int64_t head_count
     return norm_first ? x : layer_norm(x, embed_dim, norm_weight_2, norm_bias_2, eps);
 }
 
+// ---- operators whose default kernel looks into the memory of its arguments
+
+// Contents of cells are immutable values: every copy is made when it is needed.
+Tensor lazy_clone(const Tensor &self)
+{
+    const Below below;
+    return self.clone();
+}
+
+// The fourth result is what cuDNN would keep for the backward pass.
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_no_update(const Tensor &x, const MaybeTensor &weight,
+                                                                const MaybeTensor &bias, const MaybeTensor &mean,
+                                                                const MaybeTensor &variance, double momentum, double eps)
+{
+    const Below below;
+    TORCH_CHECK(given(mean) && given(variance), "running_mean and running_var must be defined in evaluation mode");
+    const auto [y, saved_mean, saved_scale] =
+        at::_native_batch_norm_legit_no_training(x, weight, bias, *mean, *variance, momentum, eps);
+    return {y, saved_mean, saved_scale, at::empty({0}, x.options().dtype(at::kByte))};
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
+    library.impl("_lazy_clone", OPQ_KERNEL(lazy_clone));
+    library.impl("_batch_norm_no_update", OPQ_KERNEL(batch_norm_no_update));
     library.impl("_thnn_fused_lstm_cell", OPQ_KERNEL(lstm_cell));
     library.impl("_thnn_fused_lstm_cell_backward_impl", OPQ_KERNEL(lstm_cell_backward));
     library.impl("_thnn_fused_gru_cell", OPQ_KERNEL(gru_cell));

@@ -201,7 +201,7 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
         const Value index = record_typed(OPQ_OP_iota, OPQ_i64, {count}, {}, {attr_int(OPQ_ATTR_axis, 0)});
         Value value = record(OPQ_OP_mul, {cast(index, compute), scalar(step, compute)});
         value = record(OPQ_OP_add, {value, scalar(start, compute)});
-        write(out, value);
+        write(out, reshape(value, out.sizes())); // a tensor of as many elements keeps its shape
     });
     return out;
 }

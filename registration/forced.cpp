@@ -37,6 +37,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     for (const char *name : {"_grouped_mm", "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
                              "mkldnn_convolution", "_nnpack_spatial_convolution"})
         library.impl(name, boxed_kernel<&fallback>());
+    // And theirs reads or writes it even where there are no values, as on the meta device: they run at once.
+    for (const char *name :
+         {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta", "range.out_", "choose_qparams_optimized",
+          "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_", "_sobol_engine_scramble_"})
+        library.impl(name, boxed_kernel<&extern_now>());
 }
 
 } // namespace

@@ -130,3 +130,63 @@ def test_a_mixture_of_experts():
 
     for got, expected in zip(run("opaque"), run("cpu"), strict=True):
         assert torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: torch.kaiser_window(5, device=d),
+        lambda d: torch.kaiser_window(6, False, 3.0, device=d, dtype=torch.float64),
+        lambda d: torch.ops.aten.kaiser_window.out(5, out=torch.empty(5, device=d)),
+        lambda d: torch.ops.aten.range.out_(0.5, 2, out=torch.empty(0, device=d)),
+        lambda d: torch.arange(6, out=torch.empty(2, 3, device=d)),
+        lambda d: torch.fft.rfftfreq(1, 2.0, out=torch.empty((), device=d)),
+    ],
+    ids=["window", "window of doubles", "window into", "range into", "arange into", "one into"],
+)
+def test_made_from_numbers(call):
+    got, expected = call("opaque"), call("cpu")
+    assert got.device.type == "opaque" and got.dtype == expected.dtype
+    assert torch.equal(got.cpu(), expected)
+
+
+def test_sobol_engine():
+    def run(device):
+        engine = torch.quasirandom.SobolEngine(3, scramble=False)
+        engine.quasi, engine.sobolstate = engine.quasi.to(device), engine.sobolstate.to(device)
+        first = engine.draw(4)
+        engine.fast_forward(3)
+        state = torch.zeros(3, 30, dtype=torch.int64, device=device)
+        torch._sobol_engine_initialize_state_(state, 3)
+        return [t.cpu() for t in (first, engine.draw(4), engine.quasi, state)]
+
+    for got, expected in zip(run("opaque"), run("cpu"), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_a_lazy_clone_is_a_copy():
+    x = torch.arange(6.0, device="opaque").reshape(2, 3)
+    for source in (x, x.t(), x[:, 1:]):
+        before = source.tolist()
+        y = torch._lazy_clone(source)
+        y.add_(1)
+        assert source.tolist() == before and y.stride() == torch.clone(source).stride()
+        assert y.cpu().equal(source.cpu() + 1)
+
+
+def test_batch_norm_without_an_update():
+    def run(device, *, stats=True):
+        torch.manual_seed(0)
+        x, weight, bias, mean, variance = (
+            torch.rand(*size).to(device) for size in ((2, 3, 4), (3,), (3,), (3,), (3,))
+        )
+        if not stats:
+            mean = variance = None
+        return torch.ops.aten._batch_norm_no_update(x, weight, bias, mean, variance, 0.1, 1e-5)
+
+    for got, expected in zip(run("opaque"), run("cpu"), strict=True):
+        assert got.shape == expected.shape and got.dtype == expected.dtype
+        assert torch.allclose(got.cpu(), expected, rtol=1e-5)
+    # The CPU's kernel crashes here.
+    with pytest.raises(RuntimeError, match="must be defined in evaluation mode"):
+        run("opaque", stats=False)
