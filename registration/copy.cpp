@@ -52,6 +52,11 @@ Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::opt
     return guarded([&] {
         const at::ScalarType to = dtype.value_or(self.scalar_type());
         const Order order = copy_order(self, format);
+        if (C10_UNLIKELY(is_wide(self))) {
+            const Tensor source = cpu_now(self, OPQ_REASON_extern_now);
+            const Below below;
+            return wrap_cpu(source.to(to).resolve_conj().resolve_neg(), order);
+        }
         const Value value = convert(self, to, order);
         return wrap(value, to, order);
     });
@@ -61,10 +66,11 @@ Tensor to_copy(const Tensor &self, std::optional<at::ScalarType> dtype, std::opt
 
 void copy_in(const Tensor &source, const Tensor &target)
 {
-    const bool same_shape = source.sizes() == target.sizes();
+    const bool same_shape = source.sizes() == target.sizes() && !is_wide(target);
     const Order order = same_shape ? dense_order(target.sizes(), target.strides()).value_or(Order{}) : Order{};
+    const Tensor shaped = is_wide(target) ? source.expand(target.sizes()) : source;
     const Tensor converted =
-        source.scalar_type() == target.scalar_type() && !target.is_conj() ? source : source.to(target.scalar_type());
+        shaped.scalar_type() == target.scalar_type() && !target.is_conj() ? shaped : shaped.to(target.scalar_type());
     const Value value = upload(target.is_conj() ? converted.conj().resolve_conj() : converted, order);
     write_result(target, {value, target.scalar_type(), order});
 }
@@ -94,9 +100,10 @@ Tensor copy_from(const Tensor &self, const Tensor &target, bool)
             static const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
             Stack stack{target, self, false};
             run_on_cpu(op, &stack);
-        } else if (!on_device(self)) {
+        } else if (!on_device(self) || is_wide(target)) {
+            const Tensor source = cpu_now(self, OPQ_REASON_extern_now);
             const Below below;
-            copy_in(self, target);
+            copy_in(source, target);
         } else {
             copy_on_device(self, target);
         }
@@ -136,6 +143,8 @@ bool equal(const Tensor &self, const Tensor &other)
 
 Value filled(const std::optional<at::Scalar> &value, const Tensor &like, const Order &order)
 {
+    if (C10_UNLIKELY(is_wide(like)))
+        decline(opq_fail(OPQ_UNSUPPORTED, "a tensor of %lld dimensions", static_cast<long long>(like.dim())));
     const Dims memory = ordered(like.sizes(), order);
     const opq_dtype dtype = core_dtype(like.scalar_type());
     if (!is_raw(dtype))

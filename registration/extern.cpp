@@ -205,6 +205,22 @@ bool runs_late(const Call &call)
     return !op.schema().returns().empty();
 }
 
+bool takes_wide(const Call &call)
+{
+    const auto wide = [](const IValue &value) {
+        return value.isTensor() && value.toTensor().defined() && is_wide(value.toTensor());
+    };
+    for (size_t i = 0; i < call.count; ++i) {
+        if (wide(call.args[i]))
+            return true;
+        if (call.args[i].isTensorList() || call.args[i].isOptionalTensorList())
+            for (const IValue &element : call.args[i].toListRef())
+                if (wide(element))
+                    return true;
+    }
+    return false;
+}
+
 // ---- calling with the holes filled
 
 // The payload describes its operands, it does not keep them.
@@ -302,7 +318,7 @@ bool extern_record(Call &call)
 {
     TORCH_CHECK_NOT_IMPLEMENTED(call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), call.op.operator_name(),
                                 " has no kernel for these operands on device ", device(), ", and no CPU kernel either");
-    if (!runs_late(call))
+    if (!runs_late(call) || takes_wide(call))
         return false;
     std::unique_ptr<ExternCall> target(new ExternCall{{1}, call.op, {}, {}, nullptr});
     Reader reader{call, *target, {}, {}, {}};

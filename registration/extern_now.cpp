@@ -210,7 +210,7 @@ struct Conversion {
         const Tensor plain =
             result._is_zerotensor() ? at::zeros(result.sizes(), result.options()) : result.resolve_conj().resolve_neg();
         const Order order = dense_order(plain.sizes(), plain.strides()).value_or(Order{});
-        return wrap(upload(plain, order), plain.scalar_type(), order);
+        return wrap_cpu(plain, order);
     }
 
     IValue back_value(const IValue &value)

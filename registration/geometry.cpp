@@ -9,6 +9,7 @@
 #include <ATen/native/Resize.h>
 #include <algorithm>
 
+#include "below.h"
 #include "journal.h"
 
 namespace opq
@@ -61,8 +62,8 @@ Value no_elements(opq_dtype dtype, IntArrayRef sizes)
 
 Value read_window(const Tensor &tensor, IntArrayRef sizes, IntArrayRef strides)
 {
-    TORCH_CHECK(sizes.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX,
-                " dimensions are not supported on device ", device(), " (got ", sizes.size(), ")");
+    if (C10_UNLIKELY(sizes.size() > OPQ_RANK_MAX))
+        decline(opq_fail(OPQ_UNSUPPORTED, "a tensor of %zu dimensions", sizes.size()));
     if (C10_UNLIKELY(tensor.numel() == 0))
         return no_elements(core_dtype(tensor.scalar_type()), sizes);
     const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(),
@@ -70,6 +71,62 @@ Value read_window(const Tensor &tensor, IntArrayRef sizes, IntArrayRef strides)
     opq_value *out = nullptr;
     check(opq_cell_read(context(), impl_of(tensor)->cell(), &window, &out));
     return Value::take(out);
+}
+
+// ---- tensors of too many dims: their elements as one row of memory
+
+// From the first element to the last, with whatever lies between.
+int64_t span_of(const Tensor &tensor)
+{
+    int64_t span = 1;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+        span += (tensor.size(dim) - 1) * tensor.stride(dim);
+    return span;
+}
+
+opq_geometry row_of(const Tensor &tensor, const int64_t &count)
+{
+    static const int64_t one = 1;
+    return {core_dtype(tensor.scalar_type()), 1, &count, &one, tensor.storage_offset()};
+}
+
+Value read_row(const Tensor &tensor)
+{
+    const int64_t span = span_of(tensor);
+    const opq_geometry row = row_of(tensor, span);
+    opq_value *out = nullptr;
+    if (tensor.numel() == 0)
+        return no_elements(core_dtype(tensor.scalar_type()), {0});
+    check(opq_cell_read(context(), impl_of(tensor)->cell(), &row, &out));
+    return Value::take(out);
+}
+
+Tensor wide_now(const Tensor &tensor, opq_reason reason)
+{
+    const Value value = read_row(tensor);
+    materialize({value}, reason);
+    return cpu_alias(value, tensor.scalar_type(), tensor.sizes(), tensor.strides());
+}
+
+// `value` has the tensor's elements, row-major.
+void write_wide(const Tensor &tensor, Value value)
+{
+    int64_t count = tensor.numel();
+    if (count == 0)
+        return;
+    if (!tensor.is_contiguous()) {
+        const Tensor around = wide_now(tensor, OPQ_REASON_extern_now);
+        materialize({value}, OPQ_REASON_extern_now);
+        const Below below;
+        const Tensor given =
+            cpu_alias(value, tensor.scalar_type(), tensor.sizes(), ordered_strides(tensor.sizes(), Order{}));
+        count = span_of(tensor);
+        const Tensor row = around.as_strided({count}, {1}, 0).clone();
+        row.as_strided(tensor.sizes(), tensor.strides(), 0).copy_(given);
+        value = upload(row, Order{});
+    }
+    const opq_geometry row = row_of(tensor, count);
+    check(opq_cell_write(context(), impl_of(tensor)->cell(), &row, reshape(value, {count}).get()));
 }
 
 Value with_bits(const Tensor &tensor, Value value)
@@ -186,7 +243,10 @@ bool overlaps_partly(const Tensor &a, const Tensor &b)
 
 Value read(const Tensor &tensor) { return with_bits(tensor, read_window(tensor, tensor.sizes(), tensor.strides())); }
 
-Value read_raw(const Tensor &tensor) { return read_window(tensor, tensor.sizes(), tensor.strides()); }
+Value read_raw(const Tensor &tensor)
+{
+    return C10_UNLIKELY(is_wide(tensor)) ? read_row(tensor) : read_window(tensor, tensor.sizes(), tensor.strides());
+}
 
 Value read_dense(const Tensor &tensor, const Order &order)
 {
@@ -214,6 +274,11 @@ void write(const Tensor &tensor, const Value &given)
     Value value = cast(given, core_dtype(tensor.scalar_type()));
     if (C10_UNLIKELY(tensor.is_neg()))
         value = record(OPQ_OP_neg, {value});
+    if (C10_UNLIKELY(is_wide(tensor))) {
+        if (C10_UNLIKELY(any_journal()))
+            journal_write(tensor);
+        return write_wide(tensor, std::move(value));
+    }
     const IntArrayRef shape = tensor.sizes();
     if (shape_of(value) != shape)
         value = expand(value, shape);
@@ -231,13 +296,30 @@ void write(const Tensor &tensor, const Value &given)
     check(opq_cell_write(context(), impl_of(tensor)->cell(), &window, value.get()));
 }
 
-Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order)
+namespace
+{
+
+Cell new_cell(const Value &value)
 {
     opq_cell *cell = nullptr;
     check(opq_cell_from_value(context(), value.get(), &cell));
     Cell owner = Cell::take(cell);
     if (C10_UNLIKELY(any_journal()))
         journal_made(cell);
+    return owner;
+}
+
+} // namespace
+
+Tensor wrap_cpu(const Tensor &source, const Order &order)
+{
+    return make_tensor(new_cell(upload(source, order)), source.dtype(), source.sizes(),
+                       ordered_strides(source.sizes(), order));
+}
+
+Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order)
+{
+    Cell owner = new_cell(value);
     const Dims memory = shape_of(value);
     Dims sizes = memory;
     if (!order.plain())
@@ -287,9 +369,14 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason)
     const Tensor plain = tensor;
     const std::optional<Order> order = dense_order(tensor.sizes(), tensor.strides());
     const Order used = order.value_or(Order{});
-    const Value value = order ? read_dense(tensor, used) : read_window(tensor, tensor.sizes(), tensor.strides());
-    materialize({value}, reason);
-    const Tensor result = cpu_alias(value, tensor.scalar_type(), tensor.sizes(), ordered_strides(tensor.sizes(), used));
+    Tensor result;
+    if (C10_UNLIKELY(is_wide(tensor))) {
+        result = wide_now(tensor, reason);
+    } else {
+        const Value value = order ? read_dense(tensor, used) : read_window(tensor, tensor.sizes(), tensor.strides());
+        materialize({value}, reason);
+        result = cpu_alias(value, tensor.scalar_type(), tensor.sizes(), ordered_strides(tensor.sizes(), used));
+    }
     if (tensor.is_conj())
         result._set_conj(true);
     if (tensor.is_neg())
@@ -301,10 +388,8 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason)
 
 Value upload(const Tensor &source, const Order &order)
 {
-    const Dims memory = ordered(source.sizes(), order);
+    const Dims memory = is_wide(source) ? Dims{source.numel()} : ordered(source.sizes(), order);
     const opq_dtype dtype = core_dtype(source.scalar_type());
-    TORCH_CHECK(memory.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX,
-                " dimensions are not supported on device ", device(), " (got ", memory.size(), ")");
     opq_buffer *buffer = nullptr;
     check(opq_buffer_create(context(), source.numel() * source.itemsize(), &buffer));
     const std::unique_ptr<opq_buffer, decltype(&opq_buffer_release)> owner(buffer, &opq_buffer_release);

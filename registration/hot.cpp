@@ -11,7 +11,7 @@ namespace
 
 bool plain(const Tensor &tensor)
 {
-    return on_device(tensor) && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+    return on_device(tensor) && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj() && !is_wide(tensor);
 }
 
 bool is_one(const at::Scalar &alpha) { return alpha.isIntegral(false) && alpha.toLong() == 1; }

@@ -86,7 +86,7 @@ void journal_write(const Tensor &tensor)
             continue;
         const int64_t bytes = opq_cell_bytes(cell.get()), item = static_cast<int64_t>(tensor.itemsize());
         Noted noted{cell, tensor.scalar_type(), {}, {}};
-        if (tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.numel() * item == bytes)
+        if (!is_wide(tensor) && tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.numel() * item == bytes)
             noted.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
         else
             noted.sizes.push_back(bytes / item);

@@ -174,7 +174,7 @@ bool linear(Call &call)
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-// Complex operands: as other operators, which have CPU kernels.
+// Complex operands and too many dims: as other operators, which have CPU kernels.
 Gradients linear_backward_parts(const Tensor &x, const Tensor &grad, const Tensor &w, std::array<bool, 3> mask)
 {
     const Below below;
@@ -188,7 +188,7 @@ Gradients linear_backward(const Tensor &x, const Tensor &grad, const Tensor &w, 
     note_line();
     for (const Tensor *tensor : {&x, &grad, &w})
         check_device(*tensor, "linear_backward");
-    if (is_raw(x))
+    if (is_raw(x) || is_wide(x))
         return linear_backward_parts(x, grad, w, mask);
     return guarded([&]() -> Gradients {
         const Value g = flat(grad), weight = read(w);

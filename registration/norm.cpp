@@ -270,7 +270,9 @@ Tensor &normal_(Tensor &self, double mean, double deviation, MaybeGenerator gene
     }
     TORCH_CHECK_NOT_IMPLEMENTED(draws_natively(self), "\"normal_kernel_cpu\" not implemented for '", self.scalar_type(),
                                 "'");
-    const Value drawn = normal_values(core_dtype(self.scalar_type()), self.sizes(), generator);
+    const Dims flat{self.numel()};
+    const Value drawn =
+        normal_values(core_dtype(self.scalar_type()), is_wide(self) ? IntArrayRef(flat) : self.sizes(), generator);
     write(self, affine(drawn, mean, deviation));
     return self;
 }

@@ -136,7 +136,7 @@ PyObject *py_is_pending(PyObject *, PyObject *object)
     const int64_t elements = bytes / static_cast<int64_t>(tensor.itemsize());
     const bool whole = tensor.is_contiguous() && tensor.numel() == elements;
     const Order order = dense_order(tensor.sizes(), tensor.strides()).value_or(Order{});
-    const Value value = whole || !order.plain() ? read_dense(tensor, order) : read_raw(tensor);
+    const Value value = !is_wide(tensor) && (whole || !order.plain()) ? read_dense(tensor, order) : read_raw(tensor);
     return PyBool_FromLong(opq_value_buffer(value.get()) == nullptr);
     END_HANDLE_TH_ERRORS
 }

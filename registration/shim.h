@@ -142,9 +142,12 @@ bool overlaps_itself(const Tensor &tensor);
 bool overlaps_partly(const Tensor &a, const Tensor &b);
 // Do two tensors of this device reach into each other's memory, or might they?
 bool shares_memory(const Tensor &a, const Tensor &b);
+// More dims than a value of the core has. The cell of such a tensor holds its elements all the same, as values of fewer dims; what
+// computes with it is PyTorch's CPU kernel, run now.
+inline bool is_wide(const Tensor &tensor) { return tensor.dim() > OPQ_RANK_MAX; }
 // A tensor's value, row-major in its logical shape; negation bits are applied. Conjugated tensors decline.
 Value read(const Tensor &tensor);
-Value read_raw(const Tensor &tensor); // conj and neg bits left alone
+Value read_raw(const Tensor &tensor); // conj and neg bits left alone; of a wide tensor the memory it spans
 // The same elements with shape `shape` (broadcast rules) in this memory order.
 Value read_ordered(const Tensor &tensor, int rank, const Order &order);
 Value read_dense(const Tensor &tensor, const Order &order); // the order is the tensor's own
@@ -152,6 +155,8 @@ void write(const Tensor &tensor, const Value &value);       // same shape; casts
 Tensor wrap(const Value &value, at::ScalarType dtype);
 Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order); // value as it lies in memory
 Tensor wrap(const Value &value);
+// A tensor with the elements of a CPU tensor, copied now, in this memory order.
+Tensor wrap_cpu(const Tensor &cpu_tensor, const Order &order);
 
 // [[noreturn]] in effect: the message PyTorch gives for operands on two devices.
 void check_device(const Tensor &tensor, const char *op);
@@ -168,7 +173,7 @@ void log_runs(bool on); // a line on stderr per run
 Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, IntArrayRef strides);
 // A CPU copy-free view of a tensor's contents now (runs what is pending), conj and neg bits carried along.
 Tensor cpu_now(const Tensor &tensor, opq_reason reason);
-// A value that holds a CPU tensor's elements, copied now, row-major of `order`.
+// A value that holds a CPU tensor's elements, copied now, row-major of `order`. With too many dims it is flat.
 Value upload(const Tensor &cpu_tensor, const Order &order);
 // Notes the source line for what this thread records next.
 void note_line();

@@ -106,8 +106,8 @@ namespace
 
 opq_type make_type(opq_dtype dtype, IntArrayRef size)
 {
-    TORCH_CHECK(size.size() <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX,
-                " dimensions are not supported on device ", device(), " (got ", size.size(), ")");
+    if (C10_UNLIKELY(size.size() > OPQ_RANK_MAX))
+        decline(opq_fail(OPQ_UNSUPPORTED, "a tensor of %zu dimensions", size.size()));
     return opq_type_make(dtype, static_cast<int>(size.size()), size.data());
 }
 

@@ -47,13 +47,11 @@ Cell new_cell(size_t bytes)
     return Cell::take(cell);
 }
 
-void check_options(std::optional<at::Layout> layout, std::optional<bool> pin_memory, size_t rank)
+void check_options(std::optional<at::Layout> layout, std::optional<bool> pin_memory)
 {
     TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == c10::kStrided, "only strided tensors are supported on device ",
                                 device(), ", got ", *layout);
     TORCH_CHECK(!pin_memory || !*pin_memory, "Only dense CPU tensors can be pinned");
-    TORCH_CHECK(rank <= OPQ_RANK_MAX, "tensors of more than ", OPQ_RANK_MAX, " dimensions are not supported on device ",
-                device(), " (got ", rank, ")");
 }
 
 std::vector<int64_t> format_strides(IntArrayRef sizes, std::optional<at::MemoryFormat> format)
@@ -74,7 +72,7 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
 {
     if (where)
         check_index(*where);
-    check_options(layout, pin_memory, sizes.size());
+    check_options(layout, pin_memory);
     at::detail::check_size_nonnegative(sizes);
     TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");
     const auto type = c10::scalarTypeToTypeMeta(dtype.value_or(c10::get_default_dtype_as_scalartype()));
@@ -178,7 +176,7 @@ const Tensor &resize_(const Tensor &self, IntArrayRef sizes, std::optional<at::M
 {
     if (self.sizes() == sizes && !format)
         return self;
-    check_options(std::nullopt, std::nullopt, sizes.size());
+    check_options(std::nullopt, std::nullopt);
     at::detail::check_size_nonnegative(sizes);
     const auto strides = format_strides(sizes, format == at::MemoryFormat::Preserve ? std::nullopt : format);
     OpaqueImpl *const impl = impl_of(self);

@@ -246,6 +246,46 @@ def test_all_at_once(rank):
     agree(function, torch.randn(shape_of(rank)))
 
 
+# ---- more dims than the core has
+
+WIDE = dict(OPS)
+WIDE["fill"] = lambda x: x.clone().fill_(2) + x
+WIDE["copies"] = lambda x: x.cpu().to(x.device).clone() + there_and_back(x).clone()
+WIDE["contiguous"] = lambda x: x.permute(turned(x.dim())).contiguous() * 1
+WIDE["broadcast"] = lambda x: x + x[(0,) * (x.dim() - 1)]
+WIDE["linear"] = lambda x: F.linear(x, torch.arange(6.0, device=x.device).to(x.dtype).reshape(3, 2))
+WIDE["back to few"] = lambda x: x.flatten(2, 9).sin().sum(0)
+WIDE["made of few"] = lambda x: x.reshape(4, -1).sin().reshape(x.shape)
+
+
+def there_and_back(x):
+    order = turned(x.dim())
+    return x.permute(order).clone().permute([order.index(d) for d in range(x.dim())])
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_more_dims_than_the_core_has(name):
+    agree(WIDE[name], torch.randn(shape_of(15)), grad=name not in ("argmax", "cast"), eager=name == "in-place")
+
+
+def test_wide_tensors_are_tensors():
+    x = torch.arange(2**14, dtype=torch.float32).reshape([2] * 14)
+    ours = x.to(D)
+    assert same_bits(ours.cpu(), x) and ours.sum().item() == x.sum().item()
+    ours.permute(turned(14))[1] = 0
+    x.permute(turned(14))[1] = 0
+    assert same_bits(ours.cpu(), x)
+    torch.opaque.synchronize()
+    assert torch.equal(torch.zeros([1] * 40, device=D).cpu(), torch.zeros([1] * 40))
+    twelve = x.reshape([2] * 12 + [4])[..., 0]
+    assert same_bits(torch.stack([twelve.to(D)] * 2, 5).cpu(), torch.stack([twelve] * 2, 5))
+    index = torch.tensor([[0, 1], [1, 0]])
+    assert same_bits(twelve.to(D)[:, index.to(D)].cpu(), twelve[:, index])
+    assert torch.empty([2] * 13, dtype=torch.complex64, device=D).fill_(1j).cpu().eq(1j).all()
+    assert torch.empty([2] * 13, device=D).normal_(3, 0).cpu().eq(3).all()
+    assert torch.empty([0] + [2] * 13, device=D).cpu().shape == (0, *[2] * 13)
+
+
 # ---- many operands
 
 
