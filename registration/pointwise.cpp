@@ -17,7 +17,7 @@ struct Gathered {
     Tensors tensors; // in schema order; NULL where a scalar stands
     c10::SmallVector<at::Scalar, 6> scalars;
     int rank = 0;
-    bool contiguous = true, has_float = false, float_scalar = false;
+    bool contiguous = true, has_float = false, float_scalar = false, float_number = false, sized_float = false;
 };
 
 // Sorts the arguments into tensors and scalars. False: not for the core.
@@ -37,7 +37,11 @@ bool gather(const Call &call, size_t count, Gathered &out)
             out.scalars.emplace_back();
             out.rank = std::max(out.rank, static_cast<int>(tensor.dim()));
             out.contiguous &= !here || tensor.is_contiguous();
-            out.has_float |= at::isFloatingType(tensor.scalar_type());
+            const bool is_float = at::isFloatingType(tensor.scalar_type());
+            out.has_float |= is_float;
+            // A number in a tensor's place: it has the default type only where no tensor has a floating type.
+            out.float_number |= is_float && tensor.unsafeGetTensorImpl()->is_wrapped_number();
+            out.sized_float |= is_float && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
         } else if (arguments[i].type()->kind() == c10::TypeKind::BoolType) {
             if (value.toBool())
                 return false;
@@ -111,10 +115,15 @@ bool scale(const Call &call, const at::Scalar &alpha, Value &b)
     return true;
 }
 
+// The core makes f32 where integers become floats; another default type is left to the CPU kernel.
+bool float_is_default()
+{
+    return c10::get_default_dtype() == caffe2::TypeMeta::Make<float>();
+}
+
 bool record_pointwise(Call &call, const Gathered &args, c10::ArrayRef<Value> values, const Order &order)
 {
-    if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float &&
-        c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+    if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float && !float_is_default())
         return false;
     Value result = record_list(call.row, values);
     const at::ScalarType dtype = torch_dtype(result.dtype());
@@ -126,6 +135,8 @@ bool apply(Call &call, size_t count, bool alpha)
 {
     Gathered args;
     if (!gather(call, count, args))
+        return false;
+    if ((args.float_scalar || args.float_number) && !args.sized_float && !float_is_default())
         return false;
     if (args.float_scalar && !args.has_float && !scalars_promote(call))
         return false;
