@@ -33,6 +33,9 @@ Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
     if (!plain(a) || is_raw(a) || (on_device(b) && is_raw(b)) ||
         (opq_op_info_of(op)->rule == OPQ_RULE_FLOAT && !at::isFloatingType(a.scalar_type())))
         return {};
+    // A number beside integers: it may have another default type than the core's.
+    if (!on_device(b) && !at::isFloatingType(a.scalar_type()) && at::isFloatingType(b.scalar_type()))
+        return {};
     note_line();
     if (Tensor result = plain_result(op, {&a, &b}); result.defined())
         return result;

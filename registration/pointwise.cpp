@@ -17,7 +17,7 @@ struct Gathered {
     Tensors tensors; // in schema order; NULL where a scalar stands
     c10::SmallVector<at::Scalar, 6> scalars;
     int rank = 0;
-    bool contiguous = true, has_float = false, float_scalar = false;
+    bool contiguous = true, has_float = false, float_scalar = false, float_number = false, sized_float = false;
 };
 
 // Sorts the arguments into tensors and scalars. False: not for the core.
@@ -37,7 +37,11 @@ bool gather(const Call &call, size_t count, Gathered &out)
             out.scalars.emplace_back();
             out.rank = std::max(out.rank, static_cast<int>(tensor.dim()));
             out.contiguous &= !here || tensor.is_contiguous();
-            out.has_float |= at::isFloatingType(tensor.scalar_type());
+            const bool is_float = at::isFloatingType(tensor.scalar_type());
+            out.has_float |= is_float;
+            // A number in a tensor's place: it has the default type only where no tensor has a floating type.
+            out.float_number |= is_float && tensor.unsafeGetTensorImpl()->is_wrapped_number();
+            out.sized_float |= is_float && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
         } else if (arguments[i].type()->kind() == c10::TypeKind::BoolType) {
             if (value.toBool())
                 return false;
@@ -139,6 +143,12 @@ bool scale(const Call &call, const at::Scalar &alpha, Value &b)
     return true;
 }
 
+// The core makes f32 where integers become floats; another default type is left to the CPU kernel.
+bool float_is_default()
+{
+    return c10::get_default_dtype() == caffe2::TypeMeta::Make<float>();
+}
+
 // CPU kernels compute f16 and bf16 in f32 and take most parameters as such.
 opq_dtype parameter_dtype(const Call &call, size_t i, opq_dtype dtype)
 {
@@ -148,8 +158,7 @@ opq_dtype parameter_dtype(const Call &call, size_t i, opq_dtype dtype)
 
 bool record_pointwise(Call &call, const Gathered &args, c10::SmallVector<Value, 6> &values, const Order &order)
 {
-    if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float &&
-        c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+    if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float && !float_is_default())
         return false;
     const opq_dtype widened = clamps(call) ? OPQ_f32 : widen(call.row, args.tensors, args.scalars, values);
     Value result = record_list(call.row, values);
@@ -167,6 +176,8 @@ bool apply(Call &call, size_t count, bool alpha)
 {
     Gathered args;
     if (!gather(call, count, args))
+        return false;
+    if ((args.float_scalar || args.float_number) && !args.sized_float && !float_is_default())
         return false;
     if (args.float_scalar && !args.has_float && !scalars_promote(call))
         return false;
