@@ -9,9 +9,11 @@
 
 #include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <unordered_map>
 
 #include "below.h"
 #include "lending.h"
+#include "lines.h"
 #include "sparse.h"
 
 namespace opq
@@ -72,6 +74,19 @@ class Loan
                 return pair.ours;
         return tensor.defined() && tensor.layout() == c10::kStrided ? wrap(upload(tensor, Order{}), tensor.scalar_type())
                                                                     : tensor;
+    }
+
+    // The dense tensors that are written, or that are sent if none is.
+    std::vector<Tensor> results() const
+    {
+        std::vector<Tensor> all, written;
+        for (const Pair &pair : pairs_)
+            if (!is_sparse(pair.ours)) {
+                all.push_back(pair.ours);
+                if (pair.written)
+                    written.push_back(pair.ours);
+            }
+        return written.empty() ? all : written;
     }
 
     // After success; any thread, any number of times.
@@ -205,6 +220,70 @@ c10::intrusive_ptr<c10d::ProcessGroup> cpu_group(const c10::intrusive_ptr<c10d::
     return other;
 }
 
+// A functional collective gives its tensor at once, and wait_tensor() waits for the work that PyTorch noted under the tensor's storage.
+// Ours have none, so it is noted here, under the cell. As with PyTorch's notes, what nobody waits for stays.
+class Unfinished
+{
+  public:
+    static Unfinished &instance()
+    {
+        static auto *const all = new Unfinished;
+        return *all;
+    }
+    void add(const Tensor &tensor, const c10::intrusive_ptr<c10d::Work> &work)
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const Cell &cell = impl_of(tensor)->cell_ref();
+        works_.emplace(cell.get(), Entry{cell, work});
+    }
+    std::vector<c10::intrusive_ptr<c10d::Work>> take(const Tensor &tensor)
+    {
+        std::vector<Entry> entries; // outlive the lock: letting go of a work or a cell can run code of others
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            const auto [first, last] = works_.equal_range(impl_of(tensor)->cell());
+            for (auto at = first; at != last; ++at)
+                entries.push_back(std::move(at->second));
+            works_.erase(first, last);
+        }
+        std::vector<c10::intrusive_ptr<c10d::Work>> works;
+        for (const Entry &entry : entries)
+            works.push_back(entry.work);
+        return works;
+    }
+
+  private:
+    struct Entry {
+        Cell cell; // its address is not used again while the work is noted
+        c10::intrusive_ptr<c10d::Work> work;
+    };
+    std::mutex mutex_;
+    std::unordered_multimap<const opq_cell *, Entry> works_;
+};
+
+thread_local bool in_functional = false; // this thread is in an operator of _c10d_functional
+
+void wait_unlocked(c10d::Work &work)
+{
+    std::exception_ptr failure;
+    void *const python = opq_python_unlock();
+    try {
+        work.wait(kNoTimeout);
+    } catch (...) {
+        failure = std::current_exception();
+    }
+    opq_python_lock(python);
+    if (failure)
+        std::rethrow_exception(failure);
+}
+
+Tensor wait_tensor(const Tensor &tensor)
+{
+    for (const auto &work : Unfinished::instance().take(tensor))
+        wait_unlocked(*work);
+    return tensor;
+}
+
 bool is_written(const c10::FunctionSchema &schema, const c10::Argument &argument)
 {
     return argument.name().rfind("input", 0) != 0 && schema.name() != "c10d::send";
@@ -232,32 +311,70 @@ void collective(const OperatorHandle &op, Stack *stack)
     op.redispatchBoxed(c10::DispatchKeySet(key), &inner);
     torch::jit::drop(*stack, count);
     for (size_t i = 0; i < inner.size(); ++i) {
-        if (inner[i].isCustomClass())
-            stack->emplace_back(c10::intrusive_ptr<c10d::Work>(
-                c10::make_intrusive<DeviceWork>(inner[i].toCustomClass<c10d::Work>(), loan)));
-        else
+        if (!inner[i].isCustomClass()) {
             stack->push_back(map_tensors(inner[i], [&](const Tensor &tensor) { return loan->from_cpu(tensor); }));
+            continue;
+        }
+        c10::intrusive_ptr<c10d::Work> work =
+            c10::make_intrusive<DeviceWork>(inner[i].toCustomClass<c10d::Work>(), loan);
+        if (in_functional)
+            for (const Tensor &tensor : loan->results())
+                Unfinished::instance().add(tensor, work);
+        stack->emplace_back(std::move(work));
     }
 }
 
-// PyTorch warns when a kernel takes the place of its own, which is the purpose here.
-struct Silence final : c10::WarningHandler {
-    void process(const c10::Warning &) override {}
+// Passes on every warning but those that contain `text`.
+struct Without final : c10::WarningHandler {
+    explicit Without(const char *text_) : text(text_), next(c10::WarningUtils::get_warning_handler()), guard(this) {}
+    void process(const c10::Warning &warning) override
+    {
+        if (warning.msg().find(text) == std::string::npos)
+            next->process(warning);
+    }
+    const char *const text;
+    c10::WarningHandler *const next;
+    const c10::WarningUtils::WarningHandlerGuard guard;
 };
 
-// Every operator of c10d for which `like` has a kernel.
-void register_collectives(torch::Library &library, c10::DispatchKey like)
+// PyTorch's own kernel; what it would note is noted by the collectives that it calls.
+void functional(const OperatorHandle &op, Stack *stack)
 {
-    Silence silence;
-    const c10::WarningUtils::WarningHandlerGuard guard(&silence);
-    auto &dispatcher = c10::Dispatcher::singleton();
-    for (const c10::OperatorName &name : dispatcher.getAllOpNames())
-        if (name.name.rfind("c10d::", 0) == 0 && dispatcher.findOp(name)->hasKernelForDispatchKey(like))
-            library.impl(name.name.c_str() + strlen("c10d::"), torch::CppFunction::makeFromBoxedFunction<&collective>());
+    struct Flag {
+        const bool before = std::exchange(in_functional, true);
+        ~Flag() { in_functional = before; }
+    } const flag;
+    const Without quiet("without storage");
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 }
 
-TORCH_LIBRARY_IMPL(c10d, PrivateUse1, library) { register_collectives(library, c10::DispatchKey::PrivateUse1); }
-TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, library) { register_collectives(library, c10::DispatchKey::SparseCPU); }
+// Every operator of the namespace with a kernel for `like`.
+template <void (*kernel)(const OperatorHandle &, Stack *)>
+void register_all(torch::Library &library, const std::string &space, c10::DispatchKey like)
+{
+    const Without quiet("Overriding a previously registered kernel"); // which is the purpose
+    auto &dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName &name : dispatcher.getAllOpNames())
+        if (name.name.rfind(space, 0) == 0 && name.name != "_c10d_functional::wait_tensor" &&
+            dispatcher.findOp(name)->hasKernelForDispatchKey(like))
+            library.impl(toString(name).c_str() + space.size(), torch::CppFunction::makeFromBoxedFunction<kernel>());
+}
+
+TORCH_LIBRARY_IMPL(c10d, PrivateUse1, library)
+{
+    register_all<&collective>(library, "c10d::", c10::DispatchKey::PrivateUse1);
+}
+
+TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, library)
+{
+    register_all<&collective>(library, "c10d::", c10::DispatchKey::SparseCPU);
+}
+
+TORCH_LIBRARY_IMPL(_c10d_functional, PrivateUse1, library)
+{
+    register_all<&functional>(library, "_c10d_functional::", c10::DispatchKey::CompositeExplicitAutograd);
+    library.impl("wait_tensor", TORCH_FN(wait_tensor));
+}
 
 } // namespace
 

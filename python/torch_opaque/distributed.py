@@ -6,22 +6,6 @@ that init_process_group("gloo") covers the device.
 """
 
 import torch.distributed
-import torch.library
-
-_FUNCTIONAL = (
-    *("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"),
-    *("all_gather_into_tensor", "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced"),
-    *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single"),
-    *("broadcast", "broadcast_"),
-)
-_libraries = []  # for the process
-
-
-def _refuse(*_, **__):
-    raise NotImplementedError(
-        "functional collectives (DTensor, FSDP2) are not supported on device opaque; "
-        "torch.distributed.all_reduce() and the like, and DistributedDataParallel, are"
-    )
 
 
 def _with_cpu(make_config):
@@ -46,7 +30,3 @@ def register() -> None:
     Backend.default_device_backend_map["opaque"] = Backend.GLOO
     Backend.backend_capability[Backend.GLOO].append("opaque")
     BackendConfig.__init__ = _with_cpu(BackendConfig.__init__)
-    library = torch.library.Library("_c10d_functional", "IMPL")
-    _libraries.append(library)
-    for name in _FUNCTIONAL:
-        library.impl(name, _refuse, "PrivateUse1")

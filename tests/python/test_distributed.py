@@ -40,5 +40,10 @@ def test_two_ranks(checks, tmp_path):
         assert "Overriding" not in output, "a warning of PyTorch's dispatcher"
 
 
+def test_debug_mode(tmp_path):
+    """Without DistributedDataParallel, whose logger takes the debugging group for a gloo group and crashes, also on the CPU."""
+    launch(tmp_path, "movement,asynchronous,functional", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+
+
 def test_without_a_backend_named(tmp_path):
     launch(tmp_path, "reductions,groups", "none")
