@@ -153,7 +153,8 @@ def test_made_from_numbers(call):
 def test_sobol_engine():
     def run(device):
         engine = torch.quasirandom.SobolEngine(3, scramble=False)
-        engine.quasi, engine.sobolstate = engine.quasi.to(device), engine.sobolstate.to(device)
+        for name in ("quasi", "sobolstate", "_first_point"):
+            setattr(engine, name, getattr(engine, name).to(device))
         first = engine.draw(4)
         engine.fast_forward(3)
         state = torch.zeros(3, 30, dtype=torch.int64, device=device)
