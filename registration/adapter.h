@@ -157,6 +157,10 @@ template <auto kernel> torch::CppFunction boxed_kernel()
 {
     return torch::CppFunction::makeFromBoxedFunction<&Guarded<kernel>::call>();
 }
+// Is it a list of tensors, some of which may be None? TorchScript's have types that IValue does not know as such.
+bool is_list_of_tensors(const IValue &value);
+// The tensors as the argument's type has them: Tensor[] or Tensor?[].
+IValue list_for(const c10::Argument &argument, const std::vector<std::optional<Tensor>> &tensors);
 // Runs the operator on CPU now and replaces the arguments on the stack by its results.
 void extern_now(const OperatorHandle &op, Stack *stack);
 // The same, uncounted, for what has no native form on any device.

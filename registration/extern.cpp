@@ -151,7 +151,7 @@ struct Reader {
             constants += "none";
         else if (value.isTensor())
             add_tensor(value.toTensor(), argument, -1);
-        else if (value.isTensorList() || value.isOptionalTensorList())
+        else if (is_list_of_tensors(value))
             return add_tensors(value, argument);
         else if (!add_constant(value))
             return false;
@@ -213,7 +213,7 @@ bool takes_wide(const Call &call)
     for (size_t i = 0; i < call.count; ++i) {
         if (wide(call.args[i]))
             return true;
-        if (call.args[i].isTensorList() || call.args[i].isOptionalTensorList())
+        if (is_list_of_tensors(call.args[i]))
             for (const IValue &element : call.args[i].toListRef())
                 if (wide(element))
                     return true;
@@ -228,19 +228,12 @@ IValue hollow(const IValue &value)
 {
     if (value.isTensor())
         return value.toTensor().defined() ? IValue() : value;
-    if (value.isTensorList()) {
-        c10::List<Tensor> list;
-        for (size_t i = 0; i < value.toListRef().size(); ++i)
-            list.push_back(Tensor());
-        return list;
-    }
-    if (value.isOptionalTensorList()) {
-        c10::List<std::optional<Tensor>> list;
-        for (size_t i = 0; i < value.toListRef().size(); ++i)
-            list.push_back(std::nullopt);
-        return list;
-    }
-    return value;
+    if (!is_list_of_tensors(value))
+        return value;
+    c10::List<Tensor> list;
+    for (size_t i = 0; i < value.toListRef().size(); ++i)
+        list.push_back(Tensor());
+    return list;
 }
 
 void store(const Predicted &expected, const Tensor &given, void *memory, const OperatorHandle &op)
@@ -255,7 +248,7 @@ void store(const Predicted &expected, const Tensor &given, void *memory, const O
 void run(const ExternCall &call, const void *const *operands, void *const *results)
 {
     const Below below;
-    Stack stack = filled(call.arguments, call.holes, c10::DeviceType::CPU, [&](size_t i) {
+    Stack stack = filled(call, c10::DeviceType::CPU, [&](size_t i) {
         const Hole &hole = call.holes[i];
         Tensor tensor = at::from_blob(const_cast<void *>(operands[i]), hole.sizes, hole.strides,
                                       at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));

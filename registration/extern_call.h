@@ -34,10 +34,10 @@ struct ExternCall {
 };
 
 // The arguments, operand i replaced by fill(hole i), devices by `where`.
-template <class Fill>
-Stack filled(const std::vector<IValue> &arguments, const std::vector<Hole> &holes, c10::DeviceType where, Fill fill)
+template <class Fill> Stack filled(const ExternCall &call, c10::DeviceType where, Fill fill)
 {
-    Stack stack(arguments.begin(), arguments.end());
+    const std::vector<Hole> &holes = call.holes;
+    Stack stack(call.arguments.begin(), call.arguments.end());
     for (IValue &value : stack)
         if (value.isDevice() && value.toDevice().type() == kDeviceType)
             value = c10::Device(where);
@@ -48,19 +48,10 @@ Stack filled(const std::vector<IValue> &arguments, const std::vector<Hole> &hole
             ++i;
             continue;
         }
-        const bool optional = arguments[argument].isOptionalTensorList();
-        const auto old = arguments[argument].toListRef();
-        std::vector<std::optional<Tensor>> elements(old.size());
+        std::vector<std::optional<Tensor>> elements(call.arguments[argument].toListRef().size());
         for (; i < holes.size() && holes[i].argument == argument; ++i)
             elements[static_cast<size_t>(holes[i].element)] = fill(i);
-        if (optional) {
-            stack[argument] = c10::List<std::optional<Tensor>>(elements);
-        } else {
-            c10::List<Tensor> list;
-            for (const auto &element : elements)
-                list.push_back(element.value_or(Tensor()));
-            stack[argument] = std::move(list);
-        }
+        stack[argument] = list_for(call.op.schema().arguments()[argument], elements);
     }
     return stack;
 }

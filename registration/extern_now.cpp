@@ -72,9 +72,9 @@ bool reads_elsewhere(const Tensor &written, const IValue *args, const c10::Funct
             continue;
         if (args[i].isTensor() && reads(args[i].toTensor()))
             return true;
-        if (args[i].isTensorList())
-            for (const Tensor &element : args[i].toTensorVector())
-                if (reads(element))
+        if (is_list_of_tensors(args[i]))
+            for (const IValue &element : args[i].toListRef())
+                if (element.isTensor() && reads(element.toTensor()))
                     return true;
     }
     return false;
@@ -157,16 +157,12 @@ struct Conversion {
     {
         if (value.isTensor()) {
             value = convert(value.toTensor(), written);
-        } else if (value.isTensorList()) {
-            c10::List<Tensor> list;
-            for (const Tensor &tensor : value.toTensorVector())
-                list.push_back(convert(tensor, written));
-            value = std::move(list);
-        } else if (value.isOptionalTensorList()) {
-            c10::List<std::optional<Tensor>> list;
-            for (const auto &element : value.toOptionalTensorVector())
-                list.push_back(element && element->defined() ? std::optional(convert(*element, written)) : std::nullopt);
-            value = std::move(list);
+        } else if (is_list_of_tensors(value)) {
+            std::vector<std::optional<Tensor>> converted;
+            for (const IValue &element : value.toListRef())
+                converted.push_back(element.isTensor() ? std::optional(convert(element.toTensor(), written))
+                                                       : std::nullopt);
+            value = list_for(argument, converted);
         } else if (value.isDevice() && value.toDevice().type() == kDeviceType) {
             value = c10::Device(c10::kCPU);
         } else if (value.isGenerator() || (value.isNone() && argument.name() == "generator")) {
@@ -231,15 +227,36 @@ bool has_sparse(const Stack &arguments)
     for (const IValue &value : arguments) {
         if (value.isTensor() && is_sparse(value.toTensor()))
             return true;
-        if (value.isTensorList())
-            for (const Tensor &tensor : value.toTensorVector())
-                if (is_sparse(tensor))
+        if (is_list_of_tensors(value))
+            for (const IValue &element : value.toListRef())
+                if (element.isTensor() && is_sparse(element.toTensor()))
                     return true;
     }
     return false;
 }
 
 } // namespace
+
+bool is_list_of_tensors(const IValue &value)
+{
+    if (!value.isList())
+        return false;
+    for (const IValue &element : value.toListRef())
+        if (element.isTensor())
+            return true;
+    return value.isTensorList() || value.isOptionalTensorList();
+}
+
+IValue list_for(const c10::Argument &argument, const std::vector<std::optional<Tensor>> &tensors)
+{
+    const auto type = argument.type()->cast<c10::ListType>();
+    if (type && type->getElementType()->kind() == c10::TypeKind::OptionalType)
+        return c10::List<std::optional<Tensor>>(tensors);
+    c10::List<Tensor> list;
+    for (const auto &tensor : tensors)
+        list.push_back(tensor.value_or(Tensor()));
+    return list;
+}
 
 void run_on_cpu(const OperatorHandle &op, Stack *stack)
 {

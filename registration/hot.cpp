@@ -14,7 +14,7 @@ bool plain(const Tensor &tensor)
     return on_device(tensor) && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj() && !is_wide(tensor);
 }
 
-bool is_one(const at::Scalar &alpha) { return alpha.isIntegral(false) && alpha.toLong() == 1; }
+bool is_one(const at::Scalar &alpha) { return alpha.isIntegral(false) && alpha.equal(1); }
 
 // An operand that needs no thought: a plain tensor, or a number. No value: think.
 Value simple_operand(const Tensor &tensor)
@@ -22,7 +22,7 @@ Value simple_operand(const Tensor &tensor)
     if (plain(tensor))
         return read(tensor);
     if (tensor.device().is_cpu() && tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
-        !tensor.is_complex())
+        !is_raw(tensor))
         return scalar_of(tensor);
     return {};
 }

@@ -139,8 +139,9 @@ bool join_indexed(const Call &call, Joined &out)
 {
     const Tensor &self = call.tensor(0);
     Indexed indexed;
-    const auto listed = call.args[1].toOptionalTensorVector();
-    const std::vector<std::optional<Tensor>> given(listed.begin(), listed.end());
+    std::vector<std::optional<Tensor>> given;
+    for (const IValue &index : call.args[1].toListRef())
+        given.push_back(index.toOptional<Tensor>());
     if (!find_indices(given, self.dim(), indexed))
         return false;
     const int64_t rank = self.dim(), count = static_cast<int64_t>(indexed.axes.size());

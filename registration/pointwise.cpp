@@ -118,7 +118,7 @@ at::Scalar negated(const at::Scalar &number)
 // b * alpha in the dtype of the result.
 bool scale(const Call &call, const at::Scalar &alpha, Value &b)
 {
-    if (alpha.isComplex())
+    if (alpha.isComplex() || alpha.type() == at::kUInt64) // which is beyond int64
         return false;
     if (!alpha.isFloatingPoint() && !alpha.isBoolean() && alpha.toLong() == 1)
         return true;

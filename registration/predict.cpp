@@ -43,7 +43,7 @@ Predictions &predictions()
 std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
 {
     const Below below;
-    Stack stack = filled(call.arguments, call.holes, c10::DeviceType::Meta, [&](size_t i) {
+    Stack stack = filled(call, c10::DeviceType::Meta, [&](size_t i) {
         const Hole &hole = call.holes[i];
         // PyTorch takes a number for one on the CPU only, and asserts that before Python meta kernels. Its value decides no type.
         if (hole.wrapped) {
@@ -192,7 +192,7 @@ bool rehearse(const ExternCall &call, const std::string &constants, const std::s
         const bool may_run_now = (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0;
         try {
             const Below below;
-            Stack stack = filled(call.arguments, call.holes, c10::DeviceType::CPU,
+            Stack stack = filled(call, c10::DeviceType::CPU,
                                  [&](size_t i) { return harmless(call.holes[i]); });
             call.op.callBoxed(stack);
             if (!as_predicted(*call.prediction, stack))

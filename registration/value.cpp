@@ -219,6 +219,8 @@ Value scalar(const at::Scalar &value)
         bits.f = value.toDouble();
         return make_scalar(OPQ_f64, bits, true);
     }
+    if (value.type() == at::kUInt64) // only what exceeds int64
+        decline(opq_fail(OPQ_UNSUPPORTED, "a number beyond i64"));
     bits.i = value.isBoolean() ? static_cast<int64_t>(value.toBool()) : value.toLong();
     return make_scalar(value.isBoolean() ? OPQ_bool : OPQ_i64, bits, true);
 }

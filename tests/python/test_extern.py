@@ -191,3 +191,16 @@ def test_batch_norm_without_an_update():
     # The CPU's kernel crashes here.
     with pytest.raises(RuntimeError, match="must be defined in evaluation mode"):
         run("opaque", stats=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_lists_of_torchscript():
+    def masked(x):
+        x[x < 3] = 1.0
+        return x[x > 4], x[:, torch.tensor([0, 2], device=x.device)]
+
+    program = torch.jit.script(masked)
+    for _ in range(3):  # the third call runs what was optimized
+        got = program(torch.arange(12.0, device="opaque").reshape(3, 4))
+    expected = masked(torch.arange(12.0).reshape(3, 4))
+    assert all(g.cpu().equal(e) for g, e in zip(got, expected, strict=True))

@@ -138,3 +138,11 @@ def test_numbers_are_taken_as_the_cpu_takes_them(name):
             if not equal(got, want):
                 wrong.append(f"{dtype} {number!r}: {got}, the CPU gives {want}")
     assert not wrong, f"{len(wrong)} differ:\n" + "\n".join(wrong[:40])
+
+
+def test_numbers_beyond_int64():
+    def run(device):
+        x = torch.tensor([1.0, 2.0], dtype=torch.float64, device=device)
+        return [t.tolist() for t in (x.clamp(min=2**64 - 1), x + (2**64 - 1), torch.add(x, x, alpha=2**63))]
+
+    assert run("opaque") == run("cpu")

@@ -1,0 +1,55 @@
+"""copy.copy and copy.deepcopy: what shares memory with the original, or as the originals do.
+
+PyTorch pickles a tensor without storage through its values, and copies it like that: a shallow copy
+would have memory of its own, and deep copies of two views would no longer be views of one memory.
+"""
+
+import copy
+
+import torch
+
+
+def _is_ours(x) -> bool:
+    return x.device.type == "opaque" and x.layout == torch.strided
+
+
+def _shallow(self):
+    if not _is_ours(self) or type(self) is not torch.Tensor:
+        return copy._reconstruct(self, None, *self.__reduce_ex__(4))
+    alias = self.data.requires_grad_(self.requires_grad)
+    alias.__dict__.update(self.__dict__)
+    return alias
+
+
+def _whole(x) -> bool:
+    return x.storage_offset() == 0 and x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
+
+
+def _share(x, new, memo) -> None:
+    """Makes `new`, a copy of the values of x, a window on the one copy of x's memory that `memo` holds."""
+    memory, key = x.untyped_storage(), ("opaque", x.untyped_storage()._cdata)
+    if key not in memo and _whole(x):
+        memo[key] = new.detach()
+        return
+    if memory.nbytes() % x.itemsize or x.is_conj() or x.is_neg():
+        return
+    if key not in memo:
+        memo[key] = x.detach().as_strided((memory.nbytes() // x.itemsize,), (1,), 0).clone()
+    copied = memo[key].flatten().view(x.dtype)
+    new.data = copied.as_strided(x.size(), x.stride(), x.storage_offset())
+
+
+def register() -> None:
+    """Gives torch.Tensor a __copy__, and its __deepcopy__ a memory."""
+    deep_copy = torch.Tensor.__deepcopy__
+
+    def __deepcopy__(self, memo):
+        known = id(self) in memo
+        new = deep_copy(self, memo)
+        if not known and type(self) is torch.Tensor and _is_ours(self):
+            with torch.no_grad():
+                _share(self, new, memo)
+        return new
+
+    torch.Tensor.__copy__ = _shallow
+    torch.Tensor.__deepcopy__ = __deepcopy__
