@@ -273,6 +273,7 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
     const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
     opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
     int64_t kept_stride = 1, reduced_stride = 1;
+    int64_t run = 1;
     bool reduces = false; /* a reduction of extents of 1 needs its loop all the same */
     for (int l = space->rank - 1; l >= 0; l--) {
         reduces = reduces || space->reduced[l];
@@ -280,7 +281,10 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
         int64_t *stride = space->reduced[l] ? &reduced_stride : &kept_stride;
         side->coef[l] = space->extent[l] == 1 ? 0 : *stride;
         *stride *= space->extent[l];
+        run *= state->role[l] == OPQ_ROLE_reduced_inner ? space->extent[l] : 1;
     }
+    if (!state->column && run != opq_node_run(node, type)) /* its partial results are others */
+        return refuse(state, OPQ_REFUSAL_axes);
     if (!reduces || opq_type_count(type) != kept_stride * reduced_stride || opq_type_count(&node->type) != kept_stride ||
         (opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column) != state->column)
         return refuse(state, OPQ_REFUSAL_axes);

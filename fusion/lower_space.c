@@ -374,7 +374,6 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
     bool inner_run = true;
     for (int l = 0; l < rank; l++) { /* innermost first */
         while (d > 0 && (type->size[d] == 1 || inside == type->size[d])) {
-            inner_run = inner_run && reduce && opq_node_reduces(reduce, d);
             inside = 1;
             d--;
         }

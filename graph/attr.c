@@ -52,6 +52,19 @@ bool opq_node_reduces(const opq_node *node, int axis)
     return false;
 }
 
+int64_t opq_node_run(const opq_node *node, const opq_type *operand)
+{
+    int64_t run = 1, all = 1;
+    bool inner = true;
+    for (int d = operand->rank - 1; d >= 0; d--) {
+        bool reduced = opq_node_reduces(node, d);
+        inner = inner && (reduced || operand->size[d] == 1);
+        run *= inner ? operand->size[d] : 1;
+        all *= reduced ? operand->size[d] : 1;
+    }
+    return all == 0 ? 0 : run;
+}
+
 #define KEY(name) (1u << OPQ_ATTR_##name)
 
 static unsigned view_keys(opq_op op)

@@ -156,15 +156,12 @@ static opq_status make_plan(const opq_node *node, const opq_type *type, plan *p)
 {
     const opq_attr *axes = opq_node_attr(node, OPQ_ATTR_axes), *tree = opq_node_attr(node, OPQ_ATTR_tree);
     int axis_count = axes ? axes->count : 0;
-    *p = (plan){.fold = opq_op_lowering((opq_op)node->op)->fold, .run = 1, .count = 1};
+    *p = (plan){.fold = opq_op_lowering((opq_op)node->op)->fold, .count = 1};
     p->dtype = partial_dtype(p->fold, (opq_dtype)type->dtype, (opq_dtype)node->type.dtype);
     p->tree = tree ? (opq_tree)tree->i : opq_tree_for(type->rank, axes ? axes->ints : NULL, axis_count);
-    for (int i = axis_count - 1; i >= 0; i--) {
+    for (int i = 0; i < axis_count; i++)
         p->count *= type->size[axes->ints[i]];
-        if (axes->ints[axis_count - 1] - axes->ints[i] == axis_count - 1 - i)
-            p->run *= type->size[axes->ints[i]];
-    }
-
+    p->run = opq_node_run(node, type);
     p->offsets = malloc(((size_t)p->count + 1) * sizeof *p->offsets);
     p->elements = malloc(((size_t)p->count + 1) * sizeof *p->elements);
     if (p->offsets == NULL || p->elements == NULL)

@@ -174,6 +174,9 @@ static inline int64_t opq_node_int(const opq_node *node, opq_attr_key key, int64
 size_t opq_graph_bytes(const opq_graph *graph);        /* of memory, with everything that belongs to it */
 bool opq_node_divides(const opq_node *node);           /* integers: fails where operand 1 is 0 */
 bool opq_node_reduces(const opq_node *node, int axis); /* REDUCE and COMPOSITE rows with `axes` */
+/* Elements of the innermost axes of the operand that are all reduced; extents of 1 do not count. A tree of lanes reduces each such
+ * run, then their results; 0 if there is nothing to reduce. */
+int64_t opq_node_run(const opq_node *node, const opq_type *operand);
 
 /* "axes=[1], tree=lanes": what stands between the braces of a node's text. */
 void opq_text_attrs(opq_text *text, const opq_node *node);

@@ -139,6 +139,7 @@ bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t
     const bool parameters = op.operator_name().overload_name.find("Scalar") == std::string::npos;
     Kind kind;
     kind.mix(reinterpret_cast<uintptr_t>(&op.schema()));
+    kind.mix(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
     for (size_t i = 0; i < total; ++i)
         kind.add(call.args[i], elementwise, parameters, i >= call.count);
     if (!kind.known || kind.elements > kFewElements || accepted_kinds().count(kind.hash) != 0 ||

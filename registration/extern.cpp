@@ -163,6 +163,8 @@ struct Reader {
         constants = call.op.operator_name().name;
         if (!call.op.operator_name().overload_name.empty())
             constants += "." + call.op.operator_name().overload_name;
+        if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+            constants += std::string(" by ") + std::string(c10::get_default_dtype().name());
         constants += "(";
         for (size_t i = 0; i < call.count; ++i) {
             if (!add(i))
@@ -245,9 +247,32 @@ void store(const Predicted &expected, const Tensor &given, void *memory, const O
         .copy_(given);
 }
 
+// The default dtype as it was when the call was recorded. It is one for the process; it is only touched if it has changed since.
+class DefaultDtype
+{
+  public:
+    explicit DefaultDtype(caffe2::TypeMeta dtype) : now_(c10::get_default_dtype()), changes_(now_ != dtype)
+    {
+        if (changes_)
+            c10::set_default_dtype(dtype);
+    }
+    ~DefaultDtype()
+    {
+        if (changes_)
+            c10::set_default_dtype(now_);
+    }
+    DefaultDtype(const DefaultDtype &) = delete;
+    DefaultDtype &operator=(const DefaultDtype &) = delete;
+
+  private:
+    const caffe2::TypeMeta now_;
+    const bool changes_;
+};
+
 void run(const ExternCall &call, const void *const *operands, void *const *results)
 {
     const Below below;
+    const DefaultDtype as_recorded(call.default_dtype);
     Stack stack = filled(call, c10::DeviceType::CPU, [&](size_t i) {
         const Hole &hole = call.holes[i];
         Tensor tensor = at::from_blob(const_cast<void *>(operands[i]), hole.sizes, hole.strides,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <c10/core/DefaultDtype.h>
 
 #include "adapter.h"
 
@@ -31,6 +32,7 @@ struct ExternCall {
     std::vector<IValue> arguments;
     std::vector<Hole> holes;
     std::shared_ptr<const Prediction> prediction;
+    caffe2::TypeMeta default_dtype = c10::get_default_dtype(); // when it was recorded: types of results follow it
 };
 
 // The arguments, operand i replaced by fill(hole i), devices by `where`.

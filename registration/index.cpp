@@ -93,14 +93,16 @@ struct Indexed {
     c10::SmallVector<const Tensor *, 4> indices;
 };
 
-bool find_indices(const std::vector<std::optional<Tensor>> &given, int64_t rank, Indexed &out)
+bool find_indices(const std::vector<std::optional<Tensor>> &given, const Tensor &self, Indexed &out)
 {
     for (size_t i = 0; i < given.size(); ++i) {
         if (!given[i] || !given[i]->defined())
             continue;
         const at::ScalarType dtype = given[i]->scalar_type();
-        if (static_cast<int64_t>(i) >= rank || (dtype != at::kLong && dtype != at::kInt))
+        if (static_cast<int64_t>(i) >= self.dim() || (dtype != at::kLong && dtype != at::kInt))
             return false;
+        TORCH_CHECK_INDEX(self.size(static_cast<int64_t>(i)) != 0 || given[i]->numel() == 0,
+                          "index is out of bounds for dimension with size 0");
         out.axes.push_back(static_cast<int64_t>(i));
         out.indices.push_back(&*given[i]);
     }
@@ -142,7 +144,7 @@ bool join_indexed(const Call &call, Joined &out)
     std::vector<std::optional<Tensor>> given;
     for (const IValue &index : call.args[1].toListRef())
         given.push_back(index.toOptional<Tensor>());
-    if (!find_indices(given, self.dim(), indexed))
+    if (!find_indices(given, self, indexed))
         return false;
     const int64_t rank = self.dim(), count = static_cast<int64_t>(indexed.axes.size());
     const bool adjacent = indexed.axes.back() - indexed.axes.front() == count - 1;

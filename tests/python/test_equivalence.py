@@ -374,3 +374,24 @@ def test_large_tensors_on_one_thread_and_on_two():
     finally:
         torch.set_num_threads(threads)
     assert [a == b == c for a, b, c in zip(want, got, unfused, strict=True)] == [True] * len(want)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (5, 3, 4), (30, 1, 70, 1), (2, 5, 7), (1, 33, 1, 3)])
+def test_two_reductions_of_a_kernel_have_their_own_order(shape):
+    """Which elements a partial result takes follows from a reduction's shape and axes, not from its neighbours in the kernel."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(D)
+    others = tuple(d for d in range(x.dim()) if d != 1)
+
+    def centred():
+        return (x - x.mean(others, keepdim=True)).sum()
+
+    def transposed():
+        return x.sum(others) + x.transpose(0, 1).flatten(1).sum(1)
+
+    def all_at_once():
+        return x.sum(others).sum() * x.sum() - (x * x).transpose(0, 1).sum()
+
+    for program in (centred, transposed, all_at_once):
+        fused = bits(flat(program()))
+        with torch_opaque.unfused():
+            assert bits(flat(program())) == fused

@@ -2,41 +2,60 @@
 
 The measure of a program is how far legitimate roundings move its results: the float32 CPU's own
 error, and that of runs in float64 in which each op's result is moved by a few float32 roundings at
-random. Ours may be a small multiple of the largest of these, plus a few roundings of the tensor's
+random, and so is each element that an op sums, because a sum that cancels rounds by the size of its
+terms. A normalization rounds a mean and a scale that all its results share: they move together too. Ours may be a small multiple of the largest of these, plus a few roundings of the tensor's
 own size. A program that amplifies roundings is given what it amplifies and no more; and one lucky
 run of the CPU does not make the bound too small, because before a difference is reported, more
-noise is drawn.
+noise is drawn. A program in float64 is measured in the same way by float64 roundings.
 """
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch_opaque.comparison import max_difference, same_bits
 
 MULTIPLE = 4
-FLOOR = 2.0**-20  # 16 roundings of the largest element
-_ROUNDINGS = 4 * 2.0**-24
+_UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+_FLOOR = 16  # roundings of the largest element
+_ROUNDINGS = 4
+_SUMS = ("sum", "mean", "var", "mm", "addmv", "mv", "dot", "linear", "norm", "softmax", "logsumexp", "conv", "loss", "scatter_add")
 _EXACT = {"clone", "copy_", "_to_copy", "cat", "index_select", "index", "zero_", "fill_", "detach"}
 
 
 class Noise(TorchDispatchMode):
-    """Moves each real result on the CPU by a few float32 roundings. Ops that only move data are exact, so
-    that equal values stay equal."""
+    """Moves each real result on the CPU by a few roundings `unit`. Ops that only move data are exact, so that
+    equal values stay equal."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, unit: float):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
+        self.width = 2 * _ROUNDINGS * unit
+
+    def moved(self, t):
+        return t * self.factor(t) if _is_cpu_real(t) else t
+
+    def factor(self, t):
+        factor = torch.rand(t.shape, dtype=t.dtype, generator=self.generator)
+        return factor.sub_(0.5).mul_(self.width).add_(1)
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        result = op(*args, **(kwargs or {}))
+        name = op._schema.name.split("::")[1]
         aliases = [r.alias_info for r in op._schema.returns]
+        if any(part in name for part in _SUMS) and not any(aliases):
+            args = tree_map(self.moved, args)
+        result = op(*args, **(kwargs or {}))
         is_view = any(a is not None and not a.is_write for a in aliases)
-        if not is_view and op._schema.name.split("::")[1] not in _EXACT:
+        if not is_view and name not in _EXACT:
             for t in tree_leaves(result):
-                if isinstance(t, torch.Tensor) and t.device.type == "cpu" and t.is_floating_point():
-                    factor = torch.rand(t.shape, dtype=t.dtype, generator=self.generator)
-                    t.mul_(factor.sub_(0.5).mul_(2 * _ROUNDINGS).add_(1))
+                if _is_cpu_real(t):
+                    t.mul_(self.factor(t))
+                    if "norm" in name and t.numel():
+                        t.add_((self.factor(t.new_empty(())) - 1) * t.abs().amax())
         return result
+
+
+def _is_cpu_real(t) -> bool:
+    return isinstance(t, torch.Tensor) and t.device.type == "cpu" and t.is_floating_point()
 
 
 class Reference:
@@ -45,19 +64,22 @@ class Reference:
     def __init__(self, program, seed=None):
         self.program, self.seed = program, seed
         self.want = program.results("cpu", torch.float64, seed)
-        self.others = [program.results("cpu", torch.float32, seed)]
-        self.more_noise(2)
+        self.cpu = program.results("cpu", torch.float32, seed)
+        self.others = {torch.float32: [self.cpu], torch.float64: []}
 
-    def more_noise(self, count: int) -> None:
+    def more_noise(self, dtype, count: int) -> None:
+        others = self.others[dtype]
         for _ in range(count):
-            with Noise(len(self.others)):
-                self.others.append(self.program.results("cpu", torch.float64, self.seed))
+            with Noise(len(others), _UNIT[dtype]):
+                others.append(self.program.results("cpu", torch.float64, self.seed))
 
-    def bound(self, name: str) -> float:
-        """How far the largest difference of tensor `name` may be."""
-        want = self.want[name]
-        errors = [_distance(other[name], want) for other in self.others if name in other]
-        return MULTIPLE * max(errors) + FLOOR * _size(want)
+    def bound(self, name: str, dtype=torch.float32) -> float:
+        """How far the largest difference of tensor `name`, computed in `dtype`, may be."""
+        want, others = self.want[name], self.others[dtype]
+        if len(others) < 3:
+            self.more_noise(dtype, 3 - len(others))
+        errors = [_distance(other[name], want) for other in others if name in other]
+        return MULTIPLE * max(errors) + _FLOOR * _UNIT[dtype] * _size(want)
 
     def reals(self) -> list:
         """Names of the real tensors that are not all zero."""
@@ -70,7 +92,9 @@ class Reference:
         """What is wrong with `got`, or ""."""
         found = self._difference(got)
         if found:
-            self.more_noise(8)
+            for dtype, others in self.others.items():
+                if others:
+                    self.more_noise(dtype, 8)
             found = self._difference(got)
         return found
 
@@ -91,14 +115,12 @@ class Reference:
             return f"shape {list(got.shape)}, the CPU {list(want.shape)}"
         if not _is_real(want):
             return "" if torch.equal(got, want) else f"{got}, the CPU {want}"
-        cpu = self.others[0][name]
+        cpu = self.cpu[name]
         if got.dtype not in (cpu.dtype, want.dtype):
             return f"{got.dtype}, the CPU {cpu.dtype}"
         if not torch.equal(cpu.isfinite(), want.isfinite()):
             return ""  # float32 overflows where float64 does not
-        distance, bound = _distance(got, want), self.bound(name)
-        if got.dtype == torch.float64:
-            bound *= 2.0**-26
+        distance, bound = _distance(got, want), self.bound(name, got.dtype)
         return (
             ""
             if distance <= bound
