@@ -262,12 +262,16 @@ Tensor &check_inplace(Call &call)
     return self;
 }
 
-void write_out(const Tensor &out, const Result &result, const char *name)
+void write_out(const Tensor &out, const Result &result, const Call &call)
 {
     Dims shape = shape_of(result.value);
     if (!result.order.plain())
         shape = ordered(shape, inverse(result.order));
-    check_device(out, name);
+    check_device(out, call.name());
+    if (opq_op_info_of(call.row)->class_ == OPQ_CLASS_EWISE) // an operand does not grow
+        for (size_t i = 0; i < call.count; ++i)
+            TORCH_CHECK(!call.args[i].isTensor() || !call.tensor(i).is_same(out) || out.sizes() == IntArrayRef(shape),
+                        "output with shape ", out.sizes(), " doesn't match the broadcast shape ", IntArrayRef(shape));
     check_castable(result.dtype, out.scalar_type());
     resize_output(out, shape);
     write_result(out, result);
@@ -361,7 +365,7 @@ void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack)
         for (size_t i = 0; i < outs; ++i) {
             tensors.push_back(call.args[call.count + i].toTensor());
             if (call.results[i].value)
-                write_out(tensors.back(), call.results[i], call.name());
+                write_out(tensors.back(), call.results[i], call);
         }
         torch::jit::drop(*stack, call.count + outs);
         for (Tensor &tensor : tensors)

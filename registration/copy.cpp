@@ -147,6 +147,8 @@ Value filled(const std::optional<at::Scalar> &value, const Tensor &like, const O
         decline(opq_fail(OPQ_UNSUPPORTED, "a tensor of %lld dimensions", static_cast<long long>(like.dim())));
     const Dims memory = ordered(like.sizes(), order);
     const opq_dtype dtype = core_dtype(like.scalar_type());
+    if (memory.empty() && (dtype == OPQ_f16 || dtype == OPQ_bf16)) // as the CPU does it: there a large number is infinite
+        return cast(scalar(value.value_or(0), OPQ_f64), dtype);
     if (!is_raw(dtype))
         return full(value.value_or(0), dtype, memory);
     const Below below;
@@ -191,15 +193,27 @@ Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::
     return at::zeros(sizes, at::TensorOptions().dtype(dtype).device(device()));
 }
 
+Tensor &resize_and_copy(Tensor &out, const Tensor &cpu)
+{
+    if (out.numel() != cpu.numel())
+        out.resize_(cpu.sizes());
+    guarded([&] { write(out, reshape(upload(cpu, Order{}), out.sizes())); });
+    return out;
+}
+
 Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Scalar &step, Tensor &out)
 {
     note_line();
     const opq_dtype dtype = core_dtype(out.scalar_type());
     int64_t count = 0;
-    { // the length, and every error message, from the meta kernel
+    try { // the length, and most error messages, from the meta kernel
         const Below below;
         Tensor meta = at::empty({0}, out.options().device(c10::kMeta));
         count = at::arange_out(meta, start, end, step).numel();
+    } catch (const std::exception &) { // integers whose step is a fraction are for the CPU kernel to judge
+        Tensor cpu = at::empty({0}, out.options().device(c10::kCPU));
+        const Below below;
+        return resize_and_copy(out, at::arange_out(cpu, start, end, step));
     }
     if (out.numel() != count)
         out.resize_({count});
