@@ -140,6 +140,7 @@ bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t
     Kind kind;
     kind.mix(reinterpret_cast<uintptr_t>(&op.schema()));
     kind.mix(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+    kind.mix(at::globalContext().deterministicAlgorithms());
     for (size_t i = 0; i < total; ++i)
         kind.add(call.args[i], elementwise, parameters, i >= call.count);
     if (!kind.known || kind.elements > kFewElements || accepted_kinds().count(kind.hash) != 0 ||

@@ -164,6 +164,12 @@ Tensor lazy_clone(const Tensor &self)
     return self.clone();
 }
 
+// self's memory format with the values of src.
+Tensor copied(const Tensor &self, const Tensor &src, bool non_blocking)
+{
+    return at::empty_like(self).copy_(src, non_blocking);
+}
+
 // The fourth result is what cuDNN would keep for the backward pass.
 std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_no_update(const Tensor &x, const MaybeTensor &weight,
                                                                 const MaybeTensor &bias, const MaybeTensor &mean,
@@ -179,6 +185,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_no_update(const Tensor &x,
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     library.impl("_lazy_clone", OPQ_KERNEL(lazy_clone));
+    library.impl("copy", OPQ_KERNEL(copied));
     library.impl("_batch_norm_no_update", OPQ_KERNEL(batch_norm_no_update));
     library.impl("_thnn_fused_lstm_cell", OPQ_KERNEL(lstm_cell));
     library.impl("_thnn_fused_lstm_cell_backward_impl", OPQ_KERNEL(lstm_cell_backward));

@@ -17,7 +17,10 @@ namespace
 Order copy_order(const Tensor &self, std::optional<at::MemoryFormat> format)
 {
     switch (format.value_or(at::MemoryFormat::Preserve)) {
-    case at::MemoryFormat::Preserve: return dense_order(self.sizes(), self.strides()).value_or(Order{});
+    case at::MemoryFormat::Preserve: {
+        const auto dense = dense_order(self.sizes(), self.strides());
+        return dense ? *dense : result_order({&self}, self.sizes());
+    }
     case at::MemoryFormat::ChannelsLast:
         return dense_order(self.sizes(), c10::get_channels_last_strides_2d(self.sizes())).value_or(Order{});
     case at::MemoryFormat::ChannelsLast3d:

@@ -165,6 +165,8 @@ struct Reader {
             constants += "." + call.op.operator_name().overload_name;
         if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
             constants += std::string(" by ") + std::string(c10::get_default_dtype().name());
+        if (at::globalContext().deterministicAlgorithms())
+            constants += " deterministic";
         constants += "(";
         for (size_t i = 0; i < call.count; ++i) {
             if (!add(i))
@@ -395,9 +397,7 @@ Value convert(const Tensor &tensor, at::ScalarType dtype, const Order &order)
 {
     const bool same = tensor.scalar_type() == dtype;
     if (!tensor.is_conj() && (same || (!is_raw(tensor) && !is_raw(core_dtype(dtype)))))
-        return cast(is_raw(tensor) ? read_dense(tensor, order)
-                                   : read_ordered(tensor, static_cast<int>(tensor.dim()), order),
-                    core_dtype(dtype));
+        return cast(read_ordered(tensor, static_cast<int>(tensor.dim()), order), core_dtype(dtype));
     const Result made =
         extern_results("aten::_to_copy", "", {tensor, dtype, IValue(), IValue(), IValue(), false, IValue()})[0];
     return order.plain() && made.order.plain() ? made.value : read_dense(wrap(made.value, made.dtype, made.order), order);

@@ -35,7 +35,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
         adapt(library, name, &always_extern);
     // One kernel of theirs serves every device and reads the memory of its operands.
     for (const char *name : {"_grouped_mm", "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
-                             "mkldnn_convolution", "_nnpack_spatial_convolution", "conj_physical_"})
+                             "mkldnn_convolution", "_nnpack_spatial_convolution", "conj_physical_", "mode.values"})
         library.impl(name, boxed_kernel<&fallback>());
     // And theirs reads or writes it even where there are no values, as on the meta device: they run at once.
     for (const char *name :

@@ -2,7 +2,7 @@
 //
 // A value is dense and row-major. A dense tensor in another memory order (transposed, channels last) is read and made in that
 // order, so that the value is the memory and no element moves.
-#include "shim.h"
+#include "adapter.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/from_blob.h>
@@ -129,11 +129,21 @@ void write_wide(const Tensor &tensor, Value value)
     check(opq_cell_write(context(), impl_of(tensor)->cell(), &row, reshape(value, {count}).get()));
 }
 
+Value complex_by(const char *name, const Value &value, at::ScalarType dtype)
+{
+    return extern_results(name, "", {wrap(value, dtype)})[0].value;
+}
+
+Value negated(const Tensor &tensor, Value value)
+{
+    return is_raw(value.dtype()) ? complex_by("aten::neg", value, tensor.scalar_type()) : record(OPQ_OP_neg, {value});
+}
+
 Value with_bits(const Tensor &tensor, Value value)
 {
     if (C10_UNLIKELY(tensor.is_conj()))
         decline(opq_fail(OPQ_UNSUPPORTED, "conjugated operand"));
-    return C10_UNLIKELY(tensor.is_neg()) ? record(OPQ_OP_neg, {value}) : std::move(value);
+    return C10_UNLIKELY(tensor.is_neg()) ? negated(tensor, std::move(value)) : std::move(value);
 }
 
 } // namespace
@@ -269,11 +279,11 @@ Value read_ordered(const Tensor &tensor, int rank, const Order &order)
 void write(const Tensor &tensor, const Value &given)
 {
     at::assert_no_internal_overlap(tensor);
-    if (C10_UNLIKELY(tensor.is_conj()))
-        decline(opq_fail(OPQ_UNSUPPORTED, "conjugated operand"));
     Value value = cast(given, core_dtype(tensor.scalar_type()));
+    if (C10_UNLIKELY(tensor.is_conj()))
+        value = complex_by("aten::_conj_physical", value, tensor.scalar_type());
     if (C10_UNLIKELY(tensor.is_neg()))
-        value = record(OPQ_OP_neg, {value});
+        value = negated(tensor, std::move(value));
     if (C10_UNLIKELY(is_wide(tensor))) {
         if (C10_UNLIKELY(any_journal()))
             journal_write(tensor);

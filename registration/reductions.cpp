@@ -79,6 +79,10 @@ template <int axes, int keepdim> bool nonempty(Call &call)
 template <int axes, int keepdim> bool logical(Call &call)
 {
     const at::ScalarType dtype = call.tensor(0).scalar_type() == at::kByte ? at::kByte : at::kBool;
+    if (axes >= 0 && call.args[axes].isIntList() && call.dims(axes).empty()) { // reduces nothing, unlike sums
+        call.give(cast(cast(call.in(0), OPQ_bool), core_dtype(dtype)), dtype);
+        return true;
+    }
     const Dims where = axes_of(call, axes);
     call.give(cast(fold(call.row, cast(call.in(0), OPQ_bool), where, keep(call, keepdim)), core_dtype(dtype)), dtype);
     return true;
