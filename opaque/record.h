@@ -169,6 +169,10 @@ typedef enum opq_outputs {
     OPQ_OUTPUTS_all,    /* and behind them what a run would store as well, because a live cell holds it */
     OPQ_OUTPUTS_stored, /* each value that a run stores, once: what opq_materialize compiles */
 } opq_outputs;
+/* Numbers the values recorded so far; what this origin recorded since then, is pending and a live cell holds: what an observation
+ * computes besides what it asks for. One reference each, the array malloc'd. */
+uint64_t opq_sequence(const opq_ctx *ctx);
+opq_status opq_held_since(opq_ctx *ctx, uint64_t sequence, opq_value ***out_values, int *out_count) OPQ_MUST_CHECK;
 /* Name of the op recorded last, and its source line ("" if unknown); NULL if nothing is pending. */
 const char *opq_snapshot_last(const opq_snapshot *snapshot, char *out_line, size_t size);
 /* What a run of it would read and write, fused or not. */

@@ -313,6 +313,35 @@ opq_status opq_snapshot_origins(opq_ctx *ctx, uint32_t **out_origins, int *out_c
     return OPQ_OK;
 }
 
+uint64_t opq_sequence(const opq_ctx *ctx) { return atomic_load_explicit(&ctx->sequence, memory_order_relaxed); }
+
+opq_status opq_held_since(opq_ctx *ctx, uint64_t sequence, opq_value ***out_values, int *out_count)
+{
+    uint32_t origin = opq_origin_get();
+    opq_list held = {0};
+    opq_status status = OPQ_OK;
+    opq_spin_lock(&ctx->lock);
+    for (const opq_cell *cell = ctx->pending_cells; cell && status == OPQ_OK; cell = cell->next) {
+        if (cell->value->origin != origin || cell->value->sequence < sequence)
+            continue;
+        status = push(&held, cell->value);
+        if (status == OPQ_OK)
+            opq_value_retain(cell->value);
+    }
+    opq_spin_unlock(&ctx->lock);
+    if (status != OPQ_OK) {
+        for (int i = 0; i < held.count; i++)
+            opq_value_release(held.items[i]);
+        free(held.items);
+        return status;
+    }
+    if (held.count > 1)
+        qsort(held.items, (size_t)held.count, sizeof *held.items, by_sequence);
+    *out_values = held.items;
+    *out_count = held.count;
+    return OPQ_OK;
+}
+
 void opq_snapshot_drop(opq_snapshot *s)
 {
     if (s == NULL)

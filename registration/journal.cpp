@@ -23,6 +23,7 @@ struct Noted {
 };
 struct Journal {
     uint32_t origin;
+    uint64_t began;
     std::unordered_set<const opq_cell *> made, seen;
     std::vector<Noted> noted;
 };
@@ -49,6 +50,28 @@ Value contents(const Noted &noted)
     return Value::take(out);
 }
 
+// A dtype of such values.
+at::ScalarType stand_in_dtype(opq_dtype dtype)
+{
+    for (const at::ScalarType type :
+         {at::kFloat8_e5m2, at::kUInt16, at::kUInt32, at::kComplexFloat, at::kComplexDouble})
+        if (core_dtype(type) == dtype)
+            return type;
+    return torch_dtype(dtype);
+}
+
+// The calling thread's last one; with `mutex` held.
+std::vector<Journal>::iterator innermost()
+{
+    const uint32_t mine = opq_origin_get();
+    auto found = journals.end();
+    for (auto it = journals.begin(); it != journals.end(); ++it)
+        if (it->origin == mine)
+            found = it;
+    TORCH_CHECK(found != journals.end(), "no journal is open");
+    return found;
+}
+
 } // namespace
 
 int journal_depth()
@@ -63,7 +86,7 @@ void journal_begin()
 {
     const uint32_t mine = origin();
     const std::lock_guard<std::mutex> lock(mutex);
-    journals.push_back({mine, {}, {}, {}});
+    journals.push_back({mine, opq_sequence(context()), {}, {}, {}});
     open_journals.store(static_cast<int>(journals.size()), std::memory_order_relaxed);
 }
 
@@ -95,19 +118,36 @@ void journal_write(const Tensor &tensor)
     }
 }
 
+std::vector<Tensor> journal_held()
+{
+    uint64_t began = 0;
+    inherit_modes();
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        began = innermost()->began;
+    }
+    opq_value **values = nullptr;
+    int count = 0;
+    check(opq_held_since(context(), began, &values, &count));
+    const std::unique_ptr<opq_value *, decltype(&free)> owner(values, &free);
+    std::vector<Value> held;
+    for (int i = 0; i < count; ++i)
+        held.push_back(Value::take(values[i]));
+    std::vector<Tensor> tensors;
+    for (const Value &value : held)
+        tensors.push_back(wrap(value, stand_in_dtype(value.dtype())));
+    return tensors;
+}
+
 std::vector<Tensor> journal_end(bool restore)
 {
     Journal journal{};
     {
-        const uint32_t mine = origin();
+        inherit_modes();
         const std::lock_guard<std::mutex> lock(mutex);
-        auto innermost = journals.end();
-        for (auto it = journals.begin(); it != journals.end(); ++it)
-            if (it->origin == mine)
-                innermost = it;
-        TORCH_CHECK(innermost != journals.end(), "no journal is open");
-        journal = std::move(*innermost);
-        journals.erase(innermost);
+        const auto ended = innermost();
+        journal = std::move(*ended);
+        journals.erase(ended);
         open_journals.store(static_cast<int>(journals.size()), std::memory_order_relaxed);
     }
     std::vector<Tensor> result;

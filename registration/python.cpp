@@ -522,6 +522,13 @@ PyObject *py_journal_begin(PyObject *, PyObject *)
 
 PyObject *py_journal_depth(PyObject *, PyObject *) { return PyLong_FromLong(journal_depth()); }
 
+PyObject *py_journal_held(PyObject *, PyObject *)
+{
+    HANDLE_TH_ERRORS
+    return list_of(journal_held());
+    END_HANDLE_TH_ERRORS
+}
+
 PyObject *py_journal_end(PyObject *, PyObject *args)
 {
     HANDLE_TH_ERRORS
@@ -604,6 +611,7 @@ PyMethodDef methods[] = {
     {"report_end", py_report_end, METH_NOARGS, nullptr},
     {"journal_begin", py_journal_begin, METH_NOARGS, nullptr},
     {"journal_depth", py_journal_depth, METH_NOARGS, nullptr},
+    {"journal_held", py_journal_held, METH_NOARGS, nullptr},
     {"journal_end", py_journal_end, METH_VARARGS, nullptr},
     {"op_table", py_op_table, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -125,6 +125,10 @@ def journal_begin() -> None:
 def journal_depth() -> int:
     """Open journals of this thread, also when asked on a thread that works for it; 0 outside inspection."""
 
+def journal_held() -> list[Tensor]:
+    """What was recorded since this thread's innermost journal began, is pending and a live tensor holds, as new
+    tensors: the values that an observation would compute."""
+
 def journal_end(restore: bool = True) -> list[Tensor]:
     """Closes this thread's innermost journal. Gives one new tensor per noted cell, holding what was written
     (pending or not, in the dtype and shape of the cell's own value), in order of first write. With

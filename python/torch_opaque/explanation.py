@@ -176,7 +176,7 @@ def _names(run) -> dict:
     """Names of a function's results. What it returned shares its value with our own copy of it."""
     if run is None:
         return {}
-    names = {id(t): "" for t in run.returned} | {id(t): "written" for t in run.mutated}
+    names = {id(t): "" for t in run.returned + run.held} | {id(t): "written" for t in run.mutated}
     return names | {id(t): "returned" for t in tree_leaves(run.raw) if is_opaque(t)}
 
 

@@ -54,7 +54,7 @@ def outputs_of(t_or_fn, args, state=None):
         if not run.outputs:
             raise TypeError("the function neither returned nor wrote an opaque tensor")
         _warn_if_ran(before)
-        yield run.outputs, run
+        yield run.outputs + run.held, run
 
 
 def _warn_if_ran(before: int) -> None:
@@ -74,7 +74,7 @@ def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
     format  "text" | "dot" for Graphviz (stages recorded, simplified and fused)
 
     Its outputs are those asked for, then what a run would store besides because a live tensor holds
-    it. Under unfused() the later stages are those of an unfused run.
+    it: of a function, all that it recorded and something still holds. Under unfused() the later stages are those of an unfused run.
 
     Raises ValueError for an unknown stage or format, TypeError if nothing is on the device.
     """

@@ -86,12 +86,14 @@ class PythonState:
 class Run:
     """What one call gave. `returned`: the opaque tensors among the flattened return values, as
     tensors of their own; `mutated`: new contents of each tensor written, in order of first write;
+    `held`: values that a run would compute besides, because something holds them, as autograd does;
     `raw`: the return values themselves."""
 
     def __init__(self):
         self.raw = None
         self.returned = []
         self.mutated = []
+        self.held = []
 
     @property
     def outputs(self) -> list:
@@ -114,6 +116,7 @@ def recorded(fn, args, state=None):
                 for t in leaves
                 if is_opaque(t)
             ]
+        run.held = _C.journal_held()
     finally:
         run.mutated = _C.journal_end(True)
         state.restore()
