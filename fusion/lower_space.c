@@ -371,7 +371,7 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
     space->rank = rank;
     int d = type->rank - 1;
     int64_t inside = 1;
-    bool inner_run = true;
+    bool inner_run = !state->column; /* its groups take elements of all reduced axes in order */
     for (int l = 0; l < rank; l++) { /* innermost first */
         while (d > 0 && (type->size[d] == 1 || inside == type->size[d])) {
             inside = 1;

@@ -329,8 +329,10 @@ Tensor wrap_cpu(const Tensor &source, const Order &order)
 
 Tensor wrap(const Value &value, at::ScalarType dtype, const Order &order)
 {
-    Cell owner = new_cell(value);
     const Dims memory = shape_of(value);
+    // Without elements there is nothing to compute.
+    const bool empty = std::find(memory.begin(), memory.end(), 0) != memory.end();
+    Cell owner = new_cell(C10_UNLIKELY(empty) ? no_elements(value.dtype(), memory) : value);
     Dims sizes = memory;
     if (!order.plain())
         for (size_t i = 0; i < memory.size(); ++i)

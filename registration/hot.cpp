@@ -146,7 +146,7 @@ bool record_plain(opq_op row, c10::ArrayRef<const Tensor *> tensors, opq_cell **
             return false;
         cells[arity++] = impl->cell();
     }
-    if (!at::isFloatingType(first.scalar_type()) || first.dim() > OPQ_RANK_MAX)
+    if (!at::isFloatingType(first.scalar_type()) || first.dim() > OPQ_RANK_MAX || first.numel() == 0)
         return false;
     const opq_type type =
         opq_type_make(core_dtype(first.scalar_type()), static_cast<int>(first.dim()), first.sizes().data());

@@ -118,19 +118,26 @@ static void test_row_empty(void **state)
 }
 
 /* a[x, kept, y, z] over x, y and z, where (y, z) do not join because the kernel sees them as two loops with a gap:
- * segments are (x, y) times chunks of z. The dense graph that has those segments keeps a dim of extent 1 between y and
- * z. */
+ * segments are (x, y) times chunks of z. The dense graph that has those segments keeps a dim between y and z; here of
+ * two equal halves. */
 static void check_row_loops(opq_op op, int64_t x, int64_t kept, int64_t y, int64_t z)
 {
     body b;
     launch l = {.buffer_count = 2};
     opq_dtype result;
-    opq_type type = opq_type_make(OPQ_f32, 5, (int64_t[]){x, kept, y, 1, z});
+    opq_type type = opq_type_make(OPQ_f32, 5, (int64_t[]){x, kept, y, 2, z});
     int64_t count = x * kept * y * z;
     l.buffers[0] = buffer_make((size_t)count * sizeof(float));
     fill(op, OPQ_f32, l.buffers[0].data, count, 4);
-    char *expected = malloc((size_t)kept * 8);
-    reference(op, &type, (int64_t[]){0, 2, 4}, 3, l.buffers[0].data, expected, &result);
+    float *halves = malloc((size_t)count * 2 * sizeof *halves);
+    for (int64_t i = 0; i < count * 2; i++)
+        halves[i] = ((float *)l.buffers[0].data)[i / (2 * z) * z + i % z];
+    char *expected = malloc((size_t)kept * 2 * 8);
+    reference(op, &type, (int64_t[]){0, 2, 4}, 3, halves, expected, &result);
+    free(halves);
+    int bytes = opq_dtype_bytes(result);
+    for (int64_t k = 0; k < kept; k++)
+        memmove(expected + k * bytes, expected + 2 * k * bytes, (size_t)bytes);
     l.buffers[1] = buffer_make((size_t)(kept * opq_dtype_bytes(result)));
     reduce_body(&b, OPQ_KERNEL_row, "krrr", op, OPQ_f32, result, "***1", "1000");
     launch_dims(&l, &b, (int64_t[]){kept, x, y, z});
