@@ -3,7 +3,8 @@
 The measure of a program is how far legitimate roundings move its results: the float32 CPU's own
 error, and that of runs in float64 in which each op's result is moved by a few float32 roundings at
 random, and so is each element that an op sums, because a sum that cancels rounds by the size of its
-terms. A normalization rounds a mean and a scale that all its results share: they move together too. Ours may be a small multiple of the largest of these, plus a few roundings of the tensor's
+terms; normalizations, softmax and gelu are taken as the ops that they are made of, because the mean and the
+scale that they round are shared by many results. Ours may be a small multiple of the largest of these, plus a few roundings of the tensor's
 own size. A program that amplifies roundings is given what it amplifies and no more; and one lucky
 run of the CPU does not make the bound too small, because before a difference is reported, more
 noise is drawn. A program in float64 is measured in the same way by float64 roundings.
@@ -18,6 +19,16 @@ MULTIPLE = 4
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 _FLOOR = 16  # roundings of the largest element
 _ROUNDINGS = 4
+_a = torch.ops.aten
+_COMPOSED = torch._decomp.get_decompositions(
+    [
+        *(_a.native_batch_norm, _a.native_layer_norm, _a.native_group_norm),
+        *(_a.native_batch_norm_backward, _a.native_layer_norm_backward, _a.native_group_norm_backward),
+        *(_a._softmax, _a._log_softmax, _a._softmax_backward_data, _a._log_softmax_backward_data),
+        *(_a.gelu_backward, _a.softplus_backward, _a.elu_backward, _a.silu_backward),
+    ]
+)
+_COMPOSED[_a.gelu.default] = torch._refs.nn.functional.gelu
 _SUMS = ("sum", "mean", "var", "mm", "addmv", "mv", "dot", "linear", "norm", "softmax", "logsumexp", "conv", "loss", "scatter_add")
 _EXACT = {"clone", "copy_", "_to_copy", "cat", "index_select", "index", "zero_", "fill_", "detach"}
 
@@ -39,6 +50,9 @@ class Noise(TorchDispatchMode):
         return factor.sub_(0.5).mul_(self.width).add_(1)
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op in _COMPOSED:
+            with self:
+                return _COMPOSED[op](*args, **(kwargs or {}))
         name = op._schema.name.split("::")[1]
         aliases = [r.alias_info for r in op._schema.returns]
         if any(part in name for part in _SUMS) and not any(aliases):
@@ -49,8 +63,6 @@ class Noise(TorchDispatchMode):
             for t in tree_leaves(result):
                 if _is_cpu_real(t):
                     t.mul_(self.factor(t))
-                    if "norm" in name and t.numel():
-                        t.add_((self.factor(t.new_empty(())) - 1) * t.abs().amax())
         return result
 
 
