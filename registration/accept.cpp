@@ -133,7 +133,8 @@ std::unordered_set<uint64_t> &accepted_kinds()
 bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t &out_kind)
 {
     out_kind = 0;
-    if (all_of_one_floating_dtype(call.args, total))
+    const bool tests_into = total > call.count && opq_op_info_of(call.row)->rule == OPQ_RULE_BOOL;
+    if (!tests_into && all_of_one_floating_dtype(call.args, total))
         return true;
     const bool elementwise = opq_op_info_of(call.row)->class_ == OPQ_CLASS_EWISE;
     const bool parameters = op.operator_name().overload_name.find("Scalar") == std::string::npos;

@@ -529,6 +529,23 @@ PyObject *py_journal_held(PyObject *, PyObject *)
     END_HANDLE_TH_ERRORS
 }
 
+PyObject *py_other_values(PyObject *, PyObject *args)
+{
+    HANDLE_TH_ERRORS
+    PyObject *list = nullptr, *known = nullptr;
+    if (!PyArg_ParseTuple(args, "OO", &list, &known))
+        return nullptr;
+    const std::vector<Value> all = values_of(tensors_of(known));
+    std::vector<Tensor> others;
+    for (const Tensor &tensor : tensors_of(list)) {
+        const Value value = read_raw(tensor);
+        if (std::none_of(all.begin(), all.end(), [&](const Value &one) { return one.get() == value.get(); }))
+            others.push_back(tensor);
+    }
+    return list_of(others);
+    END_HANDLE_TH_ERRORS
+}
+
 PyObject *py_journal_end(PyObject *, PyObject *args)
 {
     HANDLE_TH_ERRORS
@@ -612,6 +629,7 @@ PyMethodDef methods[] = {
     {"journal_begin", py_journal_begin, METH_NOARGS, nullptr},
     {"journal_depth", py_journal_depth, METH_NOARGS, nullptr},
     {"journal_held", py_journal_held, METH_NOARGS, nullptr},
+    {"other_values", py_other_values, METH_VARARGS, nullptr},
     {"journal_end", py_journal_end, METH_VARARGS, nullptr},
     {"op_table", py_op_table, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

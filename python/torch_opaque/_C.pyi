@@ -129,6 +129,9 @@ def journal_held() -> list[Tensor]:
     """What was recorded since this thread's innermost journal began, is pending and a live tensor holds, as new
     tensors: the values that an observation would compute."""
 
+def other_values(tensors: list[Tensor], known: list[Tensor]) -> list[Tensor]:
+    """Those of `tensors` that do not read a value which one of `known` reads."""
+
 def journal_end(restore: bool = True) -> list[Tensor]:
     """Closes this thread's innermost journal. Gives one new tensor per noted cell, holding what was written
     (pending or not, in the dtype and shape of the cell's own value), in order of first write. With

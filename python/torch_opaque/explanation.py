@@ -187,9 +187,10 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
     computed by this, a function runs on snapshots (see torch_opaque.inspect). `show=False`: returns
     the Explanation without printing it.
     """
-    from .inspect import outputs_of
+    from .inspect import held_by, outputs_of
 
     with outputs_of(t_or_fn, args) as (tensors, run):
+        tensors = tensors + held_by(run)
         bytes_unfused = _C.unfused_bytes(tensors)
         pending = [t for t in objects_of(torch.Tensor) if _is_ours(t) and _C.is_pending(t)]
         names = _names(run)

@@ -54,7 +54,12 @@ def outputs_of(t_or_fn, args, state=None):
         if not run.outputs:
             raise TypeError("the function neither returned nor wrote an opaque tensor")
         _warn_if_ran(before)
-        yield run.outputs + run.held, run
+        yield run.outputs, run
+
+
+def held_by(run) -> list:
+    """What a run of the function computes besides its outputs, because something holds it."""
+    return _C.other_values(run.held, run.outputs) if run else []
 
 
 def _warn_if_ran(before: int) -> None:
@@ -84,8 +89,8 @@ def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
         raise ValueError(f"format={format!r}: expected 'text' or 'dot'")
     if format == "dot" and stage not in _GRAPHS:
         raise ValueError(f"format='dot' draws stages {', '.join(_GRAPHS)}, not {stage}")
-    with outputs_of(t_or_fn, args) as (tensors, _):
-        return _C.graph_text(tensors, stage, format == "dot")
+    with outputs_of(t_or_fn, args) as (tensors, run):
+        return _C.graph_text(tensors + held_by(run), stage, format == "dot")
 
 
 def _save_npy(path: str, tensor: torch.Tensor) -> str:

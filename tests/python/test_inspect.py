@@ -412,3 +412,41 @@ def test_compare_times_what_a_loop_takes():
         row = torch_opaque.compare(f, vs=(), repeat=3, show=False)["fused"]
         ratios.append(row.seconds / loop())
     assert 0.5 < sorted(ratios)[2] < 1.3, ratios
+
+
+def test_what_autograd_holds_is_computed_and_shown():
+    """A run computes values that nothing returned needs, because something holds them: graph(fn) and explain(fn) show them."""
+    x, w = torch.randn(4, 8, device="opaque"), torch.ones(8, device="opaque", requires_grad=True)
+    torch.opaque.synchronize()
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x.sum(1).cos(), x[:0] + 1)
+            return x * w
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None, None
+
+    def f(x):
+        return Keep.apply(x, w)
+
+    fused = torch_opaque.graph(f, x, stage="fused")
+    explained = torch_opaque.explain(f, x, show=False)
+    before = torch_opaque.stats()
+    y = f(x)
+    torch.opaque.synchronize()
+    after = torch_opaque.stats()
+    ran = after["kernels_run"] - before["kernels_run"]
+    assert "cos" in fused and ran == len(explained.kernels) == len(kernels_of(fused)) == 2
+    assert y.requires_grad
+
+
+def test_a_tensor_without_elements_is_not_computed():
+    x = torch.ones(3, 4, device="opaque")
+    torch.opaque.synchronize()
+    before = torch_opaque.stats()["kernels_run"]
+    empty = (x[:, :0] * 2).sin()
+    torch.opaque.synchronize()
+    assert torch_opaque.stats()["kernels_run"] == before and empty.shape == (3, 0)

@@ -195,6 +195,15 @@ def overlaps(t) -> bool:
     return places.unique().numel() < t.numel()
 
 
+def target(n, *operands) -> str:
+    """Where a result may go. Not into a view that has to grow over an operand's memory: the CPU then reads what it writes."""
+    name = n.pick()
+    t, read = n.tensor(name), [n.tensor(x) for x in operands]
+    grows = t.shape != read[0].shape
+    cells = [r.untyped_storage().data_ptr() for r in read if r is not t]
+    return n.like(operands[0]) if grows and t.untyped_storage().data_ptr() in cells else name
+
+
 def change(n):
     x = n.pick()
     t, y = n.tensor(x), n.like(x)
@@ -216,7 +225,7 @@ def change(n):
         f"{x}.neg_()",
         f"{x}.clamp_(-3, 3)",
         f"{x}.relu_()",
-        f"torch.add({x}, {y}, out={n.pick()})",
+        f"torch.add({x}, {y}, out={target(n, x, y)})",
         f"torch.mul({x}, {number}, out={n.like(x)})",
         f"torch.maximum({x}, {y}, out={x})",
         f"{x}.set_({n.pick()})",

@@ -214,7 +214,7 @@ class Dtypes(Writer):
         try:
             exec(f"{name} = {expression}", self.space)
         except Exception:
-            self.lines += ["with error():", f"    {name} = {expression}", f"    look({name})"]
+            self.lines += ["with error():", f"    look({expression})"]
             return
         self.numbers[name[0]] = int(name[1:])
         self.lines.append(f"{name} = {expression}")
@@ -246,6 +246,7 @@ def binary(n):
     y = n.other(x)
     op = n.choose(*BINARY)
     exact = op not in ("pow", "div", "true_divide") or not n.space[x].is_complex()
+    exact = exact and op not in ("maximum", "minimum", "fmax", "fmin")  # 0 and -0 are equal
     if op == "pow":
         y = n.choose("0", "1", "2", "3", "-1", "0.5", "2.0") if n.chance(0.7) else y
         exact = False
@@ -316,8 +317,6 @@ def reduce(n):
     real = not n.space[x].is_complex()
     op = n.choose(*REDUCE)
     small = not (n.space[x].is_floating_point() or n.space[x].is_complex()) or op in (
-        "amax",
-        "amin",
         "any",
         "all",
         "count_nonzero",
@@ -476,7 +475,7 @@ def number(n):
     elif way == "add alpha":
         n.keep(
             f"torch.add({x}, {n.new(list(t.shape))}, alpha={n.choose('2', '-1', '0.5', 'True', '300')})",
-            exact=not t.is_complex(),
+            exact=not t.is_complex() and t.dtype not in HALVES,
         )
     else:
         n.keep(f"{x} {n.choose('==', '<', '>=', '!=')} {value}")

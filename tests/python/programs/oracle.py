@@ -10,6 +10,8 @@ run of the CPU does not make the bound too small, because before a difference is
 noise is drawn. A program in float64 is measured in the same way by float64 roundings.
 """
 
+import re
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -154,7 +156,7 @@ def unequal_bits(got: dict, want: dict) -> str:
                 return f"{name}: {g}, not {w}"
         elif g.dtype != w.dtype or g.shape != w.shape:
             return f"{name}: {g.dtype}{list(g.shape)}, not {w.dtype}{list(w.shape)}"
-        elif name[0] == "r" and name[1:].isdigit() and _is_near(g, w):
+        elif re.fullmatch(r"r\d+(\[\d+\])?", name) and _is_near(g, w):
             pass
         elif not same_bits(_one_nan(g), _one_nan(w)):
             return f"{name}: other bits, off by {max_difference(g, w):.3g}: {_short(g)}, not {_short(w)}"
