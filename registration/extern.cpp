@@ -63,8 +63,8 @@ struct Reader {
         Order order;
         if (on_device(tensor)) {
             const auto dense = dense_order(tensor.sizes(), tensor.strides());
-            order = dense.value_or(Order{});
-            operands.push_back(dense ? read_dense(tensor, order) : read_raw(tensor));
+            order = dense ? *dense : result_order({&tensor}, tensor.sizes());
+            operands.push_back(read_dense(tensor, order));
         } else {
             if (tensor.dim() != 0 && !accepts_cpu_index(call.op.operator_name().name))
                 check_device(tensor, call.name());

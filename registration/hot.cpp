@@ -94,7 +94,7 @@ Tensor div(const Tensor &a, const Tensor &b) { return mul_like<OPQ_OP_div>("aten
 
 Tensor relu(const Tensor &a)
 {
-    if (!plain(a) || !at::isFloatingType(a.scalar_type()))
+    if (!plain(a) || is_raw(a) || !at::isFloatingType(a.scalar_type()))
         return slow<OPQ_OP_relu>("aten::relu", {a});
     note_line();
     if (Tensor result = plain_result(OPQ_OP_relu, {&a}); result.defined())

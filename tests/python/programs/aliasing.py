@@ -234,7 +234,7 @@ def change(n):
         f"torch.utils.swap_tensors({x}, {n.pick()})",
         f"{x}.squeeze_()",
         f"{x}.unsqueeze_(0)",
-        f"{x}.copy_(torch.from_numpy({y}.cpu().numpy().copy()).to(D))",
+        f"{x}.copy_(torch.from_numpy({y}.cpu().clone().numpy()).to(D))",
         f"{x}.copy_(torch.from_dlpack({y}.cpu().clone()).to(D))",
         f"torch._foreach_add_([{x}], {number})",
     ]
