@@ -148,6 +148,18 @@ void opq_cell_release(opq_cell *cell)
 
 int64_t opq_cell_bytes(const opq_cell *cell) { return cell->bytes; }
 
+uint64_t opq_cell_address(opq_cell *cell)
+{
+    static _Atomic(uint64_t) next = 1ull << 60; /* no canonical address of a 64-bit processor */
+    uint64_t address = atomic_load(&cell->address);
+    if (address == 0) {
+        uint64_t fresh = atomic_fetch_add(&next, ((uint64_t)cell->bytes + 4096 + 63) / 64 * 64);
+        if (atomic_compare_exchange_strong(&cell->address, &address, fresh))
+            address = fresh;
+    }
+    return address;
+}
+
 /* ---- reading */
 
 opq_value *opq_cell_value(opq_cell *cell)

@@ -77,6 +77,9 @@ opq_status opq_cell_from_value(opq_ctx *ctx, opq_value *value, opq_cell **out_ce
 void opq_cell_retain(opq_cell *cell);
 void opq_cell_release(opq_cell *cell);
 int64_t opq_cell_bytes(const opq_cell *cell);
+/* A number to compare where PyTorch compares addresses: the cell's own from here to its size as of the first call, the same each time.
+ * Nothing can ever be mapped there. */
+uint64_t opq_cell_address(opq_cell *cell);
 opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes) OPQ_MUST_CHECK; /* keeps the common prefix */
 /* The value seen through a window, with shape geometry->size. The window must lie inside the cell. */
 opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value) OPQ_MUST_CHECK;

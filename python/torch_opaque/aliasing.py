@@ -1,10 +1,15 @@
-"""copy.copy and copy.deepcopy: what shares memory with the original, or as the originals do.
+"""What shares memory, where PyTorch asks a tensor's storage: data_ptr(), copy.copy, copy.deepcopy.
+
+Programs compare data_ptr() to find tied weights and views. A tensor of the device has no memory of its
+own and answers with a number that serves for this and can be mapped nowhere: reading there fails, it never
+gives something else.
 
 PyTorch pickles a tensor without storage through its values, and copies it like that: a shallow copy
 would have memory of its own, and deep copies of two views would no longer be views of one memory.
 """
 
 import copy
+import functools
 
 import torch
 
@@ -40,8 +45,19 @@ def _share(x, new, memo) -> None:
 
 
 def register() -> None:
-    """Gives torch.Tensor a __copy__, and its __deepcopy__ a memory."""
+    """Gives torch.Tensor a __copy__, its __deepcopy__ a memory, and data_ptr() an answer."""
     deep_copy = torch.Tensor.__deepcopy__
+    address = torch.Tensor.data_ptr
+
+    @functools.wraps(address)
+    def data_ptr(self):
+        try:
+            return address(self)
+        except RuntimeError:
+            if not _is_ours(self):
+                raise
+        storage = self.untyped_storage().data_ptr()
+        return storage + self.storage_offset() * self.element_size() if self.numel() else 0
 
     def __deepcopy__(self, memo):
         known = id(self) in memo
@@ -51,5 +67,6 @@ def register() -> None:
                 _share(self, new, memo)
         return new
 
+    torch.Tensor.data_ptr = data_ptr
     torch.Tensor.__copy__ = _shallow
     torch.Tensor.__deepcopy__ = __deepcopy__

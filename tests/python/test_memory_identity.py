@@ -1,4 +1,4 @@
-"""copy.copy and copy.deepcopy share memory where they do on the CPU."""
+"""What shares memory: data_ptr(), copy.copy and copy.deepcopy say the same as on the CPU."""
 
 import copy
 
@@ -83,3 +83,32 @@ def test_deep_copy_keeps_gradients_and_flags():
     on_both(run)
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(torch.zeros(2, device="opaque", requires_grad=True) * 2)
+
+
+def test_data_ptr_tells_what_shares_memory():
+    x, y = torch.zeros(4, 6, device="opaque"), torch.zeros(4, 6, device="opaque")
+    assert x.data_ptr() == x.view(24).data_ptr() == x.t().data_ptr() == x.detach().data_ptr()
+    assert x[1:].data_ptr() == x.data_ptr() + 6 * 4 and x.view(torch.int16)[0, 1:].data_ptr() == x.data_ptr() + 2
+    assert abs(x.data_ptr() - y.data_ptr()) >= x.nbytes and x.clone().data_ptr() != x.data_ptr()
+    before = x.data_ptr()
+    x.add_(1)
+    assert x.data_ptr() == before == x.untyped_storage().data_ptr()
+    x.set_(y)
+    assert x.data_ptr() == y.data_ptr() != before
+    assert torch.zeros(0, device="opaque").data_ptr() == torch.zeros(0).data_ptr() == 0
+    # No processor can map it: a program that reads there fails.
+    assert before >> 60 == 1
+
+
+def test_data_ptr_of_others():
+    x = torch.zeros(3)
+    assert x.data_ptr() == x.untyped_storage().data_ptr() > 0 and torch.Tensor.data_ptr(x) == x.data_ptr()
+    with pytest.raises(RuntimeError):
+        x.to_sparse().data_ptr()
+
+
+def test_tied_weights_are_found():
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)).to("opaque")
+    model[1].weight = model[0].weight
+    pointers = [t.data_ptr() for t in model.state_dict().values()]
+    assert pointers[0] == pointers[1]
