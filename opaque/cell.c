@@ -204,7 +204,7 @@ static int put_value(opq_cell *cell, opq_value *value, opq_value **drop)
 }
 
 /* Takes the reference. False, and nothing happens, if the cell no longer holds what `expected` says: another thread has written. */
-static bool replace_if(opq_cell *cell, const opq_value *const *expected, opq_value *value)
+static bool replace_if(opq_cell *cell, opq_value *const *expected, opq_value *value)
 {
     opq_value *drop[OPQ_HISTORY_MAX + 1];
     opq_spin_lock(&cell->ctx->lock);
@@ -269,6 +269,12 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
     OPQ_TRY(check_window(cell, geometry));
     opq_value *value = opq_cell_value(cell);
     opq_status status = whole_value(ctx, cell, value, geometry->dtype, &whole);
+    if (status == OPQ_OK && value == NULL) { /* whatever it is, whoever reads it again finds the same */
+        opq_value *nothing = NULL;
+        opq_value_retain(whole);
+        if (!replace_if(cell, &nothing, whole))
+            opq_value_release(whole);
+    }
     if (status == OPQ_OK)
         status = opq_geometry_view(ctx, whole, geometry, out_value);
     opq_value_release(whole);
@@ -308,7 +314,7 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, i
         if (!take_plain(ctx, operands, arity, type, values))
             return OPQ_UNSUPPORTED;
         opq_status status = opq_value_new(ctx, op, type, values, arity, NULL, 0, &made);
-        bool done = out_cell || status != OPQ_OK || replace_if(operands[0], (const opq_value *const *)&values[0], made);
+        bool done = out_cell || status != OPQ_OK || replace_if(operands[0], &values[0], made);
         for (int i = 0; i < arity; i++)
             opq_value_release(values[i]);
         OPQ_TRY(status);
@@ -355,7 +361,7 @@ static opq_status make_update(opq_ctx *ctx, const opq_cell *cell, opq_value *cur
 }
 
 /* Runs `next` now in eager mode, then the cell holds it: takes the reference. expected: see replace_if. */
-static opq_status put(opq_ctx *ctx, opq_cell *cell, const opq_value *const *expected, opq_value *next, bool *out_done)
+static opq_status put(opq_ctx *ctx, opq_cell *cell, opq_value *const *expected, opq_value *next, bool *out_done)
 {
     opq_status status = run_now(ctx, next);
     *out_done = status == OPQ_OK && replace_if(cell, expected, next);
@@ -372,7 +378,7 @@ static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *g
         opq_value *current = opq_cell_value(cell), *next;
         status = make_update(ctx, cell, current, geometry, value, &next);
         if (status == OPQ_OK)
-            status = put(ctx, cell, (const opq_value *const *)&current, next, &done);
+            status = put(ctx, cell, &current, next, &done);
         opq_value_release(current);
     }
     return status;

@@ -199,7 +199,7 @@ Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::
 Tensor &resize_and_copy(Tensor &out, const Tensor &cpu)
 {
     if (out.numel() != cpu.numel())
-        out.resize_(cpu.sizes());
+        at::native::resize_output(out, cpu.sizes());
     guarded([&] { write(out, reshape(upload(cpu, Order{}), out.sizes())); });
     return out;
 }
@@ -219,7 +219,7 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
         return resize_and_copy(out, at::arange_out(cpu, start, end, step));
     }
     if (out.numel() != count)
-        out.resize_({count});
+        at::native::resize_output(out, {count});
     guarded([&] {
         TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype) && dtype != OPQ_bool, "\"arange_cpu\" not implemented for '",
                                     out.scalar_type(), "'");
