@@ -240,6 +240,20 @@ static opq_status whole_value(opq_ctx *ctx, const opq_cell *cell, opq_value *val
     return status;
 }
 
+/* What is read where nothing was written: zeros, except of types without numbers. */
+static opq_status unwritten(opq_ctx *ctx, const opq_cell *cell, opq_dtype dtype, opq_value **out_value)
+{
+    int64_t count = cell->bytes / opq_dtype_bytes(dtype);
+    opq_type flat = opq_type_make(dtype, 1, &count);
+    opq_value *zero;
+    if (opq_dtype_kind_of(dtype) == OPQ_KIND_RAW)
+        return whole_value(ctx, cell, NULL, dtype, out_value);
+    OPQ_TRY(opq_value_scalar(ctx, dtype, (opq_number){0}, false, &zero));
+    opq_status status = opq_record_typed(ctx, OPQ_OP_expand, &flat, &zero, 1, NULL, 0, out_value);
+    opq_value_release(zero);
+    return status;
+}
+
 static int64_t geometry_end(const opq_geometry *geometry)
 {
     int64_t last = geometry->offset;
@@ -268,8 +282,9 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
     opq_value *whole = NULL;
     OPQ_TRY(check_window(cell, geometry));
     opq_value *value = opq_cell_value(cell);
-    opq_status status = whole_value(ctx, cell, value, geometry->dtype, &whole);
-    if (status == OPQ_OK && value == NULL) { /* whatever it is, whoever reads it again finds the same */
+    opq_status status = value ? whole_value(ctx, cell, value, geometry->dtype, &whole)
+                              : unwritten(ctx, cell, geometry->dtype, &whole);
+    if (status == OPQ_OK && value == NULL) { /* whoever reads it again finds the same */
         opq_value *nothing = NULL;
         opq_value_retain(whole);
         if (!replace_if(cell, &nothing, whole))
