@@ -31,17 +31,13 @@ def _whole(x) -> bool:
 
 
 def _share(x, new, memo) -> None:
-    """Makes `new`, a copy of the values of x, a window on the one copy of x's memory that `memo` holds."""
-    memory, key = x.untyped_storage(), ("opaque", x.untyped_storage()._cdata)
-    if key not in memo and _whole(x):
-        memo[key] = new.detach()
-        return
-    if memory.nbytes() % x.itemsize or x.is_conj() or x.is_neg():
-        return
-    if key not in memo:
-        memo[key] = x.detach().as_strided((memory.nbytes() // x.itemsize,), (1,), 0).clone()
-    copied = memo[key].flatten().view(x.dtype)
-    new.data = copied.as_strided(x.size(), x.stride(), x.storage_offset())
+    """Makes `new`, a copy of the values of x, a window on the copy of x's storage that `memo` holds, where PyTorch holds it."""
+    storage, copies = x.untyped_storage(), memo.setdefault("torch", {})
+    if storage._cdata not in copies and _whole(x):
+        copies[storage._cdata] = new.untyped_storage()
+    elif not x.is_conj() and not x.is_neg():
+        copied = copy.deepcopy(storage, memo)
+        new.data = new.new_empty(0).set_(copied, x.storage_offset(), x.size(), x.stride())
 
 
 def register() -> None:

@@ -112,3 +112,16 @@ def test_tied_weights_are_found():
     model[1].weight = model[0].weight
     pointers = [t.data_ptr() for t in model.state_dict().values()]
     assert pointers[0] == pointers[1]
+
+
+def test_deep_copies_of_storages():
+    def run(device):
+        x, y = torch.arange(4.0, device=device), torch.zeros(3, device=device)
+        copied, (first, second), other, view = copy.deepcopy(
+            [x, [x.untyped_storage(), y.untyped_storage()], y, x.view(2, 2)]
+        )
+        copied.add_(1)
+        other.add_(2)
+        return first.tolist(), second.tolist(), view.tolist(), x.tolist(), y.tolist()
+
+    on_both(run)
