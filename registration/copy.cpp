@@ -199,7 +199,7 @@ Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::
 Tensor &resize_and_copy(Tensor &out, const Tensor &cpu)
 {
     if (out.numel() != cpu.numel())
-        at::native::resize_output(out, cpu.sizes());
+        out.resize_(cpu.sizes());
     guarded([&] { write(out, reshape(upload(cpu, Order{}), out.sizes())); });
     return out;
 }
@@ -218,8 +218,12 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
         const Below below;
         return resize_and_copy(out, at::arange_out(cpu, start, end, step));
     }
+    if (out.numel() != 0 && out.numel() != count)
+        TORCH_WARN("The number of elements in the out tensor of shape ", out.sizes(), " which is ", out.numel(),
+                   " does not match the computed number of elements ", count, ". Note that this may occur as a result of ",
+                   "rounding error. The out tensor will be resized to a tensor of shape (", count, ",).");
     if (out.numel() != count)
-        at::native::resize_output(out, {count});
+        out.resize_({count});
     guarded([&] {
         TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype) && dtype != OPQ_bool, "\"arange_cpu\" not implemented for '",
                                     out.scalar_type(), "'");

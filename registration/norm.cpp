@@ -208,6 +208,16 @@ Value affine(const Value &drawn, double shift, double factor)
     return record(OPQ_OP_add, {times(drawn, factor), number(shift, drawn.dtype())});
 }
 
+double largest(at::ScalarType dtype)
+{
+    switch (dtype) {
+    case at::kHalf: return std::numeric_limits<c10::Half>::max();
+    case at::kBFloat16: return std::numeric_limits<c10::BFloat16>::max();
+    case at::kFloat: return std::numeric_limits<float>::max();
+    default: return std::numeric_limits<double>::max();
+    }
+}
+
 // uniform(self, from, to, *, generator)
 bool uniform(Call &call)
 {
@@ -215,6 +225,12 @@ bool uniform(Call &call)
     TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
     if (!draws_natively(call.tensor(0)))
         return false;
+    const double most = largest(call.tensor(0).scalar_type());
+    for (const auto &[name, bound] : {std::pair("from", from), std::pair("to", to)})
+        TORCH_CHECK(std::abs(bound) <= most, name, " is out of bounds for ", call.tensor(0).dtype());
+    TORCH_CHECK(to - from <= most, "uniform_ expects to-from <= std::numeric_limits<",
+                c10::toString(call.tensor(0).scalar_type()), ">::max(), but found to=", to, " and from=", from,
+                " which result in to-from to exceed the limit");
     const opq_dtype dtype = core_dtype(call.tensor(0).scalar_type());
     call.give(cast(affine(uniform_values(dtype, call.tensor(0).sizes(), generator_of(call, 3)), from, to - from), dtype));
     return true;
