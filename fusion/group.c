@@ -35,8 +35,8 @@ static opq_status new_group(opq_grouper *g, int32_t *out_id)
     *out_id = g->group_count++;
     if (g->fusion == OPQ_UNFUSED) /* nobody asks who needs whom, and a set per node is much memory */
         return OPQ_OK;
-    made->before = calloc((size_t)g->words, sizeof *made->before);
-    return made->before ? OPQ_OK : out_of_memory();
+    made->after = calloc((size_t)g->words, sizeof *made->after);
+    return made->after ? OPQ_OK : out_of_memory();
 }
 
 static opq_status add_member(opq_group *group, opq_ref n)
@@ -52,13 +52,40 @@ static opq_status add_member(opq_group *group, opq_ref n)
     return OPQ_OK;
 }
 
-/* `id` now needs what `extra` says; so does whoever needs `id`. */
-static void need_before(opq_grouper *g, int32_t id, const uint64_t *extra)
+static void put_in(uint64_t *set, int i) { set[i / 64] |= 1ull << (i % 64); }
+static void take_out(uint64_t *set, int i) { set[i / 64] &= ~(1ull << (i % 64)); }
+
+static void unite(const opq_grouper *g, uint64_t *set, const uint64_t *extra)
 {
-    for (int32_t i = 0; i < g->group_count; i++)
-        if (!g->groups[i].dead && (i == id || in_set(g->groups[i].before, id)))
-            for (int w = 0; w < g->words; w++)
-                g->groups[i].before[w] |= extra[w];
+    for (int w = 0; w < g->words; w++)
+        set[w] |= extra[w];
+}
+
+/* `id` is now needed by the groups of `extra`; so is whatever `id` needs. Nodes come in reverse order: that is seldom any group. */
+static void needed_by(opq_grouper *g, int32_t id, const uint64_t *extra)
+{
+    unite(g, g->groups[id].after, extra);
+    for (int32_t i = 0; i < g->group_count && g->groups[id].needs_some; i++)
+        if (in_set(g->groups[i].after, id))
+            unite(g, g->groups[i].after, extra);
+}
+
+static bool needs(const opq_grouper *g, int32_t later, int32_t earlier)
+{
+    return in_set(g->groups[earlier].after, later);
+}
+
+/* Is there another group that needs `earlier` and that `later` needs? */
+static bool needs_through_another(const opq_grouper *g, int32_t later, int32_t earlier)
+{
+    const uint64_t *after = g->groups[earlier].after;
+    for (int w = 0; w < g->words; w++)
+        for (uint64_t bits = after[w]; bits; bits &= bits - 1) {
+            int32_t via = w * 64 + __builtin_ctzll(bits);
+            if (via != later && via != earlier && !g->groups[via].dead && needs(g, later, via))
+                return true;
+        }
+    return false;
 }
 
 static bool is_one_of(const int32_t *ids, int count, int32_t id)
@@ -85,15 +112,12 @@ static bool makes_cycle(const opq_grouper *g, opq_ref n, const int32_t *ids, int
     for (int i = 0; i < count; i++) {
         for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
             int32_t group = g->result.group_of[g->edges[e].consumer];
-            if (!is_one_of(ids, count, group) && in_set(g->groups[ids[i]].before, group))
+            if (!is_one_of(ids, count, group) && needs(g, ids[i], group))
                 return true;
         }
-        for (int k = 0; k < count;
-             k++) /* a direct need is what merging turns into an inner edge; one through a third group stays */
-            for (int32_t via = 0; via < g->group_count; via++)
-                if (via != ids[k] && via != ids[i] && !g->groups[via].dead && in_set(g->groups[ids[i]].before, via) &&
-                    in_set(g->groups[via].before, ids[k]))
-                    return true;
+        for (int k = 0; k < count; k++) /* a direct need becomes an inner edge; one through a third group stays */
+            if (k != i && needs_through_another(g, ids[i], ids[k]))
+                return true;
     }
     return false;
 }
@@ -180,19 +204,19 @@ static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count)
         target->body += from->body;
         target->operands += from->operands;
         target->plain = target->plain && from->plain;
-        need_before(g, ids[0], from->before);
+        unite(g, target->after, from->after);
+        target->needs_some = target->needs_some || from->needs_some;
         for (int32_t other = 0; other < g->group_count; other++)
-            if (in_set(g->groups[other].before, ids[i])) {
-                g->groups[other].before[ids[0] / 64] |= 1ull << (ids[0] % 64);
-                need_before(g, other, target->before);
-            }
+            if (in_set(g->groups[other].after, ids[i]))
+                put_in(g->groups[other].after, ids[0]);
         from->dead = true;
         from->count = 0;
     }
     if (count > 1) {
         qsort(target->members, (size_t)target->count, sizeof *target->members, descending);
         for (int i = 0; i < count; i++) /* it does not need itself */
-            target->before[ids[i] / 64] &= ~(1ull << (ids[i] % 64));
+            take_out(target->after, ids[i]);
+        needed_by(g, ids[0], target->after);
     }
     target->plain = (target->count == 0 || target->plain) && is_plain_node(g, n);
     target->body += 2;
@@ -201,16 +225,19 @@ static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count)
     g->result.group_of[n] = ids[0];
     if (g->fusion == OPQ_UNFUSED)
         return OPQ_OK;
-    uint64_t *self = calloc((size_t)g->words, sizeof *self);
-    if (self == NULL)
+    uint64_t *users = calloc((size_t)g->words, sizeof *users);
+    if (users == NULL)
         return out_of_memory();
-    self[ids[0] / 64] |= 1ull << (ids[0] % 64);
-    for (int w = 0; w < g->words; w++)
-        self[w] |= target->before[w];
-    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
-        if (g->result.group_of[g->edges[e].consumer] != ids[0])
-            need_before(g, g->result.group_of[g->edges[e].consumer], self);
-    free(self);
+    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
+        int32_t user = g->result.group_of[g->edges[e].consumer];
+        if (user != ids[0] && !in_set(users, user)) {
+            unite(g, users, g->groups[user].after);
+            put_in(users, user);
+            g->groups[user].needs_some = true;
+        }
+    }
+    needed_by(g, ids[0], users);
+    free(users);
     return OPQ_OK;
 }
 
@@ -404,7 +431,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
         status = note_unfused(&g, renamed, out_unfused);
     for (int i = 0; g.groups && i < g.group_count; i++) {
         free(g.groups[i].members);
-        free(g.groups[i].before);
+        free(g.groups[i].after);
     }
     free(g.groups);
     free(g.edges);

@@ -10,7 +10,8 @@ typedef struct opq_group {
     int body, operands; /* upper estimates */
     bool plain;         /* one shape, elementwise, no views inside: joining another such node needs no trial */
     bool dead;          /* merged away */
-    uint64_t *before;   /* bit set: groups this one needs results of, transitively */
+    uint64_t *after;    /* bit set: groups that need results of this one, transitively */
+    bool needs_some;    /* it is in such a set of another group */
 } opq_group;
 
 typedef struct opq_edge {
@@ -24,7 +25,7 @@ typedef struct opq_grouper {
     opq_fusion fusion;
     opq_grouping result;
     opq_group *groups;
-    int group_count, words; /* words of a `before` set */
+    int group_count, words; /* words of an `after` set */
     opq_edge *edges;
     int32_t edge_count, edge_capacity;
     int32_t *first_edge; /* per node, -1 */

@@ -3,6 +3,7 @@ limit there are more kernels, and the values and gradients are those of few."""
 
 import os
 import random
+import time
 
 import pytest
 import torch
@@ -504,3 +505,19 @@ def test_random_programs(seed):
     function, shape = random_program(seed)
     torch.manual_seed(seed)
     agree(function, torch.randn(shape), eager=seed % 4 == 0, tolerance=1e-3)
+
+
+def test_ten_thousand_unread_steps():
+    """Planning is not quadratic in what is pending, with a large factor: this took half a minute."""
+    w, x = torch.randn(32, 32) / 32, torch.randn(1, 32)
+
+    def run(device):
+        h, a, b = torch.zeros(1, 32, device=device), w.to(device), x.to(device)
+        for _ in range(10_000):
+            h = torch.tanh(h @ a + b)
+        return h.cpu()
+
+    start = time.perf_counter()
+    got = run("opaque")
+    assert time.perf_counter() - start < 10
+    torch.testing.assert_close(got, run("cpu"))
