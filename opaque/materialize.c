@@ -18,7 +18,7 @@ typedef struct run {
     opq_ctx *ctx;
     opq_snapshot *snapshot;
     opq_plan *plan, *lines; /* lines: see plan_with_lines */
-    bool reused, started, failed_whole;
+    bool reused, mixed, failed_apart;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
     opq_buffer **inputs, **results;
@@ -113,7 +113,7 @@ static opq_status execute(run *r)
                          .timed = r->recorder != NULL,
                          .lines_of = plan_with_lines,
                          .lines_data = r,
-                         .out_started = &r->started};
+                         .out_mixed = &r->mixed};
     opq_status status = opq_plan_run(&r->ctx->runtime, r->plan, &call);
     compiled = opq_gemm_compile_seconds(r->ctx->runtime.gemm) - compiled;
     atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
@@ -202,7 +202,25 @@ static opq_status commit(run *r, opq_value *const *values, int value_count, opq_
 
 /* ---- the stages */
 
-/* r->failed_whole: no plan could be built or started, which says nothing about its parts; nothing has changed. */
+/* Moves the outputs that have results to the front; gives their number. */
+static int computed_first(run *r, int count)
+{
+    int computed = 0;
+    for (int i = 0; i < count; i++) {
+        if (r->results == NULL || r->results[i] == NULL)
+            continue;
+        opq_value *value = r->outputs[i];
+        r->outputs[i] = r->outputs[computed];
+        r->outputs[computed] = value;
+        opq_buffer *buffer = r->results[i];
+        r->results[i] = NULL;
+        r->results[computed++] = buffer;
+    }
+    return computed;
+}
+
+/* r->failed_apart: no plan could be built or started, or a kernel failed, which says nothing about each of its values: those without a
+ * result are pending as before. */
 static opq_status run_values(run *r, opq_value *const *values, int count, const opq_scope *scope)
 {
     char message[1024];
@@ -215,14 +233,16 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
         return out_of_memory();
     for (int i = 0; i < s->outputs.count; i++)
         r->outputs[i] = opq_snapshot_output(s, i);
+    r->mixed = true; /* until the run says something else */
     opq_status status = find_plan(r);
     if (status == OPQ_OK && r->recorder)
         opq_recorder_plan(r->recorder, r->plan, r->reused);
     if (status == OPQ_OK)
         status = execute(r);
-    r->failed_whole = status != OPQ_OK && s->outputs.count > 1 && !r->started;
-    if (r->failed_whole)
-        return status;
+    int computed = status == OPQ_OK ? s->outputs.count : computed_first(r, s->outputs.count);
+    r->failed_apart = status != OPQ_OK && r->mixed && s->outputs.count - computed > 1;
+    if (r->failed_apart)
+        return computed ? commit(r, r->outputs, computed, r->results, OPQ_OK, "") : status;
     copy_message(message, sizeof message);
     return commit(r, r->outputs, s->outputs.count, r->results, status, message);
 }
@@ -263,7 +283,7 @@ static int by_record_order(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Each output of a run that failed as a whole, in record order: only what cannot be computed by itself fails. */
+/* Each output that a failed run left, in record order: only what cannot be computed by itself fails. */
 static opq_status run_one_by_one(const run *r)
 {
     opq_codes *outputs = &r->snapshot->outputs;
@@ -302,7 +322,7 @@ static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, 
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
     opq_status status = run_values(&r, values, count, scope);
-    if (r.failed_whole)
+    if (r.failed_apart)
         status = run_one_by_one(&r);
     copy_message(message, sizeof message);
     for (int i = 0; i < r.again_count; i++)

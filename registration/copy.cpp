@@ -150,8 +150,8 @@ Value filled(const std::optional<at::Scalar> &value, const Tensor &like, const O
         decline(opq_fail(OPQ_UNSUPPORTED, "a tensor of %lld dimensions", static_cast<long long>(like.dim())));
     const Dims memory = ordered(like.sizes(), order);
     const opq_dtype dtype = core_dtype(like.scalar_type());
-    if (memory.empty() && (dtype == OPQ_f16 || dtype == OPQ_bf16)) // as the CPU does it: there a large number is infinite
-        return cast(scalar(value.value_or(0), OPQ_f64), dtype);
+    if (like.numel() == 1 && (dtype == OPQ_f16 || dtype == OPQ_bf16)) // as the CPU does it: there a large number is infinite
+        return cast(full(value.value_or(0), OPQ_f64, memory), dtype);
     if (!is_raw(dtype))
         return full(value.value_or(0), dtype, memory);
     const Below below;

@@ -118,7 +118,7 @@ typedef struct opq_run_call {
     /* The plan whose lines are shown for a failed step. Plans are shared by graphs that differ in their lines only; NULL: this one. */
     const opq_plan *(*lines_of)(void *data);
     void *lines_data;
-    bool *out_started; /* memory was there and steps ran; may be NULL */
+    bool *out_mixed; /* a missing output may need nothing that failed: no step ran, or a kernel of several values failed; may be NULL */
 } opq_run_call;
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call) OPQ_MUST_CHECK;
 

@@ -218,6 +218,8 @@ static opq_status run_steps(const opq_run_state *run)
                 strncpy(message, opq_error(), sizeof message - 1);
             }
             failed = true;
+            if (run->call->out_mixed && step->payload == NULL)
+                *run->call->out_mixed = true;
             poison(run, step);
         } else if (run->call->note) {
             compiled = opq_gemm_compile_seconds(run->runtime->gemm) - compiled;
@@ -258,8 +260,8 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
     size_t buffers = ((size_t)plan->buffer_count + 1) * sizeof(opq_buffer *),
            slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number);
     char *memory = calloc(1, buffers + slots + (size_t)plan->storage_count + 1);
-    if (call->out_started)
-        *call->out_started = false;
+    if (call->out_mixed)
+        *call->out_mixed = true;
     if (memory == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     opq_run_state run = {.runtime = runtime, .plan = plan, .call = call};
@@ -270,8 +272,8 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
         call->outputs[i] = NULL;
     opq_status status = allocate(&run);
     if (status == OPQ_OK) {
-        if (call->out_started)
-            *call->out_started = true;
+        if (call->out_mixed)
+            *call->out_mixed = false;
         status = run_steps(&run);
         give_outputs(&run);
     }

@@ -48,7 +48,17 @@ def _register() -> None:
         raise ImportError(f"{error}; in a source tree, ./dev build makes it") from error
 
     torch.utils.rename_privateuse1_backend("opaque")
-    from . import aliasing, backends, checkpoint, device, distributed, modules, optim, printing, processes
+    from . import (
+        aliasing,
+        backends,
+        checkpoint,
+        device,
+        distributed,
+        modules,
+        optim,
+        printing,
+        processes,
+    )
 
     device.register()
     torch.utils.generate_methods_for_privateuse1_backend(

@@ -27,7 +27,9 @@ def _shallow(self):
 
 
 def _whole(x) -> bool:
-    return x.storage_offset() == 0 and x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
+    return (
+        x.storage_offset() == 0 and x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
+    )
 
 
 def _share(x, new, memo) -> None:

@@ -63,13 +63,14 @@ def same(call, may_fail=False):
 def check_reductions():
     for name in OPS:
         for dtype in DTYPES:
+            op = getattr(dist.ReduceOp, name)
 
-            def all_reduce(device, op=getattr(dist.ReduceOp, name), dtype=dtype):
+            def all_reduce(device, op=op, dtype=dtype):
                 x = numbers(device, 5, dtype=dtype)
                 dist.all_reduce(x, op)
                 return [x, x + x]
 
-            def reduce(device, op=getattr(dist.ReduceOp, name), dtype=dtype):
+            def reduce(device, op=op, dtype=dtype):
                 x = numbers(device, 5, dtype=dtype)
                 dist.reduce(x, 1, op)
                 return [x] if dist.get_rank() == 1 else []

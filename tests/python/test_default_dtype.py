@@ -12,7 +12,9 @@ def double_default():
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("source", [torch.uint8, torch.int64, torch.bool, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "source", [torch.uint8, torch.int64, torch.bool, torch.float16, torch.float32]
+)
 def test_numbers_follow_the_default_type(double_default, source):
     host = torch.tensor([0, 1, 1]).to(source)
     device = host.to("opaque")

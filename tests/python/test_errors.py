@@ -399,3 +399,21 @@ def test_batch_statistics_of_a_failed_step_are_those_of_its_forward_pass():
     want, got = run("cpu"), run(D)
     for key in want:
         torch.testing.assert_close(got[key], want[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fails", ["division", "index"])
+def test_what_shares_a_kernel_with_a_failure_is_computed(fails):
+    x = torch.arange(1, 6, device="opaque").to(torch.int32)
+    before = x.clone() * 3 + 1
+    if fails == "division":
+        wrong = before % torch.tensor([1, 0, 2, 3, 0], dtype=torch.int32, device="opaque")
+        error = RuntimeError
+    else:
+        wrong = torch.arange(5, device="opaque")[before.long() + 100]
+        error = IndexError
+    behind = wrong + 1
+    with pytest.raises(error):
+        wrong.cpu()
+    assert before.tolist() == [4, 7, 10, 13, 16] and x.tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(error):
+        behind.cpu()

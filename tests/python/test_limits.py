@@ -266,7 +266,12 @@ def there_and_back(x):
 
 @pytest.mark.parametrize("name", WIDE)
 def test_more_dims_than_the_core_has(name):
-    agree(WIDE[name], torch.randn(shape_of(15)), grad=name not in ("argmax", "cast"), eager=name == "in-place")
+    agree(
+        WIDE[name],
+        torch.randn(shape_of(15)),
+        grad=name not in ("argmax", "cast"),
+        eager=name == "in-place",
+    )
 
 
 def test_wide_tensors_are_tensors():

@@ -88,7 +88,10 @@ def test_deep_copy_keeps_gradients_and_flags():
 def test_data_ptr_tells_what_shares_memory():
     x, y = torch.zeros(4, 6, device="opaque"), torch.zeros(4, 6, device="opaque")
     assert x.data_ptr() == x.view(24).data_ptr() == x.t().data_ptr() == x.detach().data_ptr()
-    assert x[1:].data_ptr() == x.data_ptr() + 6 * 4 and x.view(torch.int16)[0, 1:].data_ptr() == x.data_ptr() + 2
+    assert (
+        x[1:].data_ptr() == x.data_ptr() + 6 * 4
+        and x.view(torch.int16)[0, 1:].data_ptr() == x.data_ptr() + 2
+    )
     assert abs(x.data_ptr() - y.data_ptr()) >= x.nbytes and x.clone().data_ptr() != x.data_ptr()
     before = x.data_ptr()
     x.add_(1)
@@ -102,13 +105,18 @@ def test_data_ptr_tells_what_shares_memory():
 
 def test_data_ptr_of_others():
     x = torch.zeros(3)
-    assert x.data_ptr() == x.untyped_storage().data_ptr() > 0 and torch.Tensor.data_ptr(x) == x.data_ptr()
+    assert (
+        x.data_ptr() == x.untyped_storage().data_ptr() > 0
+        and torch.Tensor.data_ptr(x) == x.data_ptr()
+    )
     with pytest.raises(RuntimeError):
         x.to_sparse().data_ptr()
 
 
 def test_tied_weights_are_found():
-    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)).to("opaque")
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)).to(
+        "opaque"
+    )
     model[1].weight = model[0].weight
     pointers = [t.data_ptr() for t in model.state_dict().values()]
     assert pointers[0] == pointers[1]

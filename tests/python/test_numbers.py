@@ -143,6 +143,9 @@ def test_numbers_are_taken_as_the_cpu_takes_them(name):
 def test_numbers_beyond_int64():
     def run(device):
         x = torch.tensor([1.0, 2.0], dtype=torch.float64, device=device)
-        return [t.tolist() for t in (x.clamp(min=2**64 - 1), x + (2**64 - 1), torch.add(x, x, alpha=2**63))]
+        return [
+            t.tolist()
+            for t in (x.clamp(min=2**64 - 1), x + (2**64 - 1), torch.add(x, x, alpha=2**63))
+        ]
 
     assert run("opaque") == run("cpu")

@@ -139,7 +139,9 @@ def test_memory_that_nobody_wrote_keeps_what_it_held():
         first = x[0:1].clone()
         x[99:100].normal_()
         again = x.clone()
-        torch.full((100, 100), 7.0, device=D).sin().cpu()  # other contents in memory that is used again
+        torch.full(
+            (100, 100), 7.0, device=D
+        ).sin().cpu()  # other contents in memory that is used again
         assert first.cpu().view(torch.int32).equal(x[0:1].cpu().view(torch.int32))
         assert again.cpu().view(torch.int32).equal(x.cpu().view(torch.int32))
 

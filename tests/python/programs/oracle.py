@@ -25,13 +25,32 @@ _a = torch.ops.aten
 _COMPOSED = torch._decomp.get_decompositions(
     [
         *(_a.native_batch_norm, _a.native_layer_norm, _a.native_group_norm),
-        *(_a.native_batch_norm_backward, _a.native_layer_norm_backward, _a.native_group_norm_backward),
+        *(
+            _a.native_batch_norm_backward,
+            _a.native_layer_norm_backward,
+            _a.native_group_norm_backward,
+        ),
         *(_a._softmax, _a._log_softmax, _a._softmax_backward_data, _a._log_softmax_backward_data),
         *(_a.gelu_backward, _a.softplus_backward, _a.elu_backward, _a.silu_backward),
     ]
 )
 _COMPOSED[_a.gelu.default] = torch._refs.nn.functional.gelu
-_SUMS = ("sum", "mean", "var", "mm", "addmv", "mv", "dot", "linear", "norm", "softmax", "logsumexp", "conv", "loss", "scatter_add")
+_SUMS = (
+    "sum",
+    "mean",
+    "var",
+    "mm",
+    "addmv",
+    "mv",
+    "dot",
+    "linear",
+    "norm",
+    "softmax",
+    "logsumexp",
+    "conv",
+    "loss",
+    "scatter_add",
+)
 _EXACT = {"clone", "copy_", "_to_copy", "cat", "index_select", "index", "zero_", "fill_", "detach"}
 
 
