@@ -282,8 +282,8 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
     opq_value *whole = NULL;
     OPQ_TRY(check_window(cell, geometry));
     opq_value *value = opq_cell_value(cell);
-    opq_status status = value ? whole_value(ctx, cell, value, geometry->dtype, &whole)
-                              : unwritten(ctx, cell, geometry->dtype, &whole);
+    opq_status status =
+        value ? whole_value(ctx, cell, value, geometry->dtype, &whole) : unwritten(ctx, cell, geometry->dtype, &whole);
     if (status == OPQ_OK && value == NULL) { /* whoever reads it again finds the same */
         opq_value *nothing = NULL;
         opq_value_retain(whole);

@@ -44,8 +44,8 @@ struct opq_cell {
     opq_ctx *ctx;
     atomic_int refs;
     int64_t bytes;
-    _Atomic(uint64_t) address;           /* 0: nobody asked */
-    opq_value *value;                    /* NULL: undefined contents */
+    _Atomic(uint64_t) address; /* 0: nobody asked */
+    opq_value *value;          /* NULL: undefined contents */
     opq_value *history[OPQ_HISTORY_MAX]; /* while `value` is pending: what a failure goes back to, oldest first; [0] may be computed */
     uint8_t history_count;
     bool history_lost;                       /* there were more writes than fit */

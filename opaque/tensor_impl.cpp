@@ -44,7 +44,8 @@ void drop_context(void *pointer)
 
 c10::DataPtr make_pointer(const Cell &cell, uint64_t serial)
 {
-    return {reinterpret_cast<void *>(opq_cell_address(cell.get())), new TokenContext{cell, serial}, &drop_context, device()};
+    return {reinterpret_cast<void *>(opq_cell_address(cell.get())), new TokenContext{cell, serial}, &drop_context,
+            device()};
 }
 
 TokenContext *context_of(const c10::StorageImpl *storage)

@@ -48,7 +48,8 @@ class Loan
                 values.push_back(std::move(value));
         materialize(values, OPQ_REASON_collective);
         values.clear(); // a reference more would be a reader that wants to keep the bytes
-        for (const bool written : {true, false}) // one that is both is one CPU tensor; a read sees what is lent to the writer
+        for (const bool written :
+             {true, false}) // one that is both is one CPU tensor; a read sees what is lent to the writer
             for (Pair &pair : pairs_)
                 if (pair.written == written)
                     pair.cpu = stand_in(pair);
@@ -171,7 +172,7 @@ class DeviceWork final : public c10d::Work
     bool isSuccess() const override { return inner_->isSuccess(); }
     std::exception_ptr exception() const override { return inner_->exception(); }
     int sourceRank() const override { return inner_->sourceRank(); }
-    void synchronize() override { inner_->synchronize(); } // of streams: there is nothing to order
+    void synchronize() override { inner_->synchronize(); }   // of streams: there is nothing to order
     void blockCurrentStream() override { wait(kNoTimeout); } // the stream is this thread
     void abort() override { inner_->abort(); }
     float getDuration() const override { return inner_->getDuration(); }
@@ -315,8 +316,7 @@ void collective(const OperatorHandle &op, Stack *stack)
             stack->push_back(map_tensors(inner[i], [&](const Tensor &tensor) { return loan->from_cpu(tensor); }));
             continue;
         }
-        c10::intrusive_ptr<c10d::Work> work =
-            c10::make_intrusive<DeviceWork>(inner[i].toCustomClass<c10d::Work>(), loan);
+        c10::intrusive_ptr<c10d::Work> work = c10::make_intrusive<DeviceWork>(inner[i].toCustomClass<c10d::Work>(), loan);
         if (in_functional)
             for (const Tensor &tensor : loan->results())
                 Unfinished::instance().add(tensor, work);

@@ -220,7 +220,8 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
     }
     if (out.numel() != 0 && out.numel() != count)
         TORCH_WARN("The number of elements in the out tensor of shape ", out.sizes(), " which is ", out.numel(),
-                   " does not match the computed number of elements ", count, ". Note that this may occur as a result of ",
+                   " does not match the computed number of elements ", count,
+                   ". Note that this may occur as a result of ",
                    "rounding error. The out tensor will be resized to a tensor of shape (", count, ",).");
     if (out.numel() != count)
         out.resize_({count});

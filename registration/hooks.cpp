@@ -46,7 +46,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     void block(void *, const c10::Stream &) const override {}
     bool queryEvent(void *event) const override { return event || run_all(); }
-    void destroyEvent(void *event, const c10::DeviceIndex) const noexcept override { delete static_cast<Moment *>(event); }
+    void destroyEvent(void *event, const c10::DeviceIndex) const noexcept override
+    {
+        delete static_cast<Moment *>(event);
+    }
     bool queryStream(const c10::Stream &) const override { return run_all(); }
     void synchronizeStream(const c10::Stream &) const override { run_all(); }
     void synchronizeEvent(void *event) const override { queryEvent(event); }

@@ -53,8 +53,7 @@ Value contents(const Noted &noted)
 // A dtype of such values.
 at::ScalarType stand_in_dtype(opq_dtype dtype)
 {
-    for (const at::ScalarType type :
-         {at::kFloat8_e5m2, at::kUInt16, at::kUInt32, at::kComplexFloat, at::kComplexDouble})
+    for (const at::ScalarType type : {at::kFloat8_e5m2, at::kUInt16, at::kUInt32, at::kComplexFloat, at::kComplexDouble})
         if (core_dtype(type) == dtype)
             return type;
     return torch_dtype(dtype);

@@ -144,10 +144,7 @@ bool scale(const Call &call, const at::Scalar &alpha, Value &b)
 }
 
 // The core makes f32 where integers become floats; another default type is left to the CPU kernel.
-bool float_is_default()
-{
-    return c10::get_default_dtype() == caffe2::TypeMeta::Make<float>();
-}
+bool float_is_default() { return c10::get_default_dtype() == caffe2::TypeMeta::Make<float>(); }
 
 // CPU kernels compute f16 and bf16 in f32 and take most parameters as such.
 opq_dtype parameter_dtype(const Call &call, size_t i, opq_dtype dtype)

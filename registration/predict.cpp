@@ -192,8 +192,7 @@ bool rehearse(const ExternCall &call, const std::string &constants, const std::s
         const bool may_run_now = (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0;
         try {
             const Below below;
-            Stack stack = filled(call, c10::DeviceType::CPU,
-                                 [&](size_t i) { return harmless(call.holes[i]); });
+            Stack stack = filled(call, c10::DeviceType::CPU, [&](size_t i) { return harmless(call.holes[i]); });
             call.op.callBoxed(stack);
             if (!as_predicted(*call.prediction, stack))
                 return !may_run_now;

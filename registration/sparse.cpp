@@ -56,8 +56,8 @@ Tensor sparse_from_cpu(const Tensor &cpu)
     const Below below;
     const auto *const impl = get_sparse_impl(cpu);
     return at::native::new_with_dims_and_tensor_sparse_symint(
-        cpu.sparse_dim(), cpu.dense_dim(), cpu.sym_sizes(), part_from_cpu(impl->indices()), part_from_cpu(impl->values()),
-        cpu.scalar_type(), c10::kSparse, device(), std::nullopt, cpu.is_coalesced());
+        cpu.sparse_dim(), cpu.dense_dim(), cpu.sym_sizes(), part_from_cpu(impl->indices()),
+        part_from_cpu(impl->values()), cpu.scalar_type(), c10::kSparse, device(), std::nullopt, cpu.is_coalesced());
 }
 
 void sparse_assign(const Tensor &tensor, const Tensor &cpu)

@@ -123,7 +123,8 @@ typedef struct opq_run_call {
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call) OPQ_MUST_CHECK;
 
 /* Bytes that running the graph would read and write. Nothing is compiled, so that explain() can ask for the other fusion mode too. */
-opq_status opq_plan_traffic(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, int64_t *out_bytes) OPQ_MUST_CHECK;
+opq_status opq_plan_traffic(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion,
+                            int64_t *out_bytes) OPQ_MUST_CHECK;
 /* Expands, simplifies, groups and builds. */
 opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion,
                             opq_plan **out_plan) OPQ_MUST_CHECK;

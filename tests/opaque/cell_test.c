@@ -158,7 +158,7 @@ static void test_lending_copies_only_for_other_readers(void **state)
     assert_ptr_equal(opq_buffer_data(second), memory);
     opq_buffer_release(second);
 
-    opq_cell *shares = cell_of(ctx, read_window(ctx, cell, whole));      /* another tensor with this value */
+    opq_cell *shares = cell_of(ctx, read_window(ctx, cell, whole));        /* another tensor with this value */
     opq_value *reader = op1(ctx, OPQ_OP_neg, read_window(ctx, cell, odd)); /* pending */
     opq_buffer *third = lend(ctx, cell);
     assert_ptr_not_equal(opq_buffer_data(third), memory);
