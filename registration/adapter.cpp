@@ -273,7 +273,8 @@ void write_out(const Tensor &out, const Result &result, const Call &call)
             TORCH_CHECK(!call.args[i].isTensor() || !call.tensor(i).is_same(out) || out.sizes() == IntArrayRef(shape),
                         "output with shape ", out.sizes(), " doesn't match the broadcast shape ", IntArrayRef(shape));
     check_castable(result.dtype, out.scalar_type());
-    resize_output(out, shape);
+    if (resize_output(out, shape) && !result.order.plain())
+        out.as_strided_(shape, ordered_strides(shape, result.order));
     write_result(out, result);
 }
 

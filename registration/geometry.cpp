@@ -357,7 +357,7 @@ void check_index(c10::Device where)
         TORCH_CHECK(false, "opaque: invalid device index ", static_cast<int>(where.index()), ", there is 1 device");
 }
 
-void resize_output(const Tensor &out, IntArrayRef sizes) { at::native::resize_output(out, sizes); }
+bool resize_output(const Tensor &out, IntArrayRef sizes) { return at::native::resize_output(out, sizes); }
 
 void check_castable(at::ScalarType from, at::ScalarType to)
 {

@@ -162,7 +162,7 @@ Tensor wrap_cpu(const Tensor &cpu_tensor, const Order &order);
 void check_device(const Tensor &tensor, const char *op);
 // An argument that names a device names the one there is.
 void check_index(c10::Device where);
-void resize_output(const Tensor &out, IntArrayRef sizes);
+bool resize_output(const Tensor &out, IntArrayRef sizes);
 void check_castable(at::ScalarType from, at::ScalarType to);
 
 // ---- running

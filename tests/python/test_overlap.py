@@ -110,3 +110,13 @@ def test_writes_into_overlapping_windows(name, window):
 @pytest.mark.parametrize("name", ALIASED)
 def test_writes_where_operands_are_read(name):
     same(ALIASED[name], lambda base: base)
+
+
+def test_a_result_that_grows_has_the_order_of_its_operands():
+    def run(device):
+        x, whole = torch.arange(6.0, device=device).reshape(2, 3), torch.zeros(6, device=device)
+        out = whole[:0]
+        torch.add(x.t(), 1, out=out)
+        return out.stride(), out.tolist(), whole.tolist()
+
+    assert run("opaque") == run("cpu")
