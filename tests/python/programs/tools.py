@@ -174,7 +174,7 @@ def dumped(step) -> str:
                     got,
                     w,
                     1e-4,
-                    1e-5 + 1e-4 * w.abs().max().item() if w.numel() else 0,
+                    1e-5 + 1e-4 * w.nan_to_num(0, 0, 0).abs().max().item() if w.numel() else 0,
                     equal_nan=True,
                 ):
                     return f"opq-opt --eval: output {i} differs"
