@@ -206,21 +206,44 @@ bool index_put(Call &call)
 }
 
 // cat(tensors, dim); 1-d tensors without elements are skipped whatever the others' rank
+// The memory order of a channels-last format: the channels behind the space.
+Order channels_last(int64_t rank)
+{
+    Order order;
+    order.perm.push_back(0);
+    for (int64_t dim = 2; dim < rank; ++dim)
+        order.perm.push_back(dim);
+    order.perm.push_back(1);
+    return order;
+}
+
+// Channels-last tensors alone give one of that format, as on the CPU.
 bool cat(Call &call)
 {
-    std::vector<Value> parts;
-    int64_t rank = 1;
+    std::vector<const Tensor *> tensors;
+    bool last = true;
     for (const IValue &part : call.args[0].toListRef()) {
         const Tensor &tensor = part.toTensor();
         check_device(tensor, "cat");
         if (tensor.dim() == 1 && tensor.size(0) == 0)
             continue;
-        parts.push_back(call.in(tensor));
-        rank = tensor.dim();
+        tensors.push_back(&tensor);
+        last = last && !is_raw(tensor) && tensor.dim() == tensors[0]->dim() &&
+               tensor.suggest_memory_format() != at::MemoryFormat::Contiguous;
     }
-    if (parts.size() < 2 || rank == 0)
+    if (tensors.size() < 2 || tensors[0]->dim() == 0)
         return false;
-    call.give(record_list(OPQ_OP_concat, parts, {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), rank))}));
+    const int64_t rank = tensors.back()->dim();
+    int64_t axis = normal_axis(call.integer(1), rank);
+    const Order order = last ? channels_last(rank) : Order{};
+    std::vector<Value> parts;
+    for (const Tensor *const tensor : tensors)
+        parts.push_back(last ? read_ordered(*tensor, static_cast<int>(rank), order) : call.in(*tensor));
+    if (last)
+        axis = std::find(order.perm.begin(), order.perm.end(), axis) - order.perm.begin();
+    Value value = record_list(OPQ_OP_concat, parts, {attr_int(OPQ_ATTR_axis, axis)});
+    const at::ScalarType dtype = torch_dtype(value.dtype());
+    call.give(std::move(value), dtype, order);
     return true;
 }
 
