@@ -84,7 +84,7 @@ def asan_environment(root: str) -> dict:
     return {
         "PYTHONPATH": os.path.join(root, "build-asan-torch", "python"),
         "LD_PRELOAD": " ".join(paths),
-        "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:new_delete_type_mismatch=0",
+        "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:new_delete_type_mismatch=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
 
