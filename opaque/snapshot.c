@@ -367,7 +367,8 @@ static opq_status add_bytes(opq_snapshot *s, const void *data, size_t bytes)
         s->key = grown;
         s->key_capacity = capacity;
     }
-    memcpy(s->key + s->key_bytes, data, bytes);
+    if (bytes > 0) /* else there may be no array */
+        memcpy(s->key + s->key_bytes, data, bytes);
     s->key_bytes += bytes;
     return OPQ_OK;
 }

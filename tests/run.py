@@ -39,7 +39,18 @@ def count_ctest(report: str) -> tuple:
 # What races: the tests of opaque/ and runtime/ in which threads share something.
 _TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell)|packed|memory"
 # One of each kind: many ops, extern calls, errors, aliasing, threads.
-_ASAN_FILES = ["ops_basic", "tensor", "extern", "errors", "random_aliasing", "random_threads"]
+_ASAN_FILES = [
+    "ops_basic",
+    "tensor",
+    "extern",
+    "errors",
+    "dtypes",
+    "numbers",
+    "limits",
+    "random_aliasing",
+    "random_nets",
+    "random_threads",
+]
 
 
 def run_ctest(folder: str, name: str, only: str = "") -> tuple:
