@@ -204,3 +204,39 @@ def test_lists_of_torchscript():
         got = program(torch.arange(12.0, device="opaque").reshape(3, 4))
     expected = masked(torch.arange(12.0).reshape(3, 4))
     assert all(g.cpu().equal(e) for g, e in zip(got, expected, strict=True))
+
+
+def _mode_into(d):
+    values, indices = torch.empty(0, device=d), torch.empty(0, dtype=torch.int64, device=d)
+    torch.mode(torch.tensor([[1.0, 1, 2], [3, 4, 4]], device=d), 1, out=(values, indices))
+    return values
+
+
+def _copied_into_a_conjugate(d):
+    x = torch.zeros(2, dtype=torch.complex64, device=d)
+    x.conj().copy_(torch.tensor([1 + 2j, 3 - 1j], device=d))
+    return x
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: torch._neg_view(torch.tensor([1 + 2j, 3 - 1j], device=d)),
+        lambda d: torch._neg_view(torch.tensor([1 + 2j, 3 - 1j], device=d)) + 1,
+        lambda d: torch.tensor([1 + 2j], device=d).conj().imag.clone(),
+        _copied_into_a_conjugate,
+        lambda d: torch.tensor([1 + 2j], device=d).conj_physical_(),
+        lambda d: torch.all(torch.ones(2, 3, device=d), dim=()),
+        lambda d: torch.any(torch.zeros(2, 3, device=d), dim=(), keepdim=True),
+        _mode_into,
+        lambda d: torch.ops.aten.copy.out(torch.ones(2, device=d), torch.zeros(2, device=d), out=torch.ones(2, device=d)),
+        lambda d: torch.ops.aten._foreach_copy([torch.ones(2, device=d)], [torch.zeros(2, device=d)])[0],
+        lambda d: torch.arange(0, 7.5, 0.5, dtype=torch.int8, device=d),
+        lambda d: torch.zeros((), dtype=torch.float16, device=d).fill_(70000.0),
+        lambda d: torch.zeros(1, dtype=torch.bfloat16, device=d).fill_(1e39),
+    ],
+)  # fmt: skip
+def test_as_on_the_cpu(call):
+    got, want = call("opaque"), call("cpu")
+    assert got.device.type == "opaque" and got.dtype == want.dtype
+    assert got.cpu().tolist() == want.tolist()
