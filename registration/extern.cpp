@@ -163,10 +163,6 @@ struct Reader {
         constants = call.op.operator_name().name;
         if (!call.op.operator_name().overload_name.empty())
             constants += "." + call.op.operator_name().overload_name;
-        if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
-            constants += std::string(" by ") + std::string(c10::get_default_dtype().name());
-        if (at::globalContext().deterministicAlgorithms())
-            constants += " deterministic";
         constants += "(";
         for (size_t i = 0; i < call.count; ++i) {
             if (!add(i))
@@ -174,6 +170,10 @@ struct Reader {
             constants += i + 1 < call.count ? ", " : ")";
             target.arguments.push_back(call.args[i]);
         }
+        if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+            constants += std::string(" by ") + std::string(c10::get_default_dtype().name());
+        if (at::globalContext().deterministicAlgorithms())
+            constants += " deterministic";
         return true;
     }
 };

@@ -240,3 +240,23 @@ def test_as_on_the_cpu(call):
     got, want = call("opaque"), call("cpu")
     assert got.device.type == "opaque" and got.dtype == want.dtype
     assert got.cpu().tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_an_operator_that_breaks_its_promise_runs_at_once_from_then_on(default):
+    name = f"odd_{str(default)[6:]}"
+    with torch.library._scoped_library("opaque_test", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x[:1].clone() if x.max() > 1 else x.clone(), "CPU")
+        library.impl(name, torch.empty_like, "Meta")
+        odd = getattr(torch.ops.opaque_test, name)
+        x = torch.arange(5.0, device="opaque")
+        torch.set_default_dtype(default)
+        try:
+            promised = odd(x)
+            assert promised.shape == (5,)
+            with pytest.raises(RuntimeError, match="promised"):
+                promised.cpu()
+            assert odd(x).tolist() == [0.0]
+        finally:
+            torch.set_default_dtype(torch.float32)
