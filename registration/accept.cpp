@@ -42,51 +42,45 @@ bool all_of_one_floating_dtype(const IValue *args, size_t count)
     return true;
 }
 
-// What a call has in common with others, as a number, and operands that stand for its own.
+// What a call has in common with others, as a number.
 struct Kind {
+    const bool elementwise, parameters; // numbers are parameters: their values count
     uint64_t hash = 0xcbf29ce484222325U;
     int64_t elements = 0;
     bool known = true; // every argument was understood
-    Stack stack;
 
     void mix(uint64_t word) { hash = (hash ^ word) * 0x100000001b3U + (hash >> 29); }
 
-    void add_tensor(const Tensor &tensor, bool elementwise, bool written_out)
+    void add_tensor(const Tensor &tensor)
     {
         mix(static_cast<uint64_t>(tensor.scalar_type()) * 8 + 1);
         mix(static_cast<uint64_t>(tensor.dim()) * 2 + tensor.unsafeGetTensorImpl()->is_wrapped_number());
-        Dims sizes(static_cast<size_t>(tensor.dim()), 1);
-        if (!elementwise) {
-            sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-            elements += tensor.numel();
-            for (const int64_t size : sizes)
-                mix(static_cast<uint64_t>(size));
-        }
-        stands.push_back({stack.size(), written_out ? Dims{0} : std::move(sizes), tensor.scalar_type(),
-                          tensor.unsafeGetTensorImpl()->is_wrapped_number()});
-        stack.emplace_back();
+        if (elementwise)
+            return;
+        elements += tensor.numel();
+        for (const int64_t size : tensor.sizes())
+            mix(static_cast<uint64_t>(size));
     }
 
-    void add_number(const IValue &value, bool parameter)
+    void add_number(const IValue &value)
     {
         mix(value.isDouble() ? 2 : value.isInt() ? 3 : value.isBool() ? 4 : 5);
-        if (parameter && value.isDouble())
+        const bool counts = parameters || !elementwise;
+        if (counts && value.isDouble())
             mix(c10::bit_cast<uint64_t>(value.toDouble()));
-        else if (parameter && value.isInt())
+        else if (counts && value.isInt())
             mix(static_cast<uint64_t>(value.toInt()));
         else if (value.isBool())
             mix(value.toBool());
-        stack.push_back(value);
     }
 
-    void add(const IValue &value, bool elementwise, bool parameter, bool written_out)
+    void add(const IValue &value)
     {
-        if (value.isTensor() && value.toTensor().defined())
-            return add_tensor(value.toTensor(), elementwise, written_out);
-        if (value.isScalar() || value.isBool())
-            return add_number(value, parameter || !elementwise);
-        stack.push_back(value);
-        if (value.isNone() || value.isTensor()) {
+        if (value.isTensor() && value.toTensor().defined()) {
+            add_tensor(value.toTensor());
+        } else if (value.isScalar() || value.isBool()) {
+            add_number(value);
+        } else if (value.isNone() || value.isTensor()) {
             mix(6);
         } else if (value.isString()) {
             mix(std::hash<std::string>()(value.toStringRef()));
@@ -98,29 +92,26 @@ struct Kind {
             known = false;
         }
     }
-
-    Stack with_operands(bool ones) const
-    {
-        Stack filled = stack;
-        for (const Stand &stand : stands) {
-            const auto options = at::TensorOptions().dtype(stand.dtype).device(c10::kCPU);
-            Tensor made = ones ? at::ones(stand.sizes, options) : at::zeros(stand.sizes, options);
-            if (stand.wrapped)
-                made.unsafeGetTensorImpl()->set_wrapped_number(true);
-            filled[stand.argument] = std::move(made);
-        }
-        return filled;
-    }
-
-  private:
-    struct Stand {
-        size_t argument;
-        Dims sizes;
-        at::ScalarType dtype;
-        bool wrapped;
-    };
-    c10::SmallVector<Stand, 4> stands;
 };
+
+// The arguments, each tensor replaced by one of ones or zeros: of one element where shapes are free, of none where it is written.
+Stack stand_ins(const Call &call, size_t total, bool elementwise, bool ones)
+{
+    Stack stack(call.args, call.args + total);
+    for (size_t i = 0; i < total; ++i) {
+        if (!stack[i].isTensor() || !stack[i].toTensor().defined())
+            continue;
+        const Tensor tensor = stack[i].toTensor();
+        const Dims one(static_cast<size_t>(tensor.dim()), 1), none{0};
+        const IntArrayRef sizes = i >= call.count ? IntArrayRef(none) : elementwise ? IntArrayRef(one) : tensor.sizes();
+        const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU);
+        Tensor made = ones ? at::ones(sizes, options) : at::zeros(sizes, options);
+        if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+            made.unsafeGetTensorImpl()->set_wrapped_number(true);
+        stack[i] = std::move(made);
+    }
+    return stack;
+}
 
 std::unordered_set<uint64_t> &accepted_kinds()
 {
@@ -137,21 +128,20 @@ bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t
     if (!tests_into && all_of_one_floating_dtype(call.args, total))
         return true;
     const bool elementwise = opq_op_info_of(call.row)->class_ == OPQ_CLASS_EWISE;
-    const bool parameters = op.operator_name().overload_name.find("Scalar") == std::string::npos;
-    Kind kind;
+    Kind kind{elementwise, op.operator_name().overload_name.find("Scalar") == std::string::npos};
     kind.mix(reinterpret_cast<uintptr_t>(&op.schema()));
     kind.mix(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
     kind.mix(at::globalContext().deterministicAlgorithms());
     for (size_t i = 0; i < total; ++i)
-        kind.add(call.args[i], elementwise, parameters, i >= call.count);
+        kind.add(call.args[i]);
     if (!kind.known || kind.elements > kFewElements || accepted_kinds().count(kind.hash) != 0 ||
         (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0)
         return true;
     const Below below;
     for (const bool ones : {true, false}) // a divisor must not be 0, an index may have to be
         try {
-            Stack filled = kind.with_operands(ones);
-            op.callBoxed(filled);
+            Stack stack = stand_ins(call, total, elementwise, ones);
+            op.callBoxed(stack);
             accept_kind(kind.hash);
             return true;
         } catch (const std::exception &) { // the call itself raises what this means to the user

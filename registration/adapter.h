@@ -98,6 +98,8 @@ Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors);
 bool plain_write(opq_op row, c10::ArrayRef<const Tensor *> tensors);
 
 // ---- helpers of kernels
+// What argument 0, a tensor, and argument 1, a tensor or a number, promote to.
+at::ScalarType common_type(const Call &call);
 // A row whose operands are the call's tensors and scalars in schema order.
 bool pointwise(Call &call);
 // CPU kernels compute f16 and bf16 in f32 and take numbers as such. Where an operand is a number (no tensor: the scalar) that the

@@ -59,8 +59,7 @@ bool rsub(Call &call)
     const at::Scalar alpha = call.scalar(2);
     if (alpha.isComplex() || call.args[1].isBool())
         return false;
-    const at::ScalarType common = call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
-                                                          : at::result_type(call.tensor(0), call.scalar(1));
+    const at::ScalarType common = common_type(call);
     if (common == at::kBool || (!at::isFloatingType(common) && alpha.isFloatingPoint()))
         return false;
     Value a = call.operand(0);

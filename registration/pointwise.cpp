@@ -60,6 +60,8 @@ bool gather(const Call &call, size_t count, Gathered &out)
 // in `clamp_min` it is both.
 bool clamps(const Call &call)
 {
+    if (call.row != OPQ_OP_maximum && call.row != OPQ_OP_minimum)
+        return false;
     const std::string &name = call.op.operator_name().name;
     return name == "aten::clamp_min" || name == "aten::clamp_max";
 }
@@ -101,12 +103,6 @@ Order common_order(const Gathered &args)
         if (tensor)
             present.push_back(tensor);
     return result_order(present, shape);
-}
-
-at::ScalarType common_type(const Call &call)
-{
-    return call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
-                                   : at::result_type(call.tensor(0), call.scalar(1));
 }
 
 at::Scalar negated(const at::Scalar &number)
@@ -217,6 +213,12 @@ Kernel kernel_of(const char *signature)
 }
 
 } // namespace
+
+at::ScalarType common_type(const Call &call)
+{
+    return call.args[1].isTensor() ? at::result_type(call.tensor(0), call.tensor(1))
+                                   : at::result_type(call.tensor(0), call.scalar(1));
+}
 
 bool holds(at::ScalarType dtype, const Tensor &number)
 {
