@@ -181,11 +181,17 @@ int opq_cell_forget(opq_cell *cell, opq_value **out_drop)
     return count;
 }
 
-/* With the lock held; takes the reference to `value`. What is to be released without the lock goes to drop[OPQ_HISTORY_MAX + 1]. */
-static int put_value(opq_cell *cell, opq_value *value, opq_value **drop)
+/* Takes the reference. False, and nothing happens, if the cell no longer holds what `expected` says: another thread has written. */
+static bool replace_if(opq_cell *cell, opq_value *const *expected, opq_value *value)
 {
+    opq_value *drop[OPQ_HISTORY_MAX + 1];
     int count = 0;
+    opq_spin_lock(&cell->ctx->lock);
     opq_value *old = cell->value;
+    if (expected && *expected != old) {
+        opq_spin_unlock(&cell->ctx->lock);
+        return false;
+    }
     opq_cell_hold(cell, value);
     if (value->state != OPQ_VALUE_pending || (old && old->state == OPQ_VALUE_computed))
         count = opq_cell_forget(cell, drop);
@@ -200,20 +206,10 @@ static int put_value(opq_cell *cell, opq_value *value, opq_value **drop)
         }
         cell->history[cell->history_count++] = old;
     }
-    return count;
-}
-
-/* Takes the reference. False, and nothing happens, if the cell no longer holds what `expected` says: another thread has written. */
-static bool replace_if(opq_cell *cell, opq_value *const *expected, opq_value *value)
-{
-    opq_value *drop[OPQ_HISTORY_MAX + 1];
-    opq_spin_lock(&cell->ctx->lock);
-    bool holds = expected == NULL || *expected == cell->value;
-    int count = holds ? put_value(cell, value, drop) : 0;
     opq_spin_unlock(&cell->ctx->lock);
     for (int i = 0; i < count; i++)
         opq_value_release(drop[i]);
-    return holds;
+    return true;
 }
 
 static void replace_value(opq_cell *cell, opq_value *value) { (void)replace_if(cell, NULL, value); }
@@ -482,18 +478,12 @@ static opq_status copy_whole(const opq_cell *cell, const opq_value *old, opq_dty
 }
 
 /* Gives the cell a copy of `old`, which is its value, unless somebody has written meanwhile: then nothing happens. */
-static opq_status own_copy(opq_cell *cell, const opq_value *old, opq_dtype dtype)
+static opq_status own_copy(opq_cell *cell, opq_value *old, opq_dtype dtype)
 {
-    opq_value *copy, *drop[OPQ_HISTORY_MAX + 1];
-    int count = 1;
+    opq_value *copy;
     OPQ_TRY(copy_whole(cell, old, dtype, &copy));
-    drop[0] = copy;
-    opq_spin_lock(&cell->ctx->lock);
-    if (cell->value == old)
-        count = put_value(cell, copy, drop);
-    opq_spin_unlock(&cell->ctx->lock);
-    for (int i = 0; i < count; i++)
-        opq_value_release(drop[i]);
+    if (!replace_if(cell, &old, copy))
+        opq_value_release(copy);
     return OPQ_OK;
 }
 

@@ -73,8 +73,7 @@ class Loan
         for (const Pair &pair : pairs_)
             if (pair.cpu.is_same(tensor))
                 return pair.ours;
-        return tensor.defined() && tensor.layout() == c10::kStrided ? wrap(upload(tensor, Order{}), tensor.scalar_type())
-                                                                    : tensor;
+        return tensor.defined() && tensor.layout() == c10::kStrided ? wrap_cpu(tensor, Order{}) : tensor;
     }
 
     // The dense tensors that are written, or that are sent if none is.

@@ -72,18 +72,11 @@ void copy_in(const Tensor &source, const Tensor &target)
     const bool same_shape = source.sizes() == target.sizes() && !is_wide(target);
     const Order order = same_shape ? dense_order(target.sizes(), target.strides()).value_or(Order{}) : Order{};
     const Tensor shaped = is_wide(target) ? source.expand(target.sizes()) : source;
-    const Tensor converted =
-        shaped.scalar_type() == target.scalar_type() && !target.is_conj() ? shaped : shaped.to(target.scalar_type());
-    const Value value = upload(target.is_conj() ? converted.conj().resolve_conj() : converted, order);
-    write_result(target, {value, target.scalar_type(), order});
+    write_result(target, {upload(shaped.to(target.scalar_type()), order), target.scalar_type(), order});
 }
 
 void copy_on_device(const Tensor &source, const Tensor &target)
 {
-    if (target.is_conj()) {
-        Tensor plain = target.conj(); // the same cell, bit off
-        return write(plain, convert(source.conj(), target.scalar_type(), Order{}));
-    }
     const bool same_shape = source.sizes() == target.sizes();
     const Order order = same_shape ? dense_order(target.sizes(), target.strides()).value_or(Order{}) : Order{};
     write_result(target, {convert(source, target.scalar_type(), order), target.scalar_type(), order});
@@ -187,7 +180,7 @@ Tensor scalar_tensor(const at::Scalar &value, std::optional<at::ScalarType> dtyp
     note_line();
     const Below below;
     const Tensor cpu = at::scalar_tensor(value, dtype, layout, c10::Device(c10::kCPU), pin_memory);
-    return is_raw(cpu) ? wrap(upload(cpu, Order{}), cpu.scalar_type()) : wrap(scalar_of(cpu), cpu.scalar_type());
+    return is_raw(cpu) ? wrap_cpu(cpu, Order{}) : wrap(scalar_of(cpu), cpu.scalar_type());
 }
 
 Tensor zero_tensor(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,

@@ -223,11 +223,8 @@ struct Reach { // in bytes of the cell
 
 Reach reach_of(const Tensor &tensor)
 {
-    int64_t last = tensor.storage_offset();
-    for (int64_t d = 0; d < tensor.dim(); ++d)
-        last += (tensor.size(d) - 1) * tensor.stride(d);
     const auto width = static_cast<int64_t>(tensor.itemsize());
-    return {tensor.storage_offset() * width, (last + 1) * width};
+    return {tensor.storage_offset() * width, (tensor.storage_offset() + span_of(tensor)) * width};
 }
 
 } // namespace

@@ -205,7 +205,6 @@ bool index_put(Call &call)
     return true;
 }
 
-// cat(tensors, dim); 1-d tensors without elements are skipped whatever the others' rank
 // The memory order of a channels-last format: the channels behind the space.
 Order channels_last(int64_t rank)
 {
@@ -217,7 +216,8 @@ Order channels_last(int64_t rank)
     return order;
 }
 
-// Channels-last tensors alone give one of that format, as on the CPU.
+// cat(tensors, dim); 1-d tensors without elements are skipped whatever the others' rank. Channels-last tensors alone give one of
+// that format, as on the CPU.
 bool cat(Call &call)
 {
     std::vector<const Tensor *> tensors;

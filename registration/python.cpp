@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <unordered_set>
 
 #include "adapter.h"
 #include "journal.h"
@@ -536,12 +537,13 @@ PyObject *py_other_values(PyObject *, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO", &list, &known))
         return nullptr;
     const std::vector<Value> all = values_of(tensors_of(known));
+    std::unordered_set<const opq_value *> seen;
+    for (const Value &value : all)
+        seen.insert(value.get());
     std::vector<Tensor> others;
-    for (const Tensor &tensor : tensors_of(list)) {
-        const Value value = read_raw(tensor);
-        if (std::none_of(all.begin(), all.end(), [&](const Value &one) { return one.get() == value.get(); }))
+    for (const Tensor &tensor : tensors_of(list))
+        if (seen.count(read_raw(tensor).get()) == 0)
             others.push_back(tensor);
-    }
     return list_of(others);
     END_HANDLE_TH_ERRORS
 }

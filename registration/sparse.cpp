@@ -40,24 +40,13 @@ Tensor sparse_to_cpu(const Tensor &tensor, opq_reason reason)
         tensor.scalar_type(), c10::kSparse, c10::Device(c10::kCPU), std::nullopt, tensor.is_coalesced());
 }
 
-namespace
-{
-
-Tensor part_from_cpu(const Tensor &cpu)
-{
-    const Tensor plain = cpu.contiguous();
-    return wrap(upload(plain, Order{}), plain.scalar_type());
-}
-
-} // namespace
-
 Tensor sparse_from_cpu(const Tensor &cpu)
 {
     const Below below;
     const auto *const impl = get_sparse_impl(cpu);
     return at::native::new_with_dims_and_tensor_sparse_symint(
-        cpu.sparse_dim(), cpu.dense_dim(), cpu.sym_sizes(), part_from_cpu(impl->indices()),
-        part_from_cpu(impl->values()), cpu.scalar_type(), c10::kSparse, device(), std::nullopt, cpu.is_coalesced());
+        cpu.sparse_dim(), cpu.dense_dim(), cpu.sym_sizes(), wrap_cpu(impl->indices(), Order{}),
+        wrap_cpu(impl->values(), Order{}), cpu.scalar_type(), c10::kSparse, device(), std::nullopt, cpu.is_coalesced());
 }
 
 void sparse_assign(const Tensor &tensor, const Tensor &cpu)
@@ -65,8 +54,8 @@ void sparse_assign(const Tensor &tensor, const Tensor &cpu)
     const Below below;
     auto *const impl = get_sparse_impl(tensor);
     impl->raw_resize_(cpu.sparse_dim(), cpu.dense_dim(), cpu.sizes());
-    impl->set_indices_and_values_unsafe(part_from_cpu(get_sparse_impl(cpu)->indices()),
-                                        part_from_cpu(get_sparse_impl(cpu)->values()));
+    impl->set_indices_and_values_unsafe(wrap_cpu(get_sparse_impl(cpu)->indices(), Order{}),
+                                        wrap_cpu(get_sparse_impl(cpu)->values(), Order{}));
     impl->set_coalesced(cpu.is_coalesced());
 }
 
@@ -90,8 +79,6 @@ Tensor &copy_sparse(Tensor &self, const Tensor &source, bool non_blocking)
     return self;
 }
 
-bool has_kernel(const OperatorHandle &op, c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); }
-
 // A composite kernel goes before a fallback. Where the CPU has a sparse kernel besides it, the composite one is for dense tensors.
 void shadow_composites(torch::Library &library)
 {
@@ -101,7 +88,8 @@ void shadow_composites(torch::Library &library)
             name.name == "aten::is_pinned")
             continue;
         const OperatorHandle op = *dispatcher.findOp(name);
-        if (has_kernel(op, c10::DispatchKey::SparseCPU) && !has_kernel(op, c10::DispatchKey::SparsePrivateUse1))
+        if (op.hasKernelForDispatchKey(c10::DispatchKey::SparseCPU) &&
+            !op.hasKernelForDispatchKey(c10::DispatchKey::SparsePrivateUse1))
             library.impl(toString(name).c_str() + strlen("aten::"),
                          torch::CppFunction::makeFromBoxedFunction<&extern_now>());
     }

@@ -79,7 +79,8 @@ def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
     format  "text" | "dot" for Graphviz (stages recorded, simplified and fused)
 
     Its outputs are those asked for, then what a run would store besides because a live tensor holds
-    it: of a function, all that it recorded and something still holds. Under unfused() the later stages are those of an unfused run.
+    it: of a function, all that it recorded and something still holds. Under unfused() the later
+    stages are those of an unfused run.
 
     Raises ValueError for an unknown stage or format, TypeError if nothing is on the device.
     """

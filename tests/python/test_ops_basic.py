@@ -644,7 +644,13 @@ def test_every_kernel_keeps_its_gradient():
 def test_cat_keeps_channels_last(axis):
     last = torch.channels_last
     a, b = (torch.randn(2, 3, 4, 5).contiguous(memory_format=last) for _ in range(2))
-    for pair in ((a, b), (a[:, :, ::2], b[:, :, ::2]), (a, b.half()), (a, b.contiguous()), (a.int(), b)):
+    for pair in (
+        (a, b),
+        (a[:, :, ::2], b[:, :, ::2]),
+        (a, b.half()),
+        (a, b.contiguous()),
+        (a.int(), b),
+    ):
         want = torch.cat(pair, axis)
         got = torch.cat([x.to("opaque") for x in pair], axis)
         assert got.stride() == want.stride() and got.dtype == want.dtype
