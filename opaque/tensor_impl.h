@@ -1,8 +1,9 @@
 // The tensor class of the device: a strided window on a cell of the core. It owns no storage and no data pointer.
 //
 // Sizes, strides and offset are truthful, so that autograd and the composite operators of PyTorch see an ordinary strided
-// tensor. `storage()` gives an alias token: one StorageImpl per cell, made on first use, whose address identifies the cell and
-// must never be dereferenced. Tensor -> cell, token -> cell; the cell does not know its token, a side table does.
+// tensor. `storage()` gives an alias token: one StorageImpl per cell, made on first use, whose data pointer is a number that
+// identifies the cell (opq_cell_address) and must never be dereferenced. Tensor -> cell, token -> cell; the cell does not know
+// its token, a side table does.
 //
 // Thread-compatible like every TensorImpl; `storage()` may be called from several threads.
 #pragma once
