@@ -10,15 +10,17 @@ depends on the seed alone. Each is built in a copy of the tree (one per job, in 
 and with LLVM as a shared library, because relinking the static one costs more than all the rest. Tests run one by
 one, those of the mutant's own folder first, and stop at the first that fails, hangs or runs out of memory: the fast
 ones for every mutant, the slow ones for who survives them, then all with ASan and UBSan, which see what a wrong size
-of an allocation does. A run that was stopped goes on where it was if it is given the same --log.
+of an allocation does. A run that was stopped goes on where it was if it is given the same --log, also after the code
+has changed; with --count 0 it judges only what is in the log.
 
 tests/mutants.csv holds the survivors that were looked at: file, change, reason. They are found by their text, not by
-their line, so the table stays valid while code moves. The exit status is 1 if a survivor is not in it.
+their line, so the table stays valid while code moves, and are not judged again. The exit status is 1 if a survivor is not in it.
 """
 
 import argparse
 import csv
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -146,12 +148,24 @@ def mutants_of(file: str) -> list:
     return made
 
 
+_places = functools.cache(mutants_of)
+
+
+def found_again(row: dict):
+    """The mutant of a line of the log, where it is now; None if its line is no longer there."""
+    key = row["file"], row["before"], row["after"]
+    if not os.path.exists(os.path.join(ROOT, row["file"])):
+        return None
+    same = [m for m in _places(row["file"]) if m.key() == key]
+    return min(same, key=lambda m: abs(m.line - row["line"]), default=None)
+
+
 def choose(folder: str, count: int, seed: int) -> list:
     """The same number of each operator, as far as there are so many places for it."""
     ending = ".cpp" if folder == "registration" else ".c"
     files = sorted(f for f in os.listdir(os.path.join(ROOT, folder)) if f.endswith(ending))
     of = {}
-    for mutant in (m for f in files for m in mutants_of(f"{folder}/{f}")):
+    for mutant in (m for f in files for m in _places(f"{folder}/{f}")):
         of.setdefault(mutant.operator, []).append(mutant)
     for operator, mutants in of.items():
         random.Random(f"{seed} {folder} {operator}").shuffle(mutants)
@@ -353,17 +367,14 @@ class Session:
     """Results so far, by mutant; also in the log."""
 
     def __init__(self, options, log):
-        self.options, self.results = options, {}
+        self.options, self.results, self.explained = options, {}, explained()
         self.deadline = time.monotonic() + options.minutes * 60
         if os.path.exists(options.log):
             with open(options.log) as before:
                 for row in map(json.loads, before):
-                    names = [f.name for f in dataclasses.fields(Mutant)]
-                    self.results[Mutant(*(row[n] for n in names))] = (
-                        row["end"],
-                        row["by"],
-                        row["stage"],
-                    )
+                    mutant = found_again(row)
+                    if mutant:
+                        self.results[mutant] = row["end"], row["by"], row["stage"]
         self.log = log
 
     def keep(self, mutant: Mutant, end: str, by: str, stage: str):
@@ -423,7 +434,9 @@ class Session:
                 stage == "torch" and mutant.file.startswith("registration/")
             )
         end, _, last = self.results[mutant]
-        return end == "survived" and STAGES.index(last) < STAGES.index(stage)
+        if end != "survived" or mutant.key() in self.explained:
+            return False
+        return STAGES.index(last) < STAGES.index(stage)
 
 
 STAGES = ["fast", "slow", "sanitized", "torch"]
@@ -491,6 +504,7 @@ def main() -> int:
     core = [m for _, m in sorted(core, key=lambda pair: pair[0])]
     with open(options.log, "a") as log:
         session = Session(options, log)
+        core += [m for m in session.results if m not in core and m.file.split("/")[0] in CORE]
         session.run(core, "core", ["fast", "slow"])
         if any(session.is_open(m, "sanitized") for m in core):
             session.run(core, "sanitized", ["sanitized"])

@@ -138,6 +138,7 @@ static const struct {
     {"sign", OPQ_i16, {-5}, OPQ_i16, -1},
     {"signbit", OPQ_f32, {-0.0}, OPQ_bool, 1},
     {"signbit", OPQ_i32, {-1}, OPQ_bool, 1},
+    {"signbit", OPQ_i32, {0}, OPQ_bool, 0},
     {"signbit", OPQ_u8, {255}, OPQ_bool, 0},
     {"copysign", OPQ_f32, {1, -0.0}, OPQ_f32, -1},
     {"copysign", OPQ_i32, {-2, 1}, OPQ_f32, 2},

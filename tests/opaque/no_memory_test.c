@@ -43,13 +43,13 @@ char *__wrap_strdup(const char *text) { return fails() ? NULL : __real_strdup(te
 
 /* ---- programs: each line makes a value of those before it */
 
-enum { ROWS = 6, COLUMNS = 16, VALUES_MAX = 48 };
+enum { ROWS = 6, COLUMNS = 20, PARTS = 17, VALUES_MAX = 48 };
 
-typedef enum kind { END, LEAF, OP, REDUCE, WRITE, CALL } kind;
+typedef enum kind { END, LEAF, OP, REDUCE, JOIN, WRITE, CALL } kind;
 
 typedef struct line {
     kind kind;
-    int op, a, b; /* numbers of earlier lines; LEAF: op is the number of rows */
+    int op, a, b; /* numbers of earlier lines; LEAF: op is the number of rows, JOIN: how many copies of a, b in turn */
 } line;
 
 typedef struct program {
@@ -76,6 +76,11 @@ static const program programs[] = {
       {OP, OPQ_OP_add, 3, 0},
       {OP, OPQ_OP_matmul, 4, 1},
       {OP, OPQ_OP_add, 5, 0}}},
+    {"joined",
+     {{LEAF, ROWS, -1, -1},
+      {OP, OPQ_OP_neg, 0, -1},
+      {JOIN, PARTS, 0, 1},
+      {REDUCE, OPQ_OP_sum, 2, -1}}},
     {"writes",
      {{LEAF, ROWS, -1, -1},
       {LEAF, ROWS, -1, -1},
@@ -139,6 +144,16 @@ static opq_status call_copy(opq_ctx *ctx, opq_value *x, opq_value **out)
     return opq_record_extern(ctx, "test.copy", &copies, &x, 1, &type, 1, out);
 }
 
+/* More operands than recording has room for without an allocation. */
+static opq_status join(opq_ctx *ctx, int parts, opq_value *a, opq_value *b, opq_value **out)
+{
+    opq_value *operands[PARTS];
+    opq_attr axis = {.key = OPQ_ATTR_axis, .i = 0};
+    for (int i = 0; i < parts; i++)
+        operands[i] = i % 2 ? b : a;
+    return opq_record(ctx, OPQ_OP_concat, operands, parts, &axis, 1, out);
+}
+
 static opq_status run_line(opq_ctx *ctx, const line *l, values *v)
 {
     opq_value *operands[] = {l->a >= 0 ? v->of[l->a] : NULL, l->b >= 0 ? v->of[l->b] : NULL};
@@ -147,6 +162,7 @@ static opq_status run_line(opq_ctx *ctx, const line *l, values *v)
     case LEAF: return make_leaf(ctx, l->op, out);
     case OP: return opq_record(ctx, (opq_op)l->op, operands, l->b < 0 ? 1 : 2, NULL, 0, out);
     case REDUCE: return opq_record_reduce(ctx, (opq_op)l->op, operands, 1, (const int64_t[]){1}, 1, true, out);
+    case JOIN: return join(ctx, l->op, operands[0], operands[1], out);
     case WRITE: return write_row(ctx, v, operands[0], operands[1], out);
     case CALL: return call_copy(ctx, operands[0], out);
     case END: break;
