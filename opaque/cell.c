@@ -218,15 +218,15 @@ static void replace_value(opq_cell *cell, opq_value *value) { (void)replace_if(c
  * another dtype. */
 static opq_status whole_value(opq_ctx *ctx, const opq_cell *cell, opq_value *value, opq_dtype dtype, opq_value **out_value)
 {
-    int64_t count = cell->bytes / opq_dtype_bytes(dtype);
-    opq_type flat = opq_type_make(dtype, 1, &count);
-    if (value == NULL)
-        return opq_record_typed(ctx, OPQ_OP_undefined, &flat, NULL, 0, NULL, 0, out_value);
-    if (value->type.dtype == dtype && opq_type_bytes(&value->type) <= cell->bytes) {
+    if (value && value->type.dtype == dtype && opq_type_bytes(&value->type) <= cell->bytes) {
         opq_value_retain(value);
         *out_value = value;
         return OPQ_OK;
     }
+    int64_t count = cell->bytes / opq_dtype_bytes(dtype);
+    opq_type flat = opq_type_make(dtype, 1, &count);
+    if (value == NULL)
+        return opq_record_typed(ctx, OPQ_OP_undefined, &flat, NULL, 0, NULL, 0, out_value);
     opq_status status = opq_materialize(ctx, &value, 1, OPQ_REASON_reinterpret);
     if (status == OPQ_OK) {
         count = opq_type_bytes(&value->type) / opq_dtype_bytes(dtype);
@@ -273,11 +273,21 @@ static opq_status check_window(const opq_cell *cell, const opq_geometry *geometr
     return OPQ_OK;
 }
 
+static bool shows_all_of(const opq_geometry *geometry, const opq_type *type)
+{
+    return geometry->dtype == type->dtype && geometry->rank == type->rank && geometry->offset == 0 &&
+           memcmp(geometry->size, type->size, type->rank * sizeof *type->size) == 0 && opq_geometry_contiguous(geometry);
+}
+
 opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value)
 {
     opq_value *whole = NULL;
     OPQ_TRY(check_window(cell, geometry));
     opq_value *value = opq_cell_value(cell);
+    if (value && shows_all_of(geometry, &value->type)) {
+        *out_value = value;
+        return OPQ_OK;
+    }
     opq_status status =
         value ? whole_value(ctx, cell, value, geometry->dtype, &whole) : unwritten(ctx, cell, geometry->dtype, &whole);
     if (status == OPQ_OK && value == NULL) { /* whoever reads it again finds the same */
@@ -313,18 +323,21 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, i
 {
     const opq_op_info *info = opq_op_info_of(op);
     opq_value *values[4], *made;
-    bool same = info->class_ == OPQ_CLASS_EWISE && (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT) &&
-                arity == info->arity;
+    bool tests = info->rule == OPQ_RULE_BOOL;
+    bool same = info->class_ == OPQ_CLASS_EWISE && arity == info->arity &&
+                (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT || (tests && out_cell));
     bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT &&
                 !(type->dtype == OPQ_f64 && (info->flags & OPQ_FLAG_MATH32));
     if (!same || !real || arity > 4 || (out_cell == NULL && operands[0]->bytes != opq_type_bytes(type)) ||
         (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
         return OPQ_UNSUPPORTED;
-    OPQ_TRY(opq_bound_check(ctx, op, type));
+    opq_type result = *type;
+    result.dtype = tests ? OPQ_bool : type->dtype;
+    OPQ_TRY(opq_bound_check(ctx, op, &result));
     for (;;) {
         if (!take_plain(ctx, operands, arity, type, values))
             return OPQ_UNSUPPORTED;
-        opq_status status = opq_value_new(ctx, op, type, values, arity, NULL, 0, &made);
+        opq_status status = opq_value_new(ctx, op, &result, values, arity, NULL, 0, &made);
         bool done = out_cell || status != OPQ_OK || replace_if(operands[0], &values[0], made);
         for (int i = 0; i < arity; i++)
             opq_value_release(values[i]);
@@ -336,7 +349,7 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, i
     atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
     if (out_cell == NULL)
         return OPQ_OK;
-    opq_status status = make(ctx, opq_type_bytes(type), made, out_cell);
+    opq_status status = make(ctx, opq_type_bytes(&result), made, out_cell);
     opq_value_release(made);
     return status;
 }

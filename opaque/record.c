@@ -96,9 +96,10 @@ static opq_status check_divisor(opq_op op, const opq_type *type, const opq_value
 static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_value *const *operands, int arity,
                          const opq_attr *attrs, int attr_count, opq_value **out_value)
 {
-    opq_type few_types[FEW] = {0}, type;
+    opq_type few_types[FEW], type;
     opq_value *few_casts[FEW];
     opq_dtype compute = OPQ_f32;
+    few_types[0] = (opq_type){0};
     opq_type *types = arity <= FEW ? few_types : malloc((size_t)arity * sizeof *types);
     opq_value **casts = arity <= FEW ? few_casts : malloc((size_t)arity * sizeof *casts);
     opq_status status = types && casts ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory while recording");

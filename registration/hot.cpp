@@ -166,7 +166,9 @@ Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors)
     if (C10_UNLIKELY(any_journal()))
         journal_made(made);
     const Tensor &first = *tensors[0];
-    return make_tensor(Cell::take(made), first.dtype(), first.sizes(), first.strides());
+    const bool tests = opq_op_info_of(row)->rule == OPQ_RULE_BOOL;
+    return make_tensor(Cell::take(made), tests ? caffe2::TypeMeta::Make<bool>() : first.dtype(), first.sizes(),
+                       first.strides());
 }
 
 bool plain_write(opq_op row, c10::ArrayRef<const Tensor *> tensors)

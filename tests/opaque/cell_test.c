@@ -245,6 +245,30 @@ static void test_an_empty_write_is_nothing(void **state)
     opq_cell_release(cell);
 }
 
+/* A comparison makes a cell of bytes, and never takes the place of what it compares. */
+static void test_the_short_way_of_a_test(void **state)
+{
+    opq_ctx *ctx = *state;
+    opq_cell *cells[] = {cell_of(ctx, leaf(ctx, 0)), cell_of(ctx, leaf(ctx, 3))}, *made = NULL;
+    opq_type type = row_type();
+    write_window(ctx, cells[1], odd, read_window(ctx, cells[0], odd));
+    opq_value *shown = read_window(ctx, cells[1], whole), *compared = NULL;
+    expect_ok(opq_materialize(ctx, &shown, 1, OPQ_REASON_item));
+    opq_value_release(shown);
+    assert_int_equal(opq_cell_record(ctx, OPQ_OP_eq, cells, 2, &type, NULL), OPQ_UNSUPPORTED);
+    expect_ok(opq_cell_record(ctx, OPQ_OP_eq, cells, 2, &type, &made));
+    assert_int_equal(opq_cell_bytes(made), N);
+    opq_geometry bytes = geometry_of(&whole);
+    bytes.dtype = OPQ_bool;
+    expect_ok(opq_cell_read(ctx, made, &bytes, &compared));
+    expect_ok(opq_materialize(ctx, &compared, 1, OPQ_REASON_item));
+    assert_memory_equal(opq_buffer_data(opq_value_buffer(compared)), "\0\1\0\1\0\1\0\1", N);
+    opq_value_release(compared);
+    opq_cell *all[] = {cells[0], cells[1], made};
+    for (size_t i = 0; i < COUNT(all); i++)
+        opq_cell_release(all[i]);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_context, drop_context)
 
 int main(void)
@@ -264,6 +288,7 @@ int main(void)
         TEST(test_lending_copies_only_for_other_readers),
         TEST(test_lending_what_was_never_written_or_was_resized),
         TEST(test_lending_a_failed_value),
+        TEST(test_the_short_way_of_a_test),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
