@@ -12,13 +12,15 @@ struct Norm {
     Value x;                // in the dtype to compute in
     Dims axes;              // reduced
     Dims shape;             // of one number per channel, broadcastable against x
-    opq_dtype dtype, outer; // of parameters and statistics; of x and the result
+    opq_dtype dtype;        // to compute in: float for halves
+    opq_dtype inner, outer; // of parameters and statistics; of x and the result
     double count;           // elements per channel
 
-    Value channels(const Value &value) const { return reshape(value, shape); }
+    Value channels(const Value &value) const { return cast(reshape(value, shape), dtype); }
+    Value statistic(const Value &value) const { return cast(reshape(value, {shape[1]}), inner); }
 };
 
-// Parameters and statistics have one dtype: that of x, or float beside an x of half precision. Then everything is computed in float.
+// Parameters and statistics have one dtype: that of x, or float beside an x of half precision.
 std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_list<size_t> parameters)
 {
     const Tensor &x = call.tensor(input);
@@ -37,8 +39,9 @@ std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_l
     const at::ScalarType outer = x.scalar_type(), dtype = inner.value_or(outer);
     if (dtype != outer && !(dtype == at::kFloat && at::isReducedFloatingType(outer)))
         return std::nullopt;
-    const Value read = cast(call.in(input), core_dtype(dtype));
-    Norm norm{read, {}, Dims(static_cast<size_t>(x.dim()), 1), core_dtype(dtype), core_dtype(outer), 0};
+    const opq_dtype compute = at::isReducedFloatingType(outer) ? OPQ_f32 : core_dtype(outer);
+    Norm norm{cast(call.in(input), compute), {}, Dims(static_cast<size_t>(x.dim()), 1), compute, core_dtype(dtype),
+              core_dtype(outer),             0};
     for (int64_t axis = 0; axis < x.dim(); ++axis)
         if (axis != 1)
             norm.axes.push_back(axis);
@@ -55,10 +58,10 @@ Value inverse_deviation(const Value &variance, double eps)
 }
 
 // running = (1 - momentum) * running + momentum * seen
-void update_running(const Tensor &running, const Value &seen, double momentum)
+void update_running(const Norm &norm, const Tensor &running, const Value &seen, double momentum)
 {
-    const Value kept = binary(OPQ_OP_mul, read(running), scalar(1 - momentum));
-    write(running, binary(OPQ_OP_add, kept, binary(OPQ_OP_mul, seen, scalar(momentum))));
+    const Value kept = binary(OPQ_OP_mul, norm.channels(read(running)), scalar(1 - momentum));
+    write(running, norm.statistic(binary(OPQ_OP_add, kept, binary(OPQ_OP_mul, seen, scalar(momentum)))));
 }
 
 // native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps) -> output, save_mean, save_invstd
@@ -69,18 +72,16 @@ bool batch_norm(Call &call)
     if (!norm || (!training && (call.none(3) || call.none(4))))
         return false;
     const double momentum = call.real(6), eps = call.real(7);
-    const Dims per_channel{norm->shape[1]};
     Value mean, inverse;
     if (training) {
         mean = reduce(OPQ_OP_mean, {norm->x}, norm->axes, true);
         const Value variance = reduce(OPQ_OP_var, {norm->x, scalar(0.0)}, norm->axes, true);
         inverse = inverse_deviation(variance, eps);
         if (!call.none(3))
-            update_running(call.tensor(3), reshape(mean, per_channel), momentum);
+            update_running(*norm, call.tensor(3), mean, momentum);
         if (!call.none(4)) {
-            const Value unbiased =
-                binary(OPQ_OP_mul, reshape(variance, per_channel), scalar(norm->count / std::max(norm->count - 1, 1.0)));
-            update_running(call.tensor(4), unbiased, momentum);
+            const Value unbiased = binary(OPQ_OP_mul, variance, scalar(norm->count / std::max(norm->count - 1, 1.0)));
+            update_running(*norm, call.tensor(4), unbiased, momentum);
         }
     } else {
         mean = norm->channels(call.in(3));
@@ -92,8 +93,8 @@ bool batch_norm(Call &call)
     if (!call.none(2))
         out = binary(OPQ_OP_add, out, norm->channels(call.in(2)));
     call.give(cast(out, norm->outer));
-    call.give(training ? reshape(mean, per_channel) : full(0, norm->dtype, {0}));
-    call.give(training ? reshape(inverse, per_channel) : full(0, norm->dtype, {0}));
+    call.give(training ? norm->statistic(mean) : full(0, norm->inner, {0}));
+    call.give(training ? norm->statistic(inverse) : full(0, norm->inner, {0}));
     return true;
 }
 
@@ -105,7 +106,6 @@ bool batch_norm_backward(Call &call)
     if (!norm || !same_dtype({&call.tensor(0), &call.tensor(1)}) || (training && (call.none(5) || call.none(6))))
         return false;
     const auto mask = call.args[9].toBoolList();
-    const Dims per_channel{norm->shape[1]};
     const Value grad = cast(call.in(0), norm->dtype);
     const Value mean = norm->channels(call.in(training ? 5 : 3));
     const Value inverse =
@@ -126,11 +126,11 @@ bool batch_norm_backward(Call &call)
         call.give_none();
     }
     if (mask[1])
-        call.give(reshape(dot, per_channel));
+        call.give(norm->statistic(dot));
     else
         call.give_none();
     if (mask[2])
-        call.give(reshape(sum, per_channel));
+        call.give(norm->statistic(sum));
     else
         call.give_none();
     return true;

@@ -11,26 +11,28 @@ namespace
 bool always_extern(Call &) { return false; }
 
 // convolution_overrideable has convolution's arguments.
-bool convolution(Call &call)
+void convolution(const OperatorHandle &, Stack *stack)
 {
-    call.results = extern_results("aten::convolution", "", std::vector<IValue>(call.args, call.args + call.count));
-    return true;
+    static const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
+    fallback(op, stack);
 }
 
-// (grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask)
-bool convolution_backward(Call &call)
+// (grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask); theirs has the sizes
+// of the bias behind the weight.
+void convolution_backward(const OperatorHandle &, Stack *stack)
 {
-    const Tensor &grad = call.tensor(0);
-    std::vector<IValue> arguments(call.args, call.args + call.count);
-    arguments.insert(arguments.begin() + 3, c10::List<int64_t>({grad.size(grad.dim() == call.tensor(2).dim() ? 1 : 0)}));
-    call.results = extern_results("aten::convolution_backward", "", std::move(arguments));
-    return true;
+    static const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
+    const auto args = stack->end() - 10;
+    const Tensor &grad = args[0].toTensor(), &weight = args[2].toTensor();
+    const int64_t channels = grad.size(grad.dim() == weight.dim() ? 1 : 0);
+    stack->insert(args + 3, c10::List<int64_t>({channels}));
+    fallback(op, stack);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
-    adapt(library, "convolution_overrideable", &convolution);
-    adapt(library, "convolution_backward_overrideable", &convolution_backward);
+    library.impl("convolution_overrideable", boxed_kernel<&convolution>());
+    library.impl("convolution_backward_overrideable", boxed_kernel<&convolution_backward>());
     for (const char *name : {"native_group_norm", "native_group_norm_backward", "logit", "_masked_softmax"})
         adapt(library, name, &always_extern);
     // One kernel of theirs serves every device and reads the memory of its operands.

@@ -151,6 +151,8 @@ bool dropout(Call &call)
 bool dropout_backward(Call &call)
 {
     const Value grad = call.in(0);
+    if (!is_float(grad.dtype())) // multiplied by a number: another dtype
+        return false;
     const Value masked = record(OPQ_OP_mul, {grad, cast(call.in(1), grad.dtype())});
     call.give(record(OPQ_OP_mul, {masked, scalar(call.scalar(2), grad.dtype())}));
     return true;

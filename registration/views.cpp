@@ -77,7 +77,6 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
     TORCH_CHECK(sizes.size() == strides.size(), "dimensionality of sizes (", sizes.size(),
                 ") must match dimensionality of strides (", strides.size(), ")");
     const auto type = c10::scalarTypeToTypeMeta(dtype.value_or(c10::get_default_dtype_as_scalartype()));
-    core_dtype(c10::typeMetaToScalarType(type));
     return make_tensor(new_cell(at::detail::computeStorageNbytes(sizes, strides, type.itemsize())), type, sizes, strides);
 }
 

@@ -89,11 +89,9 @@ static void rename_all(opq_planner *p)
         opq_step *step = &p->plan->steps[s];
         rename_list(p, step->buffers, step->kernel.buffer_count);
         rename_list(p, step->operands, step->operand_count);
-        rename_list(p, step->results, step->result_count);
         if (step->matmul)
             rename_list(p, step->matmul->operand, 2);
-        rename_list(p, &step->copy_from, 1);
-        rename_list(p, &step->copy_to, 1);
+        rename_list(p, &step->copy_from, 1); /* results and copies become nothing else */
     }
 }
 

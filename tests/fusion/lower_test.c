@@ -70,6 +70,13 @@ static const struct {
      "  %0 f32 = load b0.f32[*,1] over ij\n"
      "  %1 f32 = sum %0 over j\n"
      "  %2 f32 = store %1 b1.f32[0,1] over j sweep 1\n"},
+    {"graph @iota {\n  %0 = input i64[24]\n  %1 = iota i64[4,6] {axis=0}\n  %2 = reshape i64[24] %1\n  %3 = add i64[24] %0, "
+     "%2\n  output %3\n}\n",
+     "map  (i, j)\n" /* loops that follow the iota's dims: nothing divides */
+     "  %0 i64 = load b0.i64[*,1] over ij\n"
+     "  %1 i64 = number[*,0] over i\n"
+     "  %2 i64 = add %0 %1 over ij\n"
+     "  %3 i64 = store %2 b1.i64[*,1] over ij\n"},
     {"graph @half {\n  %0 = input bf16[8]\n  %1 = input f32[8]\n  %2 = cast f32[8] %0\n  %3 = mul f32[8] %2, %1\n  %4 "
      "= cast bf16[8] %3\n  output %4\n}\n",
      "map  (i)\n" /* halves are memory alone: the load widens; the cast rounds, for whoever else uses it */

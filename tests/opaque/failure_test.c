@@ -168,6 +168,25 @@ static void test_an_index_out_of_range(void **state)
     opq_ctx_destroy(ctx);
 }
 
+/* The plan is that of an earlier line; what is told is this call and its line. */
+static void test_a_call_that_fails_later(void **state)
+{
+    (void)state;
+    opq_ctx *ctx = NULL;
+    static call c = {.add = 1};
+    opq_host host = test_host;
+    host.line_text = line_text;
+    expect_ok(opq_ctx_create(&host, &ctx));
+    opq_line_set(40);
+    expect_floats(ctx, failing(ctx, &c, leaf(ctx, 0)), FLOATS(1, 2, 3, 4, 5, 6, 7, 8));
+    opq_line_set(41);
+    c.fails = true;
+    expect_error(ctx, failing(ctx, &c, leaf(ctx, 0)), "the call failed (recorded at train.py:41)");
+    opq_line_set(0);
+    assert_int_equal(stats_of(ctx).plans_reused, 1);
+    opq_ctx_destroy(ctx);
+}
+
 /* ---- refused when recorded */
 
 static void test_refused_ops_leave_nothing(void **state)
@@ -199,6 +218,7 @@ int main(void)
         TEST(test_writes_behind_a_failure),
         TEST(test_too_many_writes_behind_a_failure),
         cmocka_unit_test(test_an_index_out_of_range),
+        cmocka_unit_test(test_a_call_that_fails_later),
         TEST(test_refused_ops_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

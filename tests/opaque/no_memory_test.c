@@ -212,6 +212,30 @@ static int make_host(void **state)
     return opq_ctx_create(&host, (opq_ctx **)state) != OPQ_OK;
 }
 
+typedef struct attempt {
+    opq_ctx *ctx;
+    const program *p;
+    values *v;
+    opq_status status;
+} attempt;
+
+static void *attempt_it(void *data)
+{
+    attempt *a = data;
+    a->status = run_program(a->ctx, a->p, a->v);
+    return NULL;
+}
+
+/* On a new thread, which has no scratch memory yet. */
+static opq_status run_on_new_thread(opq_ctx *ctx, const program *p, values *v)
+{
+    attempt a = {ctx, p, v, OPQ_INTERNAL};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, attempt_it, &a), 0);
+    pthread_join(thread, NULL);
+    return a.status;
+}
+
 /* With a report as well, as explain() has it. */
 static opq_status run_short(opq_ctx *ctx, const program *p, long long number, bool reported, values *v)
 {
@@ -221,7 +245,7 @@ static opq_status run_short(opq_ctx *ctx, const program *p, long long number, bo
     until_failure = number;
     if (reported)
         opq_report_begin(ctx);
-    opq_status status = run_program(ctx, p, v);
+    opq_status status = run_on_new_thread(ctx, p, v);
     until_failure = -1;
     if (reported) {
         opq_report *report = NULL;

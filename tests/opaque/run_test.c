@@ -168,6 +168,21 @@ static void test_results_of_a_call(void **state)
     assert_int_equal(make_context(state), 0);
 }
 
+/* The update works in the memory that the call wrote. */
+static void test_a_result_written_over(void **state)
+{
+    opq_ctx *ctx = *state;
+    static call c = {.add = 1};
+    static const window half = {.rank = 1, .size = {4}, .stride = {2}};
+    opq_value *results[2];
+    record_call(ctx, &c, leaf(ctx, 0), results);
+    opq_value_release(results[1]);
+    opq_cell *cell = cell_of(ctx, results[0]);
+    write_window(ctx, cell, half, op1(ctx, OPQ_OP_neg, read_window(ctx, cell, half)));
+    expect_floats(ctx, read_window(ctx, cell, whole), FLOATS(-1, 2, -3, 4, -5, 6, -7, 8));
+    opq_cell_release(cell);
+}
+
 static void test_a_call_that_nobody_wants(void **state)
 {
     opq_ctx *ctx = *state;
@@ -313,6 +328,7 @@ int main(void)
         TEST(test_forbid_sync_refuses),
         TEST(test_unfused_is_another_plan_with_the_same_bits),
         TEST(test_results_of_a_call),
+        TEST(test_a_result_written_over),
         TEST(test_a_call_that_nobody_wants),
         TEST(test_one_result_of_a_call),
         TEST(test_explicit_allocations_are_checked),

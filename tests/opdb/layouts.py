@@ -141,6 +141,7 @@ class Comparison:
         import torch
 
         self.torch, self.tolerance = torch, {}
+        self.wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
         self.done, self.failed, self.wrong, self.notes = 0, 0, False, []
 
     def tensors(self, value):
@@ -152,14 +153,13 @@ class Comparison:
         """float32 as float64, through lists and dictionaries."""
         torch = self.torch
         if isinstance(value, torch.Tensor):
-            wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
             return (
                 value.detach()
-                .to(wide.get(value.dtype, value.dtype))
+                .to(self.wide.get(value.dtype, value.dtype))
                 .requires_grad_(value.requires_grad)
             )
-        if value is torch.float32:
-            return torch.float64
+        if isinstance(value, torch.dtype):
+            return self.wide.get(value, value)
         if type(value) in (list, tuple):
             return type(value)(self.cast(v) for v in value)
         return {k: self.cast(v) for k, v in value.items()} if isinstance(value, dict) else value
