@@ -11,12 +11,11 @@ sweep.py, with the number of comparisons as the note.
 
 import os
 
-import torch
-
 import layouts
 import sweep
+import torch
 
-DTYPES = "float16 bfloat16 float64 int64 int32 uint8 bool complex64".split()
+DTYPES = ["float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool", "complex64"]
 
 
 HALVES = (torch.float16, torch.bfloat16)
