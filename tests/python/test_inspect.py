@@ -450,3 +450,19 @@ def test_a_tensor_without_elements_is_not_computed():
     empty = (x[:, :0] * 2).sin()
     torch.opaque.synchronize()
     assert torch_opaque.stats()["kernels_run"] == before and empty.shape == (3, 0)
+
+
+def test_a_backward_whose_forward_is_long_ago(run_python):
+    """Lines of forward ops are remembered for so many ops; afterwards there is none, rather than another's."""
+    code = """
+import torch, torch_opaque
+x = torch.ones(3, device="opaque", requires_grad=True)
+y = x.exp()
+for _ in range(70000):
+    x * 1.5
+y.sum().backward()
+print(torch_opaque.graph(x.grad, stage="recorded"))
+"""
+    text = run_python(code).stdout
+    assert "= mul f32[3]" in text
+    assert "#" not in next(line for line in text.splitlines() if "= mul" in line)

@@ -166,6 +166,15 @@ def test_set_and_resize():
     same(x.flatten()[:4], torch.tensor([5.0, 1, 5, 1]))
 
 
+def test_resize_to_the_same_size():
+    """Strides stay as they are, unless a memory format asks for others."""
+    x = torch.arange(24.0).reshape(1, 4, 2, 3).to("opaque")
+    t = x.transpose(1, 2)
+    strides = t.stride()
+    assert t.resize_(t.shape).stride() == strides
+    assert x.resize_(x.shape, memory_format=torch.channels_last).stride() == (24, 1, 12, 4)
+
+
 def test_data_assignment_and_detach():
     x = torch.ones(3, device=D, requires_grad=True)
     d = x.detach()
