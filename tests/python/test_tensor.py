@@ -257,6 +257,13 @@ def test_generators_are_checked():
     assert torch.equal(torch.rand(5, device=D, generator=g).cpu(), a) and not torch.equal(a, b)
 
 
+def test_uniform_over_more_than_the_dtype_holds():
+    for device in ("cpu", D):
+        with pytest.raises(RuntimeError, match="uniform_ expects to-from <="):
+            torch.zeros(2, device=device).uniform_(-3e38, 3e38)
+    torch.zeros(2, device=D).uniform_(3e38, 3.1e38)  # whose sum is no size
+
+
 def test_uniform_and_normal_moments():
     torch.manual_seed(0)
     u, n = torch.rand(100_000, device=D).cpu(), torch.randn(100_000, device=D).cpu()
