@@ -501,17 +501,19 @@ def main() -> int:
     folders = options.folders.split(",")
     chosen = {folder: choose(folder, options.count, options.seed) for folder in folders}
     # One of each folder in turn, so that a run that ends early has seen them all.
-    core = [m for f in folders if f in CORE for m in enumerate(chosen[f])]
-    core = [m for _, m in sorted(core, key=lambda pair: pair[0])]
+    turns = [(turn, m) for f in folders for turn, m in enumerate(chosen[f])]
+    turns.sort(key=lambda pair: pair[0])
     with open(options.log, "a") as log:
         session = Session(options, log)
-        core += [m for m in session.results if m not in core and m.file.split("/")[0] in CORE]
+        mutants = list(dict.fromkeys([m for _, m in turns] + list(session.results)))
+        mutants = [m for m in mutants if m.file.split("/")[0] in folders]
+        core = [m for m in mutants if m.file.split("/")[0] in CORE]
         if core:
             session.run(core, "core", ["fast", "slow"])
         if any(session.is_open(m, "sanitized") for m in core):
             session.run(core, "sanitized", ["sanitized"])
         if options.python:
-            session.run(core + chosen.get("registration", []), "torch", ["torch"])
+            session.run(mutants, "torch", ["torch"])
     return int(report(session) > 0)
 
 
