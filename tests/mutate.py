@@ -11,7 +11,7 @@ and with LLVM as a shared library, because relinking the static one costs more t
 one, those of the mutant's own folder first, and stop at the first that fails, hangs or runs out of memory: the fast
 ones for every mutant, the slow ones for who survives them, then all with ASan and UBSan, which see what a wrong size
 of an allocation does. A run that was stopped goes on where it was if it is given the same --log, also after the code
-has changed; with --count 0 it judges only what is in the log.
+has changed; with --count 0 it judges only what is in the log, with --again the survivors in it from the start.
 
 tests/mutants.csv holds the survivors that were looked at: file, change, reason. They are found by their text, not by
 their line, so the table stays valid while code moves, and are not judged again. The exit status is 1 if a survivor is not in it.
@@ -374,8 +374,9 @@ class Session:
             with open(options.log) as before:
                 for row in map(json.loads, before):
                     mutant = found_again(row)
+                    anew = options.again and row["end"] == "survived"
                     if mutant:
-                        self.results[mutant] = row["end"], row["by"], row["stage"]
+                        self.results[mutant] = row["end"], row["by"], "" if anew else row["stage"]
         self.log = log
 
     def keep(self, mutant: Mutant, end: str, by: str, stage: str):
@@ -430,13 +431,11 @@ class Session:
 
     def is_open(self, mutant: Mutant, stage: str) -> bool:
         """Has it survived all stages before this one, and not been through this one?"""
-        if mutant not in self.results:
-            return stage == STAGES[0] or (
-                stage == "torch" and mutant.file.startswith("registration/")
-            )
-        end, _, last = self.results[mutant]
+        end, _, last = self.results.get(mutant, ("survived", "", ""))
         if end != "survived" or mutant.key() in self.explained:
             return False
+        if last == "":
+            return stage == ("torch" if mutant.file.startswith("registration/") else STAGES[0])
         return STAGES.index(last) < STAGES.index(stage)
 
 
@@ -496,6 +495,7 @@ def main() -> int:
     parser.add_argument(
         "--python", action="store_true", help="judge survivors by Python tests as well"
     )
+    parser.add_argument("--again", action="store_true", help="judge the log's survivors anew")
     parser.add_argument("--log", default=os.devnull, help="a line of JSON for each result")
     options = parser.parse_args()
     folders = options.folders.split(",")
