@@ -61,18 +61,20 @@ Value combine(const Call &call, size_t self, Value product, const at::Scalar &be
     require(!alpha.isComplex() && !beta.isComplex() &&
                 (is_float(dtype) || (alpha.isIntegral(true) && beta.isIntegral(true))),
             call);
+    const opq_dtype compute = alpha.toDouble() == 1.0 && beta.toDouble() == 1.0 ? dtype : computing(dtype);
+    product = cast(product, compute);
     if (alpha.toDouble() != 1.0)
-        product = record(OPQ_OP_mul, {product, scalar(alpha, dtype)});
+        product = record(OPQ_OP_mul, {product, scalar(alpha, compute)});
     if (beta.toDouble() == 0.0)
-        return product;
+        return cast(product, dtype);
     require(core_dtype(call.tensor(self).scalar_type()) == dtype, call);
-    Value addend = call.in(self);
+    Value addend = cast(call.in(self), compute);
     if (beta.toDouble() != 1.0)
-        addend = record(OPQ_OP_mul, {addend, scalar(beta, dtype)});
+        addend = record(OPQ_OP_mul, {addend, scalar(beta, compute)});
     const Dims shape = shape_of(product);
     const Value sum = record(OPQ_OP_add, {addend, product});
     require(shape_of(sum) == shape, call);
-    return sum;
+    return cast(sum, dtype);
 }
 
 } // namespace

@@ -66,22 +66,22 @@ bool layer_norm(Call &call)
     if (normalized.empty() || tail != IntArrayRef(normalized) || !same_dtype({&self, weight, bias}) || self.numel() == 0 ||
         (weight && weight->sizes() != IntArrayRef(normalized)) || (bias && bias->sizes() != IntArrayRef(normalized)))
         return false;
-    const Value x = call.in(0), eps = scalar(call.scalar(4), x.dtype());
+    const Value given = call.in(0), x = cast(given, computing(given.dtype())), eps = scalar(call.scalar(4), x.dtype());
     const Dims axes = last_axes(self.dim(), normalized.size());
     const opq_attr over = attr_ints(OPQ_ATTR_axes, axes);
     Value out;
+    const auto parameter = [&](size_t i) { return cast(call.in(i), x.dtype()); };
     if (weight && bias) {
-        out = record(OPQ_OP_layer_norm, {x, call.in(2), call.in(3), eps}, {over});
+        out = record(OPQ_OP_layer_norm, {x, parameter(2), parameter(3), eps}, {over});
     } else {
         out = record(OPQ_OP_layer_norm_plain, {x, eps}, {over});
         if (weight)
-            out = record(OPQ_OP_mul, {out, call.in(2)});
+            out = record(OPQ_OP_mul, {out, parameter(2)});
         if (bias)
-            out = record(OPQ_OP_add, {out, call.in(3)});
+            out = record(OPQ_OP_add, {out, parameter(3)});
     }
-    call.give(std::move(out));
-    call.give(reduce(OPQ_OP_mean, {x}, axes, true));
-    call.give(reduce(OPQ_OP_layer_norm_rstd, {x, eps}, axes, true));
+    for (const Value &value : {out, reduce(OPQ_OP_mean, {x}, axes, true), reduce(OPQ_OP_layer_norm_rstd, {x, eps}, axes, true)})
+        call.give(cast(value, given.dtype()));
     return true;
 }
 

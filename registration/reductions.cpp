@@ -121,7 +121,8 @@ struct Variance {
 
 Variance variance(const Call &call)
 {
-    Variance result{call.in(0), axes_of(call, 1), {}, call.flag(3)};
+    const Value self = call.in(0);
+    Variance result{cast(self, computing(self.dtype())), axes_of(call, 1), {}, call.flag(3)};
     const double correction = call.none(2) ? 1.0 : call.real(2);
     result.value = fold(OPQ_OP_var, {result.self, scalar(correction)}, result.self, result.axes, result.keepdim);
     return result;
@@ -131,10 +132,11 @@ template <bool root, bool with_mean> bool moments(Call &call)
 {
     if (!at::isFloatingType(call.tensor(0).scalar_type()))
         return false;
-    const Variance v = variance(call);
-    call.give(root ? record(OPQ_OP_sqrt, {v.value}) : v.value);
+    const opq_dtype dtype = core_dtype(call.tensor(0).scalar_type());
+    const Variance v = variance(call); // which may be more than a half holds when its root is not
+    call.give(cast(root ? record(OPQ_OP_sqrt, {v.value}) : v.value, dtype));
     if (with_mean)
-        call.give(fold(OPQ_OP_mean, v.self, v.axes, v.keepdim));
+        call.give(cast(fold(OPQ_OP_mean, v.self, v.axes, v.keepdim), dtype));
     return true;
 }
 

@@ -111,7 +111,8 @@ class Entry(layouts.Comparison):
             raise AssertionError(f"the CPU refuses: {narrow}")
         assert len(got) == len(narrow), f"{len(got)} results for {len(narrow)}"
         wide = None
-        if any(t.dtype in self.wide for t in self.tensors((args, kwargs))):
+        asked = [v for v in kwargs.values() if isinstance(v, torch.dtype)]
+        if any(d in self.wide for d in [*asked, *(t.dtype for t in self.tensors((args, kwargs)))]):
             wide = self.answer(form, self.cast(args), self.cast(kwargs))
         if not isinstance(wide, list) or len(wide) != len(narrow):
             wide = [None] * len(narrow)

@@ -1,5 +1,6 @@
 """Every dtype of PyTorch: what holds elements is moved, viewed, copied and printed; what computes gives the CPU's result or error."""
 
+import contextlib
 import itertools
 import random
 import re
@@ -7,6 +8,8 @@ import warnings
 
 import pytest
 import torch
+import torch_opaque
+from torch import nn
 
 D = "opaque"
 PLAIN = [
@@ -274,3 +277,37 @@ def test_pairs(kind, name):
         if not equal(got, want, any(d in (torch.float16, torch.bfloat16) for d in pair)):
             wrong.append(f"{[str(d)[6:] for d in pair]}: {got}, the CPU gives {want}")
     assert not wrong, f"{len(wrong)} of {len(picked)} differ:\n" + "\n".join(wrong[:30])
+
+
+# ---- what a half cannot hold on the way
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+@HALVES
+@pytest.mark.parametrize("mode", ["fused", "unfused", "eager"])
+def test_halves_are_computed_in_float(dtype, mode):
+    """A variance beyond float16, an eps below it, and factors that are no halves."""
+    torch.manual_seed(0)
+    x = (torch.randn(4, 64) * 1000).to(dtype)
+    a, b, c = (torch.randn(8, 8).to(dtype) for _ in range(3))
+
+    def results(x, a, b, c):
+        yield x.std(1)
+        yield torch.std_mean(x, 1)[0]
+        yield nn.functional.layer_norm(x * 0 + 3, (64,), eps=1e-12)
+        yield nn.functional.batch_norm(x, x[0] * 0, x[0].abs(), x[1] / 9, x[2] / 9)
+        yield torch.addmm(a, b, c, beta=0.2, alpha=0.6)
+
+    def wide(t):
+        return t.double()
+
+    def on_device(t):
+        return t.to("opaque")
+
+    with contextlib.nullcontext() if mode == "fused" else getattr(torch_opaque, mode)():
+        got = [t.cpu() for t in results(*map(on_device, (x, a, b, c)))]
+    for g, w in zip(got, results(*map(wide, (x, a, b, c))), strict=True):
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(g.double(), w, rtol=eps, atol=eps * w.abs().mean().item())
