@@ -163,15 +163,14 @@ static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int c
     return status;
 }
 
-/* An elementwise node that only feeds an elementwise group of its own shape, straight from memory or numbers. */
+/* An elementwise node that only feeds an elementwise group, straight from memory or numbers: so it has the shape of all of that. */
 static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id)
 {
     const opq_node *node = opq_node_at(g->in, n);
     const opq_group *group = &g->groups[id];
     opq_class class_ = opq_node_class(node);
     if (!group->plain || (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST) || group->body + 4 > FAST_BODY_MAX ||
-        group->operands + node->arity > FAST_OPERAND_MAX || g->is_output[n] ||
-        !opq_shape_equal(&node->type, &opq_node_at(g->in, group->members[0])->type))
+        group->operands + node->arity > FAST_OPERAND_MAX || g->is_output[n])
         return false;
     for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
         if (g->result.group_of[g->edges[e].consumer] != id || !g->edges[e].direct || g->edges[e].from_memory)

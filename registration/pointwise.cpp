@@ -45,7 +45,7 @@ bool gather(const Call &call, size_t count, Gathered &out)
         } else if (arguments[i].type()->kind() == c10::TypeKind::BoolType) {
             if (value.toBool())
                 return false;
-        } else if (value.isScalar() && !value.isComplexDouble()) {
+        } else if (value.isScalar()) { // complex ones are declined when they are made values
             out.tensors.push_back(nullptr);
             out.scalars.push_back(value.toScalar());
             out.float_scalar |= value.isDouble();

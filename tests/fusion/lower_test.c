@@ -270,6 +270,18 @@ static void test_all_dims(void **state)
 }
 
 /* What grouping decided is not refused for its cost again. */
+/* Twelve loops of the operand's, and one more for a reduction over an extent of 1. */
+static void test_one_loop_too_many(void **state)
+{
+    (void)state;
+    expect_refusal(graph_of_text("graph @g {\n  %0 = input f32[2,2,2,2,2,2,2,2,2,2,2,2]\n"
+                                 "  %1 = permute f32[2,2,2,2,2,2,2,2,2,2,2,2] %0 {dims=[1,0,3,2,5,4,7,6,9,8,11,10]}\n"
+                                 "  %2 = reshape f32[4,2,2,2,2,2,2,2,2,2,2,1] %1\n"
+                                 "  %3 = sum f32[4,2,2,2,2,2,2,2,2,2,2,1] %2 {axes=[11], tree=lanes}\n"
+                                 "  output %3\n}\n"),
+                   OPQ_REFUSAL_space);
+}
+
 static void test_decided(void **state)
 {
     (void)state;
@@ -351,6 +363,7 @@ int main(void)
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_limits_of_reductions),
         cmocka_unit_test(test_all_dims),
+        cmocka_unit_test(test_one_loop_too_many),
         cmocka_unit_test(test_decided),
         cmocka_unit_test(test_every_refusal_has_a_name_and_a_text),
         cmocka_unit_test(test_matrices),

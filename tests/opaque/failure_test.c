@@ -86,6 +86,18 @@ static void test_a_cell_goes_back(void **state)
     opq_cell_release(cell);
 }
 
+static void test_a_failed_cell_read_as_another_dtype(void **state)
+{
+    opq_ctx *ctx = *state;
+    static call c = {.fails = true};
+    opq_cell *cell = cell_of(ctx, failing(ctx, &c, leaf(ctx, 0)));
+    opq_geometry bits = geometry_of(&whole);
+    opq_value *read = NULL;
+    bits.dtype = OPQ_i32;
+    expect_failure(opq_cell_read(ctx, cell, &bits, &read), OPQ_INVALID, "the call failed");
+    opq_cell_release(cell);
+}
+
 /* Nobody is asked to compute a cell again that has no earlier value. */
 static void test_a_new_cell_stays_failed(void **state)
 {
@@ -110,6 +122,22 @@ static void test_writes_behind_a_failure(void **state)
         write_window(ctx, cell, whole, op2(ctx, OPQ_OP_add, read_window(ctx, cell, whole), number(ctx, 1)));
     assert_int_equal(opq_synchronize(ctx, OPQ_REASON_synchronize), OPQ_INVALID);
     expect_floats(ctx, read_window(ctx, cell, whole), FLOATS(0, 1, 2, 3, 4, 5, 6, 7));
+    opq_cell_release(cell);
+}
+
+/* Half a step of an optimizer is no state: the cell goes back to before all of it, not to the last write that was good. */
+static void test_half_a_step(void **state)
+{
+    opq_ctx *ctx = *state;
+    static call c = {.fails = true};
+    opq_cell *cell = cell_of(ctx, leaf(ctx, 0));
+    for (int i = 0; i < 2; i++)
+        write_window(ctx, cell, whole, op1(ctx, OPQ_OP_neg, read_window(ctx, cell, whole)));
+    write_window(ctx, cell, whole, failing(ctx, &c, read_window(ctx, cell, whole)));
+    assert_int_equal(opq_synchronize(ctx, OPQ_REASON_optimizer_step), OPQ_INVALID);
+    opq_value *back = opq_cell_value(cell);
+    assert_non_null(opq_value_buffer(back)); /* it was there already */
+    expect_floats(ctx, back, FLOATS(0, 1, 2, 3, 4, 5, 6, 7));
     opq_cell_release(cell);
 }
 
@@ -216,6 +244,8 @@ int main(void)
         TEST(test_a_cell_goes_back),
         TEST(test_a_new_cell_stays_failed),
         TEST(test_writes_behind_a_failure),
+        TEST(test_a_failed_cell_read_as_another_dtype),
+        TEST(test_half_a_step),
         TEST(test_too_many_writes_behind_a_failure),
         cmocka_unit_test(test_an_index_out_of_range),
         cmocka_unit_test(test_a_call_that_fails_later),
