@@ -466,3 +466,22 @@ print(torch_opaque.graph(x.grad, stage="recorded"))
     text = run_python(code).stdout
     assert "= mul f32[3]" in text
     assert "#" not in next(line for line in text.splitlines() if "= mul" in line)
+
+
+def test_what_is_new_and_what_moves(run_python):
+    """A kernel is new in the run that compiles it, not when its plan comes back; a matmul moves its operands and its result."""
+    text = """
+import torch, torch_opaque
+a, b = torch.ones(40, 30, device="opaque"), torch.ones(30, 50, device="opaque")
+torch.opaque.synchronize()
+for _ in range(2):
+    for kernel in torch_opaque.explain(lambda: (a.exp(), (a @ b).relu()), show=False).kernels:
+        print(kernel["kind"], kernel["fresh"], kernel["bytes_read"], kernel["bytes_written"])
+print(torch_opaque.graph(lambda: a.neg().sort()[0].exp(), stage="kernels"))
+"""
+    lines = run_python(text).stdout.splitlines()
+    exp, product = f"{4 * 1200} {4 * 1200}", f"{4 * (1200 + 1500)} {4 * 2000}"
+    for kernel, fresh in zip((lines[:2], lines[2:4]), ("True", "False"), strict=True):
+        assert kernel == [f"map {fresh} {exp}", f"matmul {fresh} {product}"]
+    heads = [line.split()[1] for line in lines[4:] if line and not line.startswith(" ")]
+    assert heads == ["neg_0", "exp_2"]  # the call between them has no kernel
