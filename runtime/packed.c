@@ -99,13 +99,15 @@ static opq_packed *add_record(opq_packed_cache *cache, opq_buffer *buffer, const
 
 /* ---- room */
 
-/* The bytes of the buffer's copies, and which of them was used longest ago. */
-static int64_t copies_of(const opq_buffer *buffer, opq_packed **out_oldest)
+static bool is_transposed(const opq_packed_key *key) { return key->row_stride == 1; }
+
+/* The bytes of the buffer's copies that are read in the key's direction, and which of them was used longest ago. */
+static int64_t copies_of(const opq_buffer *buffer, const opq_packed_key *key, opq_packed **out_oldest)
 {
     int64_t bytes = 0;
     *out_oldest = NULL;
     for (opq_packed *p = atomic_load(&buffer->packed); p; p = p->next) {
-        if (p->memory == NULL)
+        if (p->memory == NULL || is_transposed(&p->key) != is_transposed(key))
             continue;
         bytes += (int64_t)p->memory->bytes;
         if (*out_oldest == NULL || p->used < (*out_oldest)->used)
@@ -121,7 +123,7 @@ static bool make_room(opq_packed_cache *cache, opq_buffer *buffer, const opq_pac
     int64_t share = (int64_t)buffer->bytes / opq_dtype_bytes(key->from) * opq_dtype_bytes(key->to);
     share = share > bytes ? share : bytes; /* rows are padded to whole panels: one copy is always within its share */
     opq_packed *oldest;
-    while (copies_of(buffer, &oldest) + bytes > share) {
+    while (copies_of(buffer, key, &oldest) + bytes > share) {
         if (oldest == NULL || oldest->used >= used)
             return false;
         take_memory(cache, oldest, list);

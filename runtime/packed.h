@@ -1,10 +1,11 @@
 /* Packed copies of the right operands of matmuls, kept with the buffers they were made from. Thread-safe.
  *
  * A buffer never changes, so a view of one that comes back (a weight) need not be packed by every matmul: it is packed at its second use.
- * Copies are a cache. All copies of one buffer together take what one of the whole buffer would take, so that a buffer used in slices
- * costs no more than one used whole; all copies of a pool together are bounded by a share of the machine's memory. A copy makes way only
- * for a view whose last use is later than its own: else a loop over more views than there is room for would pack each of them again in
- * every turn. Copies go with their buffer, when the pool is trimmed, and when memory runs short.
+ * Copies are a cache. The copies of one buffer that are read in one direction (a weight in a forward pass, its transpose in a backward
+ * pass) together take what one of the whole buffer would take, so that a buffer used in slices costs no more than one used whole; all
+ * copies of a pool together are bounded by a share of the machine's memory. A copy makes way only for a view whose last use is later than
+ * its own: else a loop over more views than there is room for would pack each of them again in every turn. Copies go with their buffer,
+ * when the pool is trimmed, and when memory runs short.
  *
  * They are no tensors: opq_pool_live does not count them, opq_packed_bytes does.
  */

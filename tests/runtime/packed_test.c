@@ -117,6 +117,20 @@ static void test_slices_share_the_bytes_of_the_whole(void **state)
     opq_buffer_release(w);
 }
 
+/* A training step reads a weight as it is and transposed: each of the two has a copy, and neither drives the other out. */
+static void test_both_directions_have_room(void **state)
+{
+    opq_buffer *w = weight(*state);
+    opq_packed_key forward = slice(0, ROWS), backward = forward;
+    backward.k = COLUMNS, backward.n = ROWS, backward.row_stride = 1, backward.column_stride = COLUMNS;
+    int found = 0;
+    for (int turn = 0; turn < 4; turn++)
+        found += use(w, &forward) + use(w, &backward);
+    assert_int_equal(found, 4);
+    assert_int_equal(opq_packed_bytes(*state), 2 * WHOLE);
+    opq_buffer_release(w);
+}
+
 /* What was used longest ago makes way once another view is used twice without it. */
 static void test_new_views_replace_old_ones(void **state)
 {
@@ -329,6 +343,7 @@ int main(void)
         TEST(test_a_view_has_one_record),
         TEST(test_views_are_told_apart),
         TEST(test_slices_share_the_bytes_of_the_whole),
+        TEST(test_both_directions_have_room),
         TEST(test_new_views_replace_old_ones),
         TEST(test_half_operands_have_room),
         TEST(test_a_pool_has_a_bound),
