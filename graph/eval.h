@@ -34,6 +34,23 @@ opq_number opq_eval_min(opq_dtype dtype, opq_number a, opq_number b);
 typedef opq_number opq_eval_fn(opq_dtype dtype, const opq_number *x);
 opq_eval_fn *opq_eval_call(const char *name);
 
+/* One element of an elementwise op from operands of one dtype, of which a comparison gives a bool. OPQ_INVALID: not defined for it. */
+opq_status opq_eval_element(opq_op op, opq_dtype dtype, const opq_number *x, int arity, opq_number *out) OPQ_MUST_CHECK;
+/* uniform or normal: element `index` of the stream (seed, offset). */
+opq_number opq_eval_random_element(opq_op op, uint64_t seed, uint64_t offset, uint64_t index);
+
+/* A fold of one result: its elements in row-major order of the reduced axes, in the dtype of partial results. */
+typedef struct opq_eval_folding {
+    opq_fold fold;
+    opq_dtype dtype; /* in which partial results are held */
+    opq_tree tree;
+    int64_t run;   /* extent of the innermost run of adjacent reduced axes */
+    int64_t count; /* elements */
+} opq_eval_folding;
+/* Overwrites the elements. */
+opq_number opq_eval_fold(const opq_eval_folding *folding, opq_number *elements);
+opq_dtype opq_eval_fold_dtype(opq_fold fold, opq_dtype operand, opq_dtype result);
+
 /* ---- index arithmetic (eval_view.c). Coordinates are row-major. */
 void opq_eval_coords(const opq_type *type, int64_t index, int64_t *out_coords);
 int64_t opq_eval_index(const opq_type *type, const int64_t *coords);

@@ -62,16 +62,16 @@ static opq_number apply(const step *step, const opq_number *x)
     return (opq_number){.i = 0};
 }
 
-static opq_status choose(const opq_node *node, opq_dtype dtype, step *out_step)
+static opq_status choose(opq_op op, int arity, opq_dtype dtype, step *out_step)
 {
-    const opq_op_info *info = opq_node_info(node);
-    const opq_lowering *lowering = opq_op_lowering((opq_op)node->op);
+    const opq_op_info *info = opq_op_info_of(op);
+    const opq_lowering *lowering = opq_op_lowering(op);
     *out_step = (step){.kind = lowering->kind, .dtype = dtype};
     switch (lowering->kind) {
     case OPQ_LOWER_ARITH:
     case OPQ_LOWER_CMP:
         out_step->code = code_for(lowering, dtype);
-        if (out_step->code == 0 || node->arity != 2)
+        if (out_step->code == 0 || arity != 2)
             return opq_fail(OPQ_INVALID, "%s: not defined for %s", info->name, opq_dtype_name(dtype));
         return OPQ_OK;
     case OPQ_LOWER_CALL:
@@ -86,6 +86,14 @@ static opq_status choose(const opq_node *node, opq_dtype dtype, step *out_step)
     case OPQ_LOWER_EXPAND: break;
     }
     return opq_fail(OPQ_INTERNAL, "%s: elementwise without a lowering", info->name);
+}
+
+opq_status opq_eval_element(opq_op op, opq_dtype dtype, const opq_number *x, int arity, opq_number *out)
+{
+    step step;
+    OPQ_TRY(choose(op, arity, dtype, &step));
+    *out = apply(&step, x);
+    return OPQ_OK;
 }
 
 /* Moves bytes, so that NaN payloads and raw dtypes come through. */
@@ -112,7 +120,7 @@ opq_status opq_eval_ewise(const opq_node *node, const opq_eval_value *x, void *o
         return opq_fail(OPQ_INTERNAL, "%s: %d operands", opq_node_info(node)->name, (int)node->arity);
 
     step step;
-    OPQ_TRY(choose(node, (opq_dtype)x[0].type->dtype, &step));
+    OPQ_TRY(choose((opq_op)node->op, node->arity, (opq_dtype)x[0].type->dtype, &step));
     bool divides = opq_node_divides(node);
     int64_t count = opq_type_count(&node->type);
     for (int64_t i = 0; i < count; i++) {

@@ -32,19 +32,22 @@ static double normal(const uint32_t words[4])
     return (double)(float)(sqrt(-2 * log(u)) * cos(6.28318530717958647693 * v));
 }
 
+opq_number opq_eval_random_element(opq_op op, uint64_t seed, uint64_t offset, uint64_t index)
+{
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    const uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), (uint32_t)offset, (uint32_t)(offset >> 32)};
+    uint32_t words[4];
+    opq_eval_philox(counter, key, words);
+    return (opq_number){.f = op == OPQ_OP_uniform ? uniform(words) : normal(words)};
+}
+
 opq_status opq_eval_random(const opq_node *node, const opq_eval_value *x, void *out)
 {
     uint64_t seed = (uint64_t)opq_eval_load((opq_dtype)x[0].type->dtype, x[0].data, 0).i;
     uint64_t offset = (uint64_t)opq_eval_load((opq_dtype)x[1].type->dtype, x[1].data, 0).i;
-    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     int64_t count = opq_type_count(&node->type);
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t counter[4] = {(uint32_t)i, (uint32_t)((uint64_t)i >> 32), (uint32_t)offset,
-                                     (uint32_t)(offset >> 32)};
-        uint32_t words[4];
-        opq_eval_philox(counter, key, words);
-        double value = node->op == OPQ_OP_uniform ? uniform(words) : normal(words);
-        opq_eval_store((opq_dtype)node->type.dtype, out, i, (opq_number){.f = value});
-    }
+    for (int64_t i = 0; i < count; i++)
+        opq_eval_store((opq_dtype)node->type.dtype, out, i,
+                       opq_eval_random_element((opq_op)node->op, seed, offset, (uint64_t)i));
     return OPQ_OK;
 }

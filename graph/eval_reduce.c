@@ -10,12 +10,8 @@
 
 /* What one reduction node does, chosen once. */
 typedef struct plan {
-    opq_fold fold;
-    opq_dtype dtype; /* in which partial results are held */
-    opq_tree tree;
-    int64_t run;      /* extent of the innermost run of adjacent reduced axes */
-    int64_t count;    /* elements behind one result element */
-    int64_t *offsets; /* where they are, from the first one on */
+    opq_eval_folding folding;
+    int64_t *offsets; /* where the elements behind one result are, from the first one on */
     opq_number *elements;
 } plan;
 
@@ -53,7 +49,7 @@ static opq_number identity(opq_fold fold, opq_dtype dtype)
     return is_float ? (opq_number){.f = 0} : (opq_number){.i = 0};
 }
 
-static opq_number combine(const plan *p, opq_number a, opq_number b)
+static opq_number combine(const opq_eval_folding *p, opq_number a, opq_number b)
 {
     switch (p->fold) {
     case OPQ_FOLD_sum: return opq_eval_add(p->dtype, a, b);
@@ -68,7 +64,7 @@ static opq_number combine(const plan *p, opq_number a, opq_number b)
     return a;
 }
 
-static opq_number segment(const plan *p, const opq_number *e, int64_t count)
+static opq_number segment(const opq_eval_folding *p, const opq_number *e, int64_t count)
 {
     opq_number lane[OPQ_LANES];
     for (int i = 0; i < OPQ_LANES; i++)
@@ -82,9 +78,8 @@ static opq_number segment(const plan *p, const opq_number *e, int64_t count)
 }
 
 /* Segment results overwrite the elements from the front, which have been read by then. */
-static opq_number lanes(const plan *p)
+static opq_number lanes(const opq_eval_folding *p, opq_number *e)
 {
-    opq_number *e = p->elements;
     int64_t count = p->count, run = p->run;
     if (count == 0)
         return identity(p->fold, p->dtype);
@@ -98,7 +93,7 @@ static opq_number lanes(const plan *p)
     return e[0];
 }
 
-static opq_number column(const plan *p)
+static opq_number column(const opq_eval_folding *p, const opq_number *e)
 {
     opq_number total = identity(p->fold, p->dtype);
     for (int64_t b = 0; b < p->count; b += OPQ_COLUMN_BLOCK) {
@@ -106,7 +101,7 @@ static opq_number column(const plan *p)
         for (int64_t g = b; g < p->count && g < b + OPQ_COLUMN_BLOCK; g += OPQ_COLUMN_GROUP) {
             opq_number group = identity(p->fold, p->dtype);
             for (int64_t k = g; k < p->count && k < g + OPQ_COLUMN_GROUP; k++)
-                group = combine(p, group, p->elements[k]);
+                group = combine(p, group, e[k]);
             block = combine(p, block, group);
         }
         total = combine(p, total, block);
@@ -115,12 +110,12 @@ static opq_number column(const plan *p)
 }
 
 /* The first NaN, or else the first of the largest (smallest); 0 if there are no elements. */
-static opq_number arg(const plan *p)
+static opq_number arg(const opq_eval_folding *p, const opq_number *e)
 {
     bool is_float = opq_eval_is_float(p->dtype);
     int64_t best = 0;
     for (int64_t k = 1; k < p->count; k++) {
-        opq_number x = p->elements[k], y = p->elements[best];
+        opq_number x = e[k], y = e[best];
         if (is_float && y.f != y.f)
             break;
         bool more = is_float ? x.f > y.f : x.i > y.i, less = is_float ? x.f < y.f : x.i < y.i;
@@ -130,14 +125,14 @@ static opq_number arg(const plan *p)
     return (opq_number){.i = best};
 }
 
-static opq_number reduce_one(const plan *p)
+opq_number opq_eval_fold(const opq_eval_folding *p, opq_number *elements)
 {
     if (p->fold == OPQ_FOLD_argmax || p->fold == OPQ_FOLD_argmin)
-        return arg(p);
-    return p->tree == OPQ_TREE_lanes ? lanes(p) : column(p);
+        return arg(p, elements);
+    return p->tree == OPQ_TREE_lanes ? lanes(p, elements) : column(p, elements);
 }
 
-static opq_dtype partial_dtype(opq_fold fold, opq_dtype operand, opq_dtype result)
+opq_dtype opq_eval_fold_dtype(opq_fold fold, opq_dtype operand, opq_dtype result)
 {
     switch (fold) {
     case OPQ_FOLD_sum:
@@ -156,21 +151,22 @@ static opq_status make_plan(const opq_node *node, const opq_type *type, plan *p)
 {
     const opq_attr *axes = opq_node_attr(node, OPQ_ATTR_axes), *tree = opq_node_attr(node, OPQ_ATTR_tree);
     int axis_count = axes ? axes->count : 0;
-    *p = (plan){.fold = opq_op_lowering((opq_op)node->op)->fold, .count = 1};
-    p->dtype = partial_dtype(p->fold, (opq_dtype)type->dtype, (opq_dtype)node->type.dtype);
-    p->tree = tree ? (opq_tree)tree->i : opq_tree_for(type->rank, axes ? axes->ints : NULL, axis_count);
+    opq_eval_folding *f = &p->folding;
+    *p = (plan){.folding = {.fold = opq_op_lowering((opq_op)node->op)->fold, .count = 1}};
+    f->dtype = opq_eval_fold_dtype(f->fold, (opq_dtype)type->dtype, (opq_dtype)node->type.dtype);
+    f->tree = tree ? (opq_tree)tree->i : opq_tree_for(type->rank, axes ? axes->ints : NULL, axis_count);
     for (int i = 0; i < axis_count; i++)
-        p->count *= type->size[axes->ints[i]];
-    p->run = opq_node_run(node, type);
-    p->offsets = malloc(((size_t)p->count + 1) * sizeof *p->offsets);
-    p->elements = malloc(((size_t)p->count + 1) * sizeof *p->elements);
+        f->count *= type->size[axes->ints[i]];
+    f->run = opq_node_run(node, type);
+    p->offsets = malloc(((size_t)f->count + 1) * sizeof *p->offsets);
+    p->elements = malloc(((size_t)f->count + 1) * sizeof *p->elements);
     if (p->offsets == NULL || p->elements == NULL)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory", opq_node_info(node)->name);
     opq_type reduced = *type;
     for (int d = 0; d < type->rank; d++)
         if (!opq_node_reduces(node, d))
             reduced.size[d] = 1;
-    for (int64_t k = 0; k < p->count; k++) {
+    for (int64_t k = 0; k < f->count; k++) {
         int64_t coords[OPQ_RANK_MAX];
         opq_eval_coords(&reduced, k, coords);
         p->offsets[k] = opq_eval_index(type, coords);
@@ -180,15 +176,16 @@ static opq_status make_plan(const opq_node *node, const opq_type *type, plan *p)
 
 static void reduce(const opq_node *node, const opq_eval_value *x, const plan *p, void *out)
 {
+    const opq_eval_folding *f = &p->folding;
     opq_dtype from = (opq_dtype)x->type->dtype;
     int64_t count = opq_type_count(&node->type);
     for (int64_t i = 0; i < count; i++) {
         int64_t coords[OPQ_RANK_MAX];
         opq_eval_coords(&node->type, i, coords);
         int64_t first = opq_eval_index(x->type, coords);
-        for (int64_t k = 0; k < p->count; k++)
-            p->elements[k] = opq_eval_cast(from, p->dtype, opq_eval_load(from, x->data, first + p->offsets[k]));
-        opq_eval_store((opq_dtype)node->type.dtype, out, i, reduce_one(p));
+        for (int64_t k = 0; k < f->count; k++)
+            p->elements[k] = opq_eval_cast(from, f->dtype, opq_eval_load(from, x->data, first + p->offsets[k]));
+        opq_eval_store((opq_dtype)node->type.dtype, out, i, opq_eval_fold(f, p->elements));
     }
 }
 
@@ -199,7 +196,7 @@ opq_status opq_eval_reduce(const opq_node *node, const opq_eval_value *x, void *
     if (status == OPQ_OK && node->op == OPQ_OP_count)
         for (int64_t i = 0; i < opq_type_count(&node->type); i++)
             opq_eval_store((opq_dtype)node->type.dtype, out, i,
-                           opq_eval_cast(OPQ_i64, (opq_dtype)node->type.dtype, (opq_number){.i = p.count}));
+                           opq_eval_cast(OPQ_i64, (opq_dtype)node->type.dtype, (opq_number){.i = p.folding.count}));
     else if (status == OPQ_OK)
         reduce(node, x, &p, out);
     free(p.offsets);

@@ -30,6 +30,15 @@ bool opq_reason_hidden(opq_reason reason)
     return false;
 }
 
+static opq_status choose_executor(opq_runtime *runtime)
+{
+    const char *name = getenv("OPAQUE_EXECUTOR");
+    runtime->reference = name && strcmp(name, "reference") == 0;
+    if (name && *name && !runtime->reference && strcmp(name, "jit") != 0)
+        return opq_fail(OPQ_INVALID, "OPAQUE_EXECUTOR is \"%s\"; known are jit and reference", name);
+    return OPQ_OK;
+}
+
 opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
 {
     opq_ctx *ctx = calloc(1, sizeof *ctx);
@@ -40,6 +49,8 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
     ctx->runtime.host = &ctx->host;
     pthread_mutex_init(&ctx->run_lock, NULL);
     opq_status status = opq_plan_cache_create(OPQ_PLAN_MAX, OPQ_PLAN_BYTES_MAX, &ctx->plans);
+    if (status == OPQ_OK)
+        status = choose_executor(&ctx->runtime);
     if (status == OPQ_OK)
         status = opq_pool_create(&ctx->runtime.pool);
     if (status == OPQ_OK)

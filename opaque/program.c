@@ -1,4 +1,5 @@
 /* Graphs compiled and run by hand: what opq-opt and plain C programs use. */
+#include "fusion/loop.h"
 #include "opaque/context.h"
 
 #include <stdlib.h>
@@ -46,15 +47,26 @@ opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *
     return status;
 }
 
+static opq_status print_loops(const opq_kernel *kernel, opq_text *out_text)
+{
+    opq_arena arena = {0};
+    opq_loops loops;
+    opq_status status = opq_loops_build(kernel, &arena, &loops);
+    if (status == OPQ_OK)
+        opq_loops_print(&loops, out_text);
+    opq_arena_drop(&arena);
+    return status;
+}
+
 opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text)
 {
     const opq_plan *plan = plan_of(program);
     opq_text text = {0};
     if (strcmp(stage, "fused") == 0)
         return opq_graph_print(plan->graph, out_text);
-    bool kernels = strcmp(stage, "kernels") == 0;
-    if (!kernels && strcmp(stage, "llvm") != 0 && strcmp(stage, "asm") != 0)
-        return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, kernels, llvm, asm", stage);
+    bool kernels = strcmp(stage, "kernels") == 0, loops = strcmp(stage, "loops") == 0;
+    if (!kernels && !loops && strcmp(stage, "llvm") != 0 && strcmp(stage, "asm") != 0)
+        return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, kernels, loops, llvm, asm", stage);
     for (int32_t s = 0; s < plan->step_count; s++) {
         const opq_step *step = &plan->steps[s];
         if (step->kind == OPQ_KERNEL_extern)
@@ -63,7 +75,8 @@ opq_status opq_program_print(const opq_program *program, const char *stage, char
             opq_kernel_print(&step->kernel, &text);
             continue;
         }
-        opq_status status = opq_codegen_print(plan->jit, &step->kernel, stage, &text);
+        opq_status status =
+            loops ? print_loops(&step->kernel, &text) : opq_codegen_print(plan->jit, &step->kernel, stage, &text);
         if (status != OPQ_OK) {
             opq_text_drop(&text);
             return status;

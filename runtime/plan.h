@@ -8,6 +8,7 @@
 #define OPAQUE_RUNTIME_PLAN_H
 
 #include "codegen_llvm/codegen.h"
+#include "fusion/loop.h"
 #include "fusion/pass.h"
 #include "runtime/gemm.h"
 #include "runtime/memory.h"
@@ -17,6 +18,7 @@ typedef struct opq_runtime {
     opq_pool *pool;
     opq_jit *jit;
     opq_gemm *gemm;
+    bool reference; /* kernels are evaluated, not compiled: OPAQUE_EXECUTOR=reference */
 } opq_runtime;
 
 typedef enum opq_home { OPQ_HOME_input, OPQ_HOME_output, OPQ_HOME_temporary } opq_home;
@@ -57,6 +59,7 @@ typedef struct opq_step {
     opq_kernel_kind kind;
     opq_kernel kernel;
     const opq_code *code;
+    const opq_loops *loops; /* without code */
     int64_t *dims;
     int32_t *buffers;           /* storage per kernel argument */
     int32_t *scalars;           /* slot per kernel scalar */

@@ -199,6 +199,13 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     return OPQ_OK;
 }
 
+static opq_status make_loops(opq_planner *p, opq_step *step)
+{
+    opq_loops *loops = opq_arena_alloc(&p->plan->arena, sizeof *loops);
+    step->loops = loops;
+    return loops ? opq_loops_build(&step->kernel, &p->plan->arena, loops) : out_of_memory();
+}
+
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
 {
     const opq_kernel_group *group = &p->graph->kernels[kernel];
@@ -232,7 +239,10 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
         OPQ_TRY(bind_matmul(p, &lowered, step));
     else
         count_work(p, step, 1);
-    return p->dry ? OPQ_OK : opq_codegen(p->runtime->jit, &step->kernel, &step->code, &step->fresh);
+    if (p->dry)
+        return OPQ_OK;
+    return p->runtime->reference ? make_loops(p, step)
+                                 : opq_codegen(p->runtime->jit, &step->kernel, &step->code, &step->fresh);
 }
 
 static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)

@@ -80,7 +80,7 @@ static void run_units(void *data, int64_t begin, int64_t end)
     opq_step_error_add(l->error, found);
 }
 
-static void run_kernel(const opq_run_state *run, const opq_step *step, opq_step_error *error)
+static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
@@ -88,8 +88,11 @@ static void run_kernel(const opq_run_state *run, const opq_step *step, opq_step_
             work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};
     opq_run_bind(run, step, buffers, scalars);
+    if (step->loops)
+        return opq_loops_eval(step->loops, buffers, step->dims, scalars, error->found);
     int64_t grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
     opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
+    return OPQ_OK;
 }
 
 static opq_status run_extern(const opq_run_state *run, const opq_step *step)
@@ -156,10 +159,7 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
         opq_status status = run_extern(run, step);
         return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
     }
-    if (step->matmul)
-        OPQ_TRY(opq_run_matmul(run, step, &error));
-    else
-        run_kernel(run, step, &error);
+    OPQ_TRY(step->matmul ? opq_run_matmul(run, step, &error) : run_kernel(run, step, &error));
     return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);
 }
 

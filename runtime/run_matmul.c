@@ -53,7 +53,10 @@ static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64
     buffers[matmul->tile] = (void *)tile;
     void *scratch = t->scratch ? opq_thread_scratch((size_t)t->scratch) : NULL;
     int64_t found[2] = {t->scratch && scratch == NULL ? -1 : 0, 0};
-    if (found[0] == 0)
+    if (t->step->loops) {
+        if (opq_loops_eval(t->step->loops, buffers, dims, t->scalars, found) != OPQ_OK)
+            found[0] = -1;
+    } else if (found[0] == 0)
         t->step->code->fn(buffers, dims, t->scalars, 0, opq_kernel_units(kernel, dims), scratch, found);
     opq_step_error_add(t->error, found);
 }

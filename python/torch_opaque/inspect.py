@@ -16,7 +16,7 @@ from . import _C
 from .snapshot import is_opaque, recorded
 
 _GRAPHS = ("recorded", "simplified", "fused")
-_STAGES = (*_GRAPHS, "kernels", "llvm", "asm")
+_STAGES = (*_GRAPHS, "kernels", "loops", "llvm", "asm")
 
 
 def stats() -> dict:

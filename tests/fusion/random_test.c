@@ -18,6 +18,7 @@
 enum { GRAPHS = 200, FULL_GRAPHS = 5000, CUTS_MAX = 200 };
 
 static opq_ctx *ctx;
+static opq_ctx *evaluating; /* its kernels are not compiled */
 static volatile uint64_t current_seed;
 
 /* ---- running */
@@ -284,6 +285,16 @@ static opq_graph *after_cuts(const cut *c, void *const *inputs, void *const *val
     return rest;
 }
 
+/* The same kernels, evaluated statement by statement. */
+static arrays through_loops(const opq_graph *graph, void *const *inputs)
+{
+    opq_ctx *compiling = ctx;
+    ctx = evaluating;
+    arrays out = compiled(graph, inputs, OPQ_FUSED);
+    ctx = compiling;
+    return out;
+}
+
 /* `fused` is what the graph itself gave. */
 static void check_against_evaluator(const opq_graph *expanded, void *const *inputs, const arrays *fused)
 {
@@ -298,6 +309,9 @@ static void check_against_evaluator(const opq_graph *expanded, void *const *inpu
     for (int i = 0; i < c.count; i++)
         expect_near(opq_node_at(expanded, c.at[i]), shown.data[own + i], exact.data[own + i]);
     expect_same(expanded, inputs, &exact, fused, "evaluator and fused");
+    arrays looped = through_loops(rest, rest_inputs);
+    expect_same(expanded, inputs, &looped, fused, "loops and fused");
+    arrays_drop(&looped);
     arrays_drop(&exact);
     arrays_drop(&shown);
     opq_graph_destroy(rest);
@@ -356,13 +370,17 @@ static int make_context(void **state)
 {
     (void)state;
     static const opq_host host = {.parallel_for = split_backwards};
-    return opq_ctx_create(&host, &ctx) != OPQ_OK;
+    setenv("OPAQUE_EXECUTOR", "reference", 1);
+    bool failed = opq_ctx_create(&host, &evaluating) != OPQ_OK;
+    unsetenv("OPAQUE_EXECUTOR");
+    return failed || opq_ctx_create(&host, &ctx) != OPQ_OK;
 }
 
 static int drop_context(void **state)
 {
     (void)state;
     opq_ctx_destroy(ctx);
+    opq_ctx_destroy(evaluating);
     return 0;
 }
 

@@ -48,7 +48,7 @@ def test_run_and_eval(root, folder, how):
 
 
 @pytest.mark.parametrize(
-    "stage, word", [("fused", "graph"), ("kernels", "map "), ("llvm", "define"), ("asm", "ret")]
+    "stage, word", [("fused", "graph"), ("kernels", "map "), ("loops", "kernel @"), ("llvm", "define"), ("asm", "ret")]
 )
 def test_emit(root, stage, word):
     result = run(root, f"--emit={stage}", text=GRAPH)

@@ -1,0 +1,69 @@
+/* A kernel as a tree: loops with roles, around statements in SSA. It says what is computed, in which order values are combined and
+ * where they go, and nothing of how that is emitted.
+ *
+ * Statements stand in one array, in program order; a loop's body is what follows it up to `end`. A statement's number names its value.
+ * A value is seen in the rest of the loop that it stands in; a fold's also behind the outermost reducing loop around it, where it is the
+ * result, and only there.
+ *
+ * A role is a permission and never a meaning: running every loop in order, and every fold by its rule, gives the bits. Loops of one letter
+ * are one variable of the kernel, which may be run several times: in one sweep after another.
+ *
+ * Run-time arguments are those of opq_kernel: extents of the variables, then for each access its offset, its stride along each variable,
+ * at_stride and at_extent. d3 is the fourth of them.
+ */
+#ifndef OPAQUE_FUSION_LOOP_H
+#define OPAQUE_FUSION_LOOP_H
+
+#include "fusion/kernel.h"
+
+typedef enum opq_loop_role {
+    OPQ_LOOP_parallel, /* iterations are independent: for threads */
+    OPQ_LOOP_each,     /* independent */
+    OPQ_LOOP_vector,   /* independent: for lanes */
+    OPQ_LOOP_serial,   /* in order */
+    OPQ_LOOP_lanes,    /* independent but for folds, which combine by OPQ_TREE_lanes */
+    OPQ_LOOP_column,   /* the same by OPQ_TREE_column */
+} opq_loop_role;
+const char *opq_loop_role_name(opq_loop_role role);
+static inline bool opq_loop_reduces(opq_loop_role role) { return role == OPQ_LOOP_lanes || role == OPQ_LOOP_column; }
+
+/* Statements beyond opq_op and opq_instr_op. */
+typedef enum opq_stmt_op {
+    OPQ_STMT_loop = OPQ_INSTR_nonzero + 1,
+    OPQ_STMT_local, /* a buffer that lives for one iteration of the loop around it: an element for each turn of `variables` */
+    OPQ_STMT_keep, /* operand 0 into the element of local `access` at the loops around */
+    OPQ_STMT_kept, /* that element */
+} opq_stmt_op;
+
+typedef struct opq_stmt {
+    uint16_t op;         /* opq_op, opq_instr_op or opq_stmt_op */
+    uint8_t dtype, from; /* as in opq_instr; local: of an element */
+    uint8_t role;        /* loop: opq_loop_role */
+    uint8_t variable;    /* loop */
+    uint16_t variables;  /* local: bit l */
+    int16_t operand[3];  /* statements; -1: none */
+    int16_t access;      /* of the kernel; keep, kept: the local's statement; -1: none */
+    int32_t end;         /* loop: the statement behind its body */
+    opq_number value;    /* as in opq_instr */
+    int16_t instr;       /* of the flat kernel that it comes from, for errors; -1 */
+} opq_stmt;
+
+typedef struct opq_loops {
+    const char *name;
+    int rank; /* variables */
+    int buffer_count, access_count, stmt_count;
+    const opq_access *accesses;
+    uint8_t *written; /* per buffer */
+    opq_stmt *stmts;
+} opq_loops;
+
+/* The tree of a flat kernel; `arena` holds it. Borrows the kernel's accesses and name. */
+opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
+/* Runs a kernel statement by statement: what it means, without code. `buffers`, `dims` and `scalars` are those that its code takes; bits
+ * are the code's but for functions that libm computes (exp, tanh, ..). out_error: {instruction that failed + 1, the index it met}, or 0. */
+opq_status opq_loops_eval(const opq_loops *loops, void *const *buffers, const int64_t *dims, const opq_number *scalars,
+                          int64_t out_error[2]) OPQ_MUST_CHECK;
+/* For people and for opq_loops_parse. */
+void opq_loops_print(const opq_loops *loops, opq_text *out_text);
+
+#endif

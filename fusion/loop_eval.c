@@ -1,0 +1,265 @@
+/* Loops, interpreted: every loop in order, every fold over its collected elements by its rule.
+ *
+ * A value travels as an opq_number, one of a raw dtype as the address of its bytes.
+ */
+#include "fusion/loop.h"
+#include "graph/eval.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct list {
+    opq_number *items;
+    int64_t count, capacity;
+} list;
+
+typedef struct machine {
+    const opq_loops *k;
+    void *const *buffers;
+    const int64_t *dims;
+    const opq_number *scalars;
+    int64_t *error;
+    int64_t index[OPQ_LOOP_MAX];
+    int reducing;       /* reducing loops around */
+    opq_number *values; /* per statement */
+    list *lists;        /* per statement: a fold's elements, a local's contents */
+} machine;
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while evaluating loops"); }
+
+static opq_status reserve(list *l, int64_t count)
+{
+    if (count <= l->capacity)
+        return OPQ_OK;
+    int64_t capacity = 2 * l->capacity > count ? 2 * l->capacity : count;
+    opq_number *grown = realloc(l->items, (size_t)capacity * sizeof *grown);
+    if (grown == NULL)
+        return out_of_memory();
+    l->items = grown;
+    l->capacity = capacity;
+    return OPQ_OK;
+}
+
+static bool is_raw(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW; }
+static opq_number operand(const machine *m, const opq_stmt *stmt, int o) { return m->values[stmt->operand[o]]; }
+
+/* ---- memory */
+
+static int64_t offset_of(const machine *m, const opq_stmt *stmt)
+{
+    const opq_access *a = &m->k->accesses[stmt->access];
+    const int64_t *dims = m->dims + m->k->rank + stmt->access * (m->k->rank + 3);
+    int64_t offset = dims[0];
+    for (int l = 0; l < m->k->rank; l++)
+        if (a->stride[l] != OPQ_STRIDE_zero)
+            offset += m->index[l] * (a->stride[l] == OPQ_STRIDE_one ? 1 : dims[1 + l]);
+    return offset;
+}
+
+/* The index of a load_at and its kin moves the offset; false: it is out of range, which is noted. */
+static bool move_at(const machine *m, const opq_stmt *stmt, int64_t *offset)
+{
+    const int64_t *dims = m->dims + m->k->rank + stmt->access * (m->k->rank + 3);
+    int64_t at = operand(m, stmt, 0).i, stride = dims[1 + m->k->rank], extent = dims[2 + m->k->rank];
+    if (at < 0 || at >= extent) {
+        if (m->error[0] == 0 || stmt->instr + 1 < m->error[0]) {
+            m->error[0] = stmt->instr + 1;
+            m->error[1] = at;
+        }
+        return false;
+    }
+    *offset += at * stride;
+    return true;
+}
+
+static opq_number load(const machine *m, const opq_stmt *stmt, int64_t offset)
+{
+    const opq_access *a = &m->k->accesses[stmt->access];
+    opq_dtype dtype = (opq_dtype)a->dtype;
+    char *data = m->buffers[a->buffer];
+    if (is_raw(dtype))
+        return (opq_number){.i = (int64_t)(intptr_t)(data + offset * opq_dtype_bytes(dtype))};
+    return opq_eval_load(dtype, data, offset);
+}
+
+static void store(const machine *m, const opq_stmt *stmt, int64_t offset, opq_number x)
+{
+    const opq_access *a = &m->k->accesses[stmt->access];
+    opq_dtype dtype = (opq_dtype)a->dtype;
+    size_t bytes = (size_t)opq_dtype_bytes(dtype);
+    char *data = m->buffers[a->buffer];
+    if (is_raw(dtype))
+        memmove(data + (size_t)offset * bytes, (const void *)(intptr_t)x.i, bytes);
+    else
+        opq_eval_store(dtype, data, offset, x);
+}
+
+static int64_t local_index(const machine *m, const opq_stmt *local)
+{
+    int64_t at = 0;
+    for (int l = 0; l < m->k->rank; l++)
+        if (local->variables >> l & 1)
+            at = at * m->dims[l] + m->index[l];
+    return at;
+}
+
+/* ---- statements */
+
+static opq_status eval_op(const machine *m, const opq_stmt *stmt, opq_number *out)
+{
+    opq_op op = (opq_op)stmt->op;
+    opq_dtype dtype = (opq_dtype)stmt->dtype;
+    opq_number x[3];
+    int arity = 0;
+    for (; arity < 3 && stmt->operand[arity] >= 0; arity++)
+        x[arity] = operand(m, stmt, arity);
+    switch (opq_op_info_of(op)->class_) {
+    case OPQ_CLASS_CONST: *out = opq_eval_rounded(dtype, stmt->value); return OPQ_OK;
+    case OPQ_CLASS_SCALAR: *out = opq_eval_rounded(dtype, m->scalars[stmt->value.i]); return OPQ_OK;
+    case OPQ_CLASS_RANDOM:
+        *out = opq_eval_random_element(op, (uint64_t)x[1].i, (uint64_t)x[2].i, (uint64_t)x[0].i);
+        return OPQ_OK;
+    case OPQ_CLASS_CAST:
+        *out = opq_eval_cast((opq_dtype)stmt->from, dtype, x[0]);
+        if (dtype == OPQ_f32 && (stmt->value.i == OPQ_f16 || stmt->value.i == OPQ_bf16))
+            *out = opq_eval_rounded((opq_dtype)stmt->value.i, *out);
+        return OPQ_OK;
+    default: break;
+    }
+    if (op == OPQ_OP_where) {
+        *out = x[0].i != 0 ? x[1] : x[2];
+        return OPQ_OK;
+    }
+    bool compares = opq_op_lowering(op)->kind == OPQ_LOWER_CMP || opq_op_info_of(op)->rule == OPQ_RULE_BOOL;
+    OPQ_TRY(opq_eval_element(op, compares ? (opq_dtype)stmt->from : dtype, x, arity, out));
+    *out = opq_eval_rounded(dtype, *out);
+    return OPQ_OK;
+}
+
+static opq_status eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
+{
+    int64_t offset = offset_of(m, stmt);
+    switch ((int)stmt->op) {
+    case OPQ_INSTR_load: *out = load(m, stmt, offset); break;
+    case OPQ_INSTR_number: *out = (opq_number){.i = offset}; break;
+    case OPQ_INSTR_store: store(m, stmt, offset, operand(m, stmt, 0)); break;
+    case OPQ_INSTR_check: (void)move_at(m, stmt, &offset); break;
+    case OPQ_INSTR_load_at: *out = move_at(m, stmt, &offset) ? load(m, stmt, offset) : (opq_number){0}; break;
+    case OPQ_INSTR_store_add_at:
+        if (move_at(m, stmt, &offset))
+            store(m, stmt, offset, opq_eval_add((opq_dtype)stmt->dtype, load(m, stmt, offset), operand(m, stmt, 1)));
+        break;
+    }
+    return OPQ_OK;
+}
+
+static opq_status eval_stmt(machine *m, int i)
+{
+    const opq_stmt *stmt = &m->k->stmts[i];
+    if (stmt->op == OPQ_STMT_keep) {
+        list *l = &m->lists[stmt->access];
+        int64_t at = local_index(m, &m->k->stmts[stmt->access]);
+        OPQ_TRY(reserve(l, at + 1));
+        l->items[at] = operand(m, stmt, 0);
+        return OPQ_OK;
+    }
+    if (stmt->op == OPQ_STMT_kept) {
+        m->values[i] = m->lists[stmt->access].items[local_index(m, &m->k->stmts[stmt->access])];
+        return OPQ_OK;
+    }
+    if (stmt->op == OPQ_INSTR_nonzero) {
+        if (operand(m, stmt, 0).i == 0 && (m->error[0] == 0 || stmt->instr + 1 < m->error[0]))
+            m->error[0] = stmt->instr + 1;
+        return OPQ_OK;
+    }
+    if (stmt->op >= OPQ_OP_COUNT)
+        return eval_memory(m, stmt, &m->values[i]);
+    if (opq_op_info_of((opq_op)stmt->op)->class_ != OPQ_CLASS_REDUCE)
+        return eval_op(m, stmt, &m->values[i]);
+    list *l = &m->lists[i];
+    OPQ_TRY(reserve(l, l->count + 1));
+    l->items[l->count++] = operand(m, stmt, 0);
+    return OPQ_OK;
+}
+
+/* ---- loops */
+
+static bool is_fold(const opq_stmt *stmt)
+{
+    return stmt->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_REDUCE;
+}
+
+/* The results of the folds in [from, to), whose innermost loop has `run` turns. */
+static void fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
+{
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = &m->k->stmts[i];
+        if (!is_fold(stmt))
+            continue;
+        opq_dtype operand = (opq_dtype)m->k->stmts[stmt->operand[0]].dtype;
+        opq_fold fold = opq_op_lowering((opq_op)stmt->op)->fold;
+        opq_eval_folding folding = {.fold = fold,
+                                    .dtype = opq_eval_fold_dtype(fold, operand, (opq_dtype)stmt->dtype),
+                                    .tree = tree,
+                                    .run = run,
+                                    .count = m->lists[i].count};
+        for (int64_t k = 0; k < folding.count; k++)
+            m->lists[i].items[k] = opq_eval_cast(operand, folding.dtype, m->lists[i].items[k]);
+        m->values[i] = opq_eval_rounded((opq_dtype)stmt->dtype, opq_eval_fold(&folding, m->lists[i].items));
+        m->lists[i].count = 0;
+    }
+}
+
+static opq_status eval_body(machine *m, int from, int to);
+
+static opq_status eval_loop(machine *m, int i)
+{
+    const opq_stmt *loop = &m->k->stmts[i];
+    opq_loop_role role = (opq_loop_role)loop->role;
+    int64_t extent = m->dims[loop->variable], run = extent;
+    opq_status status = OPQ_OK;
+    m->reducing += opq_loop_reduces(role);
+    for (int64_t turn = 0; turn < extent && status == OPQ_OK; turn++) {
+        m->index[loop->variable] = turn;
+        status = eval_body(m, i + 1, loop->end);
+    }
+    m->index[loop->variable] = 0;
+    m->reducing -= opq_loop_reduces(role);
+    if (status != OPQ_OK || !opq_loop_reduces(role) || m->reducing > 0)
+        return status;
+    for (int k = i + 1; k < loop->end; k++)
+        if (m->k->stmts[k].op == OPQ_STMT_loop)
+            run = m->dims[m->k->stmts[k].variable];
+    fold_all(m, i + 1, loop->end, role == OPQ_LOOP_lanes ? OPQ_TREE_lanes : OPQ_TREE_column, run);
+    return OPQ_OK;
+}
+
+static opq_status eval_body(machine *m, int from, int to)
+{
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = &m->k->stmts[i];
+        if (stmt->op == OPQ_STMT_loop) {
+            OPQ_TRY(eval_loop(m, i));
+            i = stmt->end - 1;
+        } else if (stmt->op != OPQ_STMT_local) {
+            OPQ_TRY(eval_stmt(m, i));
+        }
+    }
+    return OPQ_OK;
+}
+
+opq_status opq_loops_eval(const opq_loops *loops, void *const *buffers, const int64_t *dims, const opq_number *scalars,
+                          int64_t out_error[2])
+{
+    machine m = {.k = loops, .buffers = buffers, .dims = dims, .scalars = scalars, .error = out_error};
+    size_t count = (size_t)loops->stmt_count + 1;
+    m.values = calloc(count, sizeof *m.values);
+    m.lists = calloc(count, sizeof *m.lists);
+    out_error[0] = out_error[1] = 0;
+    opq_status status = m.values && m.lists ? eval_body(&m, 0, loops->stmt_count) : out_of_memory();
+    for (size_t i = 0; i < count && m.lists; i++)
+        free(m.lists[i].items);
+    free(m.values);
+    free(m.lists);
+    return status;
+}
