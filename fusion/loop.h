@@ -63,6 +63,9 @@ opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops
  * are the code's but for functions that libm computes (exp, tanh, ..). out_error: {instruction that failed + 1, the index it met}, or 0. */
 opq_status opq_loops_eval(const opq_loops *loops, void *const *buffers, const int64_t *dims, const opq_number *scalars,
                           int64_t out_error[2]) OPQ_MUST_CHECK;
+/* What opq_loops_print wrote, or a person: any bytes are read or refused with their place. `arena` holds the result, for printing: it is
+ * not verified yet. */
+opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 /* For people and for opq_loops_parse. */
 void opq_loops_print(const opq_loops *loops, opq_text *out_text);
 

@@ -1,6 +1,6 @@
 /* Loops as text. A number is an argument (d3) or nothing: what does not move an access is not written.
  *
- *   kernel @softmax_0(b0: f32, b1: out f32) {
+ *   kernel @softmax_0(b0: f32, b1: out f32) over i, j {
  *     parallel i < d0 {
  *       lanes j < d1 {
  *         %3 = load f32 b0[d2 + i*d3 + j]
@@ -142,7 +142,10 @@ void opq_loops_print(const opq_loops *loops, opq_text *out_text)
     for (int i = 0; i < loops->buffer_count; i++)
         opq_text_add(out_text, "%sb%d: %s%s", i ? ", " : "", i, loops->written[i] ? "out " : "",
                      dtype_of_buffer(loops, i));
-    opq_text_add(out_text, ") {\n");
+    opq_text_add(out_text, ") over ");
+    for (int l = 0; l < loops->rank; l++)
+        opq_text_add(out_text, "%s%c", l ? ", " : "", variables[l]);
+    opq_text_add(out_text, " {\n");
     print_body(loops, 0, loops->stmt_count, 1, out_text);
     opq_text_add(out_text, "}\n");
 }

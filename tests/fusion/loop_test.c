@@ -4,6 +4,7 @@
  */
 #include "tests/support.h"
 
+#include "fusion/loop.h"
 #include "fusion/pass.h"
 
 #include <glob.h>
@@ -50,6 +51,38 @@ static void expect_equal(const opq_type *type, const void *got, const void *want
     }
 }
 
+/* What is printed is read back to the same text; cut short or with a byte changed it is read or refused, and never more. */
+static void expect_round_trip(const opq_program *program)
+{
+    char *text = NULL, *again = NULL;
+    expect_ok(opq_program_print(program, "loops", &text));
+    for (char *at = text, *next; at && *at; at = next) {
+        next = strstr(at + 1, "kernel @");
+        size_t length = next ? (size_t)(next - at) : strlen(at);
+        opq_arena arena = {0};
+        opq_loops loops;
+        opq_text printed = {0};
+        expect_ok(opq_loops_parse(at, length, &arena, &loops));
+        opq_loops_print(&loops, &printed);
+        expect_ok(opq_text_take(&printed, &again));
+        if (strlen(again) != length || memcmp(again, at, length) != 0)
+            fail_msg("read back as\n%s\nfrom\n%.*s", again, (int)length, at);
+        free(again);
+        opq_arena_drop(&arena);
+        for (size_t cut = 0; cut + 2 < length; cut += 7) { /* without its last "}" */
+            assert_int_equal(opq_loops_parse(at, cut, &arena, &loops), OPQ_INVALID);
+            assert_memory_equal(opq_error(), "line ", 5);
+            opq_arena_drop(&arena);
+            char before = at[cut];
+            at[cut] = "%}{,b9 e\n"[cut % 9];
+            (void)!opq_loops_parse(at, length, &arena, &loops);
+            opq_arena_drop(&arena);
+            at[cut] = before;
+        }
+    }
+    free(text);
+}
+
 static void test_golden(void **state)
 {
     opq_graph *graph = golden_graph(*state);
@@ -80,6 +113,7 @@ static void test_golden(void **state)
             opq_type type = opq_graph_output_type(graph, i);
             expect_equal(&type, got[i], want[i], graph->name, !(halves && type.dtype == OPQ_f16));
         }
+        expect_round_trip(program);
         opq_program_release(program);
     }
     opq_ctx_destroy(ctx);

@@ -1,0 +1,389 @@
+/* Text to loops, one line at a time. Anyone may write the text, so nothing is trusted: what is used must have been made before, within
+ * sight, and every number must be one that the kernel can have. Whether a statement has the operands that it needs is not looked at: what was read is for printing, not yet for
+ * running.
+ */
+#include "fusion/loop.h"
+#include "graph/reader.h"
+
+#include <string.h>
+
+enum { STMTS_MAX = 1 << 14, DEPTH_MAX = OPQ_LOOP_MAX };
+
+static const char variables[] = "ijklmnopqrstuvwx";
+
+typedef struct parser {
+    opq_reader r;
+    opq_loops *out;
+    opq_access *accesses;
+    uint8_t buffer_dtype[OPQ_BUFFER_MAX];
+    bool seen[STMTS_MAX]; /* statements whose value can be used on this line */
+    int open[DEPTH_MAX], depth;
+    uint16_t running; /* variables of the open loops */
+} parser;
+
+static opq_status fail(const parser *p, const char *what)
+{
+    return opq_reader_fail(&p->r, OPQ_INVALID, p->r.at, "%s", what);
+}
+
+static opq_status line_end(parser *p)
+{
+    const char *dropped;
+    return opq_reader_line_end(&p->r, &dropped);
+}
+
+static opq_status number_below(parser *p, int limit, int *out_number)
+{
+    int64_t number = 0;
+    OPQ_TRY(opq_reader_int(&p->r, &number));
+    if (number < 0 || number >= limit)
+        return fail(p, "a number that is too large");
+    *out_number = (int)number;
+    return OPQ_OK;
+}
+
+static opq_status word_is(parser *p, const char *words[], int count, int *out_which)
+{
+    const char *word;
+    size_t length;
+    OPQ_TRY(opq_reader_word(&p->r, &word, &length));
+    for (int i = 0; i < count; i++)
+        if (strlen(words[i]) == length && memcmp(words[i], word, length) == 0) {
+            *out_which = i;
+            return OPQ_OK;
+        }
+    *out_which = -1;
+    p->r.at = (size_t)(word - p->r.text);
+    return OPQ_OK;
+}
+
+static opq_status read_dtype(parser *p, uint8_t *out_dtype)
+{
+    const char *word;
+    size_t length;
+    opq_dtype dtype;
+    OPQ_TRY(opq_reader_word(&p->r, &word, &length));
+    if (!opq_dtype_find(word, length, &dtype))
+        return fail(p, "no such dtype");
+    *out_dtype = (uint8_t)dtype;
+    return OPQ_OK;
+}
+
+static opq_status read_variable(parser *p, int *out_variable)
+{
+    opq_reader_blanks(&p->r);
+    const char *found = strchr(variables, opq_reader_peek(&p->r));
+    if (found == NULL || *found == 0 || found - variables >= p->out->rank)
+        return fail(p, "a variable of the kernel expected");
+    *out_variable = (int)(found - variables);
+    p->r.at++;
+    return OPQ_OK;
+}
+
+static opq_status read_value(parser *p, int16_t *out_stmt)
+{
+    int number = 0;
+    OPQ_TRY(opq_reader_want(&p->r, "%"));
+    OPQ_TRY(number_below(p, p->out->stmt_count, &number));
+    if (!p->seen[number])
+        return fail(p, "a value that is not in sight");
+    *out_stmt = (int16_t)number;
+    return OPQ_OK;
+}
+
+/* d<number>, which has to be `expected`. */
+static opq_status want_argument(parser *p, int expected)
+{
+    int number = 0;
+    OPQ_TRY(opq_reader_want(&p->r, "d"));
+    OPQ_TRY(number_below(p, OPQ_LOOP_MAX + OPQ_ACCESS_MAX * (OPQ_LOOP_MAX + 3), &number));
+    return number == expected ? OPQ_OK : fail(p, "another argument expected");
+}
+
+/* ---- accesses */
+
+/* One of "i", "i*d4" or "%3*d5 < d6" behind " + ". */
+static opq_status read_term(parser *p, opq_stmt *stmt, opq_access *access, int dims, bool at)
+{
+    if (at && opq_reader_take(&p->r, "%")) {
+        p->r.at--;
+        OPQ_TRY(read_value(p, &stmt->operand[0]));
+        OPQ_TRY(opq_reader_want(&p->r, "*"));
+        OPQ_TRY(want_argument(p, dims + 1 + p->out->rank));
+        OPQ_TRY(opq_reader_want(&p->r, "<"));
+        return want_argument(p, dims + 2 + p->out->rank);
+    }
+    int variable = 0;
+    OPQ_TRY(read_variable(p, &variable));
+    if (!(p->running >> variable & 1))
+        return fail(p, "no loop of this variable is around");
+    access->stride[variable] = OPQ_STRIDE_one;
+    if (!opq_reader_take(&p->r, "*"))
+        return OPQ_OK;
+    access->stride[variable] = OPQ_STRIDE_any;
+    return want_argument(p, dims + 1 + variable);
+}
+
+static opq_status read_access(parser *p, opq_stmt *stmt)
+{
+    opq_access access = {.buffer = -1, .dtype = OPQ_i64};
+    bool at = stmt->op == OPQ_INSTR_load_at || stmt->op == OPQ_INSTR_store_add_at || stmt->op == OPQ_INSTR_check;
+    int dims = 0, buffer = -1, width = p->out->rank + 3;
+    if (opq_reader_take(&p->r, "b")) {
+        OPQ_TRY(number_below(p, p->out->buffer_count, &buffer));
+        access.dtype = p->buffer_dtype[buffer];
+    }
+    access.buffer = (int16_t)buffer;
+    OPQ_TRY(opq_reader_want(&p->r, "["));
+    OPQ_TRY(opq_reader_want(&p->r, "d"));
+    OPQ_TRY(number_below(p, p->out->rank + OPQ_ACCESS_MAX * width, &dims));
+    if (dims < p->out->rank || (dims - p->out->rank) % width != 0)
+        return fail(p, "no access has its offset there");
+    stmt->access = (int16_t)((dims - p->out->rank) / width);
+    while (opq_reader_take(&p->r, "+"))
+        OPQ_TRY(read_term(p, stmt, &access, dims, at));
+    OPQ_TRY(opq_reader_want(&p->r, "]"));
+    if (at && stmt->operand[0] < 0)
+        return fail(p, "an index expected");
+    p->accesses[stmt->access] = access;
+    if (stmt->access >= p->out->access_count)
+        p->out->access_count = stmt->access + 1;
+    return OPQ_OK;
+}
+
+/* e1[i, j]: `number` is the local's. */
+static opq_status read_local(parser *p, int *out_number, uint16_t *out_variables)
+{
+    OPQ_TRY(opq_reader_want(&p->r, "e"));
+    OPQ_TRY(number_below(p, p->out->stmt_count + 1, out_number));
+    OPQ_TRY(opq_reader_want(&p->r, "["));
+    *out_variables = 0;
+    do {
+        int variable = 0;
+        OPQ_TRY(read_variable(p, &variable));
+        *out_variables |= (uint16_t)(1u << variable);
+    } while (opq_reader_take(&p->r, ","));
+    return opq_reader_want(&p->r, "]");
+}
+
+/* ---- statements */
+
+static opq_status push(parser *p, opq_stmt **out_stmt)
+{
+    if (p->out->stmt_count == STMTS_MAX)
+        return fail(p, "too many statements");
+    *out_stmt = &p->out->stmts[p->out->stmt_count];
+    **out_stmt = (opq_stmt){.operand = {-1, -1, -1}, .access = -1, .instr = -1};
+    return OPQ_OK;
+}
+
+static opq_status read_op(parser *p, bool has_value, opq_stmt *stmt)
+{
+    static const char *const names[] = {"load", "load_at", "check", "store", "store_add_at", "number", "nonzero"};
+    const char *word;
+    size_t length;
+    opq_op op;
+    OPQ_TRY(opq_reader_word(&p->r, &word, &length));
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (strlen(names[i]) == length && memcmp(names[i], word, length) == 0) {
+            stmt->op = (uint16_t)(OPQ_INSTR_load + i);
+            bool gives = i == 0 || i == 1 || i == 5;
+            return gives == has_value ? OPQ_OK : fail(p, has_value ? "this gives no value" : "this gives a value");
+        }
+    if (!opq_op_find(word, length, &op) || !has_value)
+        return fail(p, "no such statement");
+    stmt->op = (uint16_t)op;
+    return OPQ_OK;
+}
+
+static opq_status read_constant(parser *p, opq_stmt *stmt)
+{
+    opq_class class_ = stmt->op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)stmt->op)->class_ : OPQ_CLASS_COUNT;
+    int slot = 0;
+    uint8_t narrow = 0;
+    if (class_ == OPQ_CLASS_CONST)
+        return opq_reader_number(&p->r, (opq_dtype)stmt->dtype, &stmt->value);
+    if (class_ == OPQ_CLASS_SCALAR) {
+        OPQ_TRY(opq_reader_want(&p->r, "s"));
+        OPQ_TRY(number_below(p, OPQ_SCALAR_MAX, &slot));
+        stmt->value.i = slot;
+    } else if (class_ == OPQ_CLASS_CAST && opq_reader_take(&p->r, "to")) {
+        OPQ_TRY(read_dtype(p, &narrow));
+        stmt->value.i = narrow;
+    }
+    return OPQ_OK;
+}
+
+static opq_status read_memory(parser *p, opq_stmt *stmt)
+{
+    if (opq_reader_peek(&p->r) != 'e')
+        return stmt->op >= OPQ_OP_COUNT && stmt->op != OPQ_INSTR_nonzero ? read_access(p, stmt) : OPQ_OK;
+    int local = 0;
+    uint16_t named;
+    OPQ_TRY(read_local(p, &local, &named));
+    if (local >= p->out->stmt_count || p->out->stmts[local].op != OPQ_STMT_local ||
+        p->out->stmts[local].variables != named || !p->seen[local])
+        return fail(p, "no such local");
+    if (stmt->op != OPQ_INSTR_load && stmt->op != OPQ_INSTR_store)
+        return fail(p, "locals are loaded and stored");
+    stmt->op = stmt->op == OPQ_INSTR_load ? OPQ_STMT_kept : OPQ_STMT_keep;
+    stmt->access = (int16_t)local;
+    return OPQ_OK;
+}
+
+static opq_status read_stmt(parser *p)
+{
+    opq_stmt *stmt;
+    int number = 0, count;
+    OPQ_TRY(push(p, &stmt));
+    bool has_value = opq_reader_take(&p->r, "%");
+    if (has_value) {
+        OPQ_TRY(number_below(p, STMTS_MAX, &number));
+        if (number != p->out->stmt_count)
+            return fail(p, "values are numbered by their statements");
+        OPQ_TRY(opq_reader_want(&p->r, "="));
+    }
+    OPQ_TRY(read_op(p, has_value, stmt));
+    OPQ_TRY(read_dtype(p, &stmt->dtype));
+    opq_reader_blanks(&p->r);
+    OPQ_TRY(read_memory(p, stmt));
+    bool at = stmt->operand[0] >= 0;
+    bool more = stmt->access < 0 || opq_reader_take(&p->r, ",");
+    for (count = at; more && count < 3; count++) {
+        opq_reader_blanks(&p->r);
+        if (opq_reader_peek(&p->r) != '%')
+            break;
+        OPQ_TRY(read_value(p, &stmt->operand[count]));
+        more = opq_reader_take(&p->r, ",");
+    }
+    if (stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0)
+        stmt->from = p->out->stmts[stmt->operand[0]].dtype;
+    OPQ_TRY(read_constant(p, stmt));
+    p->seen[p->out->stmt_count++] = has_value;
+    return line_end(p);
+}
+
+/* ---- loops */
+
+static opq_status open_loop(parser *p, int role)
+{
+    opq_stmt *loop;
+    int variable = 0;
+    OPQ_TRY(push(p, &loop));
+    OPQ_TRY(read_variable(p, &variable));
+    if (p->depth == DEPTH_MAX || p->running >> variable & 1)
+        return fail(p, "this variable has a loop already");
+    OPQ_TRY(opq_reader_want(&p->r, "<"));
+    OPQ_TRY(want_argument(p, variable));
+    OPQ_TRY(opq_reader_want(&p->r, "{"));
+    loop->op = OPQ_STMT_loop;
+    loop->role = (uint8_t)role;
+    loop->variable = (uint8_t)variable;
+    p->running |= (uint16_t)(1u << variable);
+    p->open[p->depth++] = p->out->stmt_count++;
+    return line_end(p);
+}
+
+static bool is_fold(const opq_stmt *stmt)
+{
+    return stmt->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_REDUCE;
+}
+
+/* What was made inside is out of sight, but for the results of folds behind the outermost reducing loop. */
+static void close_loop(parser *p)
+{
+    int at = p->open[--p->depth];
+    opq_stmt *loop = &p->out->stmts[at];
+    bool reduces = opq_loop_reduces((opq_loop_role)loop->role), inner = false;
+    for (int d = 0; d < p->depth; d++)
+        inner = inner || opq_loop_reduces((opq_loop_role)p->out->stmts[p->open[d]].role);
+    loop->end = p->out->stmt_count;
+    p->running &= (uint16_t)~(1u << loop->variable);
+    for (int i = at + 1; i < loop->end; i++)
+        p->seen[i] = reduces && !inner && is_fold(&p->out->stmts[i]);
+}
+
+static opq_status read_local_line(parser *p)
+{
+    opq_stmt *local;
+    int number = 0;
+    OPQ_TRY(push(p, &local));
+    local->op = OPQ_STMT_local;
+    OPQ_TRY(read_dtype(p, &local->dtype));
+    OPQ_TRY(read_local(p, &number, &local->variables));
+    if (number != p->out->stmt_count || (local->variables & p->running))
+        return fail(p, "a local is numbered by its statement and has the variables of loops inside");
+    p->seen[p->out->stmt_count++] = true;
+    return line_end(p);
+}
+
+static opq_status read_body(parser *p)
+{
+    static const char *words[] = {"parallel", "each", "vector", "serial", "lanes", "column", "local"};
+    for (;;) {
+        int which = -1;
+        opq_reader_blanks(&p->r);
+        if (opq_reader_take(&p->r, "}")) {
+            OPQ_TRY(line_end(p));
+            if (p->depth == 0)
+                return OPQ_OK;
+            close_loop(p);
+            continue;
+        }
+        if (opq_reader_peek(&p->r) != '%')
+            OPQ_TRY(word_is(p, words, 7, &which));
+        OPQ_TRY(which == 6 ? read_local_line(p) : which >= 0 ? open_loop(p, which) : read_stmt(p));
+    }
+}
+
+static opq_status read_head(parser *p, char *name)
+{
+    OPQ_TRY(opq_reader_want(&p->r, "kernel"));
+    OPQ_TRY(opq_reader_want(&p->r, "@"));
+    OPQ_TRY(opq_reader_name(&p->r, name));
+    OPQ_TRY(opq_reader_want(&p->r, "("));
+    while (!opq_reader_take(&p->r, ")")) {
+        int number = 0, buffer = p->out->buffer_count;
+        if (buffer > 0)
+            OPQ_TRY(opq_reader_want(&p->r, ","));
+        OPQ_TRY(opq_reader_want(&p->r, "b"));
+        OPQ_TRY(number_below(p, OPQ_BUFFER_MAX, &number));
+        if (number != buffer)
+            return fail(p, "buffers are numbered in order");
+        OPQ_TRY(opq_reader_want(&p->r, ":"));
+        p->out->written[buffer] = opq_reader_take(&p->r, "out ");
+        OPQ_TRY(read_dtype(p, &p->buffer_dtype[buffer]));
+        p->out->buffer_count++;
+    }
+    OPQ_TRY(opq_reader_want(&p->r, "over"));
+    do {
+        opq_reader_blanks(&p->r);
+        if (p->out->rank == OPQ_LOOP_MAX || opq_reader_peek(&p->r) != variables[p->out->rank])
+            return fail(p, "variables are i, j, k, ..");
+        p->r.at++;
+        p->out->rank++;
+    } while (opq_reader_take(&p->r, ","));
+    OPQ_TRY(opq_reader_want(&p->r, "{"));
+    return line_end(p);
+}
+
+opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, opq_loops *out_loops)
+{
+    parser *p = opq_arena_alloc(arena, sizeof *p);
+    char *name = opq_arena_alloc(arena, 256);
+    *out_loops = (opq_loops){.name = name,
+                             .written = opq_arena_alloc(arena, OPQ_BUFFER_MAX),
+                             .stmts = opq_arena_alloc(arena, STMTS_MAX * sizeof *out_loops->stmts)};
+    opq_access *accesses = opq_arena_alloc(arena, OPQ_ACCESS_MAX * sizeof *accesses);
+    if (!p || !name || !out_loops->written || !out_loops->stmts || !accesses)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory while reading loops");
+    memset(p, 0, sizeof *p);
+    memset(accesses, 0, OPQ_ACCESS_MAX * sizeof *accesses);
+    p->r = (opq_reader){.text = text, .length = length, .arena = arena};
+    p->out = out_loops;
+    p->accesses = accesses;
+    out_loops->accesses = accesses;
+    OPQ_TRY(read_head(p, name));
+    OPQ_TRY(read_body(p));
+    return p->r.at == length ? OPQ_OK : fail(p, "one kernel, and nothing behind it");
+}
