@@ -46,6 +46,13 @@ SETTINGS = (
     Setting("OPAQUE_STRICT", "0|1", "0", "package", "an extern op is an error, as under strict()"),
     Setting("OPAQUE_CPU", "avx2|avx512", "host", "core", "instruction set of generated kernels"),
     Setting(
+        "OPAQUE_EXECUTOR",
+        "jit|reference",
+        "jit",
+        "core",
+        "reference: kernels are evaluated, not compiled; for tests",
+    ),
+    Setting(
         "OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"
     ),
 )
