@@ -96,39 +96,20 @@ static opq_status keep(opq_code_cache *cache, uint64_t hash, const opq_text *key
 
 static const char function_name[] = "opq_kernel";
 
-static void emit_nest(opq_nest *n)
-{
-    switch ((opq_kernel_kind)n->kernel->kind) {
-    case OPQ_KERNEL_map:
-    case OPQ_KERNEL_index: opq_emit_map(n); return;
-    case OPQ_KERNEL_row: opq_emit_row(n); return;
-    case OPQ_KERNEL_column: opq_emit_column(n); return;
-    case OPQ_KERNEL_matmul:
-    case OPQ_KERNEL_concat:
-    case OPQ_KERNEL_update:
-    case OPQ_KERNEL_extern:
-    case OPQ_KERNEL_KIND_COUNT: break;
-    }
-    opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "no code is generated for kernels of kind %d", n->kernel->kind));
-}
-
 static opq_status build(opq_emitter *e, void *data)
 {
-    const opq_kernel *kernel = data;
-    const char *excess = opq_kernel_excess(kernel);
-    if (excess)
-        return opq_fail(OPQ_UNSUPPORTED, "kernel %s: the number of its %s", kernel->name, excess);
-    opq_nest *n = malloc(sizeof *n);
-    if (!n)
-        return opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", kernel->name);
-    opq_nest_open(n, e, kernel, function_name);
-    opq_status status = opq_nest_plan(n);
+    const opq_loops *loops = data;
+    opq_arena arena = {0};
+    opq_nest *n = opq_arena_alloc(&arena, sizeof *n);
+    opq_status status = n ? opq_loops_verify(loops) : opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", loops->name);
+    if (status == OPQ_OK)
+        status = opq_nest_open(n, e, loops, function_name, &arena);
     if (status == OPQ_OK) {
-        emit_nest(n);
+        opq_emit_loops(n);
         LLVMBuildRetVoid(e->builder);
         status = n->status;
     }
-    free(n);
+    opq_arena_drop(&arena);
     return status;
 }
 
@@ -139,83 +120,42 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static opq_status compile(opq_jit *jit, const opq_kernel *kernel, uint64_t hash, const opq_text *key,
+static opq_status compile(opq_jit *jit, const opq_loops *loops, uint64_t hash, const opq_text *key,
                           const opq_code **out_code)
 {
     double start = now();
     void *address = NULL;
-    OPQ_TRY(opq_jit_function(jit, function_name, build, (void *)kernel, &address));
+    OPQ_TRY(opq_jit_function(jit, function_name, build, (void *)loops, &address));
     opq_code code = {.seconds = now() - start};
     memcpy(&code.fn, &address, sizeof address);
     return keep(opq_jit_cache(jit), hash, key, code, out_code);
 }
 
-opq_status opq_codegen(opq_jit *jit, const opq_kernel *kernel, const opq_code **out_code, bool *out_fresh)
+opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **out_code, bool *out_fresh)
 {
     opq_text key = {0};
-    opq_kernel_key(kernel, &key);
+    opq_loops_key(loops, &key);
     if (key.failed) {
         opq_text_drop(&key);
-        return opq_fail(OPQ_NO_MEMORY, "no memory for the key of kernel %s", kernel->name);
+        return opq_fail(OPQ_NO_MEMORY, "no memory for the key of kernel %s", loops->name);
     }
     uint64_t hash = XXH3_64bits(key.data, key.length);
     const opq_code *code = look_up(opq_jit_cache(jit), hash, &key);
     opq_status status = OPQ_OK;
     *out_fresh = !code;
     if (!code)
-        status = compile(jit, kernel, hash, &key, &code);
+        status = compile(jit, loops, hash, &key, &code);
     opq_text_drop(&key);
     if (status == OPQ_OK)
         *out_code = code;
     return status;
 }
 
-opq_status opq_codegen_print(opq_jit *jit, const opq_kernel *kernel, const char *stage, opq_text *out_text)
+opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text)
 {
     char *text = NULL;
-    OPQ_TRY(opq_jit_text(jit, function_name, build, (void *)kernel, stage, &text));
+    OPQ_TRY(opq_jit_text(jit, function_name, build, (void *)loops, stage, &text));
     opq_text_bytes(out_text, text, strlen(text));
     free(text);
-    return out_text->failed ? opq_fail(OPQ_NO_MEMORY, "no memory for the text of kernel %s", kernel->name) : OPQ_OK;
-}
-
-/* ---- launching
- * ------------------------------------------------------------------------------------------------------- */
-
-int64_t opq_kernel_units(const opq_kernel *kernel, const int64_t *dims)
-{
-    int last = kernel->rank - 1;
-    if (kernel->kind == OPQ_KERNEL_index)
-        return 1;
-    if (kernel->kind == OPQ_KERNEL_map && kernel->rank == 1)
-        return dims[0];
-    int64_t units = 1;
-    bool tiled = opq_kernel_tiled(kernel);
-    for (int l = 0; l < last - tiled; l++)
-        units *= kernel->reduced[l] ? 1 : dims[l];
-    if (tiled)
-        units *= (dims[last - 1] + OPQ_TILE_LINES - 1) / OPQ_TILE_LINES;
-    if (kernel->kind == OPQ_KERNEL_column)
-        units *= (dims[last] + OPQ_LANES - 1) / OPQ_LANES;
-    return units;
-}
-
-int opq_spill_bytes(const opq_kernel *kernel, int slot)
-{
-    for (int i = 0; i < kernel->instr_count; i++)
-        if (kernel->instrs[i].spill == slot)
-            return opq_dtype_bytes((opq_dtype)kernel->instrs[i].dtype);
-    return 0;
-}
-
-/* Slots hold the row's elements in order; whole vectors are written, up to 63 elements past the end of the last reduced
- * loop. */
-int64_t opq_kernel_scratch(const opq_kernel *kernel, const int64_t *dims)
-{
-    int64_t elements = 1, bytes = 0;
-    for (int l = 0; l < kernel->rank; l++)
-        elements *= kernel->reduced[l] ? dims[l] : 1;
-    for (int slot = 0; slot < kernel->spill_count; slot++)
-        bytes += opq_spill_bytes(kernel, slot);
-    return bytes * ((elements + 2 * OPQ_LANES - 1) & -(int64_t)OPQ_LANES);
+    return out_text->failed ? opq_fail(OPQ_NO_MEMORY, "no memory for the text of kernel %s", loops->name) : OPQ_OK;
 }

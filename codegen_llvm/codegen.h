@@ -3,10 +3,10 @@
 #define OPAQUE_CODEGEN_CODEGEN_H
 
 #include "codegen_llvm/jit.h"
-#include "fusion/kernel.h"
+#include "fusion/loop.h"
 
-/* Runs units [begin, end) of the kernel (see opq_kernel_units). `scratch` is per thread, opq_kernel_scratch bytes, 64-byte aligned.
- * An index out of range stores {1 + instruction number, the index} into error[0..1] (error[0] is 0 before) and goes on with index 0. */
+/* Runs units [begin, end) of the kernel (see opq_loops_units). `scratch` is per thread, opq_loops_scratch bytes, 64-byte aligned.
+ * An index out of range stores {1 + the statement, the index} into error[0..1] (error[0] is 0 before) and goes on with index 0. */
 typedef void (*opq_kernel_fn)(void *const *buffers, const int64_t *dims, const opq_number *scalars, int64_t begin,
                               int64_t end, void *scratch, int64_t *error);
 
@@ -16,12 +16,12 @@ typedef struct opq_code {
 } opq_code;
 
 /* From the cache or compiled now; lives as long as the jit. `out_fresh`: was it compiled by this call? Thread-safe. */
-opq_status opq_codegen(opq_jit *jit, const opq_kernel *kernel, const opq_code **out_code, bool *out_fresh) OPQ_MUST_CHECK;
+opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **out_code, bool *out_fresh) OPQ_MUST_CHECK;
 /* LLVM IR ("llvm") or assembly ("asm") of a kernel. */
-opq_status opq_codegen_print(opq_jit *jit, const opq_kernel *kernel, const char *stage, opq_text *out_text) OPQ_MUST_CHECK;
+opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text) OPQ_MUST_CHECK;
 
 /* How much independent work a launch has: units for begin/end. Any split of [0, units) gives the same bits. */
-int64_t opq_kernel_units(const opq_kernel *kernel, const int64_t *dims);
-int64_t opq_kernel_scratch(const opq_kernel *kernel, const int64_t *dims);
+int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims);
+int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims);
 
 #endif

@@ -7,6 +7,7 @@
 #define OPAQUE_CODEGEN_EMIT_H
 
 #include "graph/graph.h"
+#include "opaque/scalar_math.h"
 #include <llvm-c/Core.h>
 
 typedef struct opq_cpu {
@@ -28,11 +29,7 @@ typedef struct opq_emitter {
     const opq_cpu *cpu;
 } opq_emitter;
 
-/* ---- our own vector functions, f32 in and out (math*.c); results are the same on every host that has FMA */
-/* clang-format off */
-#define OPQ_MATH1(X) X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh)   \
-    X(tanh) X(asinh) X(acosh) X(atanh) X(erf) X(erfc) X(sigmoid)
-/* clang-format on */
+/* ---- our own vector functions, f32 in and out (math*.c); results are those of opaque/scalar_math.h on every host that has FMA */
 #define X(name) LLVMValueRef opq_math_##name(opq_emitter *e, LLVMValueRef x);
 OPQ_MATH1(X)
 #undef X

@@ -32,18 +32,6 @@ static bool is_signed(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_
 
 /* ---- ARITH, CMP -------------------------------------------------------------------------------------------------- */
 
-static int code_for(const opq_lowering *lowering, opq_dtype dtype)
-{
-    switch (opq_dtype_kind_of(dtype)) {
-    case OPQ_KIND_FLOAT: return lowering->for_float;
-    case OPQ_KIND_INT: return lowering->for_signed;
-    case OPQ_KIND_UINT:
-    case OPQ_KIND_BOOL: return lowering->for_unsigned;
-    case OPQ_KIND_RAW: break;
-    }
-    return 0;
-}
-
 /* On i1, addition is or: bool is "not zero" after arithmetic. */
 static LLVMValueRef arith(opq_emitter *e, opq_arith code, LLVMValueRef a, LLVMValueRef b)
 {
@@ -348,8 +336,12 @@ opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVM
     const opq_lowering *lowering = opq_op_lowering(op);
     LLVMValueRef value = NULL;
     switch (lowering->kind) {
-    case OPQ_LOWER_ARITH: value = arith(e, (opq_arith)code_for(lowering, dtype), operands[0], operands[1]); break;
-    case OPQ_LOWER_CMP: value = compare(e, (opq_cmp)code_for(lowering, dtype), operands[0], operands[1]); break;
+    case OPQ_LOWER_ARITH:
+        value = arith(e, (opq_arith)opq_lowering_code(lowering, dtype), operands[0], operands[1]);
+        break;
+    case OPQ_LOWER_CMP:
+        value = compare(e, (opq_cmp)opq_lowering_code(lowering, dtype), operands[0], operands[1]);
+        break;
     case OPQ_LOWER_CALL: value = opq_emit_call(e, lowering->text, dtype, operands); break;
     case OPQ_LOWER_NATIVE:
     case OPQ_LOWER_FOLD:

@@ -5,7 +5,7 @@
  * the low bits of t, as an integer, for free.
  */
 #include "codegen_llvm/math.h"
-#include "codegen_llvm/math_tables.h"
+#include "opaque/math_tables.h"
 
 #define MAGIC32                                                                                                        \
     0x1.8p23f /* adding it rounds to an integer and leaves that integer in the low mantissa bits   \

@@ -5,7 +5,7 @@
  * There is no division, no exponential and no branch.
  */
 #include "codegen_llvm/math.h"
-#include "codegen_llvm/math_tables.h"
+#include "opaque/math_tables.h"
 #include <math.h>
 
 /* ---- table lookup */

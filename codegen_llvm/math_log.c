@@ -8,7 +8,7 @@
  * atanh((m-1)/(m+1)) has a short series.
  */
 #include "codegen_llvm/math.h"
-#include "codegen_llvm/math_tables.h"
+#include "opaque/math_tables.h"
 #include <math.h>
 
 #define LN2_HIGH32 0x1.62e4p-1f

@@ -12,7 +12,7 @@
  * no f32 comes closer than 2^-31 to a multiple of pi/2.
  */
 #include "codegen_llvm/math.h"
-#include "codegen_llvm/math_tables.h"
+#include "opaque/math_tables.h"
 #include <math.h>
 
 #define MAGIC32 0x1.8p23f

@@ -43,10 +43,10 @@ static LLVMValueRef dim(opq_nest *n, int at)
 
 static void open_access(opq_nest *n, int a)
 {
-    const opq_kernel *k = n->kernel;
+    const opq_loops *k = n->k;
     const opq_access *access = &k->accesses[a];
     LLVMBuilderRef b = n->e->builder;
-    int at = opq_access_dims(k, a);
+    int at = opq_dims_of(k->rank, a);
     for (int l = 0; l < k->rank; l++)
         switch ((opq_stride)access->stride[l]) {
         case OPQ_STRIDE_zero: n->stride[a][l] = opq_i64(n->e, 0); break;
@@ -64,12 +64,90 @@ static void open_access(opq_nest *n, int a)
     n->address[a] = LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), buffer, &offset, 1, "");
 }
 
-void opq_nest_open(opq_nest *n, opq_emitter *e, const opq_kernel *kernel, const char *name)
+/* Locals follow each other in the scratch memory, each with room for what the last vector writes too far: see opq_loops_scratch. */
+static void open_locals(opq_nest *n)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef at = opq_i64(n->e, 0);
+    for (int i = 0; i < n->k->stmt_count; i++) {
+        const opq_stmt *local = opq_nest_stmt(n, i);
+        if (local->op != OPQ_STMT_local)
+            continue;
+        LLVMValueRef room = opq_i64(n->e, 1);
+        for (int l = 0; l < n->k->rank; l++)
+            if (local->variables >> l & 1)
+                room = LLVMBuildMul(b, room, n->extent[l], "");
+        room =
+            LLVMBuildAnd(b, LLVMBuildAdd(b, room, opq_i64(n->e, 2 * OPQ_LANES - 1), ""), opq_i64(n->e, -OPQ_LANES), "");
+        n->local[i] = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), n->scratch, &at, 1, "");
+        at = LLVMBuildAdd(b, at, LLVMBuildMul(b, room, opq_i64(n->e, opq_dtype_bytes((opq_dtype)local->dtype)), ""), "");
+    }
+}
+
+static uint16_t access_varies(const opq_loops *k, int access)
+{
+    uint16_t varies = 0;
+    for (int l = 0; l < k->rank; l++)
+        if (k->accesses[access].stride[l] != OPQ_STRIDE_zero)
+            varies |= (uint16_t)(1u << l);
+    return varies;
+}
+
+/* Of what stands in [from, to); a fold's result no longer varies along the loops that it reduces. */
+static void set_varies(opq_nest *n, int from, int to, uint16_t reduced)
+{
+    const opq_loops *k = n->k;
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = &k->stmts[i];
+        if (stmt->op == OPQ_STMT_loop) {
+            bool reduces = opq_loop_reduces((opq_loop_role)stmt->role);
+            set_varies(n, i + 1, stmt->end, reduces ? (uint16_t)(reduced | 1u << stmt->variable) : reduced);
+            i = stmt->end - 1;
+            continue;
+        }
+        for (int o = 0; o < 3; o++)
+            if (stmt->operand[o] >= 0)
+                n->varies[i] |= n->varies[stmt->operand[o]];
+        if (stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
+            n->varies[i] |= k->stmts[stmt->access].variables;
+        else if (stmt->access >= 0)
+            n->varies[i] |= access_varies(k, stmt->access);
+        if (stmt->op ==
+            OPQ_INSTR_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
+            n->varies[i] = (uint16_t)-1;
+        if (opq_op_reduces(stmt->op))
+            n->varies[i] &= (uint16_t)~reduced;
+        n->has_at |= opq_op_checks(stmt->op);
+    }
+}
+
+static opq_status open_statements(opq_nest *n, opq_arena *arena)
+{
+    size_t count = (size_t)n->k->stmt_count + 1, values = count * sizeof(LLVMValueRef);
+    n->varies = opq_arena_alloc(arena, count * sizeof *n->varies);
+    n->values = opq_arena_alloc(arena, (OPQ_STRIP_MAX + 4) * values);
+    if (!n->varies || !n->values)
+        return opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", n->k->name);
+    memset(n->varies, 0, count * sizeof *n->varies);
+    memset(n->values, 0, (OPQ_STRIP_MAX + 4) * values);
+    n->value = n->values;
+    n->at_offset = n->values + OPQ_STRIP_MAX * count;
+    n->at_valid = n->at_offset + count;
+    n->local = n->at_valid + count;
+    n->local_row = n->local + count;
+    set_varies(n, 0, n->k->stmt_count, 0);
+    return OPQ_OK;
+}
+
+opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, const char *name, opq_arena *arena)
 {
     memset(n, 0, sizeof *n);
     n->e = e;
-    n->kernel = kernel;
+    n->k = loops;
     n->status = OPQ_OK;
+    n->vector = n->prefetch_row = -1;
+    n->strip = 1;
+    OPQ_TRY(open_statements(n, arena));
     e->function = LLVMAddFunction(e->module, name, function_type(e));
     LLVMPositionBuilderAtEnd(e->builder, opq_nest_block(n, "entry"));
     LLVMValueRef *parameters[7] = {&n->buffers, &n->dims, &n->scalars, &n->begin, &n->end, &n->scratch, &n->error};
@@ -80,20 +158,22 @@ void opq_nest_open(opq_nest *n, opq_emitter *e, const opq_kernel *kernel, const 
     LLVMPositionBuilderAtEnd(e->builder, none);
     LLVMBuildRetVoid(e->builder);
     LLVMPositionBuilderAtEnd(e->builder, some);
-    for (int l = 0; l < kernel->rank; l++)
+    for (int l = 0; l < loops->rank; l++)
         n->extent[l] = dim(n, l);
-    for (int a = 0; a < kernel->access_count; a++)
+    for (int a = 0; a < loops->access_count; a++)
         open_access(n, a);
+    open_locals(n);
+    return OPQ_OK;
 }
 
-void opq_nest_bind(opq_nest *n, unsigned loops)
+void opq_nest_bind(opq_nest *n, unsigned variables)
 {
     LLVMBuilderRef b = n->e->builder;
-    for (int a = 0; a < n->kernel->access_count; a++) {
-        const opq_access *access = &n->kernel->accesses[a];
+    for (int a = 0; a < n->k->access_count; a++) {
+        const opq_access *access = &n->k->accesses[a];
         LLVMValueRef sum = NULL;
-        for (int l = 0; l < n->kernel->rank; l++) {
-            if (!(loops >> l & 1) || access->stride[l] == OPQ_STRIDE_zero)
+        for (int l = 0; l < n->k->rank; l++) {
+            if (!(variables >> l & 1) || access->stride[l] == OPQ_STRIDE_zero)
                 continue;
             LLVMValueRef step =
                 access->stride[l] == OPQ_STRIDE_one ? n->index[l] : LLVMBuildMul(b, n->index[l], n->stride[a][l], "");

@@ -78,21 +78,43 @@ void opq_odometer_next(opq_nest *n, const opq_odometer *odometer, LLVMValueRef *
     }
 }
 
-opq_odometer opq_nest_odometer(const opq_nest *n, unsigned loops)
+opq_chain opq_nest_chain(const opq_loops *loops, int loop)
 {
-    opq_odometer odometer = {0};
-    for (int l = 0; l < n->kernel->rank; l++)
-        if (loops >> l & 1)
-            odometer.extent[odometer.rank++] = n->extent[l];
+    opq_chain chain = {0};
+    const opq_stmt *stmts = loops->stmts;
+    for (int next = loop; next >= 0;) {
+        int i = next + 1;
+        loop = next;
+        chain.loop[chain.count++] = loop;
+        while (i < stmts[loop].end && stmts[i].op != OPQ_STMT_loop)
+            i++;
+        bool last = i < stmts[loop].end && stmts[i].end == stmts[loop].end && chain.count < OPQ_LOOP_MAX;
+        next = last && stmts[i].role == stmts[loop].role ? i : -1;
+    }
+    return chain;
+}
+
+opq_odometer opq_nest_odometer(const opq_nest *n, const opq_chain *chain)
+{
+    opq_odometer odometer = {.rank = chain->count};
+    for (int i = 0; i < chain->count; i++) {
+        odometer.variable[i] = opq_nest_stmt(n, chain->loop[i])->variable;
+        odometer.extent[i] = n->extent[odometer.variable[i]];
+    }
     return odometer;
 }
 
-void opq_nest_enter(opq_nest *n, unsigned loops, const LLVMValueRef *index)
+void opq_nest_enter(opq_nest *n, const opq_odometer *odometer, const opq_chain *chain, const LLVMValueRef *index)
 {
-    int i = 0;
-    for (int l = 0; l < n->kernel->rank; l++)
-        if (loops >> l & 1)
-            n->index[l] = index[i++];
+    unsigned variables = 0;
+    for (int i = 0; i < odometer->rank; i++)
+        if (odometer->variable[i] >= 0) {
+            n->index[odometer->variable[i]] = index[i];
+            variables |= 1u << odometer->variable[i];
+        }
+    opq_nest_bind(n, variables);
+    for (int i = 0; i + 1 < chain->count; i++)
+        opq_nest_run(n, chain->loop[i] + 1, chain->loop[i + 1]);
 }
 
 void opq_units_begin(opq_nest *n, opq_units *units, const opq_odometer *odometer, LLVMValueRef from, LLVMValueRef to)
@@ -124,7 +146,7 @@ static void emit_copies(opq_nest *n, const opq_span *span, int copies, LLVMValue
 {
     int group = span->rotate ? span->carried / span->rotate : 0;
     for (n->copy = 0; n->copy < copies; n->copy++) {
-        opq_nest_emit(n, OPQ_LEVEL_inner, span->sweep, span->needed);
+        opq_nest_run_one(n, span->loop + 1, opq_nest_stmt(n, span->loop)->end);
         if (span->after)
             span->after(n, span->data, carried + n->copy * group);
     }
@@ -136,7 +158,9 @@ static void emit_copies(opq_nest *n, const opq_span *span, int copies, LLVMValue
 void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMValueRef to, LLVMValueRef *carried)
 {
     LLVMBuilderRef b = n->e->builder;
-    int vector = opq_nest_vector(n), lanes = n->e->lanes;
+    int before = n->vector, vector = opq_nest_stmt(n, span->loop)->variable, lanes = n->e->lanes;
+    n->vector = vector;
+    opq_nest_enter_locals(n, span->loop + 1, opq_nest_stmt(n, span->loop)->end);
     int whole = (span->rotate ? span->rotate : span->copies) * lanes;
     LLVMValueRef length = LLVMBuildSub(b, to, from, "");
     LLVMValueRef main_end = LLVMBuildAdd(b, from, LLVMBuildAnd(b, length, opq_i64(n->e, -(int64_t)whole), ""), "");
@@ -160,4 +184,5 @@ void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMVal
     emit_copies(n, span, 1, carried);
     opq_nest_mask(n, NULL);
     opq_loop_end(n, &loop, carried);
+    n->vector = before;
 }

@@ -102,8 +102,7 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
 /* Elements from the address to this copy's first lane, besides the bound loops. NULL: none. */
 static LLVMValueRef vector_offset(opq_nest *n, int access)
 {
-    int vector = opq_nest_vector(n);
-    opq_stride stride = (opq_stride)n->kernel->accesses[access].stride[vector];
+    opq_stride stride = opq_nest_stride(n, access);
     if (stride == OPQ_STRIDE_zero)
         return NULL;
     LLVMBuilderRef b = n->e->builder;
@@ -111,13 +110,13 @@ static LLVMValueRef vector_offset(opq_nest *n, int access)
     if (n->vector_bound && n->copy == 0)
         return NULL;
     if (!n->vector_bound)
-        index = n->copy == 0 ? n->index[vector] : LLVMBuildAdd(b, n->index[vector], index, "");
-    return stride == OPQ_STRIDE_one ? index : LLVMBuildMul(b, index, n->stride[access][vector], "");
+        index = n->copy == 0 ? n->index[n->vector] : LLVMBuildAdd(b, n->index[n->vector], index, "");
+    return stride == OPQ_STRIDE_one ? index : LLVMBuildMul(b, index, opq_nest_step(n, access), "");
 }
 
 LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset)
 {
-    opq_dtype dtype = (opq_dtype)n->kernel->accesses[access].dtype;
+    opq_dtype dtype = (opq_dtype)n->k->accesses[access].dtype;
     LLVMValueRef pointer = n->address[access], offset = vector_offset(n, access);
     if (extra_offset)
         pointer = advance(n, dtype, pointer, extra_offset);
@@ -127,16 +126,16 @@ LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset
 /* Looks ahead along the stream: some bytes of it, or some rows down where rows are what comes next. */
 static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
 {
-    const opq_access *a = &n->kernel->accesses[access];
+    const opq_access *a = &n->k->accesses[access];
     LLVMBuilderRef b = n->e->builder;
-    if (!n->prefetch || a->stride[opq_nest_vector(n)] != OPQ_STRIDE_one)
+    if (!n->prefetch || opq_nest_stride(n, access) != OPQ_STRIDE_one)
         return;
     LLVMTypeRef type = LLVMTypeOf(pointer);
-    if (n->prefetch_rows) {
-        int row = opq_nest_vector(n) - 1;
-        if (a->stride[row] != OPQ_STRIDE_any)
+    if (n->prefetch_row >= 0) {
+        if (a->stride[n->prefetch_row] != OPQ_STRIDE_any)
             return;
-        pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, n->prefetch_rows, n->stride[access][row], ""));
+        LLVMValueRef rows = opq_i64(n->e, OPQ_COLUMN_GROUP);
+        pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, rows, n->stride[access][n->prefetch_row], ""));
     } else {
         LLVMValueRef bytes = opq_i64(n->e, OPQ_PREFETCH_BYTES);
         pointer = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
@@ -145,64 +144,82 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
     opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
 }
 
-LLVMValueRef opq_nest_load(opq_nest *n, int instr)
+LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
 {
-    int access = opq_nest_instr(n, instr)->access, vector = opq_nest_vector(n);
-    const opq_access *a = &n->kernel->accesses[access];
+    int access = opq_nest_stmt(n, stmt)->access;
     LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
     prefetch(n, access, pointer);
-    return opq_memory_load(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[access][vector], pointer,
-                           n->mask);
+    return opq_memory_load(n, (opq_dtype)n->k->accesses[access].dtype, opq_nest_stride(n, access),
+                           opq_nest_step(n, access), pointer, n->mask);
 }
 
-/* A store whose value does not vary along the vector axis but whose access does writes it to all lanes. */
-void opq_nest_store(opq_nest *n, int instr)
+/* A store whose value does not vary from lane to lane but whose access does writes it to all of them. */
+void opq_nest_store(opq_nest *n, int stmt)
 {
-    const opq_instr *store = opq_nest_instr(n, instr);
-    int access = store->access, vector = opq_nest_vector(n);
-    const opq_access *a = &n->kernel->accesses[access];
-    opq_memory_store(n, (opq_dtype)a->dtype, (opq_stride)a->stride[vector], n->stride[access][vector],
+    const opq_stmt *store = opq_nest_stmt(n, stmt);
+    int access = store->access;
+    opq_memory_store(n, (opq_dtype)n->k->accesses[access].dtype, opq_nest_stride(n, access), opq_nest_step(n, access),
                      opq_nest_pointer(n, access, NULL), n->mask, n->value[store->operand[0]]);
 }
 
-LLVMValueRef opq_nest_number(opq_nest *n, int instr)
+LLVMValueRef opq_nest_number(opq_nest *n, int stmt)
 {
-    int access = opq_nest_instr(n, instr)->access, vector = opq_nest_vector(n);
+    int access = opq_nest_stmt(n, stmt)->access;
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef first = n->address[access], offset = vector_offset(n, access);
     if (offset)
         first = LLVMBuildAdd(b, first, offset, "");
     LLVMValueRef lanes = opq_lane_numbers(n->e, 64), all = opq_splat(n->e, first);
-    switch ((opq_stride)n->kernel->accesses[access].stride[vector]) {
+    switch (opq_nest_stride(n, access)) {
     case OPQ_STRIDE_zero: return all;
     case OPQ_STRIDE_one: return LLVMBuildAdd(b, all, lanes, "");
     case OPQ_STRIDE_any:
-        return LLVMBuildAdd(b, all, LLVMBuildMul(b, lanes, opq_splat(n->e, n->stride[access][vector]), ""), "");
+        return LLVMBuildAdd(b, all, LLVMBuildMul(b, lanes, opq_splat(n->e, opq_nest_step(n, access)), ""), "");
     }
     return all;
 }
 
-/* ---- spill slots: dense, in the order of the sweep. Whole vectors are written: the slot has room behind its last
- * element, and what a tail writes too far is written again by what follows. */
+/* ---- locals: row-major over their variables, the lanes' last. Whole vectors are written: behind the last element is room, and what a
+ * tail writes too far is written again by what follows. */
 
-static LLVMValueRef spill_pointer(opq_nest *n, int instr)
+void opq_nest_enter_locals(opq_nest *n, int from, int to)
 {
-    const opq_instr *spilled = opq_nest_instr(n, instr);
+    LLVMBuilderRef b = n->e->builder;
+    for (int i = from; i < to; i++) {
+        const opq_stmt *use = opq_nest_stmt(n, i);
+        if (use->op != OPQ_STMT_keep && use->op != OPQ_STMT_kept)
+            continue;
+        const opq_stmt *local = opq_nest_stmt(n, use->access);
+        LLVMValueRef row = NULL;
+        for (int l = 0; l < n->k->rank; l++) {
+            if (!(local->variables >> l & 1))
+                continue;
+            row = row ? LLVMBuildMul(b, row, n->extent[l], "") : opq_i64(n->e, 0);
+            if (l != n->vector)
+                row = LLVMBuildAdd(b, row, n->index[l], "");
+        }
+        n->local_row[use->access] =
+            row ? advance(n, (opq_dtype)local->dtype, n->local[use->access], row) : n->local[use->access];
+    }
+}
+
+static LLVMValueRef local_pointer(opq_nest *n, const opq_stmt *use)
+{
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef copy = opq_i64(n->e, (int64_t)n->copy * n->e->lanes);
-    LLVMValueRef element = LLVMBuildAdd(b, n->spill_row, n->index[opq_nest_vector(n)], "");
-    element = LLVMBuildAdd(b, element, copy, "");
-    return advance(n, (opq_dtype)spilled->dtype, n->spill_slot[spilled->spill], element);
+    LLVMValueRef element = LLVMBuildAdd(b, n->index[n->vector], copy, "");
+    return advance(n, (opq_dtype)use->dtype, n->local_row[use->access], element);
 }
 
-void opq_nest_spill(opq_nest *n, int instr)
+void opq_nest_keep(opq_nest *n, int stmt)
 {
-    opq_dtype dtype = (opq_dtype)opq_nest_instr(n, instr)->dtype;
-    opq_memory_store(n, dtype, OPQ_STRIDE_one, NULL, spill_pointer(n, instr), NULL, n->value[instr]);
+    const opq_stmt *keep = opq_nest_stmt(n, stmt);
+    opq_memory_store(n, (opq_dtype)keep->dtype, OPQ_STRIDE_one, NULL, local_pointer(n, keep), NULL,
+                     n->value[keep->operand[0]]);
 }
 
-LLVMValueRef opq_nest_fill(opq_nest *n, int instr)
+LLVMValueRef opq_nest_kept(opq_nest *n, int stmt)
 {
-    opq_dtype dtype = (opq_dtype)opq_nest_instr(n, instr)->dtype;
-    return opq_memory_load(n, dtype, OPQ_STRIDE_one, NULL, spill_pointer(n, instr), NULL);
+    const opq_stmt *kept = opq_nest_stmt(n, stmt);
+    return opq_memory_load(n, (opq_dtype)kept->dtype, OPQ_STRIDE_one, NULL, local_pointer(n, kept), NULL);
 }

@@ -18,7 +18,7 @@ typedef struct builder {
     opq_ref *user;    /* of a free node that waits for its operand */
     int32_t *stamp;   /* block for which `local` holds */
     int32_t block;
-    int32_t *order, *first_member, *next_member; /* members of a group, ascending */
+    int32_t *order, *first_member, *next_member; /* members of a group, and the results of a call, ascending */
     uint8_t *state;                              /* ordering: 0 new, 1 open, 2 done */
     int32_t ordered;
 } builder;
@@ -142,7 +142,12 @@ static opq_kernel_kind kind_of(const builder *b, int32_t group)
     for (opq_ref n = b->first_member[group]; n >= 0; n = b->next_member[n]) {
         const opq_node *node = opq_node_at(b->in, n);
         switch (opq_node_class(node)) {
-        case OPQ_CLASS_MATMUL: return OPQ_KERNEL_matmul;
+        case OPQ_CLASS_MATMUL: {
+            opq_ref next = b->next_member[n];
+            while (next >= 0 && opq_node_class(opq_node_at(b->in, next)) != OPQ_CLASS_MATMUL)
+                next = b->next_member[next];
+            return next >= 0 ? OPQ_KERNEL_block : OPQ_KERNEL_matmul;
+        }
         case OPQ_CLASS_EXTERN: return OPQ_KERNEL_extern;
         case OPQ_CLASS_UPDATE: return OPQ_KERNEL_update;
         case OPQ_CLASS_SCATTER: return OPQ_KERNEL_index;
@@ -175,7 +180,8 @@ static void name_of(const builder *b, int32_t group, int number, char *out, size
     size_t length = 0;
     for (opq_ref n = b->first_member[group]; n >= 0; n = b->next_member[n]) {
         const opq_node *node = opq_node_at(b->in, n);
-        bool known = node->op == OPQ_OP_cast && b->next_member[b->first_member[group]] >= 0;
+        bool known = node->op == OPQ_OP_extern_result ||
+                     (node->op == OPQ_OP_cast && b->next_member[b->first_member[group]] >= 0);
         for (int i = 0; i < count; i++)
             known = known || seen[i] == node->op;
         if (known)
@@ -196,12 +202,8 @@ static opq_status build_block(builder *b, int32_t group)
     char name[160];
     opq_ref first = b->out->count;
     b->block = b->out->kernel_count;
-    for (opq_ref n = b->first_member[group]; n >= 0; n = b->next_member[n]) {
+    for (opq_ref n = b->first_member[group]; n >= 0; n = b->next_member[n])
         OPQ_TRY(append(b, n, &b->renamed[n]));
-        for (opq_ref r = n + 1; opq_node_at(b->in, n)->op == OPQ_OP_extern && r < b->in->count; r++)
-            if (opq_node_at(b->in, r)->op == OPQ_OP_extern_result && opq_node_at(b->in, r)->operand[0] == n)
-                OPQ_TRY(append(b, r, &b->renamed[r]));
-    }
     name_of(b, group, b->block, name, sizeof name);
     return opq_graph_add_kernel(b->out, kind_of(b, group), name, first, b->out->count - first);
 }
@@ -215,9 +217,11 @@ static opq_status build_all(builder *b)
     for (opq_ref n = b->in->count - 1; n >= 0; n--) {
         b->renamed[n] = -1;
         b->stamp[n] = -2;
-        if (group_of[n] >= 0) {
-            b->next_member[n] = b->first_member[group_of[n]];
-            b->first_member[group_of[n]] = n;
+        const opq_node *node = opq_node_at(b->in, n);
+        int32_t group = group_of[node->op == OPQ_OP_extern_result ? node->operand[0] : n];
+        if (group >= 0) {
+            b->next_member[n] = b->first_member[group];
+            b->first_member[group] = n;
         }
     }
     b->block = -1;

@@ -1,8 +1,9 @@
-/* Composite rows become primitives, concat becomes windows of one buffer, count becomes a number.
+/* Composite rows become primitives, concat becomes windows of one buffer, counts and reductions of nothing become numbers.
  *
  *   softmax %0 {axes=[1]}   ->   amax, sub, exp, sum, div
  *   concat %0, %1           ->   undefined; update with %0; update with %1      (each window is written by whoever computes it)
  *   count %0 {axes=[1]}     ->   extent {value=768}                             (no operand: it follows from the shape)
+ *   sum f32[0,8] {axes=[0]} ->   const 0; expand                                (of nothing: its kernel would have nothing to read)
  *
  * needs   verified graph
  * keeps   record order, lines, outputs, inputs
@@ -10,6 +11,7 @@
  * not     merging what two expansions share (simplify)
  */
 #include "fusion/pass.h"
+#include "graph/eval.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +39,23 @@ static opq_status expand_count(opq_graph *out, const opq_node *node, const opq_t
     if (node->type.rank == 0)
         return OPQ_OK;
     opq_node shaped = {.op = OPQ_OP_reshape, .arity = 1, .operand = out_ref, .line = node->line, .type = node->type};
+    return opq_graph_append(out, &shaped, out_ref);
+}
+
+/* Some result, each of no elements. */
+static bool reduces_nothing(const opq_graph *graph, const opq_node *node)
+{
+    return opq_node_class(node) == OPQ_CLASS_REDUCE && opq_type_count(&node->type) > 0 &&
+           opq_type_count(&opq_node_at(graph, node->operand[0])->type) == 0;
+}
+
+static opq_status expand_nothing(const opq_graph *in, opq_graph *out, const opq_node *node, opq_ref *out_ref)
+{
+    opq_dtype dtype = (opq_dtype)node->type.dtype, operand = (opq_dtype)opq_node_at(in, node->operand[0])->type.dtype;
+    opq_eval_folding folding = {.fold = opq_op_lowering((opq_op)node->op)->fold};
+    folding.dtype = opq_eval_fold_dtype(folding.fold, operand, dtype);
+    OPQ_TRY(opq_graph_const(out, dtype, opq_eval_rounded(dtype, opq_eval_fold(&folding, NULL)), out_ref));
+    opq_node shaped = {.op = OPQ_OP_expand, .arity = 1, .operand = out_ref, .line = node->line, .type = node->type};
     return opq_graph_append(out, &shaped, out_ref);
 }
 
@@ -96,13 +115,15 @@ static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *rena
     return OPQ_OK;
 }
 
-/* Expansions make counts of their own: a second walk turns those into extents. */
-static opq_status counts_to_extents(const opq_graph *in, opq_graph *out, opq_ref *renamed)
+/* Expansions make counts and reductions of their own: a second walk turns those into numbers. */
+static opq_status expand_numbers(const opq_graph *in, opq_graph *out, opq_ref *renamed)
 {
     for (opq_ref n = 0; n < in->count; n++) {
         const opq_node *node = opq_node_at(in, n);
         if (node->op == OPQ_OP_count)
             OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
+        else if (reduces_nothing(in, node))
+            OPQ_TRY(expand_nothing(in, out, node, &renamed[n]));
         else
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
     }
@@ -124,7 +145,7 @@ opq_status opq_pass_expand(const opq_graph *in, opq_graph *out)
     free(renamed);
     if (status == OPQ_OK) {
         renamed = malloc((size_t)(middle->count + 1) * sizeof *renamed);
-        status = renamed ? counts_to_extents(middle, out, renamed) : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
+        status = renamed ? expand_numbers(middle, out, renamed) : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
         free(renamed);
     }
     opq_graph_destroy(middle);

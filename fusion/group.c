@@ -21,71 +21,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAST_BODY_MAX = 300, FAST_OPERAND_MAX = 64, CONSUMER_GROUPS_MAX = 8 };
+enum {
+    CONSUMER_GROUPS_MAX = 8,
+    PLAIN_OPERANDS_MAX = OPQ_BUFFER_MAX < OPQ_SCALAR_MAX ? OPQ_BUFFER_MAX : OPQ_SCALAR_MAX,
+    PLAIN_MEMBERS_MAX = OPQ_NESTING_MAX - 4, /* a chain of them, a view and memory */
+};
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: out of memory"); }
 
 /* ---- groups */
 
-static bool in_set(const uint64_t *set, int i) { return set[i / 64] >> (i % 64) & 1; }
-
-static opq_status new_group(opq_grouper *g, int32_t *out_id)
+static int32_t new_group(opq_grouper *g)
 {
-    opq_group *made = &g->groups[g->group_count];
-    *out_id = g->group_count++;
-    if (g->fusion == OPQ_UNFUSED) /* nobody asks who needs whom, and a set per node is much memory */
-        return OPQ_OK;
-    made->after = calloc((size_t)g->words, sizeof *made->after);
-    return made->after ? OPQ_OK : out_of_memory();
+    opq_order_new(&g->order, &g->groups[g->group_count]);
+    return g->group_count++;
 }
 
-static opq_status add_member(opq_group *group, opq_ref n)
+static opq_status add_member(opq_grouper *g, opq_group *group, opq_ref n)
 {
     if (group->count == group->capacity) {
-        group->capacity = group->capacity ? group->capacity * 2 : 8;
-        opq_ref *grown = realloc(group->members, (size_t)group->capacity * sizeof *grown);
+        group->capacity = group->capacity ? group->capacity * 2 : 4;
+        opq_ref *grown = opq_arena_alloc(&g->memory, (size_t)group->capacity * sizeof *grown);
         if (grown == NULL)
             return out_of_memory();
+        if (group->count > 0)
+            memcpy(grown, group->members, (size_t)group->count * sizeof *grown);
         group->members = grown;
     }
     group->members[group->count++] = n;
     return OPQ_OK;
-}
-
-static void put_in(uint64_t *set, int i) { set[i / 64] |= 1ull << (i % 64); }
-static void take_out(uint64_t *set, int i) { set[i / 64] &= ~(1ull << (i % 64)); }
-
-static void unite(const opq_grouper *g, uint64_t *set, const uint64_t *extra)
-{
-    for (int w = 0; w < g->words; w++)
-        set[w] |= extra[w];
-}
-
-/* `id` is now needed by the groups of `extra`; so is whatever `id` needs. Nodes come in reverse order: that is seldom any group. */
-static void needed_by(opq_grouper *g, int32_t id, const uint64_t *extra)
-{
-    unite(g, g->groups[id].after, extra);
-    for (int32_t i = 0; i < g->group_count && g->groups[id].needs_some; i++)
-        if (in_set(g->groups[i].after, id))
-            unite(g, g->groups[i].after, extra);
-}
-
-static bool needs(const opq_grouper *g, int32_t later, int32_t earlier)
-{
-    return in_set(g->groups[earlier].after, later);
-}
-
-/* Is there another group that needs `earlier` and that `later` needs? */
-static bool needs_through_another(const opq_grouper *g, int32_t later, int32_t earlier)
-{
-    const uint64_t *after = g->groups[earlier].after;
-    for (int w = 0; w < g->words; w++)
-        for (uint64_t bits = after[w]; bits; bits &= bits - 1) {
-            int32_t via = w * 64 + __builtin_ctzll(bits);
-            if (via != later && via != earlier && !g->groups[via].dead && needs(g, later, via))
-                return true;
-        }
-    return false;
 }
 
 static bool is_one_of(const int32_t *ids, int count, int32_t id)
@@ -107,21 +71,6 @@ static bool used_outside(const opq_grouper *g, opq_ref n, const int32_t *ids, in
     return false;
 }
 
-static bool makes_cycle(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
-{
-    for (int i = 0; i < count; i++) {
-        for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
-            int32_t group = g->result.group_of[g->edges[e].consumer];
-            if (!is_one_of(ids, count, group) && needs(g, ids[i], group))
-                return true;
-        }
-        for (int k = 0; k < count; k++) /* a direct need becomes an inner edge; one through a third group stays */
-            if (k != i && needs_through_another(g, ids[i], ids[k]))
-                return true;
-    }
-    return false;
-}
-
 /* ---- trying */
 
 static int descending(const void *a, const void *b)
@@ -130,114 +79,147 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_refusal *out_refusal)
+/* g->trial gets the members that these groups and n have together, and behind them those of them that would be stored. */
+static opq_status collect_trial(opq_grouper *g, opq_ref n, const int32_t *ids, int count, int *out_total)
 {
-    int total = 1, stored_count = 0;
+    int total = 1, at = 0;
     for (int i = 0; i < count; i++)
         total += g->groups[ids[i]].count;
-    opq_ref *members = malloc((size_t)total * 2 * sizeof *members);
-    if (members == NULL)
-        return out_of_memory();
-    opq_ref *stored = members + total;
-    int at = 0;
+    if (total * 2 > g->trial_capacity) {
+        opq_ref *grown = realloc(g->trial, (size_t)total * 4 * sizeof *grown);
+        if (grown == NULL)
+            return out_of_memory();
+        g->trial = grown;
+        g->trial_capacity = total * 4;
+    }
     for (int i = 0; i < count; i++)
         for (int k = 0; k < g->groups[ids[i]].count; k++)
-            members[at++] = g->groups[ids[i]].members[k];
-    members[at++] = n;
-    qsort(members, (size_t)total, sizeof *members, descending);
+            g->trial[at++] = g->groups[ids[i]].members[k];
+    if (count > 1)
+        qsort(g->trial, (size_t)at, sizeof *g->trial, descending);
+    g->trial[at] = n; /* nodes come in reverse */
+    *out_total = total;
+    return OPQ_OK;
+}
+
+static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill *out_fill,
+                            opq_refusal *out_refusal)
+{
+    int total = 0, stored_count = 0;
+    OPQ_TRY(collect_trial(g, n, ids, count, &total));
+    opq_ref *stored = g->trial + total;
     for (int i = 0; i < total; i++)
-        g->result.group_of[members[i]] = ids[0];
+        g->result.group_of[g->trial[i]] = ids[0];
     for (int i = total - 1; i >= 0; i--)
-        if (used_outside(g, members[i], ids, 1))
-            stored[stored_count++] = members[i];
-    opq_lower_request request = {g->in, g->result.group_of, ids[0], g->result.in_memory, stored, stored_count, false};
+        if (used_outside(g, g->trial[i], ids, 1))
+            stored[stored_count++] = g->trial[i];
+    opq_lower_request request = {.graph = g->in,
+                                 .group_of = g->result.group_of,
+                                 .group = ids[0],
+                                 .in_memory = g->result.in_memory,
+                                 .members = g->trial,
+                                 .member_count = total,
+                                 .stored = stored,
+                                 .stored_count = stored_count};
     opq_lowered lowered;
     opq_status status = opq_lower(&request, &g->scratch, &lowered);
     *out_refusal = lowered.refusal;
+    *out_fill = (opq_fill){lowered.fill, lowered.argument_count};
     opq_arena_drop(&g->scratch);
-    for (int i = 0; i < count; i++)
+    for (int i = 1; i < count; i++)
         for (int k = 0; k < g->groups[ids[i]].count; k++)
             g->result.group_of[g->groups[ids[i]].members[k]] = ids[i];
     g->result.group_of[n] = -1;
-    free(members);
     return status;
 }
 
-/* An elementwise node that only feeds an elementwise group, straight from memory or numbers: so it has the shape of all of that. */
-static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id)
+/* What a plain node adds at most to a group that already reads it: its instruction, a check of its divisor, and its operands, where the
+ * group had it as one. */
+static opq_fill fill_of(const opq_node *node)
+{
+    return (opq_fill){node->arity + opq_node_divides(node), node->arity - 1};
+}
+
+/* A number, or loaded: from memory, through views that need no other loops than the dims of the result. */
+static bool is_plain_operand(const opq_grouper *g, opq_ref ref)
+{
+    const opq_node *operand = opq_node_at(g->in, ref);
+    opq_class class_ = opq_node_class(operand);
+    if (class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR)
+        return operand->type.rank == 0;
+    if (operand->op == OPQ_OP_slice || operand->op == OPQ_OP_permute || operand->op == OPQ_OP_expand)
+        ref = operand->operand[0];
+    return !opq_node_is_free(g->in, ref);
+}
+
+/* Elementwise over such operands, of which one moves with all loops: else it would be computed again in those that it does not. */
+static bool is_plain(const opq_grouper *g, opq_ref n)
 {
     const opq_node *node = opq_node_at(g->in, n);
-    const opq_group *group = &g->groups[id];
     opq_class class_ = opq_node_class(node);
-    if (!group->plain || (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST) || group->body + 4 > FAST_BODY_MAX ||
-        group->operands + node->arity > FAST_OPERAND_MAX || g->is_output[n])
+    bool moves = false;
+    if (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST)
         return false;
+    for (int k = 0; k < node->arity; k++) {
+        const opq_node *operand = opq_node_at(g->in, node->operand[k]);
+        if (!is_plain_operand(g, node->operand[k]))
+            return false;
+        moves = moves || (operand->op != OPQ_OP_expand && opq_shape_equal(&operand->type, &node->type));
+    }
+    return moves;
+}
+
+/* No view stands between n and what these groups compute of it. */
+static bool feeds_directly(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
+{
     for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
-        if (g->result.group_of[g->edges[e].consumer] != id || !g->edges[e].direct || g->edges[e].from_memory)
+        if (!g->edges[e].direct && is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
             return false;
     return true;
 }
 
-static bool is_plain_node(const opq_grouper *g, opq_ref n)
+/* Are these groups and n, as one, plain? */
+static bool stays_plain(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
-    const opq_node *node = opq_node_at(g->in, n);
-    opq_class class_ = opq_node_class(node);
-    for (int k = 0; k < node->arity; k++) {
-        const opq_node *operand = opq_node_at(g->in, node->operand[k]);
-        bool free = opq_node_is_free(g->in, node->operand[k]), number = free && operand->type.rank == 0;
-        if (!number && (free || !opq_shape_equal(&operand->type, &node->type))) /* views, iota: some loops do not move them */
+    const opq_type *type = &opq_node_at(g->in, n)->type;
+    for (int i = 0; i < count; i++) {
+        const opq_group *group = &g->groups[ids[i]];
+        if (!group->plain || !opq_shape_equal(type, &opq_node_at(g->in, group->members[0])->type))
             return false;
+        for (int k = 0; k < group->count && count > 1; k++)
+            if (!feeds_directly(g, group->members[k], ids, count))
+                return false;
     }
-    return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST;
+    return is_plain(g, n) && feeds_directly(g, n, ids, count);
 }
 
-static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count)
+/* What a plain node adds to a plain group that alone reads it is known without a trial, and whether there is room. */
+static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fill *out_fill)
+{
+    const opq_group *group = &g->groups[id];
+    opq_fill more = fill_of(opq_node_at(g->in, n));
+    *out_fill = (opq_fill){group->fill.body + more.body, group->fill.operands + more.operands};
+    return out_fill->body <= OPQ_BODY_MAX && out_fill->operands <= PLAIN_OPERANDS_MAX &&
+           group->count < PLAIN_MEMBERS_MAX && stays_plain(g, n, &id, 1) && !used_outside(g, n, &id, 1);
+}
+
+static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill)
 {
     opq_group *target = &g->groups[ids[0]];
+    target->plain = target->count == 0 ? is_plain(g, n) : stays_plain(g, n, ids, count);
     for (int i = 1; i < count; i++) {
         opq_group *from = &g->groups[ids[i]];
         for (int k = 0; k < from->count; k++) {
-            OPQ_TRY(add_member(target, from->members[k]));
+            OPQ_TRY(add_member(g, target, from->members[k]));
             g->result.group_of[from->members[k]] = ids[0];
         }
-        target->body += from->body;
-        target->operands += from->operands;
-        target->plain = target->plain && from->plain;
-        unite(g, target->after, from->after);
-        target->needs_some = target->needs_some || from->needs_some;
-        for (int32_t other = 0; other < g->group_count; other++)
-            if (in_set(g->groups[other].after, ids[i]))
-                put_in(g->groups[other].after, ids[0]);
-        from->dead = true;
         from->count = 0;
     }
-    if (count > 1) {
+    if (count > 1)
         qsort(target->members, (size_t)target->count, sizeof *target->members, descending);
-        for (int i = 0; i < count; i++) /* it does not need itself */
-            take_out(target->after, ids[i]);
-        needed_by(g, ids[0], target->after);
-    }
-    target->plain = (target->count == 0 || target->plain) && is_plain_node(g, n);
-    target->body += 2;
-    target->operands += opq_node_at(g->in, n)->arity;
-    OPQ_TRY(add_member(target, n));
+    target->fill = fill;
     g->result.group_of[n] = ids[0];
-    if (g->fusion == OPQ_UNFUSED)
-        return OPQ_OK;
-    uint64_t *users = calloc((size_t)g->words, sizeof *users);
-    if (users == NULL)
-        return out_of_memory();
-    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
-        int32_t user = g->result.group_of[g->edges[e].consumer];
-        if (user != ids[0] && !in_set(users, user)) {
-            unite(g, users, g->groups[user].after);
-            put_in(users, user);
-            g->groups[user].needs_some = true;
-        }
-    }
-    needed_by(g, ids[0], users);
-    free(users);
-    return OPQ_OK;
+    return add_member(g, target, n);
 }
 
 /* Node classes whose value can be made inside a consumer's kernel. */
@@ -293,20 +275,20 @@ static bool reads_own_result(const opq_grouper *g, opq_ref n, const int32_t *ids
 static opq_status try_groups(opq_grouper *g, opq_ref n, const int32_t *ids, int count, bool *out_joined)
 {
     opq_refusal refusal = OPQ_REFUSAL_none;
-    *out_joined = false;
-    if (reads_own_result(g, n, ids, count)) {
+    opq_fill fill;
+    if (reads_own_result(g, n, ids, count))
         refusal = OPQ_REFUSAL_other_use;
-    } else if (makes_cycle(g, n, ids, count)) {
+    else if (opq_order_has_cycle(g, n, ids, count))
         refusal = OPQ_REFUSAL_cycle;
-    } else if (count > 1 || !joins_plainly(g, n, ids[0]) || !is_plain_node(g, n)) {
-        OPQ_TRY(try_lower(g, n, ids, count, &refusal));
-    }
-    if (refusal != OPQ_REFUSAL_none) {
+    else if (count > 1 || !joins_plainly(g, n, ids[0], &fill))
+        OPQ_TRY(try_lower(g, n, ids, count, &fill, &refusal));
+    *out_joined = refusal == OPQ_REFUSAL_none;
+    if (!*out_joined) {
         g->refusal[n] = refusal;
         return OPQ_OK;
     }
-    *out_joined = true;
-    return join(g, n, ids, count);
+    opq_order_join(g, ids, count);
+    return join(g, n, ids, count, fill);
 }
 
 /* A matmul sees its epilogue from the tile only when nobody needs the raw product: storing it too would cost what fusing saves. */
@@ -317,22 +299,23 @@ static bool must_stay_alone(const opq_grouper *g, opq_ref n, const int32_t *ids,
 
 static opq_status place_alone(opq_grouper *g, opq_ref n)
 {
-    int32_t id;
+    int32_t id = new_group(g);
     opq_refusal refusal = OPQ_REFUSAL_none;
     const opq_node *node = opq_node_at(g->in, n);
+    opq_fill fill = fill_of(node);
     bool follows = opq_node_class(node) == OPQ_CLASS_VIEW;
-    OPQ_TRY(new_group(g, &id));
+    fill.body += 2; /* it is stored, and no operand of anything */
+    fill.operands += 2;
     for (int k = 0; k < node->arity; k++)
         follows = follows || opq_is_computed_inside(g, node->operand[k]);
     if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
         for (bool again = true; again;) {
-            OPQ_TRY(try_lower(g, n, &id, 1, &refusal));
+            OPQ_TRY(try_lower(g, n, &id, 1, &fill, &refusal));
             again = false;
             if (refusal != OPQ_REFUSAL_none)
                 OPQ_TRY(opq_store_views(g, n, &again));
         }
-    g->groups[id].plain = true;
-    return join(g, n, &id, 1);
+    return join(g, n, &id, 1, fill);
 }
 
 static opq_status place(opq_grouper *g, opq_ref n)
@@ -367,6 +350,7 @@ static opq_status place(opq_grouper *g, opq_ref n)
 static opq_status place_all(opq_grouper *g)
 {
     opq_bound_views(g);
+    opq_find_users(g);
     for (int i = 0; i < g->in->output_count; i++) {
         opq_ref ref = opq_strip_reshape(g->in, g->in->outputs[i]);
         const opq_node *node = opq_node_at(g->in, ref);
@@ -384,12 +368,12 @@ static opq_status place_all(opq_grouper *g)
     return OPQ_OK;
 }
 
-static opq_status note_unfused(const opq_grouper *g, const opq_ref *renamed, opq_unfused *unfused)
+static opq_status note_unfused(const opq_grouper *g, opq_unfused *unfused)
 {
     for (opq_ref n = 0; n < g->in->count; n++)
         for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
             opq_ref consumer = g->edges[e].consumer;
-            if (g->result.group_of[n] == g->result.group_of[consumer] && !g->edges[e].from_memory)
+            if (g->result.group_of[n] == g->result.group_of[consumer])
                 continue;
             if (unfused->count == unfused->capacity) {
                 unfused->capacity = unfused->capacity ? unfused->capacity * 2 : 64;
@@ -400,46 +384,57 @@ static opq_status note_unfused(const opq_grouper *g, const opq_ref *renamed, opq
             }
             opq_refusal refusal =
                 g->edges[e].from_memory || g->refusal[n] == OPQ_REFUSAL_none ? OPQ_REFUSAL_boundary : g->refusal[n];
-            unfused->edges[unfused->count++] = (opq_unfused_edge){renamed[n], renamed[consumer], refusal};
+            unfused->edges[unfused->count++] = (opq_unfused_edge){g->renamed[n], g->renamed[consumer], refusal};
         }
+    return OPQ_OK;
+}
+
+static opq_status allocate(opq_grouper *g)
+{
+    size_t count = (size_t)g->in->count + 1, uses = 0;
+    for (opq_ref n = 0; n < g->in->count; n++)
+        uses += (size_t)opq_node_at(g->in, n)->arity;
+    int32_t **const numbers[] = {&g->result.group_of, &g->first_edge, &g->first_need,
+                                 &g->needs_end,       &g->first_user, &g->renamed};
+    bool ok = true;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        ok = (*numbers[i] = opq_arena_alloc(&g->memory, count * sizeof **numbers[i])) && ok;
+    for (int direction = 0; direction < OPQ_DIRECTIONS; direction++) {
+        g->order.front[direction].groups = opq_arena_alloc(&g->memory, count * sizeof *g->order.front[direction].groups);
+        ok = ok && g->order.front[direction].groups;
+    }
+    g->users = opq_arena_alloc(&g->memory, (uses + 1) * sizeof *g->users);
+    g->readers = opq_arena_alloc(&g->memory, (uses + count) * sizeof *g->readers);
+    g->groups = opq_arena_alloc(&g->memory, count * sizeof *g->groups);
+    g->refusal = opq_arena_alloc(&g->memory, count * sizeof *g->refusal);
+    g->is_output = opq_arena_alloc(&g->memory, count);
+    g->searched = opq_arena_alloc(&g->memory, count);
+    g->result.in_memory = opq_arena_alloc(&g->memory, count);
+    if (!ok || !g->users || !g->readers || !g->groups || !g->refusal || !g->is_output || !g->searched ||
+        !g->result.in_memory)
+        return out_of_memory();
+    opq_order_begin(&g->order);
+    memset(g->first_edge, 0xff, count * sizeof *g->first_edge);
+    memset(g->result.group_of, 0xff, count * sizeof *g->result.group_of);
     return OPQ_OK;
 }
 
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused)
 {
-    size_t count = (size_t)in->count + 1;
-    opq_grouper g = {.in = in, .fusion = fusion, .words = (int)(count / 64 + 1)};
-    g.groups = calloc(count, sizeof *g.groups);
-    g.first_edge = malloc(count * sizeof *g.first_edge);
-    g.is_output = calloc(count, 1);
-    g.refusal = calloc(count, sizeof *g.refusal);
-    g.result.group_of = malloc(count * sizeof *g.result.group_of);
-    g.result.in_memory = calloc(count, 1);
-    opq_ref *renamed = malloc(count * sizeof *renamed);
-    bool ok = g.groups && g.first_edge && g.is_output && g.refusal && g.result.group_of && g.result.in_memory && renamed;
-    opq_status status = ok ? OPQ_OK : out_of_memory();
-    if (status == OPQ_OK) {
-        memset(g.first_edge, 0xff, count * sizeof *g.first_edge);
-        memset(g.result.group_of, 0xff, count * sizeof *g.result.group_of);
-        status = place_all(&g);
-    }
-    g.result.group_count = g.group_count;
+    opq_grouper g = {.in = in, .fusion = fusion};
+    opq_status status = allocate(&g);
     if (status == OPQ_OK)
-        status = opq_build_fused(in, &g.result, out, renamed);
+        status = place_all(&g);
+    g.result.group_count = g.group_count;
+    if (status == OPQ_OK && fusion == OPQ_FUSED)
+        status = opq_group_blocks(in, &g.result);
+    if (status == OPQ_OK)
+        status = opq_build_fused(in, &g.result, out, g.renamed);
     if (status == OPQ_OK && out_unfused)
-        status = note_unfused(&g, renamed, out_unfused);
-    for (int i = 0; g.groups && i < g.group_count; i++) {
-        free(g.groups[i].members);
-        free(g.groups[i].after);
-    }
-    free(g.groups);
+        status = note_unfused(&g, out_unfused);
     free(g.edges);
-    free(g.first_edge);
-    free(g.is_output);
-    free(g.refusal);
-    free(g.result.group_of);
-    free(g.result.in_memory);
-    free(renamed);
+    free(g.trial);
     opq_arena_drop(&g.scratch);
+    opq_arena_drop(&g.memory);
     return status;
 }

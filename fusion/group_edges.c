@@ -5,7 +5,7 @@
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: out of memory"); }
 
-static opq_status add_edge(opq_grouper *g, opq_ref producer, opq_ref consumer, bool from_memory, bool direct)
+static opq_status add_edge(opq_grouper *g, opq_edge edge)
 {
     if (g->edge_count == g->edge_capacity) {
         g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 256;
@@ -14,8 +14,12 @@ static opq_status add_edge(opq_grouper *g, opq_ref producer, opq_ref consumer, b
             return out_of_memory();
         g->edges = grown;
     }
-    g->edges[g->edge_count] = (opq_edge){consumer, g->first_edge[producer], from_memory, direct};
-    g->first_edge[producer] = g->edge_count++;
+    edge.next = g->first_edge[edge.producer];
+    edge.previous = -1;
+    if (edge.next >= 0)
+        g->edges[edge.next].previous = g->edge_count;
+    g->edges[g->edge_count] = edge;
+    g->first_edge[edge.producer] = g->edge_count++;
     return OPQ_OK;
 }
 
@@ -27,6 +31,7 @@ static bool is_followed(const opq_grouper *g, opq_ref ref)
 static opq_status link_operands(opq_grouper *g, opq_ref consumer)
 {
     const opq_node *node = opq_node_at(g->in, consumer);
+    g->first_need[consumer] = g->edge_count;
     for (int k = 0; k < node->arity; k++) {
         opq_ref ref = node->operand[k];
         bool from_memory = opq_operand_from_memory(node, k), direct = true;
@@ -36,40 +41,58 @@ static opq_status link_operands(opq_grouper *g, opq_ref consumer)
             ref = opq_node_at(g->in, ref)->operand[0];
         const opq_node *producer = opq_node_at(g->in, ref);
         if (producer->op != OPQ_OP_input && (!opq_node_is_free(g->in, ref) || g->result.in_memory[ref]))
-            OPQ_TRY(add_edge(g, ref, consumer, from_memory, direct));
+            OPQ_TRY(add_edge(
+                g, (opq_edge){.producer = ref, .consumer = consumer, .from_memory = from_memory, .direct = direct}));
     }
+    g->needs_end[consumer] = g->edge_count;
     return OPQ_OK;
-}
-
-static bool follows(const opq_grouper *g, opq_ref consumer, opq_ref view)
-{
-    const opq_node *node = opq_node_at(g->in, consumer);
-    for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = node->operand[k];
-        while (ref > view && is_followed(g, ref))
-            ref = opq_node_at(g->in, ref)->operand[0];
-        if (ref == view)
-            return true;
-    }
-    return false;
 }
 
 static void unlink_operands(opq_grouper *g, opq_ref consumer)
 {
-    const opq_node *node = opq_node_at(g->in, consumer);
-    for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = node->operand[k];
-        while (is_followed(g, ref))
-            ref = opq_node_at(g->in, ref)->operand[0];
-        if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
-            ref = opq_node_at(g->in, ref)->operand[0];
-        int32_t *at = &g->first_edge[ref];
-        while (*at >= 0)
-            if (g->edges[*at].consumer == consumer)
-                *at = g->edges[*at].next;
-            else
-                at = &g->edges[*at].next;
+    for (int32_t e = g->first_need[consumer]; e < g->needs_end[consumer]; e++) {
+        const opq_edge *edge = &g->edges[e];
+        *(edge->previous < 0 ? &g->first_edge[edge->producer] : &g->edges[edge->previous].next) = edge->next;
+        if (edge->next >= 0)
+            g->edges[edge->next].previous = edge->previous;
     }
+}
+
+void opq_find_users(opq_grouper *g)
+{
+    for (opq_ref n = 0; n < g->in->count; n++)
+        for (int k = 0; k < opq_node_at(g->in, n)->arity; k++)
+            g->first_user[opq_node_at(g->in, n)->operand[k]]++;
+    for (opq_ref n = 0; n < g->in->count; n++)
+        g->first_user[n + 1] += g->first_user[n];
+    for (opq_ref n = g->in->count - 1; n >= 0; n--)
+        for (int k = 0; k < opq_node_at(g->in, n)->arity; k++)
+            g->users[--g->first_user[opq_node_at(g->in, n)->operand[k]]] = n;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    opq_ref x = *(const opq_ref *)a, y = *(const opq_ref *)b;
+    return (x > y) - (x < y);
+}
+
+/* The placed nodes that look through `view`, ascending, each once: in g->readers. */
+static int find_readers(opq_grouper *g, opq_ref view, opq_ref reader)
+{
+    opq_ref *readers = g->readers, *views = g->readers + g->first_user[g->in->count];
+    int count = 0, view_count = 1, kept = 0;
+    views[0] = view;
+    for (int i = 0; i < view_count; i++)
+        for (int32_t u = g->first_user[views[i]]; u < g->first_user[views[i] + 1]; u++)
+            if (is_followed(g, g->users[u]))
+                views[view_count++] = g->users[u];
+            else if (g->result.group_of[g->users[u]] >= 0 && g->users[u] != reader)
+                readers[count++] = g->users[u];
+    qsort(readers, (size_t)count, sizeof *readers, ascending);
+    for (int i = 0; i < count; i++)
+        if (kept == 0 || readers[kept - 1] != readers[i])
+            readers[kept++] = readers[i];
+    return kept;
 }
 
 /* A view or iota gets memory of its own, for `reader`, which is not linked yet. Those already placed that looked through it need it from
@@ -78,21 +101,13 @@ static opq_status store_view(opq_grouper *g, opq_ref view, opq_ref reader)
 {
     if (g->result.in_memory[view])
         return OPQ_OK;
-    opq_ref *users = malloc(((size_t)(g->in->count - view) + 1) * sizeof *users);
-    int count = 0;
-    if (users == NULL)
-        return out_of_memory();
-    for (opq_ref n = view + 1; n < g->in->count; n++)
-        if (n != reader && g->result.group_of[n] >= 0 && follows(g, n, view)) {
-            unlink_operands(g, n);
-            users[count++] = n;
-        }
+    int count = find_readers(g, view, reader);
+    for (int i = 0; i < count; i++)
+        unlink_operands(g, g->readers[i]);
     g->result.in_memory[view] = 1;
-    opq_status status = OPQ_OK;
-    for (int i = 0; i < count && status == OPQ_OK; i++)
-        status = link_operands(g, users[i]);
-    free(users);
-    return status;
+    for (int i = 0; i < count; i++)
+        OPQ_TRY(link_operands(g, g->readers[i]));
+    return OPQ_OK;
 }
 
 opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer)
@@ -136,18 +151,31 @@ bool opq_is_computed_inside(const opq_grouper *g, opq_ref ref)
     return is_followed(g, ref) || (opq_node_at(g->in, ref)->op == OPQ_OP_iota && !g->result.in_memory[ref]);
 }
 
+static bool is_unsearched(const opq_grouper *g, opq_ref ref)
+{
+    return opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW && !g->searched[ref];
+}
+
+/* The view under the first reshape of one from here on, or -1; then there never will be one, and nobody searches here again. */
+static opq_ref view_under_reshape(opq_grouper *g, opq_ref from)
+{
+    for (opq_ref ref = from; is_unsearched(g, ref); ref = opq_node_at(g->in, ref)->operand[0])
+        if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, opq_node_at(g->in, ref)->operand[0]))
+            return opq_node_at(g->in, ref)->operand[0];
+    for (opq_ref ref = from; is_unsearched(g, ref); ref = opq_node_at(g->in, ref)->operand[0])
+        g->searched[ref] = 1;
+    return -1;
+}
+
 opq_status opq_store_views(opq_grouper *g, opq_ref n, bool *out_stored)
 {
     const opq_node *node = opq_node_at(g->in, n);
     bool stored = false;
     for (int k = 0; k < node->arity; k++) {
-        opq_ref ref = opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k];
-        for (; opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW; ref = opq_node_at(g->in, ref)->operand[0])
-            if (opq_node_at(g->in, ref)->op == OPQ_OP_reshape && is_followed(g, opq_node_at(g->in, ref)->operand[0])) {
-                OPQ_TRY(store_view(g, opq_node_at(g->in, ref)->operand[0], n));
-                stored = true;
-                break;
-            }
+        opq_ref view = view_under_reshape(g, opq_node_class(node) == OPQ_CLASS_VIEW ? n : node->operand[k]);
+        if (view >= 0)
+            OPQ_TRY(store_view(g, view, n));
+        stored = stored || view >= 0;
     }
     for (int k = 0; k < node->arity && !stored; k++)
         if (opq_is_computed_inside(g, node->operand[k])) {

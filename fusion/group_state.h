@@ -1,37 +1,67 @@
-/* What grouping works with: groups, and the edges from placed nodes to the nodes whose values they need. */
+/* What grouping works with: groups, their order, and the edges from placed nodes to the nodes whose values they need. */
 #ifndef OPAQUE_FUSION_GROUP_STATE_H
 #define OPAQUE_FUSION_GROUP_STATE_H
 
 #include "fusion/pass.h"
 
+enum { OPQ_LATER, OPQ_EARLIER, OPQ_DIRECTIONS };
+
+/* What a group takes at most of OPQ_BODY_MAX, and of buffers and scalars together. */
+typedef struct opq_fill {
+    int body, operands;
+} opq_fill;
+
 typedef struct opq_group {
     opq_ref *members; /* descending */
     int count, capacity;
-    int body, operands; /* upper estimates */
-    bool plain;         /* one shape, elementwise, no views inside: joining another such node needs no trial */
-    bool dead;          /* merged away */
-    uint64_t *after;    /* bit set: groups that need results of this one, transitively */
-    bool needs_some;    /* it is in such a set of another group */
+    opq_fill fill;
+    bool plain; /* one shape, elementwise, views of memory alone: joining another such node needs no trial */
+    struct opq_group *before, *behind; /* in the line of groups */
+    int64_t place;                     /* larger than the places of all groups whose results it needs */
+    /* Numbers of searches: the last one that reached it in each direction, and that wanted to join it. */
+    uint32_t reached[OPQ_DIRECTIONS], joining;
 } opq_group;
 
 typedef struct opq_edge {
-    opq_ref consumer;
-    int32_t next;
+    opq_ref producer, consumer;
+    int32_t next, previous;   /* among those of the producer, -1 */
     bool from_memory, direct; /* direct: no view between */
 } opq_edge;
+
+/* The groups that a search met in one direction, each once. */
+/* The groups that a search met in one direction, each once. */
+typedef struct opq_front {
+    opq_group **groups;
+    int32_t count, expanded;
+    int64_t work; /* edges looked at */
+} opq_front;
+
+typedef struct opq_order {
+    opq_group ends; /* no group: before the first one and behind the last one */
+    opq_front front[OPQ_DIRECTIONS];
+    opq_group *lowest, *highest; /* what the search is bounded by */
+    uint32_t search;             /* its number */
+} opq_order;
 
 typedef struct opq_grouper {
     const opq_graph *in;
     opq_fusion fusion;
     opq_grouping result;
     opq_group *groups;
-    int group_count, words; /* words of an `after` set */
+    int group_count;
+    opq_order order;
     opq_edge *edges;
     int32_t edge_count, edge_capacity;
-    int32_t *first_edge; /* per node, -1 */
-    uint8_t *is_output;
-    opq_refusal *refusal; /* per node: why it did not join its consumers */
-    opq_arena scratch;
+    int32_t *first_edge;             /* per node that is needed, -1 */
+    int32_t *first_need, *needs_end; /* per placed node: its edges stand together */
+    int32_t *first_user;             /* per node, and one more: where its users begin */
+    opq_ref *users, *readers;        /* readers: room for all users and nodes */
+    uint8_t *is_output, *searched;   /* per node; searched: for a reshape of a view */
+    opq_refusal *refusal;            /* per node: why it did not join its consumers */
+    opq_ref *trial;                  /* room for the members and the stored nodes of a trial */
+    int trial_capacity;
+    opq_ref *renamed;          /* per node: in the fused graph */
+    opq_arena memory, scratch; /* scratch: of a trial */
 } opq_grouper;
 
 /* Links a node that got its group to what it needs. Operands that are taken from dense memory: a view has to be stored for that, a
@@ -39,9 +69,19 @@ typedef struct opq_grouper {
 opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer) OPQ_MUST_CHECK;
 /* Views of views of views get memory now and then, so that what looks through them has an end. Before the first node is placed. */
 void opq_bound_views(opq_grouper *g);
+/* Who uses which node. Before the first node is placed. */
+void opq_find_users(opq_grouper *g);
 /* Read without memory of its own, as long as some loops walk it. */
 bool opq_is_computed_inside(const opq_grouper *g, opq_ref ref);
 /* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
 opq_status opq_store_views(opq_grouper *g, opq_ref n, bool *out_stored) OPQ_MUST_CHECK;
+
+void opq_order_begin(opq_order *order);
+/* The place of a new group: before all others. */
+void opq_order_new(opq_order *order, opq_group *group);
+/* Would a group that needs another's results be needed by it, if n and these groups became one? */
+bool opq_order_has_cycle(opq_grouper *g, opq_ref n, const int32_t *ids, int count);
+/* They do, right after opq_order_has_cycle said no: ids[0] stands for all of them. */
+void opq_order_join(opq_grouper *g, const int32_t *ids, int count);
 
 #endif

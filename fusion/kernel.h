@@ -40,13 +40,15 @@ typedef enum opq_instr_op {
     OPQ_INSTR_nonzero,      /* operand 0 (an integer of `dtype`), by which operand 1 is divided, is checked; no value */
 } opq_instr_op;
 
+/* What a dtype is computed in: f16 and bf16 in f32; raw words are moved as integers of their width. */
+opq_dtype opq_compute_dtype(opq_dtype dtype);
+
 /* dtype is what is computed in: f16 and bf16 are f32 here, loads widen and stores round. A cast to f16 or bf16 has dtype f32 and
  * `value.i` the narrow dtype: it rounds. const: `value`. scalar: `value.i` is the slot. uniform, normal: operands are
  * (i64 linear index, i64 seed, i64 offset). */
 typedef struct opq_instr {
     uint16_t op; /* opq_op or opq_instr_op */
     uint8_t dtype;
-    uint8_t from; /* cast, comparisons: computing dtype of operand 0; f32 for f16 and bf16 */
     uint8_t sweep;
     uint16_t depends;   /* bit l: varies along loop l */
     int16_t operand[3]; /* -1: none */
@@ -66,8 +68,8 @@ typedef struct opq_kernel {
     const char *name; /* for people; not in the key */
 } opq_kernel;
 
-static inline int opq_kernel_dims_count(const opq_kernel *k) { return k->rank + k->access_count * (k->rank + 3); }
-static inline int opq_access_dims(const opq_kernel *k, int access) { return k->rank + access * (k->rank + 3); }
+/* Where the arguments of an access begin in `dims`. */
+static inline int opq_dims_of(int rank, int access) { return rank + access * (rank + 3); }
 static inline uint16_t opq_kernel_reduced_mask(const opq_kernel *k)
 {
     uint16_t mask = 0;
@@ -86,22 +88,26 @@ static inline bool opq_instr_has_access(const opq_instr *instr)
 {
     return instr->op >= OPQ_OP_COUNT && instr->op != OPQ_INSTR_nonzero;
 }
-static inline bool opq_instr_reduces(const opq_instr *instr)
+/* By the op alone: opq_op or opq_instr_op. */
+static inline bool opq_op_reduces(int op)
 {
-    return instr->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)instr->op)->class_ == OPQ_CLASS_REDUCE;
+    return op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_REDUCE;
 }
-/* May find an index out of range. */
-static inline bool opq_instr_checks(const opq_instr *instr)
+static inline bool opq_instr_reduces(const opq_instr *instr) { return opq_op_reduces(instr->op); }
+/* May find an index out of range: operand 0. */
+static inline bool opq_op_checks(int op)
 {
-    return instr->op == OPQ_INSTR_load_at || instr->op == OPQ_INSTR_store_add_at || instr->op == OPQ_INSTR_check;
+    return op == OPQ_INSTR_load_at || op == OPQ_INSTR_store_add_at || op == OPQ_INSTR_check;
 }
+static inline bool opq_instr_checks(const opq_instr *instr) { return opq_op_checks(instr->op); }
 
 /* The first limit that the kernel does not keep, for a message; NULL: it keeps them all. */
 const char *opq_kernel_excess(const opq_kernel *kernel);
 
-/* Canonical bytes: equal keys, equal code. */
-void opq_kernel_key(const opq_kernel *kernel, opq_text *out_key);
-/* For people: loops and body. */
-void opq_kernel_print(const opq_kernel *kernel, opq_text *out_text);
+/* The words of a kernel's text, in each of its forms: a loop's letter, an op's name, " 0x1p+0" of a constant, " s2" of a scalar, " to f16"
+ * of a cast that rounds, nothing of any other op. */
+char opq_loop_letter(int loop);
+const char *opq_instr_name(int op);
+void opq_instr_value_print(int op, opq_dtype dtype, opq_number value, opq_text *out_text);
 
 #endif

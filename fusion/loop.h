@@ -35,37 +35,56 @@ typedef enum opq_stmt_op {
     OPQ_STMT_kept, /* that element */
 } opq_stmt_op;
 
+/* Has it a value, which a number names? */
+static inline bool opq_stmt_gives(int op)
+{
+    return op < OPQ_OP_COUNT || op == OPQ_INSTR_load || op == OPQ_INSTR_load_at || op == OPQ_INSTR_number ||
+           op == OPQ_STMT_kept;
+}
+
 typedef struct opq_stmt {
-    uint16_t op;         /* opq_op, opq_instr_op or opq_stmt_op */
-    uint8_t dtype, from; /* as in opq_instr; local: of an element */
-    uint8_t role;        /* loop: opq_loop_role */
-    uint8_t variable;    /* loop */
-    uint16_t variables;  /* local: bit l */
-    int16_t operand[3];  /* statements; -1: none */
-    int16_t access;      /* of the kernel; keep, kept: the local's statement; -1: none */
-    int32_t end;         /* loop: the statement behind its body */
-    opq_number value;    /* as in opq_instr */
-    int16_t instr;       /* of the flat kernel that it comes from, for errors; -1 */
+    uint16_t op;        /* opq_op, opq_instr_op or opq_stmt_op */
+    uint8_t dtype;      /* as in opq_instr; local: of an element */
+    uint8_t role;       /* loop: opq_loop_role */
+    uint8_t variable;   /* loop */
+    uint16_t variables; /* local: bit l */
+    int16_t operand[3]; /* statements; -1: none */
+    int16_t access;     /* of the kernel; keep, kept: the local's statement; -1: none */
+    int32_t end;        /* loop: the statement behind its body */
+    opq_number value;   /* as in opq_instr */
+    opq_ref node;       /* of the graph, that may fail here, for messages; not in the key */
 } opq_stmt;
 
 typedef struct opq_loops {
     const char *name;
     int rank; /* variables */
-    int buffer_count, access_count, stmt_count;
+    int buffer_count, scalar_count, access_count, stmt_count;
     const opq_access *accesses;
     uint8_t *written; /* per buffer */
     opq_stmt *stmts;
 } opq_loops;
 
+static inline int opq_loops_dims_count(const opq_loops *k) { return opq_dims_of(k->rank, k->access_count); }
+
 /* The tree of a flat kernel; `arena` holds it. Borrows the kernel's accesses and name. */
 opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
-/* Runs a kernel statement by statement: what it means, without code. `buffers`, `dims` and `scalars` are those that its code takes; bits
- * are the code's but for functions that libm computes (exp, tanh, ..). out_error: {instruction that failed + 1, the index it met}, or 0. */
-opq_status opq_loops_eval(const opq_loops *loops, void *const *buffers, const int64_t *dims, const opq_number *scalars,
-                          int64_t out_error[2]) OPQ_MUST_CHECK;
-/* What opq_loops_print wrote, or a person: any bytes are read or refused with their place. `arena` holds the result, for printing: it is
- * not verified yet. */
+/* Runs a kernel statement by statement: what it means, without code. `buffers`, `dims` and `scalars` are those that its code takes, and
+ * so are the bits. out_error: {statement that failed + 1, the index it met}, or 0. */
+typedef opq_status opq_loops_run(const opq_loops *loops, void *const *buffers, const int64_t *dims,
+                                 const opq_number *scalars, int64_t out_error[2]);
+opq_loops_run opq_loops_eval OPQ_MUST_CHECK;
+/* OPQ_INVALID, and where, unless: operands are in sight, as many as the op needs and of its dtypes; accesses walk loops that are around;
+ * locals are kept in before they are read; reductions stand in reducing loops; and roles fit. Then it prints, and code is made of it. */
+opq_status opq_loops_verify(const opq_loops *loops) OPQ_MUST_CHECK;
+/* The same for a verified tree and arguments: every access stays in its buffer (`bytes` of each), and turns of a loop that is not serial
+ * do not store to one element. Then it runs. */
+opq_status opq_loops_verify_bounds(const opq_loops *loops, const int64_t *dims, const int64_t *bytes) OPQ_MUST_CHECK;
+/* The arguments with which the loops run one turn of the parallel loops from the top, number `unit` in row-major order. */
+void opq_loops_unit(const opq_loops *loops, const int64_t *dims, int64_t unit, int64_t *out_dims);
+/* What opq_loops_print wrote, or a person: any bytes are read, and then verified, or refused with their place. `arena` holds the result. */
 opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
+/* Canonical bytes: equal keys, equal code. */
+void opq_loops_key(const opq_loops *loops, opq_text *out_key);
 /* For people and for opq_loops_parse. */
 void opq_loops_print(const opq_loops *loops, opq_text *out_text);
 

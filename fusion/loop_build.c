@@ -13,9 +13,7 @@
 typedef struct builder {
     const opq_kernel *kernel;
     opq_loops *out;
-    int capacity;
     uint16_t reduced;               /* mask */
-    uint16_t depends[OPQ_BODY_MAX]; /* loops that an instruction varies along, its access's among them */
     int16_t stmt[OPQ_BODY_MAX];     /* the statement that has an instruction's value now, -1 */
     int16_t local[OPQ_BODY_MAX];    /* per spill slot: its statement, -1 */
     int order[OPQ_LOOP_MAX], outer; /* loops from outside in; how many of them are kept */
@@ -27,24 +25,11 @@ const char *opq_loop_role_name(opq_loop_role role) { return role_names[role]; }
 static opq_stmt *push(builder *b, int op)
 {
     opq_stmt *stmt = &b->out->stmts[b->out->stmt_count++];
-    *stmt = (opq_stmt){.op = (uint16_t)op, .operand = {-1, -1, -1}, .access = -1, .instr = -1};
+    *stmt = (opq_stmt){.op = (uint16_t)op, .operand = {-1, -1, -1}, .access = -1, .node = -1};
     return stmt;
 }
 
-static uint16_t depends_of(const builder *b, int i)
-{
-    const opq_instr *instr = &b->kernel->instrs[i];
-    uint16_t depends = instr->depends;
-    for (int o = 0; o < 3; o++)
-        if (instr->operand[o] >= 0)
-            depends |= b->depends[instr->operand[o]];
-    for (int l = 0; opq_instr_has_access(instr) && l < b->kernel->rank; l++)
-        if (b->kernel->accesses[instr->access].stride[l] != OPQ_STRIDE_zero)
-            depends |= (uint16_t)(1u << l);
-    return opq_instr_reduces(instr) ? (uint16_t)(depends & ~b->reduced) : depends;
-}
-
-static bool is_inside(const builder *b, int i) { return (b->depends[i] & b->reduced) != 0; }
+static bool is_inside(const builder *b, int i) { return (b->kernel->instrs[i].depends & b->reduced) != 0; }
 
 /* The depth at which an instruction stands: how many of the loops in order are around it. */
 static int depth_of(const builder *b, int i)
@@ -52,10 +37,9 @@ static int depth_of(const builder *b, int i)
     const opq_instr *instr = &b->kernel->instrs[i];
     int depth = 0;
     for (int d = 0; d < b->kernel->rank; d++)
-        if (b->depends[i] >> b->order[d] & 1)
+        if (instr->depends >> b->order[d] & 1)
             depth = d + 1;
-    bool late = instr->sweep > 0 ||
-                opq_instr_is_root(instr); /* behind a sweep, or an effect: once per turn of the kept loops */
+    bool late = instr->sweep > 0 || opq_instr_is_root(instr); /* both once per turn of the kept loops */
     return late && depth < b->outer ? b->outer : depth;
 }
 
@@ -65,9 +49,8 @@ static void emit(builder *b, int i)
     int number = b->out->stmt_count;
     opq_stmt *stmt = push(b, instr->op);
     stmt->dtype = instr->dtype;
-    stmt->from = instr->from;
     stmt->value = instr->value;
-    stmt->instr = (int16_t)i;
+    stmt->node = instr->node;
     for (int o = 0; o < 3; o++)
         stmt->operand[o] = instr->operand[o] < 0 ? -1 : b->stmt[instr->operand[o]];
     if (opq_instr_has_access(instr))
@@ -219,8 +202,8 @@ static opq_status make_room(builder *b, opq_arena *arena)
 {
     const opq_kernel *k = b->kernel;
     int sweeps = k->sweep_count > 0 ? k->sweep_count : 1;
-    b->capacity = sweeps * (2 * k->instr_count + k->rank) + k->rank + k->spill_count + 1;
-    b->out->stmts = opq_arena_alloc(arena, (size_t)b->capacity * sizeof *b->out->stmts);
+    int capacity = sweeps * (2 * k->instr_count + k->rank) + k->rank + k->spill_count + 1;
+    b->out->stmts = opq_arena_alloc(arena, (size_t)capacity * sizeof *b->out->stmts);
     b->out->written = opq_arena_alloc(arena, (size_t)k->buffer_count + 1);
     if (b->out->stmts == NULL || b->out->written == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while building loops");
@@ -234,6 +217,7 @@ opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops
     *out_loops = (opq_loops){.name = kernel->name,
                              .rank = kernel->rank,
                              .buffer_count = kernel->buffer_count,
+                             .scalar_count = kernel->scalar_count,
                              .access_count = kernel->access_count,
                              .accesses = kernel->accesses};
     OPQ_TRY(make_room(&b, arena));
@@ -242,7 +226,6 @@ opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops
     order_loops(&b);
     for (int i = 0; i < kernel->instr_count; i++) {
         const opq_instr *instr = &kernel->instrs[i];
-        b.depends[i] = depends_of(&b, i);
         if ((instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at) &&
             kernel->accesses[instr->access].buffer >= 0)
             out_loops->written[kernel->accesses[instr->access].buffer] = 1;

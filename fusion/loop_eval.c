@@ -41,6 +41,13 @@ static opq_status reserve(list *l, int64_t count)
 }
 
 static bool is_raw(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW; }
+
+static opq_number zero_of(opq_dtype dtype)
+{
+    static const opq_raw128 zero;
+    return (opq_number){.i = is_raw(dtype) ? (int64_t)(intptr_t)&zero : 0};
+}
+
 static opq_number operand(const machine *m, const opq_stmt *stmt, int o) { return m->values[stmt->operand[o]]; }
 
 /* ---- memory */
@@ -48,7 +55,7 @@ static opq_number operand(const machine *m, const opq_stmt *stmt, int o) { retur
 static int64_t offset_of(const machine *m, const opq_stmt *stmt)
 {
     const opq_access *a = &m->k->accesses[stmt->access];
-    const int64_t *dims = m->dims + m->k->rank + stmt->access * (m->k->rank + 3);
+    const int64_t *dims = m->dims + opq_dims_of(m->k->rank, stmt->access);
     int64_t offset = dims[0];
     for (int l = 0; l < m->k->rank; l++)
         if (a->stride[l] != OPQ_STRIDE_zero)
@@ -56,16 +63,23 @@ static int64_t offset_of(const machine *m, const opq_stmt *stmt)
     return offset;
 }
 
+/* That of the first statement is told, as the code does. */
+static void note(const machine *m, const opq_stmt *stmt, int64_t index)
+{
+    int64_t number = stmt - m->k->stmts + 1;
+    if (m->error[0] != 0 && m->error[0] <= number)
+        return;
+    m->error[0] = number;
+    m->error[1] = index;
+}
+
 /* The index of a load_at and its kin moves the offset; false: it is out of range, which is noted. */
 static bool move_at(const machine *m, const opq_stmt *stmt, int64_t *offset)
 {
-    const int64_t *dims = m->dims + m->k->rank + stmt->access * (m->k->rank + 3);
+    const int64_t *dims = m->dims + opq_dims_of(m->k->rank, stmt->access);
     int64_t at = operand(m, stmt, 0).i, stride = dims[1 + m->k->rank], extent = dims[2 + m->k->rank];
     if (at < 0 || at >= extent) {
-        if (m->error[0] == 0 || stmt->instr + 1 < m->error[0]) {
-            m->error[0] = stmt->instr + 1;
-            m->error[1] = at;
-        }
+        note(m, stmt, at);
         return false;
     }
     *offset += at * stride;
@@ -110,17 +124,16 @@ static opq_status eval_op(const machine *m, const opq_stmt *stmt, opq_number *ou
     opq_op op = (opq_op)stmt->op;
     opq_dtype dtype = (opq_dtype)stmt->dtype;
     opq_number x[3];
+    opq_dtype from = stmt->operand[0] >= 0 ? (opq_dtype)m->k->stmts[stmt->operand[0]].dtype : dtype;
     int arity = 0;
     for (; arity < 3 && stmt->operand[arity] >= 0; arity++)
         x[arity] = operand(m, stmt, arity);
     switch (opq_op_info_of(op)->class_) {
-    case OPQ_CLASS_CONST: *out = opq_eval_rounded(dtype, stmt->value); return OPQ_OK;
+    case OPQ_CLASS_CONST: *out = is_raw(dtype) ? zero_of(dtype) : opq_eval_rounded(dtype, stmt->value); return OPQ_OK;
     case OPQ_CLASS_SCALAR: *out = opq_eval_rounded(dtype, m->scalars[stmt->value.i]); return OPQ_OK;
-    case OPQ_CLASS_RANDOM:
-        *out = opq_eval_random_element(op, (uint64_t)x[1].i, (uint64_t)x[2].i, (uint64_t)x[0].i);
-        return OPQ_OK;
+    case OPQ_CLASS_RANDOM: *out = opq_eval_random_element(op, x[0].i, x[1].i, x[2].i); return OPQ_OK;
     case OPQ_CLASS_CAST:
-        *out = opq_eval_cast((opq_dtype)stmt->from, dtype, x[0]);
+        *out = opq_eval_cast(from, dtype, x[0]);
         if (dtype == OPQ_f32 && (stmt->value.i == OPQ_f16 || stmt->value.i == OPQ_bf16))
             *out = opq_eval_rounded((opq_dtype)stmt->value.i, *out);
         return OPQ_OK;
@@ -131,12 +144,12 @@ static opq_status eval_op(const machine *m, const opq_stmt *stmt, opq_number *ou
         return OPQ_OK;
     }
     bool compares = opq_op_lowering(op)->kind == OPQ_LOWER_CMP || opq_op_info_of(op)->rule == OPQ_RULE_BOOL;
-    OPQ_TRY(opq_eval_element(op, compares ? (opq_dtype)stmt->from : dtype, x, arity, out));
+    OPQ_TRY(opq_eval_element(op, compares ? from : dtype, x, arity, out));
     *out = opq_eval_rounded(dtype, *out);
     return OPQ_OK;
 }
 
-static opq_status eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
+static void eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
 {
     int64_t offset = offset_of(m, stmt);
     switch ((int)stmt->op) {
@@ -144,13 +157,14 @@ static opq_status eval_memory(const machine *m, const opq_stmt *stmt, opq_number
     case OPQ_INSTR_number: *out = (opq_number){.i = offset}; break;
     case OPQ_INSTR_store: store(m, stmt, offset, operand(m, stmt, 0)); break;
     case OPQ_INSTR_check: (void)move_at(m, stmt, &offset); break;
-    case OPQ_INSTR_load_at: *out = move_at(m, stmt, &offset) ? load(m, stmt, offset) : (opq_number){0}; break;
+    case OPQ_INSTR_load_at:
+        *out = move_at(m, stmt, &offset) ? load(m, stmt, offset) : zero_of((opq_dtype)stmt->dtype);
+        break;
     case OPQ_INSTR_store_add_at:
         if (move_at(m, stmt, &offset))
             store(m, stmt, offset, opq_eval_add((opq_dtype)stmt->dtype, load(m, stmt, offset), operand(m, stmt, 1)));
         break;
     }
-    return OPQ_OK;
 }
 
 static opq_status eval_stmt(machine *m, int i)
@@ -168,13 +182,15 @@ static opq_status eval_stmt(machine *m, int i)
         return OPQ_OK;
     }
     if (stmt->op == OPQ_INSTR_nonzero) {
-        if (operand(m, stmt, 0).i == 0 && (m->error[0] == 0 || stmt->instr + 1 < m->error[0]))
-            m->error[0] = stmt->instr + 1;
+        if (operand(m, stmt, 0).i == 0)
+            note(m, stmt, 0);
         return OPQ_OK;
     }
-    if (stmt->op >= OPQ_OP_COUNT)
-        return eval_memory(m, stmt, &m->values[i]);
-    if (opq_op_info_of((opq_op)stmt->op)->class_ != OPQ_CLASS_REDUCE)
+    if (stmt->op >= OPQ_OP_COUNT) {
+        eval_memory(m, stmt, &m->values[i]);
+        return OPQ_OK;
+    }
+    if (!opq_op_reduces(stmt->op))
         return eval_op(m, stmt, &m->values[i]);
     list *l = &m->lists[i];
     OPQ_TRY(reserve(l, l->count + 1));
@@ -184,17 +200,12 @@ static opq_status eval_stmt(machine *m, int i)
 
 /* ---- loops */
 
-static bool is_fold(const opq_stmt *stmt)
-{
-    return stmt->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_REDUCE;
-}
-
 /* The results of the folds in [from, to), whose innermost loop has `run` turns. */
 static void fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
 {
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &m->k->stmts[i];
-        if (!is_fold(stmt))
+        if (!opq_op_reduces(stmt->op))
             continue;
         opq_dtype operand = (opq_dtype)m->k->stmts[stmt->operand[0]].dtype;
         opq_fold fold = opq_op_lowering((opq_op)stmt->op)->fold;
@@ -262,4 +273,28 @@ opq_status opq_loops_eval(const opq_loops *loops, void *const *buffers, const in
     free(m.values);
     free(m.lists);
     return status;
+}
+
+void opq_loops_unit(const opq_loops *loops, const int64_t *dims, int64_t unit, int64_t *out_dims)
+{
+    int variables[OPQ_LOOP_MAX], count = 0;
+    for (int i = 0; i < loops->stmt_count; i++) {
+        if (loops->stmts[i].op != OPQ_STMT_loop)
+            continue;
+        if (loops->stmts[i].role != OPQ_LOOP_parallel)
+            break;
+        variables[count++] = loops->stmts[i].variable;
+    }
+    memcpy(out_dims, dims, (size_t)opq_loops_dims_count(loops) * sizeof *out_dims);
+    while (count-- > 0) {
+        int l = variables[count];
+        for (int a = 0; a < loops->access_count; a++) {
+            int64_t *access = out_dims + opq_dims_of(loops->rank, a);
+            int64_t stride =
+                loops->accesses[a].stride[l] == OPQ_STRIDE_any ? access[1 + l] : loops->accesses[a].stride[l];
+            access[0] += unit % dims[l] * stride;
+        }
+        unit /= dims[l];
+        out_dims[l] = 1;
+    }
 }

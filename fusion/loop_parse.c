@@ -1,6 +1,5 @@
-/* Text to loops, one line at a time. Anyone may write the text, so nothing is trusted: what is used must have been made before, within
- * sight, and every number must be one that the kernel can have. Whether a statement has the operands that it needs is not looked at: what was read is for printing, not yet for
- * running.
+/* Text to loops, one line at a time. Anyone may write the text, so nothing is trusted: every number must be one that the kernel can have
+ * and name something that was made before. The rest is opq_loops_verify's.
  */
 #include "fusion/loop.h"
 #include "graph/reader.h"
@@ -9,14 +8,11 @@
 
 enum { STMTS_MAX = 1 << 14, DEPTH_MAX = OPQ_LOOP_MAX };
 
-static const char variables[] = "ijklmnopqrstuvwx";
-
 typedef struct parser {
     opq_reader r;
     opq_loops *out;
     opq_access *accesses;
     uint8_t buffer_dtype[OPQ_BUFFER_MAX];
-    bool seen[STMTS_MAX]; /* statements whose value can be used on this line */
     int open[DEPTH_MAX], depth;
     uint16_t running; /* variables of the open loops */
 } parser;
@@ -42,19 +38,9 @@ static opq_status number_below(parser *p, int limit, int *out_number)
     return OPQ_OK;
 }
 
-static opq_status word_is(parser *p, const char *words[], int count, int *out_which)
+static bool is_name(const char *name, const char *word, size_t length)
 {
-    const char *word;
-    size_t length;
-    OPQ_TRY(opq_reader_word(&p->r, &word, &length));
-    for (int i = 0; i < count; i++)
-        if (strlen(words[i]) == length && memcmp(words[i], word, length) == 0) {
-            *out_which = i;
-            return OPQ_OK;
-        }
-    *out_which = -1;
-    p->r.at = (size_t)(word - p->r.text);
-    return OPQ_OK;
+    return strlen(name) == length && memcmp(name, word, length) == 0;
 }
 
 static opq_status read_dtype(parser *p, uint8_t *out_dtype)
@@ -72,12 +58,13 @@ static opq_status read_dtype(parser *p, uint8_t *out_dtype)
 static opq_status read_variable(parser *p, int *out_variable)
 {
     opq_reader_blanks(&p->r);
-    const char *found = strchr(variables, opq_reader_peek(&p->r));
-    if (found == NULL || *found == 0 || found - variables >= p->out->rank)
-        return fail(p, "a variable of the kernel expected");
-    *out_variable = (int)(found - variables);
-    p->r.at++;
-    return OPQ_OK;
+    for (int l = 0; l < p->out->rank; l++)
+        if (opq_reader_peek(&p->r) == opq_loop_letter(l)) {
+            *out_variable = l;
+            p->r.at++;
+            return OPQ_OK;
+        }
+    return fail(p, "a variable of the kernel expected");
 }
 
 static opq_status read_value(parser *p, int16_t *out_stmt)
@@ -85,8 +72,6 @@ static opq_status read_value(parser *p, int16_t *out_stmt)
     int number = 0;
     OPQ_TRY(opq_reader_want(&p->r, "%"));
     OPQ_TRY(number_below(p, p->out->stmt_count, &number));
-    if (!p->seen[number])
-        return fail(p, "a value that is not in sight");
     *out_stmt = (int16_t)number;
     return OPQ_OK;
 }
@@ -96,7 +81,7 @@ static opq_status want_argument(parser *p, int expected)
 {
     int number = 0;
     OPQ_TRY(opq_reader_want(&p->r, "d"));
-    OPQ_TRY(number_below(p, OPQ_LOOP_MAX + OPQ_ACCESS_MAX * (OPQ_LOOP_MAX + 3), &number));
+    OPQ_TRY(number_below(p, opq_dims_of(OPQ_LOOP_MAX, OPQ_ACCESS_MAX), &number));
     return number == expected ? OPQ_OK : fail(p, "another argument expected");
 }
 
@@ -127,8 +112,8 @@ static opq_status read_term(parser *p, opq_stmt *stmt, opq_access *access, int d
 static opq_status read_access(parser *p, opq_stmt *stmt)
 {
     opq_access access = {.buffer = -1, .dtype = OPQ_i64};
-    bool at = stmt->op == OPQ_INSTR_load_at || stmt->op == OPQ_INSTR_store_add_at || stmt->op == OPQ_INSTR_check;
-    int dims = 0, buffer = -1, width = p->out->rank + 3;
+    bool at = opq_op_checks(stmt->op);
+    int dims = 0, buffer = -1, first = opq_dims_of(p->out->rank, 0), width = opq_dims_of(p->out->rank, 1) - first;
     if (opq_reader_take(&p->r, "b")) {
         OPQ_TRY(number_below(p, p->out->buffer_count, &buffer));
         access.dtype = p->buffer_dtype[buffer];
@@ -136,10 +121,10 @@ static opq_status read_access(parser *p, opq_stmt *stmt)
     access.buffer = (int16_t)buffer;
     OPQ_TRY(opq_reader_want(&p->r, "["));
     OPQ_TRY(opq_reader_want(&p->r, "d"));
-    OPQ_TRY(number_below(p, p->out->rank + OPQ_ACCESS_MAX * width, &dims));
-    if (dims < p->out->rank || (dims - p->out->rank) % width != 0)
+    OPQ_TRY(number_below(p, opq_dims_of(p->out->rank, OPQ_ACCESS_MAX), &dims));
+    if (dims < first || (dims - first) % width != 0)
         return fail(p, "no access has its offset there");
-    stmt->access = (int16_t)((dims - p->out->rank) / width);
+    stmt->access = (int16_t)((dims - first) / width);
     while (opq_reader_take(&p->r, "+"))
         OPQ_TRY(read_term(p, stmt, &access, dims, at));
     OPQ_TRY(opq_reader_want(&p->r, "]"));
@@ -173,22 +158,21 @@ static opq_status push(parser *p, opq_stmt **out_stmt)
     if (p->out->stmt_count == STMTS_MAX)
         return fail(p, "too many statements");
     *out_stmt = &p->out->stmts[p->out->stmt_count];
-    **out_stmt = (opq_stmt){.operand = {-1, -1, -1}, .access = -1, .instr = -1};
+    **out_stmt = (opq_stmt){.operand = {-1, -1, -1}, .access = -1, .node = -1};
     return OPQ_OK;
 }
 
 static opq_status read_op(parser *p, bool has_value, opq_stmt *stmt)
 {
-    static const char *const names[] = {"load", "load_at", "check", "store", "store_add_at", "number", "nonzero"};
     const char *word;
     size_t length;
     opq_op op;
     OPQ_TRY(opq_reader_word(&p->r, &word, &length));
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-        if (strlen(names[i]) == length && memcmp(names[i], word, length) == 0) {
-            stmt->op = (uint16_t)(OPQ_INSTR_load + i);
-            bool gives = i == 0 || i == 1 || i == 5;
-            return gives == has_value ? OPQ_OK : fail(p, has_value ? "this gives no value" : "this gives a value");
+    for (int i = OPQ_INSTR_load; i <= OPQ_INSTR_nonzero; i++)
+        if (is_name(opq_instr_name(i), word, length)) {
+            stmt->op = (uint16_t)i;
+            return opq_stmt_gives(i) == has_value ? OPQ_OK
+                                                  : fail(p, has_value ? "this gives no value" : "this gives a value");
         }
     if (!opq_op_find(word, length, &op) || !has_value)
         return fail(p, "no such statement");
@@ -207,6 +191,8 @@ static opq_status read_constant(parser *p, opq_stmt *stmt)
         OPQ_TRY(opq_reader_want(&p->r, "s"));
         OPQ_TRY(number_below(p, OPQ_SCALAR_MAX, &slot));
         stmt->value.i = slot;
+        if (slot >= p->out->scalar_count)
+            p->out->scalar_count = slot + 1;
     } else if (class_ == OPQ_CLASS_CAST && opq_reader_take(&p->r, "to")) {
         OPQ_TRY(read_dtype(p, &narrow));
         stmt->value.i = narrow;
@@ -222,7 +208,7 @@ static opq_status read_memory(parser *p, opq_stmt *stmt)
     uint16_t named;
     OPQ_TRY(read_local(p, &local, &named));
     if (local >= p->out->stmt_count || p->out->stmts[local].op != OPQ_STMT_local ||
-        p->out->stmts[local].variables != named || !p->seen[local])
+        p->out->stmts[local].variables != named)
         return fail(p, "no such local");
     if (stmt->op != OPQ_INSTR_load && stmt->op != OPQ_INSTR_store)
         return fail(p, "locals are loaded and stored");
@@ -256,10 +242,8 @@ static opq_status read_stmt(parser *p)
         OPQ_TRY(read_value(p, &stmt->operand[count]));
         more = opq_reader_take(&p->r, ",");
     }
-    if (stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0)
-        stmt->from = p->out->stmts[stmt->operand[0]].dtype;
     OPQ_TRY(read_constant(p, stmt));
-    p->seen[p->out->stmt_count++] = has_value;
+    p->out->stmt_count++;
     return line_end(p);
 }
 
@@ -284,23 +268,11 @@ static opq_status open_loop(parser *p, int role)
     return line_end(p);
 }
 
-static bool is_fold(const opq_stmt *stmt)
-{
-    return stmt->op < OPQ_OP_COUNT && opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_REDUCE;
-}
-
-/* What was made inside is out of sight, but for the results of folds behind the outermost reducing loop. */
 static void close_loop(parser *p)
 {
-    int at = p->open[--p->depth];
-    opq_stmt *loop = &p->out->stmts[at];
-    bool reduces = opq_loop_reduces((opq_loop_role)loop->role), inner = false;
-    for (int d = 0; d < p->depth; d++)
-        inner = inner || opq_loop_reduces((opq_loop_role)p->out->stmts[p->open[d]].role);
+    opq_stmt *loop = &p->out->stmts[p->open[--p->depth]];
     loop->end = p->out->stmt_count;
     p->running &= (uint16_t)~(1u << loop->variable);
-    for (int i = at + 1; i < loop->end; i++)
-        p->seen[i] = reduces && !inner && is_fold(&p->out->stmts[i]);
 }
 
 static opq_status read_local_line(parser *p)
@@ -311,28 +283,41 @@ static opq_status read_local_line(parser *p)
     local->op = OPQ_STMT_local;
     OPQ_TRY(read_dtype(p, &local->dtype));
     OPQ_TRY(read_local(p, &number, &local->variables));
-    if (number != p->out->stmt_count || (local->variables & p->running))
-        return fail(p, "a local is numbered by its statement and has the variables of loops inside");
-    p->seen[p->out->stmt_count++] = true;
+    if (number != p->out->stmt_count)
+        return fail(p, "a local is numbered by its statement");
+    p->out->stmt_count++;
     return line_end(p);
+}
+
+/* A loop, a local or a statement, by its first word. */
+static opq_status read_line(parser *p)
+{
+    size_t start = p->r.at, length;
+    const char *word;
+    if (opq_reader_peek(&p->r) == '%')
+        return read_stmt(p);
+    OPQ_TRY(opq_reader_word(&p->r, &word, &length));
+    for (int role = OPQ_LOOP_parallel; role <= OPQ_LOOP_column; role++)
+        if (is_name(opq_loop_role_name((opq_loop_role)role), word, length))
+            return open_loop(p, role);
+    if (is_name("local", word, length))
+        return read_local_line(p);
+    p->r.at = start;
+    return read_stmt(p);
 }
 
 static opq_status read_body(parser *p)
 {
-    static const char *words[] = {"parallel", "each", "vector", "serial", "lanes", "column", "local"};
     for (;;) {
-        int which = -1;
         opq_reader_blanks(&p->r);
-        if (opq_reader_take(&p->r, "}")) {
-            OPQ_TRY(line_end(p));
-            if (p->depth == 0)
-                return OPQ_OK;
-            close_loop(p);
+        if (!opq_reader_take(&p->r, "}")) {
+            OPQ_TRY(read_line(p));
             continue;
         }
-        if (opq_reader_peek(&p->r) != '%')
-            OPQ_TRY(word_is(p, words, 7, &which));
-        OPQ_TRY(which == 6 ? read_local_line(p) : which >= 0 ? open_loop(p, which) : read_stmt(p));
+        OPQ_TRY(line_end(p));
+        if (p->depth == 0)
+            return OPQ_OK;
+        close_loop(p);
     }
 }
 
@@ -358,7 +343,7 @@ static opq_status read_head(parser *p, char *name)
     OPQ_TRY(opq_reader_want(&p->r, "over"));
     do {
         opq_reader_blanks(&p->r);
-        if (p->out->rank == OPQ_LOOP_MAX || opq_reader_peek(&p->r) != variables[p->out->rank])
+        if (p->out->rank == OPQ_LOOP_MAX || opq_reader_peek(&p->r) != opq_loop_letter(p->out->rank))
             return fail(p, "variables are i, j, k, ..");
         p->r.at++;
         p->out->rank++;
@@ -385,5 +370,5 @@ opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, op
     out_loops->accesses = accesses;
     OPQ_TRY(read_head(p, name));
     OPQ_TRY(read_body(p));
-    return p->r.at == length ? OPQ_OK : fail(p, "one kernel, and nothing behind it");
+    return p->r.at == length ? opq_loops_verify(out_loops) : fail(p, "one kernel, and nothing behind it");
 }

@@ -47,130 +47,6 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
     return false;
 }
 
-/* ---- stores */
-
-/* Nothing to store: no element, or a write through an empty window. Such a node gets no instruction: without loops that it moves along
- * it would be stored once for each turn of the others. */
-static bool is_idle(const opq_graph *graph, opq_ref ref)
-{
-    const opq_node *node = opq_node_at(graph, ref);
-    opq_class class_ = opq_node_class(node);
-    bool window = class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER;
-    return opq_type_count(window ? &opq_node_at(graph, node->operand[node->arity - 1])->type : &node->type) == 0;
-}
-
-static bool all_idle(const opq_lower_request *rq)
-{
-    for (int i = 0; i < rq->stored_count; i++)
-        if (!is_idle(rq->graph, rq->stored[i]))
-            return false;
-    return true;
-}
-
-/* A stored node runs over all loops, or (a reduction's result) over the kept ones, in row-major order. */
-static bool stored_map(const opq_lower_state *state, const opq_type *type, opq_index_map *out_map)
-{
-    const opq_space *space = &state->space;
-    int64_t all = 1, kept = 1;
-    for (int l = 0; l < space->rank; l++) {
-        all *= space->extent[l];
-        kept *= space->reduced[l] ? 1 : space->extent[l];
-    }
-    int64_t count = opq_type_count(type), stride = 1;
-    bool over_all = count == all;
-    if (!over_all && count != kept)
-        return false;
-    opq_affine linear = {0};
-    for (int l = space->rank - 1; l >= 0; l--) {
-        if (space->reduced[l] && !over_all)
-            continue;
-        linear.coef[l] = space->extent[l] == 1 ? 0 : stride;
-        stride *= space->extent[l];
-    }
-    return opq_affine_split(&linear, space, type, out_map);
-}
-
-static void push_store(opq_lower_state *state, opq_ref ref, int value, const opq_affine *address)
-{
-    opq_dtype dtype = (opq_dtype)opq_node_at(state->graph, ref)->type.dtype;
-    opq_instr store = opq_lower_blank(OPQ_INSTR_store, opq_compute_dtype(dtype));
-    store.operand[0] = (int16_t)value;
-    store.access = (int16_t)opq_lower_access(state, ref, dtype, true, address);
-    if (store.access >= 0)
-        opq_lower_push(state, &store);
-}
-
-static void emit_stored(opq_lower_state *state, opq_ref ref)
-{
-    const opq_node *node = opq_node_at(state->graph, ref);
-    opq_index_map map;
-    memset(&map, 0, sizeof map);
-    if (!stored_map(state, &node->type, &map)) {
-        state->refusal = OPQ_REFUSAL_space;
-        return;
-    }
-    int value = opq_lower_emit(state, ref, &map);
-    opq_affine address = opq_affine_linear(&map, &node->type);
-    if (value >= 0)
-        push_store(state, ref, value, &address);
-}
-
-/* update: the loops run over the window; the rest of the buffer is there already. */
-static void emit_update(opq_lower_state *state, opq_ref ref)
-{
-    const opq_node *node = opq_node_at(state->graph, ref);
-    const opq_type *window = &opq_node_at(state->graph, node->operand[1])->type;
-    const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
-    opq_index_map map;
-    memset(&map, 0, sizeof map);
-    if (!stored_map(state, window, &map)) {
-        state->refusal = OPQ_REFUSAL_space;
-        return;
-    }
-    opq_affine address = {.offset = opq_node_int(node, OPQ_ATTR_offset, 0)};
-    for (int d = 0; d < window->rank; d++) {
-        address.offset += map.dim[d].offset * strides->ints[d];
-        for (int v = 0; v < OPQ_VARIABLES; v++)
-            address.coef[v] += map.dim[d].coef[v] * strides->ints[d];
-    }
-    int value = opq_lower_emit(state, node->operand[1], &map);
-    if (value >= 0)
-        push_store(state, ref, value, &address);
-}
-
-/* index_add, scatter_add: the loops run over what is added, in row-major order, one after the other. */
-static void emit_scatter(opq_lower_state *state, opq_ref ref)
-{
-    const opq_node *node = opq_node_at(state->graph, ref);
-    const opq_type *added = &opq_node_at(state->graph, node->operand[2])->type;
-    int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-    opq_index_map map, index_map, target;
-    memset(&map, 0, sizeof map);
-    if (!stored_map(state, added, &map)) {
-        state->refusal = OPQ_REFUSAL_space;
-        return;
-    }
-    index_map = target = map;
-    if (node->op == OPQ_OP_index_add)
-        index_map.dim[0] = map.dim[axis];
-    memset(&target.dim[axis], 0, sizeof target.dim[axis]);
-    target.dim[axis].coef[OPQ_AT] = 1;
-    int index = opq_lower_emit(state, node->operand[1], &index_map);
-    int value = index < 0 ? -1 : opq_lower_emit(state, node->operand[2], &map);
-    if (value < 0)
-        return;
-    opq_affine address = opq_affine_linear(&target, &node->type);
-    opq_instr store = opq_lower_blank(OPQ_INSTR_store_add_at, opq_compute_dtype(node->type.dtype));
-    state->space.extent[OPQ_AT] = node->type.size[axis];
-    store.operand[0] = (int16_t)index;
-    store.operand[1] = (int16_t)value;
-    store.node = ref;
-    store.access = (int16_t)opq_lower_access(state, ref, node->type.dtype, true, &address);
-    if (store.access >= 0)
-        opq_lower_push(state, &store);
-    state->out->serial = true;
-}
-
 opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
 {
     opq_lower_state *state = malloc(sizeof *state);
@@ -187,23 +63,68 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     memset(state->bucket, 0xff, sizeof state->bucket);
     out_lowered->matmul = out_lowered->tile = -1;
 
-    if (!all_idle(request)) /* else: no loops, no instructions, and any nodes go together */
+    if (!opq_lower_idle(request)) /* else: no loops, no instructions, and any nodes go together */
         state->refusal = opq_lower_space(state);
-    for (int i = 0; i < request->stored_count && state->refusal == OPQ_REFUSAL_none; i++) {
-        opq_class class_ = opq_node_class(opq_node_at(request->graph, request->stored[i]));
-        if (is_idle(request->graph, request->stored[i]))
-            continue;
-        if (class_ == OPQ_CLASS_UPDATE)
-            emit_update(state, request->stored[i]);
-        else if (class_ == OPQ_CLASS_SCATTER)
-            emit_scatter(state, request->stored[i]);
-        else
-            emit_stored(state, request->stored[i]);
-    }
+    opq_lower_stored(state);
     opq_status status = OPQ_OK;
     if (state->refusal == OPQ_REFUSAL_none)
         status = opq_lower_finish(state);
     out_lowered->refusal = state->refusal;
+    out_lowered->argument_count = state->buffer_count + state->scalar_count;
+    out_lowered->fill = state->memo_count > state->instr_count * 2 ? (state->memo_count + 1) / 2 : state->instr_count;
     free(state);
     return status;
+}
+
+/* ---- rows */
+
+/* The parallel loops from the top, as a mask of variables. */
+static uint16_t unit_variables(const opq_loops *k)
+{
+    uint16_t mask = 0;
+    for (int i = 0; i < k->stmt_count; i++) {
+        if (k->stmts[i].op != OPQ_STMT_loop)
+            continue;
+        if (k->stmts[i].role != OPQ_LOOP_parallel)
+            break;
+        mask |= (uint16_t)(1u << k->stmts[i].variable);
+    }
+    return mask;
+}
+
+static int64_t stride_of(const opq_lowered *lowered, int access, int l)
+{
+    switch ((opq_stride)lowered->loops.accesses[access].stride[l]) {
+    case OPQ_STRIDE_zero: return 0;
+    case OPQ_STRIDE_one: return 1;
+    case OPQ_STRIDE_any: break;
+    }
+    return lowered->dims[opq_dims_of(lowered->loops.rank, access) + 1 + l];
+}
+
+static bool access_walks_rows(const opq_lowered *lowered, int access, uint16_t units, int64_t columns)
+{
+    int64_t step = columns;
+    for (int l = lowered->loops.rank - 1; l >= 0; l--) {
+        bool unit = units >> l & 1;
+        if (lowered->dims[l] != 1 && stride_of(lowered, access, l) != (unit ? step : columns > 1))
+            return false;
+        step *= unit ? lowered->dims[l] : 1;
+    }
+    return lowered->dims[opq_dims_of(lowered->loops.rank, access)] == 0;
+}
+
+bool opq_lowered_walks_rows(const opq_lowered *lowered, opq_ref node, int64_t columns)
+{
+    const opq_loops *k = &lowered->loops;
+    uint16_t units = unit_variables(k);
+    bool walks = true, any = false;
+    if (__builtin_popcount(units) != k->rank - 1 || units >> (k->rank - 1) & 1)
+        return false;
+    for (int a = 0; a < k->access_count; a++)
+        if (k->accesses[a].buffer >= 0 && lowered->buffers[k->accesses[a].buffer] == node) {
+            any = true;
+            walks = walks && access_walks_rows(lowered, a, units, columns);
+        }
+    return any && walks;
 }

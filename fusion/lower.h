@@ -4,7 +4,7 @@
 #ifndef OPAQUE_FUSION_LOWER_H
 #define OPAQUE_FUSION_LOWER_H
 
-#include "fusion/kernel.h"
+#include "fusion/loop.h"
 
 /* Why an edge was not fused. */
 #define OPQ_REFUSALS(X)                                                                                                \
@@ -32,24 +32,25 @@ typedef enum opq_refusal {
 const char *opq_refusal_name(opq_refusal refusal);
 const char *opq_refusal_text(opq_refusal refusal);
 
-/* The question: nodes n with group_of[n] == group, of which `stored` (in order) must be in memory afterwards. Other nodes are
- * memory, except the free ones (constants, scalars, iota, count, views that are not stored), which are followed in place. */
+/* The question: `members`, in any order, which are the nodes n with group_of[n] == group, of which `stored` (in order) must be in memory
+ * afterwards. Other nodes are memory, except the free ones (constants, scalars, iota, count, views that are not stored), which are followed in place. */
 typedef struct opq_lower_request {
     const opq_graph *graph;
     const int32_t *group_of; /* per node; -1: none. A view with a group is stored by it. */
     int32_t group;
     const uint8_t *in_memory; /* per node, or NULL: views that will be stored although they have no group yet */
-    const opq_ref *stored;
-    int stored_count;
+    const opq_ref *members, *stored;
+    int member_count, stored_count;
     bool decided; /* grouping is over: refuse what cannot be one kernel, not what costs more than it saves */
 } opq_lower_request;
 
 /* The answer. Buffers, in kernel argument order, name the graph value whose dense memory they are. */
 typedef struct opq_lowered {
     opq_refusal refusal;
-    opq_kernel kernel;
+    int argument_count;
+    int fill; /* of OPQ_BODY_MAX: instructions, or half of the values that became one, of which there may be twice as many */
+    opq_loops loops; /* without a name; empty unless `decided` */
     opq_ref *buffers;
-    uint8_t *written; /* per buffer */
     opq_ref *scalars;
     int64_t *dims;
     opq_ref matmul; /* the group's matmul, or -1; its tile is buffer `tile` with loops [m, n] */
@@ -63,6 +64,14 @@ typedef struct opq_lowered {
 
 /* `arena` holds the answer. OPQ_OK also for a refusal. */
 opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered) OPQ_MUST_CHECK;
+
+/* Is unit u of the loops row u of the node's dense memory, of so many columns, and does every access walk it along its one other loop? Of
+ * one column: once for each row. */
+bool opq_lowered_walks_rows(const opq_lowered *lowered, opq_ref node, int64_t columns);
+
+/* Of the rows of a block, nodes [begin, end) that end in `weights`: are the elements right of the diagonal 0 whatever the scores are, and
+ * do all reductions come to the same without them? (fusion/causal.c) */
+bool opq_block_is_causal(const opq_graph *graph, opq_ref begin, opq_ref end, opq_ref weights);
 
 /* Free nodes never are a kernel's own: they are followed wherever they are used. */
 bool opq_node_is_free(const opq_graph *graph, opq_ref ref);

@@ -13,29 +13,6 @@ static int refuse(opq_lower_state *state, opq_refusal refusal)
     return -1;
 }
 
-opq_dtype opq_compute_dtype(opq_dtype dtype)
-{
-    switch (dtype) {
-    case OPQ_f16:
-    case OPQ_bf16: return OPQ_f32;
-    case OPQ_raw8: return OPQ_u8;
-    case OPQ_raw16: return OPQ_i16;
-    case OPQ_raw32: return OPQ_i32;
-    case OPQ_raw64: return OPQ_i64;
-    case OPQ_bool:
-    case OPQ_u8:
-    case OPQ_i8:
-    case OPQ_i16:
-    case OPQ_i32:
-    case OPQ_i64:
-    case OPQ_f32:
-    case OPQ_f64:
-    case OPQ_raw128:
-    case OPQ_DTYPE_COUNT: break;
-    }
-    return dtype;
-}
-
 /* Moved, never computed with: raw words are integers of their width to codegen. */
 static opq_dtype memory_dtype(opq_dtype dtype)
 {
@@ -44,13 +21,8 @@ static opq_dtype memory_dtype(opq_dtype dtype)
 
 opq_instr opq_lower_blank(int op, opq_dtype dtype)
 {
-    opq_instr instr = {.op = (uint16_t)op,
-                       .dtype = (uint8_t)dtype,
-                       .from = (uint8_t)dtype,
-                       .operand = {-1, -1, -1},
-                       .access = -1,
-                       .spill = -1,
-                       .node = -1};
+    opq_instr instr = {
+        .op = (uint16_t)op, .dtype = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .spill = -1, .node = -1};
     return instr;
 }
 
@@ -139,7 +111,6 @@ static int emit_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dt
     if (compute_from == compute_to && (to == compute_to || to == from))
         return operand;
     opq_instr cast = opq_lower_blank(OPQ_OP_cast, compute_to);
-    cast.from = (uint8_t)compute_from;
     cast.operand[0] = (int16_t)operand;
     cast.value.i = to;
     return opq_lower_push(state, &cast);
@@ -185,7 +156,7 @@ static int emit_const(opq_lower_state *state, const opq_node *node)
 static bool repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     int64_t turns = 1;
-    if ((opq_node_info(node)->flags & OPQ_FLAG_CHEAP) || state->member_count == 1 || state->request->decided)
+    if ((opq_node_info(node)->flags & OPQ_FLAG_CHEAP) || state->request->member_count == 1 || state->request->decided)
         return false;
     for (int l = 0; l < state->space.rank; l++) {
         bool moves = false;
@@ -203,7 +174,6 @@ static int emit_random(opq_lower_state *state, const opq_node *node, const opq_i
     if (repeats(state, node, map))
         return refuse(state, OPQ_REFUSAL_recompute);
     opq_instr instr = opq_lower_blank(node->op, OPQ_f32);
-    instr.from = OPQ_i64;
     int index = emit_number(state, &linear);
     int seed = index < 0 ? -1 : opq_lower_emit(state, node->operand[0], &none);
     int offset = seed < 0 ? -1 : opq_lower_emit(state, node->operand[1], &none);
@@ -256,7 +226,6 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
         if (operand < 0)
             return -1;
         instr.operand[k] = (int16_t)operand;
-        instr.from = (uint8_t)opq_compute_dtype(type->dtype);
     }
     if (opq_node_class(node) == OPQ_CLASS_CAST)
         return emit_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
@@ -305,7 +274,6 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
     if (operand < 0)
         return -1;
     opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
-    instr.from = (uint8_t)opq_compute_dtype(type->dtype);
     instr.operand[0] = (int16_t)operand;
     return opq_lower_push(state, &instr);
 }
@@ -314,7 +282,7 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
  * all the same, as far as no load does it. */
 static bool emit_check(opq_lower_state *state, int64_t extent)
 {
-    for (int i = 0; i < state->instr_count; i++) {
+    for (int i = state->instr_count - 1; i > state->at; i--) {
         const opq_instr *instr = &state->instrs[i];
         if (opq_instr_checks(instr) && instr->operand[0] == state->at && state->at_extents[instr->access] == extent)
             return true;
@@ -462,7 +430,14 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     return emit_load(state, ref, &linear);
 }
 
-static int memo_bucket(opq_ref ref) { return (int)(((uint32_t)ref * 2654435761u) >> (32 - OPQ_MEMO_BITS)); }
+/* A node may be read at many places, sliced or at indices: then these differ in offsets or in the index. */
+static int memo_bucket(opq_ref ref, int16_t at, const opq_index_map *map, int rank)
+{
+    uint32_t hash = (uint32_t)ref * 31 + (uint32_t)at;
+    for (int d = 0; d < rank; d++)
+        hash = hash * 31 + (uint32_t)map->dim[d].offset;
+    return (int)((hash * 2654435761u) >> (32 - OPQ_MEMO_BITS));
+}
 
 int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
 {
@@ -471,7 +446,7 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
     for (int d = 0; d < rank; d++)
         if (map->dim[d].coef[OPQ_AT] != 0)
             at = state->at;
-    int bucket = memo_bucket(ref);
+    int bucket = memo_bucket(ref, at, map, rank);
     for (int16_t i = state->bucket[bucket]; i >= 0; i = state->memos[i].next) {
         const opq_memo *memo = &state->memos[i];
         if (memo->node == ref && memo->at == at && memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)

@@ -226,8 +226,8 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
         bool root = opq_instr_is_root(instr) || opq_instr_reduces(instr);
         uint64_t own = 1ull << instr->sweep;
         uint64_t need = root ? own : needed[i];
-        bool element = (instr->depends & reduced) != 0;
-        if (!root && element && kernel->kind == OPQ_KERNEL_row && !is_cheap(instr) && (need & ~own) != 0) {
+        bool element = (instr->depends & reduced) != 0, innermost = instr->depends >> (kernel->rank - 1) & 1;
+        if (!root && innermost && kernel->kind == OPQ_KERNEL_row && !is_cheap(instr) && (need & ~own) != 0) {
             instr->spill = kernel->spill_count++;
             need = own;
         }
@@ -245,7 +245,7 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
 static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const loops *l)
 {
     int again = 0;
-    if (state->member_count == 1 || state->request->decided)
+    if (state->request->member_count == 1 || state->request->decided)
         return;
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
@@ -266,19 +266,17 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
 static opq_status copy_out(opq_lower_state *state, const loops *l)
 {
     opq_lowered *out = state->out;
-    opq_kernel *kernel = &out->kernel;
+    const opq_kernel *kernel = &state->kernel;
     opq_arena *arena = state->arena;
-    kernel->instrs = opq_arena_copy(arena, state->instrs, (size_t)(state->instr_count + 1) * sizeof *state->instrs);
     out->buffers = opq_arena_copy(arena, state->buffers, (size_t)(state->buffer_count + 1) * sizeof *state->buffers);
-    out->written = opq_arena_copy(arena, state->written, (size_t)(state->buffer_count + 1) * sizeof *state->written);
     out->scalars = opq_arena_copy(arena, state->scalars, (size_t)(state->scalar_count + 1) * sizeof *state->scalars);
-    out->dims = opq_arena_alloc(arena, (size_t)opq_kernel_dims_count(kernel) * sizeof *out->dims);
-    if (!kernel->instrs || !out->buffers || !out->written || !out->scalars || !out->dims)
+    out->dims = opq_arena_alloc(arena, (size_t)opq_dims_of(kernel->rank, kernel->access_count) * sizeof *out->dims);
+    if (!out->buffers || !out->scalars || !out->dims)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
     for (int i = 0; i < kernel->rank; i++)
         out->dims[i] = l->extent[i];
     for (int a = 0; a < state->access_count; a++) {
-        int64_t *dims = out->dims + opq_access_dims(kernel, a);
+        int64_t *dims = out->dims + opq_dims_of(kernel->rank, a);
         dims[0] = state->affines[a].offset;
         for (int i = 0; i < kernel->rank; i++)
             dims[1 + i] = coef(state, a, l->source[i]);
@@ -303,7 +301,7 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops 
 
 opq_status opq_lower_finish(opq_lower_state *state)
 {
-    opq_kernel *kernel = &state->out->kernel;
+    opq_kernel *kernel = &state->kernel;
     loops l = {0};
     bool reduces = false;
     state->out->row_count = 1;
@@ -350,7 +348,8 @@ opq_status opq_lower_finish(opq_lower_state *state)
         opq_arena_copy(state->arena, state->accesses, (size_t)(state->access_count + 1) * sizeof *state->accesses);
     if (kernel->accesses == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
-    return copy_out(state, &l);
+    OPQ_TRY(copy_out(state, &l));
+    return state->request->decided ? opq_loops_build(kernel, state->arena, &state->out->loops) : OPQ_OK;
 }
 
 bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand,

@@ -20,22 +20,20 @@
 /* What decides about the loops: a reduction, a matmul, or the largest stored node. */
 typedef struct members {
     opq_ref largest, reduce, matmul; /* -1: none */
-    int count, matmul_count;
+    int matmul_count;
 } members;
 
 static members find_members(const opq_lower_request *rq)
 {
     const opq_graph *graph = rq->graph;
-    members found = {rq->stored[0], -1, -1, 0, 0};
+    members found = {rq->stored[0], -1, -1, 0};
     int64_t most = -1;
-    for (opq_ref n = rq->stored[rq->stored_count - 1]; n >= 0; n--) {
-        const opq_node *node = opq_node_at(graph, n);
-        if (rq->group_of[n] != rq->group)
-            continue;
-        found.count++;
-        if (opq_node_class(node) == OPQ_CLASS_REDUCE && found.reduce < 0)
+    for (int i = 0; i < rq->member_count; i++) {
+        opq_ref n = rq->members[i];
+        opq_class class_ = opq_node_class(opq_node_at(graph, n));
+        if (class_ == OPQ_CLASS_REDUCE && n > found.reduce)
             found.reduce = n;
-        if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
+        if (class_ == OPQ_CLASS_MATMUL) {
             found.matmul = n;
             found.matmul_count++;
         }
@@ -67,6 +65,7 @@ typedef struct runs {
 
 typedef struct cutter {
     const opq_lower_request *request;
+    bool permuted;  /* stored views follow the loops, not the loops them */
     bool to_memory; /* follow views of memory too, not only those of members */
     int cut_count;
     int64_t cuts[OPQ_SPACE_MAX]; /* ascending, each divides the next; the last is the whole root */
@@ -181,7 +180,8 @@ static void walk_dims(cutter *c, opq_ref operand, const opq_type *type, const ru
                       const int *from)
 {
     const opq_type *source = &opq_node_at(c->request->graph, operand)->type;
-    runs order = {0};
+    runs order;
+    order.count = 0; /* and not all of its room, for each node of each trial */
     for (int e = 0; e < source->rank; e++) {
         if (source->size[e] == 1)
             continue;
@@ -283,9 +283,12 @@ static void walk(cutter *c, opq_ref ref, const runs *order)
 {
     const opq_node *node = opq_node_at(c->request->graph, ref);
     int first[OPQ_RANK_MAX + 1];
-    runs list = *order;
-    if (c->nesting == OPQ_NESTING_MAX || !is_walked(c, ref) || !is_new(c, ref, order) ||
-        !align(c, &list, &node->type, first))
+    if (c->nesting == OPQ_NESTING_MAX || !is_walked(c, ref) || !is_new(c, ref, order))
+        return;
+    runs list;
+    list.count = order->count;
+    memcpy(list.of, order->of, (size_t)order->count * sizeof *order->of);
+    if (!align(c, &list, &node->type, first))
         return;
     c->nesting++;
     walk_operands(c, node, &list, first);
@@ -307,6 +310,25 @@ static bool cut_root(cutter *c, const opq_type *type, const opq_node *reduce)
     return true;
 }
 
+/* A stored view of what the group makes: cuts where it permutes the base's runs. */
+static void cut_permuted(cutter *c, const opq_permuted *p, const runs *all)
+{
+    runs list = *all;
+    for (int i = 0; i < p->count; i++) {
+        const opq_node *node = opq_node_at(c->request->graph, p->view[i]);
+        int first[OPQ_RANK_MAX + 1];
+        runs order = {0};
+        if (node->op != OPQ_OP_permute)
+            continue;
+        if (!align(c, &list, &opq_node_at(c->request->graph, node->operand[0])->type, first))
+            return;
+        for (int d = 0; d < node->type.rank; d++)
+            for (int64_t e = opq_node_attr(node, OPQ_ATTR_dims)->ints[d], r = first[e]; r < first[e + 1]; r++)
+                append(&order, list.of[r]);
+        list = order;
+    }
+}
+
 static void cut_group(cutter *c, opq_ref root, const opq_type *type)
 {
     const opq_lower_request *rq = c->request;
@@ -318,9 +340,16 @@ static void cut_group(cutter *c, opq_ref root, const opq_type *type)
         c->seen_count = 0;
         memset(c->seen, 0, sizeof c->seen);
         walk(c, root, &all);
-        for (int i = 0; i < rq->stored_count; i++)
-            walk(c, rq->stored[i],
-                 opq_type_count(&opq_node_at(rq->graph, rq->stored[i])->type) == total ? &all : &c->kept);
+        for (int i = 0; i < rq->stored_count; i++) {
+            opq_permuted permuted;
+            bool whole = opq_type_count(&opq_node_at(rq->graph, rq->stored[i])->type) == total;
+            if (c->permuted && whole && opq_lower_permuted(rq, rq->stored[i], &permuted)) {
+                cut_permuted(c, &permuted, &all);
+                walk(c, permuted.base, &all);
+            } else {
+                walk(c, rq->stored[i], whole ? &all : &c->kept);
+            }
+        }
     }
 }
 
@@ -359,7 +388,7 @@ static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *red
     const opq_type *type = &opq_node_at(state->graph, root)->type;
     int64_t extents[OPQ_SPACE_MAX];
     opq_space *space = &state->space;
-    cutter c = {.request = rq};
+    cutter c = {.request = rq, .permuted = state->out->matmul >= 0};
     int rank = 0;
     if (opq_type_count(type) == 0)
         return make_empty_space(state, type, reduce);
@@ -454,7 +483,6 @@ opq_refusal opq_lower_space(opq_lower_state *state)
     const opq_lower_request *rq = state->request;
     members found = find_members(rq);
     bool made;
-    state->member_count = found.count;
     for (int i = 0; i < rq->stored_count; i++) {
         const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
         opq_class class_ = opq_node_class(node);

@@ -20,9 +20,9 @@ typedef struct opq_lower_state {
     opq_arena *arena;
     opq_lowered *out;
     opq_refusal refusal;
+    opq_kernel kernel;
     opq_space space;
     uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
-    int member_count;            /* nodes of the group */
     bool column;
     int16_t at;      /* instruction behind OPQ_AT, -1 */
     opq_ref at_node; /* that reads or adds there */
@@ -49,6 +49,16 @@ typedef enum opq_role {
     OPQ_ROLE_n
 } opq_role;
 
+/* lower_stored.c. A stored view of a member: permutations and reshapes from `base`, the first one first. */
+typedef struct opq_permuted {
+    opq_ref base, view[OPQ_FOLLOWED_MAX];
+    int count;
+} opq_permuted;
+bool opq_lower_permuted(const opq_lower_request *request, opq_ref stored, opq_permuted *out_permuted);
+/* Instructions that store what the request wants stored. */
+void opq_lower_stored(opq_lower_state *state);
+bool opq_lower_idle(const opq_lower_request *request); /* nothing to store: no element anywhere */
+
 /* lower_space.c: the loops; needs state->request alone. */
 opq_refusal opq_lower_space(opq_lower_state *state);
 
@@ -57,7 +67,6 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
 int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
 opq_instr opq_lower_blank(int op, opq_dtype dtype);
-opq_dtype opq_compute_dtype(opq_dtype dtype);
 
 /* lower_loops.c: drops, merges and orders loops, fixes strides, sweeps and spills; fills state->out. */
 opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;

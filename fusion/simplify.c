@@ -27,14 +27,12 @@ static bool same_attr(const opq_attr *a, const opq_attr *b)
 {
     if (a->key != b->key || a->count != b->count || a->is_int != b->is_int)
         return false;
-    switch (a->key) {
-    case OPQ_ATTR_axes:
-    case OPQ_ATTR_dims:
-    case OPQ_ATTR_sizes:
-    case OPQ_ATTR_start:
-    case OPQ_ATTR_step:
-    case OPQ_ATTR_strides: return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
-    case OPQ_ATTR_key: return strcmp(a->str, b->str) == 0;
+    switch (opq_attr_kind_of((opq_attr_key)a->key)) {
+    case OPQ_ATTR_KIND_INTS: return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
+    case OPQ_ATTR_KIND_STR: return strcmp(a->str, b->str) == 0;
+    case OPQ_ATTR_KIND_INT:
+    case OPQ_ATTR_KIND_WORD:
+    case OPQ_ATTR_KIND_NUMBER: break;
     }
     return a->i == b->i;
 }
@@ -49,12 +47,27 @@ static bool same_node(const opq_node *a, const opq_node *b)
     return a->arity == 0 || memcmp(a->operand, b->operand, (size_t)a->arity * sizeof *a->operand) == 0;
 }
 
+static XXH64_hash_t hash_attr(const opq_attr *attr, XXH64_hash_t seed)
+{
+    switch (opq_attr_kind_of((opq_attr_key)attr->key)) {
+    case OPQ_ATTR_KIND_INTS: return XXH3_64bits_withSeed(attr->ints, (size_t)attr->count * sizeof *attr->ints, seed);
+    case OPQ_ATTR_KIND_STR: return XXH3_64bits_withSeed(attr->str, strlen(attr->str), seed);
+    case OPQ_ATTR_KIND_INT:
+    case OPQ_ATTR_KIND_WORD:
+    case OPQ_ATTR_KIND_NUMBER: break;
+    }
+    return XXH3_64bits_withSeed(&attr->i, sizeof attr->i, seed);
+}
+
 static uint32_t hash_node(const opq_node *node)
 {
-    XXH64_hash_t hash = XXH3_64bits(node->operand, (size_t)node->arity * sizeof *node->operand);
-    int64_t head[4] = {node->op, node->type.dtype, node->type.rank,
-                       node->type.rank ? node->type.size[node->type.rank - 1] : 0};
-    return (uint32_t)(hash ^ XXH3_64bits(head, sizeof head));
+    int64_t head[3] = {node->op, node->type.dtype, node->type.rank};
+    XXH64_hash_t hash = XXH3_64bits(head, sizeof head);
+    hash = XXH3_64bits_withSeed(node->type.size, (size_t)node->type.rank * sizeof *node->type.size, hash);
+    hash = XXH3_64bits_withSeed(node->operand, (size_t)node->arity * sizeof *node->operand, hash);
+    for (int i = 0; i < node->attr_count; i++)
+        hash = hash_attr(&node->attr[i], hash);
+    return (uint32_t)hash;
 }
 
 /* A slot is one value only with itself; what a call or undefined memory gives is its own. */

@@ -1,5 +1,5 @@
 /* The reference evaluator: every node on its own, in record order, by the plainest loop that does it. The oracle for whatever
- * runs graphs faster, so what it does is the definition; only transcendental functions have a tolerance.
+ * runs graphs faster, so what it does is the definition, bit for bit.
  *
  * First composite rows are expanded into a copy of the graph, without the nodes that no output reaches: an index out of range
  * in one of those is no error. The expansion of f16 and bf16 rows is evaluated in f32 and rounded once, as a kernel that keeps

@@ -28,7 +28,7 @@ opq_number opq_eval_rounded(opq_dtype dtype, opq_number x);
 opq_number opq_eval_arith(opq_arith code, opq_dtype dtype, opq_number a, opq_number b);
 opq_number opq_eval_add(opq_dtype dtype, opq_number a, opq_number b);
 opq_number opq_eval_mul(opq_dtype dtype, opq_number a, opq_number b);
-opq_number opq_eval_max(opq_dtype dtype, opq_number a, opq_number b); /* a > b or a is NaN ? a : b */
+opq_number opq_eval_max(opq_dtype dtype, opq_number a, opq_number b);
 opq_number opq_eval_min(opq_dtype dtype, opq_number a, opq_number b);
 /* A CALL row's function by name, NULL if there is none; x[0..arity-1] have the operands' common dtype. */
 typedef opq_number opq_eval_fn(opq_dtype dtype, const opq_number *x);
@@ -37,7 +37,7 @@ opq_eval_fn *opq_eval_call(const char *name);
 /* One element of an elementwise op from operands of one dtype, of which a comparison gives a bool. OPQ_INVALID: not defined for it. */
 opq_status opq_eval_element(opq_op op, opq_dtype dtype, const opq_number *x, int arity, opq_number *out) OPQ_MUST_CHECK;
 /* uniform or normal: element `index` of the stream (seed, offset). */
-opq_number opq_eval_random_element(opq_op op, uint64_t seed, uint64_t offset, uint64_t index);
+opq_number opq_eval_random_element(opq_op op, int64_t index, int64_t seed, int64_t offset);
 
 /* A fold of one result: its elements in row-major order of the reduced axes, in the dtype of partial results. */
 typedef struct opq_eval_folding {
@@ -67,8 +67,5 @@ opq_status opq_eval_select(const opq_node *node, const opq_eval_value *x, void *
 opq_status opq_eval_scatter(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_random(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
-
-/* Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. */
-void opq_eval_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out_words[4]);
 
 #endif

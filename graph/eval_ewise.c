@@ -29,18 +29,6 @@ static bool compare(opq_cmp code, opq_number a, opq_number b)
     return false;
 }
 
-static int code_for(const opq_lowering *lowering, opq_dtype dtype)
-{
-    switch (opq_dtype_kind_of(dtype)) {
-    case OPQ_KIND_FLOAT: return lowering->for_float;
-    case OPQ_KIND_INT: return lowering->for_signed;
-    case OPQ_KIND_UINT:
-    case OPQ_KIND_BOOL: return lowering->for_unsigned;
-    case OPQ_KIND_RAW: break;
-    }
-    return 0;
-}
-
 /* The lowering of one node, chosen once. */
 typedef struct step {
     opq_lowering_kind kind;
@@ -70,7 +58,7 @@ static opq_status choose(opq_op op, int arity, opq_dtype dtype, step *out_step)
     switch (lowering->kind) {
     case OPQ_LOWER_ARITH:
     case OPQ_LOWER_CMP:
-        out_step->code = code_for(lowering, dtype);
+        out_step->code = opq_lowering_code(lowering, dtype);
         if (out_step->code == 0 || arity != 2)
             return opq_fail(OPQ_INVALID, "%s: not defined for %s", info->name, opq_dtype_name(dtype));
         return OPQ_OK;

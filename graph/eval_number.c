@@ -1,6 +1,6 @@
 /* Elements: loading, storing, casting, and the arithmetic of the dtype's own width.
  *
- * Integers wrap: computed in uint64_t and cut by opq_eval_store, so that nothing here is undefined. bool after arithmetic is
+ * Integers wrap: computed in 64 bits and cut by opq_eval_store. bool after arithmetic is
  * "not zero": add is or, mul is and, sub is exclusive or.
  */
 #include "graph/eval.h"
@@ -62,19 +62,14 @@ opq_number opq_eval_rounded(opq_dtype dtype, opq_number x)
 
 /* ---- casts */
 
-/* As cvttss2si does it: NaN and what does not fit become the smallest integer. */
-static int64_t to_int64(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }
-
-static int32_t to_int32(double x) { return x > -0x1p31 - 1 && x < 0x1p31 ? (int32_t)x : INT32_MIN; }
-
 /* Float to integer truncates. What i64 cannot hold becomes INT64_MIN, what i32 cannot hold INT32_MIN; i8 and i16 are the low
  * bits of the i32, u8 those of the i64 (which differ for f64 operands only). These are PyTorch's results on x86. */
 static opq_number float_cast(opq_dtype to, double x)
 {
     switch (opq_dtype_kind_of(to)) {
     case OPQ_KIND_BOOL: return of_int(x != 0);
-    case OPQ_KIND_UINT: return of_int(to_int64(x));
-    case OPQ_KIND_INT: return of_int(to == OPQ_i64 ? to_int64(x) : to_int32(x));
+    case OPQ_KIND_UINT: return of_int(opq_f64_to_i64(x));
+    case OPQ_KIND_INT: return of_int(to == OPQ_i64 ? opq_f64_to_i64(x) : opq_f64_to_i32(x));
     case OPQ_KIND_FLOAT: return of_float(x);
     case OPQ_KIND_RAW: break;
     }
@@ -115,12 +110,12 @@ static opq_number float_arith(opq_arith code, opq_dtype dtype, double a, double 
     return of_float(0);
 }
 
-static uint64_t int_arith(opq_arith code, uint64_t a, uint64_t b)
+static int64_t int_arith(opq_arith code, int64_t a, int64_t b)
 {
     switch (code) {
-    case OPQ_ARITH_Add: return a + b;
-    case OPQ_ARITH_Sub: return a - b;
-    case OPQ_ARITH_Mul: return a * b;
+    case OPQ_ARITH_Add: return opq_add_i64(a, b);
+    case OPQ_ARITH_Sub: return opq_sub_i64(a, b);
+    case OPQ_ARITH_Mul: return opq_mul_i64(a, b);
     case OPQ_ARITH_And: return a & b;
     case OPQ_ARITH_Or: return a | b;
     case OPQ_ARITH_Xor: return a ^ b;
@@ -137,7 +132,7 @@ opq_number opq_eval_arith(opq_arith code, opq_dtype dtype, opq_number a, opq_num
 {
     if (opq_eval_is_float(dtype))
         return float_arith(code, dtype, a.f, b.f);
-    return opq_eval_rounded(dtype, of_int((int64_t)int_arith(code, (uint64_t)a.i, (uint64_t)b.i)));
+    return opq_eval_rounded(dtype, of_int(int_arith(code, a.i, b.i)));
 }
 
 opq_number opq_eval_add(opq_dtype dtype, opq_number a, opq_number b)
@@ -150,17 +145,12 @@ opq_number opq_eval_mul(opq_dtype dtype, opq_number a, opq_number b)
     return opq_eval_arith(opq_eval_is_float(dtype) ? OPQ_ARITH_FMul : OPQ_ARITH_Mul, dtype, a, b);
 }
 
-/* NaN in either operand wins. Of equal operands, which only differ as -0 and +0, the second is the result: x86's maxps. */
 opq_number opq_eval_max(opq_dtype dtype, opq_number a, opq_number b)
 {
-    if (opq_eval_is_float(dtype))
-        return a.f > b.f || a.f != a.f ? a : b;
-    return a.i > b.i ? a : b;
+    return opq_eval_is_float(dtype) ? of_float(opq_maximum_f64(a.f, b.f)) : of_int(opq_maximum_i64(a.i, b.i));
 }
 
 opq_number opq_eval_min(opq_dtype dtype, opq_number a, opq_number b)
 {
-    if (opq_eval_is_float(dtype))
-        return a.f < b.f || a.f != a.f ? a : b;
-    return a.i < b.i ? a : b;
+    return opq_eval_is_float(dtype) ? of_float(opq_minimum_f64(a.f, b.f)) : of_int(opq_minimum_i64(a.i, b.i));
 }

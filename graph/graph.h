@@ -7,6 +7,7 @@
 #define OPAQUE_GRAPH_GRAPH_H
 
 #include "opaque/opaque.h"
+#include "opaque/scalar.h"
 
 /* ---- arena: bump allocation, zeroed, dropped whole. NULL after OPQ_NO_MEMORY. */
 typedef struct opq_arena {
@@ -102,6 +103,8 @@ typedef struct opq_lowering {
     const char *text; /* CALL: function name; EXPAND: expression */
 } opq_lowering;
 const opq_lowering *opq_op_lowering(opq_op op);
+/* ARITH, CMP: the code for operands of this dtype; 0: not defined. */
+int opq_lowering_code(const opq_lowering *lowering, opq_dtype dtype);
 
 /* ---- attributes of a row: bit k stands for key k. `tree` may be left out for the builder to add. */
 typedef struct opq_attr_set {
@@ -135,6 +138,7 @@ typedef enum opq_kernel_kind {
     OPQ_KERNEL_concat,
     OPQ_KERNEL_update,
     OPQ_KERNEL_extern,
+    OPQ_KERNEL_block,
     OPQ_KERNEL_KIND_COUNT
 } opq_kernel_kind;
 const char *opq_kernel_kind_name(opq_kernel_kind kind);
@@ -224,11 +228,5 @@ opq_status opq_expand_node(opq_graph *graph, const opq_node *node, const opq_ref
 /* The same with f16 and bf16 operands widened first and the result rounded once at the end: sums of halves neither overflow nor
  * round at each step. This is what evaluator and compiler use. Overwrites `operands`. */
 opq_status opq_expand_wide(opq_graph *graph, const opq_node *node, opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;
-
-/* ---- f16, bf16: round to nearest even, NaN stays NaN */
-float opq_f16_to_f32(uint16_t bits);
-uint16_t opq_f32_to_f16(float value);
-float opq_bf16_to_f32(uint16_t bits);
-uint16_t opq_f32_to_bf16(float value);
 
 #endif

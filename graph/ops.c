@@ -65,6 +65,18 @@ const opq_op_info *opq_op_info_of(opq_op op) { return &infos[op]; }
 
 const opq_lowering *opq_op_lowering(opq_op op) { return &lowerings[op]; }
 
+int opq_lowering_code(const opq_lowering *lowering, opq_dtype dtype)
+{
+    switch (opq_dtype_kind_of(dtype)) {
+    case OPQ_KIND_FLOAT: return lowering->for_float;
+    case OPQ_KIND_INT: return lowering->for_signed;
+    case OPQ_KIND_UINT:
+    case OPQ_KIND_BOOL: return lowering->for_unsigned;
+    case OPQ_KIND_RAW: break;
+    }
+    return 0;
+}
+
 /* Only text and tables look ops up by name: one pass over 200 lengths needs neither a sorted copy nor a hash. */
 bool opq_op_find(const char *name, size_t length, opq_op *out_op)
 {

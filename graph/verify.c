@@ -123,7 +123,8 @@ static opq_status check_reads(const opq_graph *graph, opq_ref ref)
             continue;
         while (opq_node_class(opq_node_at(graph, from)) == OPQ_CLASS_VIEW && graph->nodes[from].kernel == node->kernel)
             from = opq_node_at(graph, from)->operand[0];
-        if (graph->nodes[from].kernel == node->kernel)
+        bool block = graph->kernels[node->kernel].kind == OPQ_KERNEL_block; /* it makes its operand row by row */
+        if (graph->nodes[from].kernel == node->kernel && !(block && k == 0 && opq_node_class(node) == OPQ_CLASS_MATMUL))
             return opq_fail(OPQ_INVALID, "kernel %s: %%%d takes %%%d from memory, which the same kernel makes",
                             graph->kernels[node->kernel].name, ref, from);
     }

@@ -33,8 +33,8 @@ bool opq_reason_hidden(opq_reason reason)
 static opq_status choose_executor(opq_runtime *runtime)
 {
     const char *name = getenv("OPAQUE_EXECUTOR");
-    runtime->reference = name && strcmp(name, "reference") == 0;
-    if (name && *name && !runtime->reference && strcmp(name, "jit") != 0)
+    runtime->run_loops = name && strcmp(name, "reference") == 0 ? opq_loops_eval : NULL;
+    if (name && *name && !runtime->run_loops && strcmp(name, "jit") != 0)
         return opq_fail(OPQ_INVALID, "OPAQUE_EXECUTOR is \"%s\"; known are jit and reference", name);
     return OPQ_OK;
 }

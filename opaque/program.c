@@ -1,7 +1,9 @@
 /* Graphs compiled and run by hand: what opq-opt and plain C programs use. */
+#include "codegen_c/codegen_c.h"
 #include "fusion/loop.h"
 #include "opaque/context.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,40 +49,52 @@ opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *
     return status;
 }
 
-static opq_status print_loops(const opq_kernel *kernel, opq_text *out_text)
+/* `suffix`: two functions of C may not have one name. */
+static opq_status print_loops(const opq_plan *plan, const opq_loops *loops, const char *suffix, const char *stage,
+                              opq_text *out_text)
 {
-    opq_arena arena = {0};
-    opq_loops loops;
-    opq_status status = opq_loops_build(kernel, &arena, &loops);
-    if (status == OPQ_OK)
-        opq_loops_print(&loops, out_text);
-    opq_arena_drop(&arena);
-    return status;
+    char name[300];
+    snprintf(name, sizeof name, "%s%s", loops->name, suffix);
+    if (strcmp(stage, "c") == 0)
+        return opq_c_kernel(loops, name, out_text);
+    if (strcmp(stage, "kernels") != 0)
+        return opq_codegen_print(plan->jit, loops, stage, out_text);
+    opq_loops_print(loops, out_text);
+    return OPQ_OK;
+}
+
+static opq_status print_step(const opq_plan *plan, const opq_step *step, const char *stage, opq_text *out_text)
+{
+    if (step->kind == OPQ_KERNEL_extern)
+        return OPQ_OK;
+    if (step->block)
+        OPQ_TRY(print_loops(plan, &step->block->rows->loops, "_rows", stage, out_text));
+    if (step->matmul && strcmp(stage, "c") == 0)
+        opq_text_add(out_text,
+                     "\n/* Of each tile of a matrix product: b%d[i, j] is one chain of fmaf over ascending k. */",
+                     step->matmul->tile);
+    return print_loops(plan, &step->loops, "", stage, out_text);
 }
 
 opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text)
 {
+    static const char *const stages[] = {"kernels", "c", "llvm", "asm"};
     const opq_plan *plan = plan_of(program);
     opq_text text = {0};
+    bool known = false;
     if (strcmp(stage, "fused") == 0)
         return opq_graph_print(plan->graph, out_text);
-    bool kernels = strcmp(stage, "kernels") == 0, loops = strcmp(stage, "loops") == 0;
-    if (!kernels && !loops && strcmp(stage, "llvm") != 0 && strcmp(stage, "asm") != 0)
-        return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, kernels, loops, llvm, asm", stage);
-    for (int32_t s = 0; s < plan->step_count; s++) {
-        const opq_step *step = &plan->steps[s];
-        if (step->kind == OPQ_KERNEL_extern)
-            continue;
-        if (kernels) {
-            opq_kernel_print(&step->kernel, &text);
-            continue;
-        }
-        opq_status status =
-            loops ? print_loops(&step->kernel, &text) : opq_codegen_print(plan->jit, &step->kernel, stage, &text);
-        if (status != OPQ_OK) {
-            opq_text_drop(&text);
-            return status;
-        }
-    }
-    return opq_text_take(&text, out_text);
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
+        known |= strcmp(stage, stages[i]) == 0;
+    if (!known)
+        return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, kernels, c, llvm, asm", stage);
+    if (strcmp(stage, "c") == 0)
+        opq_c_begin(&text);
+    opq_status status = OPQ_OK;
+    for (int32_t s = 0; s < plan->step_count && status == OPQ_OK; s++)
+        status = print_step(plan, &plan->steps[s], stage, &text);
+    if (status == OPQ_OK)
+        return opq_text_take(&text, out_text);
+    opq_text_drop(&text);
+    return status;
 }

@@ -99,7 +99,7 @@ static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_val
     opq_type few_types[FEW], type;
     opq_value *few_casts[FEW];
     opq_dtype compute = OPQ_f32;
-    few_types[0] = (opq_type){0};
+    few_types[0] = (opq_type){0}; /* of no operands */
     opq_type *types = arity <= FEW ? few_types : malloc((size_t)arity * sizeof *types);
     opq_value **casts = arity <= FEW ? few_casts : malloc((size_t)arity * sizeof *casts);
     opq_status status = types && casts ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory while recording");

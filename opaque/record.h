@@ -84,8 +84,8 @@ opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes) OPQ_MUST
 /* The value seen through a window, with shape geometry->size. The window must lie inside the cell. */
 opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value) OPQ_MUST_CHECK;
 /* The short way of an elementwise op over whole cells: each operand's value is current, dense and of exactly `type`, which is the
- * result's as well (bool of that shape, if the op is a test; never in place). The result goes into a new cell, or into operand 0 if `out_cell` is NULL. OPQ_UNSUPPORTED, without a message, if
- * it is not that simple: take the long way. */
+ * result's as well (bool of that shape, if the op is a test; never in place). The result goes into a new cell, or into operand 0 if
+ * `out_cell` is NULL. OPQ_UNSUPPORTED, without a message, if it is not that simple: take the long way. */
 opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type,
                            opq_cell **out_cell) OPQ_MUST_CHECK;
 /* The window becomes `value`, which must have exactly its dtype and shape. Overlapping windows: OPQ_INVALID. */

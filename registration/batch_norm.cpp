@@ -40,8 +40,13 @@ std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_l
     if (dtype != outer && !(dtype == at::kFloat && at::isReducedFloatingType(outer)))
         return std::nullopt;
     const opq_dtype compute = computing(core_dtype(outer));
-    Norm norm{cast(call.in(input), compute), {}, Dims(static_cast<size_t>(x.dim()), 1), compute, core_dtype(dtype),
-              core_dtype(outer),             0};
+    Norm norm{cast(call.in(input), compute),
+              {},
+              Dims(static_cast<size_t>(x.dim()), 1),
+              compute,
+              core_dtype(dtype),
+              core_dtype(outer),
+              0};
     for (int64_t axis = 0; axis < x.dim(); ++axis)
         if (axis != 1)
             norm.axes.push_back(axis);

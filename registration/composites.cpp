@@ -86,13 +86,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
 
 // ---- attention
 
-// 0: decompose. The parts are recorded and differentiated as they are.
-int64_t attention_choice(const Tensor &, const Tensor &, const Tensor &, const MaybeTensor &, double, bool,
-                         std::optional<double>, bool)
-{
-    return 0;
-}
-
 Tensor heads(const Tensor &tensor, int64_t count)
 {
     return tensor.view({tensor.size(0), tensor.size(1), count, tensor.size(2) / count}).transpose(1, 2);
@@ -115,12 +108,18 @@ std::tuple<Tensor, Tensor> multi_head_attention(const Tensor &query, const Tenso
                  at::linear(value, weights[2], biases[2])};
     }
     for (Tensor &part : parts)
-        part = heads(part.contiguous(), head_count);
-    const double scale = 1 / std::sqrt(static_cast<double>(embed_dim / head_count));
-    const Tensor scores = at::matmul(at::mul(parts[0], scale), parts[1].transpose(-2, -1));
-    const Tensor weights =
-        given(mask) ? at::_masked_softmax(scores, mask->to(at::kBool), 3, mask_type) : at::_softmax(scores, 3, false);
-    const Tensor mixed = at::matmul(weights, parts[2]).transpose(1, 2).reshape({query.size(0), query.size(1), embed_dim});
+        part = heads(part, head_count);
+    Tensor weights, mixed;
+    if (given(mask) || need_weights) {
+        const double scale = 1 / std::sqrt(static_cast<double>(embed_dim / head_count));
+        const Tensor scores = at::mul(at::matmul(parts[0], parts[1].transpose(-2, -1)), scale);
+        weights = given(mask) ? at::_masked_softmax(scores, mask->to(at::kBool), 3, mask_type)
+                              : at::_softmax(scores, 3, false);
+        mixed = at::matmul(weights, parts[2]);
+    } else {
+        mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
+    }
+    mixed = mixed.transpose(1, 2).reshape({query.size(0), query.size(1), embed_dim});
     const Tensor result = at::linear(mixed, proj_weight, proj_bias);
     if (!need_weights)
         return {result, Tensor()};
@@ -191,7 +190,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     library.impl("_thnn_fused_lstm_cell_backward_impl", OPQ_KERNEL(lstm_cell_backward));
     library.impl("_thnn_fused_gru_cell", OPQ_KERNEL(gru_cell));
     library.impl("_thnn_fused_gru_cell_backward", OPQ_KERNEL(gru_cell_backward));
-    library.impl("_fused_sdp_choice", OPQ_KERNEL(attention_choice));
     library.impl("_native_multi_head_attention", OPQ_KERNEL(multi_head_attention));
     library.impl("_transformer_encoder_layer_fwd", OPQ_KERNEL(encoder_layer));
 }

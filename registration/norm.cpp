@@ -80,7 +80,8 @@ bool layer_norm(Call &call)
         if (bias)
             out = record(OPQ_OP_add, {out, parameter(3)});
     }
-    for (const Value &value : {out, reduce(OPQ_OP_mean, {x}, axes, true), reduce(OPQ_OP_layer_norm_rstd, {x, eps}, axes, true)})
+    for (const Value &value :
+         {out, reduce(OPQ_OP_mean, {x}, axes, true), reduce(OPQ_OP_layer_norm_rstd, {x, eps}, axes, true)})
         call.give(cast(value, given.dtype()));
     return true;
 }

@@ -146,7 +146,7 @@ bool float_is_default() { return c10::get_default_dtype() == caffe2::TypeMeta::M
 opq_dtype parameter_dtype(const Call &call, size_t i, opq_dtype dtype)
 {
     const bool as_elements = clamps(call) || call.row == OPQ_OP_hardtanh || (call.row == OPQ_OP_threshold && i == 2);
-    return !as_elements && (dtype == OPQ_f16 || dtype == OPQ_bf16) ? OPQ_f32 : dtype;
+    return as_elements ? dtype : computing(dtype);
 }
 
 bool record_pointwise(Call &call, const Gathered &args, c10::SmallVector<Value, 6> &values, const Order &order)

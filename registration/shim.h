@@ -97,6 +97,7 @@ at::ScalarType torch_dtype(opq_dtype dtype); // of a computing row
 inline bool is_raw(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW; }
 inline bool is_raw(const Tensor &tensor) { return is_raw(core_dtype(tensor.scalar_type())); }
 inline bool is_float(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT; }
+// What the CPU kernels compute in: float for halves.
 inline opq_dtype computing(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16 ? OPQ_f32 : dtype; }
 
 // ---- recording

@@ -295,7 +295,7 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
             run.call.c = (char *)call->c + row * call->c_row_stride * element_bytes;
         }
         plan_tile(&run);
-        plan_chunks(&run, thread_count(gemm));
+        plan_chunks(&run, call->serial ? 1 : thread_count(gemm));
         plan_k(&run);
         OPQ_TRY(run_phases(&run));
     }

@@ -39,7 +39,9 @@ typedef struct opq_gemm_call {
     int64_t c_row_stride, c_batch_stride;
     opq_gemm_tile tile;
     void *tile_data;
-    const void *packed_b; /* from opq_gemm_pack_b with the same dtype, k and n; every batch uses it. NULL: b is read */
+    bool serial; /* the caller runs several calls at once: one block, on this thread */
+    const void *packed_b; /* from opq_gemm_pack_b with the same dtype, n or more, and packed_k; every batch uses it. NULL: b is read */
+    int64_t packed_k; /* 0: k */
 } opq_gemm_call;
 
 /* OPQ_INVALID: dtypes or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.

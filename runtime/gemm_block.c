@@ -86,8 +86,13 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     const opq_matrix *b = &run->call.b;
     int64_t row_bytes = gemm_row_bytes(run), panel_bytes = run->call.k * row_bytes;
     int64_t offset = first * panel_bytes + k0 * row_bytes;
-    if (run->call.packed_b)
+    if (run->call.packed_b) {
+        if (run->call.packed_k > 0) {
+            panel_bytes = run->call.packed_k * row_bytes;
+            offset = first * panel_bytes + k0 * row_bytes;
+        }
         return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes};
+    }
     if (run->shared_b)
         return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes, panel_bytes};
     if (run->b_in_place && last * run->panel <= run->call.n) {

@@ -15,18 +15,11 @@ int32_t opq_planner_storage(const opq_planner *planner, opq_ref ref)
 }
 
 /* Undefined contents need memory only where somebody looks at it: a call, or the caller. */
-static bool needs_undefined(const opq_graph *graph, opq_ref undefined)
+static void store_undefined(opq_planner *p, opq_ref ref)
 {
-    for (int i = 0; i < graph->output_count; i++)
-        if (opq_strip_reshape(graph, graph->outputs[i]) == undefined)
-            return true;
-    for (opq_ref n = undefined + 1; n < graph->count; n++) {
-        const opq_node *node = opq_node_at(graph, n);
-        for (int k = 0; node->op == OPQ_OP_extern && k < node->arity; k++)
-            if (opq_strip_reshape(graph, node->operand[k]) == undefined)
-                return true;
-    }
-    return false;
+    ref = opq_strip_reshape(p->graph, ref);
+    if (opq_node_at(p->graph, ref)->op == OPQ_OP_undefined && opq_node_at(p->graph, ref)->kernel < 0)
+        p->stored[ref] = 1;
 }
 
 /* A node is in memory if somebody outside its kernel, or a call, or the caller wants it. */
@@ -46,12 +39,15 @@ static void mark_stored(opq_planner *p)
     for (opq_ref n = 0; n < graph->count; n++) {
         const opq_node *node = opq_node_at(graph, n);
         bool free_node = opq_node_is_free(graph, n);
-        if (node->kernel < 0 && node->op != OPQ_OP_input && !(node->op == OPQ_OP_undefined && needs_undefined(graph, n)))
-            p->stored[n] = 0;
-        if (node->op == OPQ_OP_extern)
+        if ((node->kernel < 0 && node->op != OPQ_OP_input) || node->op == OPQ_OP_extern)
             p->stored[n] = 0;
         p->group_of[n] = node->kernel >= 0 && (!free_node || p->stored[n]) ? node->kernel : -1;
     }
+    for (int i = 0; i < graph->output_count; i++)
+        store_undefined(p, graph->outputs[i]);
+    for (opq_ref n = 0; n < graph->count; n++)
+        for (int k = 0; opq_node_at(graph, n)->op == OPQ_OP_extern && k < opq_node_at(graph, n)->arity; k++)
+            store_undefined(p, opq_node_at(graph, n)->operand[k]);
 }
 
 static opq_status number_storage(opq_planner *p)

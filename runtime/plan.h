@@ -18,7 +18,7 @@ typedef struct opq_runtime {
     opq_pool *pool;
     opq_jit *jit;
     opq_gemm *gemm;
-    bool reference; /* kernels are evaluated, not compiled: OPAQUE_EXECUTOR=reference */
+    opq_loops_run *run_loops; /* runs kernels as they stand, which are then not compiled: OPAQUE_EXECUTOR=reference; NULL: machine code */
 } opq_runtime;
 
 typedef enum opq_home { OPQ_HOME_input, OPQ_HOME_output, OPQ_HOME_temporary } opq_home;
@@ -45,6 +45,23 @@ typedef struct opq_matmul_step {
     const int64_t *batch_strides;
 } opq_matmul_step;
 
+typedef struct opq_step opq_step;
+
+/* Two products and the rows between them, some rows at a time: see fusion/group_block.c. The step itself is the second product; what
+ * stays in cache has a number below -1 in place of a storage. */
+typedef struct opq_block {
+    opq_step *rows;         /* unit u of its loops is row u of both */
+    opq_matmul_step *first; /* its result is buffer `scores` of the rows; buffer `weights` is the second's left operand */
+    int scores, weights;
+    bool in_place;   /* weights take the place of the scores */
+    int64_t count;   /* of rows */
+    int64_t columns; /* of scores and weights, whose rows are `row_stride` elements apart */
+    int64_t row_stride;
+    int64_t causal;  /* rows of a matrix, of which row i needs columns up to i; 0: all are needed */
+    int local_count; /* values of one element per row, numbered -2 - i */
+} opq_block;
+enum { OPQ_BLOCK_LOCAL_MAX = 8 };
+
 /* An op of the step that may fail on values: it reads or adds at an index, or divides integers. */
 typedef struct opq_check {
     opq_ref node;
@@ -55,16 +72,16 @@ typedef struct opq_check {
     bool by_position; /* gather and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
 } opq_check;
 
-typedef struct opq_step {
+struct opq_step {
     opq_kernel_kind kind;
-    opq_kernel kernel;
-    const opq_code *code;
-    const opq_loops *loops; /* without code */
+    opq_loops loops;      /* none for an extern call */
+    const opq_code *code; /* NULL: the loops are evaluated */
     int64_t *dims;
     int32_t *buffers;           /* storage per kernel argument */
     int32_t *scalars;           /* slot per kernel scalar */
     int32_t copy_from, copy_to; /* storage copied before, -1: none */
     opq_matmul_step *matmul;
+    opq_block *block;
     void *payload; /* extern: the host's */
     int32_t *operands, *results;
     int operand_count, result_count;
@@ -73,7 +90,7 @@ typedef struct opq_step {
     const char *name, *shape, *lines;
     const opq_check *checks; /* what an error of the kernel may be about */
     int check_count;
-} opq_step;
+};
 
 typedef struct opq_plan {
     atomic_int refs;

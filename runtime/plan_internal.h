@@ -19,6 +19,10 @@ typedef struct opq_planner {
 int32_t opq_planner_storage(const opq_planner *planner,
                             opq_ref ref); /* of a node or what it reshapes; -1: undefined memory */
 opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step) OPQ_MUST_CHECK;
+/* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */
+opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, const opq_ref *stored,
+                             int stored_count, opq_lowered *out_lowered, opq_step *step) OPQ_MUST_CHECK;
+opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_block.c */
 /* After all steps exist: lifetimes, in-place updates, outputs, arena. */
 opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;
 

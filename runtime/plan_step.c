@@ -66,42 +66,52 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
     return failed ? out_of_memory() : describe_checks(p, group, step);
 }
 
-/* Distinct bytes an access walks: the turns of the loops that move it, at most its whole buffer. */
-static int64_t access_bytes(const opq_step *step, int access, int64_t buffer_bytes)
+/* Distinct bytes an access walks: the turns of the loops that move it. */
+static int64_t access_bytes(const opq_step *step, int access)
 {
-    const opq_kernel *kernel = &step->kernel;
+    const opq_access *a = &step->loops.accesses[access];
     int64_t elements = 1;
-    for (int l = 0; l < kernel->rank; l++)
-        if (kernel->accesses[access].stride[l] != OPQ_STRIDE_zero)
-            elements *= step->dims[l];
-    int64_t bytes = elements * opq_dtype_bytes(kernel->accesses[access].dtype);
-    return bytes < buffer_bytes || buffer_bytes < 0 ? bytes : buffer_bytes;
+    for (int l = 0; l < step->loops.rank; l++)
+        elements *= a->stride[l] == OPQ_STRIDE_zero ? 1 : step->dims[l];
+    return elements * opq_dtype_bytes((opq_dtype)a->dtype);
+}
+
+/* A buffer is read or written as much as its accesses walk of it, at most whole. */
+static void count_bytes(opq_planner *p, opq_step *step, int64_t batch)
+{
+    const opq_loops *k = &step->loops;
+    for (int b = 0; b < k->buffer_count; b++) {
+        int64_t bytes = 0;
+        for (int a = 0; a < k->access_count; a++)
+            if (k->accesses[a].buffer == b)
+                bytes += access_bytes(step, a) * batch;
+        if (step->buffers[b] < 0) /* a tile, or a row that stays in cache */
+            continue;
+        int64_t limit = p->plan->storage[step->buffers[b]].bytes;
+        bytes = bytes > limit ? limit : bytes;
+        *(k->written[b] ? &step->bytes_written : &step->bytes_read) += bytes;
+    }
+}
+
+/* Each op once for each turn of the loops around it. */
+static int64_t count_flops(const opq_step *step, int from, int to)
+{
+    int64_t flops = 0;
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = &step->loops.stmts[i];
+        if (stmt->op == OPQ_STMT_loop) {
+            flops += step->dims[stmt->variable] * count_flops(step, i + 1, stmt->end);
+            i = stmt->end - 1;
+        }
+        flops += stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0;
+    }
+    return flops;
 }
 
 static void count_work(opq_planner *p, opq_step *step, int64_t batch)
 {
-    const opq_kernel *kernel = &step->kernel;
-    int64_t turns = batch;
-    for (int b = 0; b < kernel->buffer_count; b++) {
-        int64_t bytes = 0, limit = step->buffers[b] >= 0 ? p->plan->storage[step->buffers[b]].bytes : -1;
-        bool written = false;
-        for (int i = 0; i < kernel->instr_count; i++) {
-            const opq_instr *instr = &kernel->instrs[i];
-            if (instr->access < 0 || kernel->accesses[instr->access].buffer != b)
-                continue;
-            bytes += access_bytes(step, instr->access, -1) * batch;
-            written = written || instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at;
-        }
-        if (step->matmul && b == step->matmul->tile)
-            continue;
-        bytes = limit >= 0 && bytes > limit ? limit : bytes;
-        *(written ? &step->bytes_written : &step->bytes_read) += bytes;
-    }
-    for (int l = 0; l < kernel->rank; l++)
-        turns *= step->dims[l];
-    for (int i = 0; i < kernel->instr_count; i++)
-        if (kernel->instrs[i].op < OPQ_OP_COUNT && kernel->instrs[i].operand[0] >= 0)
-            step->flops += turns;
+    count_bytes(p, step, batch);
+    step->flops += batch * count_flops(step, 0, step->loops.stmt_count);
 }
 
 /* ---- matmul */
@@ -149,7 +159,7 @@ static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_st
         if (!opq_lower_matrix(p->graph, p->group_of, lowered->matmul, k, &view[k]))
             return opq_fail(OPQ_INTERNAL, "plan: matmul operand is not a matrix in memory");
         matmul->operand[k] = opq_planner_storage(p, view[k].memory);
-        if (matmul->operand[k] < 0)
+        if (matmul->operand[k] == -1)
             return opq_fail(OPQ_INTERNAL, "plan: operand %%%d of matmul %%%d is not in memory", view[k].memory,
                             lowered->matmul);
         matmul->offset[k] = view[k].offset;
@@ -174,7 +184,7 @@ static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_st
     if (!merged)
         split_batch(matmul, &node->type, view);
     for (int k = 0; k < 2; k++)
-        step->bytes_read += opq_type_bytes(&opq_node_at(p->graph, node->operand[k])->type);
+        step->bytes_read += matmul->operand[k] < 0 ? 0 : opq_type_bytes(&opq_node_at(p->graph, node->operand[k])->type);
     step->flops += 2 * batch * matmul->m * matmul->n * matmul->k;
     count_work(p, step, batch);
     return OPQ_OK;
@@ -185,25 +195,64 @@ static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_st
 static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq_step *step)
 {
     opq_arena *arena = &p->plan->arena;
-    step->buffers = opq_arena_alloc(arena, ((size_t)step->kernel.buffer_count + 1) * sizeof *step->buffers);
-    step->scalars = opq_arena_alloc(arena, ((size_t)step->kernel.scalar_count + 1) * sizeof *step->scalars);
+    step->buffers = opq_arena_alloc(arena, ((size_t)step->loops.buffer_count + 1) * sizeof *step->buffers);
+    step->scalars = opq_arena_alloc(arena, ((size_t)step->loops.scalar_count + 1) * sizeof *step->scalars);
     if (step->buffers == NULL || step->scalars == NULL)
         return out_of_memory();
-    for (int i = 0; i < step->kernel.buffer_count; i++) {
+    for (int i = 0; i < step->loops.buffer_count; i++) {
         step->buffers[i] = i == lowered->tile ? -1 : p->storage_of[lowered->buffers[i]];
-        if (step->buffers[i] < 0 && i != lowered->tile)
+        if (step->buffers[i] == -1 && i != lowered->tile)
             return opq_fail(OPQ_INTERNAL, "plan: %%%d is read from memory but never stored", lowered->buffers[i]);
     }
-    for (int i = 0; i < step->kernel.scalar_count; i++)
+    for (int i = 0; i < step->loops.scalar_count; i++)
         step->scalars[i] = p->slot_of[lowered->scalars[i]];
     return OPQ_OK;
 }
 
-static opq_status make_loops(opq_planner *p, opq_step *step)
+static opq_status check_bounds(const opq_planner *p, const opq_step *step)
 {
-    opq_loops *loops = opq_arena_alloc(&p->plan->arena, sizeof *loops);
-    step->loops = loops;
-    return loops ? opq_loops_build(&step->kernel, &p->plan->arena, loops) : out_of_memory();
+    int64_t bytes[OPQ_BUFFER_MAX];
+    for (int i = 0; i < step->loops.buffer_count; i++) /* tiles and rows that stay in cache are none of the plan's */
+        bytes[i] = step->buffers[i] >= 0 ? p->plan->storage[step->buffers[i]].bytes : INT64_MAX;
+    return opq_loops_verify_bounds(&step->loops, step->dims, bytes);
+}
+
+opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, const opq_ref *stored, int stored_count,
+                             opq_lowered *out_lowered, opq_step *step)
+{
+    const opq_kernel_group *nodes = &p->graph->kernels[kernel];
+    opq_ref *members = malloc((size_t)nodes->count * sizeof *members);
+    if (members == NULL)
+        return out_of_memory();
+    opq_lower_request request = {.graph = p->graph,
+                                 .group_of = p->group_of,
+                                 .group = group,
+                                 .members = members,
+                                 .stored = stored,
+                                 .stored_count = stored_count,
+                                 .decided = true};
+    for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++)
+        if (p->group_of[n] == group)
+            members[request.member_count++] = n;
+    opq_status status = opq_lower(&request, &p->plan->arena, out_lowered);
+    free(members);
+    OPQ_TRY(status);
+    if (out_lowered->refusal != OPQ_REFUSAL_none)
+        return opq_fail(OPQ_UNSUPPORTED, "plan: kernel %s does not lower: %s", step->name,
+                        opq_refusal_text(out_lowered->refusal));
+    step->loops = out_lowered->loops;
+    step->loops.name = step->name;
+    step->dims = out_lowered->dims;
+    OPQ_TRY(bind_arguments(p, out_lowered, step));
+    if (out_lowered->matmul >= 0)
+        OPQ_TRY(bind_matmul(p, out_lowered, step));
+    else
+        count_work(p, step, 1);
+    OPQ_TRY(check_bounds(p, step));
+    if (p->dry)
+        return OPQ_OK;
+    return p->runtime->run_loops ? opq_loops_verify(&step->loops)
+                                 : opq_codegen(p->runtime->jit, &step->loops, &step->code, &step->fresh);
 }
 
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
@@ -216,33 +265,18 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
     for (opq_ref n = group->first; n < group->first + group->count; n++)
         if (p->stored[n])
             stored[stored_count++] = n;
-    opq_lower_request request = {p->graph, p->group_of, kernel, NULL, stored, stored_count, true};
-    opq_lowered lowered;
-    opq_status status = stored_count ? opq_lower(&request, &p->plan->arena, &lowered)
-                                     : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
-    if (status == OPQ_OK && lowered.refusal != OPQ_REFUSAL_none)
-        status = opq_fail(OPQ_UNSUPPORTED, "plan: kernel %s does not lower: %s", group->name,
-                          opq_refusal_text(lowered.refusal));
     const opq_node *last = stored_count ? opq_node_at(p->graph, stored[0]) : NULL;
+    opq_lowered lowered;
+    opq_status status = stored_count ? opq_planner_lower(p, kernel, kernel, stored, stored_count, &lowered, step)
+                                     : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
     free(stored);
     OPQ_TRY(status);
-    step->kernel = lowered.kernel;
-    step->kernel.name = group->name;
-    step->dims = lowered.dims;
-    OPQ_TRY(bind_arguments(p, &lowered, step));
     opq_class class_ = opq_node_class(last);
     if (class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER) {
         step->copy_from = opq_planner_storage(p, last->operand[0]);
         step->copy_to = step->copy_from < 0 ? -1 : p->storage_of[last - p->graph->nodes];
     }
-    if (lowered.matmul >= 0)
-        OPQ_TRY(bind_matmul(p, &lowered, step));
-    else
-        count_work(p, step, 1);
-    if (p->dry)
-        return OPQ_OK;
-    return p->runtime->reference ? make_loops(p, step)
-                                 : opq_codegen(p->runtime->jit, &step->kernel, &step->code, &step->fresh);
+    return OPQ_OK;
 }
 
 static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
@@ -296,5 +330,9 @@ opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
     step->kind = group->kind;
     step->copy_from = step->copy_to = -1;
     OPQ_TRY(describe(p, group, step));
-    return group->kind == OPQ_KERNEL_extern ? extern_step(p, kernel, step) : kernel_step(p, kernel, step);
+    switch (group->kind) {
+    case OPQ_KERNEL_extern: return extern_step(p, kernel, step);
+    case OPQ_KERNEL_block: return opq_plan_block_step(p, kernel, step);
+    default: return kernel_step(p, kernel, step);
+    }
 }

@@ -1,11 +1,12 @@
 /* Where values live: lifetimes, in-place updates, output buffers, and the arena of temporaries.
  *
- * The arena is a first fit by lifetime: values are placed in order of their first step, each in the lowest gap that no value alive at
- * the same time covers.
+ * The arena is a first fit by lifetime: values are placed in order of their first step, each in the lowest gap that is large enough
+ * between those alive at the same time.
  */
 #include "runtime/plan_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static void live_at(opq_plan *plan, int32_t id, int32_t step)
 {
@@ -22,7 +23,7 @@ static void find_lifetimes(opq_plan *plan)
 {
     for (int32_t s = 0; s < plan->step_count; s++) {
         opq_step *step = &plan->steps[s];
-        for (int i = 0; i < step->kernel.buffer_count; i++)
+        for (int i = 0; i < step->loops.buffer_count; i++)
             live_at(plan, step->buffers[i], s);
         for (int i = 0; i < step->operand_count; i++)
             live_at(plan, step->operands[i], s);
@@ -53,7 +54,7 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
             continue;
         opq_storage *old = &plan->storage[from];
         bool reads_it = false;
-        for (int i = 0; i < step->kernel.buffer_count; i++)
+        for (int i = 0; i < step->loops.buffer_count; i++)
             reads_it = reads_it || final_of(p, step->buffers[i]) == from;
         if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != s || reads_it)
             continue;
@@ -61,6 +62,7 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
         is_output[from] = is_output[step->copy_to]; /* a later update may not write over what is given out */
         if (plan->storage[step->copy_to].last > old->last)
             old->last = plan->storage[step->copy_to].last;
+        plan->storage[step->copy_to].first = -1; /* it needs no place of its own */
         step->copy_from = step->copy_to = -1;
     }
 }
@@ -87,10 +89,14 @@ static void rename_all(opq_planner *p)
 {
     for (int32_t s = 0; s < p->plan->step_count; s++) {
         opq_step *step = &p->plan->steps[s];
-        rename_list(p, step->buffers, step->kernel.buffer_count);
+        rename_list(p, step->buffers, step->loops.buffer_count);
         rename_list(p, step->operands, step->operand_count);
         if (step->matmul)
             rename_list(p, step->matmul->operand, 2);
+        if (step->block) {
+            rename_list(p, step->block->rows->buffers, step->block->rows->loops.buffer_count);
+            rename_list(p, step->block->first->operand, 2);
+        }
         rename_list(p, &step->copy_from, 1); /* results and copies become nothing else */
     }
 }
@@ -118,43 +124,95 @@ static opq_status place_outputs(opq_planner *p)
     return OPQ_OK;
 }
 
-static int by_first_step(const void *a, const void *b)
+/* ---- the arena */
+
+/* What is free in it, by offset; the last gap has no end. */
+typedef struct gap {
+    int64_t begin, end;
+} gap;
+
+typedef struct gaps {
+    gap *items;
+    int count;
+} gaps;
+
+static void remove_gap(gaps *g, int at)
 {
-    const opq_storage *x = *(opq_storage *const *)a, *y = *(opq_storage *const *)b;
-    return x->first != y->first ? (x->first > y->first) - (x->first < y->first) : (x > y) - (x < y);
+    g->count--;
+    memmove(&g->items[at], &g->items[at + 1], (size_t)(g->count - at) * sizeof *g->items);
+}
+
+static int64_t take(gaps *g, int64_t bytes)
+{
+    int at = 0;
+    while (g->items[at].end - g->items[at].begin < bytes)
+        at++;
+    int64_t offset = g->items[at].begin;
+    g->items[at].begin += bytes;
+    if (g->items[at].begin == g->items[at].end)
+        remove_gap(g, at);
+    return offset;
+}
+
+static void give_back(gaps *g, int64_t begin, int64_t end)
+{
+    int at = 0;
+    while (g->items[at].begin < begin)
+        at++;
+    memmove(&g->items[at + 1], &g->items[at], (size_t)(g->count++ - at) * sizeof *g->items);
+    g->items[at] = (gap){begin, end};
+    for (int i = at; i >= 0 && i >= at - 1; i--) /* with the next one, and the one before with it */
+        if (g->items[i].end == g->items[i + 1].begin) {
+            g->items[i].end = g->items[i + 1].end;
+            remove_gap(g, i + 1);
+        }
+}
+
+static int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
+
+/* `born` and `dying`: per step the first value whose life begins or ends there, then per value the next one. */
+static void place_by_step(opq_plan *plan, int32_t *born, int32_t *dying, gaps *free_space)
+{
+    int32_t *next_born = born + plan->step_count, *next_dying = dying + plan->step_count;
+    for (int32_t s = 0; s < plan->step_count; s++)
+        born[s] = dying[s] = -1;
+    for (int32_t i = plan->storage_count - 1; i >= 0; i--) {
+        const opq_storage *storage = &plan->storage[i];
+        if (storage->home != OPQ_HOME_temporary || storage->first < 0 || storage->bytes == 0)
+            continue;
+        next_born[i] = born[storage->first];
+        born[storage->first] = i;
+        next_dying[i] = dying[storage->last];
+        dying[storage->last] = i;
+    }
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        for (int32_t i = born[s]; i >= 0; i = next_born[i]) {
+            opq_storage *storage = &plan->storage[i];
+            int64_t bytes = padded(storage->bytes);
+            storage->offset = take(free_space, bytes);
+            if (storage->offset + bytes > plan->arena_bytes)
+                plan->arena_bytes = storage->offset + bytes;
+        }
+        for (int32_t i = dying[s]; i >= 0; i = next_dying[i]) {
+            const opq_storage *storage = &plan->storage[i];
+            give_back(free_space, storage->offset, storage->offset + padded(storage->bytes));
+        }
+    }
 }
 
 static opq_status place_temporaries(opq_plan *plan)
 {
-    opq_storage **order = malloc(((size_t)plan->storage_count + 1) * 2 * sizeof *order);
-    if (order == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    opq_storage **placed = order + plan->storage_count + 1; /* alive ones, by offset */
-    int count = 0, alive = 0;
-    for (int32_t i = 0; i < plan->storage_count; i++)
-        if (plan->storage[i].home == OPQ_HOME_temporary && plan->storage[i].first >= 0)
-            order[count++] = &plan->storage[i];
-    qsort(order, (size_t)count, sizeof *order, by_first_step);
-    for (int i = 0; i < count; i++) {
-        opq_storage *storage = order[i];
-        int kept = 0, at = 0;
-        for (int k = 0; k < alive; k++)
-            if (placed[k]->last >= storage->first)
-                placed[kept++] = placed[k];
-        alive = kept;
-        int64_t offset = 0, bytes = (storage->bytes + 63) & ~(int64_t)63;
-        for (; at < alive && placed[at]->offset < offset + bytes; at++)
-            offset = placed[at]->offset + ((placed[at]->bytes + 63) & ~(int64_t)63);
-        for (int k = alive; k > at; k--)
-            placed[k] = placed[k - 1];
-        placed[at] = storage;
-        alive++;
-        storage->offset = offset;
-        if (offset + bytes > plan->arena_bytes)
-            plan->arena_bytes = offset + bytes;
+    size_t room = (size_t)plan->step_count + (size_t)plan->storage_count + 1;
+    int32_t *lists = malloc(room * 2 * sizeof *lists);
+    gaps free_space = {malloc(((size_t)plan->storage_count + 2) * sizeof *free_space.items), 1};
+    opq_status status = lists && free_space.items ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    if (status == OPQ_OK) {
+        free_space.items[0] = (gap){0, INT64_MAX};
+        place_by_step(plan, lists, lists + room, &free_space);
     }
-    free(order);
-    return OPQ_OK;
+    free(lists);
+    free(free_space.items);
+    return status;
 }
 
 opq_status opq_plan_storage(opq_planner *p)

@@ -43,9 +43,9 @@ void *opq_run_data(const opq_run_state *run, int32_t id)
 
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars)
 {
-    for (int i = 0; i < step->kernel.buffer_count; i++)
+    for (int i = 0; i < step->loops.buffer_count; i++)
         out_buffers[i] = opq_run_data(run, step->buffers[i]);
-    for (int i = 0; i < step->kernel.scalar_count; i++)
+    for (int i = 0; i < step->loops.scalar_count; i++)
         out_scalars[i] = run->slots[step->scalars[i]];
 }
 
@@ -84,12 +84,12 @@ static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq
 {
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t units = opq_kernel_units(&step->kernel, step->dims),
-            work = step->bytes_read + step->bytes_written + step->flops;
-    launch l = {step, buffers, scalars, opq_kernel_scratch(&step->kernel, step->dims), error};
     opq_run_bind(run, step, buffers, scalars);
-    if (step->loops)
-        return opq_loops_eval(step->loops, buffers, step->dims, scalars, error->found);
+    if (step->code == NULL)
+        return run->runtime->run_loops(&step->loops, buffers, step->dims, scalars, error->found);
+    int64_t units = opq_loops_units(&step->loops, step->dims),
+            work = step->bytes_read + step->bytes_written + step->flops;
+    launch l = {step, buffers, scalars, opq_loops_scratch(&step->loops, step->dims), error};
     int64_t grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
     opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
     return OPQ_OK;
@@ -120,23 +120,23 @@ static const opq_step *step_with_lines(const opq_run_state *run, const opq_step 
     return plan && at < plan->step_count && plan->steps[at].check_count == step->check_count ? &plan->steps[at] : step;
 }
 
-/* error: number of the instruction that failed + 1, the index it met. */
+/* error: number of the statement that failed + 1, the index it met. */
 static opq_status value_error(const opq_run_state *run, const opq_step *step, const int64_t *error)
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
-    const opq_instr *instr = &step->kernel.instrs[error[0] - 1];
+    const opq_stmt *stmt = &step->loops.stmts[error[0] - 1];
     const opq_step *shown = step_with_lines(run, step);
     const opq_check *check = NULL;
     for (int i = 0; i < shown->check_count; i++)
-        if (shown->checks[i].node == instr->node)
+        if (shown->checks[i].node == stmt->node)
             check = &shown->checks[i];
     if (check == NULL)
-        return opq_fail(OPQ_INTERNAL, "%s: instruction %lld failed, which checks nothing", step->name,
+        return opq_fail(OPQ_INTERNAL, "%s: statement %lld failed, which checks nothing", step->name,
                         (long long)error[0] - 1);
     if (check->divides)
         return opq_fail(OPQ_INVALID, "%s: ZeroDivisionError", check->text);
-    int64_t extent = step->dims[opq_access_dims(&step->kernel, instr->access) + 2 + step->kernel.rank];
+    int64_t extent = step->dims[opq_dims_of(step->loops.rank, stmt->access) + 2 + step->loops.rank];
     return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
                     "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s", check->text,
                     (long long)error[1], check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
@@ -159,40 +159,31 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
         opq_status status = run_extern(run, step);
         return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
     }
-    OPQ_TRY(step->matmul ? opq_run_matmul(run, step, &error) : run_kernel(run, step, &error));
+    OPQ_TRY(step->block    ? opq_run_block(run, step, &error)
+            : step->matmul ? opq_run_matmul(run, step, &error)
+                           : run_kernel(run, step, &error));
     return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);
 }
 
 /* ---- failures */
 
-static bool is_written(const opq_step *step, int buffer)
-{
-    for (int i = 0; i < step->kernel.instr_count; i++) {
-        const opq_instr *instr = &step->kernel.instrs[i];
-        if ((instr->op == OPQ_INSTR_store || instr->op == OPQ_INSTR_store_add_at) &&
-            step->kernel.accesses[instr->access].buffer == buffer)
-            return true;
-    }
-    return false;
-}
-
 static bool needs_bad(const opq_run_state *run, const opq_step *step)
 {
     bool bad = step->copy_from >= 0 && run->bad[step->copy_from];
-    for (int i = 0; i < step->kernel.buffer_count; i++)
+    for (int i = 0; i < step->loops.buffer_count; i++)
         bad = bad || (step->buffers[i] >= 0 && run->bad[step->buffers[i]] &&
-                      (!is_written(step, i) || step->kind == OPQ_KERNEL_update || step->kind == OPQ_KERNEL_index));
+                      (!step->loops.written[i] || step->kind == OPQ_KERNEL_update || step->kind == OPQ_KERNEL_index));
     for (int i = 0; i < step->operand_count; i++)
         bad = bad || run->bad[step->operands[i]];
     for (int i = 0; step->matmul && i < 2; i++)
-        bad = bad || run->bad[step->matmul->operand[i]];
+        bad = bad || (step->matmul->operand[i] >= 0 && run->bad[step->matmul->operand[i]]);
     return bad;
 }
 
 static void poison(const opq_run_state *run, const opq_step *step)
 {
-    for (int i = 0; i < step->kernel.buffer_count; i++)
-        if (step->buffers[i] >= 0 && is_written(step, i))
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        if (step->buffers[i] >= 0 && step->loops.written[i])
             run->bad[step->buffers[i]] = 1;
     for (int i = 0; i < step->result_count; i++)
         if (step->results[i] >= 0)

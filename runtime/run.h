@@ -27,6 +27,20 @@ void *opq_run_data(const opq_run_state *run, int32_t storage);
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */
 /* Fills in pointers and scalars of a step. Arrays hold buffer_count and scalar_count. */
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars);
+
+/* The epilogue of a matmul step, per tile: data of opq_run_tile. */
+typedef struct opq_tiles {
+    const opq_step *step;
+    opq_loops_run *run_loops;
+    void *buffers[OPQ_BUFFER_MAX];
+    opq_number scalars[OPQ_SCALAR_MAX];
+    int64_t scratch, first_batch, first_row; /* where the engine's batch 0 and row 0 are */
+    opq_step_error *error;
+} opq_tiles;
+void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                  const void *tile, int64_t ld);
 opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;
+
+opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;
 
 #endif

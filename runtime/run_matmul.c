@@ -10,37 +10,30 @@
 #include <string.h>
 
 enum { PACKED_COUNT_MIN = 64 * 64, PADDING_MAX = 4 };
-/* Of a kernel over [m, n]: see opq_kernel_dims_count. */
+/* Of a kernel over [m, n]: see opq_loops_dims_count. */
 enum { TILE_RANK = 2, DIMS_MAX = TILE_RANK + OPQ_ACCESS_MAX * (TILE_RANK + 3) };
 
-typedef struct tiles {
-    const opq_step *step;
-    void *buffers[OPQ_BUFFER_MAX];
-    opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t scratch, first_batch;
-    opq_step_error *error;
-} tiles;
-
-static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                     const void *tile, int64_t ld)
+void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                  const void *tile, int64_t ld)
 {
-    const tiles *t = data;
-    const opq_kernel *kernel = &t->step->kernel;
+    const opq_tiles *t = data;
+    const opq_loops *loops = &t->step->loops;
     const opq_matmul_step *matmul = t->step->matmul;
     int64_t dims[DIMS_MAX], index[OPQ_LOOP_MAX];
     void *buffers[OPQ_BUFFER_MAX];
-    memcpy(dims, t->step->dims, (size_t)opq_kernel_dims_count(kernel) * sizeof *dims);
-    memcpy(buffers, t->buffers, (size_t)kernel->buffer_count * sizeof *buffers);
+    memcpy(dims, t->step->dims, (size_t)opq_loops_dims_count(loops) * sizeof *dims);
+    memcpy(buffers, t->buffers, (size_t)loops->buffer_count * sizeof *buffers);
     batch += t->first_batch;
+    row += t->first_row;
     for (int i = matmul->batch_rank - 1; i >= 0; i--) {
         index[i] = batch % matmul->batch_extent[i];
         batch /= matmul->batch_extent[i];
     }
     dims[0] = rows;
     dims[1] = columns;
-    for (int a = 0; a < kernel->access_count; a++) {
-        int64_t *access = dims + opq_access_dims(kernel, a);
-        if (kernel->accesses[a].buffer == matmul->tile) {
+    for (int a = 0; a < loops->access_count; a++) {
+        int64_t *access = dims + opq_dims_of(TILE_RANK, a);
+        if (loops->accesses[a].buffer == matmul->tile) {
             access[0] = 0;
             access[1] = ld;
             access[2] = 1;
@@ -53,11 +46,11 @@ static void run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64
     buffers[matmul->tile] = (void *)tile;
     void *scratch = t->scratch ? opq_thread_scratch((size_t)t->scratch) : NULL;
     int64_t found[2] = {t->scratch && scratch == NULL ? -1 : 0, 0};
-    if (t->step->loops) {
-        if (opq_loops_eval(t->step->loops, buffers, dims, t->scalars, found) != OPQ_OK)
+    if (t->step->code == NULL) {
+        if (t->run_loops(loops, buffers, dims, t->scalars, found) != OPQ_OK)
             found[0] = -1;
     } else if (found[0] == 0)
-        t->step->code->fn(buffers, dims, t->scalars, 0, opq_kernel_units(kernel, dims), scratch, found);
+        t->step->code->fn(buffers, dims, t->scalars, 0, opq_loops_units(loops, dims), scratch, found);
     opq_step_error_add(t->error, found);
 }
 
@@ -103,21 +96,25 @@ static opq_buffer *packed_right(const opq_run_state *run, const opq_matmul_step 
     return packed;
 }
 
-/* The product itself is the result, with rows as the engine writes them. */
+/* The product itself is the result, with rows as the engine writes them: load of the tile, store, in two loops. */
 static bool stores_plainly(const opq_step *step, int *out_access)
 {
-    const opq_kernel *kernel = &step->kernel;
-    if (kernel->instr_count != 2 || kernel->instrs[1].op != OPQ_INSTR_store)
+    const opq_loops *loops = &step->loops;
+    const opq_stmt *store = &loops->stmts[loops->stmt_count - 1];
+    if (loops->stmt_count != TILE_RANK + 2 || store->op != OPQ_INSTR_store)
         return false;
-    *out_access = kernel->instrs[1].access;
-    const opq_access *access = &kernel->accesses[*out_access];
+    *out_access = store->access;
+    const opq_access *access = &loops->accesses[*out_access];
     return access->dtype == step->matmul->dtype && access->stride[1] != OPQ_STRIDE_any && step->matmul->batch_rank <= 1;
 }
 
 opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_matmul_step *matmul = step->matmul;
-    tiles t = {.step = step, .error = error, .scratch = opq_kernel_scratch(&step->kernel, step->dims)};
+    opq_tiles t = {.step = step,
+                   .run_loops = run->runtime->run_loops,
+                   .error = error,
+                   .scratch = opq_loops_scratch(&step->loops, step->dims)};
     opq_run_bind(run, step, t.buffers, t.scalars);
     opq_gemm_call call = {.dtype = matmul->dtype,
                           .batch = matmul->batch,
@@ -150,14 +147,14 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_st
         call.b.data = data[1];
         t.first_batch = outer * matmul->batch;
         if (plain) {
-            const int64_t *dims = step->dims + opq_access_dims(&step->kernel, access);
+            const int64_t *dims = step->dims + opq_dims_of(TILE_RANK, access);
             int64_t batch_stride = matmul->batch_rank ? matmul->batch_strides[access] : 0;
             call.c_row_stride = dims[1] ? dims[1] : matmul->n;
             call.c_batch_stride = batch_stride;
-            call.c = (char *)t.buffers[step->kernel.accesses[access].buffer] +
+            call.c = (char *)t.buffers[step->loops.accesses[access].buffer] +
                      (dims[0] + t.first_batch * batch_stride) * opq_dtype_bytes(matmul->dtype);
         } else {
-            call.tile = run_tile;
+            call.tile = opq_run_tile;
             call.tile_data = &t;
         }
         status = opq_gemm_run(run->runtime->gemm, &call);

@@ -14,7 +14,8 @@ of an allocation does. A run that was stopped goes on where it was if it is give
 has changed; with --count 0 it judges only what is in the log, with --again the survivors in it from the start.
 
 tests/mutants.csv holds the survivors that were looked at: file, change, reason. They are found by their text, not by
-their line, so the table stays valid while code moves, and are not judged again. The exit status is 1 if a survivor is not in it.
+their line, so the table stays valid while code moves, and are not judged again. The exit status is 1 if a survivor is
+not in it.
 """
 
 import argparse
@@ -132,6 +133,7 @@ def changes(code: str, text: str):
         yield "drop statement", found.start(1), found.end(1), ";"
 
 
+@functools.cache
 def mutants_of(file: str) -> list:
     with open(os.path.join(ROOT, file)) as source:
         text = source.read()
@@ -146,15 +148,12 @@ def mutants_of(file: str) -> list:
     return made
 
 
-_places = functools.cache(mutants_of)
-
-
 def found_again(row: dict):
     """The mutant of a line of the log, where it is now; None if its line is no longer there."""
     key = row["file"], row["before"], row["after"]
     if not os.path.exists(os.path.join(ROOT, row["file"])):
         return None
-    same = [m for m in _places(row["file"]) if m.key() == key]
+    same = [m for m in mutants_of(row["file"]) if m.key() == key]
     return min(same, key=lambda m: abs(m.line - row["line"]), default=None)
 
 
@@ -163,7 +162,7 @@ def choose(folder: str, count: int, seed: int) -> list:
     ending = ".cpp" if folder == "registration" else ".c"
     files = sorted(f for f in os.listdir(os.path.join(ROOT, folder)) if f.endswith(ending))
     of = {}
-    for mutant in (m for f in files for m in _places(f"{folder}/{f}")):
+    for mutant in (m for f in files for m in mutants_of(f"{folder}/{f}")):
         of.setdefault(mutant.operator, []).append(mutant)
     for operator, mutants in of.items():
         random.Random(f"{seed} {folder} {operator}").shuffle(mutants)

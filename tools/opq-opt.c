@@ -1,12 +1,14 @@
 /* opq-opt: reads text IR, runs passes, prints, evaluates, compiles, runs. No PyTorch, no BLAS.
  *
  *   opq-opt [FILE] [--passes=a,b] [--verify] [--print]    FILE "-" or none: standard input
- *   opq-opt [FILE] --emit=fused|kernels|loops|llvm|asm          what the graph compiles to
+ *   opq-opt [FILE] --emit=fused|kernels|c|llvm|asm        what the graph compiles to
  *   opq-opt [FILE] --compile                              says whether it compiles, and how long that took
- *   opq-opt [FILE] --run DIR | --eval DIR                 input0.npy, ... -> out0.npy, ... in DIR; FILE defaults to DIR/graph.ir
- *   --unfused                                             --emit, --compile, --run: grouping off
+ *   opq-opt [FILE] --run DIR | --eval-kernels DIR | --eval DIR
+ *                                                         input0.npy, ... -> out0.npy, ... in DIR; FILE defaults to DIR/graph.ir
+ *   --unfused                                             --emit, --compile, --run, --eval-kernels: grouping off
  *
- * --run compiles, --eval uses the reference evaluator. Exit status: 0, 1 for a failure (message on standard error), 2 for usage.
+ * --run compiles, --eval-kernels evaluates the loops of the kernels that --run compiles, --eval every node of the graph. Exit status: 0,
+ * 1 for a failure (message on standard error), 2 for usage.
  */
 #include "npy.h"
 
@@ -16,7 +18,7 @@
 #include <time.h>
 
 typedef struct options {
-    const char *file, *passes, *emit, *run, *eval;
+    const char *file, *passes, *emit, *run, *eval, *eval_kernels;
     bool print, verify, compile;
     opq_fusion fusion;
 } options;
@@ -24,7 +26,7 @@ typedef struct options {
 static int usage(void)
 {
     fputs("usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
-          "               [--emit=fused|kernels|loops|llvm|asm] [--run DIR] [--eval DIR]\n",
+          "               [--emit=fused|kernels|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n",
           stderr);
     return 2;
 }
@@ -43,7 +45,8 @@ static bool options_read(int count, char **args, options *out)
     for (int i = 1; i < count; i++) {
         const char *arg = args[i];
         if (starts(arg, "--passes=", &out->passes) || starts(arg, "--emit=", &out->emit) ||
-            starts(arg, "--run=", &out->run) || starts(arg, "--eval=", &out->eval))
+            starts(arg, "--run=", &out->run) || starts(arg, "--eval=", &out->eval) ||
+            starts(arg, "--eval-kernels=", &out->eval_kernels))
             continue;
         if (!strcmp(arg, "--print"))
             out->print = true;
@@ -57,14 +60,17 @@ static bool options_read(int count, char **args, options *out)
             out->run = args[++i];
         else if (!strcmp(arg, "--eval") && i + 1 < count)
             out->eval = args[++i];
+        else if (!strcmp(arg, "--eval-kernels") && i + 1 < count)
+            out->eval_kernels = args[++i];
         else if ((arg[0] != '-' || !arg[1]) && !out->file)
             out->file = arg;
         else
             return false;
     }
-    if (out->run && out->eval)
+    int ways = (out->run != NULL) + (out->eval != NULL) + (out->eval_kernels != NULL);
+    if (ways > 1)
         return false;
-    if (!out->verify && !out->compile && !out->emit && !out->run && !out->eval)
+    if (!out->verify && !out->compile && !out->emit && ways == 0)
         out->print = true;
     return true;
 }
@@ -98,7 +104,7 @@ static opq_status text_read(FILE *file, const char *name, char **out_text, size_
 
 static opq_status graph_read(const options *o, opq_graph **out_graph)
 {
-    const char *dir = o->run ? o->run : o->eval;
+    const char *dir = o->run ? o->run : o->eval ? o->eval : o->eval_kernels;
     char path[4096];
     snprintf(path, sizeof path, "%s", o->file ? o->file : "-");
     if (!o->file && dir)
@@ -211,8 +217,8 @@ static opq_status program_use(opq_ctx *ctx, const opq_graph *graph, const option
             fputs(text, stdout);
         free(text);
     }
-    if (!status && o->run)
-        status = execute(ctx, graph, program, o->run);
+    if (!status && (o->run || o->eval_kernels))
+        status = execute(ctx, graph, program, o->run ? o->run : o->eval_kernels);
     if (program)
         opq_program_release(program);
     return status;
@@ -230,8 +236,10 @@ static opq_status graph_use(const opq_graph *graph, const options *o)
     }
     if (o->eval)
         return execute(NULL, graph, NULL, o->eval);
-    if (!o->emit && !o->run && !o->compile)
+    if (!o->emit && !o->run && !o->eval_kernels && !o->compile)
         return OPQ_OK;
+    if (o->eval_kernels)
+        setenv("OPAQUE_EXECUTOR", "reference", 1);
     opq_ctx *ctx;
     OPQ_TRY(opq_ctx_create(NULL, &ctx));
     opq_status status = program_use(ctx, graph, o);

@@ -294,7 +294,7 @@ OPQ_API void opq_program_release(opq_program *program);
 /* Inputs and outputs are dense buffers in the graph's order; outputs must not overlap inputs. */
 OPQ_API opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *inputs,
                            void *const *outputs) OPQ_MUST_CHECK;
-/* The fused graph that runs, as text with its kernels; malloc'd. `stage`: "fused", "kernels", "llvm", "asm". */
+/* The fused graph that runs, as text with its kernels; malloc'd. `stage`: "fused", "kernels", "c", "llvm", "asm". */
 OPQ_API opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text) OPQ_MUST_CHECK;
 
 #ifdef __cplusplus

@@ -91,7 +91,7 @@ def fallback_counts() -> dict[str, int]:
 
 def graph_text(tensors: list[Tensor], stage: str, dot: bool = False) -> str:
     """The pending graph of the tensors as text, or in Graphviz's language; nothing runs. `stage`:
-    "recorded", "simplified", "fused", "kernels", "loops", "llvm", "asm" (the last two compile), as the modes
+    "recorded", "simplified", "fused", "kernels", "c", "llvm", "asm" (the last two compile), as the modes
     of this thread have it. Outputs are the tensors, in order, then what a run would store besides.
     A computed tensor is an input."""
 

@@ -78,6 +78,8 @@ def _register() -> None:
 def __getattr__(name: str):
     if _failure is not None and not name.startswith("__"):
         raise ImportError(f"torch_opaque did not load: {_failure}") from _failure
+    if name in __all__:  # what looks at graphs is imported when first asked for
+        return getattr(importlib.import_module(".inspect", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -90,16 +92,6 @@ import torch  # noqa: E402
 _torch_is_loading = getattr(torch.__spec__, "_initializing", False)
 try:
     _register()
-    from .inspect import (  # noqa: E402
-        compare,
-        describe,
-        dump,
-        explain,
-        fallback_counts,
-        graph,
-        reset_stats,
-        stats,
-    )
     from .modes import eager, forbid_sync, strict, unfused  # noqa: E402
 except Exception as error:
     if not _torch_is_loading:

@@ -16,7 +16,7 @@ from . import _C
 from .snapshot import is_opaque, recorded
 
 _GRAPHS = ("recorded", "simplified", "fused")
-_STAGES = (*_GRAPHS, "kernels", "loops", "llvm", "asm")
+_STAGES = (*_GRAPHS, "kernels", "c", "llvm", "asm")
 
 
 def stats() -> dict:
@@ -74,8 +74,8 @@ def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
     """The graph that computes the outputs, as text; nothing runs.
 
     stage   "recorded" as the program wrote it | "simplified" expanded and folded | "fused" kernels
-    and the plan | "kernels" kernel
-            data | "llvm", "asm" of the kernels (compiles them)
+            and the plan | "kernels" their loops | "c" those as C
+            | "llvm", "asm" of the kernels (compiles them)
     format  "text" | "dot" for Graphviz (stages recorded, simplified and fused)
 
     Its outputs are those asked for, then what a run would store besides because a live tensor holds

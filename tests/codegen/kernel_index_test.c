@@ -1,6 +1,8 @@
 /* Indices read at run time, and random numbers, against plain loops. */
 #include "kernel_support.h"
 
+#include "opaque/scalar_math.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,6 +208,8 @@ static void test_random(void **state)
     for (int i = 0; i < COUNT; i++) {
         double u = (double)((float *)l.buffers[0].data)[i], x = (double)((float *)l.buffers[1].data)[i];
         assert_true(u >= 0 && u < 1 && u * 0x1p24 == floor(u * 0x1p24) && isfinite(x));
+        assert_true(u == (double)opq_uniform_f32(first + i, l.scalars[0].i, offset_value));
+        assert_true(x == (double)opq_normal_f32(first + i, l.scalars[0].i, offset_value));
         mean += x / COUNT;
         square += x * x / COUNT;
     }

@@ -15,7 +15,8 @@
 void body_start(body *b, opq_kernel_kind kind, const char *loops)
 {
     memset(b, 0, sizeof *b);
-    b->kernel = (opq_kernel){.kind = (uint8_t)kind, .rank = (uint8_t)strlen(loops), .sweep_count = 1, .name = "test"};
+    b->kernel = (opq_kernel){
+        .kind = (uint8_t)kind, .rank = (uint8_t)strlen(loops), .sweep_count = 1, .scalar_count = 8, .name = "test"};
     b->kernel.accesses = b->accesses;
     b->kernel.instrs = b->instrs;
     for (int l = 0; loops[l]; l++)
@@ -36,8 +37,6 @@ static int add(body *b, opq_instr instr)
         int sweep = operand->sweep + reduces;
         instr.sweep = (uint8_t)(sweep > instr.sweep ? sweep : instr.sweep);
         instr.depends |= operand->depends;
-        if (o == 0)
-            instr.from = operand->dtype;
     }
     if (instr.op < OPQ_OP_COUNT && opq_op_info_of(instr.op)->class_ == OPQ_CLASS_REDUCE)
         instr.depends &= (uint16_t)~opq_kernel_reduced_mask(&b->kernel);
@@ -45,6 +44,7 @@ static int add(body *b, opq_instr instr)
         for (int l = 0; l < b->kernel.rank; l++)
             instr.depends |= (uint16_t)((b->accesses[instr.access].stride[l] != OPQ_STRIDE_zero) << l);
     instr.spill = -1;
+    instr.node = i;
     b->instrs[i] = instr;
     if (instr.sweep >= b->kernel.sweep_count)
         b->kernel.sweep_count = instr.sweep + 1;
@@ -168,7 +168,7 @@ void launch_dims(launch *l, const body *b, const int64_t *extents)
 
 void launch_access(launch *l, const body *b, int access, int64_t offset, const int64_t *strides)
 {
-    int64_t *at = l->dims + opq_access_dims(&b->kernel, access);
+    int64_t *at = l->dims + opq_dims_of(b->kernel.rank, access);
     *at++ = offset;
     for (int i = 0; i < b->kernel.rank; i++)
         at[i] = b->accesses[access].stride[i] == OPQ_STRIDE_any ? *strides++ : INT64_C(0x5555555555); /* never read */
@@ -176,7 +176,7 @@ void launch_access(launch *l, const body *b, int access, int64_t offset, const i
 
 void launch_at(launch *l, const body *b, int access, int64_t stride, int64_t extent)
 {
-    int64_t *at = l->dims + opq_access_dims(&b->kernel, access) + 1 + b->kernel.rank;
+    int64_t *at = l->dims + opq_dims_of(b->kernel.rank, access) + 1 + b->kernel.rank;
     at[0] = stride;
     at[1] = extent;
 }
@@ -194,20 +194,32 @@ static opq_jit *jit_for(int level)
     return jits[level];
 }
 
+opq_loops body_loops(const body *b, opq_arena *arena)
+{
+    opq_loops loops;
+    if (opq_loops_build(&b->kernel, arena, &loops) != OPQ_OK)
+        fail_msg("%s", opq_error());
+    return loops;
+}
+
 opq_jit *wide_jit(void) { return jit_for(0); }
 
 static void run_once(const launch *l, const body *b, int level, bool pieces, void *const *buffers, int64_t *error)
 {
     const opq_code *code;
     bool fresh;
-    opq_status status = opq_codegen(jit_for(level), &b->kernel, &code, &fresh);
-    if (status != OPQ_OK)
+    opq_arena arena = {0};
+    opq_loops loops = body_loops(b, &arena);
+    if (opq_codegen(jit_for(level), &loops, &code, &fresh) != OPQ_OK)
         fail_msg("%s", opq_error());
-    int64_t units = opq_kernel_units(&b->kernel, l->dims);
-    buffer scratch = buffer_make((size_t)opq_kernel_scratch(&b->kernel, l->dims));
+    int64_t units = opq_loops_units(&loops, l->dims);
+    buffer scratch = buffer_make((size_t)opq_loops_scratch(&loops, l->dims));
     for (int64_t begin = 0, step = pieces ? 1 : units; begin < units; begin += step, step = step * 2 + 1)
         code->fn(buffers, l->dims, l->scalars, begin, begin + step < units ? begin + step : units, scratch.data, error);
+    if (error[0] > 0) /* a statement: tests know the instructions */
+        error[0] = 1 + loops.stmts[error[0] - 1].node;
     buffer_drop(&scratch);
+    opq_arena_drop(&arena);
 }
 
 void launch_run(launch *l, const body *b, int64_t *out_error)

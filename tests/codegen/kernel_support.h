@@ -30,6 +30,7 @@ int body_op(body *b, opq_op op, opq_dtype dtype, int x, int y, int z);
 int body_const(body *b, opq_dtype dtype, opq_number value);
 int body_cast(body *b, int x, opq_dtype to);
 void body_spill(body *b, int instr);
+opq_loops body_loops(const body *b, opq_arena *arena);
 
 opq_dtype computing(opq_dtype dtype);
 

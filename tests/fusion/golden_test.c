@@ -10,52 +10,9 @@
  * OPAQUE_UPDATE_GOLDEN=1 writes what comes out behind "# expect:"; read the difference before committing it. Besides the text, each
  * graph must print as it was parsed, and evaluate to the same bits before and after its passes.
  */
-#include "tests/support.h"
+#include "tests/fusion/golden.h"
 
 #include "fusion/pass.h"
-
-#include <glob.h>
-#include <stdio.h>
-
-static const char expect_mark[] = "# expect:\n", pass_mark[] = "# pass: ";
-
-typedef struct golden {
-    char *text, *expected; /* `expected` points into text, behind the mark */
-    char passes[128];
-} golden;
-
-static char *file_text(const char *path)
-{
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    fseek(file, 0, SEEK_END);
-    size_t length = (size_t)ftell(file);
-    rewind(file);
-    char *text = calloc(length + 1, 1);
-    assert_int_equal(fread(text, 1, length, file), length);
-    fclose(file);
-    return text;
-}
-
-static golden golden_read(const char *path)
-{
-    golden g = {.text = file_text(path)};
-    const char *pass = strstr(g.text, pass_mark);
-    g.expected = strstr(g.text, expect_mark);
-    if (pass == NULL || g.expected == NULL)
-        fail_msg("%s: \"# pass: \" and \"# expect:\" are needed", path);
-    sscanf(pass + strlen(pass_mark), "%127s", g.passes);
-    g.expected += strlen(expect_mark);
-    return g;
-}
-
-/* The graph before the mark. */
-static opq_graph *golden_graph(const golden *g)
-{
-    opq_graph *graph = NULL;
-    expect_ok(opq_graph_parse(g->text, (size_t)(g->expected - g->text) - strlen(expect_mark), &graph));
-    return graph;
-}
 
 /* ---- passes */
 
@@ -94,62 +51,10 @@ static char *result_text(const opq_graph *graph, const opq_unfused *unfused)
 
 /* ---- meaning */
 
-typedef struct arrays {
-    void *data[16];
-    int count;
-} arrays;
-
-static void *array_make(const opq_type *type)
-{
-    void *data = calloc((size_t)opq_type_bytes(type) + 1, 1);
-    assert_non_null(data);
-    return data;
-}
-
-/* Small different numbers; integers are 0, 1 and 2, which every index here allows. */
-static arrays inputs_make(const opq_graph *graph)
-{
-    arrays a = {.count = opq_graph_input_count(graph)};
-    assert_true(a.count <= (int)COUNT(a.data));
-    for (int i = 0; i < a.count; i++) {
-        opq_type type = opq_graph_input_type(graph, i);
-        a.data[i] = array_make(&type);
-        for (int64_t k = 0; k < opq_type_count(&type); k++) {
-            float value = (float)((k * 7 + i * 3) % 23 - 11) / 8;
-            if (type.dtype == OPQ_f32)
-                ((float *)a.data[i])[k] = value;
-            else if (type.dtype == OPQ_f16)
-                ((uint16_t *)a.data[i])[k] = opq_f32_to_f16(value);
-            else if (type.dtype == OPQ_i64)
-                ((int64_t *)a.data[i])[k] = (k + i) % 3;
-            else
-                fail_msg("no numbers for inputs of %s", opq_dtype_name((opq_dtype)type.dtype));
-        }
-    }
-    return a;
-}
-
-static arrays outputs_make(const opq_graph *graph, const arrays *inputs)
-{
-    arrays a = {.count = opq_graph_output_count(graph)};
-    assert_true(a.count <= (int)COUNT(a.data));
-    for (int i = 0; i < a.count; i++) {
-        opq_type type = opq_graph_output_type(graph, i);
-        a.data[i] = array_make(&type);
-    }
-    expect_ok(opq_graph_eval(graph, (const void *const *)inputs->data, a.data));
-    return a;
-}
-
-static void arrays_drop(arrays *a)
-{
-    for (int i = 0; i < a->count; i++)
-        free(a->data[i]);
-}
-
 static void expect_same_meaning(const opq_graph *before, const opq_graph *after)
 {
-    arrays inputs = inputs_make(before), a = outputs_make(before, &inputs), b = outputs_make(after, &inputs);
+    arrays inputs = golden_inputs(before), a = arrays_evaluated(before, inputs.data),
+           b = arrays_evaluated(after, inputs.data);
     assert_int_equal(a.count, b.count);
     for (int i = 0; i < a.count; i++) {
         opq_type type = opq_graph_output_type(before, i), other = opq_graph_output_type(after, i);
@@ -207,17 +112,4 @@ static void test_golden(void **state)
     free(g.text);
 }
 
-int main(void)
-{
-    glob_t files;
-    if (glob(OPAQUE_GOLDEN "/*.ir", 0, NULL, &files) != 0)
-        return 1;
-    struct CMUnitTest *tests = calloc(files.gl_pathc, sizeof *tests);
-    for (size_t i = 0; i < files.gl_pathc; i++)
-        tests[i] = (struct CMUnitTest){
-            .name = strrchr(files.gl_pathv[i], '/') + 1, .test_func = test_golden, .initial_state = files.gl_pathv[i]};
-    int failed = _cmocka_run_group_tests("golden", tests, files.gl_pathc, NULL, NULL);
-    free(tests);
-    globfree(&files);
-    return failed;
-}
+int main(void) { return golden_main("golden", test_golden); }

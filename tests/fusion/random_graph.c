@@ -291,7 +291,7 @@ static opq_ref noise(random_graph *r, opq_ref x)
     opq_type type = opq_graph_type(r->graph, x);
     opq_ref seed[2] = {random_number(r, OPQ_i64), random_number(r, OPQ_i64)};
     type.dtype = OPQ_f32;
-    return random_op_typed(r, OPQ_OP_uniform, &type, seed, 2, NULL, 0);
+    return random_op_typed(r, chance(r, 50) ? OPQ_OP_uniform : OPQ_OP_normal, &type, seed, 2, NULL, 0);
 }
 
 /* Reductions over some axes, alone and in the patterns of normalisations. */

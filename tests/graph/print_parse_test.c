@@ -91,7 +91,8 @@ static const struct {
     const char *written, *printed;
 } by_hand[] = {
     {"# a file\n\n  # and its\r\n graph  @g {  # name\r\n\t%0=input f32[ 2 , 3 ]\n\n%1   =  neg f32[2,3] %0#no blank\n"
-     "  # dropped\n  %2 = neg f32[2,3] %1           # a.py:1 \r\n  %3 = neg f32[2,3] %2 #\noutput %2 # dropped\n output "
+     "  # dropped\n  %2 = neg f32[2,3] %1           # a.py:1 \r\n  %3 = neg f32[2,3] %2 #\noutput %2 # dropped\n "
+     "output "
      "%1,%0\n} # end\n#",
      "graph @g {\n  %0 = input f32[2,3]\n  %1 = neg f32[2,3] %0  # no blank\n  %2 = neg f32[2,3] %1  # a.py:1 \n"
      "  %3 = neg f32[2,3] %2\n  output %2, %1, %0\n}\n"},

@@ -189,7 +189,8 @@ static void test_an_index_out_of_range(void **state)
     assert_non_null(strstr(opq_error(), "train.py:41"));
     expect_floats(ctx, row_at(ctx, read_window(ctx, cell, whole), N - 1), FLOATS(7));
     expect_status(ctx, row_at(ctx, read_window(ctx, cell, whole), -1), OPQ_OUT_OF_RANGE, "index -1 is out of bounds");
-    expect_status(ctx, row_at(ctx, read_window(ctx, cell, whole), (int64_t)1 << 45), OPQ_OUT_OF_RANGE, "is out of bounds");
+    expect_status(ctx, row_at(ctx, read_window(ctx, cell, whole), (int64_t)1 << 45), OPQ_OUT_OF_RANGE,
+                  "is out of bounds");
     expect_floats(ctx, read_window(ctx, other, whole), FLOATS(-0.f, -1, -2, -3, -4, -5, -6, -7));
     opq_cell_release(cell);
     opq_cell_release(other);

@@ -31,10 +31,14 @@ def test_graph_of_a_tensor_runs_nothing():
     assert torch_opaque.stats()["kernels_run"] == 0
 
 
-@pytest.mark.parametrize("stage", ["recorded", "simplified", "fused", "llvm", "asm"])
+@pytest.mark.parametrize(
+    "stage", ["recorded", "simplified", "fused", "kernels", "c", "llvm", "asm"]
+)
 def test_every_stage(stage):
     text = torch_opaque.graph(chain, torch.ones(40, device="opaque"), stage=stage)
-    assert {"llvm": "define ", "asm": "ret"}.get(stage, "graph @") in text
+    assert {"kernels": "kernel @", "c": "\nvoid ", "llvm": "define ", "asm": "ret"}.get(
+        stage, "graph @"
+    ) in text
 
 
 def test_recorded_text_round_trips(opq_opt, tmp_path):
@@ -483,5 +487,5 @@ print(torch_opaque.graph(lambda: a.neg().sort()[0].exp(), stage="kernels"))
     exp, product = f"{4 * 1200} {4 * 1200}", f"{4 * (1200 + 1500)} {4 * 2000}"
     for kernel, fresh in zip((lines[:2], lines[2:4]), ("True", "False"), strict=True):
         assert kernel == [f"map {fresh} {exp}", f"matmul {fresh} {product}"]
-    heads = [line.split()[1] for line in lines[4:] if line and not line.startswith(" ")]
-    assert heads == ["neg_0", "exp_2"]  # the call between them has no kernel
+    heads = [line.split("(")[0] for line in lines[4:] if line.startswith("kernel")]
+    assert heads == ["kernel @neg_0", "kernel @exp_2"]  # the call between them has no kernel

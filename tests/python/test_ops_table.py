@@ -451,6 +451,11 @@ TEXT = {
         "%4 = count f32[1,1,1] %0 {axes=[1,2], tree=lanes}\n%5 = div f32[2,3,4] %0, %4",
         lambda q, k, v, m: q / 12,
     ),
+    "causal_mask": (
+        "%4 = iota i64[3,4] {axis=1}\n%5 = cast f32[3,4] %4\n%6 = iota i64[3,4] {axis=0}\n%7 = cast f32[3,4] %6\n"
+        "%8 = causal_mask f32[2,3,4] %0, %5, %7",
+        lambda q, k, v, m: q.masked_fill(torch.ones(3, 4).triu(1).bool(), -torch.inf),
+    ),
     "attention": (
         "%4 = const f32[] {value=0x1p-1}\n%5 = attention f32[2,3,4] %0, %1, %2, %4",
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v),

@@ -67,10 +67,20 @@ print(threads() - before, torch.opaque.is_initialized(), torch_opaque.stats()["k
     assert run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.split() == ["0", "False", "0"]
 
 
-def test_importing_costs_at_most_50_ms(run_python):
-    text = "import time, torch; a = time.perf_counter(); import torch_opaque; print(time.perf_counter() - a)"
-    best = min(float(run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout) for _ in range(5))
-    assert best <= 0.05
+def test_importing_costs_a_twentieth_of_importing_torch(run_python, tmp_path):
+    """Or 50 ms. With bytecode, as pip leaves it."""
+    text = (
+        "import time; a = time.perf_counter(); import torch; b = time.perf_counter(); import torch_opaque\n"
+        "print(b - a, time.perf_counter() - b)"
+    )
+    settings = {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(tmp_path),
+    }
+    runs = [run_python(text, **settings).stdout.split() for _ in range(6)]
+    of_torch, ours = (min(map(float, seconds)) for seconds in zip(*runs, strict=True))
+    assert ours <= max(0.05, of_torch / 20)
 
 
 def test_public_names():

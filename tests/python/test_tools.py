@@ -39,7 +39,9 @@ def test_passes_print_something_that_parses(root):
     assert run(root, "--verify", "--print", text=simplified.stdout).stdout == simplified.stdout
 
 
-@pytest.mark.parametrize("how", [["--eval"], ["--run"], ["--unfused", "--run"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "how", [["--eval"], ["--eval-kernels"], ["--run"], ["--unfused", "--run"]], ids=" ".join
+)
 def test_run_and_eval(root, folder, how):
     result = run(root, *how, folder)
     assert result.returncode == 0, result.stderr
@@ -48,7 +50,14 @@ def test_run_and_eval(root, folder, how):
 
 
 @pytest.mark.parametrize(
-    "stage, word", [("fused", "graph"), ("kernels", "map "), ("loops", "kernel @"), ("llvm", "define"), ("asm", "ret")]
+    "stage, word",
+    [
+        ("fused", "graph"),
+        ("kernels", "kernel @"),
+        ("c", "\nvoid "),
+        ("llvm", "define"),
+        ("asm", "ret"),
+    ],
 )
 def test_emit(root, stage, word):
     result = run(root, f"--emit={stage}", text=GRAPH)

@@ -1,8 +1,7 @@
-/* row kernels: the vector axis is reduced. A unit is one row; sweeps run over it one after another.
+/* Reducing by the rule `lanes`: the innermost of the loops is the vector axis.
  *
- *   row     values that do not vary inside it, those of sweep s before sweep s
- *     sweep   segments: (index of the outer reduced loops, chunk of 4096 of the innermost), in row-major order
- *       segment   64 lanes as `turn` vectors of accumulators, taking turns; folded in halves at its end
+ *   segments: (index of the outer loops, chunk of 4096 of the innermost), in row-major order
+ *     segment   64 lanes as `turn` vectors of accumulators, taking turns; folded in halves at its end
  *
  * Segment results follow the rule once more: they go to 64 lanes in memory, those are folded every 4096 segments into
  * 64 further lanes, which are folded at the end. Two such levels are enough for 2^36 elements. A row of one segment
@@ -16,18 +15,13 @@
 
 enum { UPPER = 2 };
 
-typedef struct reduction {
-    int instr;
-    opq_fold fold;
-    opq_dtype dtype;
-    bool is_arg;
-    LLVMValueRef lanes[UPPER]; /* 64 elements each: segment results, folded segment results */
-} reduction;
-
 typedef struct sweep {
-    int number, count, turn; /* turn: vectors of accumulators per reduction */
-    reduction reductions[OPQ_REDUCTION_MAX];
-    LLVMValueRef segment_start; /* on the innermost loop */
+    opq_chain chain;       /* the last one is the vector axis */
+    int leaf, count, turn; /* turn: vectors of accumulators per reduction */
+    opq_reduction reductions[OPQ_REDUCTION_MAX];
+    LLVMValueRef lanes[OPQ_REDUCTION_MAX][UPPER]; /* 64 elements each: segment results, folded segment results */
+    LLVMValueRef row;                             /* elements before this index of the outer loops */
+    LLVMValueRef segment_start;                   /* on the innermost loop */
 } sweep;
 
 /* Per reduction one value between segments, and for arg reductions an index after it. */
@@ -43,8 +37,7 @@ static int results_count(const sweep *s)
     return count;
 }
 
-/* ---- inside a segment
- * ------------------------------------------------------------------------------------------------ */
+/* ---- inside a segment */
 
 static LLVMValueRef under_mask(opq_nest *n, LLVMValueRef next, LLVMValueRef before)
 {
@@ -56,7 +49,7 @@ static LLVMValueRef lane_indices(opq_nest *n, const sweep *s)
 {
     LLVMBuilderRef b = n->e->builder;
     LLVMTypeRef i32 = LLVMInt32TypeInContext(n->e->context);
-    LLVMValueRef first = LLVMBuildTrunc(b, LLVMBuildSub(b, n->index[opq_nest_vector(n)], s->segment_start, ""), i32, "");
+    LLVMValueRef first = LLVMBuildTrunc(b, LLVMBuildSub(b, n->index[n->vector], s->segment_start, ""), i32, "");
     LLVMValueRef copy = opq_splat_int(n->e, opq_vector_of(n->e, i32), (int64_t)n->copy * n->e->lanes);
     return LLVMBuildAdd(b, opq_splat(n->e, first), LLVMBuildAdd(b, opq_lane_numbers(n->e, 32), copy, ""), "");
 }
@@ -66,10 +59,8 @@ static void accumulate(opq_nest *n, void *data, LLVMValueRef *group)
 {
     const sweep *s = data;
     for (int r = 0; r < s->count; r++) {
-        const reduction *red = &s->reductions[r];
-        int16_t from = opq_nest_instr(n, red->instr)->operand[0];
-        const opq_instr *operand = opq_nest_instr(n, from);
-        LLVMValueRef x = n->value[from];
+        const opq_reduction *red = &s->reductions[r];
+        LLVMValueRef x = opq_reduction_operand(n, red);
         if (red->is_arg) {
             LLVMValueRef better = opq_fold_better(n->e, red->fold, red->dtype, group[0], x);
             if (n->mask)
@@ -79,7 +70,6 @@ static void accumulate(opq_nest *n, void *data, LLVMValueRef *group)
             group += 2;
             continue;
         }
-        x = opq_emit_cast(n->e, (opq_dtype)operand->dtype, red->dtype, x);
         group[0] = under_mask(n, opq_fold_combine(n->e, red->fold, red->dtype, group[0], x), group[0]);
         group++;
     }
@@ -99,7 +89,7 @@ static void fold_segment(opq_nest *n, const sweep *s, LLVMValueRef *lanes, LLVMV
 {
     int group = results_count(s), at = 0;
     for (int r = 0; r < s->count; r++) {
-        const reduction *red = &s->reductions[r];
+        const opq_reduction *red = &s->reductions[r];
         LLVMValueRef vectors[64], indices[64];
         for (int t = 0; t < s->turn; t++) {
             vectors[t] = lanes[t * group + at];
@@ -119,36 +109,37 @@ static void fold_segment(opq_nest *n, const sweep *s, LLVMValueRef *lanes, LLVMV
     }
 }
 
-/* ---- between segments
- * ------------------------------------------------------------------------------------------------ */
+/* ---- between segments */
 
-static LLVMValueRef upper_pointer(opq_nest *n, const reduction *red, int level, LLVMValueRef lane)
+static LLVMValueRef upper_pointer(opq_nest *n, const sweep *s, const opq_reduction *red, int level, LLVMValueRef lane)
 {
-    return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, red->dtype), red->lanes[level], &lane, 1, "");
+    LLVMValueRef lanes = s->lanes[red - s->reductions][level];
+    return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, red->dtype), lanes, &lane, 1, "");
 }
 
-static void clear_upper(opq_nest *n, const reduction *red, int level)
+static void clear_upper(opq_nest *n, const sweep *s, const opq_reduction *red, int level)
 {
     LLVMValueRef identity = opq_fold_identity(n->e, red->fold, red->dtype);
     for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
-        opq_memory_store(n, red->dtype, OPQ_STRIDE_one, NULL, upper_pointer(n, red, level, opq_i64(n->e, lane)), NULL,
-                         identity);
+        opq_memory_store(n, red->dtype, OPQ_STRIDE_one, NULL, upper_pointer(n, s, red, level, opq_i64(n->e, lane)),
+                         NULL, identity);
 }
 
-static LLVMValueRef fold_upper(opq_nest *n, const reduction *red, int level)
+static LLVMValueRef fold_upper(opq_nest *n, const sweep *s, const opq_reduction *red, int level)
 {
     LLVMValueRef vectors[64];
     int count = 0;
     for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
         vectors[count++] = opq_memory_load(n, red->dtype, OPQ_STRIDE_one, NULL,
-                                           upper_pointer(n, red, level, opq_i64(n->e, lane)), NULL);
+                                           upper_pointer(n, s, red, level, opq_i64(n->e, lane)), NULL);
     return opq_fold_lanes(n->e, red->fold, red->dtype, vectors, count);
 }
 
-static void add_upper(opq_nest *n, const reduction *red, int level, LLVMValueRef number, LLVMValueRef value)
+static void add_upper(opq_nest *n, const sweep *s, const opq_reduction *red, int level, LLVMValueRef number,
+                      LLVMValueRef value)
 {
     LLVMValueRef lane = LLVMBuildAnd(n->e->builder, number, opq_i64(n->e, OPQ_LANES - 1), "");
-    LLVMValueRef pointer = upper_pointer(n, red, level, lane);
+    LLVMValueRef pointer = upper_pointer(n, s, red, level, lane);
     LLVMValueRef old = opq_memory_load(n, red->dtype, OPQ_STRIDE_zero, NULL, pointer, NULL);
     opq_memory_store(n, red->dtype, OPQ_STRIDE_zero, NULL, pointer, NULL,
                      opq_fold_combine(n->e, red->fold, red->dtype, old, value));
@@ -157,7 +148,8 @@ static void add_upper(opq_nest *n, const reduction *red, int level, LLVMValueRef
 /* Calls `body` for every reduction with a tree, at its place among the results. */
 #define FOR_TREES(s, red, at)                                                                                          \
     int at = 0;                                                                                                        \
-    for (const reduction *red = (s)->reductions; red < (s)->reductions + (s)->count; at += red->is_arg ? 2 : 1, red++) \
+    for (const opq_reduction *red = (s)->reductions; red < (s)->reductions + (s)->count;                               \
+         at += red->is_arg ? 2 : 1, red++)                                                                             \
         if (!red->is_arg)
 
 /* if (segments > 1) segment `number`'s results go up; a full or last chunk of segments goes up once more. */
@@ -169,7 +161,7 @@ static void raise_segment(opq_nest *n, const sweep *s, LLVMValueRef segments, LL
     LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSGT, segments, opq_i64(n->e, 1), ""), many, next);
     LLVMPositionBuilderAtEnd(b, many);
     FOR_TREES(s, red, at)
-    add_upper(n, red, 0, number, r->value[at]);
+    add_upper(n, s, red, 0, number, r->value[at]);
     LLVMValueRef done = LLVMBuildAdd(b, number, opq_i64(n->e, 1), "");
     LLVMValueRef low = LLVMBuildAnd(b, done, opq_i64(n->e, OPQ_CHUNK - 1), "");
     LLVMValueRef is_full = LLVMBuildOr(b, LLVMBuildICmp(b, LLVMIntEQ, low, opq_i64(n->e, 0), ""),
@@ -179,8 +171,8 @@ static void raise_segment(opq_nest *n, const sweep *s, LLVMValueRef segments, LL
     LLVMValueRef chunk = LLVMBuildUDiv(b, number, opq_i64(n->e, OPQ_CHUNK), "");
     FOR_TREES(s, red2, at2)
     {
-        add_upper(n, red2, 1, chunk, fold_upper(n, red2, 0));
-        clear_upper(n, red2, 0);
+        add_upper(n, s, red2, 1, chunk, fold_upper(n, s, red2, 0));
+        clear_upper(n, s, red2, 0);
         (void)at2;
     }
     LLVMBuildBr(b, next);
@@ -198,10 +190,10 @@ static void with_upper(opq_nest *n, const sweep *s, LLVMValueRef segments, bool 
     FOR_TREES(s, red, at)
     {
         if (clear) {
-            clear_upper(n, red, 0);
-            clear_upper(n, red, 1);
+            clear_upper(n, s, red, 0);
+            clear_upper(n, s, red, 1);
         } else {
-            folded.value[at] = fold_upper(n, red, 1);
+            folded.value[at] = fold_upper(n, s, red, 1);
         }
     }
     many = LLVMGetInsertBlock(b);
@@ -218,45 +210,39 @@ static void with_upper(opq_nest *n, const sweep *s, LLVMValueRef segments, bool 
     }
 }
 
-/* ---- a sweep
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- a sweep */
 
-static int copies_for(const sweep *s, int cost, int most)
+static int copies_for(const sweep *s, int cost)
 {
-    int copies = s->count ? most : 4;
+    int copies = s->turn;
     while (copies > 1 && copies * cost > 32)
         copies /= 2;
     return copies;
 }
 
-/* Of this index of the outer reduced loops: the segments, or for a sweep that only stores the loop in one piece. */
-static void emit_innermost(opq_nest *n, sweep *s, const bool *needed, LLVMValueRef outer, LLVMValueRef segments,
-                           results *io)
+/* Of this index of the outer loops: its segments. */
+static void emit_innermost(opq_nest *n, sweep *s, LLVMValueRef outer, LLVMValueRef segments, results *io)
 {
     LLVMBuilderRef b = n->e->builder;
-    int group = results_count(s), vector = opq_nest_vector(n);
-    LLVMValueRef zero = opq_i64(n->e, 0), extent = n->extent[vector];
-    n->spill_row = LLVMBuildMul(b, outer, extent, "");
-    opq_nest_emit(n, OPQ_LEVEL_middle, s->number, needed);
-    opq_span span = {.sweep = s->number, .needed = needed, .copies = copies_for(s, opq_nest_cost(n, needed), s->turn)};
-    if (s->count == 0) {
-        opq_nest_span(n, &span, zero, extent, NULL);
-        return;
-    }
-    span.rotate = s->turn;
-    span.carried = s->turn * group;
-    span.after = accumulate;
-    span.data = s;
-    LLVMValueRef lanes[OPQ_CARRIED_MAX], chunk = opq_i64(n->e, OPQ_CHUNK);
+    int group = results_count(s), variable = opq_nest_stmt(n, s->leaf)->variable;
+    int cost = opq_nest_cost(n, variable, s->leaf + 1, opq_nest_stmt(n, s->leaf)->end);
+    LLVMValueRef extent = n->extent[variable], chunk = opq_i64(n->e, OPQ_CHUNK), lanes[OPQ_CARRIED_MAX];
+    opq_span span = {.loop = s->leaf,
+                     .copies = copies_for(s, cost),
+                     .rotate = s->turn,
+                     .carried = s->turn * group,
+                     .after = accumulate,
+                     .data = s};
+    s->row = LLVMBuildMul(b, outer, extent, "");
     opq_loop loop;
-    opq_loop_begin(n, &loop, zero, extent, OPQ_CHUNK, io->value, group);
+    opq_loop_begin(n, &loop, opq_i64(n->e, 0), extent, OPQ_CHUNK, io->value, group);
     s->segment_start = loop.index;
     LLVMValueRef end = LLVMBuildAdd(b, loop.index, chunk, "");
     end = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, end, extent, ""), end, extent, "");
     for (int t = 0; t < s->turn; t++)
         start_lanes(n, s, lanes + t * group);
     opq_nest_span(n, &span, loop.index, end, lanes);
-    fold_segment(n, s, lanes, LLVMBuildAdd(b, n->spill_row, loop.index, ""), io);
+    fold_segment(n, s, lanes, LLVMBuildAdd(b, s->row, loop.index, ""), io);
     LLVMValueRef per_outer = LLVMBuildUDiv(b, LLVMBuildAdd(b, extent, opq_i64(n->e, OPQ_CHUNK - 1), ""), chunk, "");
     LLVMValueRef number =
         LLVMBuildAdd(b, LLVMBuildMul(b, outer, per_outer, ""), LLVMBuildUDiv(b, loop.index, chunk, ""), "");
@@ -264,119 +250,67 @@ static void emit_innermost(opq_nest *n, sweep *s, const bool *needed, LLVMValueR
     opq_loop_end(n, &loop, io->value);
 }
 
-/* Without outer reduced loops there is one index of them. */
-static void emit_outer(opq_nest *n, sweep *s, const bool *needed, unsigned outer, LLVMValueRef segments, results *io)
+/* Without outer loops there is one index of them. */
+static void emit_outer(opq_nest *n, sweep *s, const opq_odometer *odometer, LLVMValueRef segments, results *io)
 {
-    opq_odometer odometer = opq_nest_odometer(n, outer);
-    LLVMValueRef zero = opq_i64(n->e, 0), carried[OPQ_LOOP_MAX + 2 * OPQ_REDUCTION_MAX];
-    int rank = odometer.rank, group = results_count(s);
+    LLVMValueRef zero = opq_i64(n->e, 0), carried[OPQ_LOOP_MAX + 2 * OPQ_REDUCTION_MAX], address[OPQ_ACCESS_MAX];
+    int rank = odometer->rank, group = results_count(s);
     if (rank == 0) {
-        emit_innermost(n, s, needed, zero, segments, io);
+        emit_innermost(n, s, zero, segments, io);
         return;
     }
     for (int i = 0; i < rank; i++)
         carried[i] = zero;
     memcpy(carried + rank, io->value, (size_t)group * sizeof *carried);
     opq_loop loop;
-    opq_loop_begin(n, &loop, zero, opq_odometer_count(n, &odometer), 1, carried, rank + group);
-    LLVMValueRef address[OPQ_ACCESS_MAX];
+    opq_loop_begin(n, &loop, zero, opq_odometer_count(n, odometer), 1, carried, rank + group);
     memcpy(address, n->address, sizeof address);
-    opq_nest_enter(n, outer, carried);
-    opq_nest_bind(n, outer);
+    opq_nest_enter(n, odometer, &s->chain, carried);
     memcpy(io->value, carried + rank, (size_t)group * sizeof *carried);
-    emit_innermost(n, s, needed, loop.index, segments, io);
+    emit_innermost(n, s, loop.index, segments, io);
     memcpy(n->address, address, sizeof address);
-    opq_odometer_next(n, &odometer, carried);
+    opq_odometer_next(n, odometer, carried);
     memcpy(carried + rank, io->value, (size_t)group * sizeof *carried);
     opq_loop_end(n, &loop, carried);
     memcpy(io->value, carried + rank, (size_t)group * sizeof *carried);
 }
 
-static void emit_sweep(opq_nest *n, sweep *s, unsigned reduced)
+/* Finds the reductions and gives them their lanes on the stack. */
+static void plan_sweep(opq_nest *n, int loop, sweep *s)
 {
-    bool needed[OPQ_BODY_MAX];
-    if (!opq_nest_needed(n, s->number, needed))
-        return;
-    LLVMBuilderRef b = n->e->builder;
-    unsigned outer = reduced & ~(1u << opq_nest_vector(n));
-    opq_odometer odometer = opq_nest_odometer(n, outer);
-    LLVMValueRef chunks = LLVMBuildAdd(b, n->extent[opq_nest_vector(n)], opq_i64(n->e, OPQ_CHUNK - 1), "");
-    chunks = LLVMBuildUDiv(b, chunks, opq_i64(n->e, OPQ_CHUNK), "");
-    LLVMValueRef segments = odometer.rank ? LLVMBuildMul(b, opq_odometer_count(n, &odometer), chunks, "") : chunks;
-    results io;
-    int at = 0;
+    s->chain = opq_nest_chain(n->k, loop);
+    s->leaf = s->chain.loop[s->chain.count - 1];
+    s->turn = OPQ_LANES / n->e->lanes;
+    s->count = opq_nest_reductions(n, s->leaf + 1, opq_nest_stmt(n, s->leaf)->end, s->reductions);
     for (int r = 0; r < s->count; r++) {
-        io.value[at++] = opq_fold_identity(n->e, s->reductions[r].fold, s->reductions[r].dtype);
-        if (s->reductions[r].is_arg)
+        LLVMTypeRef lanes = LLVMArrayType2(opq_memory_type(n->e, s->reductions[r].dtype), OPQ_LANES);
+        for (int level = 0; level < UPPER && !s->reductions[r].is_arg; level++)
+            s->lanes[r][level] = opq_nest_stack(n, lanes);
+    }
+}
+
+void opq_emit_lanes(opq_nest *n, int loop)
+{
+    sweep s;
+    results io;
+    LLVMBuilderRef b = n->e->builder;
+    plan_sweep(n, loop, &s);
+    opq_odometer outer = opq_nest_odometer(n, &s.chain);
+    outer.rank--;
+    LLVMValueRef segments = LLVMBuildAdd(b, n->extent[outer.variable[outer.rank]], opq_i64(n->e, OPQ_CHUNK - 1), "");
+    segments = LLVMBuildUDiv(b, segments, opq_i64(n->e, OPQ_CHUNK), "");
+    if (outer.rank)
+        segments = LLVMBuildMul(b, opq_odometer_count(n, &outer), segments, "");
+    int at = 0;
+    for (int r = 0; r < s.count; r++) {
+        io.value[at++] = opq_fold_identity(n->e, s.reductions[r].fold, s.reductions[r].dtype);
+        if (s.reductions[r].is_arg)
             io.value[at++] = opq_splat_int(n->e, opq_vector_type(n->e, OPQ_i64), 0);
     }
-    if (s->count)
-        with_upper(n, s, segments, true, &io);
-    emit_outer(n, s, needed, outer, segments, &io);
-    if (s->count)
-        with_upper(n, s, segments, false, &io);
+    with_upper(n, &s, segments, true, &io);
+    emit_outer(n, &s, &outer, segments, &io);
+    with_upper(n, &s, segments, false, &io);
     at = 0;
-    for (int r = 0; r < s->count; at += s->reductions[r].is_arg ? 2 : 1, r++)
-        opq_nest_define(n, s->reductions[r].instr, io.value[s->reductions[r].is_arg ? at + 1 : at]);
-}
-
-/* ---- the kernel
- * ------------------------------------------------------------------------------------------------------ */
-
-/* Finds the reductions and gives them their lanes on the stack. */
-static void plan_sweep(opq_nest *n, int number, sweep *s)
-{
-    int instrs[OPQ_BODY_MAX];
-    s->number = number;
-    s->turn = OPQ_LANES / n->e->lanes;
-    s->count = opq_nest_reductions(n, number, instrs);
-    for (int r = 0; r < s->count; r++) {
-        reduction *red = &s->reductions[r];
-        red->instr = instrs[r];
-        red->fold = opq_nest_fold(n, instrs[r]);
-        red->dtype = opq_nest_fold_dtype(n, instrs[r]);
-        red->is_arg = opq_fold_is_arg(red->fold);
-        LLVMTypeRef lanes = LLVMArrayType2(opq_memory_type(n->e, red->dtype), OPQ_LANES);
-        for (int level = 0; level < UPPER && !red->is_arg; level++)
-            red->lanes[level] = opq_nest_stack(n, lanes);
-    }
-}
-
-/* One element of every slot, packed slot after slot: see opq_kernel_scratch. */
-static void place_spills(opq_nest *n, unsigned reduced)
-{
-    LLVMBuilderRef b = n->e->builder;
-    opq_odometer odometer = opq_nest_odometer(n, reduced);
-    LLVMValueRef room = LLVMBuildAdd(b, opq_odometer_count(n, &odometer), opq_i64(n->e, 2 * OPQ_LANES - 1), "");
-    room = LLVMBuildAnd(b, room, opq_i64(n->e, -OPQ_LANES), "");
-    int64_t bytes = 0;
-    for (int slot = 0; slot < n->kernel->spill_count; slot++) {
-        LLVMValueRef offset = LLVMBuildMul(b, room, opq_i64(n->e, bytes), "");
-        n->spill_slot[slot] = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), n->scratch, &offset, 1, "");
-        bytes += opq_spill_bytes(n->kernel, slot);
-    }
-}
-
-void opq_emit_row(opq_nest *n)
-{
-    unsigned reduced = opq_kernel_reduced_mask(n->kernel), kept = ((1u << n->kernel->rank) - 1) & ~reduced;
-    sweep s[OPQ_SWEEP_MAX];
-    int sweeps = opq_nest_sweeps(n);
-    for (int i = 0; i < sweeps; i++)
-        plan_sweep(n, i, &s[i]);
-    place_spills(n, reduced);
-    opq_nest_emit(n, OPQ_LEVEL_entry, 0, NULL);
-    opq_odometer odometer = opq_nest_odometer(n, kept);
-    opq_units units;
-    opq_units_begin(n, &units, &odometer, n->begin, n->end);
-    LLVMValueRef address[OPQ_ACCESS_MAX];
-    memcpy(address, n->address, sizeof address);
-    opq_nest_enter(n, kept, units.index);
-    opq_nest_bind(n, kept);
-    for (int i = 0; i < sweeps; i++) {
-        opq_nest_emit(n, OPQ_LEVEL_outer, i, NULL);
-        emit_sweep(n, &s[i], reduced);
-    }
-    memcpy(n->address, address, sizeof address);
-    opq_units_end(n, &units);
+    for (int r = 0; r < s.count; at += s.reductions[r].is_arg ? 2 : 1, r++)
+        opq_nest_define(n, s.reductions[r].stmt, io.value[s.reductions[r].is_arg ? at + 1 : at]);
 }

@@ -1,0 +1,255 @@
+/* The walk over a tree: which schedule each loop gets.
+ *
+ * Threads divide units: indices of the parallel loops from the top, and inside them strips of 64 elements of a vector loop that has
+ * loops inside. A tree that is one vector loop is divided by its elements; a serial one is one unit.
+ */
+#include "codegen_llvm/codegen.h"
+#include "codegen_llvm/nest.h"
+
+#include <string.h>
+
+static void emit_block(opq_nest *n, int from, int to);
+
+static bool has_loops(const opq_loops *k, int loop)
+{
+    for (int i = loop + 1; i < k->stmts[loop].end; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop)
+            return true;
+    return false;
+}
+
+static LLVMValueRef smaller(opq_nest *n, LLVMValueRef a, LLVMValueRef b)
+{
+    return LLVMBuildSelect(n->e->builder, LLVMBuildICmp(n->e->builder, LLVMIntSLT, a, b, ""), a, b, "");
+}
+
+/* ---- vectors */
+
+/* Independent vectors in flight hide latency; long bodies have enough of their own, and cost compile time. */
+static int copies_for(int cost) { return cost <= 8 ? 4 : cost <= 24 ? 2 : 1; }
+
+/* Lanes of a serial loop add one after the other: see opq_nest_store_add_at. */
+static void emit_vectors(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to)
+{
+    const opq_stmt *stmt = opq_nest_stmt(n, loop);
+    int cost = opq_nest_cost(n, stmt->variable, loop + 1, stmt->end);
+    opq_span span = {.loop = loop, .copies = stmt->role == OPQ_LOOP_serial ? 1 : copies_for(cost)};
+    opq_nest_span(n, &span, from, to, NULL);
+}
+
+/* Accumulators of three levels and the operands are to fit the registers. */
+static int width_for(const opq_nest *n, int strip)
+{
+    int width = OPQ_STRIP_MAX, variable = opq_nest_stmt(n, strip)->variable;
+    opq_reduction reductions[OPQ_REDUCTION_MAX];
+    for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
+        if (!opq_nest_is_loop(n, i) || has_loops(n->k, i))
+            continue;
+        int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
+        int count = opq_nest_reductions(n, i + 1, end, reductions);
+        while (width > 1 && (cost * width > 24 || count * width > 6))
+            width /= 2;
+    }
+    return width;
+}
+
+/* The vectors of a strip side by side, from element `first`. */
+static void emit_part(opq_nest *n, int strip, int width, LLVMValueRef first)
+{
+    const opq_stmt *loop = opq_nest_stmt(n, strip);
+    size_t row = (size_t)n->k->stmt_count + 1;
+    LLVMValueRef address[OPQ_ACCESS_MAX];
+    memcpy(address, n->address, sizeof address);
+    for (int copy = 1; copy < width; copy++)
+        memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
+    n->index[loop->variable] = first;
+    opq_nest_bind(n, 1u << loop->variable);
+    n->vector = loop->variable;
+    n->vector_bound = true;
+    n->strip = width;
+    emit_block(n, strip + 1, loop->end);
+    n->strip = 1;
+    n->vector_bound = false;
+    n->vector = -1;
+    memcpy(n->address, address, sizeof address);
+}
+
+static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef to)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int width = width_for(n, strip);
+    int64_t elements = (int64_t)width * n->e->lanes;
+    LLVMValueRef whole = LLVMBuildAnd(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, -elements), "");
+    whole = LLVMBuildAdd(b, from, whole, "");
+    opq_loop loop;
+    opq_loop_begin(n, &loop, from, whole, elements, NULL, 0);
+    emit_part(n, strip, width, loop.index);
+    opq_loop_end(n, &loop, NULL);
+    opq_loop_begin(n, &loop, whole, to, n->e->lanes, NULL, 0);
+    opq_nest_mask(n, LLVMBuildSub(b, to, loop.index, ""));
+    emit_part(n, strip, 1, loop.index);
+    opq_nest_mask(n, NULL);
+    opq_loop_end(n, &loop, NULL);
+}
+
+/* ---- loops inside units */
+
+static void emit_counted(opq_nest *n, int stmt)
+{
+    const opq_stmt *loop = opq_nest_stmt(n, stmt);
+    LLVMValueRef address[OPQ_ACCESS_MAX];
+    opq_loop counted;
+    opq_loop_begin(n, &counted, opq_i64(n->e, 0), n->extent[loop->variable], 1, NULL, 0);
+    memcpy(address, n->address, sizeof address);
+    n->index[loop->variable] = counted.index;
+    opq_nest_bind(n, 1u << loop->variable);
+    emit_block(n, stmt + 1, loop->end);
+    memcpy(n->address, address, sizeof address);
+    opq_loop_end(n, &counted, NULL);
+}
+
+static void emit_loop(opq_nest *n, int stmt)
+{
+    const opq_stmt *loop = opq_nest_stmt(n, stmt);
+    LLVMValueRef zero = opq_i64(n->e, 0), extent = n->extent[loop->variable];
+    bool leaf = !has_loops(n->k, stmt), outside = n->vector < 0;
+    if (loop->role == OPQ_LOOP_lanes && outside)
+        opq_emit_lanes(n, stmt);
+    else if (loop->role == OPQ_LOOP_column && !outside)
+        opq_emit_column(n, stmt);
+    else if (opq_loop_reduces((opq_loop_role)loop->role))
+        opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: no code for its loop %c", n->k->name,
+                                  opq_loop_letter(loop->variable)));
+    else if (leaf && outside && (loop->role == OPQ_LOOP_vector || loop->role == OPQ_LOOP_serial))
+        emit_vectors(n, stmt, zero, extent);
+    else if (loop->role == OPQ_LOOP_vector && outside)
+        emit_strip(n, stmt, zero, extent);
+    else
+        emit_counted(n, stmt);
+}
+
+static void emit_block(opq_nest *n, int from, int to)
+{
+    while (from < to) {
+        int next = from;
+        while (next < to && !opq_nest_is_loop(n, next))
+            next++;
+        opq_nest_run(n, from, next);
+        if (next < to)
+            emit_loop(n, next);
+        from = next < to ? opq_nest_stmt(n, next)->end : to;
+    }
+}
+
+/* ---- units */
+
+/* The loop with which [from, to) ends, if it is the only one and makes strips; -1. */
+static int strip_of(const opq_loops *k, int from, int to)
+{
+    while (from < to && k->stmts[from].op != OPQ_STMT_loop)
+        from++;
+    bool last = from < to && k->stmts[from].end == to;
+    return last && k->stmts[from].role == OPQ_LOOP_vector && has_loops(k, from) ? from : -1;
+}
+
+/* One strip of 64 elements. */
+static void emit_strip_unit(opq_nest *n, int strip, LLVMValueRef number)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef from = LLVMBuildMul(b, number, opq_i64(n->e, OPQ_LANES), "");
+    LLVMValueRef to = LLVMBuildAdd(b, from, opq_i64(n->e, OPQ_LANES), "");
+    emit_strip(n, strip, from, smaller(n, to, n->extent[opq_nest_stmt(n, strip)->variable]));
+}
+
+/* The body of the parallel loops, [from, to), in which `strip` may be the only loop. */
+static void emit_units(opq_nest *n, const opq_chain *chain, int from, int to)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef address[OPQ_ACCESS_MAX];
+    int strip = strip_of(n->k, from, to);
+    opq_odometer odometer = opq_nest_odometer(n, chain);
+    if (strip >= 0) {
+        LLVMValueRef extent = n->extent[opq_nest_stmt(n, strip)->variable];
+        LLVMValueRef rounded = LLVMBuildAdd(b, extent, opq_i64(n->e, OPQ_LANES - 1), "");
+        odometer.variable[odometer.rank] = -1;
+        odometer.extent[odometer.rank++] = LLVMBuildUDiv(b, rounded, opq_i64(n->e, OPQ_LANES), "");
+    }
+    opq_units units;
+    opq_units_begin(n, &units, &odometer, n->begin, n->end);
+    memcpy(address, n->address, sizeof address);
+    opq_nest_enter(n, &odometer, chain, units.index);
+    if (strip >= 0) {
+        opq_nest_run(n, from, strip);
+        emit_strip_unit(n, strip, units.index[odometer.rank - 1]);
+    } else {
+        emit_block(n, from, to);
+    }
+    memcpy(n->address, address, sizeof address);
+    opq_units_end(n, &units);
+}
+
+static int first_loop(const opq_loops *k)
+{
+    int first = 0;
+    while (first < k->stmt_count && k->stmts[first].op != OPQ_STMT_loop)
+        first++;
+    return first;
+}
+
+void opq_emit_loops(opq_nest *n)
+{
+    int first = first_loop(n->k), end = n->k->stmt_count;
+    opq_nest_run(n, 0, first);
+    if (first == end)
+        return;
+    const opq_stmt *loop = opq_nest_stmt(n, first);
+    opq_chain chain = {0};
+    if (loop->role == OPQ_LOOP_parallel) {
+        chain = opq_nest_chain(n->k, first);
+        int last = chain.loop[chain.count - 1];
+        emit_units(n, &chain, last + 1, opq_nest_stmt(n, last)->end);
+    } else if (loop->role == OPQ_LOOP_vector && has_loops(n->k, first)) {
+        emit_units(n, &chain, first, end);
+    } else if (loop->role == OPQ_LOOP_vector) {
+        emit_vectors(n, first, n->begin, n->end);
+    } else {
+        emit_block(n, first, end);
+    }
+}
+
+/* ---- launching */
+
+int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims)
+{
+    int first = first_loop(loops), from = first, to = loops->stmt_count;
+    const opq_stmt *stmts = loops->stmts;
+    int64_t units = 1;
+    if (first == to || (stmts[first].role != OPQ_LOOP_parallel && stmts[first].role != OPQ_LOOP_vector))
+        return 1;
+    if (stmts[first].role == OPQ_LOOP_parallel) {
+        opq_chain chain = opq_nest_chain(loops, first);
+        for (int i = 0; i < chain.count; i++)
+            units *= dims[stmts[chain.loop[i]].variable];
+        from = chain.loop[chain.count - 1] + 1;
+        to = stmts[from - 1].end;
+    } else if (!has_loops(loops, first)) {
+        return dims[stmts[first].variable];
+    }
+    int strip = strip_of(loops, from, to);
+    return strip < 0 ? units : units * ((dims[stmts[strip].variable] + OPQ_LANES - 1) / OPQ_LANES);
+}
+
+int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < loops->stmt_count; i++) {
+        const opq_stmt *local = &loops->stmts[i];
+        if (local->op != OPQ_STMT_local)
+            continue;
+        int64_t elements = 1;
+        for (int l = 0; l < loops->rank; l++)
+            elements *= local->variables >> l & 1 ? dims[l] : 1;
+        bytes += opq_dtype_bytes((opq_dtype)local->dtype) * ((elements + 2 * OPQ_LANES - 1) & -(int64_t)OPQ_LANES);
+    }
+    return bytes;
+}

@@ -1,0 +1,205 @@
+/* Blocks: two products and the rows between them become one kernel.
+ *
+ *   s = q k^T        [batch, m, t]      what `second` reads is `weights`, made of s by row operations over t;
+ *   e = exp(s - max) [batch, m, t]      neither is needed anywhere else, so both can stay in cache, some rows of m at a time
+ *   o = e v          [batch, m, n]
+ *
+ * needs   groups as opq_pass_group leaves them: the first product alone, the rows in one group, the second with its epilogue
+ * keeps   every rounding: rows are whole, nothing is rescaled
+ * not     a first product that the rows share with others (training keeps the weights), halves, a transposed left operand
+ */
+#include "fusion/pass.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct finder {
+    const opq_graph *in;
+    opq_grouping *grouping;
+    int32_t *first, *next; /* per node: a list of uses */
+    opq_ref *user;         /* per use; -1: the caller */
+    uint8_t *viewed;       /* per use: through more than reshapes */
+    int32_t use_count;
+    int32_t *size; /* per group: members */
+} finder;
+
+static opq_class class_of(const finder *f, opq_ref n) { return opq_node_class(opq_node_at(f->in, n)); }
+
+static void add_use(finder *f, opq_ref user, opq_ref ref)
+{
+    bool viewed = false;
+    while (class_of(f, ref) == OPQ_CLASS_VIEW && f->grouping->group_of[ref] < 0) {
+        viewed |= opq_node_at(f->in, ref)->op != OPQ_OP_reshape;
+        ref = opq_node_at(f->in, ref)->operand[0];
+    }
+    f->user[f->use_count] = user;
+    f->viewed[f->use_count] = viewed;
+    f->next[f->use_count] = f->first[ref];
+    f->first[ref] = f->use_count++;
+}
+
+static opq_status find_uses(finder *f)
+{
+    const opq_graph *in = f->in;
+    size_t uses = (size_t)in->output_count + 1;
+    for (opq_ref n = 0; n < in->count; n++)
+        uses += (size_t)opq_node_at(in, n)->arity;
+    size_t nodes = (size_t)in->count + 1;
+    f->first = malloc((nodes + 2 * uses + (size_t)f->grouping->group_count + 1) * sizeof *f->first);
+    f->viewed = malloc(uses);
+    if (f->first == NULL || f->viewed == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    f->next = f->first + nodes;
+    f->user = f->next + uses;
+    f->size = f->user + uses;
+    memset(f->first, 0xff, nodes * sizeof *f->first);
+    memset(f->size, 0, ((size_t)f->grouping->group_count + 1) * sizeof *f->size);
+    for (opq_ref n = 0; n < in->count; n++) {
+        bool free_view = class_of(f, n) == OPQ_CLASS_VIEW && f->grouping->group_of[n] < 0;
+        for (int k = 0; k < opq_node_at(in, n)->arity && !free_view; k++)
+            add_use(f, n, opq_node_at(in, n)->operand[k]);
+        if (f->grouping->group_of[n] >= 0)
+            f->size[f->grouping->group_of[n]]++;
+    }
+    for (int i = 0; i < in->output_count; i++)
+        add_use(f, -1, in->outputs[i]);
+    return OPQ_OK;
+}
+
+/* Is everybody who uses `ref` as it lies in memory one of this group, or the node `also`? */
+static bool used_only_by(const finder *f, opq_ref ref, int32_t group, opq_ref also)
+{
+    for (int32_t u = f->first[ref]; u >= 0; u = f->next[u])
+        if (f->user[u] < 0 || f->viewed[u] || (f->user[u] != also && f->grouping->group_of[f->user[u]] != group))
+            return false;
+    return true;
+}
+
+/* [batch.., m, t] of f32, the same m and t. */
+static bool same_matrices(const opq_type *a, const opq_type *b)
+{
+    return a->rank >= 2 && b->rank >= 2 && a->dtype == OPQ_f32 && b->dtype == OPQ_f32 &&
+           a->size[a->rank - 1] == b->size[b->rank - 1] && a->size[a->rank - 2] == b->size[b->rank - 2] &&
+           opq_type_count(a) == opq_type_count(b) && opq_type_count(a) > 0;
+}
+
+/* The product that the group's rows are made of: the only one, with a group of its own; -1. */
+static opq_ref find_first(const finder *f, int32_t rows, const opq_type *weights)
+{
+    opq_ref found = -1;
+    bool reduces = false;
+    for (opq_ref n = 0; n < f->in->count; n++) {
+        if (f->grouping->group_of[n] != rows)
+            continue;
+        opq_class class_ = class_of(f, n);
+        reduces |= class_ == OPQ_CLASS_REDUCE;
+        bool fails = opq_node_divides(opq_node_at(f->in, n));
+        if (fails || (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST && class_ != OPQ_CLASS_REDUCE &&
+                      class_ != OPQ_CLASS_RANDOM))
+            return -1;
+        for (int k = 0; k < opq_node_at(f->in, n)->arity; k++) {
+            opq_ref ref = opq_strip_reshape(f->in, opq_node_at(f->in, n)->operand[k]);
+            if (class_of(f, ref) != OPQ_CLASS_MATMUL || ref == found || f->size[f->grouping->group_of[ref]] != 1 ||
+                !same_matrices(&opq_node_at(f->in, ref)->type, weights))
+                continue;
+            if (found >= 0)
+                return -1;
+            found = ref;
+        }
+    }
+    return reduces ? found : -1;
+}
+
+/* What the rows make for others besides must not come back into the second product by another way: node numbers grow along every way. */
+static bool comes_back(const finder *f, int32_t rows, int32_t last)
+{
+    opq_ref end = 0;
+    for (opq_ref n = 0; n < f->in->count; n++)
+        end = f->grouping->group_of[n] == last ? n : end;
+    for (opq_ref n = 0; n < end; n++)
+        for (int32_t u = f->grouping->group_of[n] == rows ? f->first[n] : -1; u >= 0; u = f->next[u]) {
+            int32_t group = f->user[u] < 0 ? rows : f->grouping->group_of[f->user[u]];
+            if (group != rows && group != last && f->user[u] < end)
+                return true;
+        }
+    return false;
+}
+
+static bool used_by(const finder *f, opq_ref ref, int32_t group)
+{
+    for (int32_t u = f->first[ref]; u >= 0; u = f->next[u])
+        if (f->user[u] >= 0 && f->grouping->group_of[f->user[u]] == group)
+            return true;
+    return false;
+}
+
+/* Do the rows lower to loops that walk product and weights row by row? */
+static opq_status rows_fit(const finder *f, int32_t rows, opq_ref first, opq_ref weights, int32_t last, bool *out_fit)
+{
+    const opq_graph *in = f->in;
+    const opq_type *type = &opq_node_at(in, weights)->type;
+    opq_ref *members = malloc(2 * (size_t)f->size[rows] * sizeof *members), *stored = members + f->size[rows];
+    int count = 0;
+    if (members == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    opq_lower_request request = {.graph = in,
+                                 .group_of = f->grouping->group_of,
+                                 .group = rows,
+                                 .in_memory = f->grouping->in_memory,
+                                 .members = members,
+                                 .stored = stored,
+                                 .decided = true};
+    for (opq_ref n = 0; n < in->count; n++) {
+        if (f->grouping->group_of[n] != rows)
+            continue;
+        members[request.member_count++] = n;
+        if (!used_only_by(f, n, rows, -1))
+            stored[count++] = n;
+    }
+    request.stored_count = count;
+    opq_arena arena = {0};
+    opq_lowered lowered;
+    opq_status status = opq_lower(&request, &arena, &lowered);
+    *out_fit = status == OPQ_OK && lowered.refusal == OPQ_REFUSAL_none &&
+               opq_lowered_walks_rows(&lowered, first, type->size[type->rank - 1]) &&
+               opq_lowered_walks_rows(&lowered, weights, type->size[type->rank - 1]);
+    for (int i = 0; i < count && *out_fit; i++)
+        *out_fit = stored[i] == weights || !used_by(f, stored[i], last) || opq_lowered_walks_rows(&lowered, stored[i], 1);
+    opq_arena_drop(&arena);
+    free(members);
+    return status;
+}
+
+static opq_status try_block(finder *f, opq_ref second)
+{
+    const opq_node *node = opq_node_at(f->in, second);
+    int32_t last = f->grouping->group_of[second];
+    opq_ref weights = opq_strip_reshape(f->in, node->operand[0]);
+    int32_t rows = f->grouping->group_of[weights];
+    const opq_type *type = &opq_node_at(f->in, weights)->type;
+    if (rows < 0 || rows == last || opq_node_int(node, OPQ_ATTR_transpose_a, 0) ||
+        class_of(f, weights) == OPQ_CLASS_MATMUL || !same_matrices(type, &opq_node_at(f->in, node->operand[0])->type) ||
+        !used_only_by(f, weights, rows, second))
+        return OPQ_OK;
+    opq_ref first = find_first(f, rows, type);
+    if (first < 0 || !used_only_by(f, first, rows, -1) || comes_back(f, rows, last))
+        return OPQ_OK;
+    bool fits = false;
+    OPQ_TRY(rows_fit(f, rows, first, weights, last, &fits));
+    for (opq_ref n = 0; n < f->in->count && fits; n++) /* rows may stand behind the second product */
+        if (f->grouping->group_of[n] == rows || n == first)
+            f->grouping->group_of[n] = last;
+    return OPQ_OK;
+}
+
+opq_status opq_group_blocks(const opq_graph *in, opq_grouping *grouping)
+{
+    finder f = {.in = in, .grouping = grouping};
+    opq_status status = find_uses(&f);
+    for (opq_ref n = 0; n < in->count && status == OPQ_OK; n++)
+        if (class_of(&f, n) == OPQ_CLASS_MATMUL && grouping->group_of[n] >= 0)
+            status = try_block(&f, n);
+    free(f.first);
+    free(f.viewed);
+    return status;
+}

@@ -1,0 +1,309 @@
+/* Does a tree keep its promises? First what stands in the tree alone, then what its arguments make of it. */
+#include "fusion/loop.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct verifier {
+    const opq_loops *k;
+    bool *seen;   /* statements in sight */
+    bool *filled; /* locals that something was kept in */
+    int open[OPQ_LOOP_MAX], depth;
+    uint16_t running; /* variables of the open loops */
+    int at;           /* the statement */
+} verifier;
+
+static opq_status refuse(const verifier *v, const char *what)
+{
+    return opq_fail(OPQ_INVALID, "kernel %s: statement %d: %s", v->k->name ? v->k->name : "", v->at, what);
+}
+
+#define NEED(condition, what)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            return refuse(v, what);                                                                                    \
+    } while (0)
+
+static opq_dtype operand_dtype(const verifier *v, const opq_stmt *stmt, int o)
+{
+    return (opq_dtype)v->k->stmts[stmt->operand[o]].dtype;
+}
+
+static bool is_raw(opq_dtype dtype) { return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW; }
+
+/* ---- statements by themselves */
+
+static opq_status check_operands(const verifier *v, const opq_stmt *stmt, int count)
+{
+    for (int o = 0; o < 3; o++) {
+        int operand = stmt->operand[o];
+        NEED((operand >= 0) == (o < count), "a wrong number of operands");
+        NEED(operand < v->at && (operand < 0 || v->seen[operand]), "an operand that is not in sight");
+        NEED(operand < 0 || opq_stmt_gives(v->k->stmts[operand].op), "an operand without a value");
+    }
+    return OPQ_OK;
+}
+
+static opq_status check_ewise(const verifier *v, const opq_stmt *stmt, const opq_op_info *info)
+{
+    OPQ_TRY(check_operands(v, stmt, info->arity));
+    NEED(opq_op_lowering((opq_op)stmt->op)->kind != OPQ_LOWER_EXPAND, "an op that is made of others");
+    int first = stmt->op == OPQ_OP_where;
+    bool gives_bool = opq_op_lowering((opq_op)stmt->op)->kind == OPQ_LOWER_CMP || info->rule == OPQ_RULE_BOOL;
+    opq_dtype dtype = gives_bool ? operand_dtype(v, stmt, 0) : (opq_dtype)stmt->dtype;
+    NEED(!first || operand_dtype(v, stmt, 0) == OPQ_bool, "a condition that is no bool");
+    NEED(!gives_bool || stmt->dtype == OPQ_bool, "the result is bool");
+    NEED(!is_raw(dtype) || first, "raw words are not computed with");
+    for (int o = first; o < info->arity; o++)
+        NEED(operand_dtype(v, stmt, o) == dtype, "an operand of another dtype");
+    return OPQ_OK;
+}
+
+/* A fold stands in the innermost of reducing loops, all of one rule and nothing between them but values. */
+static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
+{
+    opq_fold fold = opq_op_lowering((opq_op)stmt->op)->fold;
+    OPQ_TRY(check_operands(v, stmt, 1));
+    const opq_stmt *loop = v->depth ? &v->k->stmts[v->open[v->depth - 1]] : NULL;
+    NEED(loop && opq_loop_reduces((opq_loop_role)loop->role), "a reduction outside of reducing loops");
+    for (int i = v->at; i < loop->end; i++)
+        NEED(v->k->stmts[i].op != OPQ_STMT_loop, "a reduction around a loop");
+    opq_dtype operand = operand_dtype(v, stmt, 0), result = (opq_dtype)stmt->dtype;
+    bool arg = fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin, logic = fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
+    NEED(!is_raw(operand) && !is_raw(result), "raw words are not computed with");
+    NEED(!arg || result == OPQ_i64, "an index is i64");
+    NEED(!logic || result == OPQ_bool, "the result is bool");
+    NEED((fold != OPQ_FOLD_max && fold != OPQ_FOLD_min) || result == operand, "an operand of another dtype");
+    return OPQ_OK;
+}
+
+static opq_status check_op(const verifier *v, const opq_stmt *stmt)
+{
+    const opq_op_info *info = opq_op_info_of((opq_op)stmt->op);
+    opq_dtype dtype = (opq_dtype)stmt->dtype;
+    NEED(dtype == opq_compute_dtype(dtype), "nothing is computed in this dtype");
+    switch (info->class_) {
+    case OPQ_CLASS_CONST: return check_operands(v, stmt, 0);
+    case OPQ_CLASS_SCALAR:
+        NEED(stmt->value.i >= 0 && stmt->value.i < v->k->scalar_count, "no such scalar");
+        return check_operands(v, stmt, 0);
+    case OPQ_CLASS_CAST:
+        OPQ_TRY(check_operands(v, stmt, 1));
+        NEED(!is_raw(operand_dtype(v, stmt, 0)) && !is_raw(dtype), "raw words are not computed with");
+        return OPQ_OK;
+    case OPQ_CLASS_RANDOM:
+        OPQ_TRY(check_operands(v, stmt, 3));
+        NEED(dtype == OPQ_f32, "the result is f32");
+        for (int o = 0; o < 3; o++)
+            NEED(operand_dtype(v, stmt, o) == OPQ_i64, "an operand of another dtype");
+        return OPQ_OK;
+    case OPQ_CLASS_EWISE: return check_ewise(v, stmt, info);
+    case OPQ_CLASS_REDUCE: return check_fold(v, stmt);
+    default: return refuse(v, "this op does not stand in a kernel");
+    }
+}
+
+/* ---- memory */
+
+static opq_status check_access(const verifier *v, const opq_stmt *stmt, bool buffer)
+{
+    NEED(stmt->access >= 0 && stmt->access < v->k->access_count, "no such access");
+    const opq_access *a = &v->k->accesses[stmt->access];
+    NEED(a->buffer < v->k->buffer_count && (a->buffer >= 0) == buffer, buffer ? "no such buffer" : "a buffer");
+    for (int l = 0; l < v->k->rank; l++)
+        NEED(a->stride[l] == OPQ_STRIDE_zero || v->running >> l & 1, "an access along a variable of no loop around");
+    opq_dtype moved = is_raw((opq_dtype)a->dtype) ? (opq_dtype)a->dtype : opq_compute_dtype((opq_dtype)a->dtype);
+    NEED(!buffer || stmt->op == OPQ_INSTR_check || stmt->dtype == moved, "memory of another dtype");
+    return OPQ_OK;
+}
+
+static bool in_order(const verifier *v)
+{
+    for (int d = 0; d < v->depth; d++)
+        if (v->k->stmts[v->open[d]].role != OPQ_LOOP_serial)
+            return false;
+    return true;
+}
+
+static opq_status check_memory(const verifier *v, const opq_stmt *stmt)
+{
+    int op = stmt->op;
+    bool written = op == OPQ_INSTR_store || op == OPQ_INSTR_store_add_at;
+    int operands = op == OPQ_INSTR_store_add_at || op == OPQ_INSTR_nonzero ? 2 : written || opq_op_checks(op) ? 1 : 0;
+    OPQ_TRY(check_operands(v, stmt, operands));
+    if (op == OPQ_INSTR_nonzero) {
+        opq_dtype_kind kind = opq_dtype_kind_of(operand_dtype(v, stmt, 0));
+        NEED(kind != OPQ_KIND_FLOAT && kind != OPQ_KIND_RAW, "a divisor that is no integer");
+        return OPQ_OK;
+    }
+    OPQ_TRY(check_access(v, stmt, op != OPQ_INSTR_number && op != OPQ_INSTR_check));
+    NEED(!opq_op_checks(op) || operand_dtype(v, stmt, 0) == OPQ_i64, "an index that is not i64");
+    NEED(op != OPQ_INSTR_number || stmt->dtype == OPQ_i64, "a number is i64");
+    NEED(!written || operand_dtype(v, stmt, operands - 1) == stmt->dtype, "an operand of another dtype");
+    NEED(!written || v->k->written[v->k->accesses[stmt->access].buffer], "a store into a buffer that is not out");
+    NEED(op != OPQ_INSTR_store_add_at || in_order(v),
+         "adding to an element that is found at run time needs serial loops");
+    return OPQ_OK;
+}
+
+/* The lanes are the last of a local's variables, and its loops run inside its own. */
+static opq_status check_local(verifier *v, const opq_stmt *stmt)
+{
+    bool keeps = stmt->op == OPQ_STMT_keep;
+    int local = stmt->access;
+    OPQ_TRY(check_operands(v, stmt, keeps));
+    NEED(local >= 0 && local < v->at && v->k->stmts[local].op == OPQ_STMT_local && v->seen[local], "no such local");
+    NEED(stmt->dtype == v->k->stmts[local].dtype, "a local of another dtype");
+    NEED(!keeps || operand_dtype(v, stmt, 0) == stmt->dtype, "an operand of another dtype");
+    NEED((v->k->stmts[local].variables & ~v->running) == 0, "a local's variable has no loop around");
+    const opq_stmt *loop = &v->k->stmts[v->open[v->depth - 1]];
+    NEED(v->k->stmts[local].variables >> loop->variable == 1, "the innermost loop is not of the local's last variable");
+    NEED(keeps || v->filled[local], "nothing was kept there yet");
+    v->filled[local] = true;
+    return OPQ_OK;
+}
+
+/* ---- loops */
+
+static opq_status check_block(verifier *v, int from, int to);
+
+static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
+{
+    int at = v->at;
+    const opq_stmt *around = v->depth ? &v->k->stmts[v->open[v->depth - 1]] : NULL;
+    bool reduces = opq_loop_reduces((opq_loop_role)loop->role);
+    bool inner = around && opq_loop_reduces((opq_loop_role)around->role);
+    NEED(loop->end > at && loop->end <= to, "a loop that ends elsewhere");
+    NEED(loop->role <= OPQ_LOOP_column, "no such role");
+    NEED(loop->variable < v->k->rank && !(v->running >> loop->variable & 1), "this variable has a loop already");
+    NEED(!inner || (loop->role == around->role && loop->end == around->end),
+         "in a reducing loop stands one of its kind, as the last");
+    NEED(around || loop->end == v->k->stmt_count || reduces || loop->role == OPQ_LOOP_each,
+         "threads divide the last loop");
+    v->open[v->depth++] = at;
+    v->running |= (uint16_t)(1u << loop->variable);
+    OPQ_TRY(check_block(v, at + 1, loop->end));
+    v->running &= (uint16_t)~(1u << loop->variable);
+    v->depth--;
+    for (int i = at + 1; i < loop->end; i++) /* a fold's result is there when all its loops are done */
+        v->seen[i] = reduces && !inner && opq_op_reduces(v->k->stmts[i].op);
+    return OPQ_OK;
+}
+
+static opq_status check_block(verifier *v, int from, int to)
+{
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = &v->k->stmts[i];
+        v->at = i;
+        NEED(stmt->dtype < OPQ_DTYPE_COUNT, "no such dtype");
+        if (stmt->op == OPQ_STMT_loop) {
+            OPQ_TRY(check_loop(v, stmt, to));
+            i = stmt->end - 1;
+            continue;
+        }
+        if (stmt->op < OPQ_OP_COUNT)
+            OPQ_TRY(check_op(v, stmt));
+        else if (stmt->op <= OPQ_INSTR_nonzero)
+            OPQ_TRY(check_memory(v, stmt));
+        else if (stmt->op == OPQ_STMT_local)
+            NEED(stmt->variables != 0 && !(stmt->variables & v->running) && stmt->variables >> v->k->rank == 0,
+                 "a local has the variables of loops inside");
+        else
+            OPQ_TRY(check_local(v, stmt));
+        v->seen[i] = opq_stmt_gives(stmt->op) ? !opq_op_reduces(stmt->op) : stmt->op == OPQ_STMT_local;
+    }
+    return OPQ_OK;
+}
+
+opq_status opq_loops_verify(const opq_loops *loops)
+{
+    verifier v = {.k = loops};
+    if (loops->rank < 1 || loops->rank > OPQ_LOOP_MAX)
+        return opq_fail(OPQ_INVALID, "kernel %s: %d variables", loops->name ? loops->name : "", loops->rank);
+    v.seen = calloc(2 * (size_t)loops->stmt_count + 1, sizeof *v.seen);
+    if (v.seen == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory while verifying loops");
+    v.filled = v.seen + loops->stmt_count;
+    opq_status status = check_block(&v, 0, loops->stmt_count);
+    free(v.seen);
+    return status;
+}
+
+/* ---- with arguments */
+
+/* The elements that an access reaches: [out_low, out_high]; false: none, a loop around has no turn. OPQ_INVALID: past int64. */
+static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *dims, bool *out_any, int64_t *out_low,
+                        int64_t *out_high)
+{
+    const opq_access *a = &v->k->accesses[stmt->access];
+    int rank = v->k->rank, base = opq_dims_of(rank, stmt->access);
+    bool overflow = false;
+    *out_low = *out_high = dims[base];
+    *out_any = true;
+    for (int l = 0; l <= rank; l++) {
+        bool at = l == rank;
+        if (at ? !opq_op_checks(stmt->op) : !(v->running >> l & 1))
+            continue;
+        int64_t extent = at ? dims[base + 2 + rank] : dims[l], step = 0;
+        int64_t stride = at                                ? dims[base + 1 + rank]
+                         : a->stride[l] == OPQ_STRIDE_zero ? 0
+                         : a->stride[l] == OPQ_STRIDE_one  ? 1
+                                                           : dims[base + 1 + l];
+        *out_any = *out_any && extent > 0;
+        if (extent <= 0)
+            continue;
+        overflow |= __builtin_mul_overflow(stride, extent - 1, &step);
+        overflow |= step < 0 ? __builtin_add_overflow(*out_low, step, out_low)
+                             : __builtin_add_overflow(*out_high, step, out_high);
+    }
+    NEED(!overflow, "an access past all memory");
+    return OPQ_OK;
+}
+
+static opq_status check_reach(const verifier *v, const opq_stmt *stmt, const int64_t *dims, const int64_t *bytes)
+{
+    const opq_access *a = &v->k->accesses[stmt->access];
+    int64_t low = 0, high = 0;
+    bool any = false;
+    OPQ_TRY(reach(v, stmt, dims, &any, &low, &high));
+    if (!any)
+        return OPQ_OK;
+    NEED(low >= 0 && high < bytes[a->buffer] / opq_dtype_bytes((opq_dtype)a->dtype), "an access outside of its buffer");
+    if (stmt->op != OPQ_INSTR_store)
+        return OPQ_OK;
+    for (int d = 0; d < v->depth; d++) {
+        const opq_stmt *loop = &v->k->stmts[v->open[d]];
+        int l = loop->variable;
+        bool stays = a->stride[l] == OPQ_STRIDE_zero ||
+                     (a->stride[l] == OPQ_STRIDE_any && dims[opq_dims_of(v->k->rank, stmt->access) + 1 + l] == 0);
+        NEED(loop->role == OPQ_LOOP_serial || dims[l] <= 1 || !stays, "turns that are independent store one element");
+    }
+    return OPQ_OK;
+}
+
+static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dims, const int64_t *bytes)
+{
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = &v->k->stmts[i];
+        v->at = i;
+        if (stmt->op == OPQ_STMT_loop) {
+            NEED(dims[stmt->variable] >= 0, "a negative extent");
+            v->open[v->depth++] = i;
+            v->running |= (uint16_t)(1u << stmt->variable);
+            OPQ_TRY(check_bounds(v, i + 1, stmt->end, dims, bytes));
+            v->running &= (uint16_t)~(1u << stmt->variable);
+            v->depth--;
+            i = stmt->end - 1;
+        } else if (stmt->op >= OPQ_OP_COUNT && stmt->op <= OPQ_INSTR_nonzero && stmt->access >= 0 &&
+                   v->k->accesses[stmt->access].buffer >= 0) {
+            OPQ_TRY(check_reach(v, stmt, dims, bytes));
+        }
+    }
+    return OPQ_OK;
+}
+
+opq_status opq_loops_verify_bounds(const opq_loops *loops, const int64_t *dims, const int64_t *bytes)
+{
+    verifier v = {.k = loops};
+    return check_bounds(&v, 0, loops->stmt_count, dims, bytes);
+}

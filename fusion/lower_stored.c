@@ -1,0 +1,207 @@
+/* What a kernel stores: where each element of a stored node goes, and the instructions that make it. */
+#include "fusion/lower_state.h"
+
+#include <string.h>
+
+/* Nothing to store: no element, or a write through an empty window. Such a node gets no instruction: without loops that it moves along
+ * it would be stored once for each turn of the others. */
+static bool is_idle(const opq_graph *graph, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(graph, ref);
+    opq_class class_ = opq_node_class(node);
+    bool window = class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER;
+    return opq_type_count(window ? &opq_node_at(graph, node->operand[node->arity - 1])->type : &node->type) == 0;
+}
+
+bool opq_lower_idle(const opq_lower_request *rq)
+{
+    for (int i = 0; i < rq->stored_count; i++)
+        if (!is_idle(rq->graph, rq->stored[i]))
+            return false;
+    return true;
+}
+
+/* A stored node runs over all loops, or (a reduction's result) over the kept ones, in row-major order. */
+static bool stored_map(const opq_lower_state *state, const opq_type *type, opq_index_map *out_map)
+{
+    const opq_space *space = &state->space;
+    int64_t all = 1, kept = 1;
+    for (int l = 0; l < space->rank; l++) {
+        all *= space->extent[l];
+        kept *= space->reduced[l] ? 1 : space->extent[l];
+    }
+    int64_t count = opq_type_count(type), stride = 1;
+    bool over_all = count == all;
+    if (!over_all && count != kept)
+        return false;
+    opq_affine linear = {0};
+    for (int l = space->rank - 1; l >= 0; l--) {
+        if (space->reduced[l] && !over_all)
+            continue;
+        linear.coef[l] = space->extent[l] == 1 ? 0 : stride;
+        stride *= space->extent[l];
+    }
+    return opq_affine_split(&linear, space, type, out_map);
+}
+
+static void push_store(opq_lower_state *state, opq_ref ref, int value, const opq_affine *address)
+{
+    opq_dtype dtype = (opq_dtype)opq_node_at(state->graph, ref)->type.dtype;
+    opq_instr store = opq_lower_blank(OPQ_INSTR_store, opq_compute_dtype(dtype));
+    store.operand[0] = (int16_t)value;
+    store.access = (int16_t)opq_lower_access(state, ref, dtype, true, address);
+    if (store.access >= 0)
+        opq_lower_push(state, &store);
+}
+
+static void emit_stored(opq_lower_state *state, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(state->graph, ref);
+    opq_index_map map;
+    memset(&map, 0, sizeof map);
+    if (!stored_map(state, &node->type, &map)) {
+        state->refusal = OPQ_REFUSAL_space;
+        return;
+    }
+    int value = opq_lower_emit(state, ref, &map);
+    opq_affine address = opq_affine_linear(&map, &node->type);
+    if (value >= 0)
+        push_store(state, ref, value, &address);
+}
+
+/* update: the loops run over the window; the rest of the buffer is there already. */
+static void emit_update(opq_lower_state *state, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(state->graph, ref);
+    const opq_type *window = &opq_node_at(state->graph, node->operand[1])->type;
+    const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
+    opq_index_map map;
+    memset(&map, 0, sizeof map);
+    if (!stored_map(state, window, &map)) {
+        state->refusal = OPQ_REFUSAL_space;
+        return;
+    }
+    opq_affine address = {.offset = opq_node_int(node, OPQ_ATTR_offset, 0)};
+    for (int d = 0; d < window->rank; d++) {
+        address.offset += map.dim[d].offset * strides->ints[d];
+        for (int v = 0; v < OPQ_VARIABLES; v++)
+            address.coef[v] += map.dim[d].coef[v] * strides->ints[d];
+    }
+    int value = opq_lower_emit(state, node->operand[1], &map);
+    if (value >= 0)
+        push_store(state, ref, value, &address);
+}
+
+/* index_add, scatter_add: the loops run over what is added, in row-major order, one after the other. */
+static void emit_scatter(opq_lower_state *state, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(state->graph, ref);
+    const opq_type *added = &opq_node_at(state->graph, node->operand[2])->type;
+    int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
+    opq_index_map map, index_map, target;
+    memset(&map, 0, sizeof map);
+    if (!stored_map(state, added, &map)) {
+        state->refusal = OPQ_REFUSAL_space;
+        return;
+    }
+    index_map = target = map;
+    if (node->op == OPQ_OP_index_add)
+        index_map.dim[0] = map.dim[axis];
+    memset(&target.dim[axis], 0, sizeof target.dim[axis]);
+    target.dim[axis].coef[OPQ_AT] = 1;
+    int index = opq_lower_emit(state, node->operand[1], &index_map);
+    int value = index < 0 ? -1 : opq_lower_emit(state, node->operand[2], &map);
+    if (value < 0)
+        return;
+    opq_affine address = opq_affine_linear(&target, &node->type);
+    opq_instr store = opq_lower_blank(OPQ_INSTR_store_add_at, opq_compute_dtype(node->type.dtype));
+    state->space.extent[OPQ_AT] = node->type.size[axis];
+    store.operand[0] = (int16_t)index;
+    store.operand[1] = (int16_t)value;
+    store.node = ref;
+    store.access = (int16_t)opq_lower_access(state, ref, node->type.dtype, true, &address);
+    if (store.access >= 0)
+        opq_lower_push(state, &store);
+    state->out->serial = true;
+}
+
+/* ---- views of a product: its loops stay as they are, and the elements go where the view has them */
+
+bool opq_lower_permuted(const opq_lower_request *rq, opq_ref stored, opq_permuted *out)
+{
+    opq_ref ref = stored;
+    int count = 0;
+    while (opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_VIEW) {
+        const opq_node *node = opq_node_at(rq->graph, ref);
+        bool elsewhere =
+            (rq->group_of[ref] >= 0 || (rq->in_memory && rq->in_memory[ref])) && rq->group_of[ref] != rq->group;
+        if (elsewhere || count == OPQ_FOLLOWED_MAX || (node->op != OPQ_OP_permute && node->op != OPQ_OP_reshape))
+            return false;
+        out->view[count++] = ref;
+        ref = node->operand[0];
+    }
+    for (int i = 0; i < count / 2; i++) {
+        opq_ref swapped = out->view[i];
+        out->view[i] = out->view[count - 1 - i];
+        out->view[count - 1 - i] = swapped;
+    }
+    out->base = ref;
+    out->count = count;
+    return count > 0 && rq->group_of[ref] == rq->group;
+}
+
+/* Where element `map` of the base is in the view's dense memory. */
+static bool permuted_address(const opq_lower_state *state, const opq_permuted *p, const opq_index_map *map,
+                             opq_affine *out_address)
+{
+    opq_index_map at = *map, next;
+    const opq_type *type = &opq_node_at(state->graph, p->base)->type;
+    *out_address = opq_affine_linear(&at, type);
+    for (int i = 0; i < p->count; i++) {
+        const opq_node *node = opq_node_at(state->graph, p->view[i]);
+        memset(&next, 0, sizeof next);
+        if (node->op == OPQ_OP_permute)
+            for (int d = 0; d < node->type.rank; d++)
+                next.dim[d] = at.dim[opq_node_attr(node, OPQ_ATTR_dims)->ints[d]];
+        else if (i + 1 < p->count && !opq_affine_split(out_address, &state->space, &node->type, &next))
+            return false;
+        at = next;
+        if (node->op == OPQ_OP_permute)
+            *out_address = opq_affine_linear(&at, &node->type);
+    }
+    return true;
+}
+
+static bool emit_permuted(opq_lower_state *state, opq_ref ref)
+{
+    opq_permuted permuted;
+    opq_index_map map;
+    opq_affine address;
+    if (state->out->matmul < 0 || !opq_lower_permuted(state->request, ref, &permuted))
+        return false;
+    memset(&map, 0, sizeof map);
+    if (!stored_map(state, &opq_node_at(state->graph, permuted.base)->type, &map))
+        state->refusal = OPQ_REFUSAL_space;
+    else if (!permuted_address(state, &permuted, &map, &address))
+        state->refusal = OPQ_REFUSAL_view;
+    int value = state->refusal == OPQ_REFUSAL_none ? opq_lower_emit(state, permuted.base, &map) : -1;
+    if (value >= 0)
+        push_store(state, ref, value, &address);
+    return true;
+}
+
+void opq_lower_stored(opq_lower_state *state)
+{
+    const opq_lower_request *rq = state->request;
+    for (int i = 0; i < rq->stored_count && state->refusal == OPQ_REFUSAL_none; i++) {
+        opq_class class_ = opq_node_class(opq_node_at(rq->graph, rq->stored[i]));
+        if (is_idle(rq->graph, rq->stored[i]))
+            continue;
+        if (class_ == OPQ_CLASS_UPDATE)
+            emit_update(state, rq->stored[i]);
+        else if (class_ == OPQ_CLASS_SCATTER)
+            emit_scatter(state, rq->stored[i]);
+        else if (!emit_permuted(state, rq->stored[i]))
+            emit_stored(state, rq->stored[i]);
+    }
+}

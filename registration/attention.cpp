@@ -1,0 +1,189 @@
+// scaled_dot_product_attention and its derivative. PyTorch asks the device which way it wants; the way here is the operator that it
+// keeps for other devices: its forward formula gives the logarithm of the sums besides, from which the backward one makes the weights
+// again instead of keeping them.
+#include <cmath>
+
+#include <ATen/native/DispatchStub.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+
+#include "adapter.h"
+
+namespace opq
+{
+
+namespace
+{
+
+using MaybeTensor = std::optional<Tensor>;
+
+bool plain(const Tensor &tensor)
+{
+    return tensor.scalar_type() == at::kFloat && tensor.dim() == 4 && tensor.numel() > 0;
+}
+
+// f32 without dropout; all else is decomposed, and recorded and differentiated in its parts.
+int64_t choose(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &, double dropout, bool,
+               std::optional<double>, bool grouped)
+{
+    const bool heads = plain(query) && plain(key) && plain(value) && key.size(1) == value.size(1) &&
+                       (grouped ? query.size(1) % key.size(1) == 0 : query.size(1) == key.size(1));
+    return static_cast<int64_t>(heads && dropout == 0 ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+}
+
+// The operands with heads in groups of `group`, which share keys and values: [batch, heads, group, rows, columns].
+struct Heads {
+    int64_t batch, count, group, rows, columns;
+    Heads(const Tensor &query, const Tensor &key)
+        : batch(query.size(0)), count(key.size(1)), group(query.size(1) / count), rows(query.size(2)),
+          columns(key.size(2))
+    {
+    }
+    Value of_query(const Tensor &tensor) const
+    {
+        return group == 1 ? read(tensor) : reshape(read(tensor), {batch, count, group, tensor.size(2), tensor.size(3)});
+    }
+    Value of_key(const Tensor &tensor) const
+    {
+        return group == 1 ? read(tensor) : reshape(read(tensor), {batch, count, 1, tensor.size(2), tensor.size(3)});
+    }
+    // Whose heads, if it has any, are the query's.
+    Value of_bias(const Tensor &bias) const
+    {
+        Dims sizes(bias.sizes().begin(), bias.sizes().end());
+        if (group == 1 || sizes.size() < 3)
+            return read(bias);
+        const bool shared = sizes[sizes.size() - 3] == 1;
+        sizes[sizes.size() - 3] = shared ? 1 : count;
+        sizes.insert(sizes.end() - 2, shared ? 1 : group);
+        return reshape(read(bias), sizes);
+    }
+    Tensor as_query(const Value &value) const
+    {
+        const Dims shape = shape_of(value);
+        return wrap(group == 1 ? value : reshape(value, {batch, count * group, rows, shape[shape.size() - 1]}));
+    }
+    Tensor as_key(const Value &value) const
+    {
+        const Dims shape = shape_of(value);
+        return wrap(group == 1 ? value : reduce(OPQ_OP_sum, {value}, {2}, false));
+    }
+};
+
+Value product(const Value &a, const Value &b, bool transpose_a, bool transpose_b)
+{
+    const opq_attr attrs[] = {attr_int(OPQ_ATTR_transpose_a, 1), attr_int(OPQ_ATTR_transpose_b, 1)};
+    if (transpose_a)
+        return record(OPQ_OP_matmul, {a, b}, {attrs[0]});
+    return transpose_b ? record(OPQ_OP_matmul, {a, b}, {attrs[1]}) : record(OPQ_OP_matmul, {a, b});
+}
+
+Value iota(int64_t rows, int64_t columns, int64_t axis)
+{
+    return record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, axis)});
+}
+
+double scale_of(const Tensor &query, std::optional<double> scale)
+{
+    return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+}
+
+// softmax's argument. Row i sees columns up to i if `causal`.
+Value scores_of(const Heads &heads, const Tensor &query, const Tensor &key, const MaybeTensor &bias, bool causal,
+                double scale)
+{
+    Value scores = product(heads.of_query(query), heads.of_key(key), false, true);
+    scores = record(OPQ_OP_mul, {scores, number(scale, OPQ_f32)});
+    if (bias && bias->defined())
+        scores = record(OPQ_OP_add, {scores, heads.of_bias(*bias)});
+    if (causal)
+        scores =
+            record(OPQ_OP_causal_mask, {scores, iota(heads.rows, heads.columns, 1), iota(heads.rows, heads.columns, 0)});
+    return scores;
+}
+
+// -inf, of a row that sees nothing, becomes 0.
+Value finite_or_zero(const Value &x)
+{
+    return record(OPQ_OP_where, {record(OPQ_OP_eq, {x, number(-INFINITY, OPQ_f32)}), number(0, OPQ_f32), x});
+}
+
+Value last(opq_op op, const Value &x) { return reduce(op, {x}, {x.rank() - 1}, true); }
+
+// The sum of a row divides the result, which has fewer columns than the row. A row that sees nothing gives 0.
+using Attention = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
+Attention attention(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &bias, double,
+                    bool causal, bool, std::optional<double> scale)
+{
+    note_line();
+    const Heads heads(query, key);
+    const bool masked = bias && bias->defined();
+    const Value scores = scores_of(heads, query, key, bias, causal, scale_of(query, scale));
+    Value largest = last(OPQ_OP_amax, scores);
+    if (masked)
+        largest = finite_or_zero(largest);
+    const Value weights = record(OPQ_OP_exp, {record(OPQ_OP_sub, {scores, largest})});
+    Value sum = last(OPQ_OP_sum, weights);
+    const Tensor total = heads.as_query(record(OPQ_OP_add, {largest, record(OPQ_OP_log, {sum})})).squeeze(-1);
+    if (masked)
+        sum = record(OPQ_OP_where, {record(OPQ_OP_eq, {sum, number(0, OPQ_f32)}), number(1, OPQ_f32), sum});
+    const Tensor out = heads.as_query(record(OPQ_OP_div, {product(weights, heads.of_key(value), false, false), sum}));
+    const Tensor nothing = at::empty({0}, query.options().dtype(at::kLong));
+    return {out, total, Tensor(), Tensor(), query.size(-2), key.size(-2), nothing, nothing, Tensor()};
+}
+
+// With p the softmax of the scores s: ds = p (dp - sum(p dp)), and sum(p dp) = sum(grad out).
+std::tuple<Tensor, Tensor, Tensor, Tensor>
+attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &key, const Tensor &value,
+                   const Tensor &bias, std::array<bool, 4> wanted, const Tensor &out, const Tensor &total,
+                   const Tensor &, const Tensor &, c10::SymInt, c10::SymInt, double, bool causal, const Tensor &,
+                   const Tensor &, std::optional<double> scale)
+{
+    note_line();
+    Tensor grad_query, grad_key, grad_value, grad_bias;
+    const Heads heads(query, key);
+    const double factor = scale_of(query, scale);
+    const bool masked = bias.defined();
+    const MaybeTensor mask = masked ? MaybeTensor(bias) : std::nullopt;
+    Value largest = heads.of_query(total.unsqueeze(-1));
+    if (masked)
+        largest = finite_or_zero(largest);
+    const Value grad = heads.of_query(grad_out), scores = scores_of(heads, query, key, mask, causal, factor);
+    const Value weights = record(OPQ_OP_exp, {record(OPQ_OP_sub, {scores, largest})});
+    const Value mean = last(OPQ_OP_sum, record(OPQ_OP_mul, {grad, heads.of_query(out)}));
+    const Value pull = record(OPQ_OP_sub, {product(grad, heads.of_key(value), false, true), mean});
+    const Value slope = record(OPQ_OP_mul, {weights, pull});
+    const auto scaled = [&](const Value &x) { return record(OPQ_OP_mul, {x, number(factor, OPQ_f32)}); };
+    if (wanted[0])
+        grad_query = heads.as_query(scaled(product(slope, heads.of_key(key), false, false)));
+    if (wanted[1])
+        grad_key = heads.as_key(scaled(product(slope, heads.of_query(query), true, false)));
+    if (wanted[2])
+        grad_value = heads.as_key(product(weights, grad, true, false));
+    if (wanted[3] && masked)
+        grad_bias = heads.as_query(slope).sum_to_size(bias.sizes());
+    return {grad_query, grad_key, grad_value, grad_bias};
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    library.impl("_fused_sdp_choice", OPQ_KERNEL(choose));
+    library.impl("_scaled_dot_product_fused_attention_overrideable", OPQ_KERNEL(attention));
+    library.impl("_scaled_dot_product_fused_attention_overrideable_backward", OPQ_KERNEL(attention_backward));
+}
+
+} // namespace
+
+// What scaled_dot_product_attention itself asks.
+int64_t choose_attention(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &mask,
+                         double dropout, bool causal, std::optional<double> scale, bool grouped)
+{
+    return choose(query, key, value, mask, dropout, causal, scale, grouped);
+}
+
+} // namespace opq
+
+namespace at::native
+{
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &opq::choose_attention)
+} // namespace at::native

@@ -1,0 +1,178 @@
+"""Attention: one kernel, the numbers of the CPU in f64, the same bits fused and unfused, on one thread and on two."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_opaque
+
+SHAPES = [  # batch, heads, heads of keys, rows, columns, depth, width
+    (2, 4, 4, 17, 17, 8, 8),
+    (1, 4, 2, 33, 40, 16, 24),
+    (2, 2, 1, 300, 300, 8, 8),
+    (1, 1, 1, 1, 5, 4, 4),
+    (1, 3, 3, 129, 65, 64, 32),
+    (1, 1, 1, 200, 5000, 4, 4),
+]
+MASKS = ["none", "causal", "bool", "float", "a row sees nothing", "one row for all"]
+
+
+def mask_of(kind, shape):
+    batch, heads, _, rows, columns, *_ = shape
+    if kind == "bool":
+        return torch.rand(rows, columns) > 0.3
+    if kind == "float":
+        return torch.randn(batch, 1, rows, columns)
+    if kind == "a row sees nothing":
+        mask = torch.rand(batch, heads, rows, columns) > 0.5
+        mask[:, :, 0] = False
+        return mask
+    return torch.randn(batch, heads, 1, columns) if kind == "one row for all" else None
+
+
+def tensors(shape):
+    batch, heads, groups, rows, columns, depth, width = shape
+    torch.manual_seed(sum(shape))
+    sizes = (
+        (batch, heads, rows, depth),
+        (batch, groups, columns, depth),
+        (batch, groups, columns, width),
+    )
+    return [torch.randn(size) for size in sizes]
+
+
+def run(shape, kind, device, dtype):
+    """The result and the gradients of all floating arguments."""
+    leaves = [x.to(dtype).to(device).requires_grad_() for x in tensors(shape)]
+    mask = mask_of(kind, shape)
+    if mask is not None:
+        mask = (mask if mask.dtype == torch.bool else mask.to(dtype)).to(device)
+    if mask is not None and mask.dtype != torch.bool:
+        leaves.append(mask.requires_grad_())
+    out = F.scaled_dot_product_attention(
+        *leaves[:3], attn_mask=mask, is_causal=kind == "causal", enable_gqa=shape[1] != shape[2]
+    )
+    weight = torch.arange(out.numel(), dtype=dtype).reshape(out.shape).sin().to(device)
+    return [x.cpu() for x in (out.detach(), *torch.autograd.grad(out, leaves, weight))]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gradients(shape, kind):
+    want, got = run(shape, kind, "cpu", torch.float64), run(shape, kind, "opaque", torch.float32)
+    for x, y in zip(want, got, strict=True):
+        torch.testing.assert_close(
+            y.double(), x, rtol=2e-5, atol=2e-5 * max(float(x.abs().max()), 0.01)
+        )
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            again = run(shape, kind, "opaque", torch.float32)
+            with torch_opaque.unfused():
+                unfused = run(shape, kind, "opaque", torch.float32)
+            for x, y, z in zip(got, again, unfused, strict=True):
+                assert torch.equal(x, y) and torch.equal(x, z)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def kernels(f, *arguments):
+    explanation = torch_opaque.explain(lambda: f(*arguments), show=False)
+    return [kernel["kind"] for kernel in explanation.kernels], explanation
+
+
+def on_device(shape):
+    return [x.to("opaque") for x in tensors(shape)]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_it_is_one_kernel_that_reads_its_operands_and_writes_its_result(kind):
+    shape = (2, 4, 4, 128, 128, 64, 64)
+    q, k, v = on_device(shape)
+    mask = mask_of(kind, shape)
+    mask = (
+        None
+        if mask is None
+        else (torch.where(mask, 0.0, -torch.inf) if mask.dtype == torch.bool else mask).to("opaque")
+    )
+    torch.opaque.synchronize()
+    kinds, explanation = kernels(
+        lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=kind == "causal")
+    )
+    assert kinds == ["block"]
+    moved = sum(kernel["bytes_read"] + kernel["bytes_written"] for kernel in explanation.kernels)
+    assert moved == 4 * (4 * q.numel() + (0 if mask is None else mask.numel()))
+
+
+COMPOSED = {
+    "softmax": lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2) * 0.125, -1) @ v,
+    "by hand": lambda q, k, v: (
+        (lambda e: e / e.sum(-1, keepdim=True))(torch.exp(q @ k.transpose(-1, -2))) @ v
+    ),
+    "epilogue": lambda q, k, v: torch.relu(torch.softmax(q @ k.transpose(-1, -2), -1) @ v + 1),
+    "two results": lambda q, k, v: (lambda s: (torch.softmax(s, -1) @ v, s.amax(-1)))(
+        q @ k.transpose(-1, -2)
+    ),
+    "heads aside": lambda q, k, v: (
+        (torch.softmax(q @ k.transpose(-1, -2), -1) @ v).transpose(1, 2).reshape(2, 128, -1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_composed(name):
+    arguments = tensors((2, 4, 4, 128, 128, 64, 64))
+    moved = [x.to("opaque") for x in arguments]
+    f = COMPOSED[name]
+    flat = lambda x: x if isinstance(x, tuple) else (x,)  # noqa: E731
+    want, got = flat(f(*[x.double() for x in arguments])), flat(f(*moved))
+    with torch_opaque.unfused():
+        unfused = [x.cpu() for x in flat(f(*moved))]
+    for x, y, z in zip(want, got, unfused, strict=True):
+        torch.testing.assert_close(y.cpu().double(), x, rtol=1e-4, atol=1e-5)
+        assert torch.equal(y.cpu(), z)
+    assert kernels(f, *moved)[0] == ["block"]
+
+
+def test_weights_that_somebody_keeps_are_in_memory():
+    q, k, v = on_device((1, 2, 2, 40, 40, 8, 8))
+    weights = torch.softmax(q @ k.transpose(-1, -2), -1)
+    out = weights @ v
+    torch.testing.assert_close(out.cpu(), weights.cpu() @ v.cpu())
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("where", itertools.product(["q", "k", "v"], [0, 100, 199]), ids=str)
+def test_what_is_not_finite_goes_the_same_ways(value, where):
+    arguments = tensors((1, 2, 2, 200, 200, 8, 8))
+    dict(zip("qkv", arguments, strict=True))[where[0]][0, 1, where[1], 3] = value
+    results = []
+    for fused in (True, False):
+        with contextlib.nullcontext() if fused else torch_opaque.unfused():
+            moved = [x.to("opaque") for x in arguments]
+            results.append(F.scaled_dot_product_attention(*moved, is_causal=True).cpu())
+    assert torch.equal(results[0].isnan(), results[1].isnan())
+    assert torch.equal(results[0].nan_to_num(), results[1].nan_to_num())
+
+
+def test_strided_heads_are_read_where_they_lie():
+    x = torch.randn(2, 64, 3 * 4 * 16)
+    f = lambda x: F.scaled_dot_product_attention(  # noqa: E731
+        *(part.view(2, 64, 4, 16).transpose(1, 2) for part in x.chunk(3, -1))
+    )
+    moved = x.to("opaque")
+    torch.testing.assert_close(f(moved).cpu(), f(x))
+    assert kernels(f, moved)[0] == ["block"]
+
+
+def test_an_encoder_layer_has_seven_kernels():
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    x = torch.randn(2, 32, 64)
+    with torch.no_grad():
+        want = layer(x)
+        layer, moved = layer.to("opaque"), x.to("opaque")
+        torch.testing.assert_close(layer(moved).cpu(), want, rtol=1e-4, atol=1e-5)
+        assert len(kernels(layer, moved)[0]) == 7
