@@ -20,7 +20,8 @@ typedef struct finder {
     opq_ref *user;         /* per use; -1: the caller */
     uint8_t *viewed;       /* per use: through more than reshapes */
     int32_t use_count;
-    int32_t *size; /* per group: members */
+    int32_t *begin;   /* per group, and one more: where its members begin, before blocks are made */
+    opq_ref *members; /* ascending in each group */
 } finder;
 
 static opq_class class_of(const finder *f, opq_ref n) { return opq_node_class(opq_node_at(f->in, n)); }
@@ -38,6 +39,24 @@ static void add_use(finder *f, opq_ref user, opq_ref ref)
     f->first[ref] = f->use_count++;
 }
 
+/* Counted, then placed from the last to the first. */
+static void find_members(finder *f)
+{
+    const int32_t *group_of = f->grouping->group_of;
+    int32_t *begin = f->begin;
+    memset(begin, 0, ((size_t)f->grouping->group_count + 2) * sizeof *begin);
+    for (opq_ref n = 0; n < f->in->count; n++)
+        if (group_of[n] >= 0)
+            begin[group_of[n]]++;
+    for (int group = 0; group < f->grouping->group_count; group++)
+        begin[group + 1] += begin[group];
+    for (opq_ref n = f->in->count - 1; n >= 0; n--)
+        if (group_of[n] >= 0)
+            f->members[--begin[group_of[n]]] = n;
+}
+
+static int size_of(const finder *f, int32_t group) { return f->begin[group + 1] - f->begin[group]; }
+
 static opq_status find_uses(finder *f)
 {
     const opq_graph *in = f->in;
@@ -45,21 +64,20 @@ static opq_status find_uses(finder *f)
     for (opq_ref n = 0; n < in->count; n++)
         uses += (size_t)opq_node_at(in, n)->arity;
     size_t nodes = (size_t)in->count + 1;
-    f->first = malloc((nodes + 2 * uses + (size_t)f->grouping->group_count + 1) * sizeof *f->first);
+    f->first = malloc((2 * nodes + 2 * uses + (size_t)f->grouping->group_count + 2) * sizeof *f->first);
     f->viewed = malloc(uses);
     if (f->first == NULL || f->viewed == NULL)
         return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     f->next = f->first + nodes;
     f->user = f->next + uses;
-    f->size = f->user + uses;
+    f->members = f->user + uses;
+    f->begin = f->members + nodes;
     memset(f->first, 0xff, nodes * sizeof *f->first);
-    memset(f->size, 0, ((size_t)f->grouping->group_count + 1) * sizeof *f->size);
+    find_members(f);
     for (opq_ref n = 0; n < in->count; n++) {
         bool free_view = class_of(f, n) == OPQ_CLASS_VIEW && f->grouping->group_of[n] < 0;
         for (int k = 0; k < opq_node_at(in, n)->arity && !free_view; k++)
             add_use(f, n, opq_node_at(in, n)->operand[k]);
-        if (f->grouping->group_of[n] >= 0)
-            f->size[f->grouping->group_of[n]]++;
     }
     for (int i = 0; i < in->output_count; i++)
         add_use(f, -1, in->outputs[i]);
@@ -88,9 +106,8 @@ static opq_ref find_first(const finder *f, int32_t rows, const opq_type *weights
 {
     opq_ref found = -1;
     bool reduces = false;
-    for (opq_ref n = 0; n < f->in->count; n++) {
-        if (f->grouping->group_of[n] != rows)
-            continue;
+    for (int32_t i = f->begin[rows]; i < f->begin[rows + 1]; i++) {
+        opq_ref n = f->members[i];
         opq_class class_ = class_of(f, n);
         reduces |= class_ == OPQ_CLASS_REDUCE;
         bool fails = opq_node_divides(opq_node_at(f->in, n));
@@ -99,7 +116,7 @@ static opq_ref find_first(const finder *f, int32_t rows, const opq_type *weights
             return -1;
         for (int k = 0; k < opq_node_at(f->in, n)->arity; k++) {
             opq_ref ref = opq_strip_reshape(f->in, opq_node_at(f->in, n)->operand[k]);
-            if (class_of(f, ref) != OPQ_CLASS_MATMUL || ref == found || f->size[f->grouping->group_of[ref]] != 1 ||
+            if (class_of(f, ref) != OPQ_CLASS_MATMUL || ref == found || size_of(f, f->grouping->group_of[ref]) != 1 ||
                 !same_matrices(&opq_node_at(f->in, ref)->type, weights))
                 continue;
             if (found >= 0)
@@ -113,11 +130,9 @@ static opq_ref find_first(const finder *f, int32_t rows, const opq_type *weights
 /* What the rows make for others besides must not come back into the second product by another way: node numbers grow along every way. */
 static bool comes_back(const finder *f, int32_t rows, int32_t last)
 {
-    opq_ref end = 0;
-    for (opq_ref n = 0; n < f->in->count; n++)
-        end = f->grouping->group_of[n] == last ? n : end;
-    for (opq_ref n = 0; n < end; n++)
-        for (int32_t u = f->grouping->group_of[n] == rows ? f->first[n] : -1; u >= 0; u = f->next[u]) {
+    opq_ref end = f->members[f->begin[last + 1] - 1];
+    for (int32_t i = f->begin[rows]; i < f->begin[rows + 1]; i++)
+        for (int32_t u = f->first[f->members[i]]; u >= 0; u = f->next[u]) {
             int32_t group = f->user[u] < 0 ? rows : f->grouping->group_of[f->user[u]];
             if (group != rows && group != last && f->user[u] < end)
                 return true;
@@ -138,24 +153,22 @@ static opq_status rows_fit(const finder *f, int32_t rows, opq_ref first, opq_ref
 {
     const opq_graph *in = f->in;
     const opq_type *type = &opq_node_at(in, weights)->type;
-    opq_ref *members = malloc(2 * (size_t)f->size[rows] * sizeof *members), *stored = members + f->size[rows];
+    opq_ref *members = f->members + f->begin[rows];
+    opq_ref *stored = malloc((size_t)size_of(f, rows) * sizeof *stored);
     int count = 0;
-    if (members == NULL)
+    if (stored == NULL)
         return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     opq_lower_request request = {.graph = in,
                                  .group_of = f->grouping->group_of,
                                  .group = rows,
                                  .in_memory = f->grouping->in_memory,
                                  .members = members,
+                                 .member_count = size_of(f, rows),
                                  .stored = stored,
                                  .decided = true};
-    for (opq_ref n = 0; n < in->count; n++) {
-        if (f->grouping->group_of[n] != rows)
-            continue;
-        members[request.member_count++] = n;
-        if (!used_only_by(f, n, rows, -1))
-            stored[count++] = n;
-    }
+    for (int i = 0; i < request.member_count; i++)
+        if (!used_only_by(f, members[i], rows, -1))
+            stored[count++] = members[i];
     request.stored_count = count;
     opq_arena arena = {0};
     opq_lowered lowered;
@@ -166,7 +179,7 @@ static opq_status rows_fit(const finder *f, int32_t rows, opq_ref first, opq_ref
     for (int i = 0; i < count && *out_fit; i++)
         *out_fit = stored[i] == weights || !used_by(f, stored[i], last) || opq_lowered_walks_rows(&lowered, stored[i], 1);
     opq_arena_drop(&arena);
-    free(members);
+    free(stored);
     return status;
 }
 
@@ -186,9 +199,10 @@ static opq_status try_block(finder *f, opq_ref second)
         return OPQ_OK;
     bool fits = false;
     OPQ_TRY(rows_fit(f, rows, first, weights, last, &fits));
-    for (opq_ref n = 0; n < f->in->count && fits; n++) /* rows may stand behind the second product */
-        if (f->grouping->group_of[n] == rows || n == first)
-            f->grouping->group_of[n] = last;
+    for (int32_t i = f->begin[rows]; i < f->begin[rows + 1] && fits; i++) /* rows may stand behind the second product */
+        f->grouping->group_of[f->members[i]] = last;
+    if (fits)
+        f->grouping->group_of[first] = last;
     return OPQ_OK;
 }
 

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <time.h>
 
-enum { NODES = 3000, MORE = 4, ROUNDS = 12 };
-static const double GROWTH_MAX = 9; /* a quadratic part takes 16 */
+enum { NODES = 6000, MORE = 4, ROUNDS = 12 };
+static const double GROWTH_MAX = 7; /* a quadratic part takes 16 */
 
 static opq_ctx *ctx;
 
