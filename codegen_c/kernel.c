@@ -35,6 +35,11 @@ static void print_add(opq_c_printer *p, int i, opq_loop_role role)
 {
     const opq_stmt *stmt = &p->k->stmts[i];
     begin_line(p);
+    if (opq_op_contracts(stmt->op)) {
+        ADD(p, "v%d = %s(v%d, v%d, v%d);\n", i, stmt->dtype == OPQ_f64 ? "fma" : "fmaf", stmt->operand[0],
+            stmt->operand[1], i);
+        return;
+    }
     fold_name(p, stmt, role);
     ADD(p, "_add(&fold%d, v%d);\n", i, stmt->operand[0]);
 }
@@ -49,9 +54,13 @@ static void print_folds(opq_c_printer *p, int loop, bool behind)
         if (stmts[i].op == OPQ_STMT_loop)
             innermost = i;
     for (int i = loop + 1; i < stmts[loop].end; i++) {
-        if (!opq_op_reduces(stmts[i].op))
+        if (!opq_op_reduces(stmts[i].op) || (behind && role == OPQ_LOOP_chain))
             continue;
         begin_line(p);
+        if (role == OPQ_LOOP_chain) {
+            ADD(p, "%s v%d = 0;\n", opq_c_type((opq_dtype)stmts[i].dtype), i);
+            continue;
+        }
         if (behind) {
             ADD(p, "const %s v%d = ", opq_c_type((opq_dtype)stmts[i].dtype), i);
             fold_name(p, &stmts[i], role);

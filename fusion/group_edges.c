@@ -115,11 +115,10 @@ opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer)
     const opq_node *node = opq_node_at(g->in, consumer);
     for (int k = 0; k < node->arity; k++) {
         opq_ref ref = node->operand[k];
-        opq_matrix_view view;
         if (!opq_operand_from_memory(node, k))
             continue;
         if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
-            if (opq_node_is_free(g->in, ref) && !opq_lower_matrix(g->in, g->result.group_of, consumer, k, &view))
+            if (opq_node_is_free(g->in, ref) && !opq_lower_is_matrix(g->in, g->result.group_of, g->result.in_memory, consumer, k))
                 OPQ_TRY(store_view(g, ref, consumer));
         } else {
             ref = opq_strip_reshape(g->in, ref);

@@ -4,6 +4,7 @@
  *   map     no reduced loop
  *   row     [kept.., reduced..]: the vector axis is reduced; sums follow OPQ_TREE_lanes
  *   column  [kept.., reduced.., kept]: the vector axis is kept; sums follow OPQ_TREE_column
+ *   matmul  [batch.., m, n, k]: k is reduced, by one chain of multiply-adds
  *   index   as map, but run serially in ascending order because of a store_add_at
  *
  * The body is SSA. An instruction lives as far inside as the loops its value depends on (`depends`). Reductions split the body in
@@ -59,7 +60,7 @@ typedef struct opq_instr {
 } opq_instr;
 
 typedef struct opq_kernel {
-    uint8_t kind; /* opq_kernel_kind: map, row, column, index */
+    uint8_t kind; /* opq_kernel_kind: map, row, column, index, matmul */
     uint8_t rank;
     uint8_t reduced[OPQ_LOOP_MAX];
     int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;
@@ -88,10 +89,14 @@ static inline bool opq_instr_has_access(const opq_instr *instr)
 {
     return instr->op >= OPQ_OP_COUNT && instr->op != OPQ_INSTR_nonzero;
 }
-/* By the op alone: opq_op or opq_instr_op. */
+/* By the op alone: opq_op or opq_instr_op. A product of matrices is the sum of its operands' products: it reduces, too. */
+static inline bool opq_op_contracts(int op)
+{
+    return op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_MATMUL;
+}
 static inline bool opq_op_reduces(int op)
 {
-    return op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_REDUCE;
+    return opq_op_contracts(op) || (op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_REDUCE);
 }
 static inline bool opq_instr_reduces(const opq_instr *instr) { return opq_op_reduces(instr->op); }
 /* May find an index out of range: operand 0. */

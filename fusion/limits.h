@@ -12,7 +12,7 @@
 
 enum {
     OPQ_LOOP_MAX = 16,             /* loops of a kernel: as many as `depends` has bits */
-    OPQ_SPACE_MAX = OPQ_RANK_MAX,  /* loops before neighbours are merged: a node alone needs one per dim */
+    OPQ_SPACE_MAX = OPQ_RANK_MAX + 1, /* loops before neighbours are merged: a node alone needs one per dim, a product one more */
     OPQ_BODY_MAX = 384,            /* instructions */
     OPQ_ACCESS_MAX = OPQ_BODY_MAX, /* an instruction has at most one */
     OPQ_BUFFER_MAX = 96,           /* arguments in memory */

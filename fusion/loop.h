@@ -23,9 +23,10 @@ typedef enum opq_loop_role {
     OPQ_LOOP_serial,   /* in order */
     OPQ_LOOP_lanes,    /* independent but for folds, which combine by OPQ_TREE_lanes */
     OPQ_LOOP_column,   /* the same by OPQ_TREE_column */
+    OPQ_LOOP_chain,    /* in order; the folds are products: from +0 on, each turn adds one by a fused multiply-add */
 } opq_loop_role;
 const char *opq_loop_role_name(opq_loop_role role);
-static inline bool opq_loop_reduces(opq_loop_role role) { return role == OPQ_LOOP_lanes || role == OPQ_LOOP_column; }
+static inline bool opq_loop_reduces(opq_loop_role role) { return role >= OPQ_LOOP_lanes; }
 
 /* Statements beyond opq_op and opq_instr_op. */
 typedef enum opq_stmt_op {
@@ -81,6 +82,24 @@ opq_status opq_loops_verify(const opq_loops *loops) OPQ_MUST_CHECK;
 opq_status opq_loops_verify_bounds(const opq_loops *loops, const int64_t *dims, const int64_t *bytes) OPQ_MUST_CHECK;
 /* The arguments with which the loops run one turn of the parallel loops from the top, number `unit` in row-major order. */
 void opq_loops_unit(const opq_loops *loops, const int64_t *dims, int64_t unit, int64_t *out_dims);
+/* A tree around one product, as a matrix engine takes it: two matrices in memory, and what is made of each tile of the product. */
+typedef struct opq_contract {
+    opq_loops epilogue; /* over [m, n]; it reads the product from buffer `tile`, which comes behind the tree's buffers */
+    int64_t *dims;      /* of the epilogue, for all of one matrix */
+    int tile, product;  /* product: its statement in the tree */
+    int64_t m, n, k;
+    int batch_rank; /* the other loops, which the epilogue does not have */
+    int64_t batch_extent[OPQ_LOOP_MAX];
+    int64_t *batch_strides; /* [access of the epilogue][batch_rank] */
+    struct {
+        int buffer;
+        opq_dtype dtype;
+        int64_t offset, row_stride, column_stride, batch_stride[OPQ_LOOP_MAX];
+    } operand[2];
+} opq_contract;
+/* OPQ_UNSUPPORTED: the product is not one of two loads. `arena` holds the result. */
+opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, opq_arena *arena,
+                              opq_contract *out_contract) OPQ_MUST_CHECK;
 /* What opq_loops_print wrote, or a person: any bytes are read, and then verified, or refused with their place. `arena` holds the result. */
 opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal code. */

@@ -5,6 +5,7 @@
  *   map, index   kept loops
  *   row          kept loops { sweep { reduced loops } .. }
  *   column       kept loops but the last { last kept loop { sweep { reduced loops } .. } }
+ *   matmul       batch loops { m { n { k } } }
  */
 #include "fusion/loop.h"
 
@@ -19,7 +20,7 @@ typedef struct builder {
     int order[OPQ_LOOP_MAX], outer; /* loops from outside in; how many of them are kept */
 } builder;
 
-static const char *const role_names[] = {"parallel", "each", "vector", "serial", "lanes", "column"};
+static const char *const role_names[] = {"parallel", "each", "vector", "serial", "lanes", "column", "chain"};
 const char *opq_loop_role_name(opq_loop_role role) { return role_names[role]; }
 
 static opq_stmt *push(builder *b, int op)
@@ -107,9 +108,10 @@ static opq_loop_role role_of(const builder *b, int depth, bool folds)
     bool innermost = depth == b->kernel->rank - 1;
     if (b->kernel->kind == OPQ_KERNEL_index)
         return OPQ_LOOP_serial;
+    bool matmul = b->kernel->kind == OPQ_KERNEL_matmul, column = b->kernel->kind == OPQ_KERNEL_column;
     if (b->reduced >> l & 1 && folds)
-        return b->kernel->kind == OPQ_KERNEL_column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
-    bool lanes = b->kernel->kind == OPQ_KERNEL_column ? depth == b->outer - 1 : innermost;
+        return matmul ? OPQ_LOOP_chain : column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
+    bool lanes = column || matmul ? depth == b->outer - 1 : innermost;
     return lanes ? OPQ_LOOP_vector : b->reduced >> l & 1 ? OPQ_LOOP_each : OPQ_LOOP_parallel;
 }
 

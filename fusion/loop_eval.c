@@ -5,6 +5,7 @@
 #include "fusion/loop.h"
 #include "graph/eval.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -192,6 +193,11 @@ static opq_status eval_stmt(machine *m, int i)
     }
     if (!opq_op_reduces(stmt->op))
         return eval_op(m, stmt, &m->values[i]);
+    if (opq_op_contracts(stmt->op)) {
+        double x = operand(m, stmt, 0).f, y = operand(m, stmt, 1).f, *sum = &m->values[i].f;
+        *sum = stmt->dtype == OPQ_f64 ? fma(x, y, *sum) : (double)fmaf((float)x, (float)y, (float)*sum);
+        return OPQ_OK;
+    }
     list *l = &m->lists[i];
     OPQ_TRY(reserve(l, l->count + 1));
     l->items[l->count++] = operand(m, stmt, 0);
@@ -205,7 +211,7 @@ static void fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
 {
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &m->k->stmts[i];
-        if (!opq_op_reduces(stmt->op))
+        if (!opq_op_reduces(stmt->op) || opq_op_contracts(stmt->op))
             continue;
         opq_dtype operand = (opq_dtype)m->k->stmts[stmt->operand[0]].dtype;
         opq_fold fold = opq_op_lowering((opq_op)stmt->op)->fold;
@@ -229,6 +235,8 @@ static opq_status eval_loop(machine *m, int i)
     opq_loop_role role = (opq_loop_role)loop->role;
     int64_t extent = m->dims[loop->variable], run = extent;
     opq_status status = OPQ_OK;
+    for (int k = i + 1; k < loop->end && m->reducing == 0 && role == OPQ_LOOP_chain; k++)
+        m->values[k] = (opq_number){.f = 0};
     m->reducing += opq_loop_reduces(role);
     for (int64_t turn = 0; turn < extent && status == OPQ_OK; turn++) {
         m->index[loop->variable] = turn;

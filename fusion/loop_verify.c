@@ -63,14 +63,19 @@ static opq_status check_ewise(const verifier *v, const opq_stmt *stmt, const opq
 static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
 {
     opq_fold fold = opq_op_lowering((opq_op)stmt->op)->fold;
-    OPQ_TRY(check_operands(v, stmt, 1));
+    bool product = opq_op_contracts(stmt->op);
+    OPQ_TRY(check_operands(v, stmt, product ? 2 : 1));
     const opq_stmt *loop = v->depth ? &v->k->stmts[v->open[v->depth - 1]] : NULL;
     NEED(loop && opq_loop_reduces((opq_loop_role)loop->role), "a reduction outside of reducing loops");
     for (int i = v->at; i < loop->end; i++)
         NEED(v->k->stmts[i].op != OPQ_STMT_loop, "a reduction around a loop");
+    NEED(product == (loop->role == OPQ_LOOP_chain), "products stand in chains, and nothing else does");
     opq_dtype operand = operand_dtype(v, stmt, 0), result = (opq_dtype)stmt->dtype;
     bool arg = fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin, logic = fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
     NEED(!is_raw(operand) && !is_raw(result), "raw words are not computed with");
+    NEED(!product || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats");
+    for (int o = 0; o < 2 && product; o++)
+        NEED(operand_dtype(v, stmt, o) == result, "an operand of another dtype");
     NEED(!arg || result == OPQ_i64, "an index is i64");
     NEED(!logic || result == OPQ_bool, "the result is bool");
     NEED((fold != OPQ_FOLD_max && fold != OPQ_FOLD_min) || result == operand, "an operand of another dtype");
@@ -98,7 +103,8 @@ static opq_status check_op(const verifier *v, const opq_stmt *stmt)
             NEED(operand_dtype(v, stmt, o) == OPQ_i64, "an operand of another dtype");
         return OPQ_OK;
     case OPQ_CLASS_EWISE: return check_ewise(v, stmt, info);
-    case OPQ_CLASS_REDUCE: return check_fold(v, stmt);
+    case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_MATMUL: return check_fold(v, stmt);
     default: return refuse(v, "this op does not stand in a kernel");
     }
 }
@@ -174,7 +180,7 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     bool reduces = opq_loop_reduces((opq_loop_role)loop->role);
     bool inner = around && opq_loop_reduces((opq_loop_role)around->role);
     NEED(loop->end > at && loop->end <= to, "a loop that ends elsewhere");
-    NEED(loop->role <= OPQ_LOOP_column, "no such role");
+    NEED(loop->role <= OPQ_LOOP_chain, "no such role");
     NEED(loop->variable < v->k->rank && !(v->running >> loop->variable & 1), "this variable has a loop already");
     NEED(!inner || (loop->role == around->role && loop->end == around->end),
          "in a reducing loop stands one of its kind, as the last");

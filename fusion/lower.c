@@ -61,7 +61,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     state->at = -1;
     state->at_node = -1;
     memset(state->bucket, 0xff, sizeof state->bucket);
-    out_lowered->matmul = out_lowered->tile = -1;
+    out_lowered->matmul = -1;
 
     if (!opq_lower_idle(request)) /* else: no loops, no instructions, and any nodes go together */
         state->refusal = opq_lower_space(state);

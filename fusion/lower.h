@@ -53,11 +53,7 @@ typedef struct opq_lowered {
     opq_ref *buffers;
     opq_ref *scalars;
     int64_t *dims;
-    opq_ref matmul; /* the group's matmul, or -1; its tile is buffer `tile` with loops [m, n] */
-    int tile;
-    int batch_rank; /* matmul: leading loops of `dims` extents that are batch, see runtime/plan.c */
-    int64_t batch_extent[OPQ_LOOP_MAX];
-    int64_t *batch_strides; /* [access][batch_rank] */
+    opq_ref matmul; /* the group's, or -1 */
     bool serial;
     int64_t row_count; /* elements of a row: product of reduced extents */
 } opq_lowered;
@@ -76,14 +72,8 @@ bool opq_block_is_causal(const opq_graph *graph, opq_ref begin, opq_ref end, opq
 /* Free nodes never are a kernel's own: they are followed wherever they are used. */
 bool opq_node_is_free(const opq_graph *graph, opq_ref ref);
 
-/* How a matmul reads an operand: strides of the batch, row and column dims over a dense buffer. */
-typedef struct opq_matrix_view {
-    opq_ref memory;
-    int64_t offset, row_stride, column_stride;
-    int64_t batch_stride[OPQ_RANK_MAX]; /* per batch dim of the result */
-} opq_matrix_view;
-/* False: the operand must be copied to dense memory first. */
-bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand,
-                      opq_matrix_view *out_view);
+/* Can a product read its operand from memory, through the views before it? Else they are stored. (fusion/lower_product.c) */
+bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory, opq_ref matmul,
+                         int operand);
 
 #endif

@@ -116,7 +116,7 @@ static int emit_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dt
     return opq_lower_push(state, &cast);
 }
 
-static int emit_load(opq_lower_state *state, opq_ref memory, const opq_affine *linear)
+int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *linear)
 {
     const opq_type *type = &opq_node_at(state->graph, memory)->type;
     bool indirect = linear->coef[OPQ_AT] != 0;
@@ -334,29 +334,9 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
     return result;
 }
 
-/* The matmul's own element at (batch, m, n): only where the loops are its dims, in order. */
-static int emit_tile(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
-{
-    const opq_node *node = opq_node_at(state->graph, ref);
-    opq_affine linear = opq_affine_linear(map, &node->type);
-    int64_t stride = 1;
-    for (int l = state->space.rank - 1; l >= 0; l--) {
-        if (state->space.extent[l] != 1 && linear.coef[l] != stride)
-            return refuse(state, OPQ_REFUSAL_space);
-        stride *= state->space.extent[l];
-    }
-    opq_dtype tile_dtype = opq_compute_dtype(node->type.dtype);
-    opq_instr load = opq_lower_blank(OPQ_INSTR_load, tile_dtype);
-    load.access = (int16_t)opq_lower_access(state, ref, tile_dtype, false, &linear);
-    if (load.access < 0)
-        return -1;
-    state->out->tile = state->accesses[load.access].buffer;
-    return opq_lower_push(state, &load);
-}
-
 static bool is_stored(const opq_lower_state *state, opq_ref ref)
 {
-    return state->request->group_of[ref] >= 0 || (state->request->in_memory && state->request->in_memory[ref]);
+    return opq_lower_has_memory(state->request->group_of, state->request->in_memory, ref);
 }
 
 static int emit_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
@@ -374,7 +354,7 @@ static int emit_view(opq_lower_state *state, const opq_node *node, const opq_ind
     bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
     if (class_ == OPQ_CLASS_VIEW || class_ == OPQ_CLASS_IOTA)
         memory = is_stored(state, source) && state->request->group_of[source] != state->request->group;
-    return memory ? emit_load(state, source, &linear) : refuse(state, OPQ_REFUSAL_view);
+    return memory ? opq_lower_load(state, source, &linear) : refuse(state, OPQ_REFUSAL_view);
 }
 
 static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
@@ -413,7 +393,7 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
         break;
     case OPQ_CLASS_MATMUL:
         if (member)
-            return emit_tile(state, ref, map);
+            return opq_lower_product(state, ref, map);
         break;
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_UPDATE:
@@ -427,7 +407,7 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
         break;
     }
     linear = opq_affine_linear(map, &node->type);
-    return emit_load(state, ref, &linear);
+    return opq_lower_load(state, ref, &linear);
 }
 
 /* A node may be read at many places, sliced or at indices: then these differ in offsets or in the index. */

@@ -36,7 +36,10 @@ static bool walk_as_one(const opq_lower_state *state, const loops *l, int outer,
     return true;
 }
 
-static bool keeps_single_turn(uint8_t role) { return role == OPQ_ROLE_m || role == OPQ_ROLE_n; }
+static bool keeps_single_turn(uint8_t role)
+{
+    return role == OPQ_ROLE_m || role == OPQ_ROLE_n || role == OPQ_ROLE_k;
+}
 
 /* Loops of more than one turn in fine order, neighbours of one role merged. */
 static void merge_loops(opq_lower_state *state, loops *out)
@@ -130,21 +133,9 @@ static int count_role(const loops *l, uint8_t role)
     return count;
 }
 
-/* With a 2-d right operand the batch dims are more rows, if the left operand and every epilogue access walk them as rows. */
-static bool merge_batch(opq_lower_state *state)
+/* The batch dims are more rows, if every access walks them as rows: the right operand not at all. */
+static void merge_batch(opq_lower_state *state)
 {
-    const opq_node *node = opq_node_at(state->graph, state->out->matmul);
-    opq_matrix_view a;
-    int batch = node->type.rank - 2;
-    if (batch == 0 || opq_node_at(state->graph, node->operand[1])->type.rank != 2 ||
-        !opq_lower_matrix(state->graph, state->request->group_of, state->out->matmul, 0, &a))
-        return false;
-    int64_t step = a.row_stride * node->type.size[batch];
-    for (int d = batch - 1; d >= 0; d--) {
-        if (node->type.size[d] != 1 && a.batch_stride[d] != step)
-            return false;
-        step *= node->type.size[d];
-    }
     uint8_t before[OPQ_SPACE_MAX];
     memcpy(before, state->role, sizeof before);
     for (int l = 0; l < state->space.rank; l++)
@@ -152,36 +143,16 @@ static bool merge_batch(opq_lower_state *state)
             state->role[l] = OPQ_ROLE_m;
     loops merged;
     merge_loops(state, &merged);
-    if (count_role(&merged, OPQ_ROLE_m) == 1)
-        return true;
-    memcpy(state->role, before, sizeof before);
-    return false;
+    if (count_role(&merged, OPQ_ROLE_m) != 1)
+        memcpy(state->role, before, sizeof before);
 }
 
-static opq_status order_matmul(opq_lower_state *state, loops *out)
+static void order_matmul(opq_lower_state *state, loops *out)
 {
-    loops in;
     merge_batch(state);
-    merge_loops(state, &in);
-    if (count_role(&in, OPQ_ROLE_m) != 1 || count_role(&in, OPQ_ROLE_n) != 1) {
+    merge_loops(state, out);
+    if (count_role(out, OPQ_ROLE_m) != 1 || count_role(out, OPQ_ROLE_n) != 1 || count_role(out, OPQ_ROLE_k) != 1)
         refuse(state, OPQ_REFUSAL_view);
-        return OPQ_OK;
-    }
-    opq_lowered *lowered = state->out;
-    int batch = count_role(&in, OPQ_ROLE_batch);
-    lowered->batch_rank = batch;
-    lowered->batch_strides = opq_arena_alloc(state->arena, (size_t)(batch * state->access_count + 1) * sizeof(int64_t));
-    if (lowered->batch_strides == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
-    for (int i = 0; i < batch; i++) {
-        lowered->batch_extent[i] = in.extent[i];
-        for (int a = 0; a < state->access_count; a++)
-            lowered->batch_strides[a * batch + i] = coef(state, a, in.source[i]);
-    }
-    out->count = 0;
-    take_role(out, &in, OPQ_ROLE_m);
-    take_role(out, &in, OPQ_ROLE_n);
-    return OPQ_OK;
 }
 
 /* ---- instructions */
@@ -303,26 +274,29 @@ opq_status opq_lower_finish(opq_lower_state *state)
 {
     opq_kernel *kernel = &state->kernel;
     loops l = {0};
-    bool reduces = false;
+    bool reduces = false, matmul = state->out->matmul >= 0;
     state->out->row_count = 1;
-    for (int i = 0; i < state->space.rank; i++) {
+    for (int i = 0; i < state->space.rank && !matmul; i++) {
         reduces = reduces || state->space.reduced[i];
         state->out->row_count *= state->space.reduced[i] ? state->space.extent[i] : 1;
     }
-    if (state->out->matmul >= 0)
-        OPQ_TRY(order_matmul(state, &l));
+    if (matmul)
+        order_matmul(state, &l);
     else if (reduces && state->column)
         order_column(state, &l);
     else if (reduces)
         order_row(state, &l);
     else
         merge_loops(state, &l);
+    if (matmul && state->buffer_count == OPQ_BUFFER_MAX) /* its epilogue has one more: the tile */
+        refuse(state, OPQ_REFUSAL_buffers);
     if (l.count == 0)
         need_loop(&l, OPQ_ROLE_kept);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
 
-    kernel->kind = reduces              ? (state->column ? OPQ_KERNEL_column : OPQ_KERNEL_row)
+    kernel->kind = matmul               ? OPQ_KERNEL_matmul
+                   : reduces            ? (state->column ? OPQ_KERNEL_column : OPQ_KERNEL_row)
                    : state->out->serial ? OPQ_KERNEL_index
                                         : OPQ_KERNEL_map;
     kernel->rank = (uint8_t)l.count;
@@ -332,7 +306,8 @@ opq_status opq_lower_finish(opq_lower_state *state)
     kernel->access_count = (int16_t)state->access_count;
     kernel->instr_count = (int16_t)state->instr_count;
     for (int i = 0; i < l.count; i++)
-        kernel->reduced[i] = l.role[i] == OPQ_ROLE_reduced_outer || l.role[i] == OPQ_ROLE_reduced_inner;
+        kernel->reduced[i] = l.role[i] == OPQ_ROLE_reduced_outer || l.role[i] == OPQ_ROLE_reduced_inner ||
+                             l.role[i] == OPQ_ROLE_k;
     set_strides(state, kernel, &l);
     kernel->instrs = state->instrs;
     set_depends(state, kernel);
@@ -350,53 +325,4 @@ opq_status opq_lower_finish(opq_lower_state *state)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
     OPQ_TRY(copy_out(state, &l));
     return state->request->decided ? opq_loops_build(kernel, state->arena, &state->out->loops) : OPQ_OK;
-}
-
-bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref matmul, int operand,
-                      opq_matrix_view *out_view)
-{
-    const opq_node *node = opq_node_at(graph, matmul);
-    opq_ref ref = node->operand[operand];
-    opq_type type = opq_node_at(graph, ref)->type;
-    int batch = node->type.rank - 2, rank = type.rank;
-    bool transposed = opq_node_int(node, operand == 0 ? OPQ_ATTR_transpose_a : OPQ_ATTR_transpose_b, 0) != 0;
-    if (batch + 2 > OPQ_SPACE_MAX)
-        return false;
-    opq_space space = {.rank = batch + 2};
-    opq_index_map map, next;
-    memset(&map, 0, sizeof map);
-    for (int b = 0; b < batch; b++)
-        space.extent[b] = node->type.size[b];
-    space.extent[batch] = type.size[rank - (transposed ? 1 : 2)];
-    space.extent[batch + 1] = type.size[rank - (transposed ? 2 : 1)];
-    for (int d = 0; d < rank - 2; d++)
-        if (type.size[d] != 1)
-            map.dim[d].coef[batch - (rank - 2) + d] = 1;
-    map.dim[rank - (transposed ? 1 : 2)].coef[batch] = 1;
-    map.dim[rank - (transposed ? 2 : 1)].coef[batch + 1] = 1;
-
-    opq_affine linear = opq_affine_linear(&map, &type);
-    bool exact = true;
-    while (opq_node_class(opq_node_at(graph, ref)) == OPQ_CLASS_VIEW && group_of[ref] < 0) {
-        const opq_node *view = opq_node_at(graph, ref);
-        ref = view->operand[0];
-        if (!exact && view->op == OPQ_OP_reshape) /* the same dense elements */
-            continue;
-        if (!exact)
-            return false;
-        exact = opq_affine_view(graph, view, &map, &space, &next, &linear) == OPQ_THROUGH_map;
-        map = next;
-        if (exact)
-            linear = opq_affine_linear(&map, &opq_node_at(graph, ref)->type);
-    }
-    if (opq_node_is_free(graph, ref) && group_of[ref] < 0)
-        return false;
-    memset(out_view, 0, sizeof *out_view);
-    out_view->memory = ref;
-    out_view->offset = linear.offset;
-    out_view->row_stride = linear.coef[batch];
-    out_view->column_stride = linear.coef[batch + 1];
-    for (int b = 0; b < batch; b++)
-        out_view->batch_stride[b] = linear.coef[b];
-    return true;
 }

@@ -435,7 +435,7 @@ static bool complete_reduced(opq_lower_state *state)
     return true;
 }
 
-/* Loops of a matmul are [batch.., m, n]; extents of 1 keep their loop. */
+/* Loops of a matmul are [batch.., m, n, k]; extents of 1 keep their loop. */
 static bool make_matmul_space(opq_lower_state *state, opq_ref root)
 {
     const opq_node *node = opq_node_at(state->graph, root);
@@ -444,10 +444,13 @@ static bool make_matmul_space(opq_lower_state *state, opq_ref root)
     opq_space *space = &state->space;
     int64_t n = node->type.size[node->type.rank - 1], m = node->type.size[node->type.rank - 2], inside = 1;
     opq_space fine = *space;
-    int l = fine.rank - 1, at = OPQ_SPACE_MAX - 1;
+    int l = fine.rank - 1, at = OPQ_SPACE_MAX - 2; /* the last is k */
     int64_t extent[OPQ_SPACE_MAX];
     uint8_t role[OPQ_SPACE_MAX];
     const int64_t want[2] = {n, m};
+    const opq_type *left = &opq_node_at(state->graph, node->operand[0])->type;
+    extent[at + 1] = left->size[left->rank - (opq_node_int(node, OPQ_ATTR_transpose_a, 0) ? 2 : 1)];
+    role[at + 1] = OPQ_ROLE_k;
     for (int step = 0; step < 2; step++, inside = 1) {
         uint8_t this_role = step == 0 ? OPQ_ROLE_n : OPQ_ROLE_m;
         if (want[step] == 1) {
@@ -473,7 +476,7 @@ static bool make_matmul_space(opq_lower_state *state, opq_ref root)
     for (int i = 0; i < space->rank; i++) {
         space->extent[i] = extent[at + 1 + i];
         state->role[i] = role[at + 1 + i];
-        space->reduced[i] = false;
+        space->reduced[i] = state->role[i] == OPQ_ROLE_k;
     }
     return true;
 }

@@ -46,7 +46,8 @@ typedef enum opq_role {
     OPQ_ROLE_inner_kept,
     OPQ_ROLE_batch,
     OPQ_ROLE_m,
-    OPQ_ROLE_n
+    OPQ_ROLE_n,
+    OPQ_ROLE_k
 } opq_role;
 
 /* lower_stored.c. A stored view of a member: permutations and reshapes from `base`, the first one first. */
@@ -64,9 +65,15 @@ opq_refusal opq_lower_space(opq_lower_state *state);
 
 /* lower_body.c: instructions for node `ref` under `map`; -1 with state->refusal set. */
 int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
+int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *linear);
 int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
 opq_instr opq_lower_blank(int op, opq_dtype dtype);
+
+/* lower_product.c: the product at `map`. */
+int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
+/* Is there memory for its value, or will there be when grouping is over? */
+bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref);
 
 /* lower_loops.c: drops, merges and orders loops, fixes strides, sweeps and spills; fills state->out. */
 opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;

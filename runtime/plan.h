@@ -32,17 +32,13 @@ typedef struct opq_storage {
 } opq_storage;
 
 typedef struct opq_matmul_step {
-    int64_t m, n, k, batch; /* batch: what one engine call takes */
-    int outer_rank;         /* loops over calls around it */
+    opq_contract contract;
+    int64_t batch;  /* what one engine call takes */
+    int outer_rank; /* loops over calls around it */
     int64_t outer_extent[OPQ_LOOP_MAX];
-    int32_t operand[2];   /* storage */
     opq_matrix matrix[2]; /* data unset */
-    int64_t offset[2], outer_stride[2][OPQ_LOOP_MAX];
+    int64_t outer_stride[2][OPQ_LOOP_MAX];
     opq_dtype dtype; /* accumulation */
-    int tile;        /* buffer argument that is the tile */
-    int batch_rank;  /* of the epilogue's access strides */
-    int64_t batch_extent[OPQ_LOOP_MAX];
-    const int64_t *batch_strides;
 } opq_matmul_step;
 
 typedef struct opq_step opq_step;
@@ -51,7 +47,7 @@ typedef struct opq_step opq_step;
  * stays in cache has a number below -1 in place of a storage. */
 typedef struct opq_block {
     opq_step *rows;         /* unit u of its loops is row u of both */
-    opq_matmul_step *first; /* its result is buffer `scores` of the rows; buffer `weights` is the second's left operand */
+    opq_step *first; /* a product: buffer `scores` of the rows; their buffer `weights` is the second's left operand */
     int scores, weights;
     bool in_place;   /* weights take the place of the scores */
     int64_t count;   /* of rows */
@@ -75,12 +71,12 @@ typedef struct opq_check {
 struct opq_step {
     opq_kernel_kind kind;
     opq_loops loops;      /* none for an extern call */
-    const opq_code *code; /* NULL: the loops are evaluated */
+    const opq_code *code; /* of the loops, or of the epilogue; NULL: the loops are evaluated */
     int64_t *dims;
     int32_t *buffers;           /* storage per kernel argument */
     int32_t *scalars;           /* slot per kernel scalar */
     int32_t copy_from, copy_to; /* storage copied before, -1: none */
-    opq_matmul_step *matmul;
+    opq_matmul_step *matmul; /* the loops are a product that the engine makes */
     opq_block *block;
     void *payload; /* extern: the host's */
     int32_t *operands, *results;
@@ -91,6 +87,12 @@ struct opq_step {
     const opq_check *checks; /* what an error of the kernel may be about */
     int check_count;
 };
+
+/* What its code was made of. */
+static inline const opq_loops *opq_step_code_loops(const opq_step *step)
+{
+    return step->matmul ? &step->matmul->contract.epilogue : &step->loops;
+}
 
 typedef struct opq_plan {
     atomic_int refs;

@@ -151,12 +151,15 @@ static opq_status list_storages(parts *b, opq_step *step)
 {
     const opq_step *rows = b->block->rows;
     int count = rows->loops.buffer_count;
-    step->operands = opq_arena_alloc(&b->p->plan->arena, (2 * (size_t)count + 2) * sizeof *step->operands);
+    const opq_step *first = b->block->first;
+    int room = count + first->loops.buffer_count;
+    step->operands = opq_arena_alloc(&b->p->plan->arena, ((size_t)room + (size_t)count) * sizeof *step->operands);
     if (step->operands == NULL)
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    step->results = step->operands + count + 2;
-    for (int k = 0; k < 2; k++)
-        step->operands[step->operand_count++] = b->block->first->operand[k];
+    step->results = step->operands + room;
+    for (int i = 0; i < first->loops.buffer_count; i++)
+        if (first->buffers[i] >= 0)
+            step->operands[step->operand_count++] = first->buffers[i];
     for (int i = 0; i < count; i++)
         if (rows->buffers[i] >= 0 && rows->loops.written[i])
             step->results[step->result_count++] = rows->buffers[i];
@@ -169,15 +172,13 @@ static opq_status build(parts *b, opq_step *step)
 {
     opq_planner *p = b->p;
     opq_lowered lowered;
-    opq_step first = {.name = step->name, .copy_from = -1, .copy_to = -1};
     OPQ_TRY(number_locals(b));
     OPQ_TRY(bind_rows(b));
     bool dry = p->dry;
     p->dry = true; /* its result stays as it is: no code */
-    opq_status status = opq_planner_lower(p, b->kernel, b->rows + 1, &b->first, 1, &lowered, &first);
+    opq_status status = opq_planner_lower(p, b->kernel, b->rows + 1, &b->first, 1, &lowered, b->block->first);
     p->dry = dry;
     OPQ_TRY(status);
-    b->block->first = first.matmul;
     b->stored_count = 0;
     for (opq_ref n = b->begin; n < b->end; n++)
         if (p->stored[n] && p->group_of[n] == b->kernel)
@@ -185,9 +186,9 @@ static opq_status build(parts *b, opq_step *step)
     if (b->stored_count == 0)
         return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", step->name);
     OPQ_TRY(opq_planner_lower(p, b->kernel, b->kernel, b->stored, b->stored_count, &lowered, step));
-    step->bytes_read += b->block->rows->bytes_read + first.bytes_read;
+    step->bytes_read += b->block->rows->bytes_read + b->block->first->bytes_read;
     step->bytes_written += b->block->rows->bytes_written;
-    step->flops += b->block->rows->flops + first.flops;
+    step->flops += b->block->rows->flops + b->block->first->flops;
     return list_storages(b, step);
 }
 
@@ -199,15 +200,16 @@ opq_status opq_plan_block_step(opq_planner *p, int32_t kernel, opq_step *step)
                .end = group->first + group->count,
                .kernel = kernel,
                .rows = p->graph->kernel_count};
-    b.block = opq_arena_alloc(&p->plan->arena, sizeof *b.block + sizeof *b.block->rows);
+    b.block = opq_arena_alloc(&p->plan->arena, sizeof *b.block + 2 * sizeof *b.block->rows);
     b.stored = malloc((size_t)group->count * sizeof *b.stored);
     if (b.block == NULL || b.stored == NULL) {
         free(b.stored);
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     }
-    memset(b.block, 0, sizeof *b.block + sizeof *b.block->rows);
+    memset(b.block, 0, sizeof *b.block);
     b.block->rows = (opq_step *)(b.block + 1);
-    *b.block->rows = (opq_step){.name = step->name, .copy_from = -1, .copy_to = -1};
+    b.block->first = b.block->rows + 1;
+    *b.block->rows = *b.block->first = (opq_step){.name = step->name, .copy_from = -1, .copy_to = -1};
     split(&b);
     opq_status status = build(&b, step);
     for (opq_ref n = b.begin; n < b.end; n++)

@@ -77,15 +77,15 @@ static int64_t access_bytes(const opq_step *step, int access)
 }
 
 /* A buffer is read or written as much as its accesses walk of it, at most whole. */
-static void count_bytes(opq_planner *p, opq_step *step, int64_t batch)
+static void count_bytes(opq_planner *p, opq_step *step)
 {
     const opq_loops *k = &step->loops;
     for (int b = 0; b < k->buffer_count; b++) {
         int64_t bytes = 0;
         for (int a = 0; a < k->access_count; a++)
             if (k->accesses[a].buffer == b)
-                bytes += access_bytes(step, a) * batch;
-        if (step->buffers[b] < 0) /* a tile, or a row that stays in cache */
+                bytes += access_bytes(step, a);
+        if (step->buffers[b] < 0) /* a row that stays in cache */
             continue;
         int64_t limit = p->plan->storage[step->buffers[b]].bytes;
         bytes = bytes > limit ? limit : bytes;
@@ -103,90 +103,52 @@ static int64_t count_flops(const opq_step *step, int from, int to)
             flops += step->dims[stmt->variable] * count_flops(step, i + 1, stmt->end);
             i = stmt->end - 1;
         }
-        flops += stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0;
+        flops += stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0 ? 1 + opq_op_contracts(stmt->op) : 0;
     }
     return flops;
 }
 
-static void count_work(opq_planner *p, opq_step *step, int64_t batch)
-{
-    count_bytes(p, step, batch);
-    step->flops += batch * count_flops(step, 0, step->loops.stmt_count);
-}
-
 /* ---- matmul */
 
-/* Batch dims, innermost first, that both operands walk as one go to the engine as its batch; the rest are loops of calls. */
-static void split_batch(opq_matmul_step *matmul, const opq_type *type, const opq_matrix_view view[2])
+/* Batch loops, innermost first, that both operands walk as one go to the engine as its batch; the rest are loops of calls. */
+static void split_batch(opq_matmul_step *matmul)
 {
-    int batch = type->rank - 2, d = batch - 1;
+    const opq_contract *c = &matmul->contract;
+    int b = c->batch_rank - 1;
     matmul->batch = 1;
-    int64_t step[2] = {0, 0};
-    for (; d >= 0; d--) {
-        if (type->size[d] == 1)
-            continue;
-        bool first = matmul->batch == 1;
-        if (!first &&
-            (view[0].batch_stride[d] != step[0] * matmul->batch || view[1].batch_stride[d] != step[1] * matmul->batch))
-            break;
-        if (first) {
-            step[0] = view[0].batch_stride[d];
-            step[1] = view[1].batch_stride[d];
+    for (; b >= 0; b--) {
+        bool first = matmul->batch == 1, as_one = true;
+        for (int o = 0; o < 2; o++) {
+            if (first)
+                matmul->matrix[o].batch_stride = c->operand[o].batch_stride[b];
+            as_one = as_one && c->operand[o].batch_stride[b] == matmul->matrix[o].batch_stride * matmul->batch;
         }
-        matmul->batch *= type->size[d];
+        if (!first && !as_one)
+            break;
+        matmul->batch *= c->batch_extent[b];
     }
-    matmul->matrix[0].batch_stride = step[0];
-    matmul->matrix[1].batch_stride = step[1];
-    for (int outer = 0; outer <= d; outer++) {
-        if (type->size[outer] == 1)
-            continue;
-        int at = matmul->outer_rank++;
-        matmul->outer_extent[at] = type->size[outer];
-        matmul->outer_stride[0][at] = view[0].batch_stride[outer];
-        matmul->outer_stride[1][at] = view[1].batch_stride[outer];
+    for (int outer = 0; outer <= b; outer++) {
+        matmul->outer_extent[outer] = c->batch_extent[outer];
+        for (int o = 0; o < 2; o++)
+            matmul->outer_stride[o][outer] = c->operand[o].batch_stride[outer];
     }
+    matmul->outer_rank = b + 1;
 }
 
-static opq_status bind_matmul(opq_planner *p, const opq_lowered *lowered, opq_step *step)
+static opq_status bind_matmul(opq_planner *p, opq_step *step)
 {
     opq_matmul_step *matmul = opq_arena_alloc(&p->plan->arena, sizeof *matmul);
-    const opq_node *node = opq_node_at(p->graph, lowered->matmul);
-    opq_matrix_view view[2];
     if (matmul == NULL)
         return out_of_memory();
+    memset(matmul, 0, sizeof *matmul);
     step->matmul = matmul;
-    for (int k = 0; k < 2; k++) {
-        if (!opq_lower_matrix(p->graph, p->group_of, lowered->matmul, k, &view[k]))
-            return opq_fail(OPQ_INTERNAL, "plan: matmul operand is not a matrix in memory");
-        matmul->operand[k] = opq_planner_storage(p, view[k].memory);
-        if (matmul->operand[k] == -1)
-            return opq_fail(OPQ_INTERNAL, "plan: operand %%%d of matmul %%%d is not in memory", view[k].memory,
-                            lowered->matmul);
-        matmul->offset[k] = view[k].offset;
-        matmul->matrix[k] = (opq_matrix){.row_stride = view[k].row_stride,
-                                         .column_stride = view[k].column_stride,
-                                         .dtype = opq_node_at(p->graph, view[k].memory)->type.dtype};
-    }
-    const opq_type *a = &opq_node_at(p->graph, node->operand[0])->type;
-    matmul->dtype = opq_node_at(p->graph, lowered->matmul)->type.dtype == OPQ_f64 ? OPQ_f64 : OPQ_f32;
-    matmul->k = a->size[a->rank - (opq_node_int(node, OPQ_ATTR_transpose_a, 0) ? 2 : 1)];
-    matmul->m = step->dims[0];
-    matmul->n = step->dims[1];
-    matmul->tile = lowered->tile;
-    matmul->batch_rank = lowered->batch_rank;
-    matmul->batch_strides = lowered->batch_strides;
-    memcpy(matmul->batch_extent, lowered->batch_extent, sizeof matmul->batch_extent);
-    int64_t batch = 1;
-    matmul->batch = 1;
-    for (int i = 0; i < lowered->batch_rank; i++)
-        batch *= lowered->batch_extent[i];
-    bool merged = matmul->m != node->type.size[node->type.rank - 2];
-    if (!merged)
-        split_batch(matmul, &node->type, view);
-    for (int k = 0; k < 2; k++)
-        step->bytes_read += matmul->operand[k] < 0 ? 0 : opq_type_bytes(&opq_node_at(p->graph, node->operand[k])->type);
-    step->flops += 2 * batch * matmul->m * matmul->n * matmul->k;
-    count_work(p, step, batch);
+    OPQ_TRY(opq_loops_contract(&step->loops, step->dims, &p->plan->arena, &matmul->contract));
+    for (int o = 0; o < 2; o++)
+        matmul->matrix[o] = (opq_matrix){.row_stride = matmul->contract.operand[o].row_stride,
+                                         .column_stride = matmul->contract.operand[o].column_stride,
+                                         .dtype = matmul->contract.operand[o].dtype};
+    matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
+    split_batch(matmul);
     return OPQ_OK;
 }
 
@@ -200,8 +162,8 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     if (step->buffers == NULL || step->scalars == NULL)
         return out_of_memory();
     for (int i = 0; i < step->loops.buffer_count; i++) {
-        step->buffers[i] = i == lowered->tile ? -1 : p->storage_of[lowered->buffers[i]];
-        if (step->buffers[i] == -1 && i != lowered->tile)
+        step->buffers[i] = opq_planner_storage(p, lowered->buffers[i]);
+        if (step->buffers[i] == -1)
             return opq_fail(OPQ_INTERNAL, "plan: %%%d is read from memory but never stored", lowered->buffers[i]);
     }
     for (int i = 0; i < step->loops.scalar_count; i++)
@@ -212,7 +174,7 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
 static opq_status check_bounds(const opq_planner *p, const opq_step *step)
 {
     int64_t bytes[OPQ_BUFFER_MAX];
-    for (int i = 0; i < step->loops.buffer_count; i++) /* tiles and rows that stay in cache are none of the plan's */
+    for (int i = 0; i < step->loops.buffer_count; i++) /* rows that stay in cache are none of the plan's */
         bytes[i] = step->buffers[i] >= 0 ? p->plan->storage[step->buffers[i]].bytes : INT64_MAX;
     return opq_loops_verify_bounds(&step->loops, step->dims, bytes);
 }
@@ -244,15 +206,16 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
     step->loops.name = step->name;
     step->dims = out_lowered->dims;
     OPQ_TRY(bind_arguments(p, out_lowered, step));
-    if (out_lowered->matmul >= 0)
-        OPQ_TRY(bind_matmul(p, out_lowered, step));
-    else
-        count_work(p, step, 1);
+    count_bytes(p, step);
+    step->flops += count_flops(step, 0, step->loops.stmt_count);
     OPQ_TRY(check_bounds(p, step));
+    if (out_lowered->matmul >= 0)
+        OPQ_TRY(bind_matmul(p, step));
     if (p->dry)
         return OPQ_OK;
-    return p->runtime->run_loops ? opq_loops_verify(&step->loops)
-                                 : opq_codegen(p->runtime->jit, &step->loops, &step->code, &step->fresh);
+    return p->runtime->run_loops
+               ? opq_loops_verify(&step->loops)
+               : opq_codegen(p->runtime->jit, opq_step_code_loops(step), &step->code, &step->fresh);
 }
 
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)

@@ -29,8 +29,6 @@ static void find_lifetimes(opq_plan *plan)
             live_at(plan, step->operands[i], s);
         for (int i = 0; i < step->result_count; i++)
             live_at(plan, step->results[i], s);
-        for (int i = 0; step->matmul && i < 2; i++)
-            live_at(plan, step->matmul->operand[i], s);
         live_at(plan, step->copy_from, s);
         live_at(plan, step->copy_to, s);
     }
@@ -91,11 +89,9 @@ static void rename_all(opq_planner *p)
         opq_step *step = &p->plan->steps[s];
         rename_list(p, step->buffers, step->loops.buffer_count);
         rename_list(p, step->operands, step->operand_count);
-        if (step->matmul)
-            rename_list(p, step->matmul->operand, 2);
         if (step->block) {
             rename_list(p, step->block->rows->buffers, step->block->rows->loops.buffer_count);
-            rename_list(p, step->block->first->operand, 2);
+            rename_list(p, step->block->first->buffers, step->block->first->loops.buffer_count);
         }
         rename_list(p, &step->copy_from, 1); /* results and copies become nothing else */
     }

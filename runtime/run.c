@@ -125,7 +125,9 @@ static opq_status value_error(const opq_run_state *run, const opq_step *step, co
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
-    const opq_stmt *stmt = &step->loops.stmts[error[0] - 1];
+    const opq_loops *loops = step->code ? opq_step_code_loops(step) : &step->loops;
+    const int64_t *dims = step->code && step->matmul ? step->matmul->contract.dims : step->dims;
+    const opq_stmt *stmt = &loops->stmts[error[0] - 1];
     const opq_step *shown = step_with_lines(run, step);
     const opq_check *check = NULL;
     for (int i = 0; i < shown->check_count; i++)
@@ -136,7 +138,7 @@ static opq_status value_error(const opq_run_state *run, const opq_step *step, co
                         (long long)error[0] - 1);
     if (check->divides)
         return opq_fail(OPQ_INVALID, "%s: ZeroDivisionError", check->text);
-    int64_t extent = step->dims[opq_dims_of(step->loops.rank, stmt->access) + 2 + step->loops.rank];
+    int64_t extent = dims[opq_dims_of(loops->rank, stmt->access) + 2 + loops->rank];
     return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
                     "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s", check->text,
                     (long long)error[1], check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
@@ -160,7 +162,7 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
         return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
     }
     OPQ_TRY(step->block    ? opq_run_block(run, step, &error)
-            : step->matmul ? opq_run_matmul(run, step, &error)
+            : step->matmul && step->code ? opq_run_matmul(run, step, &error)
                            : run_kernel(run, step, &error));
     return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);
 }
@@ -175,8 +177,6 @@ static bool needs_bad(const opq_run_state *run, const opq_step *step)
                       (!step->loops.written[i] || step->kind == OPQ_KERNEL_update || step->kind == OPQ_KERNEL_index));
     for (int i = 0; i < step->operand_count; i++)
         bad = bad || run->bad[step->operands[i]];
-    for (int i = 0; step->matmul && i < 2; i++)
-        bad = bad || (step->matmul->operand[i] >= 0 && run->bad[step->matmul->operand[i]]);
     return bad;
 }
 

@@ -25,6 +25,8 @@ typedef struct block_run {
     atomic_int status;
 } block_run;
 
+static const opq_step *product_of(const block_run *r, int which) { return which == 0 ? r->block->first : r->step; }
+
 static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 
 /* Memory of one thread. */
@@ -44,17 +46,9 @@ static memory divide(const block_run *r, char *start)
     return m;
 }
 
-/* Where operand k of a product begins, in row `row` of matrix `batch`. */
-static opq_matrix operand_at(const block_run *r, const opq_matmul_step *product, int k, int64_t batch, int64_t row)
+static opq_matrix operand_at(const block_run *r, const opq_step *product, int o, int64_t batch, int64_t row)
 {
-    opq_matrix matrix = product->matrix[k];
-    int64_t offset = product->offset[k] + batch % product->batch * matrix.batch_stride, rest = batch / product->batch;
-    for (int i = product->outer_rank - 1; i >= 0; i--) {
-        offset += rest % product->outer_extent[i] * product->outer_stride[k][i];
-        rest /= product->outer_extent[i];
-    }
-    offset += k == 0 ? row * matrix.row_stride : 0;
-    matrix.data = (const char *)opq_run_data(r->run, product->operand[k]) + offset * opq_dtype_bytes(matrix.dtype);
+    opq_matrix matrix = opq_run_operand(r->run, product, o, batch, row);
     matrix.batch_stride = 0;
     return matrix;
 }
@@ -74,32 +68,30 @@ static bool is_finite(const opq_matrix *x, int64_t rows, int64_t columns)
 /* Begins a matrix. */
 static opq_status pack(const block_run *r, memory *m, int64_t first_row)
 {
-    const opq_matmul_step *products[2] = {r->block->first, r->step->matmul};
-    if (r->causal) {
-        opq_matrix right = operand_at(r, products[1], 1, first_row / products[1]->m, 0);
-        m->full = right.dtype != OPQ_f32 || !is_finite(&right, products[1]->k, products[1]->n);
-    }
     for (int i = 0; i < 2; i++) {
-        if (r->packed_bytes[i] == 0)
-            continue;
-        opq_matrix right = operand_at(r, products[i], 1, first_row / products[i]->m, 0);
-        OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, products[i]->dtype, &right, products[i]->k, products[i]->n,
-                                m->packed[i]));
+        const opq_step *product = product_of(r, i);
+        const opq_contract *c = &product->matmul->contract;
+        opq_matrix right = operand_at(r, product, 1, first_row / c->m, 0);
+        if (i == 1 && r->causal)
+            m->full = right.dtype != OPQ_f32 || !is_finite(&right, c->k, c->n);
+        if (r->packed_bytes[i] > 0)
+            OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, product->matmul->dtype, &right, c->k, c->n, m->packed[i]));
     }
     return OPQ_OK;
 }
 
-static opq_gemm_call call_of(const block_run *r, const opq_matmul_step *product, int which, const memory *m,
-                             int64_t row, int64_t rows)
+static opq_gemm_call call_of(const block_run *r, int which, const memory *m, int64_t row, int64_t rows)
 {
-    opq_gemm_call call = {.dtype = product->dtype,
+    const opq_step *product = product_of(r, which);
+    const opq_contract *c = &product->matmul->contract;
+    opq_gemm_call call = {.dtype = product->matmul->dtype,
                           .batch = 1,
                           .m = rows,
-                          .n = product->n,
-                          .k = product->k,
-                          .b = operand_at(r, product, 1, row / product->m, 0),
+                          .n = c->n,
+                          .k = c->k,
+                          .b = operand_at(r, product, 1, row / c->m, 0),
                           .packed_b = r->packed_bytes[which] ? m->packed[which] : NULL,
-                          .packed_k = product->k,
+                          .packed_k = c->k,
                           .serial = r->serial};
     return call;
 }
@@ -161,23 +153,23 @@ static void run_rows(block_run *r, const memory *m, int64_t row, int64_t rows, i
 
 static opq_status run_one(block_run *r, const memory *m, int64_t row, int64_t rows)
 {
-    const opq_matmul_step *first = r->block->first, *second = r->step->matmul;
+    int64_t first_m = r->block->first->matmul->contract.m, second_m = r->step->matmul->contract.m;
     opq_gemm *gemm = r->run->runtime->gemm;
     int64_t columns = r->block->columns;
     if (r->causal && !m->full)
         columns = gemm_min(gemm_ceil(row % r->matrix_rows + rows, 16) * 16, columns);
-    opq_gemm_call call = call_of(r, first, 0, m, row, rows);
+    opq_gemm_call call = call_of(r, 0, m, row, rows);
     call.n = columns;
-    call.a = operand_at(r, first, 0, row / first->m, row % first->m);
+    call.a = operand_at(r, r->block->first, 0, row / first_m, row % first_m);
     call.c = m->scores;
     call.c_row_stride = r->block->row_stride;
     OPQ_TRY(opq_gemm_run(gemm, &call));
     run_rows(r, m, row, rows, columns);
     opq_tiles tiles = r->tiles;
     place_locals(r, r->step, m, row, tiles.buffers);
-    tiles.first_batch = row / second->m;
-    tiles.first_row = row % second->m;
-    call = call_of(r, second, 1, m, row, rows);
+    tiles.first_batch = row / second_m;
+    tiles.first_row = row % second_m;
+    call = call_of(r, 1, m, row, rows);
     call.k = columns;
     call.a = (opq_matrix){.data = m->weights, .row_stride = r->block->row_stride, .column_stride = 1, .dtype = OPQ_f32};
     call.tile = opq_run_tile;
@@ -208,17 +200,18 @@ static void run_blocks(void *data, int64_t begin, int64_t end)
 
 static void plan(block_run *r)
 {
-    const opq_matmul_step *products[2] = {r->block->first, r->step->matmul};
     int64_t row_bytes = r->block->row_stride * (int64_t)sizeof(float);
-    r->matrix_rows = gemm_min(products[0]->m, products[1]->m);
+    r->matrix_rows = gemm_min(product_of(r, 0)->matmul->contract.m, product_of(r, 1)->matmul->contract.m);
     r->causal = r->block->causal == r->matrix_rows;
     int64_t most = CACHE_BYTES / row_bytes;
     most = most < ROWS_MIN ? ROWS_MIN : gemm_min(most, r->causal ? ROWS_CAUSAL_MAX : ROWS_MAX);
     r->blocks = gemm_ceil(r->matrix_rows, most);
     r->block_rows = gemm_ceil(r->matrix_rows, r->blocks);
-    for (int i = 0; i < 2 && r->blocks > 1; i++)
-        r->packed_bytes[i] =
-            round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, products[i]->dtype, products[i]->k, products[i]->n));
+    for (int i = 0; i < 2 && r->blocks > 1; i++) {
+        const opq_matmul_step *product = product_of(r, i)->matmul;
+        r->packed_bytes[i] = round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, product->contract.k,
+                                                            product->contract.n));
+    }
     r->weights_bytes = round_up(r->block_rows * row_bytes);
     r->local_bytes = round_up(r->block_rows * 8);
 }
@@ -226,13 +219,14 @@ static void plan(block_run *r)
 opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_step *rows = step->block->rows;
+    const opq_contract *c = &step->matmul->contract;
     block_run r = {.run = run,
                    .step = step,
                    .block = step->block,
                    .tiles = {.step = step,
                              .run_loops = run->runtime->run_loops,
                              .error = error,
-                             .scratch = opq_loops_scratch(&step->loops, step->dims)},
+                             .scratch = opq_loops_scratch(&c->epilogue, c->dims)},
                    .rows_scratch = opq_loops_scratch(&rows->loops, rows->dims)};
     opq_run_bind(run, step, r.tiles.buffers, r.tiles.scalars);
     opq_run_bind(run, rows, r.buffers, r.scalars);

@@ -1,6 +1,6 @@
-/* A matmul step: the engine makes tiles, the kernel's body turns each into results while it is in L1.
+/* A matmul step: the engine makes tiles, the epilogue turns each into results while it is in L1.
  *
- * The body was lowered over loops [m, n] and reads the product through an access to buffer `tile`. For each tile its offsets move to the
+ * The epilogue runs over loops [m, n] and reads the product through an access to buffer `tile`. For each tile its offsets move to the
  * tile's corner and that access becomes the tile itself; nothing is compiled per size. A right operand that comes back unchanged (a
  * weight) is packed at its second use and kept with its buffer: packed.h.
  */
@@ -17,33 +17,33 @@ void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t 
                   const void *tile, int64_t ld)
 {
     const opq_tiles *t = data;
-    const opq_loops *loops = &t->step->loops;
-    const opq_matmul_step *matmul = t->step->matmul;
+    const opq_contract *contract = &t->step->matmul->contract;
+    const opq_loops *loops = &contract->epilogue;
     int64_t dims[DIMS_MAX], index[OPQ_LOOP_MAX];
     void *buffers[OPQ_BUFFER_MAX];
-    memcpy(dims, t->step->dims, (size_t)opq_loops_dims_count(loops) * sizeof *dims);
+    memcpy(dims, contract->dims, (size_t)opq_loops_dims_count(loops) * sizeof *dims);
     memcpy(buffers, t->buffers, (size_t)loops->buffer_count * sizeof *buffers);
     batch += t->first_batch;
     row += t->first_row;
-    for (int i = matmul->batch_rank - 1; i >= 0; i--) {
-        index[i] = batch % matmul->batch_extent[i];
-        batch /= matmul->batch_extent[i];
+    for (int i = contract->batch_rank - 1; i >= 0; i--) {
+        index[i] = batch % contract->batch_extent[i];
+        batch /= contract->batch_extent[i];
     }
     dims[0] = rows;
     dims[1] = columns;
     for (int a = 0; a < loops->access_count; a++) {
         int64_t *access = dims + opq_dims_of(TILE_RANK, a);
-        if (loops->accesses[a].buffer == matmul->tile) {
+        if (loops->accesses[a].buffer == contract->tile) {
             access[0] = 0;
             access[1] = ld;
             access[2] = 1;
             continue;
         }
         access[0] += row * access[1] + column * access[2];
-        for (int i = 0; i < matmul->batch_rank; i++)
-            access[0] += index[i] * matmul->batch_strides[a * matmul->batch_rank + i];
+        for (int i = 0; i < contract->batch_rank; i++)
+            access[0] += index[i] * contract->batch_strides[a * contract->batch_rank + i];
     }
-    buffers[matmul->tile] = (void *)tile;
+    buffers[contract->tile] = (void *)tile;
     void *scratch = t->scratch ? opq_thread_scratch((size_t)t->scratch) : NULL;
     int64_t found[2] = {t->scratch && scratch == NULL ? -1 : 0, 0};
     if (t->step->code == NULL) {
@@ -54,41 +54,58 @@ void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t 
     opq_step_error_add(t->error, found);
 }
 
+opq_matrix opq_run_operand(const opq_run_state *run, const opq_step *step, int o, int64_t batch, int64_t row)
+{
+    const opq_matmul_step *matmul = step->matmul;
+    opq_matrix matrix = matmul->matrix[o];
+    int64_t offset = matmul->contract.operand[o].offset + batch % matmul->batch * matrix.batch_stride,
+            rest = batch / matmul->batch;
+    for (int i = matmul->outer_rank - 1; i >= 0; i--) {
+        offset += rest % matmul->outer_extent[i] * matmul->outer_stride[o][i];
+        rest /= matmul->outer_extent[i];
+    }
+    offset += o == 0 ? row * matrix.row_stride : 0;
+    const char *data = opq_run_data(run, step->buffers[matmul->contract.operand[o].buffer]);
+    matrix.data = data + offset * opq_dtype_bytes(matrix.dtype);
+    return matrix;
+}
+
 /* Worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown up by
  * padding (rows are padded to whole panels) or by a stride of 0. */
-static bool worth_packing(const opq_run_state *run, const opq_matmul_step *matmul, int64_t packed_bytes)
+static bool worth_packing(const opq_matmul_step *matmul, const opq_storage *storage, int64_t packed_bytes)
 {
     const opq_matrix *b = &matmul->matrix[1];
-    const opq_storage *storage = &run->plan->storage[matmul->operand[1]];
-    int64_t count = matmul->k * matmul->n;
+    int64_t count = matmul->contract.k * matmul->contract.n;
     return storage->home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0 &&
            count >= PACKED_COUNT_MIN && count * opq_dtype_bytes(b->dtype) <= storage->bytes &&
            packed_bytes <= PADDING_MAX * count * opq_dtype_bytes(matmul->dtype);
 }
 
 /* The packed copy kept with the buffer, made at the second use; a reference. NULL to read the operand as it is. */
-static opq_buffer *packed_right(const opq_run_state *run, const opq_matmul_step *matmul)
+static opq_buffer *packed_right(const opq_run_state *run, const opq_step *step)
 {
     opq_gemm *gemm = run->runtime->gemm;
+    const opq_matmul_step *matmul = step->matmul;
+    const opq_contract *c = &matmul->contract;
     const opq_matrix *b = &matmul->matrix[1];
-    int64_t bytes = opq_gemm_packed_bytes(gemm, matmul->dtype, matmul->k, matmul->n);
-    if (!worth_packing(run, matmul, bytes))
+    int32_t id = step->buffers[c->operand[1].buffer];
+    int64_t bytes = opq_gemm_packed_bytes(gemm, matmul->dtype, c->k, c->n);
+    if (!worth_packing(matmul, &run->plan->storage[id], bytes))
         return NULL;
     opq_packed_key key = {.from = b->dtype,
                           .to = matmul->dtype,
-                          .k = matmul->k,
-                          .n = matmul->n,
-                          .offset = matmul->offset[1],
+                          .k = c->k,
+                          .n = c->n,
+                          .offset = c->operand[1].offset,
                           .row_stride = b->row_stride,
                           .column_stride = b->column_stride};
-    opq_buffer *buffer = opq_run_buffer(run, matmul->operand[1]);
+    opq_buffer *buffer = opq_run_buffer(run, id);
     bool wanted;
     opq_buffer *packed = opq_packed_find(buffer, &key, bytes, &wanted);
     if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
         return packed;
-    opq_matrix from = *b;
-    from.data = (const char *)buffer->data + key.offset * opq_dtype_bytes(b->dtype);
-    if (opq_gemm_pack_b(gemm, matmul->dtype, &from, matmul->k, matmul->n, packed->data) != OPQ_OK) {
+    opq_matrix from = opq_run_operand(run, step, 1, 0, 0);
+    if (opq_gemm_pack_b(gemm, matmul->dtype, &from, c->k, c->n, packed->data) != OPQ_OK) {
         opq_buffer_release(packed);
         return NULL;
     }
@@ -97,33 +114,39 @@ static opq_buffer *packed_right(const opq_run_state *run, const opq_matmul_step 
 }
 
 /* The product itself is the result, with rows as the engine writes them: load of the tile, store, in two loops. */
-static bool stores_plainly(const opq_step *step, int *out_access)
+static bool stores_plainly(const opq_matmul_step *matmul, int *out_access)
 {
-    const opq_loops *loops = &step->loops;
+    const opq_loops *loops = &matmul->contract.epilogue;
     const opq_stmt *store = &loops->stmts[loops->stmt_count - 1];
     if (loops->stmt_count != TILE_RANK + 2 || store->op != OPQ_INSTR_store)
         return false;
     *out_access = store->access;
     const opq_access *access = &loops->accesses[*out_access];
-    return access->dtype == step->matmul->dtype && access->stride[1] != OPQ_STRIDE_any && step->matmul->batch_rank <= 1;
+    return access->dtype == matmul->dtype && access->stride[1] != OPQ_STRIDE_any && matmul->contract.batch_rank <= 1;
+}
+
+/* The engine writes where the store would, from batch `first` on. */
+static void write_plainly(const opq_tiles *t, int access, int64_t first, opq_gemm_call *call)
+{
+    const opq_contract *c = &t->step->matmul->contract;
+    const int64_t *dims = c->dims + opq_dims_of(TILE_RANK, access);
+    call->c_row_stride = dims[1] ? dims[1] : c->n;
+    call->c_batch_stride = c->batch_rank ? c->batch_strides[access] : 0;
+    call->c = (char *)t->buffers[c->epilogue.accesses[access].buffer] +
+              (dims[0] + first * call->c_batch_stride) * opq_dtype_bytes(call->dtype);
 }
 
 opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_matmul_step *matmul = step->matmul;
+    const opq_contract *c = &matmul->contract;
     opq_tiles t = {.step = step,
                    .run_loops = run->runtime->run_loops,
                    .error = error,
-                   .scratch = opq_loops_scratch(&step->loops, step->dims)};
+                   .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
     opq_run_bind(run, step, t.buffers, t.scalars);
-    opq_gemm_call call = {.dtype = matmul->dtype,
-                          .batch = matmul->batch,
-                          .m = matmul->m,
-                          .n = matmul->n,
-                          .k = matmul->k,
-                          .a = matmul->matrix[0],
-                          .b = matmul->matrix[1]};
-    opq_buffer *packed = packed_right(run, matmul);
+    opq_gemm_call call = {.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
+    opq_buffer *packed = packed_right(run, step);
     if (packed)
         call.packed_b = packed->data;
     opq_status status = OPQ_OK;
@@ -131,28 +154,13 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_st
     for (int i = 0; i < matmul->outer_rank; i++)
         outer_count *= matmul->outer_extent[i];
     int access = 0;
-    bool plain = stores_plainly(step, &access);
+    bool plain = stores_plainly(matmul, &access);
     for (int64_t outer = 0; outer < outer_count && status == OPQ_OK; outer++) {
-        const char *data[2];
-        for (int k = 0; k < 2; k++) {
-            int64_t offset = matmul->offset[k], rest = outer;
-            for (int i = matmul->outer_rank - 1; i >= 0; i--) {
-                offset += rest % matmul->outer_extent[i] * matmul->outer_stride[k][i];
-                rest /= matmul->outer_extent[i];
-            }
-            data[k] =
-                (const char *)opq_run_data(run, matmul->operand[k]) + offset * opq_dtype_bytes(matmul->matrix[k].dtype);
-        }
-        call.a.data = data[0];
-        call.b.data = data[1];
         t.first_batch = outer * matmul->batch;
+        call.a = opq_run_operand(run, step, 0, t.first_batch, 0);
+        call.b = opq_run_operand(run, step, 1, t.first_batch, 0);
         if (plain) {
-            const int64_t *dims = step->dims + opq_dims_of(TILE_RANK, access);
-            int64_t batch_stride = matmul->batch_rank ? matmul->batch_strides[access] : 0;
-            call.c_row_stride = dims[1] ? dims[1] : matmul->n;
-            call.c_batch_stride = batch_stride;
-            call.c = (char *)t.buffers[step->loops.accesses[access].buffer] +
-                     (dims[0] + t.first_batch * batch_stride) * opq_dtype_bytes(matmul->dtype);
+            write_plainly(&t, access, t.first_batch, &call);
         } else {
             call.tile = opq_run_tile;
             call.tile_data = &t;

@@ -92,6 +92,8 @@ static void add_cases(opq_graph *graph, void *const *inputs)
         for (int s = 0; s < plan->step_count; s++) {
             kernel_of(&plan->steps[s].loops);
             if (plan->steps[s].block)
+                kernel_of(opq_step_code_loops(&plan->steps[s]));
+            if (plan->steps[s].block)
                 kernel_of(&plan->steps[s].block->rows->loops);
         }
     }

@@ -1,0 +1,138 @@
+/* Products of matrices: two loads and a chain of multiply-adds over k, in loops [batch.., m, n, k].
+ *
+ *   %5 = matmul f32[8,128,64] %3, %4 {transpose_b=1}     a[batch, m, k] * b[batch, n, k]
+ *
+ * An operand is memory, seen through any views that are one stride per loop; what is not is stored before.
+ */
+#include "fusion/lower_state.h"
+
+#include <string.h>
+
+bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref)
+{
+    return group_of[ref] >= 0 || (in_memory && in_memory[ref]);
+}
+
+/* The dim of an operand that the product sums over. */
+static int summed_dim(const opq_graph *graph, opq_ref matmul, int operand)
+{
+    const opq_node *node = opq_node_at(graph, matmul);
+    bool left = operand == 0;
+    bool transposed = opq_node_int(node, left ? OPQ_ATTR_transpose_a : OPQ_ATTR_transpose_b, 0) != 0;
+    return opq_node_at(graph, node->operand[operand])->type.rank - (left == transposed ? 2 : 1);
+}
+
+/* Which indices an operand's dims have, of those of the product and k. */
+static void operand_map(const opq_graph *graph, opq_ref matmul, int operand, const opq_index_map *map,
+                        const opq_affine *k, opq_index_map *out_map)
+{
+    const opq_node *node = opq_node_at(graph, matmul);
+    const opq_type *type = &opq_node_at(graph, node->operand[operand])->type;
+    int rank = type->rank, more = node->type.rank - rank, summed = summed_dim(graph, matmul, operand);
+    memset(out_map, 0, sizeof *out_map);
+    for (int d = 0; d < rank - 2; d++)
+        if (type->size[d] != 1)
+            out_map->dim[d] = map->dim[d + more];
+    out_map->dim[summed] = *k;
+    out_map->dim[2 * rank - 3 - summed] = map->dim[node->type.rank - (operand == 0 ? 2 : 1)];
+}
+
+/* The memory behind `ref` and where an element of it lies there; false: no stride per loop, or no memory. */
+static bool find_memory(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory,
+                        const opq_space *space, opq_index_map *map, opq_ref *ref, opq_affine *out_linear)
+{
+    opq_index_map next;
+    bool exact = true;
+    *out_linear = opq_affine_linear(map, &opq_node_at(graph, *ref)->type);
+    while (opq_node_class(opq_node_at(graph, *ref)) == OPQ_CLASS_VIEW &&
+           !opq_lower_has_memory(group_of, in_memory, *ref)) {
+        const opq_node *view = opq_node_at(graph, *ref);
+        *ref = view->operand[0];
+        if (!exact && view->op == OPQ_OP_reshape) /* the same dense elements */
+            continue;
+        if (!exact)
+            return false;
+        exact = opq_affine_view(graph, view, map, space, &next, out_linear) == OPQ_THROUGH_map;
+        *map = next;
+        if (exact)
+            *out_linear = opq_affine_linear(map, &opq_node_at(graph, *ref)->type);
+    }
+    return !opq_node_is_free(graph, *ref) || opq_lower_has_memory(group_of, in_memory, *ref);
+}
+
+bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory, opq_ref matmul,
+                         int operand)
+{
+    const opq_type *type = &opq_node_at(graph, matmul)->type;
+    opq_ref ref = opq_node_at(graph, matmul)->operand[operand];
+    opq_space space = {.rank = type->rank + 1};
+    opq_index_map map, own;
+    opq_affine k = {0}, linear;
+    memset(&map, 0, sizeof map);
+    for (int d = 0; d < type->rank; d++) {
+        space.extent[d] = type->size[d];
+        map.dim[d].coef[d] = 1;
+    }
+    space.extent[type->rank] = opq_node_at(graph, ref)->type.size[summed_dim(graph, matmul, operand)];
+    k.coef[type->rank] = 1;
+    operand_map(graph, matmul, operand, &map, &k, &own);
+    return find_memory(graph, group_of, in_memory, &space, &own, &ref, &linear);
+}
+
+/* The loops are the product's dims, in order. */
+static bool walks_in_order(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    opq_affine linear = opq_affine_linear(map, &node->type);
+    int64_t stride = 1;
+    for (int l = state->space.rank - 1; l >= 0; l--) {
+        if (state->space.reduced[l])
+            continue;
+        if (state->space.extent[l] != 1 && linear.coef[l] != stride)
+            return false;
+        stride *= state->space.extent[l];
+    }
+    return true;
+}
+
+static int refuse(opq_lower_state *state, opq_refusal refusal)
+{
+    state->refusal = refusal;
+    return -1;
+}
+
+int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
+{
+    const opq_lower_request *rq = state->request;
+    const opq_node *node = opq_node_at(state->graph, ref);
+    opq_dtype dtype = opq_compute_dtype((opq_dtype)node->type.dtype);
+    if (!walks_in_order(state, node, map))
+        return refuse(state, OPQ_REFUSAL_space);
+    opq_instr product = opq_lower_blank(node->op, dtype);
+    opq_affine k = {0};
+    int64_t stride = 1;
+    for (int l = state->space.rank - 1; l >= 0; l--)
+        if (state->space.reduced[l]) {
+            k.coef[l] = stride;
+            stride *= state->space.extent[l];
+        }
+    for (int o = 0; o < 2; o++) {
+        opq_ref memory = node->operand[o];
+        opq_index_map own;
+        opq_affine linear;
+        operand_map(state->graph, ref, o, map, &k, &own);
+        opq_affine as_it_is = opq_affine_linear(&own, &opq_node_at(state->graph, memory)->type);
+        if (!find_memory(state->graph, rq->group_of, rq->in_memory, &state->space, &own, &memory, &linear)) {
+            if (rq->decided)
+                return refuse(state, OPQ_REFUSAL_view);
+            memory = node->operand[o]; /* grouping will store it */
+            linear = as_it_is;
+        }
+        int load = opq_lower_load(state, memory, &linear);
+        if (load < 0)
+            return -1;
+        if (state->instrs[load].dtype != dtype)
+            return refuse(state, OPQ_REFUSAL_boundary);
+        product.operand[o] = (int16_t)load;
+    }
+    return opq_lower_push(state, &product);
+}
