@@ -148,36 +148,82 @@ static bool used_by(const finder *f, opq_ref ref, int32_t group)
     return false;
 }
 
-/* Do the rows lower to loops that walk product and weights row by row? */
-static opq_status rows_fit(const finder *f, int32_t rows, opq_ref first, opq_ref weights, int32_t last, bool *out_fit)
+/* Lowers a group as the plan will; `out_stored` has room for its members. */
+static opq_status lower_group(const finder *f, int32_t group, opq_ref *out_stored, opq_arena *arena,
+                              opq_lowered *out_lowered)
 {
-    const opq_graph *in = f->in;
-    const opq_type *type = &opq_node_at(in, weights)->type;
-    opq_ref *members = f->members + f->begin[rows];
-    opq_ref *stored = malloc((size_t)size_of(f, rows) * sizeof *stored);
-    int count = 0;
-    if (stored == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
-    opq_lower_request request = {.graph = in,
+    opq_lower_request request = {.graph = f->in,
                                  .group_of = f->grouping->group_of,
-                                 .group = rows,
+                                 .group = group,
                                  .in_memory = f->grouping->in_memory,
-                                 .members = members,
-                                 .member_count = size_of(f, rows),
-                                 .stored = stored,
+                                 .members = f->members + f->begin[group],
+                                 .member_count = size_of(f, group),
+                                 .stored = out_stored,
                                  .decided = true};
     for (int i = 0; i < request.member_count; i++)
-        if (!used_only_by(f, members[i], rows, -1))
-            stored[count++] = members[i];
-    request.stored_count = count;
+        if (!used_only_by(f, request.members[i], group, -1))
+            out_stored[request.stored_count++] = request.members[i];
+    return opq_lower(&request, arena, out_lowered);
+}
+
+/* The three groups of a block that may be. */
+typedef struct block {
+    opq_ref first, weights;
+    int32_t group[3]; /* product, rows, product */
+} block;
+
+static bool used_inside(const finder *f, opq_ref ref, const block *b)
+{
+    for (int32_t u = f->first[ref]; u >= 0; u = f->next[u]) {
+        int32_t group = f->user[u] < 0 ? -1 : f->grouping->group_of[f->user[u]];
+        if (group != b->group[1] && group != b->group[2])
+            return false;
+    }
+    return true;
+}
+
+/* Do the rows walk product and weights row by row, and do all three go through the rows in one order? */
+static opq_status lower_block(const finder *f, const block *b, opq_ref *stored, opq_arena *arena, bool *out_fits)
+{
+    int64_t columns = opq_node_at(f->in, b->weights)->type.size[opq_node_at(f->in, b->weights)->type.rank - 1];
+    opq_kept kept = {.ids = {b->first, b->weights}, .count = OPQ_KEPT_ROWS};
+    opq_bound parts[3], joined;
+    *out_fits = false;
+    for (int i = 0; i < 3; i++) {
+        opq_lowered lowered;
+        OPQ_TRY(lower_group(f, b->group[i], stored, arena, &lowered));
+        if (lowered.refusal != OPQ_REFUSAL_none)
+            return OPQ_OK;
+        parts[i] = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
+        if (i != 1)
+            continue;
+        if (!opq_lowered_walks_rows(&lowered, b->first, columns) || !opq_lowered_walks_rows(&lowered, b->weights, columns))
+            return OPQ_OK;
+        for (int n = 0; n < size_of(f, b->group[1]); n++) {
+            opq_ref ref = f->members[f->begin[b->group[1]] + n];
+            if (ref == b->weights || !used_by(f, ref, b->group[2]))
+                continue;
+            if (!opq_lowered_walks_rows(&lowered, ref, 1) || kept.count == OPQ_KEPT_MAX)
+                return OPQ_OK;
+            if (used_inside(f, ref, b))
+                kept.ids[kept.count++] = ref;
+        }
+    }
+    opq_status status = opq_loops_join(parts, &kept, arena, &joined);
+    *out_fits = status == OPQ_OK;
+    return status == OPQ_UNSUPPORTED ? OPQ_OK : status;
+}
+
+static opq_status block_fits(const finder *f, const block *b, bool *out_fits)
+{
+    int most = 0;
+    for (int i = 0; i < 3; i++)
+        most = size_of(f, b->group[i]) > most ? size_of(f, b->group[i]) : most;
+    opq_ref *stored = malloc((size_t)most * sizeof *stored);
+    if (stored == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     opq_arena arena = {0};
-    opq_lowered lowered;
-    opq_status status = opq_lower(&request, &arena, &lowered);
-    *out_fit = status == OPQ_OK && lowered.refusal == OPQ_REFUSAL_none &&
-               opq_lowered_walks_rows(&lowered, first, type->size[type->rank - 1]) &&
-               opq_lowered_walks_rows(&lowered, weights, type->size[type->rank - 1]);
-    for (int i = 0; i < count && *out_fit; i++)
-        *out_fit = stored[i] == weights || !used_by(f, stored[i], last) || opq_lowered_walks_rows(&lowered, stored[i], 1);
+    opq_status status = lower_block(f, b, stored, &arena, out_fits);
     opq_arena_drop(&arena);
     free(stored);
     return status;
@@ -198,7 +244,8 @@ static opq_status try_block(finder *f, opq_ref second)
     if (first < 0 || !used_only_by(f, first, rows, -1) || comes_back(f, rows, last))
         return OPQ_OK;
     bool fits = false;
-    OPQ_TRY(rows_fit(f, rows, first, weights, last, &fits));
+    block b = {.first = first, .weights = weights, .group = {f->grouping->group_of[first], rows, last}};
+    OPQ_TRY(block_fits(f, &b, &fits));
     for (int32_t i = f->begin[rows]; i < f->begin[rows + 1] && fits; i++) /* rows may stand behind the second product */
         f->grouping->group_of[f->members[i]] = last;
     if (fits)

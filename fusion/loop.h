@@ -80,8 +80,6 @@ opq_status opq_loops_verify(const opq_loops *loops) OPQ_MUST_CHECK;
 /* The same for a verified tree and arguments: every access stays in its buffer (`bytes` of each), and turns of a loop that is not serial
  * do not store to one element. Then it runs. */
 opq_status opq_loops_verify_bounds(const opq_loops *loops, const int64_t *dims, const int64_t *bytes) OPQ_MUST_CHECK;
-/* The arguments with which the loops run one turn of the parallel loops from the top, number `unit` in row-major order. */
-void opq_loops_unit(const opq_loops *loops, const int64_t *dims, int64_t unit, int64_t *out_dims);
 /* A tree around one product, as a matrix engine takes it: two matrices in memory, and what is made of each tile of the product. */
 typedef struct opq_contract {
     opq_loops epilogue; /* over [m, n]; it reads the product from buffer `tile`, which comes behind the tree's buffers */
@@ -100,6 +98,22 @@ typedef struct opq_contract {
 /* OPQ_UNSUPPORTED: the product is not one of two loads. `arena` holds the result. */
 opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, opq_arena *arena,
                               opq_contract *out_contract) OPQ_MUST_CHECK;
+/* A tree with its arguments; buffers and scalars by numbers that mean something to the caller. */
+typedef struct opq_bound {
+    opq_loops loops;
+    int64_t *dims;
+    int32_t *buffers, *scalars;
+} opq_bound;
+/* Buffers through which a tree gives the next what it made: ids[0] whole rows of the first product, ids[1] of the second's left operand, then
+ * such of one element per row. */
+enum { OPQ_KEPT_ROWS = 2, OPQ_KEPT_MAX = 16 };
+typedef struct opq_kept {
+    int32_t ids[OPQ_KEPT_MAX];
+    int count;
+} opq_kept;
+/* Product, rows, product: see loop_join.c. `arena` holds the result. OPQ_UNSUPPORTED: they do not go row by row in one order. */
+opq_status opq_loops_join(const opq_bound parts[3], const opq_kept *kept, opq_arena *arena,
+                          opq_bound *out_joined) OPQ_MUST_CHECK;
 /* What opq_loops_print wrote, or a person: any bytes are read, and then verified, or refused with their place. `arena` holds the result. */
 opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal code. */

@@ -282,27 +282,3 @@ opq_status opq_loops_eval(const opq_loops *loops, void *const *buffers, const in
     free(m.lists);
     return status;
 }
-
-void opq_loops_unit(const opq_loops *loops, const int64_t *dims, int64_t unit, int64_t *out_dims)
-{
-    int variables[OPQ_LOOP_MAX], count = 0;
-    for (int i = 0; i < loops->stmt_count; i++) {
-        if (loops->stmts[i].op != OPQ_STMT_loop)
-            continue;
-        if (loops->stmts[i].role != OPQ_LOOP_parallel)
-            break;
-        variables[count++] = loops->stmts[i].variable;
-    }
-    memcpy(out_dims, dims, (size_t)opq_loops_dims_count(loops) * sizeof *out_dims);
-    while (count-- > 0) {
-        int l = variables[count];
-        for (int a = 0; a < loops->access_count; a++) {
-            int64_t *access = out_dims + opq_dims_of(loops->rank, a);
-            int64_t stride =
-                loops->accesses[a].stride[l] == OPQ_STRIDE_any ? access[1 + l] : loops->accesses[a].stride[l];
-            access[0] += unit % dims[l] * stride;
-        }
-        unit /= dims[l];
-        out_dims[l] = 1;
-    }
-}

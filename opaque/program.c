@@ -49,14 +49,10 @@ opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *
     return status;
 }
 
-/* `suffix`: two functions of C may not have one name. */
-static opq_status print_loops(const opq_plan *plan, const opq_step *step, const char *suffix, const char *stage,
-                              opq_text *out_text)
+static opq_status print_loops(const opq_plan *plan, const opq_step *step, const char *stage, opq_text *out_text)
 {
-    char name[300];
-    snprintf(name, sizeof name, "%s%s", step->loops.name, suffix);
     if (strcmp(stage, "c") == 0)
-        return opq_c_kernel(&step->loops, name, out_text);
+        return opq_c_kernel(&step->loops, step->loops.name, out_text);
     if (strcmp(stage, "kernels") != 0)
         return opq_codegen_print(plan->jit, opq_step_code_loops(step), stage, out_text);
     opq_loops_print(&step->loops, out_text);
@@ -67,11 +63,12 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
 {
     if (step->kind == OPQ_KERNEL_extern)
         return OPQ_OK;
-    if (step->block && (strcmp(stage, "c") == 0 || strcmp(stage, "kernels") == 0))
-        OPQ_TRY(print_loops(plan, step->block->first, "_scores", stage, out_text));
-    if (step->block)
-        OPQ_TRY(print_loops(plan, step->block->rows, "_rows", stage, out_text));
-    return print_loops(plan, step, "", stage, out_text);
+    bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
+    if (step->block && code) {
+        OPQ_TRY(print_loops(plan, step->block->rows, stage, out_text));
+        return print_loops(plan, step->block->second, stage, out_text);
+    }
+    return print_loops(plan, step, stage, out_text);
 }
 
 opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text)

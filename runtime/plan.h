@@ -43,11 +43,12 @@ typedef struct opq_matmul_step {
 
 typedef struct opq_step opq_step;
 
-/* Two products and the rows between them, some rows at a time: see fusion/group_block.c. The step itself is the second product; what
- * stays in cache has a number below -1 in place of a storage. */
+/* Two products and the rows between them, some rows at a time: see fusion/group_block.c. The loops of the step are all three; in theirs,
+ * what stays in cache has a number below -1 in place of a storage. */
 typedef struct opq_block {
     opq_step *rows;         /* unit u of its loops is row u of both */
-    opq_step *first; /* a product: buffer `scores` of the rows; their buffer `weights` is the second's left operand */
+    opq_step *first;  /* a product: buffer `scores` of the rows */
+    opq_step *second; /* its left operand is buffer `weights` of the rows */
     int scores, weights;
     bool in_place;   /* weights take the place of the scores */
     int64_t count;   /* of rows */

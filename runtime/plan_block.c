@@ -146,26 +146,24 @@ static opq_status bind_rows(parts *b)
     return OPQ_OK;
 }
 
-/* What the first two parts read and write, for whoever asks what the step needs. */
-static opq_status list_storages(parts *b, opq_step *step)
+/* What the block computes, as one tree: what is printed, and what runs where there is no code. */
+static opq_status join(parts *b, opq_step *step)
 {
-    const opq_step *rows = b->block->rows;
-    int count = rows->loops.buffer_count;
-    const opq_step *first = b->block->first;
-    int room = count + first->loops.buffer_count;
-    step->operands = opq_arena_alloc(&b->p->plan->arena, ((size_t)room + (size_t)count) * sizeof *step->operands);
-    if (step->operands == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    step->results = step->operands + room;
-    for (int i = 0; i < first->loops.buffer_count; i++)
-        if (first->buffers[i] >= 0)
-            step->operands[step->operand_count++] = first->buffers[i];
-    for (int i = 0; i < count; i++)
-        if (rows->buffers[i] >= 0 && rows->loops.written[i])
-            step->results[step->result_count++] = rows->buffers[i];
-        else if (rows->buffers[i] >= 0)
-            step->operands[step->operand_count++] = rows->buffers[i];
-    return OPQ_OK;
+    const opq_step *of[] = {b->block->first, b->block->rows, b->block->second};
+    opq_bound bound[3], joined;
+    opq_kept kept = {.ids = {b->p->storage_of[b->first], b->p->storage_of[b->weights]}, .count = OPQ_KEPT_ROWS};
+    for (int i = 0; i < b->block->local_count; i++)
+        kept.ids[kept.count++] = -2 - i;
+    for (int i = 0; i < 3; i++)
+        bound[i] = (opq_bound){of[i]->loops, of[i]->dims, of[i]->buffers, of[i]->scalars};
+    OPQ_TRY(opq_loops_join(bound, &kept, &b->p->plan->arena, &joined));
+    step->loops = joined.loops;
+    step->dims = joined.dims;
+    step->buffers = joined.buffers;
+    step->scalars = joined.scalars;
+    step->code = b->block->second->code;
+    step->fresh = b->block->second->fresh;
+    return opq_planner_check(b->p, step);
 }
 
 static opq_status build(parts *b, opq_step *step)
@@ -185,11 +183,9 @@ static opq_status build(parts *b, opq_step *step)
             b->stored[b->stored_count++] = n;
     if (b->stored_count == 0)
         return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", step->name);
-    OPQ_TRY(opq_planner_lower(p, b->kernel, b->kernel, b->stored, b->stored_count, &lowered, step));
-    step->bytes_read += b->block->rows->bytes_read + b->block->first->bytes_read;
-    step->bytes_written += b->block->rows->bytes_written;
-    step->flops += b->block->rows->flops + b->block->first->flops;
-    return list_storages(b, step);
+    OPQ_TRY(opq_planner_lower(p, b->kernel, b->kernel, b->stored, b->stored_count, &lowered, b->block->second));
+    OPQ_TRY(join(b, step));
+    return p->runtime->run_loops ? opq_loops_verify(&step->loops) : OPQ_OK;
 }
 
 opq_status opq_plan_block_step(opq_planner *p, int32_t kernel, opq_step *step)
@@ -200,7 +196,7 @@ opq_status opq_plan_block_step(opq_planner *p, int32_t kernel, opq_step *step)
                .end = group->first + group->count,
                .kernel = kernel,
                .rows = p->graph->kernel_count};
-    b.block = opq_arena_alloc(&p->plan->arena, sizeof *b.block + 2 * sizeof *b.block->rows);
+    b.block = opq_arena_alloc(&p->plan->arena, sizeof *b.block + 3 * sizeof *b.block->rows);
     b.stored = malloc((size_t)group->count * sizeof *b.stored);
     if (b.block == NULL || b.stored == NULL) {
         free(b.stored);
@@ -209,7 +205,8 @@ opq_status opq_plan_block_step(opq_planner *p, int32_t kernel, opq_step *step)
     memset(b.block, 0, sizeof *b.block);
     b.block->rows = (opq_step *)(b.block + 1);
     b.block->first = b.block->rows + 1;
-    *b.block->rows = *b.block->first = (opq_step){.name = step->name, .copy_from = -1, .copy_to = -1};
+    b.block->second = b.block->rows + 2;
+    *b.block->rows = *b.block->first = *b.block->second = (opq_step){.name = step->name, .copy_from = -1, .copy_to = -1};
     split(&b);
     opq_status status = build(&b, step);
     for (opq_ref n = b.begin; n < b.end; n++)

@@ -22,6 +22,8 @@ opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_ste
 /* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */
 opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, const opq_ref *stored,
                              int stored_count, opq_lowered *out_lowered, opq_step *step) OPQ_MUST_CHECK;
+/* Counts the work of a step's loops, and checks that they stay in their buffers. */
+opq_status opq_planner_check(const opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
 opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_block.c */
 /* After all steps exist: lifetimes, in-place updates, outputs, arena. */
 opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;

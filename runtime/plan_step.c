@@ -77,7 +77,7 @@ static int64_t access_bytes(const opq_step *step, int access)
 }
 
 /* A buffer is read or written as much as its accesses walk of it, at most whole. */
-static void count_bytes(opq_planner *p, opq_step *step)
+static void count_bytes(const opq_planner *p, opq_step *step)
 {
     const opq_loops *k = &step->loops;
     for (int b = 0; b < k->buffer_count; b++) {
@@ -171,9 +171,11 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     return OPQ_OK;
 }
 
-static opq_status check_bounds(const opq_planner *p, const opq_step *step)
+opq_status opq_planner_check(const opq_planner *p, opq_step *step)
 {
     int64_t bytes[OPQ_BUFFER_MAX];
+    count_bytes(p, step);
+    step->flops += count_flops(step, 0, step->loops.stmt_count);
     for (int i = 0; i < step->loops.buffer_count; i++) /* rows that stay in cache are none of the plan's */
         bytes[i] = step->buffers[i] >= 0 ? p->plan->storage[step->buffers[i]].bytes : INT64_MAX;
     return opq_loops_verify_bounds(&step->loops, step->dims, bytes);
@@ -206,9 +208,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
     step->loops.name = step->name;
     step->dims = out_lowered->dims;
     OPQ_TRY(bind_arguments(p, out_lowered, step));
-    count_bytes(p, step);
-    step->flops += count_flops(step, 0, step->loops.stmt_count);
-    OPQ_TRY(check_bounds(p, step));
+    OPQ_TRY(opq_planner_check(p, step));
     if (out_lowered->matmul >= 0)
         OPQ_TRY(bind_matmul(p, step));
     if (p->dry)

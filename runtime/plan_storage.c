@@ -91,6 +91,7 @@ static void rename_all(opq_planner *p)
         rename_list(p, step->operands, step->operand_count);
         if (step->block) {
             rename_list(p, step->block->rows->buffers, step->block->rows->loops.buffer_count);
+            rename_list(p, step->block->second->buffers, step->block->second->loops.buffer_count);
             rename_list(p, step->block->first->buffers, step->block->first->loops.buffer_count);
         }
         rename_list(p, &step->copy_from, 1); /* results and copies become nothing else */

@@ -85,14 +85,21 @@ static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
     opq_run_bind(run, step, buffers, scalars);
-    if (step->code == NULL)
-        return run->runtime->run_loops(&step->loops, buffers, step->dims, scalars, error->found);
     int64_t units = opq_loops_units(&step->loops, step->dims),
             work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, opq_loops_scratch(&step->loops, step->dims), error};
     int64_t grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
     opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
     return OPQ_OK;
+}
+
+/* Without code, as reference. */
+static opq_status eval_kernel(const opq_run_state *run, const opq_step *step, opq_step_error *error)
+{
+    void *buffers[OPQ_BUFFER_MAX];
+    opq_number scalars[OPQ_SCALAR_MAX];
+    opq_run_bind(run, step, buffers, scalars);
+    return run->runtime->run_loops(&step->loops, buffers, step->dims, scalars, error->found);
 }
 
 static opq_status run_extern(const opq_run_state *run, const opq_step *step)
@@ -125,8 +132,9 @@ static opq_status value_error(const opq_run_state *run, const opq_step *step, co
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
-    const opq_loops *loops = step->code ? opq_step_code_loops(step) : &step->loops;
-    const int64_t *dims = step->code && step->matmul ? step->matmul->contract.dims : step->dims;
+    const opq_step *part = step->block && step->code ? step->block->second : step;
+    const opq_loops *loops = step->code ? opq_step_code_loops(part) : &step->loops;
+    const int64_t *dims = step->code && part->matmul ? part->matmul->contract.dims : step->dims;
     const opq_stmt *stmt = &loops->stmts[error[0] - 1];
     const opq_step *shown = step_with_lines(run, step);
     const opq_check *check = NULL;
@@ -161,9 +169,10 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
         opq_status status = run_extern(run, step);
         return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
     }
-    OPQ_TRY(step->block    ? opq_run_block(run, step, &error)
-            : step->matmul && step->code ? opq_run_matmul(run, step, &error)
-                           : run_kernel(run, step, &error));
+    OPQ_TRY(step->code == NULL ? eval_kernel(run, step, &error)
+            : step->block      ? opq_run_block(run, step, &error)
+            : step->matmul     ? opq_run_matmul(run, step, &error)
+                               : run_kernel(run, step, &error));
     return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);
 }
 

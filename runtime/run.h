@@ -31,7 +31,6 @@ void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buf
 /* The epilogue of a matmul step, per tile: data of opq_run_tile. */
 typedef struct opq_tiles {
     const opq_step *step;
-    opq_loops_run *run_loops;
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
     int64_t scratch, first_batch, first_row; /* where the engine's batch 0 and row 0 are */

@@ -13,7 +13,6 @@ enum { CACHE_BYTES = 384 << 10, ROWS_MIN = 16, ROWS_MAX = 256, ROWS_CAUSAL_MAX =
 
 typedef struct block_run {
     const opq_run_state *run;
-    const opq_step *step;
     const opq_block *block;
     opq_tiles tiles;
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
@@ -25,7 +24,7 @@ typedef struct block_run {
     atomic_int status;
 } block_run;
 
-static const opq_step *product_of(const block_run *r, int which) { return which == 0 ? r->block->first : r->step; }
+static const opq_step *product_of(const block_run *r, int which) { return which == 0 ? r->block->first : r->block->second; }
 
 static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 
@@ -116,19 +115,6 @@ static void place_locals(const block_run *r, const opq_step *step, const memory 
 
 enum { DIMS_MAX = OPQ_LOOP_MAX + OPQ_ACCESS_MAX * (OPQ_LOOP_MAX + 3) };
 
-/* Without code. */
-static void eval_rows(const block_run *r, void *const *buffers, const int64_t *given, int64_t row, int64_t rows,
-                      int64_t *found)
-{
-    const opq_step *step = r->block->rows;
-    int64_t dims[DIMS_MAX];
-    for (int64_t unit = row; unit < row + rows && found[0] == 0; unit++) {
-        opq_loops_unit(&step->loops, given, unit, dims);
-        if (r->tiles.run_loops(&step->loops, buffers, dims, r->scalars, found) != OPQ_OK)
-            found[0] = -1;
-    }
-}
-
 static void run_rows(block_run *r, const memory *m, int64_t row, int64_t rows, int64_t columns)
 {
     const opq_block *block = r->block;
@@ -144,8 +130,6 @@ static void run_rows(block_run *r, const memory *m, int64_t row, int64_t rows, i
     void *scratch = r->rows_scratch ? opq_thread_scratch((size_t)r->rows_scratch) : NULL;
     if (r->rows_scratch && scratch == NULL)
         found[0] = -1;
-    else if (step->code == NULL)
-        eval_rows(r, buffers, dims, row, rows, found);
     else
         step->code->fn(buffers, dims, r->scalars, row, row + rows, scratch, found);
     opq_step_error_add(r->tiles.error, found);
@@ -153,7 +137,7 @@ static void run_rows(block_run *r, const memory *m, int64_t row, int64_t rows, i
 
 static opq_status run_one(block_run *r, const memory *m, int64_t row, int64_t rows)
 {
-    int64_t first_m = r->block->first->matmul->contract.m, second_m = r->step->matmul->contract.m;
+    int64_t first_m = r->block->first->matmul->contract.m, second_m = r->block->second->matmul->contract.m;
     opq_gemm *gemm = r->run->runtime->gemm;
     int64_t columns = r->block->columns;
     if (r->causal && !m->full)
@@ -166,7 +150,7 @@ static opq_status run_one(block_run *r, const memory *m, int64_t row, int64_t ro
     OPQ_TRY(opq_gemm_run(gemm, &call));
     run_rows(r, m, row, rows, columns);
     opq_tiles tiles = r->tiles;
-    place_locals(r, r->step, m, row, tiles.buffers);
+    place_locals(r, r->block->second, m, row, tiles.buffers);
     tiles.first_batch = row / second_m;
     tiles.first_row = row % second_m;
     call = call_of(r, 1, m, row, rows);
@@ -219,16 +203,15 @@ static void plan(block_run *r)
 opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_step *rows = step->block->rows;
-    const opq_contract *c = &step->matmul->contract;
+    const opq_step *second = step->block->second;
+    const opq_contract *c = &second->matmul->contract;
     block_run r = {.run = run,
-                   .step = step,
                    .block = step->block,
-                   .tiles = {.step = step,
-                             .run_loops = run->runtime->run_loops,
+                   .tiles = {.step = second,
                              .error = error,
                              .scratch = opq_loops_scratch(&c->epilogue, c->dims)},
                    .rows_scratch = opq_loops_scratch(&rows->loops, rows->dims)};
-    opq_run_bind(run, step, r.tiles.buffers, r.tiles.scalars);
+    opq_run_bind(run, second, r.tiles.buffers, r.tiles.scalars);
     opq_run_bind(run, rows, r.buffers, r.scalars);
     plan(&r);
     int64_t units = r.block->count / r.matrix_rows * r.blocks;

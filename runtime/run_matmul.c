@@ -46,10 +46,7 @@ void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t 
     buffers[contract->tile] = (void *)tile;
     void *scratch = t->scratch ? opq_thread_scratch((size_t)t->scratch) : NULL;
     int64_t found[2] = {t->scratch && scratch == NULL ? -1 : 0, 0};
-    if (t->step->code == NULL) {
-        if (t->run_loops(loops, buffers, dims, t->scalars, found) != OPQ_OK)
-            found[0] = -1;
-    } else if (found[0] == 0)
+    if (found[0] == 0)
         t->step->code->fn(buffers, dims, t->scalars, 0, opq_loops_units(loops, dims), scratch, found);
     opq_step_error_add(t->error, found);
 }
@@ -141,7 +138,6 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_st
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
     opq_tiles t = {.step = step,
-                   .run_loops = run->runtime->run_loops,
                    .error = error,
                    .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
     opq_run_bind(run, step, t.buffers, t.scalars);

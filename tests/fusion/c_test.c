@@ -89,13 +89,8 @@ static void add_cases(opq_graph *graph, void *const *inputs)
         *c = (test_case){.graph = graph, .inputs = inputs, .fusion = (opq_fusion)fusion};
         expect_ok(opq_compile(calling, graph, c->fusion, &c->program));
         const opq_plan *plan = (const opq_plan *)c->program;
-        for (int s = 0; s < plan->step_count; s++) {
+        for (int s = 0; s < plan->step_count; s++)
             kernel_of(&plan->steps[s].loops);
-            if (plan->steps[s].block)
-                kernel_of(opq_step_code_loops(&plan->steps[s]));
-            if (plan->steps[s].block)
-                kernel_of(&plan->steps[s].block->rows->loops);
-        }
     }
 }
 
