@@ -44,6 +44,15 @@ static void print_add(opq_c_printer *p, int i, opq_loop_role role)
     ADD(p, "_add(&fold%d, v%d);\n", i, stmt->operand[0]);
 }
 
+/* How many turns a loop has here. */
+static void print_run(opq_c_printer *p, const opq_stmt *loop)
+{
+    ADD(p, loop->within ? "opq_block(" : "");
+    opq_c_dim(p, loop->variable);
+    if (loop->within)
+        ADD(p, ", %c)", opq_loop_letter(loop->within - 1));
+}
+
 /* Of the folds in a nest of reducing loops: their states before it, their results behind it. */
 static void print_folds(opq_c_printer *p, int loop, bool behind)
 {
@@ -73,7 +82,7 @@ static void print_folds(opq_c_printer *p, int loop, bool behind)
         ADD(p, "_begin(");
         opq_fold fold = opq_op_lowering((opq_op)stmts[i].op)->fold;
         if (role == OPQ_LOOP_lanes && fold != OPQ_FOLD_argmax && fold != OPQ_FOLD_argmin)
-            opq_c_dim(p, stmts[innermost].variable);
+            print_run(p, &stmts[innermost]);
         ADD(p, ");\n");
     }
 }
@@ -151,8 +160,12 @@ static opq_status print_loop(opq_c_printer *p, int i)
     if (may_be_simd(p->k, i))
         ADD(p, "#pragma omp simd\n");
     begin_line(p);
-    ADD(p, "for (int64_t %c = 0; %c < ", letter, letter);
-    opq_c_dim(p, loop->variable);
+    if (loop->within)
+        ADD(p, "for (int64_t %c0 = %c * OPQ_CHUNK, %c = %c0; %c < %c0 + ", letter, opq_loop_letter(loop->within - 1),
+            letter, letter, letter, letter);
+    else
+        ADD(p, "for (int64_t %c = 0; %c < ", letter, letter);
+    print_run(p, loop);
     ADD(p, "; %c++) { /* %s */\n", letter, opq_loop_role_name(role));
     p->depth++;
     p->reducing += opq_loop_reduces(role);

@@ -20,8 +20,11 @@ opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **ou
 /* LLVM IR ("llvm") or assembly ("asm") of a kernel. */
 opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text) OPQ_MUST_CHECK;
 
-/* How much independent work a launch has: units for begin/end. Any split of [0, units) gives the same bits. */
+/* How much independent work a launch has: units for begin/end. Any split of [0, units) gives the same bits, if there is one phase. */
 int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims);
+/* The phases and their units, which are numbered through: those of one phase are all done before the next begins. */
+enum { OPQ_PHASE_MAX = 8 };
+int opq_loops_phases(const opq_loops *loops, const int64_t *dims, int64_t out_units[OPQ_PHASE_MAX]);
 int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims);
 
 #endif

@@ -220,29 +220,36 @@ static int copies_for(const sweep *s, int cost)
     return copies;
 }
 
-/* Of this index of the outer loops: its segments. */
-static void emit_innermost(opq_nest *n, sweep *s, LLVMValueRef outer, LLVMValueRef segments, results *io)
+static void emit_segment(opq_nest *n, sweep *s, LLVMValueRef from, LLVMValueRef to, results *io)
 {
-    LLVMBuilderRef b = n->e->builder;
     int group = results_count(s), variable = opq_nest_stmt(n, s->leaf)->variable;
     int cost = opq_nest_cost(n, variable, s->leaf + 1, opq_nest_stmt(n, s->leaf)->end);
-    LLVMValueRef extent = n->extent[variable], chunk = opq_i64(n->e, OPQ_CHUNK), lanes[OPQ_CARRIED_MAX];
+    LLVMValueRef lanes[OPQ_CARRIED_MAX];
     opq_span span = {.loop = s->leaf,
                      .copies = copies_for(s, cost),
                      .rotate = s->turn,
                      .carried = s->turn * group,
                      .after = accumulate,
                      .data = s};
+    s->segment_start = from;
+    for (int t = 0; t < s->turn; t++)
+        start_lanes(n, s, lanes + t * group);
+    opq_nest_span(n, &span, from, to, lanes);
+    fold_segment(n, s, lanes, LLVMBuildAdd(n->e->builder, s->row, from, ""), io);
+}
+
+/* Of this index of the outer loops: its segments. */
+static void emit_innermost(opq_nest *n, sweep *s, LLVMValueRef outer, LLVMValueRef segments, results *io)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int group = results_count(s);
+    LLVMValueRef extent = n->extent[opq_nest_stmt(n, s->leaf)->variable], chunk = opq_i64(n->e, OPQ_CHUNK);
     s->row = LLVMBuildMul(b, outer, extent, "");
     opq_loop loop;
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), extent, OPQ_CHUNK, io->value, group);
-    s->segment_start = loop.index;
     LLVMValueRef end = LLVMBuildAdd(b, loop.index, chunk, "");
     end = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, end, extent, ""), end, extent, "");
-    for (int t = 0; t < s->turn; t++)
-        start_lanes(n, s, lanes + t * group);
-    opq_nest_span(n, &span, loop.index, end, lanes);
-    fold_segment(n, s, lanes, LLVMBuildAdd(b, s->row, loop.index, ""), io);
+    emit_segment(n, s, loop.index, end, io);
     LLVMValueRef per_outer = LLVMBuildUDiv(b, LLVMBuildAdd(b, extent, opq_i64(n->e, OPQ_CHUNK - 1), ""), chunk, "");
     LLVMValueRef number =
         LLVMBuildAdd(b, LLVMBuildMul(b, outer, per_outer, ""), LLVMBuildUDiv(b, loop.index, chunk, ""), "");
@@ -289,6 +296,23 @@ static void plan_sweep(opq_nest *n, int loop, sweep *s)
     }
 }
 
+static void start_results(opq_nest *n, const sweep *s, results *io)
+{
+    int at = 0;
+    for (int r = 0; r < s->count; r++) {
+        io->value[at++] = opq_fold_identity(n->e, s->reductions[r].fold, s->reductions[r].dtype);
+        if (s->reductions[r].is_arg)
+            io->value[at++] = opq_splat_int(n->e, opq_vector_type(n->e, OPQ_i64), 0);
+    }
+}
+
+static void define_results(opq_nest *n, const sweep *s, const results *io)
+{
+    int at = 0;
+    for (int r = 0; r < s->count; at += s->reductions[r].is_arg ? 2 : 1, r++)
+        opq_nest_define(n, s->reductions[r].stmt, io->value[s->reductions[r].is_arg ? at + 1 : at]);
+}
+
 void opq_emit_lanes(opq_nest *n, int loop)
 {
     sweep s;
@@ -301,16 +325,20 @@ void opq_emit_lanes(opq_nest *n, int loop)
     segments = LLVMBuildUDiv(b, segments, opq_i64(n->e, OPQ_CHUNK), "");
     if (outer.rank)
         segments = LLVMBuildMul(b, opq_odometer_count(n, &outer), segments, "");
-    int at = 0;
-    for (int r = 0; r < s.count; r++) {
-        io.value[at++] = opq_fold_identity(n->e, s.reductions[r].fold, s.reductions[r].dtype);
-        if (s.reductions[r].is_arg)
-            io.value[at++] = opq_splat_int(n->e, opq_vector_type(n->e, OPQ_i64), 0);
-    }
+    start_results(n, &s, &io);
     with_upper(n, &s, segments, true, &io);
     emit_outer(n, &s, &outer, segments, &io);
     with_upper(n, &s, segments, false, &io);
-    at = 0;
-    for (int r = 0; r < s.count; at += s.reductions[r].is_arg ? 2 : 1, r++)
-        opq_nest_define(n, s.reductions[r].stmt, io.value[s.reductions[r].is_arg ? at + 1 : at]);
+    define_results(n, &s, &io);
+}
+
+void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to)
+{
+    sweep s;
+    results io;
+    plan_sweep(n, loop, &s);
+    start_results(n, &s, &io);
+    s.row = opq_i64(n->e, 0);
+    emit_segment(n, &s, from, to, &io);
+    define_results(n, &s, &io);
 }

@@ -111,9 +111,15 @@ static void emit_counted(opq_nest *n, int stmt)
 static void emit_loop(opq_nest *n, int stmt)
 {
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
-    LLVMValueRef zero = opq_i64(n->e, 0), extent = n->extent[loop->variable];
+    LLVMValueRef from = opq_i64(n->e, 0), to = n->extent[loop->variable];
+    if (loop->within) {
+        from = LLVMBuildMul(n->e->builder, n->index[loop->within - 1], opq_i64(n->e, OPQ_CHUNK), "");
+        to = smaller(n, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, OPQ_CHUNK), ""), to);
+    }
     bool leaf = !has_loops(n->k, stmt), outside = n->vector < 0;
-    if (loop->role == OPQ_LOOP_lanes && outside)
+    if (loop->role == OPQ_LOOP_lanes && outside && loop->within)
+        opq_emit_chunk(n, stmt, from, to);
+    else if (loop->role == OPQ_LOOP_lanes && outside)
         opq_emit_lanes(n, stmt);
     else if (loop->role == OPQ_LOOP_column && !outside)
         opq_emit_column(n, stmt);
@@ -121,9 +127,9 @@ static void emit_loop(opq_nest *n, int stmt)
         opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: no code for its loop %c", n->k->name,
                                   opq_loop_letter(loop->variable)));
     else if (leaf && outside && (loop->role == OPQ_LOOP_vector || loop->role == OPQ_LOOP_serial))
-        emit_vectors(n, stmt, zero, extent);
+        emit_vectors(n, stmt, from, to);
     else if (loop->role == OPQ_LOOP_vector && outside)
-        emit_strip(n, stmt, zero, extent);
+        emit_strip(n, stmt, from, to);
     else
         emit_counted(n, stmt);
 }
@@ -196,47 +202,142 @@ static int first_loop(const opq_loops *k)
     return first;
 }
 
-void opq_emit_loops(opq_nest *n)
+/* [from, to) begins with a loop. */
+static void emit_phase(opq_nest *n, int from, int to)
 {
-    int first = first_loop(n->k), end = n->k->stmt_count;
-    opq_nest_run(n, 0, first);
-    if (first == end)
-        return;
-    const opq_stmt *loop = opq_nest_stmt(n, first);
+    const opq_stmt *loop = opq_nest_stmt(n, from);
     opq_chain chain = {0};
     if (loop->role == OPQ_LOOP_parallel) {
-        chain = opq_nest_chain(n->k, first);
+        chain = opq_nest_chain(n->k, from);
         int last = chain.loop[chain.count - 1];
         emit_units(n, &chain, last + 1, opq_nest_stmt(n, last)->end);
-    } else if (loop->role == OPQ_LOOP_vector && has_loops(n->k, first)) {
-        emit_units(n, &chain, first, end);
+    } else if (loop->role == OPQ_LOOP_vector && has_loops(n->k, from)) {
+        emit_units(n, &chain, from, to);
     } else if (loop->role == OPQ_LOOP_vector) {
-        emit_vectors(n, first, n->begin, n->end);
+        emit_vectors(n, from, n->begin, n->end);
     } else {
-        emit_block(n, first, end);
+        emit_block(n, from, to);
     }
 }
 
-/* ---- launching */
-
-int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims)
+static int64_t units_of(const opq_loops *k, const int64_t *dims, int first, int end)
 {
-    int first = first_loop(loops), from = first, to = loops->stmt_count;
-    const opq_stmt *stmts = loops->stmts;
+    int from = first, to = end;
+    const opq_stmt *stmts = k->stmts;
     int64_t units = 1;
-    if (first == to || (stmts[first].role != OPQ_LOOP_parallel && stmts[first].role != OPQ_LOOP_vector))
+    if (first == end || (stmts[first].role != OPQ_LOOP_parallel && stmts[first].role != OPQ_LOOP_vector))
         return 1;
     if (stmts[first].role == OPQ_LOOP_parallel) {
-        opq_chain chain = opq_nest_chain(loops, first);
+        opq_chain chain = opq_nest_chain(k, first);
         for (int i = 0; i < chain.count; i++)
             units *= dims[stmts[chain.loop[i]].variable];
         from = chain.loop[chain.count - 1] + 1;
         to = stmts[from - 1].end;
-    } else if (!has_loops(loops, first)) {
+    } else if (!has_loops(k, first)) {
         return dims[stmts[first].variable];
     }
-    int strip = strip_of(loops, from, to);
+    int strip = strip_of(k, from, to);
     return strip < 0 ? units : units * ((dims[stmts[strip].variable] + OPQ_LANES - 1) / OPQ_LANES);
+}
+
+/* ---- phases: a parallel loop at the top is one, what stands between two of them another */
+
+typedef struct phases {
+    int count, from[OPQ_PHASE_MAX + 1]; /* and where the last one ends */
+} phases;
+
+static phases find_phases(const opq_loops *k)
+{
+    phases p = {.count = 1, .from = {first_loop(k)}};
+    bool parallel = false;
+    for (int i = p.from[0]; i < k->stmt_count; i = k->stmts[i].op == OPQ_STMT_loop ? k->stmts[i].end : i + 1) {
+        bool next = k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_parallel;
+        if (i > p.from[0] && (next || parallel) && p.count < OPQ_PHASE_MAX)
+            p.from[p.count++] = i;
+        parallel = next;
+    }
+    p.from[p.count] = k->stmt_count;
+    return p;
+}
+
+/* Units begin..end of the phase from unit `first` on, if there are such. */
+static LLVMValueRef emit_some(opq_nest *n, const phases *p, int phase, LLVMValueRef first, LLVMValueRef begin,
+                              LLVMValueRef end)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef zero = opq_i64(n->e, 0), units = opq_i64(n->e, 1), address[OPQ_ACCESS_MAX];
+    const opq_stmt *loop = opq_nest_stmt(n, p->from[phase]);
+    if (loop->op == OPQ_STMT_loop && loop->role == OPQ_LOOP_parallel) {
+        opq_chain chain = opq_nest_chain(n->k, p->from[phase]);
+        opq_odometer odometer = opq_nest_odometer(n, &chain);
+        units = opq_odometer_count(n, &odometer);
+        int last = chain.loop[chain.count - 1];
+        if (strip_of(n->k, last + 1, opq_nest_stmt(n, last)->end) >= 0)
+            opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: strips in one of several phases", n->k->name));
+    }
+    n->begin = LLVMBuildSub(b, begin, first, "");
+    n->begin = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, zero, ""), zero, n->begin, "");
+    n->end = smaller(n, LLVMBuildSub(b, end, first, ""), units);
+    LLVMBasicBlockRef some = opq_nest_block(n, "phase"), next = opq_nest_block(n, "next_phase");
+    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, n->end, ""), some, next);
+    LLVMPositionBuilderAtEnd(b, some);
+    memcpy(address, n->address, sizeof address);
+    if (loop->op == OPQ_STMT_loop)
+        emit_phase(n, p->from[phase], p->from[phase + 1]);
+    else
+        emit_block(n, p->from[phase], p->from[phase + 1]);
+    memcpy(n->address, address, sizeof address);
+    LLVMBuildBr(b, next);
+    LLVMPositionBuilderAtEnd(b, next);
+    return LLVMBuildAdd(b, first, units, "");
+}
+
+/* Phases meet in memory alone: one does not see the other's values. */
+static bool are_apart(const opq_loops *k, const phases *p)
+{
+    for (int phase = 0; phase < p->count; phase++)
+        for (int i = p->from[phase]; i < p->from[phase + 1]; i++)
+            for (int o = 0; o < 3; o++)
+                if (k->stmts[i].operand[o] >= p->from[0] && k->stmts[i].operand[o] < p->from[phase])
+                    return false;
+    return true;
+}
+
+void opq_emit_loops(opq_nest *n)
+{
+    phases p = find_phases(n->k);
+    opq_nest_run(n, 0, p.from[0]);
+    if (p.from[0] == n->k->stmt_count)
+        return;
+    if (p.count == 1) {
+        emit_phase(n, p.from[0], n->k->stmt_count);
+        return;
+    }
+    if (!are_apart(n->k, &p))
+        opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: a value goes from one phase to another", n->k->name));
+    LLVMValueRef first = opq_i64(n->e, 0), begin = n->begin, end = n->end;
+    for (int phase = 0; phase < p.count; phase++)
+        first = emit_some(n, &p, phase, first, begin, end);
+}
+
+/* ---- launching */
+
+int opq_loops_phases(const opq_loops *loops, const int64_t *dims, int64_t out_units[OPQ_PHASE_MAX])
+{
+    phases p = find_phases(loops);
+    for (int i = 0; i < p.count; i++)
+        out_units[i] = loops->stmts[p.from[i]].op == OPQ_STMT_loop || p.from[i] == loops->stmt_count
+                           ? units_of(loops, dims, p.from[i], p.from[i + 1])
+                           : 1;
+    return p.count;
+}
+
+int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims)
+{
+    int64_t units[OPQ_PHASE_MAX], all = 0;
+    for (int phase = 0, count = opq_loops_phases(loops, dims, units); phase < count; phase++)
+        all += units[phase];
+    return all;
 }
 
 int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims)

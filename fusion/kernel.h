@@ -63,6 +63,8 @@ typedef struct opq_kernel {
     uint8_t kind; /* opq_kernel_kind: map, row, column, index, matmul */
     uint8_t rank;
     uint8_t reduced[OPQ_LOOP_MAX];
+    bool blocks; /* a row alone: loop 0 counts the blocks of loop 1, and buffers and accesses from these on are the kernel's own */
+    int16_t own_buffer, own_access;
     int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;
     opq_access *accesses;
     opq_instr *instrs;

@@ -8,6 +8,9 @@
  * A role is a permission and never a meaning: running every loop in order, and every fold by its rule, gives the bits. Loops of one letter
  * are one variable of the kernel, which may be run several times: in one sweep after another.
  *
+ * A loop `in` another runs a block of OPQ_CHUNK of its turns, which is a turn of the other: of a long row, threads do the blocks, and what
+ * they make is combined in a loop that follows. Loops one after another at the top are phases: all of one is done before the next begins.
+ *
  * Run-time arguments are those of opq_kernel: extents of the variables, then for each access its offset, its stride along each variable,
  * at_stride and at_extent. d3 is the fourth of them.
  */
@@ -48,6 +51,7 @@ typedef struct opq_stmt {
     uint8_t dtype;      /* as in opq_instr; local: of an element */
     uint8_t role;       /* loop: opq_loop_role */
     uint8_t variable;   /* loop */
+    uint8_t within;     /* loop: 1 + the variable whose turn is a block of OPQ_CHUNK of its turns; 0: all of them */
     uint16_t variables; /* local: bit l */
     int16_t operand[3]; /* statements; -1: none */
     int16_t access;     /* of the kernel; keep, kept: the local's statement; -1: none */
@@ -56,15 +60,26 @@ typedef struct opq_stmt {
     opq_ref node;       /* of the graph, that may fail here, for messages; not in the key */
 } opq_stmt;
 
+typedef enum opq_buffer_use { OPQ_BUFFER_in, OPQ_BUFFER_out, OPQ_BUFFER_own } opq_buffer_use; /* own: between phases */
+
 typedef struct opq_loops {
     const char *name;
     int rank; /* variables */
     int buffer_count, scalar_count, access_count, stmt_count;
     const opq_access *accesses;
-    uint8_t *written; /* per buffer */
+    uint8_t *written; /* per buffer: opq_buffer_use */
     opq_stmt *stmts;
 } opq_loops;
 
+/* Turns [out_from, out_to) of a loop where the loops around are at `index`. */
+static inline void opq_loop_turns(const opq_stmt *loop, const int64_t *dims, const int64_t *index, int64_t *out_from,
+                                  int64_t *out_to)
+{
+    *out_from = loop->within ? index[loop->within - 1] * OPQ_CHUNK : 0;
+    *out_to = dims[loop->variable];
+    if (loop->within && *out_from + OPQ_CHUNK < *out_to)
+        *out_to = *out_from + OPQ_CHUNK;
+}
 static inline int opq_loops_dims_count(const opq_loops *k) { return opq_dims_of(k->rank, k->access_count); }
 
 /* The tree of a flat kernel; `arena` holds it. Borrows the kernel's accesses and name. */

@@ -186,6 +186,76 @@ static void emit_kept(builder *b, int depth)
     close_loop(b, loop);
 }
 
+/* ---- blocks of a row alone
+ *
+ *   parallel i { lanes j in i { .. fold }  store its result }  lanes i { load; fold again }  the rest
+ *
+ * A block is a chunk of the rule `lanes`, whose results go through the rule once more: the bits are those of one loop.
+ */
+
+static void store_results(builder *b, bool again)
+{
+    const opq_kernel *k = b->kernel;
+    int16_t access = k->own_access;
+    for (int i = 0; i < k->instr_count; i++) {
+        const opq_instr *instr = &k->instrs[i];
+        if (!opq_instr_reduces(instr))
+            continue;
+        int operand = again ? b->out->stmt_count : b->stmt[i];
+        opq_stmt *moved = push(b, again ? OPQ_INSTR_load : OPQ_INSTR_store);
+        moved->dtype = instr->dtype;
+        moved->access = access++;
+        if (!again) {
+            moved->operand[0] = (int16_t)operand;
+            continue;
+        }
+        b->stmt[i] = (int16_t)b->out->stmt_count;
+        opq_stmt *fold = push(b, instr->op);
+        fold->dtype = instr->dtype;
+        fold->operand[0] = (int16_t)operand;
+    }
+}
+
+static int open_blocks(builder *b, opq_loop_role role, int variable, int within)
+{
+    opq_stmt *loop = push(b, OPQ_STMT_loop);
+    loop->role = (uint8_t)role;
+    loop->variable = (uint8_t)variable;
+    loop->within = (uint8_t)(within + 1);
+    return b->out->stmt_count - 1;
+}
+
+/* What is not inside, without folds: what the blocks may need, or the rest. */
+static void emit_of_row(builder *b, bool late)
+{
+    for (int i = 0; i < b->kernel->instr_count; i++) {
+        const opq_instr *instr = &b->kernel->instrs[i];
+        if (!is_inside(b, i) && !opq_instr_reduces(instr) && late == (instr->sweep > 0 || opq_instr_is_root(instr)))
+            emit(b, i);
+    }
+}
+
+static void emit_blocks(builder *b)
+{
+    bool needed[OPQ_BODY_MAX];
+    needs(b, 0, needed);
+    emit_of_row(b, false);
+    int blocks = open_blocks(b, OPQ_LOOP_parallel, 0, -1), block = open_blocks(b, OPQ_LOOP_lanes, 1, 0);
+    for (int i = 0; i < b->kernel->instr_count; i++)
+        if (needed[i] && is_inside(b, i))
+            emit(b, i);
+    for (int i = 0; i < b->kernel->instr_count; i++)
+        if (opq_instr_reduces(&b->kernel->instrs[i]))
+            emit(b, i);
+    close_loop(b, block);
+    store_results(b, false);
+    close_loop(b, blocks);
+    int again = open_blocks(b, OPQ_LOOP_lanes, 0, -1);
+    store_results(b, true);
+    close_loop(b, again);
+    emit_of_row(b, true);
+}
+
 /* ---- the kernel */
 
 static void order_loops(builder *b)
@@ -205,6 +275,7 @@ static opq_status make_room(builder *b, opq_arena *arena)
     const opq_kernel *k = b->kernel;
     int sweeps = k->sweep_count > 0 ? k->sweep_count : 1;
     int capacity = sweeps * (2 * k->instr_count + k->rank) + k->rank + k->spill_count + 1;
+    capacity += k->blocks ? 3 * k->instr_count : 0;
     b->out->stmts = opq_arena_alloc(arena, (size_t)capacity * sizeof *b->out->stmts);
     b->out->written = opq_arena_alloc(arena, (size_t)k->buffer_count + 1);
     if (b->out->stmts == NULL || b->out->written == NULL)
@@ -232,6 +303,11 @@ opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops
             kernel->accesses[instr->access].buffer >= 0)
             out_loops->written[kernel->accesses[instr->access].buffer] = 1;
     }
-    emit_kept(&b, 0);
+    for (int i = kernel->own_buffer; kernel->blocks && i < kernel->buffer_count; i++)
+        out_loops->written[i] = OPQ_BUFFER_own;
+    if (kernel->blocks)
+        emit_blocks(&b);
+    else
+        emit_kept(&b, 0);
     return OPQ_OK;
 }

@@ -233,12 +233,14 @@ static opq_status eval_loop(machine *m, int i)
 {
     const opq_stmt *loop = &m->k->stmts[i];
     opq_loop_role role = (opq_loop_role)loop->role;
-    int64_t extent = m->dims[loop->variable], run = extent;
+    int64_t from, to, run;
+    opq_loop_turns(loop, m->dims, m->index, &from, &to);
+    run = to - from;
     opq_status status = OPQ_OK;
     for (int k = i + 1; k < loop->end && m->reducing == 0 && role == OPQ_LOOP_chain; k++)
         m->values[k] = (opq_number){.f = 0};
     m->reducing += opq_loop_reduces(role);
-    for (int64_t turn = 0; turn < extent && status == OPQ_OK; turn++) {
+    for (int64_t turn = from; turn < to && status == OPQ_OK; turn++) {
         m->index[loop->variable] = turn;
         status = eval_body(m, i + 1, loop->end);
     }

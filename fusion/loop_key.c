@@ -18,6 +18,7 @@ static void put_stmt(opq_text *key, const opq_stmt *stmt)
     if (stmt->op == OPQ_STMT_loop) {
         PUT(key, stmt->role);
         PUT(key, stmt->variable);
+        PUT(key, stmt->within);
         PUT(key, stmt->end);
     } else if (stmt->op == OPQ_STMT_local) {
         PUT(key, stmt->variables);

@@ -259,8 +259,12 @@ static opq_status open_loop(parser *p, int role)
         return fail(p, "this variable has a loop already");
     OPQ_TRY(opq_reader_want(&p->r, "<"));
     OPQ_TRY(want_argument(p, variable));
+    int within = -1;
+    if (opq_reader_take(&p->r, "in"))
+        OPQ_TRY(read_variable(p, &within));
     OPQ_TRY(opq_reader_want(&p->r, "{"));
     loop->op = OPQ_STMT_loop;
+    loop->within = (uint8_t)(within + 1);
     loop->role = (uint8_t)role;
     loop->variable = (uint8_t)variable;
     p->running |= (uint16_t)(1u << variable);
@@ -336,7 +340,9 @@ static opq_status read_head(parser *p, char *name)
         if (number != buffer)
             return fail(p, "buffers are numbered in order");
         OPQ_TRY(opq_reader_want(&p->r, ":"));
-        p->out->written[buffer] = opq_reader_take(&p->r, "out ");
+        p->out->written[buffer] = opq_reader_take(&p->r, "out ")   ? OPQ_BUFFER_out
+                                  : opq_reader_take(&p->r, "own ") ? OPQ_BUFFER_own
+                                                                   : OPQ_BUFFER_in;
         OPQ_TRY(read_dtype(p, &p->buffer_dtype[buffer]));
         p->out->buffer_count++;
     }

@@ -72,8 +72,11 @@ static void print_body(const opq_loops *k, int from, int to, int depth, opq_text
         const opq_stmt *stmt = &k->stmts[i];
         indent(text, depth);
         if (stmt->op == OPQ_STMT_loop) {
-            opq_text_add(text, "%s %c < d%d {\n", opq_loop_role_name((opq_loop_role)stmt->role),
+            opq_text_add(text, "%s %c < d%d", opq_loop_role_name((opq_loop_role)stmt->role),
                          opq_loop_letter(stmt->variable), stmt->variable);
+            if (stmt->within)
+                opq_text_add(text, " in %c", opq_loop_letter(stmt->within - 1));
+            opq_text_add(text, " {\n");
             print_body(k, i + 1, stmt->end, depth + 1, text);
             indent(text, depth);
             opq_text_add(text, "}\n");
@@ -98,10 +101,10 @@ static const char *dtype_of_buffer(const opq_loops *k, int buffer)
 
 void opq_loops_print(const opq_loops *loops, opq_text *out_text)
 {
+    static const char *const uses[] = {"", "out ", "own "};
     opq_text_add(out_text, "kernel @%s(", loops->name ? loops->name : "");
     for (int i = 0; i < loops->buffer_count; i++)
-        opq_text_add(out_text, "%sb%d: %s%s", i ? ", " : "", i, loops->written[i] ? "out " : "",
-                     dtype_of_buffer(loops, i));
+        opq_text_add(out_text, "%sb%d: %s%s", i ? ", " : "", i, uses[loops->written[i]], dtype_of_buffer(loops, i));
     opq_text_add(out_text, ") over ");
     for (int l = 0; l < loops->rank; l++)
         opq_text_add(out_text, "%s%c", l ? ", " : "", opq_loop_letter(l));

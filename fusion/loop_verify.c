@@ -184,8 +184,10 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     NEED(loop->variable < v->k->rank && !(v->running >> loop->variable & 1), "this variable has a loop already");
     NEED(!inner || (loop->role == around->role && loop->end == around->end),
          "in a reducing loop stands one of its kind, as the last");
-    NEED(around || loop->end == v->k->stmt_count || reduces || loop->role == OPQ_LOOP_each,
-         "threads divide the last loop");
+    NEED(!loop->within || (loop->within <= v->k->rank && v->running >> (loop->within - 1) & 1),
+         "no loop counts the blocks of this one");
+    NEED(!loop->within || loop->role == OPQ_LOOP_lanes || loop->role == OPQ_LOOP_vector, "such a loop has no blocks");
+    NEED(around || loop->end == v->k->stmt_count || loop->role != OPQ_LOOP_vector, "threads divide the last loop");
     v->open[v->depth++] = at;
     v->running |= (uint16_t)(1u << loop->variable);
     OPQ_TRY(check_block(v, at + 1, loop->end));
@@ -266,6 +268,13 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
     return OPQ_OK;
 }
 
+static bool moves(const verifier *v, int access, int variable, const int64_t *dims)
+{
+    opq_stride stride = (opq_stride)v->k->accesses[access].stride[variable];
+    return stride == OPQ_STRIDE_one ||
+           (stride == OPQ_STRIDE_any && dims[opq_dims_of(v->k->rank, access) + 1 + variable] != 0);
+}
+
 static opq_status check_reach(const verifier *v, const opq_stmt *stmt, const int64_t *dims, const int64_t *bytes)
 {
     const opq_access *a = &v->k->accesses[stmt->access];
@@ -280,8 +289,11 @@ static opq_status check_reach(const verifier *v, const opq_stmt *stmt, const int
     for (int d = 0; d < v->depth; d++) {
         const opq_stmt *loop = &v->k->stmts[v->open[d]];
         int l = loop->variable;
-        bool stays = a->stride[l] == OPQ_STRIDE_zero ||
-                     (a->stride[l] == OPQ_STRIDE_any && dims[opq_dims_of(v->k->rank, stmt->access) + 1 + l] == 0);
+        bool stays = !moves(v, stmt->access, l, dims);
+        for (int inner = d + 1; inner < v->depth; inner++) { /* from block to block */
+            const opq_stmt *of = &v->k->stmts[v->open[inner]];
+            stays = stays && (of->within != l + 1 || !moves(v, stmt->access, of->variable, dims));
+        }
         NEED(loop->role == OPQ_LOOP_serial || dims[l] <= 1 || !stays, "turns that are independent store one element");
     }
     return OPQ_OK;

@@ -5,10 +5,11 @@
  * about logical axes (opq_tree), not about memory.
  */
 #include "fusion/lower_state.h"
+#include "graph/eval.h"
 
 #include <string.h>
 
-enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16 };
+enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16 };
 
 typedef struct loops {
     int count;
@@ -167,6 +168,8 @@ static void set_depends(opq_lower_state *state, const opq_kernel *kernel)
     uint16_t reduced = opq_kernel_reduced_mask(kernel);
     for (int i = 0; i < state->instr_count; i++) {
         opq_instr *instr = &state->instrs[i];
+        instr->depends = 0;
+        instr->sweep = 0;
         for (int k = 0; k < 3; k++) {
             if (instr->operand[k] < 0)
                 continue;
@@ -234,6 +237,57 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
     }
 }
 
+/* ---- blocks of a long row alone */
+
+/* One pass over its elements makes all reductions, and what they make is combined as they are. */
+static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kernel, const loops *l)
+{
+    int folds = 0;
+    if (!state->request->decided || kernel->kind != OPQ_KERNEL_row || l->count != 1 ||
+        l->extent[0] < BLOCKS_MIN * OPQ_CHUNK)
+        return false;
+    for (int i = 0; i < state->instr_count; i++) {
+        const opq_instr *instr = &state->instrs[i];
+        if (opq_instr_checks(instr) || instr->op == OPQ_INSTR_nonzero || (instr->sweep > 0 && instr->depends != 0))
+            return false;
+        if (!opq_instr_reduces(instr))
+            continue;
+        opq_fold fold = opq_op_lowering((opq_op)instr->op)->fold;
+        opq_dtype operand = (opq_dtype)state->instrs[instr->operand[0]].dtype, result = (opq_dtype)instr->dtype;
+        if (fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin || instr->sweep > 0 ||
+            opq_eval_fold_dtype(fold, operand, result) != result)
+            return false;
+        folds++;
+    }
+    return state->buffer_count + folds <= OPQ_BUFFER_MAX && state->access_count + folds <= OPQ_ACCESS_MAX;
+}
+
+/* A loop over blocks around the row's, and for each reduction a buffer of a result for each block. */
+static void make_blocks(opq_lower_state *state, opq_kernel *kernel, loops *l)
+{
+    l->source[1] = l->source[0];
+    l->extent[1] = l->extent[0];
+    l->role[1] = l->role[0];
+    l->source[0] = -1;
+    l->extent[0] = (l->extent[1] + OPQ_CHUNK - 1) / OPQ_CHUNK;
+    l->role[0] = OPQ_ROLE_kept;
+    l->count = 2;
+    kernel->blocks = true;
+    kernel->own_buffer = kernel->buffer_count;
+    kernel->own_access = kernel->access_count;
+    for (int i = 0; i < state->instr_count; i++) {
+        if (!opq_instr_reduces(&state->instrs[i]))
+            continue;
+        opq_affine nowhere = {0};
+        state->accesses[state->access_count] =
+            (opq_access){.buffer = (int16_t)state->buffer_count, .dtype = state->instrs[i].dtype};
+        state->affines[state->access_count++] = nowhere;
+        state->buffers[state->buffer_count++] = -1;
+    }
+    kernel->buffer_count = (int16_t)state->buffer_count;
+    kernel->access_count = (int16_t)state->access_count;
+}
+
 static opq_status copy_out(opq_lower_state *state, const loops *l)
 {
     opq_lowered *out = state->out;
@@ -253,6 +307,8 @@ static opq_status copy_out(opq_lower_state *state, const loops *l)
             dims[1 + i] = coef(state, a, l->source[i]);
         dims[1 + kernel->rank] = state->affines[a].coef[OPQ_AT];
         dims[2 + kernel->rank] = dims[1 + kernel->rank] ? state->at_extents[a] : 0;
+        if (kernel->blocks && a >= kernel->own_access)
+            dims[1] = 1;
     }
     return OPQ_OK;
 }
@@ -267,7 +323,21 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops 
                                            : vector && stride == 1 ? OPQ_STRIDE_one
                                                                    : OPQ_STRIDE_any;
         }
+    for (int a = kernel->own_access; kernel->blocks && a < state->access_count; a++)
+        state->accesses[a].stride[0] = OPQ_STRIDE_one;
     kernel->accesses = state->accesses;
+}
+
+/* What follows from the loops for the kernel and its instructions. */
+static void set_loops(opq_lower_state *state, opq_kernel *kernel, const loops *l)
+{
+    kernel->rank = (uint8_t)l->count;
+    kernel->sweep_count = 1;
+    for (int i = 0; i < l->count; i++)
+        kernel->reduced[i] =
+            l->role[i] == OPQ_ROLE_reduced_outer || l->role[i] == OPQ_ROLE_reduced_inner || l->role[i] == OPQ_ROLE_k;
+    set_strides(state, kernel, l);
+    set_depends(state, kernel);
 }
 
 opq_status opq_lower_finish(opq_lower_state *state)
@@ -299,18 +369,16 @@ opq_status opq_lower_finish(opq_lower_state *state)
                    : reduces            ? (state->column ? OPQ_KERNEL_column : OPQ_KERNEL_row)
                    : state->out->serial ? OPQ_KERNEL_index
                                         : OPQ_KERNEL_map;
-    kernel->rank = (uint8_t)l.count;
-    kernel->sweep_count = 1;
     kernel->buffer_count = (int16_t)state->buffer_count;
     kernel->scalar_count = (int16_t)state->scalar_count;
     kernel->access_count = (int16_t)state->access_count;
     kernel->instr_count = (int16_t)state->instr_count;
-    for (int i = 0; i < l.count; i++)
-        kernel->reduced[i] = l.role[i] == OPQ_ROLE_reduced_outer || l.role[i] == OPQ_ROLE_reduced_inner ||
-                             l.role[i] == OPQ_ROLE_k;
-    set_strides(state, kernel, &l);
     kernel->instrs = state->instrs;
-    set_depends(state, kernel);
+    set_loops(state, kernel, &l);
+    if (may_have_blocks(state, kernel, &l)) {
+        make_blocks(state, kernel, &l);
+        set_loops(state, kernel, &l);
+    }
     if (opq_kernel_excess(kernel)) /* the body and the arguments kept their limits while they were emitted */
         refuse(state, OPQ_REFUSAL_reductions);
     if (state->refusal != OPQ_REFUSAL_none)

@@ -50,6 +50,34 @@ static void mark_stored(opq_planner *p)
             store_undefined(p, opq_node_at(graph, n)->operand[k]);
 }
 
+static opq_status reserve_storage(opq_planner *p, int32_t capacity)
+{
+    opq_plan *plan = p->plan;
+    opq_storage *storage = opq_arena_alloc(&plan->arena, (size_t)capacity * sizeof *storage);
+    int32_t *same_as = opq_arena_alloc(&plan->arena, (size_t)capacity * sizeof *same_as);
+    if (storage == NULL || same_as == NULL)
+        return out_of_memory();
+    if (p->storage_capacity > 0) {
+        memcpy(storage, plan->storage, (size_t)plan->storage_count * sizeof *storage);
+        memcpy(same_as, p->same_as, (size_t)plan->storage_count * sizeof *same_as);
+    }
+    plan->storage = storage;
+    p->same_as = same_as;
+    p->storage_capacity = capacity;
+    return OPQ_OK;
+}
+
+opq_status opq_planner_add_storage(opq_planner *p, int64_t bytes, int32_t *out_id)
+{
+    opq_plan *plan = p->plan;
+    if (plan->storage_count == p->storage_capacity)
+        OPQ_TRY(reserve_storage(p, 2 * p->storage_capacity));
+    *out_id = plan->storage_count++;
+    plan->storage[*out_id] = (opq_storage){.home = OPQ_HOME_temporary, .bytes = bytes, .first = -1, .last = -1};
+    p->same_as[*out_id] = *out_id;
+    return OPQ_OK;
+}
+
 static opq_status number_storage(opq_planner *p)
 {
     opq_plan *plan = p->plan;
@@ -63,11 +91,10 @@ static opq_status number_storage(opq_planner *p)
             p->slot_of[n] = slots++;
     }
     plan->slot_count = slots;
-    plan->storage = opq_arena_alloc(&plan->arena, ((size_t)plan->storage_count + 1) * sizeof *plan->storage);
+    OPQ_TRY(reserve_storage(p, plan->storage_count + 1));
     plan->slot_source = opq_arena_alloc(&plan->arena, ((size_t)slots + 1) * sizeof *plan->slot_source);
     plan->slot_value = opq_arena_alloc(&plan->arena, ((size_t)slots + 1) * sizeof *plan->slot_value);
-    p->same_as = opq_arena_alloc(&plan->arena, ((size_t)plan->storage_count + 1) * sizeof *p->same_as);
-    if (!plan->storage || !plan->slot_source || !plan->slot_value || !p->same_as)
+    if (!plan->slot_source || !plan->slot_value)
         return out_of_memory();
     for (opq_ref n = 0; n < p->graph->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);

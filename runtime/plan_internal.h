@@ -14,10 +14,13 @@ typedef struct opq_planner {
     int32_t *storage_of; /* per node, -1 */
     int32_t *slot_of;    /* per node: scalar slot, -1 */
     int32_t *same_as;    /* per storage: works in place of; itself otherwise */
+    int32_t storage_capacity;
 } opq_planner;
 
 int32_t opq_planner_storage(const opq_planner *planner,
                             opq_ref ref); /* of a node or what it reshapes; -1: undefined memory */
+/* A temporary that is no node's. */
+opq_status opq_planner_add_storage(opq_planner *planner, int64_t bytes, int32_t *out_id) OPQ_MUST_CHECK;
 opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step) OPQ_MUST_CHECK;
 /* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */
 opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, const opq_ref *stored,

@@ -85,7 +85,7 @@ static void count_bytes(const opq_planner *p, opq_step *step)
         for (int a = 0; a < k->access_count; a++)
             if (k->accesses[a].buffer == b)
                 bytes += access_bytes(step, a);
-        if (step->buffers[b] < 0) /* a row that stays in cache */
+        if (step->buffers[b] < 0 || k->written[b] == OPQ_BUFFER_own) /* what stays in cache */
             continue;
         int64_t limit = p->plan->storage[step->buffers[b]].bytes;
         bytes = bytes > limit ? limit : bytes;
@@ -100,7 +100,8 @@ static int64_t count_flops(const opq_step *step, int from, int to)
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &step->loops.stmts[i];
         if (stmt->op == OPQ_STMT_loop) {
-            flops += step->dims[stmt->variable] * count_flops(step, i + 1, stmt->end);
+            int64_t turns = step->dims[stmt->variable], blocks = stmt->within ? step->dims[stmt->within - 1] : 1;
+            flops += turns / (blocks > 0 ? blocks : 1) * count_flops(step, i + 1, stmt->end);
             i = stmt->end - 1;
         }
         flops += stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0 ? 1 + opq_op_contracts(stmt->op) : 0;
@@ -154,6 +155,16 @@ static opq_status bind_matmul(opq_planner *p, opq_step *step)
 
 /* ---- kernels and calls */
 
+/* Of a buffer between two phases: as far as its accesses reach. */
+static opq_status own_storage(opq_planner *p, opq_step *step, int buffer)
+{
+    int64_t bytes = 0;
+    for (int a = 0; a < step->loops.access_count; a++)
+        if (step->loops.accesses[a].buffer == buffer)
+            bytes = access_bytes(step, a);
+    return opq_planner_add_storage(p, bytes, &step->buffers[buffer]);
+}
+
 static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq_step *step)
 {
     opq_arena *arena = &p->plan->arena;
@@ -162,6 +173,10 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     if (step->buffers == NULL || step->scalars == NULL)
         return out_of_memory();
     for (int i = 0; i < step->loops.buffer_count; i++) {
+        if (step->loops.written[i] == OPQ_BUFFER_own) {
+            OPQ_TRY(own_storage(p, step, i));
+            continue;
+        }
         step->buffers[i] = opq_planner_storage(p, lowered->buffers[i]);
         if (step->buffers[i] == -1)
             return opq_fail(OPQ_INTERNAL, "plan: %%%d is read from memory but never stored", lowered->buffers[i]);

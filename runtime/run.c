@@ -55,7 +55,7 @@ typedef struct launch {
     const opq_step *step;
     void **buffers;
     const opq_number *scalars;
-    int64_t scratch;
+    int64_t scratch, first; /* first: number of the phase's first unit */
     opq_step_error *error;
 } launch;
 
@@ -76,7 +76,7 @@ static void run_units(void *data, int64_t begin, int64_t end)
     void *scratch = l->scratch ? opq_thread_scratch((size_t)l->scratch) : NULL;
     int64_t found[2] = {l->scratch && scratch == NULL ? -1 : 0, 0};
     if (found[0] == 0)
-        l->step->code->fn(l->buffers, l->step->dims, l->scalars, begin, end, scratch, found);
+        l->step->code->fn(l->buffers, l->step->dims, l->scalars, l->first + begin, l->first + end, scratch, found);
     opq_step_error_add(l->error, found);
 }
 
@@ -85,11 +85,14 @@ static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
     opq_run_bind(run, step, buffers, scalars);
-    int64_t units = opq_loops_units(&step->loops, step->dims),
-            work = step->bytes_read + step->bytes_written + step->flops;
-    launch l = {step, buffers, scalars, opq_loops_scratch(&step->loops, step->dims), error};
-    int64_t grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
-    opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
+    int64_t units[OPQ_PHASE_MAX], work = step->bytes_read + step->bytes_written + step->flops;
+    launch l = {step, buffers, scalars, opq_loops_scratch(&step->loops, step->dims), 0, error};
+    int phases = opq_loops_phases(&step->loops, step->dims, units);
+    for (int p = 0; p < phases; p++) {
+        int64_t grain = work < SERIAL_WORK ? units[p] : units[p] * SERIAL_WORK / work;
+        opq_parallel_for(run->runtime->host, units[p], grain < 1 ? 1 : grain, run_units, &l);
+        l.first += units[p];
+    }
     return OPQ_OK;
 }
 

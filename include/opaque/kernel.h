@@ -40,6 +40,13 @@ static inline void opq_nonzero(int64_t divisor, int64_t failed, int64_t error[2]
         opq_note(failed, 0, error);
 }
 
+/* Elements of a block of a row of `extent`. */
+static inline int64_t opq_block(int64_t extent, int64_t block)
+{
+    int64_t rest = extent - block * OPQ_CHUNK;
+    return rest < OPQ_CHUNK ? rest : OPQ_CHUNK;
+}
+
 /* ---- folds, one element after the other in row-major order; opq_tree in opaque.h has the rules
  *
  *   opq_lanes_sum_f32 fold = opq_lanes_sum_f32_begin(run);      run: elements of an innermost run of adjacent reduced axes
