@@ -1,5 +1,6 @@
 """How many kernels run and how many bytes they move, for the patterns fusion promises to take whole."""
 
+import itertools
 import math
 import os
 import random
@@ -452,3 +453,44 @@ def test_an_optimizer_step_on_a_tensor_is_one_kernel(name, form):
     assert 0 <= stats["bytes_read"] - (moments + 2) * size <= 64 * counters
     assert 0 <= stats["bytes_written"] - (moments + 1) * size <= 64 * counters
     assert torch.allclose(p.detach().cpu(), twin.detach(), rtol=1e-5, atol=1e-6)
+
+
+# ---- a long row alone
+
+LONG = {
+    "sum": lambda x: x.sum(),
+    "sum of squares": lambda x: (x * x).sum(),
+    "mean": lambda x: (x + 1).mean(),
+    "largest": lambda x: x.abs().amax(),
+    "any": lambda x: (x > 3).any(),
+    "norm": lambda x: x.norm(),
+    "several": lambda x: x.sum() / x.amax() + (x * x).sum(),
+}
+
+
+LONG_CASES = [
+    *itertools.product(LONG, [torch.float32, torch.float16]),
+    *((name, torch.int64) for name in ("sum", "sum of squares", "largest", "any")),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), LONG_CASES)
+def test_a_long_row_is_one_kernel_of_two_phases(name, dtype):
+    """Blocks of the row on all threads, then what they give."""
+    x = torch.randint(-50, 50, (257, 300)).to(dtype)
+    if dtype == torch.float16:
+        x = x / 512
+    f = LONG[name]
+    result, _ = assert_one_kernel(f, *ready(x))
+    want = f(x.double() if dtype.is_floating_point else x)
+    torch.testing.assert_close(result, want.to(result.dtype), rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-5)
+    text = torch_opaque.graph(f, *ready(x), stage="kernels")
+    assert " in i {" in text and ": own " in text
+
+
+def test_a_short_row_and_many_rows_are_not_cut():
+    for shape, axis in (((65, 1000), None), ((2, 70000), 1)):
+        text = torch_opaque.graph(
+            lambda x, axis=axis: x.sum(axis) if axis is not None else x.sum(), *ready(torch.ones(shape)), stage="kernels"
+        )
+        assert " in i {" not in text and ": own " not in text
