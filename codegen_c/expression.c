@@ -50,6 +50,8 @@ static void offset(opq_c_printer *p, const opq_stmt *stmt)
         if (a->stride[l] == OPQ_STRIDE_zero)
             continue;
         ADD(p, " + %c", opq_loop_letter(l));
+        if (a->stride[l] > OPQ_STRIDE_one && a->stride[l] < OPQ_STRIDE_any)
+            ADD(p, "*%d", a->stride[l]);
         if (a->stride[l] == OPQ_STRIDE_any) {
             ADD(p, "*");
             opq_c_dim(p, dims + 1 + l);

@@ -121,6 +121,8 @@ static void emit_loop(opq_nest *n, int stmt)
         opq_emit_chunk(n, stmt, from, to);
     else if (loop->role == OPQ_LOOP_lanes && outside)
         opq_emit_lanes(n, stmt);
+    else if (loop->role == OPQ_LOOP_lanes && leaf)
+        opq_emit_across(n, stmt);
     else if (loop->role == OPQ_LOOP_column && !outside)
         opq_emit_column(n, stmt);
     else if (opq_loop_reduces((opq_loop_role)loop->role))

@@ -48,11 +48,7 @@ static void open_access(opq_nest *n, int a)
     LLVMBuilderRef b = n->e->builder;
     int at = opq_dims_of(k->rank, a);
     for (int l = 0; l < k->rank; l++)
-        switch ((opq_stride)access->stride[l]) {
-        case OPQ_STRIDE_zero: n->stride[a][l] = opq_i64(n->e, 0); break;
-        case OPQ_STRIDE_one: n->stride[a][l] = opq_i64(n->e, 1); break;
-        case OPQ_STRIDE_any: n->stride[a][l] = dim(n, at + 1 + l); break;
-        }
+        n->stride[a][l] = access->stride[l] < OPQ_STRIDE_any ? opq_i64(n->e, access->stride[l]) : dim(n, at + 1 + l);
     LLVMValueRef offset = dim(n, at);
     if (access->buffer < 0) {
         n->address[a] = offset;

@@ -7,6 +7,7 @@
  *   vector     innermost: whole vectors, several of them (copies) to a turn, then masked ones
  *              around others: strips of some vectors, whose values all stay at hand while the loops inside run
  *   lanes      innermost: as vector, with accumulators (emit_lanes.c)
+ *              inside a strip: a short row in each lane (emit_across.c)
  *   column     inside a strip, with an accumulator for each of its vectors (emit_column.c)
  *   each, serial, parallel elsewhere: counted
  */
@@ -173,7 +174,7 @@ void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMVal
 /* The whole tree, units [begin, end). */
 void opq_emit_loops(opq_nest *n);
 
-/* ---- emit_lanes.c, emit_column.c */
+/* ---- emit_lanes.c, emit_across.c, emit_column.c */
 typedef struct opq_reduction {
     int stmt;
     opq_fold fold;
@@ -186,6 +187,7 @@ int opq_nest_reductions(const opq_nest *n, int from, int to, opq_reduction *out_
 LLVMValueRef opq_reduction_operand(opq_nest *n, const opq_reduction *reduction);
 void opq_emit_lanes(opq_nest *n, int loop);
 void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to); /* of at most OPQ_CHUNK turns */
+void opq_emit_across(opq_nest *n, int loop); /* inside a strip: a row in each lane */
 void opq_emit_column(opq_nest *n, int loop);
 
 #endif

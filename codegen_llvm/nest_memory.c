@@ -51,18 +51,65 @@ static LLVMValueRef load_contiguous(opq_nest *n, opq_dtype dtype, LLVMValueRef p
     return load;
 }
 
+/* One load for each lane, as stores have one, too: no slower than a gather, and several times faster where that is microcode. */
+static LLVMValueRef collect(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, LLVMValueRef step)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef vector = LLVMGetPoison(memory_vector(n, dtype)), offset = opq_i64(n->e, 0);
+    for (int lane = 0; lane < n->e->lanes; lane++) {
+        LLVMValueRef element =
+            LLVMBuildLoad2(b, opq_memory_type(n->e, dtype), advance(n, dtype, pointer, offset), "");
+        LLVMSetAlignment(element, alignment(dtype));
+        vector = LLVMBuildInsertElement(b, vector, element, opq_int(n->e, 32, lane), "");
+        offset = LLVMBuildAdd(b, offset, step, "");
+    }
+    return vector;
+}
+
+/* Elements lane * stride of `low` and what follows it, `high`. */
+static LLVMValueRef shuffle(opq_nest *n, LLVMValueRef low, LLVMValueRef high, int count, int stride)
+{
+    LLVMValueRef indices[2 * OPQ_LANES];
+    for (int i = 0; i < count; i++)
+        indices[i] = opq_int(n->e, 32, i * stride);
+    return LLVMBuildShuffleVector(n->e->builder, low, high, LLVMConstVector(indices, (unsigned)count), "");
+}
+
+/* Two to four elements apart: all between them is loaded, but for what lies behind the last one. */
+static LLVMValueRef load_apart(opq_nest *n, opq_dtype dtype, int stride, LLVMValueRef pointer)
+{
+    int lanes = n->e->lanes;
+    LLVMTypeRef bit = LLVMInt1TypeInContext(n->e->context);
+    LLVMValueRef parts[4], counts[OPQ_LANES];
+    for (int l = 0; l < lanes; l++)
+        counts[l] = LLVMConstInt(bit, l <= lanes - stride, false);
+    for (int v = 0; v < stride; v++)
+        parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * lanes)),
+                                   v + 1 < stride ? NULL : LLVMConstVector(counts, (unsigned)lanes));
+    if (stride == 2)
+        return shuffle(n, parts[0], parts[1], lanes, 2);
+    if (stride == 3)
+        parts[3] = LLVMGetPoison(LLVMTypeOf(parts[0]));
+    return shuffle(n, shuffle(n, parts[0], parts[1], 2 * lanes, 1), shuffle(n, parts[2], parts[3], 2 * lanes, 1), lanes,
+                   stride);
+}
+
 LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
                              LLVMValueRef mask)
 {
     LLVMValueRef memory = NULL;
-    switch (stride) {
-    case OPQ_STRIDE_zero:
+    if (stride == OPQ_STRIDE_zero) {
         memory = LLVMBuildLoad2(n->e->builder, opq_memory_type(n->e, dtype), pointer, "");
         LLVMSetAlignment(memory, alignment(dtype));
         memory = opq_splat(n->e, memory);
-        break;
-    case OPQ_STRIDE_one: memory = load_contiguous(n, dtype, pointer, mask); break;
-    case OPQ_STRIDE_any: memory = gather(n, dtype, lane_pointers(n, dtype, pointer, step), mask); break;
+    } else if (stride == OPQ_STRIDE_one) {
+        memory = load_contiguous(n, dtype, pointer, mask);
+    } else if (stride < OPQ_STRIDE_any && mask == NULL && opq_dtype_bytes(dtype) >= 4 && opq_dtype_bytes(dtype) <= 8) {
+        memory = load_apart(n, dtype, (int)stride, pointer);
+    } else if (mask == NULL) {
+        memory = collect(n, dtype, pointer, step);
+    } else {
+        memory = gather(n, dtype, lane_pointers(n, dtype, pointer, step), mask);
     }
     return opq_emit_widen(n->e, dtype, memory);
 }
@@ -73,27 +120,27 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef memory = opq_emit_narrow(n->e, dtype, value), align = opq_int(n->e, 32, alignment(dtype)), store;
     LLVMTypeRef types[2] = {LLVMTypeOf(memory), LLVMTypeOf(pointer)};
-    switch (stride) {
-    case OPQ_STRIDE_zero:
+    if (stride == OPQ_STRIDE_zero) {
         store = LLVMBuildStore(b, opq_lane(n->e, memory, 0), pointer);
         LLVMSetAlignment(store, alignment(dtype));
-        break;
-    case OPQ_STRIDE_one:
-        if (mask) {
-            LLVMValueRef args[4] = {memory, pointer, align, mask};
-            opq_intrinsic(n->e, "llvm.masked.store", types, 2, args, 4);
-            break;
-        }
+    } else if (stride == OPQ_STRIDE_one && mask) {
+        LLVMValueRef args[4] = {memory, pointer, align, mask};
+        opq_intrinsic(n->e, "llvm.masked.store", types, 2, args, 4);
+    } else if (stride == OPQ_STRIDE_one) {
         store = LLVMBuildStore(b, memory, pointer);
         LLVMSetAlignment(store, alignment(dtype));
-        break;
-    case OPQ_STRIDE_any: {
+    } else if (mask == NULL) {
+        LLVMValueRef offset = opq_i64(n->e, 0);
+        for (int lane = 0; lane < n->e->lanes; lane++) {
+            store = LLVMBuildStore(b, opq_lane(n->e, memory, lane), advance(n, dtype, pointer, offset));
+            LLVMSetAlignment(store, alignment(dtype));
+            offset = LLVMBuildAdd(b, offset, step, "");
+        }
+    } else {
         LLVMValueRef pointers = lane_pointers(n, dtype, pointer, step);
         LLVMValueRef args[4] = {memory, pointers, align, mask ? mask : all_lanes(n)};
         types[1] = LLVMTypeOf(pointers);
         opq_intrinsic(n->e, "llvm.masked.scatter", types, 2, args, 4);
-        break;
-    }
     }
 }
 
@@ -170,13 +217,11 @@ LLVMValueRef opq_nest_number(opq_nest *n, int stmt)
     if (offset)
         first = LLVMBuildAdd(b, first, offset, "");
     LLVMValueRef lanes = opq_lane_numbers(n->e, 64), all = opq_splat(n->e, first);
-    switch (opq_nest_stride(n, access)) {
-    case OPQ_STRIDE_zero: return all;
-    case OPQ_STRIDE_one: return LLVMBuildAdd(b, all, lanes, "");
-    case OPQ_STRIDE_any:
-        return LLVMBuildAdd(b, all, LLVMBuildMul(b, lanes, opq_splat(n->e, opq_nest_step(n, access)), ""), "");
-    }
-    return all;
+    if (opq_nest_stride(n, access) == OPQ_STRIDE_zero)
+        return all;
+    if (opq_nest_stride(n, access) != OPQ_STRIDE_one)
+        lanes = LLVMBuildMul(b, lanes, opq_splat(n->e, opq_nest_step(n, access)), "");
+    return LLVMBuildAdd(b, all, lanes, "");
 }
 
 /* ---- locals: row-major over their variables, the lanes' last. Whole vectors are written: behind the last element is room, and what a

@@ -24,12 +24,7 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of m
 
 static int64_t stride_of(const splitter *s, int access, int variable)
 {
-    switch ((opq_stride)s->k->accesses[access].stride[variable]) {
-    case OPQ_STRIDE_zero: return 0;
-    case OPQ_STRIDE_one: return 1;
-    case OPQ_STRIDE_any: break;
-    }
-    return s->dims[opq_dims_of(s->k->rank, access) + 1 + variable];
+    return opq_access_stride(s->k->accesses, s->k->rank, s->dims, access, variable);
 }
 
 /* The chain, the two loops around it, and the others, which are batch. */

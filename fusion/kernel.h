@@ -21,13 +21,15 @@
 #include "fusion/limits.h"
 #include "graph/graph.h"
 
-typedef enum opq_stride { OPQ_STRIDE_zero, OPQ_STRIDE_one, OPQ_STRIDE_any } opq_stride;
+/* Elements from turn to turn. Below `any` it is the number itself, which is baked: two to four elements are loaded as vectors that are
+ * taken apart. */
+typedef enum opq_stride { OPQ_STRIDE_zero, OPQ_STRIDE_one, OPQ_STRIDE_any = 5 } opq_stride;
 
 /* offset + sum over loops of index * stride: an element of a buffer, or (buffer < 0) just that number. */
 typedef struct opq_access {
     int16_t buffer;
     uint8_t dtype;                /* in memory */
-    uint8_t stride[OPQ_LOOP_MAX]; /* opq_stride: baked; zero and one are not read from dims */
+    uint8_t stride[OPQ_LOOP_MAX]; /* opq_stride */
 } opq_access;
 
 /* Instructions beyond the elementwise and reduce rows of the op table. */
@@ -65,6 +67,7 @@ typedef struct opq_kernel {
     uint8_t reduced[OPQ_LOOP_MAX];
     bool blocks; /* a row alone: loop 0 counts the blocks of loop 1, and buffers and accesses from these on are the kernel's own */
     int16_t own_buffer, own_access;
+    bool across; /* rows are short: the last loop is a kept one, for lanes */
     int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;
     opq_access *accesses;
     opq_instr *instrs;
@@ -73,6 +76,11 @@ typedef struct opq_kernel {
 
 /* Where the arguments of an access begin in `dims`. */
 static inline int opq_dims_of(int rank, int access) { return rank + access * (rank + 3); }
+static inline int64_t opq_access_stride(const opq_access *accesses, int rank, const int64_t *dims, int access, int loop)
+{
+    int64_t baked = accesses[access].stride[loop];
+    return baked < OPQ_STRIDE_any ? baked : dims[opq_dims_of(rank, access) + 1 + loop];
+}
 static inline uint16_t opq_kernel_reduced_mask(const opq_kernel *k)
 {
     uint16_t mask = 0;

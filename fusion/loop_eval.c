@@ -55,12 +55,9 @@ static opq_number operand(const machine *m, const opq_stmt *stmt, int o) { retur
 
 static int64_t offset_of(const machine *m, const opq_stmt *stmt)
 {
-    const opq_access *a = &m->k->accesses[stmt->access];
-    const int64_t *dims = m->dims + opq_dims_of(m->k->rank, stmt->access);
-    int64_t offset = dims[0];
+    int64_t offset = m->dims[opq_dims_of(m->k->rank, stmt->access)];
     for (int l = 0; l < m->k->rank; l++)
-        if (a->stride[l] != OPQ_STRIDE_zero)
-            offset += m->index[l] * (a->stride[l] == OPQ_STRIDE_one ? 1 : dims[1 + l]);
+        offset += m->index[l] * opq_access_stride(m->k->accesses, m->k->rank, m->dims, stmt->access, l);
     return offset;
 }
 

@@ -41,12 +41,7 @@ static int64_t extent_of(const joiner *j, int variable)
 
 static int64_t stride_of(const opq_bound *part, int access, int variable)
 {
-    switch ((opq_stride)part->loops.accesses[access].stride[variable]) {
-    case OPQ_STRIDE_zero: return 0;
-    case OPQ_STRIDE_one: return 1;
-    case OPQ_STRIDE_any: break;
-    }
-    return part->dims[opq_dims_of(part->loops.rank, access) + 1 + variable];
+    return opq_access_stride(part->loops.accesses, part->loops.rank, part->dims, access, variable);
 }
 
 static int push(joiner *j, const opq_stmt *stmt)

@@ -105,6 +105,12 @@ static opq_status read_term(parser *p, opq_stmt *stmt, opq_access *access, int d
     access->stride[variable] = OPQ_STRIDE_one;
     if (!opq_reader_take(&p->r, "*"))
         return OPQ_OK;
+    int baked = OPQ_STRIDE_any;
+    if (opq_reader_peek(&p->r) != 'd') {
+        OPQ_TRY(number_below(p, OPQ_STRIDE_any, &baked));
+        access->stride[variable] = (uint8_t)baked;
+        return baked > OPQ_STRIDE_one ? OPQ_OK : fail(p, "a stride of 0 or 1 is written otherwise");
+    }
     access->stride[variable] = OPQ_STRIDE_any;
     return want_argument(p, dims + 1 + variable);
 }

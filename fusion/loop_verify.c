@@ -243,7 +243,6 @@ opq_status opq_loops_verify(const opq_loops *loops)
 static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *dims, bool *out_any, int64_t *out_low,
                         int64_t *out_high)
 {
-    const opq_access *a = &v->k->accesses[stmt->access];
     int rank = v->k->rank, base = opq_dims_of(rank, stmt->access);
     bool overflow = false;
     *out_low = *out_high = dims[base];
@@ -253,10 +252,8 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
         if (at ? !opq_op_checks(stmt->op) : !(v->running >> l & 1))
             continue;
         int64_t extent = at ? dims[base + 2 + rank] : dims[l], step = 0;
-        int64_t stride = at                                ? dims[base + 1 + rank]
-                         : a->stride[l] == OPQ_STRIDE_zero ? 0
-                         : a->stride[l] == OPQ_STRIDE_one  ? 1
-                                                           : dims[base + 1 + l];
+        int64_t stride =
+            at ? dims[base + 1 + rank] : opq_access_stride(v->k->accesses, rank, dims, stmt->access, l);
         *out_any = *out_any && extent > 0;
         if (extent <= 0)
             continue;
@@ -270,9 +267,7 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
 
 static bool moves(const verifier *v, int access, int variable, const int64_t *dims)
 {
-    opq_stride stride = (opq_stride)v->k->accesses[access].stride[variable];
-    return stride == OPQ_STRIDE_one ||
-           (stride == OPQ_STRIDE_any && dims[opq_dims_of(v->k->rank, access) + 1 + variable] != 0);
+    return opq_access_stride(v->k->accesses, v->k->rank, dims, access, variable) != 0;
 }
 
 static opq_status check_reach(const verifier *v, const opq_stmt *stmt, const int64_t *dims, const int64_t *bytes)
@@ -299,6 +294,15 @@ static opq_status check_reach(const verifier *v, const opq_stmt *stmt, const int
     return OPQ_OK;
 }
 
+/* Is a loop for lanes around? */
+static bool in_lane(const verifier *v)
+{
+    bool found = false;
+    for (int d = 0; d < v->depth; d++)
+        found |= v->k->stmts[v->open[d]].role == OPQ_LOOP_vector;
+    return found;
+}
+
 static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dims, const int64_t *bytes)
 {
     for (int i = from; i < to; i++) {
@@ -306,6 +310,8 @@ static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dim
         v->at = i;
         if (stmt->op == OPQ_STMT_loop) {
             NEED(dims[stmt->variable] >= 0, "a negative extent");
+            NEED(stmt->role != OPQ_LOOP_lanes || !in_lane(v) || dims[stmt->variable] <= OPQ_ACROSS_MAX,
+                 "a long row in one lane");
             v->open[v->depth++] = i;
             v->running |= (uint16_t)(1u << stmt->variable);
             OPQ_TRY(check_bounds(v, i + 1, stmt->end, dims, bytes));

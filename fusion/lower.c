@@ -94,12 +94,7 @@ static uint16_t unit_variables(const opq_loops *k)
 
 static int64_t stride_of(const opq_lowered *lowered, int access, int l)
 {
-    switch ((opq_stride)lowered->loops.accesses[access].stride[l]) {
-    case OPQ_STRIDE_zero: return 0;
-    case OPQ_STRIDE_one: return 1;
-    case OPQ_STRIDE_any: break;
-    }
-    return lowered->dims[opq_dims_of(lowered->loops.rank, access) + 1 + l];
+    return opq_access_stride(lowered->loops.accesses, lowered->loops.rank, lowered->dims, access, l);
 }
 
 static bool access_walks_rows(const opq_lowered *lowered, int access, uint16_t units, int64_t columns)

@@ -41,6 +41,7 @@ typedef struct opq_lower_request {
     const uint8_t *in_memory; /* per node, or NULL: views that will be stored although they have no group yet */
     const opq_ref *members, *stored;
     int member_count, stored_count;
+    bool by_row;  /* rows one after another, each whole: what a block kernel's are */
     bool decided; /* grouping is over: refuse what cannot be one kernel, not what costs more than it saves */
 } opq_lower_request;
 

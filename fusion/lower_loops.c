@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16 };
+enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, ACROSS_ROWS_MIN = 16 };
 
 typedef struct loops {
     int count;
@@ -201,7 +201,7 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
         uint64_t own = 1ull << instr->sweep;
         uint64_t need = root ? own : needed[i];
         bool element = (instr->depends & reduced) != 0, innermost = instr->depends >> (kernel->rank - 1) & 1;
-        if (!root && innermost && kernel->kind == OPQ_KERNEL_row && !is_cheap(instr) && (need & ~own) != 0) {
+        if (!root && innermost && kernel->kind == OPQ_KERNEL_row && !kernel->across && !is_cheap(instr) && (need & ~own) != 0) {
             instr->spill = kernel->spill_count++;
             need = own;
         }
@@ -237,13 +237,65 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
     }
 }
 
+/* ---- short rows */
+
+/* Cycles of a row, measured: alone, each reduction folds the lanes of its vector and a dear instruction fills few of them; beside others,
+ * elements that do not lie side by side are collected. */
+enum { FOLD_CYCLES = 20, FOLD_COMPARING_CYCLES = 30, FOLD_ARG_CYCLES = 100, DEAR_CYCLES = 16, COLLECT_CYCLES = 1 };
+
+static bool pays_across(const opq_lower_state *state, int64_t elements, int rows)
+{
+    int64_t alone = 0, beside = 0;
+    for (int i = 0; i < state->instr_count; i++) {
+        const opq_instr *instr = &state->instrs[i];
+        int64_t stride = instr->access < 0 ? 0 : coef(state, instr->access, rows);
+        if (stride != 0 && stride != 1)
+            beside += elements * COLLECT_CYCLES;
+        if (opq_instr_reduces(instr)) {
+            opq_fold fold = opq_op_lowering((opq_op)instr->op)->fold;
+            bool arg = fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin;
+            bool compares = fold == OPQ_FOLD_max || fold == OPQ_FOLD_min;
+            alone += arg ? FOLD_ARG_CYCLES : compares ? FOLD_COMPARING_CYCLES : FOLD_CYCLES;
+        } else if (instr->op < OPQ_OP_COUNT && !is_cheap(instr)) {
+            alone += DEAR_CYCLES;
+        }
+    }
+    return beside <= alone;
+}
+
+/* Many rows of a few elements, which lie in memory so that they are loaded lane by lane. */
+static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel, const loops *l)
+{
+    int reduced = 0, last = l->count - 1;
+    for (int i = 0; i <= last; i++)
+        reduced += kernel->reduced[i];
+    if (!state->request->decided || state->request->by_row || kernel->kind != OPQ_KERNEL_row || reduced != 1 || last < 1 ||
+        l->extent[last] > OPQ_ACROSS_MAX || l->extent[last - 1] < ACROSS_ROWS_MIN)
+        return false;
+    for (int a = 0; a < state->access_count; a++) {
+        int64_t stride = coef(state, a, l->source[last - 1]);
+        if (stride != 0 && stride != 1 && opq_dtype_bytes((opq_dtype)state->accesses[a].dtype) < 4)
+            return false;
+    }
+    return pays_across(state, l->extent[last], l->source[last - 1]);
+}
+
+static void go_across(opq_kernel *kernel, loops *l)
+{
+    loops in = *l;
+    kernel->across = true;
+    l->count -= 2;
+    take(l, &in, in.count - 1);
+    take(l, &in, in.count - 2);
+}
+
 /* ---- blocks of a long row alone */
 
 /* One pass over its elements makes all reductions, and what they make is combined as they are. */
 static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kernel, const loops *l)
 {
     int folds = 0;
-    if (!state->request->decided || kernel->kind != OPQ_KERNEL_row || l->count != 1 ||
+    if (!state->request->decided || state->request->by_row || kernel->kind != OPQ_KERNEL_row || l->count != 1 ||
         l->extent[0] < BLOCKS_MIN * OPQ_CHUNK)
         return false;
     for (int i = 0; i < state->instr_count; i++) {
@@ -319,9 +371,8 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops 
         for (int i = 0; i < kernel->rank; i++) {
             int64_t stride = coef(state, a, l->source[i]);
             bool vector = i == kernel->rank - 1;
-            state->accesses[a].stride[i] = stride == 0             ? OPQ_STRIDE_zero
-                                           : vector && stride == 1 ? OPQ_STRIDE_one
-                                                                   : OPQ_STRIDE_any;
+            bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
+            state->accesses[a].stride[i] = (uint8_t)(baked ? stride : OPQ_STRIDE_any);
         }
     for (int a = kernel->own_access; kernel->blocks && a < state->access_count; a++)
         state->accesses[a].stride[0] = OPQ_STRIDE_one;
@@ -375,10 +426,13 @@ opq_status opq_lower_finish(opq_lower_state *state)
     kernel->instr_count = (int16_t)state->instr_count;
     kernel->instrs = state->instrs;
     set_loops(state, kernel, &l);
-    if (may_have_blocks(state, kernel, &l)) {
+    bool across = may_go_across(state, kernel, &l), blocks = may_have_blocks(state, kernel, &l);
+    if (across)
+        go_across(kernel, &l);
+    if (blocks)
         make_blocks(state, kernel, &l);
+    if (across || blocks)
         set_loops(state, kernel, &l);
-    }
     if (opq_kernel_excess(kernel)) /* the body and the arguments kept their limits while they were emitted */
         refuse(state, OPQ_REFUSAL_reductions);
     if (state->refusal != OPQ_REFUSAL_none)

@@ -209,6 +209,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
                                  .members = members,
                                  .stored = stored,
                                  .stored_count = stored_count,
+                                 .by_row = group == p->graph->kernel_count, /* the rows of a block */
                                  .decided = true};
     for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++)
         if (p->group_of[n] == group)
