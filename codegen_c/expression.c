@@ -49,7 +49,7 @@ static void offset(opq_c_printer *p, const opq_stmt *stmt)
     for (int l = 0; l < p->k->rank; l++) {
         if (a->stride[l] == OPQ_STRIDE_zero)
             continue;
-        ADD(p, " + %c", opq_loop_letter(l));
+        ADD(p, " %c %c", a->stride[l] == OPQ_STRIDE_back ? '-' : '+', opq_loop_letter(l));
         if (a->stride[l] > OPQ_STRIDE_one && a->stride[l] < OPQ_STRIDE_any)
             ADD(p, "*%d", a->stride[l]);
         if (a->stride[l] == OPQ_STRIDE_any) {

@@ -48,7 +48,9 @@ static void open_access(opq_nest *n, int a)
     LLVMBuilderRef b = n->e->builder;
     int at = opq_dims_of(k->rank, a);
     for (int l = 0; l < k->rank; l++)
-        n->stride[a][l] = access->stride[l] < OPQ_STRIDE_any ? opq_i64(n->e, access->stride[l]) : dim(n, at + 1 + l);
+        n->stride[a][l] = access->stride[l] == OPQ_STRIDE_any
+                              ? dim(n, at + 1 + l)
+                              : opq_i64(n->e, access->stride[l] == OPQ_STRIDE_back ? -1 : access->stride[l]);
     LLVMValueRef offset = dim(n, at);
     if (access->buffer < 0) {
         n->address[a] = offset;

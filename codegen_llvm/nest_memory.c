@@ -75,6 +75,19 @@ static LLVMValueRef shuffle(opq_nest *n, LLVMValueRef low, LLVMValueRef high, in
     return LLVMBuildShuffleVector(n->e->builder, low, high, LLVMConstVector(indices, (unsigned)count), "");
 }
 
+static LLVMValueRef last_lane(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer)
+{
+    return advance(n, dtype, pointer, opq_i64(n->e, 1 - n->e->lanes));
+}
+
+static LLVMValueRef turn_round(opq_nest *n, LLVMValueRef vector)
+{
+    LLVMValueRef indices[OPQ_LANES];
+    for (int i = 0; i < n->e->lanes; i++)
+        indices[i] = opq_int(n->e, 32, n->e->lanes - 1 - i);
+    return LLVMBuildShuffleVector(n->e->builder, vector, vector, LLVMConstVector(indices, (unsigned)n->e->lanes), "");
+}
+
 /* Two to four elements apart: all between them is loaded, but for what lies behind the last one. */
 static LLVMValueRef load_apart(opq_nest *n, opq_dtype dtype, int stride, LLVMValueRef pointer)
 {
@@ -106,6 +119,8 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
         memory = load_contiguous(n, dtype, pointer, mask);
     } else if (stride < OPQ_STRIDE_any && mask == NULL && opq_dtype_bytes(dtype) >= 4 && opq_dtype_bytes(dtype) <= 8) {
         memory = load_apart(n, dtype, (int)stride, pointer);
+    } else if (stride == OPQ_STRIDE_back && mask == NULL) {
+        memory = turn_round(n, load_contiguous(n, dtype, last_lane(n, dtype, pointer), NULL));
     } else if (mask == NULL) {
         memory = collect(n, dtype, pointer, step);
     } else {
@@ -128,6 +143,9 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
         opq_intrinsic(n->e, "llvm.masked.store", types, 2, args, 4);
     } else if (stride == OPQ_STRIDE_one) {
         store = LLVMBuildStore(b, memory, pointer);
+        LLVMSetAlignment(store, alignment(dtype));
+    } else if (stride == OPQ_STRIDE_back && mask == NULL) {
+        store = LLVMBuildStore(b, turn_round(n, memory), last_lane(n, dtype, pointer));
         LLVMSetAlignment(store, alignment(dtype));
     } else if (mask == NULL) {
         LLVMValueRef offset = opq_i64(n->e, 0);

@@ -21,9 +21,9 @@
 #include "fusion/limits.h"
 #include "graph/graph.h"
 
-/* Elements from turn to turn. Below `any` it is the number itself, which is baked: two to four elements are loaded as vectors that are
- * taken apart. */
-typedef enum opq_stride { OPQ_STRIDE_zero, OPQ_STRIDE_one, OPQ_STRIDE_any = 5 } opq_stride;
+/* Elements from turn to turn. Below `any` it is the number itself, which is baked, as -1 is: two to four elements are loaded as vectors that
+ * are taken apart, one element backwards as a vector that is turned round. */
+typedef enum opq_stride { OPQ_STRIDE_zero, OPQ_STRIDE_one, OPQ_STRIDE_any = 5, OPQ_STRIDE_back } opq_stride;
 
 /* offset + sum over loops of index * stride: an element of a buffer, or (buffer < 0) just that number. */
 typedef struct opq_access {
@@ -79,6 +79,8 @@ static inline int opq_dims_of(int rank, int access) { return rank + access * (ra
 static inline int64_t opq_access_stride(const opq_access *accesses, int rank, const int64_t *dims, int access, int loop)
 {
     int64_t baked = accesses[access].stride[loop];
+    if (baked == OPQ_STRIDE_back)
+        return -1;
     return baked < OPQ_STRIDE_any ? baked : dims[opq_dims_of(rank, access) + 1 + loop];
 }
 static inline uint16_t opq_kernel_reduced_mask(const opq_kernel *k)

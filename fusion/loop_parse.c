@@ -115,6 +115,17 @@ static opq_status read_term(parser *p, opq_stmt *stmt, opq_access *access, int d
     return want_argument(p, dims + 1 + variable);
 }
 
+/* "j" behind " - ". */
+static opq_status read_back(parser *p, opq_access *access)
+{
+    int variable = 0;
+    OPQ_TRY(read_variable(p, &variable));
+    if (!(p->running >> variable & 1))
+        return fail(p, "no loop of this variable is around");
+    access->stride[variable] = OPQ_STRIDE_back;
+    return OPQ_OK;
+}
+
 static opq_status read_access(parser *p, opq_stmt *stmt)
 {
     opq_access access = {.buffer = -1, .dtype = OPQ_i64};
@@ -131,8 +142,14 @@ static opq_status read_access(parser *p, opq_stmt *stmt)
     if (dims < first || (dims - first) % width != 0)
         return fail(p, "no access has its offset there");
     stmt->access = (int16_t)((dims - first) / width);
-    while (opq_reader_take(&p->r, "+"))
-        OPQ_TRY(read_term(p, stmt, &access, dims, at));
+    for (;;) {
+        if (opq_reader_take(&p->r, "+"))
+            OPQ_TRY(read_term(p, stmt, &access, dims, at));
+        else if (opq_reader_take(&p->r, "-"))
+            OPQ_TRY(read_back(p, &access));
+        else
+            break;
+    }
     OPQ_TRY(opq_reader_want(&p->r, "]"));
     if (at && stmt->operand[0] < 0)
         return fail(p, "an index expected");

@@ -24,6 +24,8 @@ static void print_access(const opq_loops *k, const opq_stmt *stmt, opq_text *tex
     for (int l = 0; l < k->rank; l++) {
         if (a->stride[l] == OPQ_STRIDE_one)
             opq_text_add(text, " + %c", opq_loop_letter(l));
+        else if (a->stride[l] == OPQ_STRIDE_back)
+            opq_text_add(text, " - %c", opq_loop_letter(l));
         else if (a->stride[l] > OPQ_STRIDE_one && a->stride[l] < OPQ_STRIDE_any)
             opq_text_add(text, " + %c*%d", opq_loop_letter(l), a->stride[l]);
         else if (a->stride[l] == OPQ_STRIDE_any)

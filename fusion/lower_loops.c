@@ -372,7 +372,8 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops 
             int64_t stride = coef(state, a, l->source[i]);
             bool vector = i == kernel->rank - 1;
             bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
-            state->accesses[a].stride[i] = (uint8_t)(baked ? stride : OPQ_STRIDE_any);
+            bool back = vector && stride == -1;
+            state->accesses[a].stride[i] = (uint8_t)(baked ? stride : back ? OPQ_STRIDE_back : OPQ_STRIDE_any);
         }
     for (int a = kernel->own_access; kernel->blocks && a < state->access_count; a++)
         state->accesses[a].stride[0] = OPQ_STRIDE_one;
