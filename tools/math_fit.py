@@ -90,57 +90,67 @@ def emit(name, kind, text, coefficients, error):
     print("};\n")
 
 
-def octave_table(function, saturation, linear_term):
-    """32 intervals: 8 octaves from 2^-4, four intervals each; the index is odd_table's."""
-    table = [[0.0] * 32 for _ in range(6)]
+def centre_near(function, middle, width):
+    """The float next to `middle` whose function value is nearest to a float: its rounding then costs nothing."""
+    best = (math.inf, middle)
+    for c in np.float32(np.linspace(middle - width, middle + width, 1500)):
+        value = function(mpf(float(c)))
+        best = min(best, (abs(float(value - float(np.float32(float(value))))), float(c)))
+    return best[1]
+
+
+def binade(value):
+    """2^k <= value, so that an error divided by it is in proportion to the result's last place."""
+    return mpf(2) ** mp.floor(mp.log(value, 2))
+
+
+def half_octave_table(function, scale, top):
+    """Eight intervals of t: the half octaves of u = 2 + scale * t. Row p is that of degree p; the last has the centres."""
+    table = [[0.0] * 8 for _ in range(8)]
     worst = 0.0
-    for octave in range(-4, 4):
-        for quarter in range(4):
-            low = 2.0**octave * (1 + quarter / 4)
-            high = 2.0**octave * (1 + (quarter + 1) / 4)
-            index = ((octave + 127) * 4 + quarter) % 32
-            if octave == -4 and quarter == 0:
-                # The kernel adds d itself here, so that the leading coefficient costs no rounding.
-                c, error = fit_f32(
-                    lambda t: function(t) - t,
-                    lambda t: 1 / function(t),
-                    1e-6,
-                    high,
-                    range(6),
-                    0.0,
-                    {0: 0.0, **linear_term},
-                    200,
-                    30,
-                )
-            elif low >= saturation:
-                c, error = [1.0, 0, 0, 0, 0, 0], 1e-20
-            else:
-                c, error = fit_f32(
-                    function,
-                    lambda t: 1 / function(t),
-                    low,
-                    high,
-                    range(6),
-                    (low + high) / 2,
-                    None,
-                    200,
-                    30,
-                )
-            worst = max(worst, error)
-            for p in range(6):
-                table[p][index] = c[p]
+    edges = [(2.0 ** (k // 2) * (2 + k % 2) - 2) / scale for k in range(8)] + [top]
+    for k in range(8):
+        low, high = edges[k], edges[k + 1]
+        if k == 0:
+            # About 0, with a relative error: zero and the smallest arguments come out right.
+            c, error = fit_f32(
+                function,
+                lambda t: 1 / function(t),
+                1e-6,
+                high,
+                range(7),
+                0.0,
+                {0: 0.0},
+                300,
+                40,
+            )
+            centre = 0.0
+        else:
+            centre = centre_near(function, (low + high) / 2, (high - low) / 100)
+            c, error = fit_f32(
+                function,
+                lambda t: 1 / binade(function(t)),
+                low,
+                high,
+                range(7),
+                centre,
+                {0: float(np.float32(float(function(mpf(centre)))))},
+                300,
+                40,
+            )
+        worst = max(worst, error)
+        for p, value in enumerate([*c, centre]):
+            table[p][k] = value
     return table, worst
 
 
-def emit_octave_table(name, text, function, saturation, linear_term):
-    table, worst = octave_table(function, saturation, linear_term)
-    print(f"/* {text}; worst relative error 2^{math.log2(worst):.1f} */")
-    print(f"static const float {name}[6][32] = {{")
+def emit_half_octave_table(name, text, function, scale, top):
+    table, worst = half_octave_table(function, scale, top)
+    print(f"/* {text}; the last row has the centres; worst error 2^{math.log2(worst):.1f} */")
+    print(f"#define {name}_SCALE {scale}f\n#define {name}_TOP {top}f")
+    print(f"static const float {name}_TABLE[8][8] = {{")
     for row in table:
-        print("    {")
-        for i in range(0, 32, 4):
-            print("        " + " ".join(f"{literal(v, 'float')}," for v in row[i : i + 4]))
-        print("    },")
+        print("    {" + ", ".join(literal(value, "float") for value in row) + "},")
     print("};\n")
 
 
@@ -284,8 +294,9 @@ def main():
             13,
         ),
     )
-    emit_octave_table("TANH_TABLE", "tanh(c + d) in powers of d", mp.tanh, 9.2, {1: 0.0})
-    emit_octave_table("ERF_TABLE", "erf(c + d) in powers of d", mp.erf, 4.0, {})
+    # Beyond `top` the result is 1: there the function is well inside the interval that rounds to it.
+    emit_half_octave_table("TANH", "tanh(c + d) in powers of d", mp.tanh, 3.294, 9.1)
+    emit_half_octave_table("ERF", "erf(c + d) in powers of d", mp.erf, 7.404, 4.05)
     emit_two_over_pi()
     print("#endif")
 

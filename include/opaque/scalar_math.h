@@ -350,22 +350,19 @@ static inline float opq_acos_f32(float x)
 
 /* ---- hyperbolic functions and the error function */
 
-/* An odd function from its octave table: intervals of 1/4 octave from 2^-4 to 2^4, and [0, 5/64) as interval 0, centred on 0, where the
- * constant coefficient is d itself. */
-static inline float opq_odd_table(const float table[6][32], float x)
+/* An odd function from its table, 1 from `top` on: the intervals are half octaves of 2 + scale |x|, and the first is centred on 0. */
+static inline float opq_odd_table(const float table[8][8], float scale, float top, float x)
 {
-    float t = 15.9f < fabsf(x) ? 15.9f : fabsf(x);
-    bool small = t < 0.078125f;
-    uint32_t bits = opq_f32_bits(0.0625f > t ? 0.0625f : t), index = bits >> 21 & 31;
-    float centre = opq_f32_of_bits((bits & 0xffe00000) | 0x00100000);
-    float d = t - (small ? 0 : centre), y = table[5][index];
-    for (int p = 4; p > 0; p--)
+    float t = top < fabsf(x) ? top : fabsf(x);
+    uint32_t index = opq_f32_bits(fmaf(t, scale, 2)) >> 22 & 7;
+    float d = t - table[7][index], y = table[6][index];
+    for (int p = 5; p >= 0; p--)
         y = fmaf(y, d, table[p][index]);
-    return copysignf(fmaf(y, d, small ? d : table[0][index]), x);
+    return copysignf(y, x);
 }
 
-static inline float opq_tanh_f32(float x) { return opq_odd_table(TANH_TABLE, x); }
-static inline float opq_erf_f32(float x) { return opq_odd_table(ERF_TABLE, x); }
+static inline float opq_tanh_f32(float x) { return opq_odd_table(TANH_TABLE, TANH_SCALE, TANH_TOP, x); }
+static inline float opq_erf_f32(float x) { return opq_odd_table(ERF_TABLE, ERF_SCALE, ERF_TOP, x); }
 
 /* At most 100: past that every result overflows f32 but not f64. */
 static inline double opq_clamped_magnitude(float x) { return (double)(100 < fabsf(x) ? 100 : fabsf(x)); }
