@@ -108,16 +108,19 @@ static LLVMValueRef lookup8(opq_emitter *e, const float table[8], LLVMValueRef i
 }
 
 /* An odd function that is 1 from `top` on. Interval 0 is centred on 0, where the constant term is 0: small arguments and
- * -0 lose nothing. */
-static LLVMValueRef odd_table(opq_emitter *e, const float table[8][8], float scale, float top, LLVMValueRef x)
+ * -0 lose nothing. The last coefficient is so small a part that half a float is enough; its other half is in the one
+ * before, which it does not disturb. */
+static LLVMValueRef odd_table(opq_emitter *e, const float table[7][8], float scale, float top, LLVMValueRef x)
 {
     LLVMValueRef t = vmin(e, f32(e, top), vabs(e, x));
     LLVMValueRef index = ilshr(e, as_i32(e, vfma(e, t, f32(e, scale), f32(e, 2.0f))), i32(e, 22));
-    LLVMValueRef d = vsub(e, t, lookup8(e, table[7], index));
-    LLVMValueRef y = lookup8(e, table[6], index);
-    for (int p = 5; p >= 0; p--)
-        y = vfma(e, y, d, lookup8(e, table[p], index));
-    return vcopysign(e, y, x);
+    LLVMValueRef d = vsub(e, t, lookup8(e, table[6], index));
+    LLVMValueRef d2 = vmul(e, d, d), pair = lookup8(e, table[5], index);
+    LLVMValueRef y = vfma(e, as_f32(e, ishl(e, as_i32(e, pair), i32(e, 16))), d, pair);
+    for (int p = 3; p > 0; p -= 2)
+        y = vfma(e, y, d2, vfma(e, lookup8(e, table[p + 1], index), d, lookup8(e, table[p], index)));
+    y = vfma(e, y, d, lookup8(e, table[0], index));
+    return as_f32(e, ior(e, as_i32(e, y), iand(e, as_i32(e, x), i32(e, 0x80000000)))); /* y >= 0 */
 }
 
 LLVMValueRef opq_math_tanh(opq_emitter *e, LLVMValueRef x) { return odd_table(e, TANH_TABLE, TANH_SCALE, TANH_TOP, x); }

@@ -104,51 +104,64 @@ def binade(value):
     return mpf(2) ** mp.floor(mp.log(value, 2))
 
 
+def float_bits(value):
+    return int(np.float32(value).view(np.uint32))
+
+
+def fit_packed(function, weight, low, high, centre, fixed):
+    """Degree 6 with two coefficients in one float: the upper half of the last is the lower half of the one before.
+
+    They are chosen first, and the others make up for most of their error.
+    """
+    x = chebyshev_points(low, high, 300)
+    w = sampled(weight, x)
+    fixed = dict(fixed)
+    for p in (6, 5):
+        rest = sampled(function, x) - sum(value * (x - centre) ** q for q, value in fixed.items())
+        free = [q for q in range(7) if q not in fixed]
+        basis = np.stack([(x - centre) ** q for q in free], 1) * w[:, None]
+        wanted = lawson(basis, rest * w, 40)[free.index(p)]
+        lower = float_bits(fixed[6]) >> 16 if p == 5 else 0
+        nearest = [(float_bits(wanted) + step & 0xFFFF0000) | lower for step in (-65536, 0, 65536)]
+        values = [float(np.uint32(bits).view(np.float32)) for bits in nearest]
+        fixed[p] = min(values, key=lambda value: abs(value - wanted))
+    return fit_f32(function, weight, low, high, range(7), centre, fixed, 300, 40)
+
+
 def half_octave_table(function, scale, top):
-    """Eight intervals of t: the half octaves of u = 2 + scale * t. Row p is that of degree p; the last has the centres."""
-    table = [[0.0] * 8 for _ in range(8)]
+    """Eight intervals of t: the half octaves of u = 2 + scale * t. Rows of degree 0 to 5, then the centres."""
+    table = [[0.0] * 8 for _ in range(7)]
     worst = 0.0
     edges = [(2.0 ** (k // 2) * (2 + k % 2) - 2) / scale for k in range(8)] + [top]
     for k in range(8):
         low, high = edges[k], edges[k + 1]
         if k == 0:
-            # About 0, with a relative error: zero and the smallest arguments come out right.
-            c, error = fit_f32(
-                function,
-                lambda t: 1 / function(t),
-                1e-6,
-                high,
-                range(7),
-                0.0,
-                {0: 0.0},
-                300,
-                40,
-            )
+            # About 0, with a relative error: zero and the smallest arguments come out right. Without degree 2 the sum of
+            # degrees 1 and 2, which is made first, has no rounding error.
             centre = 0.0
+            c, error = fit_packed(
+                function, lambda t: 1 / function(t), 1e-6, high, centre, {0: 0.0, 2: 0.0}
+            )
         else:
             centre = centre_near(function, (low + high) / 2, (high - low) / 100)
-            c, error = fit_f32(
-                function,
-                lambda t: 1 / binade(function(t)),
-                low,
-                high,
-                range(7),
-                centre,
-                {0: float(np.float32(float(function(mpf(centre)))))},
-                300,
-                40,
+            constant = float(np.float32(float(function(mpf(centre)))))
+            c, error = fit_packed(
+                function, lambda t: 1 / binade(function(t)), low, high, centre, {0: constant}
             )
         worst = max(worst, error)
-        for p, value in enumerate([*c, centre]):
+        for p, value in enumerate([*c[:6], centre]):
             table[p][k] = value
     return table, worst
 
 
 def emit_half_octave_table(name, text, function, scale, top):
     table, worst = half_octave_table(function, scale, top)
-    print(f"/* {text}; the last row has the centres; worst error 2^{math.log2(worst):.1f} */")
+    print(
+        f"/* {text}; the lower half of degree 5 is the upper half of degree 6; the last row has the"
+    )
+    print(f"   centres; worst error 2^{math.log2(worst):.1f} */")
     print(f"#define {name}_SCALE {scale}f\n#define {name}_TOP {top}f")
-    print(f"static const float {name}_TABLE[8][8] = {{")
+    print(f"static const float {name}_TABLE[7][8] = {{")
     for row in table:
         print("    {" + ", ".join(literal(value, "float") for value in row) + "},")
     print("};\n")

@@ -71,46 +71,44 @@ static const double ERFC64[13] = {
     -0x1.059307c4c9523p-13, 0x1.113c1ebadeb54p-13, 0x1.20e18da625919p-15,
 };
 
-/* tanh(c + d) in powers of d; the last row has the centres; worst error 2^-22.7 */
+/* tanh(c + d) in powers of d; the lower half of degree 5 is the upper half of degree 6; the last row has the
+   centres; worst error 2^-22.7 */
 #define TANH_SCALE 3.294f
 #define TANH_TOP 9.1f
-static const float TANH_TABLE[8][8] = {
+static const float TANH_TABLE[7][8] = {
     {0x0p+0f, 0x1.b6630ap-2f, 0x1.70fffep-1f, 0x1.d12762p-1f, 0x1.f7f734p-1f, 0x1.ff49f6p-1f, 0x1.fffb7ap-1f,
      0x1.fffff6p-1f},
-    {0x1p+0f, 0x1.a2292p-1f, 0x1.ec1f32p-2f, 0x1.659fa6p-3f, 0x1.fe2a6ep-6f, 0x1.6bd93ap-9f, 0x1.22cb5ap-14f,
-     0x1.3c7c3p-21f},
-    {-0x1.6585b6p-19f, -0x1.660a1p-2f, -0x1.62acdap-2f, -0x1.44e7p-3f, -0x1.f6254ap-6f, -0x1.6b5374p-9f,
-     -0x1.22e8fp-14f, -0x1.2958e6p-21f},
-    {-0x1.5533fcp-2f, -0x1.f607fp-4f, 0x1.6e0acap-4f, 0x1.600c5ep-4f, 0x1.44314ep-6f, 0x1.e2102cp-10f, 0x1.72d23p-15f,
-     0x1.a177ccp-22f},
-    {-0x1.03e7f2p-9f, 0x1.5a21bp-3f, 0x1.a2abf6p-5f, -0x1.9cc536p-6f, -0x1.2feb14p-7f, -0x1.dffa1cp-11f,
-     -0x1.703aep-16f, -0x1.106454p-22f},
-    {0x1.2cf8e6p-3f, -0x1.908adap-7f, -0x1.be9b2p-5f, -0x1.46d0eep-9f, 0x1.a7229ap-9f, 0x1.921ad6p-12f, 0x1.86ef2ep-17f,
-     0x1.8b245ap-24f},
-    {-0x1.63700cp-5f, -0x1.d98bap-5f, 0x1.c5463ep-7f, 0x1.bdd994p-8f, -0x1.6f767cp-11f, -0x1.00bb42p-13f,
-     -0x1.0b476ap-18f, -0x1.49477ep-28f},
+    {0x1p+0f, 0x1.a2292p-1f, 0x1.ec1f34p-2f, 0x1.659fa8p-3f, 0x1.fe2a9ep-6f, 0x1.6bd81p-9f, 0x1.22d238p-14f,
+     0x1.3c7eaep-21f},
+    {0x0p+0f, -0x1.660a12p-2f, -0x1.62acd6p-2f, -0x1.44e6fep-3f, -0x1.f62506p-6f, -0x1.6b5284p-9f, -0x1.22f1d8p-14f,
+     -0x1.2b1426p-21f},
+    {-0x1.554458p-2f, -0x1.f603eap-4f, 0x1.6e0922p-4f, 0x1.600beep-4f, 0x1.442d9ap-6f, 0x1.e22564p-10f, 0x1.72a0e2p-15f,
+     0x1.a045dep-22f},
+    {-0x1.84f09ep-10f, 0x1.5a29eep-3f, 0x1.a2a6cap-5f, -0x1.9cc6ep-6f, -0x1.2fea2ap-7f, -0x1.e014a4p-11f,
+     -0x1.6fe458p-16f, -0x1.055d8ep-22f},
+    {0x1.297a52p-3f, -0x1.977aep-7f, -0x1.be78c6p-5f, -0x1.4677bep-9f, 0x1.a7747p-9f, 0x1.9172p-12f, 0x1.876d0cp-17f,
+     0x1.8f647ep-24f},
     {0x0p+0f, 0x1.d4909ep-2f, 0x1.d17664p-1f, 0x1.84d5dp+0f, 0x1.35c062p+1f, 0x1.d16414p+1f, 0x1.5ef49ep+2f,
      0x1.f75f52p+2f},
 };
 
-/* erf(c + d) in powers of d; the last row has the centres; worst error 2^-23.1 */
+/* erf(c + d) in powers of d; the lower half of degree 5 is the upper half of degree 6; the last row has the
+   centres; worst error 2^-22.8 */
 #define ERF_SCALE 7.404f
 #define ERF_TOP 4.05f
-static const float ERF_TABLE[8][8] = {
+static const float ERF_TABLE[7][8] = {
     {0x0p+0f, 0x1.ce748p-3f, 0x1.bd479p-2f, 0x1.52857ap-1f, 0x1.bf92b8p-1f, 0x1.f4a07ap-1f, 0x1.ffb016p-1f,
      0x1.ffffe8p-1f},
-    {0x1.20dd76p+0f, 0x1.1537dep+0f, 0x1.e9a506p-1f, 0x1.6da5eep-1f, 0x1.660cdep-2f, 0x1.525612p-4f, 0x1.a04254p-9f,
-     0x1.67fb0ep-18f},
-    {-0x1.666c9ap-16f, -0x1.c1e7d2p-3f, -0x1.8e4db4p-2f, -0x1.ee9acep-2f, -0x1.838d8p-2f, -0x1.118964p-3f,
-     -0x1.f825b8p-8f, -0x1.359bp-16f},
-    {-0x1.7fdf62p-2f, -0x1.53407p-2f, -0x1.b4d77ap-3f, -0x1.4c0eeap-6f, 0x1.4081d2p-3f, 0x1.dd0dfp-4f, 0x1.745bf6p-7f,
-     0x1.30a61ep-15f},
-    {-0x1.a64dcep-6f, 0x1.b4e506p-4f, 0x1.62656p-3f, 0x1.57c6bcp-3f, 0x1.53e0acp-5f, -0x1.9652d6p-5f, -0x1.71690cp-7f,
-     -0x1.0387aap-14f},
-    {0x1.5250dcp-2f, 0x1.98e642p-4f, 0x1.2217cep-5f, -0x1.3ee0bep-5f, -0x1.03e1f4p-4f, -0x1.d7be94p-9f, 0x1.efd4ccp-8f,
-     0x1.d19c2p-14f},
-    {-0x1.4b6a9p-1f, 0x1.944d12p-9f, -0x1.a518dep-5f, -0x1.261108p-5f, 0x1.72fd06p-7f, 0x1.db2054p-7f, -0x1.67701p-9f,
-     -0x1.91a3d8p-14f},
+    {0x1.20dd76p+0f, 0x1.1537dep+0f, 0x1.e9a508p-1f, 0x1.6da5eep-1f, 0x1.660ccap-2f, 0x1.52561p-4f, 0x1.a03bcp-9f,
+     0x1.67e5a4p-18f},
+    {0x0p+0f, -0x1.c1e7c6p-3f, -0x1.8e4db2p-2f, -0x1.ee9acep-2f, -0x1.838d86p-2f, -0x1.11895ep-3f, -0x1.f82a78p-8f,
+     -0x1.35aa92p-16f},
+    {-0x1.813242p-2f, -0x1.53379ap-2f, -0x1.b4dd4p-3f, -0x1.4c197ap-6f, 0x1.408936p-3f, 0x1.dd0e68p-4f, 0x1.746ecp-7f,
+     0x1.30c724p-15f},
+    {0x1.06a78p-12f, 0x1.b55446p-4f, 0x1.625c42p-3f, 0x1.57c6e8p-3f, 0x1.53e716p-5f, -0x1.9657bcp-5f, -0x1.7155e4p-7f,
+     -0x1.036014p-14f},
+    {0x1.d37848p-4f, 0x1.737a1ap-4f, 0x1.257a9ep-5f, -0x1.3d7a26p-5f, -0x1.047872p-4f, -0x1.d878dcp-9f, 0x1.ef7668p-8f,
+     0x1.d17192p-14f},
     {0x0p+0f, 0x1.9f785p-3f, 0x1.a07d14p-2f, 0x1.5a493p-1f, 0x1.1517eep+0f, 0x1.9deffep+0f, 0x1.363356p+1f,
      0x1.c0ac0ep+1f},
 };

@@ -345,15 +345,17 @@ static inline float opq_acos_f32(float x)
 
 /* ---- hyperbolic functions and the error function */
 
-/* An odd function from its table, 1 from `top` on: the intervals are half octaves of 2 + scale |x|, and the first is centred on 0. */
-static inline float opq_odd_table(const float table[8][8], float scale, float top, float x)
+/* An odd function from its table, 1 from `top` on: the intervals are half octaves of 2 + scale |x|, and the first is centred on 0.
+ * The last coefficient is the lower half of the one before. */
+static inline float opq_odd_table(const float table[7][8], float scale, float top, float x)
 {
     float t = top < fabsf(x) ? top : fabsf(x);
     uint32_t index = opq_f32_bits(fmaf(t, scale, 2)) >> 22 & 7;
-    float d = t - table[7][index], y = table[6][index];
-    for (int p = 5; p >= 0; p--)
-        y = fmaf(y, d, table[p][index]);
-    return copysignf(y, x);
+    float d = t - table[6][index], pair = table[5][index];
+    float y = fmaf(opq_f32_of_bits(opq_f32_bits(pair) << 16), d, pair);
+    for (int p = 3; p > 0; p -= 2)
+        y = fmaf(y, d * d, fmaf(table[p + 1][index], d, table[p][index]));
+    return copysignf(fmaf(y, d, table[0][index]), x);
 }
 
 static inline float opq_tanh_f32(float x) { return opq_odd_table(TANH_TABLE, TANH_SCALE, TANH_TOP, x); }
