@@ -27,7 +27,7 @@ static LLVMValueRef scale(opq_emitter *e, LLVMValueRef p, LLVMValueRef t)
 {
     if (e->cpu->avx512 && e->lanes == 16) {
         LLVMValueRef n = vsub(e, t, f32(e, MAGIC32 + SCALE_BIAS));
-        p = vselect(e, vcmp(e, LLVMRealOLT, n, f32(e, -150.0f)), f32(e, 0.0f), p);
+        p = vselect(e, vcmp(e, LLVMRealOLT, t, f32(e, MAGIC32 + SCALE_BIAS - 150)), f32(e, 0.0f), p);
         LLVMValueRef arguments[] = {
             p,
             n,
