@@ -18,14 +18,16 @@
 
 #define SCALE_BIAS 152 /* what scale() wants in t; even, so that halves round to the same n */
 
+static bool has_scalef(const opq_emitter *e) { return e->cpu->avx512 && e->lanes == 16; }
+
 /* p * 2^n with one rounding, p near 1, n in [-152, 129], t = MAGIC32 + SCALE_BIAS + n. Two factors: the first product is
  * exact, so only the second can round, also into denormals. The second factor's exponent field is (n + 152) / 2, which
  * makes it zero where the result is: below 2^-150. Multiplying by zero is fast, a product that underflows costs a
  * microcode assist of some hundred cycles, and masks of -inf are common. vscalefps is all of it in one instruction, but
- * for that. */
+ * for that, for any n: p may be NaN where the result is zero. */
 static LLVMValueRef scale(opq_emitter *e, LLVMValueRef p, LLVMValueRef t)
 {
-    if (e->cpu->avx512 && e->lanes == 16) {
+    if (has_scalef(e)) {
         LLVMValueRef n = vsub(e, t, f32(e, MAGIC32 + SCALE_BIAS));
         p = vselect(e, vcmp(e, LLVMRealOLT, t, f32(e, MAGIC32 + SCALE_BIAS - 150)), f32(e, 0.0f), p);
         LLVMValueRef arguments[] = {
@@ -65,7 +67,8 @@ static LLVMValueRef exp_reduced(opq_emitter *e, LLVMValueRef r)
 LLVMValueRef opq_math_exp(opq_emitter *e, LLVMValueRef x)
 {
     x = vmin(e, f32(e, 89.5f), x);
-    x = vmax(e, f32(e, -105.0f), x);
+    if (!has_scalef(e))
+        x = vmax(e, f32(e, -105.0f), x);
     LLVMValueRef t;
     LLVMValueRef r = reduce(e, x, SCALE_BIAS, &t);
     return scale(e, exp_reduced(e, r), t);
@@ -74,7 +77,8 @@ LLVMValueRef opq_math_exp(opq_emitter *e, LLVMValueRef x)
 LLVMValueRef opq_math_exp2(opq_emitter *e, LLVMValueRef x)
 {
     x = vmin(e, f32(e, 128.5f), x);
-    x = vmax(e, f32(e, -151.0f), x);
+    if (!has_scalef(e))
+        x = vmax(e, f32(e, -151.0f), x);
     LLVMValueRef magic = f32(e, MAGIC32 + SCALE_BIAS);
     LLVMValueRef t = vadd(e, x, magic);
     LLVMValueRef f = vsub(e, x, vsub(e, t, magic));
