@@ -5,6 +5,9 @@
 Each row is a function of tensors. It runs once on each device before timing; its values are compared; then eager and opaque take
 turns and the minimum and the median are shown. On opaque a call ends with torch.opaque.synchronize(): what is lazy has run.
 
+With OPAQUE_CPU=avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 in the environment the rows are those of a processor without
+AVX-512. Function rows (exp_1M to sin_1M) are mostly arithmetic and show the difference.
+
 Rows called plan_... are programs that run in other shapes each time: in kernels that there are, by a plan that has to be made. What
 is shown is how long that took.
 """
@@ -39,6 +42,29 @@ def chain(x, y):
 def softmax(x):
     e = torch.exp(x - x.amax(-1, keepdim=True))
     return e / e.sum(-1, keepdim=True)
+
+
+FUNCTIONS = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "sin": torch.sin,
+}
+
+
+def function_row(name):
+    def make():
+        x = torch.randn(1 << 20)
+        return FUNCTIONS[name], [x.abs() + 1e-3 if name == "log" else x]
+
+    return make
+
+
+ROWS.update({name + "_1M": (function_row(name), None) for name in FUNCTIONS})
 
 
 @row(3.0)

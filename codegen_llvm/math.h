@@ -193,6 +193,24 @@ static inline LLVMBasicBlockRef new_block(opq_emitter *e, const char *name)
     return LLVMAppendBasicBlockInContext(e->context, e->function, name);
 }
 
+/* `fast`, but slow(x) in the lanes of `rare`, in a block of its own that is skipped without them. */
+static inline LLVMValueRef with_slow_path(opq_emitter *e, LLVMValueRef x, LLVMValueRef fast, LLVMValueRef rare,
+                                          LLVMValueRef (*slow)(opq_emitter *, LLVMValueRef))
+{
+    LLVMBasicBlockRef entry = LLVMGetInsertBlock(e->builder);
+    LLVMBasicBlockRef slow_block = new_block(e, "math.slow"), done = new_block(e, "math.done");
+    LLVMBuildCondBr(e->builder, any(e, rare), slow_block, done);
+
+    LLVMPositionBuilderAtEnd(e->builder, slow_block);
+    LLVMValueRef y = vselect(e, rare, slow(e, x), fast);
+    LLVMBuildBr(e->builder, done);
+
+    LLVMPositionBuilderAtEnd(e->builder, done);
+    LLVMValueRef result = LLVMBuildPhi(e->builder, f32_type(e), "");
+    LLVMAddIncoming(result, (LLVMValueRef[]){fast, y}, (LLVMBasicBlockRef[]){entry, slow_block}, 2);
+    return result;
+}
+
 /* ---- shared by the files */
 
 /* table[index & 31], f32 lanes from i32 lanes; for tables that live in registers across a loop. */

@@ -1,8 +1,9 @@
 /* tanh and erf by table; sinh, cosh, the inverse hyperbolic functions and erfc through f64.
  *
- * The table is the one hard idea: the two top mantissa bits and the three low exponent bits of |x|
- * select one of 32 intervals, whose six polynomial coefficients come from in-register permutes.
- * There is no division, no exponential and no branch.
+ * The table is the one hard idea: it has only eight intervals, because one permute of AVX2 finds one of eight numbers in
+ * a register, and of AVX-512 too. Their widths grow with |x| as a float's spacing does: the exponent's low bits and the
+ * first mantissa bit of 2 + scale |x| are the interval. There is no division, no exponential, no branch, and one method
+ * for both instruction sets.
  */
 #include "codegen_llvm/math.h"
 #include "opaque/math_tables.h"
@@ -24,29 +25,40 @@ static LLVMValueRef slice(opq_emitter *e, LLVMValueRef v, int first, int count)
                                   "");
 }
 
-static LLVMValueRef table_part(opq_emitter *e, const float *table, int count)
+/* `count` lanes with the table's entries, again from its start after `period` of them */
+static LLVMValueRef table_part(opq_emitter *e, const float *table, int period, int count)
 {
     LLVMValueRef elements[16];
     for (int i = 0; i < count; i++)
-        elements[i] = LLVMConstReal(LLVMFloatTypeInContext(e->context), (double)table[i]);
+        elements[i] = LLVMConstReal(LLVMFloatTypeInContext(e->context), (double)table[i % period]);
     return LLVMConstVector(elements, (unsigned)count);
 }
 
-static LLVMValueRef lookup_avx512(opq_emitter *e, const float table[32], LLVMValueRef index)
+static LLVMValueRef permute8(opq_emitter *e, const float *table, LLVMValueRef index)
 {
-    LLVMValueRef arguments[] = {table_part(e, table, 16), index, table_part(e, table + 16, 16)};
+    LLVMValueRef arguments[] = {table_part(e, table, 8, 8), index};
+    return intrinsic(e, "llvm.x86.avx2.permps", false, arguments, 2);
+}
+
+static LLVMValueRef lookup8_avx512(opq_emitter *e, const float *table, LLVMValueRef index)
+{
+    LLVMValueRef arguments[] = {table_part(e, table, 8, 16), index};
+    return intrinsic(e, "llvm.x86.avx512.permvar.sf.512", false, arguments, 2);
+}
+
+static LLVMValueRef lookup32_avx512(opq_emitter *e, const float *table, LLVMValueRef index)
+{
+    LLVMValueRef arguments[] = {table_part(e, table, 16, 16), index, table_part(e, table + 16, 16, 16)};
     return intrinsic(e, "llvm.x86.avx512.vpermi2var.ps.512", false, arguments, 3);
 }
 
 /* vpermps looks at three bits; bits 3 and 4 choose among four results, as the sign that vblendvps
  * looks at. */
-static LLVMValueRef lookup_avx2(opq_emitter *e, const float table[32], LLVMValueRef index)
+static LLVMValueRef lookup32_avx2(opq_emitter *e, const float *table, LLVMValueRef index)
 {
     LLVMValueRef part[4];
-    for (int i = 0; i < 4; i++) {
-        LLVMValueRef arguments[] = {table_part(e, table + 8 * i, 8), index};
-        part[i] = intrinsic(e, "llvm.x86.avx2.permps", false, arguments, 2);
-    }
+    for (int i = 0; i < 4; i++)
+        part[i] = permute8(e, table + 8 * i, index);
     LLVMTypeRef type = LLVMTypeOf(index);
     LLVMTypeRef i32_scalar = LLVMInt32TypeInContext(e->context);
     LLVMValueRef bit[2];
@@ -62,13 +74,14 @@ static LLVMValueRef lookup_avx2(opq_emitter *e, const float table[32], LLVMValue
     return vselect(e, bit[1], high, low);
 }
 
-LLVMValueRef opq_math_lookup32(opq_emitter *e, const float table[32], LLVMValueRef index)
+typedef LLVMValueRef lookup_fn(opq_emitter *e, const float *table, LLVMValueRef index);
+
+/* Of all lanes, `step` of them at a time */
+static LLVMValueRef lookup(opq_emitter *e, lookup_fn *find, int step, const float *table, LLVMValueRef index)
 {
-    const int step = e->cpu->avx512 ? 16 : 8;
     LLVMValueRef result = NULL;
     for (int first = 0; first < e->lanes; first += step) {
-        LLVMValueRef part = slice(e, index, first, step);
-        part = e->cpu->avx512 ? lookup_avx512(e, table, part) : lookup_avx2(e, table, part);
+        LLVMValueRef part = find(e, table, slice(e, index, first, step));
         if (!result) {
             result = part;
             continue;
@@ -82,26 +95,36 @@ LLVMValueRef opq_math_lookup32(opq_emitter *e, const float table[32], LLVMValueR
     return slice(e, result, 0, e->lanes);
 }
 
-/* An odd function from its octave table: intervals of 1/4 octave from 2^-4 to 2^4, and [0, 5/64) as
- * interval 0, which is centred on 0. There the constant coefficient is d itself, so small arguments
- * and -0 lose nothing. */
-static LLVMValueRef odd_table(opq_emitter *e, const float table[6][32], LLVMValueRef x)
+LLVMValueRef opq_math_lookup32(opq_emitter *e, const float table[32], LLVMValueRef index)
 {
-    LLVMValueRef t = vmin(e, f32(e, 15.9f), vabs(e, x));
-    LLVMValueRef small = vcmp(e, LLVMRealOLT, t, f32(e, 0.078125f));
-    LLVMValueRef bits = as_i32(e, vmax(e, f32(e, 0.0625f), t));
-    LLVMValueRef index = ilshr(e, bits, i32(e, 21));
-    LLVMValueRef centre = as_f32(e, ior(e, iand(e, bits, i32(e, 0xffe00000)), i32(e, 0x00100000)));
-    LLVMValueRef d = vsub(e, t, vselect(e, small, f32(e, 0.0f), centre));
-    LLVMValueRef y = opq_math_lookup32(e, table[5], index);
-    for (int p = 4; p > 0; p--)
-        y = vfma(e, y, d, opq_math_lookup32(e, table[p], index));
-    y = vfma(e, y, d, vselect(e, small, d, opq_math_lookup32(e, table[0], index)));
-    return vcopysign(e, y, x);
+    return e->cpu->avx512 ? lookup(e, lookup32_avx512, 16, table, index) : lookup(e, lookup32_avx2, 8, table, index);
 }
 
-LLVMValueRef opq_math_tanh(opq_emitter *e, LLVMValueRef x) { return odd_table(e, TANH_TABLE, x); }
-LLVMValueRef opq_math_erf(opq_emitter *e, LLVMValueRef x) { return odd_table(e, ERF_TABLE, x); }
+/* table[index & 7] */
+static LLVMValueRef lookup8(opq_emitter *e, const float table[8], LLVMValueRef index)
+{
+    bool wide = e->cpu->avx512 && e->lanes % 16 == 0;
+    return wide ? lookup(e, lookup8_avx512, 16, table, index) : lookup(e, permute8, 8, table, index);
+}
+
+/* An odd function that is 1 from `top` on. Interval 0 is centred on 0, where the constant term is 0: small arguments and
+ * -0 lose nothing. The last coefficient is so small a part that half a float is enough; its other half is in the one
+ * before, which it does not disturb. */
+static LLVMValueRef odd_table(opq_emitter *e, const float table[7][8], float scale, float top, LLVMValueRef x)
+{
+    LLVMValueRef t = vmin(e, f32(e, top), vabs(e, x));
+    LLVMValueRef index = ilshr(e, as_i32(e, vfma(e, t, f32(e, scale), f32(e, 2.0f))), i32(e, 22));
+    LLVMValueRef d = vsub(e, t, lookup8(e, table[6], index));
+    LLVMValueRef d2 = vmul(e, d, d), pair = lookup8(e, table[5], index);
+    LLVMValueRef y = vfma(e, as_f32(e, ishl(e, as_i32(e, pair), i32(e, 16))), d, pair);
+    for (int p = 3; p > 0; p -= 2)
+        y = vfma(e, y, d2, vfma(e, lookup8(e, table[p + 1], index), d, lookup8(e, table[p], index)));
+    y = vfma(e, y, d, lookup8(e, table[0], index));
+    return as_f32(e, ior(e, as_i32(e, y), iand(e, as_i32(e, x), i32(e, 0x80000000)))); /* y >= 0 */
+}
+
+LLVMValueRef opq_math_tanh(opq_emitter *e, LLVMValueRef x) { return odd_table(e, TANH_TABLE, TANH_SCALE, TANH_TOP, x); }
+LLVMValueRef opq_math_erf(opq_emitter *e, LLVMValueRef x) { return odd_table(e, ERF_TABLE, ERF_SCALE, ERF_TOP, x); }
 
 /* ---- through f64 */
 

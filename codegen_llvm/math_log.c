@@ -56,20 +56,29 @@ static LLVMValueRef log_avx512(opq_emitter *e, LLVMValueRef x)
     return log_core(e, k, vsub(e, m, one));
 }
 
+/* log of the positive normal number with these bits, less `power` times log 2 */
+static LLVMValueRef log_of_bits(opq_emitter *e, LLVMValueRef bits, float power)
+{
+    LLVMValueRef k_shifted = iand(e, isub(e, bits, i32(e, 0x3f400000)), i32(e, 0xff800000)); /* the bits of 3/4 */
+    LLVMValueRef r = vsub(e, as_f32(e, isub(e, bits, k_shifted)), f32(e, 1.0f));
+    LLVMValueRef k = int_to_f32(e, iashr(e, k_shifted, i32(e, 23)));
+    return log_core(e, power != 0 ? vsub(e, k, f32(e, power)) : k, r);
+}
+
+/* A denormal is its own bits times 2^-149; the conversion is exact and needs no slow denormal product. */
+static LLVMValueRef slow_log(opq_emitter *e, LLVMValueRef x)
+{
+    LLVMValueRef scaled = int_to_f32(e, as_i32(e, x));
+    return fix_domain(e, x, log_of_bits(e, as_i32(e, scaled), 149));
+}
+
 LLVMValueRef opq_math_log(opq_emitter *e, LLVMValueRef x)
 {
     if (e->cpu->avx512 && e->lanes == 16)
         return log_avx512(e, x);
-    /* A denormal is its own bits times 2^-149; the conversion is exact and needs no slow denormal
-     * product. */
-    LLVMValueRef denormal = vcmp(e, LLVMRealOLT, x, f32(e, 0x1p-126f));
-    LLVMValueRef scaled = int_to_f32(e, as_i32(e, x));
-    LLVMValueRef bits = as_i32(e, vselect(e, denormal, scaled, x));
-    LLVMValueRef power = iand(e, isub(e, bits, i32(e, 0x3f400000)), i32(e, 0xff800000)); /* the bits of 3/4; k << 23 */
-    LLVMValueRef r = vsub(e, as_f32(e, isub(e, bits, power)), f32(e, 1.0f));
-    LLVMValueRef k = int_to_f32(e, iashr(e, power, i32(e, 23)));
-    k = vsub(e, k, vselect(e, denormal, f32(e, 149.0f), f32(e, 0.0f)));
-    return fix_domain(e, x, log_core(e, k, r));
+    LLVMValueRef bits = as_i32(e, x);
+    LLVMValueRef rare = icmp(e, LLVMIntUGE, isub(e, bits, i32(e, 0x00800000)), i32(e, 0x7f000000));
+    return with_slow_path(e, x, log_of_bits(e, bits, 0), rare, slow_log);
 }
 
 /* The exponent of x relative to [sqrt(1/2), sqrt(2)), as f64, and x's bits with that exponent

@@ -36,7 +36,7 @@ static LLVMValueRef mod4(opq_emitter *e, LLVMValueRef x)
     return vfma(e, vround(e, vmul(e, x, f64(e, 0.25))), f64(e, -4.0), x);
 }
 
-/* |x| reduced exactly, for 2^14 <= |x| < inf; garbage but no trap elsewhere. */
+/* |x| reduced exactly, for 2^14 <= |x| < inf; NaN past it, garbage but no trap below. */
 static angle reduce_exact(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef bits = as_i32(e, vabs(e, x));
@@ -52,7 +52,7 @@ static angle reduce_exact(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef fraction = vadd(e, vsub(e, leading, whole), vadd(e, product[2], product[3]));
     angle result = {
         .quadrant = f64_to_i32(e, whole),
-        .r = vmul(e, fraction, f64(e, HALF_PI)),
+        .r = vfma(e, fraction, f64(e, HALF_PI), widen(e, vsub(e, x, x))), /* x - x is 0, or NaN */
     };
     return result;
 }
@@ -82,26 +82,9 @@ static LLVMValueRef slow_cos(opq_emitter *e, LLVMValueRef x)
     return sin_of_angle(e, a);
 }
 
-/* `fast` for the lanes up to FAST_LIMIT, slow(x) for the others, in a block of its own that is
- * skipped without them. */
-static LLVMValueRef with_slow_path(opq_emitter *e, LLVMValueRef x, LLVMValueRef fast,
-                                   LLVMValueRef (*slow)(opq_emitter *, LLVMValueRef))
+static LLVMValueRef is_large(opq_emitter *e, LLVMValueRef x)
 {
-    LLVMValueRef large = vcmp(e, LLVMRealUGT, vabs(e, x), f32(e, FAST_LIMIT));
-    LLVMBasicBlockRef entry = LLVMGetInsertBlock(e->builder);
-    LLVMBasicBlockRef slow_block = new_block(e, "trig.large"), done = new_block(e, "trig.done");
-    LLVMBuildCondBr(e->builder, any(e, large), slow_block, done);
-
-    LLVMPositionBuilderAtEnd(e->builder, slow_block);
-    LLVMValueRef y = slow(e, x);
-    LLVMValueRef finite = vcmp(e, LLVMRealOLT, vabs(e, x), f32(e, INFINITY));
-    y = vselect(e, large, vselect(e, finite, y, f32(e, NAN)), fast);
-    LLVMBuildBr(e->builder, done);
-
-    LLVMPositionBuilderAtEnd(e->builder, done);
-    LLVMValueRef result = LLVMBuildPhi(e->builder, f32_type(e), "");
-    LLVMAddIncoming(result, (LLVMValueRef[]){fast, y}, (LLVMBasicBlockRef[]){entry, slow_block}, 2);
-    return result;
+    return vcmp(e, LLVMRealUGT, vabs(e, x), f32(e, FAST_LIMIT));
 }
 
 /* x - h pi, h an integer or a half-integer: the first step is exact, the others each add a part of
@@ -128,7 +111,7 @@ LLVMValueRef opq_math_sin(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef y = sin_core(e, subtract_multiple_of_pi(e, x, n), t);
     /* r + r^3 q loses the sign of -0, whose two terms have opposite signs. */
     y = vselect(e, vcmp(e, LLVMRealOEQ, x, f32(e, 0.0f)), x, y);
-    return with_slow_path(e, x, y, slow_sin);
+    return with_slow_path(e, x, y, is_large(e, x), slow_sin);
 }
 
 /* cos(x) = -(-1)^n sin(x - (n + 1/2) pi) */
@@ -138,7 +121,7 @@ LLVMValueRef opq_math_cos(opq_emitter *e, LLVMValueRef x)
     t = vadd(e, t, f32(e, MAGIC32));
     LLVMValueRef h = vadd(e, vsub(e, t, f32(e, MAGIC32)), f32(e, 0.5f));
     LLVMValueRef y = sin_core(e, vneg(e, subtract_multiple_of_pi(e, x, h)), t);
-    return with_slow_path(e, x, y, slow_cos);
+    return with_slow_path(e, x, y, is_large(e, x), slow_cos);
 }
 
 static LLVMValueRef tan_of_angle(opq_emitter *e, angle a)
@@ -171,7 +154,7 @@ LLVMValueRef opq_math_tan(opq_emitter *e, LLVMValueRef x)
     };
     LLVMValueRef y = tan_of_angle(e, a);
     y = vselect(e, vcmp(e, LLVMRealOEQ, x, f32(e, 0.0f)), x, y);
-    return with_slow_path(e, x, y, slow_tan);
+    return with_slow_path(e, x, y, is_large(e, x), slow_tan);
 }
 
 /* ---- inverse functions */

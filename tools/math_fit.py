@@ -90,57 +90,80 @@ def emit(name, kind, text, coefficients, error):
     print("};\n")
 
 
-def octave_table(function, saturation, linear_term):
-    """32 intervals: 8 octaves from 2^-4, four intervals each; the index is odd_table's."""
-    table = [[0.0] * 32 for _ in range(6)]
+def centre_near(function, middle, width):
+    """The float next to `middle` whose function value is nearest to a float: its rounding then costs nothing."""
+    best = (math.inf, middle)
+    for c in np.float32(np.linspace(middle - width, middle + width, 1500)):
+        value = function(mpf(float(c)))
+        best = min(best, (abs(float(value - float(np.float32(float(value))))), float(c)))
+    return best[1]
+
+
+def binade(value):
+    """2^k <= value, so that an error divided by it is in proportion to the result's last place."""
+    return mpf(2) ** mp.floor(mp.log(value, 2))
+
+
+def float_bits(value):
+    return int(np.float32(value).view(np.uint32))
+
+
+def fit_packed(function, weight, low, high, centre, fixed):
+    """Degree 6 with two coefficients in one float: the upper half of the last is the lower half of the one before.
+
+    They are chosen first, and the others make up for most of their error.
+    """
+    x = chebyshev_points(low, high, 300)
+    w = sampled(weight, x)
+    fixed = dict(fixed)
+    for p in (6, 5):
+        rest = sampled(function, x) - sum(value * (x - centre) ** q for q, value in fixed.items())
+        free = [q for q in range(7) if q not in fixed]
+        basis = np.stack([(x - centre) ** q for q in free], 1) * w[:, None]
+        wanted = lawson(basis, rest * w, 40)[free.index(p)]
+        lower = float_bits(fixed[6]) >> 16 if p == 5 else 0
+        nearest = [(float_bits(wanted) + step & 0xFFFF0000) | lower for step in (-65536, 0, 65536)]
+        values = [float(np.uint32(bits).view(np.float32)) for bits in nearest]
+        fixed[p] = min(values, key=lambda value: abs(value - wanted))
+    return fit_f32(function, weight, low, high, range(7), centre, fixed, 300, 40)
+
+
+def half_octave_table(function, scale, top):
+    """Eight intervals of t: the half octaves of u = 2 + scale * t. Rows of degree 0 to 5, then the centres."""
+    table = [[0.0] * 8 for _ in range(7)]
     worst = 0.0
-    for octave in range(-4, 4):
-        for quarter in range(4):
-            low = 2.0**octave * (1 + quarter / 4)
-            high = 2.0**octave * (1 + (quarter + 1) / 4)
-            index = ((octave + 127) * 4 + quarter) % 32
-            if octave == -4 and quarter == 0:
-                # The kernel adds d itself here, so that the leading coefficient costs no rounding.
-                c, error = fit_f32(
-                    lambda t: function(t) - t,
-                    lambda t: 1 / function(t),
-                    1e-6,
-                    high,
-                    range(6),
-                    0.0,
-                    {0: 0.0, **linear_term},
-                    200,
-                    30,
-                )
-            elif low >= saturation:
-                c, error = [1.0, 0, 0, 0, 0, 0], 1e-20
-            else:
-                c, error = fit_f32(
-                    function,
-                    lambda t: 1 / function(t),
-                    low,
-                    high,
-                    range(6),
-                    (low + high) / 2,
-                    None,
-                    200,
-                    30,
-                )
-            worst = max(worst, error)
-            for p in range(6):
-                table[p][index] = c[p]
+    edges = [(2.0 ** (k // 2) * (2 + k % 2) - 2) / scale for k in range(8)] + [top]
+    for k in range(8):
+        low, high = edges[k], edges[k + 1]
+        if k == 0:
+            # About 0, with a relative error: zero and the smallest arguments come out right. Without degree 2 the sum of
+            # degrees 1 and 2, which is made first, has no rounding error.
+            centre = 0.0
+            c, error = fit_packed(
+                function, lambda t: 1 / function(t), 1e-6, high, centre, {0: 0.0, 2: 0.0}
+            )
+        else:
+            centre = centre_near(function, (low + high) / 2, (high - low) / 100)
+            constant = float(np.float32(float(function(mpf(centre)))))
+            c, error = fit_packed(
+                function, lambda t: 1 / binade(function(t)), low, high, centre, {0: constant}
+            )
+        worst = max(worst, error)
+        for p, value in enumerate([*c[:6], centre]):
+            table[p][k] = value
     return table, worst
 
 
-def emit_octave_table(name, text, function, saturation, linear_term):
-    table, worst = octave_table(function, saturation, linear_term)
-    print(f"/* {text}; worst relative error 2^{math.log2(worst):.1f} */")
-    print(f"static const float {name}[6][32] = {{")
+def emit_half_octave_table(name, text, function, scale, top):
+    table, worst = half_octave_table(function, scale, top)
+    print(
+        f"/* {text}; the lower half of degree 5 is the upper half of degree 6; the last row has the"
+    )
+    print(f"   centres; worst error 2^{math.log2(worst):.1f} */")
+    print(f"#define {name}_SCALE {scale}f\n#define {name}_TOP {top}f")
+    print(f"static const float {name}_TABLE[7][8] = {{")
     for row in table:
-        print("    {")
-        for i in range(0, 32, 4):
-            print("        " + " ".join(f"{literal(v, 'float')}," for v in row[i : i + 4]))
-        print("    },")
+        print("    {" + ", ".join(literal(value, "float") for value in row) + "},")
     print("};\n")
 
 
@@ -284,8 +307,9 @@ def main():
             13,
         ),
     )
-    emit_octave_table("TANH_TABLE", "tanh(c + d) in powers of d", mp.tanh, 9.2, {1: 0.0})
-    emit_octave_table("ERF_TABLE", "erf(c + d) in powers of d", mp.erf, 4.0, {})
+    # Beyond `top` the result is 1: there the function is well inside the interval that rounds to it.
+    emit_half_octave_table("TANH", "tanh(c + d) in powers of d", mp.tanh, 3.294, 9.1)
+    emit_half_octave_table("ERF", "erf(c + d) in powers of d", mp.erf, 7.404, 4.05)
     emit_two_over_pi()
     print("#endif")
 

@@ -71,106 +71,46 @@ static const double ERFC64[13] = {
     -0x1.059307c4c9523p-13, 0x1.113c1ebadeb54p-13, 0x1.20e18da625919p-15,
 };
 
-/* tanh(c + d) in powers of d; worst relative error 2^-24.3 */
-static const float TANH_TABLE[6][32] = {
-    {
-        0x1.f4bfd6p-1f, 0x1.fbd50ap-1f, 0x1.fe767ap-1f, 0x1.ff6f18p-1f, 0x1.ffdfa6p-1f, 0x1.fffbap-1f,  0x1.ffff68p-1f,
-        0x1.ffffecp-1f, 0x1.fffffep-1f, 0x1p+0f,        0x1p+0f,        0x1p+0f,        0x0p+0f,        0x1.5f22d2p-4f,
-        0x1.9e9356p-4f, 0x1.ddd092p-4f, 0x1.1e1ddp-3f,  0x1.5c9308p-3f, 0x1.9a5f1cp-3f, 0x1.d7665cp-3f, 0x1.18a39ap-2f,
-        0x1.52c2c6p-2f, 0x1.8a87e2p-2f, 0x1.bfae6ap-2f, 0x1.05087p-1f,  0x1.3157ep-1f,  0x1.5789p-1f,   0x1.77d838p-1f,
-        0x1.9e5cb6p-1f, 0x1.c278a6p-1f, 0x1.d9c6fcp-1f, 0x1.e8789ep-1f,
-    },
-    {
-        0x1.64108ap-5f,  0x1.09a7a6p-6f,  0x1.88ef68p-8f,  0x1.21a7aep-9f, 0x1.02bec8p-11f, 0x1.1832dcp-14f,
-        0x1.2f5ff8p-17f, 0x1.4875bcp-20f, 0x1.05a5eep-24f, 0x0p+0f,        0x0p+0f,         0x0p+0f,
-        0x0p+0f,         0x1.fc3ccp-1f,   0x1.fac13ep-1f,  0x1.f9085ap-1f, 0x1.f601cap-1f,  0x1.f12bp-1f,
-        0x1.eb715ap-1f,  0x1.e4dfbp-1f,   0x1.d98b38p-1f,  0x1.c7f724p-1f, 0x1.b3ff3p-1f,   0x1.9e23aep-1f,
-        0x1.7aeae8p-1f,  0x1.49e6cp-1f,   0x1.197fcep-1f,  0x1.d834d2p-2f, 0x1.615002p-2f,  0x1.cea746p-3f,
-        0x1.265e34p-3f,  0x1.6fcfa6p-4f,
-    },
-    {
-        -0x1.5c34fep-5f, -0x1.077dccp-6f, -0x1.87e0cp-8f,  -0x1.217a84p-9f, -0x1.01d18ap-11f, -0x1.1af48cp-14f,
-        -0x1.252d8p-17f, -0x1.cc4ddp-20f, 0x1.69dccep-23f, 0x0p+0f,         0x0p+0f,          0x0p+0f,
-        0x1.01e42p-25f,  -0x1.5cb2cep-4f, -0x1.995f6ap-4f, -0x1.d60e24p-4f, -0x1.185e4ap-3f,  -0x1.52e646p-3f,
-        -0x1.89f116p-3f, -0x1.bdf2aap-3f, -0x1.039292p-2f, -0x1.2dc2eap-2f, -0x1.500d28p-2f,  -0x1.6a0692p-2f,
-        -0x1.826aap-2f,  -0x1.897e7ep-2f, -0x1.79cf7ep-2f, -0x1.5a9444p-2f, -0x1.1df142p-2f,  -0x1.97153cp-3f,
-        -0x1.106c8ep-3f, -0x1.5edc08p-4f,
-    },
-    {
-        0x1.bbce34p-6f,  0x1.599516p-7f,  0x1.03973ap-8f,  0x1.80e96ep-10f, 0x1.589738p-12f, 0x1.755198p-15f,
-        0x1.9440f4p-18f, 0x1.b5aa62p-21f, 0x1.5940ep-25f,  0x0p+0f,         0x0p+0f,         0x0p+0f,
-        -0x1.55563cp-2f, -0x1.4d1f88p-2f, -0x1.45a49cp-2f, -0x1.41129ap-2f, -0x1.3a599ep-2f, -0x1.2f9228p-2f,
-        -0x1.205658p-2f, -0x1.0eb9ccp-2f, -0x1.e96366p-3f, -0x1.98b90ap-3f, -0x1.42e912p-3f, -0x1.d6b246p-4f,
-        -0x1.bdb076p-5f, 0x1.d6ab6p-7f,   0x1.0705ap-4f,   0x1.8452bap-4f,  0x1.c68e74p-4f,  0x1.97d3eep-4f,
-        0x1.33dcdap-4f,  0x1.a85eaep-5f,
-    },
-    {
-        -0x1.975c7ep-7f,  -0x1.508828p-8f, -0x1.fd326ap-10f, -0x1.79466ep-11f, -0x1.7179ap-13f, -0x1.5692c6p-16f,
-        -0x1.21587cp-18f, 0x1.95df86p-20f, -0x1.0b5db6p-22f, 0x0p+0f,          0x0p+0f,         0x0p+0f,
-        0x1.e89706p-14f,  0x1.3f9c0ap-1f,  -0x1.d93af4p+1f,  -0x1.38014ap+2f,  -0x1.df0f3ep-3f, 0x1.e044a6p-1f,
-        0x1.b42888p-3f,   -0x1.9c0ac8p-1f, 0x1.4bc17cp-3f,   0x1.e81a34p-3f,   0x1.04f10cp-2f,  0x1.4bc012p-4f,
-        0x1.52e75cp-3f,   0x1.ee9976p-4f,  0x1.80b94ap-4f,   0x1.ec0148p-6f,   0x1.0218e2p-8f,  -0x1.4cdf68p-6f,
-        -0x1.8c1fa8p-6f,  -0x1.620274p-6f,
-    },
-    {
-        0x1.049f4cp-8f,  0x1.f5d9aep-10f, 0x1.93acb6p-11f, 0x1.3283bcp-12f, 0x1.1bccbep-14f, 0x1.35c6bep-17f,
-        0x1.4f31dep-20f, 0x1.6b6cfep-23f, 0x1.417e44p-27f, 0x0p+0f,         0x0p+0f,         0x0p+0f,
-        0x1.0e5e68p-3f,  0x1.5395e2p+4f,  -0x1.01bddcp+5f, -0x1.14c1e2p+5f, -0x1.471de6p+1f, 0x1.10e54cp+2f,
-        0x1.6351d2p-1f,  -0x1.0e8862p+2f, 0x1.4b8f6cp-3f,  0x1.d514cap-3f,  0x1.c64fb8p-3f,  -0x1.28b5e8p-3f,
-        -0x1.8dc98ap-6f, -0x1.d4a9fcp-5f, -0x1.abb49ap-5f, -0x1.f3457cp-5f, -0x1.067bap-5f,  -0x1.302ba6p-7f,
-        0x1.941b12p-10f, 0x1.288f0ep-8f,
-    },
+/* tanh(c + d) in powers of d; the lower half of degree 5 is the upper half of degree 6; the last row has the
+   centres; worst error 2^-22.7 */
+#define TANH_SCALE 3.294f
+#define TANH_TOP 9.1f
+static const float TANH_TABLE[7][8] = {
+    {0x0p+0f, 0x1.b6630ap-2f, 0x1.70fffep-1f, 0x1.d12762p-1f, 0x1.f7f734p-1f, 0x1.ff49f6p-1f, 0x1.fffb7ap-1f,
+     0x1.fffff6p-1f},
+    {0x1p+0f, 0x1.a2292p-1f, 0x1.ec1f34p-2f, 0x1.659fa8p-3f, 0x1.fe2a9ep-6f, 0x1.6bd81p-9f, 0x1.22d238p-14f,
+     0x1.3c7eaep-21f},
+    {0x0p+0f, -0x1.660a12p-2f, -0x1.62acd6p-2f, -0x1.44e6fep-3f, -0x1.f62506p-6f, -0x1.6b5284p-9f, -0x1.22f1d8p-14f,
+     -0x1.2b1426p-21f},
+    {-0x1.554458p-2f, -0x1.f603eap-4f, 0x1.6e0922p-4f, 0x1.600beep-4f, 0x1.442d9ap-6f, 0x1.e22564p-10f, 0x1.72a0e2p-15f,
+     0x1.a045dep-22f},
+    {-0x1.84f09ep-10f, 0x1.5a29eep-3f, 0x1.a2a6cap-5f, -0x1.9cc6ep-6f, -0x1.2fea2ap-7f, -0x1.e014a4p-11f,
+     -0x1.6fe458p-16f, -0x1.055d8ep-22f},
+    {0x1.297a52p-3f, -0x1.977aep-7f, -0x1.be78c6p-5f, -0x1.4677bep-9f, 0x1.a7747p-9f, 0x1.9172p-12f, 0x1.876d0cp-17f,
+     0x1.8f647ep-24f},
+    {0x0p+0f, 0x1.d4909ep-2f, 0x1.d17664p-1f, 0x1.84d5dp+0f, 0x1.35c062p+1f, 0x1.d16414p+1f, 0x1.5ef49ep+2f,
+     0x1.f75f52p+2f},
 };
 
-/* erf(c + d) in powers of d; worst relative error 2^-24.5 */
-static const float ERF_TABLE[6][32] = {
-    {
-        0x1.ff4046p-1f, 0x1.fff2dp-1f,  0x1.ffff7p-1f,  0x1.fffffcp-1f, 0x1p+0f,        0x1p+0f,        0x1p+0f,
-        0x1p+0f,        0x1p+0f,        0x1p+0f,        0x1p+0f,        0x1p+0f,        0x0p+0f,        0x1.8c36bep-4f,
-        0x1.d3cbf8p-4f, 0x1.0d939p-3f,  0x1.42d7fcp-3f, 0x1.89501p-3f,  0x1.cf076ep-3f, 0x1.09eed6p-2f, 0x1.3c9aa8p-2f,
-        0x1.7e1594p-2f, 0x1.bccfecp-2f, 0x1.f86faap-2f, 0x1.25b8a8p-1f, 0x1.569244p-1f, 0x1.7fb9cp-1f,  0x1.a1551ap-1f,
-        0x1.c6dad2p-1f, 0x1.e5768cp-1f, 0x1.f4f694p-1f, 0x1.fbe61ep-1f,
-    },
-    {
-        0x1.d41438p-8f, 0x1.33630ep-11f, 0x1.e9b5d8p-16f, 0x1.d936fep-21f, 0x0p+0f,        0x0p+0f,
-        0x0p+0f,        0x0p+0f,         0x0p+0f,         0x0p+0f,         0x0p+0f,        0x0p+0f,
-        0x1.06eba8p-3f, 0x1.1ebd54p+0f,  0x1.1de698p+0f,  0x1.1cecdcp+0f,  0x1.1b3572p+0f, 0x1.1874dep+0f,
-        0x1.153068p+0f, 0x1.116cd8p+0f,  0x1.0ae55p+0f,   0x1.00abdp+0f,   0x1.e9d5a8p-1f, 0x1.cfc41ep-1f,
-        0x1.a5074ep-1f, 0x1.681ff2p-1f,  0x1.2a8ddp-1f,   0x1.dfca26p-2f,  0x1.45e99cp-2f, 0x1.5ce596p-3f,
-        0x1.499d48p-4f, 0x1.12ceb2p-5f,
-    },
-    {
-        -0x1.07253ep-6f, -0x1.a617fap-10f, -0x1.9157e6p-14f, -0x1.5a4d3ap-19f, 0x0p+0f,         0x0p+0f,
-        0x0p+0f,         0x0p+0f,          0x0p+0f,          0x0p+0f,          0x0p+0f,         0x0p+0f,
-        0x1.ad4d98p-22f, -0x1.88dafcp-4f,  -0x1.d0c786p-4f,  -0x1.0b11e6p-3f,  -0x1.3e84aap-3f, -0x1.81249ap-3f,
-        -0x1.c2e2f6p-3f, -0x1.000bacp-2f,  -0x1.2c2b6ep-2f,  -0x1.60e2bp-2f,   -0x1.8df91cp-2f, -0x1.b2b5c2p-2f,
-        -0x1.d99f9ep-2f, -0x1.ef2eap-2f,   -0x1.e52b5cp-2f,  -0x1.c1cc2p-2f,   -0x1.6ea558p-2f, -0x1.dfbb84p-3f,
-        -0x1.0bd2dep-3f, -0x1.0193b4p-4f,
-    },
-    {
-        0x1.63f5acp-6f,  0x1.697dbcp-9f,  0x1.99d06ap-13f, 0x1.0a571ap-17f, 0x0p+0f,         0x0p+0f,
-        0x0p+0f,         0x0p+0f,         0x0p+0f,         0x0p+0f,         0x0p+0f,         0x0p+0f,
-        -0x1.812e1ap-2f, -0x1.722688p-2f, -0x1.75f4f2p-2f, -0x1.73051p-2f,  -0x1.6b083ep-2f, -0x1.5f23eep-2f,
-        -0x1.5380a2p-2f, -0x1.430524p-2f, -0x1.2b722p-2f,  -0x1.056df2p-2f, -0x1.b551c4p-3f, -0x1.5a6a9p-3f,
-        -0x1.9c20aep-4f, -0x1.a42886p-7f, 0x1.fdbe1cp-5f,  0x1.e4d6fp-4f,   0x1.4cb3c8p-3f,  0x1.437514p-3f,
-        0x1.d66324p-4f,  0x1.143ea8p-4f,
-    },
-    {
-        -0x1.3dc636p-6f, -0x1.bcc4c8p-9f, -0x1.30a974p-12f, -0x1.bca3e6p-16f, 0x0p+0f,        0x0p+0f,
-        0x0p+0f,         0x0p+0f,         0x0p+0f,          0x0p+0f,          0x0p+0f,        0x0p+0f,
-        0x1.22170ap-11f, -0x1.60aa2p+2f,  0x1.9d2e5ap-1f,   -0x1.43f594p-2f,  -0x1.aea73p-4f, -0x1.b95d66p-1f,
-        0x1.0057a2p+0f,  -0x1.05ef14p+0f, 0x1.ab186ep-5f,   0x1.f36ff6p-4f,   0x1.3eb86ep-3f, 0x1.c8ee58p-4f,
-        0x1.6472d4p-3f,  0x1.582d82p-3f,  0x1.192bfep-3f,   0x1.6ef7dap-4f,   0x1.c87e72p-6f, -0x1.ee5e6cp-6f,
-        -0x1.927112p-5f, -0x1.609852p-5f,
-    },
-    {
-        0x1.5b13fep-7f,  0x1.72fef2p-9f,  0x1.5adb5ap-12f, 0x1.4e2eb2p-16f, 0x0p+0f,         0x0p+0f,
-        0x0p+0f,         0x0p+0f,         0x0p+0f,         0x0p+0f,         0x0p+0f,         0x0p+0f,
-        0x1.be8e32p-4f,  -0x1.68fe4ep+6f, 0x1.230ed4p+3f,  0x1.f6a0d8p+3f,  0x1.4365cap-1f,  -0x1.d87744p+1f,
-        0x1.571d92p+1f,  -0x1.5b2abep+2f, -0x1.b6945ap-4f, 0x1.362d8ap-4f,  -0x1.8a5e8p-5f,  -0x1.868f1p-4f,
-        -0x1.4d59c4p-6f, -0x1.4c8e32p-5f, -0x1.beac46p-5f, -0x1.26bffp-4f,  -0x1.f56b46p-5f, -0x1.f67794p-6f,
-        -0x1.2517e2p-9f, 0x1.724458p-7f,
-    },
+/* erf(c + d) in powers of d; the lower half of degree 5 is the upper half of degree 6; the last row has the
+   centres; worst error 2^-22.8 */
+#define ERF_SCALE 7.404f
+#define ERF_TOP 4.05f
+static const float ERF_TABLE[7][8] = {
+    {0x0p+0f, 0x1.ce748p-3f, 0x1.bd479p-2f, 0x1.52857ap-1f, 0x1.bf92b8p-1f, 0x1.f4a07ap-1f, 0x1.ffb016p-1f,
+     0x1.ffffe8p-1f},
+    {0x1.20dd76p+0f, 0x1.1537dep+0f, 0x1.e9a508p-1f, 0x1.6da5eep-1f, 0x1.660ccap-2f, 0x1.52561p-4f, 0x1.a03bcp-9f,
+     0x1.67e5a4p-18f},
+    {0x0p+0f, -0x1.c1e7c6p-3f, -0x1.8e4db2p-2f, -0x1.ee9acep-2f, -0x1.838d86p-2f, -0x1.11895ep-3f, -0x1.f82a78p-8f,
+     -0x1.35aa92p-16f},
+    {-0x1.813242p-2f, -0x1.53379ap-2f, -0x1.b4dd4p-3f, -0x1.4c197ap-6f, 0x1.408936p-3f, 0x1.dd0e68p-4f, 0x1.746ecp-7f,
+     0x1.30c724p-15f},
+    {0x1.06a78p-12f, 0x1.b55446p-4f, 0x1.625c42p-3f, 0x1.57c6e8p-3f, 0x1.53e716p-5f, -0x1.9657bcp-5f, -0x1.7155e4p-7f,
+     -0x1.036014p-14f},
+    {0x1.d37848p-4f, 0x1.737a1ap-4f, 0x1.257a9ep-5f, -0x1.3d7a26p-5f, -0x1.047872p-4f, -0x1.d878dcp-9f, 0x1.ef7668p-8f,
+     0x1.d17192p-14f},
+    {0x0p+0f, 0x1.9f785p-3f, 0x1.a07d14p-2f, 0x1.5a493p-1f, 0x1.1517eep+0f, 0x1.9deffep+0f, 0x1.363356p+1f,
+     0x1.c0ac0ep+1f},
 };
 
 /* 2/pi * 2^(8g-150) mod 8, g = biased exponent / 8, in four 24-bit chunks of units 2^-21,

@@ -68,19 +68,15 @@ static inline float opq_exp_scale(float p, float t)
     return p * first * second;
 }
 
-/* exp for x in [-105, 89.5] or NaN */
-static inline float opq_exp_core(float x)
-{
-    float t, r = opq_exp_reduce(x, &t);
-    float q = fmaf(fmaf(OPQ_POLY_F32(EXP32, r), r, 1), r, 1);
-    return opq_exp_scale(x < -104 ? 0 : q, t);
-}
+/* exp(r) for |r| <= ln2/2 */
+static inline float opq_exp_reduced(float r) { return fmaf(fmaf(OPQ_POLY_F32(EXP32, r), r, 1), r, 1); }
 
 /* The bounds stand first in these comparisons, so that NaN stays. */
 static inline float opq_exp_f32(float x)
 {
     x = 89.5f < x ? 89.5f : x;
-    return opq_exp_core(-105 > x ? -105 : x);
+    float t, r = opq_exp_reduce(-105 > x ? -105 : x, &t);
+    return opq_exp_scale(opq_exp_reduced(r), t);
 }
 
 static inline float opq_exp2_f32(float x)
@@ -88,8 +84,7 @@ static inline float opq_exp2_f32(float x)
     x = 128.5f < x ? 128.5f : x;
     x = -151 > x ? -151 : x;
     float t = x + OPQ_MAGIC_F32, f = x - (t - OPQ_MAGIC_F32);
-    float p = fmaf(OPQ_POLY_F32(EXP2_32, f), f, 1);
-    return opq_exp_scale(x <= -150 ? 0 : p, t);
+    return opq_exp_scale(fmaf(OPQ_POLY_F32(EXP2_32, f), f, 1), t);
 }
 
 /* 2 (s q + (s - 1/2)) with q = expm1(r) and s = 2^(n-1): half the scale, so that n = 128 does not overflow. */
@@ -103,12 +98,12 @@ static inline float opq_expm1_f32(float x)
     return copysignf(y + y, x);
 }
 
-/* exp(-|x|) never overflows: (x < 0 ? e : 1) / (1 + e). */
+/* 1 / (1 + exp(-x)) with numerator and denominator times 2^-31, so that exp(105) does not overflow. Past 40 it is 1. */
 static inline float opq_sigmoid_f32(float x)
 {
-    float z = -fabsf(x), least = x < 0 ? -105.0f : -40.0f;
-    float power = opq_exp_core(least > z ? least : z);
-    return (x < 0 ? power : 1) / (power + 1);
+    float z = 40 < x ? 40 : x, t, r = opq_exp_reduce(-(-105 > z ? -105 : z), &t);
+    float s = opq_f32_of_bits((opq_f32_bits(t) << 23) + ((127u - 31) << 23));
+    return 0x1p-31f / fmaf(opq_exp_reduced(r), s, 0x1p-31f);
 }
 
 /* expm1(r), and 2^n; |x| < 700 */
@@ -350,22 +345,21 @@ static inline float opq_acos_f32(float x)
 
 /* ---- hyperbolic functions and the error function */
 
-/* An odd function from its octave table: intervals of 1/4 octave from 2^-4 to 2^4, and [0, 5/64) as interval 0, centred on 0, where the
- * constant coefficient is d itself. */
-static inline float opq_odd_table(const float table[6][32], float x)
+/* An odd function from its table, 1 from `top` on: the intervals are half octaves of 2 + scale |x|, and the first is centred on 0.
+ * The last coefficient is the lower half of the one before. */
+static inline float opq_odd_table(const float table[7][8], float scale, float top, float x)
 {
-    float t = 15.9f < fabsf(x) ? 15.9f : fabsf(x);
-    bool small = t < 0.078125f;
-    uint32_t bits = opq_f32_bits(0.0625f > t ? 0.0625f : t), index = bits >> 21 & 31;
-    float centre = opq_f32_of_bits((bits & 0xffe00000) | 0x00100000);
-    float d = t - (small ? 0 : centre), y = table[5][index];
-    for (int p = 4; p > 0; p--)
-        y = fmaf(y, d, table[p][index]);
-    return copysignf(fmaf(y, d, small ? d : table[0][index]), x);
+    float t = top < fabsf(x) ? top : fabsf(x);
+    uint32_t index = opq_f32_bits(fmaf(t, scale, 2)) >> 22 & 7;
+    float d = t - table[6][index], pair = table[5][index];
+    float y = fmaf(opq_f32_of_bits(opq_f32_bits(pair) << 16), d, pair);
+    for (int p = 3; p > 0; p -= 2)
+        y = fmaf(y, d * d, fmaf(table[p + 1][index], d, table[p][index]));
+    return copysignf(fmaf(y, d, table[0][index]), x);
 }
 
-static inline float opq_tanh_f32(float x) { return opq_odd_table(TANH_TABLE, x); }
-static inline float opq_erf_f32(float x) { return opq_odd_table(ERF_TABLE, x); }
+static inline float opq_tanh_f32(float x) { return opq_odd_table(TANH_TABLE, TANH_SCALE, TANH_TOP, x); }
+static inline float opq_erf_f32(float x) { return opq_odd_table(ERF_TABLE, ERF_SCALE, ERF_TOP, x); }
 
 /* At most 100: past that every result overflows f32 but not f64. */
 static inline double opq_clamped_magnitude(float x) { return (double)(100 < fabsf(x) ? 100 : fabsf(x)); }

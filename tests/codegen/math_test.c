@@ -92,8 +92,8 @@ static const struct {
     {"exp", exp, 1},        {"exp2", exp2, 1},         {"expm1", expm1, 2},    {"log", log, 1},
     {"log2", log2, 0.51},   {"log10", log10, 0.51},    {"log1p", log1p, 0.51}, {"sin", sin, 2},
     {"cos", cos, 2},        {"tan", tan, 0.51},        {"asin", asin, 0.51},   {"acos", acos, 0.51},
-    {"atan", atan, 0.51},   {"sinh", sinh, 0.51},      {"cosh", cosh, 0.51},   {"tanh", tanh, 1.5},
-    {"asinh", asinh, 0.51}, {"acosh", acosh, 0.51},    {"atanh", atanh, 0.51}, {"erf", erf, 2},
+    {"atan", atan, 0.51},   {"sinh", sinh, 0.51},      {"cosh", cosh, 0.51},   {"tanh", tanh, 2},
+    {"asinh", asinh, 0.51}, {"acosh", acosh, 0.51},    {"atanh", atanh, 0.51}, {"erf", erf, 2.5},
     {"erfc", erfc, 0.51},   {"sigmoid", sigmoid, 2.5},
 };
 

@@ -108,57 +108,19 @@ static void expect_same(int f, block *b)
 
 /* ---- one argument */
 
+/* Between the intervals of tanh and erf, half octaves of 2 + scale * x */
+#define EDGES(scale)                                                                                                   \
+    1 / (scale), 2 / (scale), 4 / (scale), 6 / (scale), 10 / (scale), 14 / (scale), 22 / (scale), 30 / (scale)
+
 /* Where a formula changes, and what is special; with the three numbers on either side, and their negatives. */
-static const float places[] = {0,
-                               0x1p-126f,
-                               0x1p-24f,
-                               0x1p-12f,
-                               0x1p-8f,
-                               0.0625f,
-                               0.078125f,
-                               0.25f,
-                               0x1.6a09e6p-1f,
-                               0.5f,
-                               0.75f,
-                               1,
-                               1.5f,
-                               0x1.6a09e6p+0f,
-                               2,
-                               4,
-                               9.2f,
-                               10.06f,
-                               10.125f,
-                               15.9f,
-                               16,
-                               20,
-                               30000,
-                               40,
-                               88.72f,
-                               88.8f,
-                               89.41f,
-                               89.5f,
-                               100,
-                               103.97f,
-                               104,
-                               105,
-                               126,
-                               127,
-                               128,
-                               128.5f,
-                               149,
-                               150,
-                               151,
-                               0x1p23f,
-                               0x1p24f,
-                               0x1p31f,
-                               0x1p63f,
-                               0x1p64f,
-                               0x1p90f,
-                               0x1p126f,
-                               0x1.fffffep127f,
-                               INFINITY,
-                               NAN,
-                               0x1.f37c8ap95f};
+/* clang-format off */
+static const float places[] = {
+    0, 0x1p-126f, 0x1p-24f, 0x1p-12f, 0x1p-8f, 0.25f, 0x1.6a09e6p-1f, 0.5f, 0.75f, 1, 1.5f, 0x1.6a09e6p+0f, 2, 4,
+    EDGES(TANH_SCALE), TANH_TOP, EDGES(ERF_SCALE), ERF_TOP, 10.06f, 10.125f, 16, 20, 30000, 40, 87.33f, 88.72f, 88.8f,
+    89.41f, 89.5f, 100, 103.97f, 104, 104.32f, 105, 126, 127, 128, 128.5f, 149, 150, 151, 0x1p23f, 0x1p24f, 0x1p31f,
+    0x1p63f, 0x1p64f, 0x1p90f, 0x1p126f, 0x1.fffffep127f, INFINITY, NAN, 0x1.f37c8ap95f,
+};
+/* clang-format on */
 enum { PLACES = sizeof places / sizeof *places, NEAR = 7, SPECIALS = PLACES * NEAR * 2 };
 
 static float special(int i)

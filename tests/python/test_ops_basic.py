@@ -137,6 +137,25 @@ def test_activation(name):
     check(ACTIVATIONS[name], r(4, 7))
 
 
+def test_gelu_tanh_keeps_its_tail():
+    """1 + tanh cancels there: a third of the result at -5. The sigmoid of twice the argument does not."""
+    x = torch.linspace(-5, -1, 4001)
+    exact = F.gelu(x.double(), approximate="tanh")
+    got = F.gelu(x.to(D), approximate="tanh").cpu().double()
+    assert ((got - exact) / exact).abs().max() < 1e-5
+
+
+def test_tanh_takes_one_permute_a_coefficient_on_avx2(run_python):
+    """Tables of eight intervals fit a register; of 32 they take nine instructions each."""
+    text = """
+import torch, torch_opaque
+print(torch_opaque.graph(torch.ones(64).to("opaque").tanh(), stage="asm"))
+"""
+    asm = run_python(text, OPAQUE_CPU="avx2").stdout
+    vectors = asm.count("vminps")
+    assert vectors and asm.count("vperm") == 7 * vectors
+
+
 @pytest.mark.parametrize(
     "f", [F.silu, F.mish, F.gelu, torch.tanh, F.softplus], ids=lambda f: f.__name__
 )
