@@ -391,6 +391,9 @@ bool opq_lower_matrix(const opq_graph *graph, const int32_t *group_of, opq_ref m
     }
     if (opq_node_is_free(graph, ref) && group_of[ref] < 0)
         return false;
+    for (int v = 0; v < OPQ_VARIABLES; v++)
+        if (linear.coef[v] < 0) /* panels are packed forwards */
+            return false;
     memset(out_view, 0, sizeof *out_view);
     out_view->memory = ref;
     out_view->offset = linear.offset;
