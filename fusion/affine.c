@@ -33,29 +33,44 @@ static int dim_of_term(int64_t coef, const opq_type *type, const int64_t *stride
     return -1;
 }
 
+opq_affine opq_affine_forwards(const opq_affine *linear, const opq_space *space)
+{
+    opq_affine result = *linear;
+    for (int v = 0; v < OPQ_VARIABLES; v++)
+        if (linear->coef[v] < 0 && space->extent[v] > 1) {
+            result.offset += linear->coef[v] * (space->extent[v] - 1);
+            result.coef[v] = -linear->coef[v];
+        }
+    return result;
+}
+
 bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map)
 {
+    opq_affine forwards = opq_affine_forwards(linear, space);
     int64_t stride[OPQ_RANK_MAX], last[OPQ_RANK_MAX], step = 1;
     for (int d = type->rank - 1; d >= 0; d--) {
         stride[d] = step;
         step *= type->size[d] > 0 ? type->size[d] : 1;
         memset(&out_map->dim[d], 0, sizeof out_map->dim[d]);
     }
-    int64_t rest = linear->offset;
+    int64_t rest = forwards.offset;
     for (int d = 0; d < type->rank; d++) {
         out_map->dim[d].offset = rest / stride[d];
         rest %= stride[d];
         last[d] = out_map->dim[d].offset;
     }
     for (int v = 0; v < OPQ_VARIABLES; v++) {
-        int64_t coef = linear->coef[v];
+        int64_t coef = forwards.coef[v], span;
         if (coef == 0 || space->extent[v] <= 1)
             continue;
-        int d = coef < 0 ? -1 : dim_of_term(coef, type, stride);
+        int d = dim_of_term(coef, type, stride);
         if (d < 0)
             return false;
-        out_map->dim[d].coef[v] = coef / stride[d];
-        last[d] += coef / stride[d] * (space->extent[v] - 1);
+        coef /= stride[d];
+        span = coef * (space->extent[v] - 1);
+        last[d] += span;
+        out_map->dim[d].coef[v] = linear->coef[v] < 0 ? -coef : coef;
+        out_map->dim[d].offset += linear->coef[v] < 0 ? span : 0;
     }
     for (int d = 0; d < type->rank; d++)
         if (last[d] >= type->size[d] && type->size[d] > 0)

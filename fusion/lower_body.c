@@ -189,6 +189,7 @@ static int emit_random(opq_lower_state *state, const opq_node *node, const opq_i
 static bool covers(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_affine linear = opq_affine_linear(map, &node->type);
+    linear = opq_affine_forwards(&linear, &state->space);
     int64_t count = opq_type_count(&node->type), seen = 1;
     if (count == 0)
         return true;

@@ -57,6 +57,9 @@ static bool find_memory(const opq_graph *graph, const int32_t *group_of, const u
         if (exact)
             *out_linear = opq_affine_linear(map, &opq_node_at(graph, *ref)->type);
     }
+    for (int v = 0; v < OPQ_VARIABLES; v++)
+        if (out_linear->coef[v] < 0) /* panels are packed forwards */
+            return false;
     return !opq_node_is_free(graph, *ref) || opq_lower_has_memory(group_of, in_memory, *ref);
 }
 

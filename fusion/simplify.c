@@ -89,8 +89,12 @@ static opq_ref changes_nothing(const opq_graph *out, const opq_node *node)
             if (dims->ints[d] != d)
                 return -1;
     }
-    if (node->op == OPQ_OP_slice) /* the same shape: every start is 0 and every step covers all */
-        return node->operand[0];
+    if (node->op == OPQ_OP_slice) { /* the same shape: every step covers all, forwards or backwards */
+        const opq_attr *step = opq_node_attr(node, OPQ_ATTR_step);
+        for (int d = 0; d < node->type.rank; d++)
+            if (node->type.size[d] > 1 && step->ints[d] != 1)
+                return -1;
+    }
     if (node->op == OPQ_OP_strided) {
         const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
         int64_t stride = 1;

@@ -71,9 +71,10 @@ static opq_status infer_slice(const opq_inference *call)
     OPQ_TRY(want_ints(call, OPQ_ATTR_step, in->rank, &step));
     for (int d = 0; d < in->rank; d++) {
         int64_t last = 0;
-        bool fits = start[d] >= 0 && start[d] <= in->size[d] && step[d] >= 1;
+        bool fits = start[d] >= 0 && start[d] <= in->size[d] && step[d] != 0;
         if (fits && out->size[d] > 0)
-            fits = !__builtin_mul_overflow(out->size[d] - 1, step[d], &last) && last < in->size[d] - start[d];
+            fits = start[d] < in->size[d] && !__builtin_mul_overflow(out->size[d] - 1, step[d], &last) &&
+                   last < in->size[d] - start[d] && last >= -start[d];
         if (!fits)
             return opq_fail(OPQ_INVALID,
                             "%s: %" PRId64 " elements from %" PRId64 " by %" PRId64 " do not fit axis %d of %s",

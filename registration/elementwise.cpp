@@ -1,8 +1,9 @@
 // Elementwise operators whose arguments do not read as the op table's rows do: optional bounds, modes, exponents, reductions of
 // losses.
+#include <algorithm>
 #include <limits>
 
-#include "adapter.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -173,6 +174,104 @@ bool log_sigmoid_backward(Call &call)
     return true;
 }
 
+// logit(self, eps): with eps self is kept within [eps, 1 - eps]
+bool logit(Call &call)
+{
+    const auto [self, order] = in_memory(call, 0);
+    const bool real = is_float(self.dtype());
+    Value x = cast(self, real ? computing(self.dtype()) : OPQ_f32);
+    if (!real && c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+        return false;
+    if (!call.none(1))
+        x = record(OPQ_OP_clamp, {x, number(call.real(1), x.dtype()), number(1 - call.real(1), x.dtype())});
+    const Value result = cast(record(OPQ_OP_logit, {x}), real ? self.dtype() : OPQ_f32);
+    call.give(result, torch_dtype(result.dtype()), order);
+    return true;
+}
+
+// logit_backward(grad_output, self, eps)
+bool logit_backward(Call &call)
+{
+    if (!same_dtype({&call.tensor(0), &call.tensor(1)}))
+        return false;
+    const Value grad = call.in(0);
+    const opq_dtype dtype = computing(grad.dtype());
+    const Value low = number(call.none(2) ? 0 : call.real(2), dtype);
+    const Value outside = number(call.none(2) ? std::numeric_limits<double>::quiet_NaN() : 0, dtype);
+    const Value slope = record(OPQ_OP_logit_backward, {cast(grad, dtype), cast(call.in(1), dtype), low, outside});
+    call.give(cast(slope, grad.dtype()));
+    return true;
+}
+
+// The halves of an axis, as they lie in memory.
+struct Halves {
+    Value a, b; // in the dtype to compute in
+    int64_t axis;
+};
+
+// False: an error that PyTorch words.
+bool halves(const Call &call, const Tensor &self, int64_t dim, const Order &order, Halves &out)
+{
+    if (self.dim() == 0 || !at::isFloatingType(self.scalar_type()))
+        return false;
+    out.axis = normal_axis(dim, self.dim());
+    const int64_t count = self.size(out.axis) / 2;
+    if (self.size(out.axis) % 2 != 0)
+        return false;
+    check_device(self, call.name());
+    const auto found = std::find(order.perm.begin(), order.perm.end(), out.axis);
+    if (!order.plain())
+        out.axis = found - order.perm.begin();
+    const Value whole = read_ordered(self, static_cast<int>(self.dim()), order);
+    const Value x = cast(whole, computing(whole.dtype()));
+    out.a = slice(x, out.axis, 0, count);
+    out.b = slice(x, out.axis, count, count);
+    return true;
+}
+
+// glu(self, dim)
+bool glu(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    const Order order = result_order({&self}, self.sizes());
+    Halves h;
+    if (!halves(call, self, call.integer(1), order, h))
+        return false;
+    const Value result = record(OPQ_OP_mul, {h.a, record(OPQ_OP_sigmoid, {h.b})});
+    call.give(cast(result, core_dtype(self.scalar_type())), self.scalar_type(), order);
+    return true;
+}
+
+// glu_backward(grad_output, self, dim)
+bool glu_backward(Call &call)
+{
+    Halves h;
+    const Tensor &grad = call.tensor(0), &self = call.tensor(1);
+    if (!same_dtype({&grad, &self}) || !halves(call, self, call.integer(2), {}, h))
+        return false;
+    const Value slope = cast(call.in(0), h.a.dtype());
+    if (shape_of(slope) != shape_of(h.a))
+        return false;
+    const Value gate = record(OPQ_OP_sigmoid, {h.b}), of_a = record(OPQ_OP_mul, {gate, slope});
+    const Value closed = record(OPQ_OP_sub, {scalar(1.0), gate});
+    const Value of_b = record(OPQ_OP_mul, {record(OPQ_OP_mul, {closed, of_a}), h.a});
+    call.give(cast(concat({of_a, of_b}, h.axis), core_dtype(self.scalar_type())));
+    return true;
+}
+
+// _prelu_kernel_backward(grad_output, self, weight): slopes of self and of weight, which broadcasts to self
+bool prelu_backward(Call &call)
+{
+    if (!same_dtype({&call.tensor(0), &call.tensor(1), &call.tensor(2)}) ||
+        call.tensor(0).sizes() != call.tensor(1).sizes())
+        return false;
+    const Value grad = call.in(0), x = call.in(1), zero = scalar(0, grad.dtype());
+    const Value positive = record(OPQ_OP_gt, {x, scalar(0)});
+    call.give(record(OPQ_OP_where, {positive, grad, record(OPQ_OP_mul, {call.in(2), grad})}));
+    call.give(record(OPQ_OP_where, {positive, zero, record(OPQ_OP_mul, {x, grad})}));
+    return true;
+}
+
 bool masked_fill(Call &call)
 {
     const Tensor &self = call.tensor(0), &mask = call.tensor(1);
@@ -267,6 +366,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "pow.Tensor_Tensor", &pointwise, OPQ_OP_pow);
     adapt(library, "pow.Scalar", &pointwise, OPQ_OP_pow);
     adapt(library, "where.self", &pointwise, OPQ_OP_where);
+    adapt(library, "logit", &logit);
+    adapt(library, "logit_backward", &logit_backward);
+    adapt(library, "glu", &glu);
+    adapt(library, "glu_backward", &glu_backward);
+    adapt(library, "_prelu_kernel_backward", &prelu_backward);
     adapt(library, "masked_fill.Scalar", &masked_fill);
     adapt(library, "masked_fill.Tensor", &masked_fill);
     adapt(library, "gelu", &gelu);

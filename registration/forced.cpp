@@ -33,8 +33,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     library.impl("convolution_overrideable", boxed_kernel<&convolution>());
     library.impl("convolution_backward_overrideable", boxed_kernel<&convolution_backward>());
-    for (const char *name : {"native_group_norm", "native_group_norm_backward", "logit", "_masked_softmax"})
-        adapt(library, name, &always_extern);
+    adapt(library, "_masked_softmax", &always_extern);
     // One kernel of theirs serves every device and reads the memory of its operands.
     for (const char *name : {"_grouped_mm", "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
                              "mkldnn_convolution", "_nnpack_spatial_convolution", "conj_physical_", "mode.values"})

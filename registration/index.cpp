@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "below.h"
+#include "put.h"
 
 namespace opq
 {
@@ -25,16 +26,18 @@ Value wrapped_index(const Value &index, int64_t size)
     return record(OPQ_OP_where, {record(OPQ_OP_lt, {index, scalar(0)}), shifted, index});
 }
 
+// A number is a row of one.
+Value lifted(const Value &value) { return value.rank() == 0 ? reshape(value, {1}) : value; }
+
 bool index_select(Call &call)
 {
     const Tensor &self = call.tensor(0), &index = call.tensor(2);
-    if (self.dim() == 0 || index.dim() > 1)
+    if (index.dim() > 1 || (self.dim() == 0 && index.numel() != 1))
         return false;
-    Value where = index_values(call, index);
-    if (index.dim() == 0)
-        where = reshape(where, {1});
-    call.give(record(OPQ_OP_index_select, {call.in(0), where},
-                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
+    const Value where = lifted(index_values(call, index));
+    const Value result = record(OPQ_OP_index_select, {lifted(call.in(0)), where},
+                                {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))});
+    call.give(self.dim() == 0 ? reshape(result, {}) : result);
     return true;
 }
 
@@ -42,10 +45,11 @@ bool index_select(Call &call)
 bool gather(Call &call)
 {
     const Tensor &self = call.tensor(0), &index = call.tensor(2);
-    if (self.dim() == 0 || self.dim() != index.dim())
+    if (self.dim() != index.dim())
         return false;
-    call.give(record(OPQ_OP_gather, {call.in(0), index_values(call, index)},
-                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
+    call.give(reshape(record(OPQ_OP_gather, {lifted(call.in(0)), lifted(index_values(call, index))},
+                             {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}),
+                      index.sizes()));
     return true;
 }
 
@@ -54,7 +58,7 @@ bool scatter_add(Call &call)
 {
     const Tensor &self = call.tensor(0), &index = call.tensor(2), &source = call.tensor(3);
     const int64_t rank = self.dim();
-    if (rank == 0 || rank != index.dim() || rank != source.dim() || !same_dtype({&self, &source}) || index.numel() == 0)
+    if (rank != index.dim() || rank != source.dim() || !same_dtype({&self, &source}) || index.numel() == 0)
         return false;
     for (int64_t i = 0; i < rank; ++i)
         if (index.size(i) > source.size(i) || (i != normal_axis(call.integer(1), rank) && index.size(i) > self.size(i)))
@@ -65,8 +69,10 @@ bool scatter_add(Call &call)
         const Below below;
         part = source.as_strided(index.sizes(), source.strides(), source.storage_offset());
     }
-    call.give(record(OPQ_OP_scatter_add, {call.in(0), index_values(call, index), call.in(part)},
-                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), rank))}));
+    const Value sums =
+        record(OPQ_OP_scatter_add, {lifted(call.in(0)), lifted(index_values(call, index)), lifted(call.in(part))},
+               {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), rank))});
+    call.give(reshape(sums, self.sizes()));
     return true;
 }
 
@@ -74,15 +80,17 @@ bool scatter_add(Call &call)
 bool index_add(Call &call)
 {
     const Tensor &self = call.tensor(0), &index = call.tensor(2), &source = call.tensor(3);
-    if (self.dim() == 0 || index.dim() != 1 || source.dim() != self.dim() || !same_dtype({&self, &source}))
+    if (index.dim() != 1 || source.dim() != self.dim() || (self.dim() == 0 && index.numel() != 1) ||
+        !same_dtype({&self, &source}))
         return false;
-    Value added = call.in(3);
+    Value added = lifted(call.in(3));
     if (call.scalar(4).isComplex() || (!is_float(added.dtype()) && !call.scalar(4).isIntegral(true)))
         return false;
     if (call.real(4) != 1)
         added = record(OPQ_OP_mul, {added, scalar(call.scalar(4), added.dtype())});
-    call.give(record(OPQ_OP_index_add, {call.in(0), index_values(call, index), added},
-                     {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}));
+    call.give(reshape(record(OPQ_OP_index_add, {lifted(call.in(0)), index_values(call, index), added},
+                             {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), self.dim()))}),
+                      self.sizes()));
     return true;
 }
 
@@ -179,12 +187,41 @@ bool index_tensor(Call &call)
     return true;
 }
 
+// x[mask] = number: one mask over some adjacent dims.
+bool put_at_mask(Call &call)
+{
+    const Tensor &self = call.tensor(0), &value = call.tensor(2);
+    const auto indices = call.args[1].toListRef();
+    int64_t first = 0;
+    while (first < static_cast<int64_t>(indices.size()) &&
+           (indices[first].isNone() || !indices[first].toTensor().defined()))
+        ++first;
+    if (call.flag(3) || value.numel() != 1 || first + 1 != static_cast<int64_t>(indices.size()) ||
+        indices[first].toTensor().scalar_type() != at::kBool)
+        return false;
+    const Tensor &mask = indices[first].toTensor();
+    Dims shape(static_cast<size_t>(self.dim()), 1);
+    for (int64_t i = 0; i < mask.dim(); ++i) {
+        if (first + i >= self.dim() || mask.size(i) != self.size(first + i))
+            return false;
+        shape[static_cast<size_t>(first + i)] = mask.size(i);
+    }
+    const opq_dtype dtype = core_dtype(self.scalar_type());
+    const Value number = value.dim() == 0 ? call.operand(2) : reshape(call.in(2), {});
+    call.give(record_typed(OPQ_OP_masked_fill, dtype, self.sizes(), {call.in(0), reshape(call.in(mask), shape), number}));
+    return true;
+}
+
 // _index_put_impl(self, indices, values, accumulate, unsafe), which is how index.Tensor is differentiated
 bool index_put(Call &call)
 {
     const Tensor &self = call.tensor(0);
     Joined joined;
-    if (!call.flag(3) || !same_dtype({&self, &call.tensor(2)}) || is_raw(self) || !join_indexed(call, joined))
+    if (!same_dtype({&self, &call.tensor(2)}) || is_raw(self))
+        return false;
+    if (put_at_mask(call))
+        return true;
+    if (!join_indexed(call, joined) || (!call.flag(3) && (self.numel() == 0 || call.tensor(2).numel() == 0)))
         return false;
     const Dims index = shape_of(joined.where);
     Dims wide(joined.shape.begin(), joined.shape.begin() + joined.at), narrow = wide, inverse(joined.order.size());
@@ -197,11 +234,15 @@ bool index_put(Call &call)
     for (size_t i = 0; i < joined.order.size(); ++i)
         inverse[static_cast<size_t>(joined.order[i])] = static_cast<int64_t>(i);
     const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
-    const Value added = reshape(expand(call.operand(2), wide), narrow);
+    const Value given = reshape(expand(call.operand(2), wide), narrow);
     const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
-    const Value sums = record(OPQ_OP_index_add, {target, where, added},
-                              {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())});
-    call.give(permute(reshape(sums, joined.permuted), inverse));
+    const Value result = call.flag(3)
+                             ? record(OPQ_OP_index_add, {target, where, given},
+                                      {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())})
+                             : put_along(call, target, joined.at, where, given);
+    if (!result)
+        return false;
+    call.give(permute(reshape(result, joined.permuted), inverse));
     return true;
 }
 
@@ -231,7 +272,7 @@ bool cat(Call &call)
         last = last && !is_raw(tensor) && tensor.dim() == tensors[0]->dim() &&
                tensor.suggest_memory_format() != at::MemoryFormat::Contiguous;
     }
-    if (tensors.size() < 2 || tensors[0]->dim() == 0)
+    if (tensors.empty() || tensors[0]->dim() == 0)
         return false;
     const int64_t rank = tensors.back()->dim();
     int64_t axis = normal_axis(call.integer(1), rank);

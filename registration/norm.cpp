@@ -32,7 +32,8 @@ bool softmax(Call &call)
     if (!at::isFloatingType(self.scalar_type()))
         decline(opq_fail(OPQ_INVALID, "%s of this dtype", call.name()));
     const Value x = call.flag(2) ? cast(call.in(0), OPQ_f32) : call.in(0);
-    call.give(along(call.row, {x}, call.integer(1), self.dim()));
+    const int64_t axis = normal_axis(call.integer(1), self.dim());
+    call.give(self.numel() == 0 ? x : along(call.row, {x}, axis, self.dim()));
     return true;
 }
 

@@ -66,7 +66,7 @@ typedef struct opq_check {
     opq_type type;    /* of what is indexed or divided */
     int axis;
     bool divides;
-    bool by_position; /* gather and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
+    bool by_position; /* gather, scatter and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
 } opq_check;
 
 struct opq_step {

@@ -29,7 +29,8 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
         check->text = text.failed ? NULL : opq_arena_text(&p->plan->arena, text.data);
         check->type = opq_node_at(p->graph, node->operand[0])->type;
         check->axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-        check->by_position = key == NULL && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER);
+        bool by_element = key == NULL || strcmp(key->str, "aten::scatter") == 0; /* and not one index for whole slices */
+        check->by_position = by_element && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER);
         opq_text_drop(&text);
         if (check->text == NULL)
             return out_of_memory();

@@ -56,7 +56,10 @@ static const struct split_case {
     {"all elements by one loop", {24, 1, 1}, {1, 0, 0}, 0, {.rank = 2, .size = {4, 6}}, false},
     {"a diagonal", {4, 1, 1}, {7, 0, 0}, 0, {.rank = 2, .size = {4, 6}}, false},
     {"starts late in the row and leaves it", {1, 4, 1}, {6, 1, 0}, 3, {.rank = 2, .size = {4, 6}}, false},
-    {"backwards", {6, 1, 1}, {-1, 0, 0}, 5, {.rank = 1, .size = {6}}, false},
+    {"backwards", {6, 1, 1}, {-1, 0, 0}, 5, {.rank = 1, .size = {6}}, true},
+    {"every second row backwards", {2, 6, 1}, {-12, 1, 0}, 12, {.rank = 2, .size = {4, 6}}, true},
+    {"both dims backwards", {4, 6, 1}, {-6, -1, 0}, 23, {.rank = 2, .size = {4, 6}}, true},
+    {"backwards across the end of a row", {4, 1, 1}, {-2, 0, 0}, 8, {.rank = 2, .size = {4, 6}}, false},
 };
 
 /* Where it splits, every index of the loops is in range and at the same element. */
@@ -97,7 +100,7 @@ static void test_split_of_everything(void **state)
 {
     (void)state;
     int split = 0;
-    for (int64_t code = 0; code < 4 * 4 * 9 * 9 * 6 * 5; code++) {
+    for (int64_t code = 0; code < 4 * 4 * 9 * 9 * 6 * 5 * 4; code++) {
         int64_t rest = code;
         struct split_case c = {.what = "sweep", .type = {.rank = 2}};
         c.extent[0] = 1 + rest % 4, rest /= 4;
@@ -106,7 +109,12 @@ static void test_split_of_everything(void **state)
         c.coef[1] = rest % 9, rest /= 9;
         c.type.size[0] = 4;
         c.type.size[1] = 1 + rest % 6, rest /= 6;
-        c.offset = rest % 5;
+        c.offset = rest % 5, rest /= 5;
+        for (int l = 0; l < 2; l++, rest /= 2)
+            if (rest % 2) { /* the same loop backwards */
+                c.offset += c.coef[l] * (c.extent[l] - 1);
+                c.coef[l] = -c.coef[l];
+            }
         opq_space space = space_of(c.extent, 2);
         opq_affine linear = {.offset = c.offset, .coef = {c.coef[0], c.coef[1]}};
         opq_index_map map;
@@ -124,6 +132,7 @@ static const char *const view_texts[] = {
     "graph @permute {\n  %0 = input f32[2,3,4]\n  %1 = permute f32[4,2,3] %0 {dims=[2,0,1]}\n  output %1\n}\n",
     "graph @expand {\n  %0 = input f32[3,1]\n  %1 = expand f32[2,3,4] %0\n  output %1\n}\n",
     "graph @slice {\n  %0 = input f32[5,7]\n  %1 = slice f32[2,3] %0 {start=[1,0], step=[2,3]}\n  output %1\n}\n",
+    "graph @flip {\n  %0 = input f32[5,7]\n  %1 = slice f32[2,3] %0 {start=[4,6], step=[-2,-3]}\n  output %1\n}\n",
     "graph @split {\n  %0 = input f32[6,4]\n  %1 = reshape f32[2,3,4] %0\n  output %1\n}\n",
     "graph @merge {\n  %0 = input f32[2,3,4]\n  %1 = reshape f32[6,4] %0\n  output %1\n}\n",
     "graph @cross {\n  %0 = input f32[4,6]\n  %1 = reshape f32[3,8] %0\n  output %1\n}\n",

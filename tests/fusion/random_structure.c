@@ -43,6 +43,11 @@ static opq_ref slice(random_graph *r, opq_ref x)
 {
     opq_type type = opq_graph_type(r->graph, x);
     window w = any_window(r, &type);
+    for (int d = 0; d < type.rank; d++)
+        if (w.type.size[d] > 0 && chance(r, 25)) { /* the same elements from the last to the first */
+            w.start[d] += (w.type.size[d] - 1) * w.step[d];
+            w.step[d] = -w.step[d];
+        }
     opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = type.rank, .ints = w.start},
                         {.key = OPQ_ATTR_step, .count = type.rank, .ints = w.step}};
     return random_op_typed(r, OPQ_OP_slice, &w.type, &x, 1, attrs, 2);

@@ -25,6 +25,7 @@ static const struct {
     {OPQ_OP_strided, SHAPE(12), SHAPE(2, 3), {INT_ATTR(offset, 1), INTS_ATTR(strides, 4, 1)}, 2, {1, 2, 3, 5, 6, 7}},
     {OPQ_OP_strided, SHAPE(3, 4), SHAPE(2, 3), {INT_ATTR(offset, 0), INTS_ATTR(strides, 1, 2)}, 2, {0, 2, 4, 1, 3, 5}},
     {OPQ_OP_strided, SHAPE(3), SHAPE(4), {INT_ATTR(offset, 2), INTS_ATTR(strides, 0)}, 2, {2, 2, 2, 2}},
+    {OPQ_OP_slice, SHAPE(4, 5), SHAPE(2, 2), {INTS_ATTR(start, 3, 4), INTS_ATTR(step, -2, -3)}, 2, {19, 16, 9, 6}},
     {OPQ_OP_slice, SHAPE(4), SHAPE(0), {INTS_ATTR(start, 4), INTS_ATTR(step, 1)}, 2, {0}},
 };
 

@@ -384,6 +384,41 @@ def test_a_linear_layer_with_its_epilogue_is_one_kernel(epilogue, linear, shape)
         assert torch.equal(f(*args).cpu(), result)
 
 
+# ---- moved elements
+
+INDEX = torch.tensor([[3], [0], [5], [5]])
+MOVED = {
+    "flip": lambda x: (x * 2).flip(1, 3).relu() + 1,
+    "rot90": lambda x: (x * 2).rot90(1, (2, 3)) + 1,
+    "roll": lambda x: x.roll((1, -2), (2, 3)).relu() + 1,
+    "tril": lambda x: (x * 2).tril(1) * 2,
+    "causal mask": lambda x: x.masked_fill(
+        torch.ones(6, 6, device=x.device).triu(1) == 1, -math.inf
+    ).softmax(-1),
+    "pad": lambda x: F.pad(x, (1, 2, 0, 1), value=0.5).relu() + 1,
+    "reflect": lambda x: (F.pad(x, (1, 2, 3, 1), mode="reflect") + 1).relu(),
+    "replicate": lambda x: (F.pad(x, (1, 2, 3, 1), mode="replicate") + 1).relu(),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x * 2, 2).relu() + 1,
+    "channel_shuffle": lambda x: F.channel_shuffle(x * 2, 2).relu() + 1,
+    "nearest": lambda x: F.interpolate(x * 2, scale_factor=2).relu() + 1,
+    "one_hot": lambda x: F.one_hot(INDEX.to(x.device), 6) * x[0, 0, 0] * 2,
+    "scatter": lambda x: (
+        (x * 2).scatter(2, INDEX.to(x.device).view(4, 1, 1, 1).expand(4, 8, 1, 6), x[:, :, :1]) + 1
+    ),
+    "index_fill": lambda x: (x * 2).index_fill(1, INDEX[:, 0].to(x.device), 3.0) + 1,
+    "glu": lambda x: F.glu(x * 2, 1) + 1,
+    "diff": lambda x: (x * 2).diff() + 1,
+    "group_norm": lambda x: F.group_norm(x * 2, 4),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_moved_elements_are_part_of_the_kernel(name):
+    x = torch.randn(4, 8, 6, 6)
+    result, _ = assert_one_kernel(MOVED[name], *ready(x))
+    assert torch.allclose(result, MOVED[name](x), rtol=1e-5, atol=1e-5)
+
+
 # ---- optimizers
 
 OPTIMIZERS = {

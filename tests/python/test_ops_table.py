@@ -395,6 +395,8 @@ EXPLICIT = {
     "gelu_tanh_backward": (grad_of(lambda x: F.gelu(x, approximate="tanh")), M),
     "log_sigmoid": (F.logsigmoid, M),
     "log_sigmoid_backward": (grad_of(F.logsigmoid), M),
+    "logit": (lambda x: torch.logit(torch.sigmoid(x), 0.25), M),
+    "logit_backward": (grad_of(lambda x: torch.logit(torch.sigmoid(x), 0.25)), M),
     "sum": (lambda x: x.sum(1), M),
     "prod": (lambda x: x.prod(0), M),
     "amax": (lambda x: x.amax(1), M),

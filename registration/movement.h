@@ -1,0 +1,35 @@
+// Elements at other places: what files share that say an operator by views and computed places.
+#pragma once
+
+#include "adapter.h"
+
+namespace opq
+{
+
+// A tensor that is moved and not computed with, of any dtype: its value as it lies in memory. PyTorch's operators of this kind keep
+// the memory order of channels-last tensors and give others row-major.
+struct Moved {
+    Value value;
+    Order order;
+    int64_t at(int64_t dim) const; // where a logical dim is in memory
+};
+Moved moved(const Call &call, size_t i);
+// In any memory order, as a copy of it would be.
+Moved kept_as_it_lies(const Call &call, size_t i);
+// The order of a tensor that PyTorch takes for channels-last; else row-major.
+Order format_order(const Tensor &tensor);
+// Gives a value in the logical order of its dims, laid out as the tensor's format wants.
+void give_formatted(Call &call, const Value &value, const Tensor &like);
+
+Value slice(const Value &value, int64_t axis, int64_t start, int64_t count, int64_t step = 1);
+Value concat(c10::ArrayRef<Value> parts, int64_t axis);
+// 0, 1, .. as i64: of one axis, or along one axis of a shape.
+Value iota(int64_t count);
+Value iota(IntArrayRef shape, int64_t axis);
+// The value with axes first, first + 1, .. read at these places, each i64[n]: a grid of places, read by one index_select.
+Value at_places(const Value &value, int64_t first, c10::ArrayRef<Value> places);
+// A gather along the innermost dim costs several times what copying its parts does. Few elements gain more from being one kernel with
+// what follows; with more of them operators put that dim together from parts.
+inline bool worth_parts(int64_t elements) { return elements > 1 << 14; }
+
+} // namespace opq

@@ -1,0 +1,257 @@
+// scatter, index_copy and index_fill: elements are set at indices. On the CPU the last of several writes to one place wins.
+//
+// The core adds at indices but does not set. A few indices are so many selects, where(place == index[k], source[k], ..), which fuse
+// like any elementwise op. For more of them each write finds out whether a later one goes to the same place; the last ones leave
+// their number there, and each element picks what the number says. Where all writes have one value it is enough to count them.
+#include "put.h"
+
+#include "movement.h"
+
+namespace opq
+{
+
+namespace
+{
+
+constexpr int64_t kSelects = 8;     // indices along the axis that are compared with each place
+constexpr int64_t kPairs = 1 << 21; // comparisons of indices with each other
+
+Value binary(opq_op op, const Value &a, const Value &b) { return record(op, {a, b}); }
+
+// Indices along `axis` of a target: `index` has the target's rank, and along other dims its extents, or 1 for one index for all.
+struct Put {
+    const char *name;
+    Value target;
+    int64_t axis;
+    Value index;
+
+    size_t dim() const { return static_cast<size_t>(axis); }
+    int64_t size() const { return shape_of(target)[dim()]; }
+    int64_t count() const { return shape_of(index)[dim()]; }
+    // Along the axis all places of the target, along other dims those of the index.
+    Dims places() const
+    {
+        Dims shape = shape_of(index);
+        shape[dim()] = size();
+        return shape;
+    }
+};
+
+// Where the k-th write goes: bool over the places. An index out of range fails the run: ones are read there, from a tensor like the
+// target, which the error shows.
+Value hit(const Put &put, int64_t k)
+{
+    const Value index = slice(put.index, put.axis, k, 1);
+    const Value places = iota(put.places(), put.axis);
+    const Value one = record(OPQ_OP_gather, {full(1, put.target.dtype(), shape_of(put.target)), index},
+                             {attr_int(OPQ_ATTR_axis, put.axis), attr_text(OPQ_ATTR_key, put.name)});
+    return binary(OPQ_OP_bitwise_and, binary(OPQ_OP_eq, places, index), cast(one, OPQ_bool));
+}
+
+// What is added up at each place; an index out of range fails the run.
+Value add_up(const Put &put, const Value &added)
+{
+    return record(OPQ_OP_scatter_add, {full(0, OPQ_i64, put.places()), put.index, added},
+                  {attr_int(OPQ_ATTR_axis, put.axis), attr_text(OPQ_ATTR_key, put.name)});
+}
+
+// Has any write this place? bool over the places.
+Value any_hit(const Put &put)
+{
+    if (put.count() > kSelects)
+        return binary(OPQ_OP_ne, add_up(put, full(1, OPQ_i64, shape_of(put.index))), scalar(0));
+    Value any = hit(put, 0);
+    for (int64_t k = 1; k < put.count(); ++k)
+        any = binary(OPQ_OP_bitwise_or, any, hit(put, k));
+    return any;
+}
+
+// 1 + the number of the last write to each place, 0 for none: i64 over the places. None: too many comparisons.
+Value last_write(const Put &put)
+{
+    const Dims shape = shape_of(put.index);
+    const int64_t count = put.count(), all = c10::multiply_integers(shape);
+    if (all > kPairs / count || shape.size() == OPQ_RANK_MAX)
+        return {};
+    Dims mine = shape, other = shape, pairs = shape;
+    mine.insert(mine.begin() + put.axis, 1); // [.., 1, n, ..] against [.., n, 1, ..]
+    other.insert(other.begin() + put.axis + 1, 1);
+    pairs.insert(pairs.begin() + put.axis, count);
+    const Value same = binary(OPQ_OP_eq, reshape(put.index, other), reshape(put.index, mine));
+    const Value later = binary(OPQ_OP_gt, iota(pairs, put.axis), iota(pairs, put.axis + 1));
+    const int64_t over[] = {put.axis};
+    const Value beaten = reduce(OPQ_OP_any, {binary(OPQ_OP_bitwise_and, same, later)}, over, false);
+    const Value number = binary(OPQ_OP_add, iota(shape, put.axis), scalar(1));
+    return add_up(put, record(OPQ_OP_where, {beaten, number_i64(0), number}));
+}
+
+// `source` has the shape of the index, or broadcasts to it.
+Value put_values(const Put &put, const Value &source)
+{
+    Value result = put.target;
+    if (put.count() <= kSelects) {
+        for (int64_t k = 0; k < put.count(); ++k)
+            result = record(OPQ_OP_where, {hit(put, k), slice(source, put.axis, k, 1), result});
+        return result;
+    }
+    const Value last = last_write(put);
+    if (!last)
+        return {};
+    const Value number = binary(OPQ_OP_maximum, binary(OPQ_OP_sub, last, scalar(1)), scalar(0));
+    const opq_attr along = attr_int(OPQ_ATTR_axis, put.axis);
+    const bool one_for_all = c10::multiply_integers(put.places()) == put.size();
+    const Value picked = one_for_all ? record(OPQ_OP_index_select, {source, reshape(number, {put.size()})}, {along})
+                                     : record(OPQ_OP_gather, {source, number}, {along});
+    return record(OPQ_OP_where, {binary(OPQ_OP_gt, last, scalar(0)), picked, result});
+}
+
+// As i64; what else the CPU kernel takes, it has to say itself.
+Value index_value(const Call &call, const Tensor &index, bool narrow = false)
+{
+    if (index.scalar_type() != at::kLong && !(narrow && index.scalar_type() == at::kInt))
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s: index of this dtype", call.name()));
+    return cast(call.in(index), OPQ_i64);
+}
+
+// ---- scatter: an index for each element
+
+// A number is a row of one.
+Value lifted(const Value &value) { return value.rank() == 0 ? reshape(value, {1}) : value; }
+
+// The target is the part of self that the index covers. False: shapes for PyTorch to judge.
+bool read_scatter(const Call &call, Put &out)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2);
+    if (self.dim() != index.dim() || self.numel() == 0 || index.numel() == 0 || is_raw(self))
+        return false;
+    const int64_t axis = normal_axis(call.integer(1), self.dim());
+    Value covered = lifted(call.in(0));
+    for (int64_t i = 0; i < self.dim(); ++i) {
+        if (i != axis && index.size(i) > self.size(i))
+            return false;
+        if (i != axis && index.size(i) < self.size(i))
+            covered = slice(covered, i, 0, index.size(i));
+    }
+    out = {call.name(), covered, axis, lifted(index_value(call, index, true))};
+    return true;
+}
+
+// Self with the covered part replaced.
+Value put_back(const Call &call, const Value &part)
+{
+    const Tensor &self = call.tensor(0);
+    const Dims sizes = shape_of(part), strides = ordered_strides(self.sizes(), Order{});
+    if (self.dim() == 0 || self.sizes() == IntArrayRef(sizes))
+        return reshape(part, self.sizes());
+    return record(OPQ_OP_update, {call.in(0), part},
+                  {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
+}
+
+// scatter.value(self, dim, index, value)
+bool scatter_value(Call &call)
+{
+    Put put;
+    if (!read_scatter(call, put))
+        return false;
+    const Value value = scalar(call.scalar(3), put.target.dtype());
+    call.give(put_back(call, record(OPQ_OP_where, {any_hit(put), value, put.target})));
+    return true;
+}
+
+// scatter.src(self, dim, index, src): only the part of src under index is used
+bool scatter_src(Call &call)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2), &source = call.tensor(3);
+    Put put;
+    if (!same_dtype({&self, &source}) || source.dim() != index.dim())
+        return false;
+    for (int64_t i = 0; i < index.dim(); ++i)
+        if (index.size(i) > source.size(i))
+            return false;
+    if (!read_scatter(call, put))
+        return false;
+    Value part = call.in(3);
+    for (int64_t i = 0; i < index.dim(); ++i)
+        if (index.size(i) != source.size(i))
+            part = slice(part, i, 0, index.size(i));
+    const Value result = put_values(put, lifted(part));
+    if (!result)
+        return false;
+    call.give(put_back(call, result));
+    return true;
+}
+
+// ---- index_copy, index_fill: one index for whole slices
+
+Put along(const char *name, const Value &target, int64_t axis, const Value &index)
+{
+    Dims shape(static_cast<size_t>(target.rank()), 1);
+    shape[static_cast<size_t>(axis)] = shape_of(index)[0];
+    return {name, target, axis, reshape(index, shape)};
+}
+
+// index_copy(self, dim, index, source)
+bool index_copy(Call &call)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2), &source = call.tensor(3);
+    if (self.numel() == 0 || index.dim() > 1 || index.numel() == 0 || source.dim() != self.dim() || is_raw(self) ||
+        !same_dtype({&self, &source}))
+        return false;
+    const int64_t axis = normal_axis(call.integer(1), self.dim());
+    for (int64_t i = 0; i < self.dim(); ++i)
+        if (source.size(i) != (i == axis ? index.numel() : self.size(i)))
+            return false;
+    if (self.dim() == 0 && index.numel() != 1)
+        return false;
+    const Value where = lifted(index_value(call, index));
+    const Value result = put_along(call, lifted(call.in(0)), axis, where, lifted(call.in(3)));
+    if (!result)
+        return false;
+    call.give(reshape(result, self.sizes()));
+    return true;
+}
+
+// index_fill(self, dim, index, value): a number, or a tensor of one
+bool index_fill(Call &call)
+{
+    const Tensor &self = call.tensor(0), &index = call.tensor(2);
+    if (self.numel() == 0 || index.dim() > 1 || index.numel() == 0 || is_raw(self) ||
+        (call.args[3].isTensor() && (call.tensor(3).dim() != 0 || is_raw(call.tensor(3)))))
+        return false;
+    const int64_t axis = normal_axis(call.integer(1), self.dim());
+    const auto [target, order] = in_memory(call, 0);
+    const opq_dtype dtype = target.dtype();
+    const Value value = call.args[3].isTensor() ? cast(call.operand(3), dtype) : scalar(call.scalar(3), dtype);
+    const int64_t size = self.dim() == 0 ? 1 : self.size(axis);
+    const Value given = lifted(index_value(call, index));
+    const Value from_end = binary(OPQ_OP_add, given, scalar(size));
+    const Value where = record(OPQ_OP_where, {binary(OPQ_OP_lt, given, scalar(0)), from_end, given});
+    int64_t in_order = axis;
+    for (size_t i = 0; i < order.perm.size(); ++i)
+        if (order.perm[i] == axis)
+            in_order = static_cast<int64_t>(i);
+    const Put put = along(call.name(), lifted(target), in_order, where);
+    call.give(reshape(record(OPQ_OP_where, {any_hit(put), value, put.target}), shape_of(target)), self.scalar_type(),
+              order);
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "scatter.value", &scatter_value);
+    adapt(library, "scatter.src", &scatter_src);
+    adapt(library, "index_copy", &index_copy);
+    adapt(library, "index_fill.int_Scalar", &index_fill);
+    adapt(library, "index_fill.int_Tensor", &index_fill);
+}
+
+} // namespace
+
+Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source)
+{
+    Dims shape = shape_of(target);
+    shape[static_cast<size_t>(axis)] = shape_of(index)[0];
+    return put_values(along(call.name(), target, axis, index), expand(source, shape));
+}
+
+} // namespace opq

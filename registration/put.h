@@ -1,0 +1,13 @@
+// Writing elements at indices, where the last of several at one place wins, as on the CPU.
+#pragma once
+
+#include "adapter.h"
+
+namespace opq
+{
+
+// `target` with target[.., index[i], ..] = source[.., i, ..] along `axis`. index: i64[n]; source: broadcasts to target's shape with n
+// in place of the axis. None: too many indices to sort out which is the last for its place.
+Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source);
+
+} // namespace opq

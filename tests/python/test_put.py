@@ -1,0 +1,180 @@
+"""Writes at indices and look-ups in lists, against the CPU: bits, strides, dtypes, gradients, and that no CPU kernel is called."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from moving import DTYPES, SEEDS, D, compare, compare_gradients, layout, same, values
+
+# ---- indices that set
+
+
+def indices(rng, shape, axis, count, unique):
+    size = shape[axis]
+    shape = [*shape[:axis], count, *shape[axis + 1 :]]
+    torch.manual_seed(rng.randrange(1 << 30))
+    if unique:
+        return (
+            torch.rand([*shape[:axis], size, *shape[axis + 1 :]])
+            .argsort(axis)
+            .narrow(axis, 0, count)
+        )
+    return torch.randint(size, shape)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scatter_that_sets(seed):
+    rng = random.Random(seed)
+    shape = [rng.choice([1, 3, 8, 20]) for _ in range(rng.randint(1, 3))]
+    axis = rng.randrange(len(shape))
+    dtype = rng.choice(DTYPES)
+    count = rng.choice([1, 2, shape[axis], 2 * shape[axis], 9, 30])
+    index = indices(rng, shape, axis, count, False)
+    x = layout(rng, values(rng, shape, dtype))
+    source = values(rng, [s + rng.randint(0, 1) for s in index.shape], dtype)
+    compare(lambda x, i: x.scatter(axis - len(shape), i, 1), x, index)
+    compare(lambda x, i, s: x.scatter(axis, i, s), x, index, source)
+    compare(lambda x, i, s: x.clone().scatter_(axis, i, s), x, index, source)
+    few = index[
+        tuple(
+            slice(0, max(1, s - 1)) if d != axis else slice(None) for d, s in enumerate(index.shape)
+        )
+    ]
+    same(x.to(D).scatter(axis, few.to(D), 1), x.scatter(axis, few, 1), strides=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_index_copy_and_fill(seed):
+    rng = random.Random(seed)
+    shape = [rng.choice([1, 3, 8, 20]) for _ in range(rng.randint(1, 3))]
+    axis = rng.randrange(len(shape))
+    dtype = rng.choice(DTYPES)
+    count = rng.choice([1, 2, 8, 9, 30])
+    index = torch.tensor([rng.randrange(shape[axis]) for _ in range(count)])
+    x = layout(rng, values(rng, shape, dtype))
+    source = values(rng, [*shape[:axis], count, *shape[axis + 1 :]], dtype)
+    compare(lambda x, i, s: x.index_copy(axis, i, s), x, index, source)
+    compare(lambda x, i: x.index_fill(axis, i, 1), x, index)
+    backwards = torch.where(torch.rand(count) < 0.5, index, index - shape[axis])
+    value = torch.tensor(3).to(dtype)
+    compare(lambda x, i, v: x.index_fill(axis, i, v), x, backwards, value)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_index_put(seed):
+    rng = random.Random(seed)
+    dtype = rng.choice(DTYPES)
+    shape = [rng.choice([2, 5, 9]) for _ in range(rng.randint(2, 4))]
+    x = layout(rng, values(rng, shape, dtype))
+    count = rng.choice([1, 3, 8, 25])
+    chosen = [rng.random() < 0.5 for _ in shape[1:]]
+    given = [torch.randint(-s, s, (count,)) if c else None for s, c in zip(shape, [True, *chosen])]
+    key = [slice(None) if i is None else i for i in given]
+    value = values(rng, x[tuple(key)].shape, dtype)
+
+    def put(x, v, *index):
+        index = iter(index)
+        x = x.clone()
+        x[tuple(slice(None) if i is None else next(index) for i in given)] = v
+        return x
+
+    present = [i for i in given if i is not None]
+    compare(put, x, value, *present, strides=False)
+    compare(put, x, value.flatten()[0], *present, strides=False)
+
+
+def test_index_put_with_a_mask():
+    x = torch.randn(3, 4, 5)
+    for mask, at in ((x > 0, 0), (x[0, 0] > 0, 2), (x[:, :, 0] > 0, 0)):
+
+        def put(x, m):
+            x = x.clone()
+            x[(*[slice(None)] * at, m)] = -1.5  # noqa: B023
+            return x
+
+        compare(put, x, mask)
+
+
+def test_numbers_are_rows_of_one():
+    x, i = torch.tensor(2.5), torch.tensor(0)
+    compare(lambda x, i: x.gather(0, i), x, i)
+    compare(lambda x, i: x.scatter(0, i, 3.0), x, i)
+    compare(lambda x, i: x.scatter(0, i, x * 2), x, i)
+    compare(lambda x, i: x.scatter_add(0, i, x * 2), x, i)
+    compare(lambda x, i: x.index_add(0, i, x * 2), x, i.view(1))
+    compare(lambda x, i: x.index_select(0, i), x, i.view(1))
+    compare(lambda x, i: x.index_copy(0, i, x * 2), x, i)
+    compare(lambda x, i: x.index_fill(0, i, 3.0), x, i)
+
+
+def test_of_nothing():
+    none = torch.randn(0, 3, 4)
+    compare(lambda x: torch.softmax(x, 1), none)
+    compare(lambda x: x.roll((1, 2), (0, 2)), none)
+    compare(lambda x: x.flip(0).tril(), none)
+    compare(lambda x: F.group_norm(x, 3), none)
+    compare(lambda x: F.pixel_shuffle(x.view(0, 4, 3, 1), 2), none)
+    compare(lambda x: F.pixel_unshuffle(x.view(0, 3, 2, 2), 2), none)
+    for mode in ("reflect", "replicate"):
+        compare(lambda x: F.pad(x, (1, 2), mode=mode), none)  # noqa: B023
+        compare_gradients(lambda x: F.pad(x, (1, 2), mode=mode), none)  # noqa: B023
+
+
+def test_one_hot():
+    x = torch.randint(5, (3, 4))
+    compare(lambda x: F.one_hot(x, 7), x)
+    compare(lambda x: F.one_hot(x, 5), x.flatten()[0])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i: x.scatter(0, i.unsqueeze(1).expand(-1, 3), 1.0),
+        lambda x, i: x.index_fill(0, i, 1.0),
+        lambda x, i: x.index_copy(0, i, x[: i.numel()] if i.numel() <= 4 else x[[0] * 12]),
+        lambda x, i: x.index_put((i,), x[0]),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 12])
+def test_an_index_out_of_range_is_an_error(f, count):
+    x, index = torch.randn(4, 3), torch.full((count,), 9)
+    for device in ("cpu", D):
+        with pytest.raises((IndexError, RuntimeError)):
+            f(x.to(device), index.to(device)).cpu()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_of_indices_that_set(seed):
+    """Where indices repeat, the CPU's formula counts the source more than once: as here."""
+    rng = random.Random(seed)
+    shape = [rng.choice([3, 8, 12]) for _ in range(2)]
+    axis, count = rng.randrange(2), rng.choice([1, 2, 3])
+    index = indices(rng, shape, axis, count, True)
+    x, source = torch.randn(shape), torch.randn(index.shape)
+    compare_gradients(lambda x, s, i: x.scatter(axis, i, s), x, source, index)
+    compare_gradients(lambda x, i: x.scatter(axis, i, 2.0), x, index)
+    flat = index.select(1 - axis, 0).contiguous()
+    compare_gradients(lambda x, s, i: x.index_copy(axis, i, s), x, source, flat)
+    compare_gradients(lambda x, i: x.index_fill(axis, i, 2.0), x, flat)
+    compare_gradients(lambda x: x.max(axis).values, x)
+
+
+# ---- lists
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 17, 100])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8], ids=str
+)
+def test_lookups(dtype, count):
+    rng = random.Random(count)
+    x = values(rng, (7, 9), dtype)
+    some = values(rng, (count,), dtype)
+    listed = torch.cat([some, x.flatten()[:2]])[-count:]
+    for invert in (False, True):
+        compare(lambda x, some: torch.isin(x, some, invert=invert), x, listed)  # noqa: B023
+    bounds = torch.where(some == some, some, torch.zeros((), dtype=dtype)).sort().values
+    for right in (False, True):
+        compare(lambda x, b: torch.bucketize(x, b, right=right), x, bounds)  # noqa: B023
+        compare(lambda x, b: torch.searchsorted(b, x, right=right, out_int32=True), x, bounds)  # noqa: B023
