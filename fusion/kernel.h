@@ -67,7 +67,7 @@ typedef struct opq_kernel {
     uint8_t reduced[OPQ_LOOP_MAX];
     bool blocks; /* a row alone: loop 0 counts the blocks of loop 1, and buffers and accesses from these on are the kernel's own */
     int16_t own_buffer, own_access;
-    bool across; /* rows are short: the last loop is a kept one, for lanes */
+    bool across; /* rows (of a map: what its last loop runs over) are short: the last loop is another, for lanes */
     int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;
     opq_access *accesses;
     opq_instr *instrs;

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, ACROSS_ROWS_MIN = 16 };
+enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, ACROSS_ROWS_MIN = 16, SHORT_LOOP = 5, LONG_LOOP = 32 };
 
 typedef struct loops {
     int count;
@@ -280,10 +280,18 @@ static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel
     return pays_across(state, l->extent[last], l->source[last - 1]);
 }
 
+/* Elements one by one, of which the last loop has a few: each of them for many turns of the loop before. */
+static bool may_be_turned(const opq_lower_state *state, const opq_kernel *kernel, const loops *l)
+{
+    return state->request->decided && kernel->kind == OPQ_KERNEL_map && l->count >= 2 &&
+           l->extent[l->count - 1] < SHORT_LOOP && l->extent[l->count - 2] >= LONG_LOOP;
+}
+
 static void go_across(opq_kernel *kernel, loops *l)
 {
     loops in = *l;
     kernel->across = true;
+    in.role[in.count - 1] = OPQ_ROLE_reduced_inner; /* inside the lanes, if nothing is reduced, too */
     l->count -= 2;
     take(l, &in, in.count - 1);
     take(l, &in, in.count - 2);
@@ -427,7 +435,7 @@ opq_status opq_lower_finish(opq_lower_state *state)
     kernel->instr_count = (int16_t)state->instr_count;
     kernel->instrs = state->instrs;
     set_loops(state, kernel, &l);
-    bool across = may_go_across(state, kernel, &l), blocks = may_have_blocks(state, kernel, &l);
+    bool across = may_go_across(state, kernel, &l) || may_be_turned(state, kernel, &l), blocks = may_have_blocks(state, kernel, &l);
     if (across)
         go_across(kernel, &l);
     if (blocks)

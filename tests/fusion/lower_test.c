@@ -102,6 +102,43 @@ static const struct {
      "    store f32 b1[d7 + j], %3\n"
      "  }\n"
      "}\n"},
+    {"graph @few {\n  %0 = input f32[64,3]\n  %1 = input f32[3]\n  %2 = add f32[64,3] %0, %1\n  output %2\n}\n", /* three lanes would be few */
+     "kernel @(b0: f32, b1: f32, b2: out f32) over i, j {\n"
+     "  vector j < d1 {\n"
+     "    each i < d0 {\n"
+     "      %2 = load f32 b0[d2 + i*d3 + j*3]\n"
+     "      %3 = load f32 b1[d7 + i*d8]\n"
+     "      %4 = add f32 %2, %3\n"
+     "      store f32 b2[d12 + i*d13 + j*3], %4\n"
+     "    }\n"
+     "  }\n"
+     "}\n"},
+    {"graph @short_rows {\n  %0 = input f32[64,3]\n  %1 = sum f32[64,1] %0 {axes=[1], tree=lanes}\n  %2 = div f32[64,3] %0, "
+     "%1\n  output %2\n}\n", /* a row in each lane */
+     "kernel @(b0: f32, b1: out f32) over i, j {\n"
+     "  vector j < d1 {\n"
+     "    lanes i < d0 {\n"
+     "      %2 = load f32 b0[d2 + i*d3 + j*3]\n"
+     "      %3 = sum f32 %2\n"
+     "    }\n"
+     "    each i < d0 {\n"
+     "      %5 = load f32 b0[d2 + i*d3 + j*3]\n"
+     "      %6 = div f32 %5, %3\n"
+     "      store f32 b1[d7 + i*d8 + j*3], %6\n"
+     "    }\n"
+     "  }\n"
+     "}\n"},
+    {"graph @back {\n  %0 = input f32[4,64]\n  %1 = slice f32[4,64] %0 {start=[0,63], step=[1,-1]}\n  %2 = neg f32[4,64] "
+     "%1\n  output %2\n}\n",
+     "kernel @(b0: f32, b1: out f32) over i, j {\n"
+     "  parallel i < d0 {\n"
+     "    vector j < d1 {\n"
+     "      %2 = load f32 b0[d2 + i*d3 - j]\n"
+     "      %3 = neg f32 %2\n"
+     "      store f32 b1[d7 + i*d8 + j], %3\n"
+     "    }\n"
+     "  }\n"
+     "}\n"},
     {"graph @product {\n  %0 = input f32[2,3,8]\n  %1 = input f32[8,5]\n  %2 = matmul f32[2,3,5] %0, %1\n"
      "  %3 = neg f32[2,3,5] %2\n  output %3\n}\n", /* the batch is more rows */
      "kernel @(b0: f32, b1: f32, b2: out f32) over i, j, k {\n"
