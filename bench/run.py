@@ -122,6 +122,46 @@ def argmax_rows_4096x4096():
     return lambda x: x.argmax(-1), [torch.randn(4096, 4096)]
 
 
+# ---- short axes
+
+
+@row(3.0)
+def squared_distances_2048x2048x3():
+    points = torch.randn(2048, 3)
+    return lambda x: ((x[:, None] - x[None]) ** 2).sum(-1), (points,)
+
+
+@row(1.0)
+def sum_rows_1M_x4():
+    return lambda x: x.sum(-1), (torch.randn(1 << 20, 4),)
+
+
+@row(2.0)
+def softmax_rows_512k_x8():
+    return lambda x: torch.softmax(x, -1), (torch.randn(1 << 19, 8),)
+
+
+@row(None)
+def add_3_to_rows_1M_x3():
+    return torch.add, (torch.randn(1 << 20, 3), torch.randn(3))
+
+
+@row(1.0)
+def channels_last_8x3x224x224():
+    return lambda x: x.permute(0, 2, 3, 1).contiguous() * 2, (torch.randn(8, 3, 224, 224),)
+
+
+@row(1.0)
+def pixel_shuffle_8x64x64x64():
+    return lambda x: F.pixel_shuffle(x, 2) + 1, (torch.randn(8, 64, 64, 64),)
+
+
+@row(1.0)
+def flip_1024x1024():
+    return lambda x: x.flip(-1) + 1, (torch.randn(1024, 1024),)
+
+
+
 @row(None)
 def attention_12x128x64():
     shape = (1, 12, 128, 64)

@@ -29,7 +29,6 @@ typedef struct opq_edge {
 } opq_edge;
 
 /* The groups that a search met in one direction, each once. */
-/* The groups that a search met in one direction, each once. */
 typedef struct opq_front {
     opq_group **groups;
     int32_t count, expanded;
