@@ -31,9 +31,11 @@ static int64_t stride_of(const splitter *s, int access, int variable)
 static bool find_loops(splitter *s)
 {
     int open[OPQ_LOOP_MAX], depth = 0, found = -1;
-    for (int i = 0; i < s->k->stmt_count && found < 0; i++) {
+    for (int i = 0; i < s->k->stmt_count; i++) {
         if (s->k->stmts[i].op != OPQ_STMT_loop)
             continue;
+        if (found >= 0)
+            return false;
         if (s->k->stmts[i].role == OPQ_LOOP_chain)
             found = i;
         else

@@ -45,14 +45,16 @@ static opq_status expand_count(opq_graph *out, const opq_node *node, const opq_t
 /* Some result, each of no elements. */
 static bool reduces_nothing(const opq_graph *graph, const opq_node *node)
 {
-    return opq_node_class(node) == OPQ_CLASS_REDUCE && opq_type_count(&node->type) > 0 &&
+    opq_class class_ = opq_node_class(node);
+    return (class_ == OPQ_CLASS_REDUCE || class_ == OPQ_CLASS_MATMUL) && opq_type_count(&node->type) > 0 &&
            opq_type_count(&opq_node_at(graph, node->operand[0])->type) == 0;
 }
 
 static opq_status expand_nothing(const opq_graph *in, opq_graph *out, const opq_node *node, opq_ref *out_ref)
 {
     opq_dtype dtype = (opq_dtype)node->type.dtype, operand = (opq_dtype)opq_node_at(in, node->operand[0])->type.dtype;
-    opq_eval_folding folding = {.fold = opq_op_lowering((opq_op)node->op)->fold};
+    bool product = opq_node_class(node) == OPQ_CLASS_MATMUL;
+    opq_eval_folding folding = {.fold = product ? OPQ_FOLD_sum : opq_op_lowering((opq_op)node->op)->fold};
     folding.dtype = opq_eval_fold_dtype(folding.fold, operand, dtype);
     OPQ_TRY(opq_graph_const(out, dtype, opq_eval_rounded(dtype, opq_eval_fold(&folding, NULL)), out_ref));
     opq_node shaped = {.op = OPQ_OP_expand, .arity = 1, .operand = out_ref, .line = node->line, .type = node->type};

@@ -31,7 +31,7 @@ static bool stored_map(const opq_lower_state *state, const opq_type *type, opq_i
         kept *= space->reduced[l] ? 1 : space->extent[l];
     }
     int64_t count = opq_type_count(type), stride = 1;
-    bool over_all = count == all;
+    bool over_all = count == all && state->out->matmul < 0; /* the loop that a product sums over is its own */
     if (!over_all && count != kept)
         return false;
     opq_affine linear = {0};
