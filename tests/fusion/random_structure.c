@@ -248,7 +248,7 @@ opq_ref random_matmul(random_graph *r, opq_ref x)
     if (type.rank < 2)
         return -1;
     bool turn_a = chance(r, 30), turn_b = chance(r, 50);
-    int64_t k = type.size[type.rank - 1 - turn_a], n = 1 + (int64_t)random_below(r, 40);
+    int64_t k = type.size[type.rank - 1 - turn_a], n = chance(r, 20) ? 1 : 1 + (int64_t)random_below(r, 40);
     other = type;
     if (chance(r, 40)) {
         other.rank = 2;
@@ -263,6 +263,12 @@ opq_ref random_matmul(random_graph *r, opq_ref x)
     if (product >= 0 && chance(r, 50)) { /* bias */
         opq_type bias = opq_type_make((opq_dtype)type.dtype, 1, &n);
         product = random_op(r, OPQ_OP_add, (opq_ref[]){product, same_shape(r, &bias)}, 2, NULL, 0);
+    }
+    if (product >= 0 && n == 1 && !turn_a && chance(r, 70)) { /* a reflection: x - (x v) w, as large as x */
+        opq_type row = opq_type_make((opq_dtype)type.dtype, 1, &k);
+        product = random_op(r, OPQ_OP_mul, (opq_ref[]){product, same_shape(r, &row)}, 2, NULL, 0);
+        if (product >= 0)
+            product = random_op(r, OPQ_OP_sub, (opq_ref[]){x, product}, 2, NULL, 0);
     }
     return product;
 }
