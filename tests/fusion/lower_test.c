@@ -455,6 +455,50 @@ static void test_no_matrix(void **state)
     opq_graph_destroy(graph);
 }
 
+/* ---- bounds: loops, all right with these arguments and not with any worse ones */
+
+static const char *const bounded[] = {
+    "graph @map {\n  %0 = input f32[4,8]\n  %1 = input f32[8]\n  %2 = add f32[4,8] %0, %1\n  output %2\n}\n",
+    "graph @back {\n  %0 = input f32[4,64]\n  %1 = slice f32[4,64] %0 {start=[0,63], step=[1,-1]}\n  %2 = neg f32[4,64] %1\n"
+    "  output %2\n}\n",
+    "graph @gather {\n  %0 = input f32[9,3]\n  %1 = input i64[5]\n  %2 = index_select f32[5,3] %0, %1 {axis=0}\n  output "
+    "%2\n}\n",
+    "graph @product {\n  %0 = input f32[3,8]\n  %1 = input f32[8,5]\n  %2 = matmul f32[3,5] %0, %1\n  output %2\n}\n",
+    "graph @short_rows {\n  %0 = input f32[64,3]\n  %1 = sum f32[64,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n",
+};
+
+static void test_bounds(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(bounded); i++) {
+        lowering l = lower(graph_of_text(bounded[i]), true);
+        const opq_loops *k = &l.lowered.loops;
+        int64_t bytes[OPQ_BUFFER_MAX];
+        for (int b = 0; b < k->buffer_count; b++)
+            bytes[b] = opq_type_bytes(&opq_node_at(l.graph, l.lowered.buffers[b])->type);
+        expect_ok(opq_loops_verify(k));
+        expect_ok(opq_loops_verify_bounds(k, l.lowered.dims, bytes));
+        for (int b = 0; b < k->buffer_count; b++) { /* one byte too few */
+            bytes[b]--;
+            assert_int_equal(opq_loops_verify_bounds(k, l.lowered.dims, bytes), OPQ_INVALID);
+            bytes[b]++;
+        }
+        for (int a = 0; a < k->access_count; a++) { /* from one element too early on, and too late */
+            int64_t *offset = &l.lowered.dims[opq_dims_of(k->rank, a)];
+            if (k->accesses[a].buffer < 0)
+                continue;
+            for (int by = -1; by <= 1; by += 2) {
+                *offset += by;
+                assert_int_equal(opq_loops_verify_bounds(k, l.lowered.dims, bytes), OPQ_INVALID);
+                *offset -= by;
+            }
+        }
+        l.lowered.dims[0] = -1;
+        assert_int_equal(opq_loops_verify_bounds(k, l.lowered.dims, bytes), OPQ_INVALID);
+        drop(&l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -468,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_decided),
         cmocka_unit_test(test_every_refusal_has_a_name_and_a_text),
         cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
