@@ -161,7 +161,6 @@ def flip_1024x1024():
     return lambda x: x.flip(-1) + 1, (torch.randn(1024, 1024),)
 
 
-
 @row(None)
 def attention_12x128x64():
     shape = (1, 12, 128, 64)

@@ -25,7 +25,7 @@ static void fold_name(opq_c_printer *p, const opq_stmt *stmt, opq_loop_role role
     opq_dtype operand = (opq_dtype)p->k->stmts[stmt->operand[0]].dtype;
     opq_dtype dtype = opq_eval_fold_dtype(fold, operand, (opq_dtype)stmt->dtype);
     bool of_dtype = fold == OPQ_FOLD_max || fold == OPQ_FOLD_min || fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
-    bool arg = fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin;
+    bool arg = opq_fold_is_arg(fold);
     ADD(p, "opq_%s%s%s_%s", arg ? "" : opq_loop_role_name(role), arg ? "" : "_", opq_instr_name(stmt->op),
         of_dtype ? opq_dtype_name(dtype) : opq_c_suffix(dtype));
 }
@@ -81,7 +81,7 @@ static void print_folds(opq_c_printer *p, int loop, bool behind)
         fold_name(p, &stmts[i], role);
         ADD(p, "_begin(");
         opq_fold fold = opq_op_lowering((opq_op)stmts[i].op)->fold;
-        if (role == OPQ_LOOP_lanes && fold != OPQ_FOLD_argmax && fold != OPQ_FOLD_argmin)
+        if (role == OPQ_LOOP_lanes && !opq_fold_is_arg(fold))
             print_run(p, &stmts[innermost]);
         ADD(p, ");\n");
     }
@@ -227,21 +227,13 @@ static void print_dims(opq_c_printer *p, int from, int to, const char *what, opq
     opq_text_drop(&comment);
 }
 
-static opq_dtype dtype_of_buffer(const opq_loops *k, int buffer)
-{
-    int a = 0;
-    while (k->accesses[a].buffer != buffer)
-        a++;
-    return (opq_dtype)k->accesses[a].dtype;
-}
-
 static void print_declarations(opq_c_printer *p, opq_text *out)
 {
     const opq_loops *k = p->k;
     for (int b = 0; b < k->buffer_count; b++)
         if (p->buffers[b])
             opq_text_add(out, "    %s%s *const b%d = buffers[%d];\n", k->written[b] ? "" : "const ",
-                         opq_c_memory_type(dtype_of_buffer(k, b)), b, b);
+                         opq_c_memory_type(opq_loops_buffer_dtype(k, b)), b, b);
     print_dims(p, 0, k->rank, "extents of ", out);
     for (int a = 0; a < k->access_count; a++) {
         char what[32] = "";

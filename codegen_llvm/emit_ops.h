@@ -31,7 +31,6 @@ LLVMValueRef opq_fold_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LL
 /* OPQ_LANES lanes in `count` vectors to a splat of the result, in halves. Overwrites `vectors`. */
 LLVMValueRef opq_fold_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, int count);
 
-static inline bool opq_fold_is_arg(opq_fold fold) { return fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin; }
 /* argmax, argmin: is x, which comes later, to replace the best so far? */
 LLVMValueRef opq_fold_better(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef best, LLVMValueRef x);
 /* Lanes in any order: the best value, of equals the one with the smallest index (unsigned). Overwrites both arrays with

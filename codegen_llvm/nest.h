@@ -187,7 +187,7 @@ int opq_nest_reductions(const opq_nest *n, int from, int to, opq_reduction *out_
 LLVMValueRef opq_reduction_operand(opq_nest *n, const opq_reduction *reduction);
 void opq_emit_lanes(opq_nest *n, int loop);
 void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to); /* of at most OPQ_CHUNK turns */
-void opq_emit_across(opq_nest *n, int loop); /* inside a strip: a row in each lane */
+void opq_emit_across(opq_nest *n, int loop);                                    /* inside a strip: a row in each lane */
 void opq_emit_column(opq_nest *n, int loop);
 
 #endif

@@ -57,8 +57,7 @@ static LLVMValueRef collect(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, 
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef vector = LLVMGetPoison(memory_vector(n, dtype)), offset = opq_i64(n->e, 0);
     for (int lane = 0; lane < n->e->lanes; lane++) {
-        LLVMValueRef element =
-            LLVMBuildLoad2(b, opq_memory_type(n->e, dtype), advance(n, dtype, pointer, offset), "");
+        LLVMValueRef element = LLVMBuildLoad2(b, opq_memory_type(n->e, dtype), advance(n, dtype, pointer, offset), "");
         LLVMSetAlignment(element, alignment(dtype));
         vector = LLVMBuildInsertElement(b, vector, element, opq_int(n->e, 32, lane), "");
         offset = LLVMBuildAdd(b, offset, step, "");

@@ -4,18 +4,12 @@
  * these elements or without.
  */
 #include "fusion/lower.h"
+#include "fusion/pass.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 typedef enum known { UNKNOWN, MINUS_INFINITY, ZERO } known;
-
-static opq_ref strip(const opq_graph *graph, opq_ref ref)
-{
-    while (opq_node_at(graph, ref)->op == OPQ_OP_reshape)
-        ref = opq_node_at(graph, ref)->operand[0];
-    return ref;
-}
 
 /* The index along an axis of a matrix, counted from the last; as a float it is exact. */
 static bool is_index(const opq_graph *graph, opq_ref ref, int axis, const opq_type *matrix)
@@ -41,15 +35,15 @@ static bool masks_the_upper_part(const opq_graph *graph, const opq_node *where)
 /* Is `ref` the reduction of `of` over the columns by this op? */
 static bool is_reduced(const opq_graph *graph, opq_ref ref, opq_op op, opq_ref of)
 {
-    const opq_node *node = opq_node_at(graph, strip(graph, ref));
-    return node->op == op && strip(graph, node->operand[0]) == of;
+    const opq_node *node = opq_node_at(graph, opq_strip_reshape(graph, ref));
+    return node->op == op && opq_strip_reshape(graph, node->operand[0]) == of;
 }
 
 /* false: a reduction that those elements have a part in. */
 static bool follow(const opq_graph *graph, opq_ref begin, opq_ref ref, known *k)
 {
     const opq_node *node = opq_node_at(graph, ref);
-    opq_ref first = node->arity > 0 ? strip(graph, node->operand[0]) : -1;
+    opq_ref first = node->arity > 0 ? opq_strip_reshape(graph, node->operand[0]) : -1;
     known of = first >= begin ? k[first - begin] : UNKNOWN;
     k[ref - begin] = UNKNOWN;
     if (opq_node_class(node) == OPQ_CLASS_REDUCE)

@@ -13,10 +13,10 @@ typedef struct splitter {
     const opq_loops *k;
     const int64_t *dims;
     opq_contract *out;
-    int m, n, chain;        /* variables; chain: its statement */
+    int m, n, chain;         /* variables; chain: its statement */
     int batch[OPQ_LOOP_MAX]; /* variables */
-    int16_t *stmt;          /* per statement: in the epilogue */
-    int16_t *access;        /* per access: in the epilogue, -1 */
+    int16_t *stmt;           /* per statement: in the epilogue */
+    int16_t *access;         /* per access: in the epilogue, -1 */
     opq_access *accesses;
 } splitter;
 
@@ -24,14 +24,16 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of m
 
 static int64_t stride_of(const splitter *s, int access, int variable)
 {
-    return opq_access_stride(s->k->accesses, s->k->rank, s->dims, access, variable);
+    return opq_loops_stride(s->k, s->dims, access, variable);
 }
 
-/* The chain, the two loops around it, and the others, which are batch. */
+/* The chain with its product, the two loops around it, and the others, which are batch. */
 static bool find_loops(splitter *s)
 {
     int open[OPQ_LOOP_MAX], depth = 0, found = -1;
     for (int i = 0; i < s->k->stmt_count; i++) {
+        if (opq_op_contracts(s->k->stmts[i].op))
+            s->out->product = i;
         if (s->k->stmts[i].op != OPQ_STMT_loop)
             continue;
         if (found >= 0)
@@ -106,7 +108,7 @@ static void copy_body(splitter *s, int from, int to)
     opq_loops *epilogue = &s->out->epilogue;
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &s->k->stmts[i];
-        if (stmt->op == OPQ_STMT_loop && i == s->chain) {
+        if (i == s->chain) {
             push_tile(s);
             i = stmt->end - 1;
             continue;
@@ -186,11 +188,7 @@ opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, opq_a
     splitter s = {.k = loops, .dims = dims, .out = out_contract};
     memset(out_contract, 0, sizeof *out_contract);
     out_contract->tile = loops->buffer_count;
-    bool takes = find_loops(&s);
-    for (int i = s.chain; takes && i < loops->stmts[s.chain].end; i++)
-        if (opq_op_contracts(loops->stmts[i].op))
-            out_contract->product = i;
-    if (!takes || !bind_operand(&s, 0) || !bind_operand(&s, 1))
+    if (!find_loops(&s) || !bind_operand(&s, 0) || !bind_operand(&s, 1))
         return opq_fail(OPQ_UNSUPPORTED, "kernel %s is not one product of two matrices", loops->name);
     OPQ_TRY(make_room(&s, arena));
     copy_body(&s, 0, loops->stmt_count);

@@ -198,7 +198,8 @@ static opq_status lower_block(const finder *f, const block *b, opq_ref *stored, 
         parts[i] = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
         if (i != 1)
             continue;
-        if (!opq_lowered_walks_rows(&lowered, b->first, columns) || !opq_lowered_walks_rows(&lowered, b->weights, columns))
+        if (!opq_lowered_walks_rows(&lowered, b->first, columns) ||
+            !opq_lowered_walks_rows(&lowered, b->weights, columns))
             return OPQ_OK;
         for (int n = 0; n < size_of(f, b->group[1]); n++) {
             opq_ref ref = f->members[f->begin[b->group[1]] + n];

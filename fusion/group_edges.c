@@ -118,7 +118,8 @@ opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer)
         if (!opq_operand_from_memory(node, k))
             continue;
         if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
-            if (opq_node_is_free(g->in, ref) && !opq_lower_is_matrix(g->in, g->result.group_of, g->result.in_memory, consumer, k))
+            if (opq_node_is_free(g->in, ref) &&
+                !opq_lower_is_matrix(g->in, g->result.group_of, g->result.in_memory, consumer, k))
                 OPQ_TRY(store_view(g, ref, consumer));
         } else {
             ref = opq_strip_reshape(g->in, ref);

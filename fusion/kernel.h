@@ -76,13 +76,6 @@ typedef struct opq_kernel {
 
 /* Where the arguments of an access begin in `dims`. */
 static inline int opq_dims_of(int rank, int access) { return rank + access * (rank + 3); }
-static inline int64_t opq_access_stride(const opq_access *accesses, int rank, const int64_t *dims, int access, int loop)
-{
-    int64_t baked = accesses[access].stride[loop];
-    if (baked == OPQ_STRIDE_back)
-        return -1;
-    return baked < OPQ_STRIDE_any ? baked : dims[opq_dims_of(rank, access) + 1 + loop];
-}
 static inline uint16_t opq_kernel_reduced_mask(const opq_kernel *k)
 {
     uint16_t mask = 0;

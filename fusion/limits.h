@@ -11,17 +11,18 @@
 #include "opaque/opaque.h"
 
 enum {
-    OPQ_LOOP_MAX = 16,             /* loops of a kernel: as many as `depends` has bits */
-    OPQ_SPACE_MAX = OPQ_RANK_MAX + 1, /* loops before neighbours are merged: a node alone needs one per dim, a product one more */
-    OPQ_BODY_MAX = 384,            /* instructions */
+    OPQ_LOOP_MAX = 16, /* loops of a kernel: as many as `depends` has bits */
+    OPQ_SPACE_MAX = OPQ_RANK_MAX +
+        1,              /* loops before neighbours are merged: a node alone needs one per dim, a product one more */
+    OPQ_BODY_MAX = 384, /* instructions */
     OPQ_ACCESS_MAX = OPQ_BODY_MAX, /* an instruction has at most one */
     OPQ_BUFFER_MAX = 96,           /* arguments in memory */
     OPQ_SCALAR_MAX = 96,           /* arguments that are numbers */
     OPQ_SWEEP_MAX = 8,      /* reductions that need each other, one after another: each recomputes what the last did */
     OPQ_REDUCTION_MAX = 32, /* reductions of one sweep: each holds accumulators in its innermost loop */
-    OPQ_ACROSS_MAX = 16,    /* elements of a row that is reduced in a lane, beside others: a power of two, at most OPQ_LANES */
-    OPQ_NESTING_MAX = 512,  /* steps from a stored node to memory: the walks are recursive */
-    OPQ_FOLLOWED_MAX = 64,  /* views of views that are looked through; the next one is stored */
+    OPQ_ACROSS_MAX = 16, /* elements of a row that is reduced in a lane, beside others: a power of two, at most OPQ_LANES */
+    OPQ_NESTING_MAX = 512, /* steps from a stored node to memory: the walks are recursive */
+    OPQ_FOLLOWED_MAX = 64, /* views of views that are looked through; the next one is stored */
 };
 
 _Static_assert(OPQ_SPACE_MAX + 2 <= OPQ_LOOP_MAX,

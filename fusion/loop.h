@@ -80,6 +80,22 @@ static inline void opq_loop_turns(const opq_stmt *loop, const int64_t *dims, con
     if (loop->within && *out_from + OPQ_CHUNK < *out_to)
         *out_to = *out_from + OPQ_CHUNK;
 }
+/* Elements by which an access moves from turn to turn of a variable. */
+static inline int64_t opq_loops_stride(const opq_loops *k, const int64_t *dims, int access, int variable)
+{
+    int64_t baked = k->accesses[access].stride[variable];
+    if (baked == OPQ_STRIDE_back)
+        return -1;
+    return baked < OPQ_STRIDE_any ? baked : dims[opq_dims_of(k->rank, access) + 1 + variable];
+}
+/* In memory; raw8 if nothing walks the buffer. */
+static inline opq_dtype opq_loops_buffer_dtype(const opq_loops *k, int buffer)
+{
+    for (int a = 0; a < k->access_count; a++)
+        if (k->accesses[a].buffer == buffer)
+            return (opq_dtype)k->accesses[a].dtype;
+    return OPQ_raw8;
+}
 static inline int opq_loops_dims_count(const opq_loops *k) { return opq_dims_of(k->rank, k->access_count); }
 
 /* The tree of a flat kernel; `arena` holds it. Borrows the kernel's accesses and name. */

@@ -57,7 +57,7 @@ static int64_t offset_of(const machine *m, const opq_stmt *stmt)
 {
     int64_t offset = m->dims[opq_dims_of(m->k->rank, stmt->access)];
     for (int l = 0; l < m->k->rank; l++)
-        offset += m->index[l] * opq_access_stride(m->k->accesses, m->k->rank, m->dims, stmt->access, l);
+        offset += m->index[l] * opq_loops_stride(m->k, m->dims, stmt->access, l);
     return offset;
 }
 

@@ -22,11 +22,11 @@ typedef struct joiner {
     opq_bound *out;
     opq_access *accesses;
     int cut_count;
-    int64_t cuts[OPQ_LOOP_MAX];                 /* ascending: rows of one turn of each loop, and of all */
-    int64_t rows_inside[PARTS][OPQ_LOOP_MAX];   /* per variable of a part: rows of one turn, 0: it counts no rows */
-    int inner[PARTS][OPQ_LOOP_MAX];             /* else which of the fixed ones it is */
-    int16_t *stmt, *access;                     /* per statement and access of the part: in the result */
-    int16_t at[OPQ_KEPT_MAX];                   /* per kept one: its local or value */
+    int64_t cuts[OPQ_LOOP_MAX];               /* ascending: rows of one turn of each loop, and of all */
+    int64_t rows_inside[PARTS][OPQ_LOOP_MAX]; /* per variable of a part: rows of one turn, 0: it counts no rows */
+    int inner[PARTS][OPQ_LOOP_MAX];           /* else which of the fixed ones it is */
+    int16_t *stmt, *access;                   /* per statement and access of the part: in the result */
+    int16_t at[OPQ_KEPT_MAX];                 /* per kept one: its local or value */
 } joiner;
 
 static int units(const joiner *j) { return j->cut_count > 1 ? j->cut_count - 1 : 1; }
@@ -37,11 +37,6 @@ static int64_t rows_of_turn(const joiner *j, int variable) { return j->cuts[unit
 static int64_t extent_of(const joiner *j, int variable)
 {
     return j->cut_count > 1 ? j->cuts[units(j) - variable] / rows_of_turn(j, variable) : 1;
-}
-
-static int64_t stride_of(const opq_bound *part, int access, int variable)
-{
-    return opq_access_stride(part->loops.accesses, part->loops.rank, part->dims, access, variable);
 }
 
 static int push(joiner *j, const opq_stmt *stmt)
@@ -80,7 +75,9 @@ static bool find_loops(joiner *j, const opq_bound *part, int which, int64_t *out
         if (loop->role == OPQ_LOOP_parallel)
             nest[depth++] = loop->variable;
         else
-            j->inner[which][loop->variable] = which == 0 ? (chain ? INNER : COLUMN) : chain || which == 1 ? COLUMN : LAST;
+            j->inner[which][loop->variable] = which == 0            ? (chain ? INNER : COLUMN)
+                                              : chain || which == 1 ? COLUMN
+                                                                    : LAST;
     }
     *out_rows = 1;
     while (depth-- > 0) {
@@ -134,12 +131,12 @@ static int64_t joined_stride(const joiner *j, int access, int variable)
         int64_t rows = j->rows_inside[j->which][v];
         if (variable >= units(j)) {
             if (rows == 0 && j->inner[j->which][v] == variable - units(j))
-                return stride_of(j->part, access, v);
+                return opq_loops_stride(k, j->part->dims, access, v);
             continue;
         }
         int64_t turn = rows_of_turn(j, variable);
         if (rows > 0 && turn >= rows && turn < rows * j->part->dims[v])
-            return stride_of(j->part, access, v) * (turn / rows);
+            return opq_loops_stride(k, j->part->dims, access, v) * (turn / rows);
     }
     return 0;
 }
@@ -280,8 +277,8 @@ static opq_status make_room(joiner *j, const opq_bound parts[PARTS], opq_arena *
     *out = (opq_loops){.name = parts[0].loops.name, .rank = rank, .accesses = j->accesses};
     out->stmts = opq_arena_alloc(arena, (size_t)all.stmts * sizeof *out->stmts);
     out->written = opq_arena_alloc(arena, (size_t)all.buffers + 1);
-    if (!j->stmt || !j->access || !j->accesses || !j->out->dims || !j->out->buffers || !j->out->scalars || !out->stmts ||
-        !out->written)
+    if (!j->stmt || !j->access || !j->accesses || !j->out->dims || !j->out->buffers || !j->out->scalars ||
+        !out->stmts || !out->written)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while joining loops");
     return OPQ_OK;
 }

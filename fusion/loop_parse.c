@@ -87,6 +87,12 @@ static opq_status want_argument(parser *p, int expected)
 
 /* ---- accesses */
 
+static opq_status read_running(parser *p, int *out_variable)
+{
+    OPQ_TRY(read_variable(p, out_variable));
+    return p->running >> *out_variable & 1 ? OPQ_OK : fail(p, "no loop of this variable is around");
+}
+
 /* One of "i", "i*d4" or "%3*d5 < d6" behind " + ". */
 static opq_status read_term(parser *p, opq_stmt *stmt, opq_access *access, int dims, bool at)
 {
@@ -99,9 +105,7 @@ static opq_status read_term(parser *p, opq_stmt *stmt, opq_access *access, int d
         return want_argument(p, dims + 2 + p->out->rank);
     }
     int variable = 0;
-    OPQ_TRY(read_variable(p, &variable));
-    if (!(p->running >> variable & 1))
-        return fail(p, "no loop of this variable is around");
+    OPQ_TRY(read_running(p, &variable));
     access->stride[variable] = OPQ_STRIDE_one;
     if (!opq_reader_take(&p->r, "*"))
         return OPQ_OK;
@@ -119,9 +123,7 @@ static opq_status read_term(parser *p, opq_stmt *stmt, opq_access *access, int d
 static opq_status read_back(parser *p, opq_access *access)
 {
     int variable = 0;
-    OPQ_TRY(read_variable(p, &variable));
-    if (!(p->running >> variable & 1))
-        return fail(p, "no loop of this variable is around");
+    OPQ_TRY(read_running(p, &variable));
     access->stride[variable] = OPQ_STRIDE_back;
     return OPQ_OK;
 }

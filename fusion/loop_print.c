@@ -95,20 +95,13 @@ static void print_body(const opq_loops *k, int from, int to, int depth, opq_text
     }
 }
 
-static const char *dtype_of_buffer(const opq_loops *k, int buffer)
-{
-    for (int a = 0; a < k->access_count; a++)
-        if (k->accesses[a].buffer == buffer)
-            return opq_dtype_name((opq_dtype)k->accesses[a].dtype);
-    return "raw8";
-}
-
 void opq_loops_print(const opq_loops *loops, opq_text *out_text)
 {
     static const char *const uses[] = {"", "out ", "own "};
     opq_text_add(out_text, "kernel @%s(", loops->name ? loops->name : "");
     for (int i = 0; i < loops->buffer_count; i++)
-        opq_text_add(out_text, "%sb%d: %s%s", i ? ", " : "", i, uses[loops->written[i]], dtype_of_buffer(loops, i));
+        opq_text_add(out_text, "%sb%d: %s%s", i ? ", " : "", i, uses[loops->written[i]],
+                     opq_dtype_name(opq_loops_buffer_dtype(loops, i)));
     opq_text_add(out_text, ") over ");
     for (int l = 0; l < loops->rank; l++)
         opq_text_add(out_text, "%s%c", l ? ", " : "", opq_loop_letter(l));

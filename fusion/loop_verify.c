@@ -71,7 +71,7 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
         NEED(v->k->stmts[i].op != OPQ_STMT_loop, "a reduction around a loop");
     NEED(product == (loop->role == OPQ_LOOP_chain), "products stand in chains, and nothing else does");
     opq_dtype operand = operand_dtype(v, stmt, 0), result = (opq_dtype)stmt->dtype;
-    bool arg = fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin, logic = fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
+    bool arg = opq_fold_is_arg(fold), logic = fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
     NEED(!is_raw(operand) && !is_raw(result), "raw words are not computed with");
     NEED(!product || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats");
     for (int o = 0; o < 2 && product; o++)
@@ -252,8 +252,7 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
         if (at ? !opq_op_checks(stmt->op) : !(v->running >> l & 1))
             continue;
         int64_t extent = at ? dims[base + 2 + rank] : dims[l], step = 0;
-        int64_t stride =
-            at ? dims[base + 1 + rank] : opq_access_stride(v->k->accesses, rank, dims, stmt->access, l);
+        int64_t stride = at ? dims[base + 1 + rank] : opq_loops_stride(v->k, dims, stmt->access, l);
         *out_any = *out_any && extent > 0;
         if (extent <= 0)
             continue;
@@ -267,7 +266,7 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
 
 static bool moves(const verifier *v, int access, int variable, const int64_t *dims)
 {
-    return opq_access_stride(v->k->accesses, v->k->rank, dims, access, variable) != 0;
+    return opq_loops_stride(v->k, dims, access, variable) != 0;
 }
 
 static opq_status check_reach(const verifier *v, const opq_stmt *stmt, const int64_t *dims, const int64_t *bytes)

@@ -92,17 +92,13 @@ static uint16_t unit_variables(const opq_loops *k)
     return mask;
 }
 
-static int64_t stride_of(const opq_lowered *lowered, int access, int l)
-{
-    return opq_access_stride(lowered->loops.accesses, lowered->loops.rank, lowered->dims, access, l);
-}
-
 static bool access_walks_rows(const opq_lowered *lowered, int access, uint16_t units, int64_t columns)
 {
     int64_t step = columns;
     for (int l = lowered->loops.rank - 1; l >= 0; l--) {
         bool unit = units >> l & 1;
-        if (lowered->dims[l] != 1 && stride_of(lowered, access, l) != (unit ? step : columns > 1))
+        if (lowered->dims[l] != 1 &&
+            opq_loops_stride(&lowered->loops, lowered->dims, access, l) != (unit ? step : columns > 1))
             return false;
         step *= unit ? lowered->dims[l] : 1;
     }

@@ -9,7 +9,14 @@
 
 #include <string.h>
 
-enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, ACROSS_ROWS_MIN = 16, SHORT_LOOP = 5, LONG_LOOP = 32 };
+enum {
+    ROW_MAX = 128 * 1024,
+    BROADCAST_WORK_MAX = 16,
+    BLOCKS_MIN = 16,
+    ACROSS_ROWS_MIN = 16,
+    SHORT_LOOP = 5,
+    LONG_LOOP = 32
+};
 
 typedef struct loops {
     int count;
@@ -37,10 +44,7 @@ static bool walk_as_one(const opq_lower_state *state, const loops *l, int outer,
     return true;
 }
 
-static bool keeps_single_turn(uint8_t role)
-{
-    return role == OPQ_ROLE_m || role == OPQ_ROLE_n || role == OPQ_ROLE_k;
-}
+static bool keeps_single_turn(uint8_t role) { return role == OPQ_ROLE_m || role == OPQ_ROLE_n || role == OPQ_ROLE_k; }
 
 /* Loops of more than one turn in fine order, neighbours of one role merged. */
 static void merge_loops(opq_lower_state *state, loops *out)
@@ -201,7 +205,8 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
         uint64_t own = 1ull << instr->sweep;
         uint64_t need = root ? own : needed[i];
         bool element = (instr->depends & reduced) != 0, innermost = instr->depends >> (kernel->rank - 1) & 1;
-        if (!root && innermost && kernel->kind == OPQ_KERNEL_row && !kernel->across && !is_cheap(instr) && (need & ~own) != 0) {
+        if (!root && innermost && kernel->kind == OPQ_KERNEL_row && !kernel->across && !is_cheap(instr) &&
+            (need & ~own) != 0) {
             instr->spill = kernel->spill_count++;
             need = own;
         }
@@ -253,9 +258,8 @@ static bool pays_across(const opq_lower_state *state, int64_t elements, int rows
             beside += elements * COLLECT_CYCLES;
         if (opq_instr_reduces(instr)) {
             opq_fold fold = opq_op_lowering((opq_op)instr->op)->fold;
-            bool arg = fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin;
             bool compares = fold == OPQ_FOLD_max || fold == OPQ_FOLD_min;
-            alone += arg ? FOLD_ARG_CYCLES : compares ? FOLD_COMPARING_CYCLES : FOLD_CYCLES;
+            alone += opq_fold_is_arg(fold) ? FOLD_ARG_CYCLES : compares ? FOLD_COMPARING_CYCLES : FOLD_CYCLES;
         } else if (instr->op < OPQ_OP_COUNT && !is_cheap(instr)) {
             alone += DEAR_CYCLES;
         }
@@ -269,8 +273,8 @@ static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel
     int reduced = 0, last = l->count - 1;
     for (int i = 0; i <= last; i++)
         reduced += kernel->reduced[i];
-    if (!state->request->decided || state->request->by_row || kernel->kind != OPQ_KERNEL_row || reduced != 1 || last < 1 ||
-        l->extent[last] > OPQ_ACROSS_MAX || l->extent[last - 1] < ACROSS_ROWS_MIN)
+    if (!state->request->decided || state->request->by_row || kernel->kind != OPQ_KERNEL_row || reduced != 1 ||
+        last < 1 || l->extent[last] > OPQ_ACROSS_MAX || l->extent[last - 1] < ACROSS_ROWS_MIN)
         return false;
     for (int a = 0; a < state->access_count; a++) {
         int64_t stride = coef(state, a, l->source[last - 1]);
@@ -314,8 +318,7 @@ static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kern
             continue;
         opq_fold fold = opq_op_lowering((opq_op)instr->op)->fold;
         opq_dtype operand = (opq_dtype)state->instrs[instr->operand[0]].dtype, result = (opq_dtype)instr->dtype;
-        if (fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin || instr->sweep > 0 ||
-            opq_eval_fold_dtype(fold, operand, result) != result)
+        if (opq_fold_is_arg(fold) || instr->sweep > 0 || opq_eval_fold_dtype(fold, operand, result) != result)
             return false;
         folds++;
     }
@@ -435,7 +438,8 @@ opq_status opq_lower_finish(opq_lower_state *state)
     kernel->instr_count = (int16_t)state->instr_count;
     kernel->instrs = state->instrs;
     set_loops(state, kernel, &l);
-    bool across = may_go_across(state, kernel, &l) || may_be_turned(state, kernel, &l), blocks = may_have_blocks(state, kernel, &l);
+    bool across = may_go_across(state, kernel, &l) || may_be_turned(state, kernel, &l);
+    bool blocks = may_have_blocks(state, kernel, &l);
     if (across)
         go_across(kernel, &l);
     if (blocks)

@@ -139,9 +139,8 @@ static bool align(cutter *c, runs *list, const opq_type *type, int *out_first)
 
 static bool is_view(const opq_lower_request *rq, opq_ref ref)
 {
-    bool stored_elsewhere = rq->group_of[ref] >= 0 || (rq->in_memory && rq->in_memory[ref]);
     return opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_VIEW &&
-           (rq->group_of[ref] == rq->group || !stored_elsewhere);
+           (rq->group_of[ref] == rq->group || !opq_lower_has_memory(rq->group_of, rq->in_memory, ref));
 }
 
 static bool is_walked(const cutter *c, opq_ref ref)
@@ -151,7 +150,7 @@ static bool is_walked(const cutter *c, opq_ref ref)
         return true;
     while (is_view(rq, ref))
         ref = opq_node_at(rq->graph, ref)->operand[0];
-    bool stored = rq->group_of[ref] >= 0 || (rq->in_memory && rq->in_memory[ref]);
+    bool stored = opq_lower_has_memory(rq->group_of, rq->in_memory, ref);
     return rq->group_of[ref] == rq->group || (opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_IOTA && !stored);
 }
 

@@ -133,8 +133,7 @@ bool opq_lower_permuted(const opq_lower_request *rq, opq_ref stored, opq_permute
     int count = 0;
     while (opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_VIEW) {
         const opq_node *node = opq_node_at(rq->graph, ref);
-        bool elsewhere =
-            (rq->group_of[ref] >= 0 || (rq->in_memory && rq->in_memory[ref])) && rq->group_of[ref] != rq->group;
+        bool elsewhere = rq->group_of[ref] != rq->group && opq_lower_has_memory(rq->group_of, rq->in_memory, ref);
         if (elsewhere || count == OPQ_FOLLOWED_MAX || (node->op != OPQ_OP_permute && node->op != OPQ_OP_reshape))
             return false;
         out->view[count++] = ref;

@@ -95,6 +95,8 @@ typedef enum opq_fold {
     OPQ_FOLD_argmax,
     OPQ_FOLD_argmin
 } opq_fold;
+/* Its result is an index. */
+static inline bool opq_fold_is_arg(opq_fold fold) { return fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin; }
 
 typedef struct opq_lowering {
     opq_lowering_kind kind;

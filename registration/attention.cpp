@@ -8,6 +8,7 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 
 #include "adapter.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -78,11 +79,6 @@ Value product(const Value &a, const Value &b, bool transpose_a, bool transpose_b
     return transpose_b ? record(OPQ_OP_matmul, {a, b}, {attrs[1]}) : record(OPQ_OP_matmul, {a, b});
 }
 
-Value iota(int64_t rows, int64_t columns, int64_t axis)
-{
-    return record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, axis)});
-}
-
 double scale_of(const Tensor &query, std::optional<double> scale)
 {
     return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
@@ -97,8 +93,8 @@ Value scores_of(const Heads &heads, const Tensor &query, const Tensor &key, cons
     if (bias && bias->defined())
         scores = record(OPQ_OP_add, {scores, heads.of_bias(*bias)});
     if (causal)
-        scores =
-            record(OPQ_OP_causal_mask, {scores, iota(heads.rows, heads.columns, 1), iota(heads.rows, heads.columns, 0)});
+        scores = record(OPQ_OP_causal_mask,
+                        {scores, iota({heads.rows, heads.columns}, 1), iota({heads.rows, heads.columns}, 0)});
     return scores;
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/_to_copy_native.h>
 
 #include "below.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -222,7 +223,7 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
         TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype) && dtype != OPQ_bool, "\"arange_cpu\" not implemented for '",
                                     out.scalar_type(), "'");
         const opq_dtype compute = is_float(dtype) ? (dtype == OPQ_f64 ? OPQ_f64 : OPQ_f32) : OPQ_i64;
-        const Value index = record_typed(OPQ_OP_iota, OPQ_i64, {count}, {}, {attr_int(OPQ_ATTR_axis, 0)});
+        const Value index = iota(count);
         Value value = record(OPQ_OP_mul, {cast(index, compute), scalar(step, compute)});
         value = record(OPQ_OP_add, {value, scalar(start, compute)});
         write(out, reshape(value, out.sizes())); // a tensor of as many elements keeps its shape
@@ -237,8 +238,8 @@ Tensor &eye_out(int64_t rows, int64_t columns, Tensor &out)
     TORCH_CHECK(columns >= 0, "m must be greater or equal to 0, got ", columns);
     out.resize_({rows, columns});
     guarded([&] {
-        const Value row = record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, 0)});
-        const Value column = record_typed(OPQ_OP_iota, OPQ_i64, {rows, columns}, {}, {attr_int(OPQ_ATTR_axis, 1)});
+        const Value row = iota({rows, columns}, 0);
+        const Value column = iota({rows, columns}, 1);
         const Value diagonal = record(OPQ_OP_eq, {row, column});
         if (is_raw(out))
             copy_on_device(wrap(diagonal), out);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "below.h"
+#include "movement.h"
 #include "put.h"
 
 namespace opq
@@ -18,16 +19,6 @@ Value index_values(const Call &call, const Tensor &index)
         decline(opq_fail(OPQ_INVALID, "%s: index of this dtype", call.name()));
     return cast(call.in(index), OPQ_i64);
 }
-
-// Negative indices count from the end; what is still negative or too large fails the run.
-Value wrapped_index(const Value &index, int64_t size)
-{
-    const Value shifted = record(OPQ_OP_add, {index, scalar(size)});
-    return record(OPQ_OP_where, {record(OPQ_OP_lt, {index, scalar(0)}), shifted, index});
-}
-
-// A number is a row of one.
-Value lifted(const Value &value) { return value.rank() == 0 ? reshape(value, {1}) : value; }
 
 bool index_select(Call &call)
 {
@@ -282,7 +273,7 @@ bool cat(Call &call)
         parts.push_back(last ? read_ordered(*tensor, static_cast<int>(rank), order) : call.in(*tensor));
     if (last)
         axis = std::find(order.perm.begin(), order.perm.end(), axis) - order.perm.begin();
-    Value value = record_list(OPQ_OP_concat, parts, {attr_int(OPQ_ATTR_axis, axis)});
+    Value value = concat(parts, axis);
     const at::ScalarType dtype = torch_dtype(value.dtype());
     call.give(std::move(value), dtype, order);
     return true;
@@ -395,7 +386,7 @@ bool nll_loss_backward(Call &call)
     if (reduction == at::Reduction::Mean)
         grad = record(OPQ_OP_div, {grad, call.in(6)});
     const Value slope = record(OPQ_OP_neg, {record(OPQ_OP_mul, {reshape(nll.weight, {nll.rows, 1}), grad})});
-    const Value classes = record_typed(OPQ_OP_iota, OPQ_i64, {nll.rows, nll.classes}, {}, {attr_int(OPQ_ATTR_axis, 1)});
+    const Value classes = iota({nll.rows, nll.classes}, 1);
     // Forward has checked the target; so must this run, or a step would be taken without the row that is wrong.
     const Value ones = expand(full(1, slope.dtype(), {1, 1}), {nll.rows, nll.classes});
     const Value checked = record(OPQ_OP_gather, {ones, reshape(nll.target, {nll.rows, 1})},

@@ -49,6 +49,12 @@ void give_formatted(Call &call, const Value &value, const Tensor &like)
     call.give(order.plain() ? value : permute(value, order.perm), like.scalar_type(), order);
 }
 
+Value slice(const Value &value, IntArrayRef shape, IntArrayRef starts, IntArrayRef steps)
+{
+    return record_typed(OPQ_OP_slice, value.dtype(), shape, {value},
+                        {attr_ints(OPQ_ATTR_start, starts), attr_ints(OPQ_ATTR_step, steps)});
+}
+
 Value slice(const Value &value, int64_t axis, int64_t start, int64_t count, int64_t step)
 {
     const auto rank = static_cast<size_t>(value.rank());
@@ -56,8 +62,7 @@ Value slice(const Value &value, int64_t axis, int64_t start, int64_t count, int6
     shape[static_cast<size_t>(axis)] = count;
     starts[static_cast<size_t>(axis)] = start;
     steps[static_cast<size_t>(axis)] = step;
-    return record_typed(OPQ_OP_slice, value.dtype(), shape, {value},
-                        {attr_ints(OPQ_ATTR_start, starts), attr_ints(OPQ_ATTR_step, steps)});
+    return slice(value, shape, starts, steps);
 }
 
 Value concat(c10::ArrayRef<Value> parts, int64_t axis)
@@ -111,10 +116,7 @@ bool flip(Call &call)
         starts[i] = shape[i] - 1;
         steps[i] = -1;
     }
-    const Value result = shape.empty()
-                             ? value
-                             : record_typed(OPQ_OP_slice, value.dtype(), shape, {value},
-                                            {attr_ints(OPQ_ATTR_start, starts), attr_ints(OPQ_ATTR_step, steps)});
+    const Value result = shape.empty() ? value : slice(value, shape, starts, steps);
     call.give(result, self.scalar_type(), order);
     return true;
 }

@@ -21,6 +21,8 @@ Order format_order(const Tensor &tensor);
 // Gives a value in the logical order of its dims, laid out as the tensor's format wants.
 void give_formatted(Call &call, const Value &value, const Tensor &like);
 
+// Along all axes, or along one.
+Value slice(const Value &value, IntArrayRef shape, IntArrayRef starts, IntArrayRef steps);
 Value slice(const Value &value, int64_t axis, int64_t start, int64_t count, int64_t step = 1);
 Value concat(c10::ArrayRef<Value> parts, int64_t axis);
 // 0, 1, .. as i64: of one axis, or along one axis of a shape.

@@ -140,8 +140,7 @@ Value pad_by_copy(const Value &value, const Value &number, IntArrayRef low, IntA
         strides[d] = stride;
         offset += std::max<int64_t>(low[d], 0) * stride;
     }
-    const Value kept = record_typed(OPQ_OP_slice, value.dtype(), size, {value},
-                                    {attr_ints(OPQ_ATTR_start, start), attr_ints(OPQ_ATTR_step, ones)});
+    const Value kept = slice(value, size, start, ones);
     if (size == shape)
         return kept;
     if (c10::multiply_integers(size) == 0)

@@ -115,9 +115,6 @@ Value index_value(const Call &call, const Tensor &index, bool narrow = false)
 
 // ---- scatter: an index for each element
 
-// A number is a row of one.
-Value lifted(const Value &value) { return value.rank() == 0 ? reshape(value, {1}) : value; }
-
 // The target is the part of self that the index covers. False: shapes for PyTorch to judge.
 bool read_scatter(const Call &call, Put &out)
 {
@@ -224,8 +221,7 @@ bool index_fill(Call &call)
     const Value value = call.args[3].isTensor() ? cast(call.operand(3), dtype) : scalar(call.scalar(3), dtype);
     const int64_t size = self.dim() == 0 ? 1 : self.size(axis);
     const Value given = lifted(index_value(call, index));
-    const Value from_end = binary(OPQ_OP_add, given, scalar(size));
-    const Value where = record(OPQ_OP_where, {binary(OPQ_OP_lt, given, scalar(0)), from_end, given});
+    const Value where = wrapped_index(given, size);
     int64_t in_order = axis;
     for (size_t i = 0; i < order.perm.size(); ++i)
         if (order.perm[i] == axis)
@@ -246,6 +242,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 }
 
 } // namespace
+
+Value lifted(const Value &value) { return value.rank() == 0 ? reshape(value, {1}) : value; }
+
+Value wrapped_index(const Value &index, int64_t size)
+{
+    const Value shifted = record(OPQ_OP_add, {index, scalar(size)});
+    return record(OPQ_OP_where, {record(OPQ_OP_lt, {index, scalar(0)}), shifted, index});
+}
 
 Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source)
 {

@@ -79,8 +79,7 @@ template <size_t spatial> Value add_copies(const Value &value, IntArrayRef shape
         int64_t rest = k;
         for (size_t i = spatial; i-- > 0; rest /= factor[i])
             start[i + 2] = rest % factor[i];
-        const Value copy = record_typed(OPQ_OP_slice, value.dtype(), shape, {value},
-                                        {attr_ints(OPQ_ATTR_start, start), attr_ints(OPQ_ATTR_step, step)});
+        const Value copy = slice(value, shape, start, step);
         sum = sum ? record(OPQ_OP_add, {sum, copy}) : copy;
     }
     return sum;

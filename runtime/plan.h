@@ -46,7 +46,7 @@ typedef struct opq_step opq_step;
 /* Two products and the rows between them, some rows at a time: see fusion/group_block.c. The loops of the step are all three; in theirs,
  * what stays in cache has a number below -1 in place of a storage. */
 typedef struct opq_block {
-    opq_step *rows;         /* unit u of its loops is row u of both */
+    opq_step *rows;   /* unit u of its loops is row u of both */
     opq_step *first;  /* a product: buffer `scores` of the rows */
     opq_step *second; /* its left operand is buffer `weights` of the rows */
     int scores, weights;
@@ -77,7 +77,7 @@ struct opq_step {
     int32_t *buffers;           /* storage per kernel argument */
     int32_t *scalars;           /* slot per kernel scalar */
     int32_t copy_from, copy_to; /* storage copied before, -1: none */
-    opq_matmul_step *matmul; /* the loops are a product that the engine makes */
+    opq_matmul_step *matmul;    /* the loops are a product that the engine makes */
     opq_block *block;
     void *payload; /* extern: the host's */
     int32_t *operands, *results;

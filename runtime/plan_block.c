@@ -8,7 +8,6 @@ typedef struct parts {
     opq_planner *p;
     opq_ref begin, end, first, second, weights;
     int32_t kernel, rows; /* ids of groups: the second product's and the rows' */
-    int32_t scores_id, weights_id;
     opq_block *block;
     opq_ref *stored;
     int stored_count;

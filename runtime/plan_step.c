@@ -230,9 +230,8 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
         OPQ_TRY(bind_matmul(p, step));
     if (p->dry)
         return OPQ_OK;
-    return p->runtime->run_loops
-               ? opq_loops_verify(&step->loops)
-               : opq_codegen(p->runtime->jit, opq_step_code_loops(step), &step->code, &step->fresh);
+    return p->runtime->run_loops ? opq_loops_verify(&step->loops)
+                                 : opq_codegen(p->runtime->jit, opq_step_code_loops(step), &step->code, &step->fresh);
 }
 
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)

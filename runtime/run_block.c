@@ -24,7 +24,10 @@ typedef struct block_run {
     atomic_int status;
 } block_run;
 
-static const opq_step *product_of(const block_run *r, int which) { return which == 0 ? r->block->first : r->block->second; }
+static const opq_step *product_of(const block_run *r, int which)
+{
+    return which == 0 ? r->block->first : r->block->second;
+}
 
 static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 
@@ -106,10 +109,8 @@ static void place_locals(const block_run *r, const opq_step *step, const memory 
     for (int i = 0; i < step->loops.buffer_count; i++) {
         int local = -2 - step->buffers[i];
         if (local >= 0 && local < r->block->local_count) /* elements of up to 8 bytes, each by its own */
-            for (int a = 0; a < step->loops.access_count; a++)
-                if (step->loops.accesses[a].buffer == i)
-                    buffers[i] = shifted(m->local + local * r->local_bytes, row,
-                                         opq_dtype_bytes((opq_dtype)step->loops.accesses[a].dtype));
+            buffers[i] = shifted(m->local + local * r->local_bytes, row,
+                                 opq_dtype_bytes(opq_loops_buffer_dtype(&step->loops, i)));
     }
 }
 
@@ -193,8 +194,8 @@ static void plan(block_run *r)
     r->block_rows = gemm_ceil(r->matrix_rows, r->blocks);
     for (int i = 0; i < 2 && r->blocks > 1; i++) {
         const opq_matmul_step *product = product_of(r, i)->matmul;
-        r->packed_bytes[i] = round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, product->contract.k,
-                                                            product->contract.n));
+        r->packed_bytes[i] = round_up(
+            opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, product->contract.k, product->contract.n));
     }
     r->weights_bytes = round_up(r->block_rows * row_bytes);
     r->local_bytes = round_up(r->block_rows * 8);
@@ -207,9 +208,7 @@ opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_ste
     const opq_contract *c = &second->matmul->contract;
     block_run r = {.run = run,
                    .block = step->block,
-                   .tiles = {.step = second,
-                             .error = error,
-                             .scratch = opq_loops_scratch(&c->epilogue, c->dims)},
+                   .tiles = {.step = second, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)},
                    .rows_scratch = opq_loops_scratch(&rows->loops, rows->dims)};
     opq_run_bind(run, second, r.tiles.buffers, r.tiles.scalars);
     opq_run_bind(run, rows, r.buffers, r.scalars);

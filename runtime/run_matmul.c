@@ -137,9 +137,7 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_st
 {
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
-    opq_tiles t = {.step = step,
-                   .error = error,
-                   .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
+    opq_tiles t = {.step = step, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
     opq_run_bind(run, step, t.buffers, t.scalars);
     opq_gemm_call call = {.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
     opq_buffer *packed = packed_right(run, step);

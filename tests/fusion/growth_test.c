@@ -158,7 +158,8 @@ static void test_growth(void **state)
         }
         print_message("%s: %.4f s, %.4f s\n", families[f].name, seconds, more_seconds);
         if (more_seconds > GROWTH_MAX * seconds)
-            fail_msg("%s: %d nodes take %.3f s, %d times as many %.3f s", families[f].name, NODES, seconds, MORE, more_seconds);
+            fail_msg("%s: %d nodes take %.3f s, %d times as many %.3f s", families[f].name, NODES, seconds, MORE,
+                     more_seconds);
         opq_graph_destroy(graph);
         opq_graph_destroy(more);
     }

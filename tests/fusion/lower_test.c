@@ -113,7 +113,8 @@ static const struct {
      "    }\n"
      "  }\n"
      "}\n"},
-    {"graph @short_rows {\n  %0 = input f32[64,3]\n  %1 = sum f32[64,1] %0 {axes=[1], tree=lanes}\n  %2 = div f32[64,3] %0, "
+    {"graph @short_rows {\n  %0 = input f32[64,3]\n  %1 = sum f32[64,1] %0 {axes=[1], tree=lanes}\n  %2 = div "
+     "f32[64,3] %0, "
      "%1\n  output %2\n}\n", /* a row in each lane */
      "kernel @(b0: f32, b1: out f32) over i, j {\n"
      "  vector j < d1 {\n"
@@ -128,7 +129,8 @@ static const struct {
      "    }\n"
      "  }\n"
      "}\n"},
-    {"graph @back {\n  %0 = input f32[4,64]\n  %1 = slice f32[4,64] %0 {start=[0,63], step=[1,-1]}\n  %2 = neg f32[4,64] "
+    {"graph @back {\n  %0 = input f32[4,64]\n  %1 = slice f32[4,64] %0 {start=[0,63], step=[1,-1]}\n  %2 = neg "
+     "f32[4,64] "
      "%1\n  output %2\n}\n",
      "kernel @(b0: f32, b1: out f32) over i, j {\n"
      "  parallel i < d0 {\n"
@@ -459,9 +461,11 @@ static void test_no_matrix(void **state)
 
 static const char *const bounded[] = {
     "graph @map {\n  %0 = input f32[4,8]\n  %1 = input f32[8]\n  %2 = add f32[4,8] %0, %1\n  output %2\n}\n",
-    "graph @back {\n  %0 = input f32[4,64]\n  %1 = slice f32[4,64] %0 {start=[0,63], step=[1,-1]}\n  %2 = neg f32[4,64] %1\n"
+    "graph @back {\n  %0 = input f32[4,64]\n  %1 = slice f32[4,64] %0 {start=[0,63], step=[1,-1]}\n  %2 = neg "
+    "f32[4,64] %1\n"
     "  output %2\n}\n",
-    "graph @gather {\n  %0 = input f32[9,3]\n  %1 = input i64[5]\n  %2 = index_select f32[5,3] %0, %1 {axis=0}\n  output "
+    "graph @gather {\n  %0 = input f32[9,3]\n  %1 = input i64[5]\n  %2 = index_select f32[5,3] %0, %1 {axis=0}\n  "
+    "output "
     "%2\n}\n",
     "graph @product {\n  %0 = input f32[3,8]\n  %1 = input f32[8,5]\n  %2 = matmul f32[3,5] %0, %1\n  output %2\n}\n",
     "graph @short_rows {\n  %0 = input f32[64,3]\n  %1 = sum f32[64,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n",

@@ -518,7 +518,9 @@ def test_a_long_row_is_one_kernel_of_two_phases(name, dtype):
     f = LONG[name]
     result, _ = assert_one_kernel(f, *ready(x))
     want = f(x.double() if dtype.is_floating_point else x)
-    torch.testing.assert_close(result, want.to(result.dtype), rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        result, want.to(result.dtype), rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-5
+    )
     text = torch_opaque.graph(f, *ready(x), stage="kernels")
     assert " in i {" in text and ": own " in text
 
@@ -526,6 +528,8 @@ def test_a_long_row_is_one_kernel_of_two_phases(name, dtype):
 def test_a_short_row_and_many_rows_are_not_cut():
     for shape, axis in (((65, 1000), None), ((2, 70000), 1)):
         text = torch_opaque.graph(
-            lambda x, axis=axis: x.sum(axis) if axis is not None else x.sum(), *ready(torch.ones(shape)), stage="kernels"
+            lambda x, axis=axis: x.sum(axis) if axis is not None else x.sum(),
+            *ready(torch.ones(shape)),
+            stage="kernels",
         )
         assert " in i {" not in text and ": own " not in text
