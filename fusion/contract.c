@@ -9,14 +9,19 @@
 
 #include <string.h>
 
+/* Loops that are one index of a matrix, from outside in. */
+typedef struct axis {
+    int count, variable[OPQ_LOOP_MAX];
+} axis;
+
 typedef struct splitter {
     const opq_loops *k;
     const int64_t *dims;
     opq_contract *out;
-    int m, n, chain;         /* variables; chain: its statement */
-    int batch[OPQ_LOOP_MAX]; /* variables */
-    int16_t *stmt;           /* per statement: in the epilogue */
-    int16_t *access;         /* per access: in the epilogue, -1 */
+    axis batch, m, n, sum;
+    int chain;       /* the statement of the first loop that sums */
+    int16_t *stmt;   /* per statement: in the epilogue */
+    int16_t *access; /* per access: in the epilogue, -1 */
     opq_access *accesses;
 } splitter;
 
@@ -27,53 +32,132 @@ static int64_t stride_of(const splitter *s, int access, int variable)
     return opq_loops_stride(s->k, s->dims, access, variable);
 }
 
-/* The chain with its product, the two loops around it, and the others, which are batch. */
-static bool find_loops(splitter *s)
+static int64_t extent_of(const splitter *s, const axis *loops)
 {
-    int open[OPQ_LOOP_MAX], depth = 0, found = -1;
-    for (int i = 0; i < s->k->stmt_count; i++) {
-        if (opq_op_contracts(s->k->stmts[i].op))
-            s->out->product = i;
-        if (s->k->stmts[i].op != OPQ_STMT_loop)
-            continue;
-        if (found >= 0)
+    int64_t extent = 1;
+    for (int i = 0; i < loops->count; i++)
+        extent *= s->dims[loops->variable[i]];
+    return extent;
+}
+
+static void push_loop(axis *loops, int variable) { loops->variable[loops->count++] = variable; }
+
+static int operand_access(const splitter *s, int o)
+{
+    const opq_stmt *load = &s->k->stmts[s->k->stmts[s->out->product].operand[o]];
+    return load->op == OPQ_INSTR_load ? load->access : -1;
+}
+
+/* Does an access walk loops as one? */
+static bool walks_as_one(const splitter *s, int access, const axis *loops)
+{
+    for (int i = 1; i < loops->count; i++)
+        if (stride_of(s, access, loops->variable[i - 1]) !=
+            stride_of(s, access, loops->variable[i]) * s->dims[loops->variable[i]])
             return false;
-        if (s->k->stmts[i].role == OPQ_LOOP_chain)
-            found = i;
-        else
-            open[depth++] = s->k->stmts[i].variable;
-    }
-    if (found < 0 || depth < 2)
-        return false;
-    s->chain = found;
-    s->m = open[depth - 2];
-    s->n = open[depth - 1];
-    s->out->batch_rank = depth - 2;
-    for (int b = 0; b < depth - 2; b++) {
-        s->batch[b] = open[b];
-        s->out->batch_extent[b] = s->dims[open[b]];
-    }
-    s->out->m = s->dims[s->m];
-    s->out->n = s->dims[s->n];
-    s->out->k = s->dims[s->k->stmts[found].variable];
     return true;
 }
 
-static bool bind_operand(splitter *s, int o)
+static bool epilogue_walks_as_one(const splitter *s, const axis *loops)
 {
-    const opq_stmt *product = &s->k->stmts[s->out->product], *load = &s->k->stmts[product->operand[o]];
-    if (load->op != OPQ_INSTR_load)
+    for (int a = 0; a < s->k->access_count; a++)
+        if (a != operand_access(s, 0) && a != operand_access(s, 1) && !walks_as_one(s, a, loops))
+            return false;
+    return true;
+}
+
+/* Rows of the matrix are the innermost parallel loop, and those around it as far as the right operand stands still and the epilogue walks
+ * them as one. */
+static void take_rows(splitter *s)
+{
+    axis around = s->batch;
+    while (around.count > 0) {
+        int variable = around.variable[around.count - 1];
+        axis rows = {.count = s->m.count + 1, .variable = {variable}};
+        memcpy(rows.variable + 1, s->m.variable, (size_t)s->m.count * sizeof *rows.variable);
+        if (s->m.count > 0 && (stride_of(s, operand_access(s, 1), variable) != 0 || !epilogue_walks_as_one(s, &rows)))
+            break;
+        s->m = rows;
+        around.count--;
+    }
+    s->batch = around;
+}
+
+/* The product, the loops that sum it, and the others. */
+static bool find_loops(splitter *s)
+{
+    s->chain = -1;
+    for (int i = 0; i < s->k->stmt_count; i++) {
+        const opq_stmt *stmt = &s->k->stmts[i];
+        if (opq_op_contracts(stmt->op))
+            s->out->product = i;
+        if (stmt->op != OPQ_STMT_loop)
+            continue;
+        bool chain = stmt->role == OPQ_LOOP_chain;
+        if (!chain && s->chain >= 0)
+            return false;
+        if (chain && s->chain < 0)
+            s->chain = i;
+        push_loop(chain ? &s->sum : stmt->role == OPQ_LOOP_vector ? &s->n : &s->batch, stmt->variable);
+    }
+    if (s->chain < 0 || s->n.count == 0 || s->batch.count == 0 || operand_access(s, 0) < 0 || operand_access(s, 1) < 0 ||
+        !epilogue_walks_as_one(s, &s->n))
         return false;
-    int summed = s->k->stmts[s->chain].variable;
-    int64_t along = stride_of(s, load->access, o == 0 ? s->m : s->n), across = stride_of(s, load->access, summed);
-    s->out->operand[o].buffer = s->k->accesses[load->access].buffer;
-    s->out->operand[o].dtype = (opq_dtype)s->k->accesses[load->access].dtype;
-    s->out->operand[o].offset = s->dims[opq_dims_of(s->k->rank, load->access)];
-    s->out->operand[o].row_stride = o == 0 ? along : across;
-    s->out->operand[o].column_stride = o == 0 ? across : along;
+    take_rows(s);
+    s->out->batch_rank = s->batch.count;
+    for (int b = 0; b < s->batch.count; b++)
+        s->out->batch_extent[b] = s->dims[s->batch.variable[b]];
+    s->out->m = extent_of(s, &s->m);
+    s->out->n = extent_of(s, &s->n);
+    s->out->k = extent_of(s, &s->sum);
+    return true;
+}
+
+/* One stride for all loops, or a table. */
+static opq_status bind_axis(const splitter *s, opq_arena *arena, int access, const axis *loops, int64_t *out_stride,
+                            const int64_t **out_offsets)
+{
+    int64_t count = extent_of(s, loops), filled = 1;
+    *out_stride = walks_as_one(s, access, loops) ? stride_of(s, access, loops->variable[loops->count - 1]) : 0;
+    *out_offsets = NULL;
+    if (walks_as_one(s, access, loops) || count == 0)
+        return OPQ_OK;
+    int64_t *offsets = opq_arena_alloc(arena, (size_t)count * sizeof *offsets);
+    if (offsets == NULL)
+        return out_of_memory();
+    offsets[0] = 0;
+    for (int i = loops->count - 1; i >= 0; i--) {
+        int64_t extent = s->dims[loops->variable[i]], stride = stride_of(s, access, loops->variable[i]);
+        for (int64_t j = filled; j < filled * extent; j++)
+            offsets[j] = offsets[j - filled] + stride;
+        filled *= extent;
+    }
+    *out_offsets = offsets;
+    return OPQ_OK;
+}
+
+static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
+{
+    int access = operand_access(s, o);
+    const axis *across = o == 0 ? &s->n : &s->m;
+    s->out->operand[o].buffer = s->k->accesses[access].buffer;
+    s->out->operand[o].dtype = (opq_dtype)s->k->accesses[access].dtype;
+    s->out->operand[o].offset = s->dims[opq_dims_of(s->k->rank, access)];
+    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->m : &s->sum, &s->out->operand[o].row_stride,
+                      &s->out->operand[o].rows));
+    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->sum : &s->n, &s->out->operand[o].column_stride,
+                      &s->out->operand[o].columns));
     for (int b = 0; b < s->out->batch_rank; b++)
-        s->out->operand[o].batch_stride[b] = stride_of(s, load->access, s->batch[b]);
-    return stride_of(s, load->access, o == 0 ? s->n : s->m) == 0;
+        s->out->operand[o].batch_stride[b] = stride_of(s, access, s->batch.variable[b]);
+    for (int i = 0; i < across->count; i++)
+        if (stride_of(s, access, across->variable[i]) != 0)
+            return opq_fail(OPQ_UNSUPPORTED, "kernel %s: an operand of its product is no matrix", s->k->name);
+    return OPQ_OK;
+}
+
+static int64_t tile_stride(const splitter *s, int access, const axis *loops)
+{
+    return stride_of(s, access, loops->variable[loops->count - 1]);
 }
 
 static int16_t take_access(splitter *s, int access)
@@ -81,7 +165,7 @@ static int16_t take_access(splitter *s, int access)
     if (access < 0 || s->access[access] >= 0)
         return (int16_t)(access < 0 ? -1 : s->access[access]);
     opq_access *taken = &s->accesses[s->out->epilogue.access_count];
-    int64_t along[2] = {stride_of(s, access, s->m), stride_of(s, access, s->n)};
+    int64_t along[2] = {tile_stride(s, access, &s->m), tile_stride(s, access, &s->n)};
     *taken = s->k->accesses[access];
     memset(taken->stride, 0, sizeof taken->stride);
     for (int l = 0; l < 2; l++)
@@ -113,13 +197,13 @@ static void copy_body(splitter *s, int from, int to)
             i = stmt->end - 1;
             continue;
         }
-        if (stmt->op == OPQ_STMT_loop && stmt->variable != s->m && stmt->variable != s->n)
-            continue; /* a batch loop: its body goes on */
+        if (stmt->op == OPQ_STMT_loop && stmt->variable != s->m.variable[0] && stmt->variable != s->n.variable[0])
+            continue; /* of the batch, or of loops that are one: its body goes on */
         int at = epilogue->stmt_count++;
         s->stmt[i] = (int16_t)at;
         epilogue->stmts[at] = *stmt;
         if (stmt->op == OPQ_STMT_loop) {
-            epilogue->stmts[at].variable = stmt->variable == s->n;
+            epilogue->stmts[at].variable = stmt->variable == s->n.variable[0];
             copy_body(s, i + 1, stmt->end);
             epilogue->stmts[at].end = epilogue->stmt_count;
             i = stmt->end - 1;
@@ -150,12 +234,12 @@ static opq_status set_dims(splitter *s, opq_arena *arena)
         const int64_t *from = s->dims + opq_dims_of(s->k->rank, a);
         int64_t *to = out->dims + opq_dims_of(rank, s->access[a]);
         to[0] = from[0];
-        to[1] = stride_of(s, a, s->m);
-        to[2] = stride_of(s, a, s->n);
+        to[1] = tile_stride(s, a, &s->m);
+        to[2] = tile_stride(s, a, &s->n);
         to[3] = from[1 + s->k->rank];
         to[4] = from[2 + s->k->rank];
         for (int b = 0; b < batch; b++)
-            out->batch_strides[s->access[a] * batch + b] = stride_of(s, a, s->batch[b]);
+            out->batch_strides[s->access[a] * batch + b] = stride_of(s, a, s->batch.variable[b]);
     }
     return OPQ_OK;
 }
@@ -188,8 +272,10 @@ opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, opq_a
     splitter s = {.k = loops, .dims = dims, .out = out_contract};
     memset(out_contract, 0, sizeof *out_contract);
     out_contract->tile = loops->buffer_count;
-    if (!find_loops(&s) || !bind_operand(&s, 0) || !bind_operand(&s, 1))
+    if (!find_loops(&s))
         return opq_fail(OPQ_UNSUPPORTED, "kernel %s is not one product of two matrices", loops->name);
+    OPQ_TRY(bind_operand(&s, arena, 0));
+    OPQ_TRY(bind_operand(&s, arena, 1));
     OPQ_TRY(make_room(&s, arena));
     copy_body(&s, 0, loops->stmt_count);
     return set_dims(&s, arena);

@@ -4,7 +4,7 @@
  *   map     no reduced loop
  *   row     [kept.., reduced..]: the vector axis is reduced; sums follow OPQ_TREE_lanes
  *   column  [kept.., reduced.., kept]: the vector axis is kept; sums follow OPQ_TREE_column
- *   matmul  [batch.., m, n, k]: k is reduced, by one chain of multiply-adds
+ *   matmul  [batch.., m.., n.., k..]: k is reduced, by one chain of multiply-adds; each is several loops where an operand is a window
  *   index   as map, but run serially in ascending order because of a store_add_at
  *
  * The body is SSA. An instruction lives as far inside as the loops its value depends on (`depends`). Reductions split the body in
@@ -65,6 +65,7 @@ typedef struct opq_kernel {
     uint8_t kind; /* opq_kernel_kind: map, row, column, index, matmul */
     uint8_t rank;
     uint8_t reduced[OPQ_LOOP_MAX];
+    uint8_t columns; /* matmul: how many loops n is */
     bool blocks; /* a row alone: loop 0 counts the blocks of loop 1, and buffers and accesses from these on are the kernel's own */
     int16_t own_buffer, own_access;
     bool across; /* rows (of a map: what its last loop runs over) are short: the last loop is another, for lanes */

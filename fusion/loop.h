@@ -124,6 +124,7 @@ typedef struct opq_contract {
         int buffer;
         opq_dtype dtype;
         int64_t offset, row_stride, column_stride, batch_stride[OPQ_LOOP_MAX];
+        const int64_t *rows, *columns; /* where each begins, of what is several loops: NULL, or instead of a stride */
     } operand[2];
 } opq_contract;
 /* OPQ_UNSUPPORTED: the product is not one of two loads. `arena` holds the result. */

@@ -6,7 +6,7 @@
  *   row          kept loops { sweep { reduced loops } .. }
  *   column       kept loops but the last { last kept loop { sweep { reduced loops } .. } }
  *   across       as column, where rows are so short that each has a lane
- *   matmul       batch loops { m { n { k } } }
+ *   matmul       batch loops { m { n { k } } }, where each may be several loops
  */
 #include "fusion/loop.h"
 
@@ -112,7 +112,8 @@ static opq_loop_role role_of(const builder *b, int depth, bool folds)
     bool matmul = b->kernel->kind == OPQ_KERNEL_matmul, column = b->kernel->kind == OPQ_KERNEL_column;
     if (b->reduced >> l & 1 && folds)
         return matmul ? OPQ_LOOP_chain : column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
-    bool lanes = column || matmul || b->kernel->across ? depth == b->outer - 1 : innermost;
+    bool last = depth < b->outer && depth >= b->outer - (matmul ? b->kernel->columns : 1);
+    bool lanes = column || matmul || b->kernel->across ? last : innermost;
     return lanes ? OPQ_LOOP_vector : b->reduced >> l & 1 ? OPQ_LOOP_each : OPQ_LOOP_parallel;
 }
 

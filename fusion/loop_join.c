@@ -66,12 +66,16 @@ static bool add_cut(joiner *j, int64_t cut)
 /* Parallel loops count rows. */
 static bool find_loops(joiner *j, const opq_bound *part, int which, int64_t *out_rows)
 {
-    int nest[OPQ_LOOP_MAX], depth = 0;
+    int nest[OPQ_LOOP_MAX], depth = 0, chains = 0, vectors = 0;
     for (int i = 0; i < part->loops.stmt_count; i++) {
         const opq_stmt *loop = &part->loops.stmts[i];
         if (loop->op != OPQ_STMT_loop)
             continue;
         bool chain = loop->role == OPQ_LOOP_chain;
+        chains += chain;
+        vectors += loop->role == OPQ_LOOP_vector;
+        if (which != 1 && (chains > 1 || vectors > 1)) /* matrices that are windows */
+            return false;
         if (loop->role == OPQ_LOOP_parallel)
             nest[depth++] = loop->variable;
         else

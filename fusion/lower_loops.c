@@ -152,12 +152,27 @@ static void merge_batch(opq_lower_state *state)
         memcpy(state->role, before, sizeof before);
 }
 
+/* Only the product's operands may walk its columns as several loops: a tile's are one. */
+static bool columns_are_one(const opq_lower_state *state, const loops *l)
+{
+    bool matrix[OPQ_ACCESS_MAX] = {false};
+    for (int i = 0; i < state->instr_count; i++)
+        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++)
+            matrix[state->instrs[state->instrs[i].operand[o]].access] = true;
+    for (int i = 1; i < l->count; i++)
+        for (int a = 0; l->role[i - 1] == OPQ_ROLE_n && l->role[i] == OPQ_ROLE_n && a < state->access_count; a++)
+            if (!matrix[a] && coef(state, a, l->source[i - 1]) != coef(state, a, l->source[i]) * l->extent[i])
+                return false;
+    return true;
+}
+
 static void order_matmul(opq_lower_state *state, loops *out)
 {
     merge_batch(state);
     merge_loops(state, out);
-    if (count_role(out, OPQ_ROLE_m) != 1 || count_role(out, OPQ_ROLE_n) != 1 || count_role(out, OPQ_ROLE_k) != 1)
+    if (!columns_are_one(state, out))
         refuse(state, OPQ_REFUSAL_view);
+    state->kernel.columns = (uint8_t)count_role(out, OPQ_ROLE_n);
 }
 
 /* ---- instructions */

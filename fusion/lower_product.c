@@ -14,12 +14,23 @@ bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq
 }
 
 /* The dim of an operand that the product sums over. */
-static int summed_dim(const opq_graph *graph, opq_ref matmul, int operand)
+int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand)
 {
     const opq_node *node = opq_node_at(graph, matmul);
     bool left = operand == 0;
     bool transposed = opq_node_int(node, left ? OPQ_ATTR_transpose_a : OPQ_ATTR_transpose_b, 0) != 0;
     return opq_node_at(graph, node->operand[operand])->type.rank - (left == transposed ? 2 : 1);
+}
+
+void opq_lower_matrix_dims(const opq_graph *graph, opq_ref matmul, int operand, int *out_from)
+{
+    const opq_node *node = opq_node_at(graph, matmul);
+    int rank = opq_node_at(graph, node->operand[operand])->type.rank, more = node->type.rank - rank;
+    int summed = opq_lower_summed_dim(graph, matmul, operand);
+    for (int d = 0; d < rank - 2; d++)
+        out_from[d] = d + more;
+    out_from[summed] = node->type.rank;
+    out_from[2 * rank - 3 - summed] = node->type.rank - (operand == 0 ? 2 : 1);
 }
 
 /* Which indices an operand's dims have, of those of the product and k. */
@@ -28,13 +39,14 @@ static void operand_map(const opq_graph *graph, opq_ref matmul, int operand, con
 {
     const opq_node *node = opq_node_at(graph, matmul);
     const opq_type *type = &opq_node_at(graph, node->operand[operand])->type;
-    int rank = type->rank, more = node->type.rank - rank, summed = summed_dim(graph, matmul, operand);
+    int from[OPQ_RANK_MAX];
     memset(out_map, 0, sizeof *out_map);
-    for (int d = 0; d < rank - 2; d++)
-        if (type->size[d] != 1)
-            out_map->dim[d] = map->dim[d + more];
-    out_map->dim[summed] = *k;
-    out_map->dim[2 * rank - 3 - summed] = map->dim[node->type.rank - (operand == 0 ? 2 : 1)];
+    opq_lower_matrix_dims(graph, matmul, operand, from);
+    for (int d = 0; d < type->rank; d++)
+        if (from[d] == node->type.rank)
+            out_map->dim[d] = *k;
+        else if (type->size[d] != 1)
+            out_map->dim[d] = map->dim[from[d]];
 }
 
 /* The memory behind `ref` and where an element of it lies there; false: no stride per loop, or no memory. */
@@ -63,21 +75,32 @@ static bool find_memory(const opq_graph *graph, const int32_t *group_of, const u
     return !opq_node_is_free(graph, *ref) || opq_lower_has_memory(group_of, in_memory, *ref);
 }
 
+/* A row-major index over all loops that are reduced, or over all that are not. */
+static opq_affine index_over(const opq_space *space, bool reduced)
+{
+    opq_affine index = {0};
+    int64_t stride = 1;
+    for (int l = space->rank - 1; l >= 0; l--)
+        if (space->reduced[l] == reduced) {
+            index.coef[l] = stride;
+            stride *= space->extent[l];
+        }
+    return index;
+}
+
 bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory, opq_ref matmul,
                          int operand)
 {
-    const opq_type *type = &opq_node_at(graph, matmul)->type;
+    opq_lower_request request = {.graph = graph, .group_of = group_of, .group = -2, .in_memory = in_memory};
     opq_ref ref = opq_node_at(graph, matmul)->operand[operand];
-    opq_space space = {.rank = type->rank + 1};
+    opq_space space;
     opq_index_map map, own;
-    opq_affine k = {0}, linear;
-    memset(&map, 0, sizeof map);
-    for (int d = 0; d < type->rank; d++) {
-        space.extent[d] = type->size[d];
-        map.dim[d].coef[d] = 1;
-    }
-    space.extent[type->rank] = opq_node_at(graph, ref)->type.size[summed_dim(graph, matmul, operand)];
-    k.coef[type->rank] = 1;
+    opq_affine linear;
+    if (!opq_lower_product_space(&request, matmul, &space))
+        return false;
+    opq_affine kept = index_over(&space, false), k = index_over(&space, true);
+    if (!opq_affine_split(&kept, &space, &opq_node_at(graph, matmul)->type, &map))
+        return false;
     operand_map(graph, matmul, operand, &map, &k, &own);
     return find_memory(graph, group_of, in_memory, &space, &own, &ref, &linear);
 }
@@ -111,13 +134,7 @@ int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *
     if (!walks_in_order(state, node, map))
         return refuse(state, OPQ_REFUSAL_space);
     opq_instr product = opq_lower_blank(node->op, dtype);
-    opq_affine k = {0};
-    int64_t stride = 1;
-    for (int l = state->space.rank - 1; l >= 0; l--)
-        if (state->space.reduced[l]) {
-            k.coef[l] = stride;
-            stride *= state->space.extent[l];
-        }
+    opq_affine k = index_over(&state->space, true);
     for (int o = 0; o < 2; o++) {
         opq_ref memory = node->operand[o];
         opq_index_map own;

@@ -294,19 +294,76 @@ static void walk(cutter *c, opq_ref ref, const runs *order)
     c->nesting--;
 }
 
-/* Cuts of the root's own dims: always there. */
-static bool cut_root(cutter *c, const opq_type *type, const opq_node *reduce)
+/* What the loops run over: the dims of a node, and for a product behind them the one that it sums over. */
+typedef struct root {
+    int rank;
+    int64_t size[OPQ_SPACE_MAX];
+    bool reduced[OPQ_SPACE_MAX];
+    opq_ref product; /* or -1 */
+} root;
+
+static root root_of(const opq_type *type, const opq_node *reduce)
 {
-    int64_t stride = opq_type_count(type);
+    root r = {.rank = type->rank, .product = -1};
+    for (int d = 0; d < type->rank; d++) {
+        r.size[d] = type->size[d];
+        r.reduced[d] = reduce && opq_node_reduces(reduce, d);
+    }
+    return r;
+}
+
+static root root_of_product(const opq_graph *graph, opq_ref product)
+{
+    const opq_node *node = opq_node_at(graph, product);
+    root r = root_of(&node->type, NULL);
+    int summed = opq_lower_summed_dim(graph, product, 0);
+    r.size[r.rank] = opq_node_at(graph, node->operand[0])->type.size[summed];
+    r.reduced[r.rank++] = true;
+    r.product = product;
+    return r;
+}
+
+static int64_t root_count(const root *r)
+{
+    int64_t count = 1;
+    for (int d = 0; d < r->rank; d++)
+        count *= r->size[d];
+    return count;
+}
+
+/* Cuts of the root's own dims: always there. */
+static bool cut_root(cutter *c, const root *r)
+{
+    int64_t stride = root_count(r);
     if (!add_cut(c, stride))
         return false;
-    for (int d = 0; d < type->rank; d++) {
-        stride /= type->size[d];
+    for (int d = 0; d < r->rank; d++) {
+        stride /= r->size[d];
         if (!add_cut(c, stride))
             return false;
-        append(reduce && opq_node_reduces(reduce, d) ? &c->reduced : &c->kept, (run){type->size[d], stride});
+        append(r->reduced[d] ? &c->reduced : &c->kept, (run){r->size[d], stride});
     }
     return true;
+}
+
+/* The matrices of a product come first: views of memory behind them are read in place only if the loops are cut as they are. */
+static void cut_matrices(cutter *c, const root *r)
+{
+    const opq_graph *graph = c->request->graph;
+    int64_t stride[OPQ_SPACE_MAX], inside = 1;
+    for (int d = r->rank - 1; d >= 0; inside *= r->size[d--])
+        stride[d] = inside;
+    c->to_memory = true;
+    for (int o = 0; o < 2; o++) {
+        opq_ref operand = opq_node_at(graph, r->product)->operand[o];
+        const opq_type *type = &opq_node_at(graph, operand)->type;
+        int from[OPQ_RANK_MAX];
+        runs order = {0};
+        opq_lower_matrix_dims(graph, r->product, o, from);
+        for (int e = 0; e < type->rank; e++)
+            append(&order, (run){type->size[e], stride[from[e]]});
+        walk(c, operand, &order);
+    }
 }
 
 /* A stored view of what the group makes: cuts where it permutes the base's runs. */
@@ -328,20 +385,23 @@ static void cut_permuted(cutter *c, const opq_permuted *p, const runs *all)
     }
 }
 
-static void cut_group(cutter *c, opq_ref root, const opq_type *type)
+static void cut_group(cutter *c, opq_ref ref, const root *r)
 {
     const opq_lower_request *rq = c->request;
-    int64_t total = opq_type_count(type);
+    bool product = r->product >= 0;
+    int64_t total = root_count(r), kept = product ? opq_type_count(&opq_node_at(rq->graph, ref)->type) : total;
     runs all = {0};
     append(&all, (run){total, 1});
+    if (product)
+        all = c->kept;
     for (int pass = 0; pass < 2; pass++) { /* members first: they have no other way, memory has */
         c->to_memory = pass == 1;
         c->seen_count = 0;
         memset(c->seen, 0, sizeof c->seen);
-        walk(c, root, &all);
+        walk(c, ref, &all);
         for (int i = 0; i < rq->stored_count; i++) {
             opq_permuted permuted;
-            bool whole = opq_type_count(&opq_node_at(rq->graph, rq->stored[i])->type) == total;
+            bool whole = opq_type_count(&opq_node_at(rq->graph, rq->stored[i])->type) == kept;
             if (c->permuted && whole && opq_lower_permuted(rq, rq->stored[i], &permuted)) {
                 cut_permuted(c, &permuted, &all);
                 walk(c, permuted.base, &all);
@@ -354,137 +414,118 @@ static void cut_group(cutter *c, opq_ref root, const opq_type *type)
 
 /* ---- loops */
 
+typedef struct nest {
+    opq_space *space;
+    uint8_t *role;
+    bool column;
+} nest;
+
+static uint8_t role_of(const nest *n, const root *r, int d, bool inner_run)
+{
+    int behind = r->rank - 1 - d;
+    if (r->product >= 0)
+        return behind == 0 ? OPQ_ROLE_k : behind == 1 ? OPQ_ROLE_n : behind == 2 ? OPQ_ROLE_m : OPQ_ROLE_batch;
+    return !r->reduced[d] ? OPQ_ROLE_kept : inner_run && !n->column ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer;
+}
+
+static bool push_loop(nest *n, int64_t extent, bool reduced, uint8_t role)
+{
+    opq_space *space = n->space;
+    if (space->rank >= OPQ_SPACE_MAX)
+        return false;
+    space->extent[space->rank] = extent;
+    space->reduced[space->rank] = reduced;
+    n->role[space->rank++] = role;
+    return true;
+}
+
 /* No element: nothing runs but the kept loops, for a reduction of nothing has a value. Any order of the reduced axes will do. */
-static bool make_empty_space(opq_lower_state *state, const opq_type *type, const opq_node *reduce)
+static bool make_empty_space(nest *n, const root *r)
 {
-    opq_space *space = &state->space;
     int64_t reduced = 1;
-    space->rank = 0;
-    for (int d = 0; d < type->rank; d++) {
-        if (reduce && opq_node_reduces(reduce, d)) {
-            reduced *= type->size[d];
-        } else if (type->size[d] != 1) {
-            if (space->rank >= OPQ_SPACE_MAX)
-                return false;
-            space->extent[space->rank] = type->size[d];
-            space->reduced[space->rank] = false;
-            state->role[space->rank++] = OPQ_ROLE_kept;
-        }
-    }
-    if (reduce == NULL)
-        return true;
-    if (space->rank >= OPQ_SPACE_MAX)
-        return false;
-    space->extent[space->rank] = reduced;
-    space->reduced[space->rank] = true;
-    state->role[space->rank++] = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
-    return true;
-}
-
-static bool make_space(opq_lower_state *state, opq_ref root, const opq_node *reduce)
-{
-    const opq_lower_request *rq = state->request;
-    const opq_type *type = &opq_node_at(state->graph, root)->type;
-    int64_t extents[OPQ_SPACE_MAX];
-    opq_space *space = &state->space;
-    cutter c = {.request = rq, .permuted = state->out->matmul >= 0};
-    int rank = 0;
-    if (opq_type_count(type) == 0)
-        return make_empty_space(state, type, reduce);
-    if (!cut_root(&c, type, reduce))
-        return false;
-    cut_group(&c, root, type);
-    for (int64_t inside = 1; rank < c.cut_count; inside = c.cuts[rank++])
-        extents[rank] = c.cuts[rank] / inside;
-    space->rank = rank;
-    int d = type->rank - 1;
-    int64_t inside = 1;
-    bool inner_run = !state->column; /* its groups take elements of all reduced axes in order */
-    for (int l = 0; l < rank; l++) { /* innermost first */
-        while (d > 0 && (type->size[d] == 1 || inside == type->size[d])) {
-            inside = 1;
-            d--;
-        }
-        bool reduced = reduce && opq_node_reduces(reduce, d);
-        inner_run = inner_run && reduced;
-        inside *= extents[l];
-        space->extent[rank - 1 - l] = extents[l];
-        space->reduced[rank - 1 - l] = reduced;
-        state->role[rank - 1 - l] =
-            reduced ? (inner_run ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer) : OPQ_ROLE_kept;
-    }
-    return true;
-}
-
-/* Fine loops must not straddle a border between kept and reduced dims: with cuts at every dim of the root they cannot. A reduction
- * with only extents of 1 still needs its loop. */
-static bool complete_reduced(opq_lower_state *state)
-{
-    opq_space *space = &state->space;
-    uint8_t want = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
-    for (int l = 0; l < space->rank; l++)
-        if (state->role[l] == want)
-            return true;
-
-    if (space->rank >= OPQ_SPACE_MAX)
-        return false;
-    space->extent[space->rank] = 1;
-    space->reduced[space->rank] = true;
-    state->role[space->rank++] = want;
-    return true;
-}
-
-/* Loops of a matmul are [batch.., m, n, k]; extents of 1 keep their loop. */
-static bool make_matmul_space(opq_lower_state *state, opq_ref root)
-{
-    const opq_node *node = opq_node_at(state->graph, root);
-    if (!make_space(state, root, NULL))
-        return false;
-    opq_space *space = &state->space;
-    int64_t n = node->type.size[node->type.rank - 1], m = node->type.size[node->type.rank - 2], inside = 1;
-    opq_space fine = *space;
-    int l = fine.rank - 1, at = OPQ_SPACE_MAX - 2; /* the last is k */
-    int64_t extent[OPQ_SPACE_MAX];
-    uint8_t role[OPQ_SPACE_MAX];
-    const int64_t want[2] = {n, m};
-    const opq_type *left = &opq_node_at(state->graph, node->operand[0])->type;
-    extent[at + 1] = left->size[left->rank - (opq_node_int(node, OPQ_ATTR_transpose_a, 0) ? 2 : 1)];
-    role[at + 1] = OPQ_ROLE_k;
-    for (int step = 0; step < 2; step++, inside = 1) {
-        uint8_t this_role = step == 0 ? OPQ_ROLE_n : OPQ_ROLE_m;
-        if (want[step] == 1) {
-            extent[at] = 1;
-            role[at--] = this_role;
-            continue;
-        }
-        for (; l >= 0 && inside < want[step] && at >= 0; l--) {
-            inside *= fine.extent[l];
-            extent[at] = fine.extent[l];
-            role[at--] = this_role;
-        }
-        if (inside != want[step])
+    bool reduces = false;
+    n->space->rank = 0;
+    for (int d = 0; d < r->rank; d++) {
+        reduced *= r->reduced[d] ? r->size[d] : 1;
+        reduces = reduces || r->reduced[d];
+        if (!r->reduced[d] && (r->size[d] != 1 || r->product >= 0) &&
+            !push_loop(n, r->size[d], false, role_of(n, r, d, false)))
             return false;
     }
-    for (; l >= 0 && at >= 0; l--) {
-        extent[at] = fine.extent[l];
-        role[at--] = OPQ_ROLE_batch;
+    return !reduces || push_loop(n, reduced, true, role_of(n, r, r->rank - 1, true));
+}
+
+/* Each dim of the root is whole loops: the cuts go no further than its own. A product's dims are loops although they may have one turn. */
+static bool make_loops(nest *n, const root *r, const cutter *c)
+{
+    bool inner_run[OPQ_SPACE_MAX], inner = true; /* the run's groups take elements of all reduced axes in order */
+    int64_t total = root_count(r), done = 1;
+    int cut = c->cut_count - 1;
+    for (int d = r->rank - 1; d >= 0; d--) {
+        inner = inner && (r->reduced[d] || r->size[d] == 1);
+        inner_run[d] = inner;
     }
-    if (l >= 0)
-        return false;
-    space->rank = OPQ_SPACE_MAX - 1 - at;
-    for (int i = 0; i < space->rank; i++) {
-        space->extent[i] = extent[at + 1 + i];
-        state->role[i] = role[at + 1 + i];
-        space->reduced[i] = state->role[i] == OPQ_ROLE_k;
+    n->space->rank = 0;
+    for (int d = 0; d < r->rank; d++) {
+        uint8_t role = role_of(n, r, d, inner_run[d]);
+        int64_t end = done * r->size[d];
+        if (r->size[d] == 1 && r->product >= 0 && role != OPQ_ROLE_batch && !push_loop(n, 1, r->reduced[d], role))
+            return false;
+        for (; done < end; cut--) { /* cuts count elements inside: from the whole root down */
+            int64_t inside = cut > 0 ? c->cuts[cut - 1] : 1;
+            if (!push_loop(n, c->cuts[cut] / inside, r->reduced[d], role))
+                return false;
+            done = total / inside;
+        }
     }
     return true;
+}
+
+static bool make_space(opq_lower_state *state, opq_ref ref, const root *r)
+{
+    cutter c = {.request = state->request, .permuted = r->product >= 0};
+    nest n = {&state->space, state->role, state->column};
+    if (root_count(r) == 0)
+        return make_empty_space(&n, r);
+    if (!cut_root(&c, r))
+        return false;
+    if (r->product >= 0)
+        cut_matrices(&c, r);
+    cut_group(&c, ref, r);
+    return make_loops(&n, r, &c);
+}
+
+/* A reduction with only extents of 1 still needs its loop. */
+static bool complete_reduced(opq_lower_state *state)
+{
+    nest n = {&state->space, state->role, state->column};
+    uint8_t want = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
+    for (int l = 0; l < state->space.rank; l++)
+        if (state->role[l] == want)
+            return true;
+    return push_loop(&n, 1, true, want);
+}
+
+bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, opq_space *out_space)
+{
+    uint8_t role[OPQ_SPACE_MAX];
+    root r = root_of_product(request->graph, product);
+    cutter c = {.request = request};
+    nest n = {out_space, role, false};
+    if (root_count(&r) == 0)
+        return make_empty_space(&n, &r);
+    if (!cut_root(&c, &r))
+        return false;
+    cut_matrices(&c, &r);
+    return make_loops(&n, &r, &c);
 }
 
 opq_refusal opq_lower_space(opq_lower_state *state)
 {
     const opq_lower_request *rq = state->request;
     members found = find_members(rq);
-    bool made;
+    opq_ref ref = found.largest;
+    root r;
     for (int i = 0; i < rq->stored_count; i++) {
         const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
         opq_class class_ = opq_node_class(node);
@@ -492,21 +533,22 @@ opq_refusal opq_lower_space(opq_lower_state *state)
             continue;
         if (rq->stored_count > 1 || found.matmul >= 0)
             return OPQ_REFUSAL_other_use;
-        return make_space(state, node->operand[node->arity - 1], NULL) ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
+        ref = node->operand[node->arity - 1];
+        r = root_of(&opq_node_at(state->graph, ref)->type, NULL);
+        return make_space(state, ref, &r) ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
     }
     if (found.matmul_count > 1)
         return OPQ_REFUSAL_two_matmuls;
     if (found.matmul >= 0 && found.reduce >= 0)
         return OPQ_REFUSAL_after_matmul;
-    if (found.reduce >= 0) {
-        const opq_node *node = opq_node_at(state->graph, found.reduce);
-        state->column = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
-        made = make_space(state, node->operand[0], node) && complete_reduced(state);
+    const opq_node *reduce = found.reduce >= 0 ? opq_node_at(state->graph, found.reduce) : NULL;
+    if (reduce) {
+        state->column = opq_node_int(reduce, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
+        ref = reduce->operand[0];
     } else if (found.matmul >= 0) {
-        state->out->matmul = found.matmul;
-        made = make_matmul_space(state, found.matmul);
-    } else {
-        made = make_space(state, found.largest, NULL);
+        state->out->matmul = ref = found.matmul;
     }
-    return made ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
+    r = found.matmul >= 0 ? root_of_product(state->graph, ref) : root_of(&opq_node_at(state->graph, ref)->type, reduce);
+    return make_space(state, ref, &r) && (reduce == NULL || complete_reduced(state)) ? OPQ_REFUSAL_none
+                                                                                    : OPQ_REFUSAL_space;
 }

@@ -70,7 +70,13 @@ int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
 opq_instr opq_lower_blank(int op, opq_dtype dtype);
 
-/* lower_product.c: the product at `map`. */
+/* The loops of a product alone; `request` has no members. */
+bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, opq_space *out_space);
+
+/* lower_product.c: which dim of the product each dim of an operand runs along; its rank is the one that it sums over. */
+void opq_lower_matrix_dims(const opq_graph *graph, opq_ref matmul, int operand, int *out_from);
+int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand);
+/* The product at `map`. */
 int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
 /* Is there memory for its value, or will there be when grouping is over? */
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref);

@@ -160,11 +160,13 @@ static void plan_chunks(gemm_run *run, int64_t threads)
         }
 }
 
+static bool has_tables(const opq_matrix *matrix) { return matrix->rows || matrix->columns; }
+
 static void plan_tile(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
-    bool a_rows = call->a.dtype == call->dtype && call->a.column_stride == 1;
+    bool a_rows = call->a.dtype == call->dtype && call->a.column_stride == 1 && !has_tables(&call->a);
     run->a_in_place = a_rows && (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES);
     int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
     if (run->a_in_place)
@@ -181,8 +183,8 @@ static void plan_tile(gemm_run *run)
     run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
     run->few_rows = call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
-                    call->b.row_stride == 1 && call->b.column_stride != 1;
-    bool b_rows = call->b.dtype == call->dtype && call->b.column_stride == 1;
+                    call->b.row_stride == 1 && call->b.column_stride != 1 && !has_tables(&call->b);
+    bool b_rows = call->b.dtype == call->dtype && call->b.column_stride == 1 && !has_tables(&call->b);
     run->b_in_place = b_rows && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
 }
 
@@ -288,6 +290,7 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
         shifted shift = {call->tile, call->tile_data, row};
         run.call.m = end - row;
         run.call.a.data = opq_pack_at(call->a.data, call->a.dtype, row * call->a.row_stride);
+        run.call.a.rows = call->a.rows ? call->a.rows + row : NULL;
         if (call->tile && row > 0) {
             run.call.tile = shifted_tile;
             run.call.tile_data = &shift;
@@ -319,13 +322,18 @@ static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
         memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * bytes, (size_t)bytes);
 }
 
+static opq_matrix transposed(const opq_matrix *m)
+{
+    return (opq_matrix){m->data, m->column_stride, m->row_stride, m->batch_stride, m->dtype, m->columns, m->rows};
+}
+
 static opq_status run_column(opq_gemm *gemm, const opq_gemm_call *call)
 {
     opq_gemm_call turned = *call;
     turned.m = 1;
     turned.n = call->m;
-    turned.a = (opq_matrix){call->b.data, call->b.column_stride, call->b.row_stride, call->b.batch_stride, call->b.dtype};
-    turned.b = (opq_matrix){call->a.data, call->a.column_stride, call->a.row_stride, call->a.batch_stride, call->a.dtype};
+    turned.a = transposed(&call->b);
+    turned.b = transposed(&call->a);
     turned.c_row_stride = call->m;
     if (call->tile || call->c_row_stride != 1) {
         turned.tile = column_tile;
@@ -352,7 +360,7 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
     if (call.batch == 0 || call.m == 0 || call.n == 0)
         return OPQ_OK;
     bool one_b = call.packed_b || call.b.batch_stride == 0;
-    if (call.batch > 1 && !call.tile && one_b && call.a.batch_stride == call.m * call.a.row_stride &&
+    if (call.batch > 1 && !call.tile && one_b && !call.a.rows && call.a.batch_stride == call.m * call.a.row_stride &&
         call.c_batch_stride == call.m * call.c_row_stride) {
         call.m *= call.batch;
         call.batch = 1;

@@ -18,11 +18,13 @@ void opq_gemm_unlock(opq_gemm *gemm);
 /* Time spent compiling kernels so far: within a run it is no running time. */
 double opq_gemm_compile_seconds(const opq_gemm *gemm);
 
-/* An operand. Strides count elements, are >= 0 and may be 0 (broadcast). */
+/* An operand. Strides count elements, are >= 0 and may be 0 (broadcast). Rows or columns that lie at no stride have a table: row i begins
+ * rows[i] elements behind `data`, and row_stride is 0. */
 typedef struct opq_matrix {
     const void *data;
     int64_t row_stride, column_stride, batch_stride;
     opq_dtype dtype; /* f32, f64, f16, bf16; converted to the accumulation dtype, f64 only to f64 */
+    const int64_t *rows, *columns;
 } opq_matrix;
 
 /* Rows [row, row + rows) x columns [column, column + columns) of batch `batch` are final: `tile` holds them in the accumulation

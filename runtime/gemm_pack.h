@@ -13,6 +13,7 @@ typedef struct opq_pack_source {
     const void *data;   /* element (k = 0, across = 0) */
     opq_dtype from, to; /* from: f32, f64, f16, bf16 (others give zeros); to: f32 or f64 */
     int64_t k_stride, across_stride;
+    const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
 } opq_pack_source;
 
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
@@ -22,9 +23,25 @@ typedef struct opq_pack_source {
 void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
                    int64_t panel_stride);
 
+/* Neighbours across that lie at one stride: elements [first, first + count) of a row, `stride` apart, the first one at `offset`. */
+typedef struct opq_pack_run {
+    int first, count;
+    int64_t offset, stride;
+} opq_pack_run;
+
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
 bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
+/* The same row by row, each a list of runs in ascending order. False: another dtype than to f32. */
+bool opq_pack_runs_avx512(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count, int width,
+                          float *out);
+bool opq_pack_runs_avx2(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count, int width,
+                        float *out);
+static inline int64_t opq_pack_k(const opq_pack_source *s, int64_t k) { return s->k_at ? s->k_at[k] : k * s->k_stride; }
+static inline int64_t opq_pack_across(const opq_pack_source *s, int64_t j)
+{
+    return s->across_at ? s->across_at[j] : j * s->across_stride;
+}
 
 /* Element `index` of a vector of floats of any dtype. */
 static inline const void *opq_pack_at(const void *data, opq_dtype dtype, int64_t index)

@@ -50,7 +50,7 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
-                r[v][i] = load_f32((const char *)s->data + (j * s->across_stride + p) * bytes, from, k - p);
+                r[v][i] = load_f32((const char *)s->data + (opq_pack_across(s, j) + p) * bytes, from, k - p);
             }
             transpose_f32(r[v]);
         }
@@ -74,7 +74,7 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
                 int64_t j = 4 * v + i < across ? 4 * v + i : across - 1;
-                r[v][i] = load_f64(data + j * s->across_stride + p, k - p);
+                r[v][i] = load_f64(data + opq_pack_across(s, j) + p, k - p);
             }
             transpose_f64(r[v]);
         }
@@ -85,6 +85,57 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
                 if (v < vectors && p + i < k)
                     store_f64(out + (p + i) * width + 4 * v, end, r[v][i]);
     }
+}
+
+/* Runs are stored in ascending order, each over the surplus of the one before. */
+INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, float *out, const float *end)
+{
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t j = 0; j < run->count; j += 8) {
+        const char *at = row + (run->offset + j * run->stride) * bytes;
+        int64_t left = run->count - j, reach = 2 * left - 1;
+        __m256 value = load_f32(at, from, run->stride == 1 ? left : reach);
+        if (run->stride == 2) {
+            __m256 high = load_f32(at + (reach > 8 ? 8 * bytes : 0), from, reach - 8);
+            __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(value, high, 0x88));
+            value = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+        }
+        store_f32(out + run->first + j, end, value);
+    }
+}
+
+INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_run *runs, int count,
+                      int width, float *out)
+{
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    const float *end = out + k * width;
+    for (int64_t p = 0; p < k; p++, out += width) {
+        const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
+        for (int r = 0; r < count; r++) {
+            const opq_pack_run *run = &runs[r];
+            if (run->stride <= 2) {
+                copy_run(row, from, run, out, end);
+                continue;
+            }
+            for (int j = 0; j < run->count; j++)
+                out[run->first + j] =
+                    _mm256_cvtss_f32(load_f32(row + (run->offset + j * run->stride) * bytes, from, 1));
+        }
+    }
+}
+
+AVX2 bool opq_pack_runs_avx2(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count, int width,
+                             float *out)
+{
+    if (s->from == OPQ_f32)
+        copy_runs(s, OPQ_f32, k, runs, count, width, out);
+    else if (s->from == OPQ_bf16)
+        copy_runs(s, OPQ_bf16, k, runs, count, width, out);
+    else if (s->from == OPQ_f16)
+        copy_runs(s, OPQ_f16, k, runs, count, width, out);
+    else
+        return false;
+    return true;
 }
 
 #define EACH_F32(dtype)                                                                                                \
@@ -98,7 +149,7 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
 
 AVX2 bool opq_pack_panel_avx2(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
-    if (s->across_stride != 1 && s->k_stride != 1)
+    if (s->k_at || (s->across_stride != 1 && s->k_stride != 1))
         return false;
     EACH_F32(OPQ_f32)
     EACH_F32(OPQ_bf16)

@@ -12,11 +12,11 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     for (int64_t j = 0; j < across; j += 16) {
-        const char *first = (const char *)s->data + j * s->across_stride * bytes;
+        const char *first = s->data;
         int64_t offset[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
-            offset[i] = (j + i < across ? i : across - 1 - j) * s->across_stride * bytes;
+            offset[i] = opq_pack_across(s, j + i < across ? j + i : across - 1) * bytes;
         __mmask16 store = (__mmask16)mask_of(width - j, 16);
         for (int64_t p = 0; p < k; p += 16) {
             __mmask16 load = (__mmask16)mask_of(k - p, 16);
@@ -47,15 +47,15 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_
 {
     int64_t bytes = from == OPQ_f64 ? 8 : 4;
     for (int64_t j = 0; j < across; j += 8) {
-        const char *first = (const char *)s->data + j * s->across_stride * bytes;
+        const char *first = s->data;
         __mmask8 store = (__mmask8)mask_of(width - j, 8);
         for (int64_t p = 0; p < k; p += 8) {
             __mmask8 load = (__mmask8)mask_of(k - p, 8);
             __m512d r[8];
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++)
-                r[i] =
-                    load_f64(first + ((j + i < across ? i : across - 1 - j) * s->across_stride + p) * bytes, from, load);
+                r[i] = load_f64(first + (opq_pack_across(s, j + i < across ? j + i : across - 1) + p) * bytes, from,
+                                load);
             transpose_f64(r);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++)
@@ -94,6 +94,59 @@ INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, 
     }
 }
 
+INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, float *out)
+{
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    for (int64_t j = 0; j < run->count; j += 16) {
+        const char *at = row + (run->offset + j * run->stride) * bytes;
+        __mmask16 mask = (__mmask16)mask_of(run->count - j, 16);
+        __m512 value;
+        if (run->stride == 1) {
+            value = load_f32(at, from, mask);
+        } else {
+            int64_t reach = 2 * (run->count - j) - 1;
+            __m512 low = load_f32(at, from, (__mmask16)mask_of(reach, 16));
+            __m512 high = load_f32(at + 16 * bytes, from, (__mmask16)mask_of(reach - 16, 16));
+            value = _mm512_permutex2var_ps(low, even, high);
+        }
+        _mm512_mask_storeu_ps(out + run->first + j, mask, value);
+    }
+}
+
+INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_run *runs, int count,
+                      int width, float *out)
+{
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    for (int64_t p = 0; p < k; p++, out += width) {
+        const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
+        for (int r = 0; r < count; r++) {
+            const opq_pack_run *run = &runs[r];
+            if (run->stride <= 2) {
+                copy_run(row, from, run, out);
+                continue;
+            }
+            for (int j = 0; j < run->count; j++)
+                _mm512_mask_storeu_ps(out + run->first + j, 1,
+                                      load_f32(row + (run->offset + j * run->stride) * bytes, from, 1));
+        }
+    }
+}
+
+AVX512 bool opq_pack_runs_avx512(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count, int width,
+                                 float *out)
+{
+    if (s->from == OPQ_f32)
+        copy_runs(s, OPQ_f32, k, runs, count, width, out);
+    else if (s->from == OPQ_bf16)
+        copy_runs(s, OPQ_bf16, k, runs, count, width, out);
+    else if (s->from == OPQ_f16)
+        copy_runs(s, OPQ_f16, k, runs, count, width, out);
+    else
+        return false;
+    return true;
+}
+
 /* The dtype is a literal in each call, so that each inlines into its own loop. */
 #define EACH(dtype, copy, transpose, type)                                                                             \
     if (s->from == dtype) {                                                                                            \
@@ -106,7 +159,7 @@ INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, 
 
 AVX512 bool opq_pack_panel_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
-    if (s->across_stride != 1 && s->k_stride != 1)
+    if (s->k_at || (s->across_stride != 1 && s->k_stride != 1))
         return false;
     if (s->to == OPQ_f32) {
         EACH(OPQ_f32, copy_panel_f32, transpose_panel_f32, float)

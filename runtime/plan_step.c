@@ -148,7 +148,9 @@ static opq_status bind_matmul(opq_planner *p, opq_step *step)
     for (int o = 0; o < 2; o++)
         matmul->matrix[o] = (opq_matrix){.row_stride = matmul->contract.operand[o].row_stride,
                                          .column_stride = matmul->contract.operand[o].column_stride,
-                                         .dtype = matmul->contract.operand[o].dtype};
+                                         .dtype = matmul->contract.operand[o].dtype,
+                                         .rows = matmul->contract.operand[o].rows,
+                                         .columns = matmul->contract.operand[o].columns};
     matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
     split_batch(matmul);
     return OPQ_OK;

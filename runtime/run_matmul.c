@@ -61,7 +61,10 @@ opq_matrix opq_run_operand(const opq_run_state *run, const opq_step *step, int o
         offset += rest % matmul->outer_extent[i] * matmul->outer_stride[o][i];
         rest /= matmul->outer_extent[i];
     }
-    offset += o == 0 ? row * matrix.row_stride : 0;
+    if (o == 0 && matrix.rows)
+        matrix.rows += row;
+    else if (o == 0)
+        offset += row * matrix.row_stride;
     const char *data = opq_run_data(run, step->buffers[matmul->contract.operand[o].buffer]);
     matrix.data = data + offset * opq_dtype_bytes(matrix.dtype);
     return matrix;
@@ -73,7 +76,7 @@ static bool worth_packing(const opq_matmul_step *matmul, const opq_storage *stor
 {
     const opq_matrix *b = &matmul->matrix[1];
     int64_t count = matmul->contract.k * matmul->contract.n;
-    return storage->home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0 &&
+    return !b->rows && !b->columns && storage->home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0 &&
            count >= PACKED_COUNT_MIN && count * opq_dtype_bytes(b->dtype) <= storage->bytes &&
            packed_bytes <= PADDING_MAX * count * opq_dtype_bytes(matmul->dtype);
 }

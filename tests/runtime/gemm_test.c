@@ -392,8 +392,8 @@ static void test_special(void **state)
     (void)state;
     float a[3] = {INFINITY, 0x1.000002p0f, -0.0f}, b[3] = {0, 0x1.000002p0f, 1}, c[1];
     opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = 1, .n = 1, .k = 3, .c = c, .c_row_stride = 1};
-    call.a = (opq_matrix){a, 3, 1, 0, OPQ_f32};
-    call.b = (opq_matrix){b, 1, 1, 0, OPQ_f32};
+    call.a = (opq_matrix){.data = a, .row_stride = 3, .column_stride = 1, .dtype = OPQ_f32};
+    call.b = (opq_matrix){.data = b, .row_stride = 1, .column_stride = 1, .dtype = OPQ_f32};
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
     assert_true(isnan(c[0]));
     a[0] = -0x1.000004p0f;
@@ -410,7 +410,9 @@ static void test_invalid(void **state)
 {
     (void)state;
     float x[1] = {1};
-    opq_matrix one = {x, 1, 1, 0, OPQ_f32}, wide = {x, 1, 1, 0, OPQ_f64}, whole = {x, 1, 1, 0, OPQ_i32};
+    opq_matrix one = {.data = x, .row_stride = 1, .column_stride = 1, .dtype = OPQ_f32}, wide = one, whole = one;
+    wide.dtype = OPQ_f64;
+    whole.dtype = OPQ_i32;
     opq_gemm_call call = {
         .dtype = OPQ_f32, .batch = 1, .m = 1, .n = 1, .k = 1, .a = one, .b = wide, .c = x, .c_row_stride = 1};
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
