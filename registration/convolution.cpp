@@ -1,0 +1,527 @@
+// Convolutions and their gradients. A window of a padded tensor is a strided view, so a convolution is a product of two matrices, and
+// what follows it (bias, normalisation, activation) is that product's epilogue.
+//
+//   y[n, o, s] = sum over c, t of  w[o, c, t] * x[n, c, s * stride + t * dilation - padding]      c, then the taps t, ascending
+//
+// Tensors laid out channels-last are products of the same elements in another order: the taps, then c. Gradients of x with a stride are
+// one such sum for each remainder that a place leaves by the stride, over the taps that reach it.
+#include "movement.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace opq
+{
+
+namespace
+{
+
+using Axis = std::vector<int64_t>; // per spatial dim
+
+struct Convolution {
+    int64_t batch, groups, spatial;
+    int64_t inner, outer; // channels of a group of x, of y
+    Axis x, y, taps;      // spatial sizes
+    Axis stride, padding, dilation;
+    bool last; // channels-last
+    opq_dtype dtype;
+};
+
+int64_t product(IntArrayRef sizes) { return c10::multiply_integers(sizes); }
+
+// ---- layout: [batch, groups, channels, space ..], or channels-last [batch, space .., groups, channels]
+
+// Of a tensor [batch, channels, space ..]: what `groups` parts its channels are, and the space.
+Value spread(const Tensor &tensor, int64_t groups, bool last)
+{
+    const auto sizes = tensor.sizes();
+    Dims shape, order;
+    Order memory;
+    if (last) {
+        memory.perm.push_back(0);
+        for (int64_t d = 2; d < tensor.dim(); ++d)
+            memory.perm.push_back(d);
+        memory.perm.push_back(1);
+        shape.push_back(sizes[0]);
+        shape.append(sizes.begin() + 2, sizes.end());
+        shape.append({groups, sizes[1] / groups});
+    } else {
+        shape.append({sizes[0], groups, sizes[1] / groups});
+        shape.append(sizes.begin() + 2, sizes.end());
+    }
+    return reshape(read_ordered(tensor, static_cast<int>(tensor.dim()), memory), shape);
+}
+
+size_t first_space(bool last) { return last ? 1 : 3; }
+
+// Zeros around the space. `low` and `high` are not negative.
+Value padded(const Value &value, bool last, IntArrayRef low, IntArrayRef high)
+{
+    const Dims inside = shape_of(value);
+    Dims shape = inside, strides(inside.size());
+    int64_t offset = 0, stride = 1;
+    bool any = false;
+    for (size_t i = 0; i < low.size(); ++i) {
+        shape[first_space(last) + i] += low[i] + high[i];
+        any = any || low[i] + high[i] > 0;
+    }
+    if (!any)
+        return value;
+    for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
+        const bool space = d >= first_space(last) && d < first_space(last) + low.size();
+        strides[d] = stride;
+        offset += space ? low[d - first_space(last)] * stride : 0;
+    }
+    return record(
+        OPQ_OP_update, {expand(scalar(0, value.dtype()), shape), value},
+        {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_sizes, inside), attr_ints(OPQ_ATTR_strides, strides)});
+}
+
+// ---- windows
+
+struct Window {
+    Axis start, count, step, taps, dilation; // element start + i * step + t * dilation, i < count, t < taps
+};
+
+// Every window of a padded value, as a matrix for each group: [batch, groups, channels * taps, places]; channels-last
+// [batch, groups, places, taps * channels].
+Value windows(const Value &value, bool last, const Window &w)
+{
+    const Dims shape = shape_of(value);
+    const size_t spatial = w.start.size(), first = first_space(last);
+    const size_t group = last ? spatial + 1 : 1;
+    Dims strides(shape.size());
+    int64_t stride = 1, offset = 0;
+    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
+        strides[d] = stride;
+    Dims sizes{shape[0], shape[group]}, steps{strides[0], strides[group]};
+    const auto channels = [&] {
+        sizes.push_back(shape[group + 1]);
+        steps.push_back(strides[group + 1]);
+    };
+    const auto along = [&](const Axis &counts, const Axis &factors) {
+        for (size_t i = 0; i < spatial; ++i) {
+            sizes.push_back(counts[i]);
+            steps.push_back(strides[first + i] * factors[i]);
+        }
+    };
+    for (size_t i = 0; i < spatial; ++i)
+        offset += w.start[i] * strides[first + i];
+    if (last) {
+        along(w.count, w.step);
+        along(w.taps, w.dilation);
+        channels();
+    } else {
+        channels();
+        along(w.taps, w.dilation);
+        along(w.count, w.step);
+    }
+    const Value view = record_typed(OPQ_OP_strided, value.dtype(), sizes, {value},
+                                    {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_strides, steps)});
+    const int64_t places = product(w.count), terms = shape[group + 1] * product(w.taps);
+    if (last)
+        return reshape(view, {shape[0], shape[group], places, terms});
+    return reshape(view, {shape[0], shape[group], terms, places});
+}
+
+Value matmul(const Value &a, const Value &b, bool transpose_a = false, bool transpose_b = false)
+{
+    const opq_attr attrs[] = {attr_int(OPQ_ATTR_transpose_a, 1), attr_int(OPQ_ATTR_transpose_b, 1)};
+    opq_value *const operands[] = {a.get(), b.get()};
+    opq_value *out = nullptr;
+    accept(opq_record(context(), OPQ_OP_matmul, operands, 2, attrs + (transpose_a ? 0 : 1), transpose_a + transpose_b,
+                      &out));
+    return Value::take(out);
+}
+
+// One group is no batch dim.
+Value ungrouped(const Value &value, size_t group)
+{
+    Dims shape = shape_of(value);
+    if (shape[group] != 1)
+        return value;
+    shape.erase(shape.begin() + static_cast<ptrdiff_t>(group));
+    return reshape(value, shape);
+}
+
+// weights [groups, outer, terms] over windows: [batch, groups, outer, places]; channels-last [batch, groups, places, outer].
+Value apply(const Value &weight, const Value &windowed, bool last)
+{
+    const Value w = ungrouped(weight, 0), x = ungrouped(windowed, 1);
+    return last ? matmul(x, w, false, true) : matmul(w, x);
+}
+
+// What apply() gives, as [batch, channels, space ..]; channels-last [batch, space .., channels].
+Value gathered(const Value &value, const Convolution &c, int64_t channels, const Axis &space)
+{
+    Dims shape{c.batch};
+    if (!c.last)
+        shape.push_back(c.groups * channels);
+    shape.append(space.begin(), space.end());
+    if (!c.last)
+        return reshape(value, shape);
+    shape.push_back(c.groups * channels);
+    if (c.groups == 1)
+        return reshape(value, shape);
+    return reshape(permute(value, {0, 2, 1, 3}), shape);
+}
+
+void give_as_it_lies(Call &call, const Value &value, const Convolution &c, at::ScalarType dtype)
+{
+    Order order;
+    if (c.last) {
+        order.perm.push_back(0);
+        for (int64_t d = 2; d < c.spatial + 2; ++d)
+            order.perm.push_back(d);
+        order.perm.push_back(1);
+    }
+    call.give(value, dtype, order);
+}
+
+// ---- weights
+
+// [groups * outer, inner, taps ..] as [groups, outer, inner, taps ..].
+Value weights(const Tensor &weight, const Convolution &c)
+{
+    Dims shape{c.groups, weight.size(0) / c.groups, weight.size(1)};
+    shape.append(weight.sizes().begin() + 2, weight.sizes().end());
+    return reshape(read(weight), shape);
+}
+
+// [groups, a, b, taps ..] as matrices [groups, a, terms] with terms in the order of windows(): b, taps, or channels-last taps, b. `turned`:
+// [groups, b, a, taps ..] is given.
+Value terms(const Value &weight, bool last, bool turned)
+{
+    Dims order{0, turned ? 2 : 1};
+    const int64_t b = turned ? 1 : 2, rank = weight.rank();
+    if (!last)
+        order.push_back(b);
+    for (int64_t d = 3; d < rank; ++d)
+        order.push_back(d);
+    if (last)
+        order.push_back(b);
+    const Value ordered = permute(weight, order);
+    const Dims shape = shape_of(ordered);
+    return reshape(ordered, {shape[0], shape[1], product(IntArrayRef(shape).slice(2))});
+}
+
+// ---- y from x
+
+Value forward(const Tensor &x, const Tensor &weight, const Convolution &c)
+{
+    const Value windowed = windows(padded(spread(x, c.groups, c.last), c.last, c.padding, c.padding), c.last,
+                                   {Axis(static_cast<size_t>(c.spatial), 0), c.y, c.stride, c.taps, c.dilation});
+    return gathered(apply(terms(weights(weight, c), c.last, false), windowed, c.last), c, c.outer, c.y);
+}
+
+// ---- x from y: the gradient, or a transposed convolution
+
+// Along one dim, the places x = remainder + stride * i and the taps that reach them: tap first + j * step, from
+// y[i + start + (taps - 1 - j) * move].
+struct Phase {
+    int64_t count, taps, first, step, start, move;
+};
+
+Phase phase_of(const Convolution &c, size_t i, int64_t remainder)
+{
+    const int64_t s = c.stride[i], d = c.dilation[i], shared = std::gcd(s, d), at = remainder + c.padding[i];
+    Phase p{(c.x[i] - remainder + s - 1) / s, 0, 0, s / shared, 0, d / shared};
+    while (p.first < p.step && (at - p.first * d) % s != 0)
+        ++p.first;
+    if (p.first < p.step && p.first < c.taps[i])
+        p.taps = (c.taps[i] - p.first + p.step - 1) / p.step;
+    if (p.taps > 0)
+        p.start = (at - p.first * d) / s - (p.taps - 1) * p.move;
+    return p;
+}
+
+// The taps of a phase, the last one first.
+Value taps_of(const Value &weight, const std::vector<Phase> &phases)
+{
+    Dims shape = shape_of(weight), starts(shape.size(), 0), steps(shape.size(), 1);
+    for (size_t i = 0; i < phases.size(); ++i) {
+        shape[i + 3] = phases[i].taps;
+        starts[i + 3] = phases[i].first + (phases[i].taps - 1) * phases[i].step;
+        steps[i + 3] = phases[i].taps > 1 ? -phases[i].step : 1;
+    }
+    return slice(weight, shape, starts, steps);
+}
+
+struct Part {
+    Dims remainder;
+    std::vector<Phase> phases;
+};
+
+// Every combination of remainders; false if some places are out of any tap's reach.
+bool parts_of(const Convolution &c, std::vector<Part> &out)
+{
+    bool all = true;
+    for (int64_t n = 0; n < product(c.stride); ++n) {
+        Part part{Dims(static_cast<size_t>(c.spatial), 0), {}};
+        int64_t rest = n;
+        for (size_t i = c.stride.size(); i-- > 0; rest /= c.stride[i])
+            part.remainder[i] = rest % c.stride[i];
+        bool any = true, reached = true;
+        for (size_t i = 0; i < c.stride.size(); ++i) {
+            part.phases.push_back(phase_of(c, i, part.remainder[i]));
+            any = any && part.phases[i].count > 0;
+            reached = reached && part.phases[i].taps > 0;
+        }
+        if (any && reached)
+            out.push_back(std::move(part));
+        all = all && (reached || !any);
+    }
+    return all;
+}
+
+// `value` with a part of its places replaced: [batch, channels, space ..], channels-last [batch, space .., channels].
+Value placed(const Value &value, const Value &part, const Convolution &c, const Dims &remainder)
+{
+    const Dims shape = shape_of(value), sizes = shape_of(part);
+    Dims strides(shape.size());
+    int64_t stride = 1, offset = 0;
+    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
+        strides[d] = stride;
+    for (size_t i = 0; i < remainder.size(); ++i) {
+        const size_t d = i + (c.last ? 1 : 2);
+        offset += remainder[i] * strides[d];
+        strides[d] *= c.stride[i];
+    }
+    return record(
+        OPQ_OP_update, {value, part},
+        {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
+}
+
+Value backward(const Value &y, const Value &weight, const Convolution &c)
+{
+    const auto spatial = static_cast<size_t>(c.spatial);
+    std::vector<Part> parts;
+    const bool all = parts_of(c, parts);
+    Axis low(spatial, 0), high(spatial, 0);
+    for (const Part &part : parts)
+        for (size_t i = 0; i < spatial; ++i) {
+            const Phase &p = part.phases[i];
+            low[i] = std::max(low[i], -p.start);
+            high[i] = std::max(high[i], p.start + p.count + (p.taps - 1) * p.move - c.y[i]);
+        }
+    const Value wide = padded(y, c.last, low, high);
+    Dims shape{c.batch};
+    if (!c.last)
+        shape.push_back(c.groups * c.inner);
+    shape.append(c.x.begin(), c.x.end());
+    if (c.last)
+        shape.push_back(c.groups * c.inner);
+    Value result;
+    if (!all || parts.empty())
+        result = expand(scalar(0, c.dtype), shape);
+    else if (parts.size() > 1)
+        result = record_typed(OPQ_OP_undefined, c.dtype, shape, {});
+    for (const Part &part : parts) {
+        Window w{Axis(spatial), Axis(spatial), Axis(spatial, 1), Axis(spatial), Axis(spatial)};
+        for (size_t i = 0; i < spatial; ++i) {
+            w.start[i] = part.phases[i].start + low[i];
+            w.count[i] = part.phases[i].count;
+            w.taps[i] = part.phases[i].taps;
+            w.dilation[i] = part.phases[i].move;
+        }
+        const Value turned = terms(taps_of(weight, part.phases), c.last, true);
+        const Value here = gathered(apply(turned, windows(wide, c.last, w), c.last), c, c.inner, w.count);
+        result = result ? placed(result, here, c, part.remainder) : here;
+    }
+    return result;
+}
+
+// ---- the gradient of weights: [groups, outer, inner, taps ..], channels-last [groups, outer, taps .., inner]
+
+Value weight_gradient(const Value &x, const Value &y, const Convolution &c)
+{
+    const auto spatial = static_cast<size_t>(c.spatial);
+    const Window every{Axis(spatial, 0), c.taps, c.dilation, c.y, c.stride}; // places and taps change sides
+    const int64_t places = product(c.y), taps = product(c.taps);
+    const Value wide = padded(x, c.last, c.padding, c.padding);
+    Value windowed = windows(wide, c.last, every), grad;
+    if (c.last) { // [batch, groups, taps, places * inner] and [batch, places, groups, outer]
+        windowed = reshape(windowed, {c.batch, c.groups, taps, places, c.inner});
+        windowed = reshape(permute(windowed, {1, 0, 3, 2, 4}), {c.groups, c.batch * places, taps * c.inner});
+        grad = permute(reshape(y, {c.batch * places, c.groups, c.outer}), {1, 0, 2});
+        return matmul(grad, windowed, true, false);
+    }
+    // [batch, groups, inner * places, taps] and [batch, groups, outer, places]
+    windowed = reshape(windowed, {c.batch, c.groups, c.inner, places, taps});
+    windowed = reshape(permute(windowed, {1, 0, 3, 2, 4}), {c.groups, c.batch * places, c.inner * taps});
+    grad = permute(reshape(y, {c.batch, c.groups, c.outer, places}), {1, 2, 0, 3});
+    return matmul(reshape(grad, {c.groups, c.outer, c.batch * places}), windowed);
+}
+
+// ---- arguments
+
+Axis spread_list(const Dims &list, int64_t spatial)
+{
+    Axis result(list.begin(), list.end());
+    if (result.size() == 1)
+        result.resize(static_cast<size_t>(spatial), result[0]);
+    return result;
+}
+
+bool channels_last(const Tensor &tensor)
+{
+    const auto format = tensor.suggest_memory_format();
+    const bool volumes = format == at::MemoryFormat::ChannelsLast3d && tensor.scalar_type() != at::kDouble; // as PyTorch's
+    return format == at::MemoryFormat::ChannelsLast || volumes;
+}
+
+// Of x, y (or its sizes) and weight of a convolution from x to y. False: for PyTorch to judge, or not ours.
+bool describe(const Tensor &x, IntArrayRef y, const Tensor &weight, Convolution &c)
+{
+    c.spatial = x.dim() - 2;
+    c.batch = x.size(0);
+    c.dtype = core_dtype(x.scalar_type());
+    if (c.spatial < 1 || c.spatial > 3 || weight.dim() != x.dim() || static_cast<int64_t>(y.size()) != x.dim() ||
+        c.groups < 1 || !is_float(c.dtype) || x.scalar_type() != weight.scalar_type() || x.numel() == 0 ||
+        weight.numel() == 0 || product(y) == 0 || x.size(1) != weight.size(1) * c.groups ||
+        weight.size(0) % c.groups != 0 || y[1] != weight.size(0))
+        return false;
+    c.inner = weight.size(1);
+    c.outer = weight.size(0) / c.groups;
+    c.x = Axis(x.sizes().begin() + 2, x.sizes().end());
+    c.y = Axis(y.begin() + 2, y.end());
+    c.taps = Axis(weight.sizes().begin() + 2, weight.sizes().end());
+    for (size_t i = 0; i < c.x.size(); ++i)
+        if (c.stride[i] < 1 || c.dilation[i] < 1 || c.padding[i] < 0 ||
+            (c.x[i] + 2 * c.padding[i] - c.dilation[i] * (c.taps[i] - 1) - 1) / c.stride[i] + 1 < c.y[i])
+            return false;
+    return true;
+}
+
+// stride, padding, dilation from argument `at` on; then transposed, output_padding, groups.
+bool read_numbers(const Call &call, size_t at, int64_t spatial, Convolution &c)
+{
+    c.stride = spread_list(call.dims(at), spatial);
+    c.padding = spread_list(call.dims(at + 1), spatial);
+    c.dilation = spread_list(call.dims(at + 2), spatial);
+    c.groups = call.integer(at + 5);
+    const auto count = static_cast<size_t>(spatial);
+    return spatial > 0 && c.stride.size() == count && c.padding.size() == count && c.dilation.size() == count;
+}
+
+// What a transposed convolution of x, or another one, makes.
+bool result_size(const Tensor &x, const Tensor &weight, bool transposed, const Dims &more, const Convolution &c, Dims &out)
+{
+    if (x.dim() != weight.dim() || x.dim() < 3)
+        return false;
+    out = {x.size(0), transposed ? weight.size(1) * c.groups : weight.size(0)};
+    for (int64_t d = 2; d < x.dim(); ++d) {
+        const auto i = static_cast<size_t>(d - 2);
+        const int64_t reach = c.dilation[i] * (weight.size(d) - 1), extra = more.size() == 1 ? more[0] : i < more.size() ? more[i] : 0;
+        if (c.stride[i] < 1)
+            return false;
+        const int64_t size = x.size(d) + 2 * c.padding[i] - reach - 1;
+        if (!transposed && size < 0)
+            return false;
+        if (transposed && (extra < 0 || extra >= std::max(c.stride[i], c.dilation[i])))
+            return false;
+        out.push_back(transposed ? (x.size(d) - 1) * c.stride[i] - 2 * c.padding[i] + reach + extra + 1
+                                 : size / c.stride[i] + 1);
+        if (out.back() < 1)
+            return false;
+    }
+    return true;
+}
+
+// convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+bool convolution(Call &call)
+{
+    const Tensor &x = call.tensor(0), &weight = call.tensor(1);
+    const bool transposed = call.flag(6);
+    Convolution c{};
+    Dims size;
+    for (size_t i = 0; i < 3; ++i)
+        if (!call.none(i))
+            check_device(call.tensor(i), call.name());
+    if (x.dim() < 3 || !read_numbers(call, 3, x.dim() - 2, c) ||
+        !result_size(x, weight, transposed, call.dims(7), c, size))
+        return false;
+    c.last = channels_last(x) || channels_last(weight);
+    if (!call.none(2) && (call.tensor(2).scalar_type() != x.scalar_type() || call.tensor(2).sizes() != IntArrayRef(size[1])))
+        return false;
+    Value y;
+    if (transposed) { // y takes the part of x
+        const Tensor like = at::empty(size, x.options().device(at::kMeta));
+        if (!describe(like, x.sizes(), weight, c))
+            return false;
+        y = backward(spread(x, c.groups, c.last), weights(weight, c), c);
+    } else {
+        if (!describe(x, size, weight, c))
+            return false;
+        y = forward(x, weight, c);
+    }
+    if (!call.none(2)) {
+        Dims along{size[1]};
+        along.resize(c.last ? 1 : x.dim() - 1, 1);
+        y = record(OPQ_OP_add, {y, reshape(call.in(2), along)});
+    }
+    give_as_it_lies(call, y, c, x.scalar_type());
+    return true;
+}
+
+void give_weight_gradient(Call &call, const Value &value, const Convolution &c, const Tensor &weight)
+{
+    Dims shape{weight.size(0)};
+    if (!c.last)
+        shape.push_back(weight.size(1));
+    shape.append(c.taps.begin(), c.taps.end());
+    if (c.last)
+        shape.push_back(weight.size(1));
+    give_as_it_lies(call, reshape(value, shape), c, weight.scalar_type());
+}
+
+// convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+// output_mask)
+bool convolution_backward(Call &call)
+{
+    const Tensor &grad = call.tensor(0), &x = call.tensor(1), &weight = call.tensor(2);
+    const bool transposed = call.flag(7);
+    const auto mask = call.args[10].toBoolList();
+    Convolution c{};
+    for (size_t i = 0; i < 3; ++i)
+        check_device(call.tensor(i), call.name());
+    if (x.dim() < 3 || grad.dim() != x.dim() || grad.scalar_type() != x.scalar_type() ||
+        !read_numbers(call, 4, x.dim() - 2, c))
+        return false;
+    // A transposed convolution goes from y to x of another one.
+    const Tensor &wide = transposed ? grad : x, &narrow = transposed ? x : grad;
+    c.last = channels_last(x) || channels_last(weight);
+    if (!describe(wide, narrow.sizes(), weight, c))
+        return false;
+    if (mask[0] && !transposed)
+        give_as_it_lies(call, backward(spread(grad, c.groups, c.last), weights(weight, c), c), c, x.scalar_type());
+    else if (mask[0])
+        give_as_it_lies(call, forward(grad, weight, c), c, x.scalar_type());
+    else
+        call.give_none();
+    if (mask[1]) {
+        const Value y = spread(narrow, c.groups, c.last);
+        give_weight_gradient(call, weight_gradient(spread(wide, c.groups, c.last), y, c), c, weight);
+    } else {
+        call.give_none();
+    }
+    if (mask[2]) {
+        Dims axes{0};
+        for (int64_t d = 2; d < x.dim(); ++d)
+            axes.push_back(d);
+        call.give(reduce(OPQ_OP_sum, {read(grad)}, axes, false));
+    } else {
+        call.give_none();
+    }
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "convolution", &convolution);
+    adapt(library, "convolution_backward", &convolution_backward);
+}
+
+} // namespace
+
+} // namespace opq
