@@ -125,6 +125,8 @@ static void emit_loop(opq_nest *n, int stmt)
         opq_emit_across(n, stmt);
     else if (loop->role == OPQ_LOOP_column && !outside)
         opq_emit_column(n, stmt);
+    else if (loop->role == OPQ_LOOP_chain && !outside)
+        opq_emit_chain(n, stmt);
     else if (opq_loop_reduces((opq_loop_role)loop->role))
         opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: no code for its loop %c", n->k->name,
                                   opq_loop_letter(loop->variable)));

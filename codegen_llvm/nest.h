@@ -9,6 +9,7 @@
  *   lanes      innermost: as vector, with accumulators (emit_lanes.c)
  *              inside a strip: a short row in each lane (emit_across.c)
  *   column     inside a strip, with an accumulator for each of its vectors (emit_column.c)
+ *   chain      the same (emit_chain.c), but for the products that are left to an engine
  *   each, serial, parallel elsewhere: counted
  */
 #ifndef OPAQUE_CODEGEN_NEST_H
@@ -174,7 +175,7 @@ void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMVal
 /* The whole tree, units [begin, end). */
 void opq_emit_loops(opq_nest *n);
 
-/* ---- emit_lanes.c, emit_across.c, emit_column.c */
+/* ---- emit_lanes.c, emit_across.c, emit_column.c, emit_chain.c */
 typedef struct opq_reduction {
     int stmt;
     opq_fold fold;
@@ -189,5 +190,6 @@ void opq_emit_lanes(opq_nest *n, int loop);
 void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to); /* of at most OPQ_CHUNK turns */
 void opq_emit_across(opq_nest *n, int loop);                                    /* inside a strip: a row in each lane */
 void opq_emit_column(opq_nest *n, int loop);
+void opq_emit_chain(opq_nest *n, int loop); /* inside a strip: a product in each lane */
 
 #endif

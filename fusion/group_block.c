@@ -149,7 +149,7 @@ static bool used_by(const finder *f, opq_ref ref, int32_t group)
 }
 
 /* Lowers a group as the plan will; `out_stored` has room for its members. */
-static opq_status lower_group(const finder *f, int32_t group, bool by_row, opq_ref *out_stored, opq_arena *arena,
+static opq_status lower_group(const finder *f, int32_t group, opq_ref *out_stored, opq_arena *arena,
                               opq_lowered *out_lowered)
 {
     opq_lower_request request = {.graph = f->in,
@@ -159,7 +159,7 @@ static opq_status lower_group(const finder *f, int32_t group, bool by_row, opq_r
                                  .members = f->members + f->begin[group],
                                  .member_count = size_of(f, group),
                                  .stored = out_stored,
-                                 .by_row = by_row,
+                                 .by_row = true,
                                  .decided = true};
     for (int i = 0; i < request.member_count; i++)
         if (!used_only_by(f, request.members[i], group, -1))
@@ -192,7 +192,7 @@ static opq_status lower_block(const finder *f, const block *b, opq_ref *stored, 
     *out_fits = false;
     for (int i = 0; i < 3; i++) {
         opq_lowered lowered;
-        OPQ_TRY(lower_group(f, b->group[i], i == 1, stored, arena, &lowered));
+        OPQ_TRY(lower_group(f, b->group[i], stored, arena, &lowered));
         if (lowered.refusal != OPQ_REFUSAL_none)
             return OPQ_OK;
         parts[i] = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};

@@ -55,6 +55,7 @@ typedef struct opq_lowered {
     opq_ref *scalars;
     int64_t *dims;
     opq_ref matmul; /* the group's, or -1 */
+    bool direct;    /* its product is made by the kernel itself */
     bool serial;
     int64_t row_count; /* elements of a row: product of reduced extents */
 } opq_lowered;

@@ -166,8 +166,66 @@ static bool columns_are_one(const opq_lower_state *state, const loops *l)
     return true;
 }
 
+/* Too few rows, or columns, for what an engine packs to be used again. */
+enum { DIRECT_SUM_MAX = 256, DIRECT_BATCH_MIN = 8 };
+
+static int64_t role_extent(const opq_lower_state *state, uint8_t role)
+{
+    int64_t extent = 1;
+    for (int l = 0; l < state->space.rank; l++)
+        extent *= state->role[l] == role ? state->space.extent[l] : 1;
+    return extent;
+}
+
+/* The loop for the lanes: the longest one along which every access is a vector load. -1: none. */
+static int direct_lanes(const opq_lower_state *state, const loops *l)
+{
+    int best = -1;
+    for (int i = 0; i < l->count; i++) {
+        bool fits = l->role[i] == OPQ_ROLE_kept;
+        for (int a = 0; a < state->access_count; a++) {
+            int64_t stride = coef(state, a, l->source[i]);
+            fits = fits && stride >= 0 && stride < OPQ_STRIDE_any;
+        }
+        if (fits && (best < 0 || l->extent[i] > l->extent[best]))
+            best = i;
+    }
+    return best;
+}
+
+/* A product of one row, or one column, for each of many matrices: a chain in each lane, without an engine. */
+static bool order_direct(opq_lower_state *state, loops *out)
+{
+    uint8_t before[OPQ_SPACE_MAX];
+    loops in;
+    memcpy(before, state->role, sizeof before);
+    bool thin = role_extent(state, OPQ_ROLE_m) == 1 || role_extent(state, OPQ_ROLE_n) == 1;
+    if (!thin || role_extent(state, OPQ_ROLE_k) > DIRECT_SUM_MAX || role_extent(state, OPQ_ROLE_batch) < DIRECT_BATCH_MIN)
+        return false;
+    for (int l = 0; l < state->space.rank; l++)
+        if (state->role[l] != OPQ_ROLE_k)
+            state->role[l] = OPQ_ROLE_kept;
+    merge_loops(state, &in);
+    int lanes = direct_lanes(state, &in);
+    if (lanes < 0) {
+        memcpy(state->role, before, sizeof before);
+        return false;
+    }
+    out->count = 0;
+    for (int i = 0; i < in.count; i++)
+        if (in.role[i] == OPQ_ROLE_kept && i != lanes)
+            take(out, &in, i);
+    take(out, &in, lanes);
+    take_role(out, &in, OPQ_ROLE_k);
+    state->kernel.columns = 1;
+    state->out->direct = true;
+    return true;
+}
+
 static void order_matmul(opq_lower_state *state, loops *out)
 {
+    if (state->request->decided && !state->request->by_row && order_direct(state, out))
+        return;
     merge_batch(state);
     merge_loops(state, out);
     if (!columns_are_one(state, out))
@@ -393,10 +451,13 @@ static opq_status copy_out(opq_lower_state *state, const loops *l)
 
 static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops *l)
 {
+    int lanes = kernel->rank - 1; /* the loop for them */
+    while (state->out->direct && l->role[lanes] == OPQ_ROLE_k)
+        lanes--;
     for (int a = 0; a < state->access_count; a++)
         for (int i = 0; i < kernel->rank; i++) {
             int64_t stride = coef(state, a, l->source[i]);
-            bool vector = i == kernel->rank - 1;
+            bool vector = i == lanes;
             bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
             bool back = vector && stride == -1;
             state->accesses[a].stride[i] = (uint8_t)(baked ? stride : back ? OPQ_STRIDE_back : OPQ_STRIDE_any);

@@ -144,9 +144,15 @@ Value ungrouped(const Value &value, size_t group)
     return reshape(value, shape);
 }
 
-// weights [groups, outer, terms] over windows: [batch, groups, outer, places]; channels-last [batch, groups, places, outer].
+// weights [groups, outer, terms] over windows: [batch, groups, outer, places]; channels-last [batch, groups, places, outer], or with a
+// channel for each group [batch, places, groups].
 Value apply(const Value &weight, const Value &windowed, bool last)
 {
+    const Dims of = shape_of(weight), shape = shape_of(windowed);
+    if (last && of[0] > 1 && of[1] == 1) {
+        const Value beside = reshape(permute(windowed, {0, 2, 1, 3}), {shape[0], shape[2], shape[1], 1, shape[3]});
+        return matmul(beside, reshape(weight, {of[0], of[2], 1}));
+    }
     const Value w = ungrouped(weight, 0), x = ungrouped(windowed, 1);
     return last ? matmul(x, w, false, true) : matmul(w, x);
 }
@@ -161,7 +167,7 @@ Value gathered(const Value &value, const Convolution &c, int64_t channels, const
     if (!c.last)
         return reshape(value, shape);
     shape.push_back(c.groups * channels);
-    if (c.groups == 1)
+    if (c.groups == 1 || channels == 1)
         return reshape(value, shape);
     return reshape(permute(value, {0, 2, 1, 3}), shape);
 }

@@ -212,7 +212,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
                                  .members = members,
                                  .stored = stored,
                                  .stored_count = stored_count,
-                                 .by_row = group == p->graph->kernel_count, /* the rows of a block */
+                                 .by_row = nodes->kind == OPQ_KERNEL_block,
                                  .decided = true};
     for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++)
         if (p->group_of[n] == group)
@@ -228,7 +228,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
     step->dims = out_lowered->dims;
     OPQ_TRY(bind_arguments(p, out_lowered, step));
     OPQ_TRY(opq_planner_check(p, step));
-    if (out_lowered->matmul >= 0)
+    if (out_lowered->matmul >= 0 && !out_lowered->direct)
         OPQ_TRY(bind_matmul(p, step));
     if (p->dry)
         return OPQ_OK;
