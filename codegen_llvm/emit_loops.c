@@ -18,6 +18,14 @@ static bool has_loops(const opq_loops *k, int loop)
     return false;
 }
 
+static bool has_chain(const opq_loops *k, int loop)
+{
+    for (int i = loop + 1; i < k->stmts[loop].end; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_chain)
+            return true;
+    return false;
+}
+
 static LLVMValueRef smaller(opq_nest *n, LLVMValueRef a, LLVMValueRef b)
 {
     return LLVMBuildSelect(n->e->builder, LLVMBuildICmp(n->e->builder, LLVMIntSLT, a, b, ""), a, b, "");
@@ -85,6 +93,14 @@ static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef t
     opq_loop_begin(n, &loop, from, whole, elements, NULL, 0);
     emit_part(n, strip, width, loop.index);
     opq_loop_end(n, &loop, NULL);
+    if (width > 2 && has_chain(n->k, strip)) { /* short rows are what chains are for: half as many vectors once more */
+        LLVMValueRef half = LLVMBuildAnd(b, LLVMBuildSub(b, to, whole, ""), opq_i64(n->e, -elements / 2), "");
+        half = LLVMBuildAdd(b, whole, half, "");
+        opq_loop_begin(n, &loop, whole, half, elements / 2, NULL, 0);
+        emit_part(n, strip, width / 2, loop.index);
+        opq_loop_end(n, &loop, NULL);
+        whole = half;
+    }
     opq_loop_begin(n, &loop, whole, to, n->e->lanes, NULL, 0);
     opq_nest_mask(n, LLVMBuildSub(b, to, loop.index, ""));
     emit_part(n, strip, 1, loop.index);

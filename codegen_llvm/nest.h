@@ -85,6 +85,7 @@ void opq_nest_fail(opq_nest *n, opq_status status);
 /* ---- nest_memory.c */
 LLVMValueRef opq_nest_load(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_number(opq_nest *n, int stmt);
+LLVMValueRef opq_nest_inside(opq_nest *n, int stmt);
 void opq_nest_store(opq_nest *n, int stmt);
 /* Sets local_row of the locals that [from, to) uses. */
 void opq_nest_enter_locals(opq_nest *n, int from, int to);

@@ -88,6 +88,7 @@ static LLVMValueRef emit_stmt(opq_nest *n, int i)
     case OPQ_INSTR_store: opq_nest_store(n, i); break;
     case OPQ_INSTR_store_add_at: opq_nest_store_add_at(n, i); break;
     case OPQ_INSTR_number: return opq_nest_number(n, i);
+    case OPQ_INSTR_inside: return opq_nest_inside(n, i);
     case OPQ_INSTR_nonzero: opq_nest_nonzero(n, i); break;
     case OPQ_STMT_keep: opq_nest_keep(n, i); break;
     case OPQ_STMT_kept: return opq_nest_kept(n, i);

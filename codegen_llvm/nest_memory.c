@@ -106,6 +106,46 @@ static LLVMValueRef load_apart(opq_nest *n, opq_dtype dtype, int stride, LLVMVal
                    stride);
 }
 
+/* The same under a mask: of what lies between them nothing is read. */
+static LLVMValueRef load_apart_masked(opq_nest *n, opq_dtype dtype, int stride, LLVMValueRef pointer, LLVMValueRef mask)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int lanes = n->e->lanes;
+    LLVMTypeRef bit = LLVMInt1TypeInContext(n->e->context);
+    LLVMValueRef parts[4], none = LLVMConstNull(LLVMTypeOf(mask));
+    for (int v = 0; v < stride; v++) {
+        LLVMValueRef from[OPQ_LANES], wanted[OPQ_LANES];
+        for (int l = 0; l < lanes; l++) {
+            from[l] = opq_int(n->e, 32, (v * lanes + l) / stride);
+            wanted[l] = LLVMConstInt(bit, (v * lanes + l) % stride == 0, false);
+        }
+        LLVMValueRef some = LLVMBuildShuffleVector(b, mask, none, LLVMConstVector(from, (unsigned)lanes), "");
+        some = LLVMBuildAnd(b, some, LLVMConstVector(wanted, (unsigned)lanes), "");
+        parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * lanes)), some);
+    }
+    if (stride == 2)
+        return shuffle(n, parts[0], parts[1], lanes, 2);
+    if (stride == 3)
+        parts[3] = LLVMGetPoison(LLVMTypeOf(parts[0]));
+    return shuffle(n, shuffle(n, parts[0], parts[1], 2 * lanes, 1), shuffle(n, parts[2], parts[3], 2 * lanes, 1), lanes,
+                   stride);
+}
+
+/* One element for all lanes, where `lanes` has any; elsewhere 0. */
+static LLVMValueRef load_one_for(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, LLVMValueRef lanes)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMTypeRef element = opq_memory_type(n->e, dtype);
+    LLVMTypeRef bits = LLVMIntTypeInContext(n->e->context, (unsigned)n->e->lanes);
+    LLVMValueRef some = LLVMBuildBitCast(b, lanes, bits, "");
+    some = LLVMBuildICmp(b, LLVMIntNE, some, LLVMConstNull(bits), "");
+    LLVMValueRef at = LLVMBuildSelect(b, some, pointer, opq_nest_stack(n, element), "");
+    LLVMValueRef one = LLVMBuildLoad2(b, element, at, "");
+    LLVMSetAlignment(one, alignment(dtype));
+    one = opq_splat(n->e, one);
+    return LLVMBuildSelect(b, lanes, one, LLVMConstNull(LLVMTypeOf(one)), "");
+}
+
 LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
                              LLVMValueRef mask)
 {
@@ -118,6 +158,8 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
         memory = load_contiguous(n, dtype, pointer, mask);
     } else if (stride < OPQ_STRIDE_any && mask == NULL && opq_dtype_bytes(dtype) >= 4 && opq_dtype_bytes(dtype) <= 8) {
         memory = load_apart(n, dtype, (int)stride, pointer);
+    } else if (stride < OPQ_STRIDE_any && opq_dtype_bytes(dtype) >= 4 && opq_dtype_bytes(dtype) <= 8) {
+        memory = load_apart_masked(n, dtype, (int)stride, pointer, mask);
     } else if (stride == OPQ_STRIDE_back && mask == NULL) {
         memory = turn_round(n, load_contiguous(n, dtype, last_lane(n, dtype, pointer), NULL));
     } else if (mask == NULL) {
@@ -213,8 +255,16 @@ LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
     int access = opq_nest_stmt(n, stmt)->access;
     LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
     prefetch(n, access, pointer);
-    return opq_memory_load(n, (opq_dtype)n->k->accesses[access].dtype, opq_nest_stride(n, access),
-                           opq_nest_step(n, access), pointer, n->mask);
+    opq_dtype dtype = (opq_dtype)n->k->accesses[access].dtype;
+    LLVMValueRef mask = n->mask;
+    int condition = opq_nest_stmt(n, stmt)->operand[0];
+    if (condition >= 0) {
+        LLVMValueRef lanes = n->value[condition];
+        mask = mask ? LLVMBuildAnd(n->e->builder, mask, lanes, "") : lanes;
+        if (opq_nest_stride(n, access) == OPQ_STRIDE_zero)
+            return opq_emit_widen(n->e, dtype, load_one_for(n, dtype, pointer, mask));
+    }
+    return opq_memory_load(n, dtype, opq_nest_stride(n, access), opq_nest_step(n, access), pointer, mask);
 }
 
 /* A store whose value does not vary from lane to lane but whose access does writes it to all of them. */
@@ -239,6 +289,42 @@ LLVMValueRef opq_nest_number(opq_nest *n, int stmt)
     if (opq_nest_stride(n, access) != OPQ_STRIDE_one)
         lanes = LLVMBuildMul(b, lanes, opq_splat(n->e, opq_nest_step(n, access)), "");
     return LLVMBuildAdd(b, all, lanes, "");
+}
+
+/* The first lane l with `first` + l * stride >= limit, as 32 bits for each lane: at most one behind the last. */
+static LLVMValueRef first_lane(opq_nest *n, LLVMValueRef limit, LLVMValueRef first, opq_stride stride)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef lane = LLVMBuildSub(b, limit, first, ""), end = opq_i64(n->e, n->e->lanes), zero = opq_i64(n->e, 0);
+    if (stride > OPQ_STRIDE_one) {
+        lane = LLVMBuildAdd(b, lane, opq_i64(n->e, (int64_t)stride - 1), "");
+        lane = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, lane, zero, ""), zero, lane, "");
+        lane = LLVMBuildUDiv(b, lane, opq_i64(n->e, (int64_t)stride), "");
+    }
+    lane = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, lane, zero, ""), zero, lane, "");
+    lane = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSGT, lane, end, ""), end, lane, "");
+    return opq_splat(n->e, LLVMBuildTrunc(b, lane, LLVMInt32TypeInContext(n->e->context), ""));
+}
+
+LLVMValueRef opq_nest_inside(opq_nest *n, int stmt)
+{
+    int access = opq_nest_stmt(n, stmt)->access;
+    LLVMBuilderRef b = n->e->builder;
+    LLVMTypeRef i64 = LLVMInt64TypeInContext(n->e->context);
+    LLVMValueRef at = opq_i64(n->e, opq_dims_of(n->k->rank, access) + 2 + n->k->rank);
+    LLVMValueRef extent = LLVMBuildLoad2(b, i64, LLVMBuildGEP2(b, i64, n->dims, &at, 1, ""), "");
+    opq_stride stride = opq_nest_stride(n, access);
+    LLVMValueRef first = n->address[access], offset = vector_offset(n, access);
+    if (offset)
+        first = LLVMBuildAdd(b, first, offset, "");
+    if (stride == OPQ_STRIDE_zero)
+        return opq_splat(n->e, LLVMBuildICmp(b, LLVMIntULT, first, extent, ""));
+    if (stride >= OPQ_STRIDE_any)
+        return LLVMBuildICmp(b, LLVMIntULT, opq_nest_number(n, stmt), opq_splat(n->e, extent), "");
+    LLVMValueRef numbers = opq_lane_numbers(n->e, 32);
+    LLVMValueRef from = first_lane(n, opq_i64(n->e, 0), first, stride), to = first_lane(n, extent, first, stride);
+    return LLVMBuildAnd(b, LLVMBuildICmp(b, LLVMIntSGE, numbers, from, ""), LLVMBuildICmp(b, LLVMIntSLT, numbers, to, ""),
+                        "");
 }
 
 /* ---- locals: row-major over their variables, the lanes' last. Whole vectors are written: behind the last element is room, and what a

@@ -101,6 +101,12 @@ opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const 
     }
     case OPQ_OP_expand: opq_affine_broadcast(map, &view->type, source, out_map); return OPQ_THROUGH_map;
     case OPQ_OP_slice: through_slice(view, map, out_map); return OPQ_THROUGH_map;
+    case OPQ_OP_pad:
+        for (int d = 0; d < view->type.rank; d++) {
+            out_map->dim[d] = map->dim[d];
+            out_map->dim[d].offset -= opq_node_attr(view, OPQ_ATTR_start)->ints[d];
+        }
+        return OPQ_THROUGH_pad;
     case OPQ_OP_reshape:
         *out_linear = opq_affine_linear(map, &view->type);
         return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_map : OPQ_THROUGH_linear;

@@ -37,7 +37,11 @@ opq_affine opq_affine_forwards(const opq_affine *linear, const opq_space *space)
 bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map);
 /* Operand's map of a view node. False: not affine. `out_linear` is set instead of the map for `strided`, which addresses the
  * operand's dense elements directly (and for a reshape that does not split): usable only when the operand is memory. */
-typedef enum opq_through { OPQ_THROUGH_map, OPQ_THROUGH_linear } opq_through;
+typedef enum opq_through {
+    OPQ_THROUGH_map,
+    OPQ_THROUGH_linear,
+    OPQ_THROUGH_pad, /* `out_map` is outside of the operand in places, where the view has its number */
+} opq_through;
 opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map,
                             const opq_space *space, opq_index_map *out_map, opq_affine *out_linear);
 /* Operand's map when it broadcasts into `result`. */

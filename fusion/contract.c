@@ -45,7 +45,7 @@ static void push_loop(axis *loops, int variable) { loops->variable[loops->count+
 static int operand_access(const splitter *s, int o)
 {
     const opq_stmt *load = &s->k->stmts[s->k->stmts[s->out->product].operand[o]];
-    return load->op == OPQ_INSTR_load ? load->access : -1;
+    return load->op == OPQ_INSTR_load && load->operand[0] < 0 ? load->access : -1;
 }
 
 /* Does an access walk loops as one? */

@@ -110,6 +110,23 @@ static opq_status store_view(opq_grouper *g, opq_ref view, opq_ref reader)
     return OPQ_OK;
 }
 
+/* What the engine cannot read through gets memory: a padding, or all that the operand sees. */
+static opq_status store_matrix(opq_grouper *g, opq_ref product, int operand)
+{
+    opq_ref ref = opq_node_at(g->in, product)->operand[operand], padding = ref;
+    const uint8_t *in_memory = g->result.in_memory;
+    if (!opq_node_is_free(g->in, ref) || opq_lower_is_matrix(g->in, g->result.group_of, in_memory, product, operand))
+        return OPQ_OK;
+    while (is_followed(g, padding) && opq_node_at(g->in, padding)->op != OPQ_OP_pad)
+        padding = opq_node_at(g->in, padding)->operand[0];
+    if (is_followed(g, padding)) {
+        OPQ_TRY(store_view(g, padding, product));
+        if (opq_lower_is_matrix(g->in, g->result.group_of, in_memory, product, operand))
+            return OPQ_OK;
+    }
+    return store_view(g, ref, product);
+}
+
 opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer)
 {
     const opq_node *node = opq_node_at(g->in, consumer);
@@ -118,9 +135,7 @@ opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer)
         if (!opq_operand_from_memory(node, k))
             continue;
         if (opq_node_class(node) == OPQ_CLASS_MATMUL) {
-            if (opq_node_is_free(g->in, ref) &&
-                !opq_lower_is_matrix(g->in, g->result.group_of, g->result.in_memory, consumer, k))
-                OPQ_TRY(store_view(g, ref, consumer));
+            OPQ_TRY(store_matrix(g, consumer, k));
         } else {
             ref = opq_strip_reshape(g->in, ref);
             if (opq_node_is_free(g->in, ref) && opq_node_at(g->in, ref)->op != OPQ_OP_undefined)

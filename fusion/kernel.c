@@ -62,6 +62,7 @@ const char *opq_instr_name(int op)
     case OPQ_INSTR_store: return "store";
     case OPQ_INSTR_store_add_at: return "store_add_at";
     case OPQ_INSTR_number: return "number";
+    case OPQ_INSTR_inside: return "inside";
     case OPQ_INSTR_nonzero: return "nonzero";
     }
     return "?";

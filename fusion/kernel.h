@@ -34,12 +34,13 @@ typedef struct opq_access {
 
 /* Instructions beyond the elementwise and reduce rows of the op table. */
 typedef enum opq_instr_op {
-    OPQ_INSTR_load = OPQ_OP_COUNT, /* access */
+    OPQ_INSTR_load = OPQ_OP_COUNT, /* access; where operand 0 (bool), if there is one, is false, 0 and nothing is read */
     OPQ_INSTR_load_at,      /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
     OPQ_INSTR_check,        /* operand 0 (i64) is checked against [0, at_extent) of a bufferless access; no value */
     OPQ_INSTR_store,        /* access; operand 0 is the value */
     OPQ_INSTR_store_add_at, /* access + operand 0 * at_stride gets operand 1 added; checked; kernel kind index */
     OPQ_INSTR_number,       /* the access's number, i64 (iota, linear index, extent) */
+    OPQ_INSTR_inside,       /* is the access's number in [0, at_extent)? bool */
     OPQ_INSTR_nonzero,      /* operand 0 (an integer of `dtype`), by which operand 1 is divided, is checked; no value */
 } opq_instr_op;
 

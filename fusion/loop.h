@@ -43,7 +43,7 @@ typedef enum opq_stmt_op {
 static inline bool opq_stmt_gives(int op)
 {
     return op < OPQ_OP_COUNT || op == OPQ_INSTR_load || op == OPQ_INSTR_load_at || op == OPQ_INSTR_number ||
-           op == OPQ_STMT_kept;
+           op == OPQ_INSTR_inside || op == OPQ_STMT_kept;
 }
 
 typedef struct opq_stmt {

@@ -151,7 +151,13 @@ static void eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
 {
     int64_t offset = offset_of(m, stmt);
     switch ((int)stmt->op) {
-    case OPQ_INSTR_load: *out = load(m, stmt, offset); break;
+    case OPQ_INSTR_load:
+        *out = stmt->operand[0] >= 0 && operand(m, stmt, 0).i == 0 ? zero_of((opq_dtype)stmt->dtype)
+                                                                  : load(m, stmt, offset);
+        break;
+    case OPQ_INSTR_inside:
+        *out = (opq_number){.i = offset >= 0 && offset < m->dims[opq_dims_of(m->k->rank, stmt->access) + 2 + m->k->rank]};
+        break;
     case OPQ_INSTR_number: *out = (opq_number){.i = offset}; break;
     case OPQ_INSTR_store: store(m, stmt, offset, operand(m, stmt, 0)); break;
     case OPQ_INSTR_check: (void)move_at(m, stmt, &offset); break;

@@ -152,6 +152,10 @@ static opq_status read_access(parser *p, opq_stmt *stmt)
         else
             break;
     }
+    if (stmt->op == OPQ_INSTR_inside) {
+        OPQ_TRY(opq_reader_want(&p->r, "<"));
+        OPQ_TRY(want_argument(p, dims + 2 + p->out->rank));
+    }
     OPQ_TRY(opq_reader_want(&p->r, "]"));
     if (at && stmt->operand[0] < 0)
         return fail(p, "an index expected");

@@ -32,7 +32,9 @@ static void print_access(const opq_loops *k, const opq_stmt *stmt, opq_text *tex
             opq_text_add(text, " + %c*d%d", opq_loop_letter(l), dims + 1 + l);
     }
     if (opq_op_checks(stmt->op))
-        opq_text_add(text, " + %%%d*d%d < d%d", stmt->operand[0], dims + 1 + k->rank, dims + 2 + k->rank);
+        opq_text_add(text, " + %%%d*d%d", stmt->operand[0], dims + 1 + k->rank);
+    if (opq_op_checks(stmt->op) || stmt->op == OPQ_INSTR_inside)
+        opq_text_add(text, " < d%d", dims + 2 + k->rank);
     opq_text_add(text, "]");
 }
 

@@ -136,13 +136,17 @@ static opq_status check_memory(const verifier *v, const opq_stmt *stmt)
     int op = stmt->op;
     bool written = op == OPQ_INSTR_store || op == OPQ_INSTR_store_add_at;
     int operands = op == OPQ_INSTR_store_add_at || op == OPQ_INSTR_nonzero ? 2 : written || opq_op_checks(op) ? 1 : 0;
+    if (op == OPQ_INSTR_load && stmt->operand[0] >= 0)
+        operands = 1;
     OPQ_TRY(check_operands(v, stmt, operands));
     if (op == OPQ_INSTR_nonzero) {
         opq_dtype_kind kind = opq_dtype_kind_of(operand_dtype(v, stmt, 0));
         NEED(kind != OPQ_KIND_FLOAT && kind != OPQ_KIND_RAW, "a divisor that is no integer");
         return OPQ_OK;
     }
-    OPQ_TRY(check_access(v, stmt, op != OPQ_INSTR_number && op != OPQ_INSTR_check));
+    OPQ_TRY(check_access(v, stmt, op != OPQ_INSTR_number && op != OPQ_INSTR_check && op != OPQ_INSTR_inside));
+    NEED(op != OPQ_INSTR_load || operands == 0 || operand_dtype(v, stmt, 0) == OPQ_bool, "a condition that is no bool");
+    NEED(op != OPQ_INSTR_inside || stmt->dtype == OPQ_bool, "the result is bool");
     NEED(!opq_op_checks(op) || operand_dtype(v, stmt, 0) == OPQ_i64, "an index that is not i64");
     NEED(op != OPQ_INSTR_number || stmt->dtype == OPQ_i64, "a number is i64");
     NEED(!written || operand_dtype(v, stmt, operands - 1) == stmt->dtype, "an operand of another dtype");
@@ -239,28 +243,72 @@ opq_status opq_loops_verify(const opq_loops *loops)
 
 /* ---- with arguments */
 
+/* An access as a sum: from `offset` on, `step` along each running variable, and terms within [low, high]. */
+typedef struct sum {
+    int64_t offset, step[OPQ_LOOP_MAX], low, high;
+    bool any, overflow; /* any: is there a turn? */
+} sum;
+
+static void add_term(sum *s, int64_t step, int64_t extent)
+{
+    int64_t span = 0;
+    s->any = s->any && extent > 0;
+    if (extent <= 0)
+        return;
+    s->overflow |= __builtin_mul_overflow(step, extent - 1, &span);
+    s->overflow |= __builtin_add_overflow(span < 0 ? s->low : s->high, span, span < 0 ? &s->low : &s->high);
+}
+
+/* What the number of an `inside` contributes is one of [0, extent) times a stride, where the access is made. */
+static void bound_by(const verifier *v, const opq_stmt *inside, const int64_t *dims, sum *s)
+{
+    int64_t stride = 0, part = 0;
+    const int64_t *of = dims + opq_dims_of(v->k->rank, inside->access);
+    for (int l = 0; l < v->k->rank && stride == 0; l++) {
+        int64_t step = opq_loops_stride(v->k, dims, inside->access, l);
+        if (v->running >> l & 1 && step != 0 && s->step[l] % step == 0)
+            stride = s->step[l] / step;
+    }
+    if (stride == 0)
+        return;
+    for (int l = 0; l < v->k->rank; l++) {
+        s->overflow |= __builtin_mul_overflow(stride, opq_loops_stride(v->k, dims, inside->access, l), &part);
+        s->overflow |= __builtin_sub_overflow(s->step[l], part, &s->step[l]);
+    }
+    s->overflow |= __builtin_mul_overflow(stride, of[0], &part);
+    s->overflow |= __builtin_sub_overflow(s->offset, part, &s->offset);
+    add_term(s, stride, of[2 + v->k->rank]);
+}
+
+static void bound_by_condition(const verifier *v, int condition, const int64_t *dims, sum *s)
+{
+    const opq_stmt *stmt = &v->k->stmts[condition];
+    if (stmt->op == OPQ_INSTR_inside)
+        bound_by(v, stmt, dims, s);
+    for (int o = 0; o < 2 && stmt->op == OPQ_OP_bitwise_and; o++)
+        bound_by_condition(v, stmt->operand[o], dims, s);
+}
+
 /* The elements that an access reaches: [out_low, out_high]; false: none, a loop around has no turn. OPQ_INVALID: past int64. */
 static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *dims, bool *out_any, int64_t *out_low,
                         int64_t *out_high)
 {
-    int rank = v->k->rank, base = opq_dims_of(rank, stmt->access);
-    bool overflow = false;
-    *out_low = *out_high = dims[base];
-    *out_any = true;
-    for (int l = 0; l <= rank; l++) {
-        bool at = l == rank;
-        if (at ? !opq_op_checks(stmt->op) : !(v->running >> l & 1))
-            continue;
-        int64_t extent = at ? dims[base + 2 + rank] : dims[l], step = 0;
-        int64_t stride = at ? dims[base + 1 + rank] : opq_loops_stride(v->k, dims, stmt->access, l);
-        *out_any = *out_any && extent > 0;
-        if (extent <= 0)
-            continue;
-        overflow |= __builtin_mul_overflow(stride, extent - 1, &step);
-        overflow |= step < 0 ? __builtin_add_overflow(*out_low, step, out_low)
-                             : __builtin_add_overflow(*out_high, step, out_high);
-    }
-    NEED(!overflow, "an access past all memory");
+    int rank = v->k->rank;
+    const int64_t *of = dims + opq_dims_of(rank, stmt->access);
+    sum s = {.offset = of[0], .any = true};
+    for (int l = 0; l < rank; l++)
+        s.step[l] = v->running >> l & 1 ? opq_loops_stride(v->k, dims, stmt->access, l) : 0;
+    if (stmt->op == OPQ_INSTR_load && stmt->operand[0] >= 0)
+        bound_by_condition(v, stmt->operand[0], dims, &s);
+    for (int l = 0; l < rank; l++)
+        if (v->running >> l & 1)
+            add_term(&s, s.step[l], dims[l]);
+    if (opq_op_checks(stmt->op))
+        add_term(&s, of[1 + rank], of[2 + rank]);
+    s.overflow |= __builtin_add_overflow(s.low, s.offset, out_low);
+    s.overflow |= __builtin_add_overflow(s.high, s.offset, out_high);
+    *out_any = s.any;
+    NEED(!s.overflow, "an access past all memory");
     return OPQ_OK;
 }
 

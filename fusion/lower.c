@@ -59,6 +59,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     state->arena = arena;
     state->out = out_lowered;
     state->at = -1;
+    state->guard = -1;
     state->at_node = -1;
     memset(state->bucket, 0xff, sizeof state->bucket);
     out_lowered->matmul = -1;

@@ -5,6 +5,7 @@
  */
 #include "fusion/lower_state.h"
 
+#include <math.h>
 #include <string.h>
 
 static int refuse(opq_lower_state *state, opq_refusal refusal)
@@ -53,7 +54,7 @@ int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bo
     }
     state->accesses[state->access_count] = (opq_access){.buffer = (int16_t)buffer, .dtype = (uint8_t)memory_dtype(dtype)};
     state->affines[state->access_count] = *affine;
-    state->at_extents[state->access_count] = state->space.extent[OPQ_AT];
+    state->at_extents[state->access_count] = affine->coef[OPQ_AT] ? state->space.extent[OPQ_AT] : 0;
     return state->access_count++;
 }
 
@@ -121,7 +122,9 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
     const opq_type *type = &opq_node_at(state->graph, memory)->type;
     bool indirect = linear->coef[OPQ_AT] != 0;
     opq_instr load = opq_lower_blank(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype));
-    load.operand[0] = indirect ? state->at : -1;
+    if (indirect && state->guard >= 0)
+        return refuse(state, OPQ_REFUSAL_boundary);
+    load.operand[0] = indirect ? state->at : state->guard;
     load.node = indirect ? state->at_node : -1;
     load.access = (int16_t)opq_lower_access(state, memory, type->dtype, false, linear);
     return load.access < 0 ? -1 : opq_lower_push(state, &load);
@@ -203,9 +206,12 @@ static bool covers(const opq_lower_state *state, const opq_node *node, const opq
     return seen == count;
 }
 
+/* Nothing that may fail is computed of what is not there. */
 static bool push_nonzero(opq_lower_state *state, const opq_node *node, const opq_instr *division)
 {
     opq_instr check = opq_lower_blank(OPQ_INSTR_nonzero, (opq_dtype)division->dtype);
+    if (state->guard >= 0)
+        return refuse(state, OPQ_REFUSAL_part) >= 0;
     check.operand[0] = division->operand[1];
     check.operand[1] = division->operand[0];
     check.node = (opq_ref)(node - state->graph->nodes);
@@ -305,6 +311,8 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
     int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
     bool select = node->op == OPQ_OP_index_select;
     opq_index_map index_map, source_map;
+    if (state->guard >= 0)
+        return refuse(state, OPQ_REFUSAL_boundary);
     for (int d = 0; d < index->rank; d++)
         index_map.dim[d] = map->dim[select ? axis + d : d];
     for (int d = 0; d < source->rank; d++) {
@@ -340,12 +348,81 @@ static bool is_stored(const opq_lower_state *state, opq_ref ref)
     return opq_lower_has_memory(state->request->group_of, state->request->in_memory, ref);
 }
 
+static int push_and(opq_lower_state *state, int a, int b)
+{
+    opq_instr both = opq_lower_blank(OPQ_OP_bitwise_and, OPQ_bool);
+    both.operand[0] = (int16_t)a;
+    both.operand[1] = (int16_t)b;
+    return opq_lower_push(state, &both);
+}
+
+/* Is an index in [0, extent)? -1: refused. */
+static int push_inside(opq_lower_state *state, const opq_affine *index, int64_t extent)
+{
+    opq_instr inside = opq_lower_blank(OPQ_INSTR_inside, OPQ_bool);
+    if (index->coef[OPQ_AT] != 0)
+        return refuse(state, OPQ_REFUSAL_boundary);
+    inside.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, index);
+    if (inside.access < 0)
+        return -1;
+    state->at_extents[inside.access] = extent;
+    return opq_lower_push(state, &inside);
+}
+
+static bool stays_inside(const opq_space *space, const opq_affine *index, int64_t extent)
+{
+    int64_t low = index->offset, high = index->offset;
+    for (int l = 0; l < space->rank; l++) {
+        int64_t span = index->coef[l] * (space->extent[l] - 1);
+        *(span < 0 ? &low : &high) += span;
+    }
+    return low >= 0 && high < extent && index->coef[OPQ_AT] == 0;
+}
+
+/* What lies behind is computed where there is something, and chosen there; a load alone gives a 0 elsewhere. */
+static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    const opq_type *source = &opq_node_at(state->graph, node->operand[0])->type;
+    const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
+    int16_t outer = state->guard;
+    for (int d = 0; d < source->rank; d++) {
+        if (stays_inside(&state->space, &map->dim[d], source->size[d]))
+            continue;
+        int inside = push_inside(state, &map->dim[d], source->size[d]);
+        if (inside >= 0 && state->guard >= 0)
+            inside = push_and(state, state->guard, inside);
+        if (inside < 0)
+            return -1;
+        state->guard = (int16_t)inside;
+    }
+    int16_t guard = state->guard;
+    int operand = opq_lower_emit(state, node->operand[0], map);
+    state->guard = outer;
+    if (operand < 0 || guard == outer)
+        return operand;
+    bool zero = opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_FLOAT ? value->number.f == 0 && !signbit(value->number.f)
+                                                                                : value->number.i == 0;
+    if (zero && state->instrs[operand].op == OPQ_INSTR_load && state->instrs[operand].operand[0] == guard)
+        return operand;
+    opq_instr chosen = opq_lower_blank(OPQ_OP_where, opq_compute_dtype(node->type.dtype));
+    int other = emit_const(state, node);
+    if (other < 0)
+        return -1;
+    chosen.operand[0] = guard;
+    chosen.operand[1] = (int16_t)operand;
+    chosen.operand[2] = (int16_t)other;
+    return opq_lower_push(state, &chosen);
+}
+
 static int emit_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_index_map operand_map;
     opq_affine linear;
-    if (opq_affine_view(state->graph, node, map, &state->space, &operand_map, &linear) == OPQ_THROUGH_map)
-        return opq_lower_emit(state, node->operand[0], &operand_map);
+    switch (opq_affine_view(state->graph, node, map, &state->space, &operand_map, &linear)) {
+    case OPQ_THROUGH_map: return opq_lower_emit(state, node->operand[0], &operand_map);
+    case OPQ_THROUGH_pad: return emit_pad(state, node, &operand_map);
+    case OPQ_THROUGH_linear: break;
+    }
     opq_ref source = node->operand[0];
     while (opq_node_at(state->graph, source)->op == OPQ_OP_reshape && !is_stored(state, source)) /* the same dense elements */
         source = opq_node_at(state->graph, source)->operand[0];
@@ -430,7 +507,7 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
     int bucket = memo_bucket(ref, at, map, rank);
     for (int16_t i = state->bucket[bucket]; i >= 0; i = state->memos[i].next) {
         const opq_memo *memo = &state->memos[i];
-        if (memo->node == ref && memo->at == at && memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)
+        if (memo->node == ref && memo->at == at && memo->guard == state->guard && memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)
             return memo->instr;
     }
     if (state->nesting == OPQ_NESTING_MAX)
@@ -443,7 +520,7 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
     if (state->memo_count >= OPQ_BODY_MAX * 2)
         return refuse(state, OPQ_REFUSAL_body_size);
     opq_memo *memo = &state->memos[state->memo_count];
-    *memo = (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .next = state->bucket[bucket]};
+    *memo = (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
     memo->dim = opq_arena_copy(state->arena, map->dim, (size_t)rank * sizeof *memo->dim);
     if (rank > 0 && memo->dim == NULL)
         return refuse(state, OPQ_REFUSAL_body_size);

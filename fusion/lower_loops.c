@@ -166,47 +166,53 @@ static bool columns_are_one(const opq_lower_state *state, const loops *l)
     return true;
 }
 
-/* Too few rows, or columns, for what an engine packs to be used again. */
-enum { DIRECT_SUM_MAX = 256, DIRECT_BATCH_MIN = 8 };
-
-static int64_t role_extent(const opq_lower_state *state, uint8_t role)
+/* The product's operands are not both loads from where the engine could take them. */
+static bool needs_chain(const opq_lower_state *state)
 {
-    int64_t extent = 1;
-    for (int l = 0; l < state->space.rank; l++)
-        extent *= state->role[l] == role ? state->space.extent[l] : 1;
-    return extent;
+    for (int i = 0; i < state->instr_count; i++)
+        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++) {
+            const opq_instr *load = &state->instrs[state->instrs[i].operand[o]];
+            if (load->op != OPQ_INSTR_load || load->operand[0] >= 0)
+                return true;
+            for (int l = 0; l < state->space.rank; l++)
+                if (coef(state, load->access, l) < 0)
+                    return true;
+        }
+    return false;
 }
 
-/* The loop for the lanes: the longest one along which every access is a vector load. -1: none. */
-static int direct_lanes(const opq_lower_state *state, const loops *l)
+/* The loop for the lanes: the longest one along which every access is a vector load, or most are. -1: none. */
+static int chain_lanes(const opq_lower_state *state, const loops *l, bool all)
 {
-    int best = -1;
+    int best = -1, best_fits = 0;
     for (int i = 0; i < l->count; i++) {
-        bool fits = l->role[i] == OPQ_ROLE_kept;
+        int fits = 0;
         for (int a = 0; a < state->access_count; a++) {
             int64_t stride = coef(state, a, l->source[i]);
-            fits = fits && stride >= 0 && stride < OPQ_STRIDE_any;
+            fits += stride >= 0 && stride < OPQ_STRIDE_any;
         }
-        if (fits && (best < 0 || l->extent[i] > l->extent[best]))
+        if (l->role[i] == OPQ_ROLE_kept && (!all || fits == state->access_count) &&
+            (best < 0 || fits > best_fits || (fits == best_fits && l->extent[i] > l->extent[best]))) {
             best = i;
+            best_fits = fits;
+        }
     }
     return best;
 }
 
 /* A product of one row, or one column, for each of many matrices: a chain in each lane, without an engine. */
-static bool order_direct(opq_lower_state *state, loops *out)
+static bool order_chain(opq_lower_state *state, loops *out)
 {
     uint8_t before[OPQ_SPACE_MAX];
     loops in;
-    memcpy(before, state->role, sizeof before);
-    bool thin = role_extent(state, OPQ_ROLE_m) == 1 || role_extent(state, OPQ_ROLE_n) == 1;
-    if (!thin || role_extent(state, OPQ_ROLE_k) > DIRECT_SUM_MAX || role_extent(state, OPQ_ROLE_batch) < DIRECT_BATCH_MIN)
+    if (state->request->by_row || !opq_lower_is_thin(state->graph, state->out->matmul))
         return false;
+    memcpy(before, state->role, sizeof before);
     for (int l = 0; l < state->space.rank; l++)
         if (state->role[l] != OPQ_ROLE_k)
             state->role[l] = OPQ_ROLE_kept;
     merge_loops(state, &in);
-    int lanes = direct_lanes(state, &in);
+    int lanes = chain_lanes(state, &in, !needs_chain(state));
     if (lanes < 0) {
         memcpy(state->role, before, sizeof before);
         return false;
@@ -224,8 +230,12 @@ static bool order_direct(opq_lower_state *state, loops *out)
 
 static void order_matmul(opq_lower_state *state, loops *out)
 {
-    if (state->request->decided && !state->request->by_row && order_direct(state, out))
+    if (order_chain(state, out))
         return;
+    if (needs_chain(state)) {
+        refuse(state, OPQ_REFUSAL_view);
+        return;
+    }
     merge_batch(state);
     merge_loops(state, out);
     if (!columns_are_one(state, out))
@@ -442,7 +452,7 @@ static opq_status copy_out(opq_lower_state *state, const loops *l)
         for (int i = 0; i < kernel->rank; i++)
             dims[1 + i] = coef(state, a, l->source[i]);
         dims[1 + kernel->rank] = state->affines[a].coef[OPQ_AT];
-        dims[2 + kernel->rank] = dims[1 + kernel->rank] ? state->at_extents[a] : 0;
+        dims[2 + kernel->rank] = state->at_extents[a];
         if (kernel->blocks && a >= kernel->own_access)
             dims[1] = 1;
     }

@@ -8,6 +8,9 @@
 
 #include <string.h>
 
+/* Rows, or columns, too few for what an engine packs to be used again, in many matrices. */
+enum { THIN_SUM_MAX = 256, THIN_BATCH_MIN = 8 };
+
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref)
 {
     return group_of[ref] >= 0 || (in_memory && in_memory[ref]);
@@ -49,9 +52,18 @@ static void operand_map(const opq_graph *graph, opq_ref matmul, int operand, con
             out_map->dim[d] = map->dim[from[d]];
 }
 
-/* The memory behind `ref` and where an element of it lies there; false: no stride per loop, or no memory. */
+bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
+{
+    const opq_type *type = &opq_node_at(graph, matmul)->type;
+    int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], count = opq_type_count(type);
+    int64_t k = opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
+    return (m == 1 || n == 1) && k <= THIN_SUM_MAX && count >= THIN_BATCH_MIN * m * n;
+}
+
+/* The memory behind `ref` and where an element of it lies there; false: no stride per loop, or no memory. `thin`: for a product that is made
+ * without the engine. */
 static bool find_memory(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory,
-                        const opq_space *space, opq_index_map *map, opq_ref *ref, opq_affine *out_linear)
+                        const opq_space *space, bool thin, opq_index_map *map, opq_ref *ref, opq_affine *out_linear)
 {
     opq_index_map next;
     bool exact = true;
@@ -64,13 +76,16 @@ static bool find_memory(const opq_graph *graph, const int32_t *group_of, const u
             continue;
         if (!exact)
             return false;
-        exact = opq_affine_view(graph, view, map, space, &next, out_linear) == OPQ_THROUGH_map;
+        opq_through through = opq_affine_view(graph, view, map, space, &next, out_linear);
+        if (through == OPQ_THROUGH_pad && !thin)
+            return false;
+        exact = through != OPQ_THROUGH_linear;
         *map = next;
         if (exact)
             *out_linear = opq_affine_linear(map, &opq_node_at(graph, *ref)->type);
     }
     for (int v = 0; v < OPQ_VARIABLES; v++)
-        if (out_linear->coef[v] < 0) /* panels are packed forwards */
+        if (out_linear->coef[v] < 0 && !thin) /* panels are packed forwards */
             return false;
     return !opq_node_is_free(graph, *ref) || opq_lower_has_memory(group_of, in_memory, *ref);
 }
@@ -102,7 +117,7 @@ bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const 
     if (!opq_affine_split(&kept, &space, &opq_node_at(graph, matmul)->type, &map))
         return false;
     operand_map(graph, matmul, operand, &map, &k, &own);
-    return find_memory(graph, group_of, in_memory, &space, &own, &ref, &linear);
+    return find_memory(graph, group_of, in_memory, &space, opq_lower_is_thin(graph, matmul), &own, &ref, &linear);
 }
 
 /* The loops are the product's dims, in order. */
@@ -135,13 +150,21 @@ int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *
         return refuse(state, OPQ_REFUSAL_space);
     opq_instr product = opq_lower_blank(node->op, dtype);
     opq_affine k = index_over(&state->space, true);
+    bool thin = !rq->by_row && opq_lower_is_thin(state->graph, ref);
     for (int o = 0; o < 2; o++) {
         opq_ref memory = node->operand[o];
         opq_index_map own;
         opq_affine linear;
         operand_map(state->graph, ref, o, map, &k, &own);
         opq_affine as_it_is = opq_affine_linear(&own, &opq_node_at(state->graph, memory)->type);
-        if (!find_memory(state->graph, rq->group_of, rq->in_memory, &state->space, &own, &memory, &linear)) {
+        if (thin) {
+            int value = opq_lower_emit(state, memory, &own);
+            if (value < 0)
+                return -1;
+            product.operand[o] = (int16_t)value;
+            continue;
+        }
+        if (!find_memory(state->graph, rq->group_of, rq->in_memory, &state->space, false, &own, &memory, &linear)) {
             if (rq->decided)
                 return refuse(state, OPQ_REFUSAL_view);
             memory = node->operand[o]; /* grouping will store it */

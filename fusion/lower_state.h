@@ -10,6 +10,7 @@ enum { OPQ_MEMO_BITS = 10 };
 typedef struct opq_memo {
     opq_ref node;
     int16_t instr, at; /* at: the index instruction its map's OPQ_AT stands for, -1 if unused */
+    int16_t guard;
     int16_t next;
     opq_affine *dim;
 } opq_memo;
@@ -25,6 +26,7 @@ typedef struct opq_lower_state {
     uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
     bool column;
     int16_t at;      /* instruction behind OPQ_AT, -1 */
+    int16_t guard;   /* instruction that says whether there is an element, under a padding; -1 */
     opq_ref at_node; /* that reads or adds there */
     int nesting;     /* of opq_lower_emit */
     int instr_count, access_count, buffer_count, scalar_count, memo_count;
@@ -75,6 +77,8 @@ bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, 
 
 /* lower_product.c: which dim of the product each dim of an operand runs along; its rank is the one that it sums over. */
 void opq_lower_matrix_dims(const opq_graph *graph, opq_ref matmul, int operand, int *out_from);
+/* Is it made without the engine, a chain in each lane, if its operands have a loop for the lanes or lie under a padding? */
+bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul);
 int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand);
 /* The product at `map`. */
 int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map);

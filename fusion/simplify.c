@@ -95,6 +95,12 @@ static opq_ref changes_nothing(const opq_graph *out, const opq_node *node)
             if (node->type.size[d] > 1 && step->ints[d] != 1)
                 return -1;
     }
+    if (node->op == OPQ_OP_pad) { /* the same shape, moved */
+        const opq_attr *start = opq_node_attr(node, OPQ_ATTR_start);
+        for (int d = 0; d < node->type.rank; d++)
+            if (start->ints[d] != 0)
+                return -1;
+    }
     if (node->op == OPQ_OP_strided) {
         const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
         int64_t stride = 1;

@@ -73,6 +73,7 @@ static unsigned view_keys(opq_op op)
     case OPQ_OP_permute: return KEY(dims);
     case OPQ_OP_slice: return KEY(start) | KEY(step);
     case OPQ_OP_strided: return KEY(offset) | KEY(strides);
+    case OPQ_OP_pad: return KEY(start) | KEY(value);
     }
     return 0; /* reshape, expand: the type says all */
 }

@@ -58,6 +58,19 @@ static int64_t strided_index(const opq_node *node, int rank, const int64_t *coor
     return at;
 }
 
+/* -1: around the operand. */
+static int64_t padded_index(const opq_node *node, const opq_type *operand, int64_t index)
+{
+    int64_t coords[OPQ_RANK_MAX];
+    opq_eval_coords(&node->type, index, coords);
+    for (int d = 0; d < node->type.rank; d++) {
+        coords[d] -= ints(node, OPQ_ATTR_start)[d];
+        if (coords[d] < 0 || coords[d] >= operand->size[d])
+            return -1;
+    }
+    return opq_eval_index(operand, coords);
+}
+
 static int64_t view_source(const opq_node *node, const opq_type *operand, int64_t index)
 {
     int64_t coords[OPQ_RANK_MAX], from[OPQ_RANK_MAX];
@@ -82,9 +95,14 @@ opq_status opq_eval_view(const opq_node *node, const opq_eval_value *x, void *ou
         int64_t from = i;
         if (node->op == OPQ_OP_expand)
             from = opq_eval_broadcast(x->type, &node->type, i);
+        else if (node->op == OPQ_OP_pad)
+            from = padded_index(node, x->type, i);
         else if (node->op != OPQ_OP_reshape)
             from = view_source(node, x->type, i);
-        copy_element(&node->type, out, i, x->data, from);
+        if (from < 0)
+            opq_eval_store((opq_dtype)node->type.dtype, out, i, opq_node_attr(node, OPQ_ATTR_value)->number);
+        else
+            copy_element(&node->type, out, i, x->data, from);
     }
     return OPQ_OK;
 }

@@ -83,6 +83,21 @@ static opq_status infer_slice(const opq_inference *call)
     return OPQ_OK;
 }
 
+static opq_status infer_pad(const opq_inference *call)
+{
+    const opq_type *in = &call->operands[0], *out = call->given;
+    const int64_t *start;
+    if (in->rank != out->rank)
+        return opq_fail(OPQ_INVALID, "%s: shape %s is not %s with something around it", call->info->name,
+                        opq_shape_name(out).text, opq_shape_name(in).text);
+    OPQ_TRY(want_ints(call, OPQ_ATTR_start, in->rank, &start));
+    for (int d = 0; d < in->rank; d++)
+        if (start[d] < -in->size[d] || start[d] > out->size[d])
+            return opq_fail(OPQ_INVALID, "%s: axis %d of %s has no place %" PRId64, call->info->name, d,
+                            opq_shape_name(out).text, start[d]);
+    return OPQ_OK;
+}
+
 /* The window offset + sum of index * stride lies in [0, count). An empty window needs no element. */
 static opq_status check_window(const opq_inference *call, const opq_type *window)
 {
@@ -120,6 +135,7 @@ opq_status opq_infer_view(const opq_inference *call, opq_type *out_type)
     case OPQ_OP_expand: return infer_expand(call);
     case OPQ_OP_slice: return infer_slice(call);
     case OPQ_OP_strided: return check_window(call, call->given);
+    case OPQ_OP_pad: return infer_pad(call);
     }
     return opq_fail(OPQ_INTERNAL, "%s: no shape rule", call->info->name);
 }

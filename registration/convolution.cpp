@@ -54,27 +54,15 @@ Value spread(const Tensor &tensor, int64_t groups, bool last)
 
 size_t first_space(bool last) { return last ? 1 : 3; }
 
-// Zeros around the space. `low` and `high` are not negative.
-Value padded(const Value &value, bool last, IntArrayRef low, IntArrayRef high)
+// Zeros around the space.
+Value around(const Value &value, bool last, IntArrayRef low, IntArrayRef high)
 {
-    const Dims inside = shape_of(value);
-    Dims shape = inside, strides(inside.size());
-    int64_t offset = 0, stride = 1;
-    bool any = false;
+    Dims before(static_cast<size_t>(value.rank()), 0), behind = before;
     for (size_t i = 0; i < low.size(); ++i) {
-        shape[first_space(last) + i] += low[i] + high[i];
-        any = any || low[i] + high[i] > 0;
+        before[first_space(last) + i] = low[i];
+        behind[first_space(last) + i] = high[i];
     }
-    if (!any)
-        return value;
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
-        const bool space = d >= first_space(last) && d < first_space(last) + low.size();
-        strides[d] = stride;
-        offset += space ? low[d - first_space(last)] * stride : 0;
-    }
-    return record(
-        OPQ_OP_update, {expand(scalar(0, value.dtype()), shape), value},
-        {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_sizes, inside), attr_ints(OPQ_ATTR_strides, strides)});
+    return padded(value, 0, before, behind);
 }
 
 // ---- windows
@@ -144,6 +132,19 @@ Value ungrouped(const Value &value, size_t group)
     return reshape(value, shape);
 }
 
+// The same in memory of its own.
+Value stored(const Value &value)
+{
+    const Dims shape = shape_of(value);
+    Dims strides(shape.size());
+    int64_t stride = 1;
+    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
+        strides[d] = stride;
+    return record(
+        OPQ_OP_update, {record_typed(OPQ_OP_undefined, value.dtype(), shape, {}), value},
+        {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, shape), attr_ints(OPQ_ATTR_strides, strides)});
+}
+
 // weights [groups, outer, terms] over windows: [batch, groups, outer, places]; channels-last [batch, groups, places, outer], or with a
 // channel for each group [batch, places, groups].
 Value apply(const Value &weight, const Value &windowed, bool last)
@@ -151,7 +152,8 @@ Value apply(const Value &weight, const Value &windowed, bool last)
     const Dims of = shape_of(weight), shape = shape_of(windowed);
     if (last && of[0] > 1 && of[1] == 1) {
         const Value beside = reshape(permute(windowed, {0, 2, 1, 3}), {shape[0], shape[2], shape[1], 1, shape[3]});
-        return matmul(beside, reshape(weight, {of[0], of[2], 1}));
+        const Value turned = stored(permute(reshape(weight, {of[0], of[2]}), {1, 0})); /* channels side by side */
+        return matmul(beside, reshape(permute(turned, {1, 0}), {of[0], of[2], 1}));
     }
     const Value w = ungrouped(weight, 0), x = ungrouped(windowed, 1);
     return last ? matmul(x, w, false, true) : matmul(w, x);
@@ -215,7 +217,7 @@ Value terms(const Value &weight, bool last, bool turned)
 
 Value forward(const Tensor &x, const Tensor &weight, const Convolution &c)
 {
-    const Value windowed = windows(padded(spread(x, c.groups, c.last), c.last, c.padding, c.padding), c.last,
+    const Value windowed = windows(around(spread(x, c.groups, c.last), c.last, c.padding, c.padding), c.last,
                                    {Axis(static_cast<size_t>(c.spatial), 0), c.y, c.stride, c.taps, c.dilation});
     return gathered(apply(terms(weights(weight, c), c.last, false), windowed, c.last), c, c.outer, c.y);
 }
@@ -310,7 +312,7 @@ Value backward(const Value &y, const Value &weight, const Convolution &c)
             low[i] = std::max(low[i], -p.start);
             high[i] = std::max(high[i], p.start + p.count + (p.taps - 1) * p.move - c.y[i]);
         }
-    const Value wide = padded(y, c.last, low, high);
+    const Value wide = around(y, c.last, low, high);
     Dims shape{c.batch};
     if (!c.last)
         shape.push_back(c.groups * c.inner);
@@ -344,7 +346,7 @@ Value weight_gradient(const Value &x, const Value &y, const Convolution &c)
     const auto spatial = static_cast<size_t>(c.spatial);
     const Window every{Axis(spatial, 0), c.taps, c.dilation, c.y, c.stride}; // places and taps change sides
     const int64_t places = product(c.y), taps = product(c.taps);
-    const Value wide = padded(x, c.last, c.padding, c.padding);
+    const Value wide = around(x, c.last, c.padding, c.padding);
     Value windowed = windows(wide, c.last, every), grad;
     if (c.last) { // [batch, groups, taps, places * inner] and [batch, places, groups, outer]
         windowed = reshape(windowed, {c.batch, c.groups, taps, places, c.inner});

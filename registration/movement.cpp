@@ -70,6 +70,29 @@ Value concat(c10::ArrayRef<Value> parts, int64_t axis)
     return record_list(OPQ_OP_concat, parts, {attr_int(OPQ_ATTR_axis, axis)});
 }
 
+Value padded(const Value &value, const at::Scalar &number, IntArrayRef low, IntArrayRef high)
+{
+    const opq_dtype dtype = value.dtype();
+    Dims shape = shape_of(value);
+    for (size_t d = 0; d < low.size(); ++d)
+        shape[d] += low[d] + high[d];
+    opq_attr around{};
+    around.key = OPQ_ATTR_value;
+    if (dtype == OPQ_f16)
+        around.number.f = number.to<at::Half>();
+    else if (dtype == OPQ_bf16)
+        around.number.f = number.to<at::BFloat16>();
+    else if (dtype == OPQ_f32)
+        around.number.f = number.to<float>();
+    else if (dtype == OPQ_f64)
+        around.number.f = number.to<double>();
+    else if (dtype == OPQ_bool)
+        around.number.i = number.to<bool>();
+    else
+        around.number.i = number.to<int64_t>();
+    return record_typed(OPQ_OP_pad, dtype, shape, {value}, {attr_ints(OPQ_ATTR_start, low), around});
+}
+
 Value iota(IntArrayRef shape, int64_t axis)
 {
     return record_typed(OPQ_OP_iota, OPQ_i64, shape, {}, {attr_int(OPQ_ATTR_axis, axis)});

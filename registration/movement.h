@@ -25,6 +25,8 @@ void give_formatted(Call &call, const Value &value, const Tensor &like);
 Value slice(const Value &value, IntArrayRef shape, IntArrayRef starts, IntArrayRef steps);
 Value slice(const Value &value, int64_t axis, int64_t start, int64_t count, int64_t step = 1);
 Value concat(c10::ArrayRef<Value> parts, int64_t axis);
+// `number` around the value, or, where a count is negative, less of the value: per dim.
+Value padded(const Value &value, const at::Scalar &number, IntArrayRef low, IntArrayRef high);
 // 0, 1, .. as i64: of one axis, or along one axis of a shape.
 Value iota(int64_t count);
 Value iota(IntArrayRef shape, int64_t axis);

@@ -2,7 +2,7 @@
 // their gradients.
 //
 // Padded elements are read at computed places, one index_select for all dims, so that what follows a padding is part of its kernel.
-// Of a large tensor the innermost dim is put together from parts instead, and numbers are written around a copy. A gradient goes the other way dim by dim: what was read for an end is added to where it came from. `padding` is
+// Of a large tensor the innermost dim is put together from parts instead. A gradient goes the other way dim by dim: what was read for an end is added to where it came from. `padding` is
 // {low, high} of the last dim, then of the one before.
 #include "movement.h"
 
@@ -106,50 +106,6 @@ template <Kind kind, int64_t spatial> bool pad(Call &call)
 
 // ---- numbers around the operand
 
-// Small tensors: the operand's elements at places kept inside, and the number where that was needed.
-Value pad_by_places(const Value &value, const Value &number, IntArrayRef low, IntArrayRef high)
-{
-    std::vector<Value> from;
-    Value inside;
-    for (size_t d = 0; d < low.size(); ++d) {
-        const int64_t size = shape_of(value)[d];
-        from.push_back(places(Kind::replication, size, low[d], high[d]));
-        if (low[d] <= 0 && high[d] <= 0)
-            continue;
-        Dims along(low.size(), 1);
-        along[d] = size + low[d] + high[d];
-        const Value at = record(OPQ_OP_sub, {iota(along, static_cast<int64_t>(d)), scalar(low[d])});
-        const Value here = record(OPQ_OP_eq, {at, reshape(from.back(), along)});
-        inside = inside ? record(OPQ_OP_bitwise_and, {inside, here}) : here;
-    }
-    const Value read = at_places(value, 0, from);
-    return inside ? record(OPQ_OP_where, {inside, read, number}) : read;
-}
-
-// Large ones: a copy of what is left of the operand in a tensor of numbers.
-Value pad_by_copy(const Value &value, const Value &number, IntArrayRef low, IntArrayRef high)
-{
-    const size_t rank = low.size();
-    Dims start(rank), size(rank), shape(rank), strides(rank), ones(rank, 1);
-    int64_t offset = 0, stride = 1;
-    for (size_t d = rank; d-- > 0; stride *= shape[d]) {
-        const int64_t extent = shape_of(value)[d];
-        start[d] = std::max<int64_t>(-low[d], 0);
-        size[d] = std::max<int64_t>(extent - start[d] - std::max<int64_t>(-high[d], 0), 0);
-        shape[d] = extent + low[d] + high[d];
-        strides[d] = stride;
-        offset += std::max<int64_t>(low[d], 0) * stride;
-    }
-    const Value kept = slice(value, size, start, ones);
-    if (size == shape)
-        return kept;
-    if (c10::multiply_integers(size) == 0)
-        return expand(number, shape);
-    return record(
-        OPQ_OP_update, {expand(number, shape), kept},
-        {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_sizes, size), attr_ints(OPQ_ATTR_strides, strides)});
-}
-
 // constant_pad_nd(self, pad, value)
 bool constant_pad(Call &call)
 {
@@ -165,8 +121,6 @@ bool constant_pad(Call &call)
     const bool grows = std::any_of(padding.begin(), padding.end(), [](int64_t count) { return count > 0; });
     const Moved given = grows ? moved(call, 0) : kept_as_it_lies(call, 0);
     Dims low(rank, 0), high(rank, 0);
-    int64_t elements = 1;
-    bool whole = self.numel() > 0; // something is left of self
     for (size_t i = 0; i < rank; ++i) {
         const size_t at = 2 * (rank - 1 - i), in_memory = static_cast<size_t>(given.at(static_cast<int64_t>(i)));
         const bool named = at < padding.size();
@@ -175,13 +129,9 @@ bool constant_pad(Call &call)
         const int64_t size = self.size(static_cast<int64_t>(i)), left = size + low[in_memory] + high[in_memory];
         if (left < 0 || low[in_memory] < -size || high[in_memory] < -size) // errors that PyTorch words
             return false;
-        whole = whole && low[in_memory] > -size && high[in_memory] > -size;
-        elements *= left;
     }
-    const Value number = scalar(call.scalar(2), given.value.dtype());
-    call.give(!grows || !whole || worth_parts(elements) ? pad_by_copy(given.value, number, low, high)
-                                                        : pad_by_places(given.value, number, low, high),
-              self.scalar_type(), given.order);
+    check_fits(call.scalar(2), given.value.dtype());
+    call.give(padded(given.value, call.scalar(2), low, high), self.scalar_type(), given.order);
     return true;
 }
 
