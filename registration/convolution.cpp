@@ -5,7 +5,7 @@
 //
 // Tensors laid out channels-last are products of the same elements in another order: the taps, then c. Gradients of x with a stride are
 // one such sum for each remainder that a place leaves by the stride, over the taps that reach it.
-#include "movement.h"
+#include "windows.h"
 
 #include <algorithm>
 #include <numeric>
@@ -15,8 +15,6 @@ namespace opq
 
 namespace
 {
-
-using Axis = std::vector<int64_t>; // per spatial dim
 
 struct Convolution {
     int64_t batch, groups, spatial;
@@ -35,13 +33,8 @@ int64_t product(IntArrayRef sizes) { return c10::multiply_integers(sizes); }
 Value spread(const Tensor &tensor, int64_t groups, bool last)
 {
     const auto sizes = tensor.sizes();
-    Dims shape, order;
-    Order memory;
+    Dims shape;
     if (last) {
-        memory.perm.push_back(0);
-        for (int64_t d = 2; d < tensor.dim(); ++d)
-            memory.perm.push_back(d);
-        memory.perm.push_back(1);
         shape.push_back(sizes[0]);
         shape.append(sizes.begin() + 2, sizes.end());
         shape.append({groups, sizes[1] / groups});
@@ -49,67 +42,32 @@ Value spread(const Tensor &tensor, int64_t groups, bool last)
         shape.append({sizes[0], groups, sizes[1] / groups});
         shape.append(sizes.begin() + 2, sizes.end());
     }
-    return reshape(read_ordered(tensor, static_cast<int>(tensor.dim()), memory), shape);
+    return reshape(read_ordered(tensor, static_cast<int>(tensor.dim()), last ? last_order(tensor.dim()) : Order{}), shape);
 }
 
 size_t first_space(bool last) { return last ? 1 : 3; }
 
 // Zeros around the space.
-Value around(const Value &value, bool last, IntArrayRef low, IntArrayRef high)
+Value zeros_around(const Value &value, bool last, IntArrayRef low, IntArrayRef high)
 {
-    Dims before(static_cast<size_t>(value.rank()), 0), behind = before;
-    for (size_t i = 0; i < low.size(); ++i) {
-        before[first_space(last) + i] = low[i];
-        behind[first_space(last) + i] = high[i];
-    }
-    return padded(value, 0, before, behind);
+    return around(value, 0, first_space(last), low, high);
 }
-
-// ---- windows
-
-struct Window {
-    Axis start, count, step, taps, dilation; // element start + i * step + t * dilation, i < count, t < taps
-};
 
 // Every window of a padded value, as a matrix for each group: [batch, groups, channels * taps, places]; channels-last
 // [batch, groups, places, taps * channels].
 Value windows(const Value &value, bool last, const Window &w)
 {
     const Dims shape = shape_of(value);
-    const size_t spatial = w.start.size(), first = first_space(last);
-    const size_t group = last ? spatial + 1 : 1;
-    Dims strides(shape.size());
-    int64_t stride = 1, offset = 0;
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
-        strides[d] = stride;
-    Dims sizes{shape[0], shape[group]}, steps{strides[0], strides[group]};
-    const auto channels = [&] {
-        sizes.push_back(shape[group + 1]);
-        steps.push_back(strides[group + 1]);
-    };
-    const auto along = [&](const Axis &counts, const Axis &factors) {
-        for (size_t i = 0; i < spatial; ++i) {
-            sizes.push_back(counts[i]);
-            steps.push_back(strides[first + i] * factors[i]);
-        }
-    };
-    for (size_t i = 0; i < spatial; ++i)
-        offset += w.start[i] * strides[first + i];
-    if (last) {
-        along(w.count, w.step);
-        along(w.taps, w.dilation);
-        channels();
-    } else {
-        channels();
-        along(w.taps, w.dilation);
-        along(w.count, w.step);
-    }
-    const Value view = record_typed(OPQ_OP_strided, value.dtype(), sizes, {value},
-                                    {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_strides, steps)});
+    const size_t spatial = w.start.size(), group = last ? spatial + 1 : 1;
     const int64_t places = product(w.count), terms = shape[group + 1] * product(w.taps);
-    if (last)
-        return reshape(view, {shape[0], shape[group], places, terms});
-    return reshape(view, {shape[0], shape[group], terms, places});
+    const Value view = windows_of(value, first_space(last), w, !last);
+    if (!last)
+        return reshape(view, {shape[0], shape[1], terms, places});
+    Dims order{0, static_cast<int64_t>(2 * spatial + 1)};
+    for (size_t d = 1; d <= 2 * spatial; ++d)
+        order.push_back(static_cast<int64_t>(d));
+    order.push_back(static_cast<int64_t>(2 * spatial + 2));
+    return reshape(permute(view, order), {shape[0], shape[group], places, terms});
 }
 
 Value matmul(const Value &a, const Value &b, bool transpose_a = false, bool transpose_b = false)
@@ -176,14 +134,7 @@ Value gathered(const Value &value, const Convolution &c, int64_t channels, const
 
 void give_as_it_lies(Call &call, const Value &value, const Convolution &c, at::ScalarType dtype)
 {
-    Order order;
-    if (c.last) {
-        order.perm.push_back(0);
-        for (int64_t d = 2; d < c.spatial + 2; ++d)
-            order.perm.push_back(d);
-        order.perm.push_back(1);
-    }
-    call.give(value, dtype, order);
+    call.give(value, dtype, c.last ? last_order(c.spatial + 2) : Order{});
 }
 
 // ---- weights
@@ -217,7 +168,7 @@ Value terms(const Value &weight, bool last, bool turned)
 
 Value forward(const Tensor &x, const Tensor &weight, const Convolution &c)
 {
-    const Value windowed = windows(around(spread(x, c.groups, c.last), c.last, c.padding, c.padding), c.last,
+    const Value windowed = windows(zeros_around(spread(x, c.groups, c.last), c.last, c.padding, c.padding), c.last,
                                    {Axis(static_cast<size_t>(c.spatial), 0), c.y, c.stride, c.taps, c.dilation});
     return gathered(apply(terms(weights(weight, c), c.last, false), windowed, c.last), c, c.outer, c.y);
 }
@@ -312,7 +263,7 @@ Value backward(const Value &y, const Value &weight, const Convolution &c)
             low[i] = std::max(low[i], -p.start);
             high[i] = std::max(high[i], p.start + p.count + (p.taps - 1) * p.move - c.y[i]);
         }
-    const Value wide = around(y, c.last, low, high);
+    const Value wide = zeros_around(y, c.last, low, high);
     Dims shape{c.batch};
     if (!c.last)
         shape.push_back(c.groups * c.inner);
@@ -346,7 +297,7 @@ Value weight_gradient(const Value &x, const Value &y, const Convolution &c)
     const auto spatial = static_cast<size_t>(c.spatial);
     const Window every{Axis(spatial, 0), c.taps, c.dilation, c.y, c.stride}; // places and taps change sides
     const int64_t places = product(c.y), taps = product(c.taps);
-    const Value wide = around(x, c.last, c.padding, c.padding);
+    const Value wide = zeros_around(x, c.last, c.padding, c.padding);
     Value windowed = windows(wide, c.last, every), grad;
     if (c.last) { // [batch, groups, taps, places * inner] and [batch, places, groups, outer]
         windowed = reshape(windowed, {c.batch, c.groups, taps, places, c.inner});
@@ -363,19 +314,10 @@ Value weight_gradient(const Value &x, const Value &y, const Convolution &c)
 
 // ---- arguments
 
-Axis spread_list(const Dims &list, int64_t spatial)
+// PyTorch's own kernels of volumes of doubles are not channels-last.
+bool wants_last(const Tensor &x, const Tensor &weight)
 {
-    Axis result(list.begin(), list.end());
-    if (result.size() == 1)
-        result.resize(static_cast<size_t>(spatial), result[0]);
-    return result;
-}
-
-bool channels_last(const Tensor &tensor)
-{
-    const auto format = tensor.suggest_memory_format();
-    const bool volumes = format == at::MemoryFormat::ChannelsLast3d && tensor.scalar_type() != at::kDouble; // as PyTorch's
-    return format == at::MemoryFormat::ChannelsLast || volumes;
+    return (channels_last(x) || channels_last(weight)) && !(x.dim() == 5 && x.scalar_type() == at::kDouble);
 }
 
 // Of x, y (or its sizes) and weight of a convolution from x to y. False: for PyTorch to judge, or not ours.
@@ -404,9 +346,9 @@ bool describe(const Tensor &x, IntArrayRef y, const Tensor &weight, Convolution 
 // stride, padding, dilation from argument `at` on; then transposed, output_padding, groups.
 bool read_numbers(const Call &call, size_t at, int64_t spatial, Convolution &c)
 {
-    c.stride = spread_list(call.dims(at), spatial);
-    c.padding = spread_list(call.dims(at + 1), spatial);
-    c.dilation = spread_list(call.dims(at + 2), spatial);
+    c.stride = per_dim(call.dims(at), spatial);
+    c.padding = per_dim(call.dims(at + 1), spatial);
+    c.dilation = per_dim(call.dims(at + 2), spatial);
     c.groups = call.integer(at + 5);
     const auto count = static_cast<size_t>(spatial);
     return spatial > 0 && c.stride.size() == count && c.padding.size() == count && c.dilation.size() == count;
@@ -449,7 +391,7 @@ bool convolution(Call &call)
     if (x.dim() < 3 || !read_numbers(call, 3, x.dim() - 2, c) ||
         !result_size(x, weight, transposed, call.dims(7), c, size))
         return false;
-    c.last = channels_last(x) || channels_last(weight);
+    c.last = wants_last(x, weight);
     if (!call.none(2) && (call.tensor(2).scalar_type() != x.scalar_type() || call.tensor(2).sizes() != IntArrayRef(size[1])))
         return false;
     Value y;
@@ -498,7 +440,7 @@ bool convolution_backward(Call &call)
         return false;
     // A transposed convolution goes from y to x of another one.
     const Tensor &wide = transposed ? grad : x, &narrow = transposed ? x : grad;
-    c.last = channels_last(x) || channels_last(weight);
+    c.last = wants_last(x, weight);
     if (!describe(wide, narrow.sizes(), weight, c))
         return false;
     if (mask[0] && !transposed)

@@ -1,0 +1,460 @@
+// Maxima and averages over windows of one to three dims, and their gradients; unfold.
+//
+// A pooling is a reduction over the taps of a window view. Its gradient is one over the windows that reach an element: with
+// x + padding = stride * t + r these are t, t - 1, .., of which there are ceil(kernel / stride) in each dim, the same for all r.
+#include "windows.h"
+
+#include <ATen/native/Pool.h>
+#include <limits>
+
+namespace opq
+{
+
+namespace
+{
+
+struct Pooling {
+    size_t spatial, first; // first: of the spatial dims, as the value lies
+    bool last;             // channels-last
+    Axis x, y, kernel, stride, padding, dilation;
+};
+
+Value plus(const Value &a, const Value &b) { return record(OPQ_OP_add, {a, b}); }
+Value times(const Value &a, const Value &b) { return record(OPQ_OP_mul, {a, b}); }
+
+// [batch .., space ..], or channels-last [batch, space .., channels].
+Value in_order(const Tensor &tensor, const Pooling &p)
+{
+    return read_ordered(tensor, static_cast<int>(tensor.dim()), p.last ? last_order(tensor.dim()) : Order{});
+}
+
+void give(Call &call, const Value &value, const Pooling &p, at::ScalarType dtype)
+{
+    call.give(value, dtype, p.last ? last_order(value.rank()) : Order{});
+}
+
+// 0, 1, .. along a spatial dim of a value of this rank.
+Value along(size_t rank, size_t dim, int64_t count)
+{
+    Axis shape(rank, 1);
+    shape[dim] = count;
+    return iota(shape, static_cast<int64_t>(dim));
+}
+
+// (self, kernel_size, stride, padding, dilation?, ceil_mode): arguments from `at` on. False: for PyTorch to judge.
+bool read_pooling(const Call &call, const Tensor &x, size_t at, int64_t spatial, bool dilates, Pooling &p)
+{
+    const size_t ceil = at + (dilates ? 4 : 3);
+    p.spatial = static_cast<size_t>(spatial);
+    p.kernel = per_dim(call.dims(at), spatial);
+    p.stride = per_dim(call.dims(at + 1), spatial);
+    p.padding = per_dim(call.dims(at + 2), spatial);
+    p.dilation = dilates ? per_dim(call.dims(at + 3), spatial) : Axis(p.spatial, 1);
+    if (p.stride.empty())
+        p.stride = p.kernel;
+    if (x.dim() < spatial + 1 || x.dim() > spatial + 2 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()) ||
+        p.kernel.size() != p.spatial || p.stride.size() != p.spatial || p.padding.size() != p.spatial ||
+        p.dilation.size() != p.spatial)
+        return false;
+    // As PyTorch's own kernels, of which those of volumes know channels-last for maxima alone.
+    p.last = x.dim() == spatial + 2 && (spatial == 2 || (spatial == 3 && dilates)) && channels_last(x);
+    p.first = p.last ? 1 : static_cast<size_t>(x.dim() - spatial);
+    for (size_t i = 0; i < p.spatial; ++i) {
+        p.x.push_back(x.size(x.dim() - spatial + static_cast<int64_t>(i)));
+        if (p.kernel[i] < 1 || p.stride[i] < 1 || p.dilation[i] < 1 || p.padding[i] < 0 || p.padding[i] > p.kernel[i] / 2)
+            return false;
+        p.y.push_back(at::native::pooling_output_shape<int64_t>(p.x[i], p.kernel[i], p.padding[i], p.stride[i],
+                                                                 p.dilation[i], call.flag(ceil)));
+        if (p.y[i] < 1)
+            return false;
+    }
+    return true;
+}
+
+// Does `tensor` have x's shape with other sizes of the space?
+bool has_space(const Tensor &tensor, const Tensor &x, const Axis &space)
+{
+    const int64_t lead = x.dim() - static_cast<int64_t>(space.size());
+    if (tensor.dim() != x.dim() || tensor.sizes().slice(0, static_cast<size_t>(lead)) != x.sizes().slice(0, static_cast<size_t>(lead)))
+        return false;
+    return tensor.sizes().slice(static_cast<size_t>(lead)) == IntArrayRef(space);
+}
+
+// The windows of x with `number` around it: taps before places.
+Value taps_of(const Value &x, const Pooling &p, const at::Scalar &number)
+{
+    Axis high(p.spatial);
+    for (size_t i = 0; i < p.spatial; ++i)
+        high[i] = (p.y[i] - 1) * p.stride[i] + (p.kernel[i] - 1) * p.dilation[i] + 1 - p.padding[i] - p.x[i];
+    return windows_of(around(x, number, p.first, p.padding, high), p.first,
+                      {Axis(p.spatial, 0), p.y, p.stride, p.kernel, p.dilation}, true);
+}
+
+Dims tap_dims(const Pooling &p)
+{
+    Dims dims;
+    for (size_t i = 0; i < p.spatial; ++i)
+        dims.push_back(static_cast<int64_t>(p.first + i));
+    return dims;
+}
+
+// ---- maxima
+
+// Where in the space the best tap of each window is: row-major. A window of nothing but -infinity has its first element.
+Value best_places(const Value &best, const Pooling &p)
+{
+    const auto rank = static_cast<size_t>(best.rank());
+    Value linear, rest = best;
+    std::vector<Value> taps(p.spatial);
+    for (size_t i = p.spatial; i-- > 0;) {
+        const Value size = scalar(p.kernel[i]);
+        taps[i] = i == 0 ? rest : record(OPQ_OP_remainder, {rest, size});
+        rest = i == 0 ? rest : record(OPQ_OP_div_floor, {rest, size});
+    }
+    for (size_t i = 0; i < p.spatial; ++i) {
+        Value start = times(along(rank, p.first + i, p.y[i]), scalar(p.stride[i]));
+        start = record(OPQ_OP_sub, {start, scalar(p.padding[i])});
+        Value at = plus(start, times(taps[i], scalar(p.dilation[i])));
+        if (p.padding[i] > 0) { // start + dilation * ceil(-start / dilation) is the first one inside
+            const Value behind = record(OPQ_OP_remainder, {start, scalar(p.dilation[i])});
+            at = record(OPQ_OP_where, {record(OPQ_OP_lt, {at, scalar(0)}), behind, at});
+        }
+        linear = linear ? plus(times(linear, scalar(p.x[i])), at) : at;
+    }
+    return linear;
+}
+
+template <size_t spatial> bool max_pool(Call &call)
+{
+    const Tensor &x = call.tensor(0);
+    Pooling p;
+    if (!read_pooling(call, x, 1, spatial, true, p))
+        return false;
+    check_device(x, call.name());
+    const Value taps = taps_of(in_order(x, p), p, -std::numeric_limits<double>::infinity());
+    give(call, reduce(OPQ_OP_amax, {taps}, tap_dims(p), false), p, x.scalar_type());
+    give(call, best_places(reduce(OPQ_OP_argmax, {taps}, tap_dims(p), false), p), p, at::kLong);
+    return true;
+}
+
+// ---- gradients: [.., windows per dim .., t, r, t, r, ..]
+
+struct Reaching {
+    Axis windows, t; // windows that may reach an element; values of t
+};
+
+Reaching reaching(const Pooling &p)
+{
+    Reaching r;
+    for (size_t i = 0; i < p.spatial; ++i) {
+        r.windows.push_back((p.kernel[i] + p.stride[i] - 1) / p.stride[i]);
+        r.t.push_back((p.x[i] + p.padding[i] + p.stride[i] - 1) / p.stride[i]);
+    }
+    return r;
+}
+
+// Of a value of every window: window t - (windows - 1) + j for each (j .., t, r, ..), `number` where there is none.
+Value spread(const Value &value, const Pooling &p, const Reaching &r, const at::Scalar &number)
+{
+    Axis low(p.spatial), high(p.spatial);
+    for (size_t i = 0; i < p.spatial; ++i) {
+        low[i] = r.windows[i] - 1;
+        high[i] = r.t[i] - p.y[i];
+    }
+    const Value wide = windows_of(around(value, number, p.first, low, high), p.first,
+                                  {Axis(p.spatial, 0), r.t, Axis(p.spatial, 1), r.windows, Axis(p.spatial, 1)}, true);
+    const Dims shape = shape_of(wide);
+    Dims one, all;
+    for (size_t d = 0; d < p.first + p.spatial; ++d)
+        one.push_back(shape[d]);
+    for (size_t i = 0; i < p.spatial; ++i)
+        one.append({r.t[i], 1});
+    one.append(shape.begin() + static_cast<ptrdiff_t>(p.first + 2 * p.spatial), shape.end());
+    all = one;
+    for (size_t i = 0; i < p.spatial; ++i)
+        all[p.first + p.spatial + 2 * i + 1] = p.stride[i];
+    return expand(reshape(wide, one), all);
+}
+
+// Sums over the windows and leaves the padding out.
+Value collected(const Value &value, const Pooling &p, const Reaching &r)
+{
+    Value sum = value;
+    int64_t windows = 1;
+    for (const int64_t count : r.windows)
+        windows *= count;
+    if (windows > 1) {
+        sum = reduce(OPQ_OP_sum, {value}, tap_dims(p), false);
+    } else {
+        Dims shape = shape_of(value);
+        shape.erase(shape.begin() + static_cast<ptrdiff_t>(p.first),
+                    shape.begin() + static_cast<ptrdiff_t>(p.first + p.spatial));
+        sum = reshape(value, shape);
+    }
+    const Dims shape = shape_of(sum);
+    Dims whole, starts(p.first, 0);
+    for (size_t d = 0; d < p.first; ++d)
+        whole.push_back(shape[d]);
+    for (size_t i = 0; i < p.spatial; ++i) {
+        whole.push_back(r.t[i] * p.stride[i]);
+        starts.push_back(p.padding[i]);
+    }
+    whole.append(shape.begin() + static_cast<ptrdiff_t>(p.first + 2 * p.spatial), shape.end());
+    starts.resize(whole.size(), 0);
+    Dims kept = whole;
+    for (size_t i = 0; i < p.spatial; ++i)
+        kept[p.first + i] = p.x[i];
+    return slice(reshape(sum, whole), kept, starts, Dims(kept.size(), 1));
+}
+
+// Where in the dim an element (t, r) is, padding before it counted.
+Value place(size_t rank, const Pooling &p, const Reaching &r, size_t i)
+{
+    const size_t dim = p.first + p.spatial + 2 * i;
+    return plus(times(along(rank, dim, r.t[i]), scalar(p.stride[i])), along(rank, dim + 1, p.stride[i]));
+}
+
+// Each element gets what the windows that it is the best of were given.
+bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p)
+{
+    if (!has_space(grad, x, p.y) || !has_space(indices, x, p.y) || grad.scalar_type() != x.scalar_type() ||
+        indices.scalar_type() != at::kLong)
+        return false;
+    for (const Tensor *tensor : {&grad, &x, &indices})
+        check_device(*tensor, call.name());
+    const Reaching r = reaching(p);
+    const opq_dtype dtype = core_dtype(x.scalar_type());
+    const Value from = spread(in_order(indices, p), p, r, -1);
+    const Value given = spread(cast(in_order(grad, p), computing(dtype)), p, r, 0);
+    const auto rank = static_cast<size_t>(from.rank());
+    Value own;
+    for (size_t i = 0; i < p.spatial; ++i) {
+        const Value at = record(OPQ_OP_sub, {place(rank, p, r, i), scalar(p.padding[i])});
+        own = own ? plus(times(own, scalar(p.x[i])), at) : at;
+    }
+    const Value chosen = record(OPQ_OP_where, {record(OPQ_OP_eq, {from, own}), given, scalar(0, computing(dtype))});
+    give(call, cast(collected(chosen, p, r), dtype), p, x.scalar_type());
+    return true;
+}
+
+// (grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)
+template <size_t spatial> bool max_pool_backward(Call &call)
+{
+    const Tensor &x = call.tensor(1);
+    Pooling p;
+    return read_pooling(call, x, 2, spatial, true, p) && p.dilation == Axis(spatial, 1) &&
+           give_to_best(call, call.tensor(0), x, call.tensor(7), p);
+}
+
+// ---- averages
+
+// How many elements each window is divided by: one number, or [.., places .., ..].
+struct Divisor {
+    bool same;
+    double number;
+    Value counts;
+};
+
+// (.., ceil_mode, count_include_pad, divisor_override?) from argument `at` on.
+bool read_divisor(const Call &call, size_t at, size_t rank, const Pooling &p, Divisor &out)
+{
+    const bool with_padding = call.flag(at + 1);
+    out = {true, 1, {}};
+    if (at + 2 < call.count && !call.none(at + 2)) {
+        out.number = static_cast<double>(call.integer(at + 2));
+        return out.number != 0;
+    }
+    for (size_t i = 0; i < p.spatial; ++i) {
+        const int64_t end = (p.y[i] - 1) * p.stride[i] - p.padding[i] + p.kernel[i];
+        out.number *= static_cast<double>(p.kernel[i]);
+        out.same = out.same && (with_padding ? end <= p.x[i] + p.padding[i] : p.padding[i] == 0 && end <= p.x[i]);
+    }
+    for (size_t i = 0; i < p.spatial && !out.same; ++i) {
+        Value start = times(along(rank, p.first + i, p.y[i]), scalar(p.stride[i]));
+        start = record(OPQ_OP_sub, {start, scalar(p.padding[i])});
+        const int64_t limit = p.x[i] + (with_padding ? p.padding[i] : 0);
+        const Value end = record(OPQ_OP_minimum, {plus(start, scalar(p.kernel[i])), scalar(limit)});
+        if (!with_padding)
+            start = record(OPQ_OP_maximum, {start, scalar(0)});
+        const Value count = record(OPQ_OP_sub, {end, start});
+        out.counts = out.counts ? times(out.counts, count) : count;
+    }
+    return true;
+}
+
+Value divided(const Value &value, const Divisor &by)
+{
+    const opq_dtype dtype = value.dtype();
+    return record(OPQ_OP_div, {value, by.same ? scalar(by.number, dtype) : cast(by.counts, dtype)});
+}
+
+// (self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+template <size_t spatial> bool avg_pool(Call &call)
+{
+    const Tensor &x = call.tensor(0);
+    Pooling p;
+    Divisor by;
+    if (!read_pooling(call, x, 1, spatial, false, p) || !read_divisor(call, 4, static_cast<size_t>(x.dim()), p, by))
+        return false;
+    check_device(x, call.name());
+    const opq_dtype dtype = core_dtype(x.scalar_type());
+    const Value taps = cast(taps_of(in_order(x, p), p, 0), computing(dtype));
+    give(call, cast(divided(reduce(OPQ_OP_sum, {taps}, tap_dims(p), false), by), dtype), p, x.scalar_type());
+    return true;
+}
+
+// (grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+template <size_t spatial> bool avg_pool_backward(Call &call)
+{
+    const Tensor &grad = call.tensor(0), &x = call.tensor(1);
+    Pooling p;
+    Divisor by;
+    if (!read_pooling(call, x, 2, spatial, false, p) || !has_space(grad, x, p.y) ||
+        grad.scalar_type() != x.scalar_type() || !read_divisor(call, 5, static_cast<size_t>(x.dim()), p, by))
+        return false;
+    check_device(grad, call.name());
+    const Reaching r = reaching(p);
+    const opq_dtype dtype = core_dtype(x.scalar_type());
+    Value given = spread(divided(cast(in_order(grad, p), computing(dtype)), by), p, r, 0);
+    const auto rank = static_cast<size_t>(given.rank());
+    for (size_t i = 0; i < p.spatial; ++i) { // window t - j reaches r if r + stride * j < kernel
+        if (p.kernel[i] % p.stride[i] == 0)
+            continue;
+        const Value j = record(OPQ_OP_sub, {scalar(r.windows[i] - 1), along(rank, p.first + i, r.windows[i])});
+        const Value tap = plus(times(j, scalar(p.stride[i])), along(rank, p.first + p.spatial + 2 * i + 1, p.stride[i]));
+        given = record(OPQ_OP_where,
+                       {record(OPQ_OP_lt, {tap, scalar(p.kernel[i])}), given, scalar(0, computing(dtype))});
+    }
+    give(call, cast(collected(given, p, r), dtype), p, x.scalar_type());
+    return true;
+}
+
+// ---- adaptive pooling to sizes that divide x's
+
+// (self, output_size)
+bool read_adaptive(const Call &call, const Tensor &x, int64_t spatial, const Axis &size, Pooling &p)
+{
+    p.spatial = static_cast<size_t>(spatial);
+    p.y = size;
+    if (x.dim() < spatial + 1 || x.dim() > spatial + 2 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()) ||
+        p.y.size() != p.spatial)
+        return false;
+    p.last = x.dim() == 4 && spatial == 2 && channels_last(x);
+    p.first = p.last ? 1 : static_cast<size_t>(x.dim() - spatial);
+    for (size_t i = 0; i < p.spatial; ++i) {
+        p.x.push_back(x.size(x.dim() - spatial + static_cast<int64_t>(i)));
+        if (p.y[i] < 1 || p.x[i] % p.y[i] != 0)
+            return false;
+        p.kernel.push_back(p.x[i] / p.y[i]);
+    }
+    p.stride = p.kernel;
+    p.padding = Axis(p.spatial, 0);
+    p.dilation = Axis(p.spatial, 1);
+    check_device(x, call.name());
+    return true;
+}
+
+double window_count(const Pooling &p) { return static_cast<double>(c10::multiply_integers(p.kernel)); }
+
+template <size_t spatial> bool adaptive_avg_pool(Call &call)
+{
+    const Tensor &x = call.tensor(0);
+    Pooling p;
+    if (!read_adaptive(call, x, spatial, per_dim(call.dims(1), spatial), p))
+        return false;
+    const opq_dtype dtype = core_dtype(x.scalar_type());
+    const Value taps = cast(taps_of(in_order(x, p), p, 0), computing(dtype));
+    const Value sum = reduce(OPQ_OP_sum, {taps}, tap_dims(p), false);
+    give(call, cast(divided(sum, {true, window_count(p), {}}), dtype), p, x.scalar_type());
+    return true;
+}
+
+// (grad_output, self)
+template <size_t spatial> bool adaptive_avg_pool_backward(Call &call)
+{
+    const Tensor &grad = call.tensor(0), &x = call.tensor(1);
+    Pooling p;
+    if (grad.dim() != x.dim() || x.dim() < static_cast<int64_t>(spatial) + 1 ||
+        !read_adaptive(call, x, spatial, Axis(grad.sizes().end() - spatial, grad.sizes().end()), p) ||
+        !has_space(grad, x, p.y) || grad.scalar_type() != x.scalar_type())
+        return false;
+    check_device(grad, call.name());
+    const Reaching r = reaching(p);
+    const opq_dtype dtype = core_dtype(x.scalar_type());
+    const Value given = divided(cast(in_order(grad, p), computing(dtype)), {true, window_count(p), {}});
+    give(call, cast(collected(spread(given, p, r, 0), p, r), dtype), p, x.scalar_type());
+    return true;
+}
+
+template <size_t spatial> bool adaptive_max_pool(Call &call)
+{
+    const Tensor &x = call.tensor(0);
+    Pooling p;
+    if (!read_adaptive(call, x, spatial, per_dim(call.dims(1), spatial), p))
+        return false;
+    const Value taps = taps_of(in_order(x, p), p, 0);
+    give(call, reduce(OPQ_OP_amax, {taps}, tap_dims(p), false), p, x.scalar_type());
+    give(call, best_places(reduce(OPQ_OP_argmax, {taps}, tap_dims(p), false), p), p, at::kLong);
+    return true;
+}
+
+// (grad_output, self, indices)
+template <size_t spatial> bool adaptive_max_pool_backward(Call &call)
+{
+    const Tensor &grad = call.tensor(0), &x = call.tensor(1);
+    Pooling p;
+    return grad.dim() == x.dim() && x.dim() > static_cast<int64_t>(spatial) &&
+           read_adaptive(call, x, spatial, Axis(grad.sizes().end() - spatial, grad.sizes().end()), p) &&
+           give_to_best(call, grad, x, call.tensor(2), p);
+}
+
+// ---- unfold: im2col(self, kernel_size, dilation, padding, stride), [batch, channels * taps, places]
+
+bool im2col(Call &call)
+{
+    const Tensor &x = call.tensor(0);
+    const Axis kernel = per_dim(call.dims(1), 2), dilation = per_dim(call.dims(2), 2), padding = per_dim(call.dims(3), 2),
+               stride = per_dim(call.dims(4), 2);
+    if (x.dim() < 3 || x.dim() > 4 || x.numel() == 0 || is_raw(x) || kernel.size() != 2 || dilation.size() != 2 ||
+        padding.size() != 2 || stride.size() != 2)
+        return false;
+    Window w{Axis(2, 0), Axis(2), stride, kernel, dilation};
+    for (size_t i = 0; i < 2; ++i) {
+        if (kernel[i] < 1 || dilation[i] < 1 || padding[i] < 0 || stride[i] < 1)
+            return false;
+        const int64_t room = x.size(x.dim() - 2 + static_cast<int64_t>(i)) + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
+        if (room < 0)
+            return false;
+        w.count[i] = room / stride[i] + 1;
+    }
+    check_device(x, call.name());
+    const auto first = static_cast<size_t>(x.dim() - 2);
+    const Value view = windows_of(around(read(x), 0, first, padding, padding), first, w, true);
+    const int64_t rows = x.size(-3) * kernel[0] * kernel[1], places = w.count[0] * w.count[1];
+    call.give(x.dim() == 4 ? reshape(view, {x.size(0), rows, places}) : reshape(view, {rows, places}), x.scalar_type());
+    return true;
+}
+
+template <size_t spatial> void adapt_pools(torch::Library &library)
+{
+    const std::string dims = std::to_string(spatial) + "d";
+    adapt(library, ("max_pool" + dims + "_with_indices").c_str(), &max_pool<spatial>);
+    adapt(library, ("max_pool" + dims + "_with_indices_backward").c_str(), &max_pool_backward<spatial>);
+    adapt(library, ("avg_pool" + dims).c_str(), &avg_pool<spatial>);
+    adapt(library, ("avg_pool" + dims + "_backward").c_str(), &avg_pool_backward<spatial>);
+    adapt(library, ("_adaptive_avg_pool" + dims).c_str(), &adaptive_avg_pool<spatial>);
+    adapt(library, ("_adaptive_avg_pool" + dims + "_backward").c_str(), &adaptive_avg_pool_backward<spatial>);
+    adapt(library, ("adaptive_max_pool" + dims).c_str(), &adaptive_max_pool<spatial>);
+    adapt(library, ("adaptive_max_pool" + dims + "_backward").c_str(), &adaptive_max_pool_backward<spatial>);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt_pools<2>(library);
+    adapt_pools<3>(library);
+    adapt(library, "im2col", &im2col);
+}
+
+} // namespace
+
+} // namespace opq
