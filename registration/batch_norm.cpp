@@ -1,6 +1,6 @@
 // Batch normalisation over every axis but the second. The running statistics are arguments that the operator changes without its
 // schema saying so; their new values are written like any in-place result.
-#include "adapter.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -9,15 +9,22 @@ namespace
 {
 
 struct Norm {
-    Value x;                // in the dtype to compute in
+    Value x;                // in the dtype to compute in, as it lies in memory if that is channels-last
+    Order order;            // of its dims there
     Dims axes;              // reduced
     Dims shape;             // of one number per channel, broadcastable against x
+    int64_t channel_count;
     opq_dtype dtype;        // to compute in: float for halves
     opq_dtype inner, outer; // of parameters and statistics; of x and the result
     double count;           // elements per channel
 
     Value channels(const Value &value) const { return cast(reshape(value, shape), dtype); }
-    Value statistic(const Value &value) const { return cast(reshape(value, {shape[1]}), inner); }
+    Value statistic(const Value &value) const { return cast(reshape(value, {channel_count}), inner); }
+    // A tensor of x's shape.
+    Value read_like(const Tensor &tensor) const
+    {
+        return cast(read_ordered(tensor, static_cast<int>(tensor.dim()), order), dtype);
+    }
 };
 
 // Parameters and statistics have one dtype: that of x, or float beside an x of half precision.
@@ -40,17 +47,23 @@ std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_l
     if (dtype != outer && !(dtype == at::kFloat && at::isReducedFloatingType(outer)))
         return std::nullopt;
     const opq_dtype compute = computing(core_dtype(outer));
-    Norm norm{cast(call.in(input), compute),
+    check_device(x, call.name());
+    const Order order = format_order(x);
+    const int64_t channel = order.plain() ? 1 : x.dim() - 1;
+    Norm norm{{},
+              order,
               {},
               Dims(static_cast<size_t>(x.dim()), 1),
+              x.size(1),
               compute,
               core_dtype(dtype),
               core_dtype(outer),
               0};
+    norm.x = norm.read_like(x);
     for (int64_t axis = 0; axis < x.dim(); ++axis)
-        if (axis != 1)
+        if (axis != channel)
             norm.axes.push_back(axis);
-    norm.shape[1] = x.size(1);
+    norm.shape[static_cast<size_t>(channel)] = x.size(1);
     norm.count = static_cast<double>(x.numel()) / static_cast<double>(x.size(1));
     return norm;
 }
@@ -97,7 +110,7 @@ bool batch_norm(Call &call)
         out = binary(OPQ_OP_mul, out, norm->channels(call.in(1)));
     if (!call.none(2))
         out = binary(OPQ_OP_add, out, norm->channels(call.in(2)));
-    call.give(cast(out, norm->outer));
+    call.give(cast(out, norm->outer), call.tensor(0).scalar_type(), norm->order);
     call.give(training ? norm->statistic(mean) : full(0, norm->inner, {0}));
     call.give(training ? norm->statistic(inverse) : full(0, norm->inner, {0}));
     return true;
@@ -108,10 +121,12 @@ bool batch_norm_backward(Call &call)
 {
     const auto norm = read_norm(call, 1, {2, 3, 4});
     const bool training = call.flag(7);
-    if (!norm || !same_dtype({&call.tensor(0), &call.tensor(1)}) || (training && (call.none(5) || call.none(6))))
+    if (!norm || !same_dtype({&call.tensor(0), &call.tensor(1)}) || call.tensor(0).sizes() != call.tensor(1).sizes() ||
+        (training && (call.none(5) || call.none(6))))
         return false;
     const auto mask = call.args[9].toBoolList();
-    const Value grad = cast(call.in(0), norm->dtype);
+    check_device(call.tensor(0), call.name());
+    const Value grad = norm->read_like(call.tensor(0));
     const Value mean = norm->channels(call.in(training ? 5 : 3));
     const Value inverse =
         training ? norm->channels(call.in(6)) : inverse_deviation(norm->channels(call.in(4)), call.real(8));
@@ -126,7 +141,7 @@ bool batch_norm_backward(Call &call)
             slope = binary(OPQ_OP_sub, grad, binary(OPQ_OP_mul, drift, share));
         }
         const Value factor = call.none(2) ? inverse : binary(OPQ_OP_mul, inverse, norm->channels(call.in(2)));
-        call.give(cast(binary(OPQ_OP_mul, slope, factor), norm->outer));
+        call.give(cast(binary(OPQ_OP_mul, slope, factor), norm->outer), call.tensor(1).scalar_type(), norm->order);
     } else {
         call.give_none();
     }

@@ -1,7 +1,8 @@
 // Reductions: which axes, which dtype, which row.
+#include <algorithm>
 #include <cmath>
 
-#include "adapter.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -59,8 +60,34 @@ bool give_typed(Call &call, Value value, int dtype_place)
     return true;
 }
 
+// Of a channels-last tensor in the order of its memory, so that rows are read as they lie; the result is row-major.
+Value reduce_last(opq_op op, const Value &value, const Order &order, IntArrayRef axes, bool keepdim)
+{
+    const auto rank = order.perm.size();
+    Dims inside, shape;
+    std::vector<int64_t> back(rank);
+    for (size_t at = 0; at < rank; ++at) {
+        back[static_cast<size_t>(order.perm[at])] = static_cast<int64_t>(at);
+        if (std::find(axes.begin(), axes.end(), order.perm[at]) != axes.end())
+            inside.push_back(static_cast<int64_t>(at));
+    }
+    const Value result = permute(reduce(op, {value}, inside, true), back);
+    const Dims whole = shape_of(result);
+    for (size_t d = 0; d < rank; ++d)
+        if (keepdim || std::find(axes.begin(), axes.end(), static_cast<int64_t>(d)) == axes.end())
+            shape.push_back(whole[d]);
+    return reshape(result, shape);
+}
+
 template <int axes, int keepdim, int dtype> bool simple(Call &call)
 {
+    const Tensor &self = call.tensor(0);
+    const Order order = on_device(self) ? format_order(self) : Order{};
+    if (!order.plain() && dtype >= 0 && call.none(dtype)) {
+        const Value value = read_ordered(self, static_cast<int>(self.dim()), order);
+        call.give(reduce_last(call.row, value, order, axes_of(call, axes), keep(call, keepdim)));
+        return true;
+    }
     return give_typed(call, fold(call.row, input(call, dtype), axes_of(call, axes), keep(call, keepdim)), dtype);
 }
 
