@@ -323,8 +323,8 @@ LLVMValueRef opq_nest_inside(opq_nest *n, int stmt)
         return LLVMBuildICmp(b, LLVMIntULT, opq_nest_number(n, stmt), opq_splat(n->e, extent), "");
     LLVMValueRef numbers = opq_lane_numbers(n->e, 32);
     LLVMValueRef from = first_lane(n, opq_i64(n->e, 0), first, stride), to = first_lane(n, extent, first, stride);
-    return LLVMBuildAnd(b, LLVMBuildICmp(b, LLVMIntSGE, numbers, from, ""), LLVMBuildICmp(b, LLVMIntSLT, numbers, to, ""),
-                        "");
+    return LLVMBuildAnd(b, LLVMBuildICmp(b, LLVMIntSGE, numbers, from, ""),
+                        LLVMBuildICmp(b, LLVMIntSLT, numbers, to, ""), "");
 }
 
 /* ---- locals: row-major over their variables, the lanes' last. Whole vectors are written: behind the last element is room, and what a

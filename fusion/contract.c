@@ -100,8 +100,8 @@ static bool find_loops(splitter *s)
             s->chain = i;
         push_loop(chain ? &s->sum : stmt->role == OPQ_LOOP_vector ? &s->n : &s->batch, stmt->variable);
     }
-    if (s->chain < 0 || s->n.count == 0 || s->batch.count == 0 || operand_access(s, 0) < 0 || operand_access(s, 1) < 0 ||
-        !epilogue_walks_as_one(s, &s->n))
+    if (s->chain < 0 || s->n.count == 0 || s->batch.count == 0 || operand_access(s, 0) < 0 ||
+        operand_access(s, 1) < 0 || !epilogue_walks_as_one(s, &s->n))
         return false;
     take_rows(s);
     s->out->batch_rank = s->batch.count;

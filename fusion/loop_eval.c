@@ -153,7 +153,7 @@ static void eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
     switch ((int)stmt->op) {
     case OPQ_INSTR_load:
         *out = stmt->operand[0] >= 0 && operand(m, stmt, 0).i == 0 ? zero_of((opq_dtype)stmt->dtype)
-                                                                  : load(m, stmt, offset);
+                                                                   : load(m, stmt, offset);
         break;
     case OPQ_INSTR_inside:
         *out = (opq_number){.i = offset >= 0 && offset < m->dims[opq_dims_of(m->k->rank, stmt->access) + 2 + m->k->rank]};

@@ -400,8 +400,9 @@ static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_inde
     state->guard = outer;
     if (operand < 0 || guard == outer)
         return operand;
-    bool zero = opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_FLOAT ? value->number.f == 0 && !signbit(value->number.f)
-                                                                                : value->number.i == 0;
+    bool zero = opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_FLOAT
+                    ? value->number.f == 0 && !signbit(value->number.f)
+                    : value->number.i == 0;
     if (zero && state->instrs[operand].op == OPQ_INSTR_load && state->instrs[operand].operand[0] == guard)
         return operand;
     opq_instr chosen = opq_lower_blank(OPQ_OP_where, opq_compute_dtype(node->type.dtype));
@@ -507,7 +508,8 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
     int bucket = memo_bucket(ref, at, map, rank);
     for (int16_t i = state->bucket[bucket]; i >= 0; i = state->memos[i].next) {
         const opq_memo *memo = &state->memos[i];
-        if (memo->node == ref && memo->at == at && memo->guard == state->guard && memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)
+        if (memo->node == ref && memo->at == at && memo->guard == state->guard &&
+            memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)
             return memo->instr;
     }
     if (state->nesting == OPQ_NESTING_MAX)
@@ -520,7 +522,8 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
     if (state->memo_count >= OPQ_BODY_MAX * 2)
         return refuse(state, OPQ_REFUSAL_body_size);
     opq_memo *memo = &state->memos[state->memo_count];
-    *memo = (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
+    *memo =
+        (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
     memo->dim = opq_arena_copy(state->arena, map->dim, (size_t)rank * sizeof *memo->dim);
     if (rank > 0 && memo->dim == NULL)
         return refuse(state, OPQ_REFUSAL_body_size);

@@ -56,7 +56,8 @@ bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
 {
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], count = opq_type_count(type);
-    int64_t k = opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
+    int64_t k =
+        opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
     return (m == 1 || n == 1) && k <= THIN_SUM_MAX && count >= THIN_BATCH_MIN * m * n;
 }
 

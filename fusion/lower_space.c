@@ -550,5 +550,5 @@ opq_refusal opq_lower_space(opq_lower_state *state)
     }
     r = found.matmul >= 0 ? root_of_product(state->graph, ref) : root_of(&opq_node_at(state->graph, ref)->type, reduce);
     return make_space(state, ref, &r) && (reduce == NULL || complete_reduced(state)) ? OPQ_REFUSAL_none
-                                                                                    : OPQ_REFUSAL_space;
+                                                                                     : OPQ_REFUSAL_space;
 }

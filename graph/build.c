@@ -157,7 +157,8 @@ static opq_status build(opq_graph *graph, opq_op op, const opq_type *given, cons
     opq_ref few_refs[FEW], *cast = few_refs;
     if ((unsigned)op >= OPQ_OP_COUNT || arity < 0)
         return opq_fail(OPQ_INVALID, "no op has number %d and %d operands", (int)op, arity);
-    if (opq_op_attrs(op).required >> OPQ_ATTR_value & 1)
+    opq_class class_ = opq_op_info_of(op)->class_;
+    if (class_ == OPQ_CLASS_SCALAR || (class_ == OPQ_CLASS_CONST && op != OPQ_OP_undefined))
         return opq_fail(OPQ_INVALID, "%s: has a builder of its own", opq_op_info_of(op)->name);
     if (arity > FEW) {
         types = opq_arena_alloc(&graph->arena, (size_t)arity * sizeof *types);

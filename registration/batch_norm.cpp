@@ -9,10 +9,10 @@ namespace
 {
 
 struct Norm {
-    Value x;                // in the dtype to compute in, as it lies in memory if that is channels-last
-    Order order;            // of its dims there
-    Dims axes;              // reduced
-    Dims shape;             // of one number per channel, broadcastable against x
+    Value x;     // in the dtype to compute in, as it lies in memory if that is channels-last
+    Order order; // of its dims there
+    Dims axes;   // reduced
+    Dims shape;  // of one number per channel, broadcastable against x
     int64_t channel_count;
     opq_dtype dtype;        // to compute in: float for halves
     opq_dtype inner, outer; // of parameters and statistics; of x and the result
@@ -50,15 +50,9 @@ std::optional<Norm> read_norm(const Call &call, size_t input, std::initializer_l
     check_device(x, call.name());
     const Order order = format_order(x);
     const int64_t channel = order.plain() ? 1 : x.dim() - 1;
-    Norm norm{{},
-              order,
-              {},
-              Dims(static_cast<size_t>(x.dim()), 1),
-              x.size(1),
-              compute,
-              core_dtype(dtype),
-              core_dtype(outer),
-              0};
+    Norm norm{
+        {}, order, {}, Dims(static_cast<size_t>(x.dim()), 1), x.size(1), compute, core_dtype(dtype), core_dtype(outer),
+        0};
     norm.x = norm.read_like(x);
     for (int64_t axis = 0; axis < x.dim(); ++axis)
         if (axis != channel)

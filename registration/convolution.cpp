@@ -42,7 +42,8 @@ Value spread(const Tensor &tensor, int64_t groups, bool last)
         shape.append({sizes[0], groups, sizes[1] / groups});
         shape.append(sizes.begin() + 2, sizes.end());
     }
-    return reshape(read_ordered(tensor, static_cast<int>(tensor.dim()), last ? last_order(tensor.dim()) : Order{}), shape);
+    return reshape(read_ordered(tensor, static_cast<int>(tensor.dim()), last ? last_order(tensor.dim()) : Order{}),
+                   shape);
 }
 
 size_t first_space(bool last) { return last ? 1 : 3; }
@@ -98,9 +99,8 @@ Value stored(const Value &value)
     int64_t stride = 1;
     for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
         strides[d] = stride;
-    return record(
-        OPQ_OP_update, {record_typed(OPQ_OP_undefined, value.dtype(), shape, {}), value},
-        {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, shape), attr_ints(OPQ_ATTR_strides, strides)});
+    return record(OPQ_OP_update, {record_typed(OPQ_OP_undefined, value.dtype(), shape, {}), value},
+                  {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, shape), attr_ints(OPQ_ATTR_strides, strides)});
 }
 
 // weights [groups, outer, terms] over windows: [batch, groups, outer, places]; channels-last [batch, groups, places, outer], or with a
@@ -362,7 +362,9 @@ bool result_size(const Tensor &x, const Tensor &weight, bool transposed, const D
     out = {x.size(0), transposed ? weight.size(1) * c.groups : weight.size(0)};
     for (int64_t d = 2; d < x.dim(); ++d) {
         const auto i = static_cast<size_t>(d - 2);
-        const int64_t reach = c.dilation[i] * (weight.size(d) - 1), extra = more.size() == 1 ? more[0] : i < more.size() ? more[i] : 0;
+        const int64_t reach = c.dilation[i] * (weight.size(d) - 1), extra = more.size() == 1  ? more[0]
+                                                                            : i < more.size() ? more[i]
+                                                                                              : 0;
         if (c.stride[i] < 1)
             return false;
         const int64_t size = x.size(d) + 2 * c.padding[i] - reach - 1;
@@ -392,7 +394,8 @@ bool convolution(Call &call)
         !result_size(x, weight, transposed, call.dims(7), c, size))
         return false;
     c.last = wants_last(x, weight);
-    if (!call.none(2) && (call.tensor(2).scalar_type() != x.scalar_type() || call.tensor(2).sizes() != IntArrayRef(size[1])))
+    if (!call.none(2) &&
+        (call.tensor(2).scalar_type() != x.scalar_type() || call.tensor(2).sizes() != IntArrayRef(size[1])))
         return false;
     Value y;
     if (transposed) { // y takes the part of x

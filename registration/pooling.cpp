@@ -64,7 +64,7 @@ bool read_pooling(const Call &call, const Tensor &x, size_t at, int64_t spatial,
         if (p.kernel[i] < 1 || p.stride[i] < 1 || p.dilation[i] < 1 || p.padding[i] < 0 || p.padding[i] > p.kernel[i] / 2)
             return false;
         p.y.push_back(at::native::pooling_output_shape<int64_t>(p.x[i], p.kernel[i], p.padding[i], p.stride[i],
-                                                                 p.dilation[i], call.flag(ceil)));
+                                                                p.dilation[i], call.flag(ceil)));
         if (p.y[i] < 1)
             return false;
     }
@@ -75,7 +75,8 @@ bool read_pooling(const Call &call, const Tensor &x, size_t at, int64_t spatial,
 bool has_space(const Tensor &tensor, const Tensor &x, const Axis &space)
 {
     const int64_t lead = x.dim() - static_cast<int64_t>(space.size());
-    if (tensor.dim() != x.dim() || tensor.sizes().slice(0, static_cast<size_t>(lead)) != x.sizes().slice(0, static_cast<size_t>(lead)))
+    if (tensor.dim() != x.dim() ||
+        tensor.sizes().slice(0, static_cast<size_t>(lead)) != x.sizes().slice(0, static_cast<size_t>(lead)))
         return false;
     return tensor.sizes().slice(static_cast<size_t>(lead)) == IntArrayRef(space);
 }
@@ -322,8 +323,7 @@ template <size_t spatial> bool avg_pool_backward(Call &call)
             continue;
         const Value j = record(OPQ_OP_sub, {scalar(r.windows[i] - 1), along(rank, p.first + i, r.windows[i])});
         const Value tap = plus(times(j, scalar(p.stride[i])), along(rank, p.first + p.spatial + 2 * i + 1, p.stride[i]));
-        given = record(OPQ_OP_where,
-                       {record(OPQ_OP_lt, {tap, scalar(p.kernel[i])}), given, scalar(0, computing(dtype))});
+        given = record(OPQ_OP_where, {record(OPQ_OP_lt, {tap, scalar(p.kernel[i])}), given, scalar(0, computing(dtype))});
     }
     give(call, cast(collected(given, p, r), dtype), p, x.scalar_type());
     return true;
@@ -413,8 +413,8 @@ template <size_t spatial> bool adaptive_max_pool_backward(Call &call)
 bool im2col(Call &call)
 {
     const Tensor &x = call.tensor(0);
-    const Axis kernel = per_dim(call.dims(1), 2), dilation = per_dim(call.dims(2), 2), padding = per_dim(call.dims(3), 2),
-               stride = per_dim(call.dims(4), 2);
+    const Axis kernel = per_dim(call.dims(1), 2), dilation = per_dim(call.dims(2), 2),
+               padding = per_dim(call.dims(3), 2), stride = per_dim(call.dims(4), 2);
     if (x.dim() < 3 || x.dim() > 4 || x.numel() == 0 || is_raw(x) || kernel.size() != 2 || dilation.size() != 2 ||
         padding.size() != 2 || stride.size() != 2)
         return false;
@@ -422,7 +422,8 @@ bool im2col(Call &call)
     for (size_t i = 0; i < 2; ++i) {
         if (kernel[i] < 1 || dilation[i] < 1 || padding[i] < 0 || stride[i] < 1)
             return false;
-        const int64_t room = x.size(x.dim() - 2 + static_cast<int64_t>(i)) + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
+        const int64_t room =
+            x.size(x.dim() - 2 + static_cast<int64_t>(i)) + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
         if (room < 0)
             return false;
         w.count[i] = room / stride[i] + 1;

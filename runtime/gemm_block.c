@@ -49,8 +49,13 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
             int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;
             const void *data =
                 opq_pack_at(a->data, a->dtype, batch * a->batch_stride + row * a->row_stride + k0 * a->column_stride);
-            opq_pack_source source = {data, a->dtype, run->call.dtype, a->column_stride, a->row_stride,
-                                      a->columns ? a->columns + k0 : NULL, a->rows ? a->rows + row : NULL};
+            opq_pack_source source = {data,
+                                      a->dtype,
+                                      run->call.dtype,
+                                      a->column_stride,
+                                      a->row_stride,
+                                      a->columns ? a->columns + k0 : NULL,
+                                      a->rows ? a->rows + row : NULL};
             opq_gemm_pack(run->avx512, &source, k, count, (int)count,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
         }
@@ -64,8 +69,13 @@ void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64
     int64_t column = first * run->panel, columns = gemm_min(last * run->panel, run->call.n) - column;
     const void *data =
         opq_pack_at(b->data, b->dtype, batch * b->batch_stride + k0 * b->row_stride + column * b->column_stride);
-    opq_pack_source source = {data, b->dtype, run->call.dtype, b->row_stride, b->column_stride,
-                              b->rows ? b->rows + k0 : NULL, b->columns ? b->columns + column : NULL};
+    opq_pack_source source = {data,
+                              b->dtype,
+                              run->call.dtype,
+                              b->row_stride,
+                              b->column_stride,
+                              b->rows ? b->rows + k0 : NULL,
+                              b->columns ? b->columns + column : NULL};
     if (k > 0 && columns > 0)
         opq_gemm_pack(run->avx512, &source, k, columns, run->panel, out, panel_stride);
 }

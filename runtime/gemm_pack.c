@@ -32,7 +32,11 @@ static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across
 
 /* ---- windows: what lies at no stride */
 
-enum { RUNS_MAX = 2 * 64 / 4, TRANSPOSED = 16, TRANSPOSE_COST = 200 }; /* TRANSPOSE_COST: of 2 x 16 x 16 elements, in cycles */
+enum {
+    RUNS_MAX = 2 * 64 / 4,
+    TRANSPOSED = 16,
+    TRANSPOSE_COST = 200
+}; /* TRANSPOSE_COST: of 2 x 16 x 16 elements, in cycles */
 
 static int find_runs(const opq_pack_source *s, int64_t across, opq_pack_run *out_runs)
 {
@@ -82,7 +86,7 @@ static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_
         part.k_stride = 1;
         part.k_at = NULL;
         if (!(avx512 ? opq_pack_panel_avx512 : opq_pack_panel_avx2)(&part, length, across, width,
-                                                                   (char *)out + i * width * opq_dtype_bytes(s->to)))
+                                                                    (char *)out + i * width * opq_dtype_bytes(s->to)))
             return false;
     }
     return true;
@@ -90,8 +94,9 @@ static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_
 
 static void pack_panel(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
-    bool done = s->k_at || s->across_at ? pack_window(avx512, s, k, across, width, out)
-                                        : (avx512 ? opq_pack_panel_avx512 : opq_pack_panel_avx2)(s, k, across, width, out);
+    bool done = s->k_at || s->across_at
+                    ? pack_window(avx512, s, k, across, width, out)
+                    : (avx512 ? opq_pack_panel_avx512 : opq_pack_panel_avx2)(s, k, across, width, out);
     if (!done)
         pack_panel_plain(s, k, across, width, out);
 }

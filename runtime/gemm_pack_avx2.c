@@ -118,8 +118,7 @@ INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const
                 continue;
             }
             for (int j = 0; j < run->count; j++)
-                out[run->first + j] =
-                    _mm256_cvtss_f32(load_f32(row + (run->offset + j * run->stride) * bytes, from, 1));
+                out[run->first + j] = _mm256_cvtss_f32(load_f32(row + (run->offset + j * run->stride) * bytes, from, 1));
         }
     }
 }

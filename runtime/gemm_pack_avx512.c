@@ -54,8 +54,8 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_
             __m512d r[8];
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++)
-                r[i] = load_f64(first + (opq_pack_across(s, j + i < across ? j + i : across - 1) + p) * bytes, from,
-                                load);
+                r[i] =
+                    load_f64(first + (opq_pack_across(s, j + i < across ? j + i : across - 1) + p) * bytes, from, load);
             transpose_f64(r);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++)

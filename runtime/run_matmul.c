@@ -76,8 +76,8 @@ static bool worth_packing(const opq_matmul_step *matmul, const opq_storage *stor
 {
     const opq_matrix *b = &matmul->matrix[1];
     int64_t count = matmul->contract.k * matmul->contract.n;
-    return !b->rows && !b->columns && storage->home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) && matmul->outer_rank == 0 &&
-           count >= PACKED_COUNT_MIN && count * opq_dtype_bytes(b->dtype) <= storage->bytes &&
+    return !b->rows && !b->columns && storage->home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) &&
+           matmul->outer_rank == 0 && count >= PACKED_COUNT_MIN && count * opq_dtype_bytes(b->dtype) <= storage->bytes &&
            packed_bytes <= PADDING_MAX * count * opq_dtype_bytes(matmul->dtype);
 }
 

@@ -26,6 +26,12 @@ static const struct {
     {OPQ_OP_strided, SHAPE(3, 4), SHAPE(2, 3), {INT_ATTR(offset, 0), INTS_ATTR(strides, 1, 2)}, 2, {0, 2, 4, 1, 3, 5}},
     {OPQ_OP_strided, SHAPE(3), SHAPE(4), {INT_ATTR(offset, 2), INTS_ATTR(strides, 0)}, 2, {2, 2, 2, 2}},
     {OPQ_OP_slice, SHAPE(4, 5), SHAPE(2, 2), {INTS_ATTR(start, 3, 4), INTS_ATTR(step, -2, -3)}, 2, {19, 16, 9, 6}},
+    {OPQ_OP_pad,
+     SHAPE(2, 2),
+     SHAPE(2, 4),
+     {INTS_ATTR(start, -1, 1), {.key = OPQ_ATTR_value, .number.i = 9}},
+     2,
+     {9, 2, 3, 9, 9, 9, 9, 9}},
     {OPQ_OP_slice, SHAPE(4), SHAPE(0), {INTS_ATTR(start, 4), INTS_ATTR(step, 1)}, 2, {0}},
 };
 

@@ -380,6 +380,7 @@ EXPLICIT = {
     "expand": (lambda x: x.expand(5, 3, 4) + 1, M),
     "slice": (lambda x: x[1:, ::2] + 1, M),
     "strided": (lambda x: x.as_strided((2, 3), (1, 2), 1) + 1, M),
+    "pad": (lambda x: F.pad(x, (1, 2, -1, 3), value=2.5) * 2, M),
     "update": (written, M),
     "rsub": (lambda x: torch.rsub(x, 1.5), M),
     "div_trunc": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), M, M),

@@ -138,7 +138,19 @@ static void fill(void *data, opq_dtype dtype, int64_t count)
 
 /* ---- one case */
 
-typedef enum layout { ROWS, COLUMNS, ROWS_PADDED, COLUMNS_PADDED, STRIDED, BROADCAST, LAYOUTS } layout;
+typedef enum layout {
+    ROWS,
+    COLUMNS,
+    ROWS_PADDED,
+    COLUMNS_PADDED,
+    STRIDED,
+    BROADCAST,
+    WINDOWS,         /* columns in runs of 14, as the places of a convolution */
+    WINDOWS_APART,   /* of 9, two elements apart */
+    WINDOWS_ACROSS,  /* rows in runs of 21, columns in runs of 3 */
+    WINDOWS_COLUMNS, /* rows at one stride, columns in runs of 5, seven apart */
+    LAYOUTS
+} layout;
 
 typedef struct sample {
     int64_t batch, m, n, k;
@@ -146,9 +158,46 @@ typedef struct sample {
     opq_dtype dtype, a_dtype, b_dtype;
 } sample;
 
+enum { TABLE_MAX = 1 << 13 };
+static int64_t tables[4][TABLE_MAX];
+static int table_count;
+
+/* Runs of `length` elements, `step` apart, each `room` behind the last; the end of all in out_end. */
+static const int64_t *table_make(int64_t count, int64_t length, int64_t step, int64_t room, int64_t *out_end)
+{
+    int64_t *table = tables[table_count++ % 4];
+    assert_true(count <= TABLE_MAX);
+    for (int64_t i = 0; i < count; i++)
+        table[i] = i / length * room + i % length * step;
+    *out_end += count > 0 ? table[count - 1] : 0;
+    return table;
+}
+
+static opq_matrix window_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
+{
+    opq_matrix x = {.dtype = dtype};
+    int64_t last = 0;
+    if (how == WINDOWS_ACROSS)
+        x.rows = table_make(rows, 21, 1, 29, &last), x.columns = table_make(columns, 3, 1, 40, &last);
+    else if (how == WINDOWS_COLUMNS)
+        x.row_stride = 1, last = rows ? rows - 1 : 0, x.columns = table_make(columns, 5, 7, 36, &last);
+    else if (how == WINDOWS_APART)
+        x.rows = table_make(rows, 3, 1, 31, &last), x.columns = table_make(columns, 9, 2, 44, &last);
+    else
+        x.rows = table_make(rows, 3, 1, 31, &last), x.columns = table_make(columns, 14, 1, 16, &last);
+    int64_t span = rows && columns ? last + 1 : 0;
+    x.batch_stride = span;
+    *out = guarded_make(span * batch * opq_dtype_bytes(dtype));
+    fill(out->data, dtype, span * batch);
+    x.data = out->data;
+    return x;
+}
+
 static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
 {
     opq_matrix x = {.dtype = dtype};
+    if (how >= WINDOWS)
+        return window_make(how, dtype, batch, rows, columns, out);
     int64_t pad = how == ROWS_PADDED || how == COLUMNS_PADDED ? 5 : 0;
     if (how == STRIDED)
         x.column_stride = 2, x.row_stride = 2 * columns + 3;
@@ -167,7 +216,8 @@ static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_
 
 static double matrix_at(const opq_matrix *x, int64_t batch, int64_t row, int64_t column)
 {
-    return value_at(x->data, x->dtype, batch * x->batch_stride + row * x->row_stride + column * x->column_stride);
+    int64_t at = batch * x->batch_stride + (x->rows ? x->rows[row] : row * x->row_stride);
+    return value_at(x->data, x->dtype, at + (x->columns ? x->columns[column] : column * x->column_stride));
 }
 
 static void reference(const opq_gemm_call *call, char *c)

@@ -1,0 +1,338 @@
+"""Convolutions and pooling, against the CPU: values, gradients, layouts, and that no CPU kernel is called."""
+
+import copy
+import random
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import torch_opaque
+
+D = "opaque"
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def formatted(x, last):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if last and x.dim() in formats else x
+
+
+def results(device, fn, tensors, last):
+    """fn(*tensors), the gradients of `tensors`, and the strides of the first result."""
+    inputs = [None if t is None else t.detach().clone().to(device) for t in tensors]
+    inputs[0] = formatted(inputs[0], last)
+    for t in inputs:
+        if t is not None:
+            t.requires_grad_(True)
+    out = fn(*inputs)
+    out, *others = out if isinstance(out, tuple) else (out,)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    out.backward(grad.to(out.dtype).to(device))
+    found = [out.detach(), *others, *(t.grad for t in inputs if t is not None)]
+    return [f.cpu() for f in found], out.stride()
+
+
+def check(fn, *tensors, last=False, native=True):
+    dtype = tensors[0].dtype
+    expect, strides = results("cpu", fn, tensors, last)
+    torch_opaque.reset_stats()
+    found, found_strides = results(D, fn, tensors, last)
+    assert not native or torch_opaque.stats()["extern_calls"] == 0
+    assert strides == found_strides
+    for e, f in zip(expect, found, strict=True):
+        assert e.dtype == f.dtype
+        if e.dtype == torch.int64:
+            assert torch.equal(e, f)
+            continue
+        scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0
+        torch.testing.assert_close(f, e, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale)
+
+
+# ---- convolutions
+
+
+def convolution(rng, dtype):
+    dims, groups = rng.choice([1, 2, 2, 2, 3]), rng.choice([1, 1, 2, 3])
+    inner, outer = rng.randint(1, 5), rng.randint(1, 5)
+    transposed = rng.random() < 0.4
+    if rng.random() < 0.3:
+        groups, inner, outer = 9, 1, rng.choice([1, 1, 2])
+    sizes, taps = (
+        [rng.randint(5, 20) for _ in range(dims)],
+        [rng.randint(1, 3) for _ in range(dims)],
+    )
+    stride, dilation = (
+        [rng.randint(1, 3) for _ in range(dims)],
+        [rng.randint(1, 2) for _ in range(dims)],
+    )
+    options = {
+        "stride": stride,
+        "padding": [rng.randint(0, 3) for _ in range(dims)],
+        "dilation": dilation,
+        "groups": groups,
+    }
+    if transposed:
+        options["output_padding"] = [
+            rng.randint(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True)
+        ]
+    x = torch.randn(rng.randint(1, 3), inner * groups, *sizes).to(dtype)
+    shape = (inner * groups, outer) if transposed else (outer * groups, inner)
+    w, b = torch.randn(*shape, *taps).to(dtype), torch.randn(outer * groups).to(dtype)
+    name = f"conv_transpose{dims}d" if transposed else f"conv{dims}d"
+    return name, options, x, w, b if rng.random() < 0.5 else None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_convolutions(seed):
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    dtype = rng.choice([torch.float32, torch.float32, torch.float64])
+    name, options, x, w, b = convolution(rng, dtype)
+    last = rng.random() < 0.4
+    try:
+        getattr(F, name)(x, w, b, **options)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            getattr(F, name)(x.to(D), w.to(D), None if b is None else b.to(D), **options)
+        return
+    check(lambda x, w, b: getattr(F, name)(x, w, b, **options), x, w, b, last=last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_halves(dtype, groups):
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 8, 9, 9).to(dtype), torch.randn(8, 8 // groups, 3, 3).to(dtype)
+    check(lambda x, w: F.conv2d(x, w, padding=1, groups=groups), x, w)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (64, 64, 3, 1, 1),
+        (3, 32, 7, 2, 1),
+        (24, 24, 3, 2, 24),
+        (96, 96, 5, 1, 96),
+        (16, 40, 1, 2, 1),
+    ],
+)
+def test_fused_is_unfused(case, last):
+    inner, outer, taps, stride, groups = case
+    torch.manual_seed(0)
+    x = formatted(torch.randn(2, inner, 23, 37, device=D), last)
+    w, b = torch.randn(outer, inner // groups, taps, taps, device=D), torch.randn(outer, device=D)
+
+    def layer():
+        return torch.relu(F.conv2d(x, w, b, stride, taps // 2, groups=groups)).cpu()
+
+    fused = layer()
+    with torch_opaque.unfused():
+        assert torch.equal(layer(), fused)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert torch.equal(layer(), fused)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_one_order_of_additions():
+    """k runs over channels and then the taps; channels-last, over the taps and then channels."""
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 5, 6, 7), torch.randn(4, 5, 3, 3)
+    for last in (False, True):
+        dims = (0, 2, 3, 1) if last else (0, 1, 2, 3)
+        kernel = w.permute(dims).reshape(4, -1).numpy()
+        found = F.conv2d(formatted(x.to(D), last), w.to(D)).cpu()
+        for place in [(0, 0), (2, 3), (3, 4)]:
+            window = (
+                x[:, :, place[0] : place[0] + 3, place[1] : place[1] + 3].permute(dims).reshape(-1)
+            )
+            for o in range(4):
+                total = torch.zeros((), dtype=torch.float32)
+                for a, b in zip(kernel[o].tolist(), window.tolist(), strict=True):
+                    total = (torch.tensor(a, dtype=torch.float64) * b + total.double()).float()
+                assert found[0, o, place[0], place[1]] == total
+
+
+def test_kernels():
+    x, w, b = (
+        torch.randn(1, 16, 20, 20, device=D),
+        torch.randn(32, 16, 3, 3, device=D),
+        torch.randn(32, device=D),
+    )
+    norm = nn.BatchNorm2d(32).eval().to(D)
+    deep = torch.randn(16, 1, 3, 3, device=D)
+
+    def kernels(fn):
+        with torch.no_grad():
+            fn().cpu()
+            torch_opaque.reset_stats()
+            fn().cpu()
+            return torch_opaque.stats()["kernels_run"]
+
+    assert kernels(lambda: torch.relu(norm(F.conv2d(x, w, b)))) == 1
+    assert (
+        kernels(lambda: torch.relu(norm(F.conv2d(x, w, b, padding=1)))) == 2
+    )  # and the padded operand
+    assert kernels(lambda: torch.relu(F.conv2d(x, deep, padding=1, groups=16))) == 1
+    assert kernels(lambda: F.max_pool2d(torch.relu(x), 3, 2, 1)) <= 2
+    assert kernels(lambda: F.avg_pool2d(x, 2)) == 1
+
+
+# ---- pooling
+
+
+def pooling(rng, dtype):
+    dims, lead = rng.choice([1, 2, 2, 3]), rng.choice([(2, 3), (4,), (1, 2)])
+    sizes, kernel = (
+        [rng.randint(3, 20) for _ in range(dims)],
+        [rng.randint(1, 4) for _ in range(dims)],
+    )
+    stride, padding = (
+        [rng.randint(1, 4) for _ in range(dims)],
+        [rng.randint(0, k // 2) for k in kernel],
+    )
+    ceil, counts = rng.random() < 0.4, rng.random() < 0.5
+    x = torch.randn(*lead, *sizes).to(dtype)
+    x = torch.relu(x) if rng.random() < 0.2 else x
+    output = [rng.choice([d for d in range(1, s + 1) if s % d == 0]) for s in sizes]
+    kinds = {
+        "max": lambda x: getattr(F, f"max_pool{dims}d")(
+            x, kernel, stride, padding, 1, ceil, return_indices=True
+        ),
+        "avg": lambda x: getattr(F, f"avg_pool{dims}d")(x, kernel, stride, padding, ceil, counts),
+        "adaptive_max": lambda x: getattr(F, f"adaptive_max_pool{dims}d")(
+            x, output, return_indices=True
+        ),
+        "adaptive_avg": lambda x: getattr(F, f"adaptive_avg_pool{dims}d")(x, output),
+    }
+    return kinds[rng.choice(list(kinds))], x
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_pooling(seed):
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    fn, x = pooling(rng, rng.choice([torch.float32, torch.float64, torch.bfloat16]))
+    try:
+        fn(x)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            fn(x.to(D))
+        return
+    check(fn, x, last=x.dim() == 4 and rng.random() < 0.4)
+
+
+def test_maxima_of_nothing_but_infinity():
+    x = torch.full((1, 2, 5, 6), -torch.inf)
+    x[0, 1, 3, 3] = 1
+    check(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x)
+    y, _ = F.max_pool2d(torch.full((1, 1, 4, 4), torch.nan, device=D), 2, return_indices=True)
+    assert y.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_unfold(dtype):
+    x = (torch.randn(2, 3, 7, 8) * 3).to(dtype)
+    expect = F.unfold(x.float(), (3, 2), 2, (1, 0), (2, 1)).to(dtype)
+    assert torch.equal(F.unfold(x.to(D), (3, 2), 2, (1, 0), (2, 1)).cpu(), expect)
+
+
+def test_dilated_maxima_have_gradients():
+    check(
+        lambda x: F.max_pool2d(x, 3, 2, 1, 2, return_indices=True),
+        torch.randn(2, 3, 11, 12),
+        native=False,
+    )
+
+
+# ---- networks
+
+
+class Residual(nn.Module):
+    def __init__(self, inner, outer, stride, groups=1):
+        super().__init__()
+        self.first = nn.Conv2d(inner, outer, 3, stride, 1, bias=False, groups=groups)
+        self.norm = nn.BatchNorm2d(outer)
+        self.second = nn.Conv2d(outer, outer, 3, 1, 1, groups=outer if groups > 1 else 1)
+        self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False)
+
+    def forward(self, x):
+        return F.relu6(self.second(F.relu(self.norm(self.first(x)))) + self.shortcut(x))
+
+
+class Pyramid(nn.Module):
+    """Down and up again, as a U-Net."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(3, 8, 3, padding=1)
+        self.deep = nn.Conv2d(8, 16, 3, padding=1)
+        self.up = nn.ConvTranspose2d(16, 8, 2, 2)
+        self.out = nn.Conv2d(16, 10, 1)
+
+    def forward(self, x):
+        wide = F.gelu(self.down(x))
+        deep = F.gelu(self.deep(F.max_pool2d(wide, 2)))
+        return self.out(torch.cat([wide, self.up(deep)], 1)).mean((2, 3))
+
+
+NETWORKS = {
+    "residual": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        Residual(16, 16, 1),
+        Residual(16, 32, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    ),
+    "depthwise": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1),
+        Residual(16, 16, 1, 16),
+        Residual(16, 32, 2, 16),
+        nn.AvgPool2d(3, 2, 1),
+        nn.Flatten(),
+        nn.LazyLinear(10),
+    ),
+    "pyramid": Pyramid,
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name, last):
+    """Two steps of training in float64, read in the middle."""
+    torch.manual_seed(0)
+    model, x = NETWORKS[name]().double(), torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    model(x)
+    torch_opaque.reset_stats()
+    outputs = []
+    for device in ("cpu", D):
+        net, data = copy.deepcopy(model).to(device), formatted(x.to(device), last)
+        if last:
+            net = net.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        seen = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            out = net(data)
+            loss = F.cross_entropy(out, torch.arange(3, device=device))
+            seen.append(loss.item())
+            loss.backward()
+            optimizer.step()
+        outputs.append(
+            [
+                torch.tensor(seen),
+                net(data).detach().cpu(),
+                *(p.detach().cpu() for p in net.parameters()),
+            ]
+        )
+    assert torch_opaque.stats()["extern_calls"] == 0
+    for e, f in zip(*outputs, strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-7, atol=1e-9)
