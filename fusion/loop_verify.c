@@ -249,44 +249,66 @@ typedef struct sum {
     bool any, overflow; /* any: is there a turn? */
 } sum;
 
-static void add_term(sum *s, int64_t step, int64_t extent)
+/* Adds a number of [from, from + extent) times a stride. */
+static void add_term(sum *s, int64_t stride, int64_t from, int64_t extent)
 {
-    int64_t span = 0;
+    int64_t first = 0, span = 0;
     s->any = s->any && extent > 0;
     if (extent <= 0)
         return;
-    s->overflow |= __builtin_mul_overflow(step, extent - 1, &span);
+    s->overflow |= __builtin_mul_overflow(stride, from, &first);
+    s->overflow |= __builtin_mul_overflow(stride, extent - 1, &span);
+    s->overflow |= __builtin_add_overflow(s->offset, first, &s->offset);
     s->overflow |= __builtin_add_overflow(span < 0 ? s->low : s->high, span, span < 0 ? &s->low : &s->high);
 }
 
-/* What the number of an `inside` contributes is one of [0, extent) times a stride, where the access is made. */
-static void bound_by(const verifier *v, const opq_stmt *inside, const int64_t *dims, sum *s)
+enum { BOUNDS_MAX = 32 };
+
+/* What stands in a condition as `inside`. */
+static void find_bounds(const verifier *v, int condition, const opq_stmt **bounds, int *count)
 {
-    int64_t stride = 0, part = 0;
-    const int64_t *of = dims + opq_dims_of(v->k->rank, inside->access);
-    for (int l = 0; l < v->k->rank && stride == 0; l++) {
-        int64_t step = opq_loops_stride(v->k, dims, inside->access, l);
+    const opq_stmt *stmt = &v->k->stmts[condition];
+    if (stmt->op == OPQ_INSTR_inside && *count < BOUNDS_MAX)
+        bounds[(*count)++] = stmt;
+    for (int o = 0; o < 2 && stmt->op == OPQ_OP_bitwise_and; o++)
+        find_bounds(v, stmt->operand[o], bounds, count);
+}
+
+static bool moves_alike(const verifier *v, const int64_t *dims, const opq_stmt *a, const opq_stmt *b)
+{
+    for (int l = 0; l < v->k->rank; l++)
+        if (opq_loops_stride(v->k, dims, a->access, l) != opq_loops_stride(v->k, dims, b->access, l))
+            return false;
+    return true;
+}
+
+/* Where the access is made, what moves the number of bounds[which] is within all bounds that move like it: it becomes a term of its own. */
+static void bound_by(const verifier *v, const opq_stmt **bounds, int count, int which, const int64_t *dims, sum *s)
+{
+    int rank = v->k->rank, access = bounds[which]->access;
+    int64_t stride = 0, part = 0, low = INT64_MIN, end = INT64_MAX;
+    for (int l = 0; l < rank && stride == 0; l++) {
+        int64_t step = opq_loops_stride(v->k, dims, access, l);
         if (v->running >> l & 1 && step != 0 && s->step[l] % step == 0)
             stride = s->step[l] / step;
     }
     if (stride == 0)
         return;
-    for (int l = 0; l < v->k->rank; l++) {
-        s->overflow |= __builtin_mul_overflow(stride, opq_loops_stride(v->k, dims, inside->access, l), &part);
+    for (int l = 0; l < rank; l++) {
+        s->overflow |= __builtin_mul_overflow(stride, opq_loops_stride(v->k, dims, access, l), &part);
         s->overflow |= __builtin_sub_overflow(s->step[l], part, &s->step[l]);
     }
-    s->overflow |= __builtin_mul_overflow(stride, of[0], &part);
-    s->overflow |= __builtin_sub_overflow(s->offset, part, &s->offset);
-    add_term(s, stride, of[2 + v->k->rank]);
-}
-
-static void bound_by_condition(const verifier *v, int condition, const int64_t *dims, sum *s)
-{
-    const opq_stmt *stmt = &v->k->stmts[condition];
-    if (stmt->op == OPQ_INSTR_inside)
-        bound_by(v, stmt, dims, s);
-    for (int o = 0; o < 2 && stmt->op == OPQ_OP_bitwise_and; o++)
-        bound_by_condition(v, stmt->operand[o], dims, s);
+    for (int i = 0; i < count; i++) { /* 0 <= offset + what moves it < extent */
+        const int64_t *of = dims + opq_dims_of(rank, bounds[i]->access);
+        int64_t first, behind;
+        if (!moves_alike(v, dims, bounds[which], bounds[i]))
+            continue;
+        s->overflow |= __builtin_sub_overflow(0, of[0], &first);
+        s->overflow |= __builtin_add_overflow(first, of[2 + rank], &behind);
+        low = first > low ? first : low;
+        end = behind < end ? behind : end;
+    }
+    add_term(s, stride, low, end > low ? end - low : 0);
 }
 
 /* The elements that an access reaches: [out_low, out_high]; false: none, a loop around has no turn. OPQ_INVALID: past int64. */
@@ -298,13 +320,17 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
     sum s = {.offset = of[0], .any = true};
     for (int l = 0; l < rank; l++)
         s.step[l] = v->running >> l & 1 ? opq_loops_stride(v->k, dims, stmt->access, l) : 0;
+    const opq_stmt *bounds[BOUNDS_MAX];
+    int count = 0;
     if (stmt->op == OPQ_INSTR_load && stmt->operand[0] >= 0)
-        bound_by_condition(v, stmt->operand[0], dims, &s);
+        find_bounds(v, stmt->operand[0], bounds, &count);
+    for (int i = 0; i < count; i++)
+        bound_by(v, bounds, count, i, dims, &s);
     for (int l = 0; l < rank; l++)
         if (v->running >> l & 1)
-            add_term(&s, s.step[l], dims[l]);
+            add_term(&s, s.step[l], 0, dims[l]);
     if (opq_op_checks(stmt->op))
-        add_term(&s, of[1 + rank], of[2 + rank]);
+        add_term(&s, of[1 + rank], 0, of[2 + rank]);
     s.overflow |= __builtin_add_overflow(s.low, s.offset, out_low);
     s.overflow |= __builtin_add_overflow(s.high, s.offset, out_high);
     *out_any = s.any;
