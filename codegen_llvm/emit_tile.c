@@ -1,5 +1,5 @@
 /* Rows in lanes: a turn's elements lie a row apart, and the turns of a row side by side. As many turns as there are lanes are a tile, which is
- * loaded row by row, transposed in registers and put where each turn finds its lanes side by side; what is stored goes the other way.
+ * loaded row by row, transposed, and lies then where each turn finds its lanes side by side; what is stored goes the other way.
  *
  *   memory      row 0: a0 a1 a2 a3       tile      turn 0: a0 b0 c0 d0
  *               row 1: b0 b1 b2 b3   ->            turn 1: a1 b1 c1 d1
@@ -59,9 +59,17 @@ void opq_tiles_enter(opq_nest *n, const opq_tiles *tiles, LLVMValueRef turn)
     }
 }
 
-static LLVMValueRef load_vector(opq_nest *n, opq_dtype dtype, LLVMValueRef place)
+/* Whole vectors lie at multiples of what 4-byte lanes take. */
+static LLVMValueRef load_vector(opq_nest *n, LLVMTypeRef element, LLVMValueRef place)
 {
-    return LLVMBuildLoad2(n->e->builder, opq_vector_of(n->e, element_type(n->e, dtype)), place, "");
+    LLVMValueRef load = LLVMBuildLoad2(n->e->builder, opq_vector_of(n->e, element), place, "");
+    LLVMSetAlignment(load, (unsigned)n->e->lanes * 4);
+    return load;
+}
+
+static void store_vector(opq_nest *n, LLVMValueRef vector, LLVMValueRef place)
+{
+    LLVMSetAlignment(LLVMBuildStore(n->e->builder, vector, place), (unsigned)n->e->lanes * 4);
 }
 
 static LLVMValueRef of_copy(opq_nest *n, opq_dtype dtype, LLVMValueRef tile)
@@ -83,12 +91,12 @@ static LLVMValueRef widen(opq_nest *n, opq_dtype dtype, LLVMValueRef x)
 
 LLVMValueRef opq_tile_lanes(opq_nest *n, opq_dtype dtype, LLVMValueRef tile)
 {
-    return narrow(n, dtype, load_vector(n, dtype, of_copy(n, dtype, tile)));
+    return narrow(n, dtype, load_vector(n, element_type(n->e, dtype), of_copy(n, dtype, tile)));
 }
 
 void opq_tile_keep(opq_nest *n, opq_dtype dtype, LLVMValueRef tile, LLVMValueRef value)
 {
-    LLVMBuildStore(n->e->builder, widen(n, dtype, value), of_copy(n, dtype, tile));
+    store_vector(n, widen(n, dtype, value), of_copy(n, dtype, tile));
 }
 
 /* ---- all turns */
@@ -112,10 +120,43 @@ static void swap_bit(opq_nest *n, LLVMValueRef *rows, int by)
     }
 }
 
-static void transpose(opq_nest *n, LLVMValueRef *rows)
+/* A function of its own, once for all tiles of these elements: (first row, elements from row to row); in place. */
+static LLVMValueRef transposer(opq_nest *n, LLVMTypeRef element)
 {
-    for (int by = n->e->lanes / 2; by > 0; by /= 2)
+    opq_emitter *e = n->e;
+    LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), i64 = LLVMInt64TypeInContext(e->context);
+    LLVMTypeRef type = LLVMFunctionType(LLVMVoidTypeInContext(e->context), (LLVMTypeRef[]){pointer, i64}, 2, false);
+    const char *name = LLVMGetTypeKind(element) == LLVMFloatTypeKind    ? "transpose_f32"
+                       : LLVMGetTypeKind(element) == LLVMDoubleTypeKind ? "transpose_f64"
+                       : LLVMGetIntTypeWidth(element) == 64             ? "transpose_i64"
+                                                                        : "transpose_i32";
+    LLVMValueRef function = LLVMGetNamedFunction(e->module, name), rows[OPQ_LANES], places[OPQ_LANES];
+    if (function)
+        return function;
+    LLVMBasicBlockRef here = LLVMGetInsertBlock(e->builder);
+    function = LLVMAddFunction(e->module, name, type);
+    LLVMSetLinkage(function, LLVMInternalLinkage);
+    LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, function, "entry"));
+    for (int i = 0; i < e->lanes; i++) {
+        LLVMValueRef at = LLVMBuildMul(e->builder, LLVMGetParam(function, 1), opq_i64(e, i), "");
+        places[i] = LLVMBuildGEP2(e->builder, element, LLVMGetParam(function, 0), &at, 1, "");
+        rows[i] = load_vector(n, element, places[i]);
+    }
+    for (int by = e->lanes / 2; by > 0; by /= 2)
         swap_bit(n, rows, by);
+    for (int i = 0; i < e->lanes; i++)
+        store_vector(n, rows[i], places[i]);
+    LLVMBuildRetVoid(e->builder);
+    LLVMPositionBuilderAtEnd(e->builder, here);
+    return function;
+}
+
+/* This copy's part of a tile, in place. */
+static void transpose(opq_nest *n, opq_dtype dtype, LLVMValueRef memory)
+{
+    LLVMValueRef function = transposer(n, element_type(n->e, dtype));
+    LLVMValueRef args[2] = {of_copy(n, dtype, memory), opq_i64(n->e, (int64_t)n->strip * n->e->lanes)};
+    LLVMBuildCall2(n->e->builder, LLVMGlobalGetValueType(function), function, args, 2, "");
 }
 
 /* Of a row that is not there, none. */
@@ -138,41 +179,41 @@ static LLVMValueRef row_pointer(opq_nest *n, const opq_tiles *tiles, int access,
     return LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)a->dtype), opq_nest_pointer(n, access, NULL), &at, 1, "");
 }
 
-static int turn_of(const opq_nest *n, const opq_tiles *tiles, int access, int element)
+/* A row's elements as its turns have them. */
+static LLVMValueRef in_turns(opq_nest *n, const opq_tiles *tiles, int access, LLVMValueRef row)
 {
-    bool back = n->k->accesses[access].stride[tiles->variable] == OPQ_STRIDE_back;
-    return back ? n->e->lanes - 1 - element : element;
+    LLVMValueRef turned[OPQ_LANES];
+    if (n->k->accesses[access].stride[tiles->variable] != OPQ_STRIDE_back)
+        return row;
+    for (int i = 0; i < n->e->lanes; i++)
+        turned[i] = opq_int(n->e, 32, n->e->lanes - 1 - i);
+    return LLVMBuildShuffleVector(n->e->builder, row, row, LLVMConstVector(turned, (unsigned)n->e->lanes), "");
 }
 
 static void load_tile(opq_nest *n, const opq_tiles *tiles, int t)
 {
     const opq_stmt *stmt = opq_nest_stmt(n, tiles->stmt[t]);
     opq_dtype dtype = (opq_dtype)stmt->dtype, memory = (opq_dtype)n->k->accesses[stmt->access].dtype;
-    LLVMValueRef rows[OPQ_LANES];
-    for (int r = 0; r < n->e->lanes; r++)
-        rows[r] = widen(
-            n, dtype,
-            opq_memory_load(n, memory, OPQ_STRIDE_one, NULL, row_pointer(n, tiles, stmt->access, r), row_mask(n, r)));
-    transpose(n, rows);
-    for (int i = 0; i < n->e->lanes; i++) {
-        LLVMValueRef turn = opq_i64(n->e, turn_of(n, tiles, stmt->access, i));
-        LLVMBuildStore(n->e->builder, rows[i], place(n, dtype, tiles->memory[t], turn, n->copy));
+    for (int r = 0; r < n->e->lanes; r++) {
+        LLVMValueRef from = row_pointer(n, tiles, stmt->access, r);
+        LLVMValueRef row = widen(n, dtype, opq_memory_load(n, memory, OPQ_STRIDE_one, NULL, from, row_mask(n, r)));
+        row = in_turns(n, tiles, stmt->access, row);
+        store_vector(n, row, place(n, dtype, tiles->memory[t], opq_i64(n->e, r), n->copy));
     }
+    transpose(n, dtype, tiles->memory[t]);
 }
 
 static void store_tile(opq_nest *n, const opq_tiles *tiles, int t)
 {
     const opq_stmt *stmt = opq_nest_stmt(n, tiles->stmt[t]);
     opq_dtype dtype = (opq_dtype)stmt->dtype, memory = (opq_dtype)n->k->accesses[stmt->access].dtype;
-    LLVMValueRef rows[OPQ_LANES];
-    for (int i = 0; i < n->e->lanes; i++) {
-        LLVMValueRef turn = opq_i64(n->e, turn_of(n, tiles, stmt->access, i));
-        rows[i] = load_vector(n, dtype, place(n, dtype, tiles->memory[t], turn, n->copy));
+    LLVMTypeRef element = element_type(n->e, dtype);
+    transpose(n, dtype, tiles->memory[t]);
+    for (int r = 0; r < n->e->lanes; r++) {
+        LLVMValueRef row = load_vector(n, element, place(n, dtype, tiles->memory[t], opq_i64(n->e, r), n->copy));
+        row = narrow(n, dtype, in_turns(n, tiles, stmt->access, row));
+        opq_memory_store(n, memory, OPQ_STRIDE_one, NULL, row_pointer(n, tiles, stmt->access, r), row_mask(n, r), row);
     }
-    transpose(n, rows);
-    for (int r = 0; r < n->e->lanes; r++)
-        opq_memory_store(n, memory, OPQ_STRIDE_one, NULL, row_pointer(n, tiles, stmt->access, r), row_mask(n, r),
-                         narrow(n, dtype, rows[r]));
 }
 
 static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, int op)
