@@ -12,7 +12,9 @@ static const struct {
     const char *text, *error; /* NULL: it is right */
 } texts[] = {
     {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2 in f64\n    }\n  }\n"), NULL},
-    {KERNEL("  vector i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_max f32 %2\n      %4 = scan_mul f32 %3\n    }\n  }\n"), NULL},
+    {KERNEL("  vector i < d0 {\n    serial j < d1 {\n" LOAD
+            "      %3 = scan_max f32 %2\n      %4 = scan_mul f32 %3\n    }\n  }\n"),
+     NULL},
     {KERNEL("  parallel i < d0 {\n    vector j < d1 {\n" LOAD "      %3 = scan_add f32 %2\n    }\n  }\n"),
      "a scan outside of a serial loop"},
     {KERNEL("  parallel i < d0 {\n    lanes j < d1 {\n" LOAD "      %3 = scan_add f32 %2\n    }\n  }\n"),
@@ -21,13 +23,17 @@ static const struct {
     {KERNEL("  serial i < d0 {\n    %1 = load f32 b0[d2 + i*d3]\n    %2 = scan_add f32 %1\n    vector j < d1 {\n"
             "      store f32 b1[d7 + j], %2\n    }\n  }\n"),
      "a scan around a loop"},
-    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f64 %2\n    }\n  }\n"), "an operand of another dtype"},
+    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f64 %2\n    }\n  }\n"),
+     "an operand of another dtype"},
     {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2 in i64\n    }\n  }\n"),
      "f32 is held in f64, or as it is"},
-    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n      %2 = load i64 b2[d2 + j]\n      %3 = scan_logaddexp i64 %2\n    }\n  }\n"),
+    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n      %2 = load i64 b2[d2 + j]\n      %3 = scan_logaddexp i64 "
+            "%2\n    }\n  }\n"),
      "integers are not scanned so"},
-    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2, %2\n    }\n  }\n"), "a wrong number of operands"},
-    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2\n    }\n    store f32 b1[d7 + i], %3\n  }\n"),
+    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2, %2\n    }\n  }\n"),
+     "a wrong number of operands"},
+    {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD
+            "      %3 = scan_add f32 %2\n    }\n    store f32 b1[d7 + i], %3\n  }\n"),
      "an operand that is not in sight"},
 };
 
@@ -46,8 +52,9 @@ static void test_texts(void **state)
     }
 }
 
-static const char body[] = KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2 in f64\n"
-                                  "      store f32 b1[d7 + i*d8 + j], %3\n    }\n  }\n");
+static const char body[] =
+    KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2 in f64\n"
+           "      store f32 b1[d7 + i*d8 + j], %3\n    }\n  }\n");
 
 /* It begins anew in each row, and what f32 would lose is held. */
 static void test_what_is_held(void **state)
