@@ -87,6 +87,16 @@ def softmax_composed_1024x4096():
     return softmax, [torch.randn(1024, 4096)]
 
 
+@row(1.5)
+def cumsum_rows_4096x4096():
+    return lambda x: torch.cumsum(x, 1), [torch.randn(4096, 4096)]
+
+
+@row(1.5)
+def cumsum_columns_4096x4096():
+    return lambda x: torch.cumsum(x, 0), [torch.randn(4096, 4096)]
+
+
 @row(1.3)
 def layer_norm_4096x4096():
     weight, bias = torch.randn(4096), torch.randn(4096)

@@ -1,5 +1,6 @@
 /* The C of one value. An operand is v<its statement>; an integer's function computes in i64, and the declaration of the result cuts it. */
 #include "codegen_c/printer.h"
+#include "graph/eval.h"
 
 #include <math.h>
 #include <string.h>
@@ -201,6 +202,33 @@ static void binary(opq_c_printer *p, const char *how, const opq_stmt *stmt)
         ADD(p, "v%d %s v%d", stmt->operand[0], how, stmt->operand[1]);
 }
 
+/* The identity of the fold that a scan begins with. */
+void opq_c_scan_start(opq_c_printer *p, int scan)
+{
+    const opq_stmt *stmt = &p->k->stmts[scan];
+    opq_dtype held = (opq_dtype)stmt->value.i;
+    ADD(p, "%s scan%d = ", opq_c_type(held), scan);
+    literal(p, held, opq_eval_scan_start((opq_op)stmt->op, held));
+    ADD(p, ";\n");
+}
+
+/* scan5 = scan5 + (double)v4 */
+void opq_c_scan_next(opq_c_printer *p, int scan)
+{
+    const opq_stmt *stmt = &p->k->stmts[scan];
+    const opq_lowering *lowering = opq_op_lowering(opq_op_lowering((opq_op)stmt->op)->combine);
+    opq_dtype held = (opq_dtype)stmt->value.i;
+    const char *how = lowering->kind == OPQ_LOWER_ARITH ? arith_text[opq_lowering_code(lowering, held)] : NULL;
+    const char *cast = held == stmt->dtype ? "" : "(double)";
+    ADD(p, "scan%d = ", scan);
+    if (how == NULL)
+        ADD(p, "opq_%s_%s(scan%d, %sv%d);\n", lowering->text, opq_c_suffix(held), scan, cast, stmt->operand[0]);
+    else if (strncmp(how, "opq_", 4) == 0)
+        ADD(p, "%s(scan%d, %sv%d);\n", how, scan, cast, stmt->operand[0]);
+    else
+        ADD(p, "scan%d %s %sv%d;\n", scan, how, cast, stmt->operand[0]);
+}
+
 static opq_status call(opq_c_printer *p, const opq_stmt *stmt, const char *name, opq_dtype dtype)
 {
     if (strcmp(name, "where") == 0) {
@@ -230,6 +258,7 @@ static opq_status elementwise(opq_c_printer *p, const opq_stmt *stmt)
     case OPQ_LOWER_CALL: return call(p, stmt, lowering->text, dtype);
     case OPQ_LOWER_NATIVE:
     case OPQ_LOWER_FOLD:
+    case OPQ_LOWER_SCAN:
     case OPQ_LOWER_EXPAND: break;
     }
     return opq_fail(OPQ_INTERNAL, "%s in a kernel", opq_op_info_of((opq_op)stmt->op)->name);
@@ -279,6 +308,9 @@ opq_status opq_c_expression(opq_c_printer *p, const opq_stmt *stmt)
     switch (opq_op_info_of((opq_op)stmt->op)->class_) {
     case OPQ_CLASS_SCALAR: scalar(p, stmt); return OPQ_OK;
     case OPQ_CLASS_CAST: cast(p, stmt); return OPQ_OK;
+    case OPQ_CLASS_SCAN:
+        ADD(p, "%sscan%d", stmt->value.i == dtype ? "" : "(float)", (int)(stmt - p->k->stmts));
+        return OPQ_OK;
     case OPQ_CLASS_RANDOM:
         ADD(p, "opq_%s_f32(v%d, v%d, v%d)", opq_instr_name(stmt->op), stmt->operand[0], stmt->operand[1],
             stmt->operand[2]);

@@ -130,6 +130,10 @@ static opq_status print_stmt(opq_c_printer *p, int i)
         p->error = true;
         return OPQ_OK;
     }
+    if (opq_op_scans(stmt->op)) {
+        opq_c_scan_next(p, i);
+        begin_line(p);
+    }
     ADD(p, "const %s v%d = ", opq_c_type((opq_dtype)stmt->dtype), i);
     OPQ_TRY(opq_c_expression(p, stmt));
     ADD(p, ";\n");
@@ -157,6 +161,11 @@ static opq_status print_loop(opq_c_printer *p, int i)
     char letter = opq_loop_letter(loop->variable);
     if (outermost)
         print_folds(p, i, false);
+    for (int k = i + 1; k < loop->end && p->k->stmts[k].op != OPQ_STMT_loop; k++)
+        if (opq_op_scans(p->k->stmts[k].op)) {
+            begin_line(p);
+            opq_c_scan_start(p, k);
+        }
     if (may_be_simd(p->k, i))
         ADD(p, "#pragma omp simd\n");
     begin_line(p);

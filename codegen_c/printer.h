@@ -32,6 +32,10 @@ void opq_c_inside(opq_c_printer *p, const opq_stmt *stmt);
 void opq_c_load(opq_c_printer *p, const opq_stmt *stmt);
 void opq_c_store(opq_c_printer *p, const opq_stmt *stmt, const char *value);
 
+/* Statements of a scan, by its number: before its loop, and in each turn before its value. */
+void opq_c_scan_start(opq_c_printer *p, int scan);
+void opq_c_scan_next(opq_c_printer *p, int scan);
+
 /* The right side of a statement that has a value and does not fold. */
 opq_status opq_c_expression(opq_c_printer *p, const opq_stmt *stmt) OPQ_MUST_CHECK;
 

@@ -35,6 +35,7 @@ OPQ_MATH1(X)
 #undef X
 LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_atan2(opq_emitter *e, LLVMValueRef y, LLVMValueRef x);
+LLVMValueRef opq_math_logaddexp_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_fmod(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 /* Philox4x32-10 (Salmon et al., SC 2011): counter and key to the first two output words, all <lanes x i32>. */
 void opq_math_philox(opq_emitter *e, const LLVMValueRef counter[4], const LLVMValueRef key[2], LLVMValueRef out_words[2]);

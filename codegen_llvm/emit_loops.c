@@ -54,8 +54,8 @@ static int width_for(const opq_nest *n, int strip)
         if (!opq_nest_is_loop(n, i) || has_loops(n->k, i))
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
-        int count = opq_nest_reductions(n, i + 1, end, reductions);
-        while (width > 1 && (cost * width > 24 || count * width > 6))
+        int count = opq_nest_reductions(n, i + 1, end, reductions), most = opq_scan_width(n, strip, i);
+        while (width > most || (width > 1 && (cost * width > 24 || count * width > 6)))
             width /= 2;
     }
     return width;
@@ -146,6 +146,8 @@ static void emit_loop(opq_nest *n, int stmt)
     else if (opq_loop_reduces((opq_loop_role)loop->role))
         opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: no code for its loop %c", n->k->name,
                                   opq_loop_letter(loop->variable)));
+    else if (loop->role == OPQ_LOOP_serial && opq_nest_scans(n, stmt + 1, loop->end) > 0)
+        outside ? opq_emit_scan_row(n, stmt) : opq_emit_scan(n, stmt);
     else if (leaf && outside && (loop->role == OPQ_LOOP_vector || loop->role == OPQ_LOOP_serial))
         emit_vectors(n, stmt, from, to);
     else if (loop->role == OPQ_LOOP_vector && outside)

@@ -310,6 +310,14 @@ static LLVMValueRef emit_atan2(opq_emitter *e, opq_dtype dtype, const LLVMValueR
     return dtype == OPQ_f32 ? opq_math_atan2(e, x[0], x[1]) : NULL;
 }
 
+static LLVMValueRef emit_logaddexp(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
+{
+    LLVMValueRef wide[2];
+    for (int i = 0; i < 2; i++)
+        wide[i] = opq_emit_cast(e, dtype, OPQ_f64, x[i]);
+    return opq_emit_cast(e, OPQ_f64, dtype, opq_math_logaddexp_f64(e, wide[0], wide[1]));
+}
+
 /* ---- by name ----------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -318,7 +326,7 @@ static const struct {
 } calls[] = {
 #define X(name) {#name, emit_##name},
     X(div_trunc) X(div_floor) X(remainder) X(fmod) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(maximum) X(minimum)
-        X(bitwise_not) X(where) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(pow) X(atan2)
+        X(bitwise_not) X(where) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(pow) X(atan2) X(logaddexp)
 #undef X
 };
 
@@ -345,6 +353,7 @@ opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVM
     case OPQ_LOWER_CALL: value = opq_emit_call(e, lowering->text, dtype, operands); break;
     case OPQ_LOWER_NATIVE:
     case OPQ_LOWER_FOLD:
+    case OPQ_LOWER_SCAN:
     case OPQ_LOWER_EXPAND: break;
     }
     if (!value)

@@ -91,15 +91,16 @@ static uint16_t access_varies(const opq_loops *k, int access)
     return varies;
 }
 
-/* Of what stands in [from, to); a fold's result no longer varies along the loops that it reduces. */
-static void set_varies(opq_nest *n, int from, int to, uint16_t reduced)
+/* Of what stands in [from, to); a fold's result no longer varies along the loops that it reduces, a scan's does along all around it. */
+static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t around)
 {
     const opq_loops *k = n->k;
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &k->stmts[i];
         if (stmt->op == OPQ_STMT_loop) {
             bool reduces = opq_loop_reduces((opq_loop_role)stmt->role);
-            set_varies(n, i + 1, stmt->end, reduces ? (uint16_t)(reduced | 1u << stmt->variable) : reduced);
+            set_varies(n, i + 1, stmt->end, reduces ? (uint16_t)(reduced | 1u << stmt->variable) : reduced,
+                       (uint16_t)(around | 1u << stmt->variable));
             i = stmt->end - 1;
             continue;
         }
@@ -115,6 +116,8 @@ static void set_varies(opq_nest *n, int from, int to, uint16_t reduced)
             n->varies[i] = (uint16_t)-1;
         if (opq_op_reduces(stmt->op))
             n->varies[i] &= (uint16_t)~reduced;
+        if (opq_op_scans(stmt->op))
+            n->varies[i] |= around;
         n->has_at |= opq_op_checks(stmt->op);
     }
 }
@@ -133,7 +136,7 @@ static opq_status open_statements(opq_nest *n, opq_arena *arena)
     n->at_valid = n->at_offset + count;
     n->local = n->at_valid + count;
     n->local_row = n->local + count;
-    set_varies(n, 0, n->k->stmt_count, 0);
+    set_varies(n, 0, n->k->stmt_count, 0, 0);
     return OPQ_OK;
 }
 

@@ -10,6 +10,7 @@
  *              inside a strip: a short row in each lane (emit_across.c)
  *   column     inside a strip, with an accumulator for each of its vectors (emit_column.c)
  *   chain      the same (emit_chain.c), but for the products that are left to an engine
+ *   serial     with scans: inside a strip, a row in each lane; else innermost, as vector, lane after lane (emit_scan.c)
  *   each, serial, parallel elsewhere: counted
  */
 #ifndef OPAQUE_CODEGEN_NEST_H
@@ -48,6 +49,7 @@ typedef struct opq_nest {
     int copy;          /* vectors beyond index[vector] */
     LLVMValueRef remaining; /* lanes from copy's first one that count (i64, may exceed the lanes or be negative); NULL: all */
     LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
+    LLVMValueRef tile[OPQ_ACCESS_MAX]; /* where this turn's lanes, which lie apart, were brought side by side (emit_tile.c); NULL: nowhere */
     bool prefetch;
     int prefetch_row; /* variable whose next rows are looked ahead to; -1: OPQ_PREFETCH_BYTES */
 } opq_nest;
@@ -166,7 +168,8 @@ typedef struct opq_span {
     int loop;
     int copies; /* vectors per iteration of the main loop; a power of two that divides `rotate` */
     int rotate;
-    int carried; /* rotate * group size */
+    int carried;                                               /* rotate * group size */
+    void (*run)(opq_nest *n, void *data, LLVMValueRef *group); /* the body; NULL: opq_nest_run_one */
     void (*after)(opq_nest *n, void *data, LLVMValueRef *group);
     void *data;
 } opq_span;
@@ -192,5 +195,31 @@ void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to); 
 void opq_emit_across(opq_nest *n, int loop);                                    /* inside a strip: a row in each lane */
 void opq_emit_column(opq_nest *n, int loop);
 void opq_emit_chain(opq_nest *n, int loop); /* inside a strip: a product in each lane */
+
+/* ---- emit_tile.c */
+enum { OPQ_TILE_MAX = 8 };
+typedef struct opq_tiles {
+    int count, variable;
+    int stmt[OPQ_TILE_MAX]; /* loads and stores */
+    LLVMValueRef memory[OPQ_TILE_MAX];
+} opq_tiles;
+/* Does this statement load or store lanes (of that variable) that lie apart, in turns that lie side by side? */
+bool opq_stmt_tiles(const opq_nest *n, int stmt, int lanes, int turns);
+/* The accesses of a loop inside a strip whose lanes lie apart, and whose turns side by side. */
+void opq_tiles_open(opq_nest *n, int loop, opq_tiles *out_tiles);
+/* Turns [first, first + e->lanes), which are all there: brings what is loaded, and takes what was stored. */
+void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first);
+void opq_tiles_store(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first);
+/* Loads and stores are at this turn of them; NULL: in memory again. */
+void opq_tiles_enter(opq_nest *n, const opq_tiles *tiles, LLVMValueRef turn);
+LLVMValueRef opq_tile_lanes(opq_nest *n, opq_dtype dtype, LLVMValueRef tile);
+void opq_tile_keep(opq_nest *n, opq_dtype dtype, LLVMValueRef tile, LLVMValueRef value);
+
+/* ---- emit_scan.c */
+int opq_nest_scans(const opq_nest *n, int from, int to); /* the scans among [from, to): their number */
+/* The vectors of a strip that a loop inside makes best use of: what its scans hold and a tile are to fit the registers. */
+int opq_scan_width(const opq_nest *n, int strip, int loop);
+void opq_emit_scan(opq_nest *n, int loop);     /* inside a strip: a row in each lane */
+void opq_emit_scan_row(opq_nest *n, int loop); /* outside: lanes are turns of one row */
 
 #endif

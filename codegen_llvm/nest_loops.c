@@ -146,7 +146,10 @@ static void emit_copies(opq_nest *n, const opq_span *span, int copies, LLVMValue
 {
     int group = span->rotate ? span->carried / span->rotate : 0;
     for (n->copy = 0; n->copy < copies; n->copy++) {
-        opq_nest_run_one(n, span->loop + 1, opq_nest_stmt(n, span->loop)->end);
+        if (span->run)
+            span->run(n, span->data, carried + n->copy * group);
+        else
+            opq_nest_run_one(n, span->loop + 1, opq_nest_stmt(n, span->loop)->end);
         if (span->after)
             span->after(n, span->data, carried + n->copy * group);
     }

@@ -253,6 +253,8 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
 LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
 {
     int access = opq_nest_stmt(n, stmt)->access;
+    if (n->tile[access])
+        return opq_tile_lanes(n, (opq_dtype)opq_nest_stmt(n, stmt)->dtype, n->tile[access]);
     LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
     prefetch(n, access, pointer);
     opq_dtype dtype = (opq_dtype)n->k->accesses[access].dtype;
@@ -272,6 +274,10 @@ void opq_nest_store(opq_nest *n, int stmt)
 {
     const opq_stmt *store = opq_nest_stmt(n, stmt);
     int access = store->access;
+    if (n->tile[access]) {
+        opq_tile_keep(n, (opq_dtype)store->dtype, n->tile[access], n->value[store->operand[0]]);
+        return;
+    }
     opq_memory_store(n, (opq_dtype)n->k->accesses[access].dtype, opq_nest_stride(n, access), opq_nest_step(n, access),
                      opq_nest_pointer(n, access, NULL), n->mask, n->value[store->operand[0]]);
 }

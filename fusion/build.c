@@ -156,6 +156,7 @@ static opq_kernel_kind kind_of(const builder *b, int32_t group)
             kind = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column ? OPQ_KERNEL_column
                                                                                         : OPQ_KERNEL_row;
             break;
+        case OPQ_CLASS_SCAN: kind = OPQ_KERNEL_scan; break;
         case OPQ_CLASS_INPUT:
         case OPQ_CLASS_CONST:
         case OPQ_CLASS_SCALAR:

@@ -229,6 +229,7 @@ static bool can_join(const opq_node *node)
     case OPQ_CLASS_EWISE:
     case OPQ_CLASS_CAST:
     case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_SCAN:
     case OPQ_CLASS_RANDOM:
     case OPQ_CLASS_INDEX:
     case OPQ_CLASS_MATMUL: return true;

@@ -42,7 +42,8 @@ const char *opq_kernel_excess(const opq_kernel *kernel)
     for (int i = 0; i < kernel->instr_count; i++) {
         if (kernel->instrs[i].sweep >= OPQ_SWEEP_MAX)
             return "sweeps";
-        if (opq_instr_reduces(&kernel->instrs[i]) && ++reductions[kernel->instrs[i].sweep] > OPQ_REDUCTION_MAX)
+        bool carried = opq_instr_reduces(&kernel->instrs[i]) || opq_op_scans(kernel->instrs[i].op);
+        if (carried && ++reductions[kernel->instrs[i].sweep] > OPQ_REDUCTION_MAX)
             return "reductions in one sweep";
     }
     return NULL;
@@ -75,6 +76,8 @@ void opq_instr_value_print(int op, opq_dtype dtype, opq_number value, opq_text *
         opq_text_add(out_text, " s%lld", (long long)value.i);
     else if (class_ == OPQ_CLASS_CAST && (value.i == OPQ_f16 || value.i == OPQ_bf16))
         opq_text_add(out_text, " to %s", opq_dtype_name((opq_dtype)value.i));
+    else if (class_ == OPQ_CLASS_SCAN && value.i != dtype)
+        opq_text_add(out_text, " in %s", opq_dtype_name((opq_dtype)value.i));
     else if (class_ == OPQ_CLASS_CONST && opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT)
         opq_text_add(out_text, " %a", value.f);
     else if (class_ == OPQ_CLASS_CONST)

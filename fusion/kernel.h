@@ -4,6 +4,7 @@
  *   map     no reduced loop
  *   row     [kept.., reduced..]: the vector axis is reduced; sums follow OPQ_TREE_lanes
  *   column  [kept.., reduced.., kept]: the vector axis is kept; sums follow OPQ_TREE_column
+ *   scan    [kept.., scanned, kept], or [kept.., scanned] of few rows: the scanned loop counts as reduced, but nothing stands behind it
  *   matmul  [batch.., m.., n.., k..]: k is reduced, by one chain of multiply-adds; each is several loops where an operand is a window
  *   index   as map, but run serially in ascending order because of a store_add_at
  *
@@ -48,7 +49,7 @@ typedef enum opq_instr_op {
 opq_dtype opq_compute_dtype(opq_dtype dtype);
 
 /* dtype is what is computed in: f16 and bf16 are f32 here, loads widen and stores round. A cast to f16 or bf16 has dtype f32 and
- * `value.i` the narrow dtype: it rounds. const: `value`. scalar: `value.i` is the slot. uniform, normal: operands are
+ * `value.i` the narrow dtype: it rounds. A scan: `value.i` is the dtype in which it holds what came before. const: `value`. scalar: `value.i` is the slot. uniform, normal: operands are
  * (i64 linear index, i64 seed, i64 offset). */
 typedef struct opq_instr {
     uint16_t op; /* opq_op or opq_instr_op */
@@ -63,13 +64,13 @@ typedef struct opq_instr {
 } opq_instr;
 
 typedef struct opq_kernel {
-    uint8_t kind; /* opq_kernel_kind: map, row, column, index, matmul */
+    uint8_t kind; /* opq_kernel_kind: map, row, column, scan, index, matmul */
     uint8_t rank;
     uint8_t reduced[OPQ_LOOP_MAX];
     uint8_t columns; /* matmul: how many loops n is */
     bool blocks; /* a row alone: loop 0 counts the blocks of loop 1, and buffers and accesses from these on are the kernel's own */
     int16_t own_buffer, own_access;
-    bool across; /* rows (of a map: what its last loop runs over) are short: the last loop is another, for lanes */
+    bool across; /* rows (of a map: what its last loop runs over) are short, or scanned: the last loop is another, for lanes */
     int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;
     opq_access *accesses;
     opq_instr *instrs;
@@ -104,6 +105,10 @@ static inline bool opq_op_contracts(int op)
 static inline bool opq_op_reduces(int op)
 {
     return opq_op_contracts(op) || (op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_REDUCE);
+}
+static inline bool opq_op_scans(int op)
+{
+    return op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_SCAN;
 }
 static inline bool opq_instr_reduces(const opq_instr *instr) { return opq_op_reduces(instr->op); }
 /* May find an index out of range: operand 0. */

@@ -3,7 +3,7 @@
  *
  * Statements stand in one array, in program order; a loop's body is what follows it up to `end`. A statement's number names its value.
  * A value is seen in the rest of the loop that it stands in; a fold's also behind the outermost reducing loop around it, where it is the
- * result, and only there.
+ * result, and only there. A scan is a fold whose value is seen in its loop: in each turn, of the turns so far, held `in` another dtype.
  *
  * A role is a permission and never a meaning: running every loop in order, and every fold by its rule, gives the bits. Loops of one letter
  * are one variable of the kernel, which may be run several times: in one sweep after another.
@@ -23,7 +23,7 @@ typedef enum opq_loop_role {
     OPQ_LOOP_parallel, /* iterations are independent: for threads */
     OPQ_LOOP_each,     /* independent */
     OPQ_LOOP_vector,   /* independent: for lanes */
-    OPQ_LOOP_serial,   /* in order */
+    OPQ_LOOP_serial,   /* in order; a scan in it carries what it holds from turn to turn */
     OPQ_LOOP_lanes,    /* independent but for folds, which combine by OPQ_TREE_lanes */
     OPQ_LOOP_column,   /* the same by OPQ_TREE_column */
     OPQ_LOOP_chain,    /* in order; the folds are products: from +0 on, each turn adds one by a fused multiply-add */

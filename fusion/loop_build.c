@@ -5,6 +5,7 @@
  *   map, index   kept loops
  *   row          kept loops { sweep { reduced loops } .. }
  *   column       kept loops but the last { last kept loop { sweep { reduced loops } .. } }
+ *   scan         kept loops { scanned loop }
  *   across       as column, where rows are so short that each has a lane
  *   matmul       batch loops { m { n { k } } }, where each may be several loops
  */
@@ -108,6 +109,8 @@ static opq_loop_role role_of(const builder *b, int depth, bool folds)
     int l = b->order[depth];
     bool innermost = depth == b->kernel->rank - 1;
     if (b->kernel->kind == OPQ_KERNEL_index)
+        return OPQ_LOOP_serial;
+    if (b->kernel->kind == OPQ_KERNEL_scan && b->reduced >> l & 1)
         return OPQ_LOOP_serial;
     bool matmul = b->kernel->kind == OPQ_KERNEL_matmul, column = b->kernel->kind == OPQ_KERNEL_column;
     if (b->reduced >> l & 1 && folds)

@@ -23,6 +23,7 @@ typedef struct machine {
     int64_t index[OPQ_LOOP_MAX];
     int reducing;       /* reducing loops around */
     opq_number *values; /* per statement */
+    opq_number *held;   /* per statement: a scan's, from turn to turn */
     list *lists;        /* per statement: a fold's elements, a local's contents */
 } machine;
 
@@ -194,6 +195,12 @@ static opq_status eval_stmt(machine *m, int i)
         eval_memory(m, stmt, &m->values[i]);
         return OPQ_OK;
     }
+    if (opq_op_scans(stmt->op)) {
+        opq_dtype held = (opq_dtype)stmt->value.i, from = (opq_dtype)m->k->stmts[stmt->operand[0]].dtype;
+        OPQ_TRY(opq_eval_scan_next((opq_op)stmt->op, held, from, operand(m, stmt, 0), &m->held[i]));
+        m->values[i] = opq_eval_cast(held, (opq_dtype)stmt->dtype, m->held[i]);
+        return OPQ_OK;
+    }
     if (!opq_op_reduces(stmt->op))
         return eval_op(m, stmt, &m->values[i]);
     if (opq_op_contracts(stmt->op)) {
@@ -242,6 +249,9 @@ static opq_status eval_loop(machine *m, int i)
     opq_status status = OPQ_OK;
     for (int k = i + 1; k < loop->end && m->reducing == 0 && role == OPQ_LOOP_chain; k++)
         m->values[k] = (opq_number){.f = 0};
+    for (int k = i + 1; k < loop->end; k++)
+        if (opq_op_scans(m->k->stmts[k].op))
+            m->held[k] = opq_eval_scan_start((opq_op)m->k->stmts[k].op, (opq_dtype)m->k->stmts[k].value.i);
     m->reducing += opq_loop_reduces(role);
     for (int64_t turn = from; turn < to && status == OPQ_OK; turn++) {
         m->index[loop->variable] = turn;
@@ -278,12 +288,14 @@ opq_status opq_loops_eval(const opq_loops *loops, void *const *buffers, const in
     machine m = {.k = loops, .buffers = buffers, .dims = dims, .scalars = scalars, .error = out_error};
     size_t count = (size_t)loops->stmt_count + 1;
     m.values = calloc(count, sizeof *m.values);
+    m.held = calloc(count, sizeof *m.held);
     m.lists = calloc(count, sizeof *m.lists);
     out_error[0] = out_error[1] = 0;
-    opq_status status = m.values && m.lists ? eval_body(&m, 0, loops->stmt_count) : out_of_memory();
+    opq_status status = m.values && m.held && m.lists ? eval_body(&m, 0, loops->stmt_count) : out_of_memory();
     for (size_t i = 0; i < count && m.lists; i++)
         free(m.lists[i].items);
     free(m.values);
+    free(m.held);
     free(m.lists);
     return status;
 }

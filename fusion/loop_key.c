@@ -8,7 +8,8 @@ static bool has_value(const opq_stmt *stmt)
     if (stmt->op >= OPQ_OP_COUNT)
         return false;
     opq_class class_ = opq_op_info_of((opq_op)stmt->op)->class_;
-    return class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR || class_ == OPQ_CLASS_CAST;
+    return class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR || class_ == OPQ_CLASS_CAST ||
+           class_ == OPQ_CLASS_SCAN;
 }
 
 static void put_stmt(opq_text *key, const opq_stmt *stmt)

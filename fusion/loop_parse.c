@@ -225,6 +225,11 @@ static opq_status read_constant(parser *p, opq_stmt *stmt)
     } else if (class_ == OPQ_CLASS_CAST && opq_reader_take(&p->r, "to")) {
         OPQ_TRY(read_dtype(p, &narrow));
         stmt->value.i = narrow;
+    } else if (class_ == OPQ_CLASS_SCAN) {
+        narrow = stmt->dtype;
+        if (opq_reader_take(&p->r, "in"))
+            OPQ_TRY(read_dtype(p, &narrow));
+        stmt->value.i = narrow;
     }
     return OPQ_OK;
 }

@@ -82,6 +82,25 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
     return OPQ_OK;
 }
 
+/* A scan stands in a loop without loops inside, which runs in order. */
+static opq_status check_scan(const verifier *v, const opq_stmt *stmt)
+{
+    OPQ_TRY(check_operands(v, stmt, 1));
+    const opq_stmt *loop = v->depth ? &v->k->stmts[v->open[v->depth - 1]] : NULL;
+    NEED(loop && loop->role == OPQ_LOOP_serial, "a scan outside of a serial loop");
+    for (int i = (int)(loop - v->k->stmts) + 1; i < loop->end; i++)
+        NEED(v->k->stmts[i].op != OPQ_STMT_loop, "a scan around a loop");
+    NEED(!is_raw((opq_dtype)stmt->dtype), "raw words are not computed with");
+    NEED(operand_dtype(v, stmt, 0) == stmt->dtype, "an operand of another dtype");
+    NEED(stmt->value.i == stmt->dtype || (stmt->dtype == OPQ_f32 && stmt->value.i == OPQ_f64),
+         "f32 is held in f64, or as it is");
+    const opq_op_info *info = opq_op_info_of((opq_op)stmt->op);
+    bool real = opq_dtype_kind_of((opq_dtype)stmt->dtype) == OPQ_KIND_FLOAT;
+    NEED(real || !(info->flags & OPQ_FLAG_NOINT), "integers are not scanned so");
+    NEED(real || info->rule != OPQ_RULE_SUM || stmt->dtype == OPQ_i64, "the result is i64");
+    return OPQ_OK;
+}
+
 static opq_status check_op(const verifier *v, const opq_stmt *stmt)
 {
     const opq_op_info *info = opq_op_info_of((opq_op)stmt->op);
@@ -103,6 +122,7 @@ static opq_status check_op(const verifier *v, const opq_stmt *stmt)
             NEED(operand_dtype(v, stmt, o) == OPQ_i64, "an operand of another dtype");
         return OPQ_OK;
     case OPQ_CLASS_EWISE: return check_ewise(v, stmt, info);
+    case OPQ_CLASS_SCAN: return check_scan(v, stmt);
     case OPQ_CLASS_REDUCE:
     case OPQ_CLASS_MATMUL: return check_fold(v, stmt);
     default: return refuse(v, "this op does not stand in a kernel");

@@ -32,6 +32,7 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
     case OPQ_CLASS_VIEW: return true;
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_SCAN:
     case OPQ_CLASS_RANDOM:
     case OPQ_CLASS_EWISE:
     case OPQ_CLASS_CAST:

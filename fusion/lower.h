@@ -15,6 +15,7 @@
     X(view, "the view between them is not one stride per loop")                                                        \
     X(axes, "reduces over other axes than the group")                                                                  \
     X(two_matmuls, "one matmul in a kernel")                                                                           \
+    X(scan, "a scan runs along one whole axis of the kernel, without reductions and products")                         \
     X(after_matmul, "a reduction cannot follow a matmul in its tile")                                                  \
     X(recompute, "would be computed again for every broadcast element")                                                \
     X(part, "may fail on elements that are not used here")                                                             \

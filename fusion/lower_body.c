@@ -155,8 +155,7 @@ static int emit_const(opq_lower_state *state, const opq_node *node)
     return opq_lower_push(state, &instr);
 }
 
-/* Would a dear value be computed more often than it has elements: broadcast, in overlapping windows, at indices? */
-static bool repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+bool opq_lower_repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     int64_t turns = 1;
     if ((opq_node_info(node)->flags & OPQ_FLAG_CHEAP) || state->request->member_count == 1 || state->request->decided)
@@ -174,7 +173,7 @@ static int emit_random(opq_lower_state *state, const opq_node *node, const opq_i
 {
     opq_affine linear = opq_affine_linear(map, &node->type);
     opq_index_map none = {0};
-    if (repeats(state, node, map))
+    if (opq_lower_repeats(state, node, map))
         return refuse(state, OPQ_REFUSAL_recompute);
     opq_instr instr = opq_lower_blank(node->op, OPQ_f32);
     int index = emit_number(state, &linear);
@@ -222,7 +221,7 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
 {
     opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
     opq_index_map operand_map;
-    if (repeats(state, node, map))
+    if (opq_lower_repeats(state, node, map))
         return refuse(state, OPQ_REFUSAL_recompute);
     if (opq_node_divides(node) && !covers(state, node, map))
         return refuse(state, OPQ_REFUSAL_part);
@@ -465,6 +464,10 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     case OPQ_CLASS_REDUCE:
         if (member)
             return emit_reduce(state, node, map);
+        break;
+    case OPQ_CLASS_SCAN:
+        if (member)
+            return opq_lower_scan(state, node, map);
         break;
     case OPQ_CLASS_INDEX:
         if (member)

@@ -15,7 +15,8 @@ enum {
     BLOCKS_MIN = 16,
     ACROSS_ROWS_MIN = 16,
     SHORT_LOOP = 5,
-    LONG_LOOP = 32
+    LONG_LOOP = 32,
+    SCAN_ROWS_MIN = 8
 };
 
 typedef struct loops {
@@ -44,7 +45,10 @@ static bool walk_as_one(const opq_lower_state *state, const loops *l, int outer,
     return true;
 }
 
-static bool keeps_single_turn(uint8_t role) { return role == OPQ_ROLE_m || role == OPQ_ROLE_n || role == OPQ_ROLE_k; }
+static bool keeps_single_turn(uint8_t role)
+{
+    return role == OPQ_ROLE_scan || role == OPQ_ROLE_m || role == OPQ_ROLE_n || role == OPQ_ROLE_k;
+}
 
 /* Loops of more than one turn in fine order, neighbours of one role merged. */
 static void merge_loops(opq_lower_state *state, loops *out)
@@ -136,6 +140,31 @@ static int count_role(const loops *l, uint8_t role)
     for (int i = 0; i < l->count; i++)
         count += l->role[i] == role;
     return count;
+}
+
+/* Rows of a scan are lanes, side by side where the last loop is one of rows. So few of them that most lanes had none are scanned one by one. */
+static void order_scan(opq_lower_state *state, opq_kernel *kernel, loops *out)
+{
+    loops in;
+    int lanes = -1;
+    opq_lower_turn_scans(state);
+    merge_loops(state, &in);
+    for (int i = 0; i < in.count; i++) {
+        bool longer = lanes < 0 || i == in.count - 1 || in.extent[i] > in.extent[lanes];
+        if (in.role[i] == OPQ_ROLE_kept && in.extent[i] >= SCAN_ROWS_MIN && longer)
+            lanes = i;
+    }
+    need_loop(&in, OPQ_ROLE_scan);
+    if (count_role(&in, OPQ_ROLE_scan) != 1 || state->out->serial)
+        refuse(state, OPQ_REFUSAL_scan);
+    out->count = 0;
+    for (int i = 0; i < in.count; i++)
+        if (in.role[i] == OPQ_ROLE_kept && i != lanes)
+            take(out, &in, i);
+    take_role(out, &in, OPQ_ROLE_scan);
+    if (lanes >= 0)
+        take(out, &in, lanes);
+    kernel->across = lanes >= 0;
 }
 
 /* The batch dims are more rows, if every access walks them as rows: the right operand not at all. */
@@ -271,6 +300,8 @@ static void set_depends(opq_lower_state *state, const opq_kernel *kernel)
                 instr->depends |= (uint16_t)(1u << l);
         if (opq_instr_reduces(instr))
             instr->depends &= (uint16_t)~reduced;
+        if (opq_op_scans(instr->op))
+            instr->depends |= reduced;
         if (instr->op ==
             OPQ_INSTR_store_add_at) /* adds once for each turn, also where every turn adds the same to the same place */
             instr->depends = (uint16_t)((1u << kernel->rank) - 1);
@@ -467,7 +498,7 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops 
     for (int a = 0; a < state->access_count; a++)
         for (int i = 0; i < kernel->rank; i++) {
             int64_t stride = coef(state, a, l->source[i]);
-            bool vector = i == lanes;
+            bool vector = i == lanes || l->role[i] == OPQ_ROLE_scan;
             bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
             bool back = vector && stride == -1;
             state->accesses[a].stride[i] = (uint8_t)(baked ? stride : back ? OPQ_STRIDE_back : OPQ_STRIDE_any);
@@ -483,8 +514,8 @@ static void set_loops(opq_lower_state *state, opq_kernel *kernel, const loops *l
     kernel->rank = (uint8_t)l->count;
     kernel->sweep_count = 1;
     for (int i = 0; i < l->count; i++)
-        kernel->reduced[i] =
-            l->role[i] == OPQ_ROLE_reduced_outer || l->role[i] == OPQ_ROLE_reduced_inner || l->role[i] == OPQ_ROLE_k;
+        kernel->reduced[i] = l->role[i] == OPQ_ROLE_reduced_outer || l->role[i] == OPQ_ROLE_reduced_inner ||
+                             l->role[i] == OPQ_ROLE_scan || l->role[i] == OPQ_ROLE_k;
     set_strides(state, kernel, l);
     set_depends(state, kernel);
 }
@@ -501,6 +532,8 @@ opq_status opq_lower_finish(opq_lower_state *state)
     }
     if (matmul)
         order_matmul(state, &l);
+    else if (state->scans)
+        order_scan(state, kernel, &l);
     else if (reduces && state->column)
         order_column(state, &l);
     else if (reduces)
@@ -515,6 +548,7 @@ opq_status opq_lower_finish(opq_lower_state *state)
         return OPQ_OK;
 
     kernel->kind = matmul               ? OPQ_KERNEL_matmul
+                   : state->scans       ? OPQ_KERNEL_scan
                    : reduces            ? (state->column ? OPQ_KERNEL_column : OPQ_KERNEL_row)
                    : state->out->serial ? OPQ_KERNEL_index
                                         : OPQ_KERNEL_map;

@@ -21,18 +21,20 @@
 typedef struct members {
     opq_ref largest, reduce, matmul; /* -1: none */
     int matmul_count;
+    bool scans;
 } members;
 
 static members find_members(const opq_lower_request *rq)
 {
     const opq_graph *graph = rq->graph;
-    members found = {rq->stored[0], -1, -1, 0};
+    members found = {rq->stored[0], -1, -1, 0, false};
     int64_t most = -1;
     for (int i = 0; i < rq->member_count; i++) {
         opq_ref n = rq->members[i];
         opq_class class_ = opq_node_class(opq_node_at(graph, n));
         if (class_ == OPQ_CLASS_REDUCE && n > found.reduce)
             found.reduce = n;
+        found.scans |= class_ == OPQ_CLASS_SCAN;
         if (class_ == OPQ_CLASS_MATMUL) {
             found.matmul = n;
             found.matmul_count++;
@@ -253,6 +255,7 @@ static void walk_operands(cutter *c, const opq_node *node, const runs *list, con
     switch (opq_node_class(node)) {
     case OPQ_CLASS_EWISE:
     case OPQ_CLASS_CAST:
+    case OPQ_CLASS_SCAN:
         for (int k = 0; k < node->arity; k++) {
             int rank = opq_node_at(c->request->graph, node->operand[k])->type.rank;
             for (int e = 0; e < rank; e++)
@@ -526,6 +529,8 @@ opq_refusal opq_lower_space(opq_lower_state *state)
     members found = find_members(rq);
     opq_ref ref = found.largest;
     root r;
+    if (found.scans && (found.reduce >= 0 || found.matmul >= 0))
+        return OPQ_REFUSAL_scan;
     for (int i = 0; i < rq->stored_count; i++) {
         const opq_node *node = opq_node_at(state->graph, rq->stored[i]);
         opq_class class_ = opq_node_class(node);

@@ -25,10 +25,11 @@ typedef struct opq_lower_state {
     opq_space space;
     uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
     bool column;
-    int16_t at;      /* instruction behind OPQ_AT, -1 */
-    int16_t guard;   /* instruction that says whether there is an element, under a padding; -1 */
-    opq_ref at_node; /* that reads or adds there */
-    int nesting;     /* of opq_lower_emit */
+    bool scans, scans_back; /* along the loops of OPQ_ROLE_scan; back: from their last turn to the first */
+    int16_t at;             /* instruction behind OPQ_AT, -1 */
+    int16_t guard;          /* instruction that says whether there is an element, under a padding; -1 */
+    opq_ref at_node;        /* that reads or adds there */
+    int nesting;            /* of opq_lower_emit */
     int instr_count, access_count, buffer_count, scalar_count, memo_count;
     opq_instr instrs[OPQ_BODY_MAX];
     opq_access accesses[OPQ_ACCESS_MAX];
@@ -46,6 +47,7 @@ typedef enum opq_role {
     OPQ_ROLE_reduced_outer,
     OPQ_ROLE_reduced_inner,
     OPQ_ROLE_inner_kept,
+    OPQ_ROLE_scan,
     OPQ_ROLE_batch,
     OPQ_ROLE_m,
     OPQ_ROLE_n,
@@ -71,6 +73,8 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
 int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
 opq_instr opq_lower_blank(int op, opq_dtype dtype);
+/* Would a dear value be computed more often than it has elements: broadcast, in overlapping windows, at indices? */
+bool opq_lower_repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map);
 
 /* The loops of a product alone; `request` has no members. */
 bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, opq_space *out_space);
@@ -82,6 +86,9 @@ bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul);
 int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand);
 /* The product at `map`. */
 int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
+/* lower_scan.c: the scan at `map`; then, of a kernel whose scans run backwards, its loops turned round. */
+int opq_lower_scan(opq_lower_state *state, const opq_node *node, const opq_index_map *map);
+void opq_lower_turn_scans(opq_lower_state *state);
 /* Is there memory for its value, or will there be when grouping is over? */
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref);
 

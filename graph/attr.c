@@ -86,6 +86,7 @@ opq_attr_set opq_op_attrs(opq_op op)
     case OPQ_CLASS_CONST:
     case OPQ_CLASS_SCALAR: set.required = op == OPQ_OP_undefined ? 0 : KEY(value); break;
     case OPQ_CLASS_IOTA:
+    case OPQ_CLASS_SCAN:
     case OPQ_CLASS_CONCAT: set.required = KEY(axis); break;
     case OPQ_CLASS_INDEX:
     case OPQ_CLASS_SCATTER:

@@ -162,6 +162,7 @@ static opq_status eval_node(const opq_node *node, const opq_eval_value *x, void 
     case OPQ_CLASS_VIEW: return opq_eval_view(node, x, out);
     case OPQ_CLASS_UPDATE: return opq_eval_update(node, x, out);
     case OPQ_CLASS_REDUCE: return opq_eval_reduce(node, x, out);
+    case OPQ_CLASS_SCAN: return opq_eval_scan(node, x, out);
     case OPQ_CLASS_CONCAT: return opq_eval_concat(node, x, out);
     case OPQ_CLASS_INDEX: return opq_eval_select(node, x, out);
     case OPQ_CLASS_SCATTER: return opq_eval_scatter(node, x, out);

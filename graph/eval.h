@@ -49,7 +49,13 @@ typedef struct opq_eval_folding {
 } opq_eval_folding;
 /* Overwrites the elements. */
 opq_number opq_eval_fold(const opq_eval_folding *folding, opq_number *elements);
+/* What combines with any element to that element; of an index 0. */
+opq_number opq_eval_identity(opq_fold fold, opq_dtype dtype);
 opq_dtype opq_eval_fold_dtype(opq_fold fold, opq_dtype operand, opq_dtype result);
+
+/* What a scan holds, in the dtype `held`, before its first element; and after the next one, x of the dtype `from`. */
+opq_number opq_eval_scan_start(opq_op op, opq_dtype held);
+opq_status opq_eval_scan_next(opq_op op, opq_dtype held, opq_dtype from, opq_number x, opq_number *value) OPQ_MUST_CHECK;
 
 /* ---- index arithmetic (eval_view.c). Coordinates are row-major. */
 void opq_eval_coords(const opq_type *type, int64_t index, int64_t *out_coords);
@@ -63,6 +69,7 @@ opq_status opq_eval_view(const opq_node *node, const opq_eval_value *x, void *ou
 opq_status opq_eval_update(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_concat(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_reduce(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+opq_status opq_eval_scan(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_select(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_scatter(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;

@@ -1,7 +1,7 @@
 /* The functions of CALL rows, one number at a time: opaque/scalar.h and opaque/scalar_math.h on an opq_number.
  *
- * They are the definition: generated code gives the same bits. Only transcendental functions of f64, which no code is generated for, are
- * the C library's. A divisor of 0 is an error that eval_ewise.c finds.
+ * They are the definition: generated code gives the same bits. Only transcendental functions of f64 that no code is generated for
+ * are the C library's. A divisor of 0 is an error that eval_ewise.c finds.
  */
 #include "graph/eval.h"
 
@@ -75,6 +75,12 @@ static opq_number eval_atan2(opq_dtype dtype, const opq_number *x)
     return of_float(dtype == OPQ_f64 ? atan2(x[0].f, x[1].f) : (double)opq_atan2_f32((float)x[0].f, (float)x[1].f));
 }
 
+static opq_number eval_logaddexp(opq_dtype dtype, const opq_number *x)
+{
+    double y = opq_logaddexp_f64(x[0].f, x[1].f);
+    return of_float(dtype == OPQ_f64 ? y : (double)(float)y);
+}
+
 /* Of integers: wraps; a negative exponent gives 0 but for the bases 1 and -1, whose powers are exact. */
 static opq_number int_pow(int64_t base, int64_t exponent)
 {
@@ -103,7 +109,7 @@ static const struct {
 } table[] = {
 #define X(name) {#name, eval_##name},
     X(div_trunc) X(div_floor) X(remainder) X(fmod) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(maximum) X(minimum)
-        X(bitwise_not) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(atan2) X(pow)
+        X(bitwise_not) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(atan2) X(pow) X(logaddexp)
 #undef X
 };
 

@@ -45,6 +45,7 @@ static opq_number apply(const step *step, const opq_number *x)
     case OPQ_LOWER_CALL: return step->function(step->dtype, x);
     case OPQ_LOWER_NATIVE:
     case OPQ_LOWER_FOLD:
+    case OPQ_LOWER_SCAN:
     case OPQ_LOWER_EXPAND: break;
     }
     return (opq_number){.i = 0};
@@ -71,6 +72,7 @@ static opq_status choose(opq_op op, int arity, opq_dtype dtype, step *out_step)
         return OPQ_OK;
     case OPQ_LOWER_NATIVE:
     case OPQ_LOWER_FOLD:
+    case OPQ_LOWER_SCAN:
     case OPQ_LOWER_EXPAND: break;
     }
     return opq_fail(OPQ_INTERNAL, "%s: elementwise without a lowering", info->name);

@@ -33,7 +33,7 @@ static int64_t int_max(opq_dtype dtype)
     return 0;
 }
 
-static opq_number identity(opq_fold fold, opq_dtype dtype)
+opq_number opq_eval_identity(opq_fold fold, opq_dtype dtype)
 {
     bool is_float = opq_eval_is_float(dtype);
     switch (fold) {
@@ -68,7 +68,7 @@ static opq_number segment(const opq_eval_folding *p, const opq_number *e, int64_
 {
     opq_number lane[OPQ_LANES];
     for (int i = 0; i < OPQ_LANES; i++)
-        lane[i] = identity(p->fold, p->dtype);
+        lane[i] = opq_eval_identity(p->fold, p->dtype);
     for (int64_t k = 0; k < count; k++)
         lane[k % OPQ_LANES] = combine(p, lane[k % OPQ_LANES], e[k]);
     for (int half = OPQ_LANES / 2; half > 0; half /= 2)
@@ -82,7 +82,7 @@ static opq_number lanes(const opq_eval_folding *p, opq_number *e)
 {
     int64_t count = p->count, run = p->run;
     if (count == 0)
-        return identity(p->fold, p->dtype);
+        return opq_eval_identity(p->fold, p->dtype);
     do {
         int64_t segments = 0;
         for (int64_t row = 0; row < count; row += run)
@@ -95,11 +95,11 @@ static opq_number lanes(const opq_eval_folding *p, opq_number *e)
 
 static opq_number column(const opq_eval_folding *p, const opq_number *e)
 {
-    opq_number total = identity(p->fold, p->dtype);
+    opq_number total = opq_eval_identity(p->fold, p->dtype);
     for (int64_t b = 0; b < p->count; b += OPQ_COLUMN_BLOCK) {
-        opq_number block = identity(p->fold, p->dtype);
+        opq_number block = opq_eval_identity(p->fold, p->dtype);
         for (int64_t g = b; g < p->count && g < b + OPQ_COLUMN_BLOCK; g += OPQ_COLUMN_GROUP) {
-            opq_number group = identity(p->fold, p->dtype);
+            opq_number group = opq_eval_identity(p->fold, p->dtype);
             for (int64_t k = g; k < p->count && k < g + OPQ_COLUMN_GROUP; k++)
                 group = combine(p, group, e[k]);
             block = combine(p, block, group);

@@ -51,6 +51,7 @@ typedef enum opq_lowering_kind {
     OPQ_LOWER_CMP,
     OPQ_LOWER_CALL,
     OPQ_LOWER_FOLD,
+    OPQ_LOWER_SCAN,
     OPQ_LOWER_EXPAND
 } opq_lowering_kind;
 typedef enum opq_arith {
@@ -101,10 +102,19 @@ static inline bool opq_fold_is_arg(opq_fold fold) { return fold == OPQ_FOLD_argm
 typedef struct opq_lowering {
     opq_lowering_kind kind;
     int for_float, for_signed, for_unsigned; /* opq_arith or opq_cmp */
-    opq_fold fold;
-    const char *text; /* CALL: function name; EXPAND: expression */
+    opq_fold fold;                           /* SCAN: whose identity comes before the first element */
+    opq_op combine;                          /* SCAN: the elementwise row */
+    bool wide;                               /* SCAN: f32 is held in f64 */
+    const char *text;                        /* CALL: function name; EXPAND: expression */
 } opq_lowering;
 const opq_lowering *opq_op_lowering(opq_op op);
+/* In which dtype a scan whose result is `dtype` holds what came before. */
+static inline opq_dtype opq_scan_dtype(opq_op op, opq_dtype dtype)
+{
+    if (dtype == OPQ_f16 || dtype == OPQ_bf16)
+        return OPQ_f32;
+    return dtype == OPQ_f32 && opq_op_lowering(op)->wide ? OPQ_f64 : dtype;
+}
 /* ARITH, CMP: the code for operands of this dtype; 0: not defined. */
 int opq_lowering_code(const opq_lowering *lowering, opq_dtype dtype);
 
@@ -135,6 +145,7 @@ typedef enum opq_kernel_kind {
     OPQ_KERNEL_map,
     OPQ_KERNEL_row,
     OPQ_KERNEL_column,
+    OPQ_KERNEL_scan,
     OPQ_KERNEL_index,
     OPQ_KERNEL_matmul,
     OPQ_KERNEL_concat,

@@ -112,7 +112,7 @@ static opq_status check_dtype(const opq_inference *call, opq_dtype dtype)
     case OPQ_KIND_RAW:
         absent = call->info->class_ == OPQ_CLASS_EWISE || call->info->class_ == OPQ_CLASS_REDUCE ||
                  call->info->class_ == OPQ_CLASS_COMPOSITE || call->info->class_ == OPQ_CLASS_MATMUL ||
-                 call->info->class_ == OPQ_CLASS_SCATTER;
+                 call->info->class_ == OPQ_CLASS_SCATTER || call->info->class_ == OPQ_CLASS_SCAN;
         for (int i = 0; i < call->arity; i++)
             absent |= call->info->class_ == OPQ_CLASS_CONCAT && call->operands[i].dtype != dtype;
         break;
@@ -295,6 +295,7 @@ static opq_status infer_shape(const opq_inference *call, opq_type *out_type)
     case OPQ_CLASS_VIEW: return opq_infer_view(call, out_type);
     case OPQ_CLASS_UPDATE: return opq_infer_update(call, out_type);
     case OPQ_CLASS_REDUCE: return opq_infer_reduce(call, call->op, &call->operands[0], out_type);
+    case OPQ_CLASS_SCAN: *out_type = call->operands[0]; return opq_infer_axis(call, out_type->rank, &axis);
     case OPQ_CLASS_CONCAT: return opq_infer_concat(call, out_type);
     case OPQ_CLASS_INDEX: return opq_infer_index(call, out_type);
     case OPQ_CLASS_SCATTER: return opq_infer_scatter(call, out_type);

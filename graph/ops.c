@@ -14,12 +14,16 @@ enum {
     NOBOOL = OPQ_FLAG_NOBOOL,
 };
 
+/* How a scan holds f32. */
+enum { HELD_SAME = false, HELD_F64 = true };
+
 #define ATEN(overloads, reader) .aten = overloads, .signature = #reader
 #define NATIVE NULL
 #define ARITH(for_float, for_signed, for_unsigned) NULL
 #define CMP(for_float, for_signed, for_unsigned) NULL
 #define CALL(function) NULL
 #define FOLD(combine) NULL
+#define SCAN(combine, fold, held) NULL
 #define EXPAND(expression) expression
 static const opq_op_info infos[OPQ_OP_COUNT] = {
 #define OP(name_, arity_, class__, dtype_, flags_, aten_, lowering_)                                                   \
@@ -39,6 +43,7 @@ static const opq_op_info infos[OPQ_OP_COUNT] = {
 #undef CMP
 #undef CALL
 #undef FOLD
+#undef SCAN
 #undef EXPAND
 
 #define NATIVE {.kind = OPQ_LOWER_NATIVE}
@@ -48,6 +53,8 @@ static const opq_op_info infos[OPQ_OP_COUNT] = {
     {.kind = OPQ_LOWER_CMP, .for_float = OPQ_CMP_##f, .for_signed = OPQ_CMP_##s, .for_unsigned = OPQ_CMP_##u}
 #define CALL(function) {.kind = OPQ_LOWER_CALL, .text = #function}
 #define FOLD(combine) {.kind = OPQ_LOWER_FOLD, .fold = OPQ_FOLD_##combine}
+#define SCAN(combine_, fold_, held)                                                                                    \
+    {.kind = OPQ_LOWER_SCAN, .fold = OPQ_FOLD_##fold_, .combine = OPQ_OP_##combine_, .wide = HELD_##held}
 #define EXPAND(expression) {.kind = OPQ_LOWER_EXPAND, .text = expression}
 static const opq_lowering lowerings[OPQ_OP_COUNT] = {
 #define OP(name, arity, class_, dtype, flags, aten, lowering) [OPQ_OP_##name] = lowering,
@@ -105,6 +112,7 @@ bool opq_operand_from_memory(const opq_node *node, int k)
     case OPQ_CLASS_CAST:
     case OPQ_CLASS_VIEW:
     case OPQ_CLASS_REDUCE:
+    case OPQ_CLASS_SCAN:
     case OPQ_CLASS_INDEX:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_COUNT: break;

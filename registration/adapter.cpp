@@ -218,6 +218,11 @@ struct Adapter final : c10::OperatorKernel {
     {
         const size_t total = form == Form::out ? op.schema().arguments().size() : count;
         Call call(functional, stack->data() + (stack->size() - total), count, row);
+        if (form != Form::functional) {
+            const IValue &written = call.args[form == Form::out ? count : 0];
+            if (written.isTensor()) // and not a list of them
+                call.into = written.toTensor().scalar_type();
+        }
         if (form != Form::functional &&
             writes_what_it_reads(op, call.args, opq_op_info_of(row)->class_ == OPQ_CLASS_EWISE))
             return extern_now(op, stack);

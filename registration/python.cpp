@@ -560,9 +560,9 @@ PyObject *py_journal_end(PyObject *, PyObject *args)
 
 const char *class_name(opq_class value)
 {
-    static const char *const names[] = {"INPUT",   "CONST",  "SCALAR",    "IOTA",   "RANDOM", "EWISE",
-                                        "CAST",    "VIEW",   "UPDATE",    "REDUCE", "CONCAT", "INDEX",
-                                        "SCATTER", "MATMUL", "COMPOSITE", "EXTERN"};
+    static const char *const names[] = {"INPUT", "CONST",   "SCALAR", "IOTA",      "RANDOM", "EWISE",
+                                        "CAST",  "VIEW",    "UPDATE", "REDUCE",    "SCAN",   "CONCAT",
+                                        "INDEX", "SCATTER", "MATMUL", "COMPOSITE", "EXTERN"};
     static_assert(sizeof names / sizeof *names == OPQ_CLASS_COUNT);
     return names[value];
 }

@@ -119,6 +119,7 @@ typedef enum opq_class {
     OPQ_CLASS_VIEW,
     OPQ_CLASS_UPDATE,
     OPQ_CLASS_REDUCE,
+    OPQ_CLASS_SCAN, /* along attribute `axis`: element j is made of elements 0 to j */
     OPQ_CLASS_CONCAT,
     OPQ_CLASS_INDEX,
     OPQ_CLASS_SCATTER,

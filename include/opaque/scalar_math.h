@@ -181,6 +181,44 @@ static inline double opq_log1p_wide(double x)
     return fma(k, OPQ_LN2, opq_log1p_core(k == 0 ? x : m - 1));
 }
 
+/* 1/k!, and 2/(2k + 1) */
+static const double OPQ_EXP_TAYLOR[14] = {
+    1.0,
+    1.0,
+    1.0 / 2,
+    1.0 / 6,
+    1.0 / 24,
+    1.0 / 120,
+    1.0 / 720,
+    1.0 / 5040.0,
+    1.0 / 40320.0,
+    1.0 / 362880.0,
+    1.0 / 3628800.0,
+    1.0 / 39916800.0,
+    1.0 / 479001600.0,
+    1.0 / 6227020800.0,
+};
+static const double OPQ_ATANH_TAYLOR[17] = {
+    2.0,      2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9,  2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
+    2.0 / 19, 2.0 / 21, 2.0 / 23, 2.0 / 25, 2.0 / 27, 2.0 / 29, 2.0 / 31, 2.0 / 33,
+};
+#define OPQ_LOGADDEXP_FAR (-700.0)
+
+/* codegen_llvm/math_logaddexp.c */
+static inline double opq_logaddexp_f64(double x, double y)
+{
+    double high = x > y ? x : y, low = x > y ? y : x, minus_d = x == y ? 0 : low - high;
+    if (minus_d < OPQ_LOGADDEXP_FAR)
+        return high;
+    double t = fma(minus_d, OPQ_LOG2_E, OPQ_MAGIC_F64), minus_n = OPQ_MAGIC_F64 - t;
+    double r = fma(minus_n, OPQ_LN2_LOW_F64, fma(minus_n, OPQ_LN2_HIGH_F64, minus_d));
+    double scale = opq_f64_of_bits((opq_f64_bits(t) << 52) + (UINT64_C(1023) << 52));
+    double power = scale * OPQ_POLY_F64(OPQ_EXP_TAYLOR, r), s = power / (power + 2);
+    return high + s * OPQ_POLY_F64(OPQ_ATANH_TAYLOR, s * s);
+}
+
+static inline float opq_logaddexp_f32(float x, float y) { return (float)opq_logaddexp_f64((double)x, (double)y); }
+
 static inline float opq_log2_f32(float x)
 {
     double k, log_m = opq_log_wide((double)x, &k);

@@ -235,12 +235,37 @@ static void test_sampled_pairs(void **state)
         }
 }
 
+/* In f64: against long double, in units of the last place of the largest of the result and the operands that count. */
+static void test_logaddexp(void **state)
+{
+    (void)state;
+    double worst = 0;
+    for (int i = 0; i < 1000000; i++) {
+        double unit = (double)random_bits() * 0x1p-32, scale = exp2((double)(random_bits() % 24) - 12);
+        double x = (unit - 0.5) * scale, y = x + ((double)random_bits() * 0x1p-32 - 0.5) * (i % 3 ? 8 : 800);
+        double got = opq_logaddexp_f64(x, y), high = x > y ? x : y, low = x > y ? y : x;
+        long double more = log1pl(expl((long double)low - (long double)high)), want = (long double)high + more;
+        double largest = fmax(fmax(fabs((double)want), fabs(high)), (double)more);
+        double unit_of_it = nextafter(largest, INFINITY) - largest;
+        worst = fmax(worst, (double)fabsl((long double)got - want) / unit_of_it);
+        assert_true(got == opq_logaddexp_f64(y, x));
+    }
+    if (!(worst <= 4))
+        fail_msg("logaddexp: %.3f ULP", worst);
+    if (getenv("OPAQUE_TEST_REPORT"))
+        print_message("logaddexp %.3f ULP\n", worst);
+    const double inf = (double)INFINITY;
+    assert_true(opq_logaddexp_f64(-inf, -inf) == -inf && opq_logaddexp_f64(inf, inf) == inf);
+    assert_true(opq_logaddexp_f64(-inf, 2) == 2 && opq_logaddexp_f64(0, -inf) == 0 && opq_logaddexp_f64(-inf, inf) == inf);
+    assert_true(isnan(opq_logaddexp_f64((double)NAN, 1)) && isnan(opq_logaddexp_f64(inf, (double)NAN)));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_special_places), cmocka_unit_test(test_sampled_arguments),
         cmocka_unit_test(test_every_argument), cmocka_unit_test(test_pairs_of_special_places),
-        cmocka_unit_test(test_sampled_pairs),
+        cmocka_unit_test(test_sampled_pairs),  cmocka_unit_test(test_logaddexp),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

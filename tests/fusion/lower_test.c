@@ -69,6 +69,17 @@ static const struct {
      "    }\n"
      "  }\n"
      "}\n"},
+    {"graph @scan {\n  %0 = input f32[3,8]\n  %1 = slice f32[3,8] %0 {start=[0,7], step=[1,-1]}\n" /* few rows, from their ends */
+     "  %2 = scan_add f32[3,8] %1 {axis=1}\n  %3 = slice f32[3,8] %2 {start=[0,7], step=[1,-1]}\n  output %3\n}\n",
+     "kernel @(b0: f32, b1: out f32) over i, j {\n"
+     "  parallel i < d0 {\n"
+     "    serial j < d1 {\n"
+     "      %2 = load f32 b0[d2 + i*d3 - j]\n"
+     "      %3 = scan_add f32 %2 in f64\n"
+     "      store f32 b1[d7 + i*d8 - j], %3\n"
+     "    }\n"
+     "  }\n"
+     "}\n"},
     {"graph @same {\n  %0 = input f32[4,8]\n  %1 = neg f32[4,8] %0\n  output %1\n}\n", /* two dims that every access walks as one */
      "kernel @(b0: f32, b1: out f32) over i {\n"
      "  vector i < d0 {\n"
@@ -468,6 +479,9 @@ static const char *const bounded[] = {
     "output "
     "%2\n}\n",
     "graph @product {\n  %0 = input f32[3,8]\n  %1 = input f32[8,5]\n  %2 = matmul f32[3,5] %0, %1\n  output %2\n}\n",
+    "graph @scan {\n  %0 = input f32[64,20]\n  %1 = scan_add f32[64,20] %0 {axis=1}\n  output %1\n}\n",
+    "graph @scan_back {\n  %0 = input f32[3,20]\n  %1 = scan_add f32[3,20] %0 {axis=1}\n"
+    "  %2 = slice f32[3,20] %1 {start=[0,19], step=[1,-1]}\n  output %2\n}\n",
     "graph @short_rows {\n  %0 = input f32[64,3]\n  %1 = sum f32[64,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n",
 };
 

@@ -111,9 +111,9 @@ static bool is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_b
 /* Rows that give a half its exact result: nothing is rounded, or it is rounded once, at the end. */
 static bool exact_on_halves(opq_op op)
 {
-    static const opq_op exact[] = {OPQ_OP_neg,   OPQ_OP_abs,    OPQ_OP_sign,  OPQ_OP_maximum, OPQ_OP_minimum,
-                                   OPQ_OP_where, OPQ_OP_floor,  OPQ_OP_ceil,  OPQ_OP_trunc,   OPQ_OP_amax,
-                                   OPQ_OP_amin,  OPQ_OP_argmax, OPQ_OP_argmin};
+    static const opq_op exact[] = {OPQ_OP_neg,   OPQ_OP_abs,    OPQ_OP_sign,   OPQ_OP_maximum,  OPQ_OP_minimum,
+                                   OPQ_OP_where, OPQ_OP_floor,  OPQ_OP_ceil,   OPQ_OP_trunc,    OPQ_OP_amax,
+                                   OPQ_OP_amin,  OPQ_OP_argmax, OPQ_OP_argmin, OPQ_OP_scan_max, OPQ_OP_scan_min};
     for (size_t i = 0; i < COUNT(exact); i++)
         if (exact[i] == op)
             return true;
@@ -159,7 +159,7 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
         return false;
     bool arithmetic = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE ||
                       info->class_ == OPQ_CLASS_COMPOSITE || info->class_ == OPQ_CLASS_MATMUL ||
-                      info->class_ == OPQ_CLASS_SCATTER;
+                      info->class_ == OPQ_CLASS_SCATTER || info->class_ == OPQ_CLASS_SCAN;
     if (arithmetic && is_half(compute) && !exact_on_halves(op))
         return false;
     bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
@@ -340,6 +340,33 @@ static opq_ref reduction(random_graph *r, opq_ref x)
     return made;
 }
 
+static opq_ref backwards(random_graph *r, opq_ref x, int axis)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    int64_t start[OPQ_RANK_MAX] = {0}, step[OPQ_RANK_MAX];
+    for (int d = 0; d < type.rank; d++)
+        step[d] = d == axis ? -1 : 1;
+    start[axis] = type.size[axis] > 0 ? type.size[axis] - 1 : 0;
+    const opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = type.rank, .ints = start},
+                              {.key = OPQ_ATTR_step, .count = type.rank, .ints = step}};
+    return random_op_typed(r, OPQ_OP_slice, &type, &x, 1, attrs, 2);
+}
+
+/* Along any axis, sometimes from its end, or a scan of a scan. */
+static opq_ref scan(random_graph *r, opq_ref x)
+{
+    opq_op op = (opq_op)(OPQ_OP_scan_add + random_below(r, OPQ_OP_scan_logaddexp - OPQ_OP_scan_add + 1));
+    opq_type type = opq_graph_type(r->graph, x);
+    if (type.rank == 0)
+        return -1;
+    opq_attr axis = {.key = OPQ_ATTR_axis, .i = (int64_t)random_below(r, type.rank)};
+    bool turned = chance(r, 30);
+    opq_ref made = random_op(r, op, (opq_ref[]){turned ? backwards(r, x, (int)axis.i) : x}, 1, &axis, 1);
+    if (made >= 0 && chance(r, 20))
+        made = random_op(r, OPQ_OP_scan_max, &made, 1, &axis, 1);
+    return made >= 0 && turned ? backwards(r, made, (int)axis.i) : made;
+}
+
 /* ---- graphs */
 
 static void keep(random_graph *r, opq_ref ref)
@@ -354,10 +381,11 @@ static void keep(random_graph *r, opq_ref ref)
 static void step(random_graph *r)
 {
     static opq_ref (*const steps[])(random_graph *, opq_ref) = {
-        elementwise,  elementwise,    elementwise,   elementwise,   elementwise, elementwise, elementwise,
-        elementwise,  elementwise,    elementwise,   elementwise,   elementwise, random_view, random_view,
-        random_view,  random_view,    reduction,     reduction,     reduction,   cast,        random_update,
-        random_index, random_scatter, random_concat, random_matmul, iota,        noise};
+        elementwise,    elementwise,   elementwise,   elementwise, elementwise,   elementwise,
+        elementwise,    elementwise,   elementwise,   elementwise, elementwise,   elementwise,
+        random_view,    random_view,   random_view,   random_view, reduction,     reduction,
+        reduction,      scan,          scan,          cast,        random_update, random_index,
+        random_scatter, random_concat, random_matmul, iota,        noise};
     keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
 }
 

@@ -43,6 +43,13 @@ static void every_row_is_complete(void **state)
             assert_int_equal(info->class_, OPQ_CLASS_REDUCE);
             assert_int_equal(info->arity, 1);
             break;
+        case OPQ_LOWER_SCAN:
+            assert_int_equal(info->class_, OPQ_CLASS_SCAN);
+            assert_int_equal(info->arity, 1);
+            assert_int_equal(opq_op_info_of(lowering->combine)->class_, OPQ_CLASS_EWISE);
+            assert_int_equal(opq_op_info_of(lowering->combine)->arity, 2);
+            assert_null(opq_op_info_of(lowering->combine)->expand); /* it stands in loops as it is */
+            break;
         case OPQ_LOWER_NATIVE: assert_int_not_equal(info->class_, OPQ_CLASS_EWISE); break;
         }
     }

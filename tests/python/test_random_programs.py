@@ -84,6 +84,9 @@ REDUCE = [
     "log_softmax",
     "logsumexp",
     "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "cummax",
     "any",
     "all",
     "prod",
@@ -262,8 +265,10 @@ class Program:
         d, keep = self.random.randrange(t.cpu.dim()), self.random.random() < 0.5
 
         def f(x):
-            if op in ("softmax", "log_softmax", "cumsum"):
+            if op in ("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"):
                 return getattr(x, op)(d)
+            if op == "cummax":
+                return x.cummax(d).values
             if op == "norm":
                 return x.norm(dim=d, keepdim=keep)
             if op == "max":

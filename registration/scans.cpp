@@ -1,0 +1,68 @@
+// Scans: cumsum and its kin. What PyTorch makes of them (diff, trapezoid, gradients) comes here as these.
+#include "adapter.h"
+
+#include "movement.h"
+
+namespace opq
+{
+
+namespace
+{
+
+Value scan(const Call &call, opq_op op, const Value &value)
+{
+    return record(op, {value}, {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), call.tensor(0).dim()))});
+}
+
+// cumsum, cumprod(self, dim, *, dtype): of integers i64, unless a dtype is named or written into.
+bool summing(Call &call)
+{
+    const bool whole = at::isIntegralType(call.tensor(0).scalar_type(), true);
+    const auto named = call.dtype(2);
+    const at::ScalarType type = named ? *named : call.into.value_or(whole ? at::kLong : call.tensor(0).scalar_type());
+    const opq_dtype dtype = core_dtype(type);
+    if (is_raw(dtype))
+        return false;
+    const Value self = cast(call.in(0), dtype);
+    call.give(call.tensor(0).dim() == 0 ? self : cast(scan(call, call.row, self), dtype), type);
+    return true;
+}
+
+bool logcumsumexp(Call &call)
+{
+    const Value self = call.in(0);
+    call.give(call.tensor(0).dim() == 0 ? self : scan(call, call.row, self));
+    return true;
+}
+
+// cummax, cummin(self, dim) -> values, indices: of equals and of NaNs the last one so far, which is the last that took the value.
+bool with_indices(Call &call)
+{
+    const Value self = call.in(0);
+    const int64_t rank = call.tensor(0).dim();
+    if (rank == 0) {
+        call.give(self);
+        call.give(full(0, OPQ_i64, {}));
+        return true;
+    }
+    const Value values = scan(call, call.row, self), where = iota(shape_of(self), normal_axis(call.integer(1), rank));
+    Value takes = record(OPQ_OP_eq, {self, values});
+    if (is_float(self.dtype()))
+        takes = record(OPQ_OP_logical_or, {takes, record(OPQ_OP_isnan, {self})});
+    call.give(values);
+    call.give(scan(call, OPQ_OP_scan_max, record(OPQ_OP_where, {takes, where, scalar(0)})));
+    return true;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
+{
+    adapt(library, "cumsum", &summing, OPQ_OP_scan_add);
+    adapt(library, "cumprod", &summing, OPQ_OP_scan_mul);
+    adapt(library, "cummax", &with_indices, OPQ_OP_scan_max);
+    adapt(library, "cummin", &with_indices, OPQ_OP_scan_min);
+    adapt(library, "logcumsumexp", &logcumsumexp, OPQ_OP_scan_logaddexp);
+}
+
+} // namespace
+
+} // namespace opq
