@@ -81,15 +81,20 @@ static opq_status find_plan(run *r)
     return OPQ_OK;
 }
 
-static void note_step(void *data, const opq_step *step, double seconds, double compile_seconds)
+static void note_launch(void *data, const opq_step *step, int32_t count, double seconds, double compile_seconds)
 {
     run *r = data;
     bool call = step->kind == OPQ_KERNEL_extern;
     atomic_fetch_add(call ? &r->ctx->stats.extern_calls : &r->ctx->stats.kernels_run, 1);
-    atomic_fetch_add(&r->ctx->stats.bytes_read, step->bytes_read);
-    atomic_fetch_add(&r->ctx->stats.bytes_written, step->bytes_written);
+    int64_t bytes_read = 0, bytes_written = 0;
+    for (int32_t i = 0; i < count; i++) {
+        bytes_read += step[i].bytes_read;
+        bytes_written += step[i].bytes_written;
+    }
+    atomic_fetch_add(&r->ctx->stats.bytes_read, bytes_read);
+    atomic_fetch_add(&r->ctx->stats.bytes_written, bytes_written);
     if (r->recorder)
-        opq_recorder_step(r->recorder, step, seconds, compile_seconds);
+        opq_recorder_launch(r->recorder, step, count, seconds, compile_seconds);
 }
 
 static opq_status execute(run *r)
@@ -108,7 +113,7 @@ static opq_status execute(run *r)
     opq_run_call call = {.inputs = r->inputs,
                          .scalars = r->scalars,
                          .outputs = r->results,
-                         .note = note_step,
+                         .note = note_launch,
                          .note_data = r,
                          .timed = r->recorder != NULL,
                          .lines_of = plan_with_lines,

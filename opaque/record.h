@@ -186,6 +186,7 @@ opq_status opq_snapshot_graph(const opq_snapshot *snapshot, opq_outputs outputs,
 /* One launched kernel, extern call or copy, as explain() shows it. Texts live until the report is dropped. */
 typedef struct opq_launch {
     const char *name, *kind, *shape, *lines; /* lines: blank-separated source lines */
+    int rows; /* of one code, that ran at once; shape is that of the first. Bytes and flops are of all */
     double seconds, compile_seconds;
     int64_t bytes_read, bytes_written, flops;
     bool fresh; /* compiled by this run */

@@ -150,6 +150,7 @@ static opq_status build(opq_planner *p)
     mark_stored(p);
     OPQ_TRY(number_storage(p));
     OPQ_TRY(build_steps(p));
+    OPQ_TRY(opq_plan_waves(p));
     return opq_plan_storage(p);
 }
 

@@ -4,6 +4,14 @@
 
 #include "runtime/plan.h"
 
+/* What the pieces of a step found, from several threads: kept is the failure of the kernel's earliest instruction, so that the message
+ * does not depend on how the work was cut. */
+typedef struct opq_step_error {
+    atomic_flag busy;
+    int64_t found[2]; /* as opq_kernel_fn stores it; found[0] < 0: no memory for scratch */
+} opq_step_error;
+void opq_step_error_add(opq_step_error *error, const int64_t found[2]);
+
 /* One run in progress. */
 typedef struct opq_run {
     opq_runtime *runtime;
@@ -13,15 +21,8 @@ typedef struct opq_run {
     opq_buffer **outputs; /* distinct */
     uint8_t *bad;         /* per storage: a failed step left it undefined */
     opq_number *slots;
+    opq_step_error *errors; /* per row of a wave */
 } opq_run_state;
-
-/* What the pieces of a step found, from several threads: kept is the failure of the kernel's earliest instruction, so that the message
- * does not depend on how the work was cut. */
-typedef struct opq_step_error {
-    atomic_flag busy;
-    int64_t found[2]; /* as opq_kernel_fn stores it; found[0] < 0: no memory for scratch */
-} opq_step_error;
-void opq_step_error_add(opq_step_error *error, const int64_t found[2]);
 
 void *opq_run_data(const opq_run_state *run, int32_t storage);
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */
