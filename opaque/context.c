@@ -75,6 +75,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
     opq_gemm_destroy(ctx->runtime.gemm);
     opq_jit_destroy(ctx->runtime.jit);
     opq_pool_destroy(ctx->runtime.pool);
+    opq_value_pool_drop(&ctx->values);
     pthread_mutex_destroy(&ctx->run_lock);
     free(ctx);
 }

@@ -9,6 +9,7 @@
 #include "opaque/plan_cache.h"
 #include "opaque/record.h"
 #include "opaque/spin.h"
+#include "opaque/value_pool.h"
 #include "runtime/plan.h"
 
 #include <pthread.h>
@@ -35,6 +36,7 @@ struct opq_value {
         void *payload;      /* pending extern */
     };
     opq_status error_status;
+    int8_t size_class; /* of its memory */
     opq_value *next_free;
     opq_type type;
 };
@@ -68,6 +70,7 @@ struct opq_ctx {
     atomic_uint window_at;
     atomic_ullong cut_window;
     opq_plan_cache *plans;
+    opq_value_pool values;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read,

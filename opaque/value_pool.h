@@ -1,0 +1,24 @@
+/* Memory of values. They come and go by thousands in each iteration of a loop, and are walked in record order: blocks of one size, beside
+ * each other, used again. Internal to opaque/. Thread-safe.
+ */
+#ifndef OPAQUE_OPAQUE_VALUE_POOL_H
+#define OPAQUE_OPAQUE_VALUE_POOL_H
+
+#include "opaque/spin.h"
+
+#include <stddef.h>
+
+enum { OPQ_VALUE_CLASSES = 8 }; /* larger blocks are the C library's */
+typedef struct opq_value_pool {
+    opq_spin lock;
+    void *free[OPQ_VALUE_CLASSES];
+    void *slabs; /* all of them; given back with the pool */
+    char *at, *end;
+} opq_value_pool;
+
+/* NULL without memory. `out_class` goes back with the block. */
+void *opq_value_pool_take(opq_value_pool *pool, size_t bytes, int *out_class);
+void opq_value_pool_give(opq_value_pool *pool, void *block, int size_class);
+void opq_value_pool_drop(opq_value_pool *pool);
+
+#endif
