@@ -8,7 +8,7 @@
 
 opq_status opq_snapshot_take(opq_ctx *ctx, opq_value *const *values, int count, opq_snapshot **out_snapshot)
 {
-    static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0};
+    static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, false};
     return opq_snapshot_collect(ctx, values, count, &nothing_else, out_snapshot);
 }
 

@@ -113,6 +113,7 @@ static opq_status execute(run *r)
     opq_run_call call = {.inputs = r->inputs,
                          .scalars = r->scalars,
                          .outputs = r->results,
+                         .replaces = s->replaces.count > 0 ? s->replaces.items : NULL,
                          .note = note_launch,
                          .note_data = r,
                          .timed = r->recorder != NULL,
@@ -265,7 +266,7 @@ static void drop_run(run *r)
     free(r->dropped);
 }
 
-static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0};
+static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
 
 /* One value with what it needs. What its cell goes back to if it fails is computed in turn, so that it holds the newest good value. */
 static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
@@ -368,7 +369,7 @@ static bool observes(opq_reason reason)
 opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
 {
     bool any = false;
-    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get()};
+    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get(), true};
     for (int i = 0; i < count; i++)
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
@@ -394,7 +395,7 @@ opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
     if (count > 0)
         atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     for (int i = 0; i < count; i++) {
-        opq_scope scope = {OPQ_SCOPE_origin, origins[i]};
+        opq_scope scope = {OPQ_SCOPE_origin, origins[i], true};
         opq_status status = run_locked(ctx, NULL, 0, &scope, reason);
         if (status != OPQ_OK && origins[i] == opq_origin_get()) {
             own = status;

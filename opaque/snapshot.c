@@ -237,6 +237,101 @@ static opq_status find_outputs(opq_snapshot *s)
     return status;
 }
 
+/* ---- what is replaced */
+
+/* References to the values of a snapshot, before it pins them: those that go when its outputs are computed. */
+typedef struct tally {
+    int32_t *nodes, *leaves; /* operands of nodes, and histories of cells that hold outputs */
+    bool *stays;             /* per node: what may be computed later needs it */
+    bool *needed;            /* per leaf: by a node that may be computed later */
+} tally;
+
+static int32_t *tally_of(const collector *c, const tally *t, const opq_value *value)
+{
+    const entry *found = find(c, value);
+    if (found->value == NULL || found->code < 0)
+        return NULL;
+    switch (opq_code_set(found->code)) {
+    case OPQ_SET_node: return &t->nodes[opq_code_number(found->code)];
+    case OPQ_SET_leaf: return &t->leaves[opq_code_number(found->code)];
+    default: return NULL;
+    }
+}
+
+static void count_references(const collector *c, tally *t)
+{
+    const opq_snapshot *s = c->snapshot;
+    for (int i = 0; i < s->operands.count; i++) {
+        int32_t number = opq_code_number(s->operands.items[i]);
+        if (opq_code_set(s->operands.items[i]) == OPQ_SET_node)
+            t->nodes[number]++;
+        else if (opq_code_set(s->operands.items[i]) == OPQ_SET_leaf)
+            t->leaves[number]++;
+    }
+    for (int i = 0; i < s->outputs.count; i++)
+        for (const opq_cell *cell = opq_snapshot_output(s, i)->holders; cell; cell = cell->next_holder)
+            for (int h = 0; h < cell->history_count; h++) {
+                int32_t *count = tally_of(c, t, cell->history[h]);
+                if (count)
+                    ++*count;
+            }
+}
+
+/* What is not computed now but has a reference more than we know of may be computed later, from the leaves it is made of. */
+static void find_needed(const opq_snapshot *s, tally *t)
+{
+    for (int i = s->nodes.count - 1; i >= 0; i--) {
+        const opq_value *node = s->nodes.items[i];
+        bool computed = node->holders != NULL;
+        if (computed || (!t->stays[i] && atomic_load(&node->refs) == t->nodes[i]))
+            continue;
+        for (int k = s->first_operand.items[i]; k < s->first_operand.items[i + 1]; k++) {
+            int32_t number = opq_code_number(s->operands.items[k]);
+            if (opq_code_set(s->operands.items[k]) == OPQ_SET_node)
+                t->stays[number] = true;
+            else if (opq_code_set(s->operands.items[k]) == OPQ_SET_leaf)
+                t->needed[number] = true;
+        }
+    }
+}
+
+/* The oldest value of the one cell that holds the output, if that is a leaf which nothing but this snapshot knows. */
+static int32_t replaced_by(const collector *c, const tally *t, const opq_value *output)
+{
+    const opq_cell *cell = output->holders;
+    if (cell == NULL || cell->next_holder || cell->history_count == 0)
+        return -1;
+    const opq_value *old = cell->history[0];
+    const entry *found = find(c, old);
+    if (old->state != OPQ_VALUE_computed || found->value == NULL || opq_code_set(found->code) != OPQ_SET_leaf)
+        return -1;
+    int32_t leaf = opq_code_number(found->code);
+    opq_buffer *buffer = old->buffer;
+    bool alone = old->holders == NULL && !t->needed[leaf] && atomic_load(&old->refs) == t->leaves[leaf] &&
+                 atomic_load(&buffer->refs) == 1 && buffer->size_class >= 0 && !atomic_load(&buffer->lent) &&
+                 atomic_load(&buffer->packed) == NULL && (int64_t)buffer->bytes == opq_type_bytes(&output->type);
+    return alone ? leaf : -1;
+}
+
+static opq_status find_replaced(const collector *c)
+{
+    opq_snapshot *s = c->snapshot;
+    size_t nodes = (size_t)s->nodes.count + 1, leaves = (size_t)s->leaves.count + 1;
+    opq_status status = OPQ_OK;
+    tally t = {.nodes = calloc(nodes + leaves, sizeof *t.nodes + sizeof *t.stays)};
+    if (t.nodes == NULL)
+        return out_of_memory();
+    t.leaves = t.nodes + nodes;
+    t.stays = (bool *)(t.leaves + leaves);
+    t.needed = t.stays + nodes;
+    count_references(c, &t);
+    find_needed(s, &t);
+    for (int i = 0; i < s->outputs.count && status == OPQ_OK; i++)
+        status = push_code(&s->replaces, replaced_by(c, &t, opq_snapshot_output(s, i)));
+    free(t.nodes);
+    return status;
+}
+
 static void pin(const opq_snapshot *s)
 {
     const opq_list *lists[] = {&s->nodes, &s->leaves, &s->scalars};
@@ -252,7 +347,8 @@ static opq_status collect(collector *c, opq_value *const *values, int count, con
     OPQ_TRY(number_nodes(c));
     for (int i = 0; i < count; i++)
         OPQ_TRY(number_asked(c, values[i]));
-    return find_outputs(c->snapshot);
+    OPQ_TRY(find_outputs(c->snapshot));
+    return scope->runs ? find_replaced(c) : OPQ_OK;
 }
 
 static void free_memory(opq_snapshot *s)
@@ -264,6 +360,7 @@ static void free_memory(opq_snapshot *s)
     free(s->first_operand.items);
     free(s->asked.items);
     free(s->outputs.items);
+    free(s->replaces.items);
     free(s->key);
     free(s);
 }

@@ -19,6 +19,7 @@
 typedef struct opq_scope {
     enum { OPQ_SCOPE_asked, OPQ_SCOPE_origin } kind;
     uint32_t origin;
+    bool runs; /* else nobody asks what is replaced */
 } opq_scope;
 
 /* Operands and values asked for: a set and the number there. */
@@ -44,6 +45,7 @@ struct opq_snapshot {
     opq_codes first_operand; /* per node, and one more */
     opq_codes asked;         /* per value asked for: its code */
     opq_codes outputs;       /* numbers of nodes */
+    opq_codes replaces;      /* per output: the leaf that nothing needs once the output is computed, -1 */
     int asked_nodes;         /* that many outputs were asked for, the others are held */
     unsigned char *key;
     size_t key_bytes, key_capacity;

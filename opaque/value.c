@@ -48,7 +48,8 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
     size_t int_bytes = ints_count(attrs, attr_count) * sizeof(int64_t);
     int size_class;
     opq_value *value = opq_value_pool_take(
-        &ctx->values, sizeof *value + operand_bytes + attr_bytes + int_bytes + text_bytes(attrs, attr_count), &size_class);
+        &ctx->values, sizeof *value + operand_bytes + attr_bytes + int_bytes + text_bytes(attrs, attr_count),
+        &size_class);
     if (value == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while recording %s", opq_op_info_of(op)->name);
     memset(value, 0, offsetof(opq_value, type));

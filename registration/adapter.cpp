@@ -343,7 +343,8 @@ void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op 
         const std::string name = toString(op.operator_name()).substr(6);
         if (is_hot(name))
             return;
-        library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(*handle, form, kernel, row)));
+        library.impl(name.c_str(),
+                     torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(*handle, form, kernel, row)));
     };
     add(*handle, Form::functional);
     for (const OperatorHandle &op : overloads(base + "_"))

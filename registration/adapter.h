@@ -96,7 +96,7 @@ void write_result(const Tensor &tensor, const Result &result);
 struct Plain {
     const Tensor *tensor = nullptr;
     opq_value *value = nullptr;
-    Plain(const Tensor &borrowed) : tensor(&borrowed) {}   // NOLINT: implicit on purpose
+    Plain(const Tensor &borrowed) : tensor(&borrowed) {}    // NOLINT: implicit on purpose
     Plain(const Value &borrowed) : value(borrowed.get()) {} // NOLINT
 };
 constexpr size_t PLAIN_MAX = 8;
@@ -105,6 +105,7 @@ constexpr size_t PLAIN_MAX = 8;
 Tensor plain_result(opq_op row, c10::ArrayRef<Plain> operands);
 // The same, into the first tensor. False: nothing has happened.
 bool plain_write(opq_op row, c10::ArrayRef<Plain> operands);
+opq_op lerp_row(const at::Scalar &weight);
 // A number as an operand beside tensors of this dtype. No value: it is not that simple.
 Value plain_number(const at::Scalar &number, at::ScalarType dtype);
 Value plain_number(double number, at::ScalarType dtype);

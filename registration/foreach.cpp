@@ -87,6 +87,7 @@ struct Foreach final : c10::OperatorKernel {
             if (!operands.back().has(length))
                 return 0;
         }
+        const opq_op op = row == OPQ_OP_lerp && args[count - 1].isScalar() ? lerp_row(args[count - 1].toScalar()) : row;
         for (size_t k = 0; k < length; ++k) {
             c10::SmallVector<Plain, 4> plain;
             Value product;
@@ -104,10 +105,10 @@ struct Foreach final : c10::OperatorKernel {
                 plain[1] = product;
             }
             if (inplace) {
-                if (!plain_write(row, plain))
+                if (!plain_write(op, plain))
                     return k;
             } else {
-                Tensor result = plain_result(row, plain);
+                Tensor result = plain_result(op, plain);
                 if (!result.defined())
                     return k;
                 results.push_back(std::move(result));
@@ -135,8 +136,7 @@ struct Foreach final : c10::OperatorKernel {
         const size_t length = args[0].toListRef().size();
         std::vector<Tensor> results;
         results.reserve(inplace ? 0 : length);
-        const size_t done =
-            length == 0 ? 0 : guarded([&] { return record_simple(args, length, results); });
+        const size_t done = length == 0 ? 0 : guarded([&] { return record_simple(args, length, results); });
         if (done < length || length == 0)
             rest(op, stack, done, results);
         torch::jit::drop(*stack, count);
@@ -162,8 +162,9 @@ opq_op row_of(const std::string &name)
 bool fits(const c10::FunctionSchema &schema, opq_op row)
 {
     const auto &arguments = schema.arguments();
-    const bool alpha = arguments.back().name() == "alpha", tensors = arguments.back().name() == "scalars" &&
-                                                                     arguments.back().type()->kind() == c10::TypeKind::TensorType;
+    const bool alpha = arguments.back().name() == "alpha",
+               tensors =
+                   arguments.back().name() == "scalars" && arguments.back().type()->kind() == c10::TypeKind::TensorType;
     return arguments.size() - alpha == static_cast<size_t>(opq_op_info_of(row)->arity) && !tensors &&
            opq_op_info_of(row)->class_ == OPQ_CLASS_EWISE;
 }

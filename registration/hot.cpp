@@ -148,8 +148,7 @@ void slow_write(opq_op row, const std::string &name, const char *overload, std::
     run_boxed_inplace(op, functional, row, &stack);
 }
 
-template <opq_op row>
-Tensor &add_like_(const char *name, Tensor &self, const Tensor &other, const at::Scalar &alpha)
+template <opq_op row> Tensor &add_like_(const char *name, Tensor &self, const Tensor &other, const at::Scalar &alpha)
 {
     if (is_one(alpha)) {
         note_line();
@@ -188,7 +187,7 @@ Tensor &lerp_(Tensor &self, const Tensor &end, const at::Scalar &weight)
 {
     note_line();
     const Value value = plain_number(weight, self.scalar_type());
-    if (!value || !plain_write(OPQ_OP_lerp, {self, end, value}))
+    if (!value || !plain_write(lerp_row(weight), {self, end, value}))
         slow_write(OPQ_OP_lerp, "aten::lerp", "Scalar", {self, end, weight});
     return self;
 }
@@ -272,6 +271,13 @@ bool record_plain(opq_op row, c10::ArrayRef<Plain> operands, opq_cell **out_cell
 }
 
 } // namespace
+
+// The branch of lerp that this weight takes, rounded or not: its bits are those of a + (b - a) * c.
+opq_op lerp_row(const at::Scalar &weight)
+{
+    const double rounded = static_cast<float>(weight.toDouble());
+    return std::abs(rounded) < 0.5 && std::abs(weight.toDouble()) < 0.5 ? OPQ_OP_adam_m : OPQ_OP_lerp;
+}
 
 Value plain_number(double number, at::ScalarType dtype)
 {

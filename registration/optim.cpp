@@ -29,14 +29,12 @@ Value slot(double value) { return number(value, OPQ_f32); }
 Value binary(opq_op op, const Value &a, const Value &b) { return record(op, {a, b}); }
 
 struct AdamOptions {
-    Value rate, shrink, decay, add_m, keep_v, add_v, log_beta1, log_beta2, eps; // shrink, decay: none if there is nothing to decay
+    Value rate, shrink, decay, add_m, keep_v, add_v, log_beta1, log_beta2,
+        eps; // shrink, decay: none if there is nothing to decay
     bool amsgrad, maximize;
 };
 
-Value step_of(const Tensor &step)
-{
-    return on_device(step) ? cast(read(step), OPQ_f32) : slot(step.item<double>());
-}
+Value step_of(const Tensor &step) { return on_device(step) ? cast(read(step), OPQ_f32) : slot(step.item<double>()); }
 
 // In place; operands and the tensor are of one type. What is not simple takes the way of all values.
 void update(opq_op op, const Tensor &tensor, std::initializer_list<Plain> others)

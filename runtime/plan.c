@@ -151,7 +151,8 @@ static opq_status build(opq_planner *p)
     OPQ_TRY(number_storage(p));
     OPQ_TRY(build_steps(p));
     OPQ_TRY(opq_plan_waves(p));
-    return opq_plan_storage(p);
+    OPQ_TRY(opq_plan_storage(p));
+    return opq_plan_replacements(p->plan);
 }
 
 /* Takes over `fused` and `unfused`, also on failure. */

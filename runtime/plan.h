@@ -105,6 +105,11 @@ typedef struct opq_wave {
     int64_t work, scratch;
 } opq_wave;
 
+/* An output buffer may take the memory of this input. See plan_replace.c. */
+typedef struct opq_replacement {
+    int32_t input, next; /* next: of the same buffer, -1 */
+} opq_replacement;
+
 typedef struct opq_plan {
     atomic_int refs;
     opq_arena arena;
@@ -120,6 +125,9 @@ typedef struct opq_plan {
     int32_t *output_storage;                         /* per graph output */
     int64_t *buffer_bytes;                           /* per distinct output buffer */
     int64_t arena_bytes;
+    opq_replacement *replacements;
+    int32_t replacement_count, *first_replacement; /* first: per distinct output buffer, -1 */
+    int32_t sure_wave;                             /* no step from it on can fail: only there is memory replaced */
     int32_t slot_count;
     int32_t *slot_source; /* per slot: number given by the caller at recording, or -1: slot_value */
     opq_number *slot_value;
@@ -134,6 +142,7 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
                           opq_plan **out_plan) OPQ_MUST_CHECK;
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
+bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input);
 /* Memory that goes with the plan: steps, graph, edges. Without machine code, which is the JIT's, and payloads, which are the host's. */
 size_t opq_plan_bytes(const opq_plan *plan);
 
@@ -147,6 +156,9 @@ typedef struct opq_run_call {
     opq_buffer *const *inputs;
     const opq_number *scalars; /* as numbered at recording */
     opq_buffer **outputs;
+    /* Per output: the input whose contents nobody needs any more once this output is there, -1: none. The output may then be that buffer,
+     * which the caller alone has. NULL: none. */
+    const int32_t *replaces;
     opq_step_note note; /* may be NULL */
     void *note_data;
     bool timed;

@@ -32,5 +32,6 @@ opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *s
 opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
 /* After that: lifetimes, in-place updates, outputs, arena. */
 opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;
+opq_status opq_plan_replacements(opq_plan *plan) OPQ_MUST_CHECK;
 
 #endif

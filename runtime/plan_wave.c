@@ -35,7 +35,7 @@ typedef struct pool {
     int32_t *waves_of;
     int32_t *next_open; /* per wave: the next of its code with room, by number in the code's list; itself if it has room */
     int64_t *waits;     /* per wave: bytes that wait for a reader */
-    int32_t *wave_of;   /* per step */
+    int32_t *wave_of; /* per step */
     int32_t wave_count;
 } pool;
 
@@ -249,8 +249,8 @@ opq_status opq_plan_waves(opq_planner *p)
     w.made_in = malloc((storages + 5 * steps) * sizeof *w.made_in);
     w.count = calloc(steps, sizeof *w.count);
     w.read = calloc(storages, 1);
-    opq_status status = w.waits && w.made_in && w.count && w.read ? OPQ_OK
-                                                                  : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    opq_status status =
+        w.waits && w.made_in && w.count && w.read ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     if (status == OPQ_OK) {
         memset(w.made_in, -1, storages * sizeof *w.made_in);
         w.code_of = w.made_in + storages;

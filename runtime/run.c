@@ -245,6 +245,30 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
     return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);
 }
 
+/* ---- outputs in the place of inputs */
+
+/* No step can fail any more, and none has. */
+static void take_inputs(const opq_run_state *run)
+{
+    for (int32_t i = 0; i < run->plan->buffer_count; i++)
+        if (run->takes[i] >= 0) {
+            run->outputs[i] = run->call->inputs[run->takes[i]];
+            opq_buffer_retain(run->outputs[i]);
+        }
+}
+
+/* After a failure: what the step writes has memory of its own. */
+static opq_status own_outputs(const opq_run_state *run, const opq_step *step)
+{
+    for (int i = 0; i < step->loops.buffer_count; i++) {
+        const opq_storage *storage = step->buffers[i] >= 0 ? &run->plan->storage[step->buffers[i]] : NULL;
+        if (storage && storage->home == OPQ_HOME_output && run->outputs[storage->index] == NULL)
+            OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)storage->bytes,
+                                    (opq_buffer **)&run->outputs[storage->index]));
+    }
+    return OPQ_OK;
+}
+
 /* ---- failures */
 
 static bool needs_bad(const opq_run_state *run, const opq_step *step)
@@ -306,7 +330,9 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
         return;
     }
     double start = run->call->timed ? now() : 0, compiled = compile_seconds(run);
-    opq_status status = run_step(run, step);
+    opq_status status = f->any ? own_outputs(run, step) : OPQ_OK;
+    if (status == OPQ_OK)
+        status = run_step(run, step);
     if (status == OPQ_OK)
         note(run, step, 1, start, compiled);
     else
@@ -330,6 +356,8 @@ static opq_status run_waves(const opq_run_state *run)
     failures f = {0};
     for (int32_t w = 0; w < run->plan->wave_count; w++) {
         const opq_wave *wave = &run->plan->waves[w];
+        if (w == run->plan->sure_wave && !f.any)
+            take_inputs(run);
         if (wave->count > 1 && !f.any)
             run_all(run, wave, &f);
         else
@@ -347,7 +375,16 @@ static opq_status allocate(opq_run_state *run)
     if (plan->arena_bytes > 0)
         OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->arena_bytes, &run->arena));
     for (int i = 0; i < plan->buffer_count; i++)
-        OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
+        run->takes[i] = -1;
+    for (int i = 0; i < plan->output_count && run->call->replaces; i++) {
+        const opq_storage *storage = &plan->storage[plan->output_storage[i]];
+        int32_t input = run->call->replaces[i];
+        if (storage->home == OPQ_HOME_output && input >= 0 && opq_plan_may_replace(plan, storage->index, input))
+            run->takes[storage->index] = input;
+    }
+    for (int i = 0; i < plan->buffer_count; i++)
+        if (run->takes[i] < 0)
+            OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
     for (int i = 0; i < plan->slot_count; i++)
         run->slots[i] = plan->slot_source[i] >= 0 && run->call->scalars ? run->call->scalars[plan->slot_source[i]]
                                                                         : plan->slot_value[i];
@@ -370,7 +407,8 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
     size_t buffers = ((size_t)plan->buffer_count + 1) * sizeof(opq_buffer *),
            slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number),
            errors = ((size_t)plan->row_max + 1) * sizeof(opq_step_error);
-    char *memory = calloc(1, buffers + slots + errors + (size_t)plan->storage_count + 1);
+    size_t takes = ((size_t)plan->buffer_count + 1) * sizeof(int32_t);
+    char *memory = calloc(1, buffers + slots + errors + takes + (size_t)plan->storage_count + 1);
     if (call->out_mixed)
         *call->out_mixed = true;
     if (memory == NULL)
@@ -379,7 +417,8 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
     run.outputs = (opq_buffer **)memory;
     run.slots = (opq_number *)(memory + buffers);
     run.errors = (opq_step_error *)(memory + buffers + slots);
-    run.bad = (uint8_t *)(memory + buffers + slots + errors);
+    run.takes = (int32_t *)(memory + buffers + slots + errors);
+    run.bad = (uint8_t *)(memory + buffers + slots + errors + takes);
     for (int i = 0; i < plan->output_count; i++)
         call->outputs[i] = NULL;
     opq_status status = allocate(&run);

@@ -18,7 +18,8 @@ typedef struct opq_run {
     const opq_plan *plan;
     const opq_run_call *call;
     opq_buffer *arena;
-    opq_buffer **outputs; /* distinct */
+    opq_buffer **outputs; /* distinct; NULL: see `takes` */
+    int32_t *takes;       /* per distinct output: the input whose buffer it takes when nothing can fail any more, -1 */
     uint8_t *bad;         /* per storage: a failed step left it undefined */
     opq_number *slots;
     opq_step_error *errors; /* per row of a wave */
