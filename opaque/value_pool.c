@@ -2,15 +2,18 @@
 #include "opaque/value_pool.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { LINE = 64, SLAB = 64 << 10 };
 
-/* Under a sanitizer each value is a block of its own: it sees who uses one too long. */
+void opq_value_pool_init(opq_value_pool *pool)
+{
 #if defined(__SANITIZE_ADDRESS__)
-enum { POOLED = 0 };
+    pool->apart = true;
 #else
-enum { POOLED = 1 };
+    pool->apart = false;
 #endif
+}
 
 static char *cut(opq_value_pool *pool, size_t bytes)
 {
@@ -31,7 +34,7 @@ static char *cut(opq_value_pool *pool, size_t bytes)
 void *opq_value_pool_take(opq_value_pool *pool, size_t bytes, int *out_class)
 {
     int size_class = (int)((bytes + LINE - 1) / LINE) - 1;
-    *out_class = POOLED && size_class < OPQ_VALUE_CLASSES ? size_class : -1;
+    *out_class = !pool->apart && size_class < OPQ_VALUE_CLASSES ? size_class : -1;
     if (*out_class < 0)
         return malloc(bytes);
     opq_spin_lock(&pool->lock);
@@ -40,6 +43,7 @@ void *opq_value_pool_take(opq_value_pool *pool, size_t bytes, int *out_class)
         pool->free[size_class] = *block;
     else
         block = (void **)cut(pool, ((size_t)size_class + 1) * LINE);
+    pool->live += block != NULL;
     opq_spin_unlock(&pool->lock);
     return block;
 }
@@ -53,13 +57,30 @@ void opq_value_pool_give(opq_value_pool *pool, void *block, int size_class)
     opq_spin_lock(&pool->lock);
     *(void **)block = pool->free[size_class];
     pool->free[size_class] = block;
+    pool->live--;
     opq_spin_unlock(&pool->lock);
 }
 
-void opq_value_pool_drop(opq_value_pool *pool)
+static void drop(void *slabs)
 {
-    for (void *slab = pool->slabs, *next; slab; slab = next) {
+    for (void *slab = slabs, *next; slab; slab = next) {
         next = *(void **)slab;
         free(slab);
     }
 }
+
+void opq_value_pool_trim(opq_value_pool *pool)
+{
+    void *slabs = NULL;
+    opq_spin_lock(&pool->lock);
+    if (pool->live == 0) {
+        slabs = pool->slabs;
+        pool->slabs = NULL;
+        pool->at = pool->end = NULL;
+        memset(pool->free, 0, sizeof pool->free);
+    }
+    opq_spin_unlock(&pool->lock);
+    drop(slabs);
+}
+
+void opq_value_pool_drop(opq_value_pool *pool) { drop(pool->slabs); }

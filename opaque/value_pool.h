@@ -6,6 +6,7 @@
 
 #include "opaque/spin.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum { OPQ_VALUE_CLASSES = 8 }; /* larger blocks are the C library's */
@@ -14,11 +15,15 @@ typedef struct opq_value_pool {
     void *free[OPQ_VALUE_CLASSES];
     void *slabs; /* all of them; given back with the pool */
     char *at, *end;
+    long live;
+    bool apart; /* each block is the C library's: a sanitizer sees who uses one too long, a test counts them */
 } opq_value_pool;
 
+void opq_value_pool_init(opq_value_pool *pool); /* of zeros */
 /* NULL without memory. `out_class` goes back with the block. */
 void *opq_value_pool_take(opq_value_pool *pool, size_t bytes, int *out_class);
 void opq_value_pool_give(opq_value_pool *pool, void *block, int size_class);
+void opq_value_pool_trim(opq_value_pool *pool); /* gives slabs back if no block is in use */
 void opq_value_pool_drop(opq_value_pool *pool);
 
 #endif

@@ -8,6 +8,8 @@ namespace opq
 namespace
 {
 
+constexpr auto LOOP = c10::DispatchKey::CompositeExplicitAutograd; // what every device may have
+
 // Argument i of element k, as an operand of the row.
 class Operand
 {
@@ -123,7 +125,7 @@ struct Foreach final : c10::OperatorKernel {
         for (size_t i = 0; i < count; ++i)
             left.push_back(done ? behind(stack->at(stack->size() - count + i), done)
                                 : stack->at(stack->size() - count + i));
-        op.callBoxedForDispatchKey(c10::DispatchKey::CPU, left); // the loop that every device may have
+        op.callBoxedForDispatchKey(LOOP, left);
         if (!inplace)
             for (Tensor &tensor : left.back().toTensorVector())
                 results.push_back(std::move(tensor));
@@ -181,7 +183,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
             base.pop_back();
         const auto op = dispatcher.findSchema(name);
         const opq_op row = row_of(base);
-        if (!op || row == OPQ_OP_extern || !fits(op->schema(), row))
+        if (!op || row == OPQ_OP_extern || !fits(op->schema(), row) || !op->hasKernelForDispatchKey(LOOP))
             continue;
         library.impl(toString(name).substr(6).c_str(),
                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Foreach>(*op, row)));

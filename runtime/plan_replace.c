@@ -198,8 +198,7 @@ opq_status opq_plan_replacements(opq_plan *plan)
     size_t storages = (size_t)plan->storage_count + 1;
     finder f = {.plan = plan, .wave = malloc(storages * 2 * sizeof *f.wave)};
     plan->first_replacement = opq_arena_alloc(&plan->arena, ((size_t)plan->buffer_count + 1) * sizeof(int32_t));
-    opq_status status =
-        f.wave && plan->first_replacement ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    opq_status status = f.wave && plan->first_replacement ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     if (status == OPQ_OK) {
         f.readers = f.wave + storages;
         memset(f.wave, -1, storages * sizeof *f.wave);
