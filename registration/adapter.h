@@ -105,6 +105,8 @@ constexpr size_t PLAIN_MAX = 8;
 Tensor plain_result(opq_op row, c10::ArrayRef<Plain> operands);
 // The same, into the first tensor. False: nothing has happened.
 bool plain_write(opq_op row, c10::ArrayRef<Plain> operands);
+// tensor + other * alpha, or tensor - other * alpha, as one node with the bits of two.
+bool write_scaled(opq_op row, const Tensor &tensor, const Tensor &other, const Value &alpha);
 opq_op lerp_row(const at::Scalar &weight);
 // A number as an operand beside tensors of this dtype. No value: it is not that simple.
 Value plain_number(const at::Scalar &number, at::ScalarType dtype);

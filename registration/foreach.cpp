@@ -100,6 +100,11 @@ struct Foreach final : c10::OperatorKernel {
                 if (!operand.at(k, plain.back()))
                     return k;
             }
+            if (scaled && inplace) {
+                if (!plain[1].tensor || !write_scaled(row, first[k], *plain[1].tensor, alpha))
+                    return k;
+                continue;
+            }
             if (scaled) {
                 if (!plain[1].tensor || !on_device(*plain[1].tensor) || plain[1].tensor->scalar_type() != dtype)
                     return k;

@@ -150,11 +150,13 @@ void slow_write(opq_op row, const std::string &name, const char *overload, std::
 
 template <opq_op row> Tensor &add_like_(const char *name, Tensor &self, const Tensor &other, const at::Scalar &alpha)
 {
+    note_line();
     if (is_one(alpha)) {
-        note_line();
         const Value value = wrapped(other, self.scalar_type());
         if (value ? plain_write(row, {self, value}) : plain_write(row, {self, other}))
             return self;
+    } else if (write_scaled(row, self, other, plain_number(alpha, self.scalar_type()))) {
+        return self;
     }
     slow_write(row, name, "Tensor", {self, other, alpha});
     return self;
@@ -277,6 +279,14 @@ opq_op lerp_row(const at::Scalar &weight)
 {
     const double rounded = static_cast<float>(weight.toDouble());
     return std::abs(rounded) < 0.5 && std::abs(weight.toDouble()) < 0.5 ? OPQ_OP_adam_m : OPQ_OP_lerp;
+}
+
+bool write_scaled(opq_op row, const Tensor &tensor, const Tensor &other, const Value &alpha)
+{
+    if (!alpha)
+        return false;
+    const Value sign = plain_number(row == OPQ_OP_sub ? -1.0 : 1.0, tensor.scalar_type());
+    return plain_write(OPQ_OP_addcmul, {tensor, other, alpha, sign});
 }
 
 Value plain_number(double number, at::ScalarType dtype)

@@ -128,7 +128,7 @@ bool sgd(IValue *args)
             ? cast(on_device(args[5].toTensor()) ? read(args[5].toTensor()) : scalar_of(args[5].toTensor()), OPQ_f32)
             : slot(args[5].toDouble());
     const bool nesterov = args[7].toBool(), maximize = args[8].toBool(), first = args[9].toBool();
-    const Value decays = slot(decay), keeps = slot(momentum), adds = slot(1 - dampening);
+    const Value decays = slot(decay), keeps = slot(momentum), adds = slot(1 - dampening), minus = slot(-1);
     for (size_t i = 0; i < parameters.size(); ++i) {
         Value g = read(grads[i]);
         if (maximize)
@@ -143,7 +143,7 @@ bool sgd(IValue *args)
             update(OPQ_OP_add, buffers[i], {dampening == 0 ? g : binary(OPQ_OP_mul, g, adds)});
             g = nesterov ? binary(OPQ_OP_add, g, binary(OPQ_OP_mul, read(buffers[i]), keeps)) : read(buffers[i]);
         }
-        update(OPQ_OP_sub, parameters[i], {binary(OPQ_OP_mul, g, rate)});
+        update(OPQ_OP_addcmul, parameters[i], {g, rate, minus}); // p - g * rate, as one node
     }
     return true;
 }
