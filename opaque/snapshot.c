@@ -37,73 +37,33 @@ static opq_status push_code(opq_codes *codes, int32_t code)
     return OPQ_OK;
 }
 
-/* ---- collecting: from value to code, by a hash table with open addressing */
+/* ---- collecting: from value to code. The lock is held, so the code stands in the value, with the number of this collection. */
 
 enum { UNNUMBERED = -1 }; /* below: -2 - number of the failed value in `causes` */
 
-typedef struct entry {
-    const opq_value *value;
-    int32_t code;
-} entry;
-
 typedef struct collector {
     opq_snapshot *snapshot;
-    entry *entries;
-    uint32_t capacity, count; /* capacity: a power of two */
-    opq_list causes;          /* failed values, borrowed: the lock is held */
+    uint32_t number;
+    opq_list causes; /* failed values, borrowed */
 } collector;
 
-static entry *find(const collector *c, const opq_value *value)
-{
-    uint32_t at = (uint32_t)(((uintptr_t)value >> 4) * 0x9e3779b97f4a7c15ull >> 32) & (c->capacity - 1);
-    while (c->entries[at].value && c->entries[at].value != value)
-        at = (at + 1) & (c->capacity - 1);
-    return &c->entries[at];
-}
+static bool is_known(const collector *c, const opq_value *value) { return value->collection == c->number; }
 
-static opq_status reserve(collector *c)
+/* False: it is known. A new one has no number yet. */
+static bool enter(const collector *c, opq_value *value)
 {
-    if (c->count * 2 < c->capacity)
-        return OPQ_OK;
-    collector larger = {.capacity = c->capacity ? c->capacity * 4 : 256};
-    int pending = atomic_load_explicit(&c->snapshot->ctx->pending, memory_order_relaxed);
-    while (c->capacity == 0 && larger.capacity < 1 << 16 && larger.capacity < (uint32_t)pending * 3)
-        larger.capacity *= 2;
-    larger.entries = calloc(larger.capacity, sizeof *larger.entries);
-    if (larger.entries == NULL)
-        return out_of_memory();
-    for (uint32_t i = 0; i < c->capacity; i++)
-        if (c->entries[i].value)
-            *find(&larger, c->entries[i].value) = c->entries[i];
-    free(c->entries);
-    c->entries = larger.entries;
-    c->capacity = larger.capacity;
-    return OPQ_OK;
-}
-
-/* The value's entry; a new one has no number yet. */
-static opq_status enter(collector *c, const opq_value *value, entry **out_entry, bool *out_new)
-{
-    OPQ_TRY(reserve(c));
-    *out_entry = find(c, value);
-    *out_new = (*out_entry)->value == NULL;
-    if (*out_new) {
-        **out_entry = (entry){value, UNNUMBERED};
-        c->count++;
-    }
-    return OPQ_OK;
+    if (is_known(c, value))
+        return false;
+    value->collection = c->number;
+    value->code = UNNUMBERED;
+    return true;
 }
 
 static bool is_node(const opq_value *value) { return value->state == OPQ_VALUE_pending && value->op != OPQ_OP_scalar; }
 
 static opq_status visit(collector *c, opq_value *value)
 {
-    entry *found;
-    bool is_new;
-    if (!is_node(value))
-        return OPQ_OK;
-    OPQ_TRY(enter(c, value, &found, &is_new));
-    return is_new ? push(&c->snapshot->nodes, value) : OPQ_OK;
+    return is_node(value) && enter(c, value) ? push(&c->snapshot->nodes, value) : OPQ_OK;
 }
 
 static int by_sequence(const void *a, const void *b)
@@ -158,8 +118,8 @@ static opq_status find_cause(collector *c, const opq_value *node, int32_t *out_c
             *out_code = -1 - c->causes.count;
             return OPQ_OK;
         }
-        if (c->causes.count > 0 && is_node(operand) && find(c, operand)->code < UNNUMBERED) {
-            *out_code = find(c, operand)->code;
+        if (c->causes.count > 0 && is_node(operand) && is_known(c, operand) && operand->code < UNNUMBERED) {
+            *out_code = operand->code;
             return OPQ_OK;
         }
     }
@@ -169,16 +129,13 @@ static opq_status find_cause(collector *c, const opq_value *node, int32_t *out_c
 static opq_status number_operand(collector *c, opq_value *operand)
 {
     opq_snapshot *s = c->snapshot;
-    entry *found;
-    bool is_new;
-    OPQ_TRY(enter(c, operand, &found, &is_new));
-    if (is_new) {
+    if (enter(c, operand)) {
         bool leaf = operand->state == OPQ_VALUE_computed;
         opq_list *list = leaf ? &s->leaves : &s->scalars;
-        found->code = opq_code_make(leaf ? OPQ_SET_leaf : OPQ_SET_scalar, list->count);
+        operand->code = opq_code_make(leaf ? OPQ_SET_leaf : OPQ_SET_scalar, list->count);
         OPQ_TRY(push(list, operand));
     }
-    return push_code(&s->operands, found->code);
+    return push_code(&s->operands, operand->code);
 }
 
 static opq_status number_nodes(collector *c)
@@ -191,13 +148,13 @@ static opq_status number_nodes(collector *c)
         int32_t cause;
         OPQ_TRY(find_cause(c, node, &cause));
         if (cause != UNNUMBERED) {
-            find(c, node)->code = cause;
+            node->code = cause;
             continue;
         }
         OPQ_TRY(push_code(&s->first_operand, s->operands.count));
         for (int k = 0; k < node->arity; k++)
             OPQ_TRY(number_operand(c, node->operands[k]));
-        find(c, node)->code = opq_code_make(OPQ_SET_node, s->nodes.count);
+        node->code = opq_code_make(OPQ_SET_node, s->nodes.count);
         s->nodes.items[s->nodes.count++] = node;
     }
     return push_code(&s->first_operand, s->operands.count);
@@ -212,7 +169,7 @@ static opq_status number_asked(collector *c, opq_value *value)
         OPQ_TRY(number_operand(c, value));
         return push_code(&s->asked, s->operands.items[--s->operands.count]);
     }
-    int32_t code = find(c, value)->code;
+    int32_t code = value->code;
     if (code < UNNUMBERED)
         return opq_fail(c->causes.items[-2 - code]->error_status, "%s", c->causes.items[-2 - code]->error);
     return push_code(&s->asked, code);
@@ -248,12 +205,11 @@ typedef struct tally {
 
 static int32_t *tally_of(const collector *c, const tally *t, const opq_value *value)
 {
-    const entry *found = find(c, value);
-    if (found->value == NULL || found->code < 0)
+    if (!is_known(c, value) || value->code < 0)
         return NULL;
-    switch (opq_code_set(found->code)) {
-    case OPQ_SET_node: return &t->nodes[opq_code_number(found->code)];
-    case OPQ_SET_leaf: return &t->leaves[opq_code_number(found->code)];
+    switch (opq_code_set(value->code)) {
+    case OPQ_SET_node: return &t->nodes[opq_code_number(value->code)];
+    case OPQ_SET_leaf: return &t->leaves[opq_code_number(value->code)];
     default: return NULL;
     }
 }
@@ -302,10 +258,9 @@ static int32_t replaced_by(const collector *c, const tally *t, const opq_value *
     if (cell == NULL || cell->next_holder || cell->history_count == 0)
         return -1;
     const opq_value *old = cell->history[0];
-    const entry *found = find(c, old);
-    if (old->state != OPQ_VALUE_computed || found->value == NULL || opq_code_set(found->code) != OPQ_SET_leaf)
+    if (old->state != OPQ_VALUE_computed || !is_known(c, old) || opq_code_set(old->code) != OPQ_SET_leaf)
         return -1;
-    int32_t leaf = opq_code_number(found->code);
+    int32_t leaf = opq_code_number(old->code);
     opq_buffer *buffer = old->buffer;
     bool alone = old->holders == NULL && !t->needed[leaf] && atomic_load(&old->refs) == t->leaves[leaf] &&
                  atomic_load(&buffer->refs) == 1 && buffer->size_class >= 0 && !atomic_load(&buffer->lent) &&
@@ -342,7 +297,6 @@ static void pin(const opq_snapshot *s)
 
 static opq_status collect(collector *c, opq_value *const *values, int count, const opq_scope *scope)
 {
-    OPQ_TRY(reserve(c));
     OPQ_TRY(walk(c, values, count, scope));
     OPQ_TRY(number_nodes(c));
     for (int i = 0; i < count; i++)
@@ -374,11 +328,11 @@ opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int coun
     snapshot->ctx = ctx;
     collector c = {.snapshot = snapshot};
     opq_spin_lock(&ctx->lock);
+    c.number = ++ctx->collections;
     opq_status status = collect(&c, values, count, scope);
     if (status == OPQ_OK)
         pin(snapshot);
     opq_spin_unlock(&ctx->lock);
-    free(c.entries);
     free(c.causes.items);
     if (status != OPQ_OK) {
         free_memory(snapshot);
