@@ -36,7 +36,7 @@ struct opq_value {
         void *payload;      /* pending extern */
     };
     opq_status error_status;
-    int8_t size_class; /* of its memory */
+    int8_t size_class;   /* of its memory */
     uint32_t collection; /* with `lock` held: the snapshot being collected, in which it is `code` */
     int32_t code;
     opq_value *next_free;
@@ -66,7 +66,7 @@ struct opq_ctx {
     opq_spin lock;
     pthread_mutex_t run_lock;
     opq_cell *pending_cells; /* they hold what is still to be computed */
-    uint32_t collections; /* snapshots taken; with `lock` held */
+    uint32_t collections;    /* snapshots taken; with `lock` held */
     atomic_ullong sequence;
     atomic_int pending;
     atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
