@@ -1,8 +1,8 @@
 /* The pending graph of some values at one moment. Internal to opaque/; record.h has its public face.
  *
  * A snapshot is taken under the context's lock and never changes: nodes have numbers of its own, everything in it is pinned. Key, graph,
- * run and reports read it, so that other threads may record, run and drop the same values meanwhile. Nothing of it is written into
- * values, which are shared.
+ * run and reports read it, so that other threads may record, run and drop the same values meanwhile. Of it, values have the code that
+ * collecting gives them, which means nothing once the lock is let go.
  *
  *   nodes     pending values in record order; operands as codes
  *   leaves    computed values they read, by first use: two iterations of a loop whose tensors were made in another order are one graph

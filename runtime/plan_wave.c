@@ -14,7 +14,8 @@
  * needs   steps with code and storage
  * keeps   what each step computes; the record order of steps that are alone
  * breaks  the order of steps (opq_step.order has it)
- * not     products, whose engine has the threads for itself; calls; steps that copy an old value before they write, which could be done in
+ * not     kernels that are evaluated (OPAQUE_EXECUTOR=reference); sinking a step to a later wave of its code: what follows a product of each
+ *         row stays apart; products, whose engine has the threads for itself; calls; steps that copy an old value before they write, which could be done in
  *         place where they stand
  */
 #include "runtime/plan_internal.h"
