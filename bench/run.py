@@ -184,6 +184,68 @@ def attention_12x128x64():
 # ---- planning
 
 
+# ---- steps over lists of tensors, in place: of the same form on both devices
+
+SHAPES = {"1000x1k": [(1024,)] * 1000, "25M": [(5120, 1024)] * 4 + [(4096, 1024)]}
+FORMS = {"for": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def step_row(step_of, shapes):
+    """A row: `step_of` parameters with gradients is made once for each device."""
+
+    def make():
+        tensors = [torch.randn(shape) for shape in shapes for _ in range(2)]
+        steps = {}
+
+        def run(*tensors):
+            parameters = tensors[::2]
+            device = parameters[0].device
+            if device not in steps:
+                for parameter, gradient in zip(parameters, tensors[1::2], strict=True):
+                    parameter.requires_grad_().grad = gradient
+                steps[device] = step_of(parameters)
+            steps[device]()
+            return parameters[0]
+
+        return run, tensors
+
+    return make
+
+
+def optimizer_row(optimizer, form, shapes, **options):
+    return step_row(lambda ps: optimizer(ps, **options, **FORMS[form]).step, SHAPES[shapes])
+
+
+def ema_step(parameters):
+    averages = [p.detach().clone() for p in parameters]
+    return lambda: torch._foreach_lerp_(averages, parameters, 0.01)
+
+
+def clip_step(parameters):
+    return lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+
+OPTIMIZER_FLOORS = {
+    ("adam", "for", "25M"): 2.0,
+    ("adam", "foreach", "25M"): 1.5,
+    ("adam", "foreach", "1000x1k"): 1.1,
+    ("sgd", "for", "25M"): 1.2,
+    ("sgd", "foreach", "25M"): 1.2,
+}
+for _name, _optimizer, _options in (
+    ("adam", torch.optim.Adam, {}),
+    ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+):
+    for _shapes in SHAPES:
+        for _form in FORMS:
+            ROWS[f"{_name}_{_shapes}_{_form}"] = (
+                optimizer_row(_optimizer, _form, _shapes, **_options),
+                OPTIMIZER_FLOORS.get((_name, _form, _shapes)),
+            )
+ROWS["ema_1000x1k"] = (step_row(ema_step, SHAPES["1000x1k"]), None)
+ROWS["clip_1000x1k"] = (step_row(clip_step, SHAPES["1000x1k"]), None)
+
+
 def plan(ceiling):
     """Registers a row: a function that makes a program, which is called with 0, 1, ... and runs in other shapes each time."""
 

@@ -303,51 +303,68 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
     return status;
 }
 
-/* Retains what the cells hold, if it is all of `type`. */
-static bool take_plain(opq_ctx *ctx, opq_cell *const *cells, int count, const opq_type *type, opq_value **out_values)
+/* ---- the short way */
+
+/* Of `type`, or one element of its dtype. */
+static bool fits(const opq_value *value, const opq_type *type)
+{
+    return opq_type_equal(&value->type, type) || (value->type.rank == 0 && value->type.dtype == type->dtype);
+}
+
+/* Retains what the cells hold, if all of it fits and operand 0 is of `type`. */
+static bool take_plain(opq_ctx *ctx, opq_cell *const *cells, opq_value *const *values, int count, const opq_type *type,
+                       opq_value **out_values)
 {
     bool plain = true;
     opq_spin_lock(&ctx->lock);
-    for (int i = 0; i < count && plain; i++)
-        plain = cells[i]->value && opq_type_equal(&cells[i]->value->type, type);
     for (int i = 0; i < count && plain; i++) {
-        out_values[i] = cells[i]->value;
-        opq_value_retain(out_values[i]);
+        out_values[i] = cells[i] ? cells[i]->value : values[i];
+        plain = out_values[i] && (i > 0 ? fits(out_values[i], type) : opq_type_equal(&out_values[i]->type, type));
     }
+    for (int i = 0; i < count && plain; i++)
+        opq_value_retain(out_values[i]);
     opq_spin_unlock(&ctx->lock);
     return plain;
 }
 
-opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type,
-                           opq_cell **out_cell)
+/* Is the op's result of the type of its operands, or bool? */
+static bool is_plain(opq_op op, int arity, const opq_type *type, bool in_place)
 {
     const opq_op_info *info = opq_op_info_of(op);
-    opq_value *values[4], *made;
     bool tests = info->rule == OPQ_RULE_BOOL;
     bool same = info->class_ == OPQ_CLASS_EWISE && arity == info->arity &&
-                (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT || (tests && out_cell));
+                (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT || (tests && !in_place));
     bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT &&
                 !(type->dtype == OPQ_f64 && (info->flags & OPQ_FLAG_MATH32));
-    if (!same || !real || arity > 4 || (out_cell == NULL && operands[0]->bytes != opq_type_bytes(type)) ||
-        (info->flags & OPQ_FLAG_NOFLOAT) || (opq_modes_get() & OPQ_MODE_EAGER))
+    return same && real && !(info->flags & OPQ_FLAG_NOFLOAT);
+}
+
+opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *cells, opq_value *const *values, int arity,
+                           const opq_type *type, opq_cell **out_cell)
+{
+    enum { OPERANDS_MAX = 8 };
+    opq_value *operands[OPERANDS_MAX], *made;
+    bool in_place = out_cell == NULL;
+    if (arity > OPERANDS_MAX || !is_plain(op, arity, type, in_place) ||
+        (in_place && cells[0]->bytes != opq_type_bytes(type)) || (opq_modes_get() & OPQ_MODE_EAGER))
         return OPQ_UNSUPPORTED;
     opq_type result = *type;
-    result.dtype = tests ? OPQ_bool : type->dtype;
+    result.dtype = opq_op_info_of(op)->rule == OPQ_RULE_BOOL ? OPQ_bool : type->dtype;
     OPQ_TRY(opq_bound_check(ctx, op, &result));
     for (;;) {
-        if (!take_plain(ctx, operands, arity, type, values))
+        if (!take_plain(ctx, cells, values, arity, type, operands))
             return OPQ_UNSUPPORTED;
-        opq_status status = opq_value_new(ctx, op, &result, values, arity, NULL, 0, &made);
-        bool done = out_cell || status != OPQ_OK || replace_if(operands[0], &values[0], made);
+        opq_status status = opq_value_new(ctx, op, &result, operands, arity, NULL, 0, &made);
+        bool done = !in_place || status != OPQ_OK || replace_if(cells[0], &operands[0], made);
         for (int i = 0; i < arity; i++)
-            opq_value_release(values[i]);
+            opq_value_release(operands[i]);
         OPQ_TRY(status);
         if (done)
             break;
         opq_value_release(made); /* another thread wrote in between: add to that */
     }
     atomic_fetch_add_explicit(&ctx->stats.ops_recorded, 1, memory_order_relaxed);
-    if (out_cell == NULL)
+    if (in_place)
         return OPQ_OK;
     opq_status status = make(ctx, opq_type_bytes(&result), made, out_cell);
     opq_value_release(made);

@@ -48,6 +48,7 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
         ctx->host = *host;
     ctx->runtime.host = &ctx->host;
     pthread_mutex_init(&ctx->run_lock, NULL);
+    opq_value_pool_init(&ctx->values);
     opq_status status = opq_plan_cache_create(OPQ_PLAN_MAX, OPQ_PLAN_BYTES_MAX, &ctx->plans);
     if (status == OPQ_OK)
         status = choose_executor(&ctx->runtime);
@@ -75,6 +76,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
     opq_gemm_destroy(ctx->runtime.gemm);
     opq_jit_destroy(ctx->runtime.jit);
     opq_pool_destroy(ctx->runtime.pool);
+    opq_value_pool_drop(&ctx->values);
     pthread_mutex_destroy(&ctx->run_lock);
     free(ctx);
 }
@@ -92,7 +94,11 @@ opq_status opq_buffer_adopt(opq_ctx *ctx, void *data, size_t bytes, void (*drop)
 
 void *opq_buffer_data(const opq_buffer *buffer) { return buffer->data; }
 size_t opq_buffer_bytes(const opq_buffer *buffer) { return buffer->bytes; }
-void opq_cache_empty(opq_ctx *ctx) { opq_pool_trim(ctx->runtime.pool); }
+void opq_cache_empty(opq_ctx *ctx)
+{
+    opq_pool_trim(ctx->runtime.pool);
+    opq_value_pool_trim(&ctx->values);
+}
 
 void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 {

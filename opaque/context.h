@@ -9,6 +9,7 @@
 #include "opaque/plan_cache.h"
 #include "opaque/record.h"
 #include "opaque/spin.h"
+#include "opaque/value_pool.h"
 #include "runtime/plan.h"
 
 #include <pthread.h>
@@ -35,6 +36,9 @@ struct opq_value {
         void *payload;      /* pending extern */
     };
     opq_status error_status;
+    int8_t size_class;   /* of its memory */
+    uint32_t collection; /* with `lock` held: the snapshot being collected, in which it is `code` */
+    int32_t code;
     opq_value *next_free;
     opq_type type;
 };
@@ -62,12 +66,14 @@ struct opq_ctx {
     opq_spin lock;
     pthread_mutex_t run_lock;
     opq_cell *pending_cells; /* they hold what is still to be computed */
+    uint32_t collections;    /* snapshots taken; with `lock` held */
     atomic_ullong sequence;
     atomic_int pending;
     atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
     atomic_uint window_at;
     atomic_ullong cut_window;
     opq_plan_cache *plans;
+    opq_value_pool values;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read,
@@ -97,7 +103,8 @@ bool opq_geometry_covers(const opq_geometry *geometry, int64_t count, int64_t *o
 /* inspect.c: the calling thread's report, NULL when off */
 struct opq_recorder;
 struct opq_recorder *opq_recorder_get(void);
-void opq_recorder_step(struct opq_recorder *recorder, const opq_step *step, double seconds, double compile_seconds);
+void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, int32_t count, double seconds,
+                         double compile_seconds);
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, bool reused);
 
 /* fork.c */

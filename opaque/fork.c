@@ -22,11 +22,13 @@ static void before_fork(void)
         opq_pool_lock(ctx->runtime.pool);
         opq_plan_cache_lock(ctx->plans);
         opq_spin_lock(&ctx->lock);
+        opq_spin_lock(&ctx->values.lock);
     }
 }
 
 static void let_go(opq_ctx *ctx)
 {
+    opq_spin_unlock(&ctx->values.lock);
     opq_spin_unlock(&ctx->lock);
     opq_plan_cache_unlock(ctx->plans);
     opq_pool_unlock(ctx->runtime.pool);

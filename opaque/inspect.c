@@ -8,7 +8,7 @@
 
 opq_status opq_snapshot_take(opq_ctx *ctx, opq_value *const *values, int count, opq_snapshot **out_snapshot)
 {
-    static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0};
+    static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, false};
     return opq_snapshot_collect(ctx, values, count, &nothing_else, out_snapshot);
 }
 
@@ -81,30 +81,64 @@ static char *copy_text(struct opq_recorder *r, const char *text)
     return copy;
 }
 
-void opq_recorder_step(struct opq_recorder *r, const opq_step *step, double seconds, double compile_seconds)
+static bool make_room(struct opq_recorder *r)
 {
     opq_report *report = r->report;
-    if (report->launch_count == r->capacity) {
-        int capacity = r->capacity ? r->capacity * 2 : 32;
-        opq_launch *grown = realloc(report->launches, (size_t)capacity * sizeof *grown);
-        if (grown == NULL) {
-            r->failed = true;
-            return;
-        }
-        report->launches = grown;
-        r->capacity = capacity;
+    if (report->launch_count < r->capacity)
+        return true;
+    int capacity = r->capacity ? r->capacity * 2 : 32;
+    opq_launch *grown = realloc(report->launches, (size_t)capacity * sizeof *grown);
+    if (grown == NULL) {
+        r->failed = true;
+        return false;
     }
-    report->launches[report->launch_count++] = (opq_launch){
-        .name = copy_text(r, step->name),
-        .kind = opq_kernel_kind_name(step->kind),
-        .shape = copy_text(r, step->shape),
-        .lines = copy_text(r, step->lines),
-        .seconds = seconds,
-        .fresh = (step->fresh && !r->reused) || compile_seconds > 0,
-        .compile_seconds = compile_seconds + (step->fresh && !r->reused && step->code ? step->code->seconds : 0),
-        .bytes_read = step->bytes_read,
-        .bytes_written = step->bytes_written,
-        .flops = step->flops};
+    report->launches = grown;
+    r->capacity = capacity;
+    return true;
+}
+
+/* Of the first rows that have others, each once. */
+static char *lines_of_rows(struct opq_recorder *r, const opq_step *rows, int32_t count)
+{
+    enum { LINES_MAX = 16 };
+    const char *seen[LINES_MAX];
+    opq_text text = {0};
+    int seen_count = 0;
+    for (int32_t i = 0; i < count && seen_count < LINES_MAX; i++) {
+        bool known = *rows[i].lines == 0;
+        for (int k = 0; k < seen_count && !known; k++)
+            known = strcmp(seen[k], rows[i].lines) == 0;
+        if (known)
+            continue;
+        seen[seen_count++] = rows[i].lines;
+        opq_text_add(&text, "%s%s", text.length ? " " : "", rows[i].lines);
+    }
+    r->failed = r->failed || text.failed;
+    return text.data ? text.data : copy_text(r, "");
+}
+
+void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t count, double seconds,
+                         double compile_seconds)
+{
+    if (!make_room(r))
+        return;
+    opq_launch launch = {.name = copy_text(r, rows->name),
+                         .kind = opq_kernel_kind_name(rows->kind),
+                         .shape = copy_text(r, rows->shape),
+                         .lines = lines_of_rows(r, rows, count),
+                         .rows = count,
+                         .seconds = seconds,
+                         .fresh = compile_seconds > 0,
+                         .compile_seconds = compile_seconds};
+    for (int32_t i = 0; i < count; i++) {
+        bool fresh = rows[i].fresh && !r->reused;
+        launch.fresh = launch.fresh || fresh;
+        launch.compile_seconds += fresh && rows[i].code ? rows[i].code->seconds : 0;
+        launch.bytes_read += rows[i].bytes_read;
+        launch.bytes_written += rows[i].bytes_written;
+        launch.flops += rows[i].flops;
+    }
+    r->report->launches[r->report->launch_count++] = launch;
 }
 
 static const char *node_label(const opq_graph *graph, opq_ref ref)

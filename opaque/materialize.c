@@ -81,15 +81,20 @@ static opq_status find_plan(run *r)
     return OPQ_OK;
 }
 
-static void note_step(void *data, const opq_step *step, double seconds, double compile_seconds)
+static void note_launch(void *data, const opq_step *step, int32_t count, double seconds, double compile_seconds)
 {
     run *r = data;
     bool call = step->kind == OPQ_KERNEL_extern;
     atomic_fetch_add(call ? &r->ctx->stats.extern_calls : &r->ctx->stats.kernels_run, 1);
-    atomic_fetch_add(&r->ctx->stats.bytes_read, step->bytes_read);
-    atomic_fetch_add(&r->ctx->stats.bytes_written, step->bytes_written);
+    int64_t bytes_read = 0, bytes_written = 0;
+    for (int32_t i = 0; i < count; i++) {
+        bytes_read += step[i].bytes_read;
+        bytes_written += step[i].bytes_written;
+    }
+    atomic_fetch_add(&r->ctx->stats.bytes_read, bytes_read);
+    atomic_fetch_add(&r->ctx->stats.bytes_written, bytes_written);
     if (r->recorder)
-        opq_recorder_step(r->recorder, step, seconds, compile_seconds);
+        opq_recorder_launch(r->recorder, step, count, seconds, compile_seconds);
 }
 
 static opq_status execute(run *r)
@@ -108,7 +113,8 @@ static opq_status execute(run *r)
     opq_run_call call = {.inputs = r->inputs,
                          .scalars = r->scalars,
                          .outputs = r->results,
-                         .note = note_step,
+                         .replaces = s->replaces.count > 0 ? s->replaces.items : NULL,
+                         .note = note_launch,
                          .note_data = r,
                          .timed = r->recorder != NULL,
                          .lines_of = plan_with_lines,
@@ -260,7 +266,7 @@ static void drop_run(run *r)
     free(r->dropped);
 }
 
-static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0};
+static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
 
 /* One value with what it needs. What its cell goes back to if it fails is computed in turn, so that it holds the newest good value. */
 static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
@@ -363,7 +369,7 @@ static bool observes(opq_reason reason)
 opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
 {
     bool any = false;
-    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get()};
+    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get(), true};
     for (int i = 0; i < count; i++)
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
@@ -389,7 +395,7 @@ opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
     if (count > 0)
         atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     for (int i = 0; i < count; i++) {
-        opq_scope scope = {OPQ_SCOPE_origin, origins[i]};
+        opq_scope scope = {OPQ_SCOPE_origin, origins[i], true};
         opq_status status = run_locked(ctx, NULL, 0, &scope, reason);
         if (status != OPQ_OK && origins[i] == opq_origin_get()) {
             own = status;

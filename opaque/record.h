@@ -84,10 +84,11 @@ opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes) OPQ_MUST
 /* The value seen through a window, with shape geometry->size. The window must lie inside the cell. */
 opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value **out_value) OPQ_MUST_CHECK;
 /* The short way of an elementwise op over whole cells: each operand's value is current, dense and of exactly `type`, which is the
- * result's as well (bool of that shape, if the op is a test; never in place). The result goes into a new cell, or into operand 0 if
- * `out_cell` is NULL. OPQ_UNSUPPORTED, without a message, if it is not that simple: take the long way. */
-opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *operands, int arity, const opq_type *type,
-                           opq_cell **out_cell) OPQ_MUST_CHECK;
+ * result's as well (bool of that shape, if the op is a test; never in place); operands but the first may also be one element of its dtype.
+ * Where cells[i] is NULL operand i is values[i], e.g. a number; `values` NULL: there are cells only. The result goes into a new cell, or
+ * into cells[0] if `out_cell` is NULL. OPQ_UNSUPPORTED, without a message, if it is not that simple: take the long way. */
+opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *cells, opq_value *const *values, int arity,
+                           const opq_type *type, opq_cell **out_cell) OPQ_MUST_CHECK;
 /* The window becomes `value`, which must have exactly its dtype and shape. Overlapping windows: OPQ_INVALID. */
 opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value) OPQ_MUST_CHECK;
 /* May the window have one place for two elements? Windows with interleaved dims count as such. */
@@ -186,6 +187,7 @@ opq_status opq_snapshot_graph(const opq_snapshot *snapshot, opq_outputs outputs,
 /* One launched kernel, extern call or copy, as explain() shows it. Texts live until the report is dropped. */
 typedef struct opq_launch {
     const char *name, *kind, *shape, *lines; /* lines: blank-separated source lines */
+    int rows; /* of one code, that ran at once; shape is that of the first. Bytes and flops are of all */
     double seconds, compile_seconds;
     int64_t bytes_read, bytes_written, flops;
     bool fresh; /* compiled by this run */

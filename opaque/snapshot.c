@@ -37,73 +37,33 @@ static opq_status push_code(opq_codes *codes, int32_t code)
     return OPQ_OK;
 }
 
-/* ---- collecting: from value to code, by a hash table with open addressing */
+/* ---- collecting: from value to code. The lock is held, so the code stands in the value, with the number of this collection. */
 
 enum { UNNUMBERED = -1 }; /* below: -2 - number of the failed value in `causes` */
 
-typedef struct entry {
-    const opq_value *value;
-    int32_t code;
-} entry;
-
 typedef struct collector {
     opq_snapshot *snapshot;
-    entry *entries;
-    uint32_t capacity, count; /* capacity: a power of two */
-    opq_list causes;          /* failed values, borrowed: the lock is held */
+    uint32_t number;
+    opq_list causes; /* failed values, borrowed */
 } collector;
 
-static entry *find(const collector *c, const opq_value *value)
-{
-    uint32_t at = (uint32_t)(((uintptr_t)value >> 4) * 0x9e3779b97f4a7c15ull >> 32) & (c->capacity - 1);
-    while (c->entries[at].value && c->entries[at].value != value)
-        at = (at + 1) & (c->capacity - 1);
-    return &c->entries[at];
-}
+static bool is_known(const collector *c, const opq_value *value) { return value->collection == c->number; }
 
-static opq_status reserve(collector *c)
+/* False: it is known. A new one has no number yet. */
+static bool enter(const collector *c, opq_value *value)
 {
-    if (c->count * 2 < c->capacity)
-        return OPQ_OK;
-    collector larger = {.capacity = c->capacity ? c->capacity * 4 : 256};
-    int pending = atomic_load_explicit(&c->snapshot->ctx->pending, memory_order_relaxed);
-    while (c->capacity == 0 && larger.capacity < 1 << 16 && larger.capacity < (uint32_t)pending * 3)
-        larger.capacity *= 2;
-    larger.entries = calloc(larger.capacity, sizeof *larger.entries);
-    if (larger.entries == NULL)
-        return out_of_memory();
-    for (uint32_t i = 0; i < c->capacity; i++)
-        if (c->entries[i].value)
-            *find(&larger, c->entries[i].value) = c->entries[i];
-    free(c->entries);
-    c->entries = larger.entries;
-    c->capacity = larger.capacity;
-    return OPQ_OK;
-}
-
-/* The value's entry; a new one has no number yet. */
-static opq_status enter(collector *c, const opq_value *value, entry **out_entry, bool *out_new)
-{
-    OPQ_TRY(reserve(c));
-    *out_entry = find(c, value);
-    *out_new = (*out_entry)->value == NULL;
-    if (*out_new) {
-        **out_entry = (entry){value, UNNUMBERED};
-        c->count++;
-    }
-    return OPQ_OK;
+    if (is_known(c, value))
+        return false;
+    value->collection = c->number;
+    value->code = UNNUMBERED;
+    return true;
 }
 
 static bool is_node(const opq_value *value) { return value->state == OPQ_VALUE_pending && value->op != OPQ_OP_scalar; }
 
 static opq_status visit(collector *c, opq_value *value)
 {
-    entry *found;
-    bool is_new;
-    if (!is_node(value))
-        return OPQ_OK;
-    OPQ_TRY(enter(c, value, &found, &is_new));
-    return is_new ? push(&c->snapshot->nodes, value) : OPQ_OK;
+    return is_node(value) && enter(c, value) ? push(&c->snapshot->nodes, value) : OPQ_OK;
 }
 
 static int by_sequence(const void *a, const void *b)
@@ -158,8 +118,8 @@ static opq_status find_cause(collector *c, const opq_value *node, int32_t *out_c
             *out_code = -1 - c->causes.count;
             return OPQ_OK;
         }
-        if (c->causes.count > 0 && is_node(operand) && find(c, operand)->code < UNNUMBERED) {
-            *out_code = find(c, operand)->code;
+        if (c->causes.count > 0 && is_node(operand) && is_known(c, operand) && operand->code < UNNUMBERED) {
+            *out_code = operand->code;
             return OPQ_OK;
         }
     }
@@ -169,16 +129,13 @@ static opq_status find_cause(collector *c, const opq_value *node, int32_t *out_c
 static opq_status number_operand(collector *c, opq_value *operand)
 {
     opq_snapshot *s = c->snapshot;
-    entry *found;
-    bool is_new;
-    OPQ_TRY(enter(c, operand, &found, &is_new));
-    if (is_new) {
+    if (enter(c, operand)) {
         bool leaf = operand->state == OPQ_VALUE_computed;
         opq_list *list = leaf ? &s->leaves : &s->scalars;
-        found->code = opq_code_make(leaf ? OPQ_SET_leaf : OPQ_SET_scalar, list->count);
+        operand->code = opq_code_make(leaf ? OPQ_SET_leaf : OPQ_SET_scalar, list->count);
         OPQ_TRY(push(list, operand));
     }
-    return push_code(&s->operands, found->code);
+    return push_code(&s->operands, operand->code);
 }
 
 static opq_status number_nodes(collector *c)
@@ -191,13 +148,13 @@ static opq_status number_nodes(collector *c)
         int32_t cause;
         OPQ_TRY(find_cause(c, node, &cause));
         if (cause != UNNUMBERED) {
-            find(c, node)->code = cause;
+            node->code = cause;
             continue;
         }
         OPQ_TRY(push_code(&s->first_operand, s->operands.count));
         for (int k = 0; k < node->arity; k++)
             OPQ_TRY(number_operand(c, node->operands[k]));
-        find(c, node)->code = opq_code_make(OPQ_SET_node, s->nodes.count);
+        node->code = opq_code_make(OPQ_SET_node, s->nodes.count);
         s->nodes.items[s->nodes.count++] = node;
     }
     return push_code(&s->first_operand, s->operands.count);
@@ -212,7 +169,7 @@ static opq_status number_asked(collector *c, opq_value *value)
         OPQ_TRY(number_operand(c, value));
         return push_code(&s->asked, s->operands.items[--s->operands.count]);
     }
-    int32_t code = find(c, value)->code;
+    int32_t code = value->code;
     if (code < UNNUMBERED)
         return opq_fail(c->causes.items[-2 - code]->error_status, "%s", c->causes.items[-2 - code]->error);
     return push_code(&s->asked, code);
@@ -237,6 +194,99 @@ static opq_status find_outputs(opq_snapshot *s)
     return status;
 }
 
+/* ---- what is replaced */
+
+/* References to the values of a snapshot, before it pins them: those that go when its outputs are computed. */
+typedef struct tally {
+    int32_t *nodes, *leaves; /* operands of nodes, and histories of cells that hold outputs */
+    bool *stays;             /* per node: what may be computed later needs it */
+    bool *needed;            /* per leaf: by a node that may be computed later */
+} tally;
+
+static int32_t *tally_of(const collector *c, const tally *t, const opq_value *value)
+{
+    if (!is_known(c, value) || value->code < 0)
+        return NULL;
+    switch (opq_code_set(value->code)) {
+    case OPQ_SET_node: return &t->nodes[opq_code_number(value->code)];
+    case OPQ_SET_leaf: return &t->leaves[opq_code_number(value->code)];
+    default: return NULL;
+    }
+}
+
+static void count_references(const collector *c, tally *t)
+{
+    const opq_snapshot *s = c->snapshot;
+    for (int i = 0; i < s->operands.count; i++) {
+        int32_t number = opq_code_number(s->operands.items[i]);
+        if (opq_code_set(s->operands.items[i]) == OPQ_SET_node)
+            t->nodes[number]++;
+        else if (opq_code_set(s->operands.items[i]) == OPQ_SET_leaf)
+            t->leaves[number]++;
+    }
+    for (int i = 0; i < s->outputs.count; i++)
+        for (const opq_cell *cell = opq_snapshot_output(s, i)->holders; cell; cell = cell->next_holder)
+            for (int h = 0; h < cell->history_count; h++) {
+                int32_t *count = tally_of(c, t, cell->history[h]);
+                if (count)
+                    ++*count;
+            }
+}
+
+/* What is not computed now but has a reference more than we know of may be computed later, from the leaves it is made of. */
+static void find_needed(const opq_snapshot *s, tally *t)
+{
+    for (int i = s->nodes.count - 1; i >= 0; i--) {
+        const opq_value *node = s->nodes.items[i];
+        bool computed = node->holders != NULL;
+        if (computed || (!t->stays[i] && atomic_load(&node->refs) == t->nodes[i]))
+            continue;
+        for (int k = s->first_operand.items[i]; k < s->first_operand.items[i + 1]; k++) {
+            int32_t number = opq_code_number(s->operands.items[k]);
+            if (opq_code_set(s->operands.items[k]) == OPQ_SET_node)
+                t->stays[number] = true;
+            else if (opq_code_set(s->operands.items[k]) == OPQ_SET_leaf)
+                t->needed[number] = true;
+        }
+    }
+}
+
+/* The oldest value of the one cell that holds the output, if that is a leaf which nothing but this snapshot knows. */
+static int32_t replaced_by(const collector *c, const tally *t, const opq_value *output)
+{
+    const opq_cell *cell = output->holders;
+    if (cell == NULL || cell->next_holder || cell->history_count == 0)
+        return -1;
+    const opq_value *old = cell->history[0];
+    if (old->state != OPQ_VALUE_computed || !is_known(c, old) || opq_code_set(old->code) != OPQ_SET_leaf)
+        return -1;
+    int32_t leaf = opq_code_number(old->code);
+    opq_buffer *buffer = old->buffer;
+    bool alone = old->holders == NULL && !t->needed[leaf] && atomic_load(&old->refs) == t->leaves[leaf] &&
+                 atomic_load(&buffer->refs) == 1 && buffer->size_class >= 0 && !atomic_load(&buffer->lent) &&
+                 atomic_load(&buffer->packed) == NULL && (int64_t)buffer->bytes == opq_type_bytes(&output->type);
+    return alone ? leaf : -1;
+}
+
+static opq_status find_replaced(const collector *c)
+{
+    opq_snapshot *s = c->snapshot;
+    size_t nodes = (size_t)s->nodes.count + 1, leaves = (size_t)s->leaves.count + 1;
+    opq_status status = OPQ_OK;
+    tally t = {.nodes = calloc(nodes + leaves, sizeof *t.nodes + sizeof *t.stays)};
+    if (t.nodes == NULL)
+        return out_of_memory();
+    t.leaves = t.nodes + nodes;
+    t.stays = (bool *)(t.leaves + leaves);
+    t.needed = t.stays + nodes;
+    count_references(c, &t);
+    find_needed(s, &t);
+    for (int i = 0; i < s->outputs.count && status == OPQ_OK; i++)
+        status = push_code(&s->replaces, replaced_by(c, &t, opq_snapshot_output(s, i)));
+    free(t.nodes);
+    return status;
+}
+
 static void pin(const opq_snapshot *s)
 {
     const opq_list *lists[] = {&s->nodes, &s->leaves, &s->scalars};
@@ -247,12 +297,12 @@ static void pin(const opq_snapshot *s)
 
 static opq_status collect(collector *c, opq_value *const *values, int count, const opq_scope *scope)
 {
-    OPQ_TRY(reserve(c));
     OPQ_TRY(walk(c, values, count, scope));
     OPQ_TRY(number_nodes(c));
     for (int i = 0; i < count; i++)
         OPQ_TRY(number_asked(c, values[i]));
-    return find_outputs(c->snapshot);
+    OPQ_TRY(find_outputs(c->snapshot));
+    return scope->runs ? find_replaced(c) : OPQ_OK;
 }
 
 static void free_memory(opq_snapshot *s)
@@ -264,6 +314,7 @@ static void free_memory(opq_snapshot *s)
     free(s->first_operand.items);
     free(s->asked.items);
     free(s->outputs.items);
+    free(s->replaces.items);
     free(s->key);
     free(s);
 }
@@ -277,11 +328,11 @@ opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int coun
     snapshot->ctx = ctx;
     collector c = {.snapshot = snapshot};
     opq_spin_lock(&ctx->lock);
+    c.number = ++ctx->collections;
     opq_status status = collect(&c, values, count, scope);
     if (status == OPQ_OK)
         pin(snapshot);
     opq_spin_unlock(&ctx->lock);
-    free(c.entries);
     free(c.causes.items);
     if (status != OPQ_OK) {
         free_memory(snapshot);

@@ -1,8 +1,8 @@
 /* The pending graph of some values at one moment. Internal to opaque/; record.h has its public face.
  *
  * A snapshot is taken under the context's lock and never changes: nodes have numbers of its own, everything in it is pinned. Key, graph,
- * run and reports read it, so that other threads may record, run and drop the same values meanwhile. Nothing of it is written into
- * values, which are shared.
+ * run and reports read it, so that other threads may record, run and drop the same values meanwhile. Of it, values have the code that
+ * collecting gives them, which means nothing once the lock is let go.
  *
  *   nodes     pending values in record order; operands as codes
  *   leaves    computed values they read, by first use: two iterations of a loop whose tensors were made in another order are one graph
@@ -19,6 +19,7 @@
 typedef struct opq_scope {
     enum { OPQ_SCOPE_asked, OPQ_SCOPE_origin } kind;
     uint32_t origin;
+    bool runs; /* else nobody asks what is replaced */
 } opq_scope;
 
 /* Operands and values asked for: a set and the number there. */
@@ -44,6 +45,7 @@ struct opq_snapshot {
     opq_codes first_operand; /* per node, and one more */
     opq_codes asked;         /* per value asked for: its code */
     opq_codes outputs;       /* numbers of nodes */
+    opq_codes replaces;      /* per output: the leaf that nothing needs once the output is computed, -1 */
     int asked_nodes;         /* that many outputs were asked for, the others are held */
     unsigned char *key;
     size_t key_bytes, key_capacity;

@@ -46,11 +46,15 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
 {
     size_t operand_bytes = (size_t)arity * sizeof *operands, attr_bytes = (size_t)attr_count * sizeof *attrs;
     size_t int_bytes = ints_count(attrs, attr_count) * sizeof(int64_t);
-    opq_value *value = malloc(sizeof *value + operand_bytes + attr_bytes + int_bytes + text_bytes(attrs, attr_count));
+    int size_class;
+    opq_value *value = opq_value_pool_take(
+        &ctx->values, sizeof *value + operand_bytes + attr_bytes + int_bytes + text_bytes(attrs, attr_count),
+        &size_class);
     if (value == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while recording %s", opq_op_info_of(op)->name);
     memset(value, 0, offsetof(opq_value, type));
     value->ctx = ctx;
+    value->size_class = (int8_t)size_class;
     atomic_init(&value->refs, 1);
     value->op = (uint16_t)op;
     atomic_init(&value->state, OPQ_VALUE_pending);
@@ -69,7 +73,8 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
     }
     copy_attrs(value, attrs, attr_count, (int64_t *)(behind + operand_bytes + attr_bytes),
                behind + operand_bytes + attr_bytes + int_bytes);
-    atomic_fetch_add_explicit(&ctx->pending, 1, memory_order_relaxed);
+    if (op != OPQ_OP_scalar)
+        atomic_fetch_add_explicit(&ctx->pending, 1, memory_order_relaxed);
     *out_value = value;
     return OPQ_OK;
 }
@@ -85,9 +90,9 @@ static void destroy(opq_value *value)
         free(value->error);
     else if (value->op == OPQ_OP_extern && value->payload && ctx->host.release_payload)
         ctx->host.release_payload(ctx->host.self, value->payload);
-    if (value->state == OPQ_VALUE_pending)
+    if (value->state == OPQ_VALUE_pending && value->op != OPQ_OP_scalar)
         atomic_fetch_sub_explicit(&ctx->pending, 1, memory_order_relaxed);
-    free(value);
+    opq_value_pool_give(&ctx->values, value, value->size_class);
 }
 
 void opq_value_release(opq_value *value)

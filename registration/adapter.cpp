@@ -160,11 +160,11 @@ std::optional<Target> find_target(const OperatorHandle &op)
 // Tensors, and perhaps a trailing alpha of 1, of a call that plain_result() or plain_write() can take. False: nothing has happened.
 bool plainly(opq_op row, Form form, size_t count, Stack *stack)
 {
-    c10::SmallVector<const Tensor *, 4> tensors;
+    c10::SmallVector<Plain, 4> tensors;
     const IValue *const args = stack->data() + (stack->size() - count);
     for (size_t i = 0; i < count; ++i) {
         if (args[i].isTensor())
-            tensors.push_back(&args[i].toTensor());
+            tensors.push_back(args[i].toTensor());
         else if (tensors.empty() || i + 1 != count || !args[i].isInt() || args[i].toInt() != 1)
             return false;
     }
@@ -307,7 +307,8 @@ std::optional<Target> functional_of(const OperatorHandle &op)
 
 bool is_hot(const std::string &overload)
 {
-    for (const char *hot : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "relu", "mm"})
+    for (const char *hot : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "relu", "mm", "add_.Tensor",
+                            "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "lerp_.Scalar", "addcmul_", "addcdiv_"})
         if (overload == hot)
             return true;
     return false;
@@ -316,6 +317,12 @@ bool is_hot(const std::string &overload)
 void run_boxed(const OperatorHandle &op, opq_op row, Stack *stack)
 {
     const Adapter adapter(op, Form::functional, row == OPQ_OP_matmul ? &mm : pointwise_kernel(row), row);
+    adapter(op, c10::DispatchKeySet(), stack);
+}
+
+void run_boxed_inplace(const OperatorHandle &op, const OperatorHandle &functional, opq_op row, Stack *stack)
+{
+    const Adapter adapter(functional, Form::inplace, pointwise_kernel(row), row);
     adapter(op, c10::DispatchKeySet(), stack);
 }
 
@@ -338,11 +345,13 @@ void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op 
         c10::Dispatcher::singleton().findSchema({base, dot == std::string::npos ? "" : text.substr(dot + 1)});
     TORCH_CHECK(handle, "this PyTorch has no operator ", text);
     const auto add = [&](const OperatorHandle &op, Form form) {
-        library.impl(toString(op.operator_name()).substr(6).c_str(),
+        const std::string name = toString(op.operator_name()).substr(6);
+        if (is_hot(name))
+            return;
+        library.impl(name.c_str(),
                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Adapter>(*handle, form, kernel, row)));
     };
-    if (!is_hot(text))
-        add(*handle, Form::functional);
+    add(*handle, Form::functional);
     for (const OperatorHandle &op : overloads(base + "_"))
         if (is_inplace_of(op.schema(), handle->schema()))
             add(op, Form::inplace);

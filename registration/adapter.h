@@ -80,6 +80,7 @@ std::optional<Target> functional_of(const OperatorHandle &op);
 void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
 // The functional form of a row's operator, on a stack: for hot.cpp, whose unboxed kernels stand in the adapter's place.
 void run_boxed(const OperatorHandle &op, opq_op row, Stack *stack);
+void run_boxed_inplace(const OperatorHandle &op, const OperatorHandle &functional, opq_op row, Stack *stack);
 bool is_hot(const std::string &overload);
 Kernel pointwise_kernel(opq_op row);
 bool mm(Call &call);
@@ -92,11 +93,25 @@ void register_structured();
 void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack);
 void write_result(const Tensor &tensor, const Result &result);
 
-// The short way of an elementwise row over contiguous tensors of one floating dtype and shape: no promotion, no broadcast, no
-// view. Most calls of a model's inner loops are that. Undefined: it is not that simple, nothing has happened.
-Tensor plain_result(opq_op row, c10::ArrayRef<const Tensor *> tensors);
+// An operand of the short way: a tensor, or a value.
+struct Plain {
+    const Tensor *tensor = nullptr;
+    opq_value *value = nullptr;
+    Plain(const Tensor &borrowed) : tensor(&borrowed) {}    // NOLINT: implicit on purpose
+    Plain(const Value &borrowed) : value(borrowed.get()) {} // NOLINT
+};
+constexpr size_t PLAIN_MAX = 8;
+// The short way of an elementwise row over contiguous tensors of one floating dtype and shape, and numbers: no promotion, no broadcast,
+// no view. Most calls of a model's inner loops are that. Undefined: it is not that simple, nothing has happened.
+Tensor plain_result(opq_op row, c10::ArrayRef<Plain> operands);
 // The same, into the first tensor. False: nothing has happened.
-bool plain_write(opq_op row, c10::ArrayRef<const Tensor *> tensors);
+bool plain_write(opq_op row, c10::ArrayRef<Plain> operands);
+// tensor + other * alpha, or tensor - other * alpha, as one node with the bits of two.
+bool write_scaled(opq_op row, const Tensor &tensor, const Tensor &other, const Value &alpha);
+opq_op lerp_row(const at::Scalar &weight);
+// A number as an operand beside tensors of this dtype. No value: it is not that simple.
+Value plain_number(const at::Scalar &number, at::ScalarType dtype);
+Value plain_number(double number, at::ScalarType dtype);
 
 // ---- helpers of kernels
 // What argument 0, a tensor, and argument 1, a tensor or a number, promote to.

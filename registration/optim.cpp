@@ -28,45 +28,52 @@ Value slot(double value) { return number(value, OPQ_f32); }
 
 Value binary(opq_op op, const Value &a, const Value &b) { return record(op, {a, b}); }
 
-// 1 - beta^step without cancellation: -expm1(step * log(beta)).
-Value bias_correction(const Tensor &step, double beta)
-{
-    if (!on_device(step))
-        return slot(1 - std::pow(beta, step.item<double>()));
-    const Value exponent = binary(OPQ_OP_mul, cast(read(step), OPQ_f32), slot(std::log(beta)));
-    return record(OPQ_OP_neg, {record(OPQ_OP_expm1, {exponent})});
-}
-
 struct AdamOptions {
-    Value rate;
-    double beta1, beta2, decay, eps;
-    bool amsgrad, maximize, decoupled;
+    Value rate, shrink, decay, add_m, keep_v, add_v, log_beta1, log_beta2,
+        eps; // shrink, decay: none if there is nothing to decay
+    bool amsgrad, maximize;
 };
+
+Value step_of(const Tensor &step) { return on_device(step) ? cast(read(step), OPQ_f32) : slot(step.item<double>()); }
+
+// In place; operands and the tensor are of one type. What is not simple takes the way of all values.
+void update(opq_op op, const Tensor &tensor, std::initializer_list<Plain> others)
+{
+    c10::SmallVector<Plain, PLAIN_MAX> operands{tensor};
+    operands.append(others.begin(), others.end());
+    if (plain_write(op, operands))
+        return;
+    std::vector<Value> values;
+    for (const Plain &operand : operands) {
+        if (operand.tensor) {
+            values.push_back(read(*operand.tensor));
+            continue;
+        }
+        opq_value_retain(operand.value);
+        values.push_back(Value::take(operand.value));
+    }
+    write(tensor, record_list(op, values));
+}
 
 void adam_step(const Lists &lists, size_t i, const AdamOptions &options)
 {
-    Value p = read(lists.parameters[i]), g = read(lists.grads[i]);
+    const Tensor &p = lists.parameters[i], &m = lists.averages[i], &v = lists.squares[i], &grad = lists.grads[i];
+    Value changed; // gradient
     if (options.maximize)
-        g = record(OPQ_OP_neg, {g});
-    if (options.decay != 0 && options.decoupled) {
-        const Value shrink = binary(OPQ_OP_sub, slot(1), binary(OPQ_OP_mul, options.rate, slot(options.decay)));
-        p = binary(OPQ_OP_mul, p, shrink);
-    } else if (options.decay != 0) {
-        g = binary(OPQ_OP_add, g, binary(OPQ_OP_mul, p, slot(options.decay)));
-    }
-    const Value m = record(OPQ_OP_adam_m, {read(lists.averages[i]), g, slot(1 - options.beta1)});
-    const Value v = record(OPQ_OP_adam_v, {read(lists.squares[i]), g, slot(options.beta2), slot(1 - options.beta2)});
-    Value used = v;
+        changed = record(OPQ_OP_neg, {read(grad)});
+    if (options.shrink)
+        update(OPQ_OP_mul, p, {options.shrink});
+    if (options.decay)
+        changed = binary(OPQ_OP_add, changed ? changed : read(grad), binary(OPQ_OP_mul, read(p), options.decay));
+    const Plain g = changed ? Plain(changed) : Plain(grad);
+    const Value step = step_of(lists.steps[i]);
+    update(OPQ_OP_adam_m, m, {g, options.add_m});
+    update(OPQ_OP_adam_v, v, {g, options.keep_v, options.add_v});
     if (options.amsgrad)
-        used = binary(OPQ_OP_maximum, read(lists.maxima[i]), v);
-    const Value step_size = binary(OPQ_OP_div, options.rate, bias_correction(lists.steps[i], options.beta1));
-    const Value root = record(OPQ_OP_sqrt, {bias_correction(lists.steps[i], options.beta2)});
-    const Value next = record(OPQ_OP_adam_p, {p, m, used, step_size, root, slot(options.eps)});
-    write(lists.averages[i], m);
-    write(lists.squares[i], v);
-    if (options.amsgrad)
-        write(lists.maxima[i], used);
-    write(lists.parameters[i], next);
+        update(OPQ_OP_maximum, lists.maxima[i], {v});
+    update(OPQ_OP_adam_p, p,
+           {m, options.amsgrad ? lists.maxima[i] : v, step, options.rate, options.log_beta1, options.log_beta2,
+            options.eps});
 }
 
 // (self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize,
@@ -85,8 +92,23 @@ bool adam(IValue *args, bool decoupled)
                                              : slot(args[6].toTensor().item<double>());
     else
         rate = slot(args[6].toDouble());
-    const AdamOptions options{rate,    args[7].toDouble(), args[8].toDouble(), args[9].toDouble(), args[10].toDouble(),
-                              amsgrad, args[12].toBool(),  decoupled};
+    const double beta1 = args[7].toDouble(), beta2 = args[8].toDouble(), decay = args[9].toDouble();
+    AdamOptions options{rate,
+                        {},
+                        {},
+                        slot(1 - beta1),
+                        slot(beta2),
+                        slot(1 - beta2),
+                        slot(std::log(beta1)),
+                        slot(std::log(beta2)),
+                        slot(args[10].toDouble()),
+                        amsgrad,
+                        args[12].toBool()};
+    if (decay != 0 && decoupled)
+        options.shrink = args[6].isTensor() ? binary(OPQ_OP_sub, slot(1), binary(OPQ_OP_mul, rate, slot(decay)))
+                                            : slot(1 - args[6].toDouble() * decay);
+    else if (decay != 0)
+        options.decay = slot(decay);
     for (size_t i = 0; i < lists.parameters.size(); ++i)
         adam_step(lists, i, options);
     return true;
@@ -105,22 +127,23 @@ bool sgd(IValue *args)
         args[5].isTensor()
             ? cast(on_device(args[5].toTensor()) ? read(args[5].toTensor()) : scalar_of(args[5].toTensor()), OPQ_f32)
             : slot(args[5].toDouble());
+    const bool nesterov = args[7].toBool(), maximize = args[8].toBool(), first = args[9].toBool();
+    const Value decays = slot(decay), keeps = slot(momentum), adds = slot(1 - dampening), minus = slot(-1);
     for (size_t i = 0; i < parameters.size(); ++i) {
-        const Value p = read(parameters[i]);
         Value g = read(grads[i]);
-        if (args[8].toBool())
+        if (maximize)
             g = record(OPQ_OP_neg, {g});
         if (decay != 0)
-            g = binary(OPQ_OP_add, g, binary(OPQ_OP_mul, p, slot(decay)));
-        if (momentum != 0) {
-            Value buffer = g;
-            if (!args[9].toBool())
-                buffer = binary(OPQ_OP_add, binary(OPQ_OP_mul, read(buffers[i]), slot(momentum)),
-                                binary(OPQ_OP_mul, g, slot(1 - dampening)));
-            write(buffers[i], buffer);
-            g = args[7].toBool() ? binary(OPQ_OP_add, g, binary(OPQ_OP_mul, buffer, slot(momentum))) : buffer;
+            g = binary(OPQ_OP_add, g, binary(OPQ_OP_mul, read(parameters[i]), decays));
+        if (momentum != 0 && first) {
+            write(buffers[i], g);
+            g = nesterov ? binary(OPQ_OP_add, g, binary(OPQ_OP_mul, g, keeps)) : g;
+        } else if (momentum != 0) {
+            update(OPQ_OP_mul, buffers[i], {keeps});
+            update(OPQ_OP_add, buffers[i], {dampening == 0 ? g : binary(OPQ_OP_mul, g, adds)});
+            g = nesterov ? binary(OPQ_OP_add, g, binary(OPQ_OP_mul, read(buffers[i]), keeps)) : read(buffers[i]);
         }
-        write(parameters[i], binary(OPQ_OP_sub, p, binary(OPQ_OP_mul, g, rate)));
+        update(OPQ_OP_addcmul, parameters[i], {g, rate, minus}); // p - g * rate, as one node
     }
     return true;
 }

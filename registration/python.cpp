@@ -484,6 +484,7 @@ PyObject *launch_dict(const opq_launch &launch)
     set_item(result.object, "kind", text(launch.kind));
     set_item(result.object, "shape", text(launch.shape));
     set_item(result.object, "lines", text(launch.lines));
+    set_item(result.object, "rows", launch.rows);
     set_item(result.object, "seconds", PyFloat_FromDouble(launch.seconds));
     set_item(result.object, "compile_seconds", PyFloat_FromDouble(launch.compile_seconds));
     set_item(result.object, "bytes_read", launch.bytes_read);

@@ -150,7 +150,9 @@ static opq_status build(opq_planner *p)
     mark_stored(p);
     OPQ_TRY(number_storage(p));
     OPQ_TRY(build_steps(p));
-    return opq_plan_storage(p);
+    OPQ_TRY(opq_plan_waves(p));
+    OPQ_TRY(opq_plan_storage(p));
+    return opq_plan_replacements(p->plan);
 }
 
 /* Takes over `fused` and `unfused`, also on failure. */

@@ -28,7 +28,7 @@ typedef struct opq_storage {
     int32_t index;  /* input: which; output: which distinct buffer */
     int64_t offset; /* temporary */
     int64_t bytes;
-    int32_t first, last; /* steps of its life */
+    int32_t first, last; /* waves of its life */
 } opq_storage;
 
 typedef struct opq_matmul_step {
@@ -71,6 +71,7 @@ typedef struct opq_check {
 
 struct opq_step {
     opq_kernel_kind kind;
+    int32_t order;        /* in the graph; waves reorder steps */
     opq_loops loops;      /* none for an extern call */
     const opq_code *code; /* of the loops, or of the epilogue; NULL: the loops are evaluated */
     int64_t *dims;
@@ -95,6 +96,20 @@ static inline const opq_loops *opq_step_code_loops(const opq_step *step)
     return step->matmul ? &step->matmul->contract.epilogue : &step->loops;
 }
 
+/* One launch: steps with the same code, none of which needs another. See plan_wave.c. */
+typedef struct opq_wave {
+    int32_t first, count; /* steps, its rows */
+    /* of more than one row: */
+    int phases;
+    int64_t *ends; /* [phase][row]: units of the phase up to the row's end */
+    int64_t work, scratch;
+} opq_wave;
+
+/* An output buffer may take the memory of this input. See plan_replace.c. */
+typedef struct opq_replacement {
+    int32_t input, next; /* next: of the same buffer, -1 */
+} opq_replacement;
+
 typedef struct opq_plan {
     atomic_int refs;
     opq_arena arena;
@@ -102,12 +117,17 @@ typedef struct opq_plan {
     opq_unfused unfused;
     opq_step *steps;
     int32_t step_count;
+    opq_wave *waves;
+    int32_t wave_count, row_max; /* row_max: of a wave */
     opq_storage *storage;
     int32_t storage_count;
     int32_t input_count, output_count, buffer_count; /* buffer_count: distinct output buffers */
     int32_t *output_storage;                         /* per graph output */
     int64_t *buffer_bytes;                           /* per distinct output buffer */
     int64_t arena_bytes;
+    opq_replacement *replacements;
+    int32_t replacement_count, *first_replacement; /* first: per distinct output buffer, -1 */
+    int32_t sure_wave;                             /* no step from it on can fail: only there is memory replaced */
     int32_t slot_count;
     int32_t *slot_source; /* per slot: number given by the caller at recording, or -1: slot_value */
     opq_number *slot_value;
@@ -122,12 +142,13 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
                           opq_plan **out_plan) OPQ_MUST_CHECK;
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
+bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input);
 /* Memory that goes with the plan: steps, graph, edges. Without machine code, which is the JIT's, and payloads, which are the host's. */
 size_t opq_plan_bytes(const opq_plan *plan);
 
-/* One launched step, for statistics and reports. Compiling that was left to the run (matmul micro-kernels) is not in `seconds`, which
- * is 0 if the run is not timed. */
-typedef void (*opq_step_note)(void *data, const opq_step *step, double seconds, double compile_seconds);
+/* One launch of `count` steps from `step` on, for statistics and reports. Compiling that was left to the run (matmul micro-kernels) is not
+ * in `seconds`, which is 0 if the run is not timed. */
+typedef void (*opq_step_note)(void *data, const opq_step *step, int32_t count, double seconds, double compile_seconds);
 
 /* One run. Outputs get one reference each; output i is NULL where a failed step was needed. Status and message are the first failure's;
  * other outputs are good all the same. Without the GIL and without locks. */
@@ -135,6 +156,9 @@ typedef struct opq_run_call {
     opq_buffer *const *inputs;
     const opq_number *scalars; /* as numbered at recording */
     opq_buffer **outputs;
+    /* Per output: the input whose contents nobody needs any more once this output is there, -1: none. The output may then be that buffer,
+     * which the caller alone has. NULL: none. */
+    const int32_t *replaces;
     opq_step_note note; /* may be NULL */
     void *note_data;
     bool timed;

@@ -309,6 +309,7 @@ opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
     const opq_kernel_group *group = &p->graph->kernels[kernel];
     memset(step, 0, sizeof *step);
     step->kind = group->kind;
+    step->order = kernel;
     step->copy_from = step->copy_to = -1;
     OPQ_TRY(describe(p, group, step));
     switch (group->kind) {

@@ -1,37 +1,38 @@
 /* Where values live: lifetimes, in-place updates, output buffers, and the arena of temporaries.
  *
- * The arena is a first fit by lifetime: values are placed in order of their first step, each in the lowest gap that is large enough
- * between those alive at the same time.
+ * The arena is a first fit by lifetime, in waves: values are placed in order of their first wave, each in the lowest gap that is large
+ * enough between those alive at the same time.
  */
 #include "runtime/plan_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static void live_at(opq_plan *plan, int32_t id, int32_t step)
+static void live_at(opq_plan *plan, int32_t id, int32_t wave)
 {
     if (id < 0)
         return;
     opq_storage *storage = &plan->storage[id];
-    if (storage->first < 0 || step < storage->first)
-        storage->first = step;
-    if (step > storage->last)
-        storage->last = step;
+    if (storage->first < 0 || wave < storage->first)
+        storage->first = wave;
+    if (wave > storage->last)
+        storage->last = wave;
 }
 
 static void find_lifetimes(opq_plan *plan)
 {
-    for (int32_t s = 0; s < plan->step_count; s++) {
-        opq_step *step = &plan->steps[s];
-        for (int i = 0; i < step->loops.buffer_count; i++)
-            live_at(plan, step->buffers[i], s);
-        for (int i = 0; i < step->operand_count; i++)
-            live_at(plan, step->operands[i], s);
-        for (int i = 0; i < step->result_count; i++)
-            live_at(plan, step->results[i], s);
-        live_at(plan, step->copy_from, s);
-        live_at(plan, step->copy_to, s);
-    }
+    for (int32_t w = 0; w < plan->wave_count; w++)
+        for (int32_t s = plan->waves[w].first; s < plan->waves[w].first + plan->waves[w].count; s++) {
+            const opq_step *step = &plan->steps[s];
+            for (int i = 0; i < step->loops.buffer_count; i++)
+                live_at(plan, step->buffers[i], w);
+            for (int i = 0; i < step->operand_count; i++)
+                live_at(plan, step->operands[i], w);
+            for (int i = 0; i < step->result_count; i++)
+                live_at(plan, step->results[i], w);
+            live_at(plan, step->copy_from, w);
+            live_at(plan, step->copy_to, w);
+        }
 }
 
 static int32_t final_of(const opq_planner *p, int32_t id)
@@ -45,8 +46,8 @@ static int32_t final_of(const opq_planner *p, int32_t id)
 static void update_in_place(opq_planner *p, uint8_t *is_output)
 {
     opq_plan *plan = p->plan;
-    for (int32_t s = 0; s < plan->step_count; s++) {
-        opq_step *step = &plan->steps[s];
+    for (int32_t w = 0; w < plan->wave_count; w++) {
+        opq_step *step = &plan->steps[plan->waves[w].first]; /* who copies is alone */
         int32_t from = final_of(p, step->copy_from);
         if (from < 0)
             continue;
@@ -54,7 +55,7 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
         bool reads_it = false;
         for (int i = 0; i < step->loops.buffer_count; i++)
             reads_it = reads_it || final_of(p, step->buffers[i]) == from;
-        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != s || reads_it)
+        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || reads_it)
             continue;
         p->same_as[step->copy_to] = from;
         is_output[from] = is_output[step->copy_to]; /* a later update may not write over what is given out */
@@ -167,12 +168,12 @@ static void give_back(gaps *g, int64_t begin, int64_t end)
 
 static int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
 
-/* `born` and `dying`: per step the first value whose life begins or ends there, then per value the next one. */
-static void place_by_step(opq_plan *plan, int32_t *born, int32_t *dying, gaps *free_space)
+/* `born` and `dying`: per wave the first value whose life begins or ends there, then per value the next one. */
+static void place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, gaps *free_space)
 {
-    int32_t *next_born = born + plan->step_count, *next_dying = dying + plan->step_count;
-    for (int32_t s = 0; s < plan->step_count; s++)
-        born[s] = dying[s] = -1;
+    int32_t *next_born = born + plan->wave_count, *next_dying = dying + plan->wave_count;
+    for (int32_t w = 0; w < plan->wave_count; w++)
+        born[w] = dying[w] = -1;
     for (int32_t i = plan->storage_count - 1; i >= 0; i--) {
         const opq_storage *storage = &plan->storage[i];
         if (storage->home != OPQ_HOME_temporary || storage->first < 0 || storage->bytes == 0)
@@ -182,15 +183,15 @@ static void place_by_step(opq_plan *plan, int32_t *born, int32_t *dying, gaps *f
         next_dying[i] = dying[storage->last];
         dying[storage->last] = i;
     }
-    for (int32_t s = 0; s < plan->step_count; s++) {
-        for (int32_t i = born[s]; i >= 0; i = next_born[i]) {
+    for (int32_t w = 0; w < plan->wave_count; w++) {
+        for (int32_t i = born[w]; i >= 0; i = next_born[i]) {
             opq_storage *storage = &plan->storage[i];
             int64_t bytes = padded(storage->bytes);
             storage->offset = take(free_space, bytes);
             if (storage->offset + bytes > plan->arena_bytes)
                 plan->arena_bytes = storage->offset + bytes;
         }
-        for (int32_t i = dying[s]; i >= 0; i = next_dying[i]) {
+        for (int32_t i = dying[w]; i >= 0; i = next_dying[i]) {
             const opq_storage *storage = &plan->storage[i];
             give_back(free_space, storage->offset, storage->offset + padded(storage->bytes));
         }
@@ -199,13 +200,13 @@ static void place_by_step(opq_plan *plan, int32_t *born, int32_t *dying, gaps *f
 
 static opq_status place_temporaries(opq_plan *plan)
 {
-    size_t room = (size_t)plan->step_count + (size_t)plan->storage_count + 1;
+    size_t room = (size_t)plan->wave_count + (size_t)plan->storage_count + 1;
     int32_t *lists = malloc(room * 2 * sizeof *lists);
     gaps free_space = {malloc(((size_t)plan->storage_count + 2) * sizeof *free_space.items), 1};
     opq_status status = lists && free_space.items ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     if (status == OPQ_OK) {
         free_space.items[0] = (gap){0, INT64_MAX};
-        place_by_step(plan, lists, lists + room, &free_space);
+        place_by_wave(plan, lists, lists + room, &free_space);
     }
     free(lists);
     free(free_space.items);

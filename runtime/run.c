@@ -1,4 +1,4 @@
-/* Runs a plan: one step after the other, each on all threads.
+/* Runs a plan: one wave after the other, each on all threads.
  *
  * A failed step poisons what it would have written; steps that need poisoned values are passed over, all others run. Nothing a run
  * reads is ever written, so a failure costs only the values that depend on it.
@@ -96,6 +96,72 @@ static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq
     return OPQ_OK;
 }
 
+/* ---- waves */
+
+typedef struct wave_launch {
+    const opq_run_state *run;
+    const opq_wave *wave;
+    int phase;
+} wave_launch;
+
+/* Units of the phase in the rows before. */
+static int64_t units_before(const opq_wave *wave, int phase, int32_t row)
+{
+    return row > 0 ? wave->ends[phase * wave->count + row - 1] : 0;
+}
+
+static void run_row(const wave_launch *l, int32_t row, int64_t begin, int64_t end, void *scratch)
+{
+    void *buffers[OPQ_BUFFER_MAX];
+    opq_number scalars[OPQ_SCALAR_MAX];
+    const opq_wave *wave = l->wave;
+    const opq_step *step = &l->run->plan->steps[wave->first + row];
+    int64_t first = -units_before(wave, l->phase, row), found[2] = {0};
+    for (int p = 0; p < l->phase; p++)
+        first += wave->ends[p * wave->count + row] - units_before(wave, p, row);
+    opq_run_bind(l->run, step, buffers, scalars);
+    step->code->fn(buffers, step->dims, scalars, first + begin, first + end, scratch, found);
+    opq_step_error_add(&l->run->errors[row], found);
+}
+
+/* Units [begin, end) of all rows, one after the other. */
+static void run_rows(void *data, int64_t begin, int64_t end)
+{
+    const wave_launch *l = data;
+    const int64_t *ends = l->wave->ends + l->phase * l->wave->count;
+    static const int64_t no_scratch[2] = {-1, 0};
+    void *scratch = l->wave->scratch ? opq_thread_scratch((size_t)l->wave->scratch) : NULL;
+    int32_t low = 0, high = l->wave->count;
+    while (low < high) {
+        int32_t middle = (low + high) / 2;
+        if (ends[middle] > begin)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    for (int32_t row = low; begin < end; row++) {
+        int64_t stop = ends[row] < end ? ends[row] : end;
+        if (stop > begin && l->wave->scratch && scratch == NULL)
+            opq_step_error_add(&l->run->errors[row], no_scratch);
+        else if (stop > begin)
+            run_row(l, row, begin, stop, scratch);
+        begin = stop;
+    }
+}
+
+static void run_wave(const opq_run_state *run, const opq_wave *wave)
+{
+    memset(run->errors, 0, (size_t)wave->count * sizeof *run->errors);
+    for (int p = 0; p < wave->phases; p++) {
+        wave_launch l = {run, wave, p};
+        int64_t units = wave->ends[(p + 1) * wave->count - 1];
+        int64_t grain = wave->work < SERIAL_WORK ? units : units * SERIAL_WORK / wave->work;
+        opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_rows, &l);
+    }
+}
+
+/* ---- other steps */
+
 /* Without code, as reference. */
 static opq_status eval_kernel(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
@@ -179,6 +245,30 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
     return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);
 }
 
+/* ---- outputs in the place of inputs */
+
+/* No step can fail any more, and none has. */
+static void take_inputs(const opq_run_state *run)
+{
+    for (int32_t i = 0; i < run->plan->buffer_count; i++)
+        if (run->takes[i] >= 0) {
+            run->outputs[i] = run->call->inputs[run->takes[i]];
+            opq_buffer_retain(run->outputs[i]);
+        }
+}
+
+/* After a failure: what the step writes has memory of its own. */
+static opq_status own_outputs(const opq_run_state *run, const opq_step *step)
+{
+    for (int i = 0; i < step->loops.buffer_count; i++) {
+        const opq_storage *storage = step->buffers[i] >= 0 ? &run->plan->storage[step->buffers[i]] : NULL;
+        if (storage && storage->home == OPQ_HOME_output && run->outputs[storage->index] == NULL)
+            OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)storage->bytes,
+                                    (opq_buffer **)&run->outputs[storage->index]));
+    }
+    return OPQ_OK;
+}
+
 /* ---- failures */
 
 static bool needs_bad(const opq_run_state *run, const opq_step *step)
@@ -202,34 +292,79 @@ static void poison(const opq_run_state *run, const opq_step *step)
             run->bad[step->results[i]] = 1;
 }
 
-static opq_status run_steps(const opq_run_state *run)
+/* What a run says in the end: the failure of the step recorded first. */
+typedef struct failures {
+    bool any;
+    int32_t order;
+    opq_status status;
+    char message[1024];
+} failures;
+
+static void fail_step(const opq_run_state *run, const opq_step *step, opq_status status, failures *f)
 {
-    opq_status first = OPQ_OK;
-    char message[1024] = "";
-    bool failed = false;
-    for (int32_t s = 0; s < run->plan->step_count; s++) {
-        const opq_step *step = &run->plan->steps[s];
-        if (failed && needs_bad(run, step)) {
-            poison(run, step);
-            continue;
-        }
-        double start = run->call->timed ? now() : 0, compiled = opq_gemm_compile_seconds(run->runtime->gemm);
-        opq_status status = run_step(run, step);
-        if (status != OPQ_OK) {
-            if (!failed) {
-                first = status;
-                strncpy(message, opq_error(), sizeof message - 1);
-            }
-            failed = true;
-            if (run->call->out_mixed && step->payload == NULL)
-                *run->call->out_mixed = true;
-            poison(run, step);
-        } else if (run->call->note) {
-            compiled = opq_gemm_compile_seconds(run->runtime->gemm) - compiled;
-            run->call->note(run->call->note_data, step, run->call->timed ? now() - start - compiled : 0, compiled);
-        }
+    if (!f->any || step->order < f->order) {
+        f->status = status;
+        f->order = step->order;
+        strncpy(f->message, opq_error(), sizeof f->message - 1);
     }
-    return failed ? opq_fail(first, "%s", message) : OPQ_OK;
+    f->any = true;
+    if (run->call->out_mixed && step->payload == NULL)
+        *run->call->out_mixed = true;
+    poison(run, step);
+}
+
+static double compile_seconds(const opq_run_state *run) { return opq_gemm_compile_seconds(run->runtime->gemm); }
+
+static void note(const opq_run_state *run, const opq_step *step, int32_t count, double start, double compiled)
+{
+    if (run->call->note == NULL)
+        return;
+    compiled = compile_seconds(run) - compiled;
+    run->call->note(run->call->note_data, step, count, run->call->timed ? now() - start - compiled : 0, compiled);
+}
+
+static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
+{
+    if (f->any && needs_bad(run, step)) {
+        poison(run, step);
+        return;
+    }
+    double start = run->call->timed ? now() : 0, compiled = compile_seconds(run);
+    opq_status status = f->any ? own_outputs(run, step) : OPQ_OK;
+    if (status == OPQ_OK)
+        status = run_step(run, step);
+    if (status == OPQ_OK)
+        note(run, step, 1, start, compiled);
+    else
+        fail_step(run, step, status, f);
+}
+
+static void run_all(const opq_run_state *run, const opq_wave *wave, failures *f)
+{
+    const opq_step *rows = &run->plan->steps[wave->first];
+    double start = run->call->timed ? now() : 0;
+    run_wave(run, wave);
+    note(run, rows, wave->count, start, compile_seconds(run));
+    for (int32_t r = 0; r < wave->count; r++)
+        if (run->errors[r].found[0] != 0)
+            fail_step(run, &rows[r], value_error(run, &rows[r], run->errors[r].found), f);
+}
+
+/* Once a step has failed, rows run one by one: some may need what there is not. */
+static opq_status run_waves(const opq_run_state *run)
+{
+    failures f = {0};
+    for (int32_t w = 0; w < run->plan->wave_count; w++) {
+        const opq_wave *wave = &run->plan->waves[w];
+        if (w == run->plan->sure_wave && !f.any)
+            take_inputs(run);
+        if (wave->count > 1 && !f.any)
+            run_all(run, wave, &f);
+        else
+            for (int32_t r = 0; r < wave->count; r++)
+                run_one(run, &run->plan->steps[wave->first + r], &f);
+    }
+    return f.any ? opq_fail(f.status, "%s", f.message) : OPQ_OK;
 }
 
 /* ---- outputs */
@@ -240,7 +375,16 @@ static opq_status allocate(opq_run_state *run)
     if (plan->arena_bytes > 0)
         OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->arena_bytes, &run->arena));
     for (int i = 0; i < plan->buffer_count; i++)
-        OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
+        run->takes[i] = -1;
+    for (int i = 0; i < plan->output_count && run->call->replaces; i++) {
+        const opq_storage *storage = &plan->storage[plan->output_storage[i]];
+        int32_t input = run->call->replaces[i];
+        if (storage->home == OPQ_HOME_output && input >= 0 && opq_plan_may_replace(plan, storage->index, input))
+            run->takes[storage->index] = input;
+    }
+    for (int i = 0; i < plan->buffer_count; i++)
+        if (run->takes[i] < 0)
+            OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
     for (int i = 0; i < plan->slot_count; i++)
         run->slots[i] = plan->slot_source[i] >= 0 && run->call->scalars ? run->call->scalars[plan->slot_source[i]]
                                                                         : plan->slot_value[i];
@@ -261,8 +405,10 @@ static void give_outputs(const opq_run_state *run)
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call)
 {
     size_t buffers = ((size_t)plan->buffer_count + 1) * sizeof(opq_buffer *),
-           slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number);
-    char *memory = calloc(1, buffers + slots + (size_t)plan->storage_count + 1);
+           slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number),
+           errors = ((size_t)plan->row_max + 1) * sizeof(opq_step_error);
+    size_t takes = ((size_t)plan->buffer_count + 1) * sizeof(int32_t);
+    char *memory = calloc(1, buffers + slots + errors + takes + (size_t)plan->storage_count + 1);
     if (call->out_mixed)
         *call->out_mixed = true;
     if (memory == NULL)
@@ -270,14 +416,16 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
     opq_run_state run = {.runtime = runtime, .plan = plan, .call = call};
     run.outputs = (opq_buffer **)memory;
     run.slots = (opq_number *)(memory + buffers);
-    run.bad = (uint8_t *)(memory + buffers + slots);
+    run.errors = (opq_step_error *)(memory + buffers + slots);
+    run.takes = (int32_t *)(memory + buffers + slots + errors);
+    run.bad = (uint8_t *)(memory + buffers + slots + errors + takes);
     for (int i = 0; i < plan->output_count; i++)
         call->outputs[i] = NULL;
     opq_status status = allocate(&run);
     if (status == OPQ_OK) {
         if (call->out_mixed)
             *call->out_mixed = false;
-        status = run_steps(&run);
+        status = run_waves(&run);
         give_outputs(&run);
     }
     for (int i = 0; i < plan->buffer_count; i++)

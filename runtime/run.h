@@ -4,17 +4,6 @@
 
 #include "runtime/plan.h"
 
-/* One run in progress. */
-typedef struct opq_run {
-    opq_runtime *runtime;
-    const opq_plan *plan;
-    const opq_run_call *call;
-    opq_buffer *arena;
-    opq_buffer **outputs; /* distinct */
-    uint8_t *bad;         /* per storage: a failed step left it undefined */
-    opq_number *slots;
-} opq_run_state;
-
 /* What the pieces of a step found, from several threads: kept is the failure of the kernel's earliest instruction, so that the message
  * does not depend on how the work was cut. */
 typedef struct opq_step_error {
@@ -22,6 +11,19 @@ typedef struct opq_step_error {
     int64_t found[2]; /* as opq_kernel_fn stores it; found[0] < 0: no memory for scratch */
 } opq_step_error;
 void opq_step_error_add(opq_step_error *error, const int64_t found[2]);
+
+/* One run in progress. */
+typedef struct opq_run {
+    opq_runtime *runtime;
+    const opq_plan *plan;
+    const opq_run_call *call;
+    opq_buffer *arena;
+    opq_buffer **outputs; /* distinct; NULL: see `takes` */
+    int32_t *takes;       /* per distinct output: the input whose buffer it takes when nothing can fail any more, -1 */
+    uint8_t *bad;         /* per storage: a failed step left it undefined */
+    opq_number *slots;
+    opq_step_error *errors; /* per row of a wave */
+} opq_run_state;
 
 void *opq_run_data(const opq_run_state *run, int32_t storage);
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */

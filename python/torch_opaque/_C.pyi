@@ -111,7 +111,7 @@ def report_begin() -> None:
 
 def report_end() -> dict[str, Any]:
     """What was kept: {
-        "launches": [{"name", "kind", "shape", "lines": str, "seconds", "compile_seconds": float,
+        "launches": [{"name", "kind", "shape", "lines": str, "rows": int, "seconds", "compile_seconds": float,
                       "bytes_read", "bytes_written", "flops": int, "fresh": bool}, ...],
         "unfused": str,  # one line per edge left unfused: producer, consumer, reason
         "graph": str,    # the fused graphs

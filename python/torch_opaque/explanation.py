@@ -80,9 +80,11 @@ class Explanation:
         for k in self.kernels:
             moved = k["bytes_read"] + k["bytes_written"]
             cache = "compiled " + seconds_text(k["compile_seconds"]) if k["fresh"] else "cached"
-            name = (
-                k["name"] if k["kind"] != "extern" else f"{k['name']} (extern: no native lowering)"
-            )
+            name = k["name"]
+            if k["kind"] == "extern":
+                name += " (extern: no native lowering)"
+            if k["rows"] > 1:
+                name += f" x {k['rows']}"
             rows.append(
                 (
                     name,

@@ -23,7 +23,7 @@ static const struct {
     {"add", "f32[2]", "error: add: takes 2 operands, got 1"},
     {"add", "f32[2] f32[2] {axis=0}", "error: add: has no attribute axis"},
     {"clamp", "f32[2,1] f32[] f32[3]", "f32[2,3]"},
-    {"adam_p", "f32[4] f32[4] f32[4] f32[] f32[] f32[]", "f32[4]"},
+    {"adam_p", "f32[4] f32[4] f32[4] f32[] f32[] f32[] f32[] f32[]", "f32[4]"},
 
     /* promotion within a group */
     {"add", "u8[2] i8[2]", "i16[2]"},

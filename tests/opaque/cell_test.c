@@ -255,8 +255,8 @@ static void test_the_short_way_of_a_test(void **state)
     opq_value *shown = read_window(ctx, cells[1], whole), *compared = NULL;
     expect_ok(opq_materialize(ctx, &shown, 1, OPQ_REASON_item));
     opq_value_release(shown);
-    assert_int_equal(opq_cell_record(ctx, OPQ_OP_eq, cells, 2, &type, NULL), OPQ_UNSUPPORTED);
-    expect_ok(opq_cell_record(ctx, OPQ_OP_eq, cells, 2, &type, &made));
+    assert_int_equal(opq_cell_record(ctx, OPQ_OP_eq, cells, NULL, 2, &type, NULL), OPQ_UNSUPPORTED);
+    expect_ok(opq_cell_record(ctx, OPQ_OP_eq, cells, NULL, 2, &type, &made));
     assert_int_equal(opq_cell_bytes(made), N);
     opq_geometry bytes = geometry_of(&whole);
     bytes.dtype = OPQ_bool;

@@ -205,7 +205,10 @@ static int make_host(void **state)
 {
     opq_host host = test_host;
     host.call_extern = call_whole;
-    return opq_ctx_create(&host, (opq_ctx **)state) != OPQ_OK;
+    if (opq_ctx_create(&host, (opq_ctx **)state) != OPQ_OK)
+        return 1;
+    ((opq_ctx *)*state)->values.apart = true;
+    return 0;
 }
 
 typedef struct attempt {

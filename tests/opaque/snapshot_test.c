@@ -238,10 +238,10 @@ static void *count_up(void *data)
     opq_type type = row_type();
     opq_cell *operands[] = {s->cell, s->cell};
     for (int i = 0; i < 200; i++)
-        expect_ok(opq_cell_record(s->ctx, OPQ_OP_maximum, operands, 2, &type, NULL));
+        expect_ok(opq_cell_record(s->ctx, OPQ_OP_maximum, operands, NULL, 2, &type, NULL));
     operands[1] = s->addend;
     for (int i = 0; i < WRITES; i++)
-        expect_ok(opq_cell_record(s->ctx, OPQ_OP_add, operands, 2, &type, NULL));
+        expect_ok(opq_cell_record(s->ctx, OPQ_OP_add, operands, NULL, 2, &type, NULL));
     return NULL;
 }
 

@@ -170,7 +170,7 @@ static void double_it(opq_ctx *ctx, opq_cell *cell)
 {
     opq_type type = row_type();
     opq_cell *operands[] = {cell, cell};
-    opq_status status = opq_cell_record(ctx, OPQ_OP_add, operands, 2, &type, NULL);
+    opq_status status = opq_cell_record(ctx, OPQ_OP_add, operands, NULL, 2, &type, NULL);
     assert_true(status == OPQ_OK || status == OPQ_UNSUPPORTED);
 }
 
@@ -195,7 +195,7 @@ static void *do_everything(void *data)
         case 8: opq_cache_empty(ctx); break;
         case 9: opq_stats_reset_peak(ctx); break;
         default:
-            if (opq_cell_record(ctx, OPQ_OP_mul, both, 2, &type, &made) == OPQ_OK)
+            if (opq_cell_record(ctx, OPQ_OP_mul, both, NULL, 2, &type, &made) == OPQ_OK)
                 opq_cell_release(made);
         }
     }

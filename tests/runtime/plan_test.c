@@ -249,8 +249,9 @@ static void test_a_failed_step(void **state)
     opq_plan_release(plan);
 }
 
-static void count_steps(void *data, const opq_step *step, double seconds, double compile_seconds)
+static void count_steps(void *data, const opq_step *step, int32_t count, double seconds, double compile_seconds)
 {
+    (void)count;
     (void)seconds;
     (void)compile_seconds;
     *(int64_t *)data += step->bytes_written;

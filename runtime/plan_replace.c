@@ -1,0 +1,220 @@
+/* Which outputs may lie where an input lay. The caller of a run says which inputs nobody needs afterwards (opq_run_call.replaces); here is
+ * said where that is possible: what is then read and written is one stream of memory in place of two, and no second copy is held.
+ *
+ *     parallel a < d0
+ *       %0 = load b0[a]         an element is read where its new value is stored, in the same turn, and the new value comes from it:
+ *       %1 = mul %0, s0         no order of turns, lanes or threads reads what was already overwritten
+ *       store b1[a], %1
+ *
+ * A run that fails is done again in parts, from its inputs. So a step replaces only behind the last one that may fail.
+ *
+ * needs   waves, lifetimes, outputs
+ * keeps   everything; what is found is only permitted
+ * not     kernels that read an element more than once; inputs that a later step reads
+ */
+#include "runtime/plan_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct finder {
+    opq_plan *plan;
+    int32_t *wave;    /* per storage: the last that reads it */
+    int32_t *readers; /* per storage: how many steps of that wave do */
+    uint8_t *needed;  /* per statement of a kernel */
+    int needed_capacity;
+    int32_t capacity;
+} finder;
+
+static bool may_fail(const opq_step *step)
+{
+    return step->code == NULL || step->kind == OPQ_KERNEL_extern || step->block || step->matmul ||
+           step->check_count > 0 || opq_loops_scratch(&step->loops, step->dims) > 0;
+}
+
+static void count_reader(finder *f, int32_t storage, int32_t wave)
+{
+    if (storage < 0)
+        return;
+    if (f->wave[storage] != wave)
+        f->readers[storage] = 0;
+    f->wave[storage] = wave;
+    f->readers[storage]++;
+}
+
+static void find_readers(finder *f)
+{
+    opq_plan *plan = f->plan;
+    for (int32_t w = 0; w < plan->wave_count; w++)
+        for (int32_t s = plan->waves[w].first; s < plan->waves[w].first + plan->waves[w].count; s++) {
+            const opq_step *step = &plan->steps[s];
+            for (int i = 0; i < step->loops.buffer_count; i++)
+                count_reader(f, step->buffers[i], w);
+            for (int i = 0; i < step->operand_count; i++)
+                count_reader(f, step->operands[i], w);
+            count_reader(f, step->copy_from, w);
+            if (may_fail(step))
+                plan->sure_wave = w + 1;
+        }
+}
+
+/* ---- one kernel */
+
+/* The only access of a buffer; -1: there are several. */
+static int only_access(const opq_loops *k, int buffer)
+{
+    int found = -1;
+    for (int a = 0; a < k->access_count; a++) {
+        if (k->accesses[a].buffer != buffer)
+            continue;
+        if (found >= 0)
+            return -1;
+        found = a;
+    }
+    return found;
+}
+
+/* The only statement with an access; -1: there are several, or it is another op. */
+static int only_stmt(const opq_loops *k, int access, int op)
+{
+    int found = -1;
+    for (int i = 0; i < k->stmt_count; i++) {
+        const opq_stmt *stmt = &k->stmts[i];
+        if (stmt->access != access || stmt->op < OPQ_OP_COUNT || stmt->op == OPQ_STMT_loop ||
+            stmt->op == OPQ_STMT_local || stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
+            continue;
+        if (found >= 0 || stmt->op != op)
+            return -1;
+        found = i;
+    }
+    return found;
+}
+
+static bool same_elements(const opq_step *step, int a, int b)
+{
+    const opq_loops *k = &step->loops;
+    if (k->accesses[a].dtype != k->accesses[b].dtype ||
+        step->dims[opq_dims_of(k->rank, a)] != step->dims[opq_dims_of(k->rank, b)])
+        return false;
+    for (int l = 0; l < k->rank; l++)
+        if (opq_loops_stride(k, step->dims, a, l) != opq_loops_stride(k, step->dims, b, l))
+            return false;
+    return true;
+}
+
+/* No loop begins or ends between them. */
+static bool in_one_body(const opq_loops *k, int first, int last)
+{
+    for (int i = 0; i < last; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop && (i > first || (k->stmts[i].end > first && k->stmts[i].end <= last)))
+            return false;
+    return true;
+}
+
+/* Is the value stored made from the one loaded? */
+static bool comes_from(finder *f, const opq_loops *k, int store, int load)
+{
+    memset(f->needed, 0, (size_t)k->stmt_count);
+    f->needed[store] = 1;
+    for (int i = store; i > load; i--)
+        for (int o = 0; o < 3 && f->needed[i]; o++)
+            if (k->stmts[i].operand[o] >= 0)
+                f->needed[k->stmts[i].operand[o]] = 1;
+    return f->needed[load];
+}
+
+static bool can_replace(finder *f, const opq_step *step, int from, int to)
+{
+    const opq_loops *k = &step->loops;
+    int read = only_access(k, from), written = only_access(k, to);
+    if (read < 0 || written < 0 || !same_elements(step, read, written))
+        return false;
+    int load = only_stmt(k, read, OPQ_INSTR_load), store = only_stmt(k, written, OPQ_INSTR_store);
+    return load >= 0 && store > load && in_one_body(k, load, store) && comes_from(f, k, store, load);
+}
+
+static opq_status permit(finder *f, int32_t buffer, int32_t input)
+{
+    opq_plan *plan = f->plan;
+    if (plan->replacement_count == f->capacity) {
+        int32_t capacity = f->capacity ? f->capacity * 2 : 64;
+        opq_replacement *grown = opq_arena_alloc(&plan->arena, (size_t)capacity * sizeof *grown);
+        if (grown == NULL)
+            return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        if (plan->replacement_count > 0)
+            memcpy(grown, plan->replacements, (size_t)plan->replacement_count * sizeof *grown);
+        plan->replacements = grown;
+        f->capacity = capacity;
+    }
+    plan->replacements[plan->replacement_count++] = (opq_replacement){input, plan->first_replacement[buffer]};
+    plan->first_replacement[buffer] = plan->replacement_count - 1;
+    return OPQ_OK;
+}
+
+static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
+{
+    const opq_plan *plan = f->plan;
+    const opq_loops *k = &step->loops;
+    if (step->kind != OPQ_KERNEL_map || step->copy_from >= 0)
+        return OPQ_OK;
+    if (k->stmt_count > f->needed_capacity) {
+        uint8_t *grown = realloc(f->needed, (size_t)k->stmt_count);
+        if (grown == NULL)
+            return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        f->needed = grown;
+        f->needed_capacity = k->stmt_count;
+    }
+    for (int to = 0; to < k->buffer_count; to++) {
+        if (!k->written[to] || step->buffers[to] < 0 || plan->storage[step->buffers[to]].home != OPQ_HOME_output)
+            continue;
+        for (int from = 0; from < k->buffer_count; from++) {
+            int32_t id = step->buffers[from];
+            if (k->written[from] || id < 0 || plan->storage[id].home != OPQ_HOME_input || is_output[id] ||
+                f->wave[id] != wave || f->readers[id] != 1 ||
+                plan->storage[id].bytes != plan->storage[step->buffers[to]].bytes || !can_replace(f, step, from, to))
+                continue;
+            OPQ_TRY(permit(f, plan->storage[step->buffers[to]].index, plan->storage[id].index));
+        }
+    }
+    return OPQ_OK;
+}
+
+static opq_status look_at_all(finder *f)
+{
+    opq_plan *plan = f->plan;
+    uint8_t *is_output = calloc((size_t)plan->storage_count + 1, 1);
+    opq_status status = is_output ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    for (int32_t i = 0; i < plan->output_count && status == OPQ_OK; i++)
+        is_output[plan->output_storage[i]] = 1;
+    for (int32_t w = plan->sure_wave; w < plan->wave_count; w++)
+        for (int32_t r = 0; r < plan->waves[w].count && status == OPQ_OK; r++)
+            status = look_at(f, &plan->steps[plan->waves[w].first + r], w, is_output);
+    free(is_output);
+    return status;
+}
+
+opq_status opq_plan_replacements(opq_plan *plan)
+{
+    size_t storages = (size_t)plan->storage_count + 1;
+    finder f = {.plan = plan, .wave = malloc(storages * 2 * sizeof *f.wave)};
+    plan->first_replacement = opq_arena_alloc(&plan->arena, ((size_t)plan->buffer_count + 1) * sizeof(int32_t));
+    opq_status status = f.wave && plan->first_replacement ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    if (status == OPQ_OK) {
+        f.readers = f.wave + storages;
+        memset(f.wave, -1, storages * sizeof *f.wave);
+        memset(plan->first_replacement, -1, ((size_t)plan->buffer_count + 1) * sizeof(int32_t));
+        find_readers(&f);
+        status = look_at_all(&f);
+    }
+    free(f.wave);
+    free(f.needed);
+    return status;
+}
+
+bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input)
+{
+    for (int32_t i = plan->first_replacement[buffer]; i >= 0; i = plan->replacements[i].next)
+        if (plan->replacements[i].input == input)
+            return true;
+    return false;
+}

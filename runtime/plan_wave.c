@@ -1,0 +1,273 @@
+/* Waves: steps with the same code that do not need each other are one launch, whose rows they are.
+ *
+ *     record order     a1 b1 c1 a2 b2 c2 a3 b3 c3      b needs a, c needs b; equal letters, equal code
+ *     waves            [a1 a2 a3] [b1 b2 b3] [c1 c2 c3]
+ *
+ * A step goes into the first wave of its code that stands behind every wave it needs, or begins a wave behind all others: so steps move
+ * forward only, and the order of waves is one in which each finds what it needs. Values are not placed yet: each is written once, and a
+ * step needs another if it reads what that one writes. Memory is given by waves afterwards (plan_storage.c), so that rows of a wave share
+ * none.
+ *
+ * What is made earlier waits longer for its reader, and in the cache that the reader would have found it in. So a step that others read
+ * moves only if it writes little, and a wave of such steps is bounded.
+ *
+ * needs   steps with code and storage
+ * keeps   what each step computes; the record order of steps that are alone
+ * breaks  the order of steps (opq_step.order has it)
+ * not     kernels that are evaluated (OPAQUE_EXECUTOR=reference); sinking a step to a later wave of its code: what follows a product of each
+ *         row stays apart; products, whose engine has the threads for itself; calls; steps that copy an old value before they write, which could be done in
+ *         place where they stand
+ */
+#include "runtime/plan_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Of what waits for a reader: a row of more is worth a launch of its own, and more in a wave would leave the cache. */
+enum { ROW_WAITS_MAX = 64 << 10, WAVE_WAITS_MAX = 8 << 20 };
+
+typedef struct pool {
+    opq_planner *p;
+    int32_t *made_in; /* per storage: its wave, -1 */
+    uint8_t *read;    /* per storage: by a step */
+    int32_t *code_of; /* per step: number of its code, -1: it is no row */
+    int32_t *first;   /* per code: where its waves begin in `waves_of` */
+    int32_t *count;   /* per code: waves so far */
+    int32_t *waves_of;
+    int32_t *next_open; /* per wave: the next of its code with room, by number in the code's list; itself if it has room */
+    int64_t *waits;     /* per wave: bytes that wait for a reader */
+    int32_t *wave_of; /* per step */
+    int32_t wave_count;
+} pool;
+
+/* ---- codes */
+
+static bool can_be_row(const opq_step *step)
+{
+    return step->code && step->kind != OPQ_KERNEL_extern && !step->block && !step->matmul && step->copy_from < 0;
+}
+
+/* Numbers codes by first use. */
+static int32_t number_codes(pool *w, const opq_code **table, uint32_t capacity, int32_t *numbers)
+{
+    int32_t count = 0;
+    for (int32_t s = 0; s < w->p->plan->step_count; s++) {
+        const opq_step *step = &w->p->plan->steps[s];
+        w->code_of[s] = -1;
+        if (!can_be_row(step))
+            continue;
+        uint32_t at = (uint32_t)(((uintptr_t)step->code >> 4) * 0x9e3779b97f4a7c15ull >> 32) & (capacity - 1);
+        while (table[at] && table[at] != step->code)
+            at = (at + 1) & (capacity - 1);
+        if (table[at] == NULL) {
+            table[at] = step->code;
+            numbers[at] = count++;
+        }
+        w->code_of[s] = numbers[at];
+    }
+    return count;
+}
+
+static opq_status find_codes(pool *w)
+{
+    int32_t steps = w->p->plan->step_count, at = 0;
+    uint32_t capacity = 16;
+    while (capacity < 2 * (uint32_t)steps)
+        capacity *= 2;
+    const opq_code **table = calloc(capacity, sizeof *table);
+    int32_t *numbers = malloc(capacity * sizeof *numbers);
+    if (table == NULL || numbers == NULL) {
+        free(table);
+        free(numbers);
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    }
+    int32_t codes = number_codes(w, table, capacity, numbers);
+    free(table);
+    free(numbers);
+    for (int32_t s = 0; s < steps; s++) /* no code has more waves than steps */
+        if (w->code_of[s] >= 0)
+            w->count[w->code_of[s]]++;
+    for (int32_t c = 0; c < codes; c++) {
+        w->first[c] = at;
+        at += w->count[c];
+        w->count[c] = 0;
+    }
+    return OPQ_OK;
+}
+
+/* ---- choosing */
+
+static void need(const pool *w, int32_t storage, int32_t *behind)
+{
+    if (storage >= 0 && w->made_in[storage] > *behind)
+        *behind = w->made_in[storage];
+}
+
+/* The last wave that the step needs, -1: none. */
+static int32_t last_needed(const pool *w, const opq_step *step)
+{
+    int32_t behind = -1;
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        need(w, step->buffers[i], &behind);
+    for (int i = 0; i < step->operand_count; i++)
+        need(w, step->operands[i], &behind);
+    need(w, step->copy_from, &behind);
+    return behind;
+}
+
+static int64_t bytes_waiting(const pool *w, const opq_step *step)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        if (step->loops.written[i] && step->buffers[i] >= 0 && w->read[step->buffers[i]])
+            bytes += w->p->plan->storage[step->buffers[i]].bytes;
+    return bytes;
+}
+
+/* The first from number `from` of a code's list on that has room; `count`: none. */
+static int32_t find_open(const pool *w, const int32_t *list, int32_t count, int32_t from)
+{
+    int32_t open = from;
+    while (open < count && w->next_open[list[open]] != open)
+        open = w->next_open[list[open]];
+    for (int32_t i = from; i < open;) {
+        int32_t next = w->next_open[list[i]];
+        w->next_open[list[i]] = open;
+        i = next;
+    }
+    return open;
+}
+
+static int32_t new_wave(pool *w) { return w->wave_count++; }
+
+static int32_t choose_wave(pool *w, int32_t s)
+{
+    const opq_step *step = &w->p->plan->steps[s];
+    int32_t code = w->code_of[s], behind = last_needed(w, step);
+    if (code < 0)
+        return new_wave(w);
+    int32_t *list = w->waves_of + w->first[code], low = 0, high = w->count[code];
+    int64_t waits = bytes_waiting(w, step);
+    while (low < high) {
+        int32_t middle = (low + high) / 2;
+        if (list[middle] > behind)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    int32_t at = waits > ROW_WAITS_MAX ? w->count[code] : find_open(w, list, w->count[code], low);
+    if (at == w->count[code]) {
+        int32_t wave = new_wave(w);
+        list[w->count[code]++] = wave;
+        w->next_open[wave] = at;
+    }
+    w->waits[list[at]] += waits;
+    if (w->waits[list[at]] > WAVE_WAITS_MAX - ROW_WAITS_MAX)
+        w->next_open[list[at]] = at + 1;
+    return list[at];
+}
+
+static void choose(pool *w)
+{
+    const opq_plan *plan = w->p->plan;
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        const opq_step *step = &plan->steps[s];
+        for (int i = 0; i < step->loops.buffer_count; i++)
+            if (step->buffers[i] >= 0 && !step->loops.written[i])
+                w->read[step->buffers[i]] = 1;
+        for (int i = 0; i < step->operand_count; i++)
+            w->read[step->operands[i]] = 1;
+        if (step->copy_from >= 0)
+            w->read[step->copy_from] = 1;
+    }
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        const opq_step *step = &plan->steps[s];
+        int32_t wave = w->wave_of[s] = choose_wave(w, s);
+        for (int i = 0; i < step->loops.buffer_count; i++)
+            if (step->buffers[i] >= 0 && step->loops.written[i])
+                w->made_in[step->buffers[i]] = wave;
+        for (int i = 0; i < step->result_count; i++)
+            if (step->results[i] >= 0)
+                w->made_in[step->results[i]] = wave;
+    }
+}
+
+/* ---- what is launched */
+
+static opq_status count_units(opq_plan *plan, opq_wave *wave)
+{
+    int64_t units[OPQ_PHASE_MAX];
+    const opq_step *rows = &plan->steps[wave->first];
+    wave->phases = opq_loops_phases(&rows->loops, rows->dims, units);
+    wave->ends = opq_arena_alloc(&plan->arena, (size_t)wave->phases * (size_t)wave->count * sizeof *wave->ends);
+    if (wave->ends == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    for (int32_t r = 0; r < wave->count; r++) {
+        int64_t scratch = opq_loops_scratch(&rows[r].loops, rows[r].dims);
+        opq_loops_phases(&rows[r].loops, rows[r].dims, units);
+        for (int p = 0; p < wave->phases; p++)
+            wave->ends[p * wave->count + r] = units[p] + (r > 0 ? wave->ends[p * wave->count + r - 1] : 0);
+        wave->work += rows[r].bytes_read + rows[r].bytes_written + rows[r].flops;
+        wave->scratch = scratch > wave->scratch ? scratch : wave->scratch;
+    }
+    return OPQ_OK;
+}
+
+/* Steps by wave, and in a wave as they were. */
+static opq_status sort_steps(pool *w)
+{
+    opq_plan *plan = w->p->plan;
+    opq_step *sorted = opq_arena_alloc(&plan->arena, ((size_t)plan->step_count + 1) * sizeof *sorted);
+    plan->waves = opq_arena_alloc(&plan->arena, ((size_t)w->wave_count + 1) * sizeof *plan->waves);
+    if (sorted == NULL || plan->waves == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    memset(plan->waves, 0, ((size_t)w->wave_count + 1) * sizeof *plan->waves);
+    plan->wave_count = w->wave_count;
+    for (int32_t s = 0; s < plan->step_count; s++)
+        plan->waves[w->wave_of[s]].count++;
+    for (int32_t i = 0; i < w->wave_count; i++) {
+        plan->waves[i + 1].first = plan->waves[i].first + plan->waves[i].count;
+        plan->row_max = plan->waves[i].count > plan->row_max ? plan->waves[i].count : plan->row_max;
+        plan->waves[i].count = 0;
+    }
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        opq_wave *wave = &plan->waves[w->wave_of[s]];
+        sorted[wave->first + wave->count++] = plan->steps[s];
+    }
+    plan->steps = sorted;
+    for (int32_t i = 0; i < w->wave_count; i++)
+        if (plan->waves[i].count > 1)
+            OPQ_TRY(count_units(plan, &plan->waves[i]));
+    return OPQ_OK;
+}
+
+opq_status opq_plan_waves(opq_planner *p)
+{
+    const opq_plan *plan = p->plan;
+    size_t steps = (size_t)plan->step_count + 1, storages = (size_t)plan->storage_count + 1;
+    pool w = {.p = p};
+    w.waits = calloc(steps, sizeof *w.waits);
+    w.made_in = malloc((storages + 5 * steps) * sizeof *w.made_in);
+    w.count = calloc(steps, sizeof *w.count);
+    w.read = calloc(storages, 1);
+    opq_status status =
+        w.waits && w.made_in && w.count && w.read ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    if (status == OPQ_OK) {
+        memset(w.made_in, -1, storages * sizeof *w.made_in);
+        w.code_of = w.made_in + storages;
+        w.first = w.code_of + steps;
+        w.waves_of = w.first + steps;
+        w.next_open = w.waves_of + steps;
+        w.wave_of = w.next_open + steps;
+        status = find_codes(&w);
+    }
+    if (status == OPQ_OK) {
+        choose(&w);
+        status = sort_steps(&w);
+    }
+    free(w.waits);
+    free(w.made_in);
+    free(w.count);
+    free(w.read);
+    return status;
+}
