@@ -44,6 +44,16 @@ opq_affine opq_affine_forwards(const opq_affine *linear, const opq_space *space)
     return result;
 }
 
+bool opq_affine_inside(const opq_affine *index, const opq_space *space, int64_t extent)
+{
+    int64_t low = index->offset, high = index->offset;
+    for (int l = 0; l < space->rank; l++) {
+        int64_t span = index->coef[l] * (space->extent[l] - 1);
+        *(span < 0 ? &low : &high) += span;
+    }
+    return low >= 0 && high < extent && index->coef[OPQ_AT] == 0;
+}
+
 bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map)
 {
     opq_affine forwards = opq_affine_forwards(linear, space);

@@ -33,6 +33,8 @@ bool opq_affine_equal(const opq_affine *a, const opq_affine *b);
 opq_affine opq_affine_linear(const opq_index_map *map, const opq_type *type);
 /* The same elements with every loop that runs backwards (a negative coefficient) turned round. */
 opq_affine opq_affine_forwards(const opq_affine *linear, const opq_space *space);
+/* Is an index in [0, extent) at every turn of the loops? */
+bool opq_affine_inside(const opq_affine *index, const opq_space *space, int64_t extent);
 /* Inverse of linear: writes a row-major index of `type` as one expression per dim. False if a carry could cross a dim. */
 bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map);
 /* Operand's map of a view node. False: not affine. `out_linear` is set instead of the map for `strided`, which addresses the

@@ -22,6 +22,8 @@ typedef struct splitter {
     int chain;       /* the statement of the first loop that sums */
     int16_t *stmt;   /* per statement: in the epilogue */
     int16_t *access; /* per access: in the epilogue, -1 */
+    bool *matrix;    /* per access: of an operand, or of a condition of it */
+    bool *needed;    /* per statement: by what is stored, besides the product's own */
     opq_access *accesses;
 } splitter;
 
@@ -45,7 +47,7 @@ static void push_loop(axis *loops, int variable) { loops->variable[loops->count+
 static int operand_access(const splitter *s, int o)
 {
     const opq_stmt *load = &s->k->stmts[s->k->stmts[s->out->product].operand[o]];
-    return load->op == OPQ_INSTR_load && load->operand[0] < 0 ? load->access : -1;
+    return load->op == OPQ_INSTR_load ? load->access : -1;
 }
 
 /* Does an access walk loops as one? */
@@ -61,7 +63,7 @@ static bool walks_as_one(const splitter *s, int access, const axis *loops)
 static bool epilogue_walks_as_one(const splitter *s, const axis *loops)
 {
     for (int a = 0; a < s->k->access_count; a++)
-        if (a != operand_access(s, 0) && a != operand_access(s, 1) && !walks_as_one(s, a, loops))
+        if (!s->matrix[a] && !walks_as_one(s, a, loops))
             return false;
     return true;
 }
@@ -83,6 +85,28 @@ static void take_rows(splitter *s)
     s->batch = around;
 }
 
+static void mark_matrix(splitter *s, int stmt)
+{
+    const opq_stmt *of = &s->k->stmts[stmt];
+    if (of->access >= 0)
+        s->matrix[of->access] = true;
+    for (int o = 0; o < 3; o++)
+        if (of->operand[o] >= 0)
+            mark_matrix(s, of->operand[o]);
+}
+
+/* The epilogue has what its stores and checks need. */
+static void mark_needed(splitter *s)
+{
+    for (int i = s->k->stmt_count - 1; i >= 0; i--) {
+        const opq_stmt *stmt = &s->k->stmts[i];
+        s->needed[i] = s->needed[i] || !opq_stmt_gives(stmt->op);
+        for (int o = 0; o < 3 && s->needed[i] && i != s->out->product; o++)
+            if (stmt->operand[o] >= 0)
+                s->needed[stmt->operand[o]] = true;
+    }
+}
+
 /* The product, the loops that sum it, and the others. */
 static bool find_loops(splitter *s)
 {
@@ -100,8 +124,12 @@ static bool find_loops(splitter *s)
             s->chain = i;
         push_loop(chain ? &s->sum : stmt->role == OPQ_LOOP_vector ? &s->n : &s->batch, stmt->variable);
     }
-    if (s->chain < 0 || s->n.count == 0 || s->batch.count == 0 || operand_access(s, 0) < 0 ||
-        operand_access(s, 1) < 0 || !epilogue_walks_as_one(s, &s->n))
+    if (s->chain < 0 || s->n.count == 0 || s->batch.count == 0 || operand_access(s, 0) < 0 || operand_access(s, 1) < 0)
+        return false;
+    for (int o = 0; o < 2; o++)
+        mark_matrix(s, s->k->stmts[s->out->product].operand[o]);
+    mark_needed(s);
+    if (!epilogue_walks_as_one(s, &s->n))
         return false;
     take_rows(s);
     s->out->batch_rank = s->batch.count;
@@ -113,27 +141,54 @@ static bool find_loops(splitter *s)
     return true;
 }
 
-/* One stride for all loops, or a table. */
-static opq_status bind_axis(const splitter *s, opq_arena *arena, int access, const axis *loops, int64_t *out_stride,
-                            const int64_t **out_offsets)
+/* `from`, and from there on what an access moves by. */
+static opq_status make_table(const splitter *s, opq_arena *arena, int access, const axis *loops, int64_t from,
+                             const int64_t **out_table)
 {
     int64_t count = extent_of(s, loops), filled = 1;
-    *out_stride = walks_as_one(s, access, loops) ? stride_of(s, access, loops->variable[loops->count - 1]) : 0;
-    *out_offsets = NULL;
-    if (walks_as_one(s, access, loops) || count == 0)
-        return OPQ_OK;
-    int64_t *offsets = opq_arena_alloc(arena, (size_t)count * sizeof *offsets);
-    if (offsets == NULL)
+    int64_t *table = opq_arena_alloc(arena, ((size_t)count + 1) * sizeof *table);
+    *out_table = table;
+    if (table == NULL)
         return out_of_memory();
-    offsets[0] = 0;
-    for (int i = loops->count - 1; i >= 0; i--) {
+    table[0] = from;
+    for (int i = loops->count - 1; i >= 0 && count > 0; i--) {
         int64_t extent = s->dims[loops->variable[i]], stride = stride_of(s, access, loops->variable[i]);
         for (int64_t j = filled; j < filled * extent; j++)
-            offsets[j] = offsets[j - filled] + stride;
+            table[j] = table[j - filled] + stride;
         filled *= extent;
     }
-    *out_offsets = offsets;
     return OPQ_OK;
+}
+
+/* One stride for all loops, or a table. */
+static opq_status bind_axis(const splitter *s, opq_arena *arena, int access, const axis *loops, bool table,
+                            int64_t *out_stride, const int64_t **out_offsets)
+{
+    bool as_one = walks_as_one(s, access, loops) && !table;
+    *out_stride = as_one ? stride_of(s, access, loops->variable[loops->count - 1]) : 0;
+    *out_offsets = NULL;
+    return as_one ? OPQ_OK : make_table(s, arena, access, loops, 0, out_offsets);
+}
+
+/* Conditions joined by `and`: a table each. */
+static opq_status bind_guards(splitter *s, opq_arena *arena, int o, int condition)
+{
+    const opq_stmt *stmt = &s->k->stmts[condition];
+    int *count = &s->out->operand[o].guard_count;
+    if (stmt->op == OPQ_OP_bitwise_and) {
+        OPQ_TRY(bind_guards(s, arena, o, stmt->operand[0]));
+        return bind_guards(s, arena, o, stmt->operand[1]);
+    }
+    bool fits = stmt->op == OPQ_INSTR_inside && *count < OPQ_MATRIX_GUARD_MAX;
+    for (int b = 0; b < s->batch.count && fits; b++)
+        fits = stride_of(s, stmt->access, s->batch.variable[b]) == 0;
+    if (!fits)
+        return opq_fail(OPQ_UNSUPPORTED, "kernel %s: an operand of its product is no padded matrix", s->k->name);
+    const int64_t *dims = s->dims + opq_dims_of(s->k->rank, stmt->access);
+    opq_matrix_guard *guard = &s->out->operand[o].guard[(*count)++];
+    guard->extent = dims[2 + s->k->rank];
+    OPQ_TRY(make_table(s, arena, stmt->access, o == 0 ? &s->m : &s->sum, dims[0], &guard->rows));
+    return make_table(s, arena, stmt->access, o == 0 ? &s->sum : &s->n, 0, &guard->columns);
 }
 
 static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
@@ -143,10 +198,13 @@ static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
     s->out->operand[o].buffer = s->k->accesses[access].buffer;
     s->out->operand[o].dtype = (opq_dtype)s->k->accesses[access].dtype;
     s->out->operand[o].offset = s->dims[opq_dims_of(s->k->rank, access)];
-    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->m : &s->sum, &s->out->operand[o].row_stride,
+    int condition = s->k->stmts[s->k->stmts[s->out->product].operand[o]].operand[0];
+    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->m : &s->sum, condition >= 0, &s->out->operand[o].row_stride,
                       &s->out->operand[o].rows));
-    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->sum : &s->n, &s->out->operand[o].column_stride,
+    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->sum : &s->n, condition >= 0, &s->out->operand[o].column_stride,
                       &s->out->operand[o].columns));
+    if (condition >= 0)
+        OPQ_TRY(bind_guards(s, arena, o, condition));
     for (int b = 0; b < s->out->batch_rank; b++)
         s->out->operand[o].batch_stride[b] = stride_of(s, access, s->batch.variable[b]);
     for (int i = 0; i < across->count; i++)
@@ -199,6 +257,8 @@ static void copy_body(splitter *s, int from, int to)
         }
         if (stmt->op == OPQ_STMT_loop && stmt->variable != s->m.variable[0] && stmt->variable != s->n.variable[0])
             continue; /* of the batch, or of loops that are one: its body goes on */
+        if (!s->needed[i])
+            continue;
         int at = epilogue->stmt_count++;
         s->stmt[i] = (int16_t)at;
         epilogue->stmts[at] = *stmt;
@@ -250,6 +310,8 @@ static opq_status make_room(splitter *s, opq_arena *arena)
     opq_loops *epilogue = &s->out->epilogue;
     size_t stmts = (size_t)k->stmt_count + 1, accesses = (size_t)k->access_count + 1;
     s->stmt = opq_arena_alloc(arena, stmts * sizeof *s->stmt);
+    s->matrix = opq_arena_alloc(arena, accesses * sizeof *s->matrix);
+    s->needed = opq_arena_alloc(arena, stmts * sizeof *s->needed);
     s->access = opq_arena_alloc(arena, accesses * sizeof *s->access);
     s->accesses = opq_arena_alloc(arena, accesses * sizeof *s->accesses);
     *epilogue = (opq_loops){.name = k->name,
@@ -259,11 +321,13 @@ static opq_status make_room(splitter *s, opq_arena *arena)
                             .accesses = s->accesses};
     epilogue->stmts = opq_arena_alloc(arena, stmts * sizeof *epilogue->stmts);
     epilogue->written = opq_arena_alloc(arena, (size_t)epilogue->buffer_count);
-    if (!s->stmt || !s->access || !s->accesses || !epilogue->stmts || !epilogue->written)
+    if (!s->stmt || !s->access || !s->matrix || !s->needed || !s->accesses || !epilogue->stmts || !epilogue->written)
         return out_of_memory();
     memcpy(epilogue->written, k->written, (size_t)k->buffer_count);
     epilogue->written[k->buffer_count] = 0;
     memset(s->access, 0xff, accesses * sizeof *s->access);
+    memset(s->matrix, 0, accesses * sizeof *s->matrix);
+    memset(s->needed, 0, stmts * sizeof *s->needed);
     return OPQ_OK;
 }
 
@@ -272,11 +336,11 @@ opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, opq_a
     splitter s = {.k = loops, .dims = dims, .out = out_contract};
     memset(out_contract, 0, sizeof *out_contract);
     out_contract->tile = loops->buffer_count;
+    OPQ_TRY(make_room(&s, arena));
     if (!find_loops(&s))
         return opq_fail(OPQ_UNSUPPORTED, "kernel %s is not one product of two matrices", loops->name);
     OPQ_TRY(bind_operand(&s, arena, 0));
     OPQ_TRY(bind_operand(&s, arena, 1));
-    OPQ_TRY(make_room(&s, arena));
     copy_body(&s, 0, loops->stmt_count);
     return set_dims(&s, arena);
 }

@@ -111,6 +111,11 @@ opq_status opq_loops_verify(const opq_loops *loops) OPQ_MUST_CHECK;
 /* The same for a verified tree and arguments: every access stays in its buffer (`bytes` of each), and turns of a loop that is not serial
  * do not store to one element. Then it runs. */
 opq_status opq_loops_verify_bounds(const opq_loops *loops, const int64_t *dims, const int64_t *bytes) OPQ_MUST_CHECK;
+/* rows[i] + columns[j] of element (i, j) */
+typedef struct opq_matrix_guard {
+    int64_t extent;
+    const int64_t *rows, *columns;
+} opq_matrix_guard;
 /* A tree around one product, as a matrix engine takes it: two matrices in memory, and what is made of each tile of the product. */
 typedef struct opq_contract {
     opq_loops epilogue; /* over [m, n]; it reads the product from buffer `tile`, which comes behind the tree's buffers */
@@ -125,6 +130,8 @@ typedef struct opq_contract {
         opq_dtype dtype;
         int64_t offset, row_stride, column_stride, batch_stride[OPQ_LOOP_MAX];
         const int64_t *rows, *columns; /* where each begins, of what is several loops: NULL, or instead of a stride */
+        int guard_count;               /* then there are both; an element is there if all of these are in [0, extent) */
+        opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
     } operand[2];
 } opq_contract;
 /* OPQ_UNSUPPORTED: the product is not one of two loads. `arena` holds the result. */

@@ -355,54 +355,44 @@ static int push_and(opq_lower_state *state, int a, int b)
     return opq_lower_push(state, &both);
 }
 
-/* Is an index in [0, extent)? -1: refused. */
-static int push_inside(opq_lower_state *state, const opq_affine *index, int64_t extent)
+bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent)
 {
     opq_instr inside = opq_lower_blank(OPQ_INSTR_inside, OPQ_bool);
     if (index->coef[OPQ_AT] != 0)
-        return refuse(state, OPQ_REFUSAL_boundary);
+        return refuse(state, OPQ_REFUSAL_boundary) >= 0;
     inside.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, index);
     if (inside.access < 0)
-        return -1;
+        return false;
     state->at_extents[inside.access] = extent;
-    return opq_lower_push(state, &inside);
+    int guard = opq_lower_push(state, &inside);
+    if (guard >= 0 && state->guard >= 0)
+        guard = push_and(state, state->guard, guard);
+    state->guard = (int16_t)guard;
+    return guard >= 0;
 }
 
-static bool stays_inside(const opq_space *space, const opq_affine *index, int64_t extent)
+bool opq_pad_is_zero(const opq_node *pad)
 {
-    int64_t low = index->offset, high = index->offset;
-    for (int l = 0; l < space->rank; l++) {
-        int64_t span = index->coef[l] * (space->extent[l] - 1);
-        *(span < 0 ? &low : &high) += span;
-    }
-    return low >= 0 && high < extent && index->coef[OPQ_AT] == 0;
+    opq_number value = opq_node_attr(pad, OPQ_ATTR_value)->number;
+    bool real = opq_dtype_kind_of((opq_dtype)pad->type.dtype) == OPQ_KIND_FLOAT;
+    return real ? value.f == 0 && !signbit(value.f) : value.i == 0;
 }
 
 /* What lies behind is computed where there is something, and chosen there; a load alone gives a 0 elsewhere. */
 static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     const opq_type *source = &opq_node_at(state->graph, node->operand[0])->type;
-    const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
     int16_t outer = state->guard;
-    for (int d = 0; d < source->rank; d++) {
-        if (stays_inside(&state->space, &map->dim[d], source->size[d]))
-            continue;
-        int inside = push_inside(state, &map->dim[d], source->size[d]);
-        if (inside >= 0 && state->guard >= 0)
-            inside = push_and(state, state->guard, inside);
-        if (inside < 0)
+    for (int d = 0; d < source->rank; d++)
+        if (!opq_affine_inside(&map->dim[d], &state->space, source->size[d]) &&
+            !opq_lower_guard(state, &map->dim[d], source->size[d]))
             return -1;
-        state->guard = (int16_t)inside;
-    }
     int16_t guard = state->guard;
     int operand = opq_lower_emit(state, node->operand[0], map);
     state->guard = outer;
     if (operand < 0 || guard == outer)
         return operand;
-    bool zero = opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_FLOAT
-                    ? value->number.f == 0 && !signbit(value->number.f)
-                    : value->number.i == 0;
-    if (zero && state->instrs[operand].op == OPQ_INSTR_load && state->instrs[operand].operand[0] == guard)
+    if (opq_pad_is_zero(node) && state->instrs[operand].op == OPQ_INSTR_load && state->instrs[operand].operand[0] == guard)
         return operand;
     opq_instr chosen = opq_lower_blank(OPQ_OP_where, opq_compute_dtype(node->type.dtype));
     int other = emit_const(state, node);

@@ -181,13 +181,24 @@ static void merge_batch(opq_lower_state *state)
         memcpy(state->role, before, sizeof before);
 }
 
+/* The accesses of an operand, and of the conditions under which it has an element. */
+static void mark_matrix(const opq_lower_state *state, int instr, bool *out_matrix)
+{
+    const opq_instr *of = &state->instrs[instr];
+    if (of->access >= 0)
+        out_matrix[of->access] = true;
+    for (int o = 0; o < 3; o++)
+        if (of->operand[o] >= 0)
+            mark_matrix(state, of->operand[o], out_matrix);
+}
+
 /* Only the product's operands may walk its columns as several loops: a tile's are one. */
 static bool columns_are_one(const opq_lower_state *state, const loops *l)
 {
     bool matrix[OPQ_ACCESS_MAX] = {false};
     for (int i = 0; i < state->instr_count; i++)
         for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++)
-            matrix[state->instrs[state->instrs[i].operand[o]].access] = true;
+            mark_matrix(state, state->instrs[i].operand[o], matrix);
     for (int i = 1; i < l->count; i++)
         for (int a = 0; l->role[i - 1] == OPQ_ROLE_n && l->role[i] == OPQ_ROLE_n && a < state->access_count; a++)
             if (!matrix[a] && coef(state, a, l->source[i - 1]) != coef(state, a, l->source[i]) * l->extent[i])
@@ -196,12 +207,12 @@ static bool columns_are_one(const opq_lower_state *state, const loops *l)
 }
 
 /* The product's operands are not both loads from where the engine could take them. */
-static bool needs_chain(const opq_lower_state *state)
+static bool needs_chain(const opq_lower_state *state, bool thin)
 {
     for (int i = 0; i < state->instr_count; i++)
         for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++) {
             const opq_instr *load = &state->instrs[state->instrs[i].operand[o]];
-            if (load->op != OPQ_INSTR_load || load->operand[0] >= 0)
+            if (load->op != OPQ_INSTR_load || (load->operand[0] >= 0 && thin))
                 return true;
             for (int l = 0; l < state->space.rank; l++)
                 if (coef(state, load->access, l) < 0)
@@ -241,7 +252,7 @@ static bool order_chain(opq_lower_state *state, loops *out)
         if (state->role[l] != OPQ_ROLE_k)
             state->role[l] = OPQ_ROLE_kept;
     merge_loops(state, &in);
-    int lanes = chain_lanes(state, &in, !needs_chain(state));
+    int lanes = chain_lanes(state, &in, !needs_chain(state, true));
     if (lanes < 0) {
         memcpy(state->role, before, sizeof before);
         return false;
@@ -261,7 +272,7 @@ static void order_matmul(opq_lower_state *state, loops *out)
 {
     if (order_chain(state, out))
         return;
-    if (needs_chain(state)) {
+    if (needs_chain(state, opq_lower_is_thin(state->graph, state->out->matmul))) {
         refuse(state, OPQ_REFUSAL_view);
         return;
     }

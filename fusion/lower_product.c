@@ -61,34 +61,78 @@ bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
     return (m == 1 || n == 1) && k <= THIN_SUM_MAX && count >= THIN_BATCH_MIN * m * n;
 }
 
-/* The memory behind `ref` and where an element of it lies there; false: no stride per loop, or no memory. `thin`: for a product that is made
- * without the engine. */
+/* Indices that are in [0, extent) where there is an element, else it is 0. */
+typedef struct guards {
+    int count;
+    opq_affine index[OPQ_MATRIX_GUARD_MAX];
+    int64_t extent[OPQ_MATRIX_GUARD_MAX];
+} guards;
+
+/* An operand in memory. */
+typedef struct matrix {
+    opq_ref memory;
+    opq_affine linear; /* where an element of it is */
+    guards guards;
+} matrix;
+
+/* The engine packs zeros around what it computes with in f32. */
+static bool add_guards(const opq_graph *graph, const opq_node *pad, const opq_index_map *map, const opq_space *space,
+                       guards *out)
+{
+    const opq_type *source = &opq_node_at(graph, pad->operand[0])->type;
+    if (!opq_pad_is_zero(pad) || opq_compute_dtype((opq_dtype)pad->type.dtype) != OPQ_f32)
+        return false;
+    for (int d = 0; d < source->rank; d++) {
+        if (opq_affine_inside(&map->dim[d], space, source->size[d]))
+            continue;
+        if (out->count == OPQ_MATRIX_GUARD_MAX)
+            return false;
+        out->index[out->count] = map->dim[d];
+        out->extent[out->count++] = source->size[d];
+    }
+    return true;
+}
+
+/* From `out->memory` down to what is in memory; false: no stride per loop, or no memory. `thin`: for a product that is made without the
+ * engine, which sees through any padding. */
 static bool find_memory(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory,
-                        const opq_space *space, bool thin, opq_index_map *map, opq_ref *ref, opq_affine *out_linear)
+                        const opq_space *space, bool thin, opq_index_map *map, matrix *out)
 {
     opq_index_map next;
     bool exact = true;
-    *out_linear = opq_affine_linear(map, &opq_node_at(graph, *ref)->type);
-    while (opq_node_class(opq_node_at(graph, *ref)) == OPQ_CLASS_VIEW &&
-           !opq_lower_has_memory(group_of, in_memory, *ref)) {
-        const opq_node *view = opq_node_at(graph, *ref);
-        *ref = view->operand[0];
+    out->guards.count = 0;
+    out->linear = opq_affine_linear(map, &opq_node_at(graph, out->memory)->type);
+    while (opq_node_class(opq_node_at(graph, out->memory)) == OPQ_CLASS_VIEW &&
+           !opq_lower_has_memory(group_of, in_memory, out->memory)) {
+        const opq_node *view = opq_node_at(graph, out->memory);
+        out->memory = view->operand[0];
         if (!exact && view->op == OPQ_OP_reshape) /* the same dense elements */
             continue;
         if (!exact)
             return false;
-        opq_through through = opq_affine_view(graph, view, map, space, &next, out_linear);
-        if (through == OPQ_THROUGH_pad && !thin)
+        opq_through through = opq_affine_view(graph, view, map, space, &next, &out->linear);
+        if (through == OPQ_THROUGH_pad && !thin && !add_guards(graph, view, &next, space, &out->guards))
             return false;
         exact = through != OPQ_THROUGH_linear;
         *map = next;
         if (exact)
-            *out_linear = opq_affine_linear(map, &opq_node_at(graph, *ref)->type);
+            out->linear = opq_affine_linear(map, &opq_node_at(graph, out->memory)->type);
     }
     for (int v = 0; v < OPQ_VARIABLES; v++)
-        if (out_linear->coef[v] < 0 && !thin) /* panels are packed forwards */
+        if (out->linear.coef[v] < 0 && !thin) /* panels are packed forwards */
             return false;
-    return !opq_node_is_free(graph, *ref) || opq_lower_has_memory(group_of, in_memory, *ref);
+    return !opq_node_is_free(graph, out->memory) || opq_lower_has_memory(group_of, in_memory, out->memory);
+}
+
+/* Of the rows and columns of one matrix, not of which matrix it is. */
+static bool guards_stay(const guards *guards, const opq_index_map *map, int rank)
+{
+    for (int g = 0; g < guards->count; g++)
+        for (int d = 0; d < rank - 2; d++)
+            for (int v = 0; v < OPQ_VARIABLES; v++)
+                if (guards->index[g].coef[v] != 0 && map->dim[d].coef[v] != 0)
+                    return false;
+    return true;
 }
 
 /* A row-major index over all loops that are reduced, or over all that are not. */
@@ -108,17 +152,18 @@ bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const 
                          int operand)
 {
     opq_lower_request request = {.graph = graph, .group_of = group_of, .group = -2, .in_memory = in_memory};
-    opq_ref ref = opq_node_at(graph, matmul)->operand[operand];
+    const opq_type *type = &opq_node_at(graph, matmul)->type;
+    matrix found = {.memory = opq_node_at(graph, matmul)->operand[operand]};
     opq_space space;
     opq_index_map map, own;
-    opq_affine linear;
     if (!opq_lower_product_space(&request, matmul, &space))
         return false;
     opq_affine kept = index_over(&space, false), k = index_over(&space, true);
-    if (!opq_affine_split(&kept, &space, &opq_node_at(graph, matmul)->type, &map))
+    if (!opq_affine_split(&kept, &space, type, &map))
         return false;
     operand_map(graph, matmul, operand, &map, &k, &own);
-    return find_memory(graph, group_of, in_memory, &space, opq_lower_is_thin(graph, matmul), &own, &ref, &linear);
+    return find_memory(graph, group_of, in_memory, &space, opq_lower_is_thin(graph, matmul), &own, &found) &&
+           guards_stay(&found.guards, &map, type->rank);
 }
 
 /* The loops are the product's dims, in order. */
@@ -142,41 +187,44 @@ static int refuse(opq_lower_state *state, opq_refusal refusal)
     return -1;
 }
 
-int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
+/* -1: refused. */
+static int load_matrix(opq_lower_state *state, opq_ref operand, opq_index_map *own)
 {
     const opq_lower_request *rq = state->request;
+    opq_affine as_it_is = opq_affine_linear(own, &opq_node_at(state->graph, operand)->type);
+    matrix found = {.memory = operand};
+    if (!find_memory(state->graph, rq->group_of, rq->in_memory, &state->space, false, own, &found)) {
+        if (rq->decided)
+            return refuse(state, OPQ_REFUSAL_view);
+        return opq_lower_load(state, operand, &as_it_is); /* grouping will store it */
+    }
+    int16_t outer = state->guard;
+    for (int g = 0; g < found.guards.count; g++)
+        if (!opq_lower_guard(state, &found.guards.index[g], found.guards.extent[g]))
+            return -1;
+    int load = opq_lower_load(state, found.memory, &found.linear);
+    state->guard = outer;
+    return load;
+}
+
+int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
+{
     const opq_node *node = opq_node_at(state->graph, ref);
     opq_dtype dtype = opq_compute_dtype((opq_dtype)node->type.dtype);
-    if (!walks_in_order(state, node, map))
+    if (!walks_in_order(state, node, map) || state->guard >= 0)
         return refuse(state, OPQ_REFUSAL_space);
     opq_instr product = opq_lower_blank(node->op, dtype);
     opq_affine k = index_over(&state->space, true);
-    bool thin = !rq->by_row && opq_lower_is_thin(state->graph, ref);
+    bool thin = !state->request->by_row && opq_lower_is_thin(state->graph, ref);
     for (int o = 0; o < 2; o++) {
-        opq_ref memory = node->operand[o];
         opq_index_map own;
-        opq_affine linear;
         operand_map(state->graph, ref, o, map, &k, &own);
-        opq_affine as_it_is = opq_affine_linear(&own, &opq_node_at(state->graph, memory)->type);
-        if (thin) {
-            int value = opq_lower_emit(state, memory, &own);
-            if (value < 0)
-                return -1;
-            product.operand[o] = (int16_t)value;
-            continue;
-        }
-        if (!find_memory(state->graph, rq->group_of, rq->in_memory, &state->space, false, &own, &memory, &linear)) {
-            if (rq->decided)
-                return refuse(state, OPQ_REFUSAL_view);
-            memory = node->operand[o]; /* grouping will store it */
-            linear = as_it_is;
-        }
-        int load = opq_lower_load(state, memory, &linear);
-        if (load < 0)
+        int value = thin ? opq_lower_emit(state, node->operand[o], &own) : load_matrix(state, node->operand[o], &own);
+        if (value < 0)
             return -1;
-        if (state->instrs[load].dtype != dtype)
+        if (state->instrs[value].dtype != dtype)
             return refuse(state, OPQ_REFUSAL_boundary);
-        product.operand[o] = (int16_t)load;
+        product.operand[o] = (int16_t)value;
     }
     return opq_lower_push(state, &product);
 }

@@ -73,6 +73,9 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
 int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
 opq_instr opq_lower_blank(int op, opq_dtype dtype);
+/* What is loaded from now on is there only where an index is in [0, extent): state->guard, which the caller puts back. False: refused. */
+bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent);
+bool opq_pad_is_zero(const opq_node *pad);
 /* Would a dear value be computed more often than it has elements: broadcast, in overlapping windows, at indices? */
 bool opq_lower_repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map);
 

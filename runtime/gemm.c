@@ -289,8 +289,7 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
         gemm_run run = run_make(gemm, call);
         shifted shift = {call->tile, call->tile_data, row};
         run.call.m = end - row;
-        run.call.a.data = opq_pack_at(call->a.data, call->a.dtype, row * call->a.row_stride);
-        run.call.a.rows = call->a.rows ? call->a.rows + row : NULL;
+        opq_matrix_skip(&run.call.a, row);
         if (call->tile && row > 0) {
             run.call.tile = shifted_tile;
             run.call.tile_data = &shift;
@@ -324,7 +323,16 @@ static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
 
 static opq_matrix transposed(const opq_matrix *m)
 {
-    return (opq_matrix){m->data, m->column_stride, m->row_stride, m->batch_stride, m->dtype, m->columns, m->rows};
+    opq_matrix turned = *m;
+    turned.row_stride = m->column_stride;
+    turned.column_stride = m->row_stride;
+    turned.rows = m->columns;
+    turned.columns = m->rows;
+    for (int g = 0; g < m->guard_count; g++) {
+        turned.guard[g].rows = m->guard[g].columns;
+        turned.guard[g].columns = m->guard[g].rows;
+    }
+    return turned;
 }
 
 static opq_status run_column(opq_gemm *gemm, const opq_gemm_call *call)

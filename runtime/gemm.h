@@ -8,6 +8,7 @@
 #define OPAQUE_RUNTIME_GEMM_H
 
 #include "codegen_llvm/jit.h"
+#include "fusion/loop.h"
 
 /* Thread-safe. Borrows jit and host (which may be NULL): both outlive it. Kernels are compiled when first needed. */
 typedef struct opq_gemm opq_gemm;
@@ -25,7 +26,17 @@ typedef struct opq_matrix {
     int64_t row_stride, column_stride, batch_stride;
     opq_dtype dtype; /* f32, f64, f16, bf16; converted to the accumulation dtype, f64 only to f64 */
     const int64_t *rows, *columns;
+    int guard_count; /* with both tables, and f32, f16 or bf16: an element that one of the guards leaves out is 0 */
+    opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
 } opq_matrix;
+/* Moves to a row. */
+static inline void opq_matrix_skip(opq_matrix *matrix, int64_t row)
+{
+    matrix->data = (const char *)matrix->data + row * matrix->row_stride * opq_dtype_bytes(matrix->dtype);
+    matrix->rows = matrix->rows ? matrix->rows + row : NULL;
+    for (int g = 0; g < matrix->guard_count; g++)
+        matrix->guard[g].rows += row;
+}
 
 /* Rows [row, row + rows) x columns [column, column + columns) of batch `batch` are final: `tile` holds them in the accumulation
  * dtype, rows `ld` elements apart, valid during the call. Called once for every element, from several threads, on disjoint

@@ -27,6 +27,24 @@ INLINE __m256 load_f32(const void *at, opq_dtype from, int64_t count)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
+/* Elements [first, end) of a vector, zeros elsewhere. */
+INLINE __m256 load_between(const void *at, opq_dtype from, int64_t first, int64_t end)
+{
+    if (first <= 0)
+        return load_f32(at, from, end);
+    if (first >= 8 || end <= first)
+        return _mm256_setzero_ps();
+    if (from == OPQ_f32) {
+        const __m256i lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+        __m256i mask = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)first), lanes),
+                                           _mm256_cmpgt_epi32(_mm256_set1_epi32(end > 8 ? 8 : (int)end), lanes));
+        return _mm256_maskload_ps(at, mask);
+    }
+    uint16_t part[8] = {0};
+    memcpy(part + first, (const uint16_t *)at + first, (size_t)((end > 8 ? 8 : end) - first) * 2);
+    return load_f32(part, from, 8);
+}
+
 INLINE __m256d load_f64(const void *at, int64_t count)
 {
     static const int64_t ones[8] = {-1, -1, -1, -1};

@@ -38,6 +38,27 @@ int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last)
     return (gemm_row(run, last) - gemm_row(run, first)) * run->call.k * run->element_bytes;
 }
 
+/* An operand from k and a neighbour across on: of the left one its columns and rows, of the right one its rows and columns. */
+static opq_pack_source pack_source(const opq_matrix *m, opq_dtype to, bool left, int64_t batch, int64_t k, int64_t across)
+{
+    int64_t k_stride = left ? m->column_stride : m->row_stride, across_stride = left ? m->row_stride : m->column_stride;
+    const int64_t *k_at = left ? m->columns : m->rows, *across_at = left ? m->rows : m->columns;
+    opq_pack_source source = {
+        .data = opq_pack_at(m->data, m->dtype, batch * m->batch_stride + k * k_stride + across * across_stride),
+        .from = m->dtype,
+        .to = to,
+        .k_stride = k_stride,
+        .across_stride = across_stride,
+        .k_at = k_at ? k_at + k : NULL,
+        .across_at = across_at ? across_at + across : NULL,
+        .guard_count = m->guard_count};
+    for (int g = 0; g < m->guard_count; g++)
+        source.guard[g] = (opq_pack_guard){.extent = m->guard[g].extent,
+                                           .k = (left ? m->guard[g].columns : m->guard[g].rows) + k,
+                                           .across = (left ? m->guard[g].rows : m->guard[g].columns) + across};
+    return source;
+}
+
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
                  int64_t last, char *out)
 {
@@ -47,15 +68,7 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
         for (int64_t p = first; p < last; p++) {
             int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;
-            const void *data =
-                opq_pack_at(a->data, a->dtype, batch * a->batch_stride + row * a->row_stride + k0 * a->column_stride);
-            opq_pack_source source = {data,
-                                      a->dtype,
-                                      run->call.dtype,
-                                      a->column_stride,
-                                      a->row_stride,
-                                      a->columns ? a->columns + k0 : NULL,
-                                      a->rows ? a->rows + row : NULL};
+            opq_pack_source source = pack_source(a, run->call.dtype, true, batch, k0, row);
             opq_gemm_pack(run->avx512, &source, k, count, (int)count,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
         }
@@ -67,15 +80,7 @@ void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64
 {
     const opq_matrix *b = &run->call.b;
     int64_t column = first * run->panel, columns = gemm_min(last * run->panel, run->call.n) - column;
-    const void *data =
-        opq_pack_at(b->data, b->dtype, batch * b->batch_stride + k0 * b->row_stride + column * b->column_stride);
-    opq_pack_source source = {data,
-                              b->dtype,
-                              run->call.dtype,
-                              b->row_stride,
-                              b->column_stride,
-                              b->rows ? b->rows + k0 : NULL,
-                              b->columns ? b->columns + column : NULL};
+    opq_pack_source source = pack_source(b, run->call.dtype, false, batch, k0, column);
     if (k > 0 && columns > 0)
         opq_gemm_pack(run->avx512, &source, k, columns, run->panel, out, panel_stride);
 }

@@ -1,6 +1,8 @@
 /* The plain way to pack, and the choice of the fast ones. */
 #include "runtime/gemm_pack.h"
 
+#include <string.h>
+
 /* Rows of k that all panels take before the next ones: a page of a row-major operand is visited once, not once per panel. */
 enum { STRIP = 32 };
 
@@ -18,11 +20,22 @@ static double element(const void *data, opq_dtype dtype, int64_t index)
     return 0;
 }
 
+static bool is_there(const opq_pack_source *s, int64_t k, int64_t across)
+{
+    for (int g = 0; g < s->guard_count; g++) {
+        int64_t at = s->guard[g].k[k] + s->guard[g].across[across];
+        if (at < 0 || at >= s->guard[g].extent)
+            return false;
+    }
+    return true;
+}
+
 static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     for (int64_t i = 0; i < k; i++)
         for (int64_t j = 0; j < width; j++) {
-            double value = j < across ? element(s->data, s->from, opq_pack_k(s, i) + opq_pack_across(s, j)) : 0;
+            bool there = j < across && is_there(s, i, j);
+            double value = there ? element(s->data, s->from, opq_pack_k(s, i) + opq_pack_across(s, j)) : 0;
             if (s->to == OPQ_f64)
                 ((double *)out)[i * width + j] = value;
             else
@@ -38,29 +51,72 @@ enum {
     TRANSPOSE_COST = 200
 }; /* TRANSPOSE_COST: of 2 x 16 x 16 elements, in cycles */
 
+/* Does neighbour j go on as the run does? The second one says how. */
+static bool goes_on(const opq_pack_source *s, opq_pack_run *run, int64_t j)
+{
+    int64_t offset = opq_pack_across(s, j), step[OPQ_MATRIX_GUARD_MAX];
+    for (int g = 0; g < s->guard_count; g++) {
+        step[g] = s->guard[g].across[j] - s->guard[g].across[j - 1];
+        if (step[g] < 0)
+            return false;
+    }
+    if (run->count == 1 && offset > run->offset) {
+        run->stride = offset - run->offset;
+        memcpy(run->step, step, sizeof step);
+    }
+    return offset == run->offset + run->count * run->stride &&
+           memcmp(run->step, step, (size_t)s->guard_count * sizeof *step) == 0;
+}
+
 static int find_runs(const opq_pack_source *s, int64_t across, opq_pack_run *out_runs)
 {
     int count = 0;
     for (int j = 0; j < across; j++) {
-        int64_t offset = opq_pack_across(s, j);
-        opq_pack_run *last = count > 0 ? &out_runs[count - 1] : NULL;
-        if (last && last->count == 1 && offset > last->offset)
-            last->stride = offset - last->offset;
-        if (last && offset == last->offset + last->count * last->stride)
-            last->count++;
-        else
-            out_runs[count++] = (opq_pack_run){.first = j, .count = 1, .offset = offset, .stride = 1};
+        if (count > 0 && goes_on(s, &out_runs[count - 1], j)) {
+            out_runs[count - 1].count++;
+            continue;
+        }
+        opq_pack_run *run = &out_runs[count++];
+        *run = (opq_pack_run){.first = j, .count = 1, .offset = opq_pack_across(s, j), .stride = 1};
+        for (int g = 0; g < s->guard_count; g++)
+            run->at[g] = s->guard[g].across[j];
     }
     return count;
 }
 
-/* From k on, elements along k that lie side by side. */
+/* From k on, elements along k that lie side by side, and of which each guard counts all as one or one after the other. */
 static int64_t run_along_k(const opq_pack_source *s, int64_t k, int64_t end)
 {
     int64_t length = 1;
-    while (k + length < end && opq_pack_k(s, k + length) == opq_pack_k(s, k) + length)
-        length++;
+    for (; k + length < end; length++) {
+        if (opq_pack_k(s, k + length) != opq_pack_k(s, k) + length)
+            break;
+        bool alike = true;
+        for (int g = 0; g < s->guard_count && alike; g++) {
+            const int64_t *at = s->guard[g].k + k;
+            int64_t step = at[length] - at[length - 1];
+            alike = step >= 0 && (length == 1 || step == at[1] - at[0]);
+        }
+        if (!alike)
+            break;
+    }
     return length;
+}
+
+/* Of `length` elements along k, which are there for each neighbour. */
+static void find_there(const opq_pack_source *s, int64_t k, int64_t length, int64_t across, int64_t *out_from,
+                       int64_t *out_to)
+{
+    for (int64_t j = 0; j < across; j++) {
+        opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
+        opq_pack_run run = {.count = (int)length};
+        for (int g = 0; g < s->guard_count; g++) {
+            guard[g] = (opq_pack_guard){.extent = s->guard[g].extent, .k = &s->guard[g].across[j]};
+            run.at[g] = s->guard[g].k[k];
+            run.step[g] = length > 1 ? s->guard[g].k[k + 1] - s->guard[g].k[k] : 0;
+        }
+        opq_pack_inside(guard, s->guard_count, &run, 0, &out_from[j], &out_to[j]);
+    }
 }
 
 static int row_cost(const opq_pack_run *runs, int count)
@@ -79,9 +135,15 @@ static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_
     int count = find_runs(s, across, runs);
     if (row_cost(runs, count) <= TRANSPOSE_COST / first)
         return s->to == OPQ_f32 && (avx512 ? opq_pack_runs_avx512 : opq_pack_runs_avx2)(s, k, runs, count, width, out);
+    int64_t from[RUNS_MAX], to[RUNS_MAX];
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
         length = run_along_k(s, i, k);
+        if (s->guard_count > 0) {
+            find_there(s, i, length, across, from, to);
+            part.from_k = from;
+            part.to_k = to;
+        }
         part.data = opq_pack_at(s->data, s->from, opq_pack_k(s, i));
         part.k_stride = 1;
         part.k_at = NULL;
@@ -112,6 +174,10 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
             part.data = opq_pack_at(source->data, source->from, i * source->k_stride + j * source->across_stride);
             part.k_at = source->k_at ? source->k_at + i : NULL;
             part.across_at = source->across_at ? source->across_at + j : NULL;
+            for (int g = 0; g < source->guard_count; g++) {
+                part.guard[g].k += i;
+                part.guard[g].across += j;
+            }
             pack_panel(avx512, &part, k - i < step ? k - i : step, across - j < width ? across - j : width, width,
                        (char *)out + panel * panel_stride + i * row_bytes);
         }

@@ -6,7 +6,14 @@
 #ifndef OPAQUE_RUNTIME_GEMM_PACK_H
 #define OPAQUE_RUNTIME_GEMM_PACK_H
 
+#include "fusion/limits.h"
 #include "graph/graph.h"
+
+/* An element is there if k[i] + across[j] is in [0, extent); else it is 0. */
+typedef struct opq_pack_guard {
+    int64_t extent;
+    const int64_t *k, *across;
+} opq_pack_guard;
 
 /* Part of an operand. Strides count elements of `from`. */
 typedef struct opq_pack_source {
@@ -14,6 +21,10 @@ typedef struct opq_pack_source {
     opq_dtype from, to; /* from: f32, f64, f16, bf16 (others give zeros); to: f32 or f64 */
     int64_t k_stride, across_stride;
     const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
+    int guard_count;                 /* then both are tables */
+    opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
+    const int64_t *from_k,
+        *to_k; /* of a part with neighbours along k: per neighbour, where there are elements; NULL: everywhere */
 } opq_pack_source;
 
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
@@ -27,7 +38,29 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
 typedef struct opq_pack_run {
     int first, count;
     int64_t offset, stride;
+    int64_t at[OPQ_MATRIX_GUARD_MAX],
+        step[OPQ_MATRIX_GUARD_MAX]; /* of each guard: what the first one adds, and each more */
 } opq_pack_run;
+
+/* [out_from, out_to) of a run are there in row k. */
+static inline void opq_pack_inside(const opq_pack_guard *guards, int count, const opq_pack_run *run, int64_t k,
+                                   int64_t *out_from, int64_t *out_to)
+{
+    *out_from = 0;
+    *out_to = run->count;
+    for (int g = 0; g < count; g++) {
+        int64_t at = guards[g].k[k] + run->at[g], left = guards[g].extent - at, step = run->step[g];
+        if (step == 0) {
+            if (at < 0 || left <= 0)
+                *out_to = 0;
+            continue;
+        }
+        int64_t from = at < 0 ? (step == 1 ? -at : (step - 1 - at) / step) : 0;
+        int64_t to = left <= 0 ? 0 : step == 1 ? left : (left + step - 1) / step;
+        *out_from = from > *out_from ? from : *out_from;
+        *out_to = to < *out_to ? to : *out_to;
+    }
+}
 
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);

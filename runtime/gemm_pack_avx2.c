@@ -50,7 +50,8 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
-                r[v][i] = load_f32((const char *)s->data + (opq_pack_across(s, j) + p) * bytes, from, k - p);
+                const char *at = (const char *)s->data + (opq_pack_across(s, j) + p) * bytes;
+                r[v][i] = s->to_k ? load_between(at, from, s->from_k[j] - p, s->to_k[j] - p) : load_f32(at, from, k - p);
             }
             transpose_f32(r[v]);
         }
@@ -88,15 +89,16 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
 }
 
 /* Runs are stored in ascending order, each over the surplus of the one before. */
-INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, float *out, const float *end)
+INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, int64_t first, int64_t behind,
+                     float *out, const float *end)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     for (int64_t j = 0; j < run->count; j += 8) {
         const char *at = row + (run->offset + j * run->stride) * bytes;
-        int64_t left = run->count - j, reach = 2 * left - 1;
-        __m256 value = load_f32(at, from, run->stride == 1 ? left : reach);
+        int64_t begin = run->stride * (first - j), reach = run->stride == 1 ? behind - j : 2 * (behind - j) - 1;
+        __m256 value = load_between(at, from, begin, reach);
         if (run->stride == 2) {
-            __m256 high = load_f32(at + (reach > 8 ? 8 * bytes : 0), from, reach - 8);
+            __m256 high = load_between(at + (reach > 8 ? 8 * bytes : 0), from, begin - 8, reach - 8);
             __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(value, high, 0x88));
             value = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
         }
@@ -113,12 +115,16 @@ INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const
         const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
         for (int r = 0; r < count; r++) {
             const opq_pack_run *run = &runs[r];
+            int64_t first = 0, behind = run->count;
+            if (s->guard_count > 0)
+                opq_pack_inside(s->guard, s->guard_count, run, p, &first, &behind);
             if (run->stride <= 2) {
-                copy_run(row, from, run, out, end);
+                copy_run(row, from, run, first, behind, out, end);
                 continue;
             }
             for (int j = 0; j < run->count; j++)
-                out[run->first + j] = _mm256_cvtss_f32(load_f32(row + (run->offset + j * run->stride) * bytes, from, 1));
+                out[run->first + j] = _mm256_cvtss_f32(
+                    load_f32(row + (run->offset + j * run->stride) * bytes, from, j >= first && j < behind));
         }
     }
 }

@@ -23,7 +23,10 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
             __m512 r[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
-                r[i] = load_f32(first + offset[i] + p * bytes, from, load);
+                int64_t row = j + i < across ? j + i : across - 1;
+                __mmask16 there =
+                    s->to_k ? (__mmask16)(mask_of(s->to_k[row] - p, 16) & ~mask_of(s->from_k[row] - p, 16)) : load;
+                r[i] = load_f32(first + offset[i] + p * bytes, from, there);
                 _mm_prefetch(first + offset[i] + (p + AHEAD) * bytes, _MM_HINT_T0);
             }
             transpose_f32(r);
@@ -94,7 +97,8 @@ INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, 
     }
 }
 
-INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, float *out)
+/* Elements [first, end) of the run, zeros elsewhere. */
+INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, int64_t first, int64_t end, float *out)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
@@ -103,11 +107,12 @@ INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, f
         __mmask16 mask = (__mmask16)mask_of(run->count - j, 16);
         __m512 value;
         if (run->stride == 1) {
-            value = load_f32(at, from, mask);
+            value = load_f32(at, from, (__mmask16)(mask_of(end - j, 16) & ~mask_of(first - j, 16)));
         } else {
-            int64_t reach = 2 * (run->count - j) - 1;
-            __m512 low = load_f32(at, from, (__mmask16)mask_of(reach, 16));
-            __m512 high = load_f32(at + 16 * bytes, from, (__mmask16)mask_of(reach - 16, 16));
+            int64_t begin = 2 * (first - j), reach = 2 * (end - j) - 1;
+            __m512 low = load_f32(at, from, (__mmask16)(mask_of(reach, 16) & ~mask_of(begin, 16)));
+            __m512 high =
+                load_f32(at + 16 * bytes, from, (__mmask16)(mask_of(reach - 16, 16) & ~mask_of(begin - 16, 16)));
             value = _mm512_permutex2var_ps(low, even, high);
         }
         _mm512_mask_storeu_ps(out + run->first + j, mask, value);
@@ -122,13 +127,17 @@ INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const
         const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
         for (int r = 0; r < count; r++) {
             const opq_pack_run *run = &runs[r];
+            int64_t first = 0, end = run->count;
+            if (s->guard_count > 0)
+                opq_pack_inside(s->guard, s->guard_count, run, p, &first, &end);
             if (run->stride <= 2) {
-                copy_run(row, from, run, out);
+                copy_run(row, from, run, first, end, out);
                 continue;
             }
             for (int j = 0; j < run->count; j++)
-                _mm512_mask_storeu_ps(out + run->first + j, 1,
-                                      load_f32(row + (run->offset + j * run->stride) * bytes, from, 1));
+                _mm512_mask_storeu_ps(
+                    out + run->first + j, 1,
+                    load_f32(row + (run->offset + j * run->stride) * bytes, from, j >= first && j < end));
         }
     }
 }

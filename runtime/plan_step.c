@@ -145,12 +145,15 @@ static opq_status bind_matmul(opq_planner *p, opq_step *step)
     memset(matmul, 0, sizeof *matmul);
     step->matmul = matmul;
     OPQ_TRY(opq_loops_contract(&step->loops, step->dims, &p->plan->arena, &matmul->contract));
-    for (int o = 0; o < 2; o++)
+    for (int o = 0; o < 2; o++) {
         matmul->matrix[o] = (opq_matrix){.row_stride = matmul->contract.operand[o].row_stride,
                                          .column_stride = matmul->contract.operand[o].column_stride,
                                          .dtype = matmul->contract.operand[o].dtype,
                                          .rows = matmul->contract.operand[o].rows,
-                                         .columns = matmul->contract.operand[o].columns};
+                                         .columns = matmul->contract.operand[o].columns,
+                                         .guard_count = matmul->contract.operand[o].guard_count};
+        memcpy(matmul->matrix[o].guard, matmul->contract.operand[o].guard, sizeof matmul->matrix[o].guard);
+    }
     matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
     split_batch(matmul);
     return OPQ_OK;

@@ -61,12 +61,10 @@ opq_matrix opq_run_operand(const opq_run_state *run, const opq_step *step, int o
         offset += rest % matmul->outer_extent[i] * matmul->outer_stride[o][i];
         rest /= matmul->outer_extent[i];
     }
-    if (o == 0 && matrix.rows)
-        matrix.rows += row;
-    else if (o == 0)
-        offset += row * matrix.row_stride;
     const char *data = opq_run_data(run, step->buffers[matmul->contract.operand[o].buffer]);
     matrix.data = data + offset * opq_dtype_bytes(matrix.dtype);
+    if (o == 0)
+        opq_matrix_skip(&matrix, row);
     return matrix;
 }
 

@@ -149,6 +149,9 @@ typedef enum layout {
     WINDOWS_APART,   /* of 9, two elements apart */
     WINDOWS_ACROSS,  /* rows in runs of 21, columns in runs of 3 */
     WINDOWS_COLUMNS, /* rows at one stride, columns in runs of 5, seven apart */
+    PADDED_PLACES,   /* rows are taps of 2 x 3 in an image with zeros around it, columns its places, 11 to a row */
+    PADDED_APART,    /* every second place */
+    PADDED_TAPS,     /* the other way round: rows are places */
     LAYOUTS
 } layout;
 
@@ -158,14 +161,14 @@ typedef struct sample {
     opq_dtype dtype, a_dtype, b_dtype;
 } sample;
 
-enum { TABLE_MAX = 1 << 13 };
-static int64_t tables[4][TABLE_MAX];
+enum { TABLE_MAX = 1 << 13, TABLES = 12 };
+static int64_t tables[TABLES][TABLE_MAX];
 static int table_count;
 
 /* Runs of `length` elements, `step` apart, each `room` behind the last; the end of all in out_end. */
 static const int64_t *table_make(int64_t count, int64_t length, int64_t step, int64_t room, int64_t *out_end)
 {
-    int64_t *table = tables[table_count++ % 4];
+    int64_t *table = tables[table_count++ % TABLES];
     assert_true(count <= TABLE_MAX);
     for (int64_t i = 0; i < count; i++)
         table[i] = i / length * room + i % length * step;
@@ -193,9 +196,47 @@ static opq_matrix window_make(layout how, opq_dtype dtype, int64_t batch, int64_
     return x;
 }
 
+/* Images of which only what is there has memory: padding of one on each side. */
+static opq_matrix padded_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
+{
+    enum { PLACES = 11, TAPS = 6 };
+    opq_matrix x = {.dtype = dtype, .guard_count = 2};
+    int64_t step = how == PADDED_APART ? 2 : 1, taps = how == PADDED_TAPS ? columns : rows;
+    int64_t places = how == PADDED_TAPS ? rows : columns;
+    int64_t height = (places + PLACES - 1) / PLACES * step - (step - 1), width = PLACES * step - (step - 1);
+    int64_t *of_taps[3], *of_places[3];
+    for (int t = 0; t < 3; t++)
+        of_taps[t] = tables[table_count++ % TABLES], of_places[t] = tables[table_count++ % TABLES];
+    assert_true(taps <= TABLE_MAX && places <= TABLE_MAX);
+    for (int64_t i = 0; i < taps; i++) {
+        of_taps[1][i] = i % TAPS / 3 - 1;
+        of_taps[2][i] = i % 3 - 1;
+        of_taps[0][i] = (i / TAPS * height + of_taps[1][i]) * width + of_taps[2][i];
+    }
+    for (int64_t i = 0; i < places; i++) {
+        of_places[1][i] = i / PLACES * step;
+        of_places[2][i] = i % PLACES * step;
+        of_places[0][i] = of_places[1][i] * width + of_places[2][i];
+    }
+    bool turned = how == PADDED_TAPS;
+    x.rows = turned ? of_places[0] : of_taps[0];
+    x.columns = turned ? of_taps[0] : of_places[0];
+    for (int g = 0; g < 2; g++)
+        x.guard[g] = (opq_matrix_guard){.extent = g ? width : height,
+                                        .rows = turned ? of_places[1 + g] : of_taps[1 + g],
+                                        .columns = turned ? of_taps[1 + g] : of_places[1 + g]};
+    x.batch_stride = (taps + TAPS - 1) / TAPS * height * width;
+    *out = guarded_make(x.batch_stride * batch * opq_dtype_bytes(dtype));
+    fill(out->data, dtype, x.batch_stride * batch);
+    x.data = out->data;
+    return x;
+}
+
 static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
 {
     opq_matrix x = {.dtype = dtype};
+    if (how >= PADDED_PLACES)
+        return padded_make(how, dtype, batch, rows, columns, out);
     if (how >= WINDOWS)
         return window_make(how, dtype, batch, rows, columns, out);
     int64_t pad = how == ROWS_PADDED || how == COLUMNS_PADDED ? 5 : 0;
@@ -216,6 +257,11 @@ static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_
 
 static double matrix_at(const opq_matrix *x, int64_t batch, int64_t row, int64_t column)
 {
+    for (int g = 0; g < x->guard_count; g++) {
+        int64_t inside = x->guard[g].rows[row] + x->guard[g].columns[column];
+        if (inside < 0 || inside >= x->guard[g].extent)
+            return 0;
+    }
     int64_t at = batch * x->batch_stride + (x->rows ? x->rows[row] : row * x->row_stride);
     return value_at(x->data, x->dtype, at + (x->columns ? x->columns[column] : column * x->column_stride));
 }
