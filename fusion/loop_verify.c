@@ -307,11 +307,16 @@ static void bound_by(const verifier *v, const opq_stmt **bounds, int count, int 
 {
     int rank = v->k->rank, access = bounds[which]->access;
     int64_t stride = 0, part = 0, low = INT64_MIN, end = INT64_MAX;
+    const int64_t *own = dims + opq_dims_of(rank, access);
+    bool moves = false;
     for (int l = 0; l < rank && stride == 0; l++) {
         int64_t step = opq_loops_stride(v->k, dims, access, l);
+        moves = moves || step != 0;
         if (v->running >> l & 1 && step != 0 && s->step[l] % step == 0)
             stride = s->step[l] / step;
     }
+    if (!moves && (own[0] < 0 || own[0] >= own[2 + rank]))
+        s->any = false;
     if (stride == 0)
         return;
     for (int l = 0; l < rank; l++) {

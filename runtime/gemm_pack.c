@@ -45,11 +45,25 @@ static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across
 
 /* ---- windows: what lies at no stride */
 
-enum {
-    RUNS_MAX = 2 * 64 / 4,
-    TRANSPOSED = 16,
-    TRANSPOSE_COST = 200
-}; /* TRANSPOSE_COST: of 2 x 16 x 16 elements, in cycles */
+enum { RUNS_MAX = 2 * 64 / 4, PERIOD_MAX = 64, TRANSPOSED = 16 };
+enum { TRANSPOSE_COST = 200 }; /* of 2 x 16 x 16 elements, in cycles */
+
+/* The elements of a run that are there in row k. */
+static void find_inside(const opq_pack_guard *guards, int count, const opq_pack_run *run, int64_t k, opq_pack_part *out)
+{
+    int64_t first = 0, end = run->count;
+    for (int g = 0; g < count; g++) {
+        int64_t at = guards[g].k[k] + run->at[g], left = guards[g].extent - at, step = run->step[g];
+        if (step == 0) {
+            end = at < 0 || left <= 0 ? 0 : end;
+            continue;
+        }
+        int64_t from = at < 0 ? (step - 1 - at) / step : 0, to = left <= 0 ? 0 : (left + step - 1) / step;
+        first = from > first ? from : first;
+        end = to < end ? to : end;
+    }
+    *out = (opq_pack_part){(int)(first < end ? first : end), (int)end};
+}
 
 /* Does neighbour j go on as the run does? The second one says how. */
 static bool goes_on(const opq_pack_source *s, opq_pack_run *run, int64_t j)
@@ -104,8 +118,7 @@ static int64_t run_along_k(const opq_pack_source *s, int64_t k, int64_t end)
 }
 
 /* Of `length` elements along k, which are there for each neighbour. */
-static void find_there(const opq_pack_source *s, int64_t k, int64_t length, int64_t across, int64_t *out_from,
-                       int64_t *out_to)
+static void find_there(const opq_pack_source *s, int64_t k, int64_t length, int64_t across, opq_pack_part *out_there)
 {
     for (int64_t j = 0; j < across; j++) {
         opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
@@ -115,7 +128,7 @@ static void find_there(const opq_pack_source *s, int64_t k, int64_t length, int6
             run.at[g] = s->guard[g].k[k];
             run.step[g] = length > 1 ? s->guard[g].k[k + 1] - s->guard[g].k[k] : 0;
         }
-        opq_pack_inside(guard, s->guard_count, &run, 0, &out_from[j], &out_to[j]);
+        find_inside(guard, s->guard_count, &run, 0, &out_there[j]);
     }
 }
 
@@ -127,22 +140,80 @@ static int row_cost(const opq_pack_run *runs, int count)
     return cost;
 }
 
+/* Is every element of rows [first, end) there? */
+static bool all_there(const opq_pack_source *s, int64_t first, int64_t end, int64_t across)
+{
+    for (int g = 0; g < s->guard_count; g++) {
+        const opq_pack_guard *guard = &s->guard[g];
+        int64_t low = guard->across[0], high = low;
+        for (int64_t j = 1; j < across; j++) {
+            low = guard->across[j] < low ? guard->across[j] : low;
+            high = guard->across[j] > high ? guard->across[j] : high;
+        }
+        for (int64_t i = first; i < end; i++)
+            if (guard->k[i] + low < 0 || guard->k[i] + high >= guard->extent)
+                return false;
+    }
+    return true;
+}
+
+/* After how many rows the guards begin again (the taps of a convolution, for each channel); at most `most`. */
+static int find_period(const opq_pack_source *s, int64_t k, int most)
+{
+    int period = 1;
+    for (int64_t i = 1; i < k; i++)
+        for (int g = 0; g < s->guard_count; g++)
+            if (s->guard[g].k[i] != s->guard[g].k[i % period]) {
+                if (i >= most)
+                    return most;
+                period = (int)i + 1;
+                break;
+            }
+    return period;
+}
+
+static bool pack_runs(bool avx512, const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
+                      int64_t across, int width, float *out)
+{
+    opq_pack_part parts[PERIOD_MAX * RUNS_MAX];
+    if (s->to != OPQ_f32)
+        return false;
+    if (all_there(s, 0, k, across))
+        return (avx512 ? opq_pack_runs_avx512 : opq_pack_runs_avx2)(s, k, runs, count, NULL, 1, width, out);
+    int period = find_period(s, k, PERIOD_MAX);
+    bool periodic = true;
+    for (int64_t i = 0; i < k && periodic; i++)
+        for (int g = 0; g < s->guard_count; g++)
+            periodic = periodic && s->guard[g].k[i] == s->guard[g].k[i % period];
+    for (int64_t i = 0, rows; i < k; i += rows) {
+        opq_pack_source part = *s;
+        rows = periodic ? k : k - i < period ? k - i : period;
+        for (int p = 0; p < period && p < rows; p++)
+            for (int r = 0; r < count; r++)
+                find_inside(s->guard, s->guard_count, &runs[r], i + p, &parts[p * count + r]);
+        part.k_at = s->k_at + i;
+        if (!(avx512 ? opq_pack_runs_avx512 : opq_pack_runs_avx2)(&part, rows, runs, count, parts, period, width,
+                                                                  out + i * width))
+            return false;
+    }
+    return true;
+}
+
 /* Row by row, or where elements along k lie side by side, from these by transposition. */
 static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     opq_pack_run runs[RUNS_MAX];
+    opq_pack_part there[RUNS_MAX];
     int64_t first = run_along_k(s, 0, k < TRANSPOSED ? k : TRANSPOSED);
     int count = find_runs(s, across, runs);
     if (row_cost(runs, count) <= TRANSPOSE_COST / first)
-        return s->to == OPQ_f32 && (avx512 ? opq_pack_runs_avx512 : opq_pack_runs_avx2)(s, k, runs, count, width, out);
-    int64_t from[RUNS_MAX], to[RUNS_MAX];
+        return pack_runs(avx512, s, k, runs, count, across, width, out);
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
         length = run_along_k(s, i, k);
-        if (s->guard_count > 0) {
-            find_there(s, i, length, across, from, to);
-            part.from_k = from;
-            part.to_k = to;
+        if (!all_there(s, i, i + 1, across) || !all_there(s, i + length - 1, i + length, across)) {
+            find_there(s, i, length, across, there);
+            part.there = there;
         }
         part.data = opq_pack_at(s->data, s->from, opq_pack_k(s, i));
         part.k_stride = 1;

@@ -23,8 +23,7 @@ typedef struct opq_pack_source {
     const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
     int guard_count;                 /* then both are tables */
     opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
-    const int64_t *from_k,
-        *to_k; /* of a part with neighbours along k: per neighbour, where there are elements; NULL: everywhere */
+    const struct opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
 } opq_pack_source;
 
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
@@ -42,34 +41,19 @@ typedef struct opq_pack_run {
         step[OPQ_MATRIX_GUARD_MAX]; /* of each guard: what the first one adds, and each more */
 } opq_pack_run;
 
-/* [out_from, out_to) of a run are there in row k. */
-static inline void opq_pack_inside(const opq_pack_guard *guards, int count, const opq_pack_run *run, int64_t k,
-                                   int64_t *out_from, int64_t *out_to)
-{
-    *out_from = 0;
-    *out_to = run->count;
-    for (int g = 0; g < count; g++) {
-        int64_t at = guards[g].k[k] + run->at[g], left = guards[g].extent - at, step = run->step[g];
-        if (step == 0) {
-            if (at < 0 || left <= 0)
-                *out_to = 0;
-            continue;
-        }
-        int64_t from = at < 0 ? (step == 1 ? -at : (step - 1 - at) / step) : 0;
-        int64_t to = left <= 0 ? 0 : step == 1 ? left : (left + step - 1) / step;
-        *out_from = from > *out_from ? from : *out_from;
-        *out_to = to < *out_to ? to : *out_to;
-    }
-}
-
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
 bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-/* The same row by row, each a list of runs in ascending order. False: another dtype than to f32. */
-bool opq_pack_runs_avx512(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count, int width,
-                          float *out);
-bool opq_pack_runs_avx2(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count, int width,
-                        float *out);
+/* The elements of a run that are there. */
+typedef struct opq_pack_part {
+    int from, to;
+} opq_pack_part;
+/* The same row by row, each a list of runs in ascending order; `parts` of them for each of `period` rows, over and over, or NULL. False:
+ * another dtype than to f32. */
+bool opq_pack_runs_avx512(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count,
+                          const opq_pack_part *parts, int period, int width, float *out);
+bool opq_pack_runs_avx2(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count,
+                        const opq_pack_part *parts, int period, int width, float *out);
 static inline int64_t opq_pack_k(const opq_pack_source *s, int64_t k) { return s->k_at ? s->k_at[k] : k * s->k_stride; }
 static inline int64_t opq_pack_across(const opq_pack_source *s, int64_t j)
 {

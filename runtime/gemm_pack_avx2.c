@@ -51,7 +51,8 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
                 const char *at = (const char *)s->data + (opq_pack_across(s, j) + p) * bytes;
-                r[v][i] = s->to_k ? load_between(at, from, s->from_k[j] - p, s->to_k[j] - p) : load_f32(at, from, k - p);
+                r[v][i] = s->there ? load_between(at, from, s->there[j].from - p, s->there[j].to - p)
+                                   : load_f32(at, from, k - p);
             }
             transpose_f32(r[v]);
         }
@@ -107,17 +108,17 @@ INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, i
 }
 
 INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_run *runs, int count,
-                      int width, float *out)
+                      const opq_pack_part *parts, int period, int width, float *out)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     const float *end = out + k * width;
-    for (int64_t p = 0; p < k; p++, out += width) {
+    int turn = 0; /* p % period */
+    for (int64_t p = 0; p < k; p++, out += width, turn = turn + 1 < period ? turn + 1 : 0) {
+        const opq_pack_part *part = parts ? parts + turn * count : NULL;
         const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
         for (int r = 0; r < count; r++) {
             const opq_pack_run *run = &runs[r];
-            int64_t first = 0, behind = run->count;
-            if (s->guard_count > 0)
-                opq_pack_inside(s->guard, s->guard_count, run, p, &first, &behind);
+            int64_t first = part ? part[r].from : 0, behind = part ? part[r].to : run->count;
             if (run->stride <= 2) {
                 copy_run(row, from, run, first, behind, out, end);
                 continue;
@@ -129,15 +130,15 @@ INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const
     }
 }
 
-AVX2 bool opq_pack_runs_avx2(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count, int width,
-                             float *out)
+AVX2 bool opq_pack_runs_avx2(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
+                             const opq_pack_part *parts, int period, int width, float *out)
 {
     if (s->from == OPQ_f32)
-        copy_runs(s, OPQ_f32, k, runs, count, width, out);
+        copy_runs(s, OPQ_f32, k, runs, count, parts, period, width, out);
     else if (s->from == OPQ_bf16)
-        copy_runs(s, OPQ_bf16, k, runs, count, width, out);
+        copy_runs(s, OPQ_bf16, k, runs, count, parts, period, width, out);
     else if (s->from == OPQ_f16)
-        copy_runs(s, OPQ_f16, k, runs, count, width, out);
+        copy_runs(s, OPQ_f16, k, runs, count, parts, period, width, out);
     else
         return false;
     return true;

@@ -25,7 +25,8 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
             for (int i = 0; i < 16; i++) {
                 int64_t row = j + i < across ? j + i : across - 1;
                 __mmask16 there =
-                    s->to_k ? (__mmask16)(mask_of(s->to_k[row] - p, 16) & ~mask_of(s->from_k[row] - p, 16)) : load;
+                    s->there ? (__mmask16)(mask_of(s->there[row].to - p, 16) & ~mask_of(s->there[row].from - p, 16))
+                             : load;
                 r[i] = load_f32(first + offset[i] + p * bytes, from, there);
                 _mm_prefetch(first + offset[i] + (p + AHEAD) * bytes, _MM_HINT_T0);
             }
@@ -120,16 +121,16 @@ INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, i
 }
 
 INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_run *runs, int count,
-                      int width, float *out)
+                      const opq_pack_part *parts, int period, int width, float *out)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
-    for (int64_t p = 0; p < k; p++, out += width) {
+    int turn = 0; /* p % period */
+    for (int64_t p = 0; p < k; p++, out += width, turn = turn + 1 < period ? turn + 1 : 0) {
+        const opq_pack_part *part = parts ? parts + turn * count : NULL;
         const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
         for (int r = 0; r < count; r++) {
             const opq_pack_run *run = &runs[r];
-            int64_t first = 0, end = run->count;
-            if (s->guard_count > 0)
-                opq_pack_inside(s->guard, s->guard_count, run, p, &first, &end);
+            int64_t first = part ? part[r].from : 0, end = part ? part[r].to : run->count;
             if (run->stride <= 2) {
                 copy_run(row, from, run, first, end, out);
                 continue;
@@ -142,15 +143,15 @@ INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const
     }
 }
 
-AVX512 bool opq_pack_runs_avx512(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count, int width,
-                                 float *out)
+AVX512 bool opq_pack_runs_avx512(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
+                                 const opq_pack_part *parts, int period, int width, float *out)
 {
     if (s->from == OPQ_f32)
-        copy_runs(s, OPQ_f32, k, runs, count, width, out);
+        copy_runs(s, OPQ_f32, k, runs, count, parts, period, width, out);
     else if (s->from == OPQ_bf16)
-        copy_runs(s, OPQ_bf16, k, runs, count, width, out);
+        copy_runs(s, OPQ_bf16, k, runs, count, parts, period, width, out);
     else if (s->from == OPQ_f16)
-        copy_runs(s, OPQ_f16, k, runs, count, width, out);
+        copy_runs(s, OPQ_f16, k, runs, count, parts, period, width, out);
     else
         return false;
     return true;
