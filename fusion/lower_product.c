@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Rows, or columns, too few for what an engine packs to be used again, in many matrices. */
-enum { THIN_SUM_MAX = 256, THIN_BATCH_MIN = 8 };
+enum { THIN_SUM_MAX = 256, THIN_BATCH_MIN = 8, VECTOR_MIN = 8 };
 
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref)
 {
@@ -80,7 +80,11 @@ static bool add_guards(const opq_graph *graph, const opq_node *pad, const opq_in
                        guards *out)
 {
     const opq_type *source = &opq_node_at(graph, pad->operand[0])->type;
-    if (!opq_pad_is_zero(pad) || opq_compute_dtype((opq_dtype)pad->type.dtype) != OPQ_f32)
+    opq_affine linear = opq_affine_linear(map, source);
+    bool vectors = false; /* else it would pack element by element */
+    for (int l = 0; l < space->rank; l++)
+        vectors = vectors || (linear.coef[l] > 0 && linear.coef[l] <= 2 && space->extent[l] >= VECTOR_MIN);
+    if (!vectors || !opq_pad_is_zero(pad) || opq_compute_dtype((opq_dtype)pad->type.dtype) != OPQ_f32)
         return false;
     for (int d = 0; d < source->rank; d++) {
         if (opq_affine_inside(&map->dim[d], space, source->size[d]))

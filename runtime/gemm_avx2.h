@@ -27,21 +27,28 @@ INLINE __m256 load_f32(const void *at, opq_dtype from, int64_t count)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-/* Elements [first, end) of a vector, zeros elsewhere. */
-INLINE __m256 load_between(const void *at, opq_dtype from, int64_t first, int64_t end)
+INLINE unsigned bits_between(int64_t first, int64_t end)
 {
-    if (first <= 0)
-        return load_f32(at, from, end);
-    if (first >= 8 || end <= first)
+    unsigned below = first <= 0 ? 0 : first >= 8 ? 0xff : (1u << first) - 1;
+    return (end <= 0 ? 0 : end >= 8 ? 0xff : (1u << end) - 1) & ~below;
+}
+
+/* The lanes of these bits, zeros elsewhere. */
+INLINE __m256 load_lanes(const void *at, opq_dtype from, unsigned bits)
+{
+    if (bits == 0xff)
+        return load_f32(at, from, 8);
+    if (bits == 0)
         return _mm256_setzero_ps();
     if (from == OPQ_f32) {
-        const __m256i lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
-        __m256i mask = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)first), lanes),
-                                           _mm256_cmpgt_epi32(_mm256_set1_epi32(end > 8 ? 8 : (int)end), lanes));
+        const __m256i lanes = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+        __m256i mask = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lanes), lanes);
         return _mm256_maskload_ps(at, mask);
     }
     uint16_t part[8] = {0};
-    memcpy(part + first, (const uint16_t *)at + first, (size_t)((end > 8 ? 8 : end) - first) * 2);
+    for (int i = 0; i < 8; i++)
+        if (bits >> i & 1)
+            part[i] = ((const uint16_t *)at)[i];
     return load_f32(part, from, 8);
 }
 

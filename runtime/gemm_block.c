@@ -12,6 +12,8 @@
 
 #include <string.h>
 
+enum { RUNS_MAX = 256 }; /* of elements side by side along k, that are looked for once for all panels */
+
 /* Where one block of k of an operand is; both are empty when k is 0. */
 typedef struct left_view {
     const char *data; /* panel: data + row * row_bytes, rows counted within the region */
@@ -66,9 +68,14 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
     int64_t base = gemm_row(run, region_first), rows = gemm_row(run, region_last) - base;
     for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block) {
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
+        int32_t room[RUNS_MAX], *lengths = NULL;
+        opq_pack_source whole = pack_source(a, run->call.dtype, true, batch, k0, gemm_row(run, first));
+        if ((a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&whole, k, room, RUNS_MAX))
+            lengths = room;
         for (int64_t p = first; p < last; p++) {
             int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;
             opq_pack_source source = pack_source(a, run->call.dtype, true, batch, k0, row);
+            source.run_lengths = lengths;
             opq_gemm_pack(run->avx512, &source, k, count, (int)count,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, 0);
         }

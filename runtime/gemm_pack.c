@@ -45,7 +45,7 @@ static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across
 
 /* ---- windows: what lies at no stride */
 
-enum { RUNS_MAX = 2 * 64 / 4, PERIOD_MAX = 64, TRANSPOSED = 16 };
+enum { RUNS_MAX = 2 * 64 / 4, PERIOD_MAX = 64, TRANSPOSED = 16, MOVES_MAX = RUNS_MAX + 4 };
 enum { TRANSPOSE_COST = 200 }; /* of 2 x 16 x 16 elements, in cycles */
 
 /* The elements of a run that are there in row k. */
@@ -117,6 +117,17 @@ static int64_t run_along_k(const opq_pack_source *s, int64_t k, int64_t end)
     return length;
 }
 
+bool opq_pack_find_runs(const opq_pack_source *s, int64_t k, int32_t *out_lengths, int most)
+{
+    int count = 0;
+    for (int64_t i = 0; i < k; i += out_lengths[count++]) {
+        if (count == most)
+            return false;
+        out_lengths[count] = (int32_t)run_along_k(s, i, k);
+    }
+    return true;
+}
+
 /* Of `length` elements along k, which are there for each neighbour. */
 static void find_there(const opq_pack_source *s, int64_t k, int64_t length, int64_t across, opq_pack_part *out_there)
 {
@@ -172,28 +183,60 @@ static int find_period(const opq_pack_source *s, int64_t k, int most)
     return period;
 }
 
+static uint16_t bits_between(int64_t first, int64_t end, int lanes)
+{
+    first = first < 0 ? 0 : first > lanes ? lanes : first;
+    end = end < first ? first : end > lanes ? lanes : end;
+    return (uint16_t)((1u << end) - (1u << first));
+}
+
+/* The vectors of a run, of which `part` is there. */
+static int add_moves(const opq_pack_run *run, const opq_pack_part *part, int lanes, opq_pack_move *out_moves)
+{
+    int count = 0, step = run->stride <= 2 ? lanes : 1;
+    for (int j = 0; j < run->count; j += step, count++) {
+        int64_t first = run->stride * (part->from - j), end = run->stride * (part->to - 1 - j) + 1;
+        bool apart = run->stride == 2 && step > 1;
+        opq_pack_move *move = &out_moves[count];
+        move->from = run->offset + j * run->stride;
+        move->to = run->first + j;
+        move->store = bits_between(0, step > 1 ? run->count - j : 1, lanes);
+        move->load = step > 1 ? bits_between(first, end, lanes) : part->from <= j && j < part->to;
+        move->more = apart ? bits_between(first - lanes, end - lanes, lanes) : 0;
+        move->apart = apart;
+    }
+    return count;
+}
+
 static bool pack_runs(bool avx512, const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
                       int64_t across, int width, float *out)
 {
-    opq_pack_part parts[PERIOD_MAX * RUNS_MAX];
+    opq_pack_move moves[PERIOD_MAX * MOVES_MAX];
+    int first[PERIOD_MAX + 1] = {0}, lanes = avx512 ? 16 : 8, period = 1;
+    bool all = all_there(s, 0, k, across), periodic = true;
     if (s->to != OPQ_f32)
         return false;
-    if (all_there(s, 0, k, across))
-        return (avx512 ? opq_pack_runs_avx512 : opq_pack_runs_avx2)(s, k, runs, count, NULL, 1, width, out);
-    int period = find_period(s, k, PERIOD_MAX);
-    bool periodic = true;
-    for (int64_t i = 0; i < k && periodic; i++)
+    if (!all)
+        period = find_period(s, k, PERIOD_MAX);
+    for (int64_t i = 0; i < k && periodic && !all; i++)
         for (int g = 0; g < s->guard_count; g++)
             periodic = periodic && s->guard[g].k[i] == s->guard[g].k[i % period];
     for (int64_t i = 0, rows; i < k; i += rows) {
         opq_pack_source part = *s;
         rows = periodic ? k : k - i < period ? k - i : period;
-        for (int p = 0; p < period && p < rows; p++)
-            for (int r = 0; r < count; r++)
-                find_inside(s->guard, s->guard_count, &runs[r], i + p, &parts[p * count + r]);
-        part.k_at = s->k_at + i;
-        if (!(avx512 ? opq_pack_runs_avx512 : opq_pack_runs_avx2)(&part, rows, runs, count, parts, period, width,
-                                                                  out + i * width))
+        for (int p = 0; p < period && p < rows; p++) {
+            first[p + 1] = first[p];
+            for (int r = 0; r < count; r++) {
+                opq_pack_part there = {0, runs[r].count};
+                if (!all)
+                    find_inside(s->guard, s->guard_count, &runs[r], i + p, &there);
+                first[p + 1] += add_moves(&runs[r], &there, lanes, &moves[first[p + 1]]);
+            }
+        }
+        part.data = opq_pack_at(s->data, s->from, s->k_at ? 0 : i * s->k_stride);
+        part.k_at = s->k_at ? s->k_at + i : NULL;
+        if (!(avx512 ? opq_pack_moves_avx512 : opq_pack_moves_avx2)(&part, rows, moves, first, period, width,
+                                                                    out + i * width))
             return false;
     }
     return true;
@@ -204,13 +247,15 @@ static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_
 {
     opq_pack_run runs[RUNS_MAX];
     opq_pack_part there[RUNS_MAX];
-    int64_t first = run_along_k(s, 0, k < TRANSPOSED ? k : TRANSPOSED);
+    const int32_t *known = s->run_lengths;
+    int64_t first = known ? known[0] : run_along_k(s, 0, k < TRANSPOSED ? k : TRANSPOSED);
+    first = first < TRANSPOSED ? first : TRANSPOSED;
     int count = find_runs(s, across, runs);
     if (row_cost(runs, count) <= TRANSPOSE_COST / first)
         return pack_runs(avx512, s, k, runs, count, across, width, out);
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
-        length = run_along_k(s, i, k);
+        length = known ? *known++ : run_along_k(s, i, k);
         if (!all_there(s, i, i + 1, across) || !all_there(s, i + length - 1, i + length, across)) {
             find_there(s, i, length, across, there);
             part.there = there;

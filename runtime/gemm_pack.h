@@ -15,6 +15,11 @@ typedef struct opq_pack_guard {
     const int64_t *k, *across;
 } opq_pack_guard;
 
+/* Elements [from, to) of some are there. */
+typedef struct opq_pack_part {
+    int from, to;
+} opq_pack_part;
+
 /* Part of an operand. Strides count elements of `from`. */
 typedef struct opq_pack_source {
     const void *data;   /* element (k = 0, across = 0) */
@@ -23,7 +28,8 @@ typedef struct opq_pack_source {
     const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
     int guard_count;                 /* then both are tables */
     opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
-    const struct opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
+    const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
+    const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
 } opq_pack_source;
 
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
@@ -32,6 +38,9 @@ typedef struct opq_pack_source {
  * Reads nothing outside the k x across elements and writes nothing outside the panels. k, across >= 1. */
 void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
                    int64_t panel_stride);
+
+/* Of k elements: for panels that share them. At most `most` runs; false: there are more. */
+bool opq_pack_find_runs(const opq_pack_source *source, int64_t k, int32_t *out_lengths, int most);
 
 /* Neighbours across that lie at one stride: elements [first, first + count) of a row, `stride` apart, the first one at `offset`. */
 typedef struct opq_pack_run {
@@ -44,16 +53,21 @@ typedef struct opq_pack_run {
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
 bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-/* The elements of a run that are there. */
-typedef struct opq_pack_part {
-    int from, to;
-} opq_pack_part;
-/* The same row by row, each a list of runs in ascending order; `parts` of them for each of `period` rows, over and over, or NULL. False:
- * another dtype than to f32. */
-bool opq_pack_runs_avx512(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count,
-                          const opq_pack_part *parts, int period, int width, float *out);
-bool opq_pack_runs_avx2(const opq_pack_source *source, int64_t k, const opq_pack_run *runs, int count,
-                        const opq_pack_part *parts, int period, int width, float *out);
+/* A vector of a row: elements from `from` on (of the source, counted from where the row begins), every one or every second, go to `to`.
+ * Bits of `store`: the lanes that there are; of `load`, and where every second is taken of `more` for what lies behind a vector: what is
+ * read, the other lanes are 0. */
+typedef struct opq_pack_move {
+    int64_t from;
+    int32_t to;
+    uint16_t store, load, more;
+    bool apart;
+} opq_pack_move;
+/* k rows of `width`: moves [first[p], first[p + 1]) make row p of `period`, over and over, in ascending order. False: another dtype than to
+ * f32. */
+bool opq_pack_moves_avx512(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, const int *first,
+                           int period, int width, float *out);
+bool opq_pack_moves_avx2(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, const int *first,
+                         int period, int width, float *out);
 static inline int64_t opq_pack_k(const opq_pack_source *s, int64_t k) { return s->k_at ? s->k_at[k] : k * s->k_stride; }
 static inline int64_t opq_pack_across(const opq_pack_source *s, int64_t j)
 {

@@ -51,7 +51,7 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
                 const char *at = (const char *)s->data + (opq_pack_across(s, j) + p) * bytes;
-                r[v][i] = s->there ? load_between(at, from, s->there[j].from - p, s->there[j].to - p)
+                r[v][i] = s->there ? load_lanes(at, from, bits_between(s->there[j].from - p, s->there[j].to - p))
                                    : load_f32(at, from, k - p);
             }
             transpose_f32(r[v]);
@@ -89,56 +89,38 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
     }
 }
 
-/* Runs are stored in ascending order, each over the surplus of the one before. */
-INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, int64_t first, int64_t behind,
-                     float *out, const float *end)
-{
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
-    for (int64_t j = 0; j < run->count; j += 8) {
-        const char *at = row + (run->offset + j * run->stride) * bytes;
-        int64_t begin = run->stride * (first - j), reach = run->stride == 1 ? behind - j : 2 * (behind - j) - 1;
-        __m256 value = load_between(at, from, begin, reach);
-        if (run->stride == 2) {
-            __m256 high = load_between(at + (reach > 8 ? 8 * bytes : 0), from, begin - 8, reach - 8);
-            __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(value, high, 0x88));
-            value = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
-        }
-        store_f32(out + run->first + j, end, value);
-    }
-}
-
-INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_run *runs, int count,
-                      const opq_pack_part *parts, int period, int width, float *out)
+/* Moves are stored in ascending order, each over the surplus of the one before. */
+INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves,
+                       const int *first, int period, int width, float *out)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     const float *end = out + k * width;
     int turn = 0; /* p % period */
     for (int64_t p = 0; p < k; p++, out += width, turn = turn + 1 < period ? turn + 1 : 0) {
-        const opq_pack_part *part = parts ? parts + turn * count : NULL;
         const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
-        for (int r = 0; r < count; r++) {
-            const opq_pack_run *run = &runs[r];
-            int64_t first = part ? part[r].from : 0, behind = part ? part[r].to : run->count;
-            if (run->stride <= 2) {
-                copy_run(row, from, run, first, behind, out, end);
-                continue;
+        for (int m = first[turn]; m < first[turn + 1]; m++) {
+            const opq_pack_move *move = &moves[m];
+            const char *at = row + move->from * bytes;
+            __m256 value = load_lanes(at, from, move->load);
+            if (move->apart) {
+                __m256 high = load_lanes(at + 8 * bytes, from, move->more);
+                __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(value, high, 0x88));
+                value = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
             }
-            for (int j = 0; j < run->count; j++)
-                out[run->first + j] = _mm256_cvtss_f32(
-                    load_f32(row + (run->offset + j * run->stride) * bytes, from, j >= first && j < behind));
+            store_f32(out + move->to, end, value);
         }
     }
 }
 
-AVX2 bool opq_pack_runs_avx2(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
-                             const opq_pack_part *parts, int period, int width, float *out)
+AVX2 bool opq_pack_moves_avx2(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, const int *first,
+                              int period, int width, float *out)
 {
     if (s->from == OPQ_f32)
-        copy_runs(s, OPQ_f32, k, runs, count, parts, period, width, out);
+        copy_moves(s, OPQ_f32, k, moves, first, period, width, out);
     else if (s->from == OPQ_bf16)
-        copy_runs(s, OPQ_bf16, k, runs, count, parts, period, width, out);
+        copy_moves(s, OPQ_bf16, k, moves, first, period, width, out);
     else if (s->from == OPQ_f16)
-        copy_runs(s, OPQ_f16, k, runs, count, parts, period, width, out);
+        copy_moves(s, OPQ_f16, k, moves, first, period, width, out);
     else
         return false;
     return true;

@@ -98,60 +98,34 @@ INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, 
     }
 }
 
-/* Elements [first, end) of the run, zeros elsewhere. */
-INLINE void copy_run(const char *row, opq_dtype from, const opq_pack_run *run, int64_t first, int64_t end, float *out)
+INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves,
+                       const int *first, int period, int width, float *out)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    for (int64_t j = 0; j < run->count; j += 16) {
-        const char *at = row + (run->offset + j * run->stride) * bytes;
-        __mmask16 mask = (__mmask16)mask_of(run->count - j, 16);
-        __m512 value;
-        if (run->stride == 1) {
-            value = load_f32(at, from, (__mmask16)(mask_of(end - j, 16) & ~mask_of(first - j, 16)));
-        } else {
-            int64_t begin = 2 * (first - j), reach = 2 * (end - j) - 1;
-            __m512 low = load_f32(at, from, (__mmask16)(mask_of(reach, 16) & ~mask_of(begin, 16)));
-            __m512 high =
-                load_f32(at + 16 * bytes, from, (__mmask16)(mask_of(reach - 16, 16) & ~mask_of(begin - 16, 16)));
-            value = _mm512_permutex2var_ps(low, even, high);
-        }
-        _mm512_mask_storeu_ps(out + run->first + j, mask, value);
-    }
-}
-
-INLINE void copy_runs(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_run *runs, int count,
-                      const opq_pack_part *parts, int period, int width, float *out)
-{
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
     int turn = 0; /* p % period */
     for (int64_t p = 0; p < k; p++, out += width, turn = turn + 1 < period ? turn + 1 : 0) {
-        const opq_pack_part *part = parts ? parts + turn * count : NULL;
         const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
-        for (int r = 0; r < count; r++) {
-            const opq_pack_run *run = &runs[r];
-            int64_t first = part ? part[r].from : 0, end = part ? part[r].to : run->count;
-            if (run->stride <= 2) {
-                copy_run(row, from, run, first, end, out);
-                continue;
-            }
-            for (int j = 0; j < run->count; j++)
-                _mm512_mask_storeu_ps(
-                    out + run->first + j, 1,
-                    load_f32(row + (run->offset + j * run->stride) * bytes, from, j >= first && j < end));
+        for (int m = first[turn]; m < first[turn + 1]; m++) {
+            const opq_pack_move *move = &moves[m];
+            const char *at = row + move->from * bytes;
+            __m512 value = load_f32(at, from, move->load);
+            if (move->apart)
+                value = _mm512_permutex2var_ps(value, even, load_f32(at + 16 * bytes, from, move->more));
+            _mm512_mask_storeu_ps(out + move->to, move->store, value);
         }
     }
 }
 
-AVX512 bool opq_pack_runs_avx512(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
-                                 const opq_pack_part *parts, int period, int width, float *out)
+AVX512 bool opq_pack_moves_avx512(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, const int *first,
+                                  int period, int width, float *out)
 {
     if (s->from == OPQ_f32)
-        copy_runs(s, OPQ_f32, k, runs, count, parts, period, width, out);
+        copy_moves(s, OPQ_f32, k, moves, first, period, width, out);
     else if (s->from == OPQ_bf16)
-        copy_runs(s, OPQ_bf16, k, runs, count, parts, period, width, out);
+        copy_moves(s, OPQ_bf16, k, moves, first, period, width, out);
     else if (s->from == OPQ_f16)
-        copy_runs(s, OPQ_f16, k, runs, count, parts, period, width, out);
+        copy_moves(s, OPQ_f16, k, moves, first, period, width, out);
     else
         return false;
     return true;
