@@ -78,6 +78,7 @@ Value padded(const Value &value, const at::Scalar &number, IntArrayRef low, IntA
         shape[d] += low[d] + high[d];
     opq_attr around{};
     around.key = OPQ_ATTR_value;
+    around.is_int = !is_float(dtype);
     if (dtype == OPQ_f16)
         around.number.f = number.to<at::Half>();
     else if (dtype == OPQ_bf16)

@@ -37,7 +37,12 @@ opq_ref random_scatter(random_graph *r, opq_ref x);
 opq_ref random_concat(random_graph *r, opq_ref x);
 opq_ref random_matmul(random_graph *r, opq_ref x);
 
-/* What both files build with. */
+/* random_window.c: the same. */
+opq_ref random_pad(random_graph *r, opq_ref x);
+opq_ref random_pooling(random_graph *r, opq_ref x);
+opq_ref random_convolution(random_graph *r, opq_ref x);
+
+/* What these files build with. */
 opq_ref random_input(random_graph *r, const opq_type *type);
 opq_ref random_number(random_graph *r, opq_dtype dtype);
 opq_ref random_op(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count);
