@@ -46,7 +46,8 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
     const opq_type *largest = NULL;
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
-        if (!largest || opq_type_count(&node->type) > opq_type_count(largest))
+        bool seen_through = opq_node_class(node) == OPQ_CLASS_VIEW && !p->stored[n]; /* a window has elements many times */
+        if (!seen_through && (!largest || opq_type_count(&node->type) > opq_type_count(largest)))
             largest = &node->type;
         bool known = node->line == NULL || seen_count == 16;
         for (int i = 0; i < seen_count && !known; i++)
