@@ -294,46 +294,70 @@ static void find_bounds(const verifier *v, int condition, const opq_stmt **bound
         find_bounds(v, stmt->operand[o], bounds, count);
 }
 
-static bool moves_alike(const verifier *v, const int64_t *dims, const opq_stmt *a, const opq_stmt *b)
+/* How a number moves with the loops: factor * direction, whose numbers have no common divisor, the first one above 0. Factor 0: not. */
+static int64_t direction_of(const verifier *v, const int64_t *dims, int access, int64_t *out_direction)
 {
-    for (int l = 0; l < v->k->rank; l++)
-        if (opq_loops_stride(v->k, dims, a->access, l) != opq_loops_stride(v->k, dims, b->access, l))
-            return false;
-    return true;
+    int64_t divisor = 0, sign = 0;
+    for (int l = 0; l < v->k->rank; l++) {
+        int64_t a = opq_loops_stride(v->k, dims, access, l), b = divisor;
+        out_direction[l] = a;
+        sign = sign == 0 ? (a > 0) - (a < 0) : sign;
+        while (b != 0) {
+            int64_t rest = a % b;
+            a = b;
+            b = rest;
+        }
+        divisor = a < 0 ? -a : a;
+    }
+    for (int l = 0; l < v->k->rank && divisor != 0; l++)
+        out_direction[l] /= sign * divisor;
+    return sign * divisor;
 }
 
-/* Where the access is made, what moves the number of bounds[which] is within all bounds that move like it: it becomes a term of its own. */
+static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+
+/* Narrows [low, high], which moves `of` by `factor` for each, to where offset + factor * it is in [0, extent). */
+static void narrow(int64_t offset, int64_t factor, int64_t extent, int64_t *low, int64_t *high, bool *overflow)
+{
+    int64_t first, last;
+    *overflow |= __builtin_sub_overflow(0, offset, &first);
+    *overflow |= __builtin_add_overflow(first, extent - 1, &last);
+    if (*overflow)
+        return;
+    int64_t from = factor > 0 ? -floor_div(-first, factor) : -floor_div(-last, factor);
+    int64_t to = factor > 0 ? floor_div(last, factor) : floor_div(first, factor);
+    *low = from > *low ? from : *low;
+    *high = to < *high ? to : *high;
+}
+
+/* Where the access is made, what moves the number of bounds[which] is within all bounds that move in its direction: a term of its own. */
 static void bound_by(const verifier *v, const opq_stmt **bounds, int count, int which, const int64_t *dims, sum *s)
 {
-    int rank = v->k->rank, access = bounds[which]->access;
-    int64_t stride = 0, part = 0, low = INT64_MIN, end = INT64_MAX;
-    const int64_t *own = dims + opq_dims_of(rank, access);
-    bool moves = false;
-    for (int l = 0; l < rank && stride == 0; l++) {
-        int64_t step = opq_loops_stride(v->k, dims, access, l);
-        moves = moves || step != 0;
-        if (v->running >> l & 1 && step != 0 && s->step[l] % step == 0)
-            stride = s->step[l] / step;
+    int rank = v->k->rank;
+    int64_t direction[OPQ_LOOP_MAX], other[OPQ_LOOP_MAX], stride = 0, part = 0, low = INT64_MIN, high = INT64_MAX;
+    const int64_t *own = dims + opq_dims_of(rank, bounds[which]->access);
+    if (direction_of(v, dims, bounds[which]->access, direction) == 0) {
+        s->any = s->any && own[0] >= 0 && own[0] < own[2 + rank];
+        return;
     }
-    if (!moves && (own[0] < 0 || own[0] >= own[2 + rank]))
-        s->any = false;
+    for (int l = 0; l < rank && stride == 0; l++)
+        if (v->running >> l & 1 && direction[l] != 0 && s->step[l] % direction[l] == 0)
+            stride = s->step[l] / direction[l];
     if (stride == 0)
         return;
     for (int l = 0; l < rank; l++) {
-        s->overflow |= __builtin_mul_overflow(stride, opq_loops_stride(v->k, dims, access, l), &part);
+        s->overflow |= __builtin_mul_overflow(stride, direction[l], &part);
         s->overflow |= __builtin_sub_overflow(s->step[l], part, &s->step[l]);
     }
-    for (int i = 0; i < count; i++) { /* 0 <= offset + what moves it < extent */
+    for (int i = 0; i < count; i++) {
         const int64_t *of = dims + opq_dims_of(rank, bounds[i]->access);
-        int64_t first, behind;
-        if (!moves_alike(v, dims, bounds[which], bounds[i]))
-            continue;
-        s->overflow |= __builtin_sub_overflow(0, of[0], &first);
-        s->overflow |= __builtin_add_overflow(first, of[2 + rank], &behind);
-        low = first > low ? first : low;
-        end = behind < end ? behind : end;
+        int64_t factor = direction_of(v, dims, bounds[i]->access, other);
+        if (factor != 0 && memcmp(direction, other, (size_t)rank * sizeof *other) == 0)
+            narrow(of[0], factor, of[2 + rank], &low, &high, &s->overflow);
     }
-    add_term(s, stride, low, end > low ? end - low : 0);
+    s->overflow |= low == INT64_MIN || high == INT64_MAX;
+    if (!s->overflow)
+        add_term(s, stride, low, high >= low ? high - low + 1 : 0);
 }
 
 /* The elements that an access reaches: [out_low, out_high]; false: none, a loop around has no turn. OPQ_INVALID: past int64. */

@@ -7,10 +7,9 @@ static bool is_computed(const opq_type *type) { return opq_dtype_kind_of((opq_dt
 
 static opq_ref padded(random_graph *r, opq_ref x, const opq_type *out, int64_t *start, opq_number value)
 {
-    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = out->rank, .ints = start},
-                        {.key = OPQ_ATTR_value,
-                         .is_int = opq_dtype_kind_of((opq_dtype)out->dtype) != OPQ_KIND_FLOAT,
-                         .number = value}};
+    opq_attr attrs[] = {
+        {.key = OPQ_ATTR_start, .count = out->rank, .ints = start},
+        {.key = OPQ_ATTR_value, .is_int = opq_dtype_kind_of((opq_dtype)out->dtype) != OPQ_KIND_FLOAT, .number = value}};
     return random_op_typed(r, OPQ_OP_pad, out, &x, 1, attrs, 2);
 }
 
