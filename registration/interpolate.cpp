@@ -33,7 +33,8 @@ template <class T> Line line_of(int64_t from, int64_t to, bool align_corners, co
     for (int64_t j = 0; j < to; ++j) {
         int64_t near = 0, far = 0;
         T near_weight = 0, far_weight = 0;
-        at::native::compute_source_index_and_lambda<T, T>(near, far, near_weight, far_weight, scale, j, from, to, align_corners);
+        at::native::compute_source_index_and_lambda<T, T>(near, far, near_weight, far_weight, scale, j, from, to,
+                                                          align_corners);
         line.from.push_back(near);
         line.to.push_back(far);
         line.near.push_back(static_cast<double>(near_weight));
@@ -43,7 +44,8 @@ template <class T> Line line_of(int64_t from, int64_t to, bool align_corners, co
 }
 
 // `scales`: number of the first argument that gives one.
-std::vector<Line> lines_of(const Call &call, IntArrayRef from, IntArrayRef to, bool align_corners, size_t scales, opq_dtype dtype)
+std::vector<Line> lines_of(const Call &call, IntArrayRef from, IntArrayRef to, bool align_corners, size_t scales,
+                           opq_dtype dtype)
 {
     std::vector<Line> lines;
     for (size_t i = 0; i < from.size(); ++i)
@@ -164,8 +166,9 @@ Value blended_by_slices(const Value &value, const Line &line, const Axis &shifts
         const auto [left, right] = weights_of(line, r, shift, factor);
         const Value from = slice(around, last, 1 + shift, line.size), to = slice(around, last, 2 + shift, line.size);
         const Value here = plus(times(from, table(left, value.dtype())), times(to, table(right, value.dtype())));
-        result = record(OPQ_OP_update, {result, here},
-                        {attr_int(OPQ_ATTR_offset, r), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
+        result = record(
+            OPQ_OP_update, {result, here},
+            {attr_int(OPQ_ATTR_offset, r), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
     }
     return result;
 }
@@ -185,8 +188,8 @@ template <size_t spatial> bool linear(Call &call)
 {
     const Tensor &self = call.tensor(0);
     const Dims size = call.dims(1);
-    if (self.dim() != spatial + 2 || self.numel() == 0 || size.size() != spatial || !at::isFloatingType(self.scalar_type()) ||
-        *std::min_element(size.begin(), size.end()) < 1)
+    if (self.dim() != spatial + 2 || self.numel() == 0 || size.size() != spatial ||
+        !at::isFloatingType(self.scalar_type()) || *std::min_element(size.begin(), size.end()) < 1)
         return false;
     const auto [given, order] = moved(call, 0);
     const opq_dtype dtype = computing(given.dtype());

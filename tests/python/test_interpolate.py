@@ -46,6 +46,15 @@ def test_linear(seed):
     )
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_nearest(seed):
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    x, target, _, last = case(rng)
+    x, mode = x.to(rng.choice(DTYPES)), rng.choice(["nearest", "nearest-exact"])
+    check(lambda x: F.interpolate(x, mode=mode, **target), x, last=last, native=not last)
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("target", [{"scale_factor": 2}, {"size": (31, 17)}], ids=str)
 def test_fused_is_unfused(target, last):
