@@ -425,8 +425,8 @@ bool read_adaptive(const Call &call, const Tensor &x, int64_t spatial, const Axi
 {
     p.spatial = static_cast<size_t>(spatial);
     p.y = size;
-    if (x.dim() < spatial + 1 || x.dim() > spatial + 2 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()) ||
-        p.y.size() != p.spatial)
+    if (x.dim() < spatial + 1 || x.dim() > spatial + 2 || !has_space_in(x, spatial) ||
+        !at::isFloatingType(x.scalar_type()) || p.y.size() != p.spatial)
         return false;
     p.last = x.dim() == 4 && spatial == 2 && channels_last(x);
     p.first = p.last ? 1 : static_cast<size_t>(x.dim() - spatial);

@@ -17,7 +17,7 @@ bool im2col(Call &call)
     const Tensor &x = call.tensor(0);
     const Axis kernel = per_dim(call.dims(1), 2), dilation = per_dim(call.dims(2), 2),
                padding = per_dim(call.dims(3), 2), stride = per_dim(call.dims(4), 2);
-    if (x.dim() < 3 || x.dim() > 4 || x.numel() == 0 || is_raw(x) || kernel.size() != 2 || dilation.size() != 2 ||
+    if (x.dim() < 3 || x.dim() > 4 || !has_space_in(x, 2) || is_raw(x) || kernel.size() != 2 || dilation.size() != 2 ||
         padding.size() != 2 || stride.size() != 2)
         return false;
     Window w{Axis(2, 0), Axis(2), stride, kernel, dilation};
@@ -44,7 +44,7 @@ bool col2im(Call &call)
     const Tensor &x = call.tensor(0);
     const Axis size = per_dim(call.dims(1), 2), kernel = per_dim(call.dims(2), 2), dilation = per_dim(call.dims(3), 2),
                padding = per_dim(call.dims(4), 2), stride = per_dim(call.dims(5), 2);
-    if (x.dim() < 2 || x.dim() > 3 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()))
+    if (x.dim() < 2 || x.dim() > 3 || !has_space_in(x, 1) || !at::isFloatingType(x.scalar_type()))
         return false;
     for (const Axis *axis : {&size, &kernel, &dilation, &padding, &stride})
         if (axis->size() != 2 || *std::min_element(axis->begin(), axis->end()) < (axis == &padding ? 0 : 1))

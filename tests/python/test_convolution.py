@@ -261,6 +261,18 @@ def test_fold(seed):
     check(lambda x: F.unfold(x, *numbers), x.to(dtype if x.dim() == 4 else torch.float32))
 
 
+def test_batches_of_nothing():
+    for name, numbers in {
+        "adaptive_avg_pool2d": [(2, 3)],
+        "adaptive_avg_pool3d": [(2, 4, 1)],
+        "adaptive_max_pool2d": [(4, 2)],
+        "unfold": [(2, 3), 1, 1, 2],
+    }.items():
+        shape = (0, 3, 4, 4, 4) if name.endswith("3d") else (0, 3, 4, 4)
+        check(lambda x: getattr(F, name)(x, *numbers), torch.randn(shape))
+    check(lambda x: F.fold(x, (4, 5), (2, 3)), torch.randn(0, 12, 9))
+
+
 def test_paddings_around_paddings():
     x = torch.randn(3, 4)
     for pads in [
