@@ -76,23 +76,29 @@ Tables tables_of(const Line &line, opq_dtype dtype)
     return {table(line.from), table(line.to), table(line.near, dtype), table(line.far, dtype)};
 }
 
-// The dims first, first + 1, .. blended at once: of all corners around an element.
-Value blended(const Value &value, size_t first, c10::ArrayRef<Tables> tables, std::vector<Value> &places)
+// The dims first, first + 1, .. blended at once: the corners around an element, each with the product of its weights, which is one
+// number for a row.
+Value blended(const Value &value, size_t first, c10::ArrayRef<Tables> tables, std::vector<Value> &places,
+              const Value &weight)
 {
     const size_t i = places.size();
-    if (i == tables.size())
-        return at_places(value, static_cast<int64_t>(first), places);
+    if (i == tables.size()) {
+        const Value corner = at_places(value, static_cast<int64_t>(first), places);
+        return weight ? times(corner, weight) : corner;
+    }
     const Tables &t = tables[i];
-    const auto at = [&](const Value &where) {
+    const auto at = [&](const Value &where, const Value &numbers) {
+        Value all = weight;
+        if (numbers) {
+            const Value here = along(numbers, static_cast<size_t>(value.rank()), first + i);
+            all = weight ? times(weight, here) : here;
+        }
         places.push_back(where);
-        Value result = blended(value, first, tables, places);
+        Value result = blended(value, first, tables, places, all);
         places.pop_back();
         return result;
     };
-    if (!t.to)
-        return at(t.from);
-    const auto rank = static_cast<size_t>(value.rank());
-    return plus(times(at(t.from), along(t.near, rank, first + i)), times(at(t.to), along(t.far, rank, first + i)));
+    return t.to ? plus(at(t.from, t.near), at(t.to, t.far)) : at(t.from, {});
 }
 
 Value blended(const Value &value, size_t first, c10::ArrayRef<Line> lines)
@@ -104,7 +110,7 @@ Value blended(const Value &value, size_t first, c10::ArrayRef<Line> lines)
         same = same && line.same;
     }
     std::vector<Value> places;
-    return same ? value : blended(value, first, tables, places);
+    return same ? value : blended(value, first, tables, places, {});
 }
 
 // ---- whole factors along the innermost dim, where reading at computed places is slow: y[i * factor + r] lies between x[i + shift] and
