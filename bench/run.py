@@ -171,6 +171,57 @@ def flip_1024x1024():
     return lambda x: x.flip(-1) + 1, (torch.randn(1024, 1024),)
 
 
+# ---- images: [1, 64, 56, 56] and the like; `last` is channels-last
+
+
+@row(None)
+def conv_3x3_relu_64x56x56():
+    function = lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1))  # noqa: E731
+    return function, (torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), torch.randn(64))
+
+
+@row(None)
+def depthwise_3x3_96x56x56():
+    return lambda x, w: F.conv2d(x, w, padding=1, groups=96), (
+        torch.randn(1, 96, 56, 56),
+        torch.randn(96, 1, 3, 3),
+    )
+
+
+@row(None)
+def max_pool_3_by_2_64x56x56():
+    return lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(1, 64, 56, 56),)
+
+
+@row(None)
+def avg_pool_2_64x56x56():
+    return lambda x: F.avg_pool2d(x, 2), (torch.randn(1, 64, 56, 56),)
+
+
+def doubled(x):
+    return F.interpolate(x, scale_factor=2, mode="bilinear")
+
+
+@row(1.5)
+def bilinear_64x56x56():
+    return doubled, (torch.randn(1, 64, 56, 56),)
+
+
+@row(1.5)
+def bilinear_8x64x56x56():
+    return doubled, (torch.randn(8, 64, 56, 56),)
+
+
+@row(None)
+def bilinear_64x56x56_last():
+    return doubled, (torch.randn(1, 64, 56, 56).contiguous(memory_format=torch.channels_last),)
+
+
+@row(None)
+def bilinear_8x64x56x56_last():
+    return doubled, (torch.randn(8, 64, 56, 56).contiguous(memory_format=torch.channels_last),)
+
+
 @row(None)
 def attention_12x128x64():
     shape = (1, 12, 128, 64)

@@ -91,18 +91,6 @@ Value ungrouped(const Value &value, size_t group)
     return reshape(value, shape);
 }
 
-// The same in memory of its own.
-Value stored(const Value &value)
-{
-    const Dims shape = shape_of(value);
-    Dims strides(shape.size());
-    int64_t stride = 1;
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
-        strides[d] = stride;
-    return record(OPQ_OP_update, {record_typed(OPQ_OP_undefined, value.dtype(), shape, {}), value},
-                  {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, shape), attr_ints(OPQ_ATTR_strides, strides)});
-}
-
 // weights [groups, outer, terms] over windows: [batch, groups, outer, places]; channels-last [batch, groups, places, outer], or with a
 // channel for each group [batch, places, groups].
 Value apply(const Value &weight, const Value &windowed, bool last)

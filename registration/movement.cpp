@@ -120,6 +120,17 @@ Value at_places(const Value &value, int64_t first, c10::ArrayRef<Value> places)
     return record(OPQ_OP_index_select, {reshape(value, joined), linear}, {attr_int(OPQ_ATTR_axis, first)});
 }
 
+Value stored(const Value &value)
+{
+    const Dims shape = shape_of(value);
+    Dims strides(shape.size());
+    int64_t stride = 1;
+    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
+        strides[d] = stride;
+    return record(OPQ_OP_update, {record_typed(OPQ_OP_undefined, value.dtype(), shape, {}), value},
+                  {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, shape), attr_ints(OPQ_ATTR_strides, strides)});
+}
+
 namespace
 {
 

@@ -32,6 +32,8 @@ Value iota(int64_t count);
 Value iota(IntArrayRef shape, int64_t axis);
 // The value with axes first, first + 1, .. read at these places, each i64[n]: a grid of places, read by one index_select.
 Value at_places(const Value &value, int64_t first, c10::ArrayRef<Value> places);
+// The same in memory of its own: what is read at several places is computed once, and not again for each of them.
+Value stored(const Value &value);
 // A gather along the innermost dim costs several times what copying its parts does. Few elements gain more from being one kernel with
 // what follows; with more of them operators put that dim together from parts.
 inline bool worth_parts(int64_t elements) { return elements > 1 << 14; }

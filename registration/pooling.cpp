@@ -1,10 +1,14 @@
-// Maxima and averages over windows of one to three dims, and their gradients; unfold.
+// Maxima and averages over windows of one to three dims, and their gradients.
 //
 // A pooling is a reduction over the taps of a window view. Its gradient is one over the windows that reach an element: with
 // x + padding = stride * t + r these are t, t - 1, .., of which there are ceil(kernel / stride) in each dim, the same for all r.
-#include "windows.h"
+// Windows of several sizes (adaptive pooling to sizes that do not divide x's) and those that reach an element across a dilation are
+// tables of places.
+#include "sources.h"
 
+#include <ATen/native/AdaptivePooling.h>
 #include <ATen/native/Pool.h>
+#include <algorithm>
 #include <limits>
 
 namespace opq
@@ -101,17 +105,25 @@ Dims tap_dims(const Pooling &p)
 
 // ---- maxima
 
+// The tap along each dim of taps that are numbered row-major.
+std::vector<Value> split(const Value &number, const Axis &counts)
+{
+    Value rest = number;
+    std::vector<Value> taps(counts.size());
+    for (size_t i = counts.size(); i-- > 0;) {
+        const Value size = scalar(counts[i]);
+        taps[i] = i == 0 ? rest : record(OPQ_OP_remainder, {rest, size});
+        rest = i == 0 ? rest : record(OPQ_OP_div_floor, {rest, size});
+    }
+    return taps;
+}
+
 // Where in the space the best tap of each window is: row-major. A window of nothing but -infinity has its first element.
 Value best_places(const Value &best, const Pooling &p)
 {
     const auto rank = static_cast<size_t>(best.rank());
-    Value linear, rest = best;
-    std::vector<Value> taps(p.spatial);
-    for (size_t i = p.spatial; i-- > 0;) {
-        const Value size = scalar(p.kernel[i]);
-        taps[i] = i == 0 ? rest : record(OPQ_OP_remainder, {rest, size});
-        rest = i == 0 ? rest : record(OPQ_OP_div_floor, {rest, size});
-    }
+    Value linear;
+    const std::vector<Value> taps = split(best, p.kernel);
     for (size_t i = 0; i < p.spatial; ++i) {
         Value start = times(along(rank, p.first + i, p.y[i]), scalar(p.stride[i]));
         start = record(OPQ_OP_sub, {start, scalar(p.padding[i])});
@@ -215,14 +227,47 @@ Value place(size_t rank, const Pooling &p, const Reaching &r, size_t i)
     return plus(times(along(rank, dim, r.t[i]), scalar(p.stride[i])), along(rank, dim + 1, p.stride[i]));
 }
 
-// Each element gets what the windows that it is the best of were given.
-bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p)
+// Windows that read an element of a dim, instead of the numbers that readers_of() gives them.
+Sources windows_over(const Sources &windows, int64_t count)
+{
+    Sources readers = readers_of(windows, count);
+    for (int64_t &reader : readers.places)
+        reader = reader < 0 ? -1 : reader % windows.size;
+    return readers;
+}
+
+// give_to_best() by tables of windows.
+void give_to_best_of(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p,
+                     c10::ArrayRef<Sources> windows)
+{
+    std::vector<Sources> over;
+    for (size_t i = 0; i < p.spatial; ++i)
+        over.push_back(windows_over(windows[i], p.x[i]));
+    const opq_dtype dtype = core_dtype(x.scalar_type());
+    const Value from = read_sources(in_order(indices, p), p.first, over, -1);
+    const Value given = read_sources(cast(in_order(grad, p), computing(dtype)), p.first, over, 0);
+    Value own;
+    for (size_t i = 0; i < p.spatial; ++i) {
+        const Value at = along(static_cast<size_t>(from.rank()), p.first + p.spatial + i, p.x[i]);
+        own = own ? plus(times(own, scalar(p.x[i])), at) : at;
+    }
+    const Value chosen = record(OPQ_OP_where, {record(OPQ_OP_eq, {from, own}), given, scalar(0, computing(dtype))});
+    give(call, cast(reduce(OPQ_OP_sum, {chosen}, tap_dims(p), false), dtype), p, x.scalar_type());
+}
+
+// Each element gets what the windows that it is the best of were given. `windows`: none, if all are alike and without dilation.
+bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p,
+                  const std::vector<Sources> &windows)
 {
     if (!has_space(grad, x, p.y) || !has_space(indices, x, p.y) || grad.scalar_type() != x.scalar_type() ||
         indices.scalar_type() != at::kLong)
         return false;
     for (const Tensor *tensor : {&grad, &x, &indices})
         check_device(*tensor, call.name());
+    if (!windows.empty()) {
+        give_to_best_of(call, grad, x, indices, p, windows);
+        return true;
+    }
     const Reaching r = reaching(p);
     const opq_dtype dtype = core_dtype(x.scalar_type());
     const Value from = spread(in_order(indices, p), p, r, -1);
@@ -243,8 +288,12 @@ template <size_t spatial> bool max_pool_backward(Call &call)
 {
     const Tensor &x = call.tensor(1);
     Pooling p;
-    return read_pooling(call, x, 2, spatial, true, p) && p.dilation == Axis(spatial, 1) &&
-           give_to_best(call, call.tensor(0), x, call.tensor(7), p);
+    if (!read_pooling(call, x, 2, spatial, true, p))
+        return false;
+    std::vector<Sources> windows;
+    for (size_t i = 0; i < spatial && p.dilation != Axis(spatial, 1); ++i)
+        windows.push_back(sources_of(p.x[i], -p.padding[i], p.y[i], p.stride[i], p.kernel[i], p.dilation[i]));
+    return give_to_best(call, call.tensor(0), x, call.tensor(7), p, windows);
 }
 
 // ---- averages
@@ -329,24 +378,68 @@ template <size_t spatial> bool avg_pool_backward(Call &call)
     return true;
 }
 
-// ---- adaptive pooling to sizes that divide x's
+// ---- adaptive pooling
 
-// (self, output_size)
+// The windows of a dim. Where one is shorter than the longest: its last element again, or none.
+Sources adaptive_windows(int64_t x, int64_t y, bool again)
+{
+    Sources windows{1, y, {}};
+    const auto start = [&](int64_t i) { return at::native::start_index(i, y, x); };
+    const auto end = [&](int64_t i) { return at::native::end_index(i, y, x); };
+    for (int64_t i = 0; i < y; ++i)
+        windows.taps = std::max(windows.taps, end(i) - start(i));
+    windows.places = Axis(static_cast<size_t>(windows.taps * y), -1);
+    for (int64_t t = 0; t < windows.taps; ++t)
+        for (int64_t i = 0; i < y; ++i)
+            if (start(i) + t < end(i) || again)
+                windows.at(t, i) = std::min(start(i) + t, end(i) - 1);
+    return windows;
+}
+
+// Of all dims; none, if y's sizes divide x's.
+std::vector<Sources> adaptive_windows(const Pooling &p, bool again)
+{
+    std::vector<Sources> windows;
+    for (size_t i = 0; i < p.spatial && p.kernel.empty(); ++i)
+        windows.push_back(adaptive_windows(p.x[i], p.y[i], again));
+    return windows;
+}
+
+// Divided by the number of elements of each window.
+Value shared_out(const Value &value, const Pooling &p, c10::ArrayRef<Sources> windows)
+{
+    Value result = value;
+    for (size_t i = 0; i < p.spatial; ++i) {
+        Axis shape(static_cast<size_t>(value.rank()), 1);
+        std::vector<double> counts(static_cast<size_t>(p.y[i]), 0);
+        for (size_t n = 0; n < windows[i].places.size(); ++n)
+            counts[n % counts.size()] += windows[i].places[n] >= 0;
+        shape[p.first + i] = p.y[i];
+        result = record(OPQ_OP_div, {result, reshape(table(counts, value.dtype()), shape)});
+    }
+    return result;
+}
+
+// (self, output_size). Sizes that do not divide x's leave the kernel empty.
 bool read_adaptive(const Call &call, const Tensor &x, int64_t spatial, const Axis &size, Pooling &p)
 {
     p.spatial = static_cast<size_t>(spatial);
     p.y = size;
-    if (x.dim() < spatial + 1 || x.dim() > spatial + 2 || x.numel() == 0 || !at::isFloatingType(x.scalar_type()) ||
-        p.y.size() != p.spatial)
+    if (x.dim() < spatial + 1 || x.dim() > spatial + 2 || !has_space_in(x, spatial) ||
+        !at::isFloatingType(x.scalar_type()) || p.y.size() != p.spatial)
         return false;
     p.last = x.dim() == 4 && spatial == 2 && channels_last(x);
     p.first = p.last ? 1 : static_cast<size_t>(x.dim() - spatial);
+    bool whole = true;
     for (size_t i = 0; i < p.spatial; ++i) {
         p.x.push_back(x.size(x.dim() - spatial + static_cast<int64_t>(i)));
-        if (p.y[i] < 1 || p.x[i] % p.y[i] != 0)
+        if (p.y[i] < 1)
             return false;
+        whole = whole && p.x[i] % p.y[i] == 0;
         p.kernel.push_back(p.x[i] / p.y[i]);
     }
+    if (!whole)
+        p.kernel.clear();
     p.stride = p.kernel;
     p.padding = Axis(p.spatial, 0);
     p.dilation = Axis(p.spatial, 1);
@@ -363,6 +456,13 @@ template <size_t spatial> bool adaptive_avg_pool(Call &call)
     if (!read_adaptive(call, x, spatial, per_dim(call.dims(1), spatial), p))
         return false;
     const opq_dtype dtype = core_dtype(x.scalar_type());
+    const std::vector<Sources> windows = adaptive_windows(p, false);
+    if (!windows.empty()) {
+        const Value read = read_sources(cast(in_order(x, p), computing(dtype)), p.first, windows, 0);
+        const Value sum = reduce(OPQ_OP_sum, {read}, tap_dims(p), false);
+        give(call, cast(shared_out(sum, p, windows), dtype), p, x.scalar_type());
+        return true;
+    }
     const Value taps = cast(taps_of(in_order(x, p), p, 0), computing(dtype));
     const Value sum = reduce(OPQ_OP_sum, {taps}, tap_dims(p), false);
     give(call, cast(divided(sum, {true, window_count(p), {}}), dtype), p, x.scalar_type());
@@ -379,11 +479,38 @@ template <size_t spatial> bool adaptive_avg_pool_backward(Call &call)
         !has_space(grad, x, p.y) || grad.scalar_type() != x.scalar_type())
         return false;
     check_device(grad, call.name());
-    const Reaching r = reaching(p);
     const opq_dtype dtype = core_dtype(x.scalar_type());
+    const std::vector<Sources> windows = adaptive_windows(p, false);
+    if (!windows.empty()) {
+        std::vector<Sources> over;
+        for (size_t i = 0; i < spatial; ++i)
+            over.push_back(windows_over(windows[i], p.x[i]));
+        const Value parts = shared_out(cast(in_order(grad, p), computing(dtype)), p, windows);
+        const Value read = read_sources(parts, p.first, over, 0);
+        give(call, cast(reduce(OPQ_OP_sum, {read}, tap_dims(p), false), dtype), p, x.scalar_type());
+        return true;
+    }
+    const Reaching r = reaching(p);
     const Value given = divided(cast(in_order(grad, p), computing(dtype)), {true, window_count(p), {}});
     give(call, cast(collected(spread(given, p, r, 0), p, r), dtype), p, x.scalar_type());
     return true;
+}
+
+Value adaptive_places(const Value &best, const Pooling &p, c10::ArrayRef<Sources> windows)
+{
+    Axis counts;
+    for (const Sources &each : windows)
+        counts.push_back(each.taps);
+    const std::vector<Value> taps = split(best, counts);
+    Value linear;
+    for (size_t i = 0; i < p.spatial; ++i) {
+        Axis shape(static_cast<size_t>(best.rank()), 1);
+        shape[p.first + i] = p.y[i];
+        const Axis starts(windows[i].places.begin(), windows[i].places.begin() + p.y[i]);
+        const Value at = plus(reshape(table(starts), shape), taps[i]);
+        linear = linear ? plus(times(linear, scalar(p.x[i])), at) : at;
+    }
+    return linear;
 }
 
 template <size_t spatial> bool adaptive_max_pool(Call &call)
@@ -392,6 +519,14 @@ template <size_t spatial> bool adaptive_max_pool(Call &call)
     Pooling p;
     if (!read_adaptive(call, x, spatial, per_dim(call.dims(1), spatial), p))
         return false;
+    const std::vector<Sources> windows = adaptive_windows(p, true);
+    if (!windows.empty()) { // an element that is there again is not the first of its value
+        const Value taps = read_sources(in_order(x, p), p.first, windows, 0);
+        give(call, reduce(OPQ_OP_amax, {taps}, tap_dims(p), false), p, x.scalar_type());
+        const Value best = reduce(OPQ_OP_argmax, {taps}, tap_dims(p), false);
+        give(call, adaptive_places(best, p, windows), p, at::kLong);
+        return true;
+    }
     const Value taps = taps_of(in_order(x, p), p, 0);
     give(call, reduce(OPQ_OP_amax, {taps}, tap_dims(p), false), p, x.scalar_type());
     give(call, best_places(reduce(OPQ_OP_argmax, {taps}, tap_dims(p), false), p), p, at::kLong);
@@ -405,35 +540,7 @@ template <size_t spatial> bool adaptive_max_pool_backward(Call &call)
     Pooling p;
     return grad.dim() == x.dim() && x.dim() > static_cast<int64_t>(spatial) &&
            read_adaptive(call, x, spatial, Axis(grad.sizes().end() - spatial, grad.sizes().end()), p) &&
-           give_to_best(call, grad, x, call.tensor(2), p);
-}
-
-// ---- unfold: im2col(self, kernel_size, dilation, padding, stride), [batch, channels * taps, places]
-
-bool im2col(Call &call)
-{
-    const Tensor &x = call.tensor(0);
-    const Axis kernel = per_dim(call.dims(1), 2), dilation = per_dim(call.dims(2), 2),
-               padding = per_dim(call.dims(3), 2), stride = per_dim(call.dims(4), 2);
-    if (x.dim() < 3 || x.dim() > 4 || x.numel() == 0 || is_raw(x) || kernel.size() != 2 || dilation.size() != 2 ||
-        padding.size() != 2 || stride.size() != 2)
-        return false;
-    Window w{Axis(2, 0), Axis(2), stride, kernel, dilation};
-    for (size_t i = 0; i < 2; ++i) {
-        if (kernel[i] < 1 || dilation[i] < 1 || padding[i] < 0 || stride[i] < 1)
-            return false;
-        const int64_t room =
-            x.size(x.dim() - 2 + static_cast<int64_t>(i)) + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
-        if (room < 0)
-            return false;
-        w.count[i] = room / stride[i] + 1;
-    }
-    check_device(x, call.name());
-    const auto first = static_cast<size_t>(x.dim() - 2);
-    const Value view = windows_of(around(read(x), 0, first, padding, padding), first, w, true);
-    const int64_t rows = x.size(-3) * kernel[0] * kernel[1], places = w.count[0] * w.count[1];
-    call.give(x.dim() == 4 ? reshape(view, {x.size(0), rows, places}) : reshape(view, {rows, places}), x.scalar_type());
-    return true;
+           give_to_best(call, grad, x, call.tensor(2), p, adaptive_windows(p, false));
 }
 
 template <size_t spatial> void adapt_pools(torch::Library &library)
@@ -453,7 +560,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt_pools<2>(library);
     adapt_pools<3>(library);
-    adapt(library, "im2col", &im2col);
 }
 
 } // namespace

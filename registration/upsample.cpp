@@ -1,6 +1,7 @@
-// Nearest-neighbour upsampling by whole factors, which repeats elements: a view. Other factors are extern.
-#include "movement.h"
+// Nearest-neighbour upsampling. By whole factors it repeats elements: a view. Other factors read at places from a table.
+#include "sources.h"
 
+#include <ATen/native/UpSample.h>
 #include <array>
 #include <cmath>
 
@@ -46,6 +47,88 @@ Dims factors(const Call &call, IntArrayRef from, IntArrayRef to, size_t scales, 
     return result;
 }
 
+// ---- other factors
+
+int64_t read_by_gradients(int64_t index, int64_t from, int64_t to, std::optional<double> scale, bool exact)
+{
+    return exact ? at::native::nearest_exact_idx(index, from, to, scale)
+                 : at::native::nearest_idx(index, from, to, scale);
+}
+
+// Which element of a dim each one reads. Empty: PyTorch has two kernels for channels-last, which round to different ones.
+template <class T> Axis places_of(int64_t from, int64_t to, std::optional<double> given, bool exact, bool last)
+{
+    const auto scale = at::native::compute_scales_value<T>(given, from, to);
+    Axis places;
+    for (int64_t i = 0; i < to; ++i) {
+        places.push_back(source_of<T>(i, from, scale, exact));
+        if (last && places.back() != read_by_gradients(i, from, to, given, exact))
+            return {};
+    }
+    return places;
+}
+
+// Contiguous tensors may be channels-last as well.
+bool may_be_last(const Tensor &tensor)
+{
+    return tensor.dim() == 4   ? tensor.is_contiguous(at::MemoryFormat::ChannelsLast)
+           : tensor.dim() == 5 ? tensor.is_contiguous(at::MemoryFormat::ChannelsLast3d)
+                               : false;
+}
+
+// Of each dim; empty: as above. `scales`: number of the first argument that gives one.
+std::vector<Axis> all_places(const Call &call, IntArrayRef from, IntArrayRef to, size_t scales, bool exact, bool gradient)
+{
+    std::vector<Axis> result;
+    const bool last = may_be_last(call.tensor(0));
+    for (size_t i = 0; i < from.size(); ++i) {
+        if (from[i] <= 0 || to[i] <= 0)
+            return {};
+        const IValue &given = call.args[scales + i];
+        const double scale = given.isNone() ? 0 : given.toDouble(); // 0 is as none
+        Axis places;
+        for (int64_t j = 0; gradient && j < to[i]; ++j)
+            places.push_back(read_by_gradients(j, from[i], to[i], scale, exact));
+        if (!gradient)
+            places = call.tensor(0).scalar_type() == at::kDouble ? places_of<double>(from[i], to[i], scale, exact, last)
+                                                                 : places_of<float>(from[i], to[i], scale, exact, last);
+        if (places.empty())
+            return {};
+        result.push_back(std::move(places));
+    }
+    return result;
+}
+
+bool read_places(Call &call, const std::vector<Axis> &places)
+{
+    if (places.empty())
+        return false;
+    const auto [value, order] = moved(call, 0);
+    std::vector<Value> tables;
+    for (const Axis &each : places)
+        tables.push_back(table(each));
+    call.give(at_places(value, order.plain() ? 2 : 1, tables), call.tensor(0).scalar_type(), order);
+    return true;
+}
+
+// Each element gets the sum of what those that read it were given.
+bool give_back(Call &call, const std::vector<Axis> &places, IntArrayRef shape)
+{
+    if (places.empty())
+        return false;
+    const auto [given, order] = moved(call, 0);
+    const size_t first = order.plain() ? 2 : 1;
+    std::vector<Sources> readers;
+    Dims taps;
+    for (size_t i = 0; i < places.size(); ++i) {
+        readers.push_back(readers_of({1, static_cast<int64_t>(places[i].size()), places[i]}, shape[i + 2]));
+        taps.push_back(static_cast<int64_t>(first + i));
+    }
+    const Value read = read_sources(cast(given, computing(given.dtype())), first, readers, 0);
+    call.give(cast(reduce(OPQ_OP_sum, {read}, taps, false), given.dtype()), call.tensor(0).scalar_type(), order);
+    return true;
+}
+
 // (self, output_size, scales ..)
 template <size_t spatial, bool exact> bool nearest(Call &call)
 {
@@ -55,7 +138,7 @@ template <size_t spatial, bool exact> bool nearest(Call &call)
         return false;
     const Dims factor = factors(call, self.sizes().slice(2), size, 2, exact);
     if (factor.empty())
-        return false;
+        return read_places(call, all_places(call, self.sizes().slice(2), size, 2, exact, false));
     check_device(self, call.name());
     Dims shape{self.size(0), self.size(1)}, lifted = shape, repeated = shape;
     for (size_t i = 0; i < spatial; ++i) {
@@ -96,7 +179,7 @@ template <size_t spatial, bool exact> bool nearest_backward(Call &call)
         return false;
     const Dims factor = factors(call, IntArrayRef(shape).slice(2), size, 3, exact);
     if (factor.empty())
-        return false;
+        return give_back(call, all_places(call, IntArrayRef(shape).slice(2), size, 3, exact, true), shape);
     const Value given = call.in(0), value = cast(given, computing(given.dtype()));
     Value sum;
     if (c10::multiply_integers(factor) <= kTerms) {

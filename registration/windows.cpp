@@ -17,6 +17,14 @@ bool channels_last(const Tensor &tensor)
     return format == at::MemoryFormat::ChannelsLast || format == at::MemoryFormat::ChannelsLast3d;
 }
 
+bool has_space_in(const Tensor &tensor, int64_t spatial)
+{
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+        if (tensor.size(dim) == 0 && (dim > 0 || tensor.dim() != spatial + 2))
+            return false;
+    return true;
+}
+
 Order last_order(int64_t rank)
 {
     Order order;

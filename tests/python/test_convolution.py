@@ -199,9 +199,12 @@ def pooling(rng, dtype):
     x = torch.randn(*lead, *sizes).to(dtype)
     x = torch.relu(x) if rng.random() < 0.2 else x
     output = [rng.choice([d for d in range(1, s + 1) if s % d == 0]) for s in sizes]
+    if rng.random() < 0.6:
+        output = [rng.randint(1, s + 2) for s in sizes]
+    dilation = [rng.choice([1, 1, 2, 3]) for _ in sizes]
     kinds = {
         "max": lambda x: getattr(F, f"max_pool{dims}d")(
-            x, kernel, stride, padding, 1, ceil, return_indices=True
+            x, kernel, stride, padding, dilation, ceil, return_indices=True
         ),
         "avg": lambda x: getattr(F, f"avg_pool{dims}d")(x, kernel, stride, padding, ceil, counts),
         "adaptive_max": lambda x: getattr(F, f"adaptive_max_pool{dims}d")(
@@ -212,7 +215,7 @@ def pooling(rng, dtype):
     return kinds[rng.choice(list(kinds))], x, dims == 2 and len(lead) == 2 and rng.random() < 0.5
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(160))
 def test_random_pooling(seed):
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -243,6 +246,33 @@ def test_unfold(dtype):
     assert torch.equal(F.unfold(x.to(D), (3, 2), 2, (1, 0), (2, 1)).cpu(), expect)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_fold(seed):
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    pair = lambda low, high: (rng.randint(low, high), rng.randint(low, high))  # noqa: E731
+    kernel, dilation, padding, stride = pair(1, 3), pair(1, 2), pair(0, 2), pair(1, 3)
+    size = tuple(rng.randint(d * (k - 1) + 1, 12) for k, d in zip(kernel, dilation, strict=True))
+    numbers = (kernel, dilation, padding, stride)
+    dtype = rng.choice([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    x = torch.randn(*rng.choice([(2,), ()]), 3, *size)
+    columns = torch.randn_like(F.unfold(x, *numbers)).to(dtype)
+    check(lambda c: F.fold(c, size, *numbers), columns)
+    check(lambda x: F.unfold(x, *numbers), x.to(dtype if x.dim() == 4 else torch.float32))
+
+
+def test_batches_of_nothing():
+    for name, numbers in {
+        "adaptive_avg_pool2d": [(2, 3)],
+        "adaptive_avg_pool3d": [(2, 4, 1)],
+        "adaptive_max_pool2d": [(4, 2)],
+        "unfold": [(2, 3), 1, 1, 2],
+    }.items():
+        shape = (0, 3, 4, 4, 4) if name.endswith("3d") else (0, 3, 4, 4)
+        check(lambda x: getattr(F, name)(x, *numbers), torch.randn(shape))
+    check(lambda x: F.fold(x, (4, 5), (2, 3)), torch.randn(0, 12, 9))
+
+
 def test_paddings_around_paddings():
     x = torch.randn(3, 4)
     for pads in [
@@ -261,7 +291,6 @@ def test_dilated_maxima_have_gradients():
     check(
         lambda x: F.max_pool2d(x, 3, 2, 1, 2, return_indices=True),
         torch.randn(2, 3, 11, 12),
-        native=False,
     )
 
 
