@@ -176,7 +176,8 @@ static opq_ref nonzero(random_graph *r, opq_ref x)
 {
     opq_ref operands[2] = {x}, ref;
     opq_dtype dtype = (opq_dtype)opq_graph_type(r->graph, x).dtype;
-    const opq_attr *value = opq_node_attr(opq_node_at(r->graph, x), OPQ_ATTR_value);
+    const opq_node *node = opq_node_at(r->graph, x);
+    const opq_attr *value = node->arity == 0 ? opq_node_attr(node, OPQ_ATTR_value) : NULL;
     if (opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT || (value && value->number.i != 0))
         return x;
     expect_ok(opq_graph_const(r->graph, dtype, (opq_number){.i = 1}, &operands[1]));
