@@ -1,8 +1,5 @@
-/* The loop nest of a kernel: drops loops of one turn, merges neighbours that every access walks as one, orders them by role, and
- * decides sweep, spill and depth of each instruction.
- *
- * Merging never crosses a role, and the innermost run of reduced axes must become one loop: the order of additions is a promise
- * about logical axes (opq_tree), not about memory.
+/* The rest of a kernel once its loops are ordered (lower_order.c): sweep, spill and depth of each instruction, and the loops of short rows and
+ * of long rows alone.
  */
 #include "fusion/lower_state.h"
 #include "graph/eval.h"
@@ -15,272 +12,13 @@ enum {
     BLOCKS_MIN = 16,
     ACROSS_ROWS_MIN = 16,
     SHORT_LOOP = 5,
-    LONG_LOOP = 32,
-    SCAN_ROWS_MIN = 8
+    LONG_LOOP = 32
 };
-
-typedef struct loops {
-    int count;
-    int source[OPQ_LOOP_MAX]; /* innermost fine loop of this loop: its coefs are the strides; -1: made up */
-    int64_t extent[OPQ_LOOP_MAX];
-    uint8_t role[OPQ_LOOP_MAX];
-} loops;
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
 {
     if (state->refusal == OPQ_REFUSAL_none)
         state->refusal = refusal;
-}
-
-static int64_t coef(const opq_lower_state *state, int access, int source)
-{
-    return source < 0 ? 0 : state->affines[access].coef[source];
-}
-
-static bool walk_as_one(const opq_lower_state *state, const loops *l, int outer, int inner)
-{
-    for (int a = 0; a < state->access_count; a++)
-        if (coef(state, a, l->source[outer]) != coef(state, a, l->source[inner]) * l->extent[inner])
-            return false;
-    return true;
-}
-
-static bool keeps_single_turn(uint8_t role)
-{
-    return role == OPQ_ROLE_scan || role == OPQ_ROLE_m || role == OPQ_ROLE_n || role == OPQ_ROLE_k;
-}
-
-/* Loops of more than one turn in fine order, neighbours of one role merged. */
-static void merge_loops(opq_lower_state *state, loops *out)
-{
-    out->count = 0;
-    for (int l = 0; l < state->space.rank; l++) {
-        if (state->space.extent[l] == 1 && !keeps_single_turn(state->role[l]))
-            continue;
-        int at = out->count;
-        out->source[at] = l;
-        out->extent[at] = state->space.extent[l];
-        out->role[at] = state->role[l];
-        if (at > 0 && out->role[at - 1] == out->role[at] && walk_as_one(state, out, at - 1, at)) {
-            out->extent[at - 1] *= out->extent[at];
-            out->source[at - 1] = l;
-        } else {
-            out->count++;
-        }
-    }
-}
-
-static void need_loop(loops *l, uint8_t role)
-{
-    for (int i = 0; i < l->count; i++)
-        if (l->role[i] == role)
-            return;
-    l->source[l->count] = -1;
-    l->extent[l->count] = 1;
-    l->role[l->count++] = role;
-}
-
-static void take(loops *to, const loops *from, int i)
-{
-    to->source[to->count] = from->source[i];
-    to->extent[to->count] = from->extent[i];
-    to->role[to->count++] = from->role[i];
-}
-
-static void take_role(loops *to, const loops *from, uint8_t role)
-{
-    for (int i = 0; i < from->count; i++)
-        if (from->role[i] == role)
-            take(to, from, i);
-}
-
-/* [kept.., reduced.., one kept]: the kept loops inside all reduced ones are the vector axis. */
-static void order_column(opq_lower_state *state, loops *out)
-{
-    loops in;
-    bool after = true;
-    for (int l = state->space.rank - 1; l >= 0; l--) {
-        after = after && !state->space.reduced[l];
-        if (after)
-            state->role[l] = OPQ_ROLE_inner_kept;
-    }
-    merge_loops(state, &in);
-    need_loop(&in, OPQ_ROLE_inner_kept);
-    need_loop(&in, OPQ_ROLE_reduced_outer);
-    int last = 0;
-    for (int i = 0; i < in.count; i++)
-        if (in.role[i] == OPQ_ROLE_inner_kept)
-            last = i;
-    out->count = 0;
-    take_role(out, &in, OPQ_ROLE_kept);
-    for (int i = 0; i < last; i++)
-        if (in.role[i] == OPQ_ROLE_inner_kept)
-            take(out, &in, i);
-    take_role(out, &in, OPQ_ROLE_reduced_outer);
-    take(out, &in, last);
-}
-
-static void order_row(opq_lower_state *state, loops *out)
-{
-    loops in;
-    merge_loops(state, &in);
-    need_loop(&in, OPQ_ROLE_reduced_inner);
-    out->count = 0;
-    take_role(out, &in, OPQ_ROLE_kept);
-    take_role(out, &in, OPQ_ROLE_reduced_outer);
-    int before = out->count;
-    take_role(out, &in, OPQ_ROLE_reduced_inner);
-    if (out->count != before + 1)
-        refuse(state, OPQ_REFUSAL_view);
-}
-
-static int count_role(const loops *l, uint8_t role)
-{
-    int count = 0;
-    for (int i = 0; i < l->count; i++)
-        count += l->role[i] == role;
-    return count;
-}
-
-/* Rows of a scan are lanes, side by side where the last loop is one of rows. So few of them that most lanes had none are scanned one by one. */
-static void order_scan(opq_lower_state *state, opq_kernel *kernel, loops *out)
-{
-    loops in;
-    int lanes = -1;
-    opq_lower_turn_scans(state);
-    merge_loops(state, &in);
-    for (int i = 0; i < in.count; i++) {
-        bool longer = lanes < 0 || i == in.count - 1 || in.extent[i] > in.extent[lanes];
-        if (in.role[i] == OPQ_ROLE_kept && in.extent[i] >= SCAN_ROWS_MIN && longer)
-            lanes = i;
-    }
-    need_loop(&in, OPQ_ROLE_scan);
-    if (count_role(&in, OPQ_ROLE_scan) != 1 || state->out->serial)
-        refuse(state, OPQ_REFUSAL_scan);
-    out->count = 0;
-    for (int i = 0; i < in.count; i++)
-        if (in.role[i] == OPQ_ROLE_kept && i != lanes)
-            take(out, &in, i);
-    take_role(out, &in, OPQ_ROLE_scan);
-    if (lanes >= 0)
-        take(out, &in, lanes);
-    kernel->across = lanes >= 0;
-}
-
-/* The batch dims are more rows, if every access walks them as rows: the right operand not at all. */
-static void merge_batch(opq_lower_state *state)
-{
-    uint8_t before[OPQ_SPACE_MAX];
-    memcpy(before, state->role, sizeof before);
-    for (int l = 0; l < state->space.rank; l++)
-        if (state->role[l] == OPQ_ROLE_batch)
-            state->role[l] = OPQ_ROLE_m;
-    loops merged;
-    merge_loops(state, &merged);
-    if (count_role(&merged, OPQ_ROLE_m) != 1)
-        memcpy(state->role, before, sizeof before);
-}
-
-/* The accesses of an operand, and of the conditions under which it has an element. */
-static void mark_matrix(const opq_lower_state *state, int instr, bool *out_matrix)
-{
-    const opq_instr *of = &state->instrs[instr];
-    if (of->access >= 0)
-        out_matrix[of->access] = true;
-    for (int o = 0; o < 3; o++)
-        if (of->operand[o] >= 0)
-            mark_matrix(state, of->operand[o], out_matrix);
-}
-
-/* Only the product's operands may walk its columns as several loops: a tile's are one. */
-static bool columns_are_one(const opq_lower_state *state, const loops *l)
-{
-    bool matrix[OPQ_ACCESS_MAX] = {false};
-    for (int i = 0; i < state->instr_count; i++)
-        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++)
-            mark_matrix(state, state->instrs[i].operand[o], matrix);
-    for (int i = 1; i < l->count; i++)
-        for (int a = 0; l->role[i - 1] == OPQ_ROLE_n && l->role[i] == OPQ_ROLE_n && a < state->access_count; a++)
-            if (!matrix[a] && coef(state, a, l->source[i - 1]) != coef(state, a, l->source[i]) * l->extent[i])
-                return false;
-    return true;
-}
-
-/* The product's operands are not both loads from where the engine could take them. */
-static bool needs_chain(const opq_lower_state *state, bool thin)
-{
-    for (int i = 0; i < state->instr_count; i++)
-        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++) {
-            const opq_instr *load = &state->instrs[state->instrs[i].operand[o]];
-            if (load->op != OPQ_INSTR_load || (load->operand[0] >= 0 && thin))
-                return true;
-            for (int l = 0; l < state->space.rank; l++)
-                if (coef(state, load->access, l) < 0)
-                    return true;
-        }
-    return false;
-}
-
-/* The loop for the lanes: the longest one along which every access is a vector load, or most are. -1: none. */
-static int chain_lanes(const opq_lower_state *state, const loops *l, bool all)
-{
-    int best = -1, best_fits = 0;
-    for (int i = 0; i < l->count; i++) {
-        int fits = 0;
-        for (int a = 0; a < state->access_count; a++) {
-            int64_t stride = coef(state, a, l->source[i]);
-            fits += stride >= 0 && stride < OPQ_STRIDE_any;
-        }
-        if (l->role[i] == OPQ_ROLE_kept && (!all || fits == state->access_count) &&
-            (best < 0 || fits > best_fits || (fits == best_fits && l->extent[i] > l->extent[best]))) {
-            best = i;
-            best_fits = fits;
-        }
-    }
-    return best;
-}
-
-/* A product of one row, or one column, for each of many matrices: a chain in each lane, without an engine. */
-static bool order_chain(opq_lower_state *state, loops *out)
-{
-    uint8_t before[OPQ_SPACE_MAX];
-    loops in;
-    if (state->request->by_row || !opq_lower_is_thin(state->graph, state->out->matmul))
-        return false;
-    memcpy(before, state->role, sizeof before);
-    for (int l = 0; l < state->space.rank; l++)
-        if (state->role[l] != OPQ_ROLE_k)
-            state->role[l] = OPQ_ROLE_kept;
-    merge_loops(state, &in);
-    int lanes = chain_lanes(state, &in, !needs_chain(state, true));
-    if (lanes < 0) {
-        memcpy(state->role, before, sizeof before);
-        return false;
-    }
-    out->count = 0;
-    for (int i = 0; i < in.count; i++)
-        if (in.role[i] == OPQ_ROLE_kept && i != lanes)
-            take(out, &in, i);
-    take(out, &in, lanes);
-    take_role(out, &in, OPQ_ROLE_k);
-    state->kernel.columns = 1;
-    state->out->direct = true;
-    return true;
-}
-
-static void order_matmul(opq_lower_state *state, loops *out)
-{
-    if (order_chain(state, out))
-        return;
-    if (needs_chain(state, opq_lower_is_thin(state->graph, state->out->matmul))) {
-        refuse(state, OPQ_REFUSAL_view);
-        return;
-    }
-    merge_batch(state);
-    merge_loops(state, out);
-    if (!columns_are_one(state, out))
-        refuse(state, OPQ_REFUSAL_view);
-    state->kernel.columns = (uint8_t)count_role(out, OPQ_ROLE_n);
 }
 
 /* ---- instructions */
@@ -346,7 +84,7 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
 }
 
 /* Dear work inside a loop that it does not depend on is done again on each turn. A node alone has nobody to share its work with. */
-static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const loops *l)
+static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     int again = 0;
     if (state->request->member_count == 1 || state->request->decided)
@@ -378,7 +116,7 @@ static bool pays_across(const opq_lower_state *state, int64_t elements, int rows
     int64_t alone = 0, beside = 0;
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
-        int64_t stride = instr->access < 0 ? 0 : coef(state, instr->access, rows);
+        int64_t stride = instr->access < 0 ? 0 : opq_order_stride(state, instr->access, rows);
         if (stride != 0 && stride != 1)
             beside += elements * COLLECT_CYCLES;
         if (opq_instr_reduces(instr)) {
@@ -393,7 +131,7 @@ static bool pays_across(const opq_lower_state *state, int64_t elements, int rows
 }
 
 /* Many rows of a few elements, which lie in memory so that they are loaded lane by lane. */
-static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel, const loops *l)
+static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     int reduced = 0, last = l->count - 1;
     for (int i = 0; i <= last; i++)
@@ -402,7 +140,7 @@ static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel
         last < 1 || l->extent[last] > OPQ_ACROSS_MAX || l->extent[last - 1] < ACROSS_ROWS_MIN)
         return false;
     for (int a = 0; a < state->access_count; a++) {
-        int64_t stride = coef(state, a, l->source[last - 1]);
+        int64_t stride = opq_order_stride(state, a, l->source[last - 1]);
         if (stride != 0 && stride != 1 && opq_dtype_bytes((opq_dtype)state->accesses[a].dtype) < 4)
             return false;
     }
@@ -410,26 +148,26 @@ static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel
 }
 
 /* Elements one by one, of which the last loop has a few: each of them for many turns of the loop before. */
-static bool may_be_turned(const opq_lower_state *state, const opq_kernel *kernel, const loops *l)
+static bool may_be_turned(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     return state->request->decided && kernel->kind == OPQ_KERNEL_map && l->count >= 2 &&
            l->extent[l->count - 1] < SHORT_LOOP && l->extent[l->count - 2] >= LONG_LOOP;
 }
 
-static void go_across(opq_kernel *kernel, loops *l)
+static void go_across(opq_kernel *kernel, opq_order *l)
 {
-    loops in = *l;
+    opq_order in = *l;
     kernel->across = true;
     in.role[in.count - 1] = OPQ_ROLE_reduced_inner; /* inside the lanes, if nothing is reduced, too */
     l->count -= 2;
-    take(l, &in, in.count - 1);
-    take(l, &in, in.count - 2);
+    opq_order_take(l, &in, in.count - 1);
+    opq_order_take(l, &in, in.count - 2);
 }
 
 /* ---- blocks of a long row alone */
 
 /* One pass over its elements makes all reductions, and what they make is combined as they are. */
-static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kernel, const loops *l)
+static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     int folds = 0;
     if (!state->request->decided || state->request->by_row || kernel->kind != OPQ_KERNEL_row || l->count != 1 ||
@@ -451,7 +189,7 @@ static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kern
 }
 
 /* A loop over blocks around the row's, and for each reduction a buffer of a result for each block. */
-static void make_blocks(opq_lower_state *state, opq_kernel *kernel, loops *l)
+static void make_blocks(opq_lower_state *state, opq_kernel *kernel, opq_order *l)
 {
     l->source[1] = l->source[0];
     l->extent[1] = l->extent[0];
@@ -476,7 +214,7 @@ static void make_blocks(opq_lower_state *state, opq_kernel *kernel, loops *l)
     kernel->access_count = (int16_t)state->access_count;
 }
 
-static opq_status copy_out(opq_lower_state *state, const loops *l)
+static opq_status copy_out(opq_lower_state *state, const opq_order *l)
 {
     opq_lowered *out = state->out;
     const opq_kernel *kernel = &state->kernel;
@@ -492,7 +230,7 @@ static opq_status copy_out(opq_lower_state *state, const loops *l)
         int64_t *dims = out->dims + opq_dims_of(kernel->rank, a);
         dims[0] = state->affines[a].offset;
         for (int i = 0; i < kernel->rank; i++)
-            dims[1 + i] = coef(state, a, l->source[i]);
+            dims[1 + i] = opq_order_stride(state, a, l->source[i]);
         dims[1 + kernel->rank] = state->affines[a].coef[OPQ_AT];
         dims[2 + kernel->rank] = state->at_extents[a];
         if (kernel->blocks && a >= kernel->own_access)
@@ -501,14 +239,14 @@ static opq_status copy_out(opq_lower_state *state, const loops *l)
     return OPQ_OK;
 }
 
-static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops *l)
+static void set_strides(opq_lower_state *state, opq_kernel *kernel, const opq_order *l)
 {
     int lanes = kernel->rank - 1; /* the loop for them */
     while (state->out->direct && l->role[lanes] == OPQ_ROLE_k)
         lanes--;
     for (int a = 0; a < state->access_count; a++)
         for (int i = 0; i < kernel->rank; i++) {
-            int64_t stride = coef(state, a, l->source[i]);
+            int64_t stride = opq_order_stride(state, a, l->source[i]);
             bool vector = i == lanes || l->role[i] == OPQ_ROLE_scan;
             bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
             bool back = vector && stride == -1;
@@ -520,7 +258,7 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const loops 
 }
 
 /* What follows from the loops for the kernel and its instructions. */
-static void set_loops(opq_lower_state *state, opq_kernel *kernel, const loops *l)
+static void set_loops(opq_lower_state *state, opq_kernel *kernel, const opq_order *l)
 {
     kernel->rank = (uint8_t)l->count;
     kernel->sweep_count = 1;
@@ -534,27 +272,18 @@ static void set_loops(opq_lower_state *state, opq_kernel *kernel, const loops *l
 opq_status opq_lower_finish(opq_lower_state *state)
 {
     opq_kernel *kernel = &state->kernel;
-    loops l = {0};
+    opq_order l = {0};
     bool reduces = false, matmul = state->out->matmul >= 0;
     state->out->row_count = 1;
     for (int i = 0; i < state->space.rank && !matmul; i++) {
         reduces = reduces || state->space.reduced[i];
         state->out->row_count *= state->space.reduced[i] ? state->space.extent[i] : 1;
     }
-    if (matmul)
-        order_matmul(state, &l);
-    else if (state->scans)
-        order_scan(state, kernel, &l);
-    else if (reduces && state->column)
-        order_column(state, &l);
-    else if (reduces)
-        order_row(state, &l);
-    else
-        merge_loops(state, &l);
+    opq_order_loops(state, reduces, &l);
     if (matmul && state->buffer_count == OPQ_BUFFER_MAX) /* its epilogue has one more: the tile */
         refuse(state, OPQ_REFUSAL_buffers);
     if (l.count == 0)
-        need_loop(&l, OPQ_ROLE_kept);
+        opq_order_need(&l, OPQ_ROLE_kept);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
 

@@ -95,7 +95,19 @@ void opq_lower_turn_scans(opq_lower_state *state);
 /* Is there memory for its value, or will there be when grouping is over? */
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref);
 
-/* lower_loops.c: drops, merges and orders loops, fixes strides, sweeps and spills; fills state->out. */
+/* lower_order.c: the loops of the kernel, from outside in. */
+typedef struct opq_order {
+    int count;
+    int source[OPQ_LOOP_MAX]; /* innermost fine loop of this loop: its coefs are the strides; -1: made up */
+    int64_t extent[OPQ_LOOP_MAX];
+    uint8_t role[OPQ_LOOP_MAX];
+} opq_order;
+void opq_order_loops(opq_lower_state *state, bool reduces, opq_order *out);
+int64_t opq_order_stride(const opq_lower_state *state, int access, int source);
+void opq_order_need(opq_order *order, uint8_t role); /* a loop of one turn, if there is none */
+void opq_order_take(opq_order *to, const opq_order *from, int i);
+
+/* lower_loops.c: fixes strides, sweeps and spills; fills state->out. */
 opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;
 
 #endif
