@@ -24,7 +24,8 @@ int64_t opq_order_stride(const opq_lower_state *state, int access, int source)
 static bool walk_as_one(const opq_lower_state *state, const opq_order *l, int outer, int inner)
 {
     for (int a = 0; a < state->access_count; a++)
-        if (opq_order_stride(state, a, l->source[outer]) != opq_order_stride(state, a, l->source[inner]) * l->extent[inner])
+        if (opq_order_stride(state, a, l->source[outer]) !=
+            opq_order_stride(state, a, l->source[inner]) * l->extent[inner])
             return false;
     return true;
 }
@@ -185,7 +186,8 @@ static bool columns_are_one(const opq_lower_state *state, const opq_order *l)
             mark_matrix(state, state->instrs[i].operand[o], matrix);
     for (int i = 1; i < l->count; i++)
         for (int a = 0; l->role[i - 1] == OPQ_ROLE_n && l->role[i] == OPQ_ROLE_n && a < state->access_count; a++)
-            if (!matrix[a] && opq_order_stride(state, a, l->source[i - 1]) != opq_order_stride(state, a, l->source[i]) * l->extent[i])
+            if (!matrix[a] &&
+                opq_order_stride(state, a, l->source[i - 1]) != opq_order_stride(state, a, l->source[i]) * l->extent[i])
                 return false;
     return true;
 }
