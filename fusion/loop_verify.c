@@ -373,7 +373,8 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
     int count = 0;
     if (stmt->op == OPQ_INSTR_load && stmt->operand[0] >= 0)
         find_bounds(v, stmt->operand[0], bounds, &count);
-    for (int i = 0; i < count; i++)
+    for (int i = count - 1; i >= 0;
+         i--) /* of paddings around paddings the innermost, which is of the memory itself, stands last */
         bound_by(v, bounds, count, i, dims, &s);
     for (int l = 0; l < rank; l++)
         if (v->running >> l & 1)
