@@ -276,7 +276,10 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
     for (int d = 0; d < type->rank; d++)
         if (!opq_node_reduces(node, d))
             operand_map.dim[d] = map->dim[d];
+    int16_t outer = state->guard;
+    state->guard = -1; /* all that is reduced is there, whatever is made of the result */
     int operand = opq_lower_emit(state, node->operand[0], &operand_map);
+    state->guard = outer;
     if (operand < 0)
         return -1;
     opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));

@@ -287,6 +287,18 @@ def test_paddings_around_paddings():
         assert torch.equal((found * 2).cpu(), expect * 2)
 
 
+@pytest.mark.parametrize("pad", [(1, -1), (-1, 1), (-2, 2, 1, -1)])
+def test_moved_results_of_rows(pad):
+    """A row and what is made of it in one kernel: the row is reduced whole."""
+    x = torch.randn(5, 40) + 1
+    for fn in (
+        lambda x: x - x.sum(-1, keepdim=True),
+        lambda x: x.softmax(-1),
+        lambda x: x / x.amax(0, keepdim=True),
+    ):
+        torch.testing.assert_close(F.pad(fn(x.to(D)), pad).cpu(), F.pad(fn(x), pad))
+
+
 def test_dilated_maxima_have_gradients():
     check(
         lambda x: F.max_pool2d(x, 3, 2, 1, 2, return_indices=True),
