@@ -170,11 +170,13 @@ bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const 
            guards_stay(&found.guards, &map, type->rank);
 }
 
-/* The loops are the product's dims, in order. */
+/* The loops are the product's dims, in order, and all of it: nothing at an index read at run time. */
 static bool walks_in_order(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_affine linear = opq_affine_linear(map, &node->type);
     int64_t stride = 1;
+    if (linear.offset != 0 || linear.coef[OPQ_AT] != 0)
+        return false;
     for (int l = state->space.rank - 1; l >= 0; l--) {
         if (state->space.reduced[l])
             continue;
