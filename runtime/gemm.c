@@ -2,7 +2,7 @@
  *
  *   rows <= 6          wide tiles (1 x 8 vectors, ... 6 x 4): enough independent chains to hide the latency of an FMA
  *   else               14 x 2 vectors (AVX2: 6 x 2), rows split evenly: 128 = 8 x 13 + 2 x 12
- *   left operand       in place if it is row-major and small, else packed, once
+ *   left operand       in place if it is row-major and small, else packed, once; by the caller if it comes back
  *   right operand      up to 4 rows: transposed in registers if its columns are contiguous (gemm_few_body.h)
  *                      up to 42 rows: in place if it is row-major; else packed, where it is used if only one thread needs a
  *                      column of it, by all threads first if not
@@ -30,7 +30,10 @@ enum {
     REGION_BYTES = 16 << 20,   /* packed a at a time */
     SERIAL_WORK = 1 << 18,     /* multiply-adds that no second thread speeds up */
     BLOCK_WORK = 1 << 16,      /* least multiply-adds of a piece of a parallel loop */
+    TURNED_BYTES = 192 * 128,  /* of a tile's columns, two vectors */
+    TURNED_K_MIN = 64,         /* fewer do not pay for turning the result */
 };
+static const double TURNED_GAIN = 1.12;
 
 struct opq_gemm {
     opq_jit *jit;
@@ -167,7 +170,8 @@ static void plan_tile(gemm_run *run)
     const opq_gemm_call *call = &run->call;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
     bool a_rows = call->a.dtype == call->dtype && call->a.column_stride == 1 && !has_tables(&call->a);
-    run->a_in_place = a_rows && (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES);
+    run->a_in_place =
+        a_rows && !call->packed_a && (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES);
     int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
     if (run->a_in_place)
         most = (int)gemm_min(most, ROWS_IN_PLACE);
@@ -236,7 +240,7 @@ static void pack_shared_b(void *data, int64_t begin, int64_t end)
 static opq_status run_phases(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
-    bool share_a = run->column_chunks > 1 && !run->a_in_place;
+    bool share_a = run->column_chunks > 1 && !run->a_in_place && !call->packed_a;
     bool share_b = run->row_chunks > 1 && !run->b_in_place && !run->few_rows && !call->packed_b;
     int64_t a_bytes = share_a ? gemm_ceil(call->batch * gemm_packed_a_bytes(run, 0, run->row_panels), 4096) * 4096 : 0;
     int64_t b_bytes = share_b ? call->batch * run->column_panels * call->k * gemm_row_bytes(run) : 0;
@@ -279,11 +283,16 @@ static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, i
 }
 
 /* Regions of rows bound the memory for packed a. */
+static int64_t region_count(opq_dtype dtype, int64_t m, int64_t k)
+{
+    int64_t row_bytes = (k > 0 ? k : 1) * opq_dtype_bytes(dtype), region = REGION_BYTES / row_bytes + 1;
+    return gemm_ceil(m, region > 256 ? region : 256);
+}
+
 static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
 {
     int element_bytes = opq_dtype_bytes(call->dtype);
-    int64_t row_bytes = (call->k > 0 ? call->k : 1) * element_bytes, region = REGION_BYTES / row_bytes + 1;
-    int64_t regions = gemm_ceil(call->m, region > 256 ? region : 256);
+    int64_t regions = region_count(call->dtype, call->m, call->k);
     for (int64_t i = 0; i < regions; i++) {
         int64_t row = i * call->m / regions, end = (i + 1) * call->m / regions;
         gemm_run run = run_make(gemm, call);
@@ -304,21 +313,44 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
     return OPQ_OK;
 }
 
-/* ---- one column: computed as one row of the transposed product, else each vector would hold one useful element */
+/* ---- the transposed product: of one column, where each vector would hold one useful element, and where a copy of a was made for it */
 
-static void column_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+typedef struct turned_call {
+    const opq_gemm_call *call;
+    int width; /* columns that are turned at a time: two vectors */
+    bool avx512;
+} turned_call;
+
+/* Columns [row, row + rows) of what the caller wants are there, as rows. */
+static void give_turned(const turned_call *t, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
                         const void *tile, int64_t ld)
 {
-    const opq_gemm_call *call = data;
-    (void)row, (void)rows, (void)ld;
+    const opq_gemm_call *call = t->call;
     if (call->tile) {
-        call->tile(call->tile_data, batch, column, columns, 0, 1, tile, 1);
+        call->tile(call->tile_data, batch, row, rows, column, columns, tile, ld);
         return;
     }
-    int bytes = opq_dtype_bytes(call->dtype);
-    char *c = (char *)call->c + (batch * call->c_batch_stride + column * call->c_row_stride) * bytes;
-    for (int64_t i = 0; i < columns; i++)
-        memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * bytes, (size_t)bytes);
+    int64_t bytes = opq_dtype_bytes(call->dtype);
+    char *c = (char *)call->c + (batch * call->c_batch_stride + row * call->c_row_stride + column) * bytes;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * ld * bytes, (size_t)(columns * bytes));
+}
+
+static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                        const void *tile, int64_t ld)
+{
+    const turned_call *t = data;
+    _Alignas(64) char turned[TURNED_BYTES];
+    opq_dtype dtype = t->call->dtype;
+    opq_pack_source source = {.from = dtype, .to = dtype, .k_stride = 1, .across_stride = ld};
+    if (rows == 1)
+        give_turned(t, batch, column, columns, row, 1, tile, 1);
+    for (int64_t i = 0; i < rows && rows > 1; i += t->width) {
+        int64_t count = gemm_min(t->width, rows - i);
+        source.data = (const char *)tile + i * ld * opq_dtype_bytes(dtype);
+        opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
+        give_turned(t, batch, column, columns, row + i, count, turned, t->width);
+    }
 }
 
 static opq_matrix transposed(const opq_matrix *m)
@@ -335,17 +367,22 @@ static opq_matrix transposed(const opq_matrix *m)
     return turned;
 }
 
-static opq_status run_column(opq_gemm *gemm, const opq_gemm_call *call)
+static opq_status run_turned(opq_gemm *gemm, const opq_gemm_call *call)
 {
     opq_gemm_call turned = *call;
-    turned.m = 1;
+    int vector = opq_gemm_vector_bytes(opq_jit_cpu(gemm->jit));
+    turned_call data = {call, OPQ_GEMM_PANEL_VECTORS * vector / opq_dtype_bytes(call->dtype), vector == 64};
+    turned.m = call->n;
     turned.n = call->m;
     turned.a = transposed(&call->b);
     turned.b = transposed(&call->a);
+    turned.packed_a = NULL;
+    turned.packed_b = call->packed_a;
+    turned.packed_k = 0;
     turned.c_row_stride = call->m;
-    if (call->tile || call->c_row_stride != 1) {
-        turned.tile = column_tile;
-        turned.tile_data = (void *)call;
+    if (call->tile || call->n > 1 || call->c_row_stride != 1) {
+        turned.tile = turned_tile;
+        turned.tile_data = &data;
     }
     return run_regions(gemm, &turned);
 }
@@ -361,20 +398,21 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
 {
     opq_gemm_call call = *given;
     bool sizes = call.batch >= 0 && call.m >= 0 && call.n >= 0 && call.k >= 0;
-    if (!sizes || (call.dtype != OPQ_f32 && call.dtype != OPQ_f64) || !operand_fits(call.dtype, call.a.dtype) ||
+    if (!sizes || (call.dtype != OPQ_f32 && call.dtype != OPQ_f64) ||
+        (!call.packed_a && !operand_fits(call.dtype, call.a.dtype)) ||
         (!call.packed_b && !operand_fits(call.dtype, call.b.dtype)))
         return opq_fail(OPQ_INVALID,
                         "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
     if (call.batch == 0 || call.m == 0 || call.n == 0)
         return OPQ_OK;
     bool one_b = call.packed_b || call.b.batch_stride == 0;
-    if (call.batch > 1 && !call.tile && one_b && !call.a.rows && call.a.batch_stride == call.m * call.a.row_stride &&
-        call.c_batch_stride == call.m * call.c_row_stride) {
+    if (call.batch > 1 && !call.tile && one_b && !call.packed_a && !call.a.rows &&
+        call.a.batch_stride == call.m * call.a.row_stride && call.c_batch_stride == call.m * call.c_row_stride) {
         call.m *= call.batch;
         call.batch = 1;
     }
-    if (call.n == 1 && call.m > 1 && !call.packed_b)
-        return run_column(gemm, &call);
+    if (call.turned || (call.n == 1 && call.m > 1 && !call.packed_a && !call.packed_b))
+        return run_turned(gemm, &call);
     return run_regions(gemm, &call);
 }
 
@@ -384,11 +422,37 @@ int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, 
     return gemm_ceil(n * opq_dtype_bytes(dtype), row_bytes) * row_bytes * k;
 }
 
-opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
+static opq_status check_packed(opq_dtype dtype, const opq_matrix *matrix, int64_t rows, int64_t columns)
 {
-    if (k < 0 || n < 0 || (dtype != OPQ_f32 && dtype != OPQ_f64) || !operand_fits(dtype, b->dtype))
+    if (rows < 0 || columns < 0 || (dtype != OPQ_f32 && dtype != OPQ_f64) || !operand_fits(dtype, matrix->dtype))
         return opq_fail(OPQ_INVALID,
                         "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+    return OPQ_OK;
+}
+
+/* Columns that so many take up: the last tile has whole vectors, up to its own two by two. */
+static int64_t padded_columns(int64_t columns, int lanes)
+{
+    int64_t vectors = gemm_ceil(columns, lanes);
+    return (vectors > OPQ_GEMM_PANEL_VECTORS ? gemm_ceil(vectors, 2) * 2 : vectors) * lanes;
+}
+
+int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t m, int64_t n, int64_t k,
+                                   bool *out_turned)
+{
+    const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
+    int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(dtype),
+        rows = opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
+    *out_turned = k >= TURNED_K_MIN && (double)padded_columns(n, lanes) * (double)m >
+                                           TURNED_GAIN * (double)padded_columns(m, lanes) * (double)n;
+    if (*out_turned)
+        return opq_gemm_packed_bytes(gemm, dtype, k, m);
+    return m > rows && region_count(dtype, m, k) == 1 ? m * k * opq_dtype_bytes(dtype) : 0;
+}
+
+opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
+{
+    OPQ_TRY(check_packed(dtype, b, k, n));
     if (k == 0 || n == 0)
         return OPQ_OK;
     opq_gemm_call call = {.dtype = dtype, .batch = 1, .n = n, .k = k, .b = *b};
@@ -398,5 +462,23 @@ opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b,
     run.group_panels = GROUP_BYTES / gemm_row_bytes(&run);
     int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
     run_parallel(&run, groups, (double)k * (double)n, pack_shared_b);
+    return OPQ_OK;
+}
+
+opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a, int64_t m, int64_t k, bool turned,
+                           void *out)
+{
+    opq_matrix right = transposed(a);
+    if (turned)
+        return opq_gemm_pack_b(gemm, dtype, &right, k, m, out);
+    OPQ_TRY(check_packed(dtype, a, m, k));
+    if (m == 0 || k == 0)
+        return OPQ_OK;
+    opq_gemm_call call = {.dtype = dtype, .batch = 1, .m = m, .n = 1, .k = k, .a = *a, .packed_a = out};
+    gemm_run run = run_make(gemm, &call);
+    run.shared_a = out;
+    plan_tile(&run);
+    plan_k(&run);
+    run_parallel(&run, run.row_panels, (double)k * (double)m, pack_shared_a);
     return OPQ_OK;
 }

@@ -52,7 +52,9 @@ typedef struct opq_gemm_call {
     int64_t c_row_stride, c_batch_stride;
     opq_gemm_tile tile;
     void *tile_data;
-    bool serial; /* the caller runs several calls at once: one block, on this thread */
+    bool serial;          /* the caller runs several calls at once: one block, on this thread */
+    const void *packed_a; /* from opq_gemm_pack_a with the same dtype, m and k; every batch uses it. NULL: a is read */
+    bool turned;          /* as it was packed; then packed_b is not used */
     const void *packed_b; /* from opq_gemm_pack_b with the same dtype, n or more, and packed_k; every batch uses it. NULL: b is read */
     int64_t packed_k; /* 0: k */
 } opq_gemm_call;
@@ -65,6 +67,12 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call) OPQ_MUST_CHEC
  * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used. */
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n);
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n,
+                           void *out) OPQ_MUST_CHECK;
+/* The same for a. *out_turned: for the transposed product, of which it is the right operand; better where n columns leave much of their
+ * last vectors empty. 0 bytes: so few rows, or so many, that no packed copy serves. */
+int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t m, int64_t n, int64_t k,
+                                   bool *out_turned);
+opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a, int64_t m, int64_t k, bool turned,
                            void *out) OPQ_MUST_CHECK;
 
 #endif

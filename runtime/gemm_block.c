@@ -30,7 +30,7 @@ typedef struct block {
     gemm_run *run;
     int64_t batch;
     int64_t row_first, row_last; /* row panels */
-    char *packed_a;              /* region of packed row panels, NULL if in place */
+    const char *packed_a;        /* region of packed row panels, NULL if in place */
     int64_t region_first, region_last;
     char *packed_b, *tile, *edge;
 } block;
@@ -239,7 +239,7 @@ static int64_t round_up(int64_t bytes)
 
 static int64_t chunk_rows_bytes(const gemm_run *run)
 {
-    if (run->a_in_place || run->shared_a)
+    if (run->a_in_place || run->shared_a || run->call.packed_a)
         return 0;
     int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
     return panels * gemm_ceil(run->call.m, run->row_panels) * run->call.k * run->element_bytes;
@@ -284,14 +284,16 @@ static opq_status run_block(gemm_run *run, int64_t index, char *scratch)
     w.packed_b = scratch + round_up(chunk_rows_bytes(run));
     w.tile = w.packed_b + round_up(group_bytes(run));
     w.edge = w.tile + round_up(tile_bytes(run));
-    if (run->shared_a) {
+    if (run->shared_a || run->call.packed_a) {
         w.region_last = run->row_panels;
-        w.packed_a = run->shared_a + w.batch * gemm_packed_a_bytes(run, 0, run->row_panels);
+        w.packed_a = run->call.packed_a;
+        if (run->shared_a)
+            w.packed_a = run->shared_a + w.batch * gemm_packed_a_bytes(run, 0, run->row_panels);
     } else if (!run->a_in_place) {
         w.region_first = w.row_first;
         w.region_last = w.row_last;
         w.packed_a = scratch;
-        gemm_pack_a(run, w.batch, w.row_first, w.row_last, w.row_first, w.row_last, w.packed_a);
+        gemm_pack_a(run, w.batch, w.row_first, w.row_last, w.row_first, w.row_last, scratch);
     }
     for (int64_t p = first; p < last; p += run->group_panels)
         OPQ_TRY(run_group(&w, p, gemm_min(p + run->group_panels, last)));

@@ -168,16 +168,16 @@ static bool all_there(const opq_pack_source *s, int64_t first, int64_t end, int6
     return true;
 }
 
-/* After how many rows the guards begin again (the taps of a convolution, for each channel); at most `most`. */
-static int find_period(const opq_pack_source *s, int64_t k, int most)
+/* After how many rows the guards begin again, all along k (the taps of a convolution, for each channel). k: they do not, or later. */
+static int64_t find_period(const opq_pack_source *s, int64_t k)
 {
-    int period = 1;
+    int64_t period = 1;
     for (int64_t i = 1; i < k; i++)
         for (int g = 0; g < s->guard_count; g++)
-            if (s->guard[g].k[i] != s->guard[g].k[i % period]) {
-                if (i >= most)
-                    return most;
-                period = (int)i + 1;
+            if (s->guard[g].k[i] != s->guard[g].k[i - period]) {
+                if (i >= PERIOD_MAX)
+                    return k;
+                period = i + 1;
                 break;
             }
     return period;
@@ -212,18 +212,14 @@ static bool pack_runs(bool avx512, const opq_pack_source *s, int64_t k, const op
                       int64_t across, int width, float *out)
 {
     opq_pack_move moves[PERIOD_MAX * MOVES_MAX];
-    int first[PERIOD_MAX + 1] = {0}, lanes = avx512 ? 16 : 8, period = 1;
-    bool all = all_there(s, 0, k, across), periodic = true;
+    int first[PERIOD_MAX + 1] = {0}, lanes = avx512 ? 16 : 8;
+    bool periodic = s->period <= PERIOD_MAX, all = all_there(s, 0, periodic ? s->period : k, across);
+    int period = all ? 1 : periodic ? (int)s->period : PERIOD_MAX;
     if (s->to != OPQ_f32)
         return false;
-    if (!all)
-        period = find_period(s, k, PERIOD_MAX);
-    for (int64_t i = 0; i < k && periodic && !all; i++)
-        for (int g = 0; g < s->guard_count; g++)
-            periodic = periodic && s->guard[g].k[i] == s->guard[g].k[i % period];
     for (int64_t i = 0, rows; i < k; i += rows) {
         opq_pack_source part = *s;
-        rows = periodic ? k : k - i < period ? k - i : period;
+        rows = periodic || all ? k : k - i < period ? k - i : period;
         for (int p = 0; p < period && p < rows; p++) {
             first[p + 1] = first[p];
             for (int r = 0; r < count; r++) {
@@ -284,9 +280,11 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to);
     int64_t step = source->across_stride == 1 && across > width ? STRIP : k;
+    int64_t period = source->k_at || source->across_at ? find_period(source, k) : 0;
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {
             opq_pack_source part = *source;
+            part.period = period;
             part.data = opq_pack_at(source->data, source->from, i * source->k_stride + j * source->across_stride);
             part.k_at = source->k_at ? source->k_at + i : NULL;
             part.across_at = source->across_at ? source->across_at + j : NULL;

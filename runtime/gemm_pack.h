@@ -29,6 +29,7 @@ typedef struct opq_pack_source {
     int guard_count;                 /* then both are tables */
     opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
     const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
+    int64_t period; /* of a part of an operand with tables: rows of k after which the guards begin again; k: they do not */
     const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
 } opq_pack_source;
 

@@ -7,6 +7,8 @@
 enum { AHEAD = 64 };
 /* Rows of k to prefetch ahead: hardware does not follow short runs a row apart. */
 enum { ROWS_AHEAD = 32 };
+/* Rows of a window that are made together: they stay in L1. */
+enum { MOVED_ROWS = 128 };
 
 INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
 {
@@ -98,22 +100,37 @@ INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, 
     }
 }
 
-INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves,
-                       const int *first, int period, int width, float *out)
+/* One move of `count` rows, `period` rows apart from row `first` on. */
+INLINE void copy_move(const opq_pack_source *s, opq_dtype from, int64_t first, int64_t count, int64_t period,
+                      const opq_pack_move *move, int width, float *out)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    int turn = 0; /* p % period */
-    for (int64_t p = 0; p < k; p++, out += width, turn = turn + 1 < period ? turn + 1 : 0) {
-        const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
-        for (int m = first[turn]; m < first[turn + 1]; m++) {
-            const opq_pack_move *move = &moves[m];
-            const char *at = row + move->from * bytes;
-            __m512 value = load_f32(at, from, move->load);
-            if (move->apart)
-                value = _mm512_permutex2var_ps(value, even, load_f32(at + 16 * bytes, from, move->more));
-            _mm512_mask_storeu_ps(out + move->to, move->store, value);
-        }
+    const char *data = (const char *)s->data + move->from * bytes;
+    const __mmask16 load = move->load, more = move->more, store = move->store;
+    float *to = out + first * width + move->to;
+    if (!move->apart) {
+        for (int64_t i = 0, p = first; i < count; i++, p += period)
+            _mm512_mask_storeu_ps(to + i * period * width, store, load_f32(data + opq_pack_k(s, p) * bytes, from, load));
+        return;
+    }
+    for (int64_t i = 0, p = first; i < count; i++, p += period) {
+        const char *at = data + opq_pack_k(s, p) * bytes;
+        __m512 value = load_f32(at, from, load), high = load_f32(at + 16 * bytes, from, more);
+        _mm512_mask_storeu_ps(to + i * period * width, store, _mm512_permutex2var_ps(value, even, high));
+    }
+}
+
+/* Some rows at a time, and of those each move for all rows that it makes: its masks stay in registers. */
+INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves,
+                       const int *first, int period, int width, float *out)
+{
+    int64_t step = (MOVED_ROWS / period + 1) * period;
+    for (int64_t begin = 0; begin < k; begin += step) {
+        int64_t rows = k - begin < step ? k - begin : step;
+        for (int p = 0; p < period && p < rows; p++)
+            for (int m = first[p]; m < first[p + 1]; m++)
+                copy_move(s, from, begin + p, (rows - p - 1) / period + 1, period, &moves[m], width, out);
     }
 }
 

@@ -1,4 +1,4 @@
-/* The cache of packed right operands: see packed.h.
+/* The cache of packed operands: see packed.h.
  *
  * Every view that was used lately has a record in its buffer's list; those that are packed have memory and are in the pool's list by last
  * use as well. References to memory are given back without the lock, because that takes the pool's lock.
@@ -31,8 +31,9 @@ void opq_packed_destroy(opq_packed_cache *cache) { pthread_mutex_destroy(&cache-
 
 static bool key_equal(const opq_packed_key *a, const opq_packed_key *b)
 {
-    return a->from == b->from && a->to == b->to && a->k == b->k && a->n == b->n && a->offset == b->offset &&
-           a->row_stride == b->row_stride && a->column_stride == b->column_stride;
+    return a->from == b->from && a->to == b->to && a->left == b->left && a->turned == b->turned && a->rows == b->rows &&
+           a->columns == b->columns && a->offset == b->offset && a->row_stride == b->row_stride &&
+           a->column_stride == b->column_stride;
 }
 
 static opq_packed *look_up(const opq_buffer *buffer, const opq_packed_key *key)
@@ -99,7 +100,11 @@ static opq_packed *add_record(opq_packed_cache *cache, opq_buffer *buffer, const
 
 /* ---- room */
 
-static bool is_transposed(const opq_packed_key *key) { return key->row_stride == 1; }
+/* As the operand of one side, in the same order? */
+static bool same_direction(const opq_packed_key *a, const opq_packed_key *b)
+{
+    return a->left == b->left && (a->row_stride == 1) == (b->row_stride == 1);
+}
 
 /* The bytes of the buffer's copies that are read in the key's direction, and which of them was used longest ago. */
 static int64_t copies_of(const opq_buffer *buffer, const opq_packed_key *key, opq_packed **out_oldest)
@@ -107,7 +112,7 @@ static int64_t copies_of(const opq_buffer *buffer, const opq_packed_key *key, op
     int64_t bytes = 0;
     *out_oldest = NULL;
     for (opq_packed *p = atomic_load(&buffer->packed); p; p = p->next) {
-        if (p->memory == NULL || is_transposed(&p->key) != is_transposed(key))
+        if (p->memory == NULL || !same_direction(&p->key, key))
             continue;
         bytes += (int64_t)p->memory->bytes;
         if (*out_oldest == NULL || p->used < (*out_oldest)->used)

@@ -1,4 +1,4 @@
-/* Packed copies of the right operands of matmuls, kept with the buffers they were made from. Thread-safe.
+/* Packed copies of the operands of matmuls, kept with the buffers they were made from. Thread-safe.
  *
  * A buffer never changes, so a view of one that comes back (a weight) need not be packed by every matmul: it is packed at its second use.
  * Copies are a cache. The copies of one buffer that are read in one direction (a weight in a forward pass, its transpose in a backward
@@ -19,10 +19,11 @@
 struct opq_buffer;
 struct opq_pool;
 
-/* Everything that opq_gemm_pack_b reads besides the memory itself. A buffer may be read as several dtypes. */
+/* Everything that opq_gemm_pack_a and opq_gemm_pack_b read besides the memory itself. A buffer may be read as several dtypes. */
 typedef struct opq_packed_key {
     opq_dtype from, to; /* of the elements in memory; of the sums */
-    int64_t k, n;
+    bool left, turned;  /* turned: for the transposed product */
+    int64_t rows, columns;
     int64_t offset, row_stride, column_stride; /* in elements of `from` */
 } opq_packed_key;
 

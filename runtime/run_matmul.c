@@ -1,7 +1,7 @@
 /* A matmul step: the engine makes tiles, the epilogue turns each into results while it is in L1.
  *
  * The epilogue runs over loops [m, n] and reads the product through an access to buffer `tile`. For each tile its offsets move to the
- * tile's corner and that access becomes the tile itself; nothing is compiled per size. A right operand that comes back unchanged (a
+ * tile's corner and that access becomes the tile itself; nothing is compiled per size. An operand that comes back unchanged (a
  * weight) is packed at its second use and kept with its buffer: packed.h.
  */
 #include "runtime/run.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PACKED_COUNT_MIN = 64 * 64, PADDING_MAX = 4 };
+enum { PACKED_COUNT_MIN = 64 * 64, PADDING_MAX = 4, LEFT_COLUMNS_MIN = 8 };
 /* Of a kernel over [m, n]: see opq_loops_dims_count. */
 enum { TILE_RANK = 2, DIMS_MAX = TILE_RANK + OPQ_ACCESS_MAX * (TILE_RANK + 3) };
 
@@ -70,40 +70,51 @@ opq_matrix opq_run_operand(const opq_run_state *run, const opq_step *step, int o
 
 /* Worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown up by
  * padding (rows are padded to whole panels) or by a stride of 0. */
-static bool worth_packing(const opq_matmul_step *matmul, const opq_storage *storage, int64_t packed_bytes)
+static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storage *storage, int64_t packed_bytes)
 {
-    const opq_matrix *b = &matmul->matrix[1];
-    int64_t count = matmul->contract.k * matmul->contract.n;
-    return !b->rows && !b->columns && storage->home == OPQ_HOME_input && (matmul->batch == 1 || b->batch_stride == 0) &&
-           matmul->outer_rank == 0 && count >= PACKED_COUNT_MIN && count * opq_dtype_bytes(b->dtype) <= storage->bytes &&
+    const opq_matrix *x = &matmul->matrix[o];
+    int64_t count = matmul->contract.k * (o == 0 ? matmul->contract.m : matmul->contract.n);
+    if (o == 0 && matmul->contract.n < LEFT_COLUMNS_MIN)
+        return false;
+    return packed_bytes > 0 && !x->rows && !x->columns && storage->home == OPQ_HOME_input &&
+           (matmul->batch == 1 || x->batch_stride == 0) && matmul->outer_rank == 0 && count >= PACKED_COUNT_MIN &&
+           count * opq_dtype_bytes(x->dtype) <= storage->bytes &&
            packed_bytes <= PADDING_MAX * count * opq_dtype_bytes(matmul->dtype);
 }
 
-/* The packed copy kept with the buffer, made at the second use; a reference. NULL to read the operand as it is. */
-static opq_buffer *packed_right(const opq_run_state *run, const opq_step *step)
+/* The packed copy of operand o kept with the buffer, made at the second use; a reference. NULL to read the operand as it is.
+ * out_turned: of the left one, whether it is packed for the transposed product. */
+static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step, int o, bool *out_turned)
 {
     opq_gemm *gemm = run->runtime->gemm;
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
-    const opq_matrix *b = &matmul->matrix[1];
-    int32_t id = step->buffers[c->operand[1].buffer];
-    int64_t bytes = opq_gemm_packed_bytes(gemm, matmul->dtype, c->k, c->n);
-    if (!worth_packing(matmul, &run->plan->storage[id], bytes))
+    const opq_matrix *x = &matmul->matrix[o];
+    opq_dtype to = matmul->dtype;
+    bool left = o == 0;
+    int32_t id = step->buffers[c->operand[o].buffer];
+    int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, c->m, c->n, c->k, out_turned)
+                         : opq_gemm_packed_bytes(gemm, to, c->k, c->n);
+    if (!worth_packing(matmul, o, &run->plan->storage[id], bytes))
         return NULL;
-    opq_packed_key key = {.from = b->dtype,
-                          .to = matmul->dtype,
-                          .k = c->k,
-                          .n = c->n,
-                          .offset = c->operand[1].offset,
-                          .row_stride = b->row_stride,
-                          .column_stride = b->column_stride};
+    opq_packed_key key = {.from = x->dtype,
+                          .to = to,
+                          .left = left,
+                          .turned = left && *out_turned,
+                          .rows = left ? c->m : c->k,
+                          .columns = left ? c->k : c->n,
+                          .offset = c->operand[o].offset,
+                          .row_stride = x->row_stride,
+                          .column_stride = x->column_stride};
     opq_buffer *buffer = opq_run_buffer(run, id);
     bool wanted;
     opq_buffer *packed = opq_packed_find(buffer, &key, bytes, &wanted);
     if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
         return packed;
-    opq_matrix from = opq_run_operand(run, step, 1, 0, 0);
-    if (opq_gemm_pack_b(gemm, matmul->dtype, &from, c->k, c->n, packed->data) != OPQ_OK) {
+    opq_matrix from = opq_run_operand(run, step, o, 0, 0);
+    opq_status status = left ? opq_gemm_pack_a(gemm, to, &from, c->m, c->k, *out_turned, packed->data)
+                             : opq_gemm_pack_b(gemm, to, &from, c->k, c->n, packed->data);
+    if (status != OPQ_OK) {
         opq_buffer_release(packed);
         return NULL;
     }
@@ -141,9 +152,12 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_st
     opq_tiles t = {.step = step, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
     opq_run_bind(run, step, t.buffers, t.scalars);
     opq_gemm_call call = {.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
-    opq_buffer *packed = packed_right(run, step);
-    if (packed)
-        call.packed_b = packed->data;
+    bool turned = false;
+    opq_buffer *left = packed_operand(run, step, 0, &turned);
+    call.packed_a = left ? left->data : NULL;
+    call.turned = left && turned;
+    opq_buffer *right = call.turned ? NULL : packed_operand(run, step, 1, NULL);
+    call.packed_b = right ? right->data : NULL;
     opq_status status = OPQ_OK;
     int64_t outer_count = 1;
     for (int i = 0; i < matmul->outer_rank; i++)
@@ -162,6 +176,7 @@ opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_st
         }
         status = opq_gemm_run(run->runtime->gemm, &call);
     }
-    opq_buffer_release(packed);
+    opq_buffer_release(left);
+    opq_buffer_release(right);
     return status;
 }

@@ -352,6 +352,43 @@ static void check_tiles(const sample *s, const char *how, opq_gemm_call call, co
     free(to.times);
 }
 
+/* With copies of operands that are not read any more. */
+static void check_packed_left(const sample *s, opq_gemm_call call, const void *packed_b, const char *expect)
+{
+    bool better;
+    int64_t bytes = opq_gemm_packed_left_bytes(gemm, s->dtype, s->m, s->n, s->k, &better);
+    for (int turned = 0; turned < 2 && (s->batch == 1 || (s->batch > 1 && call.a.batch_stride == 0)); turned++) {
+        if (!turned && (bytes == 0 || better))
+            continue;
+        guarded left = guarded_make(turned ? opq_gemm_packed_bytes(gemm, s->dtype, s->k, s->m) : bytes);
+        assert_int_equal(opq_gemm_pack_a(gemm, s->dtype, &call.a, s->m, s->k, turned, left.data), OPQ_OK);
+        opq_gemm_call with = call;
+        with.packed_a = left.data, with.a.data = NULL, with.turned = turned;
+        check_direct(s, turned ? "turned" : "packed a", with, expect);
+        check_tiles(s, turned ? "turned, tiles" : "packed a, tiles", with, expect);
+        with.packed_b = packed_b;
+        if (packed_b)
+            check_tiles(s, "packed a and b", with, expect);
+        munmap(left.map, left.map_bytes);
+    }
+}
+
+static void check_packed(const sample *s, opq_gemm_call call, const char *expect)
+{
+    guarded right = {0};
+    if (s->batch == 1 || (s->batch > 1 && call.b.batch_stride == 0)) {
+        right = guarded_make(opq_gemm_packed_bytes(gemm, s->dtype, s->k, s->n));
+        assert_int_equal(opq_gemm_pack_b(gemm, s->dtype, &call.b, s->k, s->n, right.data), OPQ_OK);
+    }
+    check_packed_left(s, call, right.data, expect);
+    if (right.map) {
+        call.packed_b = right.data, call.b.data = NULL;
+        check_direct(s, "packed b", call, expect);
+        check_tiles(s, "packed b, tiles", call, expect);
+        munmap(right.map, right.map_bytes);
+    }
+}
+
 static void check(const sample *s)
 {
     guarded a, b;
@@ -360,26 +397,12 @@ static void check(const sample *s)
     call.b = matrix_make(s->b, s->b_dtype, s->batch, s->k, s->n, &b);
     char *expect = calloc((size_t)(s->batch * s->m * s->n) + 1, 8);
     reference(&call, expect);
-    guarded packed = {0};
-    const void *packed_b = NULL;
-    if (s->batch == 1 || (s->batch > 1 && call.b.batch_stride == 0)) {
-        packed = guarded_make(opq_gemm_packed_bytes(gemm, s->dtype, s->k, s->n));
-        assert_int_equal(opq_gemm_pack_b(gemm, s->dtype, &call.b, s->k, s->n, packed.data), OPQ_OK);
-        packed_b = packed.data;
-    }
     for (threads = 1; threads <= THREADS; threads += THREADS - 1) {
-        call.packed_b = NULL;
         check_direct(s, "direct", call, expect);
         check_tiles(s, "tiles", call, expect);
-        call.packed_b = packed_b;
-        if (packed_b) {
-            check_direct(s, "packed b", call, expect);
-            check_tiles(s, "packed b, tiles", call, expect);
-        }
+        check_packed(s, call, expect);
     }
     threads = 1;
-    if (packed.map)
-        munmap(packed.map, packed.map_bytes);
     free(expect);
     munmap(a.map, a.map_bytes);
     munmap(b.map, b.map_bytes);

@@ -28,8 +28,8 @@ static opq_packed_key slice(int64_t row, int64_t rows)
 {
     return (opq_packed_key){.from = OPQ_f32,
                             .to = OPQ_f32,
-                            .k = rows,
-                            .n = COLUMNS,
+                            .rows = rows,
+                            .columns = COLUMNS,
                             .offset = row * COLUMNS,
                             .row_stride = COLUMNS,
                             .column_stride = 1};
@@ -39,7 +39,7 @@ static opq_packed_key slice(int64_t row, int64_t rows)
 static bool use(opq_buffer *buffer, const opq_packed_key *key)
 {
     bool wanted;
-    int64_t bytes = key->k * key->n * opq_dtype_bytes(key->to);
+    int64_t bytes = key->rows * key->columns * opq_dtype_bytes(key->to);
     opq_buffer *memory = opq_packed_find(buffer, key, bytes, &wanted);
     bool found = memory != NULL;
     if (wanted) {
@@ -79,16 +79,18 @@ static void test_a_view_has_one_record(void **state)
 /* Each field of the key makes another copy. */
 static void test_views_are_told_apart(void **state)
 {
-    opq_packed_key first = slice(0, 16), other[7];
+    opq_packed_key first = slice(0, 16), other[9];
     for (size_t i = 0; i < COUNT(other); i++)
         other[i] = first;
     other[0].from = OPQ_bf16;
     other[1].to = OPQ_f64;
-    other[2].k = 8;
-    other[3].n = 32;
+    other[2].rows = 8;
+    other[3].columns = 32;
     other[4].offset = 1;
     other[5].row_stride = 1;
     other[6].column_stride = 2;
+    other[7].left = true;
+    other[8].turned = true;
     for (size_t i = 0; i < COUNT(other); i++) {
         opq_buffer *w = weight(*state);
         for (int turn = 0; turn < 3; turn++)
@@ -122,7 +124,7 @@ static void test_both_directions_have_room(void **state)
 {
     opq_buffer *w = weight(*state);
     opq_packed_key forward = slice(0, ROWS), backward = forward;
-    backward.k = COLUMNS, backward.n = ROWS, backward.row_stride = 1, backward.column_stride = COLUMNS;
+    backward.rows = COLUMNS, backward.columns = ROWS, backward.row_stride = 1, backward.column_stride = COLUMNS;
     int found = 0;
     for (int turn = 0; turn < 4; turn++)
         found += use(w, &forward) + use(w, &backward);
