@@ -13,6 +13,7 @@
 #include <string.h>
 
 enum { RUNS_MAX = 256 }; /* of elements side by side along k, that are looked for once for all panels */
+enum { NEAR_A_BYTES = 256 << 10, NEAR_B_BYTES = 768 << 10 };
 
 /* Where one block of k of an operand is; both are empty when k is 0. */
 typedef struct left_view {
@@ -237,11 +238,25 @@ static int64_t round_up(int64_t bytes)
     return gemm_ceil(bytes, 4096) * 4096 + 192; /* off the page grid: the buffers do not fight for the same cache sets */
 }
 
+/* Row panels that are packed and multiplied before the next ones, of a block: few, so that they stay in cache, if that reads only a b that
+ * stays there too. */
+static int64_t panels_at_once(const gemm_run *run)
+{
+    const opq_gemm_call *call = &run->call;
+    int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
+    bool packs_b = !call->packed_b && !run->shared_b && !run->b_in_place && !run->few_rows;
+    if (run->a_in_place || run->shared_a || call->packed_a || packs_b ||
+        call->k * call->n * run->element_bytes > NEAR_B_BYTES)
+        return panels;
+    int64_t bytes = gemm_ceil(call->m, run->row_panels) * call->k * run->element_bytes;
+    return gemm_min(panels, NEAR_A_BYTES / (bytes + 1) + 1);
+}
+
 static int64_t chunk_rows_bytes(const gemm_run *run)
 {
     if (run->a_in_place || run->shared_a || run->call.packed_a)
         return 0;
-    int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
+    int64_t panels = panels_at_once(run);
     return panels * gemm_ceil(run->call.m, run->row_panels) * run->call.k * run->element_bytes;
 }
 
@@ -270,33 +285,45 @@ int64_t gemm_block_scratch(const gemm_run *run)
     return round_up(chunk_rows_bytes(run)) + round_up(group_bytes(run)) + round_up(tile_bytes(run)) + EDGE_BYTES;
 }
 
+/* The left operand for the block's rows: packed before, or here. */
+static void place_left(block *w, char *room)
+{
+    const gemm_run *run = w->run;
+    w->region_first = 0;
+    w->region_last = run->row_panels;
+    if (run->shared_a) {
+        w->packed_a = run->shared_a + w->batch * gemm_packed_a_bytes(run, 0, run->row_panels);
+    } else if (run->call.packed_a) {
+        w->packed_a = run->call.packed_a;
+    } else if (!run->a_in_place) {
+        w->region_first = w->row_first;
+        w->region_last = w->row_last;
+        w->packed_a = room;
+        gemm_pack_a(run, w->batch, w->row_first, w->row_last, w->row_first, w->row_last, room);
+    }
+}
+
 static opq_status run_block(gemm_run *run, int64_t index, char *scratch)
 {
     block w = {.run = run};
     int64_t column_chunk = index % run->column_chunks, rest = index / run->column_chunks;
     int64_t row_chunk = rest % run->row_chunks;
     w.batch = rest / run->row_chunks;
-    w.row_first = row_chunk * run->row_panels / run->row_chunks;
-    w.row_last = (row_chunk + 1) * run->row_panels / run->row_chunks;
+    int64_t row_first = row_chunk * run->row_panels / run->row_chunks;
+    int64_t row_last = (row_chunk + 1) * run->row_panels / run->row_chunks, rows = panels_at_once(run);
     int64_t first = column_chunk * run->column_panels / run->column_chunks;
     int64_t last = (column_chunk + 1) * run->column_panels / run->column_chunks;
 
     w.packed_b = scratch + round_up(chunk_rows_bytes(run));
     w.tile = w.packed_b + round_up(group_bytes(run));
     w.edge = w.tile + round_up(tile_bytes(run));
-    if (run->shared_a || run->call.packed_a) {
-        w.region_last = run->row_panels;
-        w.packed_a = run->call.packed_a;
-        if (run->shared_a)
-            w.packed_a = run->shared_a + w.batch * gemm_packed_a_bytes(run, 0, run->row_panels);
-    } else if (!run->a_in_place) {
-        w.region_first = w.row_first;
-        w.region_last = w.row_last;
-        w.packed_a = scratch;
-        gemm_pack_a(run, w.batch, w.row_first, w.row_last, w.row_first, w.row_last, scratch);
+    for (int64_t r = row_first; r < row_last; r += rows) {
+        w.row_first = r;
+        w.row_last = gemm_min(r + rows, row_last);
+        place_left(&w, scratch);
+        for (int64_t p = first; p < last; p += run->group_panels)
+            OPQ_TRY(run_group(&w, p, gemm_min(p + run->group_panels, last)));
     }
-    for (int64_t p = first; p < last; p += run->group_panels)
-        OPQ_TRY(run_group(&w, p, gemm_min(p + run->group_panels, last)));
     return OPQ_OK;
 }
 
