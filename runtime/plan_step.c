@@ -106,7 +106,8 @@ static int64_t count_flops(const opq_step *step, int from, int to)
             flops += turns / (blocks > 0 ? blocks : 1) * count_flops(step, i + 1, stmt->end);
             i = stmt->end - 1;
         }
-        flops += stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0 ? 1 + opq_op_contracts(stmt->op) : 0;
+        bool computes = stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0 && stmt->dtype != OPQ_bool;
+        flops += computes ? 1 + opq_op_contracts(stmt->op) : 0;
     }
     return flops;
 }

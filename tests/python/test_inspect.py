@@ -391,6 +391,23 @@ def test_bytes_saved_are_those_of_an_unfused_run(f, saves):
     assert sum(after[k] - before[k] for k in ("bytes_read", "bytes_written")) == moved[0]
 
 
+@pytest.mark.parametrize(
+    ("f", "shapes", "flops"),
+    [
+        (lambda x, y: x @ y + 1, [(8, 16), (16, 32)], 8 * 32 * (2 * 16 + 1)),
+        (
+            lambda x, w: nn.functional.conv2d(x, w, padding=1),
+            [(1, 8, 6, 6), (4, 8, 3, 3)],
+            2 * 4 * 36 * 8 * 9,
+        ),
+        (lambda x: x.sum(-1), [(8, 16)], 8 * 16),
+    ],
+)
+def test_flops_are_additions_and_multiplications(f, shapes, flops):
+    arguments = [torch.ones(shape, device="opaque") for shape in shapes]
+    assert sum(k["flops"] for k in torch_opaque.explain(f, *arguments, show=False).kernels) == flops
+
+
 def test_compare_times_what_a_loop_takes():
     """Its own bookkeeping is not in the times, however many tensors and optimizers live."""
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(6))).to("opaque")
