@@ -45,8 +45,8 @@ static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across
 
 /* ---- windows: what lies at no stride */
 
-enum { RUNS_MAX = 2 * 64 / 4, PERIOD_MAX = 64, TRANSPOSED = 16, MOVES_MAX = RUNS_MAX + 4 };
-enum { TRANSPOSE_COST = 200 }; /* of 2 x 16 x 16 elements, in cycles */
+enum { RUNS_MAX = 2 * 64 / 4, PERIOD_MAX = 64, MOVES_MAX = RUNS_MAX + 4 };
+enum { TRANSPOSE_COST = 6, ELEMENT_COST = 4 }; /* cycles: of a row of a square of vectors; of an element by itself */
 
 /* The elements of a run that are there in row k. */
 static void find_inside(const opq_pack_guard *guards, int count, const opq_pack_run *run, int64_t k, opq_pack_part *out)
@@ -147,7 +147,7 @@ static int row_cost(const opq_pack_run *runs, int count)
 {
     int cost = 0;
     for (int r = 0; r < count; r++)
-        cost += runs[r].stride == 1 ? 2 : runs[r].stride == 2 ? 4 : runs[r].count;
+        cost += runs[r].stride == 1 ? 2 : runs[r].stride == 2 ? 4 : ELEMENT_COST * runs[r].count;
     return cost;
 }
 
@@ -244,10 +244,11 @@ static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_
     opq_pack_run runs[RUNS_MAX];
     opq_pack_part there[RUNS_MAX];
     const int32_t *known = s->run_lengths;
-    int64_t first = known ? known[0] : run_along_k(s, 0, k < TRANSPOSED ? k : TRANSPOSED);
-    first = first < TRANSPOSED ? first : TRANSPOSED;
+    int lanes = avx512 ? 16 : 8, squares = (width + lanes - 1) / lanes;
+    int64_t first = known ? known[0] : run_along_k(s, 0, k < lanes ? k : lanes);
+    first = first < lanes ? first : lanes;
     int count = find_runs(s, across, runs);
-    if (row_cost(runs, count) <= TRANSPOSE_COST / first)
+    if (row_cost(runs, count) <= TRANSPOSE_COST * lanes * squares / first)
         return pack_runs(avx512, s, k, runs, count, across, width, out);
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
