@@ -248,6 +248,8 @@ static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_
     int64_t first = known ? known[0] : run_along_k(s, 0, k < lanes ? k : lanes);
     first = first < lanes ? first : lanes;
     int count = find_runs(s, across, runs);
+    if (s->to != OPQ_f32 && s->guard_count > 0)
+        return false;
     if (row_cost(runs, count) <= TRANSPOSE_COST * lanes * squares / first)
         return pack_runs(avx512, s, k, runs, count, across, width, out);
     for (int64_t i = 0, length; i < k; i += length) {
