@@ -23,9 +23,6 @@ struct Pooling {
     Axis x, y, kernel, stride, padding, dilation;
 };
 
-Value plus(const Value &a, const Value &b) { return record(OPQ_OP_add, {a, b}); }
-Value times(const Value &a, const Value &b) { return record(OPQ_OP_mul, {a, b}); }
-
 // [batch .., space ..], or channels-last [batch, space .., channels].
 Value in_order(const Tensor &tensor, const Pooling &p)
 {

@@ -1,6 +1,4 @@
 // Scans: cumsum and its kin. What PyTorch makes of them (diff, trapezoid, gradients) comes here as these.
-#include "adapter.h"
-
 #include "movement.h"
 
 namespace opq
