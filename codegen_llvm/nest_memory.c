@@ -87,6 +87,17 @@ static LLVMValueRef turn_round(opq_nest *n, LLVMValueRef vector)
     return LLVMBuildShuffleVector(n->e->builder, vector, vector, LLVMConstVector(indices, (unsigned)n->e->lanes), "");
 }
 
+/* Every `stride`th element of as many vectors that follow each other, two to four. */
+static LLVMValueRef every(opq_nest *n, const LLVMValueRef *parts, int stride)
+{
+    int lanes = n->e->lanes;
+    if (stride == 2)
+        return shuffle(n, parts[0], parts[1], lanes, 2);
+    LLVMValueRef last = stride == 3 ? LLVMGetPoison(LLVMTypeOf(parts[0])) : parts[3];
+    return shuffle(n, shuffle(n, parts[0], parts[1], 2 * lanes, 1), shuffle(n, parts[2], last, 2 * lanes, 1), lanes,
+                   stride);
+}
+
 /* Two to four elements apart: all between them is loaded, but for what lies behind the last one. */
 static LLVMValueRef load_apart(opq_nest *n, opq_dtype dtype, int stride, LLVMValueRef pointer)
 {
@@ -98,12 +109,7 @@ static LLVMValueRef load_apart(opq_nest *n, opq_dtype dtype, int stride, LLVMVal
     for (int v = 0; v < stride; v++)
         parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * lanes)),
                                    v + 1 < stride ? NULL : LLVMConstVector(counts, (unsigned)lanes));
-    if (stride == 2)
-        return shuffle(n, parts[0], parts[1], lanes, 2);
-    if (stride == 3)
-        parts[3] = LLVMGetPoison(LLVMTypeOf(parts[0]));
-    return shuffle(n, shuffle(n, parts[0], parts[1], 2 * lanes, 1), shuffle(n, parts[2], parts[3], 2 * lanes, 1), lanes,
-                   stride);
+    return every(n, parts, stride);
 }
 
 /* The same under a mask: of what lies between them nothing is read. */
@@ -123,12 +129,7 @@ static LLVMValueRef load_apart_masked(opq_nest *n, opq_dtype dtype, int stride, 
         some = LLVMBuildAnd(b, some, LLVMConstVector(wanted, (unsigned)lanes), "");
         parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * lanes)), some);
     }
-    if (stride == 2)
-        return shuffle(n, parts[0], parts[1], lanes, 2);
-    if (stride == 3)
-        parts[3] = LLVMGetPoison(LLVMTypeOf(parts[0]));
-    return shuffle(n, shuffle(n, parts[0], parts[1], 2 * lanes, 1), shuffle(n, parts[2], parts[3], 2 * lanes, 1), lanes,
-                   stride);
+    return every(n, parts, stride);
 }
 
 /* One element for all lanes, where `lanes` has any; elsewhere 0. */

@@ -224,19 +224,14 @@ bool parts_of(const Convolution &c, std::vector<Part> &out)
 // `value` with a part of its places replaced: [batch, channels, space ..], channels-last [batch, space .., channels].
 Value placed(const Value &value, const Value &part, const Convolution &c, const Dims &remainder)
 {
-    const Dims shape = shape_of(value), sizes = shape_of(part);
-    Dims strides(shape.size());
-    int64_t stride = 1, offset = 0;
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
-        strides[d] = stride;
+    Dims strides = ordered_strides(shape_of(value), Order{});
+    int64_t offset = 0;
     for (size_t i = 0; i < remainder.size(); ++i) {
         const size_t d = i + (c.last ? 1 : 2);
         offset += remainder[i] * strides[d];
         strides[d] *= c.stride[i];
     }
-    return record(
-        OPQ_OP_update, {value, part},
-        {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
+    return updated(value, part, offset, strides);
 }
 
 Value backward(const Value &y, const Value &weight, const Convolution &c)

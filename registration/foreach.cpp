@@ -26,11 +26,12 @@ class Operand
             for (const IValue &scalar : argument.toListRef())
                 numbers_.push_back(plain_number(scalar.toScalar(), dtype));
     }
-    // Of a list; any other argument stands beside as many as there are.
+    // Of a list; any other argument stands beside as many as there are. One tensor is a number.
     bool has(size_t count) const
     {
-        const size_t own = std::max(tensors_.size(), numbers_.size());
-        return tensor_.defined() || number_ || own == count;
+        if (tensor_.defined())
+            return tensor_.dim() == 0;
+        return number_ || std::max(tensors_.size(), numbers_.size()) == count;
     }
     bool at(size_t k, Plain &out) const
     {
@@ -74,6 +75,16 @@ struct Foreach final : c10::OperatorKernel {
     const size_t count;
     const bool inplace, has_alpha;
 
+    // Autograd, which has no version of these operators that writes, counts the writes of each element's own operator.
+    bool write(opq_op op, const Tensor &tensor, c10::ArrayRef<Plain> plain, const Value &alpha) const
+    {
+        const bool done =
+            alpha ? plain[1].tensor && write_scaled(row, tensor, *plain[1].tensor, alpha) : plain_write(op, plain);
+        if (done)
+            tensor.unsafeGetTensorImpl()->bump_version();
+        return done;
+    }
+
     // Elements from 0 on, as many as are simple; of those not in place the results.
     size_t record_simple(const IValue *args, size_t length, std::vector<Tensor> &results) const
     {
@@ -100,8 +111,8 @@ struct Foreach final : c10::OperatorKernel {
                 if (!operand.at(k, plain.back()))
                     return k;
             }
-            if (scaled && inplace) {
-                if (!plain[1].tensor || !write_scaled(row, first[k], *plain[1].tensor, alpha))
+            if (inplace) {
+                if (!write(op, first[k], plain, scaled ? alpha : Value()))
                     return k;
                 continue;
             }
@@ -111,15 +122,10 @@ struct Foreach final : c10::OperatorKernel {
                 product = record(OPQ_OP_mul, {read(*plain[1].tensor), alpha});
                 plain[1] = product;
             }
-            if (inplace) {
-                if (!plain_write(op, plain))
-                    return k;
-            } else {
-                Tensor result = plain_result(op, plain);
-                if (!result.defined())
-                    return k;
-                results.push_back(std::move(result));
-            }
+            Tensor result = plain_result(op, plain);
+            if (!result.defined())
+                return k;
+            results.push_back(std::move(result));
         }
         return length;
     }

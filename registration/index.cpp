@@ -121,7 +121,7 @@ Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
             return where;
         const Value fits = record(OPQ_OP_bitwise_and,
                                   {record(OPQ_OP_ge, {where, scalar(0)}), record(OPQ_OP_lt, {where, scalar(size)})});
-        linear = linear ? record(OPQ_OP_add, {record(OPQ_OP_mul, {linear, scalar(size)}), where}) : where;
+        linear = next_place(linear, size, where);
         inside = inside ? record(OPQ_OP_bitwise_and, {inside, fits}) : fits;
     }
     return record(OPQ_OP_where, {inside, linear, scalar(-1)});
@@ -237,17 +237,6 @@ bool index_put(Call &call)
     return true;
 }
 
-// The memory order of a channels-last format: the channels behind the space.
-Order channels_last(int64_t rank)
-{
-    Order order;
-    order.perm.push_back(0);
-    for (int64_t dim = 2; dim < rank; ++dim)
-        order.perm.push_back(dim);
-    order.perm.push_back(1);
-    return order;
-}
-
 // cat(tensors, dim); 1-d tensors without elements are skipped whatever the others' rank. Channels-last tensors alone give one of
 // that format, as on the CPU.
 bool cat(Call &call)
@@ -267,7 +256,7 @@ bool cat(Call &call)
         return false;
     const int64_t rank = tensors.back()->dim();
     int64_t axis = normal_axis(call.integer(1), rank);
-    const Order order = last ? channels_last(rank) : Order{};
+    const Order order = last ? last_order(rank) : Order{};
     std::vector<Value> parts;
     for (const Tensor *const tensor : tensors)
         parts.push_back(last ? read_ordered(*tensor, static_cast<int>(rank), order) : call.in(*tensor));

@@ -54,9 +54,6 @@ std::vector<Line> lines_of(const Call &call, IntArrayRef from, IntArrayRef to, b
     return lines;
 }
 
-Value plus(const Value &a, const Value &b) { return record(OPQ_OP_add, {a, b}); }
-Value times(const Value &a, const Value &b) { return record(OPQ_OP_mul, {a, b}); }
-
 // Numbers along a dim of a value of this rank.
 Value along(const Value &numbers, size_t rank, size_t dim)
 {
@@ -159,12 +156,11 @@ Value blended_by_slices(const Value &value, const Line &line, const Axis &shifts
 {
     const auto rank = static_cast<size_t>(value.rank());
     const auto factor = static_cast<int64_t>(shifts.size()), last = static_cast<int64_t>(rank) - 1;
-    Dims one(rank, 0), sizes = shape_of(value), shape = sizes, strides(rank);
+    Dims one(rank, 0), shape = shape_of(value);
     one.back() = 1;
     shape.back() *= factor;
-    int64_t stride = factor;
-    for (size_t d = rank; d-- > 0; stride *= sizes[d])
-        strides[d] = stride;
+    Dims strides = ordered_strides(shape, Order{});
+    strides.back() = factor;
     const Value around = padded(value, 0, one, one);
     Value result = record_typed(OPQ_OP_undefined, value.dtype(), shape, {});
     for (int64_t r = 0; r < factor; ++r) {
@@ -172,9 +168,7 @@ Value blended_by_slices(const Value &value, const Line &line, const Axis &shifts
         const auto [left, right] = weights_of(line, r, shift, factor);
         const Value from = slice(around, last, 1 + shift, line.size), to = slice(around, last, 2 + shift, line.size);
         const Value here = plus(times(from, table(left, value.dtype())), times(to, table(right, value.dtype())));
-        result = record(
-            OPQ_OP_update, {result, here},
-            {attr_int(OPQ_ATTR_offset, r), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
+        result = updated(result, here, r, strides);
     }
     return result;
 }

@@ -13,16 +13,20 @@ int64_t Moved::at(int64_t dim) const
     return order.plain() ? dim : std::find(order.perm.begin(), order.perm.end(), dim) - order.perm.begin();
 }
 
-Order format_order(const Tensor &tensor)
+Order last_order(int64_t rank)
 {
     Order order;
-    if (is_raw(tensor) || tensor.suggest_memory_format() == at::MemoryFormat::Contiguous)
-        return order;
     order.perm.push_back(0);
-    for (int64_t dim = 2; dim < tensor.dim(); ++dim)
+    for (int64_t dim = 2; dim < rank; ++dim)
         order.perm.push_back(dim);
     order.perm.push_back(1);
     return order;
+}
+
+Order format_order(const Tensor &tensor)
+{
+    const bool row_major = is_raw(tensor) || tensor.suggest_memory_format() == at::MemoryFormat::Contiguous;
+    return row_major ? Order{} : last_order(tensor.dim());
 }
 
 Moved moved(const Call &call, size_t i)
@@ -101,6 +105,11 @@ Value iota(IntArrayRef shape, int64_t axis)
 
 Value iota(int64_t count) { return iota({count}, 0); }
 
+Value next_place(const Value &places, int64_t size, const Value &at)
+{
+    return places ? plus(times(places, scalar(size)), at) : at;
+}
+
 Value at_places(const Value &value, int64_t first, c10::ArrayRef<Value> places)
 {
     const Dims whole = shape_of(value);
@@ -112,7 +121,7 @@ Value at_places(const Value &value, int64_t first, c10::ArrayRef<Value> places)
         along[i] = shape_of(places[i])[0];
         const Value here = reshape(places[i], along);
         const int64_t size = whole[static_cast<size_t>(first) + i];
-        linear = linear ? record(OPQ_OP_add, {record(OPQ_OP_mul, {linear, scalar(size)}), here}) : here;
+        linear = next_place(linear, size, here);
         count *= size;
     }
     joined.push_back(count);
@@ -120,15 +129,18 @@ Value at_places(const Value &value, int64_t first, c10::ArrayRef<Value> places)
     return record(OPQ_OP_index_select, {reshape(value, joined), linear}, {attr_int(OPQ_ATTR_axis, first)});
 }
 
+Value updated(const Value &value, const Value &part, int64_t offset, IntArrayRef strides)
+{
+    const Dims sizes = shape_of(part);
+    return record(
+        OPQ_OP_update, {value, part},
+        {attr_int(OPQ_ATTR_offset, offset), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
+}
+
 Value stored(const Value &value)
 {
     const Dims shape = shape_of(value);
-    Dims strides(shape.size());
-    int64_t stride = 1;
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
-        strides[d] = stride;
-    return record(OPQ_OP_update, {record_typed(OPQ_OP_undefined, value.dtype(), shape, {}), value},
-                  {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, shape), attr_ints(OPQ_ATTR_strides, strides)});
+    return updated(record_typed(OPQ_OP_undefined, value.dtype(), shape, {}), value, 0, ordered_strides(shape, Order{}));
 }
 
 namespace

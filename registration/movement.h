@@ -16,6 +16,8 @@ struct Moved {
 Moved moved(const Call &call, size_t i);
 // In any memory order, as a copy of it would be.
 Moved kept_as_it_lies(const Call &call, size_t i);
+// The memory order of channels-last formats: [batch, space .., channels].
+Order last_order(int64_t rank);
 // The order of a tensor that PyTorch takes for channels-last; else row-major.
 Order format_order(const Tensor &tensor);
 // Gives a value in the logical order of its dims, laid out as the tensor's format wants.
@@ -30,8 +32,12 @@ Value padded(const Value &value, const at::Scalar &number, IntArrayRef low, IntA
 // 0, 1, .. as i64: of one axis, or along one axis of a shape.
 Value iota(int64_t count);
 Value iota(IntArrayRef shape, int64_t axis);
+// Row-major places in the dims so far (none: no value), and in one more of this size.
+Value next_place(const Value &places, int64_t size, const Value &at);
 // The value with axes first, first + 1, .. read at these places, each i64[n]: a grid of places, read by one index_select.
 Value at_places(const Value &value, int64_t first, c10::ArrayRef<Value> places);
+// The value with the places offset + index * strides replaced by a part.
+Value updated(const Value &value, const Value &part, int64_t offset, IntArrayRef strides);
 // The same in memory of its own: what is read at several places is computed once, and not again for each of them.
 Value stored(const Value &value);
 // A gather along the innermost dim costs several times what copying its parts does. Few elements gain more from being one kernel with

@@ -137,8 +137,6 @@ bool constant_pad(Call &call)
 
 // ---- gradients
 
-Value plus(const Value &a, const Value &b) { return record(OPQ_OP_add, {a, b}); }
-
 // `added` on top of what `value` has from `start` on.
 Value add_at(const Value &value, int64_t axis, int64_t start, const Value &added)
 {

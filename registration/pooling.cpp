@@ -2,31 +2,15 @@
 //
 // A pooling is a reduction over the taps of a window view. Its gradient is one over the windows that reach an element: with
 // x + padding = stride * t + r these are t, t - 1, .., of which there are ceil(kernel / stride) in each dim, the same for all r.
-// Windows of several sizes (adaptive pooling to sizes that do not divide x's) and those that reach an element across a dilation are
-// tables of places.
-#include "sources.h"
+// Windows that reach an element across a dilation are tables of places.
+#include "pooling.h"
 
-#include <ATen/native/AdaptivePooling.h>
 #include <ATen/native/Pool.h>
-#include <algorithm>
 #include <limits>
 
 namespace opq
 {
 
-namespace
-{
-
-struct Pooling {
-    size_t spatial, first; // first: of the spatial dims, as the value lies
-    bool last;             // channels-last
-    Axis x, y, kernel, stride, padding, dilation;
-};
-
-Value plus(const Value &a, const Value &b) { return record(OPQ_OP_add, {a, b}); }
-Value times(const Value &a, const Value &b) { return record(OPQ_OP_mul, {a, b}); }
-
-// [batch .., space ..], or channels-last [batch, space .., channels].
 Value in_order(const Tensor &tensor, const Pooling &p)
 {
     return read_ordered(tensor, static_cast<int>(tensor.dim()), p.last ? last_order(tensor.dim()) : Order{});
@@ -36,6 +20,9 @@ void give(Call &call, const Value &value, const Pooling &p, at::ScalarType dtype
 {
     call.give(value, dtype, p.last ? last_order(value.rank()) : Order{});
 }
+
+namespace
+{
 
 // 0, 1, .. along a spatial dim of a value of this rank.
 Value along(size_t rank, size_t dim, int64_t count)
@@ -75,7 +62,8 @@ bool read_pooling(const Call &call, const Tensor &x, size_t at, int64_t spatial,
     return true;
 }
 
-// Does `tensor` have x's shape with other sizes of the space?
+} // namespace
+
 bool has_space(const Tensor &tensor, const Tensor &x, const Axis &space)
 {
     const int64_t lead = x.dim() - static_cast<int64_t>(space.size());
@@ -85,7 +73,6 @@ bool has_space(const Tensor &tensor, const Tensor &x, const Axis &space)
     return tensor.sizes().slice(static_cast<size_t>(lead)) == IntArrayRef(space);
 }
 
-// The windows of x with `number` around it: taps before places.
 Value taps_of(const Value &x, const Pooling &p, const at::Scalar &number)
 {
     Axis high(p.spatial);
@@ -105,7 +92,6 @@ Dims tap_dims(const Pooling &p)
 
 // ---- maxima
 
-// The tap along each dim of taps that are numbered row-major.
 std::vector<Value> split(const Value &number, const Axis &counts)
 {
     Value rest = number;
@@ -118,7 +104,6 @@ std::vector<Value> split(const Value &number, const Axis &counts)
     return taps;
 }
 
-// Where in the space the best tap of each window is: row-major. A window of nothing but -infinity has its first element.
 Value best_places(const Value &best, const Pooling &p)
 {
     const auto rank = static_cast<size_t>(best.rank());
@@ -132,10 +117,13 @@ Value best_places(const Value &best, const Pooling &p)
             const Value behind = record(OPQ_OP_remainder, {start, scalar(p.dilation[i])});
             at = record(OPQ_OP_where, {record(OPQ_OP_lt, {at, scalar(0)}), behind, at});
         }
-        linear = linear ? plus(times(linear, scalar(p.x[i])), at) : at;
+        linear = next_place(linear, p.x[i], at);
     }
     return linear;
 }
+
+namespace
+{
 
 template <size_t spatial> bool max_pool(Call &call)
 {
@@ -227,7 +215,23 @@ Value place(size_t rank, const Pooling &p, const Reaching &r, size_t i)
     return plus(times(along(rank, dim, r.t[i]), scalar(p.stride[i])), along(rank, dim + 1, p.stride[i]));
 }
 
-// Windows that read an element of a dim, instead of the numbers that readers_of() gives them.
+} // namespace
+
+Value give_to_all(const Value &value, const Pooling &p)
+{
+    const Reaching r = reaching(p);
+    Value given = spread(value, p, r, 0);
+    const auto rank = static_cast<size_t>(given.rank());
+    for (size_t i = 0; i < p.spatial; ++i) { // window t - j reaches r if r + stride * j < kernel
+        if (p.kernel[i] % p.stride[i] == 0)
+            continue;
+        const Value j = record(OPQ_OP_sub, {scalar(r.windows[i] - 1), along(rank, p.first + i, r.windows[i])});
+        const Value tap = plus(times(j, scalar(p.stride[i])), along(rank, p.first + p.spatial + 2 * i + 1, p.stride[i]));
+        given = record(OPQ_OP_where, {record(OPQ_OP_lt, {tap, scalar(p.kernel[i])}), given, scalar(0, value.dtype())});
+    }
+    return collected(given, p, r);
+}
+
 Sources windows_over(const Sources &windows, int64_t count)
 {
     Sources readers = readers_of(windows, count);
@@ -235,6 +239,9 @@ Sources windows_over(const Sources &windows, int64_t count)
         reader = reader < 0 ? -1 : reader % windows.size;
     return readers;
 }
+
+namespace
+{
 
 // give_to_best() by tables of windows.
 void give_to_best_of(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p,
@@ -249,13 +256,14 @@ void give_to_best_of(Call &call, const Tensor &grad, const Tensor &x, const Tens
     Value own;
     for (size_t i = 0; i < p.spatial; ++i) {
         const Value at = along(static_cast<size_t>(from.rank()), p.first + p.spatial + i, p.x[i]);
-        own = own ? plus(times(own, scalar(p.x[i])), at) : at;
+        own = next_place(own, p.x[i], at);
     }
     const Value chosen = record(OPQ_OP_where, {record(OPQ_OP_eq, {from, own}), given, scalar(0, computing(dtype))});
     give(call, cast(reduce(OPQ_OP_sum, {chosen}, tap_dims(p), false), dtype), p, x.scalar_type());
 }
 
-// Each element gets what the windows that it is the best of were given. `windows`: none, if all are alike and without dilation.
+} // namespace
+
 bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p,
                   const std::vector<Sources> &windows)
 {
@@ -276,12 +284,15 @@ bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor 
     Value own;
     for (size_t i = 0; i < p.spatial; ++i) {
         const Value at = record(OPQ_OP_sub, {place(rank, p, r, i), scalar(p.padding[i])});
-        own = own ? plus(times(own, scalar(p.x[i])), at) : at;
+        own = next_place(own, p.x[i], at);
     }
     const Value chosen = record(OPQ_OP_where, {record(OPQ_OP_eq, {from, own}), given, scalar(0, computing(dtype))});
     give(call, cast(collected(chosen, p, r), dtype), p, x.scalar_type());
     return true;
 }
+
+namespace
+{
 
 // (grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices)
 template <size_t spatial> bool max_pool_backward(Call &call)
@@ -363,184 +374,10 @@ template <size_t spatial> bool avg_pool_backward(Call &call)
         grad.scalar_type() != x.scalar_type() || !read_divisor(call, 5, static_cast<size_t>(x.dim()), p, by))
         return false;
     check_device(grad, call.name());
-    const Reaching r = reaching(p);
     const opq_dtype dtype = core_dtype(x.scalar_type());
-    Value given = spread(divided(cast(in_order(grad, p), computing(dtype)), by), p, r, 0);
-    const auto rank = static_cast<size_t>(given.rank());
-    for (size_t i = 0; i < p.spatial; ++i) { // window t - j reaches r if r + stride * j < kernel
-        if (p.kernel[i] % p.stride[i] == 0)
-            continue;
-        const Value j = record(OPQ_OP_sub, {scalar(r.windows[i] - 1), along(rank, p.first + i, r.windows[i])});
-        const Value tap = plus(times(j, scalar(p.stride[i])), along(rank, p.first + p.spatial + 2 * i + 1, p.stride[i]));
-        given = record(OPQ_OP_where, {record(OPQ_OP_lt, {tap, scalar(p.kernel[i])}), given, scalar(0, computing(dtype))});
-    }
-    give(call, cast(collected(given, p, r), dtype), p, x.scalar_type());
+    const Value given = divided(cast(in_order(grad, p), computing(dtype)), by);
+    give(call, cast(give_to_all(given, p), dtype), p, x.scalar_type());
     return true;
-}
-
-// ---- adaptive pooling
-
-// The windows of a dim. Where one is shorter than the longest: its last element again, or none.
-Sources adaptive_windows(int64_t x, int64_t y, bool again)
-{
-    Sources windows{1, y, {}};
-    const auto start = [&](int64_t i) { return at::native::start_index(i, y, x); };
-    const auto end = [&](int64_t i) { return at::native::end_index(i, y, x); };
-    for (int64_t i = 0; i < y; ++i)
-        windows.taps = std::max(windows.taps, end(i) - start(i));
-    windows.places = Axis(static_cast<size_t>(windows.taps * y), -1);
-    for (int64_t t = 0; t < windows.taps; ++t)
-        for (int64_t i = 0; i < y; ++i)
-            if (start(i) + t < end(i) || again)
-                windows.at(t, i) = std::min(start(i) + t, end(i) - 1);
-    return windows;
-}
-
-// Of all dims; none, if y's sizes divide x's.
-std::vector<Sources> adaptive_windows(const Pooling &p, bool again)
-{
-    std::vector<Sources> windows;
-    for (size_t i = 0; i < p.spatial && p.kernel.empty(); ++i)
-        windows.push_back(adaptive_windows(p.x[i], p.y[i], again));
-    return windows;
-}
-
-// Divided by the number of elements of each window.
-Value shared_out(const Value &value, const Pooling &p, c10::ArrayRef<Sources> windows)
-{
-    Value result = value;
-    for (size_t i = 0; i < p.spatial; ++i) {
-        Axis shape(static_cast<size_t>(value.rank()), 1);
-        std::vector<double> counts(static_cast<size_t>(p.y[i]), 0);
-        for (size_t n = 0; n < windows[i].places.size(); ++n)
-            counts[n % counts.size()] += windows[i].places[n] >= 0;
-        shape[p.first + i] = p.y[i];
-        result = record(OPQ_OP_div, {result, reshape(table(counts, value.dtype()), shape)});
-    }
-    return result;
-}
-
-// (self, output_size). Sizes that do not divide x's leave the kernel empty.
-bool read_adaptive(const Call &call, const Tensor &x, int64_t spatial, const Axis &size, Pooling &p)
-{
-    p.spatial = static_cast<size_t>(spatial);
-    p.y = size;
-    if (x.dim() < spatial + 1 || x.dim() > spatial + 2 || !has_space_in(x, spatial) ||
-        !at::isFloatingType(x.scalar_type()) || p.y.size() != p.spatial)
-        return false;
-    p.last = x.dim() == 4 && spatial == 2 && channels_last(x);
-    p.first = p.last ? 1 : static_cast<size_t>(x.dim() - spatial);
-    bool whole = true;
-    for (size_t i = 0; i < p.spatial; ++i) {
-        p.x.push_back(x.size(x.dim() - spatial + static_cast<int64_t>(i)));
-        if (p.y[i] < 1)
-            return false;
-        whole = whole && p.x[i] % p.y[i] == 0;
-        p.kernel.push_back(p.x[i] / p.y[i]);
-    }
-    if (!whole)
-        p.kernel.clear();
-    p.stride = p.kernel;
-    p.padding = Axis(p.spatial, 0);
-    p.dilation = Axis(p.spatial, 1);
-    check_device(x, call.name());
-    return true;
-}
-
-double window_count(const Pooling &p) { return static_cast<double>(c10::multiply_integers(p.kernel)); }
-
-template <size_t spatial> bool adaptive_avg_pool(Call &call)
-{
-    const Tensor &x = call.tensor(0);
-    Pooling p;
-    if (!read_adaptive(call, x, spatial, per_dim(call.dims(1), spatial), p))
-        return false;
-    const opq_dtype dtype = core_dtype(x.scalar_type());
-    const std::vector<Sources> windows = adaptive_windows(p, false);
-    if (!windows.empty()) {
-        const Value read = read_sources(cast(in_order(x, p), computing(dtype)), p.first, windows, 0);
-        const Value sum = reduce(OPQ_OP_sum, {read}, tap_dims(p), false);
-        give(call, cast(shared_out(sum, p, windows), dtype), p, x.scalar_type());
-        return true;
-    }
-    const Value taps = cast(taps_of(in_order(x, p), p, 0), computing(dtype));
-    const Value sum = reduce(OPQ_OP_sum, {taps}, tap_dims(p), false);
-    give(call, cast(divided(sum, {true, window_count(p), {}}), dtype), p, x.scalar_type());
-    return true;
-}
-
-// (grad_output, self)
-template <size_t spatial> bool adaptive_avg_pool_backward(Call &call)
-{
-    const Tensor &grad = call.tensor(0), &x = call.tensor(1);
-    Pooling p;
-    if (grad.dim() != x.dim() || x.dim() < static_cast<int64_t>(spatial) + 1 ||
-        !read_adaptive(call, x, spatial, Axis(grad.sizes().end() - spatial, grad.sizes().end()), p) ||
-        !has_space(grad, x, p.y) || grad.scalar_type() != x.scalar_type())
-        return false;
-    check_device(grad, call.name());
-    const opq_dtype dtype = core_dtype(x.scalar_type());
-    const std::vector<Sources> windows = adaptive_windows(p, false);
-    if (!windows.empty()) {
-        std::vector<Sources> over;
-        for (size_t i = 0; i < spatial; ++i)
-            over.push_back(windows_over(windows[i], p.x[i]));
-        const Value parts = shared_out(cast(in_order(grad, p), computing(dtype)), p, windows);
-        const Value read = read_sources(parts, p.first, over, 0);
-        give(call, cast(reduce(OPQ_OP_sum, {read}, tap_dims(p), false), dtype), p, x.scalar_type());
-        return true;
-    }
-    const Reaching r = reaching(p);
-    const Value given = divided(cast(in_order(grad, p), computing(dtype)), {true, window_count(p), {}});
-    give(call, cast(collected(spread(given, p, r, 0), p, r), dtype), p, x.scalar_type());
-    return true;
-}
-
-Value adaptive_places(const Value &best, const Pooling &p, c10::ArrayRef<Sources> windows)
-{
-    Axis counts;
-    for (const Sources &each : windows)
-        counts.push_back(each.taps);
-    const std::vector<Value> taps = split(best, counts);
-    Value linear;
-    for (size_t i = 0; i < p.spatial; ++i) {
-        Axis shape(static_cast<size_t>(best.rank()), 1);
-        shape[p.first + i] = p.y[i];
-        const Axis starts(windows[i].places.begin(), windows[i].places.begin() + p.y[i]);
-        const Value at = plus(reshape(table(starts), shape), taps[i]);
-        linear = linear ? plus(times(linear, scalar(p.x[i])), at) : at;
-    }
-    return linear;
-}
-
-template <size_t spatial> bool adaptive_max_pool(Call &call)
-{
-    const Tensor &x = call.tensor(0);
-    Pooling p;
-    if (!read_adaptive(call, x, spatial, per_dim(call.dims(1), spatial), p))
-        return false;
-    const std::vector<Sources> windows = adaptive_windows(p, true);
-    if (!windows.empty()) { // an element that is there again is not the first of its value
-        const Value taps = read_sources(in_order(x, p), p.first, windows, 0);
-        give(call, reduce(OPQ_OP_amax, {taps}, tap_dims(p), false), p, x.scalar_type());
-        const Value best = reduce(OPQ_OP_argmax, {taps}, tap_dims(p), false);
-        give(call, adaptive_places(best, p, windows), p, at::kLong);
-        return true;
-    }
-    const Value taps = taps_of(in_order(x, p), p, 0);
-    give(call, reduce(OPQ_OP_amax, {taps}, tap_dims(p), false), p, x.scalar_type());
-    give(call, best_places(reduce(OPQ_OP_argmax, {taps}, tap_dims(p), false), p), p, at::kLong);
-    return true;
-}
-
-// (grad_output, self, indices)
-template <size_t spatial> bool adaptive_max_pool_backward(Call &call)
-{
-    const Tensor &grad = call.tensor(0), &x = call.tensor(1);
-    Pooling p;
-    return grad.dim() == x.dim() && x.dim() > static_cast<int64_t>(spatial) &&
-           read_adaptive(call, x, spatial, Axis(grad.sizes().end() - spatial, grad.sizes().end()), p) &&
-           give_to_best(call, grad, x, call.tensor(2), p, adaptive_windows(p, false));
 }
 
 template <size_t spatial> void adapt_pools(torch::Library &library)
@@ -550,10 +387,6 @@ template <size_t spatial> void adapt_pools(torch::Library &library)
     adapt(library, ("max_pool" + dims + "_with_indices_backward").c_str(), &max_pool_backward<spatial>);
     adapt(library, ("avg_pool" + dims).c_str(), &avg_pool<spatial>);
     adapt(library, ("avg_pool" + dims + "_backward").c_str(), &avg_pool_backward<spatial>);
-    adapt(library, ("_adaptive_avg_pool" + dims).c_str(), &adaptive_avg_pool<spatial>);
-    adapt(library, ("_adaptive_avg_pool" + dims + "_backward").c_str(), &adaptive_avg_pool_backward<spatial>);
-    adapt(library, ("adaptive_max_pool" + dims).c_str(), &adaptive_max_pool<spatial>);
-    adapt(library, ("adaptive_max_pool" + dims + "_backward").c_str(), &adaptive_max_pool_backward<spatial>);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)

@@ -137,11 +137,9 @@ bool read_scatter(const Call &call, Put &out)
 Value put_back(const Call &call, const Value &part)
 {
     const Tensor &self = call.tensor(0);
-    const Dims sizes = shape_of(part), strides = ordered_strides(self.sizes(), Order{});
-    if (self.dim() == 0 || self.sizes() == IntArrayRef(sizes))
+    if (self.dim() == 0 || self.sizes() == IntArrayRef(shape_of(part)))
         return reshape(part, self.sizes());
-    return record(OPQ_OP_update, {call.in(0), part},
-                  {attr_int(OPQ_ATTR_offset, 0), attr_ints(OPQ_ATTR_sizes, sizes), attr_ints(OPQ_ATTR_strides, strides)});
+    return updated(call.in(0), part, 0, ordered_strides(self.sizes(), Order{}));
 }
 
 // scatter.value(self, dim, index, value)

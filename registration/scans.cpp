@@ -1,6 +1,4 @@
 // Scans: cumsum and its kin. What PyTorch makes of them (diff, trapezoid, gradients) comes here as these.
-#include "adapter.h"
-
 #include "movement.h"
 
 namespace opq
@@ -9,9 +7,15 @@ namespace opq
 namespace
 {
 
+// Of a number, whose dim may be 0 or -1, the number.
 Value scan(const Call &call, opq_op op, const Value &value)
 {
-    return record(op, {value}, {attr_int(OPQ_ATTR_axis, normal_axis(call.integer(1), call.tensor(0).dim()))});
+    const int64_t axis = call.integer(1);
+    if (value.rank() == 0 && axis != 0 && axis != -1)
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s: a number has no dim %lld", call.name(), static_cast<long long>(axis)));
+    if (value.rank() == 0)
+        return value;
+    return record(op, {value}, {attr_int(OPQ_ATTR_axis, normal_axis(axis, value.rank()))});
 }
 
 // cumsum, cumprod(self, dim, *, dtype): of integers i64, unless a dtype is named or written into.
@@ -21,17 +25,17 @@ bool summing(Call &call)
     const auto named = call.dtype(2);
     const at::ScalarType type = named ? *named : call.into.value_or(whole ? at::kLong : call.tensor(0).scalar_type());
     const opq_dtype dtype = core_dtype(type);
-    if (is_raw(dtype))
+    TORCH_CHECK(call.into.value_or(type) == type, "Expected out tensor to have dtype ", c10::scalarTypeToTypeMeta(type),
+                ", but got ", c10::scalarTypeToTypeMeta(*call.into), " instead");
+    if (is_raw(dtype) || dtype == OPQ_bool)
         return false;
-    const Value self = cast(call.in(0), dtype);
-    call.give(call.tensor(0).dim() == 0 ? self : cast(scan(call, call.row, self), dtype), type);
+    call.give(cast(scan(call, call.row, cast(call.in(0), dtype)), dtype), type);
     return true;
 }
 
 bool logcumsumexp(Call &call)
 {
-    const Value self = call.in(0);
-    call.give(call.tensor(0).dim() == 0 ? self : scan(call, call.row, self));
+    call.give(scan(call, call.row, call.in(0)));
     return true;
 }
 
@@ -39,13 +43,13 @@ bool logcumsumexp(Call &call)
 bool with_indices(Call &call)
 {
     const Value self = call.in(0);
-    const int64_t rank = call.tensor(0).dim();
-    if (rank == 0) {
-        call.give(self);
+    const Value values = scan(call, call.row, self);
+    if (self.rank() == 0) {
+        call.give(values);
         call.give(full(0, OPQ_i64, {}));
         return true;
     }
-    const Value values = scan(call, call.row, self), where = iota(shape_of(self), normal_axis(call.integer(1), rank));
+    const Value where = iota(shape_of(self), normal_axis(call.integer(1), self.rank()));
     Value takes = record(OPQ_OP_eq, {self, values});
     if (is_float(self.dtype()))
         takes = record(OPQ_OP_logical_or, {takes, record(OPQ_OP_isnan, {self})});

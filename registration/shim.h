@@ -107,6 +107,8 @@ opq_attr attr_ints(opq_attr_key key, IntArrayRef values); // borrows
 Value record(opq_op op, Operands operands, Attrs attrs = {});
 Value record_list(opq_op op, c10::ArrayRef<Value> operands, Attrs attrs = {});
 Value record_typed(opq_op op, opq_dtype dtype, IntArrayRef size, Operands operands, Attrs attrs = {});
+inline Value plus(const Value &a, const Value &b) { return record(OPQ_OP_add, {a, b}); }
+inline Value times(const Value &a, const Value &b) { return record(OPQ_OP_mul, {a, b}); }
 Value reduce(opq_op op, Operands operands, IntArrayRef axes, bool keepdim); // axes as normal_axes() gives them
 Value cast(const Value &value, opq_dtype dtype);
 Value reshape(const Value &value, IntArrayRef size);

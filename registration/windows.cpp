@@ -25,16 +25,6 @@ bool has_space_in(const Tensor &tensor, int64_t spatial)
     return true;
 }
 
-Order last_order(int64_t rank)
-{
-    Order order;
-    order.perm.push_back(0);
-    for (int64_t d = 2; d < rank; ++d)
-        order.perm.push_back(d);
-    order.perm.push_back(1);
-    return order;
-}
-
 Value around(const Value &value, const at::Scalar &number, size_t first, IntArrayRef low, IntArrayRef high)
 {
     Dims before(static_cast<size_t>(value.rank()), 0), behind = before;
@@ -49,10 +39,9 @@ Value windows_of(const Value &value, size_t first, const Window &w, bool taps_fi
 {
     const Dims shape = shape_of(value);
     const size_t spatial = w.start.size();
-    Dims strides(shape.size()), sizes, steps;
-    int64_t stride = 1, offset = 0;
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
-        strides[d] = stride;
+    const Dims strides = ordered_strides(shape, Order{});
+    Dims sizes, steps;
+    int64_t offset = 0;
     const auto keep = [&](size_t from, size_t to) {
         sizes.append(shape.begin() + static_cast<ptrdiff_t>(from), shape.begin() + static_cast<ptrdiff_t>(to));
         steps.append(strides.begin() + static_cast<ptrdiff_t>(from), strides.begin() + static_cast<ptrdiff_t>(to));

@@ -18,8 +18,6 @@ Axis per_dim(const Dims &list, int64_t spatial);
 bool channels_last(const Tensor &tensor);
 // Has the tensor no empty dim, or none but a batch's, before the channels?
 bool has_space_in(const Tensor &tensor, int64_t spatial);
-// The memory order [batch, space .., channels].
-Order last_order(int64_t rank);
 // `number` around the space, whose dims are `first` and the following ones.
 Value around(const Value &value, const at::Scalar &number, size_t first, IntArrayRef low, IntArrayRef high);
 // All windows, a view: [.., taps .., places .., ..], or places before taps.

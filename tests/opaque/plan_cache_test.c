@@ -1,44 +1,16 @@
 /* The plan cache: keys, order of use, both bounds, and plans that are in use when they have to go. */
-#include "tests/support.h"
+#include "tests/runtime/machine.h"
 
 #include "opaque/plan_cache.h"
 
 #include <pthread.h>
 #include <stdio.h>
 
-typedef struct machine {
-    opq_host host;
-    opq_runtime runtime;
-} machine;
-
-static int make_machine(void **state)
-{
-    machine *m = calloc(1, sizeof *m);
-    *state = m;
-    if (m == NULL)
-        return 1;
-    m->runtime.host = &m->host;
-    return opq_pool_create(&m->runtime.pool) || opq_jit_create(&m->runtime.jit) ||
-           opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
-}
-
-static int drop_machine(void **state)
-{
-    machine *m = *state;
-    opq_gemm_destroy(m->runtime.gemm);
-    opq_jit_destroy(m->runtime.jit);
-    opq_pool_destroy(m->runtime.pool);
-    free(m);
-    return 0;
-}
+static int make_machine(void **state) { return create_machine(state, NULL); }
 
 static opq_plan *plan_of(machine *m)
 {
-    opq_graph *graph = graph_of_text("graph @g {\n  %0 = input f32[8]\n  %1 = neg f32[8] %0\n  output %1\n}\n");
-    opq_plan *plan = NULL;
-    expect_ok(opq_plan_compile(&m->runtime, graph, OPQ_FUSED, &plan));
-    opq_graph_destroy(graph);
-    return plan;
+    return plan_of_graph(m, graph_of_text("graph @g {\n  %0 = input f32[8]\n  %1 = neg f32[8] %0\n  output %1\n}\n"));
 }
 
 static opq_plan_cache *cache_of(size_t max_count, size_t max_bytes)

@@ -1,6 +1,8 @@
 /* Snapshots stay what they are while others record and run; keys tell graphs apart; an observation runs what stands before it. */
 #include "support.h"
 
+#include "opaque/context.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -36,6 +38,15 @@ static void test_sets_of_operands_differ(void **state)
     expect_floats(ctx, op2(ctx, OPQ_OP_add, again(x), again(x)), FLOATS(2, 4, 6, 8, 10, 12, 14, 16));
     assert_int_equal(built(ctx), 6);
     opq_value_release(x);
+}
+
+/* The number of a snapshot goes round; the one of new values belongs to none. */
+static void test_numbers_of_snapshots_go_round(void **state)
+{
+    opq_ctx *ctx = *state;
+    ctx->collections = UINT32_MAX - 1;
+    for (int i = 0; i < 3; i++)
+        expect_floats(ctx, op1(ctx, OPQ_OP_neg, leaf(ctx, 1)), FLOATS(-1, -2, -3, -4, -5, -6, -7, -8));
 }
 
 /* ---- what a snapshot keeps */
@@ -336,6 +347,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_sets_of_operands_differ),
+        TEST(test_numbers_of_snapshots_go_round),
         TEST(test_a_snapshot_outlives_the_run),
         TEST(test_outputs),
         TEST(test_an_observation_runs_what_is_held),

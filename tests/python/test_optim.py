@@ -288,6 +288,8 @@ def test_lists_that_are_not_simple_are_done_all_the_same():
         lambda a: torch._foreach_add_(a, a[:1]),
         lambda a: torch._foreach_mul(a, [1.0]),
         lambda a: torch._foreach_neg([]),
+        lambda a: torch._foreach_mul(a[:1], torch.ones_like(a[0])),
+        lambda a: torch._foreach_add_(a[:1], torch.ones_like(a[0])),
     ],
 )
 def test_errors_of_lists(call):
@@ -306,3 +308,18 @@ def test_one_element_of_the_tensor_itself():
             t.add_(t[1])
         with pytest.raises(RuntimeError, match="refer to a single memory location"):
             t.mul_(t[0])
+
+
+def test_writes_of_lists_are_noticed_by_autograd():
+    for write in (
+        lambda a: torch._foreach_mul_(a, 2.0),
+        lambda a: torch._foreach_add_(a, a, alpha=0.5),
+        lambda a: torch._foreach_sqrt_(a),
+    ):
+        a = torch.ones(3, device="opaque", requires_grad=True)
+        b = a * 2
+        c = b * b
+        write([b])
+        assert b._version == 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            c.sum().backward()

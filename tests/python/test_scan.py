@@ -164,15 +164,37 @@ def test_no_dimensions(scan):
     check(lambda t: scan(t, -1), torch.tensor(-0.0))
 
 
+def messages(call, kind):
+    result = []
+    for device in ("cpu", D):
+        with pytest.raises(kind) as error:
+            call(device)
+        result.append(str(error.value))
+    return result
+
+
 @pytest.mark.parametrize("scan", SCANS, ids=lambda f: f.__name__)
 def test_errors_are_the_cpus(scan):
-    for axis in (2, -3):
-        messages = []
-        for device in ("cpu", D):
-            with pytest.raises(IndexError) as error:
-                scan(torch.ones(3, 4, device=device), axis)
-            messages.append(str(error.value))
-        assert messages[0] == messages[1]
+    for shape, axis in [((3, 4), 2), ((3, 4), -3), ((), 1), ((), -2)]:
+        cpu, ours = messages(lambda d: scan(torch.ones(shape, device=d), axis), IndexError)  # noqa: B023
+        assert cpu == ours
+
+
+@pytest.mark.parametrize("scan", SUMS, ids=lambda f: f.__name__)
+def test_errors_of_dtypes_are_the_cpus(scan):
+    def into(d):
+        scan(torch.ones(3, device=d), 0, dtype=torch.float64, out=torch.empty(3, device=d))
+
+    def in_place(d):
+        getattr(torch.ones(3, device=d), scan.__name__ + "_")(0, dtype=torch.float64)
+
+    cpu, ours = messages(into, RuntimeError)
+    assert cpu == ours
+    messages(in_place, RuntimeError)
+    cpu, ours = messages(
+        lambda d: scan(torch.ones(3, device=d), 0, dtype=torch.bool), NotImplementedError
+    )
+    assert cpu == ours
 
 
 # ---- what PyTorch makes of them

@@ -1,18 +1,11 @@
 /* Integers divided by 0: an error wherever a division is made and nowhere else, in every kind of kernel, fused or not, on any number of
  * threads; the evaluator agrees. */
-#include "tests/support.h"
-
-#include "runtime/plan.h"
+#include "tests/runtime/machine.h"
 
 #include <pthread.h>
 #include <stdio.h>
 
 enum { MOST = 4096 };
-
-typedef struct machine {
-    opq_host host;
-    opq_runtime runtime;
-} machine;
 
 typedef struct piece {
     void (*body)(void *data, int64_t begin, int64_t end);
@@ -40,28 +33,7 @@ static void parallel_for(void *self, int64_t count, int64_t grain, void (*body)(
     pthread_join(thread, NULL);
 }
 
-static int make_machine(void **state)
-{
-    machine *m = calloc(1, sizeof *m);
-    *state = m;
-    if (m == NULL)
-        return 1;
-    m->host.parallel_for = parallel_for;
-    m->runtime.host = &m->host;
-    return opq_pool_create(&m->runtime.pool) || opq_jit_create(&m->runtime.jit) ||
-           opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
-}
-
-static int drop_machine(void **state)
-{
-    machine *m = *state;
-    bool empty = opq_pool_live(m->runtime.pool) == 0;
-    opq_gemm_destroy(m->runtime.gemm);
-    opq_jit_destroy(m->runtime.jit);
-    opq_pool_destroy(m->runtime.pool);
-    free(m);
-    return !empty;
-}
+static int make_machine(void **state) { return create_machine(state, parallel_for); }
 
 /* Runs the graph on its inputs; outputs are compared with the evaluator's and released. */
 static opq_status run(machine *m, const opq_graph *graph, opq_fusion fusion, void *const *inputs)

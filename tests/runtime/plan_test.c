@@ -1,45 +1,10 @@
 /* Plans: where values live, what works in place, what a run gives when memory is short or a step fails. */
-#include "tests/support.h"
-
-#include "runtime/plan.h"
+#include "tests/runtime/machine.h"
 
 #include <glob.h>
 #include <stdio.h>
 
-typedef struct machine {
-    opq_host host;
-    opq_runtime runtime;
-} machine;
-
-static int make_machine(void **state)
-{
-    machine *m = calloc(1, sizeof *m);
-    *state = m;
-    if (m == NULL)
-        return 1;
-    m->runtime.host = &m->host;
-    return opq_pool_create(&m->runtime.pool) || opq_jit_create(&m->runtime.jit) ||
-           opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
-}
-
-static int drop_machine(void **state)
-{
-    machine *m = *state;
-    bool empty = opq_pool_live(m->runtime.pool) == 0;
-    opq_gemm_destroy(m->runtime.gemm);
-    opq_jit_destroy(m->runtime.jit);
-    opq_pool_destroy(m->runtime.pool);
-    free(m);
-    return !empty;
-}
-
-static opq_plan *plan_of_graph(machine *m, opq_graph *graph)
-{
-    opq_plan *plan = NULL;
-    expect_ok(opq_plan_compile(&m->runtime, graph, OPQ_FUSED, &plan));
-    opq_graph_destroy(graph);
-    return plan;
-}
+static int make_machine(void **state) { return create_machine(state, NULL); }
 
 static opq_plan *plan_of(machine *m, const char *text) { return plan_of_graph(m, graph_of_text(text)); }
 

@@ -1,16 +1,9 @@
 /* Waves: which steps are one launch, that what they need stands before them, that they share no memory, what a failed row costs; and
  * outputs that take the place of inputs.
  */
-#include "tests/support.h"
-
-#include "runtime/plan.h"
+#include "tests/runtime/machine.h"
 
 #include <stdio.h>
-
-typedef struct machine {
-    opq_host host;
-    opq_runtime runtime;
-} machine;
 
 /* From the back, in small pieces: no piece may count on one before it. */
 static void backwards(void *self, int64_t count, int64_t grain, void (*body)(void *data, int64_t begin, int64_t end),
@@ -22,36 +15,7 @@ static void backwards(void *self, int64_t count, int64_t grain, void (*body)(voi
         body(data, end < 3 ? 0 : end - 3, end);
 }
 
-static int make_machine(void **state)
-{
-    machine *m = calloc(1, sizeof *m);
-    *state = m;
-    if (m == NULL)
-        return 1;
-    m->host.parallel_for = backwards;
-    m->runtime.host = &m->host;
-    return opq_pool_create(&m->runtime.pool) || opq_jit_create(&m->runtime.jit) ||
-           opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
-}
-
-static int drop_machine(void **state)
-{
-    machine *m = *state;
-    bool empty = opq_pool_live(m->runtime.pool) == 0;
-    opq_gemm_destroy(m->runtime.gemm);
-    opq_jit_destroy(m->runtime.jit);
-    opq_pool_destroy(m->runtime.pool);
-    free(m);
-    return !empty;
-}
-
-static opq_plan *plan_of(machine *m, opq_graph *graph)
-{
-    opq_plan *plan = NULL;
-    expect_ok(opq_plan_compile(&m->runtime, graph, OPQ_FUSED, &plan));
-    opq_graph_destroy(graph);
-    return plan;
-}
+static int make_machine(void **state) { return create_machine(state, backwards); }
 
 /* ---- what waves are */
 
@@ -200,7 +164,7 @@ static void test_rows_of_chains(void **state)
     static float x[ROWS][SIZE * SIZE];
     void *inputs[ROWS];
     opq_buffer *outputs[ROWS];
-    opq_plan *plan = plan_of(m, chains());
+    opq_plan *plan = plan_of_graph(m, chains());
     expect_sound_waves(plan);
     expect_sound_arena(plan);
     assert_int_equal(plan->row_max, ROWS);
@@ -221,7 +185,7 @@ static void test_rows_of_chains(void **state)
         v = add(&w, "matmul f32[5,5] %%%d, %%%d {transpose_a=1}", v, v);
         v = add(&w, "amax f32[1,5] %%%d {axes=[0], tree=column}", v, 0);
         opq_buffer *expected = NULL;
-        alone = plan_of(m, graph_of(&w, &v, 1));
+        alone = plan_of_graph(m, graph_of(&w, &v, 1));
         expect_ok(run(m, alone, &inputs[r], &expected));
         assert_memory_equal(outputs[r]->data, expected->data, SIZE * sizeof(float));
         opq_buffer_release(expected);
@@ -239,7 +203,7 @@ static void test_a_chain_is_no_wave(void **state)
     int x = add(&w, "input f32[8]", 0, 0), made[6];
     for (int i = 0; i < 6; i++)
         made[i] = add(&w, "exp f32[8] %%%d", i ? made[i - 1] : x, 0);
-    opq_plan *plan = plan_of(m, graph_of(&w, made, 6));
+    opq_plan *plan = plan_of_graph(m, graph_of(&w, made, 6));
     expect_sound_waves(plan);
     opq_plan_release(plan);
     w = begin();
@@ -251,7 +215,7 @@ static void test_a_chain_is_no_wave(void **state)
         last = add(&w, "expand f32[8,8] %%%d", t, 0);
         made[i] = t;
     }
-    plan = plan_of(m, graph_of(&w, made, 6));
+    plan = plan_of_graph(m, graph_of(&w, made, 6));
     expect_sound_waves(plan);
     assert_int_equal(plan->row_max, 1);
     assert_int_equal(plan->wave_count, plan->step_count);
@@ -280,7 +244,7 @@ static void test_rows_of_several_sizes(void **state)
         snprintf(line, sizeof line, "neg f32[%d] %%%%%%d", sizes[r]);
         output[r] = add(&w, line, input[r], 0);
     }
-    opq_plan *plan = plan_of(m, graph_of(&w, output, COUNT_ROWS));
+    opq_plan *plan = plan_of_graph(m, graph_of(&w, output, COUNT_ROWS));
     expect_sound_waves(plan);
     expect_ok(run(m, plan, inputs, outputs));
     for (int r = 0; r < COUNT_ROWS; r++) {
@@ -307,7 +271,7 @@ static void test_a_failed_row(void **state)
         output[r] = add(&w, "index_select f32[2,4] %%%d, %%%d {axis=0}", data[r], at[r]);
         output[MANY + r] = add(&w, "matmul f32[2,2] %%%d, %%%d {transpose_b=1}", output[r], output[r]);
     }
-    opq_plan *plan = plan_of(m, graph_of(&w, output, 2 * MANY));
+    opq_plan *plan = plan_of_graph(m, graph_of(&w, output, 2 * MANY));
     assert_int_equal(plan->row_max, MANY);
     expect_sound_waves(plan);
     static float x[MANY][16];
@@ -367,7 +331,7 @@ static void test_replacements(void **state)
     for (size_t i = 0; i < COUNT(replacements); i++) {
         char text[512];
         snprintf(text, sizeof text, "graph @g {\n%s}\n", replacements[i].text);
-        opq_plan *plan = plan_of(*state, graph_of_text(text));
+        opq_plan *plan = plan_of_graph(*state, graph_of_text(text));
         bool may = opq_plan_may_replace(plan, plan->storage[plan->output_storage[0]].index, 0);
         if (may != replacements[i].replaced)
             fail_msg("%s: %d", replacements[i].what, may);
@@ -379,8 +343,8 @@ static void test_replacements(void **state)
 static void test_in_place(void **state)
 {
     machine *m = *state;
-    opq_plan *plan = plan_of(m, graph_of_text("graph @g {\n  %0 = input f32[300]\n  %1 = input f32[300]\n"
-                                              "  %2 = mul f32[300] %0, %1\n  output %2\n}\n"));
+    opq_plan *plan = plan_of_graph(m, graph_of_text("graph @g {\n  %0 = input f32[300]\n  %1 = input f32[300]\n"
+                                                    "  %2 = mul f32[300] %0, %1\n  output %2\n}\n"));
     for (int32_t replaced = -1; replaced < 2; replaced++) {
         opq_buffer *inputs[2], *output = NULL;
         for (int i = 0; i < 2; i++) {
