@@ -334,7 +334,7 @@ static void narrow(int64_t offset, int64_t factor, int64_t extent, int64_t *low,
 static void bound_by(const verifier *v, const opq_stmt **bounds, int count, int which, const int64_t *dims, sum *s)
 {
     int rank = v->k->rank;
-    int64_t direction[OPQ_LOOP_MAX], other[OPQ_LOOP_MAX], stride = 0, part = 0, low = INT64_MIN, high = INT64_MAX;
+    int64_t direction[OPQ_LOOP_MAX], other[OPQ_LOOP_MAX], stride = 0, part = 0, low = 0, high = 0;
     const int64_t *own = dims + opq_dims_of(rank, bounds[which]->access);
     if (direction_of(v, dims, bounds[which]->access, direction) == 0) {
         s->any = s->any && own[0] >= 0 && own[0] < own[2 + rank];
@@ -349,13 +349,18 @@ static void bound_by(const verifier *v, const opq_stmt **bounds, int count, int 
         s->overflow |= __builtin_mul_overflow(stride, direction[l], &part);
         s->overflow |= __builtin_sub_overflow(s->step[l], part, &s->step[l]);
     }
+    for (int l = 0; l < rank; l++) { /* the loops themselves are bounds, too: a condition that always holds is left out */
+        int64_t span = 0;
+        if (v->running >> l & 1)
+            s->overflow |= __builtin_mul_overflow(direction[l], dims[l] - 1, &span);
+        s->overflow |= __builtin_add_overflow(span < 0 ? low : high, span, span < 0 ? &low : &high);
+    }
     for (int i = 0; i < count; i++) {
         const int64_t *of = dims + opq_dims_of(rank, bounds[i]->access);
         int64_t factor = direction_of(v, dims, bounds[i]->access, other);
         if (factor != 0 && memcmp(direction, other, (size_t)rank * sizeof *other) == 0)
             narrow(of[0], factor, of[2 + rank], &low, &high, &s->overflow);
     }
-    s->overflow |= low == INT64_MIN || high == INT64_MAX;
     if (!s->overflow)
         add_term(s, stride, low, high >= low ? high - low + 1 : 0);
 }
