@@ -420,22 +420,71 @@ static opq_status allocate(opq_grouper *g)
     return OPQ_OK;
 }
 
+/* ---- the pass */
+
+static opq_status group_nodes(opq_grouper *g)
+{
+    opq_status status = allocate(g);
+    if (status == OPQ_OK)
+        status = place_all(g);
+    g->result.group_count = g->group_count;
+    if (status == OPQ_OK && g->fusion == OPQ_FUSED)
+        status = opq_group_blocks(g->in, &g->result);
+    return status;
+}
+
+static void drop(opq_grouper *g)
+{
+    free(g->edges);
+    free(g->trial);
+    opq_arena_drop(&g->scratch);
+    opq_arena_drop(&g->memory);
+}
+
+/* Of what kernels make for each other. */
+static int64_t stored_bytes(const opq_grouper *g)
+{
+    int64_t bytes = 0;
+    for (opq_ref n = 0; n < g->in->count; n++) {
+        const opq_type *type = &opq_node_at(g->in, n)->type;
+        if (g->result.group_of[n] >= 0 && used_outside(g, n, &g->result.group_of[n], 1))
+            bytes += opq_type_count(type) * opq_dtype_bytes((opq_dtype)type->dtype);
+    }
+    return bytes;
+}
+
+/* With values computed again where that leaves less to store. */
+static opq_status group_again(opq_grouper *g, opq_graph *copy)
+{
+    bool changed = false;
+    OPQ_TRY(opq_rematerialize(g->in, &g->result, copy, &changed));
+    if (!changed)
+        return OPQ_OK;
+    opq_grouper again = {.in = copy, .fusion = g->fusion};
+    opq_status status = group_nodes(&again);
+    if (status == OPQ_OK && stored_bytes(&again) < stored_bytes(g)) {
+        opq_grouper first = *g;
+        *g = again;
+        again = first;
+    }
+    drop(&again);
+    return status;
+}
+
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused)
 {
     opq_grouper g = {.in = in, .fusion = fusion};
-    opq_status status = allocate(&g);
-    if (status == OPQ_OK)
-        status = place_all(&g);
-    g.result.group_count = g.group_count;
+    opq_graph *copy = NULL;
+    opq_status status = group_nodes(&g);
     if (status == OPQ_OK && fusion == OPQ_FUSED)
-        status = opq_group_blocks(in, &g.result);
+        status = opq_graph_create(in->name, &copy);
+    if (status == OPQ_OK && fusion == OPQ_FUSED)
+        status = group_again(&g, copy);
     if (status == OPQ_OK)
-        status = opq_build_fused(in, &g.result, out, g.renamed);
+        status = opq_build_fused(g.in, &g.result, out, g.renamed);
     if (status == OPQ_OK && out_unfused)
         status = note_unfused(&g, out_unfused);
-    free(g.edges);
-    free(g.trial);
-    opq_arena_drop(&g.scratch);
-    opq_arena_drop(&g.memory);
+    drop(&g);
+    opq_graph_destroy(copy);
     return status;
 }

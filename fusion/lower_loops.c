@@ -83,10 +83,13 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
     }
 }
 
-/* Dear work inside a loop that it does not depend on is done again on each turn. A node alone has nobody to share its work with. */
+/* Dear work inside a loop that it does not depend on is done again on each turn, or, where that loop has the lanes and is short, for one
+ * element at a time. A node alone has nobody to share its work with. */
 static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
-    int again = 0;
+    int again = 0, last = kernel->rank - 1;
+    bool few_lanes = kernel->kind == OPQ_KERNEL_column && l->extent[last] < SHORT_LOOP;
+    uint16_t reduced = opq_kernel_reduced_mask(kernel);
     if (state->request->member_count == 1 || state->request->decided)
         return;
     for (int i = 0; i < state->instr_count; i++) {
@@ -97,7 +100,10 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
         bool repeated = false;
         for (int outer = 0; outer < depth && instr->depends != 0; outer++)
             repeated = repeated || (!(instr->depends >> outer & 1) && l->extent[outer] > 1 && !kernel->reduced[outer]);
-        if (repeated && instr->op < OPQ_OP_COUNT && instr->operand[0] >= 0) {
+        bool computes = instr->op < OPQ_OP_COUNT && instr->operand[0] >= 0;
+        if (few_lanes && computes && (instr->depends & reduced) != 0 && !(instr->depends >> last & 1))
+            refuse(state, OPQ_REFUSAL_recompute);
+        if (repeated && computes) {
             again++;
             if (!is_cheap(instr) || again > BROADCAST_WORK_MAX)
                 refuse(state, OPQ_REFUSAL_recompute);

@@ -35,6 +35,10 @@ typedef struct opq_grouping {
 /* Joins groups to kernels of two products with rows between them. */
 opq_status opq_group_blocks(const opq_graph *in, opq_grouping *grouping) OPQ_MUST_CHECK;
 
+/* The graph with large values that several kernels need, and that cost little to compute, in each of these. *out_changed: are there any? */
+opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph *out,
+                             bool *out_changed) OPQ_MUST_CHECK;
+
 /* Follows reshapes: the node whose dense memory this one shares. */
 opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref);
 opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, opq_graph *out,

@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -533,3 +534,50 @@ def test_a_short_row_and_many_rows_are_not_cut():
             stage="kernels",
         )
         assert " in i {" not in text and ": own " not in text
+
+
+# ---- all pairs
+
+
+def gravity(place, mass):
+    apart = place[None] - place[:, None]
+    near = torch.rsqrt((apart * apart).sum(-1) + 1e-3)
+    return (apart * (mass * near * near * near)[..., None]).sum(1)
+
+
+def centred(place, mass):
+    apart = (place[None] - place[:, None]) * 0.5
+    return (apart - apart.mean(1, keepdim=True)).square().sum(-1) * mass
+
+
+def three_ways(place, mass):
+    apart = place[:, None] + place[None]
+    return apart.sum(0), apart.amax(1), (apart * mass[:, None, None]).sum(1)
+
+
+@pytest.mark.parametrize("program", [gravity, centred, three_ways], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("dims", [2, 3, 7, 20])
+def test_values_of_all_pairs_are_computed_again_and_not_stored(program, dims):
+    points = 700
+    torch.manual_seed(dims)
+    place, mass = torch.randn(points, dims), torch.rand(points)
+    expected = program(place, mass)
+    moved = ready(place, mass)
+    results = {}
+    for name, mode in {"fused": nullcontext, "unfused": torch_opaque.unfused}.items():
+        with mode():
+            results[name] = program(*moved)
+            torch.opaque.synchronize()
+    torch_opaque.reset_stats()
+    again = program(*moved)
+    torch.opaque.synchronize()
+    stats = torch_opaque.stats()
+    all_pairs = points * points * dims * 4
+    assert stats["bytes_read"] + stats["bytes_written"] < 2.1 * all_pairs
+    one = isinstance(expected, torch.Tensor)
+    for cpu, fused, unfused, last in zip(
+        *([x] if one else x for x in (expected, results["fused"], results["unfused"], again)),
+        strict=True,
+    ):
+        assert torch.equal(fused.cpu(), unfused.cpu()) and torch.equal(fused.cpu(), last.cpu())
+        torch.testing.assert_close(fused.cpu(), cpu, rtol=2e-4, atol=2e-3)

@@ -1,0 +1,180 @@
+/* Rematerialization: a large value of a few cheap ops on small operands, which several kernels need, is computed in each of them instead of
+ * once, stored and read again. Distances of all pairs, [n,1,3] - [1,n,3], are n * n * 3 numbers made of n * 3.
+ *
+ *   k0: d = a - b            stored          k0: d = a - b
+ *       s = sum(d * d)                =>         s = sum(d * d)
+ *   k1: f = sum(d * s)       reads d         k1: f = sum((a - b) * s)
+ *
+ * needs   a graph, and how it was grouped
+ * keeps   every value and every rounding
+ * breaks  node numbers: copies of nodes stand before the first node of the other kernel that reads them
+ * not     through views of the value, of graph outputs, for products
+ */
+#include "fusion/pass.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BYTES_MIN = 1 << 20, /* smaller values stay in cache */
+    SMALL = 4,           /* operands together are at most this part of the value */
+    OPS_MAX = 3,
+    KERNELS_MAX = 3, /* besides its own */
+    OPERANDS_MAX = 3, /* of elementwise ops */
+};
+
+typedef struct copies {
+    int count;
+    int32_t group[KERNELS_MAX];
+    opq_ref ref[KERNELS_MAX];
+} copies;
+
+typedef struct remat {
+    const opq_graph *in;
+    const int32_t *group_of;
+    copies *of; /* per node; count < 0: it stays as it is */
+    opq_graph *out;
+    opq_ref *renamed;
+} remat;
+
+static int64_t bytes_of(const remat *r, opq_ref ref)
+{
+    const opq_type *type = &opq_node_at(r->in, ref)->type;
+    return opq_type_count(type) * opq_dtype_bytes((opq_dtype)type->dtype);
+}
+
+static opq_ref behind_views(const remat *r, opq_ref ref)
+{
+    while (r->group_of[ref] < 0 && opq_node_class(opq_node_at(r->in, ref)) == OPQ_CLASS_VIEW)
+        ref = opq_node_at(r->in, ref)->operand[0];
+    return ref;
+}
+
+static bool is_cheap(const opq_node *node)
+{
+    opq_class class_ = opq_node_class(node);
+    return (class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST) && (opq_op_info_of((opq_op)node->op)->flags & OPQ_FLAG_CHEAP);
+}
+
+/* Of the value and what its kernel computes for it, down to what is in memory: at most `ops`. Adds up the bytes of that. */
+static bool is_small(const remat *r, opq_ref ref, int *ops, int64_t *bytes)
+{
+    const opq_node *node = opq_node_at(r->in, ref);
+    if (!is_cheap(node) || --*ops < 0)
+        return false;
+    for (int k = 0; k < node->arity; k++) {
+        opq_ref base = behind_views(r, node->operand[k]);
+        if (r->group_of[base] != r->group_of[ref])
+            *bytes += opq_node_class(opq_node_at(r->in, base)) == OPQ_CLASS_IOTA ? 0 : bytes_of(r, base);
+        else if (base != node->operand[k] || !is_small(r, base, ops, bytes))
+            return false;
+    }
+    return true;
+}
+
+static bool may_copy(const opq_node *reader)
+{
+    opq_class class_ = opq_node_class(reader);
+    return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST || class_ == OPQ_CLASS_REDUCE;
+}
+
+/* The other kernels that read each value. */
+static void find_readers(remat *r)
+{
+    for (opq_ref u = 0; u < r->in->count; u++) {
+        const opq_node *reader = opq_node_at(r->in, u);
+        for (int k = 0; k < reader->arity; k++) {
+            copies *of = &r->of[reader->operand[k]];
+            int32_t group = r->group_of[u];
+            if (group == r->group_of[reader->operand[k]] || of->count < 0)
+                continue;
+            int at = 0;
+            while (at < of->count && of->group[at] != group)
+                at++;
+            if (at == KERNELS_MAX || !may_copy(reader)) {
+                of->count = -1;
+                continue;
+            }
+            of->group[at] = group;
+            of->ref[at] = -1;
+            of->count += at == of->count;
+        }
+    }
+    for (int i = 0; i < r->in->output_count; i++)
+        r->of[opq_strip_reshape(r->in, r->in->outputs[i])].count = -1;
+}
+
+static bool find_values(remat *r)
+{
+    bool any = false;
+    find_readers(r);
+    for (opq_ref n = 0; n < r->in->count; n++) {
+        int ops = OPS_MAX;
+        int64_t bytes = 0;
+        if (r->of[n].count <= 0)
+            continue;
+        if (r->group_of[n] < 0 || bytes_of(r, n) < BYTES_MIN || !is_small(r, n, &ops, &bytes) || bytes * SMALL > bytes_of(r, n))
+            r->of[n].count = -1;
+        any = any || r->of[n].count > 0;
+    }
+    return any;
+}
+
+/* ---- the graph with copies */
+
+static opq_status copy_value(remat *r, opq_ref ref, opq_ref *out_ref)
+{
+    const opq_node *node = opq_node_at(r->in, ref);
+    opq_ref before[OPERANDS_MAX];
+    for (int k = 0; k < node->arity; k++) {
+        before[k] = r->renamed[node->operand[k]];
+        if (r->group_of[node->operand[k]] == r->group_of[ref])
+            OPQ_TRY(copy_value(r, node->operand[k], &r->renamed[node->operand[k]]));
+    }
+    OPQ_TRY(opq_graph_copy_node(r->out, r->in, ref, r->renamed, out_ref));
+    for (int k = node->arity - 1; k >= 0; k--)
+        r->renamed[node->operand[k]] = before[k];
+    return OPQ_OK;
+}
+
+static opq_status copy_reader(remat *r, opq_ref n)
+{
+    const opq_node *node = opq_node_at(r->in, n);
+    opq_ref before[OPERANDS_MAX];
+    for (int k = 0; k < node->arity && may_copy(node); k++) {
+        opq_ref operand = node->operand[k];
+        copies *of = &r->of[operand];
+        before[k] = r->renamed[operand];
+        for (int i = 0; i < of->count; i++) {
+            if (of->group[i] != r->group_of[n])
+                continue;
+            if (of->ref[i] < 0)
+                OPQ_TRY(copy_value(r, operand, &of->ref[i]));
+            r->renamed[operand] = of->ref[i];
+        }
+    }
+    opq_ref made;
+    OPQ_TRY(opq_graph_copy_node(r->out, r->in, n, r->renamed, &made));
+    for (int k = node->arity - 1; k >= 0 && may_copy(node); k--)
+        r->renamed[node->operand[k]] = before[k];
+    r->renamed[n] = made;
+    return OPQ_OK;
+}
+
+opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph *out, bool *out_changed)
+{
+    remat r = {.in = in, .group_of = grouping->group_of, .out = out};
+    opq_status status = OPQ_OK;
+    r.of = calloc((size_t)in->count + 1, sizeof *r.of);
+    r.renamed = malloc(((size_t)in->count + 1) * sizeof *r.renamed);
+    if (r.of == NULL || r.renamed == NULL)
+        status = opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    *out_changed = status == OPQ_OK && find_values(&r);
+    for (opq_ref n = 0; n < in->count && *out_changed && status == OPQ_OK; n++)
+        status = copy_reader(&r, n);
+    for (int i = 0; i < in->output_count && *out_changed && status == OPQ_OK; i++)
+        status = opq_graph_output(out, r.renamed[in->outputs[i]]);
+    free(r.of);
+    free(r.renamed);
+    return status;
+}
