@@ -409,7 +409,7 @@ void opq_snapshot_drop(opq_snapshot *s)
 static opq_status add_bytes(opq_snapshot *s, const void *data, size_t bytes)
 {
     if (s->key_bytes + bytes > s->key_capacity) {
-        size_t capacity = s->key_capacity ? s->key_capacity * 2 : 16384;
+        size_t capacity = s->key_capacity ? s->key_capacity * 2 : 1024;
         while (capacity < s->key_bytes + bytes)
             capacity *= 2;
         unsigned char *grown = realloc(s->key, capacity);
