@@ -32,9 +32,6 @@ typedef struct opq_grouping {
     uint8_t *in_memory;  /* per node: must be in memory whatever its uses are */
 } opq_grouping;
 
-/* Joins groups to kernels of two products with rows between them. */
-opq_status opq_group_blocks(const opq_graph *in, opq_grouping *grouping) OPQ_MUST_CHECK;
-
 /* Follows reshapes: the node whose dense memory this one shares. */
 opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref);
 opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, opq_graph *out,
