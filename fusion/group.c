@@ -14,7 +14,7 @@
  * needs   expanded, simplified graph
  * keeps   every node, every rounding; a node is in one group
  * breaks  node numbers (build_fused orders groups topologically)
- * not     duplicating a node into two groups; joining groups that only share an input
+ * not     duplicating a node into two groups; joining groups that only share an input (group_sibling.c)
  */
 #include "fusion/group_state.h"
 
@@ -125,7 +125,7 @@ static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int c
     opq_lowered lowered;
     opq_status status = opq_lower(&request, &g->scratch, &lowered);
     *out_refusal = lowered.refusal;
-    *out_fill = (opq_fill){lowered.fill, lowered.argument_count};
+    *out_fill = (opq_fill){lowered.fill, lowered.argument_count, lowered.load_count};
     opq_arena_drop(&g->scratch);
     for (int i = 1; i < count; i++)
         for (int k = 0; k < g->groups[ids[i]].count; k++)
@@ -139,7 +139,7 @@ static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int c
  * group had it as one. */
 static opq_fill fill_of(const opq_node *node)
 {
-    return (opq_fill){node->arity + opq_node_divides(node), node->arity - 1};
+    return (opq_fill){node->arity + opq_node_divides(node), node->arity - 1, 0};
 }
 
 /* A number, or loaded: from memory, through views that need no other loops than the dims of the result. */
@@ -200,7 +200,7 @@ static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fill 
 {
     const opq_group *group = &g->groups[id];
     opq_fill more = fill_of(opq_node_at(g->in, n));
-    *out_fill = (opq_fill){group->fill.body + more.body, group->fill.operands + more.operands};
+    *out_fill = (opq_fill){group->fill.body + more.body, group->fill.operands + more.operands, 0};
     return out_fill->body <= OPQ_BODY_MAX && out_fill->operands <= PLAIN_OPERANDS_MAX &&
            group->count < PLAIN_MEMBERS_MAX && stays_plain(g, n, &id, 1) && !used_outside(g, n, &id, 1);
 }
@@ -446,6 +446,8 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     g.result.group_count = g.group_count;
     if (status == OPQ_OK && fusion == OPQ_FUSED)
         status = opq_group_blocks(&g);
+    if (status == OPQ_OK && fusion == OPQ_FUSED)
+        status = opq_group_siblings(&g);
     if (status == OPQ_OK)
         status = opq_build_fused(in, &g.result, out, g.renamed);
     if (status == OPQ_OK && out_unfused)

@@ -6,9 +6,9 @@
 
 enum { OPQ_LATER, OPQ_EARLIER, OPQ_DIRECTIONS };
 
-/* What a group takes at most of OPQ_BODY_MAX, and of buffers and scalars together. */
+/* What a group takes at most of OPQ_BODY_MAX, and of buffers and scalars together; how many loads it has, if it was lowered, else 0. */
 typedef struct opq_fill {
-    int body, operands;
+    int body, operands, loads;
 } opq_fill;
 
 typedef struct opq_group {
@@ -69,8 +69,12 @@ opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int coun
 /* They become one, right after opq_order_has_cycle said no: ids[0]. */
 opq_status opq_group_join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill) OPQ_MUST_CHECK;
 
-/* When all nodes are placed: kernels of two products with rows between them (group_block.c). */
+/* When all nodes are placed. Blocks first: kernels of two products with rows between them (group_block.c). Then groups that read the same
+ * memory (group_sibling.c). */
 opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
+opq_status opq_group_siblings(opq_grouper *g) OPQ_MUST_CHECK;
+/* Were they recorded near each other? Members stand in order. */
+bool opq_group_are_near(const opq_grouper *g, int32_t a, int32_t b);
 
 /* Links a node that got its group to what it needs. Operands that are taken from dense memory: a view has to be stored for that, a
  * reshape shares its operand's memory. */

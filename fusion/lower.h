@@ -51,6 +51,7 @@ typedef struct opq_lowered {
     opq_refusal refusal;
     int argument_count;
     int fill; /* of OPQ_BODY_MAX: instructions, or half of the values that became one, of which there may be twice as many */
+    int load_count;
     opq_loops loops; /* without a name; empty unless `decided` */
     opq_ref *buffers;
     opq_ref *scalars;

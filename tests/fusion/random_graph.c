@@ -379,14 +379,36 @@ static void keep(random_graph *r, opq_ref ref)
         r->refs[r->count++] = ref;
 }
 
+/* Several results of one value, which share its memory: of the value and its square, over the same axes or none. */
+static opq_ref siblings(random_graph *r, opq_ref x)
+{
+    static const opq_op ops[] = {OPQ_OP_sum,  OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_argmax,
+                                 OPQ_OP_prod, OPQ_OP_neg,  OPQ_OP_abs};
+    opq_type type = opq_graph_type(r->graph, x);
+    int64_t axes[OPQ_RANK_MAX];
+    int count = 0;
+    for (int d = 0; d < type.rank; d++)
+        if (chance(r, 50))
+            axes[count++] = d;
+    opq_attr attr = {.key = OPQ_ATTR_axes, .count = count, .ints = axes};
+    for (uint64_t n = 1 + random_below(r, 3); n > 0; n--) {
+        opq_op op = ops[random_below(r, COUNT(ops))];
+        opq_ref operand = chance(r, 40) ? random_op(r, OPQ_OP_mul, (opq_ref[]){x, x}, 2, NULL, 0) : x;
+        bool reduces = opq_op_info_of(op)->class_ == OPQ_CLASS_REDUCE;
+        if (!reduces || count > 0)
+            keep(r, random_op(r, op, &operand, 1, &attr, reduces));
+    }
+    return -1;
+}
+
 static void step(random_graph *r)
 {
     static opq_ref (*const steps[])(random_graph *, opq_ref) = {
-        elementwise, elementwise,   elementwise,  elementwise,    elementwise,       elementwise,   elementwise,
-        elementwise, elementwise,   elementwise,  elementwise,    elementwise,       random_view,   random_view,
-        random_view, random_view,   reduction,    reduction,      reduction,         scan,          scan,
-        cast,        random_update, random_index, random_scatter, random_concat,     random_matmul, iota,
-        noise,       random_pad,    random_pad,   random_pooling, random_convolution};
+        elementwise, elementwise,   elementwise,  elementwise,    elementwise,        elementwise,   elementwise,
+        elementwise, elementwise,   elementwise,  elementwise,    elementwise,        random_view,   random_view,
+        random_view, random_view,   reduction,    reduction,      reduction,          scan,          scan,
+        cast,        random_update, random_index, random_scatter, random_concat,      random_matmul, iota,
+        noise,       random_pad,    random_pad,   random_pooling, random_convolution, siblings,      siblings};
     keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
 }
 

@@ -419,6 +419,59 @@ def test_moved_elements_are_part_of_the_kernel(name):
     assert torch.allclose(result, MOVED[name](x), rtol=1e-5, atol=1e-5)
 
 
+# ---- siblings: what only shares an input
+
+SIBLINGS = {
+    "sum and sum of squares": lambda x, y: (x.sum(-1), (x * x).sum(-1)),
+    "of all": lambda x, y: (x.sum(), (x * x).sum(), x.amax()),
+    "of columns": lambda x, y: (x.sum(0), (x * y).sum(0)),
+    "max": lambda x, y: tuple(torch.max(x, -1)),
+    "max of columns": lambda x, y: tuple(torch.max(x, 0)),
+    "aminmax": lambda x, y: tuple(torch.aminmax(x, dim=-1)),
+    "aminmax of all": lambda x, y: tuple(torch.aminmax(x)),
+    "mean and var": lambda x, y: (x.mean(-1), x.var(-1)),
+    "sin and cos": lambda x, y: (torch.sin(x), torch.cos(x)),
+    "rows and elements": lambda x, y: (x * 2, x.sum(-1), x - y),
+    "windows": lambda x, y: (x[1:, 2:].amax(-1), x[1:, 2:].amin(-1)),
+    "of a product": lambda x, y: (lambda z: (z.sum(-1), z.relu()))((x.t() @ y).detach()),
+}
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (64, 33), (3, 5000), (700, 40)], ids=str)
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_siblings_are_one_kernel(name, shape):
+    f = SIBLINGS[name]
+    x, y = ready(torch.randn(shape), torch.randn(shape))
+    first = 1 if name == "of a product" else 0
+    torch_opaque.reset_stats()
+    results = f(x, y)
+    torch.opaque.synchronize()
+    stats = torch_opaque.stats()
+    assert stats["kernels_run"] == 1 + first
+    for result, want in zip(results, f(x.cpu(), y.cpu()), strict=True):
+        torch.testing.assert_close(result.cpu(), want, rtol=1e-4, atol=1e-3)
+    with torch_opaque.unfused():
+        for result, alone in zip(results, f(x, y), strict=True):
+            assert torch.equal(result.cpu(), alone.cpu())
+
+
+def test_what_shares_little_stays_apart():
+    """A row among matrices, other parts of one, other orders of one."""
+    x, y, row = ready(torch.randn(64, 64), torch.randn(64, 64), torch.randn(64))
+    for f in (
+        lambda: (x + row, (y * row).sum(-1)),
+        lambda: (x[:32].sin(), x[32:].cos()),
+        lambda: (x.sin(), x.t().contiguous()),
+        lambda: (x.sum(0), x.sum(1)),
+        lambda: (x * 2, x.sum(0)),
+    ):
+        torch_opaque.reset_stats()
+        results = f()
+        torch.opaque.synchronize()
+        assert torch_opaque.stats()["kernels_run"] == 2
+        del results
+
+
 # ---- optimizers
 
 OPTIMIZERS = {
