@@ -448,6 +448,8 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
         status = opq_group_blocks(&g);
     if (status == OPQ_OK && fusion == OPQ_FUSED)
         status = opq_group_siblings(&g);
+    if (status == OPQ_OK && fusion == OPQ_FUSED)
+        status = opq_group_products(&g);
     if (status == OPQ_OK)
         status = opq_build_fused(in, &g.result, out, g.renamed);
     if (status == OPQ_OK && out_unfused)

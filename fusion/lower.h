@@ -14,7 +14,7 @@
     X(space, "the iteration spaces differ")                                                                            \
     X(view, "the view between them is not one stride per loop")                                                        \
     X(axes, "reduces over other axes than the group")                                                                  \
-    X(two_matmuls, "one matmul in a kernel")                                                                           \
+    X(two_matmuls, "a matmul has no other in its epilogue")                                                            \
     X(scan, "a scan runs along one whole axis of the kernel, without reductions and products")                         \
     X(after_matmul, "a reduction cannot follow a matmul in its tile")                                                  \
     X(recompute, "would be computed again for every broadcast element")                                                \

@@ -370,7 +370,7 @@ static opq_ref scan(random_graph *r, opq_ref x)
 
 /* ---- graphs */
 
-static void keep(random_graph *r, opq_ref ref)
+void random_keep(random_graph *r, opq_ref ref)
 {
     if (ref < 0 || r->count == RANDOM_REFS)
         return;
@@ -396,7 +396,7 @@ static opq_ref siblings(random_graph *r, opq_ref x)
         opq_ref operand = chance(r, 40) ? random_op(r, OPQ_OP_mul, (opq_ref[]){x, x}, 2, NULL, 0) : x;
         bool reduces = opq_op_info_of(op)->class_ == OPQ_CLASS_REDUCE;
         if (!reduces || count > 0)
-            keep(r, random_op(r, op, &operand, 1, &attr, reduces));
+            random_keep(r, random_op(r, op, &operand, 1, &attr, reduces));
     }
     return -1;
 }
@@ -409,7 +409,7 @@ static void step(random_graph *r)
         random_view, random_view,   reduction,    reduction,      reduction,          scan,          scan,
         cast,        random_update, random_index, random_scatter, random_concat,      random_matmul, iota,
         noise,       random_pad,    random_pad,   random_pooling, random_convolution, siblings,      siblings};
-    keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
+    random_keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
 }
 
 random_graph random_graph_make(uint64_t seed)
@@ -420,10 +420,10 @@ random_graph random_graph_make(uint64_t seed)
     expect_ok(opq_graph_create(name, &r.graph));
     r.special = chance(&r, 30);
     opq_type type = any_type(&r);
-    keep(&r, random_input(&r, &type));
+    random_keep(&r, random_input(&r, &type));
     for (uint64_t n = random_below(&r, 2); n > 0; n--) {
         type = any_type(&r);
-        keep(&r, random_input(&r, &type));
+        random_keep(&r, random_input(&r, &type));
     }
     for (uint64_t n = 4 + random_below(&r, 36); n > 0; n--)
         step(&r);

@@ -384,6 +384,73 @@ def test_a_linear_layer_with_its_epilogue_is_one_kernel(epilogue, linear, shape)
         assert torch.equal(f(*args).cpu(), result)
 
 
+PROJECTIONS = {
+    "equal": (48, 48, 48),
+    "grouped queries": (48, 16, 16),
+    "odd": (33, 7, 1),
+    "many": (16,) * 8,
+    "two": (24, 40),
+}
+
+
+def projections(x, ws, bs, act=lambda y: y):
+    return [act(F.linear(x, w, b)) for w, b in zip(ws, bs, strict=True)]
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (1, 300), (2, 7, 33), (64, 128), (150, 1100)], ids=str)
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_linear_layers_of_one_input_are_one_kernel(name, shape):
+    """Also in a forward pass that autograd records, with and without what follows, on one thread and on two."""
+    widths = PROJECTIONS[name]
+    (x,) = ready(torch.randn(shape))
+    ws = [torch.nn.Parameter(w) for w in ready(*[torch.randn(n, shape[-1]) for n in widths])]
+    bs = ready(*[torch.randn(n) for n in widths])
+    for act, biases in ((F.gelu, bs), (lambda y: y, bs), (lambda y: y, [None] * len(ws))):
+        projections(x, ws, biases, act)
+        torch.opaque.synchronize()
+        torch_opaque.reset_stats()
+        results = projections(x, ws, biases, act)
+        torch.opaque.synchronize()
+        stats = torch_opaque.stats()
+        assert stats["kernels_run"] == 1
+        read = (
+            x.numel() + sum(w.numel() for w in ws) + sum(b.numel() for b in biases if b is not None)
+        )
+        assert stats["bytes_read"] == 4 * read
+        values = [r.detach().cpu() for r in results]
+        args = (
+            x.cpu(),
+            [w.detach().cpu() for w in ws],
+            [b if b is None else b.cpu() for b in biases],
+        )
+        for got, want in zip(values, projections(*args, act), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+        with torch_opaque.unfused():
+            for got, alone in zip(values, projections(x, ws, biases, act), strict=True):
+                assert torch.equal(got.view(torch.int32), alone.detach().cpu().view(torch.int32))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if threads > 1 else 2)
+        again = projections(x, ws, biases, act)
+        torch.opaque.synchronize()
+        torch.set_num_threads(threads)
+        assert all(torch.equal(a.detach().cpu(), v) for a, v in zip(again, values, strict=True))
+
+
+def test_transposed_products_of_one_input_are_one_kernel():
+    """Each part stores where a permutation has it."""
+    x, *ws = ready(torch.randn(2, 10, 32), *[torch.randn(32, n) for n in (32, 8, 8)])
+
+    def transposed(x, ws):
+        return [(x @ w).transpose(1, 2).contiguous() for w in ws]
+
+    torch_opaque.reset_stats()
+    results = transposed(x, ws)
+    torch.opaque.synchronize()
+    assert torch_opaque.stats()["kernels_run"] == 1
+    for got, want in zip(results, transposed(x.cpu(), [w.cpu() for w in ws]), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
+
+
 # ---- moved elements
 
 INDEX = torch.tensor([[3], [0], [5], [5]])
