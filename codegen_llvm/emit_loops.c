@@ -45,7 +45,7 @@ static void emit_vectors(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef 
     opq_nest_span(n, &span, from, to, NULL);
 }
 
-/* Accumulators of three levels and the operands are to fit the registers. */
+/* Accumulators of the inner two levels and the operands are to fit the registers: 8 of each on AVX-512. */
 static int width_for(const opq_nest *n, int strip)
 {
     int width = OPQ_STRIP_MAX, variable = opq_nest_stmt(n, strip)->variable;
@@ -55,7 +55,7 @@ static int width_for(const opq_nest *n, int strip)
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
         int count = opq_nest_reductions(n, i + 1, end, reductions), most = opq_scan_width(n, strip, i);
-        while (width > most || (width > 1 && (cost * width > 24 || count * width > 6)))
+        while (width > most || (width > 1 && (cost * width > 24 || count * width > 8)))
             width /= 2;
     }
     return width;

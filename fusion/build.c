@@ -139,20 +139,17 @@ static opq_status ensure(builder *b, opq_ref ref, opq_ref *out_ref)
 static opq_kernel_kind kind_of(const builder *b, int32_t group)
 {
     opq_kernel_kind kind = OPQ_KERNEL_map;
+    bool matmul = false, reduces = false; /* rows between two products reduce */
     for (opq_ref n = b->first_member[group]; n >= 0; n = b->next_member[n]) {
         const opq_node *node = opq_node_at(b->in, n);
         switch (opq_node_class(node)) {
-        case OPQ_CLASS_MATMUL: {
-            opq_ref next = b->next_member[n];
-            while (next >= 0 && opq_node_class(opq_node_at(b->in, next)) != OPQ_CLASS_MATMUL)
-                next = b->next_member[next];
-            return next >= 0 ? OPQ_KERNEL_block : OPQ_KERNEL_matmul;
-        }
+        case OPQ_CLASS_MATMUL: matmul = true; break;
         case OPQ_CLASS_EXTERN: return OPQ_KERNEL_extern;
         case OPQ_CLASS_UPDATE: return OPQ_KERNEL_update;
         case OPQ_CLASS_SCATTER: return OPQ_KERNEL_index;
         case OPQ_CLASS_CONCAT: return OPQ_KERNEL_concat;
         case OPQ_CLASS_REDUCE:
+            reduces = true;
             kind = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column ? OPQ_KERNEL_column
                                                                                         : OPQ_KERNEL_row;
             break;
@@ -170,7 +167,7 @@ static opq_kernel_kind kind_of(const builder *b, int32_t group)
         case OPQ_CLASS_COUNT: break;
         }
     }
-    return kind;
+    return !matmul ? kind : reduces ? OPQ_KERNEL_block : OPQ_KERNEL_matmul;
 }
 
 /* A name a person recognises: the first few different ops, and the kernel's number. */

@@ -14,7 +14,7 @@
  * needs   expanded, simplified graph
  * keeps   every node, every rounding; a node is in one group
  * breaks  node numbers (build_fused orders groups topologically)
- * not     duplicating a node into two groups; joining groups that only share an input
+ * not     duplicating a node into two groups; joining groups that only share an input (group_sibling.c)
  */
 #include "fusion/group_state.h"
 
@@ -79,10 +79,10 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* g->trial gets the members that these groups and n have together, and behind them those of them that would be stored. */
+/* g->trial gets the members that these groups and n (-1: nobody) have together, and behind them those of them that would be stored. */
 static opq_status collect_trial(opq_grouper *g, opq_ref n, const int32_t *ids, int count, int *out_total)
 {
-    int total = 1, at = 0;
+    int total = n >= 0, at = 0;
     for (int i = 0; i < count; i++)
         total += g->groups[ids[i]].count;
     if (total * 2 > g->trial_capacity) {
@@ -97,7 +97,8 @@ static opq_status collect_trial(opq_grouper *g, opq_ref n, const int32_t *ids, i
             g->trial[at++] = g->groups[ids[i]].members[k];
     if (count > 1)
         qsort(g->trial, (size_t)at, sizeof *g->trial, descending);
-    g->trial[at] = n; /* nodes come in reverse */
+    if (n >= 0)
+        g->trial[at] = n; /* nodes come in reverse */
     *out_total = total;
     return OPQ_OK;
 }
@@ -124,12 +125,13 @@ static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int c
     opq_lowered lowered;
     opq_status status = opq_lower(&request, &g->scratch, &lowered);
     *out_refusal = lowered.refusal;
-    *out_fill = (opq_fill){lowered.fill, lowered.argument_count};
+    *out_fill = (opq_fill){lowered.fill, lowered.argument_count, lowered.load_count};
     opq_arena_drop(&g->scratch);
     for (int i = 1; i < count; i++)
         for (int k = 0; k < g->groups[ids[i]].count; k++)
             g->result.group_of[g->groups[ids[i]].members[k]] = ids[i];
-    g->result.group_of[n] = -1;
+    if (n >= 0)
+        g->result.group_of[n] = -1;
     return status;
 }
 
@@ -137,7 +139,7 @@ static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int c
  * group had it as one. */
 static opq_fill fill_of(const opq_node *node)
 {
-    return (opq_fill){node->arity + opq_node_divides(node), node->arity - 1};
+    return (opq_fill){node->arity + opq_node_divides(node), node->arity - 1, 0};
 }
 
 /* A number, or loaded: from memory, through views that need no other loops than the dims of the result. */
@@ -198,15 +200,16 @@ static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fill 
 {
     const opq_group *group = &g->groups[id];
     opq_fill more = fill_of(opq_node_at(g->in, n));
-    *out_fill = (opq_fill){group->fill.body + more.body, group->fill.operands + more.operands};
+    *out_fill = (opq_fill){group->fill.body + more.body, group->fill.operands + more.operands, 0};
     return out_fill->body <= OPQ_BODY_MAX && out_fill->operands <= PLAIN_OPERANDS_MAX &&
            group->count < PLAIN_MEMBERS_MAX && stays_plain(g, n, &id, 1) && !used_outside(g, n, &id, 1);
 }
 
+/* n, if there is one, and all members go to the first group. */
 static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill)
 {
     opq_group *target = &g->groups[ids[0]];
-    target->plain = target->count == 0 ? is_plain(g, n) : stays_plain(g, n, ids, count);
+    target->plain = n >= 0 && (target->count == 0 ? is_plain(g, n) : stays_plain(g, n, ids, count));
     for (int i = 1; i < count; i++) {
         opq_group *from = &g->groups[ids[i]];
         for (int k = 0; k < from->count; k++) {
@@ -218,6 +221,8 @@ static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count,
     if (count > 1)
         qsort(target->members, (size_t)target->count, sizeof *target->members, descending);
     target->fill = fill;
+    if (n < 0)
+        return OPQ_OK;
     g->result.group_of[n] = ids[0];
     return add_member(g, target, n);
 }
@@ -264,7 +269,7 @@ static bool read_from_memory(const opq_grouper *g, opq_ref n, const int32_t *ids
 /* A member takes n, or what another of these groups makes, from memory: it must be there before the kernel that would make it starts. */
 static bool reads_own_result(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
-    if (read_from_memory(g, n, ids, count))
+    if (n >= 0 && read_from_memory(g, n, ids, count))
         return true;
     for (int i = 0; i < count && count > 1; i++)
         for (int k = 0; k < g->groups[ids[i]].count; k++)
@@ -273,23 +278,35 @@ static bool reads_own_result(const opq_grouper *g, opq_ref n, const int32_t *ids
     return false;
 }
 
-static opq_status try_groups(opq_grouper *g, opq_ref n, const int32_t *ids, int count, bool *out_joined)
+opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill *out_fill,
+                         opq_refusal *out_refusal)
 {
-    opq_refusal refusal = OPQ_REFUSAL_none;
-    opq_fill fill;
+    *out_refusal = OPQ_REFUSAL_none;
     if (reads_own_result(g, n, ids, count))
-        refusal = OPQ_REFUSAL_other_use;
+        *out_refusal = OPQ_REFUSAL_other_use;
     else if (opq_order_has_cycle(g, n, ids, count))
-        refusal = OPQ_REFUSAL_cycle;
-    else if (count > 1 || !joins_plainly(g, n, ids[0], &fill))
-        OPQ_TRY(try_lower(g, n, ids, count, &fill, &refusal));
-    *out_joined = refusal == OPQ_REFUSAL_none;
-    if (!*out_joined) {
-        g->refusal[n] = refusal;
-        return OPQ_OK;
-    }
+        *out_refusal = OPQ_REFUSAL_cycle;
+    else if (n < 0 || count > 1 || !joins_plainly(g, n, ids[0], out_fill))
+        return try_lower(g, n, ids, count, out_fill, out_refusal);
+    return OPQ_OK;
+}
+
+opq_status opq_group_join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill)
+{
     opq_order_join(g, ids, count);
     return join(g, n, ids, count, fill);
+}
+
+static opq_status try_groups(opq_grouper *g, opq_ref n, const int32_t *ids, int count, bool *out_joined)
+{
+    opq_refusal refusal;
+    opq_fill fill;
+    OPQ_TRY(opq_group_try(g, n, ids, count, &fill, &refusal));
+    *out_joined = refusal == OPQ_REFUSAL_none;
+    if (*out_joined)
+        return opq_group_join(g, n, ids, count, fill);
+    g->refusal[n] = refusal;
+    return OPQ_OK;
 }
 
 /* A matmul sees its epilogue from the tile only when nobody needs the raw product: storing it too would cost what fusing saves. */
@@ -429,7 +446,11 @@ static opq_status group_nodes(opq_grouper *g)
         status = place_all(g);
     g->result.group_count = g->group_count;
     if (status == OPQ_OK && g->fusion == OPQ_FUSED)
-        status = opq_group_blocks(g->in, &g->result);
+        status = opq_group_blocks(g);
+    if (status == OPQ_OK && g->fusion == OPQ_FUSED)
+        status = opq_group_siblings(g);
+    if (status == OPQ_OK && g->fusion == OPQ_FUSED)
+        status = opq_group_products(g);
     return status;
 }
 

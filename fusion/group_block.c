@@ -8,14 +8,15 @@
  * keeps   every rounding: rows are whole, nothing is rescaled
  * not     a first product that the rows share with others (training keeps the weights), halves, a transposed left operand
  */
-#include "fusion/pass.h"
+#include "fusion/group_state.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct finder {
+    opq_grouper *g;
     const opq_graph *in;
-    opq_grouping *grouping;
+    const opq_grouping *grouping;
     int32_t *first, *next; /* per node: a list of uses */
     opq_ref *user;         /* per use; -1: the caller */
     uint8_t *viewed;       /* per use: through more than reshapes */
@@ -56,6 +57,8 @@ static void find_members(finder *f)
 }
 
 static int size_of(const finder *f, int32_t group) { return f->begin[group + 1] - f->begin[group]; }
+
+static bool is_in_block(const finder *f, int32_t group) { return f->g->groups[group].count != size_of(f, group); }
 
 static opq_status find_uses(finder *f)
 {
@@ -116,7 +119,8 @@ static opq_ref find_first(const finder *f, int32_t rows, const opq_type *weights
             return -1;
         for (int k = 0; k < opq_node_at(f->in, n)->arity; k++) {
             opq_ref ref = opq_strip_reshape(f->in, opq_node_at(f->in, n)->operand[k]);
-            if (class_of(f, ref) != OPQ_CLASS_MATMUL || ref == found || size_of(f, f->grouping->group_of[ref]) != 1 ||
+            if (class_of(f, ref) != OPQ_CLASS_MATMUL || ref == found ||
+                f->g->groups[f->grouping->group_of[ref]].count != 1 ||
                 !same_matrices(&opq_node_at(f->in, ref)->type, weights))
                 continue;
             if (found >= 0)
@@ -238,9 +242,9 @@ static opq_status try_block(finder *f, opq_ref second)
     opq_ref weights = opq_strip_reshape(f->in, node->operand[0]);
     int32_t rows = f->grouping->group_of[weights];
     const opq_type *type = &opq_node_at(f->in, weights)->type;
-    if (rows < 0 || rows == last || opq_node_int(node, OPQ_ATTR_transpose_a, 0) ||
-        class_of(f, weights) == OPQ_CLASS_MATMUL || !same_matrices(type, &opq_node_at(f->in, node->operand[0])->type) ||
-        !used_only_by(f, weights, rows, second))
+    if (rows < 0 || rows == last || is_in_block(f, rows) || is_in_block(f, last) ||
+        opq_node_int(node, OPQ_ATTR_transpose_a, 0) || class_of(f, weights) == OPQ_CLASS_MATMUL ||
+        !same_matrices(type, &opq_node_at(f->in, node->operand[0])->type) || !used_only_by(f, weights, rows, second))
         return OPQ_OK;
     opq_ref first = find_first(f, rows, type);
     if (first < 0 || !used_only_by(f, first, rows, -1) || comes_back(f, rows, last))
@@ -248,16 +252,17 @@ static opq_status try_block(finder *f, opq_ref second)
     bool fits = false;
     block b = {.first = first, .weights = weights, .group = {f->grouping->group_of[first], rows, last}};
     OPQ_TRY(block_fits(f, &b, &fits));
-    for (int32_t i = f->begin[rows]; i < f->begin[rows + 1] && fits; i++) /* rows may stand behind the second product */
-        f->grouping->group_of[f->members[i]] = last;
-    if (fits)
-        f->grouping->group_of[first] = last;
-    return OPQ_OK;
+    const int32_t joined[] = {last, rows, b.group[0]};
+    if (!fits || opq_order_has_cycle(f->g, -1, joined, 3))
+        return OPQ_OK;
+    return opq_group_join(f->g, -1, joined, 3, (opq_fill){0});
 }
 
-opq_status opq_group_blocks(const opq_graph *in, opq_grouping *grouping)
+opq_status opq_group_blocks(opq_grouper *g)
 {
-    finder f = {.in = in, .grouping = grouping};
+    const opq_graph *in = g->in;
+    const opq_grouping *grouping = &g->result;
+    finder f = {.g = g, .in = in, .grouping = grouping};
     opq_status status = find_uses(&f);
     for (opq_ref n = 0; n < in->count && status == OPQ_OK; n++)
         if (class_of(&f, n) == OPQ_CLASS_MATMUL && grouping->group_of[n] >= 0)

@@ -122,7 +122,7 @@ bool opq_order_has_cycle(opq_grouper *g, opq_ref n, const int32_t *ids, int coun
         lowest = group->place < lowest->place ? group : lowest;
         highest = group->place > highest->place ? group : highest;
     }
-    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
+    for (int32_t e = n < 0 ? -1 : g->first_edge[n]; e >= 0; e = g->edges[e].next) {
         opq_group *other = &g->groups[g->result.group_of[g->edges[e].consumer]];
         if (other->joining == order->search || other->reached[OPQ_LATER] == order->search || other->place > highest->place)
             continue;

@@ -6,9 +6,9 @@
 
 enum { OPQ_LATER, OPQ_EARLIER, OPQ_DIRECTIONS };
 
-/* What a group takes at most of OPQ_BODY_MAX, and of buffers and scalars together. */
+/* What a group takes at most of OPQ_BODY_MAX, and of buffers and scalars together; how many loads it has, if it was lowered, else 0. */
 typedef struct opq_fill {
-    int body, operands;
+    int body, operands, loads;
 } opq_fill;
 
 typedef struct opq_group {
@@ -63,6 +63,21 @@ typedef struct opq_grouper {
     opq_arena memory, scratch; /* scratch: of a trial */
 } opq_grouper;
 
+/* Can these groups and n (-1: nobody) be one kernel? `none`, or why not. */
+opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill *out_fill,
+                         opq_refusal *out_refusal) OPQ_MUST_CHECK;
+/* They become one, right after opq_order_has_cycle said no: ids[0]. */
+opq_status opq_group_join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill) OPQ_MUST_CHECK;
+
+/* When all nodes are placed. Blocks first: kernels of two products with rows between them (group_block.c). Then groups that read the same
+ * memory (group_sibling.c). */
+opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
+opq_status opq_group_siblings(opq_grouper *g) OPQ_MUST_CHECK;
+/* Then products of one left operand (group_product.c). */
+opq_status opq_group_products(opq_grouper *g) OPQ_MUST_CHECK;
+/* Were they recorded near each other? Members stand in order. */
+bool opq_group_are_near(const opq_grouper *g, int32_t a, int32_t b);
+
 /* Links a node that got its group to what it needs. Operands that are taken from dense memory: a view has to be stored for that, a
  * reshape shares its operand's memory. */
 opq_status opq_add_edges_of(opq_grouper *g, opq_ref consumer) OPQ_MUST_CHECK;
@@ -78,7 +93,7 @@ opq_status opq_store_views(opq_grouper *g, opq_ref n, bool *out_stored) OPQ_MUST
 void opq_order_begin(opq_order *order);
 /* The place of a new group: before all others. */
 void opq_order_new(opq_order *order, opq_group *group);
-/* Would a group that needs another's results be needed by it, if n and these groups became one? */
+/* Would a group that needs another's results be needed by it, if n (-1: nobody) and these groups became one? */
 bool opq_order_has_cycle(opq_grouper *g, opq_ref n, const int32_t *ids, int count);
 /* They do, right after opq_order_has_cycle said no: ids[0] stands for all of them. */
 void opq_order_join(opq_grouper *g, const int32_t *ids, int count);

@@ -153,6 +153,8 @@ typedef struct opq_kept {
 /* Product, rows, product: see loop_join.c. `arena` holds the result. OPQ_UNSUPPORTED: they do not go row by row in one order. */
 opq_status opq_loops_join(const opq_bound parts[3], const opq_kept *kept, opq_arena *arena,
                           opq_bound *out_joined) OPQ_MUST_CHECK;
+/* One after the other, as phases: see loop_beside.c. `arena` holds the result. OPQ_UNSUPPORTED: too many loops or arguments. */
+opq_status opq_loops_beside(const opq_bound *parts, int count, opq_arena *arena, opq_bound *out_joined) OPQ_MUST_CHECK;
 /* What opq_loops_print wrote, or a person: any bytes are read, and then verified, or refused with their place. `arena` holds the result. */
 opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal code. */

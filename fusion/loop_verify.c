@@ -330,11 +330,24 @@ static void narrow(int64_t offset, int64_t factor, int64_t extent, int64_t *low,
     *high = to < *high ? to : *high;
 }
 
+/* What moves in a direction: from the turns of the loops. */
+static void range_of(const verifier *v, const int64_t *direction, const int64_t *dims, sum *s, int64_t *low, int64_t *high)
+{
+    *low = *high = 0;
+    for (int l = 0; l < v->k->rank; l++) {
+        int64_t span = 0;
+        if (direction[l] == 0)
+            continue;
+        s->overflow |= __builtin_mul_overflow(direction[l], dims[l] - 1, &span);
+        s->overflow |= __builtin_add_overflow(span < 0 ? *low : *high, span, span < 0 ? low : high);
+    }
+}
+
 /* Where the access is made, what moves the number of bounds[which] is within all bounds that move in its direction: a term of its own. */
 static void bound_by(const verifier *v, const opq_stmt **bounds, int count, int which, const int64_t *dims, sum *s)
 {
     int rank = v->k->rank;
-    int64_t direction[OPQ_LOOP_MAX], other[OPQ_LOOP_MAX], stride = 0, part = 0, low = 0, high = 0;
+    int64_t direction[OPQ_LOOP_MAX], other[OPQ_LOOP_MAX], stride = 0, part = 0, low, high;
     const int64_t *own = dims + opq_dims_of(rank, bounds[which]->access);
     if (direction_of(v, dims, bounds[which]->access, direction) == 0) {
         s->any = s->any && own[0] >= 0 && own[0] < own[2 + rank];
@@ -349,12 +362,7 @@ static void bound_by(const verifier *v, const opq_stmt **bounds, int count, int 
         s->overflow |= __builtin_mul_overflow(stride, direction[l], &part);
         s->overflow |= __builtin_sub_overflow(s->step[l], part, &s->step[l]);
     }
-    for (int l = 0; l < rank; l++) { /* the loops themselves are bounds, too: a condition that always holds is left out */
-        int64_t span = 0;
-        if (v->running >> l & 1)
-            s->overflow |= __builtin_mul_overflow(direction[l], dims[l] - 1, &span);
-        s->overflow |= __builtin_add_overflow(span < 0 ? low : high, span, span < 0 ? &low : &high);
-    }
+    range_of(v, direction, dims, s, &low, &high);
     for (int i = 0; i < count; i++) {
         const int64_t *of = dims + opq_dims_of(rank, bounds[i]->access);
         int64_t factor = direction_of(v, dims, bounds[i]->access, other);

@@ -73,6 +73,8 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
         status = opq_lower_finish(state);
     out_lowered->refusal = state->refusal;
     out_lowered->argument_count = state->buffer_count + state->scalar_count;
+    for (int i = 0; i < state->instr_count; i++)
+        out_lowered->load_count += state->instrs[i].op == OPQ_INSTR_load || state->instrs[i].op == OPQ_INSTR_load_at;
     out_lowered->fill = state->memo_count > state->instr_count * 2 ? (state->memo_count + 1) / 2 : state->instr_count;
     free(state);
     return status;

@@ -14,7 +14,7 @@
     X(space, "the iteration spaces differ")                                                                            \
     X(view, "the view between them is not one stride per loop")                                                        \
     X(axes, "reduces over other axes than the group")                                                                  \
-    X(two_matmuls, "one matmul in a kernel")                                                                           \
+    X(two_matmuls, "a matmul has no other in its epilogue")                                                            \
     X(scan, "a scan runs along one whole axis of the kernel, without reductions and products")                         \
     X(after_matmul, "a reduction cannot follow a matmul in its tile")                                                  \
     X(recompute, "would be computed again for every broadcast element")                                                \
@@ -51,6 +51,7 @@ typedef struct opq_lowered {
     opq_refusal refusal;
     int argument_count;
     int fill; /* of OPQ_BODY_MAX: instructions, or half of the values that became one, of which there may be twice as many */
+    int load_count;
     opq_loops loops; /* without a name; empty unless `decided` */
     opq_ref *buffers;
     opq_ref *scalars;

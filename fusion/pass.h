@@ -32,9 +32,6 @@ typedef struct opq_grouping {
     uint8_t *in_memory;  /* per node: must be in memory whatever its uses are */
 } opq_grouping;
 
-/* Joins groups to kernels of two products with rows between them. */
-opq_status opq_group_blocks(const opq_graph *in, opq_grouping *grouping) OPQ_MUST_CHECK;
-
 /* The graph with large values that several kernels need, and that cost little to compute, in each of these. *out_changed: are there any? */
 opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph *out,
                              bool *out_changed) OPQ_MUST_CHECK;

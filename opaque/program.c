@@ -68,7 +68,9 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
         OPQ_TRY(print_loops(plan, step->block->rows, stage, out_text));
         return print_loops(plan, step->block->second, stage, out_text);
     }
-    return print_loops(plan, step, stage, out_text);
+    for (int i = 0; i < step->part_count && code; i++)
+        OPQ_TRY(print_loops(plan, &step->parts[i], stage, out_text));
+    return step->parts && code ? OPQ_OK : print_loops(plan, step, stage, out_text);
 }
 
 opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text)

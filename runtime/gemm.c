@@ -208,10 +208,11 @@ static void plan_k(gemm_run *run)
 
 /* ---- phases */
 
-static void run_parallel(gemm_run *run, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end))
+static void run_parallel(opq_gemm *gemm, int64_t count, double work,
+                         void (*body)(void *data, int64_t begin, int64_t end), void *data)
 {
     int64_t grain = (int64_t)((double)count * BLOCK_WORK / (work + 1)) + 1;
-    opq_parallel_for(run->gemm->host, count, grain, body, run);
+    opq_parallel_for(gemm->host, count, grain, body, data);
 }
 
 static void pack_shared_a(void *data, int64_t begin, int64_t end)
@@ -236,33 +237,91 @@ static void pack_shared_b(void *data, int64_t begin, int64_t end)
     }
 }
 
-/* Packs what several blocks read, then computes the blocks. */
-static opq_status run_phases(gemm_run *run)
+static bool packs_a(const gemm_run *run) { return !run->a_in_place && !run->call.packed_a; }
+
+/* Is the left operand packed, and to the same bytes? */
+static bool packs_alike(const gemm_run *x, const gemm_run *y)
 {
-    const opq_gemm_call *call = &run->call;
-    bool share_a = run->column_chunks > 1 && !run->a_in_place && !call->packed_a;
-    bool share_b = run->row_chunks > 1 && !run->b_in_place && !run->few_rows && !call->packed_b;
-    int64_t a_bytes = share_a ? gemm_ceil(call->batch * gemm_packed_a_bytes(run, 0, run->row_panels), 4096) * 4096 : 0;
-    int64_t b_bytes = share_b ? call->batch * run->column_panels * call->k * gemm_row_bytes(run) : 0;
-    char *shared = NULL;
-    if (a_bytes + b_bytes > 0) {
-        shared = gemm_scratch_acquire(0, a_bytes + b_bytes);
-        if (!shared)
-            return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of packed operands",
-                            (long long)(a_bytes + b_bytes));
-        run->shared_a = share_a ? shared : NULL;
-        run->shared_b = share_b ? shared + a_bytes : NULL;
-        if (share_a)
-            run_parallel(run, call->batch * run->row_panels, (double)a_bytes, pack_shared_a);
-        if (share_b)
-            run_parallel(run, call->batch * gemm_ceil(run->column_panels, run->group_panels), (double)b_bytes,
-                         pack_shared_b);
+    const opq_matrix *a = &x->call.a, *b = &y->call.a;
+    return packs_a(x) && packs_a(y) && a->data == b->data && a->dtype == b->dtype && a->row_stride == b->row_stride &&
+           a->column_stride == b->column_stride && a->batch_stride == b->batch_stride && a->rows == b->rows &&
+           a->columns == b->columns && a->guard_count == 0 && b->guard_count == 0 && x->call.dtype == y->call.dtype &&
+           x->call.batch == y->call.batch && x->call.m == y->call.m && x->call.k == y->call.k &&
+           x->row_panels == y->row_panels && x->k_block == y->k_block;
+}
+
+/* The first run that packs the left operand as run r does: r itself, if none before does. */
+static int first_alike(const gemm_set *set, int r)
+{
+    int first = 0;
+    while (first < r && !packs_alike(&set->runs[first], &set->runs[r]))
+        first++;
+    return first;
+}
+
+static bool shares_a(const gemm_set *set, int r)
+{
+    bool several = set->runs[r].column_chunks > 1 && packs_a(&set->runs[r]);
+    for (int i = 0; i < set->count && !several; i++)
+        several = i != r && packs_alike(&set->runs[i], &set->runs[r]);
+    return several;
+}
+
+static int64_t shared_a_bytes(const gemm_set *set, int r)
+{
+    const gemm_run *run = &set->runs[r];
+    if (!shares_a(set, r) || first_alike(set, r) < r)
+        return 0;
+    return gemm_ceil(run->call.batch * gemm_packed_a_bytes(run, 0, run->row_panels), 4096) * 4096;
+}
+
+static int64_t shared_b_bytes(const gemm_run *run)
+{
+    if (run->row_chunks == 1 || run->b_in_place || run->few_rows || run->call.packed_b)
+        return 0;
+    return gemm_ceil(run->call.batch * run->column_panels * run->call.k * gemm_row_bytes(run), 4096) * 4096;
+}
+
+static void pack_shared(gemm_set *set, char *shared)
+{
+    for (int r = 0; r < set->count; r++) {
+        gemm_run *run = &set->runs[r];
+        int64_t a_bytes = shared_a_bytes(set, r), b_bytes = shared_b_bytes(run), groups;
+        if (shares_a(set, r))
+            run->shared_a = first_alike(set, r) < r ? set->runs[first_alike(set, r)].shared_a : shared;
+        if (a_bytes > 0)
+            run_parallel(run->gemm, run->call.batch * run->row_panels, (double)a_bytes, pack_shared_a, run);
+        shared += a_bytes;
+        if (b_bytes == 0)
+            continue;
+        run->shared_b = shared;
+        groups = gemm_ceil(run->column_panels, run->group_panels);
+        run_parallel(run->gemm, run->call.batch * groups, (double)b_bytes, pack_shared_b, run);
+        shared += b_bytes;
     }
-    double work = (double)call->batch * (double)call->m * (double)call->n * (double)(call->k + 1);
-    run_parallel(run, call->batch * run->row_chunks * run->column_chunks, work, gemm_blocks);
+}
+
+/* Packs what several blocks read, then computes the blocks. */
+static opq_status run_phases(gemm_set *set)
+{
+    int64_t bytes = 0, blocks = 0;
+    double work = 0;
+    for (int r = 0; r < set->count; r++)
+        bytes += shared_a_bytes(set, r) + shared_b_bytes(&set->runs[r]);
+    char *shared = bytes > 0 ? gemm_scratch_acquire(0, bytes) : NULL;
+    if (bytes > 0 && !shared)
+        return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of packed operands", (long long)bytes);
+    if (shared)
+        pack_shared(set, shared);
+    for (int r = 0; r < set->count; r++) {
+        const opq_gemm_call *call = &set->runs[r].call;
+        blocks += gemm_block_count(&set->runs[r]);
+        work += (double)call->batch * (double)call->m * (double)call->n * (double)(call->k + 1);
+    }
+    run_parallel(set->runs[0].gemm, blocks, work, gemm_blocks, set);
     if (shared)
         gemm_scratch_release(0, shared);
-    opq_status status = (opq_status)atomic_load(&run->status);
+    opq_status status = (opq_status)atomic_load(&set->status);
     if (status == OPQ_OK)
         return OPQ_OK;
     return opq_fail(status, status == OPQ_NO_MEMORY ? "gemm: out of memory" : "gemm: a kernel could not be made");
@@ -289,26 +348,36 @@ static int64_t region_count(opq_dtype dtype, int64_t m, int64_t k)
     return gemm_ceil(m, region > 256 ? region : 256);
 }
 
-static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *call)
+/* Rows [row, end) of a call. */
+static gemm_run run_part(opq_gemm *gemm, const opq_gemm_call *call, int64_t row, int64_t end, shifted *out_shift)
 {
-    int element_bytes = opq_dtype_bytes(call->dtype);
-    int64_t regions = region_count(call->dtype, call->m, call->k);
+    gemm_run run = run_make(gemm, call);
+    *out_shift = (shifted){call->tile, call->tile_data, row};
+    run.call.m = end - row;
+    opq_matrix_skip(&run.call.a, row);
+    if (call->tile && row > 0) {
+        run.call.tile = shifted_tile;
+        run.call.tile_data = out_shift;
+    } else if (!call->tile) {
+        run.call.c = (char *)call->c + row * call->c_row_stride * opq_dtype_bytes(call->dtype);
+    }
+    plan_tile(&run);
+    plan_chunks(&run, call->serial ? 1 : thread_count(gemm));
+    plan_k(&run);
+    return run;
+}
+
+/* Of calls with the same m and k. */
+static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count)
+{
+    int64_t regions = region_count(calls->dtype, calls->m, calls->k);
     for (int64_t i = 0; i < regions; i++) {
-        int64_t row = i * call->m / regions, end = (i + 1) * call->m / regions;
-        gemm_run run = run_make(gemm, call);
-        shifted shift = {call->tile, call->tile_data, row};
-        run.call.m = end - row;
-        opq_matrix_skip(&run.call.a, row);
-        if (call->tile && row > 0) {
-            run.call.tile = shifted_tile;
-            run.call.tile_data = &shift;
-        } else if (!call->tile) {
-            run.call.c = (char *)call->c + row * call->c_row_stride * element_bytes;
-        }
-        plan_tile(&run);
-        plan_chunks(&run, call->serial ? 1 : thread_count(gemm));
-        plan_k(&run);
-        OPQ_TRY(run_phases(&run));
+        gemm_run runs[OPQ_PRODUCTS_MAX];
+        shifted shift[OPQ_PRODUCTS_MAX];
+        for (int c = 0; c < count; c++)
+            runs[c] = run_part(gemm, &calls[c], i * calls->m / regions, (i + 1) * calls->m / regions, &shift[c]);
+        gemm_set set = {.runs = runs, .count = count};
+        OPQ_TRY(run_phases(&set));
     }
     return OPQ_OK;
 }
@@ -384,7 +453,7 @@ static opq_status run_turned(opq_gemm *gemm, const opq_gemm_call *call)
         turned.tile = turned_tile;
         turned.tile_data = &data;
     }
-    return run_regions(gemm, &turned);
+    return run_regions(gemm, &turned, 1);
 }
 
 /* ---- entry points */
@@ -394,15 +463,21 @@ static bool operand_fits(opq_dtype dtype, opq_dtype operand)
     return operand == OPQ_f32 || operand == OPQ_f16 || operand == OPQ_bf16 || (operand == OPQ_f64 && dtype == OPQ_f64);
 }
 
+static opq_status check(const opq_gemm_call *call)
+{
+    bool sizes = call->batch >= 0 && call->m >= 0 && call->n >= 0 && call->k >= 0;
+    if (!sizes || (call->dtype != OPQ_f32 && call->dtype != OPQ_f64) ||
+        (!call->packed_a && !operand_fits(call->dtype, call->a.dtype)) ||
+        (!call->packed_b && !operand_fits(call->dtype, call->b.dtype)))
+        return opq_fail(OPQ_INVALID,
+                        "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+    return OPQ_OK;
+}
+
 opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
 {
     opq_gemm_call call = *given;
-    bool sizes = call.batch >= 0 && call.m >= 0 && call.n >= 0 && call.k >= 0;
-    if (!sizes || (call.dtype != OPQ_f32 && call.dtype != OPQ_f64) ||
-        (!call.packed_a && !operand_fits(call.dtype, call.a.dtype)) ||
-        (!call.packed_b && !operand_fits(call.dtype, call.b.dtype)))
-        return opq_fail(OPQ_INVALID,
-                        "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+    OPQ_TRY(check(&call));
     if (call.batch == 0 || call.m == 0 || call.n == 0)
         return OPQ_OK;
     bool one_b = call.packed_b || call.b.batch_stride == 0;
@@ -413,7 +488,22 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
     }
     if (call.turned || (call.n == 1 && call.m > 1 && !call.packed_a && !call.packed_b))
         return run_turned(gemm, &call);
-    return run_regions(gemm, &call);
+    return run_regions(gemm, &call, 1);
+}
+
+opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int count)
+{
+    bool beside = count <= OPQ_PRODUCTS_MAX;
+    for (int c = 0; c < count; c++) {
+        OPQ_TRY(check(&calls[c]));
+        beside = beside && calls[c].n > 1 && !calls[c].turned && calls[c].batch > 0 && calls[c].m > 0 &&
+                 calls[c].m == calls->m && calls[c].k == calls->k && calls[c].dtype == calls->dtype;
+    }
+    if (beside && count > 0)
+        return run_regions(gemm, calls, count);
+    for (int c = 0; c < count; c++)
+        OPQ_TRY(opq_gemm_run(gemm, &calls[c]));
+    return OPQ_OK;
 }
 
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n)
@@ -461,7 +551,7 @@ opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b,
     run.column_panels = gemm_ceil(n, run.panel);
     run.group_panels = GROUP_BYTES / gemm_row_bytes(&run);
     int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
-    run_parallel(&run, groups, (double)k * (double)n, pack_shared_b);
+    run_parallel(gemm, groups, (double)k * (double)n, pack_shared_b, &run);
     return OPQ_OK;
 }
 
@@ -479,6 +569,6 @@ opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a,
     run.shared_a = out;
     plan_tile(&run);
     plan_k(&run);
-    run_parallel(&run, run.row_panels, (double)k * (double)m, pack_shared_a);
+    run_parallel(gemm, run.row_panels, (double)k * (double)m, pack_shared_a, &run);
     return OPQ_OK;
 }

@@ -62,6 +62,8 @@ typedef struct opq_gemm_call {
 /* OPQ_INVALID: dtypes or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.
  * With tile == NULL a batch that shares b and has a and c dense is folded into m. */
 opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call) OPQ_MUST_CHECK;
+/* Calls that do not need each other, at once; a left operand that several of the same m and k have in common is packed once. */
+opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int count) OPQ_MUST_CHECK;
 
 /* b in the layout that the kernels read, for operands used many times: panels of two vectors of columns, [n/panel][k][panel]. The
  * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used. */

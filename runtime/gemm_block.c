@@ -280,7 +280,7 @@ static int64_t tile_bytes(const gemm_run *run)
 
 enum { EDGE_BYTES = OPQ_GEMM_ROWS_MAX * OPQ_GEMM_VECTORS_MAX * 64 };
 
-int64_t gemm_block_scratch(const gemm_run *run)
+static int64_t scratch_bytes(const gemm_run *run)
 {
     return round_up(chunk_rows_bytes(run)) + round_up(group_bytes(run)) + round_up(tile_bytes(run)) + EDGE_BYTES;
 }
@@ -329,14 +329,21 @@ static opq_status run_block(gemm_run *run, int64_t index, char *scratch)
 
 void gemm_blocks(void *data, int64_t begin, int64_t end)
 {
-    gemm_run *run = data;
-    char *scratch = gemm_scratch_acquire(1, gemm_block_scratch(run));
+    gemm_set *set = data;
+    int64_t bytes = 0, first = 0;
+    for (int r = 0; r < set->count; r++)
+        bytes = scratch_bytes(&set->runs[r]) > bytes ? scratch_bytes(&set->runs[r]) : bytes;
+    char *scratch = gemm_scratch_acquire(1, bytes);
     int status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
-    for (int64_t i = begin; i < end && status == OPQ_OK; i++)
-        status = run_block(run, i, scratch);
+    for (int r = 0; r < set->count; r++) {
+        int64_t last = first + gemm_block_count(&set->runs[r]);
+        for (int64_t i = begin > first ? begin : first; i < gemm_min(end, last) && status == OPQ_OK; i++)
+            status = run_block(&set->runs[r], i - first, scratch);
+        first = last;
+    }
     if (scratch)
         gemm_scratch_release(1, scratch);
     int none = OPQ_OK;
     if (status != OPQ_OK)
-        atomic_compare_exchange_strong(&run->status, &none, status);
+        atomic_compare_exchange_strong(&set->status, &none, status);
 }

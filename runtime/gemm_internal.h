@@ -24,8 +24,14 @@ typedef struct gemm_run {
     bool few_rows;                     /* b is transposed in registers: see gemm_few.h */
     char *shared_a, *shared_b;         /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
-    atomic_int status;                 /* first failure of any thread */
 } gemm_run;
+
+/* Calls that run at once. */
+typedef struct gemm_set {
+    gemm_run *runs;
+    int count;
+    atomic_int status; /* first failure of any thread */
+} gemm_set;
 
 static inline int64_t gemm_row(const gemm_run *run, int64_t row_panel)
 {
@@ -50,9 +56,12 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
 void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k,
                         char *out, int64_t panel_stride);
 
-/* Bytes of scratch that a block of so many row panels needs; computes blocks [begin, end) of the run. */
-int64_t gemm_block_scratch(const gemm_run *run);
-void gemm_blocks(void *run, int64_t begin, int64_t end);
+static inline int64_t gemm_block_count(const gemm_run *run)
+{
+    return run->call.batch * run->row_chunks * run->column_chunks;
+}
+/* Computes blocks [begin, end) of all runs, one run after the other. */
+void gemm_blocks(void *set, int64_t begin, int64_t end);
 
 /* Buffers that a thread keeps between calls: slot 0 for what a call shares, slot 1 for a block. 64-byte aligned, on huge pages if
  * large. NULL: no memory. Release with the same slot. */

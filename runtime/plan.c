@@ -119,6 +119,16 @@ static opq_status number_storage(opq_planner *p)
     return OPQ_OK;
 }
 
+static void count_compiled(opq_plan *plan, const opq_step *step)
+{
+    for (int i = 0; i < step->part_count; i++)
+        count_compiled(plan, &step->parts[i]);
+    if (step->part_count > 0 || !step->fresh)
+        return;
+    plan->compiled++;
+    plan->compile_seconds += step->code->seconds;
+}
+
 static opq_status build_steps(opq_planner *p)
 {
     opq_plan *plan = p->plan;
@@ -129,10 +139,7 @@ static opq_status build_steps(opq_planner *p)
         opq_step *step = &plan->steps[plan->step_count];
         OPQ_TRY(opq_plan_step(p, k, step));
         plan->step_count++;
-        if (step->fresh) {
-            plan->compiled++;
-            plan->compile_seconds += step->code->seconds;
-        }
+        count_compiled(plan, step);
     }
     return OPQ_OK;
 }

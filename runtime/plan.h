@@ -80,6 +80,8 @@ struct opq_step {
     int32_t copy_from, copy_to; /* storage copied before, -1: none */
     opq_matmul_step *matmul;    /* the loops are a product that the engine makes */
     opq_block *block;
+    opq_step *parts; /* products side by side, which run at once; the loops of the step are all of theirs */
+    int part_count;
     void *payload; /* extern: the host's */
     int32_t *operands, *results;
     int operand_count, result_count;

@@ -28,6 +28,7 @@ opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group
 /* Counts the work of a step's loops, and checks that they stay in their buffers. */
 opq_status opq_planner_check(const opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
 opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_block.c */
+opq_status opq_plan_products_step(opq_planner *p, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_products.c */
 /* After all steps exist: which are one launch, and the order of launches. */
 opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
 /* After that: lifetimes, in-place updates, outputs, arena. */

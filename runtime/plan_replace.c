@@ -28,7 +28,7 @@ typedef struct finder {
 
 static bool may_fail(const opq_step *step)
 {
-    return step->code == NULL || step->kind == OPQ_KERNEL_extern || step->block || step->matmul ||
+    return step->code == NULL || step->kind == OPQ_KERNEL_extern || step->block || step->matmul || step->parts ||
            step->check_count > 0 || opq_loops_scratch(&step->loops, step->dims) > 0;
 }
 

@@ -309,6 +309,14 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
     return OPQ_OK;
 }
 
+static int product_count(const opq_planner *p, const opq_kernel_group *group)
+{
+    int count = 0;
+    for (opq_ref n = group->first; n < group->first + group->count; n++)
+        count += opq_node_class(opq_node_at(p->graph, n)) == OPQ_CLASS_MATMUL;
+    return count;
+}
+
 opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
 {
     const opq_kernel_group *group = &p->graph->kernels[kernel];
@@ -320,6 +328,8 @@ opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
     switch (group->kind) {
     case OPQ_KERNEL_extern: return extern_step(p, kernel, step);
     case OPQ_KERNEL_block: return opq_plan_block_step(p, kernel, step);
+    case OPQ_KERNEL_matmul:
+        return product_count(p, group) > 1 ? opq_plan_products_step(p, kernel, step) : kernel_step(p, kernel, step);
     default: return kernel_step(p, kernel, step);
     }
 }

@@ -95,6 +95,8 @@ static void rename_all(opq_planner *p)
             rename_list(p, step->block->second->buffers, step->block->second->loops.buffer_count);
             rename_list(p, step->block->first->buffers, step->block->first->loops.buffer_count);
         }
+        for (int i = 0; i < step->part_count; i++)
+            rename_list(p, step->parts[i].buffers, step->parts[i].loops.buffer_count);
         rename_list(p, &step->copy_from, 1); /* results and copies become nothing else */
     }
 }

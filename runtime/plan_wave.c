@@ -44,7 +44,8 @@ typedef struct pool {
 
 static bool can_be_row(const opq_step *step)
 {
-    return step->code && step->kind != OPQ_KERNEL_extern && !step->block && !step->matmul && step->copy_from < 0;
+    return step->code && step->kind != OPQ_KERNEL_extern && !step->block && !step->matmul && !step->parts &&
+           step->copy_from < 0;
 }
 
 /* Numbers codes by first use. */

@@ -240,6 +240,7 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
     }
     OPQ_TRY(step->code == NULL ? eval_kernel(run, step, &error)
             : step->block      ? opq_run_block(run, step, &error)
+            : step->parts      ? opq_run_products(run, step, &error)
             : step->matmul     ? opq_run_matmul(run, step, &error)
                                : run_kernel(run, step, &error));
     return error.found[0] == 0 ? OPQ_OK : value_error(run, step, error.found);

@@ -44,6 +44,8 @@ void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t 
 opq_matrix opq_run_operand(const opq_run_state *run, const opq_step *step, int o, int64_t batch, int64_t row);
 opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;
 
+opq_status opq_run_products(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;
+
 opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;
 
 #endif

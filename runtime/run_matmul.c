@@ -145,38 +145,90 @@ static void write_plainly(const opq_tiles *t, int access, int64_t first, opq_gem
               (dims[0] + first * call->c_batch_stride) * opq_dtype_bytes(call->dtype);
 }
 
-opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error)
+/* A product while its step runs. */
+typedef struct product {
+    opq_tiles tiles;
+    opq_gemm_call call;
+    opq_buffer *left, *right; /* packed: references, or NULL */
+    int64_t outer_count;
+    int access; /* that the engine stores through, -1: the epilogue does */
+} product;
+
+/* alone: of several, which share the left operand, none has a packed copy of it. */
+static void begin(const opq_run_state *run, const opq_step *step, bool alone, opq_step_error *error, product *out)
 {
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
-    opq_tiles t = {.step = step, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
-    opq_run_bind(run, step, t.buffers, t.scalars);
-    opq_gemm_call call = {.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
+    out->tiles = (opq_tiles){.step = step, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
+    opq_run_bind(run, step, out->tiles.buffers, out->tiles.scalars);
+    out->call = (opq_gemm_call){.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
     bool turned = false;
-    opq_buffer *left = packed_operand(run, step, 0, &turned);
-    call.packed_a = left ? left->data : NULL;
-    call.turned = left && turned;
-    opq_buffer *right = call.turned ? NULL : packed_operand(run, step, 1, NULL);
-    call.packed_b = right ? right->data : NULL;
-    opq_status status = OPQ_OK;
-    int64_t outer_count = 1;
+    out->left = alone ? packed_operand(run, step, 0, &turned) : NULL;
+    out->call.packed_a = out->left ? out->left->data : NULL;
+    out->call.turned = out->left && turned;
+    out->right = out->call.turned ? NULL : packed_operand(run, step, 1, NULL);
+    out->call.packed_b = out->right ? out->right->data : NULL;
+    out->outer_count = 1;
     for (int i = 0; i < matmul->outer_rank; i++)
-        outer_count *= matmul->outer_extent[i];
-    int access = 0;
-    bool plain = stores_plainly(matmul, &access);
-    for (int64_t outer = 0; outer < outer_count && status == OPQ_OK; outer++) {
-        t.first_batch = outer * matmul->batch;
-        call.a = opq_run_operand(run, step, 0, t.first_batch, 0);
-        call.b = opq_run_operand(run, step, 1, t.first_batch, 0);
-        if (plain) {
-            write_plainly(&t, access, t.first_batch, &call);
-        } else {
-            call.tile = opq_run_tile;
-            call.tile_data = &t;
-        }
-        status = opq_gemm_run(run->runtime->gemm, &call);
+        out->outer_count *= matmul->outer_extent[i];
+    if (!stores_plainly(matmul, &out->access))
+        out->access = -1;
+}
+
+static void end(const product *p)
+{
+    opq_buffer_release(p->left);
+    opq_buffer_release(p->right);
+}
+
+/* The call number `outer`. */
+static void aim(const opq_run_state *run, product *p, int64_t outer)
+{
+    const opq_step *step = p->tiles.step;
+    p->tiles.first_batch = outer * step->matmul->batch;
+    p->call.a = opq_run_operand(run, step, 0, p->tiles.first_batch, 0);
+    p->call.b = opq_run_operand(run, step, 1, p->tiles.first_batch, 0);
+    if (p->access >= 0) {
+        write_plainly(&p->tiles, p->access, p->tiles.first_batch, &p->call);
+    } else {
+        p->call.tile = opq_run_tile;
+        p->call.tile_data = &p->tiles;
     }
-    opq_buffer_release(left);
-    opq_buffer_release(right);
+}
+
+opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error)
+{
+    product p;
+    begin(run, step, true, error, &p);
+    opq_status status = OPQ_OK;
+    for (int64_t outer = 0; outer < p.outer_count && status == OPQ_OK; outer++) {
+        aim(run, &p, outer);
+        status = opq_gemm_run(run->runtime->gemm, &p.call);
+    }
+    end(&p);
+    return status;
+}
+
+opq_status opq_run_products(const opq_run_state *run, const opq_step *step, opq_step_error *error)
+{
+    product of[OPQ_PRODUCTS_MAX];
+    opq_gemm_call calls[OPQ_PRODUCTS_MAX];
+    bool single = true; /* each is one call */
+    opq_status status = OPQ_OK;
+    for (int i = 0; i < step->part_count; i++) {
+        begin(run, &step->parts[i], false, error, &of[i]);
+        single = single && of[i].outer_count == 1;
+    }
+    for (int i = 0; i < step->part_count && single; i++) {
+        aim(run, &of[i], 0);
+        calls[i] = of[i].call;
+    }
+    if (single)
+        status = opq_gemm_run_beside(run->runtime->gemm, calls, step->part_count);
+    for (int i = 0; i < step->part_count; i++) {
+        end(&of[i]);
+        if (!single && status == OPQ_OK)
+            status = opq_run_matmul(run, &step->parts[i], error);
+    }
     return status;
 }

@@ -370,7 +370,7 @@ static opq_ref scan(random_graph *r, opq_ref x)
 
 /* ---- graphs */
 
-static void keep(random_graph *r, opq_ref ref)
+void random_keep(random_graph *r, opq_ref ref)
 {
     if (ref < 0 || r->count == RANDOM_REFS)
         return;
@@ -379,15 +379,37 @@ static void keep(random_graph *r, opq_ref ref)
         r->refs[r->count++] = ref;
 }
 
+/* Several results of one value, which share its memory: of the value and its square, over the same axes or none. */
+static opq_ref siblings(random_graph *r, opq_ref x)
+{
+    static const opq_op ops[] = {OPQ_OP_sum,  OPQ_OP_amax, OPQ_OP_amin, OPQ_OP_argmax,
+                                 OPQ_OP_prod, OPQ_OP_neg,  OPQ_OP_abs};
+    opq_type type = opq_graph_type(r->graph, x);
+    int64_t axes[OPQ_RANK_MAX];
+    int count = 0;
+    for (int d = 0; d < type.rank; d++)
+        if (chance(r, 50))
+            axes[count++] = d;
+    opq_attr attr = {.key = OPQ_ATTR_axes, .count = count, .ints = axes};
+    for (uint64_t n = 1 + random_below(r, 3); n > 0; n--) {
+        opq_op op = ops[random_below(r, COUNT(ops))];
+        opq_ref operand = chance(r, 40) ? random_op(r, OPQ_OP_mul, (opq_ref[]){x, x}, 2, NULL, 0) : x;
+        bool reduces = opq_op_info_of(op)->class_ == OPQ_CLASS_REDUCE;
+        if (!reduces || count > 0)
+            random_keep(r, random_op(r, op, &operand, 1, &attr, reduces));
+    }
+    return -1;
+}
+
 static void step(random_graph *r)
 {
     static opq_ref (*const steps[])(random_graph *, opq_ref) = {
-        elementwise, elementwise,   elementwise,  elementwise,    elementwise,       elementwise,   elementwise,
-        elementwise, elementwise,   elementwise,  elementwise,    elementwise,       random_view,   random_view,
-        random_view, random_view,   reduction,    reduction,      reduction,         scan,          scan,
-        cast,        random_update, random_index, random_scatter, random_concat,     random_matmul, iota,
-        noise,       random_pad,    random_pad,   random_pooling, random_convolution};
-    keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
+        elementwise, elementwise,   elementwise,  elementwise,    elementwise,        elementwise,   elementwise,
+        elementwise, elementwise,   elementwise,  elementwise,    elementwise,        random_view,   random_view,
+        random_view, random_view,   reduction,    reduction,      reduction,          scan,          scan,
+        cast,        random_update, random_index, random_scatter, random_concat,      random_matmul, iota,
+        noise,       random_pad,    random_pad,   random_pooling, random_convolution, siblings,      siblings};
+    random_keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
 }
 
 random_graph random_graph_make(uint64_t seed)
@@ -398,10 +420,10 @@ random_graph random_graph_make(uint64_t seed)
     expect_ok(opq_graph_create(name, &r.graph));
     r.special = chance(&r, 30);
     opq_type type = any_type(&r);
-    keep(&r, random_input(&r, &type));
+    random_keep(&r, random_input(&r, &type));
     for (uint64_t n = random_below(&r, 2); n > 0; n--) {
         type = any_type(&r);
-        keep(&r, random_input(&r, &type));
+        random_keep(&r, random_input(&r, &type));
     }
     for (uint64_t n = 4 + random_below(&r, 36); n > 0; n--)
         step(&r);

@@ -27,6 +27,7 @@ typedef struct random_graph {
 
 random_graph random_graph_make(uint64_t seed);
 void random_graph_drop(random_graph *r);
+void random_keep(random_graph *r, opq_ref ref); /* to go on from, if it is one and not too large */
 uint64_t random_below(random_graph *r, uint64_t limit);
 
 /* random_structure.c: one random step each; they give -1 if nothing fits. */

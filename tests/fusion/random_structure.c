@@ -242,12 +242,12 @@ opq_ref random_concat(random_graph *r, opq_ref x)
 
 /* ---- matmul: x with another matrix, either transposed, batches broadcast */
 
-opq_ref random_matmul(random_graph *r, opq_ref x)
+static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
 {
     opq_type type = opq_graph_type(r->graph, x), other;
     if (type.rank < 2)
         return -1;
-    bool turn_a = chance(r, 30), turn_b = chance(r, 50);
+    bool turn_b = chance(r, 50);
     int64_t k = type.size[type.rank - 1 - turn_a], n = chance(r, 20) ? 1 : 1 + (int64_t)random_below(r, 40);
     other = type;
     if (chance(r, 40)) {
@@ -259,16 +259,25 @@ opq_ref random_matmul(random_graph *r, opq_ref x)
     other.size[other.rank - 2] = turn_b ? n : k;
     other.size[other.rank - 1] = turn_b ? k : n;
     opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a}, {.key = OPQ_ATTR_transpose_b, .i = turn_b}};
-    opq_ref product = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, same_shape(r, &other)}, 2, attrs, 2);
-    if (product >= 0 && chance(r, 50)) { /* bias */
+    opq_ref made = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, same_shape(r, &other)}, 2, attrs, 2);
+    if (made >= 0 && chance(r, 50)) { /* bias */
         opq_type bias = opq_type_make((opq_dtype)type.dtype, 1, &n);
-        product = random_op(r, OPQ_OP_add, (opq_ref[]){product, same_shape(r, &bias)}, 2, NULL, 0);
+        made = random_op(r, OPQ_OP_add, (opq_ref[]){made, same_shape(r, &bias)}, 2, NULL, 0);
     }
-    if (product >= 0 && n == 1 && !turn_a && chance(r, 70)) { /* a reflection: x - (x v) w, as large as x */
+    if (made >= 0 && n == 1 && !turn_a && chance(r, 70)) { /* a reflection: x - (x v) w, as large as x */
         opq_type row = opq_type_make((opq_dtype)type.dtype, 1, &k);
-        product = random_op(r, OPQ_OP_mul, (opq_ref[]){product, same_shape(r, &row)}, 2, NULL, 0);
-        if (product >= 0)
-            product = random_op(r, OPQ_OP_sub, (opq_ref[]){x, product}, 2, NULL, 0);
+        made = random_op(r, OPQ_OP_mul, (opq_ref[]){made, same_shape(r, &row)}, 2, NULL, 0);
+        if (made >= 0)
+            made = random_op(r, OPQ_OP_sub, (opq_ref[]){x, made}, 2, NULL, 0);
     }
-    return product;
+    return made;
+}
+
+/* Now and then several of one left operand. */
+opq_ref random_matmul(random_graph *r, opq_ref x)
+{
+    bool turn_a = chance(r, 30);
+    while (chance(r, 40))
+        random_keep(r, product(r, x, turn_a));
+    return product(r, x, turn_a);
 }

@@ -385,6 +385,73 @@ def test_a_linear_layer_with_its_epilogue_is_one_kernel(epilogue, linear, shape)
         assert torch.equal(f(*args).cpu(), result)
 
 
+PROJECTIONS = {
+    "equal": (48, 48, 48),
+    "grouped queries": (48, 16, 16),
+    "odd": (33, 7, 1),
+    "many": (16,) * 8,
+    "two": (24, 40),
+}
+
+
+def projections(x, ws, bs, act=lambda y: y):
+    return [act(F.linear(x, w, b)) for w, b in zip(ws, bs, strict=True)]
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (1, 300), (2, 7, 33), (64, 128), (150, 1100)], ids=str)
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_linear_layers_of_one_input_are_one_kernel(name, shape):
+    """Also in a forward pass that autograd records, with and without what follows, on one thread and on two."""
+    widths = PROJECTIONS[name]
+    (x,) = ready(torch.randn(shape))
+    ws = [torch.nn.Parameter(w) for w in ready(*[torch.randn(n, shape[-1]) for n in widths])]
+    bs = ready(*[torch.randn(n) for n in widths])
+    for act, biases in ((F.gelu, bs), (lambda y: y, bs), (lambda y: y, [None] * len(ws))):
+        projections(x, ws, biases, act)
+        torch.opaque.synchronize()
+        torch_opaque.reset_stats()
+        results = projections(x, ws, biases, act)
+        torch.opaque.synchronize()
+        stats = torch_opaque.stats()
+        assert stats["kernels_run"] == 1
+        read = (
+            x.numel() + sum(w.numel() for w in ws) + sum(b.numel() for b in biases if b is not None)
+        )
+        assert stats["bytes_read"] == 4 * read
+        values = [r.detach().cpu() for r in results]
+        args = (
+            x.cpu(),
+            [w.detach().cpu() for w in ws],
+            [b if b is None else b.cpu() for b in biases],
+        )
+        for got, want in zip(values, projections(*args, act), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+        with torch_opaque.unfused():
+            for got, alone in zip(values, projections(x, ws, biases, act), strict=True):
+                assert torch.equal(got.view(torch.int32), alone.detach().cpu().view(torch.int32))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if threads > 1 else 2)
+        again = projections(x, ws, biases, act)
+        torch.opaque.synchronize()
+        torch.set_num_threads(threads)
+        assert all(torch.equal(a.detach().cpu(), v) for a, v in zip(again, values, strict=True))
+
+
+def test_transposed_products_of_one_input_are_one_kernel():
+    """Each part stores where a permutation has it."""
+    x, *ws = ready(torch.randn(2, 10, 32), *[torch.randn(32, n) for n in (32, 8, 8)])
+
+    def transposed(x, ws):
+        return [(x @ w).transpose(1, 2).contiguous() for w in ws]
+
+    torch_opaque.reset_stats()
+    results = transposed(x, ws)
+    torch.opaque.synchronize()
+    assert torch_opaque.stats()["kernels_run"] == 1
+    for got, want in zip(results, transposed(x.cpu(), [w.cpu() for w in ws]), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
+
+
 # ---- moved elements
 
 INDEX = torch.tensor([[3], [0], [5], [5]])
@@ -418,6 +485,59 @@ def test_moved_elements_are_part_of_the_kernel(name):
     x = torch.randn(4, 8, 6, 6)
     result, _ = assert_one_kernel(MOVED[name], *ready(x))
     assert torch.allclose(result, MOVED[name](x), rtol=1e-5, atol=1e-5)
+
+
+# ---- siblings: what only shares an input
+
+SIBLINGS = {
+    "sum and sum of squares": lambda x, y: (x.sum(-1), (x * x).sum(-1)),
+    "of all": lambda x, y: (x.sum(), (x * x).sum(), x.amax()),
+    "of columns": lambda x, y: (x.sum(0), (x * y).sum(0)),
+    "max": lambda x, y: tuple(torch.max(x, -1)),
+    "max of columns": lambda x, y: tuple(torch.max(x, 0)),
+    "aminmax": lambda x, y: tuple(torch.aminmax(x, dim=-1)),
+    "aminmax of all": lambda x, y: tuple(torch.aminmax(x)),
+    "mean and var": lambda x, y: (x.mean(-1), x.var(-1)),
+    "sin and cos": lambda x, y: (torch.sin(x), torch.cos(x)),
+    "rows and elements": lambda x, y: (x * 2, x.sum(-1), x - y),
+    "windows": lambda x, y: (x[1:, 2:].amax(-1), x[1:, 2:].amin(-1)),
+    "of a product": lambda x, y: (lambda z: (z.sum(-1), z.relu()))((x.t() @ y).detach()),
+}
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (64, 33), (3, 5000), (700, 40)], ids=str)
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_siblings_are_one_kernel(name, shape):
+    f = SIBLINGS[name]
+    x, y = ready(torch.randn(shape), torch.randn(shape))
+    first = 1 if name == "of a product" else 0
+    torch_opaque.reset_stats()
+    results = f(x, y)
+    torch.opaque.synchronize()
+    stats = torch_opaque.stats()
+    assert stats["kernels_run"] == 1 + first
+    for result, want in zip(results, f(x.cpu(), y.cpu()), strict=True):
+        torch.testing.assert_close(result.cpu(), want, rtol=1e-4, atol=1e-3)
+    with torch_opaque.unfused():
+        for result, alone in zip(results, f(x, y), strict=True):
+            assert torch.equal(result.cpu(), alone.cpu())
+
+
+def test_what_shares_little_stays_apart():
+    """A row among matrices, other parts of one, other orders of one."""
+    x, y, row = ready(torch.randn(64, 64), torch.randn(64, 64), torch.randn(64))
+    for f in (
+        lambda: (x + row, (y * row).sum(-1)),
+        lambda: (x[:32].sin(), x[32:].cos()),
+        lambda: (x.sin(), x.t().contiguous()),
+        lambda: (x.sum(0), x.sum(1)),
+        lambda: (x * 2, x.sum(0)),
+    ):
+        torch_opaque.reset_stats()
+        results = f()
+        torch.opaque.synchronize()
+        assert torch_opaque.stats()["kernels_run"] == 2
+        del results
 
 
 # ---- optimizers

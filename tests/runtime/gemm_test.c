@@ -505,6 +505,64 @@ static void test_rows_alone(void **state)
     munmap(b.map, b.map_bytes);
 }
 
+/* Several calls at once, into c or tiles, two with one left operand and one with another, give what each gives alone. */
+static void check_beside(const int64_t *shape, layout left, bool tiles, const int64_t *columns)
+{
+    enum { CALLS = 4 };
+    guarded a[2], b[CALLS];
+    opq_gemm_call calls[CALLS];
+    collector to[CALLS];
+    char *alone[CALLS], *c[CALLS];
+    opq_matrix x[2];
+    for (int i = 0; i < 2; i++)
+        x[i] = matrix_make(left, OPQ_f32, shape[0], shape[1], shape[2], &a[i]);
+    for (int i = 0; i < CALLS; i++) {
+        size_t count = (size_t)(shape[0] * shape[1] * columns[i]);
+        opq_gemm_call call = {
+            .dtype = OPQ_f32, .batch = shape[0], .m = shape[1], .n = columns[i], .k = shape[2], .a = x[i == 2]};
+        call.b = matrix_make(i % 2 ? ROWS : COLUMNS, OPQ_f32, shape[0], shape[2], columns[i], &b[i]);
+        alone[i] = calloc(count + 1, sizeof(float));
+        c[i] = calloc(count + 1, sizeof(float));
+        call.c = alone[i];
+        call.c_row_stride = call.n;
+        call.c_batch_stride = call.m * call.n;
+        assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+        calls[i] = call;
+        calls[i].c = c[i];
+        to[i] = (collector){&calls[i], c[i], calloc(count + 1, 1)};
+        if (tiles && i != 1) {
+            calls[i].tile = collect;
+            calls[i].tile_data = &to[i];
+        }
+    }
+    assert_int_equal(opq_gemm_run_beside(gemm, calls, CALLS), OPQ_OK);
+    for (int i = 0; i < CALLS; i++) {
+        assert_memory_equal(c[i], alone[i], (size_t)(shape[0] * shape[1] * columns[i]) * sizeof(float));
+        free(c[i]);
+        free(alone[i]);
+        free(to[i].times);
+        munmap(b[i].map, b[i].map_bytes);
+    }
+    for (int i = 0; i < 2; i++)
+        munmap(a[i].map, a[i].map_bytes);
+}
+
+static void test_beside(void **state)
+{
+    (void)state;
+    static const int64_t operands[][3] = {/* batch, m, k */
+                                          {1, 1, 700}, {1, 5, 64},    {1, 13, 900},   {1, 40, 0},
+                                          {1, 150, 5}, {1, 150, 700}, {3, 20, 33},    {0, 3, 3},
+                                          {2, 70, 90}, {1, 0, 5},     {1, 4500, 1000}};
+    static const int64_t widths[][4] = {{40, 300, 70, 7}, {64, 64, 64, 64}, {40, 1, 3, 40}};
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+            for (threads = 1; threads <= THREADS; threads += THREADS - 1)
+                for (int how = 0; how < (operands[i][1] > 1000 ? 1 : 4); how++)
+                    check_beside(operands[i], how % 2 ? COLUMNS : ROWS, how / 2, widths[w]);
+    threads = 1;
+}
+
 /* Not a number, infinities and a sum that only a fused chain gets right. */
 static void test_special(void **state)
 {
@@ -540,6 +598,7 @@ static void test_invalid(void **state)
     call.b = one;
     call.m = -1;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    assert_int_equal(opq_gemm_run_beside(gemm, &call, 1), OPQ_INVALID);
     call.m = 1;
     call.dtype = OPQ_bf16;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
@@ -549,9 +608,9 @@ static void test_invalid(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),     cmocka_unit_test(test_f64),        cmocka_unit_test(test_half),
-        cmocka_unit_test(test_large),   cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_special),
-        cmocka_unit_test(test_invalid),
+        cmocka_unit_test(test_f32),     cmocka_unit_test(test_f64),     cmocka_unit_test(test_half),
+        cmocka_unit_test(test_large),   cmocka_unit_test(test_beside),  cmocka_unit_test(test_rows_alone),
+        cmocka_unit_test(test_special), cmocka_unit_test(test_invalid),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,162 @@
+/* Products of one left operand become one kernel, which packs it once: the projections of attention.
+ *
+ *        x                            matmul @q    x wq + bq          \
+ *      / | \                          matmul @k    x wk + bk           }  one kernel of three parts, side by side
+ *    wq wk wv                         matmul @v    relu(x wv)         /
+ *
+ * A part is a group as it was: a product with its epilogue. What is legal is that each lowers for the engine, and that their trees are one
+ * kernel's (opq_loops_beside).
+ *
+ * needs   all nodes placed, blocks made
+ * keeps   every chain of multiply-adds, every rounding
+ * not     thin products, which the engine does not make; epilogues that may fail: which part did would have to be known
+ */
+#include "fusion/group_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The products of one left operand, and those of them that are one group so far. */
+typedef struct family {
+    opq_grouper *g;
+    int32_t *first, *next; /* products by left operand, ascending, -1 */
+    opq_arena arena;       /* of the parts */
+    int32_t open;          /* the group, -1 */
+    opq_bound parts[OPQ_PRODUCTS_MAX];
+    int count;
+    opq_ref *stored; /* room for a group's members */
+} family;
+
+static bool has_edge(const opq_grouper *g, int32_t from, int32_t to)
+{
+    for (int i = 0; i < g->groups[from].count; i++)
+        for (int32_t e = g->first_edge[g->groups[from].members[i]]; e >= 0; e = g->edges[e].next)
+            if (g->result.group_of[g->edges[e].consumer] == to)
+                return true;
+    return false;
+}
+
+/* One product, and what cannot fail and is no reduction: that would be a block. */
+static bool may_be_part(const opq_grouper *g, const opq_group *group)
+{
+    int products = 0;
+    for (int i = 0; i < group->count; i++) {
+        const opq_node *node = opq_node_at(g->in, group->members[i]);
+        opq_class class_ = opq_node_class(node);
+        products += class_ == OPQ_CLASS_MATMUL;
+        if (class_ == OPQ_CLASS_REDUCE || class_ == OPQ_CLASS_INDEX || opq_node_divides(node))
+            return false;
+    }
+    return products == 1;
+}
+
+/* Rows and sums are the same. */
+static bool are_alike(const opq_grouper *g, opq_ref a, opq_ref b)
+{
+    const opq_node *x = opq_node_at(g->in, a), *y = opq_node_at(g->in, b);
+    opq_type type = x->type;
+    type.size[type.rank - 1] = y->type.size[y->type.rank - 1];
+    return opq_type_equal(&type, &y->type) &&
+           opq_node_int(x, OPQ_ATTR_transpose_a, 0) == opq_node_int(y, OPQ_ATTR_transpose_a, 0);
+}
+
+static bool used_outside(const opq_grouper *g, opq_ref n, int32_t group)
+{
+    bool used = g->is_output[n];
+    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
+        used = used || g->result.group_of[g->edges[e].consumer] != group;
+    return used;
+}
+
+/* The group as the plan will lower it. */
+static opq_status lower_part(family *f, int32_t id, opq_bound *out_part, bool *out_fits)
+{
+    const opq_grouper *g = f->g;
+    const opq_group *group = &g->groups[id];
+    opq_lower_request request = {.graph = g->in,
+                                 .group_of = g->result.group_of,
+                                 .group = id,
+                                 .in_memory = g->result.in_memory,
+                                 .members = group->members,
+                                 .member_count = group->count,
+                                 .stored = f->stored,
+                                 .decided = true};
+    opq_lowered lowered;
+    for (int i = group->count - 1; i >= 0; i--)
+        if (used_outside(g, group->members[i], id))
+            f->stored[request.stored_count++] = group->members[i];
+    OPQ_TRY(opq_lower(&request, &f->arena, &lowered));
+    *out_fits = lowered.refusal == OPQ_REFUSAL_none && lowered.matmul >= 0 && !lowered.direct;
+    *out_part = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
+    return OPQ_OK;
+}
+
+static opq_status try_part(family *f, int32_t id, bool *out_joined)
+{
+    const int32_t ids[] = {f->open, id};
+    opq_bound joined;
+    bool fits = true;
+    *out_joined = false;
+    if (f->open < 0 || f->count == OPQ_PRODUCTS_MAX || !opq_group_are_near(f->g, f->open, id) ||
+        has_edge(f->g, f->open, id) || has_edge(f->g, id, f->open))
+        return OPQ_OK;
+    for (int i = f->count == 1 ? 0 : f->count; i <= f->count && fits; i++)
+        OPQ_TRY(lower_part(f, i < f->count ? f->open : id, &f->parts[i], &fits));
+    if (!fits)
+        return OPQ_OK;
+    opq_status status = opq_loops_beside(f->parts, f->count + 1, &f->arena, &joined);
+    if (status == OPQ_UNSUPPORTED)
+        return OPQ_OK;
+    OPQ_TRY(status);
+    if (opq_order_has_cycle(f->g, -1, ids, 2))
+        return OPQ_OK;
+    *out_joined = true;
+    f->count++;
+    return opq_group_join(f->g, -1, ids, 2, (opq_fill){0});
+}
+
+static opq_status join_products(family *f, opq_ref left)
+{
+    opq_ref first = -1;
+    f->open = -1;
+    for (opq_ref n = f->first[left]; n >= 0; n = f->next[n]) {
+        int32_t id = f->g->result.group_of[n];
+        bool joined = false;
+        if (!may_be_part(f->g, &f->g->groups[id]))
+            continue;
+        if (first >= 0 && are_alike(f->g, first, n))
+            OPQ_TRY(try_part(f, id, &joined));
+        if (joined)
+            continue;
+        first = n;
+        f->open = id;
+        f->count = 1;
+    }
+    opq_arena_drop(&f->arena);
+    return OPQ_OK;
+}
+
+opq_status opq_group_products(opq_grouper *g)
+{
+    size_t nodes = (size_t)g->in->count + 1;
+    family f = {.g = g, .first = malloc(3 * nodes * sizeof *f.first)};
+    if (f.first == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    f.next = f.first + nodes;
+    f.stored = f.next + nodes;
+    memset(f.first, 0xff, nodes * sizeof *f.first);
+    for (opq_ref n = g->in->count - 1; n >= 0; n--) {
+        const opq_node *node = opq_node_at(g->in, n);
+        if (opq_node_class(node) != OPQ_CLASS_MATMUL || g->result.group_of[n] < 0)
+            continue;
+        f.next[n] = f.first[node->operand[0]];
+        f.first[node->operand[0]] = n;
+    }
+    opq_status status = OPQ_OK;
+    for (opq_ref n = 0; n < g->in->count && status == OPQ_OK; n++)
+        if (f.first[n] >= 0 && f.next[f.first[n]] >= 0)
+            status = join_products(&f, n);
+    opq_arena_drop(&f.arena);
+    free(f.first);
+    return status;
+}
