@@ -7,14 +7,14 @@
  *          +---------+
  *
  * The fused multiply-add takes about 4 cycles and 2 start per cycle, so a tile needs 8 or more registers of C to be fast; the
- * rest of the register file holds b and one element of a. K is unrolled 4 times; what is left runs one k at a time.
+ * rest of the register file holds b and one element of a. A turn takes as many k as hide the loop; what is left runs one k at a time.
  */
 #include "codegen_llvm/gemm_kernel.h"
 #include "codegen_llvm/emit.h"
 
 #include <string.h>
 
-enum { UNROLL = 4, TILE_MAX = 32, ARGUMENTS = 11 };
+enum { TURN_FMAS = 24, TILE_MAX = 32, ARGUMENTS = 11 };
 enum {
     ARG_A,
     ARG_A_STRIDE,
@@ -201,10 +201,8 @@ static state emit_loop(kernel *g, const state *before, int unroll)
     state phi = make_phis(g), s = phi;
     for (int u = 0; u < unroll; u++)
         multiply_step(g, &s, u);
-    if (unroll > 1) {
-        touch(g, s.prefetch, false);
-        s.prefetch = advance(g, s.prefetch, g->arg[ARG_STEP]);
-    }
+    touch(g, s.prefetch, false);
+    s.prefetch = advance(g, s.prefetch, LLVMBuildMul(builder, g->arg[ARG_STEP], constant(g, unroll), ""));
     int64_t step = g->left == OPQ_GEMM_LEFT_PACKED ? g->rows : 1;
     s.a = advance(g, s.a, constant(g, unroll * step * g->element_bytes));
     s.k = LLVMBuildSub(builder, s.k, constant(g, unroll), "");
@@ -264,7 +262,9 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtyp
 
     prepare_addresses(&g);
     state s = emit_start(&g);
-    s = emit_loop(&g, &s, UNROLL);
+    int unroll = (TURN_FMAS + rows * vectors - 1) / (rows * vectors);
+    if (unroll > 1)
+        s = emit_loop(&g, &s, unroll);
     s = emit_loop(&g, &s, 1);
     for (int i = 0; i < rows * vectors; i++) {
         LLVMValueRef store = LLVMBuildStore(e->builder, s.tile[i], c_vector(&g, i / vectors, i % vectors));

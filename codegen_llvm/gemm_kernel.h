@@ -23,7 +23,7 @@ enum {
 /* The function that opq_emit_gemm_kernel emits. All strides are in bytes. Row k of panel p of the right operand is at
  * b + k * b_stride + p * b_panel_stride and is read whole: two vectors (one if the kernel has one). c gets rows x vectors*lanes
  * elements, rows c_stride apart; they are also the start of the sums if accumulate != 0. k may be 0.
- * Every fourth k touches `prefetch`, which then moves by prefetch_step; it need not be a valid address. */
+ * `prefetch` moves by prefetch_step for each k and is touched on the way; it need not be a valid address. */
 typedef void (*opq_gemm_kernel)(const void *a, int64_t a_stride, const void *b, int64_t b_stride,
                                 int64_t b_panel_stride, void *c, int64_t c_stride, int64_t k, int64_t accumulate,
                                 const void *prefetch, int64_t prefetch_step);
