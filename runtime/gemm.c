@@ -206,125 +206,13 @@ static void plan_k(gemm_run *run)
     run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 16) * 16 : call->k;
 }
 
-/* ---- phases */
+/* ---- parts */
 
-static void run_parallel(opq_gemm *gemm, int64_t count, double work,
-                         void (*body)(void *data, int64_t begin, int64_t end), void *data)
+void gemm_parallel(opq_gemm *gemm, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end),
+                   void *data)
 {
     int64_t grain = (int64_t)((double)count * BLOCK_WORK / (work + 1)) + 1;
     opq_parallel_for(gemm->host, count, grain, body, data);
-}
-
-static void pack_shared_a(void *data, int64_t begin, int64_t end)
-{
-    gemm_run *run = data;
-    int64_t bytes = gemm_packed_a_bytes(run, 0, run->row_panels);
-    for (int64_t i = begin; i < end; i++) {
-        int64_t batch = i / run->row_panels, p = i % run->row_panels;
-        gemm_pack_a(run, batch, 0, run->row_panels, p, p + 1, run->shared_a + batch * bytes);
-    }
-}
-
-static void pack_shared_b(void *data, int64_t begin, int64_t end)
-{
-    gemm_run *run = data;
-    int64_t panel_bytes = run->call.k * gemm_row_bytes(run), groups = gemm_ceil(run->column_panels, run->group_panels);
-    for (int64_t i = begin; i < end; i++) {
-        int64_t batch = i / groups, first = i % groups * run->group_panels;
-        int64_t last = gemm_min(first + run->group_panels, run->column_panels);
-        char *out = run->shared_b + (batch * run->column_panels + first) * panel_bytes;
-        gemm_pack_b_panels(run, batch, first, last, 0, run->call.k, out, panel_bytes);
-    }
-}
-
-static bool packs_a(const gemm_run *run) { return !run->a_in_place && !run->call.packed_a; }
-
-/* Is the left operand packed, and to the same bytes? */
-static bool packs_alike(const gemm_run *x, const gemm_run *y)
-{
-    const opq_matrix *a = &x->call.a, *b = &y->call.a;
-    return packs_a(x) && packs_a(y) && a->data == b->data && a->dtype == b->dtype && a->row_stride == b->row_stride &&
-           a->column_stride == b->column_stride && a->batch_stride == b->batch_stride && a->rows == b->rows &&
-           a->columns == b->columns && a->guard_count == 0 && b->guard_count == 0 && x->call.dtype == y->call.dtype &&
-           x->call.batch == y->call.batch && x->call.m == y->call.m && x->call.k == y->call.k &&
-           x->row_panels == y->row_panels && x->k_block == y->k_block;
-}
-
-/* The first run that packs the left operand as run r does: r itself, if none before does. */
-static int first_alike(const gemm_set *set, int r)
-{
-    int first = 0;
-    while (first < r && !packs_alike(&set->runs[first], &set->runs[r]))
-        first++;
-    return first;
-}
-
-static bool shares_a(const gemm_set *set, int r)
-{
-    bool several = set->runs[r].column_chunks > 1 && packs_a(&set->runs[r]);
-    for (int i = 0; i < set->count && !several; i++)
-        several = i != r && packs_alike(&set->runs[i], &set->runs[r]);
-    return several;
-}
-
-static int64_t shared_a_bytes(const gemm_set *set, int r)
-{
-    const gemm_run *run = &set->runs[r];
-    if (!shares_a(set, r) || first_alike(set, r) < r)
-        return 0;
-    return gemm_ceil(run->call.batch * gemm_packed_a_bytes(run, 0, run->row_panels), 4096) * 4096;
-}
-
-static int64_t shared_b_bytes(const gemm_run *run)
-{
-    if (run->row_chunks == 1 || run->b_in_place || run->few_rows || run->call.packed_b)
-        return 0;
-    return gemm_ceil(run->call.batch * run->column_panels * run->call.k * gemm_row_bytes(run), 4096) * 4096;
-}
-
-static void pack_shared(gemm_set *set, char *shared)
-{
-    for (int r = 0; r < set->count; r++) {
-        gemm_run *run = &set->runs[r];
-        int64_t a_bytes = shared_a_bytes(set, r), b_bytes = shared_b_bytes(run), groups;
-        if (shares_a(set, r))
-            run->shared_a = first_alike(set, r) < r ? set->runs[first_alike(set, r)].shared_a : shared;
-        if (a_bytes > 0)
-            run_parallel(run->gemm, run->call.batch * run->row_panels, (double)a_bytes, pack_shared_a, run);
-        shared += a_bytes;
-        if (b_bytes == 0)
-            continue;
-        run->shared_b = shared;
-        groups = gemm_ceil(run->column_panels, run->group_panels);
-        run_parallel(run->gemm, run->call.batch * groups, (double)b_bytes, pack_shared_b, run);
-        shared += b_bytes;
-    }
-}
-
-/* Packs what several blocks read, then computes the blocks. */
-static opq_status run_phases(gemm_set *set)
-{
-    int64_t bytes = 0, blocks = 0;
-    double work = 0;
-    for (int r = 0; r < set->count; r++)
-        bytes += shared_a_bytes(set, r) + shared_b_bytes(&set->runs[r]);
-    char *shared = bytes > 0 ? gemm_scratch_acquire(0, bytes) : NULL;
-    if (bytes > 0 && !shared)
-        return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of packed operands", (long long)bytes);
-    if (shared)
-        pack_shared(set, shared);
-    for (int r = 0; r < set->count; r++) {
-        const opq_gemm_call *call = &set->runs[r].call;
-        blocks += gemm_block_count(&set->runs[r]);
-        work += (double)call->batch * (double)call->m * (double)call->n * (double)(call->k + 1);
-    }
-    run_parallel(set->runs[0].gemm, blocks, work, gemm_blocks, set);
-    if (shared)
-        gemm_scratch_release(0, shared);
-    opq_status status = (opq_status)atomic_load(&set->status);
-    if (status == OPQ_OK)
-        return OPQ_OK;
-    return opq_fail(status, status == OPQ_NO_MEMORY ? "gemm: out of memory" : "gemm: a kernel could not be made");
 }
 
 /* Moves to where a part of the rows starts for a caller's tile function. */
@@ -377,7 +265,7 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int co
         for (int c = 0; c < count; c++)
             runs[c] = run_part(gemm, &calls[c], i * calls->m / regions, (i + 1) * calls->m / regions, &shift[c]);
         gemm_set set = {.runs = runs, .count = count};
-        OPQ_TRY(run_phases(&set));
+        OPQ_TRY(gemm_run_set(&set));
     }
     return OPQ_OK;
 }
@@ -551,7 +439,7 @@ opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b,
     run.column_panels = gemm_ceil(n, run.panel);
     run.group_panels = GROUP_BYTES / gemm_row_bytes(&run);
     int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
-    run_parallel(gemm, groups, (double)k * (double)n, pack_shared_b, &run);
+    gemm_parallel(gemm, groups, (double)k * (double)n, gemm_pack_shared_b, &run);
     return OPQ_OK;
 }
 
@@ -569,6 +457,6 @@ opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a,
     run.shared_a = out;
     plan_tile(&run);
     plan_k(&run);
-    run_parallel(gemm, run.row_panels, (double)k * (double)m, pack_shared_a, &run);
+    gemm_parallel(gemm, run.row_panels, (double)k * (double)m, gemm_pack_shared_a, &run);
     return OPQ_OK;
 }

@@ -1,4 +1,4 @@
-/* Shared by gemm.c (what runs where) and gemm_block.c (how a block is computed). */
+/* Shared by gemm.c (what runs where), gemm_set.c (calls that run at once) and gemm_block.c (how a block is computed). */
 #ifndef OPAQUE_RUNTIME_GEMM_INTERNAL_H
 #define OPAQUE_RUNTIME_GEMM_INTERNAL_H
 
@@ -47,6 +47,10 @@ static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; 
 opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out) OPQ_MUST_CHECK;
 
+/* On the host's threads; `work` multiply-adds or bytes in all. */
+void gemm_parallel(opq_gemm *gemm, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end),
+                   void *data);
+
 /* Row panels [first, last) of one batch, packed: blocks of k, in each the panels [k][rows] one after the other. */
 int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last);
 /* Packs panels [first, last) of the region [region_first, region_last), which starts at `out`. */
@@ -62,6 +66,11 @@ static inline int64_t gemm_block_count(const gemm_run *run)
 }
 /* Computes blocks [begin, end) of all runs, one run after the other. */
 void gemm_blocks(void *set, int64_t begin, int64_t end);
+
+/* gemm_set.c. Of a gemm_run: pieces are its row panels, or its groups of column panels, in all batches. */
+void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
+void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
+opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 
 /* Buffers that a thread keeps between calls: slot 0 for what a call shares, slot 1 for a block. 64-byte aligned, on huge pages if
  * large. NULL: no memory. Release with the same slot. */
