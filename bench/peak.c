@@ -1,0 +1,35 @@
+/* What a core can do: additions fused to multiplications, and additions of arrays. bench/machine.py compiles this for the
+ * processor that the rows run on and calls it in their process. */
+#include <stddef.h>
+
+#ifdef __AVX512F__
+#define WIDTH 64
+#else
+#define WIDTH 32
+#endif
+
+typedef float vector __attribute__((vector_size(WIDTH)));
+
+/* Twelve chains hide the latency and fit into 16 registers. Returns the operations done; *out keeps them from being dropped. */
+double multiply_add(long rounds, float *out)
+{
+    vector sum[12] = {0}, factor = {0}, total = {0};
+    factor += *out;
+    for (long r = 0; r < rounds; r++)
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++)
+            sum[i] = sum[i] * factor + factor;
+    for (int i = 0; i < 12; i++)
+        total += sum[i];
+    *out = total[0];
+    return (double)rounds * 12 * 2 * (WIDTH / sizeof(float));
+}
+
+void add_arrays(size_t count, long rounds, const float *restrict a, const float *restrict b, float *restrict out)
+{
+    for (long r = 0; r < rounds; r++) {
+        for (size_t i = 0; i < count; i++)
+            out[i] = a[i] + b[i];
+        __asm__ volatile("" ::: "memory");
+    }
+}
