@@ -147,9 +147,21 @@ def table(rows):
     return "\n".join(lines)
 
 
-def render(machine, command, sections):
+def command(sections):
+    """What measures all of it."""
+    rows = [row for part in sections.values() for row in part]
+    titles = [re.match(r"(\w+), (\d+)", title).groups() for title in sections]
+    options = {
+        "vs": [peer for peer in PEERS if any(row[peer] != "-" for row in rows)],
+        "cpu": dict.fromkeys(cpu for cpu, _ in titles),
+        "threads": dict.fromkeys(threads for _, threads in titles),
+    }
+    return "./dev bench --write " + " ".join(f"--{k} {','.join(v)}" for k, v in options.items())
+
+
+def render(machine, sections):
     """RESULTS.md: `machine` is a line, `sections` {title: [texts]}."""
-    parts = [f"# Results\n\n{machine}\n\nMade by `{command}`.\n\n{_INTRODUCTION}"]
+    parts = [f"# Results\n\n{machine}\n\nMade by `{command(sections)}`.\n\n{_INTRODUCTION}"]
     for title, rows in sections.items():
         lost = sum(float(row["ratio"]) < 1 for row in rows)
         parts.append(f"## {title}\n\n{len(rows)} rows, {lost} lost.\n\n{table(rows)}")

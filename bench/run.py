@@ -179,25 +179,18 @@ def run_row(name, cpu, threads, options, scratch, show):
     return {**result, "cpu": cpu, "threads": threads}
 
 
-def machine_line(peers):
-    packages = ["torch"] + (["jax"] if "jax" in peers else [])
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    return f"{machine.cpu_name()}; {', '.join(versions)}; {datetime.date.today()}."
-
-
-def write(results, options):
-    """Puts the results into RESULTS.md; rows of an earlier run stay if processor and versions are the same."""
-    line, sections = machine_line(options.vs), {}
+def write(results, peers):
+    """Puts the results into RESULTS.md; rows of an earlier run stay if the processor and PyTorch are the same."""
+    head, sections = [machine.cpu_name(), f"torch {importlib.metadata.version('torch')}"], {}
+    jax = [f"jax {importlib.metadata.version('jax')}"] if "jax" in peers else []
     if os.path.exists(RESULTS):
         with open(RESULTS) as file:
-            earlier, sections = report.parse(file.read())
-        if earlier.split(";")[:2] != line.split(";")[:2]:
-            sections = {}
-    command = "./dev bench --write" + "".join(
-        f" --{name} {','.join(map(str, values))}"
-        for name, values in (("vs", options.vs), ("cpu", options.cpu), ("threads", options.threads))
-    )
-    text = report.render(line, command, report.merged(sections, results))
+            line, earlier = report.parse(file.read())
+        fields = line.rstrip(".").split("; ")
+        if fields[:2] == head:
+            sections, jax = earlier, jax or fields[2:-1]
+    line = "; ".join([*head, *jax, str(datetime.date.today())]) + "."
+    text = report.render(line, report.merged(sections, results))
     with open(RESULTS + ".new", "w") as file:
         file.write(text)
     os.replace(RESULTS + ".new", RESULTS)
@@ -209,6 +202,8 @@ def main(arguments=None):
     options.cpu, options.vs = processors(options.cpu), available(options.vs)
     options.threads = thread_counts(options.threads)
     jobs = [(n, c, t) for c in options.cpu for t in options.threads for n in names]
+    if not jobs:
+        raise SystemExit("bench: nothing is left to measure")
     results, failed = [], 0
     with tempfile.TemporaryDirectory() as scratch, watcher(len(jobs)) as progress:
         options.peaks = {cpu: machine.compile_peak(cpu, scratch) for cpu in options.cpu}
@@ -222,7 +217,7 @@ def main(arguments=None):
             progress.print(report.line(result, options.vs))
             progress.advance()
             if options.write:
-                write(results, options)
+                write(results, options.vs)
     return 1 if failed else 0
 
 

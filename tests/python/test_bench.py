@@ -252,6 +252,8 @@ def test_processors(monkeypatch, capsys):
         run.processors(["avx2", "avx512"])
     assert run.thread_counts([1, 10000]) == [1]
     assert "10000 threads" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="nothing is left"):
+        run.main(["add_1k", "--threads", "10000", "--cpu", "avx2"])
 
 
 def test_the_roofline_is_above_what_runs(tmp_path):
@@ -290,10 +292,11 @@ def test_the_report_has_losses_first_and_reads_back():
         {"name": "plan_gpt_24_layers", "cpu": "avx2", "threads": 1, "plan": 0.1},
     ]
     sections = report.merged({}, results)
-    text = report.render("Some CPU; torch 1", "./dev bench --write", sections)
+    text = report.render("Some CPU; torch 1", sections)
     machine_line, read = report.parse(text)
     assert machine_line == "Some CPU; torch 1"
-    assert report.render(machine_line, "./dev bench --write", read) == text
+    assert report.render(machine_line, read) == text
+    assert "Made by `./dev bench --write --vs eager,inductor,jax --cpu avx2 --threads 1,2`." in text
     first = read["avx2, 1 thread"]
     assert [(row["row"], row["ratio"], row["to"]) for row in first] == [
         ("mm_128", "0", "crashed"),
@@ -319,10 +322,21 @@ def test_dev_bench_measures_and_writes(monkeypatch, tmp_path, capsys):
     out = capsys.readouterr().out.splitlines()
     assert status == 0, out
     assert out[0] == "avx2, 1 thread" and out[2].startswith("add_64k ")
-    title, sections = report.parse((tmp_path / "RESULTS.md").read_text())
-    assert title.startswith(machine.cpu_name())
+    line, sections = report.parse((tmp_path / "RESULTS.md").read_text())
+    assert line.startswith(machine.cpu_name())
     (row,) = sections["avx2, 1 thread"]
     assert row["to"] == "eager" and row["roofline"].endswith("%")
+
+
+def test_writing_keeps_what_was_measured_on_the_same_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "RESULTS", str(tmp_path / "RESULTS.md"))
+    names = []
+    for name, processor in (("mm_16", "One"), ("mm_32", "One"), ("mm_64", "Other")):
+        monkeypatch.setattr(machine, "cpu_name", lambda: processor)
+        run.write([made_result(name, 1e-3, eager=2e-3)], ["eager"])
+        _, sections = report.parse((tmp_path / "RESULTS.md").read_text())
+        names.append([row["row"] for row in sections["avx2, 1 thread"]])
+    assert names == [["mm_16"], ["mm_16", "mm_32"], ["mm_64"]]
 
 
 def test_every_engine_is_offered():
