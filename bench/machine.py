@@ -23,7 +23,7 @@ CPUS = {
     },
 }
 _MARCH = {"avx512": "x86-64-v4", "avx2": "x86-64-v3"}
-_LEVELS = [1 << bits for bits in (15, 18, 21, 23, 25, 28)]  # bytes of three arrays
+_LARGEST = 1 << 28  # bytes of arrays: in no cache
 
 
 def cpu_info():
@@ -94,22 +94,23 @@ class Roofline:
 
         return self._best(work, work(0), 0.1)
 
-    @functools.lru_cache  # noqa: B019
     def bandwidth(self, working_set):
-        """Bytes of reads and writes for a second, of arrays of the next larger level than `working_set`."""
-        level = next((size for size in _LEVELS if size >= working_set), _LEVELS[-1])
-        count = level // 12 // self.threads
+        """Bytes read and written in a second, by additions of arrays that are together as large as `working_set`."""
+        count = max(int(min(working_set, _LARGEST)) // 12 // self.threads // 16 * 16, 64)
         arrays = [[torch.ones(count) for _ in range(3)] for _ in range(self.threads)]
-        rounds = max(1, (1 << 24) // level)
+        rounds = max(1, (1 << 20) // count)
 
-        def work(i):
+        def work(i, add):
             pointers = [ctypes.c_void_p(array.data_ptr()) for array in arrays[i]]
-            self.library.add_arrays(ctypes.c_size_t(count), ctypes.c_long(rounds), *pointers)
+            add(ctypes.c_size_t(count), ctypes.c_long(rounds), *pointers)
 
-        return self._best(work, 12.0 * count * rounds, 0.1)
+        ways = self.library.add_arrays, self.library.add_arrays_around
+        return max(
+            self._best(functools.partial(work, add=add), 12.0 * count * rounds, 0.1) for add in ways
+        )
 
     def seconds(self, row):
         """The least that a row can take, or None if it does not say what it does."""
         times = [row.flops / self.flops] if row.flops else []
-        times += [row.bytes / self.bandwidth(row.bytes)] if row.bytes else []
+        times += [row.bytes / self.bandwidth(row.working_set or row.bytes)] if row.bytes else []
         return max(times, default=None)

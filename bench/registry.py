@@ -31,6 +31,7 @@ class Row:
     # What any program for the row does at least: memory read and written, f32 additions and multiplications.
     bytes: float | None = None
     flops: float | None = None
+    working_set: float | None = None  # bytes that are read again and again; None: `bytes`
     # Of the largest value: how far a right result may be from the reference, beyond four times what eager is. None: by the dtype.
     tolerance: float | None = None
     # Compared by the mean difference: a last bit decides some elements.

@@ -233,8 +233,10 @@ class Lstm(nn.LSTM):
         return super().forward(x)[0]
 
 
-# The weights that each of 50 steps reads do not fit into a core's own cache.
-@row(bytes=50 * 2 * 8 * 512 * 512 * 4, jax=lstm_jax)
+LSTM_BYTES = 2 * 8 * 512 * 512 * 4  # of weights, which do not fit into a core's own cache
+
+
+@row(bytes=50 * LSTM_BYTES, working_set=LSTM_BYTES, jax=lstm_jax)
 def lstm_2x512_of_50():
     return Lstm(512, 512, 2), (torch.randn(50, 1, 512),)
 
