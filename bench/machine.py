@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import time
@@ -56,6 +57,17 @@ def environment(cpu, threads):
     }
 
 
+def processor_seconds():
+    """That all threads of this process and children that ended had a processor, which is time in which others did not have it."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def clock(threads):
+    """A function that gives seconds. Of one thread, on its one processor, what other processes take does not count."""
+    return processor_seconds if threads == 1 else time.perf_counter
+
+
 def compile_peak(cpu, folder):
     """The path of peak.c's library, or None if there is no C compiler."""
     compiler = os.environ.get("CC") or shutil.which("cc")
@@ -72,7 +84,7 @@ class Roofline:
     """Measured once in a process, with all its threads at work."""
 
     def __init__(self, library, threads):
-        self.library, self.threads = ctypes.CDLL(library), threads
+        self.library, self.threads, self.clock = ctypes.CDLL(library), threads, clock(threads)
         self.library.multiply_add.restype = ctypes.c_double
         self.pool = concurrent.futures.ThreadPoolExecutor(threads)
 
@@ -80,9 +92,9 @@ class Roofline:
         """The most of `amount` for a thread's work(i) that was done in a second."""
         best, end = 0.0, time.perf_counter() + seconds
         while best == 0.0 or time.perf_counter() < end:
-            start = time.perf_counter()
+            start = self.clock()
             list(self.pool.map(work, range(self.threads)))
-            best = max(best, amount * self.threads / (time.perf_counter() - start))
+            best = max(best, amount * self.threads / (self.clock() - start))
         return best
 
     @functools.cached_property

@@ -51,15 +51,15 @@ def limited(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-def started(make_engine, limit):
+def started(make_engine, limit, clock):
     """(engine, seconds of its first call, tensors): what compiles does so now."""
     with limited(limit):
         engine = make_engine()
         with engine.settings():
-            start = time.perf_counter()
+            start = clock()
             result = engine.run()
             engine.wait(result)
-            first = time.perf_counter() - start
+            first = clock() - start
         return engine, first, engine.tensors(result)
 
 
@@ -105,37 +105,39 @@ def check(row, outputs):
     return {name: (apart, not apart <= allowed) for name, apart in found.items()}
 
 
-def sample(engine, count):
+def sample(engine, count, clock):
     """Seconds of a call, the mean of `count`. wait() holds its result."""
     run, wait = engine.run, engine.wait
-    start = time.perf_counter()
+    start = clock()
     for _ in range(count):
         wait(run())
-    return (time.perf_counter() - start) / count
+    return (clock() - start) / count
 
 
-def take_turns(engines, seconds, say):
+def take_turns(engines, seconds, clock, say):
     """{name: [seconds of a call]}, in an order drawn anew for each round, so that none always follows the same other one."""
     times, counts = {name: [] for name in engines}, {}
     for name, engine in engines.items():
-        sample(engine, 1)
-        counts[name] = max(1, math.ceil(LEAST_SECONDS / sample(engine, 1)))
+        sample(engine, 1, clock)
+        counts[name] = max(1, math.ceil(LEAST_SECONDS / sample(engine, 1, clock)))
     say("timing")
     order, draw = list(engines), random.Random(0)
     end = time.perf_counter() + seconds * len(engines)
     while time.perf_counter() < end or len(times[order[0]]) < LEAST_SAMPLES:
         draw.shuffle(order)
         for name in order:
-            times[name].append(sample(engines[name], counts[name]))
+            times[name].append(sample(engines[name], counts[name], clock))
     return times
 
 
 def measure(row, names, seconds, limit, say=lambda text: None, roofline=None):
     """The result of a row of any kind but plan, a dictionary for JSON; see report.py for what is in it."""
+    import machine
     import torch
     from engines import ENGINES, Double, Eager, Missing
 
     torch.manual_seed(0)
+    clock = machine.clock(torch.get_num_threads())
     function, arguments = row.make()
     made = {"exact": Double, "eager": Eager, **{name: ENGINES[name] for name in names}}
     if row.kind == "once" or not any(t.is_floating_point() for t in arguments):
@@ -146,7 +148,7 @@ def measure(row, names, seconds, limit, say=lambda text: None, roofline=None):
             say(f"{name}: first call")
             try:
                 engine, first, outputs[name] = started(
-                    lambda kind=kind: kind(row, function, arguments), limit
+                    lambda kind=kind: kind(row, function, arguments), limit, clock
                 )
             except Missing as reason:
                 notes.append([name, "skipped", str(reason)])
@@ -162,7 +164,7 @@ def measure(row, names, seconds, limit, say=lambda text: None, roofline=None):
         if row.kind == "once":
             times = {name: [cell["first"]] for name, cell in cells.items()}
         else:
-            times = take_turns(engines, seconds, say)
+            times = take_turns(engines, seconds, clock, say)
     for name, values in times.items():
         cells[name].update(min=min(values), median=statistics.median(values), samples=len(values))
     least = roofline.seconds(row) if roofline else None
