@@ -81,7 +81,7 @@ def compile_peak(cpu, folder):
 
 
 class Roofline:
-    """Measured once in a process, with all its threads at work."""
+    """What the threads of this process can do together, measured when it is asked for."""
 
     def __init__(self, library, threads):
         self.library, self.threads, self.clock = ctypes.CDLL(library), threads, clock(threads)
@@ -97,8 +97,8 @@ class Roofline:
             best = max(best, amount * self.threads / (self.clock() - start))
         return best
 
-    @functools.cached_property
     def flops(self):
+        """Operations in a second."""
         out, rounds = [ctypes.c_float(0.5) for _ in range(self.threads)], 1_000_000
 
         def work(i):
@@ -108,7 +108,7 @@ class Roofline:
 
     def bandwidth(self, working_set):
         """Bytes read and written in a second, by additions of arrays that are together as large as `working_set`."""
-        count = max(int(min(working_set, _LARGEST)) // 12 // self.threads // 16 * 16, 64)
+        count = max(int(min(working_set, _LARGEST)) // 12 // self.threads // 64 * 64, 64)
         arrays = [[torch.ones(count) for _ in range(3)] for _ in range(self.threads)]
         rounds = max(1, (1 << 20) // count)
 
@@ -116,13 +116,14 @@ class Roofline:
             pointers = [ctypes.c_void_p(array.data_ptr()) for array in arrays[i]]
             add(ctypes.c_size_t(count), ctypes.c_long(rounds), *pointers)
 
-        ways = self.library.add_arrays, self.library.add_arrays_around
+        library = self.library
+        ways = library.add_arrays, library.add_arrays_around, library.add_in_place
         return max(
             self._best(functools.partial(work, add=add), 12.0 * count * rounds, 0.1) for add in ways
         )
 
     def seconds(self, row):
         """The least that a row can take, or None if it does not say what it does."""
-        times = [row.flops / self.flops] if row.flops else []
+        times = [row.flops / self.flops()] if row.flops else []
         times += [row.bytes / self.bandwidth(row.working_set or row.bytes)] if row.bytes else []
         return max(times, default=None)

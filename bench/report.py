@@ -126,11 +126,12 @@ Losses first: `ratio` is the median of the fastest peer, named beside it, divide
 
 Each row ran in a process of its own, pinned to as many processors as it has threads. The engines took turns call by call, after a first
 call each whose seconds (opaque / eager / inductor / inductor-max / jax) are apart: there is what was compiled. Times are microseconds,
-minimum (median), of one thread the time it had the processor, else what a clock shows; results were held until they were there. `difference` is the largest from eager in f64 or, in rows of integers and of
-one call, from eager; `wrong` are results farther away than rounding explains. `roofline` is the share of what the processor can do,
-measured in the same process: operations at its peak of fused multiply-adds and bytes at the speed of arrays of that size, functions not
-counted. `-` was not asked for, not written or without meaning: inductor-max (max-autotune and freezing) is run where there are weights.
-Rows of one call (`once`) are their first one. The machine was not idle: read ratios, not times."""
+minimum (median), of one thread the time it had the processor, else what a clock shows; results were held until they were there.
+`difference` is the largest from eager in f64 or, in rows of integers and of one call, from eager; `wrong` are results farther away than
+rounding explains. `roofline` is the share of what the processor can do, measured in the same process before and after: operations at its
+peak of fused multiply-adds, bytes at the speed of adding arrays of that size, functions not counted; a program that reads more arrays at
+once than an addition can be above it. `-` was not asked for, not written or without meaning: inductor-max (max-autotune and freezing) is
+run where there are weights. Of rows of kind `once` in bench/rows/ the first call is the time. The machine was not idle: read ratios."""
 
 
 def section(cpu, threads):

@@ -267,12 +267,12 @@ def test_processors(monkeypatch, capsys):
         run.main(["add_1k", "--threads", "10000", "--cpu", "avx2"])
 
 
-def test_the_roofline_is_above_what_runs(tmp_path):
-    """No product of matrices does more operations than the peak, but for the clock between the two."""
+def test_the_roofline(tmp_path):
     limits = machine.Roofline(machine.compile_peak("avx2", str(tmp_path)), 1)
-    assert limits.flops > 1e9 and limits.bandwidth(1 << 15) > limits.bandwidth(1 << 28) > 1e8
+    peak = limits.flops()
+    assert peak > 1e9 and limits.bandwidth(1 << 15) > limits.bandwidth(1 << 28) > 1e8
     assert limits.seconds(Row("r", None)) is None
-    assert limits.seconds(Row("r", None, flops=limits.flops)) == 1.0
+    assert 0.2 < limits.seconds(Row("r", None, flops=peak)) < 5
     assert limits.seconds(Row("r", None, flops=1.0, bytes=1 << 28)) > 0.001
 
 
