@@ -19,7 +19,7 @@ enum {
     BYTES_MIN = 1 << 20, /* smaller values stay in cache */
     SMALL = 4,           /* operands together are at most this part of the value */
     OPS_MAX = 3,
-    KERNELS_MAX = 3, /* besides its own */
+    KERNELS_MAX = 3,  /* besides its own */
     OPERANDS_MAX = 3, /* of elementwise ops */
 };
 
@@ -53,7 +53,8 @@ static opq_ref behind_views(const remat *r, opq_ref ref)
 static bool is_cheap(const opq_node *node)
 {
     opq_class class_ = opq_node_class(node);
-    return (class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST) && (opq_op_info_of((opq_op)node->op)->flags & OPQ_FLAG_CHEAP);
+    return (class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST) &&
+           (opq_op_info_of((opq_op)node->op)->flags & OPQ_FLAG_CHEAP);
 }
 
 /* Of the value and what its kernel computes for it, down to what is in memory: at most `ops`. Adds up the bytes of that. */
@@ -113,7 +114,8 @@ static bool find_values(remat *r)
         int64_t bytes = 0;
         if (r->of[n].count <= 0)
             continue;
-        if (r->group_of[n] < 0 || bytes_of(r, n) < BYTES_MIN || !is_small(r, n, &ops, &bytes) || bytes * SMALL > bytes_of(r, n))
+        if (r->group_of[n] < 0 || bytes_of(r, n) < BYTES_MIN || !is_small(r, n, &ops, &bytes) ||
+            bytes * SMALL > bytes_of(r, n))
             r->of[n].count = -1;
         any = any || r->of[n].count > 0;
     }

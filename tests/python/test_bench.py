@@ -326,6 +326,14 @@ def test_the_report_has_losses_first_and_reads_back():
     }
 
 
+def test_the_results_of_the_tree_read_back():
+    with open(run.RESULTS) as file:
+        text = file.read()
+    line, sections = report.parse(text)
+    assert sections and report.render(line, sections) == text
+    assert {texts["row"] for part in sections.values() for texts in part} <= set(ROWS)
+
+
 def test_dev_bench_measures_and_writes(monkeypatch, tmp_path, capsys):
     """A row in a process of its own, from the command line to the file."""
     monkeypatch.setattr(run, "RESULTS", str(tmp_path / "RESULTS.md"))
