@@ -1,0 +1,15 @@
+"""The rows, by theme. Importing this package registers them all."""
+
+from . import (  # noqa: F401
+    attention,
+    elementwise,
+    images,
+    matmul,
+    models,
+    optimizers,
+    plans,
+    reductions,
+    science,
+    short,
+    vision,
+)

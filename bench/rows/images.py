@@ -1,0 +1,45 @@
+"""Single layers on images of [1, 64, 56, 56] and the like; `last` is channels-last."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from registry import row
+
+
+@row(flops=2 * 64 * 64 * 9 * 56 * 56)
+def conv_3x3_relu_64x56x56():
+    function = lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1))  # noqa: E731
+    return function, (torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), torch.randn(64))
+
+
+@row(bytes=8 * 96 * 56 * 56, flops=2 * 96 * 9 * 56 * 56)
+def depthwise_3x3_96x56x56():
+    return lambda x, w: F.conv2d(x, w, padding=1, groups=96), (
+        torch.randn(1, 96, 56, 56),
+        torch.randn(96, 1, 3, 3),
+    )
+
+
+@row(bytes=5 * 64 * 56 * 56)
+def max_pool_3_by_2_64x56x56():
+    return lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(1, 64, 56, 56),)
+
+
+@row(bytes=5 * 64 * 56 * 56)
+def avg_pool_2_64x56x56():
+    return lambda x: F.avg_pool2d(x, 2), (torch.randn(1, 64, 56, 56),)
+
+
+def doubled(batch, layout):
+    x = torch.randn(batch, 64, 56, 56).contiguous(memory_format=layout)
+    return lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (x,)
+
+
+for _batch in (1, 8):
+    for _layout, _suffix in ((torch.contiguous_format, ""), (torch.channels_last, "_last")):
+        row(
+            f"bilinear_{'8x' if _batch == 8 else ''}64x56x56{_suffix}",
+            floor=None if _suffix else 1.5,
+            bytes=20 * _batch * 64 * 56 * 56,
+        )(functools.partial(doubled, _batch, _layout))

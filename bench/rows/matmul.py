@@ -1,0 +1,90 @@
+"""Products: square ones, those of a transformer's layers, and layers with what surrounds them."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from registry import row
+from torch import nn
+
+
+def product(rows, inner, columns):
+    return torch.mm, (torch.randn(rows, inner), torch.randn(inner, columns))
+
+
+for _n in (16, 32, 64, 128, 256, 512, 1024):
+    row(f"mm_{_n}", floor=0.9 if _n == 512 else None, flops=2 * _n**3, jax=lambda jax, x, y: x @ y)(
+        functools.partial(product, _n, _n, _n)
+    )
+
+
+class Product(nn.Module):
+    """x @ weight, where the weight is a constant."""
+
+    def __init__(self, inner, columns):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inner, columns))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def product_by_constant(rows, inner, columns, dtype):
+    return Product(inner, columns).to(dtype), (torch.randn(rows, inner, dtype=dtype),)
+
+
+for _m, _k, _n in (
+    (128, 768, 768),
+    (128, 768, 3072),
+    (128, 3072, 768),
+    (8, 768, 768),
+    (1, 768, 768),
+):
+    row(
+        f"mm_{_m}x{_k}x{_n}",
+        flops=2 * _m * _k * _n,
+        bytes=4 * (_m * _k + _k * _n + _m * _n),
+        jax=lambda jax, weights, x: x @ weights["weight"],
+    )(functools.partial(product_by_constant, _m, _k, _n, torch.float32))
+
+for _m, _k, _n in ((128, 768, 3072), (512, 512, 512), (8, 768, 768)):
+    row(f"mm_bf16_{_m}x{_k}x{_n}", jax=lambda jax, weights, x: x @ weights["weight"])(
+        functools.partial(product_by_constant, _m, _k, _n, torch.bfloat16)
+    )
+
+
+def linear_jax(weights, name, x):
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+@row(
+    floor=1.0,
+    flops=2 * 128 * 768 * 3072,
+    jax=lambda jax, weights, x: jax.nn.gelu(linear_jax(weights, "0", x), approximate=False),
+)
+def linear_gelu_128x768x3072():
+    return nn.Sequential(nn.Linear(768, 3072), nn.GELU()), (torch.randn(128, 768),)
+
+
+class Mlp(nn.Module):
+    """The half of a transformer's block that is not attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(768)
+        self.up, self.down = nn.Linear(768, 3072), nn.Linear(3072, 768)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x)), approximate="tanh"))
+
+
+def mlp_jax(jax, weights, x):
+    from rows.reductions import layer_norm_jax
+
+    y = layer_norm_jax(jax, x, weights["norm.weight"], weights["norm.bias"])
+    return x + linear_jax(weights, "down", jax.nn.gelu(linear_jax(weights, "up", y)))
+
+
+@row(flops=4 * 128 * 768 * 3072, jax=mlp_jax)
+def mlp_block_128():
+    return Mlp(), (torch.randn(128, 768),)

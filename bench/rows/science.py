@@ -1,0 +1,82 @@
+"""Programs without a layer: option prices, bodies that attract each other, the Mandelbrot set."""
+
+import math
+
+import torch
+from registry import row
+
+MILLION4 = 1 << 22
+
+
+def black_scholes(erf, exp, log, sqrt, price, strike, years):
+    rate, volatility = 0.02, 0.3
+    spread = volatility * sqrt(years)
+    d1 = (log(price / strike) + (rate + 0.5 * volatility * volatility) * years) / spread
+    d2 = d1 - spread
+    discounted = strike * exp(-rate * years)
+    half = math.sqrt(0.5)
+    call = price * 0.5 * (1 + erf(d1 * half)) - discounted * 0.5 * (1 + erf(d2 * half))
+    return call, call - price + discounted
+
+
+def black_scholes_jax(jax, *arguments):
+    jnp = jax.numpy
+    return black_scholes(jax.scipy.special.erf, jnp.exp, jnp.log, jnp.sqrt, *arguments)
+
+
+@row(bytes=5 * 4 * MILLION4, jax=black_scholes_jax)
+def black_scholes_4M():
+    def function(*arguments):
+        return black_scholes(torch.erf, torch.exp, torch.log, torch.sqrt, *arguments)
+
+    return function, tuple(torch.rand(MILLION4) + shift for shift in (0.5, 0.5, 0.1))
+
+
+def accelerations_jax(jax, place, mass):
+    apart = place[None] - place[:, None]
+    near = jax.lax.rsqrt((apart * apart).sum(-1) + 1e-3)
+    return (apart * (mass * near * near * near)[..., None]).sum(1)
+
+
+@row(flops=2048 * 2048 * 20, jax=accelerations_jax)
+def nbody_2048():
+    def accelerations(place, mass):
+        apart = place[None] - place[:, None]
+        near = torch.rsqrt((apart * apart).sum(-1) + 1e-3)
+        return (apart * (mass * near * near * near)[..., None]).sum(1)
+
+    return accelerations, (torch.randn(2048, 3), torch.rand(2048))
+
+
+def mandelbrot_jax(jax, re, im):
+    jnp = jax.numpy
+
+    def step(_, state):
+        x, y, count = state
+        x, y = x * x - y * y + re, 2 * x * y + im
+        inside = x * x + y * y < 4
+        return jnp.where(inside, x, 2.0), jnp.where(inside, y, 0.0), count + inside
+
+    zero = jnp.zeros_like(re)
+    return jax.lax.fori_loop(0, 50, step, (zero, zero, zero))[2]
+
+
+@row(
+    flops=512 * 512 * 50 * 8, bytes=12 * 512 * 512, chaotic=True, tolerance=1e-3, jax=mandelbrot_jax
+)
+def mandelbrot_512x50():
+    """Steps until a point leaves the circle of 2; where that is decided by a last bit, the counts differ."""
+
+    def function(re, im):
+        x = y = count = torch.zeros_like(re)
+        for _ in range(50):
+            x, y = x * x - y * y + re, 2 * x * y + im
+            inside = x * x + y * y < 4
+            x, y = torch.where(inside, x, 2.0), torch.where(inside, y, 0.0)
+            count = count + inside
+        return count
+
+    re, im = torch.meshgrid(
+        torch.linspace(-2, 0.6, 512), torch.linspace(-1.3, 1.3, 512), indexing="xy"
+    )
+    return function, (re.contiguous(), im.contiguous())
