@@ -11,11 +11,14 @@
 
 typedef float vector __attribute__((vector_size(WIDTH)));
 
-/* Twelve chains hide the latency and fit into 16 registers. Returns the operations done; *out keeps them from being dropped. */
+/* Twelve chains hide the latency and fit into 16 registers; they differ, or a compiler would make one of them. Returns the operations
+ * done; *out keeps them from being dropped. */
 double multiply_add(long rounds, float *out)
 {
     vector sum[12] = {0}, factor = {0}, total = {0};
     factor += *out;
+    for (int i = 0; i < 12; i++)
+        sum[i] += (float)i;
     for (long r = 0; r < rounds; r++)
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++)
