@@ -60,7 +60,7 @@ static bool is_one_of(const int32_t *ids, int count, int32_t id)
     return false;
 }
 
-static bool used_outside(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
+bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     if (g->is_output[n])
         return true;
@@ -112,7 +112,7 @@ static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int c
     for (int i = 0; i < total; i++)
         g->result.group_of[g->trial[i]] = ids[0];
     for (int i = total - 1; i >= 0; i--)
-        if (used_outside(g, g->trial[i], ids, 1))
+        if (opq_group_stores(g, g->trial[i], ids, 1))
             stored[stored_count++] = g->trial[i];
     opq_lower_request request = {.graph = g->in,
                                  .group_of = g->result.group_of,
@@ -202,7 +202,7 @@ static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fill 
     opq_fill more = fill_of(opq_node_at(g->in, n));
     *out_fill = (opq_fill){group->fill.body + more.body, group->fill.operands + more.operands, 0};
     return out_fill->body <= OPQ_BODY_MAX && out_fill->operands <= PLAIN_OPERANDS_MAX &&
-           group->count < PLAIN_MEMBERS_MAX && stays_plain(g, n, &id, 1) && !used_outside(g, n, &id, 1);
+           group->count < PLAIN_MEMBERS_MAX && stays_plain(g, n, &id, 1) && !opq_group_stores(g, n, &id, 1);
 }
 
 /* n, if there is one, and all members go to the first group. */
@@ -312,7 +312,7 @@ static opq_status try_groups(opq_grouper *g, opq_ref n, const int32_t *ids, int 
 /* A matmul sees its epilogue from the tile only when nobody needs the raw product: storing it too would cost what fusing saves. */
 static bool must_stay_alone(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
-    return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && used_outside(g, n, ids, count);
+    return opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_MATMUL && opq_group_stores(g, n, ids, count);
 }
 
 static opq_status place_alone(opq_grouper *g, opq_ref n)
@@ -466,22 +466,19 @@ static void drop(opq_grouper *g)
 static int64_t stored_bytes(const opq_grouper *g)
 {
     int64_t bytes = 0;
-    for (opq_ref n = 0; n < g->in->count; n++) {
-        const opq_type *type = &opq_node_at(g->in, n)->type;
-        if (g->result.group_of[n] >= 0 && used_outside(g, n, &g->result.group_of[n], 1))
-            bytes += opq_type_count(type) * opq_dtype_bytes((opq_dtype)type->dtype);
-    }
+    for (opq_ref n = 0; n < g->in->count; n++)
+        if (g->result.group_of[n] >= 0 && opq_group_stores(g, n, &g->result.group_of[n], 1))
+            bytes += opq_type_bytes(&opq_node_at(g->in, n)->type);
     return bytes;
 }
 
 /* With values computed again where that leaves less to store. */
-static opq_status group_again(opq_grouper *g, opq_graph *copy)
+static opq_status group_again(opq_grouper *g, opq_graph **out_copy)
 {
-    bool changed = false;
-    OPQ_TRY(opq_rematerialize(g->in, &g->result, copy, &changed));
-    if (!changed)
+    OPQ_TRY(opq_rematerialize(g->in, &g->result, out_copy));
+    if (*out_copy == NULL)
         return OPQ_OK;
-    opq_grouper again = {.in = copy, .fusion = g->fusion};
+    opq_grouper again = {.in = *out_copy, .fusion = g->fusion};
     opq_status status = group_nodes(&again);
     if (status == OPQ_OK && stored_bytes(&again) < stored_bytes(g)) {
         opq_grouper first = *g;
@@ -498,9 +495,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     opq_graph *copy = NULL;
     opq_status status = group_nodes(&g);
     if (status == OPQ_OK && fusion == OPQ_FUSED)
-        status = opq_graph_create(in->name, &copy);
-    if (status == OPQ_OK && fusion == OPQ_FUSED)
-        status = group_again(&g, copy);
+        status = group_again(&g, &copy);
     if (status == OPQ_OK)
         status = opq_build_fused(g.in, &g.result, out, g.renamed);
     if (status == OPQ_OK && out_unfused)

@@ -60,14 +60,6 @@ static bool are_alike(const opq_grouper *g, opq_ref a, opq_ref b)
            opq_node_int(x, OPQ_ATTR_transpose_a, 0) == opq_node_int(y, OPQ_ATTR_transpose_a, 0);
 }
 
-static bool used_outside(const opq_grouper *g, opq_ref n, int32_t group)
-{
-    bool used = g->is_output[n];
-    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
-        used = used || g->result.group_of[g->edges[e].consumer] != group;
-    return used;
-}
-
 /* The group as the plan will lower it. */
 static opq_status lower_part(family *f, int32_t id, opq_bound *out_part, bool *out_fits)
 {
@@ -83,7 +75,7 @@ static opq_status lower_part(family *f, int32_t id, opq_bound *out_part, bool *o
                                  .decided = true};
     opq_lowered lowered;
     for (int i = group->count - 1; i >= 0; i--)
-        if (used_outside(g, group->members[i], id))
+        if (opq_group_stores(g, group->members[i], &id, 1))
             f->stored[request.stored_count++] = group->members[i];
     OPQ_TRY(opq_lower(&request, &f->arena, &lowered));
     *out_fits = lowered.refusal == OPQ_REFUSAL_none && lowered.matmul >= 0 && !lowered.direct;

@@ -75,6 +75,8 @@ opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
 opq_status opq_group_siblings(opq_grouper *g) OPQ_MUST_CHECK;
 /* Then products of one left operand (group_product.c). */
 opq_status opq_group_products(opq_grouper *g) OPQ_MUST_CHECK;
+/* Is n, of one of these groups, needed outside of them? */
+bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int count);
 /* Were they recorded near each other? Members stand in order. */
 bool opq_group_are_near(const opq_grouper *g, int32_t a, int32_t b);
 

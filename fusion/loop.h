@@ -143,6 +143,9 @@ typedef struct opq_bound {
     int64_t *dims;
     int32_t *buffers, *scalars;
 } opq_bound;
+/* A buffer or scalar of one tree as an argument of another, which has room: the number there, the same for the same id. */
+int opq_bound_take_buffer(opq_bound *to, const opq_bound *from, int buffer);
+int opq_bound_take_scalar(opq_bound *to, const opq_bound *from, int64_t scalar);
 /* Buffers through which a tree gives the next what it made: ids[0] whole rows of the first product, ids[1] of the second's left operand, then
  * such of one element per row. */
 enum { OPQ_KEPT_ROWS = 2, OPQ_KEPT_MAX = 16 };

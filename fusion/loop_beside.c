@@ -48,29 +48,6 @@ static bool take_variable(joiner *j, int variable)
     return true;
 }
 
-static int take_buffer(joiner *j, int buffer)
-{
-    opq_loops *out = &j->out->loops;
-    int32_t id = j->part->buffers[buffer];
-    uint8_t written = j->part->loops.written[buffer];
-    for (int i = 0; i < out->buffer_count; i++)
-        if (j->out->buffers[i] == id && out->written[i] == written)
-            return i;
-    j->out->buffers[out->buffer_count] = id;
-    out->written[out->buffer_count] = written;
-    return out->buffer_count++;
-}
-
-static int take_scalar(joiner *j, int64_t scalar)
-{
-    opq_loops *out = &j->out->loops;
-    for (int i = 0; i < out->scalar_count; i++)
-        if (j->out->scalars[i] == j->part->scalars[scalar])
-            return i;
-    j->out->scalars[out->scalar_count] = j->part->scalars[scalar];
-    return out->scalar_count++;
-}
-
 /* `rank` is that of the whole result. */
 static void take_access(joiner *j, int access, int rank)
 {
@@ -82,7 +59,7 @@ static void take_access(joiner *j, int access, int rank)
     int64_t *dims = j->out->dims + opq_dims_of(rank, out->access_count++);
     *to = (opq_access){.buffer = -1, .dtype = from->dtype};
     if (from->buffer >= 0)
-        to->buffer = (int16_t)take_buffer(j, from->buffer);
+        to->buffer = (int16_t)opq_bound_take_buffer(j->out, j->part, from->buffer);
     memset(dims, 0, (size_t)(rank + 3) * sizeof *dims);
     dims[0] = given[0];
     for (int v = 0; v < k->rank; v++) {
@@ -105,7 +82,7 @@ static void copy_stmts(joiner *j)
             copy->end += j->first_stmt;
         }
         if (copy->op == OPQ_OP_scalar)
-            copy->value.i = take_scalar(j, copy->value.i);
+            copy->value.i = opq_bound_take_scalar(j->out, j->part, copy->value.i);
         if (copy->access >= 0)
             copy->access = (int16_t)(copy->access + j->first_access);
         for (int o = 0; o < 3; o++)

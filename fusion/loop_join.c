@@ -95,6 +95,27 @@ static bool find_loops(joiner *j, const opq_bound *part, int which, int64_t *out
 
 /* ---- arguments */
 
+int opq_bound_take_buffer(opq_bound *to, const opq_bound *from, int buffer)
+{
+    int32_t id = from->buffers[buffer];
+    uint8_t written = from->loops.written[buffer];
+    for (int i = 0; i < to->loops.buffer_count; i++)
+        if (to->buffers[i] == id && to->loops.written[i] == written)
+            return i;
+    to->buffers[to->loops.buffer_count] = id;
+    to->loops.written[to->loops.buffer_count] = written;
+    return to->loops.buffer_count++;
+}
+
+int opq_bound_take_scalar(opq_bound *to, const opq_bound *from, int64_t scalar)
+{
+    for (int i = 0; i < to->loops.scalar_count; i++)
+        if (to->scalars[i] == from->scalars[scalar])
+            return i;
+    to->scalars[to->loops.scalar_count] = from->scalars[scalar];
+    return to->loops.scalar_count++;
+}
+
 static int find_kept(const joiner *j, int access)
 {
     int buffer = j->part->loops.accesses[access].buffer;
@@ -102,29 +123,6 @@ static int find_kept(const joiner *j, int access)
         if (j->part->buffers[buffer] == j->kept->ids[i])
             return i;
     return -1;
-}
-
-static int take_buffer(joiner *j, int buffer)
-{
-    opq_loops *out = &j->out->loops;
-    int32_t id = j->part->buffers[buffer];
-    uint8_t written = j->part->loops.written[buffer];
-    for (int i = 0; i < out->buffer_count; i++)
-        if (j->out->buffers[i] == id && out->written[i] == written)
-            return i;
-    j->out->buffers[out->buffer_count] = id;
-    out->written[out->buffer_count] = written;
-    return out->buffer_count++;
-}
-
-static int take_scalar(joiner *j, int64_t scalar)
-{
-    opq_loops *out = &j->out->loops;
-    for (int i = 0; i < out->scalar_count; i++)
-        if (j->out->scalars[i] == j->part->scalars[scalar])
-            return i;
-    j->out->scalars[out->scalar_count] = j->part->scalars[scalar];
-    return out->scalar_count++;
 }
 
 /* Along a variable of the result: that of the part's loop which it is a piece of. */
@@ -156,7 +154,7 @@ static int16_t take_access(joiner *j, int access)
     int64_t *dims = j->out->dims + opq_dims_of(out->rank, at);
     j->accesses[at] = (opq_access){.buffer = -1, .dtype = from->dtype};
     if (from->buffer >= 0)
-        j->accesses[at].buffer = (int16_t)take_buffer(j, from->buffer);
+        j->accesses[at].buffer = (int16_t)opq_bound_take_buffer(j->out, j->part, from->buffer);
     dims[0] = given[0];
     for (int l = 0; l < out->rank; l++) {
         int64_t stride = dims[1 + l] = joined_stride(j, access, l);
@@ -207,7 +205,7 @@ static bool copy_stmt(joiner *j, int i)
     else if (stmt->access >= 0)
         copy.access = j->stmt[stmt->access];
     else if (stmt->op == OPQ_OP_scalar)
-        copy.value.i = take_scalar(j, stmt->value.i);
+        copy.value.i = opq_bound_take_scalar(j->out, j->part, stmt->value.i);
     for (int o = 0; o < 3; o++)
         if (stmt->operand[o] >= 0)
             copy.operand[o] = j->stmt[stmt->operand[o]];

@@ -48,6 +48,13 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
     return false;
 }
 
+opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref ref)
+{
+    while (opq_node_class(opq_node_at(graph, ref)) == OPQ_CLASS_VIEW && group_of[ref] < 0)
+        ref = opq_node_at(graph, ref)->operand[0];
+    return ref;
+}
+
 opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
 {
     opq_lower_state *state = malloc(sizeof *state);

@@ -73,6 +73,9 @@ bool opq_lowered_walks_rows(const opq_lowered *lowered, opq_ref node, int64_t co
  * do all reductions come to the same without them? (fusion/causal.c) */
 bool opq_block_is_causal(const opq_graph *graph, opq_ref begin, opq_ref end, opq_ref weights);
 
+/* Follows views without a group, which have no memory of their own. */
+opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref ref);
+
 /* Free nodes never are a kernel's own: they are followed wherever they are used. */
 bool opq_node_is_free(const opq_graph *graph, opq_ref ref);
 

@@ -32,9 +32,9 @@ typedef struct opq_grouping {
     uint8_t *in_memory;  /* per node: must be in memory whatever its uses are */
 } opq_grouping;
 
-/* The graph with large values that several kernels need, and that cost little to compute, in each of these. *out_changed: are there any? */
-opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph *out,
-                             bool *out_changed) OPQ_MUST_CHECK;
+/* The graph with large values that several kernels need, and that cost little to compute, in each of these. NULL: there are none. The
+ * caller destroys it, after a failure too. */
+opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph **out_copy) OPQ_MUST_CHECK;
 
 /* Follows reshapes: the node whose dense memory this one shares. */
 opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref);

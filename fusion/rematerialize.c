@@ -37,18 +37,7 @@ typedef struct remat {
     opq_ref *renamed;
 } remat;
 
-static int64_t bytes_of(const remat *r, opq_ref ref)
-{
-    const opq_type *type = &opq_node_at(r->in, ref)->type;
-    return opq_type_count(type) * opq_dtype_bytes((opq_dtype)type->dtype);
-}
-
-static opq_ref behind_views(const remat *r, opq_ref ref)
-{
-    while (r->group_of[ref] < 0 && opq_node_class(opq_node_at(r->in, ref)) == OPQ_CLASS_VIEW)
-        ref = opq_node_at(r->in, ref)->operand[0];
-    return ref;
-}
+static int64_t bytes_of(const remat *r, opq_ref ref) { return opq_type_bytes(&opq_node_at(r->in, ref)->type); }
 
 static bool is_cheap(const opq_node *node)
 {
@@ -64,7 +53,7 @@ static bool is_small(const remat *r, opq_ref ref, int *ops, int64_t *bytes)
     if (!is_cheap(node) || --*ops < 0)
         return false;
     for (int k = 0; k < node->arity; k++) {
-        opq_ref base = behind_views(r, node->operand[k]);
+        opq_ref base = opq_lower_base(r->in, r->group_of, node->operand[k]);
         if (r->group_of[base] != r->group_of[ref])
             *bytes += opq_node_class(opq_node_at(r->in, base)) == OPQ_CLASS_IOTA ? 0 : bytes_of(r, base);
         else if (base != node->operand[k] || !is_small(r, base, ops, bytes))
@@ -163,20 +152,30 @@ static opq_status copy_reader(remat *r, opq_ref n)
     return OPQ_OK;
 }
 
-opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph *out, bool *out_changed)
+static opq_status copy_all(remat *r)
 {
-    remat r = {.in = in, .group_of = grouping->group_of, .out = out};
+    for (opq_ref n = 0; n < r->in->count; n++)
+        OPQ_TRY(copy_reader(r, n));
+    for (int i = 0; i < r->in->output_count; i++)
+        OPQ_TRY(opq_graph_output(r->out, r->renamed[r->in->outputs[i]]));
+    return OPQ_OK;
+}
+
+opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph **out_copy)
+{
+    remat r = {.in = in, .group_of = grouping->group_of};
     opq_status status = OPQ_OK;
+    *out_copy = NULL;
     r.of = calloc((size_t)in->count + 1, sizeof *r.of);
     r.renamed = malloc(((size_t)in->count + 1) * sizeof *r.renamed);
     if (r.of == NULL || r.renamed == NULL)
         status = opq_fail(OPQ_NO_MEMORY, "group: out of memory");
-    *out_changed = status == OPQ_OK && find_values(&r);
-    for (opq_ref n = 0; n < in->count && *out_changed && status == OPQ_OK; n++)
-        status = copy_reader(&r, n);
-    for (int i = 0; i < in->output_count && *out_changed && status == OPQ_OK; i++)
-        status = opq_graph_output(out, r.renamed[in->outputs[i]]);
+    else if (find_values(&r))
+        status = opq_graph_create(in->name, &r.out);
+    if (r.out)
+        status = copy_all(&r);
     free(r.of);
     free(r.renamed);
+    *out_copy = r.out;
     return status;
 }

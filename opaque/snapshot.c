@@ -328,7 +328,9 @@ opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int coun
     snapshot->ctx = ctx;
     collector c = {.snapshot = snapshot};
     opq_spin_lock(&ctx->lock);
-    c.number = ++ctx->collections ? ctx->collections : ++ctx->collections; /* 0 is a new value's */
+    if (++ctx->collections == 0) /* a new value's */
+        ctx->collections = 1;
+    c.number = ctx->collections;
     opq_status status = collect(&c, values, count, scope);
     if (status == OPQ_OK)
         pin(snapshot);

@@ -15,14 +15,6 @@ typedef struct parts {
 
 static bool is_inside(const parts *b, opq_ref n) { return n >= b->begin && n < b->end; }
 
-/* Follows what has no memory of its own. */
-static opq_ref base_of(const parts *b, opq_ref ref)
-{
-    while (opq_node_class(opq_node_at(b->p->graph, ref)) == OPQ_CLASS_VIEW && b->p->group_of[ref] < 0)
-        ref = opq_node_at(b->p->graph, ref)->operand[0];
-    return ref;
-}
-
 /* What needs the second product is its epilogue, the rest but the first product are rows. */
 static void split(parts *b)
 {
@@ -41,7 +33,7 @@ static void split(parts *b)
         const opq_node *node = opq_node_at(graph, n);
         bool later = false;
         for (int k = 0; k < node->arity; k++) {
-            opq_ref base = base_of(b, node->operand[k]);
+            opq_ref base = opq_lower_base(graph, group_of, node->operand[k]);
             later = later || (is_inside(b, base) && base >= b->second && group_of[base] == b->kernel);
         }
         if (!later)
@@ -54,7 +46,7 @@ static bool second_needs(const parts *b, opq_ref ref)
     const opq_graph *graph = b->p->graph;
     for (opq_ref n = b->second; n < b->end; n++)
         for (int k = 0; k < opq_node_at(graph, n)->arity && b->p->group_of[n] == b->kernel; k++)
-            if (base_of(b, opq_node_at(graph, n)->operand[k]) == ref)
+            if (opq_lower_base(graph, b->p->group_of, opq_node_at(graph, n)->operand[k]) == ref)
                 return true;
     return false;
 }
@@ -154,12 +146,9 @@ static opq_status join(parts *b, opq_step *step)
     for (int i = 0; i < b->block->local_count; i++)
         kept.ids[kept.count++] = -2 - i;
     for (int i = 0; i < 3; i++)
-        bound[i] = (opq_bound){of[i]->loops, of[i]->dims, of[i]->buffers, of[i]->scalars};
+        bound[i] = opq_step_bound(of[i]);
     OPQ_TRY(opq_loops_join(bound, &kept, &b->p->plan->arena, &joined));
-    step->loops = joined.loops;
-    step->dims = joined.dims;
-    step->buffers = joined.buffers;
-    step->scalars = joined.scalars;
+    opq_step_bind(step, &joined);
     step->code = b->block->second->code;
     step->fresh = b->block->second->fresh;
     return opq_planner_check(b->p, step);

@@ -12,14 +12,6 @@ typedef struct parts {
     opq_ref *stored;
 } parts;
 
-/* Follows what has no memory of its own. */
-static opq_ref base_of(const parts *b, opq_ref ref)
-{
-    while (opq_node_class(opq_node_at(b->p->graph, ref)) == OPQ_CLASS_VIEW && b->p->group_of[ref] < 0)
-        ref = opq_node_at(b->p->graph, ref)->operand[0];
-    return ref;
-}
-
 /* A node of a part takes others with it: what it needs, and what needs it. */
 static bool spread(const parts *b, opq_ref n)
 {
@@ -27,7 +19,7 @@ static bool spread(const parts *b, opq_ref n)
     int32_t *group_of = b->p->group_of;
     bool moved = false;
     for (int k = 0; k < node->arity; k++) {
-        opq_ref from = base_of(b, node->operand[k]);
+        opq_ref from = opq_lower_base(b->p->graph, group_of, node->operand[k]);
         if (from < b->begin || from >= b->end)
             continue;
         if (group_of[n] == b->kernel && group_of[from] >= b->first)
@@ -78,15 +70,11 @@ static opq_status join(parts *b, opq_step *step)
 {
     opq_bound bound[OPQ_PRODUCTS_MAX], joined;
     for (int i = 0; i < b->count; i++) {
-        const opq_step *part = &step->parts[i];
-        bound[i] = (opq_bound){part->loops, part->dims, part->buffers, part->scalars};
-        step->fresh |= part->fresh;
+        bound[i] = opq_step_bound(&step->parts[i]);
+        step->fresh |= step->parts[i].fresh;
     }
     OPQ_TRY(opq_loops_beside(bound, b->count, &b->p->plan->arena, &joined));
-    step->loops = joined.loops;
-    step->dims = joined.dims;
-    step->buffers = joined.buffers;
-    step->scalars = joined.scalars;
+    opq_step_bind(step, &joined);
     step->code = step->parts[0].code;
     OPQ_TRY(opq_planner_check(b->p, step));
     return b->p->runtime->run_loops && !b->p->dry ? opq_loops_verify(&step->loops) : OPQ_OK;
