@@ -346,6 +346,11 @@ static opq_status run_turned(opq_gemm *gemm, const opq_gemm_call *call)
 
 /* ---- entry points */
 
+static opq_status invalid(void)
+{
+    return opq_fail(OPQ_INVALID, "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+}
+
 static bool operand_fits(opq_dtype dtype, opq_dtype operand)
 {
     return operand == OPQ_f32 || operand == OPQ_f16 || operand == OPQ_bf16 || (operand == OPQ_f64 && dtype == OPQ_f64);
@@ -357,8 +362,7 @@ static opq_status check(const opq_gemm_call *call)
     if (!sizes || (call->dtype != OPQ_f32 && call->dtype != OPQ_f64) ||
         (!call->packed_a && !operand_fits(call->dtype, call->a.dtype)) ||
         (!call->packed_b && !operand_fits(call->dtype, call->b.dtype)))
-        return opq_fail(OPQ_INVALID,
-                        "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+        return invalid();
     return OPQ_OK;
 }
 
@@ -403,8 +407,7 @@ int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, 
 static opq_status check_packed(opq_dtype dtype, const opq_matrix *matrix, int64_t rows, int64_t columns)
 {
     if (rows < 0 || columns < 0 || (dtype != OPQ_f32 && dtype != OPQ_f64) || !operand_fits(dtype, matrix->dtype))
-        return opq_fail(OPQ_INVALID,
-                        "gemm: sizes must be >= 0 and operands of a floating dtype no wider than the sums");
+        return invalid();
     return OPQ_OK;
 }
 

@@ -27,12 +27,6 @@ INLINE __m256 load_f32(const void *at, opq_dtype from, int64_t count)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-INLINE unsigned bits_between(int64_t first, int64_t end)
-{
-    unsigned below = first <= 0 ? 0 : first >= 8 ? 0xff : (1u << first) - 1;
-    return (end <= 0 ? 0 : end >= 8 ? 0xff : (1u << end) - 1) & ~below;
-}
-
 /* The lanes of these bits, zeros elsewhere. */
 INLINE __m256 load_lanes(const void *at, opq_dtype from, unsigned bits)
 {

@@ -244,9 +244,8 @@ static int64_t panels_at_once(const gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
-    bool packs_b = !call->packed_b && !run->shared_b && !run->b_in_place && !run->few_rows;
-    if (run->a_in_place || run->shared_a || call->packed_a || packs_b ||
-        call->k * call->n * run->element_bytes > NEAR_B_BYTES)
+    bool packs_a = gemm_packs_a(run) && !run->shared_a, packs_b = gemm_packs_b(run) && !run->shared_b;
+    if (!packs_a || packs_b || call->k * call->n * run->element_bytes > NEAR_B_BYTES)
         return panels;
     int64_t bytes = gemm_ceil(call->m, run->row_panels) * call->k * run->element_bytes;
     return gemm_min(panels, NEAR_A_BYTES / (bytes + 1) + 1);
@@ -254,7 +253,7 @@ static int64_t panels_at_once(const gemm_run *run)
 
 static int64_t chunk_rows_bytes(const gemm_run *run)
 {
-    if (run->a_in_place || run->shared_a || run->call.packed_a)
+    if (!gemm_packs_a(run) || run->shared_a)
         return 0;
     int64_t panels = panels_at_once(run);
     return panels * gemm_ceil(run->call.m, run->row_panels) * run->call.k * run->element_bytes;

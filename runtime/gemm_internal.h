@@ -41,6 +41,12 @@ static inline int64_t gemm_row_bytes(const gemm_run *run) /* of a panel of b */
 {
     return (int64_t)run->panel * run->element_bytes;
 }
+/* Does the engine pack the left operand, or all of the right one? */
+static inline bool gemm_packs_a(const gemm_run *run) { return !run->a_in_place && !run->call.packed_a; }
+static inline bool gemm_packs_b(const gemm_run *run)
+{
+    return !run->b_in_place && !run->few_rows && !run->call.packed_b;
+}
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

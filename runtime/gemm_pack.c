@@ -183,13 +183,6 @@ static int64_t find_period(const opq_pack_source *s, int64_t k)
     return period;
 }
 
-static uint16_t bits_between(int64_t first, int64_t end, int lanes)
-{
-    first = first < 0 ? 0 : first > lanes ? lanes : first;
-    end = end < first ? first : end > lanes ? lanes : end;
-    return (uint16_t)((1u << end) - (1u << first));
-}
-
 /* The vectors of a run, of which `part` is there. */
 static int add_moves(const opq_pack_run *run, const opq_pack_part *part, int lanes, opq_pack_move *out_moves)
 {
@@ -200,9 +193,9 @@ static int add_moves(const opq_pack_run *run, const opq_pack_part *part, int lan
         opq_pack_move *move = &out_moves[count];
         move->from = run->offset + j * run->stride;
         move->to = run->first + j;
-        move->store = bits_between(0, step > 1 ? run->count - j : 1, lanes);
-        move->load = step > 1 ? bits_between(first, end, lanes) : part->from <= j && j < part->to;
-        move->more = apart ? bits_between(first - lanes, end - lanes, lanes) : 0;
+        move->store = opq_pack_bits(0, step > 1 ? run->count - j : 1, lanes);
+        move->load = step > 1 ? opq_pack_bits(first, end, lanes) : part->from <= j && j < part->to;
+        move->more = apart ? opq_pack_bits(first - lanes, end - lanes, lanes) : 0;
         move->apart = apart;
     }
     return count;
@@ -213,10 +206,11 @@ static bool pack_runs(bool avx512, const opq_pack_source *s, int64_t k, const op
 {
     opq_pack_move moves[PERIOD_MAX * MOVES_MAX];
     int first[PERIOD_MAX + 1] = {0}, lanes = avx512 ? 16 : 8;
-    bool periodic = s->period <= PERIOD_MAX, all = all_there(s, 0, periodic ? s->period : k, across);
-    int period = all ? 1 : periodic ? (int)s->period : PERIOD_MAX;
     if (s->to != OPQ_f32)
         return false;
+    int64_t found = s->period ? s->period : find_period(s, k);
+    bool periodic = found <= PERIOD_MAX, all = all_there(s, 0, periodic ? found : k, across);
+    int period = all ? 1 : periodic ? (int)found : PERIOD_MAX;
     for (int64_t i = 0, rows; i < k; i += rows) {
         opq_pack_source part = *s;
         rows = periodic || all ? k : k - i < period ? k - i : period;
@@ -283,7 +277,7 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to);
     int64_t step = source->across_stride == 1 && across > width ? STRIP : k;
-    int64_t period = source->k_at || source->across_at ? find_period(source, k) : 0;
+    int64_t period = source->guard_count > 0 && across > width ? find_period(source, k) : 0; /* for all panels */
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {
             opq_pack_source part = *source;

@@ -29,7 +29,7 @@ typedef struct opq_pack_source {
     int guard_count;                 /* then both are tables */
     opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
     const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
-    int64_t period; /* of a part of an operand with tables: rows of k after which the guards begin again; k: they do not */
+    int64_t period; /* of a part with guards: rows of k after which they begin again; k: they do not; 0: not known */
     const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
 } opq_pack_source;
 
@@ -73,6 +73,14 @@ static inline int64_t opq_pack_k(const opq_pack_source *s, int64_t k) { return s
 static inline int64_t opq_pack_across(const opq_pack_source *s, int64_t j)
 {
     return s->across_at ? s->across_at[j] : j * s->across_stride;
+}
+
+/* Lanes [first, end), those of them that there are. */
+static inline uint16_t opq_pack_bits(int64_t first, int64_t end, int lanes)
+{
+    first = first < 0 ? 0 : first > lanes ? lanes : first;
+    end = end < first ? first : end > lanes ? lanes : end;
+    return (uint16_t)((1u << end) - (1u << first));
 }
 
 /* Element `index` of a vector of floats of any dtype. */

@@ -51,7 +51,7 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
                 const char *at = (const char *)s->data + (opq_pack_across(s, j) + p) * bytes;
-                r[v][i] = s->there ? load_lanes(at, from, bits_between(s->there[j].from - p, s->there[j].to - p))
+                r[v][i] = s->there ? load_lanes(at, from, opq_pack_bits(s->there[j].from - p, s->there[j].to - p, 8))
                                    : load_f32(at, from, k - p);
             }
             transpose_f32(r[v]);

@@ -25,17 +25,15 @@ void gemm_pack_shared_b(void *data, int64_t begin, int64_t end)
     }
 }
 
-static bool packs_a(const gemm_run *run) { return !run->a_in_place && !run->call.packed_a; }
-
 /* Is the left operand packed, and to the same bytes? */
 static bool packs_alike(const gemm_run *x, const gemm_run *y)
 {
     const opq_matrix *a = &x->call.a, *b = &y->call.a;
-    return packs_a(x) && packs_a(y) && a->data == b->data && a->dtype == b->dtype && a->row_stride == b->row_stride &&
-           a->column_stride == b->column_stride && a->batch_stride == b->batch_stride && a->rows == b->rows &&
-           a->columns == b->columns && a->guard_count == 0 && b->guard_count == 0 && x->call.dtype == y->call.dtype &&
-           x->call.batch == y->call.batch && x->call.m == y->call.m && x->call.k == y->call.k &&
-           x->row_panels == y->row_panels && x->k_block == y->k_block;
+    return gemm_packs_a(x) && gemm_packs_a(y) && a->data == b->data && a->dtype == b->dtype &&
+           a->row_stride == b->row_stride && a->column_stride == b->column_stride && a->batch_stride == b->batch_stride &&
+           a->rows == b->rows && a->columns == b->columns && a->guard_count == 0 && b->guard_count == 0 &&
+           x->call.dtype == y->call.dtype && x->call.batch == y->call.batch && x->call.m == y->call.m &&
+           x->call.k == y->call.k && x->row_panels == y->row_panels && x->k_block == y->k_block;
 }
 
 /* The first run that packs the left operand as run r does: r itself, if none before does. */
@@ -49,7 +47,7 @@ static int first_alike(const gemm_set *set, int r)
 
 static bool shares_a(const gemm_set *set, int r)
 {
-    bool several = set->runs[r].column_chunks > 1 && packs_a(&set->runs[r]);
+    bool several = set->runs[r].column_chunks > 1 && gemm_packs_a(&set->runs[r]);
     for (int i = 0; i < set->count && !several; i++)
         several = i != r && packs_alike(&set->runs[i], &set->runs[r]);
     return several;
@@ -65,7 +63,7 @@ static int64_t shared_a_bytes(const gemm_set *set, int r)
 
 static int64_t shared_b_bytes(const gemm_run *run)
 {
-    if (run->row_chunks == 1 || run->b_in_place || run->few_rows || run->call.packed_b)
+    if (run->row_chunks == 1 || !gemm_packs_b(run))
         return 0;
     return gemm_ceil(run->call.batch * run->column_panels * run->call.k * gemm_row_bytes(run), 4096) * 4096;
 }
