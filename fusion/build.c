@@ -139,17 +139,19 @@ static opq_status ensure(builder *b, opq_ref ref, opq_ref *out_ref)
 static opq_kernel_kind kind_of(const builder *b, int32_t group)
 {
     opq_kernel_kind kind = OPQ_KERNEL_map;
-    bool matmul = false, reduces = false; /* rows between two products reduce */
+    bool matmul = false, block = false;
     for (opq_ref n = b->first_member[group]; n >= 0; n = b->next_member[n]) {
         const opq_node *node = opq_node_at(b->in, n);
         switch (opq_node_class(node)) {
-        case OPQ_CLASS_MATMUL: matmul = true; break;
+        case OPQ_CLASS_MATMUL:
+            matmul = true;
+            block = block || b->grouping->group_of[opq_strip_reshape(b->in, node->operand[0])] == group;
+            break;
         case OPQ_CLASS_EXTERN: return OPQ_KERNEL_extern;
         case OPQ_CLASS_UPDATE: return OPQ_KERNEL_update;
         case OPQ_CLASS_SCATTER: return OPQ_KERNEL_index;
         case OPQ_CLASS_CONCAT: return OPQ_KERNEL_concat;
         case OPQ_CLASS_REDUCE:
-            reduces = true;
             kind = opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column ? OPQ_KERNEL_column
                                                                                         : OPQ_KERNEL_row;
             break;
@@ -167,7 +169,7 @@ static opq_kernel_kind kind_of(const builder *b, int32_t group)
         case OPQ_CLASS_COUNT: break;
         }
     }
-    return !matmul ? kind : reduces ? OPQ_KERNEL_block : OPQ_KERNEL_matmul;
+    return !matmul ? kind : block ? OPQ_KERNEL_block : OPQ_KERNEL_matmul;
 }
 
 /* A name a person recognises: the first few different ops, and the kernel's number. */

@@ -1,12 +1,16 @@
-/* Blocks: two products and the rows between them become one kernel.
+/* Blocks: products, the rows that are made of them, and products of these become one kernel.
  *
- *   s = q k^T        [batch, m, t]      what `second` reads is `weights`, made of s by row operations over t;
- *   e = exp(s - max) [batch, m, t]      neither is needed anywhere else, so both can stay in cache, some rows of m at a time
+ *   s = q k^T        [batch, m, t]     of both, what has rows over t is needed nowhere else, so that it stays in cache, some rows of m at
+ *   e = exp(s - max) [batch, m, t]     a time
  *   o = e v          [batch, m, n]
  *
- * needs   groups as opq_pass_group leaves them: the first product alone, the rows in one group, the second with its epilogue
- * keeps   every rounding: rows are whole, nothing is rescaled
- * not     a first product that the rows share with others (training keeps the weights), halves, a transposed left operand
+ *   p = exp(q k^T - l)            the gradients: two first products, and of the second ones those with a transposed left operand sum over
+ *   d = p (g v^T - mean)          rows, block by block: the sums stay in cache, too, so k's width and theirs are those of a head
+ *   d k, d^T q, p^T g
+ *
+ * needs   groups as opq_pass_group leaves them: products with rows as their epilogues or without, the second ones with their own
+ * keeps   every rounding: rows are whole, nothing is rescaled, and sums over rows go on from block to block
+ * not     rows over t that others need (training keeps the weights of a softmax that was composed), halves
  */
 #include "fusion/group_state.h"
 
@@ -104,158 +108,275 @@ static bool same_matrices(const opq_type *a, const opq_type *b)
            opq_type_count(a) == opq_type_count(b) && opq_type_count(a) > 0;
 }
 
-/* The product that the group's rows are made of: the only one, with a group of its own; -1. */
-static opq_ref find_first(const finder *f, int32_t rows, const opq_type *weights)
+enum { GROUPS_MAX = 8, WIDTH_MAX = 256, ROWS_MIN = 16 };
+
+/* A block that may be. */
+typedef struct block {
+    const opq_type *type; /* of what has rows */
+    int32_t group[GROUPS_MAX];
+    int count, rows_count; /* the first of them have rows; the others are second products */
+    opq_ref *members;      /* of all, ascending */
+    int member_count;
+    opq_block_parts parts;
+    bool reduces;
+} block;
+
+static bool has_rows(const finder *f, const block *b, opq_ref ref)
 {
-    opq_ref found = -1;
-    bool reduces = false;
-    for (int32_t i = f->begin[rows]; i < f->begin[rows + 1]; i++) {
-        opq_ref n = f->members[i];
-        opq_class class_ = class_of(f, n);
-        reduces |= class_ == OPQ_CLASS_REDUCE;
-        bool fails = opq_node_divides(opq_node_at(f->in, n));
-        if (fails || (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST && class_ != OPQ_CLASS_REDUCE &&
-                      class_ != OPQ_CLASS_RANDOM))
-            return -1;
-        for (int k = 0; k < opq_node_at(f->in, n)->arity; k++) {
-            opq_ref ref = opq_strip_reshape(f->in, opq_node_at(f->in, n)->operand[k]);
-            if (class_of(f, ref) != OPQ_CLASS_MATMUL || ref == found ||
-                f->g->groups[f->grouping->group_of[ref]].count != 1 ||
-                !same_matrices(&opq_node_at(f->in, ref)->type, weights))
-                continue;
-            if (found >= 0)
-                return -1;
-            found = ref;
-        }
-    }
-    return reduces ? found : -1;
+    return same_matrices(&opq_node_at(f->in, ref)->type, b->type);
 }
 
-/* What the rows make for others besides must not come back into the second product by another way: node numbers grow along every way. */
-static bool comes_back(const finder *f, int32_t rows, int32_t last)
+static bool is_inside(const block *b, int32_t group)
 {
-    opq_ref end = f->members[f->begin[last + 1] - 1];
-    for (int32_t i = f->begin[rows]; i < f->begin[rows + 1]; i++)
-        for (int32_t u = f->first[f->members[i]]; u >= 0; u = f->next[u]) {
-            int32_t group = f->user[u] < 0 ? rows : f->grouping->group_of[f->user[u]];
-            if (group != rows && group != last && f->user[u] < end)
-                return true;
-        }
-    return false;
-}
-
-static bool used_by(const finder *f, opq_ref ref, int32_t group)
-{
-    for (int32_t u = f->first[ref]; u >= 0; u = f->next[u])
-        if (f->user[u] >= 0 && f->grouping->group_of[f->user[u]] == group)
+    for (int i = 0; i < b->count; i++)
+        if (b->group[i] == group)
             return true;
     return false;
 }
 
-/* Lowers a group as the plan will; `out_stored` has room for its members. */
-static opq_status lower_group(const finder *f, int32_t group, opq_ref *out_stored, opq_arena *arena,
-                              opq_lowered *out_lowered)
+static bool add(const finder *f, block *b, int32_t group)
 {
-    opq_lower_request request = {.graph = f->in,
-                                 .group_of = f->grouping->group_of,
-                                 .group = group,
-                                 .in_memory = f->grouping->in_memory,
-                                 .members = f->members + f->begin[group],
-                                 .member_count = size_of(f, group),
-                                 .stored = out_stored,
-                                 .by_row = true,
-                                 .decided = true};
-    for (int i = 0; i < request.member_count; i++)
-        if (!used_only_by(f, request.members[i], group, -1))
-            out_stored[request.stored_count++] = request.members[i];
-    return opq_lower(&request, arena, out_lowered);
+    if (is_inside(b, group))
+        return true;
+    if (group < 0 || b->count == GROUPS_MAX || is_in_block(f, group))
+        return false;
+    b->group[b->count++] = group;
+    return true;
 }
 
-/* The three groups of a block that may be. */
-typedef struct block {
-    opq_ref first, weights;
-    int32_t group[3]; /* product, rows, product */
-} block;
-
-static bool used_inside(const finder *f, opq_ref ref, const block *b)
+/* What rows may consist of. Products with rows among what they need belong to them. */
+static bool add_first(const finder *f, block *b, opq_ref n)
 {
-    for (int32_t u = f->first[ref]; u >= 0; u = f->next[u]) {
-        int32_t group = f->user[u] < 0 ? -1 : f->grouping->group_of[f->user[u]];
-        if (group != b->group[1] && group != b->group[2])
+    const opq_node *node = opq_node_at(f->in, n);
+    opq_class class_ = opq_node_class(node);
+    b->reduces |= class_ == OPQ_CLASS_REDUCE;
+    if (opq_node_divides(node) || (class_ == OPQ_CLASS_MATMUL && !has_rows(f, b, n)) ||
+        (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST && class_ != OPQ_CLASS_REDUCE &&
+         class_ != OPQ_CLASS_RANDOM && class_ != OPQ_CLASS_MATMUL))
+        return false;
+    for (int k = 0; k < node->arity && class_ != OPQ_CLASS_MATMUL; k++) {
+        opq_ref ref = opq_strip_reshape(f->in, node->operand[k]);
+        if (class_of(f, ref) == OPQ_CLASS_MATMUL && has_rows(f, b, ref) && !add(f, b, f->grouping->group_of[ref]))
             return false;
     }
     return true;
 }
 
-/* Do the rows walk product and weights row by row, and do all three go through the rows in one order? */
-static opq_status lower_block(const finder *f, const block *b, opq_ref *stored, opq_arena *arena, bool *out_fits)
+static bool is_rows(const block *b, int32_t group)
 {
-    int64_t columns = opq_node_at(f->in, b->weights)->type.size[opq_node_at(f->in, b->weights)->type.rank - 1];
-    opq_kept kept = {.ids = {b->first, b->weights}, .count = OPQ_KEPT_ROWS};
-    opq_bound parts[3], joined;
-    *out_fits = false;
-    for (int i = 0; i < 3; i++) {
-        opq_lowered lowered;
-        OPQ_TRY(lower_group(f, b->group[i], stored, arena, &lowered));
-        if (lowered.refusal != OPQ_REFUSAL_none)
-            return OPQ_OK;
-        parts[i] = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
-        if (i != 1)
+    for (int i = 0; i < b->rows_count; i++)
+        if (b->group[i] == group)
+            return true;
+    return false;
+}
+
+/* Does the user multiply it from the right? */
+static bool takes(const finder *f, const block *b, opq_ref user, opq_ref n)
+{
+    const opq_node *node = user < 0 ? NULL : opq_node_at(f->in, user);
+    return node && opq_node_class(node) == OPQ_CLASS_MATMUL && class_of(f, n) != OPQ_CLASS_MATMUL &&
+           opq_strip_reshape(f->in, node->operand[0]) == n && opq_strip_reshape(f->in, node->operand[1]) != n &&
+           has_rows(f, b, node->operand[0]);
+}
+
+/* What has rows and is multiplied is needed by nobody else but the rows, and what the first products make by them alone. */
+static bool add_second(const finder *f, block *b, opq_ref n)
+{
+    bool taken = false, other = false;
+    for (int32_t u = f->first[n]; u >= 0; u = f->next[u]) {
+        opq_ref user = f->user[u];
+        if (user >= 0 && !f->viewed[u] && is_rows(b, f->grouping->group_of[user]))
             continue;
-        if (!opq_lowered_walks_rows(&lowered, b->first, columns) ||
-            !opq_lowered_walks_rows(&lowered, b->weights, columns))
-            return OPQ_OK;
-        for (int n = 0; n < size_of(f, b->group[1]); n++) {
-            opq_ref ref = f->members[f->begin[b->group[1]] + n];
-            if (ref == b->weights || !used_by(f, ref, b->group[2]))
-                continue;
-            if (!opq_lowered_walks_rows(&lowered, ref, 1) || kept.count == OPQ_KEPT_MAX)
-                return OPQ_OK;
-            if (used_inside(f, ref, b))
-                kept.ids[kept.count++] = ref;
-        }
+        if (f->viewed[u] || !takes(f, b, user, n))
+            other = true;
+        else if (!add(f, b, f->grouping->group_of[user]))
+            return false;
+        else
+            taken = true;
     }
-    opq_status status = opq_loops_join(parts, &kept, arena, &joined);
+    return !other || (!taken && class_of(f, n) != OPQ_CLASS_MATMUL);
+}
+
+static bool find_groups(const finder *f, opq_ref weights, block *b)
+{
+    b->type = &opq_node_at(f->in, weights)->type;
+    if (!add(f, b, f->grouping->group_of[weights]))
+        return false;
+    for (int i = 0; i < b->count; i++)
+        for (int32_t m = f->begin[b->group[i]]; m < f->begin[b->group[i] + 1]; m++)
+            if (!add_first(f, b, f->members[m]))
+                return false;
+    b->rows_count = b->count;
+    for (int i = 0; i < b->rows_count; i++)
+        for (int32_t m = f->begin[b->group[i]]; m < f->begin[b->group[i] + 1]; m++)
+            if (has_rows(f, b, f->members[m]) && !add_second(f, b, f->members[m]))
+                return false;
+    return b->count > b->rows_count;
+}
+
+static int by_number(const void *a, const void *b) { return *(const opq_ref *)a - *(const opq_ref *)b; }
+
+static opq_status collect(const finder *f, block *b)
+{
+    for (int i = 0; i < b->count; i++)
+        b->member_count += size_of(f, b->group[i]);
+    b->members = malloc((size_t)b->member_count * sizeof *b->members);
+    if (b->members == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    int count = 0;
+    for (int i = 0; i < b->count; i++)
+        for (int32_t m = f->begin[b->group[i]]; m < f->begin[b->group[i] + 1]; m++)
+            b->members[count++] = f->members[m];
+    qsort(b->members, (size_t)count, sizeof *b->members, by_number);
+    return OPQ_OK;
+}
+
+/* ---- what the plan will make of it */
+
+/* Lowers a part as the plan will. */
+static opq_status lower_part(const finder *f, const block *b, int32_t part, opq_arena *arena, opq_lowered *out_lowered)
+{
+    opq_ref *members = malloc(2 * (size_t)b->member_count * sizeof *members);
+    if (members == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    opq_lower_request request = {.graph = f->in,
+                                 .group_of = f->grouping->group_of,
+                                 .group = part,
+                                 .in_memory = f->grouping->in_memory,
+                                 .members = members,
+                                 .stored = members + b->member_count,
+                                 .by_row = true,
+                                 .decided = true};
+    for (int i = 0; i < b->member_count; i++)
+        if (f->grouping->group_of[b->members[i]] == part) {
+            members[request.member_count++] = b->members[i];
+            if (!used_only_by(f, b->members[i], part, -1))
+                members[b->member_count + request.stored_count++] = b->members[i];
+        }
+    opq_status status = opq_lower(&request, arena, out_lowered);
+    free(members);
+    return status;
+}
+
+/* Who needs what the rows make: other parts, or somebody else. */
+typedef struct needs {
+    bool parts, other, foreign; /* foreign: not as a row */
+} needs;
+
+static needs needs_of(const finder *f, const block *b, opq_ref ref, int32_t rows)
+{
+    needs result = {0};
+    bool matrix = has_rows(f, b, ref);
+    for (int32_t u = f->first[ref]; u >= 0; u = f->next[u]) {
+        int32_t group = f->user[u] < 0 ? -1 : f->grouping->group_of[f->user[u]];
+        int second = group - rows - 1 - b->parts.first_count;
+        result.other |= group < rows;
+        result.parts |= group > rows;
+        result.foreign |= group > rows && (second < 0 || (!matrix && opq_block_sums_rows(f->in, &b->parts, second)));
+    }
+    return result;
+}
+
+/* Part 0: is all that the products make and take walked row by row, and what their epilogues need once for each row? That is kept, unless
+ * somebody else needs it. */
+static bool walks_rows(const finder *f, const block *b, int32_t rows, const opq_lowered *lowered, opq_kept *kept)
+{
+    int64_t columns = b->type->size[b->type->rank - 1];
+    for (int i = 0; i < b->parts.first_count; i++)
+        if (!opq_lowered_walks_rows(lowered, b->parts.first[i], columns))
+            return false;
+    for (int i = 0; i < b->member_count; i++) {
+        opq_ref ref = b->members[i];
+        needs by = needs_of(f, b, ref, rows);
+        if (f->grouping->group_of[ref] != rows || !by.parts)
+            continue;
+        bool matrix = has_rows(f, b, ref);
+        if (by.foreign || !opq_lowered_walks_rows(lowered, ref, matrix ? columns : 1))
+            return false;
+        if (matrix || by.other)
+            continue;
+        if (kept->count == OPQ_KEPT_MAX)
+            return false;
+        kept->ids[kept->count++] = ref;
+    }
+    return true;
+}
+
+/* One that the engine makes. Of several second products none may fail: which one did would have to be known. */
+static bool is_product(const finder *f, const block *b, const opq_lowered *lowered, opq_ref ref, bool nested)
+{
+    const opq_type *type = &opq_node_at(f->in, ref)->type;
+    const opq_node *node = opq_node_at(f->in, ref);
+    int64_t columns = b->type->size[b->type->rank - 1], rows = b->type->size[b->type->rank - 2];
+    int64_t k = opq_node_at(f->in, node->operand[0])->type.size[opq_lower_summed_dim(f->in, ref, 0)];
+    if (lowered->matmul != ref || lowered->direct || nested)
+        return lowered->matmul == ref && !lowered->direct;
+    for (int i = 0; i < b->member_count; i++)
+        if (opq_node_info(opq_node_at(f->in, b->members[i]))->flags & OPQ_FLAG_CHECKED)
+            return false;
+    return rows >= ROWS_MIN && columns >= ROWS_MIN &&
+           (has_rows(f, b, ref) ? k : type->size[type->rank - 1]) <= WIDTH_MAX;
+}
+
+static opq_status lower_parts(const finder *f, block *b, int32_t rows, opq_arena *arena, bool *out_fits)
+{
+    opq_bound part[OPQ_BLOCK_PARTS_MAX], joined;
+    opq_kept kept = {.count = opq_block_matrices(f->in, &b->parts, kept.ids)};
+    bool nested = opq_block_is_nested(f->in, &b->parts);
+    int count = opq_block_part_count(&b->parts);
+    *out_fits = false;
+    for (int i = 0; i < count; i++) {
+        opq_lowered lowered;
+        OPQ_TRY(lower_part(f, b, rows + i, arena, &lowered));
+        if (lowered.refusal != OPQ_REFUSAL_none ||
+            !(i == 0 ? walks_rows(f, b, rows, &lowered, &kept)
+                     : is_product(f, b, &lowered, opq_block_product(&b->parts, i), nested)))
+            return OPQ_OK;
+        part[i] = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
+    }
+    opq_status status = opq_block_join(f->in, &b->parts, part, &kept, arena, &joined);
     *out_fits = status == OPQ_OK;
     return status == OPQ_UNSUPPORTED ? OPQ_OK : status;
 }
 
-static opq_status block_fits(const finder *f, const block *b, bool *out_fits)
+/* Its nodes have groups of the parts meanwhile. */
+static opq_status block_fits(const finder *f, block *b, bool *out_fits)
 {
-    int most = 0;
-    for (int i = 0; i < 3; i++)
-        most = size_of(f, b->group[i]) > most ? size_of(f, b->group[i]) : most;
-    opq_ref *stored = malloc((size_t)most * sizeof *stored);
-    if (stored == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    int32_t *group_of = f->grouping->group_of, rows = f->grouping->group_count, *before;
     opq_arena arena = {0};
-    opq_status status = lower_block(f, b, stored, &arena, out_fits);
+    opq_status status = OPQ_OK;
+    *out_fits = false;
+    before = malloc((size_t)b->member_count * sizeof *before);
+    if (before == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    for (int i = 0; i < b->member_count; i++)
+        before[i] = group_of[b->members[i]];
+    bool pays = opq_block_split(f->in, group_of, b->members, b->member_count, rows, &b->parts);
+    pays = pays && (b->reduces || !opq_block_is_nested(f->in, &b->parts));
+    if (pays)
+        status = lower_parts(f, b, rows, &arena, out_fits);
+    for (int i = 0; i < b->member_count; i++)
+        group_of[b->members[i]] = before[i];
     opq_arena_drop(&arena);
-    free(stored);
+    free(before);
     return status;
 }
 
 static opq_status try_block(finder *f, opq_ref second)
 {
-    const opq_node *node = opq_node_at(f->in, second);
-    int32_t last = f->grouping->group_of[second];
-    opq_ref weights = opq_strip_reshape(f->in, node->operand[0]);
-    int32_t rows = f->grouping->group_of[weights];
-    const opq_type *type = &opq_node_at(f->in, weights)->type;
-    if (rows < 0 || rows == last || is_in_block(f, rows) || is_in_block(f, last) ||
-        opq_node_int(node, OPQ_ATTR_transpose_a, 0) || class_of(f, weights) == OPQ_CLASS_MATMUL ||
-        !same_matrices(type, &opq_node_at(f->in, node->operand[0])->type) || !used_only_by(f, weights, rows, second))
-        return OPQ_OK;
-    opq_ref first = find_first(f, rows, type);
-    if (first < 0 || !used_only_by(f, first, rows, -1) || comes_back(f, rows, last))
-        return OPQ_OK;
+    opq_ref weights = opq_strip_reshape(f->in, opq_node_at(f->in, second)->operand[0]);
+    block b = {0};
     bool fits = false;
-    block b = {.first = first, .weights = weights, .group = {f->grouping->group_of[first], rows, last}};
-    OPQ_TRY(block_fits(f, &b, &fits));
-    const int32_t joined[] = {last, rows, b.group[0]};
-    if (!fits || opq_order_has_cycle(f->g, -1, joined, 3))
+    if (f->grouping->group_of[weights] < 0 || is_in_block(f, f->grouping->group_of[second]) ||
+        !same_matrices(&opq_node_at(f->in, weights)->type, &opq_node_at(f->in, weights)->type) ||
+        !find_groups(f, weights, &b))
         return OPQ_OK;
-    return opq_group_join(f->g, -1, joined, 3, (opq_fill){0});
+    OPQ_TRY(collect(f, &b));
+    opq_status status = block_fits(f, &b, &fits);
+    free(b.members);
+    if (status != OPQ_OK || !fits || opq_order_has_cycle(f->g, -1, b.group, b.count))
+        return status;
+    return opq_group_join(f->g, -1, b.group, b.count, (opq_fill){0});
 }
 
 opq_status opq_group_blocks(opq_grouper *g)

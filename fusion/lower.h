@@ -69,9 +69,44 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
  * one column: once for each row. */
 bool opq_lowered_walks_rows(const opq_lowered *lowered, opq_ref node, int64_t columns);
 
-/* Of the rows of a block, nodes [begin, end) that end in `weights`: are the elements right of the diagonal 0 whatever the scores are, and
- * do all reductions come to the same without them? (fusion/causal.c) */
-bool opq_block_is_causal(const opq_graph *graph, opq_ref begin, opq_ref end, opq_ref weights);
+/* A block kernel: rows, products that make matrices for them, and products whose left operands they make. */
+enum {
+    OPQ_BLOCK_FIRST_MAX = 2,
+    OPQ_BLOCK_SECOND_MAX = 3,
+    OPQ_BLOCK_MATRIX_MAX = OPQ_BLOCK_FIRST_MAX + OPQ_BLOCK_SECOND_MAX,
+    OPQ_BLOCK_PARTS_MAX = 1 + OPQ_BLOCK_MATRIX_MAX,
+};
+typedef struct opq_block_parts {
+    opq_ref first[OPQ_BLOCK_FIRST_MAX], second[OPQ_BLOCK_SECOND_MAX];
+    int first_count, second_count;
+} opq_block_parts;
+/* Gives the members, ascending, groups of their own: `rows`, then one for each first product, then one for each second one with its
+ * epilogue. False: too many. */
+bool opq_block_split(const opq_graph *graph, int32_t *group_of, const opq_ref *members, int count, int32_t rows,
+                     opq_block_parts *out);
+/* Part 0 is the rows. */
+static inline int opq_block_part_count(const opq_block_parts *parts)
+{
+    return 1 + parts->first_count + parts->second_count;
+}
+opq_ref opq_block_product(const opq_block_parts *parts, int part);
+/* What a second product takes of the rows, and whether it sums over them: then its left operand is transposed. */
+opq_ref opq_block_taken(const opq_graph *graph, const opq_block_parts *parts, int second);
+bool opq_block_sums_rows(const opq_graph *graph, const opq_block_parts *parts, int second);
+/* The matrices that stay in cache: what the first products make, and what the second ones take. */
+int opq_block_matrices(const opq_graph *graph, const opq_block_parts *parts, opq_ref *out);
+/* Product, rows and product of one row before those of the next: one tree of locals. Else phases. */
+bool opq_block_is_nested(const opq_graph *graph, const opq_block_parts *parts);
+/* The tree of a block whose parts have these. What is kept: those matrices, and values of one element per row. OPQ_UNSUPPORTED: as
+ * opq_loops_join and opq_loops_beside. `arena` holds the result. */
+opq_status opq_block_join(const opq_graph *graph, const opq_block_parts *parts, const opq_bound *part,
+                          const opq_kept *kept, opq_arena *arena, opq_bound *out_joined) OPQ_MUST_CHECK;
+
+/* Are the elements right of the diagonal 0 in all that is taken of the rows, whatever the scores are, and do all reductions come to the
+ * same without them? `members` are nodes of the rows, ascending. *out_sampled: only if an element right of the diagonal is 0 in each row,
+ * and the first products are far from overflow. (fusion/causal.c) */
+bool opq_block_is_causal(const opq_graph *graph, const opq_ref *members, int count, const opq_block_parts *parts,
+                         bool *out_sampled);
 
 /* Follows views without a group, which have no memory of their own. */
 opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref ref);
@@ -79,6 +114,8 @@ opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref 
 /* Free nodes never are a kernel's own: they are followed wherever they are used. */
 bool opq_node_is_free(const opq_graph *graph, opq_ref ref);
 
+/* The dim of an operand that the product sums over. (fusion/lower_product.c) */
+int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand);
 /* Can a product read its operand from memory, through the views before it? Else they are stored. (fusion/lower_product.c) */
 bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory, opq_ref matmul,
                          int operand);

@@ -16,7 +16,6 @@ bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq
     return group_of[ref] >= 0 || (in_memory && in_memory[ref]);
 }
 
-/* The dim of an operand that the product sums over. */
 int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand)
 {
     const opq_node *node = opq_node_at(graph, matmul);

@@ -64,12 +64,9 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
     if (step->kind == OPQ_KERNEL_extern)
         return OPQ_OK;
     bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
-    if (step->block && code) {
-        OPQ_TRY(print_loops(plan, step->block->rows, stage, out_text));
-        return print_loops(plan, step->block->second, stage, out_text);
-    }
     for (int i = 0; i < step->part_count && code; i++)
-        OPQ_TRY(print_loops(plan, &step->parts[i], stage, out_text));
+        if (step->parts[i].code) /* a block's first products have none */
+            OPQ_TRY(print_loops(plan, &step->parts[i], stage, out_text));
     return step->parts && code ? OPQ_OK : print_loops(plan, step, stage, out_text);
 }
 

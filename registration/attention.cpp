@@ -84,12 +84,9 @@ double scale_of(const Tensor &query, std::optional<double> scale)
     return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
 }
 
-// softmax's argument. Row i sees columns up to i if `causal`.
-Value scores_of(const Heads &heads, const Tensor &query, const Tensor &key, const MaybeTensor &bias, bool causal,
-                double scale)
+// softmax's argument, of products of queries and keys. Row i sees columns up to i if `causal`.
+Value scores_of(const Heads &heads, Value scores, const MaybeTensor &bias, bool causal)
 {
-    Value scores = product(heads.of_query(query), heads.of_key(key), false, true);
-    scores = record(OPQ_OP_mul, {scores, number(scale, OPQ_f32)});
     if (bias && bias->defined())
         scores = record(OPQ_OP_add, {scores, heads.of_bias(*bias)});
     if (causal)
@@ -114,7 +111,9 @@ Attention attention(const Tensor &query, const Tensor &key, const Tensor &value,
     note_line();
     const Heads heads(query, key);
     const bool masked = bias && bias->defined();
-    const Value scores = scores_of(heads, query, key, bias, causal, scale_of(query, scale));
+    const Value products = product(heads.of_query(query), heads.of_key(key), false, true);
+    const Value scores = scores_of(
+        heads, record(OPQ_OP_mul, {products, number(scale_of(query, scale), OPQ_f32)}), bias, causal);
     Value largest = last(OPQ_OP_amax, scores);
     if (masked)
         largest = finite_or_zero(largest);
@@ -128,7 +127,8 @@ Attention attention(const Tensor &query, const Tensor &key, const Tensor &value,
     return {out, total, Tensor(), Tensor(), query.size(-2), key.size(-2), nothing, nothing, Tensor()};
 }
 
-// With p the softmax of the scores s: ds = p (dp - sum(p dp)), and sum(p dp) = sum(grad out).
+// With p the softmax of the scores s: ds = p (dp - sum(p dp)), and sum(p dp) = sum(grad out). The query is scaled once, for the scores and
+// for the key's gradient.
 std::tuple<Tensor, Tensor, Tensor, Tensor>
 attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &key, const Tensor &value,
                    const Tensor &bias, std::array<bool, 4> wanted, const Tensor &out, const Tensor &total,
@@ -144,16 +144,18 @@ attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &ke
     Value largest = heads.of_query(total.unsqueeze(-1));
     if (masked)
         largest = finite_or_zero(largest);
-    const Value grad = heads.of_query(grad_out), scores = scores_of(heads, query, key, mask, causal, factor);
+    const Value scaled = record(OPQ_OP_mul, {heads.of_query(query), number(factor, OPQ_f32)});
+    const Value grad = heads.of_query(grad_out);
+    const Value scores = scores_of(heads, product(scaled, heads.of_key(key), false, true), mask, causal);
     const Value weights = record(OPQ_OP_exp, {record(OPQ_OP_sub, {scores, largest})});
     const Value mean = last(OPQ_OP_sum, record(OPQ_OP_mul, {grad, heads.of_query(out)}));
     const Value pull = record(OPQ_OP_sub, {product(grad, heads.of_key(value), false, true), mean});
     const Value slope = record(OPQ_OP_mul, {weights, pull});
-    const auto scaled = [&](const Value &x) { return record(OPQ_OP_mul, {x, number(factor, OPQ_f32)}); };
     if (wanted[0])
-        grad_query = heads.as_query(scaled(product(slope, heads.of_key(key), false, false)));
+        grad_query = heads.as_query(
+            record(OPQ_OP_mul, {product(slope, heads.of_key(key), false, false), number(factor, OPQ_f32)}));
     if (wanted[1])
-        grad_key = heads.as_key(scaled(product(slope, heads.of_query(query), true, false)));
+        grad_key = heads.as_key(product(slope, scaled, true, false));
     if (wanted[2])
         grad_value = heads.as_key(product(weights, grad, true, false));
     if (wanted[3] && masked)

@@ -187,7 +187,7 @@ static void plan_tile(gemm_run *run)
     run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
     run->few_rows = call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
-                    call->b.row_stride == 1 && call->b.column_stride != 1 && !has_tables(&call->b);
+                    !call->accumulate && call->b.row_stride == 1 && call->b.column_stride != 1 && !has_tables(&call->b);
     bool b_rows = call->b.dtype == call->dtype && call->b.column_stride == 1 && !has_tables(&call->b);
     run->b_in_place = b_rows && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
 }
@@ -378,7 +378,7 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
         call.m *= call.batch;
         call.batch = 1;
     }
-    if (call.turned || (call.n == 1 && call.m > 1 && !call.packed_a && !call.packed_b))
+    if (call.turned || (call.n == 1 && !call.accumulate && call.m > 1 && !call.packed_a && !call.packed_b))
         return run_turned(gemm, &call);
     return run_regions(gemm, &call, 1);
 }

@@ -52,6 +52,7 @@ typedef struct opq_gemm_call {
     int64_t c_row_stride, c_batch_stride;
     opq_gemm_tile tile;
     void *tile_data;
+    bool accumulate;      /* with tile == NULL: the sums start from c, and go on as if they had never been stored */
     bool serial;          /* the caller runs several calls at once: one block, on this thread */
     const void *packed_a; /* from opq_gemm_pack_a with the same dtype, m and k; every batch uses it. NULL: a is read */
     bool turned;          /* as it was packed; then packed_b is not used */

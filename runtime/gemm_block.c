@@ -158,6 +158,7 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
                            int64_t columns, char *c, int64_t c_bytes, bool whole_vectors, int64_t k0, int64_t k)
 {
     const gemm_run *run = w->run;
+    bool more = k0 > 0 || run->call.accumulate;
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
     opq_gemm_left left = run->a_in_place ? OPQ_GEMM_LEFT_ROWS : OPQ_GEMM_LEFT_PACKED;
     for (int64_t j = 0; j < columns; j += step) {
@@ -175,9 +176,9 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
             opq_gemm_kernel kernel;
             OPQ_TRY(gemm_kernel_find(run->gemm, run->call.dtype, left, (int)rows, vectors, &kernel));
             if (whole_vectors || wide == (int64_t)vectors * run->lanes)
-                kernel(from, a->row_bytes, at, b->k_bytes, b->panel_bytes, to, c_bytes, k, k0 > 0, next, stride);
+                kernel(from, a->row_bytes, at, b->k_bytes, b->panel_bytes, to, c_bytes, k, more, next, stride);
             else
-                run_edge(w, kernel, from, a->row_bytes, b, at, to, c_bytes, rows, vectors, wide, k, k0 > 0);
+                run_edge(w, kernel, from, a->row_bytes, b, at, to, c_bytes, rows, vectors, wide, k, more);
         }
     }
     return OPQ_OK;

@@ -9,6 +9,7 @@
 
 #include "codegen_llvm/codegen.h"
 #include "fusion/loop.h"
+#include "fusion/lower.h"
 #include "fusion/pass.h"
 #include "runtime/gemm.h"
 #include "runtime/memory.h"
@@ -43,21 +44,25 @@ typedef struct opq_matmul_step {
 
 typedef struct opq_step opq_step;
 
-/* Two products and the rows between them, some rows at a time: see fusion/group_block.c. The loops of the step are all three; in theirs,
- * what stays in cache has a number below -1 in place of a storage. */
+/* Rows, products that make matrices for them, and products that take such, some rows at a time: see fusion/group_block.c. Parts of the step
+ * are the rows, the first products and the second ones; the loops of the step are all of them. In theirs, what stays in cache has a number
+ * below -1 in place of a storage. */
 typedef struct opq_block {
-    opq_step *rows;   /* unit u of its loops is row u of both */
-    opq_step *first;  /* a product: buffer `scores` of the rows */
-    opq_step *second; /* its left operand is buffer `weights` of the rows */
-    int scores, weights;
-    bool in_place;   /* weights take the place of the scores */
+    int first_count, second_count;
+    int taken[OPQ_BLOCK_SECOND_MAX]; /* matrices; the first ones are what is made */
+    bool sums_rows[OPQ_BLOCK_SECOND_MAX], sums; /* the left operand is the matrix transposed; any of them */
+    struct {
+        int buffer; /* of the rows; unit u of their loops is row u */
+        int place;  /* in cache: what is taken may have that of what was made */
+    } matrix[OPQ_BLOCK_MATRIX_MAX];
+    int matrix_count, place_count;
     int64_t count;   /* of rows */
-    int64_t columns; /* of scores and weights, whose rows are `row_stride` elements apart */
+    int64_t columns; /* of matrices, whose rows are `row_stride` elements apart */
     int64_t row_stride;
     int64_t causal;  /* rows of a matrix, of which row i needs columns up to i; 0: all are needed */
+    bool sampled;    /* if the element behind them is 0, and nothing is near overflow */
     int local_count; /* values of one element per row, numbered -2 - i */
 } opq_block;
-enum { OPQ_BLOCK_LOCAL_MAX = 8 };
 
 /* An op of the step that may fail on values: it reads or adds at an index, or divides integers. */
 typedef struct opq_check {
@@ -80,7 +85,7 @@ struct opq_step {
     int32_t copy_from, copy_to; /* storage copied before, -1: none */
     opq_matmul_step *matmul;    /* the loops are a product that the engine makes */
     opq_block *block;
-    opq_step *parts; /* products side by side, which run at once; the loops of the step are all of theirs */
+    opq_step *parts; /* of a block; or products side by side, which run at once; the loops of the step are all of theirs */
     int part_count;
     void *payload; /* extern: the host's */
     int32_t *operands, *results;

@@ -25,6 +25,8 @@ opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_ste
 /* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */
 opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, const opq_ref *stored,
                              int stored_count, opq_lowered *out_lowered, opq_step *step) OPQ_MUST_CHECK;
+/* Memory for buffers between phases, as far as their accesses reach. */
+opq_status opq_planner_own(opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
 /* A step's loops with their arguments, and a step of such. */
 static inline opq_bound opq_step_bound(const opq_step *step)
 {

@@ -163,14 +163,18 @@ static opq_status bind_matmul(opq_planner *p, opq_step *step)
 
 /* ---- kernels and calls */
 
-/* Of a buffer between two phases: as far as its accesses reach. */
-static opq_status own_storage(opq_planner *p, opq_step *step, int buffer)
+opq_status opq_planner_own(opq_planner *p, opq_step *step)
 {
-    int64_t bytes = 0;
-    for (int a = 0; a < step->loops.access_count; a++)
-        if (step->loops.accesses[a].buffer == buffer)
-            bytes = access_bytes(step, a);
-    return opq_planner_add_storage(p, bytes, &step->buffers[buffer]);
+    const opq_loops *k = &step->loops;
+    for (int b = 0; b < k->buffer_count; b++) {
+        int64_t bytes = 0;
+        for (int a = 0; a < k->access_count; a++)
+            if (k->accesses[a].buffer == b)
+                bytes = access_bytes(step, a);
+        if (k->written[b] == OPQ_BUFFER_own)
+            OPQ_TRY(opq_planner_add_storage(p, bytes, &step->buffers[b]));
+    }
+    return OPQ_OK;
 }
 
 static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq_step *step)
@@ -181,17 +185,15 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     if (step->buffers == NULL || step->scalars == NULL)
         return out_of_memory();
     for (int i = 0; i < step->loops.buffer_count; i++) {
-        if (step->loops.written[i] == OPQ_BUFFER_own) {
-            OPQ_TRY(own_storage(p, step, i));
+        if (step->loops.written[i] == OPQ_BUFFER_own)
             continue;
-        }
         step->buffers[i] = opq_planner_storage(p, lowered->buffers[i]);
         if (step->buffers[i] == -1)
             return opq_fail(OPQ_INTERNAL, "plan: %%%d is read from memory but never stored", lowered->buffers[i]);
     }
     for (int i = 0; i < step->loops.scalar_count; i++)
         step->scalars[i] = p->slot_of[lowered->scalars[i]];
-    return OPQ_OK;
+    return opq_planner_own(p, step);
 }
 
 opq_status opq_planner_check(const opq_planner *p, opq_step *step)

@@ -90,11 +90,6 @@ static void rename_all(opq_planner *p)
         opq_step *step = &p->plan->steps[s];
         rename_list(p, step->buffers, step->loops.buffer_count);
         rename_list(p, step->operands, step->operand_count);
-        if (step->block) {
-            rename_list(p, step->block->rows->buffers, step->block->rows->loops.buffer_count);
-            rename_list(p, step->block->second->buffers, step->block->second->loops.buffer_count);
-            rename_list(p, step->block->first->buffers, step->block->first->loops.buffer_count);
-        }
         for (int i = 0; i < step->part_count; i++)
             rename_list(p, step->parts[i].buffers, step->parts[i].loops.buffer_count);
         rename_list(p, &step->copy_from, 1); /* results and copies become nothing else */

@@ -201,7 +201,7 @@ static opq_status value_error(const opq_run_state *run, const opq_step *step, co
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
-    const opq_step *part = step->block && step->code ? step->block->second : step;
+    const opq_step *part = step->block && step->code ? &step->parts[step->part_count - 1] : step;
     const opq_loops *loops = step->code ? opq_step_code_loops(part) : &step->loops;
     const int64_t *dims = step->code && part->matmul ? part->matmul->contract.dims : step->dims;
     const opq_stmt *stmt = &loops->stmts[error[0] - 1];

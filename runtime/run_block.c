@@ -1,116 +1,179 @@
-/* A block step: some rows at a time through product, row kernel and product, while they are in cache.
+/* A block step: some rows at a time through first products, row kernel and second products, while they are in cache.
  *
- * The row kernel and the epilogue were made for whole tensors. What stays in cache is found at the same indices: their pointers are moved
- * back by the rows before.
+ * The row kernel and the epilogues were made for whole tensors. What stays in cache is found at the same indices: their pointers are moved
+ * back by the rows before. Second products that sum over rows go on with their sums from block to block; then a thread does all blocks of a
+ * matrix, in order, and their epilogues follow the last one.
  */
 #include "runtime/gemm_internal.h"
 #include "runtime/parallel.h"
 #include "runtime/run.h"
 
+#include <math.h>
 #include <string.h>
 
-enum { CACHE_BYTES = 384 << 10, ROWS_MIN = 16, ROWS_MAX = 256, ROWS_CAUSAL_MAX = 64 };
+enum { CACHE_BYTES = 384 << 10, ROWS_MIN = 16, ROWS_MAX = 256, ROWS_CAUSAL_MAX = 64, EPILOGUE_ROWS = 64 };
+
+static const float FAR_FROM_OVERFLOW = 0x1p100f;
 
 typedef struct block_run {
     const opq_run_state *run;
+    const opq_step *step;
     const opq_block *block;
-    opq_tiles tiles;
+    opq_step_error *error;
+    opq_tiles tiles[OPQ_BLOCK_SECOND_MAX];
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t matrix_rows, block_rows, blocks; /* rows of a matrix that both products have; of a block; blocks of a matrix */
-    int64_t packed_bytes[2]; /* right operands, packed once for all blocks of a matrix; 0: as they are */
-    int64_t weights_bytes, local_bytes, rows_scratch;
+    int64_t matrix_rows, block_rows, blocks;       /* rows of a matrix that all products have; of a block; blocks of a matrix */
+    int64_t packed_bytes[OPQ_BLOCK_MATRIX_MAX];    /* right operands, packed once for all blocks of a matrix; 0: as they are */
+    int64_t sums_bytes[OPQ_BLOCK_SECOND_MAX];      /* of second products that sum over rows */
+    int64_t matrix_bytes, local_bytes, rows_scratch;
     bool serial, causal;
     atomic_int status;
 } block_run;
 
-static const opq_step *product_of(const block_run *r, int which)
+static int product_count(const block_run *r) { return r->block->first_count + r->block->second_count; }
+
+/* First ones, then second ones. */
+static const opq_step *product_of(const block_run *r, int i) { return &r->step->parts[1 + i]; }
+
+static bool sums_rows(const block_run *r, int i)
 {
-    return which == 0 ? r->block->first : r->block->second;
+    return i >= r->block->first_count && r->block->sums_rows[i - r->block->first_count];
 }
 
 static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 
 /* Memory of one thread. */
 typedef struct memory {
-    char *scores, *weights, *local, *packed[2], *end;
-    bool full; /* a right operand of this matrix has an infinity or NaN, which times 0 is not nothing */
+    char *place[OPQ_BLOCK_MATRIX_MAX], *local, *packed[OPQ_BLOCK_MATRIX_MAX], *sums[OPQ_BLOCK_SECOND_MAX], *end;
+    bool full; /* an operand of this matrix has an infinity or NaN, which times 0 is not nothing, or is near overflow */
 } memory;
 
 static memory divide(const block_run *r, char *start)
 {
-    memory m = {.scores = start};
-    m.weights = r->block->in_place ? start : start + r->weights_bytes;
-    m.local = m.weights + r->weights_bytes;
-    m.packed[0] = m.local + r->block->local_count * r->local_bytes;
-    m.packed[1] = m.packed[0] + r->packed_bytes[0];
-    m.end = m.packed[1] + r->packed_bytes[1];
+    memory m = {.local = start + r->block->place_count * r->matrix_bytes};
+    for (int i = 0; i < r->block->place_count; i++)
+        m.place[i] = start + i * r->matrix_bytes;
+    m.end = m.local + r->block->local_count * r->local_bytes;
+    for (int i = 0; i < product_count(r); i++) {
+        m.packed[i] = m.end;
+        m.end += r->packed_bytes[i];
+    }
+    for (int i = 0; i < r->block->second_count; i++) {
+        m.sums[i] = m.end;
+        m.end += r->sums_bytes[i];
+    }
     return m;
 }
 
-static opq_matrix operand_at(const block_run *r, const opq_step *product, int o, int64_t batch, int64_t row)
+static float *matrix_of(const block_run *r, const memory *m, int matrix)
 {
-    opq_matrix matrix = opq_run_operand(r->run, product, o, batch, row);
+    return (float *)m->place[r->block->matrix[matrix].place];
+}
+
+static float *taken_by(const block_run *r, const memory *m, int i)
+{
+    return matrix_of(r, m, r->block->taken[i - r->block->first_count]);
+}
+
+/* ---- operands of a matrix */
+
+/* Of the matrix that row `row` is of. */
+static opq_matrix right_of(const block_run *r, int i, int64_t row)
+{
+    const opq_contract *c = &product_of(r, i)->matmul->contract;
+    opq_matrix matrix = opq_run_operand(r->run, product_of(r, i), 1, row / (sums_rows(r, i) ? c->k : c->m), 0);
     matrix.batch_stride = 0;
     return matrix;
 }
 
-static bool is_finite(const opq_matrix *x, int64_t rows, int64_t columns)
+static opq_matrix left_of(const block_run *r, int i, int64_t row)
+{
+    const opq_contract *c = &product_of(r, i)->matmul->contract;
+    opq_matrix matrix = opq_run_operand(r->run, product_of(r, i), 0, row / c->m, row % c->m);
+    matrix.batch_stride = 0;
+    return matrix;
+}
+
+static uint32_t largest_bits(const char *data, int64_t count, int64_t stride)
 {
     uint32_t found = 0;
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++) {
-            uint32_t bits;
-            memcpy(&bits, (const float *)x->data + i * x->row_stride + j * x->column_stride, sizeof bits);
-            found |= (bits & 0x7f800000) == 0x7f800000;
+    for (int64_t j = 0; j < count; j++) {
+        uint32_t bits;
+        memcpy(&bits, data + j * stride * (int64_t)sizeof bits, sizeof bits);
+        bits &= 0x7fffffff;
+        found = bits > found ? bits : found;
+    }
+    return found;
+}
+
+/* Magnitude; infinity for NaN, too, and for what is no f32. */
+static float largest_of(const opq_matrix *x, int64_t rows, int64_t columns)
+{
+    uint32_t found = x->dtype == OPQ_f32 && !x->rows && !x->columns ? 0 : 0x7f800000;
+    float largest;
+    for (int64_t i = 0; i < rows && found < 0x7f800000; i++) {
+        const char *row = (const char *)x->data + i * x->row_stride * (int64_t)sizeof(float);
+        uint32_t bits = x->column_stride == 1 ? largest_bits(row, columns, 1)
+                                              : largest_bits(row, columns, x->column_stride);
+        found = bits > found ? bits : found;
+    }
+    memcpy(&largest, &found, sizeof largest);
+    return found < 0x7f800000 ? largest : INFINITY;
+}
+
+/* Must all columns be computed of this matrix? */
+static bool needs_all(const block_run *r, int64_t first_row)
+{
+    for (int i = 0; i < product_count(r); i++) {
+        const opq_contract *c = &product_of(r, i)->matmul->contract;
+        opq_matrix right = right_of(r, i, first_row), left;
+        float largest = 0;
+        if (i >= r->block->first_count || r->block->sampled)
+            largest = largest_of(&right, c->k, c->n);
+        if (i < r->block->first_count && r->block->sampled) {
+            left = left_of(r, i, first_row);
+            largest *= largest_of(&left, r->matrix_rows, c->k) * (float)c->k;
+            if (!(largest < FAR_FROM_OVERFLOW)) /* NaN: infinity times 0 */
+                return true;
         }
-    return found == 0;
+        if (isinf(largest))
+            return true;
+    }
+    return false;
 }
 
 /* Begins a matrix. */
-static opq_status pack(const block_run *r, memory *m, int64_t first_row)
+static opq_status begin_matrix(const block_run *r, memory *m, int64_t first_row)
 {
-    for (int i = 0; i < 2; i++) {
-        const opq_step *product = product_of(r, i);
-        const opq_contract *c = &product->matmul->contract;
-        opq_matrix right = operand_at(r, product, 1, first_row / c->m, 0);
-        if (i == 1 && r->causal)
-            m->full = right.dtype != OPQ_f32 || !is_finite(&right, c->k, c->n);
+    m->full = r->causal && needs_all(r, first_row);
+    for (int i = 0; i < product_count(r); i++) {
+        const opq_matmul_step *product = product_of(r, i)->matmul;
+        opq_matrix right = right_of(r, i, first_row);
         if (r->packed_bytes[i] > 0)
-            OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, product->matmul->dtype, &right, c->k, c->n, m->packed[i]));
+            OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, product->dtype, &right, product->contract.k,
+                                    product->contract.n, m->packed[i]));
     }
+    for (int i = 0; i < r->block->second_count; i++)
+        memset(m->sums[i], 0, (size_t)r->sums_bytes[i]);
     return OPQ_OK;
 }
 
-static opq_gemm_call call_of(const block_run *r, int which, const memory *m, int64_t row, int64_t rows)
-{
-    const opq_step *product = product_of(r, which);
-    const opq_contract *c = &product->matmul->contract;
-    opq_gemm_call call = {.dtype = product->matmul->dtype,
-                          .batch = 1,
-                          .m = rows,
-                          .n = c->n,
-                          .k = c->k,
-                          .b = operand_at(r, product, 1, row / c->m, 0),
-                          .packed_b = r->packed_bytes[which] ? m->packed[which] : NULL,
-                          .packed_k = c->k,
-                          .serial = r->serial};
-    return call;
-}
+/* ---- rows */
 
 /* Pointer to what is kept of the rows from `row` on, as if all rows were there. */
-static void *shifted(char *kept, int64_t row, int64_t row_bytes)
+static void *shifted(void *kept, int64_t row, int64_t row_bytes)
 {
     return (void *)((uintptr_t)kept - (uintptr_t)(row * row_bytes));
 }
 
-static void place_locals(const block_run *r, const opq_step *step, const memory *m, int64_t row, void **buffers)
+static void place_locals(const block_run *r, const opq_step *part, const memory *m, int64_t row, void **buffers)
 {
-    for (int i = 0; i < step->loops.buffer_count; i++) {
-        int local = -2 - step->buffers[i];
+    for (int i = 0; i < part->loops.buffer_count; i++) {
+        int local = -2 - part->buffers[i];
         if (local >= 0 && local < r->block->local_count) /* elements of up to 8 bytes, each by its own */
             buffers[i] = shifted(m->local + local * r->local_bytes, row,
-                                 opq_dtype_bytes(opq_loops_buffer_dtype(&step->loops, i)));
+                                 opq_dtype_bytes(opq_loops_buffer_dtype(&part->loops, i)));
     }
 }
 
@@ -119,62 +182,147 @@ enum { DIMS_MAX = OPQ_LOOP_MAX + OPQ_ACCESS_MAX * (OPQ_LOOP_MAX + 3) };
 static void run_rows(block_run *r, const memory *m, int64_t row, int64_t rows, int64_t columns)
 {
     const opq_block *block = r->block;
-    const opq_step *step = block->rows;
+    const opq_step *part = &r->step->parts[0];
     void *buffers[OPQ_BUFFER_MAX];
     int64_t row_bytes = block->row_stride * (int64_t)sizeof(float), found[2] = {0, 0}, dims[DIMS_MAX];
-    memcpy(dims, step->dims, (size_t)opq_loops_dims_count(&step->loops) * sizeof *dims);
-    dims[step->loops.rank - 1] = columns;
-    memcpy(buffers, r->buffers, (size_t)step->loops.buffer_count * sizeof *buffers);
-    place_locals(r, step, m, row, buffers);
-    buffers[block->scores] = shifted(m->scores, row, row_bytes);
-    buffers[block->weights] = shifted(m->weights, row, row_bytes);
+    memcpy(dims, part->dims, (size_t)opq_loops_dims_count(&part->loops) * sizeof *dims);
+    dims[part->loops.rank - 1] = columns;
+    memcpy(buffers, r->buffers, (size_t)part->loops.buffer_count * sizeof *buffers);
+    place_locals(r, part, m, row, buffers);
+    for (int i = 0; i < block->matrix_count; i++)
+        buffers[block->matrix[i].buffer] = shifted(matrix_of(r, m, i), row, row_bytes);
     void *scratch = r->rows_scratch ? opq_thread_scratch((size_t)r->rows_scratch) : NULL;
     if (r->rows_scratch && scratch == NULL)
         found[0] = -1;
     else
-        step->code->fn(buffers, dims, r->scalars, row, row + rows, scratch, found);
-    opq_step_error_add(r->tiles.error, found);
+        part->code->fn(buffers, dims, r->scalars, row, row + rows, scratch, found);
+    opq_step_error_add(r->error, found);
+}
+
+/* Is the element right of the diagonal 0 in each row, of all that is taken? */
+static bool sample_is_zero(const block_run *r, const memory *m, int64_t row, int64_t rows)
+{
+    for (int t = 0; t < r->block->second_count; t++)
+        for (int64_t i = 0; i < rows; i++) {
+            int64_t column = row % r->matrix_rows + i + 1;
+            if (column < r->block->columns &&
+                taken_by(r, m, r->block->first_count + t)[i * r->block->row_stride + column] != 0)
+                return false;
+        }
+    return true;
+}
+
+/* ---- products */
+
+static opq_gemm_call call_of(const block_run *r, int i, const memory *m, int64_t row, int64_t rows)
+{
+    const opq_step *product = product_of(r, i);
+    const opq_contract *c = &product->matmul->contract;
+    opq_gemm_call call = {.dtype = product->matmul->dtype,
+                          .batch = 1,
+                          .m = rows,
+                          .n = c->n,
+                          .k = c->k,
+                          .b = right_of(r, i, row),
+                          .packed_b = r->packed_bytes[i] ? m->packed[i] : NULL,
+                          .packed_k = c->k,
+                          .serial = r->serial};
+    return call;
+}
+
+static opq_status make(const block_run *r, const memory *m, int i, int64_t row, int64_t rows, int64_t columns)
+{
+    opq_gemm_call call = call_of(r, i, m, row, rows);
+    call.n = columns;
+    call.a = left_of(r, i, row);
+    call.c = matrix_of(r, m, i);
+    call.c_row_stride = r->block->row_stride;
+    return opq_gemm_run(r->run->runtime->gemm, &call);
+}
+
+static opq_status take(block_run *r, const memory *m, int i, int64_t row, int64_t rows, int64_t columns)
+{
+    int second = i - r->block->first_count;
+    int64_t m_all = product_of(r, i)->matmul->contract.m, stride = r->block->row_stride;
+    opq_gemm_call call = call_of(r, i, m, row, rows);
+    call.a = (opq_matrix){.data = taken_by(r, m, i), .row_stride = stride, .column_stride = 1, .dtype = OPQ_f32};
+    if (sums_rows(r, i)) {
+        call.a.row_stride = 1;
+        call.a.column_stride = stride;
+        opq_matrix_skip(&call.b, row % r->matrix_rows);
+        call.m = columns;
+        call.k = rows;
+        call.c = m->sums[second];
+        call.c_row_stride = call.n;
+        call.accumulate = true;
+        return opq_gemm_run(r->run->runtime->gemm, &call);
+    }
+    opq_tiles tiles = r->tiles[second];
+    place_locals(r, product_of(r, i), m, row, tiles.buffers);
+    tiles.first_batch = row / m_all;
+    tiles.first_row = row % m_all;
+    call.k = columns;
+    call.tile = opq_run_tile;
+    call.tile_data = &tiles;
+    return opq_gemm_run(r->run->runtime->gemm, &call);
 }
 
 static opq_status run_one(block_run *r, const memory *m, int64_t row, int64_t rows)
 {
-    int64_t first_m = r->block->first->matmul->contract.m, second_m = r->block->second->matmul->contract.m;
-    opq_gemm *gemm = r->run->runtime->gemm;
-    int64_t columns = r->block->columns;
-    if (r->causal && !m->full)
-        columns = gemm_min(gemm_ceil(row % r->matrix_rows + rows, 16) * 16, columns);
-    opq_gemm_call call = call_of(r, 0, m, row, rows);
-    call.n = columns;
-    call.a = operand_at(r, r->block->first, 0, row / first_m, row % first_m);
-    call.c = m->scores;
-    call.c_row_stride = r->block->row_stride;
-    OPQ_TRY(opq_gemm_run(gemm, &call));
-    run_rows(r, m, row, rows, columns);
-    opq_tiles tiles = r->tiles;
-    place_locals(r, r->block->second, m, row, tiles.buffers);
-    tiles.first_batch = row / second_m;
-    tiles.first_row = row % second_m;
-    call = call_of(r, 1, m, row, rows);
-    call.k = columns;
-    call.a = (opq_matrix){.data = m->weights, .row_stride = r->block->row_stride, .column_stride = 1, .dtype = OPQ_f32};
-    call.tile = opq_run_tile;
-    call.tile_data = &tiles;
-    return opq_gemm_run(gemm, &call);
+    int first = r->block->first_count;
+    int64_t all = r->block->columns, columns = all;
+    if (r->causal && !m->full) /* and one more: the sample */
+        columns = gemm_min(gemm_ceil(row % r->matrix_rows + rows + r->block->sampled, 16) * 16, all);
+    for (bool done = false; !done;) {
+        for (int i = 0; i < first; i++)
+            OPQ_TRY(make(r, m, i, row, rows, columns));
+        run_rows(r, m, row, rows, columns);
+        done = columns == all || !r->block->sampled || sample_is_zero(r, m, row, rows);
+        columns = done ? columns : all;
+    }
+    for (int i = first; i < product_count(r); i++)
+        OPQ_TRY(take(r, m, i, row, rows, columns));
+    return OPQ_OK;
 }
 
-static void run_blocks(void *data, int64_t begin, int64_t end)
+/* Epilogues of what was summed over the rows of a matrix. */
+static void end_matrix(block_run *r, const memory *m, int64_t first_row)
+{
+    for (int i = 0; i < r->block->second_count; i++) {
+        const opq_contract *c = &r->tiles[i].step->matmul->contract;
+        for (int64_t at = 0; at < c->m && r->block->sums_rows[i]; at += EPILOGUE_ROWS)
+            opq_run_tile(&r->tiles[i], first_row / r->matrix_rows, at, gemm_min(EPILOGUE_ROWS, c->m - at), 0, c->n,
+                         (float *)m->sums[i] + at * c->n, c->n);
+    }
+}
+
+/* Block `at` of the matrix, or all. */
+static opq_status run_blocks_of(block_run *r, memory *m, int64_t first_row, int64_t at, int64_t end, bool begins)
+{
+    if (begins)
+        OPQ_TRY(begin_matrix(r, m, first_row));
+    for (; at < end; at++) {
+        int64_t row = at * r->matrix_rows / r->blocks, to = (at + 1) * r->matrix_rows / r->blocks;
+        OPQ_TRY(run_one(r, m, first_row + row, to - row));
+    }
+    if (r->block->sums)
+        end_matrix(r, m, first_row);
+    return OPQ_OK;
+}
+
+/* A unit is a block; a matrix, if anything is summed over its rows. */
+static void run_units(void *data, int64_t begin, int64_t end)
 {
     block_run *r = data;
     char *scratch = gemm_scratch_acquire(0, divide(r, NULL).end - (char *)NULL);
     opq_status status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
     memory m = divide(r, scratch);
     for (int64_t i = begin; i < end && status == OPQ_OK; i++) {
-        int64_t first = i / r->blocks * r->matrix_rows, at = i % r->blocks;
-        int64_t row = at * r->matrix_rows / r->blocks, to = (at + 1) * r->matrix_rows / r->blocks;
-        if (i == begin || at == 0)
-            status = pack(r, &m, first);
-        if (status == OPQ_OK)
-            status = run_one(r, &m, first + row, to - row);
+        int64_t at = i % r->blocks;
+        if (r->block->sums)
+            status = run_blocks_of(r, &m, i * r->matrix_rows, 0, r->blocks, true);
+        else
+            status = run_blocks_of(r, &m, i / r->blocks * r->matrix_rows, at, at + 1, i == begin || at == 0);
     }
     if (scratch)
         gemm_scratch_release(0, scratch);
@@ -183,39 +331,54 @@ static void run_blocks(void *data, int64_t begin, int64_t end)
         atomic_compare_exchange_strong(&r->status, &none, (int)status);
 }
 
+/* ---- the step */
+
 static void plan(block_run *r)
 {
     int64_t row_bytes = r->block->row_stride * (int64_t)sizeof(float);
-    r->matrix_rows = gemm_min(product_of(r, 0)->matmul->contract.m, product_of(r, 1)->matmul->contract.m);
+    r->matrix_rows = INT64_MAX;
+    for (int i = 0; i < product_count(r); i++) {
+        const opq_contract *c = &product_of(r, i)->matmul->contract;
+        r->matrix_rows = gemm_min(r->matrix_rows, sums_rows(r, i) ? c->k : c->m);
+    }
     r->causal = r->block->causal == r->matrix_rows;
-    int64_t most = CACHE_BYTES / row_bytes;
+    int64_t most = CACHE_BYTES / (row_bytes * (r->block->place_count > 1 && r->block->sums ? r->block->place_count : 1));
     most = most < ROWS_MIN ? ROWS_MIN : gemm_min(most, r->causal ? ROWS_CAUSAL_MAX : ROWS_MAX);
     r->blocks = gemm_ceil(r->matrix_rows, most);
     r->block_rows = gemm_ceil(r->matrix_rows, r->blocks);
-    for (int i = 0; i < 2 && r->blocks > 1; i++) {
+    for (int i = 0; i < product_count(r); i++) {
         const opq_matmul_step *product = product_of(r, i)->matmul;
-        r->packed_bytes[i] = round_up(
-            opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, product->contract.k, product->contract.n));
+        const opq_contract *c = &product->contract;
+        if (sums_rows(r, i))
+            r->sums_bytes[i - r->block->first_count] = round_up(c->m * c->n * (int64_t)sizeof(float));
+        else if (r->blocks > 1)
+            r->packed_bytes[i] =
+                round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, c->k, c->n));
     }
-    r->weights_bytes = round_up(r->block_rows * row_bytes);
+    r->matrix_bytes = round_up(r->block_rows * row_bytes);
     r->local_bytes = round_up(r->block_rows * 8);
 }
 
 opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
-    const opq_step *rows = step->block->rows;
-    const opq_step *second = step->block->second;
-    const opq_contract *c = &second->matmul->contract;
+    const opq_step *rows = &step->parts[0];
     block_run r = {.run = run,
+                   .step = step,
                    .block = step->block,
-                   .tiles = {.step = second, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)},
+                   .error = error,
                    .rows_scratch = opq_loops_scratch(&rows->loops, rows->dims)};
-    opq_run_bind(run, second, r.tiles.buffers, r.tiles.scalars);
+    for (int i = 0; i < step->block->second_count; i++) {
+        const opq_step *second = product_of(&r, step->block->first_count + i);
+        const opq_contract *c = &second->matmul->contract;
+        r.tiles[i] =
+            (opq_tiles){.step = second, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
+        opq_run_bind(run, second, r.tiles[i].buffers, r.tiles[i].scalars);
+    }
     opq_run_bind(run, rows, r.buffers, r.scalars);
     plan(&r);
-    int64_t units = r.block->count / r.matrix_rows * r.blocks;
+    int64_t matrices = r.block->count / r.matrix_rows, units = matrices * (r.block->sums ? 1 : r.blocks);
     r.serial = units > 1;
-    opq_parallel_for(run->runtime->host, units, 1, run_blocks, &r);
+    opq_parallel_for(run->runtime->host, units, 1, run_units, &r);
     opq_status status = (opq_status)atomic_load(&r.status);
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s: a block could not be computed", step->name);
 }

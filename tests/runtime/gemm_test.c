@@ -389,6 +389,30 @@ static void check_packed(const sample *s, opq_gemm_call call, const char *expect
     }
 }
 
+/* The first third of k, then the sums go on. */
+static void check_accumulated(const sample *s, opq_gemm_call call, const char *expect)
+{
+    int64_t count = s->batch * s->m * s->n, bytes = opq_dtype_bytes(s->dtype), k = s->k / 3;
+    call.c = calloc((size_t)count + 1, (size_t)bytes);
+    call.c_row_stride = s->n;
+    call.c_batch_stride = s->m * s->n;
+    call.accumulate = true;
+    call.k = k;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    call.k = s->k - k;
+    call.a.columns = call.a.columns ? call.a.columns + k : NULL;
+    call.b.rows = call.b.rows ? call.b.rows + k : NULL;
+    for (int g = 0; g < OPQ_MATRIX_GUARD_MAX; g++) {
+        call.a.guard[g].columns += g < call.a.guard_count ? k : 0;
+        call.b.guard[g].rows += g < call.b.guard_count ? k : 0;
+    }
+    call.a.data = (const char *)call.a.data + k * call.a.column_stride * opq_dtype_bytes(call.a.dtype);
+    call.b.data = (const char *)call.b.data + k * call.b.row_stride * opq_dtype_bytes(call.b.dtype);
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    check_same(s, "accumulated", expect, call.c, s->n * bytes);
+    free(call.c);
+}
+
 static void check(const sample *s)
 {
     guarded a, b;
@@ -401,6 +425,7 @@ static void check(const sample *s)
         check_direct(s, "direct", call, expect);
         check_tiles(s, "tiles", call, expect);
         check_packed(s, call, expect);
+        check_accumulated(s, call, expect);
     }
     threads = 1;
     free(expect);
