@@ -155,6 +155,8 @@ static opq_status lower_rows(builder *b)
         if (part_of(b, b->members[i]) == 0)
             b->own[count++] = b->members[i];
     bool causal = opq_block_is_causal(p->graph, b->own, count, &b->parts, &block->sampled);
+    for (int i = 0; i < stored_count; i++) /* what others see is there in all columns */
+        causal = causal && (find_matrix(b, b->stored[i]) >= 0 || opq_lowered_walks_rows(&lowered, b->stored[i], 1));
     block->causal = causal ? type->size[type->rank - 2] : 0;
     return OPQ_OK;
 }

@@ -176,3 +176,61 @@ def test_an_encoder_layer_has_seven_kernels():
         layer, moved = layer.to("opaque"), x.to("opaque")
         torch.testing.assert_close(layer(moved).cpu(), want, rtol=1e-4, atol=1e-5)
         assert len(kernels(layer, moved)[0]) == 7
+
+
+def test_what_a_causal_block_gives_out_besides_has_all_columns():
+    def attend(q, k, v):
+        below = torch.arange(130, device=q.device)[None] <= torch.arange(70, device=q.device)[:, None]
+        scores = torch.where(below, q @ k.T, -torch.inf)
+        return torch.softmax(scores, -1) @ v, below
+
+    arguments = [torch.randn(70, 8), torch.randn(130, 8), torch.randn(130, 8)]
+    moved = [x.to("opaque") for x in arguments]
+    used_before = torch.ones(70, 130, device="opaque") > 0
+    torch.opaque.synchronize()
+    del used_before
+    want, below = attend(*[x.double() for x in arguments])
+    got = attend(*moved)
+    assert torch.equal(got[1].cpu(), below)
+    torch.testing.assert_close(got[0].cpu().double(), want, rtol=1e-5, atol=1e-6)
+    assert kernels(attend, *moved)[0] == ["block"]
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "one row for all, fixed"])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_gradients_are_one_kernel(kind, groups):
+    """Nothing of rows times columns goes to memory, and nothing but a product with the scale and the mean of each row stays outside."""
+    q, k, v = [x.to("opaque").requires_grad_() for x in tensors((2, 4, groups, 96, 96, 32, 32))]
+    mask = {"bool": torch.rand(96, 96) > 0.3, "one row for all, fixed": torch.randn(96)}.get(kind)
+    mask = mask if mask is None else mask.to("opaque")
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=kind == "causal", enable_gqa=groups < 4
+    )
+    grad = torch.randn(out.shape).to("opaque")
+    torch.opaque.synchronize()
+    kinds, explanation = kernels(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+    assert kinds.count("block") == 1 and "matmul" not in kinds
+    largest = 4 * max(x.numel() for x in (q, k, v))
+    assert all(
+        kernel["bytes_written"] <= 3 * largest * 4 // groups for kernel in explanation.kernels
+    )
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 1e38, -0.0])
+@pytest.mark.parametrize("where", ["query", "key", "value", "gradient"])
+def test_causal_gradients_of_what_is_not_finite(where, value):
+    """Elements right of the diagonal are left out only where they are 0: 0 times infinity is not."""
+    arguments = [*tensors((1, 2, 2, 80, 80, 16, 16)), torch.randn(1, 2, 80, 16)]
+    arguments[["query", "key", "value", "gradient"].index(where)][0, 0, 60, 3] = value
+
+    def gradients():
+        q, k, v, grad = [x.to("opaque") for x in arguments]
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*leaves, is_causal=True)
+        return [x.cpu() for x in torch.autograd.grad(out, leaves, grad)]
+
+    got = gradients()
+    with torch_opaque.unfused():
+        want = gradients()
+    for x, y in zip(got, want, strict=True):
+        assert torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
