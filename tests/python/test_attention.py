@@ -234,3 +234,43 @@ def test_causal_gradients_of_what_is_not_finite(where, value):
         want = gradients()
     for x, y in zip(got, want, strict=True):
         assert torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+UNUSUAL = {
+    "usual": lambda grad, value, out, total: None,
+    "a row whose total is -inf": lambda grad, value, out, total: total[..., 20].fill_(-torch.inf),
+    "a row whose total is nan": lambda grad, value, out, total: total[..., 20].fill_(torch.nan),
+    "a row whose mean is inf": lambda grad, value, out, total: out[..., 20, :].fill_(torch.inf),
+    "products that overflow": lambda grad, value, out, total: (
+        grad[..., 20, :].fill_(1e25),
+        value[..., 70, :].fill_(1e15),
+    ),
+    "products that overflow when the mean is taken off": lambda grad, value, out, total: (
+        grad[..., 20, :].fill_(1e18),
+        value[..., 70, :].fill_(1e19),
+        out[..., 20, :].fill_(-1.9e19),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_causal_gradients_of_unusual_rows(name):
+    """What is right of the diagonal is 0 only where its row is finite, and products far from overflow."""
+    q, k, v, grad, out = [torch.randn(1, 2, n, 16) for n in (80, 96, 96, 80, 80)]
+    total, none = torch.randn(1, 2, 80).abs() + 5, torch.empty(0)
+    UNUSUAL[name](grad, v, out, total)
+    moved = [x.to("opaque") for x in (grad, q, k, v, none, out, total, none, none)]
+    grad, q, k, v, none, out, total, *_ = moved
+
+    def gradients():
+        return torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward(
+            *(grad, q, k, v, None, [True, True, True, False], out, total, none, none),
+            *(80, 96, 0.0, True, none, none),
+        )[:3]
+
+    got = [x.cpu() for x in gradients()]
+    with torch_opaque.unfused():
+        want = [x.cpu() for x in gradients()]
+    for x, y in zip(got, want, strict=True):
+        assert torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+    assert "block" in kernels(gradients)[0]
