@@ -77,8 +77,8 @@ static known follow_sampled(follower *f, const opq_node *node, opq_ref first, kn
     known result = UNKNOWN;
     if (node->op == OPQ_OP_sub && of == MINUS_INFINITY && is_row_value(f, node->operand[1]))
         result = MINUS_INFINITY;
-    if (node->op == OPQ_OP_mul && ((of == ZERO && is_bounded(f, second)) ||
-                                   (known_of(f, second) == ZERO && is_bounded(f, first))))
+    if (node->op == OPQ_OP_mul &&
+        ((of == ZERO && is_bounded(f, second)) || (known_of(f, second) == ZERO && is_bounded(f, first))))
         result = ZERO;
     f->sampled |= result != UNKNOWN;
     return result;

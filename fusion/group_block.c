@@ -314,8 +314,7 @@ static bool is_product(const finder *f, const block *b, const opq_lowered *lower
     for (int i = 0; i < b->member_count; i++)
         if (opq_node_info(opq_node_at(f->in, b->members[i]))->flags & OPQ_FLAG_CHECKED)
             return false;
-    return rows >= ROWS_MIN && columns >= ROWS_MIN &&
-           (has_rows(f, b, ref) ? k : type->size[type->rank - 1]) <= WIDTH_MAX;
+    return rows >= ROWS_MIN && columns >= ROWS_MIN && (has_rows(f, b, ref) ? k : type->size[type->rank - 1]) <= WIDTH_MAX;
 }
 
 static opq_status lower_parts(const finder *f, block *b, int32_t rows, opq_arena *arena, bool *out_fits)
@@ -339,6 +338,13 @@ static opq_status lower_parts(const finder *f, block *b, int32_t rows, opq_arena
     return status == OPQ_UNSUPPORTED ? OPQ_OK : status;
 }
 
+/* Rows that are reduced; or several matrices, for threads to share: of one, sums over rows are better made at once. */
+static bool pays(const finder *f, const block *b)
+{
+    const int64_t *size = &b->type->size[b->type->rank - 2];
+    return opq_block_is_nested(f->in, &b->parts) ? b->reduces : opq_type_count(b->type) > size[0] * size[1];
+}
+
 /* Its nodes have groups of the parts meanwhile. */
 static opq_status block_fits(const finder *f, block *b, bool *out_fits)
 {
@@ -351,9 +357,7 @@ static opq_status block_fits(const finder *f, block *b, bool *out_fits)
         return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     for (int i = 0; i < b->member_count; i++)
         before[i] = group_of[b->members[i]];
-    bool pays = opq_block_split(f->in, group_of, b->members, b->member_count, rows, &b->parts);
-    pays = pays && (b->reduces || !opq_block_is_nested(f->in, &b->parts));
-    if (pays)
+    if (opq_block_split(f->in, group_of, b->members, b->member_count, rows, &b->parts) && pays(f, b))
         status = lower_parts(f, b, rows, &arena, out_fits);
     for (int i = 0; i < b->member_count; i++)
         group_of[b->members[i]] = before[i];

@@ -112,8 +112,8 @@ Attention attention(const Tensor &query, const Tensor &key, const Tensor &value,
     const Heads heads(query, key);
     const bool masked = bias && bias->defined();
     const Value products = product(heads.of_query(query), heads.of_key(key), false, true);
-    const Value scores = scores_of(
-        heads, record(OPQ_OP_mul, {products, number(scale_of(query, scale), OPQ_f32)}), bias, causal);
+    const Value scores =
+        scores_of(heads, record(OPQ_OP_mul, {products, number(scale_of(query, scale), OPQ_f32)}), bias, causal);
     Value largest = last(OPQ_OP_amax, scores);
     if (masked)
         largest = finite_or_zero(largest);

@@ -49,7 +49,7 @@ typedef struct opq_step opq_step;
  * below -1 in place of a storage. */
 typedef struct opq_block {
     int first_count, second_count;
-    int taken[OPQ_BLOCK_SECOND_MAX]; /* matrices; the first ones are what is made */
+    int taken[OPQ_BLOCK_SECOND_MAX];            /* matrices; the first ones are what is made */
     bool sums_rows[OPQ_BLOCK_SECOND_MAX], sums; /* the left operand is the matrix transposed; any of them */
     struct {
         int buffer; /* of the rows; unit u of their loops is row u */

@@ -141,8 +141,7 @@ static opq_status lower_rows(builder *b)
     block->count = opq_type_count(type) / block->columns;
     for (int m = 0; m < block->matrix_count; m++) {
         block->matrix[m].buffer = buffer_of(rows, p->storage_of[b->matrix[m]]);
-        walks = walks && block->matrix[m].buffer >= 0 &&
-                opq_lowered_walks_rows(&lowered, b->matrix[m], block->columns);
+        walks = walks && block->matrix[m].buffer >= 0 && opq_lowered_walks_rows(&lowered, b->matrix[m], block->columns);
     }
     for (int i = 0; i < stored_count; i++)
         walks = walks && (p->storage_of[b->stored[i]] >= 0 || find_matrix(b, b->stored[i]) >= 0 ||

@@ -23,9 +23,9 @@ typedef struct block_run {
     opq_tiles tiles[OPQ_BLOCK_SECOND_MAX];
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t matrix_rows, block_rows, blocks;       /* rows of a matrix that all products have; of a block; blocks of a matrix */
-    int64_t packed_bytes[OPQ_BLOCK_MATRIX_MAX];    /* right operands, packed once for all blocks of a matrix; 0: as they are */
-    int64_t sums_bytes[OPQ_BLOCK_SECOND_MAX];      /* of second products that sum over rows */
+    int64_t matrix_rows, block_rows, blocks; /* rows of a matrix that all products have; of a block; blocks of a matrix */
+    int64_t packed_bytes[OPQ_BLOCK_MATRIX_MAX]; /* right operands, packed once for all blocks of a matrix; 0: as they are */
+    int64_t sums_bytes[OPQ_BLOCK_SECOND_MAX]; /* of second products that sum over rows */
     int64_t matrix_bytes, local_bytes, rows_scratch;
     bool serial, causal;
     atomic_int status;
@@ -130,8 +130,8 @@ static float largest_of(const opq_matrix *x, int64_t rows, int64_t columns)
     float largest;
     for (int64_t i = 0; i < rows && found < infinity; i++) {
         const float *row = data + i * x->row_stride;
-        int32_t bits = x->column_stride == 1 ? largest_bits(row, columns, 1)
-                                             : largest_bits(row, columns, x->column_stride);
+        int32_t bits =
+            x->column_stride == 1 ? largest_bits(row, columns, 1) : largest_bits(row, columns, x->column_stride);
         found = bits > found ? bits : found;
     }
     found = found < infinity ? found : infinity;
@@ -369,8 +369,7 @@ static void plan(block_run *r)
         if (sums_rows(r, i))
             r->sums_bytes[i - r->block->first_count] = round_up(c->m * c->n * (int64_t)sizeof(float));
         else if (r->blocks > 1)
-            r->packed_bytes[i] =
-                round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, c->k, c->n));
+            r->packed_bytes[i] = round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, c->k, c->n));
     }
     r->matrix_bytes = round_up(r->block_rows * row_bytes);
     r->local_bytes = round_up(r->block_rows * 8);
@@ -387,8 +386,7 @@ opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_ste
     for (int i = 0; i < step->block->second_count; i++) {
         const opq_step *second = product_of(&r, step->block->first_count + i);
         const opq_contract *c = &second->matmul->contract;
-        r.tiles[i] =
-            (opq_tiles){.step = second, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
+        r.tiles[i] = (opq_tiles){.step = second, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
         opq_run_bind(run, second, r.tiles[i].buffers, r.tiles[i].scalars);
     }
     opq_run_bind(run, rows, r.buffers, r.scalars);

@@ -403,12 +403,18 @@ static opq_ref siblings(random_graph *r, opq_ref x)
 
 static void step(random_graph *r)
 {
-    static opq_ref (*const steps[])(random_graph *, opq_ref) = {
-        elementwise, elementwise,   elementwise,  elementwise,    elementwise,        elementwise,   elementwise,
-        elementwise, elementwise,   elementwise,  elementwise,    elementwise,        random_view,   random_view,
-        random_view, random_view,   reduction,    reduction,      reduction,          scan,          scan,
-        cast,        random_update, random_index, random_scatter, random_concat,      random_matmul, iota,
-        noise,       random_pad,    random_pad,   random_pooling, random_convolution, siblings,      siblings};
+    static opq_ref (*const steps[])(random_graph *, opq_ref) = {elementwise,    elementwise,    elementwise,
+                                                                elementwise,    elementwise,    elementwise,
+                                                                elementwise,    elementwise,    elementwise,
+                                                                elementwise,    elementwise,    elementwise,
+                                                                random_view,    random_view,    random_view,
+                                                                random_view,    reduction,      reduction,
+                                                                reduction,      scan,           scan,
+                                                                cast,           random_update,  random_index,
+                                                                random_scatter, random_concat,  random_matmul,
+                                                                iota,           noise,          random_pad,
+                                                                random_pad,     random_pooling, random_convolution,
+                                                                siblings,       siblings,       random_attention};
     random_keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
 }
 

@@ -43,6 +43,9 @@ opq_ref random_pad(random_graph *r, opq_ref x);
 opq_ref random_pooling(random_graph *r, opq_ref x);
 opq_ref random_convolution(random_graph *r, opq_ref x);
 
+/* random_attention.c: the same. */
+opq_ref random_attention(random_graph *r, opq_ref x);
+
 /* What these files build with. */
 opq_ref random_input(random_graph *r, const opq_type *type);
 opq_ref random_number(random_graph *r, opq_dtype dtype);

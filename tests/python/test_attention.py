@@ -180,7 +180,9 @@ def test_an_encoder_layer_has_seven_kernels():
 
 def test_what_a_causal_block_gives_out_besides_has_all_columns():
     def attend(q, k, v):
-        below = torch.arange(130, device=q.device)[None] <= torch.arange(70, device=q.device)[:, None]
+        below = (
+            torch.arange(130, device=q.device)[None] <= torch.arange(70, device=q.device)[:, None]
+        )
         scores = torch.where(below, q @ k.T, -torch.inf)
         return torch.softmax(scores, -1) @ v, below
 
@@ -208,7 +210,9 @@ def test_gradients_are_one_kernel(kind, groups):
     )
     grad = torch.randn(out.shape).to("opaque")
     torch.opaque.synchronize()
-    kinds, explanation = kernels(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+    kinds, explanation = kernels(
+        lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    )
     assert kinds.count("block") == 1 and "matmul" not in kinds
     largest = 4 * max(x.numel() for x in (q, k, v))
     assert all(
