@@ -200,7 +200,7 @@ static bool add_second(const finder *f, block *b, opq_ref n)
 static bool find_groups(const finder *f, opq_ref weights, block *b)
 {
     b->type = &opq_node_at(f->in, weights)->type;
-    if (!add(f, b, f->grouping->group_of[weights]))
+    if (!has_rows(f, b, weights) || b->type->size[b->type->rank - 1] < 2 || !add(f, b, f->grouping->group_of[weights]))
         return false;
     for (int i = 0; i < b->count; i++)
         for (int32_t m = f->begin[b->group[i]]; m < f->begin[b->group[i] + 1]; m++)
@@ -372,7 +372,6 @@ static opq_status try_block(finder *f, opq_ref second)
     block b = {0};
     bool fits = false;
     if (f->grouping->group_of[weights] < 0 || is_in_block(f, f->grouping->group_of[second]) ||
-        !same_matrices(&opq_node_at(f->in, weights)->type, &opq_node_at(f->in, weights)->type) ||
         !find_groups(f, weights, &b))
         return OPQ_OK;
     OPQ_TRY(collect(f, &b));

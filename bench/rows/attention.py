@@ -36,7 +36,40 @@ def heads(function, length, masked=False):
     return function, arguments
 
 
+def gradients(function):
+    """start(compiled, q, k, v, grad) for a row of kind steps: forward, and the gradients of all three."""
+
+    def start(compiled, q, k, v, grad):
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        attend = compiled(lambda: function(*leaves))
+        return lambda: torch.autograd.grad(attend(), leaves, grad)
+
+    return start
+
+
+def gradients_jax(function):
+    def start(jax, q, k, v, grad):
+        step = jax.jit(lambda *x: jax.vjp(lambda *x: function(jax, *x), *x[:3])[1](x[3]))
+        return lambda: step(q, k, v, grad)
+
+    return start
+
+
+def with_gradients(function, length):
+    return gradients(function), [torch.randn(1, HEADS, length, WIDTH) for _ in range(4)]
+
+
 for _length in (128, 512, 1024):
+    for _name, _function, _half, _jax in (
+        ("attention_gradients", F.scaled_dot_product_attention, False, composed_jax),
+        ("attention_causal_gradients", causal, True, causal_jax),
+    ):
+        row(
+            f"{_name}_12x{_length}x64",
+            kind="steps",
+            flops=(7 if _half else 14) * HEADS * _length * _length * WIDTH,
+            jax=gradients_jax(_jax),
+        )(functools.partial(with_gradients, _function, _length))
     for _name, _function, _masked, _half, _jax in (
         ("attention_composed", composed, False, False, composed_jax),
         ("attention_composed_causal", composed, True, True, composed_jax),
