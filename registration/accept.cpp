@@ -138,7 +138,8 @@ bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t
         (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0)
         return true;
     const Below below;
-    for (const bool ones : {true, false}) // a divisor must not be 0, an index may have to be
+    for (const bool ones :
+         {elementwise, !elementwise}) // a divisor must not be 0; 1 may be no index, and not every kernel looks
         try {
             Stack stack = stand_ins(call, total, elementwise, ones);
             op.callBoxed(stack);

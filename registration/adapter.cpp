@@ -25,6 +25,20 @@ std::optional<at::ScalarType> Call::dtype(size_t i) const
     return args[i].isNone() ? std::nullopt : std::optional(args[i].toScalarType());
 }
 
+std::optional<at::ScalarType> Call::asked(size_t i) const
+{
+    const auto named = dtype(i);
+    if (named)
+        expect_into(*named);
+    return named ? named : into;
+}
+
+void Call::expect_into(at::ScalarType dtype) const
+{
+    TORCH_CHECK(into.value_or(dtype) == dtype, "Expected out tensor to have dtype ", c10::scalarTypeToTypeMeta(dtype),
+                ", but got ", c10::scalarTypeToTypeMeta(*into), " instead");
+}
+
 Value Call::in(const Tensor &tensor) const
 {
     check_device(tensor, name());

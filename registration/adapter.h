@@ -50,6 +50,8 @@ class Call
     at::Scalar scalar(size_t i) const { return args[i].toScalar(); }
     Dims dims(size_t i) const;                           // a list of integers, or one integer; none: empty
     std::optional<at::ScalarType> dtype(size_t i) const; // of a `dtype` argument
+    std::optional<at::ScalarType> asked(size_t i) const; // that one, else that of what is written into
+    void expect_into(at::ScalarType dtype) const;        // raises in PyTorch's words where another one is written into
     // The value of a tensor on this device that the core can compute with; raises for other devices, declines for raw dtypes.
     Value in(size_t i) const { return in(tensor(i)); }
     Value in(const Tensor &tensor) const;

@@ -56,7 +56,7 @@ bool read_pooling(const Call &call, const Tensor &x, size_t at, int64_t spatial,
             return false;
         p.y.push_back(at::native::pooling_output_shape<int64_t>(p.x[i], p.kernel[i], p.padding[i], p.stride[i],
                                                                 p.dilation[i], call.flag(ceil)));
-        if (p.y[i] < 1)
+        if (p.y[i] < 1 || (spatial == 3 && !dilates && p.x[i] < p.kernel[i])) // an average of a volume is of a whole kernel
             return false;
     }
     return true;

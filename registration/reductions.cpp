@@ -43,19 +43,24 @@ Dims axes_of(const Call &call, int place)
 
 bool keep(const Call &call, int place) { return place >= 0 && call.flag(static_cast<size_t>(place)); }
 
+std::optional<at::ScalarType> asked(const Call &call, int dtype_place)
+{
+    return dtype_place < 0 ? std::nullopt : call.asked(static_cast<size_t>(dtype_place));
+}
+
 Value input(const Call &call, int dtype_place)
 {
     const Value self = call.in(0);
-    const auto dtype = dtype_place < 0 ? std::nullopt : call.dtype(static_cast<size_t>(dtype_place));
+    const auto dtype = asked(call, dtype_place);
     if (dtype && is_raw(core_dtype(*dtype)))
         decline(opq_fail(OPQ_UNSUPPORTED, "reduction to a complex dtype"));
     return dtype ? cast(self, core_dtype(*dtype)) : self;
 }
 
-// The dtype argument also names the result's dtype where the row would widen integers.
+// The dtype that is asked for is also the result's where the row would widen integers.
 bool give_typed(Call &call, Value value, int dtype_place)
 {
-    const auto dtype = dtype_place < 0 ? std::nullopt : call.dtype(static_cast<size_t>(dtype_place));
+    const auto dtype = asked(call, dtype_place);
     call.give(dtype ? cast(value, core_dtype(*dtype)) : std::move(value));
     return true;
 }
@@ -83,7 +88,7 @@ template <int axes, int keepdim, int dtype> bool simple(Call &call)
 {
     const Tensor &self = call.tensor(0);
     const Order order = on_device(self) ? format_order(self) : Order{};
-    if (!order.plain() && dtype >= 0 && call.none(dtype)) {
+    if (!order.plain() && !asked(call, dtype)) {
         const Value value = read_ordered(self, static_cast<int>(self.dim()), order);
         call.give(reduce_last(call.row, value, order, axes_of(call, axes), keep(call, keepdim)));
         return true;
@@ -99,13 +104,15 @@ template <int axes, int keepdim> bool nonempty(Call &call)
         decline(opq_fail(OPQ_INVALID, "%s of nothing", call.name()));
     if (arg && call.tensor(0).scalar_type() == at::kBool)
         return false;
+    if (arg)
+        call.expect_into(at::kLong);
     call.give(fold(call.row, call.in(0), axes_of(call, axes), keep(call, keepdim)));
     return true;
 }
 
 template <int axes, int keepdim> bool logical(Call &call)
 {
-    const at::ScalarType dtype = call.tensor(0).scalar_type() == at::kByte ? at::kByte : at::kBool;
+    const at::ScalarType dtype = call.into.value_or(call.tensor(0).scalar_type() == at::kByte ? at::kByte : at::kBool);
     if (axes >= 0 && call.args[axes].isIntList() && call.dims(axes).empty()) { // reduces nothing, unlike sums
         call.give(cast(cast(call.in(0), OPQ_bool), core_dtype(dtype)), dtype);
         return true;

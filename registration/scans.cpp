@@ -22,11 +22,8 @@ Value scan(const Call &call, opq_op op, const Value &value)
 bool summing(Call &call)
 {
     const bool whole = at::isIntegralType(call.tensor(0).scalar_type(), true);
-    const auto named = call.dtype(2);
-    const at::ScalarType type = named ? *named : call.into.value_or(whole ? at::kLong : call.tensor(0).scalar_type());
+    const at::ScalarType type = call.asked(2).value_or(whole ? at::kLong : call.tensor(0).scalar_type());
     const opq_dtype dtype = core_dtype(type);
-    TORCH_CHECK(call.into.value_or(type) == type, "Expected out tensor to have dtype ", c10::scalarTypeToTypeMeta(type),
-                ", but got ", c10::scalarTypeToTypeMeta(*call.into), " instead");
     if (is_raw(dtype) || dtype == OPQ_bool)
         return false;
     call.give(cast(scan(call, call.row, cast(call.in(0), dtype)), dtype), type);

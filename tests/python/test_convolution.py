@@ -273,6 +273,21 @@ def test_batches_of_nothing():
     check(lambda x: F.fold(x, (4, 5), (2, 3)), torch.randn(0, 12, 9))
 
 
+def test_averages_of_volumes_smaller_than_the_kernel():
+    x = torch.randn(1, 2, 4, 5, 1)
+    for tensor in (x, x.to(D)):
+        with pytest.raises(RuntimeError, match="smaller than kernel size"):
+            F.avg_pool3d(tensor, 3, padding=(1, 0, 0), ceil_mode=True)
+
+
+def test_gradients_of_maxima_of_one_element():
+    """PyTorch's kernels are asked whether they take a call, with indices made up for it: 1 would be outside here."""
+    for dims in (1, 2, 3):
+        x = torch.randn(2, 3, *[1] * dims)
+        check(lambda x: getattr(F, f"max_pool{dims}d")(x, 3, 1, 1), x)
+        check(lambda x: getattr(F, f"adaptive_max_pool{dims}d")(x, 2), x)
+
+
 def test_paddings_around_paddings():
     x = torch.randn(3, 4)
     for pads in [

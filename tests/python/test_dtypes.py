@@ -279,6 +279,31 @@ def test_pairs(kind, name):
     assert not wrong, f"{len(wrong)} of {len(picked)} differ:\n" + "\n".join(wrong[:30])
 
 
+# ---- reductions that name a dtype, write into one, or both
+
+
+def reduced(name, device, dtype, named, into):
+    x = (torch.arange(12).reshape(4, 3) % 5 / 3).to(device, dtype)
+    given = {} if named is None else {"dtype": named}
+    if into is not None:
+        given["out"] = torch.empty(3, device=device, dtype=into)
+    return getattr(torch, name)(x, 0, **given)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "any", "all", "argmax", "argmin"])
+def test_reductions_into_another_dtype(name):
+    names = [None, torch.float32, torch.float64, torch.int64, torch.bool]
+    named = names if name in ("sum", "mean", "prod") else [None]
+    own = [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8]
+    wrong = []
+    for triple in itertools.product(own, named, [*own, None]):
+        want, got = (outcome(reduced, name, d, *triple) for d in ("cpu", D))
+        refused = isinstance(want, tuple) and isinstance(got, tuple) and want[0] == got[0]
+        if not refused and not equal(got, want, False):
+            wrong.append(f"{triple}: {got}, the CPU gives {want}")
+    assert not wrong, "\n".join(wrong[:30])
+
+
 # ---- what a half cannot hold on the way
 
 
