@@ -27,7 +27,6 @@ typedef struct joiner {
     int inner[PARTS][OPQ_LOOP_MAX];           /* else which of the fixed ones it is */
     int16_t *stmt, *access;                   /* per statement and access of the part: in the result */
     int16_t at[OPQ_KEPT_MAX];                 /* per kept one: its local or value */
-    bool in_row;                              /* inside a loop over the elements of a row */
 } joiner;
 
 static int units(const joiner *j) { return j->cut_count > 1 ? j->cut_count - 1 : 1; }
@@ -169,8 +168,7 @@ static int16_t take_access(joiner *j, int access)
 
 /* ---- statements */
 
-/* A local for a row; the value itself, where the next tree reads one element of each row. What of rows of one element stands behind
- * no loop has no place in a local. */
+/* A local for a row; the value itself, where the next tree reads one element of each row. */
 static bool copy_kept(joiner *j, int i, int kept)
 {
     const opq_stmt *stmt = &j->part->loops.stmts[i];
@@ -181,8 +179,6 @@ static bool copy_kept(joiner *j, int i, int kept)
         j->stmt[i] = j->at[kept];
         return stores || j->at[kept] >= 0;
     }
-    if (!j->in_row)
-        return false;
     opq_stmt moved = {.op = stores ? OPQ_STMT_keep : OPQ_STMT_kept,
                       .dtype = stmt->dtype,
                       .operand = {-1, -1, -1},
@@ -225,13 +221,10 @@ static bool copy_body(joiner *j, int from, int to)
             if (!copy_stmt(j, i))
                 return false;
         } else if (loop->role != OPQ_LOOP_parallel) { /* of those only the bodies are left */
-            int at = push(j, loop), inner = j->inner[j->which][loop->variable];
-            bool around = j->in_row;
-            j->out->loops.stmts[at].variable = (uint8_t)(units(j) + inner);
-            j->in_row = around || inner == COLUMN;
+            int at = push(j, loop);
+            j->out->loops.stmts[at].variable = (uint8_t)(units(j) + j->inner[j->which][loop->variable]);
             if (!copy_body(j, i + 1, loop->end))
                 return false;
-            j->in_row = around;
             j->out->loops.stmts[at].end = j->out->loops.stmt_count;
             i = loop->end - 1;
         }
@@ -311,7 +304,7 @@ opq_status opq_loops_join(const opq_bound parts[PARTS], const opq_kept *kept, op
             if (j.rows_inside[j.which][v] == 0)
                 out_joined->dims[units(&j) + j.inner[j.which][v]] = j.part->dims[v];
         if (!copy_body(&j, 0, j.part->loops.stmt_count))
-            return opq_fail(OPQ_UNSUPPORTED, "loops: a kept value is read before it is there, or outside its row");
+            return opq_fail(OPQ_UNSUPPORTED, "loops: a kept value is read before it is there");
     }
     for (int l = 0; l < units(&j); l++)
         out_joined->loops.stmts[l].end = out_joined->loops.stmt_count;
