@@ -2,6 +2,7 @@
  *
  *   reshape(reshape(x))   ->  reshape(x)             permute(permute(x))  ->  permute(x)
  *   a view that changes nothing, a cast to the same dtype  ->  its operand
+ *   update(x, slice(x)) of one window  ->  x         what Python makes of x[i] += y ends so
  *
  * needs   verified graph
  * keeps   record order, lines, outputs, inputs (also unused ones: they are the caller's contract), every rounding
@@ -77,9 +78,37 @@ static bool may_merge(const opq_node *node)
            node->op != OPQ_OP_undefined;
 }
 
+/* Is the window that it writes the one that it read, of the same value? Dims of one element are none. */
+static bool writes_back(const opq_graph *out, const opq_node *update)
+{
+    const opq_node *slice = opq_node_at(out, opq_strip_reshape(out, update->operand[1]));
+    if (slice->op != OPQ_OP_slice || slice->operand[0] != update->operand[0])
+        return false;
+    const opq_attr *sizes = opq_node_attr(update, OPQ_ATTR_sizes), *strides = opq_node_attr(update, OPQ_ATTR_strides),
+                   *start = opq_node_attr(slice, OPQ_ATTR_start), *step = opq_node_attr(slice, OPQ_ATTR_step);
+    int64_t dense = 1, offset = opq_node_int(update, OPQ_ATTR_offset, 0);
+    int at = sizes->count - 1;
+    for (int d = slice->type.rank - 1; d >= 0; d--) {
+        offset -= start->ints[d] * dense;
+        while (at >= 0 && sizes->ints[at] == 1)
+            at--;
+        if (slice->type.size[d] != 1) {
+            if (at < 0 || sizes->ints[at] != slice->type.size[d] || strides->ints[at] != step->ints[d] * dense)
+                return false;
+            at--;
+        }
+        dense *= update->type.size[d];
+    }
+    while (at >= 0 && sizes->ints[at] == 1)
+        at--;
+    return at < 0 && offset == 0;
+}
+
 static opq_ref changes_nothing(const opq_graph *out, const opq_node *node)
 {
     opq_class class_ = opq_node_class(node);
+    if (node->op == OPQ_OP_update && writes_back(out, node))
+        return node->operand[0];
     if ((class_ != OPQ_CLASS_VIEW && class_ != OPQ_CLASS_CAST) ||
         !opq_type_equal(&node->type, &opq_node_at(out, node->operand[0])->type))
         return -1;

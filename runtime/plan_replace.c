@@ -8,6 +8,9 @@
  *
  * A run that fails is done again in parts, from its inputs. So a step replaces only behind the last one that may fail.
  *
+ * An update, big[k] = row, of which nobody else reads the old value, has nothing to copy then; what fails elsewhere does not need the old
+ * value either, so that it replaces it at once, as long as nothing that writes there may fail.
+ *
  * needs   waves, lifetimes, outputs
  * keeps   everything; what is found is only permitted
  * not     kernels that read an element more than once; inputs that a later step reads
@@ -21,8 +24,8 @@ typedef struct finder {
     opq_plan *plan;
     int32_t *wave;    /* per storage: the last that reads it */
     int32_t *readers; /* per storage: how many steps of that wave do */
-    uint8_t *needed;  /* per statement of a kernel */
-    int needed_capacity;
+    int32_t *uses;    /* per storage: arguments of steps that it is */
+    uint8_t *unsure;  /* per storage: a step that may fail writes it */
     int32_t capacity;
 } finder;
 
@@ -40,6 +43,7 @@ static void count_reader(finder *f, int32_t storage, int32_t wave)
         f->readers[storage] = 0;
     f->wave[storage] = wave;
     f->readers[storage]++;
+    f->uses[storage]++;
 }
 
 static void find_readers(finder *f)
@@ -53,8 +57,15 @@ static void find_readers(finder *f)
             for (int i = 0; i < step->operand_count; i++)
                 count_reader(f, step->operands[i], w);
             count_reader(f, step->copy_from, w);
-            if (may_fail(step))
-                plan->sure_wave = w + 1;
+            if (!may_fail(step))
+                continue;
+            plan->sure_wave = w + 1;
+            for (int i = 0; i < step->loops.buffer_count; i++)
+                if (step->buffers[i] >= 0 && step->loops.written[i])
+                    f->unsure[step->buffers[i]] = 1;
+            for (int i = 0; i < step->result_count; i++)
+                if (step->results[i] >= 0)
+                    f->unsure[step->results[i]] = 1;
         }
 }
 
@@ -112,25 +123,39 @@ static bool in_one_body(const opq_loops *k, int first, int last)
 }
 
 /* Is the value stored made from the one loaded? */
-static bool comes_from(finder *f, const opq_loops *k, int store, int load)
+static bool comes_from(const opq_loops *k, int store, int load)
 {
-    memset(f->needed, 0, (size_t)k->stmt_count);
-    f->needed[store] = 1;
+    uint8_t *needed = calloc((size_t)k->stmt_count, 1);
+    if (needed == NULL)
+        return false;
+    needed[store] = 1;
     for (int i = store; i > load; i--)
-        for (int o = 0; o < 3 && f->needed[i]; o++)
+        for (int o = 0; o < 3 && needed[i]; o++)
             if (k->stmts[i].operand[o] >= 0)
-                f->needed[k->stmts[i].operand[o]] = 1;
-    return f->needed[load];
+                needed[k->stmts[i].operand[o]] = 1;
+    bool found = needed[load];
+    free(needed);
+    return found;
 }
 
-static bool can_replace(finder *f, const opq_step *step, int from, int to)
+bool opq_step_may_replace(const opq_step *step, int from, int to)
 {
     const opq_loops *k = &step->loops;
     int read = only_access(k, from), written = only_access(k, to);
     if (read < 0 || written < 0 || !same_elements(step, read, written))
         return false;
     int load = only_stmt(k, read, OPQ_INSTR_load), store = only_stmt(k, written, OPQ_INSTR_store);
-    return load >= 0 && store > load && in_one_body(k, load, store) && comes_from(f, k, store, load);
+    return load >= 0 && store > load && in_one_body(k, load, store) && comes_from(k, store, load);
+}
+
+bool opq_step_may_update(const opq_step *step, int32_t old, int32_t made)
+{
+    int from = -1, to = -1;
+    for (int i = 0; i < step->loops.buffer_count; i++) {
+        from = step->buffers[i] == old ? i : from;
+        to = step->buffers[i] == made ? i : to;
+    }
+    return from < 0 || (to >= 0 && opq_step_may_replace(step, from, to));
 }
 
 static opq_status permit(finder *f, int32_t buffer, int32_t input)
@@ -151,19 +176,30 @@ static opq_status permit(finder *f, int32_t buffer, int32_t input)
     return OPQ_OK;
 }
 
+/* The old value is an input that no other step knows, or none behind the last that may fail; this one reads at most where it writes. */
+static bool can_update(const finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
+{
+    const opq_plan *plan = f->plan;
+    int32_t old = step->copy_from, made = step->copy_to;
+    int reads = 0;
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        reads += step->buffers[i] == old;
+    return plan->storage[old].home == OPQ_HOME_input && plan->storage[made].home == OPQ_HOME_output &&
+           !is_output[old] && !f->unsure[made] && plan->storage[old].bytes == plan->storage[made].bytes &&
+           (wave >= plan->sure_wave ? f->wave[old] == wave && f->readers[old] == 1 + reads : f->uses[old] == 1 + reads) &&
+           opq_step_may_update(step, old, made);
+}
+
 static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
 {
     const opq_plan *plan = f->plan;
     const opq_loops *k = &step->loops;
-    if (step->kind != OPQ_KERNEL_map || step->copy_from >= 0)
+    if (step->copy_from >= 0)
+        return can_update(f, step, wave, is_output)
+                   ? permit(f, plan->storage[step->copy_to].index, plan->storage[step->copy_from].index)
+                   : OPQ_OK;
+    if (step->kind != OPQ_KERNEL_map || wave < plan->sure_wave)
         return OPQ_OK;
-    if (k->stmt_count > f->needed_capacity) {
-        uint8_t *grown = realloc(f->needed, (size_t)k->stmt_count);
-        if (grown == NULL)
-            return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-        f->needed = grown;
-        f->needed_capacity = k->stmt_count;
-    }
     for (int to = 0; to < k->buffer_count; to++) {
         if (!k->written[to] || step->buffers[to] < 0 || plan->storage[step->buffers[to]].home != OPQ_HOME_output)
             continue;
@@ -171,7 +207,8 @@ static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const u
             int32_t id = step->buffers[from];
             if (k->written[from] || id < 0 || plan->storage[id].home != OPQ_HOME_input || is_output[id] ||
                 f->wave[id] != wave || f->readers[id] != 1 ||
-                plan->storage[id].bytes != plan->storage[step->buffers[to]].bytes || !can_replace(f, step, from, to))
+                plan->storage[id].bytes != plan->storage[step->buffers[to]].bytes ||
+                !opq_step_may_replace(step, from, to))
                 continue;
             OPQ_TRY(permit(f, plan->storage[step->buffers[to]].index, plan->storage[id].index));
         }
@@ -186,7 +223,7 @@ static opq_status look_at_all(finder *f)
     opq_status status = is_output ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     for (int32_t i = 0; i < plan->output_count && status == OPQ_OK; i++)
         is_output[plan->output_storage[i]] = 1;
-    for (int32_t w = plan->sure_wave; w < plan->wave_count; w++)
+    for (int32_t w = 0; w < plan->wave_count; w++)
         for (int32_t r = 0; r < plan->waves[w].count && status == OPQ_OK; r++)
             status = look_at(f, &plan->steps[plan->waves[w].first + r], w, is_output);
     free(is_output);
@@ -196,18 +233,20 @@ static opq_status look_at_all(finder *f)
 opq_status opq_plan_replacements(opq_plan *plan)
 {
     size_t storages = (size_t)plan->storage_count + 1;
-    finder f = {.plan = plan, .wave = malloc(storages * 2 * sizeof *f.wave)};
+    finder f = {.plan = plan, .wave = malloc(storages * (3 * sizeof *f.wave + 1))};
     plan->first_replacement = opq_arena_alloc(&plan->arena, ((size_t)plan->buffer_count + 1) * sizeof(int32_t));
     opq_status status = f.wave && plan->first_replacement ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     if (status == OPQ_OK) {
         f.readers = f.wave + storages;
+        f.uses = f.readers + storages;
+        f.unsure = (uint8_t *)(f.uses + storages);
         memset(f.wave, -1, storages * sizeof *f.wave);
+        memset(f.uses, 0, storages * (sizeof *f.uses + 1));
         memset(plan->first_replacement, -1, ((size_t)plan->buffer_count + 1) * sizeof(int32_t));
         find_readers(&f);
         status = look_at_all(&f);
     }
     free(f.wave);
-    free(f.needed);
     return status;
 }
 

@@ -42,6 +42,18 @@ static int32_t final_of(const opq_planner *p, int32_t id)
     return id;
 }
 
+/* Of the old value, at most the elements that the step writes. Both have one size. */
+static bool reads_in_place(const opq_planner *p, const opq_step *step, int32_t old)
+{
+    int to = -1;
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        to = step->buffers[i] == step->copy_to ? i : to;
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        if (final_of(p, step->buffers[i]) == old && (to < 0 || !opq_step_may_replace(step, i, to)))
+            return false;
+    return true;
+}
+
 /* The old value dies here and is our own temporary: write over it. */
 static void update_in_place(opq_planner *p, uint8_t *is_output)
 {
@@ -52,10 +64,7 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
         if (from < 0)
             continue;
         opq_storage *old = &plan->storage[from];
-        bool reads_it = false;
-        for (int i = 0; i < step->loops.buffer_count; i++)
-            reads_it = reads_it || final_of(p, step->buffers[i]) == from;
-        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || reads_it)
+        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || !reads_in_place(p, step, from))
             continue;
         p->same_as[step->copy_to] = from;
         is_output[from] = is_output[step->copy_to]; /* a later update may not write over what is given out */

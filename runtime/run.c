@@ -231,7 +231,7 @@ static opq_status extern_error(const opq_run_state *run, const opq_step *step, o
 static opq_status run_step(const opq_run_state *run, const opq_step *step)
 {
     opq_step_error error = {.busy = ATOMIC_FLAG_INIT};
-    if (step->copy_from >= 0)
+    if (step->copy_from >= 0 && opq_run_data(run, step->copy_to) != opq_run_data(run, step->copy_from))
         memcpy(opq_run_data(run, step->copy_to), opq_run_data(run, step->copy_from),
                (size_t)run->plan->storage[step->copy_to].bytes);
     if (step->kind == OPQ_KERNEL_extern) {
@@ -248,14 +248,19 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
 
 /* ---- outputs in the place of inputs */
 
+static void take_input(const opq_run_state *run, int32_t output)
+{
+    if (run->takes[output] < 0 || run->outputs[output])
+        return;
+    run->outputs[output] = run->call->inputs[run->takes[output]];
+    opq_buffer_retain(run->outputs[output]);
+}
+
 /* No step can fail any more, and none has. */
 static void take_inputs(const opq_run_state *run)
 {
     for (int32_t i = 0; i < run->plan->buffer_count; i++)
-        if (run->takes[i] >= 0) {
-            run->outputs[i] = run->call->inputs[run->takes[i]];
-            opq_buffer_retain(run->outputs[i]);
-        }
+        take_input(run, i);
 }
 
 /* After a failure: what the step writes has memory of its own. */
@@ -331,6 +336,8 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
         return;
     }
     double start = run->call->timed ? now() : 0, compiled = compile_seconds(run);
+    if (step->copy_to >= 0 && run->plan->storage[step->copy_to].home == OPQ_HOME_output && !f->any)
+        take_input(run, run->plan->storage[step->copy_to].index);
     opq_status status = f->any ? own_outputs(run, step) : OPQ_OK;
     if (status == OPQ_OK)
         status = run_step(run, step);

@@ -1,7 +1,8 @@
-"""Packed copies of weights: made of the right bytes, bounded, told, and dropped."""
+"""Packed copies of weights: made of the right bytes, bounded, told, and dropped. Writes into parts: where the old value lies, if nobody keeps it."""
 
 import gc
 
+import pytest
 import torch
 import torch_opaque
 
@@ -74,3 +75,100 @@ def test_empty_cache_drops_packed_copies():
     torch.opaque.empty_cache()
     assert packed_bytes() == 0
     torch.testing.assert_close((x @ w).cpu(), first, atol=0, rtol=0)
+
+
+# ---- writes into a part of what an earlier run made
+
+SIDE = 300
+
+
+def written(write, *, keep=None):
+    """What `write` leaves of a matrix, the same on the CPU, and how much more than the matrix was allocated at most."""
+    torch.manual_seed(0)
+    want = torch.randn(SIDE, SIDE)
+    got = (want.to("opaque") * 1).requires_grad_(False)
+    kept = keep(got) if keep else None
+    torch.opaque.synchronize()
+    torch_opaque.reset_stats()
+    before = torch_opaque.stats()["bytes_allocated"]
+    write(got)
+    torch.opaque.synchronize()
+    more = torch_opaque.stats()["bytes_peak"] - before
+    old = want.clone()
+    write(want)
+    if kept is not None:
+        torch.testing.assert_close(kept.cpu(), keep(old))
+    torch.testing.assert_close(got.cpu(), want)
+    return more
+
+
+def write_a_row(x):
+    x[17] = 1
+
+
+def add_to_a_column(x):
+    x[:, 5] += 2
+
+
+def write_thrice(x):
+    x[5] = 1
+    x[6] = 2
+    x[7].mul_(3)
+
+
+def write_every_other(x):
+    x[::2, 1:9:3] = torch.arange(3.0, device=x.device)
+
+
+def write_a_row_and_multiply(x):
+    x[4] = x.new_ones(SIDE) * 2
+    return x @ x.new_ones(SIDE, 1)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [write_a_row, add_to_a_column, write_thrice, write_every_other, write_a_row_and_multiply],
+)
+def test_a_part_is_written_where_it_lies(write):
+    assert written(write) < SIDE * SIDE
+
+
+def move_rows(x):
+    x[1:] = x[:-1].clone()
+
+
+def write_a_row_from_others(x):
+    x[3] = x[4] + x[5]
+
+
+def write_at_indices(x):
+    x[torch.tensor([3, 8], device=x.device)] = 4.0
+
+
+@pytest.mark.parametrize("write", [move_rows, write_a_row_from_others, write_at_indices])
+def test_a_part_made_of_others_is_right(write):
+    written(write)
+
+
+@pytest.mark.parametrize("write", [write_a_row, add_to_a_column, write_thrice])
+@pytest.mark.parametrize(
+    "keep", [lambda x: x.clone(), lambda x: x * 1, lambda x: x.sum(0)], ids=str
+)
+def test_the_old_value_stays_for_who_keeps_it(write, keep):
+    written(write, keep=keep)
+
+
+def test_a_part_is_written_though_something_else_fails():
+    x, table = torch.zeros(SIDE, SIDE).to("opaque"), torch.arange(4.0).to("opaque")
+    bad = torch.tensor([9]).to("opaque")
+    torch.opaque.synchronize()
+    pending = x.sum(0)
+    x[2] = 5
+    lost = table[bad]
+    wide = x @ x.T
+    with pytest.raises(IndexError):
+        torch.opaque.synchronize()
+    assert x[2].tolist() == [5.0] * SIDE and x[1].sum().item() == 0
+    assert pending.tolist() == [0.0] * SIDE and wide[2, 2].item() == 25.0 * SIDE
+    with pytest.raises(IndexError):
+        lost.cpu()

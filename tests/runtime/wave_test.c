@@ -322,6 +322,36 @@ static const struct {
     {"read again later",
      "  %0 = input f32[4,4]\n  %1 = exp f32[4,4] %0\n  %2 = matmul f32[4,4] %1, %0\n  output %1, %2\n", false},
     {"an output itself", "  %0 = input f32[8]\n  %1 = exp f32[8] %0\n  output %1, %0\n", false},
+    {"a part of it", "  %0 = input f32[4,4]\n  %1 = input f32[4]\n  %2 = update f32[4,4] %0, %1 {offset=8, sizes=[4], strides=[1]}\n  output %2\n",
+     true},
+    {"a part of it, made of another part",
+     "  %0 = input f32[4,4]\n  %1 = slice f32[1,4] %0 {start=[1, 0], step=[1, 1]}\n"
+     "  %2 = update f32[4,4] %0, %1 {offset=8, sizes=[1, 4], strides=[4, 1]}\n  output %2\n",
+     false},
+    {"a part of it, made of the same part",
+     "  %0 = input f32[4,4]\n  %1 = slice f32[1,4] %0 {start=[2, 0], step=[1, 1]}\n  %2 = neg f32[1,4] %1\n"
+     "  %3 = update f32[4,4] %0, %2 {offset=8, sizes=[1, 4], strides=[4, 1]}\n  output %3\n",
+     true},
+    {"a part of it, which is read before and may fail later",
+     "  %0 = input f32[4,4]\n  %1 = input f32[1,4]\n  %2 = update f32[4,4] %0, %1 {offset=8, sizes=[1, 4], strides=[4, "
+     "1]}\n"
+     "  %3 = sum f32[4,1] %0 {axes=[1], tree=lanes}\n  %4 = matmul f32[4,4] %3, %1\n  output %2, %4\n",
+     false},
+    {"a part of it, while something else may fail later",
+     "  %0 = input f32[4,4]\n  %1 = input f32[1,4]\n  %2 = update f32[4,4] %0, %1 {offset=8, sizes=[1, 4], strides=[4, "
+     "1]}\n"
+     "  %3 = matmul f32[4,4] %2, %2\n  output %2, %3\n",
+     true},
+    {"a part of it, and the old value stays",
+     "  %0 = input f32[4,4]\n  %1 = input f32[1,4]\n  %2 = update f32[4,4] %0, %1 {offset=8, sizes=[1, 4], strides=[4, "
+     "1]}\n"
+     "  output %2, %0\n",
+     false},
+    {"a part of it at an index",
+     "  %0 = input f32[4,4]\n  %1 = input f32[1,4]\n  %2 = input i64[1]\n  %3 = index_add f32[4,4] %0, %2, %1 "
+     "{axis=0}\n"
+     "  output %3\n",
+     false},
     {"something fails later", "  %0 = input f32[8]\n  %1 = input i64[2]\n  %2 = exp f32[8] %0\n  %3 = index_select f32[2] %2, %1 {axis=0}\n  output %2, %3\n",
      false},
 };
