@@ -50,7 +50,8 @@ static memory divide(const block_run *r, char *start)
 
 static opq_matrix operand_at(const block_run *r, const opq_step *product, int o, int64_t batch, int64_t row)
 {
-    opq_matrix matrix = opq_run_operand(r->run, product, o, batch, row);
+    opq_matrix matrix;
+    opq_run_operand(r->run, product, o, batch, row, &matrix);
     matrix.batch_stride = 0;
     return matrix;
 }
