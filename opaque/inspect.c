@@ -6,10 +6,33 @@
 
 /* ---- snapshots */
 
+typedef struct kept {
+    opq_snapshot snapshot; /* first: opq_snapshot_drop frees it as this */
+    opq_room room;
+} kept;
+
 opq_status opq_snapshot_take(opq_ctx *ctx, opq_value *const *values, int count, opq_snapshot **out_snapshot)
 {
     static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, false};
-    return opq_snapshot_collect(ctx, values, count, &nothing_else, out_snapshot);
+    kept *k = malloc(sizeof *k);
+    if (k == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    opq_room_init(&k->room);
+    opq_status status = opq_snapshot_collect(ctx, values, count, &nothing_else, &k->room, &k->snapshot);
+    if (status == OPQ_OK)
+        *out_snapshot = &k->snapshot;
+    else
+        opq_snapshot_drop(&k->snapshot);
+    return status;
+}
+
+void opq_snapshot_drop(opq_snapshot *snapshot)
+{
+    if (snapshot == NULL)
+        return;
+    opq_snapshot_unpin(snapshot);
+    opq_room_drop(snapshot->room);
+    free(snapshot);
 }
 
 int opq_snapshot_pending_count(const opq_snapshot *snapshot) { return snapshot->nodes.count; }

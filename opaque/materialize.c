@@ -16,7 +16,8 @@ static double now(void)
 
 typedef struct run {
     opq_ctx *ctx;
-    opq_snapshot *snapshot;
+    opq_room *room; /* memory of what follows */
+    opq_snapshot snapshot;
     opq_plan *plan, *lines; /* lines: see plan_with_lines */
     bool reused, mixed, failed_apart;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
@@ -41,7 +42,7 @@ static opq_status build_plan(run *r, opq_plan **out_plan)
 {
     opq_graph *graph = NULL;
     opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
-    OPQ_TRY(opq_snapshot_graph(r->snapshot, OPQ_OUTPUTS_stored, &graph));
+    OPQ_TRY(opq_snapshot_graph(&r->snapshot, OPQ_OUTPUTS_stored, &graph));
     opq_status status = opq_plan_compile(&r->ctx->runtime, graph, fusion, out_plan);
     opq_graph_destroy(graph);
     return status;
@@ -64,7 +65,7 @@ static const opq_plan *plan_with_lines(void *data)
 
 static opq_status find_plan(run *r)
 {
-    opq_snapshot *s = r->snapshot;
+    opq_snapshot *s = &r->snapshot;
     OPQ_TRY(opq_snapshot_key(s, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0));
     r->plan = opq_plan_cache_find(r->ctx->plans, s->key, s->key_bytes);
     r->reused = r->plan != NULL;
@@ -99,12 +100,14 @@ static void note_launch(void *data, const opq_step *step, int32_t count, double 
 
 static opq_status execute(run *r)
 {
-    const opq_snapshot *s = r->snapshot;
-    r->inputs = calloc((size_t)(s->leaves.count + s->outputs.count) + 1, sizeof *r->inputs);
-    r->scalars = calloc((size_t)s->scalars.count + 1, sizeof *r->scalars);
-    if (r->inputs == NULL || r->scalars == NULL)
+    const opq_snapshot *s = &r->snapshot;
+    r->inputs = opq_room_take(r->room, (size_t)s->leaves.count * sizeof *r->inputs);
+    r->results = opq_room_take(r->room, (size_t)s->outputs.count * sizeof *r->results);
+    r->scalars = opq_room_take(r->room, (size_t)s->scalars.count * sizeof *r->scalars);
+    if (r->inputs == NULL || r->results == NULL || r->scalars == NULL) {
+        r->results = NULL;
         return out_of_memory();
-    r->results = r->inputs + s->leaves.count;
+    }
     for (int i = 0; i < s->leaves.count; i++)
         r->inputs[i] = s->leaves.items[i]->buffer;
     for (int i = 0; i < s->scalars.count; i++)
@@ -183,7 +186,7 @@ static opq_status commit(run *r, opq_value *const *values, int value_count, opq_
     opq_ctx *ctx = r->ctx;
     opq_spin_lock(&ctx->lock);
     int holders = count_holders(values, value_count), count = 0;
-    opq_value **dropped = r->dropped = malloc(((size_t)holders * (OPQ_HISTORY_MAX + 1) + 1) * sizeof *dropped);
+    opq_value **dropped = r->dropped = opq_room_take(r->room, (size_t)holders * (OPQ_HISTORY_MAX + 1) * sizeof *dropped);
     r->again = dropped ? dropped + holders * OPQ_HISTORY_MAX : NULL;
     if (dropped == NULL && status == OPQ_OK) {
         status = OPQ_NO_MEMORY;
@@ -230,11 +233,11 @@ static int computed_first(run *r, int count)
 static opq_status run_values(run *r, opq_value *const *values, int count, const opq_scope *scope)
 {
     char message[1024];
-    OPQ_TRY(opq_snapshot_collect(r->ctx, values, count, scope, &r->snapshot));
-    const opq_snapshot *s = r->snapshot;
+    OPQ_TRY(opq_snapshot_collect(r->ctx, values, count, scope, r->room, &r->snapshot));
+    const opq_snapshot *s = &r->snapshot;
     if (s->outputs.count == 0)
         return OPQ_OK;
-    r->outputs = malloc((size_t)s->outputs.count * sizeof *r->outputs);
+    r->outputs = opq_room_take(r->room, (size_t)s->outputs.count * sizeof *r->outputs);
     if (r->outputs == NULL)
         return out_of_memory();
     for (int i = 0; i < s->outputs.count; i++)
@@ -249,7 +252,8 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
     r->failed_apart = status != OPQ_OK && r->mixed && s->outputs.count - computed > 1;
     if (r->failed_apart)
         return computed ? commit(r, r->outputs, computed, r->results, OPQ_OK, "") : status;
-    copy_message(message, sizeof message);
+    if (status != OPQ_OK)
+        copy_message(message, sizeof message);
     return commit(r, r->outputs, s->outputs.count, r->results, status, message);
 }
 
@@ -257,13 +261,10 @@ static void drop_run(run *r)
 {
     opq_plan_release(r->plan);
     opq_plan_release(r->lines);
-    opq_snapshot_drop(r->snapshot);
-    free(r->outputs);
-    free(r->inputs);
-    free(r->scalars);
+    opq_snapshot_unpin(&r->snapshot);
     for (int i = 0; i < r->again_count; i++)
         opq_value_release(r->again[i]);
-    free(r->dropped);
+    opq_room_drop(r->room);
 }
 
 static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
@@ -271,8 +272,10 @@ static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
 /* One value with what it needs. What its cell goes back to if it fails is computed in turn, so that it holds the newest good value. */
 static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
 {
-    run r = {.ctx = ctx, .recorder = like->recorder, .whole_steps = like->whole_steps};
+    opq_room room;
+    run r = {.ctx = ctx, .room = &room, .recorder = like->recorder, .whole_steps = like->whole_steps};
     char message[1024];
+    opq_room_init(&room);
     opq_status status = run_values(&r, &value, 1, &nothing_else);
     copy_message(message, sizeof message);
     if (value->state == OPQ_VALUE_pending)                   /* what it is made from failed earlier */
@@ -290,14 +293,14 @@ static int by_record_order(const void *a, const void *b)
 }
 
 /* Each output that a failed run left, in record order: only what cannot be computed by itself fails. */
-static opq_status run_one_by_one(const run *r)
+static opq_status run_one_by_one(run *r)
 {
-    opq_codes *outputs = &r->snapshot->outputs;
+    opq_codes *outputs = &r->snapshot.outputs;
     opq_status first = OPQ_OK;
     char message[1024] = "";
     qsort(outputs->items, (size_t)outputs->count, sizeof *outputs->items, by_record_order);
     for (int i = 0; i < outputs->count; i++) {
-        opq_value *value = opq_snapshot_output(r->snapshot, i);
+        opq_value *value = opq_snapshot_output(&r->snapshot, i);
         if (value->state != OPQ_VALUE_pending)
             continue;
         opq_status status = run_alone(r->ctx, value, r);
@@ -323,14 +326,18 @@ opq_ctx *opq_running(void) { return running; }
 
 static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope, opq_reason reason)
 {
-    run r = {.ctx = ctx, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
+    opq_room room;
+    run r = {
+        .ctx = ctx, .room = &room, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
     char message[1024];
+    opq_room_init(&room);
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
     opq_status status = run_values(&r, values, count, scope);
     if (r.failed_apart)
         status = run_one_by_one(&r);
-    copy_message(message, sizeof message);
+    if (status != OPQ_OK)
+        copy_message(message, sizeof message);
     for (int i = 0; i < r.again_count; i++)
         (void)!run_alone(ctx, r.again[i], &r);
     drop_run(&r);
@@ -383,12 +390,15 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
  * in what another thread recorded waits for whoever reads the value. */
 opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
 {
-    uint32_t *origins = NULL;
-    int count = 0;
-    char message[1024] = "";
-    opq_status own = OPQ_OK;
-    OPQ_TRY(opq_snapshot_origins(ctx, &origins, &count));
-    if (count > 0)
+    opq_room room;
+    uint32_t *origins;
+    int count;
+    char message[1024];
+    opq_status own;
+    opq_room_init(&room);
+    message[0] = 0;
+    own = opq_snapshot_origins(ctx, &room, &origins, &count);
+    if (own == OPQ_OK && count > 0)
         own = check_allowed(reason);
     if (own != OPQ_OK)
         count = 0;
@@ -402,7 +412,7 @@ opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
             copy_message(message, sizeof message);
         }
     }
-    free(origins);
+    opq_room_drop(&room);
     return own == OPQ_OK || !*message ? own : opq_fail(own, "%s", message);
 }
 

@@ -1,4 +1,4 @@
-/* Taking a snapshot, its key and its graph: see snapshot.h. */
+/* Taking a snapshot, and its graph: see snapshot.h. */
 #include "opaque/snapshot.h"
 
 #include <stdlib.h>
@@ -6,46 +6,32 @@
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while collecting the graph"); }
 
-/* ---- lists */
-
-static bool grow(void **items, int count, int *capacity, size_t size)
-{
-    if (count < *capacity)
-        return true;
-    int grown = *capacity ? *capacity * 2 : 64;
-    void *moved = realloc(*items, (size_t)grown * size);
-    if (moved == NULL)
-        return false;
-    *items = moved;
-    *capacity = grown;
-    return true;
-}
-
-static opq_status push(opq_list *list, opq_value *value)
-{
-    if (!grow((void **)&list->items, list->count, &list->capacity, sizeof *list->items))
-        return out_of_memory();
-    list->items[list->count++] = value;
-    return OPQ_OK;
-}
-
-static opq_status push_code(opq_codes *codes, int32_t code)
-{
-    if (!grow((void **)&codes->items, codes->count, &codes->capacity, sizeof *codes->items))
-        return out_of_memory();
-    codes->items[codes->count++] = code;
-    return OPQ_OK;
-}
-
 /* ---- collecting: from value to code. The lock is held, so the code stands in the value, with the number of this collection. */
 
 enum { UNNUMBERED = -1 }; /* below: -2 - number of the failed value in `causes` */
 
+/* Lists have room for all that can come: nodes for what is pending at all, the others for what the nodes refer to. */
 typedef struct collector {
     opq_snapshot *snapshot;
     uint32_t number;
     opq_list causes; /* failed values, borrowed */
 } collector;
+
+static void push(opq_list *list, opq_value *value) { list->items[list->count++] = value; }
+
+static void push_code(opq_codes *codes, int32_t code) { codes->items[codes->count++] = code; }
+
+static bool make_list(opq_snapshot *s, opq_list *list, int64_t capacity)
+{
+    list->items = opq_room_take(s->room, (size_t)capacity * sizeof *list->items);
+    return list->items != NULL;
+}
+
+static bool make_codes(opq_snapshot *s, opq_codes *codes, int64_t capacity)
+{
+    codes->items = opq_room_take(s->room, (size_t)capacity * sizeof *codes->items);
+    return codes->items != NULL;
+}
 
 static bool is_known(const collector *c, const opq_value *value) { return value->collection == c->number; }
 
@@ -61,9 +47,10 @@ static bool enter(const collector *c, opq_value *value)
 
 static bool is_node(const opq_value *value) { return value->state == OPQ_VALUE_pending && value->op != OPQ_OP_scalar; }
 
-static opq_status visit(collector *c, opq_value *value)
+static void visit(collector *c, opq_value *value)
 {
-    return is_node(value) && enter(c, value) ? push(&c->snapshot->nodes, value) : OPQ_OK;
+    if (is_node(value) && enter(c, value))
+        push(&c->snapshot->nodes, value);
 }
 
 static int by_sequence(const void *a, const void *b)
@@ -94,70 +81,82 @@ static void sort(opq_list *nodes)
 static opq_status walk(collector *c, opq_value *const *values, int count, const opq_scope *scope)
 {
     opq_list *nodes = &c->snapshot->nodes;
-    const opq_cell *held = scope->kind == OPQ_SCOPE_origin ? c->snapshot->ctx->pending_cells : NULL;
+    opq_ctx *ctx = c->snapshot->ctx;
+    const opq_cell *held = scope->kind == OPQ_SCOPE_origin ? ctx->pending_cells : NULL;
+    if (!make_list(c->snapshot, nodes, atomic_load(&ctx->pending)))
+        return out_of_memory();
     for (int i = 0; i < count; i++)
-        OPQ_TRY(visit(c, values[i]));
+        visit(c, values[i]);
     for (; held; held = held->next)
         if (held->value->origin == scope->origin)
-            OPQ_TRY(visit(c, held->value));
+            visit(c, held->value);
     for (int i = 0; i < nodes->count; i++)
         for (int k = 0; k < nodes->items[i]->arity; k++)
-            OPQ_TRY(visit(c, nodes->items[i]->operands[k]));
+            visit(c, nodes->items[i]->operands[k]);
     sort(nodes);
     return OPQ_OK;
 }
 
-/* What depends on a failed value fails with it: the cause's code, or UNNUMBERED. */
-static opq_status find_cause(collector *c, const opq_value *node, int32_t *out_code)
+/* The other lists, once the nodes are known. */
+static opq_status make_lists(collector *c, int asked)
 {
-    *out_code = UNNUMBERED;
+    opq_snapshot *s = c->snapshot;
+    int64_t nodes = s->nodes.count, operands = asked;
+    for (int i = 0; i < s->nodes.count; i++)
+        operands += s->nodes.items[i]->arity;
+    bool made = make_list(s, &s->leaves, operands) && make_list(s, &s->scalars, operands) &&
+                make_codes(s, &s->operands, operands) && make_codes(s, &s->first_operand, nodes + 1) &&
+                make_codes(s, &s->asked, asked) && make_codes(s, &s->outputs, nodes) &&
+                make_codes(s, &s->replaces, nodes) && make_list(s, &c->causes, nodes);
+    return made ? OPQ_OK : out_of_memory();
+}
+
+/* What depends on a failed value fails with it: the cause's code, or UNNUMBERED. */
+static int32_t find_cause(collector *c, const opq_value *node)
+{
     for (int k = 0; k < node->arity; k++) {
         opq_value *operand = node->operands[k];
         if (operand->state == OPQ_VALUE_failed) {
-            OPQ_TRY(push(&c->causes, operand));
-            *out_code = -1 - c->causes.count;
-            return OPQ_OK;
+            push(&c->causes, operand);
+            return -1 - c->causes.count;
         }
-        if (c->causes.count > 0 && is_node(operand) && is_known(c, operand) && operand->code < UNNUMBERED) {
-            *out_code = operand->code;
-            return OPQ_OK;
-        }
+        if (c->causes.count > 0 && is_node(operand) && is_known(c, operand) && operand->code < UNNUMBERED)
+            return operand->code;
     }
-    return OPQ_OK;
+    return UNNUMBERED;
 }
 
-static opq_status number_operand(collector *c, opq_value *operand)
+static void number_operand(collector *c, opq_value *operand)
 {
     opq_snapshot *s = c->snapshot;
     if (enter(c, operand)) {
         bool leaf = operand->state == OPQ_VALUE_computed;
         opq_list *list = leaf ? &s->leaves : &s->scalars;
         operand->code = opq_code_make(leaf ? OPQ_SET_leaf : OPQ_SET_scalar, list->count);
-        OPQ_TRY(push(list, operand));
+        push(list, operand);
     }
-    return push_code(&s->operands, operand->code);
+    push_code(&s->operands, operand->code);
 }
 
-static opq_status number_nodes(collector *c)
+static void number_nodes(collector *c)
 {
     opq_snapshot *s = c->snapshot;
     int count = s->nodes.count;
     s->nodes.count = 0;
     for (int i = 0; i < count; i++) {
         opq_value *node = s->nodes.items[i];
-        int32_t cause;
-        OPQ_TRY(find_cause(c, node, &cause));
+        int32_t cause = find_cause(c, node);
         if (cause != UNNUMBERED) {
             node->code = cause;
             continue;
         }
-        OPQ_TRY(push_code(&s->first_operand, s->operands.count));
+        push_code(&s->first_operand, s->operands.count);
         for (int k = 0; k < node->arity; k++)
-            OPQ_TRY(number_operand(c, node->operands[k]));
+            number_operand(c, node->operands[k]);
         node->code = opq_code_make(OPQ_SET_node, s->nodes.count);
         s->nodes.items[s->nodes.count++] = node;
     }
-    return push_code(&s->first_operand, s->operands.count);
+    push_code(&s->first_operand, s->operands.count);
 }
 
 static opq_status number_asked(collector *c, opq_value *value)
@@ -166,32 +165,35 @@ static opq_status number_asked(collector *c, opq_value *value)
     if (value->state == OPQ_VALUE_failed)
         return opq_fail(value->error_status, "%s", value->error);
     if (!is_node(value)) {
-        OPQ_TRY(number_operand(c, value));
-        return push_code(&s->asked, s->operands.items[--s->operands.count]);
+        number_operand(c, value);
+        push_code(&s->asked, s->operands.items[--s->operands.count]);
+        return OPQ_OK;
     }
     int32_t code = value->code;
     if (code < UNNUMBERED)
         return opq_fail(c->causes.items[-2 - code]->error_status, "%s", c->causes.items[-2 - code]->error);
-    return push_code(&s->asked, code);
+    push_code(&s->asked, code);
+    return OPQ_OK;
 }
 
 static opq_status find_outputs(opq_snapshot *s)
 {
-    bool *is_output = calloc((size_t)s->nodes.count + 1, sizeof *is_output);
-    opq_status status = is_output ? OPQ_OK : out_of_memory();
-    for (int i = 0; i < s->asked.count && status == OPQ_OK; i++) {
+    bool *is_output = opq_room_take(s->room, (size_t)s->nodes.count);
+    if (is_output == NULL)
+        return out_of_memory();
+    memset(is_output, 0, (size_t)s->nodes.count);
+    for (int i = 0; i < s->asked.count; i++) {
         int32_t number = opq_code_number(s->asked.items[i]);
         if (opq_code_set(s->asked.items[i]) != OPQ_SET_node || is_output[number])
             continue;
         is_output[number] = true;
-        status = push_code(&s->outputs, number);
+        push_code(&s->outputs, number);
         s->asked_nodes++;
     }
-    for (int i = 0; i < s->nodes.count && status == OPQ_OK; i++)
+    for (int i = 0; i < s->nodes.count; i++)
         if (s->nodes.items[i]->holders && s->nodes.items[i]->op != OPQ_OP_extern && !is_output[i])
-            status = push_code(&s->outputs, i);
-    free(is_output);
-    return status;
+            push_code(&s->outputs, i);
+    return OPQ_OK;
 }
 
 /* ---- what is replaced */
@@ -271,20 +273,20 @@ static int32_t replaced_by(const collector *c, const tally *t, const opq_value *
 static opq_status find_replaced(const collector *c)
 {
     opq_snapshot *s = c->snapshot;
-    size_t nodes = (size_t)s->nodes.count + 1, leaves = (size_t)s->leaves.count + 1;
-    opq_status status = OPQ_OK;
-    tally t = {.nodes = calloc(nodes + leaves, sizeof *t.nodes + sizeof *t.stays)};
+    size_t nodes = (size_t)s->nodes.count, leaves = (size_t)s->leaves.count;
+    size_t bytes = (nodes + leaves) * (sizeof(int32_t) + sizeof(bool));
+    tally t = {.nodes = opq_room_take(s->room, bytes)};
     if (t.nodes == NULL)
         return out_of_memory();
+    memset(t.nodes, 0, bytes);
     t.leaves = t.nodes + nodes;
     t.stays = (bool *)(t.leaves + leaves);
     t.needed = t.stays + nodes;
     count_references(c, &t);
     find_needed(s, &t);
-    for (int i = 0; i < s->outputs.count && status == OPQ_OK; i++)
-        status = push_code(&s->replaces, replaced_by(c, &t, opq_snapshot_output(s, i)));
-    free(t.nodes);
-    return status;
+    for (int i = 0; i < s->outputs.count; i++)
+        push_code(&s->replaces, replaced_by(c, &t, opq_snapshot_output(s, i)));
+    return OPQ_OK;
 }
 
 static void pin(const opq_snapshot *s)
@@ -298,72 +300,60 @@ static void pin(const opq_snapshot *s)
 static opq_status collect(collector *c, opq_value *const *values, int count, const opq_scope *scope)
 {
     OPQ_TRY(walk(c, values, count, scope));
-    OPQ_TRY(number_nodes(c));
+    OPQ_TRY(make_lists(c, count));
+    number_nodes(c);
     for (int i = 0; i < count; i++)
         OPQ_TRY(number_asked(c, values[i]));
     OPQ_TRY(find_outputs(c->snapshot));
     return scope->runs ? find_replaced(c) : OPQ_OK;
 }
 
-static void free_memory(opq_snapshot *s)
-{
-    free(s->nodes.items);
-    free(s->leaves.items);
-    free(s->scalars.items);
-    free(s->operands.items);
-    free(s->first_operand.items);
-    free(s->asked.items);
-    free(s->outputs.items);
-    free(s->replaces.items);
-    free(s->key);
-    free(s);
-}
-
 opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope,
-                                opq_snapshot **out_snapshot)
+                                opq_room *room, opq_snapshot *out_snapshot)
 {
-    opq_snapshot *snapshot = calloc(1, sizeof *snapshot);
-    if (snapshot == NULL)
-        return out_of_memory();
-    snapshot->ctx = ctx;
-    collector c = {.snapshot = snapshot};
+    *out_snapshot = (opq_snapshot){.ctx = ctx, .room = room};
+    collector c = {.snapshot = out_snapshot};
     opq_spin_lock(&ctx->lock);
     if (++ctx->collections == 0) /* a new value's */
         ctx->collections = 1;
     c.number = ctx->collections;
     opq_status status = collect(&c, values, count, scope);
     if (status == OPQ_OK)
-        pin(snapshot);
+        pin(out_snapshot);
+    else
+        *out_snapshot = (opq_snapshot){.ctx = ctx, .room = room}; /* nothing is pinned */
     opq_spin_unlock(&ctx->lock);
-    free(c.causes.items);
-    if (status != OPQ_OK) {
-        free_memory(snapshot);
-        return status;
-    }
-    *out_snapshot = snapshot;
-    return OPQ_OK;
+    return status;
 }
 
-opq_status opq_snapshot_origins(opq_ctx *ctx, uint32_t **out_origins, int *out_count)
+void opq_snapshot_unpin(const opq_snapshot *s)
 {
-    opq_codes origins = {0};
-    opq_status status = OPQ_OK;
+    const opq_list *lists[] = {&s->nodes, &s->leaves, &s->scalars};
+    for (int l = 0; l < OPQ_SETS; l++)
+        for (int i = 0; i < lists[l]->count; i++)
+            opq_value_release(lists[l]->items[i]);
+}
+
+opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_origins, int *out_count)
+{
+    uint32_t *origins = NULL;
+    size_t capacity = 0;
+    int count = 0;
+    bool made = true;
     opq_spin_lock(&ctx->lock);
-    for (const opq_cell *cell = ctx->pending_cells; cell && status == OPQ_OK; cell = cell->next) {
+    for (const opq_cell *cell = ctx->pending_cells; cell && made; cell = cell->next) {
         bool known = false;
-        for (int i = origins.count - 1; i >= 0 && !known; i--)
-            known = (uint32_t)origins.items[i] == cell->value->origin;
-        if (!known)
-            status = push_code(&origins, (int32_t)cell->value->origin);
+        for (int i = count - 1; i >= 0 && !known; i--)
+            known = origins[i] == cell->value->origin;
+        size_t used = (size_t)count * sizeof *origins;
+        made = known || opq_room_extend(room, (void **)&origins, used, &capacity, sizeof *origins);
+        if (!known && made)
+            origins[count++] = cell->value->origin;
     }
     opq_spin_unlock(&ctx->lock);
-    if (status != OPQ_OK) {
-        free(origins.items);
-        return status;
-    }
-    *out_origins = (uint32_t *)origins.items;
-    *out_count = origins.count;
-    return OPQ_OK;
+    *out_origins = origins;
+    *out_count = count;
+    return made ? OPQ_OK : out_of_memory();
 }
 
 uint64_t opq_sequence(const opq_ctx *ctx) { return atomic_load_explicit(&ctx->sequence, memory_order_relaxed); }
@@ -372,103 +362,25 @@ opq_status opq_held_since(opq_ctx *ctx, uint64_t sequence, opq_value ***out_valu
 {
     uint32_t origin = opq_origin_get();
     opq_list held = {0};
-    opq_status status = OPQ_OK;
+    size_t count = 0;
     opq_spin_lock(&ctx->lock);
-    for (const opq_cell *cell = ctx->pending_cells; cell && status == OPQ_OK; cell = cell->next) {
+    for (const opq_cell *cell = ctx->pending_cells; cell; cell = cell->next)
+        count++;
+    held.items = malloc((count + 1) * sizeof *held.items);
+    for (const opq_cell *cell = ctx->pending_cells; cell && held.items; cell = cell->next) {
         if (cell->value->origin != origin || cell->value->sequence < sequence)
             continue;
-        status = push(&held, cell->value);
-        if (status == OPQ_OK)
-            opq_value_retain(cell->value);
+        opq_value_retain(cell->value);
+        push(&held, cell->value);
     }
     opq_spin_unlock(&ctx->lock);
-    if (status != OPQ_OK) {
-        for (int i = 0; i < held.count; i++)
-            opq_value_release(held.items[i]);
-        free(held.items);
-        return status;
-    }
+    if (held.items == NULL)
+        return out_of_memory();
     if (held.count > 1)
         qsort(held.items, (size_t)held.count, sizeof *held.items, by_sequence);
     *out_values = held.items;
     *out_count = held.count;
     return OPQ_OK;
-}
-
-void opq_snapshot_drop(opq_snapshot *s)
-{
-    if (s == NULL)
-        return;
-    const opq_list *lists[] = {&s->nodes, &s->leaves, &s->scalars};
-    for (int l = 0; l < OPQ_SETS; l++)
-        for (int i = 0; i < lists[l]->count; i++)
-            opq_value_release(lists[l]->items[i]);
-    free_memory(s);
-}
-
-/* ---- key */
-
-static opq_status add_bytes(opq_snapshot *s, const void *data, size_t bytes)
-{
-    if (s->key_bytes + bytes > s->key_capacity) {
-        size_t capacity = s->key_capacity ? s->key_capacity * 2 : 1024;
-        while (capacity < s->key_bytes + bytes)
-            capacity *= 2;
-        unsigned char *grown = realloc(s->key, capacity);
-        if (grown == NULL)
-            return out_of_memory();
-        s->key = grown;
-        s->key_capacity = capacity;
-    }
-    if (bytes > 0) /* else there may be no array */
-        memcpy(s->key + s->key_bytes, data, bytes);
-    s->key_bytes += bytes;
-    return OPQ_OK;
-}
-
-static opq_status add_attrs(opq_snapshot *s, const opq_value *value)
-{
-    for (int i = 0; i < value->attr_count; i++) {
-        const opq_attr *attr = &value->attrs[i];
-        int32_t head[2] = {attr->key, attr->count};
-        OPQ_TRY(add_bytes(s, head, sizeof head));
-        switch (opq_attr_kind_of((opq_attr_key)attr->key)) {
-        case OPQ_ATTR_KIND_INTS: OPQ_TRY(add_bytes(s, attr->ints, (size_t)attr->count * sizeof *attr->ints)); break;
-        case OPQ_ATTR_KIND_STR: OPQ_TRY(add_bytes(s, attr->str, strlen(attr->str) + 1)); break;
-        case OPQ_ATTR_KIND_INT:
-        case OPQ_ATTR_KIND_WORD:
-        case OPQ_ATTR_KIND_NUMBER: OPQ_TRY(add_bytes(s, &attr->i, sizeof attr->i)); break;
-        }
-    }
-    return OPQ_OK;
-}
-
-static opq_status add_type(opq_snapshot *s, const opq_type *type)
-{
-    int32_t fixed[2] = {type->dtype, type->rank};
-    OPQ_TRY(add_bytes(s, fixed, sizeof fixed));
-    return add_bytes(s, type->size, (size_t)type->rank * sizeof *type->size);
-}
-
-/* Scalars carry their dtype and no value. */
-opq_status opq_snapshot_key(opq_snapshot *s, unsigned salt)
-{
-    int32_t head[5] = {(int32_t)salt, s->nodes.count, s->leaves.count, s->scalars.count, s->outputs.count};
-    OPQ_TRY(add_bytes(s, head, sizeof head));
-    for (int i = 0; i < s->nodes.count; i++) {
-        const opq_value *node = s->nodes.items[i];
-        int32_t first = s->first_operand.items[i], arity = s->first_operand.items[i + 1] - first;
-        int32_t fixed[2] = {node->op | node->attr_count << 16, arity};
-        OPQ_TRY(add_bytes(s, fixed, sizeof fixed));
-        OPQ_TRY(add_type(s, &node->type));
-        OPQ_TRY(add_bytes(s, s->operands.items + first, (size_t)arity * sizeof *s->operands.items));
-        OPQ_TRY(add_attrs(s, node));
-    }
-    for (int i = 0; i < s->leaves.count; i++)
-        OPQ_TRY(add_type(s, &s->leaves.items[i]->type));
-    for (int i = 0; i < s->scalars.count; i++)
-        OPQ_TRY(add_bytes(s, &s->scalars.items[i]->type.dtype, sizeof s->scalars.items[i]->type.dtype));
-    return add_bytes(s, s->outputs.items, (size_t)s->outputs.count * sizeof *s->outputs.items);
 }
 
 /* ---- graph */

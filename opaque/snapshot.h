@@ -14,6 +14,7 @@
 #define OPAQUE_OPAQUE_SNAPSHOT_H
 
 #include "opaque/context.h"
+#include "runtime/room.h"
 
 /* Which values besides those asked for and what they need: none, or what this origin recorded and a live cell holds. */
 typedef struct opq_scope {
@@ -30,16 +31,17 @@ static inline int32_t opq_code_number(int32_t code) { return code / OPQ_SETS; }
 
 typedef struct opq_list { /* of values, pinned */
     opq_value **items;
-    int count, capacity;
+    int count;
 } opq_list;
 
 typedef struct opq_codes {
     int32_t *items;
-    int count, capacity;
+    int count;
 } opq_codes;
 
 struct opq_snapshot {
     opq_ctx *ctx;
+    opq_room *room; /* all its memory */
     opq_list nodes, leaves, scalars;
     opq_codes operands;      /* of all nodes, one after the other */
     opq_codes first_operand; /* per node, and one more */
@@ -51,11 +53,13 @@ struct opq_snapshot {
     size_t key_bytes, key_capacity;
 };
 
-/* Takes the lock. Fails with the error of a failed ancestor of a value asked for; what else depends on a failed value is left out. */
+/* Takes the lock. Fails with the error of a failed ancestor of a value asked for; what else depends on a failed value is left out. Its
+ * memory is the caller's `room`, which outlives it; unpin lets its values go, also after a failure. */
 opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope,
-                                opq_snapshot **out_snapshot) OPQ_MUST_CHECK;
-/* Origins of what live cells wait for, each once; malloc'd. */
-opq_status opq_snapshot_origins(opq_ctx *ctx, uint32_t **out_origins, int *out_count) OPQ_MUST_CHECK;
+                                opq_room *room, opq_snapshot *out_snapshot) OPQ_MUST_CHECK;
+void opq_snapshot_unpin(const opq_snapshot *snapshot);
+/* Origins of what live cells wait for, each once; in `room`. */
+opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_origins, int *out_count) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal plans. */
 opq_status opq_snapshot_key(opq_snapshot *snapshot, unsigned salt) OPQ_MUST_CHECK;
 static inline opq_value *opq_snapshot_output(const opq_snapshot *s, int i)

@@ -105,13 +105,11 @@ const char *c_string(PyObject *object)
 
 // ---- running
 
-PyObject *py_synchronize(PyObject *, PyObject *args)
+PyObject *py_synchronize(PyObject *, PyObject *const *args, Py_ssize_t count)
 {
     HANDLE_TH_ERRORS
-    const char *reason = "synchronize";
-    if (!PyArg_ParseTuple(args, "|s", &reason))
-        return nullptr;
-    synchronize(reason_of(reason));
+    TORCH_CHECK_TYPE(count <= 1, "synchronize() takes a reason, not ", count, " arguments");
+    synchronize(count == 0 ? OPQ_REASON_synchronize : reason_of(c_string(args[0])));
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
@@ -598,7 +596,7 @@ PyObject *py_op_table(PyObject *, PyObject *)
 }
 
 PyMethodDef methods[] = {
-    {"synchronize", py_synchronize, METH_VARARGS, nullptr},
+    {"synchronize", _PyCFunction_CAST(py_synchronize), METH_FASTCALL, nullptr},
     {"materialize", py_materialize, METH_VARARGS, nullptr},
     {"is_pending", py_is_pending, METH_O, nullptr},
     {"cell_id", py_cell_id, METH_O, nullptr},

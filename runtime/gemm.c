@@ -1,5 +1,6 @@
 /* Which way a product goes: tile shape, what is packed and by whom, how the work is cut for threads. See gemm_block.c for the work.
  *
+ *   small              operands as they lie, on this thread: gemm_small.c. Else:
  *   rows <= 6          wide tiles (1 x 8 vectors, ... 6 x 4): enough independent chains to hide the latency of an FMA
  *   else               14 x 2 vectors (AVX2: 6 x 2), rows split evenly: 128 = 8 x 13 + 2 x 12
  *   left operand       in place if it is row-major and small, else packed, once; by the caller if it comes back
@@ -140,12 +141,12 @@ static int64_t thread_count(const opq_gemm *gemm)
 
 /* Cuts each batch into row_chunks x column_chunks blocks so that every thread gets work and the slowest gets the least. What a
  * chunk costs besides multiplying is its operands' packing or reading: about as much as a few rows or columns more. */
-static void plan_chunks(gemm_run *run, int64_t threads)
+static void plan_chunks(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     run->row_chunks = run->column_chunks = 1;
-    double work = (double)call->batch * (double)call->m * (double)call->n * (double)call->k;
-    if (threads == 1 || work < SERIAL_WORK)
+    int64_t threads = call->serial || gemm_work(call) < SERIAL_WORK ? 1 : thread_count(run->gemm);
+    if (threads == 1)
         return;
     double best = 0;
     int64_t most = gemm_ceil(threads, gemm_min(call->batch, threads)) * 2;
@@ -232,7 +233,10 @@ static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, i
 /* Regions of rows bound the memory for packed a. */
 static int64_t region_count(opq_dtype dtype, int64_t m, int64_t k)
 {
-    int64_t row_bytes = (k > 0 ? k : 1) * opq_dtype_bytes(dtype), region = REGION_BYTES / row_bytes + 1;
+    int64_t row_bytes = (k > 0 ? k : 1) * opq_dtype_bytes(dtype);
+    if (m * row_bytes <= REGION_BYTES)
+        return 1;
+    int64_t region = REGION_BYTES / row_bytes + 1;
     return gemm_ceil(m, region > 256 ? region : 256);
 }
 
@@ -250,7 +254,7 @@ static gemm_run run_part(opq_gemm *gemm, const opq_gemm_call *call, int64_t row,
         run.call.c = (char *)call->c + row * call->c_row_stride * opq_dtype_bytes(call->dtype);
     }
     plan_tile(&run);
-    plan_chunks(&run, call->serial ? 1 : thread_count(gemm));
+    plan_chunks(&run);
     plan_k(&run);
     return run;
 }
@@ -366,21 +370,32 @@ static opq_status check(const opq_gemm_call *call)
     return OPQ_OK;
 }
 
-opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *given)
+/* Is the batch one matrix of more rows? */
+static bool folds(const opq_gemm_call *call)
 {
-    opq_gemm_call call = *given;
-    OPQ_TRY(check(&call));
-    if (call.batch == 0 || call.m == 0 || call.n == 0)
+    bool one_b = call->packed_b || call->b.batch_stride == 0;
+    return call->batch > 1 && !call->tile && one_b && !call->packed_a && !call->a.rows &&
+           call->a.batch_stride == call->m * call->a.row_stride && call->c_batch_stride == call->m * call->c_row_stride;
+}
+
+opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
+{
+    OPQ_TRY(check(call));
+    if (call->batch == 0 || call->m == 0 || call->n == 0)
         return OPQ_OK;
-    bool one_b = call.packed_b || call.b.batch_stride == 0;
-    if (call.batch > 1 && !call.tile && one_b && !call.packed_a && !call.a.rows &&
-        call.a.batch_stride == call.m * call.a.row_stride && call.c_batch_stride == call.m * call.c_row_stride) {
-        call.m *= call.batch;
-        call.batch = 1;
+    opq_gemm_call folded;
+    if (folds(call)) {
+        folded = *call;
+        folded.m *= call->batch;
+        folded.batch = 1;
+        call = &folded;
     }
-    if (call.turned || (call.n == 1 && !call.accumulate && call.m > 1 && !call.packed_a && !call.packed_b))
-        return run_turned(gemm, &call);
-    return run_regions(gemm, &call, 1);
+    const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
+    if (gemm_is_small(cpu, call))
+        return gemm_run_small(gemm, cpu, call);
+    if (call->turned || (call->n == 1 && !call->accumulate && call->m > 1 && !call->packed_a && !call->packed_b))
+        return run_turned(gemm, call);
+    return run_regions(gemm, call, 1);
 }
 
 opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int count)

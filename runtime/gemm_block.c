@@ -104,6 +104,22 @@ static left_view left_of(const block *w, int64_t k0, int64_t k)
     return (left_view){w->packed_a + k0 * rows * run->element_bytes, k * run->element_bytes, base};
 }
 
+/* Vectors of a tile for `columns` columns: few variants, so that few are compiled. */
+static int vectors_for(const gemm_run *run, int64_t columns)
+{
+    int64_t vectors = gemm_ceil(columns, run->lanes);
+    if (vectors > 2)
+        vectors = gemm_ceil(vectors, 2) * 2;
+    return (int)gemm_min(vectors, run->vectors);
+}
+
+/* Does no tile of a group of so many columns read behind the last one? */
+static bool reads_whole_vectors(const gemm_run *run, int64_t columns)
+{
+    int64_t rest = columns % ((int64_t)run->vectors * run->lanes);
+    return rest == 0 || vectors_for(run, rest) * run->lanes == rest;
+}
+
 /* Group [first, last) of column panels, rows [k0, k0 + k). Packs it unless it is packed already or good as it is. */
 static right_view right_of(const block *w, int64_t first, int64_t last, int64_t k0, int64_t k)
 {
@@ -120,7 +136,7 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     }
     if (run->shared_b)
         return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes, panel_bytes};
-    if (run->b_in_place && last * run->panel <= run->call.n) {
+    if (run->b_in_place && reads_whole_vectors(run, gemm_min(last * run->panel, run->call.n) - first * run->panel)) {
         const void *data =
             opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
         return (right_view){data, b->row_stride * run->element_bytes, row_bytes};
@@ -128,15 +144,6 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     panel_bytes = k * row_bytes;
     gemm_pack_b_panels(run, w->batch, first, last, k0, k, w->packed_b, panel_bytes);
     return (right_view){w->packed_b, row_bytes, panel_bytes};
-}
-
-/* Vectors of a tile for `columns` columns: few variants, so that few are compiled. */
-static int vectors_for(const gemm_run *run, int64_t columns)
-{
-    int64_t vectors = gemm_ceil(columns, run->lanes);
-    if (vectors > 2)
-        vectors = gemm_ceil(vectors, 2) * 2;
-    return (int)gemm_min(vectors, run->vectors);
 }
 
 /* A tile that sticks out of c goes through a buffer. */
@@ -331,8 +338,10 @@ void gemm_blocks(void *data, int64_t begin, int64_t end)
 {
     gemm_set *set = data;
     int64_t bytes = 0, first = 0;
-    for (int r = 0; r < set->count; r++)
-        bytes = scratch_bytes(&set->runs[r]) > bytes ? scratch_bytes(&set->runs[r]) : bytes;
+    for (int r = 0; r < set->count; r++) {
+        int64_t needed = scratch_bytes(&set->runs[r]);
+        bytes = needed > bytes ? needed : bytes;
+    }
     char *scratch = gemm_scratch_acquire(1, bytes);
     int status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
     for (int r = 0; r < set->count; r++) {

@@ -47,6 +47,10 @@ static inline bool gemm_packs_b(const gemm_run *run)
 {
     return !run->b_in_place && !run->few_rows && !run->call.packed_b;
 }
+static inline double gemm_work(const opq_gemm_call *call)
+{
+    return (double)call->batch * (double)call->m * (double)call->n * (double)call->k;
+}
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -72,6 +76,10 @@ static inline int64_t gemm_block_count(const gemm_run *run)
 }
 /* Computes blocks [begin, end) of all runs, one run after the other. */
 void gemm_blocks(void *set, int64_t begin, int64_t end);
+
+/* gemm_small.c */
+bool gemm_is_small(const struct opq_cpu *cpu, const opq_gemm_call *call);
+opq_status gemm_run_small(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call) OPQ_MUST_CHECK;
 
 /* gemm_set.c. Of a gemm_run: pieces are its row panels, or its groups of column panels, in all batches. */
 void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);

@@ -17,14 +17,10 @@
 
 enum { CLASS_COUNT = 4 * 44, HUGE_PAGE = 2 << 20, SMALLEST = 64 };
 
-typedef struct block {
-    struct block *next;
-} block;
-
 struct opq_pool {
     pthread_mutex_t lock;
-    atomic_int refs; /* one for the owner, one per live buffer */
-    block *free[CLASS_COUNT];
+    atomic_int refs;               /* one for the owner, one per live buffer */
+    opq_buffer *free[CLASS_COUNT]; /* with their memory, linked */
     size_t cached, cache_limit;
     atomic_llong live, peak, reserved, reserved_peak;
     opq_packed_cache packed;
@@ -36,17 +32,15 @@ static size_t class_bytes(int size_class)
     return power + power / 4 * (size_t)(size_class % 4);
 }
 
+/* The smallest that holds so many. */
 static int class_of(size_t bytes)
 {
-    int low = 0, high = CLASS_COUNT - 1;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (class_bytes(middle) >= bytes)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
+    if (bytes <= SMALLEST)
+        return 0;
+    int power = 63 - __builtin_clzll((bytes - 1) / SMALLEST);
+    int quarter = (int)(((bytes - 1) >> power) / (SMALLEST / 4)) - 4;
+    int size_class = 4 * power + quarter + 1;
+    return size_class < CLASS_COUNT ? size_class : CLASS_COUNT - 1;
 }
 
 static size_t mapped_bytes(int size_class)
@@ -92,14 +86,15 @@ static void *map_block(opq_pool *pool, int size_class)
     return data;
 }
 
-static void unmap_block(opq_pool *pool, void *data, int size_class)
+static void free_buffer(opq_pool *pool, opq_buffer *buffer)
 {
-    size_t bytes = mapped_bytes(size_class);
+    size_t bytes = mapped_bytes(buffer->size_class);
     count_reserved(pool, -(int64_t)bytes);
     if (bytes < HUGE_PAGE)
-        free(data);
+        free(buffer->data);
     else
-        munmap(data, bytes);
+        munmap(buffer->data, bytes);
+    free(buffer);
 }
 
 /* The number after `name` in a file of the system; -1 if there is none ("max"). */
@@ -160,8 +155,8 @@ void opq_pool_trim(opq_pool *pool)
     pthread_mutex_lock(&pool->lock);
     for (int c = 0; c < CLASS_COUNT; c++)
         while (pool->free[c]) {
-            block *next = pool->free[c]->next;
-            unmap_block(pool, pool->free[c], c);
+            opq_buffer *next = pool->free[c]->next;
+            free_buffer(pool, pool->free[c]);
             pool->free[c] = next;
         }
     pool->cached = 0;
@@ -196,10 +191,11 @@ opq_status opq_pool_check(opq_pool *pool, int64_t bytes)
     return OPQ_OK;
 }
 
-static void *take_block(opq_pool *pool, int size_class)
+/* Of the class, with nothing but its memory. */
+static opq_buffer *take_buffer(opq_pool *pool, int size_class)
 {
     pthread_mutex_lock(&pool->lock);
-    block *found = pool->free[size_class];
+    opq_buffer *found = pool->free[size_class];
     if (found) {
         pool->free[size_class] = found->next;
         pool->cached -= mapped_bytes(size_class);
@@ -207,25 +203,30 @@ static void *take_block(opq_pool *pool, int size_class)
     pthread_mutex_unlock(&pool->lock);
     if (found)
         return found;
-    void *data = map_block(pool, size_class);
-    if (data == NULL) {
+    opq_buffer *made = malloc(sizeof *made);
+    void *data = made ? map_block(pool, size_class) : NULL;
+    if (made && data == NULL) {
         opq_pool_trim(pool);
         data = map_block(pool, size_class);
     }
-    return data;
+    if (data == NULL) {
+        free(made);
+        return NULL;
+    }
+    made->data = data;
+    return made;
 }
 
 static opq_status make_buffer(opq_pool *pool, size_t bytes, bool cached, opq_buffer **out_buffer)
 {
-    int size_class = class_of(bytes ? bytes : 1);
-    opq_buffer *buffer = calloc(1, sizeof *buffer);
-    void *data = buffer ? take_block(pool, size_class) : NULL;
-    if (data == NULL) {
-        free(buffer);
+    int size_class = class_of(bytes);
+    opq_buffer *buffer = take_buffer(pool, size_class);
+    if (buffer == NULL)
         return opq_fail(
             OPQ_NO_MEMORY,
             "can't allocate memory: you tried to allocate %zu bytes. Error code 12 (Cannot allocate memory)", bytes);
-    }
+    void *data = buffer->data;
+    memset(buffer, 0, sizeof *buffer);
     atomic_init(&buffer->refs, 1);
     buffer->pool = pool;
     buffer->data = data;
@@ -285,20 +286,19 @@ void opq_buffer_lend(opq_buffer *buffer)
 
 void opq_buffer_settle(opq_buffer *buffer) { atomic_store(&buffer->lent, false); }
 
-static void give_back(opq_pool *pool, void *data, int size_class)
+static void give_back(opq_pool *pool, opq_buffer *buffer)
 {
-    size_t bytes = mapped_bytes(size_class);
+    size_t bytes = mapped_bytes(buffer->size_class);
     pthread_mutex_lock(&pool->lock);
     bool keep = pool->cached + bytes <= pool->cache_limit;
     if (keep) {
-        block *freed = data;
-        freed->next = pool->free[size_class];
-        pool->free[size_class] = freed;
+        buffer->next = pool->free[buffer->size_class];
+        pool->free[buffer->size_class] = buffer;
         pool->cached += bytes;
     }
     pthread_mutex_unlock(&pool->lock);
     if (!keep)
-        unmap_block(pool, data, size_class);
+        free_buffer(pool, buffer);
 }
 
 static void drop_adopted(opq_pool *pool, opq_buffer *buffer)
@@ -306,6 +306,7 @@ static void drop_adopted(opq_pool *pool, opq_buffer *buffer)
     count_reserved(pool, -(int64_t)buffer->bytes);
     if (buffer->drop)
         buffer->drop(buffer->drop_arg);
+    free(buffer);
 }
 
 void opq_buffer_release(opq_buffer *buffer)
@@ -317,10 +318,9 @@ void opq_buffer_release(opq_buffer *buffer)
     if (!buffer->cached)
         count_live(pool, -(int64_t)buffer->bytes);
     if (buffer->size_class >= 0)
-        give_back(pool, buffer->data, buffer->size_class);
+        give_back(pool, buffer);
     else
         drop_adopted(pool, buffer);
-    free(buffer);
     drop_pool(pool);
 }
 

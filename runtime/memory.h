@@ -19,10 +19,10 @@ typedef struct opq_buffer {
     int size_class; /* -1: adopted */
     void (*drop)(void *);
     void *drop_arg;
-    atomic_bool lent;                /* somebody outside writes to it: no packed copies */
-    bool cached;                     /* a packed copy: not counted as live */
-    _Atomic(opq_packed *) packed;    /* views that were right operands: packed.h */
-    struct opq_buffer *next_dropped; /* of packed copies on their way out */
+    atomic_bool lent;             /* somebody outside writes to it: no packed copies */
+    bool cached;                  /* a packed copy: not counted as live */
+    _Atomic(opq_packed *) packed; /* views that were right operands: packed.h */
+    struct opq_buffer *next;      /* of free ones, and of packed copies on their way out */
 } opq_buffer;
 
 opq_status opq_pool_create(opq_pool **out_pool) OPQ_MUST_CHECK;

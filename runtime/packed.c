@@ -63,7 +63,7 @@ static void take_memory(opq_packed_cache *cache, opq_packed *p, opq_buffer **lis
 {
     unlink_use(cache, p);
     cache->bytes -= (int64_t)p->memory->bytes;
-    p->memory->next_dropped = *list;
+    p->memory->next = *list;
     *list = p->memory;
     p->memory = NULL;
 }
@@ -71,7 +71,7 @@ static void take_memory(opq_packed_cache *cache, opq_packed *p, opq_buffer **lis
 static void release_list(opq_buffer *list)
 {
     for (opq_buffer *memory = list, *next; memory; memory = next) {
-        next = memory->next_dropped;
+        next = memory->next;
         opq_buffer_release(memory);
     }
 }

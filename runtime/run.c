@@ -5,6 +5,7 @@
  */
 #include "runtime/run.h"
 #include "runtime/parallel.h"
+#include "runtime/room.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -312,6 +313,7 @@ static void fail_step(const opq_run_state *run, const opq_step *step, opq_status
         f->status = status;
         f->order = step->order;
         strncpy(f->message, opq_error(), sizeof f->message - 1);
+        f->message[sizeof f->message - 1] = 0;
     }
     f->any = true;
     if (run->call->out_mixed && step->payload == NULL)
@@ -361,7 +363,8 @@ static void run_all(const opq_run_state *run, const opq_wave *wave, failures *f)
 /* Once a step has failed, rows run one by one: some may need what there is not. */
 static opq_status run_waves(const opq_run_state *run)
 {
-    failures f = {0};
+    failures f;
+    f.any = false;
     for (int32_t w = 0; w < run->plan->wave_count; w++) {
         const opq_wave *wave = &run->plan->waves[w];
         if (w == run->plan->sure_wave && !f.any)
@@ -412,33 +415,35 @@ static void give_outputs(const opq_run_state *run)
 
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call)
 {
-    size_t buffers = ((size_t)plan->buffer_count + 1) * sizeof(opq_buffer *),
-           slots = ((size_t)plan->slot_count + 1) * sizeof(opq_number),
-           errors = ((size_t)plan->row_max + 1) * sizeof(opq_step_error);
-    size_t takes = ((size_t)plan->buffer_count + 1) * sizeof(int32_t);
-    char *memory = calloc(1, buffers + slots + errors + takes + (size_t)plan->storage_count + 1);
+    size_t count = (size_t)plan->buffer_count, storage = (size_t)plan->storage_count;
+    opq_room room;
+    opq_room_init(&room);
+    opq_run_state run = {.runtime = runtime, .plan = plan, .call = call};
+    run.outputs = opq_room_take(&room, count * sizeof *run.outputs);
+    run.slots = opq_room_take(&room, ((size_t)plan->slot_count + 1) * sizeof *run.slots);
+    run.errors = opq_room_take(&room, (size_t)plan->row_max * sizeof *run.errors);
+    run.takes = opq_room_take(&room, count * sizeof *run.takes);
+    run.bad = opq_room_take(&room, storage);
+    bool made = run.outputs && run.slots && run.errors && run.takes && run.bad;
     if (call->out_mixed)
         *call->out_mixed = true;
-    if (memory == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "out of memory");
-    opq_run_state run = {.runtime = runtime, .plan = plan, .call = call};
-    run.outputs = (opq_buffer **)memory;
-    run.slots = (opq_number *)(memory + buffers);
-    run.errors = (opq_step_error *)(memory + buffers + slots);
-    run.takes = (int32_t *)(memory + buffers + slots + errors);
-    run.bad = (uint8_t *)(memory + buffers + slots + errors + takes);
     for (int i = 0; i < plan->output_count; i++)
         call->outputs[i] = NULL;
-    opq_status status = allocate(&run);
+    opq_status status = made ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory");
+    if (made) {
+        memset(run.outputs, 0, count * sizeof *run.outputs);
+        memset(run.bad, 0, storage);
+        status = allocate(&run);
+    }
     if (status == OPQ_OK) {
         if (call->out_mixed)
             *call->out_mixed = false;
         status = run_waves(&run);
         give_outputs(&run);
     }
-    for (int i = 0; i < plan->buffer_count; i++)
+    for (size_t i = 0; i < count && made; i++)
         opq_buffer_release(run.outputs[i]);
     opq_buffer_release(run.arena);
-    free(memory);
+    opq_room_drop(&room);
     return status;
 }

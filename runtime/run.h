@@ -41,7 +41,8 @@ typedef struct opq_tiles {
 void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
                   const void *tile, int64_t ld);
 /* Operand o of a product from row `row` of matrix `batch` on; its batch stride is the engine's. */
-opq_matrix opq_run_operand(const opq_run_state *run, const opq_step *step, int o, int64_t batch, int64_t row);
+void opq_run_operand(const opq_run_state *run, const opq_step *step, int o, int64_t batch, int64_t row,
+                     opq_matrix *out_matrix);
 opq_status opq_run_matmul(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;
 
 opq_status opq_run_products(const opq_run_state *run, const opq_step *step, opq_step_error *error) OPQ_MUST_CHECK;

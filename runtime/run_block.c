@@ -82,7 +82,8 @@ static float *taken_by(const block_run *r, const memory *m, int i)
 static opq_matrix right_of(const block_run *r, int i, int64_t row)
 {
     const opq_contract *c = &product_of(r, i)->matmul->contract;
-    opq_matrix matrix = opq_run_operand(r->run, product_of(r, i), 1, row / (sums_rows(r, i) ? c->k : c->m), 0);
+    opq_matrix matrix;
+    opq_run_operand(r->run, product_of(r, i), 1, row / (sums_rows(r, i) ? c->k : c->m), 0, &matrix);
     matrix.batch_stride = 0;
     return matrix;
 }
@@ -90,7 +91,8 @@ static opq_matrix right_of(const block_run *r, int i, int64_t row)
 static opq_matrix left_of(const block_run *r, int i, int64_t row)
 {
     const opq_contract *c = &product_of(r, i)->matmul->contract;
-    opq_matrix matrix = opq_run_operand(r->run, product_of(r, i), 0, row / c->m, row % c->m);
+    opq_matrix matrix;
+    opq_run_operand(r->run, product_of(r, i), 0, row / c->m, row % c->m, &matrix);
     matrix.batch_stride = 0;
     return matrix;
 }

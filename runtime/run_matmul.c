@@ -51,35 +51,40 @@ void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t 
     opq_step_error_add(t->error, found);
 }
 
-opq_matrix opq_run_operand(const opq_run_state *run, const opq_step *step, int o, int64_t batch, int64_t row)
+void opq_run_operand(const opq_run_state *run, const opq_step *step, int o, int64_t batch, int64_t row,
+                     opq_matrix *out_matrix)
 {
     const opq_matmul_step *matmul = step->matmul;
-    opq_matrix matrix = matmul->matrix[o];
-    int64_t offset = matmul->contract.operand[o].offset + batch % matmul->batch * matrix.batch_stride,
-            rest = batch / matmul->batch;
-    for (int i = matmul->outer_rank - 1; i >= 0; i--) {
+    *out_matrix = matmul->matrix[o];
+    int64_t offset = matmul->contract.operand[o].offset, rest = 0;
+    if (batch > 0) {
+        offset += batch % matmul->batch * out_matrix->batch_stride;
+        rest = batch / matmul->batch;
+    }
+    for (int i = matmul->outer_rank - 1; i >= 0 && rest > 0; i--) {
         offset += rest % matmul->outer_extent[i] * matmul->outer_stride[o][i];
         rest /= matmul->outer_extent[i];
     }
     const char *data = opq_run_data(run, step->buffers[matmul->contract.operand[o].buffer]);
-    matrix.data = data + offset * opq_dtype_bytes(matrix.dtype);
-    if (o == 0)
-        opq_matrix_skip(&matrix, row);
-    return matrix;
+    out_matrix->data = data + offset * opq_dtype_bytes(out_matrix->dtype);
+    if (o == 0 && row > 0)
+        opq_matrix_skip(out_matrix, row);
 }
 
-/* Worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown up by
- * padding (rows are padded to whole panels) or by a stride of 0. */
-static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storage *storage, int64_t packed_bytes)
+static int64_t element_count(const opq_matmul_step *matmul, int o)
+{
+    return matmul->contract.k * (o == 0 ? matmul->contract.m : matmul->contract.n);
+}
+
+/* May be worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown
+ * up by a stride of 0. */
+static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storage *storage)
 {
     const opq_matrix *x = &matmul->matrix[o];
-    int64_t count = matmul->contract.k * (o == 0 ? matmul->contract.m : matmul->contract.n);
-    if (o == 0 && matmul->contract.n < LEFT_COLUMNS_MIN)
-        return false;
-    return packed_bytes > 0 && !x->rows && !x->columns && storage->home == OPQ_HOME_input &&
-           (matmul->batch == 1 || x->batch_stride == 0) && matmul->outer_rank == 0 && count >= PACKED_COUNT_MIN &&
-           count * opq_dtype_bytes(x->dtype) <= storage->bytes &&
-           packed_bytes <= PADDING_MAX * count * opq_dtype_bytes(matmul->dtype);
+    int64_t count = element_count(matmul, o);
+    return count >= PACKED_COUNT_MIN && !(o == 0 && matmul->contract.n < LEFT_COLUMNS_MIN) && !x->rows && !x->columns &&
+           storage->home == OPQ_HOME_input && (matmul->batch == 1 || x->batch_stride == 0) && matmul->outer_rank == 0 &&
+           count * opq_dtype_bytes(x->dtype) <= storage->bytes;
 }
 
 /* The packed copy of operand o kept with the buffer, made at the second use; a reference. NULL to read the operand as it is.
@@ -93,9 +98,11 @@ static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step
     opq_dtype to = matmul->dtype;
     bool left = o == 0;
     int32_t id = step->buffers[c->operand[o].buffer];
+    if (!worth_packing(matmul, o, &run->plan->storage[id]))
+        return NULL;
     int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, c->m, c->n, c->k, out_turned)
                          : opq_gemm_packed_bytes(gemm, to, c->k, c->n);
-    if (!worth_packing(matmul, o, &run->plan->storage[id], bytes))
+    if (bytes == 0 || bytes > PADDING_MAX * element_count(matmul, o) * opq_dtype_bytes(to)) /* rows of whole panels */
         return NULL;
     opq_packed_key key = {.from = x->dtype,
                           .to = to,
@@ -111,7 +118,8 @@ static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step
     opq_buffer *packed = opq_packed_find(buffer, &key, bytes, &wanted);
     if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
         return packed;
-    opq_matrix from = opq_run_operand(run, step, o, 0, 0);
+    opq_matrix from;
+    opq_run_operand(run, step, o, 0, 0, &from);
     opq_status status = left ? opq_gemm_pack_a(gemm, to, &from, c->m, c->k, *out_turned, packed->data)
                              : opq_gemm_pack_b(gemm, to, &from, c->k, c->n, packed->data);
     if (status != OPQ_OK) {
@@ -159,7 +167,10 @@ static void begin(const opq_run_state *run, const opq_step *step, bool alone, op
 {
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
-    out->tiles = (opq_tiles){.step = step, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
+    out->tiles.step = step; /* not all of it: its arrays are long */
+    out->tiles.scratch = opq_loops_scratch(&c->epilogue, c->dims);
+    out->tiles.first_batch = out->tiles.first_row = 0;
+    out->tiles.error = error;
     opq_run_bind(run, step, out->tiles.buffers, out->tiles.scalars);
     out->call = (opq_gemm_call){.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
     bool turned = false;
@@ -186,8 +197,8 @@ static void aim(const opq_run_state *run, product *p, int64_t outer)
 {
     const opq_step *step = p->tiles.step;
     p->tiles.first_batch = outer * step->matmul->batch;
-    p->call.a = opq_run_operand(run, step, 0, p->tiles.first_batch, 0);
-    p->call.b = opq_run_operand(run, step, 1, p->tiles.first_batch, 0);
+    opq_run_operand(run, step, 0, p->tiles.first_batch, 0, &p->call.a);
+    opq_run_operand(run, step, 1, p->tiles.first_batch, 0, &p->call.b);
     if (p->access >= 0) {
         write_plainly(&p->tiles, p->access, p->tiles.first_batch, &p->call);
     } else {

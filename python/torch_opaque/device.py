@@ -148,8 +148,9 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 def synchronize(device=None) -> None:
     """Runs all that is pending: afterwards every live tensor is data."""
-    _index(device)
-    _C.synchronize("synchronize")
+    if device is not None:
+        _index(device)
+    _C.synchronize()
 
 
 class Stream(torch.Stream):

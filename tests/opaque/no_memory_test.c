@@ -77,6 +77,21 @@ static const program programs[] = {
       {OP, OPQ_OP_matmul, 4, 1},
       {OP, OPQ_OP_add, 5, 0}}},
     {"joined", {{LEAF, ROWS, -1, -1}, {OP, OPQ_OP_neg, 0, -1}, {JOIN, PARTS, 0, 1}, {REDUCE, OPQ_OP_sum, 2, -1}}},
+    {"long", /* its lists do not fit the stack's room of a run */
+     {{LEAF, ROWS, -1, -1},
+      {OP, OPQ_OP_neg, 0, -1},
+      {JOIN, PARTS, 0, 1},
+      {JOIN, PARTS, 1, 0},
+      {JOIN, PARTS, 0, 0},
+      {JOIN, PARTS, 1, 1},
+      {JOIN, PARTS, 0, 1},
+      {JOIN, PARTS, 1, 0},
+      {OP, OPQ_OP_add, 2, 3},
+      {OP, OPQ_OP_add, 4, 5},
+      {OP, OPQ_OP_add, 6, 7},
+      {OP, OPQ_OP_add, 8, 9},
+      {OP, OPQ_OP_add, 10, 11},
+      {REDUCE, OPQ_OP_sum, 12, -1}}},
     {"writes",
      {{LEAF, ROWS, -1, -1},
       {LEAF, ROWS, -1, -1},
@@ -282,7 +297,7 @@ static void fail_each_allocation(opq_ctx *ctx, const program *p, bool reported)
         expect_result(&v, expected, p->name, number);
         drop_values(&v);
     }
-    assert_true(failed > 20);
+    assert_true(failed > 10);
     opq_plan_cache_clear(ctx->plans);
     assert_int_equal(copies.retained, 0);
 }

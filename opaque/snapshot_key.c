@@ -1,0 +1,86 @@
+/* The canonical key of a snapshot: op, attributes, types and operand numbers of every node, and which ones are outputs. */
+#include "opaque/snapshot.h"
+
+#include <string.h>
+
+static opq_status reserve(opq_snapshot *s, size_t bytes)
+{
+    bool made = opq_room_extend(s->room, (void **)&s->key, s->key_bytes, &s->key_capacity, bytes);
+    return made ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory for the key of a graph");
+}
+
+/* Behind what reserve() made room for. */
+static void put_word(opq_snapshot *s, int32_t word)
+{
+    memcpy(s->key + s->key_bytes, &word, sizeof word);
+    s->key_bytes += sizeof word;
+}
+
+static void put_words(opq_snapshot *s, const int32_t *words, int count)
+{
+    for (int i = 0; i < count; i++)
+        put_word(s, words[i]);
+}
+
+enum { TYPE_BYTES_MAX = 2 * sizeof(int32_t) + sizeof((opq_type){0}.size) };
+
+static void put_type(opq_snapshot *s, const opq_type *type)
+{
+    put_word(s, type->dtype);
+    put_word(s, type->rank);
+    for (int d = 0; d < type->rank; d++) {
+        memcpy(s->key + s->key_bytes, &type->size[d], sizeof type->size[d]);
+        s->key_bytes += sizeof type->size[d];
+    }
+}
+
+static opq_status add_bytes(opq_snapshot *s, const void *data, size_t bytes)
+{
+    OPQ_TRY(reserve(s, bytes));
+    if (bytes > 0) /* else there may be no array */
+        memcpy(s->key + s->key_bytes, data, bytes);
+    s->key_bytes += bytes;
+    return OPQ_OK;
+}
+
+static opq_status add_attrs(opq_snapshot *s, const opq_value *value)
+{
+    for (int i = 0; i < value->attr_count; i++) {
+        const opq_attr *attr = &value->attrs[i];
+        int32_t head[2] = {attr->key, attr->count};
+        OPQ_TRY(add_bytes(s, head, sizeof head));
+        switch (opq_attr_kind_of((opq_attr_key)attr->key)) {
+        case OPQ_ATTR_KIND_INTS: OPQ_TRY(add_bytes(s, attr->ints, (size_t)attr->count * sizeof *attr->ints)); break;
+        case OPQ_ATTR_KIND_STR: OPQ_TRY(add_bytes(s, attr->str, strlen(attr->str) + 1)); break;
+        case OPQ_ATTR_KIND_INT:
+        case OPQ_ATTR_KIND_WORD:
+        case OPQ_ATTR_KIND_NUMBER: OPQ_TRY(add_bytes(s, &attr->i, sizeof attr->i)); break;
+        }
+    }
+    return OPQ_OK;
+}
+
+/* Scalars carry their dtype and no value. */
+opq_status opq_snapshot_key(opq_snapshot *s, unsigned salt)
+{
+    const int32_t head[] = {(int32_t)salt, s->nodes.count, s->leaves.count, s->scalars.count, s->outputs.count};
+    OPQ_TRY(add_bytes(s, head, sizeof head));
+    for (int i = 0; i < s->nodes.count; i++) {
+        const opq_value *node = s->nodes.items[i];
+        int32_t first = s->first_operand.items[i], arity = s->first_operand.items[i + 1] - first;
+        OPQ_TRY(reserve(s, (2 + (size_t)arity) * sizeof(int32_t) + TYPE_BYTES_MAX));
+        put_word(s, node->op | node->attr_count << 16);
+        put_word(s, arity);
+        put_type(s, &node->type);
+        put_words(s, s->operands.items + first, arity);
+        OPQ_TRY(add_attrs(s, node));
+    }
+    OPQ_TRY(reserve(s, (size_t)s->leaves.count * TYPE_BYTES_MAX +
+                           (size_t)(s->scalars.count + s->outputs.count) * sizeof(int32_t)));
+    for (int i = 0; i < s->leaves.count; i++)
+        put_type(s, &s->leaves.items[i]->type);
+    for (int i = 0; i < s->scalars.count; i++)
+        put_word(s, s->scalars.items[i]->type.dtype);
+    put_words(s, s->outputs.items, s->outputs.count);
+    return OPQ_OK;
+}
