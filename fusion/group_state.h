@@ -69,7 +69,7 @@ opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int coun
 /* They become one, right after opq_order_has_cycle said no: ids[0]. */
 opq_status opq_group_join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill) OPQ_MUST_CHECK;
 
-/* When all nodes are placed. Blocks first: kernels of two products with rows between them (group_block.c). Then groups that read the same
+/* When all nodes are placed. Blocks first: kernels of products, rows and products of these (group_block.c). Then groups that read the same
  * memory (group_sibling.c). */
 opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
 opq_status opq_group_siblings(opq_grouper *g) OPQ_MUST_CHECK;

@@ -85,8 +85,9 @@ double scale_of(const Tensor &query, std::optional<double> scale)
 }
 
 // softmax's argument, of products of queries and keys. Row i sees columns up to i if `causal`.
-Value scores_of(const Heads &heads, Value scores, const MaybeTensor &bias, bool causal)
+Value scores_of(const Heads &heads, const Value &products, const MaybeTensor &bias, bool causal, double scale)
 {
+    Value scores = record(OPQ_OP_mul, {products, number(scale, OPQ_f32)});
     if (bias && bias->defined())
         scores = record(OPQ_OP_add, {scores, heads.of_bias(*bias)});
     if (causal)
@@ -112,8 +113,7 @@ Attention attention(const Tensor &query, const Tensor &key, const Tensor &value,
     const Heads heads(query, key);
     const bool masked = bias && bias->defined();
     const Value products = product(heads.of_query(query), heads.of_key(key), false, true);
-    const Value scores =
-        scores_of(heads, record(OPQ_OP_mul, {products, number(scale_of(query, scale), OPQ_f32)}), bias, causal);
+    const Value scores = scores_of(heads, products, bias, causal, scale_of(query, scale));
     Value largest = last(OPQ_OP_amax, scores);
     if (masked)
         largest = finite_or_zero(largest);
@@ -127,8 +127,8 @@ Attention attention(const Tensor &query, const Tensor &key, const Tensor &value,
     return {out, total, Tensor(), Tensor(), query.size(-2), key.size(-2), nothing, nothing, Tensor()};
 }
 
-// With p the softmax of the scores s: ds = p (dp - sum(p dp)), and sum(p dp) = sum(grad out). The query is scaled once, for the scores and
-// for the key's gradient.
+// With p the softmax of the scores s: ds = p (dp - sum(p dp)), and sum(p dp) = sum(grad out). The scores are made again, to the same bits, of
+// the keys as columns: as values of their own, so that the forward formula's need not be kept when both are run at once.
 std::tuple<Tensor, Tensor, Tensor, Tensor>
 attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &key, const Tensor &value,
                    const Tensor &bias, std::array<bool, 4> wanted, const Tensor &out, const Tensor &total,
@@ -144,18 +144,18 @@ attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &ke
     Value largest = heads.of_query(total.unsqueeze(-1));
     if (masked)
         largest = finite_or_zero(largest);
-    const Value scaled = record(OPQ_OP_mul, {heads.of_query(query), number(factor, OPQ_f32)});
     const Value grad = heads.of_query(grad_out);
-    const Value scores = scores_of(heads, product(scaled, heads.of_key(key), false, true), mask, causal);
+    const Value products = product(heads.of_query(query), heads.of_key(key.transpose(-1, -2)), false, false);
+    const Value scores = scores_of(heads, products, mask, causal, factor);
     const Value weights = record(OPQ_OP_exp, {record(OPQ_OP_sub, {scores, largest})});
     const Value mean = last(OPQ_OP_sum, record(OPQ_OP_mul, {grad, heads.of_query(out)}));
     const Value pull = record(OPQ_OP_sub, {product(grad, heads.of_key(value), false, true), mean});
     const Value slope = record(OPQ_OP_mul, {weights, pull});
+    const auto scaled = [&](const Value &x) { return record(OPQ_OP_mul, {x, number(factor, OPQ_f32)}); };
     if (wanted[0])
-        grad_query = heads.as_query(
-            record(OPQ_OP_mul, {product(slope, heads.of_key(key), false, false), number(factor, OPQ_f32)}));
+        grad_query = heads.as_query(scaled(product(slope, heads.of_key(key), false, false)));
     if (wanted[1])
-        grad_key = heads.as_key(product(slope, scaled, true, false));
+        grad_key = heads.as_key(scaled(product(slope, heads.of_query(query), true, false)));
     if (wanted[2])
         grad_value = heads.as_key(product(weights, grad, true, false));
     if (wanted[3] && masked)
