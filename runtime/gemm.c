@@ -164,15 +164,12 @@ static void plan_chunks(gemm_run *run)
         }
 }
 
-static bool has_tables(const opq_matrix *matrix) { return matrix->rows || matrix->columns; }
-
 static void plan_tile(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
-    bool a_rows = call->a.dtype == call->dtype && call->a.column_stride == 1 && !has_tables(&call->a);
-    run->a_in_place =
-        a_rows && !call->packed_a && (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES);
+    run->a_in_place = gemm_in_rows(&call->a, call->dtype) && !call->packed_a &&
+                      (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES);
     int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
     if (run->a_in_place)
         most = (int)gemm_min(most, ROWS_IN_PLACE);
@@ -180,17 +177,15 @@ static void plan_tile(gemm_run *run)
     run->column_panels = gemm_ceil(call->n, run->panel);
 
     int rows = (int)gemm_ceil(call->m, run->row_panels);
-    run->vectors = OPQ_GEMM_VECTORS_MAX;
-    while (run->vectors > OPQ_GEMM_PANEL_VECTORS && rows > opq_gemm_rows_max(run->cpu, run->vectors))
-        run->vectors -= OPQ_GEMM_PANEL_VECTORS;
+    run->vectors = gemm_tile_vectors(run->cpu, rows, OPQ_GEMM_VECTORS_MAX);
     int64_t step = run->vectors / OPQ_GEMM_PANEL_VECTORS;
     run->group_panels = gemm_ceil(GROUP_BYTES / gemm_row_bytes(run), step) * step;
     run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
     run->few_rows = call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
-                    !call->accumulate && call->b.row_stride == 1 && call->b.column_stride != 1 && !has_tables(&call->b);
-    bool b_rows = call->b.dtype == call->dtype && call->b.column_stride == 1 && !has_tables(&call->b);
-    run->b_in_place = b_rows && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
+                    !call->accumulate && call->b.row_stride == 1 && call->b.column_stride != 1 &&
+                    !gemm_has_tables(&call->b);
+    run->b_in_place = gemm_in_rows(&call->b, call->dtype) && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
 }
 
 /* Needs the chunks. */

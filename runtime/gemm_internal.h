@@ -47,6 +47,19 @@ static inline bool gemm_packs_b(const gemm_run *run)
 {
     return !run->b_in_place && !run->few_rows && !run->call.packed_b;
 }
+static inline bool gemm_has_tables(const opq_matrix *matrix) { return matrix->rows || matrix->columns; }
+/* Rows without gaps, that need no conversion. */
+static inline bool gemm_in_rows(const opq_matrix *matrix, opq_dtype dtype)
+{
+    return matrix->dtype == dtype && matrix->column_stride == 1 && !gemm_has_tables(matrix);
+}
+/* Vectors in a row of a tile of so many rows, at most `vectors`, so that it fits the registers. */
+static inline int gemm_tile_vectors(const struct opq_cpu *cpu, int64_t rows, int64_t vectors)
+{
+    while (vectors > OPQ_GEMM_PANEL_VECTORS && rows > opq_gemm_rows_max(cpu, (int)vectors))
+        vectors -= OPQ_GEMM_PANEL_VECTORS;
+    return (int)vectors;
+}
 static inline double gemm_work(const opq_gemm_call *call)
 {
     return (double)call->batch * (double)call->m * (double)call->n * (double)call->k;

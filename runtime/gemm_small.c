@@ -15,26 +15,13 @@ static int lanes_of(const struct opq_cpu *cpu, opq_dtype dtype)
     return opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(dtype);
 }
 
-static bool in_rows(const opq_matrix *matrix, opq_dtype dtype)
-{
-    return matrix->dtype == dtype && matrix->column_stride == 1 && !matrix->rows && !matrix->columns;
-}
-
 bool gemm_is_small(const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
     int64_t lanes = lanes_of(cpu, call->dtype), most = OPQ_GEMM_VECTORS_MAX * lanes;
     bool whole = call->n == lanes || (call->n <= most && call->n % (OPQ_GEMM_PANEL_VECTORS * lanes) == 0);
-    return whole && !call->packed_a && !call->packed_b && in_rows(&call->a, call->dtype) &&
-           in_rows(&call->b, call->dtype) && call->k <= SMALL_K && gemm_work(call) <= SMALL_WORK &&
+    return whole && !call->packed_a && !call->packed_b && gemm_in_rows(&call->a, call->dtype) &&
+           gemm_in_rows(&call->b, call->dtype) && call->k <= SMALL_K && gemm_work(call) <= SMALL_WORK &&
            (!call->tile || call->m * call->n * opq_dtype_bytes(call->dtype) <= TILE_BYTES);
-}
-
-/* Rows of a tile of so many rows, in vectors. */
-static int vectors_for(const struct opq_cpu *cpu, int64_t rows, int64_t vectors)
-{
-    while (vectors > OPQ_GEMM_PANEL_VECTORS && rows > opq_gemm_rows_max(cpu, (int)vectors))
-        vectors -= OPQ_GEMM_PANEL_VECTORS;
-    return (int)vectors;
 }
 
 /* a, b and c of one matrix of the batch; c's rows are c_bytes apart. */
@@ -44,7 +31,7 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
     int64_t bytes = opq_dtype_bytes(call->dtype), vector = opq_gemm_vector_bytes(cpu), width = call->n * bytes;
     int64_t a_bytes = call->a.row_stride * bytes, b_bytes = call->b.row_stride * bytes;
     int64_t tiles = gemm_ceil(call->m, ROWS), rows = call->m / tiles, longer = call->m % tiles;
-    int64_t step = vectors_for(cpu, longer ? rows + 1 : rows, width / vector) * vector;
+    int64_t step = gemm_tile_vectors(cpu, longer ? rows + 1 : rows, width / vector) * vector;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t count = t < longer ? rows + 1 : rows;
         for (int64_t at = 0; at < width; at += step) {

@@ -97,6 +97,17 @@ struct opq_step {
     int check_count;
 };
 
+/* Marks the storage of all that it writes. */
+static inline void opq_step_mark_written(const opq_step *step, uint8_t *marks)
+{
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        if (step->buffers[i] >= 0 && step->loops.written[i])
+            marks[step->buffers[i]] = 1;
+    for (int i = 0; i < step->result_count; i++)
+        if (step->results[i] >= 0)
+            marks[step->results[i]] = 1;
+}
+
 /* What its code was made of. */
 static inline const opq_loops *opq_step_code_loops(const opq_step *step)
 {

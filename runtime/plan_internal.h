@@ -48,9 +48,7 @@ opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
 /* After that: lifetimes, in-place updates, outputs, arena. */
 opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;
 opq_status opq_plan_replacements(opq_plan *plan) OPQ_MUST_CHECK;
-/* May buffer `to` of the step's loops lie where buffer `from` does? May storage `made`, an update of `old`, lie where that does: does the
- * step read at most the elements that it writes? */
-bool opq_step_may_replace(const opq_step *step, int from, int to);
+/* May storage `made`, an update of `old`, lie where that does: does the step read at most the elements that it writes? */
 bool opq_step_may_update(const opq_step *step, int32_t old, int32_t made);
 
 #endif

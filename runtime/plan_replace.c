@@ -60,12 +60,7 @@ static void find_readers(finder *f)
             if (!may_fail(step))
                 continue;
             plan->sure_wave = w + 1;
-            for (int i = 0; i < step->loops.buffer_count; i++)
-                if (step->buffers[i] >= 0 && step->loops.written[i])
-                    f->unsure[step->buffers[i]] = 1;
-            for (int i = 0; i < step->result_count; i++)
-                if (step->results[i] >= 0)
-                    f->unsure[step->results[i]] = 1;
+            opq_step_mark_written(step, f->unsure);
         }
 }
 
@@ -138,7 +133,7 @@ static bool comes_from(const opq_loops *k, int store, int load)
     return found;
 }
 
-bool opq_step_may_replace(const opq_step *step, int from, int to)
+static bool may_replace(const opq_step *step, int from, int to)
 {
     const opq_loops *k = &step->loops;
     int read = only_access(k, from), written = only_access(k, to);
@@ -150,12 +145,13 @@ bool opq_step_may_replace(const opq_step *step, int from, int to)
 
 bool opq_step_may_update(const opq_step *step, int32_t old, int32_t made)
 {
-    int from = -1, to = -1;
-    for (int i = 0; i < step->loops.buffer_count; i++) {
-        from = step->buffers[i] == old ? i : from;
+    int to = -1;
+    for (int i = 0; i < step->loops.buffer_count; i++)
         to = step->buffers[i] == made ? i : to;
-    }
-    return from < 0 || (to >= 0 && opq_step_may_replace(step, from, to));
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        if (step->buffers[i] == old && (to < 0 || !may_replace(step, i, to)))
+            return false;
+    return true;
 }
 
 static opq_status permit(finder *f, int32_t buffer, int32_t input)
@@ -207,8 +203,7 @@ static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const u
             int32_t id = step->buffers[from];
             if (k->written[from] || id < 0 || plan->storage[id].home != OPQ_HOME_input || is_output[id] ||
                 f->wave[id] != wave || f->readers[id] != 1 ||
-                plan->storage[id].bytes != plan->storage[step->buffers[to]].bytes ||
-                !opq_step_may_replace(step, from, to))
+                plan->storage[id].bytes != plan->storage[step->buffers[to]].bytes || !may_replace(step, from, to))
                 continue;
             OPQ_TRY(permit(f, plan->storage[step->buffers[to]].index, plan->storage[id].index));
         }

@@ -42,16 +42,10 @@ static int32_t final_of(const opq_planner *p, int32_t id)
     return id;
 }
 
-/* Of the old value, at most the elements that the step writes. Both have one size. */
-static bool reads_in_place(const opq_planner *p, const opq_step *step, int32_t old)
+static void rename_list(const opq_planner *p, int32_t *ids, int count)
 {
-    int to = -1;
-    for (int i = 0; i < step->loops.buffer_count; i++)
-        to = step->buffers[i] == step->copy_to ? i : to;
-    for (int i = 0; i < step->loops.buffer_count; i++)
-        if (final_of(p, step->buffers[i]) == old && (to < 0 || !opq_step_may_replace(step, i, to)))
-            return false;
-    return true;
+    for (int i = 0; i < count; i++)
+        ids[i] = final_of(p, ids[i]);
 }
 
 /* The old value dies here and is our own temporary: write over it. */
@@ -64,7 +58,10 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
         if (from < 0)
             continue;
         opq_storage *old = &plan->storage[from];
-        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || !reads_in_place(p, step, from))
+        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w)
+            continue;
+        rename_list(p, step->buffers, step->loops.buffer_count);
+        if (!opq_step_may_update(step, from, step->copy_to))
             continue;
         p->same_as[step->copy_to] = from;
         is_output[from] = is_output[step->copy_to]; /* a later update may not write over what is given out */
@@ -85,12 +82,6 @@ static void count_copies(opq_plan *plan)
         step->bytes_read += plan->storage[step->copy_to].bytes;
         step->bytes_written += plan->storage[step->copy_to].bytes;
     }
-}
-
-static void rename_list(const opq_planner *p, int32_t *ids, int count)
-{
-    for (int i = 0; i < count; i++)
-        ids[i] = final_of(p, ids[i]);
 }
 
 static void rename_all(opq_planner *p)

@@ -289,16 +289,6 @@ static bool needs_bad(const opq_run_state *run, const opq_step *step)
     return bad;
 }
 
-static void poison(const opq_run_state *run, const opq_step *step)
-{
-    for (int i = 0; i < step->loops.buffer_count; i++)
-        if (step->buffers[i] >= 0 && step->loops.written[i])
-            run->bad[step->buffers[i]] = 1;
-    for (int i = 0; i < step->result_count; i++)
-        if (step->results[i] >= 0)
-            run->bad[step->results[i]] = 1;
-}
-
 /* What a run says in the end: the failure of the step recorded first. */
 typedef struct failures {
     bool any;
@@ -318,7 +308,7 @@ static void fail_step(const opq_run_state *run, const opq_step *step, opq_status
     f->any = true;
     if (run->call->out_mixed && step->payload == NULL)
         *run->call->out_mixed = true;
-    poison(run, step);
+    opq_step_mark_written(step, run->bad);
 }
 
 static double compile_seconds(const opq_run_state *run) { return opq_gemm_compile_seconds(run->runtime->gemm); }
@@ -334,7 +324,7 @@ static void note(const opq_run_state *run, const opq_step *step, int32_t count, 
 static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
 {
     if (f->any && needs_bad(run, step)) {
-        poison(run, step);
+        opq_step_mark_written(step, run->bad);
         return;
     }
     double start = run->call->timed ? now() : 0, compiled = compile_seconds(run);
