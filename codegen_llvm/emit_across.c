@@ -60,10 +60,9 @@ static void emit_elements(const part *p, LLVMValueRef *carried)
 {
     opq_nest *n = p->n;
     const opq_stmt *stmt = opq_nest_stmt(n, p->loop);
-    LLVMValueRef address[OPQ_ACCESS_MAX];
     opq_loop loop;
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[stmt->variable], 1, carried, p->args);
-    memcpy(address, n->address, sizeof address);
+    opq_places places = opq_nest_places(n);
     n->index[stmt->variable] = loop.index;
     opq_nest_bind(n, 1u << stmt->variable);
     for (int copy = 0; copy < p->width; copy++) {
@@ -72,7 +71,7 @@ static void emit_elements(const part *p, LLVMValueRef *carried)
         accumulate(p, copy, loop.index, carried);
     }
     opq_nest_use_copy(n, 0);
-    memcpy(n->address, address, sizeof address);
+    opq_nest_return(n, &places);
     opq_loop_end(n, &loop, carried);
 }
 

@@ -4,89 +4,366 @@
 
 #include <string.h>
 
-enum { WINDOW_RANK = 2, UNROLLED = 3 };
+enum { UNROLLED = 3, HELD_MAX = 4 };
 
 typedef struct part {
     opq_nest *n;
     opq_chain chain;
     int product; /* statement */
     LLVMValueRef sum[OPQ_STRIP_MAX];
+    bool unrolled; /* the innermost loop, of so many turns */
+    bool moves[2]; /* operands of the product, where rows slide */
+    int held_count, held_stmt[HELD_MAX];
+    LLVMValueRef held[UNROLLED][HELD_MAX][OPQ_STRIP_MAX]; /* conditions of each turn that the loops around it share */
 } part;
 
-static LLVMValueRef multiply_add(opq_nest *n, const opq_stmt *product, LLVMValueRef sum)
+static const opq_stmt *loop_of(const part *p, int level) { return opq_nest_stmt(p->n, p->chain.loop[level]); }
+
+static int innermost(const part *p) { return p->chain.count - 1; }
+
+static LLVMValueRef always(const part *p) { return LLVMConstAllOnes(opq_vector_type(p->n->e, OPQ_bool)); }
+
+static LLVMValueRef *value_of(const part *p, int copy, int stmt)
 {
-    const LLVMValueRef operands[3] = {n->value[product->operand[0]], n->value[product->operand[1]], sum};
-    return vfma(n->e, operands[0], operands[1], operands[2]);
+    return &p->n->values[(size_t)copy * ((size_t)p->n->k->stmt_count + 1) + (size_t)stmt];
 }
 
-/* The statements of a turn of a loop, which begin at its index. */
-static void emit_turn(part *p, int level, LLVMValueRef index, void (*inside)(part *p, int level))
+/* ---- the innermost loop */
+
+static void multiply_add(part *p)
 {
     opq_nest *n = p->n;
-    const opq_stmt *stmt = opq_nest_stmt(n, p->chain.loop[level]);
-    bool innermost = level == p->chain.count - 1;
-    LLVMValueRef address[OPQ_ACCESS_MAX];
-    memcpy(address, n->address, sizeof address);
-    n->index[stmt->variable] = index;
-    opq_nest_bind(n, 1u << stmt->variable);
-    opq_nest_run(n, p->chain.loop[level] + 1, innermost ? stmt->end : p->chain.loop[level + 1]);
-    if (!innermost)
-        inside(p, level + 1);
-    for (int copy = 0; copy < n->strip && innermost; copy++) {
+    const opq_stmt *product = opq_nest_stmt(n, p->product);
+    for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
-        p->sum[copy] = multiply_add(n, opq_nest_stmt(n, p->product), p->sum[copy]);
+        p->sum[copy] = vfma(n->e, n->value[product->operand[0]], n->value[product->operand[1]], p->sum[copy]);
     }
     opq_nest_use_copy(n, 0);
-    memcpy(n->address, address, sizeof address);
 }
 
-static void emit_counted(part *p, int level)
+static void emit_turn(part *p, LLVMValueRef index, int turn)
 {
     opq_nest *n = p->n;
+    const opq_stmt *stmt = loop_of(p, innermost(p));
+    opq_places places = opq_nest_places(n);
+    n->index[stmt->variable] = index;
+    opq_nest_bind(n, 1u << stmt->variable);
+    for (int i = p->chain.loop[innermost(p)] + 1, h = 0; i < stmt->end; i++) {
+        if (h < p->held_count && p->held_stmt[h] == i) {
+            for (int copy = 0; copy < n->strip; copy++)
+                *value_of(p, copy, i) = p->held[turn][h][copy];
+            h++;
+            continue;
+        }
+        opq_nest_run(n, i, i + 1);
+    }
+    multiply_add(p);
+    opq_nest_return(n, &places);
+}
+
+static void emit_innermost(part *p)
+{
+    opq_nest *n = p->n;
+    for (int turn = 0; turn < UNROLLED && p->unrolled; turn++)
+        emit_turn(p, opq_i64(n->e, turn), turn);
+    if (p->unrolled)
+        return;
     opq_loop loop;
-    int variable = opq_nest_stmt(n, p->chain.loop[level])->variable;
-    opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[variable], 1, p->sum, n->strip);
-    emit_turn(p, level, loop.index, emit_counted);
+    opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[loop_of(p, innermost(p))->variable], 1, p->sum, n->strip);
+    emit_turn(p, loop.index, 0);
     opq_loop_end(n, &loop, p->sum);
 }
 
-static void emit_unrolled(part *p, int level)
+/* What tells which lanes are there, if the loops around do not change it. */
+static void find_held(part *p)
 {
-    for (int turn = 0; turn < UNROLLED; turn++)
-        emit_turn(p, level, opq_i64(p->n->e, turn), emit_unrolled);
+    opq_nest *n = p->n;
+    const opq_stmt *loop = loop_of(p, innermost(p));
+    unsigned others = 0;
+    for (int level = 0; level < innermost(p); level++)
+        others |= 1u << loop_of(p, level)->variable;
+    for (int i = p->chain.loop[innermost(p)] + 1; i < loop->end && p->held_count < HELD_MAX; i++)
+        if (opq_nest_stmt(n, i)->op == OPQ_INSTR_inside && !(n->varies[i] & others))
+            p->held_stmt[p->held_count++] = i;
 }
 
-/* Windows of 3 x 3 without loops: what tells which of their columns are there is computed once for all rows. */
-static void emit_window(part *p)
+/* Computes it for all turns of the unrolled loop. */
+static void hold_conditions(part *p)
+{
+    opq_nest *n = p->n;
+    const opq_stmt *loop = loop_of(p, innermost(p));
+    opq_places places = opq_nest_places(n);
+    for (int turn = 0; turn < UNROLLED; turn++) {
+        n->index[loop->variable] = opq_i64(n->e, turn);
+        opq_nest_bind(n, 1u << loop->variable);
+        for (int h = 0; h < p->held_count; h++) {
+            opq_nest_run(n, p->held_stmt[h], p->held_stmt[h] + 1);
+            for (int copy = 0; copy < n->strip; copy++)
+                p->held[turn][h][copy] = *value_of(p, copy, p->held_stmt[h]);
+        }
+        opq_nest_return(n, &places);
+    }
+}
+
+/* ---- the loops around it */
+
+/* One way where `which` holds, else the other. */
+static void emit_either(part *p, LLVMValueRef which, void (*one)(part *p), void (*other)(part *p))
 {
     opq_nest *n = p->n;
     LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef fits = NULL, zero[OPQ_STRIP_MAX], sum[OPQ_STRIP_MAX];
-    for (int level = 0; level < p->chain.count; level++) {
-        LLVMValueRef extent = n->extent[opq_nest_stmt(n, p->chain.loop[level])->variable];
-        LLVMValueRef is = LLVMBuildICmp(b, LLVMIntEQ, extent, opq_i64(n->e, UNROLLED), "");
-        fits = fits ? LLVMBuildAnd(b, fits, is, "") : is;
-    }
-    LLVMBasicBlockRef unrolled = opq_nest_block(n, "window"), counted = opq_nest_block(n, "taps"),
-                      behind = opq_nest_block(n, "summed");
-    LLVMBuildCondBr(b, fits, unrolled, counted);
-    memcpy(zero, p->sum, sizeof zero);
-    LLVMPositionBuilderAtEnd(b, unrolled);
-    emit_unrolled(p, 0);
-    unrolled = LLVMGetInsertBlock(b);
+    LLVMValueRef start[OPQ_STRIP_MAX], sum[OPQ_STRIP_MAX];
+    LLVMBasicBlockRef first = opq_nest_block(n, "one"), second = opq_nest_block(n, "other"),
+                      behind = opq_nest_block(n, "behind");
+    LLVMBuildCondBr(b, which, first, second);
+    LLVMPositionBuilderAtEnd(b, first);
+    memcpy(start, p->sum, sizeof start);
+    one(p);
+    first = LLVMGetInsertBlock(b);
     LLVMBuildBr(b, behind);
     memcpy(sum, p->sum, sizeof sum);
-    memcpy(p->sum, zero, sizeof zero);
-    LLVMPositionBuilderAtEnd(b, counted);
-    emit_counted(p, 0);
-    counted = LLVMGetInsertBlock(b);
+    memcpy(p->sum, start, sizeof start);
+    LLVMPositionBuilderAtEnd(b, second);
+    other(p);
+    second = LLVMGetInsertBlock(b);
     LLVMBuildBr(b, behind);
     LLVMPositionBuilderAtEnd(b, behind);
     for (int copy = 0; copy < n->strip; copy++) {
         LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(sum[copy]), "");
-        LLVMAddIncoming(phi, (LLVMValueRef[]){sum[copy], p->sum[copy]}, (LLVMBasicBlockRef[]){unrolled, counted}, 2);
+        LLVMAddIncoming(phi, (LLVMValueRef[]){sum[copy], p->sum[copy]}, (LLVMBasicBlockRef[]){first, second}, 2);
         p->sum[copy] = phi;
     }
+}
+
+/* Conditions between the loops around the innermost one that are the same for all lanes: their number. */
+static int find_uniform(const part *p, int *out_stmts)
+{
+    opq_nest *n = p->n;
+    int count = 0;
+    for (int i = p->chain.loop[0] + 1; i < p->chain.loop[innermost(p)] && count < HELD_MAX; i++)
+        if (opq_nest_stmt(n, i)->op == OPQ_INSTR_inside && !opq_nest_varies(n, i))
+            out_stmts[count++] = i;
+    return count;
+}
+
+/* The innermost loop where all of these hold. */
+static void emit_inside(part *p)
+{
+    int stmts[HELD_MAX], count = find_uniform(p, stmts), strip = p->n->strip;
+    LLVMValueRef value[HELD_MAX][OPQ_STRIP_MAX];
+    for (int s = 0; s < count; s++)
+        for (int copy = 0; copy < strip; copy++) {
+            value[s][copy] = *value_of(p, copy, stmts[s]);
+            *value_of(p, copy, stmts[s]) = always(p);
+        }
+    emit_innermost(p);
+    for (int s = 0; s < count; s++)
+        for (int copy = 0; copy < strip; copy++)
+            *value_of(p, copy, stmts[s]) = value[s][copy];
+}
+
+static void emit_guarded(part *p)
+{
+    opq_nest *n = p->n;
+    int stmts[HELD_MAX], count = p->unrolled ? find_uniform(p, stmts) : 0;
+    LLVMValueRef all = NULL;
+    for (int s = 0; s < count; s++)
+        for (int copy = 0; copy < n->strip; copy++) {
+            LLVMValueRef holds = opq_lane(n->e, *value_of(p, copy, stmts[s]), 0);
+            all = all ? LLVMBuildAnd(n->e->builder, all, holds, "") : holds;
+        }
+    if (all)
+        emit_either(p, all, emit_inside, emit_innermost);
+    else
+        emit_innermost(p);
+}
+
+static void emit_level(part *p, int level)
+{
+    opq_nest *n = p->n;
+    if (level == innermost(p)) {
+        emit_guarded(p);
+        return;
+    }
+    opq_loop loop;
+    int variable = loop_of(p, level)->variable;
+    opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[variable], 1, p->sum, n->strip);
+    opq_places places = opq_nest_places(n);
+    n->index[variable] = loop.index;
+    opq_nest_bind(n, 1u << variable);
+    opq_nest_run(n, p->chain.loop[level] + 1, p->chain.loop[level + 1]);
+    emit_level(p, level + 1);
+    opq_nest_return(n, &places);
+    opq_loop_end(n, &loop, p->sum);
+}
+
+/* ---- rows that slide
+ *
+ * Where the next row of the window is the next row of the result's operand (a stride and a dilation of 1), what is loaded for one serves up
+ * to three rows of the result:
+ *
+ *   for t in rows + 2      a row of what is loaded, all of it inside
+ *     for m in 3           its elements, once
+ *       row c += weight[t - c][m] * element     ascending for each c: the chain's order
+ */
+
+/* Is every value of the body one that moves with the rows as with the window's, or not at all? out_moves: of the operands of the product. */
+static bool slides(part *p)
+{
+    const opq_nest *n = p->n;
+    if (n->rows < 0 || n->strip < 2 || p->chain.count != 2)
+        return false;
+    int window = loop_of(p, 0)->variable, first = p->chain.loop[0] + 1, end = loop_of(p, 0)->end;
+    for (int i = first; i < end; i++) {
+        const opq_stmt *stmt = opq_nest_stmt(n, i);
+        bool moves = n->varies[i] >> n->rows & 1;
+        for (int o = 0; o < 3 && moves && i != p->product; o++) {
+            int operand = stmt->operand[o];
+            if (operand >= first && !(n->varies[operand] >> n->rows & 1) && (n->varies[operand] >> window & 1))
+                return false;
+        }
+    }
+    const opq_stmt *product = opq_nest_stmt(n, p->product);
+    for (int o = 0; o < 2; o++)
+        p->moves[o] = product->operand[o] >= first && (n->varies[product->operand[o]] >> n->rows & 1);
+    return p->moves[0] != p->moves[1];
+}
+
+/* 1 if the strides say so, and all conditions of the rows hold. */
+static LLVMValueRef slides_here(part *p)
+{
+    opq_nest *n = p->n;
+    LLVMBuilderRef b = n->e->builder;
+    int window = loop_of(p, 0)->variable;
+    LLVMValueRef all = LLVMBuildICmp(b, LLVMIntEQ, n->extent[window], opq_i64(n->e, UNROLLED), "");
+    for (int i = p->chain.loop[0] + 1; i < loop_of(p, 0)->end; i++) {
+        int access = opq_nest_stmt(n, i)->access;
+        if (opq_nest_is_loop(n, i) || access < 0 || !(n->varies[i] >> n->rows & 1))
+            continue;
+        LLVMValueRef same = LLVMBuildICmp(b, LLVMIntEQ, n->stride[access][n->rows], n->stride[access][window], "");
+        all = LLVMBuildAnd(b, all, same, "");
+    }
+    int stmts[HELD_MAX], count = find_uniform(p, stmts);
+    for (int s = 0; s < count; s++)
+        for (int end = 0; end < 2; end++) { /* they are linear: what the first and the last row have, all have */
+            opq_places places = opq_nest_places(n);
+            n->index[window] = opq_i64(n->e, end ? UNROLLED - 1 : 0);
+            opq_nest_bind(n, 1u << window);
+            opq_nest_use_copy(n, end ? n->strip - 1 : 0);
+            all = LLVMBuildAnd(b, all, opq_lane(n->e, opq_nest_inside(n, stmts[s]), 0), "");
+            opq_nest_return(n, &places);
+        }
+    opq_nest_use_copy(n, 0);
+    return all;
+}
+
+/* The values of the body that move with the rows, or those that do not, at this place of the window, of a copy. */
+static LLVMValueRef emit_element(part *p, bool moves, int copy, int row, int turn, int operand)
+{
+    opq_nest *n = p->n;
+    const opq_stmt *outer = loop_of(p, 0), *inner = loop_of(p, 1);
+    opq_places places = opq_nest_places(n);
+    n->index[outer->variable] = opq_i64(n->e, row);
+    n->index[inner->variable] = opq_i64(n->e, turn);
+    opq_nest_bind(n, 1u << outer->variable | 1u << inner->variable);
+    opq_nest_use_copy(n, copy);
+    for (int i = p->chain.loop[0] + 1, h = 0; i < inner->end; i++) {
+        bool held = h < p->held_count && p->held_stmt[h] == i;
+        if (held)
+            n->value[i] = p->held[turn][h++][copy];
+        else if (opq_nest_is_loop(n, i) || (n->varies[i] >> n->rows & 1) != moves)
+            continue;
+        else if (opq_nest_stmt(n, i)->op == OPQ_INSTR_inside && !opq_nest_varies(n, i))
+            n->value[i] = always(p);
+        else
+            opq_nest_run_one(n, i, i + 1);
+    }
+    LLVMValueRef value = n->value[operand];
+    opq_nest_use_copy(n, 0);
+    opq_nest_return(n, &places);
+    return value;
+}
+
+static void emit_sliding(part *p)
+{
+    opq_nest *n = p->n;
+    const int16_t *operand = opq_nest_stmt(n, p->product)->operand;
+    int moving = p->moves[1], rows = n->strip;
+    LLVMValueRef weight[UNROLLED][UNROLLED];
+    for (int l = 0; l < UNROLLED; l++)
+        for (int m = 0; m < UNROLLED; m++)
+            weight[l][m] = emit_element(p, false, 0, l, m, operand[!moving]);
+    for (int t = 0; t < rows + UNROLLED - 1; t++)
+        for (int m = 0; m < UNROLLED; m++) {
+            int copy = t < rows ? t : rows - 1;
+            LLVMValueRef x = emit_element(p, true, copy, t - copy, m, operand[moving]);
+            for (int c = 0; c < rows; c++)
+                if (t - c >= 0 && t - c < UNROLLED)
+                    p->sum[c] = vfma(n->e, moving ? weight[t - c][m] : x, moving ? x : weight[t - c][m], p->sum[c]);
+        }
+}
+
+/* 1 if all lanes are there in every turn of the unrolled loop: its conditions are linear, too. */
+static LLVMValueRef all_there(part *p)
+{
+    opq_nest *n = p->n;
+    LLVMBuilderRef b = n->e->builder;
+    int inner = loop_of(p, innermost(p))->variable;
+    LLVMValueRef all = LLVMBuildICmp(b, LLVMIntSGE, n->remaining, opq_i64(n->e, n->e->lanes), "");
+    for (int h = 0; h < p->held_count; h++)
+        for (int end = 0; end < 2; end++) {
+            opq_places places = opq_nest_places(n);
+            n->index[inner] = opq_i64(n->e, end ? UNROLLED - 1 : 0);
+            opq_nest_bind(n, 1u << inner);
+            all = LLVMBuildAnd(b, all, opq_nest_inside_all(n, p->held_stmt[h]), "");
+            opq_nest_return(n, &places);
+        }
+    return all;
+}
+
+/* Without a mask. */
+static void emit_sliding_whole(part *p)
+{
+    opq_nest *n = p->n;
+    LLVMValueRef mask = n->mask, remaining = n->remaining;
+    for (int turn = 0; turn < UNROLLED; turn++)
+        for (int h = 0; h < p->held_count; h++)
+            for (int copy = 0; copy < n->strip; copy++)
+                p->held[turn][h][copy] = always(p);
+    opq_nest_mask(n, NULL);
+    emit_sliding(p);
+    n->mask = mask;
+    n->remaining = remaining;
+}
+
+static void emit_rows_apart(part *p) { emit_level(p, 0); }
+
+static void emit_masked(part *p)
+{
+    hold_conditions(p);
+    emit_either(p, slides_here(p), emit_sliding, emit_rows_apart);
+}
+
+/* ---- windows whose rows have 3 elements: these without a loop */
+
+static void emit_unrolled(part *p)
+{
+    p->unrolled = true;
+    find_held(p);
+    if (slides(p)) {
+        LLVMValueRef whole = LLVMBuildAnd(p->n->e->builder, all_there(p), slides_here(p), "");
+        emit_either(p, whole, emit_sliding_whole, emit_masked);
+    } else {
+        hold_conditions(p);
+        emit_level(p, 0);
+    }
+}
+
+static void emit_counted(part *p)
+{
+    p->unrolled = false;
+    p->held_count = 0;
+    emit_level(p, 0);
 }
 
 void opq_emit_chain(opq_nest *n, int loop)
@@ -98,10 +375,12 @@ void opq_emit_chain(opq_nest *n, int loop)
     LLVMTypeRef type = opq_vector_type(n->e, (opq_dtype)opq_nest_stmt(n, p.product)->dtype);
     for (int copy = 0; copy < n->strip; copy++)
         p.sum[copy] = LLVMConstNull(type);
-    if (p.chain.count == WINDOW_RANK)
-        emit_window(&p);
+    LLVMValueRef extent = n->extent[loop_of(&p, innermost(&p))->variable];
+    if (p.chain.count > 1)
+        emit_either(&p, LLVMBuildICmp(n->e->builder, LLVMIntEQ, extent, opq_i64(n->e, UNROLLED), ""), emit_unrolled,
+                    emit_counted);
     else
-        emit_counted(&p, 0);
+        emit_counted(&p);
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
         opq_nest_define(n, p.product, p.sum[copy]);

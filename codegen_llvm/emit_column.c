@@ -51,8 +51,8 @@ static void accumulate(part *p, int copy, LLVMValueRef row, LLVMValueRef *carrie
 static void emit_row(part *p, LLVMValueRef row, LLVMValueRef *carried)
 {
     opq_nest *n = p->n;
-    LLVMValueRef address[OPQ_ACCESS_MAX], *odometer = carried + p->trees + p->args;
-    memcpy(address, n->address, sizeof address);
+    LLVMValueRef *odometer = carried + p->trees + p->args;
+    opq_places places = opq_nest_places(n);
     opq_nest_enter(n, &p->odometer, &p->chain, odometer);
     for (int copy = 0; copy < p->width; copy++) {
         opq_nest_use_copy(n, copy);
@@ -60,7 +60,7 @@ static void emit_row(part *p, LLVMValueRef row, LLVMValueRef *carried)
         accumulate(p, copy, row, carried);
     }
     opq_nest_use_copy(n, 0);
-    memcpy(n->address, address, sizeof address);
+    opq_nest_return(n, &places);
     opq_odometer_next(n, &p->odometer, odometer);
 }
 

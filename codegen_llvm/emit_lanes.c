@@ -260,7 +260,7 @@ static void emit_innermost(opq_nest *n, sweep *s, LLVMValueRef outer, LLVMValueR
 /* Without outer loops there is one index of them. */
 static void emit_outer(opq_nest *n, sweep *s, const opq_odometer *odometer, LLVMValueRef segments, results *io)
 {
-    LLVMValueRef zero = opq_i64(n->e, 0), carried[OPQ_LOOP_MAX + 2 * OPQ_REDUCTION_MAX], address[OPQ_ACCESS_MAX];
+    LLVMValueRef zero = opq_i64(n->e, 0), carried[OPQ_LOOP_MAX + 2 * OPQ_REDUCTION_MAX];
     int rank = odometer->rank, group = results_count(s);
     if (rank == 0) {
         emit_innermost(n, s, zero, segments, io);
@@ -271,11 +271,11 @@ static void emit_outer(opq_nest *n, sweep *s, const opq_odometer *odometer, LLVM
     memcpy(carried + rank, io->value, (size_t)group * sizeof *carried);
     opq_loop loop;
     opq_loop_begin(n, &loop, zero, opq_odometer_count(n, odometer), 1, carried, rank + group);
-    memcpy(address, n->address, sizeof address);
+    opq_places places = opq_nest_places(n);
     opq_nest_enter(n, odometer, &s->chain, carried);
     memcpy(io->value, carried + rank, (size_t)group * sizeof *carried);
     emit_innermost(n, s, loop.index, segments, io);
-    memcpy(n->address, address, sizeof address);
+    opq_nest_return(n, &places);
     opq_odometer_next(n, odometer, carried);
     memcpy(carried + rank, io->value, (size_t)group * sizeof *carried);
     opq_loop_end(n, &loop, carried);

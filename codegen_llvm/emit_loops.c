@@ -8,8 +8,6 @@
 
 #include <string.h>
 
-static void emit_block(opq_nest *n, int from, int to);
-
 static bool has_loops(const opq_loops *k, int loop)
 {
     for (int i = loop + 1; i < k->stmts[loop].end; i++)
@@ -66,8 +64,7 @@ static void emit_part(opq_nest *n, int strip, int width, LLVMValueRef first)
 {
     const opq_stmt *loop = opq_nest_stmt(n, strip);
     size_t row = (size_t)n->k->stmt_count + 1;
-    LLVMValueRef address[OPQ_ACCESS_MAX];
-    memcpy(address, n->address, sizeof address);
+    opq_places places = opq_nest_places(n);
     for (int copy = 1; copy < width; copy++)
         memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
     n->index[loop->variable] = first;
@@ -75,11 +72,11 @@ static void emit_part(opq_nest *n, int strip, int width, LLVMValueRef first)
     n->vector = loop->variable;
     n->vector_bound = true;
     n->strip = width;
-    emit_block(n, strip + 1, loop->end);
+    opq_emit_block(n, strip + 1, loop->end);
     n->strip = 1;
     n->vector_bound = false;
     n->vector = -1;
-    memcpy(n->address, address, sizeof address);
+    opq_nest_return(n, &places);
 }
 
 static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef to)
@@ -113,14 +110,13 @@ static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef t
 static void emit_counted(opq_nest *n, int stmt)
 {
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
-    LLVMValueRef address[OPQ_ACCESS_MAX];
     opq_loop counted;
     opq_loop_begin(n, &counted, opq_i64(n->e, 0), n->extent[loop->variable], 1, NULL, 0);
-    memcpy(address, n->address, sizeof address);
+    opq_places places = opq_nest_places(n);
     n->index[loop->variable] = counted.index;
     opq_nest_bind(n, 1u << loop->variable);
-    emit_block(n, stmt + 1, loop->end);
-    memcpy(n->address, address, sizeof address);
+    opq_emit_block(n, stmt + 1, loop->end);
+    opq_nest_return(n, &places);
     opq_loop_end(n, &counted, NULL);
 }
 
@@ -156,7 +152,7 @@ static void emit_loop(opq_nest *n, int stmt)
         emit_counted(n, stmt);
 }
 
-static void emit_block(opq_nest *n, int from, int to)
+void opq_emit_block(opq_nest *n, int from, int to)
 {
     while (from < to) {
         int next = from;
@@ -189,30 +185,52 @@ static void emit_strip_unit(opq_nest *n, int strip, LLVMValueRef number)
     emit_strip(n, strip, from, smaller(n, to, n->extent[opq_nest_stmt(n, strip)->variable]));
 }
 
+/* The rows of a unit; what is around them is bound. */
+static void emit_row_block(opq_nest *n, const opq_chain *chain, int strip, LLVMValueRef number)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int rows = chain->loop[chain->count - 1];
+    if (chain->count > 1)
+        opq_nest_run(n, chain->loop[chain->count - 2] + 1, rows);
+    LLVMValueRef from = LLVMBuildMul(b, number, opq_i64(n->e, OPQ_ROW_BLOCK), "");
+    LLVMValueRef to = LLVMBuildAdd(b, from, opq_i64(n->e, OPQ_ROW_BLOCK), "");
+    opq_emit_rows(n, rows, strip, width_for(n, strip), from, smaller(n, to, n->extent[opq_nest_stmt(n, rows)->variable]));
+}
+
+/* Blocks of so many of an odometer's last extent, instead of it or beside what is there. */
+static void divide(opq_nest *n, opq_odometer *odometer, int at, LLVMValueRef extent, int64_t size)
+{
+    LLVMBuilderRef b = n->e->builder;
+    odometer->rank = at + 1;
+    odometer->variable[at] = -1;
+    odometer->extent[at] =
+        LLVMBuildUDiv(b, LLVMBuildAdd(b, extent, opq_i64(n->e, size - 1), ""), opq_i64(n->e, size), "");
+}
+
 /* The body of the parallel loops, [from, to), in which `strip` may be the only loop. */
 static void emit_units(opq_nest *n, const opq_chain *chain, int from, int to)
 {
-    LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef address[OPQ_ACCESS_MAX];
-    int strip = strip_of(n->k, from, to);
+    int strip = strip_of(n->k, from, to), last = chain->count - 1;
+    bool rows = opq_rows_fit(n->k, chain, strip);
+    opq_chain around = *chain;
     opq_odometer odometer = opq_nest_odometer(n, chain);
-    if (strip >= 0) {
-        LLVMValueRef extent = n->extent[opq_nest_stmt(n, strip)->variable];
-        LLVMValueRef rounded = LLVMBuildAdd(b, extent, opq_i64(n->e, OPQ_LANES - 1), "");
-        odometer.variable[odometer.rank] = -1;
-        odometer.extent[odometer.rank++] = LLVMBuildUDiv(b, rounded, opq_i64(n->e, OPQ_LANES), "");
-    }
+    if (rows)
+        divide(n, &odometer, last, odometer.extent[last], OPQ_ROW_BLOCK), around.count--;
+    else if (strip >= 0)
+        divide(n, &odometer, last + 1, n->extent[opq_nest_stmt(n, strip)->variable], OPQ_LANES);
     opq_units units;
     opq_units_begin(n, &units, &odometer, n->begin, n->end);
-    memcpy(address, n->address, sizeof address);
-    opq_nest_enter(n, &odometer, chain, units.index);
-    if (strip >= 0) {
+    opq_places places = opq_nest_places(n);
+    opq_nest_enter(n, &odometer, &around, units.index);
+    if (rows) {
+        emit_row_block(n, chain, strip, units.index[last]);
+    } else if (strip >= 0) {
         opq_nest_run(n, from, strip);
-        emit_strip_unit(n, strip, units.index[odometer.rank - 1]);
+        emit_strip_unit(n, strip, units.index[last + 1]);
     } else {
-        emit_block(n, from, to);
+        opq_emit_block(n, from, to);
     }
-    memcpy(n->address, address, sizeof address);
+    opq_nest_return(n, &places);
     opq_units_end(n, &units);
 }
 
@@ -238,7 +256,7 @@ static void emit_phase(opq_nest *n, int from, int to)
     } else if (loop->role == OPQ_LOOP_vector) {
         emit_vectors(n, from, n->begin, n->end);
     } else {
-        emit_block(n, from, to);
+        opq_emit_block(n, from, to);
     }
 }
 
@@ -246,19 +264,22 @@ static int64_t units_of(const opq_loops *k, const int64_t *dims, int first, int 
 {
     int from = first, to = end;
     const opq_stmt *stmts = k->stmts;
-    int64_t units = 1;
+    int64_t units = 1, rows = 0;
+    opq_chain chain = {0};
     if (first == end || (stmts[first].role != OPQ_LOOP_parallel && stmts[first].role != OPQ_LOOP_vector))
         return 1;
     if (stmts[first].role == OPQ_LOOP_parallel) {
-        opq_chain chain = opq_nest_chain(k, first);
-        for (int i = 0; i < chain.count; i++)
-            units *= dims[stmts[chain.loop[i]].variable];
+        chain = opq_nest_chain(k, first);
+        for (int i = 0; i < chain.count; i++, units *= rows)
+            rows = dims[stmts[chain.loop[i]].variable];
         from = chain.loop[chain.count - 1] + 1;
         to = stmts[from - 1].end;
     } else if (!has_loops(k, first)) {
         return dims[stmts[first].variable];
     }
     int strip = strip_of(k, from, to);
+    if (opq_rows_fit(k, &chain, strip))
+        return rows == 0 ? 0 : units / rows * ((rows + OPQ_ROW_BLOCK - 1) / OPQ_ROW_BLOCK);
     return strip < 0 ? units : units * ((dims[stmts[strip].variable] + OPQ_LANES - 1) / OPQ_LANES);
 }
 
@@ -287,7 +308,7 @@ static LLVMValueRef emit_some(opq_nest *n, const phases *p, int phase, LLVMValue
                               LLVMValueRef end)
 {
     LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef zero = opq_i64(n->e, 0), units = opq_i64(n->e, 1), address[OPQ_ACCESS_MAX];
+    LLVMValueRef zero = opq_i64(n->e, 0), units = opq_i64(n->e, 1);
     const opq_stmt *loop = opq_nest_stmt(n, p->from[phase]);
     if (loop->op == OPQ_STMT_loop && loop->role == OPQ_LOOP_parallel) {
         opq_chain chain = opq_nest_chain(n->k, p->from[phase]);
@@ -303,12 +324,12 @@ static LLVMValueRef emit_some(opq_nest *n, const phases *p, int phase, LLVMValue
     LLVMBasicBlockRef some = opq_nest_block(n, "phase"), next = opq_nest_block(n, "next_phase");
     LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, n->end, ""), some, next);
     LLVMPositionBuilderAtEnd(b, some);
-    memcpy(address, n->address, sizeof address);
+    opq_places places = opq_nest_places(n);
     if (loop->op == OPQ_STMT_loop)
         emit_phase(n, p->from[phase], p->from[phase + 1]);
     else
-        emit_block(n, p->from[phase], p->from[phase + 1]);
-    memcpy(n->address, address, sizeof address);
+        opq_emit_block(n, p->from[phase], p->from[phase + 1]);
+    opq_nest_return(n, &places);
     LLVMBuildBr(b, next);
     LLVMPositionBuilderAtEnd(b, next);
     return LLVMBuildAdd(b, first, units, "");

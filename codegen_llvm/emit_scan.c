@@ -104,10 +104,9 @@ static void emit_turns(part *p, const opq_tiles *tiles, LLVMValueRef from, LLVMV
 {
     opq_nest *n = p->n;
     int variable = opq_nest_stmt(n, p->loop)->variable;
-    LLVMValueRef address[OPQ_ACCESS_MAX];
     opq_loop loop;
     opq_loop_begin(n, &loop, from, to, 1, carried, p->width * p->count);
-    memcpy(address, n->address, sizeof address);
+    opq_places places = opq_nest_places(n);
     n->index[variable] = loop.index;
     opq_nest_bind(n, 1u << variable);
     if (tiles)
@@ -117,7 +116,7 @@ static void emit_turns(part *p, const opq_tiles *tiles, LLVMValueRef from, LLVMV
         run_body(p, carried + copy * p->count, step_lanes);
     }
     opq_nest_use_copy(n, 0);
-    memcpy(n->address, address, sizeof address);
+    opq_nest_return(n, &places);
     if (tiles)
         opq_tiles_enter(n, tiles, NULL);
     opq_loop_end(n, &loop, carried);

@@ -220,8 +220,7 @@ static void store_tile(opq_nest *n, const opq_tiles *tiles, int t)
 
 static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, int op)
 {
-    LLVMValueRef address[OPQ_ACCESS_MAX];
-    memcpy(address, n->address, sizeof address);
+    opq_places places = opq_nest_places(n);
     n->index[tiles->variable] = first;
     opq_nest_bind(n, 1u << tiles->variable);
     for (int t = 0; t < tiles->count; t++)
@@ -230,7 +229,7 @@ static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, int op
             op == OPQ_INSTR_load ? load_tile(n, tiles, t) : store_tile(n, tiles, t);
         }
     opq_nest_use_copy(n, 0);
-    memcpy(n->address, address, sizeof address);
+    opq_nest_return(n, &places);
 }
 
 void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first) { move(n, tiles, first, OPQ_INSTR_load); }

@@ -146,7 +146,8 @@ opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, co
     n->e = e;
     n->k = loops;
     n->status = OPQ_OK;
-    n->vector = n->prefetch_row = -1;
+    n->vector = n->prefetch_row = n->rows = -1;
+    n->address = n->addresses[0];
     n->strip = 1;
     OPQ_TRY(open_statements(n, arena));
     e->function = LLVMAddFunction(e->module, name, function_type(e));
@@ -167,7 +168,7 @@ opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, co
     return OPQ_OK;
 }
 
-void opq_nest_bind(opq_nest *n, unsigned variables)
+static void bind_copy(opq_nest *n, unsigned variables)
 {
     LLVMBuilderRef b = n->e->builder;
     for (int a = 0; a < n->k->access_count; a++) {
@@ -187,6 +188,30 @@ void opq_nest_bind(opq_nest *n, unsigned variables)
         else
             n->address[a] = LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), n->address[a], &sum, 1, "");
     }
+}
+
+void opq_nest_bind(opq_nest *n, unsigned variables)
+{
+    if (n->rows < 0) {
+        bind_copy(n, variables);
+        return;
+    }
+    for (int copy = n->strip - 1; copy >= 0; copy--) {
+        opq_nest_use_copy(n, copy);
+        bind_copy(n, variables);
+    }
+}
+
+opq_places opq_nest_places(const opq_nest *n)
+{
+    opq_places places;
+    memcpy(places.address, n->addresses, sizeof places.address);
+    return places;
+}
+
+void opq_nest_return(opq_nest *n, const opq_places *places)
+{
+    memcpy(n->addresses, places->address, sizeof places->address);
 }
 
 void opq_nest_mask(opq_nest *n, LLVMValueRef remaining)

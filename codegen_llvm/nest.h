@@ -9,7 +9,8 @@
  *   lanes      innermost: as vector, with accumulators (emit_lanes.c)
  *              inside a strip: a short row in each lane (emit_across.c)
  *   column     inside a strip, with an accumulator for each of its vectors (emit_column.c)
- *   chain      the same (emit_chain.c), but for the products that are left to an engine
+ *              windows: rows beside each other instead (emit_rows.c)
+ *   chain      as column (emit_chain.c), but for the products that are left to an engine
  *   serial     with scans: inside a strip, a row in each lane; else innermost, as vector, lane after lane (emit_scan.c)
  *   each, serial, parallel elsewhere: counted
  */
@@ -40,13 +41,15 @@ typedef struct opq_nest {
     LLVMValueRef *local, *local_row; /* per local: where it begins; where this turn of the loops around begins in it */
     bool has_at;
 
-    LLVMValueRef address[OPQ_ACCESS_MAX]; /* pointer, or the number so far, with the bound loops */
+    LLVMValueRef addresses[OPQ_STRIP_MAX][OPQ_ACCESS_MAX]; /* of copies that are rows; else the first */
+    LLVMValueRef *address; /* of the current copy: pointer, or the number so far, with the bound loops */
     LLVMValueRef stride[OPQ_ACCESS_MAX][OPQ_LOOP_MAX];
 
     int vector;        /* the variable whose indices the lanes are, -1: none */
     bool vector_bound; /* is it in the addresses? Else index[vector] is added at each access. */
     int strip;         /* vectors whose values are all at hand; 1 outside of strips */
-    int copy;          /* vectors beyond index[vector] */
+    int copy;          /* vectors beyond index[vector], or rows beyond the first */
+    int rows;          /* copies are neighbours along this variable (emit_rows.c); -1: along the vector's */
     LLVMValueRef remaining; /* lanes from copy's first one that count (i64, may exceed the lanes or be negative); NULL: all */
     LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
     LLVMValueRef tile[OPQ_ACCESS_MAX]; /* where this turn's lanes, which lie apart, were brought side by side (emit_tile.c); NULL: nowhere */
@@ -60,6 +63,11 @@ static inline bool opq_nest_is_loop(const opq_nest *n, int i) { return n->k->stm
 static inline bool opq_nest_varies(const opq_nest *n, int stmt)
 {
     return n->vector >= 0 && (n->varies[stmt] >> n->vector & 1);
+}
+/* Is its value another one in each copy? */
+static inline bool opq_nest_differs(const opq_nest *n, int stmt)
+{
+    return n->rows >= 0 ? n->varies[stmt] >> n->rows & 1 : opq_nest_varies(n, stmt);
 }
 /* How an access moves from lane to lane. */
 static inline opq_stride opq_nest_stride(const opq_nest *n, int access)
@@ -76,8 +84,14 @@ static inline LLVMValueRef opq_nest_step(const opq_nest *n, int access)
  * local at its place in the scratch memory. `arena` holds what goes with the statements. */
 opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, const char *name,
                          opq_arena *arena) OPQ_MUST_CHECK;
-/* Adds index * stride of these variables (bit l: variable l) to every address. */
+/* Adds index * stride of these variables (bit l: variable l) to every address, of all copies that are rows. */
 void opq_nest_bind(opq_nest *n, unsigned variables);
+/* Where everything is, to come back to after what is bound inside. */
+typedef struct opq_places {
+    LLVMValueRef address[OPQ_STRIP_MAX][OPQ_ACCESS_MAX];
+} opq_places;
+opq_places opq_nest_places(const opq_nest *n);
+void opq_nest_return(opq_nest *n, const opq_places *places);
 /* Lanes of this copy that count, out of `remaining` elements; NULL: all of them. */
 void opq_nest_mask(opq_nest *n, LLVMValueRef remaining);
 LLVMValueRef opq_nest_stack(opq_nest *n, LLVMTypeRef type); /* aligned to 64 bytes */
@@ -88,6 +102,7 @@ void opq_nest_fail(opq_nest *n, opq_status status);
 LLVMValueRef opq_nest_load(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_number(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_inside(opq_nest *n, int stmt);
+LLVMValueRef opq_nest_inside_all(opq_nest *n, int stmt); /* i1: are all lanes, masked or not? */
 void opq_nest_store(opq_nest *n, int stmt);
 /* Sets local_row of the locals that [from, to) uses. */
 void opq_nest_enter_locals(opq_nest *n, int from, int to);
@@ -178,6 +193,14 @@ void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMVal
 /* ---- emit_loops.c */
 /* The whole tree, units [begin, end). */
 void opq_emit_loops(opq_nest *n);
+void opq_emit_block(opq_nest *n, int from, int to); /* statements [from, to), with whole loops */
+
+/* ---- emit_rows.c */
+enum { OPQ_ROW_BLOCK = 8 };
+/* Is the loop `strip`, the only one in the last of the chain's loops, that of a window? */
+bool opq_rows_fit(const opq_loops *loops, const opq_chain *chain, int strip);
+/* Turns [from, to) of the loop `rows` around `strip`, `width` at a time. */
+void opq_emit_rows(opq_nest *n, int rows, int strip, int width, LLVMValueRef from, LLVMValueRef to);
 
 /* ---- emit_lanes.c, emit_across.c, emit_column.c, emit_chain.c */
 typedef struct opq_reduction {

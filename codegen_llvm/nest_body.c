@@ -6,6 +6,7 @@
 void opq_nest_use_copy(opq_nest *n, int copy)
 {
     n->copy = copy;
+    n->address = n->addresses[n->rows >= 0 ? copy : 0];
     n->value = n->values + (size_t)copy * ((size_t)n->k->stmt_count + 1);
 }
 
@@ -111,7 +112,7 @@ void opq_nest_run_one(opq_nest *n, int from, int to)
     for (int i = from; i < to; i++) {
         if (opq_nest_stmt(n, i)->op == OPQ_STMT_local || opq_op_reduces(opq_nest_stmt(n, i)->op))
             continue;
-        if (n->copy > 0 && !opq_nest_varies(n, i)) {
+        if (n->copy > 0 && !opq_nest_differs(n, i)) {
             n->value[i] = n->values[i];
             continue;
         }

@@ -214,7 +214,7 @@ static LLVMValueRef vector_offset(opq_nest *n, int access)
         return NULL;
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef index = opq_i64(n->e, (int64_t)n->copy * n->e->lanes);
-    if (n->vector_bound && n->copy == 0)
+    if (n->vector_bound && (n->copy == 0 || n->rows >= 0))
         return NULL;
     if (!n->vector_bound)
         index = n->copy == 0 ? n->index[n->vector] : LLVMBuildAdd(b, n->index[n->vector], index, "");
@@ -313,17 +313,26 @@ static LLVMValueRef first_lane(opq_nest *n, LLVMValueRef limit, LLVMValueRef fir
     return opq_splat(n->e, LLVMBuildTrunc(b, lane, LLVMInt32TypeInContext(n->e->context), ""));
 }
 
+static LLVMValueRef extent_of(opq_nest *n, int access)
+{
+    LLVMTypeRef i64 = LLVMInt64TypeInContext(n->e->context);
+    LLVMValueRef at = opq_i64(n->e, opq_dims_of(n->k->rank, access) + 2 + n->k->rank);
+    return LLVMBuildLoad2(n->e->builder, i64, LLVMBuildGEP2(n->e->builder, i64, n->dims, &at, 1, ""), "");
+}
+
+/* The number of this copy's first lane. */
+static LLVMValueRef first_number(opq_nest *n, int access)
+{
+    LLVMValueRef first = n->address[access], offset = vector_offset(n, access);
+    return offset ? LLVMBuildAdd(n->e->builder, first, offset, "") : first;
+}
+
 LLVMValueRef opq_nest_inside(opq_nest *n, int stmt)
 {
     int access = opq_nest_stmt(n, stmt)->access;
     LLVMBuilderRef b = n->e->builder;
-    LLVMTypeRef i64 = LLVMInt64TypeInContext(n->e->context);
-    LLVMValueRef at = opq_i64(n->e, opq_dims_of(n->k->rank, access) + 2 + n->k->rank);
-    LLVMValueRef extent = LLVMBuildLoad2(b, i64, LLVMBuildGEP2(b, i64, n->dims, &at, 1, ""), "");
+    LLVMValueRef extent = extent_of(n, access), first = first_number(n, access);
     opq_stride stride = opq_nest_stride(n, access);
-    LLVMValueRef first = n->address[access], offset = vector_offset(n, access);
-    if (offset)
-        first = LLVMBuildAdd(b, first, offset, "");
     if (stride == OPQ_STRIDE_zero)
         return opq_splat(n->e, LLVMBuildICmp(b, LLVMIntULT, first, extent, ""));
     if (stride >= OPQ_STRIDE_any)
@@ -332,6 +341,16 @@ LLVMValueRef opq_nest_inside(opq_nest *n, int stmt)
     LLVMValueRef from = first_lane(n, opq_i64(n->e, 0), first, stride), to = first_lane(n, extent, first, stride);
     return LLVMBuildAnd(b, LLVMBuildICmp(b, LLVMIntSGE, numbers, from, ""),
                         LLVMBuildICmp(b, LLVMIntSLT, numbers, to, ""), "");
+}
+
+LLVMValueRef opq_nest_inside_all(opq_nest *n, int stmt)
+{
+    int access = opq_nest_stmt(n, stmt)->access;
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef extent = extent_of(n, access), first = first_number(n, access), last = opq_i64(n->e, n->e->lanes - 1);
+    last = LLVMBuildAdd(b, first, LLVMBuildMul(b, last, opq_nest_step(n, access), ""), "");
+    return LLVMBuildAnd(b, LLVMBuildICmp(b, LLVMIntULT, first, extent, ""),
+                        LLVMBuildICmp(b, LLVMIntULT, last, extent, ""), "");
 }
 
 /* ---- locals: row-major over their variables, the lanes' last. Whole vectors are written: behind the last element is room, and what a

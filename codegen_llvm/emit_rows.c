@@ -1,0 +1,87 @@
+/* Windows: a vector of some neighbouring rows at once. What tells which of a vector's elements are there, and the weights, are the same for
+ * all of them.
+ *
+ *   unit        one index of the parallel loops around the rows, and OPQ_ROW_BLOCK rows
+ *     rows      4 at a time, then 2, then 1: copies
+ *       vector  under a mask
+ */
+#include "codegen_llvm/nest.h"
+
+#include <string.h>
+
+bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
+{
+    bool window = false;
+    if (chain->count == 0 || strip < 0)
+        return false;
+    for (int i = chain->loop[chain->count - 1] + 1; i < k->stmts[strip].end; i++) {
+        const opq_stmt *stmt = &k->stmts[i];
+        bool loop = stmt->op == OPQ_STMT_loop;
+        if (loop && i > strip && stmt->role != OPQ_LOOP_chain && stmt->role != OPQ_LOOP_column)
+            return false;
+        if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
+            return false;
+        window = window || stmt->op == OPQ_INSTR_inside || (loop && stmt->role == OPQ_LOOP_chain);
+    }
+    return window;
+}
+
+static void emit_vector(opq_nest *n, int strip, LLVMValueRef first)
+{
+    const opq_stmt *loop = opq_nest_stmt(n, strip);
+    opq_places places = opq_nest_places(n);
+    n->index[loop->variable] = first;
+    opq_nest_bind(n, 1u << loop->variable);
+    n->vector = loop->variable;
+    n->vector_bound = true;
+    opq_nest_mask(n, LLVMBuildSub(n->e->builder, n->extent[loop->variable], first, ""));
+    opq_emit_block(n, strip + 1, loop->end);
+    opq_nest_mask(n, NULL);
+    n->vector_bound = false;
+    n->vector = -1;
+    opq_nest_return(n, &places);
+}
+
+/* `count` rows from `first` on. */
+static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRef first)
+{
+    int variable = opq_nest_stmt(n, rows)->variable;
+    size_t values = (size_t)n->k->stmt_count + 1;
+    opq_places places = opq_nest_places(n), apart = places;
+    n->strip = 1;
+    n->rows = variable;
+    for (int copy = 0; copy < count; copy++) {
+        opq_nest_return(n, &places);
+        n->index[variable] = LLVMBuildAdd(n->e->builder, first, opq_i64(n->e, copy), "");
+        opq_nest_use_copy(n, 0);
+        opq_nest_bind(n, 1u << variable);
+        memcpy(apart.address[copy], n->addresses[0], sizeof apart.address[copy]);
+        if (copy > 0)
+            memcpy(n->values + (size_t)copy * values, n->values, values * sizeof *n->values);
+    }
+    opq_nest_return(n, &apart);
+    n->strip = count;
+    opq_nest_run(n, rows + 1, strip);
+    opq_loop loop;
+    opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[opq_nest_stmt(n, strip)->variable], n->e->lanes, NULL, 0);
+    emit_vector(n, strip, loop.index);
+    opq_loop_end(n, &loop, NULL);
+    n->strip = 1;
+    n->rows = -1;
+    opq_nest_use_copy(n, 0);
+    opq_nest_return(n, &places);
+}
+
+void opq_emit_rows(opq_nest *n, int rows, int strip, int width, LLVMValueRef from, LLVMValueRef to)
+{
+    LLVMBuilderRef b = n->e->builder;
+    for (; width > 0; width /= 2) {
+        LLVMValueRef whole = LLVMBuildAnd(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, -(int64_t)width), "");
+        whole = LLVMBuildAdd(b, from, whole, "");
+        opq_loop loop;
+        opq_loop_begin(n, &loop, from, whole, width, NULL, 0);
+        emit_copies(n, rows, strip, width, loop.index);
+        opq_loop_end(n, &loop, NULL);
+        from = whole;
+    }
+}
