@@ -11,8 +11,8 @@ typedef struct part {
     opq_chain chain;
     int product; /* statement */
     LLVMValueRef sum[OPQ_STRIP_MAX];
-    bool unrolled; /* the innermost loop, of so many turns */
-    bool moves[2]; /* operands of the product, where rows slide */
+    bool unrolled;          /* the innermost loop, of so many turns */
+    bool sliding, moves[2]; /* moves: operands of the product, with the rows */
     int held_count, held_stmt[HELD_MAX];
     LLVMValueRef held[UNROLLED][HELD_MAX][OPQ_STRIP_MAX]; /* conditions of each turn that the loops around it share */
 } part;
@@ -216,6 +216,8 @@ static bool slides(part *p)
     int window = loop_of(p, 0)->variable, first = p->chain.loop[0] + 1, end = loop_of(p, 0)->end;
     for (int i = first; i < end; i++) {
         const opq_stmt *stmt = opq_nest_stmt(n, i);
+        if (stmt->op == OPQ_INSTR_load && opq_nest_stride(n, stmt->access) > OPQ_STRIDE_one) /* a stride, as of the rows */
+            return false;
         bool moves = n->varies[i] >> n->rows & 1;
         for (int o = 0; o < 3 && moves && i != p->product; o++) {
             int operand = stmt->operand[o];
@@ -321,8 +323,19 @@ static LLVMValueRef all_there(part *p)
     return all;
 }
 
+static void emit_rows_apart(part *p) { emit_level(p, 0); }
+
+static void emit_masked(part *p)
+{
+    hold_conditions(p);
+    if (p->sliding)
+        emit_either(p, slides_here(p), emit_sliding, emit_rows_apart);
+    else
+        emit_rows_apart(p);
+}
+
 /* Without a mask. */
-static void emit_sliding_whole(part *p)
+static void emit_whole(part *p)
 {
     opq_nest *n = p->n;
     LLVMValueRef mask = n->mask, remaining = n->remaining;
@@ -331,17 +344,9 @@ static void emit_sliding_whole(part *p)
             for (int copy = 0; copy < n->strip; copy++)
                 p->held[turn][h][copy] = always(p);
     opq_nest_mask(n, NULL);
-    emit_sliding(p);
+    p->sliding ? emit_sliding(p) : emit_rows_apart(p);
     n->mask = mask;
     n->remaining = remaining;
-}
-
-static void emit_rows_apart(part *p) { emit_level(p, 0); }
-
-static void emit_masked(part *p)
-{
-    hold_conditions(p);
-    emit_either(p, slides_here(p), emit_sliding, emit_rows_apart);
 }
 
 /* ---- windows whose rows have 3 elements: these without a loop */
@@ -349,14 +354,16 @@ static void emit_masked(part *p)
 static void emit_unrolled(part *p)
 {
     p->unrolled = true;
+    p->sliding = slides(p);
     find_held(p);
-    if (slides(p)) {
-        LLVMValueRef whole = LLVMBuildAnd(p->n->e->builder, all_there(p), slides_here(p), "");
-        emit_either(p, whole, emit_sliding_whole, emit_masked);
-    } else {
-        hold_conditions(p);
-        emit_level(p, 0);
+    if (p->n->rows < 0) {
+        emit_masked(p);
+        return;
     }
+    LLVMValueRef whole = all_there(p);
+    if (p->sliding)
+        whole = LLVMBuildAnd(p->n->e->builder, whole, slides_here(p), "");
+    emit_either(p, whole, emit_whole, emit_masked);
 }
 
 static void emit_counted(part *p)
@@ -376,11 +383,8 @@ void opq_emit_chain(opq_nest *n, int loop)
     for (int copy = 0; copy < n->strip; copy++)
         p.sum[copy] = LLVMConstNull(type);
     LLVMValueRef extent = n->extent[loop_of(&p, innermost(&p))->variable];
-    if (p.chain.count > 1)
-        emit_either(&p, LLVMBuildICmp(n->e->builder, LLVMIntEQ, extent, opq_i64(n->e, UNROLLED), ""), emit_unrolled,
-                    emit_counted);
-    else
-        emit_counted(&p);
+    emit_either(&p, LLVMBuildICmp(n->e->builder, LLVMIntEQ, extent, opq_i64(n->e, UNROLLED), ""), emit_unrolled,
+                emit_counted);
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
         opq_nest_define(n, p.product, p.sum[copy]);

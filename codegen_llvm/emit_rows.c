@@ -9,9 +9,15 @@
 
 #include <string.h>
 
+/* Lanes that lie apart cost more under a mask, which all of these vectors have, than is saved. */
+static bool is_apart(const opq_loops *k, const opq_stmt *stmt, int vector)
+{
+    return stmt->op == OPQ_INSTR_load && k->accesses[stmt->access].stride[vector] > OPQ_STRIDE_one;
+}
+
 bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
 {
-    bool window = false;
+    bool chains = false, inside = false, apart = false;
     if (chain->count == 0 || strip < 0)
         return false;
     for (int i = chain->loop[chain->count - 1] + 1; i < k->stmts[strip].end; i++) {
@@ -21,9 +27,11 @@ bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
             return false;
         if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
             return false;
-        window = window || stmt->op == OPQ_INSTR_inside || (loop && stmt->role == OPQ_LOOP_chain);
+        chains = chains || (loop && stmt->role == OPQ_LOOP_chain);
+        inside = inside || stmt->op == OPQ_INSTR_inside;
+        apart = apart || is_apart(k, stmt, k->stmts[strip].variable);
     }
-    return window;
+    return chains || (inside && !apart);
 }
 
 static void emit_vector(opq_nest *n, int strip, LLVMValueRef first)

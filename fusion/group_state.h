@@ -75,6 +75,8 @@ opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
 opq_status opq_group_siblings(opq_grouper *g) OPQ_MUST_CHECK;
 /* Then products of one left operand (group_product.c). */
 opq_status opq_group_products(opq_grouper *g) OPQ_MUST_CHECK;
+/* Would a kernel of windows compute n several times, which costs nothing on the tile of the product it comes from (group_tile.c)? */
+bool opq_group_keeps_to_tile(const opq_grouper *g, opq_ref n);
 /* Is n, of one of these groups, needed outside of them? */
 bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int count);
 /* Were they recorded near each other? Members stand in order. */

@@ -17,7 +17,7 @@
     X(two_matmuls, "a matmul has no other in its epilogue")                                                            \
     X(scan, "a scan runs along one whole axis of the kernel, without reductions and products")                         \
     X(after_matmul, "a reduction cannot follow a matmul in its tile")                                                  \
-    X(recompute, "would be computed again for every broadcast element")                                                \
+    X(recompute, "would be computed again for every broadcast element, or overlapping window")                         \
     X(part, "may fail on elements that are not used here")                                                             \
     X(row_size, "a row does not stay in cache")                                                                        \
     X(body_size, "the kernel body reached its limit")                                                                  \
