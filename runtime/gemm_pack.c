@@ -68,18 +68,19 @@ static void find_inside(const opq_pack_guard *guards, int count, const opq_pack_
 /* Does neighbour j go on as the run does? The second one says how. */
 static bool goes_on(const opq_pack_source *s, opq_pack_run *run, int64_t j)
 {
-    int64_t offset = opq_pack_across(s, j), step[OPQ_MATRIX_GUARD_MAX];
-    for (int g = 0; g < s->guard_count; g++) {
-        step[g] = s->guard[g].across[j] - s->guard[g].across[j - 1];
-        if (step[g] < 0)
-            return false;
-    }
-    if (run->count == 1 && offset > run->offset) {
+    int64_t offset = opq_pack_across(s, j);
+    bool second = run->count == 1 && offset > run->offset;
+    if (second)
         run->stride = offset - run->offset;
-        memcpy(run->step, step, sizeof step);
+    if (offset != run->offset + run->count * run->stride)
+        return false;
+    for (int g = 0; g < s->guard_count; g++) {
+        int64_t step = s->guard[g].across[j] - s->guard[g].across[j - 1];
+        if (step < 0 || (!second && step != run->step[g]))
+            return false;
+        run->step[g] = step;
     }
-    return offset == run->offset + run->count * run->stride &&
-           memcmp(run->step, step, (size_t)s->guard_count * sizeof *step) == 0;
+    return true;
 }
 
 static int find_runs(const opq_pack_source *s, int64_t across, opq_pack_run *out_runs)
