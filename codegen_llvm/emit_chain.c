@@ -305,21 +305,26 @@ static void emit_sliding(part *p)
         }
 }
 
-/* 1 if all lanes are there in every turn of the unrolled loop: its conditions are linear, too. */
+/* 1 if all lanes of all rows are there in every turn of the unrolled loop: its conditions are linear, too. */
 static LLVMValueRef all_there(part *p)
 {
     opq_nest *n = p->n;
     LLVMBuilderRef b = n->e->builder;
     int inner = loop_of(p, innermost(p))->variable;
     LLVMValueRef all = LLVMBuildICmp(b, LLVMIntSGE, n->remaining, opq_i64(n->e, n->e->lanes), "");
-    for (int h = 0; h < p->held_count; h++)
-        for (int end = 0; end < 2; end++) {
-            opq_places places = opq_nest_places(n);
-            n->index[inner] = opq_i64(n->e, end ? UNROLLED - 1 : 0);
-            opq_nest_bind(n, 1u << inner);
-            all = LLVMBuildAnd(b, all, opq_nest_inside_all(n, p->held_stmt[h]), "");
-            opq_nest_return(n, &places);
+    for (int turn = 0; turn < UNROLLED; turn += UNROLLED - 1) {
+        opq_places places = opq_nest_places(n);
+        n->index[inner] = opq_i64(n->e, turn);
+        opq_nest_bind(n, 1u << inner);
+        for (int copy = 0; copy < n->strip; copy += n->strip > 1 ? n->strip - 1 : 1) { /* the first and the last row */
+            opq_nest_use_copy(n, copy);
+            for (int h = 0; h < p->held_count; h++)
+                if (copy == 0 || opq_nest_differs(n, p->held_stmt[h]))
+                    all = LLVMBuildAnd(b, all, opq_nest_inside_all(n, p->held_stmt[h]), "");
         }
+        opq_nest_use_copy(n, 0);
+        opq_nest_return(n, &places);
+    }
     return all;
 }
 

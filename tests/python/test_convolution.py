@@ -1,6 +1,7 @@
 """Convolutions and pooling, against the CPU: values, gradients, layouts, and that no CPU kernel is called."""
 
 import copy
+import itertools
 import random
 
 import pytest
@@ -408,3 +409,151 @@ def test_networks(name, last):
     assert torch_opaque.stats()["extern_calls"] == 0
     for e, f in zip(*outputs, strict=True):
         torch.testing.assert_close(f, e, rtol=1e-7, atol=1e-9)
+
+
+# ---- depthwise windows: some rows at once, their edges, and rows that slide
+
+
+def chained(x, w, stride, padding, dilation):
+    """Depthwise: one chain of fused multiply-adds per element over the taps in row-major order (docs/ir.md). The product of two f32 is exact
+    in f64, and rounding the sum twice gives what rounding it once does, but for one case in 2^29."""
+    dims = x.dim() - 2
+    x = F.pad(x.double(), [p for d in reversed(range(dims)) for p in (padding[d], padding[d])])
+    sizes = [
+        (x.shape[2 + d] - dilation[d] * (w.shape[2 + d] - 1) - 1) // stride[d] + 1
+        for d in range(dims)
+    ]
+    acc = torch.zeros(x.shape[0], w.shape[0], *sizes)
+    for tap in itertools.product(*map(range, w.shape[2:])):
+        at = [
+            slice(t * dilation[d], t * dilation[d] + stride[d] * (sizes[d] - 1) + 1, stride[d])
+            for d, t in enumerate(tap)
+        ]
+        weight = w[(slice(None), 0, *tap)].double().reshape(1, -1, *[1] * dims)
+        acc = (acc.double() + x[(..., *at)] * weight).float()
+    return acc
+
+
+def depthwise(x, w, stride, padding, dilation):
+    conv = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
+    return conv(x, w, None, stride, padding, dilation, x.shape[1])
+
+
+SIZES = [
+    (1, 1),
+    (1, 17),
+    (2, 16),
+    (3, 15),
+    (4, 33),
+    (5, 16),
+    (7, 7),
+    (8, 31),
+    (9, 64),
+    (12, 20),
+    (17, 70),
+    (23, 5),
+]
+WAYS = [  # taps, stride, padding, dilation
+    ((3, 3), (1, 1), (1, 1), (1, 1)),
+    ((3, 3), (1, 1), (0, 0), (1, 1)),
+    ((3, 3), (1, 1), (2, 0), (1, 1)),
+    ((3, 3), (1, 1), (3, 3), (1, 1)),
+    ((3, 3), (2, 2), (1, 1), (1, 1)),
+    ((3, 3), (1, 2), (1, 1), (1, 1)),
+    ((3, 3), (2, 1), (1, 1), (1, 1)),
+    ((3, 3), (1, 1), (2, 2), (2, 2)),
+    ((3, 3), (2, 2), (2, 1), (2, 1)),
+    ((3, 3), (3, 3), (1, 1), (1, 1)),
+    ((1, 3), (1, 1), (0, 1), (1, 1)),
+    ((3, 1), (1, 1), (1, 0), (1, 1)),
+    ((5, 3), (1, 1), (2, 1), (1, 1)),
+    ((5, 5), (1, 1), (2, 2), (1, 1)),
+]
+
+
+def fits(size, way):
+    taps, _, padding, dilation = way
+    return all(
+        s + 2 * p > d * (t - 1) for s, t, p, d in zip(size, taps, padding, dilation, strict=True)
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("odd", [False, True])
+def test_depthwise_rows(way, odd):
+    taps, *rest = way
+    for size in [size for size in SIZES if fits(size, way)]:
+        x, w = torch.randn(2, 9, *size), torch.randn(9, 1, *taps)
+        if odd:
+            x[0, :, 0], x[1, :, :, -1], x[0, 3, -1, 0] = float("inf"), -0.0, float("nan")
+            w[1], w[2, 0, 0, 0], w[3] = 0.0, float("inf"), -0.0
+        found = depthwise(x.to(D), w.to(D), *rest).cpu()
+        expect = chained(x, w, *rest)
+        assert torch.equal(found.isnan(), expect.isnan()), size
+        assert torch.equal(
+            found.nan_to_num().view(torch.int32), expect.nan_to_num().view(torch.int32)
+        ), size
+        found = torch.relu(
+            depthwise(x.to(D), w.to(D), *rest) + 1
+        ).cpu()  # after it, on the same rows
+        torch.testing.assert_close(found, torch.relu(expect + 1), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [(40,), (3, 9, 18), (4, 4, 4)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_rows_of_other_ranks(size, stride):
+    dims = len(size)
+    rest = ((stride,) * dims, (1,) * dims, (1,) * dims)
+    x, w = torch.randn(2, 9, *size), torch.randn(9, 1, *(3,) * dims)
+    torch.testing.assert_close(
+        depthwise(x.to(D), w.to(D), *rest).cpu(), chained(x, w, *rest), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_depthwise_rows_read_what_they_should(threads):
+    """Neighbours of a part of a tensor are not read, views of it are followed, and threads take whole blocks of rows."""
+    torch.set_num_threads(threads)
+    base = torch.full((2, 12, 40, 50), float("nan"))
+    base[:, 1:10, 4:30, 5:38] = torch.randn(2, 9, 26, 33)
+    w, rest = torch.randn(9, 1, 3, 3), ((1, 1), (1, 1), (1, 1))
+    for cut in (
+        lambda t: t[:, 1:10, 4:30, 5:38],
+        lambda t: t[:, 1:10, 4:30, 5:38].transpose(2, 3),
+        lambda t: t[:, 1:10, 4:30, 5:38].flip(3),
+    ):
+        expect = chained(cut(base), w, *rest)
+        torch.testing.assert_close(
+            depthwise(cut(base.to(D)), w.to(D), *rest).cpu(), expect, rtol=0, atol=0
+        )
+    torch.set_num_threads(2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pooling_rows(size):
+    x = torch.randn(2, 5, *size)
+    for pool in (
+        lambda x: F.max_pool2d(x, 3, 1, 1),
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: F.max_pool2d(x, (3, 5), 1, (1, 2)),
+    ):
+        assert torch.equal(pool(x.to(D)).cpu(), pool(x))
+    ones = torch.ones(2, 5, *size)
+    for pool in (
+        lambda x: F.avg_pool2d(x, 3, 1, 1),
+        lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+    ):
+        torch.testing.assert_close(pool(x.to(D)).cpu(), pool(x))
+        torch.testing.assert_close(pool(ones.to(D)).cpu(), pool(ones), rtol=1e-6, atol=0)
+
+
+def test_overlapping_windows_leave_the_tile_its_epilogue():
+    conv, norm = nn.Conv2d(8, 16, 3, padding=1).eval().to(D), nn.BatchNorm2d(16).eval().to(D)
+    x = torch.randn(1, 8, 32, 32, device=D)
+    torch.opaque.synchronize()
+    with torch.no_grad():
+        explanation = torch_opaque.explain(F.max_pool2d(torch.relu(norm(conv(x))), 3, 2, 1))
+        assert [k["kind"] for k in explanation.kernels] == ["matmul", "column"]
+        assert explanation.kernels[1]["name"].startswith("amax")
+        alone = torch_opaque.explain(F.max_pool2d(torch.relu(x), 3, 2, 1))
+        assert len(alone.kernels) == 1  # nothing to ride on: it is not stored
