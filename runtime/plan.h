@@ -64,6 +64,9 @@ typedef struct opq_block {
     int local_count; /* values of one element per row, numbered -2 - i */
 } opq_block;
 
+/* What an index out of range is told as. */
+typedef enum opq_index_kind { OPQ_INDEX_place, OPQ_INDEX_target, OPQ_INDEX_class } opq_index_kind;
+
 /* An op of the step that may fail on values: it reads or adds at an index, or divides integers. */
 typedef struct opq_check {
     opq_ref node;
@@ -71,6 +74,9 @@ typedef struct opq_check {
     opq_type type;    /* of what is indexed or divided */
     int axis;
     bool divides;
+    opq_index_kind kind;
+    bool wraps;            /* an index below 0 has had the extent added */
+    const opq_attr *sizes; /* of the dims that the index joins, or NULL */
     bool by_position; /* gather, scatter and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
 } opq_check;
 

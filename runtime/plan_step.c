@@ -29,7 +29,14 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
         check->text = text.failed ? NULL : opq_arena_text(&p->plan->arena, text.data);
         check->type = opq_node_at(p->graph, node->operand[0])->type;
         check->axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-        bool by_element = key == NULL || strcmp(key->str, "aten::scatter") == 0; /* and not one index for whole slices */
+        const char *name = key ? key->str : "aten::scatter";
+        check->kind = strncmp(name, "aten::nll_loss", 14) == 0 ? OPQ_INDEX_target
+                      : strcmp(name, "aten::one_hot") == 0     ? OPQ_INDEX_class
+                                                               : OPQ_INDEX_place;
+        check->wraps = strcmp(name, "aten::index") == 0 || strcmp(name, "aten::_index_put_impl") == 0;
+        check->sizes = opq_node_attr(node, OPQ_ATTR_sizes);
+        /* and not one index for whole slices */
+        bool by_element = strcmp(name, "aten::scatter") == 0 || check->kind == OPQ_INDEX_class;
         check->by_position = by_element && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER);
         opq_text_drop(&text);
         if (check->text == NULL)

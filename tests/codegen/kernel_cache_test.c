@@ -157,8 +157,11 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_idle_code_is_found_again),     TEST(test_what_is_used_stays), TEST(test_the_longest_idle_goes),
-        TEST(test_code_is_made_again_and_again), TEST(test_threads),
+        TEST(test_idle_code_is_found_again),
+        TEST(test_what_is_used_stays),
+        TEST(test_the_longest_idle_goes),
+        TEST(test_code_is_made_again_and_again),
+        TEST(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
