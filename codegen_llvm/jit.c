@@ -28,6 +28,7 @@ struct opq_jit {
     LLVMTargetMachineRef machine;
     LLVMOrcLLJITRef orc;
     uint64_t next_name;
+    int removed; /* modules, since their names were cleared */
 };
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
@@ -52,11 +53,11 @@ void opq_jit_destroy(opq_jit *jit)
 {
     if (!jit)
         return;
+    opq_code_cache_drop(jit, &jit->cache);
     if (jit->orc)
         LLVMConsumeError(LLVMOrcDisposeLLJIT(jit->orc));
     if (jit->machine)
         LLVMDisposeTargetMachine(jit->machine);
-    opq_code_cache_drop(&jit->cache);
     pthread_mutex_destroy(&jit->lock);
     free(jit);
 }
@@ -260,35 +261,80 @@ static opq_status emit(compilation *c, const char *name, LLVMCodeGenFileType typ
     return OPQ_OK;
 }
 
-static opq_status link_object(compilation *c, const char *name, LLVMMemoryBufferRef object, void **out_address)
+/* Sections that are loaded, each kind in pages of its own. */
+static size_t loaded_bytes(const char *object)
 {
-    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), name);
-    if (status != OPQ_OK) {
-        LLVMDisposeMemoryBuffer(object);
-        return status;
+    enum { PAGE = 4096, PROTECTIONS = SHF_WRITE | SHF_EXECINSTR };
+    Elf64_Ehdr header;
+    size_t bytes[PROTECTIONS + 1] = {0}, total = 0;
+    memcpy(&header, object, sizeof header);
+    for (unsigned s = 0; s < header.e_shnum; s++) {
+        Elf64_Shdr section;
+        memcpy(&section, object + header.e_shoff + s * sizeof section, sizeof section);
+        if (section.sh_flags & SHF_ALLOC)
+            bytes[section.sh_flags & PROTECTIONS] += section.sh_size;
     }
+    for (int i = 0; i <= PROTECTIONS; i++)
+        total += (bytes[i] + PAGE - 1) / PAGE * PAGE;
+    return total;
+}
+
+/* Takes the buffer, also when it fails. */
+static opq_status link_object(compilation *c, const char *name, LLVMMemoryBufferRef object,
+                              LLVMOrcResourceTrackerRef tracker, void **out_address)
+{
     LLVMOrcLLJITRef orc = c->jit->orc;
-    /* takes the buffer, also when it fails */
-    OPQ_TRY(from_error(name, LLVMOrcLLJITAddObjectFile(orc, LLVMOrcLLJITGetMainJITDylib(orc), object)));
+    OPQ_TRY(from_error(name, LLVMOrcLLJITAddObjectFileWithRT(orc, tracker, object)));
     LLVMOrcExecutorAddress address = 0;
     OPQ_TRY(from_error(name, LLVMOrcLLJITLookup(orc, &address, c->symbol)));
     *out_address = (void *)(uintptr_t)address;
     return OPQ_OK;
 }
 
+static void remove_tracked(opq_jit *jit, LLVMOrcResourceTrackerRef tracker)
+{
+    LLVMConsumeError(LLVMOrcResourceTrackerRemove(tracker));
+    LLVMOrcReleaseResourceTracker(tracker);
+    /* Names of what is gone stay in ORC's pool. Looking for them is work for each name that lives: not every time. */
+    jit->removed = (jit->removed + 1) % 256;
+    if (jit->removed == 0)
+        LLVMOrcSymbolStringPoolClearDeadEntries(
+            LLVMOrcExecutionSessionGetSymbolStringPool(LLVMOrcLLJITGetExecutionSession(jit->orc)));
+}
+
+static opq_status load_object(compilation *c, const char *name, LLVMMemoryBufferRef object, opq_jit_module *out_module,
+                              void **out_address)
+{
+    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), name);
+    if (status != OPQ_OK) {
+        LLVMDisposeMemoryBuffer(object);
+        return status;
+    }
+    size_t bytes = loaded_bytes(LLVMGetBufferStart(object));
+    LLVMOrcResourceTrackerRef tracker = LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(c->jit->orc));
+    status = link_object(c, name, object, tracker, out_address);
+    if (status != OPQ_OK)
+        remove_tracked(c->jit, tracker);
+    else if (out_module)
+        *out_module = (opq_jit_module){tracker, bytes};
+    else
+        LLVMOrcReleaseResourceTracker(tracker); /* ORC keeps what it tracks */
+    return status;
+}
+
 static opq_status compile(compilation *c, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
-                          void **out_address)
+                          opq_jit_module *out_module, void **out_address)
 {
     OPQ_TRY(fill(c, name, build, data));
     snprintf(c->symbol, sizeof c->symbol, "%.64s_%llu", name, (unsigned long long)c->jit->next_name++);
     LLVMSetValueName2(LLVMGetNamedFunction(c->emitter.module, name), c->symbol, strlen(c->symbol));
     LLVMMemoryBufferRef object = NULL;
     OPQ_TRY(emit(c, name, LLVMObjectFile, &object));
-    return link_object(c, name, object, out_address);
+    return load_object(c, name, object, out_module, out_address);
 }
 
 opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
-                            void **out_address)
+                            opq_jit_module *out_module, void **out_address)
 {
     unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT); /* constants are folded once, for every run */
     pthread_mutex_lock(&jit->lock);
@@ -296,12 +342,19 @@ opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(
     if (status == OPQ_OK) {
         compilation c;
         begin(&c, jit);
-        status = compile(&c, name, build, data, out_address);
+        status = compile(&c, name, build, data, out_module, out_address);
         end(&c);
     }
     pthread_mutex_unlock(&jit->lock);
     opq_fp_control_set(control);
     return status;
+}
+
+void opq_jit_remove(opq_jit *jit, const opq_jit_module *module)
+{
+    pthread_mutex_lock(&jit->lock);
+    remove_tracked(jit, module->tracker);
+    pthread_mutex_unlock(&jit->lock);
 }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */

@@ -91,7 +91,7 @@ opq_attr_set opq_op_attrs(opq_op op)
     case OPQ_CLASS_INDEX:
     case OPQ_CLASS_SCATTER:
         set.required = KEY(axis);
-        set.optional = KEY(key); /* what an error calls it */
+        set.optional = KEY(key) | KEY(sizes); /* for the words of an error */
         break;
     case OPQ_CLASS_VIEW: set.required = view_keys(op); break;
     case OPQ_CLASS_UPDATE: set.required = KEY(offset) | KEY(sizes) | KEY(strides); break;

@@ -119,6 +119,7 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .compile_seconds = (double)atomic_load(&ctx->stats.compile_nanoseconds) * 1e-9,
         .run_seconds = (double)atomic_load(&ctx->stats.run_nanoseconds) * 1e-9,
     };
+    opq_code_usage(ctx->runtime.jit, &out->kernels_kept, &out->bytes_code);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)
         out->flushes[r] = atomic_load(&ctx->stats.flushes[r]);
 }

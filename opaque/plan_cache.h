@@ -1,8 +1,8 @@
 /* Plans by the canonical key of their graph. Internal to opaque/. Thread-safe.
  *
  * Bounded in number and in bytes: a loop whose sequence grows makes a plan of every iteration, and a plan of a long training step is
- * megabytes. The least recently used go first. A plan is refcounted, so one that is running outlives its entry. Machine code belongs to
- * the JIT, which keeps it; it is not counted here.
+ * megabytes. The least recently used go first. A plan is refcounted, so one that is running outlives its entry. Its machine code
+ * counts as its bytes, though plans share it: two mappings of the process belong to each kernel, of which the system allows about 65,000.
  */
 #ifndef OPAQUE_OPAQUE_PLAN_CACHE_H
 #define OPAQUE_OPAQUE_PLAN_CACHE_H

@@ -144,7 +144,8 @@ typedef struct opq_stats {
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
     int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */
-    int64_t bytes_packed; /* copies of weights that matmuls keep: a cache, not counted as allocated */
+    int64_t bytes_packed;             /* copies of weights that matmuls keep: a cache, not counted as allocated */
+    int64_t kernels_kept, bytes_code; /* machine code in memory now, of plans and of what is kept for plans to come */
     int64_t flushes[OPQ_REASON_COUNT];
     double compile_seconds, run_seconds;
 } opq_stats;

@@ -3,9 +3,11 @@
 // again instead of keeping them.
 #include <cmath>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 
 #include "adapter.h"
 #include "movement.h"
@@ -23,13 +25,27 @@ bool plain(const Tensor &tensor)
     return tensor.scalar_type() == at::kFloat && tensor.dim() == 4 && tensor.numel() > 0;
 }
 
-// f32 without dropout; all else is decomposed, and recorded and differentiated in its parts.
-int64_t choose(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &, double dropout, bool,
-               std::optional<double>, bool grouped)
+// Do the operands have the sizes of one attention? If not, the decomposition says so in PyTorch's words.
+bool fits(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &mask, bool grouped)
 {
-    const bool heads = plain(query) && plain(key) && plain(value) && key.size(1) == value.size(1) &&
-                       (grouped ? query.size(1) % key.size(1) == 0 : query.size(1) == key.size(1));
-    return static_cast<int64_t>(heads && dropout == 0 ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+    return query.size(0) == key.size(0) && key.size(0) == value.size(0) && key.size(1) == value.size(1) &&
+           (grouped ? query.size(1) % key.size(1) == 0 : query.size(1) == key.size(1)) &&
+           query.size(3) == key.size(3) && key.size(2) == value.size(2) &&
+           (!mask || at::is_expandable_to(mask->sizes(), {query.size(0), query.size(1), query.size(2), key.size(2)}));
+}
+
+// f32 without dropout; all else is decomposed, and recorded and differentiated in its parts. A mask besides is_causal is refused by the
+// decomposition, and on the CPU taken by what computes the rest: there it decides.
+int64_t choose(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &mask, double dropout,
+               bool causal, std::optional<double> scale, bool grouped)
+{
+    const auto math = static_cast<int64_t>(sdp::SDPBackend::math);
+    if (!plain(query) || !plain(key) || !plain(value) || dropout != 0 || !fits(query, key, value, mask, grouped))
+        return math;
+    if (mask && causal &&
+        at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, causal, scale, grouped) == math)
+        return math;
+    return static_cast<int64_t>(sdp::SDPBackend::overrideable);
 }
 
 // The operands with heads in groups of `group`, which share keys and values: [batch, heads, group, rows, columns].

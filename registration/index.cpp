@@ -108,10 +108,12 @@ bool find_indices(const std::vector<std::optional<Tensor>> &given, const Tensor 
     return !out.axes.empty();
 }
 
-// The indices as one over the indexed dims in row-major order; -1, which fails the run, where one of them is out of range.
+// The indices as one over the indexed dims in row-major order. Where one of them is out of range, a negative number, which fails the
+// run and says which: docs/ir.md, `sizes`.
 Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
 {
-    Value linear, inside;
+    Value linear;
+    std::vector<std::pair<Value, Value>> checks; // is it inside; the number if not
     for (size_t i = 0; i < indexed.axes.size(); ++i) {
         const Tensor &index = *indexed.indices[i];
         const int64_t size = sizes[static_cast<size_t>(indexed.axes[i])];
@@ -121,10 +123,13 @@ Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
             return where;
         const Value fits = record(OPQ_OP_bitwise_and,
                                   {record(OPQ_OP_ge, {where, scalar(0)}), record(OPQ_OP_lt, {where, scalar(size)})});
+        const Value named = next_place(where, 16, scalar(static_cast<int64_t>(i)));
         linear = next_place(linear, size, where);
-        inside = inside ? record(OPQ_OP_bitwise_and, {inside, fits}) : fits;
+        checks.emplace_back(fits, record(OPQ_OP_bitwise_or, {named, scalar(INT64_MIN)}));
     }
-    return record(OPQ_OP_where, {inside, linear, scalar(-1)});
+    for (auto check = checks.rbegin(); check != checks.rend(); ++check) // the first dim has the last word
+        linear = record(OPQ_OP_where, {check->first, linear, check->second});
+    return linear;
 }
 
 // The indexed dims become one, `at`, where PyTorch puts the result's index dims: in place if they are adjacent, else in front.
@@ -133,6 +138,15 @@ struct Joined {
     Dims shape;           // with the indexed dims as one
     int64_t at;
     Value where; // i64, over dim `at`
+    Dims sizes;  // of the indexed dims, if there is more than one
+    // For the op that looks at `where`: what an error says.
+    std::vector<opq_attr> attrs(const Call &call) const
+    {
+        std::vector<opq_attr> result{attr_int(OPQ_ATTR_axis, at), attr_text(OPQ_ATTR_key, call.name())};
+        if (!sizes.empty())
+            result.push_back(attr_ints(OPQ_ATTR_sizes, sizes));
+        return result;
+    }
 };
 
 // For the arguments (self, indices, ..). False: indices of another kind.
@@ -163,6 +177,8 @@ bool join_indexed(const Call &call, Joined &out)
             out.shape.push_back(joined);
     }
     out.where = linear_index(call, indexed, self.sizes());
+    for (size_t i = 0; i < indexed.axes.size() && count > 1; ++i)
+        out.sizes.push_back(self.size(indexed.axes[i]));
     return true;
 }
 
@@ -173,8 +189,7 @@ bool index_tensor(Call &call)
     if (!join_indexed(call, joined))
         return false;
     const Value source = reshape(permute(call.in(0), joined.order), joined.shape);
-    call.give(record(OPQ_OP_index_select, {source, joined.where},
-                     {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())}));
+    call.give(record(OPQ_OP_index_select, {source, joined.where}, joined.attrs(call)));
     return true;
 }
 
@@ -227,10 +242,8 @@ bool index_put(Call &call)
     const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
     const Value given = reshape(expand(call.operand(2), wide), narrow);
     const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
-    const Value result = call.flag(3)
-                             ? record(OPQ_OP_index_add, {target, where, given},
-                                      {attr_int(OPQ_ATTR_axis, joined.at), attr_text(OPQ_ATTR_key, call.name())})
-                             : put_along(call, target, joined.at, where, given);
+    const Value result = call.flag(3) ? record(OPQ_OP_index_add, {target, where, given}, joined.attrs(call))
+                                      : put_along(call, target, joined.at, where, given, joined.sizes);
     if (!result)
         return false;
     call.give(permute(reshape(result, joined.permuted), inverse));

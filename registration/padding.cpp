@@ -130,8 +130,9 @@ bool constant_pad(Call &call)
         if (left < 0 || low[in_memory] < -size || high[in_memory] < -size) // errors that PyTorch words
             return false;
     }
-    check_fits(call.scalar(2), given.value.dtype());
-    call.give(padded(given.value, call.scalar(2), low, high), self.scalar_type(), given.order);
+    const at::Scalar number = grows ? call.scalar(2) : at::Scalar(0); // if it is written nowhere it may be any
+    check_fits(number, given.value.dtype());
+    call.give(padded(given.value, number, low, high), self.scalar_type(), given.order);
     return true;
 }
 

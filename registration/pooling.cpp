@@ -6,6 +6,7 @@
 #include "pooling.h"
 
 #include <ATen/native/Pool.h>
+#include <ATen/ops/max_pool1d_native.h>
 #include <limits>
 
 namespace opq
@@ -355,6 +356,8 @@ template <size_t spatial> bool avg_pool(Call &call)
     const Tensor &x = call.tensor(0);
     Pooling p;
     Divisor by;
+    if (spatial == 3 && at::isReducedFloatingType(x.scalar_type())) // of which the CPU has no kernel
+        return false;
     if (!read_pooling(call, x, 1, spatial, false, p) || !read_divisor(call, 4, static_cast<size_t>(x.dim()), p, by))
         return false;
     check_device(x, call.name());
@@ -380,6 +383,15 @@ template <size_t spatial> bool avg_pool_backward(Call &call)
     return true;
 }
 
+// Without gradients the CPU has a kernel of its own for one dim, which takes no integers.
+Tensor max_pool1d(const Tensor &self, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                  bool ceil_mode)
+{
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isIntegralType(self.scalar_type(), true),
+                                "\"max_pool1d_impl\" not implemented for '", at::toString(self.scalar_type()), "'");
+    return at::native::max_pool1d(self, kernel, stride, padding, dilation, ceil_mode);
+}
+
 template <size_t spatial> void adapt_pools(torch::Library &library)
 {
     const std::string dims = std::to_string(spatial) + "d";
@@ -389,8 +401,11 @@ template <size_t spatial> void adapt_pools(torch::Library &library)
     adapt(library, ("avg_pool" + dims + "_backward").c_str(), &avg_pool_backward<spatial>);
 }
 
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { library.impl("max_pool1d", OPQ_KERNEL(max_pool1d)); }
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
+    library.impl("max_pool1d", OPQ_KERNEL(max_pool1d));
     adapt_pools<2>(library);
     adapt_pools<3>(library);
 }

@@ -5,6 +5,7 @@
 // their number there, and each element picks what the number says. Where all writes have one value it is enough to count them.
 #include "put.h"
 
+#include "below.h"
 #include "movement.h"
 
 namespace opq
@@ -24,7 +25,16 @@ struct Put {
     Value target;
     int64_t axis;
     Value index;
+    IntArrayRef joined; // sizes of the dims that the index joins, if it does
 
+    // For the op that looks at the index: what an error says.
+    std::vector<opq_attr> attrs() const
+    {
+        std::vector<opq_attr> result{attr_int(OPQ_ATTR_axis, axis), attr_text(OPQ_ATTR_key, name)};
+        if (!joined.empty())
+            result.push_back(attr_ints(OPQ_ATTR_sizes, joined));
+        return result;
+    }
     size_t dim() const { return static_cast<size_t>(axis); }
     int64_t size() const { return shape_of(target)[dim()]; }
     int64_t count() const { return shape_of(index)[dim()]; }
@@ -43,16 +53,14 @@ Value hit(const Put &put, int64_t k)
 {
     const Value index = slice(put.index, put.axis, k, 1);
     const Value places = iota(put.places(), put.axis);
-    const Value one = record(OPQ_OP_gather, {full(1, put.target.dtype(), shape_of(put.target)), index},
-                             {attr_int(OPQ_ATTR_axis, put.axis), attr_text(OPQ_ATTR_key, put.name)});
+    const Value one = record(OPQ_OP_gather, {full(1, put.target.dtype(), shape_of(put.target)), index}, put.attrs());
     return binary(OPQ_OP_bitwise_and, binary(OPQ_OP_eq, places, index), cast(one, OPQ_bool));
 }
 
 // What is added up at each place; an index out of range fails the run.
 Value add_up(const Put &put, const Value &added)
 {
-    return record(OPQ_OP_scatter_add, {full(0, OPQ_i64, put.places()), put.index, added},
-                  {attr_int(OPQ_ATTR_axis, put.axis), attr_text(OPQ_ATTR_key, put.name)});
+    return record(OPQ_OP_scatter_add, {full(0, OPQ_i64, put.places()), put.index, added}, put.attrs());
 }
 
 // Has any write this place? bool over the places.
@@ -129,7 +137,7 @@ bool read_scatter(const Call &call, Put &out)
         if (i != axis && index.size(i) < self.size(i))
             covered = slice(covered, i, 0, index.size(i));
     }
-    out = {call.name(), covered, axis, lifted(index_value(call, index, true))};
+    out = {call.name(), covered, axis, lifted(index_value(call, index, true)), {}};
     return true;
 }
 
@@ -176,13 +184,34 @@ bool scatter_src(Call &call)
     return true;
 }
 
+// one_hot(self, num_classes). As many classes as there are is a shape that depends on data.
+bool one_hot(Call &call)
+{
+    const Tensor &self = call.tensor(0);
+    int64_t classes = call.integer(1);
+    if (self.numel() == 0 || classes == 0 || classes < -1 || self.scalar_type() != at::kLong)
+        return false;
+    if (classes == -1) {
+        const Below below;
+        TORCH_CHECK(self.min().item<int64_t>() >= 0, "Class values must be non-negative.");
+        classes = self.max().item<int64_t>() + 1;
+    }
+    Dims shape(self.sizes().begin(), self.sizes().end());
+    shape.push_back(1);
+    const Value index = reshape(call.in(0), shape);
+    shape.back() = classes;
+    const Put put{call.name(), full(0, OPQ_i64, shape), self.dim(), index, {}};
+    call.give(cast(any_hit(put), OPQ_i64));
+    return true;
+}
+
 // ---- index_copy, index_fill: one index for whole slices
 
 Put along(const char *name, const Value &target, int64_t axis, const Value &index)
 {
     Dims shape(static_cast<size_t>(target.rank()), 1);
     shape[static_cast<size_t>(axis)] = shape_of(index)[0];
-    return {name, target, axis, reshape(index, shape)};
+    return {name, target, axis, reshape(index, shape), {}};
 }
 
 // index_copy(self, dim, index, source)
@@ -234,6 +263,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt(library, "scatter.value", &scatter_value);
     adapt(library, "scatter.src", &scatter_src);
+    adapt(library, "one_hot", &one_hot);
     adapt(library, "index_copy", &index_copy);
     adapt(library, "index_fill.int_Scalar", &index_fill);
     adapt(library, "index_fill.int_Tensor", &index_fill);
@@ -249,11 +279,14 @@ Value wrapped_index(const Value &index, int64_t size)
     return record(OPQ_OP_where, {record(OPQ_OP_lt, {index, scalar(0)}), shifted, index});
 }
 
-Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source)
+Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source,
+                IntArrayRef joined)
 {
     Dims shape = shape_of(target);
     shape[static_cast<size_t>(axis)] = shape_of(index)[0];
-    return put_values(along(call.name(), target, axis, index), expand(source, shape));
+    Put put = along(call.name(), target, axis, index);
+    put.joined = joined;
+    return put_values(put, expand(source, shape));
 }
 
 } // namespace opq

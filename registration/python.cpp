@@ -275,7 +275,7 @@ PyObject *py_stats(PyObject *, PyObject *)
 #define X(field) set_item(result.object, #field, stats.field);
     /* clang-format off */
     X(ops_recorded) X(kernels_run) X(kernels_compiled) X(plans_built) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
-    X(bytes_allocated) X(bytes_peak) X(bytes_packed)
+    X(bytes_allocated) X(bytes_peak) X(bytes_packed) X(kernels_kept) X(bytes_code)
     /* clang-format on */
 #undef X
             set_item(result.object, "compile_seconds", PyFloat_FromDouble(stats.compile_seconds));

@@ -193,12 +193,24 @@ bool norm_of(Call &call, double order, const Value &self, const Dims &axes, bool
     return true;
 }
 
+// A norm is not computed in less than the operand has: an error that PyTorch words.
+bool narrows(const Call &call, size_t dtype_place)
+{
+    const auto dtype = call.asked(dtype_place);
+    return dtype && at::promote_types(call.tensor(0).scalar_type(), *dtype) != *dtype;
+}
+
 // linalg_vector_norm(self, ord, dim, keepdim, *, dtype)
-bool vector_norm(Call &call) { return norm_of(call, call.real(1), input(call, 4), axes_of(call, 2), call.flag(3)); }
+bool vector_norm(Call &call)
+{
+    return !narrows(call, 4) && norm_of(call, call.real(1), input(call, 4), axes_of(call, 2), call.flag(3));
+}
 
 // norm.ScalarOpt_dim(self, p, dim, keepdim), norm.ScalarOpt_dim_dtype(.., *, dtype)
 bool norm(Call &call)
 {
+    if (call.count > 4 && narrows(call, 4))
+        return false;
     return norm_of(call, call.none(1) ? 2.0 : call.real(1), input(call, call.count > 4 ? 4 : -1), axes_of(call, 2),
                    call.flag(3));
 }

@@ -24,7 +24,8 @@ bool summing(Call &call)
     const bool whole = at::isIntegralType(call.tensor(0).scalar_type(), true);
     const at::ScalarType type = call.asked(2).value_or(whole ? at::kLong : call.tensor(0).scalar_type());
     const opq_dtype dtype = core_dtype(type);
-    if (is_raw(dtype) || dtype == OPQ_bool)
+    const bool adds = call.tensor(0).dim() > 0 && call.tensor(0).numel() > 0;
+    if (is_raw(dtype) || (dtype == OPQ_bool && adds))
         return false;
     call.give(cast(scan(call, call.row, cast(call.in(0), dtype)), dtype), type);
     return true;

@@ -89,7 +89,7 @@ struct Operand { // borrows
     Operand(const Value &v) : value(v.get()) {} // NOLINT: implicit on purpose
 };
 using Operands = std::initializer_list<Operand>;
-using Attrs = std::initializer_list<opq_attr>;
+using Attrs = c10::ArrayRef<opq_attr>;
 
 // ---- dtypes
 opq_dtype core_dtype(at::ScalarType dtype);  // RAW rows for what is only moved

@@ -202,6 +202,8 @@ void opq_plan_release(opq_plan *plan)
     for (int32_t i = 0; i < plan->step_count; i++)
         if (plan->steps[i].payload && plan->host && plan->host->release_payload)
             plan->host->release_payload(plan->host->self, plan->steps[i].payload);
+    for (const opq_code_use *use = plan->codes; use; use = use->next)
+        opq_code_release(plan->jit, use->code);
     opq_graph_destroy(plan->graph);
     free(plan->unfused.edges);
     opq_arena_drop(&plan->arena);
@@ -210,7 +212,10 @@ void opq_plan_release(opq_plan *plan)
 
 size_t opq_plan_bytes(const opq_plan *plan)
 {
-    return sizeof *plan + opq_arena_bytes(&plan->arena) + opq_graph_bytes(plan->graph) +
+    size_t code = 0;
+    for (const opq_code_use *use = plan->codes; use; use = use->next)
+        code += use->code->bytes;
+    return sizeof *plan + opq_arena_bytes(&plan->arena) + opq_graph_bytes(plan->graph) + code +
            (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
 }
 

@@ -64,6 +64,9 @@ typedef struct opq_block {
     int local_count; /* values of one element per row, numbered -2 - i */
 } opq_block;
 
+/* What an index out of range is told as. */
+typedef enum opq_index_kind { OPQ_INDEX_place, OPQ_INDEX_target, OPQ_INDEX_class } opq_index_kind;
+
 /* An op of the step that may fail on values: it reads or adds at an index, or divides integers. */
 typedef struct opq_check {
     opq_ref node;
@@ -71,6 +74,9 @@ typedef struct opq_check {
     opq_type type;    /* of what is indexed or divided */
     int axis;
     bool divides;
+    opq_index_kind kind;
+    bool wraps;            /* an index below 0 has had the extent added */
+    const opq_attr *sizes; /* of the dims that the index joins, or NULL */
     bool by_position; /* gather, scatter and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
 } opq_check;
 
@@ -128,6 +134,12 @@ typedef struct opq_replacement {
     int32_t input, next; /* next: of the same buffer, -1 */
 } opq_replacement;
 
+/* One for each kernel whose code the plan's steps call. */
+typedef struct opq_code_use {
+    const opq_code *code;
+    struct opq_code_use *next;
+} opq_code_use;
+
 typedef struct opq_plan {
     atomic_int refs;
     opq_arena arena;
@@ -150,8 +162,9 @@ typedef struct opq_plan {
     int32_t *slot_source; /* per slot: number given by the caller at recording, or -1: slot_value */
     opq_number *slot_value;
     const opq_host *host;
-    opq_jit *jit;     /* that compiled it; for printing */
-    int32_t compiled; /* kernels compiled for it */
+    opq_jit *jit;        /* that compiled it */
+    opq_code_use *codes; /* what it holds */
+    int32_t compiled;    /* kernels compiled for it */
     double compile_seconds;
 } opq_plan;
 
@@ -161,7 +174,7 @@ opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *u
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
 bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input);
-/* Memory that goes with the plan: steps, graph, edges. Without machine code, which is the JIT's, and payloads, which are the host's. */
+/* Memory of the plan: steps, graph, edges, and all its machine code, also what other plans share. Without payloads, which are the host's. */
 size_t opq_plan_bytes(const opq_plan *plan);
 
 /* One launch of `count` steps from `step` on, for statistics and reports. Compiling that was left to the run (matmul micro-kernels) is not

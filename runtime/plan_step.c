@@ -29,7 +29,14 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
         check->text = text.failed ? NULL : opq_arena_text(&p->plan->arena, text.data);
         check->type = opq_node_at(p->graph, node->operand[0])->type;
         check->axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-        bool by_element = key == NULL || strcmp(key->str, "aten::scatter") == 0; /* and not one index for whole slices */
+        const char *name = key ? key->str : "aten::scatter";
+        check->kind = strncmp(name, "aten::nll_loss", 14) == 0 ? OPQ_INDEX_target
+                      : strcmp(name, "aten::one_hot") == 0     ? OPQ_INDEX_class
+                                                               : OPQ_INDEX_place;
+        check->wraps = strcmp(name, "aten::index") == 0 || strcmp(name, "aten::_index_put_impl") == 0;
+        check->sizes = opq_node_attr(node, OPQ_ATTR_sizes);
+        /* and not one index for whole slices */
+        bool by_element = strcmp(name, "aten::scatter") == 0 || check->kind == OPQ_INDEX_class;
         check->by_position = by_element && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER);
         opq_text_drop(&text);
         if (check->text == NULL)
@@ -206,6 +213,26 @@ opq_status opq_planner_check(const opq_planner *p, opq_step *step)
     return opq_loops_verify_bounds(&step->loops, step->dims, bytes);
 }
 
+/* The plan holds each code once, however many steps call it. */
+static opq_status generate(opq_planner *p, opq_step *step)
+{
+    opq_plan *plan = p->plan;
+    const opq_code *code;
+    OPQ_TRY(opq_codegen(plan->jit, opq_step_code_loops(step), &code, &step->fresh));
+    opq_code_use *use = plan->codes;
+    while (use && use->code != code)
+        use = use->next;
+    opq_code_use *made = use ? NULL : opq_arena_alloc(&plan->arena, sizeof *made);
+    if (made) {
+        *made = (opq_code_use){code, plan->codes};
+        plan->codes = made;
+    } else {
+        opq_code_release(plan->jit, code);
+    }
+    step->code = code;
+    return use || made ? OPQ_OK : out_of_memory();
+}
+
 opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, const opq_ref *stored, int stored_count,
                              opq_lowered *out_lowered, opq_step *step)
 {
@@ -239,8 +266,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
         OPQ_TRY(bind_matmul(p, step));
     if (p->dry)
         return OPQ_OK;
-    return p->runtime->run_loops ? opq_loops_verify(&step->loops)
-                                 : opq_codegen(p->runtime->jit, opq_step_code_loops(step), &step->code, &step->fresh);
+    return p->runtime->run_loops ? opq_loops_verify(&step->loops) : generate(p, step);
 }
 
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)

@@ -197,6 +197,32 @@ static const opq_step *step_with_lines(const opq_run_state *run, const opq_step 
     return plan && at < plan->step_count && plan->steps[at].check_count == step->check_count ? &plan->steps[at] : step;
 }
 
+/* The words are PyTorch's. */
+static opq_status index_error(const opq_check *check, int64_t index, int64_t extent)
+{
+    enum { DIMS = 16 }; /* of an index that joins some: docs/ir.md, `sizes` */
+    int64_t dim = index & (DIMS - 1);
+    if (check->kind == OPQ_INDEX_target)
+        return opq_fail(OPQ_OUT_OF_RANGE, "%s: Target %lld is out of bounds.", check->text, (long long)index);
+    if (check->kind == OPQ_INDEX_class)
+        return opq_fail(OPQ_INVALID, "%s: Class values must be %s.", check->text,
+                        index < 0 ? "non-negative" : "smaller than num_classes");
+    bool joins = check->sizes && index < 0 && dim < check->sizes->count;
+    if (joins) {
+        extent = check->sizes->ints[dim];
+        index = (int64_t)((uint64_t)index << 1) >> 5; /* the sign bit goes, and the dim */
+    }
+    if (check->wraps && index < 0)
+        index = (int64_t)((uint64_t)index - (uint64_t)extent);
+    if (joins)
+        return opq_fail(OPQ_OUT_OF_RANGE, "%s: index %lld is out of bounds for dimension %lld with size %lld",
+                        check->text, (long long)index, (long long)dim, (long long)extent);
+    return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
+                    "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s", check->text,
+                    (long long)index, check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
+                    opq_shape_name(&check->type).text);
+}
+
 /* error: number of the statement that failed + 1, the index it met. */
 static opq_status value_error(const opq_run_state *run, const opq_step *step, const int64_t *error)
 {
@@ -216,11 +242,7 @@ static opq_status value_error(const opq_run_state *run, const opq_step *step, co
                         (long long)error[0] - 1);
     if (check->divides)
         return opq_fail(OPQ_INVALID, "%s: ZeroDivisionError", check->text);
-    int64_t extent = dims[opq_dims_of(loops->rank, stmt->access) + 2 + loops->rank];
-    return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
-                    "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s", check->text,
-                    (long long)error[1], check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
-                    opq_shape_name(&check->type).text);
+    return index_error(check, error[1], dims[opq_dims_of(loops->rank, stmt->access) + 2 + loops->rank]);
 }
 
 static opq_status extern_error(const opq_run_state *run, const opq_step *step, opq_status status)

@@ -6,6 +6,7 @@
  *
  * Ownership. Three lifetimes: a context lives until opq_ctx_destroy; a graph is an arena, everything in it is dropped with
  * opq_graph_destroy; scratch lives for one call. Accessors borrow. create/retain gives a reference, release gives it back.
+ * Programs are released before their context is destroyed.
  *
  * Errors. What can fail returns opq_status. The message is written once, where it happens; opq_error() reads the last one
  * of the calling thread. OPQ_UNSUPPORTED is a normal answer: the caller has another way.

@@ -218,6 +218,7 @@ static void run_once(const launch *l, const body *b, int level, bool pieces, voi
         code->fn(buffers, l->dims, l->scalars, begin, begin + step < units ? begin + step : units, scratch.data, error);
     if (error[0] > 0) /* a statement: tests know the instructions */
         error[0] = 1 + loops.stmts[error[0] - 1].node;
+    opq_code_release(jit_for(level), code);
     buffer_drop(&scratch);
     opq_arena_drop(&arena);
 }

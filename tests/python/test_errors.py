@@ -20,6 +20,11 @@ def index(*values, d):
     return torch.tensor(values, device=d)
 
 
+def attention(d, query, key, mask=None, **options):
+    keys = ones(*key, d=d)
+    return F.scaled_dot_product_attention(ones(*query, d=d), keys, keys, mask, **options)
+
+
 # What the shapes, dtypes and attributes decide: raised where it is written, with PyTorch's type and words.
 RECORDED = {
     "add": lambda d: ones(3, 4, d=d) + ones(3, 5, d=d),
@@ -94,6 +99,30 @@ RECORDED = {
     "dropout": lambda d: F.dropout(ones(3, d=d), 1.5),
     "negative size": lambda d: torch.empty(-1, device=d),
     "clamp without bounds": lambda d: ones(3, d=d).clamp(),
+    "attention columns": lambda d: attention(d, (1, 2, 4, 8), (1, 2, 4, 7)),
+    "attention batch": lambda d: attention(d, (2, 2, 4, 8), (3, 2, 4, 8)),
+    "attention heads": lambda d: attention(d, (1, 2, 4, 8), (1, 3, 4, 8)),
+    "attention mask": lambda d: attention(d, (1, 2, 4, 8), (1, 2, 5, 8), ones(4, 4, d=d)),
+    "attention masked twice": lambda d: attention(
+        d, (2, 4, 8), (2, 4, 8), ones(4, 4, d=d), is_causal=True
+    ),
+    "attention with a mask's gradient, masked twice": lambda d: attention(
+        d, (1, 2, 4, 8), (1, 2, 4, 8), ones(4, 4, d=d).requires_grad_(), is_causal=True
+    ),
+    "one_hot of all classes": lambda d: F.one_hot(index(1, -1, d=d)),
+    "max_pool1d": lambda d: F.max_pool1d(ones(1, 1, 4, d=d, dtype=torch.long), 2),
+    "max_pool1d of bool": lambda d: F.max_pool1d(ones(1, 1, 4, d=d, dtype=torch.bool), 2),
+    "avg_pool3d": lambda d: F.avg_pool3d(ones(1, 4, 4, 4, d=d, dtype=torch.half), 2),
+    "local_response_norm": lambda d: F.local_response_norm(
+        ones(1, 4, 4, 4, d=d, dtype=torch.bfloat16), 2
+    ),
+    "vector_norm": lambda d: torch.linalg.vector_norm(
+        ones(3, d=d, dtype=torch.double), dtype=torch.float
+    ),
+    "vector_norm of 1": lambda d: torch.linalg.vector_norm(ones(3, d=d), 1, dtype=torch.half),
+    "norm": lambda d: torch.norm(ones(3, d=d, dtype=torch.double), dtype=torch.float),
+    "pad": lambda d: F.pad(ones(3, d=d, dtype=torch.long), (0, 1), value=float("nan")),
+    "cumsum": lambda d: torch.cumsum(ones(3, d=d), 0, dtype=torch.bool),
 }
 
 
@@ -202,7 +231,7 @@ FLUSHED = {
     "take": lambda d: ones(3, d=d).take(index(9, d=d)),
     "binary_cross_entropy": lambda d: F.binary_cross_entropy(ones(3, d=d) * 2, ones(3, d=d)),
 }
-MESSAGE = r"{op}.*(index -?\d+ is out of (bounds|range).*size \d+ of f32\[|index .* out of|access index|between 0 and 1)"
+MESSAGE = r"{op}.*(index -?\d+ is out of (bounds|range).*size \d+ of f32\[|Target -?\d+ is out|index .* out of|access index|between 0 and 1)"
 
 
 @pytest.mark.parametrize("name", FLUSHED)

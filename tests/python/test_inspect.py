@@ -322,8 +322,8 @@ def test_stats_keys():
     stats = torch_opaque.stats()
     wanted = """ops_recorded flushes kernels_run kernels_compiled plans_built plans_reused
     extern_calls bytes_read bytes_written
-        bytes_allocated bytes_peak bytes_packed compile_seconds run_seconds"""
-    assert set(wanted.split()) <= set(stats) and isinstance(stats["flushes"], dict)
+        bytes_allocated bytes_peak bytes_packed kernels_kept bytes_code compile_seconds run_seconds"""
+    assert set(wanted.split()) == set(stats) and isinstance(stats["flushes"], dict)
     torch.linalg.eigvals(torch.eye(2, device="opaque")).cpu()
     counts = torch_opaque.fallback_counts()
     assert counts and all(isinstance(k, str) and v > 0 for k, v in counts.items())

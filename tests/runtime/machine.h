@@ -4,6 +4,7 @@
 
 #include "tests/support.h"
 
+#include "codegen_llvm/cache.h"
 #include "runtime/plan.h"
 
 typedef struct machine {
@@ -27,11 +28,12 @@ static inline int create_machine(void **state, machine_loop loop)
            opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
 }
 
-/* Fails if a buffer is left. */
+/* Fails if a buffer is left, or a kernel in use. */
 static inline int drop_machine(void **state)
 {
     machine *m = *state;
-    bool empty = opq_pool_live(m->runtime.pool) == 0;
+    const opq_code_cache *codes = opq_jit_cache(m->runtime.jit);
+    bool empty = opq_pool_live(m->runtime.pool) == 0 && codes->bytes == codes->idle_bytes;
     opq_gemm_destroy(m->runtime.gemm);
     opq_jit_destroy(m->runtime.jit);
     opq_pool_destroy(m->runtime.pool);
