@@ -23,8 +23,6 @@
 
 enum {
     CONSUMER_GROUPS_MAX = 8,
-    PLAIN_OPERANDS_MAX = OPQ_BUFFER_MAX < OPQ_SCALAR_MAX ? OPQ_BUFFER_MAX : OPQ_SCALAR_MAX,
-    PLAIN_MEMBERS_MAX = OPQ_NESTING_MAX - 4, /* a chain of them, a view and memory */
 };
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: out of memory"); }
@@ -52,7 +50,7 @@ static opq_status add_member(opq_grouper *g, opq_group *group, opq_ref n)
     return OPQ_OK;
 }
 
-static bool is_one_of(const int32_t *ids, int count, int32_t id)
+bool opq_is_one_of(const int32_t *ids, int count, int32_t id)
 {
     for (int i = 0; i < count; i++)
         if (ids[i] == id)
@@ -65,7 +63,7 @@ bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int c
     if (g->is_output[n])
         return true;
     for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
-        if (g->edges[e].from_memory || !is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
+        if (g->edges[e].from_memory || !opq_is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
             return true;
     }
     return false;
@@ -135,81 +133,11 @@ static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int c
     return status;
 }
 
-/* What a plain node adds at most to a group that already reads it: its instruction, a check of its divisor, and its operands, where the
- * group had it as one. */
-static opq_fill fill_of(const opq_node *node)
-{
-    return (opq_fill){node->arity + opq_node_divides(node), node->arity - 1, 0};
-}
-
-/* A number, or loaded: from memory, through views that need no other loops than the dims of the result. */
-static bool is_plain_operand(const opq_grouper *g, opq_ref ref)
-{
-    const opq_node *operand = opq_node_at(g->in, ref);
-    opq_class class_ = opq_node_class(operand);
-    if (class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR)
-        return operand->type.rank == 0;
-    if (operand->op == OPQ_OP_slice || operand->op == OPQ_OP_permute || operand->op == OPQ_OP_expand)
-        ref = operand->operand[0];
-    return !opq_node_is_free(g->in, ref);
-}
-
-/* Elementwise over such operands, of which one moves with all loops: else it would be computed again in those that it does not. */
-static bool is_plain(const opq_grouper *g, opq_ref n)
-{
-    const opq_node *node = opq_node_at(g->in, n);
-    opq_class class_ = opq_node_class(node);
-    bool moves = false;
-    if (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST)
-        return false;
-    for (int k = 0; k < node->arity; k++) {
-        const opq_node *operand = opq_node_at(g->in, node->operand[k]);
-        if (!is_plain_operand(g, node->operand[k]))
-            return false;
-        moves = moves || (operand->op != OPQ_OP_expand && opq_shape_equal(&operand->type, &node->type));
-    }
-    return moves;
-}
-
-/* No view stands between n and what these groups compute of it. */
-static bool feeds_directly(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
-{
-    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
-        if (!g->edges[e].direct && is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
-            return false;
-    return true;
-}
-
-/* Are these groups and n, as one, plain? */
-static bool stays_plain(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
-{
-    const opq_type *type = &opq_node_at(g->in, n)->type;
-    for (int i = 0; i < count; i++) {
-        const opq_group *group = &g->groups[ids[i]];
-        if (!group->plain || !opq_shape_equal(type, &opq_node_at(g->in, group->members[0])->type))
-            return false;
-        for (int k = 0; k < group->count && count > 1; k++)
-            if (!feeds_directly(g, group->members[k], ids, count))
-                return false;
-    }
-    return is_plain(g, n) && feeds_directly(g, n, ids, count);
-}
-
-/* What a plain node adds to a plain group that alone reads it is known without a trial, and whether there is room. */
-static bool joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fill *out_fill)
-{
-    const opq_group *group = &g->groups[id];
-    opq_fill more = fill_of(opq_node_at(g->in, n));
-    *out_fill = (opq_fill){group->fill.body + more.body, group->fill.operands + more.operands, 0};
-    return out_fill->body <= OPQ_BODY_MAX && out_fill->operands <= PLAIN_OPERANDS_MAX &&
-           group->count < PLAIN_MEMBERS_MAX && stays_plain(g, n, &id, 1) && !opq_group_stores(g, n, &id, 1);
-}
-
 /* n, if there is one, and all members go to the first group. */
 static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill)
 {
     opq_group *target = &g->groups[ids[0]];
-    target->plain = n >= 0 && (target->count == 0 ? is_plain(g, n) : stays_plain(g, n, ids, count));
+    target->plain = n >= 0 && (target->count == 0 ? opq_group_is_plain(g, n) : opq_group_stays_plain(g, n, ids, count));
     for (int i = 1; i < count; i++) {
         opq_group *from = &g->groups[ids[i]];
         for (int k = 0; k < from->count; k++) {
@@ -261,7 +189,7 @@ static bool takes_members(const opq_node *node)
 static bool read_from_memory(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
     for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
-        if (g->edges[e].from_memory && is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
+        if (g->edges[e].from_memory && opq_is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
             return true;
     return false;
 }
@@ -286,7 +214,7 @@ opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int coun
         *out_refusal = OPQ_REFUSAL_other_use;
     else if (opq_order_has_cycle(g, n, ids, count))
         *out_refusal = OPQ_REFUSAL_cycle;
-    else if (n < 0 || count > 1 || !joins_plainly(g, n, ids[0], out_fill))
+    else if (n < 0 || count > 1 || !opq_group_joins_plainly(g, n, ids[0], out_fill))
         return try_lower(g, n, ids, count, out_fill, out_refusal);
     return OPQ_OK;
 }
@@ -320,7 +248,7 @@ static opq_status place_alone(opq_grouper *g, opq_ref n)
     int32_t id = new_group(g);
     opq_refusal refusal = OPQ_REFUSAL_none;
     const opq_node *node = opq_node_at(g->in, n);
-    opq_fill fill = fill_of(node);
+    opq_fill fill = opq_group_fill_of(node);
     bool follows = opq_node_class(node) == OPQ_CLASS_VIEW;
     fill.body += 2; /* it is stored, and no operand of anything */
     fill.operands += 2;

@@ -75,6 +75,18 @@ opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
 opq_status opq_group_siblings(opq_grouper *g) OPQ_MUST_CHECK;
 /* Then products of one left operand (group_product.c). */
 opq_status opq_group_products(opq_grouper *g) OPQ_MUST_CHECK;
+bool opq_is_one_of(const int32_t *ids, int count, int32_t id);
+
+/* group_plain.c */
+/* What a plain node adds at most to a group that already reads it: its instruction, a check of its divisor, and its operands, where the
+ * group had it as one. */
+opq_fill opq_group_fill_of(const opq_node *node);
+bool opq_group_is_plain(const opq_grouper *g, opq_ref n);
+/* Are these groups and n, as one, plain? */
+bool opq_group_stays_plain(const opq_grouper *g, opq_ref n, const int32_t *ids, int count);
+/* What a plain node adds to a plain group that alone reads it is known without a trial, and whether there is room. */
+bool opq_group_joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fill *out_fill);
+
 /* Would a kernel of windows compute n several times, which costs nothing on the tile of the product it comes from (group_tile.c)? */
 bool opq_group_keeps_to_tile(const opq_grouper *g, opq_ref n);
 /* Is n, of one of these groups, needed outside of them? */

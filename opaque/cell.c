@@ -181,8 +181,7 @@ int opq_cell_forget(opq_cell *cell, opq_value **out_drop)
     return count;
 }
 
-/* Takes the reference. False, and nothing happens, if the cell no longer holds what `expected` says: another thread has written. */
-static bool replace_if(opq_cell *cell, opq_value *const *expected, opq_value *value)
+bool opq_cell_replace(opq_cell *cell, opq_value *const *expected, opq_value *value)
 {
     opq_value *drop[OPQ_HISTORY_MAX + 1];
     int count = 0;
@@ -212,7 +211,7 @@ static bool replace_if(opq_cell *cell, opq_value *const *expected, opq_value *va
     return true;
 }
 
-static void replace_value(opq_cell *cell, opq_value *value) { (void)replace_if(cell, NULL, value); }
+static void replace_value(opq_cell *cell, opq_value *value) { (void)opq_cell_replace(cell, NULL, value); }
 
 /* What the whole cell holds (NULL: nothing was written yet) as a dense value of this dtype: undefined, the value, or its bytes read as
  * another dtype. */
@@ -293,7 +292,7 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
     if (status == OPQ_OK && value == NULL) { /* whoever reads it again finds the same */
         opq_value *nothing = NULL;
         opq_value_retain(whole);
-        if (!replace_if(cell, &nothing, whole))
+        if (!opq_cell_replace(cell, &nothing, whole))
             opq_value_release(whole);
     }
     if (status == OPQ_OK)
@@ -355,7 +354,7 @@ opq_status opq_cell_record(opq_ctx *ctx, opq_op op, opq_cell *const *cells, opq_
         if (!take_plain(ctx, cells, values, arity, type, operands))
             return OPQ_UNSUPPORTED;
         opq_status status = opq_value_new(ctx, op, &result, operands, arity, NULL, 0, &made);
-        bool done = !in_place || status != OPQ_OK || replace_if(cells[0], &operands[0], made);
+        bool done = !in_place || status != OPQ_OK || opq_cell_replace(cells[0], &operands[0], made);
         for (int i = 0; i < arity; i++)
             opq_value_release(operands[i]);
         OPQ_TRY(status);
@@ -401,11 +400,11 @@ static opq_status make_update(opq_ctx *ctx, const opq_cell *cell, opq_value *cur
     return status;
 }
 
-/* Runs `next` now in eager mode, then the cell holds it: takes the reference. expected: see replace_if. */
+/* Runs `next` now in eager mode, then the cell holds it: takes the reference. expected: see opq_cell_replace. */
 static opq_status put(opq_ctx *ctx, opq_cell *cell, opq_value *const *expected, opq_value *next, bool *out_done)
 {
     opq_status status = run_now(ctx, next);
-    *out_done = status == OPQ_OK && replace_if(cell, expected, next);
+    *out_done = status == OPQ_OK && opq_cell_replace(cell, expected, next);
     if (!*out_done)
         opq_value_release(next);
     return status;
@@ -475,65 +474,4 @@ opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes)
     }
     cell->bytes = bytes;
     return OPQ_OK;
-}
-
-/* ---- memory that a call outside the core reads or writes */
-
-/* With the lock held: is this the cell's value, and data of the cell's whole size that nobody else reads? The caller has a reference. */
-static bool owns_memory(const opq_cell *cell, const opq_value *value)
-{
-    const opq_buffer *buffer = value->buffer;
-    return cell->value == value && atomic_load(&value->refs) == 2 && atomic_load(&buffer->refs) == 1 &&
-           atomic_load(&buffer->packed) == NULL && buffer->size_class >= 0 && (int64_t)buffer->bytes >= cell->bytes;
-}
-
-/* A leaf of the cell's size that begins with the bytes of `old`, which may be NULL. */
-static opq_status copy_whole(const opq_cell *cell, const opq_value *old, opq_dtype dtype, opq_value **out_value)
-{
-    opq_buffer *buffer;
-    if (cell->bytes % opq_dtype_bytes(dtype) != 0)
-        dtype = OPQ_raw8;
-    int64_t count = cell->bytes / opq_dtype_bytes(dtype);
-    opq_type type = opq_type_make(dtype, 1, &count);
-    if (old && opq_type_bytes(&old->type) == cell->bytes)
-        type = old->type;
-    OPQ_TRY(opq_pool_buffer(cell->ctx->runtime.pool, (size_t)cell->bytes, &buffer));
-    if (old) {
-        size_t kept = (size_t)opq_type_bytes(&old->type);
-        memcpy(buffer->data, old->buffer->data, kept < (size_t)cell->bytes ? kept : (size_t)cell->bytes);
-    }
-    opq_status status = opq_value_leaf(cell->ctx, &type, buffer, out_value);
-    opq_buffer_release(buffer);
-    return status;
-}
-
-/* Gives the cell a copy of `old`, which is its value, unless somebody has written meanwhile: then nothing happens. */
-static opq_status own_copy(opq_cell *cell, opq_value *old, opq_dtype dtype)
-{
-    opq_value *copy;
-    OPQ_TRY(copy_whole(cell, old, dtype, &copy));
-    if (!replace_if(cell, &old, copy))
-        opq_value_release(copy);
-    return OPQ_OK;
-}
-
-opq_status opq_cell_lend(opq_ctx *ctx, opq_cell *cell, opq_dtype dtype, opq_reason reason, opq_buffer **out_buffer)
-{
-    opq_status status = OPQ_OK;
-    for (bool own = false; status == OPQ_OK && !own;) {
-        opq_value *value = opq_cell_value(cell);
-        if (value)
-            status = opq_materialize(ctx, &value, 1, reason);
-        if (status == OPQ_OK && value) {
-            opq_spin_lock(&ctx->lock);
-            own = owns_memory(cell, value);
-            if (own)
-                opq_buffer_lend(*out_buffer = value->buffer);
-            opq_spin_unlock(&ctx->lock);
-        }
-        if (status == OPQ_OK && !own)
-            status = own_copy(cell, value, dtype);
-        opq_value_release(value);
-    }
-    return status;
 }
