@@ -44,13 +44,59 @@ static void print_add(opq_c_printer *p, int i, opq_loop_role role)
     ADD(p, "_add(&fold%d, v%d);\n", i, stmt->operand[0]);
 }
 
-/* How many turns a loop has here. */
-static void print_run(opq_c_printer *p, const opq_stmt *loop)
+/* "1", or "d2*d3": turns of the loops inside that are in the same block. */
+static void print_inside(opq_c_printer *p, int loop)
 {
-    ADD(p, loop->within ? "opq_block(" : "");
-    opq_c_dim(p, loop->variable);
-    if (loop->within)
-        ADD(p, ", %c)", opq_loop_letter(loop->within - 1));
+    const opq_stmt *stmts = p->k->stmts;
+    bool any = false;
+    for (int i = loop + 1; i < stmts[loop].end; i++)
+        if (stmts[i].op == OPQ_STMT_loop && stmts[i].within == stmts[loop].within) {
+            ADD(p, any ? "*" : "");
+            opq_c_dim(p, stmts[i].variable);
+            any = true;
+        }
+    ADD(p, any ? "" : "1");
+}
+
+/* "0", or "i*d3 + j": elements before the loop; those of the blocks' loops around it. */
+static void print_before(opq_c_printer *p, int loop)
+{
+    const opq_stmt *stmts = p->k->stmts;
+    bool any = false;
+    for (int i = 0; i < loop; i++)
+        if (stmts[i].op == OPQ_STMT_loop && stmts[i].within == stmts[loop].within && stmts[i].end >= stmts[loop].end) {
+            ADD(p, "%s%c*", any ? " + " : "", opq_loop_letter(stmts[i].variable));
+            print_inside(p, i);
+            any = true;
+        }
+    ADD(p, any ? "" : "0");
+}
+
+static void print_block(opq_c_printer *p, int loop, const char *which)
+{
+    ADD(p, "opq_block_%s(%c, ", which, opq_loop_letter(p->k->stmts[loop].within - 1));
+    print_before(p, loop);
+    ADD(p, ", ");
+    print_inside(p, loop);
+}
+
+static void print_for(opq_c_printer *p, int i)
+{
+    const opq_stmt *loop = &p->k->stmts[i];
+    char letter = opq_loop_letter(loop->variable);
+    if (!loop->within) {
+        ADD(p, "for (int64_t %c = 0; %c < ", letter, letter);
+        opq_c_dim(p, loop->variable);
+    } else {
+        ADD(p, "for (int64_t %c = ", letter);
+        print_block(p, i, "from");
+        ADD(p, "), %c1 = ", letter);
+        print_block(p, i, "to");
+        ADD(p, ", ");
+        opq_c_dim(p, loop->variable);
+        ADD(p, "); %c < %c1", letter, letter);
+    }
+    ADD(p, "; %c++) { /* %s */\n", letter, opq_loop_role_name((opq_loop_role)loop->role));
 }
 
 /* Of the folds in a nest of reducing loops: their states before it, their results behind it. */
@@ -81,8 +127,10 @@ static void print_folds(opq_c_printer *p, int loop, bool behind)
         fold_name(p, &stmts[i], role);
         ADD(p, "_begin(");
         opq_fold fold = opq_op_lowering((opq_op)stmts[i].op)->fold;
-        if (role == OPQ_LOOP_lanes && !opq_fold_is_arg(fold))
-            print_run(p, &stmts[innermost]);
+        if (role == OPQ_LOOP_lanes && !opq_fold_is_arg(fold) && stmts[loop].within)
+            ADD(p, "OPQ_CHUNK"); /* a block is one run */
+        else if (role == OPQ_LOOP_lanes && !opq_fold_is_arg(fold))
+            opq_c_dim(p, stmts[innermost].variable);
         ADD(p, ");\n");
     }
 }
@@ -158,7 +206,6 @@ static opq_status print_loop(opq_c_printer *p, int i)
     const opq_stmt *loop = &p->k->stmts[i];
     opq_loop_role role = (opq_loop_role)loop->role;
     bool outermost = opq_loop_reduces(role) && p->reducing == 0;
-    char letter = opq_loop_letter(loop->variable);
     if (outermost)
         print_folds(p, i, false);
     for (int k = i + 1; k < loop->end && p->k->stmts[k].op != OPQ_STMT_loop; k++)
@@ -169,13 +216,7 @@ static opq_status print_loop(opq_c_printer *p, int i)
     if (may_be_simd(p->k, i))
         ADD(p, "#pragma omp simd\n");
     begin_line(p);
-    if (loop->within)
-        ADD(p, "for (int64_t %c0 = %c * OPQ_CHUNK, %c = %c0; %c < %c0 + ", letter, opq_loop_letter(loop->within - 1),
-            letter, letter, letter, letter);
-    else
-        ADD(p, "for (int64_t %c = 0; %c < ", letter, letter);
-    print_run(p, loop);
-    ADD(p, "; %c++) { /* %s */\n", letter, opq_loop_role_name(role));
+    print_for(p, i);
     p->depth++;
     p->reducing += opq_loop_reduces(role);
     OPQ_TRY(print_body(p, i + 1, loop->end, role));

@@ -22,6 +22,8 @@ typedef struct sweep {
     LLVMValueRef lanes[OPQ_REDUCTION_MAX][UPPER]; /* 64 elements each: segment results, folded segment results */
     LLVMValueRef row;                             /* elements before this index of the outer loops */
     LLVMValueRef segment_start;                   /* on the innermost loop */
+    void (*run)(opq_nest *n, void *data, LLVMValueRef *group); /* gives the operands; NULL: the body does */
+    void *data;
 } sweep;
 
 /* Per reduction one value between segments, and for arg reductions an index after it. */
@@ -220,15 +222,22 @@ static int copies_for(const sweep *s, int cost)
     return copies;
 }
 
+static void run_given(opq_nest *n, void *data, LLVMValueRef *group)
+{
+    const sweep *s = data;
+    s->run(n, s->data, group);
+}
+
 static void emit_segment(opq_nest *n, sweep *s, LLVMValueRef from, LLVMValueRef to, results *io)
 {
     int group = results_count(s), variable = opq_nest_stmt(n, s->leaf)->variable;
-    int cost = opq_nest_cost(n, variable, s->leaf + 1, opq_nest_stmt(n, s->leaf)->end);
+    int cost = s->run ? 1 : opq_nest_cost(n, variable, s->leaf + 1, opq_nest_stmt(n, s->leaf)->end);
     LLVMValueRef lanes[OPQ_CARRIED_MAX];
     opq_span span = {.loop = s->leaf,
                      .copies = copies_for(s, cost),
                      .rotate = s->turn,
                      .carried = s->turn * group,
+                     .run = s->run ? run_given : NULL,
                      .after = accumulate,
                      .data = s};
     s->segment_start = from;
@@ -319,6 +328,7 @@ void opq_emit_lanes(opq_nest *n, int loop)
     results io;
     LLVMBuilderRef b = n->e->builder;
     plan_sweep(n, loop, &s);
+    s.run = NULL;
     opq_odometer outer = opq_nest_odometer(n, &s.chain);
     outer.rank--;
     LLVMValueRef segments = LLVMBuildAdd(b, n->extent[outer.variable[outer.rank]], opq_i64(n->e, OPQ_CHUNK - 1), "");
@@ -332,11 +342,14 @@ void opq_emit_lanes(opq_nest *n, int loop)
     define_results(n, &s, &io);
 }
 
-void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to)
+void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
+                    void (*run)(opq_nest *n, void *data, LLVMValueRef *group), void *data)
 {
     sweep s;
     results io;
     plan_sweep(n, loop, &s);
+    s.run = run;
+    s.data = data;
     start_results(n, &s, &io);
     s.row = opq_i64(n->e, 0);
     emit_segment(n, &s, from, to, &io);

@@ -8,13 +8,15 @@
 
 #include <string.h>
 
-static bool has_loops(const opq_loops *k, int loop)
+static bool has_loops_from(const opq_loops *k, int from, int to)
 {
-    for (int i = loop + 1; i < k->stmts[loop].end; i++)
+    for (int i = from; i < to; i++)
         if (k->stmts[i].op == OPQ_STMT_loop)
             return true;
     return false;
 }
+
+static bool has_loops(const opq_loops *k, int loop) { return has_loops_from(k, loop + 1, k->stmts[loop].end); }
 
 static bool has_chain(const opq_loops *k, int loop)
 {
@@ -22,11 +24,6 @@ static bool has_chain(const opq_loops *k, int loop)
         if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_chain)
             return true;
     return false;
-}
-
-static LLVMValueRef smaller(opq_nest *n, LLVMValueRef a, LLVMValueRef b)
-{
-    return LLVMBuildSelect(n->e->builder, LLVMBuildICmp(n->e->builder, LLVMIntSLT, a, b, ""), a, b, "");
 }
 
 /* ---- vectors */
@@ -126,12 +123,12 @@ static void emit_loop(opq_nest *n, int stmt)
     LLVMValueRef from = opq_i64(n->e, 0), to = n->extent[loop->variable];
     if (loop->within) {
         from = LLVMBuildMul(n->e->builder, n->index[loop->within - 1], opq_i64(n->e, OPQ_CHUNK), "");
-        to = smaller(n, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, OPQ_CHUNK), ""), to);
+        to = opq_nest_smaller(n, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, OPQ_CHUNK), ""), to);
     }
     bool leaf = !has_loops(n->k, stmt), outside = n->vector < 0;
-    if (loop->role == OPQ_LOOP_lanes && outside && loop->within)
-        opq_emit_chunk(n, stmt, from, to);
-    else if (loop->role == OPQ_LOOP_lanes && outside)
+    if (loop->role == OPQ_LOOP_lanes && outside && loop->within && leaf)
+        opq_emit_chunk(n, stmt, from, to, NULL, NULL);
+    else if (loop->role == OPQ_LOOP_lanes && outside && !loop->within)
         opq_emit_lanes(n, stmt);
     else if (loop->role == OPQ_LOOP_lanes && leaf)
         opq_emit_across(n, stmt);
@@ -182,7 +179,7 @@ static void emit_strip_unit(opq_nest *n, int strip, LLVMValueRef number)
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef from = LLVMBuildMul(b, number, opq_i64(n->e, OPQ_LANES), "");
     LLVMValueRef to = LLVMBuildAdd(b, from, opq_i64(n->e, OPQ_LANES), "");
-    emit_strip(n, strip, from, smaller(n, to, n->extent[opq_nest_stmt(n, strip)->variable]));
+    emit_strip(n, strip, from, opq_nest_smaller(n, to, n->extent[opq_nest_stmt(n, strip)->variable]));
 }
 
 /* The rows of a unit; what is around them is bound. */
@@ -194,7 +191,8 @@ static void emit_row_block(opq_nest *n, const opq_chain *chain, int strip, LLVMV
         opq_nest_run(n, chain->loop[chain->count - 2] + 1, rows);
     LLVMValueRef from = LLVMBuildMul(b, number, opq_i64(n->e, OPQ_ROW_BLOCK), "");
     LLVMValueRef to = LLVMBuildAdd(b, from, opq_i64(n->e, OPQ_ROW_BLOCK), "");
-    opq_emit_rows(n, rows, strip, width_for(n, strip), from, smaller(n, to, n->extent[opq_nest_stmt(n, rows)->variable]));
+    opq_emit_rows(n, rows, strip, width_for(n, strip), from,
+                  opq_nest_smaller(n, to, n->extent[opq_nest_stmt(n, rows)->variable]));
 }
 
 /* Blocks of so many of an odometer's last extent, instead of it or beside what is there. */
@@ -242,12 +240,23 @@ static int first_loop(const opq_loops *k)
     return first;
 }
 
+/* Does this loop count the blocks of nested ones, and makes nothing before them? */
+static bool counts_blocks(const opq_loops *k, int loop)
+{
+    const opq_stmt *body = &k->stmts[loop + 1];
+    return loop + 1 < k->stmts[loop].end && body->op == OPQ_STMT_loop && body->role == OPQ_LOOP_lanes &&
+           body->within == k->stmts[loop].variable + 1 && opq_loop_shares_block(k, loop + 1, false) &&
+           !has_loops_from(k, body->end, k->stmts[loop].end);
+}
+
 /* [from, to) begins with a loop. */
 static void emit_phase(opq_nest *n, int from, int to)
 {
     const opq_stmt *loop = opq_nest_stmt(n, from);
     opq_chain chain = {0};
-    if (loop->role == OPQ_LOOP_parallel) {
+    if (loop->role == OPQ_LOOP_parallel && counts_blocks(n->k, from)) {
+        opq_emit_chunks(n, from);
+    } else if (loop->role == OPQ_LOOP_parallel) {
         chain = opq_nest_chain(n->k, from);
         int last = chain.loop[chain.count - 1];
         emit_units(n, &chain, last + 1, opq_nest_stmt(n, last)->end);
@@ -320,7 +329,7 @@ static LLVMValueRef emit_some(opq_nest *n, const phases *p, int phase, LLVMValue
     }
     n->begin = LLVMBuildSub(b, begin, first, "");
     n->begin = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, zero, ""), zero, n->begin, "");
-    n->end = smaller(n, LLVMBuildSub(b, end, first, ""), units);
+    n->end = opq_nest_smaller(n, LLVMBuildSub(b, end, first, ""), units);
     LLVMBasicBlockRef some = opq_nest_block(n, "phase"), next = opq_nest_block(n, "next_phase");
     LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, n->end, ""), some, next);
     LLVMPositionBuilderAtEnd(b, some);
@@ -385,7 +394,7 @@ int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims)
 
 int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims)
 {
-    int64_t bytes = 0;
+    int64_t bytes = 0, chunks = 0; /* of several nests one after another */
     for (int i = 0; i < loops->stmt_count; i++) {
         const opq_stmt *local = &loops->stmts[i];
         if (local->op != OPQ_STMT_local)
@@ -395,5 +404,8 @@ int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims)
             elements *= local->variables >> l & 1 ? dims[l] : 1;
         bytes += opq_dtype_bytes((opq_dtype)local->dtype) * ((elements + 2 * OPQ_LANES - 1) & -(int64_t)OPQ_LANES);
     }
-    return bytes;
+    for (int i = 0; i < loops->stmt_count; i++)
+        if (opq_loop_shares_block(loops, i, false) && !opq_loop_shares_block(loops, i, true))
+            chunks = opq_chunks_scratch(loops, i) > chunks ? opq_chunks_scratch(loops, i) : chunks;
+    return bytes + chunks;
 }

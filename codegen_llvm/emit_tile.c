@@ -8,6 +8,7 @@
  */
 #include "codegen_llvm/nest.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static LLVMTypeRef element_type(const opq_emitter *e, opq_dtype dtype)
@@ -17,14 +18,14 @@ static LLVMTypeRef element_type(const opq_emitter *e, opq_dtype dtype)
     return LLVMInt32TypeInContext(e->context);
 }
 
-bool opq_stmt_tiles(const opq_nest *n, int stmt, int lanes, int turns)
+bool opq_stmt_tiles(const opq_loops *k, int stmt, int lanes, int turns)
 {
-    const opq_stmt *use = opq_nest_stmt(n, stmt);
+    const opq_stmt *use = &k->stmts[stmt];
     if ((use->op != OPQ_INSTR_load && use->op != OPQ_INSTR_store) || opq_dtype_bytes((opq_dtype)use->dtype) > 8)
         return false;
     if (use->op == OPQ_INSTR_load && use->operand[0] >= 0) /* a tile has no lanes without an element */
         return false;
-    const uint8_t *stride = n->k->accesses[use->access].stride;
+    const uint8_t *stride = k->accesses[use->access].stride;
     return stride[lanes] == OPQ_STRIDE_any && (stride[turns] == OPQ_STRIDE_one || stride[turns] == OPQ_STRIDE_back);
 }
 
@@ -34,7 +35,7 @@ void opq_tiles_open(opq_nest *n, int loop, opq_tiles *out_tiles)
     out_tiles->variable = opq_nest_stmt(n, loop)->variable;
     for (int i = loop + 1; i < opq_nest_stmt(n, loop)->end && out_tiles->count < OPQ_TILE_MAX; i++) {
         const opq_stmt *stmt = opq_nest_stmt(n, i);
-        if (!opq_stmt_tiles(n, i, n->vector, out_tiles->variable))
+        if (!opq_stmt_tiles(n->k, i, n->vector, out_tiles->variable))
             continue;
         uint64_t elements = (uint64_t)n->e->lanes * (uint64_t)n->e->lanes * (uint64_t)n->strip;
         out_tiles->memory[out_tiles->count] =
@@ -237,4 +238,97 @@ void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first) { m
 void opq_tiles_store(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first)
 {
     move(n, tiles, first, OPQ_INSTR_store);
+}
+
+/* ---- rows of a few elements: each of them of as many rows as there are lanes becomes row after row */
+
+enum { INTERLEAVED_MAX = 4 };
+
+/* Vector `part` of `count` interleaved ones. */
+static LLVMValueRef interleaved(opq_nest *n, const LLVMValueRef *vectors, int count, int part)
+{
+    LLVMValueRef all = vectors[0], from[OPQ_LANES];
+    for (int v = 0; v < count; v++) {
+        for (int i = 0; i < n->e->lanes; i++) {
+            int at = part * n->e->lanes + i;
+            from[i] = opq_int(n->e, 32, at % count == v ? n->e->lanes + at / count : i);
+        }
+        LLVMValueRef mask = LLVMConstVector(from, (unsigned)n->e->lanes);
+        all = LLVMBuildShuffleVector(n->e->builder, all, vectors[v], mask, "");
+    }
+    return all;
+}
+
+static void interleave_few(opq_nest *n, LLVMTypeRef element, LLVMValueRef from, LLVMValueRef to, int count)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef vectors[INTERLEAVED_MAX];
+    for (int pass = 0; pass < 2; pass++)
+        for (int v = 0; v < count; v++) {
+            LLVMValueRef at = opq_i64(n->e, (int64_t)v * n->e->lanes);
+            LLVMValueRef place = LLVMBuildGEP2(b, element, pass == 0 ? from : to, &at, 1, "");
+            LLVMValueRef moved = pass == 0 ? vectors[v] = LLVMBuildLoad2(b, opq_vector_of(n->e, element), place, "")
+                                           : LLVMBuildStore(b, interleaved(n, vectors, count, v), place);
+            LLVMSetAlignment(moved, 1);
+        }
+}
+
+/* Element by element, of which there may be more. */
+static void interleave_many(opq_nest *n, LLVMTypeRef element, LLVMValueRef from, LLVMValueRef to, LLVMValueRef count)
+{
+    LLVMBuilderRef b = n->e->builder;
+    opq_loop loop;
+    opq_loop_begin(n, &loop, opq_i64(n->e, 0), count, 1, NULL, 0);
+    LLVMValueRef at = LLVMBuildMul(b, loop.index, opq_i64(n->e, n->e->lanes), "");
+    LLVMValueRef place = LLVMBuildGEP2(b, element, from, &at, 1, "");
+    LLVMValueRef vector = LLVMBuildLoad2(b, opq_vector_of(n->e, element), place, "");
+    LLVMSetAlignment(vector, 1);
+    at = loop.index;
+    for (int lane = 0; lane < n->e->lanes; lane++) {
+        LLVMBuildStore(b, opq_lane(n->e, vector, lane), LLVMBuildGEP2(b, element, to, &at, 1, ""));
+        at = LLVMBuildAdd(b, at, count, "");
+    }
+    opq_loop_end(n, &loop, NULL);
+}
+
+/* A function of its own, as `transposer`: (from, to, count). */
+static LLVMValueRef interleaver(opq_nest *n, LLVMTypeRef element)
+{
+    opq_emitter *e = n->e;
+    LLVMBuilderRef b = e->builder;
+    LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), i64 = LLVMInt64TypeInContext(e->context);
+    LLVMTypeRef type =
+        LLVMFunctionType(LLVMVoidTypeInContext(e->context), (LLVMTypeRef[]){pointer, pointer, i64}, 3, false);
+    char name[64], *of = LLVMPrintTypeToString(element);
+    snprintf(name, sizeof name, "interleave_%s", of);
+    LLVMDisposeMessage(of);
+    LLVMValueRef function = LLVMGetNamedFunction(e->module, name), outer = e->function;
+    if (function)
+        return function;
+    LLVMBasicBlockRef here = LLVMGetInsertBlock(b);
+    function = e->function = LLVMAddFunction(e->module, name, type);
+    LLVMSetLinkage(function, LLVMInternalLinkage);
+    LLVMValueRef from = LLVMGetParam(function, 0), to = LLVMGetParam(function, 1), count = LLVMGetParam(function, 2);
+    LLVMPositionBuilderAtEnd(b, opq_nest_block(n, "entry"));
+    LLVMBasicBlockRef many = opq_nest_block(n, "many");
+    LLVMValueRef chosen = LLVMBuildSwitch(b, count, many, INTERLEAVED_MAX);
+    for (int few = 2; few <= INTERLEAVED_MAX; few++) {
+        LLVMBasicBlockRef block = opq_nest_block(n, "few");
+        LLVMAddCase(chosen, opq_i64(e, few), block);
+        LLVMPositionBuilderAtEnd(b, block);
+        interleave_few(n, element, from, to, few);
+        LLVMBuildRetVoid(b);
+    }
+    LLVMPositionBuilderAtEnd(b, many);
+    interleave_many(n, element, from, to, count);
+    LLVMBuildRetVoid(b);
+    LLVMPositionBuilderAtEnd(b, here);
+    e->function = outer;
+    return function;
+}
+
+void opq_interleave(opq_nest *n, LLVMTypeRef element, LLVMValueRef from, LLVMValueRef to, LLVMValueRef count)
+{
+    LLVMValueRef function = interleaver(n, element), args[3] = {from, to, count};
+    LLVMBuildCall2(n->e->builder, LLVMGlobalGetValueType(function), function, args, 3, "");
 }

@@ -80,6 +80,7 @@ static void open_locals(opq_nest *n)
         n->local[i] = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), n->scratch, &at, 1, "");
         at = LLVMBuildAdd(b, at, LLVMBuildMul(b, room, opq_i64(n->e, opq_dtype_bytes((opq_dtype)local->dtype)), ""), "");
     }
+    n->behind_locals = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), n->scratch, &at, 1, "");
 }
 
 static uint16_t access_varies(const opq_loops *k, int access)

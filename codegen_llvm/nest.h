@@ -6,7 +6,7 @@
  *   parallel   a chain of them from the top: units, which threads divide
  *   vector     innermost: whole vectors, several of them (copies) to a turn, then masked ones
  *              around others: strips of some vectors, whose values all stay at hand while the loops inside run
- *   lanes      innermost: as vector, with accumulators (emit_lanes.c)
+ *   lanes      innermost: as vector, with accumulators (emit_lanes.c); several loops in one block: from memory (emit_chunks.c)
  *              inside a strip: a short row in each lane (emit_across.c)
  *   column     inside a strip, with an accumulator for each of its vectors (emit_column.c)
  *              windows: rows beside each other instead (emit_rows.c)
@@ -39,6 +39,7 @@ typedef struct opq_nest {
     LLVMValueRef *at_offset,
         *at_valid; /* per load_at, store_add_at with a uniform index: index * at_stride; a splat: in range? */
     LLVMValueRef *local, *local_row; /* per local: where it begins; where this turn of the loops around begins in it */
+    LLVMValueRef behind_locals;      /* scratch memory for opq_chunks_scratch */
     bool has_at;
 
     LLVMValueRef addresses[OPQ_STRIP_MAX][OPQ_ACCESS_MAX]; /* of copies that are rows; else the first */
@@ -149,6 +150,10 @@ void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef
 /* carried[]: in the next iteration's values, out what they are after the loop */
 void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried);
 
+/* Of two numbers. */
+LLVMValueRef opq_nest_smaller(opq_nest *n, LLVMValueRef x, LLVMValueRef y);
+LLVMValueRef opq_nest_larger(opq_nest *n, LLVMValueRef x, LLVMValueRef y);
+
 /* Loops of one role, each the last thing in the one around it. */
 typedef struct opq_chain {
     int count, loop[OPQ_LOOP_MAX]; /* statements */
@@ -214,10 +219,18 @@ int opq_nest_reductions(const opq_nest *n, int from, int to, opq_reduction *out_
 /* The operand in the dtype of partial results. */
 LLVMValueRef opq_reduction_operand(opq_nest *n, const opq_reduction *reduction);
 void opq_emit_lanes(opq_nest *n, int loop);
-void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to); /* of at most OPQ_CHUNK turns */
-void opq_emit_across(opq_nest *n, int loop);                                    /* inside a strip: a row in each lane */
+/* At most OPQ_CHUNK turns. `run` gives the folds their operands, as opq_span's; NULL: the loop's body does. */
+void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
+                    void (*run)(opq_nest *n, void *data, LLVMValueRef *group), void *data);
+void opq_emit_across(opq_nest *n, int loop); /* inside a strip: a row in each lane */
 void opq_emit_column(opq_nest *n, int loop);
 void opq_emit_chain(opq_nest *n, int loop); /* inside a strip: a product in each lane */
+
+/* ---- emit_chunks.c */
+/* Units [begin, end) of a loop that counts the blocks of several, in which nothing stands before these. */
+void opq_emit_chunks(opq_nest *n, int loop);
+/* Bytes for them; `nest` is the outermost one. */
+int64_t opq_chunks_scratch(const opq_loops *loops, int nest);
 
 /* ---- emit_tile.c */
 enum { OPQ_TILE_MAX = 8 };
@@ -227,7 +240,7 @@ typedef struct opq_tiles {
     LLVMValueRef memory[OPQ_TILE_MAX];
 } opq_tiles;
 /* Does this statement load or store lanes (of that variable) that lie apart, in turns that lie side by side? */
-bool opq_stmt_tiles(const opq_nest *n, int stmt, int lanes, int turns);
+bool opq_stmt_tiles(const opq_loops *k, int stmt, int lanes, int turns);
 /* The accesses of a loop inside a strip whose lanes lie apart, and whose turns side by side. */
 void opq_tiles_open(opq_nest *n, int loop, opq_tiles *out_tiles);
 /* Turns [first, first + e->lanes), which are all there: brings what is loaded, and takes what was stored. */
@@ -235,6 +248,8 @@ void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first);
 void opq_tiles_store(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first);
 /* Loads and stores are at this turn of them; NULL: in memory again. */
 void opq_tiles_enter(opq_nest *n, const opq_tiles *tiles, LLVMValueRef turn);
+/* Vectors of `count` elements, one after another, become as many rows as there are lanes, each of `count` elements. */
+void opq_interleave(opq_nest *n, LLVMTypeRef element, LLVMValueRef from, LLVMValueRef to, LLVMValueRef count);
 LLVMValueRef opq_tile_lanes(opq_nest *n, opq_dtype dtype, LLVMValueRef tile);
 void opq_tile_keep(opq_nest *n, opq_dtype dtype, LLVMValueRef tile, LLVMValueRef value);
 

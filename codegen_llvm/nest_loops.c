@@ -41,6 +41,16 @@ void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried)
     }
 }
 
+LLVMValueRef opq_nest_smaller(opq_nest *n, LLVMValueRef x, LLVMValueRef y)
+{
+    return LLVMBuildSelect(n->e->builder, LLVMBuildICmp(n->e->builder, LLVMIntSLT, x, y, ""), x, y, "");
+}
+
+LLVMValueRef opq_nest_larger(opq_nest *n, LLVMValueRef x, LLVMValueRef y)
+{
+    return LLVMBuildSelect(n->e->builder, LLVMBuildICmp(n->e->builder, LLVMIntSGT, x, y, ""), x, y, "");
+}
+
 /* ---- odometer ---------------------------------------------------------------------------------------------------- */
 
 LLVMValueRef opq_odometer_count(opq_nest *n, const opq_odometer *odometer)

@@ -68,7 +68,7 @@ typedef struct opq_kernel {
     uint8_t rank;
     uint8_t reduced[OPQ_LOOP_MAX];
     uint8_t columns; /* matmul: how many loops n is */
-    bool blocks; /* a row alone: loop 0 counts the blocks of loop 1, and buffers and accesses from these on are the kernel's own */
+    bool blocks; /* a row alone: loop 0 counts the blocks of all others, and buffers and accesses from these on are the kernel's own */
     int16_t own_buffer, own_access;
     bool across; /* rows (of a map: what its last loop runs over) are short, or scanned: the last loop is another, for lanes */
     int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;

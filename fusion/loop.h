@@ -9,7 +9,8 @@
  * are one variable of the kernel, which may be run several times: in one sweep after another.
  *
  * A loop `in` another runs a block of OPQ_CHUNK of its turns, which is a turn of the other: of a long row, threads do the blocks, and what
- * they make is combined in a loop that follows. Loops one after another at the top are phases: all of one is done before the next begins.
+ * they make is combined in a loop that follows. Nested loops in the same one are one sequence, of which a block begins and ends anywhere.
+ * Loops one after another at the top are phases: all of one is done before the next begins.
  *
  * Run-time arguments are those of opq_kernel: extents of the variables, then for each access its offset, its stride along each variable,
  * at_stride and at_extent. d3 is the fourth of them.
@@ -51,7 +52,7 @@ typedef struct opq_stmt {
     uint8_t dtype;      /* as in opq_instr; local: of an element */
     uint8_t role;       /* loop: opq_loop_role */
     uint8_t variable;   /* loop */
-    uint8_t within;     /* loop: 1 + the variable whose turn is a block of OPQ_CHUNK of its turns; 0: all of them */
+    uint8_t within;     /* loop: 1 + the variable whose turn is a block of its turns (opq_loop_turns); 0: all of them */
     uint16_t variables; /* local: bit l */
     int16_t operand[3]; /* statements; -1: none */
     int16_t access;     /* of the kernel; keep, kept: the local's statement; -1: none */
@@ -72,14 +73,10 @@ typedef struct opq_loops {
 } opq_loops;
 
 /* Turns [out_from, out_to) of a loop where the loops around are at `index`. */
-static inline void opq_loop_turns(const opq_stmt *loop, const int64_t *dims, const int64_t *index, int64_t *out_from,
-                                  int64_t *out_to)
-{
-    *out_from = loop->within ? index[loop->within - 1] * OPQ_CHUNK : 0;
-    *out_to = dims[loop->variable];
-    if (loop->within && *out_from + OPQ_CHUNK < *out_to)
-        *out_to = *out_from + OPQ_CHUNK;
-}
+void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int64_t *index, int64_t *out_from,
+                    int64_t *out_to);
+/* Is there a loop inside it, or (`around`) around it, in the same block as this one? */
+bool opq_loop_shares_block(const opq_loops *k, int loop, bool around);
 /* Elements by which an access moves from turn to turn of a variable. */
 static inline int64_t opq_loops_stride(const opq_loops *k, const int64_t *dims, int access, int variable)
 {

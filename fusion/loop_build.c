@@ -125,6 +125,7 @@ static int open_loop(builder *b, int depth, bool folds)
     opq_stmt *loop = push(b, OPQ_STMT_loop);
     loop->role = (uint8_t)role_of(b, depth, folds);
     loop->variable = (uint8_t)b->order[depth];
+    loop->within = b->kernel->blocks && depth > 0; /* in loop 0 */
     return b->out->stmt_count - 1;
 }
 
@@ -195,7 +196,8 @@ static void emit_kept(builder *b, int depth)
  *
  *   parallel i { lanes j in i { .. fold }  store its result }  lanes i { load; fold again }  the rest
  *
- * A block is a chunk of the rule `lanes`, whose results go through the rule once more: the bits are those of one loop.
+ * A block is a chunk of the rule `lanes`, whose results go through the rule once more: the bits are those of one loop. Where the row is not
+ * one loop, those that it is stand in each other: `lanes j in i { lanes k in i { .. fold } }`.
  */
 
 static void store_results(builder *b, bool again)
@@ -221,12 +223,11 @@ static void store_results(builder *b, bool again)
     }
 }
 
-static int open_blocks(builder *b, opq_loop_role role, int variable, int within)
+/* Loop 0, which counts them. */
+static int open_blocks(builder *b, opq_loop_role role)
 {
     opq_stmt *loop = push(b, OPQ_STMT_loop);
     loop->role = (uint8_t)role;
-    loop->variable = (uint8_t)variable;
-    loop->within = (uint8_t)(within + 1);
     return b->out->stmt_count - 1;
 }
 
@@ -245,17 +246,11 @@ static void emit_blocks(builder *b)
     bool needed[OPQ_BODY_MAX];
     needs(b, 0, needed);
     emit_of_row(b, false);
-    int blocks = open_blocks(b, OPQ_LOOP_parallel, 0, -1), block = open_blocks(b, OPQ_LOOP_lanes, 1, 0);
-    for (int i = 0; i < b->kernel->instr_count; i++)
-        if (needed[i] && is_inside(b, i))
-            emit(b, i);
-    for (int i = 0; i < b->kernel->instr_count; i++)
-        if (opq_instr_reduces(&b->kernel->instrs[i]))
-            emit(b, i);
-    close_loop(b, block);
+    int blocks = open_blocks(b, OPQ_LOOP_parallel);
+    emit_reduced(b, 1, 0, needed, true);
     store_results(b, false);
     close_loop(b, blocks);
-    int again = open_blocks(b, OPQ_LOOP_lanes, 0, -1);
+    int again = open_blocks(b, OPQ_LOOP_lanes);
     store_results(b, true);
     close_loop(b, again);
     emit_of_row(b, true);
@@ -271,6 +266,10 @@ static void order_loops(builder *b)
             if (b->kernel->reduced[l] == pass)
                 b->order[count++] = l;
         b->outer = pass == 0 ? count : b->outer;
+    }
+    if (b->kernel->blocks && b->kernel->across) { /* elements keep their order, whichever loop has the lanes */
+        b->order[count - 1] = b->kernel->rank - 2;
+        b->order[count - 2] = b->kernel->rank - 1;
     }
 }
 

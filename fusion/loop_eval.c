@@ -216,7 +216,7 @@ static opq_status eval_stmt(machine *m, int i)
 
 /* ---- loops */
 
-/* The results of the folds in [from, to), whose innermost loop has `run` turns. */
+/* The results of the folds in [from, to), whose innermost loop has `run` turns; 0: all of their elements are one run. */
 static void fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
 {
     for (int i = from; i < to; i++) {
@@ -228,7 +228,7 @@ static void fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
         opq_eval_folding folding = {.fold = fold,
                                     .dtype = opq_eval_fold_dtype(fold, operand, (opq_dtype)stmt->dtype),
                                     .tree = tree,
-                                    .run = run,
+                                    .run = run > 0 ? run : m->lists[i].count,
                                     .count = m->lists[i].count};
         for (int64_t k = 0; k < folding.count; k++)
             m->lists[i].items[k] = opq_eval_cast(operand, folding.dtype, m->lists[i].items[k]);
@@ -244,8 +244,8 @@ static opq_status eval_loop(machine *m, int i)
     const opq_stmt *loop = &m->k->stmts[i];
     opq_loop_role role = (opq_loop_role)loop->role;
     int64_t from, to, run;
-    opq_loop_turns(loop, m->dims, m->index, &from, &to);
-    run = to - from;
+    opq_loop_turns(m->k, i, m->dims, m->index, &from, &to);
+    run = loop->within ? 0 : to - from;
     opq_status status = OPQ_OK;
     for (int k = i + 1; k < loop->end && m->reducing == 0 && role == OPQ_LOOP_chain; k++)
         m->values[k] = (opq_number){.f = 0};
@@ -261,7 +261,7 @@ static opq_status eval_loop(machine *m, int i)
     m->reducing -= opq_loop_reduces(role);
     if (status != OPQ_OK || !opq_loop_reduces(role) || m->reducing > 0)
         return status;
-    for (int k = i + 1; k < loop->end; k++)
+    for (int k = i + 1; k < loop->end && !loop->within; k++)
         if (m->k->stmts[k].op == OPQ_STMT_loop)
             run = m->dims[m->k->stmts[k].variable];
     fold_all(m, i + 1, loop->end, role == OPQ_LOOP_lanes ? OPQ_TREE_lanes : OPQ_TREE_column, run);

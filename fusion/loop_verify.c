@@ -197,6 +197,18 @@ static opq_status check_local(verifier *v, const opq_stmt *stmt)
 
 static opq_status check_block(verifier *v, int from, int to);
 
+/* Loops that are in one block reduce, and what stands in them can be computed anywhere, and more than once. */
+static opq_status check_shared_block(const verifier *v, const opq_stmt *loop)
+{
+    NEED(loop->role == OPQ_LOOP_lanes, "loops in one block that do not reduce");
+    for (int i = v->at + 1; i < loop->end; i++) {
+        int op = v->k->stmts[i].op;
+        NEED(op == OPQ_STMT_loop || (opq_stmt_gives(op) && !opq_op_checks(op) && op != OPQ_STMT_kept),
+             "more than values in several loops of a block");
+    }
+    return OPQ_OK;
+}
+
 static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
 {
     int at = v->at;
@@ -208,9 +220,12 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     NEED(loop->variable < v->k->rank && !(v->running >> loop->variable & 1), "this variable has a loop already");
     NEED(!inner || (loop->role == around->role && loop->end == around->end),
          "in a reducing loop stands one of its kind, as the last");
+    NEED(!inner || loop->within == around->within, "reducing loops are all in one block, or none");
     NEED(!loop->within || (loop->within <= v->k->rank && v->running >> (loop->within - 1) & 1),
          "no loop counts the blocks of this one");
     NEED(!loop->within || loop->role == OPQ_LOOP_lanes || loop->role == OPQ_LOOP_vector, "such a loop has no blocks");
+    if (opq_loop_shares_block(v->k, at, false) || opq_loop_shares_block(v->k, at, true))
+        OPQ_TRY(check_shared_block(v, loop));
     NEED(around || loop->end == v->k->stmt_count || loop->role != OPQ_LOOP_vector, "threads divide the last loop");
     v->open[v->depth++] = at;
     v->running |= (uint16_t)(1u << loop->variable);
@@ -439,6 +454,16 @@ static bool in_lane(const verifier *v)
     return found;
 }
 
+/* A loop in a block with the last of the variables around it: rows of a few elements, as many as there are lanes. */
+static opq_status check_across(const verifier *v, const opq_stmt *loop, const int64_t *dims)
+{
+    const opq_stmt *around = v->depth ? &v->k->stmts[v->open[v->depth - 1]] : NULL;
+    bool across = around && loop->within && around->within == loop->within && around->variable > loop->variable;
+    NEED(!across || (dims[loop->variable] <= OPQ_ACROSS_MAX && dims[around->variable] >= OPQ_ACROSS_ROWS_MIN),
+         "a long row in one lane");
+    return OPQ_OK;
+}
+
 static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dims, const int64_t *bytes)
 {
     for (int i = from; i < to; i++) {
@@ -448,6 +473,7 @@ static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dim
             NEED(dims[stmt->variable] >= 0, "a negative extent");
             NEED(stmt->role != OPQ_LOOP_lanes || !in_lane(v) || dims[stmt->variable] <= OPQ_ACROSS_MAX,
                  "a long row in one lane");
+            OPQ_TRY(check_across(v, stmt, dims));
             v->open[v->depth++] = i;
             v->running |= (uint16_t)(1u << stmt->variable);
             OPQ_TRY(check_bounds(v, i + 1, stmt->end, dims, bytes));

@@ -6,14 +6,7 @@
 
 #include <string.h>
 
-enum {
-    ROW_MAX = 128 * 1024,
-    BROADCAST_WORK_MAX = 16,
-    BLOCKS_MIN = 16,
-    ACROSS_ROWS_MIN = 16,
-    SHORT_LOOP = 5,
-    LONG_LOOP = 32
-};
+enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, SHORT_LOOP = 5, LONG_LOOP = 32 };
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
 {
@@ -22,6 +15,13 @@ static void refuse(opq_lower_state *state, opq_refusal refusal)
 }
 
 /* ---- instructions */
+
+/* Of a row kernel's: the row alone is several loops. */
+static bool is_sequence(const opq_kernel *kernel)
+{
+    return kernel->kind == OPQ_KERNEL_row && kernel->rank > 1 + kernel->blocks && kernel->reduced[kernel->blocks] &&
+           kernel->reduced[kernel->rank - 1];
+}
 
 static bool is_cheap(const opq_instr *instr)
 {
@@ -83,6 +83,19 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
     }
 }
 
+/* Is it done again on turns of a loop that it does not depend on? In a sequence any of them may be the innermost one. */
+static bool is_repeated(const opq_instr *instr, const opq_kernel *kernel, const opq_order *l)
+{
+    int depth = kernel->rank - 1;
+    bool repeated = false, sequence = is_sequence(kernel);
+    while (depth > 0 && !(instr->depends >> depth & 1) && !sequence)
+        depth--;
+    for (int loop = kernel->blocks; loop < depth + sequence && instr->depends != 0; loop++)
+        repeated =
+            repeated || (!(instr->depends >> loop & 1) && l->extent[loop] > 1 && (sequence || !kernel->reduced[loop]));
+    return repeated;
+}
+
 /* Dear work inside a loop that it does not depend on is done again on each turn, or, where that loop has the lanes and is short, for one
  * element at a time. A node alone has nobody to share its work with. */
 static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
@@ -94,16 +107,10 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
         return;
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
-        int depth = kernel->rank - 1;
-        while (depth > 0 && !(instr->depends >> depth & 1))
-            depth--;
-        bool repeated = false;
-        for (int outer = 0; outer < depth && instr->depends != 0; outer++)
-            repeated = repeated || (!(instr->depends >> outer & 1) && l->extent[outer] > 1 && !kernel->reduced[outer]);
         bool computes = instr->op < OPQ_OP_COUNT && instr->operand[0] >= 0;
         if (few_lanes && computes && (instr->depends & reduced) != 0 && !(instr->depends >> last & 1))
             refuse(state, OPQ_REFUSAL_recompute);
-        if (repeated && computes) {
+        if (computes && is_repeated(instr, kernel, l)) {
             again++;
             if (!is_cheap(instr) || again > BROADCAST_WORK_MAX)
                 refuse(state, OPQ_REFUSAL_recompute);
@@ -143,7 +150,7 @@ static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel
     for (int i = 0; i <= last; i++)
         reduced += kernel->reduced[i];
     if (!state->request->decided || state->request->by_row || kernel->kind != OPQ_KERNEL_row || reduced != 1 ||
-        last < 1 || l->extent[last] > OPQ_ACROSS_MAX || l->extent[last - 1] < ACROSS_ROWS_MIN)
+        last < 1 || l->extent[last] > OPQ_ACROSS_MAX || l->extent[last - 1] < OPQ_ACROSS_ROWS_MIN)
         return false;
     for (int a = 0; a < state->access_count; a++) {
         int64_t stride = opq_order_stride(state, a, l->source[last - 1]);
@@ -151,6 +158,22 @@ static bool may_go_across(const opq_lower_state *state, const opq_kernel *kernel
             return false;
     }
     return pays_across(state, l->extent[last], l->source[last - 1]);
+}
+
+/* In a sequence, too, where the rows of its last loop are short: those of a few elements, and those that do not lie side by side. */
+static bool sequence_goes_across(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
+{
+    int last = l->count - 1;
+    int64_t few = l->extent[last], apart = 0, beside = 0;
+    if (!state->request->decided || few > OPQ_ACROSS_MAX || l->extent[last - 1] < OPQ_ACROSS_ROWS_MIN)
+        return false;
+    for (int a = 0; a < kernel->access_count; a++) {
+        int64_t in_row = opq_order_stride(state, a, l->source[last]),
+                of_rows = opq_order_stride(state, a, l->source[last - 1]);
+        apart += in_row < -1 || in_row >= OPQ_STRIDE_any;
+        beside += of_rows < -1 || of_rows >= OPQ_STRIDE_any;
+    }
+    return few < SHORT_LOOP ? beside <= apart : apart > 0 && beside <= apart;
 }
 
 /* Elements one by one, of which the last loop has a few: each of them for many turns of the loop before. */
@@ -172,16 +195,15 @@ static void go_across(opq_kernel *kernel, opq_order *l)
 
 /* ---- blocks of a long row alone */
 
-/* One pass over its elements makes all reductions, and what they make is combined as they are. */
-static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
+/* One pass over its elements makes all reductions, and what they make is combined as they are. Of a sequence of loops nothing else may be
+ * made: some elements may be computed more than once. */
+static bool can_have_blocks(const opq_lower_state *state, const opq_kernel *kernel)
 {
     int folds = 0;
-    if (!state->request->decided || state->request->by_row || kernel->kind != OPQ_KERNEL_row || l->count != 1 ||
-        l->extent[0] < BLOCKS_MIN * OPQ_CHUNK)
-        return false;
     for (int i = 0; i < state->instr_count; i++) {
         const opq_instr *instr = &state->instrs[i];
-        if (opq_instr_checks(instr) || instr->op == OPQ_INSTR_nonzero || (instr->sweep > 0 && instr->depends != 0))
+        if (opq_instr_checks(instr) || instr->op == OPQ_INSTR_nonzero || (instr->sweep > 0 && instr->depends != 0) ||
+            (opq_instr_is_root(instr) && instr->depends != 0 && is_sequence(kernel)))
             return false;
         if (!opq_instr_reduces(instr))
             continue;
@@ -194,16 +216,24 @@ static bool may_have_blocks(const opq_lower_state *state, const opq_kernel *kern
     return state->buffer_count + folds <= OPQ_BUFFER_MAX && state->access_count + folds <= OPQ_ACCESS_MAX;
 }
 
-/* A loop over blocks around the row's, and for each reduction a buffer of a result for each block. */
+static bool is_long_row(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
+{
+    return state->request->decided && !state->request->by_row && kernel->kind == OPQ_KERNEL_row && l->count == 1 &&
+           l->extent[0] >= BLOCKS_MIN * OPQ_CHUNK;
+}
+
+/* A loop over blocks around those of the row, and for each reduction a buffer of a result for each block. */
 static void make_blocks(opq_lower_state *state, opq_kernel *kernel, opq_order *l)
 {
-    l->source[1] = l->source[0];
-    l->extent[1] = l->extent[0];
-    l->role[1] = l->role[0];
-    l->source[0] = -1;
-    l->extent[0] = (l->extent[1] + OPQ_CHUNK - 1) / OPQ_CHUNK;
-    l->role[0] = OPQ_ROLE_kept;
-    l->count = 2;
+    opq_order row = *l;
+    int64_t elements = 1;
+    l->count = 0;
+    opq_order_need(l, OPQ_ROLE_kept);
+    for (int i = 0; i < row.count; i++) {
+        opq_order_take(l, &row, i);
+        elements *= row.extent[i];
+    }
+    l->extent[0] = (elements + OPQ_CHUNK - 1) / OPQ_CHUNK;
     kernel->blocks = true;
     kernel->own_buffer = kernel->buffer_count;
     kernel->own_access = kernel->access_count;
@@ -253,7 +283,7 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const opq_or
     for (int a = 0; a < state->access_count; a++)
         for (int i = 0; i < kernel->rank; i++) {
             int64_t stride = opq_order_stride(state, a, l->source[i]);
-            bool vector = i == lanes || l->role[i] == OPQ_ROLE_scan;
+            bool vector = i == lanes || l->role[i] == OPQ_ROLE_scan || (is_sequence(kernel) && kernel->reduced[i]);
             bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
             bool back = vector && stride == -1;
             state->accesses[a].stride[i] = (uint8_t)(baked ? stride : back ? OPQ_STRIDE_back : OPQ_STRIDE_any);
@@ -304,9 +334,11 @@ opq_status opq_lower_finish(opq_lower_state *state)
     kernel->instr_count = (int16_t)state->instr_count;
     kernel->instrs = state->instrs;
     set_loops(state, kernel, &l);
-    bool across = may_go_across(state, kernel, &l) || may_be_turned(state, kernel, &l);
-    bool blocks = may_have_blocks(state, kernel, &l);
-    if (across)
+    bool across = may_go_across(state, kernel, &l) || may_be_turned(state, kernel, &l), sequence = is_sequence(kernel);
+    bool blocks = (sequence || is_long_row(state, kernel, &l)) && can_have_blocks(state, kernel);
+    if (sequence && (!blocks || state->request->by_row))
+        refuse(state, OPQ_REFUSAL_view);
+    if (across || (sequence && sequence_goes_across(state, kernel, &l)))
         go_across(kernel, &l);
     if (blocks)
         make_blocks(state, kernel, &l);

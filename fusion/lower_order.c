@@ -1,8 +1,8 @@
 /* Which loops a kernel has, and in which order: drops loops of one turn, merges neighbours that every access walks as one, and orders them
  * by role.
  *
- * Merging never crosses a role, and the innermost run of reduced axes must become one loop: the order of additions is a promise
- * about logical axes (opq_tree), not about memory.
+ * Merging never crosses a role, and the innermost run of reduced axes must become one loop, or the blocks of several: the order of additions
+ * is a promise about logical axes (opq_tree), not about memory.
  */
 #include "fusion/lower_state.h"
 
@@ -115,7 +115,7 @@ static void order_row(opq_lower_state *state, opq_order *out)
     take_role(out, &in, OPQ_ROLE_reduced_outer);
     int before = out->count;
     take_role(out, &in, OPQ_ROLE_reduced_inner);
-    if (out->count != before + 1)
+    if (out->count > before + 1 && before > 0) /* only a row alone has blocks */
         refuse(state, OPQ_REFUSAL_view);
 }
 

@@ -102,15 +102,23 @@ static void count_bytes(const opq_planner *p, opq_step *step)
     }
 }
 
-/* Each op once for each turn of the loops around it. */
+static bool counts_blocks(const opq_loops *k, int loop)
+{
+    for (int i = loop + 1; i < k->stmts[loop].end; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].within == k->stmts[loop].variable + 1)
+            return true;
+    return false;
+}
+
+/* Each op once for each turn of the loops around it: those of all blocks together are the loop's own. */
 static int64_t count_flops(const opq_step *step, int from, int to)
 {
     int64_t flops = 0;
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &step->loops.stmts[i];
         if (stmt->op == OPQ_STMT_loop) {
-            int64_t turns = step->dims[stmt->variable], blocks = stmt->within ? step->dims[stmt->within - 1] : 1;
-            flops += turns / (blocks > 0 ? blocks : 1) * count_flops(step, i + 1, stmt->end);
+            int64_t turns = counts_blocks(&step->loops, i) ? 1 : step->dims[stmt->variable];
+            flops += turns * count_flops(step, i + 1, stmt->end);
             i = stmt->end - 1;
         }
         bool computes = stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0 && stmt->dtype != OPQ_bool;

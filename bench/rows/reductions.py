@@ -1,6 +1,7 @@
 """Sums and their like over rows, columns and all; scans; softmax, cross entropy and norms, composed of primitives and PyTorch's own."""
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,29 @@ for _name, _function, _jax, _options in (
     row(f"{_name}_4096x4096", bytes=SQUARE, jax=_jax, **_options)(
         functools.partial(square, _function)
     )
+
+for _name, _function, _shapes in (
+    ("transposed_4096x4096", lambda x, y: (x * y.T).sum(), [(SIDE, SIDE)] * 2),
+    ("transposed_1000x777", lambda x, y: (x * y.T).sum(), [(1000, 777), (777, 1000)]),
+    ("row_4096x4096", lambda x, y: (x * y).sum(), [(SIDE, SIDE), (SIDE,)]),
+    ("row_2048x2048x3", lambda x, y: (x * y).sum(), [(2048, 2048, 3), (3,)]),
+    ("outer_4096x4096", lambda x, y: (x[:, None] * y).sum(), [(SIDE,)] * 2),
+):
+    row(
+        f"sum_of_product_{_name}",
+        bytes=sum(4 * math.prod(shape) for shape in _shapes),
+        tolerance=1e-3,  # as of sum_all
+        jax=lambda jax, x, y, function=_function: function(x, y),
+    )(lambda function=_function, shapes=_shapes: (function, tuple(map(torch.randn, shapes))))
+
+
+@row(bytes=2 * 4 * 64**3, tolerance=1e-3)
+def sum_of_product_permuted_64x64x64():
+    return lambda x, y: (x.permute(2, 0, 1) * y).sum(), (
+        torch.randn(64, 64, 64),
+        torch.randn(64, 64, 64),
+    )
+
 
 for _name, _function, _jax in (
     ("cumsum_rows", lambda x: torch.cumsum(x, 1), lambda jax, x: jax.numpy.cumsum(x, 1)),

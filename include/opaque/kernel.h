@@ -40,11 +40,19 @@ static inline void opq_nonzero(int64_t divisor, int64_t failed, int64_t error[2]
         opq_note(failed, 0, error);
 }
 
-/* Elements of a block of a row of `extent`. */
-static inline int64_t opq_block(int64_t extent, int64_t block)
+/* Turns of a loop in a block of OPQ_CHUNK elements: from where to where it is done. `before`: elements before the loop; `inside`: those of
+ * one turn. */
+static inline int64_t opq_block_from(int64_t block, int64_t before, int64_t inside)
 {
-    int64_t rest = extent - block * OPQ_CHUNK;
-    return rest < OPQ_CHUNK ? rest : OPQ_CHUNK;
+    int64_t first = block * OPQ_CHUNK - before;
+    return first > 0 && inside > 0 ? first / inside : 0;
+}
+
+static inline int64_t opq_block_to(int64_t block, int64_t before, int64_t inside, int64_t extent)
+{
+    int64_t end = block * OPQ_CHUNK + OPQ_CHUNK - before;
+    int64_t turns = end > 0 && inside > 0 ? (end + inside - 1) / inside : 0;
+    return turns < extent ? turns : extent;
 }
 
 /* ---- folds, one element after the other in row-major order; opq_tree in opaque.h has the rules

@@ -368,6 +368,41 @@ static opq_ref scan(random_graph *r, opq_ref x)
     return made >= 0 && turned ? backwards(r, made, (int)axis.i) : made;
 }
 
+/* A value of x's type that lies in another order, or is the same along some dims. */
+static opq_ref out_of_order(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x), from = type;
+    int64_t dims[OPQ_RANK_MAX];
+    for (int d = 0; d < type.rank; d++) {
+        int other = (int)random_below(r, (uint64_t)d + 1);
+        dims[d] = dims[other];
+        dims[other] = d;
+        type.size[d] = chance(r, 20) ? 1 : type.size[d];
+    }
+    for (int d = 0; d < type.rank; d++)
+        from.size[dims[d]] = type.size[d];
+    opq_ref input = random_input(r, &from);
+    opq_attr attr = {.key = OPQ_ATTR_dims, .count = type.rank, .ints = dims};
+    return input < 0 ? -1 : random_op_typed(r, OPQ_OP_permute, &type, &input, 1, &attr, 1);
+}
+
+/* Over all of a product whose elements do not lie as those of its operands. */
+static opq_ref whole_product(random_graph *r, opq_ref x)
+{
+    static const opq_op ops[] = {OPQ_OP_sum,  OPQ_OP_sum, OPQ_OP_mean, OPQ_OP_amax,
+                                 OPQ_OP_prod, OPQ_OP_any, OPQ_OP_norm2};
+    opq_type type = opq_graph_type(r->graph, x);
+    int64_t axes[OPQ_RANK_MAX];
+    if (type.rank == 0)
+        return -1;
+    for (uint64_t n = 1 + random_below(r, 2); n > 0 && x >= 0; n--)
+        x = random_op(r, chance(r, 50) ? OPQ_OP_mul : OPQ_OP_add, (opq_ref[]){x, out_of_order(r, x)}, 2, NULL, 0);
+    for (int d = 0; d < type.rank; d++)
+        axes[d] = d;
+    opq_attr attr = {.key = OPQ_ATTR_axes, .count = type.rank, .ints = axes};
+    return x < 0 ? x : random_op(r, ops[random_below(r, COUNT(ops))], &x, 1, &attr, 1);
+}
+
 /* ---- graphs */
 
 void random_keep(random_graph *r, opq_ref ref)
@@ -414,7 +449,8 @@ static void step(random_graph *r)
                                                                 random_scatter, random_concat,  random_matmul,
                                                                 iota,           noise,          random_pad,
                                                                 random_pad,     random_pooling, random_convolution,
-                                                                siblings,       siblings,       random_attention};
+                                                                siblings,       siblings,       random_attention,
+                                                                whole_product,  whole_product};
     random_keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
 }
 

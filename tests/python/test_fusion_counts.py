@@ -656,6 +656,91 @@ def test_a_short_row_and_many_rows_are_not_cut():
         assert " in i {" not in text and ": own " not in text
 
 
+# ---- all of a product whose elements do not lie as those of its operands
+
+PRODUCTS = {
+    "transposed": lambda a, b: (a * b.t()).sum(),
+    "both transposed": lambda a, b: (a.t() + b).sum(),
+    "row": lambda a, b: (a * b[:, 0]).sum((0, 1)),
+    "column": lambda a, b: (a * b[:1].t()).mean(),
+    "outer": lambda a, b: (a[:, 0, None] * b[None, :, 0]).amax(),
+    "part": lambda a, b: a[:, :-1].sum() + 1,
+    "backwards": lambda a, b: (a.flip(1) * b.t().flip(0)).norm(),
+    "one dim of 1": lambda a, b: (a[:, None] * b.t()[:, None]).sum((0, 2), keepdim=True),
+    "several": lambda a, b: (a * b.t()).sum() - (a * b.t()).square().amax() + b.t().amin(),
+    "counted": lambda a, b: ((a > 0) & (b.t() > 0)).sum(),
+    "any": lambda a, b: (a + b.t() > 7.5).any(),
+}
+PRODUCT_SHAPES = [
+    (3, 5),
+    (2, 2),
+    (7, 3000),
+    (3000, 3),
+    (3000, 7),
+    (1000, 77),
+    (40, 4096),
+    (9, 5000),
+]
+
+
+def assert_all_bits(f, *args):
+    """Fused as unfused, in one kernel."""
+    result, stats = assert_one_kernel(f, *args)
+    with torch_opaque.unfused():
+        apart = f(*args).cpu()
+    assert torch.equal(result, apart)
+    return stats
+
+
+@pytest.mark.parametrize("shape", PRODUCT_SHAPES, ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_all_of_a_product_is_one_kernel(name, shape):
+    a, b = ready(torch.randn(shape), torch.randn(shape[::-1]))
+    f = PRODUCTS[name]
+    stats = assert_all_bits(f, a, b)
+    want = f(a.cpu().double(), b.cpu().double())
+    torch.testing.assert_close(f(a, b).cpu().double(), want.double(), rtol=1e-4, atol=1e-2)
+    assert stats["bytes_written"] <= 8 + 4 * 3 * math.ceil(a.numel() / 4096)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", PRODUCT_SHAPES, ids=str)
+def test_all_of_a_product_in_each_dtype(shape, dtype):
+    a, b = (torch.randint(0, 5, s).to(dtype) for s in (shape, shape[::-1]))
+
+    def f(a, b):
+        return (a * b.t()).amax() + (a + b.t()).sum()
+
+    assert_one_kernel(f, *ready(a, b))
+    if dtype != torch.bfloat16:  # which is rounded between kernels
+        assert_all_bits(f, *ready(a, b))
+    assert f(*ready(a, b)).item() == pytest.approx(f(a, b).item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4), (16, 40, 64), (33, 3, 50), (70, 2, 300)], ids=str)
+@pytest.mark.parametrize("dims", list(itertools.permutations(range(3))), ids=str)
+def test_all_of_a_permuted_product_is_one_kernel(dims, sizes):
+    x, y = ready(torch.randn(sizes), torch.randn([sizes[d] for d in dims]))
+    assert_all_bits(lambda x, y: (x.permute(dims) * y).sum(), x, y)
+    assert_all_bits(lambda x, y: (x.permute(dims)[None] + y[:, :, :1]).mean((0, 1, 2, 3)), x, y)
+
+
+def test_all_of_a_product_has_its_bits_on_any_number_of_threads():
+    a, b = ready(torch.randn(700, 333), torch.randn(333, 700))
+    before, results = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append((a * b.t()).sum().item())
+    torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_dear_row_is_computed_once_before_all_of_a_product():
+    x, row = ready(torch.randn(300, 200), torch.randn(200))
+    _, stats = run(lambda x, row: (x * torch.exp(row)).sum(), x, row)
+    assert stats["kernels_run"] == 2 and stats["bytes_written"] < 4 * x.numel()
+
+
 # ---- all pairs
 
 

@@ -1,0 +1,47 @@
+/* Blocks of OPQ_CHUNK turns: which of them a loop runs.
+ *
+ * Nested loops in the same block are one sequence in row-major order. A turn of one of them stands for as many of its elements as the
+ * loops inside have turns; a block has those that begin or end in it.
+ */
+#include "fusion/loop.h"
+
+static bool is_in_block(const opq_stmt *stmt, int within)
+{
+    return stmt->op == OPQ_STMT_loop && stmt->within == within;
+}
+
+bool opq_loop_shares_block(const opq_loops *k, int loop, bool around)
+{
+    const opq_stmt *own = &k->stmts[loop];
+    int from = around ? 0 : loop + 1, to = around ? loop : own->end;
+    for (int i = from; i < to && own->op == OPQ_STMT_loop && own->within; i++)
+        if (is_in_block(&k->stmts[i], own->within) && (!around || k->stmts[i].end >= own->end))
+            return true;
+    return false;
+}
+
+static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : x < most ? x : most; }
+
+void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int64_t *index, int64_t *out_from,
+                    int64_t *out_to)
+{
+    const opq_stmt *own = &k->stmts[loop];
+    int64_t extent = dims[own->variable], inside = 1, before = 0;
+    *out_from = 0;
+    *out_to = extent;
+    if (!own->within)
+        return;
+    for (int i = loop + 1; i < own->end; i++)
+        if (is_in_block(&k->stmts[i], own->within))
+            inside *= dims[k->stmts[i].variable];
+    int64_t around = inside * extent;
+    for (int i = loop - 1; i >= 0; i--)
+        if (is_in_block(&k->stmts[i], own->within) && k->stmts[i].end >= own->end) {
+            before += index[k->stmts[i].variable] * around;
+            around *= dims[k->stmts[i].variable];
+        }
+    int64_t first =
+        index[own->within - 1] * OPQ_CHUNK - before; /* may lie before this loop's first element, or behind its last */
+    *out_from = inside > 0 ? clamp(first / inside, extent) : 0;
+    *out_to = inside > 0 ? clamp((first + OPQ_CHUNK + inside - 1) / inside, extent) : 0;
+}
