@@ -5,10 +5,9 @@
  */
 #include "fusion/lower_state.h"
 
-#include <math.h>
 #include <string.h>
 
-static int refuse(opq_lower_state *state, opq_refusal refusal)
+int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal)
 {
     state->refusal = refusal;
     return -1;
@@ -30,7 +29,7 @@ opq_instr opq_lower_blank(int op, opq_dtype dtype)
 int opq_lower_push(opq_lower_state *state, const opq_instr *instr)
 {
     if (state->instr_count >= OPQ_BODY_MAX)
-        return refuse(state, OPQ_REFUSAL_body_size);
+        return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     state->instrs[state->instr_count] = *instr;
     return state->instr_count++;
 }
@@ -39,14 +38,14 @@ int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bo
 {
     int buffer = -1;
     if (state->access_count >= OPQ_ACCESS_MAX)
-        return refuse(state, OPQ_REFUSAL_body_size);
+        return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     if (memory >= 0) {
         for (buffer = 0; buffer < state->buffer_count; buffer++)
             if (state->buffers[buffer] == memory && state->written[buffer] == written)
                 break;
         if (buffer == state->buffer_count) {
             if (buffer >= OPQ_BUFFER_MAX)
-                return refuse(state, OPQ_REFUSAL_buffers);
+                return opq_lower_refuse(state, OPQ_REFUSAL_buffers);
             state->buffers[buffer] = memory;
             state->written[buffer] = written;
             state->buffer_count++;
@@ -92,7 +91,7 @@ static int push_size(opq_lower_state *state, int64_t size)
 }
 
 /* Element `linear` of a dense iota: its index along the axis by division, for views that are no stride per loop. */
-static int emit_iota_element(opq_lower_state *state, const opq_node *iota, const opq_affine *linear)
+int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affine *linear)
 {
     int axis = (int)opq_node_int(iota, OPQ_ATTR_axis, 0);
     int64_t inside = 1;
@@ -123,7 +122,7 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
     bool indirect = linear->coef[OPQ_AT] != 0;
     opq_instr load = opq_lower_blank(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype));
     if (indirect && state->guard >= 0)
-        return refuse(state, OPQ_REFUSAL_boundary);
+        return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
     load.operand[0] = indirect ? state->at : state->guard;
     load.node = indirect ? state->at_node : -1;
     load.access = (int16_t)opq_lower_access(state, memory, type->dtype, false, linear);
@@ -138,7 +137,7 @@ static int emit_scalar(opq_lower_state *state, opq_ref ref)
         slot++;
     if (slot == state->scalar_count) {
         if (slot >= OPQ_SCALAR_MAX)
-            return refuse(state, OPQ_REFUSAL_buffers);
+            return opq_lower_refuse(state, OPQ_REFUSAL_buffers);
         state->scalars[state->scalar_count++] = ref;
     }
     opq_instr scalar = opq_lower_blank(OPQ_OP_scalar, opq_compute_dtype(node->type.dtype));
@@ -146,7 +145,7 @@ static int emit_scalar(opq_lower_state *state, opq_ref ref)
     return opq_lower_push(state, &scalar);
 }
 
-static int emit_const(opq_lower_state *state, const opq_node *node)
+int opq_lower_const(opq_lower_state *state, const opq_node *node)
 {
     const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
     opq_instr instr = opq_lower_blank(OPQ_OP_const, opq_compute_dtype(node->type.dtype));
@@ -174,7 +173,7 @@ static int emit_random(opq_lower_state *state, const opq_node *node, const opq_i
     opq_affine linear = opq_affine_linear(map, &node->type);
     opq_index_map none = {0};
     if (opq_lower_repeats(state, node, map))
-        return refuse(state, OPQ_REFUSAL_recompute);
+        return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
     opq_instr instr = opq_lower_blank(node->op, OPQ_f32);
     int index = emit_number(state, &linear);
     int seed = index < 0 ? -1 : opq_lower_emit(state, node->operand[0], &none);
@@ -210,7 +209,7 @@ static bool push_nonzero(opq_lower_state *state, const opq_node *node, const opq
 {
     opq_instr check = opq_lower_blank(OPQ_INSTR_nonzero, (opq_dtype)division->dtype);
     if (state->guard >= 0)
-        return refuse(state, OPQ_REFUSAL_part) >= 0;
+        return opq_lower_refuse(state, OPQ_REFUSAL_part) >= 0;
     check.operand[0] = division->operand[1];
     check.operand[1] = division->operand[0];
     check.node = (opq_ref)(node - state->graph->nodes);
@@ -222,9 +221,9 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
     opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
     opq_index_map operand_map;
     if (opq_lower_repeats(state, node, map))
-        return refuse(state, OPQ_REFUSAL_recompute);
+        return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
     if (opq_node_divides(node) && !covers(state, node, map))
-        return refuse(state, OPQ_REFUSAL_part);
+        return opq_lower_refuse(state, OPQ_REFUSAL_part);
     for (int k = 0; k < node->arity; k++) {
         const opq_type *type = &opq_node_at(state->graph, node->operand[k])->type;
         opq_affine_broadcast(map, &node->type, type, &operand_map);
@@ -259,12 +258,12 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
         run *= state->role[l] == OPQ_ROLE_reduced_inner ? space->extent[l] : 1;
     }
     if (!state->column && run != opq_node_run(node, type)) /* its partial results are others */
-        return refuse(state, OPQ_REFUSAL_axes);
+        return opq_lower_refuse(state, OPQ_REFUSAL_axes);
     if (!reduces || opq_type_count(type) != kept_stride * reduced_stride || opq_type_count(&node->type) != kept_stride ||
         (opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column) != state->column)
-        return refuse(state, OPQ_REFUSAL_axes);
+        return opq_lower_refuse(state, OPQ_REFUSAL_axes);
     if (!opq_affine_equal(&kept, &want_kept))
-        return refuse(state, OPQ_REFUSAL_space);
+        return opq_lower_refuse(state, OPQ_REFUSAL_space);
 
     opq_type reduced_type = *type; /* the reduced dims alone, others 1 */
     for (int d = 0; d < type->rank; d++)
@@ -272,7 +271,7 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
             reduced_type.size[d] = 1;
     opq_index_map operand_map;
     if (!opq_affine_split(&reduced, space, &reduced_type, &operand_map))
-        return refuse(state, OPQ_REFUSAL_axes);
+        return opq_lower_refuse(state, OPQ_REFUSAL_axes);
     for (int d = 0; d < type->rank; d++)
         if (!opq_node_reduces(node, d))
             operand_map.dim[d] = map->dim[d];
@@ -314,7 +313,7 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
     bool select = node->op == OPQ_OP_index_select;
     opq_index_map index_map, source_map;
     if (state->guard >= 0)
-        return refuse(state, OPQ_REFUSAL_boundary);
+        return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
     for (int d = 0; d < index->rank; d++)
         index_map.dim[d] = map->dim[select ? axis + d : d];
     for (int d = 0; d < source->rank; d++) {
@@ -325,7 +324,7 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
         }
         source_map.dim[d] = map->dim[select && d > axis ? d + index->rank - 1 : d];
         if (source_map.dim[d].coef[OPQ_AT] != 0)
-            return refuse(state, OPQ_REFUSAL_boundary);
+            return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
     }
     int value = opq_lower_emit(state, node->operand[1], &index_map);
     if (value < 0)
@@ -345,97 +344,14 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
     return result;
 }
 
-static bool is_stored(const opq_lower_state *state, opq_ref ref)
-{
-    return opq_lower_has_memory(state->request->group_of, state->request->in_memory, ref);
-}
-
-static int push_and(opq_lower_state *state, int a, int b)
-{
-    opq_instr both = opq_lower_blank(OPQ_OP_bitwise_and, OPQ_bool);
-    both.operand[0] = (int16_t)a;
-    both.operand[1] = (int16_t)b;
-    return opq_lower_push(state, &both);
-}
-
-bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent)
-{
-    opq_instr inside = opq_lower_blank(OPQ_INSTR_inside, OPQ_bool);
-    if (index->coef[OPQ_AT] != 0)
-        return refuse(state, OPQ_REFUSAL_boundary) >= 0;
-    inside.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, index);
-    if (inside.access < 0)
-        return false;
-    state->at_extents[inside.access] = extent;
-    int guard = opq_lower_push(state, &inside);
-    if (guard >= 0 && state->guard >= 0)
-        guard = push_and(state, state->guard, guard);
-    state->guard = (int16_t)guard;
-    return guard >= 0;
-}
-
-bool opq_pad_is_zero(const opq_node *pad)
-{
-    opq_number value = opq_node_attr(pad, OPQ_ATTR_value)->number;
-    bool real = opq_dtype_kind_of((opq_dtype)pad->type.dtype) == OPQ_KIND_FLOAT;
-    return real ? value.f == 0 && !signbit(value.f) : value.i == 0;
-}
-
-/* What lies behind is computed where there is something, and chosen there; a load alone gives a 0 elsewhere. */
-static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
-{
-    const opq_type *source = &opq_node_at(state->graph, node->operand[0])->type;
-    int16_t outer = state->guard;
-    for (int d = 0; d < source->rank; d++)
-        if (!opq_affine_inside(&map->dim[d], &state->space, source->size[d]) &&
-            !opq_lower_guard(state, &map->dim[d], source->size[d]))
-            return -1;
-    int16_t guard = state->guard;
-    int operand = opq_lower_emit(state, node->operand[0], map);
-    state->guard = outer;
-    if (operand < 0 || guard == outer)
-        return operand;
-    if (opq_pad_is_zero(node) && state->instrs[operand].op == OPQ_INSTR_load && state->instrs[operand].operand[0] == guard)
-        return operand;
-    opq_instr chosen = opq_lower_blank(OPQ_OP_where, opq_compute_dtype(node->type.dtype));
-    int other = emit_const(state, node);
-    if (other < 0)
-        return -1;
-    chosen.operand[0] = guard;
-    chosen.operand[1] = (int16_t)operand;
-    chosen.operand[2] = (int16_t)other;
-    return opq_lower_push(state, &chosen);
-}
-
-static int emit_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
-{
-    opq_index_map operand_map;
-    opq_affine linear;
-    switch (opq_affine_view(state->graph, node, map, &state->space, &operand_map, &linear)) {
-    case OPQ_THROUGH_map: return opq_lower_emit(state, node->operand[0], &operand_map);
-    case OPQ_THROUGH_pad: return emit_pad(state, node, &operand_map);
-    case OPQ_THROUGH_linear: break;
-    }
-    opq_ref source = node->operand[0];
-    while (opq_node_at(state->graph, source)->op == OPQ_OP_reshape && !is_stored(state, source)) /* the same dense elements */
-        source = opq_node_at(state->graph, source)->operand[0];
-    opq_class class_ = opq_node_class(opq_node_at(state->graph, source));
-    if (class_ == OPQ_CLASS_IOTA && !is_stored(state, source))
-        return emit_iota_element(state, opq_node_at(state->graph, source), &linear);
-    bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
-    if (class_ == OPQ_CLASS_VIEW || class_ == OPQ_CLASS_IOTA)
-        memory = is_stored(state, source) && state->request->group_of[source] != state->request->group;
-    return memory ? opq_lower_load(state, source, &linear) : refuse(state, OPQ_REFUSAL_view);
-}
-
 static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
     bool member = state->request->group_of[ref] == state->request->group;
-    bool stored_elsewhere = !member && is_stored(state, ref);
+    bool stored_elsewhere = !member && opq_lower_is_stored(state, ref);
     opq_affine linear;
     switch (opq_node_class(node)) {
-    case OPQ_CLASS_CONST: return emit_const(state, node);
+    case OPQ_CLASS_CONST: return opq_lower_const(state, node);
     case OPQ_CLASS_SCALAR: return emit_scalar(state, ref);
     case OPQ_CLASS_IOTA:
         if (!stored_elsewhere)
@@ -443,7 +359,7 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
         break;
     case OPQ_CLASS_VIEW:
         if (!stored_elsewhere)
-            return emit_view(state, node, map);
+            return opq_lower_view(state, node, map);
         break;
     case OPQ_CLASS_RANDOM:
         if (member)
@@ -478,7 +394,7 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_COUNT:
         if (member)
-            return refuse(state, OPQ_REFUSAL_boundary);
+            return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
         break;
     }
     linear = opq_affine_linear(map, &node->type);
@@ -509,20 +425,20 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
             return memo->instr;
     }
     if (state->nesting == OPQ_NESTING_MAX)
-        return refuse(state, OPQ_REFUSAL_body_size);
+        return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     state->nesting++;
     int instr = emit_node(state, ref, map);
     state->nesting--;
     if (instr < 0)
         return -1;
     if (state->memo_count >= OPQ_BODY_MAX * 2)
-        return refuse(state, OPQ_REFUSAL_body_size);
+        return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     opq_memo *memo = &state->memos[state->memo_count];
     *memo =
         (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
     memo->dim = opq_arena_copy(state->arena, map->dim, (size_t)rank * sizeof *memo->dim);
     if (rank > 0 && memo->dim == NULL)
-        return refuse(state, OPQ_REFUSAL_body_size);
+        return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     state->bucket[bucket] = (int16_t)state->memo_count++;
     return instr;
 }

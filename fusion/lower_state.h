@@ -73,6 +73,12 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
 int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
 opq_instr opq_lower_blank(int op, opq_dtype dtype);
+int opq_lower_const(opq_lower_state *state, const opq_node *node);
+int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affine *linear); /* its element */
+int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal);                          /* -1 */
+
+/* lower_view.c */
+int opq_lower_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map);
 /* What is loaded from now on is there only where an index is in [0, extent): state->guard, which the caller puts back. False: refused. */
 bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent);
 bool opq_pad_is_zero(const opq_node *pad);
@@ -93,6 +99,11 @@ int opq_lower_scan(opq_lower_state *state, const opq_node *node, const opq_index
 void opq_lower_turn_scans(opq_lower_state *state);
 /* Is there memory for its value, or will there be when grouping is over? */
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref);
+
+static inline bool opq_lower_is_stored(const opq_lower_state *state, opq_ref ref)
+{
+    return opq_lower_has_memory(state->request->group_of, state->request->in_memory, ref);
+}
 
 /* lower_order.c: the loops of the kernel, from outside in. */
 typedef struct opq_order {

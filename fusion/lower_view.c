@@ -1,0 +1,83 @@
+/* What is read through views and paddings. */
+#include "fusion/lower_state.h"
+
+#include <math.h>
+
+static int push_and(opq_lower_state *state, int a, int b)
+{
+    opq_instr both = opq_lower_blank(OPQ_OP_bitwise_and, OPQ_bool);
+    both.operand[0] = (int16_t)a;
+    both.operand[1] = (int16_t)b;
+    return opq_lower_push(state, &both);
+}
+
+bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent)
+{
+    opq_instr inside = opq_lower_blank(OPQ_INSTR_inside, OPQ_bool);
+    if (index->coef[OPQ_AT] != 0)
+        return opq_lower_refuse(state, OPQ_REFUSAL_boundary) >= 0;
+    inside.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, index);
+    if (inside.access < 0)
+        return false;
+    state->at_extents[inside.access] = extent;
+    int guard = opq_lower_push(state, &inside);
+    if (guard >= 0 && state->guard >= 0)
+        guard = push_and(state, state->guard, guard);
+    state->guard = (int16_t)guard;
+    return guard >= 0;
+}
+
+bool opq_pad_is_zero(const opq_node *pad)
+{
+    opq_number value = opq_node_attr(pad, OPQ_ATTR_value)->number;
+    bool real = opq_dtype_kind_of((opq_dtype)pad->type.dtype) == OPQ_KIND_FLOAT;
+    return real ? value.f == 0 && !signbit(value.f) : value.i == 0;
+}
+
+/* What lies behind is computed where there is something, and chosen there; a load alone gives a 0 elsewhere. */
+static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    const opq_type *source = &opq_node_at(state->graph, node->operand[0])->type;
+    int16_t outer = state->guard;
+    for (int d = 0; d < source->rank; d++)
+        if (!opq_affine_inside(&map->dim[d], &state->space, source->size[d]) &&
+            !opq_lower_guard(state, &map->dim[d], source->size[d]))
+            return -1;
+    int16_t guard = state->guard;
+    int operand = opq_lower_emit(state, node->operand[0], map);
+    state->guard = outer;
+    if (operand < 0 || guard == outer)
+        return operand;
+    if (opq_pad_is_zero(node) && state->instrs[operand].op == OPQ_INSTR_load && state->instrs[operand].operand[0] == guard)
+        return operand;
+    opq_instr chosen = opq_lower_blank(OPQ_OP_where, opq_compute_dtype(node->type.dtype));
+    int other = opq_lower_const(state, node);
+    if (other < 0)
+        return -1;
+    chosen.operand[0] = guard;
+    chosen.operand[1] = (int16_t)operand;
+    chosen.operand[2] = (int16_t)other;
+    return opq_lower_push(state, &chosen);
+}
+
+int opq_lower_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    opq_index_map operand_map;
+    opq_affine linear;
+    switch (opq_affine_view(state->graph, node, map, &state->space, &operand_map, &linear)) {
+    case OPQ_THROUGH_map: return opq_lower_emit(state, node->operand[0], &operand_map);
+    case OPQ_THROUGH_pad: return emit_pad(state, node, &operand_map);
+    case OPQ_THROUGH_linear: break;
+    }
+    opq_ref source = node->operand[0];
+    while (opq_node_at(state->graph, source)->op == OPQ_OP_reshape &&
+           !opq_lower_is_stored(state, source)) /* the same dense elements */
+        source = opq_node_at(state->graph, source)->operand[0];
+    opq_class class_ = opq_node_class(opq_node_at(state->graph, source));
+    if (class_ == OPQ_CLASS_IOTA && !opq_lower_is_stored(state, source))
+        return opq_lower_iota(state, opq_node_at(state->graph, source), &linear);
+    bool memory = state->request->group_of[source] != state->request->group && !opq_node_is_free(state->graph, source);
+    if (class_ == OPQ_CLASS_VIEW || class_ == OPQ_CLASS_IOTA)
+        memory = opq_lower_is_stored(state, source) && state->request->group_of[source] != state->request->group;
+    return memory ? opq_lower_load(state, source, &linear) : opq_lower_refuse(state, OPQ_REFUSAL_view);
+}
