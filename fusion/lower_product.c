@@ -5,6 +5,7 @@
  * An operand is memory, seen through any views that are one stride per loop; what is not is stored before.
  */
 #include "fusion/lower_state.h"
+#include "fusion/pass.h"
 
 #include <string.h>
 
@@ -51,13 +52,23 @@ static void operand_map(const opq_graph *graph, opq_ref matmul, int operand, con
             out_map->dim[d] = map->dim[from[d]];
 }
 
+/* Is the operand a window that slides: are there more elements than in what it looks at? */
+static bool slides(const opq_graph *graph, opq_ref operand)
+{
+    operand = opq_strip_reshape(graph, operand);
+    const opq_node *node = opq_node_at(graph, operand);
+    return node->op == OPQ_OP_strided &&
+           opq_type_count(&node->type) > opq_type_count(&opq_node_at(graph, node->operand[0])->type);
+}
+
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
 {
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], count = opq_type_count(type);
     int64_t k =
         opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
-    return (m == 1 || n == 1) && k <= THIN_SUM_MAX && count >= THIN_BATCH_MIN * m * n;
+    bool many = count >= THIN_BATCH_MIN * m * n || (m == 1 && slides(graph, opq_node_at(graph, matmul)->operand[1]));
+    return (m == 1 || n == 1) && k <= THIN_SUM_MAX && many;
 }
 
 /* Indices that are in [0, extent) where there is an element, else it is 0. */

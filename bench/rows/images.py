@@ -13,6 +13,14 @@ def conv_3x3_relu_64x56x56():
     return function, (torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), torch.randn(64))
 
 
+@row(bytes=8 * 3 * 224 * 224, flops=2 * 3 * 25 * 224 * 224)
+def blur_5x5_3x224x224():
+    return lambda x, w: F.conv2d(x, w, padding=2, groups=3), (
+        torch.randn(1, 3, 224, 224),
+        torch.randn(3, 1, 5, 5),
+    )
+
+
 @row(bytes=8 * 96 * 56 * 56, flops=2 * 96 * 9 * 56 * 56)
 def depthwise_3x3_96x56x56():
     return lambda x, w: F.conv2d(x, w, padding=1, groups=96), (

@@ -510,6 +510,21 @@ def test_depthwise_rows_of_other_ranks(size, stride):
     )
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_filters_of_few_channels(channels):
+    """Of an image: the matrix engine would pack each window for a single row."""
+    for taps in (3, 5):
+        x, w = torch.randn(1, channels, 30, 41), torch.randn(channels, 1, taps, taps)
+        rest = ((1, 1), (taps // 2,) * 2, (1, 1))
+        found = depthwise(x.to(D), w.to(D), *rest)
+        assert "chain" in torch_opaque.graph(found, stage="kernels")
+        assert [k["kind"] for k in torch_opaque.explain(found).kernels] == ["matmul"]
+        torch.testing.assert_close(found.cpu(), chained(x, w, *rest), rtol=0, atol=0)
+    x, w = torch.randn(2, 8, 19, 21), torch.randn(1, 8, 3, 3)
+    found = F.conv2d(x.to(D), w.to(D), None, 1, 1).cpu()
+    torch.testing.assert_close(found, F.conv2d(x, w, None, 1, 1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_depthwise_rows_read_what_they_should(threads):
     """Neighbours of a part of a tensor are not read, views of it are followed, and threads take whole blocks of rows."""
