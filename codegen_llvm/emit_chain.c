@@ -147,7 +147,7 @@ static int find_uniform(const part *p, int *out_stmts)
 }
 
 /* The innermost loop where all of these hold. */
-static void emit_inside(part *p)
+static void emit_unguarded(part *p)
 {
     int stmts[HELD_MAX], count = find_uniform(p, stmts), strip = p->n->strip;
     LLVMValueRef value[HELD_MAX][OPQ_STRIP_MAX];
@@ -173,7 +173,7 @@ static void emit_guarded(part *p)
             all = all ? LLVMBuildAnd(n->e->builder, all, holds, "") : holds;
         }
     if (all)
-        emit_either(p, all, emit_inside, emit_innermost);
+        emit_either(p, all, emit_unguarded, emit_innermost);
     else
         emit_innermost(p);
 }
@@ -207,7 +207,7 @@ static void emit_level(part *p, int level)
  *       row c += weight[t - c][m] * element     ascending for each c: the chain's order
  */
 
-/* Is every value of the body one that moves with the rows as with the window's, or not at all? out_moves: of the operands of the product. */
+/* Is every value of the body one that moves with the rows as with the window's, or not at all? Says which operand of the product does. */
 static bool slides(part *p)
 {
     const opq_nest *n = p->n;

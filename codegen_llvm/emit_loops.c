@@ -56,24 +56,29 @@ static int width_for(const opq_nest *n, int strip)
     return width;
 }
 
-/* The vectors of a strip side by side, from element `first`. */
-static void emit_part(opq_nest *n, int strip, int width, LLVMValueRef first)
+void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first)
 {
     const opq_stmt *loop = opq_nest_stmt(n, strip);
-    size_t row = (size_t)n->k->stmt_count + 1;
     opq_places places = opq_nest_places(n);
-    for (int copy = 1; copy < width; copy++)
-        memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
     n->index[loop->variable] = first;
     opq_nest_bind(n, 1u << loop->variable);
     n->vector = loop->variable;
     n->vector_bound = true;
-    n->strip = width;
     opq_emit_block(n, strip + 1, loop->end);
-    n->strip = 1;
     n->vector_bound = false;
     n->vector = -1;
     opq_nest_return(n, &places);
+}
+
+/* The vectors of a strip side by side, from element `first`. */
+static void emit_part(opq_nest *n, int strip, int width, LLVMValueRef first)
+{
+    size_t row = (size_t)n->k->stmt_count + 1;
+    for (int copy = 1; copy < width; copy++)
+        memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
+    n->strip = width;
+    opq_emit_inside(n, strip, first);
+    n->strip = 1;
 }
 
 static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef to)

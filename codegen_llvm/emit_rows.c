@@ -34,22 +34,6 @@ bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
     return chains || (inside && !apart);
 }
 
-static void emit_vector(opq_nest *n, int strip, LLVMValueRef first)
-{
-    const opq_stmt *loop = opq_nest_stmt(n, strip);
-    opq_places places = opq_nest_places(n);
-    n->index[loop->variable] = first;
-    opq_nest_bind(n, 1u << loop->variable);
-    n->vector = loop->variable;
-    n->vector_bound = true;
-    opq_nest_mask(n, LLVMBuildSub(n->e->builder, n->extent[loop->variable], first, ""));
-    opq_emit_block(n, strip + 1, loop->end);
-    opq_nest_mask(n, NULL);
-    n->vector_bound = false;
-    n->vector = -1;
-    opq_nest_return(n, &places);
-}
-
 /* `count` rows from `first` on. */
 static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRef first)
 {
@@ -72,7 +56,9 @@ static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRe
     opq_nest_run(n, rows + 1, strip);
     opq_loop loop;
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[opq_nest_stmt(n, strip)->variable], n->e->lanes, NULL, 0);
-    emit_vector(n, strip, loop.index);
+    opq_nest_mask(n, LLVMBuildSub(n->e->builder, loop.to, loop.index, ""));
+    opq_emit_inside(n, strip, loop.index);
+    opq_nest_mask(n, NULL);
     opq_loop_end(n, &loop, NULL);
     n->strip = 1;
     n->rows = -1;

@@ -199,6 +199,8 @@ void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMVal
 /* The whole tree, units [begin, end). */
 void opq_emit_loops(opq_nest *n);
 void opq_emit_block(opq_nest *n, int from, int to); /* statements [from, to), with whole loops */
+/* What is inside the vector loop `strip`, for the copies that there are, the first lane of the first one at `first`. */
+void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first);
 
 /* ---- emit_rows.c */
 enum { OPQ_ROW_BLOCK = 8 };

@@ -151,8 +151,8 @@ static bool add_first(const finder *f, block *b, opq_ref n)
     opq_class class_ = opq_node_class(node);
     b->reduces |= class_ == OPQ_CLASS_REDUCE;
     if (opq_node_divides(node) || (class_ == OPQ_CLASS_MATMUL && !has_rows(f, b, n)) ||
-        (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST && class_ != OPQ_CLASS_REDUCE &&
-         class_ != OPQ_CLASS_RANDOM && class_ != OPQ_CLASS_MATMUL))
+        (!opq_class_is_elementwise(class_) && class_ != OPQ_CLASS_REDUCE && class_ != OPQ_CLASS_RANDOM &&
+         class_ != OPQ_CLASS_MATMUL))
         return false;
     for (int k = 0; k < node->arity && class_ != OPQ_CLASS_MATMUL; k++) {
         opq_ref ref = opq_strip_reshape(f->in, node->operand[k]);

@@ -27,9 +27,8 @@ static bool is_plain_operand(const opq_grouper *g, opq_ref ref)
 bool opq_group_is_plain(const opq_grouper *g, opq_ref n)
 {
     const opq_node *node = opq_node_at(g->in, n);
-    opq_class class_ = opq_node_class(node);
     bool moves = false;
-    if (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_CAST)
+    if (!opq_class_is_elementwise(opq_node_class(node)))
         return false;
     for (int k = 0; k < node->arity; k++) {
         const opq_node *operand = opq_node_at(g->in, node->operand[k]);

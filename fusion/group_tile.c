@@ -25,7 +25,7 @@ static bool overlaps(const opq_grouper *g, opq_ref n)
         opq_ref user = g->users[g->first_user[n]];
         if (!is_view(g, user))
             return false;
-        if (opq_node_at(g->in, user)->op == OPQ_OP_strided && count_of(g, user) > count_of(g, n))
+        if (opq_window_overlaps(g->in, user))
             return true;
         n = user;
     }
@@ -34,8 +34,7 @@ static bool overlaps(const opq_grouper *g, opq_ref n)
 
 static bool is_elementwise(const opq_grouper *g, opq_ref n)
 {
-    opq_class class_ = opq_node_class(opq_node_at(g->in, n));
-    return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST;
+    return opq_class_is_elementwise(opq_node_class(opq_node_at(g->in, n)));
 }
 
 /* Is n made of a product's elements, one by one, and of what is broadcast to them? */

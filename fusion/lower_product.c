@@ -52,22 +52,14 @@ static void operand_map(const opq_graph *graph, opq_ref matmul, int operand, con
             out_map->dim[d] = map->dim[from[d]];
 }
 
-/* Is the operand a window that slides: are there more elements than in what it looks at? */
-static bool slides(const opq_graph *graph, opq_ref operand)
-{
-    operand = opq_strip_reshape(graph, operand);
-    const opq_node *node = opq_node_at(graph, operand);
-    return node->op == OPQ_OP_strided &&
-           opq_type_count(&node->type) > opq_type_count(&opq_node_at(graph, node->operand[0])->type);
-}
-
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
 {
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], count = opq_type_count(type);
     int64_t k =
         opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
-    bool many = count >= THIN_BATCH_MIN * m * n || (m == 1 && slides(graph, opq_node_at(graph, matmul)->operand[1]));
+    opq_ref right = opq_strip_reshape(graph, opq_node_at(graph, matmul)->operand[1]);
+    bool many = count >= THIN_BATCH_MIN * m * n || (m == 1 && opq_window_overlaps(graph, right));
     return (m == 1 || n == 1) && k <= THIN_SUM_MAX && many;
 }
 

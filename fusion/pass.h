@@ -38,6 +38,12 @@ opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, 
 
 /* Follows reshapes: the node whose dense memory this one shares. */
 opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref);
+/* Is it a window whose places overlap: with more elements than what it looks at? */
+bool opq_window_overlaps(const opq_graph *graph, opq_ref ref);
+static inline bool opq_class_is_elementwise(opq_class class_)
+{
+    return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST;
+}
 opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, opq_graph *out,
                            opq_ref *out_renamed) OPQ_MUST_CHECK;
 

@@ -10,6 +10,13 @@ opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref)
     return ref;
 }
 
+bool opq_window_overlaps(const opq_graph *graph, opq_ref ref)
+{
+    const opq_node *node = opq_node_at(graph, ref);
+    return node->op == OPQ_OP_strided &&
+           opq_type_count(&node->type) > opq_type_count(&opq_node_at(graph, node->operand[0])->type);
+}
+
 static opq_status run_pass(const char *name, size_t length, const opq_graph *in, opq_graph *out)
 {
     static const struct {

@@ -41,9 +41,7 @@ static int64_t bytes_of(const remat *r, opq_ref ref) { return opq_type_bytes(&op
 
 static bool is_cheap(const opq_node *node)
 {
-    opq_class class_ = opq_node_class(node);
-    return (class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST) &&
-           (opq_op_info_of((opq_op)node->op)->flags & OPQ_FLAG_CHEAP);
+    return opq_class_is_elementwise(opq_node_class(node)) && (opq_op_info_of((opq_op)node->op)->flags & OPQ_FLAG_CHEAP);
 }
 
 /* Of the value and what its kernel computes for it, down to what is in memory: at most `ops`. Adds up the bytes of that. */
@@ -65,7 +63,7 @@ static bool is_small(const remat *r, opq_ref ref, int *ops, int64_t *bytes)
 static bool may_copy(const opq_node *reader)
 {
     opq_class class_ = opq_node_class(reader);
-    return class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST || class_ == OPQ_CLASS_REDUCE;
+    return opq_class_is_elementwise(class_) || class_ == OPQ_CLASS_REDUCE;
 }
 
 /* The other kernels that read each value. */

@@ -1,7 +1,5 @@
 /* Several loops in one block: what the text of loops may say of them, and which turns each block has. */
-#include "tests/support.h"
-
-#include "fusion/loop.h"
+#include "tests/fusion/loop_text.h"
 
 #define KERNEL(body) "kernel @k(b0: f32, b1: out f32, b2: i64) over i, j, k {\n" body "}\n"
 #define LOAD "        %3 = load f32 b0[d3 + j*d5 + k]\n"
@@ -9,9 +7,7 @@
 #define NEST(outer, inner, body)                                                                                       \
     KERNEL("  parallel i < d0 {\n    " outer " {\n      " inner " {\n" body "      }\n    }\n  }\n")
 
-static const struct {
-    const char *text, *error; /* NULL: it is right */
-} texts[] = {
+static const loop_text texts[] = {
     {NEST("lanes j < d1 in i", "lanes k < d2 in i", LOAD FOLD), NULL},
     {NEST("lanes k < d2 in i", "lanes j < d1 in i", LOAD FOLD), NULL},
     {NEST("lanes j < d1", "lanes k < d2 in i", LOAD FOLD), "reducing loops are all in one block, or none"},
@@ -29,16 +25,7 @@ static const struct {
 static void test_texts(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < COUNT(texts); i++) {
-        opq_arena arena = {0};
-        opq_loops loops;
-        opq_status status = opq_loops_parse(texts[i].text, strlen(texts[i].text), &arena, &loops);
-        if (texts[i].error == NULL)
-            expect_ok(status);
-        else if (status != OPQ_INVALID || strstr(opq_error(), texts[i].error) == NULL)
-            fail_msg("%s\n%s, not %s", texts[i].text, status == OPQ_OK ? "accepted" : opq_error(), texts[i].error);
-        opq_arena_drop(&arena);
-    }
+    expect_texts(texts, COUNT(texts));
 }
 
 /* Every element is in the block that its number says, and in the order of the numbers. */

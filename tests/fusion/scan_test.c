@@ -1,16 +1,12 @@
 /* Scans in the text of loops: what a tree may say of them, and what it computes. */
-#include "tests/support.h"
-
-#include "fusion/loop.h"
+#include "tests/fusion/loop_text.h"
 
 #include <math.h>
 
 #define KERNEL(body) "kernel @k(b0: f32, b1: out f32, b2: i64) over i, j {\n" body "}\n"
 #define LOAD "      %2 = load f32 b0[d2 + i*d3 + j]\n"
 
-static const struct {
-    const char *text, *error; /* NULL: it is right */
-} texts[] = {
+static const loop_text texts[] = {
     {KERNEL("  parallel i < d0 {\n    serial j < d1 {\n" LOAD "      %3 = scan_add f32 %2 in f64\n    }\n  }\n"), NULL},
     {KERNEL("  vector i < d0 {\n    serial j < d1 {\n" LOAD
             "      %3 = scan_max f32 %2\n      %4 = scan_mul f32 %3\n    }\n  }\n"),
@@ -40,16 +36,7 @@ static const struct {
 static void test_texts(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < COUNT(texts); i++) {
-        opq_arena arena = {0};
-        opq_loops loops;
-        opq_status status = opq_loops_parse(texts[i].text, strlen(texts[i].text), &arena, &loops);
-        if (texts[i].error == NULL)
-            expect_ok(status);
-        else if (status != OPQ_INVALID || strstr(opq_error(), texts[i].error) == NULL)
-            fail_msg("%s\n%s, not %s", texts[i].text, status == OPQ_OK ? "accepted" : opq_error(), texts[i].error);
-        opq_arena_drop(&arena);
-    }
+    expect_texts(texts, COUNT(texts));
 }
 
 static const char body[] =
