@@ -8,10 +8,11 @@
 #include "runtime/parallel.h"
 #include "runtime/run.h"
 
+#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
-enum { CACHE_BYTES = 640 << 10, ROWS_MIN = 16, ROWS_MAX = 256, ROWS_CAUSAL_MAX = 64, EPILOGUE_ROWS = 64 };
+enum { CACHE_BYTES = 640 << 10, ROWS_MIN = 16, ROWS_MAX = 256, ROWS_CAUSAL_MAX = 32, EPILOGUE_ROWS = 64 };
 
 static const float FAR_FROM_OVERFLOW = 0x1p100f;
 
@@ -97,30 +98,30 @@ static opq_matrix left_of(const block_run *r, int i, int64_t row)
     return matrix;
 }
 
-static int32_t magnitude_bits(const float *x) /* in the order of the magnitudes */
+/* Of elements side by side, in the order of the magnitudes. */
+__attribute__((target("avx2"))) static int32_t largest_bits(const float *x, int64_t count)
 {
-    int32_t bits;
-    memcpy(&bits, x, sizeof bits);
-    return bits & INT32_MAX;
-}
-
-/* Four side by side, so that vectors do it. */
-static int32_t largest_bits(const float *x, int64_t count, int64_t stride)
-{
-    int32_t lane[4] = {0};
+    enum { LANES = 8, VECTORS = 4 };
+    const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
+    __m256i found[VECTORS] = {0};
+    int32_t lane[LANES], largest = 0;
     int64_t j = 0;
-    for (; j + 4 <= count; j += 4)
-        for (int l = 0; l < 4; l++) {
-            int32_t bits = magnitude_bits(&x[(j + l) * stride]);
-            lane[l] = bits > lane[l] ? bits : lane[l];
+    for (; j + LANES * VECTORS <= count; j += LANES * VECTORS)
+        for (int v = 0; v < VECTORS; v++) {
+            __m256i bits = _mm256_loadu_si256((const __m256i *)&x[j + LANES * v]);
+            found[v] = _mm256_max_epi32(found[v], _mm256_and_si256(bits, magnitude));
         }
+    for (int v = 1; v < VECTORS; v++)
+        found[0] = _mm256_max_epi32(found[0], found[v]);
+    _mm256_storeu_si256((__m256i *)lane, found[0]);
+    for (int l = 0; l < LANES; l++)
+        largest = lane[l] > largest ? lane[l] : largest;
     for (; j < count; j++) {
-        int32_t bits = magnitude_bits(&x[j * stride]);
-        lane[0] = bits > lane[0] ? bits : lane[0];
+        memcpy(lane, &x[j], sizeof *lane);
+        lane[0] &= INT32_MAX;
+        largest = lane[0] > largest ? lane[0] : largest;
     }
-    for (int l = 1; l < 4; l++)
-        lane[0] = lane[l] > lane[0] ? lane[l] : lane[0];
-    return lane[0];
+    return largest;
 }
 
 /* Magnitude; infinity for NaN, too, and for what is no f32. */
@@ -128,12 +129,14 @@ static float largest_of(const opq_matrix *x, int64_t rows, int64_t columns)
 {
     const int32_t infinity = 0x7f800000;
     const float *data = x->data;
+    bool turned = x->column_stride != 1;
+    int64_t lines = turned ? columns : rows, length = turned ? rows : columns;
+    int64_t line_stride = turned ? x->column_stride : x->row_stride, stride = turned ? x->row_stride : 1;
+    int64_t runs = stride == 1 ? 1 : length, run = stride == 1 ? length : 1; /* of a line */
     int32_t found = x->dtype == OPQ_f32 && !x->rows && !x->columns ? 0 : infinity;
     float largest;
-    for (int64_t i = 0; i < rows && found < infinity; i++) {
-        const float *row = data + i * x->row_stride;
-        int32_t bits =
-            x->column_stride == 1 ? largest_bits(row, columns, 1) : largest_bits(row, columns, x->column_stride);
+    for (int64_t i = 0; i < lines * runs && found < infinity; i++) {
+        int32_t bits = largest_bits(data + i / runs * line_stride + i % runs * stride, run);
         found = bits > found ? bits : found;
     }
     found = found < infinity ? found : infinity;

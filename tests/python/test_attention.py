@@ -158,6 +158,27 @@ def test_what_is_not_finite_goes_the_same_ways(value, where):
     assert torch.equal(results[0].nan_to_num(), results[1].nan_to_num())
 
 
+LAYOUTS = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "every second": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "every second of columns": lambda x: LAYOUTS["every second"](x.mT).mT,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("at", [(0, 0), (60, 17), (99, 41), (99, 71)], ids=str)
+def test_an_infinite_value_right_of_the_diagonal_is_seen(at, layout):
+    """It spoils its column of each row: 0 times infinity is NaN."""
+    q, k, v = tensors((1, 2, 2, 100, 100, 8, 72))
+    v[0, 1, at[0], at[1]] = torch.inf
+    moved = q.to("opaque"), k.to("opaque"), LAYOUTS[layout](v.to("opaque"))
+    out = F.scaled_dot_product_attention(*moved, is_causal=True).cpu()
+    spoiled = torch.zeros_like(out, dtype=torch.bool)
+    spoiled[0, 1, :, at[1]] = True
+    assert torch.equal(~out.isfinite(), spoiled)
+
+
 def test_strided_heads_are_read_where_they_lie():
     x = torch.randn(2, 64, 3 * 4 * 16)
     f = lambda x: F.scaled_dot_product_attention(  # noqa: E731
