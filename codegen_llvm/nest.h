@@ -102,6 +102,10 @@ void opq_nest_fail(opq_nest *n, opq_status status);
 /* ---- nest_memory.c */
 LLVMValueRef opq_nest_load(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_number(opq_nest *n, int stmt);
+/* As f64, which holds each index exactly: AVX2 turns no vectors of i64 into floats. */
+LLVMValueRef opq_nest_number_f64(opq_nest *n, int stmt);
+/* lt, le, gt, ge of a number that counts lanes and one that is the same in all: in 32 bits. NULL: of something else. */
+LLVMValueRef opq_nest_compare(opq_nest *n, const opq_stmt *stmt);
 LLVMValueRef opq_nest_inside(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_inside_all(opq_nest *n, int stmt); /* i1: are all lanes, masked or not? */
 void opq_nest_store(opq_nest *n, int stmt);

@@ -48,7 +48,14 @@ static LLVMValueRef emit_scalar(opq_nest *n, const opq_stmt *stmt)
 
 static LLVMValueRef emit_cast(opq_nest *n, const opq_stmt *stmt, LLVMValueRef x)
 {
-    x = opq_emit_cast(n->e, (opq_dtype)opq_nest_stmt(n, stmt->operand[0])->dtype, (opq_dtype)stmt->dtype, x);
+    int operand = stmt->operand[0];
+    opq_dtype from = (opq_dtype)opq_nest_stmt(n, operand)->dtype;
+    if (!n->e->cpu->avx512 && (int)opq_nest_stmt(n, operand)->op == OPQ_INSTR_number &&
+        opq_dtype_kind_of((opq_dtype)stmt->dtype) == OPQ_KIND_FLOAT) {
+        from = OPQ_f64;
+        x = opq_nest_number_f64(n, operand);
+    }
+    x = opq_emit_cast(n->e, from, (opq_dtype)stmt->dtype, x);
     if (stmt->dtype == OPQ_f32 && (stmt->value.i == OPQ_f16 || stmt->value.i == OPQ_bf16))
         return opq_emit_round(n->e, (opq_dtype)stmt->value.i, x);
     return x;
@@ -67,7 +74,10 @@ static LLVMValueRef emit_op(opq_nest *n, const opq_stmt *stmt, const LLVMValueRe
     case OPQ_CLASS_RANDOM: return opq_emit_random(n->e, op, operands);
     default: break;
     }
-    LLVMValueRef value = LLVMConstNull(opq_vector_type(n->e, (opq_dtype)stmt->dtype));
+    LLVMValueRef compared = opq_nest_compare(n, stmt),
+                 value = LLVMConstNull(opq_vector_type(n->e, (opq_dtype)stmt->dtype));
+    if (compared)
+        return compared;
     int typed = stmt->operand[op == OPQ_OP_where ? 1 : 0];
     opq_nest_fail(n, opq_emit_ewise(n->e, op, (opq_dtype)opq_nest_stmt(n, typed)->dtype, operands, &value));
     return value;

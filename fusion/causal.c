@@ -11,16 +11,14 @@
 
 typedef enum known { UNKNOWN, MINUS_INFINITY, ZERO } known;
 
-/* The index along an axis of a matrix, counted from the last; as a float it is exact. */
+/* The index along an axis of a matrix, counted from the last. */
 static bool is_index(const opq_graph *graph, opq_ref ref, int axis, const opq_type *matrix)
 {
     const opq_node *node = opq_node_at(graph, ref);
-    if (node->op == OPQ_OP_cast && node->type.dtype == OPQ_f32)
-        node = opq_node_at(graph, node->operand[0]);
     int rank = node->type.rank;
     return node->op == OPQ_OP_iota && rank >= 2 && opq_node_int(node, OPQ_ATTR_axis, 0) == rank - axis &&
            node->type.size[rank - 1] == matrix->size[matrix->rank - 1] &&
-           node->type.size[rank - 2] == matrix->size[matrix->rank - 2] && node->type.size[rank - axis] < 1 << 24;
+           node->type.size[rank - 2] == matrix->size[matrix->rank - 2];
 }
 
 static bool masks_the_upper_part(const opq_graph *graph, const opq_node *where)

@@ -75,7 +75,7 @@ bool opq_operand_promotes(opq_op op, int index)
     case OPQ_RULE_INDEX: return true;
     case OPQ_RULE_WHERE: return index > 0;
     case OPQ_RULE_FIRST: return false;
-    case OPQ_RULE_GIVEN: /* masked_fill: operand 0 names the dtype, operand 1 is the condition */
+    case OPQ_RULE_GIVEN: /* masked_fill, causal_mask: operand 0 names the dtype, operand 1 is the condition */
         return info->class_ == OPQ_CLASS_EWISE && index != 1;
     }
     return false;

@@ -53,7 +53,7 @@ opq_status opq_value_leaf(opq_ctx *ctx, const opq_type *type, opq_buffer *buffer
 /* Records one op. Operands promote and broadcast as the row says (casts are inserted). See opq_graph_op. */
 opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs,
                       int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
-/* With the result type given: cast, iota, uniform, normal, reshape, expand, slice, strided, masked_fill. */
+/* With the result type given: cast, iota, uniform, normal, reshape, expand, slice, strided, masked_fill, causal_mask. */
 opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,
                             const opq_attr *attrs, int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
 /* A call through the host. `key` describes op and constant arguments completely: equal keys, interchangeable payloads (the reference

@@ -106,9 +106,11 @@ Value scores_of(const Heads &heads, const Value &products, const MaybeTensor &bi
     Value scores = record(OPQ_OP_mul, {products, number(scale, OPQ_f32)});
     if (bias && bias->defined())
         scores = record(OPQ_OP_add, {scores, heads.of_bias(*bias)});
-    if (causal)
-        scores = record(OPQ_OP_causal_mask,
-                        {scores, iota({heads.rows, heads.columns}, 1), iota({heads.rows, heads.columns}, 0)});
+    if (causal) {
+        const Dims matrix{heads.rows, heads.columns};
+        const Value seen = record(OPQ_OP_le, {iota(matrix, 1), iota(matrix, 0)});
+        scores = record_typed(OPQ_OP_causal_mask, scores.dtype(), shape_of(scores), {scores, seen});
+    }
     return scores;
 }
 

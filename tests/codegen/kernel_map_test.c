@@ -295,6 +295,38 @@ static void test_scalars(void **state)
     launch_drop(&l);
 }
 
+/* An index that counts up against a number that is the same for all, on either side; limits within a vector and far from it. */
+static void test_compared_numbers(void **state)
+{
+    (void)state;
+    enum { COUNT = 77, FIRST = 1000, OPS = 4 };
+    static const opq_op ops[OPS] = {OPQ_OP_lt, OPQ_OP_le, OPQ_OP_gt, OPQ_OP_ge};
+    static const int64_t far[] = {INT64_MIN, INT64_MIN + 1, 0, INT64_MAX - 1, INT64_MAX};
+    body b;
+    launch l = {.buffer_count = 2 * OPS};
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int number = body_number(&b, "1"), limit = body_op(&b, OPQ_OP_scalar, OPQ_i64, -1, -1, -1);
+    for (int i = 0; i < 2 * OPS; i++) {
+        int left = i % 2 ? limit : number, right = i % 2 ? number : limit;
+        body_store(&b, body_op(&b, ops[i / 2], OPQ_bool, left, right, -1), i, OPQ_bool, "1");
+        l.buffers[i] = buffer_make(COUNT);
+    }
+    launch_dims(&l, &b, (int64_t[]){COUNT});
+    launch_access(&l, &b, 0, FIRST, NULL);
+    for (int k = 0; k < COUNT + 4 + 5; k++) {
+        int64_t at = k < COUNT + 4 ? FIRST - 2 + k : far[k - COUNT - 4];
+        l.scalars[0].i = at;
+        launch_run(&l, &b, NULL);
+        for (int i = 0; i < 2 * OPS * COUNT; i++) {
+            int which = i / COUNT;
+            int64_t x = FIRST + i % COUNT, left = which % 2 ? at : x, right = which % 2 ? x : at;
+            bool expect[OPS] = {left<right, left <= right, left> right, left >= right};
+            assert_int_equal(((bool *)l.buffers[which].data)[i % COUNT], expect[which / 2]);
+        }
+    }
+    launch_drop(&l);
+}
+
 /* a * b + c is two roundings. */
 static void test_no_contraction(void **state)
 {
@@ -366,10 +398,17 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),         cmocka_unit_test(test_casts),          cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_sizes),       cmocka_unit_test(test_strides),        cmocka_unit_test(test_transpose),
-        cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction), cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_ops),
+        cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_transpose),
+        cmocka_unit_test(test_scalars),
+        cmocka_unit_test(test_no_contraction),
+        cmocka_unit_test(test_cache),
         cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_compared_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,12 +37,13 @@ static opq_ref causal(random_graph *r, opq_ref x)
     if (x < 0)
         return -1;
     opq_type type = opq_graph_type(r->graph, x), index = opq_type_make(OPQ_i64, 2, &type.size[type.rank - 2]);
-    opq_ref operands[3] = {x};
+    opq_ref indices[2];
     for (int axis = 1; axis >= 0; axis--) {
         opq_attr attr = {.key = OPQ_ATTR_axis, .i = axis};
-        operands[2 - axis] = random_op_typed(r, OPQ_OP_iota, &index, NULL, 0, &attr, 1);
+        indices[1 - axis] = random_op_typed(r, OPQ_OP_iota, &index, NULL, 0, &attr, 1);
     }
-    return random_op(r, OPQ_OP_causal_mask, operands, 3, NULL, 0);
+    opq_ref operands[2] = {x, binary(r, OPQ_OP_le, indices[0], indices[1])};
+    return operands[1] < 0 ? -1 : random_op_typed(r, OPQ_OP_causal_mask, &type, operands, 2, NULL, 0);
 }
 
 opq_ref random_attention(random_graph *r, opq_ref q)

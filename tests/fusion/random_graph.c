@@ -259,7 +259,7 @@ static opq_ref elementwise(random_graph *r, opq_ref x)
     opq_op op = (opq_op)random_below(r, OPQ_OP_COUNT);
     const opq_op_info *info = opq_op_info_of(op);
     opq_ref operands[8] = {x};
-    if (info->class_ != OPQ_CLASS_EWISE || op == OPQ_OP_masked_fill)
+    if (info->class_ != OPQ_CLASS_EWISE || op == OPQ_OP_masked_fill || op == OPQ_OP_causal_mask)
         return -1;
     for (int k = 1; k < info->arity; k++)
         operands[k] = partner(r, x);

@@ -460,8 +460,8 @@ TEXT = {
         lambda q, k, v, m: q / 12,
     ),
     "causal_mask": (
-        "%4 = iota i64[3,4] {axis=1}\n%5 = cast f32[3,4] %4\n%6 = iota i64[3,4] {axis=0}\n%7 = cast f32[3,4] %6\n"
-        "%8 = causal_mask f32[2,3,4] %0, %5, %7",
+        "%4 = iota i64[3,4] {axis=1}\n%5 = iota i64[3,4] {axis=0}\n%6 = le bool[3,4] %4, %5\n"
+        "%7 = causal_mask f32[2,3,4] %0, %6",
         lambda q, k, v, m: q.masked_fill(torch.ones(3, 4).triu(1).bool(), -torch.inf),
     ),
     "attention": (
