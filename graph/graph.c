@@ -193,12 +193,27 @@ int opq_graph_input_count(const opq_graph *graph)
 
 int opq_graph_output_count(const opq_graph *graph) { return graph->output_count; }
 
-opq_type opq_graph_input_type(const opq_graph *graph, int index)
+/* NULL: there are fewer. */
+static opq_node *input_of(const opq_graph *graph, int index)
 {
     for (opq_ref n = 0; n < graph->count; n++)
         if (opq_node_class(&graph->nodes[n]) == OPQ_CLASS_INPUT && index-- == 0)
-            return graph->nodes[n].type;
-    return (opq_type){0};
+            return &graph->nodes[n];
+    return NULL;
+}
+
+opq_type opq_graph_input_type(const opq_graph *graph, int index)
+{
+    const opq_node *input = input_of(graph, index);
+    return input ? input->type : (opq_type){0};
+}
+
+opq_status opq_graph_name_input(opq_graph *graph, int index, const char *name)
+{
+    opq_node *input = input_of(graph, index);
+    if (input == NULL)
+        return opq_fail(OPQ_INVALID, "graph %s has no input %d", graph->name, index);
+    return copy_line(graph, name, &input->line);
 }
 
 opq_type opq_graph_output_type(const opq_graph *graph, int index) { return graph->nodes[graph->outputs[index]].type; }

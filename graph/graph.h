@@ -197,6 +197,14 @@ int64_t opq_node_run(const opq_node *node, const opq_type *operand);
 
 /* "axes=[1], tree=lanes": what stands between the braces of a node's text. */
 void opq_text_attrs(opq_text *text, const opq_node *node);
+/* "%4 = sum f32[128,1] %3 {axes=[1], tree=lanes}  # model.py:12" */
+void opq_text_node(opq_text *text, const opq_graph *graph, opq_ref ref);
+
+/* ---- json.c: JSON, as docs/ir.md has it */
+void opq_json_string(opq_text *text, const char *string);
+/* The document up to its outputs; a kernel up to its name. */
+void opq_json_begin(opq_text *text, const opq_graph *graph);
+void opq_json_kernel(opq_text *text, const opq_graph *graph, int32_t kernel);
 
 /* Appends a node as it is: the type is complete, operands and attributes are copied into the arena. No inference, no check.
  * The node belongs to no kernel; control characters in its line become '?', an empty line none. */

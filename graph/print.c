@@ -81,9 +81,10 @@ void opq_text_attrs(opq_text *text, const opq_node *node)
     }
 }
 
-static void print_node(opq_text *text, opq_ref ref, const opq_node *node)
+void opq_text_node(opq_text *text, const opq_graph *graph, opq_ref ref)
 {
-    opq_text_add(text, "%s  %%%d = %s ", node->kernel >= 0 ? "  " : "", ref, opq_node_info(node)->name);
+    const opq_node *node = opq_node_at(graph, ref);
+    opq_text_add(text, "%%%d = %s ", ref, opq_node_info(node)->name);
     opq_text_type(text, &node->type);
     for (int i = 0; i < node->arity; i++)
         opq_text_add(text, "%s%%%d", i ? ", " : " ", node->operand[i]);
@@ -96,7 +97,6 @@ static void print_node(opq_text *text, opq_ref ref, const opq_node *node)
         opq_text_bytes(text, "  # ", 4);
         opq_text_bytes(text, node->line, strlen(node->line));
     }
-    opq_text_bytes(text, "\n", 1);
 }
 
 opq_status opq_graph_print(const opq_graph *graph, char **out_text)
@@ -107,7 +107,9 @@ opq_status opq_graph_print(const opq_graph *graph, char **out_text)
     for (opq_ref n = 0; n < graph->count; n++) {
         if (kernel != kernels_end && kernel->first == n)
             opq_text_add(&text, "  kernel %s @%s {\n", opq_kernel_kind_name(kernel->kind), kernel->name);
-        print_node(&text, n, &graph->nodes[n]);
+        opq_text_add(&text, "%s  ", opq_node_at(graph, n)->kernel >= 0 ? "  " : "");
+        opq_text_node(&text, graph, n);
+        opq_text_bytes(&text, "\n", 1);
         if (kernel != kernels_end && kernel->first + kernel->count == n + 1) {
             opq_text_add(&text, "  }\n");
             kernel++;

@@ -108,7 +108,7 @@ struct opq_recorder;
 struct opq_recorder *opq_recorder_get(void);
 void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, int32_t count, double seconds,
                          double compile_seconds);
-void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, bool reused);
+void opq_recorder_plan(struct opq_recorder *recorder, bool reused); /* of the launches that follow */
 
 /* fork.c */
 void opq_fork_add(opq_ctx *ctx);

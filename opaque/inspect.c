@@ -53,10 +53,7 @@ opq_status opq_snapshot_bytes(const opq_snapshot *snapshot, opq_fusion fusion, i
 struct opq_recorder {
     opq_report *report;
     int capacity;
-    opq_text graph, unfused;
-    bool failed;
-    const opq_plan *last_plan;
-    bool reused;
+    bool failed, reused;
 };
 
 static _Thread_local struct opq_recorder *recorder;
@@ -72,16 +69,12 @@ void opq_report_drop(opq_report *report)
         free((char *)report->launches[i].lines);
     }
     free(report->launches);
-    free(report->unfused);
-    free(report->graph);
     free(report);
 }
 
 static void drop_recorder(struct opq_recorder *dead)
 {
     opq_report_drop(dead->report);
-    opq_text_drop(&dead->graph);
-    opq_text_drop(&dead->unfused);
     free(dead);
 }
 
@@ -164,29 +157,7 @@ void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t c
     r->report->launches[r->report->launch_count++] = launch;
 }
 
-static const char *node_label(const opq_graph *graph, opq_ref ref)
-{
-    return opq_node_info(opq_node_at(graph, ref))->name;
-}
-
-void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, bool reused)
-{
-    char *text = NULL;
-    r->last_plan = plan;
-    r->reused = reused;
-    if (opq_graph_print(plan->graph, &text) != OPQ_OK) {
-        r->failed = true;
-        return;
-    }
-    opq_text_add(&r->graph, "%s", text);
-    free(text);
-    for (int i = 0; i < plan->unfused.count; i++) {
-        const opq_unfused_edge *edge = &plan->unfused.edges[i];
-        opq_text_add(&r->unfused, "%%%d %s -> %%%d %s: %s (%s)\n", edge->producer,
-                     node_label(plan->graph, edge->producer), edge->consumer, node_label(plan->graph, edge->consumer),
-                     opq_refusal_name(edge->refusal), opq_refusal_text(edge->refusal));
-    }
-}
+void opq_recorder_plan(struct opq_recorder *r, bool reused) { r->reused = reused; }
 
 opq_status opq_report_end(opq_ctx *ctx, opq_report **out_report)
 {
@@ -196,11 +167,9 @@ opq_status opq_report_end(opq_ctx *ctx, opq_report **out_report)
     if (r == NULL)
         return opq_fail(OPQ_INVALID, "no report was begun in this thread");
     opq_report *report = r->report;
-    bool failed = r->failed || r->graph.failed || r->unfused.failed;
-    report->graph = r->graph.data ? r->graph.data : copy_text(r, "");
-    report->unfused = r->unfused.data ? r->unfused.data : copy_text(r, "");
+    bool failed = r->failed;
     free(r);
-    if (failed || report->graph == NULL || report->unfused == NULL) {
+    if (failed) {
         opq_report_drop(report);
         return opq_fail(OPQ_NO_MEMORY, "out of memory for the report");
     }

@@ -245,7 +245,7 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
     r->mixed = true; /* until the run says something else */
     opq_status status = find_plan(r);
     if (status == OPQ_OK && r->recorder)
-        opq_recorder_plan(r->recorder, r->plan, r->reused);
+        opq_recorder_plan(r->recorder, r->reused);
     if (status == OPQ_OK)
         status = execute(r);
     int computed = status == OPQ_OK ? s->outputs.count : computed_first(r, s->outputs.count);

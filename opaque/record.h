@@ -196,8 +196,6 @@ typedef struct opq_launch {
 typedef struct opq_report {
     opq_launch *launches;
     int launch_count;
-    char *unfused; /* one line per edge left unfused: producer, consumer, reason */
-    char *graph;   /* the fused graphs, as text */
 } opq_report;
 /* While on, the calling thread's runs are timed step by step and kept; end gives them. */
 void opq_report_begin(opq_ctx *ctx);

@@ -432,7 +432,8 @@ static opq_status add_leaves(const opq_snapshot *s, opq_graph *graph)
     return OPQ_OK;
 }
 
-static opq_status add_node(const opq_snapshot *s, int32_t number, opq_graph *graph, opq_ref *operands)
+/* Payloads belong to the values: only a graph that is compiled while the snapshot stands has them. */
+static opq_status add_node(const opq_snapshot *s, int32_t number, bool runs, opq_graph *graph, opq_ref *operands)
 {
     const opq_value *value = s->nodes.items[number];
     int32_t first = s->first_operand.items[number], arity = s->first_operand.items[number + 1] - first;
@@ -447,7 +448,7 @@ static opq_status add_node(const opq_snapshot *s, int32_t number, opq_graph *gra
                      .attr_count = value->attr_count,
                      .type = value->type,
                      .line = line_text(s->ctx, value->line, line, sizeof line),
-                     .payload = value->op == OPQ_OP_extern ? value->payload : NULL};
+                     .payload = runs && value->op == OPQ_OP_extern ? value->payload : NULL};
     return opq_graph_append(graph, &node, &ref);
 }
 
@@ -472,7 +473,7 @@ opq_status opq_snapshot_graph(const opq_snapshot *s, opq_outputs outputs, opq_gr
     if (status == OPQ_OK)
         status = add_leaves(s, graph);
     for (int32_t i = 0; i < s->nodes.count && status == OPQ_OK; i++)
-        status = add_node(s, i, graph, operands);
+        status = add_node(s, i, outputs == OPQ_OUTPUTS_stored, graph, operands);
     if (status == OPQ_OK)
         status = add_outputs(s, outputs, graph);
     free(operands);

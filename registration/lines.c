@@ -85,7 +85,8 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 29);
 }
 
-/* With the interpreter lock. Files without a path ("<frozen importlib>", "<string>") are shown, unless they are the interpreter's. */
+/* With the interpreter lock. Files without a path ("<frozen importlib>", "<string>") are shown, unless they are the interpreter's. Installed
+ * packages may lie in the folder of the standard library, which is skipped, and are shown. */
 static int skipped_file(PyCodeObject *code)
 {
     const char *name = code->co_filename ? PyUnicode_AsUTF8(code->co_filename) : NULL;
@@ -97,7 +98,7 @@ static int skipped_file(PyCodeObject *code)
         return 1;
     for (int i = 0; i < prefix_count; ++i)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
-            return 1;
+            return strstr(name + strlen(prefixes[i]), "-packages/") == NULL;
     return 0;
 }
 

@@ -18,7 +18,7 @@ void opq_python_lock(void *state);
 uint32_t opq_line_here(void);
 /* "train.py:41" (base name). Returns the length, 0 if unknown. Takes the interpreter lock. */
 size_t opq_line_text(uint32_t line, char *out, size_t size);
-/* Folders whose frames are never shown, as absolute path prefixes; called once at import. At most 8 are kept. */
+/* Folders whose frames are never shown, but for packages installed in them; absolute path prefixes, called at import. At most 8 are kept. */
 void opq_line_skip(const char *prefix);
 /* Does this thread run Python at all? */
 int opq_line_has_python(void);

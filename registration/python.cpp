@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "adapter.h"
+#include "inspection.h"
 #include "journal.h"
 #include "lines.h"
 #include "modes.h"
@@ -351,62 +352,6 @@ std::string print_graph(const opq_graph *graph)
     return take_text(status, out);
 }
 
-std::string draw_graph(const opq_graph *graph)
-{
-    char *out = nullptr;
-    const opq_status status = opq_graph_dot(graph, &out);
-    return take_text(status, out);
-}
-
-opq_fusion fusion_mode() { return (opq_modes_get() & OPQ_MODE_UNFUSED) ? OPQ_UNFUSED : OPQ_FUSED; }
-
-std::string print_passes(const opq_graph *graph, const char *passes, bool draw)
-{
-    opq_graph *made = nullptr;
-    check(opq_graph_passes(graph, passes, &made));
-    const std::unique_ptr<opq_graph, decltype(&opq_graph_destroy)> owner(made, &opq_graph_destroy);
-    return draw ? draw_graph(made) : print_graph(made);
-}
-
-std::string print_program(const opq_graph *graph, const char *stage)
-{
-    opq_program *program = nullptr;
-    check(opq_compile(context(), graph, fusion_mode(), &program));
-    const std::unique_ptr<opq_program, decltype(&opq_program_release)> owner(program, &opq_program_release);
-    char *out = nullptr;
-    const opq_status status = opq_program_print(program, stage, &out);
-    return take_text(status, out);
-}
-
-PyObject *py_graph_text(PyObject *, PyObject *args)
-{
-    HANDLE_TH_ERRORS
-    PyObject *list = nullptr;
-    const char *stage = nullptr;
-    int draw = 0;
-    if (!PyArg_ParseTuple(args, "Os|p", &list, &stage, &draw))
-        return nullptr;
-    const std::vector<Value> values = values_of(tensors_of(list));
-    std::string result;
-    inherit_modes();
-    {
-        const pybind11::gil_scoped_release unlocked;
-        const Captured captured(values, OPQ_OUTPUTS_all);
-        const std::string_view which = stage;
-        if (which == "recorded")
-            result = draw ? draw_graph(captured.graph) : print_graph(captured.graph);
-        else if (which == "simplified")
-            result = print_passes(captured.graph, "expand,simplify", draw);
-        else if (which == "fused")
-            result = print_passes(
-                captured.graph, fusion_mode() == OPQ_FUSED ? "expand,simplify,group" : "expand,simplify,unfused", draw);
-        else
-            result = print_program(captured.graph, stage);
-    }
-    return text(result.c_str());
-    END_HANDLE_TH_ERRORS
-}
-
 PyObject *py_unfused_bytes(PyObject *, PyObject *list)
 {
     HANDLE_TH_ERRORS
@@ -506,8 +451,6 @@ PyObject *py_report_end(PyObject *, PyObject *)
             return nullptr;
     }
     set_item(result.object, "launches", launches.release());
-    set_item(result.object, "unfused", text(report->unfused));
-    set_item(result.object, "graph", text(report->graph));
     return result.release();
     END_HANDLE_TH_ERRORS
 }
@@ -621,7 +564,6 @@ PyMethodDef methods[] = {
     {"stats", py_stats, METH_NOARGS, nullptr},
     {"reset_stats", py_reset_stats, METH_NOARGS, nullptr},
     {"fallback_counts", py_fallback_counts, METH_NOARGS, nullptr},
-    {"graph_text", py_graph_text, METH_VARARGS, nullptr},
     {"unfused_bytes", py_unfused_bytes, METH_O, nullptr},
     {"pending", py_pending, METH_O, nullptr},
     {"capture", py_capture, METH_O, nullptr},
@@ -675,6 +617,7 @@ extern "C" __attribute__((visibility("default"))) PyObject *PyInit__C()
 {
     opq::start_modes();
     opq::skip_package("torch");
+    opq::skip_package("contextlib"); // and the rest of the standard library
     opq::skip_folder_of(reinterpret_cast<const void *>(&opq::definition));
     try {
         opq::register_structured();
@@ -682,5 +625,8 @@ extern "C" __attribute__((visibility("default"))) PyObject *PyInit__C()
         PyErr_SetString(PyExc_ImportError, error.what());
         return nullptr;
     }
-    return PyModule_Create(&opq::definition);
+    PyObject *const module = PyModule_Create(&opq::definition);
+    if (module)
+        opq::bind_inspection(module);
+    return module;
 }

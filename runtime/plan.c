@@ -176,6 +176,7 @@ static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, opq_unfused
     plan->unfused = *unfused;
     plan->host = runtime->host;
     plan->jit = runtime->jit;
+    plan->dry = dry;
     opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused, .dry = dry};
     opq_status status = build(&planner);
     free(planner.stored);
@@ -271,10 +272,15 @@ opq_status opq_plan_compile(opq_runtime *runtime, const opq_graph *graph, opq_fu
     return compile_anywhere(runtime, graph, fusion, false, out_plan);
 }
 
+opq_status opq_plan_only(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, opq_plan **out_plan)
+{
+    return compile_anywhere(runtime, graph, fusion, true, out_plan);
+}
+
 opq_status opq_plan_traffic(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, int64_t *out_bytes)
 {
     opq_plan *plan;
-    OPQ_TRY(compile_anywhere(runtime, graph, fusion, true, &plan));
+    OPQ_TRY(opq_plan_only(runtime, graph, fusion, &plan));
     *out_bytes = 0;
     for (int32_t i = 0; i < plan->step_count; i++)
         *out_bytes += plan->steps[i].bytes_read + plan->steps[i].bytes_written;

@@ -164,6 +164,7 @@ typedef struct opq_plan {
     const opq_host *host;
     opq_jit *jit;        /* that compiled it */
     opq_code_use *codes; /* what it holds */
+    bool dry;            /* to be looked at: it has no code and no payloads */
     int32_t compiled;    /* kernels compiled for it */
     double compile_seconds;
 } opq_plan;
@@ -200,6 +201,9 @@ typedef struct opq_run_call {
 } opq_run_call;
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call) OPQ_MUST_CHECK;
 
+/* As opq_plan_compile, but nothing is compiled: the plan is to be looked at. */
+opq_status opq_plan_only(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion,
+                         opq_plan **out_plan) OPQ_MUST_CHECK;
 /* Bytes that running the graph would read and write. Nothing is compiled, so that explain() can ask for the other fusion mode too. */
 opq_status opq_plan_traffic(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion,
                             int64_t *out_bytes) OPQ_MUST_CHECK;

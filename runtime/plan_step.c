@@ -308,7 +308,7 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
     const opq_node *call = opq_node_at(p->graph, group->first);
     for (opq_ref n = group->first; call->op != OPQ_OP_extern && n < group->first + group->count; n++)
         call = opq_node_at(p->graph, n);
-    if (host == NULL || host->call_extern == NULL || call->payload == NULL)
+    if (!p->dry && (host == NULL || host->call_extern == NULL || call->payload == NULL))
         return opq_fail(OPQ_UNSUPPORTED, "extern: nobody here can call %s",
                         opq_node_attr(call, OPQ_ATTR_key) ? opq_node_attr(call, OPQ_ATTR_key)->str : "it");
     int64_t result_count = opq_node_int(call, OPQ_ATTR_result, group->count);
@@ -339,8 +339,8 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
     }
     for (int k = 0; k < call->arity; k++)
         step->bytes_read += p->plan->storage[step->operands[k]].bytes;
-    step->payload = call->payload;
-    if (host->retain_payload)
+    step->payload = p->dry ? NULL : call->payload;
+    if (step->payload && host->retain_payload)
         host->retain_payload(host->self, step->payload);
     return OPQ_OK;
 }

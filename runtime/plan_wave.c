@@ -18,10 +18,12 @@
  *         row stays apart; products, whose engine has the threads for itself; calls; steps that copy an old value before they write, which could be done in
  *         place where they stand
  */
+#define XXH_INLINE_ALL
 #include "runtime/plan_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 /* Of what waits for a reader: a row of more is worth a launch of its own, and more in a wave would leave the cache. */
 enum { ROW_WAITS_MAX = 64 << 10, WAVE_WAITS_MAX = 8 << 20 };
@@ -42,31 +44,47 @@ typedef struct pool {
 
 /* ---- codes */
 
-static bool can_be_row(const opq_step *step)
+static bool can_be_row(const opq_planner *p, const opq_step *step)
 {
-    return step->code && step->kind != OPQ_KERNEL_extern && !step->block && !step->matmul && !step->parts &&
-           step->copy_from < 0;
+    return (step->code || (p->dry && !p->runtime->run_loops)) && step->kind != OPQ_KERNEL_extern && !step->block &&
+           !step->matmul && !step->parts && step->copy_from < 0;
+}
+
+/* Equal for equal code, which a dry plan does not have; never 0. */
+static opq_status identify(const opq_step *step, uint64_t *out_identity)
+{
+    opq_text key = {0};
+    *out_identity = (uint64_t)(uintptr_t)step->code;
+    if (step->code)
+        return OPQ_OK;
+    opq_loops_key(&step->loops, &key);
+    *out_identity = XXH3_64bits(key.data, key.length) | 1;
+    bool failed = key.failed;
+    opq_text_drop(&key);
+    return failed ? opq_fail(OPQ_NO_MEMORY, "plan: out of memory") : OPQ_OK;
 }
 
 /* Numbers codes by first use. */
-static int32_t number_codes(pool *w, const opq_code **table, uint32_t capacity, int32_t *numbers)
+static opq_status number_codes(pool *w, uint64_t *table, uint32_t capacity, int32_t *numbers, int32_t *out_count)
 {
-    int32_t count = 0;
+    *out_count = 0;
     for (int32_t s = 0; s < w->p->plan->step_count; s++) {
         const opq_step *step = &w->p->plan->steps[s];
+        uint64_t identity;
         w->code_of[s] = -1;
-        if (!can_be_row(step))
+        if (!can_be_row(w->p, step))
             continue;
-        uint32_t at = (uint32_t)(((uintptr_t)step->code >> 4) * 0x9e3779b97f4a7c15ull >> 32) & (capacity - 1);
-        while (table[at] && table[at] != step->code)
+        OPQ_TRY(identify(step, &identity));
+        uint32_t at = (uint32_t)((identity >> 4) * 0x9e3779b97f4a7c15ull >> 32) & (capacity - 1);
+        while (table[at] && table[at] != identity)
             at = (at + 1) & (capacity - 1);
-        if (table[at] == NULL) {
-            table[at] = step->code;
-            numbers[at] = count++;
+        if (table[at] == 0) {
+            table[at] = identity;
+            numbers[at] = (*out_count)++;
         }
         w->code_of[s] = numbers[at];
     }
-    return count;
+    return OPQ_OK;
 }
 
 static opq_status find_codes(pool *w)
@@ -75,16 +93,18 @@ static opq_status find_codes(pool *w)
     uint32_t capacity = 16;
     while (capacity < 2 * (uint32_t)steps)
         capacity *= 2;
-    const opq_code **table = calloc(capacity, sizeof *table);
+    uint64_t *table = calloc(capacity, sizeof *table);
     int32_t *numbers = malloc(capacity * sizeof *numbers);
     if (table == NULL || numbers == NULL) {
         free(table);
         free(numbers);
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     }
-    int32_t codes = number_codes(w, table, capacity, numbers);
+    int32_t codes;
+    opq_status status = number_codes(w, table, capacity, numbers, &codes);
     free(table);
     free(numbers);
+    OPQ_TRY(status);
     for (int32_t s = 0; s < steps; s++) /* no code has more waves than steps */
         if (w->code_of[s] >= 0)
             w->count[w->code_of[s]]++;

@@ -271,11 +271,13 @@ OPQ_API int opq_graph_input_count(const opq_graph *graph);
 OPQ_API int opq_graph_output_count(const opq_graph *graph);
 OPQ_API opq_type opq_graph_input_type(const opq_graph *graph, int index);
 OPQ_API opq_type opq_graph_output_type(const opq_graph *graph, int index);
+/* What text shows behind an input, where other nodes have the line that made them. */
+OPQ_API opq_status opq_graph_name_input(opq_graph *graph, int index, const char *name) OPQ_MUST_CHECK;
 
 /* Text. print gives a malloc'd string; parse(print(g)) prints back byte for byte. Parse errors name line and column. */
 OPQ_API opq_status opq_graph_print(const opq_graph *graph, char **out_text) OPQ_MUST_CHECK;
-/* The same graph in Graphviz's language, kernels as clusters. A malloc'd string. */
-OPQ_API opq_status opq_graph_dot(const opq_graph *graph, char **out_text) OPQ_MUST_CHECK;
+/* As JSON, which docs/ir.md documents. A malloc'd string. */
+OPQ_API opq_status opq_graph_json(const opq_graph *graph, char **out_text) OPQ_MUST_CHECK;
 OPQ_API opq_status opq_graph_parse(const char *text, size_t length, opq_graph **out_graph) OPQ_MUST_CHECK;
 /* Every invariant of the IR; OPQ_INVALID names the node. */
 OPQ_API opq_status opq_graph_verify(const opq_graph *graph) OPQ_MUST_CHECK;
@@ -291,6 +293,9 @@ typedef struct opq_program opq_program; /* compiled: immutable, refcounted */
 
 OPQ_API opq_status opq_compile(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion,
                                opq_program **out_program) OPQ_MUST_CHECK;
+/* As opq_compile without machine code, to be looked at: opq_run refuses it. Nobody needs to be able to make its extern calls. */
+OPQ_API opq_status opq_program_plan(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion,
+                                    opq_program **out_program) OPQ_MUST_CHECK;
 OPQ_API void opq_program_retain(opq_program *program);
 OPQ_API void opq_program_release(opq_program *program);
 /* Inputs and outputs are dense buffers in the graph's order; outputs must not overlap inputs. */
@@ -298,6 +303,11 @@ OPQ_API opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void 
                            void *const *outputs) OPQ_MUST_CHECK;
 /* The fused graph that runs, as text with its kernels; malloc'd. `stage`: "fused", "kernels", "c", "llvm", "asm". */
 OPQ_API opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text) OPQ_MUST_CHECK;
+/* The same of one kernel of the fused graph, but for "fused". */
+OPQ_API opq_status opq_program_print_kernel(const opq_program *program, int32_t kernel, const char *stage,
+                                            char **out_text) OPQ_MUST_CHECK;
+/* The fused graph as JSON, with what each kernel reads, writes and computes, its launch, and the edges that were not fused. */
+OPQ_API opq_status opq_program_json(const opq_program *program, char **out_text) OPQ_MUST_CHECK;
 
 #ifdef __cplusplus
 }

@@ -89,11 +89,22 @@ def reset_stats() -> None:
 def fallback_counts() -> dict[str, int]:
     """Extern calls recorded, by ATen overload ("aten::fft_fft")."""
 
-def graph_text(tensors: list[Tensor], stage: str, dot: bool = False) -> str:
-    """The pending graph of the tensors as text, or in Graphviz's language; nothing runs. `stage`:
-    "recorded", "simplified", "fused", "kernels", "c", "llvm", "asm" (the last two compile), as the modes
-    of this thread have it. Outputs are the tensors, in order, then what a run would store besides.
-    A computed tensor is an input."""
+class Inspection:
+    """The pending graph of tensors at one moment, and what the modes of this thread would make of it. It holds no value of theirs:
+    they may be computed, changed and freed meanwhile. Nothing runs."""
+
+    def __init__(self, tensors: list[Tensor], names: list[tuple[str, Tensor]]) -> None:
+        """Outputs are the tensors, in order, then what a run would store besides. A computed tensor is an input, and has the
+        first of the names whose tensor holds the same value."""
+
+    def text(self, stage: str) -> str:
+        """Stages "recorded", "simplified", "fused", "kernels", "c", "llvm", "asm" (the last two compile)."""
+
+    def json(self, stage: str) -> str:
+        """The graph of the stage as docs/ir.md documents it; from "fused" on it is the fused one."""
+
+    def kernel(self, number: int, stage: str) -> str:
+        """One kernel of the fused graph; `stage`: "kernels", "c", "llvm", "asm"."""
 
 def unfused_bytes(tensors: list[Tensor]) -> int:
     """Bytes that an unfused run of what is pending for the tensors would read and write."""
@@ -113,8 +124,6 @@ def report_end() -> dict[str, Any]:
     """What was kept: {
         "launches": [{"name", "kind", "shape", "lines": str, "rows": int, "seconds", "compile_seconds": float,
                       "bytes_read", "bytes_written", "flops": int, "fresh": bool}, ...],
-        "unfused": str,  # one line per edge left unfused: producer, consumer, reason
-        "graph": str,    # the fused graphs
     }"""
 
 def journal_begin() -> None:

@@ -9,6 +9,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from . import _C
+from .graphs import Graph, read
+from .naming import names_of, variables_of
 from .snapshot import is_opaque, objects_of
 
 
@@ -45,13 +47,12 @@ def table(header: tuple, rows: list) -> str:
 
 @dataclass
 class Explanation:
-    """What one run was. `kernels`: a dict per launch, in order; `unfused`: a line per edge left
-    unfused, with its reason; `graph`: the fused graphs; `keepers`: (what keeps it, type, bytes) per
-    value stored."""
+    """What one run was. `kernels`: a dict per launch, in order; `graph`: the fused Graph; `unfused`: its Edges;
+    `keepers`: (what keeps it, type, bytes) per value stored."""
 
     kernels: list
     unfused: list
-    graph: str
+    graph: Graph
     bytes_unfused: int
     keepers: list = field(default_factory=list)
 
@@ -69,7 +70,7 @@ class Explanation:
         """The report as explain() prints it."""
         parts = [self._kernel_table(), self._summary()]
         if self.unfused:
-            parts.append("not fused:\n" + "\n".join("  " + line for line in self.unfused))
+            parts.append("not fused:\n" + "\n".join(f"  {edge}" for edge in self.unfused))
         if self.keepers:
             rows = [(what, kind, bytes_text(size)) for what, kind, size in self.keepers]
             parts.append(table(("kept by", "value", "bytes"), rows))
@@ -132,7 +133,7 @@ def _variable_name(tensor) -> str:
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(package):
-            for scope in (frame.f_locals, frame.f_globals):
+            for scope in (variables_of(frame), frame.f_globals):
                 for name, value in list(scope.items()):
                     if value is tensor:
                         return name
@@ -193,6 +194,7 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
 
     with outputs_of(t_or_fn, args) as (tensors, run):
         tensors = tensors + held_by(run)
+        graph = read(_C.Inspection(tensors, names_of(t_or_fn, args, {})), "fused")
         bytes_unfused = _C.unfused_bytes(tensors)
         pending = [t for t in objects_of(torch.Tensor) if _is_ours(t) and _C.is_pending(t)]
         names = _names(run)
@@ -204,8 +206,8 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
             report = _C.report_end()
         result = Explanation(
             kernels=report["launches"],
-            unfused=[line for line in report["unfused"].splitlines() if line.strip()],
-            graph=report["graph"],
+            unfused=graph.unfused,
+            graph=graph,
             bytes_unfused=bytes_unfused,
             keepers=_keepers(pending, names, allocated),
         )

@@ -9,14 +9,14 @@ return values, then every tensor it wrote, in order of first write.
 import os
 import warnings
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from . import _C
+from .graphs import STAGES, Graph, read
+from .naming import names_of
 from .snapshot import is_opaque, recorded
-
-_GRAPHS = ("recorded", "simplified", "fused")
-_STAGES = (*_GRAPHS, "kernels", "c", "llvm", "asm")
 
 
 def stats() -> dict:
@@ -37,10 +37,10 @@ def fallback_counts() -> dict:
 
 
 @contextmanager
-def outputs_of(t_or_fn, args, state=None):
+def outputs_of(t_or_fn, args, kwargs=None):
     """Yields (tensors to look at, the Run or None). Raises TypeError if there is nothing opaque in it."""
     if is_opaque(t_or_fn) or isinstance(t_or_fn, (list, tuple)):
-        if args:
+        if args or kwargs:
             raise TypeError("arguments belong to a function, not to a tensor")
         tensors = [t_or_fn] if is_opaque(t_or_fn) else list(t_or_fn)
         if not tensors or not all(map(is_opaque, tensors)):
@@ -50,7 +50,7 @@ def outputs_of(t_or_fn, args, state=None):
     if not callable(t_or_fn):
         raise TypeError(f"expected an opaque tensor or a function, got {type(t_or_fn).__name__}")
     before = sum(_C.stats()["flushes"].values())
-    with recorded(t_or_fn, args, state) as run:
+    with recorded(partial(t_or_fn, **kwargs) if kwargs else t_or_fn, args) as run:
         if not run.outputs:
             raise TypeError("the function neither returned nor wrote an opaque tensor")
         _warn_if_ran(before)
@@ -70,28 +70,24 @@ def _warn_if_ran(before: int) -> None:
         )
 
 
-def graph(t_or_fn, *args, stage: str = "recorded", format: str = "text") -> str:
-    """The graph that computes the outputs, as text; nothing runs.
+def graph(t_or_fn, *args, stage: str = "recorded", **kwargs) -> Graph:
+    """The graph that computes the outputs, which prints as its text; nothing runs. Arguments but `stage` are the function's.
 
     stage   "recorded" as the program wrote it | "simplified" expanded and folded | "fused" kernels
             and the plan | "kernels" their loops | "c" those as C
             | "llvm", "asm" of the kernels (compiles them)
-    format  "text" | "dot" for Graphviz (stages recorded, simplified and fused)
 
     Its outputs are those asked for, then what a run would store besides because a live tensor holds
     it: of a function, all that it recorded and something still holds. Under unfused() the later
-    stages are those of an unfused run.
+    stages are those of an unfused run. Its inputs have the program's names.
 
-    Raises ValueError for an unknown stage or format, TypeError if nothing is on the device.
+    Raises ValueError for an unknown stage, TypeError if nothing is on the device.
     """
-    if stage not in _STAGES:
-        raise ValueError(f"stage={stage!r}: expected one of {', '.join(_STAGES)}")
-    if format not in ("text", "dot"):
-        raise ValueError(f"format={format!r}: expected 'text' or 'dot'")
-    if format == "dot" and stage not in _GRAPHS:
-        raise ValueError(f"format='dot' draws stages {', '.join(_GRAPHS)}, not {stage}")
-    with outputs_of(t_or_fn, args) as (tensors, run):
-        return _C.graph_text(tensors + held_by(run), stage, format == "dot")
+    if stage not in STAGES:
+        raise ValueError(f"stage={stage!r}: expected one of {', '.join(STAGES)}")
+    with outputs_of(t_or_fn, args, kwargs) as (tensors, run):
+        names = names_of(t_or_fn, args, kwargs)
+        return read(_C.Inspection(tensors + held_by(run), names), stage)
 
 
 def _save_npy(path: str, tensor: torch.Tensor) -> str:

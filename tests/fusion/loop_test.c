@@ -59,6 +59,41 @@ static bool has_halves(const opq_graph *graph)
     return false;
 }
 
+static char *printed(const opq_program *program, const char *stage)
+{
+    char *text;
+    expect_ok(strcmp(stage, "json") == 0 ? opq_program_json(program, &text) : opq_program_print(program, stage, &text));
+    return text;
+}
+
+/* A program that was planned only says what the compiled one says, kernel by kernel too, and does not run. */
+static void expect_planned_alike(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, const opq_program *compiled)
+{
+    static const char *const stages[] = {"fused", "kernels", "json"};
+    opq_program *planned = NULL;
+    char *text;
+    size_t length = 0;
+    int32_t kernel = 0;
+    expect_ok(opq_program_plan(ctx, graph, fusion, &planned));
+    for (int i = 0; i < 3; i++) {
+        char *one = printed(planned, stages[i]), *other = printed(compiled, stages[i]);
+        assert_string_equal(one, other);
+        free(one);
+        free(other);
+    }
+    char *all = printed(planned, "kernels");
+    for (; opq_program_print_kernel(planned, kernel, "kernels", &text) == OPQ_OK; kernel++) {
+        assert_non_null(strstr(all, text));
+        length += strlen(text);
+        free(text);
+    }
+    assert_int_equal(length, strlen(all));
+    assert_int_equal(opq_program_print_kernel(planned, -1, "kernels", &text), OPQ_INVALID);
+    assert_int_equal(opq_run(ctx, planned, NULL, NULL), OPQ_INVALID);
+    free(all);
+    opq_program_release(planned);
+}
+
 /* What the context makes of the graph. */
 static arrays run(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, const arrays *in)
 {
@@ -67,6 +102,7 @@ static arrays run(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, const
     expect_ok(opq_compile(ctx, graph, fusion, &program));
     expect_ok(opq_run(ctx, program, (const void *const *)in->data, out.data));
     expect_round_trip(program);
+    expect_planned_alike(ctx, graph, fusion, program);
     opq_program_release(program);
     return out;
 }

@@ -26,7 +26,7 @@ def ops(text):
 
 def test_graph_of_a_tensor_runs_nothing():
     y = chain(torch.ones(4, device="opaque"))
-    text = torch_opaque.graph(y)
+    text = str(torch_opaque.graph(y))
     assert "relu" in ops(text) and _C.is_pending(y) and "test_inspect.py:" in text
     assert torch_opaque.stats()["kernels_run"] == 0
 
@@ -35,7 +35,7 @@ def test_graph_of_a_tensor_runs_nothing():
     "stage", ["recorded", "simplified", "fused", "kernels", "c", "llvm", "asm"]
 )
 def test_every_stage(stage):
-    text = torch_opaque.graph(chain, torch.ones(40, device="opaque"), stage=stage)
+    text = str(torch_opaque.graph(chain, torch.ones(40, device="opaque"), stage=stage))
     assert {"kernels": "kernel @", "c": "\nvoid ", "llvm": "define ", "asm": "ret"}.get(
         stage, "graph @"
     ) in text
@@ -43,13 +43,8 @@ def test_every_stage(stage):
 
 def test_recorded_text_round_trips(opq_opt, tmp_path):
     path = tmp_path / "g.ir"
-    path.write_text(torch_opaque.graph(chain, torch.ones(4, device="opaque")))
+    path.write_text(str(torch_opaque.graph(chain, torch.ones(4, device="opaque"))))
     assert opq_opt(path, "--verify", "--print") == path.read_text()
-
-
-def test_dot():
-    dot = torch_opaque.graph(chain, torch.ones(4, device="opaque"), format="dot")
-    assert dot.startswith("digraph") and "relu" in dot
 
 
 @pytest.mark.parametrize(
@@ -62,16 +57,6 @@ def test_dot():
         (lambda: torch_opaque.graph(torch.ones(2, device="opaque"), 1), TypeError),
         (
             lambda: torch_opaque.graph(chain, torch.ones(2, device="opaque"), stage="best"),
-            ValueError,
-        ),
-        (
-            lambda: torch_opaque.graph(chain, torch.ones(2, device="opaque"), format="png"),
-            ValueError,
-        ),
-        (
-            lambda: torch_opaque.graph(
-                chain, torch.ones(2, device="opaque"), stage="llvm", format="dot"
-            ),
             ValueError,
         ),
         (
@@ -251,7 +236,7 @@ def test_explain(capsys):
     assert result.bytes_moved == 2 * x.numel() * 4 and result.bytes_saved > 0
     assert "1 kernels, 0 extern calls" in shown and "saved by fusion" in shown
     assert any(what == "returned" for what, _, _ in result.keepers)
-    assert "graph @" in result.graph
+    assert "graph @" in str(result.graph)
 
 
 def test_explain_names_reasons_and_extern_calls():
@@ -260,7 +245,7 @@ def test_explain_names_reasons_and_extern_calls():
         lambda: torch.linalg.inv_ex(torch.softmax(x, 0) + 1)[0] * 2, show=False
     )
     assert any(k["kind"] == "extern" for k in result.kernels) and result.unfused
-    assert all("unknown" not in line for line in result.unfused)
+    assert all("unknown" not in edge.reason for edge in result.unfused)
 
 
 def test_micro_kernels_compiled_by_a_run_are_compile_time(run_python):
@@ -342,10 +327,10 @@ def test_held_tensors_are_outputs():
     x = torch.ones(8, 8).to("opaque")
     held = x * 2
     y = (held + 1).relu()
-    text = torch_opaque.graph(y, stage="fused")
+    text = str(torch_opaque.graph(y, stage="fused"))
     assert len(re.search(r"^  output (.*)$", text, re.M)[1].split(", ")) == 2
     result = torch_opaque.explain(y, show=False)
-    assert result.graph == text and not _C.is_pending(held)
+    assert str(result.graph) == text and not _C.is_pending(held)
 
 
 @pytest.mark.parametrize("mode", [torch_opaque.unfused, nullcontext], ids=["unfused", "fused"])
@@ -355,9 +340,9 @@ def test_the_fused_stage_is_of_the_mode_that_is_on(mode):
 
     x = torch.randn(8, 8, device="opaque")
     with mode():
-        text = torch_opaque.graph(f, x, stage="fused")
+        text = str(torch_opaque.graph(f, x, stage="fused"))
         result = torch_opaque.explain(f, x, show=False)
-    assert text == result.graph
+    assert text == str(result.graph)
     assert kernels_of(text) == [kernel["name"] for kernel in result.kernels]
     assert (len(result.kernels) > 1) == (mode is torch_opaque.unfused)
 
@@ -453,7 +438,7 @@ def test_what_autograd_holds_is_computed_and_shown():
     def f(x):
         return Keep.apply(x, w)
 
-    fused = torch_opaque.graph(f, x, stage="fused")
+    fused = str(torch_opaque.graph(f, x, stage="fused"))
     explained = torch_opaque.explain(f, x, show=False)
     before = torch_opaque.stats()
     y = f(x)

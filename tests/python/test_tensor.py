@@ -424,13 +424,13 @@ def test_journal_has_what_autograd_writes_for_its_thread():
 
 def test_lines_name_the_user():
     x = torch.ones(3, device=D) * 2  # this line
-    assert "test_tensor.py:" in _C.graph_text([x], "recorded")
+    assert "test_tensor.py:" in _C.Inspection([x], []).text("recorded")
 
 
 def test_backward_ops_carry_the_forward_line():
     x = torch.randn(3, device=D, requires_grad=True)
     y = x.sin()
     y.sum().backward()
-    text = _C.graph_text([x.grad], "recorded")
+    text = _C.Inspection([x.grad], []).text("recorded")
     line = test_backward_ops_carry_the_forward_line.__code__.co_firstlineno + 2
     assert any("cos" in row and f"test_tensor.py:{line}" in row for row in text.splitlines()), text

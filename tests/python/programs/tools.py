@@ -113,8 +113,9 @@ def counts(step) -> str:
     explained = torch_opaque.explain(step, show=False)
     fused = torch_opaque.graph(step, stage="fused")
     said = tally(explained)
-    externs = len(re.findall(r"^\s*kernel extern", fused, re.M))
-    drawn = (len(re.findall(r"^\s*kernel ", fused, re.M)) - externs, externs)
+    externs = sum(k.kind == "extern" for k in fused.kernels)
+    drawn = (len(fused.kernels) - externs, externs)
+    moved = sum(k.bytes_read + k.bytes_written for k in fused.kernels)
     before = torch_opaque.stats()
     results = only_tensors(step())
     # explain() asks for contents, as .cpu() does: of a view a copy of its elements.
@@ -132,6 +133,8 @@ def counts(step) -> str:
     rows = (sum(k["rows"] for k in explained.kernels) - externs, externs)
     if drawn != rows:
         return f"ran {rows} kernels and extern calls, graph(stage='fused') shows {drawn}"
+    if moved != said[2]:
+        return f"moved {said[2]} bytes, graph(stage='fused') has {moved}"
     return ""
 
 
@@ -143,7 +146,8 @@ def tally(explained) -> tuple:
 def texts(step) -> str:
     """What is printed parses to what is printed."""
     for stage in ("recorded", "simplified", "fused"):
-        text = torch_opaque.graph(step, stage=stage)
+        graph = torch_opaque.graph(step, stage=stage)
+        text = str(graph)
         result = subprocess.run(
             [OPQ_OPT, "--verify", "--print"], input=text, capture_output=True, text=True
         )
@@ -151,6 +155,8 @@ def texts(step) -> str:
             return f"{stage} does not parse: {result.stderr.strip()[:200]}"
         if result.stdout != text:
             return f"{stage} prints as another text"
+        if type(graph).from_json(graph.to_json()).to_json() != graph.to_json():
+            return f"{stage} is another graph as JSON"
     return ""
 
 

@@ -1,0 +1,207 @@
+"""Graphs as objects: what graph() returns. All they say is read from the document that the core writes (docs/ir.md, JSON)."""
+
+import html
+import json
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+STAGES = ("recorded", "simplified", "fused", "kernels", "c", "llvm", "asm")
+VERSION = 1
+
+
+@dataclass(eq=False)
+class Node:
+    """One op of a graph. `id`: its number in the text; `operands`, `users`: Nodes; `attrs`: attributes by name;
+    `line`: "train.py:41", or "" ; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
+    computed in, or None; `stored`: is it in memory, for other kernels or for the caller?"""
+
+    id: int
+    op: str
+    dtype: str
+    shape: tuple
+    attrs: dict
+    line: str
+    name: str
+    text: str
+    operands: list = field(default_factory=list)
+    users: list = field(default_factory=list)
+    kernel: "Kernel | None" = None
+    stored: bool = False
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(eq=False)
+class Kernel:
+    """One kernel of a fused graph. `kind`: map, row, column, matmul, block, ...; `nodes`: its ops; `reads`, `writes`:
+    the Nodes it takes from memory and leaves there; `bytes_read`, `bytes_written`, `flops`: of one run; `launch`:
+    kernels of one number are one launch."""
+
+    index: int
+    kind: str
+    name: str
+    shape: str
+    launch: int
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    nodes: list = field(default_factory=list)
+    _inspection: object = field(default=None, repr=False)
+
+    @property
+    def reads(self) -> list:
+        found = {o.id: o for n in self.nodes for o in n.operands if o.kernel is not self}
+        return [o for o in found.values() if o.stored or o.op in ("input", "scalar")]
+
+    @property
+    def writes(self) -> list:
+        return [n for n in self.nodes if n.stored]
+
+    def text(self, stage: str = "kernels") -> str:
+        """Its loops ("kernels"), those as C ("c"), or what LLVM makes of them ("llvm", "asm")."""
+        if stage not in STAGES[3:]:
+            raise ValueError(f"stage={stage!r}: expected one of {', '.join(STAGES[3:])}")
+        if self._inspection is None:
+            raise ValueError("the graph was read from JSON, which has no code")
+        return self._inspection.kernel(self.index, stage)
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.index}: {self.kind} {self.name}, {len(self.nodes)} ops>"
+
+
+@dataclass(eq=False)
+class Edge:
+    """Two kernels that stayed two: `producer` and `consumer` are Nodes, `refusal` is the rule, `reason` says it in words."""
+
+    producer: Node
+    consumer: Node
+    refusal: str
+    reason: str
+
+    def __repr__(self) -> str:
+        return (
+            f"%{self.producer.id} {self.producer.op} -> %{self.consumer.id} {self.consumer.op}: "
+            f"{self.refusal} ({self.reason})"
+        )
+
+
+class Graph:
+    """A graph at one stage of its way to the machine; `print` shows its text. It holds no tensors.
+
+    stage_name         "recorded", "simplified", "fused", "kernels", "c", "llvm" or "asm"
+    nodes, inputs, outputs   Nodes; inputs have names: parameters and buffers, arguments, variables
+    kernels, unfused   Kernels and Edges, from "fused" on
+    """
+
+    def __init__(self, document: dict, inspection=None):
+        if document.get("schema") != "opaque.graph" or document.get("version") != VERSION:
+            raise ValueError(f"expected a graph of version {VERSION}")
+        self._document, self._inspection = document, inspection
+        self.stage_name, self.text = document["stage"], document["text"]
+        self.kernels = [
+            Kernel(
+                index=i,
+                **{"shape": "", "launch": i, "bytes_read": 0, "bytes_written": 0, "flops": 0} | k,
+            )
+            for i, k in enumerate(document["kernels"])
+        ]
+        self.nodes = []
+        for i, row in enumerate(document["nodes"]):
+            self._add_node(i, row)
+        self.inputs = [n for n in self.nodes if n.op == "input"]
+        self.outputs = [self.nodes[i] for i in document["outputs"]]
+        for node in self.outputs:
+            node.stored = True
+        for kernel in self.kernels:
+            kernel._inspection = inspection
+        self.unfused = [
+            Edge(self.nodes[e["producer"]], self.nodes[e["consumer"]], e["refusal"], e["reason"])
+            for e in document["unfused"]
+        ]
+
+    def _add_node(self, i: int, row: dict) -> None:
+        node = Node(
+            id=i,
+            op=row["op"],
+            dtype=row["dtype"],
+            shape=tuple(row["shape"]),
+            attrs=row["attrs"],
+            line=row.get("line", ""),
+            name=row.get("name", ""),
+            text=row["text"],
+            operands=[self.nodes[k] for k in row["operands"]],
+        )
+        if row["kernel"] >= 0:
+            node.kernel = self.kernels[row["kernel"]]
+            node.kernel.nodes.append(node)
+        for operand in dict.fromkeys(node.operands):
+            operand.users.append(node)
+            operand.stored |= operand.kernel is not node.kernel and operand.kernel is not None
+        self.nodes.append(node)
+
+    def stage(self, name: str) -> "Graph":
+        """The same graph at another stage."""
+        if name not in STAGES:
+            raise ValueError(f"stage={name!r}: expected one of {', '.join(STAGES)}")
+        if name == self.stage_name:
+            return self
+        if self._inspection is None:
+            raise ValueError(
+                f"the graph was read from JSON, which has its stage {self.stage_name!r} only"
+            )
+        return read(self._inspection, name)
+
+    def find(
+        self,
+        op: str = "*",
+        *,
+        dtype: str = "*",
+        line: str = "*",
+        name: str = "*",
+        kernel: str = "*",
+    ) -> list:
+        """Nodes for which all patterns (as in a shell: "*" stands for anything) fit. `kernel`: name of their kernel."""
+        return [
+            n
+            for n in self.nodes
+            if fnmatchcase(n.op, op)
+            and fnmatchcase(n.dtype, dtype)
+            and fnmatchcase(n.line, line)
+            and fnmatchcase(n.name, name)
+            and fnmatchcase(n.kernel.name if n.kernel else "", kernel)
+        ]
+
+    def to_json(self) -> str:
+        """The document that docs/ir.md describes. Graph.from_json() makes a Graph of it, which has no other stages and no code."""
+        return json.dumps(self._document, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Graph":
+        """Raises ValueError for what is no graph of this version."""
+        try:
+            return cls(json.loads(text))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a graph: {error!r}") from error
+
+    def to_dot(self) -> str:
+        """In Graphviz's language. Boxes are ops and kernels are clusters; from stage "kernels" on, boxes are kernels."""
+        from .drawing import dot_of_kernels, dot_of_nodes
+
+        return dot_of_nodes(self) if self.stage_name in STAGES[:3] else dot_of_kernels(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def read(inspection, stage: str) -> Graph:
+    """The Graph of an _C.Inspection at a stage."""
+    document = json.loads(inspection.json(stage))
+    head = {"schema": document.pop("schema"), "version": document.pop("version"), "stage": stage}
+    return Graph(head | document | {"text": inspection.text(stage)}, inspection)

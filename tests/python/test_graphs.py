@@ -1,0 +1,238 @@
+"""Graphs as objects: what graph() returns."""
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_opaque
+from torch_opaque import _C
+from torch_opaque.graphs import STAGES, Graph
+
+D = "opaque"
+
+
+def net(x, w):
+    h = torch.relu(x @ w)
+    return torch.softmax(h, -1), h.sort()[0].exp()
+
+
+def ones(*shape):
+    """Computed: what is pending is no input."""
+    result = torch.ones(shape, device=D)
+    torch.opaque.synchronize()
+    return result
+
+
+@pytest.fixture
+def arguments():
+    return ones(4, 8), ones(8, 8)
+
+
+def test_nodes_are_the_text(arguments):
+    for stage in STAGES[:3]:
+        g = torch_opaque.graph(net, *arguments, stage=stage)
+        lines = [line.strip() for line in str(g).splitlines() if line.strip().startswith("%")]
+        assert [n.text for n in g.nodes] == lines
+        assert all(f"%{n.id} = {n.op} {n.dtype}" in n.text for n in g.nodes)
+        assert all(n in o.users for n in g.nodes for o in n.operands)
+        assert [n.name for n in g.inputs] == ["x", "w"]
+
+
+def test_kernels_are_the_plan(arguments):
+    g = torch_opaque.graph(net, *arguments, stage="fused")
+    ran = torch_opaque.explain(net, *arguments, show=False)
+    assert [k.name for k in g.kernels] == [k["name"] for k in ran.kernels]
+    assert sum(k.bytes_read + k.bytes_written for k in g.kernels) == ran.bytes_moved
+    assert [k.kind for k in g.kernels].count("extern") == 1
+    product = g.kernels[0]
+    assert [n.op for n in product.nodes][0] == "matmul" and g.inputs[0] in product.reads
+    assert all(n.stored and n.kernel is product for n in product.writes) and product.writes
+    assert all(n.stored for n in g.outputs) and g.outputs[0].kernel.kind == "row"
+    assert repr(g.unfused) == repr(ran.unfused)
+    assert not torch_opaque.graph(net, *arguments).kernels
+
+
+def test_a_stage_leads_to_the_others(arguments):
+    g = torch_opaque.graph(net, *arguments)
+    del arguments
+    for stage in STAGES:
+        other = g.stage(stage)
+        assert other.stage_name == stage and (other is g) == (stage == "recorded")
+    fused = g.stage("asm")
+    assert "define" in fused.kernels[0].text("llvm") and "void" in fused.kernels[0].text("c")
+    assert fused.kernels[0].text() in str(g.stage("kernels"))
+    with pytest.raises(ValueError, match="expected one of kernels, c"):
+        fused.kernels[0].text("fused")
+    with pytest.raises(ValueError, match="best"):
+        g.stage("best")
+
+
+def test_modes_are_those_of_the_moment(arguments):
+    with torch_opaque.unfused():
+        g = torch_opaque.graph(lambda x: (x + 1) * 2, arguments[0])
+    assert len(g.stage("fused").kernels) == 2
+
+
+def test_a_graph_holds_no_tensor():
+    x = ones(1 << 20)
+    before = _C.memory_allocated()
+    y = x.sort()[0] + 1
+    g, gone = torch_opaque.graph(y), weakref.ref(x)
+    del x, y
+    gc.collect()
+    assert gone() is None and _C.memory_allocated() <= before - (4 << 20)
+    assert len(g.stage("fused").kernels) == 2
+
+
+def test_find(arguments):
+    g = torch_opaque.graph(net, *arguments, stage="fused")
+    assert [n.op for n in g.find("mat*")] == ["matmul"]
+    assert g.find(name="w") == [g.inputs[1]]
+    assert g.find(kernel=g.kernels[0].name) == g.kernels[0].nodes
+    assert all("test_graphs.py" in n.line for n in g.find(line="test_graphs.py:*")) and g.find(
+        "exp"
+    )
+    assert g.find("exp", dtype="f*") and not g.find("exp", dtype="i64")
+
+
+def test_json_round_trips(arguments):
+    for stage in STAGES:
+        g = torch_opaque.graph(
+            lambda x, w: net(x, w)[0] * float("inf") + 2.5, *arguments, stage=stage
+        )
+        again = Graph.from_json(g.to_json())
+        assert again.to_json() == g.to_json() and str(again) == str(g)
+        assert again.to_dot() == g.to_dot() and [n.text for n in again.nodes] == [
+            n.text for n in g.nodes
+        ]
+        document = json.loads(g.to_json())
+        assert document["schema"] == "opaque.graph" and document["version"] == 1
+    values = [
+        n.attrs["value"]
+        for n in torch_opaque.graph(lambda x: x * 0.1 + 3, arguments[0]).find("scalar")
+    ]
+    assert values == [0.1, 3.0] or values == [float(torch.tensor(0.1)), 3.0]
+    with pytest.raises(ValueError, match="stage 'asm' only"):
+        again.stage("fused")
+    with pytest.raises(ValueError, match="read from JSON"):
+        again.kernels[0].text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"schema": "opaque.graph", "version": 2}',
+        '{"schema": "opaque.graph", "version": 1}',
+    ],
+)
+def test_what_is_no_graph_is_refused(text):
+    with pytest.raises(ValueError):
+        Graph.from_json(text)
+
+
+def test_dot(arguments):
+    recorded, kernels = (
+        torch_opaque.graph(net, *arguments, stage=s).to_dot() for s in ("recorded", "kernels")
+    )
+    assert recorded.startswith("digraph") and "matmul" in recorded and "cluster" not in recorded
+    assert (
+        "k0 ->" in kernels
+        and "bytes" in kernels
+        and "%" not in kernels.partition("k0")[2].partition("n0")[0]
+    )
+    assert "cluster_0" in torch_opaque.graph(net, *arguments, stage="fused").to_dot()
+
+
+def test_a_notebook_shows_escaped_text(arguments):
+    x = arguments[0]
+    html = torch_opaque.graph(lambda: x < 2)._repr_html_()
+    assert html.startswith("<pre>") and "lt bool" in html and "<lambda>" not in html
+
+
+# ---- names
+
+
+def names(graph):
+    return [n.name for n in graph.inputs]
+
+
+def test_parameters_have_the_names_of_their_module():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)).to(D).eval()
+    g = torch_opaque.graph(model, ones(2, 4))
+    assert set(names(g)) == {
+        "input",
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+    }
+
+
+def test_a_training_step_names_gradients_and_state():
+    model = torch.nn.Linear(4, 2).to(D)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batch = {"text": ones(3, 4)}
+
+    def step():
+        model(batch["text"]).sum().backward()
+        optimizer.step()
+
+    for _ in range(2):  # a first momentum is the gradient
+        step()
+    torch.opaque.synchronize()
+    g = torch_opaque.graph(step)
+    assert set(names(g)) == {
+        *(
+            "weight",
+            "bias",
+            "weight.grad",
+            "bias.grad",
+            "weight.momentum_buffer",
+            "bias.momentum_buffer",
+        ),
+        "batch['text']",
+    }
+
+
+def test_two_modules_are_told_apart_by_their_variables():
+    first, second = torch.nn.Linear(4, 4).to(D), torch.nn.Linear(4, 4, bias=False).to(D)
+    g = torch_opaque.graph(lambda x: second(first(x)), ones(1, 4))
+    assert set(names(g)) == {"x", "first.weight", "first.bias", "second.weight"}
+
+
+def test_keyword_arguments_and_containers():
+    def f(pair, *, scale=1, mask):
+        return pair[0] * pair[1] * scale + mask
+
+    x, y, z = (ones(3) + i for i in range(3))
+    torch.opaque.synchronize()
+    assert names(torch_opaque.graph(f, [x, y], mask=z, scale=2)) == ["pair[0]", "pair[1]", "mask"]
+    with pytest.raises(TypeError):
+        torch_opaque.graph(x + 1, mask=z)
+
+
+def test_variables_of_the_caller():
+    weights = ones(3)
+    assert names(torch_opaque.graph(weights * 2)) == ["weights"]
+
+
+def test_standard_library_frames_hide_no_line():
+    from contextlib import contextmanager
+
+    @contextmanager
+    def scope():
+        yield
+
+    with scope():
+        y = F.relu(ones(3))
+    model = torch.nn.Linear(3, 3).to(D)
+    assert "contextlib" not in str(torch_opaque.graph(model, y))
+    assert torch_opaque.graph(model, y).find("matmul")[0].line.startswith("test_graphs.py:")
