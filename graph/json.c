@@ -7,11 +7,12 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
-void opq_json_string(opq_text *text, const char *string)
+static void add_string(opq_text *text, const char *string, size_t length)
 {
     opq_text_bytes(text, "\"", 1);
-    for (const char *c = string; *c; c++) {
+    for (const char *c = string; c < string + length; c++) {
         if (*c == '"' || *c == '\\')
             opq_text_add(text, "\\%c", *c);
         else if ((unsigned char)*c < 0x20 || *c == 0x7f)
@@ -21,6 +22,8 @@ void opq_json_string(opq_text *text, const char *string)
     }
     opq_text_bytes(text, "\"", 1);
 }
+
+void opq_json_string(opq_text *text, const char *string) { add_string(text, string, strlen(string)); }
 
 /* Decimal and exact, with a point in every locale. JSON has no infinities and no NaN: those are strings. */
 static void add_float(opq_text *text, double value)
@@ -74,6 +77,30 @@ static void add_attr(opq_text *text, const opq_attr *attr)
     }
 }
 
+static void add_member(opq_text *text, const char *key, const char *value, size_t length)
+{
+    opq_text_add(text, ", \"%s\": ", key);
+    add_string(text, value, length);
+}
+
+/* "model.py:12 in layer.3.attn" */
+static void add_line(opq_text *text, const char *line)
+{
+    size_t end = strlen(line);
+    const char *module = line + end;
+    for (const char *in = strstr(line, " in "); in && *module == 0; in = strstr(in + 1, " in ")) {
+        const char *digit = in;
+        while (digit > line && digit[-1] >= '0' && digit[-1] <= '9')
+            digit--;
+        if (digit < in && digit > line && digit[-1] == ':') {
+            end = (size_t)(in - line);
+            module = in + 4;
+        }
+    }
+    add_member(text, "line", line, end);
+    add_member(text, "module", module, strlen(module));
+}
+
 static void add_node(opq_text *text, const opq_graph *graph, opq_ref ref)
 {
     const opq_node *node = opq_node_at(graph, ref);
@@ -88,8 +115,11 @@ static void add_node(opq_text *text, const opq_graph *graph, opq_ref ref)
         opq_text_add(text, "%s", i ? ", " : "");
         add_attr(text, &node->attr[i]);
     }
-    opq_text_add(text, "}, \"kernel\": %d, \"%s\": ", node->kernel, node->op == OPQ_OP_input ? "name" : "line");
-    opq_json_string(text, node->line ? node->line : "");
+    opq_text_add(text, "}, \"kernel\": %d", node->kernel);
+    if (node->op == OPQ_OP_input)
+        add_member(text, "name", node->line ? node->line : "", node->line ? strlen(node->line) : 0);
+    else
+        add_line(text, node->line ? node->line : "");
     opq_text_node(&line, graph, ref);
     opq_text_add(text, ", \"text\": ");
     opq_json_string(text, line.data ? line.data : "");

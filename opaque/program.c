@@ -93,7 +93,7 @@ static opq_status check_stage(const char *stage)
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
         if (strcmp(stage, stages[i]) == 0)
             return OPQ_OK;
-    return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, kernels, c, llvm, asm", stage);
+    return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, json, kernels, c, llvm, asm", stage);
 }
 
 /* Of steps [first, end) of the plan. */
@@ -110,14 +110,6 @@ static opq_status print_steps(const opq_plan *plan, int32_t first, int32_t end, 
         return opq_text_take(&text, out_text);
     opq_text_drop(&text);
     return status;
-}
-
-opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text)
-{
-    const opq_plan *plan = plan_of(program);
-    if (strcmp(stage, "fused") == 0)
-        return opq_graph_print(plan->graph, out_text);
-    return print_steps(plan, 0, plan->step_count, stage, out_text);
 }
 
 /* Waves reorder steps. */
@@ -158,9 +150,8 @@ static void add_edge(opq_text *text, const opq_unfused_edge *edge)
     opq_text_bytes(text, "}", 1);
 }
 
-opq_status opq_program_json(const opq_program *program, char **out_text)
+static opq_status print_json(const opq_plan *plan, char **out_text)
 {
-    const opq_plan *plan = plan_of(program);
     opq_text text = {0};
     int32_t *launch = calloc((size_t)plan->step_count + 1, 2 * sizeof *launch), *step = launch + plan->step_count;
     if (launch == NULL)
@@ -184,4 +175,14 @@ opq_status opq_program_json(const opq_program *program, char **out_text)
     opq_text_add(&text, "]}\n");
     free(launch);
     return opq_text_take(&text, out_text);
+}
+
+opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text)
+{
+    const opq_plan *plan = plan_of(program);
+    if (strcmp(stage, "fused") == 0)
+        return opq_graph_print(plan->graph, out_text);
+    if (strcmp(stage, "json") == 0)
+        return print_json(plan, out_text);
+    return print_steps(plan, 0, plan->step_count, stage, out_text);
 }

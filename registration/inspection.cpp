@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "inspection.h"
+#include "lines.h"
 #include "modes.h"
 #include "shim.h"
 
@@ -96,7 +97,7 @@ class Inspection
     {
         const opq_graph *const plain = graph(stage);
         return text_of(
-            [&](char **out) { return plain ? opq_graph_json(plain, out) : opq_program_json(program(), out); });
+            [&](char **out) { return plain ? opq_graph_json(plain, out) : opq_program_print(program(), "json", out); });
     }
 
     std::string kernel(int number, const std::string &stage)
@@ -129,6 +130,8 @@ std::unique_ptr<Inspection> inspect(const std::vector<Tensor> &tensors,
 void bind_inspection(PyObject *module)
 {
     auto m = py::reinterpret_borrow<py::module_>(module);
+    m.def("add_scope", [](const std::string &name) { return opq_scope_add(name.c_str()); });
+    m.def("set_scope", [](int id) { opq_scope_set(id); });
     py::class_<Inspection>(m, "Inspection")
         .def(py::init(torch::wrap_pybind_function(&inspect)))
         .def("text", torch::wrap_pybind_function_no_gil(&Inspection::text))

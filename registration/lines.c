@@ -31,6 +31,7 @@
 enum {
     LINE_COUNT = 65536,
     LINE_SLOTS = 131072,
+    SCOPE_COUNT = 65536,
     CODE_SLOTS = 32768,
     CODE_LIMIT = 24576,
     PREFIX_COUNT = 8,
@@ -43,7 +44,7 @@ typedef struct code_slot {
 } code_slot;
 typedef struct line {
     void *code;
-    int instruction;
+    int instruction, scope;
 } line;
 
 static code_slot codes[CODE_SLOTS];
@@ -51,6 +52,9 @@ static atomic_int code_count;
 static line lines[LINE_COUNT];        /* by id; 0 unused */
 static atomic_uint slots[LINE_SLOTS]; /* hash table of ids */
 static uint32_t line_count = 1;
+static char *scopes[SCOPE_COUNT]; /* by id; 0 unused */
+static int scope_count = 1;
+static _Thread_local int scope;
 static pthread_mutex_t line_mutex = PTHREAD_MUTEX_INITIALIZER;
 static char prefixes[PREFIX_COUNT][PREFIX_BYTES];
 static int prefix_count;
@@ -77,6 +81,18 @@ void opq_line_skip(const char *prefix)
 }
 
 void opq_line_enable(int on) { atomic_store(&enabled, on); }
+
+int opq_scope_add(const char *name)
+{
+    pthread_mutex_lock(&line_mutex);
+    char *copy = scope_count < SCOPE_COUNT ? strdup(name) : NULL;
+    const int id = copy ? scope_count++ : 0;
+    scopes[id] = copy;
+    pthread_mutex_unlock(&line_mutex);
+    return id;
+}
+
+void opq_scope_set(int id) { scope = id; }
 
 static uint64_t mix(uint64_t x)
 {
@@ -142,14 +158,14 @@ static uint32_t line_find(void *code, int instruction, uint64_t hash, uint64_t *
     for (uint64_t i = hash;; ++i) {
         const uint32_t id = atomic_load_explicit(&slots[i % LINE_SLOTS], memory_order_acquire);
         *out_slot = i % LINE_SLOTS;
-        if (id == 0 || (lines[id].code == code && lines[id].instruction == instruction))
+        if (id == 0 || (lines[id].code == code && lines[id].instruction == instruction && lines[id].scope == scope))
             return id;
     }
 }
 
 static uint32_t line_intern(void *code, int instruction)
 {
-    const uint64_t hash = mix((uint64_t)(uintptr_t)code * 31 + (uint64_t)instruction);
+    const uint64_t hash = mix((uint64_t)(uintptr_t)code * 31 + (uint64_t)instruction + ((uint64_t)scope << 40));
     uint64_t slot;
     uint32_t id = line_find(code, instruction, hash, &slot);
     if (id)
@@ -158,7 +174,7 @@ static uint32_t line_intern(void *code, int instruction)
     id = line_find(code, instruction, hash, &slot);
     if (!id && line_count < LINE_COUNT) {
         id = line_count++;
-        lines[id] = (line){code, instruction};
+        lines[id] = (line){code, instruction, scope};
         atomic_store_explicit(&slots[slot], id, memory_order_release);
     }
     pthread_mutex_unlock(&line_mutex);
@@ -231,7 +247,8 @@ size_t opq_line_text(uint32_t id, char *out, size_t size)
     if (id == 0 || id >= LINE_COUNT || size == 0 || !Py_IsInitialized())
         return 0;
     pthread_mutex_lock(&line_mutex);
-    const line found = id < line_count ? lines[id] : (line){NULL, 0};
+    const line found = id < line_count ? lines[id] : (line){NULL, 0, 0};
+    const char *module = scopes[found.scope];
     pthread_mutex_unlock(&line_mutex);
     if (!found.code)
         return 0;
@@ -241,7 +258,8 @@ size_t opq_line_text(uint32_t id, char *out, size_t size)
     int length = 0;
     if (name) {
         const char *slash = strrchr(name, '/');
-        length = snprintf(out, size, "%s:%d", slash ? slash + 1 : name, line_number(code, found.instruction));
+        length = snprintf(out, size, "%s:%d%s%s", slash ? slash + 1 : name, line_number(code, found.instruction),
+                          module ? " in " : "", module ? module : "");
     } else {
         PyErr_Clear();
     }

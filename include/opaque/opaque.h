@@ -301,13 +301,12 @@ OPQ_API void opq_program_release(opq_program *program);
 /* Inputs and outputs are dense buffers in the graph's order; outputs must not overlap inputs. */
 OPQ_API opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *inputs,
                            void *const *outputs) OPQ_MUST_CHECK;
-/* The fused graph that runs, as text with its kernels; malloc'd. `stage`: "fused", "kernels", "c", "llvm", "asm". */
+/* What runs, as text; malloc'd. `stage`: "fused", the graph with its kernels; "json", this with bytes and launches of the kernels, and the edges
+ * that were not fused; "kernels", their loops; "c", "llvm", "asm". */
 OPQ_API opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text) OPQ_MUST_CHECK;
-/* The same of one kernel of the fused graph, but for "fused". */
+/* The loops or code of one kernel of the fused graph. */
 OPQ_API opq_status opq_program_print_kernel(const opq_program *program, int32_t kernel, const char *stage,
                                             char **out_text) OPQ_MUST_CHECK;
-/* The fused graph as JSON, with what each kernel reads, writes and computes, its launch, and the edges that were not fused. */
-OPQ_API opq_status opq_program_json(const opq_program *program, char **out_text) OPQ_MUST_CHECK;
 
 #ifdef __cplusplus
 }

@@ -89,6 +89,12 @@ def reset_stats() -> None:
 def fallback_counts() -> dict[str, int]:
     """Extern calls recorded, by ATen overload ("aten::fft_fft")."""
 
+def add_scope(name: str) -> int:
+    """An id for the path of a module, 0 if no more fit. Paths are kept for good: one id for each."""
+
+def set_scope(id: int) -> None:
+    """Ops that this thread records from now on, and their gradients, belong to that module; 0: to none."""
+
 class Inspection:
     """The pending graph of tensors at one moment, and what the modes of this thread would make of it. It holds no value of theirs:
     they may be computed, changed and freed meanwhile. Nothing runs."""

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import _C
 from .graphs import Graph, read
-from .naming import names_of, variables_of
+from .naming import Names, variables_of
 from .snapshot import is_opaque, objects_of
 
 
@@ -192,9 +192,10 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
     """
     from .inspect import held_by, outputs_of
 
-    with outputs_of(t_or_fn, args) as (tensors, run):
+    inputs = Names(t_or_fn, args, {})
+    with inputs.scopes(), outputs_of(t_or_fn, args) as (tensors, run):
         tensors = tensors + held_by(run)
-        graph = read(_C.Inspection(tensors, names_of(t_or_fn, args, {})), "fused")
+        graph = read(_C.Inspection(tensors, inputs.tensors), "fused")
         bytes_unfused = _C.unfused_bytes(tensors)
         pending = [t for t in objects_of(torch.Tensor) if _is_ours(t) and _C.is_pending(t)]
         names = _names(run)

@@ -12,7 +12,8 @@ VERSION = 1
 @dataclass(eq=False)
 class Node:
     """One op of a graph. `id`: its number in the text; `operands`, `users`: Nodes; `attrs`: attributes by name;
-    `line`: "train.py:41", or "" ; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
+    `line`: "train.py:41", or ""; `module`: path of the module in whose forward() it, or what it is the gradient of, was
+    recorded; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
     computed in, or None; `stored`: is it in memory, for other kernels or for the caller?"""
 
     id: int
@@ -21,6 +22,7 @@ class Node:
     shape: tuple
     attrs: dict
     line: str
+    module: str
     name: str
     text: str
     operands: list = field(default_factory=list)
@@ -128,6 +130,7 @@ class Graph:
             shape=tuple(row["shape"]),
             attrs=row["attrs"],
             line=row.get("line", ""),
+            module=row.get("module", ""),
             name=row.get("name", ""),
             text=row["text"],
             operands=[self.nodes[k] for k in row["operands"]],
@@ -158,19 +161,17 @@ class Graph:
         *,
         dtype: str = "*",
         line: str = "*",
+        module: str = "*",
         name: str = "*",
         kernel: str = "*",
     ) -> list:
         """Nodes for which all patterns (as in a shell: "*" stands for anything) fit. `kernel`: name of their kernel."""
-        return [
-            n
-            for n in self.nodes
-            if fnmatchcase(n.op, op)
-            and fnmatchcase(n.dtype, dtype)
-            and fnmatchcase(n.line, line)
-            and fnmatchcase(n.name, name)
-            and fnmatchcase(n.kernel.name if n.kernel else "", kernel)
-        ]
+
+        def fits(n) -> bool:
+            values = (n.op, n.dtype, n.line, n.module, n.name, n.kernel.name if n.kernel else "")
+            return all(map(fnmatchcase, values, (op, dtype, line, module, name, kernel)))
+
+        return list(filter(fits, self.nodes))
 
     def to_json(self) -> str:
         """The document that docs/ir.md describes. Graph.from_json() makes a Graph of it, which has no other stages and no code."""

@@ -15,7 +15,7 @@ import torch
 
 from . import _C
 from .graphs import STAGES, Graph, read
-from .naming import names_of
+from .naming import Names
 from .snapshot import is_opaque, recorded
 
 
@@ -85,9 +85,9 @@ def graph(t_or_fn, *args, stage: str = "recorded", **kwargs) -> Graph:
     """
     if stage not in STAGES:
         raise ValueError(f"stage={stage!r}: expected one of {', '.join(STAGES)}")
-    with outputs_of(t_or_fn, args, kwargs) as (tensors, run):
-        names = names_of(t_or_fn, args, kwargs)
-        return read(_C.Inspection(tensors + held_by(run), names), stage)
+    names = Names(t_or_fn, args, kwargs)
+    with names.scopes(), outputs_of(t_or_fn, args, kwargs) as (tensors, run):
+        return read(_C.Inspection(tensors + held_by(run), names.tensors), stage)
 
 
 def _save_npy(path: str, tensor: torch.Tensor) -> str:

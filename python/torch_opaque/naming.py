@@ -1,37 +1,74 @@
-"""What a program calls its tensors: the names that graphs show behind their inputs."""
+"""What a program calls its tensors and modules: the names that graphs show."""
 
 import inspect
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import chain
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree
+
+from . import _C
 
 _HERE = __name__.rpartition(".")[0]
 
 
-def names_of(fn, args: tuple, kwargs: dict) -> list:
-    """(name, tensor) for the tensors a call of fn can see, best names first: parameters and buffers of modules as the modules
-    have them, arguments by the function's signature, variables, gradients and optimizer state by their parameter. A name of
-    a module is led by its variable only where there are several modules."""
-    seen = chain(_arguments(fn, args, kwargs), _closure(fn)) if callable(fn) else ()
-    variables = [*seen, *_caller()]
-    modules = {}
-    for name, value in variables:
-        if isinstance(value, torch.nn.Module):
-            modules.setdefault(id(value), (name, value))
-    inner = {id(m) for _, module in modules.values() for m in module.modules() if m is not module}
-    outer = [(name, module) for name, module in modules.values() if id(module) not in inner]
-    found = []
-    for name, module in outer:
-        lead = f"{name}." if name and len(outer) > 1 else ""
-        found += [
-            (lead + n, t) for n, t in chain(module.named_parameters(), module.named_buffers())
-        ]
-    found += [(name + _pytree.keystr(path), leaf) for name, path, leaf in _leaves(variables)]
-    found += _state(variables, found)
-    return [(n, t) for n, t in found if isinstance(t, torch.Tensor)]
+class Names:
+    """What a call of fn can see: `tensors`, a list of (name, tensor), best names first: parameters and buffers of modules as the
+    modules have them, arguments by the function's signature, variables, gradients and optimizer state by their parameter;
+    `modules`: id of each module to (path, module). A path is led by the variable only where there are several modules."""
+
+    def __init__(self, fn, args: tuple, kwargs: dict):
+        seen = chain(_arguments(fn, args, kwargs), _closure(fn)) if callable(fn) else ()
+        variables = [*seen, *_caller()]
+        found = {}
+        for name, value in variables:
+            if isinstance(value, torch.nn.Module):
+                found.setdefault(id(value), (name, value))
+        inner = {id(m) for _, module in found.values() for m in module.modules() if m is not module}
+        outer = [(name, module) for name, module in found.values() if id(module) not in inner]
+        self.modules, named = {}, []
+        for name, module in outer:
+            lead = name if len(outer) > 1 else ""
+            for path, part in module.named_modules():
+                self.modules.setdefault(id(part), (".".join(filter(None, (lead, path))), part))
+            parts = chain(module.named_parameters(), module.named_buffers())
+            named += [(".".join(filter(None, (lead, n))), t) for n, t in parts]
+        named += [(name + _pytree.keystr(path), leaf) for name, path, leaf in _leaves(variables)]
+        named += _state(variables, named)
+        self.tensors = [(n, t) for n, t in named if isinstance(t, torch.Tensor)]
+
+    @contextmanager
+    def scopes(self):
+        """While on, ops know the module in whose forward() they are recorded."""
+        stack = []
+
+        def enter(module, _):
+            path, _ = self.modules.get(id(module), ("", None))
+            stack.append(_scope(path) if path else stack[-1] if stack else 0)
+            _C.set_scope(stack[-1])
+
+        def leave(*_):
+            stack.pop()
+            _C.set_scope(stack[-1] if stack else 0)
+
+        hooks = (
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            _C.set_scope(0)
+
+
+@cache
+def _scope(path: str) -> int:
+    return _C.add_scope(path)
 
 
 def _arguments(fn, args: tuple, kwargs: dict):

@@ -61,8 +61,8 @@ static bool has_halves(const opq_graph *graph)
 
 static char *printed(const opq_program *program, const char *stage)
 {
-    char *text;
-    expect_ok(strcmp(stage, "json") == 0 ? opq_program_json(program, &text) : opq_program_print(program, stage, &text));
+    char *text = NULL;
+    expect_ok(opq_program_print(program, stage, &text));
     return text;
 }
 
@@ -71,7 +71,7 @@ static void expect_planned_alike(opq_ctx *ctx, const opq_graph *graph, opq_fusio
 {
     static const char *const stages[] = {"fused", "kernels", "json"};
     opq_program *planned = NULL;
-    char *text;
+    char *text = NULL;
     size_t length = 0;
     int32_t kernel = 0;
     expect_ok(opq_program_plan(ctx, graph, fusion, &planned));

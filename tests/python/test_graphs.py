@@ -236,3 +236,43 @@ def test_standard_library_frames_hide_no_line():
     model = torch.nn.Linear(3, 3).to(D)
     assert "contextlib" not in str(torch_opaque.graph(model, y))
     assert torch_opaque.graph(model, y).find("matmul")[0].line.startswith("test_graphs.py:")
+
+
+def test_nodes_know_their_module_and_so_do_gradients():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+        def forward(self, x):
+            return self.inner(x) * 2
+
+    model = Block().to(D)
+    g = torch_opaque.graph(lambda x: model(x).cos(), ones(2, 4))
+    where = {n.op: n.module for n in g.nodes if n.op not in ("input", "scalar")}
+    assert where == {"matmul": "inner.0", "add": "inner.0", "relu": "inner.1", "mul": "", "cos": ""}
+    assert [n.op for n in g.find(module="inner.*")] == ["matmul", "add", "relu"]
+    fused = g.stage("fused").kernels[0]
+    assert {n.module for n in fused.nodes} == {"inner.0", "inner.1", ""}
+
+    def gradients(x):
+        return torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+    backward = torch_opaque.graph(gradients, ones(2, 4))
+    assert [n.module for n in backward.find("matmul")] == ["inner.0"] * 2
+
+    def fails(x):
+        raise RuntimeError("no")
+
+    model.inner[1].forward = fails
+    with pytest.raises(RuntimeError, match="no"):
+        torch_opaque.graph(model, ones(2, 4))
+    assert torch_opaque.graph(lambda x: x + 1, ones(2)).find("add")[0].module == ""
+
+
+def test_a_module_is_told_from_a_file_that_looks_like_one(opq_opt, tmp_path):
+    text = "graph @g {\n  %0 = input f32[2]\n  %1 = neg f32[2] %0  # my in.py:3 in x in y:7 in z\n  output %1\n}\n"
+    path = tmp_path / "g.ir"
+    path.write_text(text)
+    node = json.loads(opq_opt(path, "--emit=json"))["nodes"][1]
+    assert (node["line"], node["module"]) == ("my in.py:3", "x in y:7 in z")
