@@ -422,8 +422,14 @@ static opq_status group_again(opq_grouper *g, opq_graph **out_copy)
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused)
 {
     opq_grouper g = {.in = in, .fusion = fusion};
-    opq_graph *copy = NULL;
-    opq_status status = group_nodes(&g);
+    opq_graph *own = NULL, *copy = NULL;
+    opq_status status = OPQ_OK;
+    if (fusion == OPQ_FUSED) {
+        status = opq_rematerialize_indices(in, &own);
+        g.in = own;
+    }
+    if (status == OPQ_OK)
+        status = group_nodes(&g);
     if (status == OPQ_OK && fusion == OPQ_FUSED)
         status = group_again(&g, &copy);
     if (status == OPQ_OK)
@@ -432,5 +438,6 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
         status = note_unfused(&g, out_unfused);
     drop(&g);
     opq_graph_destroy(copy);
+    opq_graph_destroy(own);
     return status;
 }

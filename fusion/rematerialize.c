@@ -19,8 +19,9 @@ enum {
     BYTES_MIN = 1 << 20, /* smaller values stay in cache */
     SMALL = 4,           /* operands together are at most this part of the value */
     OPS_MAX = 3,
-    KERNELS_MAX = 3,  /* besides its own */
-    OPERANDS_MAX = 3, /* of elementwise ops */
+    KERNELS_MAX = 3,    /* besides its own */
+    OPERANDS_MAX = 3,   /* of elementwise ops */
+    INDEX_OPS_MAX = 12, /* with views */
 };
 
 typedef struct copies {
@@ -175,5 +176,91 @@ opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, 
     free(r.of);
     free(r.renamed);
     *out_copy = r.out;
+    return status;
+}
+
+/* ---- values made of indices alone, as masks are: each elementwise op has its own, so that kernels need not share one in memory */
+
+typedef struct indices {
+    const opq_graph *in;
+    opq_graph *out;
+    opq_ref *renamed;
+    int32_t *uses;
+} indices;
+
+static bool is_index_leaf(const opq_node *node)
+{
+    opq_class class_ = opq_node_class(node);
+    return class_ == OPQ_CLASS_IOTA || class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR;
+}
+
+/* And numbers. `out_any`: is there an index in it? */
+static bool is_of_indices(const opq_graph *in, opq_ref ref, int *ops, bool *out_any)
+{
+    const opq_node *node = opq_node_at(in, ref);
+    *out_any = *out_any || opq_node_class(node) == OPQ_CLASS_IOTA;
+    if (is_index_leaf(node))
+        return true;
+    if ((!is_cheap(node) && opq_node_class(node) != OPQ_CLASS_VIEW) || --*ops < 0)
+        return false;
+    for (int k = 0; k < node->arity; k++)
+        if (!is_of_indices(in, node->operand[k], ops, out_any))
+            return false;
+    return true;
+}
+
+static opq_status copy_indices(indices *c, opq_ref ref, opq_ref *out_ref)
+{
+    const opq_node *node = opq_node_at(c->in, ref);
+    opq_ref before[OPERANDS_MAX], operand;
+    *out_ref = c->renamed[ref];
+    if (is_index_leaf(node))
+        return OPQ_OK;
+    for (int k = 0; k < node->arity; k++) {
+        before[k] = c->renamed[node->operand[k]];
+        OPQ_TRY(copy_indices(c, node->operand[k], &operand));
+        c->renamed[node->operand[k]] = operand;
+    }
+    OPQ_TRY(opq_graph_copy_node(c->out, c->in, ref, c->renamed, out_ref));
+    for (int k = node->arity - 1; k >= 0; k--)
+        c->renamed[node->operand[k]] = before[k];
+    return OPQ_OK;
+}
+
+/* The first reader takes the value itself. */
+static opq_status copy_with_indices(indices *c, opq_ref n)
+{
+    const opq_node *node = opq_node_at(c->in, n);
+    opq_ref made;
+    for (int k = 0; k < node->arity && may_copy(node); k++) {
+        opq_ref operand = node->operand[k];
+        int ops = INDEX_OPS_MAX;
+        bool any = false;
+        if (c->uses[operand]++ > 0 && !is_index_leaf(opq_node_at(c->in, operand)) &&
+            is_of_indices(c->in, operand, &ops, &any) && any)
+            OPQ_TRY(copy_indices(c, operand, &c->renamed[operand]));
+    }
+    OPQ_TRY(opq_graph_copy_node(c->out, c->in, n, c->renamed, &made));
+    c->renamed[n] = made;
+    return OPQ_OK;
+}
+
+opq_status opq_rematerialize_indices(const opq_graph *in, opq_graph **out_copy)
+{
+    indices c = {.in = in};
+    opq_status status = OPQ_OK;
+    c.renamed = malloc(((size_t)in->count + 1) * sizeof *c.renamed);
+    c.uses = calloc((size_t)in->count + 1, sizeof *c.uses);
+    if (c.renamed == NULL || c.uses == NULL)
+        status = opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    else
+        status = opq_graph_create(in->name, &c.out);
+    for (opq_ref n = 0; n < in->count && status == OPQ_OK; n++)
+        status = copy_with_indices(&c, n);
+    for (int i = 0; i < in->output_count && status == OPQ_OK; i++)
+        status = opq_graph_output(c.out, c.renamed[in->outputs[i]]);
+    free(c.renamed);
+    free(c.uses);
+    *out_copy = c.out;
     return status;
 }

@@ -141,9 +141,10 @@ static void add_kernel(opq_text *text, const opq_plan *plan, int32_t launch, con
                  (long long)step->bytes_read, (long long)step->bytes_written, (long long)step->flops);
 }
 
-static void add_edge(opq_text *text, const opq_unfused_edge *edge)
+static void add_edge(opq_text *text, const opq_plan *plan, const opq_unfused_edge *edge)
 {
-    opq_text_add(text, "\n{\"producer\": %d, \"consumer\": %d, \"refusal\": ", edge->producer, edge->consumer);
+    opq_text_add(text, "\n{\"producer\": %d, \"consumer\": %d, \"bytes\": %lld, \"refusal\": ", edge->producer,
+                 edge->consumer, (long long)opq_type_bytes(&opq_node_at(plan->graph, edge->producer)->type));
     opq_json_string(text, opq_refusal_name(edge->refusal));
     opq_text_add(text, ", \"reason\": ");
     opq_json_string(text, opq_refusal_text(edge->refusal));
@@ -170,7 +171,7 @@ static opq_status print_json(const opq_plan *plan, char **out_text)
     opq_text_add(&text, "],\n\"unfused\": [");
     for (int i = 0; i < plan->unfused.count; i++) {
         opq_text_add(&text, "%s", i ? "," : "");
-        add_edge(&text, &plan->unfused.edges[i]);
+        add_edge(&text, plan, &plan->unfused.edges[i]);
     }
     opq_text_add(&text, "]}\n");
     free(launch);

@@ -153,28 +153,30 @@ static int code_add(PyCodeObject *code)
     }
 }
 
-static uint32_t line_find(void *code, int instruction, uint64_t hash, uint64_t *out_slot)
+static uint32_t line_find(line sought, uint64_t hash, uint64_t *out_slot)
 {
     for (uint64_t i = hash;; ++i) {
         const uint32_t id = atomic_load_explicit(&slots[i % LINE_SLOTS], memory_order_acquire);
         *out_slot = i % LINE_SLOTS;
-        if (id == 0 || (lines[id].code == code && lines[id].instruction == instruction && lines[id].scope == scope))
+        if (id == 0 || (lines[id].code == sought.code && lines[id].instruction == sought.instruction &&
+                        lines[id].scope == sought.scope))
             return id;
     }
 }
 
 static uint32_t line_intern(void *code, int instruction)
 {
-    const uint64_t hash = mix((uint64_t)(uintptr_t)code * 31 + (uint64_t)instruction + ((uint64_t)scope << 40));
+    const line here = {code, instruction, scope};
+    const uint64_t hash = mix((uint64_t)(uintptr_t)code * 31 + (uint64_t)instruction + ((uint64_t)here.scope << 40));
     uint64_t slot;
-    uint32_t id = line_find(code, instruction, hash, &slot);
+    uint32_t id = line_find(here, hash, &slot);
     if (id)
         return id;
     pthread_mutex_lock(&line_mutex);
-    id = line_find(code, instruction, hash, &slot);
+    id = line_find(here, hash, &slot);
     if (!id && line_count < LINE_COUNT) {
         id = line_count++;
-        lines[id] = (line){code, instruction, scope};
+        lines[id] = here;
         atomic_store_explicit(&slots[slot], id, memory_order_release);
     }
     pthread_mutex_unlock(&line_mutex);

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from . import _C, modes
-from .explanation import bytes_text, seconds_text, table
 from .snapshot import PythonState, recorded, timed
+from .summary import bytes_text, seconds_text, table
 
 _TURN_SECONDS = 0.02
 _MODES = {"fused": nullcontext, "unfused": modes.unfused, "eager": modes.eager}

@@ -3,57 +3,28 @@ why, and who keeps what."""
 
 import os
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import _C
+from . import _C, settings, summary
 from .graphs import Graph, read
 from .naming import Names, variables_of
 from .snapshot import is_opaque, objects_of
 
 
-def seconds_text(seconds: float) -> str:
-    """Three digits and a unit: "12.3 us", "4.56 ms", "1.20 s"."""
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.2f} us"
-
-
-def bytes_text(count: int) -> str:
-    """Decimal units, as in GB/s: "512 B", "1.50 MB"."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(count) >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} B"
-
-
-def table(header: tuple, rows: list) -> str:
-    """Columns as wide as their widest cell, the first left-aligned."""
-    cells = [tuple(map(str, row)) for row in [header, *rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = []
-    for row in cells:
-        line = "  ".join(
-            cell.ljust(width) if i in (0, len(row) - 1) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append(line.rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
-
-
 @dataclass
 class Explanation:
-    """What one run was. `kernels`: a dict per launch, in order; `graph`: the fused Graph; `unfused`: its Edges;
+    """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges;
     `keepers`: (what keeps it, type, bytes) per value stored."""
 
     kernels: list
     unfused: list
     graph: Graph
     bytes_unfused: int
+    grouping: bool = True
     keepers: list = field(default_factory=list)
 
     @property
@@ -67,37 +38,23 @@ class Explanation:
         return max(0, self.bytes_unfused - self.bytes_moved)
 
     def text(self) -> str:
-        """The report as explain() prints it."""
-        parts = [self._kernel_table(), self._summary()]
-        if self.unfused:
-            parts.append("not fused:\n" + "\n".join(f"  {edge}" for edge in self.unfused))
+        """The report as explain() prints it: at most some sixty lines."""
+        modules = summary.totals(self.kernels, "module", summary.pattern, summary.MODULES)
+        parts = [
+            summary.kernel_table(self.kernels),
+            self._summary(),
+            summary.totals(self.kernels, "kind", str, summary.KERNELS)
+            if len(self.kernels) > 8
+            else "",
+            modules if len(self.kernels) > 8 else "",
+        ]
+        if not self.grouping:
+            parts.append("grouping is off (unfused): each op is a kernel")
+        elif self.unfused:
+            parts.append("not fused:\n" + summary.edge_lines(self.unfused))
         if self.keepers:
-            rows = [(what, kind, bytes_text(size)) for what, kind, size in self.keepers]
-            parts.append(table(("kept by", "value", "bytes"), rows))
-        return "\n\n".join(parts)
-
-    def _kernel_table(self) -> str:
-        rows = []
-        for k in self.kernels:
-            moved = k["bytes_read"] + k["bytes_written"]
-            cache = "compiled " + seconds_text(k["compile_seconds"]) if k["fresh"] else "cached"
-            name = k["name"]
-            if k["kind"] == "extern":
-                name += " (extern: no native lowering)"
-            if k["rows"] > 1:
-                name += f" x {k['rows']}"
-            rows.append(
-                (
-                    name,
-                    k["shape"],
-                    seconds_text(k["seconds"]),
-                    bytes_text(moved),
-                    _rate(k),
-                    cache,
-                    k["lines"],
-                )
-            )
-        return table(("kernel", "shape", "time", "bytes", "rate", "cache", "source"), rows)
+            parts.append(summary.keeper_table(self.keepers))
+        return "\n\n".join(filter(None, parts))
 
     def _summary(self) -> str:
         count = sum(k["kind"] != "extern" for k in self.kernels)
@@ -105,23 +62,13 @@ class Explanation:
         compiled = sum(k["compile_seconds"] for k in self.kernels)
         extern = len(self.kernels) - count
         return (
-            f"{count} kernels, {extern} extern calls, {seconds_text(spent)} running, "
-            f"{seconds_text(compiled)} compiling; {bytes_text(self.bytes_moved)} moved, "
-            f"{bytes_text(self.bytes_saved)} saved by fusion"
+            f"{count} kernels, {extern} extern calls, {summary.seconds_text(spent)} running, "
+            f"{summary.seconds_text(compiled)} compiling; {summary.bytes_text(self.bytes_moved)} moved, "
+            f"{summary.bytes_text(self.bytes_saved)} saved by fusion"
         )
 
     def __repr__(self) -> str:
-        return f"<Explanation: {len(self.kernels)} launches, {bytes_text(self.bytes_saved)} saved>"
-
-
-def _rate(launch: dict) -> str:
-    """GFLOP/s where arithmetic is the work, else GB/s."""
-    if launch["seconds"] <= 0:
-        return ""
-    moved = launch["bytes_read"] + launch["bytes_written"]
-    if launch["flops"] > 8 * moved:
-        return f"{launch['flops'] / launch['seconds'] / 1e9:.3g} GFLOP/s"
-    return f"{moved / launch['seconds'] / 1e9:.3g} GB/s"
+        return f"<Explanation: {len(self.kernels)} launches, {summary.bytes_text(self.bytes_saved)} saved>"
 
 
 # ---- who keeps what
@@ -206,15 +153,27 @@ def explain(t_or_fn, *args, show: bool = True) -> Explanation:
         finally:
             report = _C.report_end()
         result = Explanation(
-            kernels=report["launches"],
+            kernels=_with_modules(report["launches"], graph),
             unfused=graph.unfused,
             graph=graph,
+            grouping=not _C.get_modes() & settings.UNFUSED,
             bytes_unfused=bytes_unfused,
             keepers=_keepers(pending, names, allocated),
         )
     if show:
         print(result.text())
     return result
+
+
+def _with_modules(launches: list, graph) -> list:
+    """A launch is the kernels of the graph that have its number; `lines` are those of this graph, not of the first that had the plan."""
+    kernels = defaultdict(list)
+    for kernel in graph.kernels:
+        kernels[kernel.launch].append(kernel)
+    for i, launch in enumerate(launches):
+        launch["module"] = summary.fold([k.module for k in kernels[i]]) if kernels[i] else ""
+        launch["lines"] = " ".join(dict.fromkeys(line for k in kernels[i] for line in k.lines))
+    return launches
 
 
 def _is_ours(tensor) -> bool:

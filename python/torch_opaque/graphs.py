@@ -2,6 +2,7 @@
 
 import html
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -60,6 +61,18 @@ class Kernel:
     def writes(self) -> list:
         return [n for n in self.nodes if n.stored]
 
+    @property
+    def module(self) -> str:
+        """The module of its first product, else of most of its ops."""
+        products = [n.module for n in self.nodes if n.op == "matmul"]
+        counts = Counter(products[:1] or [n.module for n in self.nodes])
+        return counts.most_common(1)[0][0] if counts else ""
+
+    @property
+    def lines(self) -> list:
+        """Source lines of its ops, each once."""
+        return list(dict.fromkeys(n.line for n in self.nodes if n.line))
+
     def text(self, stage: str = "kernels") -> str:
         """Its loops ("kernels"), those as C ("c"), or what LLVM makes of them ("llvm", "asm")."""
         if stage not in STAGES[3:]:
@@ -74,10 +87,12 @@ class Kernel:
 
 @dataclass(eq=False)
 class Edge:
-    """Two kernels that stayed two: `producer` and `consumer` are Nodes, `refusal` is the rule, `reason` says it in words."""
+    """Two kernels that stayed two: `producer` and `consumer` are Nodes, `bytes` is the size of the value between them, `refusal`
+    is the rule, `reason` says it in words."""
 
     producer: Node
     consumer: Node
+    bytes: int
     refusal: str
     reason: str
 
@@ -118,7 +133,13 @@ class Graph:
         for kernel in self.kernels:
             kernel._inspection = inspection
         self.unfused = [
-            Edge(self.nodes[e["producer"]], self.nodes[e["consumer"]], e["refusal"], e["reason"])
+            Edge(
+                self.nodes[e["producer"]],
+                self.nodes[e["consumer"]],
+                e["bytes"],
+                e["refusal"],
+                e["reason"],
+            )
             for e in document["unfused"]
         ]
 

@@ -199,6 +199,27 @@ def test_an_encoder_layer_has_seven_kernels():
         assert len(kernels(layer, moved)[0]) == 7
 
 
+def test_layers_have_a_mask_each():
+    """Made of indices where it is needed: one in memory for all would be read, and what it hides would be computed."""
+
+    def layers(q, k, v):
+        below = (
+            torch.arange(64, device="opaque")[None] <= torch.arange(64, device="opaque")[:, None]
+        )
+        for _ in range(3):
+            q = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        for _ in range(2):
+            q = torch.softmax(torch.where(below, q @ k.mT, -torch.inf), -1) @ v
+        return q
+
+    moved = on_device((1, 2, 2, 64, 64, 16, 16))
+    torch.opaque.synchronize()
+    assert kernels(layers, *moved)[0] == ["block"] * 5
+    got = layers(*moved).cpu()
+    with torch_opaque.unfused():
+        assert torch.equal(got, layers(*moved).cpu())
+
+
 def test_what_a_causal_block_gives_out_besides_has_all_columns():
     def attend(q, k, v):
         below = (

@@ -1,0 +1,194 @@
+"""What explain() prints: equal things once with their number, the dearest first."""
+
+import re
+from collections import Counter, defaultdict
+
+KERNELS, EDGES, KEEPERS, MODULES = 16, 10, 8, 12  # rows shown of each table
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits and a unit: "12.3 us", "4.56 ms", "1.20 s"."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.2f} us"
+
+
+def bytes_text(count: int) -> str:
+    """Decimal units, as in GB/s: "512 B", "1.50 MB"."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
+
+
+def table(header: tuple, rows: list) -> str:
+    """Columns as wide as their widest cell, the first left-aligned. Columns without a word are left out."""
+    cells = [tuple(map(str, row)) for row in [header, *rows]]
+    shown = [i for i in range(len(header)) if any(row[i] for row in cells[1:])] or [0]
+    widths = {i: max(len(row[i]) for row in cells) for i in shown}
+    lines = []
+    for row in cells:
+        line = "  ".join(
+            row[i].ljust(widths[i]) if i in (0, len(row) - 1) else row[i].rjust(widths[i])
+            for i in shown
+        )
+        lines.append(line.rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def fold(names: list) -> str:
+    """One name for several: components that differ are "*". "h.0.attn", "h.1.attn" -> "h.*.attn"."""
+    parts = [name.split(".") for name in dict.fromkeys(names)]
+    if len({len(p) for p in parts}) > 1:
+        return "*"
+    return ".".join(p[0] if len(set(p)) == 1 else "*" for p in zip(*parts, strict=True))
+
+
+def pattern(name: str) -> str:
+    """Layers are equal but for their number: "h.3.attn" -> "h.*.attn"."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _times(count: int) -> str:
+    return f" x {count}" if count > 1 else ""
+
+
+def _grouped(items, key) -> list:
+    groups = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return list(groups.values())
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else ""
+
+
+def _rest(groups: list, most: int, seconds: float, whole: float) -> str:
+    return f"... {len(groups) - most} more rows: {seconds_text(seconds)}, {_share(seconds, whole)}"
+
+
+def _sum(launches: list, key: str):
+    return sum(launch[key] for launch in launches)
+
+
+def rate(launches: list) -> str:
+    """GFLOP/s where arithmetic is the work, else GB/s."""
+    seconds, flops = _sum(launches, "seconds"), _sum(launches, "flops")
+    moved = _sum(launches, "bytes_read") + _sum(launches, "bytes_written")
+    if seconds <= 0:
+        return ""
+    if flops > 8 * moved:
+        return f"{flops / seconds / 1e9:.3g} GFLOP/s"
+    return f"{moved / seconds / 1e9:.3g} GB/s"
+
+
+def _lines(launches: list) -> str:
+    lines = list(dict.fromkeys(line for launch in launches for line in launch["lines"].split()))
+    return " ".join(lines[:3]) + (" ..." if len(lines) > 3 else "")
+
+
+def _kernel_row(group: list, whole: float) -> tuple:
+    seconds, first = _sum(group, "seconds"), group[0]
+    name = first["name"] if len(group) == 1 else re.sub(r"_\d+$", "", first["name"])
+    compiled = _sum(group, "compile_seconds")
+    return (
+        name + (" (extern)" if first["kind"] == "extern" else "") + _times(_sum(group, "rows")),
+        first["shape"],
+        seconds_text(seconds),
+        _share(seconds, whole),
+        bytes_text(_sum(group, "bytes_read") + _sum(group, "bytes_written")),
+        rate(group),
+        f"compiled {seconds_text(compiled)}" if any(k["fresh"] for k in group) else "cached",
+        fold([k["module"] for k in group]),
+        _lines(group),
+    )
+
+
+def kernel_table(launches: list) -> str:
+    """A row for launches of one name, shape and place in a layer; by time."""
+
+    def key(launch):
+        return re.sub(r"_\d+$", "", launch["name"]), launch["shape"], pattern(launch["module"])
+
+    whole = _sum(launches, "seconds")
+    groups = sorted(_grouped(launches, key), key=lambda g: -_sum(g, "seconds"))
+    header = ("kernel", "shape", "time", "share", "bytes", "rate", "cache", "module", "source")
+    text = table(header, [_kernel_row(group, whole) for group in groups[:KERNELS]])
+    if len(groups) > KERNELS:
+        rest = sum(_sum(group, "seconds") for group in groups[KERNELS:])
+        text += "\n" + _rest(groups, KERNELS, rest, whole)
+    return text
+
+
+def totals(launches: list, key: str, name, most: int) -> str:
+    """Time and bytes by `name` of each launch's `key`; empty where all have one."""
+    whole = _sum(launches, "seconds")
+    groups = _grouped(launches, lambda launch: name(launch[key]))
+    groups.sort(key=lambda g: -_sum(g, "seconds"))
+    if len(groups) < 2:
+        return ""
+    rows = [
+        (
+            name(group[0][key]) or "(none)",
+            _sum(group, "rows"),
+            seconds_text(_sum(group, "seconds")),
+            _share(_sum(group, "seconds"), whole),
+            bytes_text(_sum(group, "bytes_read") + _sum(group, "bytes_written")),
+        )
+        for group in groups[:most]
+    ]
+    text = table((key, "kernels", "time", "share", "bytes"), rows)
+    if len(groups) > most:
+        rest = sum(_sum(group, "seconds") for group in groups[most:])
+        text += "\n" + _rest(groups, most, rest, whole)
+    return text
+
+
+def edge_lines(edges: list) -> str:
+    """A line for edges of one kind and place; by the bytes they cost, each value written and read again."""
+
+    def key(edge):
+        ends = edge.producer, edge.consumer
+        return (*((n.op, pattern(n.module)) for n in ends), edge.refusal, edge.producer.line)
+
+    groups = sorted(_grouped(edges, key), key=lambda g: -sum(e.bytes for e in g))
+    lines = []
+    for group in groups[:EDGES]:
+        edge = group[0]
+        ends = f"{edge.producer.op} -> {edge.consumer.op}"
+        if len(group) == 1:
+            ends = (
+                f"%{edge.producer.id} {edge.producer.op} -> %{edge.consumer.id} {edge.consumer.op}"
+            )
+        places = dict.fromkeys(
+            filter(None, (pattern(n.module) for n in (edge.producer, edge.consumer)))
+        )
+        where = " at ".join(filter(None, (" -> ".join(places), edge.producer.line)))
+        cost = bytes_text(2 * sum(e.bytes for e in group))
+        lines.append(
+            f"  {ends}{_times(len(group))}: {edge.refusal} ({edge.reason}); {cost}{where and ', '}{where}"
+        )
+    if len(groups) > EDGES:
+        rest = bytes_text(2 * sum(e.bytes for group in groups[EDGES:] for e in group))
+        lines.append(f"  ... {len(groups) - EDGES} more kinds: {rest}")
+    return "\n".join(lines)
+
+
+def keeper_table(keepers: list) -> str:
+    """(what keeps it, type, bytes): a row for equal ones; by bytes."""
+    counts = Counter((what, kind) for what, kind, _ in keepers)
+    sizes = defaultdict(int)
+    for what, kind, size in keepers:
+        sizes[what, kind] += size
+    found = sorted(counts, key=lambda k: -sizes[k])
+    rows = [
+        (what + _times(counts[what, kind]), kind, bytes_text(sizes[what, kind]))
+        for what, kind in found
+    ]
+    text = table(("kept by", "value", "bytes"), rows[:KEEPERS])
+    if len(rows) > KEEPERS:
+        text += f"\n... {len(rows) - KEEPERS} more rows: {bytes_text(sum(sizes[k] for k in found[KEEPERS:]))}"
+    return text
