@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 
-KERNELS, EDGES, KEEPERS, MODULES = 16, 10, 8, 12  # rows shown of each table
+KERNELS, EDGES, KEEPERS, MODULES = 14, 10, 6, 10  # rows shown of each table
 
 
 def seconds_text(seconds: float) -> str:

@@ -62,6 +62,7 @@ def stable(text: str) -> str:
     """`text` without what differs from run to run: times, rates, ratios, addresses, column widths."""
     text = re.sub(r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=\s|$)", "T", text, flags=re.M)
     text = re.sub(r"cell \d+", "cell N", text)
+    text = re.sub(r"\d+%", "T", text)
     text = re.sub(r"seconds': [\d.e+-]+", "seconds': T", text)
     return re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text)).strip()
 
