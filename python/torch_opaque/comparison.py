@@ -3,6 +3,7 @@
 import statistics
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -124,8 +125,10 @@ def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return gap.max().item() if gap.numel() else 0.0
 
 
-def compare(fn, *args, vs=("eager", "unfused"), repeat: int = 5, show: bool = True) -> Comparison:
-    """Times fn(*args) fused and in the modes of `vs` ("eager": each op at once; "unfused": one
+def compare(
+    fn, *args, vs=("eager", "unfused"), repeat: int = 5, show: bool = True, **kwargs
+) -> Comparison:
+    """Times fn(*args, **kwargs) fused and in the modes of `vs` ("eager": each op at once; "unfused": one
     kernel per op), and says how far the values agree. Compilation is taken by a warm-up; then the
     modes take turns, `repeat` times, each a loop of calls with a synchronize() behind each. The function runs on snapshots, with equal random numbers in
     every mode. Prints the table unless `show=False`.
@@ -137,7 +140,7 @@ def compare(fn, *args, vs=("eager", "unfused"), repeat: int = 5, show: bool = Tr
     unknown = [mode for mode in vs if mode not in _MODES]
     if unknown:
         raise ValueError(f"vs={unknown[0]!r}: expected some of {', '.join(_MODES)}")
-    state = PythonState()
+    fn, state = partial(fn, **kwargs), PythonState()
     fused, reference = _warm("fused", fn, args, state)
     rows = []
     for mode in vs:

@@ -130,17 +130,17 @@ def _names(run) -> dict:
     return names | {id(t): "returned" for t in tree_leaves(run.raw) if is_opaque(t)}
 
 
-def explain(t_or_fn, *args, show: bool = True) -> Explanation:
-    """Runs what is pending for the outputs, timed launch by launch, and prints a line per kernel
-    (name from its ops, shape, time, bytes, GB/s or GFLOP/s, compiled or cached, source lines), then
-    what did not fuse and why, bytes saved, and who keeps the values that were stored. A tensor is
-    computed by this, a function runs on snapshots (see torch_opaque.inspect). `show=False`: returns
-    the Explanation without printing it.
+def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
+    """Runs what is pending for the outputs, timed launch by launch, and prints on one screen: a line for equal kernels, the
+    dearest first (name from their ops, shape, time, share, bytes, GB/s or GFLOP/s, compiled or cached, module, source lines),
+    totals by kind and module, what did not fuse, why and what it costs, bytes saved, and who keeps the values that were stored.
+    A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect). Arguments but `show` are the
+    function's. `show=False`: returns the Explanation without printing it.
     """
     from .inspect import held_by, outputs_of
 
-    inputs = Names(t_or_fn, args, {})
-    with inputs.scopes(), outputs_of(t_or_fn, args) as (tensors, run):
+    inputs = Names(t_or_fn, args, kwargs)
+    with inputs.scopes(), outputs_of(t_or_fn, args, kwargs) as (tensors, run):
         tensors = tensors + held_by(run)
         graph = read(_C.Inspection(tensors, inputs.tensors), "fused")
         bytes_unfused = _C.unfused_bytes(tensors)

@@ -101,14 +101,14 @@ def _save_npy(path: str, tensor: torch.Tensor) -> str:
     return note
 
 
-def dump(t_or_fn, *args, dir) -> list:
+def dump(t_or_fn, *args, dir, **kwargs) -> list:
     """Writes the recorded graph and its inputs for `opq-opt --run DIR`, a bug report, or a C
     program: graph.ir, input0.npy, ... and, where an input's file has another dtype (bfloat16 is
     stored as uint16), notes.txt.
 
     The directory is made; what an earlier dump wrote there is removed. Returns the paths written.
     """
-    with outputs_of(t_or_fn, args) as (tensors, _):
+    with outputs_of(t_or_fn, args, kwargs) as (tensors, _):
         text, inputs = _C.capture(tensors)
     dir = os.fspath(dir)
     os.makedirs(dir, exist_ok=True)

@@ -217,6 +217,10 @@ def test_keyword_arguments_and_containers():
     assert names(torch_opaque.graph(f, [x, y], mask=z, scale=2)) == ["pair[0]", "pair[1]", "mask"]
     with pytest.raises(TypeError):
         torch_opaque.graph(x + 1, mask=z)
+    assert (
+        torch_opaque.explain(f, [x, y], mask=z, scale=2, show=False).graph.inputs[2].name == "mask"
+    )
+    assert torch_opaque.compare(f, [x, y], mask=z, scale=2, show=False)["eager"].same_bits
 
 
 def test_variables_of_the_caller():
