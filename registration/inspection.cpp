@@ -2,6 +2,8 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <mutex>
+
 #include "inspection.h"
 #include "lines.h"
 #include "modes.h"
@@ -30,9 +32,10 @@ template <class Call> std::string text_of(Call call)
     return out;
 }
 
-// Holds no values: what is looked at may be computed, changed and freed meanwhile.
+// Holds no values: what is looked at may be computed, changed and freed meanwhile. Later stages are made when somebody asks; several threads may.
 class Inspection
 {
+    std::mutex lock_;
     GraphHandle recorded_, simplified_;
     ProgramHandle program_;
     opq_fusion fusion_;
@@ -87,6 +90,7 @@ class Inspection
 
     std::string text(const std::string &stage)
     {
+        const std::lock_guard<std::mutex> guard(lock_);
         const opq_graph *const plain = graph(stage);
         return text_of([&](char **out) {
             return plain ? opq_graph_print(plain, out) : opq_program_print(program(), stage.c_str(), out);
@@ -95,6 +99,7 @@ class Inspection
 
     std::string json(const std::string &stage)
     {
+        const std::lock_guard<std::mutex> guard(lock_);
         const opq_graph *const plain = graph(stage);
         return text_of(
             [&](char **out) { return plain ? opq_graph_json(plain, out) : opq_program_print(program(), "json", out); });
@@ -102,6 +107,7 @@ class Inspection
 
     std::string kernel(int number, const std::string &stage)
     {
+        const std::lock_guard<std::mutex> guard(lock_);
         return text_of([&](char **out) { return opq_program_print_kernel(program(), number, stage.c_str(), out); });
     }
 };
@@ -125,6 +131,20 @@ std::unique_ptr<Inspection> inspect(const std::vector<Tensor> &tensors,
     return std::make_unique<Inspection>(values, names);
 }
 
+// Text may hold what is no UTF-8: a line cut within a character.
+template <class... Arguments> auto shown(std::string (Inspection::*method)(Arguments...))
+{
+    return torch::wrap_pybind_function([method](Inspection &self, std::decay_t<Arguments>... arguments) {
+        std::string text;
+        {
+            const py::gil_scoped_release unlocked;
+            text = (self.*method)(arguments...);
+        }
+        return py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+    });
+}
+
 } // namespace
 
 void bind_inspection(PyObject *module)
@@ -134,9 +154,9 @@ void bind_inspection(PyObject *module)
     m.def("set_scope", [](int id) { opq_scope_set(id); });
     py::class_<Inspection>(m, "Inspection")
         .def(py::init(torch::wrap_pybind_function(&inspect)))
-        .def("text", torch::wrap_pybind_function_no_gil(&Inspection::text))
-        .def("json", torch::wrap_pybind_function_no_gil(&Inspection::json))
-        .def("kernel", torch::wrap_pybind_function_no_gil(&Inspection::kernel));
+        .def("text", shown(&Inspection::text))
+        .def("json", shown(&Inspection::json))
+        .def("kernel", shown(&Inspection::kernel));
 }
 
 } // namespace opq

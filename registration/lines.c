@@ -113,8 +113,8 @@ static int skipped_file(PyCodeObject *code)
     if (strncmp(name, "<frozen", 7) == 0 || strncmp(name, "<eval_with_key>", 15) == 0)
         return 1;
     for (int i = 0; i < prefix_count; ++i)
-        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
-            return strstr(name + strlen(prefixes[i]), "-packages/") == NULL;
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0 && !strstr(name + strlen(prefixes[i]), "-packages/"))
+            return 1;
     return 0;
 }
 

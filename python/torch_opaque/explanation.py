@@ -39,15 +39,10 @@ class Explanation:
 
     def text(self) -> str:
         """The report as explain() prints it: at most some sixty lines."""
-        modules = summary.totals(self.kernels, "module", summary.pattern, summary.MODULES)
-        parts = [
-            summary.kernel_table(self.kernels),
-            self._summary(),
-            summary.totals(self.kernels, "kind", str, summary.KERNELS)
-            if len(self.kernels) > 8
-            else "",
-            modules if len(self.kernels) > 8 else "",
-        ]
+        parts = [summary.kernel_table(self.kernels), self._summary()]
+        if len(self.kernels) > 8:
+            parts.append(summary.totals(self.kernels, "kind", str, summary.KERNELS))
+            parts.append(summary.totals(self.kernels, "module", summary.pattern, summary.MODULES))
         if not self.grouping:
             parts.append("grouping is off (unfused): each op is a kernel")
         elif self.unfused:

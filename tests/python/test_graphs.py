@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -153,6 +154,22 @@ def test_a_notebook_shows_escaped_text(arguments):
     x = arguments[0]
     html = torch_opaque.graph(lambda: x < 2)._repr_html_()
     assert html.startswith("<pre>") and "lt bool" in html and "<lambda>" not in html
+
+
+def test_threads_may_ask_one_graph(arguments):
+    g = torch_opaque.graph(net, *arguments)
+    want = str(torch_opaque.graph(net, *arguments, stage="kernels"))
+    with ThreadPoolExecutor(4) as pool:
+        assert set(map(str, pool.map(g.stage, ["kernels"] * 16))) == {want}
+
+
+@pytest.mark.parametrize("name", ["ä" * 200, "a" + "ä" * 200])
+def test_a_line_cut_within_a_character_is_shown(name):
+    module = torch.nn.Module()
+    module.add_module(name, torch.nn.ReLU())
+    inner = getattr(module, name)
+    g = torch_opaque.graph(lambda x: inner(x) + len(list(module.modules())), ones(2))
+    assert g.find("relu")[0].module[:3] in name
 
 
 # ---- names
