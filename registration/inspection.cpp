@@ -1,15 +1,13 @@
 // Class torch_opaque._C.Inspection: a pending graph as it was at one moment, and what would become of it. Python's Graph reads it.
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <mutex>
+#include <unordered_set>
 
-#include "inspection.h"
+#include "journal.h"
 #include "lines.h"
 #include "modes.h"
-#include "shim.h"
-
-namespace py = pybind11;
+#include "python.h"
 
 namespace opq
 {
@@ -30,6 +28,28 @@ template <class Call> std::string text_of(Call call)
     check(call(&out));
     const std::unique_ptr<char, decltype(&free)> holder(out, &free);
     return out;
+}
+
+// Text may hold what is no UTF-8: a line cut within a character.
+py::str decoded(const std::string_view text)
+{
+    return py::reinterpret_steal<py::str>(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+SnapshotHandle take(const std::vector<Value> &values)
+{
+    opq_snapshot *taken = nullptr;
+    check(opq_snapshot_take(context(), reinterpret_cast<opq_value *const *>(values.data()),
+                            static_cast<int>(values.size()), &taken));
+    return SnapshotHandle(taken);
+}
+
+GraphHandle graph_of(const SnapshotHandle &snapshot, opq_outputs outputs)
+{
+    opq_graph *made = nullptr;
+    check(opq_snapshot_graph(snapshot.get(), outputs, &made));
+    return GraphHandle(made);
 }
 
 // Holds no values: what is looked at may be computed, changed and freed meanwhile. Later stages are made when somebody asks; several threads may.
@@ -71,20 +91,15 @@ class Inspection
     Inspection(const std::vector<Value> &values, const std::vector<std::pair<std::string, Value>> &names)
         : fusion_((opq_modes_get() & OPQ_MODE_UNFUSED) ? OPQ_UNFUSED : OPQ_FUSED)
     {
-        opq_snapshot *taken = nullptr;
-        opq_graph *made = nullptr;
-        check(opq_snapshot_take(context(), reinterpret_cast<opq_value *const *>(values.data()),
-                                static_cast<int>(values.size()), &taken));
-        const SnapshotHandle snapshot(taken);
-        check(opq_snapshot_graph(taken, OPQ_OUTPUTS_all, &made));
-        recorded_.reset(made);
+        const SnapshotHandle snapshot = take(values);
+        recorded_ = graph_of(snapshot, OPQ_OUTPUTS_all);
         std::unordered_map<const opq_value *, const char *> name_of;
         for (const auto &[name, value] : names)
             name_of.emplace(value.get(), name.c_str());
-        for (int i = 0; i < opq_snapshot_leaf_count(taken); ++i) {
-            const auto found = name_of.find(opq_snapshot_leaf(taken, i));
+        for (int i = 0; i < opq_snapshot_leaf_count(snapshot.get()); ++i) {
+            const auto found = name_of.find(opq_snapshot_leaf(snapshot.get(), i));
             if (found != name_of.end())
-                check(opq_graph_name_input(made, i, found->second));
+                check(opq_graph_name_input(recorded_.get(), i, found->second));
         }
     }
 
@@ -113,17 +128,11 @@ class Inspection
 };
 
 // `inputs`: what a name stands for is what the tensor's cell holds, which is what a graph reads.
-std::unique_ptr<Inspection> inspect(const std::vector<Tensor> &tensors,
-                                    const std::vector<std::pair<std::string, Tensor>> &inputs)
+std::unique_ptr<Inspection> inspect(const py::object &tensors, const std::vector<std::pair<std::string, Tensor>> &inputs)
 {
-    std::vector<Value> values;
+    const std::vector<Value> values = values_of(tensors_of(tensors));
     std::vector<std::pair<std::string, Value>> names;
     inherit_modes();
-    for (const Tensor &tensor : tensors) {
-        TORCH_CHECK_TYPE(impl_or_null(tensor), "expected a tensor on device ", device(), ", got one on ",
-                         tensor.device());
-        values.push_back(read_raw(tensor));
-    }
     for (const auto &[name, tensor] : inputs)
         if (opq_value *const held = impl_or_null(tensor) ? opq_cell_value(impl_of(tensor)->cell()) : nullptr)
             names.emplace_back(name, Value::take(held));
@@ -131,7 +140,6 @@ std::unique_ptr<Inspection> inspect(const std::vector<Tensor> &tensors,
     return std::make_unique<Inspection>(values, names);
 }
 
-// Text may hold what is no UTF-8: a line cut within a character.
 template <class... Arguments> auto shown(std::string (Inspection::*method)(Arguments...))
 {
     return torch::wrap_pybind_function([method](Inspection &self, std::decay_t<Arguments>... arguments) {
@@ -140,18 +148,114 @@ template <class... Arguments> auto shown(std::string (Inspection::*method)(Argum
             const py::gil_scoped_release unlocked;
             text = (self.*method)(arguments...);
         }
-        return py::reinterpret_steal<py::str>(
-            PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+        return decoded(text);
     });
+}
+
+// ---- what is pending
+
+int64_t unfused_bytes(const py::object &list)
+{
+    const std::vector<Value> values = values_of(tensors_of(list));
+    int64_t bytes = 0;
+    const py::gil_scoped_release unlocked;
+    check(opq_snapshot_bytes(take(values).get(), OPQ_UNFUSED, &bytes));
+    return bytes;
+}
+
+py::tuple pending(const py::object &object)
+{
+    const SnapshotHandle snapshot = take({read_raw(tensor_of(object))});
+    char line[256];
+    const char *const last = opq_snapshot_last(snapshot.get(), line, sizeof line);
+    return py::make_tuple(opq_snapshot_pending_count(snapshot.get()), opq_snapshot_leaf_count(snapshot.get()),
+                          decoded(last ? last : ""), decoded(line));
+}
+
+at::ScalarType shown_dtype(opq_dtype dtype)
+{
+    switch (dtype) {
+    case OPQ_raw8: return at::kByte;
+    case OPQ_raw16: return at::kShort;
+    case OPQ_raw32: return at::kInt;
+    default: return torch_dtype(dtype);
+    }
+}
+
+py::tuple capture(const py::object &list)
+{
+    const std::vector<Value> values = values_of(tensors_of(list));
+    std::string graph;
+    std::vector<Tensor> inputs;
+    {
+        const py::gil_scoped_release unlocked;
+        const SnapshotHandle snapshot = take(values);
+        const GraphHandle made = graph_of(snapshot, OPQ_OUTPUTS_asked);
+        graph = text_of([&](char **out) { return opq_graph_print(made.get(), out); });
+        for (int i = 0; i < opq_snapshot_leaf_count(snapshot.get()); ++i) {
+            opq_value *const borrowed = opq_snapshot_leaf(snapshot.get(), i);
+            opq_value_retain(borrowed);
+            const Value leaf = Value::take(borrowed);
+            const Dims sizes = shape_of(leaf);
+            inputs.push_back(cpu_alias(leaf, shown_dtype(leaf.dtype()), sizes, ordered_strides(sizes, Order{})).clone());
+        }
+    }
+    return py::make_tuple(decoded(graph), inputs);
+}
+
+// ---- runs
+
+py::dict launch_dict(const opq_launch &launch)
+{
+    using namespace py::literals;
+    return py::dict("name"_a = launch.name, "kind"_a = launch.kind, "shape"_a = launch.shape,
+                    "lines"_a = decoded(launch.lines), "rows"_a = launch.rows, "seconds"_a = launch.seconds,
+                    "compile_seconds"_a = launch.compile_seconds, "bytes_read"_a = launch.bytes_read,
+                    "bytes_written"_a = launch.bytes_written, "flops"_a = launch.flops, "fresh"_a = launch.fresh);
+}
+
+py::dict report_end()
+{
+    opq_report *report = nullptr;
+    check(opq_report_end(context(), &report));
+    const std::unique_ptr<opq_report, decltype(&opq_report_drop)> owner(report, &opq_report_drop);
+    py::list launches;
+    for (int i = 0; i < report->launch_count; ++i)
+        launches.append(launch_dict(report->launches[i]));
+    py::dict result;
+    result["launches"] = launches;
+    return result;
+}
+
+std::vector<Tensor> other_values(const py::object &list, const py::object &known)
+{
+    const std::vector<Value> all = values_of(tensors_of(known));
+    std::unordered_set<const opq_value *> seen;
+    for (const Value &value : all)
+        seen.insert(value.get());
+    std::vector<Tensor> others;
+    for (const Tensor &tensor : tensors_of(list))
+        if (seen.count(read_raw(tensor).get()) == 0)
+            others.push_back(tensor);
+    return others;
 }
 
 } // namespace
 
-void bind_inspection(PyObject *module)
+void bind_inspection(py::module_ &m)
 {
-    auto m = py::reinterpret_borrow<py::module_>(module);
     m.def("add_scope", [](const std::string &name) { return opq_scope_add(name.c_str()); });
-    m.def("set_scope", [](int id) { opq_scope_set(id); });
+    m.def("set_scope", &opq_scope_set);
+    m.def("unfused_bytes", torch::wrap_pybind_function(&unfused_bytes));
+    m.def("pending", torch::wrap_pybind_function(&pending));
+    m.def("capture", torch::wrap_pybind_function(&capture));
+    m.def("report_begin", [] { opq_report_begin(context()); });
+    m.def("report_end", torch::wrap_pybind_function(&report_end));
+    m.def("journal_begin", torch::wrap_pybind_function(&journal_begin));
+    m.def("journal_depth", &journal_depth);
+    m.def("journal_held", torch::wrap_pybind_function(&journal_held));
+    m.def("journal_end", torch::wrap_pybind_function(&journal_end), py::arg("restore") = true);
+    m.def("other_values", torch::wrap_pybind_function(&other_values));
     py::class_<Inspection>(m, "Inspection")
         .def(py::init(torch::wrap_pybind_function(&inspect)))
         .def("text", shown(&Inspection::text))
