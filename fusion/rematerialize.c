@@ -179,7 +179,7 @@ opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, 
     return status;
 }
 
-/* ---- values made of indices alone, as masks are: each elementwise op has its own, so that kernels need not share one in memory */
+/* ---- masks made of indices alone: each elementwise op has its own, so that kernels need not share one in memory */
 
 typedef struct indices {
     const opq_graph *in;
@@ -235,9 +235,8 @@ static opq_status copy_with_indices(indices *c, opq_ref n)
     for (int k = 0; k < node->arity && may_copy(node); k++) {
         opq_ref operand = node->operand[k];
         int ops = INDEX_OPS_MAX;
-        bool any = false;
-        if (c->uses[operand]++ > 0 && !is_index_leaf(opq_node_at(c->in, operand)) &&
-            is_of_indices(c->in, operand, &ops, &any) && any)
+        bool any = false, is_mask = opq_node_at(c->in, operand)->type.dtype == OPQ_bool;
+        if (is_mask && c->uses[operand]++ > 0 && is_of_indices(c->in, operand, &ops, &any) && any)
             OPQ_TRY(copy_indices(c, operand, &c->renamed[operand]));
     }
     OPQ_TRY(opq_graph_copy_node(c->out, c->in, n, c->renamed, &made));

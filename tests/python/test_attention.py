@@ -220,6 +220,15 @@ def test_layers_have_a_mask_each():
         assert torch.equal(got, layers(*moved).cpu())
 
 
+def test_indices_that_are_no_mask_are_computed_once():
+    def powers():
+        x = torch.arange(100, device="opaque").float()
+        return x * x + x, (x + 1) * x
+
+    assert kernels(powers)[0] == ["map"]
+    assert [n.op for n in torch_opaque.graph(powers, stage="fused").nodes].count("cast") == 1
+
+
 def test_what_a_causal_block_gives_out_besides_has_all_columns():
     def attend(q, k, v):
         below = (
