@@ -34,11 +34,17 @@ static opq_status expand_count(opq_graph *out, const opq_node *node, const opq_t
                        .attr_count = 1,
                        .attr = &value,
                        .line = node->line,
+                       .provenance = node->provenance,
                        .type = opq_type_make((opq_dtype)node->type.dtype, 0, NULL)};
     OPQ_TRY(opq_graph_append(out, &extent, out_ref));
     if (node->type.rank == 0)
         return OPQ_OK;
-    opq_node shaped = {.op = OPQ_OP_reshape, .arity = 1, .operand = out_ref, .line = node->line, .type = node->type};
+    opq_node shaped = {.op = OPQ_OP_reshape,
+                       .arity = 1,
+                       .operand = out_ref,
+                       .line = node->line,
+                       .provenance = node->provenance,
+                       .type = node->type};
     return opq_graph_append(out, &shaped, out_ref);
 }
 
@@ -57,7 +63,12 @@ static opq_status expand_nothing(const opq_graph *in, opq_graph *out, const opq_
     opq_eval_folding folding = {.fold = product ? OPQ_FOLD_sum : opq_op_lowering((opq_op)node->op)->fold};
     folding.dtype = opq_eval_fold_dtype(folding.fold, operand, dtype);
     OPQ_TRY(opq_graph_const(out, dtype, opq_eval_rounded(dtype, opq_eval_fold(&folding, NULL)), out_ref));
-    opq_node shaped = {.op = OPQ_OP_expand, .arity = 1, .operand = out_ref, .line = node->line, .type = node->type};
+    opq_node shaped = {.op = OPQ_OP_expand,
+                       .arity = 1,
+                       .operand = out_ref,
+                       .line = node->line,
+                       .provenance = node->provenance,
+                       .type = node->type};
     return opq_graph_append(out, &shaped, out_ref);
 }
 
@@ -69,7 +80,8 @@ static opq_status expand_concat(opq_graph *out, const opq_node *node, const opq_
         strides[d] = stride;
         stride *= node->type.size[d];
     }
-    opq_node base = {.op = OPQ_OP_undefined, .line = node->line, .type = node->type, .kernel = -1};
+    opq_node base = {
+        .op = OPQ_OP_undefined, .line = node->line, .provenance = node->provenance, .type = node->type, .kernel = -1};
     OPQ_TRY(opq_graph_append(out, &base, out_ref));
     for (int k = 0; k < node->arity; k++) {
         const opq_type *part = &opq_node_at(out, operands[k])->type;
@@ -88,6 +100,7 @@ static opq_status expand_concat(opq_graph *out, const opq_node *node, const opq_
                            .attr_count = 3,
                            .attr = attrs,
                            .line = node->line,
+                           .provenance = node->provenance,
                            .type = node->type,
                            .kernel = -1};
         OPQ_TRY(opq_graph_append(out, &update, out_ref));

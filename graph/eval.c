@@ -21,9 +21,11 @@ static bool is_composite(const opq_node *node)
     return opq_node_class(node) == OPQ_CLASS_COMPOSITE || opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND;
 }
 
-static opq_status cast_to(opq_graph *graph, opq_dtype dtype, const char *line, opq_ref *ref)
+/* For `node`. */
+static opq_status cast_to(opq_graph *graph, opq_dtype dtype, const opq_node *node, opq_ref *ref)
 {
-    opq_node cast = {.op = OPQ_OP_cast, .arity = 1, .kernel = -1, .operand = ref, .line = line};
+    opq_node cast = {
+        .op = OPQ_OP_cast, .arity = 1, .kernel = -1, .operand = ref, .line = node->line, .provenance = node->provenance};
     cast.type = opq_node_at(graph, *ref)->type;
     cast.type.dtype = (uint8_t)dtype;
     return opq_graph_append(graph, &cast, ref);
@@ -35,12 +37,12 @@ opq_status opq_expand_wide(opq_graph *out, const opq_node *node, opq_ref *operan
     opq_node wide = *node;
     for (int k = 0; k < node->arity; k++)
         if (is_half((opq_dtype)opq_node_at(out, operands[k])->type.dtype))
-            OPQ_TRY(cast_to(out, OPQ_f32, node->line, &operands[k]));
+            OPQ_TRY(cast_to(out, OPQ_f32, node, &operands[k]));
     if (is_half((opq_dtype)node->type.dtype))
         wide.type.dtype = OPQ_f32;
     OPQ_TRY(opq_expand_node(out, &wide, operands, out_ref));
     if (wide.type.dtype != node->type.dtype)
-        OPQ_TRY(cast_to(out, (opq_dtype)node->type.dtype, node->line, out_ref));
+        OPQ_TRY(cast_to(out, (opq_dtype)node->type.dtype, node, out_ref));
     return OPQ_OK;
 }
 

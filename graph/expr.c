@@ -427,12 +427,12 @@ opq_status opq_expand_node(opq_graph *graph, const opq_node *node, const opq_ref
 {
     opq_ref first = graph->count;
     OPQ_TRY(expand(graph, node, operands, 0, out_ref));
-    if (node->line == NULL)
-        return OPQ_OK;
-    const char *line = opq_arena_text(&graph->arena, node->line);
-    if (line == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "%s: out of memory", opq_node_info(node)->name);
-    for (opq_ref n = first; n < graph->count; n++)
+    const char *line;
+    const opq_provenance *provenance;
+    OPQ_TRY(opq_graph_copy_origin(graph, node, &line, &provenance));
+    for (opq_ref n = first; n < graph->count; n++) {
         graph->nodes[n].line = line;
+        graph->nodes[n].provenance = provenance;
+    }
     return OPQ_OK;
 }

@@ -113,6 +113,22 @@ static opq_status copy_line(opq_graph *graph, const char *line, const char **out
     return OPQ_OK;
 }
 
+opq_status opq_graph_copy_origin(opq_graph *graph, const opq_node *node, const char **out_line,
+                                 const opq_provenance **out_provenance)
+{
+    *out_provenance = NULL;
+    OPQ_TRY(copy_line(graph, node->line, out_line));
+    if (node->provenance == NULL)
+        return OPQ_OK;
+    opq_provenance *copy = opq_arena_copy(&graph->arena, node->provenance, sizeof *copy);
+    if (!copy)
+        return no_memory();
+    for (int p = 0; p < OPQ_LINE_PARTS; p++)
+        OPQ_TRY(copy_line(graph, copy->part[p], &copy->part[p]));
+    *out_provenance = copy;
+    return OPQ_OK;
+}
+
 opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out_ref)
 {
     opq_node copy = *node;
@@ -122,7 +138,7 @@ opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out
     if (!copy.operand)
         return no_memory();
     OPQ_TRY(copy_attrs(graph, &copy));
-    OPQ_TRY(copy_line(graph, node->line, &copy.line));
+    OPQ_TRY(opq_graph_copy_origin(graph, node, &copy.line, &copy.provenance));
     graph->nodes[graph->count] = copy;
     *out_ref = graph->count++;
     return OPQ_OK;

@@ -129,6 +129,15 @@ bool opq_attr_key_find(const char *name, size_t length, opq_attr_key *out_key);
 const char *opq_tree_name(opq_tree tree);
 
 /* ---- nodes */
+
+/* Where a node comes from, for those who look: parts of its source line, NULL where there is none; the op that was recorded, of which it
+ * became a part; by which call of the program, and that of the call whose gradient it is part of, or 0. */
+typedef struct opq_provenance {
+    const char *part[OPQ_LINE_PARTS];
+    opq_op op;
+    uint32_t call, forward;
+} opq_provenance;
+
 typedef struct opq_node {
     uint16_t op; /* opq_op */
     uint16_t attr_count;
@@ -136,8 +145,9 @@ typedef struct opq_node {
     int32_t kernel; /* index into graph->kernels, -1 outside */
     const opq_ref *operand;
     const opq_attr *attr;
-    const char *line; /* "train.py:41", or NULL */
-    void *payload;    /* extern: the host's */
+    const char *line;                 /* "train.py:41", or NULL */
+    const opq_provenance *provenance; /* of graphs that somebody looks at, else NULL */
+    void *payload;                    /* extern: the host's */
     opq_type type;
 } opq_node;
 
@@ -197,8 +207,10 @@ int64_t opq_node_run(const opq_node *node, const opq_type *operand);
 
 /* "axes=[1], tree=lanes": what stands between the braces of a node's text. */
 void opq_text_attrs(opq_text *text, const opq_node *node);
+/* Scalars that stand as numbers where they are an operand: per node; malloc'd, NULL: no memory. */
+bool *opq_text_inlined(const opq_graph *graph);
 /* "%4 = sum f32[128,1] %3 {axes=[1], tree=lanes}  # model.py:12" */
-void opq_text_node(opq_text *text, const opq_graph *graph, opq_ref ref);
+void opq_text_node(opq_text *text, const opq_graph *graph, opq_ref ref, const bool *inlined);
 
 /* ---- json.c: JSON, as docs/ir.md has it */
 void opq_json_string(opq_text *text, const char *string);
@@ -209,6 +221,9 @@ void opq_json_kernel(opq_text *text, const opq_graph *graph, int32_t kernel);
 /* Appends a node as it is: the type is complete, operands and attributes are copied into the arena. No inference, no check.
  * The node belongs to no kernel; control characters in its line become '?', an empty line none. */
 opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out_ref) OPQ_MUST_CHECK;
+/* Line and provenance of a node, in the arena of a graph. */
+opq_status opq_graph_copy_origin(opq_graph *graph, const opq_node *node, const char **out_line,
+                                 const opq_provenance **out_provenance) OPQ_MUST_CHECK;
 /* Appends in's node n with operands renamed; lines and payloads come along. */
 opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed,
                                opq_ref *out_ref) OPQ_MUST_CHECK;

@@ -7,12 +7,13 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-static void add_string(opq_text *text, const char *string, size_t length)
+void opq_json_string(opq_text *text, const char *string)
 {
     opq_text_bytes(text, "\"", 1);
-    for (const char *c = string; c < string + length; c++) {
+    for (const char *c = string; *c; c++) {
         if (*c == '"' || *c == '\\')
             opq_text_add(text, "\\%c", *c);
         else if ((unsigned char)*c < 0x20 || *c == 0x7f)
@@ -22,8 +23,6 @@ static void add_string(opq_text *text, const char *string, size_t length)
     }
     opq_text_bytes(text, "\"", 1);
 }
-
-void opq_json_string(opq_text *text, const char *string) { add_string(text, string, strlen(string)); }
 
 /* Decimal and exact, with a point in every locale. JSON has no infinities and no NaN: those are strings. */
 static void add_float(opq_text *text, double value)
@@ -77,31 +76,71 @@ static void add_attr(opq_text *text, const opq_attr *attr)
     }
 }
 
-static void add_member(opq_text *text, const char *key, const char *value, size_t length)
+static void add_member(opq_text *text, const char *key, const char *value)
 {
     opq_text_add(text, ", \"%s\": ", key);
-    add_string(text, value, length);
+    opq_json_string(text, value ? value : "");
 }
 
-/* "model.py:12 in layer.3.attn" */
-static void add_line(opq_text *text, const char *line)
+/* What a call of the program recorded last: the node that stands for it. */
+typedef struct call_node {
+    uint32_t call;
+    opq_ref node;
+} call_node;
+typedef struct call_list {
+    call_node *items;
+    int32_t count;
+} call_list;
+
+static int by_call(const void *a, const void *b)
 {
-    size_t end = strlen(line);
-    const char *module = line + end;
-    for (const char *in = strstr(line, " in "); in && *module == 0; in = strstr(in + 1, " in ")) {
-        const char *digit = in;
-        while (digit > line && digit[-1] >= '0' && digit[-1] <= '9')
-            digit--;
-        if (digit < in && digit > line && digit[-1] == ':') {
-            end = (size_t)(in - line);
-            module = in + 4;
-        }
-    }
-    add_member(text, "line", line, end);
-    add_member(text, "module", module, strlen(module));
+    const call_node *x = a, *y = b;
+    return x->call != y->call ? (x->call > y->call) - (x->call < y->call) : x->node - y->node;
 }
 
-static void add_node(opq_text *text, const opq_graph *graph, opq_ref ref)
+/* False: no memory. */
+static bool list_calls(const opq_graph *graph, call_list *out_calls)
+{
+    *out_calls = (call_list){.items = malloc(((size_t)graph->count + 1) * sizeof *out_calls->items)};
+    for (opq_ref n = 0; n < graph->count && out_calls->items; n++) {
+        const opq_provenance *p = opq_node_at(graph, n)->provenance;
+        if (p && p->call)
+            out_calls->items[out_calls->count++] = (call_node){p->call, n};
+    }
+    if (out_calls->items)
+        qsort(out_calls->items, (size_t)out_calls->count, sizeof *out_calls->items, by_call);
+    return out_calls->items != NULL;
+}
+
+static opq_ref last_node_of(const call_list *calls, uint32_t call)
+{
+    int32_t low = 0, high = calls->count; /* calls[low - 1] <= call < calls[high] */
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (calls->items[middle].call <= call)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low > 0 && calls->items[low - 1].call == call ? calls->items[low - 1].node : -1;
+}
+
+static void add_origin(opq_text *text, const opq_node *node, const call_list *calls)
+{
+    const opq_provenance *p = node->provenance;
+    add_member(text, "line", p ? p->part[OPQ_LINE_place] : node->line);
+    if (p == NULL)
+        return;
+    add_member(text, "module", p->part[OPQ_LINE_module]);
+    add_member(text, "source", p->part[OPQ_LINE_source]);
+    add_member(text, "library", p->part[OPQ_LINE_library]);
+    add_member(text, "recorded", opq_op_info_of(p->op)->name);
+    opq_ref forward = p->forward ? last_node_of(calls, p->forward) : -1;
+    if (forward >= 0)
+        opq_text_add(text, ", \"forward\": %d", forward);
+}
+
+static void add_node(opq_text *text, const opq_graph *graph, opq_ref ref, const call_list *calls, const bool *inlined)
 {
     const opq_node *node = opq_node_at(graph, ref);
     opq_text line = {0};
@@ -117,10 +156,10 @@ static void add_node(opq_text *text, const opq_graph *graph, opq_ref ref)
     }
     opq_text_add(text, "}, \"kernel\": %d", node->kernel);
     if (node->op == OPQ_OP_input)
-        add_member(text, "name", node->line ? node->line : "", node->line ? strlen(node->line) : 0);
+        add_member(text, "name", node->line);
     else
-        add_line(text, node->line ? node->line : "");
-    opq_text_node(&line, graph, ref);
+        add_origin(text, node, calls);
+    opq_text_node(&line, graph, ref, inlined);
     opq_text_add(text, ", \"text\": ");
     opq_json_string(text, line.data ? line.data : "");
     opq_text_bytes(text, "}", 1);
@@ -130,13 +169,22 @@ static void add_node(opq_text *text, const opq_graph *graph, opq_ref ref)
 
 void opq_json_begin(opq_text *text, const opq_graph *graph)
 {
+    call_list calls = {0};
+    bool *inlined = opq_text_inlined(graph);
+    if (inlined == NULL || !list_calls(graph, &calls)) {
+        text->failed = true;
+        free(inlined);
+        return;
+    }
     opq_text_add(text, "{\"schema\": \"opaque.graph\", \"version\": 1, \"name\": ");
     opq_json_string(text, graph->name);
     opq_text_add(text, ",\n\"nodes\": [");
     for (opq_ref n = 0; n < graph->count; n++) {
         opq_text_add(text, n ? ",\n" : "\n");
-        add_node(text, graph, n);
+        add_node(text, graph, n, &calls, inlined);
     }
+    free(calls.items);
+    free(inlined);
     opq_text_add(text, "],\n\"outputs\": ");
     add_refs(text, graph->outputs, graph->output_count);
 }

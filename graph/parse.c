@@ -14,9 +14,14 @@ typedef struct parser {
     opq_arena scratch; /* of one node */
     opq_ref *operands;
     int32_t operand_capacity;
+    opq_ref *refs; /* by the number in the text; -1 in gaps */
+    opq_ref *gaps; /* scalars whose number stands as an operand further on, in order; that many are filled */
+    int32_t ref_count, gap_count, gaps_filled, ref_capacity;
     opq_kernel_kind kernel_kind;
     char kernel_name[256];
+    size_t gap_at;        /* the line of the last gap */
     opq_ref kernel_first; /* -1 outside a kernel */
+    bool kernel_is_empty; /* so far */
     size_t kernel_at;
 } parser;
 
@@ -47,25 +52,80 @@ static opq_status skip_lines(parser *p)
     return OPQ_OK;
 }
 
-/* The number of %N, below `limit`. */
-static opq_status read_ref(parser *p, int32_t limit, opq_ref *out_ref)
+/* The number of %N of a line before this one. */
+static opq_status read_ref(parser *p, opq_ref *out_ref)
 {
     int64_t number;
     opq_reader_blanks(&p->r);
     size_t start = p->r.at;
     OPQ_TRY(opq_reader_want(&p->r, "%"));
     OPQ_TRY(opq_reader_int(&p->r, &number));
-    if (number < 0 || number >= limit)
+    if (number < 0 || number >= p->ref_count || p->refs[number] < 0)
         return opq_reader_fail(&p->r, OPQ_INVALID, start, "no node of that number before this line");
-    *out_ref = (opq_ref)number;
+    *out_ref = p->refs[number];
     return OPQ_OK;
 }
 
-static opq_status read_operands(parser *p, int32_t *out_arity)
+/* A scalar of value 0, which is filled in when its number is read. */
+static opq_status add_scalar(parser *p, opq_ref *out_ref)
+{
+    if (p->graph->count == NODES_MAX)
+        return opq_reader_fail(&p->r, OPQ_INVALID, p->r.at, "more than %d nodes", NODES_MAX);
+    return opq_graph_scalar(p->graph, OPQ_i64, (opq_number){.i = 0}, out_ref);
+}
+
+/* Has the next line this number? A scalar for each that is missing, and room for it and one more. */
+static opq_status leave_gap(parser *p, int32_t number, size_t start)
+{
+    if (number >= p->ref_capacity) {
+        size_t capacity = number < 64 ? 128 : 2 * (size_t)number;
+        opq_ref *refs = realloc(p->refs, capacity * sizeof *refs);
+        p->refs = refs ? refs : p->refs;
+        opq_ref *gaps = refs ? realloc(p->gaps, capacity * sizeof *gaps) : NULL;
+        p->gaps = gaps ? gaps : p->gaps;
+        if (gaps == NULL)
+            return opq_fail(OPQ_NO_MEMORY, "out of memory for a graph");
+        p->ref_capacity = (int32_t)capacity;
+    }
+    while (p->ref_count < number) {
+        p->gap_at = start;
+        OPQ_TRY(add_scalar(p, &p->gaps[p->gap_count++]));
+        p->refs[p->ref_count++] = -1;
+    }
+    if (p->kernel_is_empty)
+        p->kernel_first = p->graph->count;
+    p->kernel_is_empty = false;
+    return OPQ_OK;
+}
+
+/* A number as operand: "1", or "i64 -100" of another dtype than `dtype`. */
+static opq_status read_scalar(parser *p, opq_dtype dtype, opq_ref *out_ref)
+{
+    const char *word = p->r.text + p->r.at;
+    size_t start = p->r.at, length;
+    opq_attr value = {.key = OPQ_ATTR_value};
+    if (start == p->r.length || !strchr("-0123456789abcdefghijklmnopqrstuvwxyz.", *word))
+        return opq_reader_fail(&p->r, OPQ_INVALID, start, "expected '%%' or a number");
+    bool is_word = *word >= 'a' && *word <= 'z' && opq_reader_word(&p->r, &word, &length) == OPQ_OK;
+    if (is_word && !opq_dtype_find(word, length, &dtype))
+        p->r.at = start;
+    OPQ_TRY(opq_reader_number(&p->r, dtype, &value.number));
+    value.is_int = opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT;
+    if (p->gaps_filled < p->gap_count)
+        *out_ref = p->gaps[p->gaps_filled++];
+    else
+        OPQ_TRY(add_scalar(p, out_ref));
+    opq_node *scalar = &p->graph->nodes[*out_ref];
+    scalar->type.dtype = (uint8_t)dtype;
+    scalar->attr = opq_arena_copy(&p->graph->arena, &value, sizeof value);
+    return scalar->attr ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "out of memory for a graph");
+}
+
+static opq_status read_operands(parser *p, opq_dtype dtype, int32_t *out_arity)
 {
     int32_t arity = 0;
     opq_reader_blanks(&p->r);
-    if (opq_reader_peek(&p->r) == '%')
+    if (p->r.at < p->r.length && !strchr("{#\r\n", opq_reader_peek(&p->r)))
         do {
             if (arity == OPERANDS_MAX)
                 return opq_reader_fail(&p->r, OPQ_INVALID, p->r.at, "more than %d operands", OPERANDS_MAX);
@@ -77,7 +137,9 @@ static opq_status read_operands(parser *p, int32_t *out_arity)
                 p->operands = moved;
                 p->operand_capacity = capacity;
             }
-            OPQ_TRY(read_ref(p, p->graph->count, &p->operands[arity]));
+            opq_reader_blanks(&p->r);
+            bool named = opq_reader_peek(&p->r) == '%';
+            OPQ_TRY(named ? read_ref(p, &p->operands[arity]) : read_scalar(p, dtype, &p->operands[arity]));
             arity++;
         } while (opq_reader_take(&p->r, ","));
     *out_arity = arity;
@@ -99,8 +161,9 @@ static opq_status parse_node(parser *p)
     OPQ_TRY(opq_reader_int(&p->r, &number));
     if (p->graph->count == NODES_MAX)
         return opq_reader_fail(&p->r, OPQ_INVALID, start, "more than %d nodes", NODES_MAX);
-    if (number != p->graph->count)
-        return opq_reader_fail(&p->r, OPQ_INVALID, start, "expected %%%d", p->graph->count);
+    if (number < p->ref_count || number >= NODES_MAX)
+        return opq_reader_fail(&p->r, OPQ_INVALID, start, "expected %%%d", p->ref_count);
+    OPQ_TRY(leave_gap(p, (int32_t)number, start));
     OPQ_TRY(opq_reader_want(&p->r, "="));
     opq_reader_blanks(&p->r);
     op_at = p->r.at;
@@ -109,7 +172,7 @@ static opq_status parse_node(parser *p)
         return opq_reader_fail(&p->r, OPQ_INVALID, op_at, "no op is named '%.*s'", (int)(length < 64 ? length : 64),
                                word);
     OPQ_TRY(opq_reader_type(&p->r, &node.type));
-    OPQ_TRY(read_operands(p, &node.arity));
+    OPQ_TRY(read_operands(p, (opq_dtype)node.type.dtype, &node.arity));
     OPQ_TRY(opq_reader_attrs(&p->r, (opq_dtype)node.type.dtype, attrs, &attr_count));
     OPQ_TRY(opq_reader_line_end(&p->r, &node.line));
     node.op = (uint16_t)op;
@@ -117,6 +180,7 @@ static opq_status parse_node(parser *p)
     node.attr = attrs;
     node.attr_count = (uint16_t)attr_count;
     OPQ_TRY(opq_graph_append(p->graph, &node, &ref));
+    p->refs[p->ref_count++] = ref;
     opq_arena_drop(&p->scratch);
     return located(p, opq_node_verify(p->graph, ref), op_at);
 }
@@ -143,6 +207,7 @@ static opq_status parse_kernel(parser *p, size_t start)
     OPQ_TRY(opq_reader_want(&p->r, "{"));
     p->kernel_kind = (opq_kernel_kind)kind;
     p->kernel_first = p->graph->count;
+    p->kernel_is_empty = true;
     p->kernel_at = start;
     return line_end(p);
 }
@@ -155,7 +220,7 @@ static opq_status parse_output(parser *p, size_t start)
     do {
         if (p->graph->output_count == OUTPUTS_MAX)
             return opq_reader_fail(&p->r, OPQ_INVALID, start, "more than %d outputs", OUTPUTS_MAX);
-        OPQ_TRY(read_ref(p, p->graph->count, &ref));
+        OPQ_TRY(read_ref(p, &ref));
         OPQ_TRY(opq_graph_output(p->graph, ref));
     } while (opq_reader_take(&p->r, ","));
     return line_end(p);
@@ -170,6 +235,7 @@ static opq_status parse_close(parser *p, bool *out_done)
         return OPQ_OK;
     opq_ref first = p->kernel_first;
     p->kernel_first = -1;
+    p->kernel_is_empty = false;
     return located(p, opq_graph_add_kernel(p->graph, p->kernel_kind, p->kernel_name, first, p->graph->count - first),
                    p->kernel_at);
 }
@@ -208,6 +274,10 @@ static opq_status parse(parser *p)
     OPQ_TRY(skip_lines(p));
     if (p->r.at < p->r.length)
         return opq_reader_fail(&p->r, OPQ_INVALID, p->r.at, "text after the graph");
+    if (p->gaps_filled < p->gap_count)
+        return opq_reader_fail(&p->r, OPQ_INVALID, p->gap_at,
+                               "%d numbers of nodes are left out up to here, but only %d scalars are operands",
+                               p->gap_count, p->gaps_filled);
     return OPQ_OK;
 }
 
@@ -219,6 +289,8 @@ opq_status opq_graph_parse(const char *text, size_t length, opq_graph **out_grap
     p.r.arena = &p.scratch;
     opq_status status = parse(&p);
     free(p.operands);
+    free(p.refs);
+    free(p.gaps);
     opq_arena_drop(&p.scratch);
     if (status == OPQ_OK)
         *out_graph = p.graph;

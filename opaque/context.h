@@ -24,9 +24,10 @@ struct opq_value {
     uint8_t attr_count;
     int32_t arity;
     uint32_t line;
-    uint32_t origin;      /* the thread that recorded it, see opq_origin_set */
-    uint64_t sequence;    /* record order */
-    opq_value **operands; /* behind the struct; dropped when computed */
+    uint32_t call, forward; /* which call of the program recorded it; of whose gradient it is part: see opq_call_set */
+    uint32_t origin;        /* the thread that recorded it, see opq_origin_set */
+    uint64_t sequence;      /* record order */
+    opq_value **operands;   /* behind the struct; dropped when computed */
     opq_attr *attrs;
     opq_cell *holders; /* cells whose current value this is */
     union {
@@ -86,6 +87,7 @@ struct opq_ctx {
 /* value.c */
 opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,
                          const opq_attr *attrs, int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
+void opq_call_note(opq_value *value);           /* line and call of what this thread records */
 void opq_value_drop_operands(opq_value *value); /* after it was computed; outside `lock` */
 /* cell.c, with `lock` held */
 void opq_cell_hold(opq_cell *cell, opq_value *value);

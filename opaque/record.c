@@ -7,13 +7,23 @@
 
 enum { FEW = 16 };
 
-static _Thread_local uint32_t current_line;
+static _Thread_local uint32_t current_line, current_call, current_forward;
 static _Thread_local unsigned current_modes;
 static _Thread_local uint32_t current_origin;
 static atomic_uint last_origin;
 
 void opq_line_set(uint32_t line) { current_line = line; }
-uint32_t opq_line_get(void) { return current_line; }
+void opq_call_set(uint32_t call, uint32_t forward)
+{
+    current_call = call;
+    current_forward = forward;
+}
+void opq_call_note(opq_value *value)
+{
+    value->line = current_line;
+    value->call = current_call;
+    value->forward = current_forward;
+}
 void opq_modes_set(unsigned modes) { current_modes = modes; }
 unsigned opq_modes_get(void) { return current_modes; }
 void opq_origin_set(uint32_t origin) { current_origin = origin; }

@@ -385,12 +385,33 @@ opq_status opq_held_since(opq_ctx *ctx, uint64_t sequence, opq_value ***out_valu
 
 /* ---- graph */
 
-static const char *line_text(opq_ctx *ctx, uint32_t line, char *out, size_t size)
+enum { PART_SIZE = 512 };
+
+static const char *line_part(opq_ctx *ctx, uint32_t line, opq_line_part part, char *out, size_t size)
 {
     if (line == 0 || ctx->host.line_text == NULL)
         return NULL;
-    size_t length = ctx->host.line_text(ctx->host.self, line, out, size);
+    size_t length = ctx->host.line_text(ctx->host.self, line, part, out, size);
     return length > 0 && length < size ? out : NULL;
+}
+
+/* "train.py:41 in layer.3.attn via modeling_bert.py:211"; `size` has room for all parts. */
+static const char *line_text(opq_ctx *ctx, uint32_t line, char *out, size_t size)
+{
+    static const struct {
+        opq_line_part part;
+        const char *lead;
+    } others[] = {{OPQ_LINE_module, " in "}, {OPQ_LINE_library, " via "}};
+    if (line_part(ctx, line, OPQ_LINE_place, out, size) == NULL)
+        return NULL;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        size_t length = strlen(out), lead = strlen(others[i].lead);
+        if (length + lead < size && line_part(ctx, line, others[i].part, out + length + lead, size - length - lead))
+            memcpy(out + length, others[i].lead, lead);
+        else
+            out[length] = 0;
+    }
+    return out;
 }
 
 const char *opq_snapshot_last(const opq_snapshot *s, char *out_line, size_t size)
@@ -432,13 +453,26 @@ static opq_status add_leaves(const opq_snapshot *s, opq_graph *graph)
     return OPQ_OK;
 }
 
-/* Payloads belong to the values: only a graph that is compiled while the snapshot stands has them. */
-static opq_status add_node(const opq_snapshot *s, int32_t number, bool runs, opq_graph *graph, opq_ref *operands)
+/* `out` has room for all parts, one after the other. */
+static opq_provenance provenance_of(const opq_value *value, char *out)
+{
+    opq_provenance p = {.op = (opq_op)value->op, .call = value->call, .forward = value->forward};
+    for (int i = 0; i < OPQ_LINE_PARTS; i++)
+        p.part[i] = line_part(value->ctx, value->line, (opq_line_part)i, out + (size_t)i * PART_SIZE, PART_SIZE);
+    return p;
+}
+
+/* Payloads belong to the values: only a graph that is compiled while the snapshot stands has them. Where a node comes from is for graphs
+ * that are looked at. */
+static opq_status add_node(const opq_snapshot *s, int32_t number, opq_outputs outputs, opq_graph *graph, opq_ref *operands)
 {
     const opq_value *value = s->nodes.items[number];
     int32_t first = s->first_operand.items[number], arity = s->first_operand.items[number + 1] - first;
-    char line[256];
+    char line[PART_SIZE], parts[OPQ_LINE_PARTS * PART_SIZE];
+    opq_provenance provenance = {0};
     opq_ref ref;
+    if (outputs == OPQ_OUTPUTS_all)
+        provenance = provenance_of(value, parts);
     for (int k = 0; k < arity; k++)
         operands[k] = ref_of(s, s->operands.items[first + k]);
     opq_node node = {.op = value->op,
@@ -448,7 +482,8 @@ static opq_status add_node(const opq_snapshot *s, int32_t number, bool runs, opq
                      .attr_count = value->attr_count,
                      .type = value->type,
                      .line = line_text(s->ctx, value->line, line, sizeof line),
-                     .payload = runs && value->op == OPQ_OP_extern ? value->payload : NULL};
+                     .provenance = outputs == OPQ_OUTPUTS_all ? &provenance : NULL,
+                     .payload = outputs == OPQ_OUTPUTS_stored && value->op == OPQ_OP_extern ? value->payload : NULL};
     return opq_graph_append(graph, &node, &ref);
 }
 
@@ -473,7 +508,7 @@ opq_status opq_snapshot_graph(const opq_snapshot *s, opq_outputs outputs, opq_gr
     if (status == OPQ_OK)
         status = add_leaves(s, graph);
     for (int32_t i = 0; i < s->nodes.count && status == OPQ_OK; i++)
-        status = add_node(s, i, outputs == OPQ_OUTPUTS_stored, graph, operands);
+        status = add_node(s, i, outputs, graph, operands);
     if (status == OPQ_OK)
         status = add_outputs(s, outputs, graph);
     free(operands);

@@ -60,7 +60,7 @@ opq_status opq_value_new(opq_ctx *ctx, opq_op op, const opq_type *type, opq_valu
     atomic_init(&value->state, OPQ_VALUE_pending);
     value->attr_count = (uint8_t)attr_count;
     value->arity = arity;
-    value->line = opq_line_get();
+    opq_call_note(value);
     value->origin = opq_origin_get();
     value->sequence = atomic_fetch_add_explicit(&ctx->sequence, 1, memory_order_relaxed);
     value->type = *type;

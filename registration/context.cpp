@@ -25,7 +25,10 @@ void parallel_for(void *, int64_t count, int64_t grain, void (*body)(void *, int
 
 int thread_count(void *) { return at::get_num_threads(); }
 
-size_t line_text(void *, uint32_t line, char *out, size_t size) { return opq_line_text(line, out, size); }
+size_t line_text(void *, uint32_t line, opq_line_part part, char *out, size_t size)
+{
+    return opq_line_text(line, part, out, size);
+}
 
 std::atomic<bool> exists{false};
 
@@ -41,29 +44,38 @@ opq_ctx *create()
 
 std::atomic<bool> backward_ran{false};
 
-// The lines of forward ops by autograd sequence number, for the backward ops that run on a thread without Python frames.
-// A ring: a backward pass that comes later than this many ops finds nothing, or the line of another op only if the number matches.
+// Lines and calls of forward ops by autograd sequence number, for the backward ops that run on a thread without Python frames.
+// A ring: a backward pass that comes later than this many ops finds nothing, or those of another op only if the number matches.
+struct Caller {
+    uint32_t line, number;
+};
 struct Remembered {
     std::atomic<uint64_t> sequence{~uint64_t{0}};
-    std::atomic<uint32_t> line{0};
+    std::atomic<uint64_t> call{0}; // line, and above it the number
 };
 std::array<Remembered, 65536> remembered;
 
-void remember(uint32_t line)
+void remember(Caller call)
 {
     const uint64_t next = at::sequence_number::peek();
     if (next == 0)
         return;
     Remembered &slot = remembered[(next - 1) % remembered.size()];
     slot.sequence.store(next - 1, std::memory_order_relaxed);
-    slot.line.store(line, std::memory_order_relaxed);
+    slot.call.store(call.line | static_cast<uint64_t>(call.number) << 32, std::memory_order_relaxed);
 }
 
-uint32_t recall(uint64_t sequence)
+Caller recall(uint64_t sequence)
 {
     const Remembered &slot = remembered[sequence % remembered.size()];
-    return slot.sequence.load(std::memory_order_relaxed) == sequence ? slot.line.load(std::memory_order_relaxed) : 0;
+    if (slot.sequence.load(std::memory_order_relaxed) != sequence)
+        return {};
+    const uint64_t call = slot.call.load(std::memory_order_relaxed);
+    return {static_cast<uint32_t>(call), static_cast<uint32_t>(call >> 32)};
 }
+
+// Numbers of values recorded: calls that record have different ones.
+uint32_t next_call() { return context_exists() ? static_cast<uint32_t>(opq_sequence(context())) + 1 : 1; }
 
 } // namespace
 
@@ -91,15 +103,17 @@ void note_line()
     if (C10_UNLIKELY(node != nullptr)) {
         if (!backward_ran.load(std::memory_order_relaxed))
             backward_ran.store(true, std::memory_order_relaxed);
-        if (const uint32_t line = recall(node->sequence_nr())) {
-            opq_line_set(line);
+        if (const Caller call = recall(node->sequence_nr()); call.line) {
+            opq_line_set(call.line);
+            opq_call_set(next_call(), call.number);
             return;
         }
     }
-    const uint32_t line = opq_line_here();
-    opq_line_set(line);
-    if (line && at::GradMode::is_enabled())
-        remember(line);
+    const Caller call{opq_line_here(), next_call()};
+    opq_line_set(call.line);
+    opq_call_set(call.number, 0);
+    if (call.line && at::GradMode::is_enabled())
+        remember(call);
 }
 
 } // namespace opq

@@ -1,8 +1,9 @@
 /* Which line of the user's program records an op.
  *
  * Operators run without the interpreter lock, but a thread's own frames cannot change while it is inside one, so the frames can
- * be read as they are: the innermost frame whose file lies outside the packages to skip gives (code object, instruction). That
- * pair is interned into a small id; the text of an id is made only when somebody looks.
+ * be read as they are: the innermost frame whose file is neither in a package to skip nor in an installed one gives (code object,
+ * instruction), an installed package below it gives another. They are interned into a small id; the text of an id is made only when
+ * somebody looks.
  *
  * A code object is seen for the first time once: then the lock is taken, its file name is looked at, and a strong reference is
  * kept, so that its address stays its identity. Both tables are fixed in size and lock-free to read; when one is full, new
@@ -26,6 +27,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 
 enum {
@@ -38,13 +40,15 @@ enum {
     PREFIX_BYTES = 1024
 };
 
+/* Of a frame: the user's, one never shown, one of an installed package. */
+enum { KIND_user, KIND_hidden, KIND_library };
 typedef struct code_slot {
     _Atomic(void *) code;
-    atomic_int skip;
+    atomic_int kind;
 } code_slot;
 typedef struct line {
-    void *code;
-    int instruction, scope;
+    void *code, *library; /* code of the user's frame; of the innermost one, if that is an installed package's, or NULL */
+    int instruction, library_instruction, scope;
 } line;
 
 static code_slot codes[CODE_SLOTS];
@@ -101,24 +105,32 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 29);
 }
 
+static const char *installed_in(const char *path)
+{
+    const char *found = strstr(path, "/site-packages/");
+    return found ? found : strstr(path, "/dist-packages/");
+}
+
 /* With the interpreter lock. Files without a path ("<frozen importlib>", "<string>") are shown, unless they are the interpreter's. Installed
- * packages may lie in the folder of the standard library, which is skipped, and are shown. */
-static int skipped_file(PyCodeObject *code)
+ * packages may lie in the folder of the standard library, which is hidden, and are shown. */
+static int kind_of_file(PyCodeObject *code)
 {
     const char *name = code->co_filename ? PyUnicode_AsUTF8(code->co_filename) : NULL;
     if (!name) {
         PyErr_Clear();
-        return 1;
+        return KIND_hidden;
     }
     if (strncmp(name, "<frozen", 7) == 0 || strncmp(name, "<eval_with_key>", 15) == 0)
-        return 1;
-    for (int i = 0; i < prefix_count; ++i)
-        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0 && !strstr(name + strlen(prefixes[i]), "-packages/"))
-            return 1;
-    return 0;
+        return KIND_hidden;
+    for (int i = 0; i < prefix_count; ++i) {
+        const size_t length = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], length) == 0 && !installed_in(name + length - 1))
+            return KIND_hidden;
+    }
+    return installed_in(name) ? KIND_library : KIND_user;
 }
 
-/* 1: not shown, 0: shown, -1: not in the table */
+/* -1: not in the table */
 static int code_find(void *code)
 {
     for (uint64_t i = mix((uint64_t)(uintptr_t)code), n = 0; n < CODE_SLOTS; ++i, ++n) {
@@ -127,7 +139,7 @@ static int code_find(void *code)
         if (!found)
             return -1;
         if (found == code)
-            return atomic_load_explicit(&slot->skip, memory_order_relaxed);
+            return atomic_load_explicit(&slot->kind, memory_order_relaxed);
     }
     return -1;
 }
@@ -135,10 +147,10 @@ static int code_find(void *code)
 /* Called with the interpreter lock, which orders the writers. */
 static int code_add(PyCodeObject *code)
 {
-    int skip = code_find(code);
-    if (skip >= 0)
-        return skip;
-    skip = skipped_file(code);
+    int kind = code_find(code);
+    if (kind >= 0)
+        return kind;
+    kind = kind_of_file(code);
     if (atomic_load(&code_count) >= CODE_LIMIT)
         return -1;
     atomic_fetch_add(&code_count, 1);
@@ -147,9 +159,9 @@ static int code_add(PyCodeObject *code)
         code_slot *slot = &codes[i % CODE_SLOTS];
         if (atomic_load_explicit(&slot->code, memory_order_relaxed))
             continue;
-        atomic_store_explicit(&slot->skip, skip, memory_order_relaxed);
+        atomic_store_explicit(&slot->kind, kind, memory_order_relaxed);
         atomic_store_explicit(&slot->code, code, memory_order_release);
-        return skip;
+        return kind;
     }
 }
 
@@ -159,15 +171,18 @@ static uint32_t line_find(line sought, uint64_t hash, uint64_t *out_slot)
         const uint32_t id = atomic_load_explicit(&slots[i % LINE_SLOTS], memory_order_acquire);
         *out_slot = i % LINE_SLOTS;
         if (id == 0 || (lines[id].code == sought.code && lines[id].instruction == sought.instruction &&
-                        lines[id].scope == sought.scope))
+                        lines[id].library == sought.library &&
+                        lines[id].library_instruction == sought.library_instruction && lines[id].scope == sought.scope))
             return id;
     }
 }
 
-static uint32_t line_intern(void *code, int instruction)
+static uint32_t line_intern(line here)
 {
-    const line here = {code, instruction, scope};
-    const uint64_t hash = mix((uint64_t)(uintptr_t)code * 31 + (uint64_t)instruction + ((uint64_t)here.scope << 40));
+    here.scope = scope;
+    uint64_t hash = mix((uint64_t)(uintptr_t)here.code * 31 + (uint64_t)here.instruction + ((uint64_t)here.scope << 40));
+    if (here.library)
+        hash = mix(hash + (uint64_t)(uintptr_t)here.library * 31 + (uint64_t)here.library_instruction);
     uint64_t slot;
     uint32_t id = line_find(here, hash, &slot);
     if (id)
@@ -183,6 +198,32 @@ static uint32_t line_intern(void *code, int instruction)
     return id;
 }
 
+/* Frames from the innermost outwards: true when the user's is found. `here` keeps the innermost frame of an installed package; where
+ * there is no frame of the user, that is the line. */
+static bool line_is_at(line *here, int kind, void *code, int instruction)
+{
+    if (kind == KIND_library && here->library == NULL) {
+        here->library = code;
+        here->library_instruction = instruction;
+    }
+    if (kind != KIND_user)
+        return false;
+    here->code = code;
+    here->instruction = instruction;
+    return true;
+}
+
+static uint32_t line_made(line here)
+{
+    if (here.code == NULL) {
+        here.code = here.library;
+        here.instruction = here.library_instruction;
+        here.library = NULL;
+        here.library_instruction = 0;
+    }
+    return here.code ? line_intern(here) : 0;
+}
+
 int opq_line_has_python(void) { return Py_IsInitialized() && PyGILState_GetThisThreadState() != NULL; }
 
 #if OPQ_FRAMES_RAW
@@ -194,20 +235,21 @@ uint32_t opq_line_here(void)
     PyThreadState *thread = PyGILState_GetThisThreadState();
     if (!thread || !thread->cframe)
         return 0;
+    line here = {0};
     for (_PyInterpreterFrame *frame = thread->cframe->current_frame; frame; frame = frame->previous) {
         PyCodeObject *code = frame->f_code;
-        int skip = code_find(code);
-        if (skip < 0) {
+        int kind = code_find(code);
+        if (kind < 0) {
             const PyGILState_STATE state = PyGILState_Ensure();
-            skip = code_add(code);
+            kind = code_add(code);
             PyGILState_Release(state);
         }
-        if (skip < 0)
+        if (kind < 0)
             return 0;
-        if (!skip)
-            return line_intern(code, _PyInterpreterFrame_LASTI(frame));
+        if (kind != KIND_hidden && line_is_at(&here, kind, code, _PyInterpreterFrame_LASTI(frame)))
+            break;
     }
-    return 0;
+    return line_made(here);
 }
 
 static int line_number(PyCodeObject *code, int instruction)
@@ -221,50 +263,60 @@ uint32_t opq_line_here(void)
 {
     if (!atomic_load_explicit(&enabled, memory_order_relaxed) || !opq_line_has_python())
         return 0;
-    uint32_t id = 0;
+    line here = {0};
     const PyGILState_STATE state = PyGILState_Ensure();
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
-    while (frame && !id) {
+    for (bool found = false; frame && !found;) {
         PyCodeObject *code = PyFrame_GetCode(frame);
-        const int skip = code_add(code);
-        if (skip == 0)
-            id = line_intern(code, PyFrame_GetLasti(frame));
+        const int kind = code_add(code);
+        found = kind < 0 || line_is_at(&here, kind, code, PyFrame_GetLasti(frame));
         Py_DECREF(code);
-        PyFrameObject *back = skip < 0 ? NULL : PyFrame_GetBack(frame);
+        PyFrameObject *back = found ? NULL : PyFrame_GetBack(frame);
         Py_DECREF(frame);
         frame = back;
     }
-    Py_XDECREF(frame);
     PyGILState_Release(state);
-    return id;
+    return line_made(here);
 }
 
 static int line_number(PyCodeObject *code, int instruction) { return PyCode_Addr2Line(code, instruction); }
 
 #endif
 
-size_t opq_line_text(uint32_t id, char *out, size_t size)
+/* "train.py:41"; `whole` with its folder. With the interpreter lock. */
+static void add_place(char *out, size_t size, void *code, int instruction, bool whole)
+{
+    PyCodeObject *const object = code;
+    const char *name = PyUnicode_AsUTF8(object->co_filename);
+    if (name == NULL) {
+        PyErr_Clear();
+        return;
+    }
+    const char *slash = whole ? NULL : strrchr(name, '/');
+    snprintf(out, size, "%s:%d", slash ? slash + 1 : name, line_number(object, instruction));
+}
+
+size_t opq_line_text(uint32_t id, opq_line_part part, char *out, size_t size)
 {
     if (id == 0 || id >= LINE_COUNT || size == 0 || !Py_IsInitialized())
         return 0;
     pthread_mutex_lock(&line_mutex);
-    const line found = id < line_count ? lines[id] : (line){NULL, 0, 0};
+    const line found = id < line_count ? lines[id] : (line){0};
     const char *module = scopes[found.scope];
     pthread_mutex_unlock(&line_mutex);
     if (!found.code)
         return 0;
-    const PyGILState_STATE state = PyGILState_Ensure();
-    PyCodeObject *code = found.code;
-    const char *name = PyUnicode_AsUTF8(code->co_filename);
-    int length = 0;
-    if (name) {
-        const char *slash = strrchr(name, '/');
-        length = snprintf(out, size, "%s:%d%s%s", slash ? slash + 1 : name, line_number(code, found.instruction),
-                          module ? " in " : "", module ? module : "");
-    } else {
-        PyErr_Clear();
+    out[0] = 0;
+    if (part == OPQ_LINE_module) {
+        snprintf(out, size, "%s", module ? module : "");
+        return strlen(out);
     }
+    const PyGILState_STATE state = PyGILState_Ensure();
+    if (part != OPQ_LINE_library)
+        add_place(out, size, found.code, found.instruction, part == OPQ_LINE_source);
+    else if (found.library)
+        add_place(out, size, found.library, found.library_instruction, false);
     PyGILState_Release(state);
-    return length < 0 ? 0 : (size_t)length < size ? (size_t)length : size - 1;
+    return strlen(out);
 }

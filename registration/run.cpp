@@ -17,7 +17,7 @@ std::atomic<bool> logging{false};
 std::string here()
 {
     char text[256];
-    const size_t length = opq_line_text(opq_line_here(), text, sizeof text);
+    const size_t length = opq_line_text(opq_line_here(), OPQ_LINE_place, text, sizeof text);
     return length ? std::string(text, length) : "unknown line";
 }
 

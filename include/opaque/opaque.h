@@ -227,6 +227,14 @@ typedef struct opq_attr {
 
 typedef struct opq_ctx opq_ctx;
 
+typedef enum opq_line_part {
+    OPQ_LINE_place,   /* "train.py:41" */
+    OPQ_LINE_module,  /* "layer.3.attn": in whose forward() it is, while somebody looks */
+    OPQ_LINE_source,  /* "/home/me/train.py:41" */
+    OPQ_LINE_library, /* "modeling_bert.py:211": the line of an installed package that it called, if there is one */
+    OPQ_LINE_PARTS
+} opq_line_part;
+
 /* What the core needs from the program it lives in. Any member may be NULL: then the core uses its own. */
 typedef struct opq_host {
     void *self;
@@ -239,8 +247,8 @@ typedef struct opq_host {
     opq_status (*call_extern)(void *self, void *payload, const void *const *operands, void *const *results);
     void (*retain_payload)(void *self, void *payload);
     void (*release_payload)(void *self, void *payload);
-    /* Text of a source line id, e.g. "train.py:41". Returns the length, 0 if unknown. */
-    size_t (*line_text)(void *self, uint32_t line, char *out, size_t size);
+    /* A part of what a source line's id stands for. Returns the length, 0 if unknown. */
+    size_t (*line_text)(void *self, uint32_t line, opq_line_part part, char *out, size_t size);
 } opq_host;
 
 OPQ_API opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx) OPQ_MUST_CHECK;

@@ -13,8 +13,10 @@ VERSION = 1
 @dataclass(eq=False)
 class Node:
     """One op of a graph. `id`: its number in the text; `operands`, `users`: Nodes; `attrs`: attributes by name;
-    `line`: "train.py:41", or ""; `module`: path of the module in whose forward() it, or what it is the gradient of, was
-    recorded; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
+    `line`: "train.py:41", or "", and `source`, the same with its folder; `library`: "modeling_bert.py:211", the line of an installed
+    package that this line called, or ""; `module`: path of the module in whose forward() it, or what it is the gradient of, was
+    recorded; `recorded`: the op that was recorded, of which this one became a part; `forward`: of a gradient, the Node it is the gradient of, or
+    None; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
     computed in, or None; `stored`: is it in memory, for other kernels or for the caller?"""
 
     id: int
@@ -30,6 +32,10 @@ class Node:
     users: list = field(default_factory=list)
     kernel: "Kernel | None" = None
     stored: bool = False
+    source: str = ""
+    library: str = ""
+    recorded: str = ""
+    forward: "Node | None" = None
 
     def __repr__(self) -> str:
         return self.text
@@ -130,6 +136,9 @@ class Graph:
         self.outputs = [self.nodes[i] for i in document["outputs"]]
         for node in self.outputs:
             node.stored = True
+        for node, row in zip(self.nodes, document["nodes"], strict=True):
+            if "forward" in row:
+                node.forward = self.nodes[row["forward"]]
         for kernel in self.kernels:
             kernel._inspection = inspection
         self.unfused = [
@@ -154,6 +163,9 @@ class Graph:
             module=row.get("module", ""),
             name=row.get("name", ""),
             text=row["text"],
+            source=row.get("source", ""),
+            library=row.get("library", ""),
+            recorded=row.get("recorded", row["op"]),
             operands=[self.nodes[k] for k in row["operands"]],
         )
         if row["kernel"] >= 0:

@@ -75,7 +75,7 @@ static void weak_numbers_do_not_widen(void **state)
     expect_ok(opq_graph_const(g, OPQ_i64, (opq_number){.i = -3}, &c));
     expect_graph(g, "graph @g {\n"
                     "  %0 = input f16[]\n"
-                    "  %1 = scalar f64[] {value=0x1.999999999999ap-4}\n"
+                    "  %1 = scalar f64[] {value=0.1}\n"
                     "  %2 = cast f64[] %0\n"
                     "  %3 = mul f64[] %2, %1\n"
                     "  %4 = cast f16[] %1\n"

@@ -34,23 +34,23 @@ static const char *const canonical[] = {
     "}\n",
     /* numbers */
     "graph @numbers {\n"
-    "  %0 = const f64[] {value=0x0p+0}\n"
-    "  %1 = const f64[] {value=-0x0p+0}\n"
-    "  %2 = const f64[] {value=0x1p+0}\n"
-    "  %3 = const f64[] {value=-0x1.999999999999ap-4}\n"
-    "  %4 = const f64[] {value=0x0.0000000000001p-1022}\n"
-    "  %5 = const f64[] {value=0x0.8p-1022}\n"
-    "  %6 = const f64[] {value=0x1.fffffffffffffp+1023}\n"
+    "  %0 = const f64[] {value=0}\n"
+    "  %1 = const f64[] {value=-0}\n"
+    "  %2 = const f64[] {value=1}\n"
+    "  %3 = const f64[] {value=-0.1}\n"
+    "  %4 = const f64[] {value=5e-324}\n"
+    "  %5 = const f64[] {value=1.1125369292536007e-308}\n"
+    "  %6 = const f64[] {value=1.7976931348623157e+308}\n"
     "  %7 = const f64[] {value=inf}\n"
     "  %8 = const f64[] {value=-inf}\n"
     "  %9 = const f64[] {value=nan}\n"
     "  %10 = const f64[] {value=-nan}\n"
     "  %11 = const f64[] {value=nan(0x7ff4000000000001)}\n"
     "  %12 = const f64[] {value=nan(0xfff8000000000001)}\n"
-    "  %13 = scalar f32[] {value=0x1p-149}\n"
+    "  %13 = scalar f32[] {value=1e-45}\n"
     "  %14 = scalar f32[] {value=nan(0x7ff8000020000000)}\n"
-    "  %15 = scalar f16[] {value=0x1.ffcp+15}\n"
-    "  %16 = scalar bf16[] {value=0x1.02p+0}\n"
+    "  %15 = scalar f16[] {value=6.55e+04}\n"
+    "  %16 = scalar bf16[] {value=1.01}\n"
     "  %17 = const i64[] {value=-9223372036854775808}\n"
     "  %18 = const i64[] {value=9223372036854775807}\n"
     "  %19 = const u8[] {value=255}\n"
@@ -104,10 +104,12 @@ static const struct {
      "%3 = const f64[] {value=1e-3}\n%4 = const f64[] {value=0x.8p0}\n%5 = const f64[] {value=0x10p-4}\n"
      "%6 = const f64[] {value=nan(0x7ff8000000000000)}\n%7 = const f16[] {value=1e9}\n%8 = const bool[] {value=7}\n"
      "%9 = const f64[] {value=0x1p-2000}\n}",
-     "graph @g {\n  %0 = const f64[] {value=0x1.8p+1}\n  %1 = const f64[] {value=-0x0p+0}\n"
-     "  %2 = const f32[] {value=0x1.99999ap-4}\n  %3 = const f64[] {value=0x1.0624dd2f1a9fcp-10}\n"
-     "  %4 = const f64[] {value=0x1p-1}\n  %5 = const f64[] {value=0x1p+0}\n  %6 = const f64[] {value=nan}\n"
-     "  %7 = const f16[] {value=inf}\n  %8 = const bool[] {value=1}\n  %9 = const f64[] {value=0x0p+0}\n}\n"},
+     "graph @g {\n  %0 = const f64[] {value=3}\n  %1 = const f64[] {value=-0}\n"
+     "  %2 = const f32[] {value=0.1}\n  %3 = const f64[] {value=0.001}\n"
+     "  %4 = const f64[] {value=0.5}\n  %5 = const f64[] {value=1}\n  %6 = const f64[] {value=nan}\n"
+     "  %7 = const f16[] {value=inf}\n  %8 = const bool[] {value=1}\n  %9 = const f64[] {value=0}\n}\n"},
+    {"graph @g {\n%0 = input f32[2]\n%1 = mul f32[2] %0, 0x1p-1\n%2 = ne bool[2] %1, f32 -inf\n output %2\n}",
+     "graph @g {\n  %0 = input f32[2]\n  %2 = mul f32[2] %0, 0.5\n  %4 = ne bool[2] %2, f32 -inf\n  output %4\n}\n"},
     {"graph @g {\n%0 = extern f32[] {key=\"\\x41\\x0A\"} # a\tb\x01\n}",
      "graph @g {\n  %0 = extern f32[] {key=\"A\\x0a\"}  # a?b?\n}\n"},
 };
@@ -166,7 +168,8 @@ static const struct {
     {"graph @g {\n", "line 2, column 1: expected a node, a kernel, output or '}'"},
     {"graph @g {\n}\nx", "line 3, column 1: text after the graph"},
     {"graph @g {\n}\n}", "line 3, column 1: text after the graph"},
-    {NODES "  %2 = neg f32[2,3] %0\n}", "line 3, column 3: expected %1"},
+    {NODES "  %2 = neg f32[2,3] %0\n}",
+     "line 3, column 3: 1 numbers of nodes are left out up to here, but only 0 scalars are operands"},
     {NODES "  % = neg", "line 3, column 5: expected an integer"},
     {NODES "  %99999999999999999999 = neg", "line 3, column 4: integer out of range"},
     {NODES "  %1 neg", "line 3, column 6: expected '='"},
@@ -182,7 +185,7 @@ static const struct {
     {NODES "  %1 = input f32[1,1,1,1,1,1,1,1,1,1,1,1,1]\n}", "line 3, column 42: more than 12 dimensions"},
     {NODES "  %1 = neg f32[2,3] %1\n}", "line 3, column 21: no node of that number before this line"},
     {NODES "  %1 = neg f32[2,3] %-1\n}", "line 3, column 21: no node of that number before this line"},
-    {NODES "  %1 = neg f32[2,3] %0,\n}", "line 3, column 24: expected '%'"},
+    {NODES "  %1 = neg f32[2,3] %0,\n}", "line 3, column 24: expected '%' or a number"},
     {NODES "  %1 = neg f32[2,3] %0 %0\n}", "line 3, column 24: expected the end of the line"},
     {NODES "  %1 = neg f32[2,3]\n}", "line 3, column 8: neg: takes 1 operands, got 0"},
     {NODES "  %1 = neg f32[3,2] %0\n}", "line 3, column 8: neg: gives f32[2,3], not f32[3,2]"},
@@ -205,6 +208,12 @@ static const struct {
     {NODES "  %1 = extern f32[2] {key=\"a\tb\"}\n}", "line 3, column 29: control character in a string"},
     {NODES "  %1 = extern_result f32[2] %0 {result=1}\n}", "line 3, column 8: extern_result: %0 is no extern call"},
     {NODES "  %1 = const f32[] {value=}\n}", "line 3, column 27: expected a number"},
+    {NODES "  %1 = mul f32[2] %0, 1x\n}", "line 3, column 24: expected the end of the line"},
+    {NODES "  %1 = mul f32[2] %0, f31 1\n}", "line 3, column 22: expected a number"},
+    {NODES "  %1 = mul f32[2] %0, i8 300\n}", "line 3, column 25: value: 300 does not fit into i8"},
+    {NODES "  %2 = mul f32[2] %0, %1\n}", "line 3, column 23: no node of that number before this line"},
+    {NODES "  %3 = mul f32[2] %0, 1\n}",
+     "line 3, column 3: 2 numbers of nodes are left out up to here, but only 1 scalars are operands"},
     {NODES "  %1 = const f32[] {value=0x1}\n}", "line 3, column 30: expected 'p'"},
     {NODES "  %1 = const f32[] {value=0x1p}\n}", "line 3, column 31: expected an integer"},
     {NODES "  %1 = const f32[] {value=0xp1}\n}", "line 3, column 27: expected a hexadecimal float"},

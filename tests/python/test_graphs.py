@@ -291,9 +291,60 @@ def test_nodes_know_their_module_and_so_do_gradients():
     assert torch_opaque.graph(lambda x: x + 1, ones(2)).find("add")[0].module == ""
 
 
-def test_a_module_is_told_from_a_file_that_looks_like_one(opq_opt, tmp_path):
-    text = "graph @g {\n  %0 = input f32[2]\n  %1 = neg f32[2] %0  # my in.py:3 in x in y:7 in z\n  output %1\n}\n"
-    path = tmp_path / "g.ir"
-    path.write_text(text)
-    node = json.loads(opq_opt(path, "--emit=json"))["nodes"][1]
-    assert (node["line"], node["module"]) == ("my in.py:3", "x in y:7 in z")
+def test_a_module_is_told_from_a_file_that_looks_like_one():
+    code = compile("def f(x):\n    return x.exp()", "/some where/my in.py:3 in x", "exec")
+    scope = {}
+    exec(code, scope)
+
+    class M(torch.nn.Module):
+        def forward(self, x):
+            return scope["f"](x)
+
+    model = torch.nn.ModuleDict({"a": M()})
+    node = torch_opaque.graph(lambda x: model["a"](x), ones(2)).nodes[-1]
+    assert (node.line, node.module) == ("my in.py:3 in x:2", "a")
+    assert node.source == "/some where/my in.py:3 in x:2" and not node.library
+
+
+def test_a_gradient_knows_what_it_is_the_gradient_of():
+    w = ones(8, 8).requires_grad_()
+
+    def step(x):
+        h = torch.tanh(x @ w)
+        (h * h).sum().backward()
+        return w.grad
+
+    g = torch_opaque.graph(step, ones(2, 8))
+    assert [n.op for n in g.nodes[-1:]] == ["matmul"] and g.nodes[-1].forward.op == "matmul"
+    assert {n.forward.op for n in g.find("tanh_backward")} == {"tanh"}
+    assert all(n.forward is None for n in g.nodes[: g.find("tanh")[0].id + 1])
+    assert all(n.forward.id < n.id and n.forward.line == n.line for n in g.nodes if n.forward)
+    assert Graph.from_json(g.to_json()).nodes[-1].forward.op == "matmul"
+    composite = torch_opaque.graph(lambda x: F.softmax(x, -1), ones(2, 8), stage="fused")
+    assert {n.recorded for n in composite.kernels[0].nodes} == {"softmax"}
+
+
+def test_a_library_does_not_hide_the_line_of_the_program(tmp_path):
+    (tmp_path / "site-packages").mkdir()
+    library = tmp_path / "site-packages" / "lib.py"
+    library.write_text("def f(x, g):\n    x = x.exp()\n    return g(x)\n")
+    scope = {}
+    exec(compile(library.read_text(), str(library), "exec"), scope)
+    g = torch_opaque.graph(lambda x: scope["f"](x, lambda y: y.cos()), ones(2))
+    exp, cos = g.nodes[-2:]
+    assert exp.line.startswith("test_graphs.py:") and exp.library == "lib.py:2"
+    assert exp.source == f"{__file__}:{exp.line.partition(':')[2]}"
+    assert cos.line.startswith("test_graphs.py:") and not cos.library  # the user's code again
+    assert exp.text.endswith(f"# {exp.line} via lib.py:2")
+    exec(compile("y = f(x, abs)", str(library), "exec"), scope | {"x": ones(2)})
+
+
+def test_scalars_stand_where_they_are_used():
+    x = ones(4)
+    i = torch.ones(4, dtype=torch.int64, device=D)
+    torch.opaque.synchronize()
+    nodes = torch_opaque.graph(lambda: (x * 0.1 + 1e-8).where(i != -100, x)).nodes
+    texts = [n.text.partition("  #")[0].partition(" = ")[2] for n in nodes[-4:]]
+    assert [n.op for n in nodes[:5]] == ["input"] * 2 + ["scalar"] * 3
+    assert texts[0] == "mul f32[4] %0, 0.1" and texts[1].endswith(", 1e-08")
+    assert texts[2] == "ne bool[4] %1, i64 -100"
