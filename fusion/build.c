@@ -5,6 +5,7 @@
  */
 #include "fusion/pass.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,6 +173,19 @@ static opq_kernel_kind kind_of(const builder *b, int32_t group)
     return !matmul ? kind : block ? OPQ_KERNEL_block : OPQ_KERNEL_matmul;
 }
 
+/* "sort" of "aten::sort.stable(...)": what an extern node calls, as far as a name may hold it. */
+static void called(const opq_node *node, char *out, size_t size)
+{
+    const opq_attr *key = opq_node_attr(node, OPQ_ATTR_key);
+    const char *name = key ? key->str : "", *colons = strstr(name, "::");
+    size_t length = 0;
+    for (const char *c = colons ? colons + 2 : name; length + 1 < size && (isalnum((unsigned char)*c) || *c == '_'); c++)
+        out[length++] = *c;
+    out[length] = 0;
+    if (length == 0)
+        snprintf(out, size, "%s", opq_node_info(node)->name);
+}
+
 /* A name a person recognises: the first few different ops, and the kernel's number. */
 static void name_of(const builder *b, int32_t group, int number, char *out, size_t size)
 {
@@ -191,7 +205,11 @@ static void name_of(const builder *b, int32_t group, int number, char *out, size
             continue;
         }
         seen[count++] = node->op;
-        int written = snprintf(out + length, size - length, "%s_", opq_node_info(node)->name);
+        char call[64];
+        if (node->op == OPQ_OP_extern)
+            called(node, call, sizeof call);
+        int written =
+            snprintf(out + length, size - length, "%s_", node->op == OPQ_OP_extern ? call : opq_node_info(node)->name);
         length += written > 0 && (size_t)written < size - length ? (size_t)written : 0;
     }
     snprintf(out + length, size - length, more ? "etc_%d" : "%d", number);

@@ -205,6 +205,8 @@ bool opq_node_reduces(const opq_node *node, int axis); /* REDUCE and COMPOSITE r
  * run, then their results; 0 if there is nothing to reduce. */
 int64_t opq_node_run(const opq_node *node, const opq_type *operand);
 
+/* "axes=[1]"; `dtype` is that of its number. */
+void opq_text_attr(opq_text *text, opq_dtype dtype, const opq_attr *attr);
 /* "axes=[1], tree=lanes": what stands between the braces of a node's text. */
 void opq_text_attrs(opq_text *text, const opq_node *node);
 /* Scalars that stand as numbers where they are an operand: per node; malloc'd, NULL: no memory. */

@@ -86,7 +86,7 @@ static void print_string(opq_text *text, const char *string)
     opq_text_bytes(text, "\"", 1);
 }
 
-static void print_attr(opq_text *text, opq_dtype dtype, const opq_attr *attr)
+void opq_text_attr(opq_text *text, opq_dtype dtype, const opq_attr *attr)
 {
     opq_attr_key key = (opq_attr_key)attr->key;
     opq_text_add(text, "%s=", opq_attr_name(key));
@@ -109,7 +109,7 @@ void opq_text_attrs(opq_text *text, const opq_node *node)
     for (int i = 0; i < node->attr_count; i++) {
         if (i)
             opq_text_bytes(text, ", ", 2);
-        print_attr(text, (opq_dtype)node->type.dtype, &node->attr[i]);
+        opq_text_attr(text, (opq_dtype)node->type.dtype, &node->attr[i]);
     }
 }
 

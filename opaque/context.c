@@ -1,5 +1,6 @@
 /* A context: host table, runtime, statistics. */
 #include "opaque/context.h"
+#include "runtime/roofline.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -140,3 +141,8 @@ void opq_stats_reset(opq_ctx *ctx)
 void opq_memory_info(int64_t *out_available, int64_t *out_total) { opq_machine_memory(out_available, out_total); }
 
 void opq_stats_reset_peak(opq_ctx *ctx) { opq_pool_reset_peak(ctx->runtime.pool); }
+
+opq_status opq_machine_roofline(opq_ctx *ctx, opq_roofline *out_roofline)
+{
+    return opq_roofline_measure(&ctx->runtime, out_roofline);
+}

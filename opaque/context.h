@@ -110,7 +110,8 @@ struct opq_recorder;
 struct opq_recorder *opq_recorder_get(void);
 void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, int32_t count, double seconds,
                          double compile_seconds);
-void opq_recorder_plan(struct opq_recorder *recorder, bool reused); /* of the launches that follow */
+/* Of the launches that follow. Takes `why`, malloc'd; NULL: the plan was found. */
+void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, char *why);
 
 /* fork.c */
 void opq_fork_add(opq_ctx *ctx);

@@ -52,7 +52,7 @@ opq_status opq_snapshot_bytes(const opq_snapshot *snapshot, opq_fusion fusion, i
 
 struct opq_recorder {
     opq_report *report;
-    int capacity;
+    int capacity, run_capacity;
     bool failed, reused;
 };
 
@@ -68,6 +68,9 @@ void opq_report_drop(opq_report *report)
         free((char *)report->launches[i].shape);
         free((char *)report->launches[i].lines);
     }
+    for (int i = 0; i < report->run_count; i++)
+        free((char *)report->runs[i].why);
+    free(report->runs);
     free(report->launches);
     free(report);
 }
@@ -97,19 +100,20 @@ static char *copy_text(struct opq_recorder *r, const char *text)
     return copy;
 }
 
-static bool make_room(struct opq_recorder *r)
+/* Room for one more of `size` bytes; an array that cannot grow stays as it is. */
+static bool make_room(struct opq_recorder *r, void *array, int count, int *capacity, size_t size)
 {
-    opq_report *report = r->report;
-    if (report->launch_count < r->capacity)
+    void **items = array;
+    if (count < *capacity)
         return true;
-    int capacity = r->capacity ? r->capacity * 2 : 32;
-    opq_launch *grown = realloc(report->launches, (size_t)capacity * sizeof *grown);
+    int wanted = *capacity ? *capacity * 2 : 32;
+    void *grown = realloc(*items, (size_t)wanted * size);
     if (grown == NULL) {
         r->failed = true;
         return false;
     }
-    report->launches = grown;
-    r->capacity = capacity;
+    *items = grown;
+    *capacity = wanted;
     return true;
 }
 
@@ -136,7 +140,8 @@ static char *lines_of_rows(struct opq_recorder *r, const opq_step *rows, int32_t
 void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t count, double seconds,
                          double compile_seconds)
 {
-    if (!make_room(r))
+    opq_report *report = r->report;
+    if (!make_room(r, &report->launches, report->launch_count, &r->capacity, sizeof *report->launches))
         return;
     opq_launch launch = {.name = copy_text(r, rows->name),
                          .kind = opq_kernel_kind_name(rows->kind),
@@ -154,10 +159,18 @@ void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t c
         launch.bytes_written += rows[i].bytes_written;
         launch.flops += rows[i].flops;
     }
-    r->report->launches[r->report->launch_count++] = launch;
+    report->launches[report->launch_count++] = launch;
 }
 
-void opq_recorder_plan(struct opq_recorder *r, bool reused) { r->reused = reused; }
+void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, char *why)
+{
+    opq_report *report = r->report;
+    r->reused = why == NULL;
+    if (make_room(r, &report->runs, report->run_count, &r->run_capacity, sizeof *report->runs))
+        report->runs[report->run_count++] = (opq_planned){why, plan->step_count, why ? plan->compiled : 0};
+    else
+        free(why);
+}
 
 opq_status opq_report_end(opq_ctx *ctx, opq_report **out_report)
 {

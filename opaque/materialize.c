@@ -1,5 +1,6 @@
 /* From pending to computed: snapshot, key, plan (found or compiled), run, results. */
 #include "opaque/snapshot.h"
+#include "opaque/why.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@ typedef struct run {
     opq_buffer **inputs, **results;
     opq_number *scalars;
     struct opq_recorder *recorder;
+    char *why;           /* there was no plan; for the recorder */
     opq_value **dropped; /* room for what committing lets go, then for `again` */
     opq_value **again;   /* what cells went back to and is still to be computed */
     int again_count;
@@ -73,6 +75,8 @@ static opq_status find_plan(run *r)
         atomic_fetch_add(&r->ctx->stats.plans_reused, 1);
         return OPQ_OK;
     }
+    if (r->recorder)
+        OPQ_TRY(opq_why(r->ctx->plans, s, &r->why));
     double start = now();
     OPQ_TRY(build_plan(r, &r->plan));
     atomic_fetch_add(&r->ctx->stats.plans_built, 1);
@@ -244,8 +248,10 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
         r->outputs[i] = opq_snapshot_output(s, i);
     r->mixed = true; /* until the run says something else */
     opq_status status = find_plan(r);
-    if (status == OPQ_OK && r->recorder)
-        opq_recorder_plan(r->recorder, r->reused);
+    if (status == OPQ_OK && r->recorder) {
+        opq_recorder_plan(r->recorder, r->plan, r->why);
+        r->why = NULL;
+    }
     if (status == OPQ_OK)
         status = execute(r);
     int computed = status == OPQ_OK ? s->outputs.count : computed_first(r, s->outputs.count);
@@ -259,6 +265,7 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
 
 static void drop_run(run *r)
 {
+    free(r->why);
     opq_plan_release(r->plan);
     opq_plan_release(r->lines);
     opq_snapshot_unpin(&r->snapshot);

@@ -145,6 +145,15 @@ void opq_plan_cache_keep(opq_plan_cache *cache, const void *key, size_t key_byte
         free(made);
 }
 
+void opq_plan_cache_each(opq_plan_cache *cache, bool (*look)(void *data, const void *key, size_t key_bytes), void *data)
+{
+    pthread_mutex_lock(&cache->lock);
+    const entry *e = cache->newest;
+    while (e && look(data, e->key, e->key_bytes))
+        e = e->older;
+    pthread_mutex_unlock(&cache->lock);
+}
+
 void opq_plan_cache_clear(opq_plan_cache *cache)
 {
     entry *dropped = NULL;

@@ -157,6 +157,9 @@ void opq_stats_reset(opq_ctx *ctx);      /* counters and peaks */
 void opq_stats_reset_peak(opq_ctx *ctx); /* bytes_peak and bytes_reserved_peak become what is now */
 /* Memory of the machine, or of the control group this process lives in if that is less, in bytes. */
 void opq_memory_info(int64_t *out_available, int64_t *out_total);
+/* What the machine can do at most on the threads there are: operations a second of f32 multiply-adds, two each, and bytes read and written a
+ * second by copies of some sizes, smallest first. Measured for some tens of milliseconds. */
+opq_status opq_machine_roofline(opq_ctx *ctx, opq_roofline *out_roofline) OPQ_MUST_CHECK;
 /* Drops packed copies of weights and returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
 
@@ -194,9 +197,16 @@ typedef struct opq_launch {
     int64_t bytes_read, bytes_written, flops;
     bool fresh; /* compiled by this run */
 } opq_launch;
+/* A run found its plan, or made one because of `why`: the difference from the nearest plan. */
+typedef struct opq_planned {
+    const char *why; /* NULL: found */
+    int32_t kernels, compiled;
+} opq_planned;
 typedef struct opq_report {
     opq_launch *launches;
     int launch_count;
+    opq_planned *runs;
+    int run_count;
 } opq_report;
 /* While on, the calling thread's runs are timed step by step and kept; end gives them. */
 void opq_report_begin(opq_ctx *ctx);

@@ -414,6 +414,11 @@ static const char *line_text(opq_ctx *ctx, uint32_t line, char *out, size_t size
     return out;
 }
 
+const char *opq_snapshot_line(const opq_snapshot *s, int32_t node, char *out, size_t size)
+{
+    return line_text(s->ctx, s->nodes.items[node]->line, out, size);
+}
+
 const char *opq_snapshot_last(const opq_snapshot *s, char *out_line, size_t size)
 {
     const opq_value *last = s->nodes.count ? s->nodes.items[s->nodes.count - 1] : NULL;

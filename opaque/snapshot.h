@@ -62,6 +62,8 @@ void opq_snapshot_unpin(const opq_snapshot *snapshot);
 opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_origins, int *out_count) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal plans. */
 opq_status opq_snapshot_key(opq_snapshot *snapshot, unsigned salt) OPQ_MUST_CHECK;
+/* The line that recorded a node, in `out`, or NULL. */
+const char *opq_snapshot_line(const opq_snapshot *snapshot, int32_t node, char *out, size_t size);
 static inline opq_value *opq_snapshot_output(const opq_snapshot *s, int i)
 {
     return s->nodes.items[s->outputs.items[i]];

@@ -222,7 +222,15 @@ py::dict report_end()
     py::list launches;
     for (int i = 0; i < report->launch_count; ++i)
         launches.append(launch_dict(report->launches[i]));
+    py::list runs;
+    using namespace py::literals;
+    for (int i = 0; i < report->run_count; ++i) {
+        const opq_planned &run = report->runs[i];
+        runs.append(py::dict("why"_a = run.why ? py::object(decoded(run.why)) : py::none(), "kernels"_a = run.kernels,
+                             "compiled"_a = run.compiled));
+    }
     py::dict result;
+    result["runs"] = runs;
     result["launches"] = launches;
     return result;
 }
@@ -240,6 +248,20 @@ std::vector<Tensor> other_values(const py::object &list, const py::object &known
     return others;
 }
 
+py::dict roofline()
+{
+    using namespace py::literals;
+    opq_roofline measured{};
+    {
+        const py::gil_scoped_release unlocked;
+        check(opq_machine_roofline(context(), &measured));
+    }
+    py::list bandwidth;
+    for (int i = 0; i < OPQ_ROOFLINE_SIZES; ++i)
+        bandwidth.append(py::make_tuple(measured.size[i], measured.bytes[i]));
+    return py::dict("threads"_a = measured.threads, "flops_per_second"_a = measured.flops, "bandwidth"_a = bandwidth);
+}
+
 } // namespace
 
 void bind_inspection(py::module_ &m)
@@ -255,6 +277,7 @@ void bind_inspection(py::module_ &m)
     m.def("journal_depth", &journal_depth);
     m.def("journal_held", torch::wrap_pybind_function(&journal_held));
     m.def("journal_end", torch::wrap_pybind_function(&journal_end), py::arg("restore") = true);
+    m.def("roofline", torch::wrap_pybind_function(&roofline));
     m.def("other_values", torch::wrap_pybind_function(&other_values));
     py::class_<Inspection>(m, "Inspection")
         .def(py::init(torch::wrap_pybind_function(&inspect)))

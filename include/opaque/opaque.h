@@ -235,6 +235,14 @@ typedef enum opq_line_part {
     OPQ_LINE_PARTS
 } opq_line_part;
 
+enum { OPQ_ROOFLINE_SIZES = 3 };
+typedef struct opq_roofline {
+    int threads;
+    double flops;                     /* a second */
+    int64_t size[OPQ_ROOFLINE_SIZES]; /* bytes read and written: in the second cache, the last one, memory */
+    double bytes[OPQ_ROOFLINE_SIZES]; /* a second */
+} opq_roofline;
+
 /* What the core needs from the program it lives in. Any member may be NULL: then the core uses its own. */
 typedef struct opq_host {
     void *self;

@@ -5,6 +5,7 @@ import os
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -18,7 +19,9 @@ from .snapshot import is_opaque, objects_of
 @dataclass
 class Explanation:
     """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges;
-    `keepers`: (what keeps it, type, bytes) per value stored."""
+    `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
+    second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
+    from the nearest plan, None if its plan was there, "kernels", "compiled"}."""
 
     kernels: list
     unfused: list
@@ -26,6 +29,13 @@ class Explanation:
     bytes_unfused: int
     grouping: bool = True
     keepers: list = field(default_factory=list)
+    runs: list = field(default_factory=list)
+    machine: dict = field(default_factory=dict)
+
+    @property
+    def why(self) -> list:
+        """For each run, whether its plan was there, or what tells it from the nearest plan."""
+        return [summary.run_text(run) for run in self.runs]
 
     @property
     def bytes_moved(self) -> int:
@@ -39,7 +49,7 @@ class Explanation:
 
     def text(self) -> str:
         """The report as explain() prints it: at most some sixty lines."""
-        parts = [summary.kernel_table(self.kernels), self._summary()]
+        parts = [summary.kernel_table(self.kernels), self._summary() + "\n" + "\n".join(self.why)]
         if len(self.kernels) > 8:
             parts.append(summary.totals(self.kernels, "kind", str, summary.KERNELS))
             parts.append(summary.totals(self.kernels, "module", summary.pattern, summary.MODULES))
@@ -148,19 +158,27 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
         finally:
             report = _C.report_end()
         result = Explanation(
-            kernels=_with_modules(report["launches"], graph),
+            kernels=_with_modules(report["launches"], graph, roofline(torch.get_num_threads())),
             unfused=graph.unfused,
             graph=graph,
             grouping=not _C.get_modes() & settings.UNFUSED,
             bytes_unfused=bytes_unfused,
             keepers=_keepers(pending, names, allocated),
+            runs=report["runs"],
+            machine=roofline(torch.get_num_threads()),
         )
     if show:
         print(result.text())
     return result
 
 
-def _with_modules(launches: list, graph) -> list:
+@cache
+def roofline(threads: int) -> dict:
+    """The peaks of this machine for kernels on that many threads, which are those there are now."""
+    return _C.roofline()
+
+
+def _with_modules(launches: list, graph, machine: dict) -> list:
     """A launch is the kernels of the graph that have its number; `lines` are those of this graph, not of the first that had the plan."""
     kernels = defaultdict(list)
     for kernel in graph.kernels:
@@ -168,6 +186,8 @@ def _with_modules(launches: list, graph) -> list:
     for i, launch in enumerate(launches):
         launch["module"] = summary.fold([k.module for k in kernels[i]]) if kernels[i] else ""
         launch["lines"] = " ".join(dict.fromkeys(line for k in kernels[i] for line in k.lines))
+        extern = launch["kind"] == "extern"
+        launch["roof_seconds"] = None if extern else summary.roof_seconds(launch, machine)
     return launches
 
 

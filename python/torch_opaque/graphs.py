@@ -17,7 +17,8 @@ class Node:
     package that this line called, or ""; `module`: path of the module in whose forward() it, or what it is the gradient of, was
     recorded; `recorded`: the op that was recorded, of which this one became a part; `forward`: of a gradient, the Node it is the gradient of, or
     None; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
-    computed in, or None; `stored`: is it in memory, for other kernels or for the caller?"""
+    computed in, or None; `stored`: is it in memory, for other kernels or for the caller; `output`: for the
+    caller?"""
 
     id: int
     op: str
@@ -32,6 +33,7 @@ class Node:
     users: list = field(default_factory=list)
     kernel: "Kernel | None" = None
     stored: bool = False
+    output: bool = False
     source: str = ""
     library: str = ""
     recorded: str = ""
@@ -94,13 +96,28 @@ class Kernel:
 @dataclass(eq=False)
 class Edge:
     """Two kernels that stayed two: `producer` and `consumer` are Nodes, `bytes` is the size of the value between them, `refusal`
-    is the rule, `reason` says it in words."""
+    is the rule, `reason` says it in words; `saves`: bytes that fusing these two would not move."""
 
     producer: Node
     consumer: Node
     bytes: int
     refusal: str
     reason: str
+
+    @property
+    def saves(self) -> int:
+        """Reading it again; and writing it, where nothing else needs it."""
+        others = {u.kernel for u in self.producer.users} - {
+            self.producer.kernel,
+            self.consumer.kernel,
+        }
+        return self.bytes if others or self.producer.output else 2 * self.bytes
+
+    @property
+    def ends(self) -> tuple:
+        """What the two ends are to the program: ops that were recorded, or, within one of those, its parts."""
+        names = self.producer.recorded, self.consumer.recorded
+        return names if names[0] != names[1] else (self.producer.op, self.consumer.op)
 
     def __repr__(self) -> str:
         return (
@@ -135,7 +152,7 @@ class Graph:
         self.inputs = [n for n in self.nodes if n.op == "input"]
         self.outputs = [self.nodes[i] for i in document["outputs"]]
         for node in self.outputs:
-            node.stored = True
+            node.stored = node.output = True
         for node, row in zip(self.nodes, document["nodes"], strict=True):
             if "forward" in row:
                 node.forward = self.nodes[row["forward"]]

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 
-KERNELS, EDGES, KEEPERS, MODULES = 14, 10, 6, 10  # rows shown of each table
+KERNELS, EDGES, KEEPERS, MODULES = 12, 8, 4, 8  # rows shown of each table
 
 
 def seconds_text(seconds: float) -> str:
@@ -20,6 +20,13 @@ def bytes_text(count: int) -> str:
         if abs(count) >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count} B"
+
+
+def run_text(run: dict) -> str:
+    """Why a run had to be planned, and what it compiled."""
+    if run["why"] is None:
+        return "the plan was there"
+    return f"planned, {run['compiled']} of {run['kernels']} kernels compiled: {run['why']}"
 
 
 def table(header: tuple, rows: list) -> str:
@@ -85,6 +92,21 @@ def rate(launches: list) -> str:
     return f"{moved / seconds / 1e9:.3g} GB/s"
 
 
+def roof_seconds(launch: dict, machine: dict) -> float:
+    """The least time in which the machine can move its bytes, at the rate of what fits where they fit, and do its arithmetic."""
+    moved = launch["bytes_read"] + launch["bytes_written"]
+    fits = [r for size, r in machine["bandwidth"] if moved <= size] or [machine["bandwidth"][-1][1]]
+    return max(moved / fits[0], launch["flops"] / machine["flops_per_second"])
+
+
+def _roof(launches: list) -> str:
+    """Their share of what the roofline allows; calls of other libraries have none."""
+    seconds = _sum(launches, "seconds")
+    if seconds <= 0 or any(launch.get("roof_seconds") is None for launch in launches):
+        return ""
+    return _share(_sum(launches, "roof_seconds"), seconds)
+
+
 def _lines(launches: list) -> str:
     lines = list(dict.fromkeys(line for launch in launches for line in launch["lines"].split()))
     return " ".join(lines[:3]) + (" ..." if len(lines) > 3 else "")
@@ -101,6 +123,7 @@ def _kernel_row(group: list, whole: float) -> tuple:
         _share(seconds, whole),
         bytes_text(_sum(group, "bytes_read") + _sum(group, "bytes_written")),
         rate(group),
+        _roof(group),
         f"compiled {seconds_text(compiled)}" if any(k["fresh"] for k in group) else "cached",
         fold([k["module"] for k in group]),
         _lines(group),
@@ -115,7 +138,18 @@ def kernel_table(launches: list) -> str:
 
     whole = _sum(launches, "seconds")
     groups = sorted(_grouped(launches, key), key=lambda g: -_sum(g, "seconds"))
-    header = ("kernel", "shape", "time", "share", "bytes", "rate", "cache", "module", "source")
+    header = (
+        "kernel",
+        "shape",
+        "time",
+        "share",
+        "bytes",
+        "rate",
+        "of roof",
+        "cache",
+        "module",
+        "source",
+    )
     text = table(header, [_kernel_row(group, whole) for group in groups[:KERNELS]])
     if len(groups) > KERNELS:
         rest = sum(_sum(group, "seconds") for group in groups[KERNELS:])
@@ -148,31 +182,29 @@ def totals(launches: list, key: str, name, most: int) -> str:
 
 
 def edge_lines(edges: list) -> str:
-    """A line for edges of one kind and place; by the bytes they cost, each value written and read again."""
+    """A line for edges of one kind and place; first those that fusing would save the most bytes of."""
 
     def key(edge):
-        ends = edge.producer, edge.consumer
-        return (*((n.op, pattern(n.module)) for n in ends), edge.refusal, edge.producer.line)
+        modules = pattern(edge.producer.module), pattern(edge.consumer.module)
+        return (edge.ends, modules, edge.refusal, edge.producer.line)
 
-    groups = sorted(_grouped(edges, key), key=lambda g: -sum(e.bytes for e in g))
+    def saved(group) -> int:
+        return sum(e.saves for e in group)
+
+    groups = sorted(_grouped(edges, key), key=lambda g: -saved(g))
     lines = []
     for group in groups[:EDGES]:
         edge = group[0]
-        ends = f"{edge.producer.op} -> {edge.consumer.op}"
-        if len(group) == 1:
-            ends = (
-                f"%{edge.producer.id} {edge.producer.op} -> %{edge.consumer.id} {edge.consumer.op}"
-            )
         places = dict.fromkeys(
             filter(None, (pattern(n.module) for n in (edge.producer, edge.consumer)))
         )
         where = " at ".join(filter(None, (" -> ".join(places), edge.producer.line)))
-        cost = bytes_text(2 * sum(e.bytes for e in group))
         lines.append(
-            f"  {ends}{_times(len(group))}: {edge.refusal} ({edge.reason}); {cost}{where and ', '}{where}"
+            f"  {' -> '.join(edge.ends)}{_times(len(group))}: {edge.refusal} ({edge.reason}); "
+            f"would save {bytes_text(saved(group))}{where and ', '}{where}"
         )
     if len(groups) > EDGES:
-        rest = bytes_text(2 * sum(e.bytes for group in groups[EDGES:] for e in group))
+        rest = bytes_text(sum(map(saved, groups[EDGES:])))
         lines.append(f"  ... {len(groups) - EDGES} more kinds: {rest}")
     return "\n".join(lines)
 
