@@ -21,6 +21,13 @@ smartquotes = False  # what is shown is what is printed
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 graphviz_output_format = "svg"
+graphviz_dot_args = [
+    "-Efontname=monospace",
+    "-Gfontname=monospace",
+    "-Nfontsize=11",
+    "-Efontsize=10",
+    "-Gfontsize=11",
+]
 html_theme = "furo"
 html_title = "torch_opaque"
 html_static_path = ["site.css"]

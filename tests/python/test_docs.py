@@ -1,9 +1,9 @@
 """What the documents show is what happens.
 
-Pages (README.md and those of docs/): all ```python blocks of a page in order are one program, named after the page (README's is
-tour.py); a ```text or ```{graphviz} block that follows one is what it prints. A ```console block has commands, each behind a `$`, with what
-they print; they run in a folder in which the page's program is a file. docs/ir.md: every ```ir block parses, verifies and prints back byte for byte; its
-tables of ops and reasons are those of the sources.
+Pages (README.md and those of docs/): all ```python blocks of a page in order are one program, named after the page (README's
+is tour.py); a ```text, ```ir or ```{graphviz} block that follows one is what it prints. A ```console block has commands, each
+behind a `$`, with what they print; they run in a folder in which the program, as far as it has come, is a file. docs/ir.md:
+every ```ir block parses, verifies and prints back byte for byte; its tables of ops and reasons are those of the sources.
 Names of files, functions and environment variables that the documents mention exist.
 
     ./dev python tests/python/test_docs.py [PAGE ...]    writes the outputs of the pages anew
@@ -28,7 +28,7 @@ DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/ir.md", "d
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n", re.M | re.S)
 # Program; fence and options of what follows it; what it prints.
 _PROGRAM = re.compile(
-    r"^```python\n(.*?)^```\n(?:\n(```(?:text|\{graphviz\})\n(?::\w+: .*\n)*\n?)(.*?)^```\n)?",
+    r"^```python\n(.*?)^```\n(?:\n(```(?:text|ir|\{graphviz\})\n(?::\w+: [^\n]*\n)*\n?)(.*?)^```\n)?",
     re.M | re.S,
 )
 _CONSOLE = re.compile(r"^```console\n(.*?)^```\n", re.M | re.S)
@@ -70,8 +70,11 @@ def environment() -> dict:
     """Without settings of ours, and with the tree's tools on the path."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
     tools = [os.path.dirname(sys.executable), os.path.join(ROOT, "build")]
-    package = os.path.join(ROOT, "python")
-    return kept | {"PATH": os.pathsep.join([*tools, kept["PATH"]]), "PYTHONPATH": package}
+    return kept | {
+        "PATH": os.pathsep.join([*tools, kept["PATH"]]),
+        "PYTHONPATH": os.path.join(ROOT, "python"),
+        "PYTHONUNBUFFERED": "1",  # both streams in the order in which they were written
+    }
 
 
 def outputs_of(page: str) -> list:
@@ -88,11 +91,12 @@ def outputs_of(page: str) -> list:
     return json.loads(result.stdout)
 
 
-def output_of(page: str, command: str) -> str:
-    """What a command of the page prints, on both streams."""
+def output_of(page: str, block: re.Match, command: str) -> str:
+    """What a command of a console block prints, on both streams. The page's program ends where the block stands."""
+    program = "".join(match[1] for match in _PROGRAM.finditer(block.string[: block.start()]))
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, program_name(page)), "w") as file:
-            file.write("".join(match[1] for match in _PROGRAM.finditer(read(page))))
+            file.write(program)
         return subprocess.run(
             ["bash", "-c", command],
             stdout=subprocess.PIPE,
@@ -105,12 +109,16 @@ def output_of(page: str, command: str) -> str:
 
 
 def stable(text: str) -> str:
-    """`text` without what differs from run to run: times, rates, ratios, addresses, column widths."""
-    text = re.sub(r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=\s|$)", "T", text, flags=re.M)
+    """`text` without what differs from run to run: times, rates, ratios, addresses, column widths, the order of rows by time."""
+    text = re.sub(
+        r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=[\s,:]|$)", "T", text, flags=re.M
+    )
     text = re.sub(r"cell \d+", "cell N", text)
     text = re.sub(r"\d+%", "T", text)
     text = re.sub(r"seconds': [\d.e+-]+", "seconds': T", text)
-    return re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text)).strip()
+    text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text)).strip()
+    rows = r"(?<=^---\n)(?:.+\n?)+"
+    return re.sub(rows, lambda m: "\n".join(sorted(m[0].split("\n"))), text, flags=re.M)
 
 
 @pytest.mark.parametrize("page", pages())
@@ -121,9 +129,9 @@ def test_pages_print_what_they_show(page):
         shown, outputs_of(page) if shown else [], strict=True
     ):
         assert stable(actual) == stable(expected), program
-    for block in _CONSOLE.findall(text):
-        for command, expected in _COMMAND.findall(block):
-            assert stable(output_of(page, command)) == stable(expected), command
+    for block in _CONSOLE.finditer(text):
+        for command, expected in _COMMAND.findall(block[1]):
+            assert stable(output_of(page, block, command)) == stable(expected), command
 
 
 def ir_blocks() -> list:
@@ -197,10 +205,10 @@ def bless(page: str) -> None:
         return f"```python\n{match[1]}```\n" + (f"\n{fence}{output}\n```\n" if output else "")
 
     def commands(match: re.Match) -> str:
-        parts = [f"$ {c}\n{output_of(page, c)}" for c, _ in _COMMAND.findall(match[1])]
+        parts = [f"$ {c}\n{output_of(page, match, c)}" for c, _ in _COMMAND.findall(match[1])]
         return f"```console\n{''.join(parts)}```\n"
 
-    text = _CONSOLE.sub(commands, _PROGRAM.sub(program, text))
+    text = _PROGRAM.sub(program, _CONSOLE.sub(commands, text))
     with open(os.path.join(ROOT, page), "w") as file:
         file.write(text)
 
