@@ -15,7 +15,6 @@ project = "torch_opaque"
 author = "torch_opaque contributors"
 copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.graphviz"]
-exclude_patterns = []
 highlight_language = "text"
 smartquotes = False  # what is shown is what is printed
 myst_heading_anchors = 4

@@ -276,7 +276,9 @@ def benchmark_results() -> str:
 
 
 def document(path: str) -> str:
-    """A document of the tree's root as a page: links to pages of docs/ lead to them, others to files are names."""
+    """A document of the tree's root as a page: links to pages of docs/ and to others of these lead there, the rest are names."""
     text = re.sub(r"\]\(docs/([\w/]+\.md)", r"](\1", read(path))
-    text = re.sub(r"\]\((ARCHITECTURE|CONTRIBUTING)\.md", lambda m: f"]({m[1].lower()}.md", text)
-    return re.sub(r"\[([^\]]+)\]\((?:README|bench/RESULTS)\.md\)", r"\1", text)
+    text = re.sub(
+        r"\]\((README|ARCHITECTURE|CONTRIBUTING)\.md", lambda m: f"]({m[1].lower()}.md", text
+    )
+    return text.replace("](bench/RESULTS.md", "](benchmarks.md")
