@@ -1,37 +1,47 @@
 """What the documents show is what happens.
 
-README.md: all ```python blocks in order are one program, tour.py; a ```text block that follows one
-is what it prints. docs/ir.md: every ```ir block parses, verifies and prints back byte for byte; its
-tables of ops and reasons are those of the sources.
+Pages (README.md and those of docs/): all ```python blocks of a page in order are one program, named after the page (README's
+is tour.py); a ```text, ```ir or ```{graphviz} block that follows one is what it prints. A ```console block has commands, each
+behind a `$`, with what they print; they run in a folder in which the program, as far as it has come, is a file. docs/ir.md:
+every ```ir block parses, verifies and prints back byte for byte; its tables of ops and reasons are those of the sources.
 Names of files, functions and environment variables that the documents mention exist.
 
-    ./dev python tests/python/test_docs.py    writes README's outputs anew
+    ./dev python tests/python/test_docs.py [PAGE ...]    writes the outputs of the pages anew
 
 Times, rates and addresses differ from run to run and are left out of the comparison; graphs, names,
 kernel counts, bytes and reasons are compared.
 """
 
+import glob
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/ir.md", "docs/accuracy.md")
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
+DOCUMENTS += sorted(glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True))
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n", re.M | re.S)
-_PROGRAM = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
+# Program; fence and options of what follows it; what it prints.
+_PROGRAM = re.compile(
+    r"^```python\n(.*?)^```\n(?:\n(```(?:text|ir|\{graphviz\})\n(?::\w+: [^\n]*\n)*\n?)(.*?)^```\n)?",
+    re.M | re.S,
+)
+_CONSOLE = re.compile(r"^```console\n(.*?)^```\n", re.M | re.S)
+_COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 
-# Runs blocks under the name tour.py with the line numbers of their concatenation; prints a JSON list of outputs.
+# Runs blocks under the name given with the line numbers of their concatenation; prints a JSON list of outputs.
 _DRIVER = """
 import contextlib, io, json, sys
 names, outputs, line = {"__name__": "__main__"}, [], 0
 for block in json.load(sys.stdin):
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(compile("\\n" * line + block, "tour.py", "exec"), names)
+        exec(compile("\\n" * line + block, sys.argv[1], "exec"), names)
     outputs.append(output.getvalue())
     line += block.count("\\n")
 json.dump(outputs, sys.stdout)
@@ -43,36 +53,81 @@ def read(name: str) -> str:
         return file.read()
 
 
-def outputs_of(blocks: list) -> list:
-    """What each block prints, run in order in one fresh process."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
+def pages() -> list:
+    """Documents that have programs or commands."""
+    return [p for p in DOCUMENTS if _PROGRAM.search(text := read(p)) or _CONSOLE.search(text)]
+
+
+def program_name(page: str) -> str:
+    return "tour.py" if page == "README.md" else os.path.basename(page).replace(".md", ".py")
+
+
+def environment() -> dict:
+    """Without settings of ours, and with the tree's tools on the path."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
+    tools = [os.path.dirname(sys.executable), os.path.join(ROOT, "build")]
+    return kept | {
+        "PATH": os.pathsep.join([*tools, kept["PATH"]]),
+        "PYTHONPATH": os.path.join(ROOT, "python"),
+        "PYTHONUNBUFFERED": "1",  # both streams in the order in which they were written
+    }
+
+
+def outputs_of(page: str) -> list:
+    """What each block of the page prints, run in order in one fresh process."""
     result = subprocess.run(
-        [sys.executable, "-c", _DRIVER],
-        input=json.dumps(blocks),
+        [sys.executable, "-c", _DRIVER, program_name(page)],
+        input=json.dumps([match[1] for match in _PROGRAM.finditer(read(page))]),
         capture_output=True,
         text=True,
         timeout=120,
-        env=environment,
+        env=environment(),
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
+def output_of(page: str, block: re.Match, command: str) -> str:
+    """What a command of a console block prints, on both streams. The page's program ends where the block stands."""
+    program = "".join(match[1] for match in _PROGRAM.finditer(block.string[: block.start()]))
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, program_name(page)), "w") as file:
+            file.write(program)
+        return subprocess.run(
+            ["bash", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            env=environment(),
+            cwd=folder,
+        ).stdout
+
+
 def stable(text: str) -> str:
-    """`text` without what differs from run to run: times, rates, ratios, addresses, column widths."""
-    text = re.sub(r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=\s|$)", "T", text, flags=re.M)
+    """`text` without what differs from run to run: times, rates, ratios, addresses, column widths, the order of rows by time."""
+    text = re.sub(
+        r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=[\s,:]|$)", "T", text, flags=re.M
+    )
     text = re.sub(r"cell \d+", "cell N", text)
     text = re.sub(r"\d+%", "T", text)
     text = re.sub(r"seconds': [\d.e+-]+", "seconds': T", text)
-    return re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text)).strip()
+    text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text)).strip()
+    rows = r"(?<=^---\n)(?:.+\n?)+"
+    return re.sub(rows, lambda m: "\n".join(sorted(m[0].split("\n"))), text, flags=re.M)
 
 
-def test_readme_prints_what_it_shows():
-    shown = _PROGRAM.findall(read("README.md"))
-    assert len(shown) >= 4
-    printed = outputs_of([program for program, _ in shown])
-    for (program, expected), actual in zip(shown, printed, strict=True):
+@pytest.mark.parametrize("page", pages())
+def test_pages_print_what_they_show(page):
+    text = read(page)
+    shown = _PROGRAM.findall(text)
+    for (program, _, expected), actual in zip(
+        shown, outputs_of(page) if shown else [], strict=True
+    ):
         assert stable(actual) == stable(expected), program
+    for block in _CONSOLE.finditer(text):
+        for command, expected in _COMMAND.findall(block[1]):
+            assert stable(output_of(page, block, command)) == stable(expected), command
 
 
 def ir_blocks() -> list:
@@ -105,7 +160,7 @@ def test_files_mentioned_exist(document):
     folders = "include|graph|fusion|codegen_llvm|runtime|opaque|registration|python|tools|examples|tests|bench|docs|cmake"
     paths = set(re.findall(rf"(?<![\w/.])((?:{folders})/[\w./-]*\w\.\w+)", read(document)))
     missing = [path for path in paths if not os.path.exists(os.path.join(ROOT, path))]
-    assert paths and not missing
+    assert not missing
 
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
@@ -135,19 +190,25 @@ def test_readme_explains_every_counter():
     assert set(torch_opaque.stats()) <= documented
 
 
-def bless() -> None:
-    """Writes README's text blocks anew from what the programs print."""
-    text = read("README.md")
-    printed = iter(outputs_of([match[1] for match in _PROGRAM.finditer(text)]))
+def bless(page: str) -> None:
+    """Writes the outputs of a page anew from what its programs and commands print."""
+    text = read(page)
+    printed = iter(outputs_of(page) if _PROGRAM.search(text) else [])
 
-    def fresh(match: re.Match) -> str:
-        output = next(printed)
-        shown = "" if match[2] is None else f"\n```text\n{output.rstrip()}\n```\n"
-        return f"```python\n{match[1]}```\n{shown}"
+    def program(match: re.Match) -> str:
+        output = next(printed).rstrip()
+        fence = match[2] or "```text\n"
+        return f"```python\n{match[1]}```\n" + (f"\n{fence}{output}\n```\n" if output else "")
 
-    with open(os.path.join(ROOT, "README.md"), "w") as file:
-        file.write(_PROGRAM.sub(fresh, text))
+    def commands(match: re.Match) -> str:
+        parts = [f"$ {c}\n{output_of(page, match, c)}" for c, _ in _COMMAND.findall(match[1])]
+        return f"```console\n{''.join(parts)}```\n"
+
+    text = _PROGRAM.sub(program, _CONSOLE.sub(commands, text))
+    with open(os.path.join(ROOT, page), "w") as file:
+        file.write(text)
 
 
 if __name__ == "__main__":
-    bless()
+    for page in sys.argv[1:] or pages():
+        bless(page)
