@@ -72,7 +72,8 @@ static const unsigned char *read_node(const unsigned char *at, key_node *out_nod
 /* False: no memory. */
 static bool read_key(const unsigned char *at, key_view *out_key)
 {
-    key_view k = {word_at(at, 0), word_at(at, 1), word_at(at, 2), word_at(at, 3), word_at(at, 4), NULL, NULL, NULL, NULL};
+    key_view k = {
+        word_at(at, 0), word_at(at, 1), word_at(at, 2), word_at(at, 3), word_at(at, 4), NULL, NULL, NULL, NULL};
     at += 5 * sizeof(int32_t);
     k.nodes = malloc(((size_t)k.node_count + 1) * sizeof *k.nodes);
     k.leaves = malloc(((size_t)k.leaf_count + 1) * sizeof *k.leaves);
@@ -281,9 +282,8 @@ static void tell_scalars(words *w)
 
 static void tell_attr(opq_text *text, opq_dtype dtype, const unsigned char *at)
 {
-    opq_attr attr = {.key = (uint8_t)word_at(at, 0),
-                     .is_int = opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT,
-                     .count = word_at(at, 1)};
+    opq_attr attr = {
+        .key = (uint8_t)word_at(at, 0), .is_int = opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT, .count = word_at(at, 1)};
     int64_t ints[INTS_MAX];
     const unsigned char *payload = at + 2 * sizeof(int32_t);
     switch (opq_attr_kind_of((opq_attr_key)attr.key)) {

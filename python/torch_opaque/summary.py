@@ -191,7 +191,8 @@ def edge_lines(edges: list) -> str:
     def saved(group) -> int:
         return sum(e.saves for e in group)
 
-    groups = sorted(_grouped(edges, key), key=lambda g: -saved(g))
+    between = {(e.producer.id, id(e.consumer.kernel)): e for e in edges}  # one value, one reader
+    groups = sorted(_grouped(between.values(), key), key=lambda g: -saved(g))
     lines = []
     for group in groups[:EDGES]:
         edge = group[0]

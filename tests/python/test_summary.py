@@ -74,9 +74,16 @@ def test_edges_are_sorted_by_what_they_cost():
     result = torch_opaque.explain(
         lambda: torch.softmax(x @ w, -1).sum(0) @ w.T + torch.softmax(x @ x, -1)[0], show=False
     )
-    sizes = [e.bytes for e in result.unfused]
     lines = result.text().partition("not fused:\n")[2].partition("\n\n")[0].splitlines()
-    assert len(set(sizes)) > 1 and lines and "matmul" in lines[0] and "295 kB" in lines[0]
+    products = {e.producer.id: e for e in result.unfused if e.producer.op == "matmul"}.values()
+    assert sorted(e.bytes for e in products) == [64 * 64 * 4, 64 * 512 * 4]
+    assert all(e.saves == 2 * e.bytes and e.ends == ("matmul", "softmax") for e in products)
+    assert (
+        lines[0].startswith("  matmul -> softmax x 2: after_matmul") and "save 295 kB" in lines[0]
+    )
+    assert len(lines) > 2 and "would save" in lines[-1]
+    held = torch_opaque.explain(lambda: (h := x @ w, torch.softmax(h, -1)), show=False).unfused
+    assert all(e.saves == e.bytes for e in held)
 
 
 def test_unfused_runs_say_that_grouping_is_off():
