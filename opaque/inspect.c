@@ -167,7 +167,8 @@ void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, char *why)
     opq_report *report = r->report;
     r->reused = why == NULL;
     if (make_room(r, &report->runs, report->run_count, &r->run_capacity, sizeof *report->runs))
-        report->runs[report->run_count++] = (opq_planned){why, plan->step_count, why ? plan->compiled : 0};
+        report->runs[report->run_count++] =
+            (opq_planned){why, plan->step_count, why ? plan->compiled : 0, plan->output_count};
     else
         free(why);
 }

@@ -199,8 +199,8 @@ typedef struct opq_launch {
 } opq_launch;
 /* A run found its plan, or made one because of `why`: the difference from the nearest plan. */
 typedef struct opq_planned {
-    const char *why; /* NULL: found */
-    int32_t kernels, compiled;
+    const char *why;                    /* NULL: found */
+    int32_t kernels, compiled, outputs; /* outputs: values stored for the program */
 } opq_planned;
 typedef struct opq_report {
     opq_launch *launches;

@@ -227,7 +227,7 @@ py::dict report_end()
     for (int i = 0; i < report->run_count; ++i) {
         const opq_planned &run = report->runs[i];
         runs.append(py::dict("why"_a = run.why ? py::object(decoded(run.why)) : py::none(), "kernels"_a = run.kernels,
-                             "compiled"_a = run.compiled));
+                             "compiled"_a = run.compiled, "outputs"_a = run.outputs));
     }
     py::dict result;
     result["runs"] = runs;

@@ -21,7 +21,7 @@ class Explanation:
     """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges;
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
-    from the nearest plan, None if its plan was there, "kernels", "compiled"}."""
+    from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}."""
 
     kernels: list
     unfused: list
