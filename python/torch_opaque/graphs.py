@@ -39,6 +39,12 @@ class Node:
     recorded: str = ""
     forward: "Node | None" = None
 
+    @property
+    def inlined(self) -> bool:
+        """A number that stands in the line of the node it is an operand of, and has none of its own."""
+        used = [o for user in self.users for o in user.operands if o is self]
+        return self.op == "scalar" and len(used) == 1 and not self.output
+
     def __repr__(self) -> str:
         return self.text
 
@@ -222,6 +228,15 @@ class Graph:
             return all(map(fnmatchcase, values, (op, dtype, line, module, name, kernel)))
 
         return list(filter(fits, self.nodes))
+
+    def fold(self) -> str:
+        """The text with what follows itself, as equal layers do, shown once: "x 11 { ... }". Of the stages made of nodes; ValueError for
+        those of kernels' code."""
+        from .folding import fold
+
+        if self.stage_name not in STAGES[:3]:
+            raise ValueError(f"stage {self.stage_name!r} has no nodes to fold")
+        return fold(self)
 
     def to_json(self) -> str:
         """The document that docs/ir.md describes. Graph.from_json() makes a Graph of it, which has no other stages and no code."""
