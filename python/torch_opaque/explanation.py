@@ -186,6 +186,7 @@ def _with_modules(launches: list, graph, machine: dict) -> list:
     for i, launch in enumerate(launches):
         launch["module"] = summary.fold([k.module for k in kernels[i]]) if kernels[i] else ""
         launch["lines"] = " ".join(dict.fromkeys(line for k in kernels[i] for line in k.lines))
+        launch["libraries"] = list(dict.fromkeys(x for k in kernels[i] for x in k.libraries))
         extern = launch["kind"] == "extern"
         launch["roof_seconds"] = None if extern else summary.roof_seconds(launch, machine)
     return launches

@@ -40,6 +40,11 @@ class Node:
     forward: "Node | None" = None
 
     @property
+    def place(self) -> str:
+        """Its line, and that of the installed package that it called."""
+        return f"{self.line} via {self.library}" if self.library else self.line
+
+    @property
     def inlined(self) -> bool:
         """A number that stands in the line of the node it is an operand of, and has none of its own."""
         used = [o for user in self.users for o in user.operands if o is self]
@@ -86,6 +91,11 @@ class Kernel:
     def lines(self) -> list:
         """Source lines of its ops, each once."""
         return list(dict.fromkeys(n.line for n in self.nodes if n.line))
+
+    @property
+    def libraries(self) -> list:
+        """Lines of installed packages that these called, each once."""
+        return list(dict.fromkeys(n.library for n in self.nodes if n.library))
 
     def text(self, stage: str = "kernels") -> str:
         """Its loops ("kernels"), those as C ("c"), or what LLVM makes of them ("llvm", "asm")."""
