@@ -173,6 +173,9 @@ int opq_snapshot_pending_count(const opq_snapshot *snapshot); /* nodes: neither 
 /* Inputs of the graph, in order; borrowed. */
 int opq_snapshot_leaf_count(const opq_snapshot *snapshot);
 opq_value *opq_snapshot_leaf(const opq_snapshot *snapshot, int index);
+/* By the number of the graph's node; borrowed. NULL for inputs and numbers. */
+int opq_snapshot_node_count(const opq_snapshot *snapshot);
+opq_value *opq_snapshot_node(const opq_snapshot *snapshot, int node);
 typedef enum opq_outputs {
     OPQ_OUTPUTS_asked,  /* the values asked for, in order */
     OPQ_OUTPUTS_all,    /* and behind them what a run would store as well, because a live cell holds it */

@@ -21,6 +21,8 @@ int journal_depth();
 void journal_begin();
 // What was recorded since the innermost journal began, is pending and a live tensor holds, as new tensors.
 std::vector<at::Tensor> journal_held();
+// A dtype of PyTorch whose tensors hold such values.
+at::ScalarType stand_in_dtype(opq_dtype dtype);
 // Closes the innermost journal: what each noted cell holds now, as new tensors; with `restore` the cells get their old values back.
 std::vector<at::Tensor> journal_end(bool restore);
 // Called while any journal is open: before a write through this tensor, and for each new cell.

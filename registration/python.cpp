@@ -270,6 +270,7 @@ void bind(py::module_ &m)
     add(m, "fallback_counts", &fallbacks);
     add(m, "op_table", &op_table);
     bind_inspection(m);
+    bind_contents(m);
 }
 
 } // namespace

@@ -118,10 +118,24 @@ def unfused_bytes(tensors: list[Tensor]) -> int:
 def pending(tensor: Tensor) -> tuple[int, int, str, str]:
     """What the tensor waits for: number of ops and of inputs, name and source line of the op recorded last."""
 
+def recorded_values(tensors: list[Tensor]) -> list[Tensor | None]:
+    """Tensors of the nodes of the recorded graph, by their number in it; None for inputs and scalars. While such a tensor lives, a run
+    stores its value."""
+
 def capture(tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
     """The recorded graph of the tensors and its inputs, in order, as dense CPU tensors (copies).
     Computes the inputs' values if a leaf is not yet data; the tensors stay pending. Outputs are the
     tensors as seen through their windows, in the order given."""
+
+class Contents:
+    """What tensors hold at one moment: references to immutable values, nothing is copied. Recording goes on as if nobody looked."""
+
+    def __init__(self, tensors: list[Tensor]) -> None: ...
+    def changed(self) -> list[int]:
+        """Numbers of the tensors that hold something else now; one for tensors that share a storage."""
+
+    def restore(self) -> None:
+        """Puts everything back. Autograd versions are not counted up."""
 
 def report_begin() -> None:
     """From now on the calling thread's runs (and those of its autograd threads) are timed step by step and kept."""

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "compare",
     "describe",
+    "diff",
     "dump",
     "eager",
     "explain",
