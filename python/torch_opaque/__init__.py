@@ -58,6 +58,7 @@ def _register() -> None:
         optim,
         printing,
         processes,
+        profiling,
     )
 
     device.register()
@@ -72,6 +73,7 @@ def _register() -> None:
     optim.register()
     distributed.register()
     processes.register()
+    profiling.register()
     settings.apply(_C)
 
 
