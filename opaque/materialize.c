@@ -29,7 +29,7 @@ typedef struct run {
     opq_buffer **inputs, **results;
     opq_number *scalars;
     struct opq_recorder *recorder;
-    char *why;           /* there was no plan; for the recorder */
+    char *why;           /* there was no plan; for the recorder and the log */
     opq_value **dropped; /* room for what committing lets go, then for `again` */
     opq_value **again;   /* what cells went back to and is still to be computed */
     int again_count;
@@ -118,11 +118,11 @@ static opq_status find_plan(run *r)
             opq_log("plan: reused, of %d ops on %d inputs", s->nodes.count, s->leaves.count);
         return OPQ_OK;
     }
-    if (r->recorder)
+    if (r->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
         OPQ_TRY(opq_why(r->ctx->plans, s, &r->why));
     double start = now();
     OPQ_TRY(build_plan(r, &r->plan));
-    opq_plan_log(r->plan, now() - start);
+    opq_plan_log(r->plan, r->why, now() - start);
     atomic_fetch_add(&r->ctx->stats.plans_built, 1);
     atomic_fetch_add(&r->ctx->stats.kernels_compiled, r->plan->compiled);
     atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));

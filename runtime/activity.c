@@ -83,13 +83,12 @@ static void log_fusion(const opq_plan *plan)
         log_edges(plan);
 }
 
-void opq_plan_log(const opq_plan *plan, double seconds)
+void opq_plan_log(const opq_plan *plan, const char *why, double seconds)
 {
     if (opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
-        opq_log("plan: %d inputs, %d kernels in %d launches, %d compiled, %.3f ms of which %.3f ms compiling; %lld bytes of "
-                "temporaries",
-                plan->input_count, plan->step_count, plan->wave_count, plan->compiled, 1e3 * seconds,
-                1e3 * plan->compile_seconds, (long long)plan->arena_bytes);
+        opq_log("plan: %d kernels in %d launches, %d compiled, %.3f ms of which %.3f ms compiling; %lld bytes of temporaries%s%s",
+                plan->step_count, plan->wave_count, plan->compiled, 1e3 * seconds, 1e3 * plan->compile_seconds,
+                (long long)plan->arena_bytes, why ? "; " : "", why ? why : "");
     if (opq_logs(OPQ_LOG_fusion, OPQ_LOG_INFO))
         log_fusion(plan);
 }
