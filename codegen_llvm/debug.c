@@ -112,9 +112,8 @@ static opq_debug_entry *add_to_gdb(const char *object, size_t size, const Elf64_
     memcpy(entry->object, object, size);
     place(entry->object, symbol, address);
     pthread_mutex_lock(&lock);
-    entry->code = (struct jit_code_entry){.next_entry = __jit_debug_descriptor.first_entry,
-                                          .symfile_addr = entry->object,
-                                          .symfile_size = size};
+    entry->code = (struct jit_code_entry){
+        .next_entry = __jit_debug_descriptor.first_entry, .symfile_addr = entry->object, .symfile_size = size};
     if (entry->code.next_entry)
         entry->code.next_entry->prev_entry = &entry->code;
     __jit_debug_descriptor.first_entry = &entry->code;

@@ -338,8 +338,7 @@ static opq_status compile(compilation *c, const char *name, const char *title,
                           void **out_address)
 {
     OPQ_TRY(fill(c, name, build, data));
-    snprintf(c->symbol, sizeof c->symbol, "%.64s_%llu", title,
-             (unsigned long long)c->jit->next_name++);
+    snprintf(c->symbol, sizeof c->symbol, "%.64s_%llu", title, (unsigned long long)c->jit->next_name++);
     LLVMSetValueName2(LLVMGetNamedFunction(c->emitter.module, name), c->symbol, strlen(c->symbol));
     LLVMMemoryBufferRef object = NULL;
     OPQ_TRY(emit(c, name, LLVMObjectFile, &object));
@@ -373,8 +372,8 @@ opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
     if (open)
         jit->host->activity_end(jit->host->self, open);
     if (opq_logs(OPQ_LOG_compile, OPQ_LOG_INFO))
-        opq_log("compile: %s, %.3f ms%s%s", title, 1e3 * (now() - begun), status == OPQ_OK ? "" : ", failed: ",
-                status == OPQ_OK ? "" : opq_error());
+        opq_log("compile: %s, %.3f ms%s%s", title, 1e3 * (now() - begun),
+                status == OPQ_OK ? "" : ", failed: ", status == OPQ_OK ? "" : opq_error());
     opq_fp_control_set(control);
     return status;
 }

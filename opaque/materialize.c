@@ -23,7 +23,7 @@ typedef struct run {
     opq_snapshot snapshot;
     opq_plan *plan, *lines; /* lines: see plan_with_lines */
     bool reused, mixed, failed_apart;
-    bool watched; /* a profiler is told of it */
+    bool watched;     /* a profiler is told of it */
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
     opq_buffer **inputs, **results;
@@ -330,11 +330,8 @@ static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
 static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
 {
     opq_room room;
-    run r = {.ctx = ctx,
-             .room = &room,
-             .recorder = like->recorder,
-             .watched = like->watched,
-             .whole_steps = like->whole_steps};
+    run r = {
+        .ctx = ctx, .room = &room, .recorder = like->recorder, .watched = like->watched, .whole_steps = like->whole_steps};
     char message[1024];
     opq_room_init(&room);
     opq_status status = run_values(&r, &value, 1, &nothing_else);

@@ -1,6 +1,7 @@
 // Runs, plans, compilations and launches as PyTorch's profiler sees them: one RecordFunction for each.
 #include <ATen/EmptyTensor.h>
 #include <ATen/record_function.h>
+#include <atomic>
 
 #include "lines.h"
 #include "activities.h"
@@ -10,6 +11,8 @@ namespace opq
 
 namespace
 {
+
+std::atomic<bool> profiling{true};
 
 using Arguments = std::unordered_map<std::string, at::IValue>;
 
@@ -61,15 +64,21 @@ std::vector<at::IValue> inputs_of(const opq_activity &activity)
     for (int i = 0; i < activity.operand_count; ++i) {
         const opq_type &type = activity.operands[i];
         const at::ScalarType dtype = torch_dtype(static_cast<opq_dtype>(type.dtype));
-        result.emplace_back(at::Tensor(at::detail::empty_meta(
-            IntArrayRef(type.size, type.rank), dtype == at::ScalarType::Undefined ? at::kByte : dtype)));
+        result.emplace_back(at::Tensor(at::detail::empty_meta(IntArrayRef(type.size, type.rank),
+                                                              dtype == at::ScalarType::Undefined ? at::kByte : dtype)));
     }
     return result;
 }
 
 } // namespace
 
-bool watched(void *) { return at::hasCallbacks(); }
+void set_watched(bool on) { profiling.store(on, std::memory_order_relaxed); }
+
+bool watched(void *)
+{
+    return profiling.load(std::memory_order_relaxed) &&
+           at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
 
 void *activity_begin(void *, const opq_activity *activity) noexcept
 {
@@ -77,9 +86,11 @@ void *activity_begin(void *, const opq_activity *activity) noexcept
         auto open = std::make_unique<Open>();
         if (!open->function.isActive())
             return nullptr;
-        const Arguments arguments = arguments_of(*activity);
-        if (open->function.needsInputs())
+        Arguments arguments;
+        if (open->function.needsInputs()) {
             open->inputs = inputs_of(*activity);
+            arguments = arguments_of(*activity);
+        }
         open->function.before(name_of(*activity), &open->inputs, &arguments);
         return open.release();
     } catch (const std::exception &) { // a profile with a gap is better than no run

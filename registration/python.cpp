@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "activities.h"
 #include "adapter.h"
 #include "lines.h"
 #include "modes.h"
@@ -310,6 +311,7 @@ void bind(py::module_ &m)
     add(m, "get_lines", [] { return lines_setting; });
     add(m, "set_log", &set_log);
     add(m, "get_log", &get_log);
+    add(m, "set_watched", &set_watched);
     add(m, "set_log_file", &set_log_file);
     add(m, "log_topics", &log_topics);
     add(m, "cpu_capability", &cpu_capability);

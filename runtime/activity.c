@@ -40,12 +40,12 @@ void *opq_activity_launch(const opq_host *host, const opq_plan *plan, const opq_
 {
     opq_type operands[OPERANDS_MAX];
     opq_activity activity = {.kind = OPQ_ACTIVITY_kernel,
-                     .name = rows->name,
-                     .shape = rows->shape,
-                     .lines = rows->lines,
-                     .operands = operands,
-                     .operand_count = operands_of(plan->graph, rows->order, operands),
-                     .rows = count};
+                             .name = rows->name,
+                             .shape = rows->shape,
+                             .lines = rows->lines,
+                             .operands = operands,
+                             .operand_count = operands_of(plan->graph, rows->order, operands),
+                             .rows = count};
     for (int32_t i = 0; i < count; i++) {
         activity.bytes_read += rows[i].bytes_read;
         activity.bytes_written += rows[i].bytes_written;
@@ -86,7 +86,8 @@ static void log_fusion(const opq_plan *plan)
 void opq_plan_log(const opq_plan *plan, const char *why, double seconds)
 {
     if (opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
-        opq_log("plan: %d kernels in %d launches, %d compiled, %.3f ms of which %.3f ms compiling; %lld bytes of temporaries%s%s",
+        opq_log("plan: %d kernels in %d launches, %d compiled, %.3f ms of which %.3f ms compiling; %lld bytes of "
+                "temporaries%s%s",
                 plan->step_count, plan->wave_count, plan->compiled, 1e3 * seconds, 1e3 * plan->compile_seconds,
                 (long long)plan->arena_bytes, why ? "; " : "", why ? why : "");
     if (opq_logs(OPQ_LOG_fusion, OPQ_LOG_INFO))

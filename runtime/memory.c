@@ -22,7 +22,7 @@ struct opq_pool {
     pthread_mutex_t lock;
     atomic_int refs;               /* one for the owner, one per live buffer */
     opq_buffer *free[CLASS_COUNT]; /* with their memory, linked */
-    opq_buffer *newest; /* live ones */
+    opq_buffer *newest;            /* live ones */
     size_t cached, cache_limit;
     atomic_llong live, peak, reserved, reserved_peak;
     opq_packed_cache packed;

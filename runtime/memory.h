@@ -20,10 +20,10 @@ typedef struct opq_buffer {
     int size_class; /* -1: adopted */
     void (*drop)(void *);
     void *drop_arg;
-    atomic_bool lent;             /* somebody outside writes to it: no packed copies */
-    bool cached;                  /* a packed copy: not counted as live */
-    _Atomic(opq_packed *) packed; /* views that were right operands: packed.h */
-    struct opq_buffer *next;      /* of free ones, and of packed copies on their way out */
+    atomic_bool lent;                 /* somebody outside writes to it: no packed copies */
+    bool cached;                      /* a packed copy: not counted as live */
+    _Atomic(opq_packed *) packed;     /* views that were right operands: packed.h */
+    struct opq_buffer *next;          /* of free ones, and of packed copies on their way out */
     struct opq_buffer *newer, *older; /* live ones of the pool, but for packed copies */
     _Atomic(uint64_t) maker;          /* what its contents are made by, see opq_buffer_made; 0: not known */
 } opq_buffer;

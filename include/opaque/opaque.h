@@ -254,9 +254,9 @@ typedef struct opq_activity {
     opq_activity_kind kind;
     const char *name;
     /* of a launch: */
-    const char *shape, *lines;               /* of what it makes, and blank-separated source lines */
-    const opq_type *operands;                /* what it reads from memory */
-    int operand_count, rows;                 /* rows: kernels that are the launch */
+    const char *shape, *lines;                /* of what it makes, and blank-separated source lines */
+    const opq_type *operands;                 /* what it reads from memory */
+    int operand_count, rows;                  /* rows: kernels that are the launch */
     int64_t bytes_read, bytes_written, flops; /* of all of them */
 } opq_activity;
 
@@ -285,8 +285,8 @@ static inline bool opq_watched(const opq_host *host) { return host && host->watc
 typedef struct opq_memory_block {
     const void *address;
     int64_t bytes, reserved; /* asked for; of its block */
-    const char *op;          /* of the value in it: "input" for what the host gave; NULL if it is none's, as a run's temporaries */
-    uint32_t line;           /* where that was recorded: the host's id, 0 if unknown */
+    const char *op; /* of the value in it: "input" for what the host gave; NULL if it is none's, as a run's temporaries */
+    uint32_t line; /* where that was recorded: the host's id, 0 if unknown */
 } opq_memory_block;
 
 OPQ_API opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx) OPQ_MUST_CHECK;

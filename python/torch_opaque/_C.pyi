@@ -62,6 +62,9 @@ def log_topics() -> list[str]: ...
 def set_log_file(path: str) -> None:
     """Log lines are appended to this file from now on; "": to stderr. ValueError if it cannot be opened."""
 
+def set_watched(on: bool) -> None:
+    """Whether runs ask if a profiler wants to know of them. True at first: who turns it off has to know when profilers start."""
+
 def cpu_capability() -> str:
     """The instruction set kernels are generated for: "avx2", "avx512", "avx512_bf16", "amx", ..."""
 

@@ -312,10 +312,17 @@ def memory_summary(device=None, abbreviated: bool = False) -> str:
 
     stats = memory_stats(device)
     rows = [
-        (kind, bytes_text(stats[f"{kind}_bytes.all.current"]), bytes_text(stats[f"{kind}_bytes.all.peak"]))
+        (
+            kind,
+            bytes_text(stats[f"{kind}_bytes.all.current"]),
+            bytes_text(stats[f"{kind}_bytes.all.peak"]),
+        )
         for kind in ("allocated", "reserved")
     ]
-    text = table(("memory", "now", "peak"), [*rows, ("packed", bytes_text(stats["packed_bytes.all.current"]), "")])
+    text = table(
+        ("memory", "now", "peak"),
+        [*rows, ("packed", bytes_text(stats["packed_bytes.all.current"]), "")],
+    )
     blocks = {}
     for block in memory_snapshot(device):
         blocks.setdefault((block["op"] or "temporary", block["line"]), []).append(block["size"])

@@ -1,6 +1,9 @@
-"""Names of modules in torch.profiler: while it is on, ops know in whose forward() they are recorded, and kernels say so."""
+"""What happens while a PyTorch profiler is on: runs and kernels tell it of themselves (registration/activities.cpp), and ops know in
+whose forward() they are recorded."""
 
 import torch
+
+from . import _C
 
 _profiler = torch.autograd.profiler
 
@@ -18,42 +21,43 @@ class _Paths:
         return self.known[id(module)][0]
 
 
-class _Scopes:
-    """On from the first profiler that starts to the last that stops."""
+class _Profilers:
+    """Counts those that are on."""
 
     def __init__(self):
-        self.profilers, self.context = 0, None
+        self.count, self.scopes = 0, None
 
     def start(self) -> None:
-        self.profilers += 1
-        if self.context is None:
+        self.count += 1
+        _C.set_watched(True)
+        if self.scopes is None:
             from .naming import scopes
 
-            self.context = scopes(_Paths())
-            self.context.__enter__()
+            self.scopes = scopes(_Paths())
+            self.scopes.__enter__()
 
     def stop(self) -> None:
-        self.profilers = max(self.profilers - 1, 0)
-        if self.context is not None and self.profilers == 0:
-            self.context.__exit__(None, None, None)
-            self.context = None
+        self.count = max(self.count - 1, 0)
+        if self.scopes is not None and self.count == 0:
+            _C.set_watched(False)
+            self.scopes.__exit__(None, None, None)
+            self.scopes = None
 
 
-def _follow(name: str, then) -> None:
-    """What PyTorch calls when a profiler starts or stops does this too. A PyTorch without it profiles without modules."""
-    before = getattr(_profiler, name, None)
-    if before is None:
-        return
-
-    def followed():
-        before()
+def _followed(plain, then):
+    def follow():
+        plain()
         then()
 
-    setattr(_profiler, name, followed)
+    return follow
 
 
 def register() -> None:
-    """Follows the profiler's start and stop."""
-    scopes = _Scopes()
-    _follow("_run_on_profiler_start", scopes.start)
-    _follow("_run_on_profiler_stop", scopes.stop)
+    """Follows what PyTorch calls when a profiler starts or stops. Where it calls nothing, runs ask each time, and modules are not known."""
+    start, stop = "_run_on_profiler_start", "_run_on_profiler_stop"
+    if not (hasattr(_profiler, start) and hasattr(_profiler, stop)):
+        return
+    profilers = _Profilers()
+    setattr(_profiler, start, _followed(getattr(_profiler, start), profilers.start))
+    setattr(_profiler, stop, _followed(getattr(_profiler, stop), profilers.stop))
+    _C.set_watched(False)

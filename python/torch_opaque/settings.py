@@ -96,7 +96,9 @@ def log_levels(text: str) -> dict:
     for word in filter(None, (word.strip() for word in text.split(","))):
         topic, _, level = word.partition(":")
         if topic not in LOG_TOPICS:
-            raise ValueError(f"{topic} is no topic of the log: expected some of {', '.join(LOG_TOPICS)}")
+            raise ValueError(
+                f"{topic} is no topic of the log: expected some of {', '.join(LOG_TOPICS)}"
+            )
         if level not in ("", *LOG_LEVELS):
             raise ValueError(f"{word}: expected level {' or '.join(LOG_LEVELS)}")
         levels[topic] = level or "info"

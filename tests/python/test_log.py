@@ -95,7 +95,9 @@ def test_edges_and_reasons(logged):
 
     edges = torch_opaque.graph(model, stage="fused").unfused
     line, *told = logged("fusion:debug", lambda: model().cpu())
-    assert re.match(rf"fusion: \d+ nodes became \d+ kernels; {len(edges)} edges are not fused", line)
+    assert re.match(
+        rf"fusion: \d+ nodes became \d+ kernels; {len(edges)} edges are not fused", line
+    )
     assert len(told) == len(edges)
     for edge, text in zip(edges, told):
         assert f": {edge.refusal} ({edge.reason}); {edge.bytes} bytes, test_log.py:" in text
@@ -126,7 +128,11 @@ def test_memory_of_the_system(logged):
     sizes = [int(n) for line in lines for n in re.findall(r"took (\d+) bytes", line)]
     back = [int(n) for line in lines for n in re.findall(r"gave (\d+) bytes", line)]
     assert any(size >= 12 << 20 for size in sizes) and sorted(sizes) == sorted(back)
-    made = [line for line in logged("memory:debug", run) if "memory: made a buffer of 12582912 bytes" in line]
+    made = [
+        line
+        for line in logged("memory:debug", run)
+        if "memory: made a buffer of 12582912 bytes" in line
+    ]
     assert len(made) == 1
 
 
@@ -207,7 +213,13 @@ def test_gdb_knows_kernels(root, tmp_path):
     numpy = pytest.importorskip("numpy")
     (tmp_path / "graph.ir").write_text(GRAPH)
     numpy.save(tmp_path / "input0.npy", numpy.ones(64, dtype="float32"))
-    commands = ["set confirm off", "set breakpoint pending on", "break mul_tanh_0_0", "run", "backtrace 3"]
+    commands = [
+        "set confirm off",
+        "set breakpoint pending on",
+        "break mul_tanh_0_0",
+        "run",
+        "backtrace 3",
+    ]
     program = [os.path.join(root, "build", "opq-opt"), "--run", str(tmp_path)]
 
     def backtrace(**environment):
@@ -222,5 +234,7 @@ def test_gdb_knows_kernels(root, tmp_path):
     text = backtrace(OPAQUE_GDB_JIT="1")
     if "ptrace" in text or "not permitted" in text:
         pytest.skip("gdb may not trace here")
-    assert re.search(r"#0 .*\bmul_tanh_0_0 \(", text) and re.search(r"#1 .*\brun_units\b", text), text
+    assert re.search(r"#0 .*\bmul_tanh_0_0 \(", text) and re.search(r"#1 .*\brun_units\b", text), (
+        text
+    )
     assert not re.search(r"^#0 ", backtrace(), re.M)
