@@ -160,6 +160,8 @@ void opq_memory_info(int64_t *out_available, int64_t *out_total);
 /* What the machine can do at most on the threads there are: operations a second of f32 multiply-adds, two each, and bytes read and written a
  * second by copies of some sizes, smallest first. Measured for some tens of milliseconds. */
 opq_status opq_machine_roofline(opq_ctx *ctx, opq_roofline *out_roofline) OPQ_MUST_CHECK;
+/* Live buffers but for packed copies, newest first: a malloc'd array. */
+opq_status opq_memory_blocks(opq_ctx *ctx, opq_memory_block **out_blocks, int *out_count) OPQ_MUST_CHECK;
 /* Drops packed copies of weights and returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
 

@@ -1,10 +1,9 @@
 // Running what is pending: the one place from which this folder makes the core compute.
 #include "shim.h"
 
-#include <atomic>
-
 #include "lines.h"
 #include "modes.h"
+#include "opaque/log.h"
 
 namespace opq
 {
@@ -12,21 +11,12 @@ namespace opq
 namespace
 {
 
-std::atomic<bool> logging{false};
-
-std::string here()
-{
-    char text[256];
-    const size_t length = opq_line_text(opq_line_here(), OPQ_LINE_place, text, sizeof text);
-    return length ? std::string(text, length) : "unknown line";
-}
-
 void log(opq_reason reason, const opq_stats &before)
 {
     opq_stats after;
     opq_stats_read(context(), &after);
-    fprintf(stderr, "[opaque] run (%s) at %s: %lld kernels, %lld compiled, %.3f ms\n", opq_reason_name(reason),
-            here().c_str(), static_cast<long long>(after.kernels_run - before.kernels_run),
+    opq_log("run (%s) at %s: %lld kernels, %lld compiled, %.3f ms", opq_reason_name(reason), line_here().c_str(),
+            static_cast<long long>(after.kernels_run - before.kernels_run),
             static_cast<long long>(after.kernels_compiled - before.kernels_compiled),
             (after.run_seconds - before.run_seconds) * 1e3);
 }
@@ -35,7 +25,7 @@ template <class Body> void run(opq_reason reason, Body body)
 {
     inherit_modes();
     opq_stats before{};
-    const bool log_it = logging.load(std::memory_order_relaxed);
+    const bool log_it = opq_logs(OPQ_LOG_flush, OPQ_LOG_INFO);
     if (log_it)
         opq_stats_read(context(), &before);
     void *const python = opq_python_unlock();
@@ -48,7 +38,12 @@ template <class Body> void run(opq_reason reason, Body body)
 
 } // namespace
 
-void log_runs(bool on) { logging.store(on, std::memory_order_relaxed); }
+std::string line_here()
+{
+    char text[256];
+    const size_t length = opq_line_text(opq_line_here(), OPQ_LINE_place, text, sizeof text);
+    return length ? std::string(text, length) : "unknown line";
+}
 
 void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 {
@@ -59,7 +54,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
     if (!pending)
         return;
     if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && opq_reason_hidden(reason)))
-        TORCH_CHECK(false, "forbid_sync(): ", here(), " needs a value now (", opq_reason_name(reason), ")");
+        TORCH_CHECK(false, "forbid_sync(): ", line_here(), " needs a value now (", opq_reason_name(reason), ")");
     run(reason, [&] {
         return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()),
                                static_cast<int>(values.size()), reason);

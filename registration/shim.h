@@ -172,7 +172,7 @@ void check_castable(at::ScalarType from, at::ScalarType to);
 // ---- running
 void materialize(c10::ArrayRef<Value> values, opq_reason reason);
 void synchronize(opq_reason reason);
-void log_runs(bool on); // a line on stderr per run
+std::string line_here(); // "train.py:41", of this thread
 // The value's memory as a CPU tensor; the value must be computed. Zero copy: not to be written to.
 Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, IntArrayRef strides);
 // A CPU copy-free view of a tensor's contents now (runs what is pending), conj and neg bits carried along.

@@ -52,10 +52,19 @@ def set_lines(which: str) -> None:
     """Source lines: "all" (kept with each recorded op), "flush" (only for runs), "off"."""
 
 def get_lines() -> str: ...
-def set_log(topics: str) -> None:
-    """What is written to stderr: "flush" (a line per run: reason, Python line, kernels) or "" for nothing."""
+def set_log(levels: dict[str, str]) -> None:
+    """Topic of the log to level, "off", "info" or "debug"; topics that are not there are off. ValueError for others."""
 
-def get_log() -> str: ...
+def get_log() -> dict[str, str]:
+    """The topics that are on."""
+
+def log_topics() -> list[str]: ...
+def set_log_file(path: str) -> None:
+    """Log lines are appended to this file from now on; "": to stderr. ValueError if it cannot be opened."""
+
+def set_watched(on: bool) -> None:
+    """Whether runs ask if a profiler wants to know of them. True at first: who turns it off has to know when profilers start."""
+
 def cpu_capability() -> str:
     """The instruction set kernels are generated for: "avx2", "avx512", "avx512_bf16", "amx", ..."""
 
@@ -74,6 +83,10 @@ def memory_reserved() -> int:
 def max_memory_reserved() -> int: ...
 def memory_info() -> tuple[int, int]:
     """(available, total) bytes of the machine, or of the control group of this process."""
+
+def memory_snapshot() -> list[dict[str, Any]]:
+    """Live buffers, newest first: {"address", "size", "reserved": int, "op", "line", "module", "source": str}. `op` and the rest say what
+    recorded the value in it; "input": it came from the host; "": temporaries of a run, or not known."""
 
 def reset_peak_memory_stats() -> None: ...
 def empty_cache() -> None: ...

@@ -59,6 +59,7 @@ def _register() -> None:
         optim,
         printing,
         processes,
+        profiling,
     )
 
     device.register()
@@ -73,6 +74,7 @@ def _register() -> None:
     optim.register()
     distributed.register()
     processes.register()
+    profiling.register()
     settings.apply(_C)
 
 

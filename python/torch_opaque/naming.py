@@ -40,30 +40,36 @@ class Names:
         named += _state(variables, named)
         self.tensors = [(n, t) for n, t in named if isinstance(t, torch.Tensor)]
 
-    @contextmanager
     def scopes(self):
         """While on, ops know the module in whose forward() they are recorded."""
-        stack = []
+        return scopes(lambda module: self.modules.get(id(module), ("", None))[0])
 
-        def enter(module, _):
-            path, _ = self.modules.get(id(module), ("", None))
-            stack.append(_scope(path) if path else stack[-1] if stack else 0)
-            _C.set_scope(stack[-1])
 
-        def leave(*_):
+@contextmanager
+def scopes(path_of):
+    """While on, ops know the path of the module in whose forward() they are recorded; `path_of(module)` is "" if it has none."""
+    stack = []
+
+    def enter(module, _):
+        path = path_of(module)
+        stack.append(_scope(path) if path else stack[-1] if stack else 0)
+        _C.set_scope(stack[-1])
+
+    def leave(*_):
+        if stack:  # else it was entered before
             stack.pop()
-            _C.set_scope(stack[-1] if stack else 0)
+        _C.set_scope(stack[-1] if stack else 0)
 
-        hooks = (
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            _C.set_scope(0)
+    hooks = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _C.set_scope(0)
 
 
 @cache
