@@ -266,6 +266,12 @@ class Graph:
 
         return dot_of_nodes(self) if self.stage_name in STAGES[:3] else dot_of_kernels(self)
 
+    def to_html(self, path, *, title=None, comparison=None, difference=None) -> None:
+        """Writes a report for a browser: one file, which needs no network (docs/report.md). Code of its kernels is made for it."""
+        from . import report
+
+        report.write(path, self, None, comparison, difference, title)
+
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.text)}</pre>"
 
