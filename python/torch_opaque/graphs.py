@@ -82,9 +82,9 @@ class Kernel:
 
     @property
     def module(self) -> str:
-        """The module of its first product, else of most of its ops."""
+        """The module of its first product, else of most of its ops that are in one."""
         products = [n.module for n in self.nodes if n.op == "matmul"]
-        counts = Counter(products[:1] or [n.module for n in self.nodes])
+        counts = Counter(products[:1] or [n.module for n in self.nodes if n.module])
         return counts.most_common(1)[0][0] if counts else ""
 
     @property

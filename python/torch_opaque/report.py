@@ -2,8 +2,8 @@
 shows them (web/, bundled when the package is built). It needs no network and no server.
 
 The file's data are JSON, in parts that the page reads when it needs them: what the core says of each stage, as it says it
-(docs/ir.md), the code of each distinct kernel, and what explain() measured. All sums and names are made here or in the core;
-the page counts nothing."""
+(docs/ir.md), the code of each distinct kernel, and what explain() measured. The page adds up, and counts nothing
+anew."""
 
 import base64
 import html
@@ -11,7 +11,6 @@ import json
 import linecache
 import os
 import zlib
-from collections import Counter
 from importlib import resources
 
 from . import summary
@@ -134,15 +133,9 @@ def _kernel(kernel, code_of: dict) -> dict:
         "nodes": [n.id for n in kernel.nodes],
         "reads": [n.id for n in kernel.reads],
         "writes": [n.id for n in kernel.writes],
-        "backward": _is_backward(kernel),
+        "backward": any(n.forward for n in kernel.nodes),
         "code": code_of.get(kernel.index),
     }
-
-
-def _is_backward(kernel) -> bool:
-    """Are most of its ops gradients?"""
-    counts = Counter(n.forward is not None for n in kernel.nodes if n.operands)
-    return counts[True] > counts[False]
 
 
 def _edge(edge) -> dict:

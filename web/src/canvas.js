@@ -6,10 +6,11 @@ import { corner, TITLE } from "./layout.js";
 const FONT = "system-ui, sans-serif";
 const MONO = "ui-monospace, monospace";
 const SMALL = 5; // pixels: a box lower than that is a mark
+const FAINT = 16; // pixels: a kernel lower than that has the stronger colour of its kind
 const KINDS = ["map", "row", "column", "scan", "index", "matmul", "concat", "update", "extern", "block"];
 
 export function readColours() {
-  const names = ["surface", "raised", "sunken", "text", "muted", "border", "accent", "found", "edge", "page", ...KINDS.map((k) => `kind-${k}`)];
+  const names = ["surface", "raised", "sunken", "text", "muted", "border", "accent", "found", "edge", "page", ...KINDS.flatMap((k) => [`kind-${k}`, `dot-${k}`])];
   return Object.fromEntries(names.map((name) => [name, colour(name)]));
 }
 
@@ -55,7 +56,7 @@ export class Painter {
   #edges(group, x, y) {
     const c = this.context;
     c.strokeStyle = this.colours.edge;
-    c.lineWidth = Math.min(1.2, Math.max(0.8, 0.6 / this.view.scale));
+    c.lineWidth = Math.max(1, 1 / this.view.scale);
     c.beginPath();
     for (const { points } of group.lines) {
       c.moveTo(x + points[0][0], y + points[0][1]);
@@ -78,7 +79,8 @@ export class Painter {
 
   #fill(item) {
     const { colours } = this;
-    if (item.kind === "kernel") return colours[`kind-${item.color}`] ?? colours.surface;
+    const strong = item.h * this.view.scale < FAINT;
+    if (item.kind === "kernel") return colours[`${strong ? "dot" : "kind"}-${item.color}`] ?? colours.surface;
     if (item.kind === "op") return item.parent.kind === "kernel" ? colours.surface : colours.raised;
     return item.depth % 2 ? colours.raised : colours.sunken;
   }
@@ -93,7 +95,7 @@ export class Painter {
     c.beginPath();
     c.roundRect(x, y, item.w, item.h, radius);
     c.fill();
-    c.lineWidth = 1;
+    c.lineWidth = Math.max(1, 1 / this.view.scale);
     c.strokeStyle = this.colours.border;
     if (this.found.has(item)) {
       c.lineWidth = 3 / Math.min(1, this.view.scale);

@@ -25,6 +25,7 @@ class Stage {
   constructor(name, document) {
     this.name = name;
     this.nodes = document.nodes;
+    this.planned = this.nodes.some((node) => node.kernel >= 0);
     this.outputs = new Set(document.outputs);
     this.byCall = group(this.nodes, (node) => node.call);
     this.bySource = group(this.nodes, (node) => node.source);
@@ -34,14 +35,16 @@ class Stage {
     });
   }
 
+  /** What is there before: inputs, and what no kernel has to compute. */
   isInput(i) {
-    const op = this.nodes[i].op;
-    return op === "input" || op === "scalar";
+    const { op, kernel } = this.nodes[i];
+    return op === "input" || op === "scalar" || (this.planned && kernel < 0);
   }
 
-  /** "attn.weight", "%12": what a node is called where others name it. */
+  /** "attn.weight", "0.001", "%12 add": what a node is called where others name it. */
   label(i) {
-    return this.nodes[i].name || `%${i}`;
+    const { name, op, attrs } = this.nodes[i];
+    return name || (op === "scalar" ? String(attrs.value) : `%${i} ${op}`);
   }
 }
 
@@ -51,6 +54,7 @@ export class Model {
     const model = new Model();
     model.report = await part("report");
     model.stages = {};
+    model.reading = {};
     model.main = model.report.stages.at(-1);
     await model.stage(model.main);
     model.addTimes();
@@ -70,14 +74,14 @@ export class Model {
     return this.stages[this.main];
   }
 
-  async stage(name) {
-    this.stages[name] ??= new Stage(name, await part(name));
-    return this.stages[name];
+  /** Read once, when first asked for. */
+  stage(name) {
+    this.reading[name] ??= part(name).then((document) => (this.stages[name] = new Stage(name, document)));
+    return this.reading[name];
   }
 
-  async code() {
-    this.codes ??= await part("code");
-    return this.codes;
+  code() {
+    return (this.reading.code ??= part("code"));
   }
 
   /** A launch's time, shared by its kernels, which have the same code, in proportion to their bytes. */

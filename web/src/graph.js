@@ -36,7 +36,7 @@ export class GraphTab {
       h("div", { class: "split" }, h("div", { class: "outline" }, this.outline.element), this.box),
     );
     this.painter = new Painter(this.canvas, this.model);
-    this.small = new Painter(this.map, this.model);
+    this.small = new Painter(h("canvas"), this.model);
     this.#listen();
     app.selection.subscribe((from) => from !== this && this.#follow());
     this.ready = this.setStage(this.stageName);
@@ -58,7 +58,6 @@ export class GraphTab {
     this.depth = depth;
     this.depths.press(depth);
     unfold(this.items.root, depth);
-    this.items.root.open = true;
     await this.arrange();
     this.fit();
   }
@@ -129,11 +128,13 @@ export class GraphTab {
     this.mapScale = scale;
     if (!this.mapped) {
       this.#size(this.map, w, h);
+      this.#size(this.small.canvas, w, h);
       this.small.draw(root, this.stage, { x: 0, y: 0, scale }, w, h);
-      this.mapped = this.small.context.getImageData(0, 0, this.map.width, this.map.height);
+      this.mapped = true;
     }
-    const c = this.small.context;
-    c.putImageData(this.mapped, 0, 0);
+    const c = this.map.getContext("2d");
+    c.setTransform(1, 0, 0, 1, 0, 0);
+    c.drawImage(this.small.canvas, 0, 0);
     c.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
     c.strokeStyle = this.small.colours.accent;
     c.lineWidth = 1.5;
@@ -145,10 +146,11 @@ export class GraphTab {
     const { clientWidth: width, clientHeight: height } = this.box;
     if (!width || !item.w) return;
     const [x, y] = corner(item);
-    const scale = Math.max(SPAN[0], Math.min(1, (width - 24) / item.w, (height - 24) / item.h));
-    this.view = { scale, x: x - (width / scale - item.w) / 2, y: y - (height / scale - item.h) / 2 };
-    // What is long and thin begins at its top.
-    if (item.h * scale >= height - 24) this.view.y = y - 12 / scale;
+    const [across, down] = [(width - 24) / item.w, (height - 24) / item.h];
+    // What is long and thin is shown from its top, as a part that can be read; the minimap has all of it.
+    const thin = across > 3 * down;
+    const scale = Math.max(SPAN[0], thin ? Math.min(0.7, across, 10 * down) : Math.min(1, across, down));
+    this.view = { scale, x: x - (width / scale - item.w) / 2, y: thin ? y - 12 / scale : y - (height / scale - item.h) / 2 };
     this.draw();
   }
 
@@ -270,7 +272,7 @@ export class GraphTab {
       "span",
       { style: { paddingLeft: `${(item.depth - 1) * 14}px` }, class: item.kind },
       h("span", { class: "fold", "data-fold": folds ? "" : null, "aria-hidden": "true" }, folds),
-      item.kind === "kernel" ? h("i", { class: `dot ${item.color}` }) : null,
+      item.kind === "kernel" ? h("i", { class: `dot kind-${item.color}` }) : null,
       what,
     );
   }

@@ -2,6 +2,7 @@
 
 const CROWD = 100; // more children than that are parted, so that no layout is of many boxes
 const PART = 50;
+const SCREEN = 28; // boxes that are an overview
 
 let made = 0;
 
@@ -117,12 +118,16 @@ export function hierarchy(model, stage) {
   return items;
 }
 
-/** Opens what a depth shows: "module" (the innermost modules are folded), "kernel" (kernels are), "op" (nothing is). */
-export function unfold(item, depth) {
-  const groups = item.children.some((child) => child.children.length && child.kind !== "kernel");
-  if (item.kind === "kernel") item.open = depth === "op";
-  else item.open = depth !== "module" || groups || item.kind === "root";
-  for (const child of item.children) unfold(child, depth);
+/** Opens what a depth shows: "kernel" (kernels are folded), "op" (nothing is), "module" (as many groups as fit on a screen). */
+export function unfold(root, depth) {
+  let shown = 0;
+  const queue = [root];
+  for (let item = queue.shift(); item; item = queue.shift()) {
+    if (item.kind === "kernel") item.open = depth === "op";
+    else item.open = depth !== "module" || item === root || shown + item.children.length <= SCREEN;
+    if (item.open) shown += item.children.length;
+    queue.push(...item.children);
+  }
 }
 
 /** The tree in order, without what is folded. */

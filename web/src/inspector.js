@@ -3,6 +3,7 @@ import { h } from "./dom.js";
 import { bytes, count, percent, plural, rate, seconds, type } from "./format.js";
 
 const MANY = 40;
+const KEYS = [["/", "search"], ["Escape", "select nothing; zoom out"], ["\u2191 \u2193", "rows of a list; boxes of the graph"], ["\u2190 \u2192", "fold, unfold; tabs"], ["Enter", "go to the code; fold, unfold"], ["+ \u2212 0", "zoom the graph; fit it"]];
 export const CODE = [["kernels", "Loops"], ["c", "C"], ["llvm", "LLVM IR"], ["asm", "Assembly"]];
 
 export class Inspector {
@@ -16,11 +17,12 @@ export class Inspector {
   draw() {
     const { selection } = this.app;
     const parts = [];
+    if (selection.edge) parts.push(this.#edge(selection.edge));
     if (selection.group) parts.push(this.#group(selection.group));
     if (selection.source) parts.push(h("h2", {}, "Line"), h("p", { class: "mono" }, selection.source));
     if (selection.node !== null) parts.push(this.#node(selection.stage, selection.node));
     if (selection.kernel !== null) parts.push(this.#kernel(this.model.kernels[selection.kernel], selection.node === null));
-    if (!parts.length) parts.push(h("p", { class: "note" }, "Select a kernel, an op or a line: it is selected in every tab. \u201c/\u201d searches."));
+    if (!parts.length) parts.push(h("p", { class: "note" }, "Select a kernel, an op or a line: it is selected in every tab."), this.#facts(KEYS));
     this.element.replaceChildren(...parts.flat(Infinity).filter(Boolean));
   }
 
@@ -39,7 +41,7 @@ export class Inspector {
     const shared = k.code === null ? 0 : model.kernels.filter((other) => other.code === k.code).length;
     const intensity = k.flops > 8 * k.bytes ? rate(k.flops / k.seconds, "FLOP") : rate(k.bytes / k.seconds, "B");
     return [
-      h("h2", {}, h("i", { class: `dot ${k.kind}` }), h("span", { class: "mono" }, k.name)),
+      h("h2", {}, h("i", { class: `dot kind-${k.kind}` }), h("span", { class: "mono" }, k.name)),
       h(
         "div",
         { class: "jumps" },
@@ -82,7 +84,7 @@ export class Inspector {
     const row = (i) => {
       const node = stage.nodes[i];
       const select = () => this.app.selection.select({ stage: stage.name, node: i });
-      return h("li", {}, h("button", { type: "button", class: "link mono", onclick: select }, node.name || `%${i} ${node.op}`), h("span", { class: "type" }, type(node)));
+      return h("li", {}, h("button", { type: "button", class: "link mono", onclick: select }, stage.label(i)), h("span", { class: "type" }, type(node)));
     };
     const rest = numbers.length - MANY;
     return [h("h3", {}, `${title} (${numbers.length})`), h("ul", { class: "items" }, numbers.slice(0, MANY).map(row), rest > 0 ? h("li", { class: "note" }, `and ${rest} more`) : null)];
@@ -93,7 +95,7 @@ export class Inspector {
     const node = stage.nodes[i];
     const forward = node.forward;
     return [
-      h("h2", {}, h("span", { class: "mono" }, node.name || `%${i} ${node.op}`), h("small", {}, name)),
+      h("h2", {}, h("span", { class: "mono" }, stage.label(i)), h("small", {}, name)),
       this.#facts([
         ["type", type(node)],
         ["bytes", bytes(node.bytes ?? 0)],
@@ -106,6 +108,19 @@ export class Inspector {
       forward === undefined ? null : this.#nodes("Gradient of", stage, [forward]),
       this.#nodes("Reads", stage, [...new Set(node.operands)]),
       this.#nodes("Read by", stage, stage.users[i]),
+    ];
+  }
+
+  #edge(edge) {
+    const stage = this.model.graph;
+    return [
+      h("h2", {}, edge.ends.join(" \u2192 ")),
+      this.#facts([
+        ["not fused", `${edge.refusal}: ${edge.reason}`],
+        ["value", bytes(edge.bytes)],
+        ["would save", bytes(edge.saves)],
+      ]),
+      this.#nodes("Consumer", stage, [edge.consumer]),
     ];
   }
 

@@ -25,12 +25,8 @@ export class OverviewTab {
     });
     this.kernels = this.#kernelTable();
     panel.append(
-      h(
-        "div",
-        { class: "halves" },
-        h("section", {}, h("header", {}, h("h2", {}, run ? "Where time goes" : "Where bytes go"), this.#legend(), run ? keys : null), this.treemap.element),
-        h("section", {}, h("header", {}, h("h2", {}, run ? "Kernels by time" : "Kernels by bytes")), this.kernels.element),
-      ),
+      h("section", {}, h("header", {}, h("h2", {}, run ? "Where time goes" : "Where bytes go"), this.#legend(), run ? keys : null), this.treemap.element),
+      h("section", {}, h("header", {}, h("h2", {}, run ? "Kernels by time" : "Kernels by bytes")), this.kernels.element),
       this.#why(),
       this.#edges(),
     );
@@ -58,7 +54,7 @@ export class OverviewTab {
 
   #legend() {
     const kinds = [...new Set(this.model.kernels.map((k) => k.kind))].sort();
-    return h("ul", { class: "legend", "aria-label": "Colours of kinds of kernels" }, kinds.map((kind) => h("li", {}, h("i", { class: `dot ${kind}` }), kind)));
+    return h("ul", { class: "legend", "aria-label": "Colours of kinds of kernels" }, kinds.map((kind) => h("li", {}, h("i", { class: `dot kind-${kind}` }), kind)));
   }
 
   /** Kernels of one code, shape and place in a layer are one row, as in what explain() prints. */
@@ -79,7 +75,7 @@ export class OverviewTab {
   #kernelTable() {
     const { model, app } = this;
     const first = (g) => g.kernels[0];
-    const name = (g) => [h("i", { class: `dot ${first(g).kind}` }), g.kernels.length > 1 ? `${first(g).name.replace(/_\d+$/, "")} \u00d7 ${g.kernels.length}` : first(g).name];
+    const name = (g) => [h("i", { class: `dot kind-${first(g).kind}` }), g.kernels.length > 1 ? `${g.kernels.length} \u00d7 ${first(g).name.replace(/_\d+$/, "")}` : first(g).name];
     const timed = [
       { title: "time", width: "76px", numeric: true, text: (g) => seconds(g.seconds), sort: (g) => g.seconds },
       { title: "share", width: "54px", numeric: true, text: (g) => percent(g.seconds, model.seconds), sort: (g) => g.seconds },
@@ -88,10 +84,12 @@ export class OverviewTab {
     const table = new Table({
       label: "Kernels",
       columns: [
-        { title: "kernel", width: "minmax(120px, 1.6fr)", text: (g) => h("span", { class: "name" }, name(g)), sort: (g) => first(g).name },
+        { title: "kernel", width: "minmax(150px, 1.6fr)", text: (g) => h("span", { class: "name" }, name(g)), sort: (g) => first(g).name },
         ...(model.run ? timed : []),
         { title: "bytes", width: "72px", numeric: true, text: (g) => bytes(g.bytes), sort: (g) => g.bytes },
-        { title: "module", width: "minmax(80px, 1fr)", text: (g) => (g.kernels.length > 1 ? first(g).layer : first(g).module), sort: (g) => first(g).layer },
+        { title: "shape", width: "minmax(80px, 1fr)", text: (g) => first(g).shape, sort: (g) => first(g).shape },
+        { title: "module", width: "minmax(90px, 1fr)", text: (g) => (g.kernels.length > 1 ? first(g).layer : first(g).module), sort: (g) => first(g).layer },
+        { title: "lines", width: "minmax(90px, 1fr)", text: (g) => first(g).lines.join(" "), sort: (g) => first(g).lines.join(" ") },
       ],
       rows: this.#groups(),
       onselect: (g) => this.#choose(g),
@@ -131,7 +129,7 @@ export class OverviewTab {
     const rows = [...report.edges].sort((a, b) => b.saves - a.saves).slice(0, EDGES);
     if (run && !run.grouping) return h("section", {}, h("h2", {}, "Not fused"), h("p", { class: "note" }, "Grouping is off: each op is a kernel."));
     if (!rows.length) return null;
-    const open = (e) => this.app.selection.select({ stage: this.model.main, node: e.producer }, this);
+    const open = (e) => this.app.selection.select({ stage: this.model.main, node: e.producer, edge: e }, this);
     return h(
       "section",
       {},

@@ -3,8 +3,8 @@ import { h, svg } from "./dom.js";
 import { bytes, count, percent, plural, rate, seconds, type } from "./format.js";
 import { Table } from "./table.js";
 
-const [WIDTH, HEIGHT] = [900, 420];
-const EDGE = { left: 78, right: 20, top: 16, bottom: 44 };
+const [WIDTH, HEIGHT] = [1100, 400];
+const EDGE = { left: 104, right: 20, top: 16, bottom: 44 };
 const MOST = 2000; // points drawn: those of the longest launches
 
 /** Both axes: a function from values to pixels. */
@@ -77,7 +77,7 @@ export class RooflineTab {
       const last = i === roofs.length - 1;
       const text = `${bytes(r)}/s${last ? ", memory" : `, up to ${bytes(size)}`}`;
       const angle = (Math.atan2(y(begin * 10 * r) - y(begin * r), x(begin * 10) - x(begin)) * 180) / Math.PI;
-      const at = [x(begin) + 8, y(begin * r) - 8];
+      const at = [x(begin) + 8, y(begin * r) + (i === 0 ? -8 : 12)];
       return [svg("line", { class: "roof", x1: x(begin), y1: y(begin * r), x2: x(peak / r), y2: y(peak) }), svg("text", { class: "tick", x: at[0], y: at[1], transform: `rotate(${angle} ${at[0]} ${at[1]})` }, text)];
     });
     if (peak) {
@@ -93,7 +93,7 @@ export class RooflineTab {
   #dot(p, x, y) {
     const r = 3 + 14 * Math.sqrt(p.seconds / this.model.seconds);
     const title = svg("title", {}, `${p.name}\n${seconds(p.seconds)}, ${rate(p.speed, "FLOP")}, ${bytes(p.bytes)}`);
-    return svg("circle", { class: `point ${p.kind}`, cx: x(p.intensity), cy: y(p.speed), r, "data-launch": p.index, onclick: () => this.app.selection.select({ kernel: this.#kernelOf(p) }) }, title);
+    return svg("circle", { class: `point kind-${p.kind}`, cx: x(p.intensity), cy: y(p.speed), r, "data-launch": p.index, onclick: () => this.app.selection.select({ kernel: this.#kernelOf(p) }) }, title);
   }
 
   #table() {
@@ -101,7 +101,7 @@ export class RooflineTab {
     const table = new Table({
       label: "Launches",
       columns: [
-        { title: "kernel", width: "minmax(140px, 2fr)", text: (l) => h("span", { class: "name" }, h("i", { class: `dot ${l.kind}` }), `${l.name}${l.rows > 1 ? ` \u00d7 ${l.rows}` : ""}`), sort: (l) => l.name },
+        { title: "kernel", width: "minmax(140px, 2fr)", text: (l) => h("span", { class: "name" }, h("i", { class: `dot kind-${l.kind}` }), `${l.name}${l.rows > 1 ? ` \u00d7 ${l.rows}` : ""}`), sort: (l) => l.name },
         { title: "time", width: "80px", numeric: true, text: (l) => seconds(l.seconds), sort: (l) => l.seconds },
         { title: "of roof", width: "70px", numeric: true, text: (l) => (l.roof_seconds ? percent(l.roof_seconds, l.seconds) : ""), sort: (l) => (l.roof_seconds ?? 0) / l.seconds },
         { title: "lost", width: "80px", numeric: true, text: (l) => (lost(l) > 0 ? seconds(lost(l)) : ""), sort: lost },
@@ -178,7 +178,7 @@ export class MemoryTab {
     });
     const slider = h("input", { type: "range", min: 1, max: this.launches, value: this.at + 1, "aria-label": "Launch", oninput: (e) => this.#move(e.target.valueAsNumber - 1) });
     this.slider = slider;
-    const note = "values that this run stores, from the launch that writes them to the last that reads them; inputs are there before and not counted";
+    const note = "values that this run stores, from the launch that writes them to the last that reads them; one that takes the place of an input counts too";
     this.figure = h("section", { class: "figure" }, h("header", {}, h("h2", {}, "Memory"), h("span", { class: "hint" }, note)), shown, slider);
   }
 
@@ -205,7 +205,6 @@ export class MemoryTab {
         { title: "bytes", width: "76px", numeric: true, text: (v) => bytes(v.bytes), sort: (v) => v.bytes },
         { title: "launches", width: "96px", numeric: true, text: (v) => `${v.first + 1} to ${v.output ? "end" : v.last + 1}`, sort: (v) => v.last - v.first },
         { title: "module", width: "minmax(80px, 1fr)", text: (v) => node(v).module ?? "", sort: (v) => node(v).module ?? "" },
-        { title: "line", width: "minmax(80px, 1fr)", text: (v) => node(v).line ?? "", sort: (v) => node(v).line ?? "" },
       ],
       onselect: (v) => this.app.selection.select({ stage: this.model.main, node: v.node }, this),
       onopen: () => this.app.open("graph"),

@@ -46,7 +46,7 @@ export class Search {
     for (const source of stage.bySource.keys()) entries.push({ kind: "line", text: source.split("/").at(-1), note: "", source });
     stage.nodes.forEach((node, i) => {
       const kind = stage.isInput(i) ? "input" : "op";
-      entries.push({ kind, text: node.name || `%${i} ${node.op}`, note: node.module || node.text, node: i, hidden: `${node.text} ${node.line ?? ""}` });
+      entries.push({ kind, text: stage.label(i), note: node.module || node.text, node: i, hidden: `${node.text} ${node.line ?? ""}` });
     });
     for (const entry of entries) entry.low = `${entry.text} ${entry.note} ${entry.hidden ?? ""}`.toLowerCase();
     return entries;

@@ -12,10 +12,10 @@ export class Selection {
     this.#listeners.push(listener);
   }
 
-  /** `what`: {kernel}, {stage, node}, {source}, or {group}: {name, kernels}. `from`: who selects, and needs not to be told. */
+  /** `what`: {kernel}, {stage, node}, {stage, node, edge}, {source}, or {group}: {name, kernels, ops}. `from`: who selects. */
   select(what, from = null) {
     const { kernels } = this.model;
-    Object.assign(this, { kernel: null, node: null, stage: null, source: null, group: null }, what);
+    Object.assign(this, { kernel: null, node: null, stage: null, source: null, group: null, edge: null }, what);
     if (this.node !== null) this.kernel = this.kernelOf(this.stage, this.node);
     else if (this.source !== null) this.kernel = this.kernelOfLine(this.source);
     if (this.kernel !== null && !kernels[this.kernel]) this.kernel = null;
@@ -24,7 +24,7 @@ export class Selection {
   }
 
   clear(quiet = false) {
-    Object.assign(this, { kernel: null, node: null, stage: null, source: null, group: null, nodes: new Map() });
+    Object.assign(this, { kernel: null, node: null, stage: null, source: null, group: null, edge: null, nodes: new Map() });
     if (!quiet) for (const listener of this.#listeners) listener(null);
   }
 

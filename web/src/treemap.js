@@ -1,9 +1,10 @@
 // Where time or bytes go: modules as nested areas, kernels as the innermost. A click on a module zooms into it.
-import { hierarchy as tree, treemap, treemapSquarify } from "d3-hierarchy";
+import { hierarchy as tree, treemap } from "d3-hierarchy";
 import { announce, h } from "./dom.js";
 import { bytes, percent, seconds } from "./format.js";
 
-const LEAST = [14, 10]; // pixels: smaller areas are not drawn
+const LEAST = [6, 6]; // pixels: smaller areas are not drawn
+const WHOLE = [64, 44]; // and what is in smaller ones neither
 const HEAD = 20;
 
 export class Treemap {
@@ -39,20 +40,32 @@ export class Treemap {
     const root = tree(this.top, kids)
       .sum((item) => (item.kind === "kernel" || !item.children.length ? item[this.key] : 0))
       .sort((a, b) => b.value - a.value);
-    treemap().tile(treemapSquarify).size([width, height]).paddingTop((d) => (d.depth ? HEAD : 0)).paddingInner(2).paddingOuter((d) => (d.depth ? 2 : 0)).round(true)(root);
+    treemap().size([width, height]).paddingInner(2).paddingOuter((d) => (d.depth ? 2 : 0)).paddingTop((d) => (d.depth ? HEAD : 0)).round(true)(root);
     const cells = [];
-    for (const cell of root.descendants().slice(1)) {
-      if (cell.x1 - cell.x0 < LEAST[0] || cell.y1 - cell.y0 < LEAST[1]) continue;
-      cells.push(this.#cell(cell));
-    }
+    const add = (cell) => {
+      const [w, h] = [cell.x1 - cell.x0, cell.y1 - cell.y0];
+      if (w < LEAST[0] || h < LEAST[1]) return;
+      const small = w < WHOLE[0] || h < WHOLE[1];
+      cells.push(this.#cell(cell, small));
+      if (!small) cell.children?.forEach(add);
+    };
+    root.children?.forEach(add);
     this.area.replaceChildren(...cells);
     this.#drawPath();
   }
 
-  #cell({ data: item, x0, y0, x1, y1, depth }) {
+  /** The kind of kernels that most of a group is. */
+  #kind(item) {
+    if (item.kind === "kernel" || !item.children.length) return item.color;
+    const most = item.children.reduce((a, b) => (b[this.key] > a[this.key] ? b : a));
+    return this.#kind(most);
+  }
+
+  #cell({ data: item, x0, y0, x1, y1, depth }, small) {
     const leaf = item.kind === "kernel" || !item.children.length;
-    const wide = x1 - x0 > 48 && y1 - y0 >= 16;
-    const classes = ["cell", leaf ? `leaf ${item.color ?? "map"}` : `group depth${depth % 2}`];
+    const wide = x1 - x0 > 30 && y1 - y0 >= 16;
+    const classes = ["cell", leaf || small ? `kind-${this.#kind(item)}` : `depth${depth % 2}`, leaf ? "leaf" : "group"];
+    if (small) classes.push("small");
     if (leaf && item.kernel === this.kernel) classes.push("selected");
     return h(
       "button",
@@ -66,7 +79,7 @@ export class Treemap {
         onclick: () => (leaf ? this.onselect(item) : this.zoom(item)),
       },
       wide ? h("span", { class: "name" }, item.name) : null,
-      wide && x1 - x0 > 120 ? h("span", { class: "cost" }, this.cost(item)) : null,
+      wide && x1 - x0 > 130 ? h("span", { class: "cost" }, this.cost(item)) : null,
     );
   }
 

@@ -12,13 +12,13 @@ export class UnfusedTab {
       columns: [
         { title: "would save", width: "92px", numeric: true, text: (g) => bytes(g.saves), sort: (g) => g.saves },
         { title: "bytes", width: "84px", numeric: true, text: (g) => bytes(g.bytes), sort: (g) => g.bytes },
-        { title: "edge", width: "minmax(150px, 1.4fr)", text: (g) => `${g.edges[0].ends.join(" \u2192 ")}${g.edges.length > 1 ? ` \u00d7 ${g.edges.length}` : ""}`, sort: (g) => g.edges[0].ends.join() },
+        { title: "edge", width: "minmax(180px, 1.8fr)", text: (g) => `${g.edges[0].ends.join(" \u2192 ")}${g.edges.length > 1 ? ` \u00d7 ${g.edges.length}` : ""}`, sort: (g) => g.edges[0].ends.join() },
         { title: "module", width: "minmax(120px, 1.4fr)", text: modules, sort: modules },
         { title: "line", width: "minmax(90px, 1fr)", text: (g) => g.edges[0].line, sort: (g) => g.edges[0].line },
-        { title: "rule", width: "110px", text: (g) => g.edges[0].refusal, sort: (g) => g.edges[0].refusal },
+        { title: "rule", width: "90px", text: (g) => g.edges[0].refusal, sort: (g) => g.edges[0].refusal },
         { title: "reason", width: "minmax(160px, 2fr)", text: (g) => h("span", { title: g.edges[0].reason }, g.edges[0].reason), sort: (g) => g.edges[0].reason },
       ],
-      onselect: (g) => app.selection.select({ stage: app.model.main, node: g.edges[0].producer }, this),
+      onselect: (g) => app.selection.select({ stage: app.model.main, node: g.edges[0].producer, edge: g.edges[0] }, this),
       onopen: () => app.open("graph"),
     });
     const fold = choice("Equal edges", [["folded", "Equal edges once"], ["all", "Each edge"]], "folded", (how) => this.fill(how === "folded"));
