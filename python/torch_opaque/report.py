@@ -87,10 +87,12 @@ def _part(name: str, value) -> str:
 
 
 def _document(value):
-    """A comparison or difference as to_json() gives it: an object that has it, its text, or what that says."""
+    """A comparison or difference as to_json() gives it: an object that has it, its text, or what that says. JSON has no NaN and
+    no infinities: they are words."""
     if hasattr(value, "to_json"):
         value = value.to_json()
-    return json.loads(value) if isinstance(value, str) else value
+    text = value if isinstance(value, str) else json.dumps(value)
+    return json.loads(text, parse_constant=str)
 
 
 def _stages(graph: Graph) -> dict:

@@ -10,7 +10,19 @@ const FAINT = 16; // pixels: a kernel lower than that has the stronger colour of
 const KINDS = ["map", "row", "column", "scan", "index", "matmul", "concat", "update", "extern", "block"];
 
 export function readColours() {
-  const names = ["surface", "raised", "sunken", "text", "muted", "border", "accent", "found", "edge", "page", ...KINDS.flatMap((k) => [`kind-${k}`, `dot-${k}`])];
+  const names = [
+    "surface",
+    "raised",
+    "sunken",
+    "text",
+    "muted",
+    "border",
+    "accent",
+    "found",
+    "edge",
+    "page",
+    ...KINDS.flatMap((k) => [`kind-${k}`, `dot-${k}`]),
+  ];
   return Object.fromEntries(names.map((name) => [name, colour(name)]));
 }
 
@@ -25,11 +37,22 @@ export class Painter {
   draw(root, stage, view, width, height) {
     const c = this.context;
     const ratio = devicePixelRatio;
-    Object.assign(this, { stage, view, sight: [view.x, view.y, view.x + width / view.scale, view.y + height / view.scale] });
+    Object.assign(this, {
+      stage,
+      view,
+      sight: [view.x, view.y, view.x + width / view.scale, view.y + height / view.scale],
+    });
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.fillStyle = this.colours.page;
     c.fillRect(0, 0, width, height);
-    c.setTransform(view.scale * ratio, 0, 0, view.scale * ratio, -view.x * view.scale * ratio, -view.y * view.scale * ratio);
+    c.setTransform(
+      view.scale * ratio,
+      0,
+      0,
+      view.scale * ratio,
+      -view.x * view.scale * ratio,
+      -view.y * view.scale * ratio,
+    );
     c.textBaseline = "middle";
     c.lineJoin = "round";
     this.boxes = 0;
@@ -64,7 +87,12 @@ export class Painter {
       for (let i = 1; i < last; i++) {
         const [px, py] = points[i];
         const [qx, qy] = points[i + 1];
-        c.quadraticCurveTo(x + px, y + py, x + (i + 1 === last ? qx : (px + qx) / 2), y + (i + 1 === last ? qy : (py + qy) / 2));
+        c.quadraticCurveTo(
+          x + px,
+          y + py,
+          x + (i + 1 === last ? qx : (px + qx) / 2),
+          y + (i + 1 === last ? qy : (py + qy) / 2),
+        );
       }
       if (last === 1) c.lineTo(x + points[1][0], y + points[1][1]);
       if (this.view.scale > 0.35) {
@@ -135,14 +163,26 @@ export class Painter {
     const node = this.stage.nodes[item.node];
     const inputs = node.operands.map((i) => this.stage.nodes[i].name).filter(Boolean);
     this.#text(node.op, x + 8, y + 11, item.w - 16, 12, this.colours.text, MONO);
-    this.#text(inputs.length ? inputs.join(", ") : type(node), x + 8, y + 25, item.w - 16, 10, this.colours.muted, MONO);
+    this.#text(
+      inputs.length ? inputs.join(", ") : type(node),
+      x + 8,
+      y + 25,
+      item.w - 16,
+      10,
+      this.colours.muted,
+      MONO,
+    );
   }
 
   #folded(item, x, y) {
     const { colours } = this;
     const cost = this.model.run && item.seconds ? seconds(item.seconds) : bytes(item.bytes);
     const kernel = item.kind === "kernel";
-    const what = kernel ? `${item.color}, ${item.ops} op${item.ops === 1 ? "" : "s"}` : item.kernels ? `${item.kernels} kernels` : `${item.ops} ops`;
+    const what = kernel
+      ? `${item.color}, ${item.ops} op${item.ops === 1 ? "" : "s"}`
+      : item.kernels
+        ? `${item.kernels} kernels`
+        : `${item.ops} ops`;
     this.#text("+", x + 10, y + 16, 12, 15, kernel ? colours.text : colours.muted);
     this.#text(item.name, x + 24, y + 16, item.w - 34, 13, colours.text, kernel ? MONO : FONT);
     this.#text(`${what}, ${cost}`, x + 24, y + 34, item.w - 34, 11, kernel ? colours.text : colours.muted);

@@ -12,11 +12,13 @@ const ROW = 19;
 function paint(text, language) {
   const rules = {
     graph: /(?<comment>#.*)|(?<name>[%@][\w.]+)|(?<number>\b-?\d[\d.e+-]*\b)|(?<type>\b[a-z]+\d*\[[^\]]*\])/g,
-    kernels: /(?<comment>#.*)|(?<name>[%@][\w.]+)|(?<word>\b(?:parallel|lanes|vector|serial|kernel|over|load|store|in|own|out)\b)|(?<type>\b(?:[fiu]\d+|bf16|bool)\b)|(?<number>\b\d+\b)/g,
+    kernels:
+      /(?<comment>#.*)|(?<name>[%@][\w.]+)|(?<word>\b(?:parallel|lanes|vector|serial|kernel|over|load|store|in|own|out)\b)|(?<type>\b(?:[fiu]\d+|bf16|bool)\b)|(?<number>\b\d+\b)/g,
     c: /(?<comment>\/\*.*?\*\/|\/\/.*|^#.*)|(?<word>\b(?:const|for|if|else|return|void|float|double|int64_t|static|while)\b)|(?<number>\b\d[\w.]*\b)/g,
     llvm: /(?<comment>;.*)|(?<name>[%@][\w."]+)|(?<word>\b(?:define|declare|ret|br|label|load|store|phi|call|getelementptr|fadd|fmul|fsub|fdiv|add|mul|icmp|fcmp|select)\b)|(?<type>\b(?:ptr|i\d+|float|double|half|bfloat)\b)|(?<number>\b\d+\b)/g,
     asm: /(?<comment>#.*)|(?<word>^\s+[a-z]\w*)|(?<name>%?\b[xyz]mm\d+|%[a-z]\w+)|(?<number>\$?-?\b(?:0x)?\d+\b)|(?<type>^[.\w]+:)/g,
-    source: /(?<comment>#.*)|(?<type>"[^"]*"|'[^']*')|(?<word>\b(?:def|class|return|for|in|if|else|elif|with|import|from|lambda|not|and|or|is|None|True|False|yield|while)\b)|(?<number>\b\d[\w.]*\b)/g,
+    source:
+      /(?<comment>#.*)|(?<type>"[^"]*"|'[^']*')|(?<word>\b(?:def|class|return|for|in|if|else|elif|with|import|from|lambda|not|and|or|is|None|True|False|yield|while)\b)|(?<number>\b\d[\w.]*\b)/g,
   };
   const parts = [];
   let end = 0;
@@ -45,7 +47,12 @@ class Pane {
       ],
       onselect: (row) => row.select && tab.app.selection.select(row.select, this),
     });
-    this.element = h("section", { class: "pane", "data-pane": name }, h("header", {}, h("h2", {}, title), this.note), this.table.element);
+    this.element = h(
+      "section",
+      { class: "pane", "data-pane": name },
+      h("header", {}, h("h2", {}, title), this.note),
+      this.table.element,
+    );
   }
 
   fill(rows, note = "") {
@@ -65,7 +72,9 @@ class GraphPane extends Pane {
     const { selection, model } = this.tab.app;
     if (!this.stage) {
       this.stage = await model.stage(this.name);
-      this.fill(this.stage.nodes.map((node, i) => ({ text: node.text, number: i, select: { stage: this.name, node: i } })));
+      this.fill(
+        this.stage.nodes.map((node, i) => ({ text: node.text, number: i, select: { stage: this.name, node: i } })),
+      );
     }
     const marked = selection.in(this.stage);
     this.note.textContent = marked.size ? `${marked.size} selected` : plural(this.stage.nodes.length, "node");
@@ -87,7 +96,10 @@ class SourcePane extends Pane {
       this.fill(this.lines, plural(Object.keys(model.report.sources).length, "file"));
     }
     const sources = selection.sources();
-    this.table.mark(this.lines.flatMap((row, i) => (sources.has(row.source) ? [i] : [])), from !== this);
+    this.table.mark(
+      this.lines.flatMap((row, i) => (sources.has(row.source) ? [i] : [])),
+      from !== this,
+    );
   }
 
   #addFile(path, runs, used) {
@@ -122,7 +134,10 @@ class CodePane extends Pane {
     const sharing = model.kernels.filter((k) => k.code === code);
     const lines = codes[code][this.name].replace(/\n$/, "").split("\n");
     const note = `${kernel.name}${sharing.length > 1 ? `, code shared by ${sharing.length}: ${sharing[0].name}` : ""}`;
-    this.fill(lines.map((text, i) => ({ text, number: i + 1 })), `${note}; ${plural(lines.length, "line")}`);
+    this.fill(
+      lines.map((text, i) => ({ text, number: i + 1 })),
+      `${note}; ${plural(lines.length, "line")}`,
+    );
     this.table.element.scrollTop = 0;
   }
 }
@@ -133,7 +148,8 @@ export class CodeTab {
     const { report, kernels } = app.model;
     this.panes = new Map([["source", new SourcePane(this)]]);
     for (const stage of report.stages) this.panes.set(stage, new GraphPane(this, stage));
-    if (kernels.some((k) => k.code !== null)) for (const [stage, title] of CODE) this.panes.set(stage, new CodePane(this, stage, title));
+    if (kernels.some((k) => k.code !== null))
+      for (const [stage, title] of CODE) this.panes.set(stage, new CodePane(this, stage, title));
     this.shown = new Set(["source", app.model.main, "kernels", "asm"].filter((name) => this.panes.has(name)));
     this.row = h("div", { class: "panes" });
     this.bar = h("div", { class: "bar choice", role: "group", "aria-label": "Panes shown" });
@@ -161,7 +177,9 @@ export class CodeTab {
   }
 
   #arrange() {
-    this.row.replaceChildren(...[...this.panes].filter(([name]) => this.shown.has(name)).map(([, pane]) => pane.element));
+    this.row.replaceChildren(
+      ...[...this.panes].filter(([name]) => this.shown.has(name)).map(([, pane]) => pane.element),
+    );
     for (const button of this.bar.children) button.setAttribute("aria-pressed", String(this.shown.has(button.value)));
     this.update();
   }

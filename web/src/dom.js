@@ -7,7 +7,9 @@ function fill(element, attributes, children) {
     else if (name === "style" && typeof value === "object") Object.assign(element.style, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -27,9 +29,7 @@ export function choice(label, options, chosen, onchoose) {
     for (const button of group.children) button.setAttribute("aria-pressed", String(button.value === value));
   };
   for (const [value, text] of options)
-    group.append(
-      h("button", { value, type: "button", onclick: () => (press(value), onchoose(value)) }, text),
-    );
+    group.append(h("button", { value, type: "button", onclick: () => (press(value), onchoose(value)) }, text));
   press(chosen);
   group.press = press;
   return group;

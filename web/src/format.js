@@ -11,16 +11,37 @@ function scaled(value, units, last) {
 }
 
 export function seconds(value) {
-  const units = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]];
+  const units = [
+    [1, "s"],
+    [1e-3, "ms"],
+    [1e-6, "us"],
+  ];
   return scaled(value, units, `${(value * 1e6).toFixed(2)} us`);
 }
 
 export function bytes(value) {
-  return scaled(value, [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]], `${value} B`);
+  return scaled(
+    value,
+    [
+      [1e9, "GB"],
+      [1e6, "MB"],
+      [1e3, "kB"],
+    ],
+    `${value} B`,
+  );
 }
 
 export function rate(value, unit) {
-  return scaled(value, [[1e12, `T${unit}/s`], [1e9, `G${unit}/s`], [1e6, `M${unit}/s`], [1e3, `k${unit}/s`]], `${digits(value)} ${unit}/s`);
+  return scaled(
+    value,
+    [
+      [1e12, `T${unit}/s`],
+      [1e9, `G${unit}/s`],
+      [1e6, `M${unit}/s`],
+      [1e3, `k${unit}/s`],
+    ],
+    `${digits(value)} ${unit}/s`,
+  );
 }
 
 export function percent(part, whole) {

@@ -13,15 +13,36 @@ const FOLDED = 3000; // more ops than that are folded at first
 
 export class GraphTab {
   constructor(panel, app) {
-    Object.assign(this, { app, model: app.model, view: { x: 0, y: 0, scale: 1 }, stageName: app.model.main, trees: {} });
+    Object.assign(this, {
+      app,
+      model: app.model,
+      view: { x: 0, y: 0, scale: 1 },
+      stageName: app.model.main,
+      trees: {},
+    });
     this.canvas = h("canvas", { tabindex: 0, role: "img", "aria-describedby": "graph-keys" });
     this.map = h("canvas", { class: "minimap", "aria-hidden": "true" });
     this.busy = h("div", { class: "busy", role: "status", hidden: true });
     this.outline = this.#makeOutline();
     this.box = h("div", { class: "drawing" }, this.canvas, this.map, this.busy);
-    this.depths = choice("Depth", [["module", "Modules"], ["kernel", "Kernels"], ["op", "Ops"]], "kernel", (d) => this.setDepth(d));
-    const stages = choice("Stage", app.model.report.stages.map((s) => [s, s]), this.stageName, (s) => this.setStage(s));
-    const button = (text, label, onclick) => h("button", { type: "button", class: "tool", "aria-label": label, title: label, onclick }, text);
+    this.depths = choice(
+      "Depth",
+      [
+        ["module", "Modules"],
+        ["kernel", "Kernels"],
+        ["op", "Ops"],
+      ],
+      "kernel",
+      (d) => this.setDepth(d),
+    );
+    const stages = choice(
+      "Stage",
+      app.model.report.stages.map((s) => [s, s]),
+      this.stageName,
+      (s) => this.setStage(s),
+    );
+    const button = (text, label, onclick) =>
+      h("button", { type: "button", class: "tool", "aria-label": label, title: label, onclick }, text);
     panel.append(
       h(
         "div",
@@ -31,7 +52,11 @@ export class GraphTab {
         button("+", "Zoom in", () => this.zoom(1.4)),
         button("\u2212", "Zoom out", () => this.zoom(1 / 1.4)),
         button("Fit", "Fit all", () => this.fit()),
-        h("span", { id: "graph-keys", class: "hint" }, "drag to pan, wheel to zoom, double click or Enter folds, arrows move"),
+        h(
+          "span",
+          { id: "graph-keys", class: "hint" },
+          "drag to pan, wheel to zoom, double click or Enter folds, arrows move",
+        ),
       ),
       h("div", { class: "split" }, h("div", { class: "outline" }, this.outline.element), this.box),
     );
@@ -91,7 +116,10 @@ export class GraphTab {
     this.mapped = false;
     this.outline.rows = [...outline(this.items.root)];
     this.#showRow();
-    this.canvas.setAttribute("aria-label", `Drawing of ${plural(this.outline.rows.length, "item")}; the outline beside it has them as text`);
+    this.canvas.setAttribute(
+      "aria-label",
+      `Drawing of ${plural(this.outline.rows.length, "item")}; the outline beside it has them as text`,
+    );
   }
 
   // ---- view
@@ -150,7 +178,11 @@ export class GraphTab {
     // What is long and thin is shown from its top, as a part that can be read; the minimap has all of it.
     const thin = across > 3 * down;
     const scale = Math.max(SPAN[0], thin ? Math.min(0.7, across, 10 * down) : Math.min(1, across, down));
-    this.view = { scale, x: x - (width / scale - item.w) / 2, y: thin ? y - 12 / scale : y - (height / scale - item.h) / 2 };
+    this.view = {
+      scale,
+      x: x - (width / scale - item.w) / 2,
+      y: thin ? y - 12 / scale : y - (height / scale - item.h) / 2,
+    };
     this.draw();
   }
 
@@ -167,7 +199,11 @@ export class GraphTab {
     const shown = item.shown;
     const scale = Math.max(this.view.scale, 0.7);
     const [x, y] = corner(shown);
-    this.view = { scale, x: x + shown.w / 2 - width / scale / 2, y: y + Math.min(shown.h, height / scale) / 2 - height / scale / 2 };
+    this.view = {
+      scale,
+      x: x + shown.w / 2 - width / scale / 2,
+      y: y + Math.min(shown.h, height / scale) / 2 - height / scale / 2,
+    };
     this.draw();
   }
 
@@ -190,7 +226,8 @@ export class GraphTab {
     const { selection } = this.app;
     if (item.node !== undefined) selection.select({ stage: this.stageName, node: item.node }, this);
     else if (item.kernel !== undefined) selection.select({ kernel: item.kernel }, this);
-    else selection.select({ group: { name: item.path || item.name, kernels: [...kernelsIn(item)], ops: item.ops } }, this);
+    else
+      selection.select({ group: { name: item.path || item.name, kernels: [...kernelsIn(item)], ops: item.ops } }, this);
     this.draw();
   }
 
@@ -221,7 +258,11 @@ export class GraphTab {
   }
 
   find(matches) {
-    this.painter.found = new Set([...matches].map(({ kernel, node }) => (node !== undefined ? this.items.nodes[node] : this.items.kernels[kernel])?.shown));
+    this.painter.found = new Set(
+      [...matches].map(
+        ({ kernel, node }) => (node !== undefined ? this.items.nodes[node] : this.items.kernels[kernel])?.shown,
+      ),
+    );
     this.draw();
   }
 
@@ -248,7 +289,8 @@ export class GraphTab {
   // ---- input
 
   #makeOutline() {
-    const cost = (item) => (item.seconds && this.model.run ? seconds(item.seconds) : item.bytes ? bytes(item.bytes) : "");
+    const cost = (item) =>
+      item.seconds && this.model.run ? seconds(item.seconds) : item.bytes ? bytes(item.bytes) : "";
     return new Table({
       label: "Outline of the graph",
       head: false,
@@ -335,7 +377,8 @@ export class GraphTab {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key in arrows) this.#move(...arrows[event.key]);
     else if (event.key === "Enter" && this.item) this.toggle(this.item);
-    else if (event.key === "Backspace" && this.item?.parent?.parent) (this.select(this.item.parent), this.centre(this.item));
+    else if (event.key === "Backspace" && this.item?.parent?.parent)
+      (this.select(this.item.parent), this.centre(this.item));
     else if (event.key === "+" || event.key === "=") this.zoom(1.4);
     else if (event.key === "-") this.zoom(1 / 1.4);
     else if (event.key === "0") this.fit();

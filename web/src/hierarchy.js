@@ -106,7 +106,9 @@ export function hierarchy(model, stage) {
     items.nodes[i] = item;
   });
   part(root, (members, first) => {
-    const lines = new Set(members.flatMap((m) => (m.kernel !== undefined ? model.kernels[m.kernel].lines : [stage.nodes[m.node]?.line])));
+    const lines = new Set(
+      members.flatMap((m) => (m.kernel !== undefined ? model.kernels[m.kernel].lines : [stage.nodes[m.node]?.line])),
+    );
     const range = `${first + 1} to ${first + members.length}`;
     return lines.size === 1 && [...lines][0] ? `${[...lines][0]}, ${range}` : range;
   });

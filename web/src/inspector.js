@@ -3,8 +3,20 @@ import { h } from "./dom.js";
 import { bytes, count, percent, plural, rate, seconds, type } from "./format.js";
 
 const MANY = 40;
-const KEYS = [["/", "search"], ["Escape", "select nothing; zoom out"], ["\u2191 \u2193", "rows of a list; boxes of the graph"], ["\u2190 \u2192", "fold, unfold; tabs"], ["Enter", "go to the code; fold, unfold"], ["+ \u2212 0", "zoom the graph; fit it"]];
-export const CODE = [["kernels", "Loops"], ["c", "C"], ["llvm", "LLVM IR"], ["asm", "Assembly"]];
+const KEYS = [
+  ["/", "search"],
+  ["Escape", "select nothing; zoom out"],
+  ["\u2191 \u2193", "rows of a list; boxes of the graph"],
+  ["\u2190 \u2192", "fold, unfold; tabs"],
+  ["Enter", "go to the code; fold, unfold"],
+  ["+ \u2212 0", "zoom the graph; fit it"],
+];
+export const CODE = [
+  ["kernels", "Loops"],
+  ["c", "C"],
+  ["llvm", "LLVM IR"],
+  ["asm", "Assembly"],
+];
 
 export class Inspector {
   constructor(app) {
@@ -21,13 +33,24 @@ export class Inspector {
     if (selection.group) parts.push(this.#group(selection.group));
     if (selection.source) parts.push(h("h2", {}, "Line"), h("p", { class: "mono" }, selection.source));
     if (selection.node !== null) parts.push(this.#node(selection.stage, selection.node));
-    if (selection.kernel !== null) parts.push(this.#kernel(this.model.kernels[selection.kernel], selection.node === null));
-    if (!parts.length) parts.push(h("p", { class: "note" }, "Select a kernel, an op or a line: it is selected in every tab."), this.#facts(KEYS));
+    if (selection.kernel !== null)
+      parts.push(this.#kernel(this.model.kernels[selection.kernel], selection.node === null));
+    if (!parts.length)
+      parts.push(
+        h("p", { class: "note" }, "Select a kernel, an op or a line: it is selected in every tab."),
+        this.#facts(KEYS),
+      );
     this.element.replaceChildren(...parts.flat(Infinity).filter(Boolean));
   }
 
   #facts(rows) {
-    return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== "" && value !== undefined && value !== null).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    return h(
+      "dl",
+      { class: "facts" },
+      rows
+        .filter(([, value]) => value !== "" && value !== undefined && value !== null)
+        .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+    );
   }
 
   #jump(text, action, label) {
@@ -53,7 +76,12 @@ export class Inspector {
         ["kind", `${k.kind}, ${plural(k.nodes.length, "op")}`],
         ["shape", k.shape],
         ["module", k.module],
-        ["time", t ? `${seconds(k.seconds)} (${percent(k.seconds, model.seconds)})${t.rows > 1 ? `, in a launch of ${t.rows}` : ""}` : ""],
+        [
+          "time",
+          t
+            ? `${seconds(k.seconds)} (${percent(k.seconds, model.seconds)})${t.rows > 1 ? `, in a launch of ${t.rows}` : ""}`
+            : "",
+        ],
         ["rate", t && k.seconds ? intensity : ""],
         ["of roof", t?.roof_seconds ? percent(t.roof_seconds, t.seconds) : ""],
         ["reads", bytes(k.bytes_read)],
@@ -64,7 +92,13 @@ export class Inspector {
         ["launch", t ? `${k.launch + 1} of ${model.run.kernels.length}` : k.launch + 1],
       ]),
       k.lines.length ? [h("h3", {}, "Lines"), this.#lines(k)] : null,
-      main ? [this.#nodes("Reads", graph, k.reads), this.#nodes("Writes", graph, k.writes), this.#nodes("Ops", graph, k.nodes)] : null,
+      main
+        ? [
+            this.#nodes("Reads", graph, k.reads),
+            this.#nodes("Writes", graph, k.writes),
+            this.#nodes("Ops", graph, k.nodes),
+          ]
+        : null,
     ];
   }
 
@@ -76,7 +110,17 @@ export class Inspector {
       this.app.open("code", "source");
     };
     const short = (source) => source.split("/").at(-1);
-    return h("ul", { class: "items" }, found.map((source) => h("li", {}, h("button", { type: "button", class: "link mono", title: source, onclick: select(source) }, short(source)))));
+    return h(
+      "ul",
+      { class: "items" },
+      found.map((source) =>
+        h(
+          "li",
+          {},
+          h("button", { type: "button", class: "link mono", title: source, onclick: select(source) }, short(source)),
+        ),
+      ),
+    );
   }
 
   #nodes(title, stage, numbers) {
@@ -84,10 +128,23 @@ export class Inspector {
     const row = (i) => {
       const node = stage.nodes[i];
       const select = () => this.app.selection.select({ stage: stage.name, node: i });
-      return h("li", {}, h("button", { type: "button", class: "link mono", onclick: select }, stage.label(i)), h("span", { class: "type" }, type(node)));
+      return h(
+        "li",
+        {},
+        h("button", { type: "button", class: "link mono", onclick: select }, stage.label(i)),
+        h("span", { class: "type" }, type(node)),
+      );
     };
     const rest = numbers.length - MANY;
-    return [h("h3", {}, `${title} (${numbers.length})`), h("ul", { class: "items" }, numbers.slice(0, MANY).map(row), rest > 0 ? h("li", { class: "note" }, `and ${rest} more`) : null)];
+    return [
+      h("h3", {}, `${title} (${numbers.length})`),
+      h(
+        "ul",
+        { class: "items" },
+        numbers.slice(0, MANY).map(row),
+        rest > 0 ? h("li", { class: "note" }, `and ${rest} more`) : null,
+      ),
+    ];
   }
 
   #node(name, i) {
@@ -103,7 +160,12 @@ export class Inspector {
         ["line", node.source || node.line],
         ["called in", node.library],
         ["recorded as", node.recorded !== node.op ? node.recorded : ""],
-        ["attributes", Object.entries(node.attrs).map(([key, value]) => `${key}=${JSON.stringify(value)}`).join(", ")],
+        [
+          "attributes",
+          Object.entries(node.attrs)
+            .map(([key, value]) => `${key}=${JSON.stringify(value)}`)
+            .join(", "),
+        ],
       ]),
       forward === undefined ? null : this.#nodes("Gradient of", stage, [forward]),
       this.#nodes("Reads", stage, [...new Set(node.operands)]),
@@ -141,7 +203,18 @@ export class Inspector {
       h(
         "ul",
         { class: "items" },
-        dearest.map((k) => h("li", {}, h("button", { type: "button", class: "link mono", onclick: () => app.selection.select({ kernel: k.index }) }, k.name), h("span", { class: "type" }, model.run ? seconds(k.seconds) : bytes(k.bytes)))),
+        dearest.map((k) =>
+          h(
+            "li",
+            {},
+            h(
+              "button",
+              { type: "button", class: "link mono", onclick: () => app.selection.select({ kernel: k.index }) },
+              k.name,
+            ),
+            h("span", { class: "type" }, model.run ? seconds(k.seconds) : bytes(k.bytes)),
+          ),
+        ),
       ),
     ];
   }

@@ -70,7 +70,9 @@ function place(group) {
     const inner = edges.filter(([a]) => local.has(a)).map(([a, b]) => [local.get(a), local.get(b)]);
     const sizes = members.map((m) => [children[m].w, children[m].h]);
     const single = members.length === 1;
-    const { w, h, places, lines } = single ? { w: sizes[0][0], h: sizes[0][1], places: [[0, 0]], lines: [] } : layered(sizes, inner);
+    const { w, h, places, lines } = single
+      ? { w: sizes[0][0], h: sizes[0][1], places: [[0, 0]], lines: [] }
+      : layered(sizes, inner);
     return { members, w, h, places, lines };
   });
   const size = pack(parts);
@@ -78,7 +80,9 @@ function place(group) {
   group.lines = [];
   for (const part of parts) {
     const [dx, dy] = [part.x + PADDING, part.y + PADDING + top];
-    part.members.forEach((m, i) => Object.assign(children[m], { x: part.places[i][0] + dx, y: part.places[i][1] + dy }));
+    part.members.forEach((m, i) =>
+      Object.assign(children[m], { x: part.places[i][0] + dx, y: part.places[i][1] + dy }),
+    );
     for (const [a, b, points] of part.lines) {
       const [from, to] = [children[part.members[a]], children[part.members[b]]];
       group.lines.push({ from, to, points: points.map(([x, y]) => [x + dx, y + dy]) });

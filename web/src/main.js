@@ -38,19 +38,58 @@ class App {
 
   /** wide: without the panel of what is selected */
   #add(name, title, make, wide = false) {
-    const panel = h("div", { class: `panel ${name}`, role: "tabpanel", id: `panel-${name}`, "aria-labelledby": `tab-${name}`, hidden: true });
-    const button = h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, "aria-selected": "false", tabindex: -1, onclick: () => this.open(name) }, title);
+    const panel = h("div", {
+      class: `panel ${name}`,
+      role: "tabpanel",
+      id: `panel-${name}`,
+      "aria-labelledby": `tab-${name}`,
+      hidden: true,
+    });
+    const button = h(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `tab-${name}`,
+        "aria-controls": `panel-${name}`,
+        "aria-selected": "false",
+        tabindex: -1,
+        onclick: () => this.open(name),
+      },
+      title,
+    );
     this.tabs.set(name, { panel, button, make, wide, made: null });
   }
 
   #draw() {
     const { report, run } = this.model;
     this.theme = h("button", { type: "button", class: "tool", onclick: () => this.#turnTheme() });
-    const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: (e) => this.#tabKey(e) }, [...this.tabs.values()].map((t) => t.button));
-    this.main = h("main", {}, [...this.tabs.values()].map((t) => t.panel), this.inspector.element);
+    const tabs = h(
+      "div",
+      { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: (e) => this.#tabKey(e) },
+      [...this.tabs.values()].map((t) => t.button),
+    );
+    this.main = h(
+      "main",
+      {},
+      [...this.tabs.values()].map((t) => t.panel),
+      this.inspector.element,
+    );
     document.body.append(
       h("style", {}, css),
-      h("div", { class: "page" }, h("header", { class: "top" }, h("h1", {}, report.title, h("small", {}, run ? "torch_opaque explain" : "torch_opaque graph")), tabs, this.search.element, this.theme), this.main),
+      h(
+        "div",
+        { class: "page" },
+        h(
+          "header",
+          { class: "top" },
+          h("h1", {}, report.title, h("small", {}, run ? "torch_opaque explain" : "torch_opaque graph")),
+          tabs,
+          this.search.element,
+          this.theme,
+        ),
+        this.main,
+      ),
     );
     this.#setTheme(stored() ?? "auto");
   }
@@ -108,7 +147,9 @@ class App {
     const names = [...this.tabs.keys()];
     const last = names.length - 1;
     const at = names.indexOf(this.current);
-    const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[event.key];
+    const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[
+      event.key
+    ];
     if (next === undefined) return;
     this.open(names[next]);
     this.tabs.get(names[next]).button.focus();

@@ -30,7 +30,13 @@ export class Search {
   #entries() {
     const { model } = this.app;
     const stage = model.graph;
-    const entries = model.kernels.map((k) => ({ kind: "kernel", text: k.name, note: k.module, kernel: k.index, hidden: k.lines.join(" ") }));
+    const entries = model.kernels.map((k) => ({
+      kind: "kernel",
+      text: k.name,
+      note: k.module,
+      kernel: k.index,
+      hidden: k.lines.join(" "),
+    }));
     const modules = new Map();
     for (const k of model.kernels) {
       const names = k.module.split(".");
@@ -43,10 +49,17 @@ export class Search {
       const ops = kernels.reduce((sum, k) => sum + model.kernels[k].nodes.length, 0);
       entries.push({ kind: "module", text: name, note: `${kernels.length} kernels`, group: { name, kernels, ops } });
     }
-    for (const source of stage.bySource.keys()) entries.push({ kind: "line", text: source.split("/").at(-1), note: "", source });
+    for (const source of stage.bySource.keys())
+      entries.push({ kind: "line", text: source.split("/").at(-1), note: "", source });
     stage.nodes.forEach((node, i) => {
       const kind = stage.isInput(i) ? "input" : "op";
-      entries.push({ kind, text: stage.label(i), note: node.module || node.text, node: i, hidden: `${node.text} ${node.line ?? ""}` });
+      entries.push({
+        kind,
+        text: stage.label(i),
+        note: node.module || node.text,
+        node: i,
+        hidden: `${node.text} ${node.line ?? ""}`,
+      });
     });
     for (const entry of entries) entry.low = `${entry.text} ${entry.note} ${entry.hidden ?? ""}`.toLowerCase();
     return entries;
@@ -68,7 +81,12 @@ export class Search {
     const row = (match, i) =>
       h(
         "li",
-        { role: "option", id: `found-${i}`, "aria-selected": String(i === this.chosen), onpointerdown: (e) => (e.preventDefault(), this.#take(match)) },
+        {
+          role: "option",
+          id: `found-${i}`,
+          "aria-selected": String(i === this.chosen),
+          onpointerdown: (e) => (e.preventDefault(), this.#take(match)),
+        },
         h("small", {}, match.kind),
         h("span", { class: "mono" }, match.text),
         h("span", { class: "hint" }, match.note),
@@ -81,7 +99,9 @@ export class Search {
   }
 
   #mark() {
-    [...this.list.querySelectorAll("[role=option]")].forEach((row, i) => row.setAttribute("aria-selected", String(i === this.chosen)));
+    [...this.list.querySelectorAll("[role=option]")].forEach((row, i) =>
+      row.setAttribute("aria-selected", String(i === this.chosen)),
+    );
     const row = this.list.children[this.chosen];
     row?.scrollIntoView({ block: "nearest" });
     if (row?.id) this.field.setAttribute("aria-activedescendant", row.id);

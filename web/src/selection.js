@@ -24,7 +24,15 @@ export class Selection {
   }
 
   clear(quiet = false) {
-    Object.assign(this, { kernel: null, node: null, stage: null, source: null, group: null, edge: null, nodes: new Map() });
+    Object.assign(this, {
+      kernel: null,
+      node: null,
+      stage: null,
+      source: null,
+      group: null,
+      edge: null,
+      nodes: new Map(),
+    });
     if (!quiet) for (const listener of this.#listeners) listener(null);
   }
 

@@ -10,7 +10,19 @@ export class Table {
    * columns: [{title, width, text(row), sort(row), numeric}]: width as in grid-template-columns; text gives a string or an element
    * onselect(row, index), onopen(row, index); rowClass(row), level(row): {level, expanded} makes a tree of it
    */
-  constructor({ label, columns, rows = [], onselect, onopen, rowHeight = 26, head = true, rowClass, tree, onfold, className = "" }) {
+  constructor({
+    label,
+    columns,
+    rows = [],
+    onselect,
+    onopen,
+    rowHeight = 26,
+    head = true,
+    rowClass,
+    tree,
+    onfold,
+    className = "",
+  }) {
     Object.assign(this, { columns, onselect, onopen, rowHeight, rowClass, tree, onfold });
     this.prefix = `table${++tables}`;
     this.selected = -1;
@@ -132,7 +144,11 @@ export class Table {
           : column.title,
       ),
     );
-    return h("div", { class: "head", role: "row", "aria-rowindex": 1, style: { gridTemplateColumns: this.template } }, cells);
+    return h(
+      "div",
+      { class: "head", role: "row", "aria-rowindex": 1, style: { gridTemplateColumns: this.template } },
+      cells,
+    );
   }
 
   /** Numbers fall first, words rise. */
@@ -152,7 +168,8 @@ export class Table {
       return sign * (x < y ? -1 : x > y ? 1 : 0);
     });
     this.columns.forEach((c, i) => {
-      if (c.sort) this.head?.children[i].setAttribute("aria-sort", c !== column ? "none" : falling ? "descending" : "ascending");
+      if (c.sort)
+        this.head?.children[i].setAttribute("aria-sort", c !== column ? "none" : falling ? "descending" : "ascending");
     });
   }
 

@@ -12,7 +12,12 @@ export class Treemap {
   constructor(root, key, onselect) {
     Object.assign(this, { root, key, onselect, top: root });
     this.path = h("nav", { class: "path", "aria-label": "Zoomed to" });
-    this.area = h("div", { class: "treemap", role: "group", "aria-label": "Treemap by module and kernel", onkeydown: (e) => this.#key(e) });
+    this.area = h("div", {
+      class: "treemap",
+      role: "group",
+      "aria-label": "Treemap by module and kernel",
+      onkeydown: (e) => this.#key(e),
+    });
     this.element = h("div", { class: "treemap-box" }, this.path, this.area);
     new ResizeObserver(() => this.draw()).observe(this.area);
   }
@@ -40,7 +45,12 @@ export class Treemap {
     const root = tree(this.top, kids)
       .sum((item) => (item.kind === "kernel" || !item.children.length ? item[this.key] : 0))
       .sort((a, b) => b.value - a.value);
-    treemap().size([width, height]).paddingInner(2).paddingOuter((d) => (d.depth ? 2 : 0)).paddingTop((d) => (d.depth ? HEAD : 0)).round(true)(root);
+    treemap()
+      .size([width, height])
+      .paddingInner(2)
+      .paddingOuter((d) => (d.depth ? 2 : 0))
+      .paddingTop((d) => (d.depth ? HEAD : 0))
+      .round(true)(root);
     const cells = [];
     const add = (cell) => {
       const [w, h] = [cell.x1 - cell.x0, cell.y1 - cell.y0];
@@ -72,8 +82,8 @@ export class Treemap {
       {
         type: "button",
         class: classes.join(" "),
-        title: `${item.path}\n${this.cost(item)}`,
-        "aria-label": `${leaf ? "kernel" : "module"} ${item.path}: ${this.cost(item)}`,
+        title: `${item.path || item.name}\n${this.cost(item)}`,
+        "aria-label": `${leaf ? "kernel" : "module"} ${item.path || item.name}: ${this.cost(item)}`,
         "data-kernel": item.kernel,
         style: { left: `${x0}px`, top: `${y0}px`, width: `${x1 - x0}px`, height: `${y1 - y0}px` },
         onclick: () => (leaf ? this.onselect(item) : this.zoom(item)),
