@@ -48,7 +48,7 @@ def write(
         "title": title or os.path.splitext(os.path.basename(os.fspath(path)))[0],
         "stages": list(stages),
         "kernels": [_kernel(k, code_of) for k in fused.kernels] if fused else [],
-        "edges": [_edge(e) for e in fused.unfused] if fused else [],
+        "edges": [_edge(e) for e in summary.distinct(fused.unfused)] if fused else [],
         "values": _values(fused) if fused else [],
         "sources": _sources(stages.values()),
         "run": _run(explanation) if explanation else None,
@@ -150,7 +150,7 @@ def _edge(edge) -> dict:
         "ends": edge.ends,
         "layers": [summary.pattern(n.module) for n in ends],
         "modules": [n.module for n in ends],
-        "line": edge.producer.line,
+        "line": edge.producer.place,
         "refusal": edge.refusal,
         "reason": edge.reason,
     }

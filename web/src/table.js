@@ -96,19 +96,31 @@ export class Table {
     return [first, first + Math.ceil(this.element.clientHeight / this.rowHeight) + 1];
   }
 
+  /** fresh: rows say something else now; else those that stay in sight stay as they are. */
   #draw(fresh = false) {
     if (!this.element.clientHeight) return;
     const [low, high] = this.#sight();
     const first = Math.max(0, low - AROUND);
     const end = Math.min(this.list.length, high + AROUND);
     if (!fresh && first === this.first && end === this.end) return;
+    if (fresh || first >= this.end || end <= this.first) {
+      this.space.replaceChildren(...this.#rowsOf(first, end));
+    } else {
+      for (let i = this.first; i < Math.min(first, this.end); i++) this.space.firstChild.remove();
+      for (let i = end; i < this.end; i++) this.space.lastChild.remove();
+      this.space.prepend(...this.#rowsOf(first, this.first));
+      this.space.append(...this.#rowsOf(this.end, end));
+    }
     [this.first, this.end] = [first, end];
-    const rows = [];
-    for (let i = first; i < end; i++) rows.push(this.#row(i));
-    this.space.replaceChildren(...rows);
     if (this.selected >= first && this.selected < end)
       this.element.setAttribute("aria-activedescendant", `${this.prefix}-${this.selected}`);
     else this.element.removeAttribute("aria-activedescendant");
+  }
+
+  #rowsOf(first, end) {
+    const rows = [];
+    for (let i = first; i < end; i++) rows.push(this.#row(i));
+    return rows;
   }
 
   #row(i) {
