@@ -61,6 +61,13 @@ class Explanation:
             parts.append(summary.keeper_table(self.keepers))
         return "\n\n".join(filter(None, parts))
 
+    def to_html(self, path, *, title=None, comparison=None, difference=None) -> None:
+        """Writes a report for a browser: one file, which needs no network (docs/report.md). `comparison`, `difference`: of compare()
+        and diff(), as they are or as their to_json() gives them."""
+        from . import report
+
+        report.write(path, self.graph, self, comparison, difference, title)
+
     def _summary(self) -> str:
         count = sum(k["kind"] != "extern" for k in self.kernels)
         spent = sum(k["seconds"] for k in self.kernels)

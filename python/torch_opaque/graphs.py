@@ -82,9 +82,9 @@ class Kernel:
 
     @property
     def module(self) -> str:
-        """The module of its first product, else of most of its ops."""
+        """The module of its first product, else of most of its ops that are in one."""
         products = [n.module for n in self.nodes if n.op == "matmul"]
-        counts = Counter(products[:1] or [n.module for n in self.nodes])
+        counts = Counter(products[:1] or [n.module for n in self.nodes if n.module])
         return counts.most_common(1)[0][0] if counts else ""
 
     @property
@@ -265,6 +265,12 @@ class Graph:
         from .drawing import dot_of_kernels, dot_of_nodes
 
         return dot_of_nodes(self) if self.stage_name in STAGES[:3] else dot_of_kernels(self)
+
+    def to_html(self, path, *, title=None, comparison=None, difference=None) -> None:
+        """Writes a report for a browser: one file, which needs no network (docs/report.md). Code of its kernels is made for it."""
+        from . import report
+
+        report.write(path, self, None, comparison, difference, title)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.text)}</pre>"

@@ -186,6 +186,11 @@ def totals(launches: list, key: str, name, most: int) -> str:
     return text
 
 
+def distinct(edges: list) -> list:
+    """One edge of each value and kernel that reads it."""
+    return list({(e.producer.id, id(e.consumer.kernel)): e for e in edges}.values())
+
+
 def edge_lines(edges: list) -> str:
     """A line for edges of one kind and place; first those that fusing would save the most bytes of."""
 
@@ -196,8 +201,7 @@ def edge_lines(edges: list) -> str:
     def saved(group) -> int:
         return sum(e.saves for e in group)
 
-    between = {(e.producer.id, id(e.consumer.kernel)): e for e in edges}  # one value, one reader
-    groups = sorted(_grouped(between.values(), key), key=lambda g: -saved(g))
+    groups = sorted(_grouped(distinct(edges), key), key=lambda g: -saved(g))
     lines = []
     for group in groups[:EDGES]:
         edge = group[0]
