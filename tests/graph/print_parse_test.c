@@ -210,7 +210,7 @@ static const struct {
     {NODES "  %1 = const f32[] {value=}\n}", "line 3, column 27: expected a number"},
     {NODES "  %1 = mul f32[2] %0, 1x\n}", "line 3, column 24: expected the end of the line"},
     {NODES "  %1 = mul f32[2] %0, f31 1\n}", "line 3, column 23: expected a number"},
-    {NODES "  %1 = mul f32[2] %0, i8 300\n}", "line 3, column 25: value: 300 does not fit into i8"},
+    {NODES "  %1 = mul f32[2] %0, i8 300\n}", "line 3, column 26: value: 300 does not fit i8"},
     {NODES "  %2 = mul f32[2] %0, %1\n}", "line 3, column 23: no node of that number before this line"},
     {NODES "  %3 = mul f32[2] %0, 1\n}",
      "line 3, column 3: 2 numbers of nodes are left out up to here, but only 1 scalars are operands"},
