@@ -221,6 +221,14 @@ def _number(x) -> str:
     return _or_dash(x, "{:.3g}".format)
 
 
+_FIGURES = ("difference", "relative", "ulps", "error", "error_relative", "error_ulps")
+
+
+def _size(o: Output) -> tuple:
+    """Those with NaN first, then by what is relative to the largest number: ulps are many near 0."""
+    return tuple(math.inf if x != x else x or 0.0 for x in (o.relative, o.error_relative))
+
+
 def _output_table(rows: list) -> str:
     """The outputs that differ, and how far those of the fused run are from f64: a row for those of equal layers, the worst of them."""
     groups = defaultdict(list)
@@ -234,30 +242,13 @@ def _output_table(rows: list) -> str:
         return ""
     cells = []
     for (mode, name, dtype), group in groups.items():
-        worst = max(group, key=lambda o: (o.ulps or 0, o.error_ulps or 0))
-        label = name + f" x {len(group)}" if len(group) > 1 else group[0].name
-        figures = (
-            worst.difference,
-            worst.relative,
-            worst.ulps,
-            worst.error,
-            worst.error_relative,
-            worst.error_ulps,
-        )
-        cells.append((worst.ulps or 0, (label, mode, dtype, *map(_number, figures), "")))
-    cells.sort(key=lambda c: -c[0])
-    header = (
-        "output",
-        "mode",
-        "dtype",
-        "max diff",
-        "relative",
-        "ulps",
-        "from f64",
-        "relative",
-        "ulps",
-        "",
-    )
+        worst = max(group, key=_size)
+        label = name + f" x {len(group)}" if len(group) > 1 else worst.name
+        figures = map(_number, (getattr(worst, f) for f in _FIGURES))
+        cells.append((_size(worst), (label, mode, dtype, *figures, "")))
+    cells.sort(key=lambda c: c[0], reverse=True)
+    titles = ("max diff", "relative", "ulps", "from f64", "relative", "ulps", "")
+    header = ("output", "mode", "dtype", *titles)
     text = table(header, [c for _, c in cells[:_OUTPUTS]])
     rest = len(cells) - _OUTPUTS
     return text + (f"\n... {rest} more rows" if rest > 0 else "")
