@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import warnings
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
@@ -108,8 +109,8 @@ class Comparison:
     notes: list = field(default_factory=list)
 
     def _cells(self, row: Row) -> tuple:
-        percent = 100 * (row.ratio_high - row.ratio_low) / 2
-        ratio = f"{row.ratio:.2f}x" + (f" +-{percent:.0f}%" if percent >= 0.5 else "")
+        percent = 50 * (row.ratio_high - row.ratio_low)
+        ratio = f"{row.ratio:.2f}x" + (f" +-{percent:.0f}%" if row.mode != "fused" else "")
         return (
             row.mode,
             seconds_text(row.seconds),
@@ -140,15 +141,12 @@ class Comparison:
             asdict(r) | {"same_bits": r.same_bits, "max_difference": r.max_difference}
             for r in self.rows
         ]
-        return {
-            "schema": "opaque.comparison",
-            "version": VERSION,
-            "rows": rows,
-            "notes": self.notes,
-        }
+        head = {"schema": "opaque.comparison", "version": VERSION}
+        return _finite(head | {"rows": rows, "notes": self.notes})
 
     def to_json(self) -> str:
-        """A document with the fields of Row, Output and FirstDifference. from_json() reads it."""
+        """A document with the fields of Row, Output and FirstDifference, numbers that JSON does not have as the strings "nan", "inf" and
+        "-inf". from_json() reads it."""
         return json.dumps(self.to_dict(), indent=1)
 
     @classmethod
@@ -195,15 +193,40 @@ class Comparison:
         )
 
 
+def _finite(x):
+    if isinstance(x, dict):
+        return {key: _finite(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_finite(value) for value in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def _made(kind, document: dict):
+    """A Row, an Output or a FirstDifference of what _finite() made of it. Other keys are passed over."""
+    values = {name: document[name] for name in kind.__dataclass_fields__}
+    for name, annotated in kind.__annotations__.items():
+        if "float" in str(annotated) and values[name] is not None:
+            values[name] = float(values[name])
+    return kind(**values)
+
+
 def _row_of(document: dict) -> Row:
-    fields = {name: document[name] for name in Row.__dataclass_fields__}
-    fields["outputs"] = [Output(**output) for output in fields["outputs"]]
-    first = fields["first_difference"]
-    return Row(**fields | {"first_difference": first and FirstDifference(**first)})
+    row = _made(Row, document)
+    row.outputs = [_made(Output, output) for output in row.outputs]
+    row.first_difference = row.first_difference and _made(FirstDifference, row.first_difference)
+    return row
 
 
 def _number(x) -> str:
     return _or_dash(x, "{:.3g}".format)
+
+
+_FIGURES = ("difference", "relative", "ulps", "error", "error_relative", "error_ulps")
+
+
+def _size(o: Output) -> tuple:
+    """Those with NaN first, then by what is relative to the largest number: ulps are many near 0."""
+    return tuple(math.inf if x != x else x or 0.0 for x in (o.relative, o.error_relative))
 
 
 def _output_table(rows: list) -> str:
@@ -219,30 +242,13 @@ def _output_table(rows: list) -> str:
         return ""
     cells = []
     for (mode, name, dtype), group in groups.items():
-        worst = max(group, key=lambda o: (o.ulps or 0, o.error_ulps or 0))
-        label = name + f" x {len(group)}" if len(group) > 1 else group[0].name
-        figures = (
-            worst.difference,
-            worst.relative,
-            worst.ulps,
-            worst.error,
-            worst.error_relative,
-            worst.error_ulps,
-        )
-        cells.append((worst.ulps or 0, (label, mode, dtype, *map(_number, figures), "")))
-    cells.sort(key=lambda c: -c[0])
-    header = (
-        "output",
-        "mode",
-        "dtype",
-        "max diff",
-        "relative",
-        "ulps",
-        "from f64",
-        "relative",
-        "ulps",
-        "",
-    )
+        worst = max(group, key=_size)
+        label = name + f" x {len(group)}" if len(group) > 1 else worst.name
+        figures = map(_number, (getattr(worst, f) for f in _FIGURES))
+        cells.append((_size(worst), (label, mode, dtype, *figures, "")))
+    cells.sort(key=lambda c: c[0], reverse=True)
+    titles = ("max diff", "relative", "ulps", "from f64", "relative", "ulps", "")
+    header = ("output", "mode", "dtype", *titles)
     text = table(header, [c for _, c in cells[:_OUTPUTS]])
     rest = len(cells) - _OUTPUTS
     return text + (f"\n... {rest} more rows" if rest > 0 else "")

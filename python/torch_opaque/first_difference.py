@@ -11,7 +11,6 @@ import torch
 
 from . import _C, modes
 from .graphs import read
-from .inspect import held_by
 from .numerics import max_difference
 from .snapshot import recorded
 
@@ -30,7 +29,8 @@ class FirstDifference:
 
     def text(self) -> str:
         """In one line."""
-        kernel = self.kernel and f", by kernel {self.kernel} ({', '.join(self.kernel_ops)})"
+        ops = [*self.kernel_ops[:8], *(["..."] if len(self.kernel_ops) > 8 else [])]
+        kernel = self.kernel and f", by kernel {self.kernel} ({', '.join(ops)})"
         return f"{self.node}{kernel}: {self.difference:.3g}, and its operands agree"
 
 
@@ -43,6 +43,8 @@ class _Search:
         self.reference()
 
     def tensors(self, run) -> list:
+        from .inspect import held_by  # which imports compare()
+
         return run.outputs + held_by(run)
 
     def reference(self, wanted: int = -1):

@@ -45,8 +45,10 @@ def loop(fn, args: tuple, wait, count: int) -> float:
 def _sample(way) -> float:
     """Seconds of a call: the median of some blocks, after calls that warm up."""
     way.loop(2)
-    count = max(1, math.ceil(BLOCK_SECONDS / max(way.loop(1), 1e-9)))
-    blocks, end = [], time.perf_counter() + TURN_SECONDS
+    one = way.loop(1)
+    count = max(1, math.ceil(BLOCK_SECONDS / max(one, 1e-9)))
+    end = time.perf_counter() + TURN_SECONDS - one
+    blocks = [one] if one >= TURN_SECONDS else []
     while not blocks or time.perf_counter() < end:
         blocks.append(way.loop(count) / count)
     return statistics.median(blocks)

@@ -11,6 +11,7 @@ import functools
 import sysconfig
 import types
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -22,16 +23,21 @@ _ATOMS = (types.ModuleType, types.BuiltinFunctionType, type, weakref.ref)
 
 
 class _Memo(dict):
-    """What copy.deepcopy asks for the copy of the object with an id."""
+    """What copy.deepcopy asks for the copy of the object with an id. `found` counts the answers: what led to none holds nothing of
+    the device."""
 
     def __init__(self, twin):
         super().__init__()
-        self.twin = twin
-        self.tensors = {id(t): t for t in objects_of(torch.Tensor) if is_opaque(t)}
+        self.twin, self.found = twin, 0
+        self.objects = {id(x): x for x in objects_of(torch.Tensor, types.FunctionType)}
 
     def get(self, key, default=None):
-        if key not in self and key in self.tensors:
-            return self.twin.tensor(self.tensors[key])
+        known, x = key in self, self.objects.get(key)
+        if not known and is_opaque(x):
+            self.twin.tensor(x)
+        elif not known and isinstance(x, types.FunctionType):
+            return self.twin.function(x)
+        self.found += key in self
         return super().get(key, default)
 
 
@@ -45,7 +51,6 @@ class Twin:
         self._storages = {}  # (cell, dtype): a flat CPU tensor
         self._globals = {}  # id: a copy of the globals of a module of the program
         self._memo = _Memo(self)
-        self._made = 0
         self._saved = None
 
     # ---- tensors
@@ -62,7 +67,6 @@ class Twin:
         )
         made.requires_grad_(t.requires_grad)
         self._memo[id(t)] = made
-        self._made += 1
         if t.is_leaf and t.grad is not None:
             made.grad = self.tensor(t.grad)
         return made
@@ -93,41 +97,46 @@ class Twin:
 
     def restore_gradients(self) -> None:
         """Its leaves have the gradients that those on the device have."""
-        for key, t in self._memo.tensors.items():
-            if key in self._memo and t.is_leaf and t.requires_grad:
+        for key, t in self._memo.objects.items():
+            if key in self._memo and is_opaque(t) and t.is_leaf and t.requires_grad:
                 self._memo[key].grad = None if t.grad is None else self.tensor(t.grad)
 
     # ---- functions and everything else
 
     def __call__(self, x, name: str = "argument"):
-        if id(x) in self._memo:
-            return self._memo[id(x)]
+        """`name`: for an error."""
         if isinstance(x, _ATOMS):
             return x
         if isinstance(x, types.FunctionType):
-            return self._function(x)
+            return self.function(x)
         if isinstance(x, types.MethodType):
             return types.MethodType(x.__func__, self(x.__self__, name))
         if isinstance(x, functools.partial):
             return functools.partial(self(x.func), *self(x.args), **self(x.keywords))
         if isinstance(x, (str, torch.device)):
-            return _moved(x)
-        made = self._made
+            return self._moved(x)
+        found, size = self._memo.found, len(self._memo)
         try:
             copied = copy.deepcopy(x, self._memo)
         except Exception as error:  # of any object's own code
             self.failed.append((name, error))
             return x
-        if self._made > made:
+        if self._memo.found > found:
             return copied
-        self._memo[id(x)] = x
+        for key in list(self._memo)[size:]:
+            del self._memo[key]
         return x
 
-    def _function(self, f: types.FunctionType):
-        code = f.__code__.replace(co_consts=tuple(map(_moved, f.__code__.co_consts)))
+    def function(self, f: types.FunctionType):
+        """A copy, or the function itself if it reaches nothing of the device."""
+        if id(f) in self._memo:
+            self._memo.found += self._memo[id(f)] is not f
+            return self._memo[id(f)]
+        found = self._memo.found
+        code = self._moved(f.__code__)
         inner = f.__globals__
-        if not f.__code__.co_filename.startswith(_LIBRARIES):
-            inner = self._globals.setdefault(id(f.__globals__), dict(f.__globals__))
+        if not code.co_filename.startswith(_LIBRARIES):
+            inner = self._globals.setdefault(id(inner), dict(inner))
         cells = tuple(types.CellType() for _ in f.__closure__ or ())
         made = types.FunctionType(code, inner, f.__name__, None, cells)
         self._memo[id(f)] = made  # before what it names, which may be itself
@@ -135,23 +144,25 @@ class Twin:
         made.__defaults__ = f.__defaults__ and tuple(self(x) for x in f.__defaults__)
         made.__kwdefaults__ = f.__kwdefaults__ and {k: self(v) for k, v in f.__kwdefaults__.items()}
         for name, old, new in zip(code.co_freevars, f.__closure__ or (), cells, strict=True):
-            try:
+            with suppress(ValueError):  # not assigned yet
                 new.cell_contents = self(old.cell_contents, name)
-            except ValueError:  # not assigned yet
-                continue
         if inner is not f.__globals__:
             for name in _names(code) & f.__globals__.keys():
                 inner[name] = self(f.__globals__[name], name)
+        if self._memo.found == found:
+            self._memo[id(f)] = made = f
         return made
 
-
-def _moved(x):
-    """The device's name becomes the CPU's."""
-    if isinstance(x, torch.device):
-        return torch.device("cpu") if x.type == "opaque" else x
-    if isinstance(x, types.CodeType):
-        return x.replace(co_consts=tuple(map(_moved, x.co_consts)))
-    return "cpu" if isinstance(x, str) and x in ("opaque", "opaque:0") else x
+    def _moved(self, x):
+        """The device's name becomes the CPU's, also among the constants of code."""
+        if isinstance(x, types.CodeType):
+            consts = tuple(map(self._moved, x.co_consts))
+            return x if consts == x.co_consts else x.replace(co_consts=consts)
+        name = x.type if isinstance(x, torch.device) else x
+        if not isinstance(name, str) or name not in ("opaque", "opaque:0"):
+            return x
+        self._memo.found += 1
+        return type(x)("cpu")
 
 
 def _names(code: types.CodeType) -> set:

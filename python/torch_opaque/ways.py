@@ -3,6 +3,7 @@
 A way is called in `with way.turn():`, behind which everything is as before."""
 
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -149,12 +150,14 @@ def _no_copy(way: OnCpu, why) -> Exception:
 
 @contextmanager
 def on_the_cpu():
-    """Factory functions make CPU tensors."""
+    """Factory functions make CPU tensors. Of a copied optimizer a scheduler does not know that it counts its steps."""
     default = torch.get_default_device()
     if default.type == "opaque":
         torch.set_default_device(None)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
+            yield
     finally:
         if default.type == "opaque":
             torch.set_default_device(default)
