@@ -241,6 +241,7 @@ def test_a_run_that_fails_ends():
 
 def test_calls_of_cpu_kernels_are_within_theirs():
     x = torch.eye(3, device="opaque") * 2
+    torch.linalg.eigvals(x).cpu()  # the first call predicts its result, by calls of its own
     profiler = profiled(lambda: torch.linalg.eigvals(x).cpu())
     found = {e.key: e for e in profiler.key_averages()}
     ours, theirs = found["opaque::_linalg_eigvals"], found["aten::_linalg_eigvals"]
