@@ -262,6 +262,29 @@ py::dict roofline()
     return py::dict("threads"_a = measured.threads, "flops_per_second"_a = measured.flops, "bandwidth"_a = bandwidth);
 }
 
+// ---- before a run
+
+py::object &watcher()
+{
+    static auto *const object = new py::object; // outlives Python
+    return *object;
+}
+
+// The tensors are gone when the run begins: what they hold would be stored for them.
+void tell(c10::ArrayRef<Value> asked, opq_reason reason, const std::string &line)
+{
+    const py::gil_scoped_acquire locked;
+    const py::object watch = watcher();
+    if (watch)
+        watch(pending_tensors(asked), opq_reason_name(reason), decoded(line));
+}
+
+void set_watcher(const py::object &watch)
+{
+    watcher() = watch.is_none() ? py::object() : watch;
+    watch_runs(watch.is_none() ? nullptr : &tell);
+}
+
 } // namespace
 
 void bind_inspection(py::module_ &m)
@@ -273,6 +296,7 @@ void bind_inspection(py::module_ &m)
     m.def("capture", torch::wrap_pybind_function(&capture));
     m.def("report_begin", [] { opq_report_begin(context()); });
     m.def("report_end", torch::wrap_pybind_function(&report_end));
+    m.def("watch_runs", &set_watcher);
     m.def("journal_begin", torch::wrap_pybind_function(&journal_begin));
     m.def("journal_depth", &journal_depth);
     m.def("journal_held", torch::wrap_pybind_function(&journal_held));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "opaque/record.h"
+#include "shim.h"
 
 namespace opq
 {
@@ -21,6 +22,8 @@ int journal_depth();
 void journal_begin();
 // What was recorded since the innermost journal began, is pending and a live tensor holds, as new tensors.
 std::vector<at::Tensor> journal_held();
+// All that the calling thread recorded, is pending and a live tensor holds, then what else is pending of `asked`.
+std::vector<at::Tensor> pending_tensors(c10::ArrayRef<Value> asked);
 // Closes the innermost journal: what each noted cell holds now, as new tensors; with `restore` the cells get their old values back.
 std::vector<at::Tensor> journal_end(bool restore);
 // Called while any journal is open: before a write through this tensor, and for each new cell.

@@ -13,6 +13,7 @@ namespace
 {
 
 std::atomic<bool> logging{false};
+std::atomic<run_watcher> watcher{nullptr};
 
 std::string here()
 {
@@ -31,9 +32,11 @@ void log(opq_reason reason, const opq_stats &before)
             (after.run_seconds - before.run_seconds) * 1e3);
 }
 
-template <class Body> void run(opq_reason reason, Body body)
+template <class Body> void run(c10::ArrayRef<Value> asked, opq_reason reason, Body body)
 {
     inherit_modes();
+    if (const run_watcher watch = watcher.load(std::memory_order_relaxed))
+        watch(asked, reason, here());
     opq_stats before{};
     const bool log_it = logging.load(std::memory_order_relaxed);
     if (log_it)
@@ -49,6 +52,7 @@ template <class Body> void run(opq_reason reason, Body body)
 } // namespace
 
 void log_runs(bool on) { logging.store(on, std::memory_order_relaxed); }
+void watch_runs(run_watcher watch) { watcher.store(watch, std::memory_order_relaxed); }
 
 void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 {
@@ -60,7 +64,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
         return;
     if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && opq_reason_hidden(reason)))
         TORCH_CHECK(false, "forbid_sync(): ", here(), " needs a value now (", opq_reason_name(reason), ")");
-    run(reason, [&] {
+    run(values, reason, [&] {
         return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()),
                                static_cast<int>(values.size()), reason);
     });
@@ -69,7 +73,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 void synchronize(opq_reason reason)
 {
     if (context_exists())
-        run(reason, [&] { return opq_synchronize(context(), reason); });
+        run({}, reason, [&] { return opq_synchronize(context(), reason); });
 }
 
 } // namespace opq
