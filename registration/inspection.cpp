@@ -127,14 +127,14 @@ class Inspection
     }
 };
 
-// `inputs`: what a name stands for is what the tensor's cell holds, which is what a graph reads.
+// `inputs`: what a name stands for is what the tensor's cell holds or, if that is not computed, held: a graph reads that.
 std::unique_ptr<Inspection> inspect(const py::object &tensors, const std::vector<std::pair<std::string, Tensor>> &inputs)
 {
     const std::vector<Value> values = values_of(tensors_of(tensors));
     std::vector<std::pair<std::string, Value>> names;
     inherit_modes();
     for (const auto &[name, tensor] : inputs)
-        if (opq_value *const held = impl_or_null(tensor) ? opq_cell_value(impl_of(tensor)->cell()) : nullptr)
+        if (opq_value *const held = impl_or_null(tensor) ? opq_cell_computed(impl_of(tensor)->cell()) : nullptr)
             names.emplace_back(name, Value::take(held));
     const py::gil_scoped_release unlocked;
     return std::make_unique<Inspection>(values, names);

@@ -3,10 +3,11 @@
 PyTorch's functions are replaced, for `python -m torch_opaque`, whose process runs this program and nothing else. A
 torch.device context would do half of it, and every op would pay for it: it is asked at each.
 What PyTorch makes for itself (step counters of optimizers, indices of samplers) stays on the CPU, and so does what the
-program makes under another device. The README of what this means for a program is docs/command_line.md.
+program makes under another device. What this means for a program is in docs/command_line.md.
 """
 
 import sys
+from contextlib import contextmanager
 from functools import cache, wraps
 
 import torch
@@ -28,6 +29,7 @@ _MAKES_FOR_PROGRAMS = (
 # only then loads weights without a further package.
 _OF_THEMSELVES = ("torch", "torch_opaque", "safetensors", "transformers.modeling_utils")
 _to_cpu = torch.Tensor.cpu
+_suspended = False
 
 
 @cache
@@ -36,9 +38,20 @@ def _is_program(module: str) -> bool:
     return not by_itself or module.startswith(_MAKES_FOR_PROGRAMS)
 
 
+@contextmanager
+def suspended():
+    """For this block the CPU is the CPU: what compares with it runs the program's functions there."""
+    global _suspended
+    before, _suspended = _suspended, True
+    try:
+        yield
+    finally:
+        _suspended = before
+
+
 def _called_by_program() -> bool:
     """Asked by what replaces a function: did the program call it, or PyTorch for itself?"""
-    return _is_program(sys._getframe(2).f_globals.get("__name__", ""))
+    return not _suspended and _is_program(sys._getframe(2).f_globals.get("__name__", ""))
 
 
 def _is_cpu(device) -> bool:
@@ -118,7 +131,8 @@ class _TensorType(type):
     """Of torch.FloatTensor and its like: they make tensors, are asked by isinstance() and taken by Tensor.type()."""
 
     def __call__(cls, *args, **kwargs):
-        return _moved(cls.plain(*args, **kwargs))
+        result = cls.plain(*args, **kwargs)
+        return _moved(result) if _called_by_program() else result
 
     def __instancecheck__(cls, x) -> bool:
         on_cpu = isinstance(x, torch.Tensor) and x.device.type in ("cpu", "opaque")
@@ -188,7 +202,7 @@ def _batch_part(x):
 
 def _register(plain):
     def register(self, name, tensor, *args, **kwargs):
-        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+        if not _suspended and isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
             if isinstance(tensor, torch.nn.Parameter):
                 replace_contents(
                     tensor, torch.nn.Parameter(tensor.to("opaque"), tensor.requires_grad)
@@ -221,6 +235,8 @@ def _autocast(plain):
 
 def _compile(plain):
     def compile(model=None, **options):
+        if not _called_by_program():
+            return plain(model, **options)
         return (lambda function: function) if model is None else model
 
     return compile

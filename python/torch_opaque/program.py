@@ -23,9 +23,9 @@ def _script(path: str) -> tuple:
             source = file.read()
     except OSError as error:
         raise NoProgram(f"can't open {path!r}: {error.strerror}") from error
-    main = types.ModuleType("__main__")
+    path, main = os.path.abspath(path), types.ModuleType("__main__")
     main.__file__, main.__builtins__ = path, __builtins__
-    return compile(source, path, "exec"), main, os.path.dirname(os.path.abspath(path))
+    return compile(source, path, "exec"), main, os.path.dirname(path)
 
 
 def _module(name: str) -> tuple:

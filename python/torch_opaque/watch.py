@@ -95,7 +95,10 @@ class Runs(Names):
         return super().path_of(module, outermost)
 
     def _close(self) -> None:
-        report = _C.report_end()
+        try:
+            report = _C.report_end()
+        except RuntimeError:  # the program's own explain() ended it
+            report = {"launches": []}
         if self._current and report["launches"]:
             self._current.add(report)
         self._current = None
@@ -206,6 +209,7 @@ class Calls:
         self.seen += 1
         try:
             function, args, kwargs = _call_of(frame)
+            _C.synchronize("inspect")  # what the arguments wait for is not the function's
             self.result = self._look(function, *args, **kwargs)
         except Exception as error:
             self.error, self._last = error, self.seen

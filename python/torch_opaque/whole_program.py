@@ -12,13 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from .summary import seconds_text, table
 
-# What `run` is told.
-_WAYS = {
-    "fused": (),
-    "unfused": ("--mode", "unfused"),
-    "eager": ("--mode", "eager"),
-    "cpu": ("--device", "none"),
-}
+_PEERS = ("unfused", "eager", "cpu")
 
 
 class Trouble(Exception):
@@ -85,9 +79,11 @@ def _process(command: list) -> str:
 def _take_turn(row: Row, options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "run.json")
-        module = ["-m"] if options.module else []
-        command = ["run", *_WAYS[row.mode], "--json", path, *module, options.script]
-        row.output = _process([*command, *options.arguments])
+        command = ["run", "--json", path]
+        command += ["--device", "none" if row.mode == "cpu" else options.device]
+        command += ["--mode", row.mode] if row.mode in ("unfused", "eager") else []
+        command += ["-m"] if options.module else []
+        row.output = _process([*command, options.script, *options.arguments])
         with open(path, encoding="utf-8") as file:
             counted = json.load(file)
     row.turns.append(counted["seconds"])
@@ -104,21 +100,21 @@ def _progress(total: int):
         from rich.progress import Progress
     except ImportError:
         Console = None
+    done = iter(range(total))
     if Console is None or not sys.stderr.isatty():
-        count = iter(range(1, total + 1))
-        yield lambda what: print(f"turn {next(count)} of {total}: {what}", file=sys.stderr)
+        yield lambda what: print(f"turn {next(done) + 1} of {total}: {what}", file=sys.stderr)
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total + 1)
-        yield lambda what: progress.update(task, advance=1, description=what)
+        task = progress.add_task("", total=total)
+        yield lambda what: progress.update(task, completed=next(done), description=what)
 
 
 def compare(options, peers: tuple) -> Turns:
     """Runs the program some times in each way. Raises Trouble."""
     for peer in peers:
-        if peer not in _WAYS:
+        if peer not in _PEERS:
             hint = ", or name a function: --function" if peer.startswith("inductor") else ""
-            raise Trouble(f"--vs {peer}: expected some of {', '.join(_WAYS)}{hint}")
+            raise Trouble(f"--vs {peer}: expected some of {', '.join(_PEERS)}{hint}")
     rows, repeat = [Row(way) for way in (*peers, "fused")], options.repeat or 3
     with _progress(len(rows) * repeat) as begin:
         for _ in range(repeat):
@@ -130,13 +126,12 @@ def compare(options, peers: tuple) -> Turns:
     return Turns(rows)
 
 
-def graph_of_script(command: str, options) -> str:
+def graph_of(command: str, options) -> str:
     """The fused graph of a script with its arguments, as JSON. Raises Trouble."""
     looked = ["--function", options.function] if options.function else []
     looked += ["--call", str(options.call)] if options.call else []
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "graph.json")
-        device = ["--device", options.device]
-        _process(["graph", "--json", path, *looked, *device, *shlex.split(command)])
+        _process(["graph", "--json", path, *looked, *shlex.split(command)])
         with open(path, encoding="utf-8") as file:
             return file.read()
