@@ -162,6 +162,20 @@ uint64_t opq_cell_address(opq_cell *cell)
 
 /* ---- reading */
 
+opq_value *opq_cell_computed(opq_cell *cell)
+{
+    opq_spin_lock(&cell->ctx->lock);
+    opq_value *value = cell->value;
+    if (value && value->state == OPQ_VALUE_pending)
+        value = cell->history_count > 0 ? cell->history[0] : NULL;
+    if (value && value->state == OPQ_VALUE_computed)
+        opq_value_retain(value);
+    else
+        value = NULL;
+    opq_spin_unlock(&cell->ctx->lock);
+    return value;
+}
+
 opq_value *opq_cell_value(opq_cell *cell)
 {
     opq_spin_lock(&cell->ctx->lock);

@@ -119,6 +119,8 @@ opq_buffer *opq_value_buffer(const opq_value *value);
 /* ---- memory that a call outside the core reads or writes, perhaps after it has returned */
 /* What the cell holds, NULL if nothing was ever written; gives a reference. For reading once it is computed. */
 opq_value *opq_cell_value(opq_cell *cell);
+/* A reference to the last value that is computed: before an in-place op runs, the one that it reads. NULL if there is none. */
+opq_value *opq_cell_computed(opq_cell *cell);
 /* For writing: computes the cell's value and gives a reference to the buffer it lies in, which is then no other value's. What is written
  * there is what the cell holds, as if by an in-place op; readers that came before keep what they took. The bytes are copied only if
  * somebody else may still read them. `dtype` is that of a value the cell does not have yet. Call without the GIL. */

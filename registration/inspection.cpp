@@ -127,14 +127,14 @@ class Inspection
     }
 };
 
-// `inputs`: what a name stands for is what the tensor's cell holds, which is what a graph reads.
+// `inputs`: what a name stands for is what the tensor's cell holds or, if that is not computed, held: a graph reads that.
 std::unique_ptr<Inspection> inspect(const py::object &tensors, const std::vector<std::pair<std::string, Tensor>> &inputs)
 {
     const std::vector<Value> values = values_of(tensors_of(tensors));
     std::vector<std::pair<std::string, Value>> names;
     inherit_modes();
     for (const auto &[name, tensor] : inputs)
-        if (opq_value *const held = impl_or_null(tensor) ? opq_cell_value(impl_of(tensor)->cell()) : nullptr)
+        if (opq_value *const held = impl_or_null(tensor) ? opq_cell_computed(impl_of(tensor)->cell()) : nullptr)
             names.emplace_back(name, Value::take(held));
     const py::gil_scoped_release unlocked;
     return std::make_unique<Inspection>(values, names);
@@ -277,6 +277,29 @@ py::dict roofline()
     return py::dict("threads"_a = measured.threads, "flops_per_second"_a = measured.flops, "bandwidth"_a = bandwidth);
 }
 
+// ---- before a run
+
+py::object &watcher()
+{
+    static auto *const object = new py::object; // outlives Python
+    return *object;
+}
+
+// The tensors are gone when the run begins: what they hold would be stored for them.
+void tell(c10::ArrayRef<Value> asked, opq_reason reason, const std::string &line)
+{
+    const py::gil_scoped_acquire locked;
+    const py::object watch = watcher();
+    if (watch)
+        watch(pending_tensors(asked), opq_reason_name(reason), decoded(line));
+}
+
+void set_watcher(const py::object &watch)
+{
+    watcher() = watch.is_none() ? py::object() : watch;
+    watch_runs(watch.is_none() ? nullptr : &tell);
+}
+
 } // namespace
 
 void bind_inspection(py::module_ &m)
@@ -289,6 +312,7 @@ void bind_inspection(py::module_ &m)
     m.def("capture", torch::wrap_pybind_function(&capture));
     m.def("report_begin", [] { opq_report_begin(context()); });
     m.def("report_end", torch::wrap_pybind_function(&report_end));
+    m.def("watch_runs", &set_watcher);
     m.def("journal_begin", torch::wrap_pybind_function(&journal_begin));
     m.def("journal_depth", &journal_depth);
     m.def("journal_held", torch::wrap_pybind_function(&journal_held));

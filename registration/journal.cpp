@@ -50,6 +50,26 @@ Value contents(const Noted &noted)
     return Value::take(out);
 }
 
+std::vector<Value> held_since(uint64_t sequence)
+{
+    opq_value **values = nullptr;
+    int count = 0;
+    check(opq_held_since(context(), sequence, &values, &count));
+    const std::unique_ptr<opq_value *, decltype(&free)> owner(values, &free);
+    std::vector<Value> held;
+    for (int i = 0; i < count; ++i)
+        held.push_back(Value::take(values[i]));
+    return held;
+}
+
+std::vector<Tensor> tensors_of(const std::vector<Value> &values)
+{
+    std::vector<Tensor> tensors;
+    for (const Value &value : values)
+        tensors.push_back(wrap(value, stand_in_dtype(value.dtype())));
+    return tensors;
+}
+
 // The calling thread's last one; with `mutex` held.
 std::vector<Journal>::iterator innermost()
 {
@@ -124,17 +144,21 @@ std::vector<Tensor> journal_held()
         const std::lock_guard<std::mutex> lock(mutex);
         began = innermost()->began;
     }
-    opq_value **values = nullptr;
-    int count = 0;
-    check(opq_held_since(context(), began, &values, &count));
-    const std::unique_ptr<opq_value *, decltype(&free)> owner(values, &free);
-    std::vector<Value> held;
-    for (int i = 0; i < count; ++i)
-        held.push_back(Value::take(values[i]));
-    std::vector<Tensor> tensors;
-    for (const Value &value : held)
-        tensors.push_back(wrap(value, stand_in_dtype(value.dtype())));
-    return tensors;
+    return tensors_of(held_since(began));
+}
+
+std::vector<Tensor> pending_tensors(c10::ArrayRef<Value> asked)
+{
+    inherit_modes();
+    std::vector<Value> values = held_since(0);
+    std::unordered_set<const opq_value *> seen;
+    for (const Value &value : values)
+        seen.insert(value.get());
+    const auto other = [&](const Value &value) {
+        return opq_value_buffer(value.get()) == nullptr && seen.insert(value.get()).second;
+    };
+    std::copy_if(asked.begin(), asked.end(), std::back_inserter(values), other);
+    return tensors_of(values);
 }
 
 std::vector<Tensor> journal_end(bool restore)

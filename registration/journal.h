@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "opaque/record.h"
+#include "shim.h"
 
 namespace opq
 {
@@ -23,6 +24,8 @@ void journal_begin();
 std::vector<at::Tensor> journal_held();
 // A dtype of PyTorch whose tensors hold such values.
 at::ScalarType stand_in_dtype(opq_dtype dtype);
+// All that the calling thread recorded, is pending and a live tensor holds, then what else is pending of `asked`.
+std::vector<at::Tensor> pending_tensors(c10::ArrayRef<Value> asked);
 // Closes the innermost journal: what each noted cell holds now, as new tensors; with `restore` the cells get their old values back.
 std::vector<at::Tensor> journal_end(bool restore);
 // Called while any journal is open: before a write through this tensor, and for each new cell.

@@ -1,6 +1,8 @@
 // Running what is pending: the one place from which this folder makes the core compute.
 #include "shim.h"
 
+#include <atomic>
+
 #include "lines.h"
 #include "modes.h"
 #include "opaque/log.h"
@@ -10,6 +12,8 @@ namespace opq
 
 namespace
 {
+
+std::atomic<run_watcher> watcher{nullptr};
 
 void log(opq_reason reason, const opq_stats &before)
 {
@@ -21,9 +25,11 @@ void log(opq_reason reason, const opq_stats &before)
             (after.run_seconds - before.run_seconds) * 1e3);
 }
 
-template <class Body> void run(opq_reason reason, Body body)
+template <class Body> void run(c10::ArrayRef<Value> asked, opq_reason reason, Body body)
 {
     inherit_modes();
+    if (const run_watcher watch = watcher.load(std::memory_order_relaxed))
+        watch(asked, reason, line_here());
     opq_stats before{};
     const bool log_it = opq_logs(OPQ_LOG_flush, OPQ_LOG_INFO);
     if (log_it)
@@ -45,6 +51,8 @@ std::string line_here()
     return length ? std::string(text, length) : "unknown line";
 }
 
+void watch_runs(run_watcher watch) { watcher.store(watch, std::memory_order_relaxed); }
+
 void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 {
     inherit_modes();
@@ -55,7 +63,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
         return;
     if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && opq_reason_hidden(reason)))
         TORCH_CHECK(false, "forbid_sync(): ", line_here(), " needs a value now (", opq_reason_name(reason), ")");
-    run(reason, [&] {
+    run(values, reason, [&] {
         return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()),
                                static_cast<int>(values.size()), reason);
     });
@@ -64,7 +72,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 void synchronize(opq_reason reason)
 {
     if (context_exists())
-        run(reason, [&] { return opq_synchronize(context(), reason); });
+        run({}, reason, [&] { return opq_synchronize(context(), reason); });
 }
 
 } // namespace opq

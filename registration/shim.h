@@ -173,6 +173,9 @@ void check_castable(at::ScalarType from, at::ScalarType to);
 void materialize(c10::ArrayRef<Value> values, opq_reason reason);
 void synchronize(opq_reason reason);
 std::string line_here(); // "train.py:41", of this thread
+// Told before each run that Python or PyTorch asks for: the values asked for, why, and the line of Python. nullptr: nobody.
+using run_watcher = void (*)(c10::ArrayRef<Value> asked, opq_reason reason, const std::string &line);
+void watch_runs(run_watcher watch);
 // The value's memory as a CPU tensor; the value must be computed. Zero copy: not to be written to.
 Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, IntArrayRef strides);
 // A CPU copy-free view of a tensor's contents now (runs what is pending), conj and neg bits carried along.

@@ -10,6 +10,7 @@ in seconds. Failures raise what eager PyTorch would raise. Everything that may r
 releases the GIL. Modes belong to the calling thread.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Generator, Tensor
@@ -158,6 +159,10 @@ def report_end() -> dict[str, Any]:
         "launches": [{"name", "kind", "shape", "lines": str, "rows": int, "seconds", "compile_seconds": float,
                       "bytes_read", "bytes_written", "flops": int, "fresh": bool}, ...],
     }"""
+
+def watch_runs(watch: Callable[[list[Tensor], str, str], None] | None) -> None:
+    """Called before each run, on its thread, until it is None: with new tensors of all that the thread recorded, is pending and a
+    live tensor holds or the run was asked for; the reason; the line of Python. They must be gone when it returns."""
 
 def journal_begin() -> None:
     """From now on the first write of this thread, or of autograd working for it, to a cell that

@@ -20,9 +20,10 @@ class Names:
     modules have them, arguments by the function's signature, variables, gradients and optimizer state by their parameter;
     `modules`: id of each module to (path, module). A path is led by the variable only where there are several modules."""
 
-    def __init__(self, fn, args: tuple, kwargs: dict):
+    def __init__(self, fn, args: tuple, kwargs: dict, outside: list | None = None):
+        """`outside`: (name, value) of what is to be seen besides the function; None: variables of the caller."""
         seen = chain(_arguments(fn, args, kwargs), _closure(fn)) if callable(fn) else ()
-        variables = [*seen, *_caller()]
+        variables = [*seen, *(_caller() if outside is None else outside)]
         found = {}
         for name, value in variables:
             if isinstance(value, torch.nn.Module):
@@ -40,18 +41,23 @@ class Names:
         named += _state(variables, named)
         self.tensors = [(n, t) for n, t in named if isinstance(t, torch.Tensor)]
 
+    def path_of(self, module, outermost: bool) -> str:
+        """What a module is called, "" if it has no name. `outermost`: no other module's forward() calls it."""
+        return self.modules.get(id(module), ("", None))[0]
+
     def scopes(self):
         """While on, ops know the module in whose forward() they are recorded."""
-        return scopes(lambda module: self.modules.get(id(module), ("", None))[0])
+        return scopes(self.path_of)
 
 
 @contextmanager
 def scopes(path_of):
-    """While on, ops know the path of the module in whose forward() they are recorded; `path_of(module)` is "" if it has none."""
+    """While on, ops know the path of the module in whose forward() they are recorded. `path_of(module, outermost)` is "" if it has none;
+    outermost: no other module's forward() calls it."""
     stack = []
 
     def enter(module, _):
-        path = path_of(module)
+        path = path_of(module, not stack)
         stack.append(_scope(path) if path else stack[-1] if stack else 0)
         _C.set_scope(stack[-1])
 

@@ -14,7 +14,7 @@ class _Paths:
     def __init__(self):
         self.known = {}  # id to (path, module): a module that is gone leaves its id to another
 
-    def __call__(self, module) -> str:
+    def __call__(self, module, _outermost) -> str:
         if id(module) not in self.known:
             for path, part in module.named_modules():
                 self.known.setdefault(id(part), (path, part))

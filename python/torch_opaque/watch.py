@@ -1,0 +1,281 @@
+"""Watching a program: each run it makes, or a call of one of its functions."""
+
+import gc
+import inspect
+import sys
+import threading
+import types
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from . import _C, settings, summary
+from .explanation import Explanation, _with_modules, roofline
+from .graphs import Graph, read
+from .naming import Names, variables_of
+from .program import Stopped
+
+_RUNS = 12  # rows shown
+
+# ---- runs
+
+
+@dataclass
+class Run:
+    """Runs of one kind: what a program asked for at one line, for one reason, after as many ops. `launches`, `planned`: of the last of them."""
+
+    number: int
+    reason: str
+    line: str
+    ops: int
+    inspection: object = field(repr=False)
+    bytes_unfused: int
+    grouping: bool
+    times: int = 0
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    launches: list = field(default_factory=list, repr=False)
+    planned: list = field(default_factory=list, repr=False)
+
+    def add(self, report: dict) -> None:
+        self.launches, self.planned = report["launches"], report["runs"]
+        self.times += 1
+        self.seconds += sum(launch["seconds"] for launch in self.launches)
+        self.compile_seconds += sum(launch["compile_seconds"] for launch in self.launches)
+
+    def graph(self, stage: str = "fused") -> Graph:
+        return read(self.inspection, stage)
+
+    def explanation(self) -> Explanation:
+        """As explain() of what was asked for, at the last of these runs. Who keeps the results nobody knows any more."""
+        graph, machine = self.graph(), roofline(torch.get_num_threads())
+        return Explanation(
+            kernels=_with_modules(self.launches, graph, machine),
+            unfused=graph.unfused,
+            graph=graph,
+            grouping=self.grouping,
+            bytes_unfused=self.bytes_unfused,
+            runs=self.planned,
+            machine=machine,
+        )
+
+
+class Runs(Names):
+    """The kinds of runs that the main thread makes while it is watched (a context manager), in `kinds`, in order of their first."""
+
+    def __init__(self):
+        super().__init__(None, (), {}, [])
+        self._thread = threading.get_ident()
+        self._recorded, self._found, self._current = 0, {}, None
+
+    @property
+    def kinds(self) -> list:
+        return list(self._found.values())
+
+    @contextmanager
+    def watched(self):
+        self._recorded = _C.stats()["ops_recorded"]
+        _C.report_begin()
+        _C.watch_runs(self._before)
+        try:
+            with self.scopes():
+                yield self
+        finally:
+            _C.watch_runs(None)
+            self._close()
+
+    def path_of(self, module, outermost: bool) -> str:
+        if outermost and id(module) not in self.modules:
+            found = Names(None, (), {}, _visible()).modules
+            found.setdefault(id(module), ("", module))
+            for name, part in module.named_modules():
+                found.setdefault(id(part), (name, part))
+            self.modules |= found
+        return super().path_of(module, outermost)
+
+    def _close(self) -> None:
+        try:
+            report = _C.report_end()
+        except RuntimeError:  # the program's own explain() ended it
+            report = {"launches": []}
+        if self._current and report["launches"]:
+            self._current.add(report)
+        self._current = None
+
+    def _before(self, tensors: list, reason: str, line: str) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._close()
+        if tensors:
+            recorded = _C.stats()["ops_recorded"]
+            key = reason, line, recorded - self._recorded, _C.get_modes()
+            self._recorded = recorded
+            self._current = self._found.get(key) or self._new(key, tensors)
+        _C.report_begin()
+
+    def _new(self, key: tuple, tensors: list) -> Run:
+        reason, line, ops, modes = key
+        names = Names(None, (), {}, _visible())
+        run = Run(
+            number=len(self._found) + 1,
+            reason=reason,
+            line=line,
+            ops=ops,
+            inspection=_C.Inspection(tensors, names.tensors),
+            bytes_unfused=_C.unfused_bytes(tensors),
+            grouping=not modes & settings.UNFUSED,
+        )
+        self._found[key] = run
+        return run
+
+    def table(self) -> str:
+        """A row for each kind that ran, the dearest first."""
+        whole = sum(run.seconds for run in self.kinds)
+        runs = sorted(self.kinds, key=lambda run: -run.seconds)
+        rows = [
+            (
+                run.number,
+                run.times,
+                summary.seconds_text(run.seconds),
+                f"{100 * run.seconds / whole:.0f}%" if whole else "",
+                summary.seconds_text(run.seconds / max(run.times, 1)),
+                summary.seconds_text(run.compile_seconds) if run.compile_seconds else "",
+                run.ops,
+                len(run.launches),
+                run.reason,
+                run.line,
+            )
+            for run in runs[:_RUNS]
+        ]
+        header = "run times time share each compile ops launches reason source"
+        text = summary.table(tuple(header.split()), rows)
+        if len(runs) > _RUNS:
+            rest = sum(run.seconds for run in runs[_RUNS:])
+            text += f"\n... {len(runs) - _RUNS} more kinds of runs: {summary.seconds_text(rest)}"
+        return text
+
+
+def _visible() -> list:
+    """Variables of the program's functions that are running, innermost first, and of their modules."""
+    hidden = {"torch", "torch_opaque", *sys.stdlib_module_names} - {"__main__"}
+    variables, outer = [], {}
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in hidden:
+            variables += variables_of(frame).items()
+            outer[id(frame.f_globals)] = frame.f_globals
+        frame = frame.f_back
+    for names in outer.values():
+        variables += [(k, v) for k, v in list(names.items()) if not k.startswith("__")]
+    return variables
+
+
+# ---- calls
+
+
+class Calls:
+    """Looks at calls of the function `name` by calling `look(function, *args, **kwargs)` before each, up to the `last`, at which the
+    program stops. `result`: what the look at the last of them gave; `seen`: how many there were.
+
+    `name` is the end of a path as in "train_step", "Model.forward", "package.module.function", or a module in a variable and
+    its method, "model.forward", or without it. sys.settrace() tells of calls, so that the function is found wherever it is; the look itself is
+    not traced."""
+
+    def __init__(self, name: str, last: int, look):
+        self._name, self._last, self._look = name, last, look
+        self._owner, _, self._method = name.rpartition(".")
+        self.result, self.error, self.seen = None, None, 0
+
+    @contextmanager
+    def watched(self):
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            yield self
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame, event: str, _) -> None:
+        code = frame.f_code
+        if (
+            event != "call"
+            or code.co_name not in (self._method, "forward")
+            or self.seen >= self._last
+        ):
+            return
+        if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE) or not self._is_it(frame):
+            return
+        self.seen += 1
+        try:
+            function, args, kwargs = _call_of(frame)
+            _C.synchronize("inspect")  # what the arguments wait for is not the function's
+            self.result = self._look(function, *args, **kwargs)
+        except Exception as error:
+            self.error, self._last = error, self.seen
+        # The look emptied the dict of this frame's variables, from which Python restores them after a trace: read anew.
+        frame.f_locals  # noqa: B018
+        if self.seen >= self._last:
+            raise Stopped
+
+    def _is_it(self, frame) -> bool:
+        path = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname.replace('<locals>.', '')}"
+        if f".{path}".endswith(f".{self._name}"):
+            return True
+        first = _first_argument(frame)
+        if not isinstance(first, torch.nn.Module):
+            return False
+        is_owner = frame.f_code.co_name == self._method and _held_as(self._owner, first, frame)
+        return is_owner or (
+            frame.f_code.co_name == "forward" and _held_as(self._name, first, frame)
+        )
+
+
+def _first_argument(frame):
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+
+
+def _held_as(path: str, value, frame) -> bool:
+    """Is it what a function that is running calls by this path?"""
+    name, *attributes = path.split(".")
+    while (frame := frame.f_back) is not None:
+        found = variables_of(frame).get(name, frame.f_globals.get(name))
+        for attribute in attributes:
+            found = getattr(found, attribute, None)
+        if found is value:
+            return True
+    return False
+
+
+def _call_of(frame) -> tuple:
+    """(function, positional arguments, keyword arguments) of a call that begins."""
+    code, values = frame.f_code, dict(frame.f_locals)
+    names = list(code.co_varnames)
+    count = code.co_argcount + code.co_kwonlyargcount
+    args = [values[name] for name in names[: code.co_argcount]]
+    kwargs = {name: values[name] for name in names[code.co_argcount : count]}
+    if code.co_flags & inspect.CO_VARARGS:
+        args += values[names[count]]
+        count += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        kwargs |= values[names[count]]
+    function = _function_of(code, values)
+    if args and code.co_varnames[0] == "self":
+        owner = args.pop(0)
+        # A module is called as the program does it, with its hooks.
+        is_forward = isinstance(owner, torch.nn.Module) and type(owner).forward is function
+        function = owner if is_forward else types.MethodType(function, owner)
+    return function, args, kwargs
+
+
+def _function_of(code, values: dict):
+    """The function with this code that sees these values of outer functions."""
+
+    def fits(function) -> bool:
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        return all(name in values and cell.cell_contents is values[name] for name, cell in cells)
+
+    functions = [f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)]
+    functions = [f for f in functions if f.__code__ is code]
+    return next(filter(fits, functions), functions[0])

@@ -1,0 +1,137 @@
+"""Whole programs in processes of their own: the same one in several ways, which take turns."""
+
+import contextlib
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+
+from .summary import seconds_text, table
+
+_PEERS = ("unfused", "eager", "cpu")
+
+
+class Trouble(Exception):
+    """No comparison: a program that failed, or a way there is not."""
+
+
+@dataclass
+class Row:
+    """One way of running the program. `seconds`: the median of `turns`, of the program without the start of Python; the other
+    figures are those of the last turn. `same_bits`: was what it printed the same as that of the fused one?"""
+
+    mode: str
+    turns: list = field(default_factory=list)
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    kernels: int = 0
+    same_bits: bool = True
+    output: str = field(default="", repr=False)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.turns)
+
+
+@dataclass
+class Turns:
+    """What comparing a program gave. Rows by way, the fused one last."""
+
+    rows: list
+
+    def text(self) -> str:
+        fused = self.rows[-1].seconds
+        rows = [
+            (
+                row.mode,
+                seconds_text(row.seconds),
+                f"{row.seconds / fused:.2f}x",
+                seconds_text(row.run_seconds) if row.kernels else "",
+                seconds_text(row.compile_seconds) if row.kernels else "",
+                row.kernels or "",
+                "yes" if row.same_bits else "no",
+            )
+            for row in self.rows
+        ]
+        header = ("way", "program", "of fused", "running", "compiling", "kernels", "same output")
+        return table(header, rows)
+
+    def to_json(self) -> str:
+        rows = [asdict(row) | {"seconds": row.seconds} for row in self.rows]
+        return json.dumps({"schema": "opaque.turns", "version": 1, "rows": rows}, indent=1)
+
+
+def _process(command: list) -> str:
+    """What it printed."""
+    result = subprocess.run(
+        [sys.executable, "-m", "torch_opaque", *command], capture_output=True, text=True
+    )
+    if result.returncode:
+        tail = "\n".join((result.stderr or result.stdout).splitlines()[-20:])
+        raise Trouble(f"{shlex.join(command)}: exit status {result.returncode}\n{tail}")
+    return result.stdout
+
+
+def _take_turn(row: Row, options) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "run.json")
+        command = ["run", "--json", path]
+        command += ["--device", "none" if row.mode == "cpu" else options.device]
+        command += ["--mode", row.mode] if row.mode in ("unfused", "eager") else []
+        command += ["-m"] if options.module else []
+        row.output = _process([*command, options.script, *options.arguments])
+        with open(path, encoding="utf-8") as file:
+            counted = json.load(file)
+    row.turns.append(counted["seconds"])
+    stats = counted["stats"]
+    row.compile_seconds, row.run_seconds = stats["compile_seconds"], stats["run_seconds"]
+    row.kernels = stats["kernels_run"]
+
+
+@contextlib.contextmanager
+def _progress(total: int):
+    """Yields a function that is told of each turn before it begins: a bar on a terminal that has rich, else a line."""
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        Console = None
+    done = iter(range(total))
+    if Console is None or not sys.stderr.isatty():
+        yield lambda what: print(f"turn {next(done) + 1} of {total}: {what}", file=sys.stderr)
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda what: progress.update(task, completed=next(done), description=what)
+
+
+def compare(options, peers: tuple) -> Turns:
+    """Runs the program some times in each way. Raises Trouble."""
+    for peer in peers:
+        if peer not in _PEERS:
+            hint = ", or name a function: --function" if peer.startswith("inductor") else ""
+            raise Trouble(f"--vs {peer}: expected some of {', '.join(_PEERS)}{hint}")
+    rows, repeat = [Row(way) for way in (*peers, "fused")], options.repeat or 3
+    with _progress(len(rows) * repeat) as begin:
+        for _ in range(repeat):
+            for row in rows:
+                begin(row.mode)
+                _take_turn(row, options)
+    for row in rows:
+        row.same_bits = row.output == rows[-1].output
+    return Turns(rows)
+
+
+def graph_of(command: str, options) -> str:
+    """The fused graph of a script with its arguments, as JSON. Raises Trouble."""
+    looked = ["--function", options.function] if options.function else []
+    looked += ["--call", str(options.call)] if options.call else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "graph.json")
+        _process(["graph", "--json", path, *looked, *shlex.split(command)])
+        with open(path, encoding="utf-8") as file:
+            return file.read()

@@ -1,0 +1,340 @@
+"""python -m torch_opaque: programs that know nothing of the device, what is shown of them, exit statuses."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch_opaque
+from torch_opaque import _C, arguments, watch
+from torch_opaque import __main__ as command_line
+from torch_opaque.graphs import Graph
+from torch_opaque.program import Stopped
+
+SCRIPTS = os.path.join(os.path.dirname(__file__), "scripts")
+
+
+def run(*words, status=0):
+    """A process of its own, in the folder of the scripts."""
+    result = subprocess.run(
+        [sys.executable, "-m", "torch_opaque", *map(str, words)],
+        cwd=SCRIPTS,
+        env={k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == status, result.stdout + result.stderr
+    return result
+
+
+# ---- programs that know nothing
+
+
+def test_what_programs_write_for_the_cpu():
+    assert "all of them" in run("run", "habits.py").stdout
+
+
+def test_run_counts(tmp_path):
+    result = run("run", "--mode", "unfused", "--json", tmp_path / "run.json", "loop.py")
+    assert "on opaque:0" in result.stdout and "8 optimizer_step" in result.stderr
+    counted = json.loads((tmp_path / "run.json").read_text())
+    assert counted["status"] == 0 and counted["stats"]["flushes"]["optimizer_step"] == 8
+
+
+def test_a_script_is_the_main_program():
+    result = run("run", "options.py", "--status", "3", status=3)
+    assert result.stdout == "[2.0, 2.0] Namespace(status=3)\n"
+    assert run("run", "-m", "package", "--x").stdout == "package ['--x'] opaque:0\n"
+
+
+def test_an_exception_has_the_frames_of_the_program():
+    error = run("run", "raises.py", status=1).stderr
+    first, note = error.split("Expected all tensors to be on the same device")
+    assert first.startswith("Traceback") and first.count("  File ") == 2
+    assert first.count("raises.py") == 2 and "Move it with .to('opaque')" in note
+
+
+def test_transformers(tmp_path):
+    assert "torch.Size([1, 7]) opaque:0" in run("run", "language_model.py", tmp_path).stdout
+
+
+# ---- runs
+
+
+def test_explain_a_program():
+    result = run("explain", "loop.py")
+    kinds, report = result.stdout.split("\n\nrun ", 1)
+    rows = [line.split() for line in kinds.splitlines()[2:]]
+    steps = [row for row in rows if "optimizer_step" in row]
+    assert sum(int(row[1]) for row in steps) == 8 and {row[-1] for row in steps} == {"loop.py:23"}
+    assert "copy_to_host" in kinds and "model.0" in report and "not fused:" in report
+    assert "accuracy" in result.stderr  # the program's own output
+
+
+def test_graph_of_a_run_and_of_a_function(tmp_path):
+    result = run("graph", "--run", 2, "--json", tmp_path / "run.json", "loop.py")
+    assert result.stdout == "" and "the graph of run 2" in result.stderr
+    graph = Graph.from_json((tmp_path / "run.json").read_text())
+    assert graph.stage_name == "fused" and graph.find("matmul", module="model.*", line="loop.py:*")
+    assert {"model.0.weight", "model.0.bias", "model.2.weight"} <= {n.name for n in graph.inputs}
+    text = run("graph", "--function", "model", "--stage", "recorded", "loop.py").stdout
+    assert text.startswith("graph @g {\n  %0 = input f32[320]  # input\n") and "# 2.bias" in text
+    assert "backward" not in text and "accuracy" not in text
+
+
+@pytest.fixture
+def runs():
+    watched = watch.Runs()
+    yield watched
+    _C.watch_runs(None)
+
+
+def test_what_is_shown_of_a_run_is_what_ran(runs):
+    """Each kind has as many launches as its graph says, and one graph for all of its runs."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to(
+        "opaque"
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(5, 8).to("opaque")
+    with runs.watched():
+        for _ in range(3):
+            loss = model(x).square().mean()
+            loss.item()
+            loss.backward()
+            kept = [p.grad.abs().sum() for p in model.parameters()]
+            print(float(kept[0]))
+            optimizer.step()
+            optimizer.zero_grad()
+    kinds = {(run.reason, run.times) for run in runs.kinds}
+    assert ("item", 3) in kinds and ("optimizer_step", 2) in kinds and len(kinds) < 7
+    for run_ in runs.kinds:
+        explanation = run_.explanation()
+        assert len(run_.launches) == 1 + max(k.launch for k in explanation.graph.kernels), run_
+        moved = sum(k.bytes_read + k.bytes_written for k in explanation.graph.kernels)
+        assert explanation.bytes_moved == moved and explanation.bytes_saved >= 0
+    step = runs.kinds[-1]
+    assert {n.module for n in runs.kinds[0].graph("recorded").nodes} >= {"0", "2"}
+    assert {"0.weight", "0.weight.grad", "0.weight.exp_avg"} <= {n.name for n in step.graph().inputs}
+
+
+def test_watching_keeps_and_changes_nothing(runs):
+    x = torch.ones(4).to("opaque")
+    torch.opaque.synchronize()
+    before = torch_opaque.stats()["bytes_written"]
+    (x + 1).sum().item()
+    alone = torch_opaque.stats()["bytes_written"] - before
+    with runs.watched():
+        (x + 1).sum().item()
+    assert torch_opaque.stats()["bytes_written"] - before == 2 * alone
+    assert torch_opaque.explain(lambda: x + 1, show=False).kernels  # its report is its own again
+
+
+def test_what_a_watcher_raises_is_raised():
+    def watcher(tensors, reason, line):
+        raise KeyError(f"{len(tensors)} {reason} {line}")
+
+    x = torch.ones(4).to("opaque")
+    torch.opaque.synchronize()
+    _C.watch_runs(watcher)
+    try:
+        with pytest.raises(KeyError, match=r"1 item test_command_line.py:\d+"):
+            (x * 2).sum().item()
+    finally:
+        _C.watch_runs(None)
+    assert (x * 2).sum().item() == 8
+
+
+# ---- calls
+
+
+def calls_of(name, program, call=9):
+    """What looks at `name` were given while the program ran."""
+    given = []
+
+    def look(function, *args, **kwargs):
+        given.append((function, args, kwargs))
+        return len(given)
+
+    calls = watch.Calls(name, call, look)
+    with calls.watched():
+        program()
+    assert calls.error is None and calls.seen == len(given)
+    return given
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, x, scale=1.0):
+        return self.inner(x) * scale
+
+
+def everything(a, b=2, *rest, key, other=4, **more):
+    total = a + b + sum(rest) + key + other + sum(more.values())
+    return total, locals()
+
+
+def test_a_call_is_looked_at_with_its_arguments():
+    expected, seen = everything(1, 3, 5, key=6, extra=7)[0], []
+    given = calls_of("everything", lambda: seen.append(everything(1, 3, 5, key=6, extra=7)))
+    assert given == [(everything, (1, 3, 5), {"key": 6, "other": 4, "extra": 7})]
+    assert seen[0][0] == expected  # and is then made as ever
+
+
+def test_names_of_functions():
+    model = Model()
+    x = torch.ones(1, 2)
+
+    def outer(value):
+        def step(x):
+            return model(x) * value
+
+        return step
+
+    for name in ("Model.forward", "test_command_line.Model.forward", "model", "model.forward"):
+        assert calls_of(name, lambda: model(x, scale=2.0)) == [(model, (x, 2.0), {})]
+    assert calls_of("model.inner", lambda: model(x))[0][0] is model.inner
+    assert len(calls_of("Linear.forward", lambda: model(x))) == 1
+    step, other = outer(1), outer(2)
+    assert [function for function, _, _ in calls_of("outer.step", lambda: step(x))] == [step]
+    assert [function for function, _, _ in calls_of("step", lambda: other(x))] == [other]
+    assert calls_of("nothing.like.it", lambda: model(x)) == []
+
+
+def test_a_look_ends_the_program():
+    def function():
+        return 1
+
+    calls = watch.Calls("function", 2, lambda f: 7)
+    with pytest.raises(Stopped), calls.watched():
+        for _ in range(5):
+            function()
+    assert calls.seen == 2 and calls.result == 7 and sys.gettrace() is None
+
+
+# ---- comparing
+
+
+def test_compare_a_function(tmp_path):
+    words = ["compare", "--function", "train_step", "--repeat", 1, "--vs", "unfused"]
+    words += ["--fail-if-different", "--fail-if-slower", 1e9, "--json", tmp_path / "c.json"]
+    if not hasattr(torch_opaque.comparison.Comparison, "to_json"):
+        del words[-2:]
+    result = run(*words, "loop.py", status=1)
+    assert "slower: unfused takes" in result.stderr and "different" not in result.stderr
+    assert "unfused" in result.stdout and "accuracy" not in result.stdout
+
+
+def test_compare_a_program(tmp_path):
+    words = [
+        "--repeat",
+        1,
+        "--vs",
+        "unfused,cpu",
+        "--fail-if-different",
+        "--json",
+        tmp_path / "c.json",
+    ]
+    result = run("compare", *words, "options.py")
+    ways = [line.split() for line in result.stdout.splitlines()[2:]]
+    assert [way[0] for way in ways] == ["unfused", "cpu", "fused"]
+    assert all(way[-1] == "yes" for way in ways) and "turn 3 of 3: fused" in result.stderr
+    rows = json.loads((tmp_path / "c.json").read_text())["rows"]
+    assert rows[2]["mode"] == "fused" and rows[2]["kernels"] == 1 and rows[1]["kernels"] == 0
+
+
+@pytest.mark.parametrize(
+    "words, row, status",
+    [
+        (["--fail-if-slower", "1"], {"seconds": 1.0}, 0),
+        (["--fail-if-slower", "1.1"], {"seconds": 1.0}, 1),
+        (["--fail-if-slower", "1"], {"seconds": float("nan")}, 1),
+        (["--fail-if-different"], {"same_bits": True}, 0),
+        (["--fail-if-different"], {"same_bits": False, "max_difference": 1e-6}, 1),
+        (["--fail-if-different"], {"same_bits": None, "max_difference": None}, 1),
+        (
+            ["--fail-if-different", "--tolerance", "1e-5"],
+            {"same_bits": False, "max_difference": 1e-6},
+            0,
+        ),
+        (
+            ["--fail-if-different", "--tolerance", "1e-5"],
+            {"same_bits": False, "max_difference": float("nan")},
+            1,
+        ),
+    ],
+)
+def test_exit_status_of_compare(words, row, status):
+    options = arguments.parser().parse_args(["compare", *words, "x.py"])
+    peer = SimpleNamespace(**{"mode": "eager", "seconds": 1.0, "same_bits": True} | row)
+    assert command_line._judge([peer, SimpleNamespace(seconds=1.0)], options) == status
+
+
+@pytest.mark.skipif(not hasattr(torch_opaque, "diff"), reason="no diff() yet")
+def test_diff_of_files(tmp_path, capsys):
+    x = torch.ones(4, 4).to("opaque")
+    paths = []
+    for name, function in (("a", lambda: x + 1), ("b", lambda: (x + 1).relu())):
+        path = tmp_path / f"{name}.json"
+        path.write_text(torch_opaque.graph(function, stage="fused").to_json())
+        paths.append(str(path))
+    assert command_line.main(["diff", paths[0], paths[0]]) == 0
+    assert command_line.main(["diff", *paths]) == 1
+    assert "relu" in capsys.readouterr().out
+    assert command_line.main(["diff", paths[0], str(tmp_path / "none.json")]) == 2
+
+
+# ---- profile
+
+
+def test_profile(tmp_path):
+    result = run("profile", "--rows", 5, "--trace", tmp_path / "trace.json", "options.py")
+    assert "Self CPU" in result.stdout and "Namespace" in result.stderr
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+# ---- wrong usage
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "usage: python -m torch_opaque"),
+        (["run", "--device", "none", "no_such_file.py"], "can't open 'no_such_file.py'"),
+        (["run", "--device", "none", "-m", "no_such_module"], "no module 'no_such_module'"),
+        (["run", "--device", "none", "--mode", "fast", "x.py"], "OPAQUE_MODE=fast"),
+        (["explain", "--device", "none", "--call", "2", "x.py"], "--call is of a function"),
+        (["compare", "--vs", "inductor", "x.py"], "expected some of unfused, eager, cpu"),
+        (["compare", "--html", "x.html", "x.py"], "name it with --function"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_wrong_usage(words, said, capsys, monkeypatch):
+    monkeypatch.setenv("OPAQUE_MODE", "")
+    assert command_line.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run"], ["graph", "--run", "0", "x"], ["graph", "--run", "1", "--function", "f", "x"]],
+)
+def test_what_argparse_refuses(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        command_line.main(words)
+    assert end.value.code == 2 and "usage" in capsys.readouterr().err
+
+
+def test_nothing_to_show():
+    assert (
+        "called missing() 0 times"
+        in run("graph", "--function", "missing", "options.py", status=2).stderr
+    )
+    assert "no run 9; there are\nrun" in run("explain", "--run", 9, "options.py", status=2).stderr
+    assert "nothing ran" in run("explain", "-m", "json.tool", "-h", status=2).stderr
