@@ -8,6 +8,7 @@
 
 #include "opaque/plan_cache.h"
 #include "opaque/record.h"
+#include "opaque/repro.h"
 #include "opaque/spin.h"
 #include "opaque/value_pool.h"
 #include "runtime/plan.h"
@@ -73,6 +74,7 @@ struct opq_ctx {
     atomic_uint window_at;
     atomic_ullong cut_window;
     opq_plan_cache *plans;
+    opq_repro repro; /* with run_lock held */
     opq_value_pool values;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
@@ -109,6 +111,10 @@ struct opq_recorder *opq_recorder_get(void);
 void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, int32_t count, double seconds,
                          double compile_seconds);
 void opq_recorder_plan(struct opq_recorder *recorder, bool reused); /* of the launches that follow */
+
+/* environment.c. Members of JSON objects: those of a value, the first ones of a report. */
+void opq_statistics_add(opq_text *text, const opq_type *type, const void *data);
+void opq_environment_add(opq_text *text, opq_ctx *ctx);
 
 /* fork.c */
 void opq_fork_add(opq_ctx *ctx);

@@ -241,6 +241,7 @@ typedef struct opq_host {
     void (*release_payload)(void *self, void *payload);
     /* Text of a source line id, e.g. "train.py:41". Returns the length, 0 if unknown. */
     size_t (*line_text)(void *self, uint32_t line, char *out, size_t size);
+    const char *versions; /* of the host's parts, for reports: "Python 3.11.2" */
 } opq_host;
 
 OPQ_API opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx) OPQ_MUST_CHECK;

@@ -53,6 +53,14 @@ SETTINGS = (
         "reference: kernels are evaluated, not compiled; for tests",
     ),
     Setting(
+        "OPAQUE_REPRO",
+        "DIR|off",
+        "",
+        "core",
+        "DIR: each distinct plan is written there before it runs; off: nothing is, failures neither",
+    ),
+    Setting("OPAQUE_REPRO_INPUTS", "0|1", "0", "core", "such folders have the values of inputs"),
+    Setting(
         "OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"
     ),
 )
