@@ -123,6 +123,18 @@ def capture(tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
     Computes the inputs' values if a leaf is not yet data; the tensors stay pending. Outputs are the
     tensors as seen through their windows, in the order given."""
 
+def write_repro(
+    tensors: list[Tensor], names: list[tuple[str, Tensor]], folder: str, values: bool
+) -> None:
+    """Writes graph.ir, kernels.txt, inputs.json, environment.json and, with `values`, input0.npy, ... into the folder. Outputs
+    and names are as in Inspection; nothing runs."""
+
+def environment() -> str:
+    """Versions, processor, OPAQUE_ variables and the command line, as JSON."""
+
+def last_failure() -> str:
+    """The folder of the last run that failed by a fault of this package, "" if there is none."""
+
 def report_begin() -> None:
     """From now on the calling thread's runs (and those of its autograd threads) are timed step by step and kept."""
 

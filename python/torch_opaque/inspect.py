@@ -159,6 +159,7 @@ def describe(t: torch.Tensor) -> str:
 # The costs of running have files of their own, and belong to the same family.
 from .comparison import compare  # noqa: E402
 from .explanation import explain  # noqa: E402
+from .repro import report_bug  # noqa: E402
 
 __all__ = [
     "compare",
@@ -167,6 +168,7 @@ __all__ = [
     "explain",
     "fallback_counts",
     "graph",
+    "report_bug",
     "reset_stats",
     "stats",
 ]
