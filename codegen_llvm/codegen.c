@@ -8,6 +8,7 @@
 #include <time.h>
 
 #define XXH_INLINE_ALL
+#include <llvm/Config/llvm-config.h>
 #include <xxhash.h>
 
 /* ---- compiling
@@ -81,4 +82,11 @@ opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *s
     opq_text_bytes(out_text, text, strlen(text));
     free(text);
     return out_text->failed ? opq_fail(OPQ_NO_MEMORY, "no memory for the text of kernel %s", loops->name) : OPQ_OK;
+}
+
+void opq_codegen_describe(const opq_jit *jit, opq_text *text)
+{
+    const opq_cpu *cpu = opq_jit_cpu(jit);
+    opq_text_add(text, ",\n\"llvm\": \"%s\",\n\"target\": \"%s\",\n\"features\": \"%s\"", LLVM_VERSION_STRING,
+                 cpu->name, cpu->features);
 }

@@ -25,6 +25,9 @@ void opq_code_usage(opq_jit *jit, int64_t *out_kernels, int64_t *out_bytes);
 /* LLVM IR ("llvm") or assembly ("asm") of a kernel. */
 opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text) OPQ_MUST_CHECK;
 
+/* For reports: members of a JSON object, each with a comma before it. */
+void opq_codegen_describe(const opq_jit *jit, opq_text *text);
+
 /* How much independent work a launch has: units for begin/end. Any split of [0, units) gives the same bits, if there is one phase. */
 int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims);
 /* The phases and their units, which are numbered through: those of one phase are all done before the next begins. */

@@ -216,6 +216,7 @@ void opq_text_node(opq_text *text, const opq_graph *graph, opq_ref ref, const bo
 
 /* ---- json.c: JSON, as docs/ir.md has it */
 void opq_json_string(opq_text *text, const char *string);
+void opq_json_float(opq_text *text, double value);
 /* The document up to its outputs; a kernel up to its name. */
 void opq_json_begin(opq_text *text, const opq_graph *graph);
 void opq_json_kernel(opq_text *text, const opq_graph *graph, int32_t kernel);

@@ -25,7 +25,7 @@ void opq_json_string(opq_text *text, const char *string)
 }
 
 /* Decimal and exact, with a point in every locale. JSON has no infinities and no NaN: those are strings. */
-static void add_float(opq_text *text, double value)
+void opq_json_float(opq_text *text, double value)
 {
     char digits[40];
     bool pointed = false;
@@ -71,7 +71,7 @@ static void add_attr(opq_text *text, const opq_attr *attr)
         if (attr->is_int)
             opq_text_add(text, "%" PRId64, attr->number.i);
         else
-            add_float(text, attr->number.f);
+            opq_json_float(text, attr->number.f);
         break;
     }
 }

@@ -52,6 +52,8 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
     opq_value_pool_init(&ctx->values);
     opq_status status = opq_plan_cache_create(OPQ_PLAN_MAX, OPQ_PLAN_BYTES_MAX, &ctx->plans);
     if (status == OPQ_OK)
+        status = opq_repro_init(&ctx->repro);
+    if (status == OPQ_OK)
         status = choose_executor(&ctx->runtime);
     if (status == OPQ_OK)
         status = opq_pool_create(&ctx->runtime.pool);
@@ -80,6 +82,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
     opq_jit_destroy(ctx->runtime.jit);
     opq_pool_destroy(ctx->runtime.pool);
     opq_value_pool_drop(&ctx->values);
+    opq_repro_drop(&ctx->repro);
     pthread_mutex_destroy(&ctx->run_lock);
     free(ctx);
 }

@@ -8,6 +8,7 @@
 
 #include "opaque/plan_cache.h"
 #include "opaque/record.h"
+#include "opaque/repro.h"
 #include "opaque/spin.h"
 #include "opaque/value_pool.h"
 #include "runtime/plan.h"
@@ -74,6 +75,7 @@ struct opq_ctx {
     atomic_uint window_at;
     atomic_ullong cut_window;
     opq_plan_cache *plans;
+    opq_repro repro; /* with run_lock held */
     opq_value_pool values;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
@@ -112,6 +114,10 @@ void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, in
                          double compile_seconds);
 /* Of the launches that follow. Takes `why`, malloc'd; NULL: the plan was found. */
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, char *why);
+
+/* environment.c. Members of JSON objects: those of a value, the first ones of a report. */
+void opq_statistics_add(opq_text *text, const opq_type *type, const void *data);
+void opq_environment_add(opq_text *text, opq_ctx *ctx);
 
 /* fork.c */
 void opq_fork_add(opq_ctx *ctx);

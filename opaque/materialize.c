@@ -108,6 +108,8 @@ static opq_status find_plan(run *r)
 {
     opq_snapshot *s = &r->snapshot;
     OPQ_TRY(opq_snapshot_key(s, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0));
+    if (r->ctx->repro.dir)
+        opq_repro_begin(&r->ctx->repro, s);
     r->plan = opq_plan_cache_find(r->ctx->plans, s->key, s->key_bytes);
     r->reused = r->plan != NULL;
     if (r->reused) {
@@ -304,6 +306,8 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
     }
     if (status == OPQ_OK)
         status = execute(r);
+    if (status != OPQ_OK || r->ctx->repro.dir)
+        status = opq_repro_end(&r->ctx->repro, s, r->plan != NULL, status);
     int computed = status == OPQ_OK ? s->outputs.count : computed_first(r, s->outputs.count);
     r->failed_apart = status != OPQ_OK && r->mixed && s->outputs.count - computed > 1;
     if (r->failed_apart)

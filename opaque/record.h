@@ -196,6 +196,15 @@ opq_status opq_snapshot_bytes(const opq_snapshot *snapshot, opq_fusion fusion, i
 /* The graph as recorded. The caller destroys it. */
 opq_status opq_snapshot_graph(const opq_snapshot *snapshot, opq_outputs outputs, opq_graph **out_graph) OPQ_MUST_CHECK;
 
+/* What a report of a fault needs, written into a folder that is there: graph.ir (`graph` is of this snapshot), kernels.txt, inputs.json
+ * (statistics; with `values` also input0.npy, ...), environment.json, and error.txt if there is no plan. */
+opq_status opq_snapshot_write(const opq_snapshot *snapshot, const opq_graph *graph, opq_fusion fusion,
+                              const char *folder, bool values) OPQ_MUST_CHECK;
+/* Versions, processor, variables, command, as JSON; malloc'd. */
+opq_status opq_environment(opq_ctx *ctx, char **out_text) OPQ_MUST_CHECK;
+/* The folder of the last run that failed by a fault of ours, "" if there is none; malloc'd. Waits for a run to end. */
+opq_status opq_repro_last(opq_ctx *ctx, char **out_folder) OPQ_MUST_CHECK;
+
 /* One launched kernel, extern call or copy, as explain() shows it. Texts live until the report is dropped. */
 typedef struct opq_launch {
     const char *name, *kind, *shape, *lines; /* lines: blank-separated source lines */

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/python_headers.h>
+#include <torch/version.h>
 
 #include "adapter.h"
 #include "lines.h"
@@ -26,6 +28,12 @@ void parallel_for(void *, int64_t count, int64_t grain, void (*body)(void *, int
 
 int thread_count(void *) { return at::get_num_threads(); }
 
+const char *versions()
+{
+    static const std::string text = std::string("torch " TORCH_VERSION ", Python ") + Py_GetVersion();
+    return text.c_str();
+}
+
 size_t line_text(void *, uint32_t line, opq_line_part part, char *out, size_t size)
 {
     return opq_line_text(line, part, out, size);
@@ -36,7 +44,8 @@ std::atomic<bool> exists{false};
 opq_ctx *create()
 {
     const opq_host host{nullptr,         &parallel_for, &thread_count, &run_extern,     &retain_extern,
-                        &release_extern, &line_text,    &watched,      &activity_begin, &activity_end};
+                        &release_extern, &line_text,    &watched,      &activity_begin, &activity_end,
+                        versions()};
     opq_ctx *ctx = nullptr;
     check(opq_ctx_create(&host, &ctx));
     exists.store(true, std::memory_order_release);

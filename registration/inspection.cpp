@@ -52,6 +52,21 @@ GraphHandle graph_of(const SnapshotHandle &snapshot, opq_outputs outputs)
     return GraphHandle(made);
 }
 
+void name_inputs(const GraphHandle &graph, const SnapshotHandle &snapshot,
+                 const std::vector<std::pair<std::string, Value>> &names)
+{
+    std::unordered_map<const opq_value *, const char *> name_of;
+    for (const auto &[name, value] : names)
+        name_of.emplace(value.get(), name.c_str());
+    for (int i = 0; i < opq_snapshot_leaf_count(snapshot.get()); ++i) {
+        const auto found = name_of.find(opq_snapshot_leaf(snapshot.get(), i));
+        if (found != name_of.end())
+            check(opq_graph_name_input(graph.get(), i, found->second));
+    }
+}
+
+opq_fusion fusion_of_thread() { return (opq_modes_get() & OPQ_MODE_UNFUSED) ? OPQ_UNFUSED : OPQ_FUSED; }
+
 // Holds no values: what is looked at may be computed, changed and freed meanwhile. Later stages are made when somebody asks; several threads may.
 class Inspection
 {
@@ -89,18 +104,11 @@ class Inspection
 
   public:
     Inspection(const std::vector<Value> &values, const std::vector<std::pair<std::string, Value>> &names)
-        : fusion_((opq_modes_get() & OPQ_MODE_UNFUSED) ? OPQ_UNFUSED : OPQ_FUSED)
+        : fusion_(fusion_of_thread())
     {
         const SnapshotHandle snapshot = take(values);
         recorded_ = graph_of(snapshot, OPQ_OUTPUTS_all);
-        std::unordered_map<const opq_value *, const char *> name_of;
-        for (const auto &[name, value] : names)
-            name_of.emplace(value.get(), name.c_str());
-        for (int i = 0; i < opq_snapshot_leaf_count(snapshot.get()); ++i) {
-            const auto found = name_of.find(opq_snapshot_leaf(snapshot.get(), i));
-            if (found != name_of.end())
-                check(opq_graph_name_input(recorded_.get(), i, found->second));
-        }
+        name_inputs(recorded_, snapshot, names);
     }
 
     std::string text(const std::string &stage)
@@ -127,15 +135,21 @@ class Inspection
     }
 };
 
-// `inputs`: what a name stands for is what the tensor's cell holds or, if that is not computed, held: a graph reads that.
-std::unique_ptr<Inspection> inspect(const py::object &tensors, const std::vector<std::pair<std::string, Tensor>> &inputs)
+// What a name stands for is what the tensor's cell holds or, if that is not computed, held: a graph reads that.
+std::vector<std::pair<std::string, Value>> named_values(const std::vector<std::pair<std::string, Tensor>> &inputs)
 {
-    const std::vector<Value> values = values_of(tensors_of(tensors));
     std::vector<std::pair<std::string, Value>> names;
-    inherit_modes();
     for (const auto &[name, tensor] : inputs)
         if (opq_value *const held = impl_or_null(tensor) ? opq_cell_computed(impl_of(tensor)->cell()) : nullptr)
             names.emplace_back(name, Value::take(held));
+    return names;
+}
+
+std::unique_ptr<Inspection> inspect(const py::object &tensors, const std::vector<std::pair<std::string, Tensor>> &inputs)
+{
+    const std::vector<Value> values = values_of(tensors_of(tensors));
+    const std::vector<std::pair<std::string, Value>> names = named_values(inputs);
+    inherit_modes();
     const py::gil_scoped_release unlocked;
     return std::make_unique<Inspection>(values, names);
 }
@@ -216,6 +230,31 @@ py::tuple capture(const py::object &list)
         }
     }
     return py::make_tuple(decoded(graph), inputs);
+}
+
+// ---- reports of faults
+
+void write_repro(const py::object &tensors, const std::vector<std::pair<std::string, Tensor>> &inputs,
+                 const std::string &folder, bool inputs_too)
+{
+    const std::vector<Value> values = values_of(tensors_of(tensors));
+    const std::vector<std::pair<std::string, Value>> names = named_values(inputs);
+    inherit_modes();
+    const py::gil_scoped_release unlocked;
+    const SnapshotHandle snapshot = take(values);
+    const GraphHandle graph = graph_of(snapshot, OPQ_OUTPUTS_all);
+    name_inputs(graph, snapshot, names);
+    check(opq_snapshot_write(snapshot.get(), graph.get(), fusion_of_thread(), folder.c_str(), inputs_too));
+}
+
+template <opq_status (*read)(opq_ctx *, char **)> py::str of_context()
+{
+    std::string text;
+    {
+        const py::gil_scoped_release unlocked;
+        text = text_of([](char **out) { return read(context(), out); });
+    }
+    return decoded(text);
 }
 
 // ---- runs
@@ -310,6 +349,9 @@ void bind_inspection(py::module_ &m)
     m.def("pending", torch::wrap_pybind_function(&pending));
     m.def("recorded_values", torch::wrap_pybind_function(&recorded_values));
     m.def("capture", torch::wrap_pybind_function(&capture));
+    m.def("write_repro", torch::wrap_pybind_function(&write_repro));
+    m.def("environment", torch::wrap_pybind_function(&of_context<opq_environment>));
+    m.def("last_failure", torch::wrap_pybind_function(&of_context<opq_repro_last>));
     m.def("report_begin", [] { opq_report_begin(context()); });
     m.def("report_end", torch::wrap_pybind_function(&report_end));
     m.def("watch_runs", &set_watcher);

@@ -5,20 +5,26 @@
  *   opq-opt [FILE] --compile                              says whether it compiles, and how long that took
  *   opq-opt [FILE] --run DIR | --eval-kernels DIR | --eval DIR
  *                                                         input0.npy, ... -> out0.npy, ... in DIR; FILE defaults to DIR/graph.ir
- *   --unfused                                             --emit, --compile, --run, --eval-kernels: grouping off
+ *   opq-opt [FILE] --reduce DIR [--timeout=SECONDS]       a graph that --run gets wrong -> DIR/reduced, the fewest nodes that it gets wrong
+ *   --unfused                                             --emit, --compile, --run, --eval-kernels, --reduce: grouping off
  *
- * --run compiles, --eval-kernels evaluates the loops of the kernels that --run compiles, --eval every node of the graph. Exit status: 0,
- * 1 for a failure (message on standard error), 2 for usage.
+ * --run compiles, --eval-kernels evaluates the loops of the kernels that --run compiles, --eval every node of the graph. An input that has
+ * no file, but statistics in DIR/inputs.json, is random numbers that fit these. Exit status: 0, 1 for a failure (message on standard
+ * error), 2 for usage.
  */
-#include "npy.h"
+#include "graph/npy.h"
+#include "inputs.h"
+#include "reduce.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+enum { ATTEMPT_SECONDS = 60 };
+
 typedef struct options {
-    const char *file, *passes, *emit, *run, *eval, *eval_kernels;
+    const char *file, *passes, *emit, *run, *eval, *eval_kernels, *reduce, *timeout;
     bool print, verify, compile;
     opq_fusion fusion;
 } options;
@@ -26,7 +32,8 @@ typedef struct options {
 static int usage(void)
 {
     fputs("usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
-          "               [--emit=fused|json|kernels|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n",
+          "               [--emit=fused|json|kernels|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n"
+          "               [--reduce DIR [--timeout=SECONDS]]\n",
           stderr);
     return 2;
 }
@@ -46,7 +53,8 @@ static bool options_read(int count, char **args, options *out)
         const char *arg = args[i];
         if (starts(arg, "--passes=", &out->passes) || starts(arg, "--emit=", &out->emit) ||
             starts(arg, "--run=", &out->run) || starts(arg, "--eval=", &out->eval) ||
-            starts(arg, "--eval-kernels=", &out->eval_kernels))
+            starts(arg, "--eval-kernels=", &out->eval_kernels) || starts(arg, "--reduce=", &out->reduce) ||
+            starts(arg, "--timeout=", &out->timeout))
             continue;
         if (!strcmp(arg, "--print"))
             out->print = true;
@@ -62,13 +70,15 @@ static bool options_read(int count, char **args, options *out)
             out->eval = args[++i];
         else if (!strcmp(arg, "--eval-kernels") && i + 1 < count)
             out->eval_kernels = args[++i];
+        else if (!strcmp(arg, "--reduce") && i + 1 < count)
+            out->reduce = args[++i];
         else if ((arg[0] != '-' || !arg[1]) && !out->file)
             out->file = arg;
         else
             return false;
     }
-    int ways = (out->run != NULL) + (out->eval != NULL) + (out->eval_kernels != NULL);
-    if (ways > 1)
+    int ways = (out->run != NULL) + (out->eval != NULL) + (out->eval_kernels != NULL) + (out->reduce != NULL);
+    if (ways > 1 || (out->timeout && atoi(out->timeout) < 1))
         return false;
     if (!out->verify && !out->compile && !out->emit && ways == 0)
         out->print = true;
@@ -104,7 +114,7 @@ static opq_status text_read(FILE *file, const char *name, char **out_text, size_
 
 static opq_status graph_read(const options *o, opq_graph **out_graph)
 {
-    const char *dir = o->run ? o->run : o->eval ? o->eval : o->eval_kernels;
+    const char *dir = o->run ? o->run : o->eval ? o->eval : o->eval_kernels ? o->eval_kernels : o->reduce;
     char path[4096];
     snprintf(path, sizeof path, "%s", o->file ? o->file : "-");
     if (!o->file && dir)
@@ -151,17 +161,12 @@ static opq_status arrays_make(const opq_graph *graph, const char *dir, arrays *o
     if (!out->in || !out->out)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     for (int i = 0; i < out->in_count; i++) {
-        char path[4096];
-        snprintf(path, sizeof path, "%s/input%d.npy", dir, i);
         opq_type type = opq_graph_input_type(graph, i);
-        OPQ_TRY(npy_read(path, &type, &out->in[i]));
+        OPQ_TRY(input_read(dir, i, &type, &out->in[i]));
     }
     for (int i = 0; i < out->out_count; i++) {
         opq_type type = opq_graph_output_type(graph, i);
-        size_t bytes = (size_t)opq_type_bytes(&type);
-        out->out[i] = aligned_alloc(64, (bytes + 127) / 64 * 64);
-        if (!out->out[i])
-            return opq_fail(OPQ_NO_MEMORY, "out of memory for output %d: %zu bytes", i, bytes);
+        OPQ_TRY(array_make(&type, &out->out[i]));
     }
     return OPQ_OK;
 }
@@ -172,7 +177,7 @@ static opq_status outputs_write(const opq_graph *graph, const char *dir, const a
         char path[4096];
         snprintf(path, sizeof path, "%s/out%d.npy", dir, i);
         opq_type type = opq_graph_output_type(graph, i);
-        OPQ_TRY(npy_write(path, &type, a->out[i]));
+        OPQ_TRY(opq_npy_write(path, &type, a->out[i]));
     }
     return OPQ_OK;
 }
@@ -234,6 +239,8 @@ static opq_status graph_use(const opq_graph *graph, const options *o)
         fputs(text, stdout);
         free(text);
     }
+    if (o->reduce)
+        return reduce(graph, o->fusion, o->reduce, o->timeout ? atoi(o->timeout) : ATTEMPT_SECONDS);
     if (o->eval)
         return execute(NULL, graph, NULL, o->eval);
     if (!o->emit && !o->run && !o->eval_kernels && !o->compile)

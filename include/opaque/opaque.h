@@ -278,6 +278,7 @@ typedef struct opq_host {
     bool (*watched)(void *self);
     void *(*activity_begin)(void *self, const opq_activity *activity);
     void (*activity_end)(void *self, void *open);
+    const char *versions; /* of the host's parts, for reports: "Python 3.11.2" */
 } opq_host;
 static inline bool opq_watched(const opq_host *host) { return host && host->watched && host->watched(host->self); }
 

@@ -151,6 +151,18 @@ class Contents:
     def restore(self) -> None:
         """Puts everything back. Autograd versions are not counted up."""
 
+def write_repro(
+    tensors: list[Tensor], names: list[tuple[str, Tensor]], folder: str, values: bool
+) -> None:
+    """Writes graph.ir, kernels.txt, inputs.json, environment.json and, with `values`, input0.npy, ... into the folder. Outputs
+    and names are as in Inspection; nothing runs."""
+
+def environment() -> str:
+    """Versions, processor, OPAQUE_ variables and the command line, as JSON."""
+
+def last_failure() -> str:
+    """The folder of the last run that failed by a fault of this package, "" if there is none."""
+
 def report_begin() -> None:
     """From now on the calling thread's runs (and those of its autograd threads) are timed step by step and kept."""
 

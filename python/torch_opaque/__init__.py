@@ -23,6 +23,7 @@ __all__ = [
     "fallback_counts",
     "forbid_sync",
     "graph",
+    "report_bug",
     "reset_stats",
     "stats",
     "strict",

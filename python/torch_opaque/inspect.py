@@ -160,6 +160,7 @@ def describe(t: torch.Tensor) -> str:
 from .comparison import compare  # noqa: E402
 from .difference import diff  # noqa: E402
 from .explanation import explain  # noqa: E402
+from .repro import report_bug  # noqa: E402
 
 __all__ = [
     "compare",
@@ -169,6 +170,7 @@ __all__ = [
     "explain",
     "fallback_counts",
     "graph",
+    "report_bug",
     "reset_stats",
     "stats",
 ]

@@ -56,6 +56,14 @@ SETTINGS = (
     Setting("OPAQUE_PERF_MAP", "0|1", "0", "core", "/tmp/perf-PID.map: generated kernels for perf"),
     Setting("OPAQUE_GDB_JIT", "0|1", "0", "core", "generated kernels are registered with GDB"),
     Setting(
+        "OPAQUE_REPRO",
+        "DIR|off",
+        "",
+        "core",
+        "DIR: each distinct plan is written there before it runs; off: nothing is, failures neither",
+    ),
+    Setting("OPAQUE_REPRO_INPUTS", "0|1", "0", "core", "such folders have the values of inputs"),
+    Setting(
         "OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"
     ),
 )

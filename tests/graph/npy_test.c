@@ -1,4 +1,4 @@
-/* tools/npy.c: what is written reads back bit by bit, headers are NumPy's, and files that are not what they should be are refused. */
+/* graph/npy.c: what is written reads back bit by bit, headers are NumPy's, and files that are not what they should be are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "tools/npy.h"
+#include "graph/npy.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,8 +49,8 @@ static void every_dtype_reads_back(void **state)
             for (size_t k = 0; k < sizeof bytes; k++)
                 bytes[k] = (unsigned char)(k * 37 + 1);
             void *data = NULL;
-            assert_int_equal(npy_write(path, &type, bytes), OPQ_OK);
-            assert_int_equal(npy_read(path, &type, &data), OPQ_OK);
+            assert_int_equal(opq_npy_write(path, &type, bytes), OPQ_OK);
+            assert_int_equal(opq_npy_read(path, &type, &data), OPQ_OK);
             assert_memory_equal(data, bytes, (size_t)opq_type_bytes(&type));
             free(data);
         }
@@ -62,7 +62,7 @@ static void header_is_padded_and_exact(void **state)
     int64_t size[] = {3};
     opq_type type = opq_type_make(OPQ_f32, 1, size);
     float data[3] = {1, 2, 3};
-    assert_int_equal(npy_write(path, &type, data), OPQ_OK);
+    assert_int_equal(opq_npy_write(path, &type, data), OPQ_OK);
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
     char text[256] = {0};
@@ -109,16 +109,16 @@ static void wrong_files_are_refused(void **state)
         memcpy(bytes + 10, rows[i].header, length);
         file_write(bytes, 10 + length);
         void *data = NULL;
-        assert_int_equal(npy_read(path, &type, &data), OPQ_INVALID);
+        assert_int_equal(opq_npy_read(path, &type, &data), OPQ_INVALID);
         assert_null(data);
         if (!strstr(opq_error(), rows[i].error))
             fail_msg("row %zu: %s", i, opq_error());
     }
     file_write("PK\x03\x04 and so on", 12);
     void *data = NULL;
-    assert_int_equal(npy_read(path, &type, &data), OPQ_INVALID);
+    assert_int_equal(opq_npy_read(path, &type, &data), OPQ_INVALID);
     assert_non_null(strstr(opq_error(), "not a .npy file"));
-    assert_int_equal(npy_read("/nowhere/t.npy", &type, &data), OPQ_INVALID);
+    assert_int_equal(opq_npy_read("/nowhere/t.npy", &type, &data), OPQ_INVALID);
 }
 
 static uint64_t random_state = 1;
@@ -154,7 +154,7 @@ static void mutated_files_are_read_or_refused(void **state)
     const char *seconds = getenv("OPAQUE_FUZZ_SECONDS");
     time_t end = time(NULL) + (seconds ? atoi(seconds) : 0);
     char original[512], bytes[sizeof original];
-    assert_int_equal(npy_write(path, &type, (float[]){1, 2, 3}), OPQ_OK);
+    assert_int_equal(opq_npy_write(path, &type, (float[]){1, 2, 3}), OPQ_OK);
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
     size_t whole = fread(original, 1, sizeof original, file);
@@ -166,7 +166,7 @@ static void mutated_files_are_read_or_refused(void **state)
         for (uint64_t k = 1 + below(3); k > 0; k--)
             mutate(bytes, &length, whole);
         file_write(bytes, length);
-        opq_status status = npy_read(path, &type, &data);
+        opq_status status = opq_npy_read(path, &type, &data);
         if (status != OPQ_OK && (status != OPQ_INVALID || data || strstr(opq_error(), path) == NULL))
             fail_msg("status %d, %s", status, opq_error());
         free(data);

@@ -1,7 +1,7 @@
 /* .npy: the magic "\x93NUMPY", two version bytes, the length of a header, the header (a Python dict as text, padded with blanks to
  * a multiple of 64 and ended by a newline), the elements. The header is compared key by key; nothing of it is evaluated.
  */
-#include "npy.h"
+#include "graph/npy.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -102,7 +102,7 @@ static opq_status header_read(FILE *file, const char *path, const opq_type *type
     return status;
 }
 
-opq_status npy_read(const char *path, const opq_type *type, void **out_data)
+opq_status opq_npy_read(const char *path, const opq_type *type, void **out_data)
 {
     FILE *file = fopen(path, "rb");
     if (!file)
@@ -126,7 +126,7 @@ opq_status npy_read(const char *path, const opq_type *type, void **out_data)
     return OPQ_OK;
 }
 
-opq_status npy_write(const char *path, const opq_type *type, const void *data)
+opq_status opq_npy_write(const char *path, const opq_type *type, const void *data)
 {
     char header[512];
     int length = snprintf(header, sizeof header, "{'descr': '%s', 'fortran_order': False, 'shape': (",
