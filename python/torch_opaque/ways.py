@@ -3,7 +3,6 @@
 A way is called in `with way.turn():`, behind which everything is as before."""
 
 import time
-import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -150,14 +149,12 @@ def _no_copy(way: OnCpu, why) -> Exception:
 
 @contextmanager
 def on_the_cpu():
-    """Factory functions make CPU tensors. Of a copied optimizer a scheduler does not know that it counts its steps."""
+    """Factory functions make CPU tensors."""
     default = torch.get_default_device()
     if default.type == "opaque":
         torch.set_default_device(None)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
-            yield
+        yield
     finally:
         if default.type == "opaque":
             torch.set_default_device(default)
