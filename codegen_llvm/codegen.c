@@ -1,6 +1,7 @@
 /* From a kernel to code: found in the cache, or compiled. */
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/nest.h"
+#include "opaque/log.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,8 @@ static opq_status compile(opq_jit *jit, const opq_loops *loops, uint64_t hash, c
     double start = now();
     void *address = NULL;
     opq_jit_module module;
-    OPQ_TRY(opq_jit_function(jit, function_name, build, (void *)loops, &module, &address));
+    OPQ_TRY(opq_jit_function(jit, function_name, loops->name ? loops->name : function_name, build, (void *)loops,
+                             &module, &address));
     opq_code code = {.seconds = now() - start, .bytes = module.bytes};
     memcpy(&code.fn, &address, sizeof address);
     return opq_code_cache_keep(jit, hash, key, code, module, out_code);
@@ -64,6 +66,8 @@ opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **ou
     *out_fresh = !code;
     if (!code)
         status = compile(jit, loops, hash, &key, &code);
+    else if (opq_logs(OPQ_LOG_compile, OPQ_LOG_DEBUG))
+        opq_log("compile: %s is there already", loops->name ? loops->name : function_name);
     opq_text_drop(&key);
     if (status == OPQ_OK)
         *out_code = code;

@@ -7,8 +7,10 @@
  */
 #include "codegen_llvm/jit.h"
 #include "codegen_llvm/cache.h"
+#include "codegen_llvm/debug.h"
 #include "codegen_llvm/emit.h"
 #include "graph/fp_control.h"
+#include "opaque/log.h"
 
 #include <llvm-c/Analysis.h>
 #include <llvm-c/LLJIT.h>
@@ -20,9 +22,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct opq_jit {
     opq_cpu cpu;
+    const opq_host *host; /* or NULL */
     opq_code_cache cache;
     pthread_mutex_t lock; /* everything below */
     LLVMTargetMachineRef machine;
@@ -61,6 +65,8 @@ void opq_jit_destroy(opq_jit *jit)
     pthread_mutex_destroy(&jit->lock);
     free(jit);
 }
+
+void opq_jit_set_host(opq_jit *jit, const opq_host *host) { jit->host = host; }
 
 void opq_jit_lock(opq_jit *jit)
 {
@@ -310,42 +316,64 @@ static opq_status load_object(compilation *c, const char *name, LLVMMemoryBuffer
         LLVMDisposeMemoryBuffer(object);
         return status;
     }
-    size_t bytes = loaded_bytes(LLVMGetBufferStart(object));
+    size_t size = LLVMGetBufferSize(object), bytes = loaded_bytes(LLVMGetBufferStart(object));
+    char *copy = opq_debug_wanted() ? malloc(size) : NULL; /* linking takes the object */
+    if (copy)
+        memcpy(copy, LLVMGetBufferStart(object), size);
     LLVMOrcResourceTrackerRef tracker = LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(c->jit->orc));
     status = link_object(c, name, object, tracker, out_address);
+    opq_debug_entry *debug = status == OPQ_OK && copy ? opq_debug_add(copy, size, c->symbol, *out_address) : NULL;
+    free(copy);
     if (status != OPQ_OK)
         remove_tracked(c->jit, tracker);
     else if (out_module)
-        *out_module = (opq_jit_module){tracker, bytes};
+        *out_module = (opq_jit_module){tracker, bytes, debug};
     else
         LLVMOrcReleaseResourceTracker(tracker); /* ORC keeps what it tracks */
     return status;
 }
 
-static opq_status compile(compilation *c, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
-                          opq_jit_module *out_module, void **out_address)
+static opq_status compile(compilation *c, const char *name, const char *title,
+                          opq_status (*build)(opq_emitter *e, void *data), void *data, opq_jit_module *out_module,
+                          void **out_address)
 {
     OPQ_TRY(fill(c, name, build, data));
-    snprintf(c->symbol, sizeof c->symbol, "%.64s_%llu", name, (unsigned long long)c->jit->next_name++);
+    snprintf(c->symbol, sizeof c->symbol, "%.64s_%llu", title, (unsigned long long)c->jit->next_name++);
     LLVMSetValueName2(LLVMGetNamedFunction(c->emitter.module, name), c->symbol, strlen(c->symbol));
     LLVMMemoryBufferRef object = NULL;
     OPQ_TRY(emit(c, name, LLVMObjectFile, &object));
     return load_object(c, name, object, out_module, out_address);
 }
 
-opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(opq_emitter *e, void *data), void *data,
-                            opq_jit_module *out_module, void **out_address)
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
+                            opq_status (*build)(opq_emitter *e, void *data), void *data, opq_jit_module *out_module,
+                            void **out_address)
 {
     unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT); /* constants are folded once, for every run */
+    opq_activity activity = {.kind = OPQ_ACTIVITY_compile, .name = title};
+    void *open = opq_watched(jit->host) ? jit->host->activity_begin(jit->host->self, &activity) : NULL;
+    double begun = now();
     pthread_mutex_lock(&jit->lock);
     opq_status status = start(jit);
     if (status == OPQ_OK) {
         compilation c;
         begin(&c, jit);
-        status = compile(&c, name, build, data, out_module, out_address);
+        status = compile(&c, name, title, build, data, out_module, out_address);
         end(&c);
     }
     pthread_mutex_unlock(&jit->lock);
+    if (open)
+        jit->host->activity_end(jit->host->self, open);
+    if (opq_logs(OPQ_LOG_compile, OPQ_LOG_INFO))
+        opq_log("compile: %s, %.3f ms%s%s", title, 1e3 * (now() - begun),
+                status == OPQ_OK ? "" : ", failed: ", status == OPQ_OK ? "" : opq_error());
     opq_fp_control_set(control);
     return status;
 }
@@ -353,6 +381,7 @@ opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(
 void opq_jit_remove(opq_jit *jit, const opq_jit_module *module)
 {
     pthread_mutex_lock(&jit->lock);
+    opq_debug_remove(module->debug);
     remove_tracked(jit, module->tracker);
     pthread_mutex_unlock(&jit->lock);
 }

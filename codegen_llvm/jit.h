@@ -16,18 +16,23 @@ typedef struct opq_jit opq_jit;
 typedef struct opq_jit_module {
     struct LLVMOrcOpaqueResourceTracker *tracker;
     size_t bytes; /* of its pages */
+    struct opq_debug_entry *debug;
 } opq_jit_module;
 
 opq_status opq_jit_create(opq_jit **out_jit) OPQ_MUST_CHECK;
 void opq_jit_destroy(opq_jit *jit);
+/* Whose profiler is told of compilations; NULL: nobody's. */
+void opq_jit_set_host(opq_jit *jit, const opq_host *host);
 void opq_jit_lock(opq_jit *jit); /* around a fork: nobody is inside LLVM */
 void opq_jit_unlock(opq_jit *jit);
 const struct opq_cpu *opq_jit_cpu(const opq_jit *jit);
 /* Builds a module with `build` (it must define a function called `name`), compiles and links it. The address lives until
- * the module is removed; if `out_module` is NULL, as long as the jit. Names are made unique inside. Thread-safe. OPQ_CODEGEN if LLVM's
+ * the module is removed; if `out_module` is NULL, as long as the jit. Debuggers, profilers and the log call it `title`, with a number
+ * where it must be unique. Thread-safe. OPQ_CODEGEN if LLVM's
  * verifier or an undefined symbol objects. */
-opq_status opq_jit_function(opq_jit *jit, const char *name, opq_status (*build)(struct opq_emitter *e, void *data),
-                            void *data, opq_jit_module *out_module, void **out_address) OPQ_MUST_CHECK;
+opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
+                            opq_status (*build)(struct opq_emitter *e, void *data), void *data,
+                            opq_jit_module *out_module, void **out_address) OPQ_MUST_CHECK;
 /* Gives the memory of the module back. Nobody runs it any more. Before the jit is destroyed. Thread-safe. */
 void opq_jit_remove(opq_jit *jit, const opq_jit_module *module);
 /* The same module as text: "llvm" or "asm". malloc'd. */

@@ -135,6 +135,7 @@ static void add_origin(opq_text *text, const opq_node *node, const call_list *ca
     add_member(text, "source", p->part[OPQ_LINE_source]);
     add_member(text, "library", p->part[OPQ_LINE_library]);
     add_member(text, "recorded", opq_op_info_of(p->op)->name);
+    opq_text_add(text, ", \"call\": %u", p->call);
     opq_ref forward = p->forward ? last_node_of(calls, p->forward) : -1;
     if (forward >= 0)
         opq_text_add(text, ", \"forward\": %d", forward);
@@ -154,7 +155,7 @@ static void add_node(opq_text *text, const opq_graph *graph, opq_ref ref, const 
         opq_text_add(text, "%s", i ? ", " : "");
         add_attr(text, &node->attr[i]);
     }
-    opq_text_add(text, "}, \"kernel\": %d", node->kernel);
+    opq_text_add(text, "}, \"bytes\": %" PRId64 ", \"kernel\": %d", opq_type_bytes(&node->type), node->kernel);
     if (node->op == OPQ_OP_input)
         add_member(text, "name", node->line);
     else

@@ -58,6 +58,8 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
     if (status == OPQ_OK)
         status = opq_jit_create(&ctx->runtime.jit);
     if (status == OPQ_OK)
+        opq_jit_set_host(ctx->runtime.jit, &ctx->host);
+    if (status == OPQ_OK)
         status = opq_gemm_create(ctx->runtime.jit, &ctx->host, &ctx->runtime.gemm);
     if (status != OPQ_OK) {
         opq_ctx_destroy(ctx);
@@ -139,6 +141,11 @@ void opq_stats_reset(opq_ctx *ctx)
 }
 
 void opq_memory_info(int64_t *out_available, int64_t *out_total) { opq_machine_memory(out_available, out_total); }
+
+opq_status opq_memory_blocks(opq_ctx *ctx, opq_memory_block **out_blocks, int *out_count)
+{
+    return opq_pool_blocks(ctx->runtime.pool, out_blocks, out_count);
+}
 
 void opq_stats_reset_peak(opq_ctx *ctx) { opq_pool_reset_peak(ctx->runtime.pool); }
 

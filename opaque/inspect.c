@@ -39,6 +39,17 @@ int opq_snapshot_pending_count(const opq_snapshot *snapshot) { return snapshot->
 int opq_snapshot_leaf_count(const opq_snapshot *snapshot) { return snapshot->leaves.count; }
 opq_value *opq_snapshot_leaf(const opq_snapshot *snapshot, int index) { return snapshot->leaves.items[index]; }
 
+int opq_snapshot_node_count(const opq_snapshot *snapshot)
+{
+    return snapshot->leaves.count + snapshot->scalars.count + snapshot->nodes.count;
+}
+
+opq_value *opq_snapshot_node(const opq_snapshot *snapshot, int node)
+{
+    int first = snapshot->leaves.count + snapshot->scalars.count;
+    return node < first ? NULL : snapshot->nodes.items[node - first];
+}
+
 opq_status opq_snapshot_bytes(const opq_snapshot *snapshot, opq_fusion fusion, int64_t *out_bytes)
 {
     opq_graph *graph;
@@ -167,7 +178,8 @@ void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, char *why)
     opq_report *report = r->report;
     r->reused = why == NULL;
     if (make_room(r, &report->runs, report->run_count, &r->run_capacity, sizeof *report->runs))
-        report->runs[report->run_count++] = (opq_planned){why, plan->step_count, why ? plan->compiled : 0};
+        report->runs[report->run_count++] =
+            (opq_planned){why, plan->step_count, why ? plan->compiled : 0, plan->output_count};
     else
         free(why);
 }

@@ -1,6 +1,8 @@
 /* From pending to computed: snapshot, key, plan (found or compiled), run, results. */
+#include "opaque/log.h"
 #include "opaque/snapshot.h"
 #include "opaque/why.h"
+#include "runtime/activity.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,12 +23,13 @@ typedef struct run {
     opq_snapshot snapshot;
     opq_plan *plan, *lines; /* lines: see plan_with_lines */
     bool reused, mixed, failed_apart;
+    bool watched;     /* a profiler is told of it */
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
     opq_buffer **inputs, **results;
     opq_number *scalars;
     struct opq_recorder *recorder;
-    char *why;           /* there was no plan; for the recorder */
+    char *why;           /* there was no plan; for the recorder and the log */
     opq_value **dropped; /* room for what committing lets go, then for `again` */
     opq_value **again;   /* what cells went back to and is still to be computed */
     int again_count;
@@ -40,13 +43,37 @@ static void copy_message(char *out, size_t size)
     out[size - 1] = 0;
 }
 
+static void *begin_activity(const run *r, opq_activity_kind kind, const char *name)
+{
+    opq_activity activity = {.kind = kind, .name = name};
+    return r->watched ? r->ctx->host.activity_begin(r->ctx->host.self, &activity) : NULL;
+}
+
+static void end_activity(const run *r, void *open)
+{
+    if (open)
+        r->ctx->host.activity_end(r->ctx->host.self, open);
+}
+
+static uint64_t hash_of_lines(const opq_snapshot *s)
+{
+    uint64_t hash = 0;
+    for (int i = 0; i < s->nodes.count; i++)
+        hash = (hash ^ s->nodes.items[i]->line) * 0x9e3779b97f4a7c15ull;
+    return hash;
+}
+
 static opq_status build_plan(run *r, opq_plan **out_plan)
 {
     opq_graph *graph = NULL;
     opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
     OPQ_TRY(opq_snapshot_graph(&r->snapshot, OPQ_OUTPUTS_stored, &graph));
+    void *activity = begin_activity(r, OPQ_ACTIVITY_plan, NULL);
     opq_status status = opq_plan_compile(&r->ctx->runtime, graph, fusion, out_plan);
+    end_activity(r, activity);
     opq_graph_destroy(graph);
+    if (status == OPQ_OK)
+        (*out_plan)->lines = hash_of_lines(&r->snapshot);
     return status;
 }
 
@@ -65,6 +92,18 @@ static const opq_plan *plan_with_lines(void *data)
     return r->lines;
 }
 
+/* A profiler names the lines of this run, not those of the first that had the plan: it is built again, once for these lines. */
+static void renew_lines(run *r)
+{
+    opq_snapshot *s = &r->snapshot;
+    opq_plan *plan;
+    if (r->plan->lines == hash_of_lines(s) || build_plan(r, &plan) != OPQ_OK)
+        return;
+    opq_plan_cache_replace(r->ctx->plans, s->key, s->key_bytes, plan);
+    opq_plan_release(r->plan);
+    r->plan = plan;
+}
+
 static opq_status find_plan(run *r)
 {
     opq_snapshot *s = &r->snapshot;
@@ -73,12 +112,17 @@ static opq_status find_plan(run *r)
     r->reused = r->plan != NULL;
     if (r->reused) {
         atomic_fetch_add(&r->ctx->stats.plans_reused, 1);
+        if (r->watched)
+            renew_lines(r);
+        if (opq_logs(OPQ_LOG_plan, OPQ_LOG_DEBUG))
+            opq_log("plan: reused, of %d ops on %d inputs", s->nodes.count, s->leaves.count);
         return OPQ_OK;
     }
-    if (r->recorder)
+    if (r->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
         OPQ_TRY(opq_why(r->ctx->plans, s, &r->why));
     double start = now();
     OPQ_TRY(build_plan(r, &r->plan));
+    opq_plan_log(r->plan, r->why, now() - start);
     atomic_fetch_add(&r->ctx->stats.plans_built, 1);
     atomic_fetch_add(&r->ctx->stats.kernels_compiled, r->plan->compiled);
     atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
@@ -98,6 +142,10 @@ static void note_launch(void *data, const opq_step *step, int32_t count, double 
     }
     atomic_fetch_add(&r->ctx->stats.bytes_read, bytes_read);
     atomic_fetch_add(&r->ctx->stats.bytes_written, bytes_written);
+    if (opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG))
+        opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
+                compile_seconds > 0 ? " (compiled now)" : "", count, step->shape, 1e3 * seconds, (long long)bytes_read,
+                (long long)bytes_written);
     if (r->recorder)
         opq_recorder_launch(r->recorder, step, count, seconds, compile_seconds);
 }
@@ -123,7 +171,8 @@ static opq_status execute(run *r)
                          .replaces = s->replaces.count > 0 ? s->replaces.items : NULL,
                          .note = note_launch,
                          .note_data = r,
-                         .timed = r->recorder != NULL,
+                         .timed = r->recorder != NULL || opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG),
+                         .watched = r->watched,
                          .lines_of = plan_with_lines,
                          .lines_data = r,
                          .out_mixed = &r->mixed};
@@ -167,6 +216,7 @@ static void fail_value(run *r, opq_value *value, opq_status status, const char *
 static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
 {
     value->buffer = buffer;
+    opq_buffer_made(buffer, (opq_op)value->op, value->line);
     atomic_store_explicit(&value->state, OPQ_VALUE_computed, memory_order_release);
     opq_cells_settled(value);
     for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
@@ -280,7 +330,8 @@ static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
 static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
 {
     opq_room room;
-    run r = {.ctx = ctx, .room = &room, .recorder = like->recorder, .whole_steps = like->whole_steps};
+    run r = {
+        .ctx = ctx, .room = &room, .recorder = like->recorder, .watched = like->watched, .whole_steps = like->whole_steps};
     char message[1024];
     opq_room_init(&room);
     opq_status status = run_values(&r, &value, 1, &nothing_else);
@@ -334,12 +385,16 @@ opq_ctx *opq_running(void) { return running; }
 static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope, opq_reason reason)
 {
     opq_room room;
-    run r = {
-        .ctx = ctx, .room = &room, .recorder = opq_recorder_get(), .whole_steps = reason == OPQ_REASON_optimizer_step};
+    run r = {.ctx = ctx,
+             .room = &room,
+             .recorder = opq_recorder_get(),
+             .watched = opq_watched(&ctx->host),
+             .whole_steps = reason == OPQ_REASON_optimizer_step};
     char message[1024];
     opq_room_init(&room);
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
+    void *activity = begin_activity(&r, OPQ_ACTIVITY_run, opq_reason_name(reason));
     opq_status status = run_values(&r, values, count, scope);
     if (r.failed_apart)
         status = run_one_by_one(&r);
@@ -348,6 +403,7 @@ static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, 
     for (int i = 0; i < r.again_count; i++)
         (void)!run_alone(ctx, r.again[i], &r);
     drop_run(&r);
+    end_activity(&r, activity);
     running = NULL;
     pthread_mutex_unlock(&ctx->run_lock);
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);

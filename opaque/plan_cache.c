@@ -154,6 +154,22 @@ void opq_plan_cache_each(opq_plan_cache *cache, bool (*look)(void *data, const v
     pthread_mutex_unlock(&cache->lock);
 }
 
+void opq_plan_cache_replace(opq_plan_cache *cache, const void *key, size_t key_bytes, opq_plan *plan)
+{
+    opq_plan *before = NULL;
+    pthread_mutex_lock(&cache->lock);
+    entry *found = look_up(cache, XXH3_64bits(key, key_bytes), key, key_bytes);
+    if (found) {
+        before = found->plan;
+        opq_plan_retain(plan);
+        found->plan = plan;
+        cache->bytes += opq_plan_bytes(plan) - opq_plan_bytes(before);
+        found->bytes += opq_plan_bytes(plan) - opq_plan_bytes(before);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    opq_plan_release(before);
+}
+
 void opq_plan_cache_clear(opq_plan_cache *cache)
 {
     entry *dropped = NULL;

@@ -22,6 +22,8 @@ opq_plan *opq_plan_cache_find(opq_plan_cache *cache, const void *key, size_t key
 void opq_plan_cache_keep(opq_plan_cache *cache, const void *key, size_t key_bytes, opq_plan *plan);
 /* Calls `look` with the keys, those used last first, until it is false. The lock is held. */
 void opq_plan_cache_each(opq_plan_cache *cache, bool (*look)(void *data, const void *key, size_t key_bytes), void *data);
+/* The plan under a key that is there becomes this one, of which a reference is taken. */
+void opq_plan_cache_replace(opq_plan_cache *cache, const void *key, size_t key_bytes, opq_plan *plan);
 void opq_plan_cache_clear(opq_plan_cache *cache);
 
 /* Entries, and their bytes with keys. */

@@ -162,6 +162,8 @@ void opq_memory_info(int64_t *out_available, int64_t *out_total);
 /* What the machine can do at most on the threads there are: operations a second of f32 multiply-adds, two each, and bytes read and written a
  * second by copies of some sizes, smallest first. Measured for some tens of milliseconds. */
 opq_status opq_machine_roofline(opq_ctx *ctx, opq_roofline *out_roofline) OPQ_MUST_CHECK;
+/* Live buffers but for packed copies, newest first: a malloc'd array. */
+opq_status opq_memory_blocks(opq_ctx *ctx, opq_memory_block **out_blocks, int *out_count) OPQ_MUST_CHECK;
 /* Drops packed copies of weights and returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
 
@@ -175,6 +177,9 @@ int opq_snapshot_pending_count(const opq_snapshot *snapshot); /* nodes: neither 
 /* Inputs of the graph, in order; borrowed. */
 int opq_snapshot_leaf_count(const opq_snapshot *snapshot);
 opq_value *opq_snapshot_leaf(const opq_snapshot *snapshot, int index);
+/* By the number of the graph's node; borrowed. NULL for inputs and numbers. */
+int opq_snapshot_node_count(const opq_snapshot *snapshot);
+opq_value *opq_snapshot_node(const opq_snapshot *snapshot, int node);
 typedef enum opq_outputs {
     OPQ_OUTPUTS_asked,  /* the values asked for, in order */
     OPQ_OUTPUTS_all,    /* and behind them what a run would store as well, because a live cell holds it */
@@ -201,8 +206,8 @@ typedef struct opq_launch {
 } opq_launch;
 /* A run found its plan, or made one because of `why`: the difference from the nearest plan. */
 typedef struct opq_planned {
-    const char *why; /* NULL: found */
-    int32_t kernels, compiled;
+    const char *why;                    /* NULL: found */
+    int32_t kernels, compiled, outputs; /* outputs: values stored for the program */
 } opq_planned;
 typedef struct opq_report {
     opq_launch *launches;

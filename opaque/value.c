@@ -144,6 +144,8 @@ opq_status opq_value_leaf(opq_ctx *ctx, const opq_type *type, opq_buffer *buffer
                         opq_buffer_bytes(buffer));
     OPQ_TRY(opq_value_new(ctx, OPQ_OP_input, type, NULL, 0, NULL, 0, out_value));
     (*out_value)->buffer = buffer;
+    if (atomic_load_explicit(&buffer->maker, memory_order_relaxed) == 0)
+        opq_buffer_made(buffer, OPQ_OP_input, (*out_value)->line);
     atomic_store_explicit(&(*out_value)->state, OPQ_VALUE_computed, memory_order_relaxed);
     opq_buffer_retain(buffer);
     atomic_fetch_sub_explicit(&ctx->pending, 1, memory_order_relaxed);

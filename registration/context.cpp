@@ -11,6 +11,7 @@
 #include "adapter.h"
 #include "lines.h"
 #include "modes.h"
+#include "activities.h"
 
 namespace opq
 {
@@ -34,8 +35,8 @@ std::atomic<bool> exists{false};
 
 opq_ctx *create()
 {
-    const opq_host host{nullptr,        &parallel_for,   &thread_count, &run_extern,
-                        &retain_extern, &release_extern, &line_text};
+    const opq_host host{nullptr,         &parallel_for, &thread_count, &run_extern,     &retain_extern,
+                        &release_extern, &line_text,    &watched,      &activity_begin, &activity_end};
     opq_ctx *ctx = nullptr;
     check(opq_ctx_create(&host, &ctx));
     exists.store(true, std::memory_order_release);

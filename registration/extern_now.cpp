@@ -2,6 +2,7 @@
 // CPU kernel knows. Operands are materialised, the operator runs on CPU tensors over the same memory, results become values that
 // exist. Arguments that are written to are copies, written back through their cells.
 #include "adapter.h"
+#include "opaque/log.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
@@ -310,6 +311,8 @@ void count_and_warn(const std::string &name)
         ++all.by_op[name];
         first = warn && all.warned.insert(name).second;
     }
+    if (opq_logs(OPQ_LOG_fallback, OPQ_LOG_INFO))
+        opq_log("fallback: %s at %s", name.c_str(), line_here().c_str());
     if (first)
         fprintf(
             stderr, "[opaque] %s has no native kernel for these arguments; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n",

@@ -172,6 +172,21 @@ py::tuple pending(const py::object &object)
                           decoded(last ? last : ""), decoded(line));
 }
 
+// Tensors of the recorded graph's nodes, by number; none for its inputs and scalars.
+std::vector<std::optional<Tensor>> recorded_values(const py::object &list)
+{
+    const SnapshotHandle snapshot = take(values_of(tensors_of(list)));
+    std::vector<std::optional<Tensor>> tensors;
+    for (int i = 0; i < opq_snapshot_node_count(snapshot.get()); ++i) {
+        opq_value *const borrowed = opq_snapshot_node(snapshot.get(), i);
+        if (borrowed)
+            opq_value_retain(borrowed);
+        const Value value = Value::take(borrowed);
+        tensors.push_back(value ? std::optional(wrap(value, stand_in_dtype(value.dtype()))) : std::nullopt);
+    }
+    return tensors;
+}
+
 at::ScalarType shown_dtype(opq_dtype dtype)
 {
     switch (dtype) {
@@ -227,7 +242,7 @@ py::dict report_end()
     for (int i = 0; i < report->run_count; ++i) {
         const opq_planned &run = report->runs[i];
         runs.append(py::dict("why"_a = run.why ? py::object(decoded(run.why)) : py::none(), "kernels"_a = run.kernels,
-                             "compiled"_a = run.compiled));
+                             "compiled"_a = run.compiled, "outputs"_a = run.outputs));
     }
     py::dict result;
     result["runs"] = runs;
@@ -293,6 +308,7 @@ void bind_inspection(py::module_ &m)
     m.def("set_scope", &opq_scope_set);
     m.def("unfused_bytes", torch::wrap_pybind_function(&unfused_bytes));
     m.def("pending", torch::wrap_pybind_function(&pending));
+    m.def("recorded_values", torch::wrap_pybind_function(&recorded_values));
     m.def("capture", torch::wrap_pybind_function(&capture));
     m.def("report_begin", [] { opq_report_begin(context()); });
     m.def("report_end", torch::wrap_pybind_function(&report_end));

@@ -50,15 +50,6 @@ Value contents(const Noted &noted)
     return Value::take(out);
 }
 
-// A dtype of such values.
-at::ScalarType stand_in_dtype(opq_dtype dtype)
-{
-    for (const at::ScalarType type : {at::kFloat8_e5m2, at::kUInt16, at::kUInt32, at::kComplexFloat, at::kComplexDouble})
-        if (core_dtype(type) == dtype)
-            return type;
-    return torch_dtype(dtype);
-}
-
 std::vector<Value> held_since(uint64_t sequence)
 {
     opq_value **values = nullptr;
@@ -92,6 +83,14 @@ std::vector<Journal>::iterator innermost()
 }
 
 } // namespace
+
+at::ScalarType stand_in_dtype(opq_dtype dtype)
+{
+    for (const at::ScalarType type : {at::kFloat8_e5m2, at::kUInt16, at::kUInt32, at::kComplexFloat, at::kComplexDouble})
+        if (core_dtype(type) == dtype)
+            return type;
+    return torch_dtype(dtype);
+}
 
 int journal_depth()
 {

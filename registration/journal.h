@@ -22,6 +22,8 @@ int journal_depth();
 void journal_begin();
 // What was recorded since the innermost journal began, is pending and a live tensor holds, as new tensors.
 std::vector<at::Tensor> journal_held();
+// A dtype of PyTorch whose tensors hold such values.
+at::ScalarType stand_in_dtype(opq_dtype dtype);
 // All that the calling thread recorded, is pending and a live tensor holds, then what else is pending of `asked`.
 std::vector<at::Tensor> pending_tensors(c10::ArrayRef<Value> asked);
 // Closes the innermost journal: what each noted cell holds now, as new tensors; with `restore` the cells get their old values back.

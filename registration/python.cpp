@@ -5,9 +5,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "activities.h"
 #include "adapter.h"
 #include "lines.h"
 #include "modes.h"
+#include "opaque/log.h"
 #include "python.h"
 #include "random.h"
 #include "shim.h"
@@ -42,7 +44,7 @@ std::vector<Value> values_of(const std::vector<Tensor> &tensors)
 namespace
 {
 
-std::string lines_setting = "all", log_setting;
+std::string lines_setting = "all";
 
 // ---- running
 
@@ -104,10 +106,37 @@ void set_lines(const std::string &which)
     opq_line_enable(which == "all");
 }
 
-void set_log(const std::string &topics)
+void set_log(const std::map<std::string, std::string> &levels)
 {
-    log_setting = topics;
-    log_runs(topics.find("flush") != std::string::npos);
+    std::map<std::string, std::string> all;
+    for (int i = 0; i < OPQ_LOG_TOPIC_COUNT; ++i)
+        all[opq_log_topic_name(static_cast<opq_log_topic>(i))] = "off";
+    for (const auto &[topic, level] : levels) {
+        TORCH_CHECK_VALUE(all.count(topic), "the log has no topic '", topic, "'");
+        all[topic] = level;
+    }
+    for (const auto &[topic, level] : all)
+        TORCH_CHECK_VALUE(opq_log_set(topic.c_str(), level.c_str()) == OPQ_OK, opq_error());
+}
+
+std::map<std::string, std::string> get_log()
+{
+    std::map<std::string, std::string> levels;
+    for (int i = 0; i < OPQ_LOG_TOPIC_COUNT; ++i)
+        if (opq_log_levels[i] != OPQ_LOG_OFF)
+            levels[opq_log_topic_name(static_cast<opq_log_topic>(i))] =
+                opq_log_level_name(static_cast<opq_log_level>(opq_log_levels[i]));
+    return levels;
+}
+
+void set_log_file(const std::string &path) { TORCH_CHECK_VALUE(opq_log_open(path.c_str()) == OPQ_OK, opq_error()); }
+
+std::vector<const char *> log_topics()
+{
+    std::vector<const char *> names;
+    for (int i = 0; i < OPQ_LOG_TOPIC_COUNT; ++i)
+        names.push_back(opq_log_topic_name(static_cast<opq_log_topic>(i)));
+    return names;
 }
 
 std::string cpu_capability()
@@ -144,6 +173,32 @@ std::pair<int64_t, int64_t> memory_info()
     int64_t available = 0, total = 0;
     opq_memory_info(&available, &total);
     return {available, total};
+}
+
+std::string part_of(uint32_t line, opq_line_part part)
+{
+    char text[512];
+    return {text, opq_line_text(line, part, text, sizeof text)};
+}
+
+std::vector<py::dict> memory_snapshot()
+{
+    opq_memory_block *blocks = nullptr;
+    int count = 0;
+    if (context_exists())
+        check(opq_memory_blocks(context(), &blocks, &count));
+    const std::unique_ptr<opq_memory_block, decltype(&free)> owner(blocks, &free);
+    std::vector<py::dict> result;
+    using namespace py::literals;
+    for (int i = 0; i < count; ++i) {
+        const opq_memory_block &block = blocks[i];
+        result.push_back(py::dict("address"_a = reinterpret_cast<uintptr_t>(block.address), "size"_a = block.bytes,
+                                  "reserved"_a = block.reserved, "op"_a = block.op ? block.op : "",
+                                  "line"_a = part_of(block.line, OPQ_LINE_place),
+                                  "module"_a = part_of(block.line, OPQ_LINE_module),
+                                  "source"_a = part_of(block.line, OPQ_LINE_source)));
+    }
+    return result;
 }
 
 template <void (*change)(opq_ctx *)> void on_context()
@@ -255,7 +310,10 @@ void bind(py::module_ &m)
     add(m, "set_lines", &set_lines);
     add(m, "get_lines", [] { return lines_setting; });
     add(m, "set_log", &set_log);
-    add(m, "get_log", [] { return log_setting; });
+    add(m, "get_log", &get_log);
+    add(m, "set_watched", &set_watched);
+    add(m, "set_log_file", &set_log_file);
+    add(m, "log_topics", &log_topics);
     add(m, "cpu_capability", &cpu_capability);
     add(m, "default_generator", &default_random_generator);
     add(m, "memory_allocated", &stat<&opq_stats::bytes_allocated>);
@@ -263,6 +321,7 @@ void bind(py::module_ &m)
     add(m, "memory_reserved", &stat<&opq_stats::bytes_reserved>);
     add(m, "max_memory_reserved", &stat<&opq_stats::bytes_reserved_peak>);
     add(m, "memory_info", &memory_info);
+    add(m, "memory_snapshot", &memory_snapshot);
     add(m, "reset_peak_memory_stats", &on_context<opq_stats_reset_peak>);
     add(m, "empty_cache", &on_context<opq_cache_empty>);
     add(m, "stats", &stats);
@@ -270,6 +329,7 @@ void bind(py::module_ &m)
     add(m, "fallback_counts", &fallbacks);
     add(m, "op_table", &op_table);
     bind_inspection(m);
+    bind_contents(m);
 }
 
 } // namespace

@@ -17,5 +17,7 @@ std::vector<Value> values_of(const std::vector<at::Tensor> &tensors);
 
 // What looks at graphs and runs: class Inspection, reports, journals.
 void bind_inspection(py::module_ &m);
+// Class Contents.
+void bind_contents(py::module_ &m);
 
 } // namespace opq

@@ -5,6 +5,7 @@
 
 #include "lines.h"
 #include "modes.h"
+#include "opaque/log.h"
 
 namespace opq
 {
@@ -12,22 +13,14 @@ namespace opq
 namespace
 {
 
-std::atomic<bool> logging{false};
 std::atomic<run_watcher> watcher{nullptr};
-
-std::string here()
-{
-    char text[256];
-    const size_t length = opq_line_text(opq_line_here(), OPQ_LINE_place, text, sizeof text);
-    return length ? std::string(text, length) : "unknown line";
-}
 
 void log(opq_reason reason, const opq_stats &before)
 {
     opq_stats after;
     opq_stats_read(context(), &after);
-    fprintf(stderr, "[opaque] run (%s) at %s: %lld kernels, %lld compiled, %.3f ms\n", opq_reason_name(reason),
-            here().c_str(), static_cast<long long>(after.kernels_run - before.kernels_run),
+    opq_log("run (%s) at %s: %lld kernels, %lld compiled, %.3f ms", opq_reason_name(reason), line_here().c_str(),
+            static_cast<long long>(after.kernels_run - before.kernels_run),
             static_cast<long long>(after.kernels_compiled - before.kernels_compiled),
             (after.run_seconds - before.run_seconds) * 1e3);
 }
@@ -36,9 +29,9 @@ template <class Body> void run(c10::ArrayRef<Value> asked, opq_reason reason, Bo
 {
     inherit_modes();
     if (const run_watcher watch = watcher.load(std::memory_order_relaxed))
-        watch(asked, reason, here());
+        watch(asked, reason, line_here());
     opq_stats before{};
-    const bool log_it = logging.load(std::memory_order_relaxed);
+    const bool log_it = opq_logs(OPQ_LOG_flush, OPQ_LOG_INFO);
     if (log_it)
         opq_stats_read(context(), &before);
     void *const python = opq_python_unlock();
@@ -51,7 +44,13 @@ template <class Body> void run(c10::ArrayRef<Value> asked, opq_reason reason, Bo
 
 } // namespace
 
-void log_runs(bool on) { logging.store(on, std::memory_order_relaxed); }
+std::string line_here()
+{
+    char text[256];
+    const size_t length = opq_line_text(opq_line_here(), OPQ_LINE_place, text, sizeof text);
+    return length ? std::string(text, length) : "unknown line";
+}
+
 void watch_runs(run_watcher watch) { watcher.store(watch, std::memory_order_relaxed); }
 
 void materialize(c10::ArrayRef<Value> values, opq_reason reason)
@@ -63,7 +62,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
     if (!pending)
         return;
     if (C10_UNLIKELY((opq_modes_get() & OPQ_MODE_FORBID_SYNC) != 0 && opq_reason_hidden(reason)))
-        TORCH_CHECK(false, "forbid_sync(): ", here(), " needs a value now (", opq_reason_name(reason), ")");
+        TORCH_CHECK(false, "forbid_sync(): ", line_here(), " needs a value now (", opq_reason_name(reason), ")");
     run(values, reason, [&] {
         return opq_materialize(context(), reinterpret_cast<opq_value *const *>(values.data()),
                                static_cast<int>(values.size()), reason);

@@ -172,7 +172,7 @@ void check_castable(at::ScalarType from, at::ScalarType to);
 // ---- running
 void materialize(c10::ArrayRef<Value> values, opq_reason reason);
 void synchronize(opq_reason reason);
-void log_runs(bool on); // a line on stderr per run
+std::string line_here(); // "train.py:41", of this thread
 // Told before each run that Python or PyTorch asks for: the values asked for, why, and the line of Python. nullptr: nobody.
 using run_watcher = void (*)(c10::ArrayRef<Value> asked, opq_reason reason, const std::string &line);
 void watch_runs(run_watcher watch);

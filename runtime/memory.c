@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "runtime/memory.h"
+#include "opaque/log.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -21,6 +22,7 @@ struct opq_pool {
     pthread_mutex_t lock;
     atomic_int refs;               /* one for the owner, one per live buffer */
     opq_buffer *free[CLASS_COUNT]; /* with their memory, linked */
+    opq_buffer *newest;            /* live ones */
     size_t cached, cache_limit;
     atomic_llong live, peak, reserved, reserved_peak;
     opq_packed_cache packed;
@@ -83,6 +85,9 @@ static void *map_block(opq_pool *pool, int size_class)
     void *data = map_memory(size_class);
     if (data)
         count_reserved(pool, (int64_t)mapped_bytes(size_class));
+    if (mapped_bytes(size_class) >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
+        opq_log("memory: %s %zu bytes from the system, %lld reserved", data ? "took" : "did not get",
+                mapped_bytes(size_class), (long long)atomic_load(&pool->reserved));
     return data;
 }
 
@@ -90,6 +95,9 @@ static void free_buffer(opq_pool *pool, opq_buffer *buffer)
 {
     size_t bytes = mapped_bytes(buffer->size_class);
     count_reserved(pool, -(int64_t)bytes);
+    if (bytes >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
+        opq_log("memory: gave %zu bytes back to the system, %lld reserved", bytes,
+                (long long)atomic_load(&pool->reserved));
     if (bytes < HUGE_PAGE)
         free(buffer->data);
     else
@@ -191,14 +199,58 @@ opq_status opq_pool_check(opq_pool *pool, int64_t bytes)
     return OPQ_OK;
 }
 
-/* Of the class, with nothing but its memory. */
-static opq_buffer *take_buffer(opq_pool *pool, int size_class)
+static void log_buffer(const opq_pool *pool, const opq_buffer *buffer, const char *what)
 {
+    if (opq_logs(OPQ_LOG_memory, OPQ_LOG_DEBUG))
+        opq_log("memory: %s %s of %zu bytes, %lld live", what, buffer->cached ? "a packed copy" : "a buffer",
+                buffer->bytes, (long long)atomic_load(&pool->live));
+}
+
+/* ---- live buffers, with the lock held */
+
+static void link_live(opq_pool *pool, opq_buffer *buffer)
+{
+    buffer->newer = NULL;
+    buffer->older = pool->newest;
+    if (pool->newest)
+        pool->newest->newer = buffer;
+    pool->newest = buffer;
+}
+
+static void unlink_live(opq_pool *pool, const opq_buffer *buffer)
+{
+    *(buffer->newer ? &buffer->newer->older : &pool->newest) = buffer->older;
+    if (buffer->older)
+        buffer->older->newer = buffer->newer;
+}
+
+/* ---- */
+
+/* With nothing but its memory. */
+static void begin_life(opq_pool *pool, opq_buffer *buffer, size_t bytes, int size_class, bool cached)
+{
+    void *data = buffer->data;
+    memset(buffer, 0, sizeof *buffer);
+    atomic_init(&buffer->refs, 1);
+    buffer->pool = pool;
+    buffer->data = data;
+    buffer->bytes = bytes;
+    buffer->capacity = class_bytes(size_class);
+    buffer->size_class = size_class;
+    buffer->cached = cached;
+    if (!cached)
+        link_live(pool, buffer);
+}
+
+static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, bool cached)
+{
+    int size_class = class_of(bytes);
     pthread_mutex_lock(&pool->lock);
     opq_buffer *found = pool->free[size_class];
     if (found) {
         pool->free[size_class] = found->next;
         pool->cached -= mapped_bytes(size_class);
+        begin_life(pool, found, bytes, size_class, cached);
     }
     pthread_mutex_unlock(&pool->lock);
     if (found)
@@ -214,29 +266,23 @@ static opq_buffer *take_buffer(opq_pool *pool, int size_class)
         return NULL;
     }
     made->data = data;
+    pthread_mutex_lock(&pool->lock);
+    begin_life(pool, made, bytes, size_class, cached);
+    pthread_mutex_unlock(&pool->lock);
     return made;
 }
 
 static opq_status make_buffer(opq_pool *pool, size_t bytes, bool cached, opq_buffer **out_buffer)
 {
-    int size_class = class_of(bytes);
-    opq_buffer *buffer = take_buffer(pool, size_class);
+    opq_buffer *buffer = take_buffer(pool, bytes, cached);
     if (buffer == NULL)
         return opq_fail(
             OPQ_NO_MEMORY,
             "can't allocate memory: you tried to allocate %zu bytes. Error code 12 (Cannot allocate memory)", bytes);
-    void *data = buffer->data;
-    memset(buffer, 0, sizeof *buffer);
-    atomic_init(&buffer->refs, 1);
-    buffer->pool = pool;
-    buffer->data = data;
-    buffer->bytes = bytes;
-    buffer->capacity = class_bytes(size_class);
-    buffer->size_class = size_class;
-    buffer->cached = cached;
     atomic_fetch_add(&pool->refs, 1);
     if (!cached)
         count_live(pool, (int64_t)bytes);
+    log_buffer(pool, buffer, "made");
     *out_buffer = buffer;
     return OPQ_OK;
 }
@@ -272,6 +318,9 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     atomic_fetch_add(&pool->refs, 1);
     count_live(pool, (int64_t)bytes);
     count_reserved(pool, (int64_t)bytes);
+    pthread_mutex_lock(&pool->lock);
+    link_live(pool, buffer);
+    pthread_mutex_unlock(&pool->lock);
     *out_buffer = buffer;
     return OPQ_OK;
 }
@@ -291,6 +340,8 @@ static void give_back(opq_pool *pool, opq_buffer *buffer)
     size_t bytes = mapped_bytes(buffer->size_class);
     pthread_mutex_lock(&pool->lock);
     bool keep = pool->cached + bytes <= pool->cache_limit;
+    if (!buffer->cached)
+        unlink_live(pool, buffer);
     if (keep) {
         buffer->next = pool->free[buffer->size_class];
         pool->free[buffer->size_class] = buffer;
@@ -304,6 +355,9 @@ static void give_back(opq_pool *pool, opq_buffer *buffer)
 static void drop_adopted(opq_pool *pool, opq_buffer *buffer)
 {
     count_reserved(pool, -(int64_t)buffer->bytes);
+    pthread_mutex_lock(&pool->lock);
+    unlink_live(pool, buffer);
+    pthread_mutex_unlock(&pool->lock);
     if (buffer->drop)
         buffer->drop(buffer->drop_arg);
     free(buffer);
@@ -317,6 +371,7 @@ void opq_buffer_release(opq_buffer *buffer)
     opq_packed_forget(buffer);
     if (!buffer->cached)
         count_live(pool, -(int64_t)buffer->bytes);
+    log_buffer(pool, buffer, "dropped");
     if (buffer->size_class >= 0)
         give_back(pool, buffer);
     else
@@ -343,6 +398,30 @@ void opq_pool_reset_peak(opq_pool *pool)
 {
     atomic_store(&pool->peak, atomic_load(&pool->live));
     atomic_store(&pool->reserved_peak, atomic_load(&pool->reserved));
+}
+
+opq_status opq_pool_blocks(opq_pool *pool, opq_memory_block **out_blocks, int *out_count)
+{
+    int count = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (const opq_buffer *b = pool->newest; b; b = b->older)
+        count++;
+    opq_memory_block *blocks = calloc((size_t)count + 1, sizeof *blocks), *block = blocks;
+    for (const opq_buffer *b = blocks ? pool->newest : NULL; b; b = b->older) {
+        uint64_t maker = atomic_load_explicit(&b->maker, memory_order_relaxed);
+        size_t reserved = b->size_class >= 0 ? mapped_bytes(b->size_class) : b->bytes;
+        *block++ = (opq_memory_block){.address = b->data,
+                                      .bytes = (int64_t)b->bytes,
+                                      .reserved = (int64_t)reserved,
+                                      .op = maker ? opq_op_info_of((opq_op)((maker >> 32) - 1))->name : NULL,
+                                      .line = (uint32_t)maker};
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (blocks == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    *out_blocks = blocks;
+    *out_count = count;
+    return OPQ_OK;
 }
 
 /* ---- scratch per thread */

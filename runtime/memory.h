@@ -6,6 +6,7 @@
 #ifndef OPAQUE_RUNTIME_MEMORY_H
 #define OPAQUE_RUNTIME_MEMORY_H
 
+#include "opaque/opaque.h"
 #include "runtime/packed.h"
 #include <stdatomic.h>
 
@@ -19,10 +20,12 @@ typedef struct opq_buffer {
     int size_class; /* -1: adopted */
     void (*drop)(void *);
     void *drop_arg;
-    atomic_bool lent;             /* somebody outside writes to it: no packed copies */
-    bool cached;                  /* a packed copy: not counted as live */
-    _Atomic(opq_packed *) packed; /* views that were right operands: packed.h */
-    struct opq_buffer *next;      /* of free ones, and of packed copies on their way out */
+    atomic_bool lent;                 /* somebody outside writes to it: no packed copies */
+    bool cached;                      /* a packed copy: not counted as live */
+    _Atomic(opq_packed *) packed;     /* views that were right operands: packed.h */
+    struct opq_buffer *next;          /* of free ones, and of packed copies on their way out */
+    struct opq_buffer *newer, *older; /* live ones of the pool, but for packed copies */
+    _Atomic(uint64_t) maker;          /* what its contents are made by, see opq_buffer_made; 0: not known */
 } opq_buffer;
 
 opq_status opq_pool_create(opq_pool **out_pool) OPQ_MUST_CHECK;
@@ -54,6 +57,14 @@ void opq_buffer_release(opq_buffer *buffer);
  * caller alone has the buffer, and it has no packed form. */
 void opq_buffer_lend(opq_buffer *buffer);
 void opq_buffer_settle(opq_buffer *buffer);
+
+/* Op and source line of the value that lies in it, for who looks at memory. */
+static inline void opq_buffer_made(opq_buffer *buffer, opq_op op, uint32_t line)
+{
+    atomic_store_explicit(&buffer->maker, ((uint64_t)op + 1) << 32 | line, memory_order_relaxed);
+}
+/* Live buffers but for packed copies, newest first: a malloc'd array. */
+opq_status opq_pool_blocks(opq_pool *pool, opq_memory_block **out_blocks, int *out_count) OPQ_MUST_CHECK;
 
 /* Scratch of the calling thread: at least `bytes`, 64-byte aligned, valid until the next call in this thread; NULL without memory. */
 void *opq_thread_scratch(size_t bytes);

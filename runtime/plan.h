@@ -167,6 +167,7 @@ typedef struct opq_plan {
     bool dry;            /* to be looked at: it has no code and no payloads */
     int32_t compiled;    /* kernels compiled for it */
     double compile_seconds;
+    uint64_t lines; /* hash of the source lines that its steps name; who keeps plans sets it */
 } opq_plan;
 
 /* Takes over `fused` and `unfused`, also on failure. */
@@ -193,7 +194,7 @@ typedef struct opq_run_call {
     const int32_t *replaces;
     opq_step_note note; /* may be NULL */
     void *note_data;
-    bool timed;
+    bool timed, watched; /* watched: the host is told of launches, see opq_activity */
     /* The plan whose lines are shown for a failed step. Plans are shared by graphs that differ in their lines only; NULL: this one. */
     const opq_plan *(*lines_of)(void *data);
     void *lines_data;

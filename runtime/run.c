@@ -6,6 +6,7 @@
 #include "runtime/run.h"
 #include "runtime/parallel.h"
 #include "runtime/room.h"
+#include "runtime/activity.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -343,6 +344,17 @@ static void note(const opq_run_state *run, const opq_step *step, int32_t count, 
     run->call->note(run->call->note_data, step, count, run->call->timed ? now() - start - compiled : 0, compiled);
 }
 
+static void *watch(const opq_run_state *run, const opq_step *rows, int32_t count)
+{
+    return run->call->watched ? opq_activity_launch(run->runtime->host, run->plan, rows, count) : NULL;
+}
+
+static void stop_watching(const opq_run_state *run, void *activity)
+{
+    if (activity)
+        run->runtime->host->activity_end(run->runtime->host->self, activity);
+}
+
 static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
 {
     if (f->any && needs_bad(run, step)) {
@@ -353,8 +365,10 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
     if (step->copy_to >= 0 && run->plan->storage[step->copy_to].home == OPQ_HOME_output && !f->any)
         take_input(run, run->plan->storage[step->copy_to].index);
     opq_status status = f->any ? own_outputs(run, step) : OPQ_OK;
+    void *activity = watch(run, step, 1);
     if (status == OPQ_OK)
         status = run_step(run, step);
+    stop_watching(run, activity);
     if (status == OPQ_OK)
         note(run, step, 1, start, compiled);
     else
@@ -365,7 +379,9 @@ static void run_all(const opq_run_state *run, const opq_wave *wave, failures *f)
 {
     const opq_step *rows = &run->plan->steps[wave->first];
     double start = run->call->timed ? now() : 0;
+    void *activity = watch(run, rows, wave->count);
     run_wave(run, wave);
+    stop_watching(run, activity);
     note(run, rows, wave->count, start, compile_seconds(run));
     for (int32_t r = 0; r < wave->count; r++)
         if (run->errors[r].found[0] != 0)

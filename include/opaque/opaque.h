@@ -243,6 +243,23 @@ typedef struct opq_roofline {
     double bytes[OPQ_ROOFLINE_SIZES]; /* a second */
 } opq_roofline;
 
+/* Work that a profiler is told of while it lasts. */
+typedef enum opq_activity_kind {
+    OPQ_ACTIVITY_run,     /* all of one run; name: the reason */
+    OPQ_ACTIVITY_plan,    /* a graph becomes a plan; its code is compiled within */
+    OPQ_ACTIVITY_compile, /* LLVM makes code of one kernel; name: the kernel's */
+    OPQ_ACTIVITY_kernel,  /* a launch, or a call of the host's; name: as graphs have it, "add_relu_0" */
+} opq_activity_kind;
+typedef struct opq_activity {
+    opq_activity_kind kind;
+    const char *name;
+    /* of a launch: */
+    const char *shape, *lines;                /* of what it makes, and blank-separated source lines */
+    const opq_type *operands;                 /* what it reads from memory */
+    int operand_count, rows;                  /* rows: kernels that are the launch */
+    int64_t bytes_read, bytes_written, flops; /* of all of them */
+} opq_activity;
+
 /* What the core needs from the program it lives in. Any member may be NULL: then the core uses its own. */
 typedef struct opq_host {
     void *self;
@@ -257,7 +274,20 @@ typedef struct opq_host {
     void (*release_payload)(void *self, void *payload);
     /* A part of what a source line's id stands for. Returns the length, 0 if unknown. */
     size_t (*line_text)(void *self, uint32_t line, opq_line_part part, char *out, size_t size);
+    /* Does anybody look at this thread's activities now? Only then are they told. What begin gives is handed to end, in the same thread. */
+    bool (*watched)(void *self);
+    void *(*activity_begin)(void *self, const opq_activity *activity);
+    void (*activity_end)(void *self, void *open);
 } opq_host;
+static inline bool opq_watched(const opq_host *host) { return host && host->watched && host->watched(host->self); }
+
+/* Live memory: one buffer. */
+typedef struct opq_memory_block {
+    const void *address;
+    int64_t bytes, reserved; /* asked for; of its block */
+    const char *op; /* of the value in it: "input" for what the host gave; NULL if it is none's, as a run's temporaries */
+    uint32_t line; /* where that was recorded: the host's id, 0 if unknown */
+} opq_memory_block;
 
 OPQ_API opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx) OPQ_MUST_CHECK;
 OPQ_API void opq_ctx_destroy(opq_ctx *ctx);

@@ -53,10 +53,19 @@ def set_lines(which: str) -> None:
     """Source lines: "all" (kept with each recorded op), "flush" (only for runs), "off"."""
 
 def get_lines() -> str: ...
-def set_log(topics: str) -> None:
-    """What is written to stderr: "flush" (a line per run: reason, Python line, kernels) or "" for nothing."""
+def set_log(levels: dict[str, str]) -> None:
+    """Topic of the log to level, "off", "info" or "debug"; topics that are not there are off. ValueError for others."""
 
-def get_log() -> str: ...
+def get_log() -> dict[str, str]:
+    """The topics that are on."""
+
+def log_topics() -> list[str]: ...
+def set_log_file(path: str) -> None:
+    """Log lines are appended to this file from now on; "": to stderr. ValueError if it cannot be opened."""
+
+def set_watched(on: bool) -> None:
+    """Whether runs ask if a profiler wants to know of them. True at first: who turns it off has to know when profilers start."""
+
 def cpu_capability() -> str:
     """The instruction set kernels are generated for: "avx2", "avx512", "avx512_bf16", "amx", ..."""
 
@@ -75,6 +84,10 @@ def memory_reserved() -> int:
 def max_memory_reserved() -> int: ...
 def memory_info() -> tuple[int, int]:
     """(available, total) bytes of the machine, or of the control group of this process."""
+
+def memory_snapshot() -> list[dict[str, Any]]:
+    """Live buffers, newest first: {"address", "size", "reserved": int, "op", "line", "module", "source": str}. `op` and the rest say what
+    recorded the value in it; "input": it came from the host; "": temporaries of a run, or not known."""
 
 def reset_peak_memory_stats() -> None: ...
 def empty_cache() -> None: ...
@@ -119,10 +132,24 @@ def unfused_bytes(tensors: list[Tensor]) -> int:
 def pending(tensor: Tensor) -> tuple[int, int, str, str]:
     """What the tensor waits for: number of ops and of inputs, name and source line of the op recorded last."""
 
+def recorded_values(tensors: list[Tensor]) -> list[Tensor | None]:
+    """Tensors of the nodes of the recorded graph, by their number in it; None for inputs and scalars. While such a tensor lives, a run
+    stores its value."""
+
 def capture(tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
     """The recorded graph of the tensors and its inputs, in order, as dense CPU tensors (copies).
     Computes the inputs' values if a leaf is not yet data; the tensors stay pending. Outputs are the
     tensors as seen through their windows, in the order given."""
+
+class Contents:
+    """What tensors hold at one moment: references to immutable values, nothing is copied. Recording goes on as if nobody looked."""
+
+    def __init__(self, tensors: list[Tensor]) -> None: ...
+    def changed(self) -> list[int]:
+        """Numbers of the tensors that hold something else now; one for tensors that share a storage."""
+
+    def restore(self) -> None:
+        """Puts everything back. Autograd versions are not counted up."""
 
 def report_begin() -> None:
     """From now on the calling thread's runs (and those of its autograd threads) are timed step by step and kept."""

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "compare",
     "describe",
+    "diff",
     "dump",
     "eager",
     "explain",
@@ -58,6 +59,7 @@ def _register() -> None:
         optim,
         printing,
         processes,
+        profiling,
     )
 
     device.register()
@@ -72,6 +74,7 @@ def _register() -> None:
     optim.register()
     distributed.register()
     processes.register()
+    profiling.register()
     settings.apply(_C)
 
 

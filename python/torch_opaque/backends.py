@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from . import _C
-from .settings import UNFUSED
+from .settings import UNFUSED, log_levels
 
 
 class _Backend(types.ModuleType):
@@ -39,12 +39,21 @@ class _Backend(types.ModuleType):
 
     @property
     def verbose(self) -> bool:
-        """Whether each run is logged to stderr. Process-wide."""
-        return _C.get_log() != ""
+        """Whether each run is logged. Process-wide. Setting it changes topic flush of the log alone."""
+        return "flush" in _C.get_log()
 
     @verbose.setter
     def verbose(self, on: bool) -> None:
-        _C.set_log("flush" if on else "")
+        _C.set_log(_C.get_log() | {"flush": "info" if on else "off"})
+
+    @property
+    def log(self) -> str:
+        """Topics of the log and their levels, as OPAQUE_LOG has them: "flush:info,compile:debug". Process-wide."""
+        return ",".join(f"{topic}:{level}" for topic, level in _C.get_log().items())
+
+    @log.setter
+    def log(self, text: str) -> None:
+        _C.set_log(log_levels(text))
 
     @property
     def lines(self) -> str:
@@ -57,8 +66,8 @@ class _Backend(types.ModuleType):
 
     @contextmanager
     def flags(self, **values):
-        """Sets fusion, verbose, lines for a block. Raises TypeError for any other name."""
-        unknown = set(values) - {"fusion", "verbose", "lines"}
+        """Sets fusion, verbose, log, lines for a block. Raises TypeError for any other name."""
+        unknown = set(values) - {"fusion", "verbose", "log", "lines"}
         if unknown:
             raise TypeError(f"torch.backends.opaque has no flag {', '.join(sorted(unknown))}")
         before = {name: getattr(self, name) for name in values}

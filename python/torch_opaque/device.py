@@ -288,12 +288,49 @@ def memory_stats(device=None) -> dict:
     weights in the layout that matmuls read. They are a cache: no part of memory_allocated(), dropped with their weight,
     by empty_cache() and when memory runs short."""
     return {
+        "allocation.all.current": len(_C.memory_snapshot()),
         "allocated_bytes.all.current": memory_allocated(device),
         "allocated_bytes.all.peak": max_memory_allocated(device),
         "reserved_bytes.all.current": memory_reserved(device),
         "reserved_bytes.all.peak": max_memory_reserved(device),
         "packed_bytes.all.current": _C.stats()["bytes_packed"],
     }
+
+
+def memory_snapshot(device=None) -> list:
+    """The live buffers, largest first, a dict each: `address`, `size` in bytes (their sum is memory_allocated()), `reserved` (of its
+    block), and what recorded the value in it: `op`, `line` ("train.py:41"), `module` (while somebody looked), `source` (line with
+    folder). `op` is "input" for what came from the host, "" for temporaries of a run in another thread. Nothing runs: what is pending
+    has no memory yet."""
+    _index(device)
+    return sorted(_C.memory_snapshot(), key=lambda block: -block["size"])
+
+
+def memory_summary(device=None, abbreviated: bool = False) -> str:
+    """memory_stats() as a table, and unless abbreviated the lines whose values take most."""
+    from .summary import bytes_text, table
+
+    stats = memory_stats(device)
+    rows = [
+        (
+            kind,
+            bytes_text(stats[f"{kind}_bytes.all.current"]),
+            bytes_text(stats[f"{kind}_bytes.all.peak"]),
+        )
+        for kind in ("allocated", "reserved")
+    ]
+    text = table(
+        ("memory", "now", "peak"),
+        [*rows, ("packed", bytes_text(stats["packed_bytes.all.current"]), "")],
+    )
+    blocks = {}
+    for block in memory_snapshot(device):
+        blocks.setdefault((block["op"] or "temporary", block["line"]), []).append(block["size"])
+    if abbreviated or not blocks:
+        return text
+    largest = sorted(blocks.items(), key=lambda item: -sum(item[1]))[:20]
+    made = [(op, len(sizes), bytes_text(sum(sizes)), line) for (op, line), sizes in largest]
+    return text + "\n\n" + table(("made by", "buffers", "bytes", "line"), made)
 
 
 def mem_get_info(device=None) -> tuple:

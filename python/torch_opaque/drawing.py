@@ -13,8 +13,11 @@ def _type(node) -> str:
 def _box(node) -> str:
     attrs = node.text.partition(" {")[2].rpartition("}")[0] if node.attrs else ""
     style = ", style=rounded" if node.op == "input" else ""
+    numbers = ", ".join(str(o.attrs["value"]) for o in node.operands if o.inlined)
     label = _quoted(
-        f"%{node.id} {node.op}", f"{{{attrs}}}" if attrs else "", node.name or node.line
+        " ".join(filter(None, (f"%{node.id} {node.op}", numbers))),
+        f"{{{attrs}}}" if attrs else "",
+        node.name or node.line,
     )
     return f"  n{node.id} [label={label}{style}];"
 
@@ -26,11 +29,12 @@ def dot_of_nodes(graph) -> str:
         label = _quoted(f"{kernel.kind} {kernel.name}")
         lines += [f"  subgraph cluster_{kernel.index} {{", f"  label={label};"]
         lines += [*map(_box, kernel.nodes), "  }"]
-    lines += [_box(node) for node in graph.nodes if node.kernel is None]
+    lines += [_box(n) for n in graph.nodes if n.kernel is None and not n.inlined]
     lines += [
         f"  n{operand.id} -> n{node.id} [label={_quoted(_type(operand))}];"
         for node in graph.nodes
         for operand in node.operands
+        if not operand.inlined
     ]
     return _end(graph, lines, lambda node: f"n{node.id}")
 

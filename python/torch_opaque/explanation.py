@@ -21,7 +21,7 @@ class Explanation:
     """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges;
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
-    from the nearest plan, None if its plan was there, "kernels", "compiled"}."""
+    from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}."""
 
     kernels: list
     unfused: list
@@ -60,6 +60,13 @@ class Explanation:
         if self.keepers:
             parts.append(summary.keeper_table(self.keepers))
         return "\n\n".join(filter(None, parts))
+
+    def to_html(self, path, *, title=None, comparison=None, difference=None) -> None:
+        """Writes a report for a browser: one file, which needs no network (docs/report.md). `comparison`, `difference`: of compare()
+        and diff(), as they are or as their to_json() gives them."""
+        from . import report
+
+        report.write(path, self.graph, self, comparison, difference, title)
 
     def _summary(self) -> str:
         count = sum(k["kind"] != "extern" for k in self.kernels)
@@ -186,6 +193,7 @@ def _with_modules(launches: list, graph, machine: dict) -> list:
     for i, launch in enumerate(launches):
         launch["module"] = summary.fold([k.module for k in kernels[i]]) if kernels[i] else ""
         launch["lines"] = " ".join(dict.fromkeys(line for k in kernels[i] for line in k.lines))
+        launch["libraries"] = list(dict.fromkeys(x for k in kernels[i] for x in k.libraries))
         extern = launch["kind"] == "extern"
         launch["roof_seconds"] = None if extern else summary.roof_seconds(launch, machine)
     return launches

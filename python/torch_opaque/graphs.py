@@ -39,6 +39,17 @@ class Node:
     recorded: str = ""
     forward: "Node | None" = None
 
+    @property
+    def place(self) -> str:
+        """Its line, and that of the installed package that it called."""
+        return f"{self.line} via {self.library}" if self.library else self.line
+
+    @property
+    def inlined(self) -> bool:
+        """A number that stands in the line of the node it is an operand of, and has none of its own."""
+        used = [o for user in self.users for o in user.operands if o is self]
+        return self.op == "scalar" and len(used) == 1 and not self.output
+
     def __repr__(self) -> str:
         return self.text
 
@@ -71,15 +82,20 @@ class Kernel:
 
     @property
     def module(self) -> str:
-        """The module of its first product, else of most of its ops."""
+        """The module of its first product, else of most of its ops that are in one."""
         products = [n.module for n in self.nodes if n.op == "matmul"]
-        counts = Counter(products[:1] or [n.module for n in self.nodes])
+        counts = Counter(products[:1] or [n.module for n in self.nodes if n.module])
         return counts.most_common(1)[0][0] if counts else ""
 
     @property
     def lines(self) -> list:
         """Source lines of its ops, each once."""
         return list(dict.fromkeys(n.line for n in self.nodes if n.line))
+
+    @property
+    def libraries(self) -> list:
+        """Lines of installed packages that these called, each once."""
+        return list(dict.fromkeys(n.library for n in self.nodes if n.library))
 
     def text(self, stage: str = "kernels") -> str:
         """Its loops ("kernels"), those as C ("c"), or what LLVM makes of them ("llvm", "asm")."""
@@ -223,6 +239,15 @@ class Graph:
 
         return list(filter(fits, self.nodes))
 
+    def fold(self) -> str:
+        """The text with what follows itself, as equal layers do, shown once: "x 11 { ... }". Of the stages made of nodes; ValueError for
+        those of kernels' code."""
+        from .folding import fold
+
+        if self.stage_name not in STAGES[:3]:
+            raise ValueError(f"stage {self.stage_name!r} has no nodes to fold")
+        return fold(self)
+
     def to_json(self) -> str:
         """The document that docs/ir.md describes. Graph.from_json() makes a Graph of it, which has no other stages and no code."""
         return json.dumps(self._document, indent=1)
@@ -240,6 +265,12 @@ class Graph:
         from .drawing import dot_of_kernels, dot_of_nodes
 
         return dot_of_nodes(self) if self.stage_name in STAGES[:3] else dot_of_kernels(self)
+
+    def to_html(self, path, *, title=None, comparison=None, difference=None) -> None:
+        """Writes a report for a browser: one file, which needs no network (docs/report.md). Code of its kernels is made for it."""
+        from . import report
+
+        report.write(path, self, None, comparison, difference, title)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.text)}</pre>"

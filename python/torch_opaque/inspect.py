@@ -158,11 +158,13 @@ def describe(t: torch.Tensor) -> str:
 
 # The costs of running have files of their own, and belong to the same family.
 from .comparison import compare  # noqa: E402
+from .difference import diff  # noqa: E402
 from .explanation import explain  # noqa: E402
 
 __all__ = [
     "compare",
     "describe",
+    "diff",
     "dump",
     "explain",
     "fallback_counts",

@@ -45,30 +45,37 @@ class Names:
         """What a module is called, "" if it has no name. `outermost`: no other module's forward() calls it."""
         return self.modules.get(id(module), ("", None))[0]
 
-    @contextmanager
     def scopes(self):
         """While on, ops know the module in whose forward() they are recorded."""
-        stack = []
+        return scopes(self.path_of)
 
-        def enter(module, _):
-            path = self.path_of(module, not stack)
-            stack.append(_scope(path) if path else stack[-1] if stack else 0)
-            _C.set_scope(stack[-1])
 
-        def leave(*_):
+@contextmanager
+def scopes(path_of):
+    """While on, ops know the path of the module in whose forward() they are recorded. `path_of(module, outermost)` is "" if it has none;
+    outermost: no other module's forward() calls it."""
+    stack = []
+
+    def enter(module, _):
+        path = path_of(module, not stack)
+        stack.append(_scope(path) if path else stack[-1] if stack else 0)
+        _C.set_scope(stack[-1])
+
+    def leave(*_):
+        if stack:  # else it was entered before
             stack.pop()
-            _C.set_scope(stack[-1] if stack else 0)
+        _C.set_scope(stack[-1] if stack else 0)
 
-        hooks = (
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            _C.set_scope(0)
+    hooks = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _C.set_scope(0)
 
 
 @cache

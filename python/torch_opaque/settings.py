@@ -27,11 +27,12 @@ SETTINGS = (
     Setting("OPAQUE_HELP", "0|1", "0", "package", "print this table on import"),
     Setting(
         "OPAQUE_LOG",
-        "flush",
+        "topic[:debug],...",
         "",
         "package",
-        "a line to stderr per run: reason, source line, kernels",
+        "lines to stderr; topics: flush, plan, compile, fusion, fallback, memory",
     ),
+    Setting("OPAQUE_LOG_FILE", "path", "", "package", "the file to which the log goes instead"),
     Setting(
         "OPAQUE_FALLBACK_WARN",
         "0|1",
@@ -52,13 +53,17 @@ SETTINGS = (
         "core",
         "reference: kernels are evaluated, not compiled; for tests",
     ),
+    Setting("OPAQUE_PERF_MAP", "0|1", "0", "core", "/tmp/perf-PID.map: generated kernels for perf"),
+    Setting("OPAQUE_GDB_JIT", "0|1", "0", "core", "generated kernels are registered with GDB"),
     Setting(
         "OPAQUE_TEST_FULL", "0|1", "0", "tests", "run the whole op_db sweep (./dev test --full)"
     ),
 )
 
 _MODES = {"eager": EAGER, "unfused": UNFUSED, "strict": STRICT}
-_WORDS = {"OPAQUE_LOG": ("flush",), "OPAQUE_LINES": ("all", "flush", "off")}
+_WORDS = {"OPAQUE_LINES": ("all", "flush", "off")}
+LOG_TOPICS = ("flush", "plan", "compile", "fusion", "fallback", "memory")
+LOG_LEVELS = ("off", "info", "debug")
 
 
 def help_text() -> str:
@@ -85,10 +90,40 @@ def default_modes() -> int:
     return modes
 
 
+def log_levels(text: str) -> dict:
+    """Topic to level of "flush,compile:debug"; a topic alone is "info". Raises ValueError for another topic or level."""
+    levels = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        topic, _, level = word.partition(":")
+        if topic not in LOG_TOPICS:
+            raise ValueError(
+                f"{topic} is no topic of the log: expected some of {', '.join(LOG_TOPICS)}"
+            )
+        if level not in ("", *LOG_LEVELS):
+            raise ValueError(f"{word}: expected level {' or '.join(LOG_LEVELS)}")
+        levels[topic] = level or "info"
+    return levels
+
+
+def _check_log() -> None:
+    text, path = os.environ.get("OPAQUE_LOG", ""), os.environ.get("OPAQUE_LOG_FILE")
+    try:
+        log_levels(text)
+    except ValueError as error:
+        raise ValueError(f"OPAQUE_LOG={text}: {error}") from None
+    if path:
+        try:
+            with open(path, "a"):
+                pass
+        except OSError as error:
+            raise ValueError(f"OPAQUE_LOG_FILE={path}: {error.strerror}") from None
+
+
 def check() -> None:
     """Raises ValueError for a value that means nothing. Asked before anything is registered, so that a package
     that did not load leaves no half of a device."""
     default_modes()
+    _check_log()
     for name, words in _WORDS.items():
         if os.environ.get(name, "") not in ("", *words):
             raise ValueError(f"{name}={os.environ[name]}: expected {' or '.join(words)}")
@@ -102,5 +137,7 @@ def apply(core) -> None:
         core.set_default_modes(modes)
     if lines := os.environ.get("OPAQUE_LINES"):
         core.set_lines(lines)
+    if path := os.environ.get("OPAQUE_LOG_FILE"):
+        core.set_log_file(path)
     if log := os.environ.get("OPAQUE_LOG"):
-        core.set_log(log)
+        core.set_log(log_levels(log))

@@ -4,12 +4,14 @@ are afterwards as they were before.
 Contents of opaque tensors are immutable values below, so the C side keeps a journal of first writes
 and puts the old values back: nothing is copied. What lives in Python objects is found through the
 garbage collector: `.grad` of opaque leaves, the state of optimizers (with their step counters,
-which are CPU tensors), learning rate schedulers, generators. Other CPU tensors and plain Python
-attributes that the function changes stay changed.
+which are CPU tensors), learning rate schedulers, parameters, buffers and training flags of modules,
+generators (Python's and NumPy's as well). Other CPU tensors and plain Python attributes that the
+function changes stay changed.
 """
 
 import gc
-import time
+import random
+import sys
 from contextlib import contextmanager
 
 import torch
@@ -34,7 +36,14 @@ class PythonState:
     """State held by Python objects, taken when made; restore() may be called any number of times."""
 
     def __init__(self):
-        found = objects_of(torch.Tensor, Optimizer, LRScheduler, torch.Generator)
+        found = objects_of(torch.Tensor, Optimizer, LRScheduler, torch.Generator, torch.nn.Module)
+        modules = [vars(x) for x in found if isinstance(x, torch.nn.Module)]
+        self.training = [(m, m["training"]) for m in modules if "training" in m]
+        tables = (m[key] for m in modules for key in ("_parameters", "_buffers") if m.get(key))
+        self.tables = [(table, dict(table)) for table in tables]
+        self.random = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self.numpy = (numpy.random, numpy.random.get_state()) if numpy else None
         self.gradients = [
             (t, t.grad) for t in found if is_opaque(t) and t.is_leaf and t.requires_grad
         ]
@@ -79,6 +88,14 @@ class PythonState:
                 group.update(items)
         for scheduler, items in self.schedulers:
             vars(scheduler).update(items)
+        for module, flag in self.training:
+            module["training"] = flag
+        for table, items in self.tables:
+            table.clear()
+            table.update(items)
+        random.setstate(self.random)
+        if self.numpy:
+            self.numpy[0].set_state(self.numpy[1])
         for generator, state in self.generators:
             generator.set_state(state)
 
@@ -121,23 +138,3 @@ def recorded(fn, args, state=None):
         run.mutated = _C.journal_end(True)
         state.restore()
     yield run
-
-
-def timed(fn, args, state, budget: float) -> list:
-    """Seconds of each of some calls, one after the other as in a loop that ends each turn in
-    synchronize(): at least 3 calls, and more until `budget` seconds are over, after two that warm
-    up. What a call changes is there for the next one; everything is put back at the end, untimed."""
-    times, result = [], None
-    _C.journal_begin()
-    try:
-        begin = time.perf_counter()
-        while len(times) < 5 or (time.perf_counter() - begin < budget and len(times) < 1000):
-            start = time.perf_counter()
-            result = fn(*args)
-            _C.synchronize("inspect")
-            times.append(time.perf_counter() - start)
-    finally:
-        del result
-        _C.journal_end(True)
-        state.restore()
-    return times[2:]

@@ -107,9 +107,14 @@ def _roof(launches: list) -> str:
     return _share(_sum(launches, "roof_seconds"), seconds)
 
 
+def _first(names: list, most: int) -> str:
+    return " ".join(names[:most]) + (" ..." if len(names) > most else "")
+
+
 def _lines(launches: list) -> str:
-    lines = list(dict.fromkeys(line for launch in launches for line in launch["lines"].split()))
-    return " ".join(lines[:3]) + (" ..." if len(lines) > 3 else "")
+    lines = list(dict.fromkeys(x for launch in launches for x in launch["lines"].split()))
+    libraries = list(dict.fromkeys(x for launch in launches for x in launch["libraries"]))
+    return " via ".join(filter(None, (_first(lines, 3), _first(libraries, 2))))
 
 
 def _kernel_row(group: list, whole: float) -> tuple:
@@ -181,25 +186,29 @@ def totals(launches: list, key: str, name, most: int) -> str:
     return text
 
 
+def distinct(edges: list) -> list:
+    """One edge of each value and kernel that reads it."""
+    return list({(e.producer.id, id(e.consumer.kernel)): e for e in edges}.values())
+
+
 def edge_lines(edges: list) -> str:
     """A line for edges of one kind and place; first those that fusing would save the most bytes of."""
 
     def key(edge):
         modules = pattern(edge.producer.module), pattern(edge.consumer.module)
-        return (edge.ends, modules, edge.refusal, edge.producer.line)
+        return (edge.ends, modules, edge.refusal, edge.producer.place)
 
     def saved(group) -> int:
         return sum(e.saves for e in group)
 
-    between = {(e.producer.id, id(e.consumer.kernel)): e for e in edges}  # one value, one reader
-    groups = sorted(_grouped(between.values(), key), key=lambda g: -saved(g))
+    groups = sorted(_grouped(distinct(edges), key), key=lambda g: -saved(g))
     lines = []
     for group in groups[:EDGES]:
         edge = group[0]
         places = dict.fromkeys(
             filter(None, (pattern(n.module) for n in (edge.producer, edge.consumer)))
         )
-        where = " at ".join(filter(None, (" -> ".join(places), edge.producer.line)))
+        where = " at ".join(filter(None, (" -> ".join(places), edge.producer.place)))
         lines.append(
             f"  {' -> '.join(edge.ends)}{_times(len(group))}: {edge.refusal} ({edge.reason}); "
             f"would save {bytes_text(saved(group))}{where and ', '}{where}"

@@ -62,8 +62,8 @@ static void test_functions(void **state)
     opq_jit *jit = *state;
     void *first, *second;
     float (*function)(float, float);
-    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, NULL, &first), OPQ_OK);
-    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, NULL, &second), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &first), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &second), OPQ_OK);
     assert_ptr_not_equal(first, second);
     memcpy(&function, &first, sizeof first);
     assert_true(function(1, 2) == 3);
@@ -77,8 +77,8 @@ static void test_removed(void **state)
     opq_jit_module first, second;
     void *address;
     float (*function)(float, float);
-    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, &first, &address), OPQ_OK);
-    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, &second, &address), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, &first, &address), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, &second, &address), OPQ_OK);
     assert_int_equal(first.bytes, 4096);
     opq_jit_remove(jit, &first);
     memcpy(&function, &address, sizeof address);
@@ -90,14 +90,14 @@ static void test_refusals(void **state)
 {
     opq_jit *jit = *state;
     void *address;
-    assert_int_equal(opq_jit_function(jit, "call", build_call, NULL, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "call", "call", build_call, NULL, NULL, &address), OPQ_CODEGEN);
     assert_non_null(strstr(opq_error(), "fmodf"));
-    assert_int_equal(opq_jit_function(jit, "broken", build_broken, NULL, NULL, &address), OPQ_CODEGEN);
-    assert_int_equal(opq_jit_function(jit, "assembly", build_assembly, NULL, NULL, &address), OPQ_CODEGEN);
-    assert_int_equal(opq_jit_function(jit, "refuse", build_refuse, NULL, NULL, &address), OPQ_UNSUPPORTED);
+    assert_int_equal(opq_jit_function(jit, "broken", "broken", build_broken, NULL, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "assembly", "assembly", build_assembly, NULL, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "refuse", "refuse", build_refuse, NULL, NULL, &address), OPQ_UNSUPPORTED);
     assert_string_equal(opq_error(), "not today");
-    assert_int_equal(opq_jit_function(jit, "sub", build_add, "add", NULL, &address), OPQ_INTERNAL);
-    assert_int_equal(opq_jit_function(jit, "add", build_add, NULL, NULL, &address), OPQ_OK); /* and goes on working */
+    assert_int_equal(opq_jit_function(jit, "sub", "sub", build_add, "add", NULL, &address), OPQ_INTERNAL);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &address), OPQ_OK); /* and goes on working */
 }
 
 static void test_text(void **state)

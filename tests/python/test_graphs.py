@@ -348,3 +348,43 @@ def test_scalars_stand_where_they_are_used():
     assert [n.op for n in nodes[:5]] == ["input"] * 2 + ["scalar"] * 3
     assert texts[0] == "mul f32[4] %0, 0.1" and texts[1].endswith(", 1e-08")
     assert texts[2] == "ne bool[4] %1, i64 -100"
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up, self.down = torch.nn.Linear(width, 2 * width), torch.nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+@torch.no_grad()
+def test_equal_layers_are_folded():
+    layers = [Layer(8) for _ in range(7)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 3)).to(D)
+    g = torch_opaque.graph(model, ones(2, 8))
+    text = g.fold()
+    assert text.count("x 7 {") == 2 and "0.norm to 6.norm" in text  # inputs, ops
+    assert text.count("gelu") == 1 and len(text.splitlines()) == 25 < len(str(g).splitlines()) - 60
+    assert text.startswith("graph @g {\n") and text.endswith(f"  output %{g.outputs[0].id}\n}}\n")
+    assert {line.strip() for line in text.splitlines() if " = " in line} <= {
+        n.text for n in g.nodes
+    }
+    fused = g.stage("fused").fold()
+    assert fused.count("kernel ") == 5 and len(g.stage("fused").kernels) == 10
+    with pytest.raises(ValueError, match="no nodes to fold"):
+        g.stage("c").fold()
+    layers[3].down.bias = None
+    other = torch_opaque.graph(model, ones(2, 8)).fold()
+    assert "x 7 {" not in other and "x 3 {" in other  # the odd one stands between
+    x = ones(4)
+    assert torch_opaque.graph(lambda: x + 1).fold() == str(torch_opaque.graph(lambda: x + 1))
+    crossed = torch_opaque.graph(lambda: [(a := x.exp(), b := a.cos(), b + a, b + b)][0]).fold()
+    assert "x 2" not in crossed
+
+
+def test_numbers_are_no_boxes():
+    dot = torch_opaque.graph(lambda x: x * 0.5 + 3, ones(2)).to_dot()
+    assert "scalar" not in dot and "mul 0.5" in dot and "add 3" in dot

@@ -5,6 +5,8 @@ The program defines step(), a net with its gradients on values made before, and 
 that must be as it was.
 """
 
+import contextlib
+import json
 import os
 import re
 import subprocess
@@ -56,7 +58,7 @@ def check(program) -> str:
     step = space["step"]
     if found := unchanged(space):
         return f"unchanged: {found}"
-    for look in (counts, texts, dumped, compared, pending):
+    for look in (counts, shown, texts, dumped, compared, pending):
         if found := look(step):
             return f"{look.__name__}: {found}"
     return ""
@@ -135,6 +137,63 @@ def counts(step) -> str:
         return f"ran {rows} kernels and extern calls, graph(stage='fused') shows {drawn}"
     if moved != said[2]:
         return f"moved {said[2]} bytes, graph(stage='fused') has {moved}"
+    return ""
+
+
+def shown(step) -> str:
+    """What graph() prints is what runs, fused and not: the same values are stored, by the same kernels, of the same bytes; and what was
+    not fused has a reason."""
+    for mode in (contextlib.nullcontext, torch_opaque.unfused):
+        with mode():
+            torch.opaque.synchronize()
+            held = only_tensors(step())  # and all that autograd holds
+            if not any(map(_C.is_pending, held)):
+                continue
+            graph = torch_opaque.graph(held, stage="fused")
+            before = torch_opaque.stats()
+            _C.report_begin()
+            try:
+                _C.materialize(held, "inspect")
+            finally:
+                report = _C.report_end()
+            after = torch_opaque.stats()
+        if found := disagreement(graph, report, before, after):
+            return f"{mode.__name__}: {found}"
+        if mode is not torch_opaque.unfused and (found := unexplained(graph)):
+            return found
+    return ""
+
+
+def disagreement(graph, report, before, after) -> str:
+    document = json.loads(graph.to_json())
+    recorded = json.loads(graph.stage("recorded").to_json())
+    leaves = ("input", "scalar")
+    stored = {i for i in recorded["outputs"] if recorded["nodes"][i]["op"] not in leaves}
+    if len(recorded["outputs"]) != len(document["outputs"]):
+        return "the stages have other outputs"
+    ran = [run["outputs"] for run in report["runs"]]
+    if ran != [len(stored)]:
+        return f"stored {ran} values, the graph shows {len(stored)}"
+    names = [k["name"] for k in report["launches"]]
+    first = {k["launch"]: k["name"] for k in reversed(document["kernels"])}
+    if names != [first[i] for i in sorted(first)]:
+        return f"ran {names}, the graph shows {[first[i] for i in sorted(first)]}"
+    moved = sum(after[k] - before[k] for k in ("bytes_read", "bytes_written"))
+    drawn = sum(k["bytes_read"] + k["bytes_written"] for k in document["kernels"])
+    return "" if moved == drawn else f"moved {moved} bytes, the graph shows {drawn}"
+
+
+def unexplained(graph) -> str:
+    """A value that one kernel stores and another reads, of which nothing says why they are two."""
+    known = {
+        (e.producer.kernel.index, e.consumer.kernel.index)
+        for e in graph.unfused
+        if e.refusal != "none" and e.reason
+    }
+    for kernel in graph.kernels:
+        for node in kernel.reads:
+            if node.kernel and (node.kernel.index, kernel.index) not in known:
+                return f"no reason between {node.kernel.name} and {kernel.name}"
     return ""
 
 

@@ -1,0 +1,115 @@
+// What the file holds, read part by part, and who belongs to whom across the stages.
+
+/** One part of the file: JSON that was deflated and written in base64. */
+async function part(name) {
+  const element = document.querySelector(`script[data-part="${name}"]`);
+  const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  element.remove();
+  return new Response(stream).json();
+}
+
+function group(items, keyOf) {
+  const groups = new Map();
+  items.forEach((item, i) => {
+    const key = keyOf(item, i);
+    if (key === undefined || key === "" || key === 0) return;
+    if (groups.has(key)) groups.get(key).push(i);
+    else groups.set(key, [i]);
+  });
+  return groups;
+}
+
+/** The nodes of one stage. `byCall`, `bySource`: numbers of nodes by the call, and by the line, that recorded them. */
+class Stage {
+  constructor(name, document) {
+    this.name = name;
+    this.nodes = document.nodes;
+    this.planned = this.nodes.some((node) => node.kernel >= 0);
+    this.outputs = new Set(document.outputs);
+    this.byCall = group(this.nodes, (node) => node.call);
+    this.bySource = group(this.nodes, (node) => node.source);
+    this.users = this.nodes.map(() => []);
+    this.nodes.forEach((node, i) => {
+      for (const operand of new Set(node.operands)) this.users[operand].push(i);
+    });
+  }
+
+  /** What is there before: inputs, and what no kernel has to compute. */
+  isInput(i) {
+    const { op, kernel } = this.nodes[i];
+    return op === "input" || op === "scalar" || (this.planned && kernel < 0);
+  }
+
+  /** "attn.weight", "0.001", "%12 add": what a node is called where others name it. */
+  label(i) {
+    const { name, op, attrs } = this.nodes[i];
+    return name || (op === "scalar" ? String(attrs.value) : `%${i} ${op}`);
+  }
+}
+
+export class Model {
+  /** Reads what every tab needs. */
+  static async read() {
+    const model = new Model();
+    model.report = await part("report");
+    model.stages = {};
+    model.reading = {};
+    model.main = model.report.stages.at(-1);
+    await model.stage(model.main);
+    model.addTimes();
+    return model;
+  }
+
+  get kernels() {
+    return this.report.kernels;
+  }
+
+  get run() {
+    return this.report.run;
+  }
+
+  /** The stage of the kernels, or the only one. */
+  get graph() {
+    return this.stages[this.main];
+  }
+
+  /** Read once, when first asked for. */
+  stage(name) {
+    this.reading[name] ??= part(name).then((document) => (this.stages[name] = new Stage(name, document)));
+    return this.reading[name];
+  }
+
+  code() {
+    return (this.reading.code ??= part("code"));
+  }
+
+  /** A launch's time, shared by its kernels, which have the same code, in proportion to their bytes. */
+  addTimes() {
+    const launches = this.run?.kernels ?? [];
+    const moved = (kernel) => kernel.bytes_read + kernel.bytes_written;
+    const whole = new Map();
+    for (const k of this.kernels) {
+      const sum = whole.get(k.launch) ?? { bytes: 0, kernels: 0 };
+      whole.set(k.launch, { bytes: sum.bytes + moved(k), kernels: sum.kernels + 1 });
+    }
+    this.kernels.forEach((kernel, i) => {
+      const launch = launches[kernel.launch];
+      const { bytes, kernels } = whole.get(kernel.launch);
+      kernel.index = i;
+      kernel.bytes = moved(kernel);
+      kernel.seconds = launch ? launch.seconds * (bytes ? kernel.bytes / bytes : 1 / kernels) : 0;
+      kernel.timed = launch;
+    });
+    this.seconds = launches.reduce((sum, launch) => sum + launch.seconds, 0);
+    this.bytes = this.run?.bytes_moved ?? this.kernels.reduce((sum, k) => sum + k.bytes, 0);
+  }
+
+  /** "forward", "backward", "update": of a kernel. What belongs to no module and comes behind the first gradient updates. */
+  phase(kernel) {
+    this.firstBackward ??= this.kernels.findIndex((k) => k.backward);
+    if (this.firstBackward < 0) return "";
+    if (kernel.backward) return "backward";
+    return kernel.module || kernel.index < this.firstBackward ? "forward" : "update";
+  }
+}

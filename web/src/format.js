@@ -1,0 +1,64 @@
+// Numbers as text: three digits and a unit, as explain() prints them.
+
+function digits(value) {
+  if (value >= 1000) return String(Math.round(value));
+  return Number(value.toPrecision(3)).toString();
+}
+
+function scaled(value, units, last) {
+  for (const [factor, unit] of units) if (Math.abs(value) >= factor) return `${digits(value / factor)} ${unit}`;
+  return last;
+}
+
+export function seconds(value) {
+  const units = [
+    [1, "s"],
+    [1e-3, "ms"],
+    [1e-6, "us"],
+  ];
+  return scaled(value, units, `${(value * 1e6).toFixed(2)} us`);
+}
+
+export function bytes(value) {
+  return scaled(
+    value,
+    [
+      [1e9, "GB"],
+      [1e6, "MB"],
+      [1e3, "kB"],
+    ],
+    `${value} B`,
+  );
+}
+
+export function rate(value, unit) {
+  return scaled(
+    value,
+    [
+      [1e12, `T${unit}/s`],
+      [1e9, `G${unit}/s`],
+      [1e6, `M${unit}/s`],
+      [1e3, `k${unit}/s`],
+    ],
+    `${digits(value)} ${unit}/s`,
+  );
+}
+
+export function percent(part, whole) {
+  if (!whole) return "";
+  const share = (100 * part) / whole;
+  return `${share >= 10 || share === 0 ? Math.round(share) : share.toFixed(1)}%`;
+}
+
+export function count(value) {
+  return value.toLocaleString("en-US");
+}
+
+export function plural(number, noun, many = `${noun}s`) {
+  return `${count(number)} ${number === 1 ? noun : many}`;
+}
+
+/** "f32[1,128,768]" */
+export function type(node) {
+  return `${node.dtype}[${node.shape.join(",")}]`;
+}

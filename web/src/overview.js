@@ -1,0 +1,257 @@
+// The first tab: totals, where time and bytes go, the dearest kernels, what is not fused, why it compiled.
+import { choice, h } from "./dom.js";
+import { bytes, count, percent, rate, seconds } from "./format.js";
+import { hierarchy } from "./hierarchy.js";
+import { Table } from "./table.js";
+import { Treemap } from "./treemap.js";
+
+const EDGES = 8;
+
+export class OverviewTab {
+  constructor(panel, app) {
+    Object.assign(this, { app, model: app.model });
+    const { run, kernels } = app.model;
+    panel.append(this.#totals());
+    if (!kernels.length) {
+      panel.append(h("p", { class: "note" }, "This graph has no plan: only its ops are shown."));
+      return;
+    }
+    const key = run ? "seconds" : "bytes";
+    const { root } = (app.trees ??= hierarchy(app.model, app.model.graph));
+    this.treemap = new Treemap(root, key, (item) => app.selection.select({ kernel: item.kernel }, this));
+    const keys = choice(
+      "Area",
+      [
+        ["seconds", "Time"],
+        ["bytes", "Bytes"],
+      ],
+      key,
+      (k) => {
+        this.treemap.key = k;
+        this.treemap.draw();
+      },
+    );
+    this.kernels = this.#kernelTable();
+    panel.append(
+      h(
+        "section",
+        {},
+        h("header", {}, h("h2", {}, run ? "Where time goes" : "Where bytes go"), this.#legend(), run ? keys : null),
+        this.treemap.element,
+      ),
+      h(
+        "section",
+        {},
+        h("header", {}, h("h2", {}, run ? "Kernels by time" : "Kernels by bytes")),
+        this.kernels.element,
+      ),
+      ...[this.#why(), this.#edges()].filter(Boolean),
+    );
+    app.selection.subscribe(() => this.#follow());
+  }
+
+  #totals() {
+    const { run, kernels, graph, report } = this.model;
+    const recorded = report.stages.length > 1 ? `${report.stages.length} stages` : graph.name;
+    const flops = kernels.reduce((sum, k) => sum + k.flops, 0);
+    const cards = [
+      ["ops", count(graph.nodes.filter((_, i) => !graph.isInput(i)).length), recorded],
+      ["kernels", count(kernels.length), `${count(new Set(kernels.map((k) => k.launch)).size)} launches`],
+      ["bytes moved", bytes(this.model.bytes), run ? `${bytes(run.bytes_saved)} saved by fusion` : ""],
+      ["arithmetic", flops ? rate(flops, "FLOP").replace("/s", "") : "0", ""],
+    ];
+    if (run) {
+      const compiled = run.kernels.reduce((sum, k) => sum + k.compile_seconds, 0);
+      cards.unshift(["running", seconds(this.model.seconds), rate(flops / this.model.seconds, "FLOP")]);
+      cards.push(["compiling", seconds(compiled), `${run.kernels.filter((k) => k.fresh).length} launches new`]);
+    }
+    if (!kernels.length) cards.splice(1);
+    return h(
+      "dl",
+      { class: "cards" },
+      cards.map(([name, value, note]) =>
+        h("div", {}, h("dt", {}, name), h("dd", {}, value), h("dd", { class: "sub" }, note)),
+      ),
+    );
+  }
+
+  #legend() {
+    const kinds = [...new Set(this.model.kernels.map((k) => k.kind))].sort();
+    return h(
+      "ul",
+      { class: "legend", "aria-label": "Colours of kinds of kernels" },
+      kinds.map((kind) => h("li", {}, h("i", { class: `dot kind-${kind}` }), kind)),
+    );
+  }
+
+  /** Kernels of one code, shape and place in a layer are one row, as in what explain() prints. */
+  #groups() {
+    const groups = new Map();
+    for (const k of this.model.kernels) {
+      const key = JSON.stringify([k.code ?? k.name, k.kind, k.shape, k.layer]);
+      const g = groups.get(key) ?? { kernels: [], seconds: 0, bytes: 0, flops: 0, roof: 0 };
+      g.kernels.push(k);
+      for (const sum of ["seconds", "bytes", "flops"]) g[sum] += k[sum];
+      g.roof += k.timed?.roof_seconds ? (k.timed.roof_seconds * k.seconds) / k.timed.seconds : NaN;
+      groups.set(key, g);
+    }
+    const key = this.model.run ? "seconds" : "bytes";
+    return [...groups.values()].sort((a, b) => b[key] - a[key]);
+  }
+
+  #kernelTable() {
+    const { model, app } = this;
+    const first = (g) => g.kernels[0];
+    const name = (g) => [
+      h("i", { class: `dot kind-${first(g).kind}` }),
+      g.kernels.length > 1 ? `${g.kernels.length} \u00d7 ${first(g).name.replace(/_\d+$/, "")}` : first(g).name,
+    ];
+    const timed = [
+      { title: "time", width: "76px", numeric: true, text: (g) => seconds(g.seconds), sort: (g) => g.seconds },
+      {
+        title: "share",
+        width: "54px",
+        numeric: true,
+        text: (g) => percent(g.seconds, model.seconds),
+        sort: (g) => g.seconds,
+      },
+      {
+        title: "roof",
+        width: "50px",
+        numeric: true,
+        text: (g) => (g.roof ? percent(g.roof, g.seconds) : ""),
+        sort: (g) => g.roof / g.seconds || 0,
+      },
+    ];
+    const table = new Table({
+      label: "Kernels",
+      columns: [
+        {
+          title: "kernel",
+          width: "minmax(150px, 1.6fr)",
+          text: (g) => h("span", { class: "name" }, name(g)),
+          sort: (g) => first(g).name,
+        },
+        ...(model.run ? timed : []),
+        { title: "bytes", width: "72px", numeric: true, text: (g) => bytes(g.bytes), sort: (g) => g.bytes },
+        { title: "shape", width: "minmax(80px, 1fr)", text: (g) => first(g).shape, sort: (g) => first(g).shape },
+        {
+          title: "module",
+          width: "minmax(90px, 1fr)",
+          text: (g) => (g.kernels.length > 1 ? first(g).layer : first(g).module),
+          sort: (g) => first(g).layer,
+        },
+        {
+          title: "lines",
+          width: "minmax(90px, 1fr)",
+          text: (g) => first(g).lines.join(" "),
+          sort: (g) => first(g).lines.join(" "),
+        },
+      ],
+      rows: this.#groups(),
+      onselect: (g) => this.#choose(g),
+      onopen: () => app.open("code"),
+    });
+    return table;
+  }
+
+  #choose(group) {
+    const dearest = group.kernels.reduce((a, b) => (b.seconds > a.seconds ? b : a));
+    this.app.selection.select({ kernel: dearest.index }, this);
+  }
+
+  #follow() {
+    const { kernel } = this.app.selection;
+    this.treemap.select(kernel);
+    this.kernels.show(
+      this.kernels.rows.findIndex((g) => g.kernels.some((k) => k.index === kernel)),
+      kernel !== null,
+    );
+  }
+
+  #why() {
+    const { run } = this.model;
+    if (!run) return null;
+    const fresh = run.kernels.filter((k) => k.fresh).sort((a, b) => b.compile_seconds - a.compile_seconds);
+    return h(
+      "section",
+      {},
+      h("header", {}, h("h2", {}, "Why it compiled")),
+      h(
+        "ul",
+        { class: "plain" },
+        run.why.map((line) => h("li", {}, line)),
+      ),
+      fresh.length
+        ? h(
+            "p",
+            { class: "note" },
+            `Longest to compile: ${fresh
+              .slice(0, 4)
+              .map((k) => `${k.name} ${seconds(k.compile_seconds)}`)
+              .join(", ")}`,
+          )
+        : h("p", { class: "note" }, "All code was there."),
+    );
+  }
+
+  #edges() {
+    const { report, run } = this.model;
+    const rows = [...report.edges].sort((a, b) => b.saves - a.saves).slice(0, EDGES);
+    if (run && !run.grouping)
+      return h(
+        "section",
+        {},
+        h("h2", {}, "Not fused"),
+        h("p", { class: "note" }, "Grouping is off: each op is a kernel."),
+      );
+    if (!rows.length) return null;
+    const open = (e) => this.app.selection.select({ stage: this.model.main, node: e.producer, edge: e }, this);
+    return h(
+      "section",
+      {},
+      h(
+        "header",
+        {},
+        h("h2", {}, "Largest unfused edges"),
+        h(
+          "button",
+          { type: "button", class: "link", onclick: () => this.app.open("unfused") },
+          `all ${report.edges.length}`,
+        ),
+      ),
+      h(
+        "table",
+        {},
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            ["edge", "would save", "module", "line", "reason"].map((t) => h("th", { scope: "col" }, t)),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.map((e) =>
+            h(
+              "tr",
+              {},
+              h(
+                "td",
+                {},
+                h("button", { type: "button", class: "link", onclick: () => open(e) }, e.ends.join(" \u2192 ")),
+              ),
+              h("td", { class: "numeric" }, bytes(e.saves)),
+              h("td", {}, e.modules[0]),
+              h("td", {}, e.line),
+              h("td", {}, e.reason),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+}
