@@ -118,7 +118,9 @@ def test_what_is_shown_of_a_run_is_what_ran(runs):
         assert explanation.bytes_moved == moved and explanation.bytes_saved >= 0
     step = runs.kinds[-1]
     assert {n.module for n in runs.kinds[0].graph("recorded").nodes} >= {"0", "2"}
-    assert {"0.weight", "0.weight.grad", "0.weight.exp_avg"} <= {n.name for n in step.graph().inputs}
+    assert {"0.weight", "0.weight.grad", "0.weight.exp_avg"} <= {
+        n.name for n in step.graph().inputs
+    }
 
 
 def test_watching_keeps_and_changes_nothing(runs):
