@@ -45,22 +45,7 @@ static void copy_message(char *out, size_t size)
 
 static void *begin_activity(const run *r, opq_activity_kind kind, const char *name)
 {
-    opq_activity activity = {.kind = kind, .name = name};
-    return r->watched ? r->ctx->host.activity_begin(r->ctx->host.self, &activity) : NULL;
-}
-
-static void end_activity(const run *r, void *open)
-{
-    if (open)
-        r->ctx->host.activity_end(r->ctx->host.self, open);
-}
-
-static uint64_t hash_of_lines(const opq_snapshot *s)
-{
-    uint64_t hash = 0;
-    for (int i = 0; i < s->nodes.count; i++)
-        hash = (hash ^ s->nodes.items[i]->line) * 0x9e3779b97f4a7c15ull;
-    return hash;
+    return r->watched ? opq_activity_begin(&r->ctx->host, kind, name) : NULL;
 }
 
 static opq_status build_plan(run *r, opq_plan **out_plan)
@@ -70,10 +55,10 @@ static opq_status build_plan(run *r, opq_plan **out_plan)
     OPQ_TRY(opq_snapshot_graph(&r->snapshot, OPQ_OUTPUTS_stored, &graph));
     void *activity = begin_activity(r, OPQ_ACTIVITY_plan, NULL);
     opq_status status = opq_plan_compile(&r->ctx->runtime, graph, fusion, out_plan);
-    end_activity(r, activity);
+    opq_activity_end(&r->ctx->host, activity);
     opq_graph_destroy(graph);
     if (status == OPQ_OK)
-        (*out_plan)->lines = hash_of_lines(&r->snapshot);
+        (*out_plan)->lines = opq_snapshot_lines(&r->snapshot);
     return status;
 }
 
@@ -97,7 +82,7 @@ static void renew_lines(run *r)
 {
     opq_snapshot *s = &r->snapshot;
     opq_plan *plan;
-    if (r->plan->lines == hash_of_lines(s) || build_plan(r, &plan) != OPQ_OK)
+    if (r->plan->lines == opq_snapshot_lines(s) || build_plan(r, &plan) != OPQ_OK)
         return;
     opq_plan_cache_replace(r->ctx->plans, s->key, s->key_bytes, plan);
     opq_plan_release(r->plan);
@@ -407,7 +392,7 @@ static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, 
     for (int i = 0; i < r.again_count; i++)
         (void)!run_alone(ctx, r.again[i], &r);
     drop_run(&r);
-    end_activity(&r, activity);
+    opq_activity_end(&ctx->host, activity);
     running = NULL;
     pthread_mutex_unlock(&ctx->run_lock);
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);

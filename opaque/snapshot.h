@@ -64,6 +64,8 @@ opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_ori
 opq_status opq_snapshot_key(opq_snapshot *snapshot, unsigned salt) OPQ_MUST_CHECK;
 /* The line that recorded a node, in `out`, or NULL. */
 const char *opq_snapshot_line(const opq_snapshot *snapshot, int32_t node, char *out, size_t size);
+/* A hash of the source lines of its nodes, which are no part of the key. */
+uint64_t opq_snapshot_lines(const opq_snapshot *snapshot);
 static inline opq_value *opq_snapshot_output(const opq_snapshot *s, int i)
 {
     return s->nodes.items[s->outputs.items[i]];

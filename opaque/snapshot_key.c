@@ -84,3 +84,11 @@ opq_status opq_snapshot_key(opq_snapshot *s, unsigned salt)
     put_words(s, s->outputs.items, s->outputs.count);
     return OPQ_OK;
 }
+
+uint64_t opq_snapshot_lines(const opq_snapshot *s)
+{
+    uint64_t hash = 0;
+    for (int i = 0; i < s->nodes.count; i++)
+        hash = (hash ^ s->nodes.items[i]->line) * 0x9e3779b97f4a7c15ull;
+    return hash;
+}

@@ -349,12 +349,6 @@ static void *watch(const opq_run_state *run, const opq_step *rows, int32_t count
     return run->call->watched ? opq_activity_launch(run->runtime->host, run->plan, rows, count) : NULL;
 }
 
-static void stop_watching(const opq_run_state *run, void *activity)
-{
-    if (activity)
-        run->runtime->host->activity_end(run->runtime->host->self, activity);
-}
-
 static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
 {
     if (f->any && needs_bad(run, step)) {
@@ -368,7 +362,7 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
     void *activity = watch(run, step, 1);
     if (status == OPQ_OK)
         status = run_step(run, step);
-    stop_watching(run, activity);
+    opq_activity_end(run->runtime->host, activity);
     if (status == OPQ_OK)
         note(run, step, 1, start, compiled);
     else
@@ -381,7 +375,7 @@ static void run_all(const opq_run_state *run, const opq_wave *wave, failures *f)
     double start = run->call->timed ? now() : 0;
     void *activity = watch(run, rows, wave->count);
     run_wave(run, wave);
-    stop_watching(run, activity);
+    opq_activity_end(run->runtime->host, activity);
     note(run, rows, wave->count, start, compile_seconds(run));
     for (int32_t r = 0; r < wave->count; r++)
         if (run->errors[r].found[0] != 0)

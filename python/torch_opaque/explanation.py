@@ -1,10 +1,11 @@
 """explain(): runs something once with every launch timed, and says what was fused, what was not,
 why, and who keeps what."""
 
+import json
 import os
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 
 import torch
@@ -67,6 +68,13 @@ class Explanation:
         from . import report
 
         report.write(path, self.graph, self, comparison, difference, title)
+
+    def to_json(self) -> str:
+        """A document with the fields of this object. `graph` is the document of the fused graph (docs/ir.md), which has the edges."""
+        names = [f.name for f in fields(self) if f.name not in ("graph", "unfused")]
+        head = {"schema": "opaque.explanation", "version": 1}
+        body = {name: getattr(self, name) for name in names}
+        return json.dumps(head | body | {"graph": json.loads(self.graph.to_json())}, indent=1)
 
     def _summary(self) -> str:
         count = sum(k["kind"] != "extern" for k in self.kernels)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils import _pytree
 
-from . import _C, modes
+from . import _C, modes, placement
 from .snapshot import PythonState, is_opaque, objects_of
 from .turns import loop
 
@@ -154,7 +154,8 @@ def on_the_cpu():
     if default.type == "opaque":
         torch.set_default_device(None)
     try:
-        yield
+        with placement.suspended():
+            yield
     finally:
         if default.type == "opaque":
             torch.set_default_device(default)

@@ -1,6 +1,5 @@
 """Whole programs in processes of their own: the same one in several ways, which take turns."""
 
-import contextlib
 import json
 import os
 import shlex
@@ -10,6 +9,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 
+from .progress import progress
 from .summary import seconds_text, table
 
 _PEERS = ("unfused", "eager", "cpu")
@@ -92,23 +92,6 @@ def _take_turn(row: Row, options) -> None:
     row.kernels = stats["kernels_run"]
 
 
-@contextlib.contextmanager
-def _progress(total: int):
-    """Yields a function that is told of each turn before it begins: a bar on a terminal that has rich, else a line."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        Console = None
-    done = iter(range(total))
-    if Console is None or not sys.stderr.isatty():
-        yield lambda what: print(f"turn {next(done) + 1} of {total}: {what}", file=sys.stderr)
-        return
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda what: progress.update(task, completed=next(done), description=what)
-
-
 def compare(options, peers: tuple) -> Turns:
     """Runs the program some times in each way. Raises Trouble."""
     for peer in peers:
@@ -116,10 +99,10 @@ def compare(options, peers: tuple) -> Turns:
             hint = ", or name a function: --function" if peer.startswith("inductor") else ""
             raise Trouble(f"--vs {peer}: expected some of {', '.join(_PEERS)}{hint}")
     rows, repeat = [Row(way) for way in (*peers, "fused")], options.repeat or 3
-    with _progress(len(rows) * repeat) as begin:
-        for _ in range(repeat):
+    with progress() as say:
+        for turn in range(1, repeat + 1):
             for row in rows:
-                begin(row.mode)
+                say(f"{row.mode}, turn {turn} of {repeat}")
                 _take_turn(row, options)
     for row in rows:
         row.same_bits = row.output == rows[-1].output

@@ -1,4 +1,5 @@
 /* The JIT's refusals: what LLVM or the object check objects to is a status with a message. */
+#define _GNU_SOURCE
 #include "codegen_llvm/emit.h"
 #include "codegen_llvm/jit.h"
 
@@ -86,6 +87,44 @@ static void test_removed(void **state)
     opq_jit_remove(jit, &second);
 }
 
+/* What GDB reads: a list of object files. Their number, and whether one of them names the function. */
+extern struct {
+    uint32_t version, action;
+    struct entry {
+        struct entry *next, *previous;
+        const char *object;
+        uint64_t size;
+    } *relevant, *first;
+} __jit_debug_descriptor;
+
+static int objects_shown(const char *symbol, bool *out_named)
+{
+    int count = 0;
+    *out_named = false;
+    for (const struct entry *e = __jit_debug_descriptor.first; e; e = e->next, count++)
+        *out_named = *out_named || memmem(e->object, e->size, symbol, strlen(symbol)) != NULL;
+    return count;
+}
+
+static void test_debuggers(void **state)
+{
+    opq_jit *jit = *state;
+    opq_jit_module first, second;
+    void *address;
+    bool named;
+    assert_int_equal(opq_jit_function(jit, "add", "sum_7", build_add, NULL, &first, &address), OPQ_OK);
+    assert_int_equal(objects_shown("sum_7_", &named), 0); /* nobody asked */
+    setenv("OPAQUE_GDB_JIT", "1", 1);
+    assert_int_equal(opq_jit_function(jit, "add", "sum_7", build_add, NULL, &second, &address), OPQ_OK);
+    unsetenv("OPAQUE_GDB_JIT");
+    assert_int_equal(objects_shown("sum_7_", &named), 1);
+    assert_true(named);
+    opq_jit_remove(jit, &first);
+    assert_int_equal(objects_shown("", &named), 1);
+    opq_jit_remove(jit, &second);
+    assert_int_equal(objects_shown("", &named), 0);
+}
+
 static void test_refusals(void **state)
 {
     opq_jit *jit = *state;
@@ -145,7 +184,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_functions), cmocka_unit_test(test_removed), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_text),      cmocka_unit_test(test_cpu),
+        cmocka_unit_test(test_text),      cmocka_unit_test(test_cpu),     cmocka_unit_test(test_debuggers),
     };
     return cmocka_run_group_tests(tests, create, destroy);
 }

@@ -155,6 +155,27 @@ static void *churn(void *data)
     return NULL;
 }
 
+static void test_a_plan_is_replaced(void **state)
+{
+    opq_plan_cache *cache = cache_of(8, SIZE_MAX);
+    opq_plan *first = plan_of(*state), *second = plan_of(*state);
+    opq_plan_cache_keep(cache, "a", 1, first);
+    size_t bytes = opq_plan_cache_bytes(cache);
+    opq_plan_cache_replace(cache, "b", 1, second); /* is not there: nothing happens */
+    assert_int_equal(opq_plan_cache_count(cache), 1);
+    opq_plan_cache_replace(cache, "a", 1, second);
+    assert_int_equal(atomic_load(&first->refs), 1);
+    assert_int_equal(atomic_load(&second->refs), 2);
+    assert_int_equal(opq_plan_cache_bytes(cache), bytes - opq_plan_bytes(first) + opq_plan_bytes(second));
+    opq_plan *found = opq_plan_cache_find(cache, "a", 1);
+    assert_ptr_equal(found, second);
+    opq_plan_release(found);
+    opq_plan_cache_destroy(cache);
+    assert_int_equal(atomic_load(&second->refs), 1);
+    opq_plan_release(first);
+    opq_plan_release(second);
+}
+
 static void test_threads(void **state)
 {
     opq_plan_cache *cache = cache_of(8, SIZE_MAX);
@@ -185,6 +206,7 @@ int main(void)
         TEST(test_bytes_are_bounded),
         TEST(test_a_plan_larger_than_the_bound_is_kept_alone),
         TEST(test_a_plan_in_use_outlives_its_entry),
+        TEST(test_a_plan_is_replaced),
         TEST(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -191,6 +191,50 @@ static void test_threads(void **state)
     assert_int_equal(opq_pool_live(*state), 0);
 }
 
+static int64_t bytes_of_blocks(opq_pool *pool, int *out_count)
+{
+    opq_memory_block *blocks = NULL;
+    int64_t bytes = 0;
+    expect_ok(opq_pool_blocks(pool, &blocks, out_count));
+    for (int i = 0; i < *out_count; i++)
+        bytes += blocks[i].bytes;
+    free(blocks);
+    return bytes;
+}
+
+static void test_blocks_are_the_live_buffers(void **state)
+{
+    static char outside[48];
+    opq_pool *pool = *state;
+    opq_buffer *held[24], *packed = NULL, *adopted = NULL;
+    opq_memory_block *blocks = NULL;
+    int count;
+    for (size_t i = 0; i < COUNT(held); i++)
+        held[i] = buffer_of(pool, sizes[i % COUNT(sizes)]);
+    expect_ok(opq_pool_cache_buffer(pool, 1000, &packed)); /* is not counted */
+    expect_ok(opq_pool_adopt(pool, outside, sizeof outside, NULL, NULL, &adopted));
+    assert_int_equal(bytes_of_blocks(pool, &count), opq_pool_live(pool));
+    assert_int_equal(count, COUNT(held) + 1);
+    opq_buffer_made(adopted, OPQ_OP_input, 7);
+    expect_ok(opq_pool_blocks(pool, &blocks, &count));
+    assert_ptr_equal(blocks[0].address, outside); /* newest first */
+    assert_string_equal(blocks[0].op, "input");
+    assert_int_equal(blocks[0].line, 7);
+    assert_int_equal(blocks[0].reserved, sizeof outside);
+    assert_null(blocks[1].op);
+    free(blocks);
+    for (size_t i = 0; i < COUNT(held); i += 2) /* the newest, the oldest, and between */
+        opq_buffer_release(held[i]);
+    opq_buffer_release(adopted);
+    assert_int_equal(bytes_of_blocks(pool, &count), opq_pool_live(pool));
+    assert_int_equal(count, COUNT(held) / 2);
+    for (size_t i = 1; i < COUNT(held); i += 2)
+        opq_buffer_release(held[i]);
+    opq_buffer_release(packed);
+    assert_int_equal(bytes_of_blocks(pool, &count), 0);
+    assert_int_equal(count, 0);
+}
+
 static void test_scratch(void **state)
 {
     (void)state;
@@ -218,6 +262,7 @@ int main(void)
         TEST(test_what_cannot_be),
         TEST(test_a_buffer_outlives_the_owner),
         TEST(test_threads),
+        TEST(test_blocks_are_the_live_buffers),
         TEST(test_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
