@@ -260,7 +260,7 @@ def _call_of(frame) -> tuple:
         count += 1
     if code.co_flags & inspect.CO_VARKEYWORDS:
         kwargs |= values[names[count]]
-    function = _function_of(code, values)
+    function = _function_of(frame, values)
     if args and code.co_varnames[0] == "self":
         owner = args.pop(0)
         # A module is called as the program does it, with its hooks.
@@ -269,13 +269,14 @@ def _call_of(frame) -> tuple:
     return function, args, kwargs
 
 
-def _function_of(code, values: dict):
-    """The function with this code that sees these values of outer functions."""
+def _function_of(frame, values: dict):
+    """The function with this frame's code that sees its globals and these values of outer functions: copies see others."""
+    code = frame.f_code
 
     def fits(function) -> bool:
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         return all(name in values and cell.cell_contents is values[name] for name, cell in cells)
 
     functions = [f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)]
-    functions = [f for f in functions if f.__code__ is code]
+    functions = [f for f in functions if f.__code__ is code and f.__globals__ is frame.f_globals]
     return next(filter(fits, functions), functions[0])

@@ -212,7 +212,7 @@ static const struct {
     {NODES "  %1 = mul f32[2] %0, f31 1\n}", "line 3, column 23: expected a number"},
     {NODES "  %1 = mul f32[2] %0, i8 300\n}", "line 3, column 26: value: 300 does not fit i8"},
     {NODES "  %2 = mul f32[2] %0, %1\n}", "line 3, column 23: no node of that number before this line"},
-    {NODES "  %3 = mul f32[2] %0, 1\n}",
+    {NODES "  %3 = mul f32[2,3] %0, 1\n}",
      "line 3, column 3: 2 numbers of nodes are left out up to here, but only 1 scalars are operands"},
     {NODES "  %1 = const f32[] {value=0x1}\n}", "line 3, column 30: expected 'p'"},
     {NODES "  %1 = const f32[] {value=0x1p}\n}", "line 3, column 31: expected an integer"},

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_opaque
-from torch_opaque.comparison import same_bits
+from torch_opaque.numerics import same_bits
 
 D = "opaque"
 FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch_opaque
-from torch_opaque.comparison import same_bits
+from torch_opaque.numerics import same_bits
 
 D = "opaque"
 PROGRAMS = 3000 if os.environ.get("OPAQUE_TEST_FULL") else 150

@@ -15,7 +15,7 @@ import re
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch_opaque.comparison import max_difference, same_bits
+from torch_opaque.numerics import max_difference, same_bits
 
 MULTIPLE = 4
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch_opaque
 from torch_opaque import _C
-from torch_opaque.comparison import same_bits
+from torch_opaque.numerics import same_bits
 
 from . import nets
 
