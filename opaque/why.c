@@ -4,10 +4,11 @@
  */
 #include "opaque/why.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CANDIDATES_MAX = 64, TOLD_MAX = 3, LINE_SIZE = 256, INTS_MAX = 64 };
+enum { CANDIDATES_MAX = 64, TOLD_MAX = 3, LINE_SIZE = 256, NAME_SIZE = 320, INTS_MAX = 64 };
 
 typedef struct key_node {
     int32_t op, attr_count, arity;
@@ -221,11 +222,19 @@ static bool begin(words *w)
 static const char *op_name(int32_t op) { return opq_op_info_of((opq_op)op)->name; }
 
 /* " of mul at train.py:41" */
-static void add_node(const words *w, int32_t node)
+/* Lines are known of the graph there is now. */
+static void name_node(const words *w, const key_view *key, int32_t node, char out[NAME_SIZE])
 {
     char line[LINE_SIZE];
-    const char *place = opq_snapshot_line(w->snapshot, node, line, sizeof line);
-    opq_text_add(w->text, "%s%s%s", op_name(w->now->nodes[node].op), place ? " at " : "", place ? place : "");
+    const char *place = key == w->now ? opq_snapshot_line(w->snapshot, node, line, sizeof line) : NULL;
+    snprintf(out, NAME_SIZE, "%s%s%s", op_name(key->nodes[node].op), place ? " at " : "", place ? place : "");
+}
+
+static void add_node(const words *w, int32_t node)
+{
+    char name[NAME_SIZE];
+    name_node(w, w->now, node, name);
+    opq_text_add(w->text, "%s", name);
 }
 
 static bool find_use(const key_view *key, int set, int32_t number, int32_t *out_node, int32_t *out_operand)
@@ -385,21 +394,35 @@ static void tell_wiring(words *w, int32_t node)
 
 enum { NAMED_MAX = 3, ALIGNED_MAX = 2048 };
 
-/* Those of nodes [first, end) that have no partner, the first ones by name. */
+static void add_times(const words *w, int32_t times)
+{
+    if (times > 1)
+        opq_text_add(w->text, " x %d", times);
+}
+
+/* Those of nodes [first, end) that have no partner, the first ones by name; equal ones in a row share one. */
 static void tell_ops(const words *w, const key_view *key, const bool *paired, int32_t first, int32_t end)
 {
-    int32_t count = 0;
+    char name[NAME_SIZE], last[NAME_SIZE] = "";
+    int32_t named = 0, times = 0, more = 0;
     for (int32_t i = first; i < end; i++) {
-        if (paired[i - first] || count++ >= NAMED_MAX)
+        if (paired[i - first])
             continue;
-        opq_text_add(w->text, "%s", count > 1 ? ", " : "");
-        if (key == w->now)
-            add_node(w, i);
-        else
-            opq_text_add(w->text, "%s", op_name(key->nodes[i].op));
+        name_node(w, key, i, name);
+        if (strcmp(name, last) == 0) {
+            times++;
+        } else if (named == NAMED_MAX) {
+            more++;
+        } else {
+            add_times(w, times);
+            opq_text_add(w->text, "%s%s", named++ ? ", " : "", name);
+            memcpy(last, name, sizeof last);
+            times = 1;
+        }
     }
-    if (count > NAMED_MAX)
-        opq_text_add(w->text, " and %d more", count - NAMED_MAX);
+    add_times(w, times);
+    if (more)
+        opq_text_add(w->text, " and %d more", more);
 }
 
 /* Pairs the same ops of a[0, n) and b[0, m) in order, as many as there are: their longest common subsequence. Without memory, and of

@@ -358,6 +358,7 @@ void bind_inspection(py::module_ &m)
     m.def("journal_begin", torch::wrap_pybind_function(&journal_begin));
     m.def("journal_depth", &journal_depth);
     m.def("journal_held", torch::wrap_pybind_function(&journal_held));
+    m.def("journal_cells", &journal_cells);
     m.def("journal_end", torch::wrap_pybind_function(&journal_end), py::arg("restore") = true);
     m.def("roofline", torch::wrap_pybind_function(&roofline));
     m.def("other_values", torch::wrap_pybind_function(&other_values));

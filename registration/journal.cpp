@@ -147,6 +147,16 @@ std::vector<Tensor> journal_held()
     return tensors_of(held_since(began));
 }
 
+std::vector<uintptr_t> journal_cells()
+{
+    inherit_modes();
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::vector<uintptr_t> ids;
+    for (const Noted &noted : innermost()->noted)
+        ids.push_back(reinterpret_cast<uintptr_t>(noted.cell.get()));
+    return ids;
+}
+
 std::vector<Tensor> pending_tensors(c10::ArrayRef<Value> asked)
 {
     inherit_modes();

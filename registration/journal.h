@@ -22,6 +22,8 @@ int journal_depth();
 void journal_begin();
 // What was recorded since the innermost journal began, is pending and a live tensor holds, as new tensors.
 std::vector<at::Tensor> journal_held();
+// Ids (see cell_id) of the cells that the innermost journal noted: those of journal_end's tensors, in their order.
+std::vector<uintptr_t> journal_cells();
 // A dtype of PyTorch whose tensors hold such values.
 at::ScalarType stand_in_dtype(opq_dtype dtype);
 // All that the calling thread recorded, is pending and a live tensor holds, then what else is pending of `asked`.

@@ -188,6 +188,9 @@ def journal_held() -> list[Tensor]:
     """What was recorded since this thread's innermost journal began, is pending and a live tensor holds, as new
     tensors: the values that an observation would compute."""
 
+def journal_cells() -> list[int]:
+    """cell_id() of what this thread's innermost journal noted, in order of first write: of journal_end()'s tensors, in their order."""
+
 def other_values(tensors: list[Tensor], known: list[Tensor]) -> list[Tensor]:
     """Those of `tensors` that do not read a value which one of `known` reads."""
 

@@ -22,7 +22,8 @@ class Explanation:
     """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges;
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
-    from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}."""
+    from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}; `bytes_new`:
+    memory that it took from the system, whose first touch is part of its times."""
 
     kernels: list
     unfused: list
@@ -32,6 +33,7 @@ class Explanation:
     keepers: list = field(default_factory=list)
     runs: list = field(default_factory=list)
     machine: dict = field(default_factory=dict)
+    bytes_new: int = 0
 
     @property
     def why(self) -> list:
@@ -50,7 +52,7 @@ class Explanation:
 
     def text(self) -> str:
         """The report as explain() prints it: at most some sixty lines."""
-        parts = [summary.kernel_table(self.kernels), self._summary() + "\n" + "\n".join(self.why)]
+        parts = [summary.kernel_table(self.kernels), "\n".join([self._summary(), *self.why])]
         if len(self.kernels) > 8:
             parts.append(summary.totals(self.kernels, "kind", str, summary.KERNELS))
             parts.append(summary.totals(self.kernels, "module", summary.pattern, summary.MODULES))
@@ -84,8 +86,15 @@ class Explanation:
         return (
             f"{count} kernels, {extern} extern calls, {summary.seconds_text(spent)} running, "
             f"{summary.seconds_text(compiled)} compiling; {summary.bytes_text(self.bytes_moved)} moved, "
-            f"{summary.bytes_text(self.bytes_saved)} saved by fusion"
+            f"{summary.bytes_text(self.bytes_saved)} saved by fusion{self._first_touch()}"
         )
+
+    def _first_touch(self) -> str:
+        """A word where new memory makes the times much longer than those of the next run."""
+        if self.bytes_new <= max(self.bytes_moved // 16, 1 << 24):
+            return ""
+        size = summary.bytes_text(self.bytes_new)
+        return f"\n{size} of memory were new, and touching them first is part of the times: look again for those of a warm run"
 
     def __repr__(self) -> str:
         return f"<Explanation: {len(self.kernels)} launches, {summary.bytes_text(self.bytes_saved)} saved>"
@@ -142,11 +151,14 @@ def _keepers(pending: list, names: dict, allocated: int) -> list:
     return rows
 
 
-def _names(run) -> dict:
+def _names(run, inputs: Names) -> dict:
     """Names of a function's results. What it returned shares its value with our own copy of it."""
     if run is None:
         return {}
-    names = {id(t): "" for t in run.returned + run.held} | {id(t): "written" for t in run.mutated}
+    names = {id(t): "" for t in run.returned + run.held}
+    cells = {_C.cell_id(t): name for name, t in reversed(inputs.tensors) if is_opaque(t)}
+    for cell, t in zip(run.cells, run.mutated, strict=True):
+        names[id(t)] = cells.get(cell, "written")
     return names | {id(t): "returned" for t in tree_leaves(run.raw) if is_opaque(t)}
 
 
@@ -165,8 +177,8 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
         graph = read(_C.Inspection(tensors, inputs.tensors), "fused")
         bytes_unfused = _C.unfused_bytes(tensors)
         pending = [t for t in objects_of(torch.Tensor) if _is_ours(t) and _C.is_pending(t)]
-        names = _names(run)
-        allocated = _C.memory_allocated()
+        names = _names(run, inputs)
+        allocated, reserved = _C.memory_allocated(), _C.memory_reserved()
         _C.report_begin()
         try:
             _C.materialize(tensors, "inspect")
@@ -181,6 +193,7 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
             keepers=_keepers(pending, names, allocated),
             runs=report["runs"],
             machine=roofline(torch.get_num_threads()),
+            bytes_new=max(0, _C.memory_reserved() - reserved),
         )
     if show:
         print(result.text())

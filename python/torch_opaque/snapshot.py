@@ -102,7 +102,7 @@ class PythonState:
 
 class Run:
     """What one call gave. `returned`: the opaque tensors among the flattened return values, as
-    tensors of their own; `mutated`: new contents of each tensor written, in order of first write;
+    tensors of their own; `mutated`: new contents of each tensor written, in order of first write, and `cells`, its _C.cell_id();
     `held`: values that a run would compute besides, because something holds them, as autograd does;
     `raw`: the return values themselves."""
 
@@ -110,6 +110,7 @@ class Run:
         self.raw = None
         self.returned = []
         self.mutated = []
+        self.cells = []
         self.held = []
 
     @property
@@ -135,6 +136,7 @@ def recorded(fn, args, state=None):
             ]
         run.held = _C.journal_held()
     finally:
+        run.cells = _C.journal_cells()
         run.mutated = _C.journal_end(True)
         state.restore()
     yield run

@@ -1,9 +1,9 @@
 """What explain() prints: equal things once with their number, the dearest first."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 
-KERNELS, EDGES, KEEPERS, MODULES = 12, 8, 4, 8  # rows shown of each table
+KERNELS, EDGES, KEEPERS, MODULES = 10, 8, 4, 8  # rows shown of each table
 
 
 def seconds_text(seconds: float) -> str:
@@ -220,17 +220,16 @@ def edge_lines(edges: list) -> str:
 
 
 def keeper_table(keepers: list) -> str:
-    """(what keeps it, type, bytes): a row for equal ones; by bytes."""
-    counts = Counter((what, kind) for what, kind, _ in keepers)
-    sizes = defaultdict(int)
-    for what, kind, size in keepers:
-        sizes[what, kind] += size
-    found = sorted(counts, key=lambda k: -sizes[k])
+    """(what keeps it, type, bytes): a row for equal ones, those of equal layers too; by bytes."""
+    groups = _grouped(keepers, lambda keeper: (pattern(keeper[0]), keeper[1]))
+    sizes = [sum(size for _, _, size in group) for group in groups]
     rows = [
-        (what + _times(counts[what, kind]), kind, bytes_text(sizes[what, kind]))
-        for what, kind in found
+        (fold([what for what, _, _ in group]) + _times(len(group)), group[0][1], size)
+        for group, size in zip(groups, sizes, strict=True)
     ]
-    text = table(("kept by", "value", "bytes"), rows[:KEEPERS])
+    rows.sort(key=lambda row: -row[2])
+    shown = [(what, kind, bytes_text(size)) for what, kind, size in rows[:KEEPERS]]
+    text = table(("kept by", "value", "bytes"), shown)
     if len(rows) > KEEPERS:
-        text += f"\n... {len(rows) - KEEPERS} more rows: {bytes_text(sum(sizes[k] for k in found[KEEPERS:]))}"
+        text += f"\n... {len(rows) - KEEPERS} more rows: {bytes_text(sum(r[2] for r in rows[KEEPERS:]))}"
     return text

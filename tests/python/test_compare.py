@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-import test_docs
 import torch
 import torch_opaque
 from torch import nn
@@ -467,12 +466,3 @@ for rich in (True, False):
 """
     result = run_python(program, TERM="xterm")
     assert all(int(count) > 0 for count in result.stdout.split()) and "timing" not in result.stderr
-
-
-@pytest.mark.parametrize("page", ["docs/compare.md", "docs/diff.md"])
-def test_pages_print_what_they_show(page):
-    shown = test_docs._PROGRAM.findall(test_docs.read(page))
-    printed = test_docs.outputs_of([program for program, _ in shown])
-    assert len(shown) >= 3
-    for (program, expected), actual in zip(shown, printed, strict=True):
-        assert test_docs.stable(actual) == test_docs.stable(expected), program

@@ -8,7 +8,7 @@ Names of files, functions and environment variables that the documents mention e
 
     ./dev python tests/python/test_docs.py [PAGE ...]    writes the outputs of the pages anew
 
-Times, rates and addresses differ from run to run and are left out of the comparison; graphs, names,
+Times, rates, addresses and the sizes of JSON files differ from run to run and are left out of the comparison; graphs, names,
 kernel counts, bytes and reasons are compared.
 """
 
@@ -74,15 +74,17 @@ def environment() -> dict:
 
 
 def outputs_of(page: str) -> list:
-    """What each block of the page prints, run in order in one fresh process."""
-    result = subprocess.run(
-        [sys.executable, "-c", _DRIVER, program_name(page)],
-        input=json.dumps([match[1] for match in _PROGRAM.finditer(read(page))]),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(),
-    )
+    """What each block of the page prints, run in order in one fresh process and folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [sys.executable, "-c", _DRIVER, program_name(page)],
+            input=json.dumps([match[1] for match in _PROGRAM.finditer(read(page))]),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment(),
+            cwd=folder,
+        )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -110,6 +112,7 @@ def stable(text: str) -> str:
         r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=[\s,:]|$)", "T", text, flags=re.M
     )
     text = re.sub(r"cell \d+", "cell N", text)
+    text = re.sub(r"(?<=\.json )[ \d,]+ bytes", "N bytes", text)
     text = re.sub(r"\d+%", "T", text)
     text = re.sub(r"seconds': [\d.e+-]+", "seconds': T", text)
     text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text)).strip()

@@ -305,7 +305,7 @@ def test_the_page_shows_what_happens(tmp_path, root, run_python, broken):
     with open(os.path.join(root, "docs/bugs.md")) as file:
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", file.read(), re.M | re.S)
     (_, program), (_, printed), (_, reduced) = blocks
-    run = f"import os; os.chdir({str(tmp_path)!r}); exec(compile({program!r}, 'tour.py', 'exec'))"
+    run = f"import os; os.chdir({str(tmp_path)!r}); exec(compile({program!r}, 'bugs.py', 'exec'))"
     shown = run_python(run).stdout
 
     def stable(text):  # but for sizes

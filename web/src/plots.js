@@ -373,9 +373,10 @@ export class MemoryTab {
     if (!keepers?.length) return null;
     const groups = new Map();
     for (const [what, kind, size] of keepers) {
-      const key = `${what}\n${kind}`;
-      const g = groups.get(key) ?? { what, kind, size: 0, count: 0 };
-      groups.set(key, { ...g, size: g.size + size, count: g.count + 1 });
+      const layers = what.replace(/(?<=^|\.)\d+(?=\.|$)/g, "*");
+      const key = `${layers}\n${kind}`;
+      const g = groups.get(key);
+      groups.set(key, { what: g ? layers : what, kind, size: (g?.size ?? 0) + size, count: (g?.count ?? 0) + 1 });
     }
     const table = new Table({
       label: "What keeps values",
