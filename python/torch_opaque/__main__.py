@@ -68,19 +68,12 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _method(result, name: str):
-    found = getattr(result, name, None)
-    if found is None:
-        raise Failure(f"{type(result).__name__.lower()} has no {name}() in this version")
-    return found
-
-
 def _write_files(result, options) -> None:
     """What --json, --html and --dot ask for."""
     if options.json:
-        _write(options.json, _method(result, "to_json")())
+        _write(options.json, result.to_json())
     if options.html:
-        _method(result, "to_html")(options.html)
+        result.to_html(options.html)
     if getattr(options, "dot", None):
         _write(options.dot, result.to_dot())
 
@@ -186,13 +179,13 @@ def _compare(options) -> int:
             compared = torch_opaque.compare(function, *args, vs=peers, show=False, **more, **kwargs)
             if options.html:
                 explanation = torch_opaque.explain(function, *args, show=False, **kwargs)
-                _method(explanation, "to_html")(options.html, comparison=compared)
+                explanation.to_html(options.html, comparison=compared)
             return compared
 
         comparison = _look_at_call(options, look)
     print(comparison.text())
     if options.json:
-        _write(options.json, _method(comparison, "to_json")())
+        _write(options.json, comparison.to_json())
     return _judge(comparison.rows, options)
 
 
@@ -214,9 +207,7 @@ def _judge(rows: list, options) -> int:
 
 
 def _diff(options) -> int:
-    difference = _method(torch_opaque, "diff")(
-        *(_graph_of(what, options) for what in (options.a, options.b))
-    )
+    difference = torch_opaque.diff(*(_graph_of(what, options) for what in (options.a, options.b)))
     print(difference)
     _write_files(difference, options)
     return DIFFERENT if difference else 0

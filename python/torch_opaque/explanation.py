@@ -54,8 +54,8 @@ class Explanation:
         """The report as explain() prints it: at most some sixty lines."""
         parts = [summary.kernel_table(self.kernels), "\n".join([self._summary(), *self.why])]
         if len(self.kernels) > 8:
-            parts.append(summary.totals(self.kernels, "kind", str, summary.KERNELS))
-            parts.append(summary.totals(self.kernels, "module", summary.pattern, summary.MODULES))
+            parts.append(summary.totals(self.kernels, "kind", summary.KERNELS))
+            parts.append(summary.totals(self.kernels, "module", summary.MODULES))
         if not self.grouping:
             parts.append("grouping is off (unfused): each op is a kernel")
         elif self.unfused:

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 
-KERNELS, EDGES, KEEPERS, MODULES = 10, 8, 4, 8  # rows shown of each table
+KERNELS, EDGES, KEEPERS, MODULES = 12, 7, 4, 7  # rows shown of each table
 
 
 def seconds_text(seconds: float) -> str:
@@ -162,16 +162,17 @@ def kernel_table(launches: list) -> str:
     return text
 
 
-def totals(launches: list, key: str, name, most: int) -> str:
-    """Time and bytes by `name` of each launch's `key`; empty where all have one."""
+def totals(launches: list, key: str, most: int) -> str:
+    """Time and bytes by `key` of the launches, equal layers as one where there are more than `most`; empty where all have one."""
     whole = _sum(launches, "seconds")
-    groups = _grouped(launches, lambda launch: name(launch[key]))
+    few = len({launch[key] for launch in launches}) <= most
+    groups = _grouped(launches, lambda launch: launch[key] if few else pattern(launch[key]))
     groups.sort(key=lambda g: -_sum(g, "seconds"))
     if len(groups) < 2:
         return ""
     rows = [
         (
-            name(group[0][key]) or "(none)",
+            fold([launch[key] for launch in group]) or "(none)",
             _sum(group, "rows"),
             seconds_text(_sum(group, "seconds")),
             _share(_sum(group, "seconds"), whole),
@@ -205,9 +206,8 @@ def edge_lines(edges: list) -> str:
     lines = []
     for group in groups[:EDGES]:
         edge = group[0]
-        places = dict.fromkeys(
-            filter(None, (pattern(n.module) for n in (edge.producer, edge.consumer)))
-        )
+        ends = [e.producer.module for e in group], [e.consumer.module for e in group]
+        places = dict.fromkeys(filter(None, map(fold, ends)))
         where = " at ".join(filter(None, (" -> ".join(places), edge.producer.place)))
         lines.append(
             f"  {' -> '.join(edge.ends)}{_times(len(group))}: {edge.refusal} ({edge.reason}); "
