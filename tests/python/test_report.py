@@ -477,7 +477,7 @@ def test_memory_over_launches(page, explanation):
     sizes = [n["bytes"] for n in graph._document["nodes"]]
     kept = {n.id for n in graph.outputs if n.kernel}
     assert live[-1] >= sum(sizes[i] for i in kept) > 0
-    assert "Live in launch" in panel.inner_text() and "written" in panel.inner_text()
+    assert "Live in launch" in panel.inner_text() and "*.down.weight × 2" in panel.inner_text()
     panel.locator("input[type=range]").fill("1")
     assert "Live in launch 1:" in panel.inner_text()
 

@@ -70,8 +70,10 @@ export class GraphTab {
   // ---- what is shown
 
   async setStage(name) {
-    this.stageName = name;
-    this.stage = await this.model.stage(name);
+    this.wanted = name;
+    const stage = await this.model.stage(name);
+    if (name !== this.wanted) return; // another one was asked for meanwhile
+    [this.stageName, this.stage] = [name, stage];
     this.items = this.trees[name] ??= hierarchy(this.model, this.stage);
     const deep = name === this.model.main && this.model.kernels.length;
     this.depths.querySelector('[value="kernel"]').hidden = !deep;
