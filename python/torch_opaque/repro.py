@@ -25,7 +25,9 @@ _CONTENTS = {
     "environment.json": "versions, processor, OPAQUE_ variables, command line",
     "error.txt": "the error, with files and lines",
     "stats.json": "stats() and fallback_counts()",
+    "log.txt": "the end of the file that OPAQUE_LOG_FILE names",
 }
+_LOG_BYTES = 1 << 16
 
 
 def report_bug(t_or_fn=None, *args, dir=None, inputs: bool = False, **kwargs) -> str:
@@ -72,6 +74,7 @@ def _write(folder: str, t_or_fn, args, kwargs, inputs: bool) -> None:
             file.write(_error_text(error))
     with open(os.path.join(folder, "stats.json"), "w") as file:
         json.dump({"stats": stats(), "fallback_counts": fallback_counts()}, file, indent=1)
+    _copy_end(os.environ.get("OPAQUE_LOG_FILE", ""), os.path.join(folder, "log.txt"))
     if failed := _C.last_failure():
         _copy_failure(failed, os.path.join(folder, "failure"), inputs)
 
@@ -104,6 +107,14 @@ def _error_text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{frame.filename}:{frame.lineno} in {frame.name}\n" for frame in frames]
     return "".join(lines + traceback.format_exception_only(error))
+
+
+def _copy_end(log: str, to: str) -> None:
+    if not os.path.isfile(log):
+        return
+    with open(log, "rb") as source, open(to, "wb") as file:
+        source.seek(max(0, os.path.getsize(log) - _LOG_BYTES))
+        file.write(source.read())
 
 
 def _copy_failure(failed: str, to: str, inputs: bool) -> None:

@@ -347,6 +347,16 @@ def test_report(tmp_path, capsys, tensors, opq_opt):
     opq_opt("--run", tmp_path / "bug")
 
 
+def test_report_has_the_end_of_the_log(tmp_path, tensors, monkeypatch):
+    monkeypatch.setenv("OPAQUE_LOG_FILE", str(tmp_path / "log"))
+    torch_opaque.report_bug(model, *tensors, dir=tmp_path / "none")  # nothing was logged
+    assert not (tmp_path / "none" / "log.txt").exists()
+    (tmp_path / "log").write_text("first\n" + "line\n" * 20000 + "last\n")
+    torch_opaque.report_bug(model, *tensors, dir=tmp_path / "bug")
+    text = (tmp_path / "bug" / "log.txt").read_text()
+    assert text.endswith("line\nlast\n") and len(text) == 1 << 16
+
+
 def test_report_with_inputs(tmp_path, capsys, tensors, opq_opt):
     folder = tmp_path / "bug"
     torch_opaque.report_bug(model, *tensors, dir=folder, inputs=True)
