@@ -178,6 +178,8 @@ class Comparison:
         ]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
+    _repr_markdown_ = to_markdown  # in a notebook
+
     def __getitem__(self, mode: str) -> Row:
         found = next((r for r in self.rows if r.mode == mode), None)
         if found is None:

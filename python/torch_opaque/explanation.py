@@ -71,6 +71,14 @@ class Explanation:
 
         report.write(path, self.graph, self, comparison, difference, title)
 
+    def _repr_html_(self) -> str:
+        from . import report
+
+        return report.cell(self.graph, self)
+
+    def __str__(self) -> str:
+        return self.text()
+
     def to_json(self) -> str:
         """A document with the fields of this object. `graph` is the document of the fused graph (docs/ir.md), which has the edges."""
         names = [f.name for f in fields(self) if f.name not in ("graph", "unfused")]

@@ -1,6 +1,5 @@
 """Graphs as objects: what graph() returns. All they say is read from the document that the core writes (docs/ir.md, JSON)."""
 
-import html
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -273,7 +272,10 @@ class Graph:
         report.write(path, self, None, comparison, difference, title)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.text)}</pre>"
+        """In a notebook: the report, without times."""
+        from . import report
+
+        return report.cell(self)
 
     def __str__(self) -> str:
         return self.text

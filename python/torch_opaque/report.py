@@ -40,12 +40,28 @@ def write(
     path, graph: Graph, explanation=None, comparison=None, difference=None, title=None
 ) -> None:
     """Writes the report of a graph, and of what explain() measured of it, where there is an explanation."""
+    title = title or os.path.splitext(os.path.basename(os.fspath(path)))[0]
+    text = _page(graph, explanation, comparison, difference, title)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def cell(graph: Graph, explanation=None) -> str:
+    """The report as a notebook shows it: in a frame; only the text, if the package was built without the report's script."""
+    if not _script_file().is_file():
+        return f"<pre>{html.escape(str(explanation or graph))}</pre>"
+    page = html.escape(_page(graph, explanation, None, None, "notebook"))
+    style = "width:100%;height:720px;border:1px solid #8884"
+    return f'<iframe title="torch_opaque report" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def _page(graph: Graph, explanation, comparison, difference, title: str) -> str:
     script = _script()
     stages = _stages(graph)
     fused = stages.get("fused")
     codes, code_of = _codes(fused) if fused else ([], {})
     report = {
-        "title": title or os.path.splitext(os.path.basename(os.fspath(path)))[0],
+        "title": title,
         "stages": list(stages),
         "kernels": [_kernel(k, code_of) for k in fused.kernels] if fused else [],
         "edges": [_edge(e) for e in summary.distinct(fused.unfused)] if fused else [],
@@ -59,17 +75,19 @@ def write(
         name: {"nodes": stage._document["nodes"], "outputs": stage._document["outputs"]}
         for name, stage in stages.items()
     }
-    text = _PAGE.format(
-        title=html.escape(report["title"]),
+    return _PAGE.format(
+        title=html.escape(title),
         parts="\n".join(_part(name, value) for name, value in parts.items()),
         script=script,
     )
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+
+
+def _script_file():
+    return resources.files(__package__) / "report.js"
 
 
 def _script() -> str:
-    file = resources.files(__package__) / "report.js"
+    file = _script_file()
     if not file.is_file():
         raise RuntimeError(
             "to_html() needs the report's script, which is built with npm: npm was missing when this package was built. "

@@ -150,12 +150,6 @@ def test_dot(arguments):
     assert "cluster_0" in torch_opaque.graph(net, *arguments, stage="fused").to_dot()
 
 
-def test_a_notebook_shows_escaped_text(arguments):
-    x = arguments[0]
-    html = torch_opaque.graph(lambda: x < 2)._repr_html_()
-    assert html.startswith("<pre>") and "lt bool" in html and "<lambda>" not in html
-
-
 def test_threads_may_ask_one_graph(arguments):
     g = torch_opaque.graph(net, *arguments)
     want = str(torch_opaque.graph(net, *arguments, stage="kernels"))

@@ -182,6 +182,13 @@ def test_without_npm_there_is_a_word(explanation, tmp_path, monkeypatch):
     assert not (tmp_path / "x.html").exists()
 
 
+def test_a_notebook_without_the_script_has_the_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(report.resources, "files", lambda package: tmp_path)
+    x = torch.ones(4).to(D)
+    text = torch_opaque.graph(lambda: x < 2)._repr_html_()
+    assert text.startswith("<pre>") and "lt bool" in text and "<lambda>" not in text
+
+
 def test_a_path_that_cannot_be_written(explanation, tmp_path):
     with pytest.raises(OSError):
         explanation.to_html(tmp_path / "absent" / "x.html")
@@ -231,6 +238,24 @@ def visit(browser):
         page.close()
     assert said == []
     assert [url for url in asked if not url.startswith("file://")] == []
+
+
+def test_a_notebook_shows_the_report(browser, explanation, tmp_path):
+    """Its cells are frames in a page that runs other scripts and lets them not reach it."""
+    graph = torch_opaque.graph(lambda: torch.ones(4).to(D) < 2)
+    page = browser.new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    path = tmp_path / "cells.html"
+    path.write_text(f"<body>{graph._repr_html_()}{explanation._repr_html_()}</body>")
+    page.goto(f"file://{path}")
+    for number in range(2):
+        frame = page.frame_locator("iframe").nth(number)
+        frame.locator("html[data-ready]").wait_for(timeout=20000)
+        frame.locator("#tab-graph").click()
+        frame.locator("#panel-graph").wait_for(state="visible", timeout=20000)
+    page.close()
+    assert errors == []
 
 
 @pytest.fixture

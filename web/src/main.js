@@ -119,6 +119,7 @@ class App {
 
   /** The address says what is looked at, so that it can be passed on. */
   #note() {
+    if (location.protocol === "about:") return; // a frame in a notebook has none
     const { kernel, node, stage } = this.selection;
     const place = node !== null ? `${stage}/${node}` : kernel !== null ? `kernel/${kernel}` : "";
     history.replaceState(null, "", `#${this.current}${place ? `/${place}` : ""}`);
