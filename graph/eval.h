@@ -1,4 +1,4 @@
-/* What the parts of the reference evaluator share. Private to graph/eval*.c.
+/* What the parts of the reference evaluator share; but for the elements, private to graph/eval*.c.
  *
  * Every value is one dense buffer. An element travels as an opq_number: floats of every width as a double, which holds them
  * exactly, integers and bool as int64 (bool is 0 or 1). Arithmetic is done in the width of the dtype and not in that of the

@@ -1,6 +1,6 @@
 /* What a report of a fault says of its inputs without showing them, and of where it happened. */
+#include "graph/eval.h"
 #include "opaque/context.h"
-#include "opaque/scalar.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -43,23 +43,13 @@ static void add_integer(statistics *s, int64_t x)
 
 static void add_element(statistics *s, opq_dtype dtype, const void *data, int64_t i)
 {
-    switch (dtype) {
-    case OPQ_bool:
-    case OPQ_u8: add_integer(s, ((const uint8_t *)data)[i]); break;
-    case OPQ_i8: add_integer(s, ((const int8_t *)data)[i]); break;
-    case OPQ_i16: add_integer(s, ((const int16_t *)data)[i]); break;
-    case OPQ_i32: add_integer(s, ((const int32_t *)data)[i]); break;
-    case OPQ_i64: add_integer(s, ((const int64_t *)data)[i]); break;
-    case OPQ_f16: add_real(s, (double)opq_f16_to_f32(((const uint16_t *)data)[i])); break;
-    case OPQ_bf16: add_real(s, (double)opq_bf16_to_f32(((const uint16_t *)data)[i])); break;
-    case OPQ_f32: add_real(s, (double)((const float *)data)[i]); break;
-    case OPQ_f64: add_real(s, ((const double *)data)[i]); break;
-    case OPQ_raw8:
-    case OPQ_raw16:
-    case OPQ_raw32:
-    case OPQ_raw64:
-    case OPQ_raw128:
-    case OPQ_DTYPE_COUNT: break;
+    opq_number x = opq_eval_load(dtype, data, i);
+    switch (opq_dtype_kind_of(dtype)) {
+    case OPQ_KIND_FLOAT: add_real(s, x.f); break;
+    case OPQ_KIND_BOOL:
+    case OPQ_KIND_UINT:
+    case OPQ_KIND_INT: add_integer(s, x.i); break;
+    case OPQ_KIND_RAW: break;
     }
 }
 

@@ -1,6 +1,8 @@
-/* The canonical key of a snapshot: op, attributes, types and operand numbers of every node, and which ones are outputs. */
+/* The canonical key of a snapshot, written and read back: op, attributes, types and operand numbers of every node, and which ones are outputs. */
+#include "opaque/key_view.h"
 #include "opaque/snapshot.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static opq_status reserve(opq_snapshot *s, size_t bytes)
@@ -91,4 +93,79 @@ uint64_t opq_snapshot_lines(const opq_snapshot *s)
     for (int i = 0; i < s->nodes.count; i++)
         hash = (hash ^ s->nodes.items[i]->line) * 0x9e3779b97f4a7c15ull;
     return hash;
+}
+
+/* ---- reading one back */
+
+static const unsigned char *read_type(const unsigned char *at, opq_type *out_type)
+{
+    *out_type = (opq_type){.dtype = (uint8_t)opq_key_word(at, 0), .rank = (uint8_t)opq_key_word(at, 1)};
+    at += 2 * sizeof(int32_t);
+    memcpy(out_type->size, at, (size_t)out_type->rank * sizeof *out_type->size);
+    return at + (size_t)out_type->rank * sizeof *out_type->size;
+}
+
+const unsigned char *opq_key_skip_attr(const unsigned char *at)
+{
+    opq_attr_key key = (opq_attr_key)opq_key_word(at, 0);
+    int32_t count = opq_key_word(at, 1);
+    at += 2 * sizeof(int32_t);
+    switch (opq_attr_kind_of(key)) {
+    case OPQ_ATTR_KIND_INTS: return at + (size_t)count * sizeof(int64_t);
+    case OPQ_ATTR_KIND_STR: return at + strlen((const char *)at) + 1;
+    case OPQ_ATTR_KIND_INT:
+    case OPQ_ATTR_KIND_WORD:
+    case OPQ_ATTR_KIND_NUMBER: break;
+    }
+    return at + sizeof(int64_t);
+}
+
+static const unsigned char *read_node(const unsigned char *at, opq_key_node *out_node)
+{
+    int32_t head = opq_key_word(at, 0);
+    *out_node = (opq_key_node){.op = head & 0xffff, .attr_count = head >> 16, .arity = opq_key_word(at, 1)};
+    at = read_type(at + 2 * sizeof(int32_t), &out_node->type);
+    out_node->operands = at;
+    at += (size_t)out_node->arity * sizeof(int32_t);
+    out_node->attrs = at;
+    for (int32_t i = 0; i < out_node->attr_count; i++)
+        at = opq_key_skip_attr(at);
+    out_node->attr_bytes = (size_t)(at - out_node->attrs);
+    return at;
+}
+
+bool opq_key_read(const unsigned char *at, opq_key_view *out_key)
+{
+    opq_key_view k = {opq_key_word(at, 0),
+                      opq_key_word(at, 1),
+                      opq_key_word(at, 2),
+                      opq_key_word(at, 3),
+                      opq_key_word(at, 4),
+                      NULL,
+                      NULL,
+                      NULL,
+                      NULL};
+    at += 5 * sizeof(int32_t);
+    k.nodes = malloc(((size_t)k.node_count + 1) * sizeof *k.nodes);
+    k.leaves = malloc(((size_t)k.leaf_count + 1) * sizeof *k.leaves);
+    if (k.nodes == NULL || k.leaves == NULL) {
+        free(k.nodes);
+        free(k.leaves);
+        return false;
+    }
+    for (int32_t i = 0; i < k.node_count; i++)
+        at = read_node(at, &k.nodes[i]);
+    for (int32_t i = 0; i < k.leaf_count; i++)
+        at = read_type(at, &k.leaves[i]);
+    k.scalars = at;
+    k.outputs = at + (size_t)k.scalar_count * sizeof(int32_t);
+    *out_key = k;
+    return true;
+}
+
+void opq_key_drop(opq_key_view *key)
+{
+    free(key->nodes);
+    free(key->leaves);
+    *key = (opq_key_view){0};
 }

@@ -1,8 +1,10 @@
-/* Why a graph had no plan: what tells it from the nearest graph that has one. Both are known by their canonical keys (snapshot_key.c), which
- * are read back here. Of several differences the causes come first: an input of another shape changes the type of all that follows, and
+/* Why a graph had no plan: what tells it from the nearest graph that has one. Both are known by their canonical keys
+ * (key_view.h). Of several differences the causes come first: an input of another shape changes the type of all that follows, and
  * only the input is told.
  */
 #include "opaque/why.h"
+
+#include "opaque/key_view.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,106 +12,16 @@
 
 enum { CANDIDATES_MAX = 64, TOLD_MAX = 3, LINE_SIZE = 256, NAME_SIZE = 320, INTS_MAX = 64 };
 
-typedef struct key_node {
-    int32_t op, attr_count, arity;
-    opq_type type;
-    const unsigned char *operands, *attrs;
-    size_t attr_bytes;
-} key_node;
-
-typedef struct key_view {
-    int32_t salt, node_count, leaf_count, scalar_count, output_count;
-    key_node *nodes;
-    opq_type *leaves;
-    const unsigned char *scalars, *outputs; /* words: dtypes; numbers of nodes */
-} key_view;
-
-/* ---- reading a key */
-
-static int32_t word_at(const unsigned char *words, int32_t i)
-{
-    int32_t word;
-    memcpy(&word, words + (size_t)i * sizeof word, sizeof word);
-    return word;
-}
-
-static const unsigned char *read_type(const unsigned char *at, opq_type *out_type)
-{
-    *out_type = (opq_type){.dtype = (uint8_t)word_at(at, 0), .rank = (uint8_t)word_at(at, 1)};
-    at += 2 * sizeof(int32_t);
-    memcpy(out_type->size, at, (size_t)out_type->rank * sizeof *out_type->size);
-    return at + (size_t)out_type->rank * sizeof *out_type->size;
-}
-
-static const unsigned char *skip_attr(const unsigned char *at)
-{
-    opq_attr_key key = (opq_attr_key)word_at(at, 0);
-    int32_t count = word_at(at, 1);
-    at += 2 * sizeof(int32_t);
-    switch (opq_attr_kind_of(key)) {
-    case OPQ_ATTR_KIND_INTS: return at + (size_t)count * sizeof(int64_t);
-    case OPQ_ATTR_KIND_STR: return at + strlen((const char *)at) + 1;
-    case OPQ_ATTR_KIND_INT:
-    case OPQ_ATTR_KIND_WORD:
-    case OPQ_ATTR_KIND_NUMBER: break;
-    }
-    return at + sizeof(int64_t);
-}
-
-static const unsigned char *read_node(const unsigned char *at, key_node *out_node)
-{
-    int32_t head = word_at(at, 0);
-    *out_node = (key_node){.op = head & 0xffff, .attr_count = head >> 16, .arity = word_at(at, 1)};
-    at = read_type(at + 2 * sizeof(int32_t), &out_node->type);
-    out_node->operands = at;
-    at += (size_t)out_node->arity * sizeof(int32_t);
-    out_node->attrs = at;
-    for (int32_t i = 0; i < out_node->attr_count; i++)
-        at = skip_attr(at);
-    out_node->attr_bytes = (size_t)(at - out_node->attrs);
-    return at;
-}
-
-/* False: no memory. */
-static bool read_key(const unsigned char *at, key_view *out_key)
-{
-    key_view k = {
-        word_at(at, 0), word_at(at, 1), word_at(at, 2), word_at(at, 3), word_at(at, 4), NULL, NULL, NULL, NULL};
-    at += 5 * sizeof(int32_t);
-    k.nodes = malloc(((size_t)k.node_count + 1) * sizeof *k.nodes);
-    k.leaves = malloc(((size_t)k.leaf_count + 1) * sizeof *k.leaves);
-    if (k.nodes == NULL || k.leaves == NULL) {
-        free(k.nodes);
-        free(k.leaves);
-        return false;
-    }
-    for (int32_t i = 0; i < k.node_count; i++)
-        at = read_node(at, &k.nodes[i]);
-    for (int32_t i = 0; i < k.leaf_count; i++)
-        at = read_type(at, &k.leaves[i]);
-    k.scalars = at;
-    k.outputs = at + (size_t)k.scalar_count * sizeof(int32_t);
-    *out_key = k;
-    return true;
-}
-
-static void drop_key(key_view *key)
-{
-    free(key->nodes);
-    free(key->leaves);
-    *key = (key_view){0};
-}
-
 /* ---- how near */
 
-static bool same_op(const key_node *a, const key_node *b) { return a->op == b->op && a->arity == b->arity; }
+static bool same_op(const opq_key_node *a, const opq_key_node *b) { return a->op == b->op && a->arity == b->arity; }
 
-static bool same_operands(const key_node *a, const key_node *b)
+static bool same_operands(const opq_key_node *a, const opq_key_node *b)
 {
     return memcmp(a->operands, b->operands, (size_t)a->arity * sizeof(int32_t)) == 0;
 }
 
-static bool same_attrs(const key_node *a, const key_node *b)
+static bool same_attrs(const opq_key_node *a, const opq_key_node *b)
 {
     return a->attr_bytes == b->attr_bytes && memcmp(a->attrs, b->attrs, a->attr_bytes) == 0;
 }
@@ -121,7 +33,7 @@ typedef struct overlap {
     int32_t first, last;
 } overlap;
 
-static overlap overlap_of(const key_view *a, const key_view *b)
+static overlap overlap_of(const opq_key_view *a, const opq_key_view *b)
 {
     overlap o = {0};
     int32_t shorter = a->node_count < b->node_count ? a->node_count : b->node_count;
@@ -134,13 +46,13 @@ static overlap overlap_of(const key_view *a, const key_view *b)
     return o;
 }
 
-static int32_t longer_of(const key_view *a, const key_view *b)
+static int32_t longer_of(const opq_key_view *a, const opq_key_view *b)
 {
     return a->node_count > b->node_count ? a->node_count : b->node_count;
 }
 
 /* Ops of one graph that the other has as well, in whatever order. */
-static int32_t common_ops(const key_view *a, const key_view *b)
+static int32_t common_ops(const opq_key_view *a, const opq_key_view *b)
 {
     int32_t count[OPQ_OP_COUNT] = {0}, common = 0;
     for (int32_t i = 0; i < a->node_count; i++)
@@ -151,7 +63,7 @@ static int32_t common_ops(const key_view *a, const key_view *b)
 }
 
 /* Larger is nearer: the same ops weigh most, then their order, then types and attributes. */
-static double nearness(const key_view *a, const key_view *b)
+static double nearness(const opq_key_view *a, const opq_key_view *b)
 {
     overlap o = overlap_of(a, b);
     int32_t longer = longer_of(a, b), equal = 0, leaves = 0;
@@ -164,8 +76,8 @@ static double nearness(const key_view *a, const key_view *b)
 }
 
 typedef struct search {
-    const key_view *wanted;
-    key_view best;
+    const opq_key_view *wanted;
+    opq_key_view best;
     double nearness;
     unsigned char *copy; /* of the best key: its entry may go */
     int seen;
@@ -175,22 +87,22 @@ typedef struct search {
 static bool look_at(void *data, const void *key, size_t bytes)
 {
     search *s = data;
-    int32_t nodes = word_at(key, 1);
+    int32_t nodes = opq_key_word(key, 1);
     if (nodes > 2 * s->wanted->node_count + 8 || s->wanted->node_count > 2 * nodes + 8)
         return true;
-    key_view view;
+    opq_key_view view;
     unsigned char *copy = malloc(bytes);
-    if (copy == NULL || !read_key(memcpy(copy, key, bytes), &view)) {
+    if (copy == NULL || !opq_key_read(memcpy(copy, key, bytes), &view)) {
         free(copy);
         s->failed = true;
         return false;
     }
     double nearness_here = nearness(s->wanted, &view);
     if (s->copy && nearness_here <= s->nearness) {
-        drop_key(&view);
+        opq_key_drop(&view);
         free(copy);
     } else {
-        drop_key(&s->best);
+        opq_key_drop(&s->best);
         free(s->copy);
         s->best = view;
         s->copy = copy;
@@ -203,7 +115,7 @@ static bool look_at(void *data, const void *key, size_t bytes)
 
 typedef struct words {
     const opq_snapshot *snapshot;
-    const key_view *now, *before;
+    const opq_key_view *now, *before;
     opq_text *text;
     int told, left_out;
 } words;
@@ -223,7 +135,7 @@ static const char *op_name(int32_t op) { return opq_op_info_of((opq_op)op)->name
 
 /* " of mul at train.py:41" */
 /* Lines are known of the graph there is now. */
-static void name_node(const words *w, const key_view *key, int32_t node, char out[NAME_SIZE])
+static void name_node(const words *w, const opq_key_view *key, int32_t node, char out[NAME_SIZE])
 {
     char line[LINE_SIZE];
     const char *place = key == w->now ? opq_snapshot_line(w->snapshot, node, line, sizeof line) : NULL;
@@ -237,11 +149,11 @@ static void add_node(const words *w, int32_t node)
     opq_text_add(w->text, "%s", name);
 }
 
-static bool find_use(const key_view *key, int set, int32_t number, int32_t *out_node, int32_t *out_operand)
+static bool find_use(const opq_key_view *key, int set, int32_t number, int32_t *out_node, int32_t *out_operand)
 {
     for (int32_t n = 0; n < key->node_count; n++)
         for (int32_t k = 0; k < key->nodes[n].arity; k++)
-            if (word_at(key->nodes[n].operands, k) == opq_code_make(set, number)) {
+            if (opq_key_word(key->nodes[n].operands, k) == opq_code_make(set, number)) {
                 *out_node = n;
                 *out_operand = k;
                 return true;
@@ -278,7 +190,7 @@ static void tell_leaves(words *w)
 static void tell_scalars(words *w)
 {
     for (int32_t i = 0; i < w->now->scalar_count && i < w->before->scalar_count; i++) {
-        int32_t node, operand, dtype = word_at(w->now->scalars, i), old = word_at(w->before->scalars, i);
+        int32_t node, operand, dtype = opq_key_word(w->now->scalars, i), old = opq_key_word(w->before->scalars, i);
         if (dtype == old || !begin(w))
             continue;
         opq_text_add(w->text, "number %s -> %s", opq_dtype_name((opq_dtype)old), opq_dtype_name((opq_dtype)dtype));
@@ -291,8 +203,9 @@ static void tell_scalars(words *w)
 
 static void tell_attr(opq_text *text, opq_dtype dtype, const unsigned char *at)
 {
-    opq_attr attr = {
-        .key = (uint8_t)word_at(at, 0), .is_int = opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT, .count = word_at(at, 1)};
+    opq_attr attr = {.key = (uint8_t)opq_key_word(at, 0),
+                     .is_int = opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT,
+                     .count = opq_key_word(at, 1)};
     int64_t ints[INTS_MAX];
     const unsigned char *payload = at + 2 * sizeof(int32_t);
     switch (opq_attr_kind_of((opq_attr_key)attr.key)) {
@@ -310,11 +223,11 @@ static void tell_attr(opq_text *text, opq_dtype dtype, const unsigned char *at)
 }
 
 /* The first attribute that differs; keys are in one order. */
-static void tell_attrs(const words *w, const key_node *before, const key_node *now)
+static void tell_attrs(const words *w, const opq_key_node *before, const opq_key_node *now)
 {
     const unsigned char *a = before->attrs, *b = now->attrs;
     for (int32_t i = 0; i < before->attr_count && i < now->attr_count; i++) {
-        const unsigned char *a_end = skip_attr(a), *b_end = skip_attr(b);
+        const unsigned char *a_end = opq_key_skip_attr(a), *b_end = opq_key_skip_attr(b);
         if (a_end - a != b_end - b || memcmp(a, b, (size_t)(a_end - a)) != 0) {
             tell_attr(w->text, (opq_dtype)before->type.dtype, a);
             opq_text_add(w->text, " -> ");
@@ -331,7 +244,7 @@ static void tell_attrs(const words *w, const key_node *before, const key_node *n
 static void tell_nodes(words *w, bool operands_differ)
 {
     for (int32_t i = 0; i < w->now->node_count && i < w->before->node_count; i++) {
-        const key_node *now = &w->now->nodes[i], *before = &w->before->nodes[i];
+        const opq_key_node *now = &w->now->nodes[i], *before = &w->before->nodes[i];
         bool attrs = !same_attrs(now, before), type = !operands_differ && !same_type(&now->type, &before->type);
         if (!same_op(now, before) || (operands_differ && opq_op_info_of((opq_op)now->op)->class_ == OPQ_CLASS_VIEW) ||
             (!attrs && !type) || !begin(w))
@@ -346,10 +259,10 @@ static void tell_nodes(words *w, bool operands_differ)
     }
 }
 
-static bool has_output(const key_view *key, int32_t node)
+static bool has_output(const opq_key_view *key, int32_t node)
 {
     for (int32_t i = 0; i < key->output_count; i++)
-        if (word_at(key->outputs, i) == node)
+        if (opq_key_word(key->outputs, i) == node)
             return true;
     return false;
 }
@@ -377,9 +290,9 @@ static const char *set_name(int32_t code)
 /* Of a node whose op is the same. */
 static void tell_wiring(words *w, int32_t node)
 {
-    const key_node *now = &w->now->nodes[node], *before = &w->before->nodes[node];
+    const opq_key_node *now = &w->now->nodes[node], *before = &w->before->nodes[node];
     for (int32_t k = 0; k < now->arity; k++) {
-        int32_t a = word_at(before->operands, k), b = word_at(now->operands, k);
+        int32_t a = opq_key_word(before->operands, k), b = opq_key_word(now->operands, k);
         if (a == b || !begin(w))
             continue;
         opq_text_add(w->text, "operand %d of ", k);
@@ -401,7 +314,7 @@ static void add_times(const words *w, int32_t times)
 }
 
 /* Those of nodes [first, end) that have no partner, the first ones by name; equal ones in a row share one. */
-static void tell_ops(const words *w, const key_view *key, const bool *paired, int32_t first, int32_t end)
+static void tell_ops(const words *w, const opq_key_view *key, const bool *paired, int32_t first, int32_t end)
 {
     char name[NAME_SIZE], last[NAME_SIZE] = "";
     int32_t named = 0, times = 0, more = 0;
@@ -427,7 +340,7 @@ static void tell_ops(const words *w, const key_view *key, const bool *paired, in
 
 /* Pairs the same ops of a[0, n) and b[0, m) in order, as many as there are: their longest common subsequence. Without memory, and of
  * long sequences, none. Returns how many. */
-static int32_t align(const key_node *a, int32_t n, const key_node *b, int32_t m, bool *a_paired, bool *b_paired)
+static int32_t align(const opq_key_node *a, int32_t n, const opq_key_node *b, int32_t m, bool *a_paired, bool *b_paired)
 {
     size_t columns = (size_t)m + 1;
     uint16_t *length = n < ALIGNED_MAX && m < ALIGNED_MAX ? calloc(((size_t)n + 1) * columns, sizeof *length) : NULL;
@@ -482,7 +395,7 @@ static void tell_difference(words *w, overlap o)
 
 static void tell(words *w)
 {
-    const key_view *now = w->now, *before = w->before;
+    const opq_key_view *now = w->now, *before = w->before;
     overlap o = overlap_of(now, before);
     int32_t longer = longer_of(now, before), common = common_ops(now, before);
     if (now->salt != before->salt && begin(w))
@@ -510,8 +423,8 @@ static void tell(words *w)
 opq_status opq_why(opq_plan_cache *plans, const opq_snapshot *snapshot, char **out_text)
 {
     opq_text text = {0};
-    key_view now;
-    if (!read_key(snapshot->key, &now))
+    opq_key_view now;
+    if (!opq_key_read(snapshot->key, &now))
         return opq_fail(OPQ_NO_MEMORY, "out of memory for a reason");
     search s = {.wanted = &now};
     opq_plan_cache_each(plans, look_at, &s);
@@ -522,8 +435,8 @@ opq_status opq_why(opq_plan_cache *plans, const opq_snapshot *snapshot, char **o
         opq_text_add(&text, "the first graph of about %d ops", now.node_count);
     if (w.left_out)
         opq_text_add(&text, "; and %d more", w.left_out);
-    drop_key(&s.best);
+    opq_key_drop(&s.best);
     free(s.copy);
-    drop_key(&now);
+    opq_key_drop(&now);
     return opq_text_take(&text, out_text);
 }
