@@ -26,7 +26,6 @@ struct opq_value {
     int32_t arity;
     uint32_t line;
     uint32_t call, forward; /* which call of the program recorded it; of whose gradient it is part: see opq_call_set */
-    uint32_t origin;        /* the thread that recorded it, see opq_origin_set */
     uint64_t sequence;      /* record order */
     opq_value **operands;   /* behind the struct; dropped when computed */
     opq_attr *attrs;
@@ -37,10 +36,11 @@ struct opq_value {
         char *error;        /* failed: message, malloc'd */
         void *payload;      /* pending extern */
     };
-    opq_status error_status;
-    int8_t size_class;   /* of its memory */
+    uint32_t origin;     /* the thread that recorded it, see opq_origin_set */
     uint32_t collection; /* with `lock` held: the snapshot being collected, in which it is `code` */
     int32_t code;
+    uint8_t error_status; /* opq_status */
+    int8_t size_class;    /* of its memory */
     opq_value *next_free;
     opq_type type;
 };

@@ -383,7 +383,7 @@ static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, 
     opq_room_init(&room);
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
-    void *activity = begin_activity(&r, OPQ_ACTIVITY_run, opq_reason_name(reason));
+    void *activity = r.watched ? begin_activity(&r, OPQ_ACTIVITY_run, opq_reason_name(reason)) : NULL;
     opq_status status = run_values(&r, values, count, scope);
     if (r.failed_apart)
         status = run_one_by_one(&r);

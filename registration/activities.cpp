@@ -1,7 +1,6 @@
 // Runs, plans, compilations and launches as PyTorch's profiler sees them: one RecordFunction for each.
 #include <ATen/EmptyTensor.h>
 #include <ATen/record_function.h>
-#include <atomic>
 
 #include "lines.h"
 #include "activities.h"
@@ -9,10 +8,10 @@
 namespace opq
 {
 
+unsigned char watching = 1;
+
 namespace
 {
-
-std::atomic<bool> profiling{true};
 
 using Arguments = std::unordered_map<std::string, at::IValue>;
 
@@ -72,13 +71,9 @@ std::vector<at::IValue> inputs_of(const opq_activity &activity)
 
 } // namespace
 
-void set_watched(bool on) { profiling.store(on, std::memory_order_relaxed); }
+void set_watched(bool on) { __atomic_store_n(&watching, on, __ATOMIC_RELAXED); }
 
-bool watched(void *)
-{
-    return profiling.load(std::memory_order_relaxed) &&
-           at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
-}
+bool watched(void *) { return at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value(); }
 
 void *activity_begin(void *, const opq_activity *activity) noexcept
 {

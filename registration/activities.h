@@ -6,6 +6,7 @@
 namespace opq
 {
 
+extern unsigned char watching;
 // Is there a profiler at all? Asking PyTorch for this thread's takes 10 ns of each run. True until somebody says otherwise.
 void set_watched(bool on);
 bool watched(void *);

@@ -43,8 +43,8 @@ std::atomic<bool> exists{false};
 
 opq_ctx *create()
 {
-    const opq_host host{nullptr,    &parallel_for, &thread_count,   &run_extern,   &retain_extern, &release_extern,
-                        &line_text, &watched,      &activity_begin, &activity_end, versions()};
+    const opq_host host{nullptr,    &parallel_for, &thread_count, &run_extern,     &retain_extern, &release_extern,
+                        &line_text, &watching,     &watched,      &activity_begin, &activity_end,  versions()};
     opq_ctx *ctx = nullptr;
     check(opq_ctx_create(&host, &ctx));
     exists.store(true, std::memory_order_release);

@@ -274,13 +274,18 @@ typedef struct opq_host {
     void (*release_payload)(void *self, void *payload);
     /* A part of what a source line's id stands for. Returns the length, 0 if unknown. */
     size_t (*line_text)(void *self, uint32_t line, opq_line_part part, char *out, size_t size);
-    /* Does anybody look at this thread's activities now? Only then are they told. What begin gives is handed to end, in the same thread. */
+    /* Does anybody look at this thread's activities now? Only then are they told. What begin gives is handed to end, in the same thread.
+     * Asked only while the host's byte `watching` is not 0. */
+    const unsigned char *watching;
     bool (*watched)(void *self);
     void *(*activity_begin)(void *self, const opq_activity *activity);
     void (*activity_end)(void *self, void *open);
     const char *versions; /* of the host's parts, for reports: "Python 3.11.2" */
 } opq_host;
-static inline bool opq_watched(const opq_host *host) { return host && host->watched && host->watched(host->self); }
+static inline bool opq_watched(const opq_host *host)
+{
+    return host && host->watching && __atomic_load_n(host->watching, __ATOMIC_RELAXED) && host->watched(host->self);
+}
 
 /* Live memory: one buffer. */
 typedef struct opq_memory_block {
