@@ -202,7 +202,7 @@ static opq_status find_outputs(opq_snapshot *s)
 typedef struct tally {
     int32_t *nodes, *leaves; /* operands of nodes, and histories of cells that hold outputs */
     bool *stays;             /* per node: what may be computed later needs it */
-    bool *needed;            /* per leaf: by a node that may be computed later */
+    bool *needed;            /* per leaf: by a node that may be computed later, or as the place of an output */
 } tally;
 
 static int32_t *tally_of(const collector *c, const tally *t, const opq_value *value)
@@ -253,8 +253,9 @@ static void find_needed(const opq_snapshot *s, tally *t)
     }
 }
 
-/* The oldest value of the one cell that holds the output, if that is a leaf which nothing but this snapshot knows. */
-static int32_t replaced_by(const collector *c, const tally *t, const opq_value *output)
+/* The oldest value of the one cell that holds the output, if that is a leaf which nothing but this snapshot knows, and no other output
+ * replaces: two cells hold one value after a copy. */
+static int32_t replaced_by(const collector *c, tally *t, const opq_value *output)
 {
     const opq_cell *cell = output->holders;
     if (cell == NULL || cell->next_holder || cell->history_count == 0)
@@ -267,7 +268,10 @@ static int32_t replaced_by(const collector *c, const tally *t, const opq_value *
     bool alone = old->holders == NULL && !t->needed[leaf] && atomic_load(&old->refs) == t->leaves[leaf] &&
                  atomic_load(&buffer->refs) == 1 && buffer->size_class >= 0 && !atomic_load(&buffer->lent) &&
                  atomic_load(&buffer->packed) == NULL && (int64_t)buffer->bytes == opq_type_bytes(&output->type);
-    return alone ? leaf : -1;
+    if (!alone)
+        return -1;
+    t->needed[leaf] = true;
+    return leaf;
 }
 
 static opq_status find_replaced(const collector *c)

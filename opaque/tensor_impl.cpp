@@ -112,6 +112,13 @@ void OpaqueImpl::set_cell(Cell cell)
     drop_token();
 }
 
+void OpaqueImpl::follow(const c10::TensorImpl &base)
+{
+    const c10::DispatchKeySet autograd = c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+    key_set_ = (key_set_ - autograd) | (base.key_set() & autograd);
+    version_counter_ = is_inference() ? c10::VariableVersion() : c10::VariableVersion(0);
+}
+
 void OpaqueImpl::release_resources()
 {
     drop_token();
@@ -167,6 +174,15 @@ at::Tensor make_tensor(Cell cell, caffe2::TypeMeta dtype, c10::IntArrayRef sizes
 {
     return at::Tensor(c10::make_intrusive<OpaqueImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype,
                                                       std::move(cell), sizes, strides, offset));
+}
+
+at::Tensor make_view(const at::Tensor &base, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                     int64_t offset)
+{
+    at::Tensor result = make_tensor(impl_of(base)->cell_ref(), dtype, sizes, strides, offset);
+    if (result.is_inference() != base.is_inference())
+        impl_of(result)->follow(*base.unsafeGetTensorImpl());
+    return result;
 }
 
 } // namespace opq

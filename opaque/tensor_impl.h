@@ -65,6 +65,8 @@ class OpaqueImpl final : public at::OpaqueTensorImpl<Cell>
     opq_cell *cell() const { return opaque_handle().get(); }
     const Cell &cell_ref() const { return opaque_handle(); }
     void set_cell(Cell cell); // for set_() and swaps of the underlying storage
+    // Is a view of that tensor: an inference tensor if that is one, whatever mode there is now.
+    void follow(const c10::TensorImpl &base);
 
     bool has_storage() const override { return false; }
     const c10::Storage &storage() const override;
@@ -103,5 +105,8 @@ c10::DataPtr token_pointer(const Cell &cell);
 // A tensor over a cell. Sizes, strides and offset in elements of `dtype`.
 at::Tensor make_tensor(Cell cell, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                        int64_t offset = 0);
+// Another window on the cell of `base`, whose view it is.
+at::Tensor make_view(const at::Tensor &base, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                     int64_t offset);
 
 } // namespace opq

@@ -91,7 +91,7 @@ Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::option
 
 Tensor window(const Tensor &self, caffe2::TypeMeta dtype, IntArrayRef sizes, IntArrayRef strides, int64_t offset)
 {
-    Tensor result = make_tensor(impl_of(self)->cell_ref(), dtype, sizes, strides, offset);
+    Tensor result = make_view(self, dtype, sizes, strides, offset);
     if (self.is_conj())
         result._set_conj(true);
     if (self.is_neg())
@@ -160,8 +160,11 @@ void view_like_meta(const OperatorHandle &op, Stack *stack)
         (*stack)[first] = std::move(meta);
         op.callBoxed(stack);
         const Tensor seen = stack->back().toTensor();
-        result =
-            make_tensor(impl_of(self)->cell_ref(), seen.dtype(), seen.sizes(), seen.strides(), seen.storage_offset());
+        // view(dtype) of PyTorch is an inference tensor in that mode, whatever self is.
+        result = op.schema().overload_name() == "dtype"
+                     ? make_tensor(impl_of(self)->cell_ref(), seen.dtype(), seen.sizes(), seen.strides(),
+                                   seen.storage_offset())
+                     : make_view(self, seen.dtype(), seen.sizes(), seen.strides(), seen.storage_offset());
         if (seen.is_conj())
             result._set_conj(true);
         if (seen.is_neg())
@@ -233,6 +236,13 @@ bool is_set_to(const Tensor &self, const Tensor &other)
            self.strides() == other.strides();
 }
 
+// What x.data = y asks. PyTorch's own answer for a device it does not know is false for an inference tensor and a normal one.
+bool same_kind(const Tensor &self, const Tensor &from)
+{
+    return (impl_or_null(self) && impl_or_null(from)) ||
+           self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+}
+
 // PyTorch wants to read the indices on the CPU, and says so instead of copying them.
 std::vector<Tensor> tensor_split(const Tensor &self, const Tensor &indices, int64_t dim)
 {
@@ -262,6 +272,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     library.impl("set_.source_Tensor", OPQ_KERNEL(set_tensor));
     library.impl("set_", OPQ_KERNEL(set_nothing));
     library.impl("is_set_to", OPQ_KERNEL(is_set_to));
+    library.impl("_has_compatible_shallow_copy_type", OPQ_KERNEL(same_kind));
 }
 
 } // namespace

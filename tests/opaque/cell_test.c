@@ -87,6 +87,20 @@ static void test_an_update_leaves_the_value_before(void **state)
     opq_cell_release(cell);
 }
 
+/* Two cells hold one value until both are updated, in one run: only one of them may have its memory. */
+static void test_updates_of_two_cells_with_one_value(void **state)
+{
+    opq_ctx *ctx = *state;
+    opq_value *x = leaf(ctx, 0);
+    opq_cell *one = cell_of(ctx, again(x)), *other = cell_of(ctx, x);
+    write_window(ctx, one, whole, op2(ctx, OPQ_OP_mul, read_window(ctx, one, whole), number(ctx, 2)));
+    write_window(ctx, other, whole, op2(ctx, OPQ_OP_add, read_window(ctx, other, whole), number(ctx, 1)));
+    expect_floats(ctx, read_window(ctx, one, whole), FLOATS(0, 2, 4, 6, 8, 10, 12, 14));
+    expect_floats(ctx, read_window(ctx, other, whole), FLOATS(1, 2, 3, 4, 5, 6, 7, 8));
+    opq_cell_release(other);
+    opq_cell_release(one);
+}
+
 static void test_another_dtype_reads_the_bytes(void **state)
 {
     opq_ctx *ctx = *state;
@@ -280,6 +294,7 @@ int main(void)
         TEST(test_a_transposed_write),
         TEST(test_many_updates_are_one_run),
         TEST(test_an_update_leaves_the_value_before),
+        TEST(test_updates_of_two_cells_with_one_value),
         TEST(test_another_dtype_reads_the_bytes),
         TEST(test_resize_keeps_the_prefix),
         TEST(test_refused_windows),

@@ -1,5 +1,6 @@
 """What a tensor on the device is to PyTorch: windows, aliasing, storage identity, copies, writes, errors."""
 
+import contextlib
 import copy
 import io
 import threading
@@ -99,6 +100,26 @@ def test_views_share_the_cell(name):
     assert equal_bits(got.cpu(), want)
 
 
+@pytest.mark.parametrize("used_outside", [False, True])
+@pytest.mark.parametrize("made_outside", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_in_inference_mode(name, made_outside, used_outside):
+    """A view is an inference tensor where PyTorch's is, and may be written where PyTorch's may."""
+    seen = {}
+    for device in ("cpu", D):
+        with torch.inference_mode(not made_outside):
+            x = torch.arange(24.0).view(4, 6).to(device)
+        with torch.inference_mode(not used_outside):
+            view = VIEWS[name](x)
+            try:
+                written = view.real.fill_(3).cpu()
+            except RuntimeError as error:
+                written = str(error)
+        version = None if view.is_inference() else view._version
+        seen[device] = (view.is_inference(), view._is_view(), version, str(written), str(x.cpu()))
+    assert seen[D] == seen["cpu"]
+
+
 def test_writes_are_seen_through_every_view():
     base = torch.randn(4, 6)
     o = base.to(D)
@@ -118,6 +139,23 @@ def test_writes_are_seen_through_every_view():
     same(o, base)
     for got, want in zip(views[D], views["cpu"]):
         same(got, want)
+
+
+@pytest.mark.parametrize(
+    "copied", [torch.clone, lambda x: torch.empty_like(x).copy_(x), lambda x: x.to(D, copy=True)]
+)
+def test_a_tensor_and_its_copy_are_written(copied):
+    """In one run: a copy is the same value until then, and only one of the two may keep its memory."""
+    for fused in (torch_opaque.unfused, torch_opaque.eager, contextlib.nullcontext):
+        for n in (2, 1000, 1 << 16):
+            base = torch.arange(float(n))
+            x = base.to(D)
+            y = copied(x)
+            with fused():
+                x.mul_(2)
+                y.add_(1)
+            same(x, base * 2)
+            same(y, base + 1)
 
 
 def test_readers_keep_the_old_value():

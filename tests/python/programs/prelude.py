@@ -56,12 +56,14 @@ class error:
         return kind is not None and issubclass(kind, Exception)
 
 
+@torch.inference_mode(False)  # what a program is given was made outside
 def ints(*shape, dtype=torch.float32):
     """Small whole numbers, which arithmetic does not round in any dtype."""
     low = 0 if dtype in (torch.bool, torch.uint8) else -9
     return torch.randint(low, 2 if dtype == torch.bool else 10, shape, generator=G).to(dtype).to(D)
 
 
+@torch.inference_mode(False)
 def values(*shape, dtype, extreme=False):
     """Small numbers whose sums and products are exact; `extreme` adds the ends of the dtype and special values."""
     if dtype.is_complex:

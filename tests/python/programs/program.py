@@ -70,7 +70,12 @@ def _compiled(text: str):
 def _tensors(name: str, value) -> dict:
     """{name: tensor on the CPU} of a tensor, a number, or a list of them."""
     if isinstance(value, torch.Tensor):
-        return {name: value.detach().cpu().clone()}
+        found = {name: value.detach().cpu().clone()}
+        return (
+            found | {f"{name}.is_inference": value.is_inference()}
+            if value.is_inference()
+            else found
+        )
     if isinstance(value, (bool, int, float, complex)):
         return {name: torch.tensor(value)}
     if isinstance(value, str):
