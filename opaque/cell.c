@@ -249,9 +249,13 @@ static opq_status whole_value(opq_ctx *ctx, const opq_cell *cell, opq_value *val
     return status;
 }
 
+/* Floats seen as a row of int64 may leave a rest behind the last. */
+static bool has_rest(const opq_cell *cell, opq_dtype dtype) { return cell->bytes % opq_dtype_bytes(dtype) != 0; }
+
 /* What is read where nothing was written: zeros, except of types without numbers. */
 static opq_status unwritten(opq_ctx *ctx, const opq_cell *cell, opq_dtype dtype, opq_value **out_value)
 {
+    dtype = has_rest(cell, dtype) ? OPQ_u8 : dtype;
     int64_t count = cell->bytes / opq_dtype_bytes(dtype);
     opq_type flat = opq_type_make(dtype, 1, &count);
     opq_value *zero;
@@ -301,14 +305,14 @@ opq_status opq_cell_read(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geome
         *out_value = value;
         return OPQ_OK;
     }
-    opq_status status =
-        value ? whole_value(ctx, cell, value, geometry->dtype, &whole) : unwritten(ctx, cell, geometry->dtype, &whole);
-    if (status == OPQ_OK && value == NULL) { /* whoever reads it again finds the same */
+    if (value == NULL) { /* whoever reads it again finds the same */
         opq_value *nothing = NULL;
-        opq_value_retain(whole);
-        if (!opq_cell_replace(cell, &nothing, whole))
-            opq_value_release(whole);
+        OPQ_TRY(unwritten(ctx, cell, geometry->dtype, &value));
+        opq_value_retain(value);
+        if (!opq_cell_replace(cell, &nothing, value))
+            opq_value_release(value);
     }
+    opq_status status = whole_value(ctx, cell, value, geometry->dtype, &whole);
     if (status == OPQ_OK)
         status = opq_geometry_view(ctx, whole, geometry, out_value);
     opq_value_release(whole);
@@ -438,6 +442,35 @@ static opq_status write_part(opq_ctx *ctx, opq_cell *cell, const opq_geometry *g
     return status;
 }
 
+/* What lies behind the last element stays too. */
+static opq_status write_bytes(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value)
+{
+    int64_t size[OPQ_RANK_MAX], stride[OPQ_RANK_MAX], width = opq_dtype_bytes(geometry->dtype);
+    int rank = geometry->rank;
+    if (rank == OPQ_RANK_MAX)
+        return opq_fail(OPQ_UNSUPPORTED, "a write of %d dimensions to a storage of %lld bytes, with %lld to an element",
+                        rank, (long long)cell->bytes, (long long)width);
+    for (int d = 0; d < rank; d++) {
+        size[d] = geometry->size[d];
+        stride[d] = geometry->stride[d] * width;
+    }
+    size[rank] = width;
+    stride[rank] = 1;
+    opq_geometry bytes = {.dtype = OPQ_u8, .rank = rank + 1, .size = size, .stride = stride};
+    bytes.offset = geometry->offset * width;
+    opq_type type = opq_type_make(OPQ_u8, rank + 1, size);
+    opq_value *stored, *leaf;
+    OPQ_TRY(storable(ctx, value, &stored));
+    opq_status status = opq_materialize(ctx, &stored, 1, OPQ_REASON_reinterpret);
+    if (status == OPQ_OK)
+        status = opq_value_leaf(ctx, &type, stored->buffer, &leaf);
+    opq_value_release(stored);
+    OPQ_TRY(status);
+    status = write_part(ctx, cell, &bytes, leaf);
+    opq_value_release(leaf);
+    return status;
+}
+
 opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geometry, opq_value *value)
 {
     int64_t order[OPQ_RANK_MAX];
@@ -453,6 +486,8 @@ opq_status opq_cell_write(opq_ctx *ctx, opq_cell *cell, const opq_geometry *geom
             OPQ_INVALID,
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation.");
+    if (has_rest(cell, geometry->dtype))
+        return write_bytes(ctx, cell, geometry, value);
     if (!opq_geometry_covers(geometry, cell->bytes / opq_dtype_bytes(geometry->dtype), order))
         return write_part(ctx, cell, geometry, value);
     bool done;

@@ -267,7 +267,7 @@ static int32_t replaced_by(const collector *c, tally *t, const opq_value *output
     opq_buffer *buffer = old->buffer;
     bool alone = old->holders == NULL && !t->needed[leaf] && atomic_load(&old->refs) == t->leaves[leaf] &&
                  atomic_load(&buffer->refs) == 1 && buffer->size_class >= 0 && !atomic_load(&buffer->lent) &&
-                 atomic_load(&buffer->packed) == NULL && (int64_t)buffer->bytes == opq_type_bytes(&output->type);
+                 (int64_t)buffer->bytes == opq_type_bytes(&output->type);
     if (!alone)
         return -1;
     t->needed[leaf] = true;

@@ -1,6 +1,7 @@
 /* Packed copies of the operands of matmuls, kept with the buffers they were made from. Thread-safe.
  *
- * A buffer never changes, so a view of one that comes back (a weight) need not be packed by every matmul: it is packed at its second use.
+ * A buffer changes only where an output takes its place (run.c), which drops the copies, so a view of one that comes back (a weight) need
+ * not be packed by every matmul: it is packed at its second use.
  * Copies are a cache. The copies of one buffer that are read in one direction (a weight in a forward pass, its transpose in a backward
  * pass) together take what one of the whole buffer would take, so that a buffer used in slices costs no more than one used whole; all
  * copies of a pool together are bounded by a share of the machine's memory. A copy makes way only for a view whose last use is later than
@@ -47,7 +48,7 @@ struct opq_buffer *opq_packed_find(struct opq_buffer *buffer, const opq_packed_k
 /* Takes a reference of its own. If another thread was faster, its copy stays. */
 void opq_packed_keep(struct opq_buffer *buffer, const opq_packed_key *key, struct opq_buffer *memory);
 
-/* The buffer is about to go. */
+/* The buffer is about to go, or to be written. */
 void opq_packed_forget(struct opq_buffer *buffer);
 /* Drops the copies used longest ago until at most so many bytes are left. */
 void opq_packed_shrink(struct opq_pool *pool, int64_t bytes);

@@ -1,9 +1,10 @@
 /* Runs a plan: one wave after the other, each on all threads.
  *
  * A failed step poisons what it would have written; steps that need poisoned values are passed over, all others run. Nothing a run
- * reads is ever written, so a failure costs only the values that depend on it.
+ * reads is written before no step can fail any more, so a failure costs only the values that depend on it.
  */
 #include "runtime/run.h"
+#include "runtime/packed.h"
 #include "runtime/parallel.h"
 #include "runtime/room.h"
 #include "runtime/activity.h"
@@ -272,12 +273,14 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
 
 /* ---- outputs in the place of inputs */
 
+/* Products of this run may have left packed copies of the old value, which nobody reads any more. */
 static void take_input(const opq_run_state *run, int32_t output)
 {
     if (run->takes[output] < 0 || run->outputs[output])
         return;
     run->outputs[output] = run->call->inputs[run->takes[output]];
     opq_buffer_retain(run->outputs[output]);
+    opq_packed_forget(run->outputs[output]);
 }
 
 /* No step can fail any more, and none has. */

@@ -116,6 +116,46 @@ static void test_another_dtype_reads_the_bytes(void **state)
     opq_cell_release(cell);
 }
 
+/* 8 floats and one more, seen as doubles: of 4.5 the last half stays, whether anything was written before or not. */
+static void test_what_lies_behind_the_last_element_stays(void **state)
+{
+    opq_ctx *ctx = *state;
+    const int64_t one[] = {1}, nine[] = {9}, step[] = {1};
+    opq_geometry second = {.dtype = OPQ_f64, .rank = 1, .size = one, .stride = step, .offset = 1};
+    opq_geometry all = {.dtype = OPQ_f32, .rank = 1, .size = nine, .stride = step};
+    opq_type type = opq_type_make(OPQ_f64, 1, one);
+    for (int written = 0; written < 2; written++) {
+        opq_cell *cell = NULL;
+        expect_ok(opq_cell_create(ctx, 9 * sizeof(float), &cell));
+        window tail = {.rank = 1, .size = {N}, .stride = {1}, .offset = 1},
+               head = {.rank = 1, .size = {N}, .stride = {1}};
+        opq_value *value = NULL, *two;
+        if (written) {
+            write_window(ctx, cell, tail, leaf(ctx, 1));
+        } else { /* as doubles first */
+            expect_ok(opq_cell_read(ctx, cell, &second, &value));
+            opq_value_release(value);
+        }
+        expect_ok(opq_value_scalar(ctx, OPQ_f64, (opq_number){.f = 2}, false, &two));
+        expect_ok(opq_record_typed(ctx, OPQ_OP_expand, &type, &two, 1, NULL, 0, &value));
+        opq_value_release(two);
+        expect_ok(opq_cell_write(ctx, cell, &second, value));
+        opq_value_release(value);
+        float high = 2; /* the upper half of 2.0 */
+        expect_floats(ctx, read_window(ctx, cell, tail),
+                      written ? FLOATS(1, 0, high, 4, 5, 6, 7, 8) : FLOATS(0, 0, high, 0, 0, 0, 0, 0));
+        expect_floats(ctx, op1(ctx, OPQ_OP_neg, read_window(ctx, cell, tail)),
+                      written ? FLOATS(-1, -0.f, -high, -4, -5, -6, -7, -8)
+                              : FLOATS(-0.f, -0.f, -high, -0.f, -0.f, -0.f, -0.f, -0.f));
+        write_window(ctx, cell, head, leaf(ctx, 10));
+        expect_floats(ctx, read_window(ctx, cell, tail), FLOATS(11, 12, 13, 14, 15, 16, 17, written ? 8 : 0));
+        opq_value *nine_values = NULL;
+        expect_ok(opq_cell_read(ctx, cell, &all, &nine_values));
+        opq_value_release(nine_values);
+        opq_cell_release(cell);
+    }
+}
+
 static void test_resize_keeps_the_prefix(void **state)
 {
     opq_ctx *ctx = *state;
@@ -296,6 +336,7 @@ int main(void)
         TEST(test_an_update_leaves_the_value_before),
         TEST(test_updates_of_two_cells_with_one_value),
         TEST(test_another_dtype_reads_the_bytes),
+        TEST(test_what_lies_behind_the_last_element_stays),
         TEST(test_resize_keeps_the_prefix),
         TEST(test_refused_windows),
         TEST(test_an_empty_write_is_nothing),

@@ -1,5 +1,7 @@
 """The run after optimizer.step(): one per step, everything live, only where the device is involved."""
 
+import contextlib
+
 import pytest
 import torch
 import torch_opaque
@@ -323,3 +325,32 @@ def test_writes_of_lists_are_noticed_by_autograd():
         assert b._version == 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             c.sum().backward()
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize(
+    "how", [torch_opaque.unfused, contextlib.nullcontext], ids=["unfused", "fused"]
+)
+def test_a_weight_used_several_times_and_updated_in_one_run(rows, how):
+    """What products keep of the old weight is of no use to the next step, whose weight lies in the same memory."""
+
+    def train(device):
+        torch.manual_seed(0)
+        w = (torch.randn(64, 64) / 8).to(device).requires_grad_()
+        losses = []
+        for x in torch.randn(5, rows, 64):
+            h = x.to(device)
+            for _ in range(4):
+                h = h @ w + 0.1 * h
+            loss = h.square().mean()
+            (grad,) = torch.autograd.grad(loss, [w])
+            with (
+                torch.no_grad()
+            ):  # the norm is of the whole gradient: the update is a kernel of its own
+                w -= 0.3 * grad / grad.norm()
+            losses.append(loss.item())
+        return losses
+
+    with how():
+        got = train("opaque")
+    assert got == pytest.approx(train("cpu"), rel=1e-4)

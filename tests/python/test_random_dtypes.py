@@ -8,4 +8,4 @@ from programs.testing import check_block
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(8))
 def test_dtypes(block):
-    check_block(dtypes, block, quick=10, full=1000)
+    check_block(dtypes, block, quick=60, full=1000)

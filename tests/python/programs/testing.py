@@ -5,15 +5,17 @@ import os
 from .shrink import shrink
 
 # Programs that still differ, and why. One that no longer does is a failure too: then its line goes.
-EXPECTED = {  # (kind, seed): why it differs
-    (
-        "aliasing",
-        2508,
-    ): "x += x.unfold(-1, 1, 1).diagonal() of one element, which PyTorch takes for a partial overlap",
-    (
-        "dtypes",
-        1343,
-    ): "conj_physical(out=) of unsigned numbers is the identity, which the CPU has no kernel for",
+_ONE = "PyTorch takes one element, seen with other strides, for a partial overlap"
+EXPECTED = {  # kind: {seed: why it differs}
+    "aliasing": {
+        2508: _ONE,
+        2694: "x.data = y of an inference tensor and another leaves PyTorch without a version counter",
+        7468: _ONE,
+    },
+    "nets": {
+        1114: "3,264 numbers whose sum is 0: the estimate of its roundings is too small by a fifth"
+    },
+    "dtypes": {1343: "conj_physical(out=) of unsigned numbers, which the CPU has no kernel for"},
 }
 FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
 
@@ -25,7 +27,7 @@ def check_block(kind, block: int, quick: int, full: int) -> None:
     for seed in range(block * count, (block + 1) * count):
         program = kind.write(seed)
         found = check(program)
-        reason = EXPECTED.get((program.kind, seed))
+        reason = EXPECTED.get(program.kind, {}).get(seed)
         assert not reason or found, (
             f"{program.kind} {seed} is right now, but was expected to differ: {reason}"
         )
