@@ -624,7 +624,19 @@ def train(n):
     if n.chance(0.5):
         n.lines.append(f"    look({loss}.item())")
     n.lines.append(f"    del {h}") if n.chance(0.3) and h.startswith("h") else None
+    if n.chance(0.5):
+        average(n, names)
     return True
+
+
+def average(n, names: str) -> None:
+    """Moving averages of the parameters, which begin as copies."""
+    loop = next(i for i, line in enumerate(n.lines) if line.startswith("for step in"))
+    n.lines.insert(loop, f"average = [p.detach().clone() for p in [{names}]]")
+    n.lines.append(f"    for a, p in zip(average, [{names}]):")
+    n.lines.append(
+        f"        a.{n.choose('mul_(0.9).add_(p.detach(), alpha=0.1)', 'lerp_(p.detach(), 0.1)')}"
+    )
 
 
 def write(seed: int):
