@@ -131,7 +131,7 @@ const char *opq_tree_name(opq_tree tree);
 /* ---- nodes */
 
 /* Where a node comes from, for those who look: parts of its source line, NULL where there is none; the op that was recorded, of which it
- * became a part; by which call of the program, and that of the call whose gradient it is part of, or 0. */
+ * became a part; by which call of the program, and that of the call whose gradient it is part of: 0 if it is none. */
 typedef struct opq_provenance {
     const char *part[OPQ_LINE_PARTS];
     opq_op op;

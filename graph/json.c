@@ -136,6 +136,8 @@ static void add_origin(opq_text *text, const opq_node *node, const call_list *ca
     add_member(text, "library", p->part[OPQ_LINE_library]);
     add_member(text, "recorded", opq_op_info_of(p->op)->name);
     opq_text_add(text, ", \"call\": %u", p->call);
+    if (p->forward)
+        opq_text_add(text, ", \"backward\": true");
     opq_ref forward = p->forward ? last_node_of(calls, p->forward) : -1;
     if (forward >= 0)
         opq_text_add(text, ", \"forward\": %d", forward);

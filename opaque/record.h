@@ -132,7 +132,9 @@ void opq_buffer_settle(opq_buffer *buffer);
 /* ---- per-thread state */
 enum { OPQ_MODE_EAGER = 1, OPQ_MODE_UNFUSED = 2, OPQ_MODE_FORBID_SYNC = 4, OPQ_MODE_STRICT = 8 };
 void opq_line_set(uint32_t line); /* the source line of what this thread records next */
-/* Which call of the program records next, and of which one it is the gradient: numbers of the host's, 0 for none. */
+/* Which call of the program records next, and of which one it is the gradient: numbers of the host's, 0 for none, OPQ_CALL_UNKNOWN for one
+ * that nobody knows. */
+#define OPQ_CALL_UNKNOWN UINT32_MAX
 void opq_call_set(uint32_t call, uint32_t forward);
 void opq_modes_set(unsigned modes);
 unsigned opq_modes_get(void);

@@ -53,31 +53,43 @@ opq_ctx *create()
 
 std::atomic<bool> backward_ran{false};
 
-// Lines and calls of forward ops by autograd sequence number, for the backward ops that run on a thread without Python frames.
-// A ring: a backward pass that comes later than this many ops finds nothing, or those of another op only if the number matches.
+// Lines and calls of forward ops by autograd node, for the backward ops that run on a thread without Python frames. A ring: a backward pass
+// that comes later than this many ops finds nothing.
 struct Caller {
     uint32_t line, number;
 };
 struct Remembered {
-    std::atomic<uint64_t> sequence{~uint64_t{0}};
+    std::atomic<uint64_t> node{~uint64_t{0}};
     std::atomic<uint64_t> call{0}; // line, and above it the number
 };
 std::array<Remembered, 65536> remembered;
 
-void remember(Caller call)
+// Sequence numbers are those of a thread.
+uint64_t node_id(uint64_t thread, uint64_t sequence) { return thread << 40 ^ sequence; }
+
+// The slot of the node that autograd made last on this thread, which is the one of the op that is being recorded, if it has any. The first
+// to ask is that op: what comes behind it without a node of its own (a counter of batches) gets NULL.
+Remembered *new_slot()
 {
     const uint64_t next = at::sequence_number::peek();
-    if (next == 0)
-        return;
-    Remembered &slot = remembered[(next - 1) % remembered.size()];
-    slot.sequence.store(next - 1, std::memory_order_relaxed);
-    slot.call.store(call.line | static_cast<uint64_t>(call.number) << 32, std::memory_order_relaxed);
+    const uint64_t node = node_id(at::RecordFunction::currentThreadId(), next - 1);
+    Remembered &slot = remembered[node % remembered.size()];
+    if (next == 0 || slot.node.load(std::memory_order_relaxed) == node)
+        return nullptr;
+    slot.node.store(node, std::memory_order_relaxed);
+    return &slot;
 }
 
-Caller recall(uint64_t sequence)
+void fill(Remembered *slot, Caller call)
 {
-    const Remembered &slot = remembered[sequence % remembered.size()];
-    if (slot.sequence.load(std::memory_order_relaxed) != sequence)
+    slot->call.store(call.line | static_cast<uint64_t>(call.number) << 32, std::memory_order_relaxed);
+}
+
+Caller recall(const torch::autograd::Node &node)
+{
+    const uint64_t id = node_id(node.thread_id(), node.sequence_nr());
+    const Remembered &slot = remembered[id % remembered.size()];
+    if (slot.node.load(std::memory_order_relaxed) != id)
         return {};
     const uint64_t call = slot.call.load(std::memory_order_relaxed);
     return {static_cast<uint32_t>(call), static_cast<uint32_t>(call >> 32)};
@@ -112,7 +124,7 @@ void note_line()
     if (C10_UNLIKELY(node != nullptr)) {
         if (!backward_ran.load(std::memory_order_relaxed))
             backward_ran.store(true, std::memory_order_relaxed);
-        if (const Caller call = recall(node->sequence_nr()); call.line) {
+        if (const Caller call = recall(*node); call.line) {
             opq_line_set(call.line);
             opq_call_set(next_call(), call.number);
             return;
@@ -120,9 +132,18 @@ void note_line()
     }
     const Caller call{opq_line_here(), next_call()};
     opq_line_set(call.line);
-    opq_call_set(call.number, 0);
+    opq_call_set(call.number, node ? OPQ_CALL_UNKNOWN : 0);
     if (call.line && at::GradMode::is_enabled())
-        remember(call);
+        if (Remembered *const slot = new_slot())
+            fill(slot, call);
+}
+
+void note_view(const Tensor &base)
+{
+    if (!base.requires_grad() || !at::GradMode::is_enabled())
+        return;
+    if (Remembered *const slot = new_slot())
+        fill(slot, {opq_line_here(), OPQ_CALL_UNKNOWN});
 }
 
 } // namespace opq

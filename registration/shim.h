@@ -184,6 +184,8 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason);
 Value upload(const Tensor &cpu_tensor, const Order &order);
 // Notes the source line for what this thread records next.
 void note_line();
+// Of a view of `base`, which records nothing, but its gradient does.
+void note_view(const Tensor &base);
 // Returns once the device's autograd thread has dropped the backward passes before this call. It drops the last of them after
 // backward() has returned, and with it a Python object: that takes the GIL, which ends the process if Python is finalizing by then.
 // A pass of our own, which holds no Python object, has to wait its turn behind it.

@@ -92,6 +92,7 @@ Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::option
 Tensor window(const Tensor &self, caffe2::TypeMeta dtype, IntArrayRef sizes, IntArrayRef strides, int64_t offset)
 {
     Tensor result = make_view(self, dtype, sizes, strides, offset);
+    note_view(self);
     if (self.is_conj())
         result._set_conj(true);
     if (self.is_neg())
@@ -159,6 +160,7 @@ void view_like_meta(const OperatorHandle &op, Stack *stack)
             meta._set_neg(true);
         (*stack)[first] = std::move(meta);
         op.callBoxed(stack);
+        note_view(self);
         const Tensor seen = stack->back().toTensor();
         // view(dtype) of PyTorch is an inference tensor in that mode, whatever self is.
         result = op.schema().overload_name() == "dtype"

@@ -14,8 +14,8 @@ class Node:
     """One op of a graph. `id`: its number in the text; `operands`, `users`: Nodes; `attrs`: attributes by name;
     `line`: "train.py:41", or "", and `source`, the same with its folder; `library`: "modeling_bert.py:211", the line of an installed
     package that this line called, or ""; `module`: path of the module in whose forward() it, or what it is the gradient of, was
-    recorded; `recorded`: the op that was recorded, of which this one became a part; `forward`: of a gradient, the Node it is the gradient of, or
-    None; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
+    recorded; `recorded`: the op that was recorded, of which this one became a part; `backward`: did autograd record it; `forward`: the Node that it
+    is then the gradient of, None if that is not in the graph; `name`: of an input, what it is to the program; `kernel`: the Kernel it is
     computed in, or None; `stored`: is it in memory, for other kernels or for the caller; `output`: for the
     caller?"""
 
@@ -36,6 +36,7 @@ class Node:
     source: str = ""
     library: str = ""
     recorded: str = ""
+    backward: bool = False
     forward: "Node | None" = None
 
     @property
@@ -198,6 +199,7 @@ class Graph:
             source=row.get("source", ""),
             library=row.get("library", ""),
             recorded=row.get("recorded", row["op"]),
+            backward=row.get("backward", False),
             operands=[self.nodes[k] for k in row["operands"]],
         )
         if row["kernel"] >= 0:

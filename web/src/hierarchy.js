@@ -96,10 +96,10 @@ export function hierarchy(model, stage) {
   const items = { root, nodes: [], kernels: [] };
   root.open = true;
   if (stage === model.graph && model.kernels.length) addKernels(model, root, items);
-  const gradients = stage.nodes.some((node) => node.forward !== undefined);
+  const gradients = stage.nodes.some((node) => node.backward);
   stage.nodes.forEach((node, i) => {
     if (stage.isInput(i)) return;
-    const phase = gradients ? (node.forward === undefined ? "forward" : "backward") : "";
+    const phase = gradients ? (node.backward ? "backward" : "forward") : "";
     const parent = items.kernels[node.kernel] ?? place(root, items.kernels.length ? "" : phase, node.module ?? "");
     const item = new Item("op", node.op, parent);
     Object.assign(item, { node: i, ops: 1, bytes: parent.kind === "kernel" ? 0 : node.bytes });
