@@ -81,6 +81,9 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
     if (step->kind == OPQ_KERNEL_extern)
         return OPQ_OK;
     bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
+    if (code) /* all functions have one name */
+        opq_text_add(out_text, "%s kernel %d %s%s%s\n", strcmp(stage, "llvm") == 0 ? ";" : "#", step->order,
+                     step->loops.name, *step->lines ? ": " : "", step->lines);
     for (int i = 0; i < step->part_count && code; i++)
         if (has_code(step, i))
             OPQ_TRY(print_loops(plan, &step->parts[i], stage, out_text));

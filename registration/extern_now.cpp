@@ -313,10 +313,12 @@ void count_and_warn(const std::string &name)
     }
     if (opq_logs(OPQ_LOG_fallback, OPQ_LOG_INFO))
         opq_log("fallback: %s at %s", name.c_str(), line_here().c_str());
-    if (first)
-        fprintf(
-            stderr, "[opaque] %s has no native kernel for these arguments; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n",
-            name.c_str());
+    if (!first)
+        return;
+    const std::string line = line_here();
+    fprintf(
+        stderr, "[opaque] %s%s%s has no native kernel for these arguments; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n",
+        line.c_str(), line.empty() ? "" : ": ", name.c_str());
 }
 
 } // namespace

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from functools import cache
 
@@ -16,6 +17,8 @@ from .graphs import Graph, read
 from .naming import Names, variables_of
 from .snapshot import is_opaque, objects_of
 
+_PARTS = 6  # rows shown
+
 
 @dataclass
 class Explanation:
@@ -23,7 +26,10 @@ class Explanation:
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
     from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}; `bytes_new`:
-    memory that it took from the system, whose first touch is part of its times."""
+    memory that it took from the system, whose first touch is part of its times.
+
+    A function that reads values on the way runs in parts, for each of which there is an Explanation in `parts`, in order; explain()
+    returns the dearest. `reason`, `line`: what asked for this one, "" at the end of the function; `times`: how many such there were."""
 
     kernels: list
     unfused: list
@@ -34,6 +40,15 @@ class Explanation:
     runs: list = field(default_factory=list)
     machine: dict = field(default_factory=dict)
     bytes_new: int = 0
+    reason: str = ""
+    line: str = ""
+    times: int = 1
+    parts: list = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Of its launches, without compiling."""
+        return sum(k["seconds"] for k in self.kernels)
 
     @property
     def why(self) -> list:
@@ -53,6 +68,8 @@ class Explanation:
     def text(self) -> str:
         """The report as explain() prints it: at most some sixty lines."""
         parts = [summary.kernel_table(self.kernels), "\n".join([self._summary(), *self.why])]
+        if self.parts:
+            parts.append(self._part_table())
         if len(self.kernels) > 8:
             parts.append(summary.totals(self.kernels, "kind", summary.KERNELS))
             parts.append(summary.totals(self.kernels, "module", summary.MODULES))
@@ -81,21 +98,49 @@ class Explanation:
 
     def to_json(self) -> str:
         """A document with the fields of this object. `graph` is the document of the fused graph (docs/ir.md), which has the edges."""
-        names = [f.name for f in fields(self) if f.name not in ("graph", "unfused")]
+        names = [f.name for f in fields(self) if f.name not in ("graph", "unfused", "parts")]
         head = {"schema": "opaque.explanation", "version": 1}
         body = {name: getattr(self, name) for name in names}
+        body["parts"] = [
+            {"reason": p.reason, "line": p.line, "times": p.times, "seconds": p.seconds}
+            for p in self.parts
+        ]
         return json.dumps(head | body | {"graph": json.loads(self.graph.to_json())}, indent=1)
 
     def _summary(self) -> str:
         count = sum(k["kind"] != "extern" for k in self.kernels)
-        spent = sum(k["seconds"] for k in self.kernels)
         compiled = sum(k["compile_seconds"] for k in self.kernels)
         extern = len(self.kernels) - count
         return (
-            f"{count} kernels, {extern} extern calls, {summary.seconds_text(spent)} running, "
+            f"{count} kernels, {extern} extern calls, {summary.seconds_text(self.seconds)} running, "
             f"{summary.seconds_text(compiled)} compiling; {summary.bytes_text(self.bytes_moved)} moved, "
             f"{summary.bytes_text(self.bytes_saved)} saved by fusion{self._first_touch()}"
         )
+
+    def _part_table(self) -> str:
+        """The parts of the function, and which of them this is."""
+        if len(self.parts) == 1:
+            return f"all of it ran when a value was read: {self.reason} at {self.line}"
+        number = next(i for i, part in enumerate(self.parts, 1) if part is self)
+        whole = sum(part.times * part.seconds for part in self.parts)
+        rows = [
+            (
+                f"{i}{' (this)' if part is self else ''}",
+                part.times,
+                summary.seconds_text(part.seconds),
+                f"{100 * part.times * part.seconds / whole:.0f}%" if whole else "",
+                len(part.kernels),
+                part.reason or "end of the function",
+                part.line,
+            )
+            for i, part in enumerate(self.parts, 1)
+        ]
+        first = max(0, min(number - _PARTS // 2, len(rows) - _PARTS))
+        header = ("part", "times", "each", "share", "launches", "because of", "source")
+        text = summary.table(header, rows[first : first + _PARTS])
+        if len(rows) > _PARTS:
+            text += f"\n... {len(rows) - _PARTS} more"
+        return f"the function read values on the way, and ran in parts (.parts has each):\n{text}"
 
     def _first_touch(self) -> str:
         """A word where new memory makes the times much longer than those of the next run."""
@@ -174,13 +219,17 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
     """Runs what is pending for the outputs, timed launch by launch, and prints on one screen: a line for equal kernels, the
     dearest first (name from their ops, shape, time, share, bytes, GB/s or GFLOP/s, compiled or cached, module, source lines),
     totals by kind and module, what did not fuse, why and what it costs, bytes saved, and who keeps the values that were stored.
-    A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect). Arguments but `show` are the
+    A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect). Of one that reads values on the way (.item(),
+    .cpu(), print) the part that takes longest is shown, with a table of all. Arguments but `show` are the
     function's. `show=False`: returns the Explanation without printing it.
     """
     from .inspect import held_by, outputs_of
+    from .watch import Runs
 
     inputs = Names(t_or_fn, args, kwargs)
-    with inputs.scopes(), outputs_of(t_or_fn, args, kwargs) as (tensors, run):
+    with inputs.scopes(), ExitStack() as stack:
+        with Runs(inputs).watched() as runs:
+            tensors, run = stack.enter_context(outputs_of(t_or_fn, args, kwargs))
         tensors = tensors + held_by(run)
         graph = read(_C.Inspection(tensors, inputs.tensors), "fused")
         bytes_unfused = _C.unfused_bytes(tensors)
@@ -203,9 +252,20 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
             machine=roofline(torch.get_num_threads()),
             bytes_new=max(0, _C.memory_reserved() - reserved),
         )
+    result = _dearest([run.explanation() for run in runs.kinds if run.launches], result)
     if show:
         print(result.text())
     return result
+
+
+def _dearest(before: list, end: Explanation) -> Explanation:
+    """Of the parts of a function, each of which gets to know the others."""
+    if not before:
+        return end
+    parts = [*before, end] if end.kernels else before
+    for part in parts:
+        part.parts = parts
+    return max(parts, key=lambda part: part.times * part.seconds)
 
 
 @cache

@@ -133,7 +133,8 @@ class Edge:
     def ends(self) -> tuple:
         """What the two ends are to the program: ops that were recorded, or, within one of those, its parts."""
         names = self.producer.recorded, self.consumer.recorded
-        return names if names[0] != names[1] else (self.producer.op, self.consumer.op)
+        parts = self.producer.op, self.consumer.op
+        return parts if names[0] == names[1] and parts[0] != parts[1] else names
 
     def __repr__(self) -> str:
         return (

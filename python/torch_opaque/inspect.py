@@ -8,7 +8,7 @@ return values, then every tensor it wrote, in order of first write.
 
 import os
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -38,7 +38,8 @@ def fallback_counts() -> dict:
 
 @contextmanager
 def outputs_of(t_or_fn, args, kwargs=None):
-    """Yields (tensors to look at, the Run or None). Raises TypeError if there is nothing opaque in it."""
+    """Yields (tensors to look at, the Run or None). Raises TypeError if there is nothing opaque in it. Of a function that computed
+    something on the way because it read values, there may be none."""
     if is_opaque(t_or_fn) or isinstance(t_or_fn, (list, tuple)):
         if args or kwargs:
             raise TypeError("arguments belong to a function, not to a tensor")
@@ -49,11 +50,10 @@ def outputs_of(t_or_fn, args, kwargs=None):
         return
     if not callable(t_or_fn):
         raise TypeError(f"expected an opaque tensor or a function, got {type(t_or_fn).__name__}")
-    before = sum(_C.stats()["flushes"].values())
+    before = _flushes()
     with recorded(partial(t_or_fn, **kwargs) if kwargs else t_or_fn, args) as run:
-        if not run.outputs:
+        if not run.outputs and _flushes() == before:
             raise TypeError("the function neither returned nor wrote an opaque tensor")
-        _warn_if_ran(before)
         yield run.outputs, run
 
 
@@ -62,12 +62,24 @@ def held_by(run) -> list:
     return _C.other_values(run.held, run.outputs) if run else []
 
 
-def _warn_if_ran(before: int) -> None:
-    if sum(_C.stats()["flushes"].values()) > before:
+def _flushes() -> int:
+    return sum(_C.stats()["flushes"].values())
+
+
+def _part_of(graph: Graph, runs, stage: str) -> Graph:
+    """What is left of a function that ran in parts, or the largest of them if nothing is left."""
+    if not runs.kinds:
+        return graph
+    largest = max(runs.kinds, key=lambda run: run.ops)
+    rest = any(n.op not in ("input", "scalar") for n in graph.nodes)
+    shown = "what is left in the end" if rest else f"what {largest.reason} at {largest.line} ran"
+    if rest or len(runs.kinds) > 1:
         warnings.warn(
-            "the function looked at values while it was recorded (.item(), .cpu(), print): what ran then is not shown",
-            stacklevel=6,
+            "the function looked at values on the way (.item(), .cpu(), print), and ran in parts: "
+            f"this is {shown}; explain() tells of all",
+            stacklevel=3,
         )
+    return graph if rest else largest.graph(stage)
 
 
 def graph(t_or_fn, *args, stage: str = "recorded", **kwargs) -> Graph:
@@ -81,13 +93,20 @@ def graph(t_or_fn, *args, stage: str = "recorded", **kwargs) -> Graph:
     it: of a function, all that it recorded and something still holds. Under unfused() the later
     stages are those of an unfused run. Its inputs have the program's names.
 
+    Of a function that reads values on the way it is what is left in the end, or, if nothing is, the largest part of what it ran.
+
     Raises ValueError for an unknown stage, TypeError if nothing is on the device.
     """
     if stage not in STAGES:
         raise ValueError(f"stage={stage!r}: expected one of {', '.join(STAGES)}")
+    from .watch import Runs
+
     names = Names(t_or_fn, args, kwargs)
-    with names.scopes(), outputs_of(t_or_fn, args, kwargs) as (tensors, run):
-        return read(_C.Inspection(tensors + held_by(run), names.tensors), stage)
+    with names.scopes(), ExitStack() as stack:
+        with Runs(names).watched() as runs:
+            tensors, run = stack.enter_context(outputs_of(t_or_fn, args, kwargs))
+        shown = read(_C.Inspection(tensors + held_by(run), names.tensors), stage)
+    return _part_of(shown, runs, stage)
 
 
 def _save_npy(path: str, tensor: torch.Tensor) -> str:
@@ -109,6 +128,10 @@ def dump(t_or_fn, *args, dir, **kwargs) -> list:
     The directory is made; what an earlier dump wrote there is removed. Returns the paths written.
     """
     with outputs_of(t_or_fn, args, kwargs) as (tensors, _):
+        if not tensors:
+            raise TypeError(
+                "the function read all that it computed (.item(), .cpu()): nothing is left"
+            )
         text, inputs = _C.capture(tensors)
     dir = os.fspath(dir)
     os.makedirs(dir, exist_ok=True)

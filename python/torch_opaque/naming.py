@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
+from types import FunctionType, ModuleType
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -24,6 +25,8 @@ class Names:
         """`outside`: (name, value) of what is to be seen besides the function; None: variables of the caller."""
         seen = chain(_arguments(fn, args, kwargs), _closure(fn)) if callable(fn) else ()
         variables = [*seen, *(_caller() if outside is None else outside)]
+        holders = [getattr(fn, "__self__", None), *(value for _, value in variables)]
+        variables += [pair for holder in holders for pair in list(_attributes(holder))]
         found = {}
         for name, value in variables:
             if isinstance(value, torch.nn.Module):
@@ -97,6 +100,14 @@ def _arguments(fn, args: tuple, kwargs: dict):
     ):  # a builtin; or arguments that do not fit, which the call itself will tell
         return
     yield from bound.arguments.items()
+
+
+def _attributes(value):
+    """(name, value) of those of an object that may hold modules and is none: a trainer, an agent."""
+    kind = type(value).__module__.partition(".")[0]
+    if isinstance(value, (type, ModuleType, FunctionType)) or kind in ("torch", "builtins", _HERE):
+        return []
+    return [] if isinstance(value, torch.nn.Module) else getattr(value, "__dict__", {}).items()
 
 
 def _closure(fn):

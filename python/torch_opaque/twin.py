@@ -18,7 +18,7 @@ import torch
 from . import _C
 from .snapshot import is_opaque, objects_of
 
-_LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
+LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
 _ATOMS = (types.ModuleType, types.BuiltinFunctionType, type, weakref.ref)
 
 
@@ -135,7 +135,7 @@ class Twin:
         found = self._memo.found
         code = self._moved(f.__code__)
         inner = f.__globals__
-        if not code.co_filename.startswith(_LIBRARIES):
+        if not code.co_filename.startswith(LIBRARIES):
             inner = self._globals.setdefault(id(inner), dict(inner))
         cells = tuple(types.CellType() for _ in f.__closure__ or ())
         made = types.FunctionType(code, inner, f.__name__, None, cells)

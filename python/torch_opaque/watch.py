@@ -5,7 +5,7 @@ import inspect
 import sys
 import threading
 import types
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +15,10 @@ from .explanation import Explanation, _with_modules, roofline
 from .graphs import Graph, read
 from .naming import Names, variables_of
 from .program import Stopped
+from .twin import LIBRARIES
 
 _RUNS = 12  # rows shown
+_watching = []  # Runs, the innermost last
 
 # ---- runs
 
@@ -58,14 +60,19 @@ class Run:
             bytes_unfused=self.bytes_unfused,
             runs=self.planned,
             machine=machine,
+            reason=self.reason,
+            line=self.line,
+            times=self.times,
         )
 
 
 class Runs(Names):
-    """The kinds of runs that the main thread makes while it is watched (a context manager), in `kinds`, in order of their first."""
+    """The kinds of runs that this thread makes while it is watched (a context manager), in `kinds`, in order of their first. `names`:
+    those of a function of which they are parts, whose scopes are on; without, names are what the running program sees."""
 
-    def __init__(self):
+    def __init__(self, names: Names | None = None):
         super().__init__(None, (), {}, [])
+        self._names = names
         self._thread = threading.get_ident()
         self._recorded, self._found, self._current = 0, {}, None
 
@@ -77,12 +84,14 @@ class Runs(Names):
     def watched(self):
         self._recorded = _C.stats()["ops_recorded"]
         _C.report_begin()
+        _watching.append(self)
         _C.watch_runs(self._before)
         try:
-            with self.scopes():
+            with nullcontext() if self._names else self.scopes():
                 yield self
         finally:
-            _C.watch_runs(None)
+            _watching.pop()
+            _C.watch_runs(_watching[-1]._before if _watching else None)
             self._close()
 
     def path_of(self, module, outermost: bool) -> str:
@@ -107,7 +116,7 @@ class Runs(Names):
         if threading.get_ident() != self._thread:
             return
         self._close()
-        if tensors:
+        if tensors and not (self._names and reason == "inspect"):
             recorded = _C.stats()["ops_recorded"]
             key = reason, line, recorded - self._recorded, _C.get_modes()
             self._recorded = recorded
@@ -116,7 +125,7 @@ class Runs(Names):
 
     def _new(self, key: tuple, tensors: list) -> Run:
         reason, line, ops, modes = key
-        names = Names(None, (), {}, _visible())
+        names = self._names or Names(None, (), {}, _visible())
         run = Run(
             number=len(self._found) + 1,
             reason=reason,
@@ -178,7 +187,7 @@ class Calls:
     """Looks at calls of the function `name` by calling `look(function, *args, **kwargs)` before each, up to the `last`, at which the
     program stops. `result`: what the look at the last of them gave; `seen`: how many there were.
 
-    `name` is the end of a path as in "train_step", "Model.forward", "package.module.function", or a module in a variable and
+    `name` is the end of a path as in "train_step" (of the program's own functions), "Model.forward", "package.module.function", or a module in a variable and
     its method, "model.forward", or without it. sys.settrace() tells of calls, so that the function is found wherever it is; the look itself is
     not traced."""
 
@@ -221,7 +230,7 @@ class Calls:
     def _is_it(self, frame) -> bool:
         path = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname.replace('<locals>.', '')}"
         if f".{path}".endswith(f".{self._name}"):
-            return True
+            return bool(self._owner) or not _is_installed(frame.f_code)
         first = _first_argument(frame)
         if not isinstance(first, torch.nn.Module):
             return False
@@ -229,6 +238,11 @@ class Calls:
         return is_owner or (
             frame.f_code.co_name == "forward" and _held_as(self._name, first, frame)
         )
+
+
+def _is_installed(code) -> bool:
+    """Is it of Python or of an installed package, whose names the program does not mean unless it gives their path?"""
+    return code.co_filename.startswith((*LIBRARIES, "<frozen"))
 
 
 def _first_argument(frame):

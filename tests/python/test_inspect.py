@@ -1,6 +1,8 @@
 """graph, explain, compare, dump, describe: what they show, and that they leave everything as it was."""
 
+import json
 import re
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import torch
 import torch_opaque
 from torch import nn
-from torch_opaque import _C
+from torch_opaque import _C, watch
 
 
 def chain(x):
@@ -78,6 +80,94 @@ def test_a_function_that_looks_at_values_is_noticed():
 
     with pytest.warns(UserWarning, match="looked at values"):
         torch_opaque.graph(f, torch.ones(3, device="opaque"))
+
+
+def test_an_edge_within_one_op_is_called_by_it():
+    """The parts of a concatenation are written one after the other, which is nobody's word."""
+    x, w = torch.randn(64, 64, device="opaque"), torch.randn(64, 64, device="opaque")
+    explanation = torch_opaque.explain(
+        lambda: torch.cat([x @ w, (x @ w.t()).t(), x.softmax(0)], 1) @ x.repeat(3, 1), show=False
+    )
+    ends = {end for edge in explanation.unfused for end in edge.ends}
+    assert ends and not ends & {"update", "undefined"}, explanation.text()
+
+
+@pytest.mark.parametrize("stage", ["llvm", "asm"])
+def test_code_says_of_which_kernel_it_is(stage):
+    """All functions have one name."""
+    x = torch.randn(8, 8, device="opaque")
+    fused = torch_opaque.graph(lambda x: torch.softmax((x @ x).relu(), -1), x, stage="fused")
+    text = fused.stage(stage).text
+    for kernel in fused.kernels:
+        assert re.search(rf"^[;#] kernel \d+ {kernel.name}: test_inspect.py:\d+$", text, re.M)
+
+
+class Parts:
+    """A training step that reads its loss, and with `sync` the hidden layer too."""
+
+    def __init__(self):
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to("opaque")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, x, sync=False):
+        hidden = self.model[1](self.model[0](x))
+        if sync:
+            hidden.sum().item()
+        loss = self.model[2](hidden).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+def test_a_step_that_reads_its_loss_is_shown():
+    """Nothing is pending in the end: what the read ran is the graph."""
+    training, x = Parts(), torch.randn(5, 6, device="opaque")
+    training.step(x)
+    before = [p.detach().cpu() for p in training.model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph = torch_opaque.graph(training.step, x, stage="fused")
+    assert graph.find(op="matmul") and graph.kernels
+    explanation = torch_opaque.explain(training.step, x, show=False)
+    assert len(explanation.kernels) == len({k.launch for k in graph.kernels})
+    assert explanation.reason == "item" and "item at test_inspect.py" in explanation.text()
+    assert {n.module for n in explanation.graph.nodes} >= {"0", "2"}
+    assert all(torch.equal(p.cpu(), b) for p, b in zip(training.model.parameters(), before))
+
+
+def test_a_function_that_ran_in_parts_has_an_explanation_for_each():
+    training, x = Parts(), torch.randn(5, 6, device="opaque")
+    training.step(x)
+    stats = torch_opaque.stats()
+    explanation = torch_opaque.explain(training.step, x, sync=True, show=False)
+    now = torch_opaque.stats()
+    first, second = explanation.parts
+    assert explanation in (first, second) and first.line != second.line
+    assert first.seconds + second.seconds > 0 and explanation.seconds == max(
+        first.seconds, second.seconds
+    )
+    assert (
+        sum(k["count"] if "count" in k else 1 for p in (first, second) for k in p.kernels)
+        == now["kernels_run"] - stats["kernels_run"]
+    )
+    assert "2 (this)" in explanation.text() or "1 (this)" in explanation.text()
+    backward = [n for n in second.graph.nodes if n.op == "matmul" and n.backward]
+    assert backward and all(n.module in ("0", "2") for n in backward)
+    assert not any(n.backward for n in first.graph.nodes)
+    assert any(n.forward is None for n in backward)  # its forward op is in the other part
+    parts = json.loads(explanation.to_json())["parts"]
+    assert [p["reason"] for p in parts] == ["item", "item"]
+
+
+def test_parts_of_a_function_within_a_watched_program():
+    """explain() in a program that is watched itself leaves the watch on."""
+    training, x = Parts(), torch.randn(5, 6, device="opaque")
+    runs = watch.Runs()
+    with runs.watched():
+        torch_opaque.explain(training.step, x, show=False)
+        (x + 1).sum().item()
+    assert [run.reason for run in runs.kinds if run.launches][-1] == "item"
 
 
 # ---- snapshots

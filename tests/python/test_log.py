@@ -116,6 +116,15 @@ def test_fallbacks_name_op_and_line(logged):
     )
 
 
+def test_the_first_fallback_is_told_with_its_line(run_python):
+    text = "import torch, torch_opaque\nx = torch.randn(4).to('opaque')\nfor _ in range(2):\n    x.sort()"
+    lines = run_python(text).stderr.splitlines()
+    assert [
+        re.match(r"\[opaque\] \S+:4: aten::sort\S* has no native", line) is not None
+        for line in lines
+    ] == [True]
+
+
 def test_memory_of_the_system(logged):
     def run():
         x = torch.ones(3 << 20, device="opaque")
