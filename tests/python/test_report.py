@@ -544,6 +544,40 @@ def test_a_graph_without_a_plan(visit, tmp_path):
     in_pane(page, "recorded").locator(".row.marked:has-text('softmax')").wait_for()
 
 
+def rewritten(source, target, **change):
+    """The report `source` with other parts: {name: function of what it says}."""
+    text = source.read_text()
+    for name, value in parts_of(source).items():
+        if name in change:
+            part = re.escape(f'data-part="{name}">')
+            packed = base64.b64encode(zlib.compress(json.dumps(change[name](value)).encode()))
+            text = re.sub(f"({part})[^<]*", lambda m, p=packed: m[1] + p.decode(), text)
+    target.write_text(text)
+    return target
+
+
+def test_phases_of_a_graph_without_kernels(visit, file, tmp_path):
+    """A gradient is backward whether its forward node is in the graph or not, and the optimizer updates."""
+
+    def flagged(stage):
+        for node in stage["nodes"]:
+            if node.pop("forward", None) is not None:
+                node["backward"] = True
+        return stage
+
+    for path in (file, rewritten(file, tmp_path / "flags.html", recorded=flagged)):
+        page = visit(path)
+        panel = tab(page, "graph")
+        panel.locator("button[value=recorded]").click()
+        made = "report.tabs.get('graph').made"
+        wait_until(page, f"{made}.stageName === 'recorded' && {made}.busy.hidden")
+        phases = f"Object.fromEntries({made}.items.root.children.map((c) => [c.name, c]))"
+        ops = page.evaluate(f"Object.values({phases}).map((c) => [c.name, c.ops])")
+        assert [name for name, _ in ops] == ["forward", "backward", "update"]
+        assert "1" in page.evaluate(f"{phases}.backward.children.map((c) => c.name)")
+        assert "addcdiv" in page.evaluate(f"{phases}.update.children.map((c) => c.name)")
+
+
 def test_themes(page, visit, file):
     def ground(p):
         return sum(

@@ -1,4 +1,5 @@
 // What the file holds, read part by part, and who belongs to whom across the stages.
+import { opName } from "./format.js";
 
 /** One part of the file: JSON that was deflated and written in base64. */
 async function part(name) {
@@ -41,10 +42,24 @@ class Stage {
     return op === "input" || op === "scalar" || (this.planned && kernel < 0);
   }
 
+  /** Did autograd record it? A file without the flag says so of what has its forward node beside it. */
+  isBackward(i) {
+    const { backward, forward } = this.nodes[i];
+    return backward ?? forward !== undefined;
+  }
+
+  /** "forward", "backward", "update": of a node, as of kernels (Model.phase). */
+  phase(i) {
+    this.firstBackward ??= this.nodes.findIndex((_, k) => this.isBackward(k));
+    if (this.firstBackward < 0) return "";
+    if (this.isBackward(i)) return "backward";
+    return this.nodes[i].module || i < this.firstBackward ? "forward" : "update";
+  }
+
   /** "attn.weight", "0.001", "%12 add": what a node is called where others name it. */
   label(i) {
     const { name, op, attrs } = this.nodes[i];
-    return name || (op === "scalar" ? String(attrs.value) : `%${i} ${op}`);
+    return name || (op === "scalar" ? String(attrs.value) : `%${i} ${opName(op)}`);
   }
 }
 

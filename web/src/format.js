@@ -62,3 +62,8 @@ export function plural(number, noun, many = `${noun}s`) {
 export function type(node) {
   return `${node.dtype}[${node.shape.join(",")}]`;
 }
+
+/** An op in words for people: only one has a name that says something else to them. */
+export function opName(op) {
+  return op === "undefined" ? "uninitialized memory" : op;
+}

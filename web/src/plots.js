@@ -339,7 +339,7 @@ export class MemoryTab {
         {
           title: "value",
           width: "minmax(90px, 1fr)",
-          text: (v) => h("span", { class: "mono" }, `%${v.node} ${node(v).op}`),
+          text: (v) => h("span", { class: "mono" }, this.model.graph.label(v.node)),
           sort: (v) => v.node,
         },
         {
