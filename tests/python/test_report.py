@@ -578,6 +578,42 @@ def test_phases_of_a_graph_without_kernels(visit, file, tmp_path):
         assert "addcdiv" in page.evaluate(f"{phases}.update.children.map((c) => c.name)")
 
 
+def test_nothing_left_to_run(visit, tmp_path):
+    x = torch.ones(4, 8).to(D)
+    torch.opaque.synchronize()
+
+    def looks():
+        x.sum().item()
+        return x
+
+    with pytest.warns(UserWarning, match="looked at values"):
+        explanation = torch_opaque.explain(looks, show=False)
+    explanation.to_html(tmp_path / "none.html")
+    page = visit(tmp_path / "none.html")
+    assert "Nothing was left to run" in page.locator("#panel-overview").inner_text()
+    for button in page.locator("[role=tab]").all():
+        button.click()
+        text = page.locator("body").inner_text()
+        assert "NaN" not in text and "no plan" not in text and "Infinity" not in text
+    tab(page, "graph").locator(".busy:text-is('No ops: inputs are outputs as they are')").wait_for()
+
+
+def test_what_has_no_code_is_a_sentence(visit, tmp_path):
+    x = torch.eye(4).to(D)
+    torch_opaque.explain(lambda: torch.special.i0e(x) * 2, show=False).to_html(tmp_path / "e.html")
+    page = visit(tmp_path / "e.html")
+    tab(page, "code")
+    word = in_pane(page, "asm").locator(".note")
+    assert "Select a kernel" in word.inner_text() and not in_pane(page, "asm").locator("code").count()
+    extern = page.evaluate("report.model.kernels.findIndex((k) => k.kind === 'extern')")
+    page.evaluate(f"report.selection.select({{ kernel: {extern} }})")
+    word.locator("text=calls a function of another library").wait_for()
+    assert word.evaluate("(e) => e.scrollWidth <= e.clientWidth && !e.children.length")
+    page.evaluate(f"report.selection.select({{ kernel: {1 - extern} }})")
+    in_pane(page, "asm").locator(".row code").first.wait_for()
+    assert word.is_hidden()
+
+
 def test_themes(page, visit, file):
     def ground(p):
         return sum(

@@ -89,6 +89,15 @@ export class Model {
     return this.stages[this.main];
   }
 
+  /** A word where the plan has no kernel, else "". */
+  get nothing() {
+    if (this.main !== "fused" || this.kernels.length) return "";
+    return (
+      "Nothing was left to run: all that was asked for is there already. What a function reads while it is recorded " +
+      "(.item(), .cpu(), print) runs then, and is not shown."
+    );
+  }
+
   /** Read once, when first asked for. */
   stage(name) {
     this.reading[name] ??= part(name).then((document) => (this.stages[name] = new Stage(name, document)));

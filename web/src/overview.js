@@ -13,7 +13,7 @@ export class OverviewTab {
     const { run, kernels } = app.model;
     panel.append(this.#totals());
     if (!kernels.length) {
-      panel.append(h("p", { class: "note" }, "This graph has no plan: only its ops are shown."));
+      panel.append(h("p", { class: "note" }, app.model.nothing || "This graph has no plan: only its ops are shown."));
       return;
     }
     const key = run ? "seconds" : "bytes";
@@ -62,10 +62,11 @@ export class OverviewTab {
     ];
     if (run) {
       const compiled = run.kernels.reduce((sum, k) => sum + k.compile_seconds, 0);
-      cards.unshift(["running", seconds(this.model.seconds), rate(flops / this.model.seconds, "FLOP")]);
+      const { seconds: spent } = this.model;
+      cards.unshift(["running", seconds(spent), spent ? rate(flops / spent, "FLOP") : ""]);
       cards.push(["compiling", seconds(compiled), `${run.kernels.filter((k) => k.fresh).length} launches new`]);
     }
-    if (!kernels.length) cards.splice(1);
+    if (!kernels.length) cards.splice(0, cards.length, cards.find(([name]) => name === "ops"));
     return h(
       "dl",
       { class: "cards" },
