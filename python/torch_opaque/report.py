@@ -153,7 +153,6 @@ def _kernel(kernel, code_of: dict) -> dict:
         "nodes": [n.id for n in kernel.nodes],
         "reads": [n.id for n in kernel.reads],
         "writes": [n.id for n in kernel.writes],
-        "backward": any(n.forward for n in kernel.nodes),
         "code": code_of.get(kernel.index),
     }
 

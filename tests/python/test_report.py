@@ -556,7 +556,7 @@ def rewritten(source, target, **change):
     return target
 
 
-def test_phases_of_a_graph_without_kernels(visit, file, tmp_path):
+def test_phases(visit, file, tmp_path):
     """A gradient is backward whether its forward node is in the graph or not, and the optimizer updates."""
 
     def flagged(stage):
@@ -565,17 +565,22 @@ def test_phases_of_a_graph_without_kernels(visit, file, tmp_path):
                 node["backward"] = True
         return stage
 
-    for path in (file, rewritten(file, tmp_path / "flags.html", recorded=flagged)):
+    flags = rewritten(file, tmp_path / "flags.html", recorded=flagged, fused=flagged)
+    kernels = "report.model.kernels.map((k) => report.model.phase(k))"
+    phases = visit(file).evaluate(kernels)
+    assert set(phases) >= {"forward", "backward"} and phases[0] == "forward"
+    for path in (file, flags):
         page = visit(path)
+        assert page.evaluate(kernels) == phases
         panel = tab(page, "graph")
         panel.locator("button[value=recorded]").click()
         made = "report.tabs.get('graph').made"
         wait_until(page, f"{made}.stageName === 'recorded' && {made}.busy.hidden")
-        phases = f"Object.fromEntries({made}.items.root.children.map((c) => [c.name, c]))"
-        ops = page.evaluate(f"Object.values({phases}).map((c) => [c.name, c.ops])")
+        groups = f"Object.fromEntries({made}.items.root.children.map((c) => [c.name, c]))"
+        ops = page.evaluate(f"Object.values({groups}).map((c) => [c.name, c.ops])")
         assert [name for name, _ in ops] == ["forward", "backward", "update"]
-        assert "1" in page.evaluate(f"{phases}.backward.children.map((c) => c.name)")
-        assert "addcdiv" in page.evaluate(f"{phases}.update.children.map((c) => c.name)")
+        assert "1" in page.evaluate(f"{groups}.backward.children.map((c) => c.name)")
+        assert "addcdiv" in page.evaluate(f"{groups}.update.children.map((c) => c.name)")
 
 
 def test_nothing_left_to_run(visit, tmp_path):

@@ -48,12 +48,14 @@ class Stage {
     return backward ?? forward !== undefined;
   }
 
-  /** "forward", "backward", "update": of a node, as of kernels (Model.phase). */
+  /** "forward", "backward", "update": what belongs to no module and was recorded after the first gradient updates. */
   phase(i) {
-    this.firstBackward ??= this.nodes.findIndex((_, k) => this.isBackward(k));
-    if (this.firstBackward < 0) return "";
+    this.firstGradient ??= this.nodes
+      .filter((_, k) => this.isBackward(k))
+      .reduce((least, node) => Math.min(least, node.call), Infinity);
+    if (this.firstGradient === Infinity) return "";
     if (this.isBackward(i)) return "backward";
-    return this.nodes[i].module || i < this.firstBackward ? "forward" : "update";
+    return this.nodes[i].module || this.nodes[i].call < this.firstGradient ? "forward" : "update";
   }
 
   /** "attn.weight", "0.001", "%12 add": what a node is called where others name it. */
@@ -129,11 +131,9 @@ export class Model {
     this.bytes = this.run?.bytes_moved ?? this.kernels.reduce((sum, k) => sum + k.bytes, 0);
   }
 
-  /** "forward", "backward", "update": of a kernel. What belongs to no module and comes behind the first gradient updates. */
+  /** Of a kernel: that of its gradients, if it has any. */
   phase(kernel) {
-    this.firstBackward ??= this.kernels.findIndex((k) => k.backward);
-    if (this.firstBackward < 0) return "";
-    if (kernel.backward) return "backward";
-    return kernel.module || kernel.index < this.firstBackward ? "forward" : "update";
+    const found = new Set(kernel.nodes.map((i) => this.graph.phase(i)));
+    return ["backward", "forward", "update"].find((phase) => found.has(phase)) ?? "";
   }
 }
