@@ -612,7 +612,7 @@ def test_what_has_no_code_is_a_sentence(visit, tmp_path):
     assert "Select a kernel" in word.inner_text() and not in_pane(page, "asm").locator("code").count()
     extern = page.evaluate("report.model.kernels.findIndex((k) => k.kind === 'extern')")
     page.evaluate(f"report.selection.select({{ kernel: {extern} }})")
-    word.locator("text=calls a function of another library").wait_for()
+    word.locator("text=calls another library").wait_for()
     assert word.evaluate("(e) => e.scrollWidth <= e.clientWidth && !e.children.length")
     page.evaluate(f"report.selection.select({{ kernel: {1 - extern} }})")
     in_pane(page, "asm").locator(".row code").first.wait_for()

@@ -148,7 +148,7 @@ class CodePane extends Pane {
     if (shown === this.shown) return;
     this.shown = shown;
     if (!kernel) return this.say("Select a kernel, or an op that is computed in one: its code is shown here.");
-    if (code === null) return this.say(`${kernel.name} calls a function of another library: there is no code of it here.`);
+    if (code === null) return this.say(`${kernel.name} calls another library: there is no code of it here.`);
     const sharing = model.kernels.filter((k) => k.code === code);
     const lines = codes[code][this.name].replace(/\n$/, "").split("\n");
     const note = `${kernel.name}${sharing.length > 1 ? `, code shared by ${sharing.length}: ${sharing[0].name}` : ""}`;
