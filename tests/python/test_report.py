@@ -531,6 +531,27 @@ def test_compare_and_diff(page, visit, explanation, tmp_path):
     assert other.locator("#tab-compare").count() == other.locator("#tab-diff").count() == 0
 
 
+def test_compare_speaks_as_it_prints(visit, tmp_path):
+    x = torch.randn(64, 64).to(D)
+    comparison = torch_opaque.compare(lambda x: torch.softmax(x @ x, -1), x, repeat=2, show=False)
+    torch_opaque.explain(lambda: x + 1, show=False).to_html(
+        tmp_path / "c.html", comparison=comparison
+    )
+    page = visit(tmp_path / "c.html")
+    panel = tab(page, "compare")
+    text = panel.inner_text()
+    printed = comparison.text().splitlines()
+    assert panel.locator("table").first.locator("th").all_inner_texts() == re.split(
+        "  +", printed[0]
+    )
+    for word in ("Time of a call", "median of a call", "interval of 95%", "from f64", "max diff:"):
+        assert word in text
+    assert "ratio" not in text and "_" not in text
+    assert f"{comparison['eager'].ratio:.2f}\u00d7" in text
+    cells = panel.locator("table tr", has_text="fused").last.locator("td").all_inner_texts()
+    assert cells[0] == "fused" and cells[5] == str(comparison["fused"].kernels)
+
+
 def test_a_graph_without_a_plan(visit, tmp_path):
     x = torch.ones(4, 8).to(D)
     graph = torch_opaque.graph(lambda: torch.softmax(x * 2, -1))

@@ -1,6 +1,6 @@
-// The compare and diff tabs: what to_json() of a comparison or difference says, as tables. Lists of objects are tables, the rest is
+// The diff tab: what to_json() of a difference says, as tables. Lists of objects are tables, the rest is
 // listed by name.
-import { h, svg } from "./dom.js";
+import { h } from "./dom.js";
 import { bytes, count, seconds } from "./format.js";
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
@@ -105,42 +105,11 @@ function facts(value) {
   ].flat(2);
 }
 
-/** A bar for each way of running, as long as it took. */
-function bars(list) {
-  const [width, high] = [860, 30];
-  const longest = Math.max(...list.map((row) => Math.max(row.seconds, row.high ?? 0)));
-  const at = (time) => 118 + (time / longest) * (width - 240);
-  const bar = (row, i) => {
-    const [end, middle] = [at(row.seconds), i * high + high / 2];
-    const interval =
-      row.low >= 0 && row.high >= 0
-        ? svg("path", { class: "interval", d: `M${at(row.low)} ${middle}H${at(row.high)}` })
-        : null;
-    return [
-      svg("text", { class: "tick", x: 110, y: i * high + 20, "text-anchor": "end" }, row.mode),
-      svg("rect", { class: "bar-of-time", x: 118, y: i * high + 5, width: end - 118, height: high - 10, rx: 3 }),
-      interval,
-      svg("text", { class: "tick", x: Math.max(end, at(row.high ?? 0)) + 8, y: i * high + 20 }, seconds(row.seconds)),
-    ];
-  };
-  return svg(
-    "svg",
-    {
-      class: "bars",
-      viewBox: `0 0 ${width} ${list.length * high}`,
-      role: "img",
-      "aria-label": "Times; the table below has them",
-    },
-    list.map(bar),
-  );
-}
-
 export function documentTab(title, value) {
   const shown = isObject(value)
     ? Object.fromEntries(Object.entries(value).filter(([name]) => name !== "schema" && name !== "version"))
     : { [title]: value };
   return (panel) => {
-    const timed = shown.rows?.every?.((row) => row.mode && row.seconds >= 0) ? bars(shown.rows) : null;
-    panel.append(h("div", { class: "document" }, timed, facts(shown)));
+    panel.append(h("div", { class: "document" }, facts(shown)));
   };
 }

@@ -1,6 +1,7 @@
 // The page: tabs, theme, keys. Everything it shows is read from the parts of this file (data.js).
 import css from "./report.css";
 import { CodeTab } from "./code.js";
+import { CompareTab } from "./compare.js";
 import { Model } from "./data.js";
 import { documentTab } from "./documents.js";
 import { h } from "./dom.js";
@@ -28,7 +29,7 @@ class App {
     if (run?.kernels.length) this.#add("roofline", "Roofline", RooflineTab);
     if (report.edges.length) this.#add("unfused", "Unfused", UnfusedTab);
     if (kernels.length && report.values.length) this.#add("memory", "Memory", MemoryTab);
-    if (report.comparison) this.#add("compare", "Compare", documentTab("comparison", report.comparison), true);
+    if (report.comparison) this.#add("compare", "Compare", CompareTab, true);
     if (report.difference) this.#add("diff", "Diff", documentTab("difference", report.difference), true);
     this.#draw();
     this.selection.subscribe(() => this.#note());
