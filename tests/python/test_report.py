@@ -60,9 +60,17 @@ COMPARISON = {
     "notes": ["difference of nan"],
 }
 DIFFERENCE = {
-    "totals": {"ops": [10, 12]},
-    "added": [{"id": 3, "text": "%3 = tanh f32[2]", "line": "a.py:3", "module": "head"}],
-    "largest": float("nan"),
+    "totals": {"ops": [10, 12], "bytes": [2000, 3000], "seconds": [float("nan"), 0.002]},
+    "added": [
+        {
+            "id": 3 + i,
+            "text": f"%{3 + i} = tanh f32[2] %2  # a.py:3 in h.{i}",
+            "line": "a.py:3",
+            "module": f"h.{i}",
+        }
+        for i in range(2)
+    ],
+    "changed": [],
 }
 
 
@@ -525,7 +533,8 @@ def test_roofline(page, explanation):
 def test_compare_and_diff(page, visit, explanation, tmp_path):
     assert "12 ms" in tab(page, "compare").inner_text()
     text = tab(page, "diff").inner_text()
-    assert "%3 = tanh" in text and "NaN" in text and "before" in text
+    assert "%3 = tanh f32[2] %2\n" in text and "\u00d7 2" in text and "h.*" in text
+    assert "NaN" in text and "before" in text and "3 kB" in text and "1.50\u00d7" in text
     explanation.to_html(tmp_path / "x.html")
     other = visit(tmp_path / "x.html")
     assert other.locator("#tab-compare").count() == other.locator("#tab-diff").count() == 0
@@ -550,6 +559,45 @@ def test_compare_speaks_as_it_prints(visit, tmp_path):
     assert f"{comparison['eager'].ratio:.2f}\u00d7" in text
     cells = panel.locator("table tr", has_text="fused").last.locator("td").all_inner_texts()
     assert cells[0] == "fused" and cells[5] == str(comparison["fused"].kernels)
+
+
+def graphs_that_differ():
+    def graph(act):
+        layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), act) for _ in range(4)]
+        model = torch.nn.Sequential(*layers).to(D)
+        return torch_opaque.graph(model, torch.ones(4, 8, device=D), stage="fused")
+
+    return graph(torch.nn.ReLU()), graph(torch.nn.Tanh())
+
+
+def test_the_page_of_a_difference(visit, explanation, tmp_path):
+    """It is tabs of the report: counts first, then lists that fold, and both graphs with what is equal folded."""
+    a, b = graphs_that_differ()
+    found = torch_opaque.diff(a, b)
+    found.to_html(tmp_path / "d.html", title="before & after")
+    for theme in ("light", "dark"):
+        page = visit(tmp_path / "d.html", theme)
+        assert page.locator("[role=tab]").all_inner_texts() == ["Diff", "Side by side"]
+        assert "before & after" in page.locator("h1").inner_text()
+        cards = page.locator("#panel-diff .cards").inner_text().split("\n")
+        assert str(len(found.changed)) in cards and "nodes changed" in cards
+        assert page.evaluate("document.documentElement.scrollHeight") <= 900
+    assert "\u2192 tanh" in page.locator("#panel-diff").inner_text()
+    page.locator("summary:has-text('Changed')").click()
+    assert page.locator("[aria-label='Changed']").is_hidden()
+    panel = tab(page, "sides")
+    panel.locator(".side.changed").first.wait_for()
+    panel.locator("button:text-is('Everything')").click()
+    table = panel.locator(".table")
+    assert int(table.get_attribute("aria-rowcount")) == len(found.sides()) + 1
+    panel.locator("button:text-is('Differences')").click()
+    before = int(table.get_attribute("aria-rowcount"))
+    assert before < len(found.sides())
+    panel.locator(".side.equal").first.click()
+    assert int(table.get_attribute("aria-rowcount")) > before
+    explanation.to_html(tmp_path / "r.html", difference=found)
+    page = visit(tmp_path / "r.html")
+    assert page.locator("[role=tab]").all_inner_texts()[-2:] == ["Diff", "Side by side"]
 
 
 def test_a_graph_without_a_plan(visit, tmp_path):
@@ -630,7 +678,9 @@ def test_what_has_no_code_is_a_sentence(visit, tmp_path):
     page = visit(tmp_path / "e.html")
     tab(page, "code")
     word = in_pane(page, "asm").locator(".note")
-    assert "Select a kernel" in word.inner_text() and not in_pane(page, "asm").locator("code").count()
+    assert (
+        "Select a kernel" in word.inner_text() and not in_pane(page, "asm").locator("code").count()
+    )
     extern = page.evaluate("report.model.kernels.findIndex((k) => k.kind === 'extern')")
     page.evaluate(f"report.selection.select({{ kernel: {extern} }})")
     word.locator("text=calls another library").wait_for()

@@ -73,7 +73,7 @@ export class Model {
     model.stages = {};
     model.reading = {};
     model.main = model.report.stages.at(-1);
-    await model.stage(model.main);
+    if (model.main) await model.stage(model.main);
     model.addTimes();
     return model;
   }
@@ -86,7 +86,7 @@ export class Model {
     return this.report.run;
   }
 
-  /** The stage of the kernels, or the only one. */
+  /** The stage of the kernels, or the only one. There is none in the page of a difference. */
   get graph() {
     return this.stages[this.main];
   }
@@ -108,6 +108,11 @@ export class Model {
 
   code() {
     return (this.reading.code ??= part("code"));
+  }
+
+  /** [kind, before, after] of both graphs of the difference: [text, kernel] of a node, or null. */
+  sides() {
+    return (this.reading.sides ??= part("sides"));
   }
 
   /** A launch's time, shared by its kernels, which have the same code, in proportion to their bytes. */
