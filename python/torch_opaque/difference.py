@@ -1,6 +1,5 @@
 """diff(): two graphs side by side: nodes added, removed and changed, kernels split and merged, totals."""
 
-import html
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ VERSION = 1
 _ROWS = 12  # lines shown of each kind
 _FIELDS = ("op", "dtype", "shape", "attrs", "module", "name", "operands")
 _NO_OPS = ("input", "scalar", "const")
+_QUIET = (*_NO_OPS, "undefined")  # rarely what somebody looks for
 
 
 @dataclass
@@ -126,10 +126,16 @@ class Difference:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
 
-    def to_html(self, path: str) -> None:
-        """One file that needs no other: both graphs side by side, what is equal folded away."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(_page(self))
+    def to_html(self, path, *, title=None) -> None:
+        """Writes a page for a browser: one file, which needs no network (docs/report.md)."""
+        from . import report
+
+        report.write_difference(path, self, title)
+
+    def sides(self) -> list:
+        """(kind, node of a or None, node of b or None) in the order of b. `kind`: "same", "changed", "added" or "removed"; a node is its
+        text and the name of its kernel."""
+        return [(kind, _side(x), _side(y)) for kind, x, y in _rows(self)]
 
     def __str__(self) -> str:
         return self.text()
@@ -164,14 +170,19 @@ def _line(item) -> str:
     """An item of Difference in one line."""
     sign, item = item
     if isinstance(item, Change):
-        return f"~ {item.b.text}: {_change_text(item.fields)}"
+        return f"~ {_said(item.b)}: {_change_text(item.fields)}"
     if isinstance(item, KernelChange):
         ends = [
             " + ".join(k.name for k in side[:6]) + (" ..." if len(side) > 6 else "")
             for side in (item.a, item.b)
         ]
         return f"{item.relation}: {' -> '.join(filter(None, ends))}"
-    return f"{sign} {item.text}"
+    return f"{sign} {_said(item)}"
+
+
+def _said(node) -> str:
+    """Its text, without the one name of an op that says something else to a reader."""
+    return node.text.replace(" = undefined ", " = uninitialized memory ", 1)
 
 
 def _key(sign: str, item) -> tuple:
@@ -228,70 +239,27 @@ def _totals_table(totals: dict) -> str:
     return table(("total", "before", "after", ""), rows)
 
 
-# ---- HTML
-
-_STYLE = """
-:root { color-scheme: light dark }
-body { font: 13px/1.4 ui-monospace, monospace; margin: 1em }
-table { border-collapse: collapse; width: 100%; table-layout: fixed }
-td { padding: 0 .5em; vertical-align: top; overflow-wrap: anywhere; border-right: 1px solid #8884 }
-tr.added td:last-child { background: #2a93; } tr.removed td:first-child { background: #d333 }
-tr.changed td { background: #fa03 }
-summary { cursor: pointer; opacity: .7; padding: .1em .5em }
-pre { white-space: pre-wrap }
-"""
+# ---- side by side
 
 
 def _rows(difference: Difference):
     """(kind, node of a or None, node of b or None), in the order of b, what only a has before what followed it there."""
-    changed = {c.b for c in difference.changed}
-    of_b, only_a = (
-        difference.alignment.of_b,
-        [n for n in difference.a.nodes if n not in difference.alignment.of_a],
-    )
-    k = 0
+    alignment, changed = difference.alignment, {c.b for c in difference.changed}
+    before, removed = {}, []
+    for x in difference.a.nodes:
+        if x in alignment.of_a:
+            before[x], removed = removed, []
+        else:
+            removed.append(x)
     for y in difference.b.nodes:
-        x = of_b.get(y)
-        while x is not None and k < len(only_a) and only_a[k].id < x.id:
-            yield "removed", only_a[k], None
-            k += 1
+        x = alignment.of_b.get(y)
+        yield from (("removed", n, None) for n in before.get(x, ()))
         yield ("added" if x is None else "changed" if y in changed else "same"), x, y
-    yield from (("removed", n, None) for n in only_a[k:])
+    yield from (("removed", n, None) for n in removed)
 
 
-def _cell(node) -> str:
-    if node is None:
-        return "<td></td>"
-    kernel = f" [{node.kernel.name}]" if node.kernel else ""
-    return f"<td>{html.escape(node.text + kernel)}</td>"
-
-
-def _table_rows(rows: list) -> str:
-    lines = (f'<tr class="{kind}">{_cell(x)}{_cell(y)}</tr>' for kind, x, y in rows)
-    return f"<table>{''.join(lines)}</table>"
-
-
-def _page(difference: Difference) -> str:
-    parts, run = [], []
-
-    def close():
-        if run:
-            same = run[0][0] == "same"
-            body = _table_rows(run)
-            parts.append(
-                f"<details><summary>{len(run)} equal</summary>{body}</details>" if same else body
-            )
-            run.clear()
-
-    for row in _rows(difference):
-        if run and (row[0] == "same") != (run[0][0] == "same"):
-            close()
-        run.append(row)
-    close()
-    return (
-        '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Difference of two graphs</title>'
-        f"<style>{_STYLE}</style><pre>{html.escape(difference.text())}</pre>{''.join(parts)}</html>\n"
-    )
+def _side(node) -> tuple | None:
+    return node and (node.text, node.kernel.name if node.kernel else "")
 
 
 # ---- comparing
@@ -397,14 +365,16 @@ def _totals(graph: Graph) -> dict:
 
 
 def _first(difference: Difference):
-    """The item that comes first in the program, by its number in its own graph; numbers and inputs only if nothing else differs."""
+    """The item that comes first in the program, by its number in its own graph: of ops that a line of the program recorded, where
+    there are any; numbers, inputs and memory without contents only if nothing else differs."""
     items = [("-", n, n) for n in difference.removed] + [("+", n, n) for n in difference.added]
     items += [("~", c, c.a) for c in difference.changed]
     items = items or [("", k, difference.a.nodes[0]) for k in difference.kernels[:1]]
     items = items or [
         (s, n, n) for s, side in zip("-+", difference.copied, strict=True) for n in side
     ]
-    return min(items, key=lambda i: (i[2].op in _NO_OPS, i[2].id))[:2] if items else None
+    first = min(items, key=lambda i: (i[2].op in _QUIET, not i[2].line, i[2].id), default=None)
+    return first and first[:2]
 
 
 def diff(a, b) -> Difference:

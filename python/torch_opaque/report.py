@@ -40,8 +40,21 @@ def write(
     path, graph: Graph, explanation=None, comparison=None, difference=None, title=None
 ) -> None:
     """Writes the report of a graph, and of what explain() measured of it, where there is an explanation."""
-    title = title or os.path.splitext(os.path.basename(os.fspath(path)))[0]
-    text = _page(graph, explanation, comparison, difference, title)
+    _save(path, _page(graph, explanation, comparison, difference, _titled(title, path)))
+
+
+def write_difference(path, difference, title=None) -> None:
+    """Writes the page of a difference alone: the tabs that it has in a report."""
+    shown, sides = _difference(difference)
+    lists = {name: [] for name in ("stages", "kernels", "edges", "values")}
+    _save(path, _assemble({"title": _titled(title, path)} | lists | shown, sides))
+
+
+def _titled(title, path) -> str:
+    return title or os.path.splitext(os.path.basename(os.fspath(path)))[0]
+
+
+def _save(path, text: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
@@ -56,10 +69,11 @@ def cell(graph: Graph, explanation=None) -> str:
 
 
 def _page(graph: Graph, explanation, comparison, difference, title: str) -> str:
-    script = _script()
+    _script()  # without it nothing is compiled for the page
     stages = _stages(graph)
     fused = stages.get("fused")
     codes, code_of = _codes(fused) if fused else ([], {})
+    shown, sides = _difference(difference)
     report = {
         "title": title,
         "stages": list(stages),
@@ -69,16 +83,20 @@ def _page(graph: Graph, explanation, comparison, difference, title: str) -> str:
         "sources": _sources(stages.values()),
         "run": _run(explanation) if explanation else None,
         "comparison": _document(comparison),
-        "difference": _document(difference),
     }
-    parts = {"report": report, "code": codes} | {
+    parts = {"code": codes} | {
         name: {"nodes": stage._document["nodes"], "outputs": stage._document["outputs"]}
         for name, stage in stages.items()
     }
+    return _assemble(report | shown, parts | sides)
+
+
+def _assemble(report: dict, parts: dict) -> str:
+    parts = {"report": report} | parts
     return _PAGE.format(
-        title=html.escape(title),
+        title=html.escape(report["title"]),
         parts="\n".join(_part(name, value) for name, value in parts.items()),
-        script=script,
+        script=_script(),
     )
 
 
@@ -111,6 +129,13 @@ def _document(value):
         value = value.to_json()
     text = value if isinstance(value, str) else json.dumps(value)
     return json.loads(text, parse_constant=str)
+
+
+def _difference(value) -> tuple:
+    """(what the report says of it, its part): both graphs side by side, where the object itself was given."""
+    has_sides = hasattr(value, "sides")
+    shown = {"difference": _document(value), "sides": has_sides}
+    return shown, {"sides": value.sides()} if has_sides else {}
 
 
 def _stages(graph: Graph) -> dict:
@@ -153,7 +178,6 @@ def _kernel(kernel, code_of: dict) -> dict:
         "nodes": [n.id for n in kernel.nodes],
         "reads": [n.id for n in kernel.reads],
         "writes": [n.id for n in kernel.writes],
-        "backward": any(n.backward for n in kernel.nodes),
         "code": code_of.get(kernel.index),
     }
 

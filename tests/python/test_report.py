@@ -60,9 +60,17 @@ COMPARISON = {
     "notes": ["difference of nan"],
 }
 DIFFERENCE = {
-    "totals": {"ops": [10, 12]},
-    "added": [{"id": 3, "text": "%3 = tanh f32[2]", "line": "a.py:3", "module": "head"}],
-    "largest": float("nan"),
+    "totals": {"ops": [10, 12], "bytes": [2000, 3000], "seconds": [float("nan"), 0.002]},
+    "added": [
+        {
+            "id": 3 + i,
+            "text": f"%{3 + i} = tanh f32[2] %2  # a.py:3 in h.{i}",
+            "line": "a.py:3",
+            "module": f"h.{i}",
+        }
+        for i in range(2)
+    ],
+    "changed": [],
 }
 
 
@@ -525,10 +533,71 @@ def test_roofline(page, explanation):
 def test_compare_and_diff(page, visit, explanation, tmp_path):
     assert "12 ms" in tab(page, "compare").inner_text()
     text = tab(page, "diff").inner_text()
-    assert "%3 = tanh" in text and "NaN" in text and "before" in text
+    assert "%3 = tanh f32[2] %2\n" in text and "\u00d7 2" in text and "h.*" in text
+    assert "NaN" in text and "before" in text and "3 kB" in text and "1.50\u00d7" in text
     explanation.to_html(tmp_path / "x.html")
     other = visit(tmp_path / "x.html")
     assert other.locator("#tab-compare").count() == other.locator("#tab-diff").count() == 0
+
+
+def test_compare_speaks_as_it_prints(visit, tmp_path):
+    x = torch.randn(64, 64).to(D)
+    comparison = torch_opaque.compare(lambda x: torch.softmax(x @ x, -1), x, repeat=2, show=False)
+    torch_opaque.explain(lambda: x + 1, show=False).to_html(
+        tmp_path / "c.html", comparison=comparison
+    )
+    page = visit(tmp_path / "c.html")
+    panel = tab(page, "compare")
+    text = panel.inner_text()
+    printed = comparison.text().splitlines()
+    assert panel.locator("table").first.locator("th").all_inner_texts() == re.split(
+        "  +", printed[0]
+    )
+    for word in ("Time of a call", "median of a call", "interval of 95%", "from f64", "max diff:"):
+        assert word in text
+    assert "ratio" not in text and "_" not in text
+    assert f"{comparison['eager'].ratio:.2f}\u00d7" in text
+    cells = panel.locator("table tr", has_text="fused").last.locator("td").all_inner_texts()
+    assert cells[0] == "fused" and cells[5] == str(comparison["fused"].kernels)
+
+
+def graphs_that_differ():
+    def graph(act):
+        layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), act) for _ in range(4)]
+        model = torch.nn.Sequential(*layers).to(D)
+        return torch_opaque.graph(model, torch.ones(4, 8, device=D), stage="fused")
+
+    return graph(torch.nn.ReLU()), graph(torch.nn.Tanh())
+
+
+def test_the_page_of_a_difference(visit, explanation, tmp_path):
+    """It is tabs of the report: counts first, then lists that fold, and both graphs with what is equal folded."""
+    a, b = graphs_that_differ()
+    found = torch_opaque.diff(a, b)
+    found.to_html(tmp_path / "d.html", title="before & after")
+    for theme in ("light", "dark"):
+        page = visit(tmp_path / "d.html", theme)
+        assert page.locator("[role=tab]").all_inner_texts() == ["Diff", "Side by side"]
+        assert "before & after" in page.locator("h1").inner_text()
+        cards = page.locator("#panel-diff .cards").inner_text().split("\n")
+        assert str(len(found.changed)) in cards and "nodes changed" in cards
+        assert page.evaluate("document.documentElement.scrollHeight") <= 900
+    assert "\u2192 tanh" in page.locator("#panel-diff").inner_text()
+    page.locator("summary:has-text('Changed')").click()
+    assert page.locator("[aria-label='Changed']").is_hidden()
+    panel = tab(page, "sides")
+    panel.locator(".side.changed").first.wait_for()
+    panel.locator("button:text-is('Everything')").click()
+    table = panel.locator(".table")
+    assert int(table.get_attribute("aria-rowcount")) == len(found.sides()) + 1
+    panel.locator("button:text-is('Differences')").click()
+    before = int(table.get_attribute("aria-rowcount"))
+    assert before < len(found.sides())
+    panel.locator(".side.equal").first.click()
+    assert int(table.get_attribute("aria-rowcount")) > before
+    explanation.to_html(tmp_path / "r.html", difference=found)
+    page = visit(tmp_path / "r.html")
+    assert page.locator("[role=tab]").all_inner_texts()[-2:] == ["Diff", "Side by side"]
 
 
 def test_a_graph_without_a_plan(visit, tmp_path):
@@ -542,6 +611,83 @@ def test_a_graph_without_a_plan(visit, tmp_path):
     assert "softmax" in page.locator(".inspector h2").inner_text()
     tab(page, "code")
     in_pane(page, "recorded").locator(".row.marked:has-text('softmax')").wait_for()
+
+
+def rewritten(source, target, **change):
+    """The report `source` with other parts: {name: function of what it says}."""
+    text = source.read_text()
+    for name, value in parts_of(source).items():
+        if name in change:
+            part = re.escape(f'data-part="{name}">')
+            packed = base64.b64encode(zlib.compress(json.dumps(change[name](value)).encode()))
+            text = re.sub(f"({part})[^<]*", lambda m, p=packed: m[1] + p.decode(), text)
+    target.write_text(text)
+    return target
+
+
+def test_phases(visit, file, tmp_path):
+    """A gradient is backward whether its forward node is in the graph or not, and the optimizer updates."""
+
+    def flagged(stage):
+        for node in stage["nodes"]:
+            if node.pop("forward", None) is not None:
+                node["backward"] = True
+        return stage
+
+    flags = rewritten(file, tmp_path / "flags.html", recorded=flagged, fused=flagged)
+    kernels = "report.model.kernels.map((k) => report.model.phase(k))"
+    phases = visit(file).evaluate(kernels)
+    assert set(phases) >= {"forward", "backward"} and phases[0] == "forward"
+    for path in (file, flags):
+        page = visit(path)
+        assert page.evaluate(kernels) == phases
+        panel = tab(page, "graph")
+        panel.locator("button[value=recorded]").click()
+        made = "report.tabs.get('graph').made"
+        wait_until(page, f"{made}.stageName === 'recorded' && {made}.busy.hidden")
+        groups = f"Object.fromEntries({made}.items.root.children.map((c) => [c.name, c]))"
+        ops = page.evaluate(f"Object.values({groups}).map((c) => [c.name, c.ops])")
+        assert [name for name, _ in ops] == ["forward", "backward", "update"]
+        assert "1" in page.evaluate(f"{groups}.backward.children.map((c) => c.name)")
+        assert "addcdiv" in page.evaluate(f"{groups}.update.children.map((c) => c.name)")
+
+
+def test_nothing_left_to_run(visit, tmp_path):
+    x = torch.ones(4, 8).to(D)
+    torch.opaque.synchronize()
+
+    def looks():
+        x.sum().item()
+        return x
+
+    with pytest.warns(UserWarning, match="looked at values"):
+        explanation = torch_opaque.explain(looks, show=False)
+    explanation.to_html(tmp_path / "none.html")
+    page = visit(tmp_path / "none.html")
+    assert "Nothing was left to run" in page.locator("#panel-overview").inner_text()
+    for button in page.locator("[role=tab]").all():
+        button.click()
+        text = page.locator("body").inner_text()
+        assert "NaN" not in text and "no plan" not in text and "Infinity" not in text
+    tab(page, "graph").locator(".busy:text-is('No ops: inputs are outputs as they are')").wait_for()
+
+
+def test_what_has_no_code_is_a_sentence(visit, tmp_path):
+    x = torch.eye(4).to(D)
+    torch_opaque.explain(lambda: torch.special.i0e(x) * 2, show=False).to_html(tmp_path / "e.html")
+    page = visit(tmp_path / "e.html")
+    tab(page, "code")
+    word = in_pane(page, "asm").locator(".note")
+    assert (
+        "Select a kernel" in word.inner_text() and not in_pane(page, "asm").locator("code").count()
+    )
+    extern = page.evaluate("report.model.kernels.findIndex((k) => k.kind === 'extern')")
+    page.evaluate(f"report.selection.select({{ kernel: {extern} }})")
+    word.locator("text=calls another library").wait_for()
+    assert word.evaluate("(e) => e.scrollWidth <= e.clientWidth && !e.children.length")
+    page.evaluate(f"report.selection.select({{ kernel: {1 - extern} }})")
+    in_pane(page, "asm").locator(".row code").first.wait_for()
+    assert word.is_hidden()
 
 
 def test_themes(page, visit, file):

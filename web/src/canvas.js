@@ -1,6 +1,6 @@
 // The drawing of a tree of boxes: what is in sight, in as much detail as can be seen.
 import { colour } from "./dom.js";
-import { bytes, seconds, type } from "./format.js";
+import { bytes, opName, seconds, type } from "./format.js";
 import { corner, TITLE } from "./layout.js";
 
 const FONT = "system-ui, sans-serif";
@@ -162,7 +162,7 @@ export class Painter {
   #op(item, x, y) {
     const node = this.stage.nodes[item.node];
     const inputs = node.operands.map((i) => this.stage.nodes[i].name).filter(Boolean);
-    this.#text(node.op, x + 8, y + 11, item.w - 16, 12, this.colours.text, MONO);
+    this.#text(opName(node.op), x + 8, y + 11, item.w - 16, 12, this.colours.text, MONO);
     this.#text(
       inputs.length ? inputs.join(", ") : type(node),
       x + 8,

@@ -43,20 +43,37 @@ class Pane {
       className: "code",
       columns: [
         { width: "auto", text: (row) => h("span", { class: "number" }, row.number ?? "") },
-        { width: "1fr", text: (row) => (row.heading ? h("b", {}, row.heading) : paint(row.text, language)) },
+        { width: "1fr", text: (row) => this.#line(row) },
       ],
       onselect: (row) => row.select && tab.app.selection.select(row.select, this),
     });
+    this.word = h("p", { class: "note", hidden: true });
     this.element = h(
       "section",
       { class: "pane", "data-pane": name },
       h("header", {}, h("h2", {}, title), this.note),
+      this.word,
       this.table.element,
     );
   }
 
+  #line({ heading, note, text }) {
+    if (heading) return h("b", {}, heading);
+    return note ? h("span", { class: "hint" }, note) : paint(text, this.language);
+  }
+
+  /** A sentence instead of lines. */
+  say(text) {
+    this.fill([]);
+    this.word.textContent = text;
+    this.word.hidden = false;
+    this.table.element.hidden = true;
+  }
+
   fill(rows, note = "") {
-    const longest = rows.reduce((most, row) => Math.max(most, row.text?.length ?? row.heading.length), 0);
+    this.word.hidden = true;
+    this.table.element.hidden = false;
+    const longest = rows.reduce((most, { text, heading, note }) => Math.max(most, (text ?? heading ?? note).length), 0);
     this.table.space.style.minWidth = `${longest * LETTER + 64}px`;
     this.table.rows = rows;
     this.note.textContent = note;
@@ -93,7 +110,8 @@ class SourcePane extends Pane {
       this.lines = [];
       const used = new Set(Object.values(model.stages).flatMap((stage) => [...stage.bySource.keys()]));
       for (const [path, runs] of Object.entries(model.report.sources)) this.#addFile(path, runs, used);
-      this.fill(this.lines, plural(Object.keys(model.report.sources).length, "file"));
+      if (this.lines.length) this.fill(this.lines, plural(Object.keys(model.report.sources).length, "file"));
+      else this.say("No op has a source line.");
     }
     const sources = selection.sources();
     this.table.mark(
@@ -111,7 +129,7 @@ class SourcePane extends Pane {
         this.lines.push({ text, number: first + k, source, select: used.has(source) ? { source } : null });
       });
     });
-    if (!runs.length) this.lines.push({ text: "the file could not be read" });
+    if (!runs.length) this.lines.push({ note: "The file could not be read." });
   }
 }
 
@@ -129,8 +147,8 @@ class CodePane extends Pane {
     const shown = kernel ? `${kernel.index} ${code}` : "";
     if (shown === this.shown) return;
     this.shown = shown;
-    if (!kernel) return this.fill([{ text: "Select a kernel, or an op that is computed in one." }]);
-    if (code === null) return this.fill([{ text: `${kernel.name}: no code here, another library is called.` }]);
+    if (!kernel) return this.say("Select a kernel, or an op that is computed in one: its code is shown here.");
+    if (code === null) return this.say(`${kernel.name} calls another library: there is no code of it here.`);
     const sharing = model.kernels.filter((k) => k.code === code);
     const lines = codes[code][this.name].replace(/\n$/, "").split("\n");
     const note = `${kernel.name}${sharing.length > 1 ? `, code shared by ${sharing.length}: ${sharing[0].name}` : ""}`;

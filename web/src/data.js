@@ -1,4 +1,5 @@
 // What the file holds, read part by part, and who belongs to whom across the stages.
+import { opName } from "./format.js";
 
 /** One part of the file: JSON that was deflated and written in base64. */
 async function part(name) {
@@ -41,10 +42,26 @@ class Stage {
     return op === "input" || op === "scalar" || (this.planned && kernel < 0);
   }
 
+  /** Did autograd record it? A file without the flag says so of what has its forward node beside it. */
+  isBackward(i) {
+    const { backward, forward } = this.nodes[i];
+    return backward ?? forward !== undefined;
+  }
+
+  /** "forward", "backward", "update": what belongs to no module and was recorded after the first gradient updates. */
+  phase(i) {
+    this.firstGradient ??= this.nodes
+      .filter((_, k) => this.isBackward(k))
+      .reduce((least, node) => Math.min(least, node.call), Infinity);
+    if (this.firstGradient === Infinity) return "";
+    if (this.isBackward(i)) return "backward";
+    return this.nodes[i].module || this.nodes[i].call < this.firstGradient ? "forward" : "update";
+  }
+
   /** "attn.weight", "0.001", "%12 add": what a node is called where others name it. */
   label(i) {
     const { name, op, attrs } = this.nodes[i];
-    return name || (op === "scalar" ? String(attrs.value) : `%${i} ${op}`);
+    return name || (op === "scalar" ? String(attrs.value) : `%${i} ${opName(op)}`);
   }
 }
 
@@ -56,7 +73,7 @@ export class Model {
     model.stages = {};
     model.reading = {};
     model.main = model.report.stages.at(-1);
-    await model.stage(model.main);
+    if (model.main) await model.stage(model.main);
     model.addTimes();
     return model;
   }
@@ -69,9 +86,18 @@ export class Model {
     return this.report.run;
   }
 
-  /** The stage of the kernels, or the only one. */
+  /** The stage of the kernels, or the only one. There is none in the page of a difference. */
   get graph() {
     return this.stages[this.main];
+  }
+
+  /** A word where the plan has no kernel, else "". */
+  get nothing() {
+    if (this.main !== "fused" || this.kernels.length) return "";
+    return (
+      "Nothing was left to run: all that was asked for is there already. What a function reads while it is recorded " +
+      "(.item(), .cpu(), print) runs then, and is not shown."
+    );
   }
 
   /** Read once, when first asked for. */
@@ -82,6 +108,11 @@ export class Model {
 
   code() {
     return (this.reading.code ??= part("code"));
+  }
+
+  /** [kind, before, after] of both graphs of the difference: [text, kernel] of a node, or null. */
+  sides() {
+    return (this.reading.sides ??= part("sides"));
   }
 
   /** A launch's time, shared by its kernels, which have the same code, in proportion to their bytes. */
@@ -105,11 +136,9 @@ export class Model {
     this.bytes = this.run?.bytes_moved ?? this.kernels.reduce((sum, k) => sum + k.bytes, 0);
   }
 
-  /** "forward", "backward", "update": of a kernel. What belongs to no module and comes behind the first gradient updates. */
+  /** Of a kernel: that of its gradients, if it has any. */
   phase(kernel) {
-    this.firstBackward ??= this.kernels.findIndex((k) => k.backward);
-    if (this.firstBackward < 0) return "";
-    if (kernel.backward) return "backward";
-    return kernel.module || kernel.index < this.firstBackward ? "forward" : "update";
+    const found = new Set(kernel.nodes.map((i) => this.graph.phase(i)));
+    return ["backward", "forward", "update"].find((phase) => found.has(phase)) ?? "";
   }
 }

@@ -35,6 +35,15 @@ export function choice(label, options, chosen, onchoose) {
   return group;
 }
 
+export function legend(kernels) {
+  const kinds = [...new Set(kernels.map((k) => k.kind))].sort();
+  return h(
+    "ul",
+    { class: "legend", "aria-label": "Colours of kinds of kernels" },
+    kinds.map((kind) => h("li", {}, h("i", { class: `dot kind-${kind}` }), kind)),
+  );
+}
+
 const speaker = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
 
 /** Screen readers say it. */

@@ -44,6 +44,18 @@ export function rate(value, unit) {
   );
 }
 
+/** Three digits of any number; a word stays a word. */
+export function number(value) {
+  if (typeof value !== "number") return String(value);
+  const small = value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e6);
+  return small ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+}
+
+/** Layers are equal but for their number: "h.3.attn" is "h.*.attn". */
+export function layers(name) {
+  return name.replace(/(?<=^|\.)\d+(?=\.|$)/g, "*");
+}
+
 export function percent(part, whole) {
   if (!whole) return "";
   const share = (100 * part) / whole;
@@ -61,4 +73,15 @@ export function plural(number, noun, many = `${noun}s`) {
 /** "f32[1,128,768]" */
 export function type(node) {
   return `${node.dtype}[${node.shape.join(",")}]`;
+}
+
+/** An op in words for people: only one has a name that says something else to them. */
+export function opName(op) {
+  return op === "undefined" ? "uninitialized memory" : op;
+}
+
+/** The text of a node of the IR, without its line, which has a place of its own. An input has its name there. */
+export function nodeText({ text }) {
+  if (text.includes(" = input ")) return text;
+  return text.replace(/\s+#.*$/, "").replace(/ = undefined (?=\w+\[)/, " = uninitialized memory ");
 }

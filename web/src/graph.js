@@ -114,7 +114,8 @@ export class GraphTab {
       if (turn !== this.turn) return;
       begin = performance.now();
     }
-    this.busy.hidden = true;
+    this.busy.hidden = this.items.root.children.length > 0;
+    this.busy.textContent = "No ops: inputs are outputs as they are";
     this.mapped = false;
     this.outline.rows = [...outline(this.items.root)];
     this.#showRow();

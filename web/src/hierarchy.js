@@ -1,4 +1,5 @@
 // A graph as a tree: phases, modules, kernels, ops. The graph view and the treemap draw it; groups fold.
+import { opName } from "./format.js";
 
 const CROWD = 100; // more children than that are parted, so that no layout is of many boxes
 const PART = 50;
@@ -96,12 +97,11 @@ export function hierarchy(model, stage) {
   const items = { root, nodes: [], kernels: [] };
   root.open = true;
   if (stage === model.graph && model.kernels.length) addKernels(model, root, items);
-  const gradients = stage.nodes.some((node) => node.backward);
   stage.nodes.forEach((node, i) => {
     if (stage.isInput(i)) return;
-    const phase = gradients ? (node.backward ? "backward" : "forward") : "";
-    const parent = items.kernels[node.kernel] ?? place(root, items.kernels.length ? "" : phase, node.module ?? "");
-    const item = new Item("op", node.op, parent);
+    const phase = items.kernels.length ? "" : stage.phase(i);
+    const parent = items.kernels[node.kernel] ?? place(root, phase, node.module ?? "");
+    const item = new Item("op", opName(node.op), parent);
     Object.assign(item, { node: i, ops: 1, bytes: parent.kind === "kernel" ? 0 : node.bytes });
     items.nodes[i] = item;
   });

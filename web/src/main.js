@@ -1,8 +1,9 @@
 // The page: tabs, theme, keys. Everything it shows is read from the parts of this file (data.js).
 import css from "./report.css";
 import { CodeTab } from "./code.js";
+import { CompareTab } from "./compare.js";
 import { Model } from "./data.js";
-import { documentTab } from "./documents.js";
+import { DiffTab, SidesTab } from "./diff.js";
 import { h } from "./dom.js";
 import { GraphTab } from "./graph.js";
 import { Inspector } from "./inspector.js";
@@ -22,14 +23,17 @@ class App {
     this.inspector = new Inspector(this);
     this.tabs = new Map();
     const { report, kernels, run } = model;
-    this.#add("overview", "Overview", OverviewTab);
-    this.#add("graph", "Graph", GraphTab);
-    this.#add("code", "Code", CodeTab, true);
+    if (model.main) {
+      this.#add("overview", "Overview", OverviewTab);
+      this.#add("graph", "Graph", GraphTab);
+      this.#add("code", "Code", CodeTab, true);
+    }
     if (run?.kernels.length) this.#add("roofline", "Roofline", RooflineTab);
     if (report.edges.length) this.#add("unfused", "Unfused", UnfusedTab);
     if (kernels.length && report.values.length) this.#add("memory", "Memory", MemoryTab);
-    if (report.comparison) this.#add("compare", "Compare", documentTab("comparison", report.comparison), true);
-    if (report.difference) this.#add("diff", "Diff", documentTab("difference", report.difference), true);
+    if (report.comparison) this.#add("compare", "Compare", CompareTab, true);
+    if (report.difference) this.#add("diff", "Diff", DiffTab, true);
+    if (report.sides) this.#add("sides", "Side by side", SidesTab, true);
     this.#draw();
     this.selection.subscribe(() => this.#note());
     document.addEventListener("keydown", (event) => this.#key(event));
@@ -62,7 +66,7 @@ class App {
   }
 
   #draw() {
-    const { report, run } = this.model;
+    const { report, run, main } = this.model;
     this.theme = h("button", { type: "button", class: "tool", onclick: () => this.#turnTheme() });
     const tabs = h(
       "div",
@@ -83,9 +87,9 @@ class App {
         h(
           "header",
           { class: "top" },
-          h("h1", {}, report.title, h("small", {}, run ? "torch_opaque explain" : "torch_opaque graph")),
+          h("h1", {}, report.title, h("small", {}, `torch_opaque ${main ? (run ? "explain" : "graph") : "diff"}`)),
           tabs,
-          this.search.element,
+          main ? this.search.element : h("div", { class: "search" }),
           this.theme,
         ),
         this.main,
@@ -104,8 +108,7 @@ class App {
       button.tabIndex = other === name ? 0 : -1;
     }
     this.main.classList.toggle("wide", tab.wide);
-    const prototype = tab.make.prototype;
-    tab.made ??= prototype ? new tab.make(tab.panel, this) : (tab.make(tab.panel), {});
+    tab.made ??= new tab.make(tab.panel, this);
     tab.made.show?.();
     if (pane) tab.made.reveal?.(pane);
     this.current = name;
@@ -114,7 +117,7 @@ class App {
 
   /** What a search found is marked in the drawing. */
   found(matches) {
-    this.tabs.get("graph").made?.find?.(matches);
+    this.tabs.get("graph").made?.find(matches);
   }
 
   /** The address says what is looked at, so that it can be passed on. */
@@ -129,8 +132,9 @@ class App {
     const [tab, what, number] = location.hash.slice(1).split("/");
     const i = Number(number);
     if (what === "kernel" && this.model.kernels[i]) this.selection.select({ kernel: i });
-    else if (what === this.model.main && this.model.graph.nodes[i]) this.selection.select({ stage: what, node: i });
-    this.open(this.tabs.has(tab) ? tab : "overview");
+    else if (what && what === this.model.main && this.model.graph.nodes[i])
+      this.selection.select({ stage: what, node: i });
+    this.open(this.tabs.has(tab) ? tab : this.tabs.keys().next().value);
   }
 
   // ---- keys

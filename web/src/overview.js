@@ -1,11 +1,12 @@
 // The first tab: totals, where time and bytes go, the dearest kernels, what is not fused, why it compiled.
-import { choice, h } from "./dom.js";
+import { choice, h, legend } from "./dom.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
 import { hierarchy } from "./hierarchy.js";
 import { Table } from "./table.js";
 import { Treemap } from "./treemap.js";
 
 const EDGES = 8;
+export const ROOF = "the time that this machine needs at least for the bytes and the arithmetic, by the time it took";
 
 export class OverviewTab {
   constructor(panel, app) {
@@ -13,7 +14,7 @@ export class OverviewTab {
     const { run, kernels } = app.model;
     panel.append(this.#totals());
     if (!kernels.length) {
-      panel.append(h("p", { class: "note" }, "This graph has no plan: only its ops are shown."));
+      panel.append(h("p", { class: "note" }, app.model.nothing || "This graph has no plan: only its ops are shown."));
       return;
     }
     const key = run ? "seconds" : "bytes";
@@ -36,7 +37,7 @@ export class OverviewTab {
       h(
         "section",
         {},
-        h("header", {}, h("h2", {}, run ? "Where time goes" : "Where bytes go"), this.#legend(), run ? keys : null),
+        h("header", {}, h("h2", {}, run ? "Where time goes" : "Where bytes go"), legend(kernels), run ? keys : null),
         this.treemap.element,
       ),
       h(
@@ -51,36 +52,27 @@ export class OverviewTab {
   }
 
   #totals() {
-    const { run, kernels, graph, report } = this.model;
-    const recorded = report.stages.length > 1 ? `${report.stages.length} stages` : graph.name;
+    const { run, kernels, graph } = this.model;
     const flops = kernels.reduce((sum, k) => sum + k.flops, 0);
     const cards = [
-      ["ops", count(graph.nodes.filter((_, i) => !graph.isInput(i)).length), recorded],
+      ["ops", count(graph.nodes.filter((_, i) => !graph.isInput(i)).length), `in the ${graph.name} graph`],
       ["kernels", count(kernels.length), `${count(new Set(kernels.map((k) => k.launch)).size)} launches`],
       ["bytes moved", bytes(this.model.bytes), run ? `${bytes(run.bytes_saved)} saved by fusion` : ""],
       ["arithmetic", flops ? rate(flops, "FLOP").replace("/s", "") : "0", ""],
     ];
     if (run) {
       const compiled = run.kernels.reduce((sum, k) => sum + k.compile_seconds, 0);
-      cards.unshift(["running", seconds(this.model.seconds), rate(flops / this.model.seconds, "FLOP")]);
+      const { seconds: spent } = this.model;
+      cards.unshift(["running", seconds(spent), spent ? rate(flops / spent, "FLOP") : ""]);
       cards.push(["compiling", seconds(compiled), `${run.kernels.filter((k) => k.fresh).length} launches new`]);
     }
-    if (!kernels.length) cards.splice(1);
+    if (!kernels.length) cards.splice(0, cards.length, cards.find(([name]) => name === "ops"));
     return h(
       "dl",
       { class: "cards" },
       cards.map(([name, value, note]) =>
         h("div", {}, h("dt", {}, name), h("dd", {}, value), h("dd", { class: "sub" }, note)),
       ),
-    );
-  }
-
-  #legend() {
-    const kinds = [...new Set(this.model.kernels.map((k) => k.kind))].sort();
-    return h(
-      "ul",
-      { class: "legend", "aria-label": "Colours of kinds of kernels" },
-      kinds.map((kind) => h("li", {}, h("i", { class: `dot kind-${kind}` }), kind)),
     );
   }
 
@@ -116,8 +108,9 @@ export class OverviewTab {
         sort: (g) => g.seconds,
       },
       {
-        title: "roof",
-        width: "50px",
+        title: "of roof",
+        about: ROOF,
+        width: "56px",
         numeric: true,
         text: (g) => (g.roof ? percent(g.roof, g.seconds) : ""),
         sort: (g) => g.roof / g.seconds || 0,

@@ -1,6 +1,7 @@
 // Two plots: the roofline, and memory over launches. Each has a table with the same as text.
-import { h, svg } from "./dom.js";
-import { bytes, count, percent, plural, rate, seconds, type } from "./format.js";
+import { h, legend, svg } from "./dom.js";
+import { bytes, count, layers, percent, plural, rate, seconds, type } from "./format.js";
+import { ROOF } from "./overview.js";
 import { Table } from "./table.js";
 
 const [WIDTH, HEIGHT] = [1100, 400];
@@ -77,15 +78,15 @@ export class RooflineTab {
       .sort((a, b) => b.seconds - a.seconds);
     this.table = this.#table();
     const absent = this.launches.length - this.points.length;
-    const note = absent
-      ? `${plural(absent, "launch", "launches")} without arithmetic, or of other libraries, not in the plot`
-      : "";
+    const note = "A dot is a launch, its area its time; the lines are what this machine can do";
+    const left = `not here: ${plural(absent, "launch", "launches")} without arithmetic or of other libraries`;
     panel.append(
       h(
         "section",
         { class: "figure" },
-        h("header", {}, h("h2", {}, "Roofline"), h("span", { class: "hint" }, note)),
+        h("header", {}, h("h2", {}, "Roofline"), legend(this.points)),
         this.#plot(),
+        h("p", { class: "note" }, absent ? `${note}; ${left}.` : `${note}.`),
       ),
       h("section", { class: "below" }, this.table.element),
     );
@@ -184,14 +185,23 @@ export class RooflineTab {
         { title: "time", width: "80px", numeric: true, text: (l) => seconds(l.seconds), sort: (l) => l.seconds },
         {
           title: "of roof",
+          about: ROOF,
           width: "70px",
           numeric: true,
           text: (l) => (l.roof_seconds ? percent(l.roof_seconds, l.seconds) : ""),
           sort: (l) => (l.roof_seconds ?? 0) / l.seconds,
         },
-        { title: "lost", width: "80px", numeric: true, text: (l) => (lost(l) > 0 ? seconds(lost(l)) : ""), sort: lost },
+        {
+          title: "lost",
+          about: "time beyond what this machine needs at least",
+          width: "80px",
+          numeric: true,
+          text: (l) => (lost(l) > 0 ? seconds(lost(l)) : ""),
+          sort: lost,
+        },
         {
           title: "op/byte",
+          about: "operations for each byte read or written",
           width: "80px",
           numeric: true,
           text: (l) => (l.flops ? Number(l.intensity.toPrecision(3)).toString() : ""),
@@ -339,7 +349,7 @@ export class MemoryTab {
         {
           title: "value",
           width: "minmax(90px, 1fr)",
-          text: (v) => h("span", { class: "mono" }, `%${v.node} ${node(v).op}`),
+          text: (v) => h("span", { class: "mono" }, this.model.graph.label(v.node)),
           sort: (v) => v.node,
         },
         {
@@ -373,10 +383,9 @@ export class MemoryTab {
     if (!keepers?.length) return null;
     const groups = new Map();
     for (const [what, kind, size] of keepers) {
-      const layers = what.replace(/(?<=^|\.)\d+(?=\.|$)/g, "*");
-      const key = `${layers}\n${kind}`;
+      const key = `${layers(what)}\n${kind}`;
       const g = groups.get(key);
-      groups.set(key, { what: g ? layers : what, kind, size: (g?.size ?? 0) + size, count: (g?.count ?? 0) + 1 });
+      groups.set(key, { what: g ? layers(what) : what, kind, size: (g?.size ?? 0) + size, count: (g?.count ?? 0) + 1 });
     }
     const table = new Table({
       label: "What keeps values",

@@ -7,7 +7,8 @@ let tables = 0;
 
 export class Table {
   /**
-   * columns: [{title, width, text(row), sort(row), numeric}]: width as in grid-template-columns; text gives a string or an element
+   * columns: [{title, about, width, text(row), sort(row), numeric}]: width as in grid-template-columns; about explains
+   * the title; text gives a string or an element
    * onselect(row, index), onopen(row, index); rowClass(row), level(row): {level, expanded} makes a tree of it
    */
   constructor({
@@ -142,15 +143,27 @@ export class Table {
         "data-index": i,
         style: { top: `${i * this.rowHeight}px`, height: `${this.rowHeight}px`, gridTemplateColumns: this.template },
       },
-      this.columns.map((c) => h("div", { role: "gridcell", class: c.numeric ? "numeric" : null }, c.text(row))),
+      this.columns.map((c) => this.#cell(c, row)),
     );
+  }
+
+  /** What is cut off is said in whole when it is pointed at. */
+  #cell(column, row) {
+    const text = column.text(row);
+    const title = typeof text === "string" && !column.numeric ? text : null;
+    return h("div", { role: "gridcell", class: column.numeric ? "numeric" : null, title }, text);
   }
 
   #makeHead() {
     const cells = this.columns.map((column) =>
       h(
         "div",
-        { role: "columnheader", class: column.numeric ? "numeric" : null, "aria-sort": column.sort ? "none" : null },
+        {
+          role: "columnheader",
+          class: column.numeric ? "numeric" : null,
+          "aria-sort": column.sort ? "none" : null,
+          title: column.about,
+        },
         column.sort
           ? h("button", { type: "button", onclick: (e) => (e.stopPropagation(), this.sortBy(column)) }, column.title)
           : column.title,

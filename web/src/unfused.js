@@ -8,6 +8,7 @@ export class UnfusedTab {
     Object.assign(this, { app, edges: app.model.report.edges });
     const modules = (g) =>
       [...new Set((g.edges.length > 1 ? g.edges[0].layers : g.edges[0].modules).filter(Boolean))].join(" \u2192 ");
+    const rule = (g) => g.edges[0].refusal.replaceAll("_", " ");
     this.table = new Table({
       label: "Unfused edges",
       columns: [
@@ -21,10 +22,10 @@ export class UnfusedTab {
         },
         { title: "module", width: "minmax(120px, 1.4fr)", text: modules, sort: modules },
         { title: "line", width: "minmax(90px, 1fr)", text: (g) => g.edges[0].line, sort: (g) => g.edges[0].line },
-        { title: "rule", width: "90px", text: (g) => g.edges[0].refusal, sort: (g) => g.edges[0].refusal },
+        { title: "rule", width: "90px", text: rule, sort: rule },
         {
           title: "reason",
-          width: "minmax(160px, 2fr)",
+          width: "minmax(160px, 3fr)",
           text: (g) => h("span", { title: g.edges[0].reason }, g.edges[0].reason),
           sort: (g) => g.edges[0].reason,
         },
