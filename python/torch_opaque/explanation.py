@@ -67,6 +67,8 @@ class Explanation:
 
     def text(self) -> str:
         """The report as explain() prints it: at most some sixty lines."""
+        if not self.kernels:
+            return "nothing was left to run: all of it was computed before"
         parts = [summary.kernel_table(self.kernels), "\n".join([self._summary(), *self.why])]
         if self.parts:
             parts.append(self._part_table())

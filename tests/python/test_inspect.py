@@ -136,6 +136,12 @@ def test_a_step_that_reads_its_loss_is_shown():
     assert all(torch.equal(p.cpu(), b) for p, b in zip(training.model.parameters(), before))
 
 
+def test_what_is_computed_already_is_said():
+    x = torch.ones(4, device="opaque") + 1
+    x.cpu()
+    assert "nothing was left to run" in torch_opaque.explain(x, show=False).text()
+
+
 def test_a_function_that_ran_in_parts_has_an_explanation_for_each():
     training, x = Parts(), torch.randn(5, 6, device="opaque")
     training.step(x)

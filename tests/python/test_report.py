@@ -652,17 +652,34 @@ def test_phases(visit, file, tmp_path):
         assert "addcdiv" in page.evaluate(f"{groups}.update.children.map((c) => c.name)")
 
 
+def test_phases_of_a_part(visit, tmp_path):
+    """The forward pass of the first layer ran before, because its result was read: what is left of it here is its gradient."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).to(D)
+    x = torch.randn(4, 8).to(D)
+
+    def step():
+        hidden = model[0](x)
+        hidden.sum().item()
+        loss = model[1](hidden).square().mean()
+        model.zero_grad()
+        loss.backward()
+        return loss.item()
+
+    first, second = torch_opaque.explain(step, show=False).parts
+    kernels = "report.model.kernels.map((k) => [k.module, report.model.phase(k)])"
+    second.to_html(tmp_path / "second.html")
+    phases = visit(tmp_path / "second.html").evaluate(kernels)
+    assert {phase for module, phase in phases if module == "0"} == {"backward"}
+    assert {phase for module, phase in phases if module == "1"} == {"forward", "backward"}
+    first.to_html(tmp_path / "first.html")
+    phases = visit(tmp_path / "first.html").evaluate(kernels)
+    assert {phase for _, phase in phases} <= {"", "forward"}
+
+
 def test_nothing_left_to_run(visit, tmp_path):
     x = torch.ones(4, 8).to(D)
     torch.opaque.synchronize()
-
-    def looks():
-        x.sum().item()
-        return x
-
-    with pytest.warns(UserWarning, match="looked at values"):
-        explanation = torch_opaque.explain(looks, show=False)
-    explanation.to_html(tmp_path / "none.html")
+    torch_opaque.explain(x, show=False).to_html(tmp_path / "none.html")
     page = visit(tmp_path / "none.html")
     assert "Nothing was left to run" in page.locator("#panel-overview").inner_text()
     for button in page.locator("[role=tab]").all():
