@@ -119,10 +119,24 @@ class Explanation:
             f"{summary.bytes_text(self.bytes_saved)} saved by fusion{self._first_touch()}"
         )
 
-    def _part_table(self) -> str:
-        """The parts of the function, and which of them this is."""
+    @property
+    def part(self) -> str:
+        """Which part of the function this is, in words; "" if it did not run in parts."""
+        if not self.parts:
+            return ""
         if len(self.parts) == 1:
             return f"all of it ran when a value was read: {self.reason} at {self.line}"
+        number = next(i for i, part in enumerate(self.parts, 1) if part is self)
+        because = f"{self.reason} at {self.line}" if self.reason else "the end of the function"
+        return (
+            "the function read values on the way, and ran in parts: "
+            f"this is part {number} of {len(self.parts)}, because of {because} (.parts has each)"
+        )
+
+    def _part_table(self) -> str:
+        """The parts of the function."""
+        if len(self.parts) == 1:
+            return self.part
         number = next(i for i, part in enumerate(self.parts, 1) if part is self)
         whole = sum(part.times * part.seconds for part in self.parts)
         rows = [
@@ -142,7 +156,7 @@ class Explanation:
         text = summary.table(header, rows[first : first + _PARTS])
         if len(rows) > _PARTS:
             text += f"\n... {len(rows) - _PARTS} more"
-        return f"the function read values on the way, and ran in parts (.parts has each):\n{text}"
+        return f"{self.part}\n{text}"
 
     def _first_touch(self) -> str:
         """A word where new memory makes the times much longer than those of the next run."""

@@ -668,7 +668,11 @@ def test_phases_of_a_part(visit, tmp_path):
     first, second = torch_opaque.explain(step, show=False).parts
     kernels = "report.model.kernels.map((k) => [k.module, report.model.phase(k)])"
     second.to_html(tmp_path / "second.html")
-    phases = visit(tmp_path / "second.html").evaluate(kernels)
+    page = visit(tmp_path / "second.html")
+    phases = page.evaluate(kernels)
+    assert "this is part 2 of 2, because of item at test_report.py" in page.inner_text(
+        "#panel-overview"
+    )
     assert {phase for module, phase in phases if module == "0"} == {"backward"}
     assert {phase for module, phase in phases if module == "1"} == {"forward", "backward"}
     first.to_html(tmp_path / "first.html")
