@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -88,7 +89,8 @@ def _look_at_call(options, look):
         raise Failure(f"no look at {options.function}()")
     if calls.seen < (options.call or 1):
         ended = f" and ended with status {status}" if status else ""
-        raise Failure(f"the program called {options.function}() {calls.seen} times{ended}")
+        near = f"; it called {' and '.join(calls.near)}" if calls.near and not calls.seen else ""
+        raise Failure(f"the program called {options.function}() {calls.seen} times{near}{ended}")
     return calls.result
 
 
@@ -158,7 +160,7 @@ def _explain(options) -> int:
         status, runs, run = _look_at_runs(options)
         _say(_totals(time.perf_counter() - begin))
         explanation = run.explanation()
-        print(runs.table())
+        print("\n\n".join(filter(None, (runs.table(), runs.reasons()))))
         print(f"\nrun {run.number}, {run.reason} at {run.line}, the last of {run.times}:\n")
     print(explanation.text())
     _write_files(explanation, options)
@@ -257,9 +259,16 @@ def main(words: list | None = None) -> int:
         return TROUBLE
     options = parser.parse_args(words)
     try:
-        if getattr(options, "call", None) and not options.function:
-            raise Failure("--call is of a function: name it with --function")
-        return _COMMANDS[options.command](options)
+        if error := arguments.wrong(options):
+            raise Failure(error)
+        for hint in arguments.hints(options):
+            _say(hint)
+        status = _COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as by head: what is left goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (Failure, whole_program.Trouble, OSError) as failure:
         _say(failure)
         return TROUBLE

@@ -1,8 +1,12 @@
 """The command line of python -m torch_opaque: what it takes, and its help."""
 
 import argparse
+import difflib
+import os
+import re
 
 from . import __version__
+from .comparison import PEERS
 from .graphs import STAGES
 
 _EXAMPLES = """
@@ -93,7 +97,12 @@ def _add(commands, name: str, text: str, more: str = ""):
 
 
 def _add_run(commands) -> None:
-    parser = _add(commands, "run", "Run a program on the device; a summary follows on stderr.")
+    parser = _add(
+        commands,
+        "run",
+        "Run a program on the device; a summary follows on stderr.",
+        "Random numbers are those of the device's generator: initial weights are others than on the CPU. compare gives both the same.",
+    )
     _files(parser, "json")
     _program(parser)
 
@@ -207,3 +216,60 @@ def parser() -> argparse.ArgumentParser:
     for add in (_add_run, _add_graph, _add_explain, _add_compare, _add_diff, _add_profile):
         add(commands)
     return made
+
+
+# ---- what is wrong with them, before the program runs
+
+
+def wrong(options) -> str:
+    """The first thing that would fail in the end, or ""."""
+    if getattr(options, "call", None) and not options.function:
+        return "--call is of a function: name it with --function"
+    if options.command == "compare" and options.function:
+        for way in filter(None, options.vs.split(",")):
+            if way not in PEERS:
+                return f"--vs {way}: expected some of {', '.join(PEERS)}"
+    for kind in ("json", "html", "dot", "trace"):
+        if path := getattr(options, kind, None):
+            folder = os.path.dirname(os.path.abspath(path))
+            if not os.path.isdir(folder):
+                return f"--{kind} {path}: there is no folder {folder}"
+            if os.path.isdir(path) or not os.access(
+                path if os.path.exists(path) else folder, os.W_OK
+            ):
+                return f"--{kind} {path}: it cannot be written"
+    return ""
+
+
+def _source(options) -> str:
+    """The text of the script, "" if that is not known."""
+    if options.command == "diff" or options.module:
+        return ""
+    try:
+        with open(options.script, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):  # which is told when it is run
+        return ""
+
+
+def hints(options) -> list:
+    """What looks like a slip, but need not be one."""
+    source = _source(options)
+    if not source:
+        return []
+    found = []
+    name = (getattr(options, "function", None) or "").rpartition(".")[2]
+    if name and not re.search(rf"\b{re.escape(name)}\b", source):
+        near = difflib.get_close_matches(
+            name, re.findall(r"^\s*(?:async )?def (\w+)", source, re.M)
+        )
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        found.append(f"{options.script} does not name {name}, but what it imports may{meant}")
+    own = set(vars(options)) - {"device", "mode", "command", "script", "arguments"}
+    for word in options.arguments:
+        option = word.partition("=")[0]
+        if option[:2] == "--" and option[2:].replace("-", "_") in own and option[2:] not in source:
+            found.append(
+                f"{option} stands after {options.script} and is an argument of it; those of {options.command} stand before"
+            )
+    return found

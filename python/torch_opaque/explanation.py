@@ -22,7 +22,7 @@ _PARTS = 6  # rows shown
 
 @dataclass
 class Explanation:
-    """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges;
+    """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges, in the order printed;
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
     from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}; `bytes_new`:
@@ -259,7 +259,7 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
             report = _C.report_end()
         result = Explanation(
             kernels=_with_modules(report["launches"], graph, roofline(torch.get_num_threads())),
-            unfused=graph.unfused,
+            unfused=summary.ranked(graph.unfused),
             graph=graph,
             grouping=not _C.get_modes() & settings.UNFUSED,
             bytes_unfused=bytes_unfused,

@@ -137,9 +137,10 @@ class Edge:
         return parts if names[0] == names[1] and parts[0] != parts[1] else names
 
     def __repr__(self) -> str:
+        place = f", {self.producer.place}" if self.producer.place else ""
         return (
             f"%{self.producer.id} {self.producer.op} -> %{self.consumer.id} {self.consumer.op}: "
-            f"{self.refusal} ({self.reason})"
+            f"{self.refusal} ({self.reason}); would save {self.saves} bytes{place}"
         )
 
 

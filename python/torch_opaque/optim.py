@@ -19,6 +19,8 @@ def _involves_opaque(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _after_step(optimizer, args, kwargs) -> None:
+    if torch.compiler.is_compiling():  # a step on the CPU, of which this is no part
+        return
     # Under graph(), explain() and dump() the step is recorded as one graph: they run it.
     if _C.is_initialized() and not _C.journal_depth() and _involves_opaque(optimizer):
         try:

@@ -192,17 +192,29 @@ def distinct(edges: list) -> list:
     return list({(e.producer.id, id(e.consumer.kernel)): e for e in edges}.values())
 
 
+def _edge_kind(edge) -> tuple:
+    modules = pattern(edge.producer.module), pattern(edge.consumer.module)
+    return (edge.ends, modules, edge.refusal, edge.producer.place)
+
+
+def _saved(edges: list) -> int:
+    return sum(e.saves for e in edges)
+
+
+def _edge_groups(edges: list) -> list:
+    """Those of one kind and place; first those that fusing would save the most bytes of."""
+    return sorted(_grouped(distinct(edges), _edge_kind), key=lambda group: -_saved(group))
+
+
+def ranked(edges: list) -> list:
+    """Edges in the order of their groups; behind them those of a value that a kernel reads for another op as well."""
+    rank = {_edge_kind(group[0]): i for i, group in enumerate(_edge_groups(edges))}
+    return sorted(edges, key=lambda e: (rank.get(_edge_kind(e), len(rank)), -e.saves))
+
+
 def edge_lines(edges: list) -> str:
-    """A line for edges of one kind and place; first those that fusing would save the most bytes of."""
-
-    def key(edge):
-        modules = pattern(edge.producer.module), pattern(edge.consumer.module)
-        return (edge.ends, modules, edge.refusal, edge.producer.place)
-
-    def saved(group) -> int:
-        return sum(e.saves for e in group)
-
-    groups = sorted(_grouped(distinct(edges), key), key=lambda g: -saved(g))
+    """A line for edges of one kind and place."""
+    groups = _edge_groups(edges)
     lines = []
     for group in groups[:EDGES]:
         edge = group[0]
@@ -211,10 +223,10 @@ def edge_lines(edges: list) -> str:
         where = " at ".join(filter(None, (" -> ".join(places), edge.producer.place)))
         lines.append(
             f"  {' -> '.join(edge.ends)}{_times(len(group))}: {edge.refusal} ({edge.reason}); "
-            f"would save {bytes_text(saved(group))}{where and ', '}{where}"
+            f"would save {bytes_text(_saved(group))}{where and ', '}{where}"
         )
     if len(groups) > EDGES:
-        rest = bytes_text(sum(map(saved, groups[EDGES:])))
+        rest = bytes_text(sum(map(_saved, groups[EDGES:])))
         lines.append(f"  ... {len(groups) - EDGES} more kinds: {rest}")
     return "\n".join(lines)
 

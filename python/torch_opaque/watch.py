@@ -1,10 +1,12 @@
 """Watching a program: each run it makes, or a call of one of its functions."""
 
+import difflib
 import gc
 import inspect
 import sys
 import threading
 import types
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -17,7 +19,7 @@ from .naming import Names, variables_of
 from .program import Stopped
 from .twin import LIBRARIES
 
-_RUNS = 12  # rows shown
+_RUNS, _REASONS = 12, 5  # rows shown
 _watching = []  # Runs, the innermost last
 
 # ---- runs
@@ -25,7 +27,8 @@ _watching = []  # Runs, the innermost last
 
 @dataclass
 class Run:
-    """Runs of one kind: what a program asked for at one line, for one reason, after as many ops. `launches`, `planned`: of the last of them."""
+    """Runs of one kind: what a program asked for at one line, for one reason, after as many ops. `plans`: how often it was planned, by reason;
+    `launches`, `planned`: of the last of them."""
 
     number: int
     reason: str
@@ -37,11 +40,13 @@ class Run:
     times: int = 0
     seconds: float = 0.0
     compile_seconds: float = 0.0
+    plans: Counter = field(default_factory=Counter, repr=False)
     launches: list = field(default_factory=list, repr=False)
     planned: list = field(default_factory=list, repr=False)
 
     def add(self, report: dict) -> None:
         self.launches, self.planned = report["launches"], report["runs"]
+        self.plans.update(run["why"] for run in self.planned if run["why"] is not None)
         self.times += 1
         self.seconds += sum(launch["seconds"] for launch in self.launches)
         self.compile_seconds += sum(launch["compile_seconds"] for launch in self.launches)
@@ -54,7 +59,7 @@ class Run:
         graph, machine = self.graph(), roofline(torch.get_num_threads())
         return Explanation(
             kernels=_with_modules(self.launches, graph, machine),
-            unfused=graph.unfused,
+            unfused=summary.ranked(graph.unfused),
             graph=graph,
             grouping=self.grouping,
             bytes_unfused=self.bytes_unfused,
@@ -150,6 +155,7 @@ class Runs(Names):
                 f"{100 * run.seconds / whole:.0f}%" if whole else "",
                 summary.seconds_text(run.seconds / max(run.times, 1)),
                 summary.seconds_text(run.compile_seconds) if run.compile_seconds else "",
+                run.plans.total() or "",
                 run.ops,
                 len(run.launches),
                 run.reason,
@@ -157,12 +163,25 @@ class Runs(Names):
             )
             for run in runs[:_RUNS]
         ]
-        header = "run times time share each compile ops launches reason source"
+        header = "run times time share each compile plans ops launches reason source"
         text = summary.table(tuple(header.split()), rows)
         if len(runs) > _RUNS:
             rest = sum(run.seconds for run in runs[_RUNS:])
             text += f"\n... {len(runs) - _RUNS} more kinds of runs: {summary.seconds_text(rest)}"
         return text
+
+    def reasons(self) -> str:
+        """Why runs were planned that had a plan like it before, the most frequent reasons first."""
+        found = Counter()
+        for run in self.kinds:
+            found.update(run.plans)
+        rows = [(why, n) for why, n in found.most_common() if not why.startswith("the first graph")]
+        if not rows:
+            return ""
+        lines = [f"  {why}{f' x {n}' if n > 1 else ''}" for why, n in rows[:_REASONS]]
+        if len(rows) > _REASONS:
+            lines.append(f"  ... {sum(n for _, n in rows[_REASONS:])} more")
+        return "planned again, because of the nearest plan's difference:\n" + "\n".join(lines)
 
 
 def _visible() -> list:
@@ -195,6 +214,7 @@ class Calls:
         self._name, self._last, self._look = name, last, look
         self._owner, _, self._method = name.rpartition(".")
         self.result, self.error, self.seen = None, None, 0
+        self._codes = set()  # of all functions that were called
 
     @contextmanager
     def watched(self):
@@ -207,6 +227,7 @@ class Calls:
 
     def _trace(self, frame, event: str, _) -> None:
         code = frame.f_code
+        self._codes.add(code)
         if (
             event != "call"
             or code.co_name not in (self._method, "forward")
@@ -226,6 +247,12 @@ class Calls:
         frame.f_locals  # noqa: B018
         if self.seen >= self._last:
             raise Stopped
+
+    @property
+    def near(self) -> list:
+        """Functions of the program that were called and have nearly this name."""
+        own = {code.co_name for code in self._codes if not _is_installed(code)}
+        return difflib.get_close_matches(self._method, own - {self._method})
 
     def _is_it(self, frame) -> bool:
         path = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname.replace('<locals>.', '')}"

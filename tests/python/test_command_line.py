@@ -75,6 +75,26 @@ def test_explain_a_program():
     assert "accuracy" in result.stderr  # the program's own output
 
 
+def test_why_runs_were_planned_again():
+    kinds = run("explain", "batches.py").stdout.split("\n\nrun ", 1)[0]
+    table, reasons = kinds.split("\n\n")
+    header = table.split()
+    assert "plans" in header[:8]
+    assert (
+        "planned again" in reasons and "shape [10,8] -> [16,8] of expand at batches.py:7" in reasons
+    )
+
+
+def test_a_function_that_reads_its_result(tmp_path):
+    """All that it computed ran on the way."""
+    report = run("explain", "--function", "train", "--html", tmp_path / "r.html", "reads.py").stdout
+    assert "all of it ran when a value was read: item at reads.py:" in report
+    assert "addmm" not in report and "matmul" in report and (tmp_path / "r.html").exists()
+    assert "matmul" in run("graph", "--function", "train", "reads.py").stdout
+    # not json.dumps(), which is called before it
+    assert "reads.py:" in run("explain", "--function", "dumps", "reads.py").stdout
+
+
 def test_graph_of_a_run_and_of_a_function(tmp_path):
     result = run("graph", "--run", 2, "--json", tmp_path / "run.json", "loop.py")
     assert result.stdout == "" and "the graph of run 2" in result.stderr
@@ -329,6 +349,10 @@ def test_pages(tmp_path):
         (["explain", "--device", "none", "--call", "2", "x.py"], "--call is of a function"),
         (["compare", "--vs", "inductor", "x.py"], "expected some of unfused, eager, cpu"),
         (["compare", "--html", "x.html", "x.py"], "name it with --function"),
+        (["compare", "--function", "f", "--vs", "gpu", "x.py"], "expected some of eager, unfused"),
+        (["explain", "--html", "/no/such/x.html", "x.py"], "there is no folder /no/such"),
+        (["explain", "--json", "/", "x.py"], "it cannot be written"),
+        (["profile", "--trace", "/no/such/x.json", "x.py"], "--trace /no/such/x.json: there is no"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
@@ -346,6 +370,30 @@ def test_what_argparse_refuses(words, capsys):
     with pytest.raises(SystemExit) as end:
         command_line.main(words)
     assert end.value.code == 2 and "usage" in capsys.readouterr().err
+
+
+def test_slips_are_told():
+    error = run(
+        "explain", "--function", "trian_step", "loop.py", "--html", "x.html", status=2
+    ).stderr
+    before, after = error.split("accuracy")
+    assert "did you mean train_step?" in before
+    assert "--html stands after loop.py and is an argument of it" in before
+    assert "called trian_step() 0 times; it called train_step" in after
+    assert "torch_opaque: " not in run("graph", "--function", "train_step", "loop.py").stderr
+
+
+def test_a_reader_that_goes_ends_it_quietly():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch_opaque", "explain", "batches.py"],
+        cwd=SCRIPTS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait(timeout=300) == 141 and "pipe" not in error and "Exception" not in error
 
 
 def test_nothing_to_show():

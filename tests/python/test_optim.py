@@ -327,6 +327,17 @@ def test_writes_of_lists_are_noticed_by_autograd():
             c.sum().backward()
 
 
+def test_a_compiled_step_on_the_cpu_is_not_broken_by_the_hook():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(3, 4)).sum().backward()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.compile(optimizer.step, backend="eager")()
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    assert not any("torch_opaque" in text or "is_initialized" in text for text in breaks), breaks
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize(
     "how", [torch_opaque.unfused, contextlib.nullcontext], ids=["unfused", "fused"]
