@@ -27,7 +27,7 @@ _watching = []  # Runs, the innermost last
 
 @dataclass
 class Run:
-    """Runs of one kind: what a program asked for at one line, for one reason, after as many ops. `plans`: how often it was planned, by reason;
+    """Runs of one kind: what a program asked for at one line, for one reason, after as many ops. `plans`: how often it was planned, `again`: why, after the first;
     `launches`, `planned`: of the last of them."""
 
     number: int
@@ -40,13 +40,17 @@ class Run:
     times: int = 0
     seconds: float = 0.0
     compile_seconds: float = 0.0
-    plans: Counter = field(default_factory=Counter, repr=False)
+    plans: int = 0
+    again: Counter = field(default_factory=Counter, repr=False)
     launches: list = field(default_factory=list, repr=False)
     planned: list = field(default_factory=list, repr=False)
 
     def add(self, report: dict) -> None:
         self.launches, self.planned = report["launches"], report["runs"]
-        self.plans.update(run["why"] for run in self.planned if run["why"] is not None)
+        reasons = [run["why"] for run in self.planned if run["why"] is not None]
+        self.plans += len(reasons)
+        if self.times:
+            self.again.update(reasons)
         self.times += 1
         self.seconds += sum(launch["seconds"] for launch in self.launches)
         self.compile_seconds += sum(launch["compile_seconds"] for launch in self.launches)
@@ -155,7 +159,7 @@ class Runs(Names):
                 f"{100 * run.seconds / whole:.0f}%" if whole else "",
                 summary.seconds_text(run.seconds / max(run.times, 1)),
                 summary.seconds_text(run.compile_seconds) if run.compile_seconds else "",
-                run.plans.total() or "",
+                run.plans or "",
                 run.ops,
                 len(run.launches),
                 run.reason,
@@ -171,11 +175,8 @@ class Runs(Names):
         return text
 
     def reasons(self) -> str:
-        """Why runs were planned that had a plan like it before, the most frequent reasons first."""
-        found = Counter()
-        for run in self.kinds:
-            found.update(run.plans)
-        rows = [(why, n) for why, n in found.most_common() if not why.startswith("the first graph")]
+        """Why runs of a kind that had run before were planned again, the most frequent reasons first."""
+        rows = sum((run.again for run in self.kinds), Counter()).most_common()
         if not rows:
             return ""
         lines = [f"  {why}{f' x {n}' if n > 1 else ''}" for why, n in rows[:_REASONS]]
