@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <utility>
 
 namespace opq
 {
@@ -15,8 +16,16 @@ class Below
                 c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView)
     {
     }
+    ~Below() { grad_outside_ = before_; }
+    Below(const Below &) = delete;
+    Below &operator=(const Below &) = delete;
+
+    // Does autograd record the op whose kernel this is, as far as the mode goes?
+    static bool grad_outside() { return grad_outside_ || at::GradMode::is_enabled(); }
 
   private:
+    static inline thread_local bool grad_outside_ = false;
+    bool before_ = std::exchange(grad_outside_, grad_outside());
     c10::impl::ForceDispatchKeyGuard keys_;
     at::NoGradGuard no_grad_;
 };

@@ -11,6 +11,7 @@
 #include <torch/version.h>
 
 #include "adapter.h"
+#include "below.h"
 #include "lines.h"
 #include "modes.h"
 #include "activities.h"
@@ -133,14 +134,14 @@ void note_line()
     const Caller call{opq_line_here(), next_call()};
     opq_line_set(call.line);
     opq_call_set(call.number, node ? OPQ_CALL_UNKNOWN : 0);
-    if (call.line && at::GradMode::is_enabled())
+    if (call.line && Below::grad_outside())
         if (Remembered *const slot = new_slot())
             fill(slot, call);
 }
 
 void note_view(const Tensor &base)
 {
-    if (!base.requires_grad() || !at::GradMode::is_enabled())
+    if (!base.requires_grad() || !Below::grad_outside())
         return;
     if (Remembered *const slot = new_slot())
         fill(slot, {opq_line_here(), OPQ_CALL_UNKNOWN});

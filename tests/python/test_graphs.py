@@ -1,7 +1,9 @@
 """Graphs as objects: what graph() returns."""
 
 import gc
+import inspect
 import json
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_opaque
+from torch import nn
 from torch_opaque import _C
 from torch_opaque.graphs import STAGES, Graph
 
@@ -382,3 +385,68 @@ def test_equal_layers_are_folded():
 def test_numbers_are_no_boxes():
     dot = torch_opaque.graph(lambda x: x * 0.5 + 3, ones(2)).to_dot()
     assert "scalar" not in dot and "mul 0.5" in dot and "add 3" in dot
+
+
+# ---- lines of gradients
+
+
+def line_of(fn, word: str) -> int:
+    """The number of the line of fn's source that has the word."""
+    lines, first = inspect.getsourcelines(fn)
+    (found,) = [first + i for i, line in enumerate(lines) if word in line]
+    return found
+
+
+def gradient_lines(g, op: str) -> set:
+    return {n.line.rpartition(":")[2] for n in g.nodes if n.backward and n.op == op}
+
+
+def test_a_gradient_has_the_line_of_its_op_not_of_one_without_a_gradient_behind_it():
+    conv, bn = nn.Conv2d(3, 8, 3).to("opaque"), nn.BatchNorm2d(8).to("opaque")
+
+    def step(x):
+        y = conv(x)
+        z = bn(y)  # counts batches, which autograd knows nothing of, before it is itself an op
+        return torch.autograd.grad(z.square().mean(), conv.weight)
+
+    g = torch_opaque.graph(step, ones(2, 3, 8, 8))
+    assert gradient_lines(g, "matmul") == {str(line_of(step, "y = conv"))}
+    assert {n.module for n in g.nodes if n.backward and n.op == "matmul"} == {"conv"}
+
+
+def test_gradients_of_views_and_of_compositions_have_lines():
+    linear, cell = nn.Linear(4, 12).to("opaque"), nn.GRUCell(4, 4).to("opaque")
+
+    def step(x):
+        h = linear(x)
+        q, k, v = h.split(4, -1)
+        y = torch.sigmoid(q) * k + v
+        z = cell(x, y)
+        return torch.autograd.grad(z.sum(), [linear.weight, cell.weight_ih, cell.weight_hh])
+
+    g = torch_opaque.graph(step, ones(2, 4))
+    split, in_cell = str(line_of(step, "h.split")), str(line_of(step, "cell(x"))
+    assert gradient_lines(g, "concat") == {split, in_cell}
+    assert gradient_lines(g, "tanh_backward") == {in_cell}
+    assert all(n.line for n in g.nodes if n.backward)
+
+
+def test_threads_have_lines_of_their_own():
+    """Autograd numbers its nodes in each thread from 0."""
+    found = {}
+
+    def one(x):
+        return torch.autograd.grad(torch.tanh(x).sum(), x)
+
+    def other(x):
+        return torch.autograd.grad(torch.tanh(x).sum(), x)
+
+    def look(fn):
+        x = ones(3).requires_grad_()
+        found[fn] = gradient_lines(torch_opaque.graph(fn, x), "tanh_backward")
+
+    for fn in (one, other):
+        thread = threading.Thread(target=look, args=(fn,))
+        thread.start()
+        thread.join()
+    assert found == {fn: {str(line_of(fn, "torch.tanh"))} for fn in (one, other)}
