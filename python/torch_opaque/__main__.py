@@ -147,6 +147,15 @@ def _graph(options) -> int:
     return status
 
 
+def _part(explanation, number: int | None):
+    parts = explanation.parts or [explanation]
+    if number is None:
+        return explanation
+    if number > len(parts):
+        raise Failure(f"no part {number}; there are {len(parts)}")
+    return parts[number - 1]
+
+
 def _explain(options) -> int:
     _prepare(options)
     status, begin = 0, time.perf_counter()
@@ -155,7 +164,7 @@ def _explain(options) -> int:
         def look(function, *args, **kwargs):
             return torch_opaque.explain(function, *args, show=False, **kwargs)
 
-        explanation = _look_at_call(options, look)
+        explanation = _part(_look_at_call(options, look), options.part)
     else:
         status, runs, run = _look_at_runs(options)
         _say(_totals(time.perf_counter() - begin))

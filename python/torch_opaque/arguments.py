@@ -128,6 +128,12 @@ def _add_explain(commands) -> None:
         "Runs for one reason, at one line, after as many ops are of one kind. Kinds are listed, the dearest first; one is explained.",
     )
     _run_or_function(parser)
+    parser.add_argument(
+        "--part",
+        metavar="N",
+        type=_positive,
+        help="of --function that ran in parts: the N-th (default: the one that took the most time)",
+    )
     _files(parser, "json", "html")
     _program(parser)
 
@@ -225,6 +231,8 @@ def wrong(options) -> str:
     """The first thing that would fail in the end, or ""."""
     if getattr(options, "call", None) and not options.function:
         return "--call is of a function: name it with --function"
+    if getattr(options, "part", None) and not options.function:
+        return "--part is of a function: name it with --function"
     if options.command == "compare" and options.function:
         for way in filter(None, options.vs.split(",")):
             if way not in PEERS:

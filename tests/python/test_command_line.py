@@ -91,6 +91,12 @@ def test_a_function_that_reads_its_result(tmp_path):
     assert "all of it ran when a value was read: item at reads.py:" in report
     assert "addmm" not in report and "matmul" in report and (tmp_path / "r.html").exists()
     assert "matmul" in run("graph", "--function", "train", "reads.py").stdout
+    assert (
+        "no part 2; there are 1"
+        in run("explain", "--function", "train", "--part", 2, "reads.py", status=2).stderr
+    )
+    twice = run("explain", "--function", "twice", "--part", 1, "reads.py").stdout
+    assert "this is part 1 of 2, because of item at reads.py" in twice
     # not json.dumps(), which is called before it
     assert "reads.py:" in run("explain", "--function", "dumps", "reads.py").stdout
 
@@ -351,6 +357,7 @@ def test_pages(tmp_path):
         (["compare", "--html", "x.html", "x.py"], "name it with --function"),
         (["compare", "--function", "f", "--vs", "gpu", "x.py"], "expected some of eager, unfused"),
         (["explain", "--html", "/no/such/x.html", "x.py"], "there is no folder /no/such"),
+        (["explain", "--part", "2", "x.py"], "--part is of a function"),
         (["explain", "--json", "/", "x.py"], "it cannot be written"),
         (["profile", "--trace", "/no/such/x.json", "x.py"], "--trace /no/such/x.json: there is no"),
     ],

@@ -21,6 +21,12 @@ def dumps(x):
         return model(x).argmax(1).tolist()
 
 
+def twice(x):
+    first = model(x).sum().item()
+    return first + model(x.tanh()).sum().item()
+
+
 for _ in range(3):
     train(torch.ones(5, 8))
+twice(torch.ones(5, 8))
 print(json.dumps("accuracy"), dumps(torch.ones(5, 8)))
