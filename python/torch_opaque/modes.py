@@ -41,5 +41,5 @@ def forbid_sync():
 
 def strict():
     """An op without a native lowering, or one that must run at once outside the plan, raises
-    RuntimeError. Acts when recording."""
+    NotImplementedError. Acts when recording."""
     return _mode(STRICT)
