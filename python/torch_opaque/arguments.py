@@ -276,7 +276,8 @@ def hints(options) -> list:
     own = set(vars(options)) - {"device", "mode", "command", "script", "arguments"}
     for word in options.arguments:
         option = word.partition("=")[0]
-        if option[:2] == "--" and option[2:].replace("-", "_") in own and option[2:] not in source:
+        read = re.search(rf"""['"-]{re.escape(option[2:])}\b""", source)  # by the program
+        if option[:2] == "--" and option[2:].replace("-", "_") in own and not read:
             found.append(
                 f"{option} stands after {options.script} and is an argument of it; those of {options.command} stand before"
             )

@@ -26,7 +26,8 @@ class Explanation:
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
     from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}; `bytes_new`:
-    memory that it took from the system, whose first touch is part of its times.
+    memory that it took from the system. The first run of a plan is `cold`: it touches its code and memory first, which is part of its times. Of a
+    function they are those of a later run then (`warm`), and `runs` and what was compiled are the first's.
 
     A function that reads values on the way runs in parts, for each of which there is an Explanation in `parts`, in order; explain()
     returns the dearest. `reason`, `line`: what asked for this one, "" at the end of the function; `times`: how many such there were."""
@@ -40,6 +41,7 @@ class Explanation:
     runs: list = field(default_factory=list)
     machine: dict = field(default_factory=dict)
     bytes_new: int = 0
+    warm: bool = False
     reason: str = ""
     line: str = ""
     times: int = 1
@@ -49,6 +51,16 @@ class Explanation:
     def seconds(self) -> float:
         """Of its launches, without compiling."""
         return sum(k["seconds"] for k in self.kernels)
+
+    @property
+    def cold(self) -> str:
+        """What its times have that those of the next run do not, in words; "" if they are those of a warm run."""
+        new = ["code"] if any(run["why"] is not None for run in self.runs) else []
+        if self.bytes_new > (0 if new else self.bytes_moved // 16):
+            new.append(f"{summary.bytes_text(self.bytes_new)} of new memory")
+        if self.warm or not new:
+            return ""
+        return f"these are times of a cold run, which touches {' and '.join(new)} first"
 
     @property
     def why(self) -> list:
@@ -69,7 +81,10 @@ class Explanation:
         """The report as explain() prints it: at most some sixty lines."""
         if not self.kernels:
             return "nothing was left to run: all of it was computed before"
-        parts = [summary.kernel_table(self.kernels), "\n".join([self._summary(), *self.why])]
+        parts = [
+            summary.kernel_table(self.kernels),
+            "\n".join(filter(None, [self._summary(), self.cold, *self.why])),
+        ]
         if self.parts:
             parts.append(self._part_table())
         if len(self.kernels) > 8:
@@ -116,7 +131,7 @@ class Explanation:
         return (
             f"{count} kernels, {extern} extern calls, {summary.seconds_text(self.seconds)} running, "
             f"{summary.seconds_text(compiled)} compiling; {summary.bytes_text(self.bytes_moved)} moved, "
-            f"{summary.bytes_text(self.bytes_saved)} saved by fusion{self._first_touch()}"
+            f"{summary.bytes_text(self.bytes_saved)} saved by fusion"
         )
 
     @property
@@ -157,13 +172,6 @@ class Explanation:
         if len(rows) > _PARTS:
             text += f"\n... {len(rows) - _PARTS} more"
         return f"{self.part}\n{text}"
-
-    def _first_touch(self) -> str:
-        """A word where new memory makes the times much longer than those of the next run."""
-        if self.bytes_new <= max(self.bytes_moved // 16, 1 << 24):
-            return ""
-        size = summary.bytes_text(self.bytes_new)
-        return f"\n{size} of memory were new, and touching them first is part of the times: look again for those of a warm run"
 
     def __repr__(self) -> str:
         return f"<Explanation: {len(self.kernels)} launches, {summary.bytes_text(self.bytes_saved)} saved>"
@@ -235,10 +243,21 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
     """Runs what is pending for the outputs, timed launch by launch, and prints on one screen: a line for equal kernels, the
     dearest first (name from their ops, shape, time, share, bytes, GB/s or GFLOP/s, compiled or cached, module, source lines),
     totals by kind and module, what did not fuse, why and what it costs, bytes saved, and who keeps the values that were stored.
-    A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect). Of one that reads values on the way (.item(),
+    A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect), and again (up to twice) if that was a cold run:
+    the times are those of the last, what was planned and compiled is the first's. Of one that reads values on the way (.item(),
     .cpu(), print) the part that takes longest is shown, with a table of all. Arguments but `show` are the
     function's. `show=False`: returns the Explanation without printing it.
     """
+    result = _look(t_or_fn, args, kwargs)
+    if not is_opaque(t_or_fn) and callable(t_or_fn):
+        result = _warmed(result, lambda: _look(t_or_fn, args, kwargs))
+    if show:
+        print(result.text())
+    return result
+
+
+def _look(t_or_fn, args: tuple, kwargs: dict) -> Explanation:
+    """One run."""
     from .inspect import held_by, outputs_of
     from .watch import Runs
 
@@ -268,10 +287,29 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
             machine=roofline(torch.get_num_threads()),
             bytes_new=max(0, _C.memory_reserved() - reserved),
         )
-    result = _dearest([run.explanation() for run in runs.kinds if run.launches], result)
-    if show:
-        print(result.text())
-    return result
+    return _dearest([run.explanation() for run in runs.kinds if run.launches], result)
+
+
+def _warmed(first: Explanation, look) -> Explanation:
+    """A later run, with what the first had to plan and compile for it: the second, or the third if the second still took new memory, as
+    for packed operands. The first, if the function does not do the same again, because its arguments were pending or it draws shapes."""
+    befores, last = first.parts or [first], first
+    for _ in range(2):
+        if not any(part.cold for part in last.parts or [last]):
+            break
+        last = look()
+        afters = last.parts or [last]
+        if _launched(afters) != _launched(befores):
+            return first
+        for before, after in zip(befores, afters, strict=True):
+            after.runs, after.warm = before.runs, after.bytes_new <= after.bytes_moved // 16
+            for cold, warm in zip(before.kernels, after.kernels, strict=True):
+                warm |= {key: cold[key] for key in ("fresh", "compile_seconds")}
+    return last
+
+
+def _launched(parts: list) -> list:
+    return [[(k["name"], k["shape"]) for k in part.kernels] for part in parts]
 
 
 def _dearest(before: list, end: Explanation) -> Explanation:

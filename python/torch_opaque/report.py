@@ -214,7 +214,7 @@ def _values(fused: Graph) -> list:
 
 
 def _run(explanation) -> dict:
-    fields = ("kernels", "keepers", "machine", "why", "grouping", "bytes_unfused", "part")
+    fields = ("kernels", "keepers", "machine", "why", "grouping", "bytes_unfused", "part", "cold")
     sums = ("bytes_moved", "bytes_saved")
     return {name: getattr(explanation, name) for name in fields + sums}
 

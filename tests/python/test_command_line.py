@@ -390,6 +390,21 @@ def test_slips_are_told():
     assert "torch_opaque: " not in run("graph", "--function", "train_step", "loop.py").stderr
 
 
+@pytest.mark.parametrize(
+    ("source", "slip"),
+    [
+        ("import torch.nn.functional as F", True),
+        ("parser.add_argument('--function')", False),
+        ("@click.option('-f', '--function', 'name')", False),
+    ],
+)
+def test_an_option_of_ours_that_the_program_does_not_read(tmp_path, source, slip):
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    options = arguments.parser().parse_args(["explain", str(script), "--function", "train_step"])
+    assert bool(arguments.hints(options)) == slip
+
+
 def test_a_reader_that_goes_ends_it_quietly():
     process = subprocess.Popen(
         [sys.executable, "-m", "torch_opaque", "explain", "batches.py"],

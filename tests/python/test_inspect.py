@@ -145,6 +145,7 @@ def test_what_is_computed_already_is_said():
 def test_a_function_that_ran_in_parts_has_an_explanation_for_each():
     training, x = Parts(), torch.randn(5, 6, device="opaque")
     training.step(x)
+    torch_opaque.explain(training.step, x, sync=True, show=False)  # plans it
     stats = torch_opaque.stats()
     explanation = torch_opaque.explain(training.step, x, sync=True, show=False)
     now = torch_opaque.stats()
@@ -162,6 +163,40 @@ def test_a_function_that_ran_in_parts_has_an_explanation_for_each():
     assert any(n.forward is None for n in backward)  # its forward op is in the other part
     parts = json.loads(explanation.to_json())["parts"]
     assert [p["reason"] for p in parts] == ["item", "item"]
+
+
+def test_times_of_a_function_are_those_of_a_warm_run():
+    """The first run of a plan touches new memory, which takes several times as long."""
+    x, calls = torch.ones(1 << 21, device="opaque"), []
+    torch.opaque.synchronize()
+
+    def f(x, size=0):
+        calls.append(size)
+        return x[size:].reshape(-1, 8).softmax(-1) + 0.75 * x[size:].reshape(-1, 8)
+
+    first, *later = [torch_opaque.explain(f, x, show=False) for _ in range(6)]
+    assert len(calls) == 2 + 5
+    assert first.warm and not first.cold and "cold run" not in first.text()
+    assert (
+        first.runs[0]["why"]
+        and first.kernels[0]["fresh"]
+        and first.kernels[0]["compile_seconds"] > 0
+    )
+    assert not later[0].warm and later[0].why == ["the plan was there"]
+    assert first.seconds < 2 * max(e.seconds for e in later)
+    pending = torch_opaque.explain(f, x + 1, show=False)  # which only one run computes
+    assert pending.cold and "cold run" in pending.text()
+    drawn = torch_opaque.explain(lambda: f(x, 8 * len(calls)), show=False)
+    assert drawn.cold and drawn.runs[0]["why"]
+    y = x * 3
+    assert "cold run" in torch_opaque.explain(y, show=False).text()
+
+
+def test_parts_of_a_function_run_warm():
+    training, x = Parts(), torch.ones(7, 6, device="opaque")
+    torch.opaque.synchronize()
+    explanation = torch_opaque.explain(training.step, x, sync=True, show=False)
+    assert all(part.warm and part.runs[0]["why"] for part in explanation.parts)
 
 
 def test_parts_of_a_function_within_a_watched_program():

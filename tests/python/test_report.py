@@ -680,6 +680,16 @@ def test_phases_of_a_part(visit, tmp_path):
     assert {phase for _, phase in phases} <= {"", "forward"}
 
 
+def test_times_of_a_cold_run_are_told(visit, tmp_path):
+    x = torch.ones(31, 17).to(D)
+    y = torch.softmax(x * 2, -1)
+    words = "times of a cold run"
+    for shown, there in ((y, True), (lambda: torch.softmax(x * 2, -1), False)):
+        torch_opaque.explain(shown, show=False).to_html(tmp_path / "page.html")
+        overview = visit(tmp_path / "page.html").inner_text("#panel-overview")
+        assert (words in overview) == there
+
+
 def test_nothing_left_to_run(visit, tmp_path):
     x = torch.ones(4, 8).to(D)
     torch.opaque.synchronize()

@@ -17,7 +17,8 @@ export class OverviewTab {
       panel.append(h("p", { class: "note" }, app.model.nothing || "This graph has no plan: only its ops are shown."));
       return;
     }
-    if (run?.part) panel.append(h("p", { class: "note" }, `${run.part[0].toUpperCase()}${run.part.slice(1)}.`));
+    for (const text of [run?.part, run?.cold])
+      if (text) panel.append(h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`));
     const key = run ? "seconds" : "bytes";
     const { root } = (app.trees ??= hierarchy(app.model, app.model.graph));
     this.treemap = new Treemap(root, key, (item) => app.selection.select({ kernel: item.kernel }, this));
