@@ -292,12 +292,15 @@ def _look(t_or_fn, args: tuple, kwargs: dict) -> Explanation:
 
 def _warmed(first: Explanation, look) -> Explanation:
     """A later run, with what the first had to plan and compile for it: the second, or the third if the second still took new memory, as
-    for packed operands. The first, if the function does not do the same again, because its arguments were pending or it draws shapes."""
+    for packed operands. The first, if the function does not do the same again, because its arguments were pending, it draws shapes or it raised."""
     befores, last = first.parts or [first], first
     for _ in range(2):
         if not any(part.cold for part in last.parts or [last]):
             break
-        last = look()
+        try:
+            last = look()
+        except Exception:  # what it reads is used up, as an iterator
+            return first
         afters = last.parts or [last]
         if _launched(afters) != _launched(befores):
             return first

@@ -188,6 +188,9 @@ def test_times_of_a_function_are_those_of_a_warm_run():
     assert pending.cold and "cold run" in pending.text()
     drawn = torch_opaque.explain(lambda: f(x, 8 * len(calls)), show=False)
     assert drawn.cold and drawn.runs[0]["why"]
+    batches = iter([x[:96]])
+    once = torch_opaque.explain(lambda: f(next(batches)), show=False)
+    assert once.cold and once.kernels
     y = x * 3
     assert "cold run" in torch_opaque.explain(y, show=False).text()
 
