@@ -333,19 +333,12 @@ static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
 }
 
-static int by_record_order(const void *a, const void *b)
-{
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Each output that a failed run left, in record order: only what cannot be computed by itself fails. */
 static opq_status run_one_by_one(run *r)
 {
-    opq_codes *outputs = &r->snapshot.outputs;
+    const opq_codes *outputs = &r->snapshot.outputs;
     opq_status first = OPQ_OK;
     char message[1024] = "";
-    qsort(outputs->items, (size_t)outputs->count, sizeof *outputs->items, by_record_order);
     for (int i = 0; i < outputs->count; i++) {
         opq_value *value = opq_snapshot_output(&r->snapshot, i);
         if (value->state != OPQ_VALUE_pending)

@@ -178,20 +178,15 @@ static opq_status number_asked(collector *c, opq_value *value)
 
 static opq_status find_outputs(opq_snapshot *s)
 {
-    bool *is_output = opq_room_take(s->room, (size_t)s->nodes.count);
-    if (is_output == NULL)
+    s->is_asked = opq_room_take(s->room, (size_t)s->nodes.count);
+    if (s->is_asked == NULL)
         return out_of_memory();
-    memset(is_output, 0, (size_t)s->nodes.count);
-    for (int i = 0; i < s->asked.count; i++) {
-        int32_t number = opq_code_number(s->asked.items[i]);
-        if (opq_code_set(s->asked.items[i]) != OPQ_SET_node || is_output[number])
-            continue;
-        is_output[number] = true;
-        push_code(&s->outputs, number);
-        s->asked_nodes++;
-    }
+    memset(s->is_asked, 0, (size_t)s->nodes.count);
+    for (int i = 0; i < s->asked.count; i++)
+        if (opq_code_set(s->asked.items[i]) == OPQ_SET_node)
+            s->is_asked[opq_code_number(s->asked.items[i])] = true;
     for (int i = 0; i < s->nodes.count; i++)
-        if (s->nodes.items[i]->holders && s->nodes.items[i]->op != OPQ_OP_extern && !is_output[i])
+        if (s->is_asked[i] || (s->nodes.items[i]->holders && s->nodes.items[i]->op != OPQ_OP_extern))
             push_code(&s->outputs, i);
     return OPQ_OK;
 }
@@ -496,16 +491,15 @@ static opq_status add_node(const opq_snapshot *s, int32_t number, opq_outputs ou
     return opq_graph_append(graph, &node, &ref);
 }
 
+/* Who looks sees first what was asked for, in that order. */
 static opq_status add_outputs(const opq_snapshot *s, opq_outputs which, opq_graph *graph)
 {
-    int first = 0, end = which == OPQ_OUTPUTS_asked ? 0 : s->outputs.count;
-    if (which != OPQ_OUTPUTS_stored) {
-        first = s->asked_nodes;
-        for (int i = 0; i < s->asked.count; i++)
-            OPQ_TRY(opq_graph_output(graph, ref_of(s, s->asked.items[i])));
-    }
-    for (int i = first; i < end; i++)
-        OPQ_TRY(opq_graph_output(graph, ref_of(s, opq_code_make(OPQ_SET_node, s->outputs.items[i]))));
+    bool looked_at = which != OPQ_OUTPUTS_stored;
+    for (int i = 0; i < s->asked.count && looked_at; i++)
+        OPQ_TRY(opq_graph_output(graph, ref_of(s, s->asked.items[i])));
+    for (int i = 0; i < s->outputs.count && which != OPQ_OUTPUTS_asked; i++)
+        if (!looked_at || !s->is_asked[s->outputs.items[i]])
+            OPQ_TRY(opq_graph_output(graph, ref_of(s, opq_code_make(OPQ_SET_node, s->outputs.items[i]))));
     return OPQ_OK;
 }
 

@@ -7,8 +7,8 @@
  *   nodes     pending values in record order; operands as codes
  *   leaves    computed values they read, by first use: two iterations of a loop whose tensors were made in another order are one graph
  *   scalars   numbers they read, by first use
- *   outputs   nodes to be stored: first those asked for, then every other that a live cell holds, in record order. Else a loop
- *             x = f(x) would grow by one f at each look
+ *   outputs   nodes to be stored, in record order, so that who asks in another order has the same plan: those asked for, and every other
+ *             that a live cell holds. Else a loop x = f(x) would grow by one f at each look
  */
 #ifndef OPAQUE_OPAQUE_SNAPSHOT_H
 #define OPAQUE_OPAQUE_SNAPSHOT_H
@@ -48,7 +48,7 @@ struct opq_snapshot {
     opq_codes asked;         /* per value asked for: its code */
     opq_codes outputs;       /* numbers of nodes */
     opq_codes replaces;      /* per output: the leaf that nothing needs once the output is computed, -1 */
-    int asked_nodes;         /* that many outputs were asked for, the others are held */
+    bool *is_asked;          /* per node; other outputs are held */
     unsigned char *key;
     size_t key_bytes, key_capacity;
 };

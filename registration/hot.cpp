@@ -265,6 +265,8 @@ bool record_plain(opq_op row, c10::ArrayRef<Plain> operands, opq_cell **out_cell
         return false;
     const opq_type type =
         opq_type_make(core_dtype(first.scalar_type()), static_cast<int>(first.dim()), first.sizes().data());
+    if (C10_UNLIKELY(!out_cell && any_journal()))
+        journal_write(first);
     const opq_status status =
         opq_cell_record(context(), row, cells, values, static_cast<int>(operands.size()), &type, out_cell);
     if (status != OPQ_OK && status != OPQ_UNSUPPORTED)
@@ -318,9 +320,6 @@ Tensor plain_result(opq_op row, c10::ArrayRef<Plain> operands)
                        first.strides());
 }
 
-bool plain_write(opq_op row, c10::ArrayRef<Plain> operands)
-{
-    return C10_LIKELY(!any_journal()) && record_plain(row, operands, nullptr);
-}
+bool plain_write(opq_op row, c10::ArrayRef<Plain> operands) { return record_plain(row, operands, nullptr); }
 
 } // namespace opq

@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from collections import Counter
 from contextlib import nullcontext
 
 import numpy as np
@@ -163,6 +164,56 @@ def test_a_function_that_ran_in_parts_has_an_explanation_for_each():
     assert any(n.forward is None for n in backward)  # its forward op is in the other part
     parts = json.loads(explanation.to_json())["parts"]
     assert [p["reason"] for p in parts] == ["item", "item"]
+
+
+@pytest.mark.parametrize("how", ["foreach", "loop", "fused"])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_a_step_on_snapshots_records_what_the_program_records(kind, how):
+    """In-place ops that run take a short way, of which the rows of the op table may be others; so would be kernels and bytes."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)).to("opaque")
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    options |= {"foreach": how == "foreach"} if how != "fused" else {"fused": True}
+    optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.1, **options)
+    x = torch.ones(5, 6, device="opaque")
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    for _ in range(3):  # its own plan, then that of later steps
+        loss = step()
+    torch.opaque.synchronize()
+    runs = watch.Runs()
+    with runs.watched():
+        loss = step()  # noqa: F841  which is held, as that of the look is
+    (run,) = (run for run in runs.kinds if run.launches)
+    ran, seen = run.graph("recorded"), torch_opaque.graph(step)
+    assert Counter(n.op for n in seen.nodes) == Counter(n.op for n in ran.nodes)
+    explanation = torch_opaque.explain(step, show=False)
+    assert explanation.why == ["the plan was there"]
+    assert [k["name"] for k in explanation.kernels] == [k["name"] for k in run.launches]
+
+
+def test_who_asks_in_another_order_has_the_same_plan():
+    x = torch.ones(13, 6, device="opaque")
+    torch.opaque.synchronize()
+
+    def f(order):
+        found = x + 1, x * 2, (x - 3).sum(0)
+        return [found[i] for i in order]
+
+    first = torch_opaque.explain(f, (0, 1, 2), show=False)
+    second = torch_opaque.explain(f, (2, 0, 1), show=False)
+    assert first.runs[0]["why"] and second.why == ["the plan was there"]
+    assert [n.shape for n in torch_opaque.graph(f, (2, 0, 1)).outputs] == [(6,), (13, 6), (13, 6)]
+    sums, more, twice = f((2, 0, 1))
+    assert (
+        sums.tolist() == [-26] * 6 and more[0].tolist() == [2] * 6 and twice[0].tolist() == [2] * 6
+    )
 
 
 def test_times_of_a_function_are_those_of_a_warm_run():
