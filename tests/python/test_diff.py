@@ -164,7 +164,7 @@ def test_json_and_html(x, tmp_path):
 
 def test_a_training_step_is_quick(x):
     def step_of(act):
-        model = net(24, act)
+        model = net(28, act)
         optimizer = torch.optim.Adam(model.parameters())
 
         def step():
