@@ -291,11 +291,13 @@ static void print_declarations(opq_c_printer *p, opq_text *out)
             snprintf(what, sizeof what, "b%d: ", k->accesses[a].buffer);
         print_dims(p, opq_dims_of(k->rank, a), opq_dims_of(k->rank, a + 1), what, out);
     }
-    bool any = false;
+    bool any = false, sized = false;
     for (int b = 0; b < k->buffer_count; b++)
         any |= p->buffers[b];
-    opq_text_add(out, "%s%s%s", any ? "" : "    (void)buffers;\n", p->scalars ? "" : "    (void)scalars;\n",
-                 p->error || p->locals ? "" : "    (void)error;\n");
+    for (int d = 0; d < opq_loops_dims_count(k); d++)
+        sized |= p->dims[d];
+    opq_text_add(out, "%s%s%s%s", any ? "" : "    (void)buffers;\n", sized ? "" : "    (void)dims;\n",
+                 p->scalars ? "" : "    (void)scalars;\n", p->error || p->locals ? "" : "    (void)error;\n");
 }
 
 /* An array for each local, and the check that all were given. */

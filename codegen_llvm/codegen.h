@@ -31,7 +31,6 @@ void opq_codegen_describe(const opq_jit *jit, opq_text *text);
 /* How much independent work a launch has: units for begin/end. Any split of [0, units) gives the same bits, if there is one phase. */
 int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims);
 /* The phases and their units, which are numbered through: those of one phase are all done before the next begins. */
-enum { OPQ_PHASE_MAX = 8 };
 int opq_loops_phases(const opq_loops *loops, const int64_t *dims, int64_t out_units[OPQ_PHASE_MAX]);
 int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims);
 

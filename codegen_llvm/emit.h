@@ -20,12 +20,14 @@ typedef struct opq_cpu {
 /* CPUID, lowered by OPAQUE_CPU=avx2|avx512. OPQ_UNSUPPORTED below AVX2. */
 opq_status opq_cpu_detect(opq_cpu *out_cpu) OPQ_MUST_CHECK;
 
+enum { OPQ_MIN_LANES = 4 };
+
 typedef struct opq_emitter {
     LLVMContextRef context;
     LLVMModuleRef module;
     LLVMBuilderRef builder;
     LLVMValueRef function;
-    int lanes; /* 16 with AVX-512, 8 with AVX2 */
+    int lanes; /* 16 with AVX-512, 8 with AVX2; at least OPQ_MIN_LANES */
     const opq_cpu *cpu;
 } opq_emitter;
 

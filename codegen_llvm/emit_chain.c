@@ -13,6 +13,7 @@ typedef struct part {
     LLVMValueRef sum[OPQ_STRIP_MAX];
     bool unrolled;          /* the innermost loop, of so many turns */
     bool sliding, moves[2]; /* moves: operands of the product, with the rows */
+    bool whole;             /* every element is there */
     int held_count, held_stmt[HELD_MAX];
     LLVMValueRef held[UNROLLED][HELD_MAX][OPQ_STRIP_MAX]; /* conditions of each turn that the loops around it share */
 } part;
@@ -36,9 +37,19 @@ static void multiply_add(part *p)
     const opq_stmt *product = opq_nest_stmt(n, p->product);
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
-        p->sum[copy] = vfma(n->e, n->value[product->operand[0]], n->value[product->operand[1]], p->sum[copy]);
+        p->sum[copy] =
+            vfma(n->e, opq_nest_value(n, product->operand[0]), opq_nest_value(n, product->operand[1]), p->sum[copy]);
     }
     opq_nest_use_copy(n, 0);
+}
+
+static void run_one(part *p, int i)
+{
+    bool asks = opq_nest_stmt(p->n, i)->op == OPQ_INSTR_inside;
+    if (!p->whole || !asks)
+        opq_nest_run(p->n, i, i + 1);
+    for (int copy = 0; copy < p->n->strip && p->whole && asks; copy++)
+        *value_of(p, copy, i) = always(p);
 }
 
 static void emit_turn(part *p, LLVMValueRef index, int turn)
@@ -55,7 +66,7 @@ static void emit_turn(part *p, LLVMValueRef index, int turn)
             h++;
             continue;
         }
-        opq_nest_run(n, i, i + 1);
+        run_one(p, i);
     }
     multiply_add(p);
     opq_nest_return(n, &places);
@@ -191,7 +202,8 @@ static void emit_level(part *p, int level)
     opq_places places = opq_nest_places(n);
     n->index[variable] = loop.index;
     opq_nest_bind(n, 1u << variable);
-    opq_nest_run(n, p->chain.loop[level] + 1, p->chain.loop[level + 1]);
+    for (int i = p->chain.loop[level] + 1; i < p->chain.loop[level + 1]; i++)
+        run_one(p, i);
     emit_level(p, level + 1);
     opq_nest_return(n, &places);
     opq_loop_end(n, &loop, p->sum);
@@ -280,7 +292,7 @@ static LLVMValueRef emit_element(part *p, bool moves, int copy, int row, int tur
         else
             opq_nest_run_one(n, i, i + 1);
     }
-    LLVMValueRef value = n->value[operand];
+    LLVMValueRef value = opq_nest_value(n, operand);
     opq_nest_use_copy(n, 0);
     opq_nest_return(n, &places);
     return value;
@@ -371,11 +383,75 @@ static void emit_unrolled(part *p)
     emit_either(p, whole, emit_whole, emit_masked);
 }
 
+/* 1 if a condition holds in all turns, lanes and copies: it is linear, so that its first and last numbers tell. */
+static LLVMValueRef holds_everywhere(part *p, int stmt, int variable)
+{
+    opq_nest *n = p->n;
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef all = NULL;
+    opq_places places = opq_nest_places(n);
+    for (int end = 0; end < 2; end++) {
+        LLVMValueRef last = LLVMBuildSub(b, n->extent[variable], opq_i64(n->e, 1), "");
+        n->index[variable] = end ? last : opq_i64(n->e, 0);
+        opq_nest_bind(n, 1u << variable);
+        for (int copy = 0; copy < n->strip; copy += n->strip > 1 ? n->strip - 1 : 1) {
+            opq_nest_use_copy(n, copy);
+            LLVMValueRef holds =
+                opq_nest_varies(n, stmt) ? opq_nest_inside_all(n, stmt) : opq_lane(n->e, opq_nest_inside(n, stmt), 0);
+            all = all ? LLVMBuildAnd(b, all, holds, "") : holds;
+        }
+        opq_nest_use_copy(n, 0);
+        opq_nest_return(n, &places);
+    }
+    return all;
+}
+
+/* 1 if nothing is padding: NULL: it is not asked, or not of one loop at a time. */
+static LLVMValueRef ask_for_all(part *p)
+{
+    opq_nest *n = p->n;
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef all = NULL;
+    for (int i = p->chain.loop[0] + 1; i < loop_of(p, 0)->end; i++) {
+        int variable = -1, count = 0;
+        for (int level = 0; level < p->chain.count; level++)
+            if (n->varies[i] >> loop_of(p, level)->variable & 1) {
+                variable = loop_of(p, level)->variable;
+                count++;
+            }
+        if (opq_nest_is_loop(n, i) || opq_nest_stmt(n, i)->op != OPQ_INSTR_inside)
+            continue;
+        if (count != 1)
+            return NULL;
+        LLVMValueRef holds = holds_everywhere(p, i, variable);
+        all = all ? LLVMBuildAnd(b, all, holds, "") : holds;
+    }
+    if (all && n->remaining)
+        all = LLVMBuildAnd(b, all, LLVMBuildICmp(b, LLVMIntSGE, n->remaining, opq_i64(n->e, n->e->lanes), ""), "");
+    return all;
+}
+
+static void emit_inside(part *p)
+{
+    opq_nest *n = p->n;
+    LLVMValueRef mask = n->mask, remaining = n->remaining;
+    p->whole = true;
+    opq_nest_mask(n, NULL);
+    emit_rows_apart(p);
+    p->whole = false;
+    n->mask = mask;
+    n->remaining = remaining;
+}
+
 static void emit_counted(part *p)
 {
     p->unrolled = false;
     p->held_count = 0;
-    emit_level(p, 0);
+    LLVMValueRef all = ask_for_all(p);
+    if (all)
+        emit_either(p, all, emit_inside, emit_rows_apart);
+    else
+        emit_rows_apart(p);
 }
 
 void opq_emit_chain(opq_nest *n, int loop)

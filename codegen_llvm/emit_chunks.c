@@ -128,7 +128,7 @@ static void keep_at(opq_nest *n, const chunks *c, const LLVMValueRef *memory, LL
     for (int o = 0; o < c->count; o++) {
         LLVMValueRef to = LLVMBuildGEP2(n->e->builder, memory_type(n, c, o), memory[o], &at, 1, "");
         opq_memory_store(n, (opq_dtype)opq_nest_stmt(n, c->operand[o])->dtype, OPQ_STRIDE_one, NULL, to, NULL,
-                         n->value[c->operand[o]]);
+                         opq_nest_value(n, c->operand[o]));
     }
 }
 

@@ -46,6 +46,8 @@ static int width_for(const opq_nest *n, int strip)
     int width = OPQ_STRIP_MAX, variable = opq_nest_stmt(n, strip)->variable;
     opq_reduction reductions[OPQ_REDUCTION_MAX];
     for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
+        if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->role == OPQ_LOOP_unroll)
+            return opq_unroll_width(n, i);
         if (!opq_nest_is_loop(n, i) || has_loops(n->k, i))
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
@@ -125,6 +127,8 @@ static void emit_counted(opq_nest *n, int stmt)
 static void emit_loop(opq_nest *n, int stmt)
 {
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
+    if (loop->role == OPQ_LOOP_unroll && n->vector >= 0 && opq_emit_unroll(n, stmt))
+        return;
     LLVMValueRef from = opq_i64(n->e, 0), to = n->extent[loop->variable];
     if (loop->within) {
         from = LLVMBuildMul(n->e->builder, n->index[loop->within - 1], opq_i64(n->e, OPQ_CHUNK), "");
@@ -142,8 +146,7 @@ static void emit_loop(opq_nest *n, int stmt)
     else if (loop->role == OPQ_LOOP_chain && !outside)
         opq_emit_chain(n, stmt);
     else if (opq_loop_reduces((opq_loop_role)loop->role))
-        opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: no code for its loop %c", n->k->name,
-                                  opq_loop_letter(loop->variable)));
+        opq_nest_refuse(n, loop);
     else if (loop->role == OPQ_LOOP_serial && opq_nest_scans(n, stmt + 1, loop->end) > 0)
         outside ? opq_emit_scan_row(n, stmt) : opq_emit_scan(n, stmt);
     else if (leaf && outside && (loop->role == OPQ_LOOP_vector || loop->role == OPQ_LOOP_serial))
@@ -156,7 +159,7 @@ static void emit_loop(opq_nest *n, int stmt)
 
 void opq_emit_block(opq_nest *n, int from, int to)
 {
-    while (from < to) {
+    while (from < to && n->status == OPQ_OK) {
         int next = from;
         while (next < to && !opq_nest_is_loop(n, next))
             next++;
@@ -237,14 +240,6 @@ static void emit_units(opq_nest *n, const opq_chain *chain, int from, int to)
     opq_units_end(n, &units);
 }
 
-static int first_loop(const opq_loops *k)
-{
-    int first = 0;
-    while (first < k->stmt_count && k->stmts[first].op != OPQ_STMT_loop)
-        first++;
-    return first;
-}
-
 /* Does this loop count the blocks of nested ones, and makes nothing before them? */
 static bool counts_blocks(const opq_loops *k, int loop)
 {
@@ -297,28 +292,10 @@ static int64_t units_of(const opq_loops *k, const int64_t *dims, int first, int 
     return strip < 0 ? units : units * ((dims[stmts[strip].variable] + OPQ_LANES - 1) / OPQ_LANES);
 }
 
-/* ---- phases: a parallel loop at the top is one, what stands between two of them another */
-
-typedef struct phases {
-    int count, from[OPQ_PHASE_MAX + 1]; /* and where the last one ends */
-} phases;
-
-static phases find_phases(const opq_loops *k)
-{
-    phases p = {.count = 1, .from = {first_loop(k)}};
-    bool parallel = false;
-    for (int i = p.from[0]; i < k->stmt_count; i = k->stmts[i].op == OPQ_STMT_loop ? k->stmts[i].end : i + 1) {
-        bool next = k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_parallel;
-        if (i > p.from[0] && (next || parallel) && p.count < OPQ_PHASE_MAX)
-            p.from[p.count++] = i;
-        parallel = next;
-    }
-    p.from[p.count] = k->stmt_count;
-    return p;
-}
+/* ---- phases */
 
 /* Units begin..end of the phase from unit `first` on, if there are such. */
-static LLVMValueRef emit_some(opq_nest *n, const phases *p, int phase, LLVMValueRef first, LLVMValueRef begin,
+static LLVMValueRef emit_some(opq_nest *n, const opq_phases *p, int phase, LLVMValueRef first, LLVMValueRef begin,
                               LLVMValueRef end)
 {
     LLVMBuilderRef b = n->e->builder;
@@ -330,7 +307,7 @@ static LLVMValueRef emit_some(opq_nest *n, const phases *p, int phase, LLVMValue
         units = opq_odometer_count(n, &odometer);
         int last = chain.loop[chain.count - 1];
         if (strip_of(n->k, last + 1, opq_nest_stmt(n, last)->end) >= 0)
-            opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: strips in one of several phases", n->k->name));
+            opq_nest_refuse(n, loop);
     }
     n->begin = LLVMBuildSub(b, begin, first, "");
     n->begin = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, zero, ""), zero, n->begin, "");
@@ -350,7 +327,7 @@ static LLVMValueRef emit_some(opq_nest *n, const phases *p, int phase, LLVMValue
 }
 
 /* Phases meet in memory alone: one does not see the other's values. */
-static bool are_apart(const opq_loops *k, const phases *p)
+static bool are_apart(const opq_loops *k, const opq_phases *p)
 {
     for (int phase = 0; phase < p->count; phase++)
         for (int i = p->from[phase]; i < p->from[phase + 1]; i++)
@@ -362,7 +339,7 @@ static bool are_apart(const opq_loops *k, const phases *p)
 
 void opq_emit_loops(opq_nest *n)
 {
-    phases p = find_phases(n->k);
+    opq_phases p = opq_loops_find_phases(n->k);
     opq_nest_run(n, 0, p.from[0]);
     if (p.from[0] == n->k->stmt_count)
         return;
@@ -371,7 +348,7 @@ void opq_emit_loops(opq_nest *n)
         return;
     }
     if (!are_apart(n->k, &p))
-        opq_nest_fail(n, opq_fail(OPQ_INTERNAL, "kernel %s: a value goes from one phase to another", n->k->name));
+        opq_nest_refuse(n, opq_nest_stmt(n, p.from[1]));
     LLVMValueRef first = opq_i64(n->e, 0), begin = n->begin, end = n->end;
     for (int phase = 0; phase < p.count; phase++)
         first = emit_some(n, &p, phase, first, begin, end);
@@ -381,7 +358,7 @@ void opq_emit_loops(opq_nest *n)
 
 int opq_loops_phases(const opq_loops *loops, const int64_t *dims, int64_t out_units[OPQ_PHASE_MAX])
 {
-    phases p = find_phases(loops);
+    opq_phases p = opq_loops_find_phases(loops);
     for (int i = 0; i < p.count; i++)
         out_units[i] = loops->stmts[p.from[i]].op == OPQ_STMT_loop || p.from[i] == loops->stmt_count
                            ? units_of(loops, dims, p.from[i], p.from[i + 1])

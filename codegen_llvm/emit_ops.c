@@ -126,6 +126,24 @@ static LLVMValueRef emit_copysign(opq_emitter *e, opq_dtype dtype, const LLVMVal
     return opq_select(e, icmp(e, LLVMIntSLT, x[1], zero_like(x[1])), emit_neg(e, dtype, &magnitude), magnitude);
 }
 
+/* One unit in the last place up or down is one up or down in the bits; from a zero the first number with the sign of where it goes. */
+static LLVMValueRef emit_nextafter(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
+{
+    (void)dtype;
+    if (!opq_is_float(x[0]))
+        return NULL;
+    LLVMTypeRef real = LLVMTypeOf(x[0]);
+    LLVMTypeRef bits = opq_vector_of(e, LLVMIntTypeInContext(e->context, (unsigned)opq_lane_bits(x[0])));
+    LLVMValueRef zero = LLVMConstNull(real), from = LLVMBuildBitCast(e->builder, x[0], bits, "");
+    LLVMValueRef away = icmp(e, LLVMIntEQ, fcmp(e, LLVMRealOLT, x[0], x[1]), fcmp(e, LLVMRealOGT, x[0], zero));
+    LLVMValueRef step = opq_select(e, away, opq_splat_int(e, bits, 1), opq_splat_int(e, bits, -1));
+    LLVMValueRef next = LLVMBuildBitCast(e->builder, LLVMBuildAdd(e->builder, from, step, ""), real, "");
+    LLVMValueRef least = LLVMBuildBitCast(e->builder, opq_splat_int(e, bits, 1), real, "");
+    next = opq_select(e, fcmp(e, LLVMRealOEQ, x[0], zero), emit_copysign(e, dtype, (LLVMValueRef[]){least, x[1]}), next);
+    next = opq_select(e, fcmp(e, LLVMRealOEQ, x[0], x[1]), x[1], next);
+    return opq_select(e, fcmp(e, LLVMRealUNO, x[0], x[1]), LLVMBuildFAdd(e->builder, x[0], x[1], ""), next);
+}
+
 /* a > b or a is NaN ? a : b. The select of a comparison is one maxps; the second select is needed for NaN only. */
 static LLVMValueRef extreme(opq_emitter *e, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b, bool largest)
 {
@@ -240,6 +258,30 @@ static LLVMValueRef emit_fmod(opq_emitter *e, opq_dtype dtype, const LLVMValueRe
     return dtype == OPQ_f64 ? opq_emit_fmod64(e, x[0], x[1]) : opq_math_fmod(e, x[0], x[1]);
 }
 
+/* In turns, until all lanes are done: one that is keeps its 0 and its result. */
+static LLVMValueRef emit_euclid(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
+{
+    LLVMBuilderRef builder = e->builder;
+    LLVMTypeRef type = LLVMTypeOf(x[0]);
+    LLVMValueRef quotient;
+    LLVMBasicBlockRef before = LLVMGetInsertBlock(builder);
+    LLVMBasicBlockRef turn = LLVMAppendBasicBlockInContext(e->context, e->function, "euclid");
+    LLVMBasicBlockRef done = LLVMAppendBasicBlockInContext(e->context, e->function, "euclid_done");
+    LLVMBuildBr(builder, turn);
+    LLVMPositionBuilderAtEnd(builder, turn);
+    LLVMValueRef a = LLVMBuildPhi(builder, type, ""), b = LLVMBuildPhi(builder, type, "");
+    LLVMValueRef ended = icmp(e, LLVMIntEQ, a, zero_like(a));
+    LLVMValueRef rest = opq_select(e, ended, a, int_mod(e, dtype, b, a, &quotient)), last = opq_select(e, ended, b, a);
+    LLVMBasicBlockRef end = LLVMGetInsertBlock(builder);
+    LLVMAddIncoming(a, (LLVMValueRef[]){x[0], rest}, (LLVMBasicBlockRef[]){before, end}, 2);
+    LLVMAddIncoming(b, (LLVMValueRef[]){x[1], last}, (LLVMBasicBlockRef[]){before, end}, 2);
+    LLVMTypeRef mask = LLVMIntTypeInContext(e->context, (unsigned)e->lanes);
+    LLVMValueRef more = LLVMBuildBitCast(builder, icmp(e, LLVMIntNE, rest, zero_like(rest)), mask, "");
+    LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntNE, more, LLVMConstNull(mask), ""), turn, done);
+    LLVMPositionBuilderAtEnd(builder, done);
+    return last;
+}
+
 static LLVMValueRef emit_remainder(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
 {
     LLVMValueRef mod = emit_fmod(e, dtype, x);
@@ -325,8 +367,9 @@ static const struct {
     emit_fn *emit;
 } calls[] = {
 #define X(name) {#name, emit_##name},
-    X(div_trunc) X(div_floor) X(remainder) X(fmod) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(maximum) X(minimum)
-        X(bitwise_not) X(where) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(pow) X(atan2) X(logaddexp)
+    X(div_trunc) X(div_floor) X(remainder) X(fmod) X(euclid) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(nextafter)
+        X(maximum) X(minimum) X(bitwise_not) X(where) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(pow)
+            X(atan2) X(logaddexp)
 #undef X
 };
 

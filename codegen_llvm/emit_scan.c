@@ -84,7 +84,8 @@ static void run_body(part *p, LLVMValueRef *held, LLVMValueRef (*step)(part *, i
     for (int i = 0; i < p->count; i++) {
         const scan *s = &p->scans[i];
         opq_nest_run_one(n, from, s->stmt);
-        LLVMValueRef x = opq_emit_cast(n->e, s->operand, s->held, n->value[opq_nest_stmt(n, s->stmt)->operand[0]]);
+        LLVMValueRef x =
+            opq_emit_cast(n->e, s->operand, s->held, opq_nest_value(n, opq_nest_stmt(n, s->stmt)->operand[0]));
         opq_nest_define(n, s->stmt, opq_emit_cast(n->e, s->held, s->result, step(p, i, x, &held[i])));
         from = s->stmt + 1;
     }

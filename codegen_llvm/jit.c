@@ -9,12 +9,12 @@
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/debug.h"
 #include "codegen_llvm/emit.h"
+#include "codegen_llvm/emit_object.h"
 #include "graph/fp_control.h"
 #include "opaque/log.h"
 
 #include <llvm-c/Analysis.h>
 #include <llvm-c/LLJIT.h>
-#include <llvm-c/Support.h>
 #include <llvm-c/Target.h>
 #include <llvm-c/TargetMachine.h>
 
@@ -95,18 +95,14 @@ static opq_status from_error(const char *doing, LLVMErrorRef error)
     return status;
 }
 
-/* Once per process, because LLVM's targets and options are global to it. Loop strength reduction takes half of the
- * compile time (four fifths of it for unrolled loops) and gains nothing: emitters address memory as x86 does, by base,
- * index and constant. */
+/* Once per process, because LLVM's targets are global to it. */
 static void start_llvm(void)
 {
-    static const char *const options[] = {"opaque", "-disable-lsr"};
     LLVMInitializeX86TargetInfo();
     LLVMInitializeX86Target();
     LLVMInitializeX86TargetMC();
     LLVMInitializeX86AsmPrinter();
     LLVMInitializeX86AsmParser();
-    LLVMParseCommandLineOptions(sizeof options / sizeof *options, options, NULL);
 }
 
 static opq_status start_machine(opq_jit *jit)
@@ -254,12 +250,8 @@ static opq_status check_symbols(const char *object, size_t size, const char *nam
 
 static opq_status emit(compilation *c, const char *name, LLVMCodeGenFileType type, LLVMMemoryBufferRef *out_buffer)
 {
-    char *message = NULL;
-    if (LLVMTargetMachineEmitToMemoryBuffer(c->jit->machine, c->emitter.module, type, &message, out_buffer)) {
-        opq_status status = opq_fail(OPQ_CODEGEN, "%s: %s", name, message);
-        LLVMDisposeMessage(message);
-        return status;
-    }
+    if (!opq_emit_object(c->jit->machine, c->emitter.module, type, out_buffer))
+        return opq_fail(OPQ_CODEGEN, "%s: LLVM's target machine makes no such file", name);
     if (c->diagnostics.failed) {
         LLVMDisposeMemoryBuffer(*out_buffer);
         return opq_fail(OPQ_CODEGEN, "%s: %s", name, c->diagnostics.message);

@@ -11,6 +11,7 @@
  *   column     inside a strip, with an accumulator for each of its vectors (emit_column.c)
  *              windows: rows beside each other instead (emit_rows.c)
  *   chain      as column (emit_chain.c), but for the products that are left to an engine
+ *   unroll     inside a strip, around a chain: an accumulator for each turn (emit_unroll.c); else counted
  *   serial     with scans: inside a strip, a row in each lane; else innermost, as vector, lane after lane (emit_scan.c)
  *   each, serial, parallel elsewhere: counted
  */
@@ -20,8 +21,13 @@
 #include "codegen_llvm/emit_ops.h"
 #include "fusion/loop.h"
 
-/* Carried: two values per reduction (an arg reduction's best and its index) for each of the vectors that take turns. */
-enum { OPQ_TURN_MAX = 8, OPQ_CARRIED_MAX = 2 * OPQ_REDUCTION_MAX * OPQ_TURN_MAX, OPQ_PREFETCH_BYTES = 2048 };
+/* Carried: two values per reduction (an arg reduction's best and its index) for each of the vectors that take turns, of which there are most
+ * where vectors are narrowest. */
+enum {
+    OPQ_TURN_MAX = OPQ_LANES / OPQ_MIN_LANES,
+    OPQ_CARRIED_MAX = 2 * OPQ_REDUCTION_MAX * OPQ_TURN_MAX,
+    OPQ_PREFETCH_BYTES = 2048
+};
 enum { OPQ_STRIP_MAX = 4 }; /* vectors of a strip */
 
 typedef struct opq_nest {
@@ -134,6 +140,10 @@ void opq_nest_store_add_at(opq_nest *n, int stmt);
  * loops that make them. */
 void opq_nest_run_one(opq_nest *n, int from, int to);
 void opq_nest_run(opq_nest *n, int from, int to);
+/* The value of a statement in the current copy. One that was not emitted is refused, and stands for zeros. */
+LLVMValueRef opq_nest_value(opq_nest *n, int stmt);
+/* OPQ_UNSUPPORTED: trees may say more than there is code for. Emission goes on to its end, and nothing comes of it. */
+void opq_nest_refuse(opq_nest *n, const opq_stmt *stmt);
 /* A statement's value is known (the result of a reduction). */
 void opq_nest_define(opq_nest *n, int stmt, LLVMValueRef value);
 /* Makes a vector of the strip the current one. */
@@ -231,6 +241,12 @@ void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
 void opq_emit_across(opq_nest *n, int loop); /* inside a strip: a row in each lane */
 void opq_emit_column(opq_nest *n, int loop);
 void opq_emit_chain(opq_nest *n, int loop); /* inside a strip: a product in each lane */
+
+/* ---- emit_unroll.c */
+/* How many vectors a strip around has. */
+int opq_unroll_width(const opq_nest *n, int loop);
+/* False: not loops around a product's chain, so that they are counted. */
+bool opq_emit_unroll(opq_nest *n, int loop);
 
 /* ---- emit_chunks.c */
 /* Units [begin, end) of a loop that counts the blocks of several, in which nothing stands before these. */

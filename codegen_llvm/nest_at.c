@@ -46,7 +46,7 @@ void opq_nest_settle(opq_nest *n, int stmt)
 {
     const opq_stmt *at = opq_nest_stmt(n, stmt);
     LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef index = opq_lane(n->e, n->value[at->operand[0]], 0);
+    LLVMValueRef index = opq_lane(n->e, opq_nest_value(n, at->operand[0]), 0);
     LLVMValueRef bad = LLVMBuildICmp(b, LLVMIntUGE, index, at_extent(n, at->access), "");
     report(n, stmt, bad, index, NULL);
     index = LLVMBuildSelect(b, bad, opq_i64(n->e, 0), index, "");
@@ -86,7 +86,7 @@ void opq_nest_check(opq_nest *n, int stmt)
 {
     int index = opq_nest_stmt(n, stmt)->operand[0];
     if (opq_nest_varies(n, index))
-        check_lanes(n, stmt, n->value[index]);
+        check_lanes(n, stmt, opq_nest_value(n, index));
 }
 
 /* The emitters of divisions replace a divisor of 0, so that nothing traps before this is seen. A divisor that is the same for all lanes
@@ -95,7 +95,7 @@ void opq_nest_nonzero(opq_nest *n, int stmt)
 {
     int divisor = opq_nest_stmt(n, stmt)->operand[0];
     LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef values = n->value[divisor];
+    LLVMValueRef values = opq_nest_value(n, divisor);
     LLVMValueRef bad = LLVMBuildICmp(b, LLVMIntEQ, values, LLVMConstNull(LLVMTypeOf(values)), "");
     bad = opq_nest_varies(n, divisor) ? any(n, lane_bits(n, and_mask(n, bad))) : opq_lane(n->e, bad, 0);
     report(n, stmt, bad, opq_i64(n->e, 0), NULL);
@@ -126,7 +126,7 @@ LLVMValueRef opq_nest_load_at(opq_nest *n, int stmt)
     const opq_stmt *at = opq_nest_stmt(n, stmt);
     const opq_access *a = &n->k->accesses[at->access];
     if (opq_nest_varies(n, at->operand[0])) {
-        LLVMValueRef indices = n->value[at->operand[0]], mask = check_lanes(n, stmt, indices);
+        LLVMValueRef indices = opq_nest_value(n, at->operand[0]), mask = check_lanes(n, stmt, indices);
         return load_lanes(n, stmt, lane_pointers(n, at->access, indices), mask);
     }
     LLVMValueRef pointer = opq_nest_pointer(n, at->access, n->at_offset[stmt]);
@@ -160,7 +160,7 @@ static void add_lanes(opq_nest *n, int stmt, LLVMValueRef pointers, LLVMValueRef
     LLVMBuildCondBr(b, LLVMBuildExtractElement(b, mask, loop.index, ""), active, next);
     LLVMPositionBuilderAtEnd(b, active);
     LLVMValueRef pointer = LLVMBuildExtractElement(b, pointers, loop.index, "");
-    LLVMValueRef value = opq_splat(n->e, LLVMBuildExtractElement(b, n->value[add->operand[1]], loop.index, ""));
+    LLVMValueRef value = opq_splat(n->e, LLVMBuildExtractElement(b, opq_nest_value(n, add->operand[1]), loop.index, ""));
     LLVMValueRef old = opq_memory_load(n, memory, OPQ_STRIDE_zero, NULL, pointer, NULL);
     opq_memory_store(n, memory, OPQ_STRIDE_zero, NULL, pointer, NULL, sum(n, (opq_dtype)add->dtype, old, value));
     LLVMBuildBr(b, next);
@@ -172,13 +172,13 @@ void opq_nest_store_add_at(opq_nest *n, int stmt)
 {
     const opq_stmt *add = opq_nest_stmt(n, stmt);
     const opq_access *a = &n->k->accesses[add->access];
-    LLVMValueRef indices = n->value[add->operand[0]];
+    LLVMValueRef indices = opq_nest_value(n, add->operand[0]);
     if (!opq_nest_varies(n, add->operand[0]) && opq_nest_stride(n, add->access) == OPQ_STRIDE_one) {
         LLVMValueRef pointer = opq_nest_pointer(n, add->access, n->at_offset[stmt]),
                      mask = and_mask(n, n->at_valid[stmt]);
         LLVMValueRef old = opq_memory_load(n, (opq_dtype)a->dtype, OPQ_STRIDE_one, NULL, pointer, mask);
         opq_memory_store(n, (opq_dtype)a->dtype, OPQ_STRIDE_one, NULL, pointer, mask,
-                         sum(n, (opq_dtype)add->dtype, old, n->value[add->operand[1]]));
+                         sum(n, (opq_dtype)add->dtype, old, opq_nest_value(n, add->operand[1])));
         return;
     }
     LLVMValueRef mask = check_lanes(n, stmt, indices);

@@ -10,6 +10,21 @@ void opq_nest_use_copy(opq_nest *n, int copy)
     n->value = n->values + (size_t)copy * ((size_t)n->k->stmt_count + 1);
 }
 
+void opq_nest_refuse(opq_nest *n, const opq_stmt *stmt)
+{
+    if (n->status == OPQ_OK)
+        n->status = opq_fail(OPQ_UNSUPPORTED, "kernel %s: statement %d: there is no code for such a tree", n->k->name,
+                             (int)(stmt - n->k->stmts));
+}
+
+LLVMValueRef opq_nest_value(opq_nest *n, int stmt)
+{
+    if (n->value[stmt])
+        return n->value[stmt];
+    opq_nest_refuse(n, opq_nest_stmt(n, stmt));
+    return LLVMConstNull(opq_vector_type(n->e, (opq_dtype)opq_nest_stmt(n, stmt)->dtype));
+}
+
 /* Math functions are about 20 instructions, Philox and two of them 100; 64-bit lanes take two registers. */
 int opq_nest_cost(const opq_nest *n, int variable, int from, int to)
 {
@@ -89,7 +104,7 @@ static LLVMValueRef emit_stmt(opq_nest *n, int i)
     LLVMValueRef operands[3] = {NULL, NULL, NULL};
     for (int o = 0; o < 3; o++)
         if (stmt->operand[o] >= 0)
-            operands[o] = n->value[stmt->operand[o]];
+            operands[o] = opq_nest_value(n, stmt->operand[o]);
     if (stmt->op < OPQ_OP_COUNT)
         return emit_op(n, stmt, operands);
     switch ((int)stmt->op) {
@@ -119,7 +134,7 @@ void opq_nest_define(opq_nest *n, int stmt, LLVMValueRef value)
 
 void opq_nest_run_one(opq_nest *n, int from, int to)
 {
-    for (int i = from; i < to; i++) {
+    for (int i = from; i < to && n->status == OPQ_OK; i++) {
         if (opq_nest_stmt(n, i)->op == OPQ_STMT_local || opq_op_reduces(opq_nest_stmt(n, i)->op))
             continue;
         if (n->copy > 0 && !opq_nest_differs(n, i)) {
@@ -159,5 +174,5 @@ int opq_nest_reductions(const opq_nest *n, int from, int to, opq_reduction *out_
 LLVMValueRef opq_reduction_operand(opq_nest *n, const opq_reduction *reduction)
 {
     int operand = opq_nest_stmt(n, reduction->stmt)->operand[0];
-    return opq_emit_cast(n->e, (opq_dtype)opq_nest_stmt(n, operand)->dtype, reduction->dtype, n->value[operand]);
+    return opq_emit_cast(n->e, (opq_dtype)opq_nest_stmt(n, operand)->dtype, reduction->dtype, opq_nest_value(n, operand));
 }

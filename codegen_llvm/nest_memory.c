@@ -251,6 +251,36 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
     opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
 }
 
+/* Of a condition that is the same for all lanes. */
+static LLVMValueRef holds(opq_nest *n, int condition)
+{
+    LLVMValueRef all = NULL;
+    for (;;) {
+        const opq_stmt *stmt = opq_nest_stmt(n, condition);
+        bool both = stmt->op == OPQ_OP_bitwise_and;
+        LLVMValueRef one = opq_lane(n->e, opq_nest_value(n, both ? stmt->operand[1] : condition), 0);
+        all = all ? LLVMBuildAnd(n->e->builder, one, all, "") : one;
+        if (!both)
+            return all;
+        condition = stmt->operand[0];
+    }
+}
+
+/* Where there is a vector of zeros. */
+static LLVMValueRef zeros(opq_nest *n)
+{
+    LLVMTypeRef type = LLVMArrayType2(LLVMInt64TypeInContext(n->e->context), OPQ_LANES);
+    LLVMValueRef made = LLVMGetNamedGlobal(n->e->module, "zeros");
+    if (made == NULL) {
+        made = LLVMAddGlobal(n->e->module, type, "zeros");
+        LLVMSetInitializer(made, LLVMConstNull(type));
+        LLVMSetLinkage(made, LLVMPrivateLinkage);
+        LLVMSetGlobalConstant(made, true);
+        LLVMSetAlignment(made, 64);
+    }
+    return made;
+}
+
 LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
 {
     int access = opq_nest_stmt(n, stmt)->access;
@@ -261,8 +291,10 @@ LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
     opq_dtype dtype = (opq_dtype)n->k->accesses[access].dtype;
     LLVMValueRef mask = n->mask;
     int condition = opq_nest_stmt(n, stmt)->operand[0];
-    if (condition >= 0) {
-        LLVMValueRef lanes = n->value[condition];
+    if (condition >= 0 && !opq_nest_varies(n, condition) && opq_nest_stride(n, access) == OPQ_STRIDE_one) {
+        pointer = LLVMBuildSelect(n->e->builder, holds(n, condition), pointer, zeros(n), "");
+    } else if (condition >= 0) {
+        LLVMValueRef lanes = opq_nest_value(n, condition);
         mask = mask ? LLVMBuildAnd(n->e->builder, mask, lanes, "") : lanes;
         if (opq_nest_stride(n, access) == OPQ_STRIDE_zero)
             return opq_emit_widen(n->e, dtype, load_one_for(n, dtype, pointer, mask));
@@ -276,11 +308,11 @@ void opq_nest_store(opq_nest *n, int stmt)
     const opq_stmt *store = opq_nest_stmt(n, stmt);
     int access = store->access;
     if (n->tile[access]) {
-        opq_tile_keep(n, (opq_dtype)store->dtype, n->tile[access], n->value[store->operand[0]]);
+        opq_tile_keep(n, (opq_dtype)store->dtype, n->tile[access], opq_nest_value(n, store->operand[0]));
         return;
     }
     opq_memory_store(n, (opq_dtype)n->k->accesses[access].dtype, opq_nest_stride(n, access), opq_nest_step(n, access),
-                     opq_nest_pointer(n, access, NULL), n->mask, n->value[store->operand[0]]);
+                     opq_nest_pointer(n, access, NULL), n->mask, opq_nest_value(n, store->operand[0]));
 }
 
 /* The number of this copy's first lane. */
@@ -357,7 +389,7 @@ LLVMValueRef opq_nest_compare(opq_nest *n, const opq_stmt *stmt)
         opq_nest_varies(n, limit))
         return NULL;
     /* lanes before `end` are below the limit, or at it; what is far stays far */
-    LLVMValueRef args[2] = {opq_lane(n->e, n->value[limit], 0), first_number(n, from->access)};
+    LLVMValueRef args[2] = {opq_lane(n->e, opq_nest_value(n, limit), 0), first_number(n, from->access)};
     LLVMValueRef end = opq_intrinsic(n->e, "llvm.ssub.sat", &i64, 1, args, 2);
     bool at_it = number == stmt->operand[0] ? op == OPQ_OP_le || op == OPQ_OP_gt : op == OPQ_OP_ge || op == OPQ_OP_lt;
     args[0] = end;
@@ -426,6 +458,10 @@ void opq_nest_enter_locals(opq_nest *n, int from, int to)
 static LLVMValueRef local_pointer(opq_nest *n, const opq_stmt *use)
 {
     LLVMBuilderRef b = n->e->builder;
+    if (n->vector < 0 || n->local_row[use->access] == NULL) {
+        opq_nest_refuse(n, use);
+        return n->scratch;
+    }
     LLVMValueRef copy = opq_i64(n->e, (int64_t)n->copy * n->e->lanes);
     LLVMValueRef element = LLVMBuildAdd(b, n->index[n->vector], copy, "");
     return advance(n, (opq_dtype)use->dtype, n->local_row[use->access], element);
@@ -435,7 +471,7 @@ void opq_nest_keep(opq_nest *n, int stmt)
 {
     const opq_stmt *keep = opq_nest_stmt(n, stmt);
     opq_memory_store(n, (opq_dtype)keep->dtype, OPQ_STRIDE_one, NULL, local_pointer(n, keep), NULL,
-                     n->value[keep->operand[0]]);
+                     opq_nest_value(n, keep->operand[0]));
 }
 
 LLVMValueRef opq_nest_kept(opq_nest *n, int stmt)

@@ -54,22 +54,33 @@ bool opq_affine_inside(const opq_affine *index, const opq_space *space, int64_t 
     return low >= 0 && high < extent && index->coef[OPQ_AT] == 0;
 }
 
+static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+
+/* The offset goes to the dims as an element's number would; what is left of it below 0 is the outermost one's. */
+static void split_offset(int64_t offset, const int64_t *stride, int first, const opq_type *type, opq_index_map *out_map)
+{
+    for (int d = 0; d < type->rank; d++)
+        memset(&out_map->dim[d], 0, sizeof out_map->dim[d]);
+    for (int d = first; d < type->rank; d++) {
+        out_map->dim[d].offset = floor_div(offset, stride[d]);
+        offset -= out_map->dim[d].offset * stride[d];
+    }
+}
+
 bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map)
 {
     opq_affine forwards = opq_affine_forwards(linear, space);
     int64_t stride[OPQ_RANK_MAX], last[OPQ_RANK_MAX], step = 1;
+    int first = type->rank; /* the outermost dim that moves */
     for (int d = type->rank - 1; d >= 0; d--) {
         stride[d] = step;
         step *= type->size[d] > 0 ? type->size[d] : 1;
-        memset(&out_map->dim[d], 0, sizeof out_map->dim[d]);
+        first = type->size[d] > 1 ? d : first;
     }
-    int64_t rest = forwards.offset;
-    for (int d = 0; d < type->rank; d++) {
-        out_map->dim[d].offset = rest / stride[d];
-        rest %= stride[d];
+    split_offset(forwards.offset, stride, first, type, out_map);
+    for (int d = 0; d < type->rank; d++)
         last[d] = out_map->dim[d].offset;
-    }
-    for (int v = 0; v < OPQ_VARIABLES; v++) {
+    for (int v = 0; v < OPQ_VARIABLES && first < type->rank; v++) {
         int64_t coef = forwards.coef[v], span;
         if (coef == 0 || space->extent[v] <= 1)
             continue;
@@ -82,7 +93,7 @@ bool opq_affine_split(const opq_affine *linear, const opq_space *space, const op
         out_map->dim[d].coef[v] = linear->coef[v] < 0 ? -coef : coef;
         out_map->dim[d].offset += linear->coef[v] < 0 ? span : 0;
     }
-    for (int d = 0; d < type->rank; d++)
+    for (int d = first + 1; d < type->rank; d++)
         if (last[d] >= type->size[d] && type->size[d] > 0)
             return false;
     return true;
@@ -96,6 +107,53 @@ static void through_slice(const opq_node *view, const opq_index_map *map, opq_in
         add_scaled(&out_map->dim[d], &map->dim[d], step ? step->ints[d] : 1);
         out_map->dim[d].offset += start ? start->ints[d] : 0;
     }
+}
+
+/* Dims [from, to) of a shape. */
+typedef struct dims {
+    const opq_type *type;
+    int from, to;
+    int64_t count;
+} dims;
+
+static void take_dim(dims *d) { d->count *= d->type->size[d->to++]; }
+
+/* The next dims of both shapes with one number of elements: an index of the ones is an index of the others. */
+static bool next_dims(dims *a, dims *b)
+{
+    *a = (dims){a->type, a->to, a->to, 1};
+    *b = (dims){b->type, b->to, b->to, 1};
+    if (a->to == a->type->rank && b->to == b->type->rank)
+        return false;
+    do {
+        bool left = a->to < a->type->rank, right = b->to < b->type->rank;
+        take_dim(left && (a->count <= b->count || !right) ? a : b);
+    } while (a->count != b->count && (a->to < a->type->rank || b->to < b->type->rank));
+    return true;
+}
+
+static opq_type type_of_dims(const dims *d)
+{
+    return opq_type_make((opq_dtype)d->type->dtype, d->to - d->from, d->type->size + d->from);
+}
+
+/* Dims for dims, so that what a padding moves out of one of them carries into no other. */
+static opq_through through_reshape(const opq_type *type, const opq_type *source, const opq_index_map *map,
+                                   const opq_space *space, opq_index_map *out_map)
+{
+    dims to = {.type = type}, from = {.type = source};
+    opq_through through = OPQ_THROUGH_map;
+    while (next_dims(&to, &from)) {
+        opq_type whole = type_of_dims(&to), parts = type_of_dims(&from);
+        opq_index_map index, split;
+        memcpy(index.dim, map->dim + to.from, (size_t)whole.rank * sizeof *index.dim);
+        opq_affine linear = opq_affine_linear(&index, &whole);
+        if (!opq_affine_split(&linear, space, &parts, &split))
+            return OPQ_THROUGH_linear;
+        memcpy(out_map->dim + from.from, split.dim, (size_t)parts.rank * sizeof *split.dim);
+        through = parts.rank > 1 ? OPQ_THROUGH_split : through;
+    }
+    return through;
 }
 
 opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map,
@@ -119,14 +177,14 @@ opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const 
         return OPQ_THROUGH_pad;
     case OPQ_OP_reshape:
         *out_linear = opq_affine_linear(map, &view->type);
-        return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_map : OPQ_THROUGH_linear;
+        return through_reshape(&view->type, source, map, space, out_map);
     }
     const opq_attr *strides = opq_node_attr(view, OPQ_ATTR_strides);
     memset(out_linear, 0, sizeof *out_linear);
     out_linear->offset = opq_node_int(view, OPQ_ATTR_offset, 0);
     for (int d = 0; d < view->type.rank; d++)
         add_scaled(out_linear, &map->dim[d], strides->ints[d]);
-    return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_map : OPQ_THROUGH_linear;
+    return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_split : OPQ_THROUGH_linear;
 }
 
 void opq_affine_broadcast(const opq_index_map *map, const opq_type *result, const opq_type *operand,

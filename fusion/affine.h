@@ -35,12 +35,18 @@ opq_affine opq_affine_linear(const opq_index_map *map, const opq_type *type);
 opq_affine opq_affine_forwards(const opq_affine *linear, const opq_space *space);
 /* Is an index in [0, extent) at every turn of the loops? */
 bool opq_affine_inside(const opq_affine *index, const opq_space *space, int64_t extent);
-/* Inverse of linear: writes a row-major index of `type` as one expression per dim. False if a carry could cross a dim. */
+/* Inverse of linear: writes a row-major index of `type` as one expression per dim. False if a carry could cross a dim.
+ *
+ * At turns where `linear` is outside of [0, elements of `type`), as it is under a padding, nothing is there: a condition keeps them from
+ * being used. At all others the map has the index of that element. At every turn all dims are inside but the outermost one of more than one
+ * element, which takes what is outside, above and (rounding down: a negative offset) below; the map is then the same linear index. Of one
+ * element or none the map is 0. */
 bool opq_affine_split(const opq_affine *linear, const opq_space *space, const opq_type *type, opq_index_map *out_map);
-/* Operand's map of a view node. False: not affine. `out_linear` is set instead of the map for `strided`, which addresses the
- * operand's dense elements directly (and for a reshape that does not split): usable only when the operand is memory. */
+/* Operand's map of a view node: right wherever `map` is inside of the view, and undefined elsewhere (under a padding). Not affine: instead of
+ * it `out_linear` is set, of a reshape or `strided` that does not split: the operand's dense elements, usable only when it is memory. */
 typedef enum opq_through {
     OPQ_THROUGH_map,
+    OPQ_THROUGH_split, /* the same; under a padding an index of `out_map` may be outside by more than any index of `map` tells */
     OPQ_THROUGH_linear,
     OPQ_THROUGH_pad, /* `out_map` is outside of the operand in places, where the view has its number */
 } opq_through;

@@ -149,6 +149,7 @@ static opq_kernel_kind kind_of(const builder *b, int32_t group)
             block = block || b->grouping->group_of[opq_strip_reshape(b->in, node->operand[0])] == group;
             break;
         case OPQ_CLASS_EXTERN: return OPQ_KERNEL_extern;
+        case OPQ_CLASS_ROUTINE: return OPQ_KERNEL_routine;
         case OPQ_CLASS_UPDATE: return OPQ_KERNEL_update;
         case OPQ_CLASS_SCATTER: return OPQ_KERNEL_index;
         case OPQ_CLASS_CONCAT: return OPQ_KERNEL_concat;

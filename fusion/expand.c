@@ -109,6 +109,12 @@ static opq_status expand_concat(opq_graph *out, const opq_node *node, const opq_
     return OPQ_OK;
 }
 
+bool opq_expands(const opq_graph *graph, const opq_node *node)
+{
+    return node->op == OPQ_OP_count || node->op == OPQ_OP_concat || opq_node_is_composite(node) ||
+           reduces_nothing(graph, node);
+}
+
 static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands)
 {
     for (opq_ref n = 0; n < in->count; n++) {
@@ -119,8 +125,7 @@ static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *rena
             OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
         else if (node->op == OPQ_OP_concat)
             OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
-        else if (opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND ||
-                 opq_node_class(node) == OPQ_CLASS_COMPOSITE)
+        else if (opq_node_is_composite(node))
             OPQ_TRY(opq_expand_wide(out, node, operands, &renamed[n]));
         else
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));

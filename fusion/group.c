@@ -17,6 +17,7 @@
  * not     duplicating a node into two groups; joining groups that only share an input (group_sibling.c)
  */
 #include "fusion/group_state.h"
+#include "graph/progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -174,6 +175,7 @@ static bool can_join(const opq_node *node)
     case OPQ_CLASS_UPDATE:
     case OPQ_CLASS_CONCAT:
     case OPQ_CLASS_SCATTER:
+    case OPQ_CLASS_ROUTINE:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_COUNT: break;
@@ -181,10 +183,13 @@ static bool can_join(const opq_node *node)
     return false;
 }
 
-static bool takes_members(const opq_node *node)
+/* A call of a function that reads whole buffers: no kernel. */
+static bool is_call(const opq_node *node)
 {
-    return opq_node_class(node) != OPQ_CLASS_EXTERN && opq_node_class(node) != OPQ_CLASS_MATMUL;
+    return opq_node_class(node) == OPQ_CLASS_EXTERN || opq_node_class(node) == OPQ_CLASS_ROUTINE;
 }
+
+static bool takes_members(const opq_node *node) { return !is_call(node) && opq_node_class(node) != OPQ_CLASS_MATMUL; }
 
 static bool read_from_memory(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
 {
@@ -254,7 +259,7 @@ static opq_status place_alone(opq_grouper *g, opq_ref n)
     fill.operands += 2;
     for (int k = 0; k < node->arity; k++)
         follows = follows || opq_is_computed_inside(g, node->operand[k]);
-    if (follows && opq_node_class(node) != OPQ_CLASS_EXTERN)
+    if (follows && !is_call(node))
         for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &fill, &refusal));
             again = false;
@@ -298,6 +303,8 @@ static opq_status place(opq_grouper *g, opq_ref n)
 static opq_status place_all(opq_grouper *g)
 {
     opq_bound_views(g);
+    for (opq_ref n = 0; n < g->in->count && g->single; n++)
+        g->result.in_memory[n] = opq_node_class(opq_node_at(g->in, n)) == OPQ_CLASS_VIEW;
     opq_find_users(g);
     for (int i = 0; i < g->in->output_count; i++) {
         opq_ref ref = opq_strip_reshape(g->in, g->in->outputs[i]);
@@ -312,6 +319,7 @@ static opq_status place_all(opq_grouper *g)
             (opq_node_is_free(g->in, n) && !g->result.in_memory[n]))
             continue;
         OPQ_TRY(place(g, n));
+        opq_progress("grouping ops into kernels", g->in->count - n, g->in->count);
     }
     return OPQ_OK;
 }
@@ -332,7 +340,7 @@ static opq_status note_unfused(const opq_grouper *g, opq_unfused *unfused)
             }
             opq_refusal refusal =
                 g->edges[e].from_memory || g->refusal[n] == OPQ_REFUSAL_none ? OPQ_REFUSAL_boundary : g->refusal[n];
-            unfused->edges[unfused->count++] = (opq_unfused_edge){g->renamed[n], g->renamed[consumer], refusal};
+            unfused->edges[unfused->count++] = (opq_unfused_edge){g->renamed[n], g->renamed[consumer], refusal, 0};
         }
     return OPQ_OK;
 }
@@ -419,12 +427,21 @@ static opq_status group_again(opq_grouper *g, opq_graph **out_copy)
     return status;
 }
 
+static opq_status check_expanded(const opq_graph *in)
+{
+    for (opq_ref n = 0; n < in->count; n++)
+        if (opq_expands(in, opq_node_at(in, n)))
+            return opq_fail(OPQ_INVALID, "group: %%%d = %s was not expanded: the pass expand comes first", (int)n,
+                            opq_node_info(opq_node_at(in, n))->name);
+    return OPQ_OK;
+}
+
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused)
 {
     opq_grouper g = {.in = in, .fusion = fusion};
     opq_graph *own = NULL, *copy = NULL;
-    opq_status status = OPQ_OK;
-    if (fusion == OPQ_FUSED) {
+    opq_status status = check_expanded(in);
+    if (status == OPQ_OK && fusion == OPQ_FUSED) {
         status = opq_rematerialize_indices(in, &own);
         g.in = own;
     }
@@ -439,5 +456,15 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     drop(&g);
     opq_graph_destroy(copy);
     opq_graph_destroy(own);
+    return status;
+}
+
+opq_status opq_pass_single(const opq_graph *in, opq_graph *out, opq_ref *out_renamed)
+{
+    opq_grouper g = {.in = in, .fusion = OPQ_UNFUSED, .single = true};
+    opq_status status = group_nodes(&g);
+    if (status == OPQ_OK)
+        status = opq_build_fused(in, &g.result, out, out_renamed);
+    drop(&g);
     return status;
 }

@@ -45,6 +45,7 @@ typedef struct opq_order {
 typedef struct opq_grouper {
     const opq_graph *in;
     opq_fusion fusion;
+    bool single; /* views and indices are kernels, too */
     opq_grouping result;
     opq_group *groups;
     int group_count;

@@ -21,7 +21,9 @@ enum {
     OPQ_SWEEP_MAX = 8,      /* reductions that need each other, one after another: each recomputes what the last did */
     OPQ_REDUCTION_MAX = 32, /* reductions of one sweep: each holds accumulators in its innermost loop */
     OPQ_ACROSS_MAX = 16, /* elements of a row that is reduced in a lane, beside others: a power of two, at most OPQ_LANES */
+    OPQ_UNROLL_MAX = 64,      /* turns of loops that are made at once, one inside the other */
     OPQ_ACROSS_ROWS_MIN = 16, /* such rows: as many as the widest vector has lanes */
+    OPQ_PHASE_MAX = 8,        /* loops at the top, of which one is done before the next begins */
     OPQ_PRODUCTS_MAX = 8,     /* of one left operand, side by side */
     OPQ_MATRIX_GUARD_MAX = 3, /* padded dims of an operand that the matrix engine reads */
     OPQ_NESTING_MAX = 512,    /* steps from a stored node to memory: the walks are recursive */

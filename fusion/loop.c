@@ -1,4 +1,4 @@
-/* Blocks of OPQ_CHUNK turns: which of them a loop runs.
+/* Blocks of OPQ_CHUNK turns: which of them a loop runs. And phases.
  *
  * Nested loops in the same block are one sequence in row-major order. A turn of one of them stands for as many of its elements as the
  * loops inside have turns; a block has those that begin or end in it.
@@ -44,4 +44,22 @@ void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int
         index[own->within - 1] * OPQ_CHUNK - before; /* may lie before this loop's first element, or behind its last */
     *out_from = inside > 0 ? clamp(first / inside, extent) : 0;
     *out_to = inside > 0 ? clamp((first + OPQ_CHUNK + inside - 1) / inside, extent) : 0;
+}
+
+opq_phases opq_loops_find_phases(const opq_loops *k)
+{
+    int first = 0;
+    while (first < k->stmt_count && k->stmts[first].op != OPQ_STMT_loop)
+        first++;
+    opq_phases p = {.count = 1, .from = {first}};
+    bool parallel = false;
+    for (int i = first; i < k->stmt_count; i = k->stmts[i].op == OPQ_STMT_loop ? k->stmts[i].end : i + 1) {
+        bool next = k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_parallel;
+        if (i > first && (next || parallel) && p.count++ < OPQ_PHASE_MAX)
+            p.from[p.count - 1] = i;
+        parallel = next;
+    }
+    if (p.count <= OPQ_PHASE_MAX)
+        p.from[p.count] = k->stmt_count;
+    return p;
 }

@@ -24,10 +24,11 @@ typedef enum opq_loop_role {
     OPQ_LOOP_parallel, /* iterations are independent: for threads */
     OPQ_LOOP_each,     /* independent */
     OPQ_LOOP_vector,   /* independent: for lanes */
-    OPQ_LOOP_serial,   /* in order; a scan in it carries what it holds from turn to turn */
-    OPQ_LOOP_lanes,    /* independent but for folds, which combine by OPQ_TREE_lanes */
-    OPQ_LOOP_column,   /* the same by OPQ_TREE_column */
-    OPQ_LOOP_chain,    /* in order; the folds are products: from +0 on, each turn adds one by a fused multiply-add */
+    OPQ_LOOP_unroll, /* independent, and so few that their number is part of the kernel: made at once, what is loaded for one serves all */
+    OPQ_LOOP_serial, /* in order; a scan in it carries what it holds from turn to turn */
+    OPQ_LOOP_lanes,  /* independent but for folds, which combine by OPQ_TREE_lanes */
+    OPQ_LOOP_column, /* the same by OPQ_TREE_column */
+    OPQ_LOOP_chain,  /* in order; the folds are products: from +0 on, each turn adds one by a fused multiply-add */
 } opq_loop_role;
 const char *opq_loop_role_name(opq_loop_role role);
 static inline bool opq_loop_reduces(opq_loop_role role) { return role >= OPQ_LOOP_lanes; }
@@ -57,7 +58,7 @@ typedef struct opq_stmt {
     int16_t operand[3]; /* statements; -1: none */
     int16_t access;     /* of the kernel; keep, kept: the local's statement; -1: none */
     int32_t end;        /* loop: the statement behind its body */
-    opq_number value;   /* as in opq_instr */
+    opq_number value;   /* as in opq_instr; loop: i is the number of turns where that is part of the kernel */
     opq_ref node;       /* of the graph, that may fail here, for messages; not in the key */
 } opq_stmt;
 
@@ -77,6 +78,13 @@ void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int
                     int64_t *out_to);
 /* Is there a loop inside it, or (`around`) around it, in the same block as this one? */
 bool opq_loop_shares_block(const opq_loops *k, int loop, bool around);
+/* A parallel loop at the top is a phase, what stands between two of them another: phase p is the statements [from[p], from[p + 1]). What
+ * stands before the first loop belongs to all. */
+typedef struct opq_phases {
+    int count; /* may be more than there is room for: opq_loops_verify refuses that */
+    int from[OPQ_PHASE_MAX + 1];
+} opq_phases;
+opq_phases opq_loops_find_phases(const opq_loops *k);
 /* Elements by which an access moves from turn to turn of a variable. */
 static inline int64_t opq_loops_stride(const opq_loops *k, const int64_t *dims, int access, int variable)
 {
@@ -105,8 +113,8 @@ opq_loops_run opq_loops_eval OPQ_MUST_CHECK;
 /* OPQ_INVALID, and where, unless: operands are in sight, as many as the op needs and of its dtypes; accesses walk loops that are around;
  * locals are kept in before they are read; reductions stand in reducing loops; and roles fit. Then it prints, and code is made of it. */
 opq_status opq_loops_verify(const opq_loops *loops) OPQ_MUST_CHECK;
-/* The same for a verified tree and arguments: every access stays in its buffer (`bytes` of each), and turns of a loop that is not serial
- * do not store to one element. Then it runs. */
+/* The same for a verified tree and arguments: every access stays in its buffer (`bytes` of each), what reduces has turns, and no two turns
+ * store to one element. Then it runs. */
 opq_status opq_loops_verify_bounds(const opq_loops *loops, const int64_t *dims, const int64_t *bytes) OPQ_MUST_CHECK;
 /* rows[i] + columns[j] of element (i, j) */
 typedef struct opq_matrix_guard {

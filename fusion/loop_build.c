@@ -7,7 +7,7 @@
  *   column       kept loops but the last { last kept loop { sweep { reduced loops } .. } }
  *   scan         kept loops { scanned loop }
  *   across       as column, where rows are so short that each has a lane
- *   matmul       batch loops { m { n { k } } }, where each may be several loops
+ *   matmul       batch loops { m { n { k } } }, where each may be several loops; or those of a thin product { lanes { unrolled { k } } }
  */
 #include "fusion/loop.h"
 
@@ -16,13 +16,14 @@
 typedef struct builder {
     const opq_kernel *kernel;
     opq_loops *out;
-    uint16_t reduced;               /* mask */
-    int16_t stmt[OPQ_BODY_MAX];     /* the statement that has an instruction's value now, -1 */
-    int16_t local[OPQ_BODY_MAX];    /* per spill slot: its statement, -1 */
-    int order[OPQ_LOOP_MAX], outer; /* loops from outside in; how many of them are kept */
+    uint16_t reduced;            /* mask */
+    int16_t stmt[OPQ_BODY_MAX];  /* the statement that has an instruction's value now, -1 */
+    int16_t local[OPQ_BODY_MAX]; /* per spill slot: its statement, -1 */
+    int order[OPQ_LOOP_MAX], outer,
+        unrolled; /* loops from outside in; how many of them are kept; of these, inside the lanes' */
 } builder;
 
-static const char *const role_names[] = {"parallel", "each", "vector", "serial", "lanes", "column", "chain"};
+static const char *const role_names[] = {"parallel", "each", "vector", "unroll", "serial", "lanes", "column", "chain"};
 const char *opq_loop_role_name(opq_loop_role role) { return role_names[role]; }
 
 static opq_stmt *push(builder *b, int op)
@@ -115,7 +116,10 @@ static opq_loop_role role_of(const builder *b, int depth, bool folds)
     bool matmul = b->kernel->kind == OPQ_KERNEL_matmul, column = b->kernel->kind == OPQ_KERNEL_column;
     if (b->reduced >> l & 1 && folds)
         return matmul ? OPQ_LOOP_chain : column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
-    bool last = depth < b->outer && depth >= b->outer - (matmul ? b->kernel->columns : 1);
+    int behind = b->outer - b->unrolled;
+    if (depth >= behind && depth < b->outer)
+        return OPQ_LOOP_unroll;
+    bool last = depth < behind && depth >= behind - (matmul ? b->kernel->columns : 1);
     bool lanes = column || matmul || b->kernel->across ? last : innermost;
     return lanes ? OPQ_LOOP_vector : b->reduced >> l & 1 ? OPQ_LOOP_each : OPQ_LOOP_parallel;
 }
@@ -126,6 +130,7 @@ static int open_loop(builder *b, int depth, bool folds)
     loop->role = (uint8_t)role_of(b, depth, folds);
     loop->variable = (uint8_t)b->order[depth];
     loop->within = b->kernel->blocks && depth > 0; /* in loop 0 */
+    loop->value.i = b->kernel->turns[loop->variable];
     return b->out->stmt_count - 1;
 }
 
@@ -261,11 +266,13 @@ static void emit_blocks(builder *b)
 static void order_loops(builder *b)
 {
     int count = 0;
-    for (int pass = 0; pass < 2; pass++) {
+    for (int pass = 0; pass < 3; pass++) { /* kept, unrolled, reduced */
+        int before = count;
         for (int l = 0; l < b->kernel->rank; l++)
-            if (b->kernel->reduced[l] == pass)
+            if (b->kernel->reduced[l] == (pass == 2) && (pass == 2 || (b->kernel->turns[l] > 0) == (pass == 1)))
                 b->order[count++] = l;
-        b->outer = pass == 0 ? count : b->outer;
+        b->unrolled = pass == 1 ? count - before : b->unrolled;
+        b->outer = pass == 1 ? count : b->outer;
     }
     if (b->kernel->blocks && b->kernel->across) { /* elements keep their order, whichever loop has the lanes */
         b->order[count - 1] = b->kernel->rank - 2;

@@ -4,6 +4,7 @@
  */
 #include "fusion/loop.h"
 #include "graph/eval.h"
+#include "opaque/scalar.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -58,7 +59,7 @@ static int64_t offset_of(const machine *m, const opq_stmt *stmt)
 {
     int64_t offset = m->dims[opq_dims_of(m->k->rank, stmt->access)];
     for (int l = 0; l < m->k->rank; l++)
-        offset += m->index[l] * opq_loops_stride(m->k, m->dims, stmt->access, l);
+        offset = opq_add_i64(offset, opq_mul_i64(m->index[l], opq_loops_stride(m->k, m->dims, stmt->access, l)));
     return offset;
 }
 

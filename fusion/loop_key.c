@@ -5,6 +5,8 @@
 
 static bool has_value(const opq_stmt *stmt)
 {
+    if (stmt->op == OPQ_STMT_loop)
+        return stmt->role == OPQ_LOOP_unroll;
     if (stmt->op >= OPQ_OP_COUNT)
         return false;
     opq_class class_ = opq_op_info_of((opq_op)stmt->op)->class_;

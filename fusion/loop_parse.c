@@ -14,7 +14,8 @@ typedef struct parser {
     opq_access *accesses;
     uint8_t buffer_dtype[OPQ_BUFFER_MAX];
     int open[DEPTH_MAX], depth;
-    uint16_t running; /* variables of the open loops */
+    uint16_t running;          /* variables of the open loops */
+    bool used[OPQ_ACCESS_MAX]; /* accesses that a statement has */
 } parser;
 
 static opq_status fail(const parser *p, const char *what)
@@ -159,6 +160,11 @@ static opq_status read_access(parser *p, opq_stmt *stmt)
     OPQ_TRY(opq_reader_want(&p->r, "]"));
     if (at && stmt->operand[0] < 0)
         return fail(p, "an index expected");
+    const opq_access *other = &p->accesses[stmt->access];
+    if (p->used[stmt->access] && (other->buffer != access.buffer || other->dtype != access.dtype ||
+                                  memcmp(other->stride, access.stride, sizeof access.stride) != 0))
+        return fail(p, "these arguments are those of another access");
+    p->used[stmt->access] = true;
     p->accesses[stmt->access] = access;
     if (stmt->access >= p->out->access_count)
         p->out->access_count = stmt->access + 1;
@@ -253,7 +259,7 @@ static opq_status read_memory(parser *p, opq_stmt *stmt)
 
 static opq_status read_stmt(parser *p)
 {
-    opq_stmt *stmt;
+    opq_stmt *stmt = NULL;
     int number = 0, count;
     OPQ_TRY(push(p, &stmt));
     bool has_value = opq_reader_take(&p->r, "%");
@@ -285,21 +291,22 @@ static opq_status read_stmt(parser *p)
 
 static opq_status open_loop(parser *p, int role)
 {
-    opq_stmt *loop;
+    opq_stmt *loop = NULL;
     int variable = 0;
     OPQ_TRY(push(p, &loop));
     OPQ_TRY(read_variable(p, &variable));
     if (p->depth == DEPTH_MAX || p->running >> variable & 1)
         return fail(p, "this variable has a loop already");
     OPQ_TRY(opq_reader_want(&p->r, "<"));
-    OPQ_TRY(want_argument(p, variable));
-    int within = -1;
+    int within = -1, turns = 0;
+    OPQ_TRY(role == OPQ_LOOP_unroll ? number_below(p, OPQ_UNROLL_MAX + 1, &turns) : want_argument(p, variable));
     if (opq_reader_take(&p->r, "in"))
         OPQ_TRY(read_variable(p, &within));
     OPQ_TRY(opq_reader_want(&p->r, "{"));
     loop->op = OPQ_STMT_loop;
     loop->within = (uint8_t)(within + 1);
     loop->role = (uint8_t)role;
+    loop->value.i = turns;
     loop->variable = (uint8_t)variable;
     p->running |= (uint16_t)(1u << variable);
     p->open[p->depth++] = p->out->stmt_count++;
@@ -315,7 +322,7 @@ static void close_loop(parser *p)
 
 static opq_status read_local_line(parser *p)
 {
-    opq_stmt *local;
+    opq_stmt *local = NULL;
     int number = 0;
     OPQ_TRY(push(p, &local));
     local->op = OPQ_STMT_local;
@@ -404,6 +411,8 @@ opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, op
         return opq_fail(OPQ_NO_MEMORY, "out of memory while reading loops");
     memset(p, 0, sizeof *p);
     memset(accesses, 0, OPQ_ACCESS_MAX * sizeof *accesses);
+    for (int a = 0; a < OPQ_ACCESS_MAX; a++) /* numbers that nothing uses are of no buffer */
+        accesses[a].buffer = -1;
     p->r = (opq_reader){.text = text, .length = length, .arena = arena};
     p->out = out_loops;
     p->accesses = accesses;

@@ -78,8 +78,9 @@ static void print_body(const opq_loops *k, int from, int to, int depth, opq_text
         const opq_stmt *stmt = &k->stmts[i];
         indent(text, depth);
         if (stmt->op == OPQ_STMT_loop) {
-            opq_text_add(text, "%s %c < d%d", opq_loop_role_name((opq_loop_role)stmt->role),
-                         opq_loop_letter(stmt->variable), stmt->variable);
+            bool fixed = stmt->role == OPQ_LOOP_unroll;
+            opq_text_add(text, "%s %c < %s%d", opq_loop_role_name((opq_loop_role)stmt->role),
+                         opq_loop_letter(stmt->variable), fixed ? "" : "d", fixed ? (int)stmt->value.i : stmt->variable);
             if (stmt->within)
                 opq_text_add(text, " in %c", opq_loop_letter(stmt->within - 1));
             opq_text_add(text, " {\n");

@@ -9,18 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[] = {
-#define X(name, text) #name,
+static const struct {
+    const char *name, *text, *remedy;
+    bool acts;
+} refusals[] = {
+#define X(name, text, acts, remedy) {#name, text, remedy, acts},
     OPQ_REFUSALS(X)
 #undef X
 };
-static const char *const texts[] = {
-#define X(name, text) text,
-    OPQ_REFUSALS(X)
-#undef X
-};
-const char *opq_refusal_name(opq_refusal refusal) { return names[refusal]; }
-const char *opq_refusal_text(opq_refusal refusal) { return texts[refusal]; }
+const char *opq_refusal_name(opq_refusal refusal) { return refusals[refusal].name; }
+const char *opq_refusal_text(opq_refusal refusal) { return refusals[refusal].text; }
+const char *opq_refusal_remedy(opq_refusal refusal) { return refusals[refusal].remedy; }
+bool opq_refusal_acts(opq_refusal refusal) { return refusals[refusal].acts; }
 
 bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
 {
@@ -41,6 +41,7 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
     case OPQ_CLASS_INDEX:
     case OPQ_CLASS_SCATTER:
     case OPQ_CLASS_MATMUL:
+    case OPQ_CLASS_ROUTINE:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_COUNT: break;
@@ -76,7 +77,9 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
         state->refusal = opq_lower_space(state);
     opq_lower_stored(state);
     opq_status status = OPQ_OK;
-    if (state->refusal == OPQ_REFUSAL_none)
+    if (state->no_memory)
+        status = opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
+    else if (state->refusal == OPQ_REFUSAL_none)
         status = opq_lower_finish(state);
     out_lowered->refusal = state->refusal;
     out_lowered->argument_count = state->buffer_count + state->scalar_count;

@@ -6,32 +6,46 @@
 
 #include "fusion/loop.h"
 
-/* Why an edge was not fused. */
+/* Why an edge was not fused, and what who wrote the program can do about it: `acts` is whether there is something. */
 #define OPQ_REFUSALS(X)                                                                                                \
-    X(none, "fused")                                                                                                   \
-    X(cycle, "a path leaves the group and comes back")                                                                 \
-    X(boundary, "this kind of kernel takes its operand from memory")                                                   \
-    X(space, "the iteration spaces differ")                                                                            \
-    X(view, "the view between them is not one stride per loop")                                                        \
-    X(axes, "reduces over other axes than the group")                                                                  \
-    X(two_matmuls, "a matmul has no other in its epilogue")                                                            \
-    X(scan, "a scan runs along one whole axis of the kernel, without reductions and products")                         \
-    X(after_matmul, "a reduction cannot follow a matmul in its tile")                                                  \
-    X(recompute, "would be computed again for every broadcast element, or overlapping window")                         \
-    X(part, "may fail on elements that are not used here")                                                             \
-    X(row_size, "a row does not stay in cache")                                                                        \
-    X(body_size, "the kernel body reached its limit")                                                                  \
-    X(buffers, "the kernel reached its limit of arguments")                                                            \
-    X(reductions, "the kernel reached its limit of reductions")                                                        \
-    X(other_use, "another use needs the value in memory first")
+    X(none, "fused", false, "nothing: it is one kernel")                                                               \
+    X(cycle, "a path leaves the group and comes back", false,                                                          \
+      "nothing: what lies on that path needs the value in memory")                                                     \
+    X(boundary, "this kind of kernel takes its operand from memory", false,                                            \
+      "nothing: such kernels are fast because they read memory")                                                       \
+    X(space, "the iteration spaces differ", true, "slice first and compute on the slice, or compute on equal sizes")   \
+    X(view, "the view between them is not one stride per loop", true,                                                  \
+      "reshape or permute before computing, or make it contiguous() where it is used more than once")                  \
+    X(axes, "reduces over other axes than the group", true,                                                            \
+      "reduce over one set of axes, in one call or one after the other; nothing, if both are needed")                  \
+    X(two_matmuls, "a matmul has no other in its epilogue", true,                                                      \
+      "make one product of the sum of two: cat([a, b], 1) @ cat([c, d])")                                              \
+    X(scan, "a scan runs along one whole axis of the kernel, without reductions and products", true,                   \
+      "scan along one axis only, and reduce what was scanned before or afterwards")                                    \
+    X(after_matmul, "a reduction cannot follow a matmul in its tile", false,                                           \
+      "nothing, unless it is attention: scaled_dot_product_attention is one kernel")                                   \
+    X(recompute, "would be computed again for every broadcast element, or overlapping window", false,                  \
+      "nothing: storing it is cheaper")                                                                                \
+    X(part, "may fail on elements that are not used here", true, "slice before the op that may fail")                  \
+    X(row_size, "a row does not stay in cache", true, "reduce in two steps: reshape a row into shorter ones")          \
+    X(body_size, "the kernel body reached its limit", false, "nothing: the kernels are large as they are")             \
+    X(buffers, "the kernel reached its limit of arguments", true,                                                      \
+      "keep what is read in fewer tensors, or let go of results that nobody needs")                                    \
+    X(reductions, "the kernel reached its limit of reductions", false, "nothing: the kernels are large as they are")   \
+    X(other_use, "another use needs the value in memory first", true,                                                  \
+      "let go of it, if it was kept to look at (`kept by`); nothing, if the backward pass or another op needs it")     \
+    X(not_made, "their kernel could not be made: its ops run one by one", true,                                        \
+      "report it: report_bug() writes what is needed")
 typedef enum opq_refusal {
-#define X(name, text) OPQ_REFUSAL_##name,
+#define X(name, ...) OPQ_REFUSAL_##name,
     OPQ_REFUSALS(X)
 #undef X
         OPQ_REFUSAL_COUNT
 } opq_refusal;
 const char *opq_refusal_name(opq_refusal refusal);
 const char *opq_refusal_text(opq_refusal refusal);
+const char *opq_refusal_remedy(opq_refusal refusal); /* begins with "nothing" where there is none */
+bool opq_refusal_acts(opq_refusal refusal);
 
 /* The question: `members`, in any order, which are the nodes n with group_of[n] == group, of which `stored` (in order) must be in memory
  * afterwards. Other nodes are memory, except the free ones (constants, scalars, iota, count, views that are not stored), which are followed in place. */

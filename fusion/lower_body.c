@@ -390,6 +390,7 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     case OPQ_CLASS_UPDATE:
     case OPQ_CLASS_CONCAT:
     case OPQ_CLASS_SCATTER:
+    case OPQ_CLASS_ROUTINE:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_COUNT:
@@ -437,8 +438,10 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
     *memo =
         (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
     memo->dim = opq_arena_copy(state->arena, map->dim, (size_t)rank * sizeof *memo->dim);
-    if (rank > 0 && memo->dim == NULL)
+    if (rank > 0 && memo->dim == NULL) {
+        state->no_memory = true;
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
+    }
     state->bucket[bucket] = (int16_t)state->memo_count++;
     return instr;
 }

@@ -199,6 +199,7 @@ static void walk_operands(opq_cutter *c, const opq_node *node, const opq_stretch
     case OPQ_CLASS_CONCAT:
     case OPQ_CLASS_SCATTER:
     case OPQ_CLASS_MATMUL:
+    case OPQ_CLASS_ROUTINE:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_COUNT: return;

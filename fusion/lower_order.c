@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { SCAN_ROWS_MIN = 8 };
+enum { SCAN_ROWS_MIN = 8, TAPS_MAX = 16, TAP_TERMS_MIN = 10 };
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
 {
@@ -226,6 +226,43 @@ static int chain_lanes(const opq_lower_state *state, const opq_order *l, bool al
     return best;
 }
 
+/* Does an operand of the product, or whether it has an element, change along a loop? */
+static bool operand_moves(const opq_lower_state *state, int instr, int source)
+{
+    const opq_instr *of = &state->instrs[instr];
+    bool moves = of->access >= 0 && opq_order_stride(state, of->access, source) != 0;
+    for (int o = 0; o < 3 && !moves; o++)
+        moves = of->operand[o] >= 0 && operand_moves(state, of->operand[o], source);
+    return moves;
+}
+
+/* The taps of a window that long sums are made for (a gradient of weights): one operand serves all of them. */
+static bool is_tap(const opq_lower_state *state, const opq_order *l, int loop)
+{
+    bool moves[2] = {true, true};
+    for (int i = 0; i < state->instr_count; i++)
+        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++)
+            moves[o] = operand_moves(state, state->instrs[i].operand[o], l->source[loop]);
+    return l->role[loop] == OPQ_ROLE_kept && l->extent[loop] <= TAPS_MAX && moves[0] != moves[1];
+}
+
+/* The last of the loops before the lanes' that are taps, as many as are made at once. */
+static void unroll_taps(opq_lower_state *state, const opq_order *l)
+{
+    int64_t terms = 1, turns = 1;
+    int lanes = 0;
+    for (int i = 0; i < l->count; i++) {
+        terms *= l->role[i] == OPQ_ROLE_k ? l->extent[i] : 1;
+        lanes = l->role[i] == OPQ_ROLE_k ? lanes : i;
+    }
+    for (int i = lanes - 1; i >= 0 && terms >= TAP_TERMS_MIN && is_tap(state, l, i); i--) {
+        turns *= l->extent[i];
+        if (turns > OPQ_UNROLL_MAX || turns > terms)
+            break;
+        state->kernel.turns[i] = (uint8_t)l->extent[i];
+    }
+}
+
 /* A product of one row, or one column, for each of many matrices: a chain in each lane, without an engine. */
 static bool order_chain(opq_lower_state *state, opq_order *out)
 {
@@ -251,6 +288,7 @@ static bool order_chain(opq_lower_state *state, opq_order *out)
     take_role(out, &in, OPQ_ROLE_k);
     state->kernel.columns = 1;
     state->out->direct = true;
+    unroll_taps(state, out);
     return true;
 }
 

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Rows, or columns, too few for what an engine packs to be used again, in many matrices. */
+/* Rows, or columns, too few for what an engine packs to be used again, in many matrices; of numbers alone, however long their sums. */
 enum { THIN_SUM_MAX = 256, THIN_BATCH_MIN = 8, VECTOR_MIN = 8 };
 
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref)
@@ -60,7 +60,7 @@ bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
         opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
     opq_ref right = opq_strip_reshape(graph, opq_node_at(graph, matmul)->operand[1]);
     bool many = count >= THIN_BATCH_MIN * m * n || (m == 1 && opq_window_overlaps(graph, right));
-    return (m == 1 || n == 1) && k <= THIN_SUM_MAX && many;
+    return (m == 1 || n == 1) && (k <= THIN_SUM_MAX || m == n) && many;
 }
 
 /* Indices that are in [0, extent) where there is an element, else it is 0. */
@@ -99,6 +99,18 @@ static bool add_guards(const opq_graph *graph, const opq_node *pad, const opq_in
     return true;
 }
 
+/* Has every index that may be outside of `type` its guard? */
+static bool is_guarded(const guards *guards, const opq_index_map *map, const opq_space *space, const opq_type *type)
+{
+    bool guarded = true;
+    for (int d = 0; d < type->rank && guarded; d++) {
+        guarded = opq_affine_inside(&map->dim[d], space, type->size[d]);
+        for (int g = 0; g < guards->count && !guarded; g++)
+            guarded = guards->extent[g] == type->size[d] && opq_affine_equal(&guards->index[g], &map->dim[d]);
+    }
+    return guarded;
+}
+
 /* From `out->memory` down to what is in memory; false: no stride per loop, or no memory. `thin`: for a product that is made without the
  * engine, which sees through any padding. */
 static bool find_memory(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory,
@@ -118,6 +130,9 @@ static bool find_memory(const opq_graph *graph, const int32_t *group_of, const u
             return false;
         opq_through through = opq_affine_view(graph, view, map, space, &next, &out->linear);
         if (through == OPQ_THROUGH_pad && !thin && !add_guards(graph, view, &next, space, &out->guards))
+            return false;
+        if (through == OPQ_THROUGH_split && !thin &&
+            !is_guarded(&out->guards, &next, space, &opq_node_at(graph, out->memory)->type))
             return false;
         exact = through != OPQ_THROUGH_linear;
         *map = next;

@@ -21,6 +21,7 @@ typedef struct opq_lower_state {
     opq_arena *arena;
     opq_lowered *out;
     opq_refusal refusal;
+    bool no_memory; /* and that is why it is refused */
     opq_kernel kernel;
     opq_space space;
     uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */

@@ -34,15 +34,46 @@ bool opq_pad_is_zero(const opq_node *pad)
     return real ? value.f == 0 && !signbit(value.f) : value.i == 0;
 }
 
+/* Is it a part of the condition `guard` already? */
+static bool is_guarded(const opq_lower_state *state, int guard, const opq_affine *index, int64_t extent)
+{
+    const opq_instr *instr = guard < 0 ? NULL : &state->instrs[guard];
+    if (instr == NULL || instr->op == OPQ_INSTR_inside)
+        return instr && state->at_extents[instr->access] == extent &&
+               opq_affine_equal(&state->affines[instr->access], index);
+    return is_guarded(state, instr->operand[0], index, extent) || is_guarded(state, instr->operand[1], index, extent);
+}
+
+/* Conditions of all indices that are not inside of `type` at every turn. */
+static bool guard_dims(opq_lower_state *state, const opq_type *type, const opq_index_map *map)
+{
+    for (int d = 0; d < type->rank; d++)
+        if (!opq_affine_inside(&map->dim[d], &state->space, type->size[d]) &&
+            !is_guarded(state, state->guard, &map->dim[d], type->size[d]) &&
+            !opq_lower_guard(state, &map->dim[d], type->size[d]))
+            return false;
+    return true;
+}
+
+/* A condition of an index says little of the parts that it is split into: they have conditions of their own, by which a load is seen to be
+ * within its buffer. */
+static int emit_split(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+{
+    int16_t outer = state->guard;
+    if (outer >= 0 && !guard_dims(state, &opq_node_at(state->graph, node->operand[0])->type, map))
+        return -1;
+    int operand = opq_lower_emit(state, node->operand[0], map);
+    state->guard = outer;
+    return operand;
+}
+
 /* What lies behind is computed where there is something, and chosen there; a load alone gives a 0 elsewhere. */
 static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     const opq_type *source = &opq_node_at(state->graph, node->operand[0])->type;
     int16_t outer = state->guard;
-    for (int d = 0; d < source->rank; d++)
-        if (!opq_affine_inside(&map->dim[d], &state->space, source->size[d]) &&
-            !opq_lower_guard(state, &map->dim[d], source->size[d]))
-            return -1;
+    if (!guard_dims(state, source, map))
+        return -1;
     int16_t guard = state->guard;
     int operand = opq_lower_emit(state, node->operand[0], map);
     state->guard = outer;
@@ -66,6 +97,7 @@ int opq_lower_view(opq_lower_state *state, const opq_node *node, const opq_index
     opq_affine linear;
     switch (opq_affine_view(state->graph, node, map, &state->space, &operand_map, &linear)) {
     case OPQ_THROUGH_map: return opq_lower_emit(state, node->operand[0], &operand_map);
+    case OPQ_THROUGH_split: return emit_split(state, node, &operand_map);
     case OPQ_THROUGH_pad: return emit_pad(state, node, &operand_map);
     case OPQ_THROUGH_linear: break;
     }

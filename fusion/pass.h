@@ -14,6 +14,7 @@
 typedef struct opq_unfused_edge {
     opq_ref producer, consumer;
     opq_refusal refusal;
+    int64_t saves; /* bytes that one kernel of both would not move; a plan that is looked at knows */
 } opq_unfused_edge;
 typedef struct opq_unfused {
     opq_unfused_edge *edges; /* malloc'd */
@@ -21,9 +22,19 @@ typedef struct opq_unfused {
 } opq_unfused;
 
 opq_status opq_pass_expand(const opq_graph *in, opq_graph *out) OPQ_MUST_CHECK;
+/* Does expand make other nodes of this one? No pass behind it takes such a node. */
+bool opq_expands(const opq_graph *graph, const opq_node *node);
 opq_status opq_pass_simplify(const opq_graph *in, opq_graph *out) OPQ_MUST_CHECK;
-/* `out_unfused` may be NULL. */
+/* OPQ_INVALID: the graph was not expanded. `out_unfused` may be NULL. */
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused) OPQ_MUST_CHECK;
+
+/* A kernel for each node, views too: each reads memory alone. `out_renamed`, per node of `in`: in `out`. */
+opq_status opq_pass_single(const opq_graph *in, opq_graph *out, opq_ref *out_renamed) OPQ_MUST_CHECK;
+/* fusion/split.c. Can a kernel be divided into such? The fused graph with these in its place; `edges`, which are of `fused`, become those of
+ * the new graph, also on failure. */
+bool opq_kernel_splits(const opq_graph *fused, int32_t kernel);
+opq_status opq_split_kernel(const opq_graph *fused, int32_t kernel, opq_unfused *edges,
+                            opq_graph **out_graph) OPQ_MUST_CHECK;
 
 /* What group decides, before the fused graph is built. */
 typedef struct opq_grouping {

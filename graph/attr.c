@@ -98,13 +98,19 @@ opq_attr_set opq_op_attrs(opq_op op)
     case OPQ_CLASS_REDUCE: set.required = KEY(axes) | KEY(tree); break;
     case OPQ_CLASS_COMPOSITE: set.required = info->expand ? KEY(axes) | KEY(tree) : 0; break;
     case OPQ_CLASS_MATMUL: set.optional = KEY(transpose_a) | KEY(transpose_b); break;
+    case OPQ_CLASS_ROUTINE:
+        if (op == OPQ_OP_grouped_matmul)
+            set.optional = KEY(transpose_a) | KEY(transpose_b) | KEY(key);
+        else
+            set = (opq_attr_set){.required = KEY(axis), .optional = KEY(key)};
+        break;
     case OPQ_CLASS_EXTERN:
         set.required = info->arity < 0 ? KEY(key) : KEY(result);
         set.optional = info->arity < 0 ? KEY(result) : 0;
         break;
+    case OPQ_CLASS_EWISE: set.optional = info->flags & OPQ_FLAG_CHECKED ? KEY(key) : 0; break;
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_RANDOM:
-    case OPQ_CLASS_EWISE:
     case OPQ_CLASS_CAST:
     case OPQ_CLASS_COUNT: break;
     }

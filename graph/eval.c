@@ -16,11 +16,6 @@
 
 static bool is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16; }
 
-static bool is_composite(const opq_node *node)
-{
-    return opq_node_class(node) == OPQ_CLASS_COMPOSITE || opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND;
-}
-
 /* For `node`. */
 static opq_status cast_to(opq_graph *graph, opq_dtype dtype, const opq_node *node, opq_ref *ref)
 {
@@ -68,7 +63,7 @@ static opq_status expand_into(opq_graph *out, const opq_graph *in, const bool *l
         if (opq_node_class(node) == OPQ_CLASS_EXTERN)
             return opq_fail(OPQ_UNSUPPORTED, "%s: the reference evaluator has no host to call",
                             opq_node_info(node)->name);
-        if (!is_composite(node)) {
+        if (!opq_node_is_composite(node)) {
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
             continue;
         }
@@ -169,6 +164,7 @@ static opq_status eval_node(const opq_node *node, const opq_eval_value *x, void 
     case OPQ_CLASS_INDEX: return opq_eval_select(node, x, out);
     case OPQ_CLASS_SCATTER: return opq_eval_scatter(node, x, out);
     case OPQ_CLASS_MATMUL: return opq_eval_matmul(node, x, out);
+    case OPQ_CLASS_ROUTINE: return opq_eval_routine(node, x, out);
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_EXTERN:

@@ -73,6 +73,9 @@ opq_status opq_eval_scan(const opq_node *node, const opq_eval_value *x, void *ou
 opq_status opq_eval_select(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_scatter(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
+/* OPQ_INVALID: not ends of groups of `extent` rows. */
+opq_status opq_eval_groups(const char *name, const int64_t *ends, int64_t count, int64_t extent) OPQ_MUST_CHECK;
+opq_status opq_eval_routine(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 opq_status opq_eval_random(const opq_node *node, const opq_eval_value *x, void *out) OPQ_MUST_CHECK;
 
 #endif

@@ -29,7 +29,7 @@ static opq_number of_float(double f) { return (opq_number){.f = f}; }
     }
 /* clang-format off */
 UNARY(neg) UNARY(abs) UNARY(sign) UNARY(floor) UNARY(ceil) UNARY(trunc) UNARY(round)
-BINARY(div_floor) BINARY(remainder) BINARY(fmod) BINARY(copysign) BINARY(maximum) BINARY(minimum)
+BINARY(div_floor) BINARY(remainder) BINARY(fmod) BINARY(copysign) BINARY(nextafter) BINARY(maximum) BINARY(minimum)
 /* clang-format on */
 #undef UNARY
 #undef BINARY
@@ -41,6 +41,12 @@ BINARY(div_floor) BINARY(remainder) BINARY(fmod) BINARY(copysign) BINARY(maximum
         return of_int(opq_div_trunc_i64(x[0].i, x[1].i));
     opq_number quotient = opq_eval_arith(OPQ_ARITH_FDiv, dtype, x[0], x[1]);
     return of_float(trunc(opq_eval_rounded(dtype, quotient).f));
+}
+
+static opq_number eval_euclid(opq_dtype dtype, const opq_number *x)
+{
+    (void)dtype;
+    return of_int(opq_euclid_i64(x[0].i, x[1].i));
 }
 
 static opq_number eval_signbit(opq_dtype dtype, const opq_number *x)
@@ -108,8 +114,9 @@ static const struct {
     opq_eval_fn *function;
 } table[] = {
 #define X(name) {#name, eval_##name},
-    X(div_trunc) X(div_floor) X(remainder) X(fmod) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(maximum) X(minimum)
-        X(bitwise_not) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(atan2) X(pow) X(logaddexp)
+    X(div_trunc) X(div_floor) X(remainder) X(fmod) X(euclid) X(neg) X(abs) X(sign) X(signbit) X(copysign) X(nextafter)
+        X(maximum) X(minimum) X(bitwise_not) X(sqrt) X(floor) X(ceil) X(trunc) X(round) OPQ_MATH1(X) X(atan2) X(pow)
+            X(logaddexp)
 #undef X
 };
 

@@ -1,14 +1,17 @@
 /* Indexed reads and additions. An index is checked where it is used; a negative one is out of range, too. */
 #include "graph/eval.h"
+#include "graph/index_error.h"
 
 #include <string.h>
 
-static opq_status out_of_bounds(const opq_node *node, int64_t index, int axis, int64_t size)
+static opq_status out_of_bounds(const opq_node *node, const opq_type *indexed, int64_t index, int64_t size)
 {
-    const char *line = node->line ? node->line : "";
-    return opq_fail(OPQ_INVALID, "%s: index %lld is out of bounds for dimension %d with size %lld%s%s%s",
-                    opq_node_info(node)->name, (long long)index, axis, (long long)size, *line ? " (" : "", line,
-                    *line ? ")" : "");
+    opq_index_words words = opq_index_words_of(node, indexed);
+    opq_text subject = {0};
+    opq_index_subject(&subject, node);
+    opq_status status = opq_index_fail(&words, subject.failed ? opq_node_info(node)->name : subject.data, index, size);
+    opq_text_drop(&subject);
+    return status;
 }
 
 /* Index number i of operand 1, checked against the extent of operand 0 along the node's axis. */
@@ -17,7 +20,7 @@ static opq_status checked_index(const opq_node *node, const opq_eval_value *x, i
     int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
     int64_t size = axis < x[0].type->rank ? x[0].type->size[axis] : 1;
     *out_index = opq_eval_load((opq_dtype)x[1].type->dtype, x[1].data, i).i;
-    return *out_index >= 0 && *out_index < size ? OPQ_OK : out_of_bounds(node, *out_index, axis, size);
+    return *out_index >= 0 && *out_index < size ? OPQ_OK : out_of_bounds(node, x[0].type, *out_index, size);
 }
 
 static int64_t extent(const opq_type *type, int begin, int end)
@@ -63,11 +66,21 @@ opq_status opq_eval_select(const opq_node *node, const opq_eval_value *x, void *
     return node->op == OPQ_OP_gather ? gather(node, x, out) : index_select(node, x, out);
 }
 
-/* Adds in the dtype of the result, rounding at every step, in row-major order of the addends. */
+static opq_number combined(const opq_node *node, opq_dtype dtype, opq_number a, opq_number b)
+{
+    switch (node->op) {
+    case OPQ_OP_scatter_prod: return opq_eval_mul(dtype, a, b);
+    case OPQ_OP_scatter_amax: return opq_eval_max(dtype, a, b);
+    case OPQ_OP_scatter_amin: return opq_eval_min(dtype, a, b);
+    default: return opq_eval_add(dtype, a, b);
+    }
+}
+
+/* Combines in the dtype of the result, rounding at every step, in row-major order of what is added. */
 static void add_at(const opq_node *node, void *out, int64_t to, const opq_eval_value *addend, int64_t from)
 {
     opq_dtype dtype = (opq_dtype)node->type.dtype;
-    opq_number sum = opq_eval_add(dtype, opq_eval_load(dtype, out, to), opq_eval_load(dtype, addend->data, from));
+    opq_number sum = combined(node, dtype, opq_eval_load(dtype, out, to), opq_eval_load(dtype, addend->data, from));
     opq_eval_store(dtype, out, to, sum);
 }
 

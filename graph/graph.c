@@ -165,10 +165,10 @@ opq_status opq_graph_output(opq_graph *graph, opq_ref ref)
 /* ---- kernels */
 
 static const char *const kernel_kinds[OPQ_KERNEL_KIND_COUNT] = {
-    [OPQ_KERNEL_map] = "map",     [OPQ_KERNEL_row] = "row",       [OPQ_KERNEL_column] = "column",
-    [OPQ_KERNEL_index] = "index", [OPQ_KERNEL_matmul] = "matmul", [OPQ_KERNEL_concat] = "concat",
-    [OPQ_KERNEL_scan] = "scan",   [OPQ_KERNEL_update] = "update", [OPQ_KERNEL_extern] = "extern",
-    [OPQ_KERNEL_block] = "block",
+    [OPQ_KERNEL_map] = "map",     [OPQ_KERNEL_row] = "row",         [OPQ_KERNEL_column] = "column",
+    [OPQ_KERNEL_index] = "index", [OPQ_KERNEL_matmul] = "matmul",   [OPQ_KERNEL_concat] = "concat",
+    [OPQ_KERNEL_scan] = "scan",   [OPQ_KERNEL_update] = "update",   [OPQ_KERNEL_extern] = "extern",
+    [OPQ_KERNEL_block] = "block", [OPQ_KERNEL_routine] = "routine",
 };
 
 const char *opq_kernel_kind_name(opq_kernel_kind kind) { return kernel_kinds[kind]; }

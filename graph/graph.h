@@ -162,6 +162,7 @@ typedef enum opq_kernel_kind {
     OPQ_KERNEL_update,
     OPQ_KERNEL_extern,
     OPQ_KERNEL_block,
+    OPQ_KERNEL_routine,
     OPQ_KERNEL_KIND_COUNT
 } opq_kernel_kind;
 const char *opq_kernel_kind_name(opq_kernel_kind kind);
@@ -188,6 +189,11 @@ struct opq_graph {
 static inline const opq_node *opq_node_at(const opq_graph *graph, opq_ref ref) { return &graph->nodes[ref]; }
 static inline const opq_op_info *opq_node_info(const opq_node *node) { return opq_op_info_of((opq_op)node->op); }
 static inline opq_class opq_node_class(const opq_node *node) { return opq_node_info(node)->class_; }
+/* Is it said in other rows, by its expression? */
+static inline bool opq_node_is_composite(const opq_node *node)
+{
+    return opq_node_class(node) == OPQ_CLASS_COMPOSITE || opq_op_lowering((opq_op)node->op)->kind == OPQ_LOWER_EXPAND;
+}
 const opq_attr *opq_attr_find(const opq_attr *attrs, int count, opq_attr_key key);
 static inline const opq_attr *opq_node_attr(const opq_node *node, opq_attr_key key)
 {

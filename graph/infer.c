@@ -112,7 +112,8 @@ static opq_status check_dtype(const opq_inference *call, opq_dtype dtype)
     case OPQ_KIND_RAW:
         absent = call->info->class_ == OPQ_CLASS_EWISE || call->info->class_ == OPQ_CLASS_REDUCE ||
                  call->info->class_ == OPQ_CLASS_COMPOSITE || call->info->class_ == OPQ_CLASS_MATMUL ||
-                 call->info->class_ == OPQ_CLASS_SCATTER || call->info->class_ == OPQ_CLASS_SCAN;
+                 call->info->class_ == OPQ_CLASS_SCATTER || call->info->class_ == OPQ_CLASS_SCAN ||
+                 call->info->class_ == OPQ_CLASS_ROUTINE;
         for (int i = 0; i < call->arity; i++)
             absent |= call->info->class_ == OPQ_CLASS_CONCAT && call->operands[i].dtype != dtype;
         break;
@@ -300,6 +301,7 @@ static opq_status infer_shape(const opq_inference *call, opq_type *out_type)
     case OPQ_CLASS_INDEX: return opq_infer_index(call, out_type);
     case OPQ_CLASS_SCATTER: return opq_infer_scatter(call, out_type);
     case OPQ_CLASS_MATMUL: return opq_infer_matmul(call, out_type);
+    case OPQ_CLASS_ROUTINE: return opq_infer_routine(call, out_type);
     case OPQ_CLASS_COMPOSITE: return opq_infer_composite(call, out_type);
     case OPQ_CLASS_COUNT: break;
     }

@@ -21,7 +21,7 @@ static opq_status want_ints(const opq_inference *call, opq_attr_key key, int cou
 static opq_status infer_permute(const opq_inference *call, opq_type *out_type)
 {
     const opq_type *in = &call->operands[0];
-    const int64_t *dims;
+    const int64_t *dims = NULL;
     unsigned seen = 0;
     OPQ_TRY(want_ints(call, OPQ_ATTR_dims, in->rank, &dims));
     *out_type = *in;
@@ -63,7 +63,7 @@ static opq_status infer_expand(const opq_inference *call)
 static opq_status infer_slice(const opq_inference *call)
 {
     const opq_type *in = &call->operands[0], *out = call->given;
-    const int64_t *start, *step;
+    const int64_t *start = NULL, *step = NULL;
     if (in->rank != out->rank)
         return opq_fail(OPQ_INVALID, "%s: shape %s has no slice %s", call->info->name, opq_shape_name(in).text,
                         opq_shape_name(out).text);
@@ -86,7 +86,7 @@ static opq_status infer_slice(const opq_inference *call)
 static opq_status infer_pad(const opq_inference *call)
 {
     const opq_type *in = &call->operands[0], *out = call->given;
-    const int64_t *start;
+    const int64_t *start = NULL;
     if (in->rank != out->rank)
         return opq_fail(OPQ_INVALID, "%s: shape %s is not %s with something around it", call->info->name,
                         opq_shape_name(out).text, opq_shape_name(in).text);
@@ -102,7 +102,7 @@ static opq_status infer_pad(const opq_inference *call)
 static opq_status check_window(const opq_inference *call, const opq_type *window)
 {
     const opq_type *in = &call->operands[0];
-    const int64_t *strides;
+    const int64_t *strides = NULL;
     OPQ_TRY(want_ints(call, OPQ_ATTR_strides, window->rank, &strides));
     int64_t last = opq_infer_attr(call, OPQ_ATTR_offset)->i, span;
     bool fits = last >= 0;
@@ -143,7 +143,7 @@ opq_status opq_infer_view(const opq_inference *call, opq_type *out_type)
 opq_status opq_infer_update(const opq_inference *call, opq_type *out_type)
 {
     const opq_type *in = &call->operands[0], *value = &call->operands[1];
-    const int64_t *sizes;
+    const int64_t *sizes = NULL;
     OPQ_TRY(want_ints(call, OPQ_ATTR_sizes, value->rank, &sizes));
     opq_type window = opq_type_make((opq_dtype)in->dtype, value->rank, sizes);
     if (!opq_shape_equal(&window, value))
@@ -255,7 +255,7 @@ opq_status opq_infer_scatter(const opq_inference *call, opq_type *out_type)
 
 /* ---- matmul */
 
-static opq_status transposed(const opq_inference *call, opq_attr_key key, bool *out_transposed)
+opq_status opq_infer_transposed(const opq_inference *call, opq_attr_key key, bool *out_transposed)
 {
     const opq_attr *attr = opq_infer_attr(call, key);
     *out_transposed = attr && attr->i;
@@ -268,8 +268,8 @@ opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type)
 {
     const opq_type *a = &call->operands[0], *b = &call->operands[1];
     bool turn_a, turn_b;
-    OPQ_TRY(transposed(call, OPQ_ATTR_transpose_a, &turn_a));
-    OPQ_TRY(transposed(call, OPQ_ATTR_transpose_b, &turn_b));
+    OPQ_TRY(opq_infer_transposed(call, OPQ_ATTR_transpose_a, &turn_a));
+    OPQ_TRY(opq_infer_transposed(call, OPQ_ATTR_transpose_b, &turn_b));
     if (a->rank < 2 || b->rank < 2)
         return opq_fail(OPQ_INVALID, "%s: takes matrices, got shapes %s and %s", call->info->name,
                         opq_shape_name(a).text, opq_shape_name(b).text);

@@ -99,6 +99,7 @@ bool opq_operand_from_memory(const opq_node *node, int k)
 {
     switch (opq_node_class(node)) {
     case OPQ_CLASS_MATMUL:
+    case OPQ_CLASS_ROUTINE:
     case OPQ_CLASS_EXTERN:
     case OPQ_CLASS_CONCAT: return true;
     case OPQ_CLASS_UPDATE:

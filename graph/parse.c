@@ -214,7 +214,7 @@ static opq_status parse_kernel(parser *p, size_t start)
 
 static opq_status parse_output(parser *p, size_t start)
 {
-    opq_ref ref;
+    opq_ref ref = 0;
     if (p->kernel_first >= 0)
         return opq_reader_fail(&p->r, OPQ_INVALID, start, "output inside a kernel");
     do {

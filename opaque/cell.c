@@ -118,9 +118,20 @@ static opq_status storable(opq_ctx *ctx, opq_value *value, opq_value **out_value
     return OPQ_OK;
 }
 
+/* More than a process can address. What no machine has but kernels may never store is not refused. */
+static opq_status check_size(const opq_value *value)
+{
+    int64_t bytes = opq_type_bytes(&value->type);
+    if (bytes <= (int64_t)1 << 47)
+        return OPQ_OK;
+    return opq_fail(OPQ_NO_MEMORY, "%s: can't allocate memory: you tried to allocate %lld bytes",
+                    opq_op_info_of((opq_op)value->op)->name, (long long)bytes);
+}
+
 opq_status opq_cell_from_value(opq_ctx *ctx, opq_value *value, opq_cell **out_cell)
 {
     opq_value *stored;
+    OPQ_TRY(check_size(value));
     OPQ_TRY(storable(ctx, value, &stored));
     opq_status status = run_now(ctx, stored);
     if (status == OPQ_OK)

@@ -108,19 +108,21 @@ void opq_cache_empty(opq_ctx *ctx)
 
 void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 {
+    opq_memory_stats memory = opq_pool_stats(ctx->runtime.pool);
     *out = (opq_stats){
         .ops_recorded = atomic_load(&ctx->stats.ops_recorded),
         .kernels_run = atomic_load(&ctx->stats.kernels_run),
         .kernels_compiled = atomic_load(&ctx->stats.kernels_compiled),
+        .kernels_split = atomic_load(&ctx->stats.kernels_split),
         .plans_built = atomic_load(&ctx->stats.plans_built),
         .plans_reused = atomic_load(&ctx->stats.plans_reused),
         .extern_calls = atomic_load(&ctx->stats.extern_calls),
         .bytes_read = atomic_load(&ctx->stats.bytes_read),
         .bytes_written = atomic_load(&ctx->stats.bytes_written),
-        .bytes_allocated = opq_pool_live(ctx->runtime.pool),
-        .bytes_peak = opq_pool_peak(ctx->runtime.pool),
-        .bytes_reserved = opq_pool_reserved(ctx->runtime.pool),
-        .bytes_reserved_peak = opq_pool_reserved_peak(ctx->runtime.pool),
+        .bytes_allocated = memory.buffers[OPQ_MEMORY_all].bytes.current,
+        .bytes_peak = memory.buffers[OPQ_MEMORY_all].bytes.peak,
+        .bytes_reserved = memory.blocks[OPQ_MEMORY_all].bytes.current,
+        .bytes_reserved_peak = memory.blocks[OPQ_MEMORY_all].bytes.peak,
         .bytes_packed = opq_packed_bytes(ctx->runtime.pool),
         .compile_seconds = (double)atomic_load(&ctx->stats.compile_nanoseconds) * 1e-9,
         .run_seconds = (double)atomic_load(&ctx->stats.run_nanoseconds) * 1e-9,
@@ -132,10 +134,10 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 
 void opq_stats_reset(opq_ctx *ctx)
 {
-    atomic_llong *counters[] = {&ctx->stats.ops_recorded,   &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
-                                &ctx->stats.plans_built,    &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
-                                &ctx->stats.bytes_read,     &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
-                                &ctx->stats.run_nanoseconds};
+    atomic_llong *counters[] = {&ctx->stats.ops_recorded,    &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
+                                &ctx->stats.plans_built,     &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
+                                &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
+                                &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)
@@ -151,6 +153,10 @@ opq_status opq_memory_blocks(opq_ctx *ctx, opq_memory_block **out_blocks, int *o
 }
 
 void opq_stats_reset_peak(opq_ctx *ctx) { opq_pool_reset_peak(ctx->runtime.pool); }
+opq_memory_stats opq_memory_stats_read(opq_ctx *ctx) { return opq_pool_stats(ctx->runtime.pool); }
+void opq_memory_stats_reset(opq_ctx *ctx) { opq_pool_reset_totals(ctx->runtime.pool); }
+void opq_memory_limit(opq_ctx *ctx, double fraction) { opq_pool_limit(ctx->runtime.pool, fraction); }
+double opq_memory_fraction(opq_ctx *ctx) { return opq_pool_fraction(ctx->runtime.pool); }
 
 opq_status opq_machine_roofline(opq_ctx *ctx, opq_roofline *out_roofline)
 {

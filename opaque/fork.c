@@ -3,7 +3,8 @@
  * Only the forking thread lives on in the child. What another thread held at that moment would be held there for ever, so every lock
  * that is held for a bounded time without calling the host is taken before the fork and let go on both sides. The lock of runs is
  * not: a run may wait for the host (for Python's GIL, which the forking thread has). The child gets a new one; a run that another
- * thread had in flight never ends there, its values are still pending and are computed when they are needed.
+ * thread had in flight never ends there, its values are still pending and are computed when they are needed. What it was writing over
+ * (opq_buffer.taken) is neither the old value nor the new one: whoever needs it gets an error.
  *
  * The list of contexts is the process's: fork handlers have no argument.
  */

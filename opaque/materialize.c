@@ -19,9 +19,10 @@ static double now(void)
 
 typedef struct run {
     opq_ctx *ctx;
-    opq_room *room; /* memory of what follows */
-    opq_snapshot snapshot;
-    opq_plan *plan, *lines; /* lines: see plan_with_lines */
+    opq_room *room;                    /* memory of what follows */
+    opq_snapshot snapshot, any_offset; /* any_offset: for plans of any offsets of its views */
+    const opq_snapshot *planned;       /* the one of them that the plan is for */
+    opq_plan *plan, *lines;            /* lines: see plan_with_lines */
     bool reused, mixed, failed_apart;
     bool watched;     /* a profiler is told of it */
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
@@ -52,7 +53,7 @@ static opq_status build_plan(run *r, opq_plan **out_plan)
 {
     opq_graph *graph = NULL;
     opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
-    OPQ_TRY(opq_snapshot_graph(&r->snapshot, OPQ_OUTPUTS_stored, &graph));
+    OPQ_TRY(opq_snapshot_graph(r->planned, OPQ_OUTPUTS_stored, &graph));
     void *activity = begin_activity(r, OPQ_ACTIVITY_plan, NULL);
     opq_status status = opq_plan_compile(&r->ctx->runtime, graph, fusion, out_plan);
     opq_activity_end(&r->ctx->host, activity);
@@ -80,7 +81,7 @@ static const opq_plan *plan_with_lines(void *data)
 /* A profiler names the lines of this run, not those of the first that had the plan: it is built again, once for these lines. */
 static void renew_lines(run *r)
 {
-    opq_snapshot *s = &r->snapshot;
+    const opq_snapshot *s = r->planned;
     opq_plan *plan;
     if (r->plan->lines == opq_snapshot_lines(s) || build_plan(r, &plan) != OPQ_OK)
         return;
@@ -89,13 +90,33 @@ static void renew_lines(run *r)
     r->plan = plan;
 }
 
+/* There is no plan for these offsets. For the first ones of a graph there will be one, which says what the program said; other ones have
+ * one together. */
+static opq_status find_any_offset(run *r, unsigned salt)
+{
+    bool any;
+    OPQ_TRY(opq_snapshot_without_offsets(&r->snapshot, &r->any_offset, &any));
+    if (!any)
+        return OPQ_OK;
+    opq_snapshot *s = &r->any_offset;
+    OPQ_TRY(opq_snapshot_key(s, salt));
+    r->plan = opq_plan_cache_find(r->ctx->plans, s->key, s->key_bytes);
+    if (r->plan || opq_views_seen(&r->ctx->views, s->key, s->key_bytes))
+        r->planned = s;
+    return OPQ_OK;
+}
+
 static opq_status find_plan(run *r)
 {
-    opq_snapshot *s = &r->snapshot;
-    OPQ_TRY(opq_snapshot_key(s, opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0));
+    unsigned salt = opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0;
+    OPQ_TRY(opq_snapshot_key(&r->snapshot, salt));
     if (r->ctx->repro.dir)
-        opq_repro_begin(&r->ctx->repro, s);
-    r->plan = opq_plan_cache_find(r->ctx->plans, s->key, s->key_bytes);
+        opq_repro_begin(&r->ctx->repro, &r->snapshot);
+    r->planned = &r->snapshot;
+    r->plan = opq_plan_cache_find(r->ctx->plans, r->snapshot.key, r->snapshot.key_bytes);
+    if (r->plan == NULL)
+        OPQ_TRY(find_any_offset(r, salt));
+    const opq_snapshot *s = r->planned;
     r->reused = r->plan != NULL;
     if (r->reused) {
         atomic_fetch_add(&r->ctx->stats.plans_reused, 1);
@@ -106,12 +127,13 @@ static opq_status find_plan(run *r)
         return OPQ_OK;
     }
     if (r->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
-        OPQ_TRY(opq_why(r->ctx->plans, s, &r->why));
+        OPQ_TRY(opq_why(r->ctx->plans, &r->snapshot, &r->why));
     double start = now();
     OPQ_TRY(build_plan(r, &r->plan));
     opq_plan_log(r->plan, r->why, now() - start);
     atomic_fetch_add(&r->ctx->stats.plans_built, 1);
     atomic_fetch_add(&r->ctx->stats.kernels_compiled, r->plan->compiled);
+    atomic_fetch_add(&r->ctx->stats.kernels_split, r->plan->fallback_count);
     atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
     opq_plan_cache_keep(r->ctx->plans, s->key, s->key_bytes, r->plan);
     return OPQ_OK;
@@ -137,9 +159,44 @@ static void note_launch(void *data, const opq_step *step, int32_t count, double 
         opq_recorder_launch(r->recorder, step, count, seconds, compile_seconds);
 }
 
+static void drop_part(void *of) { opq_buffer_release(of); }
+
+/* Memory of the leaves; of a view of one, from its first element on: a reference to be given back. */
+static opq_status find_inputs(run *r)
+{
+    const opq_snapshot *s = r->planned;
+    for (int i = 0; i < s->leaves.count; i++) {
+        opq_buffer *buffer = s->leaves.items[i]->buffer;
+        const opq_view *view = opq_snapshot_leaf_view(s, i);
+        if (atomic_load_explicit(&buffer->taken, memory_order_relaxed))
+            return opq_fail(OPQ_INVALID, "the value was being updated in place by another thread when this process was "
+                                         "forked: it is lost here");
+        r->inputs[i] = buffer;
+        if (view == NULL)
+            continue;
+        r->inputs[i] = NULL;
+        char *first = (char *)buffer->data + view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype);
+        opq_buffer_retain(buffer);
+        opq_status status = opq_pool_adopt(r->ctx->runtime.pool, first, (size_t)opq_type_bytes(&view->leaf), drop_part,
+                                           buffer, &r->inputs[i]);
+        if (status != OPQ_OK) {
+            opq_buffer_release(buffer);
+            return status;
+        }
+    }
+    return OPQ_OK;
+}
+
+static void drop_inputs(const run *r)
+{
+    for (int i = 0; i < r->planned->leaves.count; i++)
+        if (opq_snapshot_leaf_view(r->planned, i))
+            opq_buffer_release(r->inputs[i]);
+}
+
 static opq_status execute(run *r)
 {
-    const opq_snapshot *s = &r->snapshot;
+    const opq_snapshot *s = r->planned;
     r->inputs = opq_room_take(r->room, (size_t)s->leaves.count * sizeof *r->inputs);
     r->results = opq_room_take(r->room, (size_t)s->outputs.count * sizeof *r->results);
     r->scalars = opq_room_take(r->room, (size_t)s->scalars.count * sizeof *r->scalars);
@@ -147,8 +204,7 @@ static opq_status execute(run *r)
         r->results = NULL;
         return out_of_memory();
     }
-    for (int i = 0; i < s->leaves.count; i++)
-        r->inputs[i] = s->leaves.items[i]->buffer;
+    memset(r->inputs, 0, (size_t)s->leaves.count * sizeof *r->inputs);
     for (int i = 0; i < s->scalars.count; i++)
         r->scalars[i] = s->scalars.items[i]->scalar;
     double start = now(), compiled = opq_gemm_compile_seconds(r->ctx->runtime.gemm);
@@ -163,7 +219,12 @@ static opq_status execute(run *r)
                          .lines_of = plan_with_lines,
                          .lines_data = r,
                          .out_mixed = &r->mixed};
-    opq_status status = opq_plan_run(&r->ctx->runtime, r->plan, &call);
+    opq_status status = find_inputs(r);
+    if (status == OPQ_OK)
+        status = opq_plan_run(&r->ctx->runtime, r->plan, &call);
+    else
+        r->results = NULL;
+    drop_inputs(r);
     compiled = opq_gemm_compile_seconds(r->ctx->runtime.gemm) - compiled;
     atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
     atomic_fetch_add(&r->ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9));
@@ -171,6 +232,13 @@ static opq_status execute(run *r)
 }
 
 /* ---- results */
+
+/* Has a run that never ended here (fork.c) begun to write over what the cell would go back to? */
+static bool is_taken(const opq_cell *cell)
+{
+    const opq_value *oldest = cell->history_count > 0 ? cell->history[0] : NULL;
+    return oldest && oldest->state == OPQ_VALUE_computed && atomic_load(&oldest->buffer->taken);
+}
 
 /* With the lock held. A cell whose new value failed goes back to the one before; a pending one is still to be computed, which may fail
  * in turn. After an optimizer's step it goes back to where the step began: half a step (decayed, but not updated) is no state that
@@ -184,6 +252,8 @@ static void fail_value(run *r, opq_value *value, opq_status status, const char *
     opq_cells_settled(value);
     for (opq_cell *cell = r->again ? value->holders : NULL, *next; cell; cell = next) {
         next = cell->next_holder;
+        if (is_taken(cell))
+            continue;
         bool to_start = r->whole_steps && cell->history_count > 0 && cell->history[0]->state == OPQ_VALUE_computed;
         bool gap = cell->history_lost && cell->history_count == 1; /* writes on top of the oldest are gone */
         if (cell->history_count == 0 || (gap && cell->history[0]->state != OPQ_VALUE_computed))
@@ -203,6 +273,7 @@ static void fail_value(run *r, opq_value *value, opq_status status, const char *
 static void compute_value(opq_value *value, opq_buffer *buffer, opq_value **dropped, int *count)
 {
     value->buffer = buffer;
+    atomic_store_explicit(&buffer->taken, false, memory_order_relaxed);
     opq_buffer_made(buffer, (opq_op)value->op, value->line);
     atomic_store_explicit(&value->state, OPQ_VALUE_computed, memory_order_release);
     opq_cells_settled(value);

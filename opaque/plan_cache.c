@@ -195,3 +195,14 @@ size_t opq_plan_cache_bytes(opq_plan_cache *cache)
     pthread_mutex_unlock(&cache->lock);
     return bytes;
 }
+
+bool opq_views_seen(opq_views *views, const void *key, size_t key_bytes)
+{
+    enum { COUNT = sizeof views->hash / sizeof *views->hash };
+    uint64_t hash = XXH3_64bits(key, key_bytes);
+    for (size_t i = 0; i < COUNT; i++)
+        if (views->hash[i] == hash)
+            return true;
+    views->hash[views->at++ % COUNT] = hash;
+    return false;
+}

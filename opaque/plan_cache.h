@@ -30,6 +30,14 @@ void opq_plan_cache_clear(opq_plan_cache *cache);
 size_t opq_plan_cache_count(opq_plan_cache *cache);
 size_t opq_plan_cache_bytes(opq_plan_cache *cache);
 
+/* Hashes of the keys of graphs that were met with some offsets of their views, the last ones. Not thread-safe. */
+typedef struct opq_views {
+    uint64_t hash[256];
+    unsigned at;
+} opq_views;
+/* Was it met before? Now it was. */
+bool opq_views_seen(opq_views *views, const void *key, size_t key_bytes);
+
 void opq_plan_cache_lock(opq_plan_cache *cache); /* around a fork */
 void opq_plan_cache_unlock(opq_plan_cache *cache);
 

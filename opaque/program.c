@@ -78,7 +78,7 @@ static bool has_code(const opq_step *step, int part)
 
 static opq_status print_step(const opq_plan *plan, const opq_step *step, const char *stage, opq_text *out_text)
 {
-    if (step->kind == OPQ_KERNEL_extern)
+    if (step->kind == OPQ_KERNEL_extern || step->kind == OPQ_KERNEL_routine)
         return OPQ_OK;
     bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
     if (code) /* all functions have one name */
@@ -146,12 +146,24 @@ static void add_kernel(opq_text *text, const opq_plan *plan, int32_t launch, con
 
 static void add_edge(opq_text *text, const opq_plan *plan, const opq_unfused_edge *edge)
 {
-    opq_text_add(text, "\n{\"producer\": %d, \"consumer\": %d, \"bytes\": %lld, \"refusal\": ", edge->producer,
-                 edge->consumer, (long long)opq_type_bytes(&opq_node_at(plan->graph, edge->producer)->type));
+    opq_text_add(text, "\n{\"producer\": %d, \"consumer\": %d, \"bytes\": %lld, \"saves\": %lld, \"refusal\": ",
+                 edge->producer, edge->consumer,
+                 (long long)opq_type_bytes(&opq_node_at(plan->graph, edge->producer)->type), (long long)edge->saves);
     opq_json_string(text, opq_refusal_name(edge->refusal));
     opq_text_add(text, ", \"reason\": ");
     opq_json_string(text, opq_refusal_text(edge->refusal));
-    opq_text_bytes(text, "}", 1);
+    opq_text_add(text, ", \"remedy\": ");
+    opq_json_string(text, opq_refusal_remedy(edge->refusal));
+    opq_text_add(text, ", \"acts\": %s}", opq_refusal_acts(edge->refusal) ? "true" : "false");
+}
+
+static void add_fallback(opq_text *text, const opq_fallback *fallback)
+{
+    opq_text_add(text, "\n{\"kernel\": ");
+    opq_json_string(text, fallback->kernel);
+    opq_text_add(text, ", \"reason\": ");
+    opq_json_string(text, fallback->reason);
+    opq_text_add(text, fallback->next ? "}," : "}");
 }
 
 static opq_status print_json(const opq_plan *plan, char **out_text)
@@ -176,6 +188,9 @@ static opq_status print_json(const opq_plan *plan, char **out_text)
         opq_text_add(&text, "%s", i ? "," : "");
         add_edge(&text, plan, &plan->unfused.edges[i]);
     }
+    opq_text_add(&text, "],\n\"fallbacks\": [");
+    for (const opq_fallback *f = plan->fallbacks; f; f = f->next)
+        add_fallback(&text, f);
     opq_text_add(&text, "]}\n");
     free(launch);
     return opq_text_take(&text, out_text);

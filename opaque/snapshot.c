@@ -440,7 +440,7 @@ static opq_status add_leaves(const opq_snapshot *s, opq_graph *graph)
 {
     opq_ref ref;
     for (int i = 0; i < s->leaves.count; i++)
-        OPQ_TRY(opq_graph_input(graph, &s->leaves.items[i]->type, &ref));
+        OPQ_TRY(opq_graph_input(graph, opq_snapshot_leaf_type(s, i), &ref));
     for (int i = 0; i < s->scalars.count; i++) {
         const opq_value *scalar = s->scalars.items[i];
         opq_number value = scalar->scalar;
@@ -479,11 +479,12 @@ static opq_status add_node(const opq_snapshot *s, int32_t number, opq_outputs ou
         provenance = provenance_of(value, parts);
     for (int k = 0; k < arity; k++)
         operands[k] = ref_of(s, s->operands.items[first + k]);
-    opq_node node = {.op = value->op,
+    opq_view *view = opq_snapshot_node_view(s, number);
+    opq_node node = {.op = view ? OPQ_OP_strided : value->op,
                      .arity = arity,
                      .operand = operands,
-                     .attr = value->attrs,
-                     .attr_count = value->attr_count,
+                     .attr = view ? view->attrs : value->attrs,
+                     .attr_count = view ? 2 : value->attr_count,
                      .type = value->type,
                      .line = line_text(s->ctx, value->line, line, sizeof line),
                      .provenance = outputs == OPQ_OUTPUTS_all ? &provenance : NULL,

@@ -39,6 +39,13 @@ typedef struct opq_codes {
     int count;
 } opq_codes;
 
+/* A view of a leaf as a leaf of its own, and what the node then is: `strided` of that, from its first element on. */
+typedef struct opq_view {
+    int64_t first, strides[OPQ_RANK_MAX]; /* in elements of the leaf */
+    opq_type leaf;
+    opq_attr attrs[2];
+} opq_view;
+
 struct opq_snapshot {
     opq_ctx *ctx;
     opq_room *room; /* all its memory */
@@ -51,7 +58,23 @@ struct opq_snapshot {
     bool *is_asked;          /* per node; other outputs are held */
     unsigned char *key;
     size_t key_bytes, key_capacity;
+    opq_view **view_of_node,
+        **view_of_leaf; /* per node, per leaf: NULL: as the value is. NULL: no views (snapshot_window.c) */
 };
+
+static inline opq_view *opq_snapshot_node_view(const opq_snapshot *s, int node)
+{
+    return s->view_of_node ? s->view_of_node[node] : NULL;
+}
+static inline opq_view *opq_snapshot_leaf_view(const opq_snapshot *s, int leaf)
+{
+    return s->view_of_leaf ? s->view_of_leaf[leaf] : NULL;
+}
+static inline const opq_type *opq_snapshot_leaf_type(const opq_snapshot *s, int leaf)
+{
+    const opq_view *view = opq_snapshot_leaf_view(s, leaf);
+    return view ? &view->leaf : &s->leaves.items[leaf]->type;
+}
 
 /* Takes the lock. Fails with the error of a failed ancestor of a value asked for; what else depends on a failed value is left out. Its
  * memory is the caller's `room`, which outlives it; unpin lets its values go, also after a failure. */
@@ -62,6 +85,10 @@ void opq_snapshot_unpin(const opq_snapshot *snapshot);
 opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_origins, int *out_count) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal plans. */
 opq_status opq_snapshot_key(opq_snapshot *snapshot, unsigned salt) OPQ_MUST_CHECK;
+/* The same graph for any offsets of its views of leaves, in the same room and with the same pins, without a key. *out_any: has it any?
+ * Else there is none. */
+opq_status opq_snapshot_without_offsets(const opq_snapshot *snapshot, opq_snapshot *out_snapshot,
+                                        bool *out_any) OPQ_MUST_CHECK;
 /* The line that recorded a node, in `out`, or NULL. */
 const char *opq_snapshot_line(const opq_snapshot *snapshot, int32_t node, char *out, size_t size);
 /* A hash of the source lines of its nodes, which are no part of the key. */

@@ -45,10 +45,10 @@ static opq_status add_bytes(opq_snapshot *s, const void *data, size_t bytes)
     return OPQ_OK;
 }
 
-static opq_status add_attrs(opq_snapshot *s, const opq_value *value)
+static opq_status add_attrs(opq_snapshot *s, const opq_attr *attrs, int count)
 {
-    for (int i = 0; i < value->attr_count; i++) {
-        const opq_attr *attr = &value->attrs[i];
+    for (int i = 0; i < count; i++) {
+        const opq_attr *attr = &attrs[i];
         int32_t head[2] = {attr->key, attr->count};
         OPQ_TRY(add_bytes(s, head, sizeof head));
         switch (opq_attr_kind_of((opq_attr_key)attr->key)) {
@@ -71,16 +71,18 @@ opq_status opq_snapshot_key(opq_snapshot *s, unsigned salt)
         const opq_value *node = s->nodes.items[i];
         int32_t first = s->first_operand.items[i], arity = s->first_operand.items[i + 1] - first;
         OPQ_TRY(reserve(s, (2 + (size_t)arity) * sizeof(int32_t) + TYPE_BYTES_MAX));
-        put_word(s, node->op | node->attr_count << 16);
+        const opq_view *view = opq_snapshot_node_view(s, i);
+        int attr_count = view ? 2 : node->attr_count;
+        put_word(s, (view ? OPQ_OP_strided : node->op) | attr_count << 16);
         put_word(s, arity);
         put_type(s, &node->type);
         put_words(s, s->operands.items + first, arity);
-        OPQ_TRY(add_attrs(s, node));
+        OPQ_TRY(add_attrs(s, view ? view->attrs : node->attrs, attr_count));
     }
     OPQ_TRY(reserve(s, (size_t)s->leaves.count * TYPE_BYTES_MAX +
                            (size_t)(s->scalars.count + s->outputs.count) * sizeof(int32_t)));
     for (int i = 0; i < s->leaves.count; i++)
-        put_type(s, &s->leaves.items[i]->type);
+        put_type(s, opq_snapshot_leaf_type(s, i));
     for (int i = 0; i < s->scalars.count; i++)
         put_word(s, s->scalars.items[i]->type.dtype);
     put_words(s, s->outputs.items, s->outputs.count);

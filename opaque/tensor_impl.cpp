@@ -1,8 +1,9 @@
 #include "opaque/tensor_impl.h"
 
 #include <c10/core/Allocator.h>
-#include <mutex>
 #include <unordered_map>
+
+#include "opaque/fork_mutex.h"
 
 namespace opq
 {
@@ -17,7 +18,7 @@ struct Entry {
     uint64_t serial;
 };
 struct Tokens {
-    std::mutex mutex;
+    ForkMutex mutex;
     std::unordered_map<const opq_cell *, Entry> by_cell;
     uint64_t next_serial = 1;
 };
@@ -127,7 +128,7 @@ void OpaqueImpl::release_resources()
 
 const c10::Storage &OpaqueImpl::storage() const
 {
-    static std::mutex mutex;
+    static auto &mutex = *new ForkMutex;
     const std::lock_guard<std::mutex> lock(mutex);
     if (!token_)
         token_ = storage_of(opaque_handle());

@@ -2,14 +2,18 @@
 //
 // PyTorch's kernels differ in the dtypes they have code for, and refuse the others in words of their own. A table of that would be
 // a copy of PyTorch. Instead the first call of a kind also goes to the CPU kernel, with operands of a single element where shapes
-// are free. Calls whose tensors are all of one floating dtype are not looked at: kernels exist for these, and they are most.
+// are free, and a generator of our own. Calls whose tensors are all of one floating dtype are not looked at: kernels exist for these,
+// and they are most.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <algorithm>
 #include <unordered_set>
 
 #include "adapter.h"
 #include "below.h"
+#include "quiet.h"
 
 namespace opq
 {
@@ -94,11 +98,29 @@ struct Kind {
     }
 };
 
+// Nobody's numbers: a trial must not advance a generator that a program draws from.
+const at::Generator &trial_generator()
+{
+    static thread_local const at::Generator generator = at::detail::createCPUGenerator(0);
+    return generator;
+}
+
+bool is_generator(const c10::Argument &argument) { return argument.name() == "generator"; }
+
+// The CPU's default generator is all that it can draw from.
+bool draws_from_default(const c10::FunctionSchema &schema, c10::ArrayRef<at::Tag> tags)
+{
+    return std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end() &&
+           std::none_of(schema.arguments().begin(), schema.arguments().end(), is_generator);
+}
+
 // The arguments, each tensor replaced by one of ones or zeros: of one element where shapes are free, of none where it is written.
 Stack stand_ins(const Call &call, size_t total, bool elementwise, bool ones)
 {
     Stack stack(call.args, call.args + total);
     for (size_t i = 0; i < total; ++i) {
+        if (i < call.count && is_generator(call.op.schema().arguments()[i]))
+            stack[i] = trial_generator();
         if (!stack[i].isTensor() || !stack[i].toTensor().defined())
             continue;
         const Tensor tensor = stack[i].toTensor();
@@ -135,9 +157,11 @@ bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t
     for (size_t i = 0; i < total; ++i)
         kind.add(call.args[i]);
     if (!kind.known || kind.elements > kFewElements || accepted_kinds().count(kind.hash) != 0 ||
-        (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0)
+        (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0 ||
+        draws_from_default(op.schema(), op.getTags()))
         return true;
     const Below below;
+    const Quiet quiet;
     for (const bool ones :
          {elementwise, !elementwise}) // a divisor must not be 0; 1 may be no index, and not every kernel looks
         try {

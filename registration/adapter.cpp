@@ -2,10 +2,12 @@
 #include "adapter.h"
 
 #include <ATen/WrapDimUtilsMulti.h>
+#include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <unordered_map>
+
+#include "opaque/fork_mutex.h"
 
 namespace opq
 {
@@ -59,7 +61,7 @@ InMemory in_memory(const Call &call, size_t i)
     check_device(tensor, call.name());
     if (is_raw(tensor))
         decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", call.name()));
-    Order order = dense_order(tensor.sizes(), tensor.strides()).value_or(Order{});
+    Order order = result_order({&tensor}, tensor.sizes());
     Value value = read_ordered(tensor, static_cast<int>(tensor.dim()), order);
     return {std::move(value), std::move(order)};
 }
@@ -196,6 +198,27 @@ bool plainly(opq_op row, Form form, size_t count, Stack *stack)
     return true;
 }
 
+bool is_number(const c10::TypePtr &type)
+{
+    const auto optional = type->cast<c10::OptionalType>();
+    return (optional ? optional->getElementType() : type)->kind() == c10::TypeKind::NumberType;
+}
+
+// Sizes, strides or paddings with which our arithmetic might overflow: PyTorch has the words for them.
+bool beyond_geometry(const Call &call)
+{
+    constexpr int64_t most = int64_t{1} << 40;
+    const auto beyond = [](int64_t size) { return size > most || size < -most; };
+    for (size_t i = 0; i < call.count; ++i) {
+        const IValue &value = call.args[i];
+        if (value.isInt() ? beyond(value.toInt()) && !is_number(call.op.schema().arguments()[i].type()) &&
+                                !call.op.hasTag(at::Tag::nondeterministic_seeded) /* bounds of what is drawn */
+                          : value.isIntList() && std::any_of(value.toIntList().begin(), value.toIntList().end(), beyond))
+            return true;
+    }
+    return false;
+}
+
 struct Adapter final : c10::OperatorKernel {
     Adapter(OperatorHandle functional_op, Form its_form, Kernel its_kernel, opq_op row_op)
         : functional(std::move(functional_op)), form(its_form), kernel(its_kernel), row(row_op),
@@ -246,7 +269,7 @@ struct Adapter final : c10::OperatorKernel {
             return accept_kind(kind);
         }
         opq_status declined = OPQ_UNSUPPORTED;
-        if (C10_UNLIKELY(!native(call, declined))) {
+        if (C10_UNLIKELY(beyond_geometry(call) || !native(call, declined))) {
             call.results.clear();
             // What the core calls wrong but the meta kernels let pass is for the CPU kernel to refuse, here and now.
             if (!extern_record(call) || declined == OPQ_INVALID) {
@@ -310,7 +333,7 @@ void write_result(const Tensor &tensor, const Result &result)
 
 std::optional<Target> functional_of(const OperatorHandle &op)
 {
-    static std::mutex mutex;
+    static auto &mutex = *new ForkMutex;
     static auto *const known = new std::unordered_map<c10::OperatorName, std::optional<Target>>;
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = known->find(op.operator_name());

@@ -128,12 +128,22 @@ opq_dtype widen(opq_op row, c10::ArrayRef<const Tensor *> tensors, c10::ArrayRef
 // Is the number an f16, or bf16? Of a tensor that wraps one.
 bool holds(at::ScalarType dtype, const Tensor &number);
 bool holds(at::ScalarType dtype, double number);
-// A tensor as it lies in memory, and in which order that is.
+// A tensor as an elementwise operator reads it, and the order in which its result lies in memory.
 struct InMemory {
     Value value;
     Order order;
 };
 InMemory in_memory(const Call &call, size_t i);
+// Operands of an elementwise operator: all in the memory order of the result, which is TensorIterator's. Where there is no tensor
+// (NULL) the number stands, as a weak scalar; 0-d CPU tensors are read now.
+struct Aligned {
+    c10::SmallVector<Value, 6> values;
+    Order order;
+    const Value &operator[](size_t i) const { return values[i]; }
+};
+Aligned aligned(c10::ArrayRef<const Tensor *> tensors, c10::ArrayRef<at::Scalar> scalars);
+// Of these arguments of a call: tensors and numbers. Declines as Call::in() does.
+Aligned aligned(const Call &call, std::initializer_list<size_t> arguments);
 // Does every tensor argument that is given have this dtype?
 bool same_dtype(std::initializer_list<const Tensor *> tensors);
 inline int64_t normal_axis(int64_t axis, int64_t rank) { return at::maybe_wrap_dim(axis, rank); }
@@ -188,7 +198,6 @@ void run_on_cpu(const OperatorHandle &op, Stack *stack);
 // Does the call write a tensor that has one place for several elements, or whose memory it also reads? Elementwise, in other places
 // only. CPU kernels refuse most of these and know what the others mean.
 bool writes_what_it_reads(const OperatorHandle &op, const IValue *args, bool elementwise);
-void count_fallback(const OperatorHandle &op);
 std::map<std::string, int64_t> fallback_counts();
 void reset_fallback_counts();
 // The backend fallback: everything that has no kernel of its own.

@@ -17,8 +17,10 @@ Sources adaptive_windows(int64_t x, int64_t y, bool again)
     Sources windows{1, y, {}};
     const auto start = [&](int64_t i) { return at::native::start_index(i, y, x); };
     const auto end = [&](int64_t i) { return at::native::end_index(i, y, x); };
+    want_table(y);
     for (int64_t i = 0; i < y; ++i)
         windows.taps = std::max(windows.taps, end(i) - start(i));
+    want_table(windows.taps, y);
     windows.places = Axis(static_cast<size_t>(windows.taps * y), -1);
     for (int64_t t = 0; t < windows.taps; ++t)
         for (int64_t i = 0; i < y; ++i)

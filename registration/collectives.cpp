@@ -14,6 +14,7 @@
 #include "below.h"
 #include "lending.h"
 #include "lines.h"
+#include "opaque/fork_mutex.h"
 #include "sparse.h"
 
 namespace opq
@@ -257,7 +258,7 @@ class Unfinished
         Cell cell; // its address is not used again while the work is noted
         c10::intrusive_ptr<c10d::Work> work;
     };
-    std::mutex mutex_;
+    ForkMutex mutex_;
     std::unordered_multimap<const opq_cell *, Entry> works_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "adapter.h"
 #include "below.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -19,41 +20,71 @@ Tensor plus_bias(const Tensor &gates, const MaybeTensor &bias) { return given(bi
 
 // ---- recurrent cells. The workspace is what the backward formulas need.
 
+// Four gates beside each other, [batch, 4 hidden], are one value and not four that are put together. Recorded directly: a cell is called for
+// each step of a sequence.
+struct Gates {
+    int64_t batch, hidden;
+    Value is(opq_op test, int64_t number) const { return record(test, {iota({1, 4, 1}, 1), scalar(number, OPQ_i64)}); }
+    Value spread(const Value &all) const { return reshape(all, {batch, 4, hidden}); }
+    Value together(const Value &four) const { return reshape(four, {batch, 4 * hidden}); }
+    Value one(const Value &four, int64_t number) const { return reshape(slice(four, 1, number, 1), {batch, hidden}); }
+    Value beside(const Value &one) const { return reshape(one, {batch, 1, hidden}); }
+};
+
+Value with_bias(const Tensor &gates, const MaybeTensor &bias)
+{
+    return given(bias) ? record(OPQ_OP_add, {read(gates), read(*bias)}) : read(gates);
+}
+
 std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor &input_gates, const Tensor &hidden_gates, const Tensor &cx,
                                              const MaybeTensor &input_bias, const MaybeTensor &hidden_bias)
 {
-    const Below below;
-    const Tensor gates = at::add(plus_bias(input_gates, input_bias), plus_bias(hidden_gates, hidden_bias));
-    const auto part = gates.chunk(4, 1);
-    const Tensor in = part[0].sigmoid(), forget = part[1].sigmoid(), cell = part[2].tanh(), out = part[3].sigmoid();
-    const Tensor cy = at::add(at::mul(forget, cx), at::mul(in, cell));
-    return {at::mul(out, cy.tanh()), cy, at::cat({in, forget, cell, out}, 1)};
+    note_line();
+    return guarded([&] {
+        const Gates g{cx.size(0), cx.size(1)};
+        const Value sum = record(OPQ_OP_add, {with_bias(input_gates, input_bias), with_bias(hidden_gates, hidden_bias)});
+        const Value four = g.spread(sum);
+        const Value bent =
+            record(OPQ_OP_where, {g.is(OPQ_OP_eq, 2), record(OPQ_OP_tanh, {four}), record(OPQ_OP_sigmoid, {four})});
+        const Value kept = record(OPQ_OP_mul, {g.one(bent, 1), read(cx)});
+        const Value cy = record(OPQ_OP_add, {kept, record(OPQ_OP_mul, {g.one(bent, 0), g.one(bent, 2)})});
+        const Value hy = record(OPQ_OP_mul, {g.one(bent, 3), record(OPQ_OP_tanh, {cy})});
+        const at::ScalarType dtype = cx.scalar_type();
+        return std::make_tuple(wrap(hy, dtype), wrap(cy, dtype), wrap(g.together(bent), dtype));
+    });
 }
 
 std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const MaybeTensor &grad_hy, const MaybeTensor &grad_cy,
                                                       const Tensor &cx, const Tensor &cy, const Tensor &workspace,
                                                       bool has_bias)
 {
-    const Below below;
     if (!given(grad_hy) && !given(grad_cy))
         return {};
-    const auto part = workspace.chunk(4, 1);
-    const Tensor &in = part[0], &forget = part[1], &cell = part[2], &out = part[3];
-    const Tensor bent = cy.tanh();
-    Tensor grad_out, grad_cell;
-    if (given(grad_hy)) {
-        grad_out = at::sigmoid_backward(at::mul(*grad_hy, bent), out);
-        grad_cell = at::tanh_backward(at::mul(*grad_hy, out), bent);
-    } else {
-        grad_out = at::zeros_like(out);
-    }
-    if (given(grad_cy))
-        grad_cell = grad_cell.defined() ? at::add(grad_cell, *grad_cy) : *grad_cy;
-    const Tensor gates = at::cat({at::sigmoid_backward(at::mul(grad_cell, cell), in),
-                                  at::sigmoid_backward(at::mul(grad_cell, cx), forget),
-                                  at::tanh_backward(at::mul(grad_cell, in), cell), grad_out},
-                                 1);
-    return {gates, at::mul(grad_cell, forget), has_bias ? gates.sum(0, false) : Tensor()};
+    note_line();
+    return guarded([&] {
+        const Gates g{cx.size(0), cx.size(1)};
+        const Value bent = g.spread(read(workspace)), outside = record(OPQ_OP_tanh, {read(cy)});
+        const Value in = g.one(bent, 0), forget = g.one(bent, 1), cell = g.one(bent, 2), out = g.one(bent, 3);
+        Value grad_out, grad_cell;
+        if (given(grad_hy)) {
+            const Value grad = read(*grad_hy);
+            grad_out = record(OPQ_OP_sigmoid_backward, {record(OPQ_OP_mul, {grad, outside}), out});
+            grad_cell = record(OPQ_OP_tanh_backward, {record(OPQ_OP_mul, {grad, out}), outside});
+        } else {
+            grad_out = expand(scalar(0, out.dtype()), {g.batch, g.hidden});
+        }
+        if (given(grad_cy))
+            grad_cell = grad_cell ? record(OPQ_OP_add, {grad_cell, read(*grad_cy)}) : read(*grad_cy);
+        const Value grad_in = record(OPQ_OP_sigmoid_backward, {record(OPQ_OP_mul, {grad_cell, cell}), in});
+        const Value grad_forget = record(OPQ_OP_sigmoid_backward, {record(OPQ_OP_mul, {grad_cell, read(cx)}), forget});
+        const Value grad_new = record(OPQ_OP_tanh_backward, {record(OPQ_OP_mul, {grad_cell, in}), cell});
+        const Value first = record(OPQ_OP_where, {g.is(OPQ_OP_eq, 0), g.beside(grad_in), g.beside(grad_forget)});
+        const Value last = record(OPQ_OP_where, {g.is(OPQ_OP_eq, 2), g.beside(grad_new), g.beside(grad_out)});
+        const Value all = g.together(record(OPQ_OP_where, {g.is(OPQ_OP_lt, 2), first, last}));
+        const at::ScalarType dtype = cx.scalar_type();
+        return std::make_tuple(wrap(all, dtype), wrap(record(OPQ_OP_mul, {grad_cell, forget}), dtype),
+                               has_bias ? wrap(reduce(OPQ_OP_sum, {all}, {0}, false), dtype) : Tensor());
+    });
 }
 
 std::tuple<Tensor, Tensor> gru_cell(const Tensor &input_gates, const Tensor &hidden_gates, const Tensor &hx,

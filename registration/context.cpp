@@ -12,6 +12,8 @@
 
 #include "adapter.h"
 #include "below.h"
+#include "fallbacks.h"
+#include "fork.h"
 #include "lines.h"
 #include "modes.h"
 #include "activities.h"
@@ -48,6 +50,7 @@ opq_ctx *create()
                         &line_text, &watching,     &watched,      &activity_begin, &activity_end,  versions()};
     opq_ctx *ctx = nullptr;
     check(opq_ctx_create(&host, &ctx));
+    guard_forks();
     exists.store(true, std::memory_order_release);
     return ctx;
 }
@@ -137,6 +140,13 @@ void note_line()
     if (call.line && Below::grad_outside())
         if (Remembered *const slot = new_slot())
             fill(slot, call);
+}
+
+std::string line_of_op()
+{
+    const auto node = torch::autograd::get_current_node();
+    const Caller call = node ? recall(*node) : Caller{};
+    return call.line ? line_text(call.line) + " (backward)" : line_here();
 }
 
 void note_view(const Tensor &base)

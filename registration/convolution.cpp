@@ -5,7 +5,7 @@
 //
 // Tensors laid out channels-last are products of the same elements in another order: the taps, then c. Gradients of x with a stride are
 // one such sum for each remainder that a place leaves by the stride, over the taps that reach it.
-#include "windows.h"
+#include "sources.h"
 
 #include <algorithm>
 #include <numeric>
@@ -203,7 +203,10 @@ struct Part {
 bool parts_of(const Convolution &c, std::vector<Part> &out)
 {
     bool all = true;
-    for (int64_t n = 0; n < product(c.stride); ++n) {
+    int64_t parts = 1;
+    for (const int64_t stride : c.stride)
+        want_table(parts, stride), parts *= stride;
+    for (int64_t n = 0; n < parts; ++n) {
         Part part{Dims(static_cast<size_t>(c.spatial), 0), {}};
         int64_t rest = n;
         for (size_t i = c.stride.size(); i-- > 0; rest /= c.stride[i])
@@ -275,11 +278,42 @@ Value backward(const Value &y, const Value &weight, const Convolution &c)
 
 // ---- the gradient of weights: [groups, outer, inner, taps ..], channels-last [groups, outer, taps .., inner]
 
+// With one channel for each group these are products of single numbers, which no engine can pack: a sum for each tap and lane. Lanes are
+// channels, or the places along the last dim, whose sums are added up behind it.
+Value depthwise_gradient(const Value &x, const Value &y, const Convolution &c, const Window &every)
+{
+    const int64_t places = product(c.y), taps = product(c.taps), along = c.y.back(), rest = places / along;
+    const Value wide = zeros_around(x, c.last, c.padding, c.padding);
+    Value windowed = windows_of(wide, first_space(c.last), every, false), grad, value;
+    if (c.last) { // [batch, taps, groups, outer]
+        windowed = permute(reshape(windowed, {c.batch, taps, places, c.groups}), {0, 1, 3, 2});
+        grad = permute(reshape(y, {c.batch, places, c.groups, c.outer}), {0, 2, 3, 1});
+        value = matmul(reshape(grad, {c.batch, 1, c.groups, c.outer, 1, places}),
+                       reshape(windowed, {c.batch, taps, c.groups, 1, places, 1}));
+        if (c.batch > 1)
+            value = reduce(OPQ_OP_sum, {value}, {0}, false);
+        return permute(reshape(value, {taps, c.groups, c.outer}), {1, 2, 0});
+    }
+    if (rest == 1) { // a row alone has no other places to add up in its lanes
+        windowed = reshape(windowed, {c.batch, c.groups, 1, taps, along});
+        grad = reshape(y, {c.batch, c.groups, c.outer, 1, along});
+        value = reduce(OPQ_OP_sum, {record(OPQ_OP_mul, {grad, windowed})}, {4}, false);
+        return c.batch > 1 ? reduce(OPQ_OP_sum, {value}, {0}, false) : value;
+    }
+    windowed = permute(reshape(windowed, {c.batch, c.groups, taps, rest, along}), {1, 2, 4, 0, 3});
+    grad = permute(reshape(y, {c.batch, c.groups, c.outer, rest, along}), {1, 2, 4, 0, 3});
+    value = matmul(reshape(grad, {c.groups, c.outer, 1, along, 1, c.batch * rest}),
+                   reshape(windowed, {c.groups, 1, taps, along, c.batch * rest, 1}));
+    return reduce(OPQ_OP_sum, {reshape(value, {c.groups, c.outer, taps, along})}, {3}, false);
+}
+
 Value weight_gradient(const Value &x, const Value &y, const Convolution &c)
 {
     const auto spatial = static_cast<size_t>(c.spatial);
     const Window every{Axis(spatial, 0), c.taps, c.dilation, c.y, c.stride}; // places and taps change sides
     const int64_t places = product(c.y), taps = product(c.taps);
+    if (c.groups > 1 && c.inner == 1)
+        return depthwise_gradient(x, y, c, every);
     const Value wide = zeros_around(x, c.last, c.padding, c.padding);
     Value windowed = windows(wide, c.last, every), grad;
     if (c.last) { // [batch, groups, taps, places * inner] and [batch, places, groups, outer]
@@ -452,10 +486,31 @@ bool convolution_backward(Call &call)
     return true;
 }
 
+// Tracing records no convolution: where PyTorch's own kernel runs, it calls _convolution, and that is recorded. So a traced convolution
+// of ours is a call of _convolution, too.
+void traced(const OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack)
+{
+    static const auto recorded = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_convolution", "");
+    const size_t arguments = op.schema().arguments().size();
+    const IValue &x = (*stack)[stack->size() - arguments];
+    if (!x.isTensor() || !on_device(x.toTensor()))
+        return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Tracer),
+                                  stack);
+    for (const bool flag : {false, false, true, true}) // of cuDNN: benchmark, deterministic, enabled, TF32
+        stack->emplace_back(flag);
+    recorded.callBoxed(stack);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt(library, "convolution", &convolution);
+    adapt(library, "_convolution", &convolution);
     adapt(library, "convolution_backward", &convolution_backward);
+}
+
+TORCH_LIBRARY_IMPL(aten, Tracer, library)
+{
+    library.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&traced>());
 }
 
 } // namespace

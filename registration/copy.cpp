@@ -7,6 +7,7 @@
 
 #include "below.h"
 #include "movement.h"
+#include "nested.h"
 
 namespace opq
 {
@@ -83,9 +84,10 @@ void copy_on_device(const Tensor &source, const Tensor &target)
     write_result(target, {convert(source, target.scalar_type(), order), target.scalar_type(), order});
 }
 
-Tensor copy_from(const Tensor &self, const Tensor &target, bool)
+Tensor copy_from(const Tensor &source, const Tensor &given, bool)
 {
     note_line();
+    const Tensor self = over_token(source), target = over_token(given);
     const std::vector<int64_t> shape = at::infer_size(target.sizes(), self.sizes()); // throws in PyTorch's words
     TORCH_CHECK(target.sizes() == IntArrayRef(shape), "output with shape ", target.sizes(),
                 " doesn't match the broadcast shape ", IntArrayRef(shape));
@@ -98,13 +100,13 @@ Tensor copy_from(const Tensor &self, const Tensor &target, bool)
             Stack stack{target, self, false};
             run_on_cpu(op, &stack);
         } else if (!on_device(self) || is_wide(target)) {
-            const Tensor source = cpu_now(self, OPQ_REASON_extern_now);
+            const Tensor cpu = cpu_now(self, OPQ_REASON_extern_now);
             const Below below;
-            copy_in(source, target);
+            copy_in(cpu, target);
         } else {
             copy_on_device(self, target);
         }
-        return target;
+        return given;
     });
 }
 

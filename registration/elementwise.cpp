@@ -17,41 +17,38 @@ bool clamp(Call &call)
 {
     const bool low = !call.none(1), high = !call.none(2);
     TORCH_CHECK(low || high, "torch.clamp: At least one of 'min' or 'max' must not be None");
-    const auto bound = [&](size_t i) { return call.args[i].isTensor() ? call.operand(i) : scalar(call.scalar(i)); };
-    const auto [self, order] = in_memory(call, 0);
-    const bool tensors = (low && call.args[1].isTensor()) || (high && call.args[2].isTensor());
-    const Value a = tensors ? call.in(0) : self;
-    Value result;
-    if (low && high)
-        result = record(OPQ_OP_clamp, {a, bound(1), bound(2)});
-    else
-        result = low ? record(OPQ_OP_maximum, {a, bound(1)}) : record(OPQ_OP_minimum, {a, bound(2)});
+    const auto [values, order] = low && high ? aligned(call, {0, 1, 2}) : aligned(call, {0, low ? size_t{1} : 2});
+    Value result = record_list(low && high ? OPQ_OP_clamp : low ? OPQ_OP_maximum : OPQ_OP_minimum, values);
     for (const size_t i : {size_t{1}, size_t{2}})
         if (!call.none(i) && !call.args[i].isTensor())
             check_fits(call.scalar(i), result.dtype());
     const at::ScalarType dtype = torch_dtype(result.dtype());
-    call.give(std::move(result), dtype, tensors ? Order{} : order);
+    call.give(std::move(result), dtype, order);
     return true;
+}
+
+void give_elementwise(Call &call, Value result, const Order &order)
+{
+    const at::ScalarType dtype = torch_dtype(result.dtype());
+    call.give(std::move(result), dtype, order);
 }
 
 bool divide(Call &call)
 {
-    const Value a = call.operand(0);
-    const Value b = call.args[1].isTensor() ? call.operand(1) : scalar(call.scalar(1));
+    auto [operands, order] = aligned(call, {0, 1});
     if (call.none(2)) {
-        call.give(record(OPQ_OP_div, {a, b}));
+        give_elementwise(call, record_list(OPQ_OP_div, operands), order);
         return true;
     }
     const std::string &mode = call.args[2].toStringRef();
     TORCH_CHECK(mode == "trunc" || mode == "floor",
                 "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '", mode, "'");
     const opq_op row = mode == "trunc" ? OPQ_OP_div_trunc : OPQ_OP_div_floor;
-    c10::SmallVector<Value, 6> operands{a, b};
     const bool number = !call.args[1].isTensor();
     const opq_dtype widened = widen(row, {&call.tensor(0), number ? nullptr : &call.tensor(1)},
                                     {at::Scalar(), number ? call.scalar(1) : at::Scalar()}, operands);
     const Value result = record_list(row, operands);
-    call.give(widened == OPQ_f32 ? result : cast(result, widened));
+    give_elementwise(call, widened == OPQ_f32 ? result : cast(result, widened), order);
     return true;
 }
 
@@ -63,11 +60,11 @@ bool rsub(Call &call)
     const at::ScalarType common = common_type(call);
     if (common == at::kBool || (!at::isFloatingType(common) && alpha.isFloatingPoint()))
         return false;
-    Value a = call.operand(0);
-    const Value b = call.args[1].isTensor() ? call.operand(1) : scalar(call.scalar(1));
+    const auto [values, order] = aligned(call, {1, 0}); // to PyTorch it is sub with its operands the other way round
+    Value a = values[1];
     if (alpha.toDouble() != 1.0)
         a = record(OPQ_OP_mul, {a, scalar(alpha, core_dtype(common))});
-    call.give(record(OPQ_OP_rsub, {a, b}));
+    give_elementwise(call, record(OPQ_OP_rsub, {a, values[0]}), order);
     return true;
 }
 
@@ -157,20 +154,24 @@ bool gelu(Call &call)
 
 bool gelu_backward(Call &call)
 {
-    call.give(record(is_tanh(call.args[2]) ? OPQ_OP_gelu_tanh_backward : OPQ_OP_gelu_backward, {call.in(0), call.in(1)}));
+    const auto [values, order] = aligned(call, {0, 1});
+    const opq_op row = is_tanh(call.args[2]) ? OPQ_OP_gelu_tanh_backward : OPQ_OP_gelu_backward;
+    give_elementwise(call, record_list(row, values), order);
     return true;
 }
 
 bool log_sigmoid(Call &call)
 {
-    call.give(record(OPQ_OP_log_sigmoid, {call.in(0)}));
+    const auto [self, order] = in_memory(call, 0);
+    give_elementwise(call, record(OPQ_OP_log_sigmoid, {self}), order);
     call.give(full(0, core_dtype(call.tensor(0).scalar_type()), {0})); // a buffer that only CPU kernels use
     return true;
 }
 
 bool log_sigmoid_backward(Call &call)
 {
-    call.give(record(OPQ_OP_log_sigmoid_backward, {call.in(0), call.in(1)}));
+    const auto [values, order] = aligned(call, {0, 1});
+    give_elementwise(call, record_list(OPQ_OP_log_sigmoid_backward, values), order);
     return true;
 }
 
@@ -194,12 +195,12 @@ bool logit_backward(Call &call)
 {
     if (!same_dtype({&call.tensor(0), &call.tensor(1)}))
         return false;
-    const Value grad = call.in(0);
-    const opq_dtype dtype = computing(grad.dtype());
+    const auto [values, order] = aligned(call, {0, 1});
+    const opq_dtype given = values[0].dtype(), dtype = computing(given);
     const Value low = number(call.none(2) ? 0 : call.real(2), dtype);
     const Value outside = number(call.none(2) ? std::numeric_limits<double>::quiet_NaN() : 0, dtype);
-    const Value slope = record(OPQ_OP_logit_backward, {cast(grad, dtype), cast(call.in(1), dtype), low, outside});
-    call.give(cast(slope, grad.dtype()));
+    const Value slope = record(OPQ_OP_logit_backward, {cast(values[0], dtype), cast(values[1], dtype), low, outside});
+    give_elementwise(call, cast(slope, given), order);
     return true;
 }
 
@@ -265,10 +266,11 @@ bool prelu_backward(Call &call)
     if (!same_dtype({&call.tensor(0), &call.tensor(1), &call.tensor(2)}) ||
         call.tensor(0).sizes() != call.tensor(1).sizes())
         return false;
-    const Value grad = call.in(0), x = call.in(1), zero = scalar(0, grad.dtype());
+    const auto [values, order] = aligned(call, {0, 1, 2});
+    const Value &grad = values[0], &x = values[1], zero = scalar(0, grad.dtype());
     const Value positive = record(OPQ_OP_gt, {x, scalar(0)});
-    call.give(record(OPQ_OP_where, {positive, grad, record(OPQ_OP_mul, {call.in(2), grad})}));
-    call.give(record(OPQ_OP_where, {positive, zero, record(OPQ_OP_mul, {x, grad})}));
+    give_elementwise(call, record(OPQ_OP_where, {positive, grad, record(OPQ_OP_mul, {values[2], grad})}), order);
+    give_elementwise(call, record(OPQ_OP_where, {positive, zero, record(OPQ_OP_mul, {x, grad})}), order);
     return true;
 }
 
@@ -289,16 +291,17 @@ bool masked_fill(Call &call)
     }
     const Value value = call.args[2].isTensor() ? cast(call.operand(2), dtype) : scalar(call.scalar(2), dtype);
     const auto shape = at::infer_size_dimvector(self.sizes(), mask.sizes());
+    // row-major whatever the operands are, as on the CPU
     call.give(record_typed(OPQ_OP_masked_fill, dtype, shape, {call.in(0), call.operand(1), value}), self.scalar_type());
     return true;
 }
 
 // ---- losses: an elementwise row and what `reduction` makes of it
 
-bool reduce_loss(Call &call, const Value &losses, int64_t reduction)
+bool reduce_loss(Call &call, const Value &losses, const Order &order, int64_t reduction)
 {
     if (reduction == at::Reduction::None) {
-        call.give(losses);
+        give_elementwise(call, losses, order);
         return true;
     }
     const Dims axes = normal_axes({}, losses.rank());
@@ -309,8 +312,10 @@ bool reduce_loss(Call &call, const Value &losses, int64_t reduction)
 
 bool mse_loss(Call &call)
 {
-    return same_dtype({&call.tensor(0), &call.tensor(1)}) &&
-           reduce_loss(call, record(OPQ_OP_mse_loss, {call.in(0), call.in(1)}), call.integer(2));
+    if (!same_dtype({&call.tensor(0), &call.tensor(1)}))
+        return false;
+    const auto [values, order] = aligned(call, {0, 1});
+    return reduce_loss(call, record_list(OPQ_OP_mse_loss, values), order, call.integer(2));
 }
 
 // smooth_l1_loss(self, target, reduction, beta), huber_loss(self, target, reduction, delta)
@@ -320,8 +325,8 @@ bool smooth_loss(Call &call)
     TORCH_CHECK(bound >= 0, "smooth_l1_loss does not support negative values for beta.");
     if (bound == 0 || !same_dtype({&call.tensor(0), &call.tensor(1)}))
         return false;
-    const Value losses = record(call.row, {call.in(0), call.in(1), scalar(bound)});
-    return reduce_loss(call, losses, call.integer(2));
+    const auto [values, order] = aligned(call, {0, 1});
+    return reduce_loss(call, record(call.row, {values[0], values[1], scalar(bound)}), order, call.integer(2));
 }
 
 double loss_scale(const Call &call, int64_t reduction, double factor)
@@ -332,8 +337,9 @@ double loss_scale(const Call &call, int64_t reduction, double factor)
 // (grad_output, self, target, reduction)
 bool mse_loss_backward(Call &call)
 {
-    call.give(record(OPQ_OP_mse_loss_backward,
-                     {call.in(0), call.in(1), call.in(2), scalar(loss_scale(call, call.integer(3), 2))}));
+    auto [values, order] = aligned(call, {0, 1, 2});
+    values.push_back(scalar(loss_scale(call, call.integer(3), 2)));
+    give_elementwise(call, record_list(OPQ_OP_mse_loss_backward, values), order);
     return true;
 }
 
@@ -344,12 +350,13 @@ bool smooth_loss_backward(Call &call)
     if (bound == 0)
         return false;
     const bool huber = call.row == OPQ_OP_huber;
-    const Value grad = call.in(0), x = record(OPQ_OP_sub, {call.in(1), call.in(2)});
+    const auto [values, order] = aligned(call, {0, 1, 2});
+    const Value &grad = values[0], x = record(OPQ_OP_sub, {values[1], values[2]});
     const Value limit = scalar(bound);
     const Value clipped = record(OPQ_OP_maximum, {record(OPQ_OP_minimum, {x, limit}), scalar(-bound)});
     const Value slope = huber ? clipped : record(OPQ_OP_div, {clipped, limit});
     const Value scaled = record(OPQ_OP_mul, {slope, scalar(loss_scale(call, call.integer(3), 1))});
-    call.give(record(OPQ_OP_mul, {scaled, grad}));
+    give_elementwise(call, record(OPQ_OP_mul, {scaled, grad}), order);
     return true;
 }
 

@@ -7,6 +7,7 @@
 
 #include "below.h"
 #include "extern_call.h"
+#include "fallbacks.h"
 
 namespace opq
 {
@@ -21,19 +22,25 @@ void set_bits(const Tensor &tensor, const Hole &hole)
         tensor._set_neg(true);
 }
 
+// CUDA takes indices, which are lists, and lengths that lie on the CPU: its kernels move them, or read them there.
+void check_operand(const Tensor &tensor, const OperatorHandle &op, bool listed)
+{
+    if (on_device(tensor) || tensor.dim() == 0)
+        return;
+    const std::string &name = op.operator_name().name;
+    const auto begins = [&](const char *prefix) { return name.rfind(prefix, 0) == 0; };
+    const bool indexes = name == "aten::index" || begins("aten::index_put") || begins("aten::_index_put") ||
+                         begins("aten::_unsafe_index");
+    if ((indexes && listed) || begins("aten::_pack_padded") || begins("aten::tensor_split") ||
+        begins("aten::_ctc_loss") || begins("aten::_nested") || begins("aten::index_fill") || begins("aten::copy"))
+        return;
+    check_device(tensor, name.c_str());
+}
+
 namespace
 {
 
 // ---- reading the arguments
-
-bool accepts_cpu_index(const std::string &name)
-{
-    for (const char *prefix :
-         {"aten::index", "aten::_index_put", "aten::_unsafe_index", "aten::_pack_padded", "aten::tensor_split"})
-        if (name.rfind(prefix, 0) == 0)
-            return true;
-    return false;
-}
 
 struct Reader {
     const Call &call;
@@ -66,8 +73,7 @@ struct Reader {
             order = dense ? *dense : result_order({&tensor}, tensor.sizes());
             operands.push_back(read_dense(tensor, order));
         } else {
-            if (tensor.dim() != 0 && !accepts_cpu_index(call.op.operator_name().name))
-                check_device(tensor, call.name());
+            check_operand(tensor, call.op, element >= 0);
             hole.conj = hole.neg = false;
             operands.push_back(upload(tensor.resolve_conj().resolve_neg(), order));
         }
@@ -170,8 +176,6 @@ struct Reader {
             constants += i + 1 < call.count ? ", " : ")";
             target.arguments.push_back(call.args[i]);
         }
-        if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
-            constants += std::string(" by ") + std::string(c10::get_default_dtype().name());
         if (at::globalContext().deterministicAlgorithms())
             constants += " deterministic";
         return true;
@@ -207,6 +211,26 @@ bool runs_late(const Call &call)
             return false;
     }
     return !op.schema().returns().empty();
+}
+
+// May the CPU kernel compute in the default dtype? That is one for the process: another may be set before the call would run, and
+// must not be set for the time of the call, when other threads would see it.
+bool follows_default(const Call &call, const ExternCall &target)
+{
+    const auto real = [](at::ScalarType dtype) { return at::isFloatingType(dtype) || at::isComplexType(dtype); };
+    bool number = false;
+    for (const Hole &hole : target.holes) {
+        if (real(hole.dtype) && !hole.wrapped)
+            return false;
+        number = number || real(hole.dtype);
+    }
+    for (size_t i = 0; i < call.count; ++i) {
+        if (call.op.schema().arguments()[i].name() == "dtype" && !call.args[i].isNone())
+            return false;
+        number = number || call.args[i].isDouble() || call.args[i].isComplexDouble() || call.args[i].isDoubleList();
+    }
+    return number || std::any_of(target.prediction->begin(), target.prediction->end(),
+                                 [&](const Predicted &result) { return result.defined && real(result.dtype); });
 }
 
 bool takes_wide(const Call &call)
@@ -249,32 +273,9 @@ void store(const Predicted &expected, const Tensor &given, void *memory, const O
         .copy_(given);
 }
 
-// The default dtype as it was when the call was recorded. It is one for the process; it is only touched if it has changed since.
-class DefaultDtype
-{
-  public:
-    explicit DefaultDtype(caffe2::TypeMeta dtype) : now_(c10::get_default_dtype()), changes_(now_ != dtype)
-    {
-        if (changes_)
-            c10::set_default_dtype(dtype);
-    }
-    ~DefaultDtype()
-    {
-        if (changes_)
-            c10::set_default_dtype(now_);
-    }
-    DefaultDtype(const DefaultDtype &) = delete;
-    DefaultDtype &operator=(const DefaultDtype &) = delete;
-
-  private:
-    const caffe2::TypeMeta now_;
-    const bool changes_;
-};
-
 void run(const ExternCall &call, const void *const *operands, void *const *results)
 {
     const Below below;
-    const DefaultDtype as_recorded(call.default_dtype);
     Stack stack = filled(call, c10::DeviceType::CPU, [&](size_t i) {
         const Hole &hole = call.holes[i];
         Tensor tensor = at::from_blob(const_cast<void *>(operands[i]), hole.sizes, hole.strides,
@@ -311,6 +312,8 @@ opq_status run_extern(void *, void *payload, const void *const *operands, void *
         return failed(OPQ_NO_MEMORY, error);
     } catch (const c10::IndexError &error) {
         return failed(OPQ_OUT_OF_RANGE, error);
+    } catch (const c10::LinAlgError &error) {
+        return failed(OPQ_SINGULAR, error);
     } catch (const c10::NotImplementedError &error) {
         return failed(OPQ_UNSUPPORTED, error);
     } catch (const c10::Error &error) {
@@ -338,7 +341,7 @@ bool extern_record(Call &call)
 {
     TORCH_CHECK_NOT_IMPLEMENTED(call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), call.op.operator_name(),
                                 " has no kernel for these operands on device ", device(), ", and no CPU kernel either");
-    if (!runs_late(call) || takes_wide(call))
+    if (!runs_late(call) || takes_wide(call) || tries_fallback())
         return false;
     std::unique_ptr<ExternCall> target(new ExternCall{{1}, call.op, {}, {}, nullptr});
     Reader reader{call, *target, {}, {}, {}};
@@ -346,9 +349,10 @@ bool extern_record(Call &call)
         return false;
     bool proven = false;
     target->prediction = predict(*target, reader.constants + reader.types, proven);
-    if (!target->prediction || (!proven && !rehearse(*target, reader.constants, reader.types, call.unproven)))
+    if (!target->prediction || follows_default(call, *target) ||
+        (!proven && !rehearse(*target, reader.constants, reader.types, call.unproven)))
         return false;
-    count_fallback(call.op);
+    count_fallback(call.op, about_fallback(call.op, c10::ArrayRef<IValue>(call.args, call.count)));
     for (IValue &value : target->arguments)
         value = hollow(value);
     std::vector<opq_type> types;

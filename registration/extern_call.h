@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <c10/core/DefaultDtype.h>
 
 #include "adapter.h"
 
@@ -32,7 +31,6 @@ struct ExternCall {
     std::vector<IValue> arguments;
     std::vector<Hole> holes;
     std::shared_ptr<const Prediction> prediction;
-    caffe2::TypeMeta default_dtype = c10::get_default_dtype(); // when it was recorded: types of results follow it
 };
 
 // The arguments, operand i replaced by fill(hole i), devices by `where`.
@@ -70,5 +68,8 @@ std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::str
 // Has the CPU kernel accepted a call of this kind, or does it now? False: it has to run now, on the operands themselves. `out_kind`
 // is then what prove() wants to know if it accepts them. constants: the call without its operand types; types: these.
 bool rehearse(const ExternCall &call, const std::string &constants, const std::string &types, std::string &out_kind);
+
+// Raises for a CPU tensor with dimensions that the operator does not take beside tensors of the device. `listed`: it stands in a list.
+void check_operand(const Tensor &tensor, const OperatorHandle &op, bool listed);
 
 } // namespace opq

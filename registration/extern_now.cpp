@@ -2,16 +2,15 @@
 // CPU kernel knows. Operands are materialised, the operator runs on CPU tensors over the same memory, results become values that
 // exist. Arguments that are written to are copies, written back through their cells.
 #include "adapter.h"
-#include "opaque/log.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
-#include <map>
-#include <mutex>
-#include <set>
 
 #include "below.h"
+#include "extern_call.h"
+#include "fallbacks.h"
 #include "lending.h"
+#include "nested.h"
 #include "random.h"
 #include "sparse.h"
 
@@ -20,23 +19,6 @@ namespace opq
 
 namespace
 {
-
-struct Counts {
-    std::mutex mutex;
-    std::map<std::string, int64_t> by_op;
-    std::set<std::string> warned;
-};
-Counts &counts()
-{
-    static auto *const instance = new Counts;
-    return *instance;
-}
-
-bool from_environment(const char *name, bool otherwise)
-{
-    const char *const text = std::getenv(name);
-    return text && *text ? std::string_view(text) != "0" : otherwise;
-}
 
 // A tensor argument and the CPU tensor that stands for it.
 struct Pair {
@@ -140,6 +122,10 @@ struct Conversion {
                 return pair.cpu;
         if (is_sparse(tensor))
             return convert_sparse(tensor, written);
+        if (tensor.is_nested() && on_device(tensor)) {
+            pairs.push_back({tensor, nested_to_cpu(tensor, OPQ_REASON_extern_now, written), written});
+            return pairs.back().cpu;
+        }
         if (sparse && written && on_device(tensor) && op.operator_name().name.back() == '_')
             return lend(tensor);
         TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors are supported on device ",
@@ -180,6 +166,11 @@ struct Conversion {
         for (const Shared &cell : shared)
             write(cell.ours, upload(cell.cpu, Order{}));
         for (Pair &pair : pairs) {
+            if (pair.ours.is_nested()) {
+                if (pair.written)
+                    nested_assign(pair.ours, pair.cpu);
+                continue;
+            }
             if (!pair.written && pair.ours.sizes() == pair.cpu.sizes())
                 continue;
             if (is_sparse(pair.ours)) {
@@ -201,9 +192,13 @@ struct Conversion {
                 return pair.ours;
         if (is_sparse(result))
             return sparse_from_cpu(result);
-        TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
-                                    op.operator_name(), " returns layout ", result.layout(),
-                                    "; only strided and sparse COO tensors are supported on device ", device());
+        if (result.is_nested())
+            return nested_from_cpu(result);
+        TORCH_CHECK_NOT_IMPLEMENTED(!result.is_quantized(), op.operator_name(),
+                                    " returns a quantized tensor, which device ", device(), " does not have");
+        TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, op.operator_name(), " returns layout ",
+                                    result.layout(), "; device ", device(),
+                                    " has strided, sparse COO and nested tensors");
         const Tensor plain =
             result._is_zerotensor() ? at::zeros(result.sizes(), result.options()) : result.resolve_conj().resolve_neg();
         const Order order = dense_order(plain.sizes(), plain.strides()).value_or(Order{});
@@ -293,67 +288,23 @@ bool is_view(const c10::FunctionSchema &schema)
     return false;
 }
 
-void forbid_if_strict(const std::string &name)
-{
-    static const bool strict = from_environment("OPAQUE_STRICT", false);
-    TORCH_CHECK_NOT_IMPLEMENTED(!strict && (opq_modes_get() & OPQ_MODE_STRICT) == 0, name,
-                                " has no native kernel for these arguments on device ", device(),
-                                " and strict mode forbids running it through the CPU kernel");
-}
-
-void count_and_warn(const std::string &name)
-{
-    static const bool warn = from_environment("OPAQUE_FALLBACK_WARN", true);
-    Counts &all = counts();
-    bool first = false;
-    {
-        const std::lock_guard<std::mutex> lock(all.mutex);
-        ++all.by_op[name];
-        first = warn && all.warned.insert(name).second;
-    }
-    if (opq_logs(OPQ_LOG_fallback, OPQ_LOG_INFO))
-        opq_log("fallback: %s at %s", name.c_str(), line_here().c_str());
-    if (!first)
-        return;
-    const std::string line = line_here();
-    fprintf(
-        stderr, "[opaque] %s%s%s has no native kernel for these arguments; it runs through the CPU kernel (OPAQUE_FALLBACK_WARN=0 silences this)\n",
-        line.c_str(), line.empty() ? "" : ": ", name.c_str());
-}
-
 } // namespace
-
-void count_fallback(const OperatorHandle &op)
-{
-    const std::string name = toString(op.operator_name());
-    forbid_if_strict(name);
-    count_and_warn(name);
-}
-
-std::map<std::string, int64_t> fallback_counts()
-{
-    const std::lock_guard<std::mutex> lock(counts().mutex);
-    return counts().by_op;
-}
-
-void reset_fallback_counts()
-{
-    const std::lock_guard<std::mutex> lock(counts().mutex);
-    counts().by_op.clear();
-}
 
 void extern_now(const OperatorHandle &op, Stack *stack)
 {
     TORCH_CHECK_NOT_IMPLEMENTED(!is_view(op.schema()), op.operator_name(),
                                 " returns a view and has no kernel on device ", device());
-    const std::string name = toString(op.operator_name());
-    forbid_if_strict(name);
+    const size_t count = op.schema().arguments().size();
+    const std::string about = about_fallback(op, c10::ArrayRef<IValue>(*stack).slice(stack->size() - count));
+    for (size_t i = stack->size() - count; i < stack->size(); ++i)
+        if ((*stack)[i].isTensor() && (*stack)[i].toTensor().defined())
+            check_operand((*stack)[i].toTensor(), op, false);
     try {
         run_on_cpu(op, stack);
     } catch (const Decline &why) {
         raise(why.status);
     }
-    count_and_warn(name); // not before: wrong arguments are an error of the user's and no fallback
+    count_fallback(op, about); // not before: wrong arguments are an error of the user's and no fallback
 }
 
 namespace

@@ -1,6 +1,9 @@
 // Operators that go to CPU kernels although PyTorch has some way of its own for this device: convolutions, and structured
 // operators, whose default path (a meta call, an empty result, the out overload) costs three times a direct extern node.
+#include <unordered_set>
+
 #include "adapter.h"
+#include "fallbacks.h"
 
 namespace opq
 {
@@ -35,7 +38,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     library.impl("convolution_backward_overrideable", boxed_kernel<&convolution_backward>());
     adapt(library, "_masked_softmax", &always_extern);
     // One kernel of theirs serves every device and reads the memory of its operands.
-    for (const char *name : {"_grouped_mm", "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
+    for (const char *name : {"_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
                              "mkldnn_convolution", "_nnpack_spatial_convolution", "conj_physical_", "mode.values"})
         library.impl(name, boxed_kernel<&fallback>());
     // And theirs reads or writes it even where there are no values, as on the meta device: they run at once.
@@ -46,6 +49,19 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 }
 
 } // namespace
+
+namespace
+{
+
+std::unordered_set<c10::OperatorName> &without_kernel()
+{
+    static auto *const names = new std::unordered_set<c10::OperatorName>; // filled while the module is loaded
+    return *names;
+}
+
+} // namespace
+
+bool has_no_kernel(const OperatorHandle &op) { return without_kernel().count(op.operator_name()) > 0; }
 
 void register_structured()
 {
@@ -58,8 +74,10 @@ void register_structured()
             !op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
             continue;
         const auto target = functional_of(*op);
-        if (target && target->form == Form::functional)
-            adapt_functional(*library, toString(name).substr(6).c_str(), &always_extern);
+        if (!target || target->form != Form::functional)
+            continue;
+        adapt_functional(*library, toString(name).substr(6).c_str(), &always_extern);
+        without_kernel().insert(name);
     }
 }
 

@@ -8,6 +8,8 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/native/Resize.h>
 #include <algorithm>
+#include <cstdlib>
+#include <string>
 
 #include "below.h"
 #include "journal.h"
@@ -165,20 +167,62 @@ std::optional<Order> dense_order(IntArrayRef sizes, IntArrayRef strides)
     return identity(order) ? Order{} : order;
 }
 
-Order result_order(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape)
+namespace
+{
+
+// The stride of a dim of what the tensor broadcasts to; 0: it says nothing about it.
+int64_t broadcast_stride(const Tensor &tensor, IntArrayRef shape, size_t dim)
+{
+    const size_t missing = shape.size() - static_cast<size_t>(tensor.dim());
+    if (dim < missing || (tensor.sizes()[dim - missing] == 1 && shape[dim] != 1))
+        return 0;
+    return tensor.strides()[dim - missing];
+}
+
+// Does the first operand that tells them apart have dim a inside dim b (-1), or outside of it (1)? 0: none does.
+int compare_dims(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape, size_t a, size_t b)
 {
     for (const Tensor *const tensor : operands) {
-        if (!on_device(*tensor) || tensor->sizes() != shape)
+        const int64_t of_a = broadcast_stride(*tensor, shape, a), of_b = broadcast_stride(*tensor, shape, b);
+        if (of_a == 0 || of_b == 0)
             continue;
-        if (tensor->is_contiguous())
-            return {};
-        const IntArrayRef strides = tensor->strides();
-        if (std::find(strides.begin(), strides.end(), 0) != strides.end())
-            continue;
-        Order order = by_stride(strides);
-        return identity(order) ? Order{} : order;
+        if (of_a != of_b)
+            return of_a < of_b ? -1 : 1;
+        if (shape[a] > shape[b])
+            return 1;
     }
-    return {};
+    return 0;
+}
+
+} // namespace
+
+// TensorIterator's: sorted from the innermost dim by insertion, because the comparison is no order.
+Order result_order(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape)
+{
+    bool contiguous = true;
+    for (const Tensor *const tensor : operands)
+        contiguous = contiguous && tensor->is_contiguous();
+    if (contiguous)
+        return {};
+    Order order; // inside first, while it is sorted
+    for (size_t dim = shape.size(); dim-- > 0;)
+        order.perm.push_back(static_cast<int64_t>(dim));
+    auto &perm = order.perm;
+    for (size_t i = 1; i < perm.size(); ++i) {
+        size_t at = i;
+        for (size_t before = i; before-- > 0;) {
+            const int found =
+                compare_dims(operands, shape, static_cast<size_t>(perm[before]), static_cast<size_t>(perm[at]));
+            if (found < 0)
+                break;
+            if (found > 0) {
+                std::swap(perm[before], perm[at]);
+                at = before;
+            }
+        }
+    }
+    std::reverse(perm.begin(), perm.end());
+    return identity(order) ? Order{} : order;
 }
 
 Dims ordered(IntArrayRef logical, const Order &order)
@@ -348,10 +392,15 @@ void check_device(const Tensor &tensor, const char *op)
                     " and ", tensor.device(), "! (when checking arguments of ", op, ")");
 }
 
+// To a process of a launcher (torchrun) the one device is also that of its local rank.
 void check_index(c10::Device where)
 {
-    if (C10_UNLIKELY(where.type() == kDeviceType && where.index() > 0))
-        TORCH_CHECK(false, "opaque: invalid device index ", static_cast<int>(where.index()), ", there is 1 device");
+    if (C10_LIKELY(where.type() != kDeviceType || where.index() <= 0))
+        return;
+    const char *const rank = std::getenv("LOCAL_RANK");
+    TORCH_CHECK(rank && std::to_string(where.index()) == rank, "opaque: invalid device index ",
+                static_cast<int>(where.index()), ", there is 1 device",
+                rank ? ", which is also that of LOCAL_RANK " : "", rank ? rank : "");
 }
 
 bool resize_output(const Tensor &out, IntArrayRef sizes) { return at::native::resize_output(out, sizes); }
@@ -371,6 +420,29 @@ Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, In
         at::TensorOptions().dtype(dtype).device(c10::kCPU));
 }
 
+// What lies in memory, or will when its cell's value is computed, is read there and not brought side by side first: looking at y[i]
+// needs no kernel. Nothing: it is no part of a value of its dtype.
+static std::optional<Tensor> cpu_in_place(const Tensor &tensor, opq_reason reason)
+{
+    const Value value = Value::take(opq_cell_value(impl_of(tensor)->cell()));
+    if (tensor.numel() == 0 || !value || value.dtype() != core_dtype(tensor.scalar_type()))
+        return std::nullopt;
+    int64_t last = tensor.storage_offset();
+    for (int64_t d = 0; d < tensor.dim(); ++d)
+        last += (tensor.size(d) - 1) * tensor.stride(d);
+    if (last >= c10::multiply_integers(shape_of(value)))
+        return std::nullopt;
+    materialize({value}, reason);
+    opq_buffer *const buffer = opq_value_buffer(value.get());
+    if (buffer == nullptr)
+        return std::nullopt;
+    opq_buffer_retain(buffer);
+    return at::from_blob(
+        static_cast<char *>(opq_buffer_data(buffer)) + tensor.storage_offset() * tensor.itemsize(), tensor.sizes(),
+        tensor.strides(), [buffer](void *) { opq_buffer_release(buffer); },
+        at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU));
+}
+
 Tensor cpu_now(const Tensor &tensor, opq_reason reason)
 {
     if (!on_device(tensor))
@@ -381,6 +453,9 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason)
     Tensor result;
     if (C10_UNLIKELY(is_wide(tensor))) {
         result = wide_now(tensor, reason);
+    } else if (auto there = reason == OPQ_REASON_item || reason == OPQ_REASON_copy_to_host ? cpu_in_place(tensor, reason)
+                                                                                           : std::nullopt) {
+        result = *there;
     } else {
         const Value value = order ? read_dense(tensor, used) : read_window(tensor, tensor.sizes(), tensor.strides());
         materialize({value}, reason);

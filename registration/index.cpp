@@ -108,6 +108,12 @@ bool find_indices(const std::vector<std::optional<Tensor>> &given, const Tensor 
     return !out.axes.empty();
 }
 
+// An index, which may lie on the CPU.
+Value moved(const Call &call, const Tensor &index)
+{
+    return on_device(index) ? call.in(index) : upload(index, Order{});
+}
+
 // The indices as one over the indexed dims in row-major order. Where one of them is out of range, a negative number, which fails the
 // run and says which: docs/ir.md, `sizes`.
 Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
@@ -117,8 +123,7 @@ Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
     for (size_t i = 0; i < indexed.axes.size(); ++i) {
         const Tensor &index = *indexed.indices[i];
         const int64_t size = sizes[static_cast<size_t>(indexed.axes[i])];
-        const Value where =
-            wrapped_index(cast(on_device(index) ? call.in(index) : upload(index, Order{}), OPQ_i64), size);
+        const Value where = wrapped_index(cast(moved(call, index), OPQ_i64), size);
         if (indexed.axes.size() == 1)
             return where;
         const Value fits = record(OPQ_OP_bitwise_and,
@@ -193,7 +198,8 @@ bool index_tensor(Call &call)
     return true;
 }
 
-// x[mask] = number: one mask over some adjacent dims.
+// x[mask] = number: one mask over some adjacent dims. Beside a mask of the device the number may be any CPU tensor of one element, as
+// CUDA has it.
 bool put_at_mask(Call &call)
 {
     const Tensor &self = call.tensor(0), &value = call.tensor(2);
@@ -213,8 +219,10 @@ bool put_at_mask(Call &call)
         shape[static_cast<size_t>(first + i)] = mask.size(i);
     }
     const opq_dtype dtype = core_dtype(self.scalar_type());
-    const Value number = value.dim() == 0 ? call.operand(2) : reshape(call.in(2), {});
-    call.give(record_typed(OPQ_OP_masked_fill, dtype, self.sizes(), {call.in(0), reshape(call.in(mask), shape), number}));
+    const bool read_now = value.device().is_cpu() && (value.dim() == 0 || on_device(mask));
+    const Value number = read_now ? scalar_of(value) : reshape(call.in(2), {});
+    call.give(
+        record_typed(OPQ_OP_masked_fill, dtype, self.sizes(), {call.in(0), reshape(moved(call, mask), shape), number}));
     return true;
 }
 
@@ -250,34 +258,38 @@ bool index_put(Call &call)
     return true;
 }
 
-// cat(tensors, dim); 1-d tensors without elements are skipped whatever the others' rank. Channels-last tensors alone give one of
-// that format, as on the CPU.
+// cat(tensors, dim); 1-d tensors without elements are skipped whatever the others' rank, but have a say in dtype and format.
+// Channels-last tensors alone give one of that format, as on the CPU.
 bool cat(Call &call)
 {
     std::vector<const Tensor *> tensors;
+    at::ScalarType dtype = at::ScalarType::Undefined;
     bool last = true;
     for (const IValue &part : call.args[0].toListRef()) {
         const Tensor &tensor = part.toTensor();
         check_device(tensor, "cat");
+        dtype = dtype == at::ScalarType::Undefined ? tensor.scalar_type() : at::promoteTypes(dtype, tensor.scalar_type());
+        last = last && tensor.suggest_memory_format() != at::MemoryFormat::Contiguous;
         if (tensor.dim() == 1 && tensor.size(0) == 0)
             continue;
         tensors.push_back(&tensor);
-        last = last && !is_raw(tensor) && tensor.dim() == tensors[0]->dim() &&
-               tensor.suggest_memory_format() != at::MemoryFormat::Contiguous;
+        last = last && !is_raw(tensor) && tensor.dim() == tensors[0]->dim();
     }
-    if (tensors.empty() || tensors[0]->dim() == 0)
+    const at::ScalarType written = call.into.value_or(dtype);
+    TORCH_CHECK_TYPE(dtype == written || c10::canCast(dtype, written),
+                     "torch.cat(): input types can't be cast to the desired output type ", written);
+    if (tensors.empty() || tensors[0]->dim() == 0 || is_raw(core_dtype(dtype)))
         return false;
     const int64_t rank = tensors.back()->dim();
     int64_t axis = normal_axis(call.integer(1), rank);
     const Order order = last ? last_order(rank) : Order{};
     std::vector<Value> parts;
     for (const Tensor *const tensor : tensors)
-        parts.push_back(last ? read_ordered(*tensor, static_cast<int>(rank), order) : call.in(*tensor));
+        parts.push_back(
+            cast(last ? read_ordered(*tensor, static_cast<int>(rank), order) : call.in(*tensor), core_dtype(dtype)));
     if (last)
         axis = std::find(order.perm.begin(), order.perm.end(), axis) - order.perm.begin();
-    Value value = concat(parts, axis);
-    const at::ScalarType dtype = torch_dtype(value.dtype());
-    call.give(std::move(value), dtype, order);
+    call.give(concat(parts, axis), dtype, order);
     return true;
 }
 

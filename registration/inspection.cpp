@@ -201,6 +201,20 @@ std::vector<std::optional<Tensor>> recorded_values(const py::object &list)
     return tensors;
 }
 
+// Of its inputs, by number.
+std::vector<Tensor> recorded_leaves(const py::object &list)
+{
+    const SnapshotHandle snapshot = take(values_of(tensors_of(list)));
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < opq_snapshot_leaf_count(snapshot.get()); ++i) {
+        opq_value *const borrowed = opq_snapshot_leaf(snapshot.get(), i);
+        opq_value_retain(borrowed);
+        const Value value = Value::take(borrowed);
+        tensors.push_back(wrap(value, stand_in_dtype(value.dtype())));
+    }
+    return tensors;
+}
+
 at::ScalarType shown_dtype(opq_dtype dtype)
 {
     switch (dtype) {
@@ -348,6 +362,7 @@ void bind_inspection(py::module_ &m)
     m.def("unfused_bytes", torch::wrap_pybind_function(&unfused_bytes));
     m.def("pending", torch::wrap_pybind_function(&pending));
     m.def("recorded_values", torch::wrap_pybind_function(&recorded_values));
+    m.def("recorded_leaves", torch::wrap_pybind_function(&recorded_leaves));
     m.def("capture", torch::wrap_pybind_function(&capture));
     m.def("write_repro", torch::wrap_pybind_function(&write_repro));
     m.def("environment", torch::wrap_pybind_function(&of_context<opq_environment>));

@@ -48,6 +48,8 @@ std::vector<Line> lines_of(const Call &call, IntArrayRef from, IntArrayRef to, b
                            opq_dtype dtype)
 {
     std::vector<Line> lines;
+    for (const int64_t size : to)
+        want_table(size);
     for (size_t i = 0; i < from.size(); ++i)
         lines.push_back(dtype == OPQ_f64 ? line_of<double>(from[i], to[i], align_corners, call.args[scales + i])
                                          : line_of<float>(from[i], to[i], align_corners, call.args[scales + i]));

@@ -1,10 +1,10 @@
 #include "journal.h"
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_set>
 
 #include "modes.h"
+#include "opaque/fork_mutex.h"
 #include "shim.h"
 
 namespace opq
@@ -27,7 +27,7 @@ struct Journal {
     std::unordered_set<const opq_cell *> made, seen;
     std::vector<Noted> noted;
 };
-std::mutex mutex;
+ForkMutex mutex;
 std::vector<Journal> journals;
 
 uint32_t origin()

@@ -14,11 +14,11 @@ struct Matrix {
     bool transposed;
 };
 
-Matrix matrix(const Call &call, const Tensor &tensor)
+Matrix matrix(const char *name, const Tensor &tensor)
 {
-    check_device(tensor, call.name());
+    check_device(tensor, name);
     if (is_raw(tensor))
-        decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", call.name()));
+        decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", name));
     const int64_t rank = tensor.dim();
     if (rank < 2 || tensor.is_contiguous() || tensor.is_neg())
         return {read(tensor), false};
@@ -30,6 +30,8 @@ Matrix matrix(const Call &call, const Tensor &tensor)
         return {read(other), true};
     return {read(tensor), false};
 }
+
+Matrix matrix(const Call &call, const Tensor &tensor) { return matrix(call.name(), tensor); }
 
 Value contract(const Matrix &a, const Matrix &b)
 {
@@ -205,6 +207,63 @@ Gradients linear_backward(const Tensor &x, const Tensor &grad, const Tensor &w, 
     });
 }
 
+// ---- _grouped_mm: groups of rows, of columns, or of what is summed over, that end at `offs`, known when it runs
+
+Value grouped(const Matrix &a, const Matrix &b, const Value &ends)
+{
+    std::vector<opq_attr> attrs{attr_text(OPQ_ATTR_key, "aten::_grouped_mm")};
+    if (a.transposed)
+        attrs.push_back(attr_int(OPQ_ATTR_transpose_a, 1));
+    if (b.transposed)
+        attrs.push_back(attr_int(OPQ_ATTR_transpose_b, 1));
+    return record(OPQ_OP_grouped_matmul, {a.value, b.value, ends}, attrs);
+}
+
+void check_grouped(const Tensor &a, const Tensor &b, const std::optional<Tensor> &offs)
+{
+    for (const auto &[name, tensor] : {std::pair("mat_a", &a), std::pair("mat_b", &b)})
+        TORCH_CHECK(tensor->scalar_type() == at::kFloat || tensor->scalar_type() == at::kHalf ||
+                        tensor->scalar_type() == at::kBFloat16,
+                    "Expected ", name, " to be Float32, BFloat16 or Float16 matrix, got ", tensor->scalar_type());
+    TORCH_CHECK(a.scalar_type() == b.scalar_type(), "Expected mat_a and mat_b to have the same dtype, got ",
+                a.scalar_type(), " and ", b.scalar_type());
+    TORCH_CHECK(a.dim() == 2 || a.dim() == 3, "mat_a has to be 2 or 3d");
+    TORCH_CHECK(b.dim() == 2 || b.dim() == 3, "mat_b has to be 2 or 3d");
+    const bool flat = a.dim() == 2 || b.dim() == 2;
+    TORCH_CHECK(offs.has_value() == flat,
+                "Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d");
+    TORCH_CHECK(a.size(-1) == b.size(-2), "contraction dimension of mat_a and mat_b must match");
+    if (!flat)
+        TORCH_CHECK(a.size(0) == b.size(0), "batched dimension has to match");
+    if (!offs)
+        return;
+    check_device(*offs, "_grouped_mm");
+    TORCH_CHECK(offs->dim() == 1, "offs has to be 1D");
+    TORCH_CHECK(offs->scalar_type() == at::kInt, "Offsets have to be int32");
+    for (const Tensor *const batch : {&a, &b})
+        TORCH_CHECK(batch->dim() == 2 || batch->size(0) == offs->size(0), "matrix batch sizes have to match");
+}
+
+Tensor grouped_mm(const Tensor &a, const Tensor &b, const std::optional<Tensor> &offs,
+                  const std::optional<Tensor> &bias, std::optional<at::ScalarType> out_dtype)
+{
+    note_line();
+    check_grouped(a, b, offs);
+    TORCH_CHECK(!bias || !bias->defined(), "Bias not supported yet");
+    TORCH_CHECK(out_dtype.value_or(a.scalar_type()) == a.scalar_type(),
+                "Grouped gemm output dtype must match `mat_a` dtype");
+    return guarded([&] {
+        const Matrix left = matrix("_grouped_mm", a), right = matrix("_grouped_mm", b);
+        if (!offs)
+            return wrap(contract(left, right));
+        const Value ends = cast(read(*offs), OPQ_i64);
+        if (a.dim() == 2)
+            return wrap(grouped(left, right, ends));
+        const Matrix turned_left{right.value, !right.transposed}, turned_right{left.value, !left.transposed};
+        return wrap(permute(grouped(turned_left, turned_right, ends), {1, 0}));
+    });
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt(library, "mm", &mm, OPQ_OP_matmul);
@@ -217,6 +276,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "vdot", &dot);
     adapt(library, "addbmm", &addbmm);
     adapt(library, "linear", &linear);
+    library.impl("_grouped_mm", OPQ_KERNEL(grouped_mm));
     library.impl("linear_backward", OPQ_KERNEL(linear_backward));
 }
 

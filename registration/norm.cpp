@@ -3,6 +3,7 @@
 
 #include "adapter.h"
 #include "below.h"
+#include "checks.h"
 #include "random.h"
 
 namespace opq
@@ -122,6 +123,8 @@ bool layer_norm_backward(Call &call)
 
 // ---- dropout
 
+} // namespace
+
 Value draw(opq_op op, IntArrayRef shape, const std::optional<at::Generator> &generator)
 {
     const auto [seed, offset] = reserve_draws(generator, c10::multiply_integers(shape));
@@ -129,34 +132,48 @@ Value draw(opq_op op, IntArrayRef shape, const std::optional<at::Generator> &gen
                         {number_i64(static_cast<int64_t>(seed)), number_i64(static_cast<int64_t>(offset))});
 }
 
+namespace
+{
+
 // native_dropout(input, p, train) -> output, mask
 bool dropout(Call &call)
 {
     const Tensor &self = call.tensor(0);
     const double p = call.real(1);
     TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
-    const Value x = call.in(0);
-    if (!call.none(2) && !call.flag(2)) {
-        call.give(x);
-        call.give(full(true, OPQ_bool, self.sizes()));
+    const bool draws = call.none(2) || call.flag(2);
+    if (draws && !is_float(core_dtype(
+                     self.scalar_type()))) { // complex, or an error: the CPU kernel would draw from its own generator
+        const Below below;
+        const Tensor mask = at::empty(self.sizes(), self.options().dtype(at::kBool)).bernoulli_(1 - p);
+        const Tensor output = at::mul(self, mask).mul_(p == 1 ? 0 : 1 / (1 - p));
+        call.give(read_raw(output), output.scalar_type());
+        call.give(read(mask));
         return true;
     }
-    const Value kept = record(OPQ_OP_lt, {draw(OPQ_OP_uniform, self.sizes(), std::nullopt), number(1 - p, OPQ_f32)});
+    const auto [x, order] = in_memory(call, 0);
+    if (!draws) {
+        call.give(x, self.scalar_type(), order);
+        call.give(full(true, OPQ_bool, shape_of(x)), at::kBool, order);
+        return true;
+    }
+    const Value kept = record(OPQ_OP_lt, {draw(OPQ_OP_uniform, shape_of(x), std::nullopt), number(1 - p, OPQ_f32)});
     const double scale = p == 1 ? 0 : 1 / (1 - p);
     const Value masked = record(OPQ_OP_mul, {x, cast(kept, x.dtype())});
-    call.give(record(OPQ_OP_mul, {masked, scalar(scale, x.dtype())}));
-    call.give(kept);
+    call.give(record(OPQ_OP_mul, {masked, scalar(scale, x.dtype())}), self.scalar_type(), order);
+    call.give(kept, at::kBool, order);
     return true;
 }
 
 // native_dropout_backward(grad_output, mask, scale)
 bool dropout_backward(Call &call)
 {
-    const Value grad = call.in(0);
-    if (!is_float(grad.dtype())) // multiplied by a number: another dtype
+    const auto [values, order] = aligned(call, {0, 1});
+    const opq_dtype dtype = values[0].dtype();
+    if (!is_float(dtype)) // multiplied by a number: another dtype
         return false;
-    const Value masked = record(OPQ_OP_mul, {grad, cast(call.in(1), grad.dtype())});
-    call.give(record(OPQ_OP_mul, {masked, scalar(call.scalar(2), grad.dtype())}));
+    const Value masked = record(OPQ_OP_mul, {values[0], cast(values[1], dtype)});
+    call.give(record(OPQ_OP_mul, {masked, scalar(call.scalar(2), dtype)}), torch_dtype(dtype), order);
     return true;
 }
 
@@ -177,8 +194,9 @@ Value leading_bits(const Value &value, int bits)
     return times(record(OPQ_OP_floor, {times(value, std::ldexp(1, bits))}), std::ldexp(1, -bits));
 }
 
-// Numbers in [0, 1) with as many random bits as the significand of the dtype has, so that none rounds to 1. The core draws 24
-// bits at a time.
+} // namespace
+
+// The core draws 24 bits at a time.
 Value uniform_values(opq_dtype dtype, IntArrayRef shape, const MaybeGenerator &generator)
 {
     const Value drawn = draw(OPQ_OP_uniform, shape, generator);
@@ -191,6 +209,9 @@ Value uniform_values(opq_dtype dtype, IntArrayRef shape, const MaybeGenerator &g
     const Value low = record(OPQ_OP_add, {times(middle, 0x1p-24), times(last, 0x1p-48)});
     return record(OPQ_OP_add, {cast(drawn, OPQ_f64), low});
 }
+
+namespace
+{
 
 // Standard normal numbers, in f32, or in f64 for a result of that dtype. The method of Box and Muller in both; the logarithm
 // and the cosine of f64 are calls of CPU kernels, because the core has them for f32 alone.
@@ -261,10 +282,9 @@ bool bernoulli(Call &call)
     if (is_raw(dtype))
         return false;
     Value p;
-    if (call.count == 2) {
-        p = call.in(0);
-    } else if (call.args[1].isTensor()) {
-        p = call.operand(1);
+    const bool looked_at = call.count != 2 && !call.args[1].isTensor();
+    if (!looked_at) {
+        p = call.count == 2 ? call.in(0) : call.operand(1);
     } else {
         const double value = call.real(1);
         TORCH_CHECK(value >= 0 && value <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", value);
@@ -274,7 +294,15 @@ bool bernoulli(Call &call)
         return false;
     const opq_dtype compared = p.dtype() == OPQ_f64 ? OPQ_f64 : OPQ_f32;
     const Value drawn = uniform_values(compared, self.sizes(), generator_of(call, call.count - 1));
-    call.give(cast(record(OPQ_OP_lt, {drawn, cast(p, compared)}), dtype));
+    const Value bound = cast(p, compared);
+    Value result = record(OPQ_OP_lt, {drawn, bound});
+    if (!looked_at) {
+        const Value inside = record(OPQ_OP_bitwise_and, {record(OPQ_OP_ge, {bound, number(0, compared)}),
+                                                         record(OPQ_OP_le, {bound, number(1, compared)})});
+        const char *words = "aten::bernoulli: Expected p_in >= 0 && p_in <= 1 to be true, but got false.";
+        result = record(OPQ_OP_bitwise_and, {result, holding(inside, words)});
+    }
+    call.give(cast(result, dtype));
     return true;
 }
 

@@ -16,8 +16,7 @@ using Tensors = c10::SmallVector<const Tensor *, 6>;
 struct Gathered {
     Tensors tensors; // in schema order; NULL where a scalar stands
     c10::SmallVector<at::Scalar, 6> scalars;
-    int rank = 0;
-    bool contiguous = true, has_float = false, float_scalar = false, float_number = false, sized_float = false;
+    bool has_float = false, float_scalar = false, float_number = false, sized_float = false;
 };
 
 // Sorts the arguments into tensors and scalars. False: not for the core.
@@ -30,13 +29,10 @@ bool gather(const Call &call, size_t count, Gathered &out)
             const Tensor &tensor = value.toTensor();
             if (!tensor.defined() || is_raw(tensor))
                 return false;
-            const bool here = on_device(tensor);
-            if (!here && tensor.dim() != 0)
+            if (!on_device(tensor) && tensor.dim() != 0)
                 check_device(tensor, call.name());
             out.tensors.push_back(&tensor);
             out.scalars.emplace_back();
-            out.rank = std::max(out.rank, static_cast<int>(tensor.dim()));
-            out.contiguous &= !here || tensor.is_contiguous();
             const bool is_float = at::isFloatingType(tensor.scalar_type());
             out.has_float |= is_float;
             // A number in a tensor's place: it has the default type only where no tensor has a floating type.
@@ -74,14 +70,15 @@ bool takes_parameters(const Call &call)
 
 bool scalars_promote(const Call &call) { return !takes_parameters(call) || clamps(call); }
 
-bool broadcast_shape(const Gathered &args, Dims &shape)
+// False: they do not broadcast, which the core says in its words.
+bool broadcast_shape(c10::ArrayRef<const Tensor *> tensors, Dims &shape)
 {
-    shape.assign(static_cast<size_t>(args.rank), 1);
-    for (const Tensor *tensor : args.tensors) {
-        if (!tensor)
-            continue;
-        const size_t missing = shape.size() - static_cast<size_t>(tensor->dim());
-        for (size_t i = 0; i < static_cast<size_t>(tensor->dim()); ++i) {
+    for (const Tensor *const tensor : tensors) {
+        const auto rank = static_cast<size_t>(tensor->dim());
+        if (rank > shape.size())
+            shape.insert(shape.begin(), rank - shape.size(), 1);
+        const size_t missing = shape.size() - rank;
+        for (size_t i = 0; i < rank; ++i) {
             const int64_t size = tensor->sizes()[i];
             int64_t &have = shape[missing + i];
             if (size != 1 && have != 1 && have != size)
@@ -91,18 +88,6 @@ bool broadcast_shape(const Gathered &args, Dims &shape)
         }
     }
     return true;
-}
-
-Order common_order(const Gathered &args)
-{
-    Dims shape;
-    if (args.contiguous || !broadcast_shape(args, shape))
-        return {};
-    Tensors present;
-    for (const Tensor *tensor : args.tensors)
-        if (tensor)
-            present.push_back(tensor);
-    return result_order(present, shape);
 }
 
 at::Scalar negated(const at::Scalar &number)
@@ -180,17 +165,7 @@ bool apply(Call &call, size_t count, bool alpha)
         for (const Tensor *const tensor : args.tensors)
             if (tensor && tensor->scalar_type() != args.tensors[0]->scalar_type())
                 return false;
-    const Order order = common_order(args);
-    c10::SmallVector<Value, 6> values;
-    for (size_t i = 0; i < args.tensors.size(); ++i) {
-        const Tensor *const tensor = args.tensors[i];
-        if (!tensor)
-            values.push_back(scalar(args.scalars[i]));
-        else if (!on_device(*tensor))
-            values.push_back(scalar_of(*tensor));
-        else
-            values.push_back(read_ordered(*tensor, args.rank, order));
-    }
+    auto [values, order] = aligned(args.tensors, args.scalars);
     if (alpha && !scale(call, call.scalar(count), values[1]))
         return false;
     return record_pointwise(call, args, values, order);
@@ -213,6 +188,43 @@ Kernel kernel_of(const char *signature)
 }
 
 } // namespace
+
+Aligned aligned(c10::ArrayRef<const Tensor *> tensors, c10::ArrayRef<at::Scalar> scalars)
+{
+    Aligned result;
+    Tensors present;
+    Dims shape;
+    bool contiguous = true;
+    for (const Tensor *const tensor : tensors)
+        if (tensor && on_device(*tensor)) {
+            present.push_back(tensor);
+            contiguous = contiguous && tensor->is_contiguous();
+        }
+    if (!contiguous && broadcast_shape(present, shape))
+        result.order = result_order(present, shape);
+    for (size_t i = 0; i < tensors.size(); ++i)
+        result.values.push_back(!tensors[i] ? scalar(scalars[i])
+                                : on_device(*tensors[i])
+                                    ? read_ordered(*tensors[i], static_cast<int>(shape.size()), result.order)
+                                    : scalar_of(*tensors[i]));
+    return result;
+}
+
+Aligned aligned(const Call &call, std::initializer_list<size_t> arguments)
+{
+    Tensors tensors;
+    c10::SmallVector<at::Scalar, 6> scalars;
+    for (const size_t i : arguments) {
+        const Tensor *const tensor = call.args[i].isTensor() ? &call.tensor(i) : nullptr;
+        if (tensor && (tensor->dim() != 0 || !tensor->device().is_cpu()))
+            check_device(*tensor, call.name());
+        if (tensor && is_raw(*tensor))
+            decline(opq_fail(OPQ_UNSUPPORTED, "%s of this dtype", call.name()));
+        tensors.push_back(tensor);
+        scalars.push_back(tensor ? at::Scalar() : call.scalar(i));
+    }
+    return aligned(tensors, scalars);
+}
 
 at::ScalarType common_type(const Call &call)
 {

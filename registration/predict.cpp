@@ -8,12 +8,15 @@
 // hold harmless values: it is rehearsed. A call of few elements is of a kind with those of its shapes and numbers, a larger one with
 // all of its dtypes.
 #include <ATen/ops/empty_strided.h>
-#include <mutex>
+#include <functional>
+#include <numeric>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "below.h"
 #include "extern_call.h"
+#include "opaque/fork_mutex.h"
+#include "quiet.h"
 
 namespace opq
 {
@@ -27,7 +30,7 @@ struct Known {
 };
 
 struct Predictions {
-    std::mutex mutex;
+    ForkMutex mutex;
     std::unordered_map<std::string, Known> by_key;
     std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
     std::unordered_set<std::string> proven;     // kinds of calls that the CPU kernel is known to accept
@@ -43,6 +46,7 @@ Predictions &predictions()
 std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
 {
     const Below below;
+    const Quiet quiet;
     Stack stack = filled(call, c10::DeviceType::Meta, [&](size_t i) {
         const Hole &hole = call.holes[i];
         // PyTorch takes a number for one on the CPU only, and asserts that before Python meta kernels. Its value decides no type.
@@ -185,13 +189,17 @@ bool rehearse(const ExternCall &call, const std::string &constants, const std::s
         elements += c10::multiply_integers(hole.sizes);
         dtypes += std::string(c10::toString(hole.dtype)) + ";";
     }
-    if (elements > kManyElements)
+    double results = 0; // sizes that a user asks for may overflow an integer
+    for (const Predicted &result : *call.prediction)
+        results += std::accumulate(result.sizes.begin(), result.sizes.end(), 1.0, std::multiplies<>());
+    if (elements > kManyElements || results > static_cast<double>(kManyElements))
         return true;
     std::string kind = elements <= kFewElements ? constants + types : toString(call.op.operator_name()) + dtypes;
     if (!is_proven(kind)) {
         const bool may_run_now = (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0;
         try {
             const Below below;
+            const Quiet quiet;
             Stack stack = filled(call, c10::DeviceType::CPU, [&](size_t i) { return harmless(call.holes[i]); });
             call.op.callBoxed(stack);
             if (!as_predicted(*call.prediction, stack))

@@ -247,7 +247,9 @@ bool index_fill(Call &call)
     const opq_dtype dtype = target.dtype();
     const Value value = call.args[3].isTensor() ? cast(call.operand(3), dtype) : scalar(call.scalar(3), dtype);
     const int64_t size = self.dim() == 0 ? 1 : self.size(axis);
-    const Value given = lifted(index_value(call, index));
+    if (!on_device(index) && index.scalar_type() != at::kLong)
+        return false;
+    const Value given = lifted(on_device(index) ? index_value(call, index) : upload(index, Order{})); // as CUDA takes it
     const Value where = wrapped_index(given, size);
     int64_t in_order = axis;
     for (size_t i = 0; i < order.perm.size(); ++i)

@@ -10,6 +10,7 @@
 #include "lines.h"
 #include "modes.h"
 #include "opaque/log.h"
+#include "opaque/memory_stats.h"
 #include "python.h"
 #include "random.h"
 #include "shim.h"
@@ -201,6 +202,9 @@ std::vector<py::dict> memory_snapshot()
     return result;
 }
 
+void limit_memory(double fraction) { opq_memory_limit(context(), fraction); }
+double memory_fraction() { return context_exists() ? opq_memory_fraction(context()) : 1; }
+
 template <void (*change)(opq_ctx *)> void on_context()
 {
     if (context_exists())
@@ -213,12 +217,12 @@ py::dict stats()
     py::dict result, flushes;
 #define X(field) result[#field] = stats.field;
     /* clang-format off */
-    X(ops_recorded) X(kernels_run) X(kernels_compiled) X(plans_built) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
+    X(ops_recorded) X(kernels_run) X(kernels_compiled) X(kernels_split) X(plans_built) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
     X(bytes_allocated) X(bytes_peak) X(bytes_packed) X(kernels_kept) X(bytes_code) X(compile_seconds) X(run_seconds)
     /* clang-format on */
 #undef X
-            for (int i = 0; i < OPQ_REASON_COUNT; ++i) if (stats.flushes[i])
-                flushes[opq_reason_name(static_cast<opq_reason>(i))] = stats.flushes[i];
+                for (int i = 0; i < OPQ_REASON_COUNT; ++i) if (stats.flushes[i])
+                    flushes[opq_reason_name(static_cast<opq_reason>(i))] = stats.flushes[i];
     result["flushes"] = flushes;
     return result;
 }
@@ -241,9 +245,9 @@ py::dict fallbacks()
 
 const char *class_name(opq_class value)
 {
-    static const char *const names[] = {"INPUT", "CONST",   "SCALAR", "IOTA",      "RANDOM", "EWISE",
-                                        "CAST",  "VIEW",    "UPDATE", "REDUCE",    "SCAN",   "CONCAT",
-                                        "INDEX", "SCATTER", "MATMUL", "COMPOSITE", "EXTERN"};
+    static const char *const names[] = {"INPUT", "CONST",   "SCALAR", "IOTA",    "RANDOM",    "EWISE",
+                                        "CAST",  "VIEW",    "UPDATE", "REDUCE",  "SCAN",      "CONCAT",
+                                        "INDEX", "SCATTER", "MATMUL", "ROUTINE", "COMPOSITE", "EXTERN"};
     static_assert(sizeof names / sizeof *names == OPQ_CLASS_COUNT);
     return names[value];
 }
@@ -321,8 +325,12 @@ void bind(py::module_ &m)
     add(m, "memory_reserved", &stat<&opq_stats::bytes_reserved>);
     add(m, "max_memory_reserved", &stat<&opq_stats::bytes_reserved_peak>);
     add(m, "memory_info", &memory_info);
+    add(m, "limit_memory", &limit_memory);
+    add(m, "memory_fraction", &memory_fraction);
     add(m, "memory_snapshot", &memory_snapshot);
+    add(m, "check_index", [](int index) { check_index(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(index))); });
     add(m, "reset_peak_memory_stats", &on_context<opq_stats_reset_peak>);
+    add(m, "reset_accumulated_memory_stats", &on_context<opq_memory_stats_reset>);
     add(m, "empty_cache", &on_context<opq_cache_empty>);
     add(m, "stats", &stats);
     add(m, "reset_stats", &reset_stats);

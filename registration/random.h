@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "shim.h"
+
 namespace opq
 {
 
@@ -13,6 +15,10 @@ const at::Generator &default_generator();
 at::Generator new_generator();
 // Reserves `draws` draws of the given generator (none: the default one): its seed, and the offset of the first draw.
 std::pair<uint64_t, uint64_t> reserve_draws(const std::optional<at::Generator> &generator, int64_t draws);
+// uniform or normal numbers in f32.
+Value draw(opq_op op, IntArrayRef shape, const std::optional<at::Generator> &generator);
+// Numbers in [0, 1) with as many random bits as the significand of the dtype has, so that none rounds to 1.
+Value uniform_values(opq_dtype dtype, IntArrayRef shape, const std::optional<at::Generator> &generator);
 // A CPU generator that is a function of our generator's state, for operators that run through CPU kernels.
 at::Generator cpu_generator(const std::optional<at::Generator> &generator);
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "fallbacks.h"
 #include "lines.h"
 #include "modes.h"
 #include "opaque/log.h"
@@ -44,12 +45,17 @@ template <class Body> void run(c10::ArrayRef<Value> asked, opq_reason reason, Bo
 
 } // namespace
 
-std::string line_here()
+std::string line_text(uint32_t line)
 {
-    char text[256];
-    const size_t length = opq_line_text(opq_line_here(), OPQ_LINE_place, text, sizeof text);
-    return length ? std::string(text, length) : "unknown line";
+    char place[256], library[256];
+    const size_t length = opq_line_text(line, OPQ_LINE_place, place, sizeof place);
+    if (length == 0)
+        return "unknown line";
+    const size_t more = opq_line_text(line, OPQ_LINE_library, library, sizeof library);
+    return std::string(place, length) + (more ? " via " + std::string(library, more) : "");
 }
+
+std::string line_here() { return line_text(opq_line_here()); }
 
 void watch_runs(run_watcher watch) { watcher.store(watch, std::memory_order_relaxed); }
 

@@ -5,8 +5,17 @@
 namespace opq
 {
 
+void want_table(int64_t rows, int64_t columns)
+{
+    constexpr int64_t most = 1 << 22;
+    if (rows > most || columns > most || rows * columns > most)
+        decline(opq_fail(OPQ_UNSUPPORTED, "a table of %lld times %lld places", static_cast<long long>(rows),
+                         static_cast<long long>(columns)));
+}
+
 Sources sources_of(int64_t from, int64_t start, int64_t count, int64_t step, int64_t taps, int64_t dilation)
 {
+    want_table(taps, count);
     Sources result{taps, count, Axis(static_cast<size_t>(taps * count), -1)};
     for (int64_t t = 0; t < taps; ++t)
         for (int64_t i = 0; i < count; ++i) {
@@ -19,6 +28,7 @@ Sources sources_of(int64_t from, int64_t start, int64_t count, int64_t step, int
 
 Sources readers_of(const Sources &sources, int64_t count)
 {
+    want_table(count);
     std::vector<Axis> readers(static_cast<size_t>(count));
     size_t most = 1;
     for (size_t n = 0; n < sources.places.size(); ++n)

@@ -15,6 +15,8 @@ struct Sources {
     int64_t at(int64_t tap, int64_t i) const { return places[static_cast<size_t>(tap * size + i)]; }
 };
 
+// Tables are made while recording. Declines where there would be more numbers than a moment is enough for.
+void want_table(int64_t rows, int64_t columns = 1);
 // The windows of a dim of `from` elements: element start + i * step + t * dilation for tap t.
 Sources sources_of(int64_t from, int64_t start, int64_t count, int64_t step, int64_t taps, int64_t dilation);
 // For each of `count` elements of a dim the numbers tap * size + i of `sources` that read it, ascending.

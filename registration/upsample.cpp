@@ -39,6 +39,7 @@ Dims factors(const Call &call, IntArrayRef from, IntArrayRef to, size_t scales, 
         if (from[i] <= 0 || to[i] <= 0 || to[i] % from[i] != 0)
             return {};
         const int64_t factor = to[i] / from[i];
+        want_table(to[i]);
         if (!repeats<float>(from[i], factor, call.args[scales + i], exact) ||
             !repeats<double>(from[i], factor, call.args[scales + i], exact))
             return {};
@@ -84,6 +85,7 @@ std::vector<Axis> all_places(const Call &call, IntArrayRef from, IntArrayRef to,
     for (size_t i = 0; i < from.size(); ++i) {
         if (from[i] <= 0 || to[i] <= 0)
             return {};
+        want_table(to[i]);
         const IValue &given = call.args[scales + i];
         const double scale = given.isNone() ? 0 : given.toDouble(); // 0 is as none
         Axis places;

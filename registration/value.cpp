@@ -17,9 +17,12 @@ void raise(opq_status status)
     case OPQ_INVALID:
         TORCH_CHECK_INDEX(!(has(" out of range for ") && has(" dimensions")), text); // an axis
         TORCH_CHECK(false, text);
+    case OPQ_SINGULAR: TORCH_CHECK_LINALG(false, text);
     case OPQ_UNSUPPORTED: TORCH_CHECK_NOT_IMPLEMENTED(false, text);
     case OPQ_NO_MEMORY:
-        TORCH_CHECK_WITH(OutOfMemoryError, false, text.empty() ? "DefaultCPUAllocator: can't allocate memory" : text);
+        // Programs that try again with less look for these words of PyTorch's allocators.
+        TORCH_CHECK_WITH(OutOfMemoryError, !has("can't allocate"), "opaque out of memory. DefaultCPUAllocator: ", text);
+        TORCH_CHECK_WITH(OutOfMemoryError, false, text.empty() ? "opaque out of memory." : text);
     case OPQ_OK:
     case OPQ_CODEGEN:
     case OPQ_INTERNAL: break;

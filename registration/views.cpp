@@ -12,6 +12,7 @@
 
 #include "below.h"
 #include "journal.h"
+#include "nested.h"
 
 namespace opq
 {
@@ -39,7 +40,8 @@ int64_t memory_limit()
 Cell new_cell(size_t bytes)
 {
     TORCH_CHECK_WITH(OutOfMemoryError, static_cast<int64_t>(bytes) <= memory_limit(),
-                     "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
+                     "opaque out of memory. DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes,
+                     " bytes.");
     opq_cell *cell = nullptr;
     check(opq_cell_create(context(), static_cast<int64_t>(bytes), &cell));
     if (C10_UNLIKELY(any_journal()))
@@ -118,8 +120,9 @@ Tensor as_strided(const Tensor &self, IntArrayRef sizes, IntArrayRef strides, st
 {
     const int64_t start = offset.value_or(self.storage_offset());
     at::detail::check_size_nonnegative(sizes);
-    check_inside(self, sizes, strides, start);
-    return window(self, self.dtype(), sizes, strides, start);
+    const Tensor owner = over_token(self);
+    check_inside(owner, sizes, strides, start);
+    return window(owner, self.dtype(), sizes, strides, start);
 }
 
 Tensor view(const Tensor &self, IntArrayRef size)
@@ -189,7 +192,8 @@ const Tensor &resize_(const Tensor &self, IntArrayRef sizes, std::optional<at::M
         at::detail::computeStorageNbytes(sizes, strides, self.itemsize(), static_cast<size_t>(self.storage_offset())));
     if (c10::multiply_integers(sizes) > 0 && needed > opq_cell_bytes(impl->cell())) {
         TORCH_CHECK_WITH(OutOfMemoryError, needed <= memory_limit(),
-                         "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", needed, " bytes.");
+                         "opaque out of memory. DefaultCPUAllocator: can't allocate memory: you tried to allocate ",
+                         needed, " bytes.");
         check(opq_cell_resize(context(), impl->cell(), needed));
     }
     impl->set_sizes_and_strides(sizes, strides, self.storage_offset());

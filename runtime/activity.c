@@ -90,6 +90,8 @@ void opq_plan_log(const opq_plan *plan, const char *why, double seconds)
                 "temporaries%s%s",
                 plan->step_count, plan->wave_count, plan->compiled, 1e3 * seconds, 1e3 * plan->compile_seconds,
                 (long long)plan->arena_bytes, why ? "; " : "", why ? why : "");
+    for (const opq_fallback *f = plan->fallbacks; f && opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO); f = f->next)
+        opq_log("plan: kernel %s could not be made, its ops are a kernel each: %s", f->kernel, f->reason);
     if (opq_logs(OPQ_LOG_fusion, OPQ_LOG_INFO))
         log_fusion(plan);
 }

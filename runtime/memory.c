@@ -3,18 +3,19 @@
  * Size classes are four per power of two from 64 bytes on, so at most a fifth is wasted. Blocks of 2 MiB and more are mapped on their
  * own, aligned for huge pages; smaller ones come from the C library. What is cached counts against a quarter of the machine's memory,
  * packed copies of operands (packed.h) against an eighth.
+ *
+ * How much memory there is stands in a file of the control group, and may change. It is read for each block that is mapped, which costs
+ * more than to read it, and before anything is refused; not for blocks that are used again.
  */
 #define _GNU_SOURCE
 #include "runtime/memory.h"
 #include "opaque/log.h"
 
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 enum { CLASS_COUNT = 4 * 44, HUGE_PAGE = 2 << 20, SMALLEST = 64 };
 
@@ -24,7 +25,10 @@ struct opq_pool {
     opq_buffer *free[CLASS_COUNT]; /* with their memory, linked */
     opq_buffer *newest;            /* live ones */
     size_t cached, cache_limit;
-    atomic_llong live, peak, reserved, reserved_peak;
+    opq_memory_stats stats;
+    atomic_llong live, reserved; /* as in stats, for who has no lock */
+    atomic_llong machine;        /* bytes there are, when they were read last */
+    _Atomic(double) fraction;    /* of them that buffers may have */
     opq_packed_cache packed;
 };
 
@@ -51,16 +55,44 @@ static size_t mapped_bytes(int size_class)
     return bytes < HUGE_PAGE ? bytes : (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
 }
 
-static void count(atomic_llong *now, atomic_llong *highest, int64_t bytes)
+/* ---- counting, with the lock held */
+
+static void add(opq_memory_counter *counter, int64_t change)
 {
-    int64_t sum = atomic_fetch_add(now, bytes) + bytes;
-    long long peak = atomic_load(highest);
-    while (sum > peak && !atomic_compare_exchange_weak(highest, &peak, sum))
-        ;
+    counter->current += change;
+    if (change < 0) {
+        counter->freed -= change;
+        return;
+    }
+    counter->allocated += change;
+    if (counter->current > counter->peak)
+        counter->peak = counter->current;
 }
 
-static void count_live(opq_pool *pool, int64_t bytes) { count(&pool->live, &pool->peak, bytes); }
-static void count_reserved(opq_pool *pool, int64_t bytes) { count(&pool->reserved, &pool->reserved_peak, bytes); }
+/* `way` 1: one more, -1: one less. */
+static void count(opq_memory_counts *counts, size_t bytes, int way)
+{
+    opq_memory_size size = bytes < HUGE_PAGE ? OPQ_MEMORY_small : OPQ_MEMORY_large;
+    for (int i = 0; i < 2; i++) {
+        opq_memory_counts *c = &counts[i == 0 ? OPQ_MEMORY_all : size];
+        add(&c->number, way);
+        add(&c->bytes, way * (int64_t)bytes);
+    }
+}
+
+static void count_live(opq_pool *pool, const opq_buffer *buffer, int way)
+{
+    count(pool->stats.buffers, buffer->bytes, way);
+    atomic_fetch_add(&pool->live, way * (int64_t)buffer->bytes);
+}
+
+static void count_reserved(opq_pool *pool, size_t bytes, int way)
+{
+    count(pool->stats.blocks, bytes, way);
+    atomic_fetch_add(&pool->reserved, way * (int64_t)bytes);
+}
+
+/* ---- blocks of the system */
 
 static void *map_memory(int size_class)
 {
@@ -83,18 +115,16 @@ static void *map_memory(int size_class)
 static void *map_block(opq_pool *pool, int size_class)
 {
     void *data = map_memory(size_class);
-    if (data)
-        count_reserved(pool, (int64_t)mapped_bytes(size_class));
     if (mapped_bytes(size_class) >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
         opq_log("memory: %s %zu bytes from the system, %lld reserved", data ? "took" : "did not get",
                 mapped_bytes(size_class), (long long)atomic_load(&pool->reserved));
     return data;
 }
 
+/* Whose block is no longer counted. */
 static void free_buffer(opq_pool *pool, opq_buffer *buffer)
 {
     size_t bytes = mapped_bytes(buffer->size_class);
-    count_reserved(pool, -(int64_t)bytes);
     if (bytes >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
         opq_log("memory: gave %zu bytes back to the system, %lld reserved", bytes,
                 (long long)atomic_load(&pool->reserved));
@@ -105,44 +135,6 @@ static void free_buffer(opq_pool *pool, opq_buffer *buffer)
     free(buffer);
 }
 
-/* The number after `name` in a file of the system; -1 if there is none ("max"). */
-static int64_t number_in(const char *path, const char *name)
-{
-    int64_t number = -1;
-    char line[256];
-    size_t length = strlen(name);
-    FILE *file = fopen(path, "r");
-    while (file && number < 0 && fgets(line, sizeof line, file))
-        if (strncmp(line, name, length) == 0 && sscanf(line + length, "%" SCNd64, &number) != 1)
-            break;
-    if (file)
-        fclose(file);
-    return number;
-}
-
-static int64_t group_limit(void) { return number_in("/sys/fs/cgroup/memory.max", ""); }
-
-static int64_t machine_bytes(void)
-{
-    int64_t total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), limit = group_limit();
-    return limit > 0 && limit < total ? limit : total;
-}
-
-void opq_machine_memory(int64_t *out_available, int64_t *out_total)
-{
-    int64_t kibibytes = number_in("/proc/meminfo", "MemAvailable:"), limit = group_limit();
-    int64_t available = kibibytes >= 0 ? kibibytes * 1024 : (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    if (limit > 0) {
-        /* Pages that files of the group fill are given back when they are needed. */
-        int64_t used = number_in("/sys/fs/cgroup/memory.current", ""),
-                files = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
-        int64_t left = limit - (used > 0 ? used : 0) + (files > 0 ? files : 0);
-        available = left < available ? left : available;
-    }
-    *out_available = available > 0 ? available : 0;
-    *out_total = machine_bytes();
-}
-
 opq_status opq_pool_create(opq_pool **out_pool)
 {
     opq_pool *pool = calloc(1, sizeof *pool);
@@ -150,7 +142,9 @@ opq_status opq_pool_create(opq_pool **out_pool)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     pthread_mutex_init(&pool->lock, NULL);
     atomic_init(&pool->refs, 1);
-    int64_t machine = machine_bytes();
+    int64_t machine = opq_machine_bytes();
+    atomic_init(&pool->machine, machine);
+    atomic_init(&pool->fraction, 1);
     pool->cache_limit = (size_t)machine / 4;
     opq_packed_init(&pool->packed, machine / 8);
     *out_pool = pool;
@@ -164,6 +158,7 @@ void opq_pool_trim(opq_pool *pool)
     for (int c = 0; c < CLASS_COUNT; c++)
         while (pool->free[c]) {
             opq_buffer *next = pool->free[c]->next;
+            count_reserved(pool, mapped_bytes(c), -1);
             free_buffer(pool, pool->free[c]);
             pool->free[c] = next;
         }
@@ -187,17 +182,51 @@ void opq_pool_destroy(opq_pool *pool)
         drop_pool(pool);
 }
 
+/* ---- limits */
+
+static int64_t limit_of(const opq_pool *pool)
+{
+    return (int64_t)((double)atomic_load(&pool->machine) * atomic_load(&pool->fraction));
+}
+
+static opq_status refuse(opq_pool *pool, size_t bytes)
+{
+    char why[128] = "";
+    double fraction = atomic_load(&pool->fraction);
+    pthread_mutex_lock(&pool->lock);
+    pool->stats.refused++;
+    pthread_mutex_unlock(&pool->lock);
+    if (fraction < 1)
+        snprintf(why, sizeof why, "; %lld bytes are live and this process may have %lld (%g of the memory there is)",
+                 (long long)atomic_load(&pool->live), (long long)limit_of(pool), fraction);
+    return opq_fail(OPQ_NO_MEMORY,
+                    "can't allocate memory: you tried to allocate %zu bytes. Error code 12 (Cannot allocate memory)%s",
+                    bytes, why);
+}
+
+static bool fits(const opq_pool *pool, int64_t bytes)
+{
+    return bytes >= 0 && bytes <= limit_of(pool) - atomic_load(&pool->live);
+}
+
+/* Reads again how much there is, which may have changed. */
+static bool fits_now(opq_pool *pool, int64_t bytes)
+{
+    atomic_store(&pool->machine, opq_machine_bytes());
+    return fits(pool, bytes);
+}
+
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes)
 {
-    int64_t room = machine_bytes() - atomic_load(&pool->live);
-    if (bytes < 0 || bytes > room)
-        return opq_fail(
-            OPQ_NO_MEMORY,
-            "can't allocate memory: you tried to allocate %lld bytes. Error code 12 (Cannot allocate memory)",
-            (long long)bytes);
-    opq_packed_shrink(pool, room - bytes);
+    if (!fits(pool, bytes) && !fits_now(pool, bytes))
+        return refuse(pool, (size_t)bytes);
+    if (bytes >= HUGE_PAGE)
+        opq_packed_shrink(pool, limit_of(pool) - atomic_load(&pool->live) - bytes);
     return OPQ_OK;
 }
+
+void opq_pool_limit(opq_pool *pool, double fraction) { atomic_store(&pool->fraction, fraction); }
+double opq_pool_fraction(const opq_pool *pool) { return atomic_load(&pool->fraction); }
 
 static void log_buffer(const opq_pool *pool, const opq_buffer *buffer, const char *what)
 {
@@ -215,10 +244,12 @@ static void link_live(opq_pool *pool, opq_buffer *buffer)
     if (pool->newest)
         pool->newest->newer = buffer;
     pool->newest = buffer;
+    count_live(pool, buffer, 1);
 }
 
 static void unlink_live(opq_pool *pool, const opq_buffer *buffer)
 {
+    count_live(pool, buffer, -1);
     *(buffer->newer ? &buffer->newer->older : &pool->newest) = buffer->older;
     if (buffer->older)
         buffer->older->newer = buffer->newer;
@@ -255,9 +286,15 @@ static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, bool cached)
     pthread_mutex_unlock(&pool->lock);
     if (found)
         return found;
+    size_t block = mapped_bytes(size_class);
+    if (block >= HUGE_PAGE && !cached && !fits_now(pool, (int64_t)bytes))
+        return NULL;
+    bool cramped = (int64_t)block > limit_of(pool) - atomic_load(&pool->reserved);
+    if (cached && cramped)
+        return NULL;
     opq_buffer *made = malloc(sizeof *made);
-    void *data = made ? map_block(pool, size_class) : NULL;
-    if (made && data == NULL) {
+    void *data = made && !cramped ? map_block(pool, size_class) : NULL;
+    if (made && data == NULL) { /* what is cached goes first */
         opq_pool_trim(pool);
         data = map_block(pool, size_class);
     }
@@ -267,6 +304,8 @@ static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, bool cached)
     }
     made->data = data;
     pthread_mutex_lock(&pool->lock);
+    pool->stats.retries += cramped;
+    count_reserved(pool, block, 1);
     begin_life(pool, made, bytes, size_class, cached);
     pthread_mutex_unlock(&pool->lock);
     return made;
@@ -276,12 +315,8 @@ static opq_status make_buffer(opq_pool *pool, size_t bytes, bool cached, opq_buf
 {
     opq_buffer *buffer = take_buffer(pool, bytes, cached);
     if (buffer == NULL)
-        return opq_fail(
-            OPQ_NO_MEMORY,
-            "can't allocate memory: you tried to allocate %zu bytes. Error code 12 (Cannot allocate memory)", bytes);
+        return cached ? opq_fail(OPQ_NO_MEMORY, "out of memory for a packed copy") : refuse(pool, bytes);
     atomic_fetch_add(&pool->refs, 1);
-    if (!cached)
-        count_live(pool, (int64_t)bytes);
     log_buffer(pool, buffer, "made");
     *out_buffer = buffer;
     return OPQ_OK;
@@ -289,8 +324,7 @@ static opq_status make_buffer(opq_pool *pool, size_t bytes, bool cached, opq_buf
 
 opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer)
 {
-    if (bytes >= HUGE_PAGE)
-        OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
+    OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
     return make_buffer(pool, bytes, false, out_buffer);
 }
 
@@ -305,6 +339,8 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
                           opq_buffer **out_buffer)
 {
     static char nothing[64];
+    if (opq_pool_fraction(pool) < 1)
+        OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
     opq_buffer *buffer = calloc(1, sizeof *buffer);
     if (buffer == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
@@ -316,9 +352,8 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     buffer->drop = drop;
     buffer->drop_arg = arg;
     atomic_fetch_add(&pool->refs, 1);
-    count_live(pool, (int64_t)bytes);
-    count_reserved(pool, (int64_t)bytes);
     pthread_mutex_lock(&pool->lock);
+    count_reserved(pool, bytes, 1);
     link_live(pool, buffer);
     pthread_mutex_unlock(&pool->lock);
     *out_buffer = buffer;
@@ -346,6 +381,8 @@ static void give_back(opq_pool *pool, opq_buffer *buffer)
         buffer->next = pool->free[buffer->size_class];
         pool->free[buffer->size_class] = buffer;
         pool->cached += bytes;
+    } else {
+        count_reserved(pool, bytes, -1);
     }
     pthread_mutex_unlock(&pool->lock);
     if (!keep)
@@ -354,8 +391,8 @@ static void give_back(opq_pool *pool, opq_buffer *buffer)
 
 static void drop_adopted(opq_pool *pool, opq_buffer *buffer)
 {
-    count_reserved(pool, -(int64_t)buffer->bytes);
     pthread_mutex_lock(&pool->lock);
+    count_reserved(pool, buffer->bytes, -1);
     unlink_live(pool, buffer);
     pthread_mutex_unlock(&pool->lock);
     if (buffer->drop)
@@ -369,8 +406,6 @@ void opq_buffer_release(opq_buffer *buffer)
         return;
     opq_pool *pool = buffer->pool;
     opq_packed_forget(buffer);
-    if (!buffer->cached)
-        count_live(pool, -(int64_t)buffer->bytes);
     log_buffer(pool, buffer, "dropped");
     if (buffer->size_class >= 0)
         give_back(pool, buffer);
@@ -390,14 +425,40 @@ void opq_pool_unlock(opq_pool *pool)
     pthread_mutex_unlock(&pool->lock);
     pthread_mutex_unlock(&pool->packed.lock);
 }
-int64_t opq_pool_live(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->live); }
-int64_t opq_pool_peak(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->peak); }
-int64_t opq_pool_reserved(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->reserved); }
-int64_t opq_pool_reserved_peak(const opq_pool *pool) { return atomic_load(&((opq_pool *)pool)->reserved_peak); }
+
+int64_t opq_pool_live(const opq_pool *pool) { return atomic_load(&pool->live); }
+int64_t opq_pool_reserved(const opq_pool *pool) { return atomic_load(&pool->reserved); }
+
+opq_memory_stats opq_pool_stats(opq_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    opq_memory_stats stats = pool->stats;
+    pthread_mutex_unlock(&pool->lock);
+    return stats;
+}
+
 void opq_pool_reset_peak(opq_pool *pool)
 {
-    atomic_store(&pool->peak, atomic_load(&pool->live));
-    atomic_store(&pool->reserved_peak, atomic_load(&pool->reserved));
+    pthread_mutex_lock(&pool->lock);
+    for (int i = 0; i < OPQ_MEMORY_SIZES; i++)
+        for (int kind = 0; kind < 2; kind++) {
+            opq_memory_counts *c = kind == 0 ? &pool->stats.buffers[i] : &pool->stats.blocks[i];
+            c->number.peak = c->number.current;
+            c->bytes.peak = c->bytes.current;
+        }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void opq_pool_reset_totals(opq_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    for (int i = 0; i < OPQ_MEMORY_SIZES; i++)
+        for (int kind = 0; kind < 2; kind++) {
+            opq_memory_counts *c = kind == 0 ? &pool->stats.buffers[i] : &pool->stats.blocks[i];
+            c->number.allocated = c->number.freed = c->bytes.allocated = c->bytes.freed = 0;
+        }
+    pool->stats.refused = pool->stats.retries = 0;
+    pthread_mutex_unlock(&pool->lock);
 }
 
 opq_status opq_pool_blocks(opq_pool *pool, opq_memory_block **out_blocks, int *out_count)

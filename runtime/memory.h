@@ -6,7 +6,7 @@
 #ifndef OPAQUE_RUNTIME_MEMORY_H
 #define OPAQUE_RUNTIME_MEMORY_H
 
-#include "opaque/opaque.h"
+#include "opaque/memory_stats.h"
 #include "runtime/packed.h"
 #include <stdatomic.h>
 
@@ -22,6 +22,7 @@ typedef struct opq_buffer {
     void *drop_arg;
     atomic_bool lent;                 /* somebody outside writes to it: no packed copies */
     bool cached;                      /* a packed copy: not counted as live */
+    atomic_bool taken;                /* a run writes its output over the contents */
     _Atomic(opq_packed *) packed;     /* views that were right operands: packed.h */
     struct opq_buffer *next;          /* of free ones, and of packed copies on their way out */
     struct opq_buffer *newer, *older; /* live ones of the pool, but for packed copies */
@@ -42,13 +43,17 @@ opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool); /* drops packed copies and returns free blocks to the system */
 void opq_pool_lock(opq_pool *pool); /* around a fork */
 void opq_pool_unlock(opq_pool *pool);
+/* Of the memory there is live buffers may have this part, 0 to 1. */
+void opq_pool_limit(opq_pool *pool, double fraction);
+double opq_pool_fraction(const opq_pool *pool);
 int64_t opq_pool_live(const opq_pool *pool);
-int64_t opq_pool_peak(const opq_pool *pool);
 /* Live buffers, adopted ones among them, and cached blocks, in whole blocks. */
 int64_t opq_pool_reserved(const opq_pool *pool);
-int64_t opq_pool_reserved_peak(const opq_pool *pool);
-void opq_pool_reset_peak(opq_pool *pool); /* both */
-/* Memory of the machine, or of the control group this process lives in if that is less. */
+opq_memory_stats opq_pool_stats(opq_pool *pool);
+void opq_pool_reset_peak(opq_pool *pool);   /* what is now */
+void opq_pool_reset_totals(opq_pool *pool); /* what was allocated and freed, and failures: 0 */
+/* Memory of the machine, or of the control group this process lives in if that is less. Reads files: some 10 us. */
+int64_t opq_machine_bytes(void);
 void opq_machine_memory(int64_t *out_available, int64_t *out_total);
 
 void opq_buffer_retain(opq_buffer *buffer);

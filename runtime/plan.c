@@ -1,6 +1,7 @@
 /* Builds a plan: numbers what is in memory, turns each kernel of the fused graph into a step, places values. */
 #include "runtime/plan_internal.h"
 #include "graph/fp_control.h"
+#include "graph/progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -137,9 +138,12 @@ static opq_status build_steps(opq_planner *p)
         return out_of_memory();
     for (int32_t k = 0; k < p->graph->kernel_count; k++) {
         opq_step *step = &plan->steps[plan->step_count];
+        p->failed = k;
         OPQ_TRY(opq_plan_step(p, k, step));
+        p->failed = -1;
         plan->step_count++;
         count_compiled(plan, step);
+        opq_progress("compiling kernels", plan->step_count, p->graph->kernel_count);
     }
     return OPQ_OK;
 }
@@ -159,39 +163,37 @@ static opq_status build(opq_planner *p)
     OPQ_TRY(build_steps(p));
     OPQ_TRY(opq_plan_waves(p));
     OPQ_TRY(opq_plan_storage(p));
+    if (p->dry)
+        OPQ_TRY(opq_plan_edges(p));
     return opq_plan_replacements(p->plan);
 }
 
-/* Takes over `fused` and `unfused`, also on failure. */
-static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused, bool dry, opq_plan **out_plan)
+/* The plan takes over `fused` and `unfused`; not on failure. *out_failed: the kernel that became no step, or -1. */
+static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, const opq_unfused *unfused, bool dry,
+                             int32_t *out_failed, opq_plan **out_plan)
 {
     opq_plan *plan = calloc(1, sizeof *plan);
-    if (plan == NULL) {
-        opq_graph_destroy(fused);
-        free(unfused->edges);
+    *out_failed = -1;
+    if (plan == NULL)
         return out_of_memory();
-    }
     atomic_init(&plan->refs, 1);
-    plan->graph = fused;
-    plan->unfused = *unfused;
     plan->host = runtime->host;
     plan->jit = runtime->jit;
     plan->dry = dry;
-    opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused, .dry = dry};
+    plan->unfused = *unfused;
+    opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused, .dry = dry, .failed = -1};
     opq_status status = build(&planner);
     free(planner.stored);
     free(planner.group_of);
+    *out_failed = planner.failed;
     if (status != OPQ_OK) {
+        plan->unfused = (opq_unfused){0};
         opq_plan_release(plan);
         return status;
     }
+    plan->graph = fused;
     *out_plan = plan;
     return OPQ_OK;
-}
-
-opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused, opq_plan **out_plan)
-{
-    return build_plan(runtime, fused, unfused, false, out_plan);
 }
 
 void opq_plan_retain(opq_plan *plan) { atomic_fetch_add(&plan->refs, 1); }
@@ -220,24 +222,95 @@ size_t opq_plan_bytes(const opq_plan *plan)
            (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
 }
 
+/* A fused graph on its way to a plan. */
+typedef struct fusing {
+    opq_graph *graph;
+    opq_unfused unfused;
+    opq_fallback *fallbacks; /* malloc'd, with their texts behind them */
+    int32_t count;
+} fusing;
+
+static opq_status note_fallback(fusing *f, const char *kernel, const char *reason)
+{
+    size_t name = strlen(kernel) + 1, text = strlen(reason) + 1;
+    opq_fallback *made = malloc(sizeof *made + name + text);
+    if (made == NULL)
+        return out_of_memory();
+    char *texts = (char *)(made + 1);
+    memcpy(texts, kernel, name);
+    memcpy(texts + name, reason, text);
+    *made = (opq_fallback){texts, texts + name, f->fallbacks};
+    f->fallbacks = made;
+    f->count++;
+    return OPQ_OK;
+}
+
+/* What could not be one kernel is one for each node. */
+static opq_status fall_back(fusing *f, int32_t kernel)
+{
+    opq_graph *split = NULL;
+    OPQ_TRY(note_fallback(f, f->graph->kernels[kernel].name, opq_error()));
+    OPQ_TRY(opq_split_kernel(f->graph, kernel, &f->unfused, &split));
+    opq_graph_destroy(f->graph);
+    f->graph = split;
+    return OPQ_OK;
+}
+
+/* A group is accepted before all views around it are known to be stored or not; what it finds in the end may not lower. */
+static opq_status build_fused(opq_runtime *runtime, fusing *f, bool dry, opq_plan **out_plan)
+{
+    for (;;) {
+        int32_t failed;
+        opq_status status = build_plan(runtime, f->graph, &f->unfused, dry, &failed, out_plan);
+        if (status == OPQ_OK || status == OPQ_NO_MEMORY || failed < 0 || !opq_kernel_splits(f->graph, failed))
+            return status;
+        OPQ_TRY(fall_back(f, failed));
+    }
+}
+
+static opq_status keep_fallbacks(opq_plan *plan, const fusing *f)
+{
+    for (const opq_fallback *from = f->fallbacks; from; from = from->next) { /* the last one comes first: in order again */
+        opq_fallback *made = opq_arena_copy(&plan->arena, from, sizeof *from);
+        if (made == NULL)
+            return out_of_memory();
+        made->kernel = opq_arena_text(&plan->arena, from->kernel);
+        made->reason = opq_arena_text(&plan->arena, from->reason);
+        made->next = plan->fallbacks;
+        if (made->kernel == NULL || made->reason == NULL)
+            return out_of_memory();
+        plan->fallbacks = made;
+    }
+    plan->fallback_count = f->count;
+    return OPQ_OK;
+}
+
 static opq_status group_and_build(opq_runtime *runtime, const opq_graph *simple, opq_fusion fusion, bool dry,
                                   opq_plan **out_plan)
 {
-    opq_graph *fused = NULL;
-    opq_unfused unfused = {0};
-    opq_status status = opq_graph_create(simple->name, &fused);
+    fusing f = {0};
+    opq_plan *plan = NULL;
+    opq_status status = opq_graph_create(simple->name, &f.graph);
     if (status == OPQ_OK)
-        status = opq_pass_group(simple, fusion, fused, &unfused);
+        status = opq_pass_group(simple, fusion, f.graph, &f.unfused);
+    if (status == OPQ_OK)
+        status = build_fused(runtime, &f, dry, &plan);
     if (status != OPQ_OK) {
-        opq_graph_destroy(fused);
-        free(unfused.edges);
-        return status;
+        opq_graph_destroy(f.graph);
+        free(f.unfused.edges);
+    } else if ((status = keep_fallbacks(plan, &f)) != OPQ_OK) {
+        opq_plan_release(plan);
+    } else {
+        *out_plan = plan;
     }
-    return build_plan(runtime, fused, &unfused, dry, out_plan);
+    while (f.fallbacks) {
+        opq_fallback *next = (opq_fallback *)f.fallbacks->next;
+        free(f.fallbacks);
+        f.fallbacks = next;
+    }
+    return status;
 }
 
-/* A group is accepted before all views around it are known to be stored or not; what it finds in the end may not lower. A node alone
- * always does. */
 static opq_status compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, bool dry, opq_plan **out_plan)
 {
     opq_graph *expanded = NULL, *simple = NULL;
@@ -251,8 +324,6 @@ static opq_status compile(opq_runtime *runtime, const opq_graph *graph, opq_fusi
     opq_graph_destroy(expanded);
     if (status == OPQ_OK)
         status = group_and_build(runtime, simple, fusion, dry, out_plan);
-    if (status == OPQ_UNSUPPORTED && fusion == OPQ_FUSED)
-        status = group_and_build(runtime, simple, OPQ_UNFUSED, dry, out_plan);
     opq_graph_destroy(simple);
     return status;
 }
@@ -262,7 +333,9 @@ static opq_status compile_anywhere(opq_runtime *runtime, const opq_graph *graph,
                                    opq_plan **out_plan)
 {
     unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT);
+    int64_t before = opq_progress_begin();
     opq_status status = compile(runtime, graph, fusion, dry, out_plan);
+    opq_progress_end(before);
     opq_fp_control_set(control);
     return status;
 }

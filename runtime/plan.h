@@ -11,6 +11,7 @@
 #include "fusion/loop.h"
 #include "fusion/lower.h"
 #include "fusion/pass.h"
+#include "graph/index_error.h"
 #include "runtime/gemm.h"
 #include "runtime/memory.h"
 
@@ -64,21 +65,20 @@ typedef struct opq_block {
     int local_count; /* values of one element per row, numbered -2 - i */
 } opq_block;
 
-/* What an index out of range is told as. */
-typedef enum opq_index_kind { OPQ_INDEX_place, OPQ_INDEX_target, OPQ_INDEX_class } opq_index_kind;
-
 /* An op of the step that may fail on values: it reads or adds at an index, or divides integers. */
 typedef struct opq_check {
     opq_ref node;
     const char *text; /* op and line */
-    opq_type type;    /* of what is indexed or divided */
-    int axis;
     bool divides;
-    opq_index_kind kind;
-    bool wraps;            /* an index below 0 has had the extent added */
-    const opq_attr *sizes; /* of the dims that the index joins, or NULL */
-    bool by_position; /* gather, scatter and the additions at an index, where PyTorch raises RuntimeError and not IndexError */
+    const char *says;      /* of a divisor of 0, which thing does not hold; NULL: it is one */
+    opq_index_words words; /* of an index */
 } opq_check;
+
+/* A value that the step's nodes take from memory. */
+typedef struct opq_taken {
+    opq_ref node;
+    int32_t storage;
+} opq_taken;
 
 struct opq_step {
     opq_kernel_kind kind;
@@ -93,14 +93,16 @@ struct opq_step {
     opq_block *block;
     opq_step *parts; /* of a block; or products side by side, which run at once; the loops of the step are all of theirs */
     int part_count;
-    void *payload; /* extern: the host's */
+    void *payload;           /* extern: the host's */
+    const opq_node *routine; /* a function of the runtime: its node in the plan's graph */
     int32_t *operands, *results;
     int operand_count, result_count;
     bool fresh; /* its code was compiled when the plan was built */
     int64_t bytes_read, bytes_written, flops;
     const char *name, *shape, *lines;
-    const opq_check *checks; /* what an error of the kernel may be about */
-    int check_count;
+    const opq_check *checks; /* what an error of the kernel may be about, in order */
+    int check_count, taken_count;
+    const opq_taken *taken; /* of a kernel with checks */
 };
 
 /* Marks the storage of all that it writes. */
@@ -140,11 +142,19 @@ typedef struct opq_code_use {
     struct opq_code_use *next;
 } opq_code_use;
 
+/* A kernel of several ops that could not be made, and is one kernel for each of them: named as it was, a dot, and as each of them would be. */
+typedef struct opq_fallback {
+    const char *kernel, *reason;
+    const struct opq_fallback *next;
+} opq_fallback;
+
 typedef struct opq_plan {
     atomic_int refs;
     opq_arena arena;
     opq_graph *graph; /* fused */
     opq_unfused unfused;
+    const opq_fallback *fallbacks;
+    int32_t fallback_count;
     opq_step *steps;
     int32_t step_count;
     opq_wave *waves;
@@ -170,9 +180,6 @@ typedef struct opq_plan {
     uint64_t lines; /* hash of the source lines that its steps name; who keeps plans sets it */
 } opq_plan;
 
-/* Takes over `fused` and `unfused`, also on failure. */
-opq_status opq_plan_build(opq_runtime *runtime, opq_graph *fused, opq_unfused *unfused,
-                          opq_plan **out_plan) OPQ_MUST_CHECK;
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
 bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input);

@@ -8,6 +8,27 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: ou
 
 /* ---- what reports say about a step */
 
+/* What the nodes of a kernel take from memory. */
+static opq_status describe_taken(opq_planner *p, const opq_kernel_group *group, opq_step *step)
+{
+    int most = 0;
+    for (opq_ref n = group->first; n < group->first + group->count; n++)
+        most += opq_node_at(p->graph, n)->arity;
+    opq_taken *taken = opq_arena_alloc(&p->plan->arena, ((size_t)most + 1) * sizeof *taken);
+    if (taken == NULL)
+        return out_of_memory();
+    step->taken = taken;
+    for (opq_ref n = group->first; n < group->first + group->count; n++)
+        for (int k = 0; k < opq_node_at(p->graph, n)->arity; k++) {
+            opq_ref operand = opq_node_at(p->graph, n)->operand[k];
+            int32_t storage =
+                opq_node_at(p->graph, operand)->kernel == step->order ? -1 : opq_planner_storage(p, operand);
+            if (storage >= 0)
+                taken[step->taken_count++] = (opq_taken){operand, storage};
+        }
+    return OPQ_OK;
+}
+
 static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group, opq_step *step)
 {
     opq_check *checks = opq_arena_alloc(&p->plan->arena, (size_t)group->count * sizeof *checks);
@@ -20,29 +41,20 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
         if (!(opq_node_info(node)->flags & OPQ_FLAG_CHECKED) || (opq_node_class(node) == OPQ_CLASS_EWISE && !divides))
             continue;
         const opq_attr *key = opq_node_attr(node, OPQ_ATTR_key);
+        const char *says = divides && key ? strstr(key->str, ": ") : NULL;
         opq_text text = {0};
-        opq_text_add(&text, "%s%s%s%s", key ? key->str : opq_node_info(node)->name, node->line ? " (recorded at " : "",
-                     node->line ? node->line : "", node->line ? ")" : "");
+        opq_index_subject(&text, node);
         opq_check *check = &checks[step->check_count++];
+        check->says = says ? opq_arena_text(&p->plan->arena, says + 2) : NULL;
         check->node = n;
         check->divides = divides;
         check->text = text.failed ? NULL : opq_arena_text(&p->plan->arena, text.data);
-        check->type = opq_node_at(p->graph, node->operand[0])->type;
-        check->axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-        const char *name = key ? key->str : "aten::scatter";
-        check->kind = strncmp(name, "aten::nll_loss", 14) == 0 ? OPQ_INDEX_target
-                      : strcmp(name, "aten::one_hot") == 0     ? OPQ_INDEX_class
-                                                               : OPQ_INDEX_place;
-        check->wraps = strcmp(name, "aten::index") == 0 || strcmp(name, "aten::_index_put_impl") == 0;
-        check->sizes = opq_node_attr(node, OPQ_ATTR_sizes);
-        /* and not one index for whole slices */
-        bool by_element = strcmp(name, "aten::scatter") == 0 || check->kind == OPQ_INDEX_class;
-        check->by_position = by_element && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER);
+        check->words = opq_index_words_of(node, &opq_node_at(p->graph, node->operand[0])->type);
         opq_text_drop(&text);
-        if (check->text == NULL)
+        if (check->text == NULL || (says && check->says == NULL))
             return out_of_memory();
     }
-    return OPQ_OK;
+    return step->check_count > 0 ? describe_taken(p, group, step) : OPQ_OK;
 }
 
 static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_step *step)
@@ -75,31 +87,43 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
     return failed ? out_of_memory() : describe_checks(p, group, step);
 }
 
+/* What cannot be counted will not be stored either: the plan's storage refuses it. */
+static int64_t add_bytes(int64_t a, int64_t b)
+{
+    int64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
 /* Distinct bytes an access walks: the turns of the loops that move it. */
 static int64_t access_bytes(const opq_step *step, int access)
 {
     const opq_access *a = &step->loops.accesses[access];
-    int64_t elements = 1;
+    int64_t bytes = opq_dtype_bytes((opq_dtype)a->dtype);
     for (int l = 0; l < step->loops.rank; l++)
-        elements *= a->stride[l] == OPQ_STRIDE_zero ? 1 : step->dims[l];
-    return elements * opq_dtype_bytes((opq_dtype)a->dtype);
+        if (__builtin_mul_overflow(bytes, a->stride[l] == OPQ_STRIDE_zero ? 1 : step->dims[l], &bytes))
+            return INT64_MAX;
+    return bytes;
 }
 
-/* A buffer is read or written as much as its accesses walk of it, at most whole. */
+int64_t opq_step_buffer_bytes(const opq_plan *plan, const opq_step *step, int buffer)
+{
+    const opq_loops *k = &step->loops;
+    int64_t bytes = 0, limit = plan->storage[step->buffers[buffer]].bytes;
+    for (int a = 0; a < k->access_count; a++)
+        if (k->accesses[a].buffer == buffer)
+            bytes = add_bytes(bytes, access_bytes(step, a));
+    return bytes > limit ? limit : bytes;
+}
+
 static void count_bytes(const opq_planner *p, opq_step *step)
 {
     const opq_loops *k = &step->loops;
-    for (int b = 0; b < k->buffer_count; b++) {
-        int64_t bytes = 0;
-        for (int a = 0; a < k->access_count; a++)
-            if (k->accesses[a].buffer == b)
-                bytes += access_bytes(step, a);
-        if (step->buffers[b] < 0 || k->written[b] == OPQ_BUFFER_own) /* what stays in cache */
-            continue;
-        int64_t limit = p->plan->storage[step->buffers[b]].bytes;
-        bytes = bytes > limit ? limit : bytes;
-        *(k->written[b] ? &step->bytes_written : &step->bytes_read) += bytes;
-    }
+    for (int b = 0; b < k->buffer_count; b++)
+        if (step->buffers[b] >= 0 && k->written[b] != OPQ_BUFFER_own) /* what stays in cache is not moved */
+        {
+            int64_t *count = k->written[b] ? &step->bytes_written : &step->bytes_read;
+            *count = add_bytes(*count, opq_step_buffer_bytes(p->plan, step, b));
+        }
 }
 
 static bool counts_blocks(const opq_loops *k, int loop)
@@ -301,6 +325,42 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
     return OPQ_OK;
 }
 
+static opq_status bind_operands(opq_planner *p, const opq_node *call, int result_count, opq_step *step)
+{
+    step->operand_count = call->arity;
+    step->result_count = result_count;
+    step->operands = opq_arena_alloc(&p->plan->arena, ((size_t)call->arity + 1) * sizeof *step->operands);
+    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)result_count + 1) * sizeof *step->results);
+    if (step->operands == NULL || step->results == NULL)
+        return out_of_memory();
+    for (int k = 0; k < call->arity; k++) {
+        step->operands[k] = opq_planner_storage(p, call->operand[k]);
+        if (step->operands[k] < 0)
+            return opq_fail(OPQ_INTERNAL, "plan: operand %d of %s is not in memory", k, step->name);
+        step->bytes_read += p->plan->storage[step->operands[k]].bytes;
+    }
+    return OPQ_OK;
+}
+
+static int64_t routine_flops(const opq_graph *graph, const opq_node *node)
+{
+    const opq_type *a = &opq_node_at(graph, node->operand[0])->type;
+    return node->op == OPQ_OP_grouped_matmul ? 2 * opq_type_count(a) * node->type.size[node->type.rank - 1] : 0;
+}
+
+static opq_status routine_step(opq_planner *p, int32_t kernel, opq_step *step)
+{
+    opq_ref n = p->graph->kernels[kernel].first;
+    while (opq_node_class(opq_node_at(p->graph, n)) != OPQ_CLASS_ROUTINE)
+        n++;
+    step->routine = opq_node_at(p->graph, n);
+    OPQ_TRY(bind_operands(p, step->routine, 1, step));
+    step->results[0] = p->storage_of[n];
+    step->bytes_written = p->plan->storage[step->results[0]].bytes;
+    step->flops = routine_flops(p->graph, step->routine);
+    return OPQ_OK;
+}
+
 static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
 {
     const opq_kernel_group *group = &p->graph->kernels[kernel];
@@ -314,17 +374,7 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
     int64_t result_count = opq_node_int(call, OPQ_ATTR_result, group->count);
     if (result_count < 0 || result_count > INT16_MAX)
         return opq_fail(OPQ_INVALID, "extern: a call with %lld results", (long long)result_count);
-    step->operand_count = call->arity;
-    step->result_count = (int)result_count;
-    step->operands = opq_arena_alloc(&p->plan->arena, ((size_t)call->arity + 1) * sizeof *step->operands);
-    step->results = opq_arena_alloc(&p->plan->arena, ((size_t)result_count + 1) * sizeof *step->results);
-    if (step->operands == NULL || step->results == NULL)
-        return out_of_memory();
-    for (int k = 0; k < call->arity; k++) {
-        step->operands[k] = opq_planner_storage(p, call->operand[k]);
-        if (step->operands[k] < 0)
-            return opq_fail(OPQ_INTERNAL, "plan: operand %d of %s is not in memory", k, group->name);
-    }
+    OPQ_TRY(bind_operands(p, call, (int)result_count, step));
     for (int i = 0; i < step->result_count; i++)
         step->results[i] = -1; /* nobody needs it */
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
@@ -337,8 +387,6 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
         step->results[result] = p->storage_of[n];
         step->bytes_written += p->plan->storage[p->storage_of[n]].bytes;
     }
-    for (int k = 0; k < call->arity; k++)
-        step->bytes_read += p->plan->storage[step->operands[k]].bytes;
     step->payload = p->dry ? NULL : call->payload;
     if (step->payload && host->retain_payload)
         host->retain_payload(host->self, step->payload);
@@ -363,6 +411,7 @@ opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
     OPQ_TRY(describe(p, group, step));
     switch (group->kind) {
     case OPQ_KERNEL_extern: return extern_step(p, kernel, step);
+    case OPQ_KERNEL_routine: return routine_step(p, kernel, step);
     case OPQ_KERNEL_block: return opq_plan_block_step(p, kernel, step);
     case OPQ_KERNEL_matmul:
         return product_count(p, group) > 1 ? opq_plan_products_step(p, kernel, step) : kernel_step(p, kernel, step);

@@ -137,11 +137,14 @@ static void remove_gap(gaps *g, int at)
     memmove(&g->items[at], &g->items[at + 1], (size_t)(g->count - at) * sizeof *g->items);
 }
 
+/* Less than 0: there is no such gap. */
 static int64_t take(gaps *g, int64_t bytes)
 {
     int at = 0;
-    while (g->items[at].end - g->items[at].begin < bytes)
+    while (at < g->count && g->items[at].end - g->items[at].begin < bytes)
         at++;
+    if (at == g->count)
+        return -1;
     int64_t offset = g->items[at].begin;
     g->items[at].begin += bytes;
     if (g->items[at].begin == g->items[at].end)
@@ -166,7 +169,7 @@ static void give_back(gaps *g, int64_t begin, int64_t end)
 static int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
 
 /* `born` and `dying`: per wave the first value whose life begins or ends there, then per value the next one. */
-static void place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, gaps *free_space)
+static opq_status place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, gaps *free_space)
 {
     int32_t *next_born = born + plan->wave_count, *next_dying = dying + plan->wave_count;
     for (int32_t w = 0; w < plan->wave_count; w++)
@@ -183,8 +186,13 @@ static void place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, gaps *f
     for (int32_t w = 0; w < plan->wave_count; w++) {
         for (int32_t i = born[w]; i >= 0; i = next_born[i]) {
             opq_storage *storage = &plan->storage[i];
-            int64_t bytes = padded(storage->bytes);
+            int64_t bytes = storage->bytes > INT64_MAX - 63 ? INT64_MAX : padded(storage->bytes);
             storage->offset = take(free_space, bytes);
+            if (storage->offset < 0)
+                return opq_fail(
+                    OPQ_NO_MEMORY,
+                    "can't allocate memory: you tried to allocate %lld bytes besides %lld for other temporaries",
+                    (long long)storage->bytes, (long long)plan->arena_bytes);
             if (storage->offset + bytes > plan->arena_bytes)
                 plan->arena_bytes = storage->offset + bytes;
         }
@@ -193,6 +201,7 @@ static void place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, gaps *f
             give_back(free_space, storage->offset, storage->offset + padded(storage->bytes));
         }
     }
+    return OPQ_OK;
 }
 
 static opq_status place_temporaries(opq_plan *plan)
@@ -203,7 +212,7 @@ static opq_status place_temporaries(opq_plan *plan)
     opq_status status = lists && free_space.items ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     if (status == OPQ_OK) {
         free_space.items[0] = (gap){0, INT64_MAX};
-        place_by_wave(plan, lists, lists + room, &free_space);
+        status = place_by_wave(plan, lists, lists + room, &free_space);
     }
     free(lists);
     free(free_space.items);

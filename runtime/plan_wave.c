@@ -46,8 +46,8 @@ typedef struct pool {
 
 static bool can_be_row(const opq_planner *p, const opq_step *step)
 {
-    return (step->code || (p->dry && !p->runtime->run_loops)) && step->kind != OPQ_KERNEL_extern && !step->block &&
-           !step->matmul && !step->parts && step->copy_from < 0;
+    return (step->code || (p->dry && !p->runtime->run_loops)) && step->kind != OPQ_KERNEL_extern && !step->routine &&
+           !step->block && !step->matmul && !step->parts && step->copy_from < 0;
 }
 
 /* Equal for equal code, which a dry plan does not have; never 0. */

@@ -199,52 +199,37 @@ static const opq_step *step_with_lines(const opq_run_state *run, const opq_step 
     return plan && at < plan->step_count && plan->steps[at].check_count == step->check_count ? &plan->steps[at] : step;
 }
 
-/* The words are PyTorch's. */
-static opq_status index_error(const opq_check *check, int64_t index, int64_t extent)
+/* error: number of the statement that failed + 1, the index it met. */
+static const opq_check *failed_check(const opq_step *step, const opq_step *shown, const int64_t *error)
 {
-    enum { DIMS = 16 }; /* of an index that joins some: docs/ir.md, `sizes` */
-    int64_t dim = index & (DIMS - 1);
-    if (check->kind == OPQ_INDEX_target)
-        return opq_fail(OPQ_OUT_OF_RANGE, "%s: Target %lld is out of bounds.", check->text, (long long)index);
-    if (check->kind == OPQ_INDEX_class)
-        return opq_fail(OPQ_INVALID, "%s: Class values must be %s.", check->text,
-                        index < 0 ? "non-negative" : "smaller than num_classes");
-    bool joins = check->sizes && index < 0 && dim < check->sizes->count;
-    if (joins) {
-        extent = check->sizes->ints[dim];
-        index = (int64_t)((uint64_t)index << 1) >> 5; /* the sign bit goes, and the dim */
-    }
-    if (check->wraps && index < 0)
-        index = (int64_t)((uint64_t)index - (uint64_t)extent);
-    if (joins)
-        return opq_fail(OPQ_OUT_OF_RANGE, "%s: index %lld is out of bounds for dimension %lld with size %lld",
-                        check->text, (long long)index, (long long)dim, (long long)extent);
-    return opq_fail(check->by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
-                    "%s: index %lld is out of bounds for dimension %d with size %lld of %s%s", check->text,
-                    (long long)index, check->axis, (long long)extent, opq_dtype_name((opq_dtype)check->type.dtype),
-                    opq_shape_name(&check->type).text);
+    const opq_step *part = step->block && step->code ? &step->parts[step->part_count - 1] : step;
+    const opq_loops *loops = step->code ? opq_step_code_loops(part) : &step->loops;
+    for (int i = 0; i < shown->check_count; i++)
+        if (shown->checks[i].node == loops->stmts[error[0] - 1].node)
+            return &shown->checks[i];
+    return NULL;
 }
 
-/* error: number of the statement that failed + 1, the index it met. */
 static opq_status value_error(const opq_run_state *run, const opq_step *step, const int64_t *error)
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
-    const opq_step *part = step->block && step->code ? &step->parts[step->part_count - 1] : step;
-    const opq_loops *loops = step->code ? opq_step_code_loops(part) : &step->loops;
-    const int64_t *dims = step->code && part->matmul ? part->matmul->contract.dims : step->dims;
-    const opq_stmt *stmt = &loops->stmts[error[0] - 1];
     const opq_step *shown = step_with_lines(run, step);
-    const opq_check *check = NULL;
-    for (int i = 0; i < shown->check_count; i++)
-        if (shown->checks[i].node == stmt->node)
-            check = &shown->checks[i];
-    if (check == NULL)
+    const opq_check *check;
+    int64_t index;
+    int which;
+    if (opq_fault_find(run, step, &which, &index))
+        check = &shown->checks[which];
+    else if ((check = failed_check(step, shown, error)))
+        index = error[1];
+    else
         return opq_fail(OPQ_INTERNAL, "%s: statement %lld failed, which checks nothing", step->name,
                         (long long)error[0] - 1);
     if (check->divides)
-        return opq_fail(OPQ_INVALID, "%s: ZeroDivisionError", check->text);
-    return index_error(check, error[1], dims[opq_dims_of(loops->rank, stmt->access) + 2 + loops->rank]);
+        return opq_fail(OPQ_INVALID, "%s: %s", check->text, check->says ? check->says : "ZeroDivisionError");
+    const opq_type *indexed = &check->words.type;
+    return opq_index_fail(&check->words, check->text, index,
+                          check->words.axis < indexed->rank ? indexed->size[check->words.axis] : 1);
 }
 
 static opq_status extern_error(const opq_run_state *run, const opq_step *step, opq_status status)
@@ -259,8 +244,8 @@ static opq_status run_step(const opq_run_state *run, const opq_step *step)
     if (step->copy_from >= 0 && opq_run_data(run, step->copy_to) != opq_run_data(run, step->copy_from))
         memcpy(opq_run_data(run, step->copy_to), opq_run_data(run, step->copy_from),
                (size_t)run->plan->storage[step->copy_to].bytes);
-    if (step->kind == OPQ_KERNEL_extern) {
-        opq_status status = run_extern(run, step);
+    if (step->kind == OPQ_KERNEL_extern || step->routine) {
+        opq_status status = step->routine ? opq_run_routine(run, step) : run_extern(run, step);
         return status == OPQ_OK ? OPQ_OK : extern_error(run, step, status);
     }
     OPQ_TRY(step->code == NULL ? eval_kernel(run, step, &error)
@@ -280,6 +265,7 @@ static void take_input(const opq_run_state *run, int32_t output)
         return;
     run->outputs[output] = run->call->inputs[run->takes[output]];
     opq_buffer_retain(run->outputs[output]);
+    atomic_store(&run->outputs[output]->taken, true);
     opq_packed_forget(run->outputs[output]);
 }
 

@@ -4,8 +4,7 @@
 
 #include "runtime/plan.h"
 
-/* What the pieces of a step found, from several threads: kept is the failure of the kernel's earliest instruction, so that the message
- * does not depend on how the work was cut. */
+/* What the pieces of a step found, from several threads: kept is a failure of the kernel's earliest instruction. */
 typedef struct opq_step_error {
     atomic_flag busy;
     int64_t found[2]; /* as opq_kernel_fn stores it; found[0] < 0: no memory for scratch */
@@ -24,6 +23,15 @@ typedef struct opq_run {
     opq_number *slots;
     opq_step_error *errors; /* per row of a wave */
 } opq_run_state;
+
+/* The packed copy of a matrix that is kept with its buffer, an input, made at the second use; a reference. NULL: to be read as it is. */
+struct opq_packed_key;
+struct opq_buffer *opq_run_packed(const opq_run_state *run, int32_t storage, const struct opq_packed_key *key,
+                                  int64_t bytes);
+enum { OPQ_PACKED_COUNT_MIN = 64 * 64 }; /* of elements: fewer are not worth it */
+opq_status opq_run_routine(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
+/* fault.c. After the step failed: which of its checks an error is about, and the index. False: what it read is there no more, or no memory. */
+bool opq_fault_find(const opq_run_state *run, const opq_step *step, int *out_check, int64_t *out_index);
 
 void *opq_run_data(const opq_run_state *run, int32_t storage);
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */

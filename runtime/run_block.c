@@ -46,23 +46,34 @@ static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 
 /* Memory of one thread. */
 typedef struct memory {
-    char *place[OPQ_BLOCK_MATRIX_MAX], *local, *packed[OPQ_BLOCK_MATRIX_MAX], *sums[OPQ_BLOCK_SECOND_MAX], *end;
+    char *place[OPQ_BLOCK_MATRIX_MAX], *local, *packed[OPQ_BLOCK_MATRIX_MAX], *sums[OPQ_BLOCK_SECOND_MAX];
     bool full; /* an operand of this matrix has an infinity or NaN, which times 0 is not nothing, or is near overflow */
 } memory;
 
+static int64_t scratch_bytes(const block_run *r)
+{
+    int64_t bytes = r->block->place_count * r->matrix_bytes + r->block->local_count * r->local_bytes;
+    for (int i = 0; i < product_count(r); i++)
+        bytes += r->packed_bytes[i];
+    for (int i = 0; i < r->block->second_count; i++)
+        bytes += r->sums_bytes[i];
+    return bytes;
+}
+
+/* As many bytes from `start` on. */
 static memory divide(const block_run *r, char *start)
 {
     memory m = {.local = start + r->block->place_count * r->matrix_bytes};
     for (int i = 0; i < r->block->place_count; i++)
         m.place[i] = start + i * r->matrix_bytes;
-    m.end = m.local + r->block->local_count * r->local_bytes;
+    char *end = m.local + r->block->local_count * r->local_bytes;
     for (int i = 0; i < product_count(r); i++) {
-        m.packed[i] = m.end;
-        m.end += r->packed_bytes[i];
+        m.packed[i] = end;
+        end += r->packed_bytes[i];
     }
     for (int i = 0; i < r->block->second_count; i++) {
-        m.sums[i] = m.end;
-        m.end += r->sums_bytes[i];
+        m.sums[i] = end;
+        end += r->sums_bytes[i];
     }
     return m;
 }
@@ -336,9 +347,11 @@ static opq_status run_blocks_of(block_run *r, memory *m, int64_t first_row, int6
 static void run_units(void *data, int64_t begin, int64_t end)
 {
     block_run *r = data;
-    char *scratch = gemm_scratch_acquire(0, divide(r, NULL).end - (char *)NULL);
+    char *scratch = gemm_scratch_acquire(0, scratch_bytes(r));
     opq_status status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
-    memory m = divide(r, scratch);
+    memory m = {0};
+    if (scratch)
+        m = divide(r, scratch);
     for (int64_t i = begin; i < end && status == OPQ_OK; i++) {
         int64_t at = i % r->blocks;
         if (r->block->sums)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PACKED_COUNT_MIN = 64 * 64, PADDING_MAX = 4, LEFT_COLUMNS_MIN = 8 };
+enum { PADDING_MAX = 4, LEFT_COLUMNS_MIN = 8 };
 /* Of a kernel over [m, n]: see opq_loops_dims_count. */
 enum { TILE_RANK = 2, DIMS_MAX = TILE_RANK + OPQ_ACCESS_MAX * (TILE_RANK + 3) };
 
@@ -82,13 +82,39 @@ static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storag
 {
     const opq_matrix *x = &matmul->matrix[o];
     int64_t count = element_count(matmul, o);
-    return count >= PACKED_COUNT_MIN && !(o == 0 && matmul->contract.n < LEFT_COLUMNS_MIN) && !x->rows && !x->columns &&
-           storage->home == OPQ_HOME_input && (matmul->batch == 1 || x->batch_stride == 0) && matmul->outer_rank == 0 &&
-           count * opq_dtype_bytes(x->dtype) <= storage->bytes;
+    return count >= OPQ_PACKED_COUNT_MIN && !(o == 0 && matmul->contract.n < LEFT_COLUMNS_MIN) && !x->rows &&
+           !x->columns && storage->home == OPQ_HOME_input && (matmul->batch == 1 || x->batch_stride == 0) &&
+           matmul->outer_rank == 0 && count * opq_dtype_bytes(x->dtype) <= storage->bytes;
 }
 
-/* The packed copy of operand o kept with the buffer, made at the second use; a reference. NULL to read the operand as it is.
- * out_turned: of the left one, whether it is packed for the transposed product. */
+opq_buffer *opq_run_packed(const opq_run_state *run, int32_t id, const opq_packed_key *key, int64_t bytes)
+{
+    opq_gemm *gemm = run->runtime->gemm;
+    int64_t count = key->rows * key->columns;
+    if (bytes == 0 || bytes > PADDING_MAX * count * opq_dtype_bytes(key->to)) /* rows of whole panels */
+        return NULL;
+    opq_buffer *buffer = opq_run_buffer(run, id);
+    bool wanted;
+    opq_buffer *packed = opq_packed_find(buffer, key, bytes, &wanted);
+    if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
+        return packed;
+    opq_matrix from = {.data = (const char *)buffer->data + key->offset * opq_dtype_bytes(key->from),
+                       .row_stride = key->row_stride,
+                       .column_stride = key->column_stride,
+                       .dtype = key->from};
+    opq_status status = key->left
+                            ? opq_gemm_pack_a(gemm, key->to, &from, key->rows, key->columns, key->turned, packed->data)
+                            : opq_gemm_pack_b(gemm, key->to, &from, key->rows, key->columns, packed->data);
+    if (status != OPQ_OK) {
+        opq_buffer_release(packed);
+        return NULL;
+    }
+    opq_packed_keep(buffer, key, packed);
+    return packed;
+}
+
+/* The packed copy of operand o, or NULL to read the operand as it is. out_turned: of the left one, whether it is packed for the transposed
+ * product. */
 static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step, int o, bool *out_turned)
 {
     opq_gemm *gemm = run->runtime->gemm;
@@ -102,8 +128,6 @@ static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step
         return NULL;
     int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, c->m, c->n, c->k, out_turned)
                          : opq_gemm_packed_bytes(gemm, to, c->k, c->n);
-    if (bytes == 0 || bytes > PADDING_MAX * element_count(matmul, o) * opq_dtype_bytes(to)) /* rows of whole panels */
-        return NULL;
     opq_packed_key key = {.from = x->dtype,
                           .to = to,
                           .left = left,
@@ -113,21 +137,7 @@ static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step
                           .offset = c->operand[o].offset,
                           .row_stride = x->row_stride,
                           .column_stride = x->column_stride};
-    opq_buffer *buffer = opq_run_buffer(run, id);
-    bool wanted;
-    opq_buffer *packed = opq_packed_find(buffer, &key, bytes, &wanted);
-    if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
-        return packed;
-    opq_matrix from;
-    opq_run_operand(run, step, o, 0, 0, &from);
-    opq_status status = left ? opq_gemm_pack_a(gemm, to, &from, c->m, c->k, *out_turned, packed->data)
-                             : opq_gemm_pack_b(gemm, to, &from, c->k, c->n, packed->data);
-    if (status != OPQ_OK) {
-        opq_buffer_release(packed);
-        return NULL;
-    }
-    opq_packed_keep(buffer, &key, packed);
-    return packed;
+    return opq_run_packed(run, id, &key, bytes);
 }
 
 /* The product itself is the result, with rows as the engine writes them: load of the tile, store, in two loops. */

@@ -219,9 +219,9 @@ class Tree:
             path = os.path.join(folder, "CMakeLists.txt")
             with open(path) as file:
                 text = file.read()
-            if folder == self.root and "opq_fusion ${llvm_libs}" not in text:
-                sys.exit("mutate: CMakeLists.txt no longer links ${llvm_libs} where it did")
-            text = text.replace("opq_fusion ${llvm_libs}", "opq_fusion LLVM").replace(
+            if folder == self.root and "opq_fusion ${opaque_llvm}" not in text:
+                sys.exit("mutate: CMakeLists.txt no longer links ${opaque_llvm} where it did")
+            text = text.replace("opq_fusion ${opaque_llvm}", "opq_fusion LLVM").replace(
                 "CONFIGURE_DEPENDS", ""
             )
             with open(path, "w") as file:
@@ -232,9 +232,6 @@ class Tree:
         command += [f"-DOPAQUE_TORCH={'ON' if self.kind == 'torch' else 'OFF'}"]
         command += [f"-DOPAQUE_SANITIZE={'ON' if self.kind == 'sanitized' else 'OFF'}"]
         if self.kind == "torch":
-            import torch
-
-            command += [f"-DCMAKE_PREFIX_PATH={os.path.dirname(torch.__file__)}"]
             command += [f"-DPython3_EXECUTABLE={sys.executable}", "-DOPAQUE_TESTS=OFF"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 

@@ -1,41 +1,37 @@
-"""Runs all tests for ./dev test and adds them up: ctest in build/ and build-asan/, pytest in tests/python/.
+"""Runs all tests for ./dev test, as many at a time as there are processors, and adds them up.
 
-With OPAQUE_TEST_FULL (--full) also what threads share in build-tsan/ and some of tests/python/ with the extension of
-build-asan-torch/; and texts and files are mutated for OPAQUE_FUZZ_SECONDS each, 60 if it is not set.
+Each C test of build/ and build-asan/ and each file of tests/python/ is a process of its own, so that a crash costs that alone. The
+longest begin first: how long each took is kept in build/test-seconds.json. Tests marked `alone`, which measure times, run when the others
+have ended. With OPAQUE_TEST_FULL (--full) also what threads share
+in build-tsan/ and some of tests/python/ with the extension of build-asan-torch/; and texts and files are mutated for
+OPAQUE_FUZZ_SECONDS each, 60 if it is not set. With --quick only what the edit loop wants, see QUICK.
 
-The last line is "N passed, N failed"; the exit status is 0 if none failed. A ctest entry counts as
-the cmocka tests it prints, or as one test if it prints none; an entry that ends badly counts at
-least one failure.
+What failed is printed whole, then how long each part took, in seconds of processors and of the clock; --record writes that table
+into docs/trust.md. Other arguments are pytest's. The last line is "N passed, N failed"; the exit status is 0 if none failed. A C
+test counts as the cmocka tests it prints, or as one if it prints none; one that ends badly counts at least one failure.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import glob
+import heapq
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import xml.etree.ElementTree as xml
 
 _PASSED = re.compile(r"\[  PASSED  \] (\d+) test\(s\)\.")
 _FAILED = re.compile(r"\[  FAILED  \] (\d+) test\(s\)")
 
-
-def count_ctest(report: str) -> tuple:
-    """(passed, failed) of a ctest JUnit file."""
-    passed = failed = 0
-    for case in xml.parse(report).iter("testcase"):
-        output = "".join(part.text or "" for part in case.iter("system-out"))
-        good = sum(map(int, _PASSED.findall(output)))
-        bad = sum(map(int, _FAILED.findall(output)))
-        if case.get("status") == "run":
-            good = good or 1
-        else:
-            bad = bad or 1
-        passed, failed = passed + good, failed + bad
-    return passed, failed
-
-
+# What takes a minute or more, for the first run, of which nothing is known: these begin before the others.
+_LONG = ["opdb", "error_inputs", "gradients", "bench", "fusion_counts", "ops_table", "contributing"]
 # What races: the tests of opaque/ and runtime/ in which threads share something.
 _TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell)|packed|memory"
 # One of each kind: many ops, extern calls, errors, aliasing, threads.
@@ -51,28 +47,69 @@ _ASAN_FILES = [
     "random_nets",
     "random_threads",
 ]
+# --quick: C tests without the slow ones, with a part of the random cases, and of each kind of Python test a file that takes seconds.
+_SLOW_C = "fusion_(c|random_avx2|deep)|gemm.*|codegen_(kernel_reduce|math|scalar.*)"
+QUICK = ["ops_basic", "tensor", "errors", "numbers", "put", "scan", "tools"]
+_SECONDS = 1800.0  # of one process; what takes longer hangs
+_FULL_SECONDS = 7200.0
 
 
-def run_ctest(folder: str, name: str, only: str = "") -> tuple:
-    """(passed, failed) of the tests built in `folder`; only: a regular expression that their names match."""
-    print(f"\n=== {name}", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        report = os.path.join(scratch, "ctest.xml")
-        command = ["ctest", "--test-dir", folder, "--output-on-failure", "--output-junit", report]
-        command += ["--timeout", "600", "-j", str(len(os.sched_getaffinity(0)))]
-        command += ["-R", only] if only else []
-        command += [
-            "--test-output-size-passed",
-            "10000000",
-            "--test-output-size-failed",
-            "10000000",
-        ]
-        environment = dict(os.environ, UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1")
-        status = subprocess.run(command, env=environment).returncode
-        if not os.path.exists(report):
-            return 0, 1
-        passed, failed = count_ctest(report)
-    return passed, failed or int(status != 0)
+@dataclasses.dataclass
+class Task:
+    """A process, and what came of it. `seconds` of the clock, `processor` of all its processes."""
+
+    part: str
+    name: str
+    command: list
+    environment: dict = dataclasses.field(default_factory=dict)
+    folder: str = "."
+    python: bool = False
+    alone: bool = False
+    passed: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    processor: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.part}: {self.name}"
+
+
+# ---- what there is to run
+
+
+def c_tasks(part: str, folder: str, only: str = "", more: dict | None = None) -> list:
+    """The tests that ctest knows in `folder`; only: a regular expression that their names match; more: of their environment."""
+    listing = subprocess.run(
+        ["ctest", "--test-dir", folder, "--show-only=json-v1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tasks = []
+    for entry in json.loads(listing.stdout)["tests"]:
+        properties = {p["name"]: p["value"] for p in entry["properties"]}
+        environment = dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", []))
+        environment |= {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"} | (more or {})
+        if re.search(only, entry["name"]):
+            where = properties.get("WORKING_DIRECTORY", folder)
+            tasks.append(Task(part, entry["name"], entry["command"], environment, where))
+    return tasks
+
+
+def python_tasks(part: str, root: str, files: list, arguments: list, environment: dict) -> list:
+    command = [sys.executable, "-m", "pytest", "-q"]
+    return [
+        Task(
+            part,
+            os.path.basename(file)[5:-3],
+            [*command, file, *arguments],
+            environment,
+            root,
+            True,
+        )
+        for file in files
+    ]
 
 
 def asan_environment(root: str) -> dict:
@@ -100,51 +137,205 @@ def asan_environment(root: str) -> dict:
     }
 
 
-def run_pytest(file: str, arguments: list, environment: dict | None = None) -> tuple:
-    """(passed, failed) of one file in a process of its own, so that a crash costs that file alone. Errors are failures."""
-    with tempfile.TemporaryDirectory() as scratch:
-        report = os.path.join(scratch, "pytest.xml")
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", file, *arguments]
-        status = subprocess.run(command, env={**os.environ, **(environment or {})}).returncode
-        if status == 5:  # nothing selected
-            return 0, 0
-        if not os.path.exists(report):
-            return 0, 1
-        suites = list(xml.parse(report).iter("testsuite"))
-    counts = (
-        sum(int(s.get(key, 0)) for s in suites)
-        for key in ("tests", "failures", "errors", "skipped")
-    )
-    total, failures, errors, skipped = counts
+def tasks_of(options, arguments: list) -> list:
+    root = options.root
+    files = sorted(glob.glob(os.path.join(root, "tests/python/**/test_*.py"), recursive=True))
+    named = {os.path.basename(file)[5:-3]: file for file in files}
+    if options.quick:
+        files = [named[name] for name in QUICK if name in named]
+    elif not options.full:
+        arguments = ["--skip-unchanged", *arguments]
+    part = {} if options.full else {"OPAQUE_TEST_SAMPLE": "4"}  # what runs whole without sanitizers
+    if options.quick:
+        tasks = c_tasks("C", os.path.join(root, "build"), rf"^(?!({_SLOW_C})$)", part)
+    else:
+        tasks = c_tasks("C", os.path.join(root, "build"))
+        tasks += c_tasks("C, ASan and UBSan", os.path.join(root, "build-asan"), more=part)
+    timing = []
+    for file in files:
+        with open(file) as text:
+            timing += [file] if "mark.alone" in text.read() else []
+    tasks += python_tasks("Python", root, files, ["-m", "not alone", *arguments], {})
+    if timing:
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "alone", *timing, *arguments]
+        tasks.append(Task("Python", "alone", command, folder=root, python=True, alone=True))
+    if options.full:
+        tasks += c_tasks("C, TSan", os.path.join(root, "build-tsan"), _TSAN)
+        files = [named[name] for name in _ASAN_FILES if name in named]
+        environment = asan_environment(root)
+        tasks += python_tasks("Python, ASan and UBSan", root, files, arguments, environment)
+    return tasks
+
+
+# ---- running
+
+
+def counts_of_c(output: str, status: int) -> tuple:
+    passed = sum(map(int, _PASSED.findall(output)))
+    failed = sum(map(int, _FAILED.findall(output)))
+    return (passed or int(status == 0), failed) if status == 0 else (passed, failed or 1)
+
+
+def counts_of_python(report: str, status: int) -> tuple:
+    """Errors are failures; what is skipped counts for neither."""
+    if status == 5:  # nothing selected
+        return 0, 0
+    if not os.path.exists(report):
+        return 0, 1
+    suites = list(xml.parse(report).iter("testsuite"))
+    keys = ("tests", "failures", "errors", "skipped")
+    total, failures, errors, skipped = (sum(int(s.get(k, 0)) for s in suites) for k in keys)
     bad = failures + errors
     return total - bad - skipped, bad or int(status != 0)
 
 
+def end(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def run(task: Task, limit: float, shared: dict, running: set) -> str:
+    """Its output. What it started ends with it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        report, log = os.path.join(scratch, "report.xml"), os.path.join(scratch, "log")
+        command = [*task.command, f"--junitxml={report}"] if task.python else task.command
+        begin = time.monotonic()
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=task.folder,
+                env={**os.environ, **shared, **task.environment},
+                start_new_session=True,
+            )
+            running.add(process.pid)
+            timer = threading.Timer(limit, end, (process.pid,))
+            timer.start()
+            _, status, used = os.wait4(process.pid, 0)
+            timer.cancel()
+            running.discard(process.pid)
+            end(process.pid)
+            process.returncode = status = os.waitstatus_to_exitcode(status)
+        task.seconds = time.monotonic() - begin
+        task.processor = used.ru_utime + used.ru_stime
+        with open(log, errors="replace") as file:
+            output = file.read()
+        count = counts_of_python(report, status) if task.python else counts_of_c(output, status)
+        task.passed, task.failed = count
+    return output + (f"\nexit status {status}\n" if status else "")
+
+
+def run_all(tasks: list, jobs: int, limit: float, known: dict) -> None:
+    """Prints a line as each ends, and what a failed one printed. `known`: seconds of processors, by key."""
+
+    def expected(task: Task) -> float:
+        return known.get(task.key, 60.0 if task.name in _LONG else 0.0)
+
+    if timing := [task for task in tasks if task.alone and jobs > 1]:
+        run_all([task for task in tasks if not task.alone], jobs, limit, known)
+        return run_all(timing, 1, limit, known)
+    todo = [(-expected(task), i, task) for i, task in enumerate(tasks)]
+    heapq.heapify(todo)
+    lock, running = threading.Lock(), set()
+    shared = {"OPAQUE_TEST_JOBS": "1"} if jobs > 1 else {}
+    # Threads that wait for work leave the processor to the other processes.
+    shared["OMP_WAIT_POLICY"] = "PASSIVE"
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not todo:
+                    return
+                task = heapq.heappop(todo)[2]
+            output = run(task, limit, shared, running)
+            with lock:
+                if task.failed:
+                    print(f"\n{output}", end="")
+                failed = f", {task.failed} failed" if task.failed else ""
+                times = f"{task.seconds:.1f} s, {task.processor:.1f} s of processors"
+                print(f"{task.key}: {task.passed} passed{failed}; {times}", flush=True)
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:  # they have sessions of their own, which a terminal does not reach
+        todo.clear()
+        for process in list(running):
+            end(process)
+        raise
+
+
+# ---- how long it took
+
+
+def table(tasks: list, built: float, seconds: float, jobs: int) -> str:
+    rows = [("part", "processes", "passed", "failed", "processor s")]
+    for part in dict.fromkeys(task.part for task in tasks):
+        of = [task for task in tasks if task.part == part]
+        counts = [len(of), sum(t.passed for t in of), sum(t.failed for t in of)]
+        rows.append((part, *map(str, counts), f"{sum(t.processor for t in of):.0f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    longest = heapq.nlargest(5, tasks, key=lambda task: task.seconds)
+    names = ", ".join(f"{task.key} {task.seconds:.0f} s" for task in longest)
+    lines += [f"longest: {names}"]
+    lines += [f"{built:.0f} s building, then {seconds:.0f} s, {jobs} processes at a time"]
+    return "\n".join(lines)
+
+
+def record(root: str, mode: str, text: str) -> None:
+    """Writes the table of this mode into docs/trust.md."""
+    path = os.path.join(root, "docs", "trust.md")
+    with open(path) as file:
+        page = file.read()
+    block = re.compile(rf"(^`{re.escape(mode)}`:\n\n```text\n).*?(^```$)", re.M | re.S)
+    page, count = block.subn(lambda found: f"{found[1]}{text}\n{found[2]}", page)
+    if count != 1:
+        sys.exit(f"docs/trust.md has no block for {mode}")
+    with open(path, "w") as file:
+        file.write(page)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--root", required=True)
-    options, pytest_arguments = parser.parse_known_args()
-    full = "OPAQUE_TEST_FULL" in os.environ
-    if full:
+    parser.add_argument("--root", type=os.path.abspath, required=True)
+    parser.add_argument("--built", type=float, default=0.0)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    options, arguments = parser.parse_known_args()
+    options.full = "OPAQUE_TEST_FULL" in os.environ
+    if options.full:
         os.environ.setdefault("OPAQUE_FUZZ_SECONDS", "60")
-    counts = [
-        run_ctest(os.path.join(options.root, "build"), "C tests"),
-        run_ctest(os.path.join(options.root, "build-asan"), "C tests under ASan and UBSan"),
-    ]
-    if full:
-        folder = os.path.join(options.root, "build-tsan")
-        counts.append(run_ctest(folder, "Threads under TSan", _TSAN))
-    print("\n=== Python tests", flush=True)
-    os.chdir(options.root)
-    files = sorted(glob.glob("tests/python/**/test_*.py", recursive=True))
-    counts += [run_pytest(file, pytest_arguments) for file in files]
-    if full:
-        print("\n=== Python tests under ASan and UBSan", flush=True)
-        environment = asan_environment(os.path.abspath(options.root))
-        files = [f"tests/python/test_{name}.py" for name in _ASAN_FILES]
-        counts += [run_pytest(file, pytest_arguments, environment) for file in files]
-    passed, failed = (sum(column) for column in zip(*counts, strict=True))
-    print(f"{passed} passed, {failed} failed", flush=True)
+    kept = os.path.join(options.root, "build", "test-seconds.json")
+    known = {}
+    if os.path.exists(kept):
+        with open(kept) as file:
+            known = json.load(file)
+    tasks = tasks_of(options, arguments)
+    begin = time.monotonic()
+    run_all(tasks, options.jobs, _FULL_SECONDS if options.full else _SECONDS, known)
+    text = table(tasks, options.built, time.monotonic() - begin, options.jobs)
+    print(f"\n{text}")
+    if not arguments:
+        with open(kept, "w") as file:
+            json.dump(known | {task.key: task.processor for task in tasks}, file)
+    if options.record:
+        mode = "--full" if options.full else "--quick" if options.quick else ""
+        record(options.root, f"./dev test {mode}".strip(), text)
+    failed = sum(task.failed for task in tasks)
+    print(f"{sum(task.passed for task in tasks)} passed, {failed} failed", flush=True)
     return int(failed != 0)
 
 

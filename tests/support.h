@@ -16,6 +16,13 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
+/* How many random cases of `count`: OPAQUE_TEST_SAMPLE=n is every n-th part, for what has run whole without sanitizers. */
+static inline int test_sample(int count)
+{
+    const char *part = getenv("OPAQUE_TEST_SAMPLE");
+    return part && atoi(part) > 1 ? count / atoi(part) : count;
+}
+
 /* A failure names the row of its table. */
 #define expect_text(actual, expected, ...)                                                                             \
     do {                                                                                                               \

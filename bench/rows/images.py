@@ -51,3 +51,28 @@ for _batch in (1, 8):
             floor=None if _suffix else 1.5,
             bytes=20 * _batch * 64 * 56 * 56,
         )(functools.partial(doubled, _batch, _layout))
+
+
+def depthwise_weights(shape, taps, stride, layout):
+    """The gradient of a depthwise convolution's weights."""
+    x = torch.randn(shape).contiguous(memory_format=layout)
+    w = torch.randn(shape[1], 1, taps, taps)
+    g = F.conv2d(x, w, stride=stride, padding=taps // 2, groups=shape[1])
+    rest = ([stride] * 2, [taps // 2] * 2, [1, 1], False, [0, 0], shape[1], [False, True, False])
+    return lambda g, x, w: torch.ops.aten.convolution_backward(g, x, w, None, *rest)[1], (g, x, w)
+
+
+for _shape, _taps, _stride in (
+    ((8, 64, 32, 32), 3, 1),
+    ((4, 96, 112, 112), 3, 2),
+    ((8, 192, 28, 28), 7, 1),
+    ((8, 384, 14, 14), 3, 1),
+):
+    for _layout, _suffix in ((torch.contiguous_format, ""), (torch.channels_last, "_last")):
+        _elements = _shape[0] * _shape[1] * _shape[2] * _shape[3]
+        row(
+            f"depthwise_weights_{_taps}x{_taps}_{'x'.join(map(str, _shape))}{_suffix}",
+            floor=1.0,
+            bytes=4 * (_elements + _elements // _stride**2),
+            flops=2 * _elements // _stride**2 * _taps**2,
+        )(functools.partial(depthwise_weights, _shape, _taps, _stride, _layout))

@@ -46,6 +46,7 @@ typedef enum opq_status {
     OPQ_NO_MEMORY,
     OPQ_CODEGEN,  /* LLVM refused */
     OPQ_INTERNAL, /* a broken invariant: a bug in this library */
+    OPQ_SINGULAR, /* the caller's mistake where PyTorch raises LinAlgError: a matrix without such factors */
 } opq_status;
 
 /* Message of the calling thread's last failure; never NULL, "" before the first. Valid until its next failure. */
@@ -125,6 +126,7 @@ typedef enum opq_class {
     OPQ_CLASS_INDEX,
     OPQ_CLASS_SCATTER,
     OPQ_CLASS_MATMUL,
+    OPQ_CLASS_ROUTINE,   /* a function of the runtime over whole buffers: it shares no kernel */
     OPQ_CLASS_COMPOSITE, /* expanded by a pass into other rows */
     OPQ_CLASS_EXTERN,
     OPQ_CLASS_COUNT
@@ -171,7 +173,7 @@ OPQ_API bool opq_op_find(const char *name, size_t length, opq_op *out_op);
     X(axes, INTS) /* reduced axes, ascending, never negative */                                                        \
     X(axis, INT)                                                                                                       \
     X(dims, INTS)    /* permute: result dim i is operand dim dims[i] */                                                \
-    X(key, STR)      /* extern: what is called; index ops: what an error says */                                       \
+    X(key, STR)      /* extern: what is called; index ops and divisions: what an error says, "op" or "op: words" */    \
     X(offset, INT)   /* strided, update: first element, in elements of the dense operand */                            \
     X(result, INT)   /* extern_result: which one; extern: how many */                                                  \
     X(sizes, INTS)   /* update: shape of the written window */                                                         \

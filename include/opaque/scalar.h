@@ -129,6 +129,16 @@ static inline int64_t opq_remainder_i64(int64_t a, int64_t b)
     return mod != 0 && (mod < 0) != (b < 0) ? mod + b : mod;
 }
 
+static inline int64_t opq_euclid_i64(int64_t a, int64_t b)
+{
+    while (a != 0) {
+        int64_t rest = opq_fmod_i64(b, a);
+        b = a;
+        a = rest;
+    }
+    return b;
+}
+
 static inline int64_t opq_abs_i64(int64_t a) { return a < 0 ? opq_neg_i64(a) : a; }
 static inline int64_t opq_sign_i64(int64_t a) { return (a > 0) - (a < 0); }
 static inline bool opq_signbit_i64(int64_t a) { return a < 0; }
@@ -136,6 +146,10 @@ static inline int64_t opq_copysign_i64(int64_t a, int64_t b)
 {
     return b < 0 ? opq_neg_i64(opq_abs_i64(a)) : opq_abs_i64(a);
 }
+static inline int64_t opq_nextafter_i64(int64_t a, int64_t b)
+{
+    return a < b ? a + 1 : a > b ? a - 1 : a;
+} /* no row has it */
 static inline int64_t opq_maximum_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t opq_minimum_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t opq_bitwise_not_i64(int64_t a) { return ~a; }
@@ -178,6 +192,7 @@ static inline int64_t opq_round_i64(int64_t a) { return a; }
     static inline real opq_sign_##name(real a) { return (real)((a > 0) - (a < 0)); }                                   \
     static inline bool opq_signbit_##name(real a) { return opq_##name##_bits(a) >> (8 * sizeof(real) - 1) != 0; }      \
     static inline real opq_copysign_##name(real a, real b) { return copysign##suffix(a, b); }                          \
+    static inline real opq_nextafter_##name(real a, real b) { return nextafter##suffix(a, b); }                        \
     static inline real opq_maximum_##name(real a, real b) { return a > b || a != a ? a : b; }                          \
     static inline real opq_minimum_##name(real a, real b) { return a < b || a != a ? a : b; }                          \
     static inline real opq_sqrt_##name(real a) { return sqrt##suffix(a); }                                             \

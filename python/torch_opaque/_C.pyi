@@ -90,6 +90,14 @@ def memory_snapshot() -> list[dict[str, Any]]:
     recorded the value in it; "input": it came from the host; "": temporaries of a run, or not known."""
 
 def reset_peak_memory_stats() -> None: ...
+def reset_accumulated_memory_stats() -> None: ...
+def limit_memory(fraction: float) -> None:
+    """Buffers may have this part of the machine's memory, 0 to 1. What would be more raises torch.OutOfMemoryError."""
+
+def memory_fraction() -> float: ...
+def check_index(index: int) -> None:
+    """Raises RuntimeError unless the index means the device: 0, negative numbers, and the local rank under a launcher."""
+
 def empty_cache() -> None: ...
 
 # ---- looking

@@ -21,6 +21,7 @@ __all__ = [
     "eager",
     "explain",
     "fallback_counts",
+    "find_nan",
     "forbid_sync",
     "graph",
     "report_bug",
@@ -38,12 +39,28 @@ def _autoload() -> None:
     has become a warning."""
 
 
+def _check_torch() -> None:
+    """_C has symbols of the PyTorch that it was built against, and of its minor versions none has those of another."""
+    try:
+        from ._built import TORCH
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}; in a source tree, ./dev build makes it") from error
+    wanted, found = (".".join(v.split(".")[:2]) for v in (TORCH, torch.__version__))
+    if wanted != found:
+        raise ImportError(
+            f"torch_opaque was built against PyTorch {wanted}, and this is {torch.__version__}. Either `pip install "
+            f"'torch=={wanted}.*'`, or build it against this one, in its source folder: "
+            "`pip install --force-reinstall --no-deps .` (./dev build, where it runs in the source tree)"
+        )
+
+
 def _register() -> None:
     """Renames PrivateUse1 to "opaque" and hangs everything into torch. The order is PyTorch's:
     rename, module, methods."""
     from . import settings
 
     settings.check()
+    _check_torch()
     try:
         _C = importlib.import_module("._C", __name__)
     except ModuleNotFoundError as error:
@@ -61,6 +78,7 @@ def _register() -> None:
         printing,
         processes,
         profiling,
+        scripting,
     )
 
     device.register()
@@ -76,6 +94,7 @@ def _register() -> None:
     distributed.register()
     processes.register()
     profiling.register()
+    scripting.register()
     settings.apply(_C)
 
 
@@ -84,7 +103,16 @@ def __getattr__(name: str):
         raise ImportError(f"torch_opaque did not load: {_failure}") from _failure
     if name in __all__:  # what looks at graphs is imported when first asked for
         return getattr(importlib.import_module(".inspect", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = ""
+    if not name.startswith("_"):
+        from .slips import meant
+
+        hint = meant(name, __all__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 # Two ways lead here. `import torch` comes first: torch is half imported, and an exception would

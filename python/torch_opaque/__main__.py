@@ -12,7 +12,7 @@ import torch
 
 import torch_opaque
 
-from . import _C, arguments, placement, program, settings, watch, whole_program
+from . import _C, arguments, first_nan, placement, program, settings, watch, whole_program
 from .graphs import Graph
 from .summary import seconds_text
 
@@ -156,8 +156,32 @@ def _part(explanation, number: int | None):
     return parts[number - 1]
 
 
+def _find_nan(options) -> int:
+    status = 0
+    if options.function:
+
+        def look(function, *args, **kwargs):
+            more = {"infinities": options.infinities, "show": False}
+            return torch_opaque.find_nan(function, *args, **more, **kwargs)
+
+        found = _look_at_call(options, look)
+    else:
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            first_nan.searching(options.infinities) as search,
+        ):
+            status = _run_program(options)
+        found = search.found
+    print(found or first_nan.nothing(options.infinities))
+    if options.json and found:
+        _write(options.json, found.to_json())
+    return DIFFERENT if found else status
+
+
 def _explain(options) -> int:
     _prepare(options)
+    if options.find_nan:
+        return _find_nan(options)
     status, begin = 0, time.perf_counter()
     if options.function:
 
@@ -170,7 +194,8 @@ def _explain(options) -> int:
         _say(_totals(time.perf_counter() - begin))
         explanation = run.explanation()
         print("\n\n".join(filter(None, (runs.table(), runs.reasons()))))
-        print(f"\nrun {run.number}, {run.reason} at {run.line}, the last of {run.times}:\n")
+        times = f", {run.times} times" if run.times > 1 else ""
+        print(f"\nrun {run.number}, {run.reason} at {run.line}{times}:\n")
     print(explanation.text())
     _write_files(explanation, options)
     return status

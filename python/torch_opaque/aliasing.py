@@ -1,17 +1,21 @@
-"""What shares memory, where PyTorch asks a tensor's storage: data_ptr(), copy.copy, copy.deepcopy.
+"""What shares memory, where PyTorch asks a tensor's storage: data_ptr(), copy.copy, copy.deepcopy, torch.save.
 
 Programs compare data_ptr() to find tied weights and views. A tensor of the device has no memory of its
 own and answers with a number that serves for this and can be mapped nowhere: reading there fails, it never
 gives something else.
 
 PyTorch pickles a tensor without storage through its values, and copies it like that: a shallow copy
-would have memory of its own, and deep copies of two views would no longer be views of one memory.
+would have memory of its own, and deep or saved copies of two views would no longer be views of one memory.
+Ours has a storage as far as that goes: it is saved as a CPU tensor is, in the same format, which any PyTorch loads.
 """
 
 import copy
 import functools
+from collections import OrderedDict
 
 import torch
+import torch.utils.dlpack
+from torch.utils.hooks import warn_if_has_hooks
 
 
 def _is_ours(x) -> bool:
@@ -42,8 +46,63 @@ def _share(x, new, memo) -> None:
         new.data = new.new_empty(0).set_(copied, x.storage_offset(), x.size(), x.stride())
 
 
+def _reduced(x) -> tuple:
+    """What pickles x: its storage, and the window on it."""
+    warn_if_has_hooks(x)
+    window = (x.storage_offset(), tuple(x.size()), x.stride(), x.requires_grad, OrderedDict())
+    bits = torch._utils.get_tensor_metadata(x)
+    if x.dtype in torch.storage._new_dtypes():
+        arguments = (x.untyped_storage(), *window, x.dtype)
+        return torch._utils._rebuild_tensor_v3, (*arguments, bits) if bits else arguments
+    arguments = (x._typed_storage(), *window)
+    return torch._utils._rebuild_tensor_v2, (*arguments, bits) if bits else arguments
+
+
+def _register_saving() -> None:
+    reduce_plain = torch.Tensor._reduce_ex_internal
+    write_plain = torch.UntypedStorage._write_file
+    read_plain = torch.UntypedStorage._set_from_file
+
+    @functools.wraps(reduce_plain)
+    def _reduce_ex_internal(self, proto):
+        # A wrapper around tensors of the device knows what it consists of.
+        plain = type(self).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        return _reduced(self) if plain and _is_ours(self) else reduce_plain(self, proto)
+
+    def _write_file(self, *args):
+        return write_plain(self.cpu() if self.device.type == "opaque" else self, *args)
+
+    torch.Tensor._reduce_ex_internal = _reduce_ex_internal
+
+    def _set_from_file(self, *args):
+        if self.device.type != "opaque":
+            return read_plain(self, *args)
+        return self.copy_(read_plain(torch.UntypedStorage(self.nbytes()), *args))
+
+    torch.UntypedStorage._write_file = _write_file
+    torch.UntypedStorage._set_from_file = _set_from_file
+
+
+def _refuse_dlpack() -> None:
+    message = "DLPack hands over memory, and an opaque tensor has none that others can see: use Tensor.cpu() first"
+
+    def refusing(plain):
+        @functools.wraps(plain)
+        def export(tensor, *args, **kwargs):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "opaque":
+                raise BufferError(message)
+            return plain(tensor, *args, **kwargs)
+
+        return export
+
+    torch.Tensor.__dlpack_device__ = refusing(torch.Tensor.__dlpack_device__)
+    torch.Tensor.__dlpack__ = refusing(torch.Tensor.__dlpack__)
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = refusing(torch.utils.dlpack.to_dlpack)
+
+
 def register() -> None:
-    """Gives torch.Tensor a __copy__, its __deepcopy__ a memory, and data_ptr() an answer."""
+    """Gives torch.Tensor a __copy__, its __deepcopy__ a memory, data_ptr() an answer; teaches torch.save what shares memory; refuses
+    DLPack in words."""
     deep_copy = torch.Tensor.__deepcopy__
     address = torch.Tensor.data_ptr
 
@@ -68,3 +127,5 @@ def register() -> None:
     torch.Tensor.data_ptr = data_ptr
     torch.Tensor.__copy__ = _shallow
     torch.Tensor.__deepcopy__ = __deepcopy__
+    _register_saving()
+    _refuse_dlpack()

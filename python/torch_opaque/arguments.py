@@ -8,12 +8,14 @@ import re
 from . import __version__
 from .comparison import PEERS
 from .graphs import STAGES
+from .slips import meant
 
 _EXAMPLES = """
 examples:
   python -m torch_opaque run train.py --epochs 1           the program's own arguments follow it
   python -m torch_opaque explain train.py                  each kind of run; of the dearest: kernels, times, what did not fuse
   python -m torch_opaque explain --html report.html train.py
+  python -m torch_opaque explain --find-nan train.py       the first op that makes a NaN
   python -m torch_opaque graph --function model --stage recorded infer.py
   python -m torch_opaque compare --function train_step --fail-if-slower 1.0 train.py
   python -m torch_opaque diff before.py after.py
@@ -25,6 +27,29 @@ alone. But for `run`, what the program prints goes to stderr, and stdout is the 
 exit status: the program's own (1 for an exception, which is printed as Python does it). 2: wrong usage, or nothing to show.
   compare: 1 if --fail-if-slower or --fail-if-different says so. diff: 0 equal, 1 different, 2 trouble.
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what a wrong option or command was meant to be."""
+
+    def error(self, message: str):
+        word = re.search(r"unrecognized arguments: (\S+)|invalid choice: '([^']*)'", message)
+        if word:
+            options = [name for action in self._actions for name in action.option_strings]
+            choices = [name for action in self._actions for name in action.choices or ()]
+            known = [*options, *choices, *_all_options(self)]
+            message += meant((word[1] or word[2]).partition("=")[0], dict.fromkeys(known))
+        super().error(message)
+
+
+def _all_options(parser) -> list:
+    """Of its commands."""
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                found += [name for option in command._actions for name in option.option_strings]
+    return found
 
 
 def _positive(text: str) -> int:
@@ -134,6 +159,14 @@ def _add_explain(commands) -> None:
         type=_positive,
         help="of --function that ran in parts: the N-th (default: the one that took the most time)",
     )
+    parser.add_argument(
+        "--find-nan",
+        action="store_true",
+        help="instead: end the program at the first op that makes a NaN, and say which it is (exit status 1); slow",
+    )
+    parser.add_argument(
+        "--infinities", action="store_true", help="of --find-nan: an infinity counts, too"
+    )
     _files(parser, "json", "html")
     _program(parser)
 
@@ -211,7 +244,7 @@ def _add_profile(commands) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Options have `command`, the name of one, and what it takes."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="python -m torch_opaque",
         description="Runs PyTorch programs on device opaque, and shows what becomes of them there.",
         epilog=_EXAMPLES,
@@ -233,10 +266,14 @@ def wrong(options) -> str:
         return "--call is of a function: name it with --function"
     if getattr(options, "part", None) and not options.function:
         return "--part is of a function: name it with --function"
+    if getattr(options, "infinities", False) and not options.find_nan:
+        return "--infinities is of --find-nan"
+    if getattr(options, "find_nan", False) and options.html:
+        return "--find-nan has no page"
     if options.command == "compare" and options.function:
         for way in filter(None, options.vs.split(",")):
             if way not in PEERS:
-                return f"--vs {way}: expected some of {', '.join(PEERS)}"
+                return f"--vs {way}: expected some of {', '.join(PEERS)}{meant(way, PEERS)}"
     for kind in ("json", "html", "dot", "trace"):
         if path := getattr(options, kind, None):
             folder = os.path.dirname(os.path.abspath(path))

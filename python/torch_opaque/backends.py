@@ -12,6 +12,9 @@ import torch
 
 from . import _C
 from .settings import UNFUSED, log_levels
+from .slips import meant
+
+_FLAGS = ("fusion", "verbose", "log", "lines")
 
 
 class _Backend(types.ModuleType):
@@ -64,12 +67,18 @@ class _Backend(types.ModuleType):
     def lines(self, which: str) -> None:
         _C.set_lines(which)
 
+    def __setattr__(self, name: str, value) -> None:
+        if not name.startswith("_") and name not in _FLAGS:
+            raise AttributeError(f"torch.backends.opaque has no switch {name}{meant(name, _FLAGS)}")
+        super().__setattr__(name, value)
+
     @contextmanager
     def flags(self, **values):
         """Sets fusion, verbose, log, lines for a block. Raises TypeError for any other name."""
-        unknown = set(values) - {"fusion", "verbose", "log", "lines"}
+        unknown = set(values) - set(_FLAGS)
         if unknown:
-            raise TypeError(f"torch.backends.opaque has no flag {', '.join(sorted(unknown))}")
+            name = min(unknown)
+            raise TypeError(f"torch.backends.opaque has no flag {name}{meant(name, _FLAGS)}")
         before = {name: getattr(self, name) for name in values}
         log = _C.get_log()
         try:

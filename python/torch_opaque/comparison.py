@@ -17,6 +17,7 @@ from .first_difference import FirstDifference, first_difference
 from .naming import Names
 from .numerics import distances, same_bits
 from .progress import progress
+from .slips import meant
 from .snapshot import PythonState
 from .summary import bytes_text, pattern, seconds_text, table
 from .turns import Spread, take_turns
@@ -377,7 +378,8 @@ def compare(
     vs = (vs,) if isinstance(vs, str) else tuple(dict.fromkeys(vs))
     unknown = [mode for mode in vs if mode not in PEERS]
     if unknown:
-        raise ValueError(f"vs={unknown[0]!r}: expected some of {', '.join(PEERS)}")
+        hint = meant(unknown[0], PEERS)
+        raise ValueError(f"vs={unknown[0]!r}: expected some of {', '.join(PEERS)}{hint}")
     if repeat < 1:
         raise ValueError(f"repeat={repeat}: expected a positive number")
     args, kwargs = _on_device(args, kwargs, Names(fn, args, kwargs))

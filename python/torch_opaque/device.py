@@ -15,8 +15,12 @@ from typing import NamedTuple
 
 import torch
 
-from . import _C
+from . import _C, memory  # noqa: F401 (torch.opaque.memory)
+from .memory import *  # noqa: F403
+from .memory import _index
 
+OutOfMemoryError = torch.OutOfMemoryError
+AcceleratorError = torch.AcceleratorError
 default_generators = (_C.default_generator(),)
 
 
@@ -29,8 +33,8 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """True once an opaque tensor was made."""
-    return _C.is_initialized()
+    """True: there is nothing to initialize, and no device to choose."""
+    return True
 
 
 def init() -> None:
@@ -45,7 +49,7 @@ _initialized = True
 
 
 def _is_in_bad_fork() -> bool:
-    """False: a forked child may use the device."""
+    """False: a forked child may use the device, with all threads."""
     return False
 
 
@@ -59,23 +63,9 @@ def current_device() -> int:
     return 0
 
 
-def _index(device) -> int:
-    """Index of `device` (None, int, str, torch.device). Raises RuntimeError unless it is opaque:0,
-    ValueError for another type."""
-    if device is None:
-        return 0
-    if not isinstance(device, int):
-        device = torch.device(device)
-        if device.type != "opaque":
-            raise ValueError(f"Expected an opaque device, but got: {device}")
-        device = 0 if device.index is None else device.index
-    if device not in (0, -1):
-        raise RuntimeError(f"opaque: invalid device index {device}, there is 1 device")
-    return 0
-
-
 def set_device(device) -> None:
-    """Checks that `device` is the one device."""
+    """Checks that `device` (an int, str or torch.device) is the one device. To each process of a launcher that is also the one of its
+    local rank: under torchrun set_device(int(os.environ["LOCAL_RANK"])) is right, and tensors say opaque:0 everywhere."""
     _index(device)
 
 
@@ -111,13 +101,23 @@ class _Properties(NamedTuple):
     total_memory: int
     multi_processor_count: int
     cpu_capability: str
+    major: int
+    minor: int
+    is_integrated: bool
 
 
 def get_device_properties(device=None) -> _Properties:
-    """Name, memory in bytes as mem_get_info() has it, processors this process may use, instruction set of kernels."""
+    """Name, memory in bytes as mem_get_info() has it, processors this process may use, instruction set of kernels, the two numbers of
+    get_device_capability(), and that its memory is the host's."""
     _index(device)
+    processors = len(os.sched_getaffinity(0))
     return _Properties(
-        get_device_name(), _C.memory_info()[1], len(os.sched_getaffinity(0)), _C.cpu_capability()
+        get_device_name(),
+        _C.memory_info()[1],
+        processors,
+        _C.cpu_capability(),
+        *get_device_capability(),
+        True,
     )
 
 
@@ -127,15 +127,37 @@ def get_device_name(device=None) -> str:
     return f"opaque ({platform.machine()}, {_C.cpu_capability()})"
 
 
-def get_device_capability(device=None) -> str:
-    """The instruction set of kernels."""
+def get_device_capability(device=None) -> tuple:
+    """(8, 0), on every machine. Programs compare it with CUDA's: this is the first that has bfloat16, and none of the instructions
+    that later ones stand for (8-bit floats). The instruction set of kernels is get_device_properties().cpu_capability."""
     _index(device)
-    return _C.cpu_capability()
+    return 8, 0
+
+
+def get_arch_list() -> list:
+    """The instruction set of kernels, which are compiled on this machine."""
+    return [_C.cpu_capability()]
+
+
+def can_device_access_peer(device, peer_device) -> bool:
+    """False: there is no other device."""
+    _index(device), _index(peer_device)
+    return False
+
+
+def is_tf32_supported() -> bool:
+    """False: float32 is computed as float32."""
+    return False
 
 
 def get_amp_supported_dtype() -> list:
     """Dtypes of torch.autocast("opaque")."""
     return [torch.bfloat16, torch.float16]
+
+
+def is_current_stream_capturing() -> bool:
+    """False: there are no graphs to capture; everything is recorded and reused anyway."""
+    return False
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
@@ -195,10 +217,22 @@ def set_stream(stream) -> None:
     """Nothing to do: there is one stream."""
 
 
-@contextlib.contextmanager
-def stream(stream):
-    """`with torch.opaque.stream(s):`, for programs that choose a stream."""
-    yield stream
+class StreamContext(contextlib.AbstractContextManager):
+    """`with torch.opaque.stream(s):`, for programs that choose a stream; None is accepted, as by torch.cuda."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __enter__(self):
+        return self.stream
+
+    def __exit__(self, *exception):
+        return False
+
+
+def stream(stream) -> StreamContext:
+    """A context manager in which `stream` is the current one."""
+    return StreamContext(stream)
 
 
 # ---- random numbers. Methods of the generator, because they take its lock.
@@ -248,100 +282,6 @@ def set_rng_state_all(new_states) -> None:
 
 def _get_generator(device) -> torch.Generator:
     return default_generators[_index(device)]
-
-
-# ---- memory
-
-
-def memory_allocated(device=None) -> int:
-    """Bytes of live buffers."""
-    _index(device)
-    return _C.memory_allocated()
-
-
-def max_memory_allocated(device=None) -> int:
-    """Highest memory_allocated() since the start or the last reset."""
-    _index(device)
-    return _C.max_memory_allocated()
-
-
-def memory_reserved(device=None) -> int:
-    """Bytes taken from the system: blocks of live buffers and cached free ones."""
-    _index(device)
-    return _C.memory_reserved()
-
-
-def max_memory_reserved(device=None) -> int:
-    """Highest memory_reserved() since the start or the last reset."""
-    _index(device)
-    return _C.max_memory_reserved()
-
-
-def reset_peak_memory_stats(device=None) -> None:
-    """Sets the peaks to the current values."""
-    _index(device)
-    _C.reset_peak_memory_stats()
-
-
-def memory_stats(device=None) -> dict:
-    """The figures above under the names torch.cuda.memory_stats() uses, and packed_bytes.all.current: copies of
-    weights in the layout that matmuls read. They are a cache: no part of memory_allocated(), dropped with their weight,
-    by empty_cache() and when memory runs short."""
-    return {
-        "allocation.all.current": len(_C.memory_snapshot()),
-        "allocated_bytes.all.current": memory_allocated(device),
-        "allocated_bytes.all.peak": max_memory_allocated(device),
-        "reserved_bytes.all.current": memory_reserved(device),
-        "reserved_bytes.all.peak": max_memory_reserved(device),
-        "packed_bytes.all.current": _C.stats()["bytes_packed"],
-    }
-
-
-def memory_snapshot(device=None) -> list:
-    """The live buffers, largest first, a dict each: `address`, `size` in bytes (their sum is memory_allocated()), `reserved` (of its
-    block), and what recorded the value in it: `op`, `line` ("train.py:41"), `module` (while somebody looked), `source` (line with
-    folder). `op` is "input" for what came from the host, "" for temporaries of a run in another thread. Nothing runs: what is pending
-    has no memory yet."""
-    _index(device)
-    return sorted(_C.memory_snapshot(), key=lambda block: -block["size"])
-
-
-def memory_summary(device=None, abbreviated: bool = False) -> str:
-    """memory_stats() as a table, and unless abbreviated the lines whose values take most."""
-    from .summary import bytes_text, table
-
-    stats = memory_stats(device)
-    rows = [
-        (
-            kind,
-            bytes_text(stats[f"{kind}_bytes.all.current"]),
-            bytes_text(stats[f"{kind}_bytes.all.peak"]),
-        )
-        for kind in ("allocated", "reserved")
-    ]
-    text = table(
-        ("memory", "now", "peak"),
-        [*rows, ("packed", bytes_text(stats["packed_bytes.all.current"]), "")],
-    )
-    blocks = {}
-    for block in memory_snapshot(device):
-        blocks.setdefault((block["op"] or "temporary", block["line"]), []).append(block["size"])
-    if abbreviated or not blocks:
-        return text
-    largest = sorted(blocks.items(), key=lambda item: -sum(item[1]))[:20]
-    made = [(op, len(sizes), bytes_text(sum(sizes)), line) for (op, line), sizes in largest]
-    return text + "\n\n" + table(("made by", "buffers", "bytes", "line"), made)
-
-
-def mem_get_info(device=None) -> tuple:
-    """(available, total) bytes of the machine, or of the control group of this process if that is less."""
-    _index(device)
-    return _C.memory_info()
-
-
-def empty_cache() -> None:
-    """Gives cached memory back to the system: free buffers and packed copies of weights."""
-    _C.empty_cache()
 
 
 # ---- torch.compile

@@ -2,22 +2,23 @@
 why, and who keeps what."""
 
 import json
-import os
-import sys
+import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from . import _C, settings, summary
 from .graphs import Graph, read
-from .naming import Names, variables_of
-from .snapshot import is_opaque, objects_of
+from .keepers import Keepers, names_of
+from .naming import Names
+from .samples import Samples, signature, worst
+from .snapshot import is_opaque
 
 _PARTS = 6  # rows shown
+_RUNS, _SECONDS = 5, 5.0  # of a function, besides the first
 
 
 @dataclass
@@ -26,8 +27,10 @@ class Explanation:
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
     from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}; `bytes_new`:
-    memory that it took from the system. The first run of a plan is `cold`: it touches its code and memory first, which is part of its times. Of a
-    function they are those of a later run then (`warm`), and `runs` and what was compiled are the first's.
+    memory that it took from the system. Times are medians of the runs that were `watched`: "seconds" of a kernel, "low" and "high", the
+    quartiles, and "worst"; `interrupted`: runs in which a kernel took several times as long, as where another program had the processor.
+    The first run of a plan is `cold`: it touches its code and memory first, which is part of its times. Of a function that runs again,
+    times are those of the later runs (`warm`); `runs` and what was compiled are the first's.
 
     A function that reads values on the way runs in parts, for each of which there is an Explanation in `parts`, in order; explain()
     returns the dearest. `reason`, `line`: what asked for this one, "" at the end of the function; `times`: how many such there were."""
@@ -41,6 +44,8 @@ class Explanation:
     runs: list = field(default_factory=list)
     machine: dict = field(default_factory=dict)
     bytes_new: int = 0
+    watched: int = 1
+    interrupted: int = 0
     warm: bool = False
     reason: str = ""
     line: str = ""
@@ -55,12 +60,34 @@ class Explanation:
     @property
     def cold(self) -> str:
         """What its times have that those of the next run do not, in words; "" if they are those of a warm run."""
-        new = ["code"] if any(run["why"] is not None for run in self.runs) else []
+        planned = any(run["why"] is not None for run in self.runs)
+        new = ["code"] if planned and not self.warm else []
         if self.bytes_new > (0 if new else self.bytes_moved // 16):
             new.append(f"{summary.bytes_text(self.bytes_new)} of new memory")
-        if self.warm or not new:
+        if not new:
             return ""
         return f"these are times of a cold run, which touches {' and '.join(new)} first"
+
+    def timed(self, samples: Samples) -> "Explanation":
+        """With the medians of these runs. Returns itself."""
+        self.interrupted = samples.apply(self.kernels)
+        self.watched, self.warm = len(samples.runs), samples.warm
+        return self
+
+    @property
+    def timing(self) -> str:
+        """How its times were measured, in words; "" if they are those of one run."""
+        if self.watched < 2:
+            return ""
+        text = f"times are medians of {self.watched} runs, +- is half of what lies between the quartiles"
+        if self.interrupted and self.kernels:
+            most = worst(self.kernels)
+            times = summary.seconds_text(most["worst"]), summary.seconds_text(most["seconds"])
+            text += (
+                f"; {self.interrupted} of them {'was' if self.interrupted == 1 else 'were'} interrupted, as by another program "
+                f"({most['name']} took {times[0]} once, not {times[1]})"
+            )
+        return text
 
     @property
     def why(self) -> list:
@@ -83,7 +110,7 @@ class Explanation:
             return "nothing was left to run: all of it was computed before"
         parts = [
             summary.kernel_table(self.kernels),
-            "\n".join(filter(None, [self._summary(), self.cold, *self.why])),
+            "\n".join(filter(None, [self._summary(), self.timing, self.cold, *self.why])),
         ]
         if self.parts:
             parts.append(self._part_table())
@@ -94,6 +121,10 @@ class Explanation:
             parts.append("grouping is off (unfused): each op is a kernel")
         elif self.unfused:
             parts.append("not fused:\n" + summary.edge_lines(self.unfused))
+        parts += [
+            f"kernel {f['kernel']} could not be made, its ops are a kernel each: {f['reason']}"
+            for f in self.graph.fallbacks
+        ]
         if self.keepers:
             parts.append(summary.keeper_table(self.keepers))
         return "\n\n".join(filter(None, parts))
@@ -177,152 +208,117 @@ class Explanation:
         return f"<Explanation: {len(self.kernels)} launches, {summary.bytes_text(self.bytes_saved)} saved>"
 
 
-# ---- who keeps what
-
-
-def _variable_name(tensor) -> str:
-    """Name of a local or global variable of the calling program that is this tensor, or ""."""
-    package = os.path.dirname(__file__)
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(package):
-            for scope in (variables_of(frame), frame.f_globals):
-                for name, value in list(scope.items()):
-                    if value is tensor:
-                        return name
-        frame = frame.f_back
-    return ""
-
-
-def _keepers(pending: list, names: dict, allocated: int) -> list:
-    """Names what holds each of the tensors, which were pending before the run, and counts what no
-    Python object holds. `names`: id of a tensor to its name, "" for one not worth a row."""
-    gradients = {
-        id(t.grad)
-        for t in objects_of(torch.Tensor)
-        if is_opaque(t) and t.is_leaf and t.grad is not None
-    }
-    rows, seen, total = [], set(), 0
-    for tensor in pending:
-        cell = _C.cell_id(tensor)
-        if cell in seen or _C.is_pending(tensor):
-            continue
-        seen.add(cell)
-        size = tensor.numel() * tensor.element_size()
-        if id(tensor) in names:
-            what = names[id(tensor)]
-        elif id(tensor) in gradients:
-            what = ".grad"
-        elif isinstance(tensor, torch.nn.Parameter):
-            what = "parameter"
-        else:
-            name = _variable_name(tensor)
-            what = f"variable {name}" if name else "python object"
-        if not what:
-            continue
-        total += size
-        rows.append((what, f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}", size))
-    rest = _C.memory_allocated() - allocated - total
-    if rest > 4096:
-        rows.append(("saved for backward, or held by other code", "", rest))
-    return rows
-
-
-def _names(run, inputs: Names) -> dict:
-    """Names of a function's results. What it returned shares its value with our own copy of it."""
-    if run is None:
-        return {}
-    names = {id(t): "" for t in run.returned + run.held}
-    cells = {_C.cell_id(t): name for name, t in reversed(inputs.tensors) if is_opaque(t)}
-    for cell, t in zip(run.cells, run.mutated, strict=True):
-        names[id(t)] = cells.get(cell, "written")
-    return names | {id(t): "returned" for t in tree_leaves(run.raw) if is_opaque(t)}
-
-
 def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
     """Runs what is pending for the outputs, timed launch by launch, and prints on one screen: a line for equal kernels, the
     dearest first (name from their ops, shape, time, share, bytes, GB/s or GFLOP/s, compiled or cached, module, source lines),
-    totals by kind and module, what did not fuse, why and what it costs, bytes saved, and who keeps the values that were stored.
-    A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect), and again (up to twice) if that was a cold run:
-    the times are those of the last, what was planned and compiled is the first's. Of one that reads values on the way (.item(),
+    totals by kind and module, what did not fuse, why, what it costs and what can be done, bytes saved, and who keeps the values that were stored.
+    A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect), and five times more, so that its
+    times are medians (fewer, if that takes more than 5 s); what was planned and compiled is the first run's. Of one that reads values on the way (.item(),
     .cpu(), print) the part that takes longest is shown, with a table of all. Arguments but `show` are the
     function's. `show=False`: returns the Explanation without printing it.
     """
-    result = _look(t_or_fn, args, kwargs)
+    look = _Look(t_or_fn, args, kwargs)
+    parts = look.first()
     if not is_opaque(t_or_fn) and callable(t_or_fn):
-        result = _warmed(result, lambda: _look(t_or_fn, args, kwargs))
+        look.repeat(parts)
+    result = max(parts, key=lambda part: part.times * part.seconds)
     if show:
         print(result.text())
     return result
 
 
-def _look(t_or_fn, args: tuple, kwargs: dict) -> Explanation:
-    """One run."""
-    from .inspect import held_by, outputs_of
-    from .watch import Runs
+class _Look:
+    """Runs of what is explained. `runs`: what a function runs on the way; `end`: Samples of what is run in the end."""
 
-    inputs = Names(t_or_fn, args, kwargs)
-    with inputs.scopes(), ExitStack() as stack:
-        with Runs(inputs).watched() as runs:
-            tensors, run = stack.enter_context(outputs_of(t_or_fn, args, kwargs))
-        tensors = tensors + held_by(run)
-        graph = read(_C.Inspection(tensors, inputs.tensors), "fused")
-        bytes_unfused = _C.unfused_bytes(tensors)
-        pending = [t for t in objects_of(torch.Tensor) if _is_ours(t) and _C.is_pending(t)]
-        names = _names(run, inputs)
-        allocated, reserved = _C.memory_allocated(), _C.memory_reserved()
+    def __init__(self, t_or_fn, args: tuple, kwargs: dict):
+        from .watch import Runs
+
+        self.looked_at = t_or_fn, args, kwargs
+        self.inputs = Names(t_or_fn, args, kwargs)
+        self.runs, self.end, self.launches, self.bytes_new = Runs(self.inputs), Samples(), [], 0
+
+    @contextmanager
+    def _recorded(self):
+        """(tensors to compute, the snapshot.Run or None)"""
+        from .inspect import held_by, outputs_of
+
+        with self.inputs.scopes(), ExitStack() as stack:
+            with self.runs.watched():
+                tensors, run = stack.enter_context(outputs_of(*self.looked_at))
+            yield tensors + held_by(run), run
+
+    def _run(self, tensors: list) -> dict:
+        """Computes them. Returns the report."""
+        reserved = _C.memory_reserved()
         _C.report_begin()
         try:
             _C.materialize(tensors, "inspect")
         finally:
             report = _C.report_end()
-        result = Explanation(
-            kernels=_with_modules(report["launches"], graph, roofline(torch.get_num_threads())),
-            unfused=summary.ranked(graph.unfused),
-            graph=graph,
-            grouping=not _C.get_modes() & settings.UNFUSED,
-            bytes_unfused=bytes_unfused,
-            keepers=_keepers(pending, names, allocated),
-            runs=report["runs"],
-            machine=roofline(torch.get_num_threads()),
-            bytes_new=max(0, _C.memory_reserved() - reserved),
-        )
-    return _dearest([run.explanation() for run in runs.kinds if run.launches], result)
+        self.bytes_new = max(0, _C.memory_reserved() - reserved)
+        self.launches = report["launches"]
+        self.end.add(self.launches, _planned(report["runs"]))
+        return report
+
+    def first(self) -> list:
+        """An Explanation for each part, each of which knows the others."""
+        kept = Keepers()
+        with self._recorded() as (tensors, run):
+            graph = read(_C.Inspection(tensors, self.inputs.tensors), "fused")
+            bytes_unfused = _C.unfused_bytes(tensors)
+            candidates, names = kept.tensors(), names_of(run, self.inputs)
+            machine = roofline(torch.get_num_threads())
+            report = self._run(tensors)
+            end = Explanation(
+                kernels=_with_modules(report["launches"], graph, machine),
+                unfused=summary.ranked(graph.unfused),
+                graph=graph,
+                grouping=not _C.get_modes() & settings.UNFUSED,
+                bytes_unfused=bytes_unfused,
+                keepers=kept.rows(candidates, names, self.inputs.modules),
+                runs=report["runs"],
+                machine=machine,
+                bytes_new=self.bytes_new,
+            )
+        parts = [run.explanation() for run in self._ran]
+        for part in parts:
+            part.keepers = end.keepers
+        if end.kernels or not parts:
+            parts.append(end)
+        for part in parts if len(parts) > 1 or parts[0] is not end else ():
+            part.parts = parts
+        return parts
+
+    def repeat(self, parts: list) -> None:
+        """Gives the parts the times of later runs, if the function does the same again: not if its arguments were pending, it draws shapes,
+        or it raises because what it reads is used up, as an iterator is."""
+        before, ran, first = self._done(), self._ran, signature(self.launches)
+        begin, cold, count = time.perf_counter(), any(part.cold for part in parts), 0
+        while count < _RUNS + cold and (count < 2 or time.perf_counter() - begin < _SECONDS):
+            try:
+                with self._recorded() as (tensors, _):
+                    self._run(tensors)
+            except Exception:
+                return
+            count += 1
+            if self._done() != before or signature(self.launches) != first:
+                return
+        for part, run in zip(parts, ran, strict=False):
+            part.timed(run.variants[signature(part.kernels)].samples)
+        if self.launches:
+            parts[-1].timed(self.end).bytes_new = self.bytes_new
+
+    @property
+    def _ran(self) -> list:
+        return [run for run in self.runs.kinds if run.launches]
+
+    def _done(self) -> list:
+        """What the function was seen to run on the way."""
+        return [set(run.variants) for run in self.runs.kinds]
 
 
-def _warmed(first: Explanation, look) -> Explanation:
-    """A later run, with what the first had to plan and compile for it: the second, or the third if the second still took new memory, as
-    for packed operands. The first, if the function does not do the same again, because its arguments were pending, it draws shapes or it raised."""
-    befores, last = first.parts or [first], first
-    for _ in range(2):
-        if not any(part.cold for part in last.parts or [last]):
-            break
-        try:
-            last = look()
-        except Exception:  # what it reads is used up, as an iterator
-            return first
-        afters = last.parts or [last]
-        if _launched(afters) != _launched(befores):
-            return first
-        for before, after in zip(befores, afters, strict=True):
-            after.runs, after.warm = before.runs, after.bytes_new <= after.bytes_moved // 16
-            for cold, warm in zip(before.kernels, after.kernels, strict=True):
-                warm |= {key: cold[key] for key in ("fresh", "compile_seconds")}
-    return last
-
-
-def _launched(parts: list) -> list:
-    return [[(k["name"], k["shape"]) for k in part.kernels] for part in parts]
-
-
-def _dearest(before: list, end: Explanation) -> Explanation:
-    """Of the parts of a function, each of which gets to know the others."""
-    if not before:
-        return end
-    parts = [*before, end] if end.kernels else before
-    for part in parts:
-        part.parts = parts
-    return max(parts, key=lambda part: part.times * part.seconds)
+def _planned(runs: list) -> bool:
+    return any(run["why"] is not None for run in runs)
 
 
 @cache
@@ -343,8 +339,3 @@ def _with_modules(launches: list, graph, machine: dict) -> list:
         extern = launch["kind"] == "extern"
         launch["roof_seconds"] = None if extern else summary.roof_seconds(launch, machine)
     return launches
-
-
-def _is_ours(tensor) -> bool:
-    """An opaque tensor with values: not a FakeTensor or another subclass with its own dispatch."""
-    return is_opaque(tensor) and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

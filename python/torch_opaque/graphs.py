@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from .slips import meant
+
 STAGES = ("recorded", "simplified", "fused", "kernels", "c", "llvm", "asm")
 VERSION = 1
 
@@ -112,22 +114,17 @@ class Kernel:
 @dataclass(eq=False)
 class Edge:
     """Two kernels that stayed two: `producer` and `consumer` are Nodes, `bytes` is the size of the value between them, `refusal`
-    is the rule, `reason` says it in words; `saves`: bytes that fusing these two would not move."""
+    is the rule, `reason` says it in words; `saves`: bytes that fusing these two would not move, of those that the kernels move; `remedy`: what
+    one can do about it, and `acts` whether there is something."""
 
     producer: Node
     consumer: Node
     bytes: int
     refusal: str
     reason: str
-
-    @property
-    def saves(self) -> int:
-        """Reading it again; and writing it, where nothing else needs it."""
-        others = {u.kernel for u in self.producer.users} - {
-            self.producer.kernel,
-            self.consumer.kernel,
-        }
-        return self.bytes if others or self.producer.output else 2 * self.bytes
+    saves: int = 0
+    remedy: str = ""
+    acts: bool = False
 
     @property
     def ends(self) -> tuple:
@@ -150,6 +147,7 @@ class Graph:
     stage_name         "recorded", "simplified", "fused", "kernels", "c", "llvm" or "asm"
     nodes, inputs, outputs   Nodes; inputs have names: parameters and buffers, arguments, variables
     kernels, unfused   Kernels and Edges, from "fused" on
+    fallbacks          {"kernel", "reason"} of what could not be made as one kernel: each of its ops is one, called KERNEL.OP
     """
 
     def __init__(self, document: dict, inspection=None):
@@ -176,16 +174,8 @@ class Graph:
                 node.forward = self.nodes[row["forward"]]
         for kernel in self.kernels:
             kernel._inspection = inspection
-        self.unfused = [
-            Edge(
-                self.nodes[e["producer"]],
-                self.nodes[e["consumer"]],
-                e["bytes"],
-                e["refusal"],
-                e["reason"],
-            )
-            for e in document["unfused"]
-        ]
+        self.unfused = [self._edge(row) for row in document["unfused"]]
+        self.fallbacks = document.get("fallbacks", [])
 
     def _add_node(self, i: int, row: dict) -> None:
         node = Node(
@@ -212,10 +202,17 @@ class Graph:
             operand.stored |= operand.kernel is not node.kernel and operand.kernel is not None
         self.nodes.append(node)
 
+    def _edge(self, row: dict) -> Edge:
+        ends = (self.nodes[row[end]] for end in ("producer", "consumer"))
+        more = {key: row[key] for key in ("saves", "remedy", "acts") if key in row}
+        return Edge(*ends, row["bytes"], row["refusal"], row["reason"], **more)
+
     def stage(self, name: str) -> "Graph":
         """The same graph at another stage."""
         if name not in STAGES:
-            raise ValueError(f"stage={name!r}: expected one of {', '.join(STAGES)}")
+            raise ValueError(
+                f"stage={name!r}: expected one of {', '.join(STAGES)}{meant(name, STAGES)}"
+            )
         if name == self.stage_name:
             return self
         if self._inspection is None:

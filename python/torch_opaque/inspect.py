@@ -16,12 +16,13 @@ import torch
 from . import _C
 from .graphs import STAGES, Graph, read
 from .naming import Names
+from .slips import meant
 from .snapshot import is_opaque, recorded
 
 
 def stats() -> dict:
     """Counters since the start or reset_stats(): ops_recorded, flushes (by reason), kernels_run,
-    kernels_compiled, plans_built, plans_reused, extern_calls, bytes_read, bytes_written,
+    kernels_compiled, kernels_split, plans_built, plans_reused, extern_calls, bytes_read, bytes_written,
     bytes_allocated, bytes_peak, bytes_packed, kernels_kept, bytes_code, compile_seconds, run_seconds."""
     return _C.stats()
 
@@ -52,7 +53,7 @@ def outputs_of(t_or_fn, args, kwargs=None):
         raise TypeError(f"expected an opaque tensor or a function, got {type(t_or_fn).__name__}")
     before = _flushes()
     with recorded(partial(t_or_fn, **kwargs) if kwargs else t_or_fn, args) as run:
-        if not run.outputs and _flushes() == before:
+        if not (run.outputs or run.held) and _flushes() == before:
             raise TypeError("the function neither returned nor wrote an opaque tensor")
         yield run.outputs, run
 
@@ -98,7 +99,9 @@ def graph(t_or_fn, *args, stage: str = "recorded", **kwargs) -> Graph:
     Raises ValueError for an unknown stage, TypeError if nothing is on the device.
     """
     if stage not in STAGES:
-        raise ValueError(f"stage={stage!r}: expected one of {', '.join(STAGES)}")
+        raise ValueError(
+            f"stage={stage!r}: expected one of {', '.join(STAGES)}{meant(stage, STAGES)}"
+        )
     from .watch import Runs
 
     names = Names(t_or_fn, args, kwargs)
@@ -183,6 +186,7 @@ def describe(t: torch.Tensor) -> str:
 from .comparison import compare  # noqa: E402
 from .difference import diff  # noqa: E402
 from .explanation import explain  # noqa: E402
+from .first_nan import find_nan  # noqa: E402
 from .repro import report_bug  # noqa: E402
 
 __all__ = [
@@ -192,6 +196,7 @@ __all__ = [
     "dump",
     "explain",
     "fallback_counts",
+    "find_nan",
     "graph",
     "report_bug",
     "reset_stats",

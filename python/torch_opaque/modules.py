@@ -6,6 +6,8 @@ contents go into the old objects (as torch.__future__'s swap_module_params_on_co
 whole process), for conversions that involve the device and no others. All of `.to()`, `.opaque()`,
 `.cpu()`, `.bfloat16()`, `.to_empty()` go through Module._apply, which is what is wrapped.
 
+A TorchScript module keeps its tensors on the C++ side: its slots get the object with the new contents.
+
 Beyond what torch.utils.swap_tensors does, a Parameter keeps its class, attributes and hooks, and
 may be in use by a graph that is still alive. That graph cannot run backward into it any more: the
 attempt raises an error.
@@ -20,7 +22,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C
 
-_conversion = threading.local()  # .swap: True or False inside the outermost _apply of this thread
+# Inside the outermost _apply of this thread .swap is True or False, and .slots says where TorchScript modules hold a Parameter:
+# its id -> (Parameter, [(parameters of a module, name)]).
+_conversion = threading.local()
 
 
 def _first_tensor(module: Module, recurse: bool):
@@ -99,13 +103,28 @@ def _convert(module: Module, fn, recurse: bool) -> Module:
     """Module._apply, replacing contents instead of Parameters."""
     for child in module.children() if recurse else ():
         child._apply(fn)
-    for parameter in module._parameters.values():
+    for parameter in list(module._parameters.values()):
         if parameter is not None:
             _convert_parameter(parameter, fn)
+            for group, name in _conversion.slots.get(id(parameter), (None, ()))[1]:
+                group[name] = parameter
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = fn(buffer)
     return module
+
+
+def _script_slots(module: Module, recurse: bool) -> dict:
+    """Found before anything is converted: afterwards a second slot of a tied Parameter would hold what nobody else has."""
+    slots = {}
+    for child in module.modules() if recurse else (module,):
+        if isinstance(child, torch.jit.ScriptModule):
+            for name, parameter in child._parameters.items():
+                if parameter is not None:
+                    slots.setdefault(id(parameter), (parameter, []))[1].append(
+                        (child._parameters, name)
+                    )
+    return slots
 
 
 def _wrap_apply() -> None:
@@ -123,10 +142,11 @@ def _wrap_apply() -> None:
             target, fn = _ask_once(fn, first)
             swap = target == "opaque"
         _conversion.swap = swap
+        _conversion.slots = _script_slots(self, recurse) if swap else {}
         try:
             return _convert(self, fn, recurse) if swap else plain_apply(self, fn, recurse)
         finally:
-            _conversion.swap = None
+            _conversion.swap = _conversion.slots = None
 
     _apply.__doc__ = plain_apply.__doc__
     Module._apply = _apply

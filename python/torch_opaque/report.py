@@ -189,6 +189,8 @@ def _edge(edge) -> dict:
         "consumer": edge.consumer.id,
         "bytes": edge.bytes,
         "saves": edge.saves,
+        "remedy": edge.remedy,
+        "acts": edge.acts,
         "ends": edge.ends,
         "layers": [summary.pattern(n.module) for n in ends],
         "modules": [n.module for n in ends],
@@ -214,7 +216,17 @@ def _values(fused: Graph) -> list:
 
 
 def _run(explanation) -> dict:
-    fields = ("kernels", "keepers", "machine", "why", "grouping", "bytes_unfused", "part", "cold")
+    fields = (
+        "kernels",
+        "keepers",
+        "machine",
+        "why",
+        "grouping",
+        "bytes_unfused",
+        "part",
+        "cold",
+        "timing",
+    )
     sums = ("bytes_moved", "bytes_saved")
     return {name: getattr(explanation, name) for name in fields + sums}
 

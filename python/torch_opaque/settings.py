@@ -9,6 +9,8 @@ import os
 import sys
 from dataclasses import dataclass
 
+from .slips import meant
+
 EAGER, UNFUSED, FORBID_SYNC, STRICT = 1, 2, 4, 8
 
 
@@ -45,6 +47,13 @@ SETTINGS = (
     ),
     Setting("OPAQUE_MODE", "eager,unfused,strict", "", "package", "modes every thread starts with"),
     Setting("OPAQUE_STRICT", "0|1", "0", "package", "an extern op is an error, as under strict()"),
+    Setting(
+        "OPAQUE_PROGRESS",
+        "seconds",
+        "3",
+        "core",
+        "a line to stderr after so long a time of planning and compiling, and again; 0: none",
+    ),
     Setting("OPAQUE_CPU", "avx2|avx512", "host", "core", "instruction set of generated kernels"),
     Setting(
         "OPAQUE_EXECUTOR",
@@ -93,7 +102,9 @@ def default_modes() -> int:
     modes = STRICT if _flag("OPAQUE_STRICT") else 0
     for word in filter(None, os.environ.get("OPAQUE_MODE", "").split(",")):
         if word.strip() not in _MODES:
-            raise ValueError(f"OPAQUE_MODE={word}: expected some of {', '.join(_MODES)}")
+            raise ValueError(
+                f"OPAQUE_MODE={word}: expected some of {', '.join(_MODES)}{meant(word.strip(), _MODES)}"
+            )
         modes |= _MODES[word.strip()]
     return modes
 
@@ -105,7 +116,7 @@ def log_levels(text: str) -> dict:
         topic, _, level = word.partition(":")
         if topic not in LOG_TOPICS:
             raise ValueError(
-                f"{topic} is no topic of the log: expected some of {', '.join(LOG_TOPICS)}"
+                f"{topic} is no topic of the log: expected some of {', '.join(LOG_TOPICS)}{meant(topic, LOG_TOPICS)}"
             )
         if level not in ("", *LOG_LEVELS):
             raise ValueError(f"{word}: expected level {' or '.join(LOG_LEVELS)}")
@@ -134,13 +145,24 @@ def check() -> None:
     _check_log()
     for name, words in _WORDS.items():
         if os.environ.get(name, "") not in ("", *words):
-            raise ValueError(f"{name}={os.environ[name]}: expected {' or '.join(words)}")
+            hint = meant(os.environ[name], words)
+            raise ValueError(f"{name}={os.environ[name]}: expected {' or '.join(words)}{hint}")
+
+
+def unknown() -> list:
+    """A word for each variable that is set, is none of ours, and looks like one of them."""
+    names = {row.name for row in SETTINGS}
+    set_here = [name for name in os.environ if name.startswith("OPAQUE_") and name not in names]
+    hints = [(name, meant(name, names, cutoff=0.85)) for name in sorted(set_here)]
+    return [f"{name} is no variable of torch_opaque{hint}" for name, hint in hints if hint]
 
 
 def apply(core) -> None:
     """Applies the package's rows through `core` (the C extension), and prints the table if asked for."""
     if _flag("OPAQUE_HELP"):
         print(help_text(), file=sys.stderr)
+    for word in unknown():
+        print(f"[opaque] {word}", file=sys.stderr)
     if modes := default_modes():
         core.set_default_modes(modes)
     if lines := os.environ.get("OPAQUE_LINES"):

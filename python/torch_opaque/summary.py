@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 
 KERNELS, EDGES, KEEPERS, MODULES = 12, 7, 4, 7  # rows shown of each table
+_NEAR = 0.1, 0.25  # shares of a time within which others are like it: at least, at most
 
 
 def seconds_text(seconds: float) -> str:
@@ -107,6 +108,40 @@ def _roof(launches: list) -> str:
     return _share(_sum(launches, "roof_seconds"), seconds)
 
 
+def _spread(launches: list) -> str:
+    """How far they are from their median in half of the runs."""
+    seconds = _sum(launches, "seconds")
+    if seconds <= 0 or not all(
+        "low" in launch and launch["low"] < launch["high"] for launch in launches
+    ):
+        return ""
+    share = 50 * (_sum(launches, "high") - _sum(launches, "low")) / seconds
+    return f"{share:.0f}%" if share < 1000 else ">999%"
+
+
+def _moved(launches: list) -> int:
+    return _sum(launches, "bytes_read") + _sum(launches, "bytes_written")
+
+
+def by_time(groups: list) -> list:
+    """Lists of launches, the dearest first. Those that the runs do not tell apart, because their times are nearly the same for what they spread, stand by what
+    they move, which is the same in each run."""
+
+    def near(group) -> float:
+        lost = sum(launch["seconds"] - launch.get("low", launch["seconds"]) for launch in group)
+        return min(max(_NEAR[0], lost / (_sum(group, "seconds") or 1)), _NEAR[1])
+
+    found, ordered = sorted(groups, key=lambda g: -_sum(g, "seconds")), []
+    while found:
+        least = (1 - near(found[0])) * _sum(found[0], "seconds")
+        count = sum(_sum(g, "seconds") >= least for g in found)
+        alike = sorted(
+            found[:count], key=lambda g: (-_moved(g), -_sum(g, "flops"), groups.index(g))
+        )
+        ordered, found = ordered + alike, found[count:]
+    return ordered
+
+
 def _first(names: list, most: int) -> str:
     return " ".join(names[:most]) + (" ..." if len(names) > most else "")
 
@@ -125,8 +160,9 @@ def _kernel_row(group: list, whole: float) -> tuple:
         name + (" (extern)" if first["kind"] == "extern" else "") + _times(_sum(group, "rows")),
         first["shape"],
         seconds_text(seconds),
+        _spread(group),
         _share(seconds, whole),
-        bytes_text(_sum(group, "bytes_read") + _sum(group, "bytes_written")),
+        bytes_text(_moved(group)),
         rate(group),
         _roof(group),
         f"compiled {seconds_text(compiled)}" if any(k["fresh"] for k in group) else "cached",
@@ -142,11 +178,12 @@ def kernel_table(launches: list) -> str:
         return re.sub(r"_\d+$", "", launch["name"]), launch["shape"], pattern(launch["module"])
 
     whole = _sum(launches, "seconds")
-    groups = sorted(_grouped(launches, key), key=lambda g: -_sum(g, "seconds"))
+    groups = by_time(_grouped(launches, key))
     header = (
         "kernel",
         "shape",
         "time",
+        "+-",
         "share",
         "bytes",
         "rate",
@@ -202,8 +239,13 @@ def _saved(edges: list) -> int:
 
 
 def _edge_groups(edges: list) -> list:
-    """Those of one kind and place; first those that fusing would save the most bytes of."""
-    return sorted(_grouped(distinct(edges), _edge_kind), key=lambda group: -_saved(group))
+    """Those of one kind and place; first those that one can do something about, and of these what fusing would save the most bytes of."""
+
+    def rank(group):
+        saved = _saved(group)
+        return not (group[0].acts and saved), -saved
+
+    return sorted(_grouped(distinct(edges), _edge_kind), key=rank)
 
 
 def ranked(edges: list) -> list:
@@ -228,6 +270,10 @@ def edge_lines(edges: list) -> str:
     if len(groups) > EDGES:
         rest = bytes_text(sum(map(_saved, groups[EDGES:])))
         lines.append(f"  ... {len(groups) - EDGES} more kinds: {rest}")
+    remedies = {group[0].refusal: group[0].remedy for group in groups[:EDGES]}
+    if any(remedies.values()):
+        lines.append("what can be done:")
+        lines += [f"  {refusal}: {remedy}" for refusal, remedy in remedies.items()]
     return "\n".join(lines)
 
 

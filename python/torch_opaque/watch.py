@@ -17,62 +17,125 @@ from .explanation import Explanation, _with_modules, roofline
 from .graphs import Graph, read
 from .naming import Names, variables_of
 from .program import Stopped
+from .samples import Samples, signature
 from .twin import LIBRARIES
 
 _RUNS, _REASONS = 12, 5  # rows shown
-_watching = []  # Runs, the innermost last
+_LOOKS = 8  # at runs of one kind
+_watching = []  # what is told before a run, the innermost last
 
 # ---- runs
+
+
+@contextmanager
+def before_runs(tell):
+    """While on, tell(tensors asked for, reason, line) is called before each run."""
+    _watching.append(tell)
+    _C.watch_runs(tell)
+    try:
+        yield
+    finally:
+        _watching.pop()
+        _C.watch_runs(_watching[-1] if _watching else None)
+
+
+@dataclass
+class Look:
+    """At what a run is going to compute."""
+
+    inspection: object = field(repr=False)
+    bytes_unfused: int
+
+
+@dataclass
+class Variant:
+    """Runs of a kind that launched the same: `launches`, `planned`: of the last of them; `look`: at one of them, if there was any."""
+
+    launches: list
+    planned: list
+    look: Look | None = None
+    samples: Samples = field(default_factory=Samples, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """Of all of them, without what interrupted some."""
+        return self.samples.times * self.samples.each
 
 
 @dataclass
 class Run:
     """Runs of one kind: what a program asked for at one line, for one reason, after as many ops. `plans`: how often it was planned, `again`: why, after the first;
-    `launches`, `planned`: of the last of them."""
+    `variants`: by what they launched, as where the last batch is smaller; `look`: at the first run, `looks`: how many there were."""
 
     number: int
     reason: str
     line: str
     ops: int
-    inspection: object = field(repr=False)
-    bytes_unfused: int
+    look: Look
     grouping: bool
     times: int = 0
-    seconds: float = 0.0
     compile_seconds: float = 0.0
     plans: int = 0
     again: Counter = field(default_factory=Counter, repr=False)
-    launches: list = field(default_factory=list, repr=False)
-    planned: list = field(default_factory=list, repr=False)
+    variants: dict = field(default_factory=dict, repr=False)
+    looks: int = 1
 
-    def add(self, report: dict) -> None:
-        self.launches, self.planned = report["launches"], report["runs"]
-        reasons = [run["why"] for run in self.planned if run["why"] is not None]
+    def add(self, report: dict, look: Look | None = None) -> None:
+        launches, planned = report["launches"], report["runs"]
+        reasons = [run["why"] for run in planned if run["why"] is not None]
         self.plans += len(reasons)
         if self.times:
             self.again.update(reasons)
         self.times += 1
-        self.seconds += sum(launch["seconds"] for launch in self.launches)
-        self.compile_seconds += sum(launch["compile_seconds"] for launch in self.launches)
+        self.compile_seconds += sum(launch["compile_seconds"] for launch in launches)
+        key = signature(launches)
+        if key not in self.variants:
+            known = None if self.variants else self.look
+            self.variants[key] = Variant(launches, planned, known)
+        variant = self.variants[key]
+        variant.launches, variant.planned = launches, planned
+        variant.look = variant.look or look
+        variant.samples.add(launches, bool(reasons))
+
+    @property
+    def main(self) -> Variant:
+        """Those that took most of the time."""
+        return max(self.variants.values(), key=lambda variant: variant.seconds)
+
+    @property
+    def launches(self) -> list:
+        return self.main.launches if self.variants else []
+
+    @property
+    def seconds(self) -> float:
+        return sum(variant.seconds for variant in self.variants.values())
+
+    @property
+    def wants_look(self) -> bool:
+        """Is there a variant whose graph nobody has seen? Some never come again."""
+        unseen = any(variant.look is None for variant in self.variants.values())
+        return unseen and self.looks < _LOOKS
 
     def graph(self, stage: str = "fused") -> Graph:
-        return read(self.inspection, stage)
+        return read((self.main.look or self.look).inspection, stage)
 
     def explanation(self) -> Explanation:
-        """As explain() of what was asked for, at the last of these runs. Who keeps the results nobody knows any more."""
-        graph, machine = self.graph(), roofline(torch.get_num_threads())
-        return Explanation(
-            kernels=_with_modules(self.launches, graph, machine),
+        """As explain() of what was asked for, with the times of these runs. Who keeps the results nobody knows any more."""
+        main, look = self.main, self.main.look or self.look
+        graph, machine = read(look.inspection, "fused"), roofline(torch.get_num_threads())
+        made = Explanation(
+            kernels=_with_modules(main.launches, graph, machine),
             unfused=summary.ranked(graph.unfused),
             graph=graph,
             grouping=self.grouping,
-            bytes_unfused=self.bytes_unfused,
-            runs=self.planned,
+            bytes_unfused=look.bytes_unfused,
+            runs=main.planned,
             machine=machine,
             reason=self.reason,
             line=self.line,
             times=self.times,
         )
+        return made.timed(main.samples)
 
 
 class Runs(Names):
@@ -83,7 +146,7 @@ class Runs(Names):
         super().__init__(None, (), {}, [])
         self._names = names
         self._thread = threading.get_ident()
-        self._recorded, self._found, self._current = 0, {}, None
+        self._recorded, self._found, self._current, self._look = 0, {}, None, None
 
     @property
     def kinds(self) -> list:
@@ -93,19 +156,15 @@ class Runs(Names):
     def watched(self):
         self._recorded = _C.stats()["ops_recorded"]
         _C.report_begin()
-        _watching.append(self)
-        _C.watch_runs(self._before)
         try:
-            with nullcontext() if self._names else self.scopes():
+            with before_runs(self._before), nullcontext() if self._names else self.scopes():
                 yield self
         finally:
-            _watching.pop()
-            _C.watch_runs(_watching[-1]._before if _watching else None)
             self._close()
 
     def path_of(self, module, outermost: bool) -> str:
         if outermost and id(module) not in self.modules:
-            found = Names(None, (), {}, _visible()).modules
+            found = Names(None, (), {}, visible()).modules
             found.setdefault(id(module), ("", module))
             for name, part in module.named_modules():
                 found.setdefault(id(part), (name, part))
@@ -118,8 +177,8 @@ class Runs(Names):
         except RuntimeError:  # the program's own explain() ended it
             report = {"launches": []}
         if self._current and report["launches"]:
-            self._current.add(report)
-        self._current = None
+            self._current.add(report, self._look)
+        self._current = self._look = None
 
     def _before(self, tensors: list, reason: str, line: str) -> None:
         if threading.get_ident() != self._thread:
@@ -130,22 +189,27 @@ class Runs(Names):
             key = reason, line, recorded - self._recorded, _C.get_modes()
             self._recorded = recorded
             self._current = self._found.get(key) or self._new(key, tensors)
+            if self._current.wants_look:
+                self._current.looks += 1
+                self._look = self._look_at(tensors)
         _C.report_begin()
 
     def _new(self, key: tuple, tensors: list) -> Run:
         reason, line, ops, modes = key
-        names = self._names or Names(None, (), {}, _visible())
         run = Run(
             number=len(self._found) + 1,
             reason=reason,
             line=line,
             ops=ops,
-            inspection=_C.Inspection(tensors, names.tensors),
-            bytes_unfused=_C.unfused_bytes(tensors),
+            look=self._look_at(tensors),
             grouping=not modes & settings.UNFUSED,
         )
         self._found[key] = run
         return run
+
+    def _look_at(self, tensors: list) -> Look:
+        names = self._names or Names(None, (), {}, visible())
+        return Look(_C.Inspection(tensors, names.tensors), _C.unfused_bytes(tensors))
 
     def table(self) -> str:
         """A row for each kind that ran, the dearest first."""
@@ -185,7 +249,7 @@ class Runs(Names):
         return "planned again, because of the nearest plan's difference:\n" + "\n".join(lines)
 
 
-def _visible() -> list:
+def visible() -> list:
     """Variables of the program's functions that are running, innermost first, and of their modules."""
     hidden = {"torch", "torch_opaque", *sys.stdlib_module_names} - {"__main__"}
     variables, outer = [], {}

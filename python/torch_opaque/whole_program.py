@@ -1,15 +1,20 @@
 """Whole programs in processes of their own: the same one in several ways, which take turns."""
 
+import contextlib
+import functools
 import json
 import os
+import select
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import asdict, dataclass, field
 
 from .progress import progress
+from .slips import meant
 from .summary import seconds_text, table
 
 _PEERS = ("unfused", "eager", "cpu")
@@ -65,15 +70,61 @@ class Turns:
         return json.dumps({"schema": "opaque.turns", "version": 1, "rows": rows}, indent=1)
 
 
+class _Input:
+    """What comes in on stdin, for each of several processes: read as far as one of them wants it, and kept for the others. A terminal is
+    theirs, one after the other."""
+
+    def __init__(self):
+        self._known, self._ended = bytearray(), False
+        try:
+            self._file = sys.stdin.fileno()
+            self.shared = not os.isatty(self._file)
+        except (AttributeError, OSError, ValueError):  # closed, or none
+            self._file, self._ended, self.shared = -1, True, True
+
+    def _more(self, process) -> bool:
+        """Reads on. False: there is no more, or nobody who wants it."""
+        while not self._ended and process.poll() is None:
+            if not select.select([self._file], [], [], 0.05)[0]:
+                continue
+            found = os.read(self._file, 65536)
+            self._known += found
+            self._ended = not found
+            return bool(found)
+        return False
+
+    def feed(self, process, pipe) -> None:
+        """Until the process ends or has all of it."""
+        place = 0
+        with contextlib.suppress(BrokenPipeError), pipe:
+            while place < len(self._known) or self._more(process):
+                place += os.write(pipe.fileno(), self._known[place : place + 65536])
+
+
+_input = functools.cache(_Input)
+
+
 def _process(command: list) -> str:
-    """What it printed."""
-    result = subprocess.run(
-        [sys.executable, "-m", "torch_opaque", *command], capture_output=True, text=True
-    )
-    if result.returncode:
-        tail = "\n".join((result.stderr or result.stdout).splitlines()[-20:])
-        raise Trouble(f"{shlex.join(command)}: exit status {result.returncode}\n{tail}")
-    return result.stdout
+    """What it printed. Each process has all that came in on stdin."""
+    source = _input()
+    with subprocess.Popen(
+        [sys.executable, "-m", "torch_opaque", *command],
+        stdin=subprocess.PIPE if source.shared else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        pipe, process.stdin = process.stdin, None
+        feeder = threading.Thread(target=source.feed, args=(process, pipe), daemon=True)
+        if source.shared:
+            feeder.start()
+        stdout, stderr = process.communicate()
+    if source.shared:
+        feeder.join()
+    if process.returncode:
+        tail = "\n".join((stderr or stdout).splitlines()[-20:])
+        raise Trouble(f"{shlex.join(command)}: exit status {process.returncode}\n{tail}")
+    return stdout
 
 
 def _take_turn(row: Row, options) -> None:
@@ -97,6 +148,7 @@ def compare(options, peers: tuple) -> Turns:
     for peer in peers:
         if peer not in _PEERS:
             hint = ", or name a function: --function" if peer.startswith("inductor") else ""
+            hint = hint or meant(peer, _PEERS)
             raise Trouble(f"--vs {peer}: expected some of {', '.join(_PEERS)}{hint}")
     rows, repeat = [Row(way) for way in (*peers, "fused")], options.repeat or 3
     with progress() as say:

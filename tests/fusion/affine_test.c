@@ -1,4 +1,6 @@
 /* Index maps: splitting a linear index into dims, and going through views, against walking every element. */
+#include <stdio.h>
+
 #include "tests/support.h"
 
 #include "fusion/affine.h"
@@ -60,21 +62,38 @@ static const struct split_case {
     {"every second row backwards", {2, 6, 1}, {-12, 1, 0}, 12, {.rank = 2, .size = {4, 6}}, true},
     {"both dims backwards", {4, 6, 1}, {-6, -1, 0}, 23, {.rank = 2, .size = {4, 6}}, true},
     {"backwards across the end of a row", {4, 1, 1}, {-2, 0, 0}, 8, {.rank = 2, .size = {4, 6}}, false},
+    {"one element before the first", {4, 6, 1}, {6, 1, 0}, -1, {.rank = 2, .size = {4, 6}}, false},
+    {"one row before the first", {4, 6, 1}, {6, 1, 0}, -6, {.rank = 2, .size = {4, 6}}, true},
+    {"rows before and behind", {9, 6, 1}, {6, 1, 0}, -12, {.rank = 2, .size = {4, 6}}, true},
+    {"the first half of a row before the first", {5, 3, 1}, {6, 1, 0}, -6, {.rank = 2, .size = {4, 6}}, true},
+    {"the second half of a row before the first", {5, 3, 1}, {6, 1, 0}, -3, {.rank = 2, .size = {4, 6}}, true},
+    {"from the second half of a row into the first", {5, 4, 1}, {6, 1, 0}, -3, {.rank = 2, .size = {4, 6}}, false},
+    {"backwards to a row before the first", {5, 6, 1}, {-6, 1, 0}, 18, {.rank = 2, .size = {4, 6}}, true},
+    {"backwards in a row before the first", {4, 6, 1}, {6, -1, 0}, -1, {.rank = 2, .size = {4, 6}}, true},
+    {"before and behind all of one dim", {12, 1, 1}, {1, 0, 0}, -4, {.rank = 1, .size = {5}}, true},
+    {"under a dim of one", {12, 1, 1}, {1, 0, 0}, -4, {.rank = 2, .size = {1, 5}}, true},
+    {"around a single element", {3, 3, 1}, {1, 1, 0}, -2, {.rank = 2, .size = {1, 1}}, true},
 };
 
-/* Where it splits, every index of the loops is in range and at the same element. */
+/* Where it splits, every index of the loops at which there is an element is at it. All dims are in range at every turn but the outermost
+ * one that moves. */
 static void expect_right_split(const struct split_case *c, const opq_affine *linear, const opq_space *space,
                                const opq_index_map *map)
 {
-    int64_t index[3] = {0};
+    int64_t index[3] = {0}, count = opq_type_count(&c->type);
+    int outermost = 0;
     opq_affine again = opq_affine_linear(map, &c->type);
+    while (outermost < c->type.rank && c->type.size[outermost] == 1)
+        outermost++;
     do {
+        int64_t wanted = value_at(linear, index, space->rank);
+        bool there = wanted >= 0 && wanted < count;
         for (int d = 0; d < c->type.rank; d++) {
             int64_t at = value_at(&map->dim[d], index, space->rank);
-            if (at < 0 || at >= c->type.size[d])
+            if ((there || d != outermost) && (at < 0 || at >= c->type.size[d]))
                 fail_msg("%s: %lld in dim %d", c->what, (long long)at, d);
         }
-        if (value_at(&again, index, space->rank) != value_at(linear, index, space->rank))
+        if ((there || count > 1) && value_at(&again, index, space->rank) != wanted)
             fail_msg("%s: another element", c->what);
     } while (next_index(space, index));
 }
@@ -95,21 +114,25 @@ static void test_split(void **state)
     }
 }
 
-/* Whatever is said to split, does: every small linear index over every small shape. */
+/* Whatever is said to split, does: every small linear index, from far before the first element to far behind the last, over small shapes. */
 static void test_split_of_everything(void **state)
 {
+    static const opq_type types[] = {{.rank = 1, .size = {5}},       {.rank = 2, .size = {4, 1}},
+                                     {.rank = 2, .size = {4, 2}},    {.rank = 2, .size = {1, 4}},
+                                     {.rank = 2, .size = {3, 4}},    {.rank = 2, .size = {4, 6}},
+                                     {.rank = 3, .size = {2, 3, 2}}, {.rank = 3, .size = {3, 1, 4}},
+                                     {.rank = 2, .size = {1, 1}},    {.rank = 4, .size = {1, 2, 1, 3}}};
     (void)state;
-    int split = 0;
-    for (int64_t code = 0; code < 4 * 4 * 9 * 9 * 6 * 5 * 4; code++) {
+    int split = 0, outside = 0;
+    for (int64_t code = 0; code < (int64_t)COUNT(types) * 4 * 4 * 9 * 9 * 23 * 4; code++) {
         int64_t rest = code;
-        struct split_case c = {.what = "sweep", .type = {.rank = 2}};
+        struct split_case c = {.what = "sweep"};
         c.extent[0] = 1 + rest % 4, rest /= 4;
         c.extent[1] = 1 + rest % 4, rest /= 4;
         c.coef[0] = rest % 9, rest /= 9;
         c.coef[1] = rest % 9, rest /= 9;
-        c.type.size[0] = 4;
-        c.type.size[1] = 1 + rest % 6, rest /= 6;
-        c.offset = rest % 5, rest /= 5;
+        c.offset = rest % 23 - 14, rest /= 23;
+        c.type = types[rest % (int64_t)COUNT(types)], rest /= (int64_t)COUNT(types);
         for (int l = 0; l < 2; l++, rest /= 2)
             if (rest % 2) { /* the same loop backwards */
                 c.offset += c.coef[l] * (c.extent[l] - 1);
@@ -121,12 +144,13 @@ static void test_split_of_everything(void **state)
         if (!opq_affine_split(&linear, &space, &c.type, &map))
             continue;
         split++;
+        outside += opq_affine_forwards(&linear, &space).offset < 0;
         expect_right_split(&c, &linear, &space, &map);
     }
-    assert_true(split > 1000);
+    assert_true(split > 100000 && outside > 30000);
 }
 
-/* ---- views: the operand's map against the evaluator, element by element */
+/* ---- views: what they find, against the evaluator, element by element */
 
 static const char *const view_texts[] = {
     "graph @permute {\n  %0 = input f32[2,3,4]\n  %1 = permute f32[4,2,3] %0 {dims=[2,0,1]}\n  output %1\n}\n",
@@ -140,36 +164,172 @@ static const char *const view_texts[] = {
     "graph @diagonal {\n  %0 = input f32[4,4]\n  %1 = strided f32[4] %0 {offset=0, strides=[5]}\n  output %1\n}\n",
 };
 
-/* The loops are the view's own dims. A merge has to be walked by finer loops: then it is linear, which is right as well. */
-static void check_view(const char *text)
+enum { ELEMENTS = 512, NODES = 8 };
+
+/* An index, and where there is an element. */
+typedef struct condition {
+    opq_affine index;
+    int64_t extent;
+} condition;
+
+typedef struct conditions {
+    int count;
+    condition of[NODES * OPQ_RANK_MAX];
+} conditions;
+
+static bool holds(const conditions *c, const int64_t *index, int rank)
 {
-    opq_graph *graph = graph_of_text(text);
-    const opq_node *view = opq_node_at(graph, 1);
-    const opq_type *source = &opq_node_at(graph, 0)->type;
-    opq_space space = space_of(view->type.size, view->type.rank);
-    opq_index_map map = {0}, operand_map = {0};
-    opq_affine linear = {0};
-    float in[64], out[64];
-    int64_t index[OPQ_RANK_MAX] = {0}, element = 0;
-    for (int d = 0; d < view->type.rank; d++)
-        map.dim[d].coef[d] = 1;
-    for (int i = 0; i < 64; i++)
-        in[i] = (float)i;
-    expect_ok(opq_graph_eval(graph, (const void *const[]){in}, (void *const[]){out}));
-    if (opq_affine_view(graph, view, &map, &space, &operand_map, &linear) == OPQ_THROUGH_map)
-        linear = opq_affine_linear(&operand_map, source);
+    for (int i = 0; i < c->count; i++) {
+        int64_t at = value_at(&c->of[i].index, index, rank);
+        if (at < 0 || at >= c->of[i].extent)
+            return false;
+    }
+    return true;
+}
+
+/* What the last view has is at `linear` of node n where the conditions hold, and the number of a padding, -1, elsewhere. */
+static void expect_elements(const opq_graph *graph, const opq_space *space, float (*values)[ELEMENTS], opq_ref n,
+                            const opq_affine *linear, const conditions *c)
+{
+    int64_t index[OPQ_RANK_MAX] = {0}, element = 0, count = opq_type_count(&opq_node_at(graph, n)->type);
     do {
-        if (out[element++] != (float)value_at(&linear, index, space.rank))
-            fail_msg("%s, element %lld", graph->name, (long long)element - 1);
-    } while (next_index(&space, index));
-    opq_graph_destroy(graph);
+        int64_t at = holds(c, index, space->rank) ? value_at(linear, index, space->rank) : -1;
+        float found = at < 0 || at >= count ? -1 : values[n][at];
+        if (values[graph->count - 1][element++] == found)
+            continue;
+        char *text = text_of_graph(graph);
+        fputs(text, stderr);
+        fail_msg("element %lld through to %%%d: %g", (long long)element - 1, n, (double)found);
+    } while (next_index(space, index));
+}
+
+/* Node 0 is the input, and each node a view of the one before. The loops are the last view's dims. A merge has to be walked by finer loops:
+ * then it is linear, which is right as well, of memory. Gives the node that was found. */
+static opq_ref check_views(const opq_graph *graph)
+{
+    static float values[NODES][ELEMENTS];
+    const opq_type *type = &opq_node_at(graph, graph->count - 1)->type;
+    opq_space space = space_of(type->size, type->rank);
+    opq_index_map map = {0}, next = {0};
+    opq_affine linear;
+    conditions c = {0};
+    void *out[NODES];
+    for (int d = 0; d < type->rank; d++)
+        map.dim[d].coef[d] = 1;
+    for (int i = 0; i < ELEMENTS; i++)
+        values[0][i] = (float)i;
+    for (int n = 1; n < graph->count; n++)
+        out[n - 1] = values[n];
+    expect_ok(opq_graph_eval(graph, (const void *const[]){values[0]}, out));
+    for (opq_ref n = graph->count - 2; n >= 0; n--, map = next) {
+        const opq_type *source = &opq_node_at(graph, n)->type;
+        opq_through through = opq_affine_view(graph, opq_node_at(graph, n + 1), &map, &space, &next, &linear);
+        for (int d = 0; d < source->rank && through == OPQ_THROUGH_pad; d++)
+            c.of[c.count++] = (condition){next.dim[d], source->size[d]};
+        if (through != OPQ_THROUGH_linear)
+            linear = opq_affine_linear(&next, source);
+        expect_elements(graph, &space, values, n, &linear, &c);
+        if (through == OPQ_THROUGH_linear)
+            return n;
+    }
+    return 0;
 }
 
 static void test_views(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < COUNT(view_texts); i++)
-        check_view(view_texts[i]);
+    for (size_t i = 0; i < COUNT(view_texts); i++) {
+        opq_graph *graph = graph_of_text(view_texts[i]);
+        check_views(graph);
+        opq_graph_destroy(graph);
+    }
+}
+
+/* ---- views of views */
+
+static int64_t below(uint64_t *random, int64_t limit)
+{
+    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (int64_t)(*random >> 33) % limit;
+}
+
+static opq_type reshaped(uint64_t *random, const opq_type *type)
+{
+    opq_type out = {.dtype = type->dtype};
+    int64_t left = opq_type_count(type);
+    while (out.rank < 3 && left > 1) {
+        int64_t factor = 1 + below(random, left < 9 ? left : 9);
+        while (left % factor != 0)
+            factor--;
+        out.size[out.rank++] = factor;
+        left /= factor;
+    }
+    out.size[out.rank++] = left;
+    return out;
+}
+
+/* A padding, also a negative one; a part, forwards or backwards; a window. */
+static opq_ref add_view(opq_graph *graph, uint64_t *random, opq_ref x)
+{
+    opq_type type = opq_node_at(graph, x)->type, out = type;
+    int64_t start[4] = {0}, step[4] = {1, 1, 1, 1}, count = opq_type_count(&type);
+    opq_op op = (opq_op[]){OPQ_OP_pad,    OPQ_OP_pad,   OPQ_OP_reshape, OPQ_OP_reshape,
+                           OPQ_OP_expand, OPQ_OP_slice, OPQ_OP_strided}[below(random, 7)];
+    opq_attr attrs[2] = {{.key = OPQ_ATTR_start, .count = type.rank, .ints = start},
+                         {.key = OPQ_ATTR_step, .count = type.rank, .ints = step}};
+    int attr_count = op == OPQ_OP_reshape || op == OPQ_OP_expand ? 0 : 2;
+    if (op == OPQ_OP_reshape)
+        out = reshaped(random, &type);
+    if (op == OPQ_OP_strided) {
+        out = (opq_type){.dtype = type.dtype, .rank = 2, .size = {1 + below(random, 4), 1}};
+        step[0] = below(random, 1 + (count - 1) / out.size[0]);
+        int64_t room = count - 1 - step[0] * (out.size[0] - 1);
+        step[1] = 1 + below(random, 3);
+        out.size[1] = 1 + below(random, 1 + (room / step[1] < 6 ? room / step[1] : 6));
+        attrs[0] = (opq_attr){.key = OPQ_ATTR_offset, .i = below(random, 1 + room - step[1] * (out.size[1] - 1))};
+        attrs[1] = (opq_attr){.key = OPQ_ATTR_strides, .count = 2, .ints = step};
+    }
+    if (op == OPQ_OP_pad)
+        attrs[1] = (opq_attr){.key = OPQ_ATTR_value, .number.f = -1};
+    for (int d = 0; d < type.rank; d++) {
+        if (op == OPQ_OP_pad) {
+            start[d] = below(random, 4) - (type.size[d] > 1);
+            out.size[d] += start[d] + below(random, 4) - (type.size[d] > 2);
+        } else if (op == OPQ_OP_expand && type.size[d] == 1) {
+            out.size[d] = 1 + below(random, 4);
+        } else if (op == OPQ_OP_slice) {
+            start[d] = below(random, type.size[d]);
+            step[d] = below(random, 2) ? 1 : -1;
+            out.size[d] = 1 + below(random, step[d] > 0 ? type.size[d] - start[d] : start[d] + 1);
+        }
+    }
+    opq_ref made;
+    if (opq_type_count(&out) > ELEMENTS)
+        return x;
+    expect_ok(opq_graph_op_typed(graph, op, &out, &x, 1, attrs, attr_count, &made));
+    return made;
+}
+
+static void test_views_of_views(void **state)
+{
+    (void)state;
+    uint64_t random = 1;
+    int through = 0;
+    for (int i = 0; i < 20000; i++) {
+        opq_graph *graph;
+        opq_type type = TYPE(1 + below(&random, 8), 1 + below(&random, 6));
+        opq_ref last;
+        expect_ok(opq_graph_create("views", &graph));
+        expect_ok(opq_graph_input(graph, &type, &last));
+        for (int64_t n = 2 + below(&random, NODES - 2); n > 0; n--)
+            last = add_view(graph, &random, last);
+        for (opq_ref n = 1; n < graph->count; n++)
+            expect_ok(opq_graph_output(graph, n));
+        expect_ok(opq_graph_verify(graph));
+        through += graph->count > 1 && check_views(graph) == 0;
+        opq_graph_destroy(graph);
+    }
+    assert_true(through > 5000); /* down to the input */
 }
 
 static void test_broadcast(void **state)
@@ -189,10 +349,8 @@ static void test_broadcast(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_split_of_everything),
-        cmocka_unit_test(test_views),
-        cmocka_unit_test(test_broadcast),
+        cmocka_unit_test(test_split),          cmocka_unit_test(test_split_of_everything), cmocka_unit_test(test_views),
+        cmocka_unit_test(test_views_of_views), cmocka_unit_test(test_broadcast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

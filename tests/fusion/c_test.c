@@ -228,7 +228,7 @@ static void add_texts(const char *const *texts, size_t count)
 
 static void add_random(void)
 {
-    int count = getenv("OPAQUE_TEST_FULL") ? FULL_GRAPHS : GRAPHS;
+    int count = getenv("OPAQUE_TEST_FULL") ? FULL_GRAPHS : test_sample(GRAPHS);
     for (int seed = 1; seed <= count; seed++) {
         random_graph *r = malloc(sizeof *r);
         assert_non_null(r);

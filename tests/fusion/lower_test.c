@@ -407,12 +407,16 @@ static void test_decided(void **state)
     drop(&l);
 }
 
-static void test_every_refusal_has_a_name_and_a_text(void **state)
+/* A remedy says what to do, or that there is nothing to do. */
+static void test_every_refusal_has_a_name_a_text_and_a_remedy(void **state)
 {
     (void)state;
     for (int r = 0; r < OPQ_REFUSAL_COUNT; r++) {
+        const char *remedy = opq_refusal_remedy((opq_refusal)r);
         assert_true(strlen(opq_refusal_name((opq_refusal)r)) > 0);
         assert_true(strlen(opq_refusal_text((opq_refusal)r)) > 0);
+        assert_true(strlen(remedy) > 0);
+        assert_true(opq_refusal_acts((opq_refusal)r) == (strncmp(remedy, "nothing", 7) != 0));
         for (int other = 0; other < r; other++)
             assert_string_not_equal(opq_refusal_name((opq_refusal)r), opq_refusal_name((opq_refusal)other));
     }
@@ -528,7 +532,7 @@ int main(void)
         cmocka_unit_test(test_all_dims),
         cmocka_unit_test(test_one_loop_too_many),
         cmocka_unit_test(test_decided),
-        cmocka_unit_test(test_every_refusal_has_a_name_and_a_text),
+        cmocka_unit_test(test_every_refusal_has_a_name_a_text_and_a_remedy),
         cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_bounds),
     };

@@ -270,7 +270,7 @@ static opq_ref elementwise(random_graph *r, opq_ref x)
     return random_op(r, op, operands, info->arity, NULL, 0);
 }
 
-static opq_ref cast(random_graph *r, opq_ref x)
+opq_ref random_cast(random_graph *r, opq_ref x)
 {
     opq_type type = opq_graph_type(r->graph, x);
     type.dtype = (uint8_t)any_dtype(r);
@@ -438,20 +438,31 @@ static opq_ref siblings(random_graph *r, opq_ref x)
 
 static void step(random_graph *r)
 {
-    static opq_ref (*const steps[])(random_graph *, opq_ref) = {elementwise,    elementwise,    elementwise,
-                                                                elementwise,    elementwise,    elementwise,
-                                                                elementwise,    elementwise,    elementwise,
-                                                                elementwise,    elementwise,    elementwise,
-                                                                random_view,    random_view,    random_view,
-                                                                random_view,    reduction,      reduction,
-                                                                reduction,      scan,           scan,
-                                                                cast,           random_update,  random_index,
-                                                                random_scatter, random_concat,  random_matmul,
-                                                                iota,           noise,          random_pad,
-                                                                random_pad,     random_pooling, random_convolution,
-                                                                siblings,       siblings,       random_attention,
-                                                                whole_product,  whole_product};
+    static opq_ref (*const steps[])(random_graph *, opq_ref) = {
+        elementwise,      elementwise,   elementwise,    elementwise,        elementwise,   elementwise,
+        elementwise,      elementwise,   elementwise,    elementwise,        elementwise,   elementwise,
+        random_view,      random_view,   random_view,    random_view,        reduction,     reduction,
+        reduction,        scan,          scan,           random_cast,        random_update, random_index,
+        random_scatter,   random_concat, random_matmul,  random_routine,     iota,          noise,
+        random_pad,       random_pad,    random_pooling, random_convolution, siblings,      siblings,
+        random_attention, whole_product, whole_product,  random_views};
     random_keep(r, steps[random_below(r, COUNT(steps))](r, any_ref(r)));
+}
+
+/* Views of views of something small, with what reads them. */
+static void view_step(random_graph *r)
+{
+    static opq_ref (*const readers[])(random_graph *, opq_ref) = {
+        elementwise,   elementwise,   elementwise,   reduction,   scan,          random_index, random_scatter,
+        random_matmul, random_matmul, random_update, random_cast, whole_product, iota,         random_pooling};
+    opq_type type = {.dtype = OPQ_f32, .rank = (uint8_t)(1 + random_below(r, 3))};
+    for (int d = 0; d < type.rank; d++)
+        type.size[d] = chance(r, 40) ? 1 : 1 + (int64_t)random_below(r, 9);
+    opq_ref x = chance(r, 50) ? random_input(r, &type) : any_ref(r);
+    x = x < 0 ? any_ref(r) : x;
+    x = random_views(r, chance(r, 20) ? iota(r, x) : chance(r, 50) ? elementwise(r, x) : x);
+    random_keep(r, x);
+    random_keep(r, x < 0 ? x : readers[random_below(r, COUNT(readers))](r, x));
 }
 
 random_graph random_graph_make(uint64_t seed)
@@ -467,8 +478,9 @@ random_graph random_graph_make(uint64_t seed)
         type = any_type(&r);
         random_keep(&r, random_input(&r, &type));
     }
-    for (uint64_t n = 4 + random_below(&r, 36); n > 0; n--)
-        step(&r);
+    bool views = seed > RANDOM_VIEWS;
+    for (uint64_t n = views ? 1 + random_below(&r, 4) : 4 + random_below(&r, 36); n > 0; n--)
+        views ? view_step(&r) : step(&r);
     int outputs = 1 + (int)random_below(&r, RANDOM_OUTPUTS);
     for (int i = 0; i < outputs && i < r.count; i++)
         expect_ok(opq_graph_output(r.graph, i == 0 ? r.refs[r.count - 1] : any_ref(&r)));

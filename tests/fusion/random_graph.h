@@ -25,6 +25,8 @@ typedef struct random_graph {
     bool special; /* inputs hold NaN, infinities and signed zeros */
 } random_graph;
 
+/* Above this seed: of views of views, above paddings, and what reads them. */
+#define RANDOM_VIEWS (UINT64_C(1) << 32)
 random_graph random_graph_make(uint64_t seed);
 void random_graph_drop(random_graph *r);
 void random_keep(random_graph *r, opq_ref ref); /* to go on from, if it is one and not too large */
@@ -32,9 +34,11 @@ uint64_t random_below(random_graph *r, uint64_t limit);
 
 /* random_structure.c: one random step each; they give -1 if nothing fits. */
 opq_ref random_view(random_graph *r, opq_ref x);
+opq_ref random_views(random_graph *r, opq_ref x); /* of views */
 opq_ref random_update(random_graph *r, opq_ref x);
 opq_ref random_index(random_graph *r, opq_ref x);
 opq_ref random_scatter(random_graph *r, opq_ref x);
+opq_ref random_routine(random_graph *r, opq_ref x);
 opq_ref random_concat(random_graph *r, opq_ref x);
 opq_ref random_matmul(random_graph *r, opq_ref x);
 
@@ -49,6 +53,7 @@ opq_ref random_attention(random_graph *r, opq_ref x);
 /* What these files build with. */
 opq_ref random_input(random_graph *r, const opq_type *type);
 opq_ref random_number(random_graph *r, opq_dtype dtype);
+opq_ref random_cast(random_graph *r, opq_ref x);
 opq_ref random_op(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs, int attr_count);
 opq_ref random_op_typed(random_graph *r, opq_op op, const opq_type *type, const opq_ref *operands, int arity,
                         const opq_attr *attrs, int attr_count);

@@ -111,6 +111,64 @@ opq_ref random_view(random_graph *r, opq_ref x)
     return views[random_below(r, COUNT(views))](r, x);
 }
 
+/* The first elements along an axis behind the last. */
+static opq_ref roll(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    int64_t start[OPQ_RANK_MAX] = {0}, step[OPQ_RANK_MAX];
+    if (opq_type_count(&type) < 2)
+        return -1;
+    int axis = (int)random_below(r, type.rank);
+    int64_t size = type.size[axis], shift = (int64_t)random_below(r, (uint64_t)size);
+    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = type.rank, .ints = start},
+                        {.key = OPQ_ATTR_step, .count = type.rank, .ints = step}};
+    opq_attr along = {.key = OPQ_ATTR_axis, .i = axis};
+    for (int d = 0; d < type.rank; d++)
+        step[d] = 1;
+    type.size[axis] = shift;
+    opq_ref first = random_op_typed(r, OPQ_OP_slice, &type, &x, 1, attrs, 2);
+    start[axis] = shift;
+    type.size[axis] = size - shift;
+    opq_ref rest = random_op_typed(r, OPQ_OP_slice, &type, &x, 1, attrs, 2);
+    return random_op(r, OPQ_OP_concat, (opq_ref[]){rest, first}, 2, &along, 1);
+}
+
+/* Its elements one after another, each several times. */
+static opq_ref repeat(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x), wide = type, flat = {.dtype = type.dtype, .rank = 1};
+    int64_t times = 1 + (int64_t)random_below(r, 4), count = opq_type_count(&type);
+    if (type.rank > 5 || count * times > 4000)
+        return -1;
+    type.size[type.rank++] = 1;
+    wide = type;
+    wide.size[wide.rank - 1] = times;
+    flat.size[0] = count * times;
+    x = random_op_typed(r, OPQ_OP_reshape, &type, &x, 1, NULL, 0);
+    x = random_op_typed(r, OPQ_OP_expand, &wide, &x, 1, NULL, 0);
+    return random_op_typed(r, OPQ_OP_reshape, &flat, &x, 1, NULL, 0);
+}
+
+/* Some of them upon each other, paddings above all, now and then kept in between. */
+opq_ref random_views(random_graph *r, opq_ref x)
+{
+    static opq_ref (*const views[])(random_graph *, opq_ref) = {random_pad, random_pad, random_pad, reshape,    reshape,
+                                                                reshape,    expand,     slice,      permute,    strided,
+                                                                repeat,     repeat,     roll,       random_cast};
+    if (x < 0)
+        return -1;
+    for (uint64_t n = 3 + random_below(r, 4); n > 0; n--) {
+        opq_ref next = views[random_below(r, COUNT(views))](r, x);
+        opq_type type = opq_graph_type(r->graph, next >= 0 ? next : x);
+        if (next < 0 || opq_type_count(&type) > 4000)
+            continue;
+        x = next;
+        if (chance(r, 12))
+            random_keep(r, x);
+    }
+    return x;
+}
+
 /* ---- updates: x with a window replaced, the window read in another order than it lies */
 
 static void strides_of(const opq_type *type, int64_t *out_strides)
@@ -222,6 +280,47 @@ opq_ref random_scatter(random_graph *r, opq_ref x)
     }
     index = indices(r, &added, axis, type.size[axis]);
     return random_op(r, OPQ_OP_scatter_add, (opq_ref[]){x, index, source}, 3, &attr, 1);
+}
+
+/* Groups that end where a multiple of `step` does, or with the operand. */
+static opq_ref random_ends(random_graph *r, int64_t groups, int64_t step, int64_t extent)
+{
+    opq_attr along = {.key = OPQ_ATTR_axis, .i = 0};
+    opq_type type = opq_type_make(OPQ_i64, 1, &groups);
+    opq_ref up = random_op_typed(r, OPQ_OP_iota, &type, NULL, 0, &along, 1);
+    opq_ref times = random_op(r, OPQ_OP_mul, (opq_ref[]){up, number(r, step)}, 2, NULL, 0);
+    return random_op(r, OPQ_OP_minimum, (opq_ref[]){times, number(r, extent)}, 2, NULL, 0);
+}
+
+static opq_ref random_grouped(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x), right = type;
+    bool turn_a = chance(r, 50), turn_b = chance(r, 50), rows = chance(r, 50);
+    int64_t groups = 1 + (int64_t)random_below(r, 4), n = 1 + (int64_t)random_below(r, 20);
+    int64_t m = type.size[turn_a], k = type.size[!turn_a], extent = rows ? m : k;
+    int64_t sizes[] = {groups, turn_b ? n : k, turn_b ? k : n};
+    right = opq_type_make((opq_dtype)type.dtype, rows ? 3 : 2, sizes + !rows);
+    opq_ref b = same_shape(r, &right), ends = random_ends(r, groups, (int64_t)random_below(r, 8), extent);
+    opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a}, {.key = OPQ_ATTR_transpose_b, .i = turn_b}};
+    return random_op(r, OPQ_OP_grouped_matmul, (opq_ref[]){x, b, ends}, 3, attrs, 2);
+}
+
+opq_ref random_routine(random_graph *r, opq_ref x)
+{
+    static const opq_op combining[] = {OPQ_OP_scatter_prod, OPQ_OP_scatter_amax, OPQ_OP_scatter_amin};
+    opq_type type = opq_graph_type(r->graph, x);
+    if (type.rank == 0 || opq_type_count(&type) > 6000)
+        return -1;
+    if (type.rank == 2 && (type.dtype == OPQ_f32 || type.dtype == OPQ_f64) && chance(r, 50))
+        return random_grouped(r, x);
+    int axis = (int)random_below(r, type.rank);
+    opq_attr attr = {.key = OPQ_ATTR_axis, .i = axis};
+    if (chance(r, 50) || type.dtype == OPQ_bool)
+        return random_op(r, chance(r, 50) ? OPQ_OP_argsort : OPQ_OP_argsort_down, &x, 1, &attr, 1);
+    opq_type added = type;
+    added.size[axis] = 1 + (int64_t)random_below(r, 9);
+    opq_ref source = same_shape(r, &added), index = indices(r, &added, axis, type.size[axis]);
+    return random_op(r, combining[random_below(r, 3)], (opq_ref[]){x, index, source}, 3, &attr, 1);
 }
 
 opq_ref random_concat(random_graph *r, opq_ref x)

@@ -1,6 +1,6 @@
 /* Random graphs: fused, unfused, the reference evaluator and its loops give the same bits.
  *
- *   OPAQUE_TEST_FULL=1    twenty-five times as many graphs
+ *   OPAQUE_TEST_FULL=1    5,000 graphs of each sort
  *   OPAQUE_TEST_SEED=n    this graph alone, with its text
  */
 #include "arrays.h"
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { GRAPHS = 200, FULL_GRAPHS = 5000 };
+enum { GRAPHS = 200, VIEW_GRAPHS = 100, FULL_GRAPHS = 5000 };
 
 static opq_ctx *ctx;
 static opq_ctx *evaluating; /* its kernels are not compiled */
@@ -20,11 +20,25 @@ static volatile uint64_t current_seed;
 
 /* ---- running */
 
+/* All that was grouped is made as it was. */
+static opq_status expect_no_fallback(const opq_program *program)
+{
+    char *json = NULL;
+    opq_status status = opq_program_print(program, "json", &json);
+    const char *list = status == OPQ_OK ? strstr(json, "\"fallbacks\": ") : NULL;
+    if (list && strncmp(list, "\"fallbacks\": []", 15) != 0)
+        status = opq_fail(OPQ_UNSUPPORTED, "fell back: %s", list);
+    free(json);
+    return status;
+}
+
 static opq_status try_compiled(const opq_graph *graph, void *const *inputs, opq_fusion fusion, arrays *out)
 {
     opq_program *program = NULL;
     *out = arrays_of_outputs(graph);
     opq_status status = opq_compile(ctx, graph, fusion, &program);
+    if (status == OPQ_OK)
+        status = expect_no_fallback(program);
     if (status == OPQ_OK)
         status = opq_run(ctx, program, (const void *const *)inputs, out->data);
     if (program)
@@ -167,17 +181,28 @@ static void check_seed(uint64_t seed, bool print)
     random_graph_drop(&r);
 }
 
+static void check_seeds(uint64_t above, uint64_t few)
+{
+    uint64_t count = getenv("OPAQUE_TEST_FULL") ? FULL_GRAPHS : (uint64_t)test_sample((int)few);
+    for (uint64_t n = 1; n <= count; n++)
+        check_seed(above + n, false);
+}
+
 static void test_random_graphs(void **state)
 {
     (void)state;
     const char *seed = getenv("OPAQUE_TEST_SEED");
-    if (seed) {
+    if (seed)
         check_seed(strtoull(seed, NULL, 10), true);
-        return;
-    }
-    uint64_t count = getenv("OPAQUE_TEST_FULL") ? FULL_GRAPHS : GRAPHS;
-    for (uint64_t n = 1; n <= count; n++)
-        check_seed(n, false);
+    else
+        check_seeds(0, GRAPHS);
+}
+
+static void test_random_views(void **state)
+{
+    (void)state;
+    if (getenv("OPAQUE_TEST_SEED") == NULL)
+        check_seeds(RANDOM_VIEWS, VIEW_GRAPHS);
 }
 
 /* A crash says which graph it was. */
@@ -209,9 +234,12 @@ static int drop_context(void **state)
     return 0;
 }
 
-int main(void)
+/* opq_fusion_random test_random_views: that one alone. */
+int main(int count, char **arguments)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs), cmocka_unit_test(test_random_views)};
+    if (count > 1)
+        cmocka_set_test_filter(arguments[1]);
     signal(SIGILL, on_crash);
     signal(SIGFPE, on_crash);
     return cmocka_run_group_tests(tests, make_context, drop_context);

@@ -24,7 +24,7 @@ opq_ref random_pad(random_graph *r, opq_ref x)
         if (chance(r, 50))
             continue;
         start[d] = (int64_t)random_below(r, 5) - (type.size[d] > 1 ? 1 : 0);
-        out.size[d] = type.size[d] + start[d] + (int64_t)random_below(r, 4);
+        out.size[d] = type.size[d] + start[d] + (int64_t)random_below(r, 4) - (type.size[d] > 2 ? 1 : 0);
     }
     if (opq_dtype_kind_of((opq_dtype)type.dtype) == OPQ_KIND_FLOAT)
         value.f = chance(r, 50) ? 0.0 : chance(r, 50) ? -0.0 : 2.5;

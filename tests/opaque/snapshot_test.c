@@ -188,7 +188,7 @@ static void test_an_error_of_another_thread(void **state)
 static void test_no_memory_for_one(void **state)
 {
     opq_ctx *ctx = *state;
-    const int64_t size[] = {(int64_t)1 << 46};
+    const int64_t size[] = {(int64_t)1 << 45};
     opq_type type = opq_type_make(OPQ_f32, 1, size);
     opq_value *one = number(ctx, 1), *huge = NULL;
     expect_ok(opq_record_typed(ctx, OPQ_OP_expand, &type, &one, 1, NULL, 0, &huge));

@@ -36,7 +36,7 @@ class Entry(layouts.Comparison):
     def __init__(self, op, full: bool):
         super().__init__()
         self.op, self.full = op, full
-        self.base = sweep.Entry(op, False)
+        self.base = sweep.Entry(op)
         self.wide = {
             torch.float16: torch.float64,
             torch.bfloat16: torch.float64,

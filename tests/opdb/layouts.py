@@ -223,7 +223,7 @@ class Entry(Comparison):
     def __init__(self, op, full: bool):
         super().__init__()
         self.op, self.full, self.leaves = op, full, []
-        self.base = sweep.Entry(op, False)
+        self.base = sweep.Entry(op)
         self.tolerance = self.base.tolerance
 
     def laid_out(self, value, layout, kept, device):

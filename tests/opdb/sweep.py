@@ -1,10 +1,10 @@
 """PyTorch's own operator samples (op_db), float32, on the device against the CPU: values and gradients.
 
-    sweep.py [--only NAME ...] [--shard I/N] [--strict] [--jobs N] [--out FILE]
+    sweep.py [--only NAME ...] [--shard I/N] [--jobs N] [--out FILE]
 
-Writes a CSV row per entry: op, forward, backward, note. A cell is `ok`, `wrong` (values differ), `error` (only the device raises),
-`crash`, `hang`, or `-` (nothing to compare: the CPU cannot do it either, or there is no gradient). With --strict, extern calls are
-errors. OPAQUE_TEST_SEED=N draws other samples. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
+Writes a CSV row per entry: op, forward, backward, note, fallbacks. A cell is `ok`, `wrong` (values differ), `error` (only the device raises),
+`crash`, `hang`, or `-` (nothing to compare: the CPU cannot do it either, or there is no gradient). `fallbacks` are the ops that went
+through PyTorch's CPU kernels, which torch_opaque.strict() refuses. OPAQUE_TEST_SEED=N draws other samples. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
 OpInfo itself allows for the op if that is more; operators that draw random numbers are compared by shape and dtype.
 """
 
@@ -53,13 +53,13 @@ def name_of(op) -> str:
 
 
 class Entry:
-    """Compares one OpInfo. `strict`: extern calls are errors."""
+    """Compares one OpInfo."""
 
-    def __init__(self, op, strict: bool):
+    def __init__(self, op):
         import torch
         from torch.testing._internal import common_device_type
 
-        self.torch, self.op, self.strict = torch, op, strict
+        self.torch, self.op = torch, op
         self.tolerance = {}
         for info in op.decorators:
             for decorator in getattr(info, "decorators", ()):
@@ -184,7 +184,7 @@ class Entry:
         return forward, backward, note
 
 
-def work(strict: bool) -> None:
+def work() -> None:
     """Reads entry names from stdin, writes a CSV row each to stdout."""
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w")
@@ -198,12 +198,9 @@ def work(strict: bool) -> None:
     writer = csv.writer(out)
     for line in sys.stdin:
         name = line.strip()
-        if strict:
-            with torch_opaque.strict():
-                row = Entry(by_name[name], strict).run()
-        else:
-            row = Entry(by_name[name], strict).run()
-        writer.writerow([name, *row])
+        torch_opaque.reset_stats()
+        row = Entry(by_name[name]).run()
+        writer.writerow([name, *row, " ".join(torch_opaque.fallback_counts())])
         out.flush()
 
 
@@ -250,7 +247,7 @@ class Worker:
         if line:
             return next(csv.reader(io.StringIO(line)))
         code = self.process.wait()
-        return [name, "hang" if hung.is_set() else "crash", "-", f"exit status {code}"]
+        return [name, "hang" if hung.is_set() else "crash", "-", f"exit status {code}", ""]
 
     def stop(self):
         if self.process:
@@ -260,17 +257,12 @@ class Worker:
 
 def sweep(
     names: list,
-    strict: bool = False,
     jobs: int = 1,
     note=lambda row: None,
     arguments: list | None = None,
 ) -> dict:
-    """{name: (forward, backward, note)}. `arguments`: the worker to start, if it is not this file's."""
-    arguments = arguments or [
-        os.path.abspath(__file__),
-        "--worker",
-        *(["--strict"] if strict else []),
-    ]
+    """{name: (forward, backward, note, fallbacks)}. `arguments`: the worker to start, if it is not this file's."""
+    arguments = arguments or [os.path.abspath(__file__), "--worker"]
     todo, rows = queue.Queue(), {}
     for name in names:
         todo.put(name)
@@ -308,23 +300,22 @@ def main():
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--shard", default="0/1")
-    parser.add_argument("--strict", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.worker:
-        return work(options.strict)
+        return work()
     names = options.only or entries()
     index, count = map(int, options.shard.split("/"))
     out = open(options.out, "w", newline="") if options.out else sys.stdout  # noqa: SIM115
     writer = csv.writer(out)
-    writer.writerow(["op", "forward", "backward", "note"])
+    writer.writerow(["op", "forward", "backward", "note", "fallbacks"])
 
     def note(row):
         writer.writerow(row)
         out.flush()
 
-    rows = sweep(names[index::count], options.strict, options.jobs, note).values()
+    rows = sweep(names[index::count], options.jobs, note).values()
     for at, title in ((0, "forward"), (1, "backward")):
         counts = {}
         for row in rows:

@@ -1,5 +1,11 @@
-"""What the Python tests share. They run in the environment of ./dev, where `import torch` loads the package."""
+"""What the Python tests share. They run in the environment of ./dev, where `import torch` loads the package.
 
+A test marked `unchanged_folders("docs", ...)` builds something of what is in these folders alone, which is slow: ./dev test runs it when
+something in them, or the test's own file, is other than when it last passed (build/passed/ has that); --full and pytest always run it.
+"""
+
+import functools
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,6 +15,66 @@ import torch
 import torch_opaque
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--skip-unchanged", action="store_true", help="skip what passed on the same folders"
+    )
+
+
+@functools.cache
+def _content(path: str) -> bytes:
+    """A hash of what is in a file or folder, without what was built."""
+    found = hashlib.sha256()
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).digest()
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(f for f in folders if f not in ("__pycache__", "node_modules"))
+        for name in sorted(n for n in names if not n.endswith((".pyc", ".so"))):
+            found.update(os.path.relpath(os.path.join(folder, name), path).encode() + b"\0")
+            found.update(_content(os.path.join(folder, name)))
+    return found.digest()
+
+
+def _passed(item) -> tuple:
+    """(the file that says on what the test passed, what it would say now); None for a test without the mark."""
+    marker = item.get_closest_marker("unchanged_folders")
+    if marker is None:
+        return None
+    of = [str(item.path), *(os.path.join(ROOT, name) for name in marker.args)]
+    text = hashlib.sha256(b"".join(map(_content, of))).hexdigest()
+    name = hashlib.sha256(item.nodeid.encode()).hexdigest()[:24]
+    return os.path.join(ROOT, "build", "passed", name), text
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: measures times; ./dev test runs nothing beside it")
+    config.addinivalue_line(
+        "markers",
+        "unchanged_folders(names...): needs to run only when something in these folders changed",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items if config.getoption("--skip-unchanged") else ():
+        if known := _passed(item):
+            path, text = known
+            if os.path.exists(path) and open(path).read() == text:  # noqa: SIM115
+                names = ", ".join(item.get_closest_marker("unchanged_folders").args)
+                item.add_marker(pytest.mark.skip(reason=f"passed on the same {names}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call" and report.passed and (known := _passed(item)):
+        path, text = known
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(text)
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -96,6 +96,7 @@ def test_a_row_makes_what_its_kind_says(name):
     assert isinstance(function, torch.nn.Module) <= (row.kind == "call")
 
 
+@pytest.mark.unchanged_folders("bench")
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_row_runs_and_agrees(name):
     result = measure.measure(ROWS[name], ["opaque", "eager"], 0.0, 60.0)
@@ -215,6 +216,7 @@ def test_below_the_floor_fails(made_up):
     assert made_up(make, floor=0.9) == 1
 
 
+@pytest.mark.alone
 def test_one_thread_does_not_pay_for_other_processes():
     start = machine.processor_seconds(), time.perf_counter()
     time.sleep(0.2)
@@ -337,7 +339,9 @@ def test_the_results_of_the_tree_read_back():
 def test_dev_bench_measures_and_writes(monkeypatch, tmp_path, capsys):
     """A row in a process of its own, from the command line to the file."""
     monkeypatch.setattr(run, "RESULTS", str(tmp_path / "RESULTS.md"))
-    status = run.main(["--rows", "add_64k", "--cpu", "avx2", "--seconds", "0.05", "--write"])
+    status = run.main(
+        ["--rows", "add_64k", "--cpu", "avx2", "--seconds", "0.05", "--limit", "100", "--write"]
+    )
     out = capsys.readouterr().out.splitlines()
     assert status == 0, out
     assert out[0] == "avx2, 1 thread" and out[2].startswith("add_64k ")

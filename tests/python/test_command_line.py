@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -73,6 +74,49 @@ def test_explain_a_program():
     assert sum(int(row[1]) for row in steps) == 8 and {row[-1] for row in steps} == {"loop.py:23"}
     assert "copy_to_host" in kinds and "model.0" in report and "not fused:" in report
     assert "accuracy" in result.stderr  # the program's own output
+
+
+PLANS = """
+import time
+import torch
+
+x = torch.randn(64, 64)
+x.sum().item()
+for n in [*range(6), 6]:
+    y = x[: 32 if n == 6 else 48] @ x  # the last one is smaller
+    z = y.exp().sum(-1)
+    z.sum().item()
+"""
+
+
+def test_times_are_medians_of_the_runs_of_one_plan(tmp_path):
+    """Of those that took most of the time; the graph is that plan's, and a run that was planned counts where there is no other."""
+    (tmp_path / "plans.py").write_text(PLANS)
+    path = tmp_path / "e.json"
+    report = run("explain", "--json", path, tmp_path / "plans.py").stdout
+    assert "times are medians of 5 runs" in report and ", 7 times:" in report
+    document = json.loads(path.read_text())
+    assert document["watched"] == 5 and "[48,64]" in {k["shape"][3:] for k in document["kernels"]}
+    for kernel in document["kernels"]:
+        assert kernel["low"] <= kernel["seconds"] <= kernel["high"] <= kernel["worst"]
+
+
+def test_an_interrupted_run_changes_no_time_and_is_told(runs):
+    """As if another program had the processor: one of the reports says so much more."""
+    x = torch.rand(64, 64).to("opaque")
+    with runs.watched():
+        for _ in range(8):
+            (x @ x).exp().sum().item()
+    (kind,) = runs.kinds
+    (variant,) = kind.variants.values()
+    quiet = kind.explanation()
+    slow = [launch | {"seconds": 1.0} for launch in variant.launches]
+    kind.add({"launches": slow, "runs": [{"why": None}]})
+    told = kind.explanation()
+    assert told.seconds < 2 * quiet.seconds + 1e-3 and told.interrupted == quiet.interrupted + 1
+    assert "interrupted, as by another program" in told.text() and "took 1 s once" in told.text()
+    kind.add({"launches": [slow[0] | {"seconds": 2.0}], "runs": [{"why": "other"}]})  # another plan
+    assert len(kind.variants) == 2 and kind.seconds > 1
 
 
 def test_why_runs_were_planned_again():
@@ -277,6 +321,56 @@ def test_compare_a_program(tmp_path):
     assert rows[2]["mode"] == "fused" and rows[2]["kernels"] == 1 and rows[1]["kernels"] == 0
 
 
+@pytest.mark.parametrize("lines", [3, 20000])
+def test_each_way_has_all_of_stdin(lines, tmp_path):
+    """Also of what is longer than a pipe holds, and of a program that reads a part."""
+    text = "".join(f"{i}\n" for i in range(lines))
+    (tmp_path / "sums.py").write_text(
+        "import sys, torch\nprint(sum(map(int, sys.stdin)), torch.ones(2).sum().item())\n"
+    )
+    (tmp_path / "first.py").write_text("import torch\nprint(input(), torch.ones(2).sum().item())\n")
+    for program in ("sums.py", "first.py"):
+        command = ["compare", "--vs", "unfused", "--repeat", "1", "--fail-if-different", program]
+        result = subprocess.run(
+            [sys.executable, "-m", "torch_opaque", *command],
+            cwd=tmp_path,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert result.returncode == 0 and result.stdout.count(" yes") == 2, result
+
+
+def test_nobody_waits_for_stdin_that_nobody_reads(tmp_path):
+    """A pipe that stays open."""
+    (tmp_path / "one.py").write_text("import torch\nprint(torch.ones(2).sum().item())\n")
+    words = ["compare", "--vs", "cpu", "--repeat", "1", "one.py"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "torch_opaque", *words],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.wait(timeout=300) == 0
+        assert process.stdout.read().count(" yes") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["explain", "--fnction", "f", "x.py"], "did you mean --function"),
+        (["explian", "x.py"], "did you mean explain"),
+        (["graph", "--stage", "recordd", "x.py"], "did you mean recorded"),
+        (["compare", "--vs", "unfusd", "x.py"], "did you mean unfused"),
+        (["run", "--mode", "egaer", "loop.py"], "did you mean eager"),
+    ],
+)
+def test_a_slip_is_told_with_what_was_meant(words, meant):
+    assert meant in run(*words, status=2).stderr
+
+
 @pytest.mark.parametrize(
     "words, row, status",
     [
@@ -325,6 +419,21 @@ def test_profile(tmp_path):
     assert "opaque::mul_maximum" in result.stdout and "Namespace" in result.stderr
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any(event["name"] == "opaque::run" for event in events)
+
+
+def test_profile_options(tmp_path):
+    """Rows of the table, a row for each shape, Python's calls in the trace."""
+    words = ["--rows", 2, "--shapes", "--stacks", "--trace", tmp_path / "trace.json"]
+    table = run("profile", *words, "options.py").stdout
+    assert "Input Shapes" in table and len(re.findall(r"^ +\S+::\S+ ", table, re.M)) <= 2
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "python_function" for event in events)
+
+
+def test_graph_as_dot(tmp_path):
+    run("graph", "--dot", tmp_path / "graph.dot", "options.py")
+    text = (tmp_path / "graph.dot").read_text()
+    assert text.startswith("digraph") and "mul" in text
 
 
 # ---- files

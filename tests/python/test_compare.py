@@ -88,6 +88,7 @@ def functions():
     }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", functions())
 def test_times_are_those_of_a_loop_by_hand(name, mode, monkeypatch):

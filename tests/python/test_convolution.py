@@ -525,6 +525,43 @@ def test_filters_of_few_channels(channels):
     torch.testing.assert_close(found, F.conv2d(x, w, None, 1, 1), rtol=1e-5, atol=1e-5)
 
 
+GRADIENTS = [  # taps, stride, padding, dilation, multiplier; what each reaches beyond the image, and more taps than registers
+    ((3, 3), (1, 1), (1, 1), (1, 1), 1),
+    ((3, 3), (2, 2), (1, 1), (1, 1), 2),
+    ((5, 5), (1, 1), (2, 2), (1, 1), 1),
+    ((7, 7), (1, 1), (3, 3), (1, 1), 1),
+    ((3, 5), (1, 2), (0, 4), (2, 1), 1),
+]
+
+
+@pytest.mark.parametrize("way", GRADIENTS)
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_of_depthwise_weights(way, last):
+    """One kernel makes all taps, a sum for each in registers; fused and unfused give the same bits, also of what is not finite."""
+    taps, stride, padding, dilation, more = way
+    for batch, channels, height, width in ((2, 70, 14, 19), (3, 5, 25, 40)):
+        x = formatted(torch.randn(batch, channels, height, width), last)
+        x[0, 1, 2, 3], x[0, 2, 0, 0] = float("inf"), float("nan")
+        w = torch.randn(channels * more, 1, *taps)
+        g = torch.randn_like(F.conv2d(x, w, None, stride, padding, dilation, channels))
+
+        def grad(g, x, w, rest=(stride, padding, dilation), channels=channels):
+            rest = (None, *map(list, rest), False, [0, 0], channels, [False, True, False])
+            return torch.ops.aten.convolution_backward(g, x, w, *rest)[1]
+
+        on_device = [formatted(t.to(D), last and t is not w) for t in (g, x, w)]
+        fused = grad(*on_device)
+        trees = str(torch_opaque.graph(fused, stage="kernels"))
+        assert "unroll" in trees and trees.count("chain") == 2
+        assert len(torch_opaque.explain(fused).kernels) <= 3
+        with torch_opaque.unfused():
+            unfused = grad(*on_device).cpu()
+        assert torch.equal(fused.cpu().view(torch.int32), unfused.view(torch.int32))
+        expect = grad(g.double(), x.double(), w.double())
+        assert torch.equal(unfused.isnan(), expect.isnan())
+        torch.testing.assert_close(unfused.double(), expect, rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_depthwise_rows_read_what_they_should(threads):
     """Neighbours of a part of a tensor are not read, views of it are followed, and threads take whole blocks of rows."""

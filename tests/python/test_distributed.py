@@ -7,15 +7,22 @@ import sys
 import pytest
 
 COLLECTIVES = "reductions,movement,layouts,values_are_kept,asynchronous,functional,groups"
+SHARDED = ("mesh,ddp_with_device_ids,fsdp1", "fsdp2,fsdp2_state", "tensor_parallel,dtensor")
 DDP = "ddp_options,ddp_is_one_process_with_the_whole_batch,ddp_features,ddp_of_sparse_gradients"
 
 
-def launch(folder, checks, *backend, **environment):
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks.py")
+def launch(folder, checks, *backend, program="ranks.py", **environment):
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), program)
     ranks = [
         subprocess.Popen(
             [sys.executable, script, checks, str(rank), str(folder), *backend],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment},
+            env={
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "LOCAL_RANK": str(rank),  # as torchrun does
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -38,6 +45,11 @@ def launch(folder, checks, *backend, **environment):
 def test_two_ranks(checks, tmp_path):
     for output in launch(tmp_path, checks):
         assert "Overriding" not in output, "a warning of PyTorch's dispatcher"
+
+
+@pytest.mark.parametrize("checks", SHARDED)
+def test_two_ranks_share_what_one_has(checks, tmp_path):
+    launch(tmp_path, checks, program="ranks_sharded.py")
 
 
 def test_debug_mode(tmp_path):

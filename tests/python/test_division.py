@@ -61,6 +61,37 @@ def test_the_smallest_by_minus_one(name, dtype):
     assert OPS[name](x, y).tolist() == OPS[name](x, -1).tolist() == wanted
 
 
+def euclid(a, b, wrap):
+    """As PyTorch's kernels have it, where |the least| is the least."""
+    a, b = wrap(abs(a)), wrap(abs(b))
+    while a:
+        a, b = wrap(abs(b) % abs(a) * (1 if b >= 0 else -1)), a
+    return b
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_common_divisors_and_multiples_of_the_smallest(dtype):
+    """PyTorch's CPU kernels end the process for some of these."""
+    bits = torch.iinfo(dtype).bits
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def wrap(n):
+        return (n - least) % 2**bits + least
+
+    numbers = [least, least + 1, -12, -7, -1, 0, 1, 6, 7, 8, most]
+    pairs = [(a, b) for a in numbers for b in numbers]
+    divisors = [euclid(a, b, wrap) for a, b in pairs]
+    quotients = [
+        wrap(abs(a) // abs(g) * (1 if (a < 0) == (g < 0) else -1)) if g else 0
+        for (a, _), g in zip(pairs, divisors)
+    ]
+    multiples = [wrap(abs(wrap(q * b))) for q, (_, b) in zip(quotients, pairs)]
+    x, y = (torch.tensor(column, dtype=dtype, device="opaque") for column in zip(*pairs))
+    with torch_opaque.strict():
+        assert torch.gcd(x, y).tolist() == divisors
+        assert torch.lcm(x, y).tolist() == multiples
+
+
 @ops
 def test_a_number_is_refused_at_the_line(op):
     x = torch.arange(4).opaque()

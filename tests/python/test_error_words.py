@@ -44,6 +44,7 @@ SAME_WORDS = {
     "index_put": lambda d: put(ones(3, 4, d=d), index(0, -4, d=d)),
     "index_put of rows": lambda d: put(ones(3, 4, d=d), index(0, 3, d=d), index(0, 1, d=d)),
     "index_put of columns": lambda d: put(ones(3, 4, d=d), index(0, 2, d=d), index(0, 4, d=d)),
+    "index_fill below zero": lambda d: ones(3, 4, d=d).index_fill(0, index(0, -9, d=d), 1.0),
     "index_put, accumulated": lambda d: put(
         ones(3, 4, d=d), index(0, 2, d=d), index(0, -5, d=d), accumulate=True
     ),

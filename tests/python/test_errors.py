@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_opaque
 from raising import both_raise
 from torch import nn
 
@@ -441,3 +442,36 @@ def test_what_shares_a_kernel_with_a_failure_is_computed(fails):
     assert before.tolist() == [4, 7, 10, 13, 16] and x.tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(error):
         behind.cpu()
+
+
+FIRST_OF_SEVERAL = {
+    "gather": lambda x, i: x.gather(1, i).exp(),
+    "gather, summed over columns": lambda x, i: x.gather(1, i).sum(0),
+    "index_select": lambda x, i: x.index_select(1, i.reshape(-1)).t().exp(),
+    "index": lambda x, i: x[:, i].relu(),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x.t()).sum(),
+    "cross_entropy": lambda x, i: torch.nn.functional.cross_entropy(
+        x.t()[:1].expand(i.numel(), -1), i.reshape(-1)
+    ),
+    "scatter_add": lambda x, i: x.scatter_add(1, i, torch.ones(i.shape, device=x.device)),
+    "index_put": lambda x, i: x.index_put((i.reshape(-1),), x[0], accumulate=True),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_OF_SEVERAL)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_first_of_several_bad_indices_is_told(name, threads):
+    """In row-major order, whatever order loops and threads have."""
+    x, i = torch.randn(8, 8).to(D), torch.zeros(8, 6000, dtype=torch.int64)
+    for row, column, bad in ((0, 5900, 71), (0, 5990, 72), (1, 3, 73), (7, 0, 74)):
+        i[row, column] = bad
+    i, before = i.to(D), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(2):
+            with pytest.raises((IndexError, RuntimeError), match=r"\b71\b"):
+                FIRST_OF_SEVERAL[name](x, i).cpu()
+            with pytest.raises((IndexError, RuntimeError), match=r"\b71\b"), torch_opaque.unfused():
+                FIRST_OF_SEVERAL[name](x, i).cpu()
+    finally:
+        torch.set_num_threads(before)

@@ -84,54 +84,6 @@ def test_statistics_have_the_dtype_of_the_cpu():
 # ---- operators with one kernel for every device, which reads the memory of its operands
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_grouped_mm(dtype):
-    """What mixtures of experts multiply with: values and gradients, as the CPU's."""
-
-    def run(device):
-        torch.manual_seed(0)
-        x, w = (torch.randn(*size).to(dtype).to(device) for size in ((12, 16), (3, 16, 8)))
-        ends = torch.tensor([4, 8, 12], dtype=torch.int32).to(device)
-        x.requires_grad_(), w.requires_grad_()
-        y = torch.nn.functional.grouped_mm(x, w, offs=ends)
-        y.float().square().sum().backward()
-        return [t.detach().cpu() for t in (y, x.grad, w.grad)]
-
-    for got, expected in zip(run("opaque"), run("cpu"), strict=True):
-        assert torch.equal(got, expected)
-
-
-def test_a_mixture_of_experts():
-    """Router, top-k, tokens sorted by expert, one grouped product, results added back: values and gradients."""
-
-    class Experts(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.router = torch.nn.Linear(16, 4)
-            self.up = torch.nn.Parameter(torch.randn(4, 16, 32) * 0.1)
-            self.down = torch.nn.Parameter(torch.randn(4, 32, 16) * 0.1)
-
-        def forward(self, x):
-            weights, chosen = torch.softmax(self.router(x), -1).topk(2, -1)
-            flat = chosen.flatten()
-            order = flat.argsort(stable=True)
-            ends = torch.bincount(flat, minlength=4).cumsum(0).to(torch.int32)
-            h = torch.nn.functional.grouped_mm(x[order // 2], self.up, offs=ends)
-            h = torch.nn.functional.grouped_mm(torch.nn.functional.silu(h), self.down, offs=ends)
-            h = h * weights.flatten()[order, None]
-            return x + torch.zeros_like(x).index_add(0, order // 2, h)
-
-    def run(device):
-        torch.manual_seed(0)
-        model, x = Experts().to(device), torch.randn(24, 16).to(device)
-        y = model(x)
-        y.square().mean().backward()
-        return [t.detach().cpu() for t in (y, *(p.grad for p in model.parameters()))]
-
-    for got, expected in zip(run("opaque"), run("cpu"), strict=True):
-        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -260,3 +212,71 @@ def test_an_operator_that_breaks_its_promise_runs_at_once_from_then_on(default):
             assert odd(x).tolist() == [0.0]
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+# ---- what is told of it
+
+
+def told(run_python, text) -> str:
+    return run_python(
+        "import torch\nimport torch.nn.functional as F\nx = torch.rand(4, 4, device='opaque')\n"
+        + text
+    ).stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("torch.digamma(x.double())", "has no native kernel"),
+        ("x.to(torch.complex64).exp()", "aten::exp has no native kernel for complex64"),
+        ("torch.special.entr(x)", ""),
+        (
+            "F.interpolate(x[None, None], scale_factor=2, mode='bilinear', antialias=True)",
+            "has no native kernel",
+        ),
+        (
+            "F.interpolate(x[None, None], scale_factor=2, mode='bicubic')",
+            "upsample_bicubic2d has no native kernel;",
+        ),
+        ("torch.linalg.inv(x)", "aten::linalg_inv_ex has no native kernel"),
+    ],
+)
+def test_a_warning_names_the_reason(run_python, call, reason):
+    shown = told(run_python, f"{call}.sum().item()")
+    assert reason in shown
+    if reason:
+        assert "for these arguments" not in shown and "<string>:4: aten::" in shown, shown
+
+
+def test_a_warning_of_a_gradient_names_the_line_of_its_forward_op(run_python):
+    text = """
+w = torch.rand(3, device="opaque", requires_grad=True)
+loss = torch.special.i0e(w)
+
+loss.sum().backward()
+print(w.grad)
+"""
+    shown = told(run_python, text)
+    assert "<string>:6 (backward): aten::" in shown, shown
+
+
+def test_strict_names_the_reason_and_the_search_for_it_leaves_no_trace():
+    x = torch.rand(4, 4, device="opaque").to(torch.complex64)
+    torch.opaque.synchronize()
+    before = torch_opaque.fallback_counts()
+    state = torch.opaque.get_rng_state()
+    with torch_opaque.strict(), pytest.raises(
+        NotImplementedError, match="aten::exp has no native kernel for complex64 on device"
+    ):
+        x.exp()
+    assert torch_opaque.fallback_counts() == before and torch.equal(
+        torch.opaque.get_rng_state(), state
+    )
+
+
+def test_a_result_of_another_kind_is_called_what_it_is():
+    x = torch.rand(4, device="opaque")
+    with pytest.raises(
+        NotImplementedError, match="quantized tensor, which device opaque:0 does not have"
+    ):
+        torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)

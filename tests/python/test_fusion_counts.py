@@ -787,3 +787,76 @@ def test_values_of_all_pairs_are_computed_again_and_not_stored(program, dims):
     ):
         assert torch.equal(fused.cpu(), unfused.cpu()) and torch.equal(fused.cpu(), last.cpu())
         torch.testing.assert_close(fused.cpu(), cpu, rtol=2e-4, atol=2e-3)
+
+
+# ---- offsets of views are no part of a plan
+
+
+def plans_built(fn):
+    torch_opaque.reset_stats()
+    found = fn()
+    return found, torch_opaque.stats()["plans_built"], torch_opaque.stats()["kernels_run"]
+
+
+def test_looking_at_elements_needs_no_plan():
+    y = torch.arange(120, device=D).view(4, 30)
+    torch.opaque.synchronize()
+    for view, expect in (
+        (y, torch.arange(120).view(4, 30)),
+        (y.t()[3:, 1:4:2], torch.arange(120).view(4, 30).t()[3:, 1:4:2]),
+    ):
+        found, plans, kernels = plans_built(
+            lambda view=view: [[int(e) for e in row] for row in view]
+        )
+        assert found == expect.tolist() and (plans, kernels) == (0, 0)
+    (y * 2)[1, 2].item()
+    found, plans, _ = plans_built(lambda: [(y * 2)[1, i].item() for i in range(30)])
+    assert (
+        found == [2 * (30 + i) for i in range(30)] and plans == 0
+    )  # all of what is pending, then one element
+    y[1, 3] = -1
+    assert y[1, 3].item() == -1 and y[1, 4].item() == 34
+
+
+def test_any_offset_has_the_same_plan():
+    """The first offsets of a graph have a plan that shows them, all others one together."""
+    x = torch.randn(3, 64, 80)
+    there = x.to(D)
+    places = [(i * 7 % 33, i * 11 % 40) for i in range(100)]
+
+    def crops(x):
+        return [(x[:, i : i + 32, j : j + 40 : 2] * 2).flip(2).cpu() for i, j in places]
+
+    found, plans, _ = plans_built(lambda: crops(there))
+    assert plans == 2
+    assert all(map(torch.equal, found, crops(x)))
+    with torch_opaque.unfused():
+        found, plans, _ = plans_built(lambda: crops(there))
+    assert plans == 2 and all(map(torch.equal, found, crops(x)))
+
+    def pairs(x):  # two views of one tensor, which overlap or not, and all of it
+        return [
+            (F.pad(x[:, i : i + 9], (1, -1)) + x[:, 50 - i : 59 - i] * x.sum()).cpu()
+            for i in range(50)
+        ]
+
+    found, plans, _ = plans_built(lambda: pairs(there))
+    assert plans == 2
+    for f, e in zip(found, pairs(x), strict=True):
+        torch.testing.assert_close(f, e)
+
+
+def test_offsets_of_what_is_written():
+    """What is read of a tensor that the same graph writes is what it was before, whichever memory the result takes."""
+
+    def steps(device):
+        a = torch.arange(200.0).view(50, 4).to(device)
+        seen = []
+        for i in range(48):
+            before = a[i + 1] * 2
+            a[i] += a[i + 1]
+            a[i, 1:3] *= a[i + 2, 2:]
+            seen.append(before.cpu())
+        return [*seen, a.cpu()]
+
+    assert all(map(torch.equal, steps(D), steps("cpu")))

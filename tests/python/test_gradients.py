@@ -23,7 +23,7 @@ import layouts  # noqa: E402
 import modules  # noqa: E402
 
 FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
-JOBS = len(os.sched_getaffinity(0))
+JOBS = int(os.environ.get("OPAQUE_TEST_JOBS", len(os.sched_getaffinity(0))))
 MODES = {"fused": None, "unfused": torch_opaque.unfused, "eager": torch_opaque.eager}
 pytestmark = pytest.mark.filterwarnings("ignore")
 

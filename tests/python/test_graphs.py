@@ -20,7 +20,7 @@ D = "opaque"
 
 def net(x, w):
     h = torch.relu(x @ w)
-    return torch.softmax(h, -1), h.sort()[0].exp()
+    return torch.softmax(h, -1), torch.digamma(h).exp()
 
 
 def ones(*shape):
@@ -83,7 +83,7 @@ def test_modes_are_those_of_the_moment(arguments):
 def test_a_graph_holds_no_tensor():
     x = ones(1 << 20)
     before = _C.memory_allocated()
-    y = x.sort()[0] + 1
+    y = torch.digamma(x) + 1
     g, gone = torch_opaque.graph(y), weakref.ref(x)
     del x, y
     gc.collect()

@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+import torch_opaque
 from torch import nn
 
 
@@ -191,3 +192,31 @@ def test_save_and_load_of_a_whole_module():
     loaded = torch.load(file, weights_only=False)
     assert loaded.head.weight is loaded.embed.weight and loaded.head.weight.is_opaque
     assert torch.equal(loaded.embed.weight.cpu(), model.embed.weight.cpu())
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_lstm_of_a_sequence(options, batch_first):
+    """Inputs of all steps are one product, and a step's gates one value: 3 kernels forward, 5 backward."""
+    torch.manual_seed(0)
+    steps = 12
+    module = nn.LSTM(5, 8, batch_first=batch_first, **options)
+    x = torch.randn(3, steps, 5) if batch_first else torch.randn(steps, 3, 5)
+
+    def train(module, x):
+        x = x.detach().requires_grad_()
+        out, (h, c) = module(x)
+        (out.square().sum() + h.sum() + (c * c).sum()).backward()
+        return [t.cpu() for t in (out.detach(), h.detach(), c.detach(), x.grad)] + [
+            p.grad.cpu() for p in module.parameters()
+        ]
+
+    expect = train(module, x)
+    there = copy.deepcopy(module).to("opaque")
+    torch_opaque.reset_stats()
+    found = train(there, x.to("opaque"))
+    runs = len([name for name, _ in module.named_parameters() if name.startswith("weight_ih")])
+    assert torch_opaque.stats()["extern_calls"] == 0
+    assert torch_opaque.stats()["kernels_run"] <= runs * (9 * steps + 20)
+    for f, e in zip(found, expect, strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-4, atol=1e-5)

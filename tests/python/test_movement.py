@@ -1,11 +1,13 @@
 """Operators that move elements, against the CPU: bits, strides, dtypes, gradients, and that no CPU kernel is called."""
 
+import itertools
 import random
 
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import torch_opaque
 from moving import (
     DTYPES,
     SEEDS,
@@ -195,6 +197,40 @@ def test_padding_of_nothing():
         compare(lambda x: F.pad(x, padding, value=2.5), torch.randn(shape))
 
 
+# What is read through a padding that lies over a reshape: offsets below 0, whose carries go into other dims.
+ABOVE_PADDINGS = {
+    "a view": lambda x: F.pad(x.expand(8, 2).reshape(-1), (1, -1)).view(8, 2).exp(),
+    "a sum": lambda x: F.pad(x.expand(8, 2).reshape(-1), (1, -1)).view(8, 2).sum(1),
+    "a product": lambda x: F.pad(x.expand(8, 2).reshape(-1), (1, -1)).view(8, 2) @ x.new_ones(2, 3),
+    "a window": lambda x: F.pad(x.expand(8, 2).reshape(-1), (1, -1)).unfold(0, 4, 3).exp(),
+    "a flip": lambda x: F.pad(x.expand(8, 2).reshape(-1), (3, -3)).view(4, 4).flip(1).exp(),
+    "repeats": lambda x: F.pad(x.reshape(-1).repeat_interleave(2), (1, -1)).view(-1, 2).exp(),
+    "an index": lambda x: (
+        F.pad(torch.arange(8, device=x.device).view(8, 1).expand(8, 2).reshape(-1), (1, -1)).view(
+            8, 2
+        )
+        * 2
+    ),
+    "another padding": lambda x: F.pad(
+        F.pad(x.expand(8, 2).reshape(-1), (3, -1)).view(6, 3), (1, -2, -1, 2), value=1.0
+    ).exp(),
+    "whole rows": lambda x: F.pad(x.expand(8, 2).reshape(-1), (2, -2)).view(8, 2).sum(),
+    "rows before and behind": lambda x: (
+        F.pad(x.expand(8, 2).reshape(-1), (4, 4)).view(3, 4, 2).exp()
+    ),
+    "one element": lambda x: F.pad(x[:1, :1].reshape(1), (1, 2)).view(2, 2).exp(),
+}
+
+
+@pytest.mark.parametrize("name", ABOVE_PADDINGS)
+@pytest.mark.parametrize("shape", [(8, 1), (1, 2), (8, 2)])
+def test_views_above_paddings(name, shape):
+    f, x = ABOVE_PADDINGS[name], torch.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape) / 8
+    for mode in (torch_opaque.strict, torch_opaque.unfused):
+        with mode():
+            torch.testing.assert_close(f(x.to(D)).cpu(), f(x), rtol=1e-6, atol=0)
+
+
 def test_rolls_of_many_elements():
     x = torch.randn(30, 40, 50)
     for shifts, dims in ((3, 2), ((1, -2), (1, 2)), ((5, 60), (0, 2)), (7, 0), (-1001, None)):
@@ -300,3 +336,34 @@ def test_cat_of_one_and_of_empty_parts():
         lambda x, n: torch.stack([x]),
     ):
         compare(f, x, none)
+
+
+def test_cat_parts_that_are_skipped_have_a_say_in_the_dtype():
+    dtypes = (torch.uint8, torch.bool, torch.int64, torch.float16, torch.float32, torch.complex64)
+    joins = (
+        lambda a, b: torch.cat([a, b]),
+        lambda a, b: torch.cat([b, a], 1),
+        lambda a, b: torch.concat([a, a, b]),
+        lambda a, b: torch.concatenate([b, a]),
+        lambda a, b: torch.cat([a, b], out=torch.empty(0, dtype=torch.complex64, device=a.device)),
+        lambda a, b: torch.cat([a, b], out=torch.empty(0, dtype=b.dtype, device=a.device)),
+        lambda a, b: torch.hstack([a, b]),
+        lambda a, b: torch.vstack([a[:, None], b[:, :0]]),
+        lambda a, b: torch.stack([a, b[0, :0]]),
+        lambda a, b: torch.dstack([a[None, None], b[None, :0, None]]),
+        lambda a, b: torch.column_stack([b, b]),
+        lambda a, b: torch.cat([b, b.to(memory_format=torch.contiguous_format), a]),
+    )
+    for one, two in itertools.product(dtypes, dtypes):
+        a, b = torch.empty(0).to(one), torch.tensor([[0.5], [1], [2], [200]]).to(two)
+        for i, join in enumerate(joins):
+            try:
+                want = join(a, b)
+            except (RuntimeError, IndexError, TypeError) as error:
+                with pytest.raises(type(error)):
+                    join(a.to(D), b.to(D))
+                continue
+            got = join(a.to(D), b.to(D))
+            assert got.dtype == want.dtype and torch.equal(got.cpu(), want), (i, one, two)
+    image, none = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.empty(0)
+    assert torch.cat([image.to(D), none.to(D)]).stride() == torch.cat([image, none]).stride()

@@ -191,6 +191,11 @@ def unusable(row, tensors):
         return (divisor == 0) | (
             divisor == -1 if divisor.dtype not in (torch.uint8, torch.bool) else False
         )
+    if row in ("gcd", "lcm"):  # a quotient of the least integer by -1 ends the process, too
+        dtype = tensors[0].dtype
+        if dtype in INTEGERS and dtype.is_signed:
+            least = torch.iinfo(dtype).min
+            return (tensors[0] == least) | (tensors[1] == least)
     if row in COMPOUND:
         # With NaN in `self` the CPU's vectors and the scalar tail behind them give different answers.
         return tensors[1].isnan()
@@ -382,6 +387,7 @@ EXPLICIT = {
     "strided": (lambda x: x.as_strided((2, 3), (1, 2), 1) + 1, M),
     "pad": (lambda x: F.pad(x, (1, 2, -1, 3), value=2.5) * 2, M),
     "update": (written, M),
+    "euclid": (lambda x: torch.gcd(x.long(), torch.full_like(x, 6).long()), M),
     "rsub": (lambda x: torch.rsub(x, 1.5), M),
     "div_trunc": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), M, M),
     "square": (lambda x: torch.square(x), M),
@@ -394,6 +400,26 @@ EXPLICIT = {
     "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), M),
     "gelu_backward": (grad_of(F.gelu), M),
     "gelu_tanh_backward": (grad_of(lambda x: F.gelu(x, approximate="tanh")), M),
+    "nextafter": (lambda x, y: torch.nextafter(x, y), M, M),
+    "leaky_relu_backward": (grad_of(lambda x: F.leaky_relu(x, 0.1)), M),
+    "elu_backward": (grad_of(lambda x: F.elu(x, 0.7)), M),
+    "bce": (lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()), M, M),
+    "bce_backward": (
+        lambda x, y: grad_of(lambda x: F.binary_cross_entropy(x, y.sigmoid()))(x.sigmoid()),
+        M,
+        M,
+    ),
+    "grouped_matmul": (
+        lambda x, w, ends: torch._grouped_mm(x, w, offs=ends),
+        (6, 4),
+        (3, 4, 8),
+        torch.tensor([2, 2, 6], dtype=torch.int32),
+    ),
+    "argsort": (lambda x: x.sort(1).indices, M),
+    "argsort_down": (lambda x: x.sort(0, descending=True).values, M),
+    "scatter_prod": (lambda x, i: x.scatter_reduce(1, i, x * 2, "prod"), M, I34),
+    "scatter_amax": (lambda x, i: x.scatter_reduce(1, i, x * 2, "amax"), M, I34),
+    "scatter_amin": (lambda x, i: x.scatter_reduce(1, i, x * 2, "amin"), M, I34),
     "log_sigmoid": (F.logsigmoid, M),
     "log_sigmoid_backward": (grad_of(F.logsigmoid), M),
     "logit": (lambda x: torch.logit(torch.sigmoid(x), 0.25), M),

@@ -62,11 +62,12 @@ def threads(): return len(os.listdir("/proc/self/task"))
 import torch
 before = threads()
 import torch_opaque
-print(threads() - before, torch.opaque.is_initialized(), torch_opaque.stats()["kernels_compiled"])
+print(threads() - before, torch_opaque.stats()["bytes_allocated"], torch_opaque.stats()["kernels_compiled"])
 """
-    assert run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.split() == ["0", "False", "0"]
+    assert run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.split() == ["0", "0", "0"]
 
 
+@pytest.mark.alone
 def test_importing_costs_a_twentieth_of_importing_torch(run_python, tmp_path):
     """Or 50 ms. With bytecode, as pip leaves it."""
     text = (
@@ -152,6 +153,44 @@ except RuntimeError:
     result = run_python(text, **{name: "fast"})
     assert result.stdout.split() == ["1.0", "False", "no", "device"]
     assert f"{name}=fast" in result.stderr
+
+
+def test_what_there_is_and_what_was_meant():
+    public = [name for name in dir(torch_opaque) if not name.startswith("_")]
+    assert public == sorted(torch_opaque.__all__)
+    assert all(getattr(torch_opaque, name).__doc__ for name in public)
+    with pytest.raises(AttributeError, match="no attribute 'explian'; did you mean explain"):
+        torch_opaque.explian  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'zzz'$"):
+        torch_opaque.zzz  # noqa: B018
+    with pytest.raises(ValueError, match="did you mean fused"):
+        torch_opaque.graph(torch.ones(1, device="opaque"), stage="fusd")
+    with pytest.raises(AttributeError, match="no switch fuson; did you mean fusion"):
+        torch.backends.opaque.fuson = False
+    with pytest.raises(TypeError, match="no flag verbos; did you mean verbose"):
+        with torch.backends.opaque.flags(verbos=True):
+            pass
+
+
+def test_a_variable_that_is_none_of_ours_is_told(run_python):
+    shown = run_python("import torch", OPAQUE_MODES="eager", OPAQUE_OTHER="1").stderr
+    assert "OPAQUE_MODES is no variable of torch_opaque; did you mean OPAQUE_MODE?" in shown
+    assert "OPAQUE_OTHER" not in shown
+
+
+def test_long_compiling_says_so(run_python):
+    """Once in the time that OPAQUE_PROGRESS says, and not at all without need."""
+    text = """
+import torch
+x = torch.rand(16, device="opaque")
+for i in range(24):
+    x = (x * (i + 1)).reshape(2, -1).softmax(i % 2).reshape(-1).cumsum(0) if i % 2 else x.view(4, 4).amax(0).repeat(4).tanh()
+print(x.sum().item())
+"""
+    told = run_python(text, OPAQUE_PROGRESS="0.005").stderr
+    assert re.search(r"\[opaque\] compiling kernels for [\d.]+ s: \d+ of \d+ done", told), told
+    assert "[opaque]" not in run_python(text, OPAQUE_PROGRESS="0").stderr
+    assert "[opaque]" not in run_python(text).stderr
 
 
 # ---- modes

@@ -1,5 +1,6 @@
 """opq-opt on text: printing, verifying, passes, evaluation, errors with a place; no PyTorch and no BLAS in it."""
 
+import json
 import os
 import subprocess
 
@@ -62,6 +63,19 @@ def test_run_and_eval(root, folder, how):
 def test_emit(root, stage, word):
     result = run(root, f"--emit={stage}", text=GRAPH)
     assert result.returncode == 0 and word in result.stdout, result.stderr
+
+
+def test_emit_json(root):
+    result = run(root, "--emit=json", text=GRAPH)
+    assert result.returncode == 0, result.stderr
+    assert [node["op"] for node in json.loads(result.stdout)["nodes"]].count("mul") == 1
+
+
+def test_compile(root):
+    """How long it took."""
+    result = run(root, "--compile", text=GRAPH)
+    assert result.returncode == 0 and "compiled in" in result.stdout + result.stderr
+    assert run(root, "--compile", text=GRAPH.replace("relu", "nonsense")).returncode == 1
 
 
 @pytest.mark.parametrize(

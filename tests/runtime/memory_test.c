@@ -75,9 +75,9 @@ static void test_live_and_peak(void **state)
     assert_int_equal(opq_pool_live(pool), 1500);
     opq_buffer_release(a);
     assert_int_equal(opq_pool_live(pool), 500);
-    assert_int_equal(opq_pool_peak(pool), 1500);
+    assert_int_equal(opq_pool_stats(pool).buffers[OPQ_MEMORY_all].bytes.peak, 1500);
     opq_pool_reset_peak(pool);
-    assert_int_equal(opq_pool_peak(pool), 500);
+    assert_int_equal(opq_pool_stats(pool).buffers[OPQ_MEMORY_all].bytes.peak, 500);
     opq_buffer_release(b);
 }
 
@@ -97,9 +97,9 @@ static void test_reserved_is_live_and_cached(void **state)
     assert_int_equal(opq_pool_reserved(pool), all - (int64_t)sizeof data);
     opq_pool_trim(pool);
     assert_int_equal(opq_pool_reserved(pool), 1024);
-    assert_int_equal(opq_pool_reserved_peak(pool), all);
+    assert_int_equal(opq_pool_stats(pool).blocks[OPQ_MEMORY_all].bytes.peak, all);
     opq_pool_reset_peak(pool);
-    assert_int_equal(opq_pool_reserved_peak(pool), 1024);
+    assert_int_equal(opq_pool_stats(pool).blocks[OPQ_MEMORY_all].bytes.peak, 1024);
     opq_buffer_release(small);
     opq_pool_trim(pool);
     assert_int_equal(opq_pool_reserved(pool), 0);

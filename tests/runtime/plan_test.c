@@ -192,6 +192,38 @@ static void test_no_memory(void **state)
     }
 }
 
+/* A division that says what does not hold where its divisor is 0. */
+static void test_words_of_a_check(void **state)
+{
+    opq_plan *plan = plan_of(*state, "graph @g {\n  %0 = input i32[3]\n  %1 = input i32[3]\n"
+                                     "  %2 = div_trunc i32[3] %0, %1 {key=\"op: all are there\"}  # a.py:3\n"
+                                     "  %3 = div_trunc i32[3] %0, %1 {key=\"op\"}  # a.py:4\n  output %2, %3\n}\n");
+    int32_t x[] = {1, 2, 3}, y[] = {1, 0, 1};
+    opq_buffer *outputs[2];
+    expect_failure(run(*state, plan, (void *const[]){x, y}, outputs), OPQ_INVALID,
+                   "op (recorded at a.py:3): all are there");
+    opq_plan_release(plan);
+}
+
+/* More than can be counted is refused, and not placed somewhere. */
+static void test_temporaries_beyond_all_numbers(void **state)
+{
+    opq_plan *plan = NULL;
+    opq_graph *graph = graph_of_text(
+        "graph @g {\n  %0 = input f32[1]\n  %1 = expand f32[1073741824,1073741824] %0\n"
+        "  %2 = scan_add f32[1073741824,1073741824] %1 {axis=1}\n  %3 = scan_add f32[1073741824,1073741824] %2 "
+        "{axis=0}\n"
+        "  %4 = scan_add f32[1073741824,1073741824] %3 {axis=1}\n  %5 = add f32[1073741824,1073741824] %4, %2\n"
+        "  %6 = sum f32[1,1] %5 {axes=[0,1], tree=lanes}\n  output %6\n}\n");
+    machine *m = *state;
+    expect_failure(
+        opq_plan_compile(&m->runtime, graph, OPQ_UNFUSED, &plan), OPQ_NO_MEMORY,
+        "can't allocate memory: you tried to allocate 4611686018427387904 bytes besides 4611686018427387904 for "
+        "other temporaries");
+    assert_null(plan);
+    opq_graph_destroy(graph);
+}
+
 /* The step with a bad index spoils what depends on it; the rest of the run is done. */
 static void test_a_failed_step(void **state)
 {
@@ -259,6 +291,8 @@ int main(void)
         TEST(test_updates_in_place),
         TEST(test_equal_outputs_share_memory),
         TEST(test_no_memory),
+        TEST(test_words_of_a_check),
+        TEST(test_temporaries_beyond_all_numbers),
         TEST(test_a_failed_step),
         TEST(test_notes),
         TEST(test_calls_without_a_host),

@@ -1,4 +1,5 @@
 // The drawing of a tree of boxes: what is in sight, in as much detail as can be seen.
+import { roofKind, ROOFS } from "./data.js";
 import { colour } from "./dom.js";
 import { bytes, opName, seconds, type } from "./format.js";
 import { corner, TITLE } from "./layout.js";
@@ -7,7 +8,8 @@ const FONT = "system-ui, sans-serif";
 const MONO = "ui-monospace, monospace";
 const SMALL = 5; // pixels: a box lower than that is a mark
 const FAINT = 16; // pixels: a kernel lower than that has the stronger colour of its kind
-const KINDS = ["map", "row", "column", "scan", "index", "matmul", "concat", "update", "extern", "block"];
+const KINDS = ["map", "row", "column", "scan", "index", "matmul", "concat", "update", "extern", "block", "routine"];
+const SHARES = ROOFS.map(([kind]) => kind);
 
 export function readColours() {
   const names = [
@@ -21,7 +23,7 @@ export function readColours() {
     "found",
     "edge",
     "page",
-    ...KINDS.flatMap((k) => [`kind-${k}`, `dot-${k}`]),
+    ...[...KINDS, ...SHARES].flatMap((k) => [`kind-${k}`, `dot-${k}`]),
   ];
   return Object.fromEntries(names.map((name) => [name, colour(name)]));
 }
@@ -108,7 +110,9 @@ export class Painter {
   #fill(item) {
     const { colours } = this;
     const strong = item.h * this.view.scale < FAINT;
-    if (item.kind === "kernel") return colours[`${strong ? "dot" : "kind"}-${item.color}`] ?? colours.surface;
+    const kind = this.byRoof ? roofKind(item) : item.color;
+    if (item.kind === "kernel") return colours[`${strong ? "dot" : "kind"}-${kind}`] ?? colours.surface;
+    if (this.byRoof && item.timed > 0 && !item.open) return colours[`kind-${kind}`];
     if (item.kind === "op") return item.parent.kind === "kernel" ? colours.surface : colours.raised;
     return item.depth % 2 ? colours.raised : colours.sunken;
   }

@@ -156,8 +156,15 @@ class CodePane extends Pane {
       lines.map((text, i) => ({ text, number: i + 1 })),
       `${note}; ${plural(lines.length, "line")}`,
     );
-    this.table.element.scrollTop = 0;
+    this.table.element.scrollTop = this.name === "asm" ? ROW * firstInstruction(lines) : 0;
   }
+}
+
+/** Where the code begins: behind directives and constants, at the label before the first instruction. */
+function firstInstruction(lines) {
+  const first = lines.findIndex((line) => /^\s+[a-z]\w*/.test(line));
+  const label = first < 0 ? -1 : lines.slice(0, first).findLastIndex((line) => /^[\w$@"]+:/.test(line));
+  return Math.max(0, label < 0 ? first : label);
 }
 
 export class CodeTab {
@@ -176,8 +183,18 @@ export class CodeTab {
       this.bar.append(h("button", { type: "button", value: name, onclick: () => this.#toggle(name) }, title));
     }
     panel.append(this.bar, this.row);
+    const { selection } = app;
+    if (selection.kernel === null && selection.node === null && selection.source === null) this.#chooseDearest();
     app.selection.subscribe((from) => this.update(from));
     this.#arrange();
+  }
+
+  /** Of those that have code here. */
+  #chooseDearest() {
+    const { model, selection } = this.app;
+    const key = model.run ? "seconds" : "bytes";
+    const [dearest] = model.kernels.filter((k) => k.code !== null).sort((a, b) => b[key] - a[key]);
+    if (dearest) selection.select({ kernel: dearest.index }, this);
   }
 
   #toggle(name) {

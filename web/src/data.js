@@ -131,6 +131,8 @@ export class Model {
       kernel.bytes = moved(kernel);
       kernel.seconds = launch ? launch.seconds * (bytes ? kernel.bytes / bytes : 1 / kernels) : 0;
       kernel.timed = launch;
+      // The least time in which the machine could do it; null: another library does it, or nobody measured.
+      kernel.roof = launch?.roof_seconds ? (launch.roof_seconds * kernel.seconds) / launch.seconds : null;
     });
     this.seconds = launches.reduce((sum, launch) => sum + launch.seconds, 0);
     this.bytes = this.run?.bytes_moved ?? this.kernels.reduce((sum, k) => sum + k.bytes, 0);
@@ -142,3 +144,33 @@ export class Model {
     return ["backward", "forward", "update"].find((phase) => found.has(phase)) ?? "";
   }
 }
+
+const NEAR = [0.1, 0.25]; // shares of a time within which others are like it: at least, at most
+
+/** Groups with seconds, low and bytes, the dearest first. Those that the runs do not tell apart, because their times are nearly the same for
+ * what they spread, stand by what they move, which is the same in each run. As explain() prints them. */
+export function byTime(groups) {
+  const found = [...groups].sort((a, b) => b.seconds - a.seconds);
+  const ordered = [];
+  while (found.length) {
+    const { seconds, low } = found[0];
+    const near = Math.min(Math.max(NEAR[0], (seconds - low) / seconds || 0), NEAR[1]);
+    const apart = found.findIndex((g) => g.seconds < (1 - near) * seconds);
+    ordered.push(...found.splice(0, apart < 0 ? found.length : apart).sort((a, b) => b.bytes - a.bytes));
+  }
+  return ordered;
+}
+
+/** Of a group or kernel: in which fifth of the roof it is, as the kind that has its colour. */
+export function roofKind({ roof, timed }) {
+  return roof === null || !(timed > 0) ? "unknown" : `roof${Math.max(0, Math.min(4, Math.floor((5 * roof) / timed)))}`;
+}
+
+export const ROOFS = [
+  ["roof0", "less than 20% of the roof"],
+  ["roof1", "20%"],
+  ["roof2", "40%"],
+  ["roof3", "60%"],
+  ["roof4", "80% and more"],
+  ["unknown", "none"],
+];

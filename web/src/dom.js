@@ -37,10 +37,18 @@ export function choice(label, options, chosen, onchoose) {
 
 export function legend(kernels) {
   const kinds = [...new Set(kernels.map((k) => k.kind))].sort();
+  return colours(
+    "Colours of kinds of kernels",
+    kinds.map((kind) => [kind, kind]),
+  );
+}
+
+/** kinds: [kind, what it is] */
+export function colours(label, kinds) {
   return h(
     "ul",
-    { class: "legend", "aria-label": "Colours of kinds of kernels" },
-    kinds.map((kind) => h("li", {}, h("i", { class: `dot kind-${kind}` }), kind)),
+    { class: "legend", "aria-label": label },
+    kinds.map(([kind, text]) => h("li", {}, h("i", { class: `dot kind-${kind}` }), text)),
   );
 }
 

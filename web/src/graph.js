@@ -9,6 +9,7 @@ import { Table } from "./table.js";
 const SLICE = 10; // milliseconds of layout between two frames
 const LINKS = 300; // edges drawn of what is selected
 const SPAN = [0.004, 3]; // least and greatest scale
+const LEGIBLE = 0.8; // the least scale at which text of boxes can be read
 const FOLDED = 3000; // more ops than that are folded at first
 
 export class GraphTab {
@@ -43,12 +44,15 @@ export class GraphTab {
     );
     const button = (text, label, onclick) =>
       h("button", { type: "button", class: "tool", "aria-label": label, title: label, onclick }, text);
+    this.painter = new Painter(this.canvas, this.model);
+    this.small = new Painter(h("canvas"), this.model);
     panel.append(
       h(
         "div",
         { class: "bar" },
         this.depths,
         app.model.report.stages.length > 1 ? stages : null,
+        app.colouring((byRoof) => this.colour(byRoof)),
         button("+", "Zoom in", () => this.zoom(1.4)),
         button("\u2212", "Zoom out", () => this.zoom(1 / 1.4)),
         button("Fit", "Fit all", () => this.fit()),
@@ -60,8 +64,6 @@ export class GraphTab {
       ),
       h("div", { class: "split" }, h("div", { class: "outline" }, this.outline.element), this.box),
     );
-    this.painter = new Painter(this.canvas, this.model);
-    this.small = new Painter(h("canvas"), this.model);
     this.#listen();
     app.selection.subscribe((from) => from !== this && this.#follow());
     this.ready = this.setStage(this.stageName);
@@ -86,7 +88,7 @@ export class GraphTab {
     this.depths.press(depth);
     unfold(this.items.root, depth);
     await this.arrange();
-    this.fit();
+    this.begin();
   }
 
   async toggle(item, anchor = item) {
@@ -173,6 +175,18 @@ export class GraphTab {
     c.strokeRect(x * scale, y * scale, (width / s) * scale, (height / s) * scale);
   }
 
+  /** The first view: all of it, if it can be read then, or as much as can be read from its top. The minimap has all of it. */
+  begin() {
+    this.fit();
+    const { clientWidth: width } = this.box;
+    if (!width || this.view.scale >= LEGIBLE) return;
+    const { root } = this.items;
+    const [first] = [...root.children].sort((a, b) => a.y - b.y);
+    const middle = first ? first.x + first.w / 2 : root.w / 2;
+    this.view = { scale: LEGIBLE, x: middle - width / LEGIBLE / 2, y: -12 / LEGIBLE };
+    this.draw();
+  }
+
   fit(item = this.items.root) {
     const { clientWidth: width, clientHeight: height } = this.box;
     if (!width || !item.w) return;
@@ -207,6 +221,12 @@ export class GraphTab {
       x: x + shown.w / 2 - width / scale / 2,
       y: y + Math.min(shown.h, height / scale) / 2 - height / scale / 2,
     };
+    this.draw();
+  }
+
+  colour(byRoof) {
+    this.painter.byRoof = this.small.byRoof = byRoof;
+    this.mapped = false;
     this.draw();
   }
 
@@ -255,7 +275,7 @@ export class GraphTab {
     this.#showRow();
     this.#link();
     if (item && this.box.clientWidth) this.centre(item);
-    else if (this.stale) this.fit();
+    else if (this.stale) this.begin();
     this.stale = !this.box.clientWidth;
     this.draw();
   }

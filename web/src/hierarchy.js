@@ -10,7 +10,7 @@ let made = 0;
 class Item {
   constructor(kind, name, parent) {
     Object.assign(this, { id: made++, kind, name, parent, children: [], open: false, edges: new Map() });
-    Object.assign(this, { ops: 0, kernels: 0, seconds: 0, bytes: 0, depth: parent ? parent.depth + 1 : 0 });
+    Object.assign(this, { ops: 0, kernels: 0, seconds: 0, bytes: 0, roof: null, timed: 0, depth: parent ? parent.depth + 1 : 0 });
     parent?.children.push(this);
   }
 
@@ -49,6 +49,7 @@ function addKernels(model, root, itemOf) {
     const item = new Item("kernel", kernel.name, place(root, model.phase(kernel), kernel.module));
     Object.assign(item, { kernel: kernel.index, seconds: kernel.seconds, bytes: kernel.bytes, kernels: 1 });
     item.color = kernel.kind;
+    if (kernel.roof !== null) Object.assign(item, { roof: kernel.roof, timed: kernel.seconds });
     itemOf.kernels.push(item);
   }
 }
@@ -75,7 +76,8 @@ function measure(item, depth = 0) {
     measure(child, depth + 1);
     item.ops += child.ops;
     if (item.kind === "kernel") continue;
-    for (const key of ["kernels", "seconds", "bytes"]) item[key] += child[key];
+    for (const key of ["kernels", "seconds", "bytes", "timed"]) item[key] += child[key];
+    if (child.roof !== null) item.roof = (item.roof ?? 0) + child.roof;
   }
 }
 

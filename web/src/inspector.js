@@ -180,6 +180,7 @@ export class Inspector {
       this.#facts([
         ["not fused", `${edge.refusal}: ${edge.reason}`],
         ["value", bytes(edge.bytes)],
+        ["can be done", edge.remedy],
         ["would save", bytes(edge.saves)],
       ]),
       this.#nodes("Consumer", stage, [edge.consumer]),

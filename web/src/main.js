@@ -4,7 +4,7 @@ import { CodeTab } from "./code.js";
 import { CompareTab } from "./compare.js";
 import { Model } from "./data.js";
 import { DiffTab, SidesTab } from "./diff.js";
-import { h } from "./dom.js";
+import { choice, h } from "./dom.js";
 import { GraphTab } from "./graph.js";
 import { Inspector } from "./inspector.js";
 import { OverviewTab } from "./overview.js";
@@ -113,6 +113,26 @@ class App {
     if (pane) tab.made.reveal?.(pane);
     this.current = name;
     this.#note();
+  }
+
+  /** A choice of what colours say, which is one for all tabs; none without times. `tell(byRoof)` is called when it changes. */
+  colouring(tell) {
+    if (!this.model.kernels.some((k) => k.roof !== null)) return null;
+    this.colourings ??= [];
+    const options = [
+      ["kind", "Kind"],
+      ["roof", "Share of the roof"],
+    ];
+    const element = choice("Colour", options, this.byRoof ? "roof" : "kind", (by) => {
+      this.byRoof = by === "roof";
+      for (const each of this.colourings) {
+        each.element.press(by);
+        each.tell(this.byRoof);
+      }
+    });
+    this.colourings.push({ element, tell });
+    if (this.byRoof) tell(true);
+    return element;
   }
 
   /** What a search found is marked in the drawing. */

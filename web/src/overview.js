@@ -1,12 +1,20 @@
 // The first tab: totals, where time and bytes go, the dearest kernels, what is not fused, why it compiled.
-import { choice, h, legend } from "./dom.js";
+import { byTime, ROOFS } from "./data.js";
+import { choice, colours, h, legend } from "./dom.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
 import { hierarchy } from "./hierarchy.js";
 import { Table } from "./table.js";
 import { Treemap } from "./treemap.js";
+import { byRemedy } from "./unfused.js";
 
 const EDGES = 8;
 export const ROOF = "the time that this machine needs at least for the bytes and the arithmetic, by the time it took";
+
+/** Half of what lies between the quartiles, of the time. */
+function spread({ low, high, seconds: middle }) {
+  if (!(low < high)) return "";
+  return high - low < 20 * middle ? percent((high - low) / 2, middle) : ">999%";
+}
 
 export class OverviewTab {
   constructor(panel, app) {
@@ -17,7 +25,7 @@ export class OverviewTab {
       panel.append(h("p", { class: "note" }, app.model.nothing || "This graph has no plan: only its ops are shown."));
       return;
     }
-    for (const text of [run?.part, run?.cold])
+    for (const text of [run?.part, run?.timing, run?.cold])
       if (text) panel.append(h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`));
     const key = run ? "seconds" : "bytes";
     const { root } = (app.trees ??= hierarchy(app.model, app.model.graph));
@@ -35,11 +43,17 @@ export class OverviewTab {
       },
     );
     this.kernels = this.#kernelTable();
+    const shown = h("div", { class: "key" }, legend(kernels));
+    const colouring = app.colouring((byRoof) => {
+      this.treemap.byRoof = byRoof;
+      this.treemap.draw();
+      shown.replaceChildren(byRoof ? colours("Colours of shares of the roof", ROOFS) : legend(kernels));
+    });
     panel.append(
       h(
         "section",
         {},
-        h("header", {}, h("h2", {}, run ? "Where time goes" : "Where bytes go"), legend(kernels), run ? keys : null),
+        h("header", {}, h("h2", {}, run ? "Where time goes" : "Where bytes go"), shown, colouring, run ? keys : null),
         this.treemap.element,
       ),
       h(
@@ -83,14 +97,16 @@ export class OverviewTab {
     const groups = new Map();
     for (const k of this.model.kernels) {
       const key = JSON.stringify([k.code ?? k.name, k.kind, k.shape, k.layer]);
-      const g = groups.get(key) ?? { kernels: [], seconds: 0, bytes: 0, flops: 0, roof: 0 };
+      const g = groups.get(key) ?? { kernels: [], seconds: 0, bytes: 0, flops: 0, roof: 0, low: 0, high: 0 };
       g.kernels.push(k);
       for (const sum of ["seconds", "bytes", "flops"]) g[sum] += k[sum];
-      g.roof += k.timed?.roof_seconds ? (k.timed.roof_seconds * k.seconds) / k.timed.seconds : NaN;
+      g.roof += k.roof ?? NaN;
+      for (const end of ["low", "high"])
+        g[end] += k.timed?.seconds ? ((k.timed[end] ?? k.timed.seconds) * k.seconds) / k.timed.seconds : 0;
       groups.set(key, g);
     }
-    const key = this.model.run ? "seconds" : "bytes";
-    return [...groups.values()].sort((a, b) => b[key] - a[key]);
+    if (this.model.run) return byTime(groups.values());
+    return [...groups.values()].sort((a, b) => b.bytes - a.bytes);
   }
 
   #kernelTable() {
@@ -101,7 +117,15 @@ export class OverviewTab {
       g.kernels.length > 1 ? `${g.kernels.length} \u00d7 ${first(g).name.replace(/_\d+$/, "")}` : first(g).name,
     ];
     const timed = [
-      { title: "time", width: "76px", numeric: true, text: (g) => seconds(g.seconds), sort: (g) => g.seconds },
+      { title: "time", width: "58px", numeric: true, text: (g) => seconds(g.seconds), sort: (g) => g.seconds },
+      {
+        title: "\u00b1",
+        about: "half of what lies between the quartiles of the runs",
+        width: "46px",
+        numeric: true,
+        text: (g) => spread(g),
+        sort: (g) => (g.high - g.low) / g.seconds || 0,
+      },
       {
         title: "share",
         width: "54px",
@@ -123,16 +147,16 @@ export class OverviewTab {
       columns: [
         {
           title: "kernel",
-          width: "minmax(150px, 1.6fr)",
+          width: "minmax(170px, 2.6fr)",
           text: (g) => h("span", { class: "name" }, name(g)),
           sort: (g) => first(g).name,
         },
         ...(model.run ? timed : []),
-        { title: "bytes", width: "72px", numeric: true, text: (g) => bytes(g.bytes), sort: (g) => g.bytes },
-        { title: "shape", width: "minmax(80px, 1fr)", text: (g) => first(g).shape, sort: (g) => first(g).shape },
+        { title: "bytes", width: "62px", numeric: true, text: (g) => bytes(g.bytes), sort: (g) => g.bytes },
+        { title: "shape", width: "minmax(80px, 0.9fr)", text: (g) => first(g).shape, sort: (g) => first(g).shape },
         {
           title: "module",
-          width: "minmax(90px, 1fr)",
+          width: "minmax(56px, 0.7fr)",
           text: (g) => (g.kernels.length > 1 ? first(g).layer : first(g).module),
           sort: (g) => first(g).layer,
         },
@@ -192,7 +216,7 @@ export class OverviewTab {
 
   #edges() {
     const { report, run } = this.model;
-    const rows = [...report.edges].sort((a, b) => b.saves - a.saves).slice(0, EDGES);
+    const rows = [...report.edges].sort(byRemedy).slice(0, EDGES);
     if (run && !run.grouping)
       return h(
         "section",
@@ -208,7 +232,7 @@ export class OverviewTab {
       h(
         "header",
         {},
-        h("h2", {}, "Largest unfused edges"),
+        h("h2", {}, "Not fused: first what can be changed, then what would save most"),
         h(
           "button",
           { type: "button", class: "link", onclick: () => this.app.open("unfused") },
@@ -224,7 +248,7 @@ export class OverviewTab {
           h(
             "tr",
             {},
-            ["edge", "would save", "module", "line", "reason"].map((t) => h("th", { scope: "col" }, t)),
+            ["edge", "would save", "module", "line", "reason", "what can be done"].map((t) => h("th", { scope: "col" }, t)),
           ),
         ),
         h(
@@ -236,13 +260,14 @@ export class OverviewTab {
               {},
               h(
                 "td",
-                {},
+                { class: "keep" },
                 h("button", { type: "button", class: "link", onclick: () => open(e) }, e.ends.join(" \u2192 ")),
               ),
               h("td", { class: "numeric" }, bytes(e.saves)),
-              h("td", {}, e.modules[0]),
-              h("td", {}, e.line),
+              h("td", { class: "keep" }, e.modules[0]),
+              h("td", { class: "keep" }, e.line),
               h("td", {}, e.reason),
+              h("td", {}, e.remedy),
             ),
           ),
         ),

@@ -172,7 +172,7 @@ export class RooflineTab {
       columns: [
         {
           title: "kernel",
-          width: "minmax(140px, 2fr)",
+          width: "minmax(140px, 3fr)",
           text: (l) =>
             h(
               "span",
@@ -221,7 +221,7 @@ export class RooflineTab {
           text: (l) => rate(l.bytes / l.seconds, "B"),
           sort: (l) => l.bytes / l.seconds,
         },
-        { title: "module", width: "minmax(100px, 1fr)", text: (l) => l.module, sort: (l) => l.module },
+        { title: "module", width: "minmax(70px, 1fr)", text: (l) => l.module, sort: (l) => l.module },
       ],
       rows: this.launches,
       onselect: (l) => this.app.selection.select({ kernel: this.#kernelOf(l) }, this),

@@ -1,5 +1,6 @@
 // Where time or bytes go: modules as nested areas, kernels as the innermost. A click on a module zooms into it.
 import { hierarchy as tree, treemap } from "d3-hierarchy";
+import { roofKind } from "./data.js";
 import { announce, h } from "./dom.js";
 import { bytes, percent, seconds } from "./format.js";
 
@@ -64,8 +65,9 @@ export class Treemap {
     this.#drawPath();
   }
 
-  /** The kind of kernels that most of a group is. */
+  /** What gives it its colour: the kind of kernels that most of a group is, or how near the roof it is. */
   #kind(item) {
+    if (this.byRoof) return roofKind(item);
     if (item.kind === "kernel" || !item.children.length) return item.color;
     const most = item.children.reduce((a, b) => (b[this.key] > a[this.key] ? b : a));
     return this.#kind(most);

@@ -3,6 +3,12 @@ import { choice, h } from "./dom.js";
 import { bytes, plural } from "./format.js";
 import { Table } from "./table.js";
 
+/** First those that one can do something about, then by what fusing would save. */
+export function byRemedy(a, b) {
+  const acts = (e) => Number(e.acts && e.saves > 0);
+  return acts(b) - acts(a) || b.saves - a.saves;
+}
+
 export class UnfusedTab {
   constructor(panel, app) {
     Object.assign(this, { app, edges: app.model.report.edges });
@@ -11,23 +17,37 @@ export class UnfusedTab {
     const rule = (g) => g.edges[0].refusal.replaceAll("_", " ");
     this.table = new Table({
       label: "Unfused edges",
+      className: "wrapped",
+      rowHeight: 60,
       columns: [
-        { title: "would save", width: "92px", numeric: true, text: (g) => bytes(g.saves), sort: (g) => g.saves },
-        { title: "bytes", width: "84px", numeric: true, text: (g) => bytes(g.bytes), sort: (g) => g.bytes },
+        { title: "would save", width: "78px", numeric: true, text: (g) => bytes(g.saves), sort: (g) => g.saves },
+        {
+          title: "value",
+          about: "its size",
+          width: "66px",
+          numeric: true,
+          text: (g) => bytes(g.bytes),
+          sort: (g) => g.bytes,
+        },
         {
           title: "edge",
-          width: "minmax(180px, 1.8fr)",
+          width: "minmax(110px, 1.5fr)",
           text: (g) => `${g.edges[0].ends.join(" \u2192 ")}${g.edges.length > 1 ? ` \u00d7 ${g.edges.length}` : ""}`,
           sort: (g) => g.edges[0].ends.join(),
         },
-        { title: "module", width: "minmax(120px, 1.4fr)", text: modules, sort: modules },
-        { title: "line", width: "minmax(90px, 1fr)", text: (g) => g.edges[0].line, sort: (g) => g.edges[0].line },
-        { title: "rule", width: "90px", text: rule, sort: rule },
+        { title: "module", width: "minmax(70px, 1fr)", text: modules, sort: modules },
+        { title: "line", width: "minmax(90px, 1.2fr)", text: (g) => g.edges[0].line, sort: (g) => g.edges[0].line },
         {
           title: "reason",
-          width: "minmax(160px, 3fr)",
-          text: (g) => h("span", { title: g.edges[0].reason }, g.edges[0].reason),
-          sort: (g) => g.edges[0].reason,
+          width: "minmax(120px, 1.8fr)",
+          text: (g) => h("span", { title: `${rule(g)}: ${g.edges[0].reason}` }, g.edges[0].reason),
+          sort: rule,
+        },
+        {
+          title: "what can be done",
+          width: "minmax(140px, 2.2fr)",
+          text: (g) => h("span", { title: g.edges[0].remedy }, g.edges[0].remedy),
+          sort: (g) => g.edges[0].remedy,
         },
       ],
       onselect: (g) =>
@@ -61,12 +81,12 @@ export class UnfusedTab {
     const groups = new Map();
     this.edges.forEach((e, i) => {
       const key = folded ? JSON.stringify([e.ends, e.layers, e.refusal, e.line]) : i;
-      const g = groups.get(key) ?? { edges: [], saves: 0, bytes: 0 };
+      const g = groups.get(key) ?? { edges: [], saves: 0, bytes: 0, acts: e.acts };
       g.edges.push(e);
       g.saves += e.saves;
       g.bytes += e.bytes;
       groups.set(key, g);
     });
-    this.table.rows = [...groups.values()].sort((a, b) => b.saves - a.saves);
+    this.table.rows = [...groups.values()].sort(byRemedy);
   }
 }

@@ -17,6 +17,7 @@ import torch
 import torch_opaque
 from torch_opaque import _C
 from torch_opaque.numerics import same_bits
+from torch_opaque.summary import distinct
 
 from . import nets
 
@@ -159,7 +160,7 @@ def shown(step) -> str:
             after = torch_opaque.stats()
         if found := disagreement(graph, report, before, after):
             return f"{mode.__name__}: {found}"
-        if mode is not torch_opaque.unfused and (found := unexplained(graph)):
+        if mode is not torch_opaque.unfused and (found := unexplained(graph) or overstated(graph)):
             return found
     return ""
 
@@ -195,6 +196,18 @@ def unexplained(graph) -> str:
             if node.kernel and (node.kernel.index, kernel.index) not in known:
                 return f"no reason between {node.kernel.name} and {kernel.name}"
     return ""
+
+
+def overstated(graph) -> str:
+    """More would be saved than is moved: by an edge than by its kernels, or by all edges than by all kernels."""
+    edges = distinct(graph.unfused)
+    for e in edges:
+        ends = e.producer.kernel, e.consumer.kernel
+        if not 0 <= e.saves <= ends[0].bytes_written + ends[1].bytes_read + ends[1].bytes_written:
+            return f"{e} and {[(k.bytes_read, k.bytes_written) for k in ends]} moved"
+    whole = sum(k.bytes_read + k.bytes_written for k in graph.kernels)
+    saved = sum(e.saves for e in edges)
+    return "" if saved <= whole else f"would save {saved} of {whole} bytes"
 
 
 def tally(explained) -> tuple:

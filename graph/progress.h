@@ -1,0 +1,13 @@
+/* A line on stderr where planning and compiling take long: after OPAQUE_PROGRESS seconds (default 3; 0: never), and again after as many. */
+#ifndef OPAQUE_GRAPH_PROGRESS_H
+#define OPAQUE_GRAPH_PROGRESS_H
+
+#include <stdint.h>
+
+/* Of this thread: from now on is counted. Returns when it began before, for opq_progress_end. */
+int64_t opq_progress_begin(void);
+void opq_progress_end(int64_t before);
+/* `done` of `total` such are done. Cheap enough to be called for each. */
+void opq_progress(const char *what, int64_t done, int64_t total);
+
+#endif

@@ -1,0 +1,105 @@
+/* What a tree may not say: reductions outside of lanes, reads of what nobody kept, arguments of two accesses, more phases than there are.
+ * And conditions that share their parts, which take no longer than others.
+ */
+#include "tests/fusion/loop_text.h"
+
+#define KERNEL(body) "kernel @k(b0: f32, b1: out f32) over i, j, k {\n" body "}\n"
+#define LOAD "      %2 = load f32 b0[d3 + i*d4 + j]\n"
+#define KEPT(loop, keeping, reading)                                                                                   \
+    KERNEL("  parallel i < d0 {\n    local f32 e1[j]\n    %2 = load f32 b0[d3]\n" loop keeping                         \
+           "      store f32 e1[j], %2\n    }\n" reading)
+#define READ_6 "      %6 = load f32 e1[j]\n      store f32 b1[d9 + j], %6\n    }\n  }\n"
+#define READ_7 "      %7 = load f32 e1[j]\n      store f32 b1[d9 + j], %7\n    }\n  }\n"
+#define PHASE "  parallel i < d0 {\n  }\n"
+
+static const loop_text texts[] = {
+    {KERNEL("  parallel i < d0 {\n    column j < d1 {\n" LOAD "      %3 = sum f32 %2\n    }\n  }\n"),
+     "a column or chain outside of a vector loop"},
+    {KERNEL("  parallel i < d0 {\n    chain j < d1 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"),
+     "a column or chain outside of a vector loop"},
+    {KERNEL("  vector j < d1 {\n    column i < d0 {\n" LOAD "      %3 = sum f32 %2\n    }\n  }\n"), NULL},
+    {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
+
+    {KEPT("", "    vector j < d1 {\n", "    vector j < d1 {\n" READ_6), NULL},
+    {KEPT("", "    vector j < d1 in i {\n", "    vector j < d1 in i {\n" READ_6), NULL},
+    {KEPT("", "    vector j < d1 in i {\n", "    vector j < d1 {\n" READ_6), "only blocks of what is read were kept"},
+    {KEPT("    serial k < d2 {\n", "    vector j < d1 {\n", "    }\n    vector j < d1 {\n" READ_7),
+     "nothing was kept there yet"},
+    {KEPT("    serial k < d2 {\n", "    vector j < d1 {\n",
+          "    vector j < d1 {\n      %7 = load f32 e1[j]\n      store f32 b1[d9 + j], %7\n    }\n    }\n  }\n"),
+     NULL},
+
+    {KERNEL("  vector i < d0 {\n    %1 = load f32 b0[d3 + i]\n    store f32 b1[d3 + i], %1\n  }\n"),
+     "these arguments are those of another access"},
+    {KERNEL("  vector i < d0 {\n    %1 = load f32 b0[d3 + i]\n    %2 = load f32 b0[d3]\n  }\n"),
+     "these arguments are those of another access"},
+
+    {KERNEL(PHASE PHASE PHASE PHASE PHASE PHASE PHASE PHASE), NULL},
+    {KERNEL(PHASE PHASE PHASE PHASE PHASE PHASE PHASE PHASE PHASE), "more than 8 phases"},
+};
+
+static void test_texts(void **state)
+{
+    (void)state;
+    expect_texts(texts, COUNT(texts));
+}
+
+/* %k = bitwise_and %k-1, %k-1, two hundred times: each is looked at once. */
+static void test_shared_conditions(void **state)
+{
+    (void)state;
+    opq_text text = {0};
+    opq_arena arena = {0};
+    opq_loops loops;
+    const int64_t dims[] = {4, 1, 1, 0, 1, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0};
+    const int64_t bytes[] = {16, 16};
+    opq_text_add(&text, "kernel @k(b0: f32, b1: out f32) over i, j, k {\n  vector i < d0 {\n");
+    opq_text_add(&text, "    %%1 = inside bool [d3 + i < d8]\n");
+    for (int n = 2; n < 200; n++)
+        opq_text_add(&text, "    %%%d = bitwise_and bool %%%d, %%%d\n", n, n - 1, n - 1);
+    opq_text_add(&text, "    %%200 = load f32 b0[d9 + i], %%199\n    store f32 b1[d15 + i], %%200\n  }\n}\n");
+    expect_ok(opq_loops_parse(text.data, text.length, &arena, &loops));
+    expect_ok(opq_loops_verify_bounds(&loops, dims, bytes));
+    opq_arena_drop(&arena);
+    opq_text_drop(&text);
+}
+
+/* Arguments that no run has. */
+static void test_arguments(void **state)
+{
+    static const struct {
+        int at;
+        int64_t number;
+        const char *error;
+    } cases[] = {{0, 4, NULL},
+                 {1, 0, "a reduction of nothing"},
+                 {4, INT64_MIN, "an argument past all memory"},
+                 {8, 0, "two turns store one element"},
+                 {0, -1, "a negative extent"}};
+    (void)state;
+    const char *body = "kernel @k(b0: f32, b1: out f32) over i, j {\n  parallel i < d0 {\n    lanes j < d1 {\n"
+                       "      %2 = load f32 b0[d2 + i*d3 + j]\n      %3 = sum f32 %2\n    }\n    store f32 b1[d7 + "
+                       "i*d8], %3\n  }\n}\n";
+    opq_arena arena = {0};
+    opq_loops loops;
+    expect_ok(opq_loops_parse(body, strlen(body), &arena, &loops));
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        int64_t dims[] = {4, 3, 0, 3, 1, 0, 0, 0, 1, 0, 0, 0};
+        const int64_t bytes[] = {48, 16};
+        dims[cases[i].at] = cases[i].number;
+        opq_status status = opq_loops_verify_bounds(&loops, dims, bytes);
+        if (cases[i].error == NULL)
+            expect_ok(status);
+        else if (status != OPQ_INVALID || strstr(opq_error(), cases[i].error) == NULL)
+            fail_msg("d%d = %lld: %s", cases[i].at, (long long)cases[i].number,
+                     status == OPQ_OK ? "accepted" : opq_error());
+    }
+    opq_arena_drop(&arena);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_shared_conditions),
+                                       cmocka_unit_test(test_arguments)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
