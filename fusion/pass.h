@@ -14,7 +14,7 @@
 typedef struct opq_unfused_edge {
     opq_ref producer, consumer;
     opq_refusal refusal;
-    int64_t saves; /* bytes that one kernel of both would not move; a plan that is looked at knows */
+    int64_t saves; /* bytes that one kernel of both would not move; a plan knows */
 } opq_unfused_edge;
 typedef struct opq_unfused {
     opq_unfused_edge *edges; /* malloc'd */

@@ -163,8 +163,7 @@ static opq_status build(opq_planner *p)
     OPQ_TRY(build_steps(p));
     OPQ_TRY(opq_plan_waves(p));
     OPQ_TRY(opq_plan_storage(p));
-    if (p->dry)
-        OPQ_TRY(opq_plan_edges(p));
+    OPQ_TRY(opq_plan_edges(p));
     return opq_plan_replacements(p->plan);
 }
 

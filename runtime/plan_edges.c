@@ -1,4 +1,4 @@
-/* What it would save to make one kernel of two between which a value goes through memory: of a plan that is to be looked at.
+/* What it would save to make one kernel of two between which a value goes through memory.
  *
  *   read      what the kernel that needs the value reads of it; the copy of an update that is not in place is such reading
  *   written   what the kernel that makes it writes of it, if no third one and not the caller needs it. An update in place keeps that memory:
