@@ -82,7 +82,7 @@ static bool move_at(const machine *m, const opq_stmt *stmt, int64_t *offset)
         note(m, stmt, at);
         return false;
     }
-    *offset += at * stride;
+    *offset = opq_add_i64(*offset, opq_mul_i64(at, stride)); /* anywhere, for a check: nothing is read there */
     return true;
 }
 

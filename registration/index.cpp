@@ -5,6 +5,7 @@
 
 #include "below.h"
 #include "movement.h"
+#include "nonzero.h"
 #include "put.h"
 
 namespace opq
@@ -87,12 +88,14 @@ bool index_add(Call &call)
 
 // ---- index.Tensor(self, indices) with integer index tensors; the other dimensions are taken whole
 
+using Indices = std::vector<std::optional<Tensor>>;
+
 struct Indexed {
     Dims axes; // that have an index, ascending
     c10::SmallVector<const Tensor *, 4> indices;
 };
 
-bool find_indices(const std::vector<std::optional<Tensor>> &given, const Tensor &self, Indexed &out)
+bool find_indices(const Indices &given, const Tensor &self, Indexed &out)
 {
     for (size_t i = 0; i < given.size(); ++i) {
         if (!given[i] || !given[i]->defined())
@@ -154,15 +157,69 @@ struct Joined {
     }
 };
 
+// Does a mask lie over the dims of `self` from `first` on? Otherwise PyTorch has the words for it.
+bool covers(const Tensor &self, size_t first, const Tensor &mask)
+{
+    const int64_t begin = static_cast<int64_t>(first);
+    return mask.dim() > 0 && begin + mask.dim() <= self.dim() && self.sizes().slice(first, mask.dim()) == mask.sizes();
+}
+
+// Masks become places. One alone: its dims become one, and places in that are places.
+bool join_mask(const Call &call, const Tensor &mask, size_t first, Joined &out)
+{
+    const Tensor &self = call.tensor(0);
+    const int64_t begin = static_cast<int64_t>(first), end = begin + mask.dim();
+    if (!covers(self, first, mask))
+        return false;
+    out.at = begin;
+    for (int64_t d = 0; d < self.dim(); ++d) {
+        out.order.push_back(d);
+        out.permuted.push_back(self.size(d));
+        if (d < begin || d >= end)
+            out.shape.push_back(self.size(d));
+        else if (d == begin)
+            out.shape.push_back(mask.numel());
+    }
+    out.where = upload(flat_mask_places(call, mask), Order{});
+    return true;
+}
+
+// Each mask as an index for each of its dims. False: PyTorch has the words for it.
+bool expand_masks(const Call &call, Indices &given)
+{
+    Indices result;
+    for (const std::optional<Tensor> &index : given) {
+        if (!index || !index->defined() || index->scalar_type() != at::kBool) {
+            result.push_back(index);
+            continue;
+        }
+        if (!covers(call.tensor(0), result.size(), *index))
+            return false;
+        const Below below;
+        for (const Tensor &column : mask_places(call, *index).unbind(1))
+            result.emplace_back(column.contiguous());
+    }
+    given = std::move(result);
+    return true;
+}
+
 // For the arguments (self, indices, ..). False: indices of another kind.
 bool join_indexed(const Call &call, Joined &out)
 {
     const Tensor &self = call.tensor(0);
     Indexed indexed;
-    std::vector<std::optional<Tensor>> given;
-    for (const IValue &index : call.args[1].toListRef())
+    Indices given;
+    size_t count_given = 0, first = 0, masks = 0;
+    for (const IValue &index : call.args[1].toListRef()) {
         given.push_back(index.toOptional<Tensor>());
-    if (!find_indices(given, self, indexed))
+        if (!given.back() || !given.back()->defined())
+            continue;
+        first = count_given++ == 0 ? given.size() - 1 : first;
+        masks += given.back()->scalar_type() == at::kBool;
+    }
+    if (masks == 1 && count_given == 1)
+        return join_mask(call, *given[first], first, out);
+    if ((masks > 0 && !expand_masks(call, given)) || !find_indices(given, self, indexed))
         return false;
     const int64_t rank = self.dim(), count = static_cast<int64_t>(indexed.axes.size());
     const bool adjacent = indexed.axes.back() - indexed.axes.front() == count - 1;

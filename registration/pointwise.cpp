@@ -134,12 +134,26 @@ opq_dtype parameter_dtype(const Call &call, size_t i, opq_dtype dtype)
     return as_elements ? dtype : computing(dtype);
 }
 
+// As C has it, which multiplies 8 and 16 bits as int, takes the magnitude and cuts that.
+Value common_multiple(const Value &x, const Value &y)
+{
+    const Value divisor = record(OPQ_OP_gcd, {x, y}), none = record(OPQ_OP_eq, {divisor, scalar(0)});
+    const opq_dtype dtype = divisor.dtype();
+    if (opq_dtype_bytes(dtype) >= 4)
+        return record(OPQ_OP_lcm, {x, y});
+    const Value a = cast(cast(x, dtype), OPQ_i32), b = cast(cast(y, dtype), OPQ_i32);
+    const Value safe = cast(record(OPQ_OP_where, {none, scalar(1, dtype), divisor}), OPQ_i32);
+    const Value multiple = times(record(OPQ_OP_div_trunc, {a, safe}), b);
+    const Value magnitude = record(OPQ_OP_where, {none, scalar(0, OPQ_i32), record(OPQ_OP_abs, {multiple})});
+    return cast(magnitude, dtype);
+}
+
 bool record_pointwise(Call &call, const Gathered &args, c10::SmallVector<Value, 6> &values, const Order &order)
 {
     if (opq_op_info_of(call.row)->rule == OPQ_RULE_FLOAT && !args.has_float && !float_is_default())
         return false;
     const opq_dtype widened = clamps(call) ? OPQ_f32 : widen(call.row, args.tensors, args.scalars, values);
-    Value result = record_list(call.row, values);
+    Value result = call.row == OPQ_OP_lcm ? common_multiple(values[0], values[1]) : record_list(call.row, values);
     if (widened != OPQ_f32)
         result = cast(result, widened);
     for (size_t i = 0; i < args.tensors.size(); ++i)

@@ -19,6 +19,7 @@ import heapq
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -50,6 +51,8 @@ _ASAN_FILES = [
 # --quick: C tests without the slow ones, with a part of the random cases, and of each kind of Python test a file that takes seconds.
 _SLOW_C = "fusion_(c|random_avx2|deep)|gemm.*|codegen_(kernel_reduce|math|scalar.*)"
 QUICK = ["ops_basic", "tensor", "errors", "numbers", "put", "scan", "tools"]
+# Threads that wait for work leave the processor to the other processes.
+_SHARED = {"OMP_WAIT_POLICY": "PASSIVE", "WARM_PYTHON": sys.executable}
 _SECONDS = 1800.0  # of one process; what takes longer hangs
 _FULL_SECONDS = 7200.0
 
@@ -97,8 +100,12 @@ def c_tasks(part: str, folder: str, only: str = "", more: dict | None = None) ->
     return tasks
 
 
+_WARM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm")
+_PYTHON = [sys.executable, "-IS", os.path.join(_WARM, "python")]
+
+
 def python_tasks(part: str, root: str, files: list, arguments: list, environment: dict) -> list:
-    command = [sys.executable, "-m", "pytest", "-q"]
+    command = [*_PYTHON, "-m", "pytest", "-q"]
     return [
         Task(
             part,
@@ -157,7 +164,7 @@ def tasks_of(options, arguments: list) -> list:
             timing += [file] if "mark.alone" in text.read() else []
     tasks += python_tasks("Python", root, files, ["-m", "not alone", *arguments], {})
     if timing:
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "alone", *timing, *arguments]
+        command = [*_PYTHON, "-m", "pytest", "-q", "-m", "alone", *timing, *arguments]
         tasks.append(Task("Python", "alone", command, folder=root, python=True, alone=True))
     if options.full:
         tasks += c_tasks("C, TSan", os.path.join(root, "build-tsan"), _TSAN)
@@ -168,6 +175,29 @@ def tasks_of(options, arguments: list) -> list:
 
 
 # ---- running
+
+
+@contextlib.contextmanager
+def warm():
+    """The environment of tests/warm/python: a process that has imported torch, which programs of the tests are forked from."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = os.path.join(folder, "socket")
+        shim = runpy.run_path(os.path.join(_WARM, "python"))
+        server = subprocess.Popen(
+            [sys.executable, os.path.join(_WARM, "server.py"), address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=os.environ | _SHARED,
+        )
+        server.stdout.readline()
+        try:
+            yield {
+                "WARM_SOCKET": address,
+                "WARM_STARTED": json.dumps(shim["starting"](os.environ | _SHARED)),
+            }
+        finally:
+            server.kill()
+            server.wait()
 
 
 def counts_of_c(output: str, status: int) -> tuple:
@@ -197,7 +227,9 @@ def end(process: int) -> None:
 def run(task: Task, limit: float, shared: dict, running: set) -> str:
     """Its output. What it started ends with it."""
     with tempfile.TemporaryDirectory() as scratch:
-        report, log = os.path.join(scratch, "report.xml"), os.path.join(scratch, "log")
+        report, log, usage = (
+            os.path.join(scratch, name) for name in ("report.xml", "log", "usage")
+        )
         command = [*task.command, f"--junitxml={report}"] if task.python else task.command
         begin = time.monotonic()
         with open(log, "wb") as file:
@@ -207,7 +239,7 @@ def run(task: Task, limit: float, shared: dict, running: set) -> str:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=task.folder,
-                env={**os.environ, **shared, **task.environment},
+                env={**os.environ, **shared, **task.environment, "WARM_USAGE": usage},
                 start_new_session=True,
             )
             running.add(process.pid)
@@ -220,6 +252,9 @@ def run(task: Task, limit: float, shared: dict, running: set) -> str:
             process.returncode = status = os.waitstatus_to_exitcode(status)
         task.seconds = time.monotonic() - begin
         task.processor = used.ru_utime + used.ru_stime
+        if os.path.exists(usage):
+            with open(usage) as file:
+                task.processor += sum(map(float, file))
         with open(log, errors="replace") as file:
             output = file.read()
         count = counts_of_python(report, status) if task.python else counts_of_c(output, status)
@@ -227,21 +262,21 @@ def run(task: Task, limit: float, shared: dict, running: set) -> str:
     return output + (f"\nexit status {status}\n" if status else "")
 
 
-def run_all(tasks: list, jobs: int, limit: float, known: dict) -> None:
+def run_all(
+    tasks: list, jobs: int, limit: float, known: dict, environment: dict | None = None
+) -> None:
     """Prints a line as each ends, and what a failed one printed. `known`: seconds of processors, by key."""
 
     def expected(task: Task) -> float:
         return known.get(task.key, 60.0 if task.name in _LONG else 0.0)
 
     if timing := [task for task in tasks if task.alone and jobs > 1]:
-        run_all([task for task in tasks if not task.alone], jobs, limit, known)
-        return run_all(timing, 1, limit, known)
+        run_all([task for task in tasks if not task.alone], jobs, limit, known, environment)
+        return run_all(timing, 1, limit, known, environment)
     todo = [(-expected(task), i, task) for i, task in enumerate(tasks)]
     heapq.heapify(todo)
     lock, running = threading.Lock(), set()
-    shared = {"OPAQUE_TEST_JOBS": "1"} if jobs > 1 else {}
-    # Threads that wait for work leave the processor to the other processes.
-    shared["OMP_WAIT_POLICY"] = "PASSIVE"
+    shared = (environment or {}) | _SHARED | ({"OPAQUE_TEST_JOBS": "1"} if jobs > 1 else {})
 
     def work() -> None:
         while True:
@@ -325,7 +360,10 @@ def main() -> int:
             known = json.load(file)
     tasks = tasks_of(options, arguments)
     begin = time.monotonic()
-    run_all(tasks, options.jobs, _FULL_SECONDS if options.full else _SECONDS, known)
+    with warm() as environment:
+        run_all(
+            tasks, options.jobs, _FULL_SECONDS if options.full else _SECONDS, known, environment
+        )
     text = table(tasks, options.built, time.monotonic() - begin, options.jobs)
     print(f"\n{text}")
     if not arguments:

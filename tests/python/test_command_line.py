@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch_opaque
+from conftest import PYTHON
 from torch_opaque import _C, arguments, watch
 from torch_opaque import __main__ as command_line
 from torch_opaque.graphs import Graph
@@ -21,7 +22,7 @@ SCRIPTS = os.path.join(os.path.dirname(__file__), "scripts")
 def run(*words, status=0):
     """A process of its own, in the folder of the scripts."""
     result = subprocess.run(
-        [sys.executable, "-m", "torch_opaque", *map(str, words)],
+        [*PYTHON, "-m", "torch_opaque", *map(str, words)],
         cwd=SCRIPTS,
         env={k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")},
         capture_output=True,
@@ -332,7 +333,7 @@ def test_each_way_has_all_of_stdin(lines, tmp_path):
     for program in ("sums.py", "first.py"):
         command = ["compare", "--vs", "unfused", "--repeat", "1", "--fail-if-different", program]
         result = subprocess.run(
-            [sys.executable, "-m", "torch_opaque", *command],
+            [*PYTHON, "-m", "torch_opaque", *command],
             cwd=tmp_path,
             input=text,
             capture_output=True,
@@ -347,7 +348,7 @@ def test_nobody_waits_for_stdin_that_nobody_reads(tmp_path):
     (tmp_path / "one.py").write_text("import torch\nprint(torch.ones(2).sum().item())\n")
     words = ["compare", "--vs", "cpu", "--repeat", "1", "one.py"]
     with subprocess.Popen(
-        [sys.executable, "-m", "torch_opaque", *words],
+        [*PYTHON, "-m", "torch_opaque", *words],
         cwd=tmp_path,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -516,7 +517,7 @@ def test_an_option_of_ours_that_the_program_does_not_read(tmp_path, source, slip
 
 def test_a_reader_that_goes_ends_it_quietly():
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch_opaque", "explain", "batches.py"],
+        [*PYTHON, "-m", "torch_opaque", "explain", "batches.py"],
         cwd=SCRIPTS,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

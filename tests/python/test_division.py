@@ -82,10 +82,11 @@ def test_common_divisors_and_multiples_of_the_smallest(dtype):
     pairs = [(a, b) for a in numbers for b in numbers]
     divisors = [euclid(a, b, wrap) for a, b in pairs]
     quotients = [
-        wrap(abs(a) // abs(g) * (1 if (a < 0) == (g < 0) else -1)) if g else 0
+        abs(a) // abs(g) * (1 if (a < 0) == (g < 0) else -1) if g else 0
         for (a, _), g in zip(pairs, divisors)
     ]
-    multiples = [wrap(abs(wrap(q * b))) for q, (_, b) in zip(quotients, pairs)]
+    product = wrap if bits >= 32 else int  # C multiplies the others as int
+    multiples = [wrap(abs(product(product(q) * b))) for q, (_, b) in zip(quotients, pairs)]
     x, y = (torch.tensor(column, dtype=dtype, device="opaque") for column in zip(*pairs))
     with torch_opaque.strict():
         assert torch.gcd(x, y).tolist() == divisors

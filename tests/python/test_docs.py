@@ -21,6 +21,7 @@ import sys
 import tempfile
 
 import pytest
+from conftest import PYTHON
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
@@ -65,7 +66,11 @@ def program_name(page: str) -> str:
 def environment() -> dict:
     """Without settings of ours, and with the tree's tools on the path."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
-    tools = [os.path.dirname(sys.executable), os.path.join(ROOT, "build")]
+    tools = [
+        os.path.dirname(PYTHON[-1]),
+        os.path.dirname(sys.executable),
+        os.path.join(ROOT, "build"),
+    ]
     return kept | {
         "PATH": os.pathsep.join([*tools, kept["PATH"]]),
         "PYTHONPATH": os.path.join(ROOT, "python"),
@@ -77,7 +82,7 @@ def outputs_of(page: str) -> list:
     """What each block of the page prints, run in order in one fresh process and folder."""
     with tempfile.TemporaryDirectory() as folder:
         result = subprocess.run(
-            [sys.executable, "-c", _DRIVER, program_name(page)],
+            [*PYTHON, "-c", _DRIVER, program_name(page)],
             input=json.dumps([match[1] for match in _PROGRAM.finditer(read(page))]),
             capture_output=True,
             text=True,

@@ -265,8 +265,11 @@ def test_strict_names_the_reason_and_the_search_for_it_leaves_no_trace():
     torch.opaque.synchronize()
     before = torch_opaque.fallback_counts()
     state = torch.opaque.get_rng_state()
-    with torch_opaque.strict(), pytest.raises(
-        NotImplementedError, match="aten::exp has no native kernel for complex64 on device"
+    with (
+        torch_opaque.strict(),
+        pytest.raises(
+            NotImplementedError, match="aten::exp has no native kernel for complex64 on device"
+        ),
     ):
         x.exp()
     assert torch_opaque.fallback_counts() == before and torch.equal(

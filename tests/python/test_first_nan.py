@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
 import torch_opaque
+from conftest import PYTHON
 from torch import nn
 
 D = "opaque"
@@ -148,7 +148,7 @@ print("finished")
 
 def run(folder, *words):
     folder.joinpath("train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch_opaque", "explain", *map(str, words), "train.py"]
+    command = [*PYTHON, "-m", "torch_opaque", "explain", *map(str, words), "train.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 

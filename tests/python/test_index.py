@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_opaque
 from raising import both_raise
 
 D = "opaque"
@@ -277,3 +278,39 @@ def test_a_mask_of_bytes_warns_once():
             x.index_put_((mask,), x[mask], accumulate=True)
             assert x.sum() == 100
         assert len([w for w in seen if "torch.uint8" in str(w.message)]) == 2, device
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_masks_without_a_fallback(rank):
+    """Also masks that are computed, of which nothing or everything is true, and transposed ones."""
+    shape = (5, 3, 1, 4)[:rank]
+    torch.manual_seed(rank)
+    turned = torch.randn(shape)
+    for x in (
+        torch.randn(shape),
+        torch.zeros(shape),
+        torch.ones(shape),
+        turned.permute(tuple(reversed(range(rank)))),
+    ):
+        with torch_opaque.strict():
+            y = x.to(D)
+            for find in (torch.nonzero, torch.argwhere, lambda t: torch.nonzero(t > 0)):
+                torch.testing.assert_close(find(y).cpu(), find(x))
+            torch.testing.assert_close(y.masked_select(y > 0).cpu(), x.masked_select(x > 0))
+            if rank > 0:
+                torch.testing.assert_close((y * 2)[y > 0].cpu(), (x * 2)[x > 0])
+                rows = x.reshape(x.shape[0], -1).sum(1) > 0
+                torch.testing.assert_close(y[rows.to(D)].cpu(), x[rows])
+
+
+def test_gradients_through_masks():
+    """The positions are computed once; what is read and its gradient are recorded."""
+    base = torch.randn(6, 4)
+    grads = {}
+    for device in ("cpu", D):
+        x = base.to(device, copy=True).requires_grad_()
+        with torch_opaque.strict():
+            loss = (x[x > 0] ** 2).sum() + x[x.sum(1) > 0].exp().sum() + x[x[:, 0] > 0, 1].sum()
+            loss.backward()
+        grads[device] = x.grad.cpu()
+    torch.testing.assert_close(grads["cpu"], grads[D])

@@ -12,7 +12,46 @@ sys.path.insert(0, str(FOLDER))
 
 import formats  # noqa: E402
 
-NAMES = ["rsub", "clamp", "div.floor_rounding", "div.trunc_rounding", "div.no_rounding_mode", "floor_divide", "remainder", "fmod", "where", "lerp", "addcmul", "addcdiv", "maximum", "minimum", "add", "sub", "mul", "pow", "nan_to_num", "logit", "masked_fill", "heaviside", "hypot", "copysign", "xlogy", "nn.functional.mse_loss", "nn.functional.huber_loss", "nn.functional.smooth_l1_loss", "nn.functional.dropout", "nn.functional.gelu", "nn.functional.logsigmoid", "nn.functional.hardtanh", "nn.functional.glu", "nn.functional.leaky_relu", "nn.functional.softplus", "nn.functional.elu", "nn.functional.threshold", "nn.functional.silu"]
+NAMES = [
+    "rsub",
+    "clamp",
+    "div.floor_rounding",
+    "div.trunc_rounding",
+    "div.no_rounding_mode",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "where",
+    "lerp",
+    "addcmul",
+    "addcdiv",
+    "maximum",
+    "minimum",
+    "add",
+    "sub",
+    "mul",
+    "pow",
+    "nan_to_num",
+    "logit",
+    "masked_fill",
+    "heaviside",
+    "hypot",
+    "copysign",
+    "xlogy",
+    "nn.functional.mse_loss",
+    "nn.functional.huber_loss",
+    "nn.functional.smooth_l1_loss",
+    "nn.functional.dropout",
+    "nn.functional.gelu",
+    "nn.functional.logsigmoid",
+    "nn.functional.hardtanh",
+    "nn.functional.glu",
+    "nn.functional.leaky_relu",
+    "nn.functional.softplus",
+    "nn.functional.elu",
+    "nn.functional.threshold",
+    "nn.functional.silu",
+]
 
 
 def test_elementwise_results_lie_as_on_the_cpu():
