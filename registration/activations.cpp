@@ -8,43 +8,44 @@ namespace opq
 namespace
 {
 
-// Some arguments, tensors of one dtype that broadcast to one shape, in the memory order of an elementwise result.
-struct Terms {
-    c10::SmallVector<Value, 4> values;
-    Order order;
+// Some arguments, tensors of one dtype that broadcast to one shape.
+struct Terms : Aligned {
     at::ScalarType dtype = at::ScalarType::Undefined;
     Dims shape;
 
-    const Value &operator[](size_t i) const { return values[i]; }
     void give(Call &call, const Value &result) { call.give(cast(result, core_dtype(dtype)), dtype, std::move(order)); }
 };
 
 // False: for PyTorch to judge.
 bool align(const Call &call, std::initializer_list<size_t> arguments, Terms &out)
 {
-    c10::SmallVector<const Tensor *, 4> tensors;
+    out.dtype = call.tensor(*arguments.begin()).scalar_type();
     for (const size_t i : arguments) {
         check_device(call.tensor(i), call.name());
-        if (is_raw(call.tensor(i)) || call.tensor(i).scalar_type() != call.tensor(*arguments.begin()).scalar_type())
+        if (call.tensor(i).scalar_type() != out.dtype)
             return false;
-        tensors.push_back(&call.tensor(i));
         out.shape = at::infer_size_dimvector(out.shape, call.tensor(i).sizes());
     }
-    out.dtype = tensors[0]->scalar_type();
-    out.order = result_order(tensors, out.shape);
-    for (const Tensor *const tensor : tensors)
-        out.values.push_back(read_ordered(*tensor, static_cast<int>(out.shape.size()), out.order));
-    return at::isFloatingType(out.dtype);
+    if (!at::isFloatingType(out.dtype) || is_raw(call.tensor(*arguments.begin())))
+        return false;
+    static_cast<Aligned &>(out) = aligned(call, arguments);
+    return true;
 }
 
-// leaky_relu_backward(grad_output, self, negative_slope, self_is_result): a result has the sign of what it was made of.
+// A result has the sign of what it was made of, if the slope has none.
+void check_in_place(bool is_result, double slope, const char *name)
+{
+    TORCH_CHECK(!is_result || slope >= 0, "In-place ", name,
+                " backward calculation is triggered with a negative slope which is not supported. "
+                "This is caused by calling in-place forward function with a negative slope, "
+                "please call out-of-place version instead.");
+}
+
+// leaky_relu_backward(grad_output, self, negative_slope, self_is_result)
 bool leaky_relu_backward(Call &call)
 {
     Terms x;
-    TORCH_CHECK(!call.flag(3) || call.real(2) >= 0,
-                "In-place leakyReLu backward calculation is triggered with a negative slope which is not supported. "
-                "This is caused by calling in-place forward function with a negative slope, "
-                "please call out-of-place version instead.");
+    check_in_place(call.flag(3), call.real(2), "leakyReLu");
     if (!align(call, {0, 1}, x))
         return false;
     x.give(call, record(OPQ_OP_leaky_relu_backward, {x[0], x[1], scalar(call.scalar(2))}));
@@ -56,10 +57,7 @@ bool elu_backward(Call &call)
 {
     const Value alpha = scalar(call.scalar(1)), factor = scalar(call.scalar(2)), inside = scalar(call.scalar(3));
     Terms x;
-    TORCH_CHECK(!call.flag(4) || call.real(1) >= 0,
-                "In-place elu backward calculation is triggered with a negative slope which is not supported. "
-                "This is caused by calling in-place forward function with a negative slope, "
-                "please call out-of-place version instead.");
+    check_in_place(call.flag(4), call.real(1), "elu");
     if (!align(call, {0, 5}, x))
         return false;
     if (!call.flag(4)) {

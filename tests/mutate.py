@@ -36,6 +36,8 @@ import tempfile
 import threading
 import time
 
+from run import c_tests
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXPLAINED = os.path.join(ROOT, "tests", "mutants.csv")
 CORE = ["graph", "fusion", "codegen_llvm", "runtime", "opaque"]
@@ -246,19 +248,11 @@ class Tree:
         return done.returncode == 0
 
     def _list_tests(self) -> list:
-        listing = subprocess.run(
-            ["ctest", "--test-dir", self.build, "--show-only=json-v1"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
         tests = []
-        for entry in json.loads(listing.stdout)["tests"]:
-            properties = {p["name"]: p["value"] for p in entry["properties"]}
-            target = os.path.relpath(entry["command"][0], self.build)
-            environment = dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", []))
+        for name, command, environment, _ in c_tests(self.build):
+            target = os.path.relpath(command[0], self.build)
             folder = target.split("/")[1] if target.startswith("tests/") else ""
-            tests.append(Test(entry["name"], target, entry["command"], environment, folder))
+            tests.append(Test(name, target, command, environment, folder))
         return tests
 
     def run(self, test: Test, seconds: float) -> str:

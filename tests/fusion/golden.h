@@ -74,17 +74,18 @@ static inline arrays golden_inputs(const opq_graph *graph)
     return a;
 }
 
-/* A test for each file, whose path is its state. */
-static inline int golden_main(const char *group, CMUnitTestFunction test)
+/* A test for each file, whose path is its state; for each of a sample of them: see test_sample(). */
+static inline int golden_main(const char *group, CMUnitTestFunction test, bool sampled)
 {
     glob_t files;
     if (glob(OPAQUE_GOLDEN "/*.ir", 0, NULL, &files) != 0)
         return 1;
     struct CMUnitTest *tests = calloc(files.gl_pathc, sizeof *tests);
-    for (size_t i = 0; i < files.gl_pathc; i++)
-        tests[i] = (struct CMUnitTest){
+    size_t every = sampled ? files.gl_pathc / (size_t)test_sample((int)files.gl_pathc) : 1, count = 0;
+    for (size_t i = 0; i < files.gl_pathc; i += every)
+        tests[count++] = (struct CMUnitTest){
             .name = strrchr(files.gl_pathv[i], '/') + 1, .test_func = test, .initial_state = files.gl_pathv[i]};
-    int failed = _cmocka_run_group_tests(group, tests, files.gl_pathc, NULL, NULL);
+    int failed = _cmocka_run_group_tests(group, tests, count, NULL, NULL);
     free(tests);
     globfree(&files);
     return failed;

@@ -112,4 +112,4 @@ static void test_golden(void **state)
     free(g.text);
 }
 
-int main(void) { return golden_main("golden", test_golden); }
+int main(void) { return golden_main("golden", test_golden, false); }

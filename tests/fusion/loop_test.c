@@ -137,7 +137,7 @@ int main(void)
     expect_ok(opq_ctx_create(NULL, &compiling));
     setenv("OPAQUE_EXECUTOR", "reference", 1);
     expect_ok(opq_ctx_create(NULL, &evaluating));
-    int failed = golden_main("loops", test_golden);
+    int failed = golden_main("loops", test_golden, true);
     opq_ctx_destroy(compiling);
     opq_ctx_destroy(evaluating);
     return failed;

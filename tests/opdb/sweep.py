@@ -4,7 +4,7 @@
 
 Writes a CSV row per entry: op, forward, backward, note, fallbacks. A cell is `ok`, `wrong` (values differ), `error` (only the device raises),
 `crash`, `hang`, or `-` (nothing to compare: the CPU cannot do it either, or there is no gradient). `fallbacks` are the ops that went
-through PyTorch's CPU kernels, which torch_opaque.strict() refuses. OPAQUE_TEST_SEED=N draws other samples. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
+through PyTorch's CPU kernels, which torch_opaque.strict() refuses. What draws from the CPU's default generator is `wrong`, too. OPAQUE_TEST_SEED=N draws other samples. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
 OpInfo itself allows for the op if that is more; operators that draw random numbers are compared by shape and dtype.
 """
 
@@ -155,8 +155,11 @@ class Entry:
             stage = "forward"
             try:
                 torch.manual_seed(0)
+                drawn = torch.get_rng_state()
                 got = there()
                 self.compare(want, got, random)
+                if not torch.equal(drawn, torch.get_rng_state()):
+                    raise AssertionError("draws from the CPU's generator, which is the program's")
                 forward = "ok"
                 if not leaves or not any(t.requires_grad for t in self.tensors(want)):
                     continue

@@ -126,18 +126,20 @@ def entries():
     return op_db
 
 
+@pytest.mark.skipif(
+    not os.environ.get("OPAQUE_TEST_FULL"),
+    reason="with --full; test_opdb.py looks at it in float32",
+)
 @pytest.mark.parametrize("part", range(4))
 def test_samples_of_all_operators(part):
-    """Of a sample of each entry, all of them with OPAQUE_TEST_FULL."""
-    full = bool(os.environ.get("OPAQUE_TEST_FULL"))
     wrong = []
     for op in entries()[part::4]:
-        for dtype in (torch.float32, torch.int64, torch.bool):
+        for dtype in (torch.int64, torch.bool):
             try:
                 samples = list(op.sample_inputs(D, dtype)) if dtype in op.dtypes else []
             except Exception:
                 continue
-            for sample in samples if full else samples[-1:]:
+            for sample in samples:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     call = (sample.input, *sample.args)

@@ -167,9 +167,11 @@ def test_what_there_is_and_what_was_meant():
         torch_opaque.graph(torch.ones(1, device="opaque"), stage="fusd")
     with pytest.raises(AttributeError, match="no switch fuson; did you mean fusion"):
         torch.backends.opaque.fuson = False
-    with pytest.raises(TypeError, match="no flag verbos; did you mean verbose"):
-        with torch.backends.opaque.flags(verbos=True):
-            pass
+    with (
+        pytest.raises(TypeError, match="no flag verbos; did you mean verbose"),
+        torch.backends.opaque.flags(verbos=True),
+    ):
+        pass
 
 
 def test_a_variable_that_is_none_of_ours_is_told(run_python):
