@@ -277,12 +277,15 @@ static size_t loaded_bytes(const char *object)
     return total;
 }
 
-/* Takes the buffer, also when it fails. */
+/* Takes the buffer, also when it fails. Without a tracker for good: to release one of what is to stay corrupts LLVM 19's heap, where
+ * ObjectLinkingLayer::handleTransferResources holds a reference into a map that it then lets grow. */
 static opq_status link_object(compilation *c, const char *name, LLVMMemoryBufferRef object,
                               LLVMOrcResourceTrackerRef tracker, void **out_address)
 {
     LLVMOrcLLJITRef orc = c->jit->orc;
-    OPQ_TRY(from_error(name, LLVMOrcLLJITAddObjectFileWithRT(orc, tracker, object)));
+    LLVMErrorRef error = tracker ? LLVMOrcLLJITAddObjectFileWithRT(orc, tracker, object)
+                                 : LLVMOrcLLJITAddObjectFile(orc, LLVMOrcLLJITGetMainJITDylib(orc), object);
+    OPQ_TRY(from_error(name, error));
     LLVMOrcExecutorAddress address = 0;
     OPQ_TRY(from_error(name, LLVMOrcLLJITLookup(orc, &address, c->symbol)));
     *out_address = (void *)(uintptr_t)address;
@@ -312,16 +315,15 @@ static opq_status load_object(compilation *c, const char *name, LLVMMemoryBuffer
     char *copy = opq_debug_wanted() ? malloc(size) : NULL; /* linking takes the object */
     if (copy)
         memcpy(copy, LLVMGetBufferStart(object), size);
-    LLVMOrcResourceTrackerRef tracker = LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(c->jit->orc));
+    LLVMOrcResourceTrackerRef tracker =
+        out_module ? LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(c->jit->orc)) : NULL;
     status = link_object(c, name, object, tracker, out_address);
     opq_debug_entry *debug = status == OPQ_OK && copy ? opq_debug_add(copy, size, c->symbol, *out_address) : NULL;
     free(copy);
-    if (status != OPQ_OK)
-        remove_tracked(c->jit, tracker);
-    else if (out_module)
+    if (status == OPQ_OK && out_module)
         *out_module = (opq_jit_module){tracker, bytes, debug};
-    else
-        LLVMOrcReleaseResourceTracker(tracker); /* ORC keeps what it tracks */
+    else if (tracker)
+        remove_tracked(c->jit, tracker);
     return status;
 }
 

@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,6 +86,41 @@ static void test_removed(void **state)
     memcpy(&function, &address, sizeof address);
     assert_true(function(1, 2) == 3);
     opq_jit_remove(jit, &second);
+}
+
+static int mappings(void)
+{
+    int count = 0, c;
+    FILE *file = fopen("/proc/self/maps", "r");
+    assert_non_null(file);
+    while ((c = fgetc(file)) != EOF)
+        count += c == '\n';
+    fclose(file);
+    return count;
+}
+
+/* Code for good beside any number of functions that come and go, at some of which LLVM's map of them grows: all of it is given back. */
+static void test_kept_beside_removed(void **state)
+{
+    (void)state;
+    int before = 0;
+    for (int count = 40; count < 56; count++) {
+        opq_jit *jit;
+        opq_jit_module module[56];
+        void *address;
+        float (*function)(float, float);
+        assert_int_equal(opq_jit_create(&jit), OPQ_OK);
+        for (int i = 0; i < count; i++)
+            assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, &module[i], &address), OPQ_OK);
+        assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &address), OPQ_OK);
+        for (int i = 0; i < count; i++)
+            opq_jit_remove(jit, &module[i]);
+        memcpy(&function, &address, sizeof address);
+        assert_true(function(1, 2) == 3);
+        opq_jit_destroy(jit);
+        before = before ? before : mappings();
+        assert_int_equal(mappings(), before);
+    }
 }
 
 /* What GDB reads: a list of object files. Their number, and whether one of them names the function. */
@@ -185,6 +221,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_functions), cmocka_unit_test(test_removed), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_text),      cmocka_unit_test(test_cpu),     cmocka_unit_test(test_debuggers),
+        cmocka_unit_test(test_kept_beside_removed),
     };
     return cmocka_run_group_tests(tests, create, destroy);
 }
