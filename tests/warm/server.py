@@ -5,7 +5,6 @@ and goes away has its program ended. Seconds of processors are added to the file
 the program is no child of who asked.
 """
 
-import gc
 import io
 import json
 import os
@@ -114,7 +113,6 @@ def run(arguments: list) -> None:
 
 
 def main() -> None:
-    gc.freeze()
     settle(request := wanted(sys.argv[1]))
     try:
         run(request["arguments"])
