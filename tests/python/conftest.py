@@ -95,13 +95,10 @@ def root() -> str:
     return ROOT
 
 
-@pytest.fixture
-def run_python():
-    """Runs a program text in a fresh interpreter; returns its stdout, fails with its stderr."""
-
+def _runner(interpreter: list):
     def run(text: str, check: bool = True, **environment) -> subprocess.CompletedProcess:
         result = subprocess.run(
-            [sys.executable, "-c", text],
+            [*interpreter, "-c", text],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
@@ -112,6 +109,18 @@ def run_python():
         return result
 
     return run
+
+
+@pytest.fixture
+def run_python():
+    """Runs a program text in a fresh interpreter; returns its stdout, fails with its stderr."""
+    return _runner([sys.executable])
+
+
+@pytest.fixture
+def run_warm():
+    """The same, where it does not matter how torch was imported."""
+    return _runner(PYTHON)
 
 
 @pytest.fixture

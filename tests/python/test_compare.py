@@ -451,7 +451,7 @@ def test_equal_layers_are_one_row():
     assert "*.weight.grad x 6" in text and len(text.splitlines()) < 20
 
 
-def test_progress_is_for_terminals(run_python):
+def test_progress_is_for_terminals(run_warm):
     program = """
 import os, pty, sys, torch, torch_opaque
 x = torch.ones(3, device="opaque")
@@ -465,5 +465,5 @@ for rich in (True, False):
     sys.stderr.flush()
     print(os.read(parent, 1 << 16).count(b"timing fused, turn 1 of 1"))
 """
-    result = run_python(program, TERM="xterm")
+    result = run_warm(program, TERM="xterm")
     assert all(int(count) > 0 for count in result.stdout.split()) and "timing" not in result.stderr

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import PYTHON
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ import pytest
 def test_example(root, arguments):
     script = os.path.join(root, "examples", arguments[0])
     result = subprocess.run(
-        [sys.executable, script, *arguments[1:]], capture_output=True, text=True, timeout=600
+        [*PYTHON, script, *arguments[1:]], capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -217,8 +217,8 @@ def test_an_operator_that_breaks_its_promise_runs_at_once_from_then_on(default):
 # ---- what is told of it
 
 
-def told(run_python, text) -> str:
-    return run_python(
+def told(run_warm, text) -> str:
+    return run_warm(
         "import torch\nimport torch.nn.functional as F\nx = torch.rand(4, 4, device='opaque')\n"
         + text
     ).stderr
@@ -241,14 +241,14 @@ def told(run_python, text) -> str:
         ("torch.linalg.inv(x)", "aten::linalg_inv_ex has no native kernel"),
     ],
 )
-def test_a_warning_names_the_reason(run_python, call, reason):
-    shown = told(run_python, f"{call}.sum().item()")
+def test_a_warning_names_the_reason(run_warm, call, reason):
+    shown = told(run_warm, f"{call}.sum().item()")
     assert reason in shown
     if reason:
         assert "for these arguments" not in shown and "<string>:4: aten::" in shown, shown
 
 
-def test_a_warning_of_a_gradient_names_the_line_of_its_forward_op(run_python):
+def test_a_warning_of_a_gradient_names_the_line_of_its_forward_op(run_warm):
     text = """
 w = torch.rand(3, device="opaque", requires_grad=True)
 loss = torch.special.i0e(w)
@@ -256,7 +256,7 @@ loss = torch.special.i0e(w)
 loss.sum().backward()
 print(w.grad)
 """
-    shown = told(run_python, text)
+    shown = told(run_warm, text)
     assert "<string>:6 (backward): aten::" in shown, shown
 
 

@@ -439,7 +439,7 @@ def test_explain_names_reasons_and_extern_calls():
     assert all("unknown" not in edge.reason for edge in result.unfused)
 
 
-def test_micro_kernels_compiled_by_a_run_are_compile_time(run_python):
+def test_micro_kernels_compiled_by_a_run_are_compile_time(run_warm):
     text = """
 import torch, torch_opaque
 w, a, b = (torch.ones(n, 64, device="opaque") for n in (64, 64, 7))
@@ -451,7 +451,7 @@ after = torch_opaque.stats()
 print(after["kernels_compiled"] == before["kernels_compiled"], launch["compile_seconds"] > 0)
 print(after["compile_seconds"] - before["compile_seconds"] >= launch["compile_seconds"])
 """
-    assert run_python(text).stdout.split() == ["True", "True", "True"]
+    assert run_warm(text).stdout.split() == ["True", "True", "True"]
 
 
 class Keeps(nn.Module):
@@ -655,7 +655,7 @@ def test_a_tensor_without_elements_is_not_computed():
     assert torch_opaque.stats()["kernels_run"] == before and empty.shape == (3, 0)
 
 
-def test_a_backward_whose_forward_is_long_ago(run_python):
+def test_a_backward_whose_forward_is_long_ago(run_warm):
     """Lines of forward ops are remembered for so many ops; afterwards there is none, rather than another's."""
     code = """
 import torch, torch_opaque
@@ -666,12 +666,12 @@ for _ in range(70000):
 y.sum().backward()
 print(torch_opaque.graph(x.grad, stage="recorded"))
 """
-    text = run_python(code).stdout
+    text = run_warm(code).stdout
     assert "= mul f32[3]" in text
     assert "#" not in next(line for line in text.splitlines() if "= mul" in line)
 
 
-def test_what_is_new_and_what_moves(run_python):
+def test_what_is_new_and_what_moves(run_warm):
     """A kernel is new in the run that compiles it, not when its plan comes back; a matmul moves its operands and its result."""
     text = """
 import torch, torch_opaque
@@ -682,7 +682,7 @@ for _ in range(2):
         print(kernel["kind"], kernel["fresh"], kernel["bytes_read"], kernel["bytes_written"])
 print(torch_opaque.graph(lambda: a.neg().digamma().exp(), stage="kernels"))
 """
-    lines = run_python(text).stdout.splitlines()
+    lines = run_warm(text).stdout.splitlines()
     exp, product = f"{4 * 1200} {4 * 1200}", f"{4 * (1200 + 1500)} {4 * 2000}"
     for kernel, fresh in zip((lines[:2], lines[2:4]), ("True", "False"), strict=True):
         assert kernel == [f"map {fresh} {exp}", f"matmul {fresh} {product}"]

@@ -116,9 +116,9 @@ def test_fallbacks_name_op_and_line(logged):
     )
 
 
-def test_the_first_fallback_is_told_with_its_line(run_python):
+def test_the_first_fallback_is_told_with_its_line(run_warm):
     text = "import torch, torch_opaque\nx = torch.randn(4).to('opaque')\nfor _ in range(2):\n    x.digamma()"
-    lines = run_python(text).stderr.splitlines()
+    lines = run_warm(text).stderr.splitlines()
     assert [
         re.match(r"\[opaque\] \S+:4: aten::digamma has no native", line) is not None
         for line in lines
@@ -169,27 +169,27 @@ def test_settings_in_python():
 PROGRAM = 'import torch; torch.ones(3, device="opaque").add(1).tolist()'
 
 
-def test_from_the_environment(run_python, tmp_path):
+def test_from_the_environment(run_warm, tmp_path):
     path = tmp_path / "log.txt"
-    result = run_python(PROGRAM, OPAQUE_LOG="flush,plan:debug", OPAQUE_LOG_FILE=str(path))
+    result = run_warm(PROGRAM, OPAQUE_LOG="flush,plan:debug", OPAQUE_LOG_FILE=str(path))
     assert "[opaque]" not in result.stderr
     lines = path.read_text().splitlines()
     assert [line.split()[1] for line in lines] == ["plan:", "run"]
-    assert "[opaque] run (" in run_python(PROGRAM, OPAQUE_LOG="flush").stderr
+    assert "[opaque] run (" in run_warm(PROGRAM, OPAQUE_LOG="flush").stderr
 
 
 @pytest.mark.parametrize(
     "name, value", [("OPAQUE_LOG", "flush:loud"), ("OPAQUE_LOG_FILE", "/no such folder/log")]
 )
-def test_wrong_settings_are_told(run_python, name, value):
-    result = run_python("import torch; print(hasattr(torch, 'opaque'))", **{name: value})
+def test_wrong_settings_are_told(run_warm, name, value):
+    result = run_warm("import torch; print(hasattr(torch, 'opaque'))", **{name: value})
     assert result.stdout.split() == ["False"] and f"{name}={value}: " in result.stderr
 
 
 # ---- perf and gdb
 
 
-def test_map_for_perf(run_python):
+def test_map_for_perf(run_warm):
     text = """
 import os, torch
 x = torch.ones(50, device="opaque")
@@ -199,12 +199,12 @@ print(open(path).read() if os.path.exists(path) else "")
 if os.path.exists(path):
     os.remove(path)
 """
-    lines = run_python(text, OPAQUE_PERF_MAP="1").stdout.splitlines()
+    lines = run_warm(text, OPAQUE_PERF_MAP="1").stdout.splitlines()
     (kernel,) = [line for line in lines if "tanh" in line]
     start, size, name = kernel.split()
     assert re.fullmatch(r"mul_add_tanh_\d+_\d+", name)
     assert int(start, 16) > 4096 and 16 < int(size, 16) < 1 << 20
-    assert run_python(text).stdout.strip() == ""
+    assert run_warm(text).stdout.strip() == ""
 
 
 GRAPH = """graph @g {

@@ -145,13 +145,13 @@ def test_gelu_tanh_keeps_its_tail():
     assert ((got - exact) / exact).abs().max() < 1e-5
 
 
-def test_tanh_takes_one_permute_a_coefficient_on_avx2(run_python):
+def test_tanh_takes_one_permute_a_coefficient_on_avx2(run_warm):
     """Tables of eight intervals fit a register; of 32 they take nine instructions each."""
     text = """
 import torch, torch_opaque
 print(torch_opaque.graph(torch.ones(64).to("opaque").tanh(), stage="asm"))
 """
-    asm = run_python(text, OPAQUE_CPU="avx2").stdout
+    asm = run_warm(text, OPAQUE_CPU="avx2").stdout
     vectors = asm.count("vminps")
     assert vectors and asm.count("vperm") == 7 * vectors
 

@@ -11,8 +11,8 @@ def test_nets(block):
     check_block(nets, block, quick=5, full=300)
 
 
-def test_nets_on_avx2(run_python):
-    run_elsewhere(run_python, "nets", 8, quick=8, full=300, OPAQUE_CPU="avx2")
+def test_nets_on_avx2(run_warm):
+    run_elsewhere(run_warm, "nets", 8, quick=8, full=300, OPAQUE_CPU="avx2")
 
 
 def test_the_bound_is_tight():

@@ -11,5 +11,5 @@ def test_views(block):
     check_block(views, block, quick=15, full=1250)
 
 
-def test_views_on_the_other_width(run_python):
-    run_elsewhere(run_python, "views", 4, 12, 1250, OPAQUE_CPU="avx2")
+def test_views_on_the_other_width(run_warm):
+    run_elsewhere(run_warm, "views", 4, 12, 1250, OPAQUE_CPU="avx2")

@@ -231,9 +231,9 @@ with torch.backends.opaque.flags(fusion=False):
 """
 
 
-def test_every_plan_is_written_and_runs_again(tmp_path, run_python, opq_opt):
-    plain = run_python(PROGRAM).stdout
-    assert run_python(PROGRAM, OPAQUE_REPRO=str(tmp_path / "runs")).stdout == plain
+def test_every_plan_is_written_and_runs_again(tmp_path, run_warm, opq_opt):
+    plain = run_warm(PROGRAM).stdout
+    assert run_warm(PROGRAM, OPAQUE_REPRO=str(tmp_path / "runs")).stdout == plain
     folders = sorted((tmp_path / "runs").iterdir())
     assert len(folders) >= 4
     assert [f for f in folders if "--unfused" in (f / "environment.json").read_text()] == folders[
@@ -301,12 +301,12 @@ def test_any_statistics_are_read(tmp_path, opq_opt, dtype):
 # ---- report_bug
 
 
-def test_the_page_shows_what_happens(tmp_path, root, run_python, broken):
+def test_the_page_shows_what_happens(tmp_path, root, run_warm, broken):
     with open(os.path.join(root, "docs/bugs.md")) as file:
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", file.read(), re.M | re.S)
     (_, program), (_, printed), (_, reduced) = blocks
     run = f"import os; os.chdir({str(tmp_path)!r}); exec(compile({program!r}, 'bugs.py', 'exec'))"
-    shown = run_python(run).stdout
+    shown = run_warm(run).stdout
 
     def stable(text):  # but for sizes
         return re.sub(r" +[\d,]+ bytes", " N bytes", text)

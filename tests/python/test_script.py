@@ -111,11 +111,11 @@ def test_saved_and_loaded(make, source, target):
     torch.testing.assert_close(loaded(x.to(device)).cpu(), model.cpu()(x), rtol=1e-4, atol=1e-5)
 
 
-def test_loading_is_the_first_use_of_the_device(run_python, tmp_path):
+def test_loading_is_the_first_use_of_the_device(run_warm, tmp_path):
     model, x = made(Net)
     path = str(tmp_path / "net.pt")
     torch.jit.script(model).save(path)
-    run_python(
+    run_warm(
         f"import torch\nm = torch.jit.load({path!r}, map_location='opaque')\n"
         "assert all(p.device.type == 'opaque' for p in m.parameters())\n"
         "assert m(torch.ones(2, 3, 12, 12, device='opaque')).isfinite().all().item()\n"
