@@ -135,7 +135,7 @@ static bool expands(opq_op op, const opq_type *types, int arity)
     return fits;
 }
 
-/* What the kernels compute: no transcendental function for f64 and integers, no matmul of integers. */
+/* What the kernels compute: no transcendental function of integers, not all of f64, no matmul of integers. */
 static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs,
                        int attr_count)
 {
@@ -168,7 +168,7 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
         return false;
     if (info->class_ == OPQ_CLASS_MATMUL && compute != OPQ_f32 && compute != OPQ_f64)
         return false;
-    return !(info->flags & OPQ_FLAG_MATH32) || compute == OPQ_f32 || is_half(compute);
+    return opq_op_computes(op, compute);
 }
 
 /* An integer as a divisor: an odd one, unless it is a number that may be. */
