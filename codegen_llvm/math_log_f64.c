@@ -5,7 +5,7 @@
  *     log(m) = 2 atanh(s) = f - (h - s (h + R(s^2))),  h = f^2 / 2
  *
  * which is f, exactly, and small corrections. pow needs eleven bits more, because y log(x) is up to 745 and its absolute error becomes the
- * result's relative one: there s, the first two terms of the series, the logarithm and the product are sums of two numbers.
+ * result's relative one: there s, the first three terms of the series, the logarithm and the product are sums of two numbers.
  */
 #include "codegen_llvm/math.h"
 #include <math.h>
@@ -104,7 +104,7 @@ LLVMValueRef opq_math_log1p_f64(opq_emitter *e, LLVMValueRef x)
 
 /* ---- pow */
 
-/* log(x) and what it lost, about 2^-66 of it; -inf of 0, inf of inf */
+/* log(x) and what it lost, to about 2^-68; -inf of 0, inf of inf */
 static LLVMValueRef log_pair(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_low)
 {
     LLVMValueRef k, f = opq_math_log_reduce_f64(e, x, &k), two = f64(e, 2), third = f64(e, TWO_THIRDS_F64_HIGH);
@@ -112,9 +112,11 @@ static LLVMValueRef log_pair(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_l
     LLVMValueRef s = vmul(e, f, inverse), minus_s = vneg(e, s);
     LLVMValueRef s_low = vmul(e, vfma(e, minus_s, d_low, vfma(e, minus_s, d, f)), inverse);
     LLVMValueRef z = vmul(e, s, s), z_low = vfma(e, vadd(e, s, s), s_low, vfma(e, s, s, vneg(e, z)));
-    /* 2/3 + z P(z) */
-    LLVMValueRef q = vmul(e, z, POLY64(e, LOG_TAIL_F64, z)), c = vadd(e, third, q);
-    LLVMValueRef c_low = vadd(e, vadd(e, vsub(e, third, c), q), f64(e, TWO_THIRDS_F64_LOW));
+    /* 2/3 + z (2/5 + ...) */
+    LLVMValueRef fifth = f64(e, LOG_TAIL_F64[0]), a = vmul(e, z, poly_f64(e, LOG_TAIL_F64 + 1, 7, z)), b = vadd(e, fifth, a);
+    LLVMValueRef b_low = vadd(e, vadd(e, vsub(e, fifth, b), a), f64(e, LOG_TAIL_F64_LOW)), q = vmul(e, z, b);
+    LLVMValueRef q_low = vfma(e, z_low, b, vfma(e, z, b_low, vfma(e, z, b, vneg(e, q)))), c = vadd(e, third, q);
+    LLVMValueRef c_low = vadd(e, vadd(e, vsub(e, third, c), q), vadd(e, f64(e, TWO_THIRDS_F64_LOW), q_low));
     LLVMValueRef t = vmul(e, z, c), t_low = vfma(e, z_low, c, vfma(e, z, c_low, vfma(e, z, c, vneg(e, t))));
     LLVMValueRef u = vadd(e, two, t), u_low = vadd(e, vsub(e, t, vsub(e, u, two)), t_low); /* log(m) = s u */
     LLVMValueRef g = vmul(e, s, u), g_low = vfma(e, s_low, u, vfma(e, s, u_low, vfma(e, s, u, vneg(e, g))));

@@ -57,6 +57,7 @@ static const double LOG_F64[7] = {
     0x1.2b584aae78a57p-3,
 };
 
+#define LOG_TAIL_F64_LOW -0x1.bb4d371ffc5b1p-56 /* to be added to the first coefficient */
 /* the same without its first term, divided by s^2; error 2^-58.9 */
 static const double LOG_TAIL_F64[8] = {
     0x1.999999999999ap-2,

@@ -321,15 +321,16 @@ static inline double opq_cos_f64(double x) { return opq_trig_f64(x, 1); }
 
 /* ---- pow: exp(y log|x|) with the logarithm and the product in two parts, and C99's special cases around it */
 
-/* log(x) and what it lost, about 2^-66 of it; -inf of 0, inf of inf */
+/* log(x) and what it lost, to about 2^-68; -inf of 0, inf of inf */
 static inline double opq_log_pair_f64(double x, double *out_low)
 {
     double k, f = opq_log_reduce_f64(x, &k), d = f + 2, d_low = f - (d - 2), inverse = 1 / d;
     double s = f * inverse, s_low = fma(-s, d_low, fma(-s, d, f)) * inverse;
     double z = s * s, z_low = fma(s + s, s_low, fma(s, s, -z));
-    /* 2/3 + z P(z) */
-    double q = z * OPQ_POLY_F64(LOG_TAIL_F64, z), c = TWO_THIRDS_F64_HIGH + q;
-    double c_low = TWO_THIRDS_F64_HIGH - c + q + TWO_THIRDS_F64_LOW;
+    /* 2/3 + z (2/5 + ...) */
+    double a = z * opq_poly_f64(LOG_TAIL_F64 + 1, 7, z), b = LOG_TAIL_F64[0] + a, b_low = LOG_TAIL_F64[0] - b + a + LOG_TAIL_F64_LOW;
+    double q = z * b, q_low = fma(z_low, b, fma(z, b_low, fma(z, b, -q))), c = TWO_THIRDS_F64_HIGH + q;
+    double c_low = TWO_THIRDS_F64_HIGH - c + q + (TWO_THIRDS_F64_LOW + q_low);
     double t = z * c, t_low = fma(z_low, c, fma(z, c_low, fma(z, c, -t)));
     double u = 2 + t, u_low = t - (u - 2) + t_low; /* log(m) = s u */
     double g = s * u, g_low = fma(s_low, u, fma(s, u_low, fma(s, u, -g)));

@@ -65,8 +65,10 @@ opq_ref random_input(random_graph *r, const opq_type *type)
 
 static opq_dtype any_dtype(random_graph *r)
 {
-    static const opq_dtype others[] = {OPQ_f64, OPQ_f16, OPQ_bf16, OPQ_i64, OPQ_i32, OPQ_i16, OPQ_i8, OPQ_u8, OPQ_bool};
-    return chance(r, 70) ? OPQ_f32 : others[random_below(r, COUNT(others))];
+    static const opq_dtype others[] = {OPQ_f16, OPQ_bf16, OPQ_i64, OPQ_i32, OPQ_i16, OPQ_i8, OPQ_u8, OPQ_bool};
+    if (chance(r, 70))
+        return chance(r, 80) ? OPQ_f32 : OPQ_f64; /* both have all of softmax, gelu and their kind */
+    return others[random_below(r, COUNT(others))];
 }
 
 static int64_t any_extent(random_graph *r)

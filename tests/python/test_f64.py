@@ -39,7 +39,9 @@ UNARY = {
     "logsumexp": lambda x: x.logsumexp(-1),
     "logcumsumexp": lambda x: x.logcumsumexp(-1),
     "bce": lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid()),
-    "cross_entropy": lambda x: F.cross_entropy(x.reshape(-1, 5), torch.zeros(len(x.reshape(-1, 5)), dtype=torch.int64).to(x.device)),
+    "cross_entropy": lambda x: F.cross_entropy(
+        x.reshape(-1, 5), torch.zeros(len(x.reshape(-1, 5)), dtype=torch.int64).to(x.device)
+    ),
 }
 BINARY = {
     "pow": lambda a, b: torch.pow(a.abs(), b),
@@ -56,12 +58,35 @@ def numbers(*size, seed=0):
 
 
 def special():
-    edges = [0.0, 0.5, 1.0, 2.0, 36.5, 700.0, 745.0, 1e5, 1e10, 1e300, 5e-324, 1e-310, 2.0**-54, math.inf, math.nan]
+    edges = [
+        0.0,
+        0.5,
+        1.0,
+        2.0,
+        36.5,
+        700.0,
+        745.0,
+        1e5,
+        1e10,
+        1e300,
+        5e-324,
+        1e-310,
+        2.0**-54,
+        math.inf,
+        math.nan,
+    ]
     return torch.tensor([s * x for x in edges for s in (1, -1)], dtype=torch.float64)
 
 
 def close(got, want, what=""):
-    torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=4e-15, atol=4e-16, equal_nan=True, msg=lambda m: f"{what}: {m}")
+    torch.testing.assert_close(
+        got.detach().cpu(),
+        want.detach(),
+        rtol=4e-15,
+        atol=4e-16,
+        equal_nan=True,
+        msg=lambda m: f"{what}: {m}",
+    )
 
 
 def ways(run):
@@ -85,10 +110,19 @@ def test_unary(name):
     b = values.clone().requires_grad_()
     want = fn(b)
     close(got, want, name)
-    torch.testing.assert_close(grad.cpu(), torch.autograd.grad((want * 0.7).sum(), b)[0], rtol=1e-12, atol=1e-13, equal_nan=True)
+    torch.testing.assert_close(
+        grad.cpu(),
+        torch.autograd.grad((want * 0.7).sum(), b)[0],
+        rtol=1e-12,
+        atol=1e-13,
+        equal_nan=True,
+    )
 
 
-@pytest.mark.parametrize("name", [n for n in UNARY if hasattr(torch, n) and n not in ("softmax", "log_softmax", "logsumexp")])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in UNARY if hasattr(torch, n) and n not in ("softmax", "log_softmax", "logsumexp")],
+)
 def test_special_values(name):
     with torch_opaque.strict():
         got = UNARY[name](special().to(D)).cpu()
@@ -127,7 +161,9 @@ def test_pow_of_integers_is_exact():
 def test_a_chain_is_one_kernel():
     x = numbers(1000).to(D)
     with torch_opaque.strict():
-        graph = torch_opaque.graph(lambda: (x.exp().log1p().tanh().sin() * x.sigmoid()).erf(), stage="fused")
+        graph = torch_opaque.graph(
+            lambda: (x.exp().log1p().tanh().sin() * x.sigmoid()).erf(), stage="fused"
+        )
     assert len(graph.kernels) == 1
 
 
@@ -137,7 +173,13 @@ def test_a_chain_is_one_kernel():
 class Field(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 2))
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(3, 16),
+            torch.nn.Tanh(),
+            torch.nn.Linear(16, 16),
+            torch.nn.SiLU(),
+            torch.nn.Linear(16, 2),
+        )
 
     def forward(self, t, y):
         return self.net(torch.cat([y, torch.sin(t).expand(len(y), 1)], 1))
@@ -189,15 +231,31 @@ def test_a_neural_ode_trains(optimizer):
         torch.testing.assert_close(g, w, rtol=1e-8, atol=1e-10)
 
 
+def test_attention():
+    sizes = ((2, 3, 7, 8), (2, 3, 9, 8), (2, 3, 9, 8))
+    results = []
+    with torch_opaque.strict():
+        for device in (D, "cpu"):
+            q, k, v = (numbers(*size, seed=i).to(device).requires_grad_() for i, size in enumerate(sizes))
+            out = F.scaled_dot_product_attention(q, k, v)
+            results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    for g, w in zip(*results, strict=True):
+        torch.testing.assert_close(g.cpu(), w, rtol=1e-12, atol=1e-13)
+
+
 def test_a_gaussian_process():
     """The kernel matrix, its factor and the marginal likelihood; only the factor is the CPU's."""
 
     def likelihood(x, y, scale):
         distance = (x[:, None] - x[None]) ** 2
-        k = torch.exp(-0.5 * distance / torch.exp(scale)) + 1e-3 * torch.eye(len(x), dtype=x.dtype, device=x.device)
+        k = torch.exp(-0.5 * distance / torch.exp(scale)) + 1e-3 * torch.eye(
+            len(x), dtype=x.dtype, device=x.device
+        )
         factor = torch.linalg.cholesky(k)
         alpha = torch.cholesky_solve(y[:, None], factor)[:, 0]
-        return 0.5 * (y @ alpha) + factor.diagonal().log().sum() + 0.5 * len(x) * math.log(2 * math.pi)
+        return (
+            0.5 * (y @ alpha) + factor.diagonal().log().sum() + 0.5 * len(x) * math.log(2 * math.pi)
+        )
 
     x, y = numbers(30), numbers(30, seed=1)
     results = []
