@@ -236,7 +236,9 @@ def test_attention():
     results = []
     with torch_opaque.strict():
         for device in (D, "cpu"):
-            q, k, v = (numbers(*size, seed=i).to(device).requires_grad_() for i, size in enumerate(sizes))
+            q, k, v = (
+                numbers(*size, seed=i).to(device).requires_grad_() for i, size in enumerate(sizes)
+            )
             out = F.scaled_dot_product_attention(q, k, v)
             results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
     for g, w in zip(*results, strict=True):

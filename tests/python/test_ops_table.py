@@ -115,7 +115,9 @@ PROMISED = {}  # (op, dtype): ULP, from docs/accuracy.md
 with open(os.path.join(os.path.dirname(__file__), "../../docs/accuracy.md")) as text:
     of = torch.float32
     for line in text:
-        of = torch.float64 if line == "## f64\n" else torch.float32 if line.startswith("## ") else of
+        of = (
+            torch.float64 if line == "## f64\n" else torch.float32 if line.startswith("## ") else of
+        )
         cells = [c.strip() for c in line.split("|")]
         if len(cells) > 5 and re.fullmatch(r"[\d.]+", cells[3]):
             for name in re.findall(r"`(\w+)`", cells[1]):
@@ -234,7 +236,9 @@ def test_special_values_of_every_dtype(row, name):
     [
         r
         for r in ROWS
-        if (r, torch.float32) in PROMISED and ROWS[r]["signature"] != "NONE" and ROWS[r]["arity"] == 1
+        if (r, torch.float32) in PROMISED
+        and ROWS[r]["signature"] != "NONE"
+        and ROWS[r]["arity"] == 1
     ],
 )
 def test_accuracy_is_what_the_documentation_promises(row):
@@ -249,11 +253,15 @@ def test_accuracy_is_what_the_documentation_promises(row):
     assert torch.equal(got.isinf(), exact.float().isinf())
 
 
-@pytest.mark.parametrize("row", [r for r, dtype in PROMISED if dtype == torch.float64 and r != "pow"])
+@pytest.mark.parametrize(
+    "row", [r for r, dtype in PROMISED if dtype == torch.float64 and r != "pow"]
+)
 def test_f64_is_as_near_the_cpu_as_both_promise(row):
     """Its kernels are off by one unit at most, ours by what the documentation says."""
     op = overload(ROWS[row]["aten"].split()[0])
-    x = torch.cat([torch.randn(4000).double() * scale for scale in (0.01, 1, 10)] + [specials(torch.float64)])
+    x = torch.cat(
+        [torch.randn(4000).double() * scale for scale in (0.01, 1, 10)] + [specials(torch.float64)]
+    )
     with torch_opaque.strict():
         got = op(x.to(D)).cpu()
     want = op(x)
