@@ -235,7 +235,7 @@ static opq_status call(opq_c_printer *p, const opq_stmt *stmt, const char *name,
         ADD(p, "v%d ? v%d : v%d", stmt->operand[0], stmt->operand[1], stmt->operand[2]);
         return OPQ_OK;
     }
-    if (opq_op_info_of((opq_op)stmt->op)->flags & OPQ_FLAG_MATH32 && dtype != OPQ_f32)
+    if (!opq_op_computes((opq_op)stmt->op, dtype))
         return opq_fail(OPQ_UNSUPPORTED, "%s of %s is not printed as C", name, opq_dtype_name(dtype));
     bool logical = dtype == OPQ_bool && stmt->op == OPQ_OP_bitwise_not;
     ADD(p, "opq_%s_%s(", name, logical ? "bool" : opq_c_suffix(dtype));

@@ -31,10 +31,15 @@ typedef struct opq_emitter {
     const opq_cpu *cpu;
 } opq_emitter;
 
-/* ---- our own vector functions, f32 in and out (math*.c); results are those of opaque/scalar_math.h on every host that has FMA */
+/* ---- our own vector functions (math*.c), f32 in and out, or f64 where the name says so; results are those of opaque/scalar_math.h on
+ * every host that has FMA */
 #define X(name) LLVMValueRef opq_math_##name(opq_emitter *e, LLVMValueRef x);
 OPQ_MATH1(X)
 #undef X
+#define X(name) LLVMValueRef opq_math_##name##_f64(opq_emitter *e, LLVMValueRef x);
+OPQ_MATH1_F64(X)
+#undef X
+LLVMValueRef opq_math_pow_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_atan2(opq_emitter *e, LLVMValueRef y, LLVMValueRef x);
 LLVMValueRef opq_math_logaddexp_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);

@@ -337,13 +337,22 @@ static LLVMValueRef emit_div_floor(opq_emitter *e, opq_dtype dtype, const LLVMVa
 #define X(name)                                                                                                        \
     static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)                            \
     {                                                                                                                  \
+        return dtype == OPQ_f64 ? opq_math_##name##_f64(e, x[0]) : dtype == OPQ_f32 ? opq_math_##name(e, x[0]) : NULL; \
+    }
+OPQ_MATH1_F64(X)
+#undef X
+#define X(name)                                                                                                        \
+    static LLVMValueRef emit_##name(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)                            \
+    {                                                                                                                  \
         return dtype == OPQ_f32 ? opq_math_##name(e, x[0]) : NULL;                                                     \
     }
-OPQ_MATH1(X)
+OPQ_MATH1_F32(X)
 #undef X
 
 static LLVMValueRef emit_pow(opq_emitter *e, opq_dtype dtype, const LLVMValueRef *x)
 {
+    if (dtype == OPQ_f64)
+        return opq_math_pow_f64(e, x[0], x[1]);
     return dtype == OPQ_f32 ? opq_math_pow(e, x[0], x[1]) : NULL;
 }
 

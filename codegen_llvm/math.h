@@ -206,7 +206,7 @@ static inline LLVMValueRef with_slow_path(opq_emitter *e, LLVMValueRef x, LLVMVa
     LLVMBuildBr(e->builder, done);
 
     LLVMPositionBuilderAtEnd(e->builder, done);
-    LLVMValueRef result = LLVMBuildPhi(e->builder, f32_type(e), "");
+    LLVMValueRef result = LLVMBuildPhi(e->builder, LLVMTypeOf(fast), "");
     LLVMAddIncoming(result, (LLVMValueRef[]){fast, y}, (LLVMBasicBlockRef[]){entry, slow_block}, 2);
     return result;
 }
@@ -216,14 +216,19 @@ static inline LLVMValueRef with_slow_path(opq_emitter *e, LLVMValueRef x, LLVMVa
 /* table[index & 31], f32 lanes from i32 lanes; for tables that live in registers across a loop. */
 LLVMValueRef opq_math_lookup32(opq_emitter *e, const float table[32], LLVMValueRef index);
 
-/* exp and expm1 in f64, relative error below 2^-36; |x| < 700. NaN stays NaN. */
-LLVMValueRef opq_math_exp_f64(opq_emitter *e, LLVMValueRef x);
-LLVMValueRef opq_math_expm1_f64(opq_emitter *e, LLVMValueRef x);
+/* exp and expm1 in f64 for results in f32: relative error below 2^-36; |x| < 700. NaN stays NaN. */
+LLVMValueRef opq_math_exp_wide(opq_emitter *e, LLVMValueRef x);
+LLVMValueRef opq_math_expm1_wide(opq_emitter *e, LLVMValueRef x);
 
 /* x = 2^out_k * m with m in [sqrt(1/2), sqrt(2)): gives k and log(m) in f64, relative error below
  * 2^-43. x is positive, finite and normal in f64, as every positive f32 is. */
-void opq_math_log_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_k, LLVMValueRef *out_log_m);
+void opq_math_log_wide(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_k, LLVMValueRef *out_log_m);
 /* log(1 + x) in f64 for finite x > -1, relative error below 2^-40. */
-LLVMValueRef opq_math_log1p_f64(opq_emitter *e, LLVMValueRef x);
+LLVMValueRef opq_math_log1p_wide(opq_emitter *e, LLVMValueRef x);
+
+/* The parts of the functions of f64; formulas and accuracy: opaque/scalar_math_f64.h. k and f = m - 1 of positive x = 2^k m. */
+LLVMValueRef opq_math_log_reduce_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_k);
+/* p * 2^n with one rounding, p near 1, n in [-1077, 1024], t = OPQ_MAGIC_F64 + OPQ_EXP_BIAS_F64 + n */
+LLVMValueRef opq_math_exp_scale_f64(opq_emitter *e, LLVMValueRef p, LLVMValueRef t);
 
 #endif

@@ -120,14 +120,14 @@ static LLVMValueRef exp_parts_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef *
     return vmul(e, r, POLY64(e, EXPM1_64, r));
 }
 
-LLVMValueRef opq_math_exp_f64(opq_emitter *e, LLVMValueRef x)
+LLVMValueRef opq_math_exp_wide(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef s;
     LLVMValueRef q = exp_parts_f64(e, x, &s);
     return vfma(e, s, q, s);
 }
 
-LLVMValueRef opq_math_expm1_f64(opq_emitter *e, LLVMValueRef x)
+LLVMValueRef opq_math_expm1_wide(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef s;
     LLVMValueRef q = exp_parts_f64(e, x, &s);

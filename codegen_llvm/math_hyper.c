@@ -137,14 +137,14 @@ static LLVMValueRef clamped_magnitude(opq_emitter *e, LLVMValueRef x)
 /* (m + m/(m+1)) / 2 with m = expm1(|x|): no cancellation near 0 */
 LLVMValueRef opq_math_sinh(opq_emitter *e, LLVMValueRef x)
 {
-    LLVMValueRef m = opq_math_expm1_f64(e, clamped_magnitude(e, x));
+    LLVMValueRef m = opq_math_expm1_wide(e, clamped_magnitude(e, x));
     LLVMValueRef y = vadd(e, m, vdiv(e, m, vadd(e, m, f64(e, 1.0))));
     return vcopysign(e, narrow(e, vmul(e, y, f64(e, 0.5))), x);
 }
 
 LLVMValueRef opq_math_cosh(opq_emitter *e, LLVMValueRef x)
 {
-    LLVMValueRef power = opq_math_exp_f64(e, clamped_magnitude(e, x));
+    LLVMValueRef power = opq_math_exp_wide(e, clamped_magnitude(e, x));
     LLVMValueRef y = vadd(e, power, vdiv(e, f64(e, 1.0), power));
     return narrow(e, vmul(e, y, f64(e, 0.5)));
 }
@@ -156,7 +156,7 @@ LLVMValueRef opq_math_asinh(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef t2 = vmul(e, t, t);
     LLVMValueRef root = vsqrt(e, vadd(e, t2, f64(e, 1.0)));
     LLVMValueRef u = vadd(e, t, vdiv(e, t2, vadd(e, root, f64(e, 1.0))));
-    LLVMValueRef y = narrow(e, opq_math_log1p_f64(e, u));
+    LLVMValueRef y = narrow(e, opq_math_log1p_wide(e, u));
     LLVMValueRef finite = vcmp(e, LLVMRealOLT, vabs(e, x), f32(e, INFINITY));
     return vselect(e, finite, vcopysign(e, y, x), x);
 }
@@ -166,7 +166,7 @@ LLVMValueRef opq_math_acosh(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef t = vsub(e, widen(e, x), f64(e, 1.0));
     LLVMValueRef root = vsqrt(e, vmul(e, t, vadd(e, t, f64(e, 2.0))));
-    LLVMValueRef y = narrow(e, opq_math_log1p_f64(e, vadd(e, t, root)));
+    LLVMValueRef y = narrow(e, opq_math_log1p_wide(e, vadd(e, t, root)));
     y = vselect(e, vcmp(e, LLVMRealOLT, x, f32(e, 1.0f)), f32(e, NAN), y);
     return vselect(e, vcmp(e, LLVMRealOLT, x, f32(e, INFINITY)), y, x);
 }
@@ -177,7 +177,7 @@ LLVMValueRef opq_math_atanh(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef magnitude = vabs(e, x);
     LLVMValueRef t = widen(e, magnitude);
     LLVMValueRef u = vdiv(e, vadd(e, t, t), vsub(e, f64(e, 1.0), t));
-    LLVMValueRef y = narrow(e, vmul(e, opq_math_log1p_f64(e, u), f64(e, 0.5)));
+    LLVMValueRef y = narrow(e, vmul(e, opq_math_log1p_wide(e, u), f64(e, 0.5)));
     LLVMValueRef edge = vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, 1.0f)), f32(e, INFINITY), f32(e, NAN));
     y = vselect(e, vcmp(e, LLVMRealOLT, magnitude, f32(e, 1.0f)), y, edge);
     return vcopysign(e, y, x);
@@ -191,7 +191,7 @@ LLVMValueRef opq_math_erfc(opq_emitter *e, LLVMValueRef x)
     LLVMValueRef t = widen(e, vmin(e, f32(e, 10.125f), vabs(e, x)));
     LLVMValueRef u = vdiv(e, vsub(e, t, f64(e, 3.0)), vadd(e, t, f64(e, 3.0)));
     LLVMValueRef p = POLY64(e, ERFC64, u);
-    LLVMValueRef power = opq_math_exp_f64(e, vneg(e, vmul(e, t, t)));
+    LLVMValueRef power = opq_math_exp_wide(e, vneg(e, vmul(e, t, t)));
     LLVMValueRef y = vdiv(e, vmul(e, power, p), vfma(e, t, f64(e, 2.0), f64(e, 1.0)));
     LLVMValueRef negative = vcmp(e, LLVMRealOLT, x, f32(e, 0.0f));
     return narrow(e, vselect(e, negative, vsub(e, f64(e, 2.0), y), y));

@@ -100,13 +100,13 @@ static LLVMValueRef log1p_core_f64(opq_emitter *e, LLVMValueRef r)
     return vmul(e, s, POLY64(e, LOG64, vmul(e, s, s)));
 }
 
-void opq_math_log_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_k, LLVMValueRef *out_log_m)
+void opq_math_log_wide(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_k, LLVMValueRef *out_log_m)
 {
     LLVMValueRef m = split_f64(e, x, out_k);
     *out_log_m = log1p_core_f64(e, vsub(e, m, f64(e, 1.0)));
 }
 
-LLVMValueRef opq_math_log1p_f64(opq_emitter *e, LLVMValueRef x)
+LLVMValueRef opq_math_log1p_wide(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef k;
     LLVMValueRef m = split_f64(e, vadd(e, x, f64(e, 1.0)), &k);
@@ -119,21 +119,21 @@ LLVMValueRef opq_math_log1p_f64(opq_emitter *e, LLVMValueRef x)
 LLVMValueRef opq_math_log2(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef k, log_m;
-    opq_math_log_f64(e, widen(e, x), &k, &log_m);
+    opq_math_log_wide(e, widen(e, x), &k, &log_m);
     return fix_domain(e, x, narrow(e, vfma(e, log_m, f64(e, LOG2_E), k)));
 }
 
 LLVMValueRef opq_math_log10(opq_emitter *e, LLVMValueRef x)
 {
     LLVMValueRef k, log_m;
-    opq_math_log_f64(e, widen(e, x), &k, &log_m);
+    opq_math_log_wide(e, widen(e, x), &k, &log_m);
     LLVMValueRef y = vfma(e, k, f64(e, LOG10_2), vmul(e, log_m, f64(e, LOG10_E)));
     return fix_domain(e, x, narrow(e, y));
 }
 
 LLVMValueRef opq_math_log1p(opq_emitter *e, LLVMValueRef x)
 {
-    LLVMValueRef y = narrow(e, opq_math_log1p_f64(e, widen(e, x)));
+    LLVMValueRef y = narrow(e, opq_math_log1p_wide(e, widen(e, x)));
     y = vselect(e, vcmp(e, LLVMRealOEQ, x, f32(e, -1.0f)), f32(e, -INFINITY), y);
     y = vselect(e, vcmp(e, LLVMRealOLT, x, f32(e, -1.0f)), f32(e, NAN), y);
     /* inf and NaN as they are */

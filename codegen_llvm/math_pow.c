@@ -13,7 +13,7 @@
 static LLVMValueRef log2_magnitude(opq_emitter *e, LLVMValueRef magnitude)
 {
     LLVMValueRef k, log_m;
-    opq_math_log_f64(e, widen(e, magnitude), &k, &log_m);
+    opq_math_log_wide(e, widen(e, magnitude), &k, &log_m);
     LLVMValueRef y = vfma(e, log_m, f64(e, LOG2_E), k);
     y = vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, 0.0f)), f64(e, -INFINITY), y);
     return vselect(e, vcmp(e, LLVMRealOEQ, magnitude, f32(e, INFINITY)), f64(e, INFINITY), y);
@@ -27,7 +27,7 @@ LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
     LLVMValueRef magnitude = vabs(e, x);
     LLVMValueRef p = vmul(e, log2_magnitude(e, magnitude), widen(e, y));
     p = vmax(e, f64(e, -200.0), vmin(e, f64(e, 200.0), p));
-    LLVMValueRef result = narrow(e, opq_math_exp_f64(e, vmul(e, p, f64(e, LN2))));
+    LLVMValueRef result = narrow(e, opq_math_exp_wide(e, vmul(e, p, f64(e, LN2))));
     /* 1^y and (-1)^(+-inf): the product above may be 0 * inf */
     LLVMValueRef unit = vcmp(e, LLVMRealOEQ, magnitude, one);
     LLVMValueRef ordered = vcmp(e, LLVMRealORD, y, y);

@@ -40,7 +40,7 @@ int opq_nest_cost(const opq_nest *n, int variable, int from, int to)
             one = 100;
         else if (info && info->class_ == OPQ_CLASS_CAST)
             one = 2;
-        else if (info && (info->flags & OPQ_FLAG_MATH32 || stmt->op == OPQ_OP_logaddexp))
+        else if (info && opq_op_is_math((opq_op)stmt->op))
             one = 20;
         cost += opq_dtype_bytes((opq_dtype)stmt->dtype) == 8 ? 2 * one : one;
     }

@@ -170,7 +170,8 @@ def _dtypes(row: dict) -> str:
         return "integers, bool"
     if "MATH32" in flags:
         return "f32, f16, bf16"
-    if "NOINT" in flags:
+    function = row["class"] == "EWISE" and not row["expand"] and not flags & {"CHEAP", "CHECKED"}
+    if "NOINT" in flags or (function and row["rule"] == "SAME"):  # pow
         return "floats"
     return "all but bool" if "NOBOOL" in flags else "all"
 

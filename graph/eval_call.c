@@ -66,14 +66,19 @@ static opq_number eval_sqrt(opq_dtype dtype, const opq_number *x)
 
 /* ---- transcendental */
 
-static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-
+#define X(name)                                                                                                        \
+    static opq_number eval_##name(opq_dtype dtype, const opq_number *x)                                                \
+    {                                                                                                                  \
+        return of_float(dtype == OPQ_f64 ? opq_##name##_f64(x[0].f) : (double)opq_##name##_f32((float)x[0].f));        \
+    }
+OPQ_MATH1_F64(X)
+#undef X
 #define X(name)                                                                                                        \
     static opq_number eval_##name(opq_dtype dtype, const opq_number *x)                                                \
     {                                                                                                                  \
         return of_float(dtype == OPQ_f64 ? name(x[0].f) : (double)opq_##name##_f32((float)x[0].f));                    \
     }
-OPQ_MATH1(X)
+OPQ_MATH1_F32(X)
 #undef X
 
 static opq_number eval_atan2(opq_dtype dtype, const opq_number *x)
@@ -104,7 +109,7 @@ static opq_number eval_pow(opq_dtype dtype, const opq_number *x)
 {
     if (!opq_eval_is_float(dtype))
         return int_pow(x[0].i, x[1].i);
-    return of_float(dtype == OPQ_f64 ? pow(x[0].f, x[1].f) : (double)opq_pow_f32((float)x[0].f, (float)x[1].f));
+    return of_float(dtype == OPQ_f64 ? opq_pow_f64(x[0].f, x[1].f) : (double)opq_pow_f32((float)x[0].f, (float)x[1].f));
 }
 
 /* ---- by name */

@@ -108,6 +108,10 @@ typedef struct opq_lowering {
     const char *text;                        /* CALL: function name; EXPAND: expression */
 } opq_lowering;
 const opq_lowering *opq_op_lowering(opq_op op);
+/* Is it a transcendental function: some tens of instructions, of floats only? */
+bool opq_op_is_math(opq_op op);
+/* Has an elementwise or composite row, whose rule allows it, a kernel that computes in this dtype? */
+bool opq_op_computes(opq_op op, opq_dtype compute);
 /* In which dtype a scan whose result is `dtype` holds what came before. */
 static inline opq_dtype opq_scan_dtype(opq_op op, opq_dtype dtype)
 {

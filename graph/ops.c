@@ -72,6 +72,18 @@ const opq_op_info *opq_op_info_of(opq_op op) { return &infos[op]; }
 
 const opq_lowering *opq_op_lowering(opq_op op) { return &lowerings[op]; }
 
+bool opq_op_is_math(opq_op op)
+{
+    return infos[op].class_ == OPQ_CLASS_EWISE && lowerings[op].kind == OPQ_LOWER_CALL &&
+           !(infos[op].flags & (CHEAP | CHECKED | NOFLOAT));
+}
+
+bool opq_op_computes(opq_op op, opq_dtype compute)
+{
+    bool narrow = compute == OPQ_f32 || compute == OPQ_f16 || compute == OPQ_bf16;
+    return narrow || (!(infos[op].flags & MATH32) && (compute == OPQ_f64 || !opq_op_is_math(op)));
+}
+
 int opq_lowering_code(const opq_lowering *lowering, opq_dtype dtype)
 {
     switch (opq_dtype_kind_of(dtype)) {

@@ -38,9 +38,8 @@ uint32_t opq_origin_get(void)
 static opq_status check_native(opq_op op, opq_dtype compute)
 {
     const opq_op_info *info = opq_op_info_of(op);
-    bool narrow = compute == OPQ_f32 || compute == OPQ_f16 || compute == OPQ_bf16;
-    bool real = narrow || compute == OPQ_f64;
-    if (((info->flags & OPQ_FLAG_MATH32) && !narrow) || (info->class_ == OPQ_CLASS_MATMUL && !real))
+    bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
+    if (!opq_op_computes(op, compute) || (info->class_ == OPQ_CLASS_MATMUL && !real))
         return opq_fail(OPQ_UNSUPPORTED, "%s: no native kernel for %s", info->name, opq_dtype_name(compute));
     return OPQ_OK;
 }

@@ -63,6 +63,21 @@ for _name, (_, _jax) in FUNCTIONS.items():
     row(f"{_name}_1M", bytes=8 * MEGA, jax=_jax)(functools.partial(function_of_1M, _name))
 
 
+@row(bytes=16 * MEGA, floor=1.0)
+def tanh_f64_1M():
+    return torch.tanh, (torch.randn(MEGA, dtype=torch.float64),)
+
+
+@row(bytes=24 * MEGA, floor=1.0)
+def chain_f64_1M():
+    """What a kernel of a Gaussian process or the right-hand side of an equation is made of."""
+
+    def function(x, y):
+        return torch.exp(-0.5 * x * x) * torch.sin(y) + torch.sigmoid(x + y).log() * torch.tanh(y)
+
+    return function, tuple(torch.randn(MEGA, dtype=torch.float64) for _ in range(2))
+
+
 def small_ops_jax(jax, x, y):
     for _ in range(250):
         x = x * y + y

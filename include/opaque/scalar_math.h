@@ -1,4 +1,5 @@
-/* exp and its kin for one f32, and random numbers: the formulas of codegen_llvm/math_*.c, which explains them, without vectors.
+/* exp and its kin for one f32 (scalar_math_f64.h: for one f64), and random numbers: the formulas of codegen_llvm/math_*.c, which explains
+ * them, without vectors.
  *
  * Every function gives the bits of the generated code for every argument (of NaN: some NaN). They are IEEE additions, multiplications,
  * divisions, square roots and fused multiply-adds in a fixed order, rounded to nearest: compile with -ffp-contract=off. fmaf and fma must
@@ -8,27 +9,21 @@
 #define OPAQUE_SCALAR_MATH_H
 
 #include "opaque/math_tables.h"
-#include "opaque/scalar.h"
+#include "opaque/scalar_math_f64.h"
 
-/* Functions of one argument; of two there are pow and atan2. */
+/* Functions of one argument that f64 does not have; of two there are pow and atan2. */
 /* clang-format off */
-#define OPQ_MATH1(X)                                                                                                   \
-    X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh)      \
-    X(cosh) X(tanh) X(asinh) X(acosh) X(atanh) X(erf) X(erfc) X(sigmoid)
+#define OPQ_MATH1_F32(X) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(asinh) X(acosh) X(atanh) X(erfc)
 /* clang-format on */
+#define OPQ_MATH1(X) OPQ_MATH1_F64(X) OPQ_MATH1_F32(X)
 
 #define OPQ_PI 0x1.921fb54442d18p+1
 #define OPQ_HALF_PI 0x1.921fb54442d18p+0
-#define OPQ_LN2 0x1.62e42fefa39efp-1
-#define OPQ_LOG2_E 0x1.71547652b82fep0
 /* Adding it rounds to an integer and leaves that integer in the low mantissa bits. */
 #define OPQ_MAGIC_F32 0x1.8p23f
-#define OPQ_MAGIC_F64 0x1.8p52
 /* ln2 in two parts: n times the first is exact */
 #define OPQ_LN2_HIGH_F32 0x1.62e4p-1f
 #define OPQ_LN2_LOW_F32 0x1.7f7d1cp-20f
-#define OPQ_LN2_HIGH_F64 0x1.62e42fefa0000p-1
-#define OPQ_LN2_LOW_F64 0x1.cf79abc9e3b3ap-40
 
 /* Horner's rule, lowest power first. */
 static inline float opq_poly_f32(const float *table, int count, float x)
@@ -39,16 +34,7 @@ static inline float opq_poly_f32(const float *table, int count, float x)
     return y;
 }
 
-static inline double opq_poly_f64(const double *table, int count, double x)
-{
-    double y = table[count - 1];
-    for (int i = count - 2; i >= 0; i--)
-        y = fma(y, x, table[i]);
-    return y;
-}
-
 #define OPQ_POLY_F32(table, x) opq_poly_f32(table, (int)(sizeof(table) / sizeof((table)[0])), x)
-#define OPQ_POLY_F64(table, x) opq_poly_f64(table, (int)(sizeof(table) / sizeof((table)[0])), x)
 
 /* ---- exponentials: x = n ln2 + r, a polynomial in r, times 2^n */
 
@@ -179,42 +165,6 @@ static inline double opq_log1p_wide(double x)
 {
     double k, m = opq_log_split(x + 1, &k);
     return fma(k, OPQ_LN2, opq_log1p_core(k == 0 ? x : m - 1));
-}
-
-/* 1/k!, and 2/(2k + 1) */
-static const double OPQ_EXP_TAYLOR[14] = {
-    1.0,
-    1.0,
-    1.0 / 2,
-    1.0 / 6,
-    1.0 / 24,
-    1.0 / 120,
-    1.0 / 720,
-    1.0 / 5040.0,
-    1.0 / 40320.0,
-    1.0 / 362880.0,
-    1.0 / 3628800.0,
-    1.0 / 39916800.0,
-    1.0 / 479001600.0,
-    1.0 / 6227020800.0,
-};
-static const double OPQ_ATANH_TAYLOR[17] = {
-    2.0,      2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9,  2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
-    2.0 / 19, 2.0 / 21, 2.0 / 23, 2.0 / 25, 2.0 / 27, 2.0 / 29, 2.0 / 31, 2.0 / 33,
-};
-#define OPQ_LOGADDEXP_FAR (-700.0)
-
-/* codegen_llvm/math_logaddexp.c */
-static inline double opq_logaddexp_f64(double x, double y)
-{
-    double high = x > y ? x : y, low = x > y ? y : x, minus_d = x == y ? 0 : low - high;
-    if (minus_d < OPQ_LOGADDEXP_FAR)
-        return high;
-    double t = fma(minus_d, OPQ_LOG2_E, OPQ_MAGIC_F64), minus_n = OPQ_MAGIC_F64 - t;
-    double r = fma(minus_n, OPQ_LN2_LOW_F64, fma(minus_n, OPQ_LN2_HIGH_F64, minus_d));
-    double scale = opq_f64_of_bits((opq_f64_bits(t) << 52) + (UINT64_C(1023) << 52));
-    double power = scale * OPQ_POLY_F64(OPQ_EXP_TAYLOR, r), s = power / (power + 2);
-    return high + s * OPQ_POLY_F64(OPQ_ATANH_TAYLOR, s * s);
 }
 
 static inline float opq_logaddexp_f32(float x, float y) { return (float)opq_logaddexp_f64((double)x, (double)y); }

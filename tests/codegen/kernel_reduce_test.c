@@ -66,7 +66,7 @@ static void check_row(opq_op op, opq_dtype dtype, int64_t rows, int64_t columns,
     reduce_body(&b, OPQ_KERNEL_row, "kr", op, dtype, result, "*1", "10");
     launch_dims(&l, &b, (int64_t[]){rows, columns});
     launch_access(&l, &b, 0, 0, (int64_t[]){columns});
-    l.any_nan = result == OPQ_f32;
+    l.any_nan = result == OPQ_f32 ? OPQ_f32 : OPQ_bool;
     launch_run(&l, &b, NULL);
     assert_same(result, l.buffers[1].data, expected, rows, opq_op_info_of(op)->name);
     free(expected);
@@ -242,7 +242,7 @@ static void check_column(opq_op op, opq_dtype dtype, int64_t outer, int64_t rows
     launch_dims(&l, &b, (int64_t[]){outer, rows, columns});
     launch_access(&l, &b, 0, 0, (int64_t[]){rows * columns, columns});
     launch_access(&l, &b, 1, 0, (int64_t[]){columns});
-    l.any_nan = result == OPQ_f32;
+    l.any_nan = result == OPQ_f32 ? OPQ_f32 : OPQ_bool;
     launch_run(&l, &b, NULL);
     assert_same(result, l.buffers[1].data, expected, outer * columns, opq_op_info_of(op)->name);
     free(expected);

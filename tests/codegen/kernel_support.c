@@ -236,8 +236,9 @@ void launch_run(launch *l, const body *b, int64_t *out_error)
         run_once(l, b, way / 2, way % 2, buffers, error);
         for (int i = 0; i < l->buffer_count; i++) {
             buffer_check(&results[way][i]);
-            if (l->any_nan)
-                assert_same(OPQ_f32, results[way][i].data, results[0][i].data, (int64_t)l->buffers[i].bytes / 4, "f32");
+            if (opq_dtype_kind_of(l->any_nan) == OPQ_KIND_FLOAT)
+                assert_same(l->any_nan, results[way][i].data, results[0][i].data,
+                            (int64_t)l->buffers[i].bytes / opq_dtype_bytes(l->any_nan), "NaN apart");
             else if (memcmp(results[way][i].data, results[0][i].data, l->buffers[i].bytes) != 0)
                 fail_msg("buffer %d differs: way %d (bit 0: in pieces, bit 1: AVX2)", i, way);
         }

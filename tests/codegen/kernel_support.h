@@ -50,7 +50,7 @@ typedef struct launch {
     opq_number scalars[8];
     buffer buffers[BUFFERS];
     int buffer_count;
-    bool any_nan; /* buffers are f32, and a NaN may have any sign and payload */
+    opq_dtype any_nan; /* a float dtype: buffers are of it, and a NaN may have any sign and payload */
 } launch;
 void launch_dims(launch *l, const body *b, const int64_t *extents);
 /* strides of '*' loops in order, elements */

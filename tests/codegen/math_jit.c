@@ -15,6 +15,13 @@ typedef LLVMValueRef binary_emitter(opq_emitter *, LLVMValueRef, LLVMValueRef);
 #define X(name) #name,
 const char *const math_names[MATH_COUNT] = {OPQ_MATH1(X) "pow", "atan2", "fmod"};
 #undef X
+#define X(name) #name,
+const char *const math_f64_names[MATH_F64_COUNT] = {OPQ_MATH1_F64(X) "pow"};
+#undef X
+#define X(name) opq_math_##name##_f64,
+static unary_emitter *const unary_f64[] = {OPQ_MATH1_F64(X)};
+#undef X
+_Static_assert(sizeof(unary_f64) / sizeof(unary_f64[0]) == MATH_F64_UNARY, "MATH_F64_UNARY");
 #define X(name) opq_math_##name,
 static unary_emitter *const unary[] = {OPQ_MATH1(X)};
 #undef X
@@ -54,13 +61,22 @@ static void store(opq_emitter *e, LLVMTypeRef scalar, LLVMValueRef value, unsign
     LLVMSetAlignment(LLVMBuildStore(e->builder, value, element(e, scalar, parameter, index)), 4);
 }
 
-static void emit_math(opq_emitter *e, int which)
+static LLVMValueRef apply(opq_emitter *e, int which, bool wide, LLVMTypeRef scalar, LLVMValueRef i)
+{
+    LLVMValueRef x = load(e, scalar, 0, i);
+    if (wide)
+        return which < MATH_F64_UNARY ? unary_f64[which](e, x) : opq_math_pow_f64(e, x, load(e, scalar, 1, i));
+    return which < MATH_UNARY ? unary[which](e, x) : binary[which - MATH_UNARY](e, x, load(e, scalar, 1, i));
+}
+
+static void emit_math(opq_emitter *e, int which, bool wide)
 {
     LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), i64 = LLVMInt64TypeInContext(e->context);
-    LLVMTypeRef f32 = LLVMFloatTypeInContext(e->context), nothing = LLVMVoidTypeInContext(e->context);
+    LLVMTypeRef scalar = wide ? LLVMDoubleTypeInContext(e->context) : LLVMFloatTypeInContext(e->context);
+    LLVMTypeRef nothing = LLVMVoidTypeInContext(e->context);
     LLVMTypeRef parameters[] = {pointer, pointer, pointer, i64};
     char name[32];
-    snprintf(name, sizeof name, "test_%s", math_names[which]);
+    snprintf(name, sizeof name, wide ? "test_%s_f64" : "test_%s", wide ? math_f64_names[which] : math_names[which]);
     function_begin(e, name, LLVMFunctionType(nothing, parameters, 4, false));
     LLVMBasicBlockRef entry = LLVMGetInsertBlock(e->builder);
     LLVMBasicBlockRef loop = LLVMAppendBasicBlockInContext(e->context, e->function, "loop");
@@ -69,9 +85,7 @@ static void emit_math(opq_emitter *e, int which)
 
     LLVMPositionBuilderAtEnd(e->builder, loop);
     LLVMValueRef i = LLVMBuildPhi(e->builder, i64, "");
-    LLVMValueRef x = load(e, f32, 0, i);
-    LLVMValueRef y = which < MATH_UNARY ? unary[which](e, x) : binary[which - MATH_UNARY](e, x, load(e, f32, 1, i));
-    store(e, f32, y, 2, i);
+    store(e, scalar, apply(e, which, wide, scalar, i), 2, i);
     LLVMValueRef next = LLVMBuildAdd(e->builder, i, LLVMConstInt(i64, (unsigned)e->lanes, false), "");
     LLVMValueRef more = LLVMBuildICmp(e->builder, LLVMIntSLT, next, LLVMGetParam(e->function, 3), "");
     LLVMValueRef starts[] = {LLVMConstInt(i64, 0, false), next};
@@ -168,6 +182,13 @@ static bool load_object(math_jit *jit, LLVMMemoryBufferRef object)
             return false;
         jit->function[i] = (math_function *)(uintptr_t)address;
     }
+    for (int i = 0; i < MATH_F64_COUNT; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "test_%s_f64", math_f64_names[i]);
+        if (failed(LLVMOrcLLJITLookup(orc, &address, name)))
+            return false;
+        jit->function_f64[i] = (math_function_f64 *)(uintptr_t)address;
+    }
     if (failed(LLVMOrcLLJITLookup(orc, &address, "test_philox")))
         return false;
     jit->philox = (philox_function *)(uintptr_t)address;
@@ -187,7 +208,9 @@ bool math_jit_create(math_jit *jit, const char *label, bool avx512, int lanes)
     e.module = LLVMModuleCreateWithNameInContext(label, e.context);
     e.builder = LLVMCreateBuilderInContext(e.context);
     for (int i = 0; i < MATH_COUNT; i++)
-        emit_math(&e, i);
+        emit_math(&e, i, false);
+    for (int i = 0; i < MATH_F64_COUNT; i++)
+        emit_math(&e, i, true);
     emit_philox(&e);
     LLVMMemoryBufferRef object = compile(e.module, &cpu);
     LLVMDisposeBuilder(e.builder);

@@ -136,8 +136,9 @@ static bool add_row(opq_graph *graph, opq_op op, opq_dtype dtype)
     opq_lowering_kind kind = opq_op_lowering(op)->kind;
     bool has_function = kind == OPQ_LOWER_ARITH || kind == OPQ_LOWER_CMP || kind == OPQ_LOWER_CALL;
     bool real = opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT;
+    bool computes = opq_op_computes(op, dtype);
     opq_ref operands[3] = {0, info->flags & OPQ_FLAG_CHECKED && !real ? 3 : 1, 0}, ref;
-    if (info->class_ != OPQ_CLASS_EWISE || !has_function || (info->flags & OPQ_FLAG_MATH32 && dtype != OPQ_f32))
+    if (info->class_ != OPQ_CLASS_EWISE || !has_function || !computes)
         return false;
     if (op == OPQ_OP_where)
         memcpy(operands, (opq_ref[]){2, 0, 1}, sizeof operands);

@@ -65,8 +65,10 @@ opq_ref random_input(random_graph *r, const opq_type *type)
 
 static opq_dtype any_dtype(random_graph *r)
 {
-    static const opq_dtype others[] = {OPQ_f64, OPQ_f16, OPQ_bf16, OPQ_i64, OPQ_i32, OPQ_i16, OPQ_i8, OPQ_u8, OPQ_bool};
-    return chance(r, 70) ? OPQ_f32 : others[random_below(r, COUNT(others))];
+    static const opq_dtype others[] = {OPQ_f16, OPQ_bf16, OPQ_i64, OPQ_i32, OPQ_i16, OPQ_i8, OPQ_u8, OPQ_bool};
+    if (chance(r, 70))
+        return chance(r, 80) ? OPQ_f32 : OPQ_f64; /* both have all of softmax, gelu and their kind */
+    return others[random_below(r, COUNT(others))];
 }
 
 static int64_t any_extent(random_graph *r)
@@ -135,7 +137,7 @@ static bool expands(opq_op op, const opq_type *types, int arity)
     return fits;
 }
 
-/* What the kernels compute: no transcendental function for f64 and integers, no matmul of integers. */
+/* What the kernels compute: no transcendental function of integers, not all of f64, no matmul of integers. */
 static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs,
                        int attr_count)
 {
@@ -168,7 +170,7 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
         return false;
     if (info->class_ == OPQ_CLASS_MATMUL && compute != OPQ_f32 && compute != OPQ_f64)
         return false;
-    return !(info->flags & OPQ_FLAG_MATH32) || compute == OPQ_f32 || is_half(compute);
+    return opq_op_computes(op, compute);
 }
 
 /* An integer as a divisor: an odd one, unless it is a number that may be. */
