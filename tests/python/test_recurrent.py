@@ -252,3 +252,12 @@ def test_lines_of_a_backward_pass():
 
     text = torch_opaque.graph(step, stage="recorded").text
     assert "test_recurrent.py" in text and "rnn.py" not in text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trace_reads_its_arguments(kind):
+    module = kind(5, 8).to(D)
+    x, other = torch.randn(4, 2, 5, device=D), torch.randn(4, 2, 5, device=D)
+    traced = torch.jit.trace(module, (x,), check_trace=False)
+    close([t.cpu() for t in states_of(traced(other))], [t.cpu() for t in states_of(module(other))])
