@@ -445,6 +445,18 @@ void give_weight_gradient(Call &call, const Value &value, const Convolution &c, 
     give_as_it_lies(call, reshape(value, shape), c, weight.scalar_type());
 }
 
+// The sum over all but channels, in the order in which the gradient lies: where channels come last, rows are added.
+Value bias_gradient(const Tensor &grad, bool last)
+{
+    Dims order{0}, axes{0};
+    for (int64_t d = 2; d < grad.dim(); ++d) {
+        order.push_back(d);
+        axes.push_back(last ? d - 1 : d);
+    }
+    order.push_back(1);
+    return reduce(OPQ_OP_sum, {last ? permute(read(grad), order) : read(grad)}, axes, false);
+}
+
 // convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
 // output_mask)
 bool convolution_backward(Call &call)
@@ -475,14 +487,10 @@ bool convolution_backward(Call &call)
     } else {
         call.give_none();
     }
-    if (mask[2]) {
-        Dims axes{0};
-        for (int64_t d = 2; d < x.dim(); ++d)
-            axes.push_back(d);
-        call.give(reduce(OPQ_OP_sum, {read(grad)}, axes, false));
-    } else {
+    if (mask[2])
+        call.give(bias_gradient(grad, c.last));
+    else
         call.give_none();
-    }
     return true;
 }
 

@@ -342,3 +342,30 @@ def mean_square(x, y):
 def train_gpt2_block_128():
     x, y = torch.randn(1, 128, WIDTH), torch.randn(1, 128, WIDTH)
     return training(Block, mean_square), (x, y)
+
+
+class Recurrent(nn.Module):
+    """The mean of a recurrent network's outputs, classified."""
+
+    def __init__(self, kind, hidden, **options):
+        super().__init__()
+        self.layers = kind(hidden, hidden, **options)
+        self.head = nn.Linear(hidden * (2 if self.layers.bidirectional else 1), 10)
+
+    def forward(self, x):
+        return self.head(self.layers(x)[0].mean(0))
+
+
+# Sixteen sequences of 64 steps.
+for _name, _kind, _hidden, _options in (
+    ("lstm_64", nn.LSTM, 64, {}),
+    ("lstm_64_bidirectional", nn.LSTM, 64, {"bidirectional": True}),
+    ("lstm_2x128", nn.LSTM, 128, {"num_layers": 2}),
+    ("gru_128", nn.GRU, 128, {}),
+):
+    row(f"train_{_name}_of_64", kind="steps", tolerance=1e-4)(
+        lambda kind=_kind, hidden=_hidden, options=_options: (
+            training(functools.partial(Recurrent, kind, hidden, **options), F.cross_entropy),
+            (torch.randn(64, 16, hidden), torch.randint(0, 10, (16,))),
+        )
+    )

@@ -1,14 +1,18 @@
-"""ResNet-50 and MobileNetV2, as published, with random weights: inference on images of 224 x 224.
+"""ResNet-50 and MobileNetV2, as published, with random weights: inference on images of 224 x 224, training steps on small ones; a block
+of PVTv2.
 
 He et al., Deep Residual Learning for Image Recognition, 2015 (with the stride in the 3x3 convolution); Sandler et al., MobileNetV2:
-Inverted Residuals and Linear Bottlenecks, 2018.
+Inverted Residuals and Linear Bottlenecks, 2018; Wang et al., PVT v2: Improved Baselines with Pyramid Vision Transformer, 2022.
 """
 
 import functools
 
 import torch
+import torch.nn.functional as F
 from registry import row
 from torch import nn
+
+from rows.models import mean_square, training
 
 
 def convolution(inputs, outputs, size, stride=1, groups=1, activation=None):
@@ -91,3 +95,35 @@ for _name, _make, _flops in (("resnet50", resnet50, 8.18e9), ("mobilenetv2", mob
         row(f"{_name}_b{_batch}", flops=_batch * _flops)(
             functools.partial(inference, _make, _batch)
         )
+
+
+# ---- training
+
+
+class ConvolutionalFeedForward(nn.Module):
+    """PVTv2's: patches are seen as an image between two products, where channels come last."""
+
+    def __init__(self, width=32, ratio=8):
+        super().__init__()
+        hidden = width * ratio
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.mix = nn.Conv2d(hidden, hidden, 3, 1, 1, groups=hidden)
+
+    def forward(self, x):
+        batch, patches, _ = x.shape
+        side = int(patches**0.5)
+        y = self.up(x).transpose(1, 2).view(batch, -1, side, side)
+        return self.down(F.gelu(self.mix(y).flatten(2).transpose(1, 2)))
+
+
+@row(kind="steps", tolerance=1e-4)
+def train_pvt_feed_forward_4x1024():
+    x, y = torch.randn(4, 1024, 32), torch.randn(4, 1024, 32)
+    return training(ConvolutionalFeedForward, mean_square), (x, y)
+
+
+# Norms over four images decide much by the last bit: f32 and f64 drift apart in eager, too.
+@row(kind="steps", tolerance=1e-4)
+def train_mobilenetv2_4x128():
+    x, y = torch.randn(4, 3, 128, 128), torch.randint(0, 1000, (4,))
+    return training(mobilenetv2, F.cross_entropy), (x, y)

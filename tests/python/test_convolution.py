@@ -609,3 +609,27 @@ def test_overlapping_windows_leave_the_tile_its_epilogue():
         assert explanation.kernels[1]["name"].startswith("amax")
         alone = torch_opaque.explain(F.max_pool2d(torch.relu(x), 3, 2, 1))
         assert len(alone.kernels) == 1  # nothing to ride on: it is not stored
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+def test_a_bias_gradient_is_added_as_it_lies(last):
+    """Where channels come last rows are added, and not each channel's elements picked out of them."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    grad, x, weight = (
+        torch.randn(2, 6, 5, 4),
+        torch.randn(2, 3, 5, 4),
+        torch.randn(6, 3, 3, 3),
+    )
+    grad, x = grad.to(memory_format=layout), x.to(memory_format=layout)
+
+    def gradient(grad, x, weight):
+        return torch.ops.aten.convolution_backward(
+            grad, x, weight, [6], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, False, True]
+        )[2]
+
+    there = [t.to("opaque") for t in (grad, x, weight)]
+    text = torch_opaque.graph(lambda: gradient(*there), stage="fused").text
+    assert ("tree=column" in text) == last
+    torch.testing.assert_close(
+        gradient(*there).cpu(), gradient(grad, x, weight), rtol=1e-5, atol=1e-5
+    )

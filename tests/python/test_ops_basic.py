@@ -646,6 +646,7 @@ def test_every_kernel_keeps_its_gradient():
         # These have a kernel for autograd, too, that decomposes them.
         "aten::max_pool1d",
         "aten::lstm.input",
+        "aten::gru.input",
         "aten::quantile",
         "aten::quantile.out",
         "aten::nanquantile",
