@@ -94,6 +94,7 @@ def settle(request: dict) -> None:
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = stream(1, unbuffered)
     sys.stderr = sys.__stderr__ = stream(2, unbuffered)
+    sys.orig_argv = [sys.executable, *request["arguments"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
         torch._import_device_backends()
