@@ -105,6 +105,10 @@ def _look_at_runs(options) -> tuple:
     if not kinds:
         ended = f"; the program ended with status {status}" if status else ""
         raise Failure(f"nothing ran on the device{ended}")
+    if (
+        options.run is None and options.command == "graph"
+    ):  # of two programs that do the same the same one: see diff
+        return status, runs, max(kinds.values(), key=lambda run: run.launched)
     if options.run is None:
         return status, runs, max(kinds.values(), key=lambda run: run.seconds)
     if options.run not in kinds:

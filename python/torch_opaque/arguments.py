@@ -103,7 +103,8 @@ def _run_or_function(parser) -> None:
         "--run",
         metavar="N",
         type=_positive,
-        help="the kind of run with this number in explain's table (default: the one that took the most time)",
+        help="the kind of run with this number in explain's table (default: explain the one that took the most time, "
+        "graph the one that launched the most)",
     )
     _function(either)
     _call(parser)

@@ -103,6 +103,15 @@ class Run:
         return max(self.variants.values(), key=lambda variant: variant.seconds)
 
     @property
+    def usual(self) -> Variant:
+        """Those that launched the most in all, which is the same however busy the machine is."""
+        return max(self.variants.values(), key=lambda v: v.samples.times * len(v.launches))
+
+    @property
+    def launched(self) -> int:
+        return sum(v.samples.times * len(v.launches) for v in self.variants.values())
+
+    @property
     def launches(self) -> list:
         return self.main.launches if self.variants else []
 
@@ -117,7 +126,7 @@ class Run:
         return unseen and self.looks < _LOOKS
 
     def graph(self, stage: str = "fused") -> Graph:
-        return read((self.main.look or self.look).inspection, stage)
+        return read((self.usual.look or self.look).inspection, stage)
 
     def explanation(self) -> Explanation:
         """As explain() of what was asked for, with the times of these runs. Who keeps the results nobody knows any more."""
