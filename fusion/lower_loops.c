@@ -243,6 +243,7 @@ static void make_blocks(opq_lower_state *state, opq_kernel *kernel, opq_order *l
         opq_affine nowhere = {0};
         state->accesses[state->access_count] =
             (opq_access){.buffer = (int16_t)state->buffer_count, .dtype = state->instrs[i].dtype};
+        state->at_extents[state->access_count] = 0;
         state->affines[state->access_count++] = nowhere;
         state->buffers[state->buffer_count++] = -1;
     }

@@ -5,6 +5,7 @@
 
 #include "fusion/lower.h"
 
+#include <malloc.h>
 #include <stdio.h>
 
 typedef struct lowering {
@@ -521,10 +522,27 @@ static void test_bounds(void **state)
     }
 }
 
+/* What no index moves has no bound of an index, also buffers of the kernel's own: whatever was in the memory that holds it. */
+static void test_bounds_of_own_buffers(void **state)
+{
+    (void)state;
+    mallopt(M_PERTURB, 0x5a);
+    lowering l = lower(graph_of_text("graph @whole {\n  %0 = input f32[300000]\n  %1 = abs f32[300000] %0\n"
+                                     "  %2 = sum f32[1] %1 {axes=[0], tree=lanes}\n  output %2\n}\n"),
+                       true);
+    mallopt(M_PERTURB, 0);
+    const opq_loops *k = &l.lowered.loops;
+    assert_true(k->access_count > 2);
+    for (int a = 0; a < k->access_count; a++)
+        assert_int_equal(l.lowered.dims[opq_dims_of(k->rank, a) + 2 + k->rank], 0);
+    drop(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_matrix),
+        cmocka_unit_test(test_bounds_of_own_buffers),
         cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_limits),
