@@ -231,9 +231,9 @@ with torch.backends.opaque.flags(fusion=False):
 """
 
 
-def test_every_plan_is_written_and_runs_again(tmp_path, run_warm, opq_opt):
-    plain = run_warm(PROGRAM).stdout
-    assert run_warm(PROGRAM, OPAQUE_REPRO=str(tmp_path / "runs")).stdout == plain
+def test_every_plan_is_written_and_runs_again(tmp_path, run_python, opq_opt):
+    plain = run_python(PROGRAM).stdout
+    assert run_python(PROGRAM, OPAQUE_REPRO=str(tmp_path / "runs")).stdout == plain
     folders = sorted((tmp_path / "runs").iterdir())
     assert len(folders) >= 4
     assert [f for f in folders if "--unfused" in (f / "environment.json").read_text()] == folders[
