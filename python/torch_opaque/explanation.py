@@ -15,7 +15,7 @@ from .graphs import Graph, read
 from .keepers import Keepers, names_of
 from .naming import Names
 from .samples import Samples, signature, worst
-from .snapshot import is_opaque
+from .snapshot import PythonState, is_opaque
 
 _PARTS = 6  # rows shown
 _RUNS, _SECONDS = 5, 5.0  # of a function, besides the first
@@ -238,13 +238,13 @@ class _Look:
         self.runs, self.end, self.launches, self.bytes_new = Runs(self.inputs), Samples(), [], 0
 
     @contextmanager
-    def _recorded(self):
-        """(tensors to compute, the snapshot.Run or None)"""
+    def _recorded(self, state=None):
+        """(tensors to compute, the snapshot.Run or None). `state`: see snapshot.recorded()."""
         from .inspect import held_by, outputs_of
 
         with self.inputs.scopes(), ExitStack() as stack:
             with self.runs.watched():
-                tensors, run = stack.enter_context(outputs_of(*self.looked_at))
+                tensors, run = stack.enter_context(outputs_of(*self.looked_at, state))
             yield tensors + held_by(run), run
 
     def _run(self, tensors: list) -> dict:
@@ -294,9 +294,10 @@ class _Look:
         or it raises because what it reads is used up, as an iterator is."""
         before, ran, first = self._done(), self._ran, signature(self.launches)
         begin, cold, count = time.perf_counter(), any(part.cold for part in parts), 0
+        state = PythonState() if callable(self.looked_at[0]) else None  # each run leaves it as it was
         while count < _RUNS + cold and (count < 2 or time.perf_counter() - begin < _SECONDS):
             try:
-                with self._recorded() as (tensors, _):
+                with self._recorded(state) as (tensors, _):
                     self._run(tensors)
             except Exception:
                 return

@@ -38,8 +38,8 @@ def fallback_counts() -> dict:
 
 
 @contextmanager
-def outputs_of(t_or_fn, args, kwargs=None):
-    """Yields (tensors to look at, the Run or None). Raises TypeError if there is nothing opaque in it. Of a function that computed
+def outputs_of(t_or_fn, args, kwargs=None, state=None):
+    """Yields (tensors to look at, the Run or None). `state`: see snapshot.recorded(). Raises TypeError if there is nothing opaque in it. Of a function that computed
     something on the way because it read values, there may be none."""
     if is_opaque(t_or_fn) or isinstance(t_or_fn, (list, tuple)):
         if args or kwargs:
@@ -52,7 +52,7 @@ def outputs_of(t_or_fn, args, kwargs=None):
     if not callable(t_or_fn):
         raise TypeError(f"expected an opaque tensor or a function, got {type(t_or_fn).__name__}")
     before = _flushes()
-    with recorded(partial(t_or_fn, **kwargs) if kwargs else t_or_fn, args) as run:
+    with recorded(partial(t_or_fn, **kwargs) if kwargs else t_or_fn, args, state) as run:
         if not (run.outputs or run.held) and _flushes() == before:
             raise TypeError("the function neither returned nor wrote an opaque tensor")
         yield run.outputs, run

@@ -13,6 +13,7 @@ import gc
 import random
 import sys
 from contextlib import contextmanager
+from itertools import compress
 
 import torch
 from torch.optim import Optimizer
@@ -27,9 +28,21 @@ def is_opaque(x) -> bool:
     return isinstance(x, torch.Tensor) and x.device.type == "opaque"
 
 
+def _with_subclasses(kind: type, found: set) -> set:
+    if kind not in found:
+        found.add(kind)
+        for below in type.__subclasses__(kind):
+            _with_subclasses(below, found)
+    return found
+
+
 def objects_of(*kinds) -> list:
     """Live Python objects of these types. Looks at the type alone: asking an object may run its code."""
-    return [x for x in gc.get_objects() if issubclass(type(x), kinds)]
+    wanted = set()
+    for kind in kinds:
+        _with_subclasses(kind, wanted)
+    objects = gc.get_objects()
+    return list(compress(objects, map(wanted.__contains__, map(type, objects))))
 
 
 class PythonState:

@@ -73,7 +73,6 @@ def environment() -> dict:
     ]
     return kept | {
         "PATH": os.pathsep.join([*tools, kept["PATH"]]),
-        "PYTHONPATH": os.path.join(ROOT, "python"),
         "PYTHONUNBUFFERED": "1",  # both streams in the order in which they were written
     }
 

@@ -19,6 +19,7 @@ from types import ModuleType
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import pytest  # noqa: F401, E402
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402  2 s, which any program with an optimizer imports
 
 del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
 
