@@ -161,7 +161,7 @@ def tasks_of(options, arguments: list) -> list:
     if options.quick:
         files = [named[name] for name in QUICK if name in named]
     elif not options.full:
-        arguments = ["--skip-unchanged", *arguments]
+        arguments = ["--skip-unchanged", "--sample", *arguments]
     part = {} if options.full else {"OPAQUE_TEST_SAMPLE": "6"}  # what runs whole without sanitizers
     if options.quick:
         tasks = c_tasks("C", os.path.join(root, "build"), rf"^(?!({_SLOW_C})$)", part)

@@ -1,10 +1,11 @@
 """PyTorch's own operator samples (op_db), float32, on the device against the CPU: values and gradients.
 
-    sweep.py [--only NAME ...] [--shard I/N] [--jobs N] [--out FILE]
+    sweep.py [--only NAME ...] [--shard I/N] [--jobs N] [--samples N] [--out FILE]
 
 Writes a CSV row per entry: op, forward, backward, note, fallbacks. A cell is `ok`, `wrong` (values differ), `error` (only the device raises),
 `crash`, `hang`, or `-` (nothing to compare: the CPU cannot do it either, or there is no gradient). `fallbacks` are the ops that went
-through PyTorch's CPU kernels, which torch_opaque.strict() refuses. What draws from the CPU's default generator is `wrong`, too. OPAQUE_TEST_SEED=N draws other samples. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
+through PyTorch's CPU kernels, which torch_opaque.strict() refuses. What draws from the CPU's default generator is `wrong`, too. OPAQUE_TEST_SEED=N draws other samples. --samples: of an entry that
+has more that many, evenly. Entries run in worker processes, so that a crash costs one entry. Tolerances are assert_close's for the dtype, or what
 OpInfo itself allows for the op if that is more; operators that draw random numbers are compared by shape and dtype.
 """
 
@@ -19,6 +20,7 @@ import threading
 import warnings
 
 SECONDS_PER_ENTRY = 120
+_WARM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "python")
 RANDOM = {
     *(
         "bernoulli",
@@ -137,14 +139,22 @@ class Entry:
         weights = [torch.randn(t.shape, dtype=t.dtype).to(t.device) for t in outs]
         return torch.autograd.grad(outs, leaves, weights, allow_unused=True)
 
-    def run(self):
+    def samples(self, most: int):
+        """Its samples, or `most` of them, evenly, where there are more."""
+        torch = self.torch
+        torch.manual_seed(int(os.environ.get("OPAQUE_TEST_SEED", "0")))
+        found = list(
+            self.op.sample_inputs("cpu", torch.float32, requires_grad=self.op.supports_autograd)
+        )
+        if most and len(found) > most:
+            found = [found[i * len(found) // most] for i in range(most)]
+        return found
+
+    def run(self, most: int = 0):
         """(forward, backward, note)"""
         torch = self.torch
         forward, backward, note = "-", "-", ""
-        torch.manual_seed(int(os.environ.get("OPAQUE_TEST_SEED", "0")))
-        for sample in self.op.sample_inputs(
-            "cpu", torch.float32, requires_grad=self.op.supports_autograd
-        ):
+        for sample in self.samples(most):
             (here, leaves), (there, moved) = self.sides(sample)
             random = self.op.name in RANDOM or self.drops(sample)
             torch.manual_seed(0)
@@ -187,7 +197,7 @@ class Entry:
         return forward, backward, note
 
 
-def work() -> None:
+def work(samples: int) -> None:
     """Reads entry names from stdin, writes a CSV row each to stdout."""
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w")
@@ -202,7 +212,7 @@ def work() -> None:
     for line in sys.stdin:
         name = line.strip()
         torch_opaque.reset_stats()
-        row = Entry(by_name[name]).run()
+        row = Entry(by_name[name]).run(samples)
         writer.writerow([name, *row, " ".join(torch_opaque.fallback_counts())])
         out.flush()
 
@@ -217,8 +227,8 @@ class Worker:
         self.arguments, self.process = arguments, None
 
     def start(self):
-        command = [sys.executable, *self.arguments]
-        environment = dict(os.environ, OPAQUE_FALLBACK_WARN="0")
+        command = [sys.executable, "-IS", _WARM, *self.arguments]
+        environment = dict(os.environ, OPAQUE_FALLBACK_WARN="0", WARM_PYTHON=sys.executable)
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -263,9 +273,10 @@ def sweep(
     jobs: int = 1,
     note=lambda row: None,
     arguments: list | None = None,
+    samples: int = 0,
 ) -> dict:
     """{name: (forward, backward, note, fallbacks)}. `arguments`: the worker to start, if it is not this file's."""
-    arguments = arguments or [os.path.abspath(__file__), "--worker"]
+    arguments = arguments or [os.path.abspath(__file__), "--worker", "--samples", str(samples)]
     todo, rows = queue.Queue(), {}
     for name in names:
         todo.put(name)
@@ -304,10 +315,11 @@ def main():
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.worker:
-        return work()
+        return work(options.samples)
     names = options.only or entries()
     index, count = map(int, options.shard.split("/"))
     out = open(options.out, "w", newline="") if options.out else sys.stdout  # noqa: SIM115
@@ -318,7 +330,7 @@ def main():
         writer.writerow(row)
         out.flush()
 
-    rows = sweep(names[index::count], options.jobs, note).values()
+    rows = sweep(names[index::count], options.jobs, note, samples=options.samples).values()
     for at, title in ((0, "forward"), (1, "backward")):
         counts = {}
         for row in rows:

@@ -2,6 +2,7 @@
 
 A test marked `unchanged_folders("docs", ...)` builds something of what is in these folders alone, which is slow: ./dev test runs it when
 something in them, or the test's own file, is other than when it last passed (build/passed/ has that); --full and pytest always run it.
+Of the cases of a test marked `sampled(n)` ./dev test runs one in n; --full and pytest run all.
 """
 
 import functools
@@ -9,6 +10,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -23,6 +25,9 @@ PYTHON = [sys.executable, "-IS", os.path.join(ROOT, "tests", "warm", "python")]
 def pytest_addoption(parser):
     parser.addoption(
         "--skip-unchanged", action="store_true", help="skip what passed on the same folders"
+    )
+    parser.addoption(
+        "--sample", action="store_true", help="of the cases of a test marked sampled(n) one in n"
     )
 
 
@@ -58,9 +63,24 @@ def pytest_configure(config):
         "markers",
         "unchanged_folders(names...): needs to run only when something in these folders changed",
     )
+    config.addinivalue_line("markers", "sampled(n): has many cases of a kind")
+
+
+def _sample(config, items):
+    """Leaves of each test marked sampled(n) the first case and each n-th behind it."""
+    met, kept, left = Counter(), [], []
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        name = item.nodeid.partition("[")[0]
+        (left if marker and met[name] % marker.args[0] else kept).append(item)
+        met[name] += 1
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--sample"):
+        _sample(config, items)
     for item in items if config.getoption("--skip-unchanged") else ():
         if known := _passed(item):
             path, text = known

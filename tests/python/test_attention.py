@@ -249,6 +249,7 @@ def test_what_a_causal_block_gives_out_besides_has_all_columns():
     assert kernels(attend, *moved)[0] == ["block"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "one row for all, fixed"])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 def test_gradients_are_one_kernel(kind, groups):

@@ -17,6 +17,7 @@ from torch_opaque.graphs import Graph
 from torch_opaque.program import Stopped
 from torch_opaque.samples import Samples
 
+WARM = {"WARM_EXECUTABLE": PYTHON[-1]}  # of what compare starts
 SCRIPTS = os.path.join(os.path.dirname(__file__), "scripts")
 
 
@@ -25,7 +26,7 @@ def run(*words, status=0):
     result = subprocess.run(
         [*PYTHON, "-m", "torch_opaque", *map(str, words)],
         cwd=SCRIPTS,
-        env={k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")},
+        env={k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")} | WARM,
         capture_output=True,
         text=True,
         timeout=300,
@@ -340,6 +341,7 @@ def test_each_way_has_all_of_stdin(lines, tmp_path):
         result = subprocess.run(
             [*PYTHON, "-m", "torch_opaque", *command],
             cwd=tmp_path,
+            env=os.environ | WARM,
             input=text,
             capture_output=True,
             text=True,
@@ -354,6 +356,7 @@ def test_nobody_waits_for_stdin_that_nobody_reads(tmp_path):
     words = ["compare", "--vs", "cpu", "--repeat", "1", "one.py"]
     with subprocess.Popen(
         [*PYTHON, "-m", "torch_opaque", *words],
+        env=os.environ | WARM,
         cwd=tmp_path,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

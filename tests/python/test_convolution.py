@@ -84,6 +84,7 @@ def convolution(rng, dtype):
     return name, options, x, w, b if rng.random() < 0.5 else None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_convolutions(seed):
     torch.manual_seed(seed)
@@ -216,6 +217,7 @@ def pooling(rng, dtype):
     return kinds[rng.choice(list(kinds))], x, dims == 2 and len(lead) == 2 and rng.random() < 0.5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(160))
 def test_random_pooling(seed):
     torch.manual_seed(seed)

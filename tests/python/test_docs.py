@@ -73,6 +73,7 @@ def environment() -> dict:
     ]
     return kept | {
         "PATH": os.pathsep.join([*tools, kept["PATH"]]),
+        "WARM_EXECUTABLE": PYTHON[-1],
         "PYTHONUNBUFFERED": "1",  # both streams in the order in which they were written
     }
 
@@ -118,7 +119,7 @@ def stable(text: str) -> str:
     text = re.sub(r"cell \d+", "cell N", text)
     text = re.sub(r"; \d+ of them (was|were) interrupted.*", "", text)
     text = re.sub(r"(?<=\.json )[ \d,]+ bytes", "N bytes", text)
-    text = re.sub(r"\d+%", "T", text)
+    text = re.sub(r">?\d+%", "T", text)
     text = re.sub(r"seconds': [\d.e+-]+", "seconds': T", text)
     text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text)).strip()
     rows = r"(?<=^---\n)(?:.+\n?)+"

@@ -261,6 +261,7 @@ def cases():
         yield "out", name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind, name", cases())
 def test_pairs(kind, name):
     dtypes = [*PLAIN, torch.float8_e4m3fn, torch.float8_e5m2]

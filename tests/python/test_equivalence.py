@@ -236,6 +236,7 @@ def axis_sets(rank):
     return [tuple(d for d in range(rank) if mask >> d & 1) for mask in range(1, 1 << rank)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_reductions_have_one_order(shape, dtype):

@@ -124,6 +124,7 @@ print("done")
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     "text", [PLAIN, CONTEXTS, IN_A_RUN, BACKWARD], ids=["plain", "contexts", "in_a_run", "backward"]

@@ -571,6 +571,7 @@ def test_the_fused_stage_is_of_the_mode_that_is_on(mode):
     assert (len(result.kernels) > 1) == (mode is torch_opaque.unfused)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "f, saves",
     [

@@ -510,6 +510,7 @@ def random_program(seed):
     return function, shape
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(CASES))
 def test_random_programs(seed):
     function, shape = random_program(seed)

@@ -209,6 +209,7 @@ def unusable(row, tensors):
 # ---- rows that an operator calls
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row, name", CALLED, ids=lambda v: v)
 def test_special_values_of_every_dtype(row, name):
     op = overload(name)
@@ -291,6 +292,7 @@ def layouts(shape, dtype, positive):
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row, name", CALLED, ids=lambda v: v)
 def test_layouts_and_gradients(row, name):
     op = overload(name)

@@ -135,6 +135,7 @@ def test_process(run_python, text):
     assert run_python(text).stdout.split()[-1] == "done"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("run", range(30 if os.environ.get("OPAQUE_TEST_FULL") == "1" else 5))
 def test_exit_right_after_backward(run_python, run):
     """The autograd thread drops what backward() used while Python ends: without care for that,

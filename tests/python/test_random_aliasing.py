@@ -5,6 +5,7 @@ from programs import aliasing
 from programs.testing import check_block
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(8))
 def test_aliasing(block):

@@ -6,6 +6,7 @@ from programs.oracle import Reference
 from programs.testing import check_block, run_elsewhere
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block", range(8))
 def test_nets(block):
     check_block(nets, block, quick=5, full=300)

@@ -440,6 +440,7 @@ def play(seed):
     return program
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(10))
 def test_random_program(block):

@@ -5,6 +5,7 @@ from programs import tools
 from programs.testing import check_block
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(4))
 def test_tools(block):

@@ -91,7 +91,7 @@ def test_the_last_line_and_the_exit_status(tree):
     for name in ("fails", "crashes", "hangs"):
         (tree / "tests" / "python" / f"test_{name}.py").unlink()
     (tree / "conftest.py").write_text(
-        "def pytest_addoption(parser):\n    parser.addoption('--skip-unchanged', action='store_true')\n"
+        "def pytest_addoption(parser):\n    for name in ('--skip-unchanged', '--sample'):\n        parser.addoption(name, action='store_true')\n"
         "def pytest_configure(config):\n    config.addinivalue_line('markers', 'alone: x')\n"
     )
     timing = "import pytest, time\n@pytest.mark.alone\ndef test_a(): time.sleep(0.1)\n"

@@ -63,6 +63,7 @@ def bits_of_cpu(scan, dtype):
     return scan is not torch.logcumsumexp
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("special", [False, True], ids=["numbers", "specials"])
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
 @pytest.mark.parametrize("scan", SCANS, ids=lambda f: f.__name__)
@@ -257,6 +258,7 @@ FUSED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [(40, 100), (9, 3), (33, 16)], ids=str)
 @pytest.mark.parametrize("name", FUSED)
 def test_one_kernel_gives_the_bits_of_many(name, shape):

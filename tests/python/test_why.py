@@ -143,6 +143,7 @@ def line_of(text: str) -> int:
         return next(i for i, line in enumerate(file, 1) if text in line)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_named(name):
     before, now, expected = CHANGES[name]

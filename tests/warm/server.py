@@ -1,8 +1,9 @@
 """A process that has imported torch and forks for each program that tests/warm/python asks for.
 
-A request is the length of a JSON text, with the three streams beside it, and that text; the answer is the exit status, 8 bytes. Who asked
-and goes away has its program ended. Seconds of processors are added to the file WARM_USAGE of the program's environment, because
-the program is no child of who asked.
+A request is the length of a JSON text, with the three streams beside it, and that text; the answer is the exit status, 8 bytes. Who
+asked and goes away has its program ended. What starts further ones as sys.executable does so from here if WARM_EXECUTABLE is
+tests/warm/python. Seconds of processors are added to the file WARM_USAGE of the program's environment, because the program is no child
+of who asked.
 """
 
 import io
@@ -96,6 +97,7 @@ def settle(request: dict) -> None:
     sys.stdout = sys.__stdout__ = stream(1, unbuffered)
     sys.stderr = sys.__stderr__ = stream(2, unbuffered)
     sys.orig_argv = [sys.executable, *request["arguments"]]
+    sys.executable = os.environ.get("WARM_EXECUTABLE", sys.executable)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
         torch._import_device_backends()
