@@ -107,14 +107,14 @@ def check(name: str, make, device: str, epochs: int) -> bool:
     return good
 
 
-def main() -> int:
+def main(arguments: list | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="opaque")
     parser.add_argument("--model", choices=("mlp", "convnet", "both"), default="both")
     parser.add_argument(
         "--epochs", type=int, help="passes over the data (20 for the MLP, 10 for the convnet)"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     models = {"mlp": (mlp, 20), "convnet": (convnet, 10)}
     chosen = models if options.model == "both" else {options.model: models[options.model]}
     results = [

@@ -54,12 +54,12 @@ def embed(model, tokenizer, texts: list, device: str, batch_size: int = 32) -> t
     return torch.cat(parts)
 
 
-def main() -> int:
+def main(arguments: list | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="opaque")
     parser.add_argument("--query", default="How do animals find their way?")
     parser.add_argument("--count", type=int, default=5, help="sentences shown")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     tokenizer, model = load()
     texts = [options.query, *sentences()]

@@ -43,12 +43,16 @@ class _AfterImport:
         return spec
 
 
+def _add_to(dispatcher) -> None:
+    dispatcher._custom_op_handlers[torch.ops.aten.linear_backward.default] = _linear_backward
+
+
 def _teach(dispatch) -> None:
     make = dispatch.OpDispatcher.__init__
 
     def __init__(self):
         make(self)
-        self._custom_op_handlers[torch.ops.aten.linear_backward.default] = _linear_backward
+        _add_to(self)
 
     dispatch.OpDispatcher.__init__ = __init__
 
@@ -75,4 +79,9 @@ def register() -> None:
     Backend.default_device_backend_map["opaque"] = Backend.GLOO
     Backend.backend_capability[Backend.GLOO].append("opaque")
     BackendConfig.__init__ = _with_cpu(BackendConfig.__init__)
-    sys.meta_path.insert(0, _AfterImport("torch.distributed.tensor._dispatch", _teach))
+    tensor = "torch.distributed.tensor"
+    if f"{tensor}._dispatch" not in sys.modules:
+        sys.meta_path.insert(0, _AfterImport(f"{tensor}._dispatch", _teach))
+    else:  # import torch did not import this package, and something else came before it
+        _teach(sys.modules[f"{tensor}._dispatch"])
+        _add_to(sys.modules[f"{tensor}._api"].DTensor._op_dispatcher)

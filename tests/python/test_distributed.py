@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
+from conftest import PYTHON
 
 COLLECTIVES = "reductions,movement,layouts,values_are_kept,asynchronous,functional,groups"
-SHARDED = ("mesh,ddp_with_device_ids,fsdp1", "fsdp2,fsdp2_state", "tensor_parallel,dtensor")
+SHARDED = "mesh,ddp_with_device_ids,fsdp1,fsdp2,fsdp2_state,tensor_parallel,dtensor"
 DDP = "ddp_options,ddp_is_one_process_with_the_whole_batch,ddp_features,ddp_of_sparse_gradients"
 
 
@@ -15,7 +15,7 @@ def launch(folder, checks, *backend, program="ranks.py", **environment):
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), program)
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, checks, str(rank), str(folder), *backend],
+            [*PYTHON, script, checks, str(rank), str(folder), *backend],
             env={
                 **os.environ,
                 "GLOO_SOCKET_IFNAME": "lo",
@@ -41,15 +41,13 @@ def launch(folder, checks, *backend, program="ranks.py", **environment):
     return outputs
 
 
-@pytest.mark.parametrize("checks", [COLLECTIVES, DDP], ids=["collectives", "ddp"])
-def test_two_ranks(checks, tmp_path):
-    for output in launch(tmp_path, checks):
+def test_two_ranks(tmp_path):
+    for output in launch(tmp_path, f"{COLLECTIVES},{DDP}"):
         assert "Overriding" not in output, "a warning of PyTorch's dispatcher"
 
 
-@pytest.mark.parametrize("checks", SHARDED)
-def test_two_ranks_share_what_one_has(checks, tmp_path):
-    launch(tmp_path, checks, program="ranks_sharded.py")
+def test_two_ranks_share_what_one_has(tmp_path):
+    launch(tmp_path, SHARDED, program="ranks_sharded.py")
 
 
 def test_debug_mode(tmp_path):
@@ -59,3 +57,13 @@ def test_debug_mode(tmp_path):
 
 def test_without_a_backend_named(tmp_path):
     launch(tmp_path, "reductions,groups", "none")
+
+
+def test_imported_behind_what_it_teaches(run_python):
+    """import torch imports the package first, unless it is told not to."""
+    text = """
+import torch, torch.distributed.tensor as t
+import torch_opaque
+print(torch.ops.aten.linear_backward.default in t.DTensor._op_dispatcher._custom_op_handlers)"""
+    assert run_python(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.split() == ["True"]
+    assert run_python(text).stdout.split() == ["True"]

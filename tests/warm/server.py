@@ -99,6 +99,8 @@ def settle(request: dict) -> None:
     sys.orig_argv = [sys.executable, *request["arguments"]]
     sys.executable = os.environ.get("WARM_EXECUTABLE", sys.executable)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
         torch._import_device_backends()
 
