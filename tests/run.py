@@ -50,8 +50,9 @@ _ASAN_FILES = [
 ]
 # --quick: C tests without the slow ones, with a part of the random cases, and of each kind of Python test a file that takes seconds.
 _SLOW_C = "fusion_(c|random_avx2|deep)|gemm.*|codegen_(kernel_reduce|math|scalar.*)"
-# Under sanitizers with --full alone: what another compiler makes of printed kernels, and AVX2 beside what the machine has.
-_SANITIZED_IN_FULL = "fusion_c|.*_avx2"
+# Under sanitizers with --full alone: what another compiler makes of printed kernels, AVX2 beside what the machine has, how time grows,
+# and values of kernels, whose code is not instrumented.
+_SANITIZED_IN_FULL = "fusion_(c|growth)|codegen_kernel_(map|reduce)|.*_avx2"
 QUICK = ["ops_basic", "tensor", "errors", "numbers", "put", "scan", "tools"]
 # Threads that wait for work leave the processor to the other processes.
 _SHARED = {"OMP_WAIT_POLICY": "PASSIVE", "WARM_PYTHON": sys.executable}
