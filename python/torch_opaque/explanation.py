@@ -294,7 +294,9 @@ class _Look:
         or it raises because what it reads is used up, as an iterator is."""
         before, ran, first = self._done(), self._ran, signature(self.launches)
         begin, cold, count = time.perf_counter(), any(part.cold for part in parts), 0
-        state = PythonState() if callable(self.looked_at[0]) else None  # each run leaves it as it was
+        state = (
+            PythonState() if callable(self.looked_at[0]) else None
+        )  # each run leaves it as it was
         while count < _RUNS + cold and (count < 2 or time.perf_counter() - begin < _SECONDS):
             try:
                 with self._recorded(state) as (tensors, _):

@@ -8,6 +8,7 @@ Of the cases of a test marked `sampled(n)` ./dev test runs one in n; --full and 
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -157,3 +158,25 @@ def opq_opt(root):
         return result.stdout
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, without a window."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("chromium is not installed")
+    from playwright.sync_api import sync_playwright
+
+    arguments = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield started
+        started.close()

@@ -115,7 +115,9 @@ def test_times_are_those_of_a_loop_by_hand(name, mode, monkeypatch, one_thread):
         blocks = [hand(f, mode, count) for _ in range(20)]
         return statistics.median(blocks)
 
-    while len(compared) < 40 and (len(compared) < 3 or not 0.95 <= min(compared) / min(by_hand) <= 1.05):
+    while len(compared) < 40 and (
+        len(compared) < 3 or not 0.95 <= min(compared) / min(by_hand) <= 1.05
+    ):
         by_hand += [turn(), turn(), turn()]
         row = compare(f, vs=vs, repeat=6, reference=False, show=False)[mode]
         compared.append(row.low)  # of six turns the fastest

@@ -3,7 +3,6 @@
 import os
 import subprocess
 
-import pytest
 from conftest import PYTHON
 
 COLLECTIVES = "reductions,movement,layouts,values_are_kept,asynchronous,functional,groups"

@@ -241,7 +241,10 @@ def test_layouts():
 def test_dtypes_and_forms():
     names = sorted(forms.entries())
     swept(
-        forms.__file__, names if FULL else sorted({*names[::20], *QUICK_FORMS}), FULL, EXPECTED_FORMS
+        forms.__file__,
+        names if FULL else sorted({*names[::20], *QUICK_FORMS}),
+        FULL,
+        EXPECTED_FORMS,
     )
 
 

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import re
-import shutil
 import statistics
 import sys
 import time
@@ -18,7 +17,6 @@ from torch_opaque import report
 from torch_opaque.summary import distinct
 
 D = "opaque"
-CHROMIUM = shutil.which("chromium")
 MARGIN = 6  # of the times asked for on a quiet machine
 
 
@@ -203,26 +201,6 @@ def test_a_path_that_cannot_be_written(explanation, tmp_path):
 
 
 # ---- the page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    from playwright.sync_api import sync_playwright
-
-    arguments = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ]
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -93,6 +93,18 @@ def test_links_lead_somewhere(site, pages):
     assert len(pages) > 10 and not broken, "\n".join(broken)
 
 
+def test_search_works_from_a_file(site, browser):
+    page = browser.new_page()
+    page.goto(f"file://{site}/search.html?q=fusion")
+    page.wait_for_selector("ul.search li a")
+    page.wait_for_function("document.querySelector('.search-summary').innerText.includes('found')")
+    names = {
+        row.get_attribute("href").split("#")[0] for row in page.query_selector_all("ul.search li a")
+    }
+    assert {"architecture.html", "tutorials/look.html"} <= names
+    page.close()
+
+
 def test_nothing_is_loaded_from_elsewhere(site, pages):
     foreign = [link for page in pages.values() for link in page.loaded if urlsplit(link).netloc]
     for path in site.rglob("*.css"):
