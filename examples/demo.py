@@ -66,7 +66,7 @@ def main() -> int:
     embedding = minilm.main([])
 
     tokenizer, model = minilm.load()
-    cpu_batch = dict(tokenizer(minilm.sentences()[:32], padding=True, return_tensors="pt"))
+    cpu_batch = dict(tokenizer(minilm.sentences()[:16], padding=True, return_tensors="pt"))
     batch = {k: v.to("opaque") for k, v in cpu_batch.items()}
     model.to("opaque")
     one_layer(model, batch)

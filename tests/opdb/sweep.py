@@ -197,8 +197,8 @@ class Entry:
         return forward, backward, note
 
 
-def work(samples: int) -> None:
-    """Reads entry names from stdin, writes a CSV row each to stdout."""
+def work() -> None:
+    """Reads entry names from stdin, with how many samples behind some, writes a CSV row each to stdout."""
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -210,9 +210,9 @@ def work(samples: int) -> None:
     by_name = {name_of(op): op for op in op_db}
     writer = csv.writer(out)
     for line in sys.stdin:
-        name = line.strip()
+        name, *samples = line.split()
         torch_opaque.reset_stats()
-        row = Entry(by_name[name]).run(samples)
+        row = Entry(by_name[name]).run(*map(int, samples))
         writer.writerow([name, *row, " ".join(torch_opaque.fallback_counts())])
         out.flush()
 
@@ -238,7 +238,7 @@ class Worker:
             env=environment,
         )
 
-    def run(self, name: str) -> list:
+    def run(self, name: str, samples: int = 0) -> list:
         if self.process is None or self.process.poll() is not None:
             self.start()
         hung = threading.Event()
@@ -250,7 +250,7 @@ class Worker:
         timer = threading.Timer(SECONDS_PER_ENTRY, give_up)
         timer.start()
         try:
-            self.process.stdin.write(name + "\n")
+            self.process.stdin.write(f"{name} {samples}\n" if samples else name + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
@@ -273,10 +273,10 @@ def sweep(
     jobs: int = 1,
     note=lambda row: None,
     arguments: list | None = None,
-    samples: int = 0,
+    samples: dict | None = None,
 ) -> dict:
-    """{name: (forward, backward, note, fallbacks)}. `arguments`: the worker to start, if it is not this file's."""
-    arguments = arguments or [os.path.abspath(__file__), "--worker", "--samples", str(samples)]
+    """{name: (forward, backward, note, fallbacks)}. `arguments`: the worker to start, if it is not this file's; `samples`: how many of some."""
+    arguments = arguments or [os.path.abspath(__file__), "--worker"]
     todo, rows = queue.Queue(), {}
     for name in names:
         todo.put(name)
@@ -288,7 +288,7 @@ def sweep(
                 name = todo.get_nowait()
             except queue.Empty:
                 break
-            row = worker.run(name)
+            row = worker.run(name, (samples or {}).get(name, 0))
             rows[name] = tuple(row[1:])
             note(row)
         worker.stop()
@@ -319,7 +319,7 @@ def main():
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.worker:
-        return work(options.samples)
+        return work()
     names = options.only or entries()
     index, count = map(int, options.shard.split("/"))
     out = open(options.out, "w", newline="") if options.out else sys.stdout  # noqa: SIM115
@@ -330,7 +330,8 @@ def main():
         writer.writerow(row)
         out.flush()
 
-    rows = sweep(names[index::count], options.jobs, note, samples=options.samples).values()
+    most = dict.fromkeys(names, options.samples)
+    rows = sweep(names[index::count], options.jobs, note, samples=most).values()
     for at, title in ((0, "forward"), (1, "backward")):
         counts = {}
         for row in rows:

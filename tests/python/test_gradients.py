@@ -242,7 +242,7 @@ def test_dtypes_and_forms():
     names = sorted(forms.entries())
     swept(
         forms.__file__,
-        names if FULL else sorted({*names[::20], *QUICK_FORMS}),
+        names if FULL else sorted({*names[::40], *QUICK_FORMS}),
         FULL,
         EXPECTED_FORMS,
     )

@@ -79,8 +79,12 @@ def test_importing_costs_a_twentieth_of_importing_torch(run_python, tmp_path):
         "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONPYCACHEPREFIX": str(tmp_path),
     }
-    runs = [run_python(text, **settings).stdout.split() for _ in range(6)]
-    of_torch, ours = (min(map(float, seconds)) for seconds in zip(*runs, strict=True))
+    runs = []
+    for _ in range(6):
+        runs.append(run_python(text, **settings).stdout.split())
+        of_torch, ours = (min(map(float, seconds)) for seconds in zip(*runs, strict=True))
+        if len(runs) > 1 and ours <= max(0.05, of_torch / 20):  # the first has no bytecode
+            break
     assert ours <= max(0.05, of_torch / 20)
 
 

@@ -36,7 +36,7 @@ def graph_of(op, sample):
 def test_ops():
     """Samples of op_db: their values are tested elsewhere."""
     graphs, wrong = 0, []
-    for op in op_db if FULL else op_db[::4]:
+    for op in op_db if FULL else op_db[::8]:
         if torch.float32 not in op.supported_dtypes("cpu"):
             continue
         for sample in list(op.sample_inputs("cpu", torch.float32))[: 10 if FULL else 2]:
@@ -44,7 +44,7 @@ def test_ops():
             graphs += graph is not None
             if graph is not None and (found := unexplained(graph) or overstated(graph)):
                 wrong.append(f"{op.name}: {found}")
-    assert not wrong and graphs > 200, wrong
+    assert not wrong and graphs > (200 if FULL else 100), wrong
 
 
 class Attention(torch.nn.Module):
