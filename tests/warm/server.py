@@ -6,6 +6,7 @@ tests/warm/python. Seconds of processors are added to the file WARM_USAGE of the
 of who asked.
 """
 
+import gc
 import io
 import json
 import os
@@ -55,6 +56,7 @@ def wanted(address: str) -> dict:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen(64)
+        gc.freeze()  # programs neither visit nor copy what is here
         print("ready", flush=True)
         while True:
             connection, _ = server.accept()
