@@ -117,7 +117,7 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::Cp
 
 } // namespace
 
-// The lists that PyTorch uses for autocast on CPU.
+// The lists that PyTorch uses for autocast on CPU, and what it promotes on CUDA.
 /* clang-format off */
 #define LOWER_PRECISION(X)                                                                                             \
     X(conv1d) X(conv2d) X(conv3d) X(conv_tbc) X(conv_transpose1d) X(bmm) X(mm) X(linalg_vecdot) X(baddbmm) X(addmm) X(addbmm) X(linear) \
@@ -127,6 +127,8 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::Cp
     X(mse_loss) X(cosine_embedding_loss) X(nll_loss) X(nll_loss2d) X(hinge_embedding_loss) X(poisson_nll_loss) X(smooth_l1_loss) \
     X(cross_entropy_loss) X(l1_loss) X(huber_loss) X(margin_ranking_loss) X(soft_margin_loss) X(triplet_margin_loss) \
     X(multi_margin_loss) X(kl_div) X(multilabel_margin_loss) X(binary_cross_entropy_with_logits)
+#define PROMOTED(X)                                                                                                    \
+    X(stack) X(cat) X(index_copy) X(addcdiv) X(addcmul) X(atan2) X(bilinear) X(cross) X(dot) X(vdot) X(index_put) X(tensordot) X(scatter_add)
 /* clang-format on */
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m)
@@ -143,9 +145,9 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m)
     KERNEL_PRIVATEUSEONE(conv_transpose3d, input, lower_precision_fp)
     KERNEL_PRIVATEUSEONE(_convolution, deprecated, lower_precision_fp)
     KERNEL_PRIVATEUSEONE(_convolution, lower_precision_fp)
-    KERNEL_PRIVATEUSEONE(stack, promote)
-    KERNEL_PRIVATEUSEONE(cat, promote)
-    KERNEL_PRIVATEUSEONE(index_copy, promote)
+#define X(op) KERNEL_PRIVATEUSEONE(op, promote)
+    PROMOTED(X)
+#undef X
 }
 
 } // namespace opq

@@ -568,6 +568,29 @@ def test_autocast():
     assert m.weight.grad.dtype == torch.float32
 
 
+PROMOTED = {
+    "dot": lambda a, b: torch.dot(a, b),
+    "vdot": lambda a, b: torch.vdot(a, b),
+    "cross": lambda a, b: torch.cross(a, b, dim=0),
+    "tensordot": lambda a, b: torch.tensordot(a, b, 1),
+    "bilinear": lambda a, b: F.bilinear(a[None], b[None], torch.ones(2, 3, 3, device=D)),
+    "index_put": lambda a, b: a.index_put((torch.tensor([2, 0, 1], device=D),), b),
+    "scatter_add": lambda a, b: a.scatter_add(0, torch.tensor([2, 2, 1], device=D), b),
+    "addcmul": lambda a, b: torch.addcmul(a, b, b),
+    "addcdiv": lambda a, b: torch.addcdiv(a, b, b + 3),
+    "atan2": lambda a, b: torch.atan2(a, b),
+}
+
+
+@pytest.mark.parametrize("name", PROMOTED)
+def test_autocast_widens_what_cuda_widens(name):
+    a, b = torch.randn(3, device=D), torch.randn(3, device=D).bfloat16()
+    with torch.autocast(D, dtype=torch.bfloat16):
+        got = PROMOTED[name](a, b)
+    assert got.dtype == torch.float32
+    close(got, PROMOTED[name](a, b.float()).cpu())
+
+
 # ---- the extern route
 
 
