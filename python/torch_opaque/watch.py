@@ -392,6 +392,12 @@ def _function_of(frame, values: dict):
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         return all(name in values and cell.cell_contents is values[name] for name, cell in cells)
 
-    functions = [f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)]
+    # After gc.freeze() referrers are not found: methods and functions of a module are where their names are, too.
+    first = values.get(code.co_varnames[0]) if code.co_argcount else None
+    scopes = [*map(vars, type(first).__mro__), frame.f_globals]
+    known = [*gc.get_referrers(code), *(scope.get(code.co_name) for scope in scopes)]
+    functions = [f for f in known if isinstance(f, types.FunctionType)]
     functions = [f for f in functions if f.__code__ is code and f.__globals__ is frame.f_globals]
+    if not functions:
+        raise LookupError(f"{code.co_qualname} is nowhere to be found, perhaps because of gc.freeze()")
     return next(filter(fits, functions), functions[0])

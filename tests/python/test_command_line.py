@@ -1,5 +1,6 @@
 """python -m torch_opaque: programs that know nothing of the device, what is shown of them, exit statuses."""
 
+import gc
 import json
 import os
 import re
@@ -284,6 +285,17 @@ def test_names_of_functions():
     assert [function for function, _, _ in calls_of("outer.step", lambda: step(x))] == [step]
     assert [function for function, _, _ in calls_of("step", lambda: other(x))] == [other]
     assert calls_of("nothing.like.it", lambda: model(x)) == []
+
+
+def test_functions_that_the_garbage_collector_does_not_visit():
+    model, x = Model(), torch.ones(1, 2)
+    gc.freeze()
+    try:
+        assert calls_of("Model.forward", lambda: model(x)) == [(model, (x, 1.0), {})]
+        assert len(calls_of("Linear.forward", lambda: model(x))) == 1
+        assert calls_of("everything", lambda: everything(1, key=2))[0][0] is everything
+    finally:
+        gc.unfreeze()
 
 
 def test_a_look_ends_the_program():
