@@ -281,15 +281,6 @@ struct Adapter final : c10::OperatorKernel {
     }
 };
 
-Order inverse(const Order &order)
-{
-    Order result;
-    result.perm.resize(order.perm.size());
-    for (size_t i = 0; i < order.perm.size(); ++i)
-        result.perm[static_cast<size_t>(order.perm[i])] = static_cast<int64_t>(i);
-    return result;
-}
-
 Tensor &check_inplace(Call &call)
 {
     Tensor &self = const_cast<Tensor &>(call.tensor(0));

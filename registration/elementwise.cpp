@@ -135,6 +135,18 @@ bool pow_scalar(Call &call)
     return true;
 }
 
+// pow.Scalar(self, exponent): PyTorch lays the result out row-major, in whatever order the exponent is.
+bool pow_of_scalar(Call &call)
+{
+    if (!pointwise(call))
+        return false;
+    Result &result = call.results.back();
+    if (!result.order.plain())
+        result.value = permute(result.value, inverse(result.order).perm);
+    result.order = {};
+    return true;
+}
+
 // ---- activations with modes
 
 bool is_tanh(const IValue &approximate)
@@ -371,7 +383,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "nan_to_num", &nan_to_num);
     adapt(library, "pow.Tensor_Scalar", &pow_scalar);
     adapt(library, "pow.Tensor_Tensor", &pointwise, OPQ_OP_pow);
-    adapt(library, "pow.Scalar", &pointwise, OPQ_OP_pow);
+    adapt(library, "pow.Scalar", &pow_of_scalar, OPQ_OP_pow);
     adapt(library, "where.self", &pointwise, OPQ_OP_where);
     adapt(library, "logit", &logit);
     adapt(library, "logit_backward", &logit_backward);

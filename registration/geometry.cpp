@@ -225,6 +225,15 @@ Order result_order(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape)
     return identity(order) ? Order{} : order;
 }
 
+Order inverse(const Order &order)
+{
+    Order result;
+    result.perm.resize(order.perm.size());
+    for (size_t i = 0; i < order.perm.size(); ++i)
+        result.perm[static_cast<size_t>(order.perm[i])] = static_cast<int64_t>(i);
+    return result;
+}
+
 Dims ordered(IntArrayRef logical, const Order &order)
 {
     if (order.plain())

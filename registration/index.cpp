@@ -1,4 +1,4 @@
-// Operators that move elements by index, and the loss that does. An index out of range fails the run.
+// Operators that move elements by index. An index out of range fails the run.
 #include "adapter.h"
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 namespace opq
 {
 
-namespace
-{
-
 Value index_values(const Call &call, const Tensor &index)
 {
     if (!at::isIntegralType(index.scalar_type(), false))
         decline(opq_fail(OPQ_INVALID, "%s: index of this dtype", call.name()));
     return cast(call.in(index), OPQ_i64);
 }
+
+namespace
+{
 
 bool index_select(Call &call)
 {
@@ -145,8 +145,9 @@ struct Joined {
     Dims order, permuted; // self's dims as they are permuted first, and their sizes then
     Dims shape;           // with the indexed dims as one
     int64_t at;
-    Value where; // i64, over dim `at`
-    Dims sizes;  // of the indexed dims, if there is more than one
+    Value where;   // i64, over dim `at`
+    Dims sizes;    // of the indexed dims, if there is more than one
+    Indices given; // integers, not masks
     // For the op that looks at `where`: what an error says.
     std::vector<opq_attr> attrs(const Call &call) const
     {
@@ -241,7 +242,45 @@ bool join_indexed(const Call &call, Joined &out)
     out.where = linear_index(call, indexed, self.sizes());
     for (size_t i = 0; i < indexed.axes.size() && count > 1; ++i)
         out.sizes.push_back(self.size(indexed.axes[i]));
+    out.given = std::move(given);
     return true;
+}
+
+// The order in which TensorIterator lays out self[indices]: what it reads are self without the indexed dims, and each index, all of the
+// result's shape. Masks are indices of one dim, which say nothing.
+Order indexed_order(const Tensor &self, const Joined &joined)
+{
+    const auto descends = [](const Tensor &tensor) { // dims of one element count here
+        return tensor.is_contiguous() && std::is_sorted(tensor.strides().rbegin(), tensor.strides().rend());
+    };
+    bool contiguous = descends(self);
+    for (const std::optional<Tensor> &index : joined.given)
+        contiguous = contiguous && (!index || !index->defined() || descends(*index));
+    if (contiguous)
+        return {};
+    const Below below;
+    const Dims places = shape_of(joined.where);
+    const size_t at = static_cast<size_t>(joined.at), behind = at + joined.permuted.size() + 1 - joined.shape.size();
+    Dims sizes(joined.shape.begin(), joined.shape.begin() + joined.at), strides;
+    for (size_t i = 0; i < at; ++i)
+        strides.push_back(self.stride(joined.order[i]));
+    sizes.append(places.begin(), places.end());
+    strides.append(places.size(), 0);
+    for (size_t i = behind; i < joined.permuted.size(); ++i) {
+        sizes.push_back(joined.permuted[i]);
+        strides.push_back(self.stride(joined.order[i]));
+    }
+    std::vector<Tensor> read{self.as_strided(sizes, strides, self.storage_offset())};
+    for (const std::optional<Tensor> &index : joined.given)
+        if (index && index->defined()) {
+            Dims of_index(sizes.size(), 1);
+            std::copy(places.begin(), places.end(), of_index.begin() + joined.at);
+            read.push_back(index->expand(places).view(of_index));
+        }
+    c10::SmallVector<const Tensor *, 8> operands;
+    for (const Tensor &tensor : read)
+        operands.push_back(&tensor);
+    return result_order(operands, sizes);
 }
 
 // index.Tensor(self, indices)
@@ -251,7 +290,9 @@ bool index_tensor(Call &call)
     if (!join_indexed(call, joined))
         return false;
     const Value source = reshape(permute(call.in(0), joined.order), joined.shape);
-    call.give(record(OPQ_OP_index_select, {source, joined.where}, joined.attrs(call)));
+    const Value result = record(OPQ_OP_index_select, {source, joined.where}, joined.attrs(call));
+    const Order order = indexed_order(call.tensor(0), joined);
+    call.give(order.plain() ? result : permute(result, order.perm), call.tensor(0).scalar_type(), order);
     return true;
 }
 
@@ -381,94 +422,6 @@ bool embedding_backward(Call &call)
     return true;
 }
 
-// ---- negative log likelihood of [rows, classes], or of one row [classes]
-
-struct Nll {
-    int64_t rows, classes;
-    Value target; // [rows] i64, ignored entries 0
-    Value valid;  // [rows] bool
-    Value weight; // [rows], 0 where ignored
-};
-
-// False: shapes for PyTorch to judge.
-bool read_nll(const Call &call, size_t first, Nll &out)
-{
-    const Tensor &self = call.tensor(first), &target = call.tensor(first + 1);
-    if (self.dim() < 1 || self.dim() > 2 || target.dim() > 1 || self.numel() == 0 ||
-        !at::isFloatingType(self.scalar_type()) || target.numel() != (self.dim() == 2 ? self.size(0) : 1))
-        return false;
-    if (target.scalar_type() != at::kLong && target.scalar_type() != at::kByte)
-        decline(opq_fail(OPQ_INVALID, "%s: target of this dtype", call.name()));
-    const bool weighted = !call.none(first + 2);
-    if (weighted && (call.tensor(first + 2).dim() != 1 || call.tensor(first + 2).size(0) != self.size(-1) ||
-                     !same_dtype({&self, &call.tensor(first + 2)})))
-        return false;
-    out.rows = target.numel();
-    out.classes = self.size(-1);
-    const Value given = reshape(index_values(call, target), {out.rows});
-    out.valid = record(OPQ_OP_ne, {given, scalar(call.integer(first + 4))});
-    out.target = record(OPQ_OP_where, {out.valid, given, scalar(0)});
-    const opq_dtype dtype = core_dtype(self.scalar_type());
-    out.weight = cast(out.valid, dtype);
-    if (weighted) {
-        const Value picked = record(OPQ_OP_index_select, {call.in(first + 2), out.target},
-                                    {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())});
-        out.weight = record(OPQ_OP_mul, {picked, out.weight});
-    }
-    return true;
-}
-
-// nll_loss_forward(self, target, weight, reduction, ignore_index) -> output, total_weight
-bool nll_loss(Call &call)
-{
-    Nll nll;
-    if (!read_nll(call, 0, nll))
-        return false;
-    const int64_t reduction = call.integer(3);
-    const Value self = reshape(call.in(0), {nll.rows, nll.classes});
-    const Value index = reshape(nll.target, {nll.rows, 1});
-    const Value picked =
-        reshape(record(OPQ_OP_gather, {self, index}, {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())}),
-                {nll.rows});
-    const Value weighed = record(OPQ_OP_neg, {record(OPQ_OP_mul, {picked, nll.weight})});
-    const Value losses = record(OPQ_OP_where, {nll.valid, weighed, scalar(0, weighed.dtype())});
-    if (reduction == at::Reduction::None && call.tensor(0).dim() == 2) {
-        call.give(losses);
-        call.give(full(0, losses.dtype(), {}));
-        return true;
-    }
-    const Value sum = reduce(OPQ_OP_sum, {losses}, {0}, false), total = reduce(OPQ_OP_sum, {nll.weight}, {0}, false);
-    call.give(reduction == at::Reduction::Mean ? record(OPQ_OP_div, {sum, total}) : sum);
-    call.give(total);
-    return true;
-}
-
-// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight)
-bool nll_loss_backward(Call &call)
-{
-    Nll nll;
-    if (!read_nll(call, 1, nll))
-        return false;
-    const int64_t reduction = call.integer(4);
-    const bool rowwise = reduction == at::Reduction::None && call.tensor(1).dim() == 2;
-    Value grad = call.in(0);
-    if (rowwise)
-        grad = reshape(grad, {nll.rows, 1});
-    if (reduction == at::Reduction::Mean)
-        grad = record(OPQ_OP_div, {grad, call.in(6)});
-    const Value slope = record(OPQ_OP_neg, {record(OPQ_OP_mul, {reshape(nll.weight, {nll.rows, 1}), grad})});
-    const Value classes = iota({nll.rows, nll.classes}, 1);
-    // Forward has checked the target; so must this run, or a step would be taken without the row that is wrong.
-    const Value ones = expand(full(1, slope.dtype(), {1, 1}), {nll.rows, nll.classes});
-    const Value checked = record(OPQ_OP_gather, {ones, reshape(nll.target, {nll.rows, 1})},
-                                 {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())});
-    const Value hit = record(OPQ_OP_bitwise_and, {record(OPQ_OP_eq, {classes, reshape(nll.target, {nll.rows, 1})}),
-                                                  reshape(nll.valid, {nll.rows, 1})});
-    const Value result = record(OPQ_OP_where, {hit, record(OPQ_OP_mul, {slope, checked}), scalar(0, slope.dtype())});
-    call.give(reshape(result, call.tensor(1).sizes()));
-    return true;
-}
-
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt(library, "index_select", &index_select);
@@ -480,8 +433,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "cat", &cat);
     adapt(library, "embedding", &embedding);
     adapt(library, "embedding_dense_backward", &embedding_backward);
-    adapt(library, "nll_loss_forward", &nll_loss);
-    adapt(library, "nll_loss_backward", &nll_loss_backward);
 }
 
 } // namespace

@@ -23,6 +23,9 @@ Order format_order(const Tensor &tensor);
 // Gives a value in the logical order of its dims, laid out as the tensor's format wants.
 void give_formatted(Call &call, const Value &value, const Tensor &like);
 
+// An index tensor as i64; declines for other than integers.
+Value index_values(const Call &call, const Tensor &index);
+
 // Along all axes, or along one.
 Value slice(const Value &value, IntArrayRef shape, IntArrayRef starts, IntArrayRef steps);
 Value slice(const Value &value, int64_t axis, int64_t start, int64_t count, int64_t step = 1);

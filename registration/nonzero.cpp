@@ -87,8 +87,8 @@ namespace
 // nonzero(self)
 bool nonzero(Call &call)
 {
-    TORCH_CHECK(call.into.value_or(at::kLong) == at::kLong, "nonzero: Expected out tensor to have scalar type Long but got ",
-                *call.into);
+    TORCH_CHECK(call.into.value_or(at::kLong) == at::kLong,
+                "nonzero: Expected out tensor to have scalar type Long but got ", *call.into);
     call.give(upload(mask_places(call, call.tensor(0)), Order{}));
     return true;
 }

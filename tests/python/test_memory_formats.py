@@ -4,6 +4,7 @@ With OPAQUE_TEST_FULL all samples, else the last few of each entry.
 """
 
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ FOLDER = Path(__file__).parent.parent / "opdb"
 sys.path.insert(0, str(FOLDER))
 
 import formats  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 NAMES = [
     "rsub",
@@ -38,6 +41,8 @@ NAMES = [
     "hypot",
     "copysign",
     "xlogy",
+    "ldexp",
+    "float_power",
     "nn.functional.mse_loss",
     "nn.functional.huber_loss",
     "nn.functional.smooth_l1_loss",
@@ -61,15 +66,13 @@ def test_elementwise_results_lie_as_on_the_cpu():
 
 def test_images_of_each_layout():
     """What op_db's samples rarely have: four dims, one operand of another order, numbers, and operands that broadcast."""
-    import torch
-    import torch.nn.functional as F
-
     image = torch.rand(2, 3, 4, 5)
     last = image.to(memory_format=torch.channels_last)
     row, plain = torch.rand(5), torch.rand(2, 3, 4, 5)
     channel = torch.rand(3, 1, 1)
     programs = {
         "1 - x": lambda x, y: 1 - x,
+        "2 ** x": lambda x, y: 2**x + y,
         "rsub": lambda x, y: torch.rsub(x, y, alpha=2),
         "clamp": lambda x, y: x.clamp(min=y),
         "clamp both": lambda x, y: x.clamp(y, y + 1),
@@ -92,3 +95,44 @@ def test_images_of_each_layout():
                 if got != want:
                     wrong.append((name, x.stride(), y.stride(), got, want))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+def indexed(draw):
+    """A tensor of any memory order, with dims of one element, and indices of some of its dims: transposed and broadcast ones, too."""
+    sizes = [draw.randint(1, 4) for _ in range(draw.randint(1, 5))]
+    order = draw.sample(range(len(sizes)), len(sizes))
+    x = torch.randn([sizes[d] for d in order]).permute([order.index(d) for d in range(len(sizes))])
+    if draw.random() < 0.3:
+        x = x.unsqueeze(draw.randint(0, x.dim()))
+    if draw.random() < 0.2:
+        x = x[tuple(slice(None, None, draw.choice([1, 2])) for _ in x.shape)]
+    indices, shape = [None] * x.dim(), draw.choice([[3], [2, 2], [1, 3], [3, 1], [2, 1, 2]])
+    for d in draw.sample(range(x.dim()), draw.randint(1, min(x.dim(), 3))):
+        index = torch.randint(x.size(d), [1 if draw.random() < 0.3 else n for n in shape])
+        indices[d] = index.t() if index.shape == (2, 2) and draw.random() < 0.5 else index
+    return x, indices
+
+
+def test_what_is_indexed_lies_as_on_the_cpu():
+    draw = random.Random(6)
+    torch.manual_seed(6)
+    for _ in range(4000 if os.environ.get("OPAQUE_TEST_FULL") else 400):
+        x, indices = indexed(draw)
+        want = torch.ops.aten.index(x, indices)
+        got = torch.ops.aten.index(*formats.there((x, indices)))
+        what = [(tuple(t.shape), t.stride()) for t in (x, *indices) if t is not None]
+        assert formats.strides(got) == formats.strides(want), what
+        assert torch.equal(got.cpu(), want), what
+
+
+def test_masks_of_images_of_each_layout():
+    image = torch.rand(2, 3, 4, 5)
+    for x in (image, image.to(memory_format=torch.channels_last)):
+        for mask in (
+            torch.tensor([True, False]),
+            torch.rand(2, 3) > 0.5,
+            torch.rand(2, 3, 4, 5) > 0.5,
+        ):
+            y, given = formats.there((x, mask))
+            assert formats.strides(y[given]) == formats.strides(x[mask])
+            assert formats.strides(y[mask]) == formats.strides(x[mask])
