@@ -10,7 +10,8 @@ LLVMValueRef opq_math_exp_scale_f64(opq_emitter *e, LLVMValueRef p, LLVMValueRef
 {
     LLVMValueRef bits = as_i64(e, t), second = iand(e, ishl(e, bits, i64(e, 51)), i64(e, UINT64_C(0x7ff0000000000000)));
     /* The other exponent field: n + 2046 less this one */
-    LLVMValueRef first = iadd(e, isub(e, ishl(e, bits, i64(e, 52)), second), i64(e, (uint64_t)(2046 - OPQ_EXP_BIAS_F64) << 52));
+    LLVMValueRef first =
+        iadd(e, isub(e, ishl(e, bits, i64(e, 52)), second), i64(e, (uint64_t)(2046 - OPQ_EXP_BIAS_F64) << 52));
     return vmul(e, vmul(e, p, as_f64(e, first)), as_f64(e, second));
 }
 
@@ -33,7 +34,10 @@ static LLVMValueRef power_of(opq_emitter *e, LLVMValueRef t) { return as_f64(e, 
 
 /* expm1(r) less r, and expm1(r) */
 static LLVMValueRef expm1_rest(opq_emitter *e, LLVMValueRef r) { return vmul(e, vmul(e, r, r), POLY64(e, EXP_F64, r)); }
-static LLVMValueRef expm1_reduced(opq_emitter *e, LLVMValueRef r) { return vfma(e, vmul(e, r, r), POLY64(e, EXP_F64, r), r); }
+static LLVMValueRef expm1_reduced(opq_emitter *e, LLVMValueRef r)
+{
+    return vfma(e, vmul(e, r, r), POLY64(e, EXP_F64, r), r);
+}
 
 LLVMValueRef opq_math_exp_f64(opq_emitter *e, LLVMValueRef x)
 {
@@ -44,7 +48,8 @@ LLVMValueRef opq_math_exp_f64(opq_emitter *e, LLVMValueRef x)
 LLVMValueRef opq_math_exp2_f64(opq_emitter *e, LLVMValueRef x)
 {
     x = clamp(e, -1076, x, 1024.5);
-    LLVMValueRef magic = f64(e, OPQ_MAGIC_F64 + OPQ_EXP_BIAS_F64), t = vadd(e, x, magic), f = vsub(e, x, vsub(e, t, magic));
+    LLVMValueRef magic = f64(e, OPQ_MAGIC_F64 + OPQ_EXP_BIAS_F64), t = vadd(e, x, magic),
+                 f = vsub(e, x, vsub(e, t, magic));
     return opq_math_exp_scale_f64(e, vfma(e, POLY64(e, EXP2_F64, f), f, f64(e, 1)), t);
 }
 
@@ -61,7 +66,8 @@ LLVMValueRef opq_math_expm1_f64(opq_emitter *e, LLVMValueRef x)
  * every n. Past 40 the result is 1. */
 LLVMValueRef opq_math_sigmoid_f64(opq_emitter *e, LLVMValueRef x)
 {
-    LLVMValueRef t, r = reduce(e, vneg(e, clamp(e, -746, x, 40)), 1023 - 60, &t), s = power_of(e, t), one = f64(e, 0x1p-60);
+    LLVMValueRef t, r = reduce(e, vneg(e, clamp(e, -746, x, 40)), 1023 - 60, &t), s = power_of(e, t),
+                    one = f64(e, 0x1p-60);
     LLVMValueRef high = vadd(e, s, one), low = vadd(e, vsub(e, s, high), one);
     return vdiv(e, one, vadd(e, high, vfma(e, s, r, vfma(e, s, expm1_rest(e, r), low))));
 }
@@ -70,7 +76,8 @@ LLVMValueRef opq_math_sigmoid_f64(opq_emitter *e, LLVMValueRef x)
  * reciprocal. */
 LLVMValueRef opq_math_tanh_f64(opq_emitter *e, LLVMValueRef x)
 {
-    LLVMValueRef a = vmin(e, f64(e, 22), vabs(e, x)), t, r = reduce(e, vmul(e, f64(e, -2), a), 1023, &t), s = power_of(e, t);
+    LLVMValueRef a = vmin(e, f64(e, 22), vabs(e, x)), t, r = reduce(e, vmul(e, f64(e, -2), a), 1023, &t),
+                 s = power_of(e, t);
     LLVMValueRef high = vfma(e, s, r, vsub(e, s, f64(e, 1))), low = vmul(e, s, expm1_rest(e, r));
     LLVMValueRef m = vadd(e, high, low), m_low = vsub(e, low, vsub(e, m, high));
     LLVMValueRef d = vadd(e, f64(e, 2), m), d_low = vadd(e, vsub(e, m, vsub(e, d, f64(e, 2))), m_low);

@@ -56,7 +56,8 @@ static LLVMValueRef fix_domain(opq_emitter *e, LLVMValueRef x, LLVMValueRef y)
 /* k ln2 + f - (h - rest); the sum of the two larger ones is exact. */
 static LLVMValueRef sum_of(opq_emitter *e, LLVMValueRef k, LLVMValueRef f, LLVMValueRef more)
 {
-    LLVMValueRef h, rest = rest_of(e, f, more ? vfma(e, k, f64(e, OPQ_LN2_LOW_F64), more) : vmul(e, k, f64(e, OPQ_LN2_LOW_F64)), &h);
+    LLVMValueRef h,
+        rest = rest_of(e, f, more ? vfma(e, k, f64(e, OPQ_LN2_LOW_F64), more) : vmul(e, k, f64(e, OPQ_LN2_LOW_F64)), &h);
     LLVMValueRef big = vmul(e, k, f64(e, OPQ_LN2_HIGH_F64)), high = vadd(e, big, f), low = vsub(e, f, vsub(e, high, big));
     return vadd(e, high, vadd(e, low, vsub(e, rest, h)));
 }
@@ -79,7 +80,10 @@ static LLVMValueRef log_base(opq_emitter *e, LLVMValueRef x, double k_high, doub
     return fix_domain(e, x, vadd(e, sum, vadd(e, sum_low, vfma(e, k, f64(e, k_low), p_low))));
 }
 
-LLVMValueRef opq_math_log2_f64(opq_emitter *e, LLVMValueRef x) { return log_base(e, x, 1, 0, LOG2_E_F64_HIGH, LOG2_E_F64_LOW); }
+LLVMValueRef opq_math_log2_f64(opq_emitter *e, LLVMValueRef x)
+{
+    return log_base(e, x, 1, 0, LOG2_E_F64_HIGH, LOG2_E_F64_LOW);
+}
 
 LLVMValueRef opq_math_log10_f64(opq_emitter *e, LLVMValueRef x)
 {
@@ -113,7 +117,8 @@ static LLVMValueRef log_pair(opq_emitter *e, LLVMValueRef x, LLVMValueRef *out_l
     LLVMValueRef s_low = vmul(e, vfma(e, minus_s, d_low, vfma(e, minus_s, d, f)), inverse);
     LLVMValueRef z = vmul(e, s, s), z_low = vfma(e, vadd(e, s, s), s_low, vfma(e, s, s, vneg(e, z)));
     /* 2/3 + z (2/5 + ...) */
-    LLVMValueRef fifth = f64(e, LOG_TAIL_F64[0]), a = vmul(e, z, poly_f64(e, LOG_TAIL_F64 + 1, 7, z)), b = vadd(e, fifth, a);
+    LLVMValueRef fifth = f64(e, LOG_TAIL_F64[0]), a = vmul(e, z, poly_f64(e, LOG_TAIL_F64 + 1, 7, z)),
+                 b = vadd(e, fifth, a);
     LLVMValueRef b_low = vadd(e, vadd(e, vsub(e, fifth, b), a), f64(e, LOG_TAIL_F64_LOW)), q = vmul(e, z, b);
     LLVMValueRef q_low = vfma(e, z_low, b, vfma(e, z, b_low, vfma(e, z, b, vneg(e, q)))), c = vadd(e, third, q);
     LLVMValueRef c_low = vadd(e, vadd(e, vsub(e, third, c), q), vadd(e, f64(e, TWO_THIRDS_F64_LOW), q_low));

@@ -26,7 +26,8 @@ static LLVMValueRef two_sum(opq_emitter *e, LLVMValueRef a, LLVMValueRef b, LLVM
 
 static angle reduce(opq_emitter *e, LLVMValueRef x)
 {
-    LLVMValueRef magic = f64(e, OPQ_MAGIC_F64), t = vfma(e, x, f64(e, OPQ_TWO_OVER_PI), magic), minus_n = vsub(e, magic, t), lost;
+    LLVMValueRef magic = f64(e, OPQ_MAGIC_F64), t = vfma(e, x, f64(e, OPQ_TWO_OVER_PI), magic),
+                 minus_n = vsub(e, magic, t), lost;
     LLVMValueRef second = vmul(e, minus_n, f64(e, HALF_PI_F64_2));
     LLVMValueRef high = two_sum(e, vfma(e, minus_n, f64(e, HALF_PI_F64_1), x), second, &lost);
     lost = vadd(e, lost, vfma(e, minus_n, f64(e, HALF_PI_F64_2), vneg(e, second)));
@@ -60,11 +61,13 @@ static LLVMValueRef windows(opq_emitter *e)
 static LLVMValueRef look_up(opq_emitter *e, LLVMValueRef index, int part)
 {
     LLVMTypeRef element = LLVMDoubleTypeInContext(e->context), i32_scalar = LLVMInt32TypeInContext(e->context);
-    LLVMValueRef table = windows(e), result = LLVMGetPoison(f64_type(e)), at = iadd(e, ishl(e, index, i64(e, 2)), i64(e, (uint64_t)part));
+    LLVMValueRef table = windows(e), result = LLVMGetPoison(f64_type(e)),
+                 at = iadd(e, ishl(e, index, i64(e, 2)), i64(e, (uint64_t)part));
     for (int lane = 0; lane < e->lanes; lane++) {
         LLVMValueRef which = LLVMConstInt(i32_scalar, (unsigned)lane, false);
         LLVMValueRef place = LLVMBuildExtractElement(e->builder, at, which, "");
-        LLVMValueRef value = LLVMBuildLoad2(e->builder, element, LLVMBuildGEP2(e->builder, element, table, &place, 1, ""), "");
+        LLVMValueRef value =
+            LLVMBuildLoad2(e->builder, element, LLVMBuildGEP2(e->builder, element, table, &place, 1, ""), "");
         result = LLVMBuildInsertElement(e->builder, result, value, which, "");
     }
     return result;
@@ -99,7 +102,8 @@ static angle reduce_exact(opq_emitter *e, LLVMValueRef x)
     low = vsub(e, low, vsub(e, high, sum));
     LLVMValueRef r_low = vfma(e, high, f64(e, HALF_PI_F64_2), vmul(e, low, f64(e, HALF_PI_F64_1)));
     r_low = vadd(e, vfma(e, high, f64(e, HALF_PI_F64_1), vneg(e, r)), r_low);
-    return (angle){.quadrant = as_i64(e, vadd(e, whole, f64(e, OPQ_MAGIC_F64))), .r = vadd(e, r, vsub(e, x, x)), .low = r_low};
+    return (angle){
+        .quadrant = as_i64(e, vadd(e, whole, f64(e, OPQ_MAGIC_F64))), .r = vadd(e, r, vsub(e, x, x)), .low = r_low};
 }
 
 /* The quadrant's low bit exchanges sine and cosine, the next negates. */

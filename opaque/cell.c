@@ -362,7 +362,8 @@ static bool is_plain(opq_op op, int arity, const opq_type *type, bool in_place)
     bool tests = info->rule == OPQ_RULE_BOOL;
     bool same = info->class_ == OPQ_CLASS_EWISE && arity == info->arity &&
                 (info->rule == OPQ_RULE_SAME || info->rule == OPQ_RULE_FLOAT || (tests && !in_place));
-    bool real = opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT && opq_op_computes(op, (opq_dtype)type->dtype);
+    bool real =
+        opq_dtype_kind_of((opq_dtype)type->dtype) == OPQ_KIND_FLOAT && opq_op_computes(op, (opq_dtype)type->dtype);
     return same && real && !(info->flags & OPQ_FLAG_NOFLOAT);
 }
 

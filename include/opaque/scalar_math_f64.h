@@ -328,7 +328,8 @@ static inline double opq_log_pair_f64(double x, double *out_low)
     double s = f * inverse, s_low = fma(-s, d_low, fma(-s, d, f)) * inverse;
     double z = s * s, z_low = fma(s + s, s_low, fma(s, s, -z));
     /* 2/3 + z (2/5 + ...) */
-    double a = z * opq_poly_f64(LOG_TAIL_F64 + 1, 7, z), b = LOG_TAIL_F64[0] + a, b_low = LOG_TAIL_F64[0] - b + a + LOG_TAIL_F64_LOW;
+    double a = z * opq_poly_f64(LOG_TAIL_F64 + 1, 7, z), b = LOG_TAIL_F64[0] + a,
+           b_low = LOG_TAIL_F64[0] - b + a + LOG_TAIL_F64_LOW;
     double q = z * b, q_low = fma(z_low, b, fma(z, b_low, fma(z, b, -q))), c = TWO_THIRDS_F64_HIGH + q;
     double c_low = TWO_THIRDS_F64_HIGH - c + q + (TWO_THIRDS_F64_LOW + q_low);
     double t = z * c, t_low = fma(z_low, c, fma(z, c_low, fma(z, c, -t)));

@@ -399,5 +399,7 @@ def _function_of(frame, values: dict):
     functions = [f for f in known if isinstance(f, types.FunctionType)]
     functions = [f for f in functions if f.__code__ is code and f.__globals__ is frame.f_globals]
     if not functions:
-        raise LookupError(f"{code.co_qualname} is nowhere to be found, perhaps because of gc.freeze()")
+        raise LookupError(
+            f"{code.co_qualname} is nowhere to be found, perhaps because of gc.freeze()"
+        )
     return next(filter(fits, functions), functions[0])

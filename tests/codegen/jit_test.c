@@ -221,8 +221,12 @@ static int destroy(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_functions), cmocka_unit_test(test_removed), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_text),      cmocka_unit_test(test_cpu),     cmocka_unit_test(test_debuggers),
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_removed),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_cpu),
+        cmocka_unit_test(test_debuggers),
         cmocka_unit_test(test_kept_beside_removed),
     };
     return cmocka_run_group_tests(tests, create, destroy);

@@ -61,8 +61,9 @@ static const struct {
     double low, high, bound;
 } rows[] = {
 #define X(name, low, high, bound) {opq_##name##_f64, name##l, low, high, bound}
-    X(exp, -746, 710, 1),  X(exp2, -1076, 1025, 1), X(expm1, -45, 45, 2),  X(log, 0, 4, 1),   X(log2, 0, 4, 1),  X(log10, 0, 4, 1),
-    X(log1p, -1, 4, 1),    X(sin, -100, 100, 1),    X(cos, -100, 100, 1),  X(tanh, -20, 20, 2), X(erf, -6, 6, 1.5), X(sigmoid, -746, 40, 2),
+    X(exp, -746, 710, 1), X(exp2, -1076, 1025, 1), X(expm1, -45, 45, 2), X(log, 0, 4, 1),
+    X(log2, 0, 4, 1),     X(log10, 0, 4, 1),       X(log1p, -1, 4, 1),   X(sin, -100, 100, 1),
+    X(cos, -100, 100, 1), X(tanh, -20, 20, 2),     X(erf, -6, 6, 1.5),   X(sigmoid, -746, 40, 2),
 #undef X
 };
 _Static_assert(sizeof rows / sizeof rows[0] == MATH_F64_UNARY, "a row for each function in the order of OPQ_MATH1_F64");
@@ -112,8 +113,8 @@ static void run_all(int f)
         jits[j].function_f64[f](arguments, seconds, others, BLOCK);
         for (int i = 0; i < BLOCK; i++)
             if (!same(results[i], others[i]))
-                fail_msg("%s(%a, %a) is %a, %s gives %a", math_f64_names[f], arguments[i], seconds[i], results[i], jits[j].label,
-                         others[i]);
+                fail_msg("%s(%a, %a) is %a, %s gives %a", math_f64_names[f], arguments[i], seconds[i], results[i],
+                         jits[j].label, others[i]);
     }
 }
 
@@ -267,7 +268,8 @@ static void test_pow_special(void **state)
         run_all(MATH_F64_UNARY);
         for (int i = 0; i < BLOCK; i++) {
             double want = pow(arguments[i], seconds[i]);
-            if (!(same(results[i], want) || (ulp_error(results[i], (long double)want) <= 1.5 && want != 0 && isfinite(want))))
+            if (!(same(results[i], want) ||
+                  (ulp_error(results[i], (long double)want) <= 1.5 && want != 0 && isfinite(want))))
                 fail_msg("pow(%a, %a) is %a, not %a", arguments[i], seconds[i], results[i], want);
         }
     }
@@ -337,10 +339,10 @@ static void report_times(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unary_accuracy),        cmocka_unit_test(test_far_angles),
-        cmocka_unit_test(test_special_places),        cmocka_unit_test(test_pow_accuracy),
-        cmocka_unit_test(test_pow_special),           cmocka_unit_test(test_lanes_are_independent),
-        cmocka_unit_test(test_no_undefined_symbols),  cmocka_unit_test(report_times),
+        cmocka_unit_test(test_unary_accuracy),       cmocka_unit_test(test_far_angles),
+        cmocka_unit_test(test_special_places),       cmocka_unit_test(test_pow_accuracy),
+        cmocka_unit_test(test_pow_special),          cmocka_unit_test(test_lanes_are_independent),
+        cmocka_unit_test(test_no_undefined_symbols), cmocka_unit_test(report_times),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -541,18 +541,12 @@ static void test_bounds_of_own_buffers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_matrix),
-        cmocka_unit_test(test_bounds_of_own_buffers),
-        cmocka_unit_test(test_kernels),
-        cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_limits_of_reductions),
-        cmocka_unit_test(test_all_dims),
-        cmocka_unit_test(test_one_loop_too_many),
-        cmocka_unit_test(test_decided),
-        cmocka_unit_test(test_every_refusal_has_a_name_a_text_and_a_remedy),
-        cmocka_unit_test(test_matrices),
-        cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_no_matrix), cmocka_unit_test(test_bounds_of_own_buffers),
+        cmocka_unit_test(test_kernels),   cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_limits),    cmocka_unit_test(test_limits_of_reductions),
+        cmocka_unit_test(test_all_dims),  cmocka_unit_test(test_one_loop_too_many),
+        cmocka_unit_test(test_decided),   cmocka_unit_test(test_every_refusal_has_a_name_a_text_and_a_remedy),
+        cmocka_unit_test(test_matrices),  cmocka_unit_test(test_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -308,8 +308,8 @@ static void other_rows_are_refused(void **state)
 static void numbers_must_fit(void **state)
 {
     (void)state;
-    opq_graph *in =
-        graph_of_text("graph @g {\n  %0 = input i32[2]\n  %1 = input bool[2]\n  %2 = causal_mask i32[2] %0, %1\n  output %2\n}\n");
+    opq_graph *in = graph_of_text(
+        "graph @g {\n  %0 = input i32[2]\n  %1 = input bool[2]\n  %2 = causal_mask i32[2] %0, %1\n  output %2\n}\n");
     assert_null(expanded(in));
     assert_string_equal(opq_error(), "causal_mask: -inf is not a value of i32");
     opq_graph_destroy(in);
