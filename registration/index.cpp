@@ -216,6 +216,11 @@ bool join_indexed(const Call &call, Joined &out)
         if (!given.back() || !given.back()->defined())
             continue;
         first = count_given++ == 0 ? given.size() - 1 : first;
+        if (given.back()->scalar_type() == at::kByte) {
+            TORCH_WARN("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.");
+            const Below below;
+            given.back() = given.back()->to(at::kBool);
+        }
         masks += given.back()->scalar_type() == at::kBool;
     }
     if (masks == 1 && count_given == 1)
@@ -324,6 +329,18 @@ bool put_at_mask(Call &call)
     return true;
 }
 
+// Is a mask of bytes the only index?
+bool is_mask_of_bytes(const Call &call)
+{
+    size_t count = 0, bytes = 0;
+    for (const IValue &index : call.args[1].toListRef())
+        if (index.isTensor() && index.toTensor().defined()) {
+            ++count;
+            bytes += index.toTensor().scalar_type() == at::kByte;
+        }
+    return count == 1 && bytes == 1;
+}
+
 // _index_put_impl(self, indices, values, accumulate, unsafe), which is how index.Tensor is differentiated
 bool index_put(Call &call)
 {
@@ -333,6 +350,8 @@ bool index_put(Call &call)
         return false;
     if (put_at_mask(call))
         return true;
+    if (!call.flag(3) && call.tensor(2).numel() == 1 && is_mask_of_bytes(call)) // of which masked_fill_ says what is wrong
+        return false;
     if (!join_indexed(call, joined) || (!call.flag(3) && (self.numel() == 0 || call.tensor(2).numel() == 0)))
         return false;
     const Dims index = shape_of(joined.where);
