@@ -111,8 +111,8 @@ bool opq_geometry_covers(const opq_geometry *geometry, int64_t count, int64_t *o
 /* inspect.c: the calling thread's report, NULL when off */
 struct opq_recorder;
 struct opq_recorder *opq_recorder_get(void);
-void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, int32_t count, double seconds,
-                         double compile_seconds);
+void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, int32_t count,
+                         const opq_launch_times *times);
 /* Of the launches that follow. Takes `why`, malloc'd; NULL: the plan was found. */
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, char *why);
 

@@ -148,8 +148,7 @@ static char *lines_of_rows(struct opq_recorder *r, const opq_step *rows, int32_t
     return text.data ? text.data : copy_text(r, "");
 }
 
-void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t count, double seconds,
-                         double compile_seconds)
+void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t count, const opq_launch_times *times)
 {
     opq_report *report = r->report;
     if (!make_room(r, &report->launches, report->launch_count, &r->capacity, sizeof *report->launches))
@@ -159,9 +158,10 @@ void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t c
                          .shape = copy_text(r, rows->shape),
                          .lines = lines_of_rows(r, rows, count),
                          .rows = count,
-                         .seconds = seconds,
-                         .fresh = compile_seconds > 0,
-                         .compile_seconds = compile_seconds};
+                         .seconds = times->seconds,
+                         .busy = times->busy,
+                         .fresh = times->compile_seconds > 0,
+                         .compile_seconds = times->compile_seconds};
     for (int32_t i = 0; i < count; i++) {
         bool fresh = rows[i].fresh && !r->reused;
         launch.fresh = launch.fresh || fresh;

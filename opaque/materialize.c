@@ -139,7 +139,7 @@ static opq_status find_plan(run *r)
     return OPQ_OK;
 }
 
-static void note_launch(void *data, const opq_step *step, int32_t count, double seconds, double compile_seconds)
+static void note_launch(void *data, const opq_step *step, int32_t count, const opq_launch_times *times)
 {
     run *r = data;
     bool call = step->kind == OPQ_KERNEL_extern;
@@ -153,10 +153,10 @@ static void note_launch(void *data, const opq_step *step, int32_t count, double 
     atomic_fetch_add(&r->ctx->stats.bytes_written, bytes_written);
     if (opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG))
         opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
-                compile_seconds > 0 ? " (compiled now)" : "", count, step->shape, 1e3 * seconds, (long long)bytes_read,
-                (long long)bytes_written);
+                times->compile_seconds > 0 ? " (compiled now)" : "", count, step->shape, 1e3 * times->seconds,
+                (long long)bytes_read, (long long)bytes_written);
     if (r->recorder)
-        opq_recorder_launch(r->recorder, step, count, seconds, compile_seconds);
+        opq_recorder_launch(r->recorder, step, count, times);
 }
 
 static void drop_part(void *of) { opq_buffer_release(of); }

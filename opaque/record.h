@@ -212,6 +212,7 @@ typedef struct opq_launch {
     const char *name, *kind, *shape, *lines; /* lines: blank-separated source lines */
     int rows; /* of one code, that ran at once; shape is that of the first. Bytes and flops are of all */
     double seconds, compile_seconds;
+    double busy; /* as seconds, without waiting for a processor that another program had; not of what extern calls do on other threads */
     int64_t bytes_read, bytes_written, flops;
     bool fresh; /* compiled by this run */
 } opq_launch;

@@ -278,8 +278,9 @@ py::dict launch_dict(const opq_launch &launch)
     using namespace py::literals;
     return py::dict("name"_a = launch.name, "kind"_a = launch.kind, "shape"_a = launch.shape,
                     "lines"_a = decoded(launch.lines), "rows"_a = launch.rows, "seconds"_a = launch.seconds,
-                    "compile_seconds"_a = launch.compile_seconds, "bytes_read"_a = launch.bytes_read,
-                    "bytes_written"_a = launch.bytes_written, "flops"_a = launch.flops, "fresh"_a = launch.fresh);
+                    "busy"_a = launch.busy, "compile_seconds"_a = launch.compile_seconds,
+                    "bytes_read"_a = launch.bytes_read, "bytes_written"_a = launch.bytes_written,
+                    "flops"_a = launch.flops, "fresh"_a = launch.fresh);
 }
 
 py::dict report_end()

@@ -9,4 +9,10 @@
 void opq_parallel_for(const opq_host *host, int64_t count, int64_t grain,
                       void (*body)(void *data, int64_t begin, int64_t end), void *data);
 
+/* While it watches, a thread's loops are timed piece by piece. */
+void opq_parallel_watch(bool on);
+/* Seconds of processor that the calling thread's work took: its own time, but of each loop that it watched the time of the longest piece.
+ * What differs from the clock's was waiting, as for a processor that another program had. */
+double opq_parallel_busy(void);
+
 #endif

@@ -186,9 +186,14 @@ bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input);
 /* Memory of the plan: steps, graph, edges, and all its machine code, also what other plans share. Without payloads, which are the host's. */
 size_t opq_plan_bytes(const opq_plan *plan);
 
-/* One launch of `count` steps from `step` on, for statistics and reports. Compiling that was left to the run (matmul micro-kernels) is not
- * in `seconds`, which is 0 if the run is not timed. */
-typedef void (*opq_step_note)(void *data, const opq_step *step, int32_t count, double seconds, double compile_seconds);
+/* Of one launch. Compiling that was left to the run (matmul micro-kernels) is not in `seconds` and `busy`, which are 0 if the run is not
+ * timed. busy: opq_parallel_busy(). */
+typedef struct opq_launch_times {
+    double seconds, busy, compile_seconds;
+} opq_launch_times;
+
+/* One launch of `count` steps from `step` on, for statistics and reports. */
+typedef void (*opq_step_note)(void *data, const opq_step *step, int32_t count, const opq_launch_times *times);
 
 /* One run. Outputs get one reference each; output i is NULL where a failed step was needed. Status and message are the first failure's;
  * other outputs are good all the same. Without the GIL and without locks. */

@@ -9,6 +9,7 @@
 #include "runtime/room.h"
 #include "runtime/activity.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -325,12 +326,26 @@ static void fail_step(const opq_run_state *run, const opq_step *step, opq_status
 
 static double compile_seconds(const opq_run_state *run) { return opq_gemm_compile_seconds(run->runtime->gemm); }
 
-static void note(const opq_run_state *run, const opq_step *step, int32_t count, double start, double compiled)
+/* The clocks before a launch. */
+static opq_launch_times clocks(const opq_run_state *run)
+{
+    if (run->call->note == NULL)
+        return (opq_launch_times){0, 0, 0};
+    bool timed = run->call->timed;
+    return (opq_launch_times){timed ? now() : 0, timed ? opq_parallel_busy() : 0, compile_seconds(run)};
+}
+
+static void note(const opq_run_state *run, const opq_step *step, int32_t count, const opq_launch_times *before)
 {
     if (run->call->note == NULL)
         return;
-    compiled = compile_seconds(run) - compiled;
-    run->call->note(run->call->note_data, step, count, run->call->timed ? now() - start - compiled : 0, compiled);
+    opq_launch_times t = clocks(run);
+    t.compile_seconds -= before->compile_seconds;
+    if (run->call->timed) {
+        t.seconds -= before->seconds + t.compile_seconds;
+        t.busy = fmax(t.busy - before->busy - t.compile_seconds, 0);
+    }
+    run->call->note(run->call->note_data, step, count, &t);
 }
 
 static void *watch(const opq_run_state *run, const opq_step *rows, int32_t count)
@@ -344,7 +359,7 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
         opq_step_mark_written(step, run->bad);
         return;
     }
-    double start = run->call->timed ? now() : 0, compiled = compile_seconds(run);
+    opq_launch_times before = clocks(run);
     if (step->copy_to >= 0 && run->plan->storage[step->copy_to].home == OPQ_HOME_output && !f->any)
         take_input(run, run->plan->storage[step->copy_to].index);
     opq_status status = f->any ? own_outputs(run, step) : OPQ_OK;
@@ -353,7 +368,7 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
         status = run_step(run, step);
     opq_activity_end(run->runtime->host, activity);
     if (status == OPQ_OK)
-        note(run, step, 1, start, compiled);
+        note(run, step, 1, &before);
     else
         fail_step(run, step, status, f);
 }
@@ -361,11 +376,11 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
 static void run_all(const opq_run_state *run, const opq_wave *wave, failures *f)
 {
     const opq_step *rows = &run->plan->steps[wave->first];
-    double start = run->call->timed ? now() : 0;
+    opq_launch_times before = clocks(run);
     void *activity = watch(run, rows, wave->count);
     run_wave(run, wave);
     opq_activity_end(run->runtime->host, activity);
-    note(run, rows, wave->count, start, compile_seconds(run));
+    note(run, rows, wave->count, &before);
     for (int32_t r = 0; r < wave->count; r++)
         if (run->errors[r].found[0] != 0)
             fail_step(run, &rows[r], value_error(run, &rows[r], run->errors[r].found), f);
@@ -449,7 +464,9 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
     if (status == OPQ_OK) {
         if (call->out_mixed)
             *call->out_mixed = false;
+        opq_parallel_watch(call->timed);
         status = run_waves(&run);
+        opq_parallel_watch(false);
         give_outputs(&run);
     }
     for (size_t i = 0; i < count && made; i++)

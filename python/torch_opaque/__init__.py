@@ -73,6 +73,7 @@ def _register() -> None:
         checkpoint,
         device,
         distributed,
+        flex_attention,
         modules,
         optim,
         printing,
@@ -92,6 +93,7 @@ def _register() -> None:
     aliasing.register()
     optim.register()
     distributed.register()
+    flex_attention.register()
     processes.register()
     profiling.register()
     scripting.register()

@@ -5,10 +5,11 @@ backend a process group has for device "opaque". Here PyTorch learns that gloo i
 that init_process_group("gloo") covers the device.
 """
 
-import importlib.util
 import sys
 
 import torch.distributed
+
+from .imports import after_import
 
 
 def _linear_backward(op, args, kwargs):
@@ -20,27 +21,6 @@ def _linear_backward(op, args, kwargs):
         rows.t() @ columns if wanted[1] else None,
         rows.sum(0) if wanted[2] else None,
     )
-
-
-class _AfterImport:
-    """Calls `then` once `name` was imported: importing it here would make every program wait for it."""
-
-    def __init__(self, name, then):
-        self.name, self.then = name, then
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            self.then(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
 
 
 def _add_to(dispatcher) -> None:
@@ -80,8 +60,8 @@ def register() -> None:
     Backend.backend_capability[Backend.GLOO].append("opaque")
     BackendConfig.__init__ = _with_cpu(BackendConfig.__init__)
     tensor = "torch.distributed.tensor"
-    if f"{tensor}._dispatch" not in sys.modules:
-        sys.meta_path.insert(0, _AfterImport(f"{tensor}._dispatch", _teach))
-    else:  # import torch did not import this package, and something else came before it
-        _teach(sys.modules[f"{tensor}._dispatch"])
+    if (
+        f"{tensor}._api" in sys.modules
+    ):  # import torch did not import this package, and something else came before it
         _add_to(sys.modules[f"{tensor}._api"].DTensor._op_dispatcher)
+    after_import(f"{tensor}._dispatch", _teach)

@@ -5,8 +5,9 @@ import statistics
 from collections import deque
 
 KEPT = 255  # runs: the last ones
-# A launch that took this many times its median, and so much more, was interrupted.
-_TIMES, _SECONDS = 3, 30e-6
+# A launch that took this many times as long as it was at work, and so much more, was interrupted. Of an extern call, whose threads are
+# not watched: this many times what its second fastest run took.
+_TIMES, _SECONDS = 1.5, 30e-6
 
 
 def signature(launches: list) -> tuple:
@@ -23,9 +24,8 @@ class Samples:
         self.times = 0
 
     def add(self, launches: list, planned: bool) -> None:
-        seconds = [launch["seconds"] for launch in launches]
         self.times += 1
-        (self._cold if planned else self._warm).append(seconds)
+        (self._cold if planned else self._warm).append(list(map(_times, launches)))
 
     @property
     def runs(self) -> list:
@@ -38,21 +38,37 @@ class Samples:
     @property
     def each(self) -> float:
         """Of a run: its launches together, the median."""
-        return statistics.median(map(sum, self.runs)) if self.runs else 0.0
+        times = [sum(work for work, _ in run) for run in self.runs]
+        return statistics.median(times) if times else 0.0
 
     def apply(self, launches: list) -> int:
-        """Gives launches their medians as `seconds`, the quartiles as `low` and `high`, and `worst`, the longest. Returns how many runs
-        were interrupted."""
+        """Gives launches their medians as `seconds`, the quartiles as `low` and `high`, and `worst`, the longest by the clock. Of a launch
+        that was interrupted counts what it was at work. Returns how many runs were interrupted."""
         runs, interrupted = self.runs, set()
         for i, launch in enumerate(launches):
             found = [run[i] for run in runs]
-            middle = statistics.median(found)
-            quartiles = statistics.quantiles(found, n=4, method="inclusive") if found[1:] else found
-            launch["seconds"], launch["worst"] = middle, max(found)
+            if launch["kind"] == "extern":
+                usual = sorted(clock for _, clock in found)[:2][-1]
+                odd = [_is_interrupted(clock, usual) for _, clock in found]
+                kept = [clock for _, clock in found if not _is_interrupted(clock, usual)]
+            else:
+                odd, kept = [work < clock for work, clock in found], [work for work, _ in found]
+            quartiles = statistics.quantiles(kept, n=4, method="inclusive") if kept[1:] else kept
+            launch["seconds"] = statistics.median(kept)
             launch["low"], launch["high"] = quartiles[0], quartiles[-1]
-            most = max(_TIMES * middle, middle + _SECONDS)
-            interrupted.update(r for r, seconds in enumerate(found) if seconds > most)
+            launch["worst"] = max(clock for _, clock in found)
+            interrupted.update(run for run, was in enumerate(odd) if was)
         return len(interrupted)
+
+
+def _is_interrupted(clock: float, usual: float) -> bool:
+    return clock > max(_TIMES * usual, usual + _SECONDS)
+
+
+def _times(launch: dict) -> tuple:
+    """(seconds at work, seconds by the clock), the same if nothing interrupted it."""
+    clock, busy = launch["seconds"], launch["busy"]
+    return busy if launch["kind"] != "extern" and _is_interrupted(clock, busy) else clock, clock
 
 
 def worst(launches: list) -> dict:

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 
 KERNELS, EDGES, KEEPERS, MODULES = 12, 7, 4, 7  # rows shown of each table
-_NEAR = 0.1, 0.25  # shares of a time within which others are like it: at least, at most
+_NEAR = 0.2, 0.25  # shares of a time within which others are like it: at least, at most
 
 
 def seconds_text(seconds: float) -> str:

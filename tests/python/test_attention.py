@@ -330,3 +330,30 @@ def test_causal_gradients_of_unusual_rows(name):
     for x, y in zip(got, want, strict=True):
         assert torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
     assert "block" in kernels(gradients)[0]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flexible_attention():
+    """Of which PyTorch says that it is for the devices it lists; it computes, with gradients, which the CPU has none of."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    slope = torch.rand(2)
+
+    def score(scores, batch, head, row, column):
+        return scores + slope.to(scores.device)[head] * (column - row)
+
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 2, 16, 8, device="opaque", requires_grad=True) for _ in range(3))
+    mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 16, 16, device="opaque")
+    result = flex_attention(q, k, v, score_mod=score, block_mask=mask)
+    result.square().sum().backward()
+
+    places = torch.arange(16)
+    bias = slope[:, None, None] * (places[None] - places[:, None])
+    bias = bias.masked_fill(places[None] > places[:, None], -torch.inf)
+    copies = [t.detach().cpu().requires_grad_() for t in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*copies, attn_mask=bias)
+    wanted.square().sum().backward()
+    torch.testing.assert_close(result.cpu(), wanted)
+    for ours, theirs in zip((q, k, v), copies, strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)

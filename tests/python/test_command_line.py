@@ -115,15 +115,17 @@ def test_an_interrupted_run_changes_no_time_and_is_told(runs):
     (variant,) = kind.variants.values()
     variant.samples = Samples()
     for i in range(8):
-        even = [launch | {"seconds": 1e-3 + 1e-6 * i} for launch in variant.launches]
+        times = {"seconds": 1e-3 + 1e-6 * i, "busy": 1e-3}
+        even = [launch | times for launch in variant.launches]
         kind.add({"launches": even, "runs": [{"why": None}]})
     quiet = kind.explanation()
-    slow = [launch | {"seconds": 1.0} for launch in variant.launches]
+    slow = [launch | {"seconds": 1.0, "busy": 1e-3} for launch in variant.launches]
     kind.add({"launches": slow, "runs": [{"why": None}]})
     told = kind.explanation()
     assert told.seconds < 1.01 * quiet.seconds and (quiet.interrupted, told.interrupted) == (0, 1)
     assert "interrupted, as by another program" in told.text() and "took 1 s once" in told.text()
-    kind.add({"launches": [slow[0] | {"seconds": 2.0}], "runs": [{"why": "other"}]})  # another plan
+    long = [slow[0] | {"seconds": 2.0, "busy": 2.0}]
+    kind.add({"launches": long, "runs": [{"why": "other"}]})  # another plan
     assert len(kind.variants) == 2 and kind.seconds > 1
 
 
