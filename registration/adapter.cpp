@@ -319,7 +319,7 @@ void write_result(const Tensor &tensor, const Result &result)
         const Tensor given = wrap(result.value, result.dtype, result.order);
         return write(tensor, convert(given, tensor.scalar_type(), Order{}));
     }
-    write(tensor, result.order.plain() ? result.value : permute(result.value, inverse(result.order).perm));
+    write(tensor, logical(result.value, result.order));
 }
 
 std::optional<Target> functional_of(const OperatorHandle &op)

@@ -141,8 +141,7 @@ bool pow_of_scalar(Call &call)
     if (!pointwise(call))
         return false;
     Result &result = call.results.back();
-    if (!result.order.plain())
-        result.value = permute(result.value, inverse(result.order).perm);
+    result.value = logical(result.value, result.order);
     result.order = {};
     return true;
 }

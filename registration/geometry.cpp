@@ -234,6 +234,11 @@ Order inverse(const Order &order)
     return result;
 }
 
+Value logical(const Value &value, const Order &order)
+{
+    return order.plain() ? value : permute(value, inverse(order).perm);
+}
+
 Dims ordered(IntArrayRef logical, const Order &order)
 {
     if (order.plain())

@@ -296,8 +296,7 @@ bool index_tensor(Call &call)
         return false;
     const Value source = reshape(permute(call.in(0), joined.order), joined.shape);
     const Value result = record(OPQ_OP_index_select, {source, joined.where}, joined.attrs(call));
-    const Order order = indexed_order(call.tensor(0), joined);
-    call.give(order.plain() ? result : permute(result, order.perm), call.tensor(0).scalar_type(), order);
+    give_ordered(call, result, call.tensor(0).scalar_type(), indexed_order(call.tensor(0), joined));
     return true;
 }
 
@@ -355,15 +354,13 @@ bool index_put(Call &call)
     if (!join_indexed(call, joined) || (!call.flag(3) && (self.numel() == 0 || call.tensor(2).numel() == 0)))
         return false;
     const Dims index = shape_of(joined.where);
-    Dims wide(joined.shape.begin(), joined.shape.begin() + joined.at), narrow = wide, inverse(joined.order.size());
+    Dims wide(joined.shape.begin(), joined.shape.begin() + joined.at), narrow = wide;
     wide.append(index.begin(), index.end());
     narrow.push_back(c10::multiply_integers(index));
     for (size_t i = static_cast<size_t>(joined.at) + 1; i < joined.shape.size(); ++i) {
         wide.push_back(joined.shape[i]);
         narrow.push_back(joined.shape[i]);
     }
-    for (size_t i = 0; i < joined.order.size(); ++i)
-        inverse[static_cast<size_t>(joined.order[i])] = static_cast<int64_t>(i);
     const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
     const Value given = reshape(expand(call.operand(2), wide), narrow);
     const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
@@ -371,7 +368,7 @@ bool index_put(Call &call)
                                       : put_along(call, target, joined.at, where, given, joined.sizes);
     if (!result)
         return false;
-    call.give(permute(reshape(result, joined.permuted), inverse));
+    call.give(logical(reshape(result, joined.permuted), Order{joined.order}));
     return true;
 }
 

@@ -47,10 +47,14 @@ Moved kept_as_it_lies(const Call &call, size_t i)
     return {std::move(value), std::move(order)};
 }
 
+void give_ordered(Call &call, const Value &value, at::ScalarType dtype, const Order &order)
+{
+    call.give(order.plain() ? value : permute(value, order.perm), dtype, order);
+}
+
 void give_formatted(Call &call, const Value &value, const Tensor &like)
 {
-    const Order order = format_order(like);
-    call.give(order.plain() ? value : permute(value, order.perm), like.scalar_type(), order);
+    give_ordered(call, value, like.scalar_type(), format_order(like));
 }
 
 Value slice(const Value &value, IntArrayRef shape, IntArrayRef starts, IntArrayRef steps)

@@ -20,7 +20,8 @@ Moved kept_as_it_lies(const Call &call, size_t i);
 Order last_order(int64_t rank);
 // The order of a tensor that PyTorch takes for channels-last; else row-major.
 Order format_order(const Tensor &tensor);
-// Gives a value in the logical order of its dims, laid out as the tensor's format wants.
+// Gives a value in the logical order of its dims, laid out in this order, or as the tensor's format wants.
+void give_ordered(Call &call, const Value &value, at::ScalarType dtype, const Order &order);
 void give_formatted(Call &call, const Value &value, const Tensor &like);
 
 // An index tensor as i64; declines for other than integers.

@@ -137,6 +137,7 @@ std::optional<Order> dense_order(IntArrayRef sizes, IntArrayRef strides);
 // The order in which PyTorch's pointwise operators lay out their result.
 Order result_order(c10::ArrayRef<const Tensor *> operands, IntArrayRef shape);
 Order inverse(const Order &order);                           // position i is where memory has logical dim i
+Value logical(const Value &value, const Order &order);       // of a value as it lies in memory
 Dims ordered(IntArrayRef logical, const Order &order);       // sizes as they lie in memory
 Dims ordered_strides(IntArrayRef sizes, const Order &order); // logical strides of a dense tensor in this order
 

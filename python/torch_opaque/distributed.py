@@ -60,8 +60,7 @@ def register() -> None:
     Backend.backend_capability[Backend.GLOO].append("opaque")
     BackendConfig.__init__ = _with_cpu(BackendConfig.__init__)
     tensor = "torch.distributed.tensor"
-    if (
-        f"{tensor}._api" in sys.modules
-    ):  # import torch did not import this package, and something else came before it
+    # Where import torch did not import this package, and something else came before it, there is a dispatcher.
+    if f"{tensor}._api" in sys.modules:
         _add_to(sys.modules[f"{tensor}._api"].DTensor._op_dispatcher)
     after_import(f"{tensor}._dispatch", _teach)

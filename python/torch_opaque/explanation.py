@@ -28,7 +28,8 @@ class Explanation:
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
     from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}; `bytes_new`:
     memory that it took from the system. Times are medians of the runs that were `watched`: "seconds" of a kernel, "low" and "high", the
-    quartiles, and "worst"; `interrupted`: runs in which a kernel took several times as long, as where another program had the processor.
+    quartiles, and "worst"; `interrupted`: runs in which a kernel took half as long again as its threads were at work, as where another
+    program had the processor; of it that work counts.
     The first run of a plan is `cold`: it touches its code and memory first, which is part of its times. Of a function that runs again,
     times are those of the later runs (`warm`); `runs` and what was compiled are the first's.
 

@@ -50,7 +50,7 @@ class Samples:
             if launch["kind"] == "extern":
                 usual = sorted(clock for _, clock in found)[:2][-1]
                 odd = [_is_interrupted(clock, usual) for _, clock in found]
-                kept = [clock for _, clock in found if not _is_interrupted(clock, usual)]
+                kept = [clock for (_, clock), was in zip(found, odd, strict=True) if not was]
             else:
                 odd, kept = [work < clock for work, clock in found], [work for work, _ in found]
             quartiles = statistics.quantiles(kept, n=4, method="inclusive") if kept[1:] else kept
