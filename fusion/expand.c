@@ -115,17 +115,13 @@ bool opq_expands(const opq_graph *graph, const opq_node *node)
            reduces_nothing(graph, node);
 }
 
-static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands)
+static opq_status expand_composites(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands)
 {
     for (opq_ref n = 0; n < in->count; n++) {
         const opq_node *node = opq_node_at(in, n);
         for (int k = 0; k < node->arity; k++)
             operands[k] = renamed[node->operand[k]];
-        if (node->op == OPQ_OP_count)
-            OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
-        else if (node->op == OPQ_OP_concat)
-            OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
-        else if (opq_node_is_composite(node))
+        if (opq_node_is_composite(node))
             OPQ_TRY(opq_expand_wide(out, node, operands, &renamed[n]));
         else
             OPQ_TRY(opq_graph_copy_node(out, in, n, renamed, &renamed[n]));
@@ -135,13 +131,17 @@ static opq_status expand_into(const opq_graph *in, opq_graph *out, opq_ref *rena
     return OPQ_OK;
 }
 
-/* Expansions make counts and reductions of their own: a second walk turns those into numbers. */
-static opq_status expand_numbers(const opq_graph *in, opq_graph *out, opq_ref *renamed)
+/* What is left, those that expansions made with it. */
+static opq_status expand_rest(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands)
 {
     for (opq_ref n = 0; n < in->count; n++) {
         const opq_node *node = opq_node_at(in, n);
+        for (int k = 0; k < node->arity; k++)
+            operands[k] = renamed[node->operand[k]];
         if (node->op == OPQ_OP_count)
             OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
+        else if (node->op == OPQ_OP_concat)
+            OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
         else if (reduces_nothing(in, node))
             OPQ_TRY(expand_nothing(in, out, node, &renamed[n]));
         else
@@ -152,22 +152,27 @@ static opq_status expand_numbers(const opq_graph *in, opq_graph *out, opq_ref *r
     return OPQ_OK;
 }
 
-opq_status opq_pass_expand(const opq_graph *in, opq_graph *out)
+typedef opq_status expansion(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands);
+
+static opq_status walk_with(expansion *expand, const opq_graph *in, opq_graph *out)
 {
     int32_t widest = 1;
     for (opq_ref n = 0; n < in->count; n++)
         widest = opq_node_at(in, n)->arity > widest ? opq_node_at(in, n)->arity : widest;
+    opq_ref *renamed = malloc((size_t)(in->count + widest + 1) * sizeof *renamed);
+    opq_status status =
+        renamed ? expand(in, out, renamed, renamed + in->count) : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
+    free(renamed);
+    return status;
+}
+
+opq_status opq_pass_expand(const opq_graph *in, opq_graph *out)
+{
     opq_graph *middle = NULL;
     OPQ_TRY(opq_graph_create(in->name, &middle));
-    opq_ref *renamed = malloc((size_t)(in->count + widest + 1) * sizeof *renamed);
-    opq_status status = renamed ? expand_into(in, middle, renamed, renamed + in->count)
-                                : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
-    free(renamed);
-    if (status == OPQ_OK) {
-        renamed = malloc((size_t)(middle->count + 1) * sizeof *renamed);
-        status = renamed ? expand_numbers(middle, out, renamed) : opq_fail(OPQ_NO_MEMORY, "expand: out of memory");
-        free(renamed);
-    }
+    opq_status status = walk_with(expand_composites, in, middle);
+    if (status == OPQ_OK)
+        status = walk_with(expand_rest, middle, out);
     opq_graph_destroy(middle);
     return status;
 }

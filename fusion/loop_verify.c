@@ -222,6 +222,19 @@ static int64_t turns_around(const verifier *v)
     return turns;
 }
 
+/* A chain sums one product; what stands beside it gives values for it. */
+static opq_status check_chain(const verifier *v, const opq_stmt *loop)
+{
+    int products = 0;
+    for (int i = v->at + 1; i < loop->end; i++) {
+        int op = v->k->stmts[i].op;
+        NEED(op == OPQ_STMT_loop || opq_stmt_gives(op), "more than values in a chain");
+        products += opq_op_contracts(op);
+    }
+    NEED(products == 1, "a chain of no product, or of several");
+    return OPQ_OK;
+}
+
 static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
 {
     int at = v->at;
@@ -241,6 +254,8 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     NEED(!loop->within || loop->role == OPQ_LOOP_lanes || loop->role == OPQ_LOOP_vector, "such a loop has no blocks");
     NEED((loop->role != OPQ_LOOP_column && loop->role != OPQ_LOOP_chain) || in_lane(v),
          "a column or chain outside of a vector loop");
+    if (loop->role == OPQ_LOOP_chain)
+        OPQ_TRY(check_chain(v, loop));
     if (opq_loop_shares_block(v->k, at, false) || opq_loop_shares_block(v->k, at, true))
         OPQ_TRY(check_shared_block(v, loop));
     NEED(around || loop->end == v->k->stmt_count || loop->role != OPQ_LOOP_vector, "threads divide the last loop");

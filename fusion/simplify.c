@@ -3,6 +3,7 @@
  *   reshape(reshape(x))   ->  reshape(x)             permute(permute(x))  ->  permute(x)
  *   a view that changes nothing, a cast to the same dtype  ->  its operand
  *   update(x, slice(x)) of one window  ->  x         what Python makes of x[i] += y ends so
+ *   slice(update(x, y))   ->  slice(y) where the window has all of it, slice(x) where it has none: parts of a concat
  *
  * needs   verified graph
  * keeps   record order, lines, outputs, inputs (also unused ones: they are the caller's contract), every rounding
@@ -71,11 +72,11 @@ static uint32_t hash_node(const opq_node *node)
     return (uint32_t)hash;
 }
 
-/* A slot is one value only with itself; what a call or undefined memory gives is its own. */
+/* A slot is one value only with itself; what a call gives is its own. Of undefined memory nobody may rely on anything, so that equal
+ * concats, which are written into it, are one. */
 static bool may_merge(const opq_node *node)
 {
-    return node->op != OPQ_OP_input && node->op != OPQ_OP_scalar && node->op != OPQ_OP_extern &&
-           node->op != OPQ_OP_undefined;
+    return node->op != OPQ_OP_input && node->op != OPQ_OP_scalar && node->op != OPQ_OP_extern;
 }
 
 /* Is the window that it writes the one that it read, of the same value? Dims of one element are none. */
@@ -161,15 +162,79 @@ static void fold_view(const opq_graph *out, opq_node *node, opq_ref *operand, in
     }
 }
 
+/* ---- slices of what was written */
+
+/* The window's first index in each dim, if its dims and strides are those of the value that it is written into. */
+static bool find_window(const opq_node *update, int64_t *out_first)
+{
+    const opq_attr *sizes = opq_node_attr(update, OPQ_ATTR_sizes), *strides = opq_node_attr(update, OPQ_ATTR_strides);
+    int64_t offset = opq_node_int(update, OPQ_ATTR_offset, 0), dense = opq_type_count(&update->type);
+    if (sizes->count != update->type.rank || dense == 0)
+        return false;
+    for (int d = 0; d < update->type.rank; d++) {
+        dense /= update->type.size[d];
+        out_first[d] = offset / dense;
+        offset -= out_first[d] * dense;
+        if ((sizes->ints[d] != 1 && strides->ints[d] != dense) || out_first[d] + sizes->ints[d] > update->type.size[d])
+            return false;
+    }
+    return true;
+}
+
+typedef enum part { PART_none, PART_some, PART_all } part;
+
+/* How much of the slice is in the window? */
+static part part_inside(const opq_node *slice, const opq_node *update, const int64_t *first)
+{
+    const opq_attr *sizes = opq_node_attr(update, OPQ_ATTR_sizes), *start = opq_node_attr(slice, OPQ_ATTR_start),
+                   *step = opq_node_attr(slice, OPQ_ATTR_step);
+    part found = PART_all;
+    for (int d = 0; d < slice->type.rank; d++) {
+        int64_t one = start->ints[d], other = one + step->ints[d] * (slice->type.size[d] - 1);
+        int64_t least = one < other ? one : other, most = one < other ? other : one;
+        if (most < first[d] || least >= first[d] + sizes->ints[d])
+            return PART_none;
+        if (least < first[d] || most >= first[d] + sizes->ints[d])
+            found = PART_some;
+    }
+    return found;
+}
+
+/* Looks through updates. `start` and `attrs` are the caller's room for another slice. */
+static void find_part(const opq_graph *out, opq_node *slice, opq_ref *operand, int64_t *start, opq_attr *attrs)
+{
+    int64_t first[OPQ_RANK_MAX];
+    const opq_node *update = slice->op == OPQ_OP_slice ? opq_node_at(out, *operand) : NULL;
+    for (; update && update->op == OPQ_OP_update && opq_type_count(&slice->type) > 0;
+         update = opq_node_at(out, *operand)) {
+        part inside = find_window(update, first) ? part_inside(slice, update, first) : PART_some;
+        if (inside == PART_some)
+            return;
+        *operand = update->operand[inside == PART_all];
+        if (inside == PART_none)
+            continue;
+        const opq_attr *old = opq_node_attr(slice, OPQ_ATTR_start);
+        for (int d = 0; d < slice->type.rank; d++)
+            start[d] = old->ints[d] - first[d];
+        if (slice->attr != attrs)
+            memcpy(attrs, slice->attr, slice->attr_count * sizeof *attrs);
+        slice->attr = attrs;
+        for (int a = 0; a < slice->attr_count; a++)
+            if (attrs[a].key == OPQ_ATTR_start)
+                attrs[a].ints = start;
+    }
+}
+
 static opq_status number_node(walk *w, opq_ref n, opq_ref *operands)
 {
     opq_node node = *opq_node_at(w->in, n);
     int64_t dims[OPQ_RANK_MAX];
-    opq_attr attr;
+    opq_attr attr[2];
     for (int k = 0; k < node.arity; k++)
         operands[k] = w->renamed[node.operand[k]];
     node.operand = operands;
-    fold_view(w->out, &node, operands, dims, &attr);
+    fold_view(w->out, &node, operands, dims, attr);
+    find_part(w->out, &node, operands, dims, attr);
     opq_ref same = changes_nothing(w->out, &node);
     if (same >= 0) {
         w->renamed[n] = same;

@@ -1,5 +1,5 @@
 /* Attributes: names and kinds from OPQ_ATTRS, and which keys a row carries. */
-#include "graph/graph.h"
+#include "graph/recurrent.h"
 
 #include <string.h>
 
@@ -96,7 +96,10 @@ opq_attr_set opq_op_attrs(opq_op op)
     case OPQ_CLASS_VIEW: set.required = view_keys(op); break;
     case OPQ_CLASS_UPDATE: set.required = KEY(offset) | KEY(sizes) | KEY(strides); break;
     case OPQ_CLASS_REDUCE: set.required = KEY(axes) | KEY(tree); break;
-    case OPQ_CLASS_COMPOSITE: set.required = info->expand ? KEY(axes) | KEY(tree) : 0; break;
+    case OPQ_CLASS_COMPOSITE:
+        set.required = info->expand ? KEY(axes) | KEY(tree) : 0;
+        set.optional = opq_op_is_recurrent(op) ? KEY(reverse) : 0;
+        break;
     case OPQ_CLASS_MATMUL: set.optional = KEY(transpose_a) | KEY(transpose_b); break;
     case OPQ_CLASS_ROUTINE:
         if (op == OPQ_OP_grouped_matmul)

@@ -11,7 +11,7 @@
  *
  * A row that expands itself is expanded in place. Nothing here looks at what a node computes.
  */
-#include "graph/graph.h"
+#include "graph/recurrent.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -401,6 +401,8 @@ static opq_status expand(opq_graph *graph, const opq_node *node, const opq_ref *
         return opq_fail(OPQ_INTERNAL, "%s: expands without end", opq_node_info(node)->name);
     if (node->op == OPQ_OP_attention || node->op == OPQ_OP_attention_mask) {
         OPQ_TRY(expand_attention(graph, node, operands, depth, &ref));
+    } else if (opq_op_is_recurrent(node->op)) {
+        OPQ_TRY(opq_expand_recurrent(graph, node, operands, &ref));
     } else if (lowering->kind == OPQ_LOWER_EXPAND) {
         builder b = {.graph = graph,
                      .node = node,

@@ -5,7 +5,7 @@
  * reduction encloses and of the reduced shapes of those that one does. A scanner of names, commas and parentheses is
  * enough, and a new row needs nothing here. (A node's dtypes follow from its rule, not from its expression.)
  */
-#include "graph/infer.h"
+#include "graph/recurrent.h"
 
 #include <ctype.h>
 #include <string.h>
@@ -203,6 +203,8 @@ static opq_status attention_shape(const opq_inference *call, opq_type *out_type)
 
 opq_status opq_infer_composite(const opq_inference *call, opq_type *out_type)
 {
+    if (opq_op_is_recurrent(call->op))
+        return opq_infer_recurrent(call, out_type);
     if (!call->info->expand)
         return attention_shape(call, out_type);
     return row_shape(call, call->op, call->operands, call->arity, 0, out_type);

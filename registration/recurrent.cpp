@@ -1,11 +1,9 @@
 // LSTMs and GRUs. PyTorch multiplies the inputs of all steps by the weights at once on the CPU alone; elsewhere step by step, which is a
-// product, its two gradients and the biases' sums for each step. Here all steps are one, and what is left of a step is the hidden state's
-// product and the cell (cells.cpp), a kernel each. A direction of a layer is one node for autograd: its gradients are recorded as values,
-// step by step only where a step needs the one behind it; the weights' gradients are products of all steps at once.
+// product, its two gradients and the biases' sums for each step. Here all steps are one, and what a step needs the one before for is a row
+// of the op table for all steps (graph/recurrent.c), which planning expands. A direction of a layer is one node for autograd; the weights'
+// gradients are products of all steps at once.
 // Where something looks at the single operators (functorch, forward derivatives, Python modes, autocast), and for gradients of gradients,
 // it is differentiable operators instead.
-#include "cells.h"
-
 #include <ATen/autocast_mode.h>
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/ops/gru_native.h>
@@ -15,6 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "below.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -42,7 +41,6 @@ struct Parts {
     bool backwards;
 
     bool is_lstm() const { return given(c); }
-    size_t kept() const { return is_lstm() ? 5 : 4; } // of a step, for gradients: its gates and c
     int64_t steps() const { return x.size(0); }
     int64_t batch() const { return x.size(1); }
     int64_t at(int64_t i) const { return backwards ? steps() - 1 - i : i; } // where the step after i others is
@@ -80,36 +78,44 @@ Value flat(const Tensor &sequence) // [steps * batch, columns]
     return reshape(read(sequence), {sequence.size(0) * sequence.size(1), sequence.size(2)});
 }
 
-Value rows_of(const Parts &p, const Value &all, int64_t step) // those of one step
+// Those of the step after `i` others, of a value of all steps.
+Value rows_of(const Parts &p, const Value &all, int64_t i) { return slice(all, 0, p.at(i) * p.batch(), p.batch()); }
+
+// A row of the direction (graph/recurrent.c).
+Value steps_of(const Parts &p, opq_op row, Operands operands)
 {
-    return slice(all, 0, step * p.batch(), p.batch());
+    return p.backwards ? record(row, operands, {attr_int(OPQ_ATTR_reverse, 1)}) : record(row, operands);
 }
 
-// As values; `kept`, unless NULL, gets what gradients need of each step.
+// The products of all inputs, and biases.
+Value input_sums(const Parts &p)
+{
+    Value sums = product(flat(p.x), read(p.w_input), OPQ_ATTR_transpose_b);
+    if (!given(p.b_input))
+        return sums;
+    return plus(sums, p.is_lstm() ? plus(read(*p.b_input), read(*p.b_hidden)) : read(*p.b_input));
+}
+
+// As values; `kept`, unless NULL, gets what gradients need: an LSTM's lstm_sums and lstm_states, a GRU's sums of inputs and gru_sums.
 Direction run_directly(const Parts &p, Variables *kept)
 {
     const at::ScalarType dtype = p.x.scalar_type();
-    const Value weight = read(p.w_hidden), b_hidden = given(p.b_hidden) ? read(*p.b_hidden) : Value();
-    Value gates = product(flat(p.x), read(p.w_input), OPQ_ATTR_transpose_b), h = read(p.h),
-          c = p.is_lstm() ? read(*p.c) : Value();
-    if (b_hidden)
-        gates = plus(gates, p.is_lstm() ? plus(read(*p.b_input), b_hidden) : read(*p.b_input));
-    std::vector<Value> outputs(static_cast<size_t>(p.steps()));
-    for (int64_t i = 0; i < p.steps(); ++i) {
-        const Value own = rows_of(p, gates, p.at(i)), past = product(h, weight, OPQ_ATTR_transpose_b);
-        RecurrentStep step =
-            p.is_lstm() ? lstm_step(plus(own, past), c) : gru_step(own, b_hidden ? plus(past, b_hidden) : past, h);
-        if (kept) {
-            for (const Value &gate : step.gates)
-                kept->push_back(wrap(gate, dtype));
-            if (step.c)
-                kept->push_back(wrap(step.c, dtype));
-        }
-        h = outputs[static_cast<size_t>(p.at(i))] = std::move(step.h);
-        c = std::move(step.c);
+    const Value weight = read(p.w_hidden), sums = input_sums(p), h = read(p.h);
+    Value all, c;
+    if (p.is_lstm()) {
+        const Value first = read(*p.c), states = steps_of(p, OPQ_OP_lstm_states, {sums, h, first, weight});
+        all = steps_of(p, OPQ_OP_lstm, {sums, h, first, weight});
+        c = rows_of(p, states, p.steps() - 1);
+        if (kept)
+            *kept = {wrap(steps_of(p, OPQ_OP_lstm_sums, {sums, h, first, weight}), dtype), wrap(states, dtype)};
+    } else {
+        const Value bias = given(p.b_hidden) ? read(*p.b_hidden) : scalar(0, h.dtype());
+        all = steps_of(p, OPQ_OP_gru, {sums, h, weight, bias});
+        if (kept)
+            *kept = {wrap(sums, dtype), wrap(steps_of(p, OPQ_OP_gru_sums, {sums, h, weight, bias}), dtype)};
     }
-    const Value all = reshape(concat(outputs, 0), {p.steps(), p.batch(), p.h.size(1)});
-    return {wrap(all, dtype), wrap(h, dtype), c ? MaybeTensor(wrap(c, dtype)) : std::nullopt};
+    return {wrap(reshape(all, {p.steps(), p.batch(), p.h.size(1)}), dtype), wrap(rows_of(p, all, p.steps() - 1), dtype),
+            c ? MaybeTensor(wrap(c, dtype)) : std::nullopt};
 }
 
 // ---- its gradients
@@ -121,46 +127,41 @@ struct SumGradients {
     Value from_input, from_hidden, h, c;
 };
 
-RecurrentStep kept_step(const Parts &p, const Tensor *kept)
+Value zeros_like(const Value &value) { return expand(scalar(0, value.dtype()), shape_of(value)); }
+
+// Of the hidden states of all steps: that of the outputs, and in the last step that of the last state. Each may be undefined.
+Value hidden_gradient(const Parts &p, const Tensor &of_outputs, const Tensor &of_last, const Value &outputs)
 {
-    RecurrentStep step;
-    for (size_t g = 0; g < 4; ++g)
-        step.gates[g] = read(kept[g]);
-    if (p.is_lstm())
-        step.c = read(kept[4]);
-    return step;
+    const Value all = of_outputs.defined() ? flat(of_outputs) : zeros_like(outputs);
+    if (!of_last.defined())
+        return all;
+    const Value last = plus(rows_of(p, all, p.steps() - 1), read(of_last));
+    const int64_t rest = (p.steps() - 1) * p.batch();
+    if (rest == 0)
+        return last;
+    const Value others = slice(all, 0, p.backwards ? p.batch() : 0, rest);
+    return p.backwards ? concat({last, others}, 0) : concat({others, last}, 0);
 }
 
 // grads: of outputs, of the last h and c; each may be undefined. kept: as run_directly() gave it.
-SumGradients walk_back(const Parts &p, const Variables &grads, const Tensor &outputs, const Tensor *kept)
+SumGradients sum_gradients(const Parts &p, const Variables &grads, const Tensor &outputs, const Tensor *kept)
 {
-    const Value weight = read(p.w_hidden), first = read(p.h), all_h = flat(outputs),
-                of_outputs = grads[0].defined() ? flat(grads[0]) : Value();
-    const Value zero = expand(scalar(0, first.dtype()), shape_of(first));
-    Value grad_h = grads[1].defined() ? read(grads[1]) : Value(),
-          grad_c = p.is_lstm() && grads[2].defined() ? read(grads[2]) : Value();
-    std::vector<Value> inputs(static_cast<size_t>(p.steps())), hiddens(inputs.size());
-    for (int64_t i = p.steps() - 1; i >= 0; --i) {
-        const Tensor *const mine = kept + static_cast<size_t>(i) * p.kept();
-        const RecurrentStep step = kept_step(p, mine);
-        if (of_outputs) {
-            const Value own = rows_of(p, of_outputs, p.at(i));
-            grad_h = grad_h ? plus(own, grad_h) : own;
-        }
-        if (!grad_h && !grad_c)
-            grad_h = zero;
-        RecurrentGradient made = p.is_lstm()
-                                     ? lstm_gradient(step, i > 0 ? read(mine[-1]) : read(*p.c), grad_h, grad_c)
-                                     : gru_gradient(step, i > 0 ? rows_of(p, all_h, p.at(i - 1)) : first, grad_h);
-        grad_h = product(made.from_hidden, weight);
-        if (made.h)
-            grad_h = plus(grad_h, made.h);
-        grad_c = std::move(made.c);
-        inputs[static_cast<size_t>(p.at(i))] = std::move(made.from_input);
-        hiddens[static_cast<size_t>(p.at(i))] = std::move(made.from_hidden);
+    const Value weight = read(p.w_hidden), first = read(p.h), all = flat(outputs),
+                grad = hidden_gradient(p, grads[0], grads[1], all), sums = read(kept[0]), other = read(kept[1]);
+    SumGradients made;
+    if (p.is_lstm()) {
+        const Value c = read(*p.c), grad_c = grads[2].defined() ? read(grads[2]) : zeros_like(c);
+        const auto of = [&](opq_op row) { return steps_of(p, row, {grad, sums, other, c, grad_c, weight}); };
+        made.from_input = made.from_hidden = of(OPQ_OP_lstm_backward);
+        made.h = product(rows_of(p, made.from_hidden, 0), weight);
+        made.c = of(OPQ_OP_lstm_backward_state);
+    } else {
+        const auto of = [&](opq_op row) { return steps_of(p, row, {grad, sums, other, all, first, weight}); };
+        made.from_input = of(OPQ_OP_gru_backward);
+        made.from_hidden = of(OPQ_OP_gru_backward_hidden);
+        made.h = of(OPQ_OP_gru_backward_state);
     }
-    const Value from_input = concat(inputs, 0);
-    return {from_input, p.is_lstm() ? from_input : concat(hiddens, 0), grad_h, grad_c};
+    return made;
 }
 
 // The hidden state before each step, [steps * batch, hidden].
@@ -185,12 +186,12 @@ Variables saved_inputs(const Parts &p)
             p.b_hidden.value_or(Tensor())};
 }
 
-// `saved`: as saved_inputs() gave them, then the outputs, then what is kept of the steps.
+// `saved`: as saved_inputs() gave them, then the outputs, then what run_directly() keeps.
 void gradients(const Parts &p, const Variables &grads, const bool *wanted, const Variables &saved, Variables &result)
 {
     const Below below;
     const at::ScalarType dtype = p.x.scalar_type();
-    const SumGradients sums = walk_back(p, grads, saved[INPUTS], saved.data() + INPUTS + 1);
+    const SumGradients sums = sum_gradients(p, grads, saved[INPUTS], saved.data() + INPUTS + 1);
     const auto give = [&](size_t i, const auto &value_of) {
         if (wanted[i])
             result[i] = wrap(value_of(), dtype);

@@ -176,6 +176,7 @@ OPQ_API bool opq_op_find(const char *name, size_t length, opq_op *out_op);
     X(key, STR)      /* extern: what is called; index ops and divisions: what an error says, "op" or "op: words" */    \
     X(offset, INT)   /* strided, update: first element, in elements of the dense operand */                            \
     X(result, INT)   /* extern_result: which one; extern: how many */                                                  \
+    X(reverse, INT)  /* recurrent rows: the last step comes first */                                                   \
     X(sizes, INTS)   /* update: shape of the written window */                                                         \
     X(start, INTS)   /* slice: first index per dim */                                                                  \
     X(step, INTS)    /* slice: index step per dim, >= 1 */                                                             \

@@ -19,6 +19,13 @@ static const loop_text texts[] = {
      "a column or chain outside of a vector loop"},
     {KERNEL("  vector j < d1 {\n    column i < d0 {\n" LOAD "      %3 = sum f32 %2\n    }\n  }\n"), NULL},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
+    {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "    }\n  }\n"), "a chain of no product, or of several"},
+    {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
+            "      %3 = matmul f32 %2, %2\n      %4 = matmul f32 %2, %2\n    }\n  }\n"),
+     "a chain of no product, or of several"},
+    {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
+            "      store f32 b1[d9 + i*d10 + j], %2\n      %4 = matmul f32 %2, %2\n    }\n  }\n"),
+     "more than values in a chain"},
 
     {KEPT("", "    vector j < d1 {\n", "    vector j < d1 {\n" READ_6), NULL},
     {KEPT("", "    vector j < d1 in i {\n", "    vector j < d1 in i {\n" READ_6), NULL},

@@ -50,6 +50,9 @@ opq_ref random_convolution(random_graph *r, opq_ref x);
 /* random_attention.c: the same. */
 opq_ref random_attention(random_graph *r, opq_ref x);
 
+/* random_recurrent.c: the same. */
+opq_ref random_recurrent(random_graph *r, opq_ref x);
+
 /* What these files build with. */
 opq_ref random_input(random_graph *r, const opq_type *type);
 opq_ref random_number(random_graph *r, opq_dtype dtype);

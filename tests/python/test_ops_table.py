@@ -403,6 +403,22 @@ def recording():
         optim._involves_opaque = saved
 
 
+def lstm(result):
+    def run(x, h, c, w, v, b):
+        return torch.lstm(x, (h, c), [w, v, b, b * 2], True, 1, 0.0, True, False, False)[result]
+
+    return run
+
+
+def gru(result):
+    def run(x, h, w, v, b):
+        return torch.gru(x, h, [w, v, b, b * 2], True, 1, 0.0, True, False, False)[result]
+
+    return run
+
+
+LSTM = (4, 2, 3), (1, 2, 5), (1, 2, 5), (20, 3), (20, 5), (20,)
+GRU = (4, 2, 3), (1, 2, 5), (15, 3), (15, 5), (15,)
 I34 = torch.tensor([[1, 0, 2, 1], [3, 3, 0, 2], [0, 2, 1, 1]])
 M = (3, 4)
 EXPLICIT = {
@@ -450,6 +466,16 @@ EXPLICIT = {
     "scatter_prod": (lambda x, i: x.scatter_reduce(1, i, x * 2, "prod"), M, I34),
     "scatter_amax": (lambda x, i: x.scatter_reduce(1, i, x * 2, "amax"), M, I34),
     "scatter_amin": (lambda x, i: x.scatter_reduce(1, i, x * 2, "amin"), M, I34),
+    "lstm": (lstm(0), *LSTM),
+    "lstm_states": (lstm(2), *LSTM),
+    "lstm_sums": (grad_of(lstm(0)), *LSTM),
+    "lstm_backward": (grad_of(lstm(0), 4), *LSTM),
+    "lstm_backward_state": (grad_of(lstm(2), 2), *LSTM),
+    "gru": (gru(1), *GRU),
+    "gru_sums": (grad_of(gru(0)), *GRU),
+    "gru_backward": (grad_of(gru(0), 2), *GRU),
+    "gru_backward_hidden": (grad_of(gru(0), 3), *GRU),
+    "gru_backward_state": (grad_of(gru(1), 1), *GRU),
     "log_sigmoid": (F.logsigmoid, M),
     "log_sigmoid_backward": (grad_of(F.logsigmoid), M),
     "logit": (lambda x: torch.logit(torch.sigmoid(x), 0.25), M),

@@ -252,7 +252,11 @@ def recurrent(n, h):
     o = n.choose(*SMALL)
     state = n.let("s", f"torch.zeros({b}, {o}, device=D, dtype=R)")
     w, u = n.weight(c, o), n.weight(o, o)
-    way = n.choose("rnn", "gru", "cell")
+    way = n.choose("rnn", "gru", "cell", "layer")
+    if way == "layer":
+        more = n.choose("", ", bidirectional=True", ", num_layers=2", ", bias=False")
+        layer = n.module(f"nn.{n.choose('LSTM', 'GRU')}({c}, {o}, batch_first=True{more})")
+        return n.value(f"{layer}({h})[0]")
     cell = n.module(f"nn.{n.choose('GRUCell', 'RNNCell')}({c}, {o})") if way == "cell" else ""
     g = n.weight(o, o) if way == "gru" else ""
     steps = n.let("steps", "[]")

@@ -1,0 +1,12 @@
+/* A direction of a recurrent layer as one node: all steps of an LSTM or a GRU, or their gradients. Private to graph/. */
+#ifndef OPAQUE_GRAPH_RECURRENT_H
+#define OPAQUE_GRAPH_RECURRENT_H
+
+#include "graph/infer.h"
+
+bool opq_op_is_recurrent(int op);
+opq_status opq_infer_recurrent(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
+opq_status opq_expand_recurrent(opq_graph *graph, const opq_node *node, const opq_ref *operands,
+                                opq_ref *out_ref) OPQ_MUST_CHECK;
+
+#endif
