@@ -148,6 +148,7 @@ opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, co
     n->k = loops;
     n->status = OPQ_OK;
     n->vector = n->prefetch_row = n->rows = -1;
+    n->prefetch_rows = OPQ_COLUMN_GROUP;
     n->address = n->addresses[0];
     n->strip = 1;
     OPQ_TRY(open_statements(n, arena));

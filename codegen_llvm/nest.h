@@ -62,6 +62,7 @@ typedef struct opq_nest {
     LLVMValueRef tile[OPQ_ACCESS_MAX]; /* where this turn's lanes, which lie apart, were brought side by side (emit_tile.c); NULL: nowhere */
     bool prefetch;
     int prefetch_row; /* variable whose next rows are looked ahead to; -1: OPQ_PREFETCH_BYTES */
+    int prefetch_rows; /* so many of them */
 } opq_nest;
 
 static inline const opq_stmt *opq_nest_stmt(const opq_nest *n, int i) { return &n->k->stmts[i]; }

@@ -117,16 +117,15 @@ static LLVMValueRef load_apart_masked(opq_nest *n, opq_dtype dtype, int stride, 
 {
     LLVMBuilderRef b = n->e->builder;
     int lanes = n->e->lanes;
-    LLVMTypeRef bit = LLVMInt1TypeInContext(n->e->context);
-    LLVMValueRef parts[4], none = LLVMConstNull(LLVMTypeOf(mask));
+    bool bits = n->e->cpu->avx512; /* else lanes of 32 bits, as AVX2 masks are: lanes of one are moved as 16 and widened each time */
+    LLVMTypeRef type = LLVMVectorType(LLVMIntTypeInContext(n->e->context, bits ? 1 : 32), (unsigned)lanes);
+    LLVMValueRef parts[4], none = LLVMConstNull(type), wide = LLVMBuildSExtOrBitCast(b, mask, type, "");
     for (int v = 0; v < stride; v++) {
-        LLVMValueRef from[OPQ_LANES], wanted[OPQ_LANES];
-        for (int l = 0; l < lanes; l++) {
-            from[l] = opq_int(n->e, 32, (v * lanes + l) / stride);
-            wanted[l] = LLVMConstInt(bit, (v * lanes + l) % stride == 0, false);
-        }
-        LLVMValueRef some = LLVMBuildShuffleVector(b, mask, none, LLVMConstVector(from, (unsigned)lanes), "");
-        some = LLVMBuildAnd(b, some, LLVMConstVector(wanted, (unsigned)lanes), "");
+        LLVMValueRef from[OPQ_LANES];
+        for (int l = 0; l < lanes; l++) /* `lanes`: of none */
+            from[l] = opq_int(n->e, 32, (v * lanes + l) % stride == 0 ? (v * lanes + l) / stride : lanes);
+        LLVMValueRef some = LLVMBuildShuffleVector(b, wide, none, LLVMConstVector(from, (unsigned)lanes), "");
+        some = bits ? some : LLVMBuildICmp(b, LLVMIntSLT, some, none, "");
         parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * lanes)), some);
     }
     return every(n, parts, stride);
@@ -235,13 +234,15 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
 {
     const opq_access *a = &n->k->accesses[access];
     LLVMBuilderRef b = n->e->builder;
-    if (!n->prefetch || opq_nest_stride(n, access) != OPQ_STRIDE_one)
+    opq_stride stride = opq_nest_stride(n, access);
+    bool near = n->prefetch_row >= 0 ? stride < OPQ_STRIDE_any && stride != OPQ_STRIDE_zero : stride == OPQ_STRIDE_one;
+    if (!n->prefetch || !near)
         return;
     LLVMTypeRef type = LLVMTypeOf(pointer);
     if (n->prefetch_row >= 0) {
         if (a->stride[n->prefetch_row] != OPQ_STRIDE_any)
             return;
-        LLVMValueRef rows = opq_i64(n->e, OPQ_COLUMN_GROUP);
+        LLVMValueRef rows = opq_i64(n->e, n->prefetch_rows);
         pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, rows, n->stride[access][n->prefetch_row], ""));
     } else {
         LLVMValueRef bytes = opq_i64(n->e, OPQ_PREFETCH_BYTES);
@@ -251,22 +252,31 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
     opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
 }
 
-/* Of a condition that is the same for all lanes. */
-static LLVMValueRef holds(opq_nest *n, int condition)
+static LLVMValueRef and_also(opq_nest *n, LLVMValueRef some, LLVMValueRef all)
 {
-    LLVMValueRef all = NULL;
+    return all ? LLVMBuildAnd(n->e->builder, some, all, "") : some;
+}
+
+/* What of a condition is the same for all lanes (i1) and what is not; NULL: nothing, or all of that is sure. */
+static void split_condition(opq_nest *n, int condition, LLVMValueRef *out_uniform, LLVMValueRef *out_lanes)
+{
+    *out_uniform = *out_lanes = NULL;
     for (;;) {
         const opq_stmt *stmt = opq_nest_stmt(n, condition);
         bool both = stmt->op == OPQ_OP_bitwise_and;
-        LLVMValueRef one = opq_lane(n->e, opq_nest_value(n, both ? stmt->operand[1] : condition), 0);
-        all = all ? LLVMBuildAnd(n->e->builder, one, all, "") : one;
+        int one = both ? stmt->operand[1] : condition;
+        LLVMValueRef value = opq_nest_value(n, one);
+        if (!opq_nest_varies(n, one))
+            *out_uniform = and_also(n, opq_lane(n->e, value, 0), *out_uniform);
+        else if (value != LLVMConstAllOnes(LLVMTypeOf(value)))
+            *out_lanes = and_also(n, value, *out_lanes);
         if (!both)
-            return all;
+            return;
         condition = stmt->operand[0];
     }
 }
 
-/* Where there is a vector of zeros. */
+/* Where there are vectors of zeros, as many as lie between strides. */
 static LLVMValueRef zeros(opq_nest *n)
 {
     LLVMTypeRef type = LLVMArrayType2(LLVMInt64TypeInContext(n->e->context), OPQ_LANES);
@@ -289,17 +299,21 @@ LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
     LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
     prefetch(n, access, pointer);
     opq_dtype dtype = (opq_dtype)n->k->accesses[access].dtype;
-    LLVMValueRef mask = n->mask;
+    LLVMValueRef mask = n->mask, uniform, lanes;
+    opq_stride stride = opq_nest_stride(n, access);
     int condition = opq_nest_stmt(n, stmt)->operand[0];
-    if (condition >= 0 && !opq_nest_varies(n, condition) && opq_nest_stride(n, access) == OPQ_STRIDE_one) {
-        pointer = LLVMBuildSelect(n->e->builder, holds(n, condition), pointer, zeros(n), "");
+    bool near = stride != OPQ_STRIDE_zero && stride < OPQ_STRIDE_any;
+    if (condition >= 0 && near && (stride == OPQ_STRIDE_one || opq_dtype_bytes(dtype) <= 8)) {
+        split_condition(n, condition, &uniform, &lanes);
+        if (uniform)
+            pointer = LLVMBuildSelect(n->e->builder, uniform, pointer, zeros(n), "");
+        mask = lanes ? and_also(n, lanes, mask) : mask;
     } else if (condition >= 0) {
-        LLVMValueRef lanes = opq_nest_value(n, condition);
-        mask = mask ? LLVMBuildAnd(n->e->builder, mask, lanes, "") : lanes;
-        if (opq_nest_stride(n, access) == OPQ_STRIDE_zero)
+        mask = and_also(n, opq_nest_value(n, condition), mask);
+        if (stride == OPQ_STRIDE_zero)
             return opq_emit_widen(n->e, dtype, load_one_for(n, dtype, pointer, mask));
     }
-    return opq_memory_load(n, dtype, opq_nest_stride(n, access), opq_nest_step(n, access), pointer, mask);
+    return opq_memory_load(n, dtype, stride, opq_nest_step(n, access), pointer, mask);
 }
 
 /* A store whose value does not vary from lane to lane but whose access does writes it to all of them. */
