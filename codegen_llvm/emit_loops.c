@@ -41,13 +41,13 @@ static void emit_vectors(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef 
 }
 
 /* Accumulators of the inner two levels and the operands are to fit the registers: 8 of each on AVX-512. */
-static int width_for(const opq_nest *n, int strip)
+static int width_for(opq_nest *n, int strip)
 {
     int width = OPQ_STRIP_MAX, variable = opq_nest_stmt(n, strip)->variable;
     opq_reduction reductions[OPQ_REDUCTION_MAX];
     for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
         if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->role == OPQ_LOOP_unroll)
-            return opq_unroll_width(n, i);
+            return opq_unroll_width(n, variable, i);
         if (!opq_nest_is_loop(n, i) || has_loops(n->k, i))
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
@@ -147,7 +147,7 @@ static void emit_loop(opq_nest *n, int stmt)
         opq_emit_chain(n, stmt);
     else if (opq_loop_reduces((opq_loop_role)loop->role))
         opq_nest_refuse(n, loop);
-    else if (loop->role == OPQ_LOOP_serial && opq_nest_scans(n, stmt + 1, loop->end) > 0)
+    else if (leaf && loop->role == OPQ_LOOP_serial && opq_nest_scans(n, stmt + 1, loop->end) > 0)
         outside ? opq_emit_scan_row(n, stmt) : opq_emit_scan(n, stmt);
     else if (leaf && outside && (loop->role == OPQ_LOOP_vector || loop->role == OPQ_LOOP_serial))
         emit_vectors(n, stmt, from, to);

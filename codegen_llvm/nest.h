@@ -61,7 +61,7 @@ typedef struct opq_nest {
     LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
     LLVMValueRef tile[OPQ_ACCESS_MAX]; /* where this turn's lanes, which lie apart, were brought side by side (emit_tile.c); NULL: nowhere */
     bool prefetch;
-    int prefetch_row; /* variable whose next rows are looked ahead to; -1: OPQ_PREFETCH_BYTES */
+    int prefetch_row;  /* variable whose next rows are looked ahead to; -1: OPQ_PREFETCH_BYTES */
     int prefetch_rows; /* so many of them */
 } opq_nest;
 
@@ -125,6 +125,8 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
                              LLVMValueRef mask);
 void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
                       LLVMValueRef mask, LLVMValueRef value);
+/* Elements from the address to this copy's first lane, besides the bound loops. NULL: none. */
+LLVMValueRef opq_nest_vector_offset(opq_nest *n, int access);
 /* Where the access's first lane of this copy is. */
 LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset);
 
@@ -245,7 +247,7 @@ void opq_emit_chain(opq_nest *n, int loop); /* inside a strip: a product in each
 
 /* ---- emit_unroll.c */
 /* How many vectors a strip around has. */
-int opq_unroll_width(const opq_nest *n, int loop);
+int opq_unroll_width(opq_nest *n, int lanes, int loop); /* lanes: their variable */
 /* False: not loops around a product's chain, so that they are counted. */
 bool opq_emit_unroll(opq_nest *n, int loop);
 

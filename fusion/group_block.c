@@ -170,13 +170,23 @@ static bool is_rows(const block *b, int32_t group)
     return false;
 }
 
+/* A sum over the rows of each matrix, but with one right operand for several of them: the engine takes these as one matrix. */
+static bool shares_right(const finder *f, const opq_node *product)
+{
+    const opq_type *type = &product->type;
+    opq_ref right = opq_lower_base(f->in, f->grouping->group_of, product->operand[1]);
+    int64_t k = opq_node_at(f->in, product->operand[0])->type.size[type->rank - 2];
+    int64_t all = type->size[type->rank - 2] == 0 ? 0 : opq_type_count(type) / type->size[type->rank - 2] * k;
+    return opq_node_int(product, OPQ_ATTR_transpose_a, 0) && opq_type_count(&opq_node_at(f->in, right)->type) < all;
+}
+
 /* Does the user multiply it from the right? */
 static bool takes(const finder *f, const block *b, opq_ref user, opq_ref n)
 {
     const opq_node *node = user < 0 ? NULL : opq_node_at(f->in, user);
     return node && opq_node_class(node) == OPQ_CLASS_MATMUL && class_of(f, n) != OPQ_CLASS_MATMUL &&
-           opq_strip_reshape(f->in, node->operand[0]) == n && opq_strip_reshape(f->in, node->operand[1]) != n &&
-           has_rows(f, b, node->operand[0]);
+           !shares_right(f, node) && opq_strip_reshape(f->in, node->operand[0]) == n &&
+           opq_strip_reshape(f->in, node->operand[1]) != n && has_rows(f, b, node->operand[0]);
 }
 
 /* What has rows and is multiplied is needed by nobody else but the rows, and what the first products make by them alone. */

@@ -109,6 +109,8 @@ static uint16_t unit_variables(const opq_loops *k)
 static bool access_walks_rows(const opq_lowered *lowered, int access, uint16_t units, int64_t columns)
 {
     int64_t step = columns;
+    if (columns > 1 && lowered->dims[lowered->loops.rank - 1] != columns) /* several rows as one */
+        return false;
     for (int l = lowered->loops.rank - 1; l >= 0; l--) {
         bool unit = units >> l & 1;
         if (lowered->dims[l] != 1 &&

@@ -58,7 +58,8 @@ static int place_of(const recurrent *r, char kind) { return (int)(strchr(r->oper
 
 /* ---- shapes */
 
-static opq_type type_of(const recurrent *r, char kind, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden, int64_t k)
+static opq_type type_of(const recurrent *r, char kind, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden,
+                        int64_t k)
 {
     int64_t rows = kind == 'W' ? r->gates * hidden : kind == 'S' || kind == 'O' ? steps * batch : batch;
     int64_t columns = kind == 'H' || kind == 'W' ? k : kind == 'S' || kind == 'B' ? r->gates * hidden : hidden;
@@ -73,8 +74,8 @@ static opq_status check_operand(const opq_inference *call, int operand, const op
     if (broadcasts)
         OPQ_TRY(opq_broadcast(call->info->name, want, type, &both));
     if (!opq_shape_equal(broadcasts ? &both : type, want))
-        return opq_fail(OPQ_INVALID, "%s: operand %d is %s, not %s", call->info->name, operand, opq_shape_name(type).text,
-                        opq_shape_name(want).text);
+        return opq_fail(OPQ_INVALID, "%s: operand %d is %s, not %s", call->info->name, operand,
+                        opq_shape_name(type).text, opq_shape_name(want).text);
     return OPQ_OK;
 }
 
@@ -148,7 +149,8 @@ static opq_ref backward(walk *w, opq_op op, opq_ref grad, opq_ref result)
 static opq_ref window(walk *w, opq_ref of, int64_t row, int64_t rows, int64_t column, int64_t columns)
 {
     const int64_t start[] = {row, column}, step[] = {1, 1}, size[] = {rows, columns};
-    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = 2, .ints = start}, {.key = OPQ_ATTR_step, .count = 2, .ints = step}};
+    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = 2, .ints = start},
+                        {.key = OPQ_ATTR_step, .count = 2, .ints = step}};
     opq_type type = opq_type_make(w->dtype, 2, size);
     opq_ref ref = 0;
     if (w->status == OPQ_OK)
@@ -166,9 +168,15 @@ static opq_ref rows_of(walk *w, int operand, int64_t step)
                   opq_node_at(w->graph, w->x[operand])->type.size[1]);
 }
 
-static opq_ref gate_of(walk *w, opq_ref of, int gate) { return window(w, of, 0, w->batch, gate * w->hidden, w->hidden); }
+static opq_ref gate_of(walk *w, opq_ref of, int gate)
+{
+    return window(w, of, 0, w->batch, gate * w->hidden, w->hidden);
+}
 
-static opq_ref beside(walk *w, const opq_ref *gates) { return apply(w, OPQ_OP_concat, gates, w->gates, OPQ_ATTR_axis, 1); }
+static opq_ref beside(walk *w, const opq_ref *gates)
+{
+    return apply(w, OPQ_OP_concat, gates, w->gates, OPQ_ATTR_axis, 1);
+}
 
 static opq_ref product(walk *w, opq_ref a, opq_ref weight, bool transposed)
 {

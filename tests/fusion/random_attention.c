@@ -46,6 +46,21 @@ static opq_ref causal(random_graph *r, opq_ref x)
     return operands[1] < 0 ? -1 : random_op_typed(r, OPQ_OP_causal_mask, &type, operands, 2, NULL, 0);
 }
 
+/* Without a softmax: products of elements of a product, which sum over its rows, of one right operand for each matrix or for all. */
+static opq_ref of_elements(random_graph *r, opq_ref scores, const opq_type *type, int64_t rows)
+{
+    opq_ref bent = scores < 0 ? -1 : random_op(r, chance(r, 50) ? OPQ_OP_sigmoid : OPQ_OP_exp, &scores, 1, NULL, 0),
+            made = -1;
+    for (int i = 1 + chance(r, 50); i > 0; i--) {
+        opq_type right = *type;
+        if (chance(r, 30))
+            right = opq_type_make(OPQ_f32, 2, &type->size[type->rank - 2]);
+        random_keep(r, made);
+        made = product(r, bent, with_size(r, &right, rows, 1 + (int64_t)random_below(r, 40)), true, false);
+    }
+    return made;
+}
+
 opq_ref random_attention(random_graph *r, opq_ref q)
 {
     int64_t sizes[4] = {1 + (int64_t)random_below(r, 3), 1 + (int64_t)random_below(r, 2), 10, 4};
@@ -62,6 +77,8 @@ opq_ref random_attention(random_graph *r, opq_ref q)
     int64_t columns = 1 + (int64_t)random_below(r, 60), width = 1 + (int64_t)random_below(r, 20);
     opq_ref k = with_size(r, &type, columns, depth), v = with_size(r, &type, columns, width);
     opq_ref scores = product(r, q, k, false, true);
+    if (chance(r, 20))
+        return of_elements(r, scores, &type, rows);
     scores = chance(r, 50) ? causal(r, scores) : binary(r, OPQ_OP_mul, scores, random_number(r, OPQ_f32));
     opq_ref largest = over_columns(r, OPQ_OP_amax, scores);
     opq_ref weights = random_op(r, OPQ_OP_exp, (opq_ref[]){binary(r, OPQ_OP_sub, scores, largest)}, 1, NULL, 0);

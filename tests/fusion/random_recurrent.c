@@ -24,7 +24,8 @@ static opq_ref direction(random_graph *r, opq_op op, const opq_ref *operands, bo
     opq_type type = opq_graph_type(r->graph, all);
     int64_t rows = type.size[0], start[] = {(int64_t)random_below(r, (uint64_t)rows), 0}, step[] = {1, 1};
     type.size[0] = 1 + (int64_t)random_below(r, (uint64_t)(rows - start[0]));
-    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = 2, .ints = start}, {.key = OPQ_ATTR_step, .count = 2, .ints = step}};
+    opq_attr attrs[] = {{.key = OPQ_ATTR_start, .count = 2, .ints = start},
+                        {.key = OPQ_ATTR_step, .count = 2, .ints = step}};
     return random_op_typed(r, OPQ_OP_slice, &type, &all, 1, attrs, 2);
 }
 
@@ -54,7 +55,8 @@ static opq_ref gru(random_graph *r, opq_dtype dtype, int64_t steps, int64_t batc
         return all;
     random_keep(r, all);
     opq_ref past = random_op(r, OPQ_OP_gru_sums, x, 4, &(opq_attr){.key = OPQ_ATTR_reverse, .i = reverse}, 1);
-    opq_ref back[] = {matrix(r, dtype, steps * batch, hidden), x[0], past, matrix(r, dtype, steps * batch, hidden), h, w};
+    opq_ref back[] = {matrix(r, dtype, steps * batch, hidden), x[0], past,
+                      matrix(r, dtype, steps * batch, hidden), h,    w};
     random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_gru_backward_hidden, back, reverse) : -1);
     random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_gru_backward_state, back, reverse) : -1);
     return direction(r, OPQ_OP_gru_backward, back, reverse);

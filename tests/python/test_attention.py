@@ -357,3 +357,37 @@ def test_flexible_attention():
     torch.testing.assert_close(result.cpu(), wanted)
     for ours, theirs in zip((q, k, v), copies, strict=True):
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+
+
+@pytest.mark.parametrize("right", ["each", "shared", "expanded"])
+@pytest.mark.parametrize("rows", ["exp", "softmax", "mul"])
+@pytest.mark.parametrize("products", [1, 2])
+def test_products_that_sum_over_rows(rows, right, products):
+    """Of what is made of each matrix of a product, by rows or not; with a right operand for each matrix or for all of them."""
+    make = {"exp": torch.exp, "softmax": lambda x: x.softmax(-1), "mul": lambda x: x * x}[rows]
+    torch.manual_seed(0)
+
+    def run(a, b, *others):
+        middle = make(a @ b).transpose(-1, -2)
+        return [
+            middle @ (c.expand(*middle.shape[:-2], *c.shape) if right == "expanded" else c)
+            for c in others
+        ]
+
+    for batch, m, k, n, p in [
+        (6, 17, 57, 18, 29),
+        (4, 32, 16, 32, 8),
+        (2, 64, 64, 64, 64),
+        (3, 16, 5, 300, 1),
+    ]:
+        lead = (batch,) if right == "each" else ()
+        inputs = [torch.randn(batch, m, k) * 0.1, torch.randn(batch, k, n)]
+        inputs += [torch.randn(*lead, m, p + i) for i in range(products)]
+        moved = [t.to("opaque") for t in inputs]
+        want = run(*(t.double() for t in inputs))
+        fused = [t.cpu() for t in run(*moved)]
+        with torch_opaque.unfused():
+            unfused = [t.cpu() for t in run(*moved)]
+        for f, u, w in zip(fused, unfused, want, strict=True):
+            assert torch.equal(f, u)
+            torch.testing.assert_close(f, w.float(), rtol=1e-4, atol=1e-4)
