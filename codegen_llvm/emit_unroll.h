@@ -9,9 +9,9 @@ enum { OPQ_UNROLL_HELD_MAX = 8, OPQ_UNROLL_SUMS_MAX = 28 };
 typedef struct opq_unroll {
     opq_nest *n;
     opq_chain turns, chain;
-    int product, count;                  /* statement; turns in all */
-    int from, to;                        /* the block */
-    LLVMValueRef sum[OPQ_UNROLL_SUMS_MAX];       /* [to - from][strip] */
+    int product, count;                             /* statement; turns in all */
+    int from, to;                                   /* the block */
+    LLVMValueRef sum[OPQ_UNROLL_SUMS_MAX];          /* [to - from][strip] */
     int held_count, held_stmt[OPQ_UNROLL_HELD_MAX]; /* what stands between the unrolled loops and the chain */
     LLVMValueRef held[OPQ_UNROLL_MAX][OPQ_UNROLL_HELD_MAX][OPQ_STRIP_MAX];
     opq_places rows[OPQ_UNROLL_MAX]; /* where each row of the block begins */
@@ -41,7 +41,10 @@ static inline unsigned opq_unroll_variables(const opq_unroll *p, bool places)
     return variables;
 }
 
-static inline int opq_unroll_places(const opq_unroll *p) { return (int)opq_nest_stmt(p->n, opq_unroll_last(&p->turns))->value.i; }
+static inline int opq_unroll_places(const opq_unroll *p)
+{
+    return (int)opq_nest_stmt(p->n, opq_unroll_last(&p->turns))->value.i;
+}
 
 /* The indices of a turn; nothing is bound. */
 static inline void opq_unroll_set_turn(const opq_unroll *p, int turn)
@@ -53,15 +56,25 @@ static inline void opq_unroll_set_turn(const opq_unroll *p, int turn)
     }
 }
 
-static inline bool opq_unroll_is_own(const opq_unroll *p, int stmt) { return (p->n->varies[stmt] & opq_unroll_variables(p, true)) != 0; }
+static inline bool opq_unroll_is_own(const opq_unroll *p, int stmt)
+{
+    return (p->n->varies[stmt] & opq_unroll_variables(p, true)) != 0;
+}
 
-static inline bool opq_unroll_asks(const opq_unroll *p, int stmt) { return opq_nest_stmt(p->n, stmt)->op == OPQ_INSTR_inside; }
+static inline bool opq_unroll_asks(const opq_unroll *p, int stmt)
+{
+    return opq_nest_stmt(p->n, stmt)->op == OPQ_INSTR_inside;
+}
 
 /* Is it one of the conditions that is_whole is about? Those that differ from lane to lane are held, or asked always. */
-static inline bool opq_unroll_asks_once(const opq_unroll *p, int stmt) { return opq_unroll_asks(p, stmt) && !opq_nest_varies(p->n, stmt); }
+static inline bool opq_unroll_asks_once(const opq_unroll *p, int stmt)
+{
+    return opq_unroll_asks(p, stmt) && !opq_nest_varies(p->n, stmt);
+}
 
 /* ---- unroll_conditions.c */
-void opq_unroll_run(opq_unroll *p, int stmt); /* one statement; a load whose condition has the lanes' mask in it needs no other */
+void opq_unroll_run(opq_unroll *p,
+                    int stmt); /* one statement; a load whose condition has the lanes' mask in it needs no other */
 /* What stands before the chain is made once for all turns, and given to each. */
 void opq_unroll_hold(opq_unroll *p);
 void opq_unroll_use_held(opq_unroll *p, int turn);

@@ -72,7 +72,10 @@ void opq_unroll_hold(opq_unroll *p)
     }
 }
 
-static bool asks_for_lanes(const opq_unroll *p, int stmt) { return opq_unroll_asks(p, stmt) && opq_nest_varies(p->n, stmt); }
+static bool asks_for_lanes(const opq_unroll *p, int stmt)
+{
+    return opq_unroll_asks(p, stmt) && opq_nest_varies(p->n, stmt);
+}
 
 /* Are lanes places of what windows slide over (there is padding between some), and the innermost loop its rows? Else they are channels: a
  * strip has the lines of memory that it reads to itself, and is wide, if its turns are divided for that. */

@@ -224,13 +224,20 @@ def attention(n, h):
         q = q.replace(".view", ".reshape")
         k, v = k.replace(".view", ".reshape"), v.replace(".view", ".reshape")
     mask = f"torch.ones({t}, {t}, device=D, dtype=torch.bool).tril()"
-    way = n.choose("sdpa", "causal", "masked", "composed", "composed", "composed masked")
+    way = n.choose(
+        "sdpa", "causal", "masked", "composed", "composed", "composed masked", "linear", "columns"
+    )
     if way == "sdpa":
         out = f"F.scaled_dot_product_attention({q}, {k}, {v})"
     elif way == "causal":
         out = f"F.scaled_dot_product_attention({q}, {k}, {v}, is_causal=True)"
     elif way == "masked":
         out = f"F.scaled_dot_product_attention({q}, {k}, {v}, attn_mask={mask})"
+    elif way == "linear":
+        out = f"(F.elu({q}) + 1) @ ((F.elu({k}) + 1).transpose(-1, -2) @ {v})"
+    elif way == "columns":
+        rows = n.choose("sigmoid()", "exp()", "softmax(-2)")
+        out = f"(({q} @ {k}.transpose(-1, -2)) * {d**-0.5:.4f}).{rows}.transpose(-1, -2) @ {v}"
     else:
         scores = f"({q} @ {k}.transpose(-1, -2)) * {d**-0.5:.4f}"
         if way == "composed masked":
@@ -241,6 +248,28 @@ def attention(n, h):
     if n.chance(0.7):
         out = f"{out} @ {n.weight(c, c)}"
     return n.value(f"{h} + {out}" if n.chance(0.7) else out)
+
+
+def products(n, h):
+    """Products of what is made of a product, each matrix by its rows and over them, with a right operand of its own or one for all."""
+    shape = n.shape(h)
+    if len(shape) < 3:
+        return mlp(n, h)
+    lead, (t, c) = shape[:-2], shape[-2:]
+    o = n.width()
+    made = n.value(f"{h} @ {n.weight(*(lead if n.chance(0.5) else ()), c, o)}")
+    made = n.value(
+        n.choose(
+            "torch.exp({} * 0.1)", "torch.tanh({})", "{}.softmax(-1)", "{}.softmax(-2)"
+        ).format(made)
+    )
+    right = h if n.chance(0.5) else n.weight(*(lead if n.chance(0.5) else ()), t, c)
+    summed = n.value(f"{made}.transpose(-1, -2) @ {right}")
+    out = f"{made} @ {summed}"
+    if n.chance(0.5):
+        other = n.value(f"{made}.transpose(-1, -2) @ {n.weight(t, c)}")
+        out = f"{out} * 0.1 + {made} @ {other}"
+    return n.value(f"{h} + 0.1 * ({out})")
 
 
 def recurrent(n, h):
@@ -417,6 +446,7 @@ FEATURES = {
     gate: 4,
     norm: 3,
     attention: 4,
+    products: 3,
     recurrent: 2,
     carried: 3,
     reduce: 3,
@@ -551,7 +581,7 @@ def forward(n, blocks: int) -> str:
 def loss_text(n, h):
     shape = n.shape(h)
     if len(shape) == 3 and n.chance(0.3):
-        return f"sum({n.act(h)}[:, i].square().mean() for i in range({shape[1]}))"
+        return f"sum(({n.act(h)})[:, i].square().mean() for i in range({shape[1]}))"
     way = n.choose("square", "mse", "smooth", "cross", "bce", "huber", "sum")
     if way == "cross" and shape[-1] > 1:
         labels = n.let("y", f"randint({shape[-1]}, {torch.Size(shape[:-1]).numel()})")
@@ -563,7 +593,7 @@ def loss_text(n, h):
         target = n.let("y", f"randn({', '.join(map(str, shape))})")
         return f"F.{ {'mse': 'mse_loss', 'smooth': 'smooth_l1_loss', 'huber': 'huber_loss'}[way] }({h}, {target})"
     return (
-        f"{n.act(h)}.{'sum' if way == 'sum' else 'mean'}()"
+        f"({n.act(h)}).{'sum' if way == 'sum' else 'mean'}()"
         if way != "square"
         else f"{h}.square().mean()"
     )
