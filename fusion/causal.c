@@ -1,7 +1,7 @@
 /* Rows of which the elements right of the diagonal need not be computed: a softmax behind where(column <= row, x, -inf).
  *
  * What is known of those elements is followed from node to node. A row that has a NaN or nothing but -inf is all NaN from there on, with
- * these elements or without.
+ * these elements or without: that is enough where products take its elements, but not where they sum over rows.
  */
 #include "fusion/lower.h"
 #include "fusion/pass.h"
@@ -116,6 +116,7 @@ bool opq_block_is_causal(const opq_graph *graph, const opq_ref *members, int cou
     for (int i = 0; i < parts->second_count && causal; i++) {
         opq_ref taken = opq_block_taken(graph, parts, i);
         causal = taken <= members[count - 1] && known_of(&f, taken) == ZERO;
+        f.sampled |= opq_block_sums_rows(graph, parts, i); /* a row of NaN is a part of every sum */
     }
     free(f.k);
     *out_sampled = f.sampled;

@@ -207,6 +207,23 @@ static bool add_second(const finder *f, block *b, opq_ref n)
     return !other || (!taken && class_of(f, n) != OPQ_CLASS_MATMUL);
 }
 
+/* Does a second product take its right operand, which has to be there as a whole, from the block? */
+static bool takes_right(const finder *f, const block *b)
+{
+    const int32_t *group_of = f->grouping->group_of;
+    for (int i = b->rows_count; i < b->count; i++)
+        for (int32_t m = f->begin[b->group[i]]; m < f->begin[b->group[i] + 1]; m++) {
+            const opq_node *node = opq_node_at(f->in, f->members[m]);
+            int32_t of = opq_node_class(node) == OPQ_CLASS_MATMUL
+                             ? group_of[opq_lower_base(f->in, group_of, node->operand[1])]
+                             : -1;
+            for (int k = 0; k < b->count; k++)
+                if (of >= 0 && b->group[k] == of)
+                    return true;
+        }
+    return false;
+}
+
 static bool find_groups(const finder *f, opq_ref weights, block *b)
 {
     b->type = &opq_node_at(f->in, weights)->type;
@@ -221,7 +238,7 @@ static bool find_groups(const finder *f, opq_ref weights, block *b)
         for (int32_t m = f->begin[b->group[i]]; m < f->begin[b->group[i] + 1]; m++)
             if (has_rows(f, b, f->members[m]) && !add_second(f, b, f->members[m]))
                 return false;
-    return b->count > b->rows_count;
+    return b->count > b->rows_count && !takes_right(f, b);
 }
 
 static int by_number(const void *a, const void *b) { return *(const opq_ref *)a - *(const opq_ref *)b; }

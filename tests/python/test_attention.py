@@ -391,3 +391,15 @@ def test_products_that_sum_over_rows(rows, right, products):
         for f, u, w in zip(fused, unfused, want, strict=True):
             assert torch.equal(f, u)
             torch.testing.assert_close(f, w.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_of_what_one_kernel_makes():
+    """Both operands are made of one product's rows: the right one has to be in memory before."""
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 24, 33), torch.randn(2, 33, 16)
+
+    def run(a, b):
+        weights = (a @ b).tanh().softmax(-1)
+        return (weights.sigmoid() * 0.5) @ weights.transpose(-1, -2)
+
+    torch.testing.assert_close(run(a.to("opaque"), b.to("opaque")).cpu(), run(a, b))

@@ -33,10 +33,10 @@ def module(m):
 
 
 def dropout(x, p):
-    """The reference takes the mask that the device draws from the same state."""
+    """The reference takes the mask that the device draws from the same state, in the order in which x lies in memory."""
     if x.device.type == "opaque":
         return F.dropout(x, p)
-    kept = F.dropout(torch.ones(x.shape, device="opaque"), p).cpu() != 0
+    kept = F.dropout(torch.ones_like(x, dtype=torch.float32, device="opaque"), p).cpu() != 0
     return x * (kept.to(R) / (1 - p))
 
 
