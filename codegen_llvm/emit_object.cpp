@@ -17,18 +17,21 @@ namespace
 {
 
 // Loop strength reduction takes half of the compile time (four fifths of it for unrolled loops) and gains nothing: emitters address
-// memory as x86 does, by base, index and constant.
+// memory as x86 does, by base, index and constant. What prepares loops for it takes 8 % more.
 class Passes final : public llvm::legacy::PassManager
 {
   public:
     void add(llvm::Pass *pass) override
     {
-        const llvm::PassInfo *const reduction =
-            llvm::PassRegistry::getPassRegistry()->getPassInfo(llvm::StringRef("loop-reduce"));
-        if (reduction && pass->getPassID() == reduction->getTypeInfo())
-            delete pass;
-        else
-            PassManager::add(pass);
+        for (const char *const name : {"loop-reduce", "canon-freeze"}) {
+            const llvm::PassInfo *const left_out =
+                llvm::PassRegistry::getPassRegistry()->getPassInfo(llvm::StringRef(name));
+            if (left_out && pass->getPassID() == left_out->getTypeInfo()) {
+                delete pass;
+                return;
+            }
+        }
+        PassManager::add(pass);
     }
 };
 

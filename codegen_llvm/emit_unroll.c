@@ -18,7 +18,7 @@
 
 enum {
     SUMS_AVX2 = 13,
-    GROUPED = 56, /* multiplications of a group of turns */
+    GROUPED = 28, /* multiplications of a group of turns */
     PREFETCH_ROWS = 32,
     PREFETCH_PLACES = 4 /* measured */
 };
@@ -77,12 +77,14 @@ static void emit_turns(opq_unroll *p, LLVMValueRef index, int more)
         if (i != p->product && !opq_unroll_is_own(p, i))
             opq_unroll_run(p, i);
     int places_of_row = opq_unroll_places(p), first_row = p->from / places_of_row;
+    bool apart = opq_unroll_is_apart(p);
     for (int turn = p->from; turn < p->to; turn++) {
         opq_nest_return(n, &p->rows[turn / places_of_row - first_row]);
         bind_inner(p, index, more);
         opq_unroll_set_turn(p, turn);
         opq_nest_bind(n, 1u << opq_nest_stmt(n, opq_unroll_last(&p->turns))->variable);
-        n->prefetch = turn + 1 == p->to; /* the others have been where this one goes */
+        /* Others have been where the last row goes, if a turn of the loop is a row, and not several, as windows that lie apart have it. */
+        n->prefetch = turn + 1 == p->to || (apart && (turn + 1) % places_of_row == 0);
         run_own(p, turn);
         multiply_add(p, turn);
     }
@@ -93,8 +95,9 @@ static void emit_turns(opq_unroll *p, LLVMValueRef index, int more)
 /* So many turns of the innermost loop as one, where all elements are there. */
 static int group_of(const opq_unroll *p)
 {
-    int sums = (p->to - p->from) * p->n->strip;
-    return sums <= GROUPED / 4 ? 4 : sums <= GROUPED / 2 ? 2 : 1;
+    int sums = (p->to - p->from) * p->n->strip,
+        most = opq_unroll_lanes_are_places(p, p->n->vector) ? GROUPED : 2 * GROUPED;
+    return sums <= most / 4 ? 4 : sums <= most / 2 ? 2 : 1;
 }
 
 /* 1 if the next turns of the innermost loop are there, and all elements that they ask for. */

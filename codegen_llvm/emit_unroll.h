@@ -78,6 +78,7 @@ void opq_unroll_run(opq_unroll *p,
 /* What stands before the chain is made once for all turns, and given to each. */
 void opq_unroll_hold(opq_unroll *p);
 void opq_unroll_use_held(opq_unroll *p, int turn);
+bool opq_unroll_is_apart(const opq_unroll *p); /* loads have lanes that lie apart */
 bool opq_unroll_lanes_are_places(const opq_unroll *p, int lanes);
 LLVMValueRef opq_unroll_both(const opq_unroll *p, LLVMValueRef a, LLVMValueRef b); /* of which NULL is true */
 LLVMValueRef opq_unroll_ask(opq_unroll *p, bool inner_ones);

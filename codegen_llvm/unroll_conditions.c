@@ -160,22 +160,22 @@ LLVMValueRef opq_unroll_ask(opq_unroll *p, bool inner_ones)
     return all;
 }
 
-/* Of lanes that lie apart: they cost as much as the loads do. */
-static bool masks_are_dear(const opq_unroll *p)
+/* The masks of such lanes cost as much as the loads do. */
+bool opq_unroll_is_apart(const opq_unroll *p)
 {
     const opq_nest *n = p->n;
-    bool dear = false;
+    bool apart = false;
     for (int i = p->chain.loop[0] + 1; i < opq_nest_stmt(n, opq_unroll_last(&p->chain))->end; i++)
         if (opq_nest_stmt(n, i)->op == OPQ_INSTR_load && opq_nest_stmt(n, i)->operand[0] >= 0)
-            dear = dear || opq_nest_stride(n, opq_nest_stmt(n, i)->access) > OPQ_STRIDE_one;
-    return dear;
+            apart = apart || opq_nest_stride(n, opq_nest_stmt(n, i)->access) > OPQ_STRIDE_one;
+    return apart;
 }
 
 /* 1 if lanes are there for all turns; NULL: they have masks. */
 LLVMValueRef opq_unroll_ask_for_lanes(opq_unroll *p)
 {
     LLVMValueRef all = NULL;
-    for (int h = 0; h < p->held_count && p->n->mask == NULL && masks_are_dear(p); h++)
+    for (int h = 0; h < p->held_count && p->n->mask == NULL && opq_unroll_is_apart(p); h++)
         if (asks_for_lanes(p, p->held_stmt[h]))
             all = opq_unroll_both(p, all, ask_at_corners(p, p->held_stmt[h], 0));
     return all;
