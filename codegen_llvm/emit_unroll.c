@@ -107,10 +107,10 @@ static LLVMValueRef ask_for_group(opq_unroll *p, LLVMValueRef index, int group)
     int variable = opq_nest_stmt(n, opq_unroll_last(&p->chain))->variable;
     LLVMValueRef last = LLVMBuildAdd(n->e->builder, index, opq_i64(n->e, group - 1), "");
     LLVMValueRef all =
-        opq_unroll_both(p, p->before, LLVMBuildICmp(n->e->builder, LLVMIntSLT, last, n->extent[variable], ""));
+        opq_nest_both(n, p->before, LLVMBuildICmp(n->e->builder, LLVMIntSLT, last, n->extent[variable], ""));
     for (int end = 0; end < (group > 1 ? 2 : 1); end++) {
         n->index[variable] = end ? last : index;
-        all = opq_unroll_both(p, all, opq_unroll_ask(p, true));
+        all = opq_nest_both(n, all, opq_unroll_ask(p, true));
     }
     return all;
 }
@@ -266,9 +266,9 @@ static void emit_block(opq_unroll *p)
 /* ---- which loops */
 
 /* Unrolled loops, the innermost of which has a chain as its only loop: false: others. */
-static bool find_loops(const opq_nest *n, int loop, opq_unroll *out)
+static bool find_loops(opq_nest *n, int loop, opq_unroll *out)
 {
-    *out = (opq_unroll){.product = -1, .count = 1};
+    *out = (opq_unroll){.n = n, .product = -1, .count = 1};
     out->turns = opq_nest_chain(n->k, loop);
     int last = opq_unroll_last(&out->turns), end = n->k->stmts[last].end, chain = -1;
     for (int level = 0; level < out->turns.count; level++) {
@@ -313,7 +313,6 @@ int opq_unroll_width(opq_nest *n, int lanes, int loop)
     int width = OPQ_STRIP_MAX;
     if (!find_loops(n, loop, &p))
         return 1;
-    p.n = n;
     int most = sums_of(n, p.product), turns = p.count;
     if (turns * 2 > most && !opq_unroll_lanes_are_places(&p, lanes))
         turns = opq_unroll_places(&p);
@@ -327,7 +326,6 @@ bool opq_emit_unroll(opq_nest *n, int loop)
     opq_unroll p;
     if (n->rows >= 0 || !find_loops(n, loop, &p))
         return false;
-    p.n = n;
     int most = sums_of(n, p.product) / n->strip, blocks = (p.count + most - 1) / most;
     for (int block = 0; block < blocks; block++) {
         p.from = p.count * block / blocks;

@@ -73,14 +73,13 @@ static inline bool opq_unroll_asks_once(const opq_unroll *p, int stmt)
 }
 
 /* ---- unroll_conditions.c */
-void opq_unroll_run(opq_unroll *p,
-                    int stmt); /* one statement; a load whose condition has the lanes' mask in it needs no other */
+/* One statement; a load whose condition has the lanes' mask in it needs no other. */
+void opq_unroll_run(opq_unroll *p, int stmt);
 /* What stands before the chain is made once for all turns, and given to each. */
 void opq_unroll_hold(opq_unroll *p);
 void opq_unroll_use_held(opq_unroll *p, int turn);
 bool opq_unroll_is_apart(const opq_unroll *p); /* loads have lanes that lie apart */
 bool opq_unroll_lanes_are_places(const opq_unroll *p, int lanes);
-LLVMValueRef opq_unroll_both(const opq_unroll *p, LLVMValueRef a, LLVMValueRef b); /* of which NULL is true */
 LLVMValueRef opq_unroll_ask(opq_unroll *p, bool inner_ones);
 LLVMValueRef opq_unroll_ask_for_lanes(opq_unroll *p);
 

@@ -125,6 +125,7 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
                              LLVMValueRef mask);
 void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
                       LLVMValueRef mask, LLVMValueRef value);
+LLVMValueRef opq_nest_both(opq_nest *n, LLVMValueRef a, LLVMValueRef b); /* a and b, of which NULL is true */
 /* Elements from the address to this copy's first lane, besides the bound loops. NULL: none. */
 LLVMValueRef opq_nest_vector_offset(opq_nest *n, int access);
 /* Where the access's first lane of this copy is. */

@@ -273,9 +273,9 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
     opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
 }
 
-static LLVMValueRef and_also(opq_nest *n, LLVMValueRef some, LLVMValueRef all)
+LLVMValueRef opq_nest_both(opq_nest *n, LLVMValueRef a, LLVMValueRef b)
 {
-    return all ? LLVMBuildAnd(n->e->builder, some, all, "") : some;
+    return a && b ? LLVMBuildAnd(n->e->builder, a, b, "") : a ? a : b;
 }
 
 /* What of a condition is the same for all lanes (i1) and what is not; NULL: nothing, or all of that is sure. */
@@ -288,9 +288,9 @@ static void split_condition(opq_nest *n, int condition, LLVMValueRef *out_unifor
         int one = both ? stmt->operand[1] : condition;
         LLVMValueRef value = opq_nest_value(n, one);
         if (!opq_nest_varies(n, one))
-            *out_uniform = and_also(n, opq_lane(n->e, value, 0), *out_uniform);
+            *out_uniform = opq_nest_both(n, opq_lane(n->e, value, 0), *out_uniform);
         else if (value != LLVMConstAllOnes(LLVMTypeOf(value)))
-            *out_lanes = and_also(n, value, *out_lanes);
+            *out_lanes = opq_nest_both(n, value, *out_lanes);
         if (!both)
             return;
         condition = stmt->operand[0];
@@ -328,9 +328,9 @@ LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
         split_condition(n, condition, &uniform, &lanes);
         if (uniform)
             pointer = LLVMBuildSelect(n->e->builder, uniform, pointer, zeros(n), "");
-        mask = lanes ? and_also(n, lanes, mask) : mask;
+        mask = opq_nest_both(n, lanes, mask);
     } else if (condition >= 0) {
-        mask = and_also(n, opq_nest_value(n, condition), mask);
+        mask = opq_nest_both(n, opq_nest_value(n, condition), mask);
         if (stride == OPQ_STRIDE_zero)
             return opq_emit_widen(n->e, dtype, load_one_for(n, dtype, pointer, mask));
     }

@@ -11,13 +11,18 @@ static int held_number(const opq_unroll *p, int stmt)
     return -1;
 }
 
+static bool asks_for_lanes(const opq_unroll *p, int stmt)
+{
+    return opq_unroll_asks(p, stmt) && opq_nest_varies(p->n, stmt);
+}
+
 /* Is a condition under the mask of the lanes already? Conditions are joined from the left. */
 static bool is_masked(const opq_unroll *p, int stmt)
 {
     for (;;) {
         const opq_stmt *of = opq_nest_stmt(p->n, stmt);
         int held = held_number(p, stmt) >= 0 ? stmt : of->op == OPQ_OP_bitwise_and ? of->operand[1] : -1;
-        if (held >= 0 && held_number(p, held) >= 0 && opq_unroll_asks(p, held) && !opq_unroll_asks_once(p, held))
+        if (held >= 0 && held_number(p, held) >= 0 && asks_for_lanes(p, held))
             return true;
         if (held == stmt || of->op != OPQ_OP_bitwise_and)
             return false;
@@ -37,19 +42,17 @@ void opq_unroll_run(opq_unroll *p, int i)
 }
 
 /* From block to block, code generation for AVX2 keeps lanes of a bit as 16, and each use widens them: they are kept as AVX2 masks. */
-static LLVMValueRef packed(const opq_unroll *p, LLVMValueRef value)
+static LLVMValueRef packed(const opq_unroll *p, LLVMValueRef bits)
 {
     LLVMTypeRef type = LLVMVectorType(LLVMInt32TypeInContext(p->n->e->context), (unsigned)p->n->e->lanes);
-    bool mask = LLVMTypeOf(value) == opq_vector_type(p->n->e, OPQ_bool) && !p->n->e->cpu->avx512;
-    return mask ? LLVMBuildSExt(p->n->e->builder, value, type, "") : value;
+    return p->n->e->cpu->avx512 ? bits : LLVMBuildSExt(p->n->e->builder, bits, type, "");
 }
 
-static LLVMValueRef unpacked(const opq_unroll *p, LLVMValueRef value)
+static LLVMValueRef unpacked(const opq_unroll *p, LLVMValueRef mask)
 {
-    LLVMTypeRef type = LLVMTypeOf(value);
-    bool mask = LLVMGetTypeKind(type) == LLVMVectorTypeKind && !p->n->e->cpu->avx512 &&
-                LLVMGetElementType(type) == LLVMInt32TypeInContext(p->n->e->context);
-    return mask ? LLVMBuildICmp(p->n->e->builder, LLVMIntSLT, value, LLVMConstNull(type), "") : value;
+    if (p->n->e->cpu->avx512)
+        return mask;
+    return LLVMBuildICmp(p->n->e->builder, LLVMIntSLT, mask, LLVMConstNull(LLVMTypeOf(mask)), "");
 }
 
 void opq_unroll_hold(opq_unroll *p)
@@ -70,11 +73,6 @@ void opq_unroll_hold(opq_unroll *p)
         }
         opq_nest_return(n, &places);
     }
-}
-
-static bool asks_for_lanes(const opq_unroll *p, int stmt)
-{
-    return opq_unroll_asks(p, stmt) && opq_nest_varies(p->n, stmt);
 }
 
 /* Are lanes places of what windows slide over (there is padding between some), and the innermost loop its rows? Else they are channels: a
@@ -101,11 +99,6 @@ void opq_unroll_use_held(opq_unroll *p, int turn)
         }
 }
 
-LLVMValueRef opq_unroll_both(const opq_unroll *p, LLVMValueRef a, LLVMValueRef b)
-{
-    return a && b ? LLVMBuildAnd(p->n->e->builder, a, b, "") : a ? a : b;
-}
-
 /* 1 if it holds where it is bound: in all lanes of all copies, if they differ. */
 static LLVMValueRef holds_here(const opq_unroll *p, int stmt)
 {
@@ -115,7 +108,7 @@ static LLVMValueRef holds_here(const opq_unroll *p, int stmt)
         return opq_lane(n->e, opq_nest_inside(n, stmt), 0);
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
-        all = opq_unroll_both(p, all, opq_nest_inside_all(n, stmt));
+        all = opq_nest_both(p->n, all, opq_nest_inside_all(n, stmt));
     }
     opq_nest_use_copy(n, 0);
     return all;
@@ -140,7 +133,7 @@ static LLVMValueRef ask_at_corners(opq_unroll *p, int stmt, unsigned outside)
         if (another)
             continue;
         opq_nest_bind(n, variables);
-        all = opq_unroll_both(p, all, holds_here(p, stmt));
+        all = opq_nest_both(p->n, all, holds_here(p, stmt));
         opq_nest_return(n, &places);
     }
     return all;
@@ -155,7 +148,7 @@ LLVMValueRef opq_unroll_ask(opq_unroll *p, bool inner_ones)
     for (int i = p->chain.loop[0] + 1; i < inner->end; i++) {
         bool changes = p->n->varies[i] >> inner->variable & 1;
         if (opq_unroll_asks_once(p, i) && opq_unroll_is_own(p, i) && changes == inner_ones)
-            all = opq_unroll_both(p, all, ask_at_corners(p, i, changes ? 1u << inner->variable : 0));
+            all = opq_nest_both(p->n, all, ask_at_corners(p, i, changes ? 1u << inner->variable : 0));
     }
     return all;
 }
@@ -177,6 +170,6 @@ LLVMValueRef opq_unroll_ask_for_lanes(opq_unroll *p)
     LLVMValueRef all = NULL;
     for (int h = 0; h < p->held_count && p->n->mask == NULL && opq_unroll_is_apart(p); h++)
         if (asks_for_lanes(p, p->held_stmt[h]))
-            all = opq_unroll_both(p, all, ask_at_corners(p, p->held_stmt[h], 0));
+            all = opq_nest_both(p->n, all, ask_at_corners(p, p->held_stmt[h], 0));
     return all;
 }

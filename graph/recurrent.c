@@ -22,8 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GATES_MAX = 4, OPERANDS_MAX = 6 };
-
 /* S: of all steps, [steps * batch, gates * hidden]; O: [steps * batch, hidden]; C: [batch, hidden]; H: [batch, k]; W: [gates * hidden, k];
  * B: broadcasts to [batch, gates * hidden]. k is hidden, or 0. */
 typedef struct recurrent {

@@ -129,18 +129,23 @@ struct SumGradients {
 
 Value zeros_like(const Value &value) { return expand(scalar(0, value.dtype()), shape_of(value)); }
 
+// All steps but the last, and one more before them in time, or behind them.
+Value with_step(const Parts &p, const Value &all, const Value &one, bool before)
+{
+    const int64_t rest = (p.steps() - 1) * p.batch();
+    if (rest == 0)
+        return one;
+    const Value others = slice(all, 0, p.backwards ? p.batch() : 0, rest);
+    return before == p.backwards ? concat({others, one}, 0) : concat({one, others}, 0);
+}
+
 // Of the hidden states of all steps: that of the outputs, and in the last step that of the last state. Each may be undefined.
 Value hidden_gradient(const Parts &p, const Tensor &of_outputs, const Tensor &of_last, const Value &outputs)
 {
     const Value all = of_outputs.defined() ? flat(of_outputs) : zeros_like(outputs);
     if (!of_last.defined())
         return all;
-    const Value last = plus(rows_of(p, all, p.steps() - 1), read(of_last));
-    const int64_t rest = (p.steps() - 1) * p.batch();
-    if (rest == 0)
-        return last;
-    const Value others = slice(all, 0, p.backwards ? p.batch() : 0, rest);
-    return p.backwards ? concat({last, others}, 0) : concat({others, last}, 0);
+    return with_step(p, all, plus(rows_of(p, all, p.steps() - 1), read(of_last)), false);
 }
 
 // grads: of outputs, of the last h and c; each may be undefined. kept: as run_directly() gave it.
@@ -165,15 +170,7 @@ SumGradients sum_gradients(const Parts &p, const Variables &grads, const Tensor 
 }
 
 // The hidden state before each step, [steps * batch, hidden].
-Value states_before(const Parts &p, const Tensor &outputs)
-{
-    const Value first = read(p.h), all = flat(outputs);
-    const int64_t rest = (p.steps() - 1) * p.batch();
-    if (rest == 0)
-        return first;
-    const Value others = slice(all, 0, p.backwards ? p.batch() : 0, rest);
-    return p.backwards ? concat({others, first}, 0) : concat({first, others}, 0);
-}
+Value states_before(const Parts &p, const Tensor &outputs) { return with_step(p, flat(outputs), read(p.h), true); }
 
 Variables saved_inputs(const Parts &p)
 {
