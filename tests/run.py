@@ -32,7 +32,18 @@ _PASSED = re.compile(r"\[  PASSED  \] (\d+) test\(s\)\.")
 _FAILED = re.compile(r"\[  FAILED  \] (\d+) test\(s\)")
 
 # What takes a minute or more, for the first run, of which nothing is known: these begin before the others.
-_LONG = ["opdb", "error_inputs", "gradients", "bench", "fusion_counts", "ops_table", "contributing"]
+_LONG = [
+    "layouts",
+    "forms",
+    "module_db",
+    "opdb",
+    "error_inputs",
+    "gradients",
+    "bench",
+    "fusion_counts",
+    "ops_table",
+    "contributing",
+]
 # What races: the tests of opaque/ and runtime/ in which threads share something.
 _TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell)|packed|memory"
 # One of each kind: many ops, extern calls, errors, aliasing, threads.

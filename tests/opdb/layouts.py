@@ -375,6 +375,20 @@ def run(file: str, names: list, full: bool, jobs: int = 1, note=lambda row: None
     return sweep.sweep(names, jobs=jobs, note=note, arguments=arguments)
 
 
+def check(file: str, names: list, full: bool, expected: dict) -> None:
+    """AssertionError if one of the entries goes wrong, or passes though it is expected not to."""
+    jobs = int(os.environ.get("OPAQUE_TEST_JOBS", len(os.sched_getaffinity(0))))
+    bad = []
+    for name, row in run(file, names, full, jobs=jobs).items():
+        if row[0] not in ("ok", "-") and name not in expected:
+            bad.append(f"{name}: {row}")
+        if row[0] == "ok" and name in expected:
+            bad.append(f"{name} passes, and is listed")
+        if row[0] == "-" and name.startswith("case."):
+            bad.append(f"{name} compares nothing")
+    assert not bad, "\n".join(bad)
+
+
 def main(file: str, entries) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

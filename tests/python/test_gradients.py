@@ -1,13 +1,6 @@
-"""Gradients where layouts and extents of 1 meet, gradients of gradients, and the sweeps over op_db, module_db and optim_db.
+"""Gradients where layouts and extents of 1 meet, and gradients of gradients. All operators': test_layouts.py."""
 
-What op_db's own sweep (test_opdb.py) does not vary is varied in tests/opdb/layouts.py. A few entries run always, all of them with
---full.
-"""
-
-import os
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,55 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "opdb"))
-
-import forms  # noqa: E402
-import layouts  # noqa: E402
-import modules  # noqa: E402
-
-FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
-JOBS = int(os.environ.get("OPAQUE_TEST_JOBS", len(os.sched_getaffinity(0))))
 MODES = {"fused": None, "unfused": torch_opaque.unfused, "eager": torch_opaque.eager}
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-# The cases and samples that run always: one of each kind of layer.
-QUICK_LAYOUTS = [
-    *(
-        "case.batch_norm.4d.eval",
-        "case.batch_norm.4d.training",
-        "case.group_norm.4d",
-        "case.layer_norm.3d",
-    ),
-    *(
-        "case.conv.2d",
-        "case.conv.depthwise.2d",
-        "case.max_pool.2d",
-        "case.linear.3d",
-        "case.bmm",
-        "case.patches",
-    ),
-    *(
-        "case.attention",
-        "case.softmax.4d",
-        "case.cross_entropy.mean.3d",
-        "case.cat.4d",
-        "case.write.4d",
-    ),
-]
-QUICK_FORMS = [
-    *("nn.functional.conv1d", "nn.functional.conv_transpose2d"),
-    *("native_dropout_backward", "native_batch_norm", "nn.functional.batch_norm"),
-]
-QUICK_MODULES = [
-    *(
-        "nn.BatchNorm2d",
-        "nn.MultiLabelMarginLoss",
-        "nn.LSTM",
-        "nn.Conv2d",
-        "nn.TransformerEncoderLayer",
-    ),
-    *("optim.Adam", "optim.SGD", "optim.RMSprop"),
-]
 
 
 def patches(norm, x, weight):
@@ -190,66 +136,6 @@ def test_gradgradcheck(name):
     inputs = [torch.randn(s, dtype=torch.float64).to("opaque").requires_grad_() for s in shapes]
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
-
-
-# ---- sweeps
-
-
-# What cannot pass, with the reason.
-WINDOW = (
-    "the sample is a window of a larger storage, which a copy to the device does not take along"
-)
-EXPECTED = {
-    "as_strided.partial_views": WINDOW,
-    "optim.SparseAdam": "sparse tensors do not live on the device",
-}
-CANCELS = "the gradient is the difference of two equal numbers; fused halves are not rounded where the CPU rounds them"
-POLICY = "PyTorch accumulates in another dtype on devices that its table of (device type, dtype) does not name"
-EXPECTED_FORMS = {
-    "as_strided.partial_views": WINDOW,
-    "istft": "the CPU gives no gradient of a complex window",
-    "masked.normalize": CANCELS,
-    "nn.functional.linear_cross_entropy.chunked": POLICY,
-    "nn.functional.linear_cross_entropy.chunked_none": POLICY,
-    "nn.functional.normalize": CANCELS,
-    **({"nn.functional.soft_margin_loss": "an exponential is infinite in float16"} if FULL else {}),
-    "sparse.mm.reduce": "compressed sparse tensors do not live on the device",
-    "sparse.sampled_addmm": "compressed sparse tensors do not live on the device",
-}
-
-
-def swept(file, names, full, expected=EXPECTED):
-    rows = layouts.run(file, names, full, jobs=JOBS)
-    bad = [
-        f"{n}: {row}" for n, row in rows.items() if row[0] not in ("ok", "-") and n not in expected
-    ]
-    bad += [
-        f"{n} passes, and is listed" for n, row in rows.items() if row[0] == "ok" and n in expected
-    ]
-    bad += [
-        f"{n} compares nothing"
-        for n, row in rows.items()
-        if row[0] == "-" and n.startswith("case.")
-    ]
-    assert not bad, "\n".join(bad)
-
-
-def test_layouts():
-    swept(layouts.__file__, sorted(layouts.entries()) if FULL else QUICK_LAYOUTS, FULL)
-
-
-def test_dtypes_and_forms():
-    names = sorted(forms.entries())
-    swept(
-        forms.__file__,
-        names if FULL else sorted({*names[::40], *QUICK_FORMS}),
-        FULL,
-        EXPECTED_FORMS,
-    )
-
-
-def test_modules_and_optimizers():
-    swept(modules.__file__, sorted(modules.entries()) if FULL else QUICK_MODULES, FULL)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
