@@ -4,6 +4,7 @@
 // holes become CPU tensors over our buffers, the operator runs below autograd on CPU, and what it gives is checked against the
 // prediction and copied into the result buffers.
 #include <ATen/ops/from_blob.h>
+#include <numeric>
 
 #include "below.h"
 #include "extern_call.h"
@@ -70,7 +71,7 @@ struct Reader {
         Order order;
         if (on_device(tensor)) {
             const auto dense = dense_order(tensor.sizes(), tensor.strides());
-            order = dense ? *dense : result_order({&tensor}, tensor.sizes());
+            order = dense ? *dense : loose_order(tensor);
             operands.push_back(read_dense(tensor, order));
         } else {
             check_operand(tensor, call.op, element >= 0);
@@ -92,6 +93,20 @@ struct Reader {
             types += "," + std::to_string(size);
         types += ";";
         target.holes.push_back(std::move(hole));
+    }
+
+    // The order of what is not dense. Gradients of determinants ask whether the matrix is contiguous, which says whose factors the forward
+    // gave, those of the matrix or of its transpose: the CPU's copy is not contiguous either, then.
+    Order loose_order(const Tensor &tensor) const
+    {
+        const std::string &name = call.op.operator_name().name;
+        Order order = result_order({&tensor}, tensor.sizes());
+        if ((name != "aten::_linalg_det" && name != "aten::_linalg_slogdet") || tensor.dim() < 2 || tensor.is_contiguous())
+            return order;
+        order.perm.resize(tensor.dim());
+        std::iota(order.perm.begin(), order.perm.end(), 0);
+        std::swap(order.perm.end()[-1], order.perm.end()[-2]);
+        return order;
     }
 
     bool add_constant(const IValue &value)

@@ -57,6 +57,36 @@ def test_a_norm_before_patches(size, mode):
         )
 
 
+# ---- factors of a matrix or of its transpose
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "cropped"])
+@pytest.mark.parametrize("name", ["det", "slogdet", "solve", "inv"])
+def test_factors_of_matrices_in_layouts(name, layout):
+    """PyTorch factors the transpose of a contiguous matrix; for the gradient it looks whether the matrix was contiguous."""
+    torch.manual_seed(0)
+    values = torch.randn(3, 5, 5)
+    function = {
+        "det": torch.linalg.det,
+        "slogdet": lambda x: torch.linalg.slogdet(x)[1],
+        "solve": lambda x: torch.linalg.solve(x, x.new_ones(3, 5, 2)).square(),
+        "inv": torch.linalg.inv,
+    }[name]
+
+    def gradient(matrix):
+        matrix = matrix.detach().requires_grad_()
+        return torch.autograd.grad(function(matrix).sum(), matrix)[0].cpu().double()
+
+    t = values.to("opaque")
+    if layout == "transposed":
+        t = t.mT.contiguous().mT
+    elif layout == "sliced":
+        t = torch.stack([t, t + 1], -1)[..., 0]
+    elif layout == "cropped":
+        t = F.pad(t, (1, 1, 1, 1), value=7.0)[:, 1:-1, 1:-1]
+    torch.testing.assert_close(gradient(t), gradient(values.double()), rtol=1e-4, atol=1e-4)
+
+
 # ---- gradients of gradients
 
 TWICE = {

@@ -204,6 +204,22 @@ def test_set_and_resize():
     same(x.flatten()[:4], torch.tensor([5.0, 1, 5, 1]))
 
 
+@pytest.mark.parametrize("size", [(3, 4), (5, 6), (6, 5), (30,), (2, 3, 5)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced"])
+def test_resize_keeps_what_lies_in_memory(layout, size):
+    def resized(device):
+        t = torch.arange(30.0).reshape(5, 6).to(device)
+        if layout == "transposed":
+            t = t.mT.contiguous().mT
+        elif layout == "sliced":
+            t = torch.stack([t, t + 30], -1)[..., 0]
+        return t.resize_(size)
+
+    ours, expected = resized(D), resized("cpu")
+    same(ours, expected)
+    assert ours.stride() == expected.stride() and ours.storage_offset() == expected.storage_offset()
+
+
 def test_resize_to_the_same_size():
     """Strides stay as they are, unless a memory format asks for others."""
     x = torch.arange(24.0).reshape(1, 4, 2, 3).to("opaque")
