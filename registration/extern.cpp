@@ -101,7 +101,8 @@ struct Reader {
     {
         const std::string &name = call.op.operator_name().name;
         Order order = result_order({&tensor}, tensor.sizes());
-        if ((name != "aten::_linalg_det" && name != "aten::_linalg_slogdet") || tensor.dim() < 2 || tensor.is_contiguous())
+        if ((name != "aten::_linalg_det" && name != "aten::_linalg_slogdet") || tensor.dim() < 2 ||
+            tensor.is_contiguous())
             return order;
         order.perm.resize(tensor.dim());
         std::iota(order.perm.begin(), order.perm.end(), 0);

@@ -182,7 +182,9 @@ def tasks_of(options, arguments: list) -> list:
         half = {} if options.full else {"OPAQUE_TEST_SAMPLE": "2"}
         tasks = c_tasks("C", os.path.join(root, "build"), more=half)
         only = "" if options.full else rf"^(?!({_SANITIZED_IN_FULL})$)"
-        few = {"OPAQUE_TEST_FULL": None} if options.full else part  # random cases in thousands are for fast code
+        few = (
+            {"OPAQUE_TEST_FULL": None} if options.full else part
+        )  # random cases in thousands are for fast code
         tasks += c_tasks("C, ASan and UBSan", os.path.join(root, "build-asan"), only, few)
     timing = []
     for file in files:

@@ -19,6 +19,9 @@ static const loop_text texts[] = {
      "a column or chain outside of a vector loop"},
     {KERNEL("  vector j < d1 {\n    column i < d0 {\n" LOAD "      %3 = sum f32 %2\n    }\n  }\n"), NULL},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
+    {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
+            "      %3 = cast f64 %2\n      %4 = matmul f32 %2, %3\n    }\n  }\n"),
+     "an operand of another dtype"},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "    }\n  }\n"), "a chain of no product, or of several"},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
             "      %3 = matmul f32 %2, %2\n      %4 = matmul f32 %2, %2\n    }\n  }\n"),

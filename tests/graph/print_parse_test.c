@@ -229,6 +229,7 @@ static const struct {
     {NODES "  %1 = const i8[] {value=128}\n}", "line 3, column 26: value: 128 does not fit i8"},
     {NODES "  %1 = const i64[] {value=9223372036854775808}\n}", "line 3, column 27: integer out of range"},
     {NODES "  %1 = const raw8[] {value=1}\n}", "line 3, column 28: value: not implemented for raw8"},
+    {NODES "  %1 = permute f32[3,2] %0 {dims=1,0]}\n}", "line 3, column 34: expected '['"},
     {NODES "  kernel map @a {\n  }\n}", "line 3, column 3: kernel a: 0 nodes from %1, but %0 .. %0 are free"},
     {NODES "  kernel mop @a {\n  }\n}", "line 3, column 10: no kind of kernel is named 'mop'"},
     {NODES "  kernel map a {\n  }\n}", "line 3, column 14: expected '@'"},
