@@ -22,6 +22,9 @@ static const loop_text texts[] = {
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
             "      %3 = cast f64 %2\n      %4 = matmul f32 %2, %3\n    }\n  }\n"),
      "an operand of another dtype"},
+    {KERNEL("  vector j < d1 {\n    column i < d0 {\n" LOAD "      %3 = sum f32 %2\n    }\n    column i < d0 {\n"
+            "      %5 = sum f32 %2\n    }\n  }\n"),
+     "an operand that is not in sight"},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "    }\n  }\n"), "a chain of no product, or of several"},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
             "      %3 = matmul f32 %2, %2\n      %4 = matmul f32 %2, %2\n    }\n  }\n"),
