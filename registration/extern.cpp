@@ -100,10 +100,9 @@ struct Reader {
     Order loose_order(const Tensor &tensor) const
     {
         const std::string &name = call.op.operator_name().name;
-        Order order = result_order({&tensor}, tensor.sizes());
-        if ((name != "aten::_linalg_det" && name != "aten::_linalg_slogdet") || tensor.dim() < 2 ||
-            tensor.is_contiguous())
-            return order;
+        if ((name != "aten::_linalg_det" && name != "aten::_linalg_slogdet") || tensor.dim() < 2)
+            return result_order({&tensor}, tensor.sizes());
+        Order order;
         order.perm.resize(tensor.dim());
         std::iota(order.perm.begin(), order.perm.end(), 0);
         std::swap(order.perm.end()[-1], order.perm.end()[-2]);

@@ -12,7 +12,6 @@ test counts as the cmocka tests it prints, or as one if it prints none; one that
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import glob
@@ -79,7 +78,7 @@ class Task:
     part: str
     name: str
     command: list
-    environment: dict = dataclasses.field(default_factory=dict)
+    environment: dict = dataclasses.field(default_factory=dict)  # None: without the variable
     folder: str = "."
     python: bool = False
     alone: bool = False
@@ -182,9 +181,8 @@ def tasks_of(options, arguments: list) -> list:
         half = {} if options.full else {"OPAQUE_TEST_SAMPLE": "2"}
         tasks = c_tasks("C", os.path.join(root, "build"), more=half)
         only = "" if options.full else rf"^(?!({_SANITIZED_IN_FULL})$)"
-        few = (
-            {"OPAQUE_TEST_FULL": None} if options.full else part
-        )  # random cases in thousands are for fast code
+        # Random cases in thousands are for fast code.
+        few = {"OPAQUE_TEST_FULL": None} if options.full else part
         tasks += c_tasks("C, ASan and UBSan", os.path.join(root, "build-asan"), only, few)
     timing = []
     for file in files:
@@ -255,11 +253,6 @@ def end(process: int) -> None:
         os.killpg(process, signal.SIGKILL)
 
 
-def joined(*environments) -> dict:
-    """One of them after the other; None takes a variable away."""
-    return {k: v for k, v in collections.ChainMap(*environments[::-1]).items() if v is not None}
-
-
 def run(task: Task, limit: float, shared: dict, running: set) -> str:
     """Its output. What it started ends with it."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -267,6 +260,7 @@ def run(task: Task, limit: float, shared: dict, running: set) -> str:
             os.path.join(scratch, name) for name in ("report.xml", "log", "usage")
         )
         command = [*task.command, f"--junitxml={report}"] if task.python else task.command
+        environment = {**os.environ, **shared, **task.environment, "WARM_USAGE": usage}
         begin = time.monotonic()
         with open(log, "wb") as file:
             process = subprocess.Popen(
@@ -275,7 +269,7 @@ def run(task: Task, limit: float, shared: dict, running: set) -> str:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=task.folder,
-                env=joined(os.environ, shared, task.environment, {"WARM_USAGE": usage}),
+                env={k: v for k, v in environment.items() if v is not None},
                 start_new_session=True,
             )
             running.add(process.pid)

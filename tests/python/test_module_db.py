@@ -1,6 +1,5 @@
 """module_db and optim_db, values and gradients (tests/opdb/modules.py). A few entries run always, all of them with --full."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,9 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "opdb"))
 import layouts  # noqa: E402
 import modules  # noqa: E402
 
-FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
-# The full sweep takes the better part of an hour.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(7200 if FULL else 600)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(layouts.SECONDS)]
 QUICK = [
     *(
         "nn.BatchNorm2d",
@@ -27,5 +24,4 @@ QUICK = [
 
 
 def test_modules_and_optimizers():
-    names = sorted(modules.entries()) if FULL else QUICK
-    layouts.check(modules.__file__, names, FULL, {})
+    layouts.check(modules, QUICK, {})
