@@ -283,10 +283,9 @@ static opq_status place(opq_grouper *g, opq_ref n)
         if (!known && count < CONSUMER_GROUPS_MAX)
             ids[count++] = id;
     }
-    g->refusal[n] = count == 0 && g->first_edge[n] >= 0 ? OPQ_REFUSAL_boundary : OPQ_REFUSAL_none;
-    if (g->fusion == OPQ_FUSED && opq_group_keeps_to_tile(g, n)) {
-        g->refusal[n] = OPQ_REFUSAL_recompute;
-    } else if (g->fusion == OPQ_FUSED && can_join(node)) {
+    opq_refusal kept = g->fusion == OPQ_FUSED ? opq_group_keeps_to_tile(g, n) : OPQ_REFUSAL_none;
+    g->refusal[n] = count == 0 && g->first_edge[n] >= 0 ? OPQ_REFUSAL_boundary : kept;
+    if (g->fusion == OPQ_FUSED && kept == OPQ_REFUSAL_none && can_join(node)) {
         if (count > 1 && !must_stay_alone(g, n, ids, count))
             OPQ_TRY(try_groups(g, n, ids, count, &joined));
         for (int i = 0; i < count && !joined; i++)

@@ -88,8 +88,8 @@ bool opq_group_stays_plain(const opq_grouper *g, opq_ref n, const int32_t *ids, 
 /* What a plain node adds to a plain group that alone reads it is known without a trial, and whether there is room. */
 bool opq_group_joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fill *out_fill);
 
-/* Would a kernel of windows compute n several times, which costs nothing on the tile of the product it comes from (group_tile.c)? */
-bool opq_group_keeps_to_tile(const opq_grouper *g, opq_ref n);
+/* Why n, which comes from a product, is the end of its epilogue: OPQ_REFUSAL_none if it may join what uses it (group_tile.c). */
+opq_refusal opq_group_keeps_to_tile(const opq_grouper *g, opq_ref n);
 /* Is n, of one of these groups, needed outside of them? */
 bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int count);
 /* Were they recorded near each other? Members stand in order. */

@@ -237,8 +237,10 @@ Value placed(const Value &value, const Value &part, const Convolution &c, const 
     return updated(value, part, offset, strides);
 }
 
-Value backward(const Value &y, const Value &weight, const Convolution &c)
+// `bias` (or none), which broadcasts, is added to each part: the last one would see sums that are rounded already.
+Value backward(const Value &y, const Value &weight, const Convolution &c, const Value &bias = Value())
 {
+    const auto biased = [&](const Value &sum) { return bias ? record(OPQ_OP_add, {sum, bias}) : sum; };
     const auto spatial = static_cast<size_t>(c.spatial);
     std::vector<Part> parts;
     const bool all = parts_of(c, parts);
@@ -258,7 +260,7 @@ Value backward(const Value &y, const Value &weight, const Convolution &c)
         shape.push_back(c.groups * c.inner);
     Value result;
     if (!all || parts.empty())
-        result = expand(scalar(0, c.dtype), shape);
+        result = biased(expand(scalar(0, c.dtype), shape));
     else if (parts.size() > 1)
         result = record_typed(OPQ_OP_undefined, c.dtype, shape, {});
     for (const Part &part : parts) {
@@ -270,7 +272,7 @@ Value backward(const Value &y, const Value &weight, const Convolution &c)
             w.dilation[i] = part.phases[i].move;
         }
         const Value turned = terms(taps_of(weight, part.phases), c.last, true);
-        const Value here = gathered(apply(turned, windows(wide, c.last, w), c.last), c, c.inner, w.count);
+        const Value here = biased(gathered(apply(turned, windows(wide, c.last, w), c.last), c, c.inner, w.count));
         result = result ? placed(result, here, c, part.remainder) : here;
     }
     return result;
@@ -414,21 +416,23 @@ bool convolution(Call &call)
     if (!call.none(2) &&
         (call.tensor(2).scalar_type() != x.scalar_type() || call.tensor(2).sizes() != IntArrayRef(size[1])))
         return false;
-    Value y;
+    Value y, bias;
+    if (!call.none(2)) {
+        Dims along{size[1]};
+        along.resize(c.last ? 1 : x.dim() - 1, 1);
+        bias = reshape(call.in(2), along);
+    }
     if (transposed) { // y takes the part of x
         const Tensor like = at::empty(size, x.options().device(at::kMeta));
         if (!describe(like, x.sizes(), weight, c))
             return false;
-        y = backward(spread(x, c.groups, c.last), weights(weight, c), c);
+        y = backward(spread(x, c.groups, c.last), weights(weight, c), c, bias);
     } else {
         if (!describe(x, size, weight, c))
             return false;
         y = forward(x, weight, c);
-    }
-    if (!call.none(2)) {
-        Dims along{size[1]};
-        along.resize(c.last ? 1 : x.dim() - 1, 1);
-        y = record(OPQ_OP_add, {y, reshape(call.in(2), along)});
+        if (bias)
+            y = record(OPQ_OP_add, {y, bias});
     }
     give_as_it_lies(call, y, c, x.scalar_type());
     return true;

@@ -19,10 +19,8 @@ QUICK = [
 CANCELS = "the gradient is the difference of two equal numbers; fused halves are not rounded where the CPU rounds them"
 POLICY = "PyTorch accumulates in another dtype on devices that its table of (device type, dtype) does not name"
 TIES = "the order of equal values is open without stable=True: here they keep theirs, in PyTorch it is as its algorithm has it"
-BIAS = "a transposed convolution of a stride rounds its sums to a half before the bias is added"
 IN_FULL = {  # samples that only --full draws
     **dict.fromkeys(("argsort", "kthvalue", "msort", "sort", "topk"), TIES),
-    **dict.fromkeys(("nn.functional.conv_transpose1d", "nn.functional.conv_transpose3d"), BIAS),
     "nn.functional.soft_margin_loss": "an exponential is infinite in float16",
 }
 EXPECTED = {
