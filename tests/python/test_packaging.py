@@ -16,6 +16,7 @@ import torch
 
 FULL = bool(os.environ.get("OPAQUE_TEST_FULL"))
 full = pytest.mark.skipif(not FULL, reason="builds the extension anew; ./dev test --full does")
+pytestmark = pytest.mark.timeout(5400)  # of an extension built while other tests run
 SECOND_TORCH = os.environ.get("OPAQUE_TEST_TORCH", "2.14.1")
 PROGRAM = """
 import torch
