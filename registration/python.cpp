@@ -89,6 +89,12 @@ bool is_pending(const py::object &object)
     return opq_value_buffer(value.get()) == nullptr;
 }
 
+// False: a wrapper that says it is on the device, as nested and batched tensors are.
+bool has_cell(const py::object &object)
+{
+    return THPVariable_Check(object.ptr()) && impl_or_null(THPVariable_Unpack(object.ptr()));
+}
+
 uintptr_t cell_id(const py::object &object) { return reinterpret_cast<uintptr_t>(impl_of(tensor_of(object))->cell()); }
 
 // ---- modes and settings
@@ -304,6 +310,7 @@ void bind(py::module_ &m)
 {
     m.add_object("synchronize", py::reinterpret_steal<py::object>(PyCFunction_New(&synchronize_method, nullptr)));
     add(m, "materialize", &materialize_all);
+    add(m, "has_cell", &has_cell);
     add(m, "is_pending", &is_pending);
     add(m, "cell_id", &cell_id);
     add(m, "is_initialized", &context_exists);

@@ -45,6 +45,7 @@ _LONG = [
     "contributing",
 ]
 # What races: the tests of opaque/ and runtime/ in which threads share something.
+_TSAN_OPTIONS = {"TSAN_OPTIONS": "allocator_may_return_null=1"}
 _TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell)|packed|memory"
 # One of each kind: many ops, extern calls, errors, aliasing, threads.
 _ASAN_FILES = [
@@ -193,7 +194,7 @@ def tasks_of(options, arguments: list) -> list:
         command = [*_PYTHON, "-m", "pytest", "-q", "-m", "alone", *timing, *arguments]
         tasks.append(Task("Python", "alone", command, folder=root, python=True, alone=True))
     if options.full:
-        tasks += c_tasks("C, TSan", os.path.join(root, "build-tsan"), _TSAN)
+        tasks += c_tasks("C, TSan", os.path.join(root, "build-tsan"), _TSAN, _TSAN_OPTIONS)
         files = [named[name] for name in _ASAN_FILES if name in named]
         environment = asan_environment(root)
         tasks += python_tasks("Python, ASan and UBSan", root, files, arguments, environment)

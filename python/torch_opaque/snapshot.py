@@ -24,8 +24,8 @@ from . import _C
 
 
 def is_opaque(x) -> bool:
-    """True for a tensor on the device."""
-    return isinstance(x, torch.Tensor) and x.device.type == "opaque"
+    """True for a tensor on the device with values of its own: no nested or batched one, which holds others."""
+    return isinstance(x, torch.Tensor) and x.device.type == "opaque" and _C.has_cell(x)
 
 
 def _with_subclasses(kind: type, found: set) -> set:

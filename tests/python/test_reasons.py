@@ -12,6 +12,7 @@ from programs.testing import FULL
 from programs.tools import overstated, unexplained
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree
+from torch_opaque.snapshot import is_opaque
 from torch_opaque.summary import distinct
 
 D = "opaque"
@@ -28,7 +29,7 @@ def graph_of(op, sample):
         results = _pytree.tree_leaves(op(*args, **kwargs))
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError):
         return None
-    results = [t for t in results if isinstance(t, torch.Tensor) and t.device.type == D]
+    results = [t for t in results if is_opaque(t)]
     return torch_opaque.graph(results, stage="fused") if results else None
 
 
@@ -183,3 +184,18 @@ def test_edges_that_one_can_do_something_about_come_first():
     edge = explained.unfused[0]
     row = json.loads(explained.to_json())["graph"]["unfused"]
     assert {e["refusal"]: e["remedy"] for e in row}[edge.refusal] == edge.remedy
+
+
+def test_what_only_says_that_it_is_on_the_device_is_no_keeper():
+    """Nested and batched tensors hold others, and have no values of their own."""
+    a = torch.rand(4, 4, device=D)
+    nested = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)]).to(D)
+    assert torch_opaque.explain(lambda: a.exp() @ a, show=False).kernels
+    seen = []
+
+    def inside(x):
+        seen.append(torch_opaque.explain(lambda: a.exp() @ a, show=False).kernels)
+        return x * 2
+
+    torch.func.vmap(inside)(a)
+    assert seen[0] and nested.is_nested
