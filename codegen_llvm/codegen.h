@@ -12,11 +12,12 @@ typedef void (*opq_kernel_fn)(void *const *buffers, const int64_t *dims, const o
 
 typedef struct opq_code {
     opq_kernel_fn fn;
-    double seconds; /* spent compiling */
+    double seconds; /* spent compiling, or loading */
     size_t bytes;   /* of memory, in whole pages */
+    bool loaded;    /* from disk, not compiled */
 } opq_code;
 
-/* From the cache or compiled now: a reference, given back by opq_code_release. `out_fresh`: was it compiled by this call? Thread-safe. */
+/* From the cache or compiled now: a reference, given back by opq_code_release. `out_fresh`: was it compiled or loaded by this call? Thread-safe. */
 opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **out_code, bool *out_fresh) OPQ_MUST_CHECK;
 /* Code without references may go, when other code is released too. Not with a lock held that compiling takes. Thread-safe. */
 void opq_code_release(opq_jit *jit, const opq_code *code);

@@ -5,11 +5,13 @@
  * instruction into a call (fmodf, memset, a half conversion), which is a bug in an emitter, never something to resolve
  * against the process.
  */
+#define _GNU_SOURCE /* memmem */
 #include "codegen_llvm/jit.h"
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/debug.h"
 #include "codegen_llvm/emit.h"
 #include "codegen_llvm/emit_object.h"
+#include "codegen_llvm/store.h"
 #include "graph/fp_control.h"
 #include "opaque/log.h"
 
@@ -31,7 +33,9 @@ struct opq_jit {
     pthread_mutex_t lock; /* everything below */
     LLVMTargetMachineRef machine;
     LLVMOrcLLJITRef orc;
-    uint64_t next_name;
+    opq_store *store; /* NULL: none */
+    char processor[OPQ_STORE_PROCESSOR_MAX];
+    uint64_t next_name, loads;
     int removed; /* modules, since their names were cleared */
 };
 
@@ -49,6 +53,8 @@ opq_status opq_jit_create(opq_jit **out_jit)
     }
     pthread_mutex_init(&jit->lock, NULL);
     opq_code_cache_init(&jit->cache);
+    snprintf(jit->processor, sizeof jit->processor, "%s %s", jit->cpu.name, jit->cpu.features);
+    jit->store = opq_store_open();
     *out_jit = jit;
     return OPQ_OK;
 }
@@ -62,6 +68,7 @@ void opq_jit_destroy(opq_jit *jit)
         LLVMConsumeError(LLVMOrcDisposeLLJIT(jit->orc));
     if (jit->machine)
         LLVMDisposeTargetMachine(jit->machine);
+    opq_store_close(jit->store);
     pthread_mutex_destroy(&jit->lock);
     free(jit);
 }
@@ -107,8 +114,8 @@ static void start_llvm(void)
 
 static opq_status start_machine(opq_jit *jit)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, start_llvm);
+    if (jit->machine)
+        return OPQ_OK;
     char *triple = LLVMGetDefaultTargetTriple(), *message = NULL;
     LLVMTargetRef target = NULL;
     opq_status status = OPQ_OK;
@@ -125,14 +132,12 @@ static opq_status start_machine(opq_jit *jit)
     return status;
 }
 
-/* The first compilation pays for it. */
+/* The first function pays for it; a machine is there only once something is compiled. */
 static opq_status start(opq_jit *jit)
 {
-    if (!jit->machine)
-        OPQ_TRY(start_machine(jit));
-    if (!jit->orc)
-        OPQ_TRY(from_error("starting ORC", LLVMOrcCreateLLJIT(&jit->orc, NULL)));
-    return OPQ_OK;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, start_llvm);
+    return jit->orc ? OPQ_OK : from_error("starting ORC", LLVMOrcCreateLLJIT(&jit->orc, NULL));
 }
 
 /* ---- modules ----------------------------------------------------------------------------------------------------- */
@@ -185,8 +190,9 @@ typedef struct compilation {
 
 static void begin(compilation *c, opq_jit *jit)
 {
-    memset(c, 0, sizeof *c);
     c->jit = jit;
+    c->emitter = (opq_emitter){0};
+    c->diagnostics.failed = false;
     c->emitter.context = LLVMContextCreate();
     c->emitter.module = LLVMModuleCreateWithNameInContext("opaque", c->emitter.context);
     c->emitter.builder = LLVMCreateBuilderInContext(c->emitter.context);
@@ -303,40 +309,139 @@ static void remove_tracked(opq_jit *jit, LLVMOrcResourceTrackerRef tracker)
             LLVMOrcExecutionSessionGetSymbolStringPool(LLVMOrcLLJITGetExecutionSession(jit->orc)));
 }
 
-static opq_status load_object(compilation *c, const char *name, LLVMMemoryBufferRef object, opq_jit_module *out_module,
-                              void **out_address)
+/* Objects have names that end with so many zeros; where one is linked they become a number, because names there are unique: the string ends
+ * earlier. */
+enum { DIGITS = 16 };
+
+static void name_symbol(compilation *c, const char *title)
 {
-    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), name);
-    if (status != OPQ_OK) {
-        LLVMDisposeMemoryBuffer(object);
-        return status;
-    }
+    snprintf(c->symbol, sizeof c->symbol, "%.64s_%0*d", title, DIGITS, 0);
+}
+
+static opq_status number_symbol(compilation *c, const char *name, LLVMMemoryBufferRef object)
+{
+    char *data = (char *)LLVMGetBufferStart(object), digits[DIGITS + 1];
+    size_t length = strlen(c->symbol), size = LLVMGetBufferSize(object);
+    char *at = memmem(data, size, c->symbol, length + 1);
+    if (at == NULL)
+        return opq_fail(OPQ_INTERNAL, "%s: the object has no symbol %s", name, c->symbol);
+    memset(digits, 0, sizeof digits);
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)c->jit->next_name++);
+    for (; at; at = memmem(at + length, size - (size_t)(at + length - data), c->symbol, length + 1))
+        memcpy(at + length - DIGITS, digits, DIGITS);
+    memcpy(c->symbol + length - DIGITS, digits, DIGITS);
+    return OPQ_OK;
+}
+
+static opq_status link_checked(compilation *c, const char *name, LLVMMemoryBufferRef object, opq_jit_module *out_module,
+                               void **out_address)
+{
     size_t size = LLVMGetBufferSize(object), bytes = loaded_bytes(LLVMGetBufferStart(object));
     char *copy = opq_debug_wanted() ? malloc(size) : NULL; /* linking takes the object */
     if (copy)
         memcpy(copy, LLVMGetBufferStart(object), size);
     LLVMOrcResourceTrackerRef tracker =
         out_module ? LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(c->jit->orc)) : NULL;
-    status = link_object(c, name, object, tracker, out_address);
+    opq_status status = link_object(c, name, object, tracker, out_address);
     opq_debug_entry *debug = status == OPQ_OK && copy ? opq_debug_add(copy, size, c->symbol, *out_address) : NULL;
     free(copy);
     if (status == OPQ_OK && out_module)
-        *out_module = (opq_jit_module){tracker, bytes, debug};
+        *out_module = (opq_jit_module){.tracker = tracker, .bytes = bytes, .debug = debug};
     else if (tracker)
         remove_tracked(c->jit, tracker);
     return status;
 }
 
-static opq_status compile(compilation *c, const char *name, const char *title,
-                          opq_status (*build)(opq_emitter *e, void *data), void *data, opq_jit_module *out_module,
-                          void **out_address)
+static opq_status load_object(compilation *c, const char *name, LLVMMemoryBufferRef object, opq_jit_module *out_module,
+                              void **out_address)
 {
-    OPQ_TRY(fill(c, name, build, data));
-    snprintf(c->symbol, sizeof c->symbol, "%.64s_%llu", title, (unsigned long long)c->jit->next_name++);
-    LLVMSetValueName2(LLVMGetNamedFunction(c->emitter.module, name), c->symbol, strlen(c->symbol));
+    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), name);
+    if (status == OPQ_OK)
+        status = number_symbol(c, name, object);
+    if (status == OPQ_OK)
+        return link_checked(c, name, object, out_module, out_address);
+    LLVMDisposeMemoryBuffer(object);
+    return status;
+}
+
+/* What a function is made of. */
+typedef struct source {
+    const char *name, *title;
+    opq_status (*build)(opq_emitter *e, void *data);
+    void *data;
+    const opq_text *key; /* NULL: the object is not kept on disk */
+} source;
+
+/* c->symbol is its name. */
+static opq_status make_object(opq_jit *jit, compilation *c, const source *s, LLVMMemoryBufferRef *out_object)
+{
+    OPQ_TRY(start_machine(jit));
+    begin(c, jit);
+    opq_status status = fill(c, s->name, s->build, s->data);
+    if (status == OPQ_OK) {
+        LLVMSetValueName2(LLVMGetNamedFunction(c->emitter.module, s->name), c->symbol, strlen(c->symbol));
+        status = emit(c, s->name, LLVMObjectFile, out_object);
+    }
+    end(c);
+    return status;
+}
+
+/* One in so many objects from disk is compiled again: equal sources have equal bytes. */
+enum { CHECK_EVERY = 64 };
+
+static bool is_right(opq_jit *jit, compilation *c, const source *s, const opq_store_object *found)
+{
     LLVMMemoryBufferRef object = NULL;
-    OPQ_TRY(emit(c, name, LLVMObjectFile, &object));
-    return load_object(c, name, object, out_module, out_address);
+    if (jit->loads++ % CHECK_EVERY != CHECK_EVERY - 1)
+        return true;
+    if (make_object(jit, c, s, &object) != OPQ_OK)
+        return false;
+    bool same = LLVMGetBufferSize(object) == found->bytes && memcmp(LLVMGetBufferStart(object), found->data, found->bytes) == 0;
+    LLVMDisposeMemoryBuffer(object);
+    return same;
+}
+
+static LLVMMemoryBufferRef find_object(opq_jit *jit, compilation *c, const source *s, const opq_store_key *key)
+{
+    opq_store_object found;
+    LLVMMemoryBufferRef object = NULL;
+    if (!jit->store || !s->key || !opq_store_find(jit->store, key, &found))
+        return NULL;
+    memcpy(c->symbol, found.symbol, sizeof c->symbol);
+    if (is_right(jit, c, s, &found))
+        object = LLVMCreateMemoryBufferWithMemoryRangeCopy(found.data, found.bytes, "opaque");
+    else
+        opq_store_refuse(jit->store, key);
+    free(found.memory);
+    return object;
+}
+
+static opq_status make_and_keep(opq_jit *jit, compilation *c, const source *s, const opq_store_key *key,
+                                LLVMMemoryBufferRef *out_object)
+{
+    name_symbol(c, s->title);
+    OPQ_TRY(make_object(jit, c, s, out_object));
+    if (!jit->store || !s->key)
+        return OPQ_OK;
+    opq_store_object made = {.data = LLVMGetBufferStart(*out_object), .bytes = LLVMGetBufferSize(*out_object)};
+    memcpy(made.symbol, c->symbol, sizeof made.symbol);
+    opq_store_keep(jit->store, key, &made);
+    return OPQ_OK;
+}
+
+static opq_status make_function(opq_jit *jit, const source *s, opq_jit_module *out_module, void **out_address)
+{
+    compilation c = {.jit = jit};
+    opq_store_key key = {jit->processor, s->key ? s->key->data : NULL, s->key ? s->key->length : 0};
+    OPQ_TRY(start(jit));
+    LLVMMemoryBufferRef object = find_object(jit, &c, s, &key);
+    bool found = object != NULL;
+    if (!found)
+        OPQ_TRY(make_and_keep(jit, &c, s, &key, &object));
+    OPQ_TRY(load_object(&c, s->name, object, out_module, out_address));
+    if (out_module)
+        out_module->loaded = found;
+    return OPQ_OK;
 }
 
 static double now(void)
@@ -347,21 +452,15 @@ static double now(void)
 }
 
 opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
-                            opq_status (*build)(opq_emitter *e, void *data), void *data, opq_jit_module *out_module,
-                            void **out_address)
+                            opq_status (*build)(opq_emitter *e, void *data), void *data, const opq_text *key,
+                            opq_jit_module *out_module, void **out_address)
 {
     unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT); /* constants are folded once, for every run */
     opq_activity activity = {.kind = OPQ_ACTIVITY_compile, .name = title};
     void *open = opq_watched(jit->host) ? jit->host->activity_begin(jit->host->self, &activity) : NULL;
     double begun = now();
     pthread_mutex_lock(&jit->lock);
-    opq_status status = start(jit);
-    if (status == OPQ_OK) {
-        compilation c;
-        begin(&c, jit);
-        status = compile(&c, name, title, build, data, out_module, out_address);
-        end(&c);
-    }
+    opq_status status = make_function(jit, &(source){name, title, build, data, key}, out_module, out_address);
     pthread_mutex_unlock(&jit->lock);
     if (open)
         jit->host->activity_end(jit->host->self, open);
@@ -406,6 +505,8 @@ opq_status opq_jit_text(opq_jit *jit, const char *name, opq_status (*build)(opq_
         return opq_fail(OPQ_INVALID, "no stage \"%s\"; known are llvm and asm", stage);
     pthread_mutex_lock(&jit->lock);
     opq_status status = start(jit);
+    if (status == OPQ_OK)
+        status = start_machine(jit);
     if (status == OPQ_OK) {
         compilation c;
         begin(&c, jit);

@@ -1,7 +1,8 @@
 /* Composite rows become primitives, concat becomes windows of one buffer, counts and reductions of nothing become numbers.
  *
  *   softmax %0 {axes=[1]}   ->   amax, sub, exp, sum, div
- *   concat %0, %1           ->   undefined; update with %0; update with %1      (each window is written by whoever computes it)
+ *   concat %0, %1           ->   undefined; update with %0; update with %1      (each window is written by whoever computes it; of a
+ *                                part that is a concat of the same axis, its parts)
  *   count %0 {axes=[1]}     ->   extent {value=768}                             (no operand: it follows from the shape)
  *   sum f32[0,8] {axes=[0]} ->   const 0; expand                                (of nothing: its kernel would have nothing to read)
  *
@@ -72,39 +73,54 @@ static opq_status expand_nothing(const opq_graph *in, opq_graph *out, const opq_
     return opq_graph_append(out, &shaped, out_ref);
 }
 
-static opq_status expand_concat(opq_graph *out, const opq_node *node, const opq_ref *operands, opq_ref *out_ref)
+/* What a concat's operand is written at. */
+typedef struct place {
+    int axis;
+    int64_t strides[OPQ_RANK_MAX], position;
+} place;
+
+static opq_status write_part(opq_graph *out, const opq_node *node, opq_ref operand, place *at, opq_ref *ref)
 {
-    int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-    int64_t strides[OPQ_RANK_MAX], stride = 1, position = 0;
+    opq_type window = opq_node_at(out, operand)->type;
+    if (opq_type_count(&window) == 0)
+        return OPQ_OK;
+    opq_attr attrs[] = {
+        {.key = OPQ_ATTR_offset, .i = at->position * at->strides[at->axis]},
+        {.key = OPQ_ATTR_sizes, .count = window.rank, .ints = window.size},
+        {.key = OPQ_ATTR_strides, .count = window.rank, .ints = at->strides},
+    };
+    opq_ref pair[] = {*ref, operand};
+    opq_node update = {.op = OPQ_OP_update,
+                       .arity = 2,
+                       .operand = pair,
+                       .attr_count = 3,
+                       .attr = attrs,
+                       .line = node->line,
+                       .provenance = node->provenance,
+                       .type = node->type,
+                       .kernel = -1};
+    at->position += window.size[at->axis];
+    return opq_graph_append(out, &update, ref);
+}
+
+/* Parts of a part are written at once, not of its memory: whoever else wants the part has it besides. */
+static opq_status expand_concat(const opq_graph *in, opq_graph *out, const opq_node *node, const opq_ref *renamed,
+                                opq_ref *out_ref)
+{
+    place at = {.axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0)};
+    int64_t stride = 1;
     for (int d = node->type.rank - 1; d >= 0; d--) {
-        strides[d] = stride;
+        at.strides[d] = stride;
         stride *= node->type.size[d];
     }
     opq_node base = {
         .op = OPQ_OP_undefined, .line = node->line, .provenance = node->provenance, .type = node->type, .kernel = -1};
     OPQ_TRY(opq_graph_append(out, &base, out_ref));
     for (int k = 0; k < node->arity; k++) {
-        const opq_type *part = &opq_node_at(out, operands[k])->type;
-        if (opq_type_count(part) == 0)
-            continue;
-        opq_type window = *part;
-        opq_attr attrs[] = {
-            {.key = OPQ_ATTR_offset, .i = position * strides[axis]},
-            {.key = OPQ_ATTR_sizes, .count = window.rank, .ints = window.size},
-            {.key = OPQ_ATTR_strides, .count = window.rank, .ints = strides},
-        };
-        opq_ref pair[] = {*out_ref, operands[k]};
-        opq_node update = {.op = OPQ_OP_update,
-                           .arity = 2,
-                           .operand = pair,
-                           .attr_count = 3,
-                           .attr = attrs,
-                           .line = node->line,
-                           .provenance = node->provenance,
-                           .type = node->type,
-                           .kernel = -1};
-        OPQ_TRY(opq_graph_append(out, &update, out_ref));
-        position += window.size[axis];
+        const opq_node *part = opq_node_at(in, node->operand[k]);
+        bool same = part->op == OPQ_OP_concat && opq_node_int(part, OPQ_ATTR_axis, 0) == at.axis;
+        for (int i = 0; i < (same ? part->arity : 1); i++)
+            OPQ_TRY(write_part(out, node, renamed[same ? part->operand[i] : node->operand[k]], &at, out_ref));
     }
     return OPQ_OK;
 }
@@ -134,14 +150,13 @@ static opq_status expand_composites(const opq_graph *in, opq_graph *out, opq_ref
 /* What is left, those that expansions made with it. */
 static opq_status expand_rest(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands)
 {
+    (void)operands;
     for (opq_ref n = 0; n < in->count; n++) {
         const opq_node *node = opq_node_at(in, n);
-        for (int k = 0; k < node->arity; k++)
-            operands[k] = renamed[node->operand[k]];
         if (node->op == OPQ_OP_count)
             OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
         else if (node->op == OPQ_OP_concat)
-            OPQ_TRY(expand_concat(out, node, operands, &renamed[n]));
+            OPQ_TRY(expand_concat(in, out, node, renamed, &renamed[n]));
         else if (reduces_nothing(in, node))
             OPQ_TRY(expand_nothing(in, out, node, &renamed[n]));
         else

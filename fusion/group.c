@@ -435,8 +435,22 @@ static opq_status check_expanded(const opq_graph *in)
     return OPQ_OK;
 }
 
+/* One op has nobody to be fused with, but for views of it that are stored. */
+static bool is_alone(const opq_graph *graph)
+{
+    int ops = 0;
+    for (int i = 0; i < graph->output_count; i++)
+        if (opq_node_is_free(graph, graph->outputs[i]))
+            return false;
+    for (opq_ref n = 0; n < graph->count && ops < 2; n++)
+        ops += opq_node_at(graph, n)->op != OPQ_OP_input && !opq_node_is_free(graph, n);
+    return ops < 2;
+}
+
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused)
 {
+    if (is_alone(in))
+        fusion = OPQ_UNFUSED;
     opq_grouper g = {.in = in, .fusion = fusion};
     opq_graph *own = NULL, *copy = NULL;
     opq_status status = check_expanded(in);

@@ -3,6 +3,7 @@
  *   reshape(reshape(x))   ->  reshape(x)             permute(permute(x))  ->  permute(x)
  *   a view that changes nothing, a cast to the same dtype  ->  its operand
  *   update(x, slice(x)) of one window  ->  x         what Python makes of x[i] += y ends so
+ *   slice(slice(x))       ->  slice(x)
  *   slice(update(x, y))   ->  slice(y) where the window has all of it, slice(x) where it has none: parts of a concat
  *
  * needs   verified graph
@@ -200,28 +201,60 @@ static part part_inside(const opq_node *slice, const opq_node *update, const int
     return found;
 }
 
-/* Looks through updates. `start` and `attrs` are the caller's room for another slice. */
-static void find_part(const opq_graph *out, opq_node *slice, opq_ref *operand, int64_t *start, opq_attr *attrs)
+/* Room for the attributes of another slice. */
+typedef struct slice_room {
+    int64_t start[OPQ_RANK_MAX], step[OPQ_RANK_MAX];
+    opq_attr attrs[2];
+} slice_room;
+
+static void read_slice(const opq_node *slice, slice_room *room)
+{
+    size_t bytes = (size_t)slice->type.rank * sizeof *room->start;
+    memmove(room->start, opq_node_attr(slice, OPQ_ATTR_start)->ints, bytes);
+    memmove(room->step, opq_node_attr(slice, OPQ_ATTR_step)->ints, bytes);
+}
+
+static void write_slice(opq_node *slice, slice_room *room)
+{
+    room->attrs[0] = (opq_attr){.key = OPQ_ATTR_start, .count = slice->type.rank, .ints = room->start};
+    room->attrs[1] = (opq_attr){.key = OPQ_ATTR_step, .count = slice->type.rank, .ints = room->step};
+    slice->attr = room->attrs;
+    slice->attr_count = 2;
+}
+
+/* A slice of a slice is one. */
+static void join_slices(opq_node *slice, const opq_node *of, slice_room *room)
+{
+    const opq_attr *start = opq_node_attr(of, OPQ_ATTR_start), *step = opq_node_attr(of, OPQ_ATTR_step);
+    read_slice(slice, room);
+    for (int d = 0; d < slice->type.rank; d++) {
+        room->start[d] = start->ints[d] + room->start[d] * step->ints[d];
+        room->step[d] *= step->ints[d];
+    }
+    write_slice(slice, room);
+}
+
+/* Looks through slices and updates. */
+static void find_part(const opq_graph *out, opq_node *slice, opq_ref *operand, slice_room *room)
 {
     int64_t first[OPQ_RANK_MAX];
-    const opq_node *update = slice->op == OPQ_OP_slice ? opq_node_at(out, *operand) : NULL;
-    for (; update && update->op == OPQ_OP_update && opq_type_count(&slice->type) > 0;
-         update = opq_node_at(out, *operand)) {
-        part inside = find_window(update, first) ? part_inside(slice, update, first) : PART_some;
+    while (slice->op == OPQ_OP_slice && opq_type_count(&slice->type) > 0) {
+        const opq_node *of = opq_node_at(out, *operand);
+        if (of->op == OPQ_OP_slice) {
+            join_slices(slice, of, room);
+            *operand = of->operand[0];
+            continue;
+        }
+        part inside = of->op == OPQ_OP_update && find_window(of, first) ? part_inside(slice, of, first) : PART_some;
         if (inside == PART_some)
             return;
-        *operand = update->operand[inside == PART_all];
+        *operand = of->operand[inside == PART_all];
         if (inside == PART_none)
             continue;
-        const opq_attr *old = opq_node_attr(slice, OPQ_ATTR_start);
+        read_slice(slice, room);
         for (int d = 0; d < slice->type.rank; d++)
-            start[d] = old->ints[d] - first[d];
-        if (slice->attr != attrs)
-            memcpy(attrs, slice->attr, slice->attr_count * sizeof *attrs);
-        slice->attr = attrs;
-        for (int a = 0; a < slice->attr_count; a++)
-            if (attrs[a].key == OPQ_ATTR_start)
-                attrs[a].ints = start;
+            room->start[d] -= first[d];
+        write_slice(slice, room);
     }
 }
 
@@ -229,12 +262,13 @@ static opq_status number_node(walk *w, opq_ref n, opq_ref *operands)
 {
     opq_node node = *opq_node_at(w->in, n);
     int64_t dims[OPQ_RANK_MAX];
-    opq_attr attr[2];
+    opq_attr attr;
+    slice_room room;
     for (int k = 0; k < node.arity; k++)
         operands[k] = w->renamed[node.operand[k]];
     node.operand = operands;
-    fold_view(w->out, &node, operands, dims, attr);
-    find_part(w->out, &node, operands, dims, attr);
+    fold_view(w->out, &node, operands, dims, &attr);
+    find_part(w->out, &node, operands, &room);
     opq_ref same = changes_nothing(w->out, &node);
     if (same >= 0) {
         w->renamed[n] = same;

@@ -54,6 +54,8 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
     if (status == OPQ_OK)
         status = opq_repro_init(&ctx->repro);
     if (status == OPQ_OK)
+        status = opq_tiers_init(&ctx->tiers);
+    if (status == OPQ_OK)
         status = choose_executor(&ctx->runtime);
     if (status == OPQ_OK)
         status = opq_pool_create(&ctx->runtime.pool);
@@ -83,6 +85,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
     opq_pool_destroy(ctx->runtime.pool);
     opq_value_pool_drop(&ctx->values);
     opq_repro_drop(&ctx->repro);
+    opq_room_spares_drop(&ctx->spares);
     pthread_mutex_destroy(&ctx->run_lock);
     free(ctx);
 }
@@ -113,6 +116,7 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .ops_recorded = atomic_load(&ctx->stats.ops_recorded),
         .kernels_run = atomic_load(&ctx->stats.kernels_run),
         .kernels_compiled = atomic_load(&ctx->stats.kernels_compiled),
+        .kernels_loaded = atomic_load(&ctx->stats.kernels_loaded),
         .kernels_split = atomic_load(&ctx->stats.kernels_split),
         .plans_built = atomic_load(&ctx->stats.plans_built),
         .plans_reused = atomic_load(&ctx->stats.plans_reused),
@@ -137,7 +141,7 @@ void opq_stats_reset(opq_ctx *ctx)
     atomic_llong *counters[] = {&ctx->stats.ops_recorded,    &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
                                 &ctx->stats.plans_built,     &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
                                 &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
-                                &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split};
+                                &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split,   &ctx->stats.kernels_loaded};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)

@@ -10,8 +10,10 @@
 #include "opaque/record.h"
 #include "opaque/repro.h"
 #include "opaque/spin.h"
+#include "opaque/tiers.h"
 #include "opaque/value_pool.h"
 #include "runtime/plan.h"
+#include "runtime/room.h"
 
 #include <pthread.h>
 
@@ -77,10 +79,12 @@ struct opq_ctx {
     opq_plan_cache *plans;
     opq_views views; /* with run_lock held */
     opq_repro repro; /* with run_lock held */
+    opq_tiers tiers; /* with run_lock held */
+    opq_room_spares spares; /* of rooms of runs; with run_lock held */
     opq_value_pool values;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
-        atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_split, plans_built, plans_reused,
+        atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused,
             extern_calls, bytes_read, bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
         atomic_llong compile_nanoseconds, run_nanoseconds;

@@ -1,7 +1,5 @@
 /* From pending to computed: snapshot, key, plan (found or compiled), run, results. */
-#include "opaque/log.h"
-#include "opaque/snapshot.h"
-#include "opaque/why.h"
+#include "opaque/pieces.h"
 #include "runtime/activity.h"
 
 #include <stdlib.h>
@@ -18,22 +16,17 @@ static double now(void)
 /* ---- one run */
 
 typedef struct run {
-    opq_ctx *ctx;
-    opq_room *room;                    /* memory of what follows */
-    opq_snapshot snapshot, any_offset; /* any_offset: for plans of any offsets of its views */
-    const opq_snapshot *planned;       /* the one of them that the plan is for */
-    opq_plan *plan, *lines;            /* lines: see plan_with_lines */
-    bool reused, mixed, failed_apart;
-    bool watched;     /* a profiler is told of it */
+    opq_runner runner;
+    opq_snapshot snapshot;
+    opq_execution planned; /* of all of it */
+    bool mixed, failed_apart;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
-    opq_buffer **inputs, **results;
-    opq_number *scalars;
-    struct opq_recorder *recorder;
-    char *why;           /* there was no plan; for the recorder and the log */
+    opq_buffer **results;
     opq_value **dropped; /* room for what committing lets go, then for `again` */
     opq_value **again;   /* what cells went back to and is still to be computed */
     int again_count;
+    opq_room room; /* memory of all that */
 } run;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory"); }
@@ -44,190 +37,64 @@ static void copy_message(char *out, size_t size)
     out[size - 1] = 0;
 }
 
-static void *begin_activity(const run *r, opq_activity_kind kind, const char *name)
+/* ---- the ways to run */
+
+static bool runs_in_pieces(const run *r, const opq_snapshot *s)
 {
-    return r->watched ? opq_activity_begin(&r->ctx->host, kind, name) : NULL;
+    opq_tiers *tiers = &r->runner.ctx->tiers;
+    if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & OPQ_MODE_UNFUSED ||
+        !opq_pieces_possible(s))
+        return false;
+    return tiers->mode == OPQ_TIERS_lazy ||
+           !opq_tiers_pays(tiers, s->key, s->key_bytes, s->nodes.count, opq_pieces_saving(s));
 }
 
-static opq_status build_plan(run *r, opq_plan **out_plan)
+static opq_status run_pieces(run *r)
 {
-    opq_graph *graph = NULL;
-    opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
-    OPQ_TRY(opq_snapshot_graph(r->planned, OPQ_OUTPUTS_stored, &graph));
-    void *activity = begin_activity(r, OPQ_ACTIVITY_plan, NULL);
-    opq_status status = opq_plan_compile(&r->ctx->runtime, graph, fusion, out_plan);
-    opq_activity_end(&r->ctx->host, activity);
-    opq_graph_destroy(graph);
-    if (status == OPQ_OK)
-        (*out_plan)->lines = opq_snapshot_lines(&r->snapshot);
+    const opq_snapshot *s = &r->snapshot;
+    r->results = opq_room_take(&r->room, (size_t)s->outputs.count * sizeof *r->results);
+    return r->results ? opq_pieces_run(&r->runner, s, r->results, &r->mixed) : out_of_memory();
+}
+
+static opq_status run_planned(run *r)
+{
+    opq_execution *p = &r->planned;
+    if (p->plan == NULL)
+        OPQ_TRY(opq_execution_build(p));
+    if (r->runner.recorder) {
+        opq_recorder_plan(r->runner.recorder, p->plan, p->why);
+        p->why = NULL;
+    }
+    opq_status status = opq_execution_run(p);
+    r->results = p->results;
+    r->mixed = p->mixed;
     return status;
-}
-
-/* For a failure: a reused plan has the lines of the graph it was built for, so it is built again (nothing is compiled). */
-static const opq_plan *plan_with_lines(void *data)
-{
-    run *r = data;
-    char message[1024];
-    if (!r->reused || r->lines)
-        return r->lines;
-    copy_message(message, sizeof message);
-    opq_status status = build_plan(r, &r->lines);
-    if (status != OPQ_OK)
-        r->lines = NULL;
-    (void)opq_fail(status, "%s", message); /* the failure that is told is the run's */
-    return r->lines;
-}
-
-/* A profiler names the lines of this run, not those of the first that had the plan: it is built again, once for these lines. */
-static void renew_lines(run *r)
-{
-    const opq_snapshot *s = r->planned;
-    opq_plan *plan;
-    if (r->plan->lines == opq_snapshot_lines(s) || build_plan(r, &plan) != OPQ_OK)
-        return;
-    opq_plan_cache_replace(r->ctx->plans, s->key, s->key_bytes, plan);
-    opq_plan_release(r->plan);
-    r->plan = plan;
-}
-
-/* There is no plan for these offsets. For the first ones of a graph there will be one, which says what the program said; other ones have
- * one together. */
-static opq_status find_any_offset(run *r, unsigned salt)
-{
-    bool any;
-    OPQ_TRY(opq_snapshot_without_offsets(&r->snapshot, &r->any_offset, &any));
-    if (!any)
-        return OPQ_OK;
-    opq_snapshot *s = &r->any_offset;
-    OPQ_TRY(opq_snapshot_key(s, salt));
-    r->plan = opq_plan_cache_find(r->ctx->plans, s->key, s->key_bytes);
-    if (r->plan || opq_views_seen(&r->ctx->views, s->key, s->key_bytes))
-        r->planned = s;
-    return OPQ_OK;
-}
-
-static opq_status find_plan(run *r)
-{
-    unsigned salt = opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0;
-    OPQ_TRY(opq_snapshot_key(&r->snapshot, salt));
-    if (r->ctx->repro.dir)
-        opq_repro_begin(&r->ctx->repro, &r->snapshot);
-    r->planned = &r->snapshot;
-    r->plan = opq_plan_cache_find(r->ctx->plans, r->snapshot.key, r->snapshot.key_bytes);
-    if (r->plan == NULL)
-        OPQ_TRY(find_any_offset(r, salt));
-    const opq_snapshot *s = r->planned;
-    r->reused = r->plan != NULL;
-    if (r->reused) {
-        atomic_fetch_add(&r->ctx->stats.plans_reused, 1);
-        if (r->watched)
-            renew_lines(r);
-        if (opq_logs(OPQ_LOG_plan, OPQ_LOG_DEBUG))
-            opq_log("plan: reused, of %d ops on %d inputs", s->nodes.count, s->leaves.count);
-        return OPQ_OK;
-    }
-    if (r->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
-        OPQ_TRY(opq_why(r->ctx->plans, &r->snapshot, &r->why));
-    double start = now();
-    OPQ_TRY(build_plan(r, &r->plan));
-    opq_plan_log(r->plan, r->why, now() - start);
-    atomic_fetch_add(&r->ctx->stats.plans_built, 1);
-    atomic_fetch_add(&r->ctx->stats.kernels_compiled, r->plan->compiled);
-    atomic_fetch_add(&r->ctx->stats.kernels_split, r->plan->fallback_count);
-    atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
-    opq_plan_cache_keep(r->ctx->plans, s->key, s->key_bytes, r->plan);
-    return OPQ_OK;
-}
-
-static void note_launch(void *data, const opq_step *step, int32_t count, const opq_launch_times *times)
-{
-    run *r = data;
-    bool call = step->kind == OPQ_KERNEL_extern;
-    atomic_fetch_add(call ? &r->ctx->stats.extern_calls : &r->ctx->stats.kernels_run, 1);
-    int64_t bytes_read = 0, bytes_written = 0;
-    for (int32_t i = 0; i < count; i++) {
-        bytes_read += step[i].bytes_read;
-        bytes_written += step[i].bytes_written;
-    }
-    atomic_fetch_add(&r->ctx->stats.bytes_read, bytes_read);
-    atomic_fetch_add(&r->ctx->stats.bytes_written, bytes_written);
-    if (opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG))
-        opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
-                times->compile_seconds > 0 ? " (compiled now)" : "", count, step->shape, 1e3 * times->seconds,
-                (long long)bytes_read, (long long)bytes_written);
-    if (r->recorder)
-        opq_recorder_launch(r->recorder, step, count, times);
-}
-
-static void drop_part(void *of) { opq_buffer_release(of); }
-
-/* Memory of the leaves; of a view of one, from its first element on: a reference to be given back. */
-static opq_status find_inputs(run *r)
-{
-    const opq_snapshot *s = r->planned;
-    for (int i = 0; i < s->leaves.count; i++) {
-        opq_buffer *buffer = s->leaves.items[i]->buffer;
-        const opq_view *view = opq_snapshot_leaf_view(s, i);
-        if (atomic_load_explicit(&buffer->taken, memory_order_relaxed))
-            return opq_fail(OPQ_INVALID, "the value was being updated in place by another thread when this process was "
-                                         "forked: it is lost here");
-        r->inputs[i] = buffer;
-        if (view == NULL)
-            continue;
-        r->inputs[i] = NULL;
-        char *first = (char *)buffer->data + view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype);
-        opq_buffer_retain(buffer);
-        opq_status status = opq_pool_adopt(r->ctx->runtime.pool, first, (size_t)opq_type_bytes(&view->leaf), drop_part,
-                                           buffer, &r->inputs[i]);
-        if (status != OPQ_OK) {
-            opq_buffer_release(buffer);
-            return status;
-        }
-    }
-    return OPQ_OK;
-}
-
-static void drop_inputs(const run *r)
-{
-    for (int i = 0; i < r->planned->leaves.count; i++)
-        if (opq_snapshot_leaf_view(r->planned, i))
-            opq_buffer_release(r->inputs[i]);
 }
 
 static opq_status execute(run *r)
 {
-    const opq_snapshot *s = r->planned;
-    r->inputs = opq_room_take(r->room, (size_t)s->leaves.count * sizeof *r->inputs);
-    r->results = opq_room_take(r->room, (size_t)s->outputs.count * sizeof *r->results);
-    r->scalars = opq_room_take(r->room, (size_t)s->scalars.count * sizeof *r->scalars);
-    if (r->inputs == NULL || r->results == NULL || r->scalars == NULL) {
-        r->results = NULL;
-        return out_of_memory();
-    }
-    memset(r->inputs, 0, (size_t)s->leaves.count * sizeof *r->inputs);
-    for (int i = 0; i < s->scalars.count; i++)
-        r->scalars[i] = s->scalars.items[i]->scalar;
-    double start = now(), compiled = opq_gemm_compile_seconds(r->ctx->runtime.gemm);
-    opq_run_call call = {.inputs = r->inputs,
-                         .scalars = r->scalars,
-                         .outputs = r->results,
-                         .replaces = s->replaces.count > 0 ? s->replaces.items : NULL,
-                         .note = note_launch,
-                         .note_data = r,
-                         .timed = r->recorder != NULL || opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG),
-                         .watched = r->watched,
-                         .lines_of = plan_with_lines,
-                         .lines_data = r,
-                         .out_mixed = &r->mixed};
-    opq_status status = find_inputs(r);
-    if (status == OPQ_OK)
-        status = opq_plan_run(&r->ctx->runtime, r->plan, &call);
-    else
-        r->results = NULL;
-    drop_inputs(r);
-    compiled = opq_gemm_compile_seconds(r->ctx->runtime.gemm) - compiled;
-    atomic_fetch_add(&r->ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9));
-    atomic_fetch_add(&r->ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9));
+    opq_ctx *ctx = r->runner.ctx;
+    opq_execution *p = &r->planned;
+    bool found;
+    *p = (opq_execution){.runner = &r->runner, .given = &r->snapshot, .in_place = true};
+    OPQ_TRY(opq_execution_find(p, true, &found));
+    if (ctx->repro.dir)
+        opq_repro_begin(&ctx->repro, &r->snapshot);
+    if (!found && runs_in_pieces(r, p->snapshot))
+        return run_pieces(r);
+    return run_planned(r);
+}
+
+/* What was compiled meanwhile is not counted as running. */
+static opq_status execute_timed(run *r)
+{
+    opq_ctx *ctx = r->runner.ctx;
+    long long before = atomic_load(&ctx->stats.compile_nanoseconds);
+    double start = now(), compiled = opq_gemm_compile_seconds(ctx->runtime.gemm);
+    opq_status status = execute(r);
+    compiled = opq_gemm_compile_seconds(ctx->runtime.gemm) - compiled;
+    long long compiling = atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9)) - before;
+    atomic_fetch_add(&ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9) - compiling);
     return status;
 }
 
@@ -295,10 +162,10 @@ static int count_holders(opq_value *const *values, int count)
 static opq_status commit(run *r, opq_value *const *values, int value_count, opq_buffer *const *results,
                          opq_status status, const char *message)
 {
-    opq_ctx *ctx = r->ctx;
+    opq_ctx *ctx = r->runner.ctx;
     opq_spin_lock(&ctx->lock);
     int holders = count_holders(values, value_count), count = 0;
-    opq_value **dropped = r->dropped = opq_room_take(r->room, (size_t)holders * (OPQ_HISTORY_MAX + 1) * sizeof *dropped);
+    opq_value **dropped = r->dropped = opq_room_take(&r->room, (size_t)holders * (OPQ_HISTORY_MAX + 1) * sizeof *dropped);
     r->again = dropped ? dropped + holders * OPQ_HISTORY_MAX : NULL;
     if (dropped == NULL && status == OPQ_OK) {
         status = OPQ_NO_MEMORY;
@@ -345,25 +212,20 @@ static int computed_first(run *r, int count)
 static opq_status run_values(run *r, opq_value *const *values, int count, const opq_scope *scope)
 {
     char message[1024];
-    OPQ_TRY(opq_snapshot_collect(r->ctx, values, count, scope, r->room, &r->snapshot));
+    opq_ctx *ctx = r->runner.ctx;
+    OPQ_TRY(opq_snapshot_collect(ctx, values, count, scope, &r->room, &r->snapshot));
     const opq_snapshot *s = &r->snapshot;
     if (s->outputs.count == 0)
         return OPQ_OK;
-    r->outputs = opq_room_take(r->room, (size_t)s->outputs.count * sizeof *r->outputs);
+    r->outputs = opq_room_take(&r->room, (size_t)s->outputs.count * sizeof *r->outputs);
     if (r->outputs == NULL)
         return out_of_memory();
     for (int i = 0; i < s->outputs.count; i++)
         r->outputs[i] = opq_snapshot_output(s, i);
     r->mixed = true; /* until the run says something else */
-    opq_status status = find_plan(r);
-    if (status == OPQ_OK && r->recorder) {
-        opq_recorder_plan(r->recorder, r->plan, r->why);
-        r->why = NULL;
-    }
-    if (status == OPQ_OK)
-        status = execute(r);
-    if (status != OPQ_OK || r->ctx->repro.dir)
-        status = opq_repro_end(&r->ctx->repro, s, r->plan != NULL, status);
+    opq_status status = execute_timed(r);
+    if (status != OPQ_OK || ctx->repro.dir)
+        status = opq_repro_end(&ctx->repro, s, r->planned.plan != NULL, status);
     int computed = status == OPQ_OK ? s->outputs.count : computed_first(r, s->outputs.count);
     r->failed_apart = status != OPQ_OK && r->mixed && s->outputs.count - computed > 1;
     if (r->failed_apart)
@@ -373,15 +235,22 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
     return commit(r, r->outputs, s->outputs.count, r->results, status, message);
 }
 
+static void start_run(run *r, opq_ctx *ctx, struct opq_recorder *recorder, bool watched, bool whole_steps)
+{
+    memset(r, 0, offsetof(run, room));
+    opq_room_init(&r->room);
+    r->room.spares = &ctx->spares;
+    r->runner = (opq_runner){ctx, &r->room, recorder, watched};
+    r->whole_steps = whole_steps;
+}
+
 static void drop_run(run *r)
 {
-    free(r->why);
-    opq_plan_release(r->plan);
-    opq_plan_release(r->lines);
+    opq_execution_drop(&r->planned);
     opq_snapshot_unpin(&r->snapshot);
     for (int i = 0; i < r->again_count; i++)
         opq_value_release(r->again[i]);
-    opq_room_drop(r->room);
+    opq_room_drop(&r->room);
 }
 
 static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
@@ -389,11 +258,9 @@ static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
 /* One value with what it needs. What its cell goes back to if it fails is computed in turn, so that it holds the newest good value. */
 static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
 {
-    opq_room room;
-    run r = {
-        .ctx = ctx, .room = &room, .recorder = like->recorder, .watched = like->watched, .whole_steps = like->whole_steps};
+    run r;
     char message[1024];
-    opq_room_init(&room);
+    start_run(&r, ctx, like->runner.recorder, like->runner.watched, like->whole_steps);
     opq_status status = run_values(&r, &value, 1, &nothing_else);
     copy_message(message, sizeof message);
     if (value->state == OPQ_VALUE_pending)                   /* what it is made from failed earlier */
@@ -414,7 +281,7 @@ static opq_status run_one_by_one(run *r)
         opq_value *value = opq_snapshot_output(&r->snapshot, i);
         if (value->state != OPQ_VALUE_pending)
             continue;
-        opq_status status = run_alone(r->ctx, value, r);
+        opq_status status = run_alone(r->runner.ctx, value, r);
         if (status != OPQ_OK && first == OPQ_OK) {
             first = status;
             copy_message(message, sizeof message);
@@ -437,17 +304,12 @@ opq_ctx *opq_running(void) { return running; }
 
 static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope, opq_reason reason)
 {
-    opq_room room;
-    run r = {.ctx = ctx,
-             .room = &room,
-             .recorder = opq_recorder_get(),
-             .watched = opq_watched(&ctx->host),
-             .whole_steps = reason == OPQ_REASON_optimizer_step};
+    run r;
     char message[1024];
-    opq_room_init(&room);
+    start_run(&r, ctx, opq_recorder_get(), opq_watched(&ctx->host), reason == OPQ_REASON_optimizer_step);
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
-    void *activity = r.watched ? begin_activity(&r, OPQ_ACTIVITY_run, opq_reason_name(reason)) : NULL;
+    void *activity = r.runner.watched ? opq_activity_begin(&ctx->host, OPQ_ACTIVITY_run, opq_reason_name(reason)) : NULL;
     opq_status status = run_values(&r, values, count, scope);
     if (r.failed_apart)
         status = run_one_by_one(&r);

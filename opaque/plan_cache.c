@@ -7,7 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { BUCKETS = 1024 };
+enum { BUCKETS = 8192 };
 
 typedef struct entry {
     struct entry *next;          /* in the bucket */

@@ -145,7 +145,7 @@ uint32_t opq_origin_get(void);
 
 /* ---- looking */
 typedef struct opq_stats {
-    int64_t ops_recorded, kernels_run, kernels_compiled, kernels_split, plans_built, plans_reused, extern_calls;
+    int64_t ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused, extern_calls;
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
     int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */
@@ -186,6 +186,7 @@ typedef enum opq_outputs {
     OPQ_OUTPUTS_asked,  /* the values asked for, in order */
     OPQ_OUTPUTS_all,    /* and behind them what a run would store as well, because a live cell holds it */
     OPQ_OUTPUTS_stored, /* each value that a run stores, once: what opq_materialize compiles */
+    OPQ_OUTPUTS_bare,   /* the same, in a graph without source lines */
 } opq_outputs;
 /* Numbers the values recorded so far; what this origin recorded since then, is pending and a live cell holds: what an observation
  * computes besides what it asks for. One reference each, the array malloc'd. */

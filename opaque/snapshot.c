@@ -486,16 +486,16 @@ static opq_status add_node(const opq_snapshot *s, int32_t number, opq_outputs ou
                      .attr = view ? view->attrs : value->attrs,
                      .attr_count = view ? 2 : value->attr_count,
                      .type = value->type,
-                     .line = line_text(s->ctx, value->line, line, sizeof line),
+                     .line = outputs == OPQ_OUTPUTS_bare ? NULL : line_text(s->ctx, value->line, line, sizeof line),
                      .provenance = outputs == OPQ_OUTPUTS_all ? &provenance : NULL,
-                     .payload = outputs == OPQ_OUTPUTS_stored && value->op == OPQ_OP_extern ? value->payload : NULL};
+                     .payload = outputs >= OPQ_OUTPUTS_stored && value->op == OPQ_OP_extern ? value->payload : NULL};
     return opq_graph_append(graph, &node, &ref);
 }
 
 /* Who looks sees first what was asked for, in that order. */
 static opq_status add_outputs(const opq_snapshot *s, opq_outputs which, opq_graph *graph)
 {
-    bool looked_at = which != OPQ_OUTPUTS_stored;
+    bool looked_at = which < OPQ_OUTPUTS_stored;
     for (int i = 0; i < s->asked.count && looked_at; i++)
         OPQ_TRY(opq_graph_output(graph, ref_of(s, s->asked.items[i])));
     for (int i = 0; i < s->outputs.count && which != OPQ_OUTPUTS_asked; i++)

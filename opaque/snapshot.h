@@ -89,6 +89,9 @@ opq_status opq_snapshot_key(opq_snapshot *snapshot, unsigned salt) OPQ_MUST_CHEC
  * Else there is none. */
 opq_status opq_snapshot_without_offsets(const opq_snapshot *snapshot, opq_snapshot *out_snapshot,
                                         bool *out_any) OPQ_MUST_CHECK;
+/* A view of an operand that is a value in memory (of: NULL), or itself the view `of` one: as one view of that. False: it is none by strides. */
+bool opq_view_make(const opq_value *view, const opq_type *operand, const opq_view *of, opq_view *out_view);
+bool opq_snapshot_replaces(const opq_snapshot *snapshot, int32_t leaf); /* by one of its outputs */
 /* The line that recorded a node, in `out`, or NULL. */
 const char *opq_snapshot_line(const opq_snapshot *snapshot, int32_t node, char *out, size_t size);
 /* A hash of the source lines of its nodes, which are no part of the key. */

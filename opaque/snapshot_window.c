@@ -16,24 +16,85 @@ static const opq_attr *attr_of(const opq_value *value, opq_attr_key key)
     return NULL;
 }
 
-/* In elements of the leaf; false: no such view, of no element, or backwards. */
-static bool walk_of(const opq_value *view, const opq_type *leaf, opq_view *out)
+/* ---- views of views, as strides over the first value */
+
+static void dense_strides(const opq_type *type, int64_t *out_strides)
 {
-    const opq_attr *strides = attr_of(view, OPQ_ATTR_strides), *offset = attr_of(view, OPQ_ATTR_offset);
-    const opq_attr *start = attr_of(view, OPQ_ATTR_start), *step = attr_of(view, OPQ_ATTR_step);
-    int64_t dense = 1, last = 0;
-    out->first = 0;
-    if (view->op == OPQ_OP_strided && strides && offset) {
-        out->first = offset->i;
-        memcpy(out->strides, strides->ints, (size_t)view->type.rank * sizeof *out->strides);
-    } else if (view->op == OPQ_OP_slice && start && step) {
-        for (int d = leaf->rank - 1; d >= 0; dense *= leaf->size[d--]) {
-            out->first += start->ints[d] * dense;
-            out->strides[d] = step->ints[d] * dense;
+    int64_t stride = 1;
+    for (int d = type->rank - 1; d >= 0; stride *= type->size[d--])
+        out_strides[d] = stride;
+}
+
+static bool are_dense(const opq_type *type, const int64_t *strides)
+{
+    int64_t stride = 1;
+    for (int d = type->rank - 1; d >= 0; stride *= type->size[d--])
+        if (type->size[d] != 1 && strides[d] != stride)
+            return false;
+    return true;
+}
+
+/* Dims that lie one in the other are one; each of these becomes dims of the new shape, or none does. */
+static bool reshape(const opq_type *from, int64_t *strides, const opq_type *to)
+{
+    int64_t made[OPQ_RANK_MAX], extent, covered, inner;
+    int at = to->rank - 1;
+    for (int d = from->rank - 1; d >= 0;) {
+        inner = strides[d];
+        for (extent = from->size[d--]; d >= 0 && (from->size[d] == 1 || strides[d] == extent * inner); d--)
+            extent *= from->size[d];
+        for (covered = 1; at >= 0 && (covered < extent || to->size[at] == 1); at--) {
+            made[at] = covered * inner;
+            covered *= to->size[at];
         }
-    } else {
-        return false;
+        if (covered != extent)
+            return false;
     }
+    for (; at >= 0; at--) /* of one element */
+        made[at] = 1;
+    memcpy(strides, made, (size_t)to->rank * sizeof *made);
+    return true;
+}
+
+/* From `out`, which describes the operand of this type, to its view. */
+static bool look_through(const opq_value *view, const opq_type *type, opq_view *out)
+{
+    const opq_attr *strides = attr_of(view, OPQ_ATTR_strides), *offset = attr_of(view, OPQ_ATTR_offset),
+                   *start = attr_of(view, OPQ_ATTR_start), *step = attr_of(view, OPQ_ATTR_step),
+                   *dims = attr_of(view, OPQ_ATTR_dims);
+    int64_t before[OPQ_RANK_MAX];
+    int rank = view->type.rank, added = rank - type->rank;
+    memcpy(before, out->strides, sizeof before);
+    switch ((int)view->op) {
+    case OPQ_OP_reshape: return reshape(type, out->strides, &view->type);
+    case OPQ_OP_permute:
+        for (int d = 0; d < rank; d++)
+            out->strides[d] = before[dims->ints[d]];
+        return true;
+    case OPQ_OP_expand:
+        for (int d = 0; d < rank; d++)
+            out->strides[d] = d < added || type->size[d - added] != view->type.size[d] ? 0 : before[d - added];
+        return true;
+    case OPQ_OP_slice:
+        for (int d = 0; d < rank; d++) {
+            out->first += start->ints[d] * before[d];
+            out->strides[d] = step->ints[d] * before[d];
+        }
+        return true;
+    case OPQ_OP_strided:
+        if (!are_dense(type, before))
+            return false;
+        out->first += offset->i;
+        memcpy(out->strides, strides->ints, (size_t)rank * sizeof *before);
+        return true;
+    default: return false;
+    }
+}
+
+/* What the view reads becomes a leaf of its own. Not of no element, and not backwards. */
+static bool finish(const opq_value *view, opq_view *out)
+{
+    int64_t last = 0;
     for (int d = 0; d < view->type.rank; d++) {
         if (out->strides[d] < 0 || view->type.size[d] == 0)
             return false;
@@ -42,11 +103,23 @@ static bool walk_of(const opq_value *view, const opq_type *leaf, opq_view *out)
     out->attrs[0] = (opq_attr){.key = OPQ_ATTR_offset};
     out->attrs[1] = (opq_attr){.key = OPQ_ATTR_strides, .count = view->type.rank, .ints = out->strides};
     int64_t span = last + 1;
-    out->leaf = opq_type_make((opq_dtype)leaf->dtype, 1, &span);
+    out->leaf = opq_type_make((opq_dtype)view->type.dtype, 1, &span);
     return true;
 }
 
-static bool is_replaced(const opq_snapshot *s, int32_t leaf)
+bool opq_view_make(const opq_value *view, const opq_type *operand, const opq_view *of, opq_view *out_view)
+{
+    if (of) {
+        out_view->first = of->first;
+        memcpy(out_view->strides, of->strides, sizeof of->strides);
+    } else {
+        out_view->first = 0;
+        dense_strides(operand, out_view->strides);
+    }
+    return look_through(view, operand, out_view) && finish(view, out_view);
+}
+
+bool opq_snapshot_replaces(const opq_snapshot *s, int32_t leaf)
 {
     for (int i = 0; i < s->replaces.count; i++)
         if (s->replaces.items[i] == leaf)
@@ -61,7 +134,7 @@ static int32_t viewed_by(const opq_snapshot *s, int node)
     if (value->op != OPQ_OP_slice && value->op != OPQ_OP_strided)
         return -1;
     int32_t code = s->operands.items[s->first_operand.items[node]];
-    return opq_code_set(code) == OPQ_SET_leaf && !is_replaced(s, opq_code_number(code)) ? opq_code_number(code) : -1;
+    return opq_code_set(code) == OPQ_SET_leaf && !opq_snapshot_replaces(s, opq_code_number(code)) ? opq_code_number(code) : -1;
 }
 
 static opq_status copy_lists(const opq_snapshot *s, int views, opq_snapshot *out)
@@ -97,7 +170,7 @@ opq_status opq_snapshot_without_offsets(const opq_snapshot *s, opq_snapshot *out
         return opq_fail(OPQ_NO_MEMORY, "out of memory for the views of a graph");
     for (int i = 0; i < s->nodes.count; i++) {
         int32_t leaf = viewed_by(s, i), at = out_snapshot->leaves.count;
-        if (leaf < 0 || !walk_of(s->nodes.items[i], &s->leaves.items[leaf]->type, made))
+        if (leaf < 0 || !opq_view_make(s->nodes.items[i], &s->leaves.items[leaf]->type, NULL, made))
             continue;
         out_snapshot->leaves.items[at] = s->leaves.items[leaf];
         out_snapshot->view_of_leaf[at] = out_snapshot->view_of_node[i] = made++;

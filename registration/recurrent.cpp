@@ -12,6 +12,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "below.h"
 #include "movement.h"
 
@@ -78,13 +80,61 @@ Value flat(const Tensor &sequence) // [steps * batch, columns]
     return reshape(read(sequence), {sequence.size(0) * sequence.size(1), sequence.size(2)});
 }
 
+// Some steps that follow each other: a row of the op table has them, not all of a direction. What is planned depends on their number, so
+// that is a power of two, and a direction of any length is made of a few kinds.
+struct Steps {
+    const Parts &p;
+    int64_t first, count;
+
+    int64_t end() const { return first + count; }
+};
+
+std::vector<Steps> groups_of(const Parts &p)
+{
+    constexpr int64_t MOST = 32;
+    std::vector<Steps> groups;
+    for (int64_t first = 0; first < p.steps(); first = groups.back().end()) {
+        int64_t count = MOST;
+        while (count > p.steps() - first)
+            count /= 2;
+        groups.push_back({p, first, count});
+    }
+    return groups;
+}
+
 // Those of the step after `i` others, of a value of all steps.
 Value rows_of(const Parts &p, const Value &all, int64_t i) { return slice(all, 0, p.at(i) * p.batch(), p.batch()); }
 
+Value rows_of(const Steps &s, const Value &all)
+{
+    if (s.count == s.p.steps())
+        return all;
+    return slice(all, 0, std::min(s.p.at(s.first), s.p.at(s.end() - 1)) * s.p.batch(), s.count * s.p.batch());
+}
+
+// Of a value of these steps, that of the first or the last one.
+Value first_of(const Steps &s, const Value &some)
+{
+    return slice(some, 0, s.p.backwards ? (s.count - 1) * s.p.batch() : 0, s.p.batch());
+}
+
+Value last_of(const Steps &s, const Value &some)
+{
+    return slice(some, 0, s.p.backwards ? 0 : (s.count - 1) * s.p.batch(), s.p.batch());
+}
+
 // A row of the direction (graph/recurrent.c).
-Value steps_of(const Parts &p, opq_op row, Operands operands)
+Value record_steps(const Parts &p, opq_op row, Operands operands)
 {
     return p.backwards ? record(row, operands, {attr_int(OPQ_ATTR_reverse, 1)}) : record(row, operands);
+}
+
+// Values of steps one after the other, in time or against it, as they lie in memory.
+Value joined(std::vector<Value> parts, bool against)
+{
+    if (against)
+        std::reverse(parts.begin(), parts.end());
+    return parts.size() == 1 ? parts[0] : concat(parts, 0);
 }
 
 // The products of all inputs, and biases.
@@ -100,22 +150,31 @@ Value input_sums(const Parts &p)
 Direction run_directly(const Parts &p, Variables *kept)
 {
     const at::ScalarType dtype = p.x.scalar_type();
-    const Value weight = read(p.w_hidden), sums = input_sums(p), h = read(p.h);
-    Value all, c;
-    if (p.is_lstm()) {
-        const Value first = read(*p.c), states = steps_of(p, OPQ_OP_lstm_states, {sums, h, first, weight});
-        all = steps_of(p, OPQ_OP_lstm, {sums, h, first, weight});
-        c = rows_of(p, states, p.steps() - 1);
+    const bool lstm = p.is_lstm();
+    const Value weight = read(p.w_hidden), sums = input_sums(p), bias = lstm ? Value()
+                                                               : given(p.b_hidden) ? read(*p.b_hidden)
+                                                                                   : scalar(0, sums.dtype());
+    Value h = read(p.h), c = lstm ? read(*p.c) : Value();
+    std::vector<Value> outputs, states, gates;
+    for (const Steps &s : groups_of(p)) {
+        const Value own = rows_of(s, sums);
+        const auto made = [&](opq_op row) {
+            return lstm ? record_steps(p, row, {own, h, c, weight}) : record_steps(p, row, {own, h, weight, bias});
+        };
+        if (lstm)
+            states.push_back(made(OPQ_OP_lstm_states));
+        outputs.push_back(made(lstm ? OPQ_OP_lstm : OPQ_OP_gru));
         if (kept)
-            *kept = {wrap(steps_of(p, OPQ_OP_lstm_sums, {sums, h, first, weight}), dtype), wrap(states, dtype)};
-    } else {
-        const Value bias = given(p.b_hidden) ? read(*p.b_hidden) : scalar(0, h.dtype());
-        all = steps_of(p, OPQ_OP_gru, {sums, h, weight, bias});
-        if (kept)
-            *kept = {wrap(sums, dtype), wrap(steps_of(p, OPQ_OP_gru_sums, {sums, h, weight, bias}), dtype)};
+            gates.push_back(made(lstm ? OPQ_OP_lstm_sums : OPQ_OP_gru_sums));
+        h = last_of(s, outputs.back());
+        if (lstm)
+            c = last_of(s, states.back());
     }
-    return {wrap(reshape(all, {p.steps(), p.batch(), p.h.size(1)}), dtype), wrap(rows_of(p, all, p.steps() - 1), dtype),
-            c ? MaybeTensor(wrap(c, dtype)) : std::nullopt};
+    if (kept)
+        *kept = {wrap(lstm ? joined(gates, p.backwards) : sums, dtype),
+                 wrap(joined(lstm ? states : gates, p.backwards), dtype)};
+    return {wrap(reshape(joined(outputs, p.backwards), {p.steps(), p.batch(), p.h.size(1)}), dtype), wrap(h, dtype),
+            lstm ? MaybeTensor(wrap(c, dtype)) : std::nullopt};
 }
 
 // ---- its gradients
@@ -129,48 +188,80 @@ struct SumGradients {
 
 Value zeros_like(const Value &value) { return expand(scalar(0, value.dtype()), shape_of(value)); }
 
-// All steps but the last, and one more before them in time, or behind them.
-Value with_step(const Parts &p, const Value &all, const Value &one, bool before)
+// All of these steps but the last, and one more before them in time, or behind them.
+Value with_step(const Steps &s, const Value &some, const Value &one, bool before)
 {
-    const int64_t rest = (p.steps() - 1) * p.batch();
+    const int64_t rest = (s.count - 1) * s.p.batch();
     if (rest == 0)
         return one;
-    const Value others = slice(all, 0, p.backwards ? p.batch() : 0, rest);
-    return before == p.backwards ? concat({others, one}, 0) : concat({one, others}, 0);
+    const Value others = slice(some, 0, s.p.backwards ? s.p.batch() : 0, rest);
+    return before == s.p.backwards ? concat({others, one}, 0) : concat({one, others}, 0);
 }
 
-// Of the hidden states of all steps: that of the outputs, and in the last step that of the last state. Each may be undefined.
-Value hidden_gradient(const Parts &p, const Tensor &of_outputs, const Tensor &of_last, const Value &outputs)
+// What the steps behind some give to the last one of these: a gradient of its hidden state, and of an LSTM's c. None: undefined.
+struct Behind {
+    Value h, c;
+};
+
+// Of the hidden states of some steps: that of their outputs, and in the last step what comes from behind.
+Value hidden_gradient(const Steps &s, const Value &of_outputs, const Behind &behind)
 {
-    const Value all = of_outputs.defined() ? flat(of_outputs) : zeros_like(outputs);
-    if (!of_last.defined())
-        return all;
-    return with_step(p, all, plus(rows_of(p, all, p.steps() - 1), read(of_last)), false);
+    const Value own = rows_of(s, of_outputs);
+    return behind.h ? with_step(s, own, plus(last_of(s, own), behind.h), false) : own;
+}
+
+// Gradients of some steps' sums, and what they give to the step before them.
+struct StepGradients {
+    Value from_input, from_hidden;
+    Behind before;
+};
+
+// values: an LSTM's lstm_sums and lstm_states, a GRU's sums of inputs, gru_sums and outputs; of these steps alone. first: c or h before them.
+StepGradients step_gradients(const Steps &s, const Value &grad, const std::vector<Value> &values, const Value &first,
+                             const Behind &behind, const Value &weight)
+{
+    StepGradients made;
+    if (s.p.is_lstm()) {
+        const Value grad_c = behind.c ? behind.c : zeros_like(first);
+        const auto of = [&](opq_op row) { return record_steps(s.p, row, {grad, values[0], values[1], first, grad_c, weight}); };
+        made.from_input = made.from_hidden = of(OPQ_OP_lstm_backward);
+        made.before.c = of(OPQ_OP_lstm_backward_state);
+        made.before.h = product(first_of(s, made.from_hidden), weight);
+    } else {
+        const auto of = [&](opq_op row) {
+            return record_steps(s.p, row, {grad, values[0], values[1], values[2], first, weight});
+        };
+        made.from_input = of(OPQ_OP_gru_backward);
+        made.from_hidden = of(OPQ_OP_gru_backward_hidden);
+        made.before.h = of(OPQ_OP_gru_backward_state);
+    }
+    return made;
 }
 
 // grads: of outputs, of the last h and c; each may be undefined. kept: as run_directly() gave it.
 SumGradients sum_gradients(const Parts &p, const Variables &grads, const Tensor &outputs, const Tensor *kept)
 {
-    const Value weight = read(p.w_hidden), first = read(p.h), all = flat(outputs),
-                grad = hidden_gradient(p, grads[0], grads[1], all), sums = read(kept[0]), other = read(kept[1]);
-    SumGradients made;
-    if (p.is_lstm()) {
-        const Value c = read(*p.c), grad_c = grads[2].defined() ? read(grads[2]) : zeros_like(c);
-        const auto of = [&](opq_op row) { return steps_of(p, row, {grad, sums, other, c, grad_c, weight}); };
-        made.from_input = made.from_hidden = of(OPQ_OP_lstm_backward);
-        made.h = product(rows_of(p, made.from_hidden, 0), weight);
-        made.c = of(OPQ_OP_lstm_backward_state);
-    } else {
-        const auto of = [&](opq_op row) { return steps_of(p, row, {grad, sums, other, all, first, weight}); };
-        made.from_input = of(OPQ_OP_gru_backward);
-        made.from_hidden = of(OPQ_OP_gru_backward_hidden);
-        made.h = of(OPQ_OP_gru_backward_state);
+    const Value weight = read(p.w_hidden), all = flat(outputs), sums = read(kept[0]), other = read(kept[1]),
+                &states = p.is_lstm() ? other : all, first = read(p.is_lstm() ? *p.c : p.h),
+                of_outputs = grads[0].defined() ? flat(grads[0]) : zeros_like(all);
+    const std::vector<Steps> groups = groups_of(p);
+    Behind behind{grads[1].defined() ? read(grads[1]) : Value(),
+                  p.is_lstm() && grads[2].defined() ? read(grads[2]) : Value()};
+    std::vector<Value> from_input, from_hidden;
+    for (size_t i = groups.size(); i-- > 0;) {
+        const Steps &s = groups[i];
+        const Value before = s.first > 0 ? rows_of(p, states, s.first - 1) : first;
+        StepGradients made = step_gradients(s, hidden_gradient(s, of_outputs, behind),
+                                            {rows_of(s, sums), rows_of(s, other), rows_of(s, all)}, before, behind, weight);
+        from_input.push_back(made.from_input);
+        from_hidden.push_back(made.from_hidden);
+        behind = made.before;
     }
-    return made;
+    return {joined(from_input, !p.backwards), joined(from_hidden, !p.backwards), behind.h, behind.c};
 }
 
 // The hidden state before each step, [steps * batch, hidden].
-Value states_before(const Parts &p, const Tensor &outputs) { return with_step(p, flat(outputs), read(p.h), true); }
+Value states_before(const Parts &p, const Tensor &outputs) { return with_step({p, 0, p.steps()}, flat(outputs), read(p.h), true); }
 
 Variables saved_inputs(const Parts &p)
 {

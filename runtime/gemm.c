@@ -106,7 +106,8 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
         address = atomic_load_explicit(entry, memory_order_relaxed);
         if (!address) {
             double start = now();
-            status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, NULL, &address);
+            opq_text name = {.data = key.name, .length = strlen(key.name)};
+            status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, &name, NULL, &address);
             atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((now() - start) * 1e9));
             if (status == OPQ_OK)
                 atomic_store_explicit(entry, address, memory_order_release);

@@ -126,6 +126,10 @@ static void count_compiled(opq_plan *plan, const opq_step *step)
         count_compiled(plan, &step->parts[i]);
     if (step->part_count > 0 || !step->fresh)
         return;
+    if (step->code->loaded) {
+        plan->loaded++;
+        return;
+    }
     plan->compiled++;
     plan->compile_seconds += step->code->seconds;
 }

@@ -176,6 +176,7 @@ typedef struct opq_plan {
     opq_code_use *codes; /* what it holds */
     bool dry;            /* to be looked at: it has no code and no payloads */
     int32_t compiled;    /* kernels compiled for it */
+    int32_t loaded;      /* kernels loaded from disk for it */
     double compile_seconds;
     uint64_t lines; /* hash of the source lines that its steps name; who keeps plans sets it */
 } opq_plan;

@@ -8,16 +8,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPQ_ROOM_BYTES = 2048, OPQ_ROOM_ALIGN = 16, OPQ_ROOM_BLOCK = 16 << 10 };
+enum { OPQ_ROOM_BYTES = 2048, OPQ_ROOM_ALIGN = 16, OPQ_ROOM_BLOCK = 64 << 10, OPQ_ROOM_SPARE_MAX = 32 };
 
 typedef struct opq_room_block {
     struct opq_room_block *next;
+    size_t bytes;
     _Alignas(OPQ_ROOM_ALIGN) char data[];
 } opq_room_block;
+
+/* Blocks of OPQ_ROOM_BLOCK that rooms gave back, for those that come. Whoever uses a room with spares has them alone. */
+typedef struct opq_room_spares {
+    opq_room_block *blocks;
+    int count;
+} opq_room_spares;
 
 typedef struct opq_room {
     char *at, *end;
     opq_room_block *blocks;
+    opq_room_spares *spares; /* NULL: none */
     _Alignas(OPQ_ROOM_ALIGN) char first[OPQ_ROOM_BYTES];
 } opq_room;
 
@@ -26,6 +34,34 @@ static inline void opq_room_init(opq_room *room)
     room->at = room->first;
     room->end = room->first + sizeof room->first;
     room->blocks = NULL;
+    room->spares = NULL;
+}
+
+static inline opq_room_block *opq_room_block_take(opq_room *room, size_t bytes)
+{
+    opq_room_spares *spares = room->spares;
+    if (bytes <= OPQ_ROOM_BLOCK && spares && spares->blocks) {
+        opq_room_block *block = spares->blocks;
+        spares->blocks = block->next;
+        spares->count--;
+        return block;
+    }
+    bytes = bytes > OPQ_ROOM_BLOCK ? bytes : OPQ_ROOM_BLOCK;
+    opq_room_block *block = malloc(sizeof *block + bytes);
+    if (block)
+        block->bytes = bytes;
+    return block;
+}
+
+static inline void opq_room_block_give(opq_room_spares *spares, opq_room_block *block)
+{
+    if (spares == NULL || block->bytes != OPQ_ROOM_BLOCK || spares->count >= OPQ_ROOM_SPARE_MAX) {
+        free(block);
+        return;
+    }
+    block->next = spares->blocks;
+    spares->blocks = block;
+    spares->count++;
 }
 
 /* Not cleared. NULL without memory. */
@@ -33,14 +69,13 @@ static inline void *opq_room_take(opq_room *room, size_t bytes)
 {
     bytes = (bytes + OPQ_ROOM_ALIGN - 1) / OPQ_ROOM_ALIGN * OPQ_ROOM_ALIGN;
     if ((size_t)(room->end - room->at) < bytes) {
-        size_t capacity = bytes > OPQ_ROOM_BLOCK ? bytes : OPQ_ROOM_BLOCK;
-        opq_room_block *block = malloc(sizeof *block + capacity);
+        opq_room_block *block = opq_room_block_take(room, bytes);
         if (block == NULL)
             return NULL;
         block->next = room->blocks;
         room->blocks = block;
         room->at = block->data;
-        room->end = block->data + capacity;
+        room->end = block->data + block->bytes;
     }
     char *taken = room->at;
     room->at += bytes;
@@ -67,9 +102,19 @@ static inline void opq_room_drop(opq_room *room)
 {
     while (room->blocks) {
         opq_room_block *next = room->blocks->next;
-        free(room->blocks);
+        opq_room_block_give(room->spares, room->blocks);
         room->blocks = next;
     }
+}
+
+static inline void opq_room_spares_drop(opq_room_spares *spares)
+{
+    while (spares->blocks) {
+        opq_room_block *next = spares->blocks->next;
+        free(spares->blocks);
+        spares->blocks = next;
+    }
+    spares->count = 0;
 }
 
 #endif

@@ -62,6 +62,20 @@ SETTINGS = (
         "core",
         "reference: kernels are evaluated, not compiled; for tests",
     ),
+    Setting(
+        "OPAQUE_TIERS",
+        "off|model|lazy|eager",
+        "off",
+        "core",
+        "whether a new graph is planned before it runs (off), or runs in pieces until a plan pays (model), never as a whole (lazy, eager)",
+    ),
+    Setting(
+        "OPAQUE_CACHE",
+        "off|on|folder",
+        "off",
+        "core",
+        "compiled kernels are kept on disk for other processes; on: in $XDG_CACHE_HOME/torch_opaque or ~/.cache/torch_opaque",
+    ),
     Setting("OPAQUE_PERF_MAP", "0|1", "0", "core", "/tmp/perf-PID.map: generated kernels for perf"),
     Setting("OPAQUE_GDB_JIT", "0|1", "0", "core", "generated kernels are registered with GDB"),
     Setting(

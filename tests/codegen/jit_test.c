@@ -64,8 +64,8 @@ static void test_functions(void **state)
     opq_jit *jit = *state;
     void *first, *second;
     float (*function)(float, float);
-    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &first), OPQ_OK);
-    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &second), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, NULL, &first), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, NULL, &second), OPQ_OK);
     assert_ptr_not_equal(first, second);
     memcpy(&function, &first, sizeof first);
     assert_true(function(1, 2) == 3);
@@ -79,8 +79,8 @@ static void test_removed(void **state)
     opq_jit_module first, second;
     void *address;
     float (*function)(float, float);
-    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, &first, &address), OPQ_OK);
-    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, &second, &address), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &first, &address), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &second, &address), OPQ_OK);
     assert_int_equal(first.bytes, 4096);
     opq_jit_remove(jit, &first);
     memcpy(&function, &address, sizeof address);
@@ -113,8 +113,8 @@ static void test_kept_beside_removed(void **state)
         float (*function)(float, float);
         assert_int_equal(opq_jit_create(&jit), OPQ_OK);
         for (int i = 0; i < count; i++)
-            assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, &module[i], &address), OPQ_OK);
-        assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &address), OPQ_OK);
+            assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &module[i], &address), OPQ_OK);
+        assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, NULL, &address), OPQ_OK);
         for (int i = 0; i < count; i++)
             opq_jit_remove(jit, &module[i]);
         memcpy(&function, &address, sizeof address);
@@ -150,10 +150,10 @@ static void test_debuggers(void **state)
     opq_jit_module first, second;
     void *address;
     bool named;
-    assert_int_equal(opq_jit_function(jit, "add", "sum_7", build_add, NULL, &first, &address), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "sum_7", build_add, NULL, NULL, &first, &address), OPQ_OK);
     assert_int_equal(objects_shown("sum_7_", &named), 0); /* nobody asked */
     setenv("OPAQUE_GDB_JIT", "1", 1);
-    assert_int_equal(opq_jit_function(jit, "add", "sum_7", build_add, NULL, &second, &address), OPQ_OK);
+    assert_int_equal(opq_jit_function(jit, "add", "sum_7", build_add, NULL, NULL, &second, &address), OPQ_OK);
     unsetenv("OPAQUE_GDB_JIT");
     assert_int_equal(objects_shown("sum_7_", &named), 1);
     assert_true(named);
@@ -167,14 +167,14 @@ static void test_refusals(void **state)
 {
     opq_jit *jit = *state;
     void *address;
-    assert_int_equal(opq_jit_function(jit, "call", "call", build_call, NULL, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "call", "call", build_call, NULL, NULL, NULL, &address), OPQ_CODEGEN);
     assert_non_null(strstr(opq_error(), "fmodf"));
-    assert_int_equal(opq_jit_function(jit, "broken", "broken", build_broken, NULL, NULL, &address), OPQ_CODEGEN);
-    assert_int_equal(opq_jit_function(jit, "assembly", "assembly", build_assembly, NULL, NULL, &address), OPQ_CODEGEN);
-    assert_int_equal(opq_jit_function(jit, "refuse", "refuse", build_refuse, NULL, NULL, &address), OPQ_UNSUPPORTED);
+    assert_int_equal(opq_jit_function(jit, "broken", "broken", build_broken, NULL, NULL, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "assembly", "assembly", build_assembly, NULL, NULL, NULL, &address), OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "refuse", "refuse", build_refuse, NULL, NULL, NULL, &address), OPQ_UNSUPPORTED);
     assert_string_equal(opq_error(), "not today");
-    assert_int_equal(opq_jit_function(jit, "sub", "sub", build_add, "add", NULL, &address), OPQ_INTERNAL);
-    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, &address), OPQ_OK); /* and goes on working */
+    assert_int_equal(opq_jit_function(jit, "sub", "sub", build_add, "add", NULL, NULL, &address), OPQ_INTERNAL);
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, NULL, &address), OPQ_OK); /* and goes on working */
 }
 
 static void test_text(void **state)

@@ -1,0 +1,330 @@
+"""Programs whose graphs change from step to step: episodes, trees, lengths, routing, solvers that choose their steps.
+
+A step is the next of an endless sequence, the same one for each engine. The argument of most says where to, and in which dtype.
+"""
+
+import random
+
+import torch
+import torch.nn.functional as F
+from registry import row
+from torch import nn
+
+
+def dynamic(make):
+    """A row: make() gives start(draw, *arguments), where `draw` is a random.Random of the engine, and the arguments."""
+
+    def made():
+        start, arguments = make()
+
+        def begin(compiled, *arguments):
+            torch.manual_seed(1)
+            return start(random.Random(7), *arguments)
+
+        return begin, arguments
+
+    return row("dynamic_" + make.__name__, kind="steps", dynamic=True)(made)
+
+
+def train(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@dynamic
+def actor_critic():
+    """An episode of 10 to 60 steps, each of which reads the action; then a loss over the episode, as PyTorch's example has it."""
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.actor, self.critic = (
+                nn.Linear(4, 128),
+                nn.Linear(128, 2),
+                nn.Linear(128, 1),
+            )
+
+        def forward(self, x):
+            x = F.relu(self.body(x))
+            return F.softmax(self.actor(x), -1), self.critic(x)
+
+    def start(draw, where):
+        model = Policy().to(where)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def step():
+            saved, rewards = [], []
+            state = [draw.uniform(-0.05, 0.05) for _ in range(4)]
+            for _ in range(draw.randrange(10, 60)):
+                probabilities, value = model(torch.tensor(state).to(where))
+                action = int(draw.random() > probabilities[0].item())
+                saved.append((torch.log(probabilities[action]), value))
+                state = [
+                    0.9 * s + draw.uniform(-0.1, 0.1) + (0.05 if action else -0.05) for s in state
+                ]
+                rewards.append(1.0 - abs(state[0]))
+            returns, total = [], 0.0
+            for reward in reversed(rewards):
+                total = reward + 0.99 * total
+                returns.insert(0, total)
+            returns = torch.tensor(returns)
+            returns = ((returns - returns.mean()) / (returns.std() + 1e-6)).tolist()
+            losses = []
+            for (logarithm, value), target in zip(saved, returns, strict=True):
+                advantage = target - value.item()
+                losses.append(-logarithm * advantage)
+                losses.append(F.smooth_l1_loss(value, torch.tensor([target]).to(where)))
+            loss = torch.stack([x.sum() for x in losses]).sum()
+            return train(optimizer, loss)
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+_DOPRI = (
+    (1 / 5,),
+    (3 / 40, 9 / 40),
+    (44 / 45, -56 / 15, 32 / 9),
+    (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+    (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+    (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+)
+_ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+
+
+@dynamic
+def ode_adaptive():
+    """Dormand-Prince with steps as the error allows, gradients through all of them."""
+
+    def start(draw, where):
+        net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2)).to(where)
+        optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-3)
+
+        def integrate(y, until):
+            t, h = 0.0, 0.1
+            k = [net(y**3)]
+            while t < until:
+                h = min(h, until - t)
+                for row_ in _DOPRI:
+                    z = y + h * sum(a * x for a, x in zip(row_, k, strict=False) if a)
+                    k.append(net(z**3))
+                error = h * sum(e * x for e, x in zip(_ERROR, k, strict=True) if e)
+                ratio = (error.abs() / (1e-5 + 1e-4 * torch.maximum(y.abs(), z.abs()))).max().item()
+                if ratio <= 1:
+                    t, y, k = t + h, z, [k[-1]]
+                else:
+                    k = k[:1]
+                h *= min(5.0, max(0.2, 0.9 * max(ratio, 1e-9) ** -0.2))
+            return y
+
+        def step():
+            y = torch.tensor([[draw.uniform(-2, 2), draw.uniform(-2, 2)] for _ in range(20)]).to(
+                where
+            )
+            loss = integrate(y, draw.uniform(0.5, 3.0)).pow(2).mean()
+            return train(optimizer, loss)
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+@dynamic
+def lstm_lengths():
+    """Batches of random length."""
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.lstm, self.out = (
+                nn.Embedding(1000, 64),
+                nn.LSTM(64, 128, batch_first=True),
+                nn.Linear(128, 20),
+            )
+
+        def forward(self, text):
+            return self.out(self.lstm(self.words(text))[0])
+
+    def start(draw, where):
+        model = Tagger().to(where)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def step():
+            length = draw.randrange(5, 80)
+            text = torch.tensor(
+                [[draw.randrange(1000) for _ in range(length)] for _ in range(16)]
+            ).to(where.device)
+            loss = F.cross_entropy(model(text).flatten(0, 1), text.flatten() % 20)
+            return train(optimizer, loss)
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+@dynamic
+def trees():
+    """A recursive network over random binary trees."""
+
+    def start(draw, where):
+        words, join, out = (
+            m.to(where) for m in (nn.Embedding(100, 64), nn.Linear(128, 64), nn.Linear(64, 5))
+        )
+        optimizer = torch.optim.SGD(
+            [*words.parameters(), *join.parameters(), *out.parameters()], lr=1e-2
+        )
+
+        def encode(leaves):
+            if len(leaves) == 1:
+                return words(torch.tensor(leaves).to(where.device))
+            cut = draw.randrange(1, len(leaves))
+            return torch.tanh(join(torch.cat((encode(leaves[:cut]), encode(leaves[cut:])), 1)))
+
+        def step():
+            leaves = [draw.randrange(100) for _ in range(draw.randrange(4, 30))]
+            loss = F.cross_entropy(
+                out(encode(leaves)), torch.tensor([sum(leaves) % 5]).to(where.device)
+            )
+            return train(optimizer, loss)
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+@dynamic
+def experts():
+    """A mixture of experts, top 2 of 8, each of which has the tokens that were sent to it."""
+
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(128, 8)
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128)) for _ in range(8)
+            )
+
+        def forward(self, x):
+            weights, chosen = torch.topk(F.softmax(self.gate(x), -1), 2, -1)
+            y = torch.zeros_like(x)
+            for i, expert in enumerate(self.experts):
+                token, slot = torch.where(chosen == i)
+                if token.numel():
+                    y = y.index_add(0, token, expert(x[token]) * weights[token, slot, None])
+            return y
+
+    def start(draw, where):
+        model = Mixture().to(where)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        generator = torch.Generator().manual_seed(3)
+
+        def step():
+            x = torch.randn(draw.randrange(100, 200), 128, generator=generator).to(where)
+            loss = (model(x) - x.roll(1, 0)).pow(2).mean()
+            return train(optimizer, loss)
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+class Decoder(nn.Module):
+    def __init__(self, width=256, heads=4, layers=4, words=1000):
+        super().__init__()
+        self.heads = heads
+        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(512, width)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, words)
+
+    def forward(self, text, caches, first):
+        x = self.words(text) + self.positions(
+            torch.arange(first, first + text.shape[1], device=text.device)
+        )
+        kept = []
+        for i, layer in enumerate(self.layers):
+            q, k, v = (
+                layer["qkv"](layer["norm1"](x))
+                .view(*x.shape[:2], 3, self.heads, -1)
+                .permute(2, 0, 3, 1, 4)
+            )
+            if caches:
+                k, v = torch.cat((caches[i][0], k), 2), torch.cat((caches[i][1], v), 2)
+            kept.append((k, v))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=not caches)
+            x = x + layer["out"](y.transpose(1, 2).reshape(x.shape))
+            x = x + layer["down"](F.gelu(layer["up"](layer["norm2"](x))))
+        return self.head(x[:, -1]), kept
+
+
+def decoding(cached):
+    def start(draw, where):
+        model = Decoder().to(where).eval()
+
+        @torch.no_grad()
+        def step():
+            text = [draw.randrange(1000) for _ in range(draw.randrange(4, 100))]
+            caches, first = None, 0
+            for _ in range(12):
+                given = torch.tensor([text[first:]]).to(where.device)
+                scores, kept = model(given, caches, first)
+                if cached:
+                    caches, first = kept, len(text)
+                text.append(scores.argmax(-1).item())
+            return scores
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+@dynamic
+def decode_cache():
+    return decoding(True)
+
+
+@dynamic
+def decode_no_cache():
+    return decoding(False)
+
+
+@dynamic
+def crops():
+    """Random crops of random size, resized, and a small net's training."""
+
+    def start(draw, images):
+        net = nn.Sequential(
+            nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        ).to(images)  # fmt: skip
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+
+        def step():
+            parts = []
+            for i in range(8):
+                size = draw.randrange(40, 96)
+                y, x = draw.randrange(96 - size), draw.randrange(96 - size)
+                part = images[i : i + 1, :, y : y + size, x : x + size]
+                part = F.interpolate(part, size=(48, 48), mode="bilinear", align_corners=False)
+                parts.append(part.flip(-1) if draw.random() < 0.5 else part)
+            loss = F.cross_entropy(net(torch.cat(parts)), torch.arange(8).to(images.device))
+            return train(optimizer, loss)
+
+        return step
+
+    return start, (torch.randn(8, 3, 96, 96),)

@@ -1,0 +1,247 @@
+/* Finds or builds the plan of a snapshot, and runs it: see execution.h. */
+#include "opaque/execution.h"
+#include "opaque/log.h"
+#include "opaque/why.h"
+#include "runtime/activity.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory"); }
+
+static unsigned salt(void) { return opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0; }
+
+/* ---- plans */
+
+static opq_status compile_plan(const opq_execution *p, bool bare, opq_plan **out_plan)
+{
+    opq_ctx *ctx = p->runner->ctx;
+    opq_graph *graph = NULL;
+    opq_fusion fusion = opq_modes_get() & OPQ_MODE_UNFUSED ? OPQ_UNFUSED : OPQ_FUSED;
+    OPQ_TRY(opq_snapshot_graph(p->snapshot, bare ? OPQ_OUTPUTS_bare : OPQ_OUTPUTS_stored, &graph));
+    void *activity = p->runner->watched ? opq_activity_begin(&ctx->host, OPQ_ACTIVITY_plan, NULL) : NULL;
+    opq_status status = opq_plan_compile(&ctx->runtime, graph, fusion, out_plan);
+    opq_activity_end(&ctx->host, activity);
+    opq_graph_destroy(graph);
+    if (status == OPQ_OK && !bare)
+        (*out_plan)->lines = opq_snapshot_lines(p->snapshot);
+    return status;
+}
+
+/* For a failure: a reused plan has the lines of the graph it was built for, so it is built again (nothing is compiled). */
+static const opq_plan *plan_with_lines(void *data)
+{
+    opq_execution *p = data;
+    char message[1024];
+    if ((!p->reused && !p->bare) || p->lines)
+        return p->lines;
+    snprintf(message, sizeof message, "%s", opq_error());
+    opq_status status = compile_plan(p, false, &p->lines);
+    if (status != OPQ_OK)
+        p->lines = NULL;
+    (void)opq_fail(status, "%s", message); /* the failure that is told is the run's */
+    return p->lines;
+}
+
+/* Who looks is told the lines of this run, not those of the first that had the plan: it is built again, once for these lines. */
+static void renew_lines(opq_execution *p)
+{
+    const opq_snapshot *s = p->snapshot;
+    opq_plan *plan;
+    if (p->plan->lines == opq_snapshot_lines(s) || compile_plan(p, false, &plan) != OPQ_OK)
+        return;
+    opq_plan_cache_replace(p->runner->ctx->plans, s->key, s->key_bytes, plan);
+    opq_plan_release(p->plan);
+    p->plan = plan;
+}
+
+static opq_plan *look_up(const opq_execution *p, const opq_snapshot *s)
+{
+    return opq_plan_cache_find(p->runner->ctx->plans, s->key, s->key_bytes);
+}
+
+/* The same for any offsets of its views, if it has any. */
+static opq_status look_for_any_offset(opq_execution *p, bool *out_any)
+{
+    OPQ_TRY(opq_snapshot_without_offsets(p->given, &p->any_offset, out_any));
+    if (!*out_any)
+        return OPQ_OK;
+    OPQ_TRY(opq_snapshot_key(&p->any_offset, salt()));
+    p->plan = look_up(p, &p->any_offset);
+    return OPQ_OK;
+}
+
+static opq_status look_for_given(opq_execution *p)
+{
+    OPQ_TRY(opq_snapshot_key(p->given, salt()));
+    p->plan = look_up(p, p->given);
+    return OPQ_OK;
+}
+
+/* For the first offsets of a graph there will be a plan of their own, which says what the program said; other ones have one together. */
+static opq_status look_for_exact(opq_execution *p)
+{
+    bool any = false;
+    OPQ_TRY(look_for_given(p));
+    if (p->plan == NULL)
+        OPQ_TRY(look_for_any_offset(p, &any));
+    const opq_snapshot *s = &p->any_offset;
+    if (any && (p->plan || opq_views_seen(&p->runner->ctx->views, s->key, s->key_bytes)))
+        p->snapshot = s;
+    return OPQ_OK;
+}
+
+opq_status opq_execution_find(opq_execution *p, bool by_offset, bool *out_found)
+{
+    p->snapshot = p->given;
+    OPQ_TRY(by_offset ? look_for_exact(p) : look_for_given(p));
+    *out_found = p->reused = p->plan != NULL;
+    if (!p->reused)
+        return OPQ_OK;
+    atomic_fetch_add_explicit(&p->runner->ctx->stats.plans_reused, 1, memory_order_relaxed);
+    if (p->runner->watched || p->runner->recorder)
+        renew_lines(p);
+    if (opq_logs(OPQ_LOG_plan, OPQ_LOG_DEBUG))
+        opq_log("plan: reused, of %d ops on %d inputs", p->snapshot->nodes.count, p->snapshot->leaves.count);
+    return OPQ_OK;
+}
+
+opq_status opq_execution_build(opq_execution *p)
+{
+    opq_ctx *ctx = p->runner->ctx;
+    if (p->runner->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
+        OPQ_TRY(opq_why(ctx->plans, p->snapshot, &p->why));
+    double start = now();
+    OPQ_TRY(compile_plan(p, p->bare, &p->plan));
+    opq_plan_log(p->plan, p->why, now() - start);
+    atomic_fetch_add(&ctx->stats.plans_built, 1);
+    atomic_fetch_add(&ctx->stats.kernels_compiled, p->plan->compiled);
+    atomic_fetch_add(&ctx->stats.kernels_loaded, p->plan->loaded);
+    atomic_fetch_add(&ctx->stats.kernels_split, p->plan->fallback_count);
+    opq_tiers_planned(&ctx->tiers, p->snapshot->nodes.count, now() - start);
+    atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
+    opq_plan_cache_keep(ctx->plans, p->snapshot->key, p->snapshot->key_bytes, p->plan);
+    return OPQ_OK;
+}
+
+void opq_execution_drop(const opq_execution *p)
+{
+    free(p->why);
+    opq_plan_release(p->plan);
+    opq_plan_release(p->lines);
+}
+
+/* ---- running */
+
+static void note_launch(void *data, const opq_step *step, int32_t count, const opq_launch_times *times)
+{
+    const opq_execution *p = data;
+    opq_ctx *ctx = p->runner->ctx;
+    bool call = step->kind == OPQ_KERNEL_extern;
+    atomic_fetch_add(call ? &ctx->stats.extern_calls : &ctx->stats.kernels_run, 1);
+    int64_t bytes_read = 0, bytes_written = 0;
+    for (int32_t i = 0; i < count; i++) {
+        bytes_read += step[i].bytes_read;
+        bytes_written += step[i].bytes_written;
+    }
+    atomic_fetch_add(&ctx->stats.bytes_read, bytes_read);
+    atomic_fetch_add(&ctx->stats.bytes_written, bytes_written);
+    if (opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG))
+        opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
+                times->compile_seconds > 0 ? " (compiled now)" : "", count, step->shape, 1e3 * times->seconds,
+                (long long)bytes_read, (long long)bytes_written);
+    if (p->runner->recorder)
+        opq_recorder_launch(p->runner->recorder, step, count, times);
+}
+
+static void drop_part(void *of) { opq_buffer_release(of); }
+
+/* A view of a leaf's memory, from its first element on: a buffer of its own. */
+static opq_status take_part(const opq_execution *p, opq_buffer *buffer, const opq_view *view, opq_buffer **out_part)
+{
+    char *first = (char *)buffer->data + view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype);
+    opq_buffer_retain(buffer);
+    opq_status status = opq_pool_adopt(p->runner->ctx->runtime.pool, first, (size_t)opq_type_bytes(&view->leaf), drop_part,
+                                       buffer, out_part);
+    if (status != OPQ_OK)
+        opq_buffer_release(buffer);
+    return status;
+}
+
+opq_status opq_execution_check_leaves(const opq_snapshot *s)
+{
+    for (int i = 0; i < s->leaves.count; i++)
+        if (atomic_load_explicit(&s->leaves.items[i]->buffer->taken, memory_order_relaxed))
+            return opq_fail(OPQ_INVALID, "the value was being updated in place by another thread when this process was "
+                                         "forked: it is lost here");
+    return OPQ_OK;
+}
+
+/* Memory of the leaves; of views that begin behind their first element references to be given back. */
+static opq_status find_inputs(const opq_execution *p)
+{
+    const opq_snapshot *s = p->snapshot;
+    if (p->memory == NULL)
+        OPQ_TRY(opq_execution_check_leaves(s));
+    for (int i = 0; i < s->leaves.count; i++) {
+        const opq_view *view = opq_snapshot_leaf_view(s, i);
+        opq_buffer *buffer = p->memory ? p->memory[i] : s->leaves.items[i]->buffer;
+        if (view && view->first > 0)
+            OPQ_TRY(take_part(p, buffer, view, &p->inputs[i]));
+        else
+            p->inputs[i] = buffer;
+    }
+    return OPQ_OK;
+}
+
+static void drop_inputs(const opq_execution *p)
+{
+    for (int i = 0; i < p->snapshot->leaves.count; i++) {
+        const opq_view *view = opq_snapshot_leaf_view(p->snapshot, i);
+        if (view && view->first > 0)
+            opq_buffer_release(p->inputs[i]);
+    }
+}
+
+opq_status opq_execution_run(opq_execution *p)
+{
+    const opq_snapshot *s = p->snapshot;
+    opq_room *room = p->runner->room;
+    opq_buffer **results = opq_room_take(room, (size_t)s->outputs.count * sizeof *results);
+    opq_number *scalars = opq_room_take(room, (size_t)s->scalars.count * sizeof *scalars);
+    p->inputs = opq_room_take(room, (size_t)s->leaves.count * sizeof *p->inputs);
+    p->results = NULL;
+    p->mixed = true; /* until the run says something else */
+    if (p->inputs == NULL || results == NULL || scalars == NULL)
+        return out_of_memory();
+    memset(p->inputs, 0, (size_t)s->leaves.count * sizeof *p->inputs);
+    for (int i = 0; i < s->scalars.count; i++)
+        scalars[i] = s->scalars.items[i]->scalar;
+    opq_run_call call = {.inputs = p->inputs,
+                         .scalars = scalars,
+                         .outputs = results,
+                         .replaces = p->in_place && s->replaces.count > 0 ? s->replaces.items : NULL,
+                         .note = note_launch,
+                         .note_data = p,
+                         .timed = p->runner->recorder != NULL || opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG),
+                         .watched = p->runner->watched,
+                         .lines_of = plan_with_lines,
+                         .lines_data = p,
+                         .out_mixed = &p->mixed};
+    opq_status status = find_inputs(p);
+    if (status == OPQ_OK) {
+        p->results = results;
+        status = opq_plan_run(&p->runner->ctx->runtime, p->plan, &call);
+    }
+    drop_inputs(p);
+    return status;
+}

@@ -1,0 +1,42 @@
+/* A snapshot and the plan that runs it. Internal to opaque/; with run_lock held.
+ *
+ * Of a whole run, or of one piece of it (pieces.h), whose leaves may be results of other pieces.
+ */
+#ifndef OPAQUE_OPAQUE_EXECUTION_H
+#define OPAQUE_OPAQUE_EXECUTION_H
+
+#include "opaque/snapshot.h"
+
+/* Who runs: the same for all pieces. */
+typedef struct opq_runner {
+    opq_ctx *ctx;
+    opq_room *room;                /* memory of all that the run needs */
+    struct opq_recorder *recorder; /* NULL: nobody looks */
+    bool watched;                  /* a profiler is told of it */
+} opq_runner;
+
+typedef struct opq_execution {
+    const opq_runner *runner;
+    opq_snapshot *given;
+    const opq_snapshot *snapshot; /* what the plan is for: `given` or any_offset */
+    opq_snapshot any_offset;
+    opq_plan *plan, *lines;      /* lines: that of an equal graph whose lines are this one's, for a failure */
+    bool reused, mixed;          /* mixed: of the last run, see opq_run_call */
+    bool in_place;               /* outputs may take the memory of what they replace */
+    bool bare;                   /* a plan is built without lines, which cost a fifth of planning one op */
+    char *why;                   /* there was no plan: what tells it from the nearest, malloc'd; for the recorder and the log */
+    opq_buffer *const *memory;   /* per leaf; NULL: their values have it */
+    opq_buffer **inputs, **results; /* results: per output of the snapshot, a reference, or NULL where a failed kernel was needed */
+} opq_execution;
+
+/* Makes the key of `given`, and looks for a plan; by_offset: or for one for any offsets of its views, which is for all but the first offsets
+ * that the graph has. *out_found: there is one. */
+opq_status opq_execution_find(opq_execution *execution, bool by_offset, bool *out_found) OPQ_MUST_CHECK;
+/* Builds the plan that was not found, and keeps it in the cache. */
+opq_status opq_execution_build(opq_execution *execution) OPQ_MUST_CHECK;
+/* Is the memory of its leaves there? Of one that was being replaced when this process was forked it is not. */
+opq_status opq_execution_check_leaves(const opq_snapshot *snapshot) OPQ_MUST_CHECK;
+opq_status opq_execution_run(opq_execution *execution) OPQ_MUST_CHECK;
+void opq_execution_drop(const opq_execution *execution); /* without its results */
+
+#endif

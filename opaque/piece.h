@@ -1,0 +1,51 @@
+/* Pieces of a snapshot as snapshots of their own. Internal to opaque/: pieces.c cuts and runs them. */
+#ifndef OPAQUE_OPAQUE_PIECE_H
+#define OPAQUE_OPAQUE_PIECE_H
+
+#include "opaque/execution.h"
+
+/* A range of nodes with its plan. */
+typedef struct opq_piece {
+    int32_t end; /* behind its last node */
+    opq_snapshot snapshot;
+    opq_execution execution;
+    int32_t *leaf_from; /* per leaf: its code in the whole */
+    int32_t *output_of; /* per output: its node in the whole */
+    struct opq_piece *next;
+} opq_piece;
+
+/* Of a node, leaf or scalar of the whole: its code in the piece that has this stamp. */
+typedef struct opq_place {
+    int32_t stamp, code;
+} opq_place;
+
+/* A snapshot that is cut, and what is known of it. Numbers of nodes and codes are the snapshot's. */
+typedef struct opq_whole {
+    const opq_runner *runner;
+    const opq_snapshot *s;
+    bool *inlined;    /* per node: a view or a constant, which each piece that needs it has for itself */
+    opq_view **view;  /* per node: inlined, and by strides over memory, through all views between; else NULL */
+    int32_t *base;    /* of it: the code of that memory */
+    int32_t *output;  /* per node: which output it is, -1 */
+    int32_t *last_use, *leaf_last; /* per node, per leaf: the last node that needs it and is not inlined, -1 */
+    opq_place *places[OPQ_SETS];   /* by opq_code_set */
+    int32_t stamp, begin; /* of the piece that is being made */
+    opq_snapshot draft;   /* it, with room for all that can come */
+    int32_t *leaf_from, *output_of, *stack;
+} opq_whole;
+
+/* In the room of the run. */
+opq_status opq_whole_make(const opq_runner *runner, const opq_snapshot *snapshot, opq_whole *out_whole) OPQ_MUST_CHECK;
+/* The nodes from first to end that are not inlined, and what of others they need. */
+opq_status opq_piece_make(opq_whole *whole, int32_t first, int32_t end, opq_piece **out_piece) OPQ_MUST_CHECK;
+
+static inline int32_t opq_whole_arity(const opq_whole *w, int32_t node)
+{
+    return w->s->first_operand.items[node + 1] - w->s->first_operand.items[node];
+}
+static inline int32_t opq_whole_operand(const opq_whole *w, int32_t node, int k)
+{
+    return w->s->operands.items[w->s->first_operand.items[node] + k];
+}
+
+#endif

@@ -1,0 +1,296 @@
+/* See pieces.h. */
+#include "opaque/pieces.h"
+#include "graph/recurrent.h"
+#include "opaque/piece.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { PIECE_OPS_MAX = 16 };
+
+typedef struct pieces {
+    opq_whole whole;
+    opq_piece *first, **end;
+    opq_buffer **made; /* per node */
+} pieces;
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph"); }
+
+/* ---- where pieces end */
+
+bool opq_pieces_possible(const opq_snapshot *s)
+{
+    for (int i = 0; i < s->nodes.count; i++) {
+        const opq_value *node = s->nodes.items[i];
+        if (node->type.dtype == OPQ_f16 || node->type.dtype == OPQ_bf16)
+            return false;
+        if (node->op == OPQ_OP_extern_result && s->nodes.items[i - 1]->op != OPQ_OP_extern_result &&
+            opq_code_number(s->operands.items[s->first_operand.items[i]]) != i - 1)
+            return false;
+    }
+    return true;
+}
+
+static int32_t operand_of(const pieces *p, int32_t node, int k) { return opq_whole_operand(&p->whole, node, k); }
+
+static int arity_of(const pieces *p, int32_t node) { return opq_whole_arity(&p->whole, node); }
+
+static const opq_value *node_of(const pieces *p, int32_t node) { return p->whole.s->nodes.items[node]; }
+
+/* Rows of the same steps of a recurrent layer: one expansion has what all of them give. */
+static bool are_siblings(const pieces *p, int32_t a, int32_t b)
+{
+    if (!opq_op_is_recurrent(node_of(p, a)->op) || !opq_op_is_recurrent(node_of(p, b)->op) ||
+        arity_of(p, a) != arity_of(p, b))
+        return false;
+    for (int k = 0; k < arity_of(p, a); k++)
+        if (operand_of(p, a, k) != operand_of(p, b, k))
+            return false;
+    return true;
+}
+
+/* What cannot do without the node before: an extern call goes with its results. */
+static bool follows(const pieces *p, int32_t node, int32_t before)
+{
+    return node_of(p, node)->op == OPQ_OP_extern_result || are_siblings(p, before, node);
+}
+
+/* Where the piece is that comes. */
+typedef struct cut {
+    int32_t begin, before; /* its first node, the last one */
+    int ops;
+    int32_t *latest; /* per node, the last node that is not inlined of those that it is made of, or itself; -1: of leaves alone */
+} cut;
+
+/* Does node i begin another one? */
+static bool begins(const pieces *p, int32_t i, const cut *c)
+{
+    bool product = opq_op_info_of((opq_op)node_of(p, i)->op)->class_ == OPQ_CLASS_MATMUL, touches = false;
+    if (follows(p, i, c->before))
+        return false;
+    for (int k = 0; k < arity_of(p, i); k++) {
+        int32_t code = operand_of(p, i, k);
+        int32_t from = opq_code_set(code) == OPQ_SET_node ? c->latest[opq_code_number(code)] : -1;
+        if (opq_code_set(code) == OPQ_SET_scalar)
+            continue;
+        if (product && from < 0)
+            return true;
+        touches = touches || from >= c->begin;
+    }
+    return !touches || c->ops >= PIECE_OPS_MAX;
+}
+
+static int32_t latest_of(const pieces *p, int32_t i, const cut *c)
+{
+    int32_t found = -1;
+    for (int k = 0; k < arity_of(p, i); k++) {
+        int32_t code = operand_of(p, i, k);
+        if (opq_code_set(code) == OPQ_SET_node && c->latest[opq_code_number(code)] > found)
+            found = c->latest[opq_code_number(code)];
+    }
+    return found;
+}
+
+/* ---- their plans */
+
+static bool costs_nothing(const opq_value *node)
+{
+    switch (opq_op_info_of((opq_op)node->op)->class_) {
+    case OPQ_CLASS_VIEW:
+    case OPQ_CLASS_CONST:
+    case OPQ_CLASS_SCALAR:
+    case OPQ_CLASS_IOTA: return true;
+    default: return false;
+    }
+}
+
+double opq_pieces_saving(const opq_snapshot *s)
+{
+    static const double LAUNCH = 1e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
+    double seconds = 0;
+    for (int i = 0; i < s->nodes.count; i++) {
+        double bytes = (double)opq_type_bytes(&s->nodes.items[i]->type);
+        if (!costs_nothing(s->nodes.items[i]))
+            seconds += LAUNCH + bytes * (bytes > 64 << 10 ? UNCACHED : CACHED);
+    }
+    return seconds;
+}
+
+static void append(pieces *p, opq_piece *made)
+{
+    *p->end = made;
+    p->end = &made->next;
+}
+
+/* Op by op. */
+static opq_status add_ops(pieces *p, int32_t first, int32_t end)
+{
+    for (int32_t i = first, stop; i < end; i = stop) {
+        opq_piece *op;
+        bool found;
+        stop = i + 1;
+        while (stop < end && (p->whole.inlined[stop] || follows(p, stop, i)))
+            stop++;
+        if (p->whole.inlined[i])
+            continue;
+        OPQ_TRY(opq_piece_make(&p->whole, i, stop, &op));
+        if (op->snapshot.outputs.count == 0) /* who needs it has failed */
+            continue;
+        OPQ_TRY(opq_execution_find(&op->execution, false, &found));
+        if (!found)
+            OPQ_TRY(opq_execution_build(&op->execution));
+        append(p, op);
+    }
+    return OPQ_OK;
+}
+
+static opq_status add_piece(pieces *p, int32_t first, int32_t end, int ops)
+{
+    opq_piece *made;
+    bool found;
+    opq_tiers *tiers = &p->whole.runner->ctx->tiers;
+    if (ops == 1 || tiers->mode == OPQ_TIERS_lazy)
+        return add_ops(p, first, end);
+    OPQ_TRY(opq_piece_make(&p->whole, first, end, &made));
+    if (made->snapshot.outputs.count == 0)
+        return OPQ_OK;
+    OPQ_TRY(opq_execution_find(&made->execution, false, &found));
+    const opq_snapshot *s = &made->snapshot;
+    if (!found && tiers->mode != OPQ_TIERS_eager &&
+        !opq_tiers_pays(tiers, s->key, s->key_bytes, s->nodes.count, opq_pieces_saving(s)))
+        return add_ops(p, first, end);
+    if (!found)
+        OPQ_TRY(opq_execution_build(&made->execution));
+    append(p, made);
+    return OPQ_OK;
+}
+
+static opq_status add_pieces(pieces *p)
+{
+    const opq_whole *w = &p->whole;
+    int32_t count = w->s->nodes.count;
+    cut c = {.latest = opq_room_take(w->runner->room, (size_t)count * sizeof *c.latest)};
+    if (c.latest == NULL)
+        return out_of_memory();
+    for (int32_t i = 0; i < count; i++) {
+        c.latest[i] = w->inlined[i] ? latest_of(p, i, &c) : i;
+        if (w->inlined[i])
+            continue;
+        if (c.ops > 0 && begins(p, i, &c)) {
+            OPQ_TRY(add_piece(p, c.begin, i, c.ops));
+            c.ops = 0;
+        }
+        if (c.ops++ == 0)
+            c.begin = i;
+        c.before = i;
+    }
+    return c.ops > 0 ? add_piece(p, c.begin, count, c.ops) : OPQ_OK;
+}
+
+/* ---- running them */
+
+/* False: something that it needs is not there. */
+static bool find_memory(const pieces *p, opq_piece *it, opq_buffer **memory)
+{
+    for (int i = 0; i < it->snapshot.leaves.count; i++) {
+        int32_t number = opq_code_number(it->leaf_from[i]);
+        bool leaf = opq_code_set(it->leaf_from[i]) == OPQ_SET_leaf;
+        memory[i] = leaf ? p->whole.s->leaves.items[number]->buffer : p->made[number];
+        if (memory[i] == NULL)
+            return false;
+    }
+    it->execution.memory = memory;
+    return true;
+}
+
+static void release_used(const pieces *p, const opq_piece *it)
+{
+    for (int i = 0; i < it->snapshot.leaves.count; i++) {
+        int32_t node = opq_code_number(it->leaf_from[i]);
+        if (opq_code_set(it->leaf_from[i]) != OPQ_SET_node || p->whole.last_use[node] >= it->end || p->whole.output[node] >= 0)
+            continue;
+        opq_buffer_release(p->made[node]);
+        p->made[node] = NULL;
+    }
+}
+
+static opq_status run_piece(const pieces *p, opq_piece *it, bool *out_mixed)
+{
+    opq_buffer **memory = opq_room_take(p->whole.runner->room, (size_t)it->snapshot.leaves.count * sizeof *memory);
+    if (memory == NULL)
+        return out_of_memory();
+    if (!find_memory(p, it, memory))
+        return OPQ_OK; /* what failed has said so */
+    opq_status status = opq_execution_run(&it->execution);
+    *out_mixed = *out_mixed || (status != OPQ_OK && it->execution.mixed);
+    for (int i = 0; i < it->snapshot.outputs.count && it->execution.results; i++)
+        p->made[it->output_of[i]] = it->execution.results[i];
+    release_used(p, it);
+    return status;
+}
+
+/* From the last piece on that may fail, outputs may take the memory of what they replace: nothing is computed again then. */
+static const opq_piece *last_to_fail(const pieces *p)
+{
+    const opq_piece *found = p->first;
+    for (const opq_piece *it = p->first; it; it = it->next)
+        if (it->execution.plan->sure_wave > 0)
+            found = it;
+    return found;
+}
+
+static opq_status run_all(const pieces *p, bool *out_mixed)
+{
+    opq_status first = OPQ_OK;
+    char message[1024];
+    bool in_place = false, replaced = false;
+    const opq_piece *last = last_to_fail(p);
+    for (opq_piece *it = p->first; it; it = it->next) {
+        in_place = in_place || it == last;
+        it->execution.in_place = in_place;
+        opq_status status = run_piece(p, it, out_mixed);
+        for (int i = 0; i < it->snapshot.replaces.count && in_place; i++)
+            replaced = replaced || it->snapshot.replaces.items[i] >= 0;
+        if (status == OPQ_OK || first != OPQ_OK)
+            continue;
+        first = status;
+        snprintf(message, sizeof message, "%s", opq_error());
+    }
+    *out_mixed = *out_mixed && !replaced;
+    return first == OPQ_OK ? OPQ_OK : opq_fail(first, "%s", message);
+}
+
+static void drop(const pieces *p, opq_buffer **results)
+{
+    for (const opq_piece *it = p->first; it; it = it->next)
+        opq_execution_drop(&it->execution);
+    for (int i = 0; i < p->whole.s->nodes.count && p->whole.output; i++)
+        if (p->whole.output[i] >= 0)
+            results[p->whole.output[i]] = p->made[i];
+        else
+            opq_buffer_release(p->made[i]);
+}
+
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_buffer **results, bool *out_mixed)
+{
+    pieces p = {.end = &p.first, .whole.s = snapshot};
+    size_t nodes = (size_t)snapshot->nodes.count;
+    *out_mixed = true;
+    for (int i = 0; i < snapshot->outputs.count; i++)
+        results[i] = NULL;
+    p.made = opq_room_take(runner->room, nodes * sizeof *p.made);
+    if (p.made == NULL)
+        return out_of_memory();
+    memset(p.made, 0, nodes * sizeof *p.made);
+    opq_status status = opq_execution_check_leaves(snapshot);
+    if (status == OPQ_OK)
+        status = opq_whole_make(runner, snapshot, &p.whole);
+    if (status == OPQ_OK)
+        status = add_pieces(&p);
+    if (status == OPQ_OK) {
+        *out_mixed = false;
+        status = run_all(&p, out_mixed);
+    }
+    drop(&p, results);
+    return status;
+}

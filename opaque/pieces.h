@@ -1,0 +1,21 @@
+/* Running a snapshot piece by piece, each with a plan of its own. Internal to opaque/; with run_lock held.
+ *
+ * A piece is a range of nodes in record order. Where one ends is decided by its neighbourhood alone: before a product of a leaf (a weight), where
+ * something begins that needs nothing of the piece, and after so many nodes. So graphs that differ in length, or in the order of equal parts,
+ * are made of equal pieces, whose plans there are. Views and constants belong to each piece that needs them. A piece that has no plan runs
+ * op by op, until a plan pays (tiers.h): what is fused and what is not has the same bits.
+ */
+#ifndef OPAQUE_OPAQUE_PIECES_H
+#define OPAQUE_OPAQUE_PIECES_H
+
+#include "opaque/execution.h"
+
+/* False: what is fused decides how halves are rounded, or an extern call and its results stand apart. */
+bool opq_pieces_possible(const opq_snapshot *snapshot);
+/* Seconds that one plan for all of it would save in a run: launches, and what goes through memory. */
+double opq_pieces_saving(const opq_snapshot *snapshot);
+/* results: per output of the snapshot, as of opq_run_call; *out_mixed too. */
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_buffer **results,
+                          bool *out_mixed) OPQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,158 @@
+/* Runs without a plan for the whole: op by op, in segments, and as the model of costs has it, with plans that come in the middle, random graphs
+ * have the bits of a plan for all of it.
+ *
+ *   OPAQUE_TEST_FULL=1    5,000 graphs of each sort
+ *   OPAQUE_TEST_SEED=n    this graph alone
+ */
+#include "support.h"
+
+#include "../fusion/arrays.h"
+#include "../fusion/random_graph.h"
+
+#include "opaque/context.h"
+
+enum { GRAPHS = 150, FULL_GRAPHS = 5000, RUNS = 3 };
+
+static opq_value *record_leaf(opq_ctx *ctx, const opq_type *type, const void *data)
+{
+    size_t bytes = (size_t)opq_type_bytes(type);
+    opq_buffer *buffer = NULL;
+    opq_value *value = NULL;
+    expect_ok(opq_buffer_create(ctx, bytes, &buffer));
+    memcpy(opq_buffer_data(buffer), data, bytes);
+    expect_ok(opq_value_leaf(ctx, type, buffer, &value));
+    opq_buffer_release(buffer);
+    return value;
+}
+
+/* The values of all nodes, recorded. */
+static opq_value **record_graph(opq_ctx *ctx, const random_graph *r)
+{
+    const opq_graph *graph = r->graph;
+    opq_value **values = calloc((size_t)graph->count + 1, sizeof *values), *operands[64];
+    int inputs = 0;
+    for (opq_ref n = 0; n < graph->count; n++) {
+        const opq_node *node = opq_node_at(graph, n);
+        assert_true(node->arity <= (int)COUNT(operands));
+        for (int k = 0; k < node->arity; k++)
+            operands[k] = values[node->operand[k]];
+        if (node->op == OPQ_OP_input)
+            values[n] = record_leaf(ctx, &node->type, r->inputs[inputs++]);
+        else if (node->op == OPQ_OP_scalar)
+            expect_ok(opq_value_scalar(ctx, (opq_dtype)node->type.dtype, opq_node_attr(node, OPQ_ATTR_value)->number, false,
+                                       &values[n]));
+        else
+            expect_ok(opq_value_new(ctx, (opq_op)node->op, &node->type, operands, node->arity, node->attr, node->attr_count,
+                                    &values[n]));
+    }
+    return values;
+}
+
+/* Runs the graph as a program records it: outputs are held by cells, and read at once. */
+static void expect_outputs(opq_ctx *ctx, const random_graph *r, const arrays *expected, uint64_t seed, const char *way)
+{
+    const opq_graph *graph = r->graph;
+    opq_value **values = record_graph(ctx, r), *asked[RANDOM_OUTPUTS];
+    opq_cell *cells[RANDOM_OUTPUTS] = {0};
+    int count = opq_graph_output_count(graph);
+    assert_true(count <= RANDOM_OUTPUTS);
+    for (int i = 0; i < count; i++) {
+        asked[i] = again(values[graph->outputs[i]]);
+        if (i % 2)
+            expect_ok(opq_cell_from_value(ctx, asked[i], &cells[i]));
+    }
+    for (opq_ref n = 0; n < graph->count; n++)
+        opq_value_release(values[n]);
+    free(values);
+    expect_ok(opq_materialize(ctx, asked, count, OPQ_REASON_copy_to_host));
+    for (int i = 0; i < count; i++) {
+        opq_type type = opq_graph_output_type(graph, i);
+        const opq_buffer *buffer = opq_value_buffer(asked[i]);
+        bool scalar = opq_node_at(graph, graph->outputs[i])->op == OPQ_OP_scalar; /* which nobody computes */
+        int64_t at = buffer ? array_difference(&type, opq_buffer_data(buffer), expected->data[i]) : 0;
+        if (at >= 0 && !scalar)
+            fail_msg("seed %llu, %s: output %d differs at element %lld", (unsigned long long)seed, way, i, (long long)at);
+        if (cells[i])
+            opq_cell_release(cells[i]);
+        opq_value_release(asked[i]);
+    }
+}
+
+typedef struct ways {
+    opq_ctx *lazy, *eager, *model;
+} ways;
+
+static void check_seed(const ways *w, uint64_t seed)
+{
+    random_graph r = random_graph_make(seed);
+    opq_program *program = NULL;
+    arrays expected = arrays_of_outputs(r.graph);
+    expect_ok(opq_compile(w->lazy, r.graph, OPQ_FUSED, &program));
+    expect_ok(opq_run(w->lazy, program, (const void *const *)r.inputs, expected.data));
+    opq_program_release(program);
+    expect_outputs(w->lazy, &r, &expected, seed, "op by op");
+    expect_outputs(w->eager, &r, &expected, seed, "in segments");
+    w->model->tiers.seconds_per_op = (double)(seed % 4) * 1e-6; /* plans of segments, or of all, come sooner or later */
+    for (int i = 0; i < RUNS; i++)
+        expect_outputs(w->model, &r, &expected, seed, "as the model has it");
+    arrays_drop(&expected);
+    random_graph_drop(&r);
+}
+
+static void check_seeds(const ways *w, uint64_t above)
+{
+    uint64_t count = getenv("OPAQUE_TEST_FULL") ? FULL_GRAPHS : (uint64_t)test_sample(GRAPHS);
+    for (uint64_t n = 1; n <= count; n++)
+        check_seed(w, above + n);
+}
+
+static void test_random_graphs(void **state)
+{
+    const char *seed = getenv("OPAQUE_TEST_SEED");
+    if (seed)
+        check_seed(*state, strtoull(seed, NULL, 10));
+    else
+        check_seeds(*state, 0);
+}
+
+static void test_random_views(void **state)
+{
+    if (getenv("OPAQUE_TEST_SEED") == NULL)
+        check_seeds(*state, RANDOM_VIEWS);
+}
+
+static opq_ctx *context_in(const char *tiers)
+{
+    opq_ctx *ctx = NULL;
+    setenv("OPAQUE_TIERS", tiers, 1);
+    expect_ok(opq_ctx_create(&test_host, &ctx));
+    unsetenv("OPAQUE_TIERS");
+    return ctx;
+}
+
+static int make_contexts(void **state)
+{
+    static ways w;
+    w = (ways){context_in("lazy"), context_in("eager"), context_in("model")};
+    w.eager->tiers.seconds_per_op = 1e9; /* no plan for all of a graph */
+    *state = &w;
+    return 0;
+}
+
+static int drop_contexts(void **state)
+{
+    const ways *w = *state;
+    opq_ctx *all[] = {w->lazy, w->eager, w->model};
+    int left = 0;
+    for (size_t i = 0; i < COUNT(all); i++) {
+        left += stats_of(all[i]).bytes_allocated != 0;
+        opq_ctx_destroy(all[i]);
+    }
+    return left;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs), cmocka_unit_test(test_random_views)};
+    return cmocka_run_group_tests(tests, make_contexts, drop_contexts);
+}

@@ -1,0 +1,123 @@
+"""Programs whose graphs are not planned as a whole (OPAQUE_TIERS): op by op, in pieces, and as the model of costs has it. Values are those of
+the CPU, as in each random program's own test; in-place updates and failures are what they are with a plan."""
+
+import pytest
+from programs.testing import run_elsewhere
+
+TIERS = ["lazy", "eager", "model"]
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+@pytest.mark.parametrize(
+    "kind, block", [("nets", 11), ("aliasing", 11), ("views", 11), ("dtypes", 11), ("threads", 11)]
+)
+def test_random_programs(run_warm, kind, block, tiers):
+    run_elsewhere(run_warm, kind, block, 6, 300, OPAQUE_TIERS=tiers)
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_optimizer_updates_in_place(run_warm, tiers):
+    """Memory of parameters and of their state is taken over, after the last kernel that may fail."""
+    assert run_warm(
+        """
+import torch, torch_opaque
+torch.manual_seed(0)
+def trained(device):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Flatten(), torch.nn.Linear(24, 5)).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    held = net[2].weight.detach() * 1
+    for step in range(6):
+        text = (torch.arange(12).reshape(4, 3) + step) % 10
+        loss = torch.nn.functional.cross_entropy(net(text.to(device)), torch.tensor([0, 1, 2, 3]).to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [p.detach().cpu() for p in net.parameters()] + [held.cpu()]
+for ours, expected in zip(trained("opaque"), trained("cpu")):
+    torch.testing.assert_close(ours, expected)
+print("right")
+""",
+        OPAQUE_TIERS=tiers,
+    ).stdout.endswith("right\n")
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_failure_costs_what_depends_on_it(run_warm, tiers):
+    assert (
+        run_warm(
+            """
+import torch, torch_opaque
+x = torch.arange(6.0).to("opaque")
+weight = torch.ones(6).to("opaque")
+bad = x[torch.tensor([1, 9]).to("opaque")]
+good = x * 2
+weight.mul_(3)
+after = bad + 1
+try:
+    print(after.cpu())
+except IndexError as error:
+    print("IndexError" if "9" in str(error) else error)
+print(good.tolist(), weight.tolist(), x.tolist())
+""",
+            OPAQUE_TIERS=tiers,
+        ).stdout
+        == "IndexError\n[0.0, 2.0, 4.0, 6.0, 8.0, 10.0] [3.0, 3.0, 3.0, 3.0, 3.0, 3.0] [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]\n"
+    )
+
+
+def test_lengths_share_plans(run_warm):
+    """A longer loop is made of the pieces of a shorter one."""
+    assert (
+        run_warm(
+            """
+import torch, torch_opaque
+w = torch.randn(16, 16).to("opaque")
+def loop(n):
+    x = torch.ones(4, 16).to("opaque")
+    for _ in range(n):
+        x = torch.tanh(x @ w + 1)
+    return x.sum().item()
+loop(5), loop(9)
+before = torch_opaque.stats()
+for n in (3, 30, 12, 77):
+    loop(n)
+after = torch_opaque.stats()
+print(after["plans_built"] - before["plans_built"], after["kernels_compiled"] - before["kernels_compiled"])
+""",
+            OPAQUE_TIERS="eager",
+        ).stdout
+        == "0 0\n"
+    )
+
+
+def test_an_unknown_setting_is_told(run_warm):
+    with pytest.raises(AssertionError, match="model, off, lazy and eager"):
+        run_warm("import torch; torch.ones(2).to('opaque')", OPAQUE_TIERS="some")
+
+
+def test_kernels_on_disk(run_warm, tmp_path):
+    """What one process compiled the next one loads: equal bits, and nothing is compiled."""
+    text = """
+import torch, torch_opaque
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.GELU(), torch.nn.LayerNorm(30), torch.nn.Linear(30, 4)).to("opaque")
+loss = torch.nn.functional.cross_entropy(net(torch.randn(6, 20).to("opaque")), torch.tensor([0, 1, 2, 3, 0, 1]).to("opaque"))
+loss.backward()
+sums = [p.grad.double().sum().item().hex() for p in net.parameters()]
+stats = torch_opaque.stats()
+print(loss.item().hex(), *sums)
+print(stats["kernels_compiled"] > 0, stats["kernels_loaded"] > 0)
+"""
+    folder = tmp_path / "kernels"
+    plain = run_warm(text, OPAQUE_CACHE="off").stdout.split("\n")
+    first, second = (run_warm(text, OPAQUE_CACHE=str(folder)).stdout.split("\n") for _ in range(2))
+    assert plain[0] == first[0] == second[0]
+    assert [plain[1], first[1], second[1]] == ["True False", "True False", "False True"]
+    files = sorted(folder.iterdir())
+    assert files and folder.stat().st_mode & 0o777 == 0o700
+    for file in files:  # torn, each another way
+        data = bytearray(file.read_bytes())
+        data[hash(file.name) % len(data)] ^= 1
+        file.write_bytes(data)
+    assert run_warm(text, OPAQUE_CACHE=str(folder)).stdout.split("\n")[:2] == first[:2]
