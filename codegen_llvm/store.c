@@ -134,8 +134,8 @@ opq_store *opq_store_open(void)
     opq_store *store = calloc(1, sizeof *store);
     if (store == NULL)
         return NULL;
-    bool off = asked == NULL || !*asked || strcmp(asked, "off") == 0;
-    store->folder = off || !find_digest(store->digest) ? -1 : strcmp(asked, "on") == 0 ? open_default() : open_folder(asked);
+    bool usual = asked == NULL || !*asked || strcmp(asked, "on") == 0, off = !usual && strcmp(asked, "off") == 0;
+    store->folder = off || !find_digest(store->digest) ? -1 : usual ? open_default() : open_folder(asked);
     if (store->folder >= 0)
         return store;
     free(store);

@@ -84,7 +84,7 @@ struct opq_ctx {
     opq_value_pool values;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
-        atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused,
+        atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused, runs_in_pieces,
             extern_calls, bytes_read, bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
         atomic_llong compile_nanoseconds, run_nanoseconds;

@@ -107,7 +107,7 @@ opq_status opq_execution_find(opq_execution *p, bool by_offset, bool *out_found)
     *out_found = p->reused = p->plan != NULL;
     if (!p->reused)
         return OPQ_OK;
-    atomic_fetch_add_explicit(&p->runner->ctx->stats.plans_reused, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&p->runner->ctx->stats.plans_reused, !p->one_op, memory_order_relaxed);
     if (p->runner->watched || p->runner->recorder)
         renew_lines(p);
     if (opq_logs(OPQ_LOG_plan, OPQ_LOG_DEBUG))
@@ -123,7 +123,7 @@ opq_status opq_execution_build(opq_execution *p)
     double start = now();
     OPQ_TRY(compile_plan(p, p->bare, &p->plan));
     opq_plan_log(p->plan, p->why, now() - start);
-    atomic_fetch_add(&ctx->stats.plans_built, 1);
+    atomic_fetch_add(&ctx->stats.plans_built, !p->one_op);
     atomic_fetch_add(&ctx->stats.kernels_compiled, p->plan->compiled);
     atomic_fetch_add(&ctx->stats.kernels_loaded, p->plan->loaded);
     atomic_fetch_add(&ctx->stats.kernels_split, p->plan->fallback_count);

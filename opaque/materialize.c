@@ -19,6 +19,7 @@ typedef struct run {
     opq_runner runner;
     opq_snapshot snapshot;
     opq_execution planned; /* of all of it */
+    bool has_plan; /* or each of its pieces has one: what fails then failed as it ran */
     bool mixed, failed_apart;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
@@ -39,21 +40,26 @@ static void copy_message(char *out, size_t size)
 
 /* ---- the ways to run */
 
-static bool runs_in_pieces(const run *r, const opq_snapshot *s)
+/* found: there is a plan for all of it. */
+static bool runs_in_pieces(const run *r, const opq_snapshot *s, bool found)
 {
     opq_tiers *tiers = &r->runner.ctx->tiers;
-    if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & OPQ_MODE_UNFUSED ||
-        !opq_pieces_possible(s))
+    if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & (OPQ_MODE_UNFUSED | OPQ_MODE_PLANNED))
         return false;
-    return tiers->mode == OPQ_TIERS_lazy ||
-           !opq_tiers_pays(tiers, s->key, s->key_bytes, s->nodes.count, opq_pieces_saving(s));
+    opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, found ? 0 : opq_pieces_saving(s)};
+    return opq_tiers_in_pieces(tiers, &graph, found) && opq_pieces_possible(s);
 }
 
 static opq_status run_pieces(run *r)
 {
     const opq_snapshot *s = &r->snapshot;
+    atomic_fetch_add(&r->runner.ctx->stats.runs_in_pieces, 1);
     r->results = opq_room_take(&r->room, (size_t)s->outputs.count * sizeof *r->results);
-    return r->results ? opq_pieces_run(&r->runner, s, r->results, &r->mixed) : out_of_memory();
+    opq_pieces_result result = {.outputs = r->results, .mixed = true};
+    opq_status status = r->results ? opq_pieces_run(&r->runner, s, &result) : out_of_memory();
+    r->has_plan = result.planned;
+    r->mixed = result.mixed;
+    return status;
 }
 
 static opq_status run_planned(run *r)
@@ -61,6 +67,7 @@ static opq_status run_planned(run *r)
     opq_execution *p = &r->planned;
     if (p->plan == NULL)
         OPQ_TRY(opq_execution_build(p));
+    r->has_plan = true;
     if (r->runner.recorder) {
         opq_recorder_plan(r->runner.recorder, p->plan, p->why);
         p->why = NULL;
@@ -80,7 +87,7 @@ static opq_status execute(run *r)
     OPQ_TRY(opq_execution_find(p, true, &found));
     if (ctx->repro.dir)
         opq_repro_begin(&ctx->repro, &r->snapshot);
-    if (!found && runs_in_pieces(r, p->snapshot))
+    if (runs_in_pieces(r, p->snapshot, found))
         return run_pieces(r);
     return run_planned(r);
 }
@@ -225,7 +232,7 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
     r->mixed = true; /* until the run says something else */
     opq_status status = execute_timed(r);
     if (status != OPQ_OK || ctx->repro.dir)
-        status = opq_repro_end(&ctx->repro, s, r->planned.plan != NULL, status);
+        status = opq_repro_end(&ctx->repro, s, r->has_plan, status);
     int computed = status == OPQ_OK ? s->outputs.count : computed_first(r, s->outputs.count);
     r->failed_apart = status != OPQ_OK && r->mixed && s->outputs.count - computed > 1;
     if (r->failed_apart)

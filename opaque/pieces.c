@@ -107,11 +107,12 @@ static bool costs_nothing(const opq_value *node)
 double opq_pieces_saving(const opq_snapshot *s)
 {
     static const double LAUNCH = 1e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
+    enum { CACHE_BYTES = 1 << 20 };
     double seconds = 0;
     for (int i = 0; i < s->nodes.count; i++) {
         double bytes = (double)opq_type_bytes(&s->nodes.items[i]->type);
         if (!costs_nothing(s->nodes.items[i]))
-            seconds += LAUNCH + bytes * (bytes > 64 << 10 ? UNCACHED : CACHED);
+            seconds += LAUNCH + bytes * (bytes > CACHE_BYTES ? UNCACHED : CACHED);
     }
     return seconds;
 }
@@ -136,6 +137,7 @@ static opq_status add_ops(pieces *p, int32_t first, int32_t end)
         OPQ_TRY(opq_piece_make(&p->whole, i, stop, &op));
         if (op->snapshot.outputs.count == 0) /* who needs it has failed */
             continue;
+        op->execution.one_op = true;
         OPQ_TRY(opq_execution_find(&op->execution, false, &found));
         if (!found)
             OPQ_TRY(opq_execution_build(&op->execution));
@@ -156,8 +158,8 @@ static opq_status add_piece(pieces *p, int32_t first, int32_t end, int ops)
         return OPQ_OK;
     OPQ_TRY(opq_execution_find(&made->execution, false, &found));
     const opq_snapshot *s = &made->snapshot;
-    if (!found && tiers->mode != OPQ_TIERS_eager &&
-        !opq_tiers_pays(tiers, s->key, s->key_bytes, s->nodes.count, opq_pieces_saving(s)))
+    opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, found ? 0 : opq_pieces_saving(s)};
+    if (!found && !opq_tiers_piece_pays(tiers, &graph))
         return add_ops(p, first, end);
     if (!found)
         OPQ_TRY(opq_execution_build(&made->execution));
@@ -214,6 +216,16 @@ static void release_used(const pieces *p, const opq_piece *it)
     }
 }
 
+/* What an earlier piece gave may lie where a leaf lies that this one would replace. */
+static void keep_shared(const opq_piece *it, opq_buffer *const *memory)
+{
+    for (int i = 0; i < it->snapshot.replaces.count; i++) {
+        int32_t leaf = it->snapshot.replaces.items[i];
+        if (leaf >= 0 && atomic_load(&memory[leaf]->refs) > 1)
+            it->snapshot.replaces.items[i] = -1;
+    }
+}
+
 static opq_status run_piece(const pieces *p, opq_piece *it, bool *out_mixed)
 {
     opq_buffer **memory = opq_room_take(p->whole.runner->room, (size_t)it->snapshot.leaves.count * sizeof *memory);
@@ -221,6 +233,7 @@ static opq_status run_piece(const pieces *p, opq_piece *it, bool *out_mixed)
         return out_of_memory();
     if (!find_memory(p, it, memory))
         return OPQ_OK; /* what failed has said so */
+    keep_shared(it, memory);
     opq_status status = opq_execution_run(&it->execution);
     *out_mixed = *out_mixed || (status != OPQ_OK && it->execution.mixed);
     for (int i = 0; i < it->snapshot.outputs.count && it->execution.results; i++)
@@ -271,13 +284,14 @@ static void drop(const pieces *p, opq_buffer **results)
             opq_buffer_release(p->made[i]);
 }
 
-opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_buffer **results, bool *out_mixed)
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_pieces_result *result)
 {
     pieces p = {.end = &p.first, .whole.s = snapshot};
     size_t nodes = (size_t)snapshot->nodes.count;
-    *out_mixed = true;
+    result->mixed = true;
+    result->planned = false;
     for (int i = 0; i < snapshot->outputs.count; i++)
-        results[i] = NULL;
+        result->outputs[i] = NULL;
     p.made = opq_room_take(runner->room, nodes * sizeof *p.made);
     if (p.made == NULL)
         return out_of_memory();
@@ -288,9 +302,10 @@ opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot
     if (status == OPQ_OK)
         status = add_pieces(&p);
     if (status == OPQ_OK) {
-        *out_mixed = false;
-        status = run_all(&p, out_mixed);
+        result->mixed = false;
+        result->planned = true;
+        status = run_all(&p, &result->mixed);
     }
-    drop(&p, results);
+    drop(&p, result->outputs);
     return status;
 }

@@ -14,8 +14,12 @@
 bool opq_pieces_possible(const opq_snapshot *snapshot);
 /* Seconds that one plan for all of it would save in a run: launches, and what goes through memory. */
 double opq_pieces_saving(const opq_snapshot *snapshot);
-/* results: per output of the snapshot, as of opq_run_call; *out_mixed too. */
-opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_buffer **results,
-                          bool *out_mixed) OPQ_MUST_CHECK;
+/* What is there also after a failure. */
+typedef struct opq_pieces_result {
+    opq_buffer **outputs; /* per output of the snapshot, as of opq_run_call; the caller's */
+    bool mixed;           /* too */
+    bool planned;         /* there was a plan for each piece */
+} opq_pieces_result;
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_pieces_result *result) OPQ_MUST_CHECK;
 
 #endif

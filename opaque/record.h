@@ -130,7 +130,7 @@ opq_status opq_cell_lend(opq_ctx *ctx, opq_cell *cell, opq_dtype dtype, opq_reas
 void opq_buffer_settle(opq_buffer *buffer);
 
 /* ---- per-thread state */
-enum { OPQ_MODE_EAGER = 1, OPQ_MODE_UNFUSED = 2, OPQ_MODE_FORBID_SYNC = 4, OPQ_MODE_STRICT = 8 };
+enum { OPQ_MODE_EAGER = 1, OPQ_MODE_UNFUSED = 2, OPQ_MODE_FORBID_SYNC = 4, OPQ_MODE_STRICT = 8, OPQ_MODE_PLANNED = 16 };
 void opq_line_set(uint32_t line); /* the source line of what this thread records next */
 /* Which call of the program records next, and of which one it is the gradient: numbers of the host's, 0 for none, OPQ_CALL_UNKNOWN for one
  * that nobody knows. */
@@ -146,6 +146,7 @@ uint32_t opq_origin_get(void);
 /* ---- looking */
 typedef struct opq_stats {
     int64_t ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused, extern_calls;
+    int64_t runs_in_pieces;                      /* of all runs; the others had one plan */
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
     int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */

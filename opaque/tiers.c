@@ -12,10 +12,11 @@ static const double FIRST_SECONDS_PER_OP = 200e-6, WEIGHT = 0.1;
 opq_status opq_tiers_init(opq_tiers *tiers)
 {
     static const char *const names[] = {
-        [OPQ_TIERS_model] = "model", [OPQ_TIERS_off] = "off", [OPQ_TIERS_lazy] = "lazy", [OPQ_TIERS_eager] = "eager"};
+        [OPQ_TIERS_model] = "model", [OPQ_TIERS_off] = "off", [OPQ_TIERS_lazy] = "lazy", [OPQ_TIERS_eager] = "eager",
+                                        [OPQ_TIERS_random] = "random"};
     const char *name = getenv("OPAQUE_TIERS");
     tiers->seconds_per_op = FIRST_SECONDS_PER_OP;
-    tiers->mode = OPQ_TIERS_off;
+    tiers->mode = OPQ_TIERS_model;
     if (name == NULL || !*name)
         return OPQ_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -23,17 +24,68 @@ opq_status opq_tiers_init(opq_tiers *tiers)
             tiers->mode = (opq_tiers_mode)i;
             return OPQ_OK;
         }
-    return opq_fail(OPQ_INVALID, "OPAQUE_TIERS is \"%s\"; known are model, off, lazy and eager", name);
+    return opq_fail(OPQ_INVALID, "OPAQUE_TIERS is \"%s\"; known are model, off, lazy, eager and random", name);
 }
 
-bool opq_tiers_pays(opq_tiers *tiers, const void *key, size_t key_bytes, int ops, double seconds)
+static struct opq_seen *look_up(opq_tiers *tiers, const opq_tiers_graph *graph)
 {
-    uint64_t hash = XXH3_64bits(key, key_bytes);
+    uint64_t hash = XXH3_64bits(graph->key, graph->key_bytes);
     struct opq_seen *seen = &tiers->seen[hash % OPQ_TIERS_SEEN];
     if (seen->key != hash)
         *seen = (struct opq_seen){.key = hash};
-    seen->lost += seconds;
-    return seen->lost >= ops * tiers->seconds_per_op;
+    return seen;
+}
+
+static bool has_lost_its_price(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph)
+{
+    seen->lost += graph->seconds;
+    return seen->lost >= graph->ops * tiers->seconds_per_op;
+}
+
+static bool is_of_a_loop(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph)
+{
+    enum { NEAR = 8, LONG_OPS = 64, AGAIN_LONG = 1, AGAIN_SHORT = 2 };
+    seen->again = seen->run > 0 && tiers->runs - seen->run <= NEAR ? seen->again + 1 : 0;
+    seen->run = tiers->runs;
+    return seen->again >= (graph->ops >= LONG_OPS ? AGAIN_LONG : AGAIN_SHORT);
+}
+
+/* splitmix64 */
+static bool by_chance(opq_tiers *tiers)
+{
+    uint64_t x = tiers->chance += 0x9e3779b97f4a7c15ull;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return (x ^ x >> 31) & 1;
+}
+
+bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
+{
+    tiers->runs++;
+    switch (tiers->mode) {
+    case OPQ_TIERS_off: return false;
+    case OPQ_TIERS_random: return by_chance(tiers);
+    case OPQ_TIERS_lazy:
+    case OPQ_TIERS_eager: return !found;
+    case OPQ_TIERS_model: break;
+    }
+    if (found)
+        return false;
+    struct opq_seen *seen = look_up(tiers, graph);
+    bool loop = is_of_a_loop(tiers, seen, graph);
+    return !has_lost_its_price(tiers, seen, graph) && !loop;
+}
+
+bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece)
+{
+    switch (tiers->mode) {
+    case OPQ_TIERS_lazy: return false;
+    case OPQ_TIERS_random: return by_chance(tiers);
+    case OPQ_TIERS_off:
+    case OPQ_TIERS_eager: return true;
+    case OPQ_TIERS_model: break;
+    }
+    return has_lost_its_price(tiers, look_up(tiers, piece), piece);
 }
 
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds)

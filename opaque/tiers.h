@@ -1,8 +1,9 @@
 /* Whether a graph is worth a plan: what planning it costs against what it has cost to be without. Internal to opaque/; with run_lock held.
  *
- * What a graph is run without a plan for is added up under its key. When it is as much as the plan will cost, the plan is made: then at most
- * twice the time of who knows the future is spent (ski rental; Karlin et al., Competitive snoopy caching, 1988). What plans cost for each
- * op is measured as they are made.
+ * What a graph loses by running without a plan is added up under its key. When it is as much as the plan will cost, the plan is made: then at
+ * most twice the time of who knows the future is spent (ski rental; Karlin et al., Competitive snoopy caching, 1988). What plans cost for each
+ * op is measured as they are made. A graph that comes again within a few runs is a loop's, which will go on: it is planned at its second
+ * time if it is long, at its third if it is short.
  */
 #ifndef OPAQUE_OPAQUE_TIERS_H
 #define OPAQUE_OPAQUE_TIERS_H
@@ -11,22 +12,41 @@
 
 #include <stddef.h>
 
-/* model: as costs have it. off: every graph is planned before it runs. lazy: none is. eager: pieces are planned before they run. */
-typedef enum opq_tiers_mode { OPQ_TIERS_model, OPQ_TIERS_off, OPQ_TIERS_lazy, OPQ_TIERS_eager } opq_tiers_mode;
+/* model: as costs have it. off: every graph is planned before it runs. lazy: none is. eager: pieces are planned before they run. random: each
+ * run and each piece has a plan or not by chance, for tests. */
+typedef enum opq_tiers_mode {
+    OPQ_TIERS_model,
+    OPQ_TIERS_off,
+    OPQ_TIERS_lazy,
+    OPQ_TIERS_eager,
+    OPQ_TIERS_random
+} opq_tiers_mode;
 
 enum { OPQ_TIERS_SEEN = 4096 };
 typedef struct opq_tiers {
     opq_tiers_mode mode;
     double seconds_per_op; /* of planning and compiling graphs of several ops, lately */
+    uint64_t runs, chance;
     struct opq_seen {
-        uint64_t key;
-        double lost; /* seconds */
+        uint64_t key, run; /* run: the last */
+        int again;         /* times in a row that it came within a few runs of the time before */
+        double lost;       /* seconds */
     } seen[OPQ_TIERS_SEEN];
 } opq_tiers;
 
+/* A graph whose plan would save so many seconds of a run. */
+typedef struct opq_tiers_graph {
+    const void *key;
+    size_t key_bytes;
+    int ops;
+    double seconds;
+} opq_tiers_graph;
+
 opq_status opq_tiers_init(opq_tiers *tiers) OPQ_MUST_CHECK; /* reads OPAQUE_TIERS */
-/* A plan of so many ops would have saved `seconds` of this run. Is it worth its price now? */
-bool opq_tiers_pays(opq_tiers *tiers, const void *key, size_t key_bytes, int ops, double seconds);
+/* Is the run that comes one in pieces? A plan of so many ops would save `seconds` of it; found: there is one. */
+bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
+/* Is a piece of such a run planned? */
+bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece);
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds);
 
 #endif

@@ -67,7 +67,8 @@ _SLOW_C = "fusion_(c|random_avx2|deep)|gemm.*|codegen_(kernel_reduce|math|scalar
 _SANITIZED_IN_FULL = "fusion_(c|growth)|codegen_kernel_(map|reduce)|.*_avx2"
 QUICK = ["ops_basic", "tensor", "errors", "numbers", "put", "scan", "tools"]
 # Threads that wait for work leave the processor to the other processes.
-_SHARED = {"OMP_WAIT_POLICY": "PASSIVE", "WARM_PYTHON": sys.executable}
+# No test depends on what another one compiled.
+_SHARED = {"OMP_WAIT_POLICY": "PASSIVE", "WARM_PYTHON": sys.executable, "OPAQUE_CACHE": "off"}
 _SECONDS = 1800.0  # of one process; what takes longer hangs
 _FULL_SECONDS = 7200.0
 

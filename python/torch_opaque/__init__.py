@@ -24,6 +24,7 @@ __all__ = [
     "find_nan",
     "forbid_sync",
     "graph",
+    "planned",
     "report_bug",
     "reset_stats",
     "stats",
@@ -126,7 +127,7 @@ import torch  # noqa: E402
 _torch_is_loading = getattr(torch.__spec__, "_initializing", False)
 try:
     _register()
-    from .modes import eager, forbid_sync, strict, unfused  # noqa: E402
+    from .modes import eager, forbid_sync, planned, strict, unfused  # noqa: E402
 except Exception as error:
     if not _torch_is_loading:
         raise

@@ -70,7 +70,7 @@ def _program(parser, mode: bool = True) -> None:
         parser.add_argument(
             "--mode",
             metavar="MODES",
-            help="how it runs: some of eager (each op at once), unfused (one kernel per op), strict (no fallbacks); comma-separated",
+            help="how it runs: some of eager (each op at once), unfused (one kernel per op), planned (no run before its whole plan), strict (no fallbacks); comma-separated",
         )
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program")

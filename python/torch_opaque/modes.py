@@ -9,7 +9,7 @@ Example::
 from contextlib import contextmanager
 
 from . import _C
-from .settings import EAGER, FORBID_SYNC, STRICT, UNFUSED
+from .settings import EAGER, FORBID_SYNC, PLANNED, STRICT, UNFUSED
 
 
 @contextmanager
@@ -31,6 +31,12 @@ def unfused():
     """Runs are the same simplified graph with grouping off: one kernel per op. Acts when running;
     bits are those of the fused run."""
     return _mode(UNFUSED)
+
+
+def planned():
+    """Every graph has its whole plan before it runs, also one that is new, for which a plan may not pay (OPAQUE_TIERS): what
+    is measured and counted is then the fused graph. Acts when running; bits are those of any other run."""
+    return _mode(PLANNED)
 
 
 def forbid_sync():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .slips import meant
 
-EAGER, UNFUSED, FORBID_SYNC, STRICT = 1, 2, 4, 8
+EAGER, UNFUSED, FORBID_SYNC, STRICT, PLANNED = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ SETTINGS = (
     Setting(
         "OPAQUE_LINES", "all|flush|off", "all", "package", "source lines kept with recorded ops"
     ),
-    Setting("OPAQUE_MODE", "eager,unfused,strict", "", "package", "modes every thread starts with"),
+    Setting("OPAQUE_MODE", "eager,unfused,planned,strict", "", "package", "modes every thread starts with"),
     Setting("OPAQUE_STRICT", "0|1", "0", "package", "an extern op is an error, as under strict()"),
     Setting(
         "OPAQUE_PROGRESS",
@@ -64,15 +64,15 @@ SETTINGS = (
     ),
     Setting(
         "OPAQUE_TIERS",
-        "off|model|lazy|eager",
-        "off",
+        "model|off|lazy|eager|random",
+        "model",
         "core",
-        "whether a new graph is planned before it runs (off), or runs in pieces until a plan pays (model), never as a whole (lazy, eager)",
+        "a new graph runs in pieces until a plan pays (model), is planned before it runs (off), never as a whole (lazy, eager)",
     ),
     Setting(
         "OPAQUE_CACHE",
-        "off|on|folder",
-        "off",
+        "on|off|folder",
+        "on",
         "core",
         "compiled kernels are kept on disk for other processes; on: in $XDG_CACHE_HOME/torch_opaque or ~/.cache/torch_opaque",
     ),
@@ -91,7 +91,7 @@ SETTINGS = (
     ),
 )
 
-_MODES = {"eager": EAGER, "unfused": UNFUSED, "strict": STRICT}
+_MODES = {"eager": EAGER, "unfused": UNFUSED, "planned": PLANNED, "strict": STRICT}
 _WORDS = {"OPAQUE_LINES": ("all", "flush", "off")}
 LOG_TOPICS = ("flush", "plan", "compile", "fusion", "fallback", "memory")
 LOG_LEVELS = ("off", "info", "debug")

@@ -13,7 +13,7 @@ from . import _C, modes, placement
 from .snapshot import PythonState, is_opaque, objects_of
 from .turns import loop
 
-MODES = {"fused": nullcontext, "unfused": modes.unfused, "eager": modes.eager}
+MODES = {"fused": modes.planned, "unfused": modes.unfused, "eager": modes.eager}
 CPU = ("cpu", "inductor", "inductor-max")
 
 

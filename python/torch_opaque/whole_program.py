@@ -18,6 +18,7 @@ from .slips import meant
 from .summary import seconds_text, table
 
 _PEERS = ("unfused", "eager", "cpu")
+_MODES = {"fused": "planned", "unfused": "unfused", "eager": "eager"}
 
 
 class Trouble(Exception):
@@ -132,7 +133,7 @@ def _take_turn(row: Row, options) -> None:
         path = os.path.join(folder, "run.json")
         command = ["run", "--json", path]
         command += ["--device", "none" if row.mode == "cpu" else options.device]
-        command += ["--mode", row.mode] if row.mode in ("unfused", "eager") else []
+        command += ["--mode", _MODES[row.mode]] if row.mode in _MODES else []
         command += ["-m"] if options.module else []
         row.output = _process([*command, options.script, *options.arguments])
         with open(path, encoding="utf-8") as file:

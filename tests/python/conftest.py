@@ -111,6 +111,13 @@ def _fresh():
 
 
 @pytest.fixture
+def planned():
+    """What the test counts or reads is of plans for all of a graph."""
+    with torch_opaque.planned():
+        yield
+
+
+@pytest.fixture
 def root() -> str:
     """The source tree."""
     return ROOT

@@ -10,6 +10,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torch_opaque
 
+pytestmark = pytest.mark.usefixtures("planned")
+
 D = "opaque"
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 

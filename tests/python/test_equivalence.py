@@ -10,6 +10,8 @@ import torch.nn.functional as F
 import torch_opaque
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("planned")
+
 D = "opaque"
 
 

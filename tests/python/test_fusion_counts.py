@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 import torch_opaque
 
+pytestmark = pytest.mark.usefixtures("planned")
+
 D = "opaque"
 SEEDS = range(400 if os.environ.get("OPAQUE_TEST_FULL") == "1" else 40)
 

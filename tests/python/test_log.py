@@ -10,6 +10,8 @@ import torch
 import torch_opaque
 from torch_opaque import _C, settings
 
+pytestmark = pytest.mark.usefixtures("planned")
+
 
 @pytest.fixture
 def logged(tmp_path):

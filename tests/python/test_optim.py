@@ -8,6 +8,8 @@ import torch_opaque
 from torch import nn
 from torch_opaque import _C
 
+pytestmark = pytest.mark.usefixtures("planned")
+
 
 def step(model, optimizer, x):
     loss = model(x).square().mean()
