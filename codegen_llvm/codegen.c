@@ -46,8 +46,8 @@ static opq_status compile(opq_jit *jit, const opq_loops *loops, uint64_t hash, c
     double start = now();
     void *address = NULL;
     opq_jit_module module;
-    OPQ_TRY(opq_jit_function(jit, function_name, loops->name ? loops->name : function_name, build, (void *)loops,
-                             key, &module, &address));
+    OPQ_TRY(opq_jit_function(jit, function_name, loops->name ? loops->name : function_name, build, (void *)loops, key,
+                             &module, &address));
     opq_code code = {.seconds = now() - start, .bytes = module.bytes, .loaded = module.loaded};
     memcpy(&code.fn, &address, sizeof address);
     return opq_code_cache_keep(jit, hash, key, code, module, out_code);

@@ -396,7 +396,8 @@ static bool is_right(opq_jit *jit, compilation *c, const source *s, const opq_st
         return true;
     if (make_object(jit, c, s, &object) != OPQ_OK)
         return false;
-    bool same = LLVMGetBufferSize(object) == found->bytes && memcmp(LLVMGetBufferStart(object), found->data, found->bytes) == 0;
+    bool same =
+        LLVMGetBufferSize(object) == found->bytes && memcmp(LLVMGetBufferStart(object), found->data, found->bytes) == 0;
     LLVMDisposeMemoryBuffer(object);
     return same;
 }

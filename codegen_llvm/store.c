@@ -224,7 +224,8 @@ static bool is_object_of(const opq_store *store, const opq_store_key *key, const
     set_checksum(&head, rest, left, sum);
     return memcmp(head.magic, MAGIC, sizeof MAGIC) == 0 && memcmp(head.digest, store->digest, DIGEST) == 0 &&
            memcmp(sum, head.checksum, sizeof sum) == 0 && head.key_bytes == key->count && head.key_bytes < left &&
-           head.object_bytes == left - head.key_bytes && strncmp(head.processor, key->processor, sizeof head.processor) == 0 &&
+           head.object_bytes == left - head.key_bytes &&
+           strncmp(head.processor, key->processor, sizeof head.processor) == 0 &&
            memcmp(rest, key->bytes, key->count) == 0 && memchr(head.symbol, 0, sizeof head.symbol) != NULL;
 }
 
@@ -255,8 +256,8 @@ bool opq_store_find(opq_store *store, const opq_store_key *key, opq_store_object
     if (data == NULL)
         return false;
     memcpy(&head, data, sizeof head);
-    *out_object = (opq_store_object){
-        .data = data + sizeof head + head.key_bytes, .bytes = head.object_bytes, .memory = data};
+    *out_object =
+        (opq_store_object){.data = data + sizeof head + head.key_bytes, .bytes = head.object_bytes, .memory = data};
     memcpy(out_object->symbol, head.symbol, sizeof head.symbol);
     return true;
 }

@@ -10,7 +10,12 @@
 
 #include "opaque/opaque.h"
 
-enum { OPQ_STORE_BYTES_MAX = 1 << 30, OPQ_STORE_FILE_MAX = 64 << 20, OPQ_STORE_SYMBOL_MAX = 96, OPQ_STORE_PROCESSOR_MAX = 384 };
+enum {
+    OPQ_STORE_BYTES_MAX = 1 << 30,
+    OPQ_STORE_FILE_MAX = 64 << 20,
+    OPQ_STORE_SYMBOL_MAX = 96,
+    OPQ_STORE_PROCESSOR_MAX = 384
+};
 
 typedef struct opq_store opq_store;
 
@@ -29,7 +34,8 @@ typedef struct opq_store_object {
 } opq_store_object;
 
 typedef struct opq_store_counts {
-    long long found, missing, refused, written, failed; /* refused: a file that is not what it should be; failed: not written */
+    long long found, missing, refused, written,
+        failed; /* refused: a file that is not what it should be; failed: not written */
 } opq_store_counts;
 
 /* NULL: there is none, because it is off or the folder is not to be used. */

@@ -142,7 +142,7 @@ void opq_stats_reset(opq_ctx *ctx)
     atomic_llong *counters[] = {&ctx->stats.ops_recorded,    &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
                                 &ctx->stats.plans_built,     &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
                                 &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
-                                &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split,   &ctx->stats.kernels_loaded,
+                                &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split, &ctx->stats.kernels_loaded,
                                 &ctx->stats.runs_in_pieces};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);

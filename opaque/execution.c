@@ -170,8 +170,8 @@ static opq_status take_part(const opq_execution *p, opq_buffer *buffer, const op
 {
     char *first = (char *)buffer->data + view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype);
     opq_buffer_retain(buffer);
-    opq_status status = opq_pool_adopt(p->runner->ctx->runtime.pool, first, (size_t)opq_type_bytes(&view->leaf), drop_part,
-                                       buffer, out_part);
+    opq_status status = opq_pool_adopt(p->runner->ctx->runtime.pool, first, (size_t)opq_type_bytes(&view->leaf),
+                                       drop_part, buffer, out_part);
     if (status != OPQ_OK)
         opq_buffer_release(buffer);
     return status;

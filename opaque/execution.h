@@ -20,14 +20,15 @@ typedef struct opq_execution {
     opq_snapshot *given;
     const opq_snapshot *snapshot; /* what the plan is for: `given` or any_offset */
     opq_snapshot any_offset;
-    opq_plan *plan, *lines;      /* lines: that of an equal graph whose lines are this one's, for a failure */
-    bool reused, mixed;          /* mixed: of the last run, see opq_run_call */
-    bool in_place;               /* outputs may take the memory of what they replace */
-    bool bare;                   /* a plan is built without lines, which cost a fifth of planning one op */
-    bool one_op;                 /* its plan is not counted */
-    char *why;                   /* there was no plan: what tells it from the nearest, malloc'd; for the recorder and the log */
-    opq_buffer *const *memory;   /* per leaf; NULL: their values have it */
-    opq_buffer **inputs, **results; /* results: per output of the snapshot, a reference, or NULL where a failed kernel was needed */
+    opq_plan *plan, *lines; /* lines: that of an equal graph whose lines are this one's, for a failure */
+    bool reused, mixed;     /* mixed: of the last run, see opq_run_call */
+    bool in_place;          /* outputs may take the memory of what they replace */
+    bool bare;              /* a plan is built without lines, which cost a fifth of planning one op */
+    bool one_op;            /* its plan is not counted */
+    char *why; /* there was no plan: what tells it from the nearest, malloc'd; for the recorder and the log */
+    opq_buffer *const *memory; /* per leaf; NULL: their values have it */
+    opq_buffer **inputs,
+        **results; /* results: per output of the snapshot, a reference, or NULL where a failed kernel was needed */
 } opq_execution;
 
 /* Makes the key of `given`, and looks for a plan; by_offset: or for one for any offsets of its views, which is for all but the first offsets

@@ -19,7 +19,7 @@ typedef struct run {
     opq_runner runner;
     opq_snapshot snapshot;
     opq_execution planned; /* of all of it */
-    bool has_plan; /* or each of its pieces has one: what fails then failed as it ran */
+    bool has_plan;         /* or each of its pieces has one: what fails then failed as it ran */
     bool mixed, failed_apart;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
@@ -43,8 +43,9 @@ static void copy_message(char *out, size_t size)
 /* found: there is a plan for all of it. */
 static bool runs_in_pieces(const run *r, const opq_snapshot *s, bool found)
 {
+    const unsigned whole = OPQ_MODE_EAGER | OPQ_MODE_UNFUSED | OPQ_MODE_PLANNED;
     opq_tiers *tiers = &r->runner.ctx->tiers;
-    if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & (OPQ_MODE_UNFUSED | OPQ_MODE_PLANNED))
+    if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & whole)
         return false;
     opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, found ? 0 : opq_pieces_saving(s)};
     return opq_tiers_in_pieces(tiers, &graph, found) && opq_pieces_possible(s);

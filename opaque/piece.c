@@ -7,7 +7,10 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of m
 
 /* ---- the whole */
 
-static void *take(const opq_whole *w, size_t count, size_t size) { return opq_room_take(w->runner->room, count * size); }
+static void *take(const opq_whole *w, size_t count, size_t size)
+{
+    return opq_room_take(w->runner->room, count * size);
+}
 
 static bool make_draft(opq_whole *w, size_t nodes, size_t leaves, size_t scalars, size_t operands)
 {
@@ -47,10 +50,7 @@ static bool make_arrays(opq_whole *w)
            make_draft(w, nodes, leaves, scalars, (size_t)s->operands.count);
 }
 
-static bool is_view(const opq_value *node)
-{
-    return opq_op_info_of((opq_op)node->op)->class_ == OPQ_CLASS_VIEW;
-}
+static bool is_view(const opq_value *node) { return opq_op_info_of((opq_op)node->op)->class_ == OPQ_CLASS_VIEW; }
 
 static bool is_constant(const opq_value *node)
 {
@@ -229,13 +229,48 @@ static void put_with_inlined(opq_whole *w, int32_t node)
     }
 }
 
-/* Which leaf nobody needs once the output is there: one that no later piece reads. */
-static int32_t replaced_by(const opq_whole *w, int32_t node, int32_t end)
+/* Is it a leaf here that no later piece reads? */
+static bool ends_here(const opq_whole *w, int32_t code, int32_t end)
 {
-    int32_t output = w->output[node], leaf = output >= 0 && w->s->replaces.count > 0 ? w->s->replaces.items[output] : -1;
-    if (leaf < 0 || w->leaf_last[leaf] >= end || !is_placed(w, opq_code_make(OPQ_SET_leaf, leaf)))
-        return -1;
-    return opq_code_number(place_of(w, opq_code_make(OPQ_SET_leaf, leaf))->code);
+    int32_t number = opq_code_number(code);
+    if (opq_code_set(code) == OPQ_SET_scalar || !is_placed(w, code) ||
+        opq_code_set(place_of(w, code)->code) != OPQ_SET_leaf)
+        return false;
+    return opq_code_set(code) == OPQ_SET_leaf ? w->leaf_last[number] < end
+                                              : w->last_use[number] < end && w->output[number] < 0;
+}
+
+/* Or a view of it is a leaf as well. */
+static bool is_taken(const opq_piece *made, int32_t outputs, int32_t leaf)
+{
+    for (int32_t i = 0; i < made->snapshot.leaves.count; i++)
+        if (i != leaf && made->leaf_from[i] == made->leaf_from[leaf])
+            return true;
+    for (int32_t i = 0; i < outputs; i++)
+        if (made->snapshot.replaces.items[i] == leaf)
+            return true;
+    return false;
+}
+
+/* Which leaf nobody needs once output i is there: the one that it replaces in the whole, or an operand that ends here: a result of an earlier piece, or what
+ * a later output replaces, as several writes into one value have it. */
+static int32_t replaced_by(const opq_whole *w, const opq_piece *made, int32_t i)
+{
+    int32_t node = made->output_of[i], output = w->output[node], leaf = -1;
+    if (output >= 0 && w->s->replaces.count > 0)
+        leaf = w->s->replaces.items[output];
+    if (leaf >= 0 && ends_here(w, opq_code_make(OPQ_SET_leaf, leaf), made->end))
+        return opq_code_number(place_of(w, opq_code_make(OPQ_SET_leaf, leaf))->code);
+    for (int k = 0; k < opq_whole_arity(w, node); k++) {
+        int32_t code = opq_whole_operand(w, node, k);
+        if (!ends_here(w, code, made->end) ||
+            (opq_code_set(code) == OPQ_SET_leaf && !opq_snapshot_replaces(w->s, opq_code_number(code))))
+            continue;
+        leaf = opq_code_number(place_of(w, code)->code);
+        if (!is_taken(made, i, leaf))
+            return leaf;
+    }
+    return -1;
 }
 
 /* ---- a piece as it stays */
@@ -297,7 +332,7 @@ static bool add_outputs(const opq_whole *w, opq_piece *made, int32_t first)
     for (int32_t i = 0; i < count; i++) {
         int32_t node = made->output_of[i];
         t->outputs.items[i] = opq_code_number(place_of(w, opq_code_make(OPQ_SET_node, node))->code);
-        t->replaces.items[i] = replaced_by(w, node, made->end);
+        t->replaces.items[i] = replaced_by(w, made, i);
     }
     return true;
 }

@@ -23,14 +23,14 @@ typedef struct opq_place {
 typedef struct opq_whole {
     const opq_runner *runner;
     const opq_snapshot *s;
-    bool *inlined;    /* per node: a view or a constant, which each piece that needs it has for itself */
-    opq_view **view;  /* per node: inlined, and by strides over memory, through all views between; else NULL */
-    int32_t *base;    /* of it: the code of that memory */
-    int32_t *output;  /* per node: which output it is, -1 */
+    bool *inlined;   /* per node: a view or a constant, which each piece that needs it has for itself */
+    opq_view **view; /* per node: inlined, and by strides over memory, through all views between; else NULL */
+    int32_t *base;   /* of it: the code of that memory */
+    int32_t *output; /* per node: which output it is, -1 */
     int32_t *last_use, *leaf_last; /* per node, per leaf: the last node that needs it and is not inlined, -1 */
     opq_place *places[OPQ_SETS];   /* by opq_code_set */
-    int32_t stamp, begin; /* of the piece that is being made */
-    opq_snapshot draft;   /* it, with room for all that can come */
+    int32_t stamp, begin;          /* of the piece that is being made */
+    opq_snapshot draft;            /* it, with room for all that can come */
     int32_t *leaf_from, *output_of, *stack;
 } opq_whole;
 

@@ -20,6 +20,7 @@ typedef struct opq_pieces_result {
     bool mixed;           /* too */
     bool planned;         /* there was a plan for each piece */
 } opq_pieces_result;
-opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_pieces_result *result) OPQ_MUST_CHECK;
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot,
+                          opq_pieces_result *result) OPQ_MUST_CHECK;
 
 #endif

@@ -145,7 +145,8 @@ uint32_t opq_origin_get(void);
 
 /* ---- looking */
 typedef struct opq_stats {
-    int64_t ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused, extern_calls;
+    int64_t ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused,
+        extern_calls;
     int64_t runs_in_pieces;                      /* of all runs; the others had one plan */
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */

@@ -134,7 +134,8 @@ static int32_t viewed_by(const opq_snapshot *s, int node)
     if (value->op != OPQ_OP_slice && value->op != OPQ_OP_strided)
         return -1;
     int32_t code = s->operands.items[s->first_operand.items[node]];
-    return opq_code_set(code) == OPQ_SET_leaf && !opq_snapshot_replaces(s, opq_code_number(code)) ? opq_code_number(code) : -1;
+    return opq_code_set(code) == OPQ_SET_leaf && !opq_snapshot_replaces(s, opq_code_number(code)) ? opq_code_number(code)
+                                                                                                  : -1;
 }
 
 static opq_status copy_lists(const opq_snapshot *s, int views, opq_snapshot *out)

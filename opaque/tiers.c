@@ -11,8 +11,10 @@ static const double FIRST_SECONDS_PER_OP = 200e-6, WEIGHT = 0.1;
 
 opq_status opq_tiers_init(opq_tiers *tiers)
 {
-    static const char *const names[] = {
-        [OPQ_TIERS_model] = "model", [OPQ_TIERS_off] = "off", [OPQ_TIERS_lazy] = "lazy", [OPQ_TIERS_eager] = "eager",
+    static const char *const names[] = {[OPQ_TIERS_model] = "model",
+                                        [OPQ_TIERS_off] = "off",
+                                        [OPQ_TIERS_lazy] = "lazy",
+                                        [OPQ_TIERS_eager] = "eager",
                                         [OPQ_TIERS_random] = "random"};
     const char *name = getenv("OPAQUE_TIERS");
     tiers->seconds_per_op = FIRST_SECONDS_PER_OP;

@@ -84,6 +84,14 @@ void copy_on_device(const Tensor &source, const Tensor &target)
     write_result(target, {convert(source, target.scalar_type(), order), target.scalar_type(), order});
 }
 
+// What `x[i] += 1` ends with: Python puts x[i] where it is.
+bool lie_alike(const Tensor &a, const Tensor &b)
+{
+    return on_device(a) && on_device(b) && shares_memory(a, b) && a.sizes() == b.sizes() &&
+           a.strides() == b.strides() && a.storage_offset() == b.storage_offset() &&
+           a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+}
+
 Tensor copy_from(const Tensor &source, const Tensor &given, bool)
 {
     note_line();
@@ -91,6 +99,8 @@ Tensor copy_from(const Tensor &source, const Tensor &given, bool)
     const std::vector<int64_t> shape = at::infer_size(target.sizes(), self.sizes()); // throws in PyTorch's words
     TORCH_CHECK(target.sizes() == IntArrayRef(shape), "output with shape ", target.sizes(),
                 " doesn't match the broadcast shape ", IntArrayRef(shape));
+    if (lie_alike(self, target))
+        return given;
     return guarded([&] {
         if (!on_device(target)) {
             const Below below;

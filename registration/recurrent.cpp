@@ -151,9 +151,10 @@ Direction run_directly(const Parts &p, Variables *kept)
 {
     const at::ScalarType dtype = p.x.scalar_type();
     const bool lstm = p.is_lstm();
-    const Value weight = read(p.w_hidden), sums = input_sums(p), bias = lstm ? Value()
-                                                               : given(p.b_hidden) ? read(*p.b_hidden)
-                                                                                   : scalar(0, sums.dtype());
+    const Value weight = read(p.w_hidden), sums = input_sums(p),
+                bias = lstm                ? Value()
+                       : given(p.b_hidden) ? read(*p.b_hidden)
+                                           : scalar(0, sums.dtype());
     Value h = read(p.h), c = lstm ? read(*p.c) : Value();
     std::vector<Value> outputs, states, gates;
     for (const Steps &s : groups_of(p)) {
@@ -223,7 +224,9 @@ StepGradients step_gradients(const Steps &s, const Value &grad, const std::vecto
     StepGradients made;
     if (s.p.is_lstm()) {
         const Value grad_c = behind.c ? behind.c : zeros_like(first);
-        const auto of = [&](opq_op row) { return record_steps(s.p, row, {grad, values[0], values[1], first, grad_c, weight}); };
+        const auto of = [&](opq_op row) {
+            return record_steps(s.p, row, {grad, values[0], values[1], first, grad_c, weight});
+        };
         made.from_input = made.from_hidden = of(OPQ_OP_lstm_backward);
         made.before.c = of(OPQ_OP_lstm_backward_state);
         made.before.h = product(first_of(s, made.from_hidden), weight);
@@ -251,8 +254,9 @@ SumGradients sum_gradients(const Parts &p, const Variables &grads, const Tensor 
     for (size_t i = groups.size(); i-- > 0;) {
         const Steps &s = groups[i];
         const Value before = s.first > 0 ? rows_of(p, states, s.first - 1) : first;
-        StepGradients made = step_gradients(s, hidden_gradient(s, of_outputs, behind),
-                                            {rows_of(s, sums), rows_of(s, other), rows_of(s, all)}, before, behind, weight);
+        StepGradients made =
+            step_gradients(s, hidden_gradient(s, of_outputs, behind),
+                           {rows_of(s, sums), rows_of(s, other), rows_of(s, all)}, before, behind, weight);
         from_input.push_back(made.from_input);
         from_hidden.push_back(made.from_hidden);
         behind = made.before;
@@ -261,7 +265,10 @@ SumGradients sum_gradients(const Parts &p, const Variables &grads, const Tensor 
 }
 
 // The hidden state before each step, [steps * batch, hidden].
-Value states_before(const Parts &p, const Tensor &outputs) { return with_step({p, 0, p.steps()}, flat(outputs), read(p.h), true); }
+Value states_before(const Parts &p, const Tensor &outputs)
+{
+    return with_step({p, 0, p.steps()}, flat(outputs), read(p.h), true);
+}
 
 Variables saved_inputs(const Parts &p)
 {

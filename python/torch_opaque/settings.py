@@ -45,7 +45,13 @@ SETTINGS = (
     Setting(
         "OPAQUE_LINES", "all|flush|off", "all", "package", "source lines kept with recorded ops"
     ),
-    Setting("OPAQUE_MODE", "eager,unfused,planned,strict", "", "package", "modes every thread starts with"),
+    Setting(
+        "OPAQUE_MODE",
+        "eager,unfused,planned,strict",
+        "",
+        "package",
+        "modes every thread starts with",
+    ),
     Setting("OPAQUE_STRICT", "0|1", "0", "package", "an extern op is an error, as under strict()"),
     Setting(
         "OPAQUE_PROGRESS",

@@ -170,11 +170,14 @@ static void test_refusals(void **state)
     assert_int_equal(opq_jit_function(jit, "call", "call", build_call, NULL, NULL, NULL, &address), OPQ_CODEGEN);
     assert_non_null(strstr(opq_error(), "fmodf"));
     assert_int_equal(opq_jit_function(jit, "broken", "broken", build_broken, NULL, NULL, NULL, &address), OPQ_CODEGEN);
-    assert_int_equal(opq_jit_function(jit, "assembly", "assembly", build_assembly, NULL, NULL, NULL, &address), OPQ_CODEGEN);
-    assert_int_equal(opq_jit_function(jit, "refuse", "refuse", build_refuse, NULL, NULL, NULL, &address), OPQ_UNSUPPORTED);
+    assert_int_equal(opq_jit_function(jit, "assembly", "assembly", build_assembly, NULL, NULL, NULL, &address),
+                     OPQ_CODEGEN);
+    assert_int_equal(opq_jit_function(jit, "refuse", "refuse", build_refuse, NULL, NULL, NULL, &address),
+                     OPQ_UNSUPPORTED);
     assert_string_equal(opq_error(), "not today");
     assert_int_equal(opq_jit_function(jit, "sub", "sub", build_add, "add", NULL, NULL, &address), OPQ_INTERNAL);
-    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, NULL, &address), OPQ_OK); /* and goes on working */
+    assert_int_equal(opq_jit_function(jit, "add", "add", build_add, NULL, NULL, NULL, &address),
+                     OPQ_OK); /* and goes on working */
 }
 
 static void test_text(void **state)

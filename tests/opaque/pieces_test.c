@@ -39,11 +39,11 @@ static opq_value **record_graph(opq_ctx *ctx, const random_graph *r)
         if (node->op == OPQ_OP_input)
             values[n] = record_leaf(ctx, &node->type, r->inputs[inputs++]);
         else if (node->op == OPQ_OP_scalar)
-            expect_ok(opq_value_scalar(ctx, (opq_dtype)node->type.dtype, opq_node_attr(node, OPQ_ATTR_value)->number, false,
-                                       &values[n]));
+            expect_ok(opq_value_scalar(ctx, (opq_dtype)node->type.dtype, opq_node_attr(node, OPQ_ATTR_value)->number,
+                                       false, &values[n]));
         else
-            expect_ok(opq_value_new(ctx, (opq_op)node->op, &node->type, operands, node->arity, node->attr, node->attr_count,
-                                    &values[n]));
+            expect_ok(opq_value_new(ctx, (opq_op)node->op, &node->type, operands, node->arity, node->attr,
+                                    node->attr_count, &values[n]));
     }
     return values;
 }

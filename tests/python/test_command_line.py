@@ -27,7 +27,12 @@ def run(*words, status=0):
     result = subprocess.run(
         [*PYTHON, "-m", "torch_opaque", *map(str, words)],
         cwd=SCRIPTS,
-        env={k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")} | WARM,
+        env={
+            k: v
+            for k, v in os.environ.items()
+            if k == "OPAQUE_CACHE" or not k.startswith("OPAQUE_")
+        }
+        | WARM,
         capture_output=True,
         text=True,
         timeout=300,
@@ -203,6 +208,7 @@ def test_what_is_shown_of_a_run_is_what_ran(runs):
     }
 
 
+@pytest.mark.usefixtures("planned")
 def test_watching_keeps_and_changes_nothing(runs):
     x = torch.ones(4).to("opaque")
     torch.opaque.synchronize()
@@ -440,7 +446,7 @@ def test_diff_of_files(tmp_path, capsys):
 
 
 def test_profile(tmp_path):
-    result = run("profile", "--trace", tmp_path / "trace.json", "options.py")
+    result = run("profile", "--mode", "planned", "--trace", tmp_path / "trace.json", "options.py")
     assert "opaque::mul_maximum" in result.stdout and "Namespace" in result.stderr
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any(event["name"] == "opaque::run" for event in events)

@@ -74,6 +74,7 @@ def environment() -> dict:
     return kept | {
         "PATH": os.pathsep.join([*tools, kept["PATH"]]),
         "WARM_EXECUTABLE": PYTHON[-1],
+        "OPAQUE_CACHE": "off",
         "PYTHONUNBUFFERED": "1",  # both streams in the order in which they were written
     }
 

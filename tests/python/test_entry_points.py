@@ -100,7 +100,11 @@ def exists(test: str) -> bool:
 
 def run(command, folder=ROOT, **environment):
     """With the environment's programs on the path, and without settings of ours."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPAQUE_", "PYTHONPATH"))}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k == "OPAQUE_CACHE" or not k.startswith(("OPAQUE_", "PYTHONPATH"))
+    }
     kept["PATH"] = os.path.dirname(sys.executable) + os.pathsep + kept["PATH"]
     return subprocess.run(
         command,

@@ -201,7 +201,7 @@ print(open(path).read() if os.path.exists(path) else "")
 if os.path.exists(path):
     os.remove(path)
 """
-    lines = run_warm(text, OPAQUE_PERF_MAP="1").stdout.splitlines()
+    lines = run_warm(text, OPAQUE_PERF_MAP="1", OPAQUE_MODE="planned").stdout.splitlines()
     (kernel,) = [line for line in lines if "tanh" in line]
     start, size, name = kernel.split()
     assert re.fullmatch(r"mul_add_tanh_\d+_\d+", name)

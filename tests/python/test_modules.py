@@ -196,6 +196,7 @@ def test_save_and_load_of_a_whole_module():
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
 @pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.usefixtures("planned")
 def test_lstm_of_a_sequence(options, batch_first):
     """Inputs of all steps are one product, and a step's gates one value: 3 kernels forward, 5 backward."""
     torch.manual_seed(0)

@@ -41,6 +41,7 @@ def test_grad_suffixes():
     )
 
 
+@pytest.mark.usefixtures("planned")
 def test_one_run_and_no_kernel_of_its_own():
     x = torch.linspace(0, 1, 4000, device="opaque").reshape(40, 100)
     torch.opaque.synchronize()

@@ -10,6 +10,8 @@ import torch_opaque
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+pytestmark = pytest.mark.usefixtures("planned")
+
 
 def model_of():
     """A function of two launches that was run before, and its input."""

@@ -92,7 +92,7 @@ print(after["plans_built"] - before["plans_built"], after["kernels_compiled"] - 
 
 
 def test_an_unknown_setting_is_told(run_warm):
-    with pytest.raises(AssertionError, match="model, off, lazy and eager"):
+    with pytest.raises(AssertionError, match="model, off, lazy, eager and random"):
         run_warm("import torch; torch.ones(2).to('opaque')", OPAQUE_TIERS="some")
 
 
