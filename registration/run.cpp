@@ -20,8 +20,9 @@ void log(opq_reason reason, const opq_stats &before)
 {
     opq_stats after;
     opq_stats_read(context(), &after);
-    opq_log("run (%s) at %s: %lld kernels, %lld compiled, %.3f ms", opq_reason_name(reason), line_here().c_str(),
+    opq_log("run (%s) at %s: %lld kernels%s, %lld compiled, %.3f ms", opq_reason_name(reason), line_here().c_str(),
             static_cast<long long>(after.kernels_run - before.kernels_run),
+            after.runs_in_pieces > before.runs_in_pieces ? " in pieces" : "",
             static_cast<long long>(after.kernels_compiled - before.kernels_compiled),
             (after.run_seconds - before.run_seconds) * 1e3);
 }
