@@ -38,18 +38,19 @@ static struct opq_seen *look_up(opq_tiers *tiers, const opq_tiers_graph *graph)
     return seen;
 }
 
-static bool has_lost_its_price(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph)
+/* to_come: as often will the graph be seen again. */
+static bool has_lost_its_price(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int to_come)
 {
     seen->lost += graph->seconds;
-    return seen->lost >= graph->ops * tiers->seconds_per_op;
+    return seen->lost + to_come * graph->seconds >= graph->ops * tiers->seconds_per_op;
 }
 
-static bool is_of_a_loop(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph)
+/* For the third time, and each time as many runs after the time before. */
+static bool is_of_a_loop(struct opq_seen *seen, uint64_t distance)
 {
-    enum { NEAR = 8, LONG_OPS = 64, AGAIN_LONG = 1, AGAIN_SHORT = 2 };
-    seen->again = seen->run > 0 && tiers->runs - seen->run <= NEAR ? seen->again + 1 : 0;
-    seen->run = tiers->runs;
-    return seen->again >= (graph->ops >= LONG_OPS ? AGAIN_LONG : AGAIN_SHORT);
+    bool loop = distance > 0 && distance == seen->distance;
+    seen->distance = distance;
+    return loop;
 }
 
 /* splitmix64 */
@@ -73,9 +74,12 @@ bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool fo
     }
     if (found)
         return false;
+    enum { NEAR = 8, LOOP_MAX = 64, TO_COME = 8 };
     struct opq_seen *seen = look_up(tiers, graph);
-    bool loop = is_of_a_loop(tiers, seen, graph);
-    return !has_lost_its_price(tiers, seen, graph) && !loop;
+    uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
+    seen->run = tiers->runs;
+    bool loop = is_of_a_loop(seen, distance), near = distance > 0 && distance <= NEAR;
+    return !has_lost_its_price(tiers, seen, graph, near ? TO_COME : 0) && !loop;
 }
 
 bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece)
@@ -87,7 +91,7 @@ bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece)
     case OPQ_TIERS_eager: return true;
     case OPQ_TIERS_model: break;
     }
-    return has_lost_its_price(tiers, look_up(tiers, piece), piece);
+    return has_lost_its_price(tiers, look_up(tiers, piece), piece, 0);
 }
 
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds)

@@ -2,8 +2,8 @@
  *
  * What a graph loses by running without a plan is added up under its key. When it is as much as the plan will cost, the plan is made: then at
  * most twice the time of who knows the future is spent (ski rental; Karlin et al., Competitive snoopy caching, 1988). What plans cost for each
- * op is measured as they are made. A graph that comes again within a few runs is a loop's, which will go on: it is planned at its second
- * time if it is long, at its third if it is short.
+ * op is measured as they are made. A graph that comes again within a few runs will come some more, and one that comes for the third time, each
+ * time as many runs after the time before, is a loop's, which will go on.
  */
 #ifndef OPAQUE_OPAQUE_TIERS_H
 #define OPAQUE_OPAQUE_TIERS_H
@@ -28,8 +28,8 @@ typedef struct opq_tiers {
     double seconds_per_op; /* of planning and compiling graphs of several ops, lately */
     uint64_t runs, chance;
     struct opq_seen {
-        uint64_t key, run; /* run: the last */
-        int again;         /* times in a row that it came within a few runs of the time before */
+        uint64_t key, run;  /* run: the last */
+        uint64_t distance; /* runs from the time before to the last; 0: too many */
         double lost;       /* seconds */
     } seen[OPQ_TIERS_SEEN];
 } opq_tiers;
