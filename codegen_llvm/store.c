@@ -19,7 +19,8 @@
 enum { DIGEST = 32, NAME = 40, KEPT_BETWEEN_SWEEPS = 256 };
 
 struct opq_store {
-    int folder;
+    int folder, shipped;          /* -1: none. shipped: beside the library, read alone */
+    uid_t owner;                  /* of the library */
     unsigned char digest[DIGEST]; /* of this library */
     atomic_llong found, missing, refused, written, failed;
 };
@@ -42,6 +43,7 @@ typedef struct search {
     const void *inside; /* an address of ours */
     unsigned char *digest;
     bool found;
+    char path[4096]; /* of the library; empty: the program itself */
 } search;
 
 static bool read_note(const char *at, size_t bytes, unsigned char *digest)
@@ -72,6 +74,8 @@ static int look_at_library(struct dl_phdr_info *info, size_t size, void *data)
         uintptr_t begin = info->dlpi_addr + part->p_vaddr, address = (uintptr_t)s->inside;
         ours = ours || (part->p_type == PT_LOAD && address >= begin && address < begin + part->p_memsz);
     }
+    if (ours)
+        snprintf(s->path, sizeof s->path, "%s", info->dlpi_name ? info->dlpi_name : "");
     for (int i = 0; i < info->dlpi_phnum && ours && !s->found; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
         if (part->p_type == PT_NOTE)
@@ -80,11 +84,24 @@ static int look_at_library(struct dl_phdr_info *info, size_t size, void *data)
     return ours;
 }
 
-static bool find_digest(unsigned char *digest)
+/* The folder `kernels` beside the library, whose owner is trusted as the library is. */
+static void find_shipped(opq_store *store, char *library, size_t size)
 {
-    search s = {MAGIC, digest, false};
-    memset(digest, 0, DIGEST);
+    struct stat info;
+    char *slash = strrchr(library, '/');
+    if (slash == NULL || stat(library, &info) != 0 || (size_t)(slash - library) + sizeof "/kernels" > size)
+        return;
+    store->owner = info.st_uid;
+    strcpy(slash, "/kernels");
+    store->shipped = open(library, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+static bool find_library(opq_store *store)
+{
+    search s = {MAGIC, store->digest, false, ""};
+    memset(store->digest, 0, DIGEST);
     dl_iterate_phdr(look_at_library, &s);
+    find_shipped(store, s.path, sizeof s.path);
     return s.found;
 }
 
@@ -135,18 +152,27 @@ opq_store *opq_store_open(void)
     if (store == NULL)
         return NULL;
     bool usual = asked == NULL || !*asked || strcmp(asked, "on") == 0, off = !usual && strcmp(asked, "off") == 0;
-    store->folder = off || !find_digest(store->digest) ? -1 : usual ? open_default() : open_folder(asked);
-    if (store->folder >= 0)
+    store->folder = store->shipped = -1;
+    if (!off && find_library(store))
+        store->folder = usual ? open_default() : open_folder(asked);
+    if (store->folder >= 0 || store->shipped >= 0)
         return store;
     free(store);
     return NULL;
+}
+
+static void close_folder(int folder)
+{
+    if (folder >= 0)
+        close(folder);
 }
 
 void opq_store_close(opq_store *store)
 {
     if (store == NULL)
         return;
-    close(store->folder);
+    close_folder(store->folder);
+    close_folder(store->shipped);
     free(store);
 }
 
@@ -203,11 +229,11 @@ static bool write_all(int file, const void *data, size_t bytes)
     return true;
 }
 
-/* A file of this user that nobody else may write, of a size that one may have. */
-static bool is_sound(int file, size_t *out_bytes)
+/* A file of this owner that nobody else may write, of a size that one may have. */
+static bool is_sound(int file, uid_t owner, size_t *out_bytes)
 {
     struct stat info;
-    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 022) != 0 ||
+    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != owner || (info.st_mode & 022) != 0 ||
         info.st_size < (off_t)sizeof(header) || info.st_size > OPQ_STORE_FILE_MAX)
         return false;
     *out_bytes = (size_t)info.st_size;
@@ -229,30 +255,44 @@ static bool is_object_of(const opq_store *store, const opq_store_key *key, const
            memcmp(rest, key->bytes, key->count) == 0 && memchr(head.symbol, 0, sizeof head.symbol) != NULL;
 }
 
-static char *read_file(const opq_store *store, const opq_store_key *key, int file, size_t *out_bytes)
+static char *read_file(const opq_store *store, const opq_store_key *key, int file, uid_t owner, size_t *out_bytes)
 {
-    char *data = is_sound(file, out_bytes) ? malloc(*out_bytes) : NULL;
+    char *data = is_sound(file, owner, out_bytes) ? malloc(*out_bytes) : NULL;
     if (data && read_all(file, data, *out_bytes) && is_object_of(store, key, data, *out_bytes))
         return data;
     free(data);
     return NULL;
 }
 
-bool opq_store_find(opq_store *store, const opq_store_key *key, opq_store_object *out_object)
+/* out_there: there is a file, which is not the one if NULL is returned. */
+static char *look_in(const opq_store *store, const opq_store_key *key, bool shipped, bool *out_there)
 {
     char name[NAME];
-    header head;
     size_t bytes;
-    if (!is_private(store->folder))
-        return false;
+    int folder = shipped ? store->shipped : store->folder;
+    *out_there = false;
+    if (folder < 0 || (!shipped && !is_private(folder)))
+        return NULL;
     name_of(store, key, name);
-    int file = openat(store->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    char *data = file >= 0 ? read_file(store, key, file, &bytes) : NULL;
-    if (data)
+    int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0)
+        return NULL;
+    *out_there = true;
+    char *data = read_file(store, key, file, shipped ? store->owner : geteuid(), &bytes);
+    if (data && !shipped)
         (void)futimens(file, NULL); /* used now */
-    if (file >= 0)
-        close(file);
-    atomic_fetch_add(data ? &store->found : file >= 0 ? &store->refused : &store->missing, 1);
+    close(file);
+    return data;
+}
+
+bool opq_store_find(opq_store *store, const opq_store_key *key, opq_store_object *out_object)
+{
+    header head;
+    bool there, there_too = false;
+    char *data = look_in(store, key, false, &there);
+    if (data == NULL)
+        data = look_in(store, key, true, &there_too);
+    atomic_fetch_add(data ? &store->found : there || there_too ? &store->refused : &store->missing, 1);
     if (data == NULL)
         return false;
     memcpy(&head, data, sizeof head);
@@ -344,7 +384,7 @@ void opq_store_keep(opq_store *store, const opq_store_key *key, const opq_store_
     size_t bytes = key->count + object->bytes;
     char *rest = strlen(key->processor) < sizeof head.processor ? malloc(bytes) : NULL;
     bool written = false;
-    if (rest && is_private(store->folder)) {
+    if (rest && store->folder >= 0 && is_private(store->folder)) {
         memcpy(head.magic, MAGIC, sizeof MAGIC);
         memcpy(head.digest, store->digest, DIGEST);
         strcpy(head.processor, key->processor);
@@ -365,7 +405,8 @@ void opq_store_refuse(opq_store *store, const opq_store_key *key)
 {
     char name[NAME];
     name_of(store, key, name);
-    unlinkat(store->folder, name, 0);
+    if (store->folder >= 0)
+        unlinkat(store->folder, name, 0);
     atomic_fetch_sub(&store->found, 1);
     atomic_fetch_add(&store->refused, 1);
 }

@@ -1,5 +1,7 @@
 /* Objects on disk, for processes that come: OPAQUE_CACHE is a folder, or "on" for $XDG_CACHE_HOME/torch_opaque or ~/.cache/torch_opaque.
  *
+ * Kernels that programs commonly need are made when the library is built, and lie in the folder `kernels` beside it, which is only read.
+ *
  * A file holds one kernel's object under its whole key, the processor it is for and a digest of the library that made it. What is not exactly
  * that, torn, of another library or of another user, is as if it were not there: the kernel is compiled, and the file written anew. The folder
  * is this user's alone (mode 0700), no link is followed, a file appears under its name when it is whole. Least recently used files go when

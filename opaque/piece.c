@@ -252,8 +252,8 @@ static bool is_taken(const opq_piece *made, int32_t outputs, int32_t leaf)
     return false;
 }
 
-/* Which leaf nobody needs once output i is there: the one that it replaces in the whole, or an operand that ends here: a result of an earlier piece, or what
- * a later output replaces, as several writes into one value have it. */
+/* Which leaf nobody needs once output i is there: the one that it replaces in the whole, or an operand that an earlier piece made. What a later
+ * output replaces is not lost before that is there: something else may fail. */
 static int32_t replaced_by(const opq_whole *w, const opq_piece *made, int32_t i)
 {
     int32_t node = made->output_of[i], output = w->output[node], leaf = -1;
@@ -263,8 +263,7 @@ static int32_t replaced_by(const opq_whole *w, const opq_piece *made, int32_t i)
         return opq_code_number(place_of(w, opq_code_make(OPQ_SET_leaf, leaf))->code);
     for (int k = 0; k < opq_whole_arity(w, node); k++) {
         int32_t code = opq_whole_operand(w, node, k);
-        if (!ends_here(w, code, made->end) ||
-            (opq_code_set(code) == OPQ_SET_leaf && !opq_snapshot_replaces(w->s, opq_code_number(code))))
+        if (opq_code_set(code) != OPQ_SET_node || !ends_here(w, code, made->end))
             continue;
         leaf = opq_code_number(place_of(w, code)->code);
         if (!is_taken(made, i, leaf))

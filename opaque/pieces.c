@@ -12,7 +12,6 @@ typedef struct pieces {
     opq_whole whole;
     opq_piece *first, **end;
     opq_buffer **made; /* per node */
-    bool *of_leaf;     /* per node: its memory is a leaf's, which has a reference as well, and which it replaces */
 } pieces;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph"); }
@@ -218,20 +217,14 @@ static void release_used(const pieces *p, const opq_piece *it)
     }
 }
 
-static bool lies_in_leaf(const pieces *p, int32_t code)
-{
-    return opq_code_set(code) == OPQ_SET_node && p->of_leaf[opq_code_number(code)];
-}
-
 /* What this one would replace may be memory of others: an earlier piece gave a leaf, or a part of it, as it is. */
-static void keep_shared(const pieces *p, const opq_piece *it, opq_buffer *const *memory)
+static void keep_shared(const opq_piece *it, opq_buffer *const *memory)
 {
     const opq_snapshot *s = &it->snapshot;
     for (int i = 0; i < s->replaces.count; i++) {
         int32_t leaf = s->replaces.items[i];
         const opq_buffer *buffer = leaf >= 0 ? memory[leaf] : NULL;
-        int own = leaf >= 0 && lies_in_leaf(p, it->leaf_from[leaf]) ? 2 : 1;
-        if (buffer && (atomic_load(&buffer->refs) > own || buffer->size_class < 0 || atomic_load(&buffer->lent) ||
+        if (buffer && (atomic_load(&buffer->refs) > 1 || buffer->size_class < 0 || atomic_load(&buffer->lent) ||
                        (int64_t)buffer->bytes != opq_type_bytes(&opq_snapshot_output(s, i)->type)))
             s->replaces.items[i] = -1;
     }
@@ -244,15 +237,11 @@ static opq_status run_piece(const pieces *p, opq_piece *it, bool *out_mixed)
         return out_of_memory();
     if (!find_memory(p, it, memory))
         return OPQ_OK; /* what failed has said so */
-    keep_shared(p, it, memory);
+    keep_shared(it, memory);
     opq_status status = opq_execution_run(&it->execution);
     *out_mixed = *out_mixed || (status != OPQ_OK && it->execution.mixed);
-    for (int i = 0; i < it->snapshot.outputs.count && it->execution.results; i++) {
-        int32_t leaf = it->snapshot.replaces.items[i], node = it->output_of[i];
-        p->made[node] = it->execution.results[i];
-        p->of_leaf[node] = leaf >= 0 && p->made[node] == memory[leaf] &&
-                           (opq_code_set(it->leaf_from[leaf]) == OPQ_SET_leaf || lies_in_leaf(p, it->leaf_from[leaf]));
-    }
+    for (int i = 0; i < it->snapshot.outputs.count && it->execution.results; i++)
+        p->made[it->output_of[i]] = it->execution.results[i];
     release_used(p, it);
     return status;
 }
@@ -308,8 +297,7 @@ opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot
     for (int i = 0; i < snapshot->outputs.count; i++)
         result->outputs[i] = NULL;
     p.made = opq_room_take(runner->room, nodes * sizeof *p.made);
-    p.of_leaf = opq_room_take(runner->room, nodes * sizeof *p.of_leaf);
-    if (p.made == NULL || p.of_leaf == NULL)
+    if (p.made == NULL)
         return out_of_memory();
     memset(p.made, 0, nodes * sizeof *p.made);
     opq_status status = opq_execution_check_leaves(snapshot);

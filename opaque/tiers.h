@@ -28,7 +28,7 @@ typedef struct opq_tiers {
     double seconds_per_op; /* of planning and compiling graphs of several ops, lately */
     uint64_t runs, chance;
     struct opq_seen {
-        uint64_t key, run;  /* run: the last */
+        uint64_t key, run; /* run: the last */
         uint64_t distance; /* runs from the time before to the last; 0: too many */
         double lost;       /* seconds */
     } seen[OPQ_TIERS_SEEN];

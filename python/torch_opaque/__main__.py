@@ -12,7 +12,7 @@ import torch
 
 import torch_opaque
 
-from . import _C, arguments, first_nan, placement, program, settings, watch, whole_program
+from . import _C, arguments, cache, first_nan, placement, program, settings, watch, whole_program
 from .graphs import Graph
 from .summary import seconds_text
 
@@ -278,6 +278,18 @@ def _profile(options) -> int:
     return status
 
 
+def _cache(options) -> int:
+    if options.into and options.action != "warm":
+        raise Failure(f"--into: cache {options.action} has no folder of its own")
+    if options.action == "clear":
+        print(f"{cache.clear()} kernels removed")
+    if options.action == "warm":
+        print(f"{cache.warm(options.into)} kernels")
+    if options.action == "list":
+        print(cache.text())
+    return 0
+
+
 _COMMANDS = {
     "run": _run,
     "graph": _graph,
@@ -285,6 +297,7 @@ _COMMANDS = {
     "compare": _compare,
     "diff": _diff,
     "profile": _profile,
+    "cache": _cache,
 }
 
 

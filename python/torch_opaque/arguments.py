@@ -243,6 +243,18 @@ def _add_profile(commands) -> None:
     _program(parser)
 
 
+def _add_cache(commands) -> None:
+    parser = _add(commands, "cache", "Compiled kernels on disk, which processes share.")
+    parser.add_argument(
+        "action",
+        choices=("list", "clear", "warm"),
+        help="list: where they are and how many; clear: remove this user's; warm: compile what common programs need",
+    )
+    parser.add_argument(
+        "--into", metavar="DIR", help="warm: a folder for everybody to read, as the build makes it"
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """Options have `command`, the name of one, and what it takes."""
     made = _Parser(
@@ -253,7 +265,15 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=__version__)
     commands = made.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_run, _add_graph, _add_explain, _add_compare, _add_diff, _add_profile):
+    for add in (
+        _add_run,
+        _add_graph,
+        _add_explain,
+        _add_compare,
+        _add_diff,
+        _add_profile,
+        _add_cache,
+    ):
         add(commands)
     return made
 
@@ -289,7 +309,7 @@ def wrong(options) -> str:
 
 def _source(options) -> str:
     """The text of the script, "" if that is not known."""
-    if options.command == "diff" or options.module:
+    if options.command in ("diff", "cache") or options.module:
         return ""
     try:
         with open(options.script, encoding="utf-8") as file:

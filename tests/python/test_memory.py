@@ -129,6 +129,7 @@ def write_a_row_and_multiply(x):
     "write",
     [write_a_row, add_to_a_column, write_thrice, write_every_other, write_a_row_and_multiply],
 )
+@pytest.mark.usefixtures("planned")
 def test_a_part_is_written_where_it_lies(write):
     assert written(write) < SIDE * SIDE
 

@@ -1,0 +1,324 @@
+"""What programs commonly do, done once, small: their kernels lie in the cache afterwards. Kernels have no sizes, so that small ones do.
+
+`python -m torch_opaque cache warm` and the build run it as a program, op by op (OPAQUE_TIERS=lazy)."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+D = "opaque"
+
+
+class Decoder(nn.Module):
+    """A block as decoders have it: causal attention of views of one product."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 32), nn.Embedding(16, 32)
+        self.norm, self.last = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down, self.head = (
+            nn.Linear(32, 64),
+            nn.Linear(64, 32),
+            nn.Linear(32, 20, bias=False),
+        )
+
+    def forward(self, text, approximate="none"):
+        x = self.words(text) + self.places(torch.arange(text.shape[1], device=text.device))
+        q, k, v = self.qkv(self.norm(x)).view(*text.shape, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(x.shape))
+        return self.head(x + self.down(F.gelu(self.up(self.last(x)), approximate=approximate)))
+
+
+def _images(*layers) -> tuple:
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    return net, torch.randn(2, 3, 12, 12)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norm, self.other = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return F.relu(x + self.other(self.second(F.relu(self.norm(self.first(x))))))
+
+
+def _nets() -> list:
+    """(module, input)"""
+    encoder = dict(d_model=32, nhead=4, dim_feedforward=64, batch_first=True)
+    rows = [
+        _images(
+            nn.Conv2d(3, 8, 3, 1, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, 2, 1),
+            nn.ReLU(),
+        ),
+        _images(
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+            Residual(),
+            nn.AvgPool2d(2),
+        ),
+        _images(
+            nn.Conv2d(3, 8, 1),
+            nn.GroupNorm(2, 8),
+            nn.SiLU(),
+            nn.Conv2d(8, 8, 3, 1, 1, groups=8),
+            nn.Hardswish(),
+        ),
+        (nn.TransformerEncoder(nn.TransformerEncoderLayer(**encoder), 1), torch.randn(2, 6, 32)),
+        (
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(**encoder, activation="gelu", norm_first=True), 1
+            ),
+            torch.randn(2, 6, 32),
+        ),
+        (Decoder(), torch.randint(0, 16, (2, 6))),
+    ]
+    for activation in (
+        nn.ReLU,
+        nn.GELU,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.SiLU,
+        nn.ELU,
+        nn.LeakyReLU,
+        nn.Softplus,
+    ):
+        net = nn.Sequential(
+            nn.Linear(6, 16),
+            activation(),
+            nn.Dropout(0.1),
+            nn.Linear(16, 16, bias=False),
+            activation(),
+            nn.LayerNorm(16),
+            nn.Linear(16, 5),
+        )
+        rows.append((net, torch.randn(4, 6)))
+    return rows
+
+
+class Last(nn.Module):
+    """What a recurrent layer gives, without its state."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+def _losses() -> list:
+    def cross_entropy(y):
+        return F.cross_entropy(
+            y.flatten(0, -2), torch.zeros(y.flatten(0, -2).shape[0], dtype=torch.int64, device=D)
+        )
+
+    return [
+        cross_entropy,
+        lambda y: y.pow(2).mean(),
+        lambda y: F.mse_loss(y, torch.zeros_like(y)),
+        lambda y: F.binary_cross_entropy_with_logits(y, torch.ones_like(y)),
+        lambda y: F.smooth_l1_loss(y, torch.zeros_like(y)),
+        lambda y: F.nll_loss(
+            F.log_softmax(y.flatten(0, -2), -1),
+            torch.zeros(y.flatten(0, -2).shape[0], dtype=torch.int64, device=D),
+        ),
+    ]
+
+
+def _optimizers() -> list:
+    return [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4),
+        lambda p: torch.optim.Adam(p, lr=1e-3),
+        lambda p: torch.optim.AdamW(p, lr=1e-3),
+        lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    ]
+
+
+def _train(net, x, loss_of, optimizer_of) -> None:
+    optimizer = optimizer_of(net.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = loss_of(net(x))
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+
+
+def networks() -> None:
+    nets = _nets() + [
+        (Last(kind(6, 8, batch_first=True)), torch.randn(2, 4, 6)) for kind in (nn.LSTM, nn.GRU)
+    ]
+    losses, optimizers = _losses(), _optimizers()
+    for i, (net, x) in enumerate(nets):
+        net, x = net.to(D), x.to(D)
+        _train(net, x, losses[i % len(losses)], optimizers[i % len(optimizers)])
+        net.eval()
+        with torch.no_grad():
+            y = net(x)
+            F.softmax(y, -1).cpu(), y.argmax(-1).tolist(), y.topk(3)[1].cpu()
+            net(x[:1]).cpu()
+    for net, _ in nets[:3]:  # of more images other tiles of products
+        _train(net.train(), torch.randn(16, 3, 24, 24).to(D), losses[1], optimizers[2])
+    net = nn.Linear(6, 5).to(D)
+    for loss_of in losses:
+        for optimizer_of in optimizers:
+            _train(net, torch.randn(4, 6).to(D), loss_of, optimizer_of)
+
+
+def elementwise() -> None:
+    """Ops of one or two values, contiguous, with numbers, rows, columns, and parts."""
+    one = [
+        "abs",
+        "neg",
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "relu",
+        "erf",
+        "square",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "log1p",
+        "expm1",
+        "isnan",
+        "isfinite",
+    ]
+    two = [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "pow",
+        "maximum",
+        "minimum",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+    ]
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        x = (torch.rand(4, 6) * 3 + 1).to(dtype).to(D)
+        with_row, with_column = x[0].clone(), x[:, :1].clone()
+        for name in one if dtype.is_floating_point else ["abs", "neg", "sign", "square"]:
+            getattr(torch, name)(x).cpu(), getattr(torch, name)(x.t()).cpu()
+        for name in two:
+            op = getattr(torch, name)
+            for other in (x, with_row, with_column, x[0, 0]):
+                op(x, other).cpu()
+            if name not in ("maximum", "minimum"):
+                op(x, 2).cpu()
+            op(x.t(), x.t()).cpu(), op(x[:, ::2], x[:, 1::2]).cpu()
+        for name in ["add_", "sub_", "mul_", "div_"]:
+            y = x.double() if name == "div_" and dtype == torch.int64 else x.clone()
+            getattr(y, name)(y[0].clone()), getattr(y, name)(3)
+            y.cpu()
+        torch.where(x > 2, x, x * 2).cpu(), x.clamp(1, 2).cpu(), x.masked_fill(x > 2, 0).cpu()
+        x.to(torch.float32).cpu(), x.to(torch.int64).cpu(), x.bool().cpu(), (x > 1).sum().item()
+        ((x > 1) & (x < 2)).any().item(), (~(x > 1)).all().item()
+
+
+def structure() -> None:
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        x = (torch.rand(4, 6) * 9).to(dtype).to(D)
+        reductions = [torch.sum, torch.amax, torch.amin, torch.prod, torch.argmax, torch.argmin]
+        if dtype.is_floating_point:
+            reductions += [
+                torch.mean,
+                torch.var,
+                torch.std,
+                torch.logsumexp,
+                torch.softmax,
+                torch.log_softmax,
+                torch.norm,
+            ]
+        for reduction in reductions:
+            for dim in (0, 1):
+                reduction(x, dim=dim).cpu()
+        for reduction in (torch.sum, torch.amax, torch.max, torch.min):
+            reduction(x).item()
+        index = torch.tensor([2, 0, 1], device=D)
+        (
+            x[index].cpu(),
+            x[:, index].cpu(),
+            x.index_select(1, index).cpu(),
+            x.gather(1, index.expand(4, 3)).cpu(),
+        )
+        (
+            x.clone().index_add_(0, index, x[:3]).cpu(),
+            x.clone().scatter_add_(1, index.expand(4, 3), x[:, :3]).cpu(),
+        )
+        y = x.clone()
+        y[1] = 3
+        y[:, 2] += 1
+        y[index] = x[:3]
+        y[y > 4] = 0
+        y.cpu(), torch.cat([x, y]).cpu(), torch.cat([x, y], 1).cpu(), torch.stack([x, y]).cpu()
+        (
+            x.t().contiguous().cpu(),
+            x.flip(0).cpu(),
+            x.roll(1, 0).cpu(),
+            F.pad(x, (1, 1)).cpu(),
+            x.repeat(2, 1).cpu(),
+        )
+        (
+            x.cumsum(0).cpu(),
+            x.cumsum(1).cpu(),
+            x.sort()[0].cpu(),
+            x.tril().cpu(),
+            F.one_hot(index, 4).cpu(),
+        )
+        (
+            torch.zeros(3, dtype=dtype, device=D).cpu(),
+            torch.ones_like(x).cpu(),
+            torch.arange(5, device=D, dtype=dtype).cpu(),
+        )
+    x = torch.rand(2, 4, 6, device=D)
+    (
+        (x @ x.mT).cpu(),
+        (x @ x[0].t()).cpu(),
+        torch.bmm(x.mT, x).cpu(),
+        (x[0] @ x[0, 0]).cpu(),
+        torch.einsum("bij,bkj->bik", x, x).cpu(),
+    )
+    (
+        torch.randn(4, device=D).cpu(),
+        torch.rand(4, device=D).cpu(),
+        torch.randint(0, 5, (4,), device=D).cpu(),
+        F.dropout(x, 0.5).cpu(),
+    )
+    image = torch.rand(1, 3, 6, 6, device=D)
+    for mode in ("nearest", "bilinear"):
+        F.interpolate(image, scale_factor=2, mode=mode).cpu()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for part in (elementwise, structure, networks):
+        part()
+        torch.opaque.synchronize()
+
+
+if __name__ == "__main__":
+    main()
