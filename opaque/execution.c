@@ -95,7 +95,7 @@ static opq_status look_for_exact(opq_execution *p)
     if (p->plan == NULL)
         OPQ_TRY(look_for_any_offset(p, &any));
     const opq_snapshot *s = &p->any_offset;
-    if (any && (p->plan || opq_views_seen(&p->runner->ctx->views, s->key, s->key_bytes)))
+    if (any && (p->plan || opq_views_moved(&p->runner->ctx->views, s, p->given)))
         p->snapshot = s;
     return OPQ_OK;
 }

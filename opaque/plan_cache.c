@@ -1,6 +1,7 @@
 /* The plan cache: a hash table whose entries are also a list in order of use. */
 #define XXH_INLINE_ALL
 #include "opaque/plan_cache.h"
+#include "opaque/snapshot.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -196,13 +197,14 @@ size_t opq_plan_cache_bytes(opq_plan_cache *cache)
     return bytes;
 }
 
-bool opq_views_seen(opq_views *views, const void *key, size_t key_bytes)
+bool opq_views_moved(opq_views *views, const opq_snapshot *any, const opq_snapshot *given)
 {
     enum { COUNT = sizeof views->hash / sizeof *views->hash };
-    uint64_t hash = XXH3_64bits(key, key_bytes);
+    uint64_t hash = XXH3_64bits(any->key, any->key_bytes), first = XXH3_64bits(given->key, given->key_bytes);
     for (size_t i = 0; i < COUNT; i++)
         if (views->hash[i] == hash)
-            return true;
-    views->hash[views->at++ % COUNT] = hash;
+            return views->first[i] != first;
+    views->hash[views->at % COUNT] = hash;
+    views->first[views->at++ % COUNT] = first;
     return false;
 }

@@ -9,6 +9,8 @@
 
 #include "runtime/plan.h"
 
+struct opq_snapshot;
+
 typedef struct opq_plan_cache opq_plan_cache;
 
 /* The newest plan stays even if it alone is larger than max_bytes: otherwise a loop would build it in every iteration. */
@@ -30,13 +32,14 @@ void opq_plan_cache_clear(opq_plan_cache *cache);
 size_t opq_plan_cache_count(opq_plan_cache *cache);
 size_t opq_plan_cache_bytes(opq_plan_cache *cache);
 
-/* Hashes of the keys of graphs that were met with some offsets of their views, the last ones. Not thread-safe. */
+/* Hashes of the keys of graphs for any offsets of their views, the last ones that were met, and those with the first offsets of each. Not
+ * thread-safe. */
 typedef struct opq_views {
-    uint64_t hash[256];
+    uint64_t hash[256], first[256];
     unsigned at;
 } opq_views;
-/* Was it met before? Now it was. */
-bool opq_views_seen(opq_views *views, const void *key, size_t key_bytes);
+/* Was the graph met before, with other offsets than `given` has first? Now it was met. */
+bool opq_views_moved(opq_views *views, const struct opq_snapshot *any, const struct opq_snapshot *given);
 
 void opq_plan_cache_lock(opq_plan_cache *cache); /* around a fork */
 void opq_plan_cache_unlock(opq_plan_cache *cache);

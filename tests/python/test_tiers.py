@@ -209,3 +209,21 @@ def test_a_first_start_has_kernels(run_warm, tmp_path):
         run_warm(TRAINING, OPAQUE_CACHE=str(copy), OPAQUE_TIERS="lazy").stdout.split("\n")[0]
         == plain[0]
     )
+
+
+def test_offsets_that_stay_have_their_own_plan(run_warm):
+    """As without pieces: a plan for any offsets is for those that move."""
+    text = """
+import torch, torch_opaque
+x = torch.randn(64, 96).to("opaque")
+def plans(offset_of):
+    before = torch_opaque.stats()["plans_built"]
+    for i in range(8):
+        at = offset_of(i)
+        (x[:, at : at + 32].exp() + 1).sum().item()
+    return torch_opaque.stats()["plans_built"] - before
+stay = plans(lambda i: 5)
+print(stay, plans(lambda i: 5 + (i == 6)), plans(lambda i: i))
+"""
+    assert run_warm(text, OPAQUE_TIERS="off").stdout == "1 1 0\n"
+    assert run_warm(text).stdout == "1 0 1\n"  # the one that moved for once ran in pieces
