@@ -15,6 +15,7 @@ import sys
 import time
 
 LEAST_SAMPLES = 5
+WARM = 3  # calls after the first one: what repeats itself has its plan then
 LEAST_SECONDS = 100e-6  # of a sample: shorter calls are repeated
 
 
@@ -26,8 +27,9 @@ def measure_plan(row):
     run, seconds = row.make(), []
     for i in range(6):
         before = torch_opaque.stats()
-        kept = run(i)
-        torch.opaque.synchronize()
+        with torch_opaque.planned():
+            kept = run(i)
+            torch.opaque.synchronize()
         del kept
         after = torch_opaque.stats()
         if after["kernels_compiled"] == before["kernels_compiled"]:
@@ -118,7 +120,7 @@ def take_turns(engines, seconds, clock, say):
     """{name: [seconds of a call]}, in an order drawn anew for each round, so that none always follows the same other one."""
     times, counts = {name: [] for name in engines}, {}
     for name, engine in engines.items():
-        sample(engine, 1, clock)
+        sample(engine, WARM, clock)
         counts[name] = max(1, math.ceil(LEAST_SECONDS / sample(engine, 1, clock)))
     say("timing")
     order, draw = list(engines), random.Random(0)

@@ -11,7 +11,7 @@ from conftest import PYTHON
 from programs.testing import run_elsewhere
 from torch_opaque import cache
 
-TIERS = ["lazy", "eager", "model"]
+TIERS = ["off", "lazy", "eager", "random"]  # the default is what all other tests have
 
 
 @pytest.mark.parametrize("tiers", TIERS)
