@@ -284,7 +284,10 @@ def _cache(options) -> int:
     if options.action == "clear":
         print(f"{cache.clear()} kernels removed")
     if options.action == "warm":
-        print(f"{cache.warm(options.into)} kernels")
+        count = cache.warm(options.into)
+        print(
+            f"{count} kernels in {options.into or cache.folder()}, beside {len(cache.files(cache.SHIPPED))} that came with the package"
+        )
     if options.action == "list":
         print(cache.text())
     return 0

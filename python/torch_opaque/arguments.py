@@ -251,7 +251,9 @@ def _add_cache(commands) -> None:
         help="list: where they are and how many; clear: remove this user's; warm: compile what common programs need",
     )
     parser.add_argument(
-        "--into", metavar="DIR", help="warm: a folder for everybody to read, as the build makes it"
+        "--into",
+        metavar="DIR",
+        help="warm: a folder for everybody to read, as the build makes it; what came with the package is not made again",
     )
 
 

@@ -442,6 +442,25 @@ def test_diff_of_files(tmp_path, capsys):
     assert command_line.main(["diff", paths[0], str(tmp_path / "none.json")]) == 2
 
 
+# ---- cache
+
+
+def test_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPAQUE_CACHE", str(tmp_path / "mine"))
+    assert run("cache", "list").stdout.startswith(f"{tmp_path / 'mine'}: 0 kernels")
+    made = run("cache", "warm", "--into", tmp_path / "all").stdout
+    files = list((tmp_path / "all").iterdir())
+    assert (
+        made.startswith(f"{len(files)} kernels in ")
+        and (tmp_path / "all").stat().st_mode & 0o777 == 0o755
+    )
+    assert all(file.stat().st_mode & 0o777 == 0o644 for file in files)
+    assert run("cache", "clear").stdout == "0 kernels removed\n"
+    assert "--into" in run("cache", "list", "--into", "all", status=2).stderr
+    monkeypatch.setenv("OPAQUE_CACHE", "off")
+    assert "nowhere" in run("cache", "warm", status=2).stderr
+
+
 # ---- profile
 
 
