@@ -51,9 +51,8 @@ def environment(cpu, threads):
     return {
         **{name: value for name, value in os.environ.items() if name not in of_cpu},
         **CPUS[cpu],
-        "OPAQUE_CACHE": os.environ.get(
-            "OPAQUE_CACHE", "off"
-        ),  # first calls compile, as the peers' do
+        # First calls compile, as the peers' do.
+        "OPAQUE_CACHE": os.environ.get("OPAQUE_CACHE", "off"),
         "XLA_FLAGS": " ".join(flags),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

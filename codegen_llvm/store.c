@@ -101,7 +101,8 @@ static bool find_library(opq_store *store)
     search s = {MAGIC, store->digest, false, ""};
     memset(store->digest, 0, DIGEST);
     dl_iterate_phdr(look_at_library, &s);
-    find_shipped(store, s.path, sizeof s.path);
+    if (s.found)
+        find_shipped(store, s.path, sizeof s.path);
     return s.found;
 }
 
@@ -265,15 +266,13 @@ static char *read_file(const opq_store *store, const opq_store_key *key, int fil
 }
 
 /* out_there: there is a file, which is not the one if NULL is returned. */
-static char *look_in(const opq_store *store, const opq_store_key *key, bool shipped, bool *out_there)
+static char *look_in(const opq_store *store, const opq_store_key *key, const char *name, bool shipped, bool *out_there)
 {
-    char name[NAME];
     size_t bytes;
     int folder = shipped ? store->shipped : store->folder;
     *out_there = false;
     if (folder < 0 || (!shipped && !is_private(folder)))
         return NULL;
-    name_of(store, key, name);
     int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (file < 0)
         return NULL;
@@ -288,10 +287,12 @@ static char *look_in(const opq_store *store, const opq_store_key *key, bool ship
 bool opq_store_find(opq_store *store, const opq_store_key *key, opq_store_object *out_object)
 {
     header head;
+    char name[NAME];
     bool there, there_too = false;
-    char *data = look_in(store, key, false, &there);
+    name_of(store, key, name);
+    char *data = look_in(store, key, name, false, &there);
     if (data == NULL)
-        data = look_in(store, key, true, &there_too);
+        data = look_in(store, key, name, true, &there_too);
     atomic_fetch_add(data ? &store->found : there || there_too ? &store->refused : &store->missing, 1);
     if (data == NULL)
         return false;

@@ -56,8 +56,10 @@ static opq_status run_pieces(run *r)
     const opq_snapshot *s = &r->snapshot;
     atomic_fetch_add(&r->runner.ctx->stats.runs_in_pieces, 1);
     r->results = opq_room_take(&r->room, (size_t)s->outputs.count * sizeof *r->results);
-    opq_pieces_result result = {.outputs = r->results, .mixed = true};
-    opq_status status = r->results ? opq_pieces_run(&r->runner, s, &result) : out_of_memory();
+    if (r->results == NULL)
+        return out_of_memory();
+    opq_pieces_result result = {.outputs = r->results};
+    opq_status status = opq_pieces_run(&r->runner, s, &result);
     r->has_plan = result.planned;
     r->mixed = result.mixed;
     return status;

@@ -50,18 +50,6 @@ static bool make_arrays(opq_whole *w)
            make_draft(w, nodes, leaves, scalars, (size_t)s->operands.count);
 }
 
-static bool is_view(const opq_value *node) { return opq_op_info_of((opq_op)node->op)->class_ == OPQ_CLASS_VIEW; }
-
-static bool is_constant(const opq_value *node)
-{
-    switch (opq_op_info_of((opq_op)node->op)->class_) {
-    case OPQ_CLASS_CONST:
-    case OPQ_CLASS_SCALAR:
-    case OPQ_CLASS_IOTA: return true;
-    default: return false;
-    }
-}
-
 /* The type of what a code stands for. */
 static const opq_type *type_of(const opq_whole *w, int32_t code)
 {
@@ -104,8 +92,8 @@ static opq_status look_at_nodes(opq_whole *w)
     for (int i = 0; i < s->nodes.count; i++) {
         const opq_value *node = s->nodes.items[i];
         w->view[i] = NULL;
-        w->inlined[i] = w->output[i] < 0 && (is_view(node) || is_constant(node));
-        if (!w->inlined[i] || !is_view(node))
+        w->inlined[i] = w->output[i] < 0 && opq_costs_nothing(node);
+        if (!w->inlined[i] || !opq_is_view(node))
             continue;
         OPQ_TRY(look_at_view(w, i));
         w->inlined[i] = w->view[i] || uses[i] < 2;

@@ -39,6 +39,17 @@ opq_status opq_whole_make(const opq_runner *runner, const opq_snapshot *snapshot
 /* The nodes from first to end that are not inlined, and what of others they need. */
 opq_status opq_piece_make(opq_whole *whole, int32_t first, int32_t end, opq_piece **out_piece) OPQ_MUST_CHECK;
 
+static inline bool opq_is_view(const opq_value *node)
+{
+    return opq_op_info_of((opq_op)node->op)->class_ == OPQ_CLASS_VIEW;
+}
+/* A view or a constant: what needs it has it for itself. */
+static inline bool opq_costs_nothing(const opq_value *node)
+{
+    opq_class class_ = opq_op_info_of((opq_op)node->op)->class_;
+    return opq_is_view(node) || class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR || class_ == OPQ_CLASS_IOTA;
+}
+
 static inline int32_t opq_whole_arity(const opq_whole *w, int32_t node)
 {
     return w->s->first_operand.items[node + 1] - w->s->first_operand.items[node];

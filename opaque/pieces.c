@@ -93,17 +93,6 @@ static int32_t latest_of(const pieces *p, int32_t i, const cut *c)
 
 /* ---- their plans */
 
-static bool costs_nothing(const opq_value *node)
-{
-    switch (opq_op_info_of((opq_op)node->op)->class_) {
-    case OPQ_CLASS_VIEW:
-    case OPQ_CLASS_CONST:
-    case OPQ_CLASS_SCALAR:
-    case OPQ_CLASS_IOTA: return true;
-    default: return false;
-    }
-}
-
 double opq_pieces_saving(const opq_snapshot *s)
 {
     static const double LAUNCH = 0.5e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
@@ -111,7 +100,7 @@ double opq_pieces_saving(const opq_snapshot *s)
     double seconds = 0;
     for (int i = 0; i < s->nodes.count; i++) {
         double bytes = (double)opq_type_bytes(&s->nodes.items[i]->type);
-        if (!costs_nothing(s->nodes.items[i]))
+        if (!opq_costs_nothing(s->nodes.items[i]))
             seconds += LAUNCH + bytes * (bytes > CACHE_BYTES ? UNCACHED : CACHED);
     }
     return seconds;

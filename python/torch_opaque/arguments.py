@@ -311,7 +311,7 @@ def wrong(options) -> str:
 
 def _source(options) -> str:
     """The text of the script, "" if that is not known."""
-    if options.command in ("diff", "cache") or options.module:
+    if "script" not in options or options.module:
         return ""
     try:
         with open(options.script, encoding="utf-8") as file:

@@ -10,15 +10,16 @@ SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernels")
 
 
 def folder() -> str | None:
-    """Where this process keeps kernels by OPAQUE_CACHE, None if nowhere. It may not be there yet."""
+    """Where this process keeps kernels by OPAQUE_CACHE, as codegen_llvm/store.c finds it; None if nowhere. It may not be there yet."""
     asked = os.environ.get("OPAQUE_CACHE") or "on"
     if asked == "off":
         return None
     if asked != "on":
         return asked
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    base = base if base.startswith("/") else os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "torch_opaque")
+    base, home = (os.environ.get(name, "") for name in ("XDG_CACHE_HOME", "HOME"))
+    if base.startswith("/"):
+        return os.path.join(base, "torch_opaque")
+    return os.path.join(home, ".cache", "torch_opaque") if home.startswith("/") else None
 
 
 def files(path: str | None) -> list:
@@ -35,7 +36,7 @@ def text() -> str:
     for path, what in ((folder(), "this user's"), (SHIPPED, "made with the package")):
         found = files(path)
         size = sum(size for _, size in found) / 1e6
-        lines.append(f"{path or 'OPAQUE_CACHE=off'}: {len(found)} kernels, {size:.1f} MB, {what}")
+        lines.append(f"{path or 'nowhere'}: {len(found)} kernels, {size:.1f} MB, {what}")
     return "\n".join(lines)
 
 
@@ -60,7 +61,7 @@ def warm(into: str | None = None) -> int:
     how many kernels there are. Raises OSError."""
     path = into or folder()
     if path is None:
-        raise OSError("OPAQUE_CACHE=off: there is nowhere to keep kernels")
+        raise OSError("OPAQUE_CACHE=off, or no HOME: there is nowhere to keep kernels")
     os.makedirs(path, mode=0o700, exist_ok=True)
     for cpu in ("avx512", "avx2") if _has_avx512() else ("avx2",):
         settings = {
