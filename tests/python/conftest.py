@@ -123,6 +123,13 @@ def root() -> str:
     return ROOT
 
 
+def without_settings() -> dict:
+    """The environment without settings of ours, but for where kernels are kept."""
+    return {
+        k: v for k, v in os.environ.items() if k == "OPAQUE_CACHE" or not k.startswith("OPAQUE_")
+    }
+
+
 def _runner(interpreter: list):
     def run(text: str, check: bool = True, **environment) -> subprocess.CompletedProcess:
         result = subprocess.run(

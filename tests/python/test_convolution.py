@@ -10,8 +10,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torch_opaque
 
-pytestmark = pytest.mark.usefixtures("planned")
-
 D = "opaque"
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -161,6 +159,7 @@ def test_one_order_of_additions():
                 assert found[0, o, place[0], place[1]] == total
 
 
+@pytest.mark.usefixtures("planned")
 def test_kernels():
     x, w, b = (
         torch.randn(1, 16, 20, 20, device=D),

@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 import pytest
-from conftest import PYTHON
+from conftest import PYTHON, without_settings
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
@@ -65,7 +65,7 @@ def program_name(page: str) -> str:
 
 def environment() -> dict:
     """Without settings of ours, and with the tree's tools on the path."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
+    kept = without_settings()
     tools = [
         os.path.dirname(PYTHON[-1]),
         os.path.dirname(sys.executable),

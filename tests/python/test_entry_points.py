@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON, ROOT
+from conftest import PYTHON, ROOT, without_settings
 from test_docs import DOCUMENTS, read
 from torch_opaque import arguments
 
@@ -103,11 +103,7 @@ def exists(test: str) -> bool:
 
 def run(command, folder=ROOT, **environment):
     """With the environment's programs on the path, and without settings of ours."""
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if k == "OPAQUE_CACHE" or not k.startswith(("OPAQUE_", "PYTHONPATH"))
-    }
+    kept = {k: v for k, v in without_settings().items() if not k.startswith("PYTHONPATH")}
     kept["PATH"] = os.path.dirname(sys.executable) + os.pathsep + kept["PATH"]
     return subprocess.run(
         command,

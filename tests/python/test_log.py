@@ -10,8 +10,6 @@ import torch
 import torch_opaque
 from torch_opaque import _C, settings
 
-pytestmark = pytest.mark.usefixtures("planned")
-
 
 @pytest.fixture
 def logged(tmp_path):
@@ -49,6 +47,7 @@ def test_topics_are_those_of_the_core():
     assert list(settings.LOG_TOPICS) == _C.log_topics()
 
 
+@pytest.mark.usefixtures("planned")
 def test_a_run_is_a_line(logged):
     (line,) = logged("flush", fresh(3))
     expected = r"run \(copy_to_host\) at test_log.py:\d+: \d+ kernels, \d+ compiled, [\d.]+ ms"
@@ -68,6 +67,7 @@ def test_launches_at_level_debug(logged):
     assert sum(int(n[2]) for n in numbers) == stats["bytes_written"]
 
 
+@pytest.mark.usefixtures("planned")
 def test_plans_and_kernels_are_told_once(logged):
     run = fresh(5)
     lines = logged("plan,compile", run)
@@ -88,6 +88,7 @@ def test_code_that_is_there_is_told_at_level_debug(logged):
     assert any(line.endswith(" is there already") for line in lines)
 
 
+@pytest.mark.usefixtures("planned")
 def test_edges_and_reasons(logged):
     w = torch.ones(64, 64, device="opaque")
     torch.opaque.synchronize()

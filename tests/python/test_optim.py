@@ -8,8 +8,6 @@ import torch_opaque
 from torch import nn
 from torch_opaque import _C
 
-pytestmark = pytest.mark.usefixtures("planned")
-
 
 def step(model, optimizer, x):
     loss = model(x).square().mean()
@@ -47,6 +45,7 @@ def test_a_cpu_optimizer_runs_nothing():
     assert _C.is_pending(pending) and torch_opaque.stats()["flushes"] == {}
 
 
+@pytest.mark.usefixtures("planned")
 def test_iterations_are_equal_graphs():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to("opaque")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -110,6 +109,7 @@ def stepped(device, name, form, steps=3, lr=None):
     return optimizer, ps
 
 
+@pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize(
     ("name", "form"),
     [(n, f) for n in OPTIMIZERS for f in FORMS if (n, f) != ("rmsprop", "fused")],
@@ -161,6 +161,7 @@ def launches(f):
     return torch_opaque.stats()["kernels_run"]
 
 
+@pytest.mark.usefixtures("planned")
 def test_averages_and_zeroed_gradients_are_one_launch():
     averages, ps = parameters("opaque"), parameters("opaque")
 

@@ -10,8 +10,6 @@ import torch_opaque
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-pytestmark = pytest.mark.usefixtures("planned")
-
 
 def model_of():
     """A function of two launches that was run before, and its input."""
@@ -72,6 +70,7 @@ def test_each_launch_is_counted():
     assert torch_opaque.stats()["kernels_run"] == 3 * len(names)
 
 
+@pytest.mark.usefixtures("planned")
 def test_a_new_graph_is_planned_and_compiled(tmp_path):
     x = torch.ones(30, device="opaque")
     torch.opaque.synchronize()
@@ -150,6 +149,7 @@ def test_kernels_take_the_time_of_a_run():
     assert max(shares) > 0.9, shares
 
 
+@pytest.mark.usefixtures("planned")
 def test_equal_kernels_are_one_launch(tmp_path):
     x = [torch.ones(100, device="opaque") for _ in range(5)]
     torch.opaque.synchronize()
@@ -174,6 +174,7 @@ class Block(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
+@pytest.mark.usefixtures("planned")
 def test_modules_and_lines_are_those_of_this_run(tmp_path):
     """The plan is there already, with other lines."""
     net = nn.Sequential(Block(), Block()).to("opaque")
