@@ -95,7 +95,7 @@ static int32_t latest_of(const pieces *p, int32_t i, const cut *c)
 
 double opq_pieces_saving(const opq_snapshot *s)
 {
-    static const double LAUNCH = 0.5e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
+    static const double LAUNCH = 1e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
     enum { CACHE_BYTES = 1 << 20 };
     double seconds = 0;
     for (int i = 0; i < s->nodes.count; i++) {

@@ -38,19 +38,23 @@ static struct opq_seen *look_up(opq_tiers *tiers, const opq_tiers_graph *graph)
     return seen;
 }
 
-/* to_come: as often will the graph be seen again. */
-static bool has_lost_its_price(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int to_come)
+/* again: as often will the graph be seen. */
+static bool has_lost_its_price(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int again)
 {
     seen->lost += graph->seconds;
-    return seen->lost + to_come * graph->seconds >= graph->ops * tiers->seconds_per_op;
+    return seen->lost + again * graph->seconds >= graph->ops * tiers->seconds_per_op;
 }
 
-/* For the third time, and each time as many runs after the time before. */
-static bool is_of_a_loop(struct opq_seen *seen, uint64_t distance)
+/* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, and what came three times or more, each
+ * time as many runs after the time before, is of a loop, which goes on the longer the longer it has gone on. */
+static int to_come(struct opq_seen *seen, uint64_t distance)
 {
-    bool loop = distance > 0 && distance == seen->distance;
+    enum { NEAR = 8, NEAR_TO_COME = 8, LOOP_TO_COME = 48 };
+    seen->equal = distance > 0 && distance == seen->distance ? seen->equal + 1 : 1;
     seen->distance = distance;
-    return loop;
+    if (seen->equal > 1)
+        return LOOP_TO_COME * (seen->equal + 1);
+    return distance > 0 && distance <= NEAR ? NEAR_TO_COME : 0;
 }
 
 /* splitmix64 */
@@ -74,12 +78,11 @@ bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool fo
     }
     if (found)
         return false;
-    enum { NEAR = 8, LOOP_MAX = 64, TO_COME = 8 };
+    enum { LOOP_MAX = 64 };
     struct opq_seen *seen = look_up(tiers, graph);
     uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
-    bool loop = is_of_a_loop(seen, distance), near = distance > 0 && distance <= NEAR;
-    return !has_lost_its_price(tiers, seen, graph, near ? TO_COME : 0) && !loop;
+    return !has_lost_its_price(tiers, seen, graph, to_come(seen, distance));
 }
 
 bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece)

@@ -30,6 +30,7 @@ typedef struct opq_tiers {
     struct opq_seen {
         uint64_t key, run; /* run: the last */
         uint64_t distance; /* runs from the time before to the last; 0: too many */
+        int equal;         /* distances of late, all like the last */
         double lost;       /* seconds */
     } seen[OPQ_TIERS_SEEN];
 } opq_tiers;
