@@ -78,11 +78,11 @@ void opq_jit_lock(opq_jit *jit)
     pthread_mutex_lock(&jit->cache.lock);
 }
 
-void opq_jit_unlock(opq_jit *jit)
+void opq_jit_unlock(opq_jit *jit, bool in_child)
 {
     pthread_mutex_unlock(&jit->cache.lock);
     pthread_mutex_unlock(&jit->lock);
-    opq_compiler_unlock(&jit->compiler);
+    opq_compiler_unlock(&jit->compiler, in_child);
 }
 
 const struct opq_cpu *opq_jit_cpu(const opq_jit *jit) { return &jit->cpu; }

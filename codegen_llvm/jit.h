@@ -25,7 +25,7 @@ void opq_jit_destroy(opq_jit *jit);
 /* Whose profiler is told of compilations; NULL: nobody's. */
 void opq_jit_set_host(opq_jit *jit, const opq_host *host);
 void opq_jit_lock(opq_jit *jit); /* around a fork: nobody is inside LLVM */
-void opq_jit_unlock(opq_jit *jit);
+void opq_jit_unlock(opq_jit *jit, bool in_child);
 const struct opq_cpu *opq_jit_cpu(const opq_jit *jit);
 /* Builds a module with `build` (it must define a function called `name`), compiles and links it. The address lives until
  * the module is removed; if `out_module` is NULL, as long as the jit. Debuggers, profilers and the log call it `title`, with a number

@@ -16,14 +16,20 @@
 
 /* ---- target machines */
 
-void opq_compiler_init(opq_compiler *compiler, const opq_cpu *cpu)
+/* A fork does not wait for ever while several threads compile. */
+static void init_compiling(opq_compiler *compiler)
 {
     pthread_rwlockattr_t attributes;
     pthread_rwlockattr_init(&attributes);
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    *compiler = (opq_compiler){.cpu = cpu};
     pthread_rwlock_init(&compiler->compiling, &attributes);
     pthread_rwlockattr_destroy(&attributes);
+}
+
+void opq_compiler_init(opq_compiler *compiler, const opq_cpu *cpu)
+{
+    *compiler = (opq_compiler){.cpu = cpu};
+    init_compiling(compiler);
     pthread_mutex_init(&compiler->lock, NULL);
 }
 
@@ -41,10 +47,13 @@ void opq_compiler_lock(opq_compiler *compiler)
     pthread_mutex_lock(&compiler->lock);
 }
 
-void opq_compiler_unlock(opq_compiler *compiler)
+void opq_compiler_unlock(opq_compiler *compiler, bool in_child)
 {
     pthread_mutex_unlock(&compiler->lock);
-    pthread_rwlock_unlock(&compiler->compiling);
+    if (in_child)
+        init_compiling(compiler); /* it knows of threads that waited */
+    else
+        pthread_rwlock_unlock(&compiler->compiling);
 }
 
 static void start_targets(void)

@@ -31,7 +31,7 @@ void opq_llvm_start(void); /* once per process, because LLVM's targets are globa
 void opq_compiler_init(opq_compiler *compiler, const struct opq_cpu *cpu);
 void opq_compiler_drop(opq_compiler *compiler);
 void opq_compiler_lock(opq_compiler *compiler); /* around a fork */
-void opq_compiler_unlock(opq_compiler *compiler);
+void opq_compiler_unlock(opq_compiler *compiler, bool in_child);
 /* An object whose function is called `symbol`. OPQ_CODEGEN if LLVM's verifier objects. */
 opq_status opq_compiler_object(opq_compiler *compiler, const opq_module *module, const char *symbol,
                                LLVMMemoryBufferRef *out_object) OPQ_MUST_CHECK;

@@ -1,12 +1,17 @@
 /* One line after another, so that it can be read in a file as well. */
 #include "graph/progress.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 static _Thread_local int64_t begun, next; /* nanoseconds; 0: nothing is being made */
+
+static _Thread_local const atomic_bool *stop; /* NULL: somebody waits */
+
+void opq_progress_stop_on(const atomic_bool *flag) { stop = flag; }
+
+bool opq_progress_stopped(void) { return stop && atomic_load_explicit(stop, memory_order_relaxed); }
 
 static int64_t now(void)
 {
@@ -32,7 +37,7 @@ static int64_t interval(void)
 int64_t opq_progress_begin(void)
 {
     int64_t before = begun;
-    if (before == 0 && interval() > 0) {
+    if (before == 0 && !stop && interval() > 0) {
         begun = now();
         next = begun + interval();
     }

@@ -62,6 +62,8 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
     if (status == OPQ_OK)
         status = opq_jit_create(&ctx->runtime.jit);
     if (status == OPQ_OK)
+        status = opq_background_init(&ctx->background, &ctx->runtime);
+    if (status == OPQ_OK)
         opq_jit_set_host(ctx->runtime.jit, &ctx->host);
     if (status == OPQ_OK)
         status = opq_gemm_create(ctx->runtime.jit, &ctx->host, &ctx->runtime.gemm);
@@ -79,6 +81,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
     if (ctx == NULL)
         return;
     opq_fork_remove(ctx);
+    opq_background_drop(&ctx->background);
     opq_plan_cache_destroy(ctx->plans);
     opq_gemm_destroy(ctx->runtime.gemm);
     opq_jit_destroy(ctx->runtime.jit);
@@ -120,6 +123,8 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .kernels_split = atomic_load(&ctx->stats.kernels_split),
         .runs_in_pieces = atomic_load(&ctx->stats.runs_in_pieces),
         .plans_built = atomic_load(&ctx->stats.plans_built),
+        .plans_in_background = atomic_load(&ctx->stats.plans_in_background),
+        .plans_failed = atomic_load(&ctx->stats.plans_failed),
         .plans_reused = atomic_load(&ctx->stats.plans_reused),
         .extern_calls = atomic_load(&ctx->stats.extern_calls),
         .bytes_read = atomic_load(&ctx->stats.bytes_read),
@@ -139,11 +144,12 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 
 void opq_stats_reset(opq_ctx *ctx)
 {
-    atomic_llong *counters[] = {&ctx->stats.ops_recorded,    &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
-                                &ctx->stats.plans_built,     &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
-                                &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
-                                &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split, &ctx->stats.kernels_loaded,
-                                &ctx->stats.runs_in_pieces};
+    atomic_llong *counters[] = {
+        &ctx->stats.ops_recorded,    &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
+        &ctx->stats.plans_built,     &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
+        &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
+        &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split, &ctx->stats.kernels_loaded,
+        &ctx->stats.runs_in_pieces,  &ctx->stats.plans_failed,  &ctx->stats.plans_in_background};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)

@@ -6,6 +6,7 @@
 #ifndef OPAQUE_OPAQUE_CONTEXT_H
 #define OPAQUE_OPAQUE_CONTEXT_H
 
+#include "opaque/background.h"
 #include "opaque/plan_cache.h"
 #include "opaque/record.h"
 #include "opaque/repro.h"
@@ -77,15 +78,16 @@ struct opq_ctx {
     atomic_uint window_at;
     atomic_ullong cut_window;
     opq_plan_cache *plans;
-    opq_views views;        /* with run_lock held */
-    opq_repro repro;        /* with run_lock held */
-    opq_tiers tiers;        /* with run_lock held */
+    opq_views views; /* with run_lock held */
+    opq_repro repro; /* with run_lock held */
+    opq_tiers tiers; /* with run_lock held */
+    opq_background background;
     opq_room_spares spares; /* of rooms of runs; with run_lock held */
     opq_value_pool values;
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built,
-            plans_reused, runs_in_pieces, extern_calls, bytes_read, bytes_written;
+            plans_in_background, plans_failed, plans_reused, runs_in_pieces, extern_calls, bytes_read, bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
         atomic_llong compile_nanoseconds, run_nanoseconds;
     } stats;

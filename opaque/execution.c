@@ -115,22 +115,83 @@ opq_status opq_execution_find(opq_execution *p, bool by_offset, bool *out_found)
     return OPQ_OK;
 }
 
+/* A plan that was made: of so many ops, in so many seconds. */
+static void note_plan(opq_ctx *ctx, const opq_plan *plan, const char *why, int ops, double seconds)
+{
+    opq_plan_log(plan, why, seconds);
+    atomic_fetch_add(&ctx->stats.kernels_compiled, plan->compiled);
+    atomic_fetch_add(&ctx->stats.kernels_loaded, plan->loaded);
+    atomic_fetch_add(&ctx->stats.kernels_split, plan->fallback_count);
+    opq_tiers_planned(&ctx->tiers, ops, seconds);
+    atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)(seconds * 1e9));
+}
+
+/* For who looks. */
+static opq_status find_why(const opq_execution *p, char **out_why)
+{
+    bool wanted = p->runner->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO);
+    return wanted ? opq_why(p->runner->ctx->plans, p->snapshot, out_why) : OPQ_OK;
+}
+
 opq_status opq_execution_build(opq_execution *p)
 {
     opq_ctx *ctx = p->runner->ctx;
-    if (p->runner->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
-        OPQ_TRY(opq_why(ctx->plans, p->snapshot, &p->why));
+    OPQ_TRY(find_why(p, &p->why));
     double start = now();
     OPQ_TRY(compile_plan(p, p->bare, &p->plan));
-    opq_plan_log(p->plan, p->why, now() - start);
+    note_plan(ctx, p->plan, p->why, p->snapshot->nodes.count, now() - start);
     atomic_fetch_add(&ctx->stats.plans_built, !p->one_op);
-    atomic_fetch_add(&ctx->stats.kernels_compiled, p->plan->compiled);
-    atomic_fetch_add(&ctx->stats.kernels_loaded, p->plan->loaded);
-    atomic_fetch_add(&ctx->stats.kernels_split, p->plan->fallback_count);
-    opq_tiers_planned(&ctx->tiers, p->snapshot->nodes.count, now() - start);
-    atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)((now() - start) * 1e9));
     opq_plan_cache_keep(ctx->plans, p->snapshot->key, p->snapshot->key_bytes, p->plan);
     return OPQ_OK;
+}
+
+/* ---- plans that a thread in the background makes */
+
+opq_status opq_execution_build_in_background(opq_execution *p, double gain, bool *out_taken)
+{
+    opq_ctx *ctx = p->runner->ctx;
+    const opq_snapshot *s = p->snapshot;
+    opq_graph *graph;
+    *out_taken = opq_background_has(&ctx->background, s->key, s->key_bytes);
+    if (*out_taken)
+        return OPQ_OK;
+    OPQ_TRY(opq_snapshot_graph(s, OPQ_OUTPUTS_stored, &graph));
+    opq_job *job = opq_job_new(&ctx->host, graph, s->key, s->key_bytes);
+    if (job == NULL)
+        return out_of_memory();
+    job->gain = gain;
+    job->ops = s->nodes.count;
+    job->lines = opq_snapshot_lines(s);
+    opq_status status = find_why(p, &job->why);
+    *out_taken = status == OPQ_OK && opq_background_add(&ctx->background, job);
+    if (!*out_taken)
+        opq_job_drop(&ctx->host, job);
+    return status;
+}
+
+static void collect(opq_ctx *ctx, const opq_job *job)
+{
+    if (job->plan == NULL) {
+        atomic_fetch_add(&ctx->stats.plans_failed, 1);
+        opq_tiers_refuse(&ctx->tiers, job->key, job->key_bytes);
+        if (opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
+            opq_log("plan: of %d ops, could not be made in the background, they go on in pieces: %s", job->ops,
+                    job->message);
+        return;
+    }
+    note_plan(ctx, job->plan, job->why, job->ops, job->seconds);
+    atomic_fetch_add(&ctx->stats.plans_built, 1);
+    atomic_fetch_add(&ctx->stats.plans_in_background, 1);
+    opq_plan_cache_keep(ctx->plans, job->key, job->key_bytes, job->plan);
+}
+
+void opq_execution_collect(opq_ctx *ctx)
+{
+    for (opq_job *job = opq_background_done(&ctx->background), *next; job; job = next) {
+        next = job->next;
+        collect(ctx, job);
+        opq_job_drop(&ctx->host, job);
+    }
 }
 
 void opq_execution_drop(const opq_execution *p)

@@ -10,6 +10,8 @@
  */
 #include "opaque/context.h"
 
+#include <stdlib.h>
+
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static opq_ctx *contexts;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -18,6 +20,7 @@ static void before_fork(void)
 {
     pthread_mutex_lock(&list_lock);
     for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context) {
+        opq_background_lock(&ctx->background);
         opq_gemm_lock(ctx->runtime.gemm); /* compiles with its lock held: before the jit's */
         opq_jit_lock(ctx->runtime.jit);
         opq_pool_lock(ctx->runtime.pool);
@@ -27,34 +30,47 @@ static void before_fork(void)
     }
 }
 
-static void let_go(opq_ctx *ctx)
+static void let_go(opq_ctx *ctx, bool in_child)
 {
     opq_spin_unlock(&ctx->values.lock);
     opq_spin_unlock(&ctx->lock);
     opq_plan_cache_unlock(ctx->plans);
     opq_pool_unlock(ctx->runtime.pool);
-    opq_jit_unlock(ctx->runtime.jit);
+    opq_jit_unlock(ctx->runtime.jit, in_child);
     opq_gemm_unlock(ctx->runtime.gemm);
+    opq_background_unlock(&ctx->background);
 }
 
 static void in_parent(void)
 {
     for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context)
-        let_go(ctx);
+        let_go(ctx, false);
     pthread_mutex_unlock(&list_lock);
 }
 
 static void in_child(void)
 {
     for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context) {
-        let_go(ctx);
+        opq_background_in_child(&ctx->background);
+        let_go(ctx, true);
         if (opq_running() != ctx)
             pthread_mutex_init(&ctx->run_lock, NULL);
     }
     pthread_mutex_unlock(&list_lock);
 }
 
-static void install(void) { pthread_atfork(before_fork, in_parent, in_child); }
+/* Threads in the background end before what they use does. */
+static void at_exit(void)
+{
+    for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context)
+        opq_background_end(&ctx->background);
+}
+
+static void install(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+    atexit(at_exit);
+}
 
 void opq_fork_add(opq_ctx *ctx)
 {

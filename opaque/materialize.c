@@ -41,17 +41,28 @@ static void copy_message(char *out, size_t size)
 /* ---- the ways to run */
 
 /* found: there is a plan for all of it. */
-static bool runs_in_pieces(const run *r, const opq_snapshot *s, bool found)
+static opq_status choose_tier(run *r, bool found, opq_tier *out_tier)
 {
     const unsigned whole = OPQ_MODE_EAGER | OPQ_MODE_UNFUSED | OPQ_MODE_PLANNED;
     opq_tiers *tiers = &r->runner.ctx->tiers;
+    const opq_snapshot *s = r->planned.snapshot;
+    *out_tier = OPQ_TIER_plan;
     if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & whole)
-        return false;
+        return OPQ_OK;
     opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, found ? 0 : opq_pieces_saving(s)};
-    return opq_tiers_in_pieces(tiers, &graph, found) && opq_pieces_possible(s);
+    opq_tier tier = opq_tiers_choose(tiers, &graph, found);
+    if (tier == OPQ_TIER_plan || !opq_pieces_possible(s))
+        return OPQ_OK;
+    *out_tier = tier;
+    bool taken = true;
+    if (tier == OPQ_TIER_background && !found)
+        OPQ_TRY(opq_execution_build_in_background(&r->planned, graph.seconds / graph.ops, &taken));
+    if (!taken)
+        *out_tier = OPQ_TIER_plan;
+    return OPQ_OK;
 }
 
-static opq_status run_pieces(run *r)
+static opq_status run_pieces(run *r, opq_tier tier)
 {
     const opq_snapshot *s = &r->snapshot;
     atomic_fetch_add(&r->runner.ctx->stats.runs_in_pieces, 1);
@@ -59,7 +70,7 @@ static opq_status run_pieces(run *r)
     if (r->results == NULL)
         return out_of_memory();
     opq_pieces_result result = {.outputs = r->results};
-    opq_status status = opq_pieces_run(&r->runner, s, &result);
+    opq_status status = opq_pieces_run(&r->runner, s, tier, &result);
     r->has_plan = result.planned;
     r->mixed = result.mixed;
     return status;
@@ -86,13 +97,13 @@ static opq_status execute(run *r)
     opq_ctx *ctx = r->runner.ctx;
     opq_execution *p = &r->planned;
     bool found;
+    opq_tier tier;
     *p = (opq_execution){.runner = &r->runner, .given = &r->snapshot, .in_place = true};
     OPQ_TRY(opq_execution_find(p, true, &found));
     if (ctx->repro.dir)
         opq_repro_begin(&ctx->repro, &r->snapshot);
-    if (runs_in_pieces(r, p->snapshot, found))
-        return run_pieces(r);
-    return run_planned(r);
+    OPQ_TRY(choose_tier(r, found, &tier));
+    return tier == OPQ_TIER_plan ? run_planned(r) : run_pieces(r, tier);
 }
 
 /* What was compiled meanwhile is not counted as running. */
@@ -319,6 +330,7 @@ static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, 
     start_run(&r, ctx, opq_recorder_get(), opq_watched(&ctx->host), reason == OPQ_REASON_optimizer_step);
     pthread_mutex_lock(&ctx->run_lock);
     running = ctx;
+    opq_execution_collect(ctx);
     void *activity = r.runner.watched ? opq_activity_begin(&ctx->host, OPQ_ACTIVITY_run, opq_reason_name(reason)) : NULL;
     opq_status status = run_values(&r, values, count, scope);
     if (r.failed_apart)
@@ -372,6 +384,14 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
     OPQ_TRY(check_allowed(reason));
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     return run_locked(ctx, values, count, &scope, reason);
+}
+
+void opq_plans_wait(opq_ctx *ctx)
+{
+    opq_background_wait(&ctx->background);
+    pthread_mutex_lock(&ctx->run_lock);
+    opq_execution_collect(ctx);
+    pthread_mutex_unlock(&ctx->run_lock);
 }
 
 /* One run for each thread that recorded: what several threads happen to have pending at once would make a new plan each time. An error

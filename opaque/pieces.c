@@ -10,6 +10,7 @@ enum { PIECE_OPS_MAX = 16 };
 
 typedef struct pieces {
     opq_whole whole;
+    opq_tier tier;
     opq_piece *first, **end;
     opq_buffer **made; /* per node */
 } pieces;
@@ -135,23 +136,38 @@ static opq_status add_ops(pieces *p, int32_t first, int32_t end)
     return OPQ_OK;
 }
 
+/* Is there a plan of the piece now? Where one of the whole graph is made, its pieces get none. */
+static opq_status plan_piece(const pieces *p, opq_execution *piece, bool *out_planned)
+{
+    bool found;
+    const opq_snapshot *s = piece->given;
+    OPQ_TRY(opq_execution_find(piece, false, &found));
+    *out_planned = found;
+    if (found || p->tier == OPQ_TIER_background)
+        return OPQ_OK;
+    opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, opq_pieces_saving(s)};
+    opq_tier tier = opq_tiers_choose_piece(&p->whole.runner->ctx->tiers, &graph);
+    if (tier == OPQ_TIER_pieces)
+        return OPQ_OK;
+    bool taken = false;
+    if (tier == OPQ_TIER_background)
+        OPQ_TRY(opq_execution_build_in_background(piece, graph.seconds / graph.ops, &taken));
+    *out_planned = !taken;
+    return taken ? OPQ_OK : opq_execution_build(piece);
+}
+
 static opq_status add_piece(pieces *p, int32_t first, int32_t end, int ops)
 {
     opq_piece *made;
-    bool found;
-    opq_tiers *tiers = &p->whole.runner->ctx->tiers;
-    if (ops == 1 || tiers->mode == OPQ_TIERS_lazy)
+    bool planned;
+    if (ops == 1 || p->whole.runner->ctx->tiers.mode == OPQ_TIERS_lazy)
         return add_ops(p, first, end);
     OPQ_TRY(opq_piece_make(&p->whole, first, end, &made));
     if (made->snapshot.outputs.count == 0)
         return OPQ_OK;
-    OPQ_TRY(opq_execution_find(&made->execution, false, &found));
-    const opq_snapshot *s = &made->snapshot;
-    opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, found ? 0 : opq_pieces_saving(s)};
-    if (!found && !opq_tiers_piece_pays(tiers, &graph))
+    OPQ_TRY(plan_piece(p, &made->execution, &planned));
+    if (!planned)
         return add_ops(p, first, end);
-    if (!found)
-        OPQ_TRY(opq_execution_build(&made->execution));
     append(p, made);
     return OPQ_OK;
 }
@@ -277,9 +293,9 @@ static void drop(const pieces *p, opq_buffer **results)
             opq_buffer_release(p->made[i]);
 }
 
-opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_pieces_result *result)
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier tier, opq_pieces_result *result)
 {
-    pieces p = {.end = &p.first, .whole.s = snapshot};
+    pieces p = {.end = &p.first, .whole.s = snapshot, .tier = tier};
     size_t nodes = (size_t)snapshot->nodes.count;
     result->mixed = true;
     result->planned = false;

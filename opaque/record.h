@@ -147,6 +147,8 @@ uint32_t opq_origin_get(void);
 typedef struct opq_stats {
     int64_t ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built, plans_reused,
         extern_calls;
+    int64_t plans_in_background,
+        plans_failed; /* of those built: by other threads; there it could not be made, and the graph goes on in pieces */
     int64_t runs_in_pieces;                      /* of all runs; the others had one plan */
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
@@ -170,6 +172,8 @@ opq_status opq_machine_roofline(opq_ctx *ctx, opq_roofline *out_roofline) OPQ_MU
 opq_status opq_memory_blocks(opq_ctx *ctx, opq_memory_block **out_blocks, int *out_count) OPQ_MUST_CHECK;
 /* Drops packed copies of weights and returns cached free memory to the system. */
 void opq_cache_empty(opq_ctx *ctx);
+/* Until all plans are there that are being made in the background. run_lock not held. */
+void opq_plans_wait(opq_ctx *ctx);
 
 /* What is pending for some values at one moment. It stays as it is while other threads record and run: everything in it is pinned. */
 typedef struct opq_snapshot opq_snapshot;

@@ -29,20 +29,24 @@ opq_status opq_tiers_init(opq_tiers *tiers)
     return opq_fail(OPQ_INVALID, "OPAQUE_TIERS is \"%s\"; known are model, off, lazy, eager and random", name);
 }
 
-static struct opq_seen *look_up(opq_tiers *tiers, const opq_tiers_graph *graph)
+static struct opq_seen *look_up(opq_tiers *tiers, const void *key, size_t key_bytes)
 {
-    uint64_t hash = XXH3_64bits(graph->key, graph->key_bytes);
+    uint64_t hash = XXH3_64bits(key, key_bytes);
     struct opq_seen *seen = &tiers->seen[hash % OPQ_TIERS_SEEN];
     if (seen->key != hash)
         *seen = (struct opq_seen){.key = hash};
     return seen;
 }
 
-/* again: as often will the graph be seen. */
-static bool has_lost_its_price(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int again)
+/* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it. */
+static opq_tier weigh(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int again)
 {
+    static const double LONG = 1e-3;
+    double price = graph->ops * tiers->seconds_per_op;
     seen->lost += graph->seconds;
-    return seen->lost + again * graph->seconds >= graph->ops * tiers->seconds_per_op;
+    if (seen->refused || seen->lost + again * graph->seconds < price)
+        return OPQ_TIER_pieces;
+    return price > LONG && graph->seconds < price ? OPQ_TIER_background : OPQ_TIER_plan;
 }
 
 /* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, and what came three times or more, each
@@ -58,43 +62,48 @@ static int to_come(struct opq_seen *seen, uint64_t distance)
 }
 
 /* splitmix64 */
-static bool by_chance(opq_tiers *tiers)
+static opq_tier by_chance(opq_tiers *tiers)
 {
     uint64_t x = tiers->chance += 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    return (x ^ x >> 31) & 1;
+    return (x ^ x >> 31) % 3;
 }
 
-bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
+opq_tier opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
 {
     tiers->runs++;
     switch (tiers->mode) {
-    case OPQ_TIERS_off: return false;
+    case OPQ_TIERS_off: return OPQ_TIER_plan;
     case OPQ_TIERS_random: return by_chance(tiers);
     case OPQ_TIERS_lazy:
-    case OPQ_TIERS_eager: return !found;
+    case OPQ_TIERS_eager: return found ? OPQ_TIER_plan : OPQ_TIER_pieces;
     case OPQ_TIERS_model: break;
     }
     if (found)
-        return false;
+        return OPQ_TIER_plan;
     enum { LOOP_MAX = 64 };
-    struct opq_seen *seen = look_up(tiers, graph);
+    struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
     uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
-    return !has_lost_its_price(tiers, seen, graph, to_come(seen, distance));
+    return weigh(tiers, seen, graph, to_come(seen, distance));
 }
 
-bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece)
+opq_tier opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece)
 {
     switch (tiers->mode) {
-    case OPQ_TIERS_lazy: return false;
+    case OPQ_TIERS_lazy: return OPQ_TIER_pieces;
     case OPQ_TIERS_random: return by_chance(tiers);
     case OPQ_TIERS_off:
-    case OPQ_TIERS_eager: return true;
+    case OPQ_TIERS_eager: return OPQ_TIER_plan;
     case OPQ_TIERS_model: break;
     }
-    return has_lost_its_price(tiers, look_up(tiers, piece), piece, 0);
+    return weigh(tiers, look_up(tiers, piece->key, piece->key_bytes), piece, 0);
+}
+
+void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes)
+{
+    look_up(tiers, key, key_bytes)->refused = true;
 }
 
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds)

@@ -22,6 +22,9 @@ typedef enum opq_tiers_mode {
     OPQ_TIERS_random
 } opq_tiers_mode;
 
+/* How a graph runs. background: in pieces, while a thread makes the plan. */
+typedef enum opq_tier { OPQ_TIER_pieces, OPQ_TIER_background, OPQ_TIER_plan } opq_tier;
+
 enum { OPQ_TIERS_SEEN = 4096 };
 typedef struct opq_tiers {
     opq_tiers_mode mode;
@@ -31,6 +34,7 @@ typedef struct opq_tiers {
         uint64_t key, run; /* run: the last */
         uint64_t distance; /* runs from the time before to the last; 0: too many */
         int equal;         /* distances of late, all like the last */
+        bool refused;      /* it has no plan */
         double lost;       /* seconds */
     } seen[OPQ_TIERS_SEEN];
 } opq_tiers;
@@ -44,10 +48,12 @@ typedef struct opq_tiers_graph {
 } opq_tiers_graph;
 
 opq_status opq_tiers_init(opq_tiers *tiers) OPQ_MUST_CHECK; /* reads OPAQUE_TIERS */
-/* Is the run that comes one in pieces? A plan of so many ops would save `seconds` of it; found: there is one. */
-bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
-/* Is a piece of such a run planned? */
-bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece);
+/* How does the run that comes go? A plan of so many ops would save `seconds` of it; found: there is one. */
+opq_tier opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
+/* And that of a piece of such a run, without a plan? */
+opq_tier opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece);
+/* The plan could not be made in the background: the graph goes on in pieces. */
+void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes);
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds);
 
 #endif

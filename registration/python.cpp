@@ -223,7 +223,7 @@ py::dict stats()
     py::dict result, flushes;
 #define X(field) result[#field] = stats.field;
     /* clang-format off */
-    X(ops_recorded) X(kernels_run) X(kernels_compiled) X(kernels_loaded) X(kernels_split) X(runs_in_pieces) X(plans_built) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
+    X(ops_recorded) X(kernels_run) X(kernels_compiled) X(kernels_loaded) X(kernels_split) X(runs_in_pieces) X(plans_built) X(plans_in_background) X(plans_failed) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
     X(bytes_allocated) X(bytes_peak) X(bytes_packed) X(kernels_kept) X(bytes_code) X(compile_seconds) X(run_seconds)
     /* clang-format on */
 #undef X
@@ -231,6 +231,12 @@ py::dict stats()
                     flushes[opq_reason_name(static_cast<opq_reason>(i))] = stats.flushes[i];
     result["flushes"] = flushes;
     return result;
+}
+
+void wait_for_plans()
+{
+    const py::gil_scoped_release released;
+    on_context<opq_plans_wait>();
 }
 
 void reset_stats()
@@ -339,6 +345,7 @@ void bind(py::module_ &m)
     add(m, "reset_peak_memory_stats", &on_context<opq_stats_reset_peak>);
     add(m, "reset_accumulated_memory_stats", &on_context<opq_memory_stats_reset>);
     add(m, "empty_cache", &on_context<opq_cache_empty>);
+    add(m, "wait_for_plans", &wait_for_plans);
     add(m, "stats", &stats);
     add(m, "reset_stats", &reset_stats);
     add(m, "fallback_counts", &fallbacks);

@@ -142,6 +142,8 @@ static opq_status build_steps(opq_planner *p)
         return out_of_memory();
     for (int32_t k = 0; k < p->graph->kernel_count; k++) {
         opq_step *step = &plan->steps[plan->step_count];
+        if (opq_progress_stopped())
+            return opq_fail(OPQ_INTERNAL, "planning was stopped");
         p->failed = k;
         OPQ_TRY(opq_plan_step(p, k, step));
         p->failed = -1;

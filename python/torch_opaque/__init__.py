@@ -30,6 +30,7 @@ __all__ = [
     "stats",
     "strict",
     "unfused",
+    "wait_for_plans",
 ]
 
 _failure = None

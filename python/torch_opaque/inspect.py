@@ -22,9 +22,15 @@ from .snapshot import is_opaque, recorded
 
 def stats() -> dict:
     """Counters since the start or reset_stats(): ops_recorded, flushes (by reason), kernels_run,
-    kernels_compiled, kernels_loaded, kernels_split, runs_in_pieces, plans_built, plans_reused, extern_calls, bytes_read, bytes_written,
-    bytes_allocated, bytes_peak, bytes_packed, kernels_kept, bytes_code, compile_seconds, run_seconds."""
+    kernels_compiled, kernels_loaded, kernels_split, runs_in_pieces, plans_built, plans_in_background, plans_failed, plans_reused,
+    extern_calls, bytes_read, bytes_written, bytes_allocated, bytes_peak, bytes_packed, kernels_kept, bytes_code, compile_seconds, run_seconds."""
     return _C.stats()
+
+
+def wait_for_plans() -> None:
+    """Returns when all plans are there that threads in the background are making: what runs next runs as the program will go on. For
+    measurements; a program that repeats itself need not wait."""
+    _C.wait_for_plans()
 
 
 def reset_stats() -> None:
@@ -201,4 +207,5 @@ __all__ = [
     "report_bug",
     "reset_stats",
     "stats",
+    "wait_for_plans",
 ]

@@ -76,6 +76,13 @@ SETTINGS = (
         "a new graph runs in pieces until a plan pays (model), is planned before it runs (off), never as a whole (lazy, eager)",
     ),
     Setting(
+        "OPAQUE_BACKGROUND",
+        "0-4",
+        "processors - 1",
+        "core",
+        "threads that make the plans of graphs that run in pieces meanwhile; 0: they are made between two runs",
+    ),
+    Setting(
         "OPAQUE_CACHE",
         "on|off|folder",
         "on",

@@ -34,13 +34,13 @@ static inline opq_status call_extern(void *self, void *payload, const void *cons
 static inline void retain_payload(void *self, void *payload)
 {
     (void)self;
-    ((call *)payload)->retained++;
+    __atomic_fetch_add(&((call *)payload)->retained, 1, __ATOMIC_RELAXED);
 }
 
 static inline void release_payload(void *self, void *payload)
 {
     (void)self;
-    ((call *)payload)->retained--;
+    __atomic_fetch_sub(&((call *)payload)->retained, 1, __ATOMIC_RELAXED);
 }
 
 static const opq_host test_host = {

@@ -212,6 +212,51 @@ def test_a_first_start_has_kernels(run_warm, tmp_path):
     assert first[0] == plain[0] and first[1] == "0 True"
 
 
+CHANGING_OVER = """
+import sys, torch, torch_opaque
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, dropout=0.0)
+def trained(device, steps):
+    torch.manual_seed(0)
+    net = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.linspace(-1, 1, 2 * 8 * 32).reshape(2, 8, 32).to(device)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step == WAITS:
+            torch_opaque.wait_for_plans()
+    return losses
+"""
+
+
+@pytest.mark.parametrize("waits", [8, 40])
+def test_bits_do_not_depend_on_when_a_plan_comes(run_warm, tmp_path, waits):
+    """A training loop whose plan is made in the background, and its losses when every step is planned."""
+    text = CHANGING_OVER.replace("WAITS", str(waits))
+    text += "print(trained('opaque', 50))\nprint(torch_opaque.stats()['plans_in_background'] > 0)"
+    planned = run_warm(text, OPAQUE_TIERS="off").stdout.split("\n")
+    ours = run_warm(text, OPAQUE_BACKGROUND="1", OPAQUE_CACHE=str(tmp_path)).stdout.split("\n")
+    assert planned[:2] == [ours[0], "False"] and ours[1] == "True"
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "import os; os.kill(os.getpid(), 2)"])
+def test_a_process_ends_while_a_plan_is_made(run_warm, tmp_path, ending):
+    """Threads in the background end before what they use does; an interrupt is the program's."""
+    text = CHANGING_OVER.replace("WAITS", "-1")
+    text += f"trained('opaque', 8)\nprint('done', flush=True)\ntry:\n    {ending}\nexcept KeyboardInterrupt: pass"
+    assert run_warm(text, OPAQUE_BACKGROUND="2", OPAQUE_CACHE=str(tmp_path)).stdout == "done\n"
+
+
+def test_number_of_threads_is_checked(run_warm):
+    with pytest.raises(AssertionError, match="it is a number of threads from 0 to 4"):
+        run_warm("import torch; torch.ones(2).to('opaque')", OPAQUE_BACKGROUND="many")
+
+
 def test_offsets_that_stay_have_their_own_plan(run_warm):
     """As without pieces: a plan for any offsets is for those that move."""
     text = """
@@ -219,7 +264,7 @@ import torch, torch_opaque
 x = torch.randn(64, 96).to("opaque")
 def plans(offset_of):
     before = torch_opaque.stats()["plans_built"]
-    for i in range(8):
+    for i in range(30):
         at = offset_of(i)
         (x[:, at : at + 32].exp() + 1).sum().item()
     return torch_opaque.stats()["plans_built"] - before
@@ -227,4 +272,6 @@ stay = plans(lambda i: 5)
 print(stay, plans(lambda i: 5 + (i == 6)), plans(lambda i: i))
 """
     assert run_warm(text, OPAQUE_TIERS="off").stdout == "1 1 0\n"
-    assert run_warm(text).stdout == "1 0 1\n"  # the one that moved for once ran in pieces
+    assert (
+        run_warm(text, OPAQUE_BACKGROUND="0").stdout == "1 0 1\n"
+    )  # the one that moved for once ran in pieces

@@ -1,0 +1,202 @@
+/* Plans that threads in the background make: the program goes on in pieces, changes over between two runs, and neither a plan that fails, a fork,
+ * nor the end of the context in the middle of one costs anything. */
+#include "support.h"
+
+#include "opaque/context.h"
+#include "opaque/execution.h"
+#include "runtime/plan_internal.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { OPS = 30, RUNS = 8 };
+
+/* ---- a thread in the background waits before its first kernel, or fails at it */
+
+static pthread_t program;
+static atomic_bool held, fails;
+static atomic_int waits; /* threads that do */
+
+opq_status __real_opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step);
+opq_status __wrap_opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step);
+opq_status __wrap_opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step)
+{
+    if (pthread_equal(pthread_self(), program))
+        return __real_opq_plan_step(planner, kernel, out_step);
+    atomic_fetch_add(&waits, 1);
+    while (held)
+        usleep(100);
+    atomic_fetch_sub(&waits, 1);
+    return fails ? opq_fail(OPQ_UNSUPPORTED, "the test has no plans") : __real_opq_plan_step(planner, kernel, out_step);
+}
+
+static void wait_for_a_thread(void)
+{
+    while (atomic_load(&waits) == 0)
+        usleep(100);
+}
+
+/* ---- a program */
+
+static call adds_two = {.add = 2};
+
+/* A chain of ops around a call. */
+static void run_chain(opq_ctx *ctx, float first)
+{
+    opq_value *value = leaf(ctx, first), *results[2];
+    for (int i = 0; i < OPS; i++)
+        value = op1(ctx, OPQ_OP_neg, value);
+    record_call(ctx, &adds_two, value, results);
+    opq_value_release(results[1]);
+    value = op2(ctx, OPQ_OP_mul, results[0], number(ctx, 2));
+    float expected[N];
+    for (int i = 0; i < N; i++)
+        expected[i] = 2 * (first + (float)i + 2);
+    expect_floats(ctx, value, expected);
+}
+
+static void run_chains(opq_ctx *ctx, int count)
+{
+    for (int i = 0; i < count; i++)
+        run_chain(ctx, (float)i);
+}
+
+static void test_the_program_goes_on_and_changes_over(void **state)
+{
+    opq_ctx *ctx = *state;
+    held = true;
+    run_chains(ctx, RUNS);
+    wait_for_a_thread();
+    run_chains(ctx, RUNS);
+    opq_stats stats = stats_of(ctx);
+    assert_int_equal(stats.runs_in_pieces, 2 * RUNS);
+    assert_int_equal(stats.plans_built, 0);
+    held = false;
+    opq_plans_wait(ctx);
+    run_chains(ctx, RUNS);
+    stats = stats_of(ctx);
+    assert_int_equal(stats.runs_in_pieces, 2 * RUNS);
+    assert_int_equal(stats.plans_built, 1);
+    assert_int_equal(stats.plans_in_background, 1);
+    assert_true(stats.compile_seconds >= 0 && stats.run_seconds >= 0);
+}
+
+static void test_a_plan_that_fails_is_not_tried_again(void **state)
+{
+    opq_ctx *ctx = *state;
+    fails = true;
+    for (int i = 0; i < 3; i++) {
+        run_chains(ctx, RUNS);
+        opq_plans_wait(ctx);
+    }
+    fails = false;
+    opq_stats stats = stats_of(ctx);
+    assert_int_equal(stats.plans_failed, 1);
+    assert_int_equal(stats.runs_in_pieces, 3 * RUNS);
+}
+
+static void test_no_threads(void **state)
+{
+    opq_ctx *ctx = *state;
+    ctx->background.threads_wanted = 0;
+    run_chains(ctx, RUNS);
+    opq_stats stats = stats_of(ctx);
+    assert_int_equal(stats.plans_built, 1);
+    assert_int_equal(stats.plans_in_background, 0);
+    assert_true(stats.runs_in_pieces < RUNS);
+}
+
+static void test_the_child_of_a_fork_goes_on(void **state)
+{
+    opq_ctx *ctx = *state;
+    held = true;
+    run_chains(ctx, RUNS);
+    wait_for_a_thread();
+    pid_t child = fork();
+    assert_true(child >= 0);
+    held = false;
+    if (child == 0) {
+        program = pthread_self();
+        run_chains(ctx, RUNS);
+        opq_plans_wait(ctx);
+        run_chains(ctx, RUNS);
+        opq_stats stats = stats_of(ctx);
+        _exit(stats.plans_in_background == 1 && stats.runs_in_pieces <= 2 * RUNS + 1 ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    opq_plans_wait(ctx);
+    assert_int_equal(stats_of(ctx).plans_in_background, 1);
+}
+
+static void test_the_context_ends_in_the_middle(void **state)
+{
+    held = true;
+    run_chains(*state, RUNS);
+    wait_for_a_thread();
+    held = false; /* drop_context ends it */
+}
+
+/* ---- the order */
+
+static opq_job *job_of(opq_ctx *ctx, char key, double gain)
+{
+    opq_graph *graph = graph_of_text("graph @one {\n  %0 = input f32[8]\n  %1 = neg f32[8] %0\n  output %1\n}\n");
+    opq_job *job = opq_job_new(&ctx->host, graph, &key, 1);
+    job->gain = gain;
+    return job;
+}
+
+static void test_most_gain_comes_first(void **state)
+{
+    opq_ctx *ctx = *state;
+    opq_background *b = &ctx->background;
+    b->threads_wanted = 1;
+    held = true;
+    assert_true(opq_background_add(b, job_of(ctx, 'a', 0)));
+    wait_for_a_thread();
+    for (int i = 0; i < 3; i++)
+        assert_true(opq_background_add(b, job_of(ctx, "bcd"[i], (double[]){2, 3, 1}[i])));
+    assert_true(opq_background_has(b, "d", 1) && !opq_background_has(b, "e", 1));
+    held = false;
+    opq_background_wait(b);
+    opq_job *job = opq_background_done(b);
+    for (int i = 0; i < 4; i++) { /* the last one first */
+        assert_non_null(job);
+        assert_int_equal(job->key[0], "dbca"[i]);
+        opq_job *next = job->next;
+        opq_job_drop(&ctx->host, job);
+        job = next;
+    }
+    assert_null(job);
+}
+
+static int make_model(void **state)
+{
+    program = pthread_self();
+    setenv("OPAQUE_BACKGROUND", "2", 1);
+    if (make_context(state))
+        return 1;
+    ((opq_ctx *)*state)->tiers.seconds_per_op = 1e-4; /* 3 ms for the chain, which is seen to be a loop's the third time */
+    return 0;
+}
+
+static int drop_model(void **state)
+{
+    int failed = drop_context(state);
+    return failed || adds_two.retained != 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_the_program_goes_on_and_changes_over, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_a_plan_that_fails_is_not_tried_again, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_no_threads, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_the_child_of_a_fork_goes_on, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_the_context_ends_in_the_middle, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_most_gain_comes_first, make_model, drop_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
