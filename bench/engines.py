@@ -9,6 +9,7 @@ import copy
 import os
 
 import torch
+import torch_opaque
 
 PEERS = ("eager", "inductor", "inductor-max", "jax")
 
@@ -47,6 +48,11 @@ class Engine:
     def wait(self, result):
         pass
 
+    def warm(self, calls):
+        """Calls until what repeats itself runs as it will go on: `calls` at least."""
+        for _ in range(calls):
+            self.wait(self.run())
+
     def tensors(self, result):
         return [tensor.detach().clone() for tensor in flat(result)]
 
@@ -74,6 +80,15 @@ class Opaque(Engine):
 
     def wait(self, result):
         torch.opaque.synchronize()
+
+    def warm(self, calls):
+        """Until it has its plan, which may be made in the background; a program that changes never has."""
+        for _ in range(10):
+            before = torch_opaque.stats()["runs_in_pieces"]
+            super().warm(calls)
+            torch_opaque.wait_for_plans()
+            if torch_opaque.stats()["runs_in_pieces"] == before:
+                break
 
     def tensors(self, result):
         return [tensor.detach().cpu() for tensor in flat(result)]

@@ -15,7 +15,7 @@ import sys
 import time
 
 LEAST_SAMPLES = 5
-WARM = 3  # calls after the first one: what repeats itself has its plan then
+WARM = 3  # calls after the first one
 LEAST_SECONDS = 100e-6  # of a sample: shorter calls are repeated
 
 
@@ -120,7 +120,7 @@ def take_turns(engines, seconds, clock, say):
     """{name: [seconds of a call]}, in an order drawn anew for each round, so that none always follows the same other one."""
     times, counts = {name: [] for name in engines}, {}
     for name, engine in engines.items():
-        sample(engine, WARM, clock)
+        engine.warm(WARM)
         counts[name] = max(1, math.ceil(LEAST_SECONDS / sample(engine, 1, clock)))
     say("timing")
     order, draw = list(engines), random.Random(0)

@@ -191,8 +191,7 @@ static bool is_in(const opq_job *list, const void *key, size_t key_bytes)
 bool opq_background_has(opq_background *b, const void *key, size_t key_bytes)
 {
     pthread_mutex_lock(&b->lock);
-    bool found =
-        is_in(b->waiting, key, key_bytes) || is_in(b->working, key, key_bytes) || is_in(b->done, key, key_bytes);
+    bool found = is_in(b->waiting, key, key_bytes) || is_in(b->working, key, key_bytes) || is_in(b->done, key, key_bytes);
     pthread_mutex_unlock(&b->lock);
     return found;
 }

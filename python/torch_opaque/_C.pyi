@@ -105,6 +105,9 @@ def empty_cache() -> None: ...
 def stats() -> dict[str, Any]:
     """Fields of opq_stats; `flushes` is a dict by reason (only reasons that occurred)."""
 
+def wait_for_plans() -> None:
+    """Returns when the plans are there that threads in the background are making. Without the GIL."""
+
 def reset_stats() -> None:
     """Clears the counters and fallback_counts(), keeps caches, sets the peak to the current value."""
 

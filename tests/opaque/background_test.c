@@ -157,7 +157,7 @@ static void test_most_gain_comes_first(void **state)
     assert_true(opq_background_add(b, job_of(ctx, 'a', 0)));
     wait_for_a_thread();
     for (int i = 0; i < 3; i++)
-        assert_true(opq_background_add(b, job_of(ctx, "bcd"[i], (double[]){2, 3, 1}[i])));
+        assert_true(opq_background_add(b, job_of(ctx, "bcd" [i], (double[]) { 2, 3, 1 }[i])));
     assert_true(opq_background_has(b, "d", 1) && !opq_background_has(b, "e", 1));
     held = false;
     opq_background_wait(b);
