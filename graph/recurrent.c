@@ -171,9 +171,43 @@ static opq_ref gate_of(walk *w, opq_ref of, int gate)
     return window(w, of, 0, w->batch, gate * w->hidden, w->hidden);
 }
 
-static opq_ref beside(walk *w, const opq_ref *gates)
+/* ---- gradients of the gates of all steps, in the memory that has them in the end: gate by gate they are written there, and read there, a
+ * step at a time, by the product of the step before. The read is a view of memory, which no pass takes for what was written. */
+
+static opq_ref gates_of_all(walk *w)
 {
-    return apply(w, OPQ_OP_concat, gates, w->gates, OPQ_ATTR_axis, 1);
+    const int64_t size[] = {w->steps * w->batch, w->gates * w->hidden};
+    opq_type type = opq_type_make(w->dtype, 2, size);
+    opq_ref ref = 0;
+    if (w->status == OPQ_OK)
+        w->status = opq_graph_op_typed(w->graph, OPQ_OP_undefined, &type, NULL, 0, NULL, 0, &ref);
+    return ref;
+}
+
+static opq_ref write_step(walk *w, opq_ref all, int64_t step, const opq_ref *gates)
+{
+    const int64_t width = w->gates * w->hidden, size[] = {w->batch, w->hidden}, strides[] = {width, 1};
+    for (int g = 0; g < w->gates && w->status == OPQ_OK; g++) {
+        opq_attr attrs[] = {{.key = OPQ_ATTR_offset, .i = time_of(w, step) * w->batch * width + g * w->hidden},
+                            {.key = OPQ_ATTR_sizes, .count = 2, .ints = size},
+                            {.key = OPQ_ATTR_strides, .count = 2, .ints = strides}};
+        opq_type type = opq_node_at(w->graph, all)->type;
+        w->status = opq_graph_op_typed(w->graph, OPQ_OP_update, &type, (opq_ref[]){all, gates[g]}, 2, attrs, 3, &all);
+    }
+    return all;
+}
+
+static opq_ref read_step(walk *w, opq_ref all, int64_t step)
+{
+    if (w->status != OPQ_OK)
+        return 0;
+    const int64_t width = w->gates * w->hidden, size[] = {w->batch, width}, strides[] = {width, 1};
+    opq_attr attrs[] = {{.key = OPQ_ATTR_offset, .i = time_of(w, step) * w->batch * width},
+                        {.key = OPQ_ATTR_strides, .count = 2, .ints = strides}};
+    opq_type type = opq_type_make(w->dtype, 2, size);
+    opq_ref ref = 0;
+    w->status = opq_graph_op_typed(w->graph, OPQ_OP_strided, &type, &all, 1, attrs, 2, &ref);
+    return ref;
 }
 
 static opq_ref product(walk *w, opq_ref a, opq_ref weight, bool transposed)
@@ -203,13 +237,15 @@ static void lstm_forward(walk *w, opq_ref *parts)
     }
 }
 
-static opq_ref lstm_backward(walk *w, opq_ref *parts)
+/* Gives the gradient of the first state; *all: of the gates of all steps. */
+static opq_ref lstm_backward(walk *w, opq_ref *all)
 {
-    opq_ref grad_c = w->x[4], made = -1, gates[4];
+    opq_ref grad_c = w->x[4], gates[4];
+    *all = gates_of_all(w);
     for (int64_t i = w->steps - 1; i >= 0; i--) {
         opq_ref grad_h = rows_of(w, 0, i), before = i > 0 ? rows_of(w, 2, i - 1) : w->x[3];
-        if (made >= 0)
-            grad_h = add(w, grad_h, product(w, made, w->x[5], false));
+        if (i < w->steps - 1)
+            grad_h = add(w, grad_h, product(w, read_step(w, *all, i + 1), w->x[5], false));
         lstm_gates(w, rows_of(w, 1, i), gates);
         opq_ref in = gates[0], forget = gates[1], cell = gates[2], out = gates[3];
         opq_ref outside = unary(w, OPQ_OP_tanh, rows_of(w, 2, i));
@@ -218,7 +254,7 @@ static opq_ref lstm_backward(walk *w, opq_ref *parts)
         opq_ref grads[] = {backward(w, OPQ_OP_sigmoid_backward, mul(w, of_cell, cell), in),
                            backward(w, OPQ_OP_sigmoid_backward, mul(w, of_cell, before), forget),
                            backward(w, OPQ_OP_tanh_backward, mul(w, of_cell, in), cell), of_out};
-        made = parts[time_of(w, i)] = beside(w, grads);
+        *all = write_step(w, *all, i, grads);
         grad_c = mul(w, of_cell, forget);
     }
     return grad_c;
@@ -253,9 +289,9 @@ static void gru_forward(walk *w, opq_ref *parts)
     }
 }
 
-static opq_ref gru_backward(walk *w, opq_ref *parts)
+static opq_ref gru_backward(walk *w, opq_ref *all)
 {
-    opq_ref grad_h = -1;
+    opq_ref grad_h = -1, inputs = gates_of_all(w), hidden = gates_of_all(w);
     for (int64_t i = w->steps - 1; i >= 0; i--) {
         opq_ref own = rows_of(w, 0, i), before = i > 0 ? rows_of(w, 3, i - 1) : w->x[4];
         grad_h = grad_h < 0 ? own : add(w, own, grad_h);
@@ -266,10 +302,12 @@ static opq_ref gru_backward(walk *w, opq_ref *parts)
         opq_ref from_input[] = {backward(w, OPQ_OP_sigmoid_backward, mul(w, of_fresh, g.share), g.reset),
                                 backward(w, OPQ_OP_sigmoid_backward, moved, g.update), of_fresh};
         opq_ref from_hidden[] = {from_input[0], from_input[1], mul(w, of_fresh, g.reset)};
-        opq_ref hidden = beside(w, from_hidden);
-        parts[time_of(w, i)] = w->op == OPQ_OP_gru_backward ? beside(w, from_input) : hidden;
-        grad_h = w->recurs ? add(w, product(w, hidden, w->x[5], false), kept) : kept;
+        hidden = write_step(w, hidden, i, from_hidden);
+        if (w->op == OPQ_OP_gru_backward)
+            inputs = write_step(w, inputs, i, from_input);
+        grad_h = w->recurs ? add(w, product(w, read_step(w, hidden, i), w->x[5], false), kept) : kept;
     }
+    *all = w->op == OPQ_OP_gru_backward ? inputs : hidden;
     return grad_h;
 }
 
@@ -290,15 +328,16 @@ opq_status opq_expand_recurrent(opq_graph *graph, const opq_node *node, const op
               .hidden = state->size[1],
               .reverse = opq_node_int(node, OPQ_ATTR_reverse, 0) != 0,
               .recurs = opq_node_at(graph, operands[place_of(r, 'W')])->type.size[1] == state->size[1]};
-    opq_ref *parts = malloc((size_t)w.steps * sizeof *parts), first = 0;
+    if (r->operands[0] != 'S') {
+        opq_ref all = 0, first = r->gates == 4 ? lstm_backward(&w, &all) : gru_backward(&w, &all);
+        *out_ref = r->result == 'C' ? first : all;
+        return w.status;
+    }
+    opq_ref *parts = malloc((size_t)w.steps * sizeof *parts);
     if (parts == NULL)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory", opq_node_info(node)->name);
-    bool forward = r->operands[0] == 'S';
-    if (forward)
-        r->gates == 4 ? lstm_forward(&w, parts) : gru_forward(&w, parts);
-    else
-        first = r->gates == 4 ? lstm_backward(&w, parts) : gru_backward(&w, parts);
-    *out_ref = r->result == 'C' ? first : apply(&w, OPQ_OP_concat, parts, (int)w.steps, OPQ_ATTR_axis, 0);
+    r->gates == 4 ? lstm_forward(&w, parts) : gru_forward(&w, parts);
+    *out_ref = apply(&w, OPQ_OP_concat, parts, (int)w.steps, OPQ_ATTR_axis, 0);
     free(parts);
     return w.status;
 }
