@@ -192,6 +192,37 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
     return opq_emit_widen(n->e, dtype, memory);
 }
 
+/* Lanes [first, first + count). */
+static LLVMValueRef some_lanes(opq_nest *n, LLVMValueRef vector, int first, int count)
+{
+    LLVMValueRef indices[OPQ_LANES];
+    for (int i = 0; i < count; i++)
+        indices[i] = opq_int(n->e, 32, first + i);
+    return LLVMBuildShuffleVector(n->e->builder, vector, vector, LLVMConstVector(indices, (unsigned)count), "");
+}
+
+/* The first n->remaining lanes, without a mask: AVX2's masked stores take a hundred cycles on some processors. They are stored as a half, a
+ * quarter, ... of the vector, as their number has bits; a part that is not wanted goes where nobody looks. */
+static void store_first(opq_nest *n, LLVMValueRef memory, unsigned align, LLVMValueRef pointer)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMTypeRef element = LLVMGetElementType(LLVMTypeOf(memory));
+    LLVMValueRef lanes = opq_i64(n->e, n->e->lanes), none = opq_i64(n->e, 0), count = n->remaining,
+                 nowhere = opq_nest_stack(n, LLVMTypeOf(memory));
+    count = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, count, none, ""), none, count, "");
+    LLVMValueRef all = LLVMBuildICmp(b, LLVMIntSGE, count, lanes, "");
+    count = LLVMBuildSelect(b, all, lanes, count, "");
+    LLVMSetAlignment(LLVMBuildStore(b, memory, LLVMBuildSelect(b, all, pointer, nowhere, "")), align);
+    for (int width = n->e->lanes / 2; width >= 1; width /= 2) {
+        LLVMValueRef bit = LLVMBuildAnd(b, count, opq_i64(n->e, width), ""), step = opq_i64(n->e, width);
+        LLVMValueRef wanted = LLVMBuildICmp(b, LLVMIntNE, bit, none, "");
+        LLVMValueRef low = some_lanes(n, memory, 0, width), high = some_lanes(n, memory, width, width);
+        LLVMSetAlignment(LLVMBuildStore(b, low, LLVMBuildSelect(b, wanted, pointer, nowhere, "")), align);
+        pointer = LLVMBuildSelect(b, wanted, LLVMBuildGEP2(b, element, pointer, &step, 1, ""), pointer, "");
+        memory = LLVMBuildSelect(b, wanted, high, low, "");
+    }
+}
+
 void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
                       LLVMValueRef mask, LLVMValueRef value)
 {
@@ -201,6 +232,8 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
     if (stride == OPQ_STRIDE_zero) {
         store = LLVMBuildStore(b, opq_lane(n->e, memory, 0), pointer);
         LLVMSetAlignment(store, alignment(dtype));
+    } else if (stride == OPQ_STRIDE_one && mask && mask == n->mask && !n->e->cpu->avx512) {
+        store_first(n, memory, alignment(dtype), pointer);
     } else if (stride == OPQ_STRIDE_one && mask) {
         LLVMValueRef args[4] = {memory, pointer, align, mask};
         opq_intrinsic(n->e, "llvm.masked.store", types, 2, args, 4);

@@ -91,9 +91,9 @@ static void test_the_longest_idle_goes(void **state)
 {
     opq_jit *jit = *state;
     assert_false(is_kept(jit, 0));
-    opq_jit_cache(jit)->idle_max = 3 * opq_jit_cache(jit)->bytes;
     assert_false(is_kept(jit, 1));
     assert_false(is_kept(jit, 2));
+    opq_jit_cache(jit)->idle_max = opq_jit_cache(jit)->bytes;
     assert_true(is_kept(jit, 0));
     assert_false(is_kept(jit, 3)); /* 1 goes */
     assert_int_equal(kept(jit), 3);
