@@ -82,7 +82,9 @@ bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool fo
     struct opq_seen *seen = look_up(tiers, graph);
     uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
-    return !has_lost_its_price(tiers, seen, graph, to_come(seen, distance));
+    bool pays = has_lost_its_price(tiers, seen, graph, to_come(seen, distance));
+    seen->in_pieces += !pays;
+    return !pays;
 }
 
 bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece)
@@ -102,4 +104,46 @@ void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds)
     enum { FEW = 4 }; /* which say little of what more of them take */
     if (ops > FEW)
         tiers->seconds_per_op += WEIGHT * (seconds / ops - tiers->seconds_per_op);
+}
+
+/* ---- for who looks */
+
+const char *opq_tier_kind_name(opq_tier_kind kind)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        OPQ_TIERS(X)
+#undef X
+    };
+    return names[kind];
+}
+
+static opq_tier_kind kind_of(opq_tiers_mode mode)
+{
+    switch (mode) {
+    case OPQ_TIERS_off: return OPQ_TIER_set_plan;
+    case OPQ_TIERS_lazy:
+    case OPQ_TIERS_eager:
+    case OPQ_TIERS_random: return OPQ_TIER_set_pieces;
+    case OPQ_TIERS_model: break;
+    }
+    return OPQ_TIER_pieces;
+}
+
+opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
+{
+    uint64_t hash = XXH3_64bits(graph->key, graph->key_bytes);
+    const struct opq_seen *seen = &tiers->seen[hash % OPQ_TIERS_SEEN];
+    return (opq_tier){.kind = found ? OPQ_TIER_plan : kind_of(tiers->mode),
+                      .ops = graph->ops,
+                      .in_pieces = seen->key == hash ? seen->in_pieces : 0,
+                      .each = graph->seconds,
+                      .price = graph->ops * tiers->seconds_per_op};
+}
+
+void opq_tiers_forget(opq_tiers *tiers, bool costs)
+{
+    memset(tiers->seen, 0, sizeof tiers->seen);
+    if (costs)
+        tiers->seconds_per_op = FIRST_SECONDS_PER_OP;
 }

@@ -8,7 +8,7 @@
 #ifndef OPAQUE_OPAQUE_TIERS_H
 #define OPAQUE_OPAQUE_TIERS_H
 
-#include "opaque/opaque.h"
+#include "opaque/record.h"
 
 #include <stddef.h>
 
@@ -32,6 +32,7 @@ typedef struct opq_tiers {
         uint64_t distance; /* runs from the time before to the last; 0: too many */
         int equal;         /* distances of late, all like the last */
         double lost;       /* seconds */
+        int in_pieces;     /* runs */
     } seen[OPQ_TIERS_SEEN];
 } opq_tiers;
 
@@ -49,5 +50,9 @@ bool opq_tiers_in_pieces(opq_tiers *tiers, const opq_tiers_graph *graph, bool fo
 /* Is a piece of such a run planned? */
 bool opq_tiers_piece_pays(opq_tiers *tiers, const opq_tiers_graph *piece);
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds);
+/* What is known of a graph, but for what its thread and its ops say. Changes nothing. */
+opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
+/* No graph was seen; costs: nor was a plan made. */
+void opq_tiers_forget(opq_tiers *tiers, bool costs);
 
 #endif
