@@ -124,6 +124,17 @@ void opq_code_release(opq_jit *jit, const opq_code *code)
     drop(jit, dropped);
 }
 
+void opq_code_drop_idle(opq_jit *jit)
+{
+    opq_code_cache *cache = opq_jit_cache(jit);
+    opq_code_entry *dropped = NULL;
+    pthread_mutex_lock(&cache->lock);
+    while (cache->oldest)
+        dropped = take_out_oldest(cache, dropped);
+    pthread_mutex_unlock(&cache->lock);
+    drop(jit, dropped);
+}
+
 void opq_code_usage(opq_jit *jit, int64_t *out_kernels, int64_t *out_bytes)
 {
     opq_code_cache *cache = opq_jit_cache(jit);

@@ -21,6 +21,8 @@ typedef struct opq_code {
 opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **out_code, bool *out_fresh) OPQ_MUST_CHECK;
 /* Code without references may go, when other code is released too. Not with a lock held that compiling takes. Thread-safe. */
 void opq_code_release(opq_jit *jit, const opq_code *code);
+/* Code without references goes. Likewise. */
+void opq_code_drop_idle(opq_jit *jit);
 /* Kernels in memory, used or not, and their bytes. */
 void opq_code_usage(opq_jit *jit, int64_t *out_kernels, int64_t *out_bytes);
 /* LLVM IR ("llvm") or assembly ("asm") of a kernel. */

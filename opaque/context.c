@@ -112,6 +112,20 @@ void opq_cache_empty(opq_ctx *ctx)
     opq_value_pool_trim(&ctx->values);
 }
 
+void opq_forget(opq_ctx *ctx, bool code)
+{
+    opq_plans_wait(ctx);
+    pthread_mutex_lock(&ctx->run_lock);
+    opq_plan_cache_clear(ctx->plans);
+    ctx->views = (opq_views){0};
+    opq_tiers_forget(&ctx->tiers, code);
+    if (code) {
+        opq_code_drop_idle(ctx->runtime.jit);
+        opq_gemm_drop_kernels(ctx->runtime.gemm);
+    }
+    pthread_mutex_unlock(&ctx->run_lock);
+}
+
 void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 {
     opq_memory_stats memory = opq_pool_stats(ctx->runtime.pool);

@@ -120,7 +120,7 @@ struct opq_recorder *opq_recorder_get(void);
 void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, int32_t count,
                          const opq_launch_times *times);
 /* Of the launches that follow. Takes `why`, malloc'd; NULL: the plan was found. */
-void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, char *why);
+void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, char *why, const opq_tier *unwatched);
 
 /* environment.c. Members of JSON objects: those of a value, the first ones of a report. */
 void opq_statistics_add(opq_text *text, const opq_type *type, const void *data);

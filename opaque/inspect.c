@@ -173,13 +173,13 @@ void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t c
     report->launches[report->launch_count++] = launch;
 }
 
-void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, char *why)
+void opq_recorder_plan(struct opq_recorder *r, const opq_plan *plan, char *why, const opq_tier *unwatched)
 {
     opq_report *report = r->report;
     r->reused = why == NULL;
     if (make_room(r, &report->runs, report->run_count, &r->run_capacity, sizeof *report->runs))
         report->runs[report->run_count++] =
-            (opq_planned){why, plan->step_count, why ? plan->compiled : 0, plan->output_count};
+            (opq_planned){why, plan->step_count, why ? plan->compiled : 0, plan->output_count, *unwatched};
     else
         free(why);
 }

@@ -1,4 +1,5 @@
 /* From pending to computed: snapshot, key, plan (found or compiled), run, results. */
+#include "opaque/log.h"
 #include "opaque/pieces.h"
 #include "runtime/activity.h"
 
@@ -40,17 +41,18 @@ static void copy_message(char *out, size_t size)
 
 /* ---- the ways to run */
 
+static const unsigned whole = OPQ_MODE_EAGER | OPQ_MODE_UNFUSED | OPQ_MODE_PLANNED;
+
 /* found: there is a plan for all of it. */
-static opq_status choose_tier(run *r, bool found, opq_tier *out_tier)
+static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
 {
-    const unsigned whole = OPQ_MODE_EAGER | OPQ_MODE_UNFUSED | OPQ_MODE_PLANNED;
     opq_tiers *tiers = &r->runner.ctx->tiers;
     const opq_snapshot *s = r->planned.snapshot;
     *out_tier = OPQ_TIER_plan;
     if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & whole)
         return OPQ_OK;
     opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, found ? 0 : opq_pieces_saving(s)};
-    opq_tier tier = opq_tiers_choose(tiers, &graph, found);
+    opq_tier_kind tier = opq_tiers_choose(tiers, &graph, found);
     if (tier == OPQ_TIER_plan || !opq_pieces_possible(s))
         return OPQ_OK;
     *out_tier = tier;
@@ -62,9 +64,28 @@ static opq_status choose_tier(run *r, bool found, opq_tier *out_tier)
     return OPQ_OK;
 }
 
-static opq_status run_pieces(run *r, opq_tier tier)
+/* What a run of it does when nobody looks. */
+static opq_tier tier_of(const run *r, const opq_snapshot *s, bool found)
+{
+    opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, found ? 0 : opq_pieces_saving(s)};
+    opq_tier tier = opq_tiers_known(&r->runner.ctx->tiers, &graph, found);
+    if (tier.kind != OPQ_TIER_plan && opq_modes_get() & whole)
+        tier.kind = OPQ_TIER_mode;
+    else if (tier.kind != OPQ_TIER_plan && !opq_pieces_possible(s))
+        tier.kind = OPQ_TIER_whole;
+    else if (tier.kind == OPQ_TIER_pieces && opq_background_has(&r->runner.ctx->background, s->key, s->key_bytes))
+        tier.kind = OPQ_TIER_background;
+    return tier;
+}
+
+static _Thread_local opq_tier logged;
+opq_tier opq_tier_logged(void) { return logged; }
+
+static opq_status run_pieces(run *r, opq_tier_kind tier)
 {
     const opq_snapshot *s = &r->snapshot;
+    if (opq_logs(OPQ_LOG_flush, OPQ_LOG_INFO))
+        logged = tier_of(r, r->planned.snapshot, false);
     atomic_fetch_add(&r->runner.ctx->stats.runs_in_pieces, 1);
     r->results = opq_room_take(&r->room, (size_t)s->outputs.count * sizeof *r->results);
     if (r->results == NULL)
@@ -79,11 +100,12 @@ static opq_status run_pieces(run *r, opq_tier tier)
 static opq_status run_planned(run *r)
 {
     opq_execution *p = &r->planned;
+    opq_tier unwatched = r->runner.recorder ? tier_of(r, p->snapshot, p->reused) : (opq_tier){0};
     if (p->plan == NULL)
         OPQ_TRY(opq_execution_build(p));
     r->has_plan = true;
     if (r->runner.recorder) {
-        opq_recorder_plan(r->runner.recorder, p->plan, p->why);
+        opq_recorder_plan(r->runner.recorder, p->plan, p->why, &unwatched);
         p->why = NULL;
     }
     opq_status status = opq_execution_run(p);
@@ -97,7 +119,7 @@ static opq_status execute(run *r)
     opq_ctx *ctx = r->runner.ctx;
     opq_execution *p = &r->planned;
     bool found;
-    opq_tier tier;
+    opq_tier_kind tier;
     *p = (opq_execution){.runner = &r->runner, .given = &r->snapshot, .in_place = true};
     OPQ_TRY(opq_execution_find(p, true, &found));
     if (ctx->repro.dir)

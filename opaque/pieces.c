@@ -10,7 +10,7 @@ enum { PIECE_OPS_MAX = 16 };
 
 typedef struct pieces {
     opq_whole whole;
-    opq_tier tier;
+    opq_tier_kind tier;
     opq_piece *first, **end;
     opq_buffer **made; /* per node */
 } pieces;
@@ -143,10 +143,12 @@ static opq_status plan_piece(const pieces *p, opq_execution *piece, bool *out_pl
     const opq_snapshot *s = piece->given;
     OPQ_TRY(opq_execution_find(piece, false, &found));
     *out_planned = found;
-    if (found || p->tier == OPQ_TIER_background)
+    opq_tiers *tiers = &p->whole.runner->ctx->tiers;
+    bool weighed = tiers->mode == OPQ_TIERS_model && s->nodes.count == p->whole.s->nodes.count; /* it is the whole graph */
+    if (found || weighed || p->tier == OPQ_TIER_background)
         return OPQ_OK;
     opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, opq_pieces_saving(s)};
-    opq_tier tier = opq_tiers_choose_piece(&p->whole.runner->ctx->tiers, &graph);
+    opq_tier_kind tier = opq_tiers_choose_piece(tiers, &graph);
     if (tier == OPQ_TIER_pieces)
         return OPQ_OK;
     bool taken = false;
@@ -293,7 +295,7 @@ static void drop(const pieces *p, opq_buffer **results)
             opq_buffer_release(p->made[i]);
 }
 
-opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier tier, opq_pieces_result *result)
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier_kind tier, opq_pieces_result *result)
 {
     pieces p = {.end = &p.first, .whole.s = snapshot, .tier = tier};
     size_t nodes = (size_t)snapshot->nodes.count;

@@ -21,7 +21,7 @@ typedef struct opq_pieces_result {
     bool planned;         /* there was a plan for each piece */
 } opq_pieces_result;
 /* tier: OPQ_TIER_background if a plan of the whole graph is being made; then pieces that have none get none. */
-opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier tier,
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier_kind tier,
                           opq_pieces_result *result) OPQ_MUST_CHECK;
 
 #endif

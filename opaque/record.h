@@ -174,6 +174,9 @@ opq_status opq_memory_blocks(opq_ctx *ctx, opq_memory_block **out_blocks, int *o
 void opq_cache_empty(opq_ctx *ctx);
 /* Until all plans are there that are being made in the background. run_lock not held. */
 void opq_plans_wait(opq_ctx *ctx);
+/* Plans, and what is known of graphs that have none, are made anew, as for graphs that never came; code: so is machine code, and what plans
+ * cost is no longer known, as in a process that begins. Waits for a run to end. */
+void opq_forget(opq_ctx *ctx, bool code);
 
 /* What is pending for some values at one moment. It stays as it is while other threads record and run: everything in it is pinned. */
 typedef struct opq_snapshot opq_snapshot;
@@ -223,10 +226,36 @@ typedef struct opq_launch {
     int64_t bytes_read, bytes_written, flops;
     bool fresh; /* compiled by this run */
 } opq_launch;
+/* What a run of a graph does when nobody looks.
+ *   plan         it runs by its plan, which is there
+ *   pieces       it runs in pieces, until that has cost what its plan will
+ *   background   the same, while a thread makes its plan
+ *   set_pieces   it runs in pieces, because OPAQUE_TIERS says so, or by chance does not
+ *   set_plan     it is planned before it runs, because OPAQUE_TIERS says so
+ *   mode         it is planned before it runs, because a mode of the thread says so
+ *   whole        it is planned before it runs, because it cannot be cut: of halves, or an extern call stands apart from its results */
+#define OPQ_TIERS(X) X(plan) X(pieces) X(background) X(set_pieces) X(set_plan) X(mode) X(whole)
+typedef enum opq_tier_kind {
+#define X(name) OPQ_TIER_##name,
+    OPQ_TIERS(X)
+#undef X
+} opq_tier_kind;
+const char *opq_tier_kind_name(opq_tier_kind kind);
+typedef struct opq_tier {
+    opq_tier_kind kind;
+    int ops;
+    int in_pieces; /* runs that were, as far as is known */
+    double each;   /* seconds that such a run is dearer than one by a plan; 0: there is one */
+    double price;  /* seconds that planning it takes */
+} opq_tier;
+/* Of the last run of this thread that was in pieces while OPAQUE_LOG=flush is on. */
+opq_tier opq_tier_logged(void);
+
 /* A run found its plan, or made one because of `why`: the difference from the nearest plan. */
 typedef struct opq_planned {
     const char *why;                    /* NULL: found */
     int32_t kernels, compiled, outputs; /* outputs: values stored for the program */
+    opq_tier unwatched;                 /* before this run */
 } opq_planned;
 typedef struct opq_report {
     opq_launch *launches;

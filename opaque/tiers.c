@@ -39,7 +39,7 @@ static struct opq_seen *look_up(opq_tiers *tiers, const void *key, size_t key_by
 }
 
 /* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it. */
-static opq_tier weigh(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int again)
+static opq_tier_kind weigh(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int again)
 {
     static const double LONG = 1e-3;
     double price = graph->ops * tiers->seconds_per_op;
@@ -62,15 +62,15 @@ static int to_come(struct opq_seen *seen, uint64_t distance)
 }
 
 /* splitmix64 */
-static opq_tier by_chance(opq_tiers *tiers)
+static opq_tier_kind by_chance(opq_tiers *tiers)
 {
     uint64_t x = tiers->chance += 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    return (x ^ x >> 31) % 3;
+    return (opq_tier_kind[]){OPQ_TIER_plan, OPQ_TIER_pieces, OPQ_TIER_background}[(x ^ x >> 31) % 3];
 }
 
-opq_tier opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
+opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
 {
     tiers->runs++;
     switch (tiers->mode) {
@@ -86,10 +86,12 @@ opq_tier opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool f
     struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
     uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
-    return weigh(tiers, seen, graph, to_come(seen, distance));
+    opq_tier_kind tier = weigh(tiers, seen, graph, to_come(seen, distance));
+    seen->in_pieces += tier != OPQ_TIER_plan;
+    return tier;
 }
 
-opq_tier opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece)
+opq_tier_kind opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece)
 {
     switch (tiers->mode) {
     case OPQ_TIERS_lazy: return OPQ_TIER_pieces;
@@ -111,4 +113,46 @@ void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds)
     enum { FEW = 4 }; /* which say little of what more of them take */
     if (ops > FEW)
         tiers->seconds_per_op += WEIGHT * (seconds / ops - tiers->seconds_per_op);
+}
+
+/* ---- for who looks */
+
+const char *opq_tier_kind_name(opq_tier_kind kind)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        OPQ_TIERS(X)
+#undef X
+    };
+    return names[kind];
+}
+
+static opq_tier_kind kind_of(opq_tiers_mode mode)
+{
+    switch (mode) {
+    case OPQ_TIERS_off: return OPQ_TIER_set_plan;
+    case OPQ_TIERS_lazy:
+    case OPQ_TIERS_eager:
+    case OPQ_TIERS_random: return OPQ_TIER_set_pieces;
+    case OPQ_TIERS_model: break;
+    }
+    return OPQ_TIER_pieces;
+}
+
+opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
+{
+    uint64_t hash = XXH3_64bits(graph->key, graph->key_bytes);
+    const struct opq_seen *seen = &tiers->seen[hash % OPQ_TIERS_SEEN];
+    return (opq_tier){.kind = found ? OPQ_TIER_plan : kind_of(tiers->mode),
+                      .ops = graph->ops,
+                      .in_pieces = seen->key == hash ? seen->in_pieces : 0,
+                      .each = graph->seconds,
+                      .price = graph->ops * tiers->seconds_per_op};
+}
+
+void opq_tiers_forget(opq_tiers *tiers, bool costs)
+{
+    memset(tiers->seen, 0, sizeof tiers->seen);
+    if (costs)
+        tiers->seconds_per_op = FIRST_SECONDS_PER_OP;
 }

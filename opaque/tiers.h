@@ -8,7 +8,7 @@
 #ifndef OPAQUE_OPAQUE_TIERS_H
 #define OPAQUE_OPAQUE_TIERS_H
 
-#include "opaque/opaque.h"
+#include "opaque/record.h"
 
 #include <stddef.h>
 
@@ -22,9 +22,6 @@ typedef enum opq_tiers_mode {
     OPQ_TIERS_random
 } opq_tiers_mode;
 
-/* How a graph runs. background: in pieces, while a thread makes the plan. */
-typedef enum opq_tier { OPQ_TIER_pieces, OPQ_TIER_background, OPQ_TIER_plan } opq_tier;
-
 enum { OPQ_TIERS_SEEN = 4096 };
 typedef struct opq_tiers {
     opq_tiers_mode mode;
@@ -36,6 +33,7 @@ typedef struct opq_tiers {
         int equal;         /* distances of late, all like the last */
         bool refused;      /* it has no plan */
         double lost;       /* seconds */
+        int in_pieces;     /* runs */
     } seen[OPQ_TIERS_SEEN];
 } opq_tiers;
 
@@ -48,12 +46,16 @@ typedef struct opq_tiers_graph {
 } opq_tiers_graph;
 
 opq_status opq_tiers_init(opq_tiers *tiers) OPQ_MUST_CHECK; /* reads OPAQUE_TIERS */
-/* How does the run that comes go? A plan of so many ops would save `seconds` of it; found: there is one. */
-opq_tier opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
+/* How does the run that comes go: pieces, background or plan? A plan of so many ops would save `seconds` of it; found: there is one. */
+opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
 /* And that of a piece of such a run, without a plan? */
-opq_tier opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece);
+opq_tier_kind opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece);
 /* The plan could not be made in the background: the graph goes on in pieces. */
 void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes);
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds);
+/* What is known of a graph, but for what its thread and its ops say. Changes nothing. */
+opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
+/* No graph was seen; costs: nor was a plan made. */
+void opq_tiers_forget(opq_tiers *tiers, bool costs);
 
 #endif

@@ -295,8 +295,12 @@ py::dict report_end()
     using namespace py::literals;
     for (int i = 0; i < report->run_count; ++i) {
         const opq_planned &run = report->runs[i];
+        const opq_tier &tier = run.unwatched;
+        const py::dict unwatched("kind"_a = opq_tier_kind_name(tier.kind), "ops"_a = tier.ops,
+                                 "runs_in_pieces"_a = tier.in_pieces, "each_seconds"_a = tier.each,
+                                 "price_seconds"_a = tier.price);
         runs.append(py::dict("why"_a = run.why ? py::object(decoded(run.why)) : py::none(), "kernels"_a = run.kernels,
-                             "compiled"_a = run.compiled, "outputs"_a = run.outputs));
+                             "compiled"_a = run.compiled, "outputs"_a = run.outputs, "unwatched"_a = unwatched));
     }
     py::dict result;
     result["runs"] = runs;

@@ -217,6 +217,12 @@ template <void (*change)(opq_ctx *)> void on_context()
         change(context());
 }
 
+void forget(bool code)
+{
+    if (context_exists())
+        opq_forget(context(), code);
+}
+
 py::dict stats()
 {
     const opq_stats stats = read_stats();
@@ -346,6 +352,7 @@ void bind(py::module_ &m)
     add(m, "reset_accumulated_memory_stats", &on_context<opq_memory_stats_reset>);
     add(m, "empty_cache", &on_context<opq_cache_empty>);
     add(m, "wait_for_plans", &wait_for_plans);
+    m.def("forget", torch::wrap_pybind_function_no_gil(&forget));
     add(m, "stats", &stats);
     add(m, "reset_stats", &reset_stats);
     add(m, "fallback_counts", &fallbacks);

@@ -16,13 +16,28 @@ namespace
 
 std::atomic<run_watcher> watcher{nullptr};
 
+// Why a run was in pieces, as " in pieces (...)".
+std::string in_pieces(const opq_tier &tier)
+{
+    char text[128];
+    if (tier.kind == OPQ_TIER_set_pieces)
+        return " in pieces (OPAQUE_TIERS)";
+    if (tier.kind == OPQ_TIER_background)
+        return " in pieces (its plan is being made in the background)";
+    if (tier.in_pieces < 2)
+        return " in pieces (a new graph)";
+    snprintf(text, sizeof text, " in pieces (run %d of the graph: lost %.2f ms of the %.2f ms that a plan takes)",
+             tier.in_pieces, 1e3 * tier.in_pieces * tier.each, 1e3 * tier.price);
+    return text;
+}
+
 void log(opq_reason reason, const opq_stats &before)
 {
     opq_stats after;
     opq_stats_read(context(), &after);
     opq_log("run (%s) at %s: %lld kernels%s, %lld compiled, %.3f ms", opq_reason_name(reason), line_here().c_str(),
             static_cast<long long>(after.kernels_run - before.kernels_run),
-            after.runs_in_pieces > before.runs_in_pieces ? " in pieces" : "",
+            after.runs_in_pieces > before.runs_in_pieces ? in_pieces(opq_tier_logged()).c_str() : "",
             static_cast<long long>(after.kernels_compiled - before.kernels_compiled),
             (after.run_seconds - before.run_seconds) * 1e3);
 }

@@ -41,7 +41,10 @@ struct opq_gemm {
     const opq_host *host;
     pthread_mutex_t lock; /* one compilation at a time */
     atomic_llong compile_nanoseconds;
-    _Atomic(void *) kernel[2][2][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
+    struct kernel_entry {
+        _Atomic(void *) address; /* NULL: to be made */
+        opq_jit_module module;
+    } kernel[2][2][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
 };
 
 opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm)
@@ -60,8 +63,19 @@ void opq_gemm_destroy(opq_gemm *gemm)
 {
     if (!gemm)
         return;
+    opq_gemm_drop_kernels(gemm);
     pthread_mutex_destroy(&gemm->lock);
     free(gemm);
+}
+
+void opq_gemm_drop_kernels(opq_gemm *gemm)
+{
+    struct kernel_entry *first = &gemm->kernel[0][0][0][0];
+    pthread_mutex_lock(&gemm->lock);
+    for (size_t i = 0; i < sizeof gemm->kernel / sizeof *first; i++)
+        if (atomic_exchange_explicit(&first[i].address, NULL, memory_order_relaxed))
+            opq_jit_remove(gemm->jit, &first[i].module);
+    pthread_mutex_unlock(&gemm->lock);
 }
 
 double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
@@ -95,22 +109,22 @@ static opq_status build_kernel(struct opq_emitter *e, void *data)
 opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out)
 {
-    _Atomic(void *) *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
-    void *address = atomic_load_explicit(entry, memory_order_acquire);
+    struct kernel_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
+    void *address = atomic_load_explicit(&entry->address, memory_order_acquire);
     opq_status status = OPQ_OK;
     if (!address) {
         kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
         snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32",
                  left == OPQ_GEMM_LEFT_PACKED ? "packed" : "rows", rows, vectors);
         pthread_mutex_lock(&gemm->lock);
-        address = atomic_load_explicit(entry, memory_order_relaxed);
+        address = atomic_load_explicit(&entry->address, memory_order_relaxed);
         if (!address) {
             double start = now();
             opq_text name = {.data = key.name, .length = strlen(key.name)};
-            status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, &name, NULL, &address);
+            status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, &name, &entry->module, &address);
             atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((now() - start) * 1e9));
             if (status == OPQ_OK)
-                atomic_store_explicit(entry, address, memory_order_release);
+                atomic_store_explicit(&entry->address, address, memory_order_release);
         }
         pthread_mutex_unlock(&gemm->lock);
     }

@@ -14,6 +14,8 @@
 typedef struct opq_gemm opq_gemm;
 opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm) OPQ_MUST_CHECK;
 void opq_gemm_destroy(opq_gemm *gemm);
+/* They are made again when needed. While no product runs. */
+void opq_gemm_drop_kernels(opq_gemm *gemm);
 void opq_gemm_lock(opq_gemm *gemm); /* around a fork; taken before the jit's */
 void opq_gemm_unlock(opq_gemm *gemm);
 /* Time spent compiling kernels so far: within a run it is no running time. */

@@ -99,6 +99,8 @@ def check_index(index: int) -> None:
     """Raises RuntimeError unless the index means the device: 0, negative numbers, and the local rank under a launcher."""
 
 def empty_cache() -> None: ...
+def forget(code: bool) -> None:
+    """Plans are made anew, as for graphs that never came; `code`: machine code too, as in a process that begins."""
 
 # ---- looking
 
@@ -181,6 +183,9 @@ def report_end() -> dict[str, Any]:
     """What was kept: {
         "launches": [{"name", "kind", "shape", "lines": str, "rows": int, "seconds", "compile_seconds": float,
                       "bytes_read", "bytes_written", "flops": int, "fresh": bool}, ...],
+        "runs": [{"why": str | None, "kernels", "compiled", "outputs": int,
+                  "unwatched": {"kind": str, of OPQ_TIERS, "ops", "runs_in_pieces": int,
+                                "each_seconds", "price_seconds": float}}, ...],
     }"""
 
 def watch_runs(watch: Callable[[list[Tensor], str, str], None] | None) -> None:

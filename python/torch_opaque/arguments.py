@@ -183,7 +183,7 @@ def _add_compare(commands) -> None:
         "--vs",
         metavar="WAYS",
         default="eager,unfused",
-        help="eager, unfused, cpu, and of a function inductor and inductor-max (default: %(default)s)",
+        help="eager, unfused, cpu, and of a function first call, new shape, inductor and inductor-max (default: %(default)s)",
     )
     parser.add_argument(
         "--repeat", metavar="N", type=_positive, help="turns of each way (default of programs: 3)"

@@ -1,4 +1,5 @@
-"""compare(): the same function fused, unfused, eager, on the CPU and compiled by TorchInductor, timed alike, with the values compared."""
+"""compare(): the same function fused, unfused, eager, new to the device, on the CPU and compiled by TorchInductor, timed alike, with the
+values compared."""
 
 import csv
 import io
@@ -22,10 +23,19 @@ from .snapshot import PythonState
 from .summary import bytes_text, pattern, seconds_text, table
 from .turns import Spread, take_turns
 from .twin import Twin
-from .ways import CPU, MODES, OnCpu, OnDevice, live_tensors, on_the_cpu, values_of
+from .ways import (
+    CPU,
+    FORGETFUL,
+    Forgetful,
+    OnCpu,
+    OnDevice,
+    live_tensors,
+    on_the_cpu,
+    values_of,
+)
 
 VERSION = 1
-PEERS = ("eager", "unfused", *CPU)
+PEERS = ("eager", "unfused", *FORGETFUL, *CPU)
 _SECONDS = 20.0  # after these there are no more turns than an interval needs
 _OUTPUTS = 8  # rows shown
 
@@ -51,8 +61,9 @@ class Output:
 @dataclass
 class Row:
     """One way of running. `seconds` of a call: median over the turns, `low` and `high` its interval of 95 %; `ratio`, `ratio_low`,
-    `ratio_high`: by the fused time of the same turn. `warm_up_seconds` of the first calls, `compile_seconds` in them. `kernels`,
-    `bytes` of a warm call and `bytes_peak`, the memory it takes besides what was live, are None on the CPU. `outputs`: see Output."""
+    `ratio_high`: by the fused time of the same turn. `warm_up_seconds` of the first calls, `compile_seconds` in them; of a "first call" and
+    a "new shape" those of one call, in which it is part of its time. `kernels`, `bytes` of a warm call and `bytes_peak`, the memory it takes
+    besides what was live, are None on the CPU. `outputs`: see Output."""
 
     mode: str
     seconds: float = 0.0
@@ -314,8 +325,9 @@ class _Subject:
         return twin, twin(self.fn, "the function"), tuple(twin(x) for x in self.args)
 
     def way(self, mode: str, written=None):
-        if mode in MODES:
-            return OnDevice(mode, self.fn, self.args, self.state, self.contents, written)
+        if mode not in CPU:
+            kind = Forgetful if mode in FORGETFUL else OnDevice
+            return kind(mode, self.fn, self.args, self.state, self.contents, written)
         twin, fn, args = self.twin
         return OnCpu(mode, fn, args, twin, self.state, self.fresh, written)
 
@@ -361,7 +373,10 @@ def compare(
 ) -> Comparison:
     """Times fn(*args, **kwargs) fused and in the ways of `vs`, and says how far the values agree. Prints the tables unless `show=False`.
 
-    vs         "eager": each op at once | "unfused": one kernel per op | "cpu": a copy of the function on CPU tensors
+    vs         "eager": each op at once | "unfused": one kernel per op
+               | "first call": as in a process that begins: no plan, and no code in memory | "new shape": no plan, as for sizes that
+               never came; kernels are there
+               | "cpu": a copy of the function on CPU tensors
                | "inductor": that copy, compiled by TorchInductor | "inductor-max": with max-autotune, and weights as constants
                where no gradient is wanted
     repeat     turns of each way, `Row.seconds` is the median of their times
@@ -370,6 +385,10 @@ def compare(
     The ways take turns in one process, each turn a loop of calls with a torch.opaque.synchronize() behind each. Everything is put
     back behind each turn (see torch_opaque.snapshot), and random numbers are equal in every way on the device. Other arguments are
     the function's; tensors among them that are on the CPU are copied to the device, with a warning.
+
+    Fused, unfused and eager are by plans, which are made for the comparison. New graphs of a program run in pieces first, as they do in
+    "first call" and "new shape" (docs/compare.md). Forgetting is no part of their time, but what the process had planned is planned
+    again behind them.
 
     Raises ValueError for an unknown way, TypeError if `fn` is no function, computes nothing on the device, or cannot be copied.
     """

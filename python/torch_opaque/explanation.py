@@ -26,7 +26,9 @@ class Explanation:
     """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges, in the order printed;
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
     second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
-    from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program}; `bytes_new`:
+    from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program, "unwatched": what
+    runs of its graph did before somebody looked: {"kind": "plan", "pieces", ... (see `unwatched`), "ops", "runs_in_pieces", "each_seconds":
+    how much dearer such a run is than one by a plan, "price_seconds": what planning takes}}; `bytes_new`:
     memory that it took from the system. Times are medians of the runs that were `watched`: "seconds" of a kernel, "low" and "high", the
     quartiles, and "worst"; `interrupted`: runs in which a kernel took half as long again as its threads were at work, as where another
     program had the processor; of it that work counts.
@@ -96,6 +98,11 @@ class Explanation:
         return [summary.run_text(run) for run in self.runs]
 
     @property
+    def unwatched(self) -> list:
+        """For each run, what runs of its graph do when nobody looks: by a plan or in pieces, and why. What is shown is always a plan."""
+        return [summary.unwatched_text(run) for run in self.runs]
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes read and written by the launches."""
         return sum(k["bytes_read"] + k["bytes_written"] for k in self.kernels)
@@ -111,7 +118,7 @@ class Explanation:
             return "nothing was left to run: all of it was computed before"
         parts = [
             summary.kernel_table(self.kernels),
-            "\n".join(filter(None, [self._summary(), self.timing, self.cold, *self.why])),
+            "\n".join(filter(None, [self._summary(), self.timing, self.cold, *self._plans()])),
         ]
         if self.parts:
             parts.append(self._part_table())
@@ -155,6 +162,9 @@ class Explanation:
             for p in self.parts
         ]
         return json.dumps(head | body | {"graph": json.loads(self.graph.to_json())}, indent=1)
+
+    def _plans(self) -> list:
+        return [line for both in zip(self.why, self.unwatched, strict=True) for line in both]
 
     def _summary(self) -> str:
         count = sum(k["kind"] != "extern" for k in self.kernels)
@@ -213,6 +223,8 @@ def explain(t_or_fn, *args, show: bool = True, **kwargs) -> Explanation:
     """Runs what is pending for the outputs, timed launch by launch, and prints on one screen: a line for equal kernels, the
     dearest first (name from their ops, shape, time, share, bytes, GB/s or GFLOP/s, compiled or cached, module, source lines),
     totals by kind and module, what did not fuse, why, what it costs and what can be done, bytes saved, and who keeps the values that were stored.
+    What is shown is a run by a plan, which is made for it if there is none; a line says what runs of the graph did when nobody looked: by a
+    plan or in pieces, and why.
     A tensor is computed by this, a function runs on snapshots (see torch_opaque.inspect), and five times more, so that its
     times are medians (fewer, if that takes more than 5 s); what was planned and compiled is the first run's. Of one that reads values on the way (.item(),
     .cpu(), print) the part that takes longest is shown, with a table of all. Arguments but `show` are the

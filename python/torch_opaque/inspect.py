@@ -98,7 +98,8 @@ def graph(t_or_fn, *args, stage: str = "recorded", **kwargs) -> Graph:
 
     Its outputs are those asked for, then what a run would store besides because a live tensor holds
     it: of a function, all that it recorded and something still holds. Under unfused() the later
-    stages are those of an unfused run. Its inputs have the program's names.
+    stages are those of an unfused run. Its inputs have the program's names. Kernels are those of a plan, also of a graph that is new and
+    runs in pieces first: explain() says what its runs did.
 
     Of a function that reads values on the way it is what is left in the end, or, if nothing is, the largest part of what it ran.
 

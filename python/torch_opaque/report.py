@@ -221,6 +221,7 @@ def _run(explanation) -> dict:
         "keepers",
         "machine",
         "why",
+        "unwatched",
         "grouping",
         "bytes_unfused",
         "part",

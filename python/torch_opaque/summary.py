@@ -30,6 +30,33 @@ def run_text(run: dict) -> str:
     return f"planned, {run['compiled']} of {run['kernels']} kernels compiled: {run['why']}"
 
 
+_PLANNED = {
+    "set_plan": "OPAQUE_TIERS is off",
+    "mode": "planned(), unfused() or eager() is on",
+    "whole": "what is fused decides how f16 and bf16 are rounded, or an extern call and its results stand apart",
+}
+
+
+def unwatched_text(run: dict) -> str:
+    """What runs of its graph do when nobody looks, and why."""
+    tier = run["unwatched"]
+    kind, count = tier["kind"], tier["runs_in_pieces"]
+    ran = f"{count} run{'' if count == 1 else 's'} in pieces" if count else ""
+    if kind == "plan":
+        return f"unwatched: it runs by its plan{ran and f', after {ran}'}"
+    if kind == "pieces":
+        each, price = seconds_text(tier["each_seconds"]), seconds_text(tier["price_seconds"])
+        return (
+            f"planned to be looked at; unwatched: {ran or 'no run yet, the first ones are in pieces'}, each about {each} dearer than by a plan, "
+            f"which is made when they have cost {price}, as much as planning {tier['ops']} ops takes, or earlier in a loop"
+        )
+    if kind == "background":
+        return f"planned to be looked at; unwatched: {ran}, while a thread in the background makes its plan"
+    if kind == "set_pieces":
+        return "planned to be looked at; unwatched: it runs in pieces, because of OPAQUE_TIERS"
+    return f"unwatched: it is planned before it runs, because {_PLANNED[kind]}"
+
+
 def table(header: tuple, rows: list) -> str:
     """Columns as wide as their widest cell, the first left-aligned. Columns without a word are left out."""
     cells = [tuple(map(str, row)) for row in [header, *rows]]

@@ -93,6 +93,8 @@ class Run:
             known = None if self.variants else self.look
             self.variants[key] = Variant(launches, planned, known)
         variant = self.variants[key]
+        for now, before in zip(planned, variant.planned, strict=False):
+            now["unwatched"] = before["unwatched"]  # what was known before this one was looked at
         variant.launches, variant.planned = launches, planned
         variant.look = variant.look or look
         variant.samples.add(launches, bool(reasons))

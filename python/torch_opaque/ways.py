@@ -1,4 +1,5 @@
-"""The ways of running a function that compare() knows: on the device, in its three modes, and its copy on the CPU.
+"""The ways of running a function that compare() knows: on the device, in its three modes or forgetting what calls before it left, and its
+copy on the CPU.
 
 A way is called in `with way.turn():`, behind which everything is as before."""
 
@@ -14,6 +15,7 @@ from .snapshot import PythonState, is_opaque, objects_of
 from .turns import loop
 
 MODES = {"fused": modes.planned, "unfused": modes.unfused, "eager": modes.eager}
+FORGETFUL = {"first call": True, "new shape": False}  # is machine code forgotten, too?
 CPU = ("cpu", "inductor", "inductor-max")
 
 
@@ -48,11 +50,17 @@ class OnDevice:
     @contextmanager
     def turn(self):
         try:
-            with MODES[self.name]():
+            with self._mode():
                 yield
         finally:
             self.contents.restore()
             self.state.restore()
+
+    def _mode(self):
+        return MODES[self.name]()
+
+    def _begin(self) -> None:
+        """What has to be before a call, and is none of its time."""
 
     def loop(self, count: int) -> float:
         return loop(self.fn, self.args, torch.opaque.synchronize, count)
@@ -60,6 +68,7 @@ class OnDevice:
     def warm(self, name_of: dict, tensors: list) -> Warm:
         """The first calls. `tensors`: those whose contents are kept; what of them a call writes becomes `written`."""
         with self.turn():
+            self._begin()
             before, begin = _C.stats(), time.perf_counter()
             result = self.fn(*self.args)
             torch.opaque.synchronize()
@@ -83,11 +92,40 @@ class OnDevice:
         return Warm(
             values,
             seconds,
-            compile_seconds=first["compile_seconds"] - before["compile_seconds"],
+            compile_seconds=self._compile_seconds(before, first, last),
             kernels=last["kernels_run"] - first["kernels_run"],
             bytes=sum(last[k] - first[k] for k in ("bytes_read", "bytes_written")),
             bytes_peak=max(0, _C.max_memory_allocated() - allocated),
         )
+
+    @staticmethod
+    def _compile_seconds(before: dict, warm: dict, _: dict) -> float:
+        """By the counters before the first call, before the last one, and behind it."""
+        return warm["compile_seconds"] - before["compile_seconds"]
+
+
+class Forgetful(OnDevice):
+    """The function as it is and under the modes that there are, but plans are forgotten before each call, so that its graphs are new to
+    it; of a "first call" machine code as well, and memory goes back to the system. It runs in pieces where new graphs do."""
+
+    def _mode(self):
+        return nullcontext()
+
+    def _begin(self) -> None:
+        _C.forget(FORGETFUL[self.name])
+        if FORGETFUL[self.name]:
+            _C.empty_cache()
+
+    def loop(self, count: int) -> float:
+        return sum(self._call() for _ in range(count))
+
+    def _call(self) -> float:
+        self._begin()
+        return super().loop(1)
+
+    @staticmethod
+    def _compile_seconds(_: dict, warm: dict, after: dict) -> float:
+        return after["compile_seconds"] - warm["compile_seconds"]
 
 
 class OnCpu:

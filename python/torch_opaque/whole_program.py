@@ -13,6 +13,7 @@ import tempfile
 import threading
 from dataclasses import asdict, dataclass, field
 
+from .comparison import PEERS
 from .progress import progress
 from .slips import meant
 from .summary import seconds_text, table
@@ -148,8 +149,8 @@ def compare(options, peers: tuple) -> Turns:
     """Runs the program some times in each way. Raises Trouble."""
     for peer in peers:
         if peer not in _PEERS:
-            hint = ", or name a function: --function" if peer.startswith("inductor") else ""
-            hint = hint or meant(peer, _PEERS)
+            of_functions = peer in PEERS
+            hint = ", or name a function: --function" if of_functions else meant(peer, _PEERS)
             raise Trouble(f"--vs {peer}: expected some of {', '.join(_PEERS)}{hint}")
     rows, repeat = [Row(way) for way in (*peers, "fused")], options.repeat or 3
     with progress() as say:

@@ -115,11 +115,30 @@ static void test_plans_give_code_back(void **state)
     assert_true(is_right(ctx, 1));
 }
 
+/* Plans alone, or the code, too. */
+static void test_what_is_forgotten(void **state)
+{
+    opq_ctx *ctx = *state;
+    assert_true(is_right(ctx, 1) && is_right(ctx, 1));
+    opq_stats first = stats_of(ctx);
+    opq_forget(ctx, false);
+    assert_true(is_right(ctx, 1));
+    opq_stats planned = stats_of(ctx);
+    assert_int_equal(planned.plans_built, first.plans_built + 1);
+    assert_int_equal(planned.kernels_compiled + planned.kernels_loaded, first.kernels_compiled + first.kernels_loaded);
+    opq_forget(ctx, true);
+    assert_int_equal(stats_of(ctx).kernels_kept, 0);
+    assert_true(is_right(ctx, 1));
+    assert_int_equal(stats_of(ctx).kernels_compiled + stats_of(ctx).kernels_loaded,
+                     planned.kernels_compiled + planned.kernels_loaded + 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_code_is_bounded, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_plans_give_code_back, make_context, drop_context),
+        cmocka_unit_test_setup_teardown(test_what_is_forgotten, make_context, drop_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

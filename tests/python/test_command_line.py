@@ -114,18 +114,19 @@ def test_an_interrupted_run_changes_no_time_and_is_told(runs):
     (kind,) = runs.kinds
     (variant,) = kind.variants.values()
     variant.samples = Samples()
+    there = [run | {"why": None} for run in variant.planned]
     for i in range(8):
         times = {"seconds": 1e-3 + 1e-6 * i, "busy": 1e-3}
         even = [launch | times for launch in variant.launches]
-        kind.add({"launches": even, "runs": [{"why": None}]})
+        kind.add({"launches": even, "runs": there})
     quiet = kind.explanation()
     slow = [launch | {"seconds": 1.0, "busy": 1e-3} for launch in variant.launches]
-    kind.add({"launches": slow, "runs": [{"why": None}]})
+    kind.add({"launches": slow, "runs": there})
     told = kind.explanation()
     assert told.seconds < 1.01 * quiet.seconds and (quiet.interrupted, told.interrupted) == (0, 1)
     assert "interrupted, as by another program" in told.text() and "took 1 s once" in told.text()
     long = [slow[0] | {"seconds": 2.0, "busy": 2.0}]
-    kind.add({"launches": long, "runs": [{"why": "other"}]})  # another plan
+    kind.add({"launches": long, "runs": [there[0] | {"why": "other"}]})  # another plan
     assert len(kind.variants) == 2 and kind.seconds > 1
 
 
@@ -503,6 +504,7 @@ def test_pages(tmp_path):
         (["run", "--device", "none", "--mode", "fast", "x.py"], "OPAQUE_MODE=fast"),
         (["explain", "--device", "none", "--call", "2", "x.py"], "--call is of a function"),
         (["compare", "--vs", "inductor", "x.py"], "expected some of unfused, eager, cpu"),
+        (["compare", "--vs", "first call", "x.py"], "cpu, or name a function: --function"),
         (["compare", "--html", "x.html", "x.py"], "name it with --function"),
         (["compare", "--function", "f", "--vs", "gpu", "x.py"], "expected some of eager, unfused"),
         (["explain", "--html", "/no/such/x.html", "x.py"], "there is no folder /no/such"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch_opaque
 from torch import nn
-from torch_opaque import _C, compare, turns
+from torch_opaque import _C, compare, settings, turns
 from torch_opaque.comparison import Comparison
 from torch_opaque.numerics import distances
 from torch_opaque.turns import Spread
@@ -164,6 +164,48 @@ def test_rows_have_times_intervals_and_ratios():
     assert result["unfused"].bytes == 2 * fused.bytes
     with pytest.raises(KeyError, match="there are eager, unfused, fused"):
         result["cpu"]
+
+
+# ---- calls that are new
+
+
+def test_first_calls_and_new_shapes_run_in_pieces():
+    _, _, _, step = training()
+    step()
+    result = quick(step, vs=("first call", "new shape", "unfused"), reference=False)
+    fused, first, new = (result[way] for way in ("fused", "first call", "new shape"))
+    assert first.same_bits and new.same_bits and len(first.outputs) == len(fused.outputs) > 5
+    assert first.kernels == new.kernels > 1.5 * fused.kernels
+    assert first.compile_seconds > 2 * new.compile_seconds > 0
+    assert first.seconds > first.compile_seconds and new.seconds > new.compile_seconds
+    with torch_opaque.planned():  # the modes are the caller's
+        planned = quick(step, vs="new shape", reference=False)["new shape"]
+    assert planned.kernels == fused.kernels and planned.same_bits
+
+
+@pytest.mark.parametrize(("way", "code"), [("first call", False), ("new shape", True)])
+def test_code_that_a_call_finds(way, code):
+    x, found = torch.randn(4, 6, device="opaque"), []
+
+    def f():
+        if not _C.get_modes() & settings.PLANNED:  # else it is the fused way
+            found.append(_C.stats()["kernels_kept"] > 0)
+        return (x * 2).sum(0) - x[0]
+
+    quick(f, vs=way, reference=False)
+    assert len(found) > 6 and set(found) == {code}
+
+
+def test_forgetting_is_no_part_of_the_time(monkeypatch):
+    forget, x = _C.forget, torch.randn(4, 6, device="opaque")
+
+    def slowly(code):
+        time.sleep(0.1)
+        forget(code)
+
+    monkeypatch.setattr(_C, "forget", slowly)
+    row = quick(lambda: x + 1, vs="new shape", reference=False)["new shape"]
+    assert 0 < row.seconds < 0.1 and row.warm_up_seconds < 0.3
 
 
 # ---- everything as before

@@ -549,6 +549,11 @@ def test_roofline(page, explanation):
     assert page.locator(".inspector .jumps").is_visible()
 
 
+def test_the_overview_says_what_ran_unwatched(page, explanation):
+    (line,) = explanation.unwatched
+    assert line and line in tab(page, "overview").inner_text()
+
+
 def test_compare_and_diff(page, visit, explanation, tmp_path):
     assert "12 ms" in tab(page, "compare").inner_text()
     text = tab(page, "diff").inner_text()

@@ -3,6 +3,7 @@ the CPU, as in each random program's own test; in-place updates and failures are
 
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -275,3 +276,84 @@ print(stay, plans(lambda i: 5 + (i == 6)), plans(lambda i: i))
     assert (
         run_warm(text, OPAQUE_BACKGROUND="0").stdout == "1 0 1\n"
     )  # the one that moved for once ran in pieces
+
+
+UNWATCHED = """
+import torch, torch_opaque
+x, halves = torch.randn(8, 8).to("opaque"), torch.randn(8, 8).half().to("opaque")
+torch.opaque.synchronize()
+def f(x):
+    return torch.tanh(x * 2).sum(0) - x[0]
+def told(x):
+    explanation = torch_opaque.explain(f, x, show=False)
+    (run,), (line,) = explanation.runs, explanation.unwatched
+    assert line in explanation.text()
+    return run["unwatched"], line.replace("planned to be looked at; ", "")
+def ran(times, x=x):
+    for _ in range(times):
+        y = f(x)
+        torch.opaque.synchronize()
+"""
+
+
+def test_explain_tells_what_ran_when_nobody_looked(run_warm):
+    """The model's own words: each run in pieces is counted, none that is watched."""
+    text = (
+        UNWATCHED
+        + """
+tier, line = told(torch.ones(3, 8, device="opaque"))
+print(tier["kind"], tier["runs_in_pieces"], "no run yet" in line)
+ran(2)
+tier, line = told(x)
+print(tier["kind"], tier["runs_in_pieces"], tier["ops"], 0 < tier["each_seconds"] < tier["price_seconds"])
+print(line.split(",")[0])
+print(told(x)[1])
+ran(1)
+print(torch_opaque.stats()["runs_in_pieces"], told(x)[1])
+print(told(halves)[1].split(" f16")[0])
+with torch_opaque.planned():
+    print(told(x[:3])[1])
+"""
+    )
+    assert run_warm(text).stdout.splitlines() == [
+        "pieces 0 True",
+        "pieces 2 7 True",
+        "unwatched: 2 runs in pieces",
+        "unwatched: it runs by its plan, after 2 runs in pieces",
+        "2 unwatched: it runs by its plan, after 2 runs in pieces",
+        "unwatched: it is planned before it runs, because what is fused decides how",
+        "unwatched: it is planned before it runs, because planned(), unfused() or eager() is on",
+    ]
+
+
+@pytest.mark.parametrize(
+    "tiers, line",
+    [
+        ("off", "unwatched: it is planned before it runs, because OPAQUE_TIERS is off"),
+        ("lazy", "unwatched: it runs in pieces, because of OPAQUE_TIERS"),
+    ],
+)
+def test_explain_tells_of_the_setting(run_warm, tiers, line):
+    assert run_warm(UNWATCHED + "print(told(x)[1])", OPAQUE_TIERS=tiers).stdout == line + "\n"
+
+
+def test_runs_that_are_watched_do_not_hide_what_was_before(run_warm):
+    """Of a value that a function reads in a loop: the first look tells, whatever plan it left."""
+    text = """
+import torch, torch_opaque
+x = torch.randn(8, 8).to("opaque")
+def f():
+    return [(x * 2 + 1).sum().item() for _ in range(3)]
+part = torch_opaque.explain(f, show=False)
+print(part.times, part.why, part.runs[0]["unwatched"]["kind"])
+"""
+    assert run_warm(text).stdout == "3 ['the plan was there'] pieces\n"
+
+
+def test_the_log_says_why_a_run_is_in_pieces(run_warm):
+    lines = run_warm(UNWATCHED + "ran(3)", OPAQUE_LOG="flush").stderr.splitlines()
+    text = r" kernels in pieces \(run %d of the graph: lost 0\.\d\d ms of the \d+\.\d\d ms that a plan takes\)"
+    for line, words in zip(lines[-3:], [r" in pieces \(a new graph\), ", text % 2, text % 3]):
+        assert re.search(words, line), line
+    lines = run_warm(UNWATCHED + "ran(1)", OPAQUE_LOG="flush", OPAQUE_TIERS="lazy").stderr
+    assert " kernels in pieces (OPAQUE_TIERS), " in lines

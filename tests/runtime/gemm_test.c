@@ -628,12 +628,32 @@ static void test_invalid(void **state)
     assert_int_equal(opq_gemm_pack_b(gemm, OPQ_f32, &wide, 1, 1, x), OPQ_INVALID);
 }
 
+static void test_kernels_are_made_again(void **state)
+{
+    (void)state;
+    enum { SIDE = 40 };
+    static float a[SIDE * SIDE], b[SIDE * SIDE], c[SIDE * SIDE];
+    for (int i = 0; i < SIDE * SIDE; i++)
+        a[i] = b[i] = 1;
+    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = SIDE, .n = SIDE, .k = SIDE, .c = c, .c_row_stride = SIDE};
+    call.a = (opq_matrix){.data = a, .row_stride = SIDE, .column_stride = 1, .dtype = OPQ_f32};
+    call.b = (opq_matrix){.data = b, .row_stride = SIDE, .column_stride = 1, .dtype = OPQ_f32};
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    double before = opq_gemm_compile_seconds(gemm);
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(opq_gemm_compile_seconds(gemm) == before);
+    opq_gemm_drop_kernels(gemm);
+    memset(c, 0, sizeof c);
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(opq_gemm_compile_seconds(gemm) > before && c[0] == SIDE && c[SIDE * SIDE - 1] == SIDE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f32),     cmocka_unit_test(test_f64),     cmocka_unit_test(test_half),
         cmocka_unit_test(test_large),   cmocka_unit_test(test_beside),  cmocka_unit_test(test_rows_alone),
-        cmocka_unit_test(test_special), cmocka_unit_test(test_invalid),
+        cmocka_unit_test(test_special), cmocka_unit_test(test_invalid), cmocka_unit_test(test_kernels_are_made_again),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -195,11 +195,11 @@ export class OverviewTab {
     return h(
       "section",
       {},
-      h("header", {}, h("h2", {}, "Why it compiled")),
+      h("header", {}, h("h2", {}, "Its plan, and why")),
       h(
         "ul",
         { class: "plain" },
-        run.why.map((line) => h("li", {}, line)),
+        run.why.flatMap((line, i) => [h("li", {}, line), h("li", {}, run.unwatched[i])]),
       ),
       fresh.length
         ? h(
