@@ -456,7 +456,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     opq_status status = check_expanded(in);
     if (status == OPQ_OK && fusion == OPQ_FUSED) {
         status = opq_rematerialize_indices(in, &own);
-        g.in = own;
+        g.in = own ? own : in;
     }
     if (status == OPQ_OK)
         status = group_nodes(&g);

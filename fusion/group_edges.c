@@ -8,7 +8,7 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: o
 static opq_status add_edge(opq_grouper *g, opq_edge edge)
 {
     if (g->edge_count == g->edge_capacity) {
-        g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 256;
+        g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 16;
         opq_edge *grown = realloc(g->edges, (size_t)g->edge_capacity * sizeof *grown);
         if (grown == NULL)
             return out_of_memory();
