@@ -166,6 +166,26 @@ bool opq_is_computed_inside(const opq_grouper *g, opq_ref ref)
     return is_followed(g, ref) || (opq_node_at(g->in, ref)->op == OPQ_OP_iota && !g->result.in_memory[ref]);
 }
 
+/* Along each dim of any walk over it; a reshape and a window are so of dense memory. */
+static bool is_stride(const opq_grouper *g, const opq_node *view)
+{
+    bool dense = !opq_is_computed_inside(g, view->operand[0]);
+    return view->op != OPQ_OP_pad && (dense || (view->op != OPQ_OP_reshape && view->op != OPQ_OP_strided));
+}
+
+bool opq_reads_strides(const opq_grouper *g, opq_ref n)
+{
+    const opq_node *node = opq_node_at(g->in, n);
+    bool strides = opq_node_class(node) != OPQ_CLASS_VIEW || is_stride(g, node);
+    for (int k = 0; k < node->arity && strides; k++)
+        for (opq_ref ref = node->operand[k]; strides && opq_is_computed_inside(g, ref);) {
+            const opq_node *inside = opq_node_at(g->in, ref);
+            strides = inside->op != OPQ_OP_iota && is_stride(g, inside);
+            ref = strides ? inside->operand[0] : ref;
+        }
+    return strides;
+}
+
 static bool is_unsearched(const opq_grouper *g, opq_ref ref)
 {
     return opq_node_class(opq_node_at(g->in, ref)) == OPQ_CLASS_VIEW && !g->searched[ref];
