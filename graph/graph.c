@@ -39,7 +39,7 @@ static opq_status grow(opq_graph *graph, void **array, int32_t count, int32_t *c
     if (count > INT32_MAX / 2)
         return opq_fail(OPQ_UNSUPPORTED, "a graph of more than %d nodes", count);
     int32_t more = *capacity ? *capacity * 2 : FEW;
-    void *moved = *capacity == 0 ? opq_arena_alloc(&graph->arena, (size_t)more * bytes)
+    void *moved = *capacity == 0 ? opq_arena_room(&graph->arena, (size_t)more * bytes)
                                  : realloc(*capacity > FEW ? *array : NULL, (size_t)more * bytes);
     if (!moved)
         return no_memory();

@@ -15,6 +15,7 @@ typedef struct opq_arena {
     size_t used;
 } opq_arena;
 void *opq_arena_alloc(opq_arena *arena, size_t bytes);
+void *opq_arena_room(opq_arena *arena, size_t bytes); /* not zeroed: an array that is filled from its beginning */
 void *opq_arena_copy(opq_arena *arena, const void *data, size_t bytes);
 char *opq_arena_text(opq_arena *arena, const char *text);
 void opq_arena_drop(opq_arena *arena);

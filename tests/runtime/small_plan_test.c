@@ -82,7 +82,7 @@ static const struct {
      "  %3 = matmul f32[5,24] %2, %1\n"
      "  output %3\n"
      "}\n",
-     {2, 1, 7}},
+     {2, 1, 6}},
     {"concat",
      "graph @g {\n"
      "  %0 = input f32[6,5]\n"
