@@ -187,6 +187,17 @@ static void called(const opq_node *node, char *out, size_t size)
         snprintf(out, size, "%s", opq_node_info(node)->name);
 }
 
+/* "word_", if there is room. */
+static size_t add_word(const char *word, char *out, size_t size)
+{
+    size_t length = strlen(word);
+    if (length + 1 >= size)
+        return 0;
+    memcpy(out, word, length);
+    out[length] = '_';
+    return length + 1;
+}
+
 /* A name a person recognises: the first few different ops, and the kernel's number. */
 static void name_of(const builder *b, int32_t group, int number, char *out, size_t size)
 {
@@ -209,9 +220,7 @@ static void name_of(const builder *b, int32_t group, int number, char *out, size
         char call[64];
         if (node->op == OPQ_OP_extern)
             called(node, call, sizeof call);
-        int written =
-            snprintf(out + length, size - length, "%s_", node->op == OPQ_OP_extern ? call : opq_node_info(node)->name);
-        length += written > 0 && (size_t)written < size - length ? (size_t)written : 0;
+        length += add_word(node->op == OPQ_OP_extern ? call : opq_node_info(node)->name, out + length, size - length);
     }
     snprintf(out + length, size - length, more ? "etc_%d" : "%d", number);
 }
@@ -263,9 +272,8 @@ opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, op
 {
     size_t nodes = (size_t)in->count + 1, groups = (size_t)grouping->group_count + 1;
     builder b = {.in = in, .grouping = grouping, .out = out, .renamed = out_renamed};
-    int32_t *memory = malloc((nodes * 4 + groups * 2) * sizeof *memory);
-    b.state = calloc(groups, 1);
-    opq_status status = memory && b.state ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "group: out of memory");
+    int32_t *memory = malloc((nodes * 4 + groups * 2) * sizeof *memory + groups);
+    opq_status status = memory ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     if (status == OPQ_OK) {
         b.local = memory;
         b.stamp = memory + nodes;
@@ -273,9 +281,9 @@ opq_status opq_build_fused(const opq_graph *in, const opq_grouping *grouping, op
         b.user = memory + nodes * 3;
         b.order = memory + nodes * 4;
         b.first_member = memory + nodes * 4 + groups;
+        b.state = memset(memory + nodes * 4 + groups * 2, 0, groups);
         status = build_all(&b);
     }
     free(memory);
-    free(b.state);
     return status;
 }

@@ -131,6 +131,14 @@ bool opq_expands(const opq_graph *graph, const opq_node *node)
            reduces_nothing(graph, node);
 }
 
+bool opq_graph_expands(const opq_graph *graph)
+{
+    bool any = false;
+    for (opq_ref n = 0; n < graph->count && !any; n++)
+        any = opq_expands(graph, opq_node_at(graph, n));
+    return any;
+}
+
 static opq_status expand_composites(const opq_graph *in, opq_graph *out, opq_ref *renamed, opq_ref *operands)
 {
     for (opq_ref n = 0; n < in->count; n++) {
@@ -181,9 +189,19 @@ static opq_status walk_with(expansion *expand, const opq_graph *in, opq_graph *o
     return status;
 }
 
+static bool has_composites(const opq_graph *graph)
+{
+    bool any = false;
+    for (opq_ref n = 0; n < graph->count && !any; n++)
+        any = opq_node_is_composite(opq_node_at(graph, n));
+    return any;
+}
+
 opq_status opq_pass_expand(const opq_graph *in, opq_graph *out)
 {
     opq_graph *middle = NULL;
+    if (!has_composites(in))
+        return walk_with(expand_rest, in, out);
     OPQ_TRY(opq_graph_create(in->name, &middle));
     opq_status status = walk_with(expand_composites, in, middle);
     if (status == OPQ_OK)

@@ -259,7 +259,7 @@ static opq_status place_alone(opq_grouper *g, opq_ref n)
     fill.operands += 2;
     for (int k = 0; k < node->arity; k++)
         follows = follows || opq_is_computed_inside(g, node->operand[k]);
-    if (follows && !is_call(node))
+    if (follows && !is_call(node) && (g->fusion == OPQ_FUSED || !opq_reads_strides(g, n)))
         for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &fill, &refusal));
             again = false;
@@ -311,7 +311,10 @@ static opq_status place_all(opq_grouper *g)
         g->result.in_memory[ref] = opq_node_is_free(g->in, ref) && node->op != OPQ_OP_undefined;
         g->is_output[node->op == OPQ_OP_extern_result ? node->operand[0] : ref] = 1;
     }
-    for (opq_ref n = g->in->count - 1; n >= 0; n--) {
+    bool whole = false;
+    if (g->fusion == OPQ_FUSED)
+        OPQ_TRY(opq_group_whole(g, &whole));
+    for (opq_ref n = g->in->count - 1; n >= 0 && !whole; n--) {
         bool wanted = g->first_edge[n] >= 0 || g->is_output[n] || g->result.in_memory[n];
         const opq_node *node = opq_node_at(g->in, n);
         if (!wanted || node->op == OPQ_OP_input || node->op == OPQ_OP_extern_result ||
@@ -382,11 +385,13 @@ static opq_status group_nodes(opq_grouper *g)
     if (status == OPQ_OK)
         status = place_all(g);
     g->result.group_count = g->group_count;
-    if (status == OPQ_OK && g->fusion == OPQ_FUSED)
+    if (g->fusion == OPQ_UNFUSED || g->group_count < 2) /* nobody to join */
+        return status;
+    if (status == OPQ_OK)
         status = opq_group_blocks(g);
-    if (status == OPQ_OK && g->fusion == OPQ_FUSED)
+    if (status == OPQ_OK)
         status = opq_group_siblings(g);
-    if (status == OPQ_OK && g->fusion == OPQ_FUSED)
+    if (status == OPQ_OK)
         status = opq_group_products(g);
     return status;
 }
@@ -412,6 +417,8 @@ static int64_t stored_bytes(const opq_grouper *g)
 /* With values computed again where that leaves less to store. */
 static opq_status group_again(opq_grouper *g, opq_graph **out_copy)
 {
+    if (g->group_count < 2)
+        return OPQ_OK;
     OPQ_TRY(opq_rematerialize(g->in, &g->result, out_copy));
     if (*out_copy == NULL)
         return OPQ_OK;
@@ -440,7 +447,7 @@ static bool is_alone(const opq_graph *graph)
 {
     int ops = 0;
     for (int i = 0; i < graph->output_count; i++)
-        if (opq_node_is_free(graph, graph->outputs[i]))
+        if (opq_node_is_free(graph, opq_strip_reshape(graph, graph->outputs[i])))
             return false;
     for (opq_ref n = 0; n < graph->count && ops < 2; n++)
         ops += opq_node_at(graph, n)->op != OPQ_OP_input && !opq_node_is_free(graph, n);
@@ -456,7 +463,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     opq_status status = check_expanded(in);
     if (status == OPQ_OK && fusion == OPQ_FUSED) {
         status = opq_rematerialize_indices(in, &own);
-        g.in = own;
+        g.in = own ? own : in;
     }
     if (status == OPQ_OK)
         status = group_nodes(&g);

@@ -8,7 +8,7 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: o
 static opq_status add_edge(opq_grouper *g, opq_edge edge)
 {
     if (g->edge_count == g->edge_capacity) {
-        g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 256;
+        g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 16;
         opq_edge *grown = realloc(g->edges, (size_t)g->edge_capacity * sizeof *grown);
         if (grown == NULL)
             return out_of_memory();
@@ -164,6 +164,26 @@ void opq_bound_views(opq_grouper *g)
 bool opq_is_computed_inside(const opq_grouper *g, opq_ref ref)
 {
     return is_followed(g, ref) || (opq_node_at(g->in, ref)->op == OPQ_OP_iota && !g->result.in_memory[ref]);
+}
+
+/* Along each dim of any walk over it; a reshape and a window are so of dense memory. */
+static bool is_stride(const opq_grouper *g, const opq_node *view)
+{
+    bool dense = !opq_is_computed_inside(g, view->operand[0]);
+    return view->op != OPQ_OP_pad && (dense || (view->op != OPQ_OP_reshape && view->op != OPQ_OP_strided));
+}
+
+bool opq_reads_strides(const opq_grouper *g, opq_ref n)
+{
+    const opq_node *node = opq_node_at(g->in, n);
+    bool strides = opq_node_class(node) != OPQ_CLASS_VIEW || is_stride(g, node);
+    for (int k = 0; k < node->arity && strides; k++)
+        for (opq_ref ref = node->operand[k]; strides && opq_is_computed_inside(g, ref);) {
+            const opq_node *inside = opq_node_at(g->in, ref);
+            strides = inside->op != OPQ_OP_iota && is_stride(g, inside);
+            ref = strides ? inside->operand[0] : ref;
+        }
+    return strides;
 }
 
 static bool is_unsearched(const opq_grouper *g, opq_ref ref)

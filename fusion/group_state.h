@@ -70,6 +70,8 @@ opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int coun
 /* They become one, right after opq_order_has_cycle said no: ids[0]. */
 opq_status opq_group_join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill) OPQ_MUST_CHECK;
 
+/* Before the first node is placed: is all of it one kernel? Then grouping is over, and there are no edges (group_whole.c). */
+opq_status opq_group_whole(opq_grouper *g, bool *out_whole) OPQ_MUST_CHECK;
 /* When all nodes are placed. Blocks first: kernels of products, rows and products of these (group_block.c). Then groups that read the same
  * memory (group_sibling.c). */
 opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
@@ -104,6 +106,8 @@ void opq_bound_views(opq_grouper *g);
 void opq_find_users(opq_grouper *g);
 /* Read without memory of its own, as long as some loops walk it. */
 bool opq_is_computed_inside(const opq_grouper *g, opq_ref ref);
+/* Are all views that it is or looks through one stride per loop, whatever the loops are? Then it lowers alone. */
+bool opq_reads_strides(const opq_grouper *g, opq_ref n);
 /* Views that no set of loops walks are stored: one under a reshape, which leaves one reshape of memory, else the operand itself. */
 opq_status opq_store_views(opq_grouper *g, opq_ref n, bool *out_stored) OPQ_MUST_CHECK;
 

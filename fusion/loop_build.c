@@ -16,11 +16,11 @@
 typedef struct builder {
     const opq_kernel *kernel;
     opq_loops *out;
-    uint16_t reduced;            /* mask */
+    uint16_t reduced; /* mask */
+    int order[OPQ_LOOP_MAX], outer,
+        unrolled;                /* loops from outside in; how many of them are kept; of these, inside the lanes' */
     int16_t stmt[OPQ_BODY_MAX];  /* the statement that has an instruction's value now, -1 */
     int16_t local[OPQ_BODY_MAX]; /* per spill slot: its statement, -1 */
-    int order[OPQ_LOOP_MAX], outer,
-        unrolled; /* loops from outside in; how many of them are kept; of these, inside the lanes' */
 } builder;
 
 static const char *const role_names[] = {"parallel", "each", "vector", "unroll", "serial", "lanes", "column", "chain"};
@@ -89,7 +89,7 @@ static bool is_filled(const builder *b, int i, int sweep)
 static bool needs(const builder *b, int sweep, bool *out_needed)
 {
     bool any = false;
-    memset(out_needed, 0, OPQ_BODY_MAX * sizeof *out_needed);
+    memset(out_needed, 0, (size_t)b->kernel->instr_count * sizeof *out_needed);
     for (int i = b->kernel->instr_count - 1; i >= 0; i--) {
         const opq_instr *instr = &b->kernel->instrs[i];
         bool own = instr->sweep == sweep, root = opq_instr_is_root(instr) || instr->spill >= 0;
@@ -297,7 +297,11 @@ static opq_status make_room(builder *b, opq_arena *arena)
 
 opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops *out_loops)
 {
-    builder b = {.kernel = kernel, .out = out_loops, .reduced = opq_kernel_reduced_mask(kernel)};
+    builder b;
+    memset(&b, 0, offsetof(builder, stmt));
+    b.kernel = kernel;
+    b.out = out_loops;
+    b.reduced = opq_kernel_reduced_mask(kernel);
     *out_loops = (opq_loops){.name = kernel->name,
                              .rank = kernel->rank,
                              .buffer_count = kernel->buffer_count,
@@ -305,8 +309,8 @@ opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops
                              .access_count = kernel->access_count,
                              .accesses = kernel->accesses};
     OPQ_TRY(make_room(&b, arena));
-    memset(b.stmt, 0xff, sizeof b.stmt);
-    memset(b.local, 0xff, sizeof b.local);
+    memset(b.stmt, 0xff, (size_t)kernel->instr_count * sizeof *b.stmt);
+    memset(b.local, 0xff, (size_t)kernel->spill_count * sizeof *b.local);
     order_loops(&b);
     for (int i = 0; i < kernel->instr_count; i++) {
         const opq_instr *instr = &kernel->instrs[i];

@@ -6,7 +6,6 @@
  */
 #include "fusion/lower_state.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const struct {
@@ -56,12 +55,8 @@ opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref 
     return ref;
 }
 
-opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
+static void begin(opq_lower_state *state, const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
 {
-    opq_lower_state *state = malloc(sizeof *state);
-    if (state == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
-    memset(out_lowered, 0, sizeof *out_lowered);
     memset(state, 0, offsetof(opq_lower_state, instrs));
     state->request = request;
     state->graph = request->graph;
@@ -71,7 +66,14 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     state->guard = -1;
     state->at_node = -1;
     memset(state->bucket, 0xff, sizeof state->bucket);
+}
+
+opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
+{
+    opq_lower_state on_stack, *state = &on_stack; /* pages that are there already: it is much for a kernel of one op */
+    memset(out_lowered, 0, sizeof *out_lowered);
     out_lowered->matmul = -1;
+    begin(state, request, arena, out_lowered);
 
     if (!opq_lower_idle(request)) /* else: no loops, no instructions, and any nodes go together */
         state->refusal = opq_lower_space(state);
@@ -86,7 +88,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     for (int i = 0; i < state->instr_count; i++)
         out_lowered->load_count += state->instrs[i].op == OPQ_INSTR_load || state->instrs[i].op == OPQ_INSTR_load_at;
     out_lowered->fill = state->memo_count > state->instr_count * 2 ? (state->memo_count + 1) / 2 : state->instr_count;
-    free(state);
+    opq_arena_drop(&state->maps);
     return status;
 }
 

@@ -437,7 +437,7 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
     opq_memo *memo = &state->memos[state->memo_count];
     *memo =
         (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
-    memo->dim = opq_arena_copy(state->arena, map->dim, (size_t)rank * sizeof *memo->dim);
+    memo->dim = opq_arena_copy(&state->maps, map->dim, (size_t)rank * sizeof *memo->dim);
     if (rank > 0 && memo->dim == NULL) {
         state->no_memory = true;
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);

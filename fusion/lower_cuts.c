@@ -3,6 +3,13 @@
 
 #include <string.h>
 
+void opq_cuts_begin(opq_cutter *c, const opq_lower_request *request, bool permuted)
+{
+    memset(c, 0, offsetof(opq_cutter, seen));
+    c->request = request;
+    c->permuted = permuted;
+}
+
 bool opq_cuts_add(opq_cutter *c, int64_t cut)
 {
     int at = 0;
@@ -82,6 +89,28 @@ static bool is_walked(const opq_cutter *c, opq_ref ref)
     return rq->group_of[ref] == rq->group || (opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_IOTA && !stored);
 }
 
+static void add_seen(opq_cutter *c, uint64_t hash)
+{
+    uint32_t at = (uint32_t)(hash >> (64 - c->seen_bits));
+    while (c->seen[at] != 0)
+        at = (at + 1) % (1u << c->seen_bits);
+    c->seen[at] = hash;
+}
+
+/* Small for a small kernel, which would take longer to clear it than to walk. */
+static void widen_seen(opq_cutter *c)
+{
+    enum { FIRST_BITS = 4 };
+    uint64_t before[1 << (OPQ_SEEN_BITS - 1)];
+    size_t room = c->seen_bits > 0 ? (size_t)1 << c->seen_bits : 0;
+    memcpy(before, c->seen, room * sizeof *before);
+    c->seen_bits = c->seen_bits > 0 ? c->seen_bits + 1 : FIRST_BITS;
+    memset(c->seen, 0, sizeof *c->seen << c->seen_bits);
+    for (size_t i = 0; i < room; i++)
+        if (before[i] != 0)
+            add_seen(c, before[i]);
+}
+
 /* False if it was met with these runs before. */
 static bool is_new(opq_cutter *c, opq_ref ref, const opq_stretches *list)
 {
@@ -89,13 +118,14 @@ static bool is_new(opq_cutter *c, opq_ref ref, const opq_stretches *list)
     for (int i = 0; i < list->count; i++)
         hash = ((hash ^ (uint64_t)list->of[i].extent) * 0x9e3779b97f4a7c15u ^ (uint64_t)list->of[i].stride) *
                0xd6e8feb86659fd93u;
-    uint32_t at = (uint32_t)(hash >> (64 - OPQ_SEEN_BITS));
-    for (; c->seen[at] != 0; at = (at + 1) % (1 << OPQ_SEEN_BITS))
+    if (c->seen_bits == 0 || (2 * c->seen_count >= 1 << c->seen_bits && c->seen_bits < OPQ_SEEN_BITS))
+        widen_seen(c);
+    for (uint32_t at = (uint32_t)(hash >> (64 - c->seen_bits)); c->seen[at] != 0; at = (at + 1) % (1u << c->seen_bits))
         if (c->seen[at] == hash)
             return false;
     if (c->seen_count == (1 << OPQ_SEEN_BITS) - 1)
         return false;
-    c->seen[at] = hash;
+    add_seen(c, hash);
     c->seen_count++;
     return true;
 }

@@ -25,10 +25,11 @@ typedef struct opq_cutter {
     int64_t cuts[OPQ_SPACE_MAX]; /* ascending, each divides the next; the last is the whole root */
     opq_stretches kept, reduced; /* of the root */
     int nesting;                 /* of walk */
-    int seen_count;
-    uint64_t seen[1 << OPQ_SEEN_BITS]; /* hashes of (node, runs) */
+    int seen_count, seen_bits;
+    uint64_t seen[1 << OPQ_SEEN_BITS]; /* hashes of (node, runs); the first 1 << seen_bits are set, if there are any */
 } opq_cutter;
 
+void opq_cuts_begin(opq_cutter *c, const opq_lower_request *request, bool permuted);
 /* One more, unless it straddles an earlier one: false. */
 bool opq_cuts_add(opq_cutter *c, int64_t cut);
 void opq_stretches_append(opq_stretches *list, opq_stretch run);

@@ -61,7 +61,8 @@ static void set_depends(opq_lower_state *state, const opq_kernel *kernel)
 static void set_spills(opq_lower_state *state, opq_kernel *kernel)
 {
     uint16_t reduced = opq_kernel_reduced_mask(kernel);
-    uint64_t needed[OPQ_BODY_MAX] = {0};
+    uint64_t needed[OPQ_BODY_MAX];
+    memset(needed, 0, (size_t)state->instr_count * sizeof *needed);
     for (int i = state->instr_count - 1; i >= 0; i--) {
         opq_instr *instr = &state->instrs[i];
         bool root = opq_instr_is_root(instr) || opq_instr_reduces(instr);

@@ -152,8 +152,7 @@ static void cut_group(opq_cutter *c, opq_ref ref, const root *r)
         all = c->kept;
     for (int pass = 0; pass < 2; pass++) { /* members first: they have no other way, memory has */
         c->to_memory = pass == 1;
-        c->seen_count = 0;
-        memset(c->seen, 0, sizeof c->seen);
+        c->seen_count = c->seen_bits = 0;
         opq_cuts_walk(c, ref, &all);
         for (int i = 0; i < rq->stored_count; i++) {
             opq_permuted permuted;
@@ -239,10 +238,11 @@ static bool make_loops(nest *n, const root *r, const opq_cutter *c)
 
 static bool make_space(opq_lower_state *state, opq_ref ref, const root *r)
 {
-    opq_cutter c = {.request = state->request, .permuted = r->product >= 0};
+    opq_cutter c;
     nest n = {&state->space, state->role, state->column};
     if (root_count(r) == 0)
         return make_empty_space(&n, r);
+    opq_cuts_begin(&c, state->request, r->product >= 0);
     if (!cut_root(&c, r))
         return false;
     if (r->product >= 0)
@@ -266,10 +266,11 @@ bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, 
 {
     uint8_t role[OPQ_SPACE_MAX];
     root r = root_of_product(request->graph, product);
-    opq_cutter c = {.request = request};
+    opq_cutter c;
     nest n = {out_space, role, false};
     if (root_count(&r) == 0)
         return make_empty_space(&n, &r);
+    opq_cuts_begin(&c, request, false);
     if (!cut_root(&c, &r))
         return false;
     cut_matrices(&c, &r);

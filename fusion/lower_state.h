@@ -18,7 +18,8 @@ typedef struct opq_memo {
 typedef struct opq_lower_state {
     const opq_lower_request *request;
     const opq_graph *graph;
-    opq_arena *arena;
+    opq_arena *arena; /* of the answer */
+    opq_arena maps;   /* of memos */
     opq_lowered *out;
     opq_refusal refusal;
     bool no_memory; /* and that is why it is refused */

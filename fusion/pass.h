@@ -24,6 +24,7 @@ typedef struct opq_unfused {
 opq_status opq_pass_expand(const opq_graph *in, opq_graph *out) OPQ_MUST_CHECK;
 /* Does expand make other nodes of this one? No pass behind it takes such a node. */
 bool opq_expands(const opq_graph *graph, const opq_node *node);
+bool opq_graph_expands(const opq_graph *graph); /* any of its nodes */
 opq_status opq_pass_simplify(const opq_graph *in, opq_graph *out) OPQ_MUST_CHECK;
 /* OPQ_INVALID: the graph was not expanded. `out_unfused` may be NULL. */
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused) OPQ_MUST_CHECK;

@@ -244,10 +244,21 @@ static opq_status copy_with_indices(indices *c, opq_ref n)
     return OPQ_OK;
 }
 
+static bool has_indices(const opq_graph *in)
+{
+    bool any = false;
+    for (opq_ref n = 0; n < in->count && !any; n++)
+        any = opq_node_class(opq_node_at(in, n)) == OPQ_CLASS_IOTA;
+    return any;
+}
+
 opq_status opq_rematerialize_indices(const opq_graph *in, opq_graph **out_copy)
 {
     indices c = {.in = in};
     opq_status status = OPQ_OK;
+    *out_copy = NULL;
+    if (!has_indices(in))
+        return OPQ_OK;
     c.renamed = malloc(((size_t)in->count + 1) * sizeof *c.renamed);
     c.uses = calloc((size_t)in->count + 1, sizeof *c.uses);
     if (c.renamed == NULL || c.uses == NULL)

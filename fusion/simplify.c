@@ -308,36 +308,29 @@ static opq_status number_values(const opq_graph *in, opq_graph *out)
     return status;
 }
 
-static opq_status drop_dead(const opq_graph *in, opq_graph *out)
+/* Where the graph is, so that one without dead nodes is not copied. */
+static opq_status drop_dead(opq_graph *graph)
 {
-    opq_ref *renamed = malloc((size_t)(in->count + 1) * sizeof *renamed);
-    bool *live = calloc((size_t)in->count + 1, sizeof *live);
-    opq_status status = renamed && live ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "simplify: out of memory");
-    for (int i = 0; status == OPQ_OK && i < in->output_count; i++)
-        live[in->outputs[i]] = true;
-    for (opq_ref n = in->count - 1; status == OPQ_OK && n >= 0; n--) {
-        const opq_node *node = opq_node_at(in, n);
+    opq_ref *renamed = malloc((size_t)(graph->count + 1) * (sizeof *renamed + sizeof(bool)));
+    bool *live = (bool *)(renamed + graph->count + 1);
+    if (renamed == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "simplify: out of memory");
+    memset(live, 0, (size_t)graph->count * sizeof *live);
+    for (int i = 0; i < graph->output_count; i++)
+        live[graph->outputs[i]] = true;
+    for (opq_ref n = graph->count - 1; n >= 0; n--) {
+        const opq_node *node = opq_node_at(graph, n);
         live[n] = live[n] || node->op == OPQ_OP_input;
         for (int k = 0; live[n] && k < node->arity; k++)
             live[node->operand[k]] = true;
     }
-    for (opq_ref n = 0; n < in->count && status == OPQ_OK; n++)
-        if (live[n])
-            status = opq_graph_copy_node(out, in, n, renamed, &renamed[n]);
-    for (int i = 0; i < in->output_count && status == OPQ_OK; i++)
-        status = opq_graph_output(out, renamed[in->outputs[i]]);
+    opq_graph_keep(graph, live, renamed);
     free(renamed);
-    free(live);
-    return status;
+    return OPQ_OK;
 }
 
 opq_status opq_pass_simplify(const opq_graph *in, opq_graph *out)
 {
-    opq_graph *numbered = NULL;
-    OPQ_TRY(opq_graph_create(in->name, &numbered));
-    opq_status status = number_values(in, numbered);
-    if (status == OPQ_OK)
-        status = drop_dead(numbered, out);
-    opq_graph_destroy(numbered);
-    return status;
+    OPQ_TRY(number_values(in, out));
+    return drop_dead(out);
 }

@@ -82,7 +82,8 @@ static void give_block(struct opq_arena_block *block)
 
 static bool grow(opq_arena *arena, size_t bytes)
 {
-    size_t capacity = arena->blocks ? arena->blocks->capacity * 2 : FIRST_BLOCK;
+    bool grows = arena->blocks && arena->blocks->next; /* the second is one that threads keep, too */
+    size_t capacity = grows ? arena->blocks->capacity * 2 : FIRST_BLOCK;
     if (capacity > LARGEST_BLOCK)
         capacity = LARGEST_BLOCK;
     if (capacity < bytes)
@@ -96,7 +97,7 @@ static bool grow(opq_arena *arena, size_t bytes)
     return true;
 }
 
-static void *take(opq_arena *arena, size_t bytes)
+void *opq_arena_room(opq_arena *arena, size_t bytes)
 {
     if (bytes > SIZE_MAX / 2)
         return NULL;
@@ -111,13 +112,13 @@ static void *take(opq_arena *arena, size_t bytes)
 
 void *opq_arena_alloc(opq_arena *arena, size_t bytes)
 {
-    void *result = take(arena, bytes);
+    void *result = opq_arena_room(arena, bytes);
     return result ? memset(result, 0, bytes) : NULL;
 }
 
 void *opq_arena_copy(opq_arena *arena, const void *data, size_t bytes)
 {
-    void *copy = take(arena, bytes);
+    void *copy = opq_arena_room(arena, bytes);
     if (copy && bytes)
         memcpy(copy, data, bytes);
     return copy;

@@ -199,8 +199,9 @@ static char peek(builder *b)
 
 static bool take(builder *b, const char *token)
 {
+    if (peek(b) != *token) /* most are another one */
+        return false;
     size_t length = strlen(token);
-    peek(b);
     if (strncmp(b->at, token, length) != 0)
         return false;
     b->at += length;

@@ -1,4 +1,4 @@
-/* Graphs: nodes and lists in growable arrays, what they point to in the arena. Appending, copying, reading.
+/* Graphs: nodes and lists in growable arrays, the rest, the graph itself too, in its arena. Appending, copying, reading.
  * The checked way in, which infers types and inserts casts, is build.c. */
 #include "graph/graph.h"
 
@@ -19,18 +19,51 @@ bool opq_name_valid(const char *name)
     return length > 0 && length < 256;
 }
 
+/* ---- arrays: the first elements are in the arena, so that a small graph is one block of it; more are the C library's */
+
+enum { FEW = 16 };
+
+static void drop(void *array, int32_t capacity)
+{
+    if (capacity > FEW)
+        free(array);
+}
+
+static size_t bytes_of(int32_t capacity, size_t bytes) { return capacity > FEW ? (size_t)capacity * bytes : 0; }
+
+/* Room for one more element of `bytes` bytes. */
+static opq_status grow(opq_graph *graph, void **array, int32_t count, int32_t *capacity, size_t bytes)
+{
+    if (count < *capacity)
+        return OPQ_OK;
+    if (count > INT32_MAX / 2)
+        return opq_fail(OPQ_UNSUPPORTED, "a graph of more than %d nodes", count);
+    int32_t more = *capacity ? *capacity * 2 : FEW;
+    void *moved = *capacity == 0 ? opq_arena_room(&graph->arena, (size_t)more * bytes)
+                                 : realloc(*capacity > FEW ? *array : NULL, (size_t)more * bytes);
+    if (!moved)
+        return no_memory();
+    if (*capacity == FEW)
+        memcpy(moved, *array, (size_t)count * bytes);
+    *array = moved;
+    *capacity = more;
+    return OPQ_OK;
+}
+
+/* ---- graphs */
+
 opq_status opq_graph_create(const char *name, opq_graph **out_graph)
 {
     if (!name || !opq_name_valid(name))
         return opq_fail(OPQ_INVALID, "a graph cannot be named '%s'", name ? name : "");
-    opq_graph *graph = calloc(1, sizeof *graph);
-    if (!graph)
-        return no_memory();
-    graph->name = opq_arena_text(&graph->arena, name);
-    if (!graph->name) {
-        opq_graph_destroy(graph);
+    opq_arena arena = {0};
+    opq_graph *graph = opq_arena_alloc(&arena, sizeof *graph); /* in the first block of its own arena */
+    char *copy = opq_arena_text(&arena, name);
+    if (!graph || !copy) {
+        opq_arena_drop(&arena);
         return no_memory();
     }
+    *graph = (opq_graph){.name = copy, .arena = arena};
     *out_graph = graph;
     return OPQ_OK;
 }
@@ -39,34 +72,17 @@ void opq_graph_destroy(opq_graph *graph)
 {
     if (!graph)
         return;
-    opq_arena_drop(&graph->arena);
-    free(graph->nodes);
-    free(graph->outputs);
-    free(graph->kernels);
-    free(graph);
+    drop(graph->nodes, graph->capacity);
+    drop(graph->outputs, graph->output_capacity);
+    drop(graph->kernels, graph->kernel_capacity);
+    opq_arena arena = graph->arena;
+    opq_arena_drop(&arena);
 }
 
 size_t opq_graph_bytes(const opq_graph *graph)
 {
-    return sizeof *graph + (size_t)graph->capacity * sizeof *graph->nodes +
-           (size_t)graph->output_capacity * sizeof *graph->outputs +
-           (size_t)graph->kernel_capacity * sizeof *graph->kernels + opq_arena_bytes(&graph->arena);
-}
-
-/* Room for one more element of `bytes` bytes. */
-static opq_status grow(void **array, int32_t count, int32_t *capacity, size_t bytes)
-{
-    if (count < *capacity)
-        return OPQ_OK;
-    if (count > INT32_MAX / 2)
-        return opq_fail(OPQ_UNSUPPORTED, "a graph of more than %d nodes", count);
-    int32_t more = *capacity ? *capacity * 2 : 16;
-    void *moved = realloc(*array, (size_t)more * bytes);
-    if (!moved)
-        return no_memory();
-    *array = moved;
-    *capacity = more;
-    return OPQ_OK;
+    return bytes_of(graph->capacity, sizeof *graph->nodes) + bytes_of(graph->output_capacity, sizeof *graph->outputs) +
+           bytes_of(graph->kernel_capacity, sizeof *graph->kernels) + opq_arena_bytes(&graph->arena);
 }
 
 /* ---- appending */
@@ -133,7 +149,7 @@ opq_status opq_graph_append(opq_graph *graph, const opq_node *node, opq_ref *out
 {
     opq_node copy = *node;
     copy.kernel = -1;
-    OPQ_TRY(grow((void **)&graph->nodes, graph->count, &graph->capacity, sizeof *graph->nodes));
+    OPQ_TRY(grow(graph, (void **)&graph->nodes, graph->count, &graph->capacity, sizeof *graph->nodes));
     copy.operand = opq_arena_copy(&graph->arena, node->operand, (size_t)node->arity * sizeof *node->operand);
     if (!copy.operand)
         return no_memory();
@@ -153,11 +169,30 @@ opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n,
     return OPQ_OK;
 }
 
+void opq_graph_keep(opq_graph *graph, const bool *kept, opq_ref *renamed)
+{
+    opq_ref count = 0;
+    for (opq_ref n = 0; n < graph->count; n++) {
+        if (!kept[n])
+            continue;
+        opq_ref *operand = (opq_ref *)graph->nodes[n].operand; /* ours since the append */
+        for (int i = 0; i < graph->nodes[n].arity; i++)
+            operand[i] = renamed[operand[i]];
+        renamed[n] = count;
+        if (count != n)
+            graph->nodes[count] = graph->nodes[n];
+        count++;
+    }
+    graph->count = count;
+    for (int i = 0; i < graph->output_count; i++)
+        graph->outputs[i] = renamed[graph->outputs[i]];
+}
+
 opq_status opq_graph_output(opq_graph *graph, opq_ref ref)
 {
     if (ref < 0 || ref >= graph->count)
         return opq_fail(OPQ_INVALID, "output: no node %%%d in a graph of %d", ref, graph->count);
-    OPQ_TRY(grow((void **)&graph->outputs, graph->output_count, &graph->output_capacity, sizeof *graph->outputs));
+    OPQ_TRY(grow(graph, (void **)&graph->outputs, graph->output_count, &graph->output_capacity, sizeof *graph->outputs));
     graph->outputs[graph->output_count++] = ref;
     return OPQ_OK;
 }
@@ -185,7 +220,7 @@ opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const ch
     if (count < 1 || first < free_from || first > graph->count - count)
         return opq_fail(OPQ_INVALID, "kernel %s: %d nodes from %%%d, but %%%d .. %%%d are free", name, count, first,
                         free_from, graph->count - 1);
-    OPQ_TRY(grow((void **)&graph->kernels, graph->kernel_count, &graph->kernel_capacity, sizeof *graph->kernels));
+    OPQ_TRY(grow(graph, (void **)&graph->kernels, graph->kernel_count, &graph->kernel_capacity, sizeof *graph->kernels));
     const char *copy = opq_arena_text(&graph->arena, name);
     if (!copy)
         return no_memory();

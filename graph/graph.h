@@ -15,6 +15,7 @@ typedef struct opq_arena {
     size_t used;
 } opq_arena;
 void *opq_arena_alloc(opq_arena *arena, size_t bytes);
+void *opq_arena_room(opq_arena *arena, size_t bytes); /* not zeroed: an array that is filled from its beginning */
 void *opq_arena_copy(opq_arena *arena, const void *data, size_t bytes);
 char *opq_arena_text(opq_arena *arena, const char *text);
 void opq_arena_drop(opq_arena *arena);
@@ -38,6 +39,11 @@ typedef struct opq_shape_text {
     char text[OPQ_RANK_MAX * 21 + 3];
 } opq_shape_text;
 opq_shape_text opq_shape_name(const opq_type *type);
+/* f32[2,3] likewise; of NULL nothing. */
+typedef struct opq_type_text {
+    char text[sizeof(opq_shape_text) + 16];
+} opq_type_text;
+opq_type_text opq_type_name(const opq_type *type);
 
 /* Dtype, rank and extents in range, bytes within int64. `op` begins the message. */
 opq_status opq_type_check(const char *op, const opq_type *type) OPQ_MUST_CHECK;
@@ -240,6 +246,8 @@ opq_status opq_graph_copy_origin(opq_graph *graph, const opq_node *node, const c
 /* Appends in's node n with operands renamed; lines and payloads come along. */
 opq_status opq_graph_copy_node(opq_graph *graph, const opq_graph *in, opq_ref n, const opq_ref *renamed,
                                opq_ref *out_ref) OPQ_MUST_CHECK;
+/* Drops all other nodes; what is kept, and outputs, need none of them. No node has a kernel. `renamed`: room for a number for each. */
+void opq_graph_keep(opq_graph *graph, const bool *kept, opq_ref *renamed);
 opq_status opq_graph_add_kernel(opq_graph *graph, opq_kernel_kind kind, const char *name, opq_ref first,
                                 int32_t count) OPQ_MUST_CHECK;
 

@@ -68,6 +68,14 @@ opq_shape_text opq_shape_name(const opq_type *type)
     return name;
 }
 
+opq_type_text opq_type_name(const opq_type *type)
+{
+    opq_type_text name = {""};
+    if (type)
+        snprintf(name.text, sizeof name.text, "%s%s", opq_dtype_name((opq_dtype)type->dtype), opq_shape_name(type).text);
+    return name;
+}
+
 void opq_text_shape(opq_text *text, const opq_type *type)
 {
     opq_shape_text name = opq_shape_name(type);

@@ -218,8 +218,8 @@ static void note_launch(void *data, const opq_step *step, int32_t count, const o
     atomic_fetch_add(&ctx->stats.bytes_written, bytes_written);
     if (opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG))
         opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
-                times->compile_seconds > 0 ? " (compiled now)" : "", count, step->shape, 1e3 * times->seconds,
-                (long long)bytes_read, (long long)bytes_written);
+                times->compile_seconds > 0 ? " (compiled now)" : "", count, opq_type_name(step->largest).text,
+                1e3 * times->seconds, (long long)bytes_read, (long long)bytes_written);
     if (p->runner->recorder)
         opq_recorder_launch(p->runner->recorder, step, count, times);
 }

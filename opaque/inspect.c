@@ -155,7 +155,7 @@ void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t c
         return;
     opq_launch launch = {.name = copy_text(r, rows->name),
                          .kind = opq_kernel_kind_name(rows->kind),
-                         .shape = copy_text(r, rows->shape),
+                         .shape = copy_text(r, opq_type_name(rows->largest).text),
                          .lines = lines_of_rows(r, rows, count),
                          .rows = count,
                          .seconds = times->seconds,

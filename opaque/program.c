@@ -139,7 +139,7 @@ static void add_kernel(opq_text *text, const opq_plan *plan, int32_t launch, con
 {
     opq_json_kernel(text, plan->graph, step->order);
     opq_text_add(text, ", \"shape\": ");
-    opq_json_string(text, step->shape ? step->shape : "");
+    opq_json_string(text, opq_type_name(step->largest).text);
     opq_text_add(text, ", \"launch\": %d, \"bytes_read\": %lld, \"bytes_written\": %lld, \"flops\": %lld}", launch,
                  (long long)step->bytes_read, (long long)step->bytes_written, (long long)step->flops);
 }

@@ -39,9 +39,10 @@ static int operands_of(const opq_graph *graph, int32_t kernel, opq_type *out_typ
 void *opq_activity_launch(const opq_host *host, const opq_plan *plan, const opq_step *rows, int32_t count)
 {
     opq_type operands[OPERANDS_MAX];
+    opq_type_text shape = opq_type_name(rows->largest);
     opq_activity activity = {.kind = OPQ_ACTIVITY_kernel,
                              .name = rows->name,
-                             .shape = rows->shape,
+                             .shape = shape.text,
                              .lines = rows->lines,
                              .operands = operands,
                              .operand_count = operands_of(plan->graph, rows->order, operands),

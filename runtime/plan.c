@@ -157,8 +157,8 @@ static opq_status build_steps(opq_planner *p)
 static opq_status build(opq_planner *p)
 {
     size_t count = (size_t)p->graph->count + 1;
-    p->stored = calloc(count, 1);
-    p->group_of = malloc(count * 3 * sizeof *p->group_of);
+    p->stored = opq_arena_alloc(&p->scratch, count);
+    p->group_of = opq_arena_alloc(&p->scratch, count * 3 * sizeof *p->group_of);
     if (p->stored == NULL || p->group_of == NULL)
         return out_of_memory();
     p->storage_of = p->group_of + count;
@@ -170,17 +170,19 @@ static opq_status build(opq_planner *p)
     OPQ_TRY(opq_plan_waves(p));
     OPQ_TRY(opq_plan_storage(p));
     OPQ_TRY(opq_plan_edges(p));
-    return opq_plan_replacements(p->plan);
+    return opq_plan_replacements(p);
 }
 
 /* The plan takes over `fused` and `unfused`; not on failure. *out_failed: the kernel that became no step, or -1. */
 static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, const opq_unfused *unfused, bool dry,
                              int32_t *out_failed, opq_plan **out_plan)
 {
-    opq_plan *plan = calloc(1, sizeof *plan);
+    opq_arena arena = {0};
+    opq_plan *plan = opq_arena_alloc(&arena, sizeof *plan); /* in the first block of its own arena */
     *out_failed = -1;
     if (plan == NULL)
         return out_of_memory();
+    plan->arena = arena;
     atomic_init(&plan->refs, 1);
     plan->host = runtime->host;
     plan->jit = runtime->jit;
@@ -188,8 +190,7 @@ static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, const opq_u
     plan->unfused = *unfused;
     opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused, .dry = dry, .failed = -1};
     opq_status status = build(&planner);
-    free(planner.stored);
-    free(planner.group_of);
+    opq_arena_drop(&planner.scratch);
     *out_failed = planner.failed;
     if (status != OPQ_OK) {
         plan->unfused = (opq_unfused){0};
@@ -214,8 +215,8 @@ void opq_plan_release(opq_plan *plan)
         opq_code_release(plan->jit, use->code);
     opq_graph_destroy(plan->graph);
     free(plan->unfused.edges);
-    opq_arena_drop(&plan->arena);
-    free(plan);
+    opq_arena arena = plan->arena;
+    opq_arena_drop(&arena);
 }
 
 size_t opq_plan_bytes(const opq_plan *plan)
@@ -223,7 +224,7 @@ size_t opq_plan_bytes(const opq_plan *plan)
     size_t code = 0;
     for (const opq_code_use *use = plan->codes; use; use = use->next)
         code += use->code->bytes;
-    return sizeof *plan + opq_arena_bytes(&plan->arena) + opq_graph_bytes(plan->graph) + code +
+    return opq_arena_bytes(&plan->arena) + opq_graph_bytes(plan->graph) + code +
            (size_t)plan->unfused.capacity * sizeof *plan->unfused.edges;
 }
 
@@ -319,13 +320,16 @@ static opq_status group_and_build(opq_runtime *runtime, const opq_graph *simple,
 static opq_status compile(opq_runtime *runtime, const opq_graph *graph, opq_fusion fusion, bool dry, opq_plan **out_plan)
 {
     opq_graph *expanded = NULL, *simple = NULL;
-    opq_status status = opq_graph_create(graph->name, &expanded);
-    if (status == OPQ_OK)
-        status = opq_pass_expand(graph, expanded);
+    opq_status status = OPQ_OK;
+    if (opq_graph_expands(graph)) { /* else it would be copied */
+        status = opq_graph_create(graph->name, &expanded);
+        if (status == OPQ_OK)
+            status = opq_pass_expand(graph, expanded);
+    }
     if (status == OPQ_OK)
         status = opq_graph_create(graph->name, &simple);
     if (status == OPQ_OK)
-        status = opq_pass_simplify(expanded, simple);
+        status = opq_pass_simplify(expanded ? expanded : graph, simple);
     opq_graph_destroy(expanded);
     if (status == OPQ_OK)
         status = group_and_build(runtime, simple, fusion, dry, out_plan);

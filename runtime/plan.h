@@ -99,7 +99,8 @@ struct opq_step {
     int operand_count, result_count;
     bool fresh; /* its code was compiled when the plan was built */
     int64_t bytes_read, bytes_written, flops;
-    const char *name, *shape, *lines;
+    const char *name, *lines;
+    const opq_type *largest; /* that its nodes have, in the plan's graph; NULL: they are views */
     const opq_check *checks; /* what an error of the kernel may be about, in order */
     int check_count, taken_count;
     const opq_taken *taken; /* of a kernel with checks */

@@ -8,7 +8,6 @@
  */
 #include "runtime/plan_internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Per storage, as numbered before updates went in place: kernels that read it, of which two are told apart; -1. */
@@ -130,19 +129,18 @@ opq_status opq_plan_edges(opq_planner *p)
 {
     opq_plan *plan = p->plan;
     coster c = {.p = p, .plan = plan};
-    c.step_of = malloc(((size_t)plan->step_count + 1) * sizeof *c.step_of);
-    c.readers = malloc(((size_t)plan->storage_count + 1) * sizeof *c.readers);
-    opq_status status = c.step_of && c.readers ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    if (status == OPQ_OK) {
-        for (int32_t s = 0; s < plan->step_count; s++)
-            c.step_of[plan->steps[s].order] = s;
-        for (int32_t i = 0; i < plan->storage_count; i++)
-            c.readers[i] = (reader){-1, -1, false};
-        find_readers(&c);
-    }
-    for (int i = 0; i < plan->unfused.count && status == OPQ_OK; i++)
+    if (plan->unfused.count == 0)
+        return OPQ_OK;
+    c.step_of = opq_arena_alloc(&p->scratch, (size_t)plan->step_count * sizeof *c.step_of);
+    c.readers = opq_arena_alloc(&p->scratch, (size_t)plan->storage_count * sizeof *c.readers);
+    if (c.step_of == NULL || c.readers == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    for (int32_t s = 0; s < plan->step_count; s++)
+        c.step_of[plan->steps[s].order] = s;
+    for (int32_t i = 0; i < plan->storage_count; i++)
+        c.readers[i] = (reader){-1, -1, false};
+    find_readers(&c);
+    for (int i = 0; i < plan->unfused.count; i++)
         plan->unfused.edges[i].saves = cost(&c, &plan->unfused.edges[i]);
-    free(c.step_of);
-    free(c.readers);
-    return status;
+    return OPQ_OK;
 }

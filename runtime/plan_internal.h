@@ -15,7 +15,8 @@ typedef struct opq_planner {
     int32_t *slot_of;    /* per node: scalar slot, -1 */
     int32_t *same_as;    /* per storage: works in place of; itself otherwise */
     int32_t storage_capacity;
-    int32_t failed; /* the kernel that became no step, or -1 */
+    int32_t failed;    /* the kernel that became no step, or -1 */
+    opq_arena scratch; /* what only building needs */
 } opq_planner;
 
 int32_t opq_planner_storage(const opq_planner *planner,
@@ -48,7 +49,7 @@ opq_status opq_plan_products_step(opq_planner *p, int32_t kernel, opq_step *step
 opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
 /* After that: lifetimes, in-place updates, outputs, arena. */
 opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;
-opq_status opq_plan_replacements(opq_plan *plan) OPQ_MUST_CHECK;
+opq_status opq_plan_replacements(opq_planner *planner) OPQ_MUST_CHECK;
 /* And then, of a plan that is looked at: what each edge between two kernels would save. (plan_edges.c) */
 opq_status opq_plan_edges(opq_planner *planner) OPQ_MUST_CHECK;
 /* A buffer is read or written as much as its accesses walk of it, at most whole. It must have a storage. */

@@ -158,7 +158,7 @@ static opq_status permit(finder *f, int32_t buffer, int32_t input)
 {
     opq_plan *plan = f->plan;
     if (plan->replacement_count == f->capacity) {
-        int32_t capacity = f->capacity ? f->capacity * 2 : 64;
+        int32_t capacity = f->capacity ? f->capacity * 2 : 4;
         opq_replacement *grown = opq_arena_alloc(&plan->arena, (size_t)capacity * sizeof *grown);
         if (grown == NULL)
             return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
@@ -211,38 +211,33 @@ static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const u
     return OPQ_OK;
 }
 
-static opq_status look_at_all(finder *f)
+static opq_status look_at_all(finder *f, const uint8_t *is_output)
 {
-    opq_plan *plan = f->plan;
-    uint8_t *is_output = calloc((size_t)plan->storage_count + 1, 1);
-    opq_status status = is_output ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    for (int32_t i = 0; i < plan->output_count && status == OPQ_OK; i++)
-        is_output[plan->output_storage[i]] = 1;
+    const opq_plan *plan = f->plan;
     for (int32_t w = 0; w < plan->wave_count; w++)
-        for (int32_t r = 0; r < plan->waves[w].count && status == OPQ_OK; r++)
-            status = look_at(f, &plan->steps[plan->waves[w].first + r], w, is_output);
-    free(is_output);
-    return status;
+        for (int32_t r = 0; r < plan->waves[w].count; r++)
+            OPQ_TRY(look_at(f, &plan->steps[plan->waves[w].first + r], w, is_output));
+    return OPQ_OK;
 }
 
-opq_status opq_plan_replacements(opq_plan *plan)
+opq_status opq_plan_replacements(opq_planner *p)
 {
-    size_t storages = (size_t)plan->storage_count + 1;
-    finder f = {.plan = plan, .wave = malloc(storages * (3 * sizeof *f.wave + 1))};
-    plan->first_replacement = opq_arena_alloc(&plan->arena, ((size_t)plan->buffer_count + 1) * sizeof(int32_t));
-    opq_status status = f.wave && plan->first_replacement ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    if (status == OPQ_OK) {
-        f.readers = f.wave + storages;
-        f.uses = f.readers + storages;
-        f.unsure = (uint8_t *)(f.uses + storages);
-        memset(f.wave, -1, storages * sizeof *f.wave);
-        memset(f.uses, 0, storages * (sizeof *f.uses + 1));
-        memset(plan->first_replacement, -1, ((size_t)plan->buffer_count + 1) * sizeof(int32_t));
-        find_readers(&f);
-        status = look_at_all(&f);
-    }
-    free(f.wave);
-    return status;
+    opq_plan *plan = p->plan;
+    size_t storages = (size_t)plan->storage_count + 1, buffers = (size_t)plan->buffer_count + 1;
+    finder f = {.plan = plan, .wave = opq_arena_alloc(&p->scratch, storages * (3 * sizeof *f.wave + 2))};
+    plan->first_replacement = opq_arena_alloc(&plan->arena, buffers * sizeof *plan->first_replacement);
+    if (f.wave == NULL || plan->first_replacement == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    f.readers = f.wave + storages;
+    f.uses = f.readers + storages;
+    f.unsure = (uint8_t *)(f.uses + storages);
+    uint8_t *is_output = f.unsure + storages;
+    memset(f.wave, -1, storages * sizeof *f.wave);
+    memset(plan->first_replacement, -1, buffers * sizeof *plan->first_replacement);
+    find_readers(&f);
+    for (int32_t i = 0; i < plan->output_count; i++)
+        is_output[plan->output_storage[i]] = 1;
+    return look_at_all(&f, is_output);
 }
 
 bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input)

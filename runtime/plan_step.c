@@ -29,16 +29,27 @@ static opq_status describe_taken(opq_planner *p, const opq_kernel_group *group, 
     return OPQ_OK;
 }
 
+static bool may_fail(const opq_node *node)
+{
+    return (opq_node_info(node)->flags & OPQ_FLAG_CHECKED) &&
+           (opq_node_class(node) != OPQ_CLASS_EWISE || opq_node_divides(node));
+}
+
 static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group, opq_step *step)
 {
-    opq_check *checks = opq_arena_alloc(&p->plan->arena, (size_t)group->count * sizeof *checks);
+    int32_t count = 0;
+    for (opq_ref n = group->first; n < group->first + group->count; n++)
+        count += may_fail(opq_node_at(p->graph, n));
+    if (count == 0)
+        return OPQ_OK;
+    opq_check *checks = opq_arena_alloc(&p->plan->arena, (size_t)count * sizeof *checks);
     if (checks == NULL)
         return out_of_memory();
     step->checks = checks;
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
         bool divides = opq_node_divides(node);
-        if (!(opq_node_info(node)->flags & OPQ_FLAG_CHECKED) || (opq_node_class(node) == OPQ_CLASS_EWISE && !divides))
+        if (!may_fail(node))
             continue;
         const opq_attr *key = opq_node_attr(node, OPQ_ATTR_key);
         const char *says = divides && key ? strstr(key->str, ": ") : NULL;
@@ -54,20 +65,19 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
         if (check->text == NULL || (says && check->says == NULL))
             return out_of_memory();
     }
-    return step->check_count > 0 ? describe_taken(p, group, step) : OPQ_OK;
+    return describe_taken(p, group, step);
 }
 
 static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_step *step)
 {
-    opq_text lines = {0}, shape = {0};
+    opq_text lines = {0};
     const char *seen[16];
     int seen_count = 0;
-    const opq_type *largest = NULL;
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
         bool seen_through = opq_node_class(node) == OPQ_CLASS_VIEW && !p->stored[n]; /* a window has elements many times */
-        if (!seen_through && (!largest || opq_type_count(&node->type) > opq_type_count(largest)))
-            largest = &node->type;
+        if (!seen_through && (!step->largest || opq_type_count(&node->type) > opq_type_count(step->largest)))
+            step->largest = &node->type;
         bool known = node->line == NULL || seen_count == 16;
         for (int i = 0; i < seen_count && !known; i++)
             known = strcmp(seen[i], node->line) == 0;
@@ -76,14 +86,10 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
             opq_text_add(&lines, "%s%s", lines.length ? " " : "", node->line);
         }
     }
-    if (largest)
-        opq_text_type(&shape, largest);
     step->name = group->name;
-    step->lines = opq_arena_text(&p->plan->arena, lines.data ? lines.data : "");
-    step->shape = opq_arena_text(&p->plan->arena, shape.data ? shape.data : "");
-    bool failed = lines.failed || shape.failed || !step->lines || !step->shape;
+    step->lines = lines.data ? opq_arena_text(&p->plan->arena, lines.data) : "";
+    bool failed = lines.failed || !step->lines;
     opq_text_drop(&lines);
-    opq_text_drop(&shape);
     return failed ? out_of_memory() : describe_checks(p, group, step);
 }
 
@@ -269,7 +275,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
                              opq_lowered *out_lowered, opq_step *step)
 {
     const opq_kernel_group *nodes = &p->graph->kernels[kernel];
-    opq_ref *members = malloc((size_t)nodes->count * sizeof *members);
+    opq_ref *members = opq_arena_alloc(&p->scratch, (size_t)nodes->count * sizeof *members);
     if (members == NULL)
         return out_of_memory();
     opq_lower_request request = {.graph = p->graph,
@@ -283,9 +289,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
     for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++)
         if (p->group_of[n] == group)
             members[request.member_count++] = n;
-    opq_status status = opq_lower(&request, &p->plan->arena, out_lowered);
-    free(members);
-    OPQ_TRY(status);
+    OPQ_TRY(opq_lower(&request, &p->plan->arena, out_lowered));
     if (out_lowered->refusal != OPQ_REFUSAL_none)
         return opq_fail(OPQ_UNSUPPORTED, "plan: kernel %s does not lower: %s", step->name,
                         opq_refusal_text(out_lowered->refusal));
@@ -304,19 +308,18 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
 {
     const opq_kernel_group *group = &p->graph->kernels[kernel];
-    opq_ref *stored = malloc((size_t)group->count * sizeof *stored);
+    opq_ref *stored = opq_arena_alloc(&p->scratch, (size_t)group->count * sizeof *stored);
     int stored_count = 0;
     if (stored == NULL)
         return out_of_memory();
     for (opq_ref n = group->first; n < group->first + group->count; n++)
         if (p->stored[n])
             stored[stored_count++] = n;
-    const opq_node *last = stored_count ? opq_node_at(p->graph, stored[0]) : NULL;
     opq_lowered lowered;
-    opq_status status = stored_count ? opq_planner_lower(p, kernel, kernel, stored, stored_count, &lowered, step)
-                                     : opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
-    free(stored);
-    OPQ_TRY(status);
+    if (stored_count == 0)
+        return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
+    OPQ_TRY(opq_planner_lower(p, kernel, kernel, stored, stored_count, &lowered, step));
+    const opq_node *last = opq_node_at(p->graph, stored[0]);
     opq_class class_ = opq_node_class(last);
     if (class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER) {
         step->copy_from = opq_planner_storage(p, last->operand[0]);

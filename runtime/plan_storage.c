@@ -5,7 +5,6 @@
  */
 #include "runtime/plan_internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static void live_at(opq_plan *plan, int32_t id, int32_t wave)
@@ -204,25 +203,22 @@ static opq_status place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, g
     return OPQ_OK;
 }
 
-static opq_status place_temporaries(opq_plan *plan)
+static opq_status place_temporaries(opq_planner *p)
 {
+    opq_plan *plan = p->plan;
     size_t room = (size_t)plan->wave_count + (size_t)plan->storage_count + 1;
-    int32_t *lists = malloc(room * 2 * sizeof *lists);
-    gaps free_space = {malloc(((size_t)plan->storage_count + 2) * sizeof *free_space.items), 1};
-    opq_status status = lists && free_space.items ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    if (status == OPQ_OK) {
-        free_space.items[0] = (gap){0, INT64_MAX};
-        status = place_by_wave(plan, lists, lists + room, &free_space);
-    }
-    free(lists);
-    free(free_space.items);
-    return status;
+    int32_t *lists = opq_arena_alloc(&p->scratch, room * 2 * sizeof *lists);
+    gaps free_space = {opq_arena_alloc(&p->scratch, ((size_t)plan->storage_count + 2) * sizeof(gap)), 1};
+    if (lists == NULL || free_space.items == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    free_space.items[0] = (gap){0, INT64_MAX};
+    return place_by_wave(plan, lists, lists + room, &free_space);
 }
 
 opq_status opq_plan_storage(opq_planner *p)
 {
     opq_plan *plan = p->plan;
-    uint8_t *is_output = calloc((size_t)plan->storage_count + 1, 1);
+    uint8_t *is_output = opq_arena_alloc(&p->scratch, (size_t)plan->storage_count + 1);
     if (is_output == NULL)
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     for (int i = 0; i < p->graph->output_count; i++) {
@@ -232,9 +228,8 @@ opq_status opq_plan_storage(opq_planner *p)
     }
     find_lifetimes(plan);
     update_in_place(p, is_output);
-    free(is_output);
     count_copies(plan);
     rename_all(p);
     OPQ_TRY(place_outputs(p));
-    return place_temporaries(plan);
+    return place_temporaries(p);
 }

@@ -21,7 +21,6 @@
 #define XXH_INLINE_ALL
 #include "runtime/plan_internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -93,18 +92,12 @@ static opq_status find_codes(pool *w)
     uint32_t capacity = 16;
     while (capacity < 2 * (uint32_t)steps)
         capacity *= 2;
-    uint64_t *table = calloc(capacity, sizeof *table);
-    int32_t *numbers = malloc(capacity * sizeof *numbers);
-    if (table == NULL || numbers == NULL) {
-        free(table);
-        free(numbers);
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    }
+    uint64_t *table = opq_arena_alloc(&w->p->scratch, capacity * sizeof *table);
+    int32_t *numbers = opq_arena_alloc(&w->p->scratch, capacity * sizeof *numbers);
     int32_t codes;
-    opq_status status = number_codes(w, table, capacity, numbers, &codes);
-    free(table);
-    free(numbers);
-    OPQ_TRY(status);
+    if (table == NULL || numbers == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    OPQ_TRY(number_codes(w, table, capacity, numbers, &codes));
     for (int32_t s = 0; s < steps; s++) /* no code has more waves than steps */
         if (w->code_of[s] >= 0)
             w->count[w->code_of[s]]++;
@@ -238,11 +231,10 @@ static opq_status count_units(opq_plan *plan, opq_wave *wave)
 static opq_status sort_steps(pool *w)
 {
     opq_plan *plan = w->p->plan;
-    opq_step *sorted = opq_arena_alloc(&plan->arena, ((size_t)plan->step_count + 1) * sizeof *sorted);
+    opq_step *before = opq_arena_copy(&w->p->scratch, plan->steps, (size_t)plan->step_count * sizeof *before);
     plan->waves = opq_arena_alloc(&plan->arena, ((size_t)w->wave_count + 1) * sizeof *plan->waves);
-    if (sorted == NULL || plan->waves == NULL)
+    if (before == NULL || plan->waves == NULL)
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    memset(plan->waves, 0, ((size_t)w->wave_count + 1) * sizeof *plan->waves);
     plan->wave_count = w->wave_count;
     for (int32_t s = 0; s < plan->step_count; s++)
         plan->waves[w->wave_of[s]].count++;
@@ -253,9 +245,8 @@ static opq_status sort_steps(pool *w)
     }
     for (int32_t s = 0; s < plan->step_count; s++) {
         opq_wave *wave = &plan->waves[w->wave_of[s]];
-        sorted[wave->first + wave->count++] = plan->steps[s];
+        plan->steps[wave->first + wave->count++] = before[s];
     }
-    plan->steps = sorted;
     for (int32_t i = 0; i < w->wave_count; i++)
         if (plan->waves[i].count > 1)
             OPQ_TRY(count_units(plan, &plan->waves[i]));
@@ -267,28 +258,19 @@ opq_status opq_plan_waves(opq_planner *p)
     const opq_plan *plan = p->plan;
     size_t steps = (size_t)plan->step_count + 1, storages = (size_t)plan->storage_count + 1;
     pool w = {.p = p};
-    w.waits = calloc(steps, sizeof *w.waits);
-    w.made_in = malloc((storages + 5 * steps) * sizeof *w.made_in);
-    w.count = calloc(steps, sizeof *w.count);
-    w.read = calloc(storages, 1);
-    opq_status status =
-        w.waits && w.made_in && w.count && w.read ? OPQ_OK : opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    if (status == OPQ_OK) {
-        memset(w.made_in, -1, storages * sizeof *w.made_in);
-        w.code_of = w.made_in + storages;
-        w.first = w.code_of + steps;
-        w.waves_of = w.first + steps;
-        w.next_open = w.waves_of + steps;
-        w.wave_of = w.next_open + steps;
-        status = find_codes(&w);
-    }
-    if (status == OPQ_OK) {
-        choose(&w);
-        status = sort_steps(&w);
-    }
-    free(w.waits);
-    free(w.made_in);
-    free(w.count);
-    free(w.read);
-    return status;
+    w.waits = opq_arena_alloc(&p->scratch, steps * sizeof *w.waits);
+    w.made_in = opq_arena_alloc(&p->scratch, (storages + 6 * steps) * sizeof *w.made_in);
+    w.read = opq_arena_alloc(&p->scratch, storages);
+    if (w.waits == NULL || w.made_in == NULL || w.read == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+    memset(w.made_in, -1, storages * sizeof *w.made_in);
+    w.count = w.made_in + storages;
+    w.code_of = w.count + steps;
+    w.first = w.code_of + steps;
+    w.waves_of = w.first + steps;
+    w.next_open = w.waves_of + steps;
+    w.wave_of = w.next_open + steps;
+    OPQ_TRY(find_codes(&w));
+    choose(&w);
+    return sort_steps(&w);
 }
