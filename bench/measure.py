@@ -11,7 +11,9 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
 LEAST_SAMPLES = 5
@@ -35,6 +37,45 @@ def measure_plan(row):
         if after["kernels_compiled"] == before["kernels_compiled"]:
             seconds.append(after["compile_seconds"] - before["compile_seconds"])
     return {"name": row.name, "plan": min(seconds[-3:], default=None)}
+
+
+def first_call(row, name, clock):
+    """Seconds of the first call of an engine, in this process, where nothing ran before."""
+    import torch
+    from engines import ENGINES, Eager
+
+    torch.manual_seed(0)
+    function, arguments = row.make()
+    engine = {"eager": Eager, **ENGINES}[name](row, function, arguments)
+    with torch.set_grad_enabled(row.kind == "steps"):
+        start = clock()
+        engine.wait(engine.run())
+        return clock() - start
+
+
+def measure_first(row, threads, say):
+    """First calls in new processes, in turns. A warm cache is one that a process left that is not counted."""
+    warm, times = row.name.startswith("first_warm"), {"opaque": [], "eager": []}
+    command = [sys.executable, __file__, row.of, "--threads", str(threads), "--alone"]
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(LEAST_SAMPLES + warm):
+            for name, found in times.items():
+                say(f"{name}: process {turn}")
+                cache = os.path.join(folder, "warm" if warm else str(turn))
+                environment = {**os.environ, "OPAQUE_CACHE": cache}
+                text = subprocess.check_output([*command, name], env=environment, text=True)
+                if turn >= warm:
+                    found.append(json.loads(text.strip().split("\n")[-1])["result"])
+    cells = {
+        name: {
+            "first": found[0],
+            "min": min(found),
+            "median": statistics.median(found),
+            "samples": len(found),
+        }
+        for name, found in times.items()
+    }
+    return {"name": row.name, "engines": cells, "notes": [], "least": None}
 
 
 @contextlib.contextmanager
@@ -181,6 +222,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--limit", type=float, default=120.0)
+    parser.add_argument("--alone", metavar="ENGINE", help="only its first call")
     parser.add_argument("--peak", help="the library of peak.c")
     options = parser.parse_args()
     # JAX and Inductor count processors, not settings.
@@ -199,7 +241,11 @@ def main():
 
     torch.set_num_threads(options.threads)
     row = ROWS[options.row]
-    if row.kind == "plan":
+    if options.alone:
+        result = first_call(row, options.alone, machine.clock(options.threads))
+    elif row.kind == "first":
+        result = measure_first(row, options.threads, say)
+    elif row.kind == "plan":
         result = measure_plan(row)
     else:
         limits = machine.Roofline(options.peak, options.threads) if options.peak else None

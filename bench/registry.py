@@ -7,6 +7,7 @@ A row is a function that makes what is timed. Its kind says what it makes:
     steps   (start, arguments): start(compiled, *arguments) makes a step, a function without arguments that changes state of its own
             and returns a tensor. `compiled` is what the engine does to a function or module: nothing, or torch.compile.
     once    the same, without gradients, and the first call is timed: an engine sees new shapes in it.
+    first   what another row makes: its first call in a process of its own is timed, of eager and opaque.
     plan    a function of 0, 1, ..., which runs in other shapes each time: timed is how long a plan for known kernels takes.
 
 Arguments are CPU tensors. Each engine gets copies.
@@ -16,7 +17,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable
 
-KINDS = ("call", "steps", "once", "plan")
+KINDS = ("call", "steps", "once", "first", "plan")
 ROWS = {}
 
 
@@ -38,6 +39,7 @@ class Row:
     chaotic: bool = False
     # The same in JAX: function(jax, arrays...), the weights' dictionary before them if the row's is a module; for steps a start likewise.
     jax: Callable | None = None
+    of: str | None = None  # the other row
     dynamic: bool = False  # Inductor is told that shapes change
 
 

@@ -295,7 +295,8 @@ static void drop(const pieces *p, opq_buffer **results)
             opq_buffer_release(p->made[i]);
 }
 
-opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier_kind tier, opq_pieces_result *result)
+opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier_kind tier,
+                          opq_pieces_result *result)
 {
     pieces p = {.end = &p.first, .whole.s = snapshot, .tier = tier};
     size_t nodes = (size_t)snapshot->nodes.count;

@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     attention,
     dynamic,
     elementwise,
+    first,
     images,
     matmul,
     models,

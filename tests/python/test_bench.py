@@ -93,7 +93,9 @@ def test_a_row_makes_what_its_kind_says(name):
         function, arguments = row.make()
     assert callable(function) and arguments
     assert all(isinstance(argument, torch.Tensor) for argument in arguments)
-    assert isinstance(function, torch.nn.Module) <= (row.kind == "call")
+    assert isinstance(function, torch.nn.Module) <= (
+        "call" in (row.kind, row.of and ROWS[row.of].kind)
+    )
 
 
 @pytest.mark.unchanged_folders("bench")
@@ -104,6 +106,23 @@ def test_a_row_runs_and_agrees(name):
     for cell in result["engines"].values():
         assert cell["wrong"] is False and 0 < cell["min"] <= cell["median"]
         assert cell["samples"] == (1 if ROWS[name].kind == "once" else measure.LEAST_SAMPLES)
+
+
+@pytest.mark.unchanged_folders("bench")
+def test_first_calls_are_of_new_processes():
+    """Each is a process's own; what the first of them compiled another one loads."""
+    result = measure.measure_first(ROWS["first_warm_train_mlp_784"], 1, lambda text: None)
+    for cell in result["engines"].values():
+        assert 0 < cell["min"] <= cell["median"] and cell["samples"] == measure.LEAST_SAMPLES
+    assert report.cells({**result, "cpu": "avx2", "threads": 1})["ratio"] != "0"
+
+
+def test_programs_that_change_are_listed_first():
+    listed = [
+        {"row": name, "ratio": ratio}
+        for name, ratio in [("mm_16", "0.7"), ("dynamic_trees", "1.2")]
+    ]
+    assert [row["row"] for row in sorted(listed, key=report.order)] == ["dynamic_trees", "mm_16"]
 
 
 def test_patterns_choose_rows():
