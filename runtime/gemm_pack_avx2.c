@@ -38,15 +38,15 @@ INLINE void copy_panel_f64(const opq_pack_source *s, int64_t k, int64_t across, 
 
 /* A transposed block of k rows spans one vector across; the next vector's rows would be overwritten by this one's surplus only
  * beyond `width`, so the vectors go from left to right within one block of k. */
-INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+INLINE void transpose_vectors_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width,
+                                  int vectors, float *out)
 {
     const float *end = out + k * width;
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
     for (int64_t p = 0; p < k; p += 8) {
         __m256 r[2][8];
-        int vectors = width > 8 ? 2 : 1;
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) {
+        for (int v = 0; v < vectors; v++) {
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
@@ -59,20 +59,27 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++)
 #pragma GCC unroll 2
-            for (int v = 0; v < 2; v++)
-                if (v < vectors && p + i < k)
+            for (int v = 0; v < vectors; v++)
+                if (p + i < k)
                     store_f32(out + (p + i) * width + 8 * v, end, r[v][i]);
     }
 }
 
-INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t across, int width, double *out)
+INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    if (width > 8)
+        transpose_vectors_f32(s, from, k, across, width, 2, out);
+    else
+        transpose_vectors_f32(s, from, k, across, width, 1, out);
+}
+
+INLINE void transpose_vectors_f64(const opq_pack_source *s, int64_t k, int64_t across, int width, int vectors, double *out)
 {
     const double *end = out + k * width, *data = s->data;
     for (int64_t p = 0; p < k; p += 4) {
         __m256d r[2][4];
-        int vectors = width > 4 ? 2 : 1;
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) {
+        for (int v = 0; v < vectors; v++) {
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
                 int64_t j = 4 * v + i < across ? 4 * v + i : across - 1;
@@ -83,10 +90,18 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++)
 #pragma GCC unroll 2
-            for (int v = 0; v < 2; v++)
-                if (v < vectors && p + i < k)
+            for (int v = 0; v < vectors; v++)
+                if (p + i < k)
                     store_f64(out + (p + i) * width + 4 * v, end, r[v][i]);
     }
+}
+
+INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t across, int width, double *out)
+{
+    if (width > 4)
+        transpose_vectors_f64(s, k, across, width, 2, out);
+    else
+        transpose_vectors_f64(s, k, across, width, 1, out);
 }
 
 /* Moves are stored in ascending order, each over the surplus of the one before. */
