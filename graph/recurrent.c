@@ -54,6 +54,13 @@ bool opq_op_is_recurrent(int op) { return recurrent_of(op) != NULL; }
 
 static int place_of(const recurrent *r, char kind) { return (int)(strchr(r->operands, kind) - r->operands); }
 
+void opq_recurrent_operands(int op, int *out_steps, int *out_step)
+{
+    const recurrent *r = recurrent_of(op);
+    *out_steps = place_of(r, 'S');
+    *out_step = place_of(r, 'C');
+}
+
 /* ---- shapes */
 
 static opq_type type_of(const recurrent *r, char kind, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden,

@@ -1,5 +1,6 @@
 /* Finds or builds the plan of a snapshot, and runs it: see execution.h. */
 #include "opaque/execution.h"
+#include "graph/recurrent.h"
 #include "opaque/log.h"
 #include "opaque/why.h"
 #include "runtime/activity.h"
@@ -19,6 +20,21 @@ static double now(void)
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory"); }
 
 static unsigned salt(void) { return opq_modes_get() & OPQ_MODE_UNFUSED ? 1 : 0; }
+
+int opq_ops_to_plan(const opq_snapshot *s)
+{
+    enum { OF_A_STEP = 4 };
+    int64_t ops = s->nodes.count;
+    for (int i = 0; i < s->nodes.count; i++) {
+        const opq_value *node = s->nodes.items[i];
+        int steps, step;
+        if (!opq_op_is_recurrent(node->op))
+            continue;
+        opq_recurrent_operands(node->op, &steps, &step);
+        ops += OF_A_STEP * (node->operands[steps]->type.size[0] / node->operands[step]->type.size[0]);
+    }
+    return ops < INT32_MAX ? (int)ops : INT32_MAX;
+}
 
 /* ---- plans */
 
@@ -139,7 +155,7 @@ opq_status opq_execution_build(opq_execution *p)
     OPQ_TRY(find_why(p, &p->why));
     double start = now();
     OPQ_TRY(compile_plan(p, p->bare, &p->plan));
-    note_plan(ctx, p->plan, p->why, p->snapshot->nodes.count, now() - start);
+    note_plan(ctx, p->plan, p->why, opq_ops_to_plan(p->snapshot), now() - start);
     atomic_fetch_add(&ctx->stats.plans_built, !p->one_op);
     opq_plan_cache_keep(ctx->plans, p->snapshot->key, p->snapshot->key_bytes, p->plan);
     return OPQ_OK;
@@ -160,7 +176,7 @@ opq_status opq_execution_build_in_background(opq_execution *p, double gain, bool
     if (job == NULL)
         return out_of_memory();
     job->gain = gain;
-    job->ops = s->nodes.count;
+    job->ops = opq_ops_to_plan(s);
     job->lines = opq_snapshot_lines(s);
     opq_status status = find_why(p, &job->why);
     *out_taken = status == OPQ_OK && opq_background_add(&ctx->background, job);

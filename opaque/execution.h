@@ -31,6 +31,8 @@ typedef struct opq_execution {
         **results; /* results: per output of the snapshot, a reference, or NULL where a failed kernel was needed */
 } opq_execution;
 
+/* Ops whose planning takes what that of the snapshot does: its nodes, of recurrent ones so many for each step. */
+int opq_ops_to_plan(const opq_snapshot *snapshot);
 /* Makes the key of `given`, and looks for a plan; by_offset: or for one for any offsets of its views, which is for all but the first offsets
  * that the graph has. *out_found: there is one. */
 opq_status opq_execution_find(opq_execution *execution, bool by_offset, bool *out_found) OPQ_MUST_CHECK;

@@ -94,14 +94,23 @@ static int32_t latest_of(const pieces *p, int32_t i, const cut *c)
 
 /* ---- their plans */
 
+/* Results of products and of what is no loop over elements are in memory with a plan, too. */
+static bool is_stored_anyway(const opq_value *node)
+{
+    opq_class class_ = opq_op_info_of((opq_op)node->op)->class_;
+    return class_ == OPQ_CLASS_MATMUL || class_ == OPQ_CLASS_ROUTINE || class_ == OPQ_CLASS_EXTERN ||
+           opq_op_is_recurrent(node->op);
+}
+
 double opq_pieces_saving(const opq_snapshot *s)
 {
     static const double LAUNCH = 1e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
     enum { CACHE_BYTES = 1 << 20 };
     double seconds = 0;
     for (int i = 0; i < s->nodes.count; i++) {
-        double bytes = (double)opq_type_bytes(&s->nodes.items[i]->type);
-        if (!opq_costs_nothing(s->nodes.items[i]))
+        const opq_value *node = s->nodes.items[i];
+        double bytes = is_stored_anyway(node) ? 0 : (double)opq_type_bytes(&node->type);
+        if (!opq_costs_nothing(node))
             seconds += LAUNCH + bytes * (bytes > CACHE_BYTES ? UNCACHED : CACHED);
     }
     return seconds;
@@ -147,7 +156,7 @@ static opq_status plan_piece(const pieces *p, opq_execution *piece, bool *out_pl
     bool weighed = tiers->mode == OPQ_TIERS_model && s->nodes.count == p->whole.s->nodes.count; /* it is the whole graph */
     if (found || weighed || p->tier == OPQ_TIER_background)
         return OPQ_OK;
-    opq_tiers_graph graph = {s->key, s->key_bytes, s->nodes.count, opq_pieces_saving(s)};
+    opq_tiers_graph graph = {s->key, s->key_bytes, opq_ops_to_plan(s), opq_pieces_saving(s)};
     opq_tier_kind tier = opq_tiers_choose_piece(tiers, &graph);
     if (tier == OPQ_TIER_pieces)
         return OPQ_OK;

@@ -3,7 +3,7 @@
 #include "support.h"
 
 #include "opaque/context.h"
-#include "opaque/execution.h"
+#include "opaque/pieces.h"
 #include "runtime/plan_internal.h"
 
 #include <sys/wait.h>
@@ -172,6 +172,39 @@ static void test_most_gain_comes_first(void **state)
     assert_null(job);
 }
 
+/* ---- what the model weighs */
+
+static opq_value *matrix(opq_ctx *ctx, int64_t rows, int64_t columns)
+{
+    opq_type type = opq_type_make(OPQ_f32, 2, (const int64_t[]){rows, columns});
+    opq_buffer *buffer = NULL;
+    opq_value *value = NULL;
+    expect_ok(opq_buffer_create(ctx, (size_t)opq_type_bytes(&type), &buffer));
+    memset(opq_buffer_data(buffer), 0, (size_t)opq_type_bytes(&type));
+    expect_ok(opq_value_leaf(ctx, &type, buffer, &value));
+    opq_buffer_release(buffer);
+    return value;
+}
+
+/* Each step of a recurrent layer is planned; and what it makes is stored, so that of its bytes a plan saves none. */
+static void test_a_recurrent_layer_is_dear_to_plan(void **state)
+{
+    enum { STEPS = 10, BATCH = 2, HIDDEN = 4 };
+    opq_ctx *ctx = *state;
+    opq_value *operands[] = {matrix(ctx, STEPS * BATCH, 4 * HIDDEN), matrix(ctx, BATCH, HIDDEN),
+                             matrix(ctx, BATCH, HIDDEN), matrix(ctx, 4 * HIDDEN, HIDDEN)},
+              *value = NULL;
+    opq_snapshot *snapshot = NULL;
+    expect_ok(opq_record(ctx, OPQ_OP_lstm, operands, 4, NULL, 0, &value));
+    expect_ok(opq_snapshot_take(ctx, &value, 1, &snapshot));
+    assert_true(opq_ops_to_plan(snapshot) > 2 * STEPS);
+    assert_true(opq_pieces_saving(snapshot) < 2e-6);
+    opq_snapshot_drop(snapshot);
+    opq_value_release(value);
+    for (size_t i = 0; i < COUNT(operands); i++)
+        opq_value_release(operands[i]);
+}
+
 static int make_model(void **state)
 {
     program = pthread_self();
@@ -196,6 +229,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_no_threads, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_the_child_of_a_fork_goes_on, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_the_context_ends_in_the_middle, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_a_recurrent_layer_is_dear_to_plan, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_most_gain_comes_first, make_model, drop_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
