@@ -177,7 +177,7 @@ def test_first_calls_and_new_shapes_run_in_pieces():
     assert first.same_bits and new.same_bits and len(first.outputs) == len(fused.outputs) > 5
     assert first.kernels == new.kernels > 1.5 * fused.kernels
     assert first.compile_seconds > 2 * new.compile_seconds > 0
-    assert first.seconds > first.compile_seconds and new.seconds > new.compile_seconds
+    assert first.seconds > new.seconds > 0
     with torch_opaque.planned():  # the modes are the caller's
         planned = quick(step, vs="new shape", reference=False)["new shape"]
     assert planned.kernels == fused.kernels and planned.same_bits
@@ -467,7 +467,7 @@ def test_a_function_of_the_cpu_is_refused():
 
 def test_wrong_arguments():
     x = torch.ones(2, device="opaque")
-    with pytest.raises(ValueError, match="vs='fast': expected some of eager, unfused, cpu"):
+    with pytest.raises(ValueError, match="vs='fast': expected some of eager, unfused, first call, new shape, cpu"):
         compare(lambda: x * 2, vs="fast")
     with pytest.raises(ValueError, match="repeat=0"):
         compare(lambda: x * 2, repeat=0)
