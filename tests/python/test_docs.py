@@ -113,7 +113,9 @@ def output_of(page: str, block: re.Match, command: str) -> str:
 
 
 def stable(text: str) -> str:
-    """`text` without what differs from run to run: times, interruptions, rates, ratios, addresses, column widths, the order of rows by time."""
+    """`text` without what differs from run to run: times, interruptions, rates, ratios, addresses, column widths, the order of rows by time,
+    how many kernels ran until a plan came."""
+    text = re.sub(r"running \d+ kernels", "running N kernels", text)
     text = re.sub(
         r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=[\s,:]|$)", "T", text, flags=re.M
     )
