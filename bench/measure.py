@@ -39,14 +39,18 @@ def measure_plan(row):
     return {"name": row.name, "plan": min(seconds[-3:], default=None)}
 
 
+def spread(seconds):
+    return {"min": min(seconds), "median": statistics.median(seconds), "samples": len(seconds)}
+
+
 def first_call(row, name, clock):
     """Seconds of the first call of an engine, in this process, where nothing ran before."""
     import torch
-    from engines import ENGINES, Eager
+    from engines import ENGINES
 
     torch.manual_seed(0)
     function, arguments = row.make()
-    engine = {"eager": Eager, **ENGINES}[name](row, function, arguments)
+    engine = ENGINES[name](row, function, arguments)
     with torch.set_grad_enabled(row.kind == "steps"):
         start = clock()
         engine.wait(engine.run())
@@ -66,15 +70,7 @@ def measure_first(row, threads, say):
                 text = subprocess.check_output([*command, name], env=environment, text=True)
                 if turn >= warm:
                     found.append(json.loads(text.strip().split("\n")[-1])["result"])
-    cells = {
-        name: {
-            "first": found[0],
-            "min": min(found),
-            "median": statistics.median(found),
-            "samples": len(found),
-        }
-        for name, found in times.items()
-    }
+    cells = {name: {"first": found[0], **spread(found)} for name, found in times.items()}
     return {"name": row.name, "engines": cells, "notes": [], "least": None}
 
 
@@ -210,7 +206,7 @@ def measure(row, names, seconds, limit, say=lambda text: None, roofline=None):
         else:
             times = take_turns(engines, seconds, clock, say)
     for name, values in times.items():
-        cells[name].update(min=min(values), median=statistics.median(values), samples=len(values))
+        cells[name].update(spread(values))
     least = min(before, roofline.seconds(row)) if before else None
     return {"name": row.name, "engines": cells, "notes": notes, "least": least}
 

@@ -122,7 +122,8 @@ def line(result, peers):
 # ---- RESULTS.md
 
 _INTRODUCTION = """\
-Programs that change (`dynamic_`) and first calls in new processes (`first_`) first, then losses: `ratio` is the median of the fastest peer, named beside it, divided by the median of opaque; below 1 opaque is slower.
+Programs that change (`dynamic_`) and first calls in new processes (`first_`) first, then losses: `ratio` is the median of the fastest
+peer, named beside it, divided by the median of opaque; below 1 opaque is slower.
 
 Each row ran in a process of its own, pinned to as many processors as it has threads. The engines took turns call by call, after a first
 call each whose seconds (opaque / eager / inductor / inductor-max / jax) are apart: there is what was compiled. Times are microseconds,

@@ -65,12 +65,12 @@ static LLVMValueRef collect(opq_nest *n, opq_dtype dtype, LLVMValueRef pointer, 
     return vector;
 }
 
-/* Elements lane * stride of `low` and what follows it, `high`. */
-static LLVMValueRef shuffle(opq_nest *n, LLVMValueRef low, LLVMValueRef high, int count, int stride)
+/* Elements first + lane * stride of `low` and what follows it, `high`. */
+static LLVMValueRef shuffle(opq_nest *n, LLVMValueRef low, LLVMValueRef high, int first, int count, int stride)
 {
     LLVMValueRef indices[2 * OPQ_LANES];
     for (int i = 0; i < count; i++)
-        indices[i] = opq_int(n->e, 32, i * stride);
+        indices[i] = opq_int(n->e, 32, first + i * stride);
     return LLVMBuildShuffleVector(n->e->builder, low, high, LLVMConstVector(indices, (unsigned)count), "");
 }
 
@@ -92,10 +92,10 @@ static LLVMValueRef every(opq_nest *n, const LLVMValueRef *parts, int stride)
 {
     int lanes = n->e->lanes;
     if (stride == 2)
-        return shuffle(n, parts[0], parts[1], lanes, 2);
+        return shuffle(n, parts[0], parts[1], 0, lanes, 2);
     LLVMValueRef last = stride == 3 ? LLVMGetPoison(LLVMTypeOf(parts[0])) : parts[3];
-    return shuffle(n, shuffle(n, parts[0], parts[1], 2 * lanes, 1), shuffle(n, parts[2], last, 2 * lanes, 1), lanes,
-                   stride);
+    return shuffle(n, shuffle(n, parts[0], parts[1], 0, 2 * lanes, 1), shuffle(n, parts[2], last, 0, 2 * lanes, 1), 0,
+                   lanes, stride);
 }
 
 /* Two to four elements apart: all between them is loaded, but for what lies behind the last one. */
@@ -192,15 +192,6 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
     return opq_emit_widen(n->e, dtype, memory);
 }
 
-/* Lanes [first, first + count). */
-static LLVMValueRef some_lanes(opq_nest *n, LLVMValueRef vector, int first, int count)
-{
-    LLVMValueRef indices[OPQ_LANES];
-    for (int i = 0; i < count; i++)
-        indices[i] = opq_int(n->e, 32, first + i);
-    return LLVMBuildShuffleVector(n->e->builder, vector, vector, LLVMConstVector(indices, (unsigned)count), "");
-}
-
 /* The first n->remaining lanes, without a mask: AVX2's masked stores take a hundred cycles on some processors. They are stored as a half, a
  * quarter, ... of the vector, as their number has bits; a part that is not wanted goes where nobody looks. */
 static void store_first(opq_nest *n, LLVMValueRef memory, unsigned align, LLVMValueRef pointer)
@@ -216,7 +207,7 @@ static void store_first(opq_nest *n, LLVMValueRef memory, unsigned align, LLVMVa
     for (int width = n->e->lanes / 2; width >= 1; width /= 2) {
         LLVMValueRef bit = LLVMBuildAnd(b, count, opq_i64(n->e, width), ""), step = opq_i64(n->e, width);
         LLVMValueRef wanted = LLVMBuildICmp(b, LLVMIntNE, bit, none, "");
-        LLVMValueRef low = some_lanes(n, memory, 0, width), high = some_lanes(n, memory, width, width);
+        LLVMValueRef low = shuffle(n, memory, memory, 0, width, 1), high = shuffle(n, memory, memory, width, width, 1);
         LLVMSetAlignment(LLVMBuildStore(b, low, LLVMBuildSelect(b, wanted, pointer, nowhere, "")), align);
         pointer = LLVMBuildSelect(b, wanted, LLVMBuildGEP2(b, element, pointer, &step, 1, ""), pointer, "");
         memory = LLVMBuildSelect(b, wanted, high, low, "");

@@ -176,6 +176,9 @@ void opq_background_drop(opq_background *b)
     drop_all(b->runtime->host, b->waiting);
     drop_all(b->runtime->host, b->done);
     b->waiting = b->done = NULL;
+    pthread_cond_destroy(&b->work);
+    pthread_cond_destroy(&b->idle);
+    pthread_mutex_destroy(&b->lock);
 }
 
 /* ---- the interface */

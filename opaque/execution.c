@@ -163,7 +163,7 @@ opq_status opq_execution_build(opq_execution *p)
 
 /* ---- plans that a thread in the background makes */
 
-opq_status opq_execution_build_in_background(opq_execution *p, double gain, bool *out_taken)
+opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_graph *weighed, bool *out_taken)
 {
     opq_ctx *ctx = p->runner->ctx;
     const opq_snapshot *s = p->snapshot;
@@ -175,8 +175,8 @@ opq_status opq_execution_build_in_background(opq_execution *p, double gain, bool
     opq_job *job = opq_job_new(&ctx->host, graph, s->key, s->key_bytes);
     if (job == NULL)
         return out_of_memory();
-    job->gain = gain;
-    job->ops = opq_ops_to_plan(s);
+    job->gain = weighed->seconds / weighed->ops;
+    job->ops = weighed->ops;
     job->lines = opq_snapshot_lines(s);
     opq_status status = find_why(p, &job->why);
     *out_taken = status == OPQ_OK && opq_background_add(&ctx->background, job);

@@ -38,8 +38,9 @@ int opq_ops_to_plan(const opq_snapshot *snapshot);
 opq_status opq_execution_find(opq_execution *execution, bool by_offset, bool *out_found) OPQ_MUST_CHECK;
 /* Builds the plan that was not found, and keeps it in the cache. */
 opq_status opq_execution_build(opq_execution *execution) OPQ_MUST_CHECK;
-/* Has it built in the background; gain: of a run, by what the plan takes. *out_taken: false if nobody builds there. */
-opq_status opq_execution_build_in_background(opq_execution *execution, double gain, bool *out_taken) OPQ_MUST_CHECK;
+/* Has it built in the background, where what saves most for what it takes comes first. *out_taken: false if nobody builds there. */
+opq_status opq_execution_build_in_background(opq_execution *execution, const opq_tiers_graph *weighed,
+                                             bool *out_taken) OPQ_MUST_CHECK;
 void opq_execution_collect(opq_ctx *ctx); /* plans that were built there go to the cache */
 /* Is the memory of its leaves there? Of one that was being replaced when this process was forked it is not. */
 opq_status opq_execution_check_leaves(const opq_snapshot *snapshot) OPQ_MUST_CHECK;

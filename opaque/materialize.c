@@ -51,14 +51,16 @@ static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
     *out_tier = OPQ_TIER_plan;
     if (r->runner.recorder || tiers->mode == OPQ_TIERS_off || opq_modes_get() & whole)
         return OPQ_OK;
-    opq_tiers_graph graph = {s->key, s->key_bytes, opq_ops_to_plan(s), found ? 0 : opq_pieces_saving(s)};
+    opq_tiers_graph graph = {0};
+    if (!found)
+        graph = opq_pieces_weighed(s);
     opq_tier_kind tier = opq_tiers_choose(tiers, &graph, found);
     if (tier == OPQ_TIER_plan || !opq_pieces_possible(s))
         return OPQ_OK;
     *out_tier = tier;
     bool taken = true;
     if (tier == OPQ_TIER_background && !found)
-        OPQ_TRY(opq_execution_build_in_background(&r->planned, graph.seconds / graph.ops, &taken));
+        OPQ_TRY(opq_execution_build_in_background(&r->planned, &graph, &taken));
     if (!taken)
         *out_tier = OPQ_TIER_plan;
     return OPQ_OK;
@@ -67,7 +69,9 @@ static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
 /* What a run of it does when nobody looks. */
 static opq_tier tier_of(const run *r, const opq_snapshot *s, bool found)
 {
-    opq_tiers_graph graph = {s->key, s->key_bytes, opq_ops_to_plan(s), found ? 0 : opq_pieces_saving(s)};
+    opq_tiers_graph graph = opq_pieces_weighed(s);
+    if (found)
+        graph.seconds = 0;
     opq_tier tier = opq_tiers_known(&r->runner.ctx->tiers, &graph, found);
     if (tier.kind != OPQ_TIER_plan && opq_modes_get() & whole)
         tier.kind = OPQ_TIER_mode;

@@ -116,6 +116,11 @@ double opq_pieces_saving(const opq_snapshot *s)
     return seconds;
 }
 
+opq_tiers_graph opq_pieces_weighed(const opq_snapshot *s)
+{
+    return (opq_tiers_graph){s->key, s->key_bytes, opq_ops_to_plan(s), opq_pieces_saving(s)};
+}
+
 static void append(pieces *p, opq_piece *made)
 {
     *p->end = made;
@@ -156,13 +161,13 @@ static opq_status plan_piece(const pieces *p, opq_execution *piece, bool *out_pl
     bool weighed = tiers->mode == OPQ_TIERS_model && s->nodes.count == p->whole.s->nodes.count; /* it is the whole graph */
     if (found || weighed || p->tier == OPQ_TIER_background)
         return OPQ_OK;
-    opq_tiers_graph graph = {s->key, s->key_bytes, opq_ops_to_plan(s), opq_pieces_saving(s)};
+    opq_tiers_graph graph = opq_pieces_weighed(s);
     opq_tier_kind tier = opq_tiers_choose_piece(tiers, &graph);
     if (tier == OPQ_TIER_pieces)
         return OPQ_OK;
     bool taken = false;
     if (tier == OPQ_TIER_background)
-        OPQ_TRY(opq_execution_build_in_background(piece, graph.seconds / graph.ops, &taken));
+        OPQ_TRY(opq_execution_build_in_background(piece, &graph, &taken));
     *out_planned = !taken;
     return taken ? OPQ_OK : opq_execution_build(piece);
 }

@@ -14,6 +14,8 @@
 bool opq_pieces_possible(const opq_snapshot *snapshot);
 /* Seconds that one plan for all of it would save in a run: launches, and what goes through memory. */
 double opq_pieces_saving(const opq_snapshot *snapshot);
+/* That, and what the plan takes: what its tier is chosen by. Its key was made. */
+opq_tiers_graph opq_pieces_weighed(const opq_snapshot *snapshot);
 /* What is there also after a failure. */
 typedef struct opq_pieces_result {
     opq_buffer **outputs; /* per output of the snapshot, as of opq_run_call; the caller's */

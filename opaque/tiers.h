@@ -46,7 +46,8 @@ typedef struct opq_tiers_graph {
 } opq_tiers_graph;
 
 opq_status opq_tiers_init(opq_tiers *tiers) OPQ_MUST_CHECK; /* reads OPAQUE_TIERS */
-/* How does the run that comes go: pieces, background or plan? A plan of so many ops would save `seconds` of it; found: there is one. */
+/* How does the run that comes go: pieces, background or plan? A plan of so many ops would save `seconds` of it; found: there is one, and nothing of
+ * the graph is asked. */
 opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
 /* And that of a piece of such a run, without a plan? */
 opq_tier_kind opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece);

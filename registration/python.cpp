@@ -239,12 +239,6 @@ py::dict stats()
     return result;
 }
 
-void wait_for_plans()
-{
-    const py::gil_scoped_release released;
-    on_context<opq_plans_wait>();
-}
-
 void reset_stats()
 {
     on_context<opq_stats_reset>();
@@ -351,7 +345,7 @@ void bind(py::module_ &m)
     add(m, "reset_peak_memory_stats", &on_context<opq_stats_reset_peak>);
     add(m, "reset_accumulated_memory_stats", &on_context<opq_memory_stats_reset>);
     add(m, "empty_cache", &on_context<opq_cache_empty>);
-    add(m, "wait_for_plans", &wait_for_plans);
+    m.def("wait_for_plans", torch::wrap_pybind_function_no_gil(&on_context<opq_plans_wait>));
     m.def("forget", torch::wrap_pybind_function_no_gil(&forget));
     add(m, "stats", &stats);
     add(m, "reset_stats", &reset_stats);

@@ -62,9 +62,6 @@ static opq_pack_source pack_source(const opq_matrix *m, opq_dtype to, bool left,
     return source;
 }
 
-/* Of a transposed operand all panels take some rows of k before the next ones: a row is in the cache then, for the panels to the right. */
-enum { STRIP = 32 };
-
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
                  int64_t last, char *out)
 {
@@ -76,7 +73,7 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
         opq_pack_source whole = pack_source(a, run->call.dtype, true, batch, k0, gemm_row(run, first));
         if ((a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&whole, k, room, RUNS_MAX))
             lengths = room;
-        int64_t strip = a->row_stride == 1 && !a->rows && !a->columns ? STRIP : k;
+        int64_t strip = a->row_stride == 1 && !a->rows && !a->columns ? OPQ_PACK_STRIP : k;
         for (int64_t i = 0; i < k; i += strip)
             for (int64_t p = first; p < last; p++) {
                 int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;

@@ -3,9 +3,6 @@
 
 #include <string.h>
 
-/* Rows of k that all panels take before the next ones: a page of a row-major operand is visited once, not once per panel. */
-enum { STRIP = 32 };
-
 static double element(const void *data, opq_dtype dtype, int64_t index)
 {
     const void *at = opq_pack_at(data, dtype, index);
@@ -277,7 +274,7 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
                    int64_t panel_stride)
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to);
-    int64_t step = source->across_stride == 1 && across > width ? STRIP : k;
+    int64_t step = source->across_stride == 1 && across > width ? OPQ_PACK_STRIP : k;
     int64_t period = source->guard_count > 0 && across > width ? find_period(source, k) : 0; /* for all panels */
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {

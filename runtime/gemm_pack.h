@@ -33,6 +33,10 @@ typedef struct opq_pack_source {
     const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
 } opq_pack_source;
 
+/* Rows of k that all panels take before the next ones where neighbours across lie side by side: a page, or a line of the cache, is visited
+ * once, not once per panel. */
+enum { OPQ_PACK_STRIP = 32 };
+
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
  * partial: what its rows have left over is unspecified. `width` is two vectors of the instruction set, or at most that with
  * across == width.

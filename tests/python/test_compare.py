@@ -467,7 +467,9 @@ def test_a_function_of_the_cpu_is_refused():
 
 def test_wrong_arguments():
     x = torch.ones(2, device="opaque")
-    with pytest.raises(ValueError, match="vs='fast': expected some of eager, unfused, first call, new shape, cpu"):
+    with pytest.raises(
+        ValueError, match="vs='fast': expected some of eager, unfused, first call, new shape, cpu"
+    ):
         compare(lambda: x * 2, vs="fast")
     with pytest.raises(ValueError, match="repeat=0"):
         compare(lambda: x * 2, repeat=0)
