@@ -106,9 +106,17 @@ static void test_no_threads(void **state)
     assert_true(stats.runs_in_pieces < RUNS);
 }
 
+/* The allocator of the address sanitizer (GCC 12) takes no lock before a fork: there, no thread may be in it, so the only one is held. */
+#ifdef __SANITIZE_ADDRESS__
+enum { THREADS_AT_FORK = 1 };
+#else
+enum { THREADS_AT_FORK = 2 };
+#endif
+
 static void test_the_child_of_a_fork_goes_on(void **state)
 {
     opq_ctx *ctx = *state;
+    ctx->background.threads_wanted = THREADS_AT_FORK;
     held = true;
     run_chains(ctx, RUNS);
     wait_for_a_thread();
@@ -116,6 +124,7 @@ static void test_the_child_of_a_fork_goes_on(void **state)
     assert_true(child >= 0);
     held = false;
     if (child == 0) {
+        alarm(100); /* not the parent's whole time */
         program = pthread_self();
         run_chains(ctx, RUNS);
         opq_plans_wait(ctx);
