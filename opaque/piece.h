@@ -34,8 +34,17 @@ typedef struct opq_whole {
     int32_t *leaf_from, *output_of, *stack;
 } opq_whole;
 
+/* Its pieces: ranges of nodes, from the end of the one before. */
+typedef struct opq_cuts {
+    int32_t count, *end, *ops; /* ops: nodes that are not inlined */
+} opq_cuts;
+
 /* In the room of the run. */
 opq_status opq_whole_make(const opq_runner *runner, const opq_snapshot *snapshot, opq_whole *out_whole) OPQ_MUST_CHECK;
+/* The snapshot may become an equal one, whose nodes have another order. */
+opq_status opq_whole_cut(opq_whole *whole, opq_cuts *out_cuts) OPQ_MUST_CHECK;
+/* Can a node not do without the one before? An extern call goes with its results. */
+bool opq_whole_follows(const opq_whole *whole, int32_t node, int32_t before);
 /* The nodes from first to end that are not inlined, and what of others they need. */
 opq_status opq_piece_make(opq_whole *whole, int32_t first, int32_t end, opq_piece **out_piece) OPQ_MUST_CHECK;
 

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PIECE_OPS_MAX = 16 };
-
 typedef struct pieces {
     opq_whole whole;
     opq_tier_kind tier;
@@ -16,8 +14,6 @@ typedef struct pieces {
 } pieces;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph"); }
-
-/* ---- where pieces end */
 
 bool opq_pieces_possible(const opq_snapshot *s)
 {
@@ -30,66 +26,6 @@ bool opq_pieces_possible(const opq_snapshot *s)
             return false;
     }
     return true;
-}
-
-static int32_t operand_of(const pieces *p, int32_t node, int k) { return opq_whole_operand(&p->whole, node, k); }
-
-static int arity_of(const pieces *p, int32_t node) { return opq_whole_arity(&p->whole, node); }
-
-static const opq_value *node_of(const pieces *p, int32_t node) { return p->whole.s->nodes.items[node]; }
-
-/* Rows of the same steps of a recurrent layer: one expansion has what all of them give. */
-static bool are_siblings(const pieces *p, int32_t a, int32_t b)
-{
-    if (!opq_op_is_recurrent(node_of(p, a)->op) || !opq_op_is_recurrent(node_of(p, b)->op) ||
-        arity_of(p, a) != arity_of(p, b))
-        return false;
-    for (int k = 0; k < arity_of(p, a); k++)
-        if (operand_of(p, a, k) != operand_of(p, b, k))
-            return false;
-    return true;
-}
-
-/* What cannot do without the node before: an extern call goes with its results. */
-static bool follows(const pieces *p, int32_t node, int32_t before)
-{
-    return node_of(p, node)->op == OPQ_OP_extern_result || are_siblings(p, before, node);
-}
-
-/* Where the piece is that comes. */
-typedef struct cut {
-    int32_t begin, before; /* its first node, the last one */
-    int ops;
-    int32_t *latest; /* per node, the last node that is not inlined of those that it is made of, or itself; -1: of leaves alone */
-} cut;
-
-/* Does node i begin another one? */
-static bool begins(const pieces *p, int32_t i, const cut *c)
-{
-    bool product = opq_op_info_of((opq_op)node_of(p, i)->op)->class_ == OPQ_CLASS_MATMUL, touches = false;
-    if (follows(p, i, c->before))
-        return false;
-    for (int k = 0; k < arity_of(p, i); k++) {
-        int32_t code = operand_of(p, i, k);
-        int32_t from = opq_code_set(code) == OPQ_SET_node ? c->latest[opq_code_number(code)] : -1;
-        if (opq_code_set(code) == OPQ_SET_scalar)
-            continue;
-        if (product && from < 0)
-            return true;
-        touches = touches || from >= c->begin;
-    }
-    return !touches || c->ops >= PIECE_OPS_MAX;
-}
-
-static int32_t latest_of(const pieces *p, int32_t i, const cut *c)
-{
-    int32_t found = -1;
-    for (int k = 0; k < arity_of(p, i); k++) {
-        int32_t code = operand_of(p, i, k);
-        if (opq_code_set(code) == OPQ_SET_node && c->latest[opq_code_number(code)] > found)
-            found = c->latest[opq_code_number(code)];
-    }
-    return found;
 }
 
 /* ---- their plans */
@@ -134,7 +70,7 @@ static opq_status add_ops(pieces *p, int32_t first, int32_t end)
         opq_piece *op;
         bool found;
         stop = i + 1;
-        while (stop < end && (p->whole.inlined[stop] || follows(p, stop, i)))
+        while (stop < end && (p->whole.inlined[stop] || opq_whole_follows(&p->whole, stop, i)))
             stop++;
         if (p->whole.inlined[i])
             continue;
@@ -190,24 +126,11 @@ static opq_status add_piece(pieces *p, int32_t first, int32_t end, int ops)
 
 static opq_status add_pieces(pieces *p)
 {
-    const opq_whole *w = &p->whole;
-    int32_t count = w->s->nodes.count;
-    cut c = {.latest = opq_room_take(w->runner->room, (size_t)count * sizeof *c.latest)};
-    if (c.latest == NULL)
-        return out_of_memory();
-    for (int32_t i = 0; i < count; i++) {
-        c.latest[i] = w->inlined[i] ? latest_of(p, i, &c) : i;
-        if (w->inlined[i])
-            continue;
-        if (c.ops > 0 && begins(p, i, &c)) {
-            OPQ_TRY(add_piece(p, c.begin, i, c.ops));
-            c.ops = 0;
-        }
-        if (c.ops++ == 0)
-            c.begin = i;
-        c.before = i;
-    }
-    return c.ops > 0 ? add_piece(p, c.begin, count, c.ops) : OPQ_OK;
+    opq_cuts cuts;
+    OPQ_TRY(opq_whole_cut(&p->whole, &cuts));
+    for (int32_t i = 0, first = 0; i < cuts.count; first = cuts.end[i++])
+        OPQ_TRY(add_piece(p, first, cuts.end[i], cuts.ops[i]));
+    return OPQ_OK;
 }
 
 /* ---- running them */

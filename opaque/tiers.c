@@ -8,6 +8,9 @@
 
 /* Of planning and compiling an op, before any was measured; what one more plan adds to the mean. */
 static const double FIRST_SECONDS_PER_OP = 200e-6, WEIGHT = 0.1;
+/* Of planning one whose kernels are there. What was compiled is, so the price goes there a bit with each run without a plan: where plans are too
+ * dear to be made, nothing else says that they no longer are. */
+static const double LOADED_SECONDS_PER_OP = 15e-6, FADE = 1.0 / 256;
 
 opq_status opq_tiers_init(opq_tiers *tiers)
 {
@@ -82,6 +85,8 @@ opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, b
     }
     if (found)
         return OPQ_TIER_plan;
+    if (tiers->seconds_per_op > LOADED_SECONDS_PER_OP)
+        tiers->seconds_per_op -= FADE * (tiers->seconds_per_op - LOADED_SECONDS_PER_OP);
     enum { LOOP_MAX = 64 };
     struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
     uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;

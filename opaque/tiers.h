@@ -2,8 +2,8 @@
  *
  * What a graph loses by running without a plan is added up under its key. When it is as much as the plan will cost, the plan is made: then at
  * most twice the time of who knows the future is spent (ski rental; Karlin et al., Competitive snoopy caching, 1988). What plans cost for each
- * op is measured as they are made. A graph that comes again within a few runs will come some more, and one that comes for the third time, each
- * time as many runs after the time before, is a loop's, which will go on.
+ * op is measured as they are made, and taken for less as runs go on without one. A graph that comes again within a few runs will come some more,
+ * and one that comes for the third time, each time as many runs after the time before, is a loop's, which will go on.
  */
 #ifndef OPAQUE_OPAQUE_TIERS_H
 #define OPAQUE_OPAQUE_TIERS_H

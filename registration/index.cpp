@@ -121,22 +121,14 @@ Value moved(const Call &call, const Tensor &index)
 // run and says which: docs/ir.md, `sizes`.
 Value linear_index(const Call &call, const Indexed &indexed, IntArrayRef sizes)
 {
-    Value linear;
-    std::vector<std::pair<Value, Value>> checks; // is it inside; the number if not
-    for (size_t i = 0; i < indexed.axes.size(); ++i) {
-        const Tensor &index = *indexed.indices[i];
+    Value linear = scalar(0);
+    for (size_t i = 0; i < indexed.axes.size(); ++i) { // the first dim that is out of range has the last word
+        const Value index = cast(moved(call, *indexed.indices[i]), OPQ_i64);
         const int64_t size = sizes[static_cast<size_t>(indexed.axes[i])];
-        const Value where = wrapped_index(cast(moved(call, index), OPQ_i64), size);
         if (indexed.axes.size() == 1)
-            return where;
-        const Value fits = record(OPQ_OP_bitwise_and,
-                                  {record(OPQ_OP_ge, {where, scalar(0)}), record(OPQ_OP_lt, {where, scalar(size)})});
-        const Value named = next_place(where, 16, scalar(static_cast<int64_t>(i)));
-        linear = next_place(linear, size, where);
-        checks.emplace_back(fits, record(OPQ_OP_bitwise_or, {named, scalar(INT64_MIN)}));
+            return wrapped_index(index, size);
+        linear = record(OPQ_OP_join_index, {linear, index, scalar(size), scalar(INT64_MIN | static_cast<int64_t>(i))});
     }
-    for (auto check = checks.rbegin(); check != checks.rend(); ++check) // the first dim has the last word
-        linear = record(OPQ_OP_where, {check->first, linear, check->second});
     return linear;
 }
 

@@ -275,11 +275,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 
 Value lifted(const Value &value) { return value.rank() == 0 ? reshape(value, {1}) : value; }
 
-Value wrapped_index(const Value &index, int64_t size)
-{
-    const Value shifted = record(OPQ_OP_add, {index, scalar(size)});
-    return record(OPQ_OP_where, {record(OPQ_OP_lt, {index, scalar(0)}), shifted, index});
-}
+Value wrapped_index(const Value &index, int64_t size) { return record(OPQ_OP_wrap_index, {index, scalar(size)}); }
 
 Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source,
                 IntArrayRef joined)

@@ -36,14 +36,38 @@ INLINE void copy_panel_f64(const opq_pack_source *s, int64_t k, int64_t across, 
             store_f64(out + j, end, load_f64(j < across ? row + j : row, across - j));
 }
 
+/* Whole blocks, of neighbours that are all there: 8 x 8 at a time from rows at a stride. The next panel's lines are asked for: hardware does
+ * not follow so many short rows. The rows of k that it did. */
+INLINE int64_t transpose_blocks_f32(const opq_pack_source *s, int64_t k, int width, int vectors, float *out)
+{
+    int64_t stride = s->across_stride, p = 0;
+    for (; p + 8 <= k; p += 8)
+        for (int v = 0; v < vectors; v++) {
+            const float *at = (const float *)s->data + 8 * v * stride + p;
+            float *to = out + p * width + 8 * v;
+            __m256 r[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                r[i] = _mm256_loadu_ps(at + i * stride);
+                if (p % 16 == 0)
+                    _mm_prefetch((const char *)(at + (width + i) * stride), _MM_HINT_T0);
+            }
+            transpose_f32(r);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+                _mm256_storeu_ps(to + i * width, r[i]);
+        }
+    return p;
+}
+
 /* A transposed block of k rows spans one vector across; the next vector's rows would be overwritten by this one's surplus only
  * beyond `width`, so the vectors go from left to right within one block of k. */
-INLINE void transpose_vectors_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width,
-                                  int vectors, float *out)
+INLINE void transpose_vectors_f32(const opq_pack_source *s, opq_dtype from, int64_t first, int64_t k, int64_t across,
+                                  int width, int vectors, float *out)
 {
     const float *end = out + k * width;
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
-    for (int64_t p = 0; p < k; p += 8) {
+    for (int64_t p = first; p < k; p += 8) {
         __m256 r[2][8];
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) {
@@ -67,10 +91,12 @@ INLINE void transpose_vectors_f32(const opq_pack_source *s, opq_dtype from, int6
 
 INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
 {
+    bool plain = from == OPQ_f32 && !s->there && !s->across_at && across == width && width % 8 == 0;
+    int64_t done = plain ? transpose_blocks_f32(s, k, width, width / 8, out) : 0;
     if (width > 8)
-        transpose_vectors_f32(s, from, k, across, width, 2, out);
+        transpose_vectors_f32(s, from, done, k, across, width, 2, out);
     else
-        transpose_vectors_f32(s, from, k, across, width, 1, out);
+        transpose_vectors_f32(s, from, done, k, across, width, 1, out);
 }
 
 INLINE void transpose_vectors_f64(const opq_pack_source *s, int64_t k, int64_t across, int width, int vectors, double *out)

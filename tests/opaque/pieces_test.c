@@ -121,6 +121,28 @@ static void test_random_views(void **state)
         check_seeds(*state, RANDOM_VIEWS);
 }
 
+/* Ops over lists of tensors, as optimizers record them: list by list, and yet a chain for each tensor is one kernel. */
+static void test_lists_are_chains(void **state)
+{
+    enum { TENSORS = 5, OPS = 4 };
+    opq_ctx *ctx = ((ways *)*state)->eager;
+    opq_value *values[TENSORS];
+    for (int i = 0; i < TENSORS; i++)
+        values[i] = leaf(ctx, (float)i);
+    for (int k = 0; k < OPS; k++)
+        for (int i = 0; i < TENSORS; i++)
+            values[i] = op2(ctx, OPQ_OP_add, values[i], number(ctx, (float)k));
+    long long before = stats_of(ctx).kernels_run;
+    expect_ok(opq_materialize(ctx, values, TENSORS, OPQ_REASON_copy_to_host));
+    assert_int_equal(stats_of(ctx).kernels_run - before, TENSORS);
+    for (int i = 0; i < TENSORS; i++) {
+        float expected[N];
+        for (int k = 0; k < N; k++)
+            expected[k] = (float)(i + k + OPS * (OPS - 1) / 2);
+        expect_floats(ctx, values[i], expected);
+    }
+}
+
 static opq_ctx *context_in(const char *tiers)
 {
     opq_ctx *ctx = NULL;
@@ -153,6 +175,7 @@ static int drop_contexts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs), cmocka_unit_test(test_random_views)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs), cmocka_unit_test(test_random_views),
+                                       cmocka_unit_test(test_lists_are_chains)};
     return cmocka_run_group_tests(tests, make_contexts, drop_contexts);
 }
