@@ -96,7 +96,7 @@ static opq_status look_at_nodes(opq_whole *w)
         if (!w->inlined[i] || !opq_is_view(node))
             continue;
         OPQ_TRY(look_at_view(w, i));
-        w->inlined[i] = w->view[i] || uses[i] < 2;
+        w->inlined[i] = w->view[i] || uses[i] < 2 || node->op == OPQ_OP_pad;
     }
     return OPQ_OK;
 }

@@ -13,8 +13,8 @@ enum { PIECE_OPS_MAX = 16 };
 typedef struct cut {
     const opq_whole *w;
     int32_t *piece; /* per node: its piece; of one that is inlined the latest of what it is made of, -1: leaves alone */
-    int32_t *sorted; /* it, per node in the other order */
-    int32_t *ops;   /* per piece */
+    int32_t *sorted;       /* it, per node in the other order */
+    int32_t *ops;          /* per piece */
     int32_t count, before; /* pieces; the node before that is not inlined */
     bool moved;            /* pieces are no ranges of nodes */
 } cut;
@@ -142,7 +142,8 @@ static void renumber(const opq_snapshot *s, const int32_t *order, const int32_t 
 static opq_snapshot *in_order(const cut *c)
 {
     const opq_snapshot *s = c->w->s;
-    int32_t nodes = s->nodes.count, *order = take(c->w, nodes, sizeof *order), *number = take(c->w, nodes, sizeof *number);
+    int32_t nodes = s->nodes.count, *order = take(c->w, nodes, sizeof *order),
+            *number = take(c->w, nodes, sizeof *number);
     opq_snapshot *t = take(c->w, 1, sizeof *t);
     if (!order || !number || !t || !find_order(c, order))
         return NULL;
@@ -150,8 +151,14 @@ static opq_snapshot *in_order(const cut *c)
         number[order[i]] = i;
     for (int32_t i = 0; i < nodes; i++)
         c->sorted[number[i]] = c->piece[i];
-    *t = (opq_snapshot){.ctx = s->ctx, .room = s->room, .nodes = s->nodes, .leaves = s->leaves, .scalars = s->scalars,
-                        .operands = s->operands, .first_operand = s->first_operand, .outputs = s->outputs,
+    *t = (opq_snapshot){.ctx = s->ctx,
+                        .room = s->room,
+                        .nodes = s->nodes,
+                        .leaves = s->leaves,
+                        .scalars = s->scalars,
+                        .operands = s->operands,
+                        .first_operand = s->first_operand,
+                        .outputs = s->outputs,
                         .replaces = s->replaces};
     t->nodes.items = take(c->w, nodes, sizeof *t->nodes.items);
     t->operands.items = take(c->w, s->operands.count, sizeof *t->operands.items);
@@ -181,7 +188,10 @@ static void find_ends(const opq_whole *w, const int32_t *piece, opq_cuts *out_cu
 opq_status opq_whole_cut(opq_whole *w, opq_cuts *out_cuts)
 {
     int32_t nodes = w->s->nodes.count;
-    cut c = {.w = w, .piece = take(w, nodes, sizeof *c.piece), .sorted = take(w, nodes, sizeof *c.sorted), .ops = take(w, nodes, sizeof *c.ops)};
+    cut c = {.w = w,
+             .piece = take(w, nodes, sizeof *c.piece),
+             .sorted = take(w, nodes, sizeof *c.sorted),
+             .ops = take(w, nodes, sizeof *c.ops)};
     int32_t *end = take(w, nodes, sizeof *end);
     if (!c.piece || !c.sorted || !c.ops || !end)
         return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph");

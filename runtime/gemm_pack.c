@@ -42,7 +42,8 @@ static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across
 
 /* ---- windows: what lies at no stride */
 
-enum { RUNS_MAX = 2 * 64 / 4, PERIOD_MAX = 64, MOVES_MAX = RUNS_MAX + 4 };
+enum { RUNS_MAX = 2 * 64 / 4, PERIOD_MAX = 64 };
+_Static_assert(OPQ_PACK_MOVES_MAX >= RUNS_MAX + 4, "a run takes one move, or one more for each vector");
 enum { TRANSPOSE_COST = 6, ELEMENT_COST = 4 }; /* cycles: of a row of a square of vectors; of an element by itself */
 
 /* The elements of a run that are there in row k. */
@@ -51,8 +52,10 @@ static void find_inside(const opq_pack_guard *guards, int count, const opq_pack_
     int64_t first = 0, end = run->count;
     for (int g = 0; g < count; g++) {
         int64_t at = guards[g].k[k] + run->at[g], left = guards[g].extent - at, step = run->step[g];
+        if (at >= 0 && (run->count - 1) * step < left)
+            continue; /* most are inside, and divisions take long */
         if (step == 0) {
-            end = at < 0 || left <= 0 ? 0 : end;
+            end = 0;
             continue;
         }
         int64_t from = at < 0 ? (step - 1 - at) / step : 0, to = left <= 0 ? 0 : (left + step - 1) / step;
@@ -149,20 +152,40 @@ static int row_cost(const opq_pack_run *runs, int count)
     return cost;
 }
 
-/* Is every element of rows [first, end) there? */
-static bool all_there(const opq_pack_source *s, int64_t first, int64_t end, int64_t across)
+/* What neighbours add to a guard, at least and at most. */
+typedef struct reach {
+    int64_t low, high;
+} reach;
+
+static void find_reach(const opq_pack_source *s, int64_t across, reach *out_reach)
 {
     for (int g = 0; g < s->guard_count; g++) {
-        const opq_pack_guard *guard = &s->guard[g];
-        int64_t low = guard->across[0], high = low;
+        const int64_t *at = s->guard[g].across;
+        out_reach[g] = (reach){at[0], at[0]};
         for (int64_t j = 1; j < across; j++) {
-            low = guard->across[j] < low ? guard->across[j] : low;
-            high = guard->across[j] > high ? guard->across[j] : high;
+            out_reach[g].low = at[j] < out_reach[g].low ? at[j] : out_reach[g].low;
+            out_reach[g].high = at[j] > out_reach[g].high ? at[j] : out_reach[g].high;
         }
-        for (int64_t i = first; i < end; i++)
-            if (guard->k[i] + low < 0 || guard->k[i] + high >= guard->extent)
-                return false;
     }
+}
+
+/* Is every element of row k there? */
+static bool row_there(const opq_pack_source *s, const reach *reach, int64_t k)
+{
+    for (int g = 0; g < s->guard_count; g++)
+        if (s->guard[g].k[k] + reach[g].low < 0 || s->guard[g].k[k] + reach[g].high >= s->guard[g].extent)
+            return false;
+    return true;
+}
+
+/* And of rows [first, end)? */
+static bool all_there(const opq_pack_source *s, int64_t first, int64_t end, int64_t across)
+{
+    reach reach[OPQ_MATRIX_GUARD_MAX];
+    find_reach(s, across, reach);
+    for (int64_t i = first; i < end; i++)
+        if (!row_there(s, reach, i))
+            return false;
     return true;
 }
 
@@ -199,35 +222,89 @@ static int add_moves(const opq_pack_run *run, const opq_pack_part *part, int lan
     return count;
 }
 
+/* Rows [i, i + rows): the first ones have the moves of each of `period`, then over and over. */
+static bool pack_rows(bool avx512, const opq_pack_source *s, int64_t i, int64_t rows, const opq_pack_move *moves,
+                      const int *first, int period, int width, float *out)
+{
+    opq_pack_source part = *s;
+    part.data = opq_pack_at(s->data, s->from, s->k_at ? 0 : i * s->k_stride);
+    part.k_at = s->k_at ? s->k_at + i : NULL;
+    return (avx512 ? opq_pack_moves_avx512 : opq_pack_moves_avx2)(&part, rows, moves, first, period, width,
+                                                                  out + i * width);
+}
+
+/* What of each run is there in row k. */
+static void find_parts(const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count, opq_pack_part *out_parts)
+{
+    for (int r = 0; r < count; r++)
+        find_inside(s->guard, s->guard_count, &runs[r], k, &out_parts[r]);
+}
+
+static int add_row(const opq_pack_run *runs, const opq_pack_part *parts, int count, int lanes, opq_pack_move *out_moves)
+{
+    int moves = 0;
+    for (int r = 0; r < count; r++)
+        moves += add_moves(&runs[r], &parts[r], lanes, &out_moves[moves]);
+    return moves;
+}
+
+static bool pack_periodic(bool avx512, const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
+                          int period, int width, float *out)
+{
+    opq_pack_move moves[PERIOD_MAX * OPQ_PACK_MOVES_MAX];
+    opq_pack_part parts[RUNS_MAX];
+    int first[PERIOD_MAX + 1] = {0};
+    for (int p = 0; p < period && p < k; p++) {
+        find_parts(s, p, runs, count, parts);
+        first[p + 1] = first[p] + add_row(runs, parts, count, avx512 ? 16 : 8, &moves[first[p]]);
+    }
+    return pack_rows(avx512, s, 0, k, moves, first, period, width, out);
+}
+
+/* Is the same there of row k as of the row before? Of that `parts` say what, or of this one then. *whole: all of it is there. */
+static bool goes_on_as(const opq_pack_source *s, const reach *reach, int64_t k, const opq_pack_run *runs, int count,
+                       bool *whole, opq_pack_part *parts)
+{
+    opq_pack_part before[RUNS_MAX];
+    bool was_whole = *whole;
+    *whole = row_there(s, reach, k);
+    if (was_whole && *whole)
+        return true;
+    memcpy(before, parts, (size_t)count * sizeof *parts);
+    find_parts(s, k, runs, count, parts);
+    return memcmp(before, parts, (size_t)count * sizeof *parts) == 0;
+}
+
+/* Neighbouring rows of which the same is there (a row of an image, but for its ends) are made together. */
+static bool pack_stretches(bool avx512, const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
+                           int64_t across, int width, float *out)
+{
+    opq_pack_move moves[OPQ_PACK_MOVES_MAX];
+    opq_pack_part parts[RUNS_MAX];
+    reach reach[OPQ_MATRIX_GUARD_MAX];
+    bool whole = false, done = true;
+    find_reach(s, across, reach);
+    find_parts(s, 0, runs, count, parts);
+    for (int64_t i = 0, end; i < k && done; i = end) {
+        int first[] = {0, add_row(runs, parts, count, avx512 ? 16 : 8, moves)};
+        for (end = i + 1; end < k && goes_on_as(s, reach, end, runs, count, &whole, parts);)
+            end++;
+        done = pack_rows(avx512, s, i, end - i, moves, first, 1, width, out);
+    }
+    return done;
+}
+
 static bool pack_runs(bool avx512, const opq_pack_source *s, int64_t k, const opq_pack_run *runs, int count,
                       int64_t across, int width, float *out)
 {
-    opq_pack_move moves[PERIOD_MAX * MOVES_MAX];
-    int first[PERIOD_MAX + 1] = {0}, lanes = avx512 ? 16 : 8;
     if (s->to != OPQ_f32)
         return false;
-    int64_t found = s->period ? s->period : find_period(s, k);
-    bool periodic = found <= PERIOD_MAX, all = all_there(s, 0, periodic ? found : k, across);
-    int period = all ? 1 : periodic ? (int)found : PERIOD_MAX;
-    for (int64_t i = 0, rows; i < k; i += rows) {
-        opq_pack_source part = *s;
-        rows = periodic || all ? k : k - i < period ? k - i : period;
-        for (int p = 0; p < period && p < rows; p++) {
-            first[p + 1] = first[p];
-            for (int r = 0; r < count; r++) {
-                opq_pack_part there = {0, runs[r].count};
-                if (!all)
-                    find_inside(s->guard, s->guard_count, &runs[r], i + p, &there);
-                first[p + 1] += add_moves(&runs[r], &there, lanes, &moves[first[p + 1]]);
-            }
-        }
-        part.data = opq_pack_at(s->data, s->from, s->k_at ? 0 : i * s->k_stride);
-        part.k_at = s->k_at ? s->k_at + i : NULL;
-        if (!(avx512 ? opq_pack_moves_avx512 : opq_pack_moves_avx2)(&part, rows, moves, first, period, width,
-                                                                    out + i * width))
-            return false;
-    }
-    return true;
+    int64_t period = s->period ? s->period : find_period(s, k);
+    bool periodic = period <= PERIOD_MAX;
+    if (all_there(s, 0, periodic ? period : k, across))
+        return pack_periodic(avx512, s, k, runs, count, 1, width, out);
+    return periodic ? pack_periodic(avx512, s, k, runs, count, (int)period, width, out)
+                    : pack_stretches(avx512, s, k, runs, count, across, width, out);
 }
 
 /* Row by row, or where elements along k lie side by side, from these by transposition. */

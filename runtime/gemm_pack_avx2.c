@@ -153,10 +153,39 @@ INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, cons
     }
 }
 
+/* Rows of floats that all have these moves: the lanes that are read are known before. */
+INLINE void copy_like_rows(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, int count, int width,
+                           float *out)
+{
+    static const float zeros[8];
+    const __m256i bit = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+    const float *end = out + k * width;
+    __m256i lanes[OPQ_PACK_MOVES_MAX];
+    for (int m = 0; m < count; m++)
+        lanes[m] = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(moves[m].load), bit), bit);
+    for (int64_t p = 0; p < k; p++, out += width) {
+        const float *row = (const float *)s->data + opq_pack_k(s, p);
+        for (int m = 0; m < count; m++) {
+            const float *at = moves[m].load ? row + moves[m].from : zeros;
+            store_f32(out + moves[m].to, end, _mm256_maskload_ps(at, lanes[m]));
+        }
+    }
+}
+
+static bool any_apart(const opq_pack_move *moves, int count)
+{
+    for (int m = 0; m < count; m++)
+        if (moves[m].apart)
+            return true;
+    return false;
+}
+
 AVX2 bool opq_pack_moves_avx2(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, const int *first,
                               int period, int width, float *out)
 {
-    if (s->from == OPQ_f32)
+    if (s->from == OPQ_f32 && period == 1 && !any_apart(moves, first[1]))
+        copy_like_rows(s, k, moves, first[1], width, out);
+    else if (s->from == OPQ_f32)
         copy_moves(s, OPQ_f32, k, moves, first, period, width, out);
     else if (s->from == OPQ_bf16)
         copy_moves(s, OPQ_bf16, k, moves, first, period, width, out);
