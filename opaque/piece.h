@@ -1,4 +1,4 @@
-/* Pieces of a snapshot as snapshots of their own. Internal to opaque/: pieces.c cuts and runs them. */
+/* Pieces of a snapshot as snapshots of their own. Internal to opaque/: piece_cut.c says where they end, pieces.c runs them. */
 #ifndef OPAQUE_OPAQUE_PIECE_H
 #define OPAQUE_OPAQUE_PIECE_H
 

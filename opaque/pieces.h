@@ -1,8 +1,9 @@
 /* Running a snapshot piece by piece, each with a plan of its own. Internal to opaque/; with run_lock held.
  *
- * A piece is a range of nodes in record order. Where one ends is decided by its neighbourhood alone: before a product of a leaf (a weight), where
- * something begins that needs nothing of the piece, and after so many nodes. So graphs that differ in length, or in the order of equal parts,
- * are made of equal pieces, whose plans there are. Views and constants belong to each piece that needs them. A piece that has no plan runs
+ * A piece is some nodes in record order (piece_cut.c). Where one ends is decided by its neighbourhood alone: before a product of a leaf (a
+ * weight), where something begins that needs nothing of the last piece, and after so many nodes; an elementwise op or a reduction that is the last
+ * to need what an earlier piece made belongs to that. So graphs that differ in length, or in the order of equal parts, are made of equal pieces,
+ * whose plans there are. Views and constants belong to each piece that needs them. A piece that has no plan runs
  * op by op, until a plan pays (tiers.h): what is fused and what is not has the same bits.
  */
 #ifndef OPAQUE_OPAQUE_PIECES_H
