@@ -131,14 +131,13 @@ opq_status opq_execution_find(opq_execution *p, bool by_offset, bool *out_found)
     return OPQ_OK;
 }
 
-/* A plan that was made: of so many ops, in so many seconds. */
-static void note_plan(opq_ctx *ctx, const opq_plan *plan, const char *why, int ops, double seconds)
+/* A plan that was made, in so many seconds. */
+static void note_plan(opq_ctx *ctx, const opq_plan *plan, const char *why, double seconds)
 {
     opq_plan_log(plan, why, seconds);
     atomic_fetch_add(&ctx->stats.kernels_compiled, plan->compiled);
     atomic_fetch_add(&ctx->stats.kernels_loaded, plan->loaded);
     atomic_fetch_add(&ctx->stats.kernels_split, plan->fallback_count);
-    opq_tiers_planned(&ctx->tiers, ops, seconds);
     atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)(seconds * 1e9));
 }
 
@@ -155,7 +154,13 @@ opq_status opq_execution_build(opq_execution *p)
     OPQ_TRY(find_why(p, &p->why));
     double start = now();
     OPQ_TRY(compile_plan(p, p->bare, &p->plan));
-    note_plan(ctx, p->plan, p->why, opq_ops_to_plan(p->snapshot), now() - start);
+    int ops = opq_ops_to_plan(p->snapshot);
+    double seconds = now() - start;
+    note_plan(ctx, p->plan, p->why, seconds);
+    if (p->piece)
+        opq_tiers_planned_piece(&ctx->tiers, ops, seconds, p->plan->compiled > 0);
+    else
+        opq_tiers_planned(&ctx->tiers, ops, seconds);
     atomic_fetch_add(&ctx->stats.plans_built, !p->one_op);
     opq_plan_cache_keep(ctx->plans, p->snapshot->key, p->snapshot->key_bytes, p->plan);
     return OPQ_OK;
@@ -195,7 +200,8 @@ static void collect(opq_ctx *ctx, const opq_job *job)
                     job->message);
         return;
     }
-    note_plan(ctx, job->plan, job->why, job->ops, job->seconds);
+    note_plan(ctx, job->plan, job->why, job->seconds);
+    opq_tiers_planned(&ctx->tiers, job->ops, job->seconds);
     atomic_fetch_add(&ctx->stats.plans_built, 1);
     atomic_fetch_add(&ctx->stats.plans_in_background, 1);
     opq_plan_cache_keep(ctx->plans, job->key, job->key_bytes, job->plan);

@@ -24,7 +24,7 @@ typedef struct opq_execution {
     bool reused, mixed;     /* mixed: of the last run, see opq_run_call */
     bool in_place;          /* outputs may take the memory of what they replace */
     bool bare;              /* a plan is built without lines, which cost a fifth of planning one op */
-    bool one_op;            /* its plan is not counted */
+    bool piece, one_op;     /* of several ops; of one, whose plan is not counted */
     char *why; /* there was no plan: what tells it from the nearest, malloc'd; for the recorder and the log */
     opq_buffer *const *memory; /* per leaf; NULL: their values have it */
     opq_buffer **inputs,

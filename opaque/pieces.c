@@ -105,6 +105,7 @@ static opq_status plan_piece(const pieces *p, opq_execution *piece, bool *out_pl
     if (tier == OPQ_TIER_background)
         OPQ_TRY(opq_execution_build_in_background(piece, &graph, &taken));
     *out_planned = !taken;
+    piece->piece = true;
     return taken ? OPQ_OK : opq_execution_build(piece);
 }
 

@@ -10,7 +10,7 @@
 static const double FIRST_SECONDS_PER_OP = 200e-6, WEIGHT = 0.1;
 /* Of planning one whose kernels are there. What was compiled is, so the price goes there a bit with each run without a plan: where plans are too
  * dear to be made, nothing else says that they no longer are. */
-static const double LOADED_SECONDS_PER_OP = 15e-6, FADE = 1.0 / 256;
+static const double LOADED_SECONDS_PER_OP = 15e-6, FADE = 1.0 / 256, PIECE_FADE = 1.0 / 32;
 
 opq_status opq_tiers_init(opq_tiers *tiers)
 {
@@ -20,7 +20,7 @@ opq_status opq_tiers_init(opq_tiers *tiers)
                                         [OPQ_TIERS_eager] = "eager",
                                         [OPQ_TIERS_random] = "random"};
     const char *name = getenv("OPAQUE_TIERS");
-    tiers->seconds_per_op = FIRST_SECONDS_PER_OP;
+    tiers->seconds_per_op = tiers->piece_seconds_per_op = FIRST_SECONDS_PER_OP;
     tiers->mode = OPQ_TIERS_model;
     if (name == NULL || !*name)
         return OPQ_OK;
@@ -41,11 +41,17 @@ static struct opq_seen *look_up(opq_tiers *tiers, const void *key, size_t key_by
     return seen;
 }
 
+static void fade(double *seconds, double share)
+{
+    if (*seconds > LOADED_SECONDS_PER_OP)
+        *seconds -= share * (*seconds - LOADED_SECONDS_PER_OP);
+}
+
 /* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it. */
-static opq_tier_kind weigh(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, int again)
+static opq_tier_kind weigh(struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op, int again)
 {
     static const double LONG = 1e-3;
-    double price = graph->ops * tiers->seconds_per_op;
+    double price = graph->ops * seconds_per_op;
     seen->lost += graph->seconds;
     if (seen->refused || seen->lost + again * graph->seconds < price)
         return OPQ_TIER_pieces;
@@ -85,13 +91,13 @@ opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, b
     }
     if (found)
         return OPQ_TIER_plan;
-    if (tiers->seconds_per_op > LOADED_SECONDS_PER_OP)
-        tiers->seconds_per_op -= FADE * (tiers->seconds_per_op - LOADED_SECONDS_PER_OP);
+    fade(&tiers->seconds_per_op, FADE);
+    fade(&tiers->piece_seconds_per_op, PIECE_FADE);
     enum { LOOP_MAX = 64 };
     struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
     uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
-    opq_tier_kind tier = weigh(tiers, seen, graph, to_come(seen, distance));
+    opq_tier_kind tier = weigh(seen, graph, tiers->seconds_per_op, to_come(seen, distance));
     seen->in_pieces += tier != OPQ_TIER_plan;
     return tier;
 }
@@ -105,7 +111,7 @@ opq_tier_kind opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *pi
     case OPQ_TIERS_eager: return OPQ_TIER_plan;
     case OPQ_TIERS_model: break;
     }
-    return weigh(tiers, look_up(tiers, piece->key, piece->key_bytes), piece, 0);
+    return weigh(look_up(tiers, piece->key, piece->key_bytes), piece, tiers->piece_seconds_per_op, 0);
 }
 
 void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes)
@@ -118,6 +124,12 @@ void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds)
     enum { FEW = 4 }; /* which say little of what more of them take */
     if (ops > FEW)
         tiers->seconds_per_op += WEIGHT * (seconds / ops - tiers->seconds_per_op);
+}
+
+void opq_tiers_planned_piece(opq_tiers *tiers, int ops, double seconds, bool compiled)
+{
+    static const double COMPILED_WEIGHT = 0.5;
+    tiers->piece_seconds_per_op += (compiled ? COMPILED_WEIGHT : WEIGHT) * (seconds / ops - tiers->piece_seconds_per_op);
 }
 
 /* ---- for who looks */
@@ -159,5 +171,5 @@ void opq_tiers_forget(opq_tiers *tiers, bool costs)
 {
     memset(tiers->seen, 0, sizeof tiers->seen);
     if (costs)
-        tiers->seconds_per_op = FIRST_SECONDS_PER_OP;
+        tiers->seconds_per_op = tiers->piece_seconds_per_op = FIRST_SECONDS_PER_OP;
 }

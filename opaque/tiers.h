@@ -26,6 +26,7 @@ enum { OPQ_TIERS_SEEN = 4096 };
 typedef struct opq_tiers {
     opq_tiers_mode mode;
     double seconds_per_op; /* of planning and compiling graphs of several ops, lately */
+    double piece_seconds_per_op; /* of their pieces: much more once one had to be compiled, so that no run waits for many of these */
     uint64_t runs, chance;
     struct opq_seen {
         uint64_t key, run; /* run: the last */
@@ -54,6 +55,7 @@ opq_tier_kind opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *pi
 /* The plan could not be made in the background: the graph goes on in pieces. */
 void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes);
 void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds);
+void opq_tiers_planned_piece(opq_tiers *tiers, int ops, double seconds, bool compiled);
 /* What is known of a graph, but for what its thread and its ops say. Changes nothing. */
 opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
 /* No graph was seen; costs: nor was a plan made. */

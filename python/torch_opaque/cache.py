@@ -1,5 +1,6 @@
 """Compiled kernels on disk, which processes of the same build share: what `python -m torch_opaque cache` does with them."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -63,14 +64,15 @@ def warm(into: str | None = None) -> int:
     if path is None:
         raise OSError("OPAQUE_CACHE=off, or no HOME: there is nowhere to keep kernels")
     os.makedirs(path, mode=0o700, exist_ok=True)
-    for cpu in ("avx512", "avx2") if _has_avx512() else ("avx2",):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
+    cpus = ("avx512", "avx2") if _has_avx512() else ("avx2",)
+    for cpu, tiers in itertools.product(cpus, ("lazy", "eager")):
         settings = {
             "OPAQUE_CACHE": path,
-            "OPAQUE_TIERS": "lazy",
+            "OPAQUE_TIERS": tiers,
             "OPAQUE_CPU": cpu,
             "OPAQUE_FALLBACK_WARN": "0",
         }
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
         result = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "torch_opaque.common"],
             env=kept | settings,

@@ -1,6 +1,8 @@
 """What programs commonly do, done once, small: their kernels lie in the cache afterwards. Kernels have no sizes, so that small ones do.
 
-`python -m torch_opaque cache warm` and the build run it as a program, op by op (OPAQUE_TIERS=lazy)."""
+`python -m torch_opaque cache warm` and the build run it as a program, all of it op by op (OPAQUE_TIERS=lazy), and the networks in pieces (eager)."""
+
+import os
 
 import torch
 import torch.nn.functional as F
@@ -147,11 +149,12 @@ def _optimizers() -> list:
 
 def _train(net, x, loss_of, optimizer_of) -> None:
     optimizer = optimizer_of(net.parameters())
-    for _ in range(2):
+    for clips in (False, True):
         optimizer.zero_grad()
         loss = loss_of(net(x))
         loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        if clips:
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         loss.item()
 
@@ -313,9 +316,18 @@ def structure() -> None:
         F.interpolate(image, scale_factor=2, mode=mode).cpu()
 
 
+def products() -> None:
+    """Tiles of other heights and widths."""
+    for rows in (*range(1, 14), 16, 24, 32, 40, 48, 50, 64):
+        for columns in (5, 8, 16, 48):
+            x, w = torch.rand(rows, 40, device=D), torch.rand(40, columns, device=D)
+            (x @ w).cpu(), (x @ w.t().contiguous().t()).cpu(), (x.t().contiguous().t() @ w).cpu()
+
+
 def main() -> None:
     torch.manual_seed(0)
-    for part in (elementwise, structure, networks):
+    by_op = os.environ.get("OPAQUE_TIERS") == "lazy"
+    for part in (elementwise, structure, products, networks) if by_op else (networks,):
         part()
         torch.opaque.synchronize()
 

@@ -92,7 +92,8 @@ static void check_seed(const ways *w, uint64_t seed)
     opq_program_release(program);
     expect_outputs(w->lazy, &r, &expected, seed, "op by op");
     expect_outputs(w->eager, &r, &expected, seed, "in segments");
-    w->model->tiers.seconds_per_op = (double)(seed % 4) * 1e-6; /* plans of segments, or of all, come sooner or later */
+    w->model->tiers.seconds_per_op = w->model->tiers.piece_seconds_per_op =
+        (double)(seed % 4) * 1e-6; /* plans of segments, or of all, come sooner or later */
     for (int i = 0; i < RUNS; i++)
         expect_outputs(w->model, &r, &expected, seed, "as the model has it");
     arrays_drop(&expected);
