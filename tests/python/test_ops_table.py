@@ -513,6 +513,8 @@ EXPLICIT = {
     "adam_v": (adam("exp_avg_sq"), M, M),
     "adam_p": (adam("p"), M, M),
     "index_select": (lambda x, i: x.index_select(0, i[0]), M, I34.clamp(max=2)),
+    "wrap_index": (lambda x, i: x[i[:, 0].clamp(max=2) - 3], M, I34),
+    "join_index": (lambda x, i: x[i[:, 0].clamp(max=2) - 3, i[:, 1].clamp(max=3)], M, I34),
     "gather": (lambda x, i: x.gather(1, i), M, I34),
     "index_add": (lambda x, i: x.index_add(0, i[:, 0].clamp(max=2), x * 2), M, I34),
     "scatter_add": (lambda x, i: x.scatter_add(1, i, x * 2), M, I34),
