@@ -106,22 +106,17 @@ static bool writes_back(const opq_graph *out, const opq_node *update)
     return at < 0 && offset == 0;
 }
 
-static bool is_dense(const opq_node *strided)
-{
-    const opq_attr *strides = opq_node_attr(strided, OPQ_ATTR_strides);
-    int64_t stride = 1;
-    for (int d = strided->type.rank - 1; d >= 0; stride *= strided->type.size[d--])
-        if (strided->type.size[d] != 1 && strides->ints[d] != stride)
-            return false;
-    return true;
-}
-
-/* All of the operand as it lies there, in another shape. */
+/* All of the operand as it lies there, perhaps in another shape, is a reshape. */
 static void name_reshape(const opq_graph *out, opq_node *node)
 {
-    if (node->op != OPQ_OP_strided || opq_node_int(node, OPQ_ATTR_offset, 0) != 0 || !is_dense(node) ||
+    if (node->op != OPQ_OP_strided ||
         opq_type_count(&node->type) != opq_type_count(&opq_node_at(out, node->operand[0])->type))
         return;
+    const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
+    int64_t stride = 1;
+    for (int d = node->type.rank - 1; d >= 0; stride *= node->type.size[d--])
+        if (node->type.size[d] != 1 && strides->ints[d] != stride)
+            return;
     node->op = OPQ_OP_reshape;
     node->attr_count = 0;
 }
@@ -152,7 +147,7 @@ static opq_ref changes_nothing(const opq_graph *out, const opq_node *node)
             if (start->ints[d] != 0)
                 return -1;
     }
-    if (node->op == OPQ_OP_strided && !is_dense(node))
+    if (node->op == OPQ_OP_strided) /* else name_reshape() had named it */
         return -1;
     return node->operand[0];
 }

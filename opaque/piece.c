@@ -3,28 +3,21 @@
 
 #include <string.h>
 
-static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph"); }
-
 /* ---- the whole */
-
-static void *take(const opq_whole *w, size_t count, size_t size)
-{
-    return opq_room_take(w->runner->room, count * size);
-}
 
 static bool make_draft(opq_whole *w, size_t nodes, size_t leaves, size_t scalars, size_t operands)
 {
     opq_snapshot *t = &w->draft;
-    t->nodes.items = take(w, nodes, sizeof *t->nodes.items);
-    t->view_of_node = take(w, nodes, sizeof *t->view_of_node);
-    t->leaves.items = take(w, nodes + leaves, sizeof *t->leaves.items);
-    t->view_of_leaf = take(w, nodes + leaves, sizeof *t->view_of_leaf);
-    t->scalars.items = take(w, scalars, sizeof *t->scalars.items);
-    t->operands.items = take(w, operands, sizeof *t->operands.items);
-    t->first_operand.items = take(w, nodes + 1, sizeof *t->first_operand.items);
-    w->leaf_from = take(w, nodes + leaves, sizeof *w->leaf_from);
-    w->output_of = take(w, nodes, sizeof *w->output_of);
-    w->stack = take(w, nodes + operands, sizeof *w->stack);
+    t->nodes.items = opq_whole_take(w, nodes, sizeof *t->nodes.items);
+    t->view_of_node = opq_whole_take(w, nodes, sizeof *t->view_of_node);
+    t->leaves.items = opq_whole_take(w, nodes + leaves, sizeof *t->leaves.items);
+    t->view_of_leaf = opq_whole_take(w, nodes + leaves, sizeof *t->view_of_leaf);
+    t->scalars.items = opq_whole_take(w, scalars, sizeof *t->scalars.items);
+    t->operands.items = opq_whole_take(w, operands, sizeof *t->operands.items);
+    t->first_operand.items = opq_whole_take(w, nodes + 1, sizeof *t->first_operand.items);
+    w->leaf_from = opq_whole_take(w, nodes + leaves, sizeof *w->leaf_from);
+    w->output_of = opq_whole_take(w, nodes, sizeof *w->output_of);
+    w->stack = opq_whole_take(w, nodes + operands, sizeof *w->stack);
     return t->nodes.items && t->view_of_node && t->leaves.items && t->view_of_leaf && t->scalars.items &&
            t->operands.items && t->first_operand.items && w->leaf_from && w->output_of && w->stack;
 }
@@ -35,17 +28,17 @@ static bool make_arrays(opq_whole *w)
     size_t nodes = (size_t)s->nodes.count, leaves = (size_t)s->leaves.count, scalars = (size_t)s->scalars.count;
     size_t count[OPQ_SETS] = {[OPQ_SET_node] = nodes, [OPQ_SET_leaf] = leaves, [OPQ_SET_scalar] = scalars};
     for (int k = 0; k < OPQ_SETS; k++) {
-        w->places[k] = take(w, count[k], sizeof **w->places);
+        w->places[k] = opq_whole_take(w, count[k], sizeof **w->places);
         if (w->places[k] == NULL)
             return false;
         memset(w->places[k], 0, count[k] * sizeof **w->places);
     }
-    w->inlined = take(w, nodes, sizeof *w->inlined);
-    w->view = take(w, nodes, sizeof *w->view);
-    w->base = take(w, nodes, sizeof *w->base);
-    w->output = take(w, nodes, sizeof *w->output);
-    w->last_use = take(w, nodes, sizeof *w->last_use);
-    w->leaf_last = take(w, leaves, sizeof *w->leaf_last);
+    w->inlined = opq_whole_take(w, nodes, sizeof *w->inlined);
+    w->view = opq_whole_take(w, nodes, sizeof *w->view);
+    w->base = opq_whole_take(w, nodes, sizeof *w->base);
+    w->output = opq_whole_take(w, nodes, sizeof *w->output);
+    w->last_use = opq_whole_take(w, nodes, sizeof *w->last_use);
+    w->leaf_last = opq_whole_take(w, leaves, sizeof *w->leaf_last);
     return w->inlined && w->view && w->base && w->output && w->last_use && w->leaf_last &&
            make_draft(w, nodes, leaves, scalars, (size_t)s->operands.count);
 }
@@ -66,9 +59,9 @@ static opq_status look_at_view(opq_whole *w, int32_t node)
     if (of_node ? w->inlined[number] && of == NULL
                 : opq_code_set(code) != OPQ_SET_leaf || opq_snapshot_replaces(w->s, number))
         return OPQ_OK;
-    opq_view *made = take(w, 1, sizeof *made);
+    opq_view *made = opq_whole_take(w, 1, sizeof *made);
     if (made == NULL)
-        return out_of_memory();
+        return opq_pieces_no_memory();
     if (opq_view_make(w->s->nodes.items[node], type_of(w, code), of, made)) {
         w->view[node] = made;
         w->base[node] = of ? w->base[number] : code;
@@ -130,7 +123,7 @@ opq_status opq_whole_make(const opq_runner *runner, const opq_snapshot *snapshot
 {
     *out_whole = (opq_whole){.runner = runner, .s = snapshot};
     if (!make_arrays(out_whole))
-        return out_of_memory();
+        return opq_pieces_no_memory();
     OPQ_TRY(look_at_nodes(out_whole));
     look_at_uses(out_whole);
     return OPQ_OK;
@@ -264,7 +257,7 @@ static int32_t replaced_by(const opq_whole *w, const opq_piece *made, int32_t i)
 
 static void *copy(const opq_whole *w, const void *from, size_t count, size_t size)
 {
-    void *made = take(w, count, size);
+    void *made = opq_whole_take(w, count, size);
     if (made && count > 0)
         memcpy(made, from, count * size);
     return made;
@@ -311,8 +304,8 @@ static bool add_outputs(const opq_whole *w, opq_piece *made, int32_t first)
             (w->output[i] >= 0 || w->last_use[i] >= made->end))
             w->output_of[count++] = i;
     made->output_of = copy(w, w->output_of, (size_t)count, sizeof *w->output_of);
-    t->outputs.items = take(w, (size_t)count, sizeof *t->outputs.items);
-    t->replaces.items = take(w, (size_t)count, sizeof *t->replaces.items);
+    t->outputs.items = opq_whole_take(w, (size_t)count, sizeof *t->outputs.items);
+    t->replaces.items = opq_whole_take(w, (size_t)count, sizeof *t->replaces.items);
     if (!made->output_of || !t->outputs.items || !t->replaces.items)
         return false;
     t->outputs.count = t->replaces.count = count;
@@ -326,10 +319,10 @@ static bool add_outputs(const opq_whole *w, opq_piece *made, int32_t first)
 
 opq_status opq_piece_make(opq_whole *w, int32_t first, int32_t end, opq_piece **out_piece)
 {
-    opq_piece *made = take(w, 1, sizeof *made);
+    opq_piece *made = opq_whole_take(w, 1, sizeof *made);
     opq_snapshot *t = &w->draft;
     if (made == NULL)
-        return out_of_memory();
+        return opq_pieces_no_memory();
     w->stamp++;
     w->begin = first;
     t->nodes.count = t->leaves.count = t->scalars.count = t->operands.count = 0;
@@ -339,7 +332,7 @@ opq_status opq_piece_make(opq_whole *w, int32_t first, int32_t end, opq_piece **
     t->first_operand.items[t->nodes.count] = t->operands.count;
     *made = (opq_piece){.end = end};
     if (!copy_draft(w, made) || !add_outputs(w, made, first))
-        return out_of_memory();
+        return opq_pieces_no_memory();
     made->execution = (opq_execution){.runner = w->runner, .given = &made->snapshot, .bare = !w->runner->watched};
     *out_piece = made;
     return OPQ_OK;

@@ -48,6 +48,14 @@ bool opq_whole_follows(const opq_whole *whole, int32_t node, int32_t before);
 /* The nodes from first to end that are not inlined, and what of others they need. */
 opq_status opq_piece_make(opq_whole *whole, int32_t first, int32_t end, opq_piece **out_piece) OPQ_MUST_CHECK;
 
+static inline opq_status opq_pieces_no_memory(void)
+{
+    return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph");
+}
+static inline void *opq_whole_take(const opq_whole *w, size_t count, size_t size)
+{
+    return opq_room_take(w->runner->room, count * size);
+}
 static inline bool opq_is_view(const opq_value *node)
 {
     return opq_op_info_of((opq_op)node->op)->class_ == OPQ_CLASS_VIEW;

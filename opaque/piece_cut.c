@@ -57,7 +57,9 @@ static int32_t latest_of(const cut *c, int32_t i, bool *out_weight)
 static bool is_last_to_need(const cut *c, int32_t i, int32_t piece)
 {
     opq_class class_ = opq_op_info_of((opq_op)node_of(c->w, i)->op)->class_;
-    for (int k = 0; k < opq_whole_arity(c->w, i) && (class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_REDUCE); k++) {
+    if (class_ != OPQ_CLASS_EWISE && class_ != OPQ_CLASS_REDUCE)
+        return false;
+    for (int k = 0; k < opq_whole_arity(c->w, i); k++) {
         int32_t code = opq_whole_operand(c->w, i, k), number = opq_code_number(code);
         if (opq_code_set(code) == OPQ_SET_node && !c->w->inlined[number] && c->piece[number] == piece &&
             c->w->last_use[number] == i)
@@ -99,15 +101,10 @@ static void assign(cut *c)
 
 /* ---- the nodes in another order */
 
-static void *take(const opq_whole *w, int32_t count, size_t size)
-{
-    return opq_room_take(w->runner->room, (size_t)count * size);
-}
-
 /* By piece, in one piece as they were; what is made of leaves alone comes first. */
 static bool find_order(const cut *c, int32_t *out_order)
 {
-    int32_t nodes = c->w->s->nodes.count, *next = take(c->w, c->count + 2, sizeof *next);
+    int32_t nodes = c->w->s->nodes.count, *next = opq_whole_take(c->w, (size_t)(c->count + 2), sizeof *next);
     if (next == NULL)
         return false;
     memset(next, 0, (size_t)(c->count + 2) * sizeof *next);
@@ -142,9 +139,9 @@ static void renumber(const opq_snapshot *s, const int32_t *order, const int32_t 
 static opq_snapshot *in_order(const cut *c)
 {
     const opq_snapshot *s = c->w->s;
-    int32_t nodes = s->nodes.count, *order = take(c->w, nodes, sizeof *order),
-            *number = take(c->w, nodes, sizeof *number);
-    opq_snapshot *t = take(c->w, 1, sizeof *t);
+    int32_t nodes = s->nodes.count, *order = opq_whole_take(c->w, (size_t)nodes, sizeof *order),
+            *number = opq_whole_take(c->w, (size_t)nodes, sizeof *number);
+    opq_snapshot *t = opq_whole_take(c->w, 1, sizeof *t);
     if (!order || !number || !t || !find_order(c, order))
         return NULL;
     for (int32_t i = 0; i < nodes; i++)
@@ -160,10 +157,10 @@ static opq_snapshot *in_order(const cut *c)
                         .first_operand = s->first_operand,
                         .outputs = s->outputs,
                         .replaces = s->replaces};
-    t->nodes.items = take(c->w, nodes, sizeof *t->nodes.items);
-    t->operands.items = take(c->w, s->operands.count, sizeof *t->operands.items);
-    t->first_operand.items = take(c->w, nodes + 1, sizeof *t->first_operand.items);
-    t->outputs.items = take(c->w, s->outputs.count, sizeof *t->outputs.items);
+    t->nodes.items = opq_whole_take(c->w, (size_t)nodes, sizeof *t->nodes.items);
+    t->operands.items = opq_whole_take(c->w, (size_t)s->operands.count, sizeof *t->operands.items);
+    t->first_operand.items = opq_whole_take(c->w, (size_t)(nodes + 1), sizeof *t->first_operand.items);
+    t->outputs.items = opq_whole_take(c->w, (size_t)s->outputs.count, sizeof *t->outputs.items);
     if (!t->nodes.items || !t->operands.items || !t->first_operand.items || !t->outputs.items)
         return NULL;
     renumber(s, order, number, t);
@@ -189,18 +186,18 @@ opq_status opq_whole_cut(opq_whole *w, opq_cuts *out_cuts)
 {
     int32_t nodes = w->s->nodes.count;
     cut c = {.w = w,
-             .piece = take(w, nodes, sizeof *c.piece),
-             .sorted = take(w, nodes, sizeof *c.sorted),
-             .ops = take(w, nodes, sizeof *c.ops)};
-    int32_t *end = take(w, nodes, sizeof *end);
+             .piece = opq_whole_take(w, (size_t)nodes, sizeof *c.piece),
+             .sorted = opq_whole_take(w, (size_t)nodes, sizeof *c.sorted),
+             .ops = opq_whole_take(w, (size_t)nodes, sizeof *c.ops)};
+    int32_t *end = opq_whole_take(w, (size_t)nodes, sizeof *end);
     if (!c.piece || !c.sorted || !c.ops || !end)
-        return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph");
+        return opq_pieces_no_memory();
     assign(&c);
     *out_cuts = (opq_cuts){.count = c.count, .end = end, .ops = c.ops};
     if (c.moved) {
         const opq_snapshot *ordered = in_order(&c);
         if (ordered == NULL)
-            return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph");
+            return opq_pieces_no_memory();
         OPQ_TRY(opq_whole_make(w->runner, ordered, w));
     }
     find_ends(w, c.moved ? c.sorted : c.piece, out_cuts);

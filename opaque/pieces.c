@@ -13,8 +13,6 @@ typedef struct pieces {
     opq_buffer **made; /* per node */
 } pieces;
 
-static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory for the pieces of a graph"); }
-
 bool opq_pieces_possible(const opq_snapshot *s)
 {
     for (int i = 0; i < s->nodes.count; i++) {
@@ -179,7 +177,7 @@ static opq_status run_piece(const pieces *p, opq_piece *it, bool *out_mixed)
 {
     opq_buffer **memory = opq_room_take(p->whole.runner->room, (size_t)it->snapshot.leaves.count * sizeof *memory);
     if (memory == NULL)
-        return out_of_memory();
+        return opq_pieces_no_memory();
     if (!find_memory(p, it, memory))
         return OPQ_OK; /* what failed has said so */
     keep_shared(it, memory);
@@ -244,7 +242,7 @@ opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot
         result->outputs[i] = NULL;
     p.made = opq_room_take(runner->room, nodes * sizeof *p.made);
     if (p.made == NULL)
-        return out_of_memory();
+        return opq_pieces_no_memory();
     memset(p.made, 0, nodes * sizeof *p.made);
     opq_status status = opq_execution_check_leaves(snapshot);
     if (status == OPQ_OK)

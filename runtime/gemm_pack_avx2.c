@@ -158,11 +158,10 @@ INLINE void copy_like_rows(const opq_pack_source *s, int64_t k, const opq_pack_m
                            float *out)
 {
     static const float zeros[8];
-    const __m256i bit = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
     const float *end = out + k * width;
     __m256i lanes[OPQ_PACK_MOVES_MAX];
     for (int m = 0; m < count; m++)
-        lanes[m] = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(moves[m].load), bit), bit);
+        lanes[m] = lanes_of(moves[m].load);
     for (int64_t p = 0; p < k; p++, out += width) {
         const float *row = (const float *)s->data + opq_pack_k(s, p);
         for (int m = 0; m < count; m++) {
