@@ -59,7 +59,7 @@ static void in_child(void)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Threads in the background end before what they use does. */
+/* For who has not called opq_plans_end. */
 static void at_exit(void)
 {
     for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context)

@@ -420,6 +420,8 @@ void opq_plans_wait(opq_ctx *ctx)
     pthread_mutex_unlock(&ctx->run_lock);
 }
 
+void opq_plans_end(opq_ctx *ctx) { opq_background_end(&ctx->background); }
+
 /* One run for each thread that recorded: what several threads happen to have pending at once would make a new plan each time. An error
  * in what another thread recorded waits for whoever reads the value. */
 opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)

@@ -174,6 +174,9 @@ opq_status opq_memory_blocks(opq_ctx *ctx, opq_memory_block **out_blocks, int *o
 void opq_cache_empty(opq_ctx *ctx);
 /* Until all plans are there that are being made in the background. run_lock not held. */
 void opq_plans_wait(opq_ctx *ctx);
+/* No plan is made in the background any more. Waits for kernels that are being compiled there: before the process ends, because what the compiler
+ * keeps in static storage is gone before a handler of atexit() runs that was there first. */
+void opq_plans_end(opq_ctx *ctx);
 /* Plans, and what is known of graphs that have none, are made anew, as for graphs that never came; code: so is machine code, and what plans
  * cost is no longer known, as in a process that begins. Waits for a run to end. */
 void opq_forget(opq_ctx *ctx, bool code);

@@ -345,6 +345,7 @@ void bind(py::module_ &m)
     add(m, "reset_peak_memory_stats", &on_context<opq_stats_reset_peak>);
     add(m, "reset_accumulated_memory_stats", &on_context<opq_memory_stats_reset>);
     add(m, "empty_cache", &on_context<opq_cache_empty>);
+    m.def("end_plans", torch::wrap_pybind_function_no_gil(&on_context<opq_plans_end>));
     m.def("wait_for_plans", torch::wrap_pybind_function_no_gil(&on_context<opq_plans_wait>));
     m.def("forget", torch::wrap_pybind_function_no_gil(&forget));
     add(m, "stats", &stats);

@@ -30,6 +30,9 @@ def is_pending(tensor: Tensor) -> bool:
 def cell_id(tensor: Tensor) -> int:
     """A number for the storage: equal for all views of a tensor, never 0, not reused while the cell lives."""
 
+def end_plans() -> None:
+    """No plan is made in the background any more; returns once no thread compiles there."""
+
 def finish_backward() -> None:
     """Returns once the device's autograd thread has dropped every earlier backward pass."""
 

@@ -310,6 +310,8 @@ Scheduling = PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = _NoIn
 
 def register() -> None:
     """Makes this module torch.opaque. At exit, before Python ends, the autograd thread lets go of
-    the Python objects it holds: it would ask for the GIL of an interpreter that is gone."""
+    the Python objects it holds: it would ask for the GIL of an interpreter that is gone. Threads that
+    make plans end too, which compile with what goes when the process does."""
+    atexit.register(_C.end_plans)
     atexit.register(_C.finish_backward)
     torch._register_device_module("opaque", sys.modules[__name__])
