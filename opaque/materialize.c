@@ -141,7 +141,9 @@ static opq_status execute_timed(run *r)
     opq_status status = execute(r);
     compiled = opq_gemm_compile_seconds(ctx->runtime.gemm) - compiled;
     long long compiling = atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9)) - before;
-    atomic_fetch_add(&ctx->stats.run_nanoseconds, (long long)((now() - start - compiled) * 1e9) - compiling);
+    double ran = now() - start - compiled - (double)compiling * 1e-9;
+    atomic_fetch_add(&ctx->stats.run_nanoseconds, (long long)(ran * 1e9));
+    opq_pool_tend(ctx->runtime.pool, ran);
     return status;
 }
 

@@ -15,9 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-enum { CLASS_COUNT = 4 * 44, HUGE_PAGE = 2 << 20, SMALLEST = 64 };
+enum { CLASS_COUNT = 4 * 44, HUGE_PAGE = OPQ_HUGE_PAGE, SMALLEST = 64 };
 
 struct opq_pool {
     pthread_mutex_t lock;
@@ -30,6 +29,10 @@ struct opq_pool {
     atomic_llong machine;        /* bytes there are, when they were read last */
     _Atomic(double) fraction;    /* of them that buffers may have */
     opq_packed_cache packed;
+    opq_pages pages;
+    atomic_llong small; /* bytes of blocks in small pages */
+    double credit;      /* seconds for making them huge */
+    int runs;           /* since there are any */
 };
 
 static size_t class_bytes(int size_class)
@@ -94,30 +97,30 @@ static void count_reserved(opq_pool *pool, size_t bytes, int way)
 
 /* ---- blocks of the system */
 
-static void *map_memory(int size_class)
+enum use {
+    USE_value,
+    USE_run, /* which is better off with pages that cost least now */
+    USE_packed
+};
+
+static void *map_memory(opq_pool *pool, int size_class, enum use use, bool *out_small)
 {
     size_t bytes = mapped_bytes(size_class);
     void *data = NULL;
+    *out_small = false;
     if (bytes < HUGE_PAGE)
         return posix_memalign(&data, 64, (bytes + 63) & ~(size_t)63) == 0 ? data : NULL;
-    char *base =
-        mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
-        return NULL;
-    char *aligned = (char *)(((uintptr_t)base + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-    if (aligned > base)
-        munmap(base, (size_t)(aligned - base));
-    munmap(aligned + bytes, (size_t)(base + HUGE_PAGE - aligned));
-    madvise(aligned, bytes, MADV_HUGEPAGE);
-    return aligned;
+    return opq_pages_map(&pool->pages, bytes, use == USE_run, out_small);
 }
 
-static void *map_block(opq_pool *pool, int size_class)
+static void *map_block(opq_pool *pool, int size_class, enum use use, bool *out_small)
 {
-    void *data = map_memory(size_class);
+    void *data = map_memory(pool, size_class, use, out_small);
     if (mapped_bytes(size_class) >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
-        opq_log("memory: %s %zu bytes from the system, %lld reserved", data ? "took" : "did not get",
-                mapped_bytes(size_class), (long long)atomic_load(&pool->reserved));
+        opq_log(
+            "memory: %s %zu bytes from the system, in %s pages (2 MiB small: %.2f ms, huge: %.2f ms), %lld reserved",
+            data ? "took" : "did not get", mapped_bytes(size_class), *out_small ? "small" : "huge",
+            1e3 * pool->pages.touch[0], 1e3 * pool->pages.touch[1], (long long)atomic_load(&pool->reserved));
     return data;
 }
 
@@ -131,7 +134,8 @@ static void free_buffer(opq_pool *pool, opq_buffer *buffer)
     if (bytes < HUGE_PAGE)
         free(buffer->data);
     else
-        munmap(buffer->data, bytes);
+        opq_pages_unmap(buffer->data, bytes);
+    atomic_fetch_sub(&pool->small, (long long)buffer->small);
     free(buffer);
 }
 
@@ -258,30 +262,33 @@ static void unlink_live(opq_pool *pool, const opq_buffer *buffer)
 /* ---- */
 
 /* With nothing but its memory. */
-static void begin_life(opq_pool *pool, opq_buffer *buffer, size_t bytes, int size_class, bool cached)
+static void begin_life(opq_pool *pool, opq_buffer *buffer, size_t bytes, int size_class, enum use use)
 {
     void *data = buffer->data;
+    size_t small = buffer->small;
     memset(buffer, 0, sizeof *buffer);
     atomic_init(&buffer->refs, 1);
     buffer->pool = pool;
     buffer->data = data;
+    buffer->small = small;
     buffer->bytes = bytes;
     buffer->capacity = class_bytes(size_class);
     buffer->size_class = size_class;
-    buffer->cached = cached;
-    if (!cached)
+    buffer->cached = use == USE_packed;
+    if (!buffer->cached)
         link_live(pool, buffer);
 }
 
-static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, bool cached)
+static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, enum use use)
 {
+    bool cached = use == USE_packed, small;
     int size_class = class_of(bytes);
     pthread_mutex_lock(&pool->lock);
     opq_buffer *found = pool->free[size_class];
     if (found) {
         pool->free[size_class] = found->next;
         pool->cached -= mapped_bytes(size_class);
-        begin_life(pool, found, bytes, size_class, cached);
+        begin_life(pool, found, bytes, size_class, use);
     }
     pthread_mutex_unlock(&pool->lock);
     if (found)
@@ -293,29 +300,31 @@ static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, bool cached)
     if (cached && cramped)
         return NULL;
     opq_buffer *made = malloc(sizeof *made);
-    void *data = made && !cramped ? map_block(pool, size_class) : NULL;
+    void *data = made && !cramped ? map_block(pool, size_class, use, &small) : NULL;
     if (made && data == NULL) { /* what is cached goes first */
         opq_pool_trim(pool);
-        data = map_block(pool, size_class);
+        data = map_block(pool, size_class, use, &small);
     }
     if (data == NULL) {
         free(made);
         return NULL;
     }
     made->data = data;
+    made->small = small ? block : 0;
     pthread_mutex_lock(&pool->lock);
     pool->stats.retries += cramped;
     count_reserved(pool, block, 1);
-    begin_life(pool, made, bytes, size_class, cached);
+    atomic_fetch_add(&pool->small, (long long)made->small);
+    begin_life(pool, made, bytes, size_class, use);
     pthread_mutex_unlock(&pool->lock);
     return made;
 }
 
-static opq_status make_buffer(opq_pool *pool, size_t bytes, bool cached, opq_buffer **out_buffer)
+static opq_status make_buffer(opq_pool *pool, size_t bytes, enum use use, opq_buffer **out_buffer)
 {
-    opq_buffer *buffer = take_buffer(pool, bytes, cached);
+    opq_buffer *buffer = take_buffer(pool, bytes, use);
     if (buffer == NULL)
-        return cached ? opq_fail(OPQ_NO_MEMORY, "out of memory for a packed copy") : refuse(pool, bytes);
+        return use == USE_packed ? opq_fail(OPQ_NO_MEMORY, "out of memory for a packed copy") : refuse(pool, bytes);
     atomic_fetch_add(&pool->refs, 1);
     log_buffer(pool, buffer, "made");
     *out_buffer = buffer;
@@ -325,12 +334,18 @@ static opq_status make_buffer(opq_pool *pool, size_t bytes, bool cached, opq_buf
 opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer)
 {
     OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
-    return make_buffer(pool, bytes, false, out_buffer);
+    return make_buffer(pool, bytes, USE_value, out_buffer);
+}
+
+opq_status opq_pool_run_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer)
+{
+    OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
+    return make_buffer(pool, bytes, USE_run, out_buffer);
 }
 
 opq_status opq_pool_cache_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer)
 {
-    return make_buffer(pool, bytes, true, out_buffer);
+    return make_buffer(pool, bytes, USE_packed, out_buffer);
 }
 
 opq_packed_cache *opq_pool_packed(opq_pool *pool) { return &pool->packed; }
@@ -359,6 +374,51 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     *out_buffer = buffer;
     return OPQ_OK;
 }
+
+/* ---- small pages that become huge, with the lock held */
+
+static opq_buffer *with_small(opq_buffer *list, size_t link)
+{
+    while (list && list->small == 0)
+        list = *(opq_buffer **)((char *)list + link);
+    return list;
+}
+
+static opq_buffer *any_with_small(const opq_pool *pool)
+{
+    opq_buffer *found = with_small(pool->newest, offsetof(opq_buffer, older));
+    for (int c = 0; c < CLASS_COUNT && found == NULL; c++)
+        found = with_small(pool->free[c], offsetof(opq_buffer, next));
+    return found;
+}
+
+void opq_pool_tend(opq_pool *pool, double seconds)
+{
+    enum {
+        FIRST_RUNS = 4,
+        PAUSE = 100
+    }; /* the first may be all there are; a pause when what has small pages is a packed copy now */
+    static const double SHARE = 0.1;
+    if (atomic_load_explicit(&pool->small, memory_order_relaxed) == 0)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->credit += ++pool->runs > FIRST_RUNS ? SHARE * seconds : 0;
+    while (pool->credit > pool->pages.collapse) {
+        opq_buffer *buffer = any_with_small(pool);
+        if (buffer == NULL) {
+            pool->credit = 0;
+            pool->runs = -PAUSE;
+            break;
+        }
+        pool->credit -=
+            opq_pages_collapse(&pool->pages, (char *)buffer->data + mapped_bytes(buffer->size_class) - buffer->small);
+        buffer->small -= HUGE_PAGE;
+        atomic_fetch_sub(&pool->small, HUGE_PAGE);
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* ---- */
 
 void opq_buffer_retain(opq_buffer *buffer) { atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed); }
 

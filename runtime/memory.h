@@ -1,13 +1,14 @@
 /* Host memory: a caching allocator and the refcounted buffers it hands out.
  *
  * Fresh pages cost more than anything done with them (4 KiB pages first touched at 3 GB/s), so freed blocks are kept by size class and
- * used again; large blocks ask for huge pages. Contents are never cleared. Thread-safe.
+ * used again; large blocks ask for huge pages, or for what costs less at first (pages.h). Contents are never cleared. Thread-safe.
  */
 #ifndef OPAQUE_RUNTIME_MEMORY_H
 #define OPAQUE_RUNTIME_MEMORY_H
 
 #include "opaque/memory_stats.h"
 #include "runtime/packed.h"
+#include "runtime/pages.h"
 #include <stdatomic.h>
 
 typedef struct opq_pool opq_pool;
@@ -18,6 +19,7 @@ typedef struct opq_buffer {
     void *data; /* 64-byte aligned when ours */
     size_t bytes, capacity;
     int size_class; /* -1: adopted */
+    size_t small;   /* so many bytes at its end are small pages that would be huge ones */
     void (*drop)(void *);
     void *drop_arg;
     atomic_bool lent;                 /* somebody outside writes to it: no packed copies */
@@ -33,6 +35,8 @@ opq_status opq_pool_create(opq_pool **out_pool) OPQ_MUST_CHECK;
 /* Buffers still alive keep the pool's memory alive. */
 void opq_pool_destroy(opq_pool *pool);
 opq_status opq_pool_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK;
+/* For what a run makes. */
+opq_status opq_pool_run_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK;
 /* For a packed copy. */
 opq_status opq_pool_cache_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_buffer) OPQ_MUST_CHECK;
 opq_packed_cache *opq_pool_packed(opq_pool *pool);
@@ -41,6 +45,8 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
 /* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool); /* drops packed copies and returns free blocks to the system */
+/* After a run that took so long: makes small pages huge for a tenth of that. */
+void opq_pool_tend(opq_pool *pool, double seconds);
 void opq_pool_lock(opq_pool *pool); /* around a fork */
 void opq_pool_unlock(opq_pool *pool);
 /* Of the memory there is live buffers may have this part, 0 to 1. */

@@ -283,8 +283,8 @@ static opq_status own_outputs(const opq_run_state *run, const opq_step *step)
     for (int i = 0; i < step->loops.buffer_count; i++) {
         const opq_storage *storage = step->buffers[i] >= 0 ? &run->plan->storage[step->buffers[i]] : NULL;
         if (storage && storage->home == OPQ_HOME_output && run->outputs[storage->index] == NULL)
-            OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)storage->bytes,
-                                    (opq_buffer **)&run->outputs[storage->index]));
+            OPQ_TRY(opq_pool_run_buffer(run->runtime->pool, (size_t)storage->bytes,
+                                        (opq_buffer **)&run->outputs[storage->index]));
     }
     return OPQ_OK;
 }
@@ -410,7 +410,7 @@ static opq_status allocate(opq_run_state *run)
 {
     const opq_plan *plan = run->plan;
     if (plan->arena_bytes > 0)
-        OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->arena_bytes, &run->arena));
+        OPQ_TRY(opq_pool_run_buffer(run->runtime->pool, (size_t)plan->arena_bytes, &run->arena));
     for (int i = 0; i < plan->buffer_count; i++)
         run->takes[i] = -1;
     for (int i = 0; i < plan->output_count && run->call->replaces; i++) {
@@ -421,7 +421,7 @@ static opq_status allocate(opq_run_state *run)
     }
     for (int i = 0; i < plan->buffer_count; i++)
         if (run->takes[i] < 0)
-            OPQ_TRY(opq_pool_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
+            OPQ_TRY(opq_pool_run_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
     for (int i = 0; i < plan->slot_count; i++)
         run->slots[i] = plan->slot_source[i] >= 0 && run->call->scalars ? run->call->scalars[plan->slot_source[i]]
                                                                         : plan->slot_value[i];

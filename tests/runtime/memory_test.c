@@ -247,6 +247,54 @@ static void test_scratch(void **state)
     assert_non_null(opq_thread_scratch(100));
 }
 
+static void test_pages_that_cost_least(void **state)
+{
+    (void)state;
+    opq_pages pages = {0};
+    assert_true(opq_pages_choose_small(&pages)); /* to know what they cost */
+    pages.touch[0] = 2e-3;
+    assert_false(opq_pages_choose_small(&pages));
+    pages.touch[1] = 5e-3;
+    int small = 0;
+    for (pages.mapped = 0; pages.mapped < 160; pages.mapped++)
+        small += opq_pages_choose_small(&pages);
+    assert_int_equal(small, 150);
+    pages.touch[1] = 1e-3;
+    for (pages.mapped = 0; pages.mapped < 160; pages.mapped++)
+        small -= opq_pages_choose_small(&pages);
+    assert_int_equal(small, 140);
+}
+
+/* Small pages become huge ones after some runs, also those of a free block, and nothing of what is in them changes. */
+static void test_small_pages_become_huge(void **state)
+{
+    opq_pool *pool = *state;
+    opq_buffer *lasting = buffer_of(pool, 8 << 20), *live, *freed;
+    expect_ok(opq_pool_run_buffer(pool, 8 << 20, &live)); /* small: not known yet */
+    expect_ok(opq_pool_run_buffer(pool, 3 << 20, &freed));
+    assert_int_equal(lasting->small, 0);
+    if (live->small == 0)
+        skip(); /* a system older than Linux 6.1 */
+    assert_int_equal(live->small, 8 << 20);
+    int *data = live->data, count = (8 << 20) / (int)sizeof *data;
+    for (int i = 0; i < count; i++)
+        data[i] = i;
+    opq_buffer_release(freed);
+    for (int i = 0; i < 4; i++)
+        opq_pool_tend(pool, 100); /* the program may have no more runs */
+    assert_int_equal(live->small, 8 << 20);
+    opq_pool_tend(pool, 100);
+    assert_int_equal(live->small, 0);
+    for (int i = 0; i < count; i++)
+        assert_int_equal(data[i], i);
+    opq_pool_tend(pool, 100);
+    opq_buffer *again = buffer_of(pool, 3 << 20);
+    assert_int_equal(again->small, 0);
+    opq_buffer_release(again);
+    opq_buffer_release(lasting);
+    opq_buffer_release(live);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_pool, drop_pool)
 
 int main(void)
@@ -263,6 +311,8 @@ int main(void)
         TEST(test_a_buffer_outlives_the_owner),
         TEST(test_threads),
         TEST(test_blocks_are_the_live_buffers),
+        TEST(test_pages_that_cost_least),
+        TEST(test_small_pages_become_huge),
         TEST(test_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
