@@ -47,15 +47,16 @@ static void fade(double *seconds, double share)
         *seconds -= share * (*seconds - LOADED_SECONDS_PER_OP);
 }
 
-/* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it. */
+/* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it, all its kernels compiled:
+ * which of them are on disk is not known before. */
 static opq_tier_kind weigh(struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op, int again)
 {
-    static const double LONG = 1e-3;
+    static const double LONG = 1e-3, COMPILED_SECONDS_PER_OP = 0.7e-3;
     double price = graph->ops * seconds_per_op;
     seen->lost += graph->seconds;
     if (seen->refused || seen->lost + again * graph->seconds < price)
         return OPQ_TIER_pieces;
-    return price > LONG && graph->seconds < price ? OPQ_TIER_background : OPQ_TIER_plan;
+    return price > LONG && graph->seconds < graph->ops * COMPILED_SECONDS_PER_OP ? OPQ_TIER_background : OPQ_TIER_plan;
 }
 
 /* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, and what came three times or more, each

@@ -399,6 +399,7 @@ void opq_pool_tend(opq_pool *pool, double seconds)
         PAUSE = 100
     }; /* the first may be all there are; a pause when what has small pages is a packed copy now */
     static const double SHARE = 0.1;
+    opq_packed_next_run(&pool->packed);
     if (atomic_load_explicit(&pool->small, memory_order_relaxed) == 0)
         return;
     pthread_mutex_lock(&pool->lock);

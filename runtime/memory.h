@@ -45,7 +45,7 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
 /* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool); /* drops packed copies and returns free blocks to the system */
-/* After a run that took so long: makes small pages huge for a tenth of that. */
+/* After a run that took so long: makes small pages huge for a tenth of that; the next one may pack. */
 void opq_pool_tend(opq_pool *pool, double seconds);
 void opq_pool_lock(opq_pool *pool); /* around a fork */
 void opq_pool_unlock(opq_pool *pool);

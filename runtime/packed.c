@@ -9,6 +9,8 @@
 #include <stdlib.h>
 
 enum { RECORDS_MAX = 256 }; /* per buffer: more views than that in a row are not worth remembering */
+/* In a run, of views that it uses once: these bytes, and a part of what the run before would have packed. */
+enum { RUN_BYTES = 16 << 20, RUN_PART = 8 };
 
 struct opq_packed {
     opq_packed *next; /* of the buffer */
@@ -21,7 +23,7 @@ struct opq_packed {
 
 void opq_packed_init(opq_packed_cache *cache, int64_t max_bytes)
 {
-    *cache = (opq_packed_cache){.max_bytes = max_bytes};
+    *cache = (opq_packed_cache){.max_bytes = max_bytes, .allowed = RUN_BYTES};
     pthread_mutex_init(&cache->lock, NULL);
 }
 
@@ -141,6 +143,25 @@ static bool make_room(opq_packed_cache *cache, opq_buffer *buffer, const opq_pac
     return true;
 }
 
+/* May this run pack the view, which was used before? */
+static bool is_its_turn(opq_packed_cache *cache, const opq_packed *view, int64_t bytes)
+{
+    if (view->used > cache->run_began)
+        return true;
+    bool may = cache->allowed > 0;
+    *(may ? &cache->allowed : &cache->refused) += may ? -bytes : bytes;
+    return may;
+}
+
+void opq_packed_next_run(opq_packed_cache *cache)
+{
+    pthread_mutex_lock(&cache->lock);
+    cache->allowed = (cache->allowed < 0 ? cache->allowed : 0) + RUN_BYTES + cache->refused / RUN_PART;
+    cache->refused = 0;
+    cache->run_began = cache->clock;
+    pthread_mutex_unlock(&cache->lock);
+}
+
 /* ---- the interface */
 
 opq_buffer *opq_packed_find(opq_buffer *buffer, const opq_packed_key *key, int64_t bytes, bool *out_wanted)
@@ -153,7 +174,8 @@ opq_buffer *opq_packed_find(opq_buffer *buffer, const opq_packed_key *key, int64
     pthread_mutex_lock(&cache->lock);
     opq_packed *found = look_up(buffer, key);
     opq_packed *record = found ? found : add_record(cache, buffer, key, &list);
-    *out_wanted = found && !found->memory && make_room(cache, buffer, key, bytes, found->used, &list);
+    *out_wanted = found && !found->memory && is_its_turn(cache, found, bytes) &&
+                  make_room(cache, buffer, key, bytes, found->used, &list);
     if (record)
         record->used = ++cache->clock;
     if (record && record->memory) {

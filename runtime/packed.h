@@ -1,7 +1,8 @@
 /* Packed copies of the operands of matmuls, kept with the buffers they were made from. Thread-safe.
  *
  * A buffer changes only where an output takes its place (run.c), which drops the copies, so a view of one that comes back (a weight) need
- * not be packed by every matmul: it is packed at its second use.
+ * not be packed by every matmul: it is packed at its second use. Where that is in another run (all weights of a model in its second one), a
+ * run packs some of them, the next ones the others: all at once takes longer than several runs.
  * Copies are a cache. The copies of one buffer that are read in one direction (a weight in a forward pass, its transpose in a backward
  * pass) together take what one of the whole buffer would take, so that a buffer used in slices costs no more than one used whole; all
  * copies of a pool together are bounded by a share of the machine's memory. A copy makes way only for a view whose last use is later than
@@ -35,7 +36,8 @@ typedef struct opq_packed_cache {
     pthread_mutex_t lock;        /* also every buffer's list */
     opq_packed *newest, *oldest; /* those with memory */
     int64_t bytes, max_bytes;
-    uint64_t clock;
+    int64_t allowed, refused; /* bytes in this run: that may still be packed; that would have been */
+    uint64_t clock, run_began;
 } opq_packed_cache;
 
 void opq_packed_init(opq_packed_cache *cache, int64_t max_bytes);
@@ -48,6 +50,8 @@ struct opq_buffer *opq_packed_find(struct opq_buffer *buffer, const opq_packed_k
 /* Takes a reference of its own. If another thread was faster, its copy stays. */
 void opq_packed_keep(struct opq_buffer *buffer, const opq_packed_key *key, struct opq_buffer *memory);
 
+/* A run is over. */
+void opq_packed_next_run(opq_packed_cache *cache);
 /* The buffer is about to go, or to be written. */
 void opq_packed_forget(struct opq_buffer *buffer);
 /* Drops the copies used longest ago until at most so many bytes are left. */

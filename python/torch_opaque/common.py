@@ -39,13 +39,41 @@ def _images(*layers) -> tuple:
 
 
 class Residual(nn.Module):
-    def __init__(self):
+    def __init__(self, strides=1):
         super().__init__()
-        self.first, self.second = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
-        self.norm, self.other = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.first = nn.Conv2d(8, 8, 3, strides, 1, bias=False)
+        self.second = nn.Conv2d(8, 8, 3, 1, 1, bias=False)
+        self.norm, self.other, self.past = (nn.BatchNorm2d(8) for _ in range(3))
+        self.across = nn.Conv2d(8, 8, 1, strides, bias=False) if strides > 1 else None
 
     def forward(self, x):
-        return F.relu(x + self.other(self.second(F.relu(self.norm(self.first(x))))))
+        y = self.other(self.second(F.relu(self.norm(self.first(x)))))
+        return F.relu(y + (self.past(self.across(x)) if self.across else x))
+
+
+class Described(nn.Module):
+    """Text as encoders read it: words, kinds of them by a gather of a row of zeros, places; attention under a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.kinds, self.places = (
+            nn.Embedding(16, 32, padding_idx=0),
+            nn.Embedding(2, 32),
+            nn.Embedding(16, 32),
+        )
+        self.norm, self.layer = nn.LayerNorm(32), nn.Linear(32, 32)
+        self.register_buffer("order", torch.arange(16).expand((1, -1)))
+        self.register_buffer("kind", torch.zeros(1, 16, dtype=torch.int64))
+
+    def forward(self, text):
+        order = self.order[:, : text.shape[1]]
+        kind = torch.gather(self.kind.expand(text.shape[0], -1), 1, order.expand(text.shape[0], -1))
+        x = self.norm(self.words(text) + self.kinds(kind) + self.places(order))
+        q = self.layer(x).view(*text.shape, 4, 8).transpose(1, 2)
+        mask = (text != 3)[:, None, None, :].expand(-1, 1, text.shape[1], -1)
+        y = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        y = y.transpose(1, 2).reshape(x.shape)
+        return y + self.layer(0.5 * y * (1 + torch.tanh(0.8 * (y + 0.04 * torch.pow(y, 3)))))
 
 
 def _nets() -> list:
@@ -66,6 +94,7 @@ def _nets() -> list:
             nn.ReLU(),
             nn.MaxPool2d(3, 2, 1),
             Residual(),
+            Residual(2),
             nn.AvgPool2d(2),
         ),
         _images(
@@ -83,6 +112,7 @@ def _nets() -> list:
             torch.randn(2, 6, 32),
         ),
         (Decoder(), torch.randint(0, 16, (2, 6))),
+        (Described(), torch.randint(0, 16, (2, 6))),
     ]
     for activation in (
         nn.ReLU,
@@ -171,7 +201,7 @@ def networks() -> None:
         with torch.no_grad():
             y = net(x)
             F.softmax(y, -1).cpu(), y.argmax(-1).tolist(), y.topk(3)[1].cpu()
-            net(x[:1]).cpu()
+            net(x[:1]).mean().item(), net(x[:1])[:, -1].argmax().item()
     for net, _ in nets[:3]:  # of more images other tiles of products
         _train(net.train(), torch.randn(16, 3, 24, 24).to(D), losses[1], optimizers[2])
     net = nn.Linear(6, 5).to(D)

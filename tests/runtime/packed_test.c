@@ -64,6 +64,35 @@ static void test_the_second_use_packs(void **state)
     assert_int_equal(opq_packed_bytes(*state), 0);
 }
 
+/* Of views that each run uses once a run packs some: no run waits for all. What a run uses again it packs at once. */
+static void test_runs_take_turns(void **state)
+{
+    enum { COUNT_OF = 24, BIG_ROWS = 8192, BIG = BIG_ROWS * COLUMNS * 4 }; /* 2 MiB */
+    opq_buffer *w[COUNT_OF];
+    opq_packed_key key = slice(0, BIG_ROWS);
+    for (int i = 0; i < COUNT_OF; i++)
+        expect_ok(opq_pool_buffer(*state, BIG, &w[i]));
+    int64_t before = 0;
+    for (int run = 0; run < 6; run++) {
+        for (int i = 0; i < COUNT_OF; i++)
+            use(w[i], &key);
+        opq_packed_next_run(opq_pool_packed(*state));
+        int64_t made = opq_packed_bytes(*state) - before;
+        assert_in_range(made, run == 0 ? 0 : run < 3 ? 16 << 20 : 0, run == 0 ? 0 : 24 << 20);
+        before += made;
+    }
+    assert_int_equal(before, COUNT_OF * BIG);
+    for (int i = 0; i < COUNT_OF; i++)
+        opq_buffer_release(w[i]);
+    for (int i = 0; i < COUNT_OF; i++) {
+        expect_ok(opq_pool_buffer(*state, BIG, &w[i]));
+        use(w[i], &key), use(w[i], &key);
+        assert_true(use(w[i], &key));
+    }
+    for (int i = 0; i < COUNT_OF; i++)
+        opq_buffer_release(w[i]);
+}
+
 /* A view has one record, from its first use on: as many as a buffer remembers all keep their copies. */
 static void test_a_view_has_one_record(void **state)
 {
@@ -342,6 +371,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_the_second_use_packs),
+        TEST(test_runs_take_turns),
         TEST(test_a_view_has_one_record),
         TEST(test_views_are_told_apart),
         TEST(test_slices_share_the_bytes_of_the_whole),
