@@ -2,10 +2,10 @@
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/nest.h"
 #include "opaque/log.h"
+#include "graph/clock.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define XXH_INLINE_ALL
 #include <llvm/Config/llvm-config.h>
@@ -33,22 +33,15 @@ static opq_status build(opq_emitter *e, void *data)
     return status;
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static opq_status compile(opq_jit *jit, const opq_loops *loops, uint64_t hash, const opq_text *key,
                           const opq_code **out_code)
 {
-    double start = now();
+    double start = opq_now();
     void *address = NULL;
     opq_jit_module module;
     OPQ_TRY(opq_jit_function(jit, function_name, loops->name ? loops->name : function_name, build, (void *)loops, key,
                              &module, &address));
-    opq_code code = {.seconds = now() - start, .bytes = module.bytes, .loaded = module.loaded};
+    opq_code code = {.seconds = opq_now() - start, .bytes = module.bytes, .loaded = module.loaded};
     memcpy(&code.fn, &address, sizeof address);
     return opq_code_cache_keep(jit, hash, key, code, module, out_code);
 }

@@ -11,6 +11,7 @@
 #include "codegen_llvm/emit.h"
 #include "codegen_llvm/module.h"
 #include "codegen_llvm/store.h"
+#include "graph/clock.h"
 #include "graph/fp_control.h"
 #include "opaque/log.h"
 
@@ -20,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct opq_jit {
     opq_cpu cpu;
@@ -323,13 +323,6 @@ static opq_status make_function(opq_jit *jit, const source *s, opq_jit_module *o
     return status;
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
                             opq_status (*build)(opq_emitter *e, void *data), void *data, const opq_text *key,
                             opq_jit_module *out_module, void **out_address)
@@ -337,12 +330,12 @@ opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
     unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT); /* constants are folded once, for every run */
     opq_activity activity = {.kind = OPQ_ACTIVITY_compile, .name = title};
     void *open = opq_watched(jit->host) ? jit->host->activity_begin(jit->host->self, &activity) : NULL;
-    double begun = now();
+    double begun = opq_now();
     opq_status status = make_function(jit, &(source){{name, build, data}, title, key}, out_module, out_address);
     if (open)
         jit->host->activity_end(jit->host->self, open);
     if (opq_logs(OPQ_LOG_compile, OPQ_LOG_INFO))
-        opq_log("compile: %s, %.3f ms%s%s", title, 1e3 * (now() - begun),
+        opq_log("compile: %s, %.3f ms%s%s", title, 1e3 * (opq_now() - begun),
                 status == OPQ_OK ? "" : ", failed: ", status == OPQ_OK ? "" : opq_error());
     opq_fp_control_set(control);
     return status;

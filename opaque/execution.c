@@ -1,5 +1,6 @@
 /* Finds or builds the plan of a snapshot, and runs it: see execution.h. */
 #include "opaque/execution.h"
+#include "graph/clock.h"
 #include "graph/recurrent.h"
 #include "opaque/log.h"
 #include "opaque/why.h"
@@ -8,14 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory"); }
 
@@ -152,10 +145,10 @@ opq_status opq_execution_build(opq_execution *p)
 {
     opq_ctx *ctx = p->runner->ctx;
     OPQ_TRY(find_why(p, &p->why));
-    double start = now();
+    double start = opq_now();
     OPQ_TRY(compile_plan(p, p->bare, &p->plan));
     int ops = opq_ops_to_plan(p->snapshot);
-    double seconds = now() - start;
+    double seconds = opq_now() - start;
     note_plan(ctx, p->plan, p->why, seconds);
     if (p->piece)
         opq_tiers_planned_piece(&ctx->tiers, ops, seconds, p->plan->compiled > 0);

@@ -2,17 +2,10 @@
 #include "opaque/log.h"
 #include "opaque/pieces.h"
 #include "runtime/activity.h"
+#include "graph/clock.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* ---- one run */
 
@@ -137,11 +130,11 @@ static opq_status execute_timed(run *r)
 {
     opq_ctx *ctx = r->runner.ctx;
     long long before = atomic_load(&ctx->stats.compile_nanoseconds);
-    double start = now(), compiled = opq_gemm_compile_seconds(ctx->runtime.gemm);
+    double start = opq_now(), compiled = opq_gemm_compile_seconds(ctx->runtime.gemm);
     opq_status status = execute(r);
     compiled = opq_gemm_compile_seconds(ctx->runtime.gemm) - compiled;
     long long compiling = atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)(compiled * 1e9)) - before;
-    double ran = now() - start - compiled - (double)compiling * 1e-9;
+    double ran = opq_now() - start - compiled - (double)compiling * 1e-9;
     atomic_fetch_add(&ctx->stats.run_nanoseconds, (long long)(ran * 1e9));
     opq_pool_tend(ctx->runtime.pool, ran);
     return status;

@@ -13,12 +13,12 @@
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 #include "runtime/parallel.h"
+#include "graph/clock.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     ROWS_IN_PLACE = 6,         /* kernels that read a in place run out of address registers beyond */
@@ -86,13 +86,6 @@ void opq_gemm_unlock(opq_gemm *gemm) { pthread_mutex_unlock(&gemm->lock); }
 
 /* ---- kernels */
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 typedef struct kernel_key {
     char name[48];
     opq_dtype dtype;
@@ -119,10 +112,10 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
         pthread_mutex_lock(&gemm->lock);
         address = atomic_load_explicit(&entry->address, memory_order_relaxed);
         if (!address) {
-            double start = now();
+            double start = opq_now();
             opq_text name = {.data = key.name, .length = strlen(key.name)};
             status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, &name, &entry->module, &address);
-            atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((now() - start) * 1e9));
+            atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((opq_now() - start) * 1e9));
             if (status == OPQ_OK)
                 atomic_store_explicit(&entry->address, address, memory_order_release);
         }

@@ -377,27 +377,22 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
 
 /* ---- small pages that become huge, with the lock held */
 
-static opq_buffer *with_small(opq_buffer *list, size_t link)
-{
-    while (list && list->small == 0)
-        list = *(opq_buffer **)((char *)list + link);
-    return list;
-}
-
 static opq_buffer *any_with_small(const opq_pool *pool)
 {
-    opq_buffer *found = with_small(pool->newest, offsetof(opq_buffer, older));
-    for (int c = 0; c < CLASS_COUNT && found == NULL; c++)
-        found = with_small(pool->free[c], offsetof(opq_buffer, next));
-    return found;
+    for (opq_buffer *b = pool->newest; b; b = b->older)
+        if (b->small > 0)
+            return b;
+    for (int c = 0; c < CLASS_COUNT; c++)
+        for (opq_buffer *b = pool->free[c]; b; b = b->next)
+            if (b->small > 0)
+                return b;
+    return NULL; /* packed copies have them */
 }
 
 void opq_pool_tend(opq_pool *pool, double seconds)
 {
-    enum {
-        FIRST_RUNS = 4,
-        PAUSE = 100
-    }; /* the first may be all there are; a pause when what has small pages is a packed copy now */
+    /* The first runs may be all there are. A pause when there is nothing to be done and still something left. */
+    enum { FIRST_RUNS = 4, PAUSE = 100 };
     static const double SHARE = 0.1;
     opq_packed_next_run(&pool->packed);
     if (atomic_load_explicit(&pool->small, memory_order_relaxed) == 0)

@@ -143,7 +143,7 @@ static bool make_room(opq_packed_cache *cache, opq_buffer *buffer, const opq_pac
     return true;
 }
 
-/* May this run pack the view, which was used before? */
+/* May this run pack the view, which was used before? Counts it if so. */
 static bool is_its_turn(opq_packed_cache *cache, const opq_packed *view, int64_t bytes)
 {
     if (view->used > cache->run_began)

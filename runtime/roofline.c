@@ -4,21 +4,14 @@
 #include "codegen_llvm/gemm_kernel.h"
 #include "codegen_llvm/jit.h"
 #include "runtime/parallel.h"
+#include "graph/clock.h"
 
 #include <immintrin.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { CHAINS = 12, STEPS = 40000, REPEATS = 5 };
 static const int64_t sizes[OPQ_ROOFLINE_SIZES] = {128 << 10, 4 << 20, 48 << 20};
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* As many chains as hide the latency of one. */
 __attribute__((target("avx512f"))) static float multiply_512(void)
@@ -79,9 +72,9 @@ static double best(const opq_host *host, int64_t threads, void (*body)(void *, i
 {
     double least = 1e9;
     for (int r = 0; r < 2 * REPEATS; r++) {
-        double start = now();
+        double start = opq_now();
         opq_parallel_for(r % 2 ? host : NULL, threads, 1, body, m);
-        double took = now() - start;
+        double took = opq_now() - start;
         least = took < least ? took : least;
     }
     return least;

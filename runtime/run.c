@@ -8,20 +8,13 @@
 #include "runtime/parallel.h"
 #include "runtime/room.h"
 #include "runtime/activity.h"
+#include "graph/clock.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { SERIAL_WORK = 32 * 1024 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t id)
 {
@@ -332,7 +325,7 @@ static opq_launch_times clocks(const opq_run_state *run)
     if (run->call->note == NULL)
         return (opq_launch_times){0, 0, 0};
     bool timed = run->call->timed;
-    return (opq_launch_times){timed ? now() : 0, timed ? opq_parallel_busy() : 0, compile_seconds(run)};
+    return (opq_launch_times){timed ? opq_now() : 0, timed ? opq_parallel_busy() : 0, compile_seconds(run)};
 }
 
 static void note(const opq_run_state *run, const opq_step *step, int32_t count, const opq_launch_times *before)

@@ -7,13 +7,13 @@
 #include "math_jit.h"
 
 #include "opaque/scalar_math.h"
+#include "graph/clock.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -303,13 +303,6 @@ static void test_no_undefined_symbols(void **state)
         assert_int_equal(jits[j].undefined_symbols, 0);
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The best of many passes over a block that fits L1, arguments in [-4, 4), or (0, 4) for logarithms and pow. */
 static void report_times(void **state)
 {
@@ -325,10 +318,10 @@ static void report_times(void **state)
         for (int j = 0; j < jit_count; j++) {
             double best = (double)INFINITY;
             for (int pass = 0; pass < 300; pass++) {
-                double start = now();
+                double start = opq_now();
                 for (int k = 0; k < 8; k++)
                     jits[j].function_f64[f](arguments, seconds, results, 1024);
-                best = fmin(best, now() - start);
+                best = fmin(best, opq_now() - start);
             }
             print_message("  %s %.3f ns", jits[j].label, best / (8 * 1024) * 1e9);
         }

@@ -7,13 +7,13 @@
  */
 #include "math_jit.h"
 #include "math_special.h"
+#include "graph/clock.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -361,13 +361,6 @@ static void test_no_undefined_symbols(void **state)
         assert_int_equal(jits[j].undefined_symbols, 0);
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The best of many passes over a block that fits L1, arguments in [-4, 4) or (0, 4) for the
  * logarithms' sake. */
 static void report_times(void **state)
@@ -384,10 +377,10 @@ static void report_times(void **state)
         for (int j = 0; j < jit_count; j++) {
             double best = INFINITY;
             for (int pass = 0; pass < 300; pass++) {
-                double start = now();
+                double start = opq_now();
                 for (int k = 0; k < 4; k++)
                     jits[j].function[f](arguments, seconds, results, 2048);
-                best = fmin(best, now() - start);
+                best = fmin(best, opq_now() - start);
             }
             print_message("  %s %.3f ns", jits[j].label, best / (4 * 2048) * 1e9);
         }

@@ -8,10 +8,10 @@
 #include "tests/support.h"
 
 #include "fusion/pass.h"
+#include "graph/clock.h"
 
 #include <glob.h>
 #include <stdio.h>
-#include <time.h>
 
 enum { MUTATIONS = 2000, FULL_MUTATIONS = 40000, EVAL_ELEMENTS = 1 << 14, COMPILED_MAX = 300 };
 
@@ -213,13 +213,6 @@ static void test_mutations(void **state)
     assert_true(refused > accepted / 20);
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* Each round goes on with its own numbers; a failure shows the graph. */
 static void test_for_a_time(void **state)
 {
@@ -229,9 +222,9 @@ static void test_for_a_time(void **state)
     glob_t files;
     if (seconds == NULL)
         skip();
-    double end = now() + atof(seconds);
+    double end = opq_now() + atof(seconds);
     assert_int_equal(glob(OPAQUE_GOLDEN "/*.ir", 0, NULL, &files), 0);
-    for (uint64_t round = 1; now() < end; round++) {
+    for (uint64_t round = 1; opq_now() < end; round++) {
         const char *path = files.gl_pathv[round % files.gl_pathc];
         random_state = round << 32;
         load(path, &original);
