@@ -67,21 +67,21 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
 {
     const opq_matrix *a = &run->call.a;
     int64_t base = gemm_row(run, region_first), rows = gemm_row(run, region_last) - base;
+    int64_t tall = gemm_min(run->call.m % run->row_panels, last), end; /* panels that are a row higher */
     for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block) {
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
         int32_t room[RUNS_MAX], *lengths = NULL;
-        opq_pack_source whole = pack_source(a, run->call.dtype, true, batch, k0, gemm_row(run, first));
-        if ((a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&whole, k, room, RUNS_MAX))
+        opq_pack_source source = pack_source(a, run->call.dtype, true, batch, k0, gemm_row(run, first));
+        if ((a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&source, k, room, RUNS_MAX))
             lengths = room;
-        int64_t strip = a->row_stride == 1 && !a->rows && !a->columns ? OPQ_PACK_STRIP : k;
-        for (int64_t i = 0; i < k; i += strip)
-            for (int64_t p = first; p < last; p++) {
-                int64_t row = gemm_row(run, p), count = gemm_row(run, p + 1) - row;
-                opq_pack_source source = pack_source(a, run->call.dtype, true, batch, k0 + i, row);
-                source.run_lengths = lengths;
-                opq_gemm_pack(run->avx512, &source, gemm_min(strip, k - i), count, (int)count,
-                              out + (k0 * rows + (row - base) * k + i * count) * run->element_bytes, 0);
-            }
+        for (int64_t p = first; p < last; p = end) {
+            end = p < tall ? tall : last; /* of like panels */
+            int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
+            source = pack_source(a, run->call.dtype, true, batch, k0, row);
+            source.run_lengths = lengths;
+            opq_gemm_pack(run->avx512, &source, k, gemm_row(run, end) - row, (int)height,
+                          out + (k0 * rows + (row - base) * k) * run->element_bytes, k * height * run->element_bytes);
+        }
     }
 }
 

@@ -33,9 +33,11 @@ typedef struct gemm_set {
     atomic_int status; /* first failure of any thread */
 } gemm_set;
 
+/* Where a row panel begins: heights differ by one at most, the tall ones come first. */
 static inline int64_t gemm_row(const gemm_run *run, int64_t row_panel)
 {
-    return row_panel * run->call.m / run->row_panels;
+    int64_t height = run->call.m / run->row_panels, tall = run->call.m % run->row_panels;
+    return row_panel * height + (row_panel < tall ? row_panel : tall);
 }
 static inline int64_t gemm_row_bytes(const gemm_run *run) /* of a panel of b */
 {

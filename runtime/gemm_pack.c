@@ -347,22 +347,26 @@ static void pack_panel(bool avx512, const opq_pack_source *s, int64_t k, int64_t
         pack_panel_plain(s, k, across, width, out);
 }
 
+/* Rows of k that all panels take before the next ones where neighbours across lie side by side: a page, or a line of the cache, is visited
+ * once, not once per panel. So few that their lines stay in L1, whatever their stride. */
+enum { STRIP_AVX2 = 16, STRIP_AVX512 = 32 };
+
 void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
                    int64_t panel_stride)
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to);
-    int64_t step = source->across_stride == 1 && across > width ? OPQ_PACK_STRIP : k;
-    int64_t period = source->guard_count > 0 && across > width ? find_period(source, k) : 0; /* for all panels */
+    bool strips = source->across_stride == 1 && across > width && !source->run_lengths;
+    int64_t step = !strips ? k : avx512 ? STRIP_AVX512 : STRIP_AVX2;
+    opq_pack_source part = *source;
+    part.period = source->guard_count > 0 && across > width ? find_period(source, k) : 0; /* for all panels */
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {
-            opq_pack_source part = *source;
-            part.period = period;
             part.data = opq_pack_at(source->data, source->from, i * source->k_stride + j * source->across_stride);
             part.k_at = source->k_at ? source->k_at + i : NULL;
             part.across_at = source->across_at ? source->across_at + j : NULL;
             for (int g = 0; g < source->guard_count; g++) {
-                part.guard[g].k += i;
-                part.guard[g].across += j;
+                part.guard[g].k = source->guard[g].k + i;
+                part.guard[g].across = source->guard[g].across + j;
             }
             pack_panel(avx512, &part, k - i < step ? k - i : step, across - j < width ? across - j : width, width,
                        (char *)out + panel * panel_stride + i * row_bytes);

@@ -33,14 +33,10 @@ typedef struct opq_pack_source {
     const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
 } opq_pack_source;
 
-/* Rows of k that all panels take before the next ones where neighbours across lie side by side: a page, or a line of the cache, is visited
- * once, not once per panel. */
-enum { OPQ_PACK_STRIP = 32 };
-
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
  * partial: what its rows have left over is unspecified. `width` is two vectors of the instruction set, or at most that with
  * across == width.
- * Reads nothing outside the k x across elements and writes nothing outside the panels. k, across >= 1. */
+ * Reads nothing before the first or behind the last of the k x across elements and writes nothing outside the panels. k, across >= 1. */
 void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
                    int64_t panel_stride);
 

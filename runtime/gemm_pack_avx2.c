@@ -16,13 +16,29 @@ INLINE void store_f64(double *to, const double *end, __m256d value)
     }
 }
 
+/* Rows of floats but the last ones, with what lies behind them: between elements of the matrix, so it may be read. */
+INLINE int64_t copy_whole_rows_f32(const float *row, int64_t stride, int64_t k, int width, int vectors, float *out)
+{
+    int64_t rows = k - 1 - (vectors * 8 - 1) / width; /* what is stored over the end of a row is in the panel */
+    rows = stride >= 8 * vectors ? rows : 0;
+    for (int64_t p = 0; p < rows; p++, row += stride, out += width)
+        for (int v = 0; v < vectors; v++)
+            _mm256_storeu_ps(out + 8 * v, _mm256_loadu_ps(row + 8 * v));
+    return rows > 0 ? rows : 0;
+}
+
 /* Rows are stored in ascending order, each over the surplus of the one before; two vectors of one row likewise. */
 INLINE void copy_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
 {
     const float *end = out + k * width;
     const char *row = s->data;
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
-    for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width)
+    int64_t bytes = from == OPQ_f32 ? 4 : 2, p = 0;
+    if (from == OPQ_f32)
+        p = width > 8 ? copy_whole_rows_f32(s->data, s->k_stride, k, width, 2, out)
+                      : copy_whole_rows_f32(s->data, s->k_stride, k, width, 1, out);
+    row += p * s->k_stride * bytes;
+    out += p * width;
+    for (; p < k; p++, row += s->k_stride * bytes, out += width)
         for (int j = 0; j < width; j += 8)
             store_f32(out + j, end, load_f32(j < across ? row + j * bytes : row, from, across - j));
 }
