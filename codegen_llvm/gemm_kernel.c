@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-enum { TURN_FMAS = 24, TILE_MAX = 32, ARGUMENTS = 11 };
+enum { TURN_FMAS = 24, TILE_MAX = 32, ARGUMENTS = 13 };
 enum {
     ARG_A,
     ARG_A_STRIDE,
@@ -26,7 +26,9 @@ enum {
     ARG_K,
     ARG_ACCUMULATE,
     ARG_PREFETCH,
-    ARG_STEP
+    ARG_STEP,
+    ARG_ROWS,
+    ARG_COLUMNS
 };
 
 typedef struct kernel {
@@ -37,7 +39,8 @@ typedef struct kernel {
     LLVMTypeRef fma_type, prefetch_type;
     LLVMValueRef fma, prefetch;
     LLVMValueRef arg[ARGUMENTS];
-    LLVMValueRef row_offset[OPQ_GEMM_ROWS_MAX];      /* bytes from row 0 of a, LEFT_ROWS only */
+    LLVMValueRef row_offset[OPQ_GEMM_ROWS_MAX];      /* LEFT_ROWS: bytes from row 0 of a */
+    LLVMValueRef row_address[OPQ_GEMM_ROWS_MAX];     /* LEFT_WINDOW */
     LLVMValueRef panel_offset[OPQ_GEMM_VECTORS_MAX]; /* bytes from vector 0 of b */
     LLVMValueRef c_address[OPQ_GEMM_ROWS_MAX];
 } kernel;
@@ -45,7 +48,7 @@ typedef struct kernel {
 /* What changes from one k to the next. */
 typedef struct state {
     LLVMValueRef tile[TILE_MAX];    /* row-major */
-    LLVMValueRef a, b, prefetch, k; /* k: steps still to do */
+    LLVMValueRef a, b, prefetch, k; /* a: of a window, its columns; k: steps still to do */
 } state;
 
 int opq_gemm_vector_bytes(const opq_cpu *cpu) { return cpu->avx512 ? 64 : 32; }
@@ -106,7 +109,7 @@ static void declare_function(kernel *g, const char *name)
 {
     LLVMTypeRef types[ARGUMENTS];
     for (int i = 0; i < ARGUMENTS; i++)
-        types[i] = i == ARG_A || i == ARG_B || i == ARG_C || i == ARG_PREFETCH ? g->pointer : g->i64;
+        types[i] = i == ARG_A || i == ARG_B || i == ARG_C || i == ARG_PREFETCH || i >= ARG_ROWS ? g->pointer : g->i64;
     LLVMTypeRef type = LLVMFunctionType(LLVMVoidTypeInContext(g->e->context), types, ARGUMENTS, 0);
     LLVMValueRef function = LLVMAddFunction(g->e->module, name, type);
     for (int i = 0; i < ARGUMENTS; i++)
@@ -123,12 +126,21 @@ static void declare_function(kernel *g, const char *name)
     g->e->function = function;
 }
 
+/* So many elements behind an address as the table says. */
+static LLVMValueRef advance_by(const kernel *g, LLVMValueRef address, LLVMValueRef table, int64_t index)
+{
+    LLVMValueRef elements = LLVMBuildLoad2(g->e->builder, g->i64, advance(g, table, constant(g, index * 8)), "");
+    return LLVMBuildGEP2(g->e->builder, g->element, address, &elements, 1, "");
+}
+
 static void prepare_addresses(kernel *g)
 {
     LLVMBuilderRef builder = g->e->builder;
     for (int i = 0; i < g->rows; i++) {
         if (g->left == OPQ_GEMM_LEFT_ROWS)
             g->row_offset[i] = LLVMBuildMul(builder, g->arg[ARG_A_STRIDE], constant(g, i), "");
+        if (g->left == OPQ_GEMM_LEFT_WINDOW)
+            g->row_address[i] = advance_by(g, g->arg[ARG_A], g->arg[ARG_ROWS], i);
         g->c_address[i] = advance(g, g->arg[ARG_C], LLVMBuildMul(builder, g->arg[ARG_C_STRIDE], constant(g, i), ""));
         touch(g, g->c_address[i], true);
     }
@@ -143,18 +155,34 @@ static LLVMValueRef c_vector(const kernel *g, int row, int vector)
     return advance(g, g->c_address[row], constant(g, (int64_t)vector * g->vector_bytes));
 }
 
+/* Element (i, u) from where the state is. `column`: of a window, what the table says of u. */
+static LLVMValueRef left_address(const kernel *g, const state *s, LLVMValueRef column, int i, int u)
+{
+    if (g->left == OPQ_GEMM_LEFT_PACKED)
+        return advance(g, s->a, constant(g, ((int64_t)u * g->rows + i) * g->element_bytes));
+    if (g->left == OPQ_GEMM_LEFT_WINDOW)
+        return LLVMBuildGEP2(g->e->builder, g->element, g->row_address[i], &column, 1, "");
+    return advance(g, advance(g, s->a, g->row_offset[i]), constant(g, (int64_t)u * g->element_bytes));
+}
+
+/* Bytes by which the state's `a` moves for one k. */
+static int64_t left_step(const kernel *g)
+{
+    if (g->left == OPQ_GEMM_LEFT_WINDOW)
+        return 8;
+    return (g->left == OPQ_GEMM_LEFT_PACKED ? g->rows : 1) * (int64_t)g->element_bytes;
+}
+
 /* One k: tile += column of a times row of b. */
 static void multiply_step(const kernel *g, state *s, int u)
 {
-    LLVMValueRef b[OPQ_GEMM_VECTORS_MAX];
+    LLVMValueRef b[OPQ_GEMM_VECTORS_MAX], column = NULL;
     for (int v = 0; v < g->vectors; v++)
         b[v] = load(g, g->vector, advance(g, s->b, g->panel_offset[v]));
+    if (g->left == OPQ_GEMM_LEFT_WINDOW)
+        column = LLVMBuildLoad2(g->e->builder, g->i64, advance(g, s->a, constant(g, (int64_t)u * 8)), "");
     for (int i = 0; i < g->rows; i++) {
-        LLVMValueRef at = s->a;
-        if (g->left == OPQ_GEMM_LEFT_PACKED)
-            at = advance(g, at, constant(g, ((int64_t)u * g->rows + i) * g->element_bytes));
-        else
-            at = advance(g, advance(g, at, g->row_offset[i]), constant(g, (int64_t)u * g->element_bytes));
+        LLVMValueRef at = left_address(g, s, column, i, u);
         LLVMValueRef a = fill(g, load(g, g->element, at));
         for (int v = 0; v < g->vectors; v++) {
             LLVMValueRef *sum = &s->tile[i * g->vectors + v], args[3] = {a, b[v], *sum};
@@ -203,8 +231,7 @@ static state emit_loop(kernel *g, const state *before, int unroll)
         multiply_step(g, &s, u);
     touch(g, s.prefetch, false);
     s.prefetch = advance(g, s.prefetch, LLVMBuildMul(builder, g->arg[ARG_STEP], constant(g, unroll), ""));
-    int64_t step = g->left == OPQ_GEMM_LEFT_PACKED ? g->rows : 1;
-    s.a = advance(g, s.a, constant(g, unroll * step * g->element_bytes));
+    s.a = advance(g, s.a, constant(g, unroll * left_step(g)));
     s.k = LLVMBuildSub(builder, s.k, constant(g, unroll), "");
     LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntSGE, s.k, constant(g, unroll), ""), body, exit);
     body = LLVMGetInsertBlock(builder);
@@ -228,7 +255,10 @@ static state emit_start(kernel *g)
     LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntNE, g->arg[ARG_ACCUMULATE], constant(g, 0), ""), reload,
                     begin);
 
-    state zero = {.a = g->arg[ARG_A], .b = g->arg[ARG_B], .prefetch = g->arg[ARG_PREFETCH], .k = g->arg[ARG_K]},
+    state zero = {.a = g->arg[g->left == OPQ_GEMM_LEFT_WINDOW ? ARG_COLUMNS : ARG_A],
+                  .b = g->arg[ARG_B],
+                  .prefetch = g->arg[ARG_PREFETCH],
+                  .k = g->arg[ARG_K]},
           old = zero;
     LLVMPositionBuilderAtEnd(builder, reload);
     for (int i = 0; i < g->rows * g->vectors; i++) {

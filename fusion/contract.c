@@ -141,9 +141,9 @@ static bool find_loops(splitter *s)
     return true;
 }
 
-/* `from`, and from there on what an access moves by. */
-static opq_status make_table(const splitter *s, opq_arena *arena, int access, const axis *loops, int64_t from,
-                             const int64_t **out_table)
+/* `from`, and from there on what an access moves by, or what `strides` say of each variable. */
+static opq_status make_table(const splitter *s, opq_arena *arena, int access, const int64_t *strides, const axis *loops,
+                             int64_t from, const int64_t **out_table)
 {
     int64_t count = extent_of(s, loops), filled = 1;
     int64_t *table = opq_arena_alloc(arena, ((size_t)count + 1) * sizeof *table);
@@ -152,7 +152,8 @@ static opq_status make_table(const splitter *s, opq_arena *arena, int access, co
         return out_of_memory();
     table[0] = from;
     for (int i = loops->count - 1; i >= 0 && count > 0; i--) {
-        int64_t extent = s->dims[loops->variable[i]], stride = stride_of(s, access, loops->variable[i]);
+        int variable = loops->variable[i];
+        int64_t extent = s->dims[variable], stride = strides ? strides[variable] : stride_of(s, access, variable);
         for (int64_t j = filled; j < filled * extent; j++)
             table[j] = table[j - filled] + stride;
         filled *= extent;
@@ -167,7 +168,7 @@ static opq_status bind_axis(const splitter *s, opq_arena *arena, int access, con
     bool as_one = walks_as_one(s, access, loops) && !table;
     *out_stride = as_one ? stride_of(s, access, loops->variable[loops->count - 1]) : 0;
     *out_offsets = NULL;
-    return as_one ? OPQ_OK : make_table(s, arena, access, loops, 0, out_offsets);
+    return as_one ? OPQ_OK : make_table(s, arena, access, NULL, loops, 0, out_offsets);
 }
 
 /* Conditions joined by `and`: a table each. */
@@ -187,8 +188,125 @@ static opq_status bind_guards(splitter *s, opq_arena *arena, int o, int conditio
     const int64_t *dims = s->dims + opq_dims_of(s->k->rank, stmt->access);
     opq_matrix_guard *guard = &s->out->operand[o].guard[(*count)++];
     guard->extent = dims[2 + s->k->rank];
-    OPQ_TRY(make_table(s, arena, stmt->access, o == 0 ? &s->m : &s->sum, dims[0], &guard->rows));
-    return make_table(s, arena, stmt->access, o == 0 ? &s->sum : &s->n, 0, &guard->columns);
+    OPQ_TRY(make_table(s, arena, stmt->access, NULL, o == 0 ? &s->m : &s->sum, dims[0], &guard->rows));
+    return make_table(s, arena, stmt->access, NULL, o == 0 ? &s->sum : &s->n, 0, &guard->columns);
+}
+
+/* ---- the copy with its padding */
+
+/* Its elements are used more than once, or it would be better to pack the operand. */
+enum { COPIED = 3, USED = 4 };
+
+/* A copy while its dims are found: one for each guard, one for each loop that no guard follows. */
+typedef struct padding {
+    opq_padded padded;
+    int access, guard_access[OPQ_MATRIX_GUARD_MAX], guard_count;
+    int dim_of[OPQ_LOOP_MAX];      /* per variable: its dim, -1 */
+    int64_t step_of[OPQ_LOOP_MAX]; /* and how far it moves there */
+} padding;
+
+static void find_guards(const splitter *s, int condition, padding *p)
+{
+    const opq_stmt *stmt = &s->k->stmts[condition];
+    if (stmt->op == OPQ_OP_bitwise_and) {
+        find_guards(s, stmt->operand[0], p);
+        find_guards(s, stmt->operand[1], p);
+        return;
+    }
+    const int64_t *dims = s->dims + opq_dims_of(s->k->rank, stmt->access);
+    p->guard_access[p->guard_count++] = stmt->access;
+    p->padded.dim[p->padded.rank++] =
+        (struct opq_padded_dim){.first = dims[0], .count = 1, .extent = dims[2 + s->k->rank]};
+}
+
+/* Loops are of one dim each, and move in memory as there. */
+static bool add_loops(const splitter *s, const axis *loops, padding *p)
+{
+    for (int i = 0; i < loops->count; i++) {
+        int variable = loops->variable[i], dim = -1;
+        int64_t stride = stride_of(s, p->access, variable), step = 1, count = s->dims[variable];
+        for (int g = 0; g < p->guard_count; g++) {
+            int64_t along = stride_of(s, p->guard_access[g], variable);
+            if (along < 0 || (along > 0 && (dim >= 0 || stride % along != 0)))
+                return false;
+            if (along > 0) {
+                dim = g;
+                step = along;
+            }
+        }
+        p->dim_of[variable] = dim;
+        p->step_of[variable] = step;
+        if (dim < 0 && stride == 0)
+            continue;
+        if (dim < 0 && p->padded.rank == OPQ_LOOP_MAX)
+            return false;
+        if (dim < 0)
+            p->padded.dim[dim = p->dim_of[variable] = p->padded.rank++] =
+                (struct opq_padded_dim){.stride = stride, .count = 1, .extent = count};
+        struct opq_padded_dim *d = &p->padded.dim[dim];
+        if (d->stride != 0 && d->stride != stride / step)
+            return false;
+        d->stride = stride / step;
+        d->count += step * (count - 1);
+    }
+    return true;
+}
+
+/* Dims in the order of memory, and what each loop moves by in the copy. */
+static void lay_out(padding *p, int64_t *out_strides)
+{
+    opq_padded *padded = &p->padded;
+    int order[OPQ_LOOP_MAX];
+    int64_t stride[OPQ_LOOP_MAX];
+    for (int d = 0; d < padded->rank; d++) {
+        int at = d;
+        for (; at > 0 && padded->dim[order[at - 1]].stride < padded->dim[d].stride; at--)
+            order[at] = order[at - 1];
+        order[at] = d;
+    }
+    struct opq_padded_dim dim[OPQ_LOOP_MAX];
+    padded->count = 1;
+    for (int i = padded->rank - 1; i >= 0; i--) {
+        dim[i] = padded->dim[order[i]];
+        stride[order[i]] = padded->count;
+        padded->count *= dim[i].count;
+        padded->offset -= dim[i].stride * (order[i] < p->guard_count ? dim[i].first : 0);
+    }
+    memcpy(padded->dim, dim, (size_t)padded->rank * sizeof *dim);
+    for (int v = 0; v < OPQ_LOOP_MAX; v++)
+        out_strides[v] = p->dim_of[v] < 0 ? 0 : p->step_of[v] * stride[p->dim_of[v]];
+}
+
+/* Is dim 0 of the copy, whose loops' strides are known, the outermost summed loop's? */
+static bool is_summed(const splitter *s, const padding *p, const int64_t *strides)
+{
+    int64_t part = p->padded.count / p->padded.dim[0].count;
+    int count = 0, outermost = s->sum.variable[0];
+    for (int v = 0; v < OPQ_LOOP_MAX; v++)
+        count += strides[v] >= part;
+    return count == 1 && strides[outermost] >= part;
+}
+
+static opq_status bind_padded(splitter *s, opq_arena *arena, int o, int condition)
+{
+    const axis *rows = o == 0 ? &s->m : &s->sum, *columns = o == 0 ? &s->sum : &s->n;
+    padding p = {.access = operand_access(s, o)};
+    int64_t strides[OPQ_LOOP_MAX];
+    memset(p.dim_of, 0xff, sizeof p.dim_of);
+    find_guards(s, condition, &p);
+    if (!add_loops(s, rows, &p) || !add_loops(s, columns, &p))
+        return OPQ_OK;
+    lay_out(&p, strides);
+    p.padded.summed = is_summed(s, &p, strides);
+    if (p.padded.count * USED > extent_of(s, rows) * extent_of(s, columns) * COPIED)
+        return OPQ_OK;
+    opq_padded *padded = opq_arena_alloc(arena, sizeof *padded);
+    if (padded == NULL)
+        return out_of_memory();
+    *padded = p.padded;
+    s->out->operand[o].padded = padded;
+    OPQ_TRY(make_table(s, arena, -1, strides, rows, 0, &padded->rows));
+    return make_table(s, arena, -1, strides, columns, 0, &padded->columns);
 }
 
 static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
@@ -203,8 +321,10 @@ static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
                       &s->out->operand[o].rows));
     OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->sum : &s->n, condition >= 0, &s->out->operand[o].column_stride,
                       &s->out->operand[o].columns));
-    if (condition >= 0)
+    if (condition >= 0) {
         OPQ_TRY(bind_guards(s, arena, o, condition));
+        OPQ_TRY(bind_padded(s, arena, o, condition));
+    }
     for (int b = 0; b < s->out->batch_rank; b++)
         s->out->operand[o].batch_stride[b] = stride_of(s, access, s->batch.variable[b]);
     for (int i = 0; i < across->count; i++)

@@ -121,6 +121,17 @@ typedef struct opq_matrix_guard {
     int64_t extent;
     const int64_t *rows, *columns;
 } opq_matrix_guard;
+/* A dense copy of what an operand with guards looks at, zeros where nothing is: dims from outside in, of which the copy has [first, first +
+ * count) and the memory [0, extent), elements `stride` apart. Element (i, j) of the operand is at rows[i] + columns[j] of the copy. */
+typedef struct opq_padded {
+    int rank;
+    struct opq_padded_dim {
+        int64_t stride, first, count, extent;
+    } dim[OPQ_LOOP_MAX];
+    int64_t offset, count; /* from the operand's offset to where all dims are 0; elements of the copy */
+    bool summed;           /* the outermost loop that is summed moves along dim 0, no other does */
+    const int64_t *rows, *columns;
+} opq_padded;
 /* A tree around one product, as a matrix engine takes it: two matrices in memory, and what is made of each tile of the product. */
 typedef struct opq_contract {
     opq_loops epilogue; /* over [m, n]; it reads the product from buffer `tile`, which comes behind the tree's buffers */
@@ -137,6 +148,7 @@ typedef struct opq_contract {
         const int64_t *rows, *columns; /* where each begins, of what is several loops: NULL, or instead of a stride */
         int guard_count;               /* then there are both; an element is there if all of these are in [0, extent) */
         opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
+        const opq_padded *padded; /* NULL: no guards, or no such copy is small */
     } operand[2];
 } opq_contract;
 /* OPQ_UNSUPPORTED: the product is not one of two loads. `arena` holds the result. */

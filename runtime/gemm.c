@@ -31,7 +31,6 @@ enum {
     REGION_BYTES = 16 << 20,   /* packed a at a time */
     SERIAL_WORK = 1 << 18,     /* multiply-adds that no second thread speeds up */
     BLOCK_WORK = 1 << 16,      /* least multiply-adds of a piece of a parallel loop */
-    TURNED_BYTES = 192 * 128,  /* of a tile's columns, two vectors */
     TURNED_K_MIN = 64,         /* fewer do not pay for turning the result */
 };
 static const double TURNED_GAIN = 1.12;
@@ -44,7 +43,7 @@ struct opq_gemm {
     struct kernel_entry {
         _Atomic(void *) address; /* NULL: to be made */
         opq_jit_module module;
-    } kernel[2][2][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
+    } kernel[2][OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
 };
 
 opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm)
@@ -106,9 +105,10 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
     void *address = atomic_load_explicit(&entry->address, memory_order_acquire);
     opq_status status = OPQ_OK;
     if (!address) {
+        static const char *const names[] = {"packed", "rows", "window"};
         kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
-        snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32",
-                 left == OPQ_GEMM_LEFT_PACKED ? "packed" : "rows", rows, vectors);
+        snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32", names[left], rows,
+                 vectors);
         pthread_mutex_lock(&gemm->lock);
         address = atomic_load_explicit(&entry->address, memory_order_relaxed);
         if (!address) {
@@ -176,8 +176,9 @@ static void plan_tile(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
-    run->a_in_place = gemm_in_rows(&call->a, call->dtype) && !call->packed_a &&
-                      (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES);
+    run->a_window = !call->packed_a && gemm_is_window(run->cpu, call->dtype, &call->a, call->n);
+    run->a_in_place = run->a_window || (gemm_in_rows(&call->a, call->dtype) && !call->packed_a &&
+                                        (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES));
     int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
     if (run->a_in_place)
         most = (int)gemm_min(most, ROWS_IN_PLACE);
@@ -191,7 +192,7 @@ static void plan_tile(gemm_run *run)
     run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
     run->few_rows = call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
-                    !call->accumulate && call->b.row_stride == 1 && call->b.column_stride != 1 &&
+                    !call->accumulate && !run->a_window && call->b.row_stride == 1 && call->b.column_stride != 1 &&
                     !gemm_has_tables(&call->b);
     run->b_in_place = gemm_in_rows(&call->b, call->dtype) && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
 }
@@ -263,9 +264,10 @@ static gemm_run run_part(opq_gemm *gemm, const opq_gemm_call *call, int64_t row,
 }
 
 /* Of calls with the same m and k. */
-static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count)
+opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count)
 {
-    int64_t regions = region_count(calls->dtype, calls->m, calls->k);
+    bool window = gemm_is_window(opq_jit_cpu(gemm->jit), calls->dtype, &calls->a, calls->n);
+    int64_t regions = window ? 1 : region_count(calls->dtype, calls->m, calls->k);
     for (int64_t i = 0; i < regions; i++) {
         gemm_run runs[OPQ_PRODUCTS_MAX];
         shifted shift[OPQ_PRODUCTS_MAX];
@@ -275,80 +277,6 @@ static opq_status run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int co
         OPQ_TRY(gemm_run_set(&set));
     }
     return OPQ_OK;
-}
-
-/* ---- the transposed product: of one column, where each vector would hold one useful element, and where a copy of a was made for it */
-
-typedef struct turned_call {
-    const opq_gemm_call *call;
-    int width; /* columns that are turned at a time: two vectors */
-    bool avx512;
-} turned_call;
-
-/* Columns [row, row + rows) of what the caller wants are there, as rows. */
-static void give_turned(const turned_call *t, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                        const void *tile, int64_t ld)
-{
-    const opq_gemm_call *call = t->call;
-    if (call->tile) {
-        call->tile(call->tile_data, batch, row, rows, column, columns, tile, ld);
-        return;
-    }
-    int64_t bytes = opq_dtype_bytes(call->dtype);
-    char *c = (char *)call->c + (batch * call->c_batch_stride + row * call->c_row_stride + column) * bytes;
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * ld * bytes, (size_t)(columns * bytes));
-}
-
-static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                        const void *tile, int64_t ld)
-{
-    const turned_call *t = data;
-    _Alignas(64) char turned[TURNED_BYTES];
-    opq_dtype dtype = t->call->dtype;
-    opq_pack_source source = {.from = dtype, .to = dtype, .k_stride = 1, .across_stride = ld};
-    if (rows == 1)
-        give_turned(t, batch, column, columns, row, 1, tile, 1);
-    for (int64_t i = 0; i < rows && rows > 1; i += t->width) {
-        int64_t count = gemm_min(t->width, rows - i);
-        source.data = (const char *)tile + i * ld * opq_dtype_bytes(dtype);
-        opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
-        give_turned(t, batch, column, columns, row + i, count, turned, t->width);
-    }
-}
-
-static opq_matrix transposed(const opq_matrix *m)
-{
-    opq_matrix turned = *m;
-    turned.row_stride = m->column_stride;
-    turned.column_stride = m->row_stride;
-    turned.rows = m->columns;
-    turned.columns = m->rows;
-    for (int g = 0; g < m->guard_count; g++) {
-        turned.guard[g].rows = m->guard[g].columns;
-        turned.guard[g].columns = m->guard[g].rows;
-    }
-    return turned;
-}
-
-static opq_status run_turned(opq_gemm *gemm, const opq_gemm_call *call)
-{
-    opq_gemm_call turned = *call;
-    int vector = opq_gemm_vector_bytes(opq_jit_cpu(gemm->jit));
-    turned_call data = {call, OPQ_GEMM_PANEL_VECTORS * vector / opq_dtype_bytes(call->dtype), vector == 64};
-    turned.m = call->n;
-    turned.n = call->m;
-    turned.a = transposed(&call->b);
-    turned.b = transposed(&call->a);
-    turned.packed_a = NULL;
-    turned.packed_b = call->packed_a;
-    turned.packed_k = 0;
-    turned.c_row_stride = call->m;
-    if (call->tile || call->n > 1 || call->c_row_stride != 1) {
-        turned.tile = turned_tile;
-        turned.tile_data = &data;
-    }
-    return run_regions(gemm, &turned, 1);
 }
 
 /* ---- entry points */
@@ -396,21 +324,22 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
     const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
     if (gemm_is_small(cpu, call))
         return gemm_run_small(gemm, cpu, call);
-    if (call->turned || (call->n == 1 && !call->accumulate && call->m > 1 && !call->packed_a && !call->packed_b))
-        return run_turned(gemm, call);
-    return run_regions(gemm, call, 1);
+    if (gemm_is_turned(cpu, call))
+        return gemm_run_turned(gemm, cpu, call);
+    return gemm_run_regions(gemm, call, 1);
 }
 
 opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int count)
 {
     bool beside = count <= OPQ_PRODUCTS_MAX;
+    const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
     for (int c = 0; c < count; c++) {
         OPQ_TRY(check(&calls[c]));
-        beside = beside && calls[c].n > 1 && !calls[c].turned && calls[c].batch > 0 && calls[c].m > 0 &&
+        beside = beside && calls[c].n > 1 && !gemm_is_turned(cpu, &calls[c]) && calls[c].batch > 0 && calls[c].m > 0 &&
                  calls[c].m == calls->m && calls[c].k == calls->k && calls[c].dtype == calls->dtype;
     }
     if (beside && count > 0)
-        return run_regions(gemm, calls, count);
+        return gemm_run_regions(gemm, calls, count);
     for (int c = 0; c < count; c++)
         OPQ_TRY(opq_gemm_run(gemm, &calls[c]));
     return OPQ_OK;
@@ -436,14 +365,15 @@ static int64_t padded_columns(int64_t columns, int lanes)
     return (vectors > OPQ_GEMM_PANEL_VECTORS ? gemm_ceil(vectors, 2) * 2 : vectors) * lanes;
 }
 
-int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t m, int64_t n, int64_t k,
-                                   bool *out_turned)
+int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t m, int64_t n,
+                                   int64_t k, bool *out_turned)
 {
     const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
     int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(dtype),
         rows = opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
-    *out_turned = k >= TURNED_K_MIN && (double)padded_columns(n, lanes) * (double)m >
-                                           TURNED_GAIN * (double)padded_columns(m, lanes) * (double)n;
+    *out_turned = gemm_is_window(cpu, dtype, b, m) ||
+                  (k >= TURNED_K_MIN && (double)padded_columns(n, lanes) * (double)m >
+                                            TURNED_GAIN * (double)padded_columns(m, lanes) * (double)n);
     if (*out_turned)
         return opq_gemm_packed_bytes(gemm, dtype, k, m);
     return m > rows && region_count(dtype, m, k) == 1 ? m * k * opq_dtype_bytes(dtype) : 0;
@@ -467,7 +397,7 @@ opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b,
 opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a, int64_t m, int64_t k, bool turned,
                            void *out)
 {
-    opq_matrix right = transposed(a);
+    opq_matrix right = gemm_transposed(a);
     if (turned)
         return opq_gemm_pack_b(gemm, dtype, &right, k, m, out);
     OPQ_TRY(check_packed(dtype, a, m, k));

@@ -30,12 +30,15 @@ typedef struct opq_matrix {
     const int64_t *rows, *columns;
     int guard_count; /* with both tables, and f32, f16 or bf16: an element that one of the guards leaves out is 0 */
     opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
+    const opq_padded *padded; /* NULL, or how to copy what has guards: then it has these tables and no guards */
+    const int64_t *padded_rows, *padded_columns;
 } opq_matrix;
 /* Moves to a row. */
 static inline void opq_matrix_skip(opq_matrix *matrix, int64_t row)
 {
     matrix->data = (const char *)matrix->data + row * matrix->row_stride * opq_dtype_bytes(matrix->dtype);
     matrix->rows = matrix->rows ? matrix->rows + row : NULL;
+    matrix->padded_rows = matrix->padded_rows ? matrix->padded_rows + row : NULL;
     for (int g = 0; g < matrix->guard_count; g++)
         matrix->guard[g].rows += row;
 }
@@ -74,9 +77,9 @@ int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, 
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n,
                            void *out) OPQ_MUST_CHECK;
 /* The same for a. *out_turned: for the transposed product, of which it is the right operand; better where n columns leave much of their
- * last vectors empty. 0 bytes: so few rows, or so many, that no packed copy serves. */
-int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t m, int64_t n, int64_t k,
-                                   bool *out_turned);
+ * last vectors empty, or b is a window that can be read in place. 0 bytes: so few rows, or so many, that no packed copy serves. */
+int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t m, int64_t n,
+                                   int64_t k, bool *out_turned);
 opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a, int64_t m, int64_t k, bool turned,
                            void *out) OPQ_MUST_CHECK;
 

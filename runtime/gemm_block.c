@@ -33,6 +33,7 @@ typedef struct block {
     int64_t row_first, row_last; /* row panels */
     const char *packed_a;        /* region of packed row panels, NULL if in place */
     int64_t region_first, region_last;
+    gemm_window window;
     char *packed_b, *tile, *edge;
 } block;
 
@@ -95,10 +96,12 @@ void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64
         opq_gemm_pack(run->avx512, &source, k, columns, run->panel, out, panel_stride);
 }
 
-static left_view left_of(const block *w, int64_t k0, int64_t k)
+static left_view left_of(block *w, int64_t k0, int64_t k)
 {
     const gemm_run *run = w->run;
     const opq_matrix *a = &run->call.a;
+    if (run->a_window)
+        return (left_view){gemm_window_data(run, w->batch, k0, k, &w->window), 0, 0};
     if (run->a_in_place)
         return (left_view){opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + k0),
                            a->row_stride * run->element_bytes, 0};
@@ -149,15 +152,15 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
 }
 
 /* A tile that sticks out of c goes through a buffer. */
-static void run_edge(const block *w, opq_gemm_kernel kernel, const char *a, int64_t a_bytes, const right_view *b,
-                     const char *at, char *c, int64_t c_bytes, int64_t rows, int vectors, int64_t columns, int64_t k,
-                     bool accumulate)
+static void run_edge(const block *w, opq_gemm_kernel kernel, const char *a, int64_t a_bytes, const int64_t *at_row,
+                     const int64_t *at_column, const right_view *b, const char *at, char *c, int64_t c_bytes,
+                     int64_t rows, int vectors, int64_t columns, int64_t k, bool accumulate)
 {
     size_t width = (size_t)(columns * w->run->element_bytes);
     int64_t edge_bytes = (int64_t)vectors * w->run->lanes * w->run->element_bytes;
     for (int64_t i = 0; accumulate && i < rows; i++)
         memcpy(w->edge + i * edge_bytes, c + i * c_bytes, width);
-    kernel(a, a_bytes, at, b->k_bytes, b->panel_bytes, w->edge, edge_bytes, k, accumulate, at, 0);
+    kernel(a, a_bytes, at, b->k_bytes, b->panel_bytes, w->edge, edge_bytes, k, accumulate, at, 0, at_row, at_column);
     for (int64_t i = 0; i < rows; i++)
         memcpy(c + i * c_bytes, w->edge + i * edge_bytes, width);
 }
@@ -169,7 +172,10 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
     const gemm_run *run = w->run;
     bool more = k0 > 0 || run->call.accumulate;
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
-    opq_gemm_left left = run->a_in_place ? OPQ_GEMM_LEFT_ROWS : OPQ_GEMM_LEFT_PACKED;
+    opq_gemm_left left = run->a_window     ? OPQ_GEMM_LEFT_WINDOW
+                         : run->a_in_place ? OPQ_GEMM_LEFT_ROWS
+                                           : OPQ_GEMM_LEFT_PACKED;
+    const int64_t *at_column = run->a_window ? w->window.columns + k0 : NULL;
     for (int64_t j = 0; j < columns; j += step) {
         int64_t wide = gemm_min(step, columns - j), step_panels = step / run->panel;
         int vectors = vectors_for(run, wide);
@@ -182,19 +188,22 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
             int64_t row = gemm_row(run, p), rows = gemm_row(run, p + 1) - row;
             char *to = c + (row - top) * c_bytes + j * run->element_bytes;
             const char *from = a->data + (row - a->first_row) * a->row_bytes;
+            const int64_t *at_row = run->a_window ? w->window.rows + row : NULL;
             opq_gemm_kernel kernel;
             OPQ_TRY(gemm_kernel_find(run->gemm, run->call.dtype, left, (int)rows, vectors, &kernel));
             if (whole_vectors || wide == (int64_t)vectors * run->lanes)
-                kernel(from, a->row_bytes, at, b->k_bytes, b->panel_bytes, to, c_bytes, k, more, next, stride);
+                kernel(from, a->row_bytes, at, b->k_bytes, b->panel_bytes, to, c_bytes, k, more, next, stride, at_row,
+                       at_column);
             else
-                run_edge(w, kernel, from, a->row_bytes, b, at, to, c_bytes, rows, vectors, wide, k, more);
+                run_edge(w, kernel, from, a->row_bytes, at_row, at_column, b, at, to, c_bytes, rows, vectors, wide, k,
+                         more);
         }
     }
     return OPQ_OK;
 }
 
 /* The group's columns for a product of few rows: b as it is, all of k at once. */
-static void run_few_rows(const block *w, int64_t column, int64_t columns, char *c, int64_t c_row_stride)
+static void run_few_rows(block *w, int64_t column, int64_t columns, char *c, int64_t c_row_stride)
 {
     const gemm_run *run = w->run;
     const opq_gemm_call *call = &run->call;
@@ -210,7 +219,7 @@ static void run_few_rows(const block *w, int64_t column, int64_t columns, char *
     (run->avx512 ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
 }
 
-static opq_status run_group(const block *w, int64_t first, int64_t last)
+static opq_status run_group(block *w, int64_t first, int64_t last)
 {
     const gemm_run *run = w->run;
     const opq_gemm_call *call = &run->call;
@@ -263,6 +272,8 @@ static int64_t panels_at_once(const gemm_run *run)
 
 static int64_t chunk_rows_bytes(const gemm_run *run)
 {
+    if (run->a_window)
+        return gemm_window_bytes(run);
     if (!gemm_packs_a(run) || run->shared_a)
         return 0;
     int64_t panels = panels_at_once(run);
@@ -300,7 +311,9 @@ static void place_left(block *w, char *room)
     const gemm_run *run = w->run;
     w->region_first = 0;
     w->region_last = run->row_panels;
-    if (run->shared_a) {
+    if (run->a_window) {
+        gemm_window_begin(run, w->batch, room, &w->window);
+    } else if (run->shared_a) {
         w->packed_a = run->shared_a + w->batch * gemm_packed_a_bytes(run, 0, run->row_panels);
     } else if (run->call.packed_a) {
         w->packed_a = run->call.packed_a;
@@ -344,7 +357,7 @@ void gemm_blocks(void *data, int64_t begin, int64_t end)
         int64_t needed = scratch_bytes(&set->runs[r]);
         bytes = needed > bytes ? needed : bytes;
     }
-    char *scratch = gemm_scratch_acquire(1, bytes);
+    char *scratch = gemm_scratch_acquire(GEMM_SCRATCH_block, bytes);
     int status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
     for (int r = 0; r < set->count; r++) {
         int64_t last = first + gemm_block_count(&set->runs[r]);
@@ -353,7 +366,7 @@ void gemm_blocks(void *data, int64_t begin, int64_t end)
         first = last;
     }
     if (scratch)
-        gemm_scratch_release(1, scratch);
+        gemm_scratch_release(GEMM_SCRATCH_block, scratch);
     int none = OPQ_OK;
     if (status != OPQ_OK)
         atomic_compare_exchange_strong(&set->status, &none, status);

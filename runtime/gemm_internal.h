@@ -21,6 +21,7 @@ typedef struct gemm_run {
     int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
     int64_t k_block;      /* of all but the last block of k */
     bool a_in_place, b_in_place;
+    bool a_window;                     /* a_in_place, by tables */
     bool few_rows;                     /* b is transposed in registers: see gemm_few.h */
     char *shared_a, *shared_b;         /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
@@ -92,6 +93,29 @@ static inline int64_t gemm_block_count(const gemm_run *run)
 /* Computes blocks [begin, end) of all runs, one run after the other. */
 void gemm_blocks(void *set, int64_t begin, int64_t end);
 
+/* gemm.c: calls with the same m and k, at once. */
+opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count) OPQ_MUST_CHECK;
+
+/* gemm_turned.c */
+opq_matrix gemm_transposed(const opq_matrix *matrix);
+bool gemm_is_turned(const struct opq_cpu *cpu, const opq_gemm_call *call);
+opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call) OPQ_MUST_CHECK;
+
+/* gemm_window.c: a left operand that is read in place by tables. */
+typedef struct gemm_window {
+    const char *data; /* element (i, k) is rows[i] + columns[k] elements behind */
+    const int64_t *rows, *columns;
+    char *copy; /* NULL, or room for parts of the padded copy, of which [first, last) of the outermost dim are there */
+    int64_t first, last;
+} gemm_window;
+/* Is it better so than packed, for so many columns? */
+bool gemm_is_window(const struct opq_cpu *cpu, opq_dtype dtype, const opq_matrix *left, int64_t n);
+/* Room that gemm_window_begin needs, 64-byte aligned. */
+int64_t gemm_window_bytes(const gemm_run *run);
+void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_window *out_window);
+/* Where its elements are for columns [k0, k0 + k). */
+const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int64_t k, gemm_window *window);
+
 /* gemm_small.c */
 bool gemm_is_small(const struct opq_cpu *cpu, const opq_gemm_call *call);
 opq_status gemm_run_small(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call) OPQ_MUST_CHECK;
@@ -101,8 +125,9 @@ void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
 void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
 opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 
-/* Buffers that a thread keeps between calls: slot 0 for what a call shares, slot 1 for a block. 64-byte aligned, on huge pages if
- * large. NULL: no memory. Release with the same slot. */
+/* Buffers that a thread keeps between calls: for what a call shares, for a block, and for what a turned call packs. 64-byte aligned, on huge
+ * pages if large. NULL: no memory. Release with the same slot. */
+enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_turned, GEMM_SCRATCH_COUNT };
 void *gemm_scratch_acquire(int slot, int64_t bytes);
 void gemm_scratch_release(int slot, void *buffer);
 

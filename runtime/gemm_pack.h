@@ -54,6 +54,8 @@ typedef struct opq_pack_run {
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
 bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
+/* rows x columns elements, rows ld elements apart, become columns x rows. */
+void opq_turn_avx2(const float *from, int64_t ld, int64_t rows, int64_t columns, float *to, int64_t to_ld);
 enum { OPQ_PACK_MOVES_MAX = 36 }; /* of a row */
 /* A vector of a row: elements from `from` on (of the source, counted from where the row begins), every one or every second, go to `to`.
  * Bits of `store`: the lanes that there are; of `load`, and where every second is taken of `more` for what lies behind a vector: what is

@@ -211,6 +211,25 @@ AVX2 bool opq_pack_moves_avx2(const opq_pack_source *s, int64_t k, const opq_pac
     return true;
 }
 
+AVX2 void opq_turn_avx2(const float *from, int64_t ld, int64_t rows, int64_t columns, float *to, int64_t to_ld)
+{
+    int64_t whole_rows = rows - rows % 8, whole_columns = columns - columns % 8;
+    for (int64_t j = 0; j < whole_columns; j += 8)
+        for (int64_t i = 0; i < whole_rows; i += 8) {
+            __m256 r[8];
+#pragma GCC unroll 8
+            for (int v = 0; v < 8; v++)
+                r[v] = _mm256_loadu_ps(from + (i + v) * ld + j);
+            transpose_f32(r);
+#pragma GCC unroll 8
+            for (int v = 0; v < 8; v++)
+                _mm256_storeu_ps(to + (j + v) * to_ld + i, r[v]);
+        }
+    for (int64_t j = 0; j < columns; j++)
+        for (int64_t i = j < whole_columns ? whole_rows : 0; i < rows; i++)
+            to[j * to_ld + i] = from[i * ld + j];
+}
+
 #define EACH_F32(dtype)                                                                                                \
     if (s->to == OPQ_f32 && s->from == dtype) {                                                                        \
         if (s->across_stride == 1)                                                                                     \

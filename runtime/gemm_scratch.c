@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { SLOTS = 2, HUGE_PAGE = 2 << 20, SMALL = 256 << 10 };
+enum { HUGE_PAGE = 2 << 20, SMALL = 256 << 10 };
 #define KEPT_BYTES ((int64_t)64 << 20)
 
 typedef struct slot {
@@ -22,7 +22,7 @@ static bool have_key;
 
 static void drop(void *slots)
 {
-    for (int i = 0; i < SLOTS; i++)
+    for (int i = 0; i < GEMM_SCRATCH_COUNT; i++)
         free(((slot *)slots)[i].data);
     free(slots);
 }
@@ -36,7 +36,7 @@ static slot *slot_of_thread(int index)
         return NULL;
     slot *slots = pthread_getspecific(key);
     if (!slots) {
-        slots = calloc(SLOTS, sizeof *slots);
+        slots = calloc(GEMM_SCRATCH_COUNT, sizeof *slots);
         if (slots && pthread_setspecific(key, slots)) {
             free(slots);
             slots = NULL;

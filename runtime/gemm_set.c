@@ -94,7 +94,7 @@ opq_status gemm_run_set(gemm_set *set)
     double work = 0;
     for (int r = 0; r < set->count; r++)
         bytes += shared_a_bytes(set, r) + shared_b_bytes(&set->runs[r]);
-    char *shared = bytes > 0 ? gemm_scratch_acquire(0, bytes) : NULL;
+    char *shared = bytes > 0 ? gemm_scratch_acquire(GEMM_SCRATCH_shared, bytes) : NULL;
     if (bytes > 0 && !shared)
         return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of packed operands", (long long)bytes);
     if (shared)
@@ -106,7 +106,7 @@ opq_status gemm_run_set(gemm_set *set)
     }
     gemm_parallel(set->runs[0].gemm, blocks, work, gemm_blocks, set);
     if (shared)
-        gemm_scratch_release(0, shared);
+        gemm_scratch_release(GEMM_SCRATCH_shared, shared);
     opq_status status = (opq_status)atomic_load(&set->status);
     if (status == OPQ_OK)
         return OPQ_OK;

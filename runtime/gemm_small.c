@@ -39,7 +39,7 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
             int vectors = (int)(gemm_min(step, width - at) / vector);
             OPQ_TRY(gemm_kernel_find(gemm, call->dtype, OPQ_GEMM_LEFT_ROWS, (int)count, vectors, &kernel));
             kernel(a, a_bytes, b + at, b_bytes, OPQ_GEMM_PANEL_VECTORS * vector, c + at, c_bytes, call->k,
-                   call->accumulate, b, 0);
+                   call->accumulate, b, 0, NULL, NULL);
         }
         a += count * a_bytes;
         c += count * c_bytes;

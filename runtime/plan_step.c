@@ -198,8 +198,13 @@ static opq_status bind_matmul(opq_planner *p, opq_step *step)
                                          .dtype = matmul->contract.operand[o].dtype,
                                          .rows = matmul->contract.operand[o].rows,
                                          .columns = matmul->contract.operand[o].columns,
-                                         .guard_count = matmul->contract.operand[o].guard_count};
+                                         .guard_count = matmul->contract.operand[o].guard_count,
+                                         .padded = matmul->contract.operand[o].padded};
         memcpy(matmul->matrix[o].guard, matmul->contract.operand[o].guard, sizeof matmul->matrix[o].guard);
+        if (matmul->matrix[o].padded) {
+            matmul->matrix[o].padded_rows = matmul->matrix[o].padded->rows;
+            matmul->matrix[o].padded_columns = matmul->matrix[o].padded->columns;
+        }
     }
     matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
     split_batch(matmul);

@@ -126,7 +126,7 @@ static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step
     int32_t id = step->buffers[c->operand[o].buffer];
     if (!worth_packing(matmul, o, &run->plan->storage[id]))
         return NULL;
-    int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, c->m, c->n, c->k, out_turned)
+    int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, &matmul->matrix[1], c->m, c->n, c->k, out_turned)
                          : opq_gemm_packed_bytes(gemm, to, c->k, c->n);
     opq_packed_key key = {.from = x->dtype,
                           .to = to,

@@ -156,7 +156,7 @@ typedef struct sample {
     opq_dtype dtype, a_dtype, b_dtype;
 } sample;
 
-enum { TABLE_MAX = 1 << 13, TABLES = 12 };
+enum { TABLE_MAX = 1 << 13, TABLES = 16 };
 static int64_t tables[TABLES][TABLE_MAX];
 static int table_count;
 
@@ -170,6 +170,11 @@ static const int64_t *table_make(int64_t count, int64_t length, int64_t step, in
     *out_end += count > 0 ? table[count - 1] : 0;
     return table;
 }
+
+enum { COPIES = 4 };
+static opq_padded copies[COPIES];
+static int copy_count;
+static bool copied = true; /* operands with guards say how to copy them */
 
 static opq_matrix window_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
 {
@@ -199,19 +204,22 @@ static opq_matrix padded_make(layout how, opq_dtype dtype, int64_t batch, int64_
     int64_t step = how == PADDED_APART ? 2 : 1, taps = how == PADDED_TAPS ? columns : rows;
     int64_t places = how == PADDED_TAPS ? rows : columns;
     int64_t height = (places + PLACES - 1) / PLACES * step - (step - 1), width = PLACES * step - (step - 1);
-    int64_t *of_taps[3], *of_places[3];
-    for (int t = 0; t < 3; t++)
+    int64_t copied_height = height + 1, copied_width = width + 2, images = (taps + TAPS - 1) / TAPS;
+    int64_t *of_taps[4], *of_places[4]; /* in memory, of each guard, in the copy */
+    for (int t = 0; t < 4; t++)
         of_taps[t] = tables[table_count++ % TABLES], of_places[t] = tables[table_count++ % TABLES];
     assert_true(taps <= TABLE_MAX && places <= TABLE_MAX);
     for (int64_t i = 0; i < taps; i++) {
         of_taps[1][i] = i % TAPS / 3 - 1;
         of_taps[2][i] = i % 3 - 1;
         of_taps[0][i] = (i / TAPS * height + of_taps[1][i]) * width + of_taps[2][i];
+        of_taps[3][i] = (i / TAPS * copied_height + of_taps[1][i] + 1) * copied_width + of_taps[2][i] + 1;
     }
     for (int64_t i = 0; i < places; i++) {
         of_places[1][i] = i / PLACES * step;
         of_places[2][i] = i % PLACES * step;
         of_places[0][i] = of_places[1][i] * width + of_places[2][i];
+        of_places[3][i] = of_places[1][i] * copied_width + of_places[2][i];
     }
     bool turned = how == PADDED_TAPS;
     x.rows = turned ? of_places[0] : of_taps[0];
@@ -220,7 +228,17 @@ static opq_matrix padded_make(layout how, opq_dtype dtype, int64_t batch, int64_
         x.guard[g] = (opq_matrix_guard){.extent = g ? width : height,
                                         .rows = turned ? of_places[1 + g] : of_taps[1 + g],
                                         .columns = turned ? of_taps[1 + g] : of_places[1 + g]};
-    x.batch_stride = (taps + TAPS - 1) / TAPS * height * width;
+    opq_padded *padded = &copies[copy_count++ % COPIES];
+    *padded = (opq_padded){
+        .rank = 3,
+        .dim = {{height * width, 0, images, images}, {width, -1, copied_height, height}, {1, -1, copied_width, width}},
+        .count = images * copied_height * copied_width};
+    if (copied && padded->count > 0) {
+        x.padded = padded;
+        x.padded_rows = turned ? of_places[3] : of_taps[3];
+        x.padded_columns = turned ? of_taps[3] : of_places[3];
+    }
+    x.batch_stride = images * height * width;
     *out = guarded_make(x.batch_stride * batch * opq_dtype_bytes(dtype));
     fill(out->data, dtype, x.batch_stride * batch);
     x.data = out->data;
@@ -351,7 +369,7 @@ static void check_tiles(const sample *s, const char *how, opq_gemm_call call, co
 static void check_packed_left(const sample *s, opq_gemm_call call, const void *packed_b, const char *expect)
 {
     bool better;
-    int64_t bytes = opq_gemm_packed_left_bytes(gemm, s->dtype, s->m, s->n, s->k, &better);
+    int64_t bytes = opq_gemm_packed_left_bytes(gemm, s->dtype, &call.b, s->m, s->n, s->k, &better);
     for (int turned = 0; turned < 2 && (s->batch == 1 || (s->batch > 1 && call.a.batch_stride == 0)); turned++) {
         if (!turned && (bytes == 0 || better))
             continue;
@@ -401,6 +419,8 @@ static void check_accumulated(const sample *s, opq_gemm_call call, const char *e
         call.a.guard[g].columns += g < call.a.guard_count ? k : 0;
         call.b.guard[g].rows += g < call.b.guard_count ? k : 0;
     }
+    call.a.padded_columns += call.a.padded ? k : 0;
+    call.b.padded_rows += call.b.padded ? k : 0;
     call.a.data = (const char *)call.a.data + k * call.a.column_stride * opq_dtype_bytes(call.a.dtype);
     call.b.data = (const char *)call.b.data + k * call.b.row_stride * opq_dtype_bytes(call.b.dtype);
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
@@ -414,6 +434,10 @@ static void check(const sample *s)
     opq_gemm_call call = {.dtype = s->dtype, .batch = s->batch, .m = s->m, .n = s->n, .k = s->k};
     call.a = matrix_make(s->a, s->a_dtype, s->batch, s->m, s->k, &a);
     call.b = matrix_make(s->b, s->b_dtype, s->batch, s->k, s->n, &b);
+    if (call.a.padded)
+        ((opq_padded *)call.a.padded)->summed = s->a == PADDED_TAPS;
+    if (call.b.padded)
+        ((opq_padded *)call.b.padded)->summed = s->b != PADDED_TAPS;
     char *expect = calloc((size_t)(s->batch * s->m * s->n) + 1, 8);
     reference(&call, expect);
     for (threads = 1; threads <= THREADS; threads += THREADS - 1) {
@@ -460,8 +484,10 @@ static void check_shapes(int which)
                     continue;
                 sample one = {
                     s[0], s[1], s[2], s[3], (layout)a, (layout)b, dtypes[which][0], dtypes[which][1], dtypes[which][2]};
+                copied = (a + b) % 4 > 0; /* what does not say how is packed */
                 check(&one);
             }
+    copied = true;
 }
 
 static void test_f32(void **state)
@@ -497,6 +523,9 @@ static void test_large(void **state)
         {1, 1, 900, 1500, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_bf16},
         {1, 900, 1, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 11, 400, 700, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 9, 300, 6001, ROWS, PADDED_PLACES, OPQ_f32, OPQ_f32, OPQ_f32}, /* copied in parts */
+        {2, 300, 140, 6001, PADDED_TAPS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 20, 6001, 300, COLUMNS, PADDED_TAPS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 160, 100, 600, ROWS, COLUMNS, OPQ_f64, OPQ_f64, OPQ_f64},
         {5, 100, 100, 32, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
         {2, 300, 60, 100, ROWS_PADDED, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},

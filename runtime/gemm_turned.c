@@ -1,0 +1,127 @@
+/* The transposed product: of one column, where each vector would hold one useful element; where a copy of the left operand was made for
+ * it; and where the right operand is a window, which is read in place as a left one (gemm_window.c). What it gives is turned back tile by tile.
+ */
+#include "runtime/gemm_internal.h"
+#include "runtime/gemm_pack.h"
+
+#include <string.h>
+
+enum { TURNED_BYTES = 192 * 128 }; /* of a tile's columns, two vectors */
+
+typedef struct turned_call {
+    const opq_gemm_call *call;
+    int width; /* columns that are turned at a time: two vectors */
+    bool avx512;
+} turned_call;
+
+/* Columns [row, row + rows) of what the caller wants are there, as rows. */
+static void give_turned(const turned_call *t, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                        const void *tile, int64_t ld)
+{
+    const opq_gemm_call *call = t->call;
+    if (call->tile) {
+        call->tile(call->tile_data, batch, row, rows, column, columns, tile, ld);
+        return;
+    }
+    int64_t bytes = opq_dtype_bytes(call->dtype);
+    char *c = (char *)call->c + (batch * call->c_batch_stride + row * call->c_row_stride + column) * bytes;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * ld * bytes, (size_t)(columns * bytes));
+}
+
+/* Straight to where the caller wants them, or as many at a time as there is room for. */
+static void turn_tile(const turned_call *t, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                      const float *tile, int64_t ld)
+{
+    const opq_gemm_call *call = t->call;
+    _Alignas(64) float turned[TURNED_BYTES / sizeof(float)];
+    if (!call->tile) {
+        float *c = (float *)call->c + batch * call->c_batch_stride + column * call->c_row_stride + row;
+        opq_turn_avx2(tile, ld, rows, columns, c, call->c_row_stride);
+        return;
+    }
+    int64_t most = (int64_t)(sizeof turned / sizeof *turned) / columns / 8 * 8;
+    for (int64_t i = 0; i < rows; i += most) {
+        int64_t count = gemm_min(most, rows - i);
+        opq_turn_avx2(tile + i * ld, ld, count, columns, turned, count);
+        call->tile(call->tile_data, batch, column, columns, row + i, count, turned, count);
+    }
+}
+
+static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                        const void *tile, int64_t ld)
+{
+    const turned_call *t = data;
+    _Alignas(64) char turned[TURNED_BYTES];
+    opq_dtype dtype = t->call->dtype;
+    opq_pack_source source = {.from = dtype, .to = dtype, .k_stride = 1, .across_stride = ld};
+    if (rows == 1)
+        give_turned(t, batch, column, columns, row, 1, tile, 1);
+    else if (dtype == OPQ_f32 && !t->avx512)
+        turn_tile(t, batch, row, rows, column, columns, tile, ld);
+    else
+        for (int64_t i = 0; i < rows; i += t->width) {
+        int64_t count = gemm_min(t->width, rows - i);
+        source.data = (const char *)tile + i * ld * opq_dtype_bytes(dtype);
+        opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
+        give_turned(t, batch, column, columns, row + i, count, turned, t->width);
+    }
+}
+
+opq_matrix gemm_transposed(const opq_matrix *m)
+{
+    opq_matrix turned = *m;
+    turned.row_stride = m->column_stride;
+    turned.column_stride = m->row_stride;
+    turned.rows = m->columns;
+    turned.columns = m->rows;
+    turned.padded_rows = m->padded_columns;
+    turned.padded_columns = m->padded_rows;
+    for (int g = 0; g < m->guard_count; g++) {
+        turned.guard[g].rows = m->guard[g].columns;
+        turned.guard[g].columns = m->guard[g].rows;
+    }
+    return turned;
+}
+
+/* What all matrices of the batch share is packed once. */
+static opq_status run_packed(opq_gemm *gemm, opq_gemm_call *turned)
+{
+    int64_t bytes = opq_gemm_packed_bytes(gemm, turned->dtype, turned->k, turned->n);
+    void *packed = gemm_scratch_acquire(GEMM_SCRATCH_turned, bytes);
+    if (!packed)
+        return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of a packed operand", (long long)bytes);
+    turned->packed_b = packed;
+    opq_status status = opq_gemm_pack_b(gemm, turned->dtype, &turned->b, turned->k, turned->n, packed);
+    if (status == OPQ_OK)
+        status = gemm_run_regions(gemm, turned, 1);
+    gemm_scratch_release(GEMM_SCRATCH_turned, packed);
+    return status;
+}
+
+bool gemm_is_turned(const struct opq_cpu *cpu, const opq_gemm_call *call)
+{
+    bool can = !call->accumulate && !call->packed_a && !call->packed_b;
+    return call->turned || (can && ((call->n == 1 && call->m > 1) || gemm_is_window(cpu, call->dtype, &call->b, call->m)));
+}
+
+opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
+{
+    opq_gemm_call turned = *call;
+    int vector = opq_gemm_vector_bytes(cpu);
+    turned_call data = {call, OPQ_GEMM_PANEL_VECTORS * vector / opq_dtype_bytes(call->dtype), vector == 64};
+    turned.m = call->n;
+    turned.n = call->m;
+    turned.a = gemm_transposed(&call->b);
+    turned.b = gemm_transposed(&call->a);
+    turned.packed_a = NULL;
+    turned.packed_b = call->packed_a;
+    turned.packed_k = 0;
+    turned.c_row_stride = call->m;
+    if (call->tile || call->n > 1 || call->c_row_stride != 1) {
+        turned.tile = turned_tile;
+        turned.tile_data = &data;
+    }
+    bool shared = turned.batch > 1 && turned.b.batch_stride == 0 && turned.n > 1 && turned.k > 0;
+    return shared && !turned.packed_b && !turned.serial ? run_packed(gemm, &turned) : gemm_run_regions(gemm, &turned, 1);
+}

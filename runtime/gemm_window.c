@@ -1,0 +1,142 @@
+/* Left operands that are windows, read where they lie: a kernel gets a table of rows and one of columns, nothing is packed. Padding is first
+ * copied around what lies in memory, zeros, so that no kernel asks for it: a ninth of what a 3 x 3 window packs.
+ *
+ *   convolution     [positions x window] x [window x channels out], which the caller wants transposed: gemm_turned.c
+ *   its weights     [window x positions] x [positions x channels out], likewise
+ */
+#include "runtime/gemm_internal.h"
+#include "runtime/gemm_pack.h"
+
+#include <string.h>
+
+enum {
+    COLUMNS_MIN = 2,       /* with one, each element is used once */
+    WHOLE_BYTES = 1 << 20, /* of a copy that is made at once */
+};
+
+bool gemm_is_window(const struct opq_cpu *cpu, opq_dtype dtype, const opq_matrix *left, int64_t n)
+{
+    /* With AVX-512 packing takes less and multiplying too: not measured. */
+    return opq_gemm_vector_bytes(cpu) < 64 && gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN &&
+           (left->guard_count == 0 || left->padded);
+}
+
+static int64_t aligned(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
+
+/* Is the copy made block by block of k, as the outermost dim goes? */
+static bool in_parts(const gemm_run *run)
+{
+    const opq_padded *padded = run->call.a.padded;
+    return padded->summed && padded->count * run->element_bytes > WHOLE_BYTES && run->k_block < run->call.k;
+}
+
+/* Elements of the copy that one index of the outermost dim is. */
+static int64_t part_count(const opq_padded *padded) { return padded->count / padded->dim[0].count; }
+
+static int64_t part_of(const gemm_run *run, int64_t k)
+{
+    return run->call.a.padded_columns[k] / part_count(run->call.a.padded);
+}
+
+static int64_t copied_count(const gemm_run *run)
+{
+    const opq_padded *padded = run->call.a.padded;
+    int64_t most = 0;
+    if (!in_parts(run))
+        return padded->count;
+    for (int64_t k = 0; k < run->call.k; k += run->k_block) {
+        int64_t last = gemm_min(k + run->k_block, run->call.k) - 1, parts = part_of(run, last) - part_of(run, k) + 1;
+        most = parts > most ? parts : most;
+    }
+    return most * part_count(padded);
+}
+
+int64_t gemm_window_bytes(const gemm_run *run)
+{
+    const opq_matrix *a = &run->call.a;
+    if (a->guard_count > 0)
+        return aligned(copied_count(run) * run->element_bytes);
+    return aligned(a->rows ? 0 : run->call.m * 8) + aligned(a->columns ? 0 : run->call.k * 8);
+}
+
+/* memcpy of rows that are short. */
+static void copy_row(char *to, const char *from, int64_t bytes)
+{
+    if (bytes < 32) {
+        for (int64_t i = 0; i < bytes; i += 4)
+            memcpy(to + i, from + i, 4);
+        return;
+    }
+    for (int64_t i = 0; i + 32 <= bytes; i += 32)
+        memcpy(to + i, from + i, 32);
+    memcpy(to + bytes - 32, from + bytes - 32, 32);
+}
+
+/* Dim d and those inside, [begin, end) of what the copy has of it, into zeros; `from` is where all of them are 0. */
+static void copy_dims(const opq_padded *p, int d, int64_t begin, int64_t end, int64_t block, const char *from,
+                      int64_t bytes, char *to)
+{
+    const struct opq_padded_dim *dim = &p->dim[d];
+    int64_t first = dim->first + begin, last = gemm_min(dim->first + end, dim->extent); /* in memory */
+    int64_t there = first < 0 ? 0 : first;
+    to += (there - first) * block * bytes;
+    if (d + 1 < p->rank)
+        for (int64_t i = there; i < last; i++, to += block * bytes)
+            copy_dims(p, d + 1, 0, dim[1].count, block / dim[1].count, from + i * dim->stride * bytes, bytes, to);
+    else if (dim->stride == 1 && last > there)
+        copy_row(to, from + there * bytes, (last - there) * bytes);
+    else
+        for (int64_t i = there; i < last; i++, to += bytes)
+            memcpy(to, from + i * dim->stride * bytes, (size_t)bytes);
+}
+
+static const int64_t *table(const int64_t *known, int64_t count, int64_t stride, char *room)
+{
+    int64_t *made = (int64_t *)room;
+    if (known)
+        return known;
+    for (int64_t i = 0; i < count; i++)
+        made[i] = i * stride;
+    return made;
+}
+
+/* Indices [first, last) of the outermost dim. */
+static void copy_parts(const gemm_run *run, int64_t batch, int64_t first, int64_t last, char *to)
+{
+    const opq_matrix *a = &run->call.a;
+    const char *from = opq_pack_at(a->data, a->dtype, batch * a->batch_stride + a->padded->offset);
+    int64_t part = part_count(a->padded), bytes = run->element_bytes;
+    memset(to, 0, (size_t)((last - first) * part * bytes));
+    copy_dims(a->padded, 0, first, last, part, from, bytes, to);
+}
+
+void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_window *out)
+{
+    const opq_matrix *a = &run->call.a;
+    *out = (gemm_window){.data = opq_pack_at(a->data, a->dtype, batch * a->batch_stride)};
+    if (a->guard_count > 0) {
+        out->data = room;
+        out->rows = a->padded_rows;
+        out->columns = a->padded_columns;
+        if (in_parts(run))
+            out->copy = room;
+        else
+            copy_parts(run, batch, 0, a->padded->dim[0].count, room);
+        return;
+    }
+    out->rows = table(a->rows, run->call.m, a->row_stride, room);
+    out->columns = table(a->columns, run->call.k, a->column_stride, room + aligned(a->rows ? 0 : run->call.m * 8));
+}
+
+const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int64_t k, gemm_window *window)
+{
+    if (!window->copy || k == 0)
+        return window->data;
+    int64_t first = part_of(run, k0), last = part_of(run, k0 + k - 1) + 1;
+    if (first < window->first || last > window->last) {
+        copy_parts(run, batch, first, last, window->copy);
+        window->first = first;
+        window->last = last;
+    }
+    return window->copy - window->first * part_count(run->call.a.padded) * run->element_bytes;
+}
