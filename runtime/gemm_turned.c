@@ -61,11 +61,11 @@ static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
         turn_tile(t, batch, row, rows, column, columns, tile, ld);
     else
         for (int64_t i = 0; i < rows; i += t->width) {
-        int64_t count = gemm_min(t->width, rows - i);
-        source.data = (const char *)tile + i * ld * opq_dtype_bytes(dtype);
-        opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
-        give_turned(t, batch, column, columns, row + i, count, turned, t->width);
-    }
+            int64_t count = gemm_min(t->width, rows - i);
+            source.data = (const char *)tile + i * ld * opq_dtype_bytes(dtype);
+            opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
+            give_turned(t, batch, column, columns, row + i, count, turned, t->width);
+        }
 }
 
 opq_matrix gemm_transposed(const opq_matrix *m)
@@ -102,7 +102,8 @@ static opq_status run_packed(opq_gemm *gemm, opq_gemm_call *turned)
 bool gemm_is_turned(const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
     bool can = !call->accumulate && !call->packed_a && !call->packed_b;
-    return call->turned || (can && ((call->n == 1 && call->m > 1) || gemm_is_window(cpu, call->dtype, &call->b, call->m)));
+    return call->turned ||
+           (can && ((call->n == 1 && call->m > 1) || gemm_is_window(cpu, call->dtype, &call->b, call->m)));
 }
 
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)

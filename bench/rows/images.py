@@ -13,6 +13,20 @@ def conv_3x3_relu_64x56x56():
     return function, (torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), torch.randn(64))
 
 
+@row(kind="steps", flops=2 * 2 * 32 * 16 * 32 * 9 * 32 * 32)
+def conv_3x3_gradients_32x16x32x32():
+    def start(compiled, x, w, grad):
+        leaves = [x.requires_grad_(), w.requires_grad_()]
+        convolve = compiled(lambda: F.conv2d(*leaves, padding=1))
+        return lambda: torch.autograd.grad(convolve(), leaves, grad)
+
+    return start, (
+        torch.randn(32, 16, 32, 32),
+        torch.randn(32, 16, 3, 3),
+        torch.randn(32, 32, 32, 32),
+    )
+
+
 @row(bytes=8 * 3 * 224 * 224, flops=2 * 3 * 25 * 224 * 224)
 def blur_5x5_3x224x224():
     return lambda x, w: F.conv2d(x, w, padding=2, groups=3), (
