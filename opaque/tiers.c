@@ -21,6 +21,7 @@ opq_status opq_tiers_init(opq_tiers *tiers)
                                         [OPQ_TIERS_random] = "random"};
     const char *name = getenv("OPAQUE_TIERS");
     tiers->seconds_per_op = tiers->piece_seconds_per_op = FIRST_SECONDS_PER_OP;
+    tiers->near = 1;
     tiers->mode = OPQ_TIERS_model;
     if (name == NULL || !*name)
         return OPQ_OK;
@@ -49,7 +50,7 @@ static void fade(double *seconds, double share)
 
 /* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it, all its kernels compiled:
  * which of them are on disk is not known before. */
-static opq_tier_kind weigh(struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op, int again)
+static opq_tier_kind weigh(struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op, double again)
 {
     static const double LONG = 1e-3, COMPILED_SECONDS_PER_OP = 0.7e-3;
     double price = graph->ops * seconds_per_op;
@@ -59,16 +60,20 @@ static opq_tier_kind weigh(struct opq_seen *seen, const opq_tiers_graph *graph, 
     return price > LONG && graph->seconds < graph->ops * COMPILED_SECONDS_PER_OP ? OPQ_TIER_background : OPQ_TIER_plan;
 }
 
-/* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, and what came three times or more, each
- * time as many runs after the time before, is of a loop, which goes on the longer the longer it has gone on. */
-static int to_come(struct opq_seen *seen, uint64_t distance)
+/* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, as far as what came again before had
+ * done so, too; and what came three times or more, each time as many runs after the time before, is of a loop, which goes on the longer the
+ * longer it has gone on. */
+static double to_come(opq_tiers *tiers, struct opq_seen *seen, uint64_t distance, bool is_new)
 {
     enum { NEAR = 8, NEAR_TO_COME = 8, LOOP_TO_COME = 48 };
+    static const double SHARE = 1.0 / 8, SHARE_OF_NEW = 1.0 / 64;
+    bool near = distance > 0 && distance <= NEAR;
+    tiers->near += (is_new ? SHARE_OF_NEW : SHARE) * (near - tiers->near);
     seen->equal = distance > 0 && distance == seen->distance ? seen->equal + 1 : 1;
     seen->distance = distance;
     if (seen->equal > 1)
         return LOOP_TO_COME * (seen->equal + 1);
-    return distance > 0 && distance <= NEAR ? NEAR_TO_COME : 0;
+    return near ? NEAR_TO_COME * tiers->near : 0;
 }
 
 /* splitmix64 */
@@ -96,9 +101,10 @@ opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, b
     fade(&tiers->piece_seconds_per_op, PIECE_FADE);
     enum { LOOP_MAX = 64 };
     struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
-    uint64_t distance = seen->run > 0 && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
+    bool is_new = seen->run == 0;
+    uint64_t distance = !is_new && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
-    opq_tier_kind tier = weigh(seen, graph, tiers->seconds_per_op, to_come(seen, distance));
+    opq_tier_kind tier = weigh(seen, graph, tiers->seconds_per_op, to_come(tiers, seen, distance, is_new));
     seen->in_pieces += tier != OPQ_TIER_plan;
     return tier;
 }
@@ -171,6 +177,7 @@ opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, b
 void opq_tiers_forget(opq_tiers *tiers, bool costs)
 {
     memset(tiers->seen, 0, sizeof tiers->seen);
+    tiers->near = 1;
     if (costs)
         tiers->seconds_per_op = tiers->piece_seconds_per_op = FIRST_SECONDS_PER_OP;
 }

@@ -261,7 +261,8 @@ SumGradients sum_gradients(const Parts &p, const Variables &grads, const Tensor 
         from_hidden.push_back(made.from_hidden);
         behind = made.before;
     }
-    return {joined(from_input, !p.backwards), joined(from_hidden, !p.backwards), behind.h, behind.c};
+    const Value of_input = joined(from_input, !p.backwards);
+    return {of_input, p.is_lstm() ? of_input : joined(from_hidden, !p.backwards), behind.h, behind.c};
 }
 
 // The hidden state before each step, [steps * batch, hidden].
@@ -296,8 +297,10 @@ void gradients(const Parts &p, const Variables &grads, const bool *wanted, const
     give(2, [&] { return product(sums.from_input, flat(p.x), OPQ_ATTR_transpose_a); });
     give(3, [&] { return product(sums.from_hidden, states_before(p, saved[INPUTS]), OPQ_ATTR_transpose_a); });
     give(4, [&] { return sums.c; });
-    give(5, [&] { return reduce(OPQ_OP_sum, {sums.from_input}, {0}, false); });
-    give(6, [&] { return reduce(OPQ_OP_sum, {sums.from_hidden}, {0}, false); });
+    const auto of_bias = [&](const Value &from) { return reduce(OPQ_OP_sum, {from}, {0}, false); };
+    const Value one = wanted[5] ? of_bias(sums.from_input) : Value();
+    give(5, [&] { return one; });
+    give(6, [&] { return one && p.is_lstm() ? one : of_bias(sums.from_hidden); });
 }
 
 // For gradients of gradients: runs the direction again, as operators. Aliases: one tensor in two places has a gradient for each.
