@@ -53,30 +53,6 @@ static void visit(collector *c, opq_value *value)
         push(&c->snapshot->nodes, value);
 }
 
-static int by_sequence(const void *a, const void *b)
-{
-    uint64_t x = (*(opq_value *const *)a)->sequence, y = (*(opq_value *const *)b)->sequence;
-    return (x > y) - (x < y);
-}
-
-/* Chains are met in descending order, held values of a loop in ascending order: only what is neither is sorted. */
-static void sort(opq_list *nodes)
-{
-    bool ascending = true, descending = true;
-    for (int i = 1; i < nodes->count && (ascending || descending); i++) {
-        bool up = nodes->items[i - 1]->sequence < nodes->items[i]->sequence;
-        ascending = ascending && up;
-        descending = descending && !up;
-    }
-    for (int i = 0, k = nodes->count - 1; descending && i < k; i++, k--) {
-        opq_value *swapped = nodes->items[i];
-        nodes->items[i] = nodes->items[k];
-        nodes->items[k] = swapped;
-    }
-    if (!ascending && !descending)
-        qsort(nodes->items, (size_t)nodes->count, sizeof *nodes->items, by_sequence);
-}
-
 /* Every pending ancestor, in record order. The list is its own queue, so nothing recurses. */
 static opq_status walk(collector *c, opq_value *const *values, int count, const opq_scope *scope)
 {
@@ -93,7 +69,7 @@ static opq_status walk(collector *c, opq_value *const *values, int count, const 
     for (int i = 0; i < nodes->count; i++)
         for (int k = 0; k < nodes->items[i]->arity; k++)
             visit(c, nodes->items[i]->operands[k]);
-    sort(nodes);
+    opq_snapshot_sort(c->snapshot);
     return OPQ_OK;
 }
 
@@ -353,33 +329,6 @@ opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_ori
     *out_origins = origins;
     *out_count = count;
     return made ? OPQ_OK : out_of_memory();
-}
-
-uint64_t opq_sequence(const opq_ctx *ctx) { return atomic_load_explicit(&ctx->sequence, memory_order_relaxed); }
-
-opq_status opq_held_since(opq_ctx *ctx, uint64_t sequence, opq_value ***out_values, int *out_count)
-{
-    uint32_t origin = opq_origin_get();
-    opq_list held = {0};
-    size_t count = 0;
-    opq_spin_lock(&ctx->lock);
-    for (const opq_cell *cell = ctx->pending_cells; cell; cell = cell->next)
-        count++;
-    held.items = malloc((count + 1) * sizeof *held.items);
-    for (const opq_cell *cell = ctx->pending_cells; cell && held.items; cell = cell->next) {
-        if (cell->value->origin != origin || cell->value->sequence < sequence)
-            continue;
-        opq_value_retain(cell->value);
-        push(&held, cell->value);
-    }
-    opq_spin_unlock(&ctx->lock);
-    if (held.items == NULL)
-        return out_of_memory();
-    if (held.count > 1)
-        qsort(held.items, (size_t)held.count, sizeof *held.items, by_sequence);
-    *out_values = held.items;
-    *out_count = held.count;
-    return OPQ_OK;
 }
 
 /* ---- graph */

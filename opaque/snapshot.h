@@ -80,6 +80,8 @@ static inline const opq_type *opq_snapshot_leaf_type(const opq_snapshot *s, int 
  * memory is the caller's `room`, which outlives it; unpin lets its values go, also after a failure. */
 opq_status opq_snapshot_collect(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope,
                                 opq_room *room, opq_snapshot *out_snapshot) OPQ_MUST_CHECK;
+/* Nodes, into record order: part of collecting. */
+void opq_snapshot_sort(const opq_snapshot *snapshot);
 void opq_snapshot_unpin(const opq_snapshot *snapshot);
 /* Origins of what live cells wait for, each once; in `room`. */
 opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_origins, int *out_count) OPQ_MUST_CHECK;

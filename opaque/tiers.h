@@ -27,7 +27,7 @@ typedef struct opq_tiers {
     opq_tiers_mode mode;
     double seconds_per_op; /* of planning and compiling graphs of several ops, lately */
     double piece_seconds_per_op; /* of their pieces: much more once one had to be compiled, so that no run waits for many of these */
-    double near; /* share of the graphs that come again, lately, that do so within a few runs */
+    double near;                 /* share of the graphs that come again, lately, that do so within a few runs */
     uint64_t runs, chance;
     struct opq_seen {
         uint64_t key, run; /* run: the last */

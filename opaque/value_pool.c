@@ -39,9 +39,11 @@ void *opq_value_pool_take(opq_value_pool *pool, size_t bytes, int *out_class)
         return malloc(bytes);
     opq_spin_lock(&pool->lock);
     void **block = pool->free[size_class];
-    if (block)
-        pool->free[size_class] = *block;
-    else
+    if (block) {
+        char *next = pool->free[size_class] = *block;
+        for (int i = 0; i <= size_class && next; i++) /* it lay there for as long as a run takes */
+            __builtin_prefetch(next + i * LINE, 1);
+    } else
         block = (void **)cut(pool, ((size_t)size_class + 1) * LINE);
     pool->live += block != NULL;
     opq_spin_unlock(&pool->lock);
