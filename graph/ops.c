@@ -1,6 +1,7 @@
 /* The op table, expanded: what a row says (opq_op_info) and how it is computed (opq_lowering). */
 #include "graph/graph.h"
 
+#include <pthread.h>
 #include <string.h>
 
 /* A row's flags column is an expression in these names. */
@@ -96,14 +97,40 @@ int opq_lowering_code(const opq_lowering *lowering, opq_dtype dtype)
     return 0;
 }
 
-/* Only text and tables look ops up by name: one pass over 200 lengths needs neither a sorted copy nor a hash. */
+/* Ops by name: a slot has an op's number and one, or 0. Recording a composite row looks up the rows of its expression. */
+enum { SLOTS = 2048 };
+static uint16_t slots[SLOTS];
+_Static_assert(OPQ_OP_COUNT < SLOTS / 2, "names need room");
+
+static unsigned first_slot(const char *name, size_t length)
+{
+    unsigned hash = (unsigned)length;
+    for (size_t i = 0; i < length; i++)
+        hash = hash * 31 + (unsigned char)name[i];
+    return hash;
+}
+
+static void fill_slots(void)
+{
+    for (int op = 0; op < OPQ_OP_COUNT; op++) {
+        unsigned at = first_slot(infos[op].name, name_lengths[op]);
+        while (slots[at % SLOTS])
+            at++;
+        slots[at % SLOTS] = (uint16_t)(op + 1);
+    }
+}
+
 bool opq_op_find(const char *name, size_t length, opq_op *out_op)
 {
-    for (int op = 0; op < OPQ_OP_COUNT; op++)
+    static pthread_once_t filled = PTHREAD_ONCE_INIT;
+    pthread_once(&filled, fill_slots);
+    for (unsigned at = first_slot(name, length); slots[at % SLOTS]; at++) {
+        int op = slots[at % SLOTS] - 1;
         if (name_lengths[op] == length && !memcmp(infos[op].name, name, length)) {
             *out_op = (opq_op)op;
             return true;
         }
+    }
     return false;
 }
 
