@@ -3,6 +3,7 @@
 `python -m torch_opaque cache warm` and the build run it as a program, all of it op by op (OPAQUE_TIERS=lazy), and the networks in pieces (eager)."""
 
 import os
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +105,7 @@ def _nets() -> list:
             nn.Conv2d(8, 8, 3, 1, 1, groups=8),
             nn.Hardswish(),
         ),
+        _images(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(inplace=True)),
         (nn.TransformerEncoder(nn.TransformerEncoderLayer(**encoder), 1), torch.randn(2, 6, 32)),
         (
             nn.TransformerEncoder(
@@ -123,6 +125,8 @@ def _nets() -> list:
         nn.ELU,
         nn.LeakyReLU,
         nn.Softplus,
+        nn.ReLU6,
+        partial(nn.GELU, approximate="tanh"),
     ):
         net = nn.Sequential(
             nn.Linear(6, 16),
@@ -354,10 +358,42 @@ def products() -> None:
             (x @ w).cpu(), (x @ w.t().contiguous().t()).cpu(), (x.t().contiguous().t() @ w).cpu()
 
 
+def _gradients(y, *of) -> None:
+    for gradient in torch.autograd.grad(y, of, torch.ones_like(y)):
+        gradient.cpu()
+
+
+def short_loops() -> None:
+    """What has a kernel for each kind of how long its short loops are: classes, windows of one channel, steps of few rows."""
+    for rows in (1, 4, 16, 64, 128):
+        for classes in (2, 3, 5, 10, 100, 1000):
+            x = torch.randn(rows, classes, device=D).requires_grad_()
+            F.softmax(x, -1).detach().cpu()
+            _gradients(F.cross_entropy(x, torch.zeros(rows, dtype=torch.int64, device=D)), x)
+    for size in (8, 14, 28, 56):
+        for taps in (3, 5, 7):
+            for stride in (1, 2):
+                for images, last in ((1, False), (4, False), (4, True)):
+                    x = torch.randn(images, 8, size, size, device=D)
+                    if last:
+                        x = torch.randn(images, size, size, 8, device=D).permute(0, 3, 1, 2)
+                    x.requires_grad_()
+                    w = torch.randn(8, 1, taps, taps, device=D).requires_grad_()
+                    y = F.conv2d(x, w, None, stride, taps // 2, groups=8)
+                    y.detach().cpu(), _gradients(y, x, w)
+    for rows in (1, 4, 32):
+        for kind in (nn.LSTM, nn.GRU):
+            layer = Last(kind(8, 64, 2, batch_first=True)).to(D)
+            x = torch.randn(rows, 6, 8, device=D)
+            with torch.no_grad():
+                layer(x).cpu()
+            _gradients(layer(x), *layer.parameters())
+
+
 def main() -> None:
     torch.manual_seed(0)
     by_op = os.environ.get("OPAQUE_TIERS") == "lazy"
-    for part in (elementwise, structure, products, networks) if by_op else (networks,):
+    for part in (elementwise, structure, products, networks, short_loops) if by_op else (networks,):
         part()
         torch.opaque.synchronize()
 
