@@ -7,8 +7,8 @@
 
 #include <stdatomic.h>
 
-/* One call, once its ways are chosen. Rows and columns are counted in panels: row panel i of P covers rows [i*m/P, (i+1)*m/P),
- * so that sizes differ by one at most; column panels have `panel` columns, the last may have fewer. */
+/* One call, once its ways are chosen. Rows and columns are counted in panels: row panels' heights
+ * differ by one at most; column panels have `panel` columns, the last may have fewer. */
 typedef struct gemm_run {
     opq_gemm *gemm;
     const struct opq_cpu *cpu;
