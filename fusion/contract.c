@@ -25,6 +25,7 @@ typedef struct splitter {
     bool *matrix;    /* per access: of an operand, or of a condition of it */
     bool *needed;    /* per statement: by what is stored, besides the product's own */
     opq_access *accesses;
+    int guard_access[OPQ_MATRIX_GUARD_MAX]; /* of the operand whose guards were bound last */
 } splitter;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while dividing a product"); }
@@ -141,8 +142,8 @@ static bool find_loops(splitter *s)
     return true;
 }
 
-/* `from`, and from there on what an access moves by, or what `strides` say of each variable. */
-static opq_status make_table(const splitter *s, opq_arena *arena, int access, const int64_t *strides, const axis *loops,
+/* `from`, and from there on what loops move by; strides: per variable. */
+static opq_status fill_table(const splitter *s, opq_arena *arena, const int64_t *strides, const axis *loops,
                              int64_t from, const int64_t **out_table)
 {
     int64_t count = extent_of(s, loops), filled = 1;
@@ -153,12 +154,22 @@ static opq_status make_table(const splitter *s, opq_arena *arena, int access, co
     table[0] = from;
     for (int i = loops->count - 1; i >= 0 && count > 0; i--) {
         int variable = loops->variable[i];
-        int64_t extent = s->dims[variable], stride = strides ? strides[variable] : stride_of(s, access, variable);
+        int64_t extent = s->dims[variable];
         for (int64_t j = filled; j < filled * extent; j++)
-            table[j] = table[j - filled] + stride;
+            table[j] = table[j - filled] + strides[variable];
         filled *= extent;
     }
     return OPQ_OK;
+}
+
+/* By what an access moves. */
+static opq_status make_table(const splitter *s, opq_arena *arena, int access, const axis *loops, int64_t from,
+                             const int64_t **out_table)
+{
+    int64_t strides[OPQ_LOOP_MAX];
+    for (int i = 0; i < loops->count; i++)
+        strides[loops->variable[i]] = stride_of(s, access, loops->variable[i]);
+    return fill_table(s, arena, strides, loops, from, out_table);
 }
 
 /* One stride for all loops, or a table. */
@@ -168,7 +179,7 @@ static opq_status bind_axis(const splitter *s, opq_arena *arena, int access, con
     bool as_one = walks_as_one(s, access, loops) && !table;
     *out_stride = as_one ? stride_of(s, access, loops->variable[loops->count - 1]) : 0;
     *out_offsets = NULL;
-    return as_one ? OPQ_OK : make_table(s, arena, access, NULL, loops, 0, out_offsets);
+    return as_one ? OPQ_OK : make_table(s, arena, access, loops, 0, out_offsets);
 }
 
 /* Conditions joined by `and`: a table each. */
@@ -186,10 +197,11 @@ static opq_status bind_guards(splitter *s, opq_arena *arena, int o, int conditio
     if (!fits)
         return opq_fail(OPQ_UNSUPPORTED, "kernel %s: an operand of its product is no padded matrix", s->k->name);
     const int64_t *dims = s->dims + opq_dims_of(s->k->rank, stmt->access);
+    s->guard_access[*count] = stmt->access;
     opq_matrix_guard *guard = &s->out->operand[o].guard[(*count)++];
     guard->extent = dims[2 + s->k->rank];
-    OPQ_TRY(make_table(s, arena, stmt->access, NULL, o == 0 ? &s->m : &s->sum, dims[0], &guard->rows));
-    return make_table(s, arena, stmt->access, NULL, o == 0 ? &s->sum : &s->n, 0, &guard->columns);
+    OPQ_TRY(make_table(s, arena, stmt->access, o == 0 ? &s->m : &s->sum, dims[0], &guard->rows));
+    return make_table(s, arena, stmt->access, o == 0 ? &s->sum : &s->n, 0, &guard->columns);
 }
 
 /* ---- the copy with its padding */
@@ -200,24 +212,10 @@ enum { COPIED = 3, USED = 4 };
 /* A copy while its dims are found: one for each guard, one for each loop that no guard follows. */
 typedef struct padding {
     opq_padded padded;
-    int access, guard_access[OPQ_MATRIX_GUARD_MAX], guard_count;
+    int access, guard_count;
     int dim_of[OPQ_LOOP_MAX];      /* per variable: its dim, -1 */
     int64_t step_of[OPQ_LOOP_MAX]; /* and how far it moves there */
 } padding;
-
-static void find_guards(const splitter *s, int condition, padding *p)
-{
-    const opq_stmt *stmt = &s->k->stmts[condition];
-    if (stmt->op == OPQ_OP_bitwise_and) {
-        find_guards(s, stmt->operand[0], p);
-        find_guards(s, stmt->operand[1], p);
-        return;
-    }
-    const int64_t *dims = s->dims + opq_dims_of(s->k->rank, stmt->access);
-    p->guard_access[p->guard_count++] = stmt->access;
-    p->padded.dim[p->padded.rank++] =
-        (struct opq_padded_dim){.first = dims[0], .count = 1, .extent = dims[2 + s->k->rank]};
-}
 
 /* Loops are of one dim each, and move in memory as there. */
 static bool add_loops(const splitter *s, const axis *loops, padding *p)
@@ -226,7 +224,7 @@ static bool add_loops(const splitter *s, const axis *loops, padding *p)
         int variable = loops->variable[i], dim = -1;
         int64_t stride = stride_of(s, p->access, variable), step = 1, count = s->dims[variable];
         for (int g = 0; g < p->guard_count; g++) {
-            int64_t along = stride_of(s, p->guard_access[g], variable);
+            int64_t along = stride_of(s, s->guard_access[g], variable);
             if (along < 0 || (along > 0 && (dim >= 0 || stride % along != 0)))
                 return false;
             if (along > 0) {
@@ -287,13 +285,17 @@ static bool is_summed(const splitter *s, const padding *p, const int64_t *stride
     return count == 1 && strides[outermost] >= part;
 }
 
-static opq_status bind_padded(splitter *s, opq_arena *arena, int o, int condition)
+/* Needs the guards. */
+static opq_status bind_padded(splitter *s, opq_arena *arena, int o)
 {
     const axis *rows = o == 0 ? &s->m : &s->sum, *columns = o == 0 ? &s->sum : &s->n;
-    padding p = {.access = operand_access(s, o)};
+    const opq_matrix_guard *guard = s->out->operand[o].guard;
+    padding p = {.access = operand_access(s, o), .guard_count = s->out->operand[o].guard_count};
     int64_t strides[OPQ_LOOP_MAX];
     memset(p.dim_of, 0xff, sizeof p.dim_of);
-    find_guards(s, condition, &p);
+    for (int g = 0; g < p.guard_count; g++)
+        p.padded.dim[p.padded.rank++] =
+            (struct opq_padded_dim){.first = guard[g].rows[0], .count = 1, .extent = guard[g].extent};
     if (!add_loops(s, rows, &p) || !add_loops(s, columns, &p))
         return OPQ_OK;
     lay_out(&p, strides);
@@ -305,8 +307,8 @@ static opq_status bind_padded(splitter *s, opq_arena *arena, int o, int conditio
         return out_of_memory();
     *padded = p.padded;
     s->out->operand[o].padded = padded;
-    OPQ_TRY(make_table(s, arena, -1, strides, rows, 0, &padded->rows));
-    return make_table(s, arena, -1, strides, columns, 0, &padded->columns);
+    OPQ_TRY(fill_table(s, arena, strides, rows, 0, &s->out->operand[o].padded_rows));
+    return fill_table(s, arena, strides, columns, 0, &s->out->operand[o].padded_columns);
 }
 
 static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
@@ -323,7 +325,7 @@ static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
                       &s->out->operand[o].columns));
     if (condition >= 0) {
         OPQ_TRY(bind_guards(s, arena, o, condition));
-        OPQ_TRY(bind_padded(s, arena, o, condition));
+        OPQ_TRY(bind_padded(s, arena, o));
     }
     for (int b = 0; b < s->out->batch_rank; b++)
         s->out->operand[o].batch_stride[b] = stride_of(s, access, s->batch.variable[b]);

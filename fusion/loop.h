@@ -122,7 +122,7 @@ typedef struct opq_matrix_guard {
     const int64_t *rows, *columns;
 } opq_matrix_guard;
 /* A dense copy of what an operand with guards looks at, zeros where nothing is: dims from outside in, of which the copy has [first, first +
- * count) and the memory [0, extent), elements `stride` apart. Element (i, j) of the operand is at rows[i] + columns[j] of the copy. */
+ * count) and the memory [0, extent), elements `stride` apart. */
 typedef struct opq_padded {
     int rank;
     struct opq_padded_dim {
@@ -130,7 +130,6 @@ typedef struct opq_padded {
     } dim[OPQ_LOOP_MAX];
     int64_t offset, count; /* from the operand's offset to where all dims are 0; elements of the copy */
     bool summed;           /* the outermost loop that is summed moves along dim 0, no other does */
-    const int64_t *rows, *columns;
 } opq_padded;
 /* A tree around one product, as a matrix engine takes it: two matrices in memory, and what is made of each tile of the product. */
 typedef struct opq_contract {
@@ -148,7 +147,8 @@ typedef struct opq_contract {
         const int64_t *rows, *columns; /* where each begins, of what is several loops: NULL, or instead of a stride */
         int guard_count;               /* then there are both; an element is there if all of these are in [0, extent) */
         opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
-        const opq_padded *padded; /* NULL: no guards, or no such copy is small */
+        const opq_padded *padded;                    /* NULL: no guards, or no such copy is small */
+        const int64_t *padded_rows, *padded_columns; /* where each begins there */
     } operand[2];
 } opq_contract;
 /* OPQ_UNSUPPORTED: the product is not one of two loads. `arena` holds the result. */

@@ -20,6 +20,8 @@ typedef struct left_view {
     const char *data; /* panel: data + row * row_bytes, rows counted within the region */
     int64_t row_bytes;
     int64_t first_row; /* of the region */
+    opq_gemm_left kind;
+    const int64_t *rows, *columns; /* of a window: of its row 0, of this k */
 } left_view;
 
 typedef struct right_view {
@@ -101,12 +103,19 @@ static left_view left_of(block *w, int64_t k0, int64_t k)
     const gemm_run *run = w->run;
     const opq_matrix *a = &run->call.a;
     if (run->a_window)
-        return (left_view){gemm_window_data(run, w->batch, k0, k, &w->window), 0, 0};
+        return (left_view){.data = gemm_window_data(run, w->batch, k0, k, &w->window),
+                           .kind = OPQ_GEMM_LEFT_WINDOW,
+                           .rows = w->window.rows,
+                           .columns = w->window.columns + k0};
     if (run->a_in_place)
-        return (left_view){opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + k0),
-                           a->row_stride * run->element_bytes, 0};
+        return (left_view){.data = opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + k0),
+                           .row_bytes = a->row_stride * run->element_bytes,
+                           .kind = OPQ_GEMM_LEFT_ROWS};
     int64_t base = gemm_row(run, w->region_first), rows = gemm_row(run, w->region_last) - base;
-    return (left_view){w->packed_a + k0 * rows * run->element_bytes, k * run->element_bytes, base};
+    return (left_view){.data = w->packed_a + k0 * rows * run->element_bytes,
+                       .row_bytes = k * run->element_bytes,
+                       .first_row = base,
+                       .kind = OPQ_GEMM_LEFT_PACKED};
 }
 
 /* Vectors of a tile for `columns` columns: few variants, so that few are compiled. */
@@ -151,16 +160,24 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     return (right_view){w->packed_b, row_bytes, panel_bytes};
 }
 
+/* Rows from `row` on times the panel `at`. */
+static void run_kernel(opq_gemm_kernel kernel, const left_view *a, int64_t row, const right_view *b, const char *at,
+                       char *c, int64_t c_bytes, int64_t k, bool accumulate, const char *next, int64_t next_step)
+{
+    kernel(a->data + (row - a->first_row) * a->row_bytes, a->row_bytes, at, b->k_bytes, b->panel_bytes, c, c_bytes, k,
+           accumulate, next, next_step, a->rows ? a->rows + row : NULL, a->columns);
+}
+
 /* A tile that sticks out of c goes through a buffer. */
-static void run_edge(const block *w, opq_gemm_kernel kernel, const char *a, int64_t a_bytes, const int64_t *at_row,
-                     const int64_t *at_column, const right_view *b, const char *at, char *c, int64_t c_bytes,
-                     int64_t rows, int vectors, int64_t columns, int64_t k, bool accumulate)
+static void run_edge(const block *w, opq_gemm_kernel kernel, const left_view *a, int64_t row, const right_view *b,
+                     const char *at, char *c, int64_t c_bytes, int64_t rows, int vectors, int64_t columns, int64_t k,
+                     bool accumulate)
 {
     size_t width = (size_t)(columns * w->run->element_bytes);
     int64_t edge_bytes = (int64_t)vectors * w->run->lanes * w->run->element_bytes;
     for (int64_t i = 0; accumulate && i < rows; i++)
         memcpy(w->edge + i * edge_bytes, c + i * c_bytes, width);
-    kernel(a, a_bytes, at, b->k_bytes, b->panel_bytes, w->edge, edge_bytes, k, accumulate, at, 0, at_row, at_column);
+    run_kernel(kernel, a, row, b, at, w->edge, edge_bytes, k, accumulate, at, 0);
     for (int64_t i = 0; i < rows; i++)
         memcpy(c + i * c_bytes, w->edge + i * edge_bytes, width);
 }
@@ -172,10 +189,6 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
     const gemm_run *run = w->run;
     bool more = k0 > 0 || run->call.accumulate;
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
-    opq_gemm_left left = run->a_window     ? OPQ_GEMM_LEFT_WINDOW
-                         : run->a_in_place ? OPQ_GEMM_LEFT_ROWS
-                                           : OPQ_GEMM_LEFT_PACKED;
-    const int64_t *at_column = run->a_window ? w->window.columns + k0 : NULL;
     for (int64_t j = 0; j < columns; j += step) {
         int64_t wide = gemm_min(step, columns - j), step_panels = step / run->panel;
         int vectors = vectors_for(run, wide);
@@ -187,16 +200,12 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
         for (int64_t p = first; p < last; p++, next += share) {
             int64_t row = gemm_row(run, p), rows = gemm_row(run, p + 1) - row;
             char *to = c + (row - top) * c_bytes + j * run->element_bytes;
-            const char *from = a->data + (row - a->first_row) * a->row_bytes;
-            const int64_t *at_row = run->a_window ? w->window.rows + row : NULL;
             opq_gemm_kernel kernel;
-            OPQ_TRY(gemm_kernel_find(run->gemm, run->call.dtype, left, (int)rows, vectors, &kernel));
+            OPQ_TRY(gemm_kernel_find(run->gemm, run->call.dtype, a->kind, (int)rows, vectors, &kernel));
             if (whole_vectors || wide == (int64_t)vectors * run->lanes)
-                kernel(from, a->row_bytes, at, b->k_bytes, b->panel_bytes, to, c_bytes, k, more, next, stride, at_row,
-                       at_column);
+                run_kernel(kernel, a, row, b, at, to, c_bytes, k, more, next, stride);
             else
-                run_edge(w, kernel, from, a->row_bytes, at_row, at_column, b, at, to, c_bytes, rows, vectors, wide, k,
-                         more);
+                run_edge(w, kernel, a, row, b, at, to, c_bytes, rows, vectors, wide, k, more);
         }
     }
     return OPQ_OK;

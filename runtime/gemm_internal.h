@@ -105,7 +105,7 @@ opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_
 typedef struct gemm_window {
     const char *data; /* element (i, k) is rows[i] + columns[k] elements behind */
     const int64_t *rows, *columns;
-    char *copy; /* NULL, or room for parts of the padded copy, of which [first, last) of the outermost dim are there */
+    char *copy; /* NULL, or room for the padded copy, of which [first, last) of the outermost dim are there */
     int64_t first, last;
 } gemm_window;
 /* Is it better so than packed, for so many columns? */

@@ -29,43 +29,32 @@ static void give_turned(const turned_call *t, int64_t batch, int64_t row, int64_
         memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * ld * bytes, (size_t)(columns * bytes));
 }
 
-/* Straight to where the caller wants them, or as many at a time as there is room for. */
-static void turn_tile(const turned_call *t, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                      const float *tile, int64_t ld)
-{
-    const opq_gemm_call *call = t->call;
-    _Alignas(64) float turned[TURNED_BYTES / sizeof(float)];
-    if (!call->tile) {
-        float *c = (float *)call->c + batch * call->c_batch_stride + column * call->c_row_stride + row;
-        opq_turn_avx2(tile, ld, rows, columns, c, call->c_row_stride);
-        return;
-    }
-    int64_t most = (int64_t)(sizeof turned / sizeof *turned) / columns / 8 * 8;
-    for (int64_t i = 0; i < rows; i += most) {
-        int64_t count = gemm_min(most, rows - i);
-        opq_turn_avx2(tile + i * ld, ld, count, columns, turned, count);
-        call->tile(call->tile_data, batch, column, columns, row + i, count, turned, count);
-    }
-}
-
 static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
                         const void *tile, int64_t ld)
 {
     const turned_call *t = data;
+    const opq_gemm_call *call = t->call;
     _Alignas(64) char turned[TURNED_BYTES];
-    opq_dtype dtype = t->call->dtype;
-    opq_pack_source source = {.from = dtype, .to = dtype, .k_stride = 1, .across_stride = ld};
-    if (rows == 1)
+    opq_pack_source source = {.from = call->dtype, .to = call->dtype, .k_stride = 1, .across_stride = ld};
+    bool fast =
+        call->dtype == OPQ_f32 && !t->avx512; /* any number of columns at a time, and straight to where they shall be */
+    int64_t width = fast ? TURNED_BYTES / 4 / columns / 8 * 8 : t->width;
+    if (rows == 1) {
         give_turned(t, batch, column, columns, row, 1, tile, 1);
-    else if (dtype == OPQ_f32 && !t->avx512)
-        turn_tile(t, batch, row, rows, column, columns, tile, ld);
-    else
-        for (int64_t i = 0; i < rows; i += t->width) {
-            int64_t count = gemm_min(t->width, rows - i);
-            source.data = (const char *)tile + i * ld * opq_dtype_bytes(dtype);
-            opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
-            give_turned(t, batch, column, columns, row + i, count, turned, t->width);
+    } else if (fast && !call->tile) {
+        float *c = (float *)call->c + batch * call->c_batch_stride + column * call->c_row_stride + row;
+        opq_turn_avx2(tile, ld, rows, columns, c, call->c_row_stride);
+    } else {
+        for (int64_t i = 0; i < rows; i += width) {
+            int64_t count = gemm_min(width, rows - i);
+            source.data = (const char *)tile + i * ld * opq_dtype_bytes(call->dtype);
+            if (fast)
+                opq_turn_avx2(source.data, ld, count, columns, (float *)turned, width);
+            else
+                opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
+            give_turned(t, batch, column, columns, row + i, count, turned, width);
         }
+    }
 }
 
 opq_matrix gemm_transposed(const opq_matrix *m)

@@ -115,13 +115,9 @@ void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_wind
     const opq_matrix *a = &run->call.a;
     *out = (gemm_window){.data = opq_pack_at(a->data, a->dtype, batch * a->batch_stride)};
     if (a->guard_count > 0) {
-        out->data = room;
+        out->copy = room;
         out->rows = a->padded_rows;
         out->columns = a->padded_columns;
-        if (in_parts(run))
-            out->copy = room;
-        else
-            copy_parts(run, batch, 0, a->padded->dim[0].count, room);
         return;
     }
     out->rows = table(a->rows, run->call.m, a->row_stride, room);
@@ -130,13 +126,15 @@ void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_wind
 
 const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int64_t k, gemm_window *window)
 {
-    if (!window->copy || k == 0)
+    if (!window->copy)
         return window->data;
-    int64_t first = part_of(run, k0), last = part_of(run, k0 + k - 1) + 1;
+    const opq_padded *padded = run->call.a.padded;
+    bool parts = in_parts(run);
+    int64_t first = parts ? part_of(run, k0) : 0, last = parts ? part_of(run, k0 + k - 1) + 1 : padded->dim[0].count;
     if (first < window->first || last > window->last) {
         copy_parts(run, batch, first, last, window->copy);
         window->first = first;
         window->last = last;
     }
-    return window->copy - window->first * part_count(run->call.a.padded) * run->element_bytes;
+    return window->copy - window->first * part_count(padded) * run->element_bytes;
 }

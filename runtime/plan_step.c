@@ -199,12 +199,10 @@ static opq_status bind_matmul(opq_planner *p, opq_step *step)
                                          .rows = matmul->contract.operand[o].rows,
                                          .columns = matmul->contract.operand[o].columns,
                                          .guard_count = matmul->contract.operand[o].guard_count,
-                                         .padded = matmul->contract.operand[o].padded};
+                                         .padded = matmul->contract.operand[o].padded,
+                                         .padded_rows = matmul->contract.operand[o].padded_rows,
+                                         .padded_columns = matmul->contract.operand[o].padded_columns};
         memcpy(matmul->matrix[o].guard, matmul->contract.operand[o].guard, sizeof matmul->matrix[o].guard);
-        if (matmul->matrix[o].padded) {
-            matmul->matrix[o].padded_rows = matmul->matrix[o].padded->rows;
-            matmul->matrix[o].padded_columns = matmul->matrix[o].padded->columns;
-        }
     }
     matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
     split_batch(matmul);

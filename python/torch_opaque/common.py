@@ -374,10 +374,9 @@ def short_loops() -> None:
         for taps in (3, 5, 7):
             for stride in (1, 2):
                 for images, last in ((1, False), (4, False), (4, True)):
-                    x = torch.randn(images, 8, size, size, device=D)
-                    if last:
-                        x = torch.randn(images, size, size, 8, device=D).permute(0, 3, 1, 2)
-                    x.requires_grad_()
+                    shape = (images, size, size, 8) if last else (images, 8, size, size)
+                    x = torch.randn(shape, device=D)
+                    x = (x.permute(0, 3, 1, 2) if last else x).requires_grad_()
                     w = torch.randn(8, 1, taps, taps, device=D).requires_grad_()
                     y = F.conv2d(x, w, None, stride, taps // 2, groups=8)
                     y.detach().cpu(), _gradients(y, x, w)
