@@ -169,6 +169,10 @@ static opq_status infer_dtype(opq_inference *call, opq_dtype *out_dtype)
 
 opq_status opq_broadcast(const char *op, const opq_type *a, const opq_type *b, opq_type *out_type)
 {
+    if (b->rank == 0 || opq_shape_equal(a, b)) {
+        *out_type = *a;
+        return OPQ_OK;
+    }
     int rank = a->rank > b->rank ? a->rank : b->rank;
     opq_type result = {.dtype = a->dtype, .rank = (uint8_t)rank};
     for (int d = 0; d < rank; d++) {

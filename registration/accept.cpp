@@ -51,6 +51,7 @@ struct Kind {
     const bool elementwise, parameters; // numbers are parameters: their values count
     uint64_t hash = 0xcbf29ce484222325U;
     int64_t elements = 0;
+    Dims sizes{};
     bool known = true; // every argument was understood
 
     void mix(uint64_t word) { hash = (hash ^ word) * 0x100000001b3U + (hash >> 29); }
@@ -62,8 +63,16 @@ struct Kind {
         if (elementwise)
             return;
         elements += tensor.numel();
-        for (const int64_t size : tensor.sizes())
-            mix(static_cast<uint64_t>(size));
+        sizes.append(tensor.sizes().begin(), tensor.sizes().end());
+    }
+
+    // Sizes count as they compare with each other, and by being 0 or 1: a program whose lengths change tries each operator a few times.
+    void add_sizes()
+    {
+        for (const int64_t size : sizes) {
+            const auto below = std::count_if(sizes.begin(), sizes.end(), [&](int64_t other) { return other < size; });
+            mix(size <= 1 ? static_cast<uint64_t>(size) : 2 + static_cast<uint64_t>(below));
+        }
     }
 
     void add_number(const IValue &value)
@@ -156,6 +165,7 @@ bool accepted(const OperatorHandle &op, const Call &call, size_t total, uint64_t
     kind.mix(at::globalContext().deterministicAlgorithms());
     for (size_t i = 0; i < total; ++i)
         kind.add(call.args[i]);
+    kind.add_sizes();
     if (!kind.known || kind.elements > kFewElements || accepted_kinds().count(kind.hash) != 0 ||
         (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0 ||
         draws_from_default(op.schema(), op.getTags()))

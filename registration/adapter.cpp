@@ -335,23 +335,30 @@ std::optional<Target> functional_of(const OperatorHandle &op)
 
 bool is_hot(const std::string &overload)
 {
-    for (const char *hot : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "relu", "mm", "add_.Tensor",
-                            "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "lerp_.Scalar", "addcmul_", "addcdiv_"})
+    for (const char *hot :
+         {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "relu", "mm", "bmm", "mv", "dot", "add_.Tensor",
+          "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "lerp_.Scalar", "addcmul_", "addcdiv_"})
         if (overload == hot)
             return true;
     return false;
 }
 
-void run_boxed(const OperatorHandle &op, opq_op row, Stack *stack)
+BoxedCall boxed(const char *name, const char *overload, Kernel kernel, opq_op row)
 {
-    const Adapter adapter(op, Form::functional, row == OPQ_OP_matmul ? &mm : pointwise_kernel(row), row);
-    adapter(op, c10::DispatchKeySet(), stack);
+    const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+    return [op, adapter = std::make_shared<Adapter>(op, Form::functional, kernel, row)](Stack *stack) {
+        (*adapter)(op, c10::DispatchKeySet(), stack);
+    };
 }
 
-void run_boxed_inplace(const OperatorHandle &op, const OperatorHandle &functional, opq_op row, Stack *stack)
+BoxedCall boxed_inplace(const char *functional_name, const char *overload, Kernel kernel, opq_op row)
 {
-    const Adapter adapter(functional, Form::inplace, pointwise_kernel(row), row);
-    adapter(op, c10::DispatchKeySet(), stack);
+    auto &dispatcher = c10::Dispatcher::singleton();
+    const OperatorHandle functional = dispatcher.findSchemaOrThrow(functional_name, overload),
+                         op = dispatcher.findSchemaOrThrow((std::string(functional_name) + "_").c_str(), overload);
+    return [op, adapter = std::make_shared<Adapter>(functional, Form::inplace, kernel, row)](Stack *stack) {
+        (*adapter)(op, c10::DispatchKeySet(), stack);
+    };
 }
 
 void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row)

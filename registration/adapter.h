@@ -7,6 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <functional>
 #include <map>
 #include <string>
 
@@ -80,12 +81,18 @@ std::optional<Target> functional_of(const OperatorHandle &op);
 // Registers `kernel` for the functional overload ("add.Tensor") and for its in-place and out forms. A base name without the
 // functional overload ("fill_") registers what exists.
 void adapt(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
-// The functional form of a row's operator, on a stack: for hot.cpp, whose unboxed kernels stand in the adapter's place.
-void run_boxed(const OperatorHandle &op, opq_op row, Stack *stack);
-void run_boxed_inplace(const OperatorHandle &op, const OperatorHandle &functional, opq_op row, Stack *stack);
+// The adapter of an operator, or of its in-place form, on a stack: for hot.cpp, whose unboxed kernels stand in its place.
+using BoxedCall = std::function<void(Stack *stack)>;
+BoxedCall boxed(const char *name, const char *overload, Kernel kernel, opq_op row);
+BoxedCall boxed_inplace(const char *functional_name, const char *overload, Kernel kernel, opq_op row);
 bool is_hot(const std::string &overload);
 Kernel pointwise_kernel(opq_op row);
-bool mm(Call &call);
+bool mm(Call &call); // and bmm
+bool mv(Call &call);
+bool dot(Call &call);
+// The product of a matrix, a batch of them or a vector with another one, of these ranks. Undefined: it is not that simple, nothing has
+// happened.
+Tensor plain_product(const Tensor &a, const Tensor &b, int64_t rank_a, int64_t rank_b);
 // The functional overload alone.
 void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row = OPQ_OP_extern);
 // Structured operators without a kernel of ours become extern nodes directly. Called once all kernels are registered.

@@ -5,6 +5,7 @@
 #include <ATen/SequenceNumber.h>
 #include <array>
 #include <atomic>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/python_headers.h>
@@ -121,8 +122,25 @@ void finish_backward()
     torch::autograd::grad({x.clone()}, {x}, {x.detach()});
 }
 
+namespace
+{
+
+// Backward passes that a thread starts run on it, as they do for CPU tensors: handing each to the device's thread of autograd and waiting
+// for it costs more than recording it. torch.autograd.set_multithreading_enabled(True), called later, is the user's word.
+void keep_backward_here()
+{
+    thread_local bool kept = false;
+    if (C10_LIKELY(kept))
+        return;
+    kept = true;
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+} // namespace
+
 void note_line()
 {
+    keep_backward_here();
     inherit_modes();
     const auto node = torch::autograd::get_current_node();
     if (C10_UNLIKELY(node != nullptr)) {

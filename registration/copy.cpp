@@ -4,6 +4,8 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_to_copy_native.h>
+#include <cstdint>
+#include <cstring>
 
 #include "below.h"
 #include "movement.h"
@@ -92,9 +94,24 @@ bool lie_alike(const Tensor &a, const Tensor &b)
            a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
 }
 
+// A few contiguous elements, to a CPU tensor like them. False: nothing has happened.
+bool copied_plainly(const Tensor &source, const Tensor &target)
+{
+    if (!on_device(source) || !few_bytes_in_order(target) || source.scalar_type() != target.scalar_type() ||
+        source.sizes() != target.sizes() || !source.is_contiguous() || source.is_neg() || source.is_conj() ||
+        !impl_or_null(source))
+        return false;
+    const auto there = in_place(source, OPQ_REASON_copy_to_host);
+    if (there)
+        std::memcpy(target.mutable_data_ptr(), there->data, target.nbytes());
+    return there.has_value();
+}
+
 Tensor copy_from(const Tensor &source, const Tensor &given, bool)
 {
     note_line();
+    if (copied_plainly(source, given))
+        return given;
     const Tensor self = over_token(source), target = over_token(given);
     const std::vector<int64_t> shape = at::infer_size(target.sizes(), self.sizes()); // throws in PyTorch's words
     TORCH_CHECK(target.sizes() == IntArrayRef(shape), "output with shape ", target.sizes(),
@@ -130,6 +147,16 @@ Tensor copy_from_and_resize(const Tensor &self, const Tensor &target)
 at::Scalar local_scalar_dense(const Tensor &self)
 {
     note_line();
+    if (self.numel() == 1 && !self.is_neg() && !self.is_conj() && impl_or_null(self))
+        if (const auto there = in_place(self, OPQ_REASON_item))
+            switch (self.scalar_type()) {
+            case at::kFloat: return *reinterpret_cast<const float *>(there->data);
+            case at::kDouble: return *reinterpret_cast<const double *>(there->data);
+            case at::kLong: return *reinterpret_cast<const int64_t *>(there->data);
+            case at::kInt: return *reinterpret_cast<const int32_t *>(there->data);
+            case at::kBool: return *reinterpret_cast<const bool *>(there->data);
+            default: break;
+            }
     const Tensor cpu = cpu_now(self, OPQ_REASON_item);
     const Below below;
     return cpu.item();
@@ -210,11 +237,27 @@ Tensor &resize_and_copy(Tensor &out, const Tensor &cpu)
     return out;
 }
 
+bool is(const at::Scalar &number, int64_t value) { return number.isIntegral(false) && number.equal(value); }
+
+// How many numbers there are from start to end by integers that every dtype counts alike; -1: PyTorch counts, or refuses.
+int64_t whole_steps(const at::Scalar &start, const at::Scalar &end, const at::Scalar &step, opq_dtype dtype)
+{
+    for (const at::Scalar *const number : {&start, &end, &step})
+        if (!number->isIntegral(false) || number->type() == at::kUInt64 || std::abs(number->toLong()) > INT32_MAX)
+            return -1;
+    const int64_t by = step.toLong(), way = end.toLong() - start.toLong();
+    const bool counts = dtype == OPQ_i64 || dtype == OPQ_i32 || dtype == OPQ_f32 || dtype == OPQ_f64;
+    if (!counts || by == 0 || (by > 0 ? way < 0 : way > 0))
+        return -1;
+    return (way + by - (by > 0 ? 1 : -1)) / by;
+}
+
 Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Scalar &step, Tensor &out)
 {
     note_line();
     const opq_dtype dtype = core_dtype(out.scalar_type());
-    int64_t count = 0;
+    int64_t count = whole_steps(start, end, step, dtype);
+    if (count < 0)
     try { // the length, and most error messages, from the meta kernel
         const Below below;
         Tensor meta = at::empty({0}, out.options().device(c10::kMeta));
@@ -235,9 +278,11 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
         TORCH_CHECK_NOT_IMPLEMENTED(!is_raw(dtype) && dtype != OPQ_bool, "\"arange_cpu\" not implemented for '",
                                     out.scalar_type(), "'");
         const opq_dtype compute = is_float(dtype) ? (dtype == OPQ_f64 ? OPQ_f64 : OPQ_f32) : OPQ_i64;
-        const Value index = iota(count);
-        Value value = record(OPQ_OP_mul, {cast(index, compute), scalar(step, compute)});
-        value = record(OPQ_OP_add, {value, scalar(start, compute)});
+        Value value = cast(iota(count), compute);
+        if (!is(step, 1))
+            value = record(OPQ_OP_mul, {value, scalar(step, compute)});
+        if (!is(start, 0))
+            value = record(OPQ_OP_add, {value, scalar(start, compute)});
         write(out, reshape(value, out.sizes())); // a tensor of as many elements keeps its shape
     });
     return out;

@@ -9,10 +9,12 @@
 #include <ATen/native/Resize.h>
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "below.h"
 #include "journal.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -55,7 +57,7 @@ Value no_elements(opq_dtype dtype, IntArrayRef sizes)
 {
     opq_buffer *buffer = nullptr;
     check(opq_buffer_create(context(), 0, &buffer));
-    const std::unique_ptr<opq_buffer, decltype(&opq_buffer_release)> owner(buffer, &opq_buffer_release);
+    const Memory owner(buffer);
     const opq_type type = opq_type_make(dtype, static_cast<int>(sizes.size()), sizes.data());
     opq_value *out = nullptr;
     check(opq_value_leaf(context(), &type, buffer, &out));
@@ -434,26 +436,30 @@ Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, In
         at::TensorOptions().dtype(dtype).device(c10::kCPU));
 }
 
-// What lies in memory, or will when its cell's value is computed, is read there and not brought side by side first: looking at y[i]
-// needs no kernel. Nothing: it is no part of a value of its dtype.
-static std::optional<Tensor> cpu_in_place(const Tensor &tensor, opq_reason reason)
+std::optional<InPlace> in_place(const Tensor &tensor, opq_reason reason)
 {
     const Value value = Value::take(opq_cell_value(impl_of(tensor)->cell()));
     if (tensor.numel() == 0 || !value || value.dtype() != core_dtype(tensor.scalar_type()))
         return std::nullopt;
-    int64_t last = tensor.storage_offset();
-    for (int64_t d = 0; d < tensor.dim(); ++d)
-        last += (tensor.size(d) - 1) * tensor.stride(d);
-    if (last >= c10::multiply_integers(shape_of(value)))
+    if (tensor.storage_offset() + span_of(tensor) > c10::multiply_integers(shape_of(value)))
         return std::nullopt;
     materialize({value}, reason);
     opq_buffer *const buffer = opq_value_buffer(value.get());
     if (buffer == nullptr)
         return std::nullopt;
     opq_buffer_retain(buffer);
+    return InPlace{Memory(buffer), static_cast<char *>(opq_buffer_data(buffer)) +
+                                       tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize())};
+}
+
+static std::optional<Tensor> cpu_in_place(const Tensor &tensor, opq_reason reason)
+{
+    std::optional<InPlace> there = in_place(tensor, reason);
+    if (!there)
+        return std::nullopt;
     return at::from_blob(
-        static_cast<char *>(opq_buffer_data(buffer)) + tensor.storage_offset() * tensor.itemsize(), tensor.sizes(),
-        tensor.strides(), [buffer](void *) { opq_buffer_release(buffer); },
+        there->data, tensor.sizes(), tensor.strides(),
+        [buffer = there->memory.release()](void *) { opq_buffer_release(buffer); },
         at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU));
 }
 
@@ -484,16 +490,26 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason)
     return result;
 }
 
+bool few_bytes_in_order(const Tensor &cpu)
+{
+    constexpr size_t few = 1 << 16;
+    return cpu.device().is_cpu() && cpu.layout() == at::kStrided && cpu.is_contiguous() && !cpu.is_neg() &&
+           !cpu.is_conj() && !cpu._is_zerotensor() && cpu.numel() != 0 && cpu.nbytes() <= few;
+}
+
 Value upload(const Tensor &source, const Order &order)
 {
     const Dims memory = is_wide(source) ? Dims{source.numel()} : ordered(source.sizes(), order);
     const opq_dtype dtype = core_dtype(source.scalar_type());
     opq_buffer *buffer = nullptr;
     check(opq_buffer_create(context(), source.numel() * source.itemsize(), &buffer));
-    const std::unique_ptr<opq_buffer, decltype(&opq_buffer_release)> owner(buffer, &opq_buffer_release);
-    at::from_blob(opq_buffer_data(buffer), source.sizes(), ordered_strides(source.sizes(), order),
-                  at::TensorOptions().dtype(source.scalar_type()).device(c10::kCPU))
-        .copy_(source);
+    const Memory owner(buffer);
+    if (order.plain() && few_bytes_in_order(source))
+        std::memcpy(opq_buffer_data(buffer), source.const_data_ptr(), source.nbytes());
+    else
+        at::from_blob(opq_buffer_data(buffer), source.sizes(), ordered_strides(source.sizes(), order),
+                      at::TensorOptions().dtype(source.scalar_type()).device(c10::kCPU))
+            .copy_(source);
     const opq_type type = opq_type_make(dtype, static_cast<int>(memory.size()), memory.data());
     opq_value *out = nullptr;
     check(opq_value_leaf(context(), &type, buffer, &out));

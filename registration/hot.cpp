@@ -69,13 +69,18 @@ Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
     return wrap(Value::take(out));
 }
 
+Tensor through(const BoxedCall &call, std::initializer_list<IValue> arguments)
+{
+    Stack stack(arguments);
+    call(&stack);
+    return stack.back().toTensor();
+}
+
 template <opq_op row> Tensor slow(const char *name, std::initializer_list<IValue> arguments)
 {
-    static const OperatorHandle op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(name, row == OPQ_OP_relu || row == OPQ_OP_matmul ? "" : "Tensor");
-    Stack stack(arguments);
-    run_boxed(op, row, &stack);
-    return stack.back().toTensor();
+    static const auto *const call =
+        new BoxedCall(boxed(name, row == OPQ_OP_relu ? "" : "Tensor", pointwise_kernel(row), row));
+    return through(*call, arguments);
 }
 
 template <opq_op row> Tensor add_like(const char *name, const Tensor &a, const Tensor &b, const at::Scalar &alpha)
@@ -119,33 +124,30 @@ Tensor relu(const Tensor &a)
     return guarded([&] { return wrap(record(OPQ_OP_relu, {read(a)})); });
 }
 
-Tensor mm(const Tensor &a, const Tensor &b)
+template <Kernel kernel, int64_t rank_a, int64_t rank_b, opq_op row>
+Tensor product(const char *name, const Tensor &a, const Tensor &b)
 {
-    if (!plain(a) || !plain(b) || is_raw(a) || a.scalar_type() != b.scalar_type() || a.dim() != 2 || b.dim() != 2 ||
-        a.size(1) != b.size(0))
-        return slow<OPQ_OP_matmul>("aten::mm", {a, b});
-    note_line();
-    const Value left = read(a), right = read(b);
-    opq_value *const operands[] = {left.get(), right.get()};
-    opq_value *out = nullptr;
-    if (opq_record(context(), OPQ_OP_matmul, operands, 2, nullptr, 0, &out) != OPQ_OK)
-        return slow<OPQ_OP_matmul>("aten::mm", {a, b});
-    return wrap(Value::take(out));
+    if (Tensor result = plain_product(a, b, rank_a, rank_b); result.defined())
+        return result;
+    static const auto *const call = new BoxedCall(boxed(name, "", kernel, row));
+    return through(*call, {a, b});
 }
+
+Tensor mm(const Tensor &a, const Tensor &b) { return product<&opq::mm, 2, 2, OPQ_OP_matmul>("aten::mm", a, b); }
+
+Tensor bmm(const Tensor &a, const Tensor &b) { return product<&opq::mm, 3, 3, OPQ_OP_extern>("aten::bmm", a, b); }
+
+Tensor mv(const Tensor &a, const Tensor &b) { return product<&opq::mv, 2, 1, OPQ_OP_extern>("aten::mv", a, b); }
+
+Tensor dot(const Tensor &a, const Tensor &b) { return product<&opq::dot, 1, 1, OPQ_OP_extern>("aten::dot", a, b); }
 
 // ---- in place. What is not simple takes the way of all operators.
 
-OperatorHandle find(const char *name, const char *overload)
-{
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-}
-
 // `name` with a trailing underscore is the operator; the row's operands are the arguments.
-void slow_write(opq_op row, const std::string &name, const char *overload, std::initializer_list<IValue> arguments)
+template <opq_op row> void slow_write(const char *name, const char *overload, std::initializer_list<IValue> arguments)
 {
-    const OperatorHandle functional = find(name.c_str(), overload), op = find((name + "_").c_str(), overload);
-    Stack stack(arguments);
-    run_boxed_inplace(op, functional, row, &stack);
+    static const auto *const call = new BoxedCall(boxed_inplace(name, overload, pointwise_kernel(row), row));
+    through(*call, arguments);
 }
 
 template <opq_op row> Tensor &add_like_(const char *name, Tensor &self, const Tensor &other, const at::Scalar &alpha)
@@ -158,7 +160,7 @@ template <opq_op row> Tensor &add_like_(const char *name, Tensor &self, const Te
     } else if (write_scaled(row, self, other, plain_number(alpha, self.scalar_type()))) {
         return self;
     }
-    slow_write(row, name, "Tensor", {self, other, alpha});
+    slow_write<row>(name, "Tensor", {self, other, alpha});
     return self;
 }
 
@@ -167,7 +169,7 @@ template <opq_op row> Tensor &mul_like_(const char *name, Tensor &self, const Te
     note_line();
     const Value value = wrapped(other, self.scalar_type());
     if (value ? !plain_write(row, {self, value}) : !plain_write(row, {self, other}))
-        slow_write(row, name, "Tensor", {self, other});
+        slow_write<row>(name, "Tensor", {self, other});
     return self;
 }
 
@@ -190,7 +192,7 @@ Tensor &lerp_(Tensor &self, const Tensor &end, const at::Scalar &weight)
     note_line();
     const Value value = plain_number(weight, self.scalar_type());
     if (!value || !plain_write(lerp_row(weight), {self, end, value}))
-        slow_write(OPQ_OP_lerp, "aten::lerp", "Scalar", {self, end, weight});
+        slow_write<OPQ_OP_lerp>("aten::lerp", "Scalar", {self, end, weight});
     return self;
 }
 
@@ -199,7 +201,7 @@ Tensor &addcmul_(Tensor &self, const Tensor &a, const Tensor &b, const at::Scala
     note_line();
     const Value value = plain_number(factor, self.scalar_type());
     if (!value || !plain_write(OPQ_OP_addcmul, {self, a, b, value}))
-        slow_write(OPQ_OP_addcmul, "aten::addcmul", "", {self, a, b, factor});
+        slow_write<OPQ_OP_addcmul>("aten::addcmul", "", {self, a, b, factor});
     return self;
 }
 
@@ -208,7 +210,7 @@ Tensor &addcdiv_(Tensor &self, const Tensor &a, const Tensor &b, const at::Scala
     note_line();
     const Value value = plain_number(factor, self.scalar_type());
     if (!value || !plain_write(OPQ_OP_addcdiv, {self, a, b, value}))
-        slow_write(OPQ_OP_addcdiv, "aten::addcdiv", "", {self, a, b, factor});
+        slow_write<OPQ_OP_addcdiv>("aten::addcdiv", "", {self, a, b, factor});
     return self;
 }
 
@@ -231,6 +233,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     library.impl("div.Tensor", OPQ_KERNEL(div));
     library.impl("relu", OPQ_KERNEL(relu));
     library.impl("mm", OPQ_KERNEL(mm));
+    library.impl("bmm", OPQ_KERNEL(bmm));
+    library.impl("mv", OPQ_KERNEL(mv));
+    library.impl("dot", OPQ_KERNEL(dot));
 }
 
 } // namespace

@@ -89,6 +89,26 @@ bool mm(Call &call)
     return true;
 }
 
+Tensor plain_product(const Tensor &a, const Tensor &b, int64_t rank_a, int64_t rank_b)
+{
+    const auto plain = [](const Tensor &tensor, int64_t rank) {
+        return on_device(tensor) && tensor.dim() == rank && !tensor.is_neg() && !tensor.is_conj();
+    };
+    if (!plain(a, rank_a) || !plain(b, rank_b) || a.scalar_type() != b.scalar_type() ||
+        !at::isFloatingType(a.scalar_type()) || is_raw(a) || a.size(-1) != b.size(rank_b == 1 ? 0 : -2) ||
+        (rank_a == 3 && a.size(0) != b.size(0)))
+        return {};
+    note_line();
+    try {
+        const Matrix left = rank_a == 1 ? Matrix{reshape(read(a), {1, a.size(0)}), false} : matrix("mm", a);
+        const Matrix right = rank_b == 1 ? Matrix{reshape(read(b), {b.size(0), 1}), false} : matrix("mm", b);
+        const Value product = contract(left, right);
+        return wrap(rank_b > 1 ? product : reshape(product, a.sizes().slice(0, static_cast<size_t>(rank_a) - 1)));
+    } catch (const Decline &) {
+        return {};
+    }
+}
+
 namespace
 {
 
@@ -112,6 +132,8 @@ bool addmv(Call &call)
     return true;
 }
 
+} // namespace
+
 bool mv(Call &call)
 {
     const Tensor &a = call.tensor(0), &v = call.tensor(1);
@@ -129,6 +151,9 @@ bool dot(Call &call)
     call.give(reshape(contract({row, false}, {column, false}), {}));
     return true;
 }
+
+namespace
+{
 
 // addbmm(self, a, b, beta, alpha): the sum over the batch is one longer contraction
 bool addbmm(Call &call)

@@ -24,6 +24,22 @@ Order format_order(const Tensor &tensor);
 void give_ordered(Call &call, const Value &value, at::ScalarType dtype, const Order &order);
 void give_formatted(Call &call, const Value &value, const Tensor &like);
 
+// ---- between the device's memory and the host's
+struct ReleaseBuffer {
+    void operator()(opq_buffer *buffer) const { opq_buffer_release(buffer); }
+};
+using Memory = std::unique_ptr<opq_buffer, ReleaseBuffer>;
+// A tensor's first element in memory, where its strides hold; while `memory` is kept nothing is written there.
+struct InPlace {
+    Memory memory;
+    char *data;
+};
+// What lies in memory, or will when its cell's value is computed, is read there and not brought side by side first: looking at y[i]
+// needs no kernel. Nothing: it is no part of a value of its dtype. Negation bits are left to the caller.
+std::optional<InPlace> in_place(const Tensor &tensor, opq_reason reason);
+// A CPU tensor whose bytes are its elements, row-major, and so few that a copy is not worth a kernel.
+bool few_bytes_in_order(const Tensor &cpu);
+
 // An index tensor as i64; declines for other than integers.
 Value index_values(const Call &call, const Tensor &index);
 

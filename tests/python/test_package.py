@@ -244,7 +244,7 @@ def test_eager_runs_each_op_at_once():
 
 
 class Look(torch.autograd.Function):
-    """Identity whose backward calls a function on the thread that autograd runs it on."""
+    """Identity whose backward calls a function, on the thread that autograd runs it on."""
 
     @staticmethod
     def forward(ctx, x, call):
@@ -266,14 +266,25 @@ def modes_in_backward(call=lambda: None) -> list:
     return seen
 
 
-def test_autograd_inherits_modes():
+def test_backward_runs_where_it_is_called():
+    """As on the CPU, and not on a thread of autograd's, which is waited for."""
+    where = []
+    modes_in_backward(lambda: where.append(threading.get_ident()))
+    with torch.autograd.set_multithreading_enabled(True):
+        modes_in_backward(lambda: where.append(threading.get_ident()))
+    assert where[0] == threading.get_ident() != where[1]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_autograd_inherits_modes(apart):
     before = _C.get_modes()
-    with torch_opaque.strict(), torch_opaque.eager():
-        assert modes_in_backward() == [before | 1 | 8]
-    assert modes_in_backward() == [before]
+    with torch.autograd.set_multithreading_enabled(apart):
+        with torch_opaque.strict(), torch_opaque.eager():
+            assert modes_in_backward() == [before | 1 | 8]
+        assert modes_in_backward() == [before]
 
 
-def test_a_mode_set_in_a_node_ends_with_it():
+def test_a_mode_set_in_a_node_of_autograds_thread_ends_with_it():
     before = _C.get_modes()
     seen = []
 
@@ -282,7 +293,8 @@ def test_a_mode_set_in_a_node_ends_with_it():
         (torch.ones(3, device="opaque") + 1).sum()
         seen.append(_C.get_modes())
 
-    assert modes_in_backward(leave_a_mode) == [before] and seen == [before | 1]
+    with torch.autograd.set_multithreading_enabled(True):
+        assert modes_in_backward(leave_a_mode) == [before] and seen == [before | 1]
     assert _C.get_modes() == before
 
 

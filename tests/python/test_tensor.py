@@ -448,14 +448,16 @@ def test_journals_are_of_one_thread():
         _C.journal_end(True)
 
 
-def test_journal_has_what_autograd_writes_for_its_thread():
-    """Two threads run backward passes, which one thread of autograd evaluates; one has a journal open."""
+@pytest.mark.parametrize("apart", [False, True])
+def test_journal_has_what_autograd_writes_for_its_thread(apart):
+    """Two threads run backward passes, each its own or one thread of autograd both; one has a journal open."""
     counters = [torch.zeros(1, device=D) for _ in range(2)]
     turns = threading.Barrier(2)
 
     def work(which):
         x = torch.ones(1, device=D, requires_grad=True)
         gradient = torch.ones(1, device=D)
+        torch.autograd.set_multithreading_enabled(apart)
         if which == 0:
             _C.journal_begin()
         turns.wait()
