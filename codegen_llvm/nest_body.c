@@ -40,6 +40,10 @@ int opq_nest_cost(const opq_nest *n, int variable, int from, int to)
             one = 100;
         else if (info && info->class_ == OPQ_CLASS_CAST)
             one = 2;
+        else if ((int)stmt->op == OPQ_INSTR_load_at && n->varies[stmt->operand[0]] >> variable & 1)
+            one = 24; /* lane by lane, with checks: memory is what is waited for */
+        else if (info && (info->flags & OPQ_FLAG_CHECKED) && opq_dtype_kind_of((opq_dtype)stmt->dtype) != OPQ_KIND_FLOAT)
+            one = 20; /* a division of integers, lane by lane */
         else if (info && opq_op_is_math((opq_op)stmt->op))
             one = 20;
         cost += opq_dtype_bytes((opq_dtype)stmt->dtype) == 8 ? 2 * one : one;
