@@ -350,6 +350,184 @@ def structure() -> None:
         F.interpolate(image, scale_factor=2, mode=mode).cpu()
 
 
+ARITHMETIC = (torch.add, torch.sub, torch.mul, torch.div)
+COMPARISONS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+EXTREMES = (torch.maximum, torch.minimum)
+
+
+def single_numbers() -> None:
+    """Tensors of one element, as losses, step lengths and norms are: alone, with numbers, and beside vectors."""
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        x, y = (torch.tensor(v, device=D).to(dtype) for v in (2.0, 3.0))
+        line = torch.rand(6, device=D).to(dtype)
+        for op in (*ARITHMETIC, *COMPARISONS, *EXTREMES):
+            op(x, y).cpu(), op(x, line).cpu(), op(line, line).cpu()
+            if op not in EXTREMES:
+                op(x, 3).cpu(), op(line, 3).cpu()
+        for value in (x, line):
+            (3 - value).cpu(), (3 / value).cpu(), value.clamp(min=1).cpu(), value.clamp(max=1).cpu()
+            (
+                value.abs().cpu(),
+                (-value).cpu(),
+                (value * value).cpu(),
+                value.float().cpu(),
+                value.bool().cpu(),
+            )
+        torch.where(x > 2, x, y).cpu(), x.expand(4).clone().cpu(), torch.stack([x, y]).cpu()
+        torch.zeros((), dtype=dtype, device=D).cpu(), torch.full((), 2, dtype=dtype, device=D).cpu()
+        if dtype.is_floating_point:
+            for name in ("sqrt", "rsqrt", "exp", "log", "sigmoid", "tanh", "reciprocal"):
+                getattr(torch, name)(x).cpu()
+            torch.addcmul(x, x, y).cpu(), torch.lerp(x, y, 0.1).cpu(), (line @ line).cpu()
+            line.norm().cpu(), line.cumsum(0).cpu(), F.softplus(line).cpu()
+    steps = [torch.rand(n, device=D).requires_grad_() for n in (1, 6)]
+    for optimizer in (
+        torch.optim.SGD(steps, 0.1, momentum=0.9),
+        torch.optim.Adam(steps, 0.1),
+        torch.optim.AdamW(steps, 0.1),
+    ):
+        for _ in range(2):
+            sum(F.mse_loss(w * 2, w * w) for w in steps).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps[0].cpu(), steps[1].cpu()
+
+
+def broadcasts() -> None:
+    """Of a batch of matrices with its rows, its columns, and both against each other; and rows of two to four, as points and boxes have."""
+    x = torch.rand(3, 5, 6, device=D) + 1
+    rows, columns = x[:, :1].clone(), x[:, :, :1].clone()
+    for op in (*ARITHMETIC, *EXTREMES, torch.eq, torch.lt, torch.gt):
+        pairs = (
+            (x, rows),
+            (x, columns),
+            (rows, columns),
+            (x, x[0].clone()),
+            (columns, x[0].clone()),
+            (x, x[0, 0].clone()),
+        )
+        for a, b in pairs:
+            op(a, b).cpu(), op(b, a).cpu()
+        op(x[:, 1:4], x[:, 2:5]).cpu(), op(x[:, :, 1], x[:, :, 2]).cpu()
+    for dim in (1, 2):
+        for reduction in (
+            torch.sum,
+            torch.amax,
+            torch.amin,
+            torch.mean,
+            torch.logsumexp,
+            torch.softmax,
+            torch.argmax,
+        ):
+            reduction(x, dim=dim).cpu()
+    (
+        x.sum((0, 1)).cpu(),
+        x.sum((0, 2)).cpu(),
+        (x * x).sum(-1).cpu(),
+        x.transpose(1, 2).contiguous().cpu(),
+    )
+    x[:, :1].expand(3, 5, 6).clone().cpu(), torch.cat([x, x], 2).cpu(), torch.cat([x, x], 1).cpu()
+    for width in (2, 3, 4):
+        for dtype in (torch.float32, torch.int64):
+            y = (torch.rand(7, width, device=D) * 5 + 1).to(dtype)
+            for op in (*ARITHMETIC, *EXTREMES):
+                (
+                    op(y, y[0].clone()).cpu(),
+                    op(y, y[:, 0].clone()[:, None]).cpu(),
+                    op(y[:, 0], y[:, 1]).cpu(),
+                )
+            for reduction in (
+                torch.sum,
+                torch.prod,
+                torch.amax,
+                torch.amin,
+                torch.argmin,
+                torch.argmax,
+            ):
+                reduction(y, dim=1).cpu()
+            order = torch.tensor([1, 0, 2], device=D)
+            (
+                y[order].cpu(),
+                y[:, order[:2]].cpu(),
+                y[:, 0].clone().cpu(),
+                y.t().contiguous().cpu(),
+                y.flip(1).cpu(),
+            )
+            (
+                torch.stack([y[:, 0], y[:, 1]], 1).cpu(),
+                torch.cat([y, y], 1).cpu(),
+                y.roll(1, -1).cpu(),
+            )
+            if dtype.is_floating_point:
+                (
+                    (y * y).sum(1).cpu(),
+                    y.norm(dim=1).cpu(),
+                    F.softmax(y, 1).cpu(),
+                    (y - y[:1]).square().sum(-1).cpu(),
+                )
+
+
+def places() -> None:
+    """What index tensors pick and add to: a label of each row, pairs of places, counts."""
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        x = (torch.rand(5, 6, device=D) * 9).to(dtype)
+        at, ones = torch.tensor([2, 0, 1, 2, 0], device=D), torch.ones(5, dtype=dtype, device=D)
+        labels = at.repeat(2, 1).t()
+        (
+            x.gather(1, at[:, None]).cpu(),
+            x.gather(1, labels[:, :1]).cpu(),
+            x[at, at].cpu(),
+            x[labels[:, 0], at].cpu(),
+        )
+        (
+            x[at[0]].cpu(),
+            x[0][at].cpu(),
+            x[at[:, None]].cpu(),
+            x[torch.tensor(1, device=D)].cpu(),
+            x[x[:, 0] > 4].cpu(),
+        )
+        (
+            torch.zeros(5, dtype=dtype, device=D).index_add(0, at, ones).cpu(),
+            torch.bincount(at, minlength=4).cpu(),
+        )
+        torch.zeros(5, dtype=dtype, device=D).scatter_add(0, at, ones).cpu()
+        torch.zeros(5, 6, dtype=dtype, device=D).scatter_add(1, at[:, None], ones[:, None]).cpu()
+        torch.zeros(5, 6, dtype=dtype, device=D).scatter(1, at[:, None], 1).cpu()
+        x.index_put((at, at), ones, accumulate=True).cpu(), x.index_put((at, at), ones).cpu()
+        y = x.clone()
+        y[:, 0], y[1, 2] = 3, 4
+        y.cpu()
+        if dtype.is_floating_point:
+            w = x.clone().requires_grad_()
+            for picked in (
+                w[at],
+                w[at, at],
+                w.gather(1, at[:, None]),
+                w[:, 1],
+                w[1],
+                F.embedding(at, w),
+                w.amax(1),
+                w.logsumexp(1),
+            ):
+                _gradients(picked, w)
+    at = torch.tensor([2, 0, 1, 2, 0], device=D)
+    (
+        (at // 3).cpu(),
+        (at % 3).cpu(),
+        (at == at[0]).all().cpu(),
+        (at != 1).cpu(),
+        torch.where(at > 1, at, 0).cpu(),
+    )
+    alive = at > 0
+    (
+        (alive & (at < 2)).cpu(),
+        (~alive).cpu(),
+        alive.float().cpu(),
+        alive.nonzero().cpu(),
+        alive.sum().cpu(),
+    )
+
+
 def products() -> None:
     """Tiles of other heights and widths."""
     for rows in (*range(1, 14), 16, 24, 32, 40, 48, 50, 64):
@@ -392,7 +570,17 @@ def short_loops() -> None:
 def main() -> None:
     torch.manual_seed(0)
     by_op = os.environ.get("OPAQUE_TIERS") == "lazy"
-    for part in (elementwise, structure, products, networks, short_loops) if by_op else (networks,):
+    parts = (
+        elementwise,
+        structure,
+        single_numbers,
+        broadcasts,
+        places,
+        products,
+        networks,
+        short_loops,
+    )
+    for part in parts if by_op else (networks,):
         part()
         torch.opaque.synchronize()
 
