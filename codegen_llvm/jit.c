@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE /* memmem */
 #include "codegen_llvm/jit.h"
+#include "codegen_llvm/allowance.h"
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/debug.h"
 #include "codegen_llvm/emit.h"
@@ -31,6 +32,7 @@ struct opq_jit {
     LLVMOrcLLJITRef orc;
     opq_store *store; /* NULL: none */
     char processor[OPQ_STORE_PROCESSOR_MAX];
+    opq_prices prices;
     uint64_t next_name, loads;
     int removed; /* modules, since their names were cleared */
 };
@@ -300,15 +302,30 @@ static void keep_object(const opq_jit *jit, const linking *c, const source *s, L
     opq_store_keep(jit->store, &key, &made);
 }
 
+static opq_status compile_object(opq_jit *jit, linking *c, const source *s, LLVMMemoryBufferRef *out_object)
+{
+    pthread_mutex_lock(&jit->lock);
+    bool paid = s->key == NULL || opq_prices_pay(&jit->prices, s->key->data, s->key->length);
+    pthread_mutex_unlock(&jit->lock);
+    if (!paid)
+        return opq_fail(OPQ_CODEGEN, "%s: compiling it takes more than it is to save", s->title);
+    double begun = opq_now();
+    name_symbol(c, s->title);
+    OPQ_TRY(opq_compiler_object(&jit->compiler, &s->module, c->symbol, out_object));
+    pthread_mutex_lock(&jit->lock);
+    if (s->key)
+        opq_prices_learn(&jit->prices, s->key->length, opq_now() - begun);
+    pthread_mutex_unlock(&jit->lock);
+    return OPQ_OK;
+}
+
 static opq_status make_function(opq_jit *jit, const source *s, opq_jit_module *out_module, void **out_address)
 {
     linking c = {.jit = jit};
     LLVMMemoryBufferRef object = find_object(jit, &c, s);
     bool found = object != NULL;
-    if (!found) {
-        name_symbol(&c, s->title);
-        OPQ_TRY(opq_compiler_object(&jit->compiler, &s->module, c.symbol, &object));
-    }
+    if (!found)
+        OPQ_TRY(compile_object(jit, &c, s, &object));
     pthread_mutex_lock(&jit->lock);
     if (!found)
         keep_object(jit, &c, s, object);

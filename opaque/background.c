@@ -114,10 +114,12 @@ static double processor_time(void)
 static void work_on(const opq_background *b, opq_job *job)
 {
     double start = processor_time();
+    opq_compile_limit(job->limited ? &job->left : NULL);
     if (opq_plan_compile(b->runtime, job->graph, OPQ_FUSED, &job->plan) == OPQ_OK)
         job->plan->lines = job->lines;
     else
         snprintf(job->message, sizeof job->message, "%s", opq_error());
+    opq_compile_limit(NULL);
     job->seconds = processor_time() - start;
 }
 

@@ -7,6 +7,7 @@
 #ifndef OPAQUE_OPAQUE_BACKGROUND_H
 #define OPAQUE_OPAQUE_BACKGROUND_H
 
+#include "codegen_llvm/allowance.h"
 #include "runtime/plan.h"
 
 #include <pthread.h>
@@ -19,8 +20,11 @@ typedef struct opq_job {
     int ops;
     uint64_t lines;
     char *why; /* malloc'd, or NULL */
+    bool limited;
+    opq_allowance given; /* if so */
     /* what came of it */
-    opq_plan *plan; /* NULL: the message has the reason */
+    opq_allowance left;
+    opq_plan *plan; /* NULL: the message has the reason, or the allowance */
     double seconds; /* of processor time */
     char message[256];
     size_t key_bytes;

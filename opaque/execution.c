@@ -141,27 +141,66 @@ static opq_status find_why(const opq_execution *p, char **out_why)
     return wanted ? opq_why(p->runner->ctx->plans, p->snapshot, out_why) : OPQ_OK;
 }
 
+/* Of making a plan: what it took to plan, and of an allowance what is left. */
+static void note_costs(opq_ctx *ctx, int ops, double seconds, bool piece, const opq_plan *plan)
+{
+    if (piece)
+        opq_tiers_planned_piece(&ctx->tiers, ops, seconds, plan->compiled > 0);
+    else
+        opq_tiers_planned(&ctx->tiers, ops, seconds - plan->compile_seconds, false);
+}
+
+/* An allowance of nothing was a look at what is there. */
+static void note_refusal(opq_ctx *ctx, int ops, double seconds, bool piece, const opq_allowance *given,
+                         const opq_allowance *left)
+{
+    atomic_fetch_add(&ctx->stats.compile_nanoseconds, (long long)(seconds * 1e9));
+    if (given->seconds <= 0)
+        return;
+    if (piece)
+        opq_tiers_planned_piece(&ctx->tiers, ops, seconds + left->missing, false);
+    else
+        opq_tiers_planned(&ctx->tiers, ops, seconds + left->missing, true);
+    if (opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
+        opq_log("plan: of %d ops, not made yet: it lacks %.2f ms for a kernel that has to be compiled, they go on in "
+                "pieces",
+                ops, 1e3 * left->missing);
+}
+
 opq_status opq_execution_build(opq_execution *p)
 {
     opq_ctx *ctx = p->runner->ctx;
-    OPQ_TRY(find_why(p, &p->why));
+    opq_allowance left = p->allowance ? *p->allowance : (opq_allowance){0};
+    const opq_snapshot *s = p->snapshot;
+    if (p->why == NULL)
+        OPQ_TRY(find_why(p, &p->why));
     double start = opq_now();
-    OPQ_TRY(compile_plan(p, p->bare, &p->plan));
-    int ops = opq_ops_to_plan(p->snapshot);
+    opq_allowance *before = opq_compile_limit(p->allowance ? &left : NULL);
+    opq_status status = compile_plan(p, p->bare, &p->plan);
+    opq_compile_limit(before);
+    int ops = opq_ops_to_plan(s);
     double seconds = opq_now() - start;
+    if (p->allowance) {
+        opq_tiers_take(&ctx->tiers, p->allowance);
+        opq_tiers_settle(&ctx->tiers, s->key, s->key_bytes, p->allowance, &left);
+    }
+    if (left.missing > 0) {
+        note_refusal(ctx, ops, seconds, p->piece, p->allowance, &left);
+        p->plan = NULL;
+        return OPQ_OK;
+    }
+    OPQ_TRY(status);
     note_plan(ctx, p->plan, p->why, seconds);
-    if (p->piece)
-        opq_tiers_planned_piece(&ctx->tiers, ops, seconds, p->plan->compiled > 0);
-    else
-        opq_tiers_planned(&ctx->tiers, ops, seconds);
+    note_costs(ctx, ops, seconds, p->piece, p->plan);
     atomic_fetch_add(&ctx->stats.plans_built, !p->one_op);
-    opq_plan_cache_keep(ctx->plans, p->snapshot->key, p->snapshot->key_bytes, p->plan);
+    opq_plan_cache_keep(ctx->plans, s->key, s->key_bytes, p->plan);
     return OPQ_OK;
 }
 
 /* ---- plans that a thread in the background makes */
 
-opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_graph *weighed, bool *out_taken)
+opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_graph *weighed,
+                                             const opq_allowance *allowance, bool *out_taken)
 {
     opq_ctx *ctx = p->runner->ctx;
     const opq_snapshot *s = p->snapshot;
@@ -176,15 +215,26 @@ opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_g
     job->gain = weighed->seconds / weighed->ops;
     job->ops = weighed->ops;
     job->lines = opq_snapshot_lines(s);
+    job->limited = allowance != NULL;
+    if (allowance)
+        job->given = job->left = *allowance;
     opq_status status = find_why(p, &job->why);
     *out_taken = status == OPQ_OK && opq_background_add(&ctx->background, job);
     if (!*out_taken)
         opq_job_drop(&ctx->host, job);
+    else if (allowance)
+        opq_tiers_take(&ctx->tiers, allowance);
     return status;
 }
 
 static void collect(opq_ctx *ctx, const opq_job *job)
 {
+    if (job->limited)
+        opq_tiers_settle(&ctx->tiers, job->key, job->key_bytes, &job->given, &job->left);
+    if (job->left.missing > 0) {
+        note_refusal(ctx, job->ops, job->seconds, false, &job->given, &job->left);
+        return;
+    }
     if (job->plan == NULL) {
         atomic_fetch_add(&ctx->stats.plans_failed, 1);
         opq_tiers_refuse(&ctx->tiers, job->key, job->key_bytes);
@@ -194,7 +244,7 @@ static void collect(opq_ctx *ctx, const opq_job *job)
         return;
     }
     note_plan(ctx, job->plan, job->why, job->seconds);
-    opq_tiers_planned(&ctx->tiers, job->ops, job->seconds);
+    note_costs(ctx, job->ops, job->seconds, false, job->plan);
     atomic_fetch_add(&ctx->stats.plans_built, 1);
     atomic_fetch_add(&ctx->stats.plans_in_background, 1);
     opq_plan_cache_keep(ctx->plans, job->key, job->key_bytes, job->plan);

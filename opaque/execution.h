@@ -20,11 +20,12 @@ typedef struct opq_execution {
     opq_snapshot *given;
     const opq_snapshot *snapshot; /* what the plan is for: `given` or any_offset */
     opq_snapshot any_offset;
-    opq_plan *plan, *lines; /* lines: that of an equal graph whose lines are this one's, for a failure */
-    bool reused, mixed;     /* mixed: of the last run, see opq_run_call */
-    bool in_place;          /* outputs may take the memory of what they replace */
-    bool bare;              /* a plan is built without lines, which cost a fifth of planning one op */
-    bool piece, one_op;     /* of several ops; of one, whose plan is not counted */
+    opq_plan *plan, *lines;         /* lines: that of an equal graph whose lines are this one's, for a failure */
+    bool reused, mixed;             /* mixed: of the last run, see opq_run_call */
+    bool in_place;                  /* outputs may take the memory of what they replace */
+    bool bare;                      /* a plan is built without lines, which cost a fifth of planning one op */
+    bool piece, one_op;             /* of several ops; of one, whose plan is not counted */
+    const opq_allowance *allowance; /* of making the plan; NULL: it takes what it takes */
     char *why; /* there was no plan: what tells it from the nearest, malloc'd; for the recorder and the log */
     opq_buffer *const *memory; /* per leaf; NULL: their values have it */
     opq_buffer **inputs,
@@ -36,11 +37,12 @@ int opq_ops_to_plan(const opq_snapshot *snapshot);
 /* Makes the key of `given`, and looks for a plan; by_offset: or for one for any offsets of its views, which is for all but the first offsets
  * that the graph has. *out_found: there is one. */
 opq_status opq_execution_find(opq_execution *execution, bool by_offset, bool *out_found) OPQ_MUST_CHECK;
-/* Builds the plan that was not found, and keeps it in the cache. */
+/* Builds the plan that was not found, and keeps it in the cache. None, without an error, if there is an allowance that was too little. */
 opq_status opq_execution_build(opq_execution *execution) OPQ_MUST_CHECK;
-/* Has it built in the background, where what saves most for what it takes comes first. *out_taken: false if nobody builds there. */
+/* Has it built in the background, where what saves most for what it takes comes first; allowance: as of an execution. *out_taken: false if nobody
+ * builds there. */
 opq_status opq_execution_build_in_background(opq_execution *execution, const opq_tiers_graph *weighed,
-                                             bool *out_taken) OPQ_MUST_CHECK;
+                                             const opq_allowance *allowance, bool *out_taken) OPQ_MUST_CHECK;
 void opq_execution_collect(opq_ctx *ctx); /* plans that were built there go to the cache */
 /* Is the memory of its leaves there? Of one that was being replaced when this process was forked it is not. */
 opq_status opq_execution_check_leaves(const opq_snapshot *snapshot) OPQ_MUST_CHECK;

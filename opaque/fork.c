@@ -51,6 +51,8 @@ static void in_parent(void)
 static void in_child(void)
 {
     for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context) {
+        for (const opq_job *job = ctx->background.working; job; job = job->next) /* lost here, with nothing spent */
+            opq_tiers_settle(&ctx->tiers, job->key, job->key_bytes, &job->given, &job->given);
         opq_background_in_child(&ctx->background);
         let_go(ctx, true);
         if (opq_running() != ctx)

@@ -36,6 +36,29 @@ static void copy_message(char *out, size_t size)
 
 static const unsigned whole = OPQ_MODE_EAGER | OPQ_MODE_UNFUSED | OPQ_MODE_PLANNED;
 
+/* Makes the plan that is wanted; *out_tier: how the run goes. What is limited first takes the kernels that are there, at once; what has to be compiled is
+ * for the background, if somebody is there. */
+static opq_status make_plan(run *r, const opq_tiers_graph *graph, opq_choice choice, opq_tier_kind *out_tier)
+{
+    opq_execution *p = &r->planned;
+    const opq_allowance nothing = {0}, *allowance = choice.limited ? &choice.allowance : NULL;
+    bool taken = false;
+    if (choice.tier == OPQ_TIER_plan && allowance == NULL)
+        return OPQ_OK; /* run_planned() makes it */
+    if (choice.tier == OPQ_TIER_plan) {
+        p->allowance = &nothing;
+        OPQ_TRY(opq_execution_build(p));
+    }
+    if (p->plan == NULL)
+        OPQ_TRY(opq_execution_build_in_background(p, graph, allowance, &taken));
+    p->allowance = allowance;
+    if (p->plan == NULL && !taken && allowance)
+        OPQ_TRY(opq_execution_build(p));
+    p->allowance = NULL;
+    *out_tier = p->plan || !(taken || allowance) ? OPQ_TIER_plan : taken ? OPQ_TIER_background : OPQ_TIER_pieces;
+    return OPQ_OK;
+}
+
 /* found: there is a plan for all of it. */
 static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
 {
@@ -47,16 +70,11 @@ static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
     opq_tiers_graph graph = {0};
     if (!found)
         graph = opq_pieces_weighed(s);
-    opq_tier_kind tier = opq_tiers_choose(tiers, &graph, found);
-    if (tier == OPQ_TIER_plan || !opq_pieces_possible(s))
+    opq_choice choice = opq_tiers_choose(tiers, &graph, found);
+    if (!opq_pieces_possible(s) || (found && choice.tier == OPQ_TIER_plan))
         return OPQ_OK;
-    *out_tier = tier;
-    bool taken = true;
-    if (tier == OPQ_TIER_background && !found)
-        OPQ_TRY(opq_execution_build_in_background(&r->planned, &graph, &taken));
-    if (!taken)
-        *out_tier = OPQ_TIER_plan;
-    return OPQ_OK;
+    *out_tier = choice.tier;
+    return choice.tier == OPQ_TIER_pieces || found ? OPQ_OK : make_plan(r, &graph, choice, out_tier);
 }
 
 /* What a run of it does when nobody looks. */

@@ -96,15 +96,21 @@ static opq_status plan_piece(const pieces *p, opq_execution *piece, bool *out_pl
     if (found || weighed || p->tier == OPQ_TIER_background)
         return OPQ_OK;
     opq_tiers_graph graph = opq_pieces_weighed(s);
-    opq_tier_kind tier = opq_tiers_choose_piece(tiers, &graph);
-    if (tier == OPQ_TIER_pieces)
+    opq_choice choice = opq_tiers_choose_piece(tiers, &graph);
+    if (choice.tier == OPQ_TIER_pieces)
         return OPQ_OK;
+    const opq_allowance *allowance = choice.limited ? &choice.allowance : NULL;
     bool taken = false;
-    if (tier == OPQ_TIER_background)
-        OPQ_TRY(opq_execution_build_in_background(piece, &graph, &taken));
-    *out_planned = !taken;
+    if (choice.tier == OPQ_TIER_background)
+        OPQ_TRY(opq_execution_build_in_background(piece, &graph, allowance, &taken));
+    if (taken)
+        return OPQ_OK;
     piece->piece = true;
-    return taken ? OPQ_OK : opq_execution_build(piece);
+    piece->allowance = allowance;
+    OPQ_TRY(opq_execution_build(piece));
+    piece->allowance = NULL;
+    *out_planned = piece->plan != NULL;
+    return OPQ_OK;
 }
 
 static opq_status add_piece(pieces *p, int32_t first, int32_t end, int ops)

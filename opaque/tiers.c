@@ -48,16 +48,35 @@ static void fade(double *seconds, double share)
         *seconds -= share * (*seconds - LOADED_SECONDS_PER_OP);
 }
 
-/* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it, all its kernels compiled:
- * which of them are on disk is not known before. */
-static opq_tier_kind weigh(struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op, double again)
+/* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it, all its kernels
+ * compiled: that is waited for. */
+static opq_choice weigh(opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op,
+                        double again)
 {
     static const double LONG = 1e-3, COMPILED_SECONDS_PER_OP = 0.7e-3;
-    double price = graph->ops * seconds_per_op;
+    double price = graph->ops * seconds_per_op + seen->missing, to_save = again * graph->seconds - seen->spent;
+    to_save = to_save > 0 ? to_save : 0;
     seen->lost += graph->seconds;
-    if (seen->refused || seen->lost + again * graph->seconds < price)
-        return OPQ_TIER_pieces;
-    return price > LONG && graph->seconds < graph->ops * COMPILED_SECONDS_PER_OP ? OPQ_TIER_background : OPQ_TIER_plan;
+    tiers->purse += graph->seconds;
+    if (seen->refused || seen->lost + to_save < price)
+        return (opq_choice){.tier = OPQ_TIER_pieces};
+    if (graph->seconds >= graph->ops * COMPILED_SECONDS_PER_OP)
+        return (opq_choice){.tier = OPQ_TIER_plan};
+    double own = tiers->purse > 0 ? tiers->purse : 0;
+    return (opq_choice){.tier = price > LONG ? OPQ_TIER_background : OPQ_TIER_plan,
+                        .limited = true,
+                        .allowance = {.seconds = own + to_save, .deposit = own}};
+}
+
+void opq_tiers_take(opq_tiers *tiers, const opq_allowance *allowance) { tiers->purse -= allowance->seconds; }
+
+void opq_tiers_settle(opq_tiers *tiers, const void *key, size_t key_bytes, const opq_allowance *given,
+                      const opq_allowance *left)
+{
+    struct opq_seen *seen = look_up(tiers, key, key_bytes);
+    tiers->purse += left->seconds;
+    seen->spent += given->seconds - left->seconds;
+    seen->missing = left->missing > 0 ? seen->lost + (given->seconds - given->deposit) + left->missing : 0;
 }
 
 /* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, as far as what came again before had
@@ -85,18 +104,18 @@ static opq_tier_kind by_chance(opq_tiers *tiers)
     return (opq_tier_kind[]){OPQ_TIER_plan, OPQ_TIER_pieces, OPQ_TIER_background}[(x ^ x >> 31) % 3];
 }
 
-opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
+opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
 {
     tiers->runs++;
     switch (tiers->mode) {
-    case OPQ_TIERS_off: return OPQ_TIER_plan;
-    case OPQ_TIERS_random: return by_chance(tiers);
+    case OPQ_TIERS_off: return (opq_choice){.tier = OPQ_TIER_plan};
+    case OPQ_TIERS_random: return (opq_choice){.tier = by_chance(tiers)};
     case OPQ_TIERS_lazy:
-    case OPQ_TIERS_eager: return found ? OPQ_TIER_plan : OPQ_TIER_pieces;
+    case OPQ_TIERS_eager: return (opq_choice){.tier = found ? OPQ_TIER_plan : OPQ_TIER_pieces};
     case OPQ_TIERS_model: break;
     }
     if (found)
-        return OPQ_TIER_plan;
+        return (opq_choice){.tier = OPQ_TIER_plan};
     fade(&tiers->seconds_per_op, FADE);
     fade(&tiers->piece_seconds_per_op, PIECE_FADE);
     enum { LOOP_MAX = 64 };
@@ -104,21 +123,24 @@ opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, b
     bool is_new = seen->run == 0;
     uint64_t distance = !is_new && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
-    opq_tier_kind tier = weigh(seen, graph, tiers->seconds_per_op, to_come(tiers, seen, distance, is_new));
-    seen->in_pieces += tier != OPQ_TIER_plan;
-    return tier;
+    opq_choice choice = weigh(tiers, seen, graph, tiers->seconds_per_op, to_come(tiers, seen, distance, is_new));
+    seen->in_pieces += choice.tier != OPQ_TIER_plan || choice.limited;
+    return choice;
 }
 
-opq_tier_kind opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece)
+opq_choice opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece)
 {
     switch (tiers->mode) {
-    case OPQ_TIERS_lazy: return OPQ_TIER_pieces;
-    case OPQ_TIERS_random: return by_chance(tiers);
+    case OPQ_TIERS_lazy: return (opq_choice){.tier = OPQ_TIER_pieces};
+    case OPQ_TIERS_random: return (opq_choice){.tier = by_chance(tiers)};
     case OPQ_TIERS_off:
-    case OPQ_TIERS_eager: return OPQ_TIER_plan;
+    case OPQ_TIERS_eager: return (opq_choice){.tier = OPQ_TIER_plan};
     case OPQ_TIERS_model: break;
     }
-    return weigh(look_up(tiers, piece->key, piece->key_bytes), piece, tiers->piece_seconds_per_op, 0);
+    double purse = tiers->purse;
+    opq_choice choice = weigh(tiers, look_up(tiers, piece->key, piece->key_bytes), piece, tiers->piece_seconds_per_op, 0);
+    tiers->purse = purse; /* the whole graph has said what was lost */
+    return choice;
 }
 
 void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes)
@@ -126,11 +148,12 @@ void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes)
     look_up(tiers, key, key_bytes)->refused = true;
 }
 
-void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds)
+void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds, bool refused)
 {
-    enum { FEW = 4 }; /* which say little of what more of them take */
-    if (ops > FEW)
-        tiers->seconds_per_op += WEIGHT * (seconds / ops - tiers->seconds_per_op);
+    static const double REFUSED_WEIGHT = 0.3; /* others will lack the same kernel */
+    enum { FEW = 4 };                         /* which say little of what more of them take */
+    if (ops > FEW || refused)
+        tiers->seconds_per_op += (refused ? REFUSED_WEIGHT : WEIGHT) * (seconds / ops - tiers->seconds_per_op);
 }
 
 void opq_tiers_planned_piece(opq_tiers *tiers, int ops, double seconds, bool compiled)
@@ -171,13 +194,14 @@ opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, b
                       .ops = graph->ops,
                       .in_pieces = seen->key == hash ? seen->in_pieces : 0,
                       .each = graph->seconds,
-                      .price = graph->ops * tiers->seconds_per_op};
+                      .price = graph->ops * tiers->seconds_per_op + (seen->key == hash ? seen->missing : 0)};
 }
 
 void opq_tiers_forget(opq_tiers *tiers, bool costs)
 {
     memset(tiers->seen, 0, sizeof tiers->seen);
     tiers->near = 1;
+    tiers->purse = 0;
     if (costs)
         tiers->seconds_per_op = tiers->piece_seconds_per_op = FIRST_SECONDS_PER_OP;
 }

@@ -4,10 +4,15 @@
  * most twice the time of who knows the future is spent (ski rental; Karlin et al., Competitive snoopy caching, 1988). What plans cost for each
  * op is measured as they are made, and taken for less as runs go on without one. A graph that comes again within a few runs will come some more,
  * and one that comes for the third time, each time as many runs after the time before, is a loop's, which will go on.
+ *
+ * Whether a plan needs kernels that are nowhere is known only once it is made. So planning has an allowance for compiling (codegen_llvm/allowance.h): what
+ * all graphs have lost by running without plans and have not yet spent, and what this one will save. Where that is too little, the graph goes
+ * on in pieces until it has lost what was missing.
  */
 #ifndef OPAQUE_OPAQUE_TIERS_H
 #define OPAQUE_OPAQUE_TIERS_H
 
+#include "codegen_llvm/allowance.h"
 #include "opaque/record.h"
 
 #include <stddef.h>
@@ -25,8 +30,9 @@ typedef enum opq_tiers_mode {
 enum { OPQ_TIERS_SEEN = 4096 };
 typedef struct opq_tiers {
     opq_tiers_mode mode;
-    double seconds_per_op; /* of planning and compiling graphs of several ops, lately */
+    double seconds_per_op; /* of planning graphs of several ops, lately, and of what was missing to compile them */
     double piece_seconds_per_op; /* of their pieces: much more once one had to be compiled, so that no run waits for many of these */
+    double purse;                /* seconds lost by runs without a plan, less those spent on compiling */
     double near;                 /* share of the graphs that come again, lately, that do so within a few runs */
     uint64_t runs, chance;
     struct opq_seen {
@@ -35,6 +41,8 @@ typedef struct opq_tiers {
         int equal;         /* distances of late, all like the last */
         bool refused;      /* it has no plan */
         double lost;       /* seconds */
+        double spent;      /* of these and of those that a plan will save, on compiling */
+        double missing;    /* what a kernel that its plan needs takes beyond what there was for it */
         int in_pieces;     /* runs */
     } seen[OPQ_TIERS_SEEN];
 } opq_tiers;
@@ -48,14 +56,24 @@ typedef struct opq_tiers_graph {
 } opq_tiers_graph;
 
 opq_status opq_tiers_init(opq_tiers *tiers) OPQ_MUST_CHECK; /* reads OPAQUE_TIERS */
-/* How does the run that comes go: pieces, background or plan? A plan of so many ops would save `seconds` of it; found: there is one, and nothing of
- * the graph is asked. */
-opq_tier_kind opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
+/* How a run goes: in pieces, or by a plan that is there or to be made, here or in the background. */
+typedef struct opq_choice {
+    opq_tier_kind tier;
+    bool limited;            /* making it has an allowance, and may be refused; then the run goes in pieces */
+    opq_allowance allowance; /* to be taken out of the purse when it is used */
+} opq_choice;
+/* A plan of so many ops would save `seconds` of the run that comes; found: there is one, and nothing of the graph is asked. */
+opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
 /* And that of a piece of such a run, without a plan? */
-opq_tier_kind opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece);
+opq_choice opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece);
+/* Around the making of a plan that has an allowance: takes it out of the purse, and puts back what is left. `given` is the one that was taken. */
+void opq_tiers_take(opq_tiers *tiers, const opq_allowance *allowance);
+void opq_tiers_settle(opq_tiers *tiers, const void *key, size_t key_bytes, const opq_allowance *given,
+                      const opq_allowance *left);
 /* The plan could not be made in the background: the graph goes on in pieces. */
 void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes);
-void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds);
+/* Planning so many ops took so long, but for compiling; refused: with what was missing for that. */
+void opq_tiers_planned(opq_tiers *tiers, int ops, double seconds, bool refused);
 void opq_tiers_planned_piece(opq_tiers *tiers, int ops, double seconds, bool compiled);
 /* What is known of a graph, but for what its thread and its ops say. Changes nothing. */
 opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, bool found);

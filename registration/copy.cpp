@@ -258,15 +258,15 @@ Tensor &arange_out(const at::Scalar &start, const at::Scalar &end, const at::Sca
     const opq_dtype dtype = core_dtype(out.scalar_type());
     int64_t count = whole_steps(start, end, step, dtype);
     if (count < 0)
-    try { // the length, and most error messages, from the meta kernel
-        const Below below;
-        Tensor meta = at::empty({0}, out.options().device(c10::kMeta));
-        count = at::arange_out(meta, start, end, step).numel();
-    } catch (const std::exception &) { // integers whose step is a fraction are for the CPU kernel to judge
-        Tensor cpu = at::empty({0}, out.options().device(c10::kCPU));
-        const Below below;
-        return resize_and_copy(out, at::arange_out(cpu, start, end, step));
-    }
+        try { // the length, and most error messages, from the meta kernel
+            const Below below;
+            Tensor meta = at::empty({0}, out.options().device(c10::kMeta));
+            count = at::arange_out(meta, start, end, step).numel();
+        } catch (const std::exception &) { // integers whose step is a fraction are for the CPU kernel to judge
+            Tensor cpu = at::empty({0}, out.options().device(c10::kCPU));
+            const Below below;
+            return resize_and_copy(out, at::arange_out(cpu, start, end, step));
+        }
     if (out.numel() != 0 && out.numel() != count)
         TORCH_WARN("The number of elements in the out tensor of shape ", out.sizes(), " which is ", out.numel(),
                    " does not match the computed number of elements ", count,

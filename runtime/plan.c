@@ -1,5 +1,6 @@
 /* Builds a plan: numbers what is in memory, turns each kernel of the fused graph into a step, places values. */
 #include "runtime/plan_internal.h"
+#include "codegen_llvm/allowance.h"
 #include "graph/fp_control.h"
 #include "graph/progress.h"
 
@@ -268,7 +269,8 @@ static opq_status build_fused(opq_runtime *runtime, fusing *f, bool dry, opq_pla
     for (;;) {
         int32_t failed;
         opq_status status = build_plan(runtime, f->graph, &f->unfused, dry, &failed, out_plan);
-        if (status == OPQ_OK || status == OPQ_NO_MEMORY || failed < 0 || !opq_kernel_splits(f->graph, failed))
+        if (status == OPQ_OK || status == OPQ_NO_MEMORY || failed < 0 || opq_compile_refused() ||
+            !opq_kernel_splits(f->graph, failed))
             return status;
         OPQ_TRY(fall_back(f, failed));
     }

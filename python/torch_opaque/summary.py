@@ -48,7 +48,7 @@ def unwatched_text(run: dict) -> str:
         each, price = seconds_text(tier["each_seconds"]), seconds_text(tier["price_seconds"])
         return (
             f"planned to be looked at; unwatched: {ran or 'no run yet, the first ones are in pieces'}, each about {each} dearer than by a plan, "
-            f"which is made when they have cost {price}, as much as planning {tier['ops']} ops takes, or earlier in a loop"
+            f"which is made when they have cost {price}, as much as planning {tier['ops']} ops takes, or earlier in a loop; what has to be compiled for it must pay, too"
         )
     if kind == "background":
         return f"planned to be looked at; unwatched: {ran}, while a thread in the background makes its plan"

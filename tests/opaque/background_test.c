@@ -106,6 +106,46 @@ static void test_no_threads(void **state)
     assert_true(stats.runs_in_pieces < RUNS);
 }
 
+enum { SINES = 10 };
+static void run_sines(opq_ctx *ctx, int count)
+{
+    for (int run = 0; run < count; run++) {
+        opq_value *value = leaf(ctx, 0);
+        for (int i = 0; i < SINES; i++)
+            value = op1(ctx, OPQ_OP_sin, value);
+        expect_ok(opq_materialize(ctx, &value, 1, OPQ_REASON_item));
+        opq_value_release(value);
+    }
+}
+
+/* A kernel that takes longer to compile than all runs have lost and will is not compiled, here or there; once there is enough it is. */
+static void test_compiling_has_to_pay(void **state)
+{
+    opq_ctx *ctx = *state;
+    ctx->tiers.seconds_per_op =
+        1.2e-4; /* so that the third run has it tried, by a thread; what is to come is then 1.4 ms */
+    for (int threads = 0; threads < 2; threads++) {
+        ctx->background.threads_wanted = threads;
+        opq_tiers_forget(&ctx->tiers, false);
+        ctx->tiers.purse = -1;
+        run_sines(ctx, 3);
+        opq_plans_wait(ctx);
+        run_sines(ctx, 1);
+        opq_stats stats = stats_of(ctx);
+        assert_int_equal(stats.plans_built + stats.plans_failed, 0);
+        assert_int_equal(stats.runs_in_pieces, 4 * (threads + 1));
+        assert_true(ctx->tiers.seconds_per_op > 1.2e-4); /* it was tried */
+        ctx->tiers.seconds_per_op = 1.2e-4;
+    }
+    opq_tiers_forget(&ctx->tiers, false);
+    ctx->tiers.purse = 10;
+    run_sines(ctx, 3);
+    opq_plans_wait(ctx);
+    run_sines(ctx, 1);
+    assert_int_equal(stats_of(ctx).plans_built, 1);
+    assert_true(ctx->tiers.purse > 1 && ctx->tiers.purse < 10); /* what was not needed is back */
+}
+
 /* The allocator of the address sanitizer (GCC 12) takes no lock before a fork: there, no thread may be in it, so the only one is held. */
 #ifdef __SANITIZE_ADDRESS__
 enum { THREADS_AT_FORK = 1 };
@@ -220,7 +260,9 @@ static int make_model(void **state)
     setenv("OPAQUE_BACKGROUND", "2", 1);
     if (make_context(state))
         return 1;
-    ((opq_ctx *)*state)->tiers.seconds_per_op = 1e-4; /* 3 ms for the chain, which is seen to be a loop's the third time */
+    opq_tiers *tiers = &((opq_ctx *)*state)->tiers;
+    tiers->seconds_per_op = 1e-4; /* 3 ms for the chain, which is seen to be a loop's the third time */
+    tiers->purse = 10;            /* and may compile what it needs */
     return 0;
 }
 
@@ -236,6 +278,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_program_goes_on_and_changes_over, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_a_plan_that_fails_is_not_tried_again, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_no_threads, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_compiling_has_to_pay, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_the_child_of_a_fork_goes_on, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_the_context_ends_in_the_middle, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_a_recurrent_layer_is_dear_to_plan, make_model, drop_model),
