@@ -1,5 +1,5 @@
-/* argsort: short rows by insertion, longer ones by their digits, least significant first, which is stable. A digit that all have in common
- * is passed over: few distinct integers are one pass.
+/* argsort, which is stable: short rows by insertion, those of some dozens by merging such runs, each step without a jump that could be guessed wrong,
+ * longer ones by their digits, least significant first. A digit that all have in common is passed over: few distinct integers are one pass.
  */
 #include "runtime/routine.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS, INSERTION_MAX = 32, GRAIN = 4096, KEY_BYTES = 8 };
+enum { DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS, RUN = 8, INSERTION_MAX = 16, MERGE_MAX_PER_BYTE = 24, GRAIN = 4096, KEY_BYTES = 8 };
 
 /* Keys order as unsigned integers what the op orders. */
 typedef struct item {
@@ -70,15 +70,44 @@ static void insertion_sort(item *items, int64_t count)
     }
 }
 
+static void merge(const item *a, const item *a_end, const item *b, const item *b_end, item *out)
+{
+    while (a < a_end && b < b_end) {
+        int64_t later = b->key < a->key;
+        *out++ = a[(b - a) & -later]; /* compilers make a jump of a choice */
+        a += 1 - later;
+        b += later;
+    }
+    memcpy(out, a, (size_t)(a_end - a) * sizeof *out);
+    memcpy(out + (a_end - a), b, (size_t)(b_end - b) * sizeof *out);
+}
+
 /* What is sorted lies in `items` or in `other`: that is returned. */
-static item *radix_sort(item *items, item *other, int64_t count)
+static item *merge_sort(item *items, item *other, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += RUN)
+        insertion_sort(items + i, count - i < RUN ? count - i : RUN);
+    for (int64_t run = RUN; run < count; run *= 2) {
+        for (int64_t i = 0; i < count; i += 2 * run) {
+            int64_t middle = i + run < count ? i + run : count, end = middle + run < count ? middle + run : count;
+            merge(items + i, items + middle, items + middle, items + end, other + i);
+        }
+        item *swapped = items;
+        items = other;
+        other = swapped;
+    }
+    return items;
+}
+
+/* So does it here. Keys differ in their first `bytes` bytes. */
+static item *radix_sort(item *items, item *other, int64_t count, int bytes)
 {
     int64_t histogram[KEY_BYTES][DIGITS];
-    memset(histogram, 0, sizeof histogram);
+    memset(histogram, 0, (size_t)bytes * sizeof *histogram);
     for (int64_t i = 0; i < count; i++)
-        for (int d = 0; d < KEY_BYTES; d++)
+        for (int d = 0; d < bytes; d++)
             histogram[d][items[i].key >> d * DIGIT_BITS & (DIGITS - 1)]++;
-    for (int d = 0; d < KEY_BYTES; d++) {
+    for (int d = 0; d < bytes; d++) {
         int64_t *place = histogram[d], sum = 0;
         if (place[items[0].key >> d * DIGIT_BITS & (DIGITS - 1)] == count)
             continue;
@@ -100,6 +129,7 @@ static void sort_rows(void *data, int64_t begin, int64_t end)
 {
     sorter *s = data;
     int64_t n = s->along, *out = s->call->out;
+    int bytes = s->dtype == OPQ_f16 ? 3 : opq_dtype_bytes(s->dtype); /* of keys: f16's have more digits than it */
     item few[INSERTION_MAX], *items = n <= INSERTION_MAX ? few : malloc(2 * (size_t)n * sizeof *items);
     if (items == NULL) {
         s->failed = true;
@@ -112,8 +142,10 @@ static void sort_rows(void *data, int64_t begin, int64_t end)
         const item *sorted = items;
         if (n <= INSERTION_MAX)
             insertion_sort(items, n);
+        else if (n <= MERGE_MAX_PER_BYTE * bytes)
+            sorted = merge_sort(items, items + n, n);
         else
-            sorted = radix_sort(items, items + n, n);
+            sorted = radix_sort(items, items + n, n, bytes);
         for (int64_t i = 0; i < n; i++)
             out[base + i * s->inner] = sorted[i].at;
     }

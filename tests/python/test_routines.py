@@ -122,6 +122,18 @@ def test_offsets_that_are_none(ends):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:-1])
+@pytest.mark.parametrize("n", [7, 8, 9, 16, 17, 24, 33, 64, 73, 97, 193, 300])
+def test_sort_of_rows_of_any_length(dtype, n):
+    """By insertion, by merging, by digits; numbers of all magnitudes, many of them equal."""
+    torch.manual_seed(n)
+    x = torch.randn(5, n) * 10.0 ** torch.randint(-4, 5, (5, n))
+    x = torch.where(torch.rand(5, n) < 0.3, torch.randint(-3, 4, (5, n)), x)
+    x = x.clamp(0, 255).to(dtype) if dtype == torch.uint8 else x.clamp(-120, 120).to(dtype)
+    for descending in (False, True):
+        both(lambda x, down=descending: x.argsort(dim=1, descending=down, stable=True), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:-1])
 @pytest.mark.parametrize(
     "shape, dim", [((), 0), ((1,), 0), ((50,), 0), ((3, 40), 1), ((33, 4), 0), ((2, 9, 3), 1)]
 )
