@@ -12,9 +12,10 @@ namespace
 
 struct Nll {
     int64_t rows, classes;
-    Value target; // [rows] i64, ignored entries 0
+    Value given;  // [rows] i64
+    Value target; // ignored entries 0
     Value valid;  // [rows] bool
-    Value weight; // [rows], 0 where ignored
+    Value weight; // [rows], 0 where ignored; none: 1 and 0
 };
 
 // False: shapes for PyTorch to judge.
@@ -32,15 +33,13 @@ bool read_nll(const Call &call, size_t first, Nll &out)
         return false;
     out.rows = target.numel();
     out.classes = self.size(-1);
-    const Value given = reshape(index_values(call, target), {out.rows});
-    out.valid = record(OPQ_OP_ne, {given, scalar(call.integer(first + 4))});
-    out.target = record(OPQ_OP_where, {out.valid, given, scalar(0)});
-    const opq_dtype dtype = core_dtype(self.scalar_type());
-    out.weight = cast(out.valid, dtype);
+    out.given = reshape(index_values(call, target), {out.rows});
+    out.valid = record(OPQ_OP_ne, {out.given, scalar(call.integer(first + 4))});
+    out.target = record(OPQ_OP_where, {out.valid, out.given, scalar(0)});
     if (weighted) {
         const Value picked = record(OPQ_OP_index_select, {call.in(first + 2), out.target},
                                     {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())});
-        out.weight = record(OPQ_OP_mul, {picked, out.weight});
+        out.weight = record(OPQ_OP_mul, {picked, cast(out.valid, core_dtype(self.scalar_type()))});
     }
     return true;
 }
@@ -57,14 +56,15 @@ bool nll_loss(Call &call)
     const Value picked =
         reshape(record(OPQ_OP_gather, {self, index}, {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())}),
                 {nll.rows});
-    const Value weighed = record(OPQ_OP_neg, {record(OPQ_OP_mul, {picked, nll.weight})});
+    const Value weighed = record(OPQ_OP_neg, {nll.weight ? times(picked, nll.weight) : picked});
     const Value losses = record(OPQ_OP_where, {nll.valid, weighed, scalar(0, weighed.dtype())});
     if (reduction == at::Reduction::None && call.tensor(0).dim() == 2) {
         call.give(losses);
         call.give(full(0, losses.dtype(), {}));
         return true;
     }
-    const Value sum = reduce(OPQ_OP_sum, {losses}, {0}, false), total = reduce(OPQ_OP_sum, {nll.weight}, {0}, false);
+    const Value weight = nll.weight ? nll.weight : cast(nll.valid, losses.dtype());
+    const Value sum = reduce(OPQ_OP_sum, {losses}, {0}, false), total = reduce(OPQ_OP_sum, {weight}, {0}, false);
     call.give(reduction == at::Reduction::Mean ? record(OPQ_OP_div, {sum, total}) : sum);
     call.give(total);
     return true;
@@ -83,15 +83,17 @@ bool nll_loss_backward(Call &call)
         grad = reshape(grad, {nll.rows, 1});
     if (reduction == at::Reduction::Mean)
         grad = record(OPQ_OP_div, {grad, call.in(6)});
-    const Value slope = record(OPQ_OP_neg, {record(OPQ_OP_mul, {reshape(nll.weight, {nll.rows, 1}), grad})});
+    const Dims column{nll.rows, 1};
+    const Value slope = record(OPQ_OP_neg, {nll.weight ? times(reshape(nll.weight, column), grad) : grad});
     const Value classes = iota({nll.rows, nll.classes}, 1);
     // Forward has checked the target; so must this run, or a step would be taken without the row that is wrong.
     const Value ones = expand(full(1, slope.dtype(), {1, 1}), {nll.rows, nll.classes});
-    const Value checked = record(OPQ_OP_gather, {ones, reshape(nll.target, {nll.rows, 1})},
+    const Value checked = record(OPQ_OP_gather, {ones, reshape(nll.target, column)},
                                  {attr_int(OPQ_ATTR_axis, 1), attr_text(OPQ_ATTR_key, call.name())});
-    const Value hit = record(OPQ_OP_bitwise_and, {record(OPQ_OP_eq, {classes, reshape(nll.target, {nll.rows, 1})}),
-                                                  reshape(nll.valid, {nll.rows, 1})});
-    const Value result = record(OPQ_OP_where, {hit, record(OPQ_OP_mul, {slope, checked}), scalar(0, slope.dtype())});
+    Value hit = record(OPQ_OP_eq, {classes, reshape(nll.given, column)});
+    if (const int64_t ignored = call.integer(5); ignored >= 0 && ignored < nll.classes)
+        hit = record(OPQ_OP_bitwise_and, {hit, reshape(nll.valid, column)});
+    const Value result = record(OPQ_OP_where, {hit, times(slope, checked), scalar(0, slope.dtype())});
     call.give(reshape(result, call.tensor(1).sizes()));
     return true;
 }
