@@ -328,3 +328,121 @@ def crops():
         return step
 
     return start, (torch.randn(8, 3, 96, 96),)
+
+
+@dynamic
+def graphs():
+    """A network over graphs of 20 to 60 nodes and 2 to 4 edges for each: messages are added where the edges point."""
+
+    def start(draw, where):
+        layers = nn.ModuleList([nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 32)]).to(where)
+        out = nn.Linear(32, 4).to(where)
+        optimizer = torch.optim.Adam([*layers.parameters(), *out.parameters()], 1e-3)
+        generator = torch.Generator().manual_seed(3)
+
+        def step():
+            nodes = draw.randrange(20, 60)
+            edges = draw.randrange(2 * nodes, 4 * nodes)
+            x = torch.randn(nodes, 16, generator=generator).to(where)
+            ends = torch.randint(nodes, (2, edges), generator=generator).to(where.device)
+            ones = torch.ones(edges, device=where.device, dtype=where.dtype)
+            degrees = torch.zeros_like(x[:, 0]).index_add(0, ends[1], ones).clamp(min=1)
+            for layer in layers:
+                h = layer(x)
+                messages = torch.zeros_like(h).index_add(0, ends[1], h[ends[0]])
+                x = F.relu(messages / degrees[:, None] + h)
+            label = torch.tensor([edges % 4]).to(where.device)
+            return train(optimizer, F.cross_entropy(out(x.mean(0, keepdim=True)), label))
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+@dynamic
+def tagger():
+    """A conditional random field over texts of 6 to 30 words: the sum over all sequences of labels, word by word."""
+
+    def start(draw, where):
+        words, scores = nn.Embedding(100, 32).to(where), nn.Linear(32, 9).to(where)
+        follows = nn.Parameter(torch.randn(9, 9).to(where))
+        parameters = [*words.parameters(), *scores.parameters(), follows]
+        optimizer = torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+        generator = torch.Generator().manual_seed(3)
+
+        def step():
+            length = draw.randrange(6, 30)
+            text = torch.randint(100, (8, length), generator=generator).to(where.device)
+            labels = torch.randint(9, (8, length), generator=generator).to(where.device)
+            each = scores(words(text))
+            every, one = each[:, 0], each[:, 0].gather(1, labels[:, :1]).squeeze(1)
+            for t in range(1, length):
+                every = torch.logsumexp(every[:, :, None] + follows, 1) + each[:, t]
+                one = one + each[:, t].gather(1, labels[:, t : t + 1]).squeeze(1)
+                one = one + follows[labels[:, t - 1], labels[:, t]]
+            return train(optimizer, (torch.logsumexp(every, 1) - one).mean())
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+@dynamic
+def conjugate_gradients():
+    """Systems of 30 to 120 equations, each solved until the residual is small, which is read in every iteration."""
+
+    def start(draw, where):
+        generator = torch.Generator().manual_seed(3)
+
+        def step():
+            n = draw.randrange(30, 120)
+            m = torch.randn(n, n, generator=generator)
+            a = (m @ m.T / n + torch.eye(n)).to(where)
+            b = torch.randn(n, generator=generator).to(where)
+            x, residual = torch.zeros_like(b), b
+            p, size = residual, residual @ residual
+            for _ in range(100):
+                ap = a @ p
+                far = size / (p @ ap)
+                x, residual = x + far * p, residual - far * ap
+                before, size = size, residual @ residual
+                if size.item() < 1e-8:
+                    break
+                p = residual + size / before * p
+            return x.sum()
+
+        return step
+
+    return start, (torch.zeros(1),)
+
+
+@dynamic
+def detections():
+    """Up to 20 of 50 to 300 boxes: the best one, and again the best of those that do not overlap any of the chosen."""
+
+    def start(draw, where):
+        generator = torch.Generator().manual_seed(3)
+
+        def step():
+            n = draw.randrange(50, 300)
+            corner, size = torch.rand(2, n, 2, generator=generator).to(where) * 30
+            order = torch.rand(n, generator=generator).to(where).argsort(descending=True)
+            boxes = torch.cat([corner * 3, corner * 3 + size + 5], 1)[order]
+            low, high = boxes[:, :2], boxes[:, 2:]
+            area, alive = (high - low).prod(1), torch.ones(n, dtype=torch.bool, device=where.device)
+            chosen, i = [], 0
+            while len(chosen) < 20:
+                chosen.append(i)
+                both = torch.minimum(high[i], high) - torch.maximum(low[i], low)
+                both = both.clamp(min=0).prod(1)
+                alive = alive & (both / (area + area[i] - both) < 0.3)
+                left = alive.nonzero().flatten()
+                left = left[left > i]
+                if left.numel() == 0:
+                    break
+                i = int(left[0])
+            return boxes[torch.tensor(chosen, device=where.device)].sum()
+
+        return step
+
+    return start, (torch.zeros(1),)
