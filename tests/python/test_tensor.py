@@ -78,6 +78,60 @@ def test_round_trip(dtype, layout):
     assert equal_bits(o.cpu(), t)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_elements_are_read_where_they_lie(dtype):
+    """Numbers and small copies, of tensors and of parts of them; what was copied is nobody else's."""
+    mine = torch.arange(12).to(dtype)
+    x = mine.to(D)
+    for part in (lambda t: t[3], lambda t: t[5:6], lambda t: t.view(3, 4)[1], lambda t: t.view(3, 4).t()[2, 1], lambda t: t[2:9], lambda t: t[::2]):
+        same(part(x).cpu(), part(mine))
+        if part(mine).numel() == 1:
+            assert part(x).item() == part(mine).item()
+    if dtype.is_complex:
+        assert x.conj().imag[3].item() == mine.conj().imag[3].item()
+        same(x.conj().imag.cpu(), mine.conj().imag.clone())
+    copied, back = mine.to(D), x.cpu()
+    mine.zero_(), x.zero_()
+    same(copied.cpu(), back)
+    same(back, torch.arange(12).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.uint8, torch.float16, torch.float32, torch.float64]
+)
+def test_arange_counts_as_pytorch(dtype):
+    ends = [(0, 5, 1), (0, 0, 1), (2, 9, 3), (2, 8, 3), (5, 5, -2), (7, 90, 83), (1, 90, 90)]
+    if dtype != torch.uint8:
+        ends += [(9, 2, -3), (8, 2, -3), (0, -4, -1), (-3, 4, 2)]
+    if dtype in (torch.int64, torch.float64):
+        ends += [(0, 2**31 + 5, 2**30), (2**40, 2**40 + 3, 1), (-(2**31), 2**31, 2**30)]
+    for each in ends:
+        same(torch.arange(*each, dtype=dtype, device=D), torch.arange(*each, dtype=dtype))
+    for wrong in [(0, 5, 0), (0, 5, -1), (5, 0, 1)]:
+        for device in ("cpu", D):
+            with pytest.raises(RuntimeError, match="step must be nonzero|inconsistent with step sign"):
+                torch.arange(*wrong, dtype=dtype, device=device)
+
+
+def test_arange_is_one_op():
+    text = str(torch_opaque.graph(torch.arange(5, device=D)))
+    assert "iota" in text and "mul" not in text and "add" not in text, text
+
+
+def test_an_operator_is_tried_for_few_lengths():
+    """On the CPU kernel, which judges what the core would compute: once for each way in which sizes compare."""
+    x = torch.rand(50, 4, device=D)
+
+    def calls(lengths):
+        with torch.profiler.profile() as seen:
+            for n in lengths:
+                x.index_select(0, torch.zeros(n, dtype=torch.int64, device=D))
+        return sum(e.count for e in seen.key_averages() if e.key == "aten::index_select")
+
+    calls([5, 50, 60])
+    assert calls(range(6, 40)) == 34
+
+
 def test_strides_are_kept():
     for t in (torch.randn(4, 6).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)):
         o = t.to(D)
