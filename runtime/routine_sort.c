@@ -9,7 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS, RUN = 8, INSERTION_MAX = 16, MERGE_MAX_PER_BYTE = 24, GRAIN = 4096, KEY_BYTES = 8 };
+enum {
+    DIGIT_BITS = 8,
+    DIGITS = 1 << DIGIT_BITS,
+    RUN = 8,
+    INSERTION_MAX = 16,
+    MERGE_MAX_PER_BYTE = 24,
+    GRAIN = 4096,
+    KEY_BYTES = 8
+};
 
 /* Keys order as unsigned integers what the op orders. */
 typedef struct item {

@@ -10,7 +10,10 @@
 enum { BYTES = 100 }; /* 10 ms */
 static const char one[BYTES] = "one", other[BYTES] = "other";
 
-static void expect_near(double actual, double expected) { assert_true(actual > expected - 1e-9 && actual < expected + 1e-9); }
+static void expect_near(double actual, double expected)
+{
+    assert_true(actual > expected - 1e-9 && actual < expected + 1e-9);
+}
 
 static bool pay(opq_prices *prices, const char *key, opq_allowance *allowance)
 {

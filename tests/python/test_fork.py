@@ -73,6 +73,7 @@ print("done")
 
 # The other thread updates a tensor in place. In the child it is what it was before or after some update, or lost, in words.
 IN_A_RUN = """
+compute() # has PyTorch import what it needs for the svd: in a child that was forked in the middle of an import, Python waits for it forever
 x = torch.zeros(1 << 20, device="opaque")
 stop = False
 def work():

@@ -83,7 +83,14 @@ def test_elements_are_read_where_they_lie(dtype):
     """Numbers and small copies, of tensors and of parts of them; what was copied is nobody else's."""
     mine = torch.arange(12).to(dtype)
     x = mine.to(D)
-    for part in (lambda t: t[3], lambda t: t[5:6], lambda t: t.view(3, 4)[1], lambda t: t.view(3, 4).t()[2, 1], lambda t: t[2:9], lambda t: t[::2]):
+    for part in (
+        lambda t: t[3],
+        lambda t: t[5:6],
+        lambda t: t.view(3, 4)[1],
+        lambda t: t.view(3, 4).t()[2, 1],
+        lambda t: t[2:9],
+        lambda t: t[::2],
+    ):
         same(part(x).cpu(), part(mine))
         if part(mine).numel() == 1:
             assert part(x).item() == part(mine).item()
@@ -109,7 +116,9 @@ def test_arange_counts_as_pytorch(dtype):
         same(torch.arange(*each, dtype=dtype, device=D), torch.arange(*each, dtype=dtype))
     for wrong in [(0, 5, 0), (0, 5, -1), (5, 0, 1)]:
         for device in ("cpu", D):
-            with pytest.raises(RuntimeError, match="step must be nonzero|inconsistent with step sign"):
+            with pytest.raises(
+                RuntimeError, match="step must be nonzero|inconsistent with step sign"
+            ):
                 torch.arange(*wrong, dtype=dtype, device=device)
 
 
