@@ -53,11 +53,12 @@ static void fade(double *seconds, double share)
 static opq_choice weigh(opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op,
                         double again)
 {
-    static const double LONG = 1e-3, COMPILED_SECONDS_PER_OP = 0.7e-3;
+    static const double LONG = 1e-3, COMPILED_SECONDS_PER_OP = 0.7e-3, PURSE_MAX = 0.25;
     double price = graph->ops * seconds_per_op + seen->missing, to_save = again * graph->seconds - seen->spent;
     to_save = to_save > 0 ? to_save : 0;
     seen->lost += graph->seconds;
-    tiers->purse += graph->seconds;
+    if (tiers->purse < PURSE_MAX) /* or a graph that is seen twice could spend what others lost in hours */
+        tiers->purse += graph->seconds;
     if (seen->refused || seen->lost + to_save < price)
         return (opq_choice){.tier = OPQ_TIER_pieces};
     if (graph->seconds >= graph->ops * COMPILED_SECONDS_PER_OP)
