@@ -114,8 +114,9 @@ def output_of(page: str, block: re.Match, command: str) -> str:
 
 def stable(text: str) -> str:
     """`text` without what differs from run to run: times, interruptions, rates, ratios, addresses, column widths, the order of rows by time,
-    how many kernels ran until a plan came."""
+    how many kernels ran until a plan came, and how many plans it took until compiling one paid."""
     text = re.sub(r"running \d+ kernels", "running N kernels", text)
+    text = re.sub(r"compiling \d+ in \d+ plans", "compiling N in N plans", text)
     text = re.sub(
         r"\d[\d.]*(e[+-]\d+)? ?(us|ms|s|GB/s|GFLOP/s|x)(?=[\s,:]|$)", "T", text, flags=re.M
     )
