@@ -50,15 +50,13 @@ static void fade(double *seconds, double share)
 
 /* again: as often will the graph be seen. A plan that takes long is made in the background, unless this run alone is worth it, all its kernels
  * compiled: that is waited for. */
-static opq_choice weigh(opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph, double seconds_per_op,
-                        double again)
+static opq_choice weigh(const opq_tiers *tiers, struct opq_seen *seen, const opq_tiers_graph *graph,
+                        double seconds_per_op, double again)
 {
-    static const double LONG = 1e-3, COMPILED_SECONDS_PER_OP = 0.7e-3, PURSE_MAX = 0.25;
+    static const double LONG = 1e-3, COMPILED_SECONDS_PER_OP = 0.7e-3;
     double price = graph->ops * seconds_per_op + seen->missing, to_save = again * graph->seconds - seen->spent;
     to_save = to_save > 0 ? to_save : 0;
     seen->lost += graph->seconds;
-    if (tiers->purse < PURSE_MAX) /* or a graph that is seen twice could spend what others lost in hours */
-        tiers->purse += graph->seconds;
     if (seen->refused || seen->lost + to_save < price)
         return (opq_choice){.tier = OPQ_TIER_pieces};
     if (graph->seconds >= graph->ops * COMPILED_SECONDS_PER_OP)
@@ -120,10 +118,13 @@ opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool
     fade(&tiers->seconds_per_op, FADE);
     fade(&tiers->piece_seconds_per_op, PIECE_FADE);
     enum { LOOP_MAX = 64 };
+    static const double PURSE_MAX = 0.25;
     struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
     bool is_new = seen->run == 0;
     uint64_t distance = !is_new && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
+    if (tiers->purse < PURSE_MAX) /* or a graph that is seen twice could spend what others lost in hours */
+        tiers->purse += graph->seconds;
     opq_choice choice = weigh(tiers, seen, graph, tiers->seconds_per_op, to_come(tiers, seen, distance, is_new));
     seen->in_pieces += choice.tier != OPQ_TIER_plan || choice.limited;
     return choice;
@@ -138,10 +139,7 @@ opq_choice opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece
     case OPQ_TIERS_eager: return (opq_choice){.tier = OPQ_TIER_plan};
     case OPQ_TIERS_model: break;
     }
-    double purse = tiers->purse;
-    opq_choice choice = weigh(tiers, look_up(tiers, piece->key, piece->key_bytes), piece, tiers->piece_seconds_per_op, 0);
-    tiers->purse = purse; /* the whole graph has said what was lost */
-    return choice;
+    return weigh(tiers, look_up(tiers, piece->key, piece->key_bytes), piece, tiers->piece_seconds_per_op, 0);
 }
 
 void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes)

@@ -343,22 +343,24 @@ bool is_hot(const std::string &overload)
     return false;
 }
 
+static BoxedCall boxed_as(const OperatorHandle &op, const OperatorHandle &functional, Form form, Kernel kernel, opq_op row)
+{
+    return [op, adapter = std::make_shared<Adapter>(functional, form, kernel, row)](Stack *stack) {
+        (*adapter)(op, c10::DispatchKeySet(), stack);
+    };
+}
+
 BoxedCall boxed(const char *name, const char *overload, Kernel kernel, opq_op row)
 {
     const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    return [op, adapter = std::make_shared<Adapter>(op, Form::functional, kernel, row)](Stack *stack) {
-        (*adapter)(op, c10::DispatchKeySet(), stack);
-    };
+    return boxed_as(op, op, Form::functional, kernel, row);
 }
 
 BoxedCall boxed_inplace(const char *functional_name, const char *overload, Kernel kernel, opq_op row)
 {
     auto &dispatcher = c10::Dispatcher::singleton();
-    const OperatorHandle functional = dispatcher.findSchemaOrThrow(functional_name, overload),
-                         op = dispatcher.findSchemaOrThrow((std::string(functional_name) + "_").c_str(), overload);
-    return [op, adapter = std::make_shared<Adapter>(functional, Form::inplace, kernel, row)](Stack *stack) {
-        (*adapter)(op, c10::DispatchKeySet(), stack);
-    };
+    return boxed_as(dispatcher.findSchemaOrThrow((std::string(functional_name) + "_").c_str(), overload),
+                    dispatcher.findSchemaOrThrow(functional_name, overload), Form::inplace, kernel, row);
 }
 
 void adapt_functional(torch::Library &library, const char *overload, Kernel kernel, opq_op row)

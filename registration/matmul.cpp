@@ -43,6 +43,18 @@ Value contract(const Matrix &a, const Matrix &b)
     return Value::take(out);
 }
 
+// Of matrices, batches of them, and vectors: one on the left is a row, on the right a column, which the result does not have.
+Value product(const char *name, const Tensor &a, const Tensor &b)
+{
+    Matrix left = matrix(name, a), right = matrix(name, b);
+    if (a.dim() == 1)
+        left.value = reshape(left.value, {1, a.size(0)});
+    if (b.dim() == 1)
+        right.value = reshape(right.value, {b.size(0), 1});
+    const Value made = contract(left, right);
+    return b.dim() > 1 ? made : reshape(made, a.sizes().slice(0, static_cast<size_t>(a.dim()) - 1));
+}
+
 // The operands' ranks and dtypes as the operator demands them; else PyTorch words the error.
 void require(bool fits, const Call &call)
 {
@@ -85,7 +97,7 @@ Value combine(const Call &call, size_t self, Value product, const at::Scalar &be
 bool mm(Call &call)
 {
     require(fits_matrices(call.tensor(0), call.tensor(1), call.row == OPQ_OP_matmul ? 2 : 3), call);
-    call.give(contract(matrix(call, call.tensor(0)), matrix(call, call.tensor(1))));
+    call.give(product(call.name(), call.tensor(0), call.tensor(1)));
     return true;
 }
 
@@ -100,10 +112,7 @@ Tensor plain_product(const Tensor &a, const Tensor &b, int64_t rank_a, int64_t r
         return {};
     note_line();
     try {
-        const Matrix left = rank_a == 1 ? Matrix{reshape(read(a), {1, a.size(0)}), false} : matrix("mm", a);
-        const Matrix right = rank_b == 1 ? Matrix{reshape(read(b), {b.size(0), 1}), false} : matrix("mm", b);
-        const Value product = contract(left, right);
-        return wrap(rank_b > 1 ? product : reshape(product, a.sizes().slice(0, static_cast<size_t>(rank_a) - 1)));
+        return wrap(product("mm", a, b));
     } catch (const Decline &) {
         return {};
     }
@@ -116,8 +125,7 @@ namespace
 bool addmm(Call &call)
 {
     require(fits_matrices(call.tensor(1), call.tensor(2), call.row == OPQ_OP_matmul ? 2 : 3), call);
-    const Value product = contract(matrix(call, call.tensor(1)), matrix(call, call.tensor(2)));
-    call.give(combine(call, 0, product, call.scalar(3), call.scalar(4)));
+    call.give(combine(call, 0, product(call.name(), call.tensor(1), call.tensor(2)), call.scalar(3), call.scalar(4)));
     return true;
 }
 
@@ -126,9 +134,7 @@ bool addmv(Call &call)
 {
     const Tensor &a = call.tensor(1), &v = call.tensor(2);
     require(a.dim() == 2 && v.dim() == 1 && a.size(1) == v.size(0) && a.scalar_type() == v.scalar_type(), call);
-    const Value column = reshape(call.in(2), {v.size(0), 1});
-    const Value product = reshape(contract(matrix(call, a), {column, false}), {a.size(0)});
-    call.give(combine(call, 0, product, call.scalar(3), call.scalar(4)));
+    call.give(combine(call, 0, product(call.name(), a, v), call.scalar(3), call.scalar(4)));
     return true;
 }
 
@@ -138,8 +144,7 @@ bool mv(Call &call)
 {
     const Tensor &a = call.tensor(0), &v = call.tensor(1);
     require(a.dim() == 2 && v.dim() == 1 && a.size(1) == v.size(0) && a.scalar_type() == v.scalar_type(), call);
-    const Value column = reshape(call.in(1), {v.size(0), 1});
-    call.give(reshape(contract(matrix(call, a), {column, false}), {a.size(0)}));
+    call.give(product(call.name(), a, v));
     return true;
 }
 
@@ -147,8 +152,7 @@ bool dot(Call &call)
 {
     const Tensor &a = call.tensor(0), &b = call.tensor(1);
     require(a.dim() == 1 && b.dim() == 1 && a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(), call);
-    const Value row = reshape(call.in(0), {1, a.size(0)}), column = reshape(call.in(1), {b.size(0), 1});
-    call.give(reshape(contract({row, false}, {column, false}), {}));
+    call.give(product(call.name(), a, b));
     return true;
 }
 

@@ -214,6 +214,11 @@ def networks() -> None:
             _train(net, torch.randn(4, 6).to(D), loss_of, optimizer_of)
 
 
+ARITHMETIC = (torch.add, torch.sub, torch.mul, torch.div)
+COMPARISONS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+EXTREMES = (torch.maximum, torch.minimum)
+
+
 def elementwise() -> None:
     """Ops of one or two values, contiguous, with numbers, rows, columns, and parts."""
     one = [
@@ -240,31 +245,15 @@ def elementwise() -> None:
         "isnan",
         "isfinite",
     ]
-    two = [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "pow",
-        "maximum",
-        "minimum",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-    ]
     for dtype in (torch.float32, torch.float64, torch.int64):
         x = (torch.rand(4, 6) * 3 + 1).to(dtype).to(D)
         with_row, with_column = x[0].clone(), x[:, :1].clone()
         for name in one if dtype.is_floating_point else ["abs", "neg", "sign", "square"]:
             getattr(torch, name)(x).cpu(), getattr(torch, name)(x.t()).cpu()
-        for name in two:
-            op = getattr(torch, name)
+        for op in (*ARITHMETIC, torch.pow, *EXTREMES, *COMPARISONS):
             for other in (x, with_row, with_column, x[0, 0]):
                 op(x, other).cpu()
-            if name not in ("maximum", "minimum"):
+            if op not in EXTREMES:
                 op(x, 2).cpu()
             op(x.t(), x.t()).cpu(), op(x[:, ::2], x[:, 1::2]).cpu()
         for name in ["add_", "sub_", "mul_", "div_"]:
@@ -348,11 +337,6 @@ def structure() -> None:
     image = torch.rand(1, 3, 6, 6, device=D)
     for mode in ("nearest", "bilinear"):
         F.interpolate(image, scale_factor=2, mode=mode).cpu()
-
-
-ARITHMETIC = (torch.add, torch.sub, torch.mul, torch.div)
-COMPARISONS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
-EXTREMES = (torch.maximum, torch.minimum)
 
 
 def single_numbers() -> None:
