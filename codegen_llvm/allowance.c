@@ -32,6 +32,12 @@ static struct opq_deposit *look_up(opq_prices *prices, const void *key, size_t b
     return found;
 }
 
+static void spend(double seconds)
+{
+    limit->seconds -= seconds;
+    limit->deposit = limit->deposit < limit->seconds ? limit->deposit : limit->seconds;
+}
+
 bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes)
 {
     if (limit == NULL)
@@ -40,12 +46,13 @@ bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes)
     double price = (double)bytes * per_byte(prices) - paid->seconds;
     price = price > 0 ? price : 0;
     if (price <= limit->seconds) {
-        limit->seconds -= price;
-        limit->deposit = limit->deposit < limit->seconds ? limit->deposit : limit->seconds;
+        limit->price = price;
+        spend(price);
         paid->seconds = 0;
         return true;
     }
     limit->missing = price - limit->seconds;
+    limit->deposit = limit->deposit > 0 ? limit->deposit : 0;
     limit->seconds -= limit->deposit;
     paid->seconds += limit->deposit;
     limit->deposit = 0;
@@ -54,6 +61,8 @@ bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes)
 
 void opq_prices_learn(opq_prices *prices, size_t bytes, double seconds)
 {
+    if (limit)
+        spend(seconds - limit->price);
     if (bytes > 0)
         prices->seconds_per_byte = per_byte(prices) + WEIGHT * (seconds / (double)bytes - per_byte(prices));
 }

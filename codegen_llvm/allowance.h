@@ -15,6 +15,7 @@ typedef struct opq_allowance {
     double seconds; /* left */
     double deposit; /* of these, what may stay with a kernel that is refused */
     double missing; /* what that one takes beyond all this; 0: none was refused */
+    double price;   /* foreseen, of the kernel that was paid for last */
 } opq_allowance;
 
 /* The calling thread's from now on; NULL: it compiles whatever it needs. Returns the one before. */
@@ -33,6 +34,7 @@ typedef struct opq_prices {
 
 /* Of a kernel that has to be compiled: true if the calling thread's allowance has paid for it. With the JIT's lock held, both. */
 bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes);
+/* It took so long, which may be more than was foreseen and than there was: the allowance is what is left of that, or less than nothing. */
 void opq_prices_learn(opq_prices *prices, size_t bytes, double seconds);
 
 #endif

@@ -82,6 +82,7 @@ void opq_ctx_destroy(opq_ctx *ctx)
         return;
     opq_fork_remove(ctx);
     opq_background_drop(&ctx->background);
+    opq_sizes_forget(&ctx->sizes);
     opq_plan_cache_destroy(ctx->plans);
     opq_gemm_destroy(ctx->runtime.gemm);
     opq_jit_destroy(ctx->runtime.jit);
@@ -112,11 +113,14 @@ void opq_cache_empty(opq_ctx *ctx)
     opq_value_pool_trim(&ctx->values);
 }
 
+opq_status opq_matmul_kernels(opq_ctx *ctx) { return opq_gemm_make_kernels(ctx->runtime.gemm); }
+
 void opq_forget(opq_ctx *ctx, bool code)
 {
     opq_plans_wait(ctx);
     pthread_mutex_lock(&ctx->run_lock);
     opq_plan_cache_clear(ctx->plans);
+    opq_sizes_forget(&ctx->sizes);
     ctx->views = (opq_views){0};
     opq_tiers_forget(&ctx->tiers, code);
     if (code) {

@@ -11,6 +11,7 @@
 #include "opaque/record.h"
 #include "opaque/repro.h"
 #include "opaque/spin.h"
+#include "opaque/sizes.h"
 #include "opaque/tiers.h"
 #include "opaque/value_pool.h"
 #include "runtime/plan.h"
@@ -81,6 +82,7 @@ struct opq_ctx {
     opq_views views; /* with run_lock held */
     opq_repro repro; /* with run_lock held */
     opq_tiers tiers; /* with run_lock held */
+    opq_sizes sizes; /* with run_lock held */
     opq_background background;
     opq_room_spares spares; /* of rooms of runs; with run_lock held */
     opq_value_pool values;

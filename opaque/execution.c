@@ -167,6 +167,13 @@ static void note_refusal(opq_ctx *ctx, int ops, double seconds, bool piece, cons
                 ops, 1e3 * left->missing);
 }
 
+/* Of what making a plan took, what was not compiling. */
+static double planning_of(double seconds, const opq_allowance *given, const opq_allowance *left)
+{
+    double planning = seconds - (given->seconds - left->seconds);
+    return planning > 0 ? planning : 0;
+}
+
 opq_status opq_execution_build(opq_execution *p)
 {
     opq_ctx *ctx = p->runner->ctx;
@@ -182,7 +189,8 @@ opq_status opq_execution_build(opq_execution *p)
     double seconds = opq_now() - start;
     if (p->allowance) {
         opq_tiers_take(&ctx->tiers, p->allowance);
-        opq_tiers_settle(&ctx->tiers, s->key, s->key_bytes, p->allowance, &left);
+        opq_tiers_settle(&ctx->tiers, s->key, s->key_bytes, p->allowance, &left,
+                         planning_of(seconds, p->allowance, &left));
     }
     if (left.missing > 0) {
         note_refusal(ctx, ops, seconds, p->piece, p->allowance, &left);
@@ -195,6 +203,14 @@ opq_status opq_execution_build(opq_execution *p)
     atomic_fetch_add(&ctx->stats.plans_built, !p->one_op);
     opq_plan_cache_keep(ctx->plans, s->key, s->key_bytes, p->plan);
     return OPQ_OK;
+}
+
+opq_status opq_execution_try(opq_execution *p)
+{
+    opq_allowance nothing = {0}, *before = opq_compile_limit(&nothing);
+    opq_status status = compile_plan(p, true, &p->plan);
+    opq_compile_limit(before);
+    return status;
 }
 
 /* ---- plans that a thread in the background makes */
@@ -230,7 +246,8 @@ opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_g
 static void collect(opq_ctx *ctx, const opq_job *job)
 {
     if (job->limited)
-        opq_tiers_settle(&ctx->tiers, job->key, job->key_bytes, &job->given, &job->left);
+        opq_tiers_settle(&ctx->tiers, job->key, job->key_bytes, &job->given, &job->left,
+                         planning_of(job->seconds, &job->given, &job->left));
     if (job->left.missing > 0) {
         note_refusal(ctx, job->ops, job->seconds, false, &job->given, &job->left);
         return;

@@ -39,6 +39,8 @@ int opq_ops_to_plan(const opq_snapshot *snapshot);
 opq_status opq_execution_find(opq_execution *execution, bool by_offset, bool *out_found) OPQ_MUST_CHECK;
 /* Builds the plan that was not found, and keeps it in the cache. None, without an error, if there is an allowance that was too little. */
 opq_status opq_execution_build(opq_execution *execution) OPQ_MUST_CHECK;
+/* Builds it, and keeps it nowhere. An error if something would have to be compiled. */
+opq_status opq_execution_try(opq_execution *execution) OPQ_MUST_CHECK;
 /* Has it built in the background, where what saves most for what it takes comes first; allowance: as of an execution. *out_taken: false if nobody
  * builds there. */
 opq_status opq_execution_build_in_background(opq_execution *execution, const opq_tiers_graph *weighed,

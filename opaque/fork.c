@@ -52,7 +52,7 @@ static void in_child(void)
 {
     for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context) {
         for (const opq_job *job = ctx->background.working; job; job = job->next) /* lost here, with nothing spent */
-            opq_tiers_settle(&ctx->tiers, job->key, job->key_bytes, &job->given, &job->given);
+            opq_tiers_settle(&ctx->tiers, job->key, job->key_bytes, &job->given, &job->given, 0);
         opq_background_in_child(&ctx->background);
         let_go(ctx, true);
         if (opq_running() != ctx)

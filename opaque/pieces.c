@@ -78,7 +78,7 @@ static opq_status add_ops(pieces *p, int32_t first, int32_t end)
         op->execution.one_op = true;
         OPQ_TRY(opq_execution_find(&op->execution, false, &found));
         if (!found)
-            OPQ_TRY(opq_execution_build(&op->execution));
+            OPQ_TRY(opq_sizes_build(&p->whole.runner->ctx->sizes, &op->execution));
         append(p, op);
     }
     return OPQ_OK;

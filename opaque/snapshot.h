@@ -87,6 +87,12 @@ void opq_snapshot_unpin(const opq_snapshot *snapshot);
 opq_status opq_snapshot_origins(opq_ctx *ctx, opq_room *room, uint32_t **out_origins, int *out_count) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal plans. */
 opq_status opq_snapshot_key(opq_snapshot *snapshot, unsigned salt) OPQ_MUST_CHECK;
+/* Takes the sizes out of a key, and leaves zeros: those of types, and of attributes that are lists, in the order of the key. How many there are,
+ * -1: more than `max`. */
+int opq_key_take_sizes(unsigned char *key, int64_t *out_sizes, int max);
+/* The same graph with other sizes, in the same room and with its key; to be planned, not to be run. The snapshot has a key. */
+opq_status opq_snapshot_resized(const opq_snapshot *snapshot, const int64_t *sizes,
+                                opq_snapshot *out_snapshot) OPQ_MUST_CHECK;
 /* The same graph for any offsets of its views of leaves, in the same room and with the same pins, without a key. *out_any: has it any?
  * Else there is none. */
 opq_status opq_snapshot_without_offsets(const opq_snapshot *snapshot, opq_snapshot *out_snapshot,

@@ -89,6 +89,138 @@ opq_status opq_snapshot_key(opq_snapshot *s, unsigned salt)
     return OPQ_OK;
 }
 
+/* ---- its sizes */
+
+typedef struct sizes {
+    int64_t *items;
+    int count, max;
+} sizes;
+
+static unsigned char *take_sizes(sizes *all, unsigned char *at, int32_t count)
+{
+    size_t bytes = (size_t)count * sizeof *all->items;
+    if (all->count + count <= all->max)
+        memcpy(all->items + all->count, at, bytes);
+    all->count += count;
+    memset(at, 0, bytes);
+    return at + bytes;
+}
+
+static unsigned char *take_type(sizes *all, unsigned char *at)
+{
+    int32_t rank = opq_key_word(at, 1);
+    return take_sizes(all, at + 2 * sizeof(int32_t), rank);
+}
+
+static unsigned char *take_node(sizes *all, unsigned char *at)
+{
+    int32_t attr_count = opq_key_word(at, 0) >> 16, arity = opq_key_word(at, 1);
+    at = take_type(all, at + 2 * sizeof(int32_t)) + (size_t)arity * sizeof(int32_t);
+    for (int32_t i = 0; i < attr_count; i++) {
+        bool ints = opq_attr_kind_of((opq_attr_key)opq_key_word(at, 0)) == OPQ_ATTR_KIND_INTS;
+        at = ints ? take_sizes(all, at + 2 * sizeof(int32_t), opq_key_word(at, 1))
+                  : at + (opq_key_skip_attr(at) - at);
+    }
+    return at;
+}
+
+int opq_key_take_sizes(unsigned char *key, int64_t *out_sizes, int max)
+{
+    sizes all = {out_sizes, 0, max};
+    int32_t nodes = opq_key_word(key, 1), leaves = opq_key_word(key, 2);
+    unsigned char *at = key + 5 * sizeof(int32_t);
+    for (int32_t i = 0; i < nodes; i++)
+        at = take_node(&all, at);
+    for (int32_t i = 0; i < leaves; i++)
+        at = take_type(&all, at);
+    return all.count <= max ? all.count : -1;
+}
+
+static void *room_copy(const opq_snapshot *s, const void *from, size_t bytes)
+{
+    void *made = opq_room_take(s->room, bytes);
+    return made ? memcpy(made, from, bytes) : NULL;
+}
+
+static void give_sizes(const int64_t **from, int64_t *to, int count)
+{
+    memcpy(to, *from, (size_t)count * sizeof *to);
+    *from += count;
+}
+
+static opq_attr *resized_attrs(const opq_snapshot *s, const opq_attr *attrs, int count, const int64_t **from)
+{
+    opq_attr *made = room_copy(s, attrs, (size_t)count * sizeof *made);
+    for (int i = 0; i < count && made; i++) {
+        int64_t *ints = NULL;
+        if (opq_attr_kind_of((opq_attr_key)made[i].key) != OPQ_ATTR_KIND_INTS)
+            continue;
+        if ((ints = opq_room_take(s->room, (size_t)made[i].count * sizeof *ints)) == NULL)
+            return NULL;
+        give_sizes(from, ints, made[i].count);
+        made[i].ints = ints;
+    }
+    return made;
+}
+
+static bool resize_node(opq_snapshot *s, int i, const int64_t **from)
+{
+    opq_value *made = room_copy(s, s->nodes.items[i], sizeof *made);
+    opq_view *view = opq_snapshot_node_view(s, i);
+    if (made == NULL)
+        return false;
+    s->nodes.items[i] = made;
+    give_sizes(from, made->type.size, made->type.rank);
+    opq_attr *attrs = resized_attrs(s, view ? view->attrs : made->attrs, view ? 2 : made->attr_count, from);
+    if (attrs == NULL || view == NULL) {
+        made->attrs = attrs;
+        return attrs != NULL;
+    }
+    if ((s->view_of_node[i] = view = room_copy(s, view, sizeof *view)))
+        memcpy(view->attrs, attrs, sizeof view->attrs);
+    return view != NULL;
+}
+
+static bool resize_leaf(opq_snapshot *s, int i, const int64_t **from)
+{
+    opq_view *view = opq_snapshot_leaf_view(s, i);
+    opq_value *made = room_copy(s, s->leaves.items[i], sizeof *made);
+    if (view)
+        s->view_of_leaf[i] = view = room_copy(s, view, sizeof *view);
+    if (made == NULL || (opq_snapshot_leaf_view(s, i) == NULL && view))
+        return false;
+    s->leaves.items[i] = made;
+    if (view)
+        give_sizes(from, view->leaf.size, view->leaf.rank);
+    else
+        give_sizes(from, made->type.size, made->type.rank);
+    return true;
+}
+
+/* Its lists are copies, and so are the values in them. */
+opq_status opq_snapshot_resized(const opq_snapshot *s, const int64_t *sizes, opq_snapshot *out_snapshot)
+{
+    *out_snapshot = *s;
+    opq_snapshot *made = out_snapshot;
+    size_t nodes = (size_t)s->nodes.count, leaves = (size_t)s->leaves.count;
+    made->key = NULL;
+    made->key_bytes = made->key_capacity = 0;
+    made->nodes.items = room_copy(s, s->nodes.items, nodes * sizeof *made->nodes.items);
+    made->leaves.items = room_copy(s, s->leaves.items, leaves * sizeof *made->leaves.items);
+    bool good = made->nodes.items && made->leaves.items;
+    if (good && s->view_of_node) {
+        made->view_of_node = room_copy(s, s->view_of_node, nodes * sizeof *made->view_of_node);
+        made->view_of_leaf = room_copy(s, s->view_of_leaf, leaves * sizeof *made->view_of_leaf);
+        good = made->view_of_node && made->view_of_leaf;
+    }
+    for (int i = 0; i < s->nodes.count && good; i++)
+        good = resize_node(made, i, &sizes);
+    for (int i = 0; i < s->leaves.count && good; i++)
+        good = resize_leaf(made, i, &sizes);
+    return good ? opq_snapshot_key(made, (unsigned)opq_key_word(s->key, 0))
+                : opq_fail(OPQ_NO_MEMORY, "out of memory for a graph of another size");
+}
+
 uint64_t opq_snapshot_lines(const opq_snapshot *s)
 {
     uint64_t hash = 0;

@@ -8,6 +8,8 @@
 
 /* Of planning and compiling an op, before any was measured; what one more plan adds to the mean. */
 static const double FIRST_SECONDS_PER_OP = 200e-6, WEIGHT = 0.1;
+/* Turns of a loop, before one has ended. */
+static const double FIRST_LOOP_TURNS = 144;
 /* Of planning one whose kernels are there. What was compiled is, so the price goes there a bit with each run without a plan: where plans are too
  * dear to be made, nothing else says that they no longer are. */
 static const double LOADED_SECONDS_PER_OP = 15e-6, FADE = 1.0 / 256, PIECE_FADE = 1.0 / 32;
@@ -21,7 +23,8 @@ opq_status opq_tiers_init(opq_tiers *tiers)
                                         [OPQ_TIERS_random] = "random"};
     const char *name = getenv("OPAQUE_TIERS");
     tiers->seconds_per_op = tiers->piece_seconds_per_op = FIRST_SECONDS_PER_OP;
-    tiers->near = 1;
+    tiers->near = tiers->regular = 1;
+    tiers->loop_turns = FIRST_LOOP_TURNS;
     tiers->mode = OPQ_TIERS_model;
     if (name == NULL || !*name)
         return OPQ_OK;
@@ -70,27 +73,40 @@ static opq_choice weigh(const opq_tiers *tiers, struct opq_seen *seen, const opq
 void opq_tiers_take(opq_tiers *tiers, const opq_allowance *allowance) { tiers->purse -= allowance->seconds; }
 
 void opq_tiers_settle(opq_tiers *tiers, const void *key, size_t key_bytes, const opq_allowance *given,
-                      const opq_allowance *left)
+                      const opq_allowance *left, double planning)
 {
     struct opq_seen *seen = look_up(tiers, key, key_bytes);
-    tiers->purse += left->seconds;
+    tiers->purse += left->seconds - planning;
     seen->spent += given->seconds - left->seconds;
     seen->missing = left->missing > 0 ? seen->lost + (given->seconds - given->deposit) + left->missing : 0;
 }
 
+/* A loop has ended with the first run that is not of it: loops will be as long as the last ones were. */
+static void note_loop(opq_tiers *tiers, int turns)
+{
+    static const double SHARE = 1.0 / 4;
+    if (turns <= 1 && tiers->turns > 1)
+        tiers->loop_turns += SHARE * (tiers->turns - tiers->loop_turns);
+    tiers->turns = turns <= 1 ? 0 : turns > tiers->turns ? turns : tiers->turns;
+}
+
 /* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, as far as what came again before had
- * done so, too; and what came three times or more, each time as many runs after the time before, is of a loop, which goes on the longer the
- * longer it has gone on. */
+ * done so, too; and what came three times or more, each time as many runs after the time before, is of a loop, which goes on as long as loops
+ * did before, and the longer the longer it has gone on: unless of what came three times lately much came at other distances, which then was chance. */
 static double to_come(opq_tiers *tiers, struct opq_seen *seen, uint64_t distance, bool is_new)
 {
-    enum { NEAR = 8, NEAR_TO_COME = 8, LOOP_TO_COME = 48 };
+    enum { NEAR = 8, NEAR_TO_COME = 8 };
     static const double SHARE = 1.0 / 8, SHARE_OF_NEW = 1.0 / 64;
-    bool near = distance > 0 && distance <= NEAR;
+    bool near = distance > 0 && distance <= NEAR, third = distance > 0 && seen->distance > 0;
+    if (third)
+        tiers->regular += SHARE * ((distance == seen->distance) - tiers->regular);
     tiers->near += (is_new ? SHARE_OF_NEW : SHARE) * (near - tiers->near);
     seen->equal = distance > 0 && distance == seen->distance ? seen->equal + 1 : 1;
     seen->distance = distance;
+    note_loop(tiers, seen->equal);
+    double rest = tiers->loop_turns > seen->equal ? tiers->loop_turns - seen->equal : 0;
     if (seen->equal > 1)
-        return LOOP_TO_COME * (seen->equal + 1);
+        return seen->equal + rest * tiers->regular * tiers->regular;
     return near ? NEAR_TO_COME * tiers->near : 0;
 }
 
@@ -118,13 +134,13 @@ opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool
     fade(&tiers->seconds_per_op, FADE);
     fade(&tiers->piece_seconds_per_op, PIECE_FADE);
     enum { LOOP_MAX = 64 };
-    static const double PURSE_MAX = 0.25;
+    static const double PURSE_MAX = 0.25, PURSE_SHARE = 0.5; /* what may never be earned back is at most that much of what was lost */
     struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
     bool is_new = seen->run == 0;
     uint64_t distance = !is_new && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;
     seen->run = tiers->runs;
     if (tiers->purse < PURSE_MAX) /* or a graph that is seen twice could spend what others lost in hours */
-        tiers->purse += graph->seconds;
+        tiers->purse += PURSE_SHARE * graph->seconds;
     opq_choice choice = weigh(tiers, seen, graph, tiers->seconds_per_op, to_come(tiers, seen, distance, is_new));
     seen->in_pieces += choice.tier != OPQ_TIER_plan || choice.limited;
     return choice;
@@ -199,7 +215,9 @@ opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, b
 void opq_tiers_forget(opq_tiers *tiers, bool costs)
 {
     memset(tiers->seen, 0, sizeof tiers->seen);
-    tiers->near = 1;
+    tiers->near = tiers->regular = 1;
+    tiers->loop_turns = FIRST_LOOP_TURNS;
+    tiers->turns = 0;
     tiers->purse = 0;
     if (costs)
         tiers->seconds_per_op = tiers->piece_seconds_per_op = FIRST_SECONDS_PER_OP;

@@ -34,6 +34,9 @@ typedef struct opq_tiers {
     double piece_seconds_per_op; /* of their pieces: much more once one had to be compiled, so that no run waits for many of these */
     double purse;                /* seconds lost by runs without a plan, less those spent on compiling */
     double near;                 /* share of the graphs that come again, lately, that do so within a few runs */
+    double regular;              /* share of those that came three times, lately, that did so at equal distances */
+    double loop_turns;           /* of loops that have ended, lately */
+    int turns;                   /* of the loop that the last run was of; 0: it was of none */
     uint64_t runs, chance;
     struct opq_seen {
         uint64_t key, run; /* run: the last */
@@ -66,10 +69,11 @@ typedef struct opq_choice {
 opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);
 /* And that of a piece of such a run, without a plan? */
 opq_choice opq_tiers_choose_piece(opq_tiers *tiers, const opq_tiers_graph *piece);
-/* Around the making of a plan that has an allowance: takes it out of the purse, and puts back what is left. `given` is the one that was taken. */
+/* Around the making of a plan that has an allowance: takes it out of the purse, and puts back what is left, and of that the seconds of planning,
+ * without those of compiling. `given` is the one that was taken. */
 void opq_tiers_take(opq_tiers *tiers, const opq_allowance *allowance);
 void opq_tiers_settle(opq_tiers *tiers, const void *key, size_t key_bytes, const opq_allowance *given,
-                      const opq_allowance *left);
+                      const opq_allowance *left, double planning);
 /* The plan could not be made in the background: the graph goes on in pieces. */
 void opq_tiers_refuse(opq_tiers *tiers, const void *key, size_t key_bytes);
 /* Planning so many ops took so long, but for compiling; refused: with what was missing for that. */

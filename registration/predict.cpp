@@ -1,15 +1,19 @@
 // What an extern call will give, before it runs.
 //
 // Result types come from running the operator once on meta tensors; predictions are cached by a text that spells operator,
-// constant arguments and operand geometries.
+// constant arguments and operand geometries. Of many operators the meta kernel is Python, and the first call of one imports sympy for a
+// quarter of a second, of some all of the compiler of torch.compile for one second. So their CPU kernels are asked, as in a rehearsal (below),
+// for as long as that took less than such an import.
 //
 // Meta kernels let much pass that CPU kernels refuse, above all dtypes for which these have no code, and predict other results for
 // some arguments. So that errors come where the call is written, the first call of a kind also runs on the CPU, with operands that
 // hold harmless values: it is rehearsed. A call of few elements is of a kind with those of its shapes and numbers, a larger one with
 // all of its dtypes.
 #include <ATen/ops/empty_strided.h>
+#include <chrono>
 #include <functional>
 #include <numeric>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -31,6 +35,8 @@ struct Known {
 
 struct Predictions {
     ForkMutex mutex;
+    std::unordered_map<std::string, bool> in_python; // operators, by name: is the meta kernel?
+    double asking = 0;                               // seconds that CPU kernels were asked in place of those
     std::unordered_map<std::string, Known> by_key;
     std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
     std::unordered_set<std::string> proven;     // kinds of calls that the CPU kernel is known to accept
@@ -41,6 +47,23 @@ Predictions &predictions()
 {
     static auto *const instance = new Predictions;
     return *instance;
+}
+
+std::shared_ptr<const Prediction> prediction_of(const Stack &stack, c10::DeviceType device)
+{
+    auto result = std::make_shared<Prediction>();
+    for (const IValue &value : stack) {
+        const Tensor &tensor = value.toTensor();
+        if (!tensor.defined()) {
+            result->push_back({false, at::ScalarType::Undefined, {}, {}});
+            continue;
+        }
+        if (tensor.layout() != c10::kStrided || tensor.dim() > OPQ_RANK_MAX || tensor.device().type() != device)
+            return nullptr;
+        result->push_back({true, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()),
+                           dense_order(tensor.sizes(), tensor.strides()).value_or(Order{})});
+    }
+    return result;
 }
 
 std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
@@ -61,18 +84,73 @@ std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
         return meta;
     });
     call.op.callBoxed(stack);
-    auto result = std::make_shared<Prediction>();
-    for (const IValue &value : stack) {
-        const Tensor &tensor = value.toTensor();
-        if (!tensor.defined()) {
-            result->push_back({false, at::ScalarType::Undefined, {}, {}});
-            continue;
-        }
-        if (tensor.layout() != c10::kStrided || tensor.dim() > OPQ_RANK_MAX || !tensor.device().is_meta())
-            return nullptr;
-        result->push_back({true, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()),
-                           dense_order(tensor.sizes(), tensor.strides()).value_or(Order{})});
+    return prediction_of(stack, c10::DeviceType::Meta);
+}
+
+constexpr int64_t kFewElements = 4096, kManyElements = int64_t{1} << 26;
+
+Tensor harmless(const Hole &hole)
+{
+    Tensor tensor = at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
+    const size_t rank = hole.sizes.size();
+    const bool real = at::isFloatingType(hole.dtype) && !is_raw(core_dtype(hole.dtype));
+    if (rank >= 2 && (real || at::isComplexType(hole.dtype)) && hole.sizes[rank - 1] == hole.sizes[rank - 2])
+        tensor.copy_(at::eye(hole.sizes[rank - 1])); // a factorisation wants more than any numbers
+    else if (real)
+        tensor.fill_(0.5);
+    else
+        tensor.zero_();
+    set_bits(tensor, hole);
+    return tensor;
+}
+
+// ---- in place of a meta kernel in Python
+
+bool is_in_python(const OperatorHandle &op)
+{
+    std::istringstream lines(op.dumpState());
+    for (std::string line; std::getline(lines, line);)
+        if (line.rfind("Meta: registered at ", 0) == 0)
+            return line.find(".py:") != std::string::npos;
+    return false;
+}
+
+bool may_ask(const ExternCall &call)
+{
+    constexpr double kImport = 0.25;
+    constexpr int64_t kElements = int64_t{1} << 20;
+    int64_t elements = 0;
+    for (const Hole &hole : call.holes)
+        elements += c10::multiply_integers(hole.sizes);
+    const std::string name = toString(call.op.operator_name());
+    Predictions &all = predictions();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (elements > kElements || all.asking > kImport)
+        return false;
+    const auto found = all.in_python.find(name);
+    return found != all.in_python.end() ? found->second : (all.in_python[name] = is_in_python(call.op));
+}
+
+Stack rehearsed(const ExternCall &call)
+{
+    const Below below;
+    const Quiet quiet;
+    Stack stack = filled(call, c10::DeviceType::CPU, [&](size_t i) { return harmless(call.holes[i]); });
+    call.op.callBoxed(stack);
+    return stack;
+}
+
+// NULL: the CPU kernel does not say, or refuses such values.
+std::shared_ptr<const Prediction> ask_cpu(const ExternCall &call)
+{
+    const auto start = std::chrono::steady_clock::now();
+    std::shared_ptr<const Prediction> result;
+    try {
+        result = prediction_of(rehearsed(call), c10::DeviceType::CPU);
+    } catch (const std::exception &) {
     }
+    const std::lock_guard<std::mutex> lock(predictions().mutex);
+    predictions().asking += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;
 }
 
@@ -89,10 +167,11 @@ std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::str
             return found->second.prediction;
         }
     }
-    out_proven = false;
-    std::shared_ptr<const Prediction> result;
+    std::shared_ptr<const Prediction> result = may_ask(call) ? ask_cpu(call) : nullptr;
+    out_proven = result != nullptr;
     try {
-        result = run_meta(call);
+        if (!result)
+            result = run_meta(call);
     } catch (const c10::NotImplementedError &) {
     } catch (const c10::Error &) {
         if ((opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0)
@@ -105,7 +184,7 @@ std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::str
         result = nullptr;
     if (all.by_key.size() >= kPredictionLimit)
         all.by_key.clear();
-    all.by_key.emplace(key, Known{result, false});
+    all.by_key.emplace(key, Known{result, out_proven});
     return result;
 }
 
@@ -130,23 +209,6 @@ void mispredicted(const Predicted &expected, const Tensor &given, const Operator
 
 namespace
 {
-
-constexpr int64_t kFewElements = 4096, kManyElements = int64_t{1} << 26;
-
-Tensor harmless(const Hole &hole)
-{
-    Tensor tensor = at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
-    const size_t rank = hole.sizes.size();
-    const bool real = at::isFloatingType(hole.dtype) && !is_raw(core_dtype(hole.dtype));
-    if (rank >= 2 && (real || at::isComplexType(hole.dtype)) && hole.sizes[rank - 1] == hole.sizes[rank - 2])
-        tensor.copy_(at::eye(hole.sizes[rank - 1])); // a factorisation wants more than any numbers
-    else if (real)
-        tensor.fill_(0.5);
-    else
-        tensor.zero_();
-    set_bits(tensor, hole);
-    return tensor;
-}
 
 bool as_predicted(const Prediction &prediction, const Stack &results)
 {
@@ -198,11 +260,7 @@ bool rehearse(const ExternCall &call, const std::string &constants, const std::s
     if (!is_proven(kind)) {
         const bool may_run_now = (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0;
         try {
-            const Below below;
-            const Quiet quiet;
-            Stack stack = filled(call, c10::DeviceType::CPU, [&](size_t i) { return harmless(call.holes[i]); });
-            call.op.callBoxed(stack);
-            if (!as_predicted(*call.prediction, stack))
+            if (!as_predicted(*call.prediction, rehearsed(call)))
                 return !may_run_now;
         } catch (const std::exception &) {
             out_kind = std::move(kind);

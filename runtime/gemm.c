@@ -125,6 +125,20 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
     return status;
 }
 
+opq_status opq_gemm_make_kernels(opq_gemm *gemm)
+{
+    opq_gemm_kernel made;
+    for (int left = 0; left < OPQ_GEMM_LEFTS; left++)
+        for (int vectors = 1; vectors <= OPQ_GEMM_VECTORS_MAX; vectors += 1 + (vectors > 1)) {
+            int most = opq_gemm_rows_max(opq_jit_cpu(gemm->jit), vectors);
+            if (left != OPQ_GEMM_LEFT_PACKED && most > ROWS_IN_PLACE)
+                most = ROWS_IN_PLACE;
+            for (int rows = 1; rows <= most; rows++)
+                OPQ_TRY(gemm_kernel_find(gemm, OPQ_f32, (opq_gemm_left)left, rows, vectors, &made));
+        }
+    return OPQ_OK;
+}
+
 /* ---- plan */
 
 static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)

@@ -15,6 +15,8 @@ typedef struct opq_gemm opq_gemm;
 opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm) OPQ_MUST_CHECK;
 void opq_gemm_destroy(opq_gemm *gemm);
 /* They are made again when needed. While no product runs. */
+/* Makes all f32 micro-kernels that products may need, which are some hundreds: for who keeps them on disk. */
+opq_status opq_gemm_make_kernels(opq_gemm *gemm) OPQ_MUST_CHECK;
 void opq_gemm_drop_kernels(opq_gemm *gemm);
 void opq_gemm_lock(opq_gemm *gemm); /* around a fork; taken before the jit's */
 void opq_gemm_unlock(opq_gemm *gemm);

@@ -209,20 +209,24 @@ void opq_plan_release(opq_plan *plan)
 {
     if (plan == NULL || atomic_fetch_sub(&plan->refs, 1) != 1)
         return;
-    for (int32_t i = 0; i < plan->step_count; i++)
+    opq_plan *like = plan->like;
+    for (int32_t i = 0; i < plan->step_count && like == NULL; i++)
         if (plan->steps[i].payload && plan->host && plan->host->release_payload)
             plan->host->release_payload(plan->host->self, plan->steps[i].payload);
     for (const opq_code_use *use = plan->codes; use; use = use->next)
         opq_code_release(plan->jit, use->code);
-    opq_graph_destroy(plan->graph);
+    opq_graph_destroy(like ? NULL : plan->graph);
     free(plan->unfused.edges);
     opq_arena arena = plan->arena;
     opq_arena_drop(&arena);
+    opq_plan_release(like);
 }
 
 size_t opq_plan_bytes(const opq_plan *plan)
 {
     size_t code = 0;
+    if (plan->like) /* all but its arena is that one's */
+        return opq_arena_bytes(&plan->arena);
     for (const opq_code_use *use = plan->codes; use; use = use->next)
         code += use->code->bytes;
     return opq_arena_bytes(&plan->arena) + opq_graph_bytes(plan->graph) + code +

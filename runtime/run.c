@@ -204,10 +204,20 @@ static const opq_check *failed_check(const opq_step *step, const opq_step *shown
     return NULL;
 }
 
-static opq_status value_error(const opq_run_state *run, const opq_step *step, const int64_t *error)
+/* A plan that was written down for its size is that of another one where words are made from the graph: it is built, for these. */
+static opq_status value_error(const opq_run_state *given, const opq_step *step, const int64_t *error)
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
+    opq_run_state own = *given;
+    const opq_run_state *run = &own;
+    if (given->plan->like) {
+        own.plan = given->call->lines_of ? given->call->lines_of(given->call->lines_data) : NULL;
+        if (own.plan == NULL || own.plan->step_count != given->plan->step_count)
+            return opq_fail(OPQ_INTERNAL, "%s: an index or a divisor is wrong, and there is no memory to say which",
+                            step->name);
+        step = &own.plan->steps[step - given->plan->steps];
+    }
     const opq_step *shown = step_with_lines(run, step);
     const opq_check *check;
     int64_t index;

@@ -105,6 +105,9 @@ def empty_cache() -> None: ...
 def forget(code: bool) -> None:
     """Plans are made anew, as for graphs that never came; `code`: machine code too, as in a process that begins."""
 
+def make_matmul_kernels() -> None:
+    """All f32 micro-kernels that matrix products may need: compiled, and kept on disk."""
+
 # ---- looking
 
 def stats() -> dict[str, Any]:

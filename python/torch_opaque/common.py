@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torch_opaque import _C
+
 D = "opaque"
 
 
@@ -513,7 +515,8 @@ def places() -> None:
 
 
 def products() -> None:
-    """Tiles of other heights and widths."""
+    """Tiles of all heights and widths, and what stores some of them."""
+    _C.make_matmul_kernels()
     for rows in (*range(1, 14), 16, 24, 32, 40, 48, 50, 64):
         for columns in (5, 8, 16, 48):
             x, w = torch.rand(rows, 40, device=D), torch.rand(40, columns, device=D)

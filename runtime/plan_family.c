@@ -1,0 +1,446 @@
+/* Plans of one graph at several values of one size, which differ in numbers only: extents, strides, bytes. Each of these is a polynomial of the
+ * size with whole coefficients, so that the plan for another size is written down, not built.
+ *
+ *   x + b, x f32[n,64]      extents n, 64; strides 64, 1, 0, 1; 256 n bytes
+ *
+ * A family is made of four plans, two of them for the ends of the range of sizes that it is for. What passes decide by comparing something that
+ * grows with the size against a limit is then decided alike in between; what they find because a size divides another, or is equal to it, is not
+ * found for all four, if the other two are primes. Three plans give a polynomial of degree two, the fourth has to lie on it; who makes a family
+ * asks for one more.
+ *
+ * needs   plans that are built
+ * keeps   code: equal trees have equal keys; what each step computes
+ * not     kernels that are several (blocks, products side by side), whose numbers stand in more places; tables of windows; calls and
+ *         routines, which read the graph
+ */
+#include "runtime/plan_family.h"
+#include "runtime/plan_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WHOLE_MAX = 1 << 24 };
+
+/* first + (n - s0) (slope + (n - s1) bend), in Newton's form */
+typedef struct polynomial {
+    int64_t first, slope, bend;
+    bool real; /* the number is a double with that value, as by what a mean divides */
+} polynomial;
+
+struct opq_plan_family {
+    opq_plan *like; /* the plan of the lowest size */
+    int64_t size[OPQ_FAMILY_PLANS];
+    int32_t count;
+    polynomial numbers[];
+};
+
+/* ---- the numbers of a plan, always in one order */
+
+typedef struct numbers {
+    int64_t **at; /* NULL: they are counted */
+    int32_t count;
+} numbers;
+
+static void add(numbers *n, int64_t *first, int64_t count)
+{
+    for (int64_t i = 0; i < count && n->at; i++)
+        n->at[n->count + i] = first + i;
+    n->count += (int32_t)count;
+}
+
+static void add_matmul(numbers *n, opq_matmul_step *m)
+{
+    opq_contract *c = &m->contract;
+    add(n, &c->m, 1);
+    add(n, &c->n, 1);
+    add(n, &c->k, 1);
+    add(n, &m->batch, 1);
+    add(n, c->dims, opq_loops_dims_count(&c->epilogue));
+    add(n, c->batch_extent, c->batch_rank);
+    add(n, c->batch_strides, (int64_t)c->batch_rank * c->epilogue.access_count);
+    add(n, m->outer_extent, m->outer_rank);
+    for (int o = 0; o < 2; o++) {
+        add(n, &c->operand[o].offset, 1);
+        add(n, &c->operand[o].row_stride, 1);
+        add(n, &c->operand[o].column_stride, 1);
+        add(n, c->operand[o].batch_stride, c->batch_rank);
+        add(n, &m->matrix[o].row_stride, 1);
+        add(n, &m->matrix[o].column_stride, 1);
+        add(n, &m->matrix[o].batch_stride, 1);
+        add(n, m->outer_stride[o], m->outer_rank);
+    }
+}
+
+static void add_plan(numbers *n, opq_plan *plan)
+{
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        opq_step *step = &plan->steps[s];
+        add(n, step->dims, opq_loops_dims_count(&step->loops));
+        add(n, &step->bytes_read, 1);
+        add(n, &step->bytes_written, 1);
+        add(n, &step->flops, 1);
+        if (step->matmul)
+            add_matmul(n, step->matmul);
+    }
+    for (int32_t w = 0; w < plan->wave_count; w++) {
+        opq_wave *wave = &plan->waves[w];
+        add(n, wave->ends, wave->ends ? (int64_t)wave->phases * wave->count : 0);
+        add(n, &wave->work, 1);
+        add(n, &wave->scratch, 1);
+    }
+    for (int32_t i = 0; i < plan->storage_count; i++) {
+        add(n, &plan->storage[i].bytes, 1);
+        add(n, &plan->storage[i].offset, 1);
+    }
+    add(n, plan->buffer_bytes, plan->buffer_count);
+    add(n, &plan->arena_bytes, 1);
+    for (int32_t i = 0; i < plan->slot_count; i++) /* the last ones; what each run gives is no number of the plan */
+        if (plan->slot_source[i] < 0)
+            add(n, &plan->slot_value[i].i, 1);
+}
+
+/* malloc'd; NULL: no memory. */
+static int64_t **numbers_of(const opq_plan *plan, int32_t *out_count)
+{
+    numbers n = {0};
+    opq_plan *changeable = (opq_plan *)plan; /* who has a const plan only reads them */
+    add_plan(&n, changeable);
+    n.at = malloc(((size_t)n.count + 1) * sizeof *n.at);
+    n.count = 0;
+    if (n.at)
+        add_plan(&n, changeable);
+    *out_count = n.count;
+    return n.at;
+}
+
+/* ---- all else that a plan is made of */
+
+static bool is_table(const opq_matmul_step *m)
+{
+    for (int o = 0; o < 2; o++)
+        if (m->matrix[o].rows || m->matrix[o].columns || m->matrix[o].padded || m->matrix[o].guard_count > 0)
+            return true;
+    return false;
+}
+
+bool opq_plan_family_possible(const opq_plan *plan)
+{
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        const opq_step *step = &plan->steps[s];
+        if (step->kind == OPQ_KERNEL_extern || step->routine || step->block || step->parts || step->payload ||
+            step->code == NULL || (step->matmul && is_table(step->matmul)))
+            return false;
+    }
+    return plan->fallback_count == 0 && !plan->dry && plan->like == NULL;
+}
+
+static bool same(const void *a, const void *b, size_t bytes) { return bytes == 0 || memcmp(a, b, bytes) == 0; }
+
+static bool same_matmul(const opq_matmul_step *a, const opq_matmul_step *b)
+{
+    const opq_contract *c = &a->contract, *d = &b->contract;
+    bool equal = c->tile == d->tile && c->product == d->product && c->batch_rank == d->batch_rank &&
+                 a->outer_rank == b->outer_rank && a->dtype == b->dtype &&
+                 c->epilogue.access_count == d->epilogue.access_count;
+    for (int o = 0; o < 2; o++)
+        equal = equal && c->operand[o].buffer == d->operand[o].buffer && c->operand[o].dtype == d->operand[o].dtype &&
+                a->matrix[o].dtype == b->matrix[o].dtype;
+    return equal;
+}
+
+static bool same_loops(const opq_loops *a, const opq_loops *b)
+{
+    opq_text keys[2] = {0};
+    opq_loops_key(a, &keys[0]);
+    opq_loops_key(b, &keys[1]);
+    bool equal = !keys[0].failed && !keys[1].failed && keys[0].length == keys[1].length &&
+                 same(keys[0].data, keys[1].data, keys[0].length);
+    opq_text_drop(&keys[0]);
+    opq_text_drop(&keys[1]);
+    return equal;
+}
+
+static bool same_step(const opq_step *a, const opq_step *b)
+{
+    return a->kind == b->kind && a->order == b->order && a->code == b->code && a->copy_from == b->copy_from &&
+           a->copy_to == b->copy_to && a->check_count == b->check_count && a->taken_count == b->taken_count &&
+           (a->matmul != NULL) == (b->matmul != NULL) && same_loops(&a->loops, &b->loops) &&
+           same(a->buffers, b->buffers, (size_t)a->loops.buffer_count * sizeof *a->buffers) &&
+           same(a->scalars, b->scalars, (size_t)a->loops.scalar_count * sizeof *a->scalars) &&
+           (a->matmul == NULL || same_matmul(a->matmul, b->matmul));
+}
+
+static bool same_storage(const opq_plan *a, const opq_plan *b)
+{
+    for (int32_t i = 0; i < a->storage_count; i++) {
+        const opq_storage *s = &a->storage[i], *t = &b->storage[i];
+        if (s->home != t->home || s->index != t->index || s->first != t->first || s->last != t->last)
+            return false;
+    }
+    return same(a->output_storage, b->output_storage, (size_t)a->output_count * sizeof *a->output_storage) &&
+           same(a->slot_source, b->slot_source, (size_t)a->slot_count * sizeof *a->slot_source) &&
+           same(a->first_replacement, b->first_replacement, (size_t)a->buffer_count * sizeof *a->first_replacement) &&
+           same(a->replacements, b->replacements, (size_t)a->replacement_count * sizeof *a->replacements);
+}
+
+static bool same_but_for_numbers(const opq_plan *a, const opq_plan *b)
+{
+    if (a->step_count != b->step_count || a->wave_count != b->wave_count || a->row_max != b->row_max ||
+        a->storage_count != b->storage_count || a->input_count != b->input_count ||
+        a->output_count != b->output_count || a->buffer_count != b->buffer_count ||
+        a->replacement_count != b->replacement_count || a->sure_wave != b->sure_wave || a->slot_count != b->slot_count)
+        return false;
+    for (int32_t s = 0; s < a->step_count; s++)
+        if (!same_step(&a->steps[s], &b->steps[s]))
+            return false;
+    for (int32_t w = 0; w < a->wave_count; w++)
+        if (a->waves[w].first != b->waves[w].first || a->waves[w].count != b->waves[w].count ||
+            a->waves[w].phases != b->waves[w].phases)
+            return false;
+    return same_storage(a, b);
+}
+
+/* ---- polynomials */
+
+static bool divide(int64_t a, int64_t b, int64_t by, int64_t *out)
+{
+    int64_t difference;
+    if (__builtin_sub_overflow(a, b, &difference) || difference % by != 0)
+        return false;
+    *out = difference / by;
+    return true;
+}
+
+/* False: too large. */
+static bool evaluate(const opq_plan_family *f, int32_t i, int64_t size, int64_t *out)
+{
+    const polynomial *p = &f->numbers[i];
+    int64_t value;
+    if (__builtin_mul_overflow(size - f->size[1], p->bend, &value) ||
+        __builtin_add_overflow(value, p->slope, &value) ||
+        __builtin_mul_overflow(value, size - f->size[0], &value) || __builtin_add_overflow(value, p->first, out))
+        return false;
+    return !p->real || (*out <= WHOLE_MAX && *out >= -WHOLE_MAX);
+}
+
+/* As it stands in a plan. */
+static bool number_at(const opq_plan_family *f, int32_t i, int64_t size, int64_t *out)
+{
+    if (!evaluate(f, i, size, out))
+        return false;
+    double real = (double)*out;
+    if (f->numbers[i].real)
+        memcpy(out, &real, sizeof real);
+    return true;
+}
+
+static bool fit(opq_plan_family *f, int32_t i, const int64_t value[OPQ_FAMILY_PLANS])
+{
+    polynomial *p = &f->numbers[i];
+    int64_t next, last;
+    p->first = value[0];
+    return divide(value[1], value[0], f->size[1] - f->size[0], &p->slope) &&
+           divide(value[2], value[1], f->size[2] - f->size[1], &next) &&
+           divide(next, p->slope, f->size[2] - f->size[0], &p->bend) && evaluate(f, i, f->size[3], &last) &&
+           last == value[3];
+}
+
+/* To the whole numbers that they are; false: they are none, or too large for an f32. */
+static bool from_reals(int64_t value[OPQ_FAMILY_PLANS])
+{
+    for (int k = 0; k < OPQ_FAMILY_PLANS; k++) {
+        double real;
+        memcpy(&real, &value[k], sizeof real);
+        if (!(fabs(real) <= WHOLE_MAX) || real != floor(real))
+            return false;
+        value[k] = (int64_t)real;
+    }
+    return true;
+}
+
+/* Of those slots that the plan has values for. */
+static bool is_real(const opq_plan *plan, int32_t slot)
+{
+    int32_t i = 0;
+    opq_ref n = 0;
+    while (plan->slot_source[i] >= 0 || slot-- > 0)
+        i++;
+    for (;; n++)
+        if (opq_node_class(opq_node_at(plan->graph, n)) == OPQ_CLASS_SCALAR && i-- == 0)
+            return opq_dtype_kind_of((opq_dtype)opq_node_at(plan->graph, n)->type.dtype) == OPQ_KIND_FLOAT;
+}
+
+static bool fit_all(opq_plan_family *f, int64_t **const at[OPQ_FAMILY_PLANS])
+{
+    int64_t value[OPQ_FAMILY_PLANS];
+    int32_t slots = f->count;
+    for (int32_t i = 0; i < f->like->slot_count; i++)
+        slots -= f->like->slot_source[i] < 0;
+    for (int32_t i = 0; i < f->count; i++) {
+        bool constant = true;
+        for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
+            constant = (value[k] = *at[k][i]) == value[0] && constant;
+        f->numbers[i].real = !constant && i >= slots && is_real(f->like, i - slots);
+        if ((f->numbers[i].real && !from_reals(value)) || !fit(f, i, value))
+            return false;
+    }
+    return true;
+}
+
+/* ---- the interface */
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "family of plans: out of memory"); }
+
+opq_status opq_plan_family_make(opq_plan *const plans[OPQ_FAMILY_PLANS], const int64_t sizes[OPQ_FAMILY_PLANS],
+                                opq_plan_family **out_family)
+{
+    int64_t **at[OPQ_FAMILY_PLANS] = {0};
+    int32_t count = 0;
+    opq_plan_family *made = NULL;
+    *out_family = NULL;
+    for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
+        if (!opq_plan_family_possible(plans[k]) || !same_but_for_numbers(plans[0], plans[k]))
+            return OPQ_OK;
+    bool taken = true;
+    for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
+        taken = (at[k] = numbers_of(plans[k], &count)) != NULL && taken;
+    if (taken)
+        made = malloc(sizeof *made + (size_t)count * sizeof *made->numbers);
+    if (made) {
+        memcpy(made->size, sizes, sizeof made->size);
+        made->count = count;
+        made->like = plans[0];
+        opq_plan_retain(made->like);
+    }
+    bool fits = made && fit_all(made, at);
+    for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
+        free(at[k]);
+    if (fits)
+        *out_family = made;
+    else
+        opq_plan_family_drop(made);
+    return made || fits ? OPQ_OK : out_of_memory();
+}
+
+void opq_plan_family_drop(opq_plan_family *family)
+{
+    if (family == NULL)
+        return;
+    opq_plan_release(family->like);
+    free(family);
+}
+
+static bool has_numbers(const opq_plan_family *f, int64_t size, const opq_plan *plan)
+{
+    int32_t count;
+    int64_t value;
+    int64_t **at = numbers_of(plan, &count);
+    bool equal = at && count == f->count;
+    for (int32_t i = 0; i < f->count && equal; i++)
+        equal = number_at(f, i, size, &value) && value == *at[i];
+    free(at);
+    return equal;
+}
+
+bool opq_plan_family_has(const opq_plan_family *f, int64_t size, const opq_plan *plan)
+{
+    return same_but_for_numbers(f->like, plan) && has_numbers(f, size, plan);
+}
+
+bool opq_plan_family_contradicts(const opq_plan_family *f, int64_t size, const opq_plan *plan)
+{
+    return same_but_for_numbers(f->like, plan) && !has_numbers(f, size, plan);
+}
+
+static bool copy_matmul(opq_arena *arena, opq_step *step)
+{
+    opq_matmul_step *m = step->matmul = opq_arena_copy(arena, step->matmul, sizeof *m);
+    if (m == NULL)
+        return false;
+    opq_contract *c = &m->contract;
+    size_t strides = (size_t)c->batch_rank * (size_t)c->epilogue.access_count;
+    c->dims = opq_arena_copy(arena, c->dims, (size_t)opq_loops_dims_count(&c->epilogue) * sizeof *c->dims);
+    c->batch_strides = opq_arena_copy(arena, c->batch_strides, strides * sizeof *c->batch_strides);
+    return c->dims && (c->batch_strides || strides == 0);
+}
+
+/* Arrays that hold numbers are its own, all others those of `like`. */
+static bool copy_arrays(opq_plan *made)
+{
+    opq_arena *arena = &made->arena;
+    made->steps = opq_arena_copy(arena, made->steps, (size_t)made->step_count * sizeof *made->steps);
+    made->waves = opq_arena_copy(arena, made->waves, ((size_t)made->wave_count + 1) * sizeof *made->waves);
+    made->storage = opq_arena_copy(arena, made->storage, ((size_t)made->storage_count + 1) * sizeof *made->storage);
+    made->buffer_bytes =
+        opq_arena_copy(arena, made->buffer_bytes, ((size_t)made->buffer_count + 1) * sizeof *made->buffer_bytes);
+    made->slot_value =
+        opq_arena_copy(arena, made->slot_value, ((size_t)made->slot_count + 1) * sizeof *made->slot_value);
+    bool good = made->steps && made->waves && made->storage && made->buffer_bytes && made->slot_value;
+    for (int32_t s = 0; s < made->step_count && good; s++) {
+        opq_step *step = &made->steps[s];
+        size_t dims = (size_t)opq_loops_dims_count(&step->loops);
+        step->fresh = false;
+        step->dims = opq_arena_copy(arena, step->dims, (dims + 1) * sizeof *step->dims);
+        good = step->dims && (step->matmul == NULL || copy_matmul(arena, step));
+    }
+    for (int32_t w = 0; w < made->wave_count && good; w++) {
+        opq_wave *wave = &made->waves[w];
+        size_t ends = (size_t)wave->phases * (size_t)wave->count;
+        if (wave->ends)
+            good = (wave->ends = opq_arena_copy(arena, wave->ends, ends * sizeof *wave->ends)) != NULL;
+    }
+    return good;
+}
+
+static opq_plan *copy_plan(opq_plan *like)
+{
+    opq_arena arena = {0};
+    opq_plan *made = opq_arena_copy(&arena, like, sizeof *made);
+    if (made == NULL)
+        return NULL;
+    made->arena = arena;
+    atomic_init(&made->refs, 1);
+    made->unfused = (opq_unfused){0};
+    made->codes = NULL;
+    made->compiled = made->loaded = 0;
+    made->compile_seconds = 0;
+    made->lines = 0;
+    made->like = like;
+    opq_plan_retain(like);
+    if (copy_arrays(made))
+        return made;
+    opq_plan_release(made);
+    return NULL;
+}
+
+static opq_status check_bounds(const opq_plan *plan)
+{
+    int64_t bytes[OPQ_BUFFER_MAX];
+    for (int32_t s = 0; s < plan->step_count; s++) {
+        const opq_step *step = &plan->steps[s];
+        for (int i = 0; i < step->loops.buffer_count; i++)
+            bytes[i] = step->buffers[i] >= 0 ? plan->storage[step->buffers[i]].bytes : INT64_MAX;
+        OPQ_TRY(opq_loops_verify_bounds(&step->loops, step->dims, bytes));
+    }
+    return OPQ_OK;
+}
+
+opq_status opq_plan_family_plan(const opq_plan_family *f, int64_t size, opq_plan **out_plan)
+{
+    int32_t count;
+    opq_plan *made = copy_plan(f->like);
+    int64_t **at = made ? numbers_of(made, &count) : NULL;
+    opq_status status = at ? OPQ_OK : out_of_memory();
+    for (int32_t i = 0; at && i < f->count && status == OPQ_OK; i++)
+        if (!number_at(f, i, size, at[i]))
+            status = opq_fail(OPQ_UNSUPPORTED, "family of plans: a number at size %lld is too large", (long long)size);
+    free(at);
+    if (status == OPQ_OK)
+        status = check_bounds(made);
+    if (status != OPQ_OK)
+        opq_plan_release(made);
+    else
+        *out_plan = made;
+    return status;
+}
