@@ -124,15 +124,16 @@ static void note_seen(instance *it)
 /* Are these sizes of the family, for any range? out_size: the one that varies. */
 static bool is_of(const family *f, const int64_t *sizes, int count, int64_t *out_size)
 {
-    int64_t size = -1;
+    bool found = false;
     for (int i = 0; i < count; i++) {
         int64_t times = f->of[i].times, rest = sizes[i] - f->of[i].plus;
-        if (times == 0 ? rest != 0 : rest % times != 0 || (size >= 0 && rest / times != size))
+        if (times == 0 ? rest != 0 : rest % times != 0 || (found && rest / times != *out_size))
             return false;
-        size = times == 0 ? size : rest / times;
+        if (times != 0)
+            *out_size = rest / times;
+        found = found || times != 0;
     }
-    *out_size = size;
-    return size >= 0;
+    return found;
 }
 
 static bool is_in(const family *f, int64_t size) { return size >= f->low && size <= f->high; }
@@ -281,18 +282,35 @@ static opq_status learn(opq_sizes *sizes, instance *it)
 
 /* ---- the interface */
 
+/* It is dropped; where all are compared it is an error. */
+static opq_status refuse(const opq_execution *p, family *f, int64_t size)
+{
+    opq_plan_family_drop(f->plans);
+    f->plans = NULL;
+    opq_log("plan: a family of plans had a wrong one for size %lld, which is a bug; it is dropped", (long long)size);
+    return p->runner->ctx->tiers.mode == OPQ_TIERS_random
+               ? opq_fail(OPQ_INTERNAL, "a family of plans is wrong at size %lld", (long long)size)
+               : OPQ_OK;
+}
+
 static opq_status compare(opq_sizes *sizes, opq_execution *p, family *f, int64_t size)
 {
     OPQ_TRY(opq_execution_build(p));
     sizes->compared++;
-    if (!opq_plan_family_contradicts(f->plans, size, p->plan))
-        return OPQ_OK;
-    opq_plan_family_drop(f->plans);
-    f->plans = NULL;
-    opq_log("plan: a family of plans had another one for size %lld, which is a bug; it is dropped", (long long)size);
-    return p->runner->ctx->tiers.mode == OPQ_TIERS_random
-               ? opq_fail(OPQ_INTERNAL, "a family of plans is wrong at size %lld", (long long)size)
-               : OPQ_OK;
+    return opq_plan_family_contradicts(f->plans, size, p->plan) ? refuse(p, f, size) : OPQ_OK;
+}
+
+/* Does it take and give what the snapshot has? That much is known without building it. */
+static bool suits(const opq_plan *plan, const opq_snapshot *s)
+{
+    for (int32_t i = 0; i < plan->storage_count; i++)
+        if (plan->storage[i].home == OPQ_HOME_input &&
+            plan->storage[i].bytes != opq_type_bytes(opq_snapshot_leaf_type(s, plan->storage[i].index)))
+            return false;
+    for (int32_t i = 0; i < plan->output_count; i++)
+        if (plan->storage[plan->output_storage[i]].bytes != opq_type_bytes(&opq_snapshot_output(s, i)->type))
+            return false;
+    return true;
 }
 
 static opq_status write_plan(opq_sizes *sizes, opq_execution *p, family *f, int64_t size)
@@ -308,6 +326,12 @@ static opq_status write_plan(opq_sizes *sizes, opq_execution *p, family *f, int6
     p->plan = NULL;
     if (opq_plan_family_plan(f->plans, size, &p->plan) != OPQ_OK)
         return opq_execution_build(p);
+    if (!suits(p->plan, p->snapshot)) {
+        opq_plan_release(p->plan);
+        p->plan = NULL;
+        OPQ_TRY(refuse(p, f, size));
+        return opq_execution_build(p);
+    }
     opq_plan_cache_keep(ctx->plans, p->snapshot->key, p->snapshot->key_bytes, p->plan);
     return OPQ_OK;
 }

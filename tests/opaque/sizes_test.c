@@ -32,15 +32,16 @@ static const struct size_case {
     {"an order, whose routine reads the graph", "%0 = input f32[4,N]\n%1 = argsort i64[4,N] %0 {axis=1}\noutput %1", false},
 };
 
-static opq_graph *graph_at(const char *text, int64_t n)
+/* `many` of them, E, where a case has that. */
+static opq_graph *graph_at(const char *text, int64_t n, int64_t many)
 {
     opq_text made = {0};
     opq_graph *graph = NULL;
     opq_text_add(&made, "graph @g {\n");
     for (const char *at = text; *at; at++) {
         bool word = at > text && (isalpha((unsigned char)at[-1]) || at[-1] == '_');
-        if ((*at == 'N' || *at == 'M') && !word)
-            opq_text_add(&made, "%lld", (long long)(*at == 'N' ? n : 8 * n));
+        if ((*at == 'N' || *at == 'M' || *at == 'E') && !word)
+            opq_text_add(&made, "%lld", (long long)(*at == 'N' ? n : *at == 'M' ? 8 * n : many));
         else
             opq_text_add(&made, "%c", *at);
     }
@@ -64,9 +65,9 @@ static void *input_data(const opq_type *type, int64_t index, int64_t seed)
 }
 
 /* Runs it as a program records it; the status is that of reading its output, which is compared. */
-static opq_status run_at(opq_ctx *ctx, const struct size_case *c, int64_t n, int64_t index)
+static opq_status run_at(opq_ctx *ctx, const struct size_case *c, int64_t n, int64_t many, int64_t index)
 {
-    opq_graph *graph = graph_at(c->text, n);
+    opq_graph *graph = graph_at(c->text, n, many);
     opq_value *values[8];
     const void *inputs[4];
     int input_count = 0;
@@ -114,7 +115,7 @@ static void run_sizes(opq_ctx *ctx, opq_tiers_mode mode)
     for (size_t i = 0; i < COUNT(cases); i++) {
         int64_t families = ctx->sizes.families, written = ctx->sizes.written;
         for (size_t k = 0; k < COUNT(sizes); k++)
-            expect_ok(run_at(ctx, &cases[i], sizes[k], 3));
+            expect_ok(run_at(ctx, &cases[i], sizes[k], 5, 3));
         bool made = ctx->sizes.families > families && ctx->sizes.written > written + 5;
         if (mode == OPQ_TIERS_lazy && made != cases[i].family)
             fail_msg("%s: %s", cases[i].what, made ? "a family, which was not expected" : "no family");
@@ -139,12 +140,26 @@ static void test_errors_name_the_size(void **state)
     const struct size_case *places = &cases[COUNT(cases) - 2];
     char expected[128];
     for (size_t k = 0; k < COUNT(sizes); k++) {
-        assert_int_equal(run_at(ctx, places, sizes[k], sizes[k]), OPQ_OUT_OF_RANGE);
+        assert_int_equal(run_at(ctx, places, sizes[k], 5, sizes[k]), OPQ_OUT_OF_RANGE);
         snprintf(expected, sizeof expected, "index %lld is out of bounds for dimension 0 with size %lld of f32[%lld,8]",
                  (long long)sizes[k], (long long)sizes[k], (long long)sizes[k]);
         assert_non_null(strstr(opq_error(), expected));
     }
     assert_true(ctx->sizes.written > 0);
+}
+
+/* Two sizes that go up together by chance, as many of each, and then do not. */
+static void test_two_sizes(void **state)
+{
+    static const struct size_case edges = {
+        "edges", "%0 = input f32[N,8]\n%1 = input i64[E]\n%2 = index_select f32[E,8] %0, %1 {axis=0}\noutput %2", true};
+    static const int64_t pairs[][2] = {{40, 130}, {44, 134}, {50, 140}, {52, 142}, {61, 151}, {34, 87},  {35, 130},
+                                       {36, 36},  {37, 200}, {38, 73},  {39, 99},  {41, 131}, {42, 129}, {43, 133}};
+    opq_ctx *ctx = *state;
+    ctx->tiers.mode = OPQ_TIERS_lazy;
+    for (size_t k = 0; k < COUNT(pairs); k++)
+        expect_ok(run_at(ctx, &edges, pairs[k][0], pairs[k][1], 30));
+    assert_int_equal(ctx->sizes.written, 4);
 }
 
 static void test_forgetting(void **state)
@@ -163,6 +178,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_bits, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_each_is_compared, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_errors_name_the_size, make_context, drop_context),
+        cmocka_unit_test_setup_teardown(test_two_sizes, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_forgetting, make_context, drop_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
