@@ -190,7 +190,7 @@ static void plan_tile(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
-    run->a_window = !call->packed_a && gemm_is_window(run->cpu, call->dtype, &call->a, call->n);
+    run->a_window = !call->packed_a && gemm_is_window(call->dtype, &call->a, call->n);
     run->a_in_place = run->a_window || (gemm_in_rows(&call->a, call->dtype) && !call->packed_a &&
                                         (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES));
     int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
@@ -280,7 +280,7 @@ static gemm_run run_part(opq_gemm *gemm, const opq_gemm_call *call, int64_t row,
 /* Of calls with the same m and k. */
 opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count)
 {
-    bool window = gemm_is_window(opq_jit_cpu(gemm->jit), calls->dtype, &calls->a, calls->n);
+    bool window = gemm_is_window(calls->dtype, &calls->a, calls->n);
     int64_t regions = window ? 1 : region_count(calls->dtype, calls->m, calls->k);
     for (int64_t i = 0; i < regions; i++) {
         gemm_run runs[OPQ_PRODUCTS_MAX];
@@ -338,7 +338,7 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
     const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
     if (gemm_is_small(cpu, call))
         return gemm_run_small(gemm, cpu, call);
-    if (gemm_is_turned(cpu, call))
+    if (gemm_is_turned(call))
         return gemm_run_turned(gemm, cpu, call);
     return gemm_run_regions(gemm, call, 1);
 }
@@ -346,10 +346,9 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
 opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int count)
 {
     bool beside = count <= OPQ_PRODUCTS_MAX;
-    const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
     for (int c = 0; c < count; c++) {
         OPQ_TRY(check(&calls[c]));
-        beside = beside && calls[c].n > 1 && !gemm_is_turned(cpu, &calls[c]) && calls[c].batch > 0 && calls[c].m > 0 &&
+        beside = beside && calls[c].n > 1 && !gemm_is_turned(&calls[c]) && calls[c].batch > 0 && calls[c].m > 0 &&
                  calls[c].m == calls->m && calls[c].k == calls->k && calls[c].dtype == calls->dtype;
     }
     if (beside && count > 0)
@@ -385,7 +384,7 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
     const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
     int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(dtype),
         rows = opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
-    *out_turned = gemm_is_window(cpu, dtype, b, m) ||
+    *out_turned = gemm_is_window(dtype, b, m) ||
                   (k >= TURNED_K_MIN && (double)padded_columns(n, lanes) * (double)m >
                                             TURNED_GAIN * (double)padded_columns(m, lanes) * (double)n);
     if (*out_turned)

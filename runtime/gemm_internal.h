@@ -98,7 +98,7 @@ opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int coun
 
 /* gemm_turned.c */
 opq_matrix gemm_transposed(const opq_matrix *matrix);
-bool gemm_is_turned(const struct opq_cpu *cpu, const opq_gemm_call *call);
+bool gemm_is_turned(const opq_gemm_call *call);
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call) OPQ_MUST_CHECK;
 
 /* gemm_window.c: a left operand that is read in place by tables. */
@@ -109,7 +109,7 @@ typedef struct gemm_window {
     int64_t first, last;
 } gemm_window;
 /* Is it better so than packed, for so many columns? */
-bool gemm_is_window(const struct opq_cpu *cpu, opq_dtype dtype, const opq_matrix *left, int64_t n);
+bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n);
 /* Room that gemm_window_begin needs, 64-byte aligned. */
 int64_t gemm_window_bytes(const gemm_run *run);
 void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_window *out_window);

@@ -14,10 +14,9 @@ enum {
     WHOLE_BYTES = 1 << 20, /* of a copy that is made at once */
 };
 
-bool gemm_is_window(const struct opq_cpu *cpu, opq_dtype dtype, const opq_matrix *left, int64_t n)
+bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n)
 {
-    /* With AVX-512 packing takes less and multiplying too: not measured. */
-    return opq_gemm_vector_bytes(cpu) < 64 && gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN &&
+    return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN &&
            (left->guard_count == 0 || left->padded);
 }
 
