@@ -72,7 +72,8 @@ static shape *new_shape(uint64_t hash, const unsigned char *text, size_t bytes, 
     shape *made = malloc(sizeof *made + bytes);
     if (made == NULL)
         return NULL;
-    *made = (shape){.hash = hash, .count = count, .bytes = bytes, .seen = malloc(SEEN * (size_t)count * sizeof *made->seen)};
+    *made =
+        (shape){.hash = hash, .count = count, .bytes = bytes, .seen = malloc(SEEN * (size_t)count * sizeof *made->seen)};
     memcpy(made->text, text, bytes);
     if (made->seen)
         return made;
@@ -115,8 +116,7 @@ static opq_status find_shape(opq_sizes *sizes, const opq_execution *p, instance 
 static void note_seen(instance *it)
 {
     shape *s = it->of;
-    memcpy(s->seen + (size_t)(s->seen_count++ % SEEN) * (size_t)s->count, it->sizes,
-           (size_t)s->count * sizeof *s->seen);
+    memcpy(s->seen + (size_t)(s->seen_count++ % SEEN) * (size_t)s->count, it->sizes, (size_t)s->count * sizeof *s->seen);
 }
 
 /* ---- families */
@@ -217,8 +217,7 @@ static opq_plan *plan_at(const instance *it, const family *f, int64_t size)
     p.plan = NULL;
     if (opq_snapshot_resized(it->p->snapshot, sizes, &resized) != OPQ_OK || resized.key_bytes != it->of->bytes ||
         opq_key_take_sizes(resized.key, taken, SIZES_MAX) != count ||
-        memcmp(taken, sizes, (size_t)count * sizeof *sizes) != 0 ||
-        memcmp(resized.key, it->of->text, it->of->bytes) != 0)
+        memcmp(taken, sizes, (size_t)count * sizeof *sizes) != 0 || memcmp(resized.key, it->of->text, it->of->bytes) != 0)
         return NULL;
     p.snapshot = &resized;
     return opq_execution_try(&p) == OPQ_OK ? p.plan : NULL;
@@ -271,8 +270,7 @@ static opq_status learn(opq_sizes *sizes, instance *it)
     family *like = (family *)room;
     const shape *s = it->of;
     for (int i = 0; i < SEEN && i < s->seen_count; i++)
-        if (relate(it->sizes, s->seen + (size_t)i * (size_t)s->count, s->count, like) &&
-            count_seen(s, like) >= ENOUGH) {
+        if (relate(it->sizes, s->seen + (size_t)i * (size_t)s->count, s->count, like) && count_seen(s, like) >= ENOUGH) {
             OPQ_TRY(make_family(sizes, it, like));
             break;
         }

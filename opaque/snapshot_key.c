@@ -118,8 +118,7 @@ static unsigned char *take_node(sizes *all, unsigned char *at)
     at = take_type(all, at + 2 * sizeof(int32_t)) + (size_t)arity * sizeof(int32_t);
     for (int32_t i = 0; i < attr_count; i++) {
         bool ints = opq_attr_kind_of((opq_attr_key)opq_key_word(at, 0)) == OPQ_ATTR_KIND_INTS;
-        at = ints ? take_sizes(all, at + 2 * sizeof(int32_t), opq_key_word(at, 1))
-                  : at + (opq_key_skip_attr(at) - at);
+        at = ints ? take_sizes(all, at + 2 * sizeof(int32_t), opq_key_word(at, 1)) : at + (opq_key_skip_attr(at) - at);
     }
     return at;
 }

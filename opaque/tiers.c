@@ -134,7 +134,8 @@ opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool
     fade(&tiers->seconds_per_op, FADE);
     fade(&tiers->piece_seconds_per_op, PIECE_FADE);
     enum { LOOP_MAX = 64 };
-    static const double PURSE_MAX = 0.25, PURSE_SHARE = 0.5; /* what may never be earned back is at most that much of what was lost */
+    static const double PURSE_MAX = 0.25,
+                        PURSE_SHARE = 0.5; /* what may never be earned back is at most that much of what was lost */
     struct opq_seen *seen = look_up(tiers, graph->key, graph->key_bytes);
     bool is_new = seen->run == 0;
     uint64_t distance = !is_new && tiers->runs - seen->run <= LOOP_MAX ? tiers->runs - seen->run : 0;

@@ -35,8 +35,8 @@ typedef struct opq_tiers {
     double purse;                /* seconds lost by runs without a plan, less those spent on compiling */
     double near;                 /* share of the graphs that come again, lately, that do so within a few runs */
     double regular;              /* share of those that came three times, lately, that did so at equal distances */
-    double loop_turns;           /* of loops that have ended, lately */
-    int turns;                   /* of the loop that the last run was of; 0: it was of none */
+    double loop_turns; /* of loops that have ended, lately */
+    int turns;         /* of the loop that the last run was of; 0: it was of none */
     uint64_t runs, chance;
     struct opq_seen {
         uint64_t key, run; /* run: the last */

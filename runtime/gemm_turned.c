@@ -91,8 +91,7 @@ static opq_status run_packed(opq_gemm *gemm, opq_gemm_call *turned)
 bool gemm_is_turned(const opq_gemm_call *call)
 {
     bool can = !call->accumulate && !call->packed_a && !call->packed_b;
-    return call->turned ||
-           (can && ((call->n == 1 && call->m > 1) || gemm_is_window(call->dtype, &call->b, call->m)));
+    return call->turned || (can && ((call->n == 1 && call->m > 1) || gemm_is_window(call->dtype, &call->b, call->m)));
 }
 
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)

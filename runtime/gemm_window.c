@@ -16,8 +16,7 @@ enum {
 
 bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n)
 {
-    return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN &&
-           (left->guard_count == 0 || left->padded);
+    return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN && (left->guard_count == 0 || left->padded);
 }
 
 static int64_t aligned(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }

@@ -153,7 +153,7 @@ typedef struct opq_plan {
     atomic_int refs;
     opq_arena arena;
     struct opq_plan *like; /* of another size (plan_family.c), which holds all that is not a number, and a graph of its size; NULL: all is its own */
-    opq_graph *graph; /* fused */
+    opq_graph *graph;      /* fused */
     opq_unfused unfused;
     const opq_fallback *fallbacks;
     int32_t fallback_count;

@@ -217,8 +217,7 @@ static bool evaluate(const opq_plan_family *f, int32_t i, int64_t size, int64_t 
 {
     const polynomial *p = &f->numbers[i];
     int64_t value;
-    if (__builtin_mul_overflow(size - f->size[1], p->bend, &value) ||
-        __builtin_add_overflow(value, p->slope, &value) ||
+    if (__builtin_mul_overflow(size - f->size[1], p->bend, &value) || __builtin_add_overflow(value, p->slope, &value) ||
         __builtin_mul_overflow(value, size - f->size[0], &value) || __builtin_add_overflow(value, p->first, out))
         return false;
     return !p->real || (*out <= WHOLE_MAX && *out >= -WHOLE_MAX);
@@ -374,8 +373,7 @@ static bool copy_arrays(opq_plan *made)
     made->storage = opq_arena_copy(arena, made->storage, ((size_t)made->storage_count + 1) * sizeof *made->storage);
     made->buffer_bytes =
         opq_arena_copy(arena, made->buffer_bytes, ((size_t)made->buffer_count + 1) * sizeof *made->buffer_bytes);
-    made->slot_value =
-        opq_arena_copy(arena, made->slot_value, ((size_t)made->slot_count + 1) * sizeof *made->slot_value);
+    made->slot_value = opq_arena_copy(arena, made->slot_value, ((size_t)made->slot_count + 1) * sizeof *made->slot_value);
     bool good = made->steps && made->waves && made->storage && made->buffer_bytes && made->slot_value;
     for (int32_t s = 0; s < made->step_count && good; s++) {
         opq_step *step = &made->steps[s];

@@ -17,19 +17,21 @@ static const struct size_case {
     {"rows and a vector", "%0 = input f32[N,8]\n%1 = input f32[8]\n%2 = add f32[N,8] %0, %1\noutput %2", true},
     {"sums of rows", "%0 = input f32[N,8]\n%1 = sum f32[N,1] %0 {axes=[1], tree=lanes}\noutput %1", true},
     {"sums of columns", "%0 = input f32[N,8]\n%1 = sum f32[1,8] %0 {axes=[0], tree=column}\noutput %1", true},
-    {"a mean, by a number that varies", "%0 = input f32[N,8]\n%1 = mean f32[1,8] %0 {axes=[0], tree=column}\noutput %1", true},
+    {"a mean, by a number that varies", "%0 = input f32[N,8]\n%1 = mean f32[1,8] %0 {axes=[0], tree=column}\noutput %1",
+     true},
     {"softmax", "%0 = input f32[N,8]\n%1 = softmax f32[N,8] %0 {axes=[1], tree=lanes}\noutput %1", true},
     {"softmax of rows that vary", "%0 = input f32[8,N]\n%1 = softmax f32[8,N] %0 {axes=[1], tree=lanes}\noutput %1", true},
     {"a product", "%0 = input f32[N,8]\n%1 = input f32[8,16]\n%2 = matmul f32[N,16] %0, %1\noutput %2", true},
-    {"a product over it",
-     "%0 = input f32[N,8]\n%1 = input f32[N,16]\n%2 = permute f32[8,N] %0 {dims=[1,0]}\n%3 = matmul f32[8,16] %2, %1\noutput %3", true},
+    {"a product over it", "%0 = input f32[N,8]\n%1 = input f32[N,16]\n%2 = permute f32[8,N] %0 {dims=[1,0]}\n%3 = matmul f32[8,16] %2, %1\noutput %3",
+     true},
     {"scores, its square",
      "%0 = input f32[2,N,8]\n%1 = input f32[2,N,8]\n%2 = matmul f32[2,N,N] %0, %1 {transpose_b=1}\noutput %2", true},
     {"a window, of a span that is no multiple",
      "%0 = input f32[N,8]\n%1 = slice f32[N,4] %0 {start=[0,2], step=[1,1]}\n%2 = relu f32[N,4] %1\noutput %2", true},
     {"a flat view", "%0 = input f32[N,8]\n%1 = reshape f32[M] %0\n%2 = exp f32[M] %1\noutput %2", true},
     {"places", "%0 = input f32[N,8]\n%1 = input i64[5]\n%2 = index_select f32[5,8] %0, %1 {axis=0}\noutput %2", true},
-    {"an order, whose routine reads the graph", "%0 = input f32[4,N]\n%1 = argsort i64[4,N] %0 {axis=1}\noutput %1", false},
+    {"an order, whose routine reads the graph", "%0 = input f32[4,N]\n%1 = argsort i64[4,N] %0 {axis=1}\noutput %1",
+     false},
 };
 
 /* `many` of them, E, where a case has that. */
@@ -107,7 +109,8 @@ static opq_status run_at(opq_ctx *ctx, const struct size_case *c, int64_t n, int
     return status;
 }
 
-static const int64_t sizes[] = {17, 19, 21, 22, 24, 25, 28, 29, 31, 33, 65, 70, 77, 80, 81, 96, 100, 111, 127, 128, 30, 126};
+static const int64_t sizes[] = {17, 19, 21, 22, 24, 25,  28,  29,  31,  33, 65,
+                                70, 77, 80, 81, 96, 100, 111, 127, 128, 30, 126};
 
 static void run_sizes(opq_ctx *ctx, opq_tiers_mode mode)
 {

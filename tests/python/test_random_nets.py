@@ -16,6 +16,12 @@ def test_nets_on_avx2(run_warm):
     run_elsewhere(run_warm, "nets", 8, quick=8, full=300, OPAQUE_CPU="avx2")
 
 
+@pytest.mark.parametrize("tiers", ("lazy", "random"))
+def test_lengths(run_warm, tiers):
+    """Nets at one length after the other: plans for new sizes are written down from others, and in random mode each is compared."""
+    run_elsewhere(run_warm, "lengths", 0, quick=12, full=300, OPAQUE_TIERS=tiers)
+
+
 def test_the_bound_is_tight():
     """A test with bounds as large as the values would see nothing: few tensors are like that, those behind a kink that a rounding
     crosses or a cancellation."""

@@ -38,7 +38,10 @@ ACTIVATIONS = (
 
 
 class Net(Writer):
-    """A writer with the vocabulary of nets. `params` are names of leaves, `alive` of other values."""
+    """A writer with the vocabulary of nets. `params` are names of leaves, `alive` of other values. `length`: how long the first value is, for
+    nets that are run at several lengths."""
+
+    length = None
 
     def __init__(self, seed: int):
         super().__init__(seed)
@@ -525,6 +528,10 @@ IMAGES = {
 
 def begin(n):
     """The first value: features, time steps, tokens or images."""
+    if n.length:
+        return n.value(
+            f"randn({n.choose('', '2, ', '3, ')}{n.length}, {n.choose(1, 2, 8, 17)})"
+        ), FEATURES
     b = n.choose(1, 1, 2, 3, 5, 17)
     way = n.choose("rows", "rows", "time", "time", "tokens", "image")
     if way == "rows":
