@@ -15,7 +15,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { SIZES_MAX = 64, SEEN = 8, SHAPES_MAX = 4096, SMALLEST = 17, CHECK_EVERY = 64 };
+enum { SIZES_MAX = 64, SEEN = 8, SHAPES_MAX = 4096, SMALLEST = 17, FAMILIES_MAX = 32, CHECK_EVERY = 64 };
 
 typedef struct family {
     struct family *next;
@@ -46,12 +46,17 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of m
 
 /* ---- shapes */
 
+static void drop_family(family *f)
+{
+    opq_plan_family_drop(f->plans);
+    free(f);
+}
+
 static void drop_shape(shape *s)
 {
     for (family *f = s->families, *next; f; f = next) {
         next = f->next;
-        opq_plan_family_drop(f->plans);
-        free(f);
+        drop_family(f);
     }
     free(s->seen);
     free(s);
@@ -244,6 +249,21 @@ static opq_status make_plans(const instance *it, int64_t size, family *f)
     return status;
 }
 
+/* Sizes that change by themselves, each at random, are in one line for a while by chance, again and again. */
+static void drop_oldest(shape *s)
+{
+    family **last = &s->families;
+    int count = 1;
+    if (*last == NULL)
+        return;
+    for (; (*last)->next; count++)
+        last = &(*last)->next;
+    if (count < FAMILIES_MAX)
+        return;
+    drop_family(*last);
+    *last = NULL;
+}
+
 static opq_status make_family(opq_sizes *sizes, const instance *it, const family *like)
 {
     size_t bytes = sizeof *like + (size_t)it->of->count * sizeof *like->of;
@@ -253,6 +273,7 @@ static opq_status make_family(opq_sizes *sizes, const instance *it, const family
         return out_of_memory();
     memcpy(made, like, bytes);
     made->plans = NULL;
+    drop_oldest(it->of);
     made->next = it->of->families;
     it->of->families = made;
     if (!is_of(made, it->sizes, it->of->count, &size))
