@@ -253,7 +253,7 @@ static opq_store_key store_key(const opq_jit *jit, const source *s)
     return (opq_store_key){jit->processor, s->key ? s->key->data : NULL, s->key ? s->key->length : 0};
 }
 
-/* One in so many objects from disk is compiled again: equal sources have equal bytes. */
+/* One in so many objects from the user's folder is compiled again: equal sources have equal bytes. */
 enum { CHECK_EVERY = 64 };
 
 static bool is_right(opq_jit *jit, const source *s, const opq_store_object *found)
@@ -275,7 +275,7 @@ static LLVMMemoryBufferRef find_object(opq_jit *jit, linking *c, const source *s
     LLVMMemoryBufferRef object = NULL;
     pthread_mutex_lock(&jit->lock);
     bool known = jit->store && s->key && opq_store_find(jit->store, &key, &found);
-    bool check = known && jit->loads++ % CHECK_EVERY == CHECK_EVERY - 1;
+    bool check = known && !found.packaged && jit->loads++ % CHECK_EVERY == CHECK_EVERY - 1;
     pthread_mutex_unlock(&jit->lock);
     if (!known)
         return NULL;

@@ -291,14 +291,17 @@ bool opq_store_find(opq_store *store, const opq_store_key *key, opq_store_object
     bool there, there_too = false;
     name_of(store, key, name);
     char *data = look_in(store, key, name, false, &there);
-    if (data == NULL)
+    bool own = data != NULL;
+    if (!own)
         data = look_in(store, key, name, true, &there_too);
     atomic_fetch_add(data ? &store->found : there || there_too ? &store->refused : &store->missing, 1);
     if (data == NULL)
         return false;
     memcpy(&head, data, sizeof head);
-    *out_object =
-        (opq_store_object){.data = data + sizeof head + head.key_bytes, .bytes = head.object_bytes, .memory = data};
+    *out_object = (opq_store_object){.data = data + sizeof head + head.key_bytes,
+                                     .bytes = head.object_bytes,
+                                     .memory = data,
+                                     .packaged = !own};
     memcpy(out_object->symbol, head.symbol, sizeof head.symbol);
     return true;
 }

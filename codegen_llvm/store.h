@@ -32,7 +32,8 @@ typedef struct opq_store_object {
     char symbol[OPQ_STORE_SYMBOL_MAX]; /* of its function */
     const void *data;
     size_t bytes;
-    void *memory; /* free() it */
+    void *memory;  /* free() it */
+    bool packaged; /* it came with the package: who can write it can write our library as well */
 } opq_store_object;
 
 typedef struct opq_store_counts {

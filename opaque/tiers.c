@@ -2,6 +2,7 @@
 #define XXH_INLINE_ALL
 #include "opaque/tiers.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -81,7 +82,7 @@ void opq_tiers_settle(opq_tiers *tiers, const void *key, size_t key_bytes, const
     seen->missing = left->missing > 0 ? seen->lost + (given->seconds - given->deposit) + left->missing : 0;
 }
 
-/* A loop has ended with the first run that is not of it: loops will be as long as the last ones were. */
+/* A loop has ended with the first run that is not of it. */
 static void note_loop(opq_tiers *tiers, int turns)
 {
     static const double SHARE = 1.0 / 4;
@@ -91,11 +92,12 @@ static void note_loop(opq_tiers *tiers, int turns)
 }
 
 /* How often a graph will be seen again, by when it was: what came a few runs ago comes some more times, as far as what came again before had
- * done so, too; and what came three times or more, each time as many runs after the time before, is of a loop, which goes on as long as loops
- * did before, and the longer the longer it has gone on: unless of what came three times lately much came at other distances, which then was chance. */
+ * done so, too; and what came three times or more, each time as many runs after the time before, is of a loop, which goes on the longer the
+ * longer it has gone on. If loops ended early lately, or much of what came three times came at other distances, it has only as many turns to come as
+ * it had. */
 static double to_come(opq_tiers *tiers, struct opq_seen *seen, uint64_t distance, bool is_new)
 {
-    enum { NEAR = 8, NEAR_TO_COME = 8 };
+    enum { NEAR = 8, NEAR_TO_COME = 8, LOOP_TO_COME = 48 };
     static const double SHARE = 1.0 / 8, SHARE_OF_NEW = 1.0 / 64;
     bool near = distance > 0 && distance <= NEAR, third = distance > 0 && seen->distance > 0;
     if (third)
@@ -104,9 +106,9 @@ static double to_come(opq_tiers *tiers, struct opq_seen *seen, uint64_t distance
     seen->equal = distance > 0 && distance == seen->distance ? seen->equal + 1 : 1;
     seen->distance = distance;
     note_loop(tiers, seen->equal);
-    double rest = tiers->loop_turns > seen->equal ? tiers->loop_turns - seen->equal : 0;
+    double trust = tiers->regular * fmin(tiers->loop_turns / FIRST_LOOP_TURNS, 1);
     if (seen->equal > 1)
-        return seen->equal + rest * tiers->regular * tiers->regular;
+        return seen->equal + trust * trust * LOOP_TO_COME * (seen->equal + 1);
     return near ? NEAR_TO_COME * tiers->near : 0;
 }
 

@@ -58,7 +58,8 @@ std::shared_ptr<const Prediction> prediction_of(const Stack &stack, c10::DeviceT
             result->push_back({false, at::ScalarType::Undefined, {}, {}});
             continue;
         }
-        if (tensor.layout() != c10::kStrided || tensor.dim() > OPQ_RANK_MAX || tensor.device().type() != device)
+        if (tensor.layout() != c10::kStrided || tensor.is_quantized() || tensor.dim() > OPQ_RANK_MAX ||
+            tensor.device().type() != device)
             return nullptr;
         result->push_back({true, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()),
                            dense_order(tensor.sizes(), tensor.strides()).value_or(Order{})});
@@ -106,8 +107,12 @@ Tensor harmless(const Hole &hole)
 
 // ---- in place of a meta kernel in Python
 
+// And may the CPU kernel be asked? Whether a number fits a dtype some see only at an element that takes it.
 bool is_in_python(const OperatorHandle &op)
 {
+    for (const c10::Argument &argument : op.schema().arguments())
+        if (argument.type()->kind() == c10::TypeKind::NumberType)
+            return false;
     std::istringstream lines(op.dumpState());
     for (std::string line; std::getline(lines, line);)
         if (line.rfind("Meta: registered at ", 0) == 0)
@@ -120,8 +125,11 @@ bool may_ask(const ExternCall &call)
     constexpr double kImport = 0.25;
     constexpr int64_t kElements = int64_t{1} << 20;
     int64_t elements = 0;
-    for (const Hole &hole : call.holes)
+    for (const Hole &hole : call.holes) {
+        if (hole.sizes.empty()) // it may be taken for a number
+            return false;
         elements += c10::multiply_integers(hole.sizes);
+    }
     const std::string name = toString(call.op.operator_name());
     Predictions &all = predictions();
     const std::lock_guard<std::mutex> lock(all.mutex);
