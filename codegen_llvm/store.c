@@ -298,10 +298,8 @@ bool opq_store_find(opq_store *store, const opq_store_key *key, opq_store_object
     if (data == NULL)
         return false;
     memcpy(&head, data, sizeof head);
-    *out_object = (opq_store_object){.data = data + sizeof head + head.key_bytes,
-                                     .bytes = head.object_bytes,
-                                     .memory = data,
-                                     .packaged = !own};
+    *out_object = (opq_store_object){
+        .data = data + sizeof head + head.key_bytes, .bytes = head.object_bytes, .memory = data, .packaged = !own};
     memcpy(out_object->symbol, head.symbol, sizeof head.symbol);
     return true;
 }

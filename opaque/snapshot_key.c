@@ -118,7 +118,8 @@ static unsigned char *take_node(sizes *all, unsigned char *at)
     at = take_type(all, at + 2 * sizeof(int32_t)) + (size_t)arity * sizeof(int32_t);
     for (int32_t i = 0; i < attr_count; i++) {
         bool ints = opq_attr_kind_of((opq_attr_key)opq_key_word(at, 0)) == OPQ_ATTR_KIND_INTS;
-        at = ints ? take_sizes(all, at + 2 * sizeof(int32_t), opq_key_word(at, 1)) : at + (opq_key_skip_attr(at) - at);
+        at = ints ? take_sizes(all, at + 2 * sizeof(int32_t), opq_key_word(at, 1))
+                  : (unsigned char *)opq_key_skip_attr(at);
     }
     return at;
 }
@@ -184,15 +185,15 @@ static bool resize_leaf(opq_snapshot *s, int i, const int64_t **from)
 {
     opq_view *view = opq_snapshot_leaf_view(s, i);
     opq_value *made = room_copy(s, s->leaves.items[i], sizeof *made);
-    if (view)
-        s->view_of_leaf[i] = view = room_copy(s, view, sizeof *view);
-    if (made == NULL || (opq_snapshot_leaf_view(s, i) == NULL && view))
+    if (made == NULL)
         return false;
     s->leaves.items[i] = made;
-    if (view)
+    if (view == NULL)
+        give_sizes(from, made->type.size, made->type.rank);
+    else if ((s->view_of_leaf[i] = view = room_copy(s, view, sizeof *view)))
         give_sizes(from, view->leaf.size, view->leaf.rank);
     else
-        give_sizes(from, made->type.size, made->type.rank);
+        return false;
     return true;
 }
 

@@ -5,8 +5,8 @@
  * op is measured as they are made, and taken for less as runs go on without one. A graph that comes again within a few runs will come some more,
  * and one that comes for the third time, each time as many runs after the time before, is a loop's, which will go on.
  *
- * Whether a plan needs kernels that are nowhere is known only once it is made. So planning has an allowance for compiling (codegen_llvm/allowance.h): what
- * all graphs have lost by running without plans and have not yet spent, and what this one will save. Where that is too little, the graph goes
+ * Whether a plan needs kernels that are nowhere is known only once it is made. So planning has an allowance for compiling (codegen_llvm/allowance.h): half of
+ * what all graphs have lost by running without plans, less what was spent, and what this one will save. Where that is too little, the graph goes
  * on in pieces until it has lost what was missing.
  */
 #ifndef OPAQUE_OPAQUE_TIERS_H

@@ -35,8 +35,8 @@ struct Known {
 
 struct Predictions {
     ForkMutex mutex;
-    std::unordered_map<std::string, bool> in_python; // operators, by name: is the meta kernel?
-    double asking = 0;                               // seconds that CPU kernels were asked in place of those
+    std::unordered_map<std::string, bool> prefers_cpu; // operators, by name
+    double asking = 0;                                 // seconds that CPU kernels were asked in place of meta kernels
     std::unordered_map<std::string, Known> by_key;
     std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
     std::unordered_set<std::string> proven;     // kinds of calls that the CPU kernel is known to accept
@@ -107,8 +107,8 @@ Tensor harmless(const Hole &hole)
 
 // ---- in place of a meta kernel in Python
 
-// And may the CPU kernel be asked? Whether a number fits a dtype some see only at an element that takes it.
-bool is_in_python(const OperatorHandle &op)
+// Is its meta kernel Python, and may the CPU kernel be asked instead? Whether a number fits a dtype some see only at an element that takes it.
+bool prefers_cpu(const OperatorHandle &op)
 {
     for (const c10::Argument &argument : op.schema().arguments())
         if (argument.type()->kind() == c10::TypeKind::NumberType)
@@ -135,8 +135,8 @@ bool may_ask(const ExternCall &call)
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (elements > kElements || all.asking > kImport)
         return false;
-    const auto found = all.in_python.find(name);
-    return found != all.in_python.end() ? found->second : (all.in_python[name] = is_in_python(call.op));
+    const auto found = all.prefers_cpu.find(name);
+    return found != all.prefers_cpu.end() ? found->second : (all.prefers_cpu[name] = prefers_cpu(call.op));
 }
 
 Stack rehearsed(const ExternCall &call)

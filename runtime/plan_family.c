@@ -312,14 +312,14 @@ opq_status opq_plan_family_make(opq_plan *const plans[OPQ_FAMILY_PLANS], const i
         made->like = plans[0];
         opq_plan_retain(made->like);
     }
-    bool fits = made && fit_all(made, at);
+    bool allocated = made != NULL, fits = allocated && fit_all(made, at);
     for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
         free(at[k]);
     if (fits)
         *out_family = made;
     else
         opq_plan_family_drop(made);
-    return made || fits ? OPQ_OK : out_of_memory();
+    return allocated ? OPQ_OK : out_of_memory();
 }
 
 void opq_plan_family_drop(opq_plan_family *family)
@@ -412,18 +412,6 @@ static opq_plan *copy_plan(opq_plan *like)
     return NULL;
 }
 
-static opq_status check_bounds(const opq_plan *plan)
-{
-    int64_t bytes[OPQ_BUFFER_MAX];
-    for (int32_t s = 0; s < plan->step_count; s++) {
-        const opq_step *step = &plan->steps[s];
-        for (int i = 0; i < step->loops.buffer_count; i++)
-            bytes[i] = step->buffers[i] >= 0 ? plan->storage[step->buffers[i]].bytes : INT64_MAX;
-        OPQ_TRY(opq_loops_verify_bounds(&step->loops, step->dims, bytes));
-    }
-    return OPQ_OK;
-}
-
 opq_status opq_plan_family_plan(const opq_plan_family *f, int64_t size, opq_plan **out_plan)
 {
     int32_t count;
@@ -434,8 +422,8 @@ opq_status opq_plan_family_plan(const opq_plan_family *f, int64_t size, opq_plan
         if (!number_at(f, i, size, at[i]))
             status = opq_fail(OPQ_UNSUPPORTED, "family of plans: a number at size %lld is too large", (long long)size);
     free(at);
-    if (status == OPQ_OK)
-        status = check_bounds(made);
+    for (int32_t s = 0; status == OPQ_OK && s < made->step_count; s++)
+        status = opq_step_verify_bounds(made, &made->steps[s]);
     if (status != OPQ_OK)
         opq_plan_release(made);
     else

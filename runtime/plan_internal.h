@@ -52,6 +52,8 @@ opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;
 opq_status opq_plan_replacements(opq_planner *planner) OPQ_MUST_CHECK;
 /* And then, of a plan that is looked at: what each edge between two kernels would save. (plan_edges.c) */
 opq_status opq_plan_edges(opq_planner *planner) OPQ_MUST_CHECK;
+/* Do its loops stay in the plan's memory? */
+opq_status opq_step_verify_bounds(const opq_plan *plan, const opq_step *step) OPQ_MUST_CHECK;
 /* A buffer is read or written as much as its accesses walk of it, at most whole. It must have a storage. */
 int64_t opq_step_buffer_bytes(const opq_plan *plan, const opq_step *step, int buffer);
 /* May storage `made`, an update of `old`, lie where that does: does the step read at most the elements that it writes? */

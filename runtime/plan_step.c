@@ -244,14 +244,19 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     return opq_planner_own(p, step);
 }
 
-opq_status opq_planner_check(const opq_planner *p, opq_step *step)
+opq_status opq_step_verify_bounds(const opq_plan *plan, const opq_step *step)
 {
     int64_t bytes[OPQ_BUFFER_MAX];
+    for (int i = 0; i < step->loops.buffer_count; i++) /* rows that stay in cache are none of the plan's */
+        bytes[i] = step->buffers[i] >= 0 ? plan->storage[step->buffers[i]].bytes : INT64_MAX;
+    return opq_loops_verify_bounds(&step->loops, step->dims, bytes);
+}
+
+opq_status opq_planner_check(const opq_planner *p, opq_step *step)
+{
     count_bytes(p, step);
     step->flops += count_flops(step, 0, step->loops.stmt_count);
-    for (int i = 0; i < step->loops.buffer_count; i++) /* rows that stay in cache are none of the plan's */
-        bytes[i] = step->buffers[i] >= 0 ? p->plan->storage[step->buffers[i]].bytes : INT64_MAX;
-    return opq_loops_verify_bounds(&step->loops, step->dims, bytes);
+    return opq_step_verify_bounds(p->plan, step);
 }
 
 /* The plan holds each code once, however many steps call it. */
