@@ -244,23 +244,29 @@ Sources windows_over(const Sources &windows, int64_t count)
 namespace
 {
 
-// give_to_best() by tables of windows.
-void give_to_best_of(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p,
-                     c10::ArrayRef<Sources> windows)
+// [.., all places of a plane, ..]
+Value flat(const Value &value, const Pooling &p)
 {
-    std::vector<Sources> over;
-    for (size_t i = 0; i < p.spatial; ++i)
-        over.push_back(windows_over(windows[i], p.x[i]));
+    const Dims size = shape_of(value);
+    Axis shape(size.begin(), size.begin() + static_cast<int64_t>(p.first));
+    const auto after = size.begin() + static_cast<int64_t>(p.first + p.spatial);
+    shape.push_back(c10::multiply_integers(size.begin() + static_cast<int64_t>(p.first), after));
+    shape.insert(shape.end(), after, size.end());
+    return reshape(value, shape);
+}
+
+// give_to_best() where windows have several sizes: what is given is few, and goes where it belongs.
+void give_to_places(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p)
+{
     const opq_dtype dtype = core_dtype(x.scalar_type());
-    const Value from = read_sources(in_order(indices, p), p.first, over, -1);
-    const Value given = read_sources(cast(in_order(grad, p), computing(dtype)), p.first, over, 0);
-    Value own;
-    for (size_t i = 0; i < p.spatial; ++i) {
-        const Value at = along(static_cast<size_t>(from.rank()), p.first + p.spatial + i, p.x[i]);
-        own = next_place(own, p.x[i], at);
-    }
-    const Value chosen = record(OPQ_OP_where, {record(OPQ_OP_eq, {from, own}), given, scalar(0, computing(dtype))});
-    give(call, cast(reduce(OPQ_OP_sum, {chosen}, tap_dims(p), false), dtype), p, x.scalar_type());
+    const Value given = cast(in_order(grad, p), computing(dtype));
+    const Dims size = shape_of(given);
+    Axis shape(size.begin(), size.end());
+    std::copy(p.x.begin(), p.x.end(), shape.begin() + static_cast<int64_t>(p.first));
+    const Value sums = record(OPQ_OP_scatter_add,
+                              {flat(full(0, computing(dtype), shape), p), flat(in_order(indices, p), p), flat(given, p)},
+                              {attr_int(OPQ_ATTR_axis, static_cast<int64_t>(p.first))});
+    give(call, cast(reshape(sums, shape), dtype), p, x.scalar_type());
 }
 
 } // namespace
@@ -274,7 +280,7 @@ bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor 
     for (const Tensor *tensor : {&grad, &x, &indices})
         check_device(*tensor, call.name());
     if (!windows.empty()) {
-        give_to_best_of(call, grad, x, indices, p, windows);
+        give_to_places(call, grad, x, indices, p);
         return true;
     }
     const Reaching r = reaching(p);
