@@ -80,14 +80,8 @@ static void give_block(struct opq_arena_block *block)
 
 /* ---- arenas */
 
-static bool grow(opq_arena *arena, size_t bytes)
+static bool add_block(opq_arena *arena, size_t capacity)
 {
-    bool grows = arena->blocks && arena->blocks->next; /* the second is one that threads keep, too */
-    size_t capacity = grows ? arena->blocks->capacity * 2 : FIRST_BLOCK;
-    if (capacity > LARGEST_BLOCK)
-        capacity = LARGEST_BLOCK;
-    if (capacity < bytes)
-        capacity = bytes;
     struct opq_arena_block *block = take_block(capacity);
     if (!block)
         return false;
@@ -96,6 +90,17 @@ static bool grow(opq_arena *arena, size_t bytes)
     arena->used = 0;
     return true;
 }
+
+static bool grow(opq_arena *arena, size_t bytes)
+{
+    bool grows = arena->blocks && arena->blocks->next; /* the second is one that threads keep, too */
+    size_t capacity = grows ? arena->blocks->capacity * 2 : FIRST_BLOCK;
+    if (capacity > LARGEST_BLOCK)
+        capacity = LARGEST_BLOCK;
+    return add_block(arena, capacity < bytes ? bytes : capacity);
+}
+
+bool opq_arena_begin(opq_arena *arena, size_t bytes) { return add_block(arena, (bytes + ALIGN - 1) / ALIGN * ALIGN); }
 
 void *opq_arena_room(opq_arena *arena, size_t bytes)
 {
@@ -131,6 +136,14 @@ size_t opq_arena_bytes(const opq_arena *arena)
     size_t bytes = 0;
     for (const struct opq_arena_block *block = arena->blocks; block; block = block->next)
         bytes += sizeof *block + block->capacity;
+    return bytes;
+}
+
+size_t opq_arena_given(const opq_arena *arena)
+{
+    size_t bytes = arena->used;
+    for (const struct opq_arena_block *block = arena->blocks ? arena->blocks->next : NULL; block; block = block->next)
+        bytes += block->capacity;
     return bytes;
 }
 

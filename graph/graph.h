@@ -14,12 +14,14 @@ typedef struct opq_arena {
     struct opq_arena_block *blocks;
     size_t used;
 } opq_arena;
+bool opq_arena_begin(opq_arena *arena, size_t bytes); /* of an empty one: that much is known to come. False: no memory */
 void *opq_arena_alloc(opq_arena *arena, size_t bytes);
 void *opq_arena_room(opq_arena *arena, size_t bytes); /* not zeroed: an array that is filled from its beginning */
 void *opq_arena_copy(opq_arena *arena, const void *data, size_t bytes);
 char *opq_arena_text(opq_arena *arena, const char *text);
 void opq_arena_drop(opq_arena *arena);
 size_t opq_arena_bytes(const opq_arena *arena); /* taken from the C library */
+size_t opq_arena_given(const opq_arena *arena); /* of these, all but what is left of the last block */
 
 /* ---- growing text; `failed` sticks after an allocation failure */
 typedef struct opq_text {

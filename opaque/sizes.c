@@ -1,9 +1,10 @@
 /* Plans of ops for sizes that did not come before. An op on batches of random length has a new key for each length, and planning it takes ten times
- * what running it does. What of its key is no size is its shape; where keys of one shape differ in one size, and in what follows from it, the plans
- * for some of these sizes make a family (runtime/plan_family.h), which has those for all in between.
+ * what running it does. What of its key is no size is its shape; where keys of one shape differ in one size or in two, and in what follows from these,
+ * the plans for some of these sizes make a family (runtime/plan_family.h), which has those for all in between.
  *
- * A family is for the sizes between two powers of two, and is made when the third of them comes, from four plans that are built as they would be for
- * these sizes; nothing is compiled for it. One of CHECK_EVERY plans by a family is built as well, and compared.
+ * A family is made when the third size comes, or the fifth pair of sizes, from plans that are built as they would be for these; nothing is compiled
+ * for it. It is for all sizes up to some thousands if the plans for the ends of that range are alike, else for those between two powers of two. One of
+ * CHECK_EVERY plans by a family is built as well, and compared.
  */
 #define XXH_INLINE_ALL
 #include "opaque/sizes.h"
@@ -15,14 +16,16 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { SIZES_MAX = 64, SEEN = 8, SHAPES_MAX = 4096, SMALLEST = 17, FAMILIES_MAX = 32, CHECK_EVERY = 64 };
+enum { SIZES_MAX = 64, SEEN = 8, SHAPES_MAX = 4096, SMALLEST = 17, WIDE = 2048, FAMILIES_MAX = 32, CHECK_EVERY = 64 };
+enum { LARGE = 1 << 30, VARYING_MAX = 1 << 20, TIMES_MAX = 1 << 20 }; /* or numbers of a line are too large */
 
 typedef struct family {
     struct family *next;
-    int64_t low, high;
-    opq_plan_family *plans; /* NULL: there is none */
-    struct line {
-        int64_t times, plus; /* each size is so many times the one that varies, and so much more */
+    opq_family_range range;   /* of the sizes that vary */
+    int at[OPQ_FAMILY_SIZES]; /* which they are */
+    opq_plan_family *plans;   /* NULL: there is none */
+    struct line { /* each size is so many times those that vary and so much more, or so many times their product: a square where one varies */
+        int64_t times[OPQ_FAMILY_SIZES], product, plus;
     } of[];
 } family;
 
@@ -32,6 +35,7 @@ typedef struct opq_shape {
     int count, seen_count;
     int64_t *seen; /* [SEEN][count], the last ones */
     family *families;
+    bool narrow; /* plans for sizes far apart are not alike */
     size_t bytes;
     unsigned char text[]; /* a key without its sizes */
 } shape;
@@ -126,97 +130,156 @@ static void note_seen(instance *it)
 
 /* ---- families */
 
-/* Are these sizes of the family, for any range? out_size: the one that varies. */
-static bool is_of(const family *f, const int64_t *sizes, int count, int64_t *out_size)
+static bool is_large(int64_t size) { return size > LARGE || size < -LARGE; }
+
+static int64_t size_at(const family *f, int i, const int64_t *varying)
 {
-    bool found = false;
-    for (int i = 0; i < count; i++) {
-        int64_t times = f->of[i].times, rest = sizes[i] - f->of[i].plus;
-        if (times == 0 ? rest != 0 : rest % times != 0 || (found && rest / times != *out_size))
+    const struct line *line = &f->of[i];
+    int64_t size = line->plus, product = varying[0] * varying[f->range.count - 1];
+    for (int k = 0; k < f->range.count; k++)
+        size += line->times[k] * varying[k];
+    return size + line->product * product;
+}
+
+/* Are these sizes of the family, for any range? */
+static bool is_of(const family *f, const int64_t *sizes, int count, int64_t *out_varying)
+{
+    for (int k = 0; k < f->range.count; k++)
+        if (llabs(out_varying[k] = sizes[f->at[k]]) > VARYING_MAX)
             return false;
-        if (times != 0)
-            *out_size = rest / times;
-        found = found || times != 0;
-    }
-    return found;
-}
-
-static bool is_in(const family *f, int64_t size) { return size >= f->low && size <= f->high; }
-
-static family *find_family(const instance *it, int64_t *out_size)
-{
-    for (family *f = it->of->families; f; f = f->next)
-        if (is_of(f, it->sizes, it->of->count, out_size) && is_in(f, *out_size))
-            return f;
-    return NULL;
-}
-
-/* What two instances have in common: one size that varies, the least of those that do, and others that follow it. False: there are several. */
-static bool relate(const int64_t *a, const int64_t *b, int count, family *out)
-{
-    int64_t least = INT64_MAX, other = 0, size;
     for (int i = 0; i < count; i++)
-        if (a[i] != b[i] && a[i] < least) {
-            least = a[i];
-            other = b[i];
-        }
-    if (least < SMALLEST || least == INT64_MAX || (least & (least - 1)) == 0)
-        return false;
-    for (int i = 0; i < count; i++) {
-        if ((a[i] - b[i]) % (least - other) != 0)
-            return false;
-        out->of[i].times = (a[i] - b[i]) / (least - other);
-        out->of[i].plus = a[i] - out->of[i].times * least;
-    }
-    for (out->low = SMALLEST; 2 * out->low - 1 <= least;)
-        out->low = 2 * out->low - 1;
-    out->high = 2 * out->low - 3;
-    return is_of(out, b, count, &size) && size == other;
-}
-
-/* How many sizes in its range were seen. */
-static int count_seen(const shape *s, const family *f)
-{
-    int64_t found[SEEN], size;
-    int count = 0;
-    for (int i = 0; i < SEEN && i < s->seen_count; i++) {
-        if (!is_of(f, s->seen + (size_t)i * (size_t)s->count, s->count, &size) || !is_in(f, size))
-            continue;
-        bool known = false;
-        for (int k = 0; k < count; k++)
-            known = known || found[k] == size;
-        if (!known)
-            found[count++] = size;
-    }
-    return count;
-}
-
-static bool is_prime(int64_t n)
-{
-    for (int64_t d = 2; d * d <= n; d++)
-        if (n % d == 0)
+        if (size_at(f, i, out_varying) != sizes[i])
             return false;
     return true;
 }
 
-static int64_t next_prime(const instance *it, int64_t from)
+static bool is_in(const family *f, const int64_t *varying)
 {
-    for (;; from++) {
-        bool taken = !is_prime(from);
-        for (int i = 0; i < it->of->count && !taken; i++)
-            taken = it->sizes[i] == from;
-        if (!taken)
-            return from;
-    }
+    for (int k = 0; k < f->range.count; k++)
+        if (varying[k] < f->range.low[k] || varying[k] > f->range.high[k])
+            return false;
+    return true;
 }
 
-/* The plan for another size; NULL: there is none, or it would have to be compiled. */
-static opq_plan *plan_at(const instance *it, const family *f, int64_t size)
+static family *find_family(const instance *it, int64_t *out_varying)
+{
+    for (family *f = it->of->families; f; f = f->next)
+        if (is_of(f, it->sizes, it->of->count, out_varying) && is_in(f, out_varying))
+            return f;
+    return NULL;
+}
+
+/* Of sizes up to a power of two, from the one before or from the smallest on; the second of two begins and ends elsewhere than the first, so that
+ * plans for ends of both have no two equal sizes. False: it is for none of these. */
+static bool find_range(family *f, const int64_t *sizes, bool wide)
+{
+    for (int k = 0; k < f->range.count; k++) {
+        int64_t size = sizes[f->at[k]], low = SMALLEST - 1;
+        while (2 * low <= size || (wide && 2 * low < WIDE))
+            low *= 2;
+        f->range.low[k] = (wide ? SMALLEST : low + 1) + k;
+        f->range.high[k] = 2 * low - 1 - k;
+        if (size < f->range.low[k] || size > f->range.high[k])
+            return false;
+    }
+    return true;
+}
+
+static const int64_t *seen_at(const shape *s, int i) { return s->seen + (size_t)i * (size_t)s->count; }
+
+static int seen_count(const shape *s) { return s->seen_count < SEEN ? s->seen_count : SEEN; }
+
+/* The least of the sizes that differ, and by what does not follow from how `of` differs, of those that are not too small; -1: there is none. */
+static int least_apart(const instance *it, const int64_t *b, const int64_t *c, int of)
+{
+    const int64_t *a = it->sizes;
+    int found = -1;
+    for (int i = 0; i < it->of->count; i++) {
+        bool apart =
+            of < 0 ? a[i] != b[i] || a[i] != c[i] : (a[i] - b[i]) * (a[of] - c[of]) != (a[i] - c[i]) * (a[of] - b[of]);
+        if (apart && a[i] >= SMALLEST && (found < 0 || a[i] < a[found]))
+            found = i;
+    }
+    return found;
+}
+
+/* How many times the product of those that vary a size is; 0: it is not in all of them. */
+static int64_t product_of(const int64_t *const of[3], const family *f, int i)
+{
+    int64_t times = 0;
+    for (int k = 0; k < 3; k++) {
+        int64_t size = of[k][i], product = of[k][f->at[0]] * of[k][f->at[f->range.count - 1]];
+        if (product == 0 || size % product != 0 || (k > 0 && size / product != times))
+            return 0;
+        times = size / product;
+    }
+    return times;
+}
+
+/* Each size by those that vary, as these two or three instances have them. False: by no whole numbers. */
+static bool find_lines(const instance *it, const int64_t *b, const int64_t *c, family *f)
+{
+    const int64_t *a = it->sizes;
+    int p = f->at[0], q = f->at[1];
+    bool one = f->range.count == 1;
+    int64_t by = one ? a[p] - b[p] : (a[p] - b[p]) * (a[q] - c[q]) - (a[p] - c[p]) * (a[q] - b[q]);
+    for (int i = 0; i < it->of->count; i++) {
+        struct line *line = &f->of[i];
+        int64_t d = a[i] - b[i], e = a[i] - c[i];
+        int64_t first = one ? d : d * (a[q] - c[q]) - e * (a[q] - b[q]),
+                second = one ? 0 : (a[p] - b[p]) * e - (a[p] - c[p]) * d;
+        *line = (struct line){.product = product_of((const int64_t *const[]){a, b, c}, f, i)};
+        if (line->product != 0)
+            continue;
+        if (first % by != 0 || second % by != 0)
+            return false;
+        *line = (struct line){.times = {first / by, second / by}};
+        if (llabs(line->times[0]) > TIMES_MAX || llabs(line->times[1]) > TIMES_MAX)
+            return false;
+        line->plus = a[i] - line->times[0] * a[p] - (one ? 0 : line->times[1] * a[q]);
+    }
+    return true;
+}
+
+/* What instances have in common: the sizes that vary, the least of those that do, and others that follow them. c: b again, where one varies. */
+static bool relate(const instance *it, const int64_t *b, const int64_t *c, family *out)
+{
+    for (int i = 0; i < it->of->count; i++)
+        if (is_large(it->sizes[i]) || is_large(b[i]) || is_large(c[i]))
+            return false;
+    out->range.count = b == c ? 1 : 2;
+    for (int k = 0; k < out->range.count; k++) {
+        int64_t size = (out->at[k] = least_apart(it, b, c, k == 0 ? -1 : out->at[0])) < 0 ? 0 : it->sizes[out->at[k]];
+        if (size > VARYING_MAX / 2 || (size & (size - 1)) == 0)
+            return false;
+    }
+    return find_lines(it, b, c, out) && find_range(out, it->sizes, !it->of->narrow);
+}
+
+/* How many different sizes in its range were seen. */
+static int count_seen(const shape *s, const family *f)
+{
+    int64_t found[SEEN][OPQ_FAMILY_SIZES];
+    int count = 0;
+    for (int i = 0; i < seen_count(s); i++) {
+        int64_t *at = found[count];
+        if (!is_of(f, seen_at(s, i), s->count, at) || !is_in(f, at))
+            continue;
+        bool known = false;
+        for (int k = 0; k < count; k++)
+            known = known || memcmp(found[k], at, (size_t)f->range.count * sizeof *at) == 0;
+        count += !known;
+    }
+    return count;
+}
+
+/* The plan for other sizes; NULL: there is none, or it would have to be compiled. */
+static opq_plan *plan_at(const instance *it, const family *f, const int64_t *varying)
 {
     int64_t sizes[SIZES_MAX], taken[SIZES_MAX];
     int count = it->of->count;
     for (int i = 0; i < count; i++)
-        sizes[i] = f->of[i].times * size + f->of[i].plus;
+        sizes[i] = size_at(f, i, varying);
     opq_execution p = *it->p;
     opq_snapshot resized;
     p.plan = NULL;
@@ -228,21 +291,21 @@ static opq_plan *plan_at(const instance *it, const family *f, int64_t size)
     return opq_execution_try(&p) == OPQ_OK ? p.plan : NULL;
 }
 
-/* Of the plans for four sizes, and that of this instance, which was built. */
-static opq_status make_plans(const instance *it, int64_t size, family *f)
+/* Of plans for sizes in the range, and that of this instance, which was built. */
+static opq_status make_plans(const instance *it, const int64_t *varying, family *f)
 {
-    int64_t third = (f->high - f->low) / 3, at[OPQ_FAMILY_PLANS] = {f->low, next_prime(it, f->low + third), 0, f->high};
-    at[2] = next_prime(it, at[1] + third);
+    int64_t at[OPQ_FAMILY_PLANS][OPQ_FAMILY_SIZES];
     opq_plan *plans[OPQ_FAMILY_PLANS] = {0};
+    int count = opq_plan_family_sizes(&f->range, at);
     opq_status status = OPQ_OK;
-    bool all = at[2] < at[3] && opq_plan_family_possible(it->p->plan);
-    for (int k = 0; k < OPQ_FAMILY_PLANS && all; k++)
-        all = (plans[k] = plan_at(it, f, at[k])) != NULL;
+    bool all = count > 0;
+    for (int k = 0; k < count && all; k++)
+        all = (plans[k] = plan_at(it, f, at[k])) != NULL && opq_plan_family_alike(plans[k], it->p->plan);
     if (all)
-        status = opq_plan_family_make(plans, at, &f->plans);
-    for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
+        status = opq_plan_family_make(plans, &f->range, &f->plans);
+    for (int k = 0; k < count; k++)
         opq_plan_release(plans[k]);
-    if (f->plans && !opq_plan_family_has(f->plans, size, it->p->plan)) {
+    if (f->plans && !opq_plan_family_has(f->plans, varying, it->p->plan)) {
         opq_plan_family_drop(f->plans);
         f->plans = NULL;
     }
@@ -268,7 +331,7 @@ static opq_status make_family(opq_sizes *sizes, const instance *it, const family
 {
     size_t bytes = sizeof *like + (size_t)it->of->count * sizeof *like->of;
     family *made = malloc(bytes);
-    int64_t size;
+    int64_t varying[OPQ_FAMILY_SIZES];
     if (made == NULL)
         return out_of_memory();
     memcpy(made, like, bytes);
@@ -276,25 +339,39 @@ static opq_status make_family(opq_sizes *sizes, const instance *it, const family
     drop_oldest(it->of);
     made->next = it->of->families;
     it->of->families = made;
-    if (!is_of(made, it->sizes, it->of->count, &size))
+    if (!is_of(made, it->sizes, it->of->count, varying) || !opq_plan_family_possible(it->p->plan))
         return OPQ_OK;
-    OPQ_TRY(make_plans(it, size, made));
+    OPQ_TRY(make_plans(it, varying, made));
+    if (made->plans == NULL && !it->of->narrow) {
+        it->of->narrow = true;
+        if (find_range(made, it->sizes, false))
+            OPQ_TRY(make_plans(it, varying, made));
+    }
     sizes->families += made->plans != NULL;
     return OPQ_OK;
+}
+
+/* Do enough of those that were seen say that one size varies, or two? */
+static bool find_relation(const instance *it, family *out)
+{
+    enum { ENOUGH = 2, ENOUGH_OF_TWO = 4 };
+    const shape *s = it->of;
+    for (int i = 0; i < seen_count(s); i++)
+        if (relate(it, seen_at(s, i), seen_at(s, i), out) && count_seen(s, out) >= ENOUGH)
+            return true;
+    for (int i = 1; i < ENOUGH_OF_TWO && seen_count(s) >= ENOUGH_OF_TWO; i++)
+        if (relate(it, seen_at(s, i), seen_at(s, 0), out) && count_seen(s, out) >= ENOUGH_OF_TWO)
+            return true;
+    return false;
 }
 
 /* A plan was built, which no family has. */
 static opq_status learn(opq_sizes *sizes, instance *it)
 {
-    enum { ENOUGH = 2 };
     _Alignas(family) char room[sizeof(family) + SIZES_MAX * sizeof(struct line)];
     family *like = (family *)room;
-    const shape *s = it->of;
-    for (int i = 0; i < SEEN && i < s->seen_count; i++)
-        if (relate(it->sizes, s->seen + (size_t)i * (size_t)s->count, s->count, like) && count_seen(s, like) >= ENOUGH) {
-            OPQ_TRY(make_family(sizes, it, like));
-            break;
-        }
+    if (find_relation(it, like))
+        OPQ_TRY(make_family(sizes, it, like));
     note_seen(it);
     return OPQ_OK;
 }
@@ -302,21 +379,22 @@ static opq_status learn(opq_sizes *sizes, instance *it)
 /* ---- the interface */
 
 /* It is dropped; where all are compared it is an error. */
-static opq_status refuse(const opq_execution *p, family *f, int64_t size)
+static opq_status refuse(const opq_execution *p, family *f, const int64_t *varying)
 {
     opq_plan_family_drop(f->plans);
     f->plans = NULL;
-    opq_log("plan: a family of plans had a wrong one for size %lld, which is a bug; it is dropped", (long long)size);
+    opq_log("plan: a family of plans had a wrong one for size %lld, which is a bug; it is dropped",
+            (long long)varying[0]);
     return p->runner->ctx->tiers.mode == OPQ_TIERS_random
-               ? opq_fail(OPQ_INTERNAL, "a family of plans is wrong at size %lld", (long long)size)
+               ? opq_fail(OPQ_INTERNAL, "a family of plans is wrong at size %lld", (long long)varying[0])
                : OPQ_OK;
 }
 
-static opq_status compare(opq_sizes *sizes, opq_execution *p, family *f, int64_t size)
+static opq_status compare(opq_sizes *sizes, opq_execution *p, family *f, const int64_t *varying)
 {
     OPQ_TRY(opq_execution_build(p));
     sizes->compared++;
-    return opq_plan_family_contradicts(f->plans, size, p->plan) ? refuse(p, f, size) : OPQ_OK;
+    return opq_plan_family_contradicts(f->plans, varying, p->plan) ? refuse(p, f, varying) : OPQ_OK;
 }
 
 /* Does it take and give what the snapshot has? That much is known without building it. */
@@ -332,23 +410,23 @@ static bool suits(const opq_plan *plan, const opq_snapshot *s)
     return true;
 }
 
-static opq_status write_plan(opq_sizes *sizes, opq_execution *p, family *f, int64_t size)
+static opq_status write_plan(opq_sizes *sizes, opq_execution *p, family *f, const int64_t *varying)
 {
     opq_ctx *ctx = p->runner->ctx;
     bool always = ctx->tiers.mode == OPQ_TIERS_random;
     sizes->written++;
     if (always || sizes->written % CHECK_EVERY == 0)
-        OPQ_TRY(compare(sizes, p, f, size));
+        OPQ_TRY(compare(sizes, p, f, varying));
     if (f->plans == NULL || (p->plan && !always))
         return OPQ_OK;
     opq_plan_release(p->plan);
     p->plan = NULL;
-    if (opq_plan_family_plan(f->plans, size, &p->plan) != OPQ_OK)
+    if (opq_plan_family_plan(f->plans, varying, &p->plan) != OPQ_OK)
         return opq_execution_build(p);
     if (!suits(p->plan, p->snapshot)) {
         opq_plan_release(p->plan);
         p->plan = NULL;
-        OPQ_TRY(refuse(p, f, size));
+        OPQ_TRY(refuse(p, f, varying));
         return opq_execution_build(p);
     }
     opq_plan_cache_keep(ctx->plans, p->snapshot->key, p->snapshot->key_bytes, p->plan);
@@ -365,15 +443,15 @@ static bool is_looked_at(const opq_execution *p)
 opq_status opq_sizes_build(opq_sizes *sizes, opq_execution *p)
 {
     instance it;
-    int64_t size;
+    int64_t varying[OPQ_FAMILY_SIZES];
     if (is_looked_at(p))
         return opq_execution_build(p);
     OPQ_TRY(find_shape(sizes, p, &it));
     if (it.of == NULL)
         return opq_execution_build(p);
-    family *f = find_family(&it, &size);
+    family *f = find_family(&it, varying);
     if (f && f->plans)
-        return write_plan(sizes, p, f, size);
+        return write_plan(sizes, p, f, varying);
     OPQ_TRY(opq_execution_build(p));
     return f ? OPQ_OK : learn(sizes, &it);
 }

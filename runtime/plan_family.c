@@ -1,12 +1,11 @@
-/* Plans of one graph at several values of one size, which differ in numbers only: extents, strides, bytes. Each of these is a polynomial of the
- * size with whole coefficients, so that the plan for another size is written down, not built.
+/* Plans of one graph at several values of one size, or of two, which differ in numbers only: extents, strides, bytes. Each of these is a polynomial
+ * of the sizes with whole coefficients, so that the plan for other sizes is written down, not built.
  *
  *   x + b, x f32[n,64]      extents n, 64; strides 64, 1, 0, 1; 256 n bytes
  *
- * A family is made of four plans, two of them for the ends of the range of sizes that it is for. What passes decide by comparing something that
- * grows with the size against a limit is then decided alike in between; what they find because a size divides another, or is equal to it, is not
- * found for all four, if the other two are primes. Three plans give a polynomial of degree two, the fourth has to lie on it; who makes a family
- * asks for one more.
+ * A family is made of plans for the ends of the range of sizes that it is for, and of two others between (polynomial.c). What passes decide by
+ * comparing something that grows with the sizes against a limit is then decided alike in between; what they find because a size divides another, or is
+ * equal to it, is not found for all, as the two others are primes. Who makes a family asks for one plan more.
  *
  * needs   plans that are built
  * keeps   code: equal trees have equal keys; what each step computes
@@ -15,6 +14,7 @@
  */
 #include "runtime/plan_family.h"
 #include "runtime/plan_internal.h"
+#include "runtime/polynomial.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -22,17 +22,12 @@
 
 enum { WHOLE_MAX = 1 << 24 };
 
-/* first + (n - s0) (slope + (n - s1) bend), in Newton's form */
-typedef struct polynomial {
-    int64_t first, slope, bend;
-    bool real; /* the number is a double with that value, as by what a mean divides */
-} polynomial;
-
 struct opq_plan_family {
-    opq_plan *like; /* the plan of the lowest size */
-    int64_t size[OPQ_FAMILY_PLANS];
+    opq_plan *like; /* the plan of the lowest sizes */
+    size_t bytes;   /* of such a plan */
+    opq_points points;
     int32_t count;
-    polynomial numbers[];
+    opq_polynomial numbers[];
 };
 
 /* ---- the numbers of a plan, always in one order */
@@ -201,54 +196,23 @@ static bool same_but_for_numbers(const opq_plan *a, const opq_plan *b)
     return same_storage(a, b);
 }
 
-/* ---- polynomials */
-
-static bool divide(int64_t a, int64_t b, int64_t by, int64_t *out)
-{
-    int64_t difference;
-    if (__builtin_sub_overflow(a, b, &difference) || difference % by != 0)
-        return false;
-    *out = difference / by;
-    return true;
-}
-
-/* False: too large. */
-static bool evaluate(const opq_plan_family *f, int32_t i, int64_t size, int64_t *out)
-{
-    const polynomial *p = &f->numbers[i];
-    int64_t value;
-    if (__builtin_mul_overflow(size - f->size[1], p->bend, &value) || __builtin_add_overflow(value, p->slope, &value) ||
-        __builtin_mul_overflow(value, size - f->size[0], &value) || __builtin_add_overflow(value, p->first, out))
-        return false;
-    return !p->real || (*out <= WHOLE_MAX && *out >= -WHOLE_MAX);
-}
+/* ---- their polynomials */
 
 /* As it stands in a plan. */
-static bool number_at(const opq_plan_family *f, int32_t i, int64_t size, int64_t *out)
+static bool number_at(const opq_polynomial *p, const opq_terms at, int64_t *out)
 {
-    if (!evaluate(f, i, size, out))
+    if (!opq_polynomial_at(p, at, out))
         return false;
     double real = (double)*out;
-    if (f->numbers[i].real)
+    if (p->real)
         memcpy(out, &real, sizeof real);
-    return true;
-}
-
-static bool fit(opq_plan_family *f, int32_t i, const int64_t value[OPQ_FAMILY_PLANS])
-{
-    polynomial *p = &f->numbers[i];
-    int64_t next, last;
-    p->first = value[0];
-    return divide(value[1], value[0], f->size[1] - f->size[0], &p->slope) &&
-           divide(value[2], value[1], f->size[2] - f->size[1], &next) &&
-           divide(next, p->slope, f->size[2] - f->size[0], &p->bend) && evaluate(f, i, f->size[3], &last) &&
-           last == value[3];
+    return !p->real || fabs(real) <= WHOLE_MAX;
 }
 
 /* To the whole numbers that they are; false: they are none, or too large for an f32. */
-static bool from_reals(int64_t value[OPQ_FAMILY_PLANS])
+static bool from_reals(int64_t *value, int count)
 {
-    for (int k = 0; k < OPQ_FAMILY_PLANS; k++) {
+    for (int k = 0; k < count; k++) {
         double real;
         memcpy(&real, &value[k], sizeof real);
         if (!(fabs(real) <= WHOLE_MAX) || real != floor(real))
@@ -270,7 +234,7 @@ static bool is_real(const opq_plan *plan, int32_t slot)
             return opq_dtype_kind_of((opq_dtype)opq_node_at(plan->graph, n)->type.dtype) == OPQ_KIND_FLOAT;
 }
 
-static bool fit_all(opq_plan_family *f, int64_t **const at[OPQ_FAMILY_PLANS])
+static bool fit_all(opq_plan_family *f, int64_t **const *at)
 {
     int64_t value[OPQ_FAMILY_PLANS];
     int32_t slots = f->count;
@@ -278,79 +242,17 @@ static bool fit_all(opq_plan_family *f, int64_t **const at[OPQ_FAMILY_PLANS])
         slots -= f->like->slot_source[i] < 0;
     for (int32_t i = 0; i < f->count; i++) {
         bool constant = true;
-        for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
+        for (int k = 0; k < f->points.count; k++)
             constant = (value[k] = *at[k][i]) == value[0] && constant;
-        f->numbers[i].real = !constant && i >= slots && is_real(f->like, i - slots);
-        if ((f->numbers[i].real && !from_reals(value)) || !fit(f, i, value))
+        bool real = !constant && i >= slots && is_real(f->like, i - slots);
+        if ((real && !from_reals(value, f->points.count)) || !opq_polynomial_fit(&f->points, value, &f->numbers[i]))
             return false;
+        f->numbers[i].real = real;
     }
     return true;
 }
 
-/* ---- the interface */
-
-static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "family of plans: out of memory"); }
-
-opq_status opq_plan_family_make(opq_plan *const plans[OPQ_FAMILY_PLANS], const int64_t sizes[OPQ_FAMILY_PLANS],
-                                opq_plan_family **out_family)
-{
-    int64_t **at[OPQ_FAMILY_PLANS] = {0};
-    int32_t count = 0;
-    opq_plan_family *made = NULL;
-    *out_family = NULL;
-    for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
-        if (!opq_plan_family_possible(plans[k]) || !same_but_for_numbers(plans[0], plans[k]))
-            return OPQ_OK;
-    bool taken = true;
-    for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
-        taken = (at[k] = numbers_of(plans[k], &count)) != NULL && taken;
-    if (taken)
-        made = malloc(sizeof *made + (size_t)count * sizeof *made->numbers);
-    if (made) {
-        memcpy(made->size, sizes, sizeof made->size);
-        made->count = count;
-        made->like = plans[0];
-        opq_plan_retain(made->like);
-    }
-    bool allocated = made != NULL, fits = allocated && fit_all(made, at);
-    for (int k = 0; k < OPQ_FAMILY_PLANS; k++)
-        free(at[k]);
-    if (fits)
-        *out_family = made;
-    else
-        opq_plan_family_drop(made);
-    return allocated ? OPQ_OK : out_of_memory();
-}
-
-void opq_plan_family_drop(opq_plan_family *family)
-{
-    if (family == NULL)
-        return;
-    opq_plan_release(family->like);
-    free(family);
-}
-
-static bool has_numbers(const opq_plan_family *f, int64_t size, const opq_plan *plan)
-{
-    int32_t count;
-    int64_t value;
-    int64_t **at = numbers_of(plan, &count);
-    bool equal = at && count == f->count;
-    for (int32_t i = 0; i < f->count && equal; i++)
-        equal = number_at(f, i, size, &value) && value == *at[i];
-    free(at);
-    return equal;
-}
-
-bool opq_plan_family_has(const opq_plan_family *f, int64_t size, const opq_plan *plan)
-{
-    return same_but_for_numbers(f->like, plan) && has_numbers(f, size, plan);
-}
-
-bool opq_plan_family_contradicts(const opq_plan_family *f, int64_t size, const opq_plan *plan)
-{
-    return same_but_for_numbers(f->like, plan) && !has_numbers(f, size, plan);
-}
+/* ---- a plan with other numbers */
 
 static bool copy_matmul(opq_arena *arena, opq_step *step)
 {
@@ -391,9 +293,12 @@ static bool copy_arrays(opq_plan *made)
     return good;
 }
 
-static opq_plan *copy_plan(opq_plan *like)
+/* bytes: that it takes; 0: that is not known. */
+static opq_plan *copy_plan(opq_plan *like, size_t bytes)
 {
     opq_arena arena = {0};
+    if (bytes > 0 && !opq_arena_begin(&arena, bytes))
+        return NULL;
     opq_plan *made = opq_arena_copy(&arena, like, sizeof *made);
     if (made == NULL)
         return NULL;
@@ -412,15 +317,109 @@ static opq_plan *copy_plan(opq_plan *like)
     return NULL;
 }
 
-opq_status opq_plan_family_plan(const opq_plan_family *f, int64_t size, opq_plan **out_plan)
+/* False: no memory. */
+static bool find_bytes(opq_plan_family *f)
+{
+    opq_plan *made = copy_plan(f->like, 0);
+    if (made == NULL)
+        return false;
+    f->bytes = opq_arena_given(&made->arena);
+    opq_plan_release(made);
+    return true;
+}
+
+/* ---- the interface */
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "family of plans: out of memory"); }
+
+bool opq_plan_family_alike(const opq_plan *a, const opq_plan *b)
+{
+    return opq_plan_family_possible(a) && opq_plan_family_possible(b) && same_but_for_numbers(a, b);
+}
+
+/* malloc'd, with the first plan; NULL: no memory. */
+static opq_plan_family *new_family(opq_plan *like, const opq_family_range *range, int32_t count)
+{
+    opq_plan_family *made = malloc(sizeof *made + (size_t)count * sizeof *made->numbers);
+    if (made == NULL)
+        return NULL;
+    made->points.range = *range;
+    made->points.count = opq_plan_family_sizes(range, made->points.size);
+    made->count = count;
+    made->like = like;
+    opq_plan_retain(like);
+    return made;
+}
+
+opq_status opq_plan_family_make(opq_plan *const *plans, const opq_family_range *range, opq_plan_family **out_family)
+{
+    int64_t **at[OPQ_FAMILY_PLANS] = {0}, sizes[OPQ_FAMILY_PLANS][OPQ_FAMILY_SIZES];
+    int plan_count = opq_plan_family_sizes(range, sizes);
+    int32_t count = 0;
+    opq_plan_family *made = NULL;
+    *out_family = NULL;
+    for (int k = 0; k < plan_count; k++)
+        if (!opq_plan_family_alike(plans[0], plans[k]))
+            return OPQ_OK;
+    bool taken = plan_count > 0;
+    for (int k = 0; k < plan_count; k++)
+        taken = (at[k] = numbers_of(plans[k], &count)) != NULL && taken;
+    if (taken)
+        made = new_family(plans[0], range, count);
+    bool allocated = made != NULL && find_bytes(made), fits = allocated && fit_all(made, at);
+    for (int k = 0; k < plan_count; k++)
+        free(at[k]);
+    if (fits)
+        *out_family = made;
+    else
+        opq_plan_family_drop(made);
+    return allocated ? OPQ_OK : out_of_memory();
+}
+
+void opq_plan_family_drop(opq_plan_family *family)
+{
+    if (family == NULL)
+        return;
+    opq_plan_release(family->like);
+    free(family);
+}
+
+static bool has_numbers(const opq_plan_family *f, const int64_t *sizes, const opq_plan *plan)
 {
     int32_t count;
-    opq_plan *made = copy_plan(f->like);
+    int64_t value;
+    int64_t **at = numbers_of(plan, &count);
+    opq_terms of;
+    bool equal = at && count == f->count;
+    opq_points_terms(&f->points, sizes, of);
+    for (int32_t i = 0; i < f->count && equal; i++)
+        equal = number_at(&f->numbers[i], of, &value) && value == *at[i];
+    free(at);
+    return equal;
+}
+
+bool opq_plan_family_has(const opq_plan_family *f, const int64_t *sizes, const opq_plan *plan)
+{
+    return same_but_for_numbers(f->like, plan) && has_numbers(f, sizes, plan);
+}
+
+bool opq_plan_family_contradicts(const opq_plan_family *f, const int64_t *sizes, const opq_plan *plan)
+{
+    return same_but_for_numbers(f->like, plan) && !has_numbers(f, sizes, plan);
+}
+
+opq_status opq_plan_family_plan(const opq_plan_family *f, const int64_t *sizes, opq_plan **out_plan)
+{
+    int32_t count;
+    opq_terms of;
+    opq_plan *made = copy_plan(f->like, f->bytes);
     int64_t **at = made ? numbers_of(made, &count) : NULL;
     opq_status status = at ? OPQ_OK : out_of_memory();
+    opq_points_terms(&f->points, sizes, of);
     for (int32_t i = 0; at && i < f->count && status == OPQ_OK; i++)
-        if (!number_at(f, i, size, at[i]))
-            status = opq_fail(OPQ_UNSUPPORTED, "family of plans: a number at size %lld is too large", (long long)size);
+        if (!number_at(&f->numbers[i], of, at[i]))
+            status =
+                opq_fail(OPQ_UNSUPPORTED, "family of plans: a number at size %lld is too large", (long long)sizes[0]);
     free(at);
     for (int32_t s = 0; status == OPQ_OK && s < made->step_count; s++)
         status = opq_step_verify_bounds(made, &made->steps[s]);

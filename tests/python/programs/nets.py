@@ -39,9 +39,9 @@ ACTIVATIONS = (
 
 class Net(Writer):
     """A writer with the vocabulary of nets. `params` are names of leaves, `alive` of other values. `length`: how long the first value is, for
-    nets that are run at several lengths."""
+    nets that are run at several lengths, and `wide`: a width that varies, too."""
 
-    length = None
+    length = wide = None
 
     def __init__(self, seed: int):
         super().__init__(seed)
@@ -76,6 +76,8 @@ class Net(Writer):
         return self.modules[-1]
 
     def width(self) -> int:
+        if self.wide and self.chance(0.4):
+            return self.wide
         return self.choose(*SIZES)
 
 
