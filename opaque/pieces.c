@@ -38,7 +38,7 @@ static bool is_stored_anyway(const opq_value *node)
 
 double opq_pieces_saving(const opq_snapshot *s)
 {
-    static const double LAUNCH = 0.5e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
+    static const double LAUNCH = 1e-6, CACHED = 0.05e-9, UNCACHED = 0.2e-9; /* seconds; of a byte */
     enum { CACHE_BYTES = 1 << 20 };
     double seconds = 0;
     for (int i = 0; i < s->nodes.count; i++) {
