@@ -17,7 +17,7 @@
 #include <xxhash.h>
 
 enum { SIZES_MAX = 64, SEEN = 8, SHAPES_MAX = 4096, SMALLEST = 17, WIDE = 2048, FAMILIES_MAX = 32, CHECK_EVERY = 64 };
-enum { LARGE = 1 << 30, VARYING_MAX = 1 << 20, TIMES_MAX = 1 << 20 }; /* or numbers of a line are too large */
+enum { LARGE = 1 << 29, VARYING_MAX = 1 << 20, TIMES_MAX = 1 << 20 }; /* or numbers of a line are too large */
 
 typedef struct family {
     struct family *next;
@@ -122,15 +122,17 @@ static opq_status find_shape(opq_sizes *sizes, const opq_execution *p, instance 
     return OPQ_OK;
 }
 
+static int64_t *seen_at(const shape *s, int i) { return s->seen + (size_t)i * (size_t)s->count; }
+
 static void note_seen(instance *it)
 {
     shape *s = it->of;
-    memcpy(s->seen + (size_t)(s->seen_count++ % SEEN) * (size_t)s->count, it->sizes, (size_t)s->count * sizeof *s->seen);
+    memcpy(seen_at(s, s->seen_count++ % SEEN), it->sizes, (size_t)s->count * sizeof *s->seen);
 }
 
 /* ---- families */
 
-static bool is_large(int64_t size) { return size > LARGE || size < -LARGE; }
+static bool is_beyond(int64_t size, int64_t most) { return size > most || size < -most; }
 
 static int64_t size_at(const family *f, int i, const int64_t *varying)
 {
@@ -145,7 +147,7 @@ static int64_t size_at(const family *f, int i, const int64_t *varying)
 static bool is_of(const family *f, const int64_t *sizes, int count, int64_t *out_varying)
 {
     for (int k = 0; k < f->range.count; k++)
-        if (llabs(out_varying[k] = sizes[f->at[k]]) > VARYING_MAX)
+        if (is_beyond(out_varying[k] = sizes[f->at[k]], VARYING_MAX))
             return false;
     for (int i = 0; i < count; i++)
         if (size_at(f, i, out_varying) != sizes[i])
@@ -185,8 +187,6 @@ static bool find_range(family *f, const int64_t *sizes, bool wide)
     return true;
 }
 
-static const int64_t *seen_at(const shape *s, int i) { return s->seen + (size_t)i * (size_t)s->count; }
-
 static int seen_count(const shape *s) { return s->seen_count < SEEN ? s->seen_count : SEEN; }
 
 /* The least of the sizes that differ, and by what does not follow from how `of` differs, of those that are not too small; -1: there is none. */
@@ -220,7 +220,7 @@ static int64_t product_of(const int64_t *const of[3], const family *f, int i)
 static bool find_lines(const instance *it, const int64_t *b, const int64_t *c, family *f)
 {
     const int64_t *a = it->sizes;
-    int p = f->at[0], q = f->at[1];
+    int p = f->at[0], q = f->at[f->range.count - 1];
     bool one = f->range.count == 1;
     int64_t by = one ? a[p] - b[p] : (a[p] - b[p]) * (a[q] - c[q]) - (a[p] - c[p]) * (a[q] - b[q]);
     for (int i = 0; i < it->of->count; i++) {
@@ -234,7 +234,7 @@ static bool find_lines(const instance *it, const int64_t *b, const int64_t *c, f
         if (first % by != 0 || second % by != 0)
             return false;
         *line = (struct line){.times = {first / by, second / by}};
-        if (llabs(line->times[0]) > TIMES_MAX || llabs(line->times[1]) > TIMES_MAX)
+        if (is_beyond(line->times[0], TIMES_MAX) || is_beyond(line->times[1], TIMES_MAX))
             return false;
         line->plus = a[i] - line->times[0] * a[p] - (one ? 0 : line->times[1] * a[q]);
     }
@@ -245,7 +245,7 @@ static bool find_lines(const instance *it, const int64_t *b, const int64_t *c, f
 static bool relate(const instance *it, const int64_t *b, const int64_t *c, family *out)
 {
     for (int i = 0; i < it->of->count; i++)
-        if (is_large(it->sizes[i]) || is_large(b[i]) || is_large(c[i]))
+        if (is_beyond(it->sizes[i], LARGE) || is_beyond(b[i], LARGE) || is_beyond(c[i], LARGE))
             return false;
     out->range.count = b == c ? 1 : 2;
     for (int k = 0; k < out->range.count; k++) {

@@ -107,6 +107,15 @@ template <size_t spatial> bool adaptive_avg_pool(Call &call)
     return true;
 }
 
+// Windows that read an element of a dim, instead of the numbers that readers_of() gives them.
+Sources windows_over(const Sources &windows, int64_t count)
+{
+    Sources readers = readers_of(windows, count);
+    for (int64_t &reader : readers.places)
+        reader = reader < 0 ? -1 : reader % windows.size;
+    return readers;
+}
+
 // (grad_output, self)
 template <size_t spatial> bool adaptive_avg_pool_backward(Call &call)
 {
@@ -177,7 +186,7 @@ template <size_t spatial> bool adaptive_max_pool_backward(Call &call)
     Pooling p;
     return grad.dim() == x.dim() && x.dim() > static_cast<int64_t>(spatial) &&
            read_adaptive(call, x, spatial, Axis(grad.sizes().end() - spatial, grad.sizes().end()), p) &&
-           give_to_best(call, grad, x, call.tensor(2), p, adaptive_windows(p, false));
+           give_to_best(call, grad, x, call.tensor(2), p);
 }
 
 template <size_t spatial> void adapt_pools(torch::Library &library)

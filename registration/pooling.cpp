@@ -233,14 +233,6 @@ Value give_to_all(const Value &value, const Pooling &p)
     return collected(given, p, r);
 }
 
-Sources windows_over(const Sources &windows, int64_t count)
-{
-    Sources readers = readers_of(windows, count);
-    for (int64_t &reader : readers.places)
-        reader = reader < 0 ? -1 : reader % windows.size;
-    return readers;
-}
-
 namespace
 {
 
@@ -255,7 +247,7 @@ Value flat(const Value &value, const Pooling &p)
     return reshape(value, shape);
 }
 
-// give_to_best() where windows have several sizes: what is given is few, and goes where it belongs.
+// give_to_best() where windows have several sizes or gaps: what is given is few, and goes where it belongs.
 void give_to_places(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p)
 {
     const opq_dtype dtype = core_dtype(x.scalar_type());
@@ -271,15 +263,14 @@ void give_to_places(Call &call, const Tensor &grad, const Tensor &x, const Tenso
 
 } // namespace
 
-bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p,
-                  const std::vector<Sources> &windows)
+bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p)
 {
     if (!has_space(grad, x, p.y) || !has_space(indices, x, p.y) || grad.scalar_type() != x.scalar_type() ||
         indices.scalar_type() != at::kLong)
         return false;
     for (const Tensor *tensor : {&grad, &x, &indices})
         check_device(*tensor, call.name());
-    if (!windows.empty()) {
+    if (p.kernel.empty() || p.dilation != Axis(p.spatial, 1)) {
         give_to_places(call, grad, x, indices, p);
         return true;
     }
@@ -308,10 +299,7 @@ template <size_t spatial> bool max_pool_backward(Call &call)
     Pooling p;
     if (!read_pooling(call, x, 2, spatial, true, p))
         return false;
-    std::vector<Sources> windows;
-    for (size_t i = 0; i < spatial && p.dilation != Axis(spatial, 1); ++i)
-        windows.push_back(sources_of(p.x[i], -p.padding[i], p.y[i], p.stride[i], p.kernel[i], p.dilation[i]));
-    return give_to_best(call, call.tensor(0), x, call.tensor(7), p, windows);
+    return give_to_best(call, call.tensor(0), x, call.tensor(7), p);
 }
 
 // ---- averages

@@ -29,10 +29,7 @@ Value best_places(const Value &best, const Pooling &p);
 // ---- gradients
 // Each element gets the sum of what the windows over it have.
 Value give_to_all(const Value &value, const Pooling &p);
-// Each element gets what the windows that it is the best of were given. `windows`: none, if all are alike and without dilation.
-bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p,
-                  const std::vector<Sources> &windows);
-// Windows that read an element of a dim, instead of the numbers that readers_of() gives them.
-Sources windows_over(const Sources &windows, int64_t count);
+// Each element gets what the windows that it is the best of were given.
+bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p);
 
 } // namespace opq

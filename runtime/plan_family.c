@@ -338,13 +338,12 @@ bool opq_plan_family_alike(const opq_plan *a, const opq_plan *b)
 }
 
 /* malloc'd, with the first plan; NULL: no memory. */
-static opq_plan_family *new_family(opq_plan *like, const opq_family_range *range, int32_t count)
+static opq_plan_family *new_family(opq_plan *like, const opq_points *points, int32_t count)
 {
     opq_plan_family *made = malloc(sizeof *made + (size_t)count * sizeof *made->numbers);
     if (made == NULL)
         return NULL;
-    made->points.range = *range;
-    made->points.count = opq_plan_family_sizes(range, made->points.size);
+    made->points = *points;
     made->count = count;
     made->like = like;
     opq_plan_retain(like);
@@ -353,21 +352,19 @@ static opq_plan_family *new_family(opq_plan *like, const opq_family_range *range
 
 opq_status opq_plan_family_make(opq_plan *const *plans, const opq_family_range *range, opq_plan_family **out_family)
 {
-    int64_t **at[OPQ_FAMILY_PLANS] = {0}, sizes[OPQ_FAMILY_PLANS][OPQ_FAMILY_SIZES];
-    int plan_count = opq_plan_family_sizes(range, sizes);
+    int64_t **at[OPQ_FAMILY_PLANS] = {0};
+    opq_points points = {.range = *range};
+    points.count = opq_plan_family_sizes(range, points.size);
     int32_t count = 0;
     opq_plan_family *made = NULL;
     *out_family = NULL;
-    for (int k = 0; k < plan_count; k++)
-        if (!opq_plan_family_alike(plans[0], plans[k]))
-            return OPQ_OK;
-    bool taken = plan_count > 0;
-    for (int k = 0; k < plan_count; k++)
+    bool taken = points.count > 0;
+    for (int k = 0; k < points.count; k++)
         taken = (at[k] = numbers_of(plans[k], &count)) != NULL && taken;
     if (taken)
-        made = new_family(plans[0], range, count);
+        made = new_family(plans[0], &points, count);
     bool allocated = made != NULL && find_bytes(made), fits = allocated && fit_all(made, at);
-    for (int k = 0; k < plan_count; k++)
+    for (int k = 0; k < points.count; k++)
         free(at[k]);
     if (fits)
         *out_family = made;

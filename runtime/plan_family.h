@@ -19,7 +19,7 @@ bool opq_plan_family_possible(const opq_plan *plan);
 int opq_plan_family_sizes(const opq_family_range *range, int64_t out_sizes[OPQ_FAMILY_PLANS][OPQ_FAMILY_SIZES]);
 /* May these two be of one family, but for their numbers? */
 bool opq_plan_family_alike(const opq_plan *a, const opq_plan *b);
-/* Of plans for these sizes, in their order. *out_family NULL: they are no family. */
+/* Of plans for these sizes, in their order, each alike with the others. *out_family NULL: they are no family. */
 opq_status opq_plan_family_make(opq_plan *const *plans, const opq_family_range *range,
                                 opq_plan_family **out_family) OPQ_MUST_CHECK;
 void opq_plan_family_drop(opq_plan_family *family);

@@ -41,7 +41,7 @@ int opq_plan_family_sizes(const opq_family_range *range, int64_t out_sizes[OPQ_F
 
 void opq_points_terms(const opq_points *points, const int64_t *sizes, opq_terms out)
 {
-    const int64_t(*size)[OPQ_FAMILY_SIZES] = points->size;
+    const int64_t (*size)[OPQ_FAMILY_SIZES] = points->size;
     int64_t first = sizes[0] - size[0][0];
     bool one = points->range.count == 1;
     out[0] = 1;
@@ -71,7 +71,7 @@ static bool divide(int64_t a, int64_t b, int64_t by, int64_t *out)
 
 static bool fit(const opq_points *points, const int64_t *value, opq_polynomial *p)
 {
-    const int64_t(*size)[OPQ_FAMILY_SIZES] = points->size;
+    const int64_t (*size)[OPQ_FAMILY_SIZES] = points->size;
     int64_t next;
     *p = (opq_polynomial){.of = {value[0]}};
     if (!divide(value[1], value[0], size[1][0] - size[0][0], &p->of[1]))
