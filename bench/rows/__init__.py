@@ -13,5 +13,6 @@ from . import (  # noqa: F401
     reductions,
     science,
     short,
+    various,
     vision,
 )
