@@ -1,5 +1,6 @@
 #include "opaque/tensor_impl.h"
 
+#include <atomic>
 #include <c10/core/Allocator.h>
 #include <unordered_map>
 
@@ -93,12 +94,18 @@ Cell cell_of_storage(const c10::Storage &storage)
     return context->cell;
 }
 
+static std::atomic<bool> halves{false};
+
+bool seen_halves() { return halves.load(std::memory_order_relaxed); }
+
 OpaqueImpl::OpaqueImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, Cell cell, c10::IntArrayRef sizes,
                        c10::IntArrayRef strides, int64_t offset)
     : Base(keys, dtype, opq::device(), std::move(cell), sizes)
 {
     set_custom_sizes_strides(SizesStridesPolicy::Default);
     TensorImpl::set_sizes_and_strides(sizes, strides, offset);
+    if (dtype.itemsize() == 2 && at::isReducedFloatingType(dtype.toScalarType()))
+        halves.store(true, std::memory_order_relaxed);
 }
 
 void OpaqueImpl::drop_token()

@@ -58,8 +58,11 @@ template <class Fill> Stack filled(const ExternCall &call, c10::DeviceType where
 
 void set_bits(const Tensor &tensor, const Hole &hole);
 
+// Was there ever a tensor of f16 or bf16? What kernels round of these depends on where a graph ends, which must not follow from what ran before.
+bool seen_halves(); // tensor_impl.cpp
+
 // ---- predict.cpp
-// What the call will give. NULL: not predictable, or the meta kernel refuses the arguments: then the CPU kernel says what is wrong
+// What the call will give. NULL: not predictable, or it is not worth it, or the meta kernel refuses the arguments: then the CPU kernel says what is wrong
 // with them, or that nothing is. Where it must not run now the meta kernel's words have to do. proven: rehearse() need not be asked.
 std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::string &key, bool &out_proven);
 // Tensors of the wrong type exist by now, and this run can only fail. From the next call on the operator runs at once, which needs

@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "adapter.h"
 #include "below.h"
@@ -21,8 +23,8 @@ namespace
 
 struct Counts {
     ForkMutex mutex;
-    std::map<std::string, int64_t> by_op;
-    std::set<std::string> warned;
+    std::unordered_map<c10::OperatorName, int64_t> by_op; // their texts are dear to make
+    std::unordered_set<c10::OperatorName> warned;
 };
 Counts &counts()
 {
@@ -251,7 +253,7 @@ void forbid_if_strict(const OperatorHandle &op, c10::ArrayRef<IValue> values)
                                 device(), ", and strict mode forbids running it through the CPU kernel");
 }
 
-bool is_told(const std::string &name)
+bool is_told(const c10::OperatorName &name)
 {
     static const bool warn = from_environment("OPAQUE_FALLBACK_WARN", true);
     const std::lock_guard<std::mutex> lock(counts().mutex);
@@ -265,20 +267,20 @@ bool tries_fallback() { return trying; }
 std::string about_fallback(const OperatorHandle &op, c10::ArrayRef<IValue> values)
 {
     forbid_if_strict(op, values);
-    return is_told(toString(op.operator_name())) ? "" : reason_of(op, values);
+    return is_told(op.operator_name()) ? "" : reason_of(op, values);
 }
 
 void count_fallback(const OperatorHandle &op, const std::string &about)
 {
-    const std::string name = toString(op.operator_name());
     bool first = false;
     {
         const std::lock_guard<std::mutex> lock(counts().mutex);
-        ++counts().by_op[name];
-        first = !about.empty() && counts().warned.insert(name).second;
+        ++counts().by_op[op.operator_name()];
+        first = !about.empty() && counts().warned.insert(op.operator_name()).second;
     }
     if (!first && !opq_logs(OPQ_LOG_fallback, OPQ_LOG_INFO))
         return;
+    const std::string name = toString(op.operator_name());
     const std::string line = line_of_op();
     if (opq_logs(OPQ_LOG_fallback, OPQ_LOG_INFO))
         opq_log("fallback: %s at %s", name.c_str(), line.c_str());
@@ -291,7 +293,10 @@ void count_fallback(const OperatorHandle &op, const std::string &about)
 std::map<std::string, int64_t> fallback_counts()
 {
     const std::lock_guard<std::mutex> lock(counts().mutex);
-    return counts().by_op;
+    std::map<std::string, int64_t> by_text;
+    for (const auto &[name, count] : counts().by_op)
+        by_text[toString(name)] = count;
+    return by_text;
 }
 
 void reset_fallback_counts()

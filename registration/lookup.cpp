@@ -1,5 +1,5 @@
-// Looking values up in a short list: isin, bucketize, searchsorted. A few are so many comparisons, which fuse; more are a reduction
-// over one; for long lists PyTorch sorts and searches, which the core does not.
+// Looking values up in a short list: isin, bucketize, searchsorted. Many values in a list of a few are so many comparisons, which fuse to one
+// sweep; else they are a reduction over one, which is three ops; for long lists PyTorch sorts and searches, which the core does not.
 #include "movement.h"
 
 namespace opq
@@ -8,14 +8,14 @@ namespace opq
 namespace
 {
 
-constexpr int64_t kCompared = 16; // one after the other
+constexpr int64_t kCompared = 16, kMany = 16384; // one after the other
 constexpr int64_t kReduced = 128;
 
 // `compare(list element, x)` for all of a list, folded: bool by or, counts by sum.
 template <class Compare> Value over_list(const Value &x, const Value &list, opq_op fold, opq_op join, Compare compare)
 {
     const int64_t count = shape_of(list)[0];
-    if (count > kCompared) {
+    if (count > kCompared || (count > 1 && c10::multiply_integers(shape_of(x)) < kMany)) {
         Dims lifted = shape_of(x);
         lifted.push_back(1);
         const int64_t axes[] = {x.rank()};

@@ -9,6 +9,9 @@
 // some arguments. So that errors come where the call is written, the first call of a kind also runs on the CPU, with operands that
 // hold harmless values: it is rehearsed. A call of few elements is of a kind with those of its shapes and numbers, a larger one with
 // all of its dtypes.
+//
+// Both take longer than most operators do on few elements. One that comes with new shapes most of the time runs now instead, where its
+// arguments are.
 #include <ATen/ops/empty_strided.h>
 #include <chrono>
 #include <functional>
@@ -33,11 +36,30 @@ struct Known {
     bool proven;
 };
 
+// How often calls of an operator were among those that were predicted, and were not. The first ones are predicted in any case.
+struct Asked {
+    int known = 0, unknown = 0;
+
+    void note(bool found)
+    {
+        constexpr int kForget = 256;
+        ++(found ? known : unknown);
+        if (known + unknown >= kForget)
+            known /= 2, unknown /= 2;
+    }
+    bool varies() const
+    {
+        constexpr int kFirst = 8;
+        return unknown > kFirst && unknown > known;
+    }
+};
+
 struct Predictions {
     ForkMutex mutex;
     std::unordered_map<std::string, bool> prefers_cpu; // operators, by name
     double asking = 0;                                 // seconds that CPU kernels were asked in place of meta kernels
     std::unordered_map<std::string, Known> by_key;
+    std::unordered_map<c10::OperatorName, Asked> asked;
     std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
     std::unordered_set<std::string> proven;     // kinds of calls that the CPU kernel is known to accept
 };
@@ -48,6 +70,18 @@ Predictions &predictions()
     static auto *const instance = new Predictions;
     return *instance;
 }
+
+constexpr int64_t kFewElements = 4096, kManyElements = int64_t{1} << 26;
+
+int64_t elements_of(const ExternCall &call)
+{
+    int64_t elements = 0;
+    for (const Hole &hole : call.holes)
+        elements += c10::multiply_integers(hole.sizes);
+    return elements;
+}
+
+bool may_run_now() { return (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0; }
 
 std::shared_ptr<const Prediction> prediction_of(const Stack &stack, c10::DeviceType device)
 {
@@ -88,8 +122,6 @@ std::shared_ptr<const Prediction> run_meta(const ExternCall &call)
     return prediction_of(stack, c10::DeviceType::Meta);
 }
 
-constexpr int64_t kFewElements = 4096, kManyElements = int64_t{1} << 26;
-
 Tensor harmless(const Hole &hole)
 {
     Tensor tensor = at::empty_strided(hole.sizes, hole.strides, at::TensorOptions().dtype(hole.dtype).device(c10::kCPU));
@@ -124,16 +156,13 @@ bool may_ask(const ExternCall &call)
 {
     constexpr double kImport = 0.25;
     constexpr int64_t kElements = int64_t{1} << 20;
-    int64_t elements = 0;
-    for (const Hole &hole : call.holes) {
+    for (const Hole &hole : call.holes)
         if (hole.sizes.empty()) // it may be taken for a number
             return false;
-        elements += c10::multiply_integers(hole.sizes);
-    }
     const std::string name = toString(call.op.operator_name());
     Predictions &all = predictions();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    if (elements > kElements || all.asking > kImport)
+    if (elements_of(call) > kElements || all.asking > kImport)
         return false;
     const auto found = all.prefers_cpu.find(name);
     return found != all.prefers_cpu.end() ? found->second : (all.prefers_cpu[name] = prefers_cpu(call.op));
@@ -170,10 +199,14 @@ std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::str
     {
         const std::lock_guard<std::mutex> lock(all.mutex);
         const auto found = all.by_key.find(key);
+        Asked &asked = all.asked[call.op.operator_name()];
+        asked.note(found != all.by_key.end());
         if (found != all.by_key.end()) {
             out_proven = found->second.proven;
             return found->second.prediction;
         }
+        if (asked.varies() && elements_of(call) <= kFewElements && may_run_now() && !seen_halves())
+            return nullptr;
     }
     std::shared_ptr<const Prediction> result = may_ask(call) ? ask_cpu(call) : nullptr;
     out_proven = result != nullptr;
@@ -182,7 +215,7 @@ std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::str
             result = run_meta(call);
     } catch (const c10::NotImplementedError &) {
     } catch (const c10::Error &) {
-        if ((opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) != 0)
+        if (!may_run_now())
             throw;
         return nullptr;
     } catch (const std::exception &) { // a meta kernel written in Python refused: the CPU kernel decides
@@ -253,12 +286,10 @@ void prove(const std::string &kind)
 
 bool rehearse(const ExternCall &call, const std::string &constants, const std::string &types, std::string &out_kind)
 {
-    int64_t elements = 0;
+    const int64_t elements = elements_of(call);
     std::string dtypes;
-    for (const Hole &hole : call.holes) {
-        elements += c10::multiply_integers(hole.sizes);
+    for (const Hole &hole : call.holes)
         dtypes += std::string(c10::toString(hole.dtype)) + ";";
-    }
     double results = 0; // sizes that a user asks for may overflow an integer
     for (const Predicted &result : *call.prediction)
         results += std::accumulate(result.sizes.begin(), result.sizes.end(), 1.0, std::multiplies<>());
@@ -266,13 +297,12 @@ bool rehearse(const ExternCall &call, const std::string &constants, const std::s
         return true;
     std::string kind = elements <= kFewElements ? constants + types : toString(call.op.operator_name()) + dtypes;
     if (!is_proven(kind)) {
-        const bool may_run_now = (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0;
         try {
             if (!as_predicted(*call.prediction, rehearsed(call)))
-                return !may_run_now;
+                return !may_run_now();
         } catch (const std::exception &) {
             out_kind = std::move(kind);
-            return !may_run_now;
+            return !may_run_now();
         }
         prove(kind);
     }

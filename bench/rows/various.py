@@ -94,7 +94,9 @@ def graph_attention():
         random = source(where)
         first, second = nn.Linear(16, 32).to(where), nn.Linear(32, 32).to(where)
         score, out = nn.Linear(64, 1).to(where), nn.Linear(32, 4).to(where)
-        optimizer = torch.optim.Adam([p for m in (first, second, score, out) for p in m.parameters()])
+        optimizer = torch.optim.Adam(
+            [p for m in (first, second, score, out) for p in m.parameters()]
+        )
 
         def step():
             nodes = draw.randrange(20, 60)
@@ -136,7 +138,9 @@ def particles():
                 weights = weights / weights.sum()
                 if 1 / weights.pow(2).sum().item() < n / 2:
                     places = (torch.arange(n, device=where.device) + draw.random()) / n
-                    chosen = torch.searchsorted(weights.cumsum(0), places.to(where)).clamp(max=n - 1)
+                    chosen = torch.searchsorted(weights.cumsum(0), places.to(where)).clamp(
+                        max=n - 1
+                    )
                     x, weights = x[chosen], torch.full_like(weights, 1 / n)
             return (x * weights[:, None]).sum()
 

@@ -283,3 +283,66 @@ def test_a_result_of_another_kind_is_called_what_it_is():
         NotImplementedError, match="quantized tensor, which device opaque:0 does not have"
     ):
         torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+
+
+def kernels_of(f):
+    before = torch_opaque.stats()
+    kept = f()
+    torch.opaque.synchronize()
+    after = torch_opaque.stats()
+    del kept
+    return [after[name] - before[name] for name in ("kernels_run", "extern_calls")]
+
+
+@pytest.mark.parametrize("f", [torch.linalg.inv, torch.linalg.cholesky], ids=["inv", "cholesky"])
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3)], ids=str)
+def test_whether_a_factorisation_failed_is_asked_without_a_kernel(f, shape):
+    good = torch.eye(3).expand(shape).contiguous().to("opaque")
+    for _ in range(3):
+        assert kernels_of(lambda: f(good)) == [0, 1]
+    with pytest.raises(torch.linalg.LinAlgError) as want:
+        f(torch.zeros(shape))
+    with pytest.raises(torch.linalg.LinAlgError) as got:
+        f(torch.zeros(shape, device="opaque"))
+    assert str(got.value) == str(want.value)
+
+
+EVER_NEW_SHAPES = """
+import torch, torch_opaque
+calls = []
+
+def doubled(x):
+    calls.append(x.shape)
+    return x * 2
+
+library = torch.library.Library("opaquetest", "DEF")
+library.define("doubled(Tensor x) -> Tensor")
+library.impl("doubled", doubled, "CPU")
+library.impl("doubled", torch.empty_like, "Meta")
+run = torch.ops.opaquetest.doubled
+for size in range(3, 43):
+    assert run(torch.ones(size, device="opaque")).sum().item() == 2 * size
+assert calls.count((40,)) == 1 and len(calls) <= 40 + 9, len(calls)
+before = torch_opaque.stats()["extern_calls"]
+for _ in range(80):  # known by now, and soon the operator is no longer one of new shapes
+    assert run(torch.ones(4, device="opaque")).sum().item() == 8
+assert torch_opaque.stats()["extern_calls"] == before + 80
+del calls[:]
+run(torch.ones(200, device="opaque"))  # predicted and rehearsed, and nobody reads it
+run(torch.ones(200, device="opaque"))
+assert len(calls) == 1
+"""
+
+
+def test_an_operator_of_ever_new_shapes_runs_once(run_python):
+    """It is neither predicted nor rehearsed, but for the first shapes; where a program goes back to few shapes it waits again."""
+    run_python(EVER_NEW_SHAPES)
+
+
+def test_halves_are_always_predicted(run_python):
+    """Where their graphs end decides what is rounded, which must not depend on what ran before."""
+    text = EVER_NEW_SHAPES.replace(
+        "calls = []", "calls = []; torch.ones(2, dtype=torch.bfloat16).to('opaque')", 1
+    )
+    text = text[: text.index("assert calls.count")] + "assert calls.count((40,)) == 2"
+    run_python(text)

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_opaque
 from moving import DTYPES, SEEDS, D, compare, compare_gradients, layout, same, values
 
 # ---- indices that set
@@ -167,9 +168,10 @@ def test_gradients_of_indices_that_set(seed):
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8], ids=str
 )
-def test_lookups(dtype, count):
+@pytest.mark.parametrize("shape", [(7, 9), (130, 130)], ids=["small", "large"])
+def test_lookups(dtype, count, shape):
     rng = random.Random(count)
-    x = values(rng, (7, 9), dtype)
+    x = values(rng, shape, dtype)
     some = values(rng, (count,), dtype)
     listed = torch.cat([some, x.flatten()[:2]])[-count:]
     for invert in (False, True):
@@ -178,3 +180,11 @@ def test_lookups(dtype, count):
     for right in (False, True):
         compare(lambda x, b: torch.bucketize(x, b, right=right), x, bounds)  # noqa: B023
         compare(lambda x, b: torch.searchsorted(b, x, right=right, out_int32=True), x, bounds)  # noqa: B023
+
+
+def test_few_values_are_looked_up_in_few_ops():
+    numbers = torch.arange(16.0).to("opaque")
+    before = torch_opaque.stats()["ops_recorded"]
+    places = torch.searchsorted(numbers, numbers + 0.5)
+    assert torch_opaque.stats()["ops_recorded"] - before <= 8
+    assert places.tolist() == list(range(1, 17))
