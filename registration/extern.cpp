@@ -4,12 +4,12 @@
 // holes become CPU tensors over our buffers, the operator runs below autograd on CPU, and what it gives is checked against the
 // prediction and copied into the result buffers.
 #include <ATen/ops/from_blob.h>
-#include <cstring>
 #include <numeric>
 
 #include "below.h"
 #include "extern_call.h"
 #include "fallbacks.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -284,13 +284,7 @@ void store(const Predicted &expected, const Tensor &given, void *memory, const O
 {
     if (!given.defined() || given.sizes() != IntArrayRef(expected.sizes) || given.scalar_type() != expected.dtype)
         mispredicted(expected, given, op);
-    const Dims strides = ordered_strides(expected.sizes, expected.order);
-    if (given.strides() == IntArrayRef(strides) && !given.is_conj() && !given.is_neg()) {
-        if (given.nbytes() > 0)
-            std::memcpy(memory, given.const_data_ptr(), given.nbytes());
-        return;
-    }
-    at::from_blob(memory, expected.sizes, strides, at::TensorOptions().dtype(expected.dtype).device(c10::kCPU)).copy_(given);
+    copy_ordered(given, expected.order, memory);
 }
 
 void run(const ExternCall &call, const void *const *operands, void *const *results)

@@ -490,11 +490,23 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason)
     return result;
 }
 
-bool few_bytes_in_order(const Tensor &cpu)
+static bool few_bytes(const Tensor &cpu)
 {
     constexpr size_t few = 1 << 16;
-    return cpu.device().is_cpu() && cpu.layout() == at::kStrided && cpu.is_contiguous() && !cpu.is_neg() &&
-           !cpu.is_conj() && !cpu._is_zerotensor() && cpu.numel() != 0 && cpu.nbytes() <= few;
+    return cpu.device().is_cpu() && cpu.layout() == at::kStrided && !cpu.is_neg() && !cpu.is_conj() &&
+           !cpu._is_zerotensor() && cpu.numel() != 0 && cpu.nbytes() <= few;
+}
+
+bool few_bytes_in_order(const Tensor &cpu) { return few_bytes(cpu) && cpu.is_contiguous(); }
+
+void copy_ordered(const Tensor &source, const Order &order, void *memory)
+{
+    const Dims strides = ordered_strides(source.sizes(), order);
+    if (few_bytes(source) && (order.plain() ? source.is_contiguous() : source.strides() == IntArrayRef(strides)))
+        std::memcpy(memory, source.const_data_ptr(), source.nbytes());
+    else
+        at::from_blob(memory, source.sizes(), strides, at::TensorOptions().dtype(source.scalar_type()).device(c10::kCPU))
+            .copy_(source);
 }
 
 Value upload(const Tensor &source, const Order &order)
@@ -504,12 +516,7 @@ Value upload(const Tensor &source, const Order &order)
     opq_buffer *buffer = nullptr;
     check(opq_buffer_create(context(), source.numel() * source.itemsize(), &buffer));
     const Memory owner(buffer);
-    if (order.plain() && few_bytes_in_order(source))
-        std::memcpy(opq_buffer_data(buffer), source.const_data_ptr(), source.nbytes());
-    else
-        at::from_blob(opq_buffer_data(buffer), source.sizes(), ordered_strides(source.sizes(), order),
-                      at::TensorOptions().dtype(source.scalar_type()).device(c10::kCPU))
-            .copy_(source);
+    copy_ordered(source, order, opq_buffer_data(buffer));
     const opq_type type = opq_type_make(dtype, static_cast<int>(memory.size()), memory.data());
     opq_value *out = nullptr;
     check(opq_value_leaf(context(), &type, buffer, &out));

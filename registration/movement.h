@@ -39,6 +39,8 @@ struct InPlace {
 std::optional<InPlace> in_place(const Tensor &tensor, opq_reason reason);
 // A CPU tensor whose bytes are its elements, row-major, and so few that a copy is not worth a kernel.
 bool few_bytes_in_order(const Tensor &cpu);
+// What a CPU tensor has, into memory for its elements in that order.
+void copy_ordered(const Tensor &source, const Order &order, void *memory);
 
 // An index tensor as i64; declines for other than integers.
 Value index_values(const Call &call, const Tensor &index);

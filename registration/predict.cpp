@@ -56,12 +56,12 @@ struct Asked {
 
 struct Predictions {
     ForkMutex mutex;
-    std::unordered_map<std::string, bool> prefers_cpu; // operators, by name
-    double asking = 0;                                 // seconds that CPU kernels were asked in place of meta kernels
+    std::unordered_map<c10::OperatorName, bool> prefers_cpu;
+    double asking = 0; // seconds that CPU kernels were asked in place of meta kernels
     std::unordered_map<std::string, Known> by_key;
     std::unordered_map<c10::OperatorName, Asked> asked;
-    std::unordered_set<std::string> unreliable; // operators whose CPU kernel gave something else than predicted
-    std::unordered_set<std::string> proven;     // kinds of calls that the CPU kernel is known to accept
+    std::unordered_set<c10::OperatorName> unreliable; // whose CPU kernel gave something else than predicted
+    std::unordered_set<std::string> proven;           // kinds of calls that the CPU kernel is known to accept
 };
 constexpr size_t kPredictionLimit = 4096;
 
@@ -159,7 +159,7 @@ bool may_ask(const ExternCall &call)
     for (const Hole &hole : call.holes)
         if (hole.sizes.empty()) // it may be taken for a number
             return false;
-    const std::string name = toString(call.op.operator_name());
+    const c10::OperatorName &name = call.op.operator_name();
     Predictions &all = predictions();
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (elements_of(call) > kElements || all.asking > kImport)
@@ -221,7 +221,7 @@ std::shared_ptr<const Prediction> predict(const ExternCall &call, const std::str
     } catch (const std::exception &) { // a meta kernel written in Python refused: the CPU kernel decides
     }
     const std::lock_guard<std::mutex> lock(all.mutex);
-    if (all.unreliable.count(toString(call.op.operator_name())))
+    if (all.unreliable.count(call.op.operator_name()))
         result = nullptr;
     if (all.by_key.size() >= kPredictionLimit)
         all.by_key.clear();
@@ -237,7 +237,7 @@ void mispredicted(const Predicted &expected, const Tensor &given, const Operator
     Predictions &all = predictions();
     {
         const std::lock_guard<std::mutex> lock(all.mutex);
-        all.unreliable.insert(name);
+        all.unreliable.insert(op.operator_name());
         for (auto &[key, known] : all.by_key)
             if (key.rfind(name + "(", 0) == 0)
                 known.prediction = nullptr;

@@ -33,6 +33,12 @@ def train(optimizer, loss):
     return loss.detach()
 
 
+def source(where):
+    """Random tensors of any shape for `where`, the same for each engine."""
+    generator = torch.Generator().manual_seed(3)
+    return lambda *shape: torch.randn(*shape, generator=generator).to(where)
+
+
 @dynamic
 def actor_critic():
     """An episode of 10 to 60 steps, each of which reads the action; then a loss over the episode, as PyTorch's example has it."""
@@ -219,10 +225,10 @@ def experts():
     def start(draw, where):
         model = Mixture().to(where)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        generator = torch.Generator().manual_seed(3)
+        random_ = source(where)
 
         def step():
-            x = torch.randn(draw.randrange(100, 200), 128, generator=generator).to(where)
+            x = random_(draw.randrange(100, 200), 128)
             loss = (model(x) - x.roll(1, 0)).pow(2).mean()
             return train(optimizer, loss)
 

@@ -4,13 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .dynamic import dynamic, train
-
-
-def source(where):
-    """Random tensors of any shape for `where`, the same for each engine."""
-    generator = torch.Generator().manual_seed(3)
-    return lambda *shape: torch.randn(*shape, generator=generator).to(where)
+from .dynamic import dynamic, source, train
 
 
 @dynamic
