@@ -140,6 +140,7 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .kernels_loaded = atomic_load(&ctx->stats.kernels_loaded),
         .kernels_split = atomic_load(&ctx->stats.kernels_split),
         .runs_in_pieces = atomic_load(&ctx->stats.runs_in_pieces),
+        .runs_joined = atomic_load(&ctx->stats.runs_joined),
         .plans_built = atomic_load(&ctx->stats.plans_built),
         .plans_in_background = atomic_load(&ctx->stats.plans_in_background),
         .plans_failed = atomic_load(&ctx->stats.plans_failed),
@@ -162,12 +163,12 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
 
 void opq_stats_reset(opq_ctx *ctx)
 {
-    atomic_llong *counters[] = {
-        &ctx->stats.ops_recorded,    &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
-        &ctx->stats.plans_built,     &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
-        &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
-        &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split, &ctx->stats.kernels_loaded,
-        &ctx->stats.runs_in_pieces,  &ctx->stats.plans_failed,  &ctx->stats.plans_in_background};
+    atomic_llong *counters[] = {&ctx->stats.ops_recorded,    &ctx->stats.kernels_run,   &ctx->stats.kernels_compiled,
+                                &ctx->stats.plans_built,     &ctx->stats.plans_reused,  &ctx->stats.extern_calls,
+                                &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
+                                &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split, &ctx->stats.kernels_loaded,
+                                &ctx->stats.runs_in_pieces,  &ctx->stats.plans_failed,  &ctx->stats.plans_in_background,
+                                &ctx->stats.runs_joined};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)

@@ -89,7 +89,8 @@ struct opq_ctx {
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built,
-            plans_in_background, plans_failed, plans_reused, runs_in_pieces, extern_calls, bytes_read, bytes_written;
+            plans_in_background, plans_failed, plans_reused, runs_in_pieces, runs_joined, extern_calls, bytes_read,
+            bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
         atomic_llong compile_nanoseconds, run_nanoseconds;
     } stats;

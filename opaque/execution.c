@@ -113,6 +113,10 @@ opq_status opq_execution_find(opq_execution *p, bool by_offset, bool *out_found)
 {
     p->snapshot = p->given;
     OPQ_TRY(by_offset ? look_for_exact(p) : look_for_given(p));
+    if (p->plan && p->plan->part_count > 0) {
+        p->joined = p->plan;
+        p->plan = NULL;
+    }
     *out_found = p->reused = p->plan != NULL;
     if (!p->reused)
         return OPQ_OK;
@@ -280,7 +284,14 @@ void opq_execution_drop(const opq_execution *p)
 {
     free(p->why);
     opq_plan_release(p->plan);
+    opq_plan_release(p->joined);
     opq_plan_release(p->lines);
+}
+
+bool opq_execution_is_looked_at(const opq_execution *p)
+{
+    return p->runner->watched || p->runner->recorder || opq_modes_get() & OPQ_MODE_UNFUSED ||
+           opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG) || opq_logs(OPQ_LOG_plan, OPQ_LOG_DEBUG);
 }
 
 /* ---- running */

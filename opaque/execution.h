@@ -21,6 +21,7 @@ typedef struct opq_execution {
     const opq_snapshot *snapshot; /* what the plan is for: `given` or any_offset */
     opq_snapshot any_offset;
     opq_plan *plan, *lines;         /* lines: that of an equal graph whose lines are this one's, for a failure */
+    opq_plan *joined;               /* there is no plan, but those of its pieces as one */
     bool reused, mixed;             /* mixed: of the last run, see opq_run_call */
     bool in_place;                  /* outputs may take the memory of what they replace */
     bool bare;                      /* a plan is built without lines, which cost a fifth of planning one op */
@@ -49,6 +50,8 @@ void opq_execution_collect(opq_ctx *ctx); /* plans that were built there go to t
 /* Is the memory of its leaves there? Of one that was being replaced when this process was forked it is not. */
 opq_status opq_execution_check_leaves(const opq_snapshot *snapshot) OPQ_MUST_CHECK;
 opq_status opq_execution_run(opq_execution *execution) OPQ_MUST_CHECK;
+/* Does somebody look at plans, who sees the graphs that they were built from? */
+bool opq_execution_is_looked_at(const opq_execution *execution);
 void opq_execution_drop(const opq_execution *execution); /* without its results */
 
 #endif

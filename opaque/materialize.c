@@ -15,6 +15,7 @@ typedef struct run {
     opq_execution planned; /* of all of it */
     bool has_plan;         /* or each of its pieces has one: what fails then failed as it ran */
     bool mixed, failed_apart;
+    bool ran_before;  /* in pieces */
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
     opq_buffer **results;
@@ -71,6 +72,7 @@ static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
     if (!found)
         graph = opq_pieces_weighed(s);
     opq_choice choice = opq_tiers_choose(tiers, &graph, found);
+    r->ran_before = choice.again;
     if (!opq_pieces_possible(s) || (found && choice.tier == OPQ_TIER_plan))
         return OPQ_OK;
     *out_tier = choice.tier;
@@ -98,17 +100,27 @@ opq_tier opq_tier_logged(void) { return logged; }
 
 static opq_status run_pieces(run *r, opq_tier_kind tier)
 {
-    const opq_snapshot *s = &r->snapshot;
+    opq_ctx *ctx = r->runner.ctx;
+    const opq_snapshot *s = r->planned.snapshot;
+    opq_plan *joined = opq_execution_is_looked_at(&r->planned) ? NULL : r->planned.joined;
     if (opq_logs(OPQ_LOG_flush, OPQ_LOG_INFO))
-        logged = tier_of(r, r->planned.snapshot, false);
-    atomic_fetch_add(&r->runner.ctx->stats.runs_in_pieces, 1);
+        logged = tier_of(r, s, false);
+    atomic_fetch_add(&ctx->stats.runs_in_pieces, 1);
     r->results = opq_room_take(&r->room, (size_t)s->outputs.count * sizeof *r->results);
     if (r->results == NULL)
         return out_of_memory();
-    opq_pieces_result result = {.outputs = r->results};
+    r->has_plan = true;
+    r->mixed = false;
+    if (joined && opq_pieces_run_joined(&r->runner, s, joined, r->results))
+        return OPQ_OK;
+    opq_pieces_result result = {.outputs = r->results,
+                                .join = r->ran_before && !r->planned.joined && !opq_execution_is_looked_at(&r->planned)};
     opq_status status = opq_pieces_run(&r->runner, s, tier, &result);
     r->has_plan = result.planned;
     r->mixed = result.mixed;
+    if (result.joined)
+        opq_plan_cache_keep(ctx->plans, s->key, s->key_bytes, result.joined);
+    opq_plan_release(result.joined);
     return status;
 }
 

@@ -16,10 +16,11 @@ static bool make_draft(opq_whole *w, size_t nodes, size_t leaves, size_t scalars
     t->operands.items = opq_whole_take(w, operands, sizeof *t->operands.items);
     t->first_operand.items = opq_whole_take(w, nodes + 1, sizeof *t->first_operand.items);
     w->leaf_from = opq_whole_take(w, nodes + leaves, sizeof *w->leaf_from);
+    w->scalar_from = opq_whole_take(w, scalars, sizeof *w->scalar_from);
     w->output_of = opq_whole_take(w, nodes, sizeof *w->output_of);
     w->stack = opq_whole_take(w, nodes + operands, sizeof *w->stack);
     return t->nodes.items && t->view_of_node && t->leaves.items && t->view_of_leaf && t->scalars.items &&
-           t->operands.items && t->first_operand.items && w->leaf_from && w->output_of && w->stack;
+           t->operands.items && t->first_operand.items && w->leaf_from && w->scalar_from && w->output_of && w->stack;
 }
 
 static bool make_arrays(opq_whole *w)
@@ -84,11 +85,13 @@ static opq_status look_at_nodes(opq_whole *w)
         w->output[s->outputs.items[i]] = i;
     for (int i = 0; i < s->nodes.count; i++) {
         const opq_value *node = s->nodes.items[i];
-        w->view[i] = NULL;
+        w->view[i] = opq_snapshot_node_view(s, i);
+        w->base[i] = w->view[i] ? opq_whole_operand(w, i, 0) : -1;
         w->inlined[i] = w->output[i] < 0 && opq_costs_nothing(node);
         if (!w->inlined[i] || !opq_is_view(node))
             continue;
-        OPQ_TRY(look_at_view(w, i));
+        if (w->view[i] == NULL)
+            OPQ_TRY(look_at_view(w, i));
         w->inlined[i] = w->view[i] || uses[i] < 2 || node->op == OPQ_OP_pad;
     }
     return OPQ_OK;
@@ -157,6 +160,7 @@ static void put_operand(opq_whole *w, int32_t code)
     opq_snapshot *t = &w->draft;
     if (!is_placed(w, code) && opq_code_set(code) == OPQ_SET_scalar) {
         put(w, code, opq_code_make(OPQ_SET_scalar, t->scalars.count));
+        w->scalar_from[t->scalars.count] = opq_code_number(code);
         t->scalars.items[t->scalars.count++] = w->s->scalars.items[opq_code_number(code)];
     } else if (!is_placed(w, code)) {
         put(w, code, put_leaf(w, code, NULL));
@@ -291,8 +295,9 @@ static bool copy_draft(const opq_whole *w, opq_piece *made)
     t->first_operand.items =
         copy(w, t->first_operand.items, (size_t)t->first_operand.count, sizeof *t->first_operand.items);
     made->leaf_from = copy(w, w->leaf_from, (size_t)t->leaves.count, sizeof *w->leaf_from);
+    made->scalar_from = copy(w, w->scalar_from, (size_t)t->scalars.count, sizeof *w->scalar_from);
     return t->nodes.items && t->leaves.items && t->scalars.items && t->operands.items && t->first_operand.items &&
-           made->leaf_from && copy_views(w, t);
+           made->leaf_from && made->scalar_from && copy_views(w, t);
 }
 
 static bool add_outputs(const opq_whole *w, opq_piece *made, int32_t first)

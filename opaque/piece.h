@@ -9,8 +9,9 @@ typedef struct opq_piece {
     int32_t end; /* behind its last node */
     opq_snapshot snapshot;
     opq_execution execution;
-    int32_t *leaf_from; /* per leaf: its code in the whole */
-    int32_t *output_of; /* per output: its node in the whole */
+    int32_t *leaf_from;   /* per leaf: its code in the whole */
+    int32_t *scalar_from; /* per scalar: its number in the whole */
+    int32_t *output_of;   /* per output: its node in the whole */
     struct opq_piece *next;
 } opq_piece;
 
@@ -23,15 +24,15 @@ typedef struct opq_place {
 typedef struct opq_whole {
     const opq_runner *runner;
     const opq_snapshot *s;
-    bool *inlined;   /* per node: a view or a constant, which each piece that needs it has for itself */
-    opq_view **view; /* per node: inlined, and by strides over memory, through all views between; else NULL */
-    int32_t *base;   /* of it: the code of that memory */
-    int32_t *output; /* per node: which output it is, -1 */
+    bool *inlined; /* per node: a view or a constant, which each piece that needs it has for itself */
+    opq_view **view; /* per node: by strides over memory, through all views between, and inlined or such in the snapshot; else NULL */
+    int32_t *base;                 /* of it: the code of that memory */
+    int32_t *output;               /* per node: which output it is, -1 */
     int32_t *last_use, *leaf_last; /* per node, per leaf: the last node that needs it and is not inlined, -1 */
     opq_place *places[OPQ_SETS];   /* by opq_code_set */
     int32_t stamp, begin;          /* of the piece that is being made */
     opq_snapshot draft;            /* it, with room for all that can come */
-    int32_t *leaf_from, *output_of, *stack;
+    int32_t *leaf_from, *scalar_from, *output_of, *stack;
 } opq_whole;
 
 /* Its pieces: ranges of nodes, from the end of the one before. */

@@ -123,6 +123,8 @@ static void renumber(const opq_snapshot *s, const int32_t *order, const int32_t 
     for (int32_t i = 0; i < s->nodes.count; i++) {
         int32_t from = order[i];
         t->nodes.items[i] = s->nodes.items[from];
+        if (t->view_of_node)
+            t->view_of_node[i] = s->view_of_node[from];
         t->first_operand.items[i] = count;
         for (int32_t k = s->first_operand.items[from]; k < s->first_operand.items[from + 1]; k++) {
             int32_t code = s->operands.items[k];
@@ -139,6 +141,7 @@ static void renumber(const opq_snapshot *s, const int32_t *order, const int32_t 
 static opq_snapshot *in_order(const cut *c)
 {
     const opq_snapshot *s = c->w->s;
+    bool views = s->view_of_node != NULL;
     int32_t nodes = s->nodes.count, *order = opq_whole_take(c->w, (size_t)nodes, sizeof *order),
             *number = opq_whole_take(c->w, (size_t)nodes, sizeof *number);
     opq_snapshot *t = opq_whole_take(c->w, 1, sizeof *t);
@@ -156,12 +159,15 @@ static opq_snapshot *in_order(const cut *c)
                         .operands = s->operands,
                         .first_operand = s->first_operand,
                         .outputs = s->outputs,
-                        .replaces = s->replaces};
+                        .replaces = s->replaces,
+                        .view_of_leaf = s->view_of_leaf};
     t->nodes.items = opq_whole_take(c->w, (size_t)nodes, sizeof *t->nodes.items);
     t->operands.items = opq_whole_take(c->w, (size_t)s->operands.count, sizeof *t->operands.items);
     t->first_operand.items = opq_whole_take(c->w, (size_t)(nodes + 1), sizeof *t->first_operand.items);
     t->outputs.items = opq_whole_take(c->w, (size_t)s->outputs.count, sizeof *t->outputs.items);
-    if (!t->nodes.items || !t->operands.items || !t->first_operand.items || !t->outputs.items)
+    t->view_of_node = views ? opq_whole_take(c->w, (size_t)nodes, sizeof *t->view_of_node) : NULL;
+    if (!t->nodes.items || !t->operands.items || !t->first_operand.items || !t->outputs.items ||
+        (views && !t->view_of_node))
         return NULL;
     renumber(s, order, number, t);
     return t;

@@ -2,6 +2,7 @@
 #include "opaque/pieces.h"
 #include "graph/recurrent.h"
 #include "opaque/piece.h"
+#include "runtime/plan_join.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -226,15 +227,106 @@ static opq_status run_all(const pieces *p, bool *out_mixed)
     return first == OPQ_OK ? OPQ_OK : opq_fail(first, "%s", message);
 }
 
-static void drop(const pieces *p, opq_buffer **results)
+static void give_results(const pieces *p, opq_buffer **results)
 {
-    for (const opq_piece *it = p->first; it; it = it->next)
-        opq_execution_drop(&it->execution);
-    for (int i = 0; i < p->whole.s->nodes.count && p->whole.output; i++)
+    for (int i = 0; i < p->whole.s->nodes.count; i++)
         if (p->whole.output[i] >= 0)
             results[p->whole.output[i]] = p->made[i];
         else
             opq_buffer_release(p->made[i]);
+}
+
+/* ---- their plans as one */
+
+/* Per node of the whole: which output of which piece it is. */
+static opq_join_output *find_makers(const pieces *p, int *out_pieces)
+{
+    opq_join_output *makers = opq_whole_take(&p->whole, (size_t)p->whole.s->nodes.count, sizeof *makers);
+    int32_t number = 0;
+    for (const opq_piece *it = p->first; it && makers; it = it->next, number++)
+        for (int32_t i = 0; i < it->snapshot.outputs.count; i++)
+            makers[it->output_of[i]] = (opq_join_output){number, i};
+    *out_pieces = number;
+    return makers;
+}
+
+static opq_join_source source_of(const pieces *p, const opq_join_output *makers, const opq_piece *it, int leaf)
+{
+    const opq_snapshot *s = p->whole.s;
+    int32_t code = it->leaf_from[leaf], number = opq_code_number(code);
+    const opq_type *type = opq_snapshot_leaf_type(&it->snapshot, leaf);
+    const opq_view *view = opq_snapshot_leaf_view(&it->snapshot, leaf);
+    int64_t first = view ? view->first : 0;
+    opq_join_source source = {.part = OPQ_JOIN_INPUTS, .number = number, .bytes = opq_type_bytes(type)};
+    if (opq_code_set(code) == OPQ_SET_node) {
+        source.part = makers[number].part;
+        source.number = makers[number].number;
+    } else if (opq_snapshot_leaf_view(s, number)) { /* the input begins there */
+        first -= opq_snapshot_leaf_view(s, number)->first;
+    }
+    source.first = first * opq_dtype_bytes((opq_dtype)type->dtype);
+    return source;
+}
+
+static bool add_parts(const pieces *p, const opq_join_output *makers, opq_join_part *parts)
+{
+    for (const opq_piece *it = p->first; it; it = it->next, parts++) {
+        int leaves = it->snapshot.leaves.count;
+        opq_join_source *inputs = opq_whole_take(&p->whole, (size_t)leaves, sizeof *inputs);
+        if (inputs == NULL)
+            return false;
+        for (int i = 0; i < leaves; i++)
+            inputs[i] = source_of(p, makers, it, i);
+        *parts = (opq_join_part){it->execution.plan, inputs, it->scalar_from};
+    }
+    return true;
+}
+
+static opq_status join(const pieces *p, opq_plan **out_plan)
+{
+    const opq_snapshot *s = p->whole.s;
+    int count, leaves = s->leaves.count, outputs = s->outputs.count;
+    opq_join_output *makers = find_makers(p, &count), *made = opq_whole_take(&p->whole, (size_t)outputs, sizeof *made);
+    opq_join_part *parts = opq_whole_take(&p->whole, (size_t)count, sizeof *parts);
+    int64_t *bytes = opq_whole_take(&p->whole, (size_t)leaves, sizeof *bytes);
+    if (!makers || !made || !parts || !bytes || !add_parts(p, makers, parts))
+        return opq_pieces_no_memory();
+    for (int i = 0; i < leaves; i++)
+        bytes[i] = opq_type_bytes(opq_snapshot_leaf_type(s, i));
+    for (int i = 0; i < outputs; i++)
+        made[i] = makers[s->outputs.items[i]];
+    opq_join all = {parts, count, bytes, leaves, made, outputs};
+    return opq_plan_join(&p->whole.runner->ctx->runtime, &all, out_plan);
+}
+
+bool opq_pieces_run_joined(const opq_runner *runner, const opq_snapshot *snapshot, opq_plan *joined, opq_buffer **outputs)
+{
+    opq_execution all = {.runner = runner, .snapshot = snapshot, .plan = joined, .in_place = true};
+    opq_status status = opq_execution_run(&all);
+    atomic_fetch_add(&runner->ctx->stats.runs_joined, status == OPQ_OK);
+    for (int i = 0; i < snapshot->outputs.count && all.results; i++)
+        if (status == OPQ_OK)
+            outputs[i] = all.results[i];
+        else
+            opq_buffer_release(all.results[i]);
+    return status == OPQ_OK;
+}
+
+static bool join_and_run(const pieces *p, const opq_snapshot *snapshot, opq_pieces_result *result)
+{
+    if (join(p, &result->joined) == OPQ_OK)
+        return opq_pieces_run_joined(p->whole.runner, snapshot, result->joined, result->outputs);
+    result->joined = NULL;
+    return false;
+}
+
+static opq_status run_made(pieces *p, const opq_snapshot *snapshot, opq_pieces_result *result)
+{
+    if (result->join && join_and_run(p, snapshot, result))
+        return OPQ_OK;
+    opq_status status = run_all(p, &result->mixed);
+    give_results(p, result->outputs);
+    return status;
 }
 
 opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier_kind tier,
@@ -244,6 +336,7 @@ opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot
     size_t nodes = (size_t)snapshot->nodes.count;
     result->mixed = true;
     result->planned = false;
+    result->joined = NULL;
     for (int i = 0; i < snapshot->outputs.count; i++)
         result->outputs[i] = NULL;
     p.made = opq_room_take(runner->room, nodes * sizeof *p.made);
@@ -258,8 +351,9 @@ opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot
     if (status == OPQ_OK) {
         result->mixed = false;
         result->planned = true;
-        status = run_all(&p, &result->mixed);
+        status = run_made(&p, snapshot, result);
     }
-    drop(&p, result->outputs);
+    for (const opq_piece *it = p.first; it; it = it->next)
+        opq_execution_drop(&it->execution);
     return status;
 }

@@ -22,9 +22,15 @@ typedef struct opq_pieces_result {
     opq_buffer **outputs; /* per output of the snapshot, as of opq_run_call; the caller's */
     bool mixed;           /* too */
     bool planned;         /* there was a plan for each piece */
+    bool join;            /* is wanted: */
+    opq_plan *joined;     /* the plans of all pieces as one, which ran; a reference; NULL: they cannot be joined */
 } opq_pieces_result;
 /* tier: OPQ_TIER_background if a plan of the whole graph is being made; then pieces that have none get none. */
 opq_status opq_pieces_run(const opq_runner *runner, const opq_snapshot *snapshot, opq_tier_kind tier,
                           opq_pieces_result *result) OPQ_MUST_CHECK;
+/* Another run, by the plan that the pieces were joined to. False: it failed, and there are no outputs; the pieces say why, from what they are given,
+ * which is still there. */
+bool opq_pieces_run_joined(const opq_runner *runner, const opq_snapshot *snapshot, opq_plan *joined,
+                           opq_buffer **outputs);
 
 #endif

@@ -129,7 +129,14 @@ void opq_plan_cache_keep(opq_plan_cache *cache, const void *key, size_t key_byte
     memcpy(made->key, key, key_bytes);
     made->bytes = sizeof *made + key_bytes + opq_plan_bytes(plan);
     pthread_mutex_lock(&cache->lock);
-    bool known = look_up(cache, made->hash, key, key_bytes) != NULL;
+    entry *before = look_up(cache, made->hash, key, key_bytes);
+    if (before && before->plan->part_count > 0 && plan->part_count == 0) {
+        take_out(cache, before);
+        before->next = NULL;
+        dropped = before;
+        before = NULL;
+    }
+    bool known = before != NULL;
     if (!known) {
         while (cache->count > 0 && (cache->count >= cache->max_count || cache->bytes + made->bytes > cache->max_bytes))
             dropped = take_out_oldest(cache, dropped);

@@ -20,7 +20,7 @@ void opq_plan_cache_destroy(opq_plan_cache *cache);
 /* A reference to the plan under this key, or NULL. Keys are compared whole. */
 opq_plan *opq_plan_cache_find(opq_plan_cache *cache, const void *key, size_t key_bytes);
 /* Takes a reference of its own. Without memory for the entry nothing is kept and the plan is built again next time. A key that is
- * already there keeps its plan. Plans that have to go are released here: the caller holds no lock that the host may want. */
+ * already there keeps its plan, unless that is joined of others and this is not. Plans that have to go are released here: the caller holds no lock that the host may want. */
 void opq_plan_cache_keep(opq_plan_cache *cache, const void *key, size_t key_bytes, opq_plan *plan);
 /* Calls `look` with the keys, those used last first, until it is false. The lock is held. */
 void opq_plan_cache_each(opq_plan_cache *cache, bool (*look)(void *data, const void *key, size_t key_bytes), void *data);

@@ -150,6 +150,7 @@ typedef struct opq_stats {
     int64_t plans_in_background,
         plans_failed; /* of those built: by other threads; there it could not be made, and the graph goes on in pieces */
     int64_t runs_in_pieces;                      /* of all runs; the others had one plan */
+    int64_t runs_joined;                         /* of these: the pieces' plans were one */
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
     int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */

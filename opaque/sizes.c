@@ -433,18 +433,11 @@ static opq_status write_plan(opq_sizes *sizes, opq_execution *p, family *f, cons
     return OPQ_OK;
 }
 
-/* Who looks at a plan sees the graph that it was built from. */
-static bool is_looked_at(const opq_execution *p)
-{
-    return p->runner->watched || p->runner->recorder || opq_modes_get() & OPQ_MODE_UNFUSED ||
-           opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG) || opq_logs(OPQ_LOG_plan, OPQ_LOG_DEBUG);
-}
-
 opq_status opq_sizes_build(opq_sizes *sizes, opq_execution *p)
 {
     instance it;
     int64_t varying[OPQ_FAMILY_SIZES];
-    if (is_looked_at(p))
+    if (opq_execution_is_looked_at(p))
         return opq_execution_build(p);
     OPQ_TRY(find_shape(sizes, p, &it));
     if (it.of == NULL)

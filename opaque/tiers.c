@@ -121,18 +121,23 @@ static opq_tier_kind by_chance(opq_tiers *tiers)
     return (opq_tier_kind[]){OPQ_TIER_plan, OPQ_TIER_pieces, OPQ_TIER_background}[(x ^ x >> 31) % 3];
 }
 
+static opq_choice choose_as_told(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
+{
+    bool random = tiers->mode == OPQ_TIERS_random;
+    opq_choice choice = {.tier = random ? by_chance(tiers) : OPQ_TIER_pieces};
+    if (!found)
+        choice.again = look_up(tiers, graph->key, graph->key_bytes)->in_pieces++ > 0 ||
+                       (random && by_chance(tiers) == OPQ_TIER_plan);
+    return choice;
+}
+
 opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found)
 {
     tiers->runs++;
-    switch (tiers->mode) {
-    case OPQ_TIERS_off: return (opq_choice){.tier = OPQ_TIER_plan};
-    case OPQ_TIERS_random: return (opq_choice){.tier = by_chance(tiers)};
-    case OPQ_TIERS_lazy:
-    case OPQ_TIERS_eager: return (opq_choice){.tier = found ? OPQ_TIER_plan : OPQ_TIER_pieces};
-    case OPQ_TIERS_model: break;
-    }
-    if (found)
+    if (tiers->mode == OPQ_TIERS_off || (found && tiers->mode != OPQ_TIERS_random))
         return (opq_choice){.tier = OPQ_TIER_plan};
+    if (tiers->mode != OPQ_TIERS_model)
+        return choose_as_told(tiers, graph, found);
     fade(&tiers->seconds_per_op, FADE);
     fade(&tiers->piece_seconds_per_op, PIECE_FADE);
     enum { LOOP_MAX = 64 };
@@ -145,6 +150,7 @@ opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool
     if (tiers->purse < PURSE_MAX) /* or a graph that is seen twice could spend what others lost in hours */
         tiers->purse += PURSE_SHARE * graph->seconds;
     opq_choice choice = weigh(tiers, seen, graph, tiers->seconds_per_op, to_come(tiers, seen, distance, is_new));
+    choice.again = seen->in_pieces > 0;
     seen->in_pieces += choice.tier != OPQ_TIER_plan || choice.limited;
     return choice;
 }

@@ -64,6 +64,7 @@ typedef struct opq_choice {
     opq_tier_kind tier;
     bool limited;            /* making it has an allowance, and may be refused; then the run goes in pieces */
     opq_allowance allowance; /* to be taken out of the purse when it is used */
+    bool again;              /* it ran in pieces before */
 } opq_choice;
 /* A plan of so many ops would save `seconds` of the run that comes; found: there is one, and nothing of the graph is asked. */
 opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);

@@ -155,6 +155,17 @@ static opq_status build_steps(opq_planner *p)
     return OPQ_OK;
 }
 
+static opq_status place(opq_planner *p)
+{
+    int count = p->graph->output_count;
+    int32_t *outputs = opq_arena_alloc(&p->scratch, ((size_t)count + 1) * sizeof *outputs);
+    if (outputs == NULL)
+        return out_of_memory();
+    for (int i = 0; i < count; i++)
+        outputs[i] = opq_planner_storage(p, p->graph->outputs[i]);
+    return opq_plan_storage(p, outputs, count);
+}
+
 static opq_status build(opq_planner *p)
 {
     size_t count = (size_t)p->graph->count + 1;
@@ -169,7 +180,7 @@ static opq_status build(opq_planner *p)
     OPQ_TRY(number_storage(p));
     OPQ_TRY(build_steps(p));
     OPQ_TRY(opq_plan_waves(p));
-    OPQ_TRY(opq_plan_storage(p));
+    OPQ_TRY(place(p));
     OPQ_TRY(opq_plan_edges(p));
     return opq_plan_replacements(p);
 }
@@ -210,12 +221,15 @@ void opq_plan_release(opq_plan *plan)
     if (plan == NULL || atomic_fetch_sub(&plan->refs, 1) != 1)
         return;
     opq_plan *like = plan->like;
-    for (int32_t i = 0; i < plan->step_count && like == NULL; i++)
+    bool joined = plan->part_count > 0;
+    for (int32_t i = 0; i < plan->step_count && like == NULL && !joined; i++)
         if (plan->steps[i].payload && plan->host && plan->host->release_payload)
             plan->host->release_payload(plan->host->self, plan->steps[i].payload);
     for (const opq_code_use *use = plan->codes; use; use = use->next)
         opq_code_release(plan->jit, use->code);
     opq_graph_destroy(like ? NULL : plan->graph);
+    for (int32_t i = 0; i < plan->part_count; i++)
+        opq_plan_release(plan->parts[i]);
     free(plan->unfused.edges);
     opq_arena arena = plan->arena;
     opq_arena_drop(&arena);
@@ -227,6 +241,10 @@ size_t opq_plan_bytes(const opq_plan *plan)
     size_t code = 0;
     if (plan->like) /* all but its arena is that one's */
         return opq_arena_bytes(&plan->arena);
+    for (int32_t i = 0; i < plan->part_count; i++)
+        code += opq_plan_bytes(plan->parts[i]);
+    if (plan->part_count > 0)
+        return opq_arena_bytes(&plan->arena) + code;
     for (const opq_code_use *use = plan->codes; use; use = use->next)
         code += use->code->bytes;
     return opq_arena_bytes(&plan->arena) + opq_graph_bytes(plan->graph) + code +

@@ -23,15 +23,26 @@ typedef struct opq_runtime {
     opq_loops_run *run_loops; /* runs kernels as they stand, which are then not compiled: OPAQUE_EXECUTOR=reference; NULL: machine code */
 } opq_runtime;
 
-typedef enum opq_home { OPQ_HOME_input, OPQ_HOME_output, OPQ_HOME_temporary } opq_home;
+typedef enum opq_home {
+    OPQ_HOME_input,
+    OPQ_HOME_output,
+    OPQ_HOME_temporary,
+    OPQ_HOME_part /* of another storage; in joined plans */
+} opq_home;
 
 typedef struct opq_storage {
     opq_home home;
-    int32_t index;  /* input: which; output: which distinct buffer */
-    int64_t offset; /* temporary */
+    int32_t index;  /* input: which; output: which distinct buffer; part: of which storage */
+    int64_t offset; /* temporary, part */
     int64_t bytes;
     int32_t first, last; /* waves of its life */
 } opq_storage;
+
+/* What it is a part of, or itself. */
+static inline int32_t opq_storage_base(const opq_storage *all, int32_t id)
+{
+    return id >= 0 && all[id].home == OPQ_HOME_part ? all[id].index : id;
+}
 
 typedef struct opq_matmul_step {
     opq_contract contract;
@@ -94,7 +105,8 @@ struct opq_step {
     opq_step *parts; /* of a block; or products side by side, which run at once; the loops of the step are all of theirs */
     int part_count;
     void *payload;           /* extern: the host's */
-    const opq_node *routine; /* a function of the runtime: its node in the plan's graph */
+    const opq_node *routine; /* a function of the runtime: its node in this graph */
+    const opq_graph *graph;
     int32_t *operands, *results;
     int operand_count, result_count;
     bool fresh; /* its code was compiled when the plan was built */
@@ -153,7 +165,9 @@ typedef struct opq_plan {
     atomic_int refs;
     opq_arena arena;
     struct opq_plan *like; /* of another size (plan_family.c), which holds all that is not a number, and a graph of its size; NULL: all is its own */
-    opq_graph *graph;      /* fused */
+    struct opq_plan **parts; /* it is joined of these, which it holds (plan_join.c), and has no graph */
+    int32_t part_count;
+    opq_graph *graph; /* fused */
     opq_unfused unfused;
     const opq_fallback *fallbacks;
     int32_t fallback_count;

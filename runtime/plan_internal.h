@@ -47,8 +47,8 @@ opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *s
 opq_status opq_plan_products_step(opq_planner *p, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_products.c */
 /* After all steps exist: which are one launch, and the order of launches. */
 opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
-/* After that: lifetimes, in-place updates, outputs, arena. */
-opq_status opq_plan_storage(opq_planner *planner) OPQ_MUST_CHECK;
+/* After that: lifetimes, in-place updates, outputs (their storages), arena. */
+opq_status opq_plan_storage(opq_planner *planner, const int32_t *outputs, int output_count) OPQ_MUST_CHECK;
 opq_status opq_plan_replacements(opq_planner *planner) OPQ_MUST_CHECK;
 /* And then, of a plan that is looked at: what each edge between two kernels would save. (plan_edges.c) */
 opq_status opq_plan_edges(opq_planner *planner) OPQ_MUST_CHECK;

@@ -37,6 +37,7 @@ static bool may_fail(const opq_step *step)
 
 static void count_reader(finder *f, int32_t storage, int32_t wave)
 {
+    storage = opq_storage_base(f->plan->storage, storage);
     if (storage < 0)
         return;
     if (f->wave[storage] != wave)
@@ -172,7 +173,8 @@ static opq_status permit(finder *f, int32_t buffer, int32_t input)
     return OPQ_OK;
 }
 
-/* The old value is an input that no other step knows, or none behind the last that may fail; this one reads at most where it writes. */
+/* The old value is an input that no other step knows, or none behind the last that may fail; this one reads at most where it writes. Where a joined plan
+ * fails its parts run, from its inputs. */
 static bool can_update(const finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
 {
     const opq_plan *plan = f->plan;
@@ -182,7 +184,8 @@ static bool can_update(const finder *f, const opq_step *step, int32_t wave, cons
         reads += step->buffers[i] == old;
     return plan->storage[old].home == OPQ_HOME_input && plan->storage[made].home == OPQ_HOME_output &&
            !is_output[old] && !f->unsure[made] && plan->storage[old].bytes == plan->storage[made].bytes &&
-           (wave >= plan->sure_wave ? f->wave[old] == wave && f->readers[old] == 1 + reads : f->uses[old] == 1 + reads) &&
+           (wave >= plan->sure_wave ? f->wave[old] == wave && f->readers[old] == 1 + reads
+                                    : plan->part_count == 0 && f->uses[old] == 1 + reads) &&
            opq_step_may_update(step, old, made);
 }
 

@@ -365,6 +365,7 @@ static opq_status routine_step(opq_planner *p, int32_t kernel, opq_step *step)
     while (opq_node_class(opq_node_at(p->graph, n)) != OPQ_CLASS_ROUTINE)
         n++;
     step->routine = opq_node_at(p->graph, n);
+    step->graph = p->graph;
     OPQ_TRY(bind_operands(p, step->routine, 1, step));
     step->results[0] = p->storage_of[n];
     step->bytes_written = p->plan->storage[step->results[0]].bytes;

@@ -11,7 +11,7 @@ static void live_at(opq_plan *plan, int32_t id, int32_t wave)
 {
     if (id < 0)
         return;
-    opq_storage *storage = &plan->storage[id];
+    opq_storage *storage = &plan->storage[opq_storage_base(plan->storage, id)];
     if (storage->first < 0 || wave < storage->first)
         storage->first = wave;
     if (wave > storage->last)
@@ -47,6 +47,16 @@ static void rename_list(const opq_planner *p, int32_t *ids, int count)
         ids[i] = final_of(p, ids[i]);
 }
 
+/* Who reads it may not see that it was written over. */
+static bool has_parts(const opq_planner *p, int32_t id)
+{
+    const opq_plan *plan = p->plan;
+    bool found = false;
+    for (int32_t i = 0; i < plan->storage_count && plan->part_count > 0; i++)
+        found = found || (plan->storage[i].home == OPQ_HOME_part && final_of(p, plan->storage[i].index) == id);
+    return found;
+}
+
 /* The old value dies here and is our own temporary: write over it. */
 static void update_in_place(opq_planner *p, uint8_t *is_output)
 {
@@ -57,7 +67,7 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
         if (from < 0)
             continue;
         opq_storage *old = &plan->storage[from];
-        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w)
+        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || has_parts(p, from))
             continue;
         rename_list(p, step->buffers, step->loops.buffer_count);
         if (!opq_step_may_update(step, from, step->copy_to))
@@ -85,6 +95,9 @@ static void count_copies(opq_plan *plan)
 
 static void rename_all(opq_planner *p)
 {
+    for (int32_t i = 0; i < p->plan->storage_count; i++)
+        if (p->plan->storage[i].home == OPQ_HOME_part)
+            rename_list(p, &p->plan->storage[i].index, 1);
     for (int32_t s = 0; s < p->plan->step_count; s++) {
         opq_step *step = &p->plan->steps[s];
         rename_list(p, step->buffers, step->loops.buffer_count);
@@ -95,16 +108,16 @@ static void rename_all(opq_planner *p)
     }
 }
 
-static opq_status place_outputs(opq_planner *p)
+static opq_status place_outputs(opq_planner *p, const int32_t *outputs, int output_count)
 {
     opq_plan *plan = p->plan;
-    plan->output_count = p->graph->output_count;
+    plan->output_count = output_count;
     plan->output_storage = opq_arena_alloc(&plan->arena, ((size_t)plan->output_count + 1) * sizeof *plan->output_storage);
     plan->buffer_bytes = opq_arena_alloc(&plan->arena, ((size_t)plan->output_count + 1) * sizeof *plan->buffer_bytes);
     if (plan->output_storage == NULL || plan->buffer_bytes == NULL)
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     for (int i = 0; i < plan->output_count; i++) {
-        int32_t id = final_of(p, opq_planner_storage(p, p->graph->outputs[i]));
+        int32_t id = final_of(p, outputs[i]);
         plan->output_storage[i] = id;
         if (id < 0)
             return opq_fail(OPQ_INTERNAL, "plan: output %d is nowhere", i);
@@ -215,21 +228,19 @@ static opq_status place_temporaries(opq_planner *p)
     return place_by_wave(plan, lists, lists + room, &free_space);
 }
 
-opq_status opq_plan_storage(opq_planner *p)
+opq_status opq_plan_storage(opq_planner *p, const int32_t *outputs, int output_count)
 {
     opq_plan *plan = p->plan;
     uint8_t *is_output = opq_arena_alloc(&p->scratch, (size_t)plan->storage_count + 1);
     if (is_output == NULL)
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
-    for (int i = 0; i < p->graph->output_count; i++) {
-        int32_t id = opq_planner_storage(p, p->graph->outputs[i]);
-        if (id >= 0)
-            is_output[id] = 1;
-    }
+    for (int i = 0; i < output_count; i++)
+        if (outputs[i] >= 0)
+            is_output[outputs[i]] = 1;
     find_lifetimes(plan);
     update_in_place(p, is_output);
     count_copies(plan);
     rename_all(p);
-    OPQ_TRY(place_outputs(p));
+    OPQ_TRY(place_outputs(p, outputs, output_count));
     return place_temporaries(p);
 }

@@ -159,7 +159,7 @@ opq_status opq_run_routine(const opq_run_state *run, const opq_step *step)
                         .name = key ? key->str : opq_node_info(node)->name,
                         .out = opq_run_data(run, step->results[0])};
     for (int k = 0; k < step->operand_count; k++) {
-        call.type[k] = &opq_node_at(run->plan->graph, node->operand[k])->type;
+        call.type[k] = &opq_node_at(step->graph, node->operand[k])->type;
         call.data[k] = opq_run_data(run, step->operands[k]);
     }
     if (node->op == OPQ_OP_grouped_matmul)

@@ -22,7 +22,8 @@ opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t id)
     switch (storage->home) {
     case OPQ_HOME_input: return run->call->inputs[storage->index];
     case OPQ_HOME_output: return run->outputs[storage->index];
-    case OPQ_HOME_temporary: break;
+    case OPQ_HOME_temporary:
+    case OPQ_HOME_part: break;
     }
     return NULL;
 }
@@ -31,11 +32,13 @@ void *opq_run_data(const opq_run_state *run, int32_t id)
 {
     if (id < 0)
         return NULL;
+    const opq_storage *storage = &run->plan->storage[id];
+    if (storage->home == OPQ_HOME_part)
+        return (char *)opq_run_data(run, storage->index) + storage->offset;
     opq_buffer *buffer = opq_run_buffer(run, id);
     if (buffer)
         return buffer->data;
-    return run->arena ? (char *)run->arena->data + run->plan->storage[id].offset
-                      : (void *)run->slots; /* no arena: nothing has bytes */
+    return run->arena ? (char *)run->arena->data + storage->offset : (void *)run->slots; /* no arena: nothing has bytes */
 }
 
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars)
@@ -209,6 +212,8 @@ static opq_status value_error(const opq_run_state *given, const opq_step *step, 
 {
     if (error[0] < 0)
         return opq_fail(OPQ_NO_MEMORY, "%s: out of memory for scratch", step->name);
+    if (given->plan->part_count > 0)
+        return opq_fail(OPQ_INVALID, "%s: an index or a divisor is wrong", step->name);
     opq_run_state own = *given;
     const opq_run_state *run = &own;
     if (given->plan->like) {
@@ -394,7 +399,8 @@ static opq_status run_waves(const opq_run_state *run)
 {
     failures f;
     f.any = false;
-    for (int32_t w = 0; w < run->plan->wave_count; w++) {
+    bool joined = run->plan->part_count > 0; /* its parts run after a failure */
+    for (int32_t w = 0; w < run->plan->wave_count && !(joined && f.any); w++) {
         const opq_wave *wave = &run->plan->waves[w];
         if (w == run->plan->sure_wave && !f.any)
             take_inputs(run);

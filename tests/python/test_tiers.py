@@ -73,6 +73,48 @@ print(good.tolist(), weight.tolist(), x.tolist())
     )
 
 
+@pytest.mark.parametrize("tiers, joined", [("off", "0 0"), ("lazy", "12 9"), ("eager", "12 9")])
+def test_pieces_seen_again_run_as_one_plan(run_warm, tiers, joined):
+    """From its second run on a graph in pieces is one plan, of their plans; a run that fails says what the pieces say, and loses as little."""
+    assert (
+        run_warm(
+            """
+import torch, torch_opaque
+def start(device):
+    torch.manual_seed(0)
+    return [torch.randn(6, 4, 5).to(device), torch.randn(5, 5).to(device), torch.ones(3, 5).to(device), device]
+def turn(state, t, index):
+    steps, weight, total, device = state
+    x = steps[t]  # at another place each time
+    z = torch.tanh(x[1:] @ weight) * (t + 1.5) + torch.linalg.inv(weight)[0]
+    picked = z.flatten()[torch.tensor(index).to(device)]
+    total.mul_(0.5).add_(picked.sum() + z)
+    return picked.max().item(), total
+ours, theirs = start("opaque"), start("cpu")
+before = torch_opaque.stats()
+for t in range(6):
+    (a, at), (b, bt) = turn(ours, t, [1, 9, t]), turn(theirs, t, [1, 9, t])
+    assert abs(a - b) < 1e-5 * abs(b), (t, a, b)
+    torch.testing.assert_close(at.cpu(), bt)
+after = torch_opaque.stats()
+print(after["runs_in_pieces"] - before["runs_in_pieces"], after["runs_joined"] - before["runs_joined"])
+last = ours[2].clone().cpu()
+try:
+    turn(ours, 3, [1, 99, 2])
+except IndexError as error:
+    print(str(error).split("(")[0])
+print(torch.equal(ours[2].cpu(), last * 0.5))  # as far as it went
+assert torch.equal(ours[0].cpu(), theirs[0])
+ours[2] = last.to("opaque")
+(a, at), (b, bt) = turn(ours, 4, [1, 9, 8]), turn(theirs, 4, [1, 9, 8])
+torch.testing.assert_close(at.cpu(), bt)
+""",
+            OPAQUE_TIERS=tiers,
+        ).stdout
+        == joined + "\naten::index \nTrue\n"
+    )
+
+
 def test_lengths_share_plans(run_warm):
     """A longer loop is made of the pieces of a shorter one."""
     assert (
