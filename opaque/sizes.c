@@ -3,7 +3,8 @@
  * the plans for some of these sizes make a family (runtime/plan_family.h), which has those for all in between.
  *
  * A family is made when the third size comes, or the fifth pair of sizes, from plans that are built as they would be for these; nothing is compiled
- * for it. It is for all sizes up to some thousands if the plans for the ends of that range are alike, else for those between two powers of two. One of
+ * for it. It is for all sizes up to some thousands if the plans for the ends of that range are alike, else for those between two powers of two, as it is
+ * for small ones. One of
  * CHECK_EVERY plans by a family is built as well, and compared.
  */
 #define XXH_INLINE_ALL
@@ -16,7 +17,16 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { SIZES_MAX = 64, SEEN = 8, SHAPES_MAX = 4096, SMALLEST = 17, WIDE = 2048, FAMILIES_MAX = 32, CHECK_EVERY = 64 };
+enum {
+    SIZES_MAX = 64,
+    SEEN = 8,
+    SHAPES_MAX = 4096,
+    SMALLEST = 9,
+    WIDE_FROM = 17,
+    WIDE = 2048,
+    FAMILIES_MAX = 32,
+    CHECK_EVERY = 64
+};
 enum { LARGE = 1 << 29, VARYING_MAX = 1 << 20, TIMES_MAX = 1 << 20 }; /* or numbers of a line are too large */
 
 typedef struct family {
@@ -171,15 +181,18 @@ static family *find_family(const instance *it, int64_t *out_varying)
     return NULL;
 }
 
-/* Of sizes up to a power of two, from the one before or from the smallest on; the second of two begins and ends elsewhere than the first, so that
+static bool is_small(int64_t size) { return size < WIDE_FROM; }
+
+/* Of sizes up to a power of two, from the one before or from the smallest that are not small on; the second of two begins and ends elsewhere than the first, so that
  * plans for ends of both have no two equal sizes. False: it is for none of these. */
 static bool find_range(family *f, const int64_t *sizes, bool wide)
 {
     for (int k = 0; k < f->range.count; k++) {
         int64_t size = sizes[f->at[k]], low = SMALLEST - 1;
-        while (2 * low <= size || (wide && 2 * low < WIDE))
+        bool from_first = wide && !is_small(size);
+        while (2 * low <= size || (from_first && 2 * low < WIDE))
             low *= 2;
-        f->range.low[k] = (wide ? SMALLEST : low + 1) + k;
+        f->range.low[k] = (from_first ? WIDE_FROM : low + 1) + k;
         f->range.high[k] = 2 * low - 1 - k;
         if (size < f->range.low[k] || size > f->range.high[k])
             return false;
@@ -342,7 +355,7 @@ static opq_status make_family(opq_sizes *sizes, const instance *it, const family
     if (!is_of(made, it->sizes, it->of->count, varying) || !opq_plan_family_possible(it->p->plan))
         return OPQ_OK;
     OPQ_TRY(make_plans(it, varying, made));
-    if (made->plans == NULL && !it->of->narrow) {
+    if (made->plans == NULL && !it->of->narrow && !is_small(made->range.low[0])) {
         it->of->narrow = true;
         if (find_range(made, it->sizes, false))
             OPQ_TRY(make_plans(it, varying, made));

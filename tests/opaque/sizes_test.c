@@ -109,8 +109,8 @@ static opq_status run_at(opq_ctx *ctx, const struct size_case *c, int64_t n, int
     return status;
 }
 
-static const int64_t sizes[] = {17, 19, 21, 22, 24, 25,  28,  29,  31,  33, 65,
-                                70, 77, 80, 81, 96, 100, 111, 127, 128, 30, 126};
+static const int64_t sizes[] = {17, 19,  21,  22,  24,  25, 28,  29, 31, 33, 65, 70, 77, 80, 81,
+                                96, 100, 111, 127, 128, 30, 126, 9,  12, 10, 14, 11, 15, 13};
 
 static void run_sizes(opq_ctx *ctx, opq_tiers_mode mode)
 {
@@ -152,9 +152,11 @@ static void test_errors_name_the_size(void **state)
 }
 
 /* Two sizes that go up together by chance at first, as many of each, and then do not. */
-static const int64_t pairs[][2] = {{40, 130}, {44, 134}, {50, 140}, {52, 142}, {61, 151}, {34, 87},  {35, 130},
-                                   {36, 36},  {37, 200}, {38, 73},  {39, 99},  {41, 131}, {42, 129}, {43, 133},
-                                   {18, 18},  {19, 700}, {90, 21},  {31, 65},  {64, 31},  {77, 1000}};
+static const int64_t pairs[][2] = {{40, 130}, {44, 134}, {50, 140}, {52, 142}, {61, 151}, {34, 87},   {35, 130},
+                                   {36, 36},  {37, 200}, {38, 73},  {39, 99},  {41, 131}, {42, 129},  {43, 133},
+                                   {18, 18},  {19, 700}, {90, 21},  {31, 65},  {64, 31},  {77, 1000}, {9, 60},
+                                   {12, 30},  {10, 77},  {11, 40},  {14, 99},  {15, 34},  {13, 201},  {30, 9},
+                                   {41, 10},  {29, 14},  {77, 12},  {50, 15},  {33, 11},  {9, 9}};
 static const struct size_case of_two[] = {
     {"edges", "%0 = input f32[N,8]\n%1 = input i64[E]\n%2 = index_select f32[E,8] %0, %1 {axis=0}\noutput %2", true},
     {"each with each", "%0 = input f32[N,1]\n%1 = input f32[1,E]\n%2 = sub f32[N,E] %0, %1\noutput %2", true},
@@ -171,7 +173,7 @@ static void run_pairs(opq_ctx *ctx, opq_tiers_mode mode)
     for (size_t i = 0; i < COUNT(of_two); i++) {
         int64_t written = ctx->sizes.written;
         for (size_t k = 0; k < COUNT(pairs); k++)
-            expect_ok(run_at(ctx, &of_two[i], pairs[k][0], pairs[k][1], 17));
+            expect_ok(run_at(ctx, &of_two[i], pairs[k][0], pairs[k][1], 8));
         if (mode == OPQ_TIERS_lazy && ctx->sizes.written < written + 10)
             fail_msg("%s: %lld plans were written down", of_two[i].what, (long long)(ctx->sizes.written - written));
     }
@@ -185,6 +187,21 @@ static void test_two_sizes(void **state)
     run_pairs(ctx, OPQ_TIERS_random);
     run_pairs(ctx, OPQ_TIERS_random);
     assert_int_equal(ctx->sizes.compared, ctx->sizes.written);
+}
+
+/* Those below a vector's width have families too, each side of a power of two its own. */
+static void test_small_sizes(void **state)
+{
+    static const int64_t small[] = {9, 12, 10, 14, 11, 15, 13, 8, 16};
+    opq_ctx *ctx = *state;
+    ctx->tiers.mode = OPQ_TIERS_lazy;
+    opq_forget(ctx, false);
+    int64_t written = ctx->sizes.written;
+    for (size_t k = 0; k < COUNT(small); k++)
+        expect_ok(run_at(ctx, &of_two[0], 6, small[k], 3));
+    assert_int_equal(ctx->sizes.written - written, 4);
+    for (size_t k = 0; k < COUNT(small); k++)
+        expect_ok(run_at(ctx, &of_two[0], small[k], 3 + 41 * (int64_t)(k % 3), 3));
 }
 
 static void test_forgetting(void **state)
@@ -204,6 +221,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_each_is_compared, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_errors_name_the_size, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_two_sizes, make_context, drop_context),
+        cmocka_unit_test_setup_teardown(test_small_sizes, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_forgetting, make_context, drop_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,8 +10,9 @@ enum { SIZE = 8, BYTES = SIZE * 4 };
 static const char doubles[] = "graph @g {\n  %0 = input f32[8]\n  %1 = add f32[8] %0, %0\n  output %1\n}\n",
                   halves[] = "graph @g {\n  %0 = input f32[4]\n  %1 = add f32[4] %0, %0\n  output %1\n}\n",
                   gives[] = "graph @g {\n  %0 = input f32[4]\n  output %0\n}\n",
-                  updates[] = "graph @g {\n  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+0}\n  %2 = expand f32[2] %1\n"
-                              "  %3 = update f32[8] %0, %2 {offset=1, sizes=[2], strides=[1]}\n  output %3\n}\n",
+                  updates[] =
+                      "graph @g {\n  %0 = input f32[8]\n  %1 = const f32[] {value=0x1p+0}\n  %2 = expand f32[2] %1\n"
+                      "  %3 = update f32[8] %0, %2 {offset=1, sizes=[2], strides=[1]}\n  output %3\n}\n",
                   takes[] = "graph @g {\n  %0 = input f32[8]\n  %1 = input f32[2]\n"
                             "  %2 = update f32[8] %0, %1 {offset=1, sizes=[2], strides=[1]}\n  output %2\n}\n",
                   picks[] = "graph @g {\n  %0 = input f32[8]\n  %1 = input i64[2]\n"
@@ -89,8 +90,7 @@ static void test_an_output_that_is_a_part_is_refused(void **state)
     joined j = {.bytes = {BYTES}, .outputs = {{0, 0}}, .output_count = 1};
     opq_plan *plan;
     add(*state, &j, gives, (opq_join_source){OPQ_JOIN_INPUTS, 0, 4, 4 * 4}, none);
-    expect_failure(join(*state, &j, &plan), OPQ_UNSUPPORTED,
-                   "joined plans: output 0 is a part of an input");
+    expect_failure(join(*state, &j, &plan), OPQ_UNSUPPORTED, "joined plans: output 0 is a part of an input");
 }
 
 /* What a part of an earlier value reads behind its update is the old value. */
@@ -164,6 +164,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_part_of_what_another_made), cmocka_unit_test(test_an_output_that_is_a_part_is_refused),
-        cmocka_unit_test(test_an_update_of_what_others_read), cmocka_unit_test(test_an_update_that_reads_a_part), cmocka_unit_test(test_inputs_are_replaced_last)};
+        cmocka_unit_test(test_an_update_of_what_others_read), cmocka_unit_test(test_an_update_that_reads_a_part),
+        cmocka_unit_test(test_inputs_are_replaced_last)};
     return cmocka_run_group_tests(tests, make_machine, drop_machine);
 }
