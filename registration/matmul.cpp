@@ -14,6 +14,20 @@ struct Matrix {
     bool transposed;
 };
 
+// The last two dims lie the other way round in memory, all others in order.
+bool lies_transposed(const Tensor &tensor)
+{
+    const int64_t rank = tensor.dim();
+    int64_t dense = 1;
+    for (int64_t k = rank - 1; k >= 0; --k) {
+        const int64_t dim = k < rank - 2 ? k : 2 * rank - 3 - k;
+        if (tensor.size(dim) != 1 && tensor.stride(dim) != dense)
+            return false;
+        dense *= tensor.size(dim);
+    }
+    return true;
+}
+
 Matrix matrix(const char *name, const Tensor &tensor)
 {
     check_device(tensor, name);
@@ -22,13 +36,13 @@ Matrix matrix(const char *name, const Tensor &tensor)
     const int64_t rank = tensor.dim();
     if (rank < 2 || tensor.is_contiguous() || tensor.is_neg())
         return {read(tensor), false};
-    const Tensor other = [&] {
-        const Below below;
-        return tensor.transpose(-1, -2);
-    }();
-    if (other.is_contiguous())
-        return {read(other), true};
-    return {read(tensor), false};
+    if (!lies_transposed(tensor))
+        return {read(tensor), false};
+    Order order;
+    for (int64_t dim = 0; dim < rank; ++dim)
+        order.perm.push_back(dim);
+    std::swap(order.perm.back(), order.perm[static_cast<size_t>(rank) - 2]);
+    return {read_ordered(tensor, static_cast<int>(rank), order), true};
 }
 
 Matrix matrix(const Call &call, const Tensor &tensor) { return matrix(call.name(), tensor); }
