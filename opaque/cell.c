@@ -74,12 +74,10 @@ void opq_cell_hold(opq_cell *cell, opq_value *value)
 
 static opq_status make(opq_ctx *ctx, int64_t bytes, opq_value *value, opq_cell **out_cell)
 {
-    opq_cell *cell = calloc(1, sizeof *cell);
+    opq_cell *cell = malloc(sizeof *cell); /* glibc's calloc passes its thread's cache by */
     if (cell == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
-    cell->ctx = ctx;
-    atomic_init(&cell->refs, 1);
-    cell->bytes = bytes;
+    *cell = (opq_cell){.ctx = ctx, .refs = 1, .bytes = bytes};
     if (value)
         opq_value_retain(value);
     opq_spin_lock(&ctx->lock);

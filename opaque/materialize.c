@@ -73,7 +73,7 @@ static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
         graph = opq_pieces_weighed(s);
     opq_choice choice = opq_tiers_choose(tiers, &graph, found);
     r->ran_before = choice.again;
-    if (!opq_pieces_possible(s) || (found && choice.tier == OPQ_TIER_plan))
+    if ((found && choice.tier == OPQ_TIER_plan) || !opq_pieces_possible(s))
         return OPQ_OK;
     *out_tier = choice.tier;
     return choice.tier == OPQ_TIER_pieces || found ? OPQ_OK : make_plan(r, &graph, choice, out_tier);

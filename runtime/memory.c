@@ -356,16 +356,17 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     static char nothing[64];
     if (opq_pool_fraction(pool) < 1)
         OPQ_TRY(opq_pool_check(pool, (int64_t)bytes));
-    opq_buffer *buffer = calloc(1, sizeof *buffer);
+    opq_buffer *buffer = malloc(sizeof *buffer);
     if (buffer == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
-    atomic_init(&buffer->refs, 1);
-    buffer->pool = pool;
-    buffer->data = data ? data : nothing;
-    buffer->bytes = buffer->capacity = bytes;
-    buffer->size_class = -1;
-    buffer->drop = drop;
-    buffer->drop_arg = arg;
+    *buffer = (opq_buffer){.refs = 1,
+                           .pool = pool,
+                           .data = data ? data : nothing,
+                           .bytes = bytes,
+                           .capacity = bytes,
+                           .size_class = -1,
+                           .drop = drop,
+                           .drop_arg = arg};
     atomic_fetch_add(&pool->refs, 1);
     pthread_mutex_lock(&pool->lock);
     count_reserved(pool, bytes, 1);
