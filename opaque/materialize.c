@@ -102,19 +102,20 @@ static opq_status run_pieces(run *r, opq_tier_kind tier)
 {
     opq_ctx *ctx = r->runner.ctx;
     const opq_snapshot *s = r->planned.snapshot;
-    opq_plan *joined = opq_execution_is_looked_at(&r->planned) ? NULL : r->planned.joined;
+    bool looked_at = opq_execution_is_looked_at(&r->planned);
+    opq_plan *joined = looked_at ? NULL : r->planned.joined;
     if (opq_logs(OPQ_LOG_flush, OPQ_LOG_INFO))
         logged = tier_of(r, s, false);
     atomic_fetch_add(&ctx->stats.runs_in_pieces, 1);
     r->results = opq_room_take(&r->room, (size_t)s->outputs.count * sizeof *r->results);
     if (r->results == NULL)
         return out_of_memory();
-    r->has_plan = true;
-    r->mixed = false;
-    if (joined && opq_pieces_run_joined(&r->runner, s, joined, r->results))
+    if (joined && opq_pieces_run_joined(&r->runner, s, joined, r->results)) {
+        r->has_plan = true;
+        r->mixed = false;
         return OPQ_OK;
-    opq_pieces_result result = {.outputs = r->results,
-                                .join = r->ran_before && !r->planned.joined && !opq_execution_is_looked_at(&r->planned)};
+    }
+    opq_pieces_result result = {.outputs = r->results, .join = r->ran_before && !joined && !looked_at};
     opq_status status = opq_pieces_run(&r->runner, s, tier, &result);
     r->has_plan = result.planned;
     r->mixed = result.mixed;

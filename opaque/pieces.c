@@ -123,11 +123,13 @@ static opq_status add_piece(pieces *p, int32_t first, int32_t end, int ops)
     OPQ_TRY(opq_piece_make(&p->whole, first, end, &made));
     if (made->snapshot.outputs.count == 0)
         return OPQ_OK;
-    OPQ_TRY(plan_piece(p, &made->execution, &planned));
-    if (!planned)
-        return add_ops(p, first, end);
-    append(p, made);
-    return OPQ_OK;
+    opq_status status = plan_piece(p, &made->execution, &planned);
+    if (status == OPQ_OK && planned) {
+        append(p, made);
+        return OPQ_OK;
+    }
+    opq_execution_drop(&made->execution);
+    return status == OPQ_OK ? add_ops(p, first, end) : status;
 }
 
 static opq_status add_pieces(pieces *p)

@@ -93,6 +93,17 @@ static entry *take_out_oldest(opq_plan_cache *cache, entry *list)
     return e;
 }
 
+/* Gives the plan that it had. */
+static opq_plan *exchange(opq_plan_cache *cache, entry *e, opq_plan *plan)
+{
+    opq_plan *before = e->plan;
+    opq_plan_retain(plan);
+    e->plan = plan;
+    cache->bytes += opq_plan_bytes(plan) - opq_plan_bytes(before);
+    e->bytes += opq_plan_bytes(plan) - opq_plan_bytes(before);
+    return before;
+}
+
 /* Without the lock: the last reference to a plan gives payloads back to the host. */
 static void drop(entry *list)
 {
@@ -129,14 +140,9 @@ void opq_plan_cache_keep(opq_plan_cache *cache, const void *key, size_t key_byte
     memcpy(made->key, key, key_bytes);
     made->bytes = sizeof *made + key_bytes + opq_plan_bytes(plan);
     pthread_mutex_lock(&cache->lock);
-    entry *before = look_up(cache, made->hash, key, key_bytes);
-    if (before && before->plan->part_count > 0 && plan->part_count == 0) {
-        take_out(cache, before);
-        before->next = NULL;
-        dropped = before;
-        before = NULL;
-    }
-    bool known = before != NULL;
+    entry *known = look_up(cache, made->hash, key, key_bytes);
+    bool better = known && known->plan->part_count > 0 && plan->part_count == 0;
+    opq_plan *before = better ? exchange(cache, known, plan) : NULL;
     if (!known) {
         while (cache->count > 0 && (cache->count >= cache->max_count || cache->bytes + made->bytes > cache->max_bytes))
             dropped = take_out_oldest(cache, dropped);
@@ -149,6 +155,7 @@ void opq_plan_cache_keep(opq_plan_cache *cache, const void *key, size_t key_byte
     }
     pthread_mutex_unlock(&cache->lock);
     drop(dropped);
+    opq_plan_release(before);
     if (known)
         free(made);
 }
@@ -167,13 +174,8 @@ void opq_plan_cache_replace(opq_plan_cache *cache, const void *key, size_t key_b
     opq_plan *before = NULL;
     pthread_mutex_lock(&cache->lock);
     entry *found = look_up(cache, XXH3_64bits(key, key_bytes), key, key_bytes);
-    if (found) {
-        before = found->plan;
-        opq_plan_retain(plan);
-        found->plan = plan;
-        cache->bytes += opq_plan_bytes(plan) - opq_plan_bytes(before);
-        found->bytes += opq_plan_bytes(plan) - opq_plan_bytes(before);
-    }
+    if (found)
+        before = exchange(cache, found, plan);
     pthread_mutex_unlock(&cache->lock);
     opq_plan_release(before);
 }

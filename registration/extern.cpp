@@ -4,7 +4,6 @@
 // holes become CPU tensors over our buffers, the operator runs below autograd on CPU, and what it gives is checked against the
 // prediction and copied into the result buffers.
 #include <ATen/ops/from_blob.h>
-#include <numeric>
 
 #include "below.h"
 #include "extern_call.h"
@@ -103,11 +102,7 @@ struct Reader {
         const std::string &name = call.op.operator_name().name;
         if ((name != "aten::_linalg_det" && name != "aten::_linalg_slogdet") || tensor.dim() < 2)
             return result_order({&tensor}, tensor.sizes());
-        Order order;
-        order.perm.resize(tensor.dim());
-        std::iota(order.perm.begin(), order.perm.end(), 0);
-        std::swap(order.perm.end()[-1], order.perm.end()[-2]);
-        return order;
+        return transposed(tensor.dim());
     }
 
     bool add_constant(const IValue &value)

@@ -499,6 +499,15 @@ static bool few_bytes(const Tensor &cpu)
 
 bool few_bytes_in_order(const Tensor &cpu) { return few_bytes(cpu) && cpu.is_contiguous(); }
 
+Order transposed(int64_t rank)
+{
+    Order order;
+    for (int64_t dim = 0; dim < rank; ++dim)
+        order.perm.push_back(dim);
+    std::swap(order.perm.end()[-1], order.perm.end()[-2]);
+    return order;
+}
+
 void copy_ordered(const Tensor &source, const Order &order, void *memory)
 {
     const Dims strides = ordered_strides(source.sizes(), order);

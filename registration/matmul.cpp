@@ -2,6 +2,7 @@
 #include "adapter.h"
 
 #include "below.h"
+#include "movement.h"
 
 namespace opq
 {
@@ -38,11 +39,7 @@ Matrix matrix(const char *name, const Tensor &tensor)
         return {read(tensor), false};
     if (!lies_transposed(tensor))
         return {read(tensor), false};
-    Order order;
-    for (int64_t dim = 0; dim < rank; ++dim)
-        order.perm.push_back(dim);
-    std::swap(order.perm.back(), order.perm[static_cast<size_t>(rank) - 2]);
-    return {read_ordered(tensor, static_cast<int>(rank), order), true};
+    return {read_ordered(tensor, static_cast<int>(rank), transposed(rank)), true};
 }
 
 Matrix matrix(const Call &call, const Tensor &tensor) { return matrix(call.name(), tensor); }

@@ -39,6 +39,7 @@ struct InPlace {
 std::optional<InPlace> in_place(const Tensor &tensor, opq_reason reason);
 // A CPU tensor whose bytes are its elements, row-major, and so few that a copy is not worth a kernel.
 bool few_bytes_in_order(const Tensor &cpu);
+Order transposed(int64_t rank); // the last two dims the other way round
 // What a CPU tensor has, into memory for its elements in that order.
 void copy_ordered(const Tensor &source, const Order &order, void *memory);
 

@@ -185,19 +185,27 @@ static opq_status build(opq_planner *p)
     return opq_plan_replacements(p);
 }
 
-/* The plan takes over `fused` and `unfused`; not on failure. *out_failed: the kernel that became no step, or -1. */
-static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, const opq_unfused *unfused, bool dry,
-                             int32_t *out_failed, opq_plan **out_plan)
+opq_status opq_plan_new(const opq_runtime *runtime, opq_plan **out_plan)
 {
     opq_arena arena = {0};
-    opq_plan *plan = opq_arena_alloc(&arena, sizeof *plan); /* in the first block of its own arena */
-    *out_failed = -1;
+    opq_plan *plan = opq_arena_alloc(&arena, sizeof *plan);
     if (plan == NULL)
         return out_of_memory();
     plan->arena = arena;
     atomic_init(&plan->refs, 1);
     plan->host = runtime->host;
     plan->jit = runtime->jit;
+    *out_plan = plan;
+    return OPQ_OK;
+}
+
+/* The plan takes over `fused` and `unfused`; not on failure. *out_failed: the kernel that became no step, or -1. */
+static opq_status build_plan(opq_runtime *runtime, opq_graph *fused, const opq_unfused *unfused, bool dry,
+                             int32_t *out_failed, opq_plan **out_plan)
+{
+    opq_plan *plan;
+    *out_failed = -1;
+    OPQ_TRY(opq_plan_new(runtime, &plan));
     plan->dry = dry;
     plan->unfused = *unfused;
     opq_planner planner = {.runtime = runtime, .plan = plan, .graph = fused, .dry = dry, .failed = -1};

@@ -19,6 +19,8 @@ typedef struct opq_planner {
     opq_arena scratch; /* what only building needs */
 } opq_planner;
 
+/* Without steps, in the first block of its own arena. */
+opq_status opq_plan_new(const opq_runtime *runtime, opq_plan **out_plan) OPQ_MUST_CHECK;
 int32_t opq_planner_storage(const opq_planner *planner,
                             opq_ref ref); /* of a node or what it reshapes; -1: undefined memory */
 /* A temporary that is no node's. */

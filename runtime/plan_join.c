@@ -206,14 +206,8 @@ static opq_status join_all(joiner *j)
 
 opq_status opq_plan_join(const opq_runtime *runtime, const opq_join *join, opq_plan **out_plan)
 {
-    opq_arena arena = {0};
-    opq_plan *plan = opq_arena_alloc(&arena, sizeof *plan);
-    if (plan == NULL)
-        return out_of_memory();
-    plan->arena = arena;
-    atomic_init(&plan->refs, 1);
-    plan->host = runtime->host;
-    plan->jit = runtime->jit;
+    opq_plan *plan;
+    OPQ_TRY(opq_plan_new(runtime, &plan));
     joiner j = {.planner.plan = plan, .join = join};
     opq_status status = join_all(&j);
     opq_arena_drop(&j.planner.scratch);

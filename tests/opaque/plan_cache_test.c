@@ -2,6 +2,7 @@
 #include "tests/runtime/machine.h"
 
 #include "opaque/plan_cache.h"
+#include "runtime/plan_join.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -11,6 +12,18 @@ static int make_machine(void **state) { return create_machine(state, NULL); }
 static opq_plan *plan_of(machine *m)
 {
     return plan_of_graph(m, graph_of_text("graph @g {\n  %0 = input f32[8]\n  %1 = neg f32[8] %0\n  output %1\n}\n"));
+}
+
+static opq_plan *joined_plan(machine *m)
+{
+    const opq_join_source source = {OPQ_JOIN_INPUTS, 0, 0, 8 * 4};
+    const opq_join_part part = {plan_of(m), &source, NULL};
+    const int64_t bytes = 8 * 4;
+    const opq_join_output output = {0, 0};
+    opq_plan *plan;
+    expect_ok(opq_plan_join(&m->runtime, &(opq_join){&part, 1, &bytes, 1, &output, 1}, &plan));
+    opq_plan_release(part.plan);
+    return plan;
 }
 
 static opq_plan_cache *cache_of(size_t max_count, size_t max_bytes)
@@ -56,6 +69,25 @@ static void test_a_known_key_keeps_its_plan(void **state)
     assert_ptr_equal(find(cache, "a"), plan);
     assert_int_equal(opq_plan_cache_count(cache), 1);
     assert_int_equal(opq_plan_cache_bytes(cache), bytes);
+    opq_plan_cache_destroy(cache);
+}
+
+/* A joined one makes place for one that is not, but not the other way round. */
+static void test_a_joined_plan_makes_place(void **state)
+{
+    opq_plan_cache *cache = cache_of(8, SIZE_MAX);
+    opq_plan *joined = joined_plan(*state);
+    opq_plan_cache_keep(cache, "a", 1, joined);
+    assert_ptr_equal(find(cache, "a"), joined);
+    const opq_plan *plan = keep_new(*state, cache, "a");
+    assert_ptr_equal(find(cache, "a"), plan);
+    assert_int_equal(joined->refs, 1);
+    size_t bytes = opq_plan_cache_bytes(cache);
+    opq_plan_cache_keep(cache, "a", 1, joined);
+    assert_ptr_equal(find(cache, "a"), plan);
+    assert_int_equal(opq_plan_cache_count(cache), 1);
+    assert_int_equal(opq_plan_cache_bytes(cache), bytes);
+    opq_plan_release(joined);
     opq_plan_cache_destroy(cache);
 }
 
@@ -202,6 +234,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_keys_are_compared_whole),
         TEST(test_a_known_key_keeps_its_plan),
+        TEST(test_a_joined_plan_makes_place),
         TEST(test_the_least_recently_used_goes),
         TEST(test_bytes_are_bounded),
         TEST(test_a_plan_larger_than_the_bound_is_kept_alone),

@@ -160,11 +160,13 @@ static void test_inputs_are_replaced_last(void **state)
     }
 }
 
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_machine, drop_machine)
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_part_of_what_another_made), cmocka_unit_test(test_an_output_that_is_a_part_is_refused),
-        cmocka_unit_test(test_an_update_of_what_others_read), cmocka_unit_test(test_an_update_that_reads_a_part),
-        cmocka_unit_test(test_inputs_are_replaced_last)};
-    return cmocka_run_group_tests(tests, make_machine, drop_machine);
+    const struct CMUnitTest tests[] = {TEST(test_a_part_of_what_another_made),
+                                       TEST(test_an_output_that_is_a_part_is_refused),
+                                       TEST(test_an_update_of_what_others_read), TEST(test_an_update_that_reads_a_part),
+                                       TEST(test_inputs_are_replaced_last)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
