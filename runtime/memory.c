@@ -99,7 +99,7 @@ static void count_reserved(opq_pool *pool, size_t bytes, int way)
 
 enum use {
     USE_value,
-    USE_run, /* which is better off with pages that cost least now */
+    USE_run, /* these two are better off with pages that cost least now */
     USE_packed
 };
 
@@ -110,7 +110,7 @@ static void *map_memory(opq_pool *pool, int size_class, enum use use, bool *out_
     *out_small = false;
     if (bytes < HUGE_PAGE)
         return posix_memalign(&data, 64, (bytes + 63) & ~(size_t)63) == 0 ? data : NULL;
-    return opq_pages_map(&pool->pages, bytes, use == USE_run, out_small);
+    return opq_pages_map(&pool->pages, bytes, use != USE_value, out_small);
 }
 
 static void *map_block(opq_pool *pool, int size_class, enum use use, bool *out_small)
@@ -376,7 +376,7 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     return OPQ_OK;
 }
 
-/* ---- small pages that become huge, with the lock held */
+/* ---- small pages that become huge, with both locks held */
 
 static opq_buffer *any_with_small(const opq_pool *pool)
 {
@@ -387,7 +387,7 @@ static opq_buffer *any_with_small(const opq_pool *pool)
         for (opq_buffer *b = pool->free[c]; b; b = b->next)
             if (b->small > 0)
                 return b;
-    return NULL; /* packed copies have them */
+    return opq_packed_small(&pool->packed);
 }
 
 void opq_pool_tend(opq_pool *pool, double seconds)
@@ -398,7 +398,7 @@ void opq_pool_tend(opq_pool *pool, double seconds)
     opq_packed_next_run(&pool->packed);
     if (atomic_load_explicit(&pool->small, memory_order_relaxed) == 0)
         return;
-    pthread_mutex_lock(&pool->lock);
+    opq_pool_lock(pool);
     pool->credit += ++pool->runs > FIRST_RUNS ? SHARE * seconds : 0;
     while (pool->credit > pool->pages.collapse) {
         opq_buffer *buffer = any_with_small(pool);
@@ -412,7 +412,7 @@ void opq_pool_tend(opq_pool *pool, double seconds)
         buffer->small -= HUGE_PAGE;
         atomic_fetch_sub(&pool->small, HUGE_PAGE);
     }
-    pthread_mutex_unlock(&pool->lock);
+    opq_pool_unlock(pool);
 }
 
 /* ---- */

@@ -47,7 +47,7 @@ opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool); /* drops packed copies and returns free blocks to the system */
 /* After a run that took so long: makes small pages huge for a tenth of that; the next one may pack. */
 void opq_pool_tend(opq_pool *pool, double seconds);
-void opq_pool_lock(opq_pool *pool); /* around a fork */
+void opq_pool_lock(opq_pool *pool); /* also that of the packed copies; around a fork */
 void opq_pool_unlock(opq_pool *pool);
 /* Of the memory there is live buffers may have this part, 0 to 1. */
 void opq_pool_limit(opq_pool *pool, double fraction);

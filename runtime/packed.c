@@ -208,6 +208,14 @@ void opq_packed_keep(opq_buffer *buffer, const opq_packed_key *key, opq_buffer *
     release_list(list);
 }
 
+opq_buffer *opq_packed_small(const opq_packed_cache *cache)
+{
+    opq_packed *p = cache->newest;
+    while (p && p->memory->small == 0)
+        p = p->older;
+    return p ? p->memory : NULL;
+}
+
 void opq_packed_forget(opq_buffer *buffer)
 {
     if (atomic_load(&buffer->packed) == NULL)

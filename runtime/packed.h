@@ -52,6 +52,8 @@ void opq_packed_keep(struct opq_buffer *buffer, const opq_packed_key *key, struc
 
 /* A run is over. */
 void opq_packed_next_run(opq_packed_cache *cache);
+/* The memory of one that has small pages (memory.h), for who holds the lock. NULL: none has. */
+struct opq_buffer *opq_packed_small(const opq_packed_cache *cache);
 /* The buffer is about to go, or to be written. */
 void opq_packed_forget(struct opq_buffer *buffer);
 /* Drops the copies used longest ago until at most so many bytes are left. */

@@ -295,6 +295,28 @@ static void test_small_pages_become_huge(void **state)
     opq_buffer_release(live);
 }
 
+/* Packed copies begin with the pages that cost least, too. */
+static void test_small_pages_of_packed_copies(void **state)
+{
+    opq_pool *pool = *state;
+    opq_buffer *owner = buffer_of(pool, 8 << 20), *copy;
+    expect_ok(opq_pool_cache_buffer(pool, 3 << 20, &copy));
+    if (copy->small == 0) {
+        opq_buffer_release(copy);
+        opq_buffer_release(owner);
+        skip();
+    }
+    opq_packed_key key = {.from = OPQ_f32, .to = OPQ_f32, .rows = 1024, .columns = 768, .row_stride = 768};
+    opq_packed_keep(owner, &key, copy);
+    opq_buffer_release(copy); /* the cache has it */
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(copy->small, 4 << 20);
+        opq_pool_tend(pool, 100);
+    }
+    assert_int_equal(copy->small, 0);
+    opq_buffer_release(owner);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_pool, drop_pool)
 
 int main(void)
@@ -313,6 +335,7 @@ int main(void)
         TEST(test_blocks_are_the_live_buffers),
         TEST(test_pages_that_cost_least),
         TEST(test_small_pages_become_huge),
+        TEST(test_small_pages_of_packed_copies),
         TEST(test_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
