@@ -125,8 +125,8 @@ void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
 void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
 opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 
-/* Buffers that a thread keeps between calls: for what a call shares, for a block, and for what a turned call packs. 64-byte aligned, on huge
- * pages if large. NULL: no memory. Release with the same slot. */
+/* Buffers that a thread keeps between calls: for what a call shares, for a block, and for what a turned call packs. 64-byte
+ * aligned. NULL: no memory. Release with the same slot. */
 enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_turned, GEMM_SCRATCH_COUNT };
 void *gemm_scratch_acquire(int slot, int64_t bytes);
 void gemm_scratch_release(int slot, void *buffer);

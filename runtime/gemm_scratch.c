@@ -1,13 +1,11 @@
 /* Per-thread buffers for packed panels. First touch of fresh pages costs several times the packing itself, so a thread keeps its
- * buffer between calls, up to a bound. */
-#define _GNU_SOURCE /* madvise */
+ * buffer between calls, up to a bound. Huge pages make no product faster, and where a host has to find them the first one much slower. */
 #include "runtime/gemm_internal.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
-enum { HUGE_PAGE = 2 << 20, SMALL = 256 << 10 };
+enum { PAGE = 4096 };
 #define KEPT_BYTES ((int64_t)64 << 20)
 
 typedef struct slot {
@@ -47,13 +45,8 @@ static slot *slot_of_thread(int index)
 
 static void *allocate(int64_t bytes, int64_t *out_bytes)
 {
-    size_t align = bytes > SMALL ? HUGE_PAGE : 4096;
-    size_t size = ((size_t)bytes + align - 1) / align * align;
-    void *data = aligned_alloc(align, size);
-    if (data && align == HUGE_PAGE)
-        madvise(data, size, MADV_HUGEPAGE); /* only a hint */
-    *out_bytes = (int64_t)size;
-    return data;
+    *out_bytes = (bytes + PAGE - 1) & -(int64_t)PAGE;
+    return aligned_alloc(PAGE, (size_t)*out_bytes);
 }
 
 void *gemm_scratch_acquire(int index, int64_t bytes)
