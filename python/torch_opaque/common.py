@@ -208,6 +208,14 @@ def networks() -> None:
             y = net(x)
             F.softmax(y, -1).cpu(), y.argmax(-1).tolist(), y.topk(3)[1].cpu()
             net(x[:1]).mean().item(), net(x[:1])[:, -1].argmax().item()
+    for size in (1, 2):  # maps at the end of a network for large images, when it gets small ones
+        net = nn.Sequential(
+            nn.Conv2d(3, 64, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+        ).to(D)
+        _train(net, torch.randn(8, 3, size, size).to(D), losses[1], optimizers[1])
     for net, _ in nets[:3]:  # of more images other tiles of products
         _train(net.train(), torch.randn(16, 3, 24, 24).to(D), losses[1], optimizers[2])
     net = nn.Linear(6, 5).to(D)
