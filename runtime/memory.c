@@ -103,24 +103,24 @@ enum use {
     USE_packed
 };
 
-static void *map_memory(opq_pool *pool, int size_class, enum use use, bool *out_small)
+static void *map_memory(opq_pool *pool, int size_class, enum use use, size_t *out_small)
 {
     size_t bytes = mapped_bytes(size_class);
     void *data = NULL;
-    *out_small = false;
+    *out_small = 0;
     if (bytes < HUGE_PAGE)
         return posix_memalign(&data, 64, (bytes + 63) & ~(size_t)63) == 0 ? data : NULL;
     return opq_pages_map(&pool->pages, bytes, use != USE_value, out_small);
 }
 
-static void *map_block(opq_pool *pool, int size_class, enum use use, bool *out_small)
+static void *map_block(opq_pool *pool, int size_class, enum use use, size_t *out_small)
 {
     void *data = map_memory(pool, size_class, use, out_small);
     if (mapped_bytes(size_class) >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
-        opq_log(
-            "memory: %s %zu bytes from the system, in %s pages (2 MiB small: %.2f ms, huge: %.2f ms), %lld reserved",
-            data ? "took" : "did not get", mapped_bytes(size_class), *out_small ? "small" : "huge",
-            1e3 * pool->pages.touch[0], 1e3 * pool->pages.touch[1], (long long)atomic_load(&pool->reserved));
+        opq_log("memory: %s %zu bytes from the system, %zu in small pages (2 MiB small: %.2f ms, huge: %.2f ms), %lld "
+                "reserved",
+                data ? "took" : "did not get", mapped_bytes(size_class), *out_small, 1e3 * pool->pages.touch[0],
+                1e3 * pool->pages.touch[1], (long long)atomic_load(&pool->reserved));
     return data;
 }
 
@@ -281,7 +281,8 @@ static void begin_life(opq_pool *pool, opq_buffer *buffer, size_t bytes, int siz
 
 static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, enum use use)
 {
-    bool cached = use == USE_packed, small;
+    bool cached = use == USE_packed;
+    size_t small;
     int size_class = class_of(bytes);
     pthread_mutex_lock(&pool->lock);
     opq_buffer *found = pool->free[size_class];
@@ -310,7 +311,7 @@ static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, enum use use)
         return NULL;
     }
     made->data = data;
-    made->small = small ? block : 0;
+    made->small = small;
     pthread_mutex_lock(&pool->lock);
     pool->stats.retries += cramped;
     count_reserved(pool, block, 1);

@@ -17,14 +17,14 @@ static void learn(_Atomic(double) *seconds, double sample)
     *seconds = old > 0 ? (old + sample) / 2 : sample;
 }
 
-bool opq_pages_choose_small(const opq_pages *pages)
+size_t opq_pages_choose_small(const opq_pages *pages, size_t bytes)
 {
     enum { EXPLORE = 16 };
     double of_small = pages->touch[0], of_huge = pages->touch[1];
     if (of_small == 0 || of_huge == 0)
-        return of_small == 0;
-    bool small = of_small < of_huge;
-    return pages->mapped % EXPLORE == 0 ? !small : small;
+        return of_small == 0 ? bytes : 0;
+    size_t others = pages->mapped % EXPLORE == 0 ? OPQ_HUGE_PAGE : 0;
+    return of_small < of_huge ? bytes - others : others;
 }
 
 static void touch_first(opq_pages *pages, char *data, bool huge)
@@ -35,7 +35,7 @@ static void touch_first(opq_pages *pages, char *data, bool huge)
     learn(&pages->touch[huge], opq_now() - start);
 }
 
-void *opq_pages_map(opq_pages *pages, size_t bytes, bool small, bool *out_small)
+void *opq_pages_map(opq_pages *pages, size_t bytes, bool small, size_t *out_small)
 {
     char *base =
         mmap(NULL, bytes + OPQ_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -46,9 +46,16 @@ void *opq_pages_map(opq_pages *pages, size_t bytes, bool small, bool *out_small)
         munmap(base, (size_t)(aligned - base));
     munmap(aligned + bytes, (size_t)(base + OPQ_HUGE_PAGE - aligned));
     bool can_collapse = madvise(aligned, 0, MADV_COLLAPSE) == 0; /* of nothing: does the system know it? */
-    *out_small = small && can_collapse && opq_pages_choose_small(pages);
-    madvise(aligned, bytes, *out_small ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-    touch_first(pages, aligned, !*out_small);
+    *out_small = small && can_collapse ? opq_pages_choose_small(pages, bytes) : 0;
+    size_t huge = bytes - *out_small;
+    if (huge > 0) {
+        madvise(aligned, huge, MADV_HUGEPAGE);
+        touch_first(pages, aligned, true);
+    }
+    if (huge < bytes) {
+        madvise(aligned + huge, bytes - huge, MADV_NOHUGEPAGE);
+        touch_first(pages, aligned + huge, false);
+    }
     pages->mapped++;
     return aligned;
 }

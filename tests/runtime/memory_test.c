@@ -251,18 +251,19 @@ static void test_pages_that_cost_least(void **state)
 {
     (void)state;
     opq_pages pages = {0};
-    assert_true(opq_pages_choose_small(&pages)); /* to know what they cost */
+    const size_t piece = OPQ_HUGE_PAGE;
+    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece), 3 * piece); /* to know what they cost */
     pages.touch[0] = 2e-3;
-    assert_false(opq_pages_choose_small(&pages));
+    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece), 0);
     pages.touch[1] = 5e-3;
-    int small = 0;
+    size_t small = 0;
     for (pages.mapped = 0; pages.mapped < 160; pages.mapped++)
-        small += opq_pages_choose_small(&pages);
-    assert_int_equal(small, 150);
+        small += opq_pages_choose_small(&pages, 3 * piece);
+    assert_int_equal(small, (3 * 160 - 10) * piece);
     pages.touch[1] = 1e-3;
     for (pages.mapped = 0; pages.mapped < 160; pages.mapped++)
-        small -= opq_pages_choose_small(&pages);
-    assert_int_equal(small, 140);
+        small -= opq_pages_choose_small(&pages, 3 * piece);
+    assert_int_equal(small, (3 * 160 - 20) * piece);
 }
 
 /* Small pages become huge ones after some runs, also those of a free block, and nothing of what is in them changes. */
