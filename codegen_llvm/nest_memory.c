@@ -192,18 +192,15 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
     return opq_emit_widen(n->e, dtype, memory);
 }
 
-/* The first n->remaining lanes, without a mask: AVX2's masked stores take a hundred cycles on some processors. They are stored as a half, a
- * quarter, ... of the vector, as their number has bits; a part that is not wanted goes where nobody looks. */
-static void store_first(opq_nest *n, LLVMValueRef memory, unsigned align, LLVMValueRef pointer)
+/* Fewer lanes than the vector has, count of them (none if negative), as a half, a quarter, ... of it, as the number has bits; a part that is not
+ * wanted goes where nobody looks. */
+static void store_parts(opq_nest *n, LLVMValueRef memory, LLVMValueRef count, unsigned align, LLVMValueRef pointer)
 {
     LLVMBuilderRef b = n->e->builder;
     LLVMTypeRef element = LLVMGetElementType(LLVMTypeOf(memory));
-    LLVMValueRef lanes = opq_i64(n->e, n->e->lanes), none = opq_i64(n->e, 0), count = n->remaining,
-                 nowhere = opq_nest_stack(n, LLVMTypeOf(memory));
+    LLVMValueRef none = opq_i64(n->e, 0), nowhere = opq_nest_stack(n, LLVMTypeOf(memory));
+    LLVMSetAlignment(nowhere, 16); /* as every frame is: one that has to be aligned anew has a register less */
     count = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, count, none, ""), none, count, "");
-    LLVMValueRef all = LLVMBuildICmp(b, LLVMIntSGE, count, lanes, "");
-    count = LLVMBuildSelect(b, all, lanes, count, "");
-    LLVMSetAlignment(LLVMBuildStore(b, memory, LLVMBuildSelect(b, all, pointer, nowhere, "")), align);
     for (int width = n->e->lanes / 2; width >= 1; width /= 2) {
         LLVMValueRef bit = LLVMBuildAnd(b, count, opq_i64(n->e, width), ""), step = opq_i64(n->e, width);
         LLVMValueRef wanted = LLVMBuildICmp(b, LLVMIntNE, bit, none, "");
@@ -212,6 +209,22 @@ static void store_first(opq_nest *n, LLVMValueRef memory, unsigned align, LLVMVa
         pointer = LLVMBuildSelect(b, wanted, LLVMBuildGEP2(b, element, pointer, &step, 1, ""), pointer, "");
         memory = LLVMBuildSelect(b, wanted, high, low, "");
     }
+}
+
+/* The first n->remaining lanes, without a mask: AVX2's masked stores take a hundred cycles on some processors. */
+static void store_first(opq_nest *n, LLVMValueRef memory, unsigned align, LLVMValueRef pointer)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMBasicBlockRef whole = opq_nest_block(n, "whole"), parts = opq_nest_block(n, "parts"),
+                      stored = opq_nest_block(n, "stored");
+    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSGE, n->remaining, opq_i64(n->e, n->e->lanes), ""), whole, parts);
+    LLVMPositionBuilderAtEnd(b, whole);
+    LLVMSetAlignment(LLVMBuildStore(b, memory, pointer), align);
+    LLVMBuildBr(b, stored);
+    LLVMPositionBuilderAtEnd(b, parts);
+    store_parts(n, memory, n->remaining, align, pointer);
+    LLVMBuildBr(b, stored);
+    LLVMPositionBuilderAtEnd(b, stored);
 }
 
 void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
