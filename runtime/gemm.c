@@ -1,6 +1,6 @@
 /* Which way a product goes: tile shape, what is packed and by whom, how the work is cut for threads. See gemm_block.c for the work.
  *
- *   small              operands as they lie, on this thread: gemm_small.c. Else:
+ *   small              operands as they lie, on this thread: gemm_small.c, gemm_tiny.c. Else:
  *   rows <= 6          wide tiles (1 x 8 vectors, ... 6 x 4): enough independent chains to hide the latency of an FMA
  *   else               14 x 2 vectors (AVX2: 6 x 2), rows split evenly: 128 = 8 x 13 + 2 x 12
  *   left operand       in place if it is row-major and small, or a window (gemm_window.c), else packed, once; by the caller if it comes back
@@ -338,6 +338,10 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
     const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
     if (gemm_is_small(cpu, call))
         return gemm_run_small(gemm, cpu, call);
+    if (gemm_is_tiny(call)) {
+        gemm_run_tiny(call);
+        return OPQ_OK;
+    }
     if (gemm_is_turned(call))
         return gemm_run_turned(gemm, cpu, call);
     return gemm_run_regions(gemm, call, 1);

@@ -119,6 +119,9 @@ const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int
 /* gemm_small.c */
 bool gemm_is_small(const struct opq_cpu *cpu, const opq_gemm_call *call);
 opq_status gemm_run_small(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call) OPQ_MUST_CHECK;
+/* gemm_tiny.c. A batch, m and n of at least 1. */
+bool gemm_is_tiny(const opq_gemm_call *call);
+void gemm_run_tiny(const opq_gemm_call *call);
 
 /* gemm_set.c. Of a gemm_run: pieces are its row panels, or its groups of column panels, in all batches. */
 void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
