@@ -53,7 +53,8 @@ typedef struct line {
 
 static code_slot codes[CODE_SLOTS];
 static atomic_int code_count;
-static line lines[LINE_COUNT];        /* by id; 0 unused */
+static line lines[LINE_COUNT]; /* by id; 0 unused */
+static atomic_int numbers[LINE_COUNT][2]; /* in the files of a line's code and library; 0: not looked for yet, which takes long functions long */
 static atomic_uint slots[LINE_SLOTS]; /* hash table of ids */
 static uint32_t line_count = 1;
 static char *scopes[SCOPE_COUNT]; /* by id; 0 unused */
@@ -285,7 +286,7 @@ static int line_number(PyCodeObject *code, int instruction) { return PyCode_Addr
 #endif
 
 /* "train.py:41"; `whole` with its folder. With the interpreter lock. */
-static void add_place(char *out, size_t size, void *code, int instruction, bool whole)
+static void add_place(char *out, size_t size, void *code, int instruction, atomic_int *number, bool whole)
 {
     PyCodeObject *const object = code;
     const char *name = PyUnicode_AsUTF8(object->co_filename);
@@ -294,7 +295,9 @@ static void add_place(char *out, size_t size, void *code, int instruction, bool 
         return;
     }
     const char *slash = whole ? NULL : strrchr(name, '/');
-    snprintf(out, size, "%s:%d", slash ? slash + 1 : name, line_number(object, instruction));
+    if (*number == 0)
+        *number = line_number(object, instruction);
+    snprintf(out, size, "%s:%d", slash ? slash + 1 : name, *number);
 }
 
 size_t opq_line_text(uint32_t id, opq_line_part part, char *out, size_t size)
@@ -314,9 +317,9 @@ size_t opq_line_text(uint32_t id, opq_line_part part, char *out, size_t size)
     }
     const PyGILState_STATE state = PyGILState_Ensure();
     if (part != OPQ_LINE_library)
-        add_place(out, size, found.code, found.instruction, part == OPQ_LINE_source);
+        add_place(out, size, found.code, found.instruction, &numbers[id][0], part == OPQ_LINE_source);
     else if (found.library)
-        add_place(out, size, found.library, found.library_instruction, false);
+        add_place(out, size, found.library, found.library_instruction, &numbers[id][1], false);
     PyGILState_Release(state);
     return strlen(out);
 }

@@ -6,8 +6,9 @@
 #include <math.h>
 
 enum {
-    TINY_WORK = 1024,                  /* multiply-adds, and elements of the result */
-    TILE_ROWS = 64, TILE_COLUMNS = 64, /* what the caller's function gets at once */
+    TINY_WORK = 1024, /* multiply-adds, and elements of the result */
+    TILE_ROWS = 64,
+    TILE_COLUMNS = 64, /* what the caller's function gets at once */
 };
 
 /* One matrix of the batch; strides in elements. */
@@ -20,9 +21,9 @@ typedef struct tiny {
 bool gemm_is_tiny(const opq_gemm_call *call)
 {
     double elements = (double)call->batch * (double)call->m * (double)call->n;
-    return gemm_work(call) <= TINY_WORK && elements <= TINY_WORK && call->a.dtype == call->dtype && call->b.dtype == call->dtype &&
-           !call->packed_a && !call->packed_b && !gemm_has_tables(&call->a) && !gemm_has_tables(&call->b) &&
-           (!call->tile || (call->m <= TILE_ROWS && call->n <= TILE_COLUMNS));
+    return gemm_work(call) <= TINY_WORK && elements <= TINY_WORK && call->a.dtype == call->dtype &&
+           call->b.dtype == call->dtype && !call->packed_a && !call->packed_b && !gemm_has_tables(&call->a) &&
+           !gemm_has_tables(&call->b) && (!call->tile || (call->m <= TILE_ROWS && call->n <= TILE_COLUMNS));
 }
 
 /* c^T = b^T a^T: the same sums. */
