@@ -11,17 +11,22 @@ namespace opq
 namespace
 {
 
-bool plain(const Tensor &tensor)
+bool is_usual(const Tensor &tensor)
 {
-    return on_device(tensor) && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj() && !is_wide(tensor);
+    return on_device(tensor) && !tensor.is_neg() && !tensor.is_conj() && !is_wide(tensor);
 }
+
+bool plain(const Tensor &tensor) { return is_usual(tensor) && tensor.is_contiguous(); }
+
+// A column, say: with one like it, or a number, it gives a contiguous result.
+bool is_line(const Tensor &tensor) { return tensor.dim() == 1 && tensor.stride(0) > 1 && is_usual(tensor); }
 
 bool is_one(const at::Scalar &alpha) { return alpha.isIntegral(false) && alpha.equal(1); }
 
-// An operand that needs no thought: a plain tensor, or a number. No value: think.
-Value simple_operand(const Tensor &tensor)
+// An operand that needs no thought: a plain tensor, beside lines one of these, or a number. No value: think.
+Value simple_operand(const Tensor &tensor, bool with_lines)
 {
-    if (plain(tensor))
+    if (plain(tensor) || (with_lines && is_line(tensor)))
         return read(tensor);
     if (tensor.device().is_cpu() && tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
         !is_raw(tensor))
@@ -44,22 +49,24 @@ Value wrapped(const Tensor &tensor, at::ScalarType dtype)
 // The core's answer; undefined if it declines or the operands need thought.
 Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
 {
-    if (!plain(a) || is_raw(a) || (on_device(b) && is_raw(b)) ||
+    const bool lines = a.dim() == 1 && b.dim() <= 1, with_line = lines && (is_line(a) || is_line(b));
+    if (!(plain(a) || (lines && is_line(a))) || is_raw(a) || (on_device(b) && is_raw(b)) ||
         (opq_op_info_of(op)->rule == OPQ_RULE_FLOAT && !at::isFloatingType(a.scalar_type())))
         return {};
     // A number beside integers: it may have another default type than the core's.
     if (!on_device(b) && !at::isFloatingType(a.scalar_type()) && at::isFloatingType(b.scalar_type()))
         return {};
     note_line();
-    if (Tensor result = plain_result(op, {a, b}); result.defined())
-        return result;
+    if (!with_line)
+        if (Tensor result = plain_result(op, {a, b}); result.defined())
+            return result;
     if (b.dim() == 0 && (a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16) &&
         b.scalar_type() != a.scalar_type() && (on_device(b) || !holds(a.scalar_type(), b)))
         return {};
-    if (const Value value = wrapped(b, a.scalar_type()))
+    if (const Value value = with_line ? Value() : wrapped(b, a.scalar_type()))
         if (Tensor result = plain_result(op, {a, value}); result.defined())
             return result;
-    const Value left = read(a), right = simple_operand(b);
+    const Value left = read(a), right = simple_operand(b, lines);
     if (!right)
         return {};
     opq_value *const operands[] = {left.get(), right.get()};

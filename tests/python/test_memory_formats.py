@@ -3,6 +3,7 @@
 With OPAQUE_TEST_FULL all samples, else the last few of each entry.
 """
 
+import itertools
 import os
 import random
 import sys
@@ -12,6 +13,7 @@ FOLDER = Path(__file__).parent.parent / "opdb"
 sys.path.insert(0, str(FOLDER))
 
 import formats  # noqa: E402
+import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
@@ -62,6 +64,39 @@ NAMES = [
 def test_elementwise_results_lie_as_on_the_cpu():
     found = formats.sweep(set(NAMES), bool(os.environ.get("OPAQUE_TEST_FULL")))
     assert not found, "\n".join(f"{name}: {text}" for name, text in found.items())
+
+
+def test_columns_beside_rows_columns_and_numbers():
+    """What lies in one dimension at any stride: values, dtypes and strides of the four operations."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        lambda x: x[:, 1],
+        lambda x: x[::2, 3],
+        lambda x: x[1:2, 2],
+        lambda x: x[:4, 0],
+        lambda x: x[0],
+        lambda x: x[0, 0],
+        lambda x: x[:, :1],
+        lambda x: x[0, :1].expand(6),
+        lambda x: 3,
+        lambda x: 2.5,
+    ]
+    dtypes = [torch.float32, torch.float64, torch.int64, torch.bool]
+    values = [(torch.rand(6, 4, generator=generator) * 5 + 1).to(dtype) for dtype in dtypes]
+    for left, right, op in itertools.product(
+        values, values, (torch.add, torch.sub, torch.mul, torch.div)
+    ):
+        a, b = left.to("opaque"), right.to("opaque")
+        for f, g in itertools.product(parts[:-2], parts):
+            try:
+                expected = op(f(left), g(right))
+            except RuntimeError:
+                with pytest.raises(RuntimeError):
+                    op(f(a), g(b))
+                continue
+            result = op(f(a), g(b))
+            assert result.dtype == expected.dtype and result.stride() == expected.stride()
+            assert torch.equal(result.cpu(), expected)
 
 
 def test_images_of_each_layout():
