@@ -45,8 +45,9 @@ _LONG = [
     "contributing",
 ]
 # What races: the tests of opaque/ and runtime/ in which threads share something.
-_TSAN_OPTIONS = {"TSAN_OPTIONS": "allocator_may_return_null=1"}
-_TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell)|packed|memory"
+# die_after_fork: the child of a fork begins threads in the background of its own.
+_TSAN_OPTIONS = {"TSAN_OPTIONS": "allocator_may_return_null=1 die_after_fork=0"}
+_TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell|background|pieces)|packed|memory|join"
 # One of each kind: many ops, extern calls, errors, aliasing, threads.
 _ASAN_FILES = [
     "ops_basic",
