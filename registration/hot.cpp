@@ -23,10 +23,10 @@ bool is_line(const Tensor &tensor) { return tensor.dim() == 1 && tensor.stride(0
 
 bool is_one(const at::Scalar &alpha) { return alpha.isIntegral(false) && alpha.equal(1); }
 
-// An operand that needs no thought: a plain tensor, beside lines one of these, or a number. No value: think.
-Value simple_operand(const Tensor &tensor, bool with_lines)
+// An operand that needs no thought: a plain tensor, a line where it may be one, or a number. No value: think.
+Value simple_operand(const Tensor &tensor, bool with_line)
 {
-    if (plain(tensor) || (with_lines && is_line(tensor)))
+    if (plain(tensor) || (with_line && is_line(tensor)))
         return read(tensor);
     if (tensor.device().is_cpu() && tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
         !is_raw(tensor))
@@ -49,8 +49,8 @@ Value wrapped(const Tensor &tensor, at::ScalarType dtype)
 // The core's answer; undefined if it declines or the operands need thought.
 Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
 {
-    const bool lines = a.dim() == 1 && b.dim() <= 1, with_line = lines && (is_line(a) || is_line(b));
-    if (!(plain(a) || (lines && is_line(a))) || is_raw(a) || (on_device(b) && is_raw(b)) ||
+    const bool with_line = a.dim() == 1 && b.dim() <= 1 && (is_line(a) || is_line(b));
+    if (!(plain(a) || (with_line && is_line(a))) || is_raw(a) || (on_device(b) && is_raw(b)) ||
         (opq_op_info_of(op)->rule == OPQ_RULE_FLOAT && !at::isFloatingType(a.scalar_type())))
         return {};
     // A number beside integers: it may have another default type than the core's.
@@ -66,7 +66,7 @@ Tensor simple_binary(opq_op op, const Tensor &a, const Tensor &b)
     if (const Value value = with_line ? Value() : wrapped(b, a.scalar_type()))
         if (Tensor result = plain_result(op, {a, value}); result.defined())
             return result;
-    const Value left = read(a), right = simple_operand(b, lines);
+    const Value left = read(a), right = simple_operand(b, with_line);
     if (!right)
         return {};
     opq_value *const operands[] = {left.get(), right.get()};

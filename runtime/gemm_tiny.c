@@ -27,10 +27,8 @@ bool gemm_is_tiny(const opq_gemm_call *call)
 }
 
 /* c^T = b^T a^T: the same sums. */
-static tiny with_more_columns(tiny t)
+static tiny turn(tiny t)
 {
-    if (t.n >= t.m)
-        return t;
     return (tiny){t.n, t.m, t.k, t.b_column, t.b_row, t.a_column, t.a_row, t.c_column, t.c_row, t.accumulate};
 }
 
@@ -45,21 +43,23 @@ static tiny with_more_columns(tiny t)
         for (int w = 0; w < (width); w++)                                                                              \
             c_row[(j + w) * t->c_column] = sum[w];                                                                     \
     } while (0)
-#define MATRIX(name, type, fma)                                                                                        \
-    __attribute__((target("avx2,fma"))) static void name(const tiny *t, const type *a, const type *b, type *c)         \
-    {                                                                                                                  \
-        for (int64_t i = 0; i < t->m; i++) {                                                                           \
-            const type *a_row = a + i * t->a_row;                                                                      \
-            type *c_row = c + i * t->c_row;                                                                            \
-            int64_t j = 0;                                                                                             \
-            for (; j + 4 <= t->n; j += 4)                                                                              \
-                COLUMNS(type, fma, 4);                                                                                 \
-            switch (t->n - j) {                                                                                        \
-            case 3: COLUMNS(type, fma, 3); break;                                                                      \
-            case 2: COLUMNS(type, fma, 2); break;                                                                      \
-            case 1: COLUMNS(type, fma, 1); break;                                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
+#define MATRIX(name, type, fma)                                                                                         \
+    __attribute__((target("avx2,fma"))) static void name(const tiny *t, const void *left, const void *right, void *out) \
+    {                                                                                                                   \
+        const type *a = left, *b = right;                                                                               \
+        type *c = out;                                                                                                  \
+        for (int64_t i = 0; i < t->m; i++) {                                                                            \
+            const type *a_row = a + i * t->a_row;                                                                       \
+            type *c_row = c + i * t->c_row;                                                                             \
+            int64_t j = 0;                                                                                              \
+            for (; j + 4 <= t->n; j += 4)                                                                               \
+                COLUMNS(type, fma, 4);                                                                                  \
+            switch (t->n - j) {                                                                                         \
+            case 3: COLUMNS(type, fma, 3); break;                                                                       \
+            case 2: COLUMNS(type, fma, 2); break;                                                                       \
+            case 1: COLUMNS(type, fma, 1); break;                                                                       \
+            }                                                                                                           \
+        }                                                                                                               \
     }
 MATRIX(matrix_f32, float, fmaf)
 MATRIX(matrix_f64, double, fma)
@@ -67,28 +67,27 @@ MATRIX(matrix_f64, double, fma)
 void gemm_run_tiny(const opq_gemm_call *call)
 {
     _Alignas(64) double tile[TINY_WORK];
-    bool to_tile = call->tile != NULL;
-    tiny t = with_more_columns((tiny){.m = call->m,
-                                      .n = call->n,
-                                      .k = call->k,
-                                      .a_row = call->a.row_stride,
-                                      .a_column = call->a.column_stride,
-                                      .b_row = call->b.row_stride,
-                                      .b_column = call->b.column_stride,
-                                      .c_row = to_tile ? call->n : call->c_row_stride,
-                                      .c_column = 1,
-                                      .accumulate = call->accumulate && !to_tile});
+    void (*matrix)(const tiny *, const void *, const void *, void *) = call->dtype == OPQ_f32 ? matrix_f32 : matrix_f64;
+    int64_t bytes = opq_dtype_bytes(call->dtype);
+    bool turned = call->n < call->m;
+    tiny t = {.m = call->m,
+              .n = call->n,
+              .k = call->k,
+              .a_row = call->a.row_stride,
+              .a_column = call->a.column_stride,
+              .b_row = call->b.row_stride,
+              .b_column = call->b.column_stride,
+              .c_row = call->tile ? call->n : call->c_row_stride,
+              .c_column = 1,
+              .accumulate = call->accumulate && !call->tile};
+    if (turned)
+        t = turn(t);
     for (int64_t i = 0; i < call->batch; i++) {
-        int64_t a = i * call->a.batch_stride, b = i * call->b.batch_stride, c = i * call->c_batch_stride;
-        bool turned = t.m != call->m || t.n != call->n;
-        if (call->dtype == OPQ_f32) {
-            const float *left = (const float *)call->a.data + a, *right = (const float *)call->b.data + b;
-            matrix_f32(&t, turned ? right : left, turned ? left : right, to_tile ? (float *)tile : (float *)call->c + c);
-        } else {
-            const double *left = (const double *)call->a.data + a, *right = (const double *)call->b.data + b;
-            matrix_f64(&t, turned ? right : left, turned ? left : right, to_tile ? tile : (double *)call->c + c);
-        }
-        if (to_tile)
+        const char *a = (const char *)call->a.data + i * call->a.batch_stride * bytes;
+        const char *b = (const char *)call->b.data + i * call->b.batch_stride * bytes;
+        void *c = call->tile ? (char *)tile : (char *)call->c + i * call->c_batch_stride * bytes;
+        matrix(&t, turned ? b : a, turned ? a : b, c);
+        if (call->tile)
             call->tile(call->tile_data, i, 0, call->m, 0, call->n, tile, call->n);
     }
 }
