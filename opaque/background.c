@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "opaque/background.h"
 #include "graph/progress.h"
+#include "opaque/repro.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -66,6 +67,7 @@ void opq_job_drop(const opq_host *host, opq_job *job)
     each_payload(job->graph, host->release_payload, host->self);
     opq_graph_destroy(job->graph);
     free(job->why);
+    free(job->folder);
     free(job);
 }
 
@@ -115,7 +117,12 @@ static void work_on(const opq_background *b, opq_job *job)
 {
     double start = processor_time();
     opq_compile_limit(job->limited ? &job->left : NULL);
-    if (opq_plan_compile(b->runtime, job->graph, OPQ_FUSED, &job->plan) == OPQ_OK)
+    if (job->folder)
+        opq_repro_mark(job->folder, "compiling", true);
+    job->status = opq_plan_compile(b->runtime, job->graph, OPQ_FUSED, &job->plan);
+    if (job->folder)
+        opq_repro_mark(job->folder, "compiling", false);
+    if (job->status == OPQ_OK)
         job->plan->lines = job->lines;
     else
         snprintf(job->message, sizeof job->message, "%s", opq_error());
@@ -139,7 +146,7 @@ static void *run(void *of)
         work_on(b, job);
         pthread_mutex_lock(&b->lock);
         unlink_job(&b->working, job);
-        push(&b->done, job);
+        push(b->stop && job->plan == NULL ? &b->waiting : &b->done, job); /* stopped is not failed */
         atomic_store(&b->any_done, true);
         pthread_cond_broadcast(&b->idle);
     }

@@ -19,12 +19,13 @@ typedef struct opq_job {
     double gain;      /* who has most is made first */
     int ops;
     uint64_t lines;
-    char *why; /* malloc'd, or NULL */
+    char *why, *folder; /* malloc'd, or NULL: the folder (repro.h) has a file `compiling` while this is being made */
     bool limited;
     opq_allowance given; /* if so */
     /* what came of it */
     opq_allowance left;
-    opq_plan *plan; /* NULL: the message has the reason, or the allowance */
+    opq_plan *plan; /* NULL: the status and the message have the reason, or the allowance */
+    opq_status status;
     double seconds; /* of processor time */
     char message[256];
     size_t key_bytes;

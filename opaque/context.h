@@ -125,7 +125,7 @@ void opq_recorder_launch(struct opq_recorder *recorder, const opq_step *step, in
 /* Of the launches that follow. Takes `why`, malloc'd; NULL: the plan was found. */
 void opq_recorder_plan(struct opq_recorder *recorder, const opq_plan *plan, char *why, const opq_tier *unwatched);
 
-/* environment.c. Members of JSON objects: those of a value, the first ones of a report. */
+/* environment.c. Members of JSON objects: those of a value (data NULL: of its type alone), the first ones of a report. */
 void opq_statistics_add(opq_text *text, const opq_type *type, const void *data);
 void opq_environment_add(opq_text *text, opq_ctx *ctx);
 

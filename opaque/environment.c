@@ -65,10 +65,12 @@ void opq_statistics_add(opq_text *text, const opq_type *type, const void *data)
     opq_dtype dtype = (opq_dtype)type->dtype;
     int64_t count = opq_type_count(type);
     opq_dtype_kind kind = opq_dtype_kind_of(dtype);
-    for (int64_t i = 0; i < count && kind != OPQ_KIND_RAW; i++)
-        add_element(&s, dtype, data, i);
     opq_text_add(text, "\"dtype\": \"%s\", \"shape\": ", opq_dtype_name(dtype));
     opq_text_shape(text, type);
+    if (data == NULL)
+        return;
+    for (int64_t i = 0; i < count && kind != OPQ_KIND_RAW; i++)
+        add_element(&s, dtype, data, i);
     if (s.any && kind == OPQ_KIND_FLOAT) {
         add_number(text, "min", s.low);
         add_number(text, "max", s.high);

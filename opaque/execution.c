@@ -238,6 +238,8 @@ opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_g
     job->limited = allowance != NULL;
     if (allowance)
         job->given = job->left = *allowance;
+    const char *folder = opq_repro_folder(&ctx->repro, p->given);
+    job->folder = folder ? strdup(folder) : NULL;
     opq_status status = find_why(p, &job->why);
     *out_taken = status == OPQ_OK && opq_background_add(&ctx->background, job);
     if (!*out_taken)
@@ -245,6 +247,16 @@ opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_g
     else if (allowance)
         opq_tiers_take(&ctx->tiers, allowance);
     return status;
+}
+
+static void note_failure(opq_ctx *ctx, const opq_job *job)
+{
+    const char *folder = opq_repro_failed_apart(ctx, job);
+    atomic_fetch_add(&ctx->stats.plans_failed, 1);
+    opq_tiers_refuse(&ctx->tiers, job->key, job->key_bytes);
+    if (opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
+        opq_log("plan: of %d ops, could not be made in the background, they go on in pieces: %s%s%s", job->ops,
+                job->message, folder ? "; to repeat it: " : "", folder ? folder : "");
 }
 
 static void collect(opq_ctx *ctx, const opq_job *job)
@@ -257,11 +269,7 @@ static void collect(opq_ctx *ctx, const opq_job *job)
         return;
     }
     if (job->plan == NULL) {
-        atomic_fetch_add(&ctx->stats.plans_failed, 1);
-        opq_tiers_refuse(&ctx->tiers, job->key, job->key_bytes);
-        if (opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO))
-            opq_log("plan: of %d ops, could not be made in the background, they go on in pieces: %s", job->ops,
-                    job->message);
+        note_failure(ctx, job);
         return;
     }
     note_plan(ctx, job->plan, job->why, job->seconds);

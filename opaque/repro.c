@@ -49,19 +49,32 @@ static opq_status graph_write(const opq_graph *graph, const char *folder)
     return status;
 }
 
+static void inputs_begin(opq_text *text)
+{
+    opq_text_add(text, "{\"schema\": \"opaque.inputs\", \"version\": 1, \"inputs\": [");
+}
+
 /* One line for each input: tools/inputs.c reads it line by line. */
+static void inputs_add(opq_text *text, int index, const opq_type *type, const void *data)
+{
+    opq_text_add(text, "%s\n{\"input\": %d, ", index ? "," : "", index);
+    opq_statistics_add(text, type, data);
+    opq_text_bytes(text, "}", 1);
+}
+
+static opq_status inputs_end(opq_text *text, const char *folder)
+{
+    opq_text_add(text, "]}\n");
+    return text_write_made(folder, "inputs.json", text);
+}
+
 static opq_status inputs_write(const opq_snapshot *s, const char *folder, bool values)
 {
     opq_text text = {0};
-    opq_text_add(&text, "{\"schema\": \"opaque.inputs\", \"version\": 1, \"inputs\": [");
-    for (int i = 0; i < s->leaves.count; i++) {
-        const opq_value *leaf = s->leaves.items[i];
-        opq_text_add(&text, "%s\n{\"input\": %d, ", i ? "," : "", i);
-        opq_statistics_add(&text, &leaf->type, leaf->buffer->data);
-        opq_text_bytes(&text, "}", 1);
-    }
-    opq_text_add(&text, "]}\n");
-    opq_status status = text_write_made(folder, "inputs.json", &text);
+    inputs_begin(&text);
+    for (int i = 0; i < s->leaves.count; i++)
+        inputs_add(&text, i, &s->leaves.items[i]->type, s->leaves.items[i]->buffer->data);
+    opq_status status = inputs_end(&text, folder);
     for (int i = 0; i < s->leaves.count && values && status == OPQ_OK; i++) {
         char path[PATH_BYTES];
         snprintf(path, sizeof path, "%s/input%d.npy", folder, i);
@@ -78,8 +91,22 @@ static opq_status environment_write(opq_ctx *ctx, const char *folder, opq_fusion
     return text_write_made(folder, "environment.json", &text);
 }
 
+/* Without what the inputs are: a plan is made of a graph alone. */
+static opq_status input_types_write(const opq_graph *graph, const char *folder)
+{
+    opq_text text = {0};
+    int count = 0;
+    inputs_begin(&text);
+    for (opq_ref n = 0; n < graph->count; n++)
+        if (opq_node_at(graph, n)->op == OPQ_OP_input) {
+            opq_type type = opq_graph_type(graph, n);
+            inputs_add(&text, count++, &type, NULL);
+        }
+    return inputs_end(&text, folder);
+}
+
 /* Of a plan without machine code: LLVM may be what fails. */
-static opq_status kernels_write(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, const char *folder)
+static opq_status plan_write(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, const char *folder)
 {
     opq_program *program = NULL;
     char *text = NULL;
@@ -92,18 +119,23 @@ static opq_status kernels_write(opq_ctx *ctx, const opq_graph *graph, opq_fusion
     return status;
 }
 
+static opq_status kernels_write(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, const char *folder)
+{
+    opq_status status = plan_write(ctx, graph, fusion, folder);
+    if (status == OPQ_OK || status == OPQ_NO_MEMORY)
+        return status;
+    char message[1024];
+    snprintf(message, sizeof message, "%s\n", opq_error());
+    return text_write(folder, "error.txt", message); /* that there is no plan is what the folder is for */
+}
+
 opq_status opq_snapshot_write(const opq_snapshot *s, const opq_graph *graph, opq_fusion fusion, const char *folder,
                               bool values)
 {
     OPQ_TRY(graph_write(graph, folder));
     OPQ_TRY(environment_write(s->ctx, folder, fusion));
     OPQ_TRY(inputs_write(s, folder, values));
-    opq_status status = kernels_write(s->ctx, graph, fusion, folder);
-    if (status == OPQ_OK || status == OPQ_NO_MEMORY)
-        return status;
-    char message[1024];
-    snprintf(message, sizeof message, "%s\n", opq_error());
-    return text_write(folder, "error.txt", message); /* that there is no plan is what the folder is for */
+    return kernels_write(s->ctx, graph, fusion, folder);
 }
 
 /* ---- which runs */
@@ -159,9 +191,10 @@ static opq_status run_write(const opq_snapshot *s, const char *folder, bool valu
     return status;
 }
 
-static struct opq_written *find(opq_repro *repro, const opq_snapshot *s)
+static uint64_t key_of(const opq_snapshot *s) { return XXH3_64bits(s->key, s->key_bytes); }
+
+static struct opq_written *find(opq_repro *repro, uint64_t key)
 {
-    uint64_t key = XXH3_64bits(s->key, s->key_bytes);
     for (int i = 0; i < repro->count; i++)
         if (repro->written[i].key == key)
             return &repro->written[i];
@@ -169,7 +202,7 @@ static struct opq_written *find(opq_repro *repro, const opq_snapshot *s)
 }
 
 /* NULL: there are enough, or no folder could be made, which is said once. */
-static struct opq_written *add(opq_repro *repro, const opq_snapshot *s)
+static struct opq_written *add(opq_repro *repro, uint64_t key)
 {
     char folder[PATH_BYTES - 64];
     if (repro->off || repro->count == (repro->dir ? OPQ_REPRO_MAX : OPQ_REPRO_FAILURES_MAX))
@@ -183,8 +216,14 @@ static struct opq_written *add(opq_repro *repro, const opq_snapshot *s)
         return NULL;
     }
     struct opq_written *made = &repro->written[repro->count++];
-    *made = (struct opq_written){XXH3_64bits(s->key, s->key_bytes), copy};
+    *made = (struct opq_written){key, copy};
     return made;
+}
+
+static struct opq_written *find_or_add(opq_repro *repro, uint64_t key)
+{
+    struct opq_written *run = find(repro, key);
+    return run ? run : add(repro, key);
 }
 
 static void write_to(const opq_repro *repro, const opq_snapshot *s, const struct opq_written *to)
@@ -193,14 +232,24 @@ static void write_to(const opq_repro *repro, const opq_snapshot *s, const struct
         fprintf(stderr, "[opaque] the run is not written whole: %s\n", opq_error());
 }
 
+void opq_repro_mark(const char *folder, const char *name, bool present)
+{
+    char path[PATH_BYTES];
+    if (present && text_write(folder, name, "") != OPQ_OK)
+        fprintf(stderr, "[opaque] %s\n", opq_error());
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (!present)
+        unlink(path);
+}
+
 void opq_repro_begin(opq_repro *repro, const opq_snapshot *s)
 {
-    struct opq_written *run = find(repro, s);
-    if (run == NULL && (run = add(repro, s)) != NULL)
+    struct opq_written *run = find(repro, key_of(s));
+    if (run == NULL && (run = add(repro, key_of(s))) != NULL)
         write_to(repro, s, run);
     repro->running = run;
-    if (run && text_write(run->folder, "running", "") != OPQ_OK)
-        fprintf(stderr, "[opaque] %s\n", opq_error());
+    if (run)
+        opq_repro_mark(run->folder, "running", true);
 }
 
 /* A graph that was recorded is one that can be compiled, or its recording should have been refused. */
@@ -211,21 +260,24 @@ static bool is_ours(bool planned, opq_status status)
     return !planned || status == OPQ_INTERNAL || status == OPQ_CODEGEN;
 }
 
+static void error_write(opq_repro *repro, const struct opq_written *run, const char *message)
+{
+    opq_text text = {0};
+    opq_text_add(&text, "%s\n", message);
+    if (text_write_made(run->folder, "error.txt", &text) != OPQ_OK)
+        fprintf(stderr, "[opaque] %s\n", opq_error());
+    repro->failed = run;
+}
+
 /* Written again where the plan has a folder: its inputs were those of another run. */
 static opq_status failure_write(opq_repro *repro, const opq_snapshot *s, opq_status status)
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", opq_error());
-    struct opq_written *run = find(repro, s);
-    if (run == NULL)
-        run = add(repro, s);
+    struct opq_written *run = find_or_add(repro, key_of(s));
     if (run) {
-        opq_text text = {0};
         write_to(repro, s, run);
-        opq_text_add(&text, "%s\n", message);
-        if (text_write_made(run->folder, "error.txt", &text) != OPQ_OK)
-            fprintf(stderr, "[opaque] %s\n", opq_error());
-        repro->failed = run;
+        error_write(repro, run, message);
         return opq_fail(status, "%s; to repeat it: %s, docs/bugs.md", message, run->folder);
     }
     return opq_fail(status, "%s", message);
@@ -233,13 +285,41 @@ static opq_status failure_write(opq_repro *repro, const opq_snapshot *s, opq_sta
 
 opq_status opq_repro_end(opq_repro *repro, const opq_snapshot *s, bool planned, opq_status status)
 {
-    if (repro->running) {
-        char path[PATH_BYTES];
-        snprintf(path, sizeof path, "%s/running", repro->running->folder);
-        unlink(path);
-        repro->running = NULL;
-    }
+    if (repro->running)
+        opq_repro_mark(repro->running->folder, "running", false);
+    repro->running = NULL;
     return is_ours(planned, status) && !repro->off ? failure_write(repro, s, status) : status;
+}
+
+const char *opq_repro_folder(opq_repro *repro, const opq_snapshot *s)
+{
+    const struct opq_written *run = repro->dir ? find(repro, key_of(s)) : NULL;
+    return run ? run->folder : NULL;
+}
+
+static opq_status made_apart_write(opq_ctx *ctx, const opq_graph *graph, const char *folder)
+{
+    OPQ_TRY(graph_write(graph, folder));
+    OPQ_TRY(environment_write(ctx, folder, OPQ_FUSED));
+    OPQ_TRY(input_types_write(graph, folder));
+    return kernels_write(ctx, graph, OPQ_FUSED, folder);
+}
+
+const char *opq_repro_failed_apart(opq_ctx *ctx, const opq_job *job)
+{
+    opq_repro *repro = &ctx->repro;
+    if (!is_ours(false, job->status) || repro->off)
+        return NULL;
+    uint64_t key = XXH3_64bits(job->key, job->key_bytes);
+    const struct opq_written *run = find(repro, key);
+    if (run == NULL) {
+        run = add(repro, key);
+        if (run && made_apart_write(ctx, job->graph, run->folder) != OPQ_OK)
+            fprintf(stderr, "[opaque] the plan is not written whole: %s\n", opq_error());
+    }
+    if (run)
+        error_write(repro, run, job->message);
+    return run ? run->folder : NULL;
 }
 
 opq_status opq_repro_last(opq_ctx *ctx, char **out_folder)

@@ -1,13 +1,15 @@
 /* Folders from which a run can be repeated with opq-opt: docs/bugs.md says what is in them. Internal to opaque/.
  *
  * A run that fails for a reason that is ours is written, and with OPAQUE_REPRO=DIR every distinct plan, before it is compiled and run:
- * what ends the process has left its folder behind, and in it a file `running`. What cannot be written stops no run.
+ * what ends the process has left its folder behind, and in it a file `running`, or `compiling` if it was a plan that a thread in the
+ * background was making. What cannot be written stops no run.
  */
 #ifndef OPAQUE_OPAQUE_REPRO_H
 #define OPAQUE_OPAQUE_REPRO_H
 
 #include "opaque/opaque.h"
 
+struct opq_job;
 struct opq_snapshot;
 
 enum { OPQ_REPRO_MAX = 100, OPQ_REPRO_FAILURES_MAX = 8 };
@@ -32,5 +34,11 @@ void opq_repro_begin(opq_repro *repro, const struct opq_snapshot *snapshot);
 /* After it. `planned`: there was a plan to run. Returns `status`; the message of a failure that was written says where. */
 opq_status opq_repro_end(opq_repro *repro, const struct opq_snapshot *snapshot, bool planned,
                          opq_status status) OPQ_MUST_CHECK;
+/* The folder that opq_repro_begin made for this plan, or NULL. */
+const char *opq_repro_folder(opq_repro *repro, const struct opq_snapshot *snapshot);
+/* A plan could not be made in the background, where there are no inputs: of them, types alone are written. Its folder; NULL: it is not written. */
+const char *opq_repro_failed_apart(opq_ctx *ctx, const struct opq_job *job);
+/* Makes the empty file, or removes it. Any thread, without the lock. */
+void opq_repro_mark(const char *folder, const char *name, bool present);
 
 #endif

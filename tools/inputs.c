@@ -173,6 +173,8 @@ opq_status input_read(const char *dir, int index, const opq_type *type, void **o
     snprintf(path, sizeof path, "%s/input%d.npy", dir, index);
     if (!found || access(path, F_OK) == 0)
         return opq_npy_read(path, type, out_data);
+    if (value_of(line, "zeros") == NULL) /* its type alone */
+        return input_invent(index, type, out_data);
     OPQ_TRY(array_make(type, out_data));
     statistics s = statistics_of(line, (opq_dtype)type->dtype);
     fill(&s, (opq_dtype)type->dtype, *out_data, opq_type_count(type), (uint64_t)index);

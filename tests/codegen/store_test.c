@@ -1,5 +1,5 @@
 /* Objects on disk: what was kept is found again, whole and under its whole key; what is not exactly that is not found and harms nobody. */
-#include "tests/support.h"
+#include "tests/folder.h"
 
 #include "codegen_llvm/store.h"
 
@@ -9,8 +9,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-static char folder[256];
 
 static opq_store *open_store(void)
 {
@@ -53,21 +51,6 @@ static void only_file(char *path, size_t size)
         }
     closedir(list);
     assert_int_equal(count, 1);
-}
-
-static int make_folder(void **state)
-{
-    (void)state;
-    snprintf(folder, sizeof folder, "/tmp/opq_store_XXXXXX");
-    return mkdtemp(folder) == NULL;
-}
-
-static int drop_folder(void **state)
-{
-    char command[300];
-    (void)state;
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
 }
 
 static void test_what_is_kept_is_found(void **state)

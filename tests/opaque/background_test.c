@@ -1,6 +1,7 @@
 /* Plans that threads in the background make: the program goes on in pieces, changes over between two runs, and neither a plan that fails, a fork,
  * nor the end of the context in the middle of one costs anything. */
 #include "support.h"
+#include "tests/folder.h"
 
 #include "opaque/context.h"
 #include "opaque/pieces.h"
@@ -61,6 +62,25 @@ static void run_chains(opq_ctx *ctx, int count)
         run_chain(ctx, (float)i);
 }
 
+static int make_model(void **state)
+{
+    program = pthread_self();
+    setenv("OPAQUE_BACKGROUND", "2", 1);
+    setenv("OPAQUE_REPRO", "off", 0); /* a test sets it before */
+    if (make_context(state))
+        return 1;
+    opq_tiers *tiers = &((opq_ctx *)*state)->tiers;
+    tiers->seconds_per_op = 1e-4; /* 3 ms for the chain, which is seen to be a loop's the third time */
+    tiers->purse = 10;            /* and may compile what it needs */
+    return 0;
+}
+
+static int drop_model(void **state)
+{
+    int failed = drop_context(state);
+    return failed || adds_two.retained != 0;
+}
+
 static void test_the_program_goes_on_and_changes_over(void **state)
 {
     opq_ctx *ctx = *state;
@@ -93,6 +113,50 @@ static void test_a_plan_that_fails_is_not_tried_again(void **state)
     opq_stats stats = stats_of(ctx);
     assert_int_equal(stats.plans_failed, 1);
     assert_int_equal(stats.runs_in_pieces, 3 * RUNS);
+}
+
+static bool has_file(const char *in, const char *name)
+{
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", in, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Its folder: DIR/000, or one among the temporary files. */
+static void expect_a_folder(opq_ctx *ctx, const char *first, bool every)
+{
+    static const char *const files[] = {"graph.ir", "inputs.json", "kernels.txt", "environment.json", "error.txt"};
+    char *last = NULL;
+    expect_ok(opq_repro_last(ctx, &last));
+    assert_true(every ? strcmp(last, first) == 0 : strstr(last, "/torch_opaque_") != NULL);
+    for (size_t i = 0; i < COUNT(files); i++)
+        assert_true(has_file(last, files[i]));
+    assert_false(has_file(last, "compiling"));
+    free(last);
+}
+
+static void test_a_plan_that_fails_can_be_repeated(void **state)
+{
+    char first[80];
+    setenv("TMPDIR", folder, 1);
+    snprintf(first, sizeof first, "%s/000", folder);
+    for (int every = 0; every < 2; every++) {
+        setenv("OPAQUE_REPRO", every ? folder : "", 1);
+        assert_int_equal(make_model(state), 0);
+        opq_ctx *ctx = *state;
+        fails = held = true;
+        run_chains(ctx, RUNS);
+        wait_for_a_thread();
+        assert_int_equal(has_file(first, "compiling"), every);
+        held = false;
+        opq_plans_wait(ctx);
+        fails = false;
+        assert_int_equal(stats_of(ctx).plans_failed, 1);
+        expect_a_folder(ctx, first, every);
+        assert_int_equal(drop_model(state), 0);
+    }
+    unsetenv("OPAQUE_REPRO");
+    unsetenv("TMPDIR");
 }
 
 static void test_no_threads(void **state)
@@ -254,29 +318,12 @@ static void test_a_recurrent_layer_is_dear_to_plan(void **state)
         opq_value_release(operands[i]);
 }
 
-static int make_model(void **state)
-{
-    program = pthread_self();
-    setenv("OPAQUE_BACKGROUND", "2", 1);
-    if (make_context(state))
-        return 1;
-    opq_tiers *tiers = &((opq_ctx *)*state)->tiers;
-    tiers->seconds_per_op = 1e-4; /* 3 ms for the chain, which is seen to be a loop's the third time */
-    tiers->purse = 10;            /* and may compile what it needs */
-    return 0;
-}
-
-static int drop_model(void **state)
-{
-    int failed = drop_context(state);
-    return failed || adds_two.retained != 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_the_program_goes_on_and_changes_over, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_a_plan_that_fails_is_not_tried_again, make_model, drop_model),
+        cmocka_unit_test_setup_teardown(test_a_plan_that_fails_can_be_repeated, make_folder, drop_folder),
         cmocka_unit_test_setup_teardown(test_no_threads, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_compiling_has_to_pay, make_model, drop_model),
         cmocka_unit_test_setup_teardown(test_the_child_of_a_fork_goes_on, make_model, drop_model),

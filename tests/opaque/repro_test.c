@@ -1,25 +1,13 @@
 /* Folders from which a run can be repeated: which runs get one, what is in it, and that writing it disturbs nothing. */
-#define _GNU_SOURCE
 #include "support.h"
+#include "tests/folder.h"
 
 #include <dirent.h>
-#include <ftw.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-static char folder[] = "/tmp/opq_repro_XXXXXX"; /* a new one for each test */
 static opq_status call_status;
 static bool was_running;
 
 /* ---- files */
-
-static int remove_one(const char *path, const struct stat *stat, int kind, struct FTW *at)
-{
-    (void)stat;
-    (void)kind;
-    (void)at;
-    return remove(path);
-}
 
 static bool exists(const char *name)
 {
@@ -78,21 +66,13 @@ static const opq_host host = {.call_extern = make_call,
                               .release_payload = release_payload,
                               .versions = "a host \"1.0\""};
 
-static int make_folder(void **state)
+static int make_world(void **state)
 {
-    (void)state;
-    strcpy(folder + strlen(folder) - 6, "XXXXXX");
     call_status = OPQ_OK;
     was_running = false;
     unsetenv("OPAQUE_REPRO");
     unsetenv("OPAQUE_REPRO_INPUTS");
-    return mkdtemp(folder) == NULL || setenv("TMPDIR", folder, 1);
-}
-
-static int drop_folder(void **state)
-{
-    (void)state;
-    return nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    return make_folder(state) || setenv("TMPDIR", folder, 1);
 }
 
 static opq_ctx *context(const char *repro)
@@ -295,7 +275,7 @@ static void test_off(void **state)
     opq_ctx_destroy(ctx);
 }
 
-#define test(name) cmocka_unit_test_setup_teardown(name, make_folder, drop_folder)
+#define test(name) cmocka_unit_test_setup_teardown(name, make_world, drop_folder)
 
 int main(void)
 {

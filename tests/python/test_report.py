@@ -325,7 +325,7 @@ def test_colours_say_how_near_the_roof_a_kernel_is(page, explanation):
 
 def test_the_graph_begins_with_text_that_can_be_read(page):
     tab(page, "graph").locator("canvas").first.wait_for()
-    page.wait_for_function("report.tabs.get('graph').made.drawn !== undefined")
+    wait_until(page, "report.tabs.get('graph').made.drawn !== undefined")
     assert page.evaluate("report.tabs.get('graph').made.view.scale") >= 0.8
 
 

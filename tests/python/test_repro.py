@@ -288,6 +288,9 @@ def test_random_inputs_fit_the_statistics(tmp_path, opq_opt):
     assert stand_in(tmp_path, opq_opt, "i64", large).min() < 0
     b = stand_in(tmp_path, opq_opt, "bool", '"min": 0, "max": 1, "mean": 0.25, "zeros": 3072')
     assert abs(b.mean() - 0.25) < 0.05
+    typed = stand_in(tmp_path, opq_opt, "f32", "")  # of a plan that no run asked for
+    assert -1 <= typed.min() < -0.9 and 0.9 < typed.max() <= 1
+    assert set(stand_in(tmp_path, opq_opt, "i64", "").ravel()) == {0}  # any index
 
 
 @pytest.mark.parametrize("dtype", ["f32", "i64", "u8", "bool", "f16"])
