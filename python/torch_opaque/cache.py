@@ -66,6 +66,7 @@ def warm(into: str | None = None) -> int:
     os.makedirs(path, mode=0o700, exist_ok=True)
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OPAQUE_")}
     cpus = ("avx512", "avx2") if _has_avx512() else ("avx2",)
+    processes = []
     for cpu, tiers in itertools.product(cpus, ("lazy", "eager")):
         settings = {
             "OPAQUE_CACHE": path,
@@ -73,14 +74,14 @@ def warm(into: str | None = None) -> int:
             "OPAQUE_CPU": cpu,
             "OPAQUE_FALLBACK_WARN": "0",
         }
-        result = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "torch_opaque.common"],
-            env=kept | settings,
-            capture_output=True,
-            text=True,
+        command = [sys.executable, "-W", "ignore", "-m", "torch_opaque.common"]
+        processes.append(
+            subprocess.Popen(command, env=kept | settings, stderr=subprocess.PIPE, text=True)
         )
-        if result.returncode:
-            raise OSError(f"the programs to warm up with failed:\n{result.stderr}")
+    said = [process.communicate()[1] for process in processes]
+    for process, text in zip(processes, said, strict=True):
+        if process.returncode:
+            raise OSError(f"the programs to warm up with failed:\n{text}")
     if into:  # everybody reads them
         os.chmod(into, 0o755)
         for file, _ in files(into):

@@ -26,6 +26,7 @@ y.backward()
 import torch_opaque
 assert torch_opaque.__file__.startswith({prefix!r}), torch_opaque.__file__
 assert x.grad.isfinite().all() and torch_opaque.fallback_counts() == {{}}
+assert torch_opaque.stats()["kernels_loaded"] > 0  # which came with the package
 print("ran on", x.device, torch.__version__)
 """
 
@@ -155,6 +156,29 @@ def test_builds_against_a_second_torch(sources, tmp_path):
 # ---- sdist and wheel
 
 
+def test_kernels_are_made_for_an_installation(sources, root, tmp_path):
+    """As pip has it built: the extension is not beside the package's sources. Without a PyTorch that can be imported there are none."""
+    common = sources / "python" / "torch_opaque" / "common.py"
+    programs = common.read_text()
+    common.write_text("import torch\n(torch.rand(8, device='opaque') + 1).cpu()\n")
+    options = [f"-DPython3_EXECUTABLE={sys.executable}", "-DSKBUILD=ON", "-DOPAQUE_TESTS=OFF"]
+    run("cmake", "-S", sources, "-B", tmp_path / "out", "-G", "Ninja", *options)
+    stamp = "registration/kernels.stamp"
+    command = run("ninja", "-C", tmp_path / "out", "-t", "commands", stamp).splitlines()[-1]
+    shutil.copy(os.path.join(root, "python/torch_opaque/_C.so"), tmp_path / "out/registration")
+    kernels = tmp_path / "out/registration/kernels"
+    isolated = tmp_path / "isolated"  # as pip's environment is
+    isolated.mkdir()
+    (isolated / "sitecustomize.py").write_text(
+        "import sys\nsys.path[:] = [path for path in sys.path if 'site-packages' not in path]\n"
+    )
+    run("sh", "-c", command, cwd=tmp_path / "out", PYTHONPATH=str(isolated))
+    assert len(list(kernels.iterdir())) > 0
+    none = run("sh", "-c", command, cwd=tmp_path / "out", PYTHONPATH=str(package_of(tmp_path, "2.99.1")))  # fmt: skip
+    assert "no kernels come with this package: libcudart" in none and not list(kernels.iterdir())
+    common.write_text(programs)
+
+
 def test_the_sdist_has_what_a_build_needs(sources, sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -176,7 +200,9 @@ def test_pip_installs_the_sdist_into_an_empty_environment(sdist, tmp_path):
     (tmp_path / "constraints").write_text(f"torch=={torch.__version__.partition('+')[0]}\n")
     run(python, "-m", "pip", "install", "-q", sdist, timeout=5400, PIP_CONSTRAINT=str(tmp_path / "constraints"))  # fmt: skip
     text = PROGRAM.format(prefix=str(tmp_path / "env"))
-    assert f"ran on opaque:0 {torch.__version__}" in run(python, "-c", text, cwd=tmp_path)
+    assert f"ran on opaque:0 {torch.__version__}" in run(
+        python, "-c", text, cwd=tmp_path, OPAQUE_CACHE=str(tmp_path / "none")
+    )
 
 
 @full
@@ -191,7 +217,9 @@ def test_pip_installs_the_sources_beside_a_torch(sources, tmp_path):
     os.symlink(os.path.dirname(torch.__file__), os.path.join(site, "torch"))
     run(python, "-m", "pip", "install", "-q", ".", cwd=sources, timeout=5400)
     text = PROGRAM.format(prefix=str(tmp_path / "env"))
-    assert "ran on opaque:0" in run(python, "-c", text, cwd=tmp_path)
+    assert "ran on opaque:0" in run(
+        python, "-c", text, cwd=tmp_path, OPAQUE_CACHE=str(tmp_path / "none")
+    )
 
 
 # ---- the C library
