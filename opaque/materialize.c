@@ -15,7 +15,7 @@ typedef struct run {
     opq_execution planned; /* of all of it */
     bool has_plan;         /* or each of its pieces has one: what fails then failed as it ran */
     bool mixed, failed_apart;
-    bool ran_before;  /* in pieces */
+    bool comes_again; /* in pieces, or came so before */
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
     opq_buffer **results;
@@ -72,7 +72,7 @@ static opq_status choose_tier(run *r, bool found, opq_tier_kind *out_tier)
     if (!found)
         graph = opq_pieces_weighed(s);
     opq_choice choice = opq_tiers_choose(tiers, &graph, found);
-    r->ran_before = choice.again;
+    r->comes_again = choice.again;
     if ((found && choice.tier == OPQ_TIER_plan) || !opq_pieces_possible(s))
         return OPQ_OK;
     *out_tier = choice.tier;
@@ -115,7 +115,7 @@ static opq_status run_pieces(run *r, opq_tier_kind tier)
         r->mixed = false;
         return OPQ_OK;
     }
-    opq_pieces_result result = {.outputs = r->results, .join = r->ran_before && !joined && !looked_at};
+    opq_pieces_result result = {.outputs = r->results, .join = r->comes_again && !joined && !looked_at};
     opq_status status = opq_pieces_run(&r->runner, s, tier, &result);
     r->has_plan = result.planned;
     r->mixed = result.mixed;

@@ -112,6 +112,23 @@ static double to_come(opq_tiers *tiers, struct opq_seen *seen, uint64_t distance
     return near ? NEAR_TO_COME * tiers->near : 0;
 }
 
+/* Of a run in pieces, of a graph that did so so many times: will it be one of several? */
+static bool comes_again(opq_tiers *tiers, uint32_t kind, int runs)
+{
+    enum { LATELY = 32 };
+    struct opq_kind *k = &tiers->kinds[kind % OPQ_TIERS_KINDS];
+    if (k->kind != kind)
+        *k = (struct opq_kind){.kind = kind};
+    bool expected = k->again > 0 && 2 * k->again >= k->graphs;
+    k->graphs += runs == 0;
+    k->again += runs == 1;
+    if (k->graphs >= LATELY) {
+        k->graphs /= 2;
+        k->again /= 2;
+    }
+    return runs > 0 || expected;
+}
+
 /* splitmix64 */
 static opq_tier_kind by_chance(opq_tiers *tiers)
 {
@@ -150,8 +167,8 @@ opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool
     if (tiers->purse < PURSE_MAX) /* or a graph that is seen twice could spend what others lost in hours */
         tiers->purse += PURSE_SHARE * graph->seconds;
     opq_choice choice = weigh(tiers, seen, graph, tiers->seconds_per_op, to_come(tiers, seen, distance, is_new));
-    choice.again = seen->in_pieces > 0;
-    seen->in_pieces += choice.tier != OPQ_TIER_plan || choice.limited;
+    if (choice.tier != OPQ_TIER_plan || choice.limited)
+        choice.again = comes_again(tiers, graph->kind, seen->in_pieces++);
     return choice;
 }
 
@@ -224,6 +241,7 @@ opq_tier opq_tiers_known(const opq_tiers *tiers, const opq_tiers_graph *graph, b
 void opq_tiers_forget(opq_tiers *tiers, bool costs)
 {
     memset(tiers->seen, 0, sizeof tiers->seen);
+    memset(tiers->kinds, 0, sizeof tiers->kinds);
     tiers->near = tiers->regular = 1;
     tiers->loop_turns = FIRST_LOOP_TURNS;
     tiers->turns = 0;

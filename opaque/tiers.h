@@ -27,7 +27,7 @@ typedef enum opq_tiers_mode {
     OPQ_TIERS_random
 } opq_tiers_mode;
 
-enum { OPQ_TIERS_SEEN = 4096 };
+enum { OPQ_TIERS_SEEN = 4096, OPQ_TIERS_KINDS = 512 };
 typedef struct opq_tiers {
     opq_tiers_mode mode;
     double seconds_per_op; /* of planning graphs of several ops, lately, and of what was missing to compile them */
@@ -48,6 +48,9 @@ typedef struct opq_tiers {
         double missing;    /* what a kernel that its plan needs takes beyond what there was for it */
         int in_pieces;     /* runs */
     } seen[OPQ_TIERS_SEEN];
+    struct opq_kind {
+        uint32_t kind, graphs, again; /* how many ran in pieces, lately; of these, more than once */
+    } kinds[OPQ_TIERS_KINDS];
 } opq_tiers;
 
 /* A graph whose plan would save so many seconds of a run. */
@@ -56,6 +59,7 @@ typedef struct opq_tiers_graph {
     size_t key_bytes;
     int ops;
     double seconds;
+    uint32_t kind; /* hash of its ops, whatever their sizes */
 } opq_tiers_graph;
 
 opq_status opq_tiers_init(opq_tiers *tiers) OPQ_MUST_CHECK; /* reads OPAQUE_TIERS */
@@ -64,7 +68,7 @@ typedef struct opq_choice {
     opq_tier_kind tier;
     bool limited;            /* making it has an allowance, and may be refused; then the run goes in pieces */
     opq_allowance allowance; /* to be taken out of the purse when it is used */
-    bool again;              /* it ran in pieces before */
+    bool again;              /* it ran in pieces before, or will again, as most of its kind */
 } opq_choice;
 /* A plan of so many ops would save `seconds` of the run that comes; found: there is one, and nothing of the graph is asked. */
 opq_choice opq_tiers_choose(opq_tiers *tiers, const opq_tiers_graph *graph, bool found);

@@ -33,16 +33,29 @@ _FAILED = re.compile(r"\[  FAILED  \] (\d+) test\(s\)")
 
 # What takes a minute or more, for the first run, of which nothing is known: these begin before the others.
 _LONG = [
-    "layouts",
-    "forms",
-    "module_db",
+    "tiers",
     "opdb",
+    "bench",
+    "entry_points",
+    "report",
+    "command_line",
+    "docs",
+    "examples",
+    "contributing",
+    "random_nets",
+    "package",
+    "forms",
+    "fusion_counts",
+    "layouts",
+    "module_db",
     "error_inputs",
     "gradients",
-    "bench",
-    "fusion_counts",
     "ops_table",
-    "contributing",
+    "fusion_loop_fuzz",
+    "fusion_deep",
+    "fusion_c",
+    "gemm",
+    "opaque_pieces",
 ]
 # What races: the tests of opaque/ and runtime/ in which threads share something.
 # die_after_fork: the child of a fork begins threads in the background of its own.
