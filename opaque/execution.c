@@ -86,6 +86,8 @@ static opq_status look_for_any_offset(opq_execution *p, bool *out_any)
         return OPQ_OK;
     OPQ_TRY(opq_snapshot_key(&p->any_offset, salt()));
     p->plan = look_up(p, &p->any_offset);
+    if (p->plan)
+        p->snapshot = &p->any_offset;
     return OPQ_OK;
 }
 
@@ -96,16 +98,24 @@ static opq_status look_for_given(opq_execution *p)
     return OPQ_OK;
 }
 
-/* For the first offsets of a graph there will be a plan of their own, which says what the program said; other ones have one together. */
+/* For the first offsets of a graph there will be a plan of their own, which says what the program said; other ones have one together, which is looked
+ * for first where graphs of the same ops had it last, as each key takes as long as some launches. */
 static opq_status look_for_exact(opq_execution *p)
 {
-    bool any = false;
-    OPQ_TRY(look_for_given(p));
-    if (p->plan == NULL)
+    opq_views *views = &p->runner->ctx->views;
+    uint32_t kind = opq_snapshot_kind(p->given), *last = &views->moving[kind % OPQ_VIEWS];
+    bool any = false, first = *last == kind && !opq_execution_is_looked_at(p);
+    if (first)
         OPQ_TRY(look_for_any_offset(p, &any));
-    const opq_snapshot *s = &p->any_offset;
-    if (any && (p->plan || opq_views_moved(&p->runner->ctx->views, s, p->given)))
-        p->snapshot = s;
+    if (p->plan)
+        return OPQ_OK;
+    OPQ_TRY(look_for_given(p));
+    if (p->plan == NULL && !first)
+        OPQ_TRY(look_for_any_offset(p, &any));
+    if (any)
+        *last = p->snapshot == p->given ? 0 : kind;
+    if (any && p->plan == NULL && opq_views_moved(views, &p->any_offset, p->given))
+        p->snapshot = &p->any_offset;
     return OPQ_OK;
 }
 
@@ -142,7 +152,7 @@ static void note_plan(opq_ctx *ctx, const opq_plan *plan, const char *why, doubl
 static opq_status find_why(const opq_execution *p, char **out_why)
 {
     bool wanted = p->runner->recorder || opq_logs(OPQ_LOG_plan, OPQ_LOG_INFO);
-    return wanted ? opq_why(p->runner->ctx->plans, p->snapshot, out_why) : OPQ_OK;
+    return wanted ? opq_why(p->runner->ctx->plans, p->given, out_why) : OPQ_OK; /* with the offsets that the program has */
 }
 
 /* Of making a plan: what it took to plan, and of an allowance what is left. */
@@ -238,7 +248,7 @@ opq_status opq_execution_build_in_background(opq_execution *p, const opq_tiers_g
     job->limited = allowance != NULL;
     if (allowance)
         job->given = job->left = *allowance;
-    const char *folder = opq_repro_folder(&ctx->repro, p->given);
+    const char *folder = opq_repro_folder(&ctx->repro, p);
     job->folder = folder ? strdup(folder) : NULL;
     opq_status status = find_why(p, &job->why);
     *out_taken = status == OPQ_OK && opq_background_add(&ctx->background, job);

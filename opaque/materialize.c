@@ -151,7 +151,7 @@ static opq_status execute(run *r)
     *p = (opq_execution){.runner = &r->runner, .given = &r->snapshot, .in_place = true};
     OPQ_TRY(opq_execution_find(p, true, &found));
     if (ctx->repro.dir)
-        opq_repro_begin(&ctx->repro, &r->snapshot);
+        opq_repro_begin(&ctx->repro, p);
     OPQ_TRY(choose_tier(r, found, &tier));
     return tier == OPQ_TIER_plan ? run_planned(r) : run_pieces(r, tier);
 }
@@ -298,7 +298,7 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
     r->mixed = true; /* until the run says something else */
     opq_status status = execute_timed(r);
     if (status != OPQ_OK || ctx->repro.dir)
-        status = opq_repro_end(&ctx->repro, s, r->has_plan, status);
+        status = opq_repro_end(&ctx->repro, &r->planned, r->has_plan, status);
     int computed = status == OPQ_OK ? s->outputs.count : computed_first(r, s->outputs.count);
     r->failed_apart = status != OPQ_OK && r->mixed && s->outputs.count - computed > 1;
     if (r->failed_apart)

@@ -51,17 +51,9 @@ double opq_pieces_saving(const opq_snapshot *s)
     return seconds;
 }
 
-static uint32_t kind_of(const opq_snapshot *s)
-{
-    uint32_t kind = 2166136261u; /* FNV-1 */
-    for (int i = 0; i < s->nodes.count; i++)
-        kind = kind * 16777619u ^ s->nodes.items[i]->op;
-    return kind;
-}
-
 opq_tiers_graph opq_pieces_weighed(const opq_snapshot *s)
 {
-    return (opq_tiers_graph){s->key, s->key_bytes, opq_ops_to_plan(s), opq_pieces_saving(s), kind_of(s)};
+    return (opq_tiers_graph){s->key, s->key_bytes, opq_ops_to_plan(s), opq_pieces_saving(s), opq_snapshot_kind(s)};
 }
 
 static void append(pieces *p, opq_piece *made)

@@ -34,9 +34,11 @@ size_t opq_plan_cache_bytes(opq_plan_cache *cache);
 
 /* Hashes of the keys of graphs for any offsets of their views, the last ones that were met, and those with the first offsets of each. Not
  * thread-safe. */
+enum { OPQ_VIEWS = 256 };
 typedef struct opq_views {
-    uint64_t hash[256], first[256];
+    uint64_t hash[OPQ_VIEWS], first[OPQ_VIEWS];
     unsigned at;
+    uint32_t moving[OPQ_VIEWS]; /* kinds of graphs (opq_snapshot_kind) that had such a plan last */
 } opq_views;
 /* Was the graph met before, with other offsets than `given` has first? Now it was met. */
 bool opq_views_moved(opq_views *views, const struct opq_snapshot *any, const struct opq_snapshot *given);

@@ -2,7 +2,7 @@
 #define XXH_INLINE_ALL
 #include "opaque/repro.h"
 #include "graph/npy.h"
-#include "opaque/snapshot.h"
+#include "opaque/execution.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -191,7 +191,7 @@ static opq_status run_write(const opq_snapshot *s, const char *folder, bool valu
     return status;
 }
 
-static uint64_t key_of(const opq_snapshot *s) { return XXH3_64bits(s->key, s->key_bytes); }
+static uint64_t key_of(const opq_execution *run) { return XXH3_64bits(run->snapshot->key, run->snapshot->key_bytes); }
 
 static struct opq_written *find(opq_repro *repro, uint64_t key)
 {
@@ -242,14 +242,14 @@ void opq_repro_mark(const char *folder, const char *name, bool present)
         unlink(path);
 }
 
-void opq_repro_begin(opq_repro *repro, const opq_snapshot *s)
+void opq_repro_begin(opq_repro *repro, const opq_execution *run)
 {
-    struct opq_written *run = find(repro, key_of(s));
-    if (run == NULL && (run = add(repro, key_of(s))) != NULL)
-        write_to(repro, s, run);
-    repro->running = run;
-    if (run)
-        opq_repro_mark(run->folder, "running", true);
+    struct opq_written *to = find(repro, key_of(run));
+    if (to == NULL && (to = add(repro, key_of(run))) != NULL)
+        write_to(repro, run->given, to);
+    repro->running = to;
+    if (to)
+        opq_repro_mark(to->folder, "running", true);
 }
 
 /* A graph that was recorded is one that can be compiled, or its recording should have been refused. */
@@ -270,31 +270,31 @@ static void error_write(opq_repro *repro, const struct opq_written *run, const c
 }
 
 /* Written again where the plan has a folder: its inputs were those of another run. */
-static opq_status failure_write(opq_repro *repro, const opq_snapshot *s, opq_status status)
+static opq_status failure_write(opq_repro *repro, const opq_execution *run, opq_status status)
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", opq_error());
-    struct opq_written *run = find_or_add(repro, key_of(s));
-    if (run) {
-        write_to(repro, s, run);
-        error_write(repro, run, message);
-        return opq_fail(status, "%s; to repeat it: %s, docs/bugs.md", message, run->folder);
+    struct opq_written *to = find_or_add(repro, key_of(run));
+    if (to) {
+        write_to(repro, run->given, to);
+        error_write(repro, to, message);
+        return opq_fail(status, "%s; to repeat it: %s, docs/bugs.md", message, to->folder);
     }
     return opq_fail(status, "%s", message);
 }
 
-opq_status opq_repro_end(opq_repro *repro, const opq_snapshot *s, bool planned, opq_status status)
+opq_status opq_repro_end(opq_repro *repro, const opq_execution *run, bool planned, opq_status status)
 {
     if (repro->running)
         opq_repro_mark(repro->running->folder, "running", false);
     repro->running = NULL;
-    return is_ours(planned, status) && !repro->off ? failure_write(repro, s, status) : status;
+    return is_ours(planned, status) && !repro->off ? failure_write(repro, run, status) : status;
 }
 
-const char *opq_repro_folder(opq_repro *repro, const opq_snapshot *s)
+const char *opq_repro_folder(opq_repro *repro, const opq_execution *run)
 {
-    const struct opq_written *run = repro->dir ? find(repro, key_of(s)) : NULL;
-    return run ? run->folder : NULL;
+    const struct opq_written *to = repro->dir ? find(repro, key_of(run)) : NULL;
+    return to ? to->folder : NULL;
 }
 
 static opq_status made_apart_write(opq_ctx *ctx, const opq_graph *graph, const char *folder)

@@ -9,8 +9,8 @@
 
 #include "opaque/opaque.h"
 
+struct opq_execution;
 struct opq_job;
-struct opq_snapshot;
 
 enum { OPQ_REPRO_MAX = 100, OPQ_REPRO_FAILURES_MAX = 8 };
 
@@ -29,13 +29,13 @@ typedef struct opq_repro {
 
 opq_status opq_repro_init(opq_repro *repro) OPQ_MUST_CHECK; /* reads the environment variables */
 void opq_repro_drop(opq_repro *repro);
-/* Before a run whose plan has this snapshot's key. */
-void opq_repro_begin(opq_repro *repro, const struct opq_snapshot *snapshot);
+/* Before a run, whose key is made: that of its plan. */
+void opq_repro_begin(opq_repro *repro, const struct opq_execution *run);
 /* After it. `planned`: there was a plan to run. Returns `status`; the message of a failure that was written says where. */
-opq_status opq_repro_end(opq_repro *repro, const struct opq_snapshot *snapshot, bool planned,
+opq_status opq_repro_end(opq_repro *repro, const struct opq_execution *run, bool planned,
                          opq_status status) OPQ_MUST_CHECK;
 /* The folder that opq_repro_begin made for this plan, or NULL. */
-const char *opq_repro_folder(opq_repro *repro, const struct opq_snapshot *snapshot);
+const char *opq_repro_folder(opq_repro *repro, const struct opq_execution *run);
 /* A plan could not be made in the background, where there are no inputs: of them, types alone are written. Its folder; NULL: it is not written. */
 const char *opq_repro_failed_apart(opq_ctx *ctx, const struct opq_job *job);
 /* Makes the empty file, or removes it. Any thread, without the lock. */

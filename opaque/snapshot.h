@@ -102,6 +102,8 @@ bool opq_view_make(const opq_value *view, const opq_type *operand, const opq_vie
 bool opq_snapshot_replaces(const opq_snapshot *snapshot, int32_t leaf); /* by one of its outputs */
 /* The line that recorded a node, in `out`, or NULL. */
 const char *opq_snapshot_line(const opq_snapshot *snapshot, int32_t node, char *out, size_t size);
+/* A hash of its ops, whatever their types. */
+uint32_t opq_snapshot_kind(const opq_snapshot *snapshot);
 /* A hash of the source lines of its nodes, which are no part of the key. */
 uint64_t opq_snapshot_lines(const opq_snapshot *snapshot);
 static inline opq_value *opq_snapshot_output(const opq_snapshot *s, int i)

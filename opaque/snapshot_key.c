@@ -221,6 +221,14 @@ opq_status opq_snapshot_resized(const opq_snapshot *s, const int64_t *sizes, opq
                 : opq_fail(OPQ_NO_MEMORY, "out of memory for a graph of another size");
 }
 
+uint32_t opq_snapshot_kind(const opq_snapshot *s)
+{
+    uint32_t kind = 2166136261u; /* FNV-1 */
+    for (int i = 0; i < s->nodes.count; i++)
+        kind = kind * 16777619u ^ s->nodes.items[i]->op;
+    return kind;
+}
+
 uint64_t opq_snapshot_lines(const opq_snapshot *s)
 {
     uint64_t hash = 0;
