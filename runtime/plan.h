@@ -97,6 +97,8 @@ struct opq_step {
     opq_loops loops;      /* none for an extern call */
     const opq_code *code; /* of the loops, or of the epilogue; NULL: the loops are evaluated */
     int64_t *dims;
+    int phases; /* of its loops, of which each has so many units (codegen.h); of a product that the engine makes none */
+    int64_t units[OPQ_PHASE_MAX], scratch;
     int32_t *buffers;           /* storage per kernel argument */
     int32_t *scalars;           /* slot per kernel scalar */
     int32_t copy_from, copy_to; /* storage copied before, -1: none */

@@ -158,7 +158,7 @@ static bool same_loops(const opq_loops *a, const opq_loops *b)
 
 static bool same_step(const opq_step *a, const opq_step *b)
 {
-    return a->kind == b->kind && a->order == b->order && a->code == b->code && a->copy_from == b->copy_from &&
+    return a->kind == b->kind && a->order == b->order && a->phases == b->phases && a->code == b->code && a->copy_from == b->copy_from &&
            a->copy_to == b->copy_to && a->check_count == b->check_count && a->taken_count == b->taken_count &&
            (a->matmul != NULL) == (b->matmul != NULL) && same_loops(&a->loops, &b->loops) &&
            same(a->buffers, b->buffers, (size_t)a->loops.buffer_count * sizeof *a->buffers) &&
@@ -418,8 +418,10 @@ opq_status opq_plan_family_plan(const opq_plan_family *f, const int64_t *sizes, 
             status =
                 opq_fail(OPQ_UNSUPPORTED, "family of plans: a number at size %lld is too large", (long long)sizes[0]);
     free(at);
-    for (int32_t s = 0; status == OPQ_OK && s < made->step_count; s++)
+    for (int32_t s = 0; status == OPQ_OK && s < made->step_count; s++) {
+        opq_step_measure(&made->steps[s]); /* rounds up, as no polynomial does */
         status = opq_step_verify_bounds(made, &made->steps[s]);
+    }
     if (status != OPQ_OK)
         opq_plan_release(made);
     else

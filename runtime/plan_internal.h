@@ -26,6 +26,8 @@ int32_t opq_planner_storage(const opq_planner *planner,
 /* A temporary that is no node's. */
 opq_status opq_planner_add_storage(opq_planner *planner, int64_t bytes, int32_t *out_id) OPQ_MUST_CHECK;
 opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step) OPQ_MUST_CHECK;
+/* Phases, units and scratch, of what its code is made of and of its numbers: no run has to read the tree. */
+void opq_step_measure(opq_step *step);
 /* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */
 opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, const opq_ref *stored,
                              int stored_count, opq_lowered *out_lowered, opq_step *step) OPQ_MUST_CHECK;

@@ -279,6 +279,14 @@ static opq_status generate(opq_planner *p, opq_step *step)
     return use || made ? OPQ_OK : out_of_memory();
 }
 
+void opq_step_measure(opq_step *step)
+{
+    const opq_loops *loops = opq_step_code_loops(step);
+    const int64_t *dims = step->matmul ? step->matmul->contract.dims : step->dims;
+    step->phases = step->matmul ? 0 : opq_loops_phases(loops, dims, step->units);
+    step->scratch = opq_loops_scratch(loops, dims);
+}
+
 opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, const opq_ref *stored, int stored_count,
                              opq_lowered *out_lowered, opq_step *step)
 {
@@ -308,6 +316,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
     OPQ_TRY(opq_planner_check(p, step));
     if (out_lowered->matmul >= 0 && !out_lowered->direct)
         OPQ_TRY(bind_matmul(p, step));
+    opq_step_measure(step);
     if (p->dry)
         return OPQ_OK;
     return p->runtime->run_loops ? opq_loops_verify(&step->loops) : generate(p, step);

@@ -210,19 +210,16 @@ static void choose(pool *w)
 
 static opq_status count_units(opq_plan *plan, opq_wave *wave)
 {
-    int64_t units[OPQ_PHASE_MAX];
     const opq_step *rows = &plan->steps[wave->first];
-    wave->phases = opq_loops_phases(&rows->loops, rows->dims, units);
+    wave->phases = rows->phases;
     wave->ends = opq_arena_alloc(&plan->arena, (size_t)wave->phases * (size_t)wave->count * sizeof *wave->ends);
     if (wave->ends == NULL)
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     for (int32_t r = 0; r < wave->count; r++) {
-        int64_t scratch = opq_loops_scratch(&rows[r].loops, rows[r].dims);
-        opq_loops_phases(&rows[r].loops, rows[r].dims, units);
         for (int p = 0; p < wave->phases; p++)
-            wave->ends[p * wave->count + r] = units[p] + (r > 0 ? wave->ends[p * wave->count + r - 1] : 0);
+            wave->ends[p * wave->count + r] = rows[r].units[p] + (r > 0 ? wave->ends[p * wave->count + r - 1] : 0);
         wave->work += rows[r].bytes_read + rows[r].bytes_written + rows[r].flops;
-        wave->scratch = scratch > wave->scratch ? scratch : wave->scratch;
+        wave->scratch = rows[r].scratch > wave->scratch ? rows[r].scratch : wave->scratch;
     }
     return OPQ_OK;
 }

@@ -85,13 +85,12 @@ static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
     opq_run_bind(run, step, buffers, scalars);
-    int64_t units[OPQ_PHASE_MAX], work = step->bytes_read + step->bytes_written + step->flops;
-    launch l = {step, buffers, scalars, opq_loops_scratch(&step->loops, step->dims), 0, error};
-    int phases = opq_loops_phases(&step->loops, step->dims, units);
-    for (int p = 0; p < phases; p++) {
-        int64_t grain = work < SERIAL_WORK ? units[p] : units[p] * SERIAL_WORK / work;
-        opq_parallel_for(run->runtime->host, units[p], grain < 1 ? 1 : grain, run_units, &l);
-        l.first += units[p];
+    int64_t work = step->bytes_read + step->bytes_written + step->flops;
+    launch l = {step, buffers, scalars, step->scratch, 0, error};
+    for (int p = 0; p < step->phases; p++) {
+        int64_t units = step->units[p], grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
+        opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
+        l.first += units;
     }
     return OPQ_OK;
 }

@@ -400,11 +400,10 @@ opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_ste
                    .step = step,
                    .block = step->block,
                    .error = error,
-                   .rows_scratch = opq_loops_scratch(&rows->loops, rows->dims)};
+                   .rows_scratch = rows->scratch};
     for (int i = 0; i < step->block->second_count; i++) {
         const opq_step *second = product_of(&r, step->block->first_count + i);
-        const opq_contract *c = &second->matmul->contract;
-        r.tiles[i] = (opq_tiles){.step = second, .error = error, .scratch = opq_loops_scratch(&c->epilogue, c->dims)};
+        r.tiles[i] = (opq_tiles){.step = second, .error = error, .scratch = second->scratch};
         opq_run_bind(run, second, r.tiles[i].buffers, r.tiles[i].scalars);
     }
     opq_run_bind(run, rows, r.buffers, r.scalars);

@@ -178,7 +178,7 @@ static void begin(const opq_run_state *run, const opq_step *step, bool alone, op
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
     out->tiles.step = step; /* not all of it: its arrays are long */
-    out->tiles.scratch = opq_loops_scratch(&c->epilogue, c->dims);
+    out->tiles.scratch = step->scratch;
     out->tiles.first_batch = out->tiles.first_row = 0;
     out->tiles.error = error;
     opq_run_bind(run, step, out->tiles.buffers, out->tiles.scalars);
