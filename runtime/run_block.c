@@ -396,11 +396,7 @@ static void plan(block_run *r)
 opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
     const opq_step *rows = &step->parts[0];
-    block_run r = {.run = run,
-                   .step = step,
-                   .block = step->block,
-                   .error = error,
-                   .rows_scratch = rows->scratch};
+    block_run r = {.run = run, .step = step, .block = step->block, .error = error, .rows_scratch = rows->scratch};
     for (int i = 0; i < step->block->second_count; i++) {
         const opq_step *second = product_of(&r, step->block->first_count + i);
         r.tiles[i] = (opq_tiles){.step = second, .error = error, .scratch = second->scratch};
