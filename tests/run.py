@@ -51,12 +51,8 @@ _LONG = [
     "error_inputs",
     "gradients",
     "ops_table",
-    "fusion_loop_fuzz",
-    "fusion_deep",
-    "fusion_c",
-    "gemm",
-    "opaque_pieces",
 ]
+_LONG_C = ["fusion_loop_fuzz", "fusion_deep", "fusion_c", "gemm", "opaque_pieces"]
 # What races: the tests of opaque/ and runtime/ in which threads share something.
 # die_after_fork: the child of a fork begins threads in the background of its own.
 _TSAN_OPTIONS = {"TSAN_OPTIONS": "allocator_may_return_null=1 die_after_fork=0"}
@@ -314,7 +310,7 @@ def run_all(
     """Prints a line as each ends, and what a failed one printed. `known`: seconds of processors, by key."""
 
     def expected(task: Task) -> float:
-        return known.get(task.key, 60.0 if task.name in _LONG else 0.0)
+        return known.get(task.key, 60.0 if task.name in (*_LONG, *_LONG_C) else 0.0)
 
     if timing := [task for task in tasks if task.alone and jobs > 1]:
         run_all([task for task in tasks if not task.alone], jobs, limit, known, environment)

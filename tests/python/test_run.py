@@ -125,6 +125,8 @@ def test_the_longest_begin_first(capsys):
 def test_names_in_the_runner_exist():
     for name in [*run.QUICK, *run._ASAN_FILES, *run._LONG]:
         assert os.path.exists(os.path.join(ROOT, "tests", "python", f"test_{name}.py")), name
+    known = {name for name, *_ in run.c_tests(os.path.join(ROOT, "build"))}
+    assert known.issuperset(run._LONG_C), known
 
 
 def test_the_table_is_written_into_the_page(tmp_path):
