@@ -129,13 +129,20 @@ static opq_status kernels_write(opq_ctx *ctx, const opq_graph *graph, opq_fusion
     return text_write(folder, "error.txt", message); /* that there is no plan is what the folder is for */
 }
 
+/* s: of the run; NULL: there was none. */
+static opq_status files_write(opq_ctx *ctx, const opq_graph *graph, const opq_snapshot *s, opq_fusion fusion,
+                              const char *folder, bool values)
+{
+    OPQ_TRY(graph_write(graph, folder));
+    OPQ_TRY(environment_write(ctx, folder, fusion));
+    OPQ_TRY(s ? inputs_write(s, folder, values) : input_types_write(graph, folder));
+    return kernels_write(ctx, graph, fusion, folder);
+}
+
 opq_status opq_snapshot_write(const opq_snapshot *s, const opq_graph *graph, opq_fusion fusion, const char *folder,
                               bool values)
 {
-    OPQ_TRY(graph_write(graph, folder));
-    OPQ_TRY(environment_write(s->ctx, folder, fusion));
-    OPQ_TRY(inputs_write(s, folder, values));
-    return kernels_write(s->ctx, graph, fusion, folder);
+    return files_write(s->ctx, graph, s, fusion, folder, values);
 }
 
 /* ---- which runs */
@@ -220,12 +227,6 @@ static struct opq_written *add(opq_repro *repro, uint64_t key)
     return made;
 }
 
-static struct opq_written *find_or_add(opq_repro *repro, uint64_t key)
-{
-    struct opq_written *run = find(repro, key);
-    return run ? run : add(repro, key);
-}
-
 static void write_to(const opq_repro *repro, const opq_snapshot *s, const struct opq_written *to)
 {
     if (run_write(s, to->folder, repro->values) != OPQ_OK)
@@ -274,7 +275,9 @@ static opq_status failure_write(opq_repro *repro, const opq_execution *run, opq_
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", opq_error());
-    struct opq_written *to = find_or_add(repro, key_of(run));
+    struct opq_written *to = find(repro, key_of(run));
+    if (to == NULL)
+        to = add(repro, key_of(run));
     if (to) {
         write_to(repro, run->given, to);
         error_write(repro, to, message);
@@ -297,14 +300,6 @@ const char *opq_repro_folder(opq_repro *repro, const opq_execution *run)
     return to ? to->folder : NULL;
 }
 
-static opq_status made_apart_write(opq_ctx *ctx, const opq_graph *graph, const char *folder)
-{
-    OPQ_TRY(graph_write(graph, folder));
-    OPQ_TRY(environment_write(ctx, folder, OPQ_FUSED));
-    OPQ_TRY(input_types_write(graph, folder));
-    return kernels_write(ctx, graph, OPQ_FUSED, folder);
-}
-
 const char *opq_repro_failed_apart(opq_ctx *ctx, const opq_job *job)
 {
     opq_repro *repro = &ctx->repro;
@@ -314,7 +309,7 @@ const char *opq_repro_failed_apart(opq_ctx *ctx, const opq_job *job)
     const struct opq_written *run = find(repro, key);
     if (run == NULL) {
         run = add(repro, key);
-        if (run && made_apart_write(ctx, job->graph, run->folder) != OPQ_OK)
+        if (run && files_write(ctx, job->graph, NULL, OPQ_FUSED, run->folder, false) != OPQ_OK)
             fprintf(stderr, "[opaque] the plan is not written whole: %s\n", opq_error());
     }
     if (run)
