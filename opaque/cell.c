@@ -3,7 +3,7 @@
  * A read gives the value as the window sees it, as a view node; a write gives the cell a new value: the written one if it covers the
  * cell, else an update of the old one. Readers that came before keep the value they took, so nothing is ever refreshed.
  */
-#include "opaque/context.h"
+#include "opaque/capturing.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +78,7 @@ static opq_status make(opq_ctx *ctx, int64_t bytes, opq_value *value, opq_cell *
     if (cell == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     *cell = (opq_cell){.ctx = ctx, .refs = 1, .bytes = bytes};
+    opq_capturing_made(cell);
     if (value)
         opq_value_retain(value);
     opq_spin_lock(&ctx->lock);
@@ -187,6 +188,7 @@ opq_value *opq_cell_computed(opq_cell *cell)
 
 opq_value *opq_cell_value(opq_cell *cell)
 {
+    opq_capturing_read(cell);
     opq_spin_lock(&cell->ctx->lock);
     opq_value *value = cell->value;
     if (value)
@@ -205,6 +207,12 @@ int opq_cell_forget(opq_cell *cell, opq_value **out_drop)
 }
 
 bool opq_cell_replace(opq_cell *cell, opq_value *const *expected, opq_value *value)
+{
+    opq_capturing_write(cell);
+    return opq_cell_replace_unseen(cell, expected, value);
+}
+
+bool opq_cell_replace_unseen(opq_cell *cell, opq_value *const *expected, opq_value *value)
 {
     opq_value *drop[OPQ_HISTORY_MAX + 1];
     int count = 0;
@@ -342,6 +350,9 @@ static bool take_plain(opq_ctx *ctx, opq_cell *const *cells, opq_value *const *v
                        opq_value **out_values)
 {
     bool plain = true;
+    for (int i = 0; i < count; i++)
+        if (cells[i])
+            opq_capturing_read(cells[i]);
     opq_spin_lock(&ctx->lock);
     for (int i = 0; i < count && plain; i++) {
         out_values[i] = cells[i] ? cells[i]->value : values[i];
@@ -511,6 +522,7 @@ opq_status opq_cell_resize(opq_ctx *ctx, opq_cell *cell, int64_t bytes)
     OPQ_TRY(opq_pool_check(ctx->runtime.pool, bytes));
     opq_value *value = opq_cell_value(cell);
     if (value) {
+        OPQ_TRY(opq_capturing_forbids(ctx, OPQ_REASON_reinterpret));
         int64_t kept = opq_type_bytes(&value->type) < bytes ? opq_type_bytes(&value->type) : bytes;
         opq_type flat = opq_type_make(OPQ_raw8, 1, &bytes);
         opq_buffer *buffer = NULL;

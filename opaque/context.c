@@ -26,6 +26,7 @@ bool opq_reason_hidden(opq_reason reason)
     case OPQ_REASON_optimizer_step:
     case OPQ_REASON_inspect:
     case OPQ_REASON_eager:
+    case OPQ_REASON_capture:
     case OPQ_REASON_COUNT: break;
     }
     return false;
@@ -141,6 +142,7 @@ void opq_stats_read(opq_ctx *ctx, opq_stats *out)
         .kernels_split = atomic_load(&ctx->stats.kernels_split),
         .runs_in_pieces = atomic_load(&ctx->stats.runs_in_pieces),
         .runs_joined = atomic_load(&ctx->stats.runs_joined),
+        .captured_calls = atomic_load(&ctx->stats.captured_calls),
         .plans_built = atomic_load(&ctx->stats.plans_built),
         .plans_in_background = atomic_load(&ctx->stats.plans_in_background),
         .plans_failed = atomic_load(&ctx->stats.plans_failed),
@@ -168,7 +170,8 @@ void opq_stats_reset(opq_ctx *ctx)
                                 &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
                                 &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split, &ctx->stats.kernels_loaded,
                                 &ctx->stats.runs_in_pieces,  &ctx->stats.plans_failed,  &ctx->stats.plans_in_background,
-                                &ctx->stats.runs_joined};
+                                &ctx->stats.runs_joined,
+                                &ctx->stats.captured_calls};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)

@@ -60,6 +60,8 @@ struct opq_cell {
     uint8_t history_count;
     bool history_lost;                       /* there were more writes than fit */
     bool waits;                              /* in the context's list of cells whose value is pending */
+    uint32_t capturing;                      /* the last one that met or made it, see capturing.h */
+    int32_t met;                             /* its number there; -1: made */
     opq_cell *next_holder, *previous_holder; /* other cells with the same value */
     opq_cell *next, *before;                 /* cells whose value is pending */
 };
@@ -72,6 +74,7 @@ struct opq_ctx {
     opq_spin lock;
     pthread_mutex_t run_lock;
     opq_cell *pending_cells; /* they hold what is still to be computed */
+    struct opq_capturing *capturings; /* with `lock` held */
     uint32_t collections;    /* snapshots taken; with `lock` held */
     atomic_ullong sequence;
     atomic_int pending;
@@ -89,7 +92,7 @@ struct opq_ctx {
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built,
-            plans_in_background, plans_failed, plans_reused, runs_in_pieces, runs_joined, extern_calls, bytes_read,
+            plans_in_background, plans_failed, plans_reused, runs_in_pieces, runs_joined, captured_calls, extern_calls, bytes_read,
             bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
         atomic_llong compile_nanoseconds, run_nanoseconds;
@@ -109,6 +112,8 @@ int opq_cell_forget(opq_cell *cell, opq_value **out_drop);
 /* Gives it a new value and takes the reference. False, and nothing happens, if it no longer holds what `expected` (NULL: anything) says: another
  * thread has written. */
 bool opq_cell_replace(opq_cell *cell, opq_value *const *expected, opq_value *value);
+/* The same, of which a function that is captured knows nothing. */
+bool opq_cell_replace_unseen(opq_cell *cell, opq_value *const *expected, opq_value *value);
 
 /* geometry.c: the view of `value` that a window describes, as the most telling op. */
 opq_status opq_geometry_view(opq_ctx *ctx, opq_value *value, const opq_geometry *geometry,
@@ -135,7 +140,13 @@ void opq_fork_remove(opq_ctx *ctx);
 
 /* materialize.c. The context whose run_lock the calling thread has, or NULL. */
 opq_ctx *opq_running(void);
-/* run_lock not held. */
+/* A run of these values and what the scope says, without asking whether it is allowed. run_lock not held, as below. */
+struct opq_scope;
+opq_status opq_run_pending(opq_ctx *ctx, opq_value *const *values, int count, const struct opq_scope *scope,
+                           opq_reason reason) OPQ_MUST_CHECK;
+/* Around what runs under the run lock; plans that were made in the background are collected. */
+void opq_run_enter(opq_ctx *ctx);
+void opq_run_leave(opq_ctx *ctx);
 opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type) OPQ_MUST_CHECK;
 
 #endif

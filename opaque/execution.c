@@ -131,7 +131,7 @@ opq_status opq_execution_find(opq_execution *p, bool by_offset, bool *out_found)
     if (!p->reused)
         return OPQ_OK;
     atomic_fetch_add_explicit(&p->runner->ctx->stats.plans_reused, !p->one_op, memory_order_relaxed);
-    if (p->runner->watched || p->runner->recorder)
+    if (p->runner->watched || p->runner->recorder || p->own_lines)
         renew_lines(p);
     if (opq_logs(OPQ_LOG_plan, OPQ_LOG_DEBUG))
         opq_log("plan: reused, of %d ops on %d inputs", p->snapshot->nodes.count, p->snapshot->leaves.count);
@@ -314,10 +314,10 @@ bool opq_execution_is_looked_at(const opq_execution *p)
 
 /* ---- running */
 
-static void note_launch(void *data, const opq_step *step, int32_t count, const opq_launch_times *times)
+void opq_runner_note(void *data, const opq_step *step, int32_t count, const opq_launch_times *times)
 {
-    const opq_execution *p = data;
-    opq_ctx *ctx = p->runner->ctx;
+    const opq_runner *runner = data;
+    opq_ctx *ctx = runner->ctx;
     bool call = step->kind == OPQ_KERNEL_extern;
     atomic_fetch_add(call ? &ctx->stats.extern_calls : &ctx->stats.kernels_run, 1);
     int64_t bytes_read = 0, bytes_written = 0;
@@ -331,19 +331,17 @@ static void note_launch(void *data, const opq_step *step, int32_t count, const o
         opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
                 times->compile_seconds > 0 ? " (compiled now)" : "", count, opq_type_name(step->largest).text,
                 1e3 * times->seconds, (long long)bytes_read, (long long)bytes_written);
-    if (p->runner->recorder)
-        opq_recorder_launch(p->runner->recorder, step, count, times);
+    if (runner->recorder)
+        opq_recorder_launch(runner->recorder, step, count, times);
 }
 
 static void drop_part(void *of) { opq_buffer_release(of); }
 
-/* A view of a leaf's memory, from its first element on: a buffer of its own. */
-static opq_status take_part(const opq_execution *p, opq_buffer *buffer, const opq_view *view, opq_buffer **out_part)
+opq_status opq_buffer_part(opq_ctx *ctx, opq_buffer *buffer, int64_t first, int64_t bytes, opq_buffer **out_part)
 {
-    char *first = (char *)buffer->data + view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype);
     opq_buffer_retain(buffer);
-    opq_status status = opq_pool_adopt(p->runner->ctx->runtime.pool, first, (size_t)opq_type_bytes(&view->leaf),
-                                       drop_part, buffer, out_part);
+    opq_status status = opq_pool_adopt(ctx->runtime.pool, (char *)buffer->data + first, (size_t)bytes, drop_part, buffer,
+                                       out_part);
     if (status != OPQ_OK)
         opq_buffer_release(buffer);
     return status;
@@ -368,7 +366,8 @@ static opq_status find_inputs(const opq_execution *p)
         const opq_view *view = opq_snapshot_leaf_view(s, i);
         opq_buffer *buffer = p->memory ? p->memory[i] : s->leaves.items[i]->buffer;
         if (view && view->first > 0)
-            OPQ_TRY(take_part(p, buffer, view, &p->inputs[i]));
+            OPQ_TRY(opq_buffer_part(p->runner->ctx, buffer, view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype),
+                                    opq_type_bytes(&view->leaf), &p->inputs[i]));
         else
             p->inputs[i] = buffer;
     }
@@ -402,8 +401,8 @@ opq_status opq_execution_run(opq_execution *p)
                          .scalars = scalars,
                          .outputs = results,
                          .replaces = p->in_place && s->replaces.count > 0 ? s->replaces.items : NULL,
-                         .note = note_launch,
-                         .note_data = p,
+                         .note = opq_runner_note,
+                         .note_data = (void *)p->runner,
                          .timed = p->runner->recorder != NULL || opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG),
                          .watched = p->runner->watched,
                          .lines_of = plan_with_lines,

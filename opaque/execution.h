@@ -25,6 +25,7 @@ typedef struct opq_execution {
     bool reused, mixed;             /* mixed: of the last run, see opq_run_call */
     bool in_place;                  /* outputs may take the memory of what they replace */
     bool bare;                      /* a plan is built without lines, which cost a fifth of planning one op */
+    bool own_lines;                 /* a plan that was made for other lines is made again for those of the snapshot */
     bool piece, one_op;             /* of several ops; of one, whose plan is not counted */
     const opq_allowance *allowance; /* of making the plan; NULL: it takes what it takes */
     char *why; /* there was no plan: what tells it from the nearest, malloc'd; for the recorder and the log */
@@ -53,5 +54,10 @@ opq_status opq_execution_run(opq_execution *execution) OPQ_MUST_CHECK;
 /* Does somebody look at plans, who sees the graphs that they were built from? */
 bool opq_execution_is_looked_at(const opq_execution *execution);
 void opq_execution_drop(const opq_execution *execution); /* without its results */
+/* A launch, for statistics, log and recorder: an opq_step_note whose data is the opq_runner. */
+void opq_runner_note(void *runner, const opq_step *step, int32_t count, const opq_launch_times *times);
+/* `bytes` of a buffer from `first` on, as a buffer of its own, which holds it. */
+opq_status opq_buffer_part(opq_ctx *ctx, opq_buffer *buffer, int64_t first, int64_t bytes,
+                           opq_buffer **out_part) OPQ_MUST_CHECK;
 
 #endif

@@ -1,4 +1,5 @@
 /* From pending to computed: snapshot, key, plan (found or compiled), run, results. */
+#include "opaque/capturing.h"
 #include "opaque/log.h"
 #include "opaque/pieces.h"
 #include "runtime/activity.h"
@@ -375,14 +376,25 @@ static opq_status error_of(opq_value *const *values, int count)
 static _Thread_local opq_ctx *running;
 opq_ctx *opq_running(void) { return running; }
 
-static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope, opq_reason reason)
+void opq_run_enter(opq_ctx *ctx)
+{
+    pthread_mutex_lock(&ctx->run_lock);
+    running = ctx;
+    opq_execution_collect(ctx);
+}
+
+void opq_run_leave(opq_ctx *ctx)
+{
+    running = NULL;
+    pthread_mutex_unlock(&ctx->run_lock);
+}
+
+opq_status opq_run_pending(opq_ctx *ctx, opq_value *const *values, int count, const opq_scope *scope, opq_reason reason)
 {
     run r;
     char message[1024];
     start_run(&r, ctx, opq_recorder_get(), opq_watched(&ctx->host), reason == OPQ_REASON_optimizer_step);
-    pthread_mutex_lock(&ctx->run_lock);
-    running = ctx;
-    opq_execution_collect(ctx);
+    opq_run_enter(ctx);
     void *activity = r.runner.watched ? opq_activity_begin(&ctx->host, OPQ_ACTIVITY_run, opq_reason_name(reason)) : NULL;
     opq_status status = run_values(&r, values, count, scope);
     if (r.failed_apart)
@@ -393,13 +405,13 @@ static opq_status run_locked(opq_ctx *ctx, opq_value *const *values, int count, 
         (void)!run_alone(ctx, r.again[i], &r);
     drop_run(&r);
     opq_activity_end(&ctx->host, activity);
-    running = NULL;
-    pthread_mutex_unlock(&ctx->run_lock);
+    opq_run_leave(ctx);
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s", message);
 }
 
-static opq_status check_allowed(opq_reason reason)
+static opq_status check_allowed(opq_ctx *ctx, opq_reason reason)
 {
+    OPQ_TRY(opq_capturing_forbids(ctx, reason));
     if ((opq_modes_get() & OPQ_MODE_FORBID_SYNC) && opq_reason_hidden(reason))
         return opq_fail(OPQ_INVALID, "forbid_sync: pending work would run here (reason: %s)", opq_reason_name(reason));
     return OPQ_OK;
@@ -420,6 +432,7 @@ static bool observes(opq_reason reason)
     case OPQ_REASON_bound:
     case OPQ_REASON_inspect:
     case OPQ_REASON_eager:
+    case OPQ_REASON_capture:
     case OPQ_REASON_COUNT: break;
     }
     return false;
@@ -433,9 +446,9 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
         return error_of(values, count);
-    OPQ_TRY(check_allowed(reason));
+    OPQ_TRY(check_allowed(ctx, reason));
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
-    return run_locked(ctx, values, count, &scope, reason);
+    return opq_run_pending(ctx, values, count, &scope, reason);
 }
 
 void opq_plans_wait(opq_ctx *ctx)
@@ -461,14 +474,14 @@ opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
     message[0] = 0;
     own = opq_snapshot_origins(ctx, &room, &origins, &count);
     if (own == OPQ_OK && count > 0)
-        own = check_allowed(reason);
+        own = check_allowed(ctx, reason);
     if (own != OPQ_OK)
         count = 0;
     if (count > 0)
         atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     for (int i = 0; i < count; i++) {
         opq_scope scope = {OPQ_SCOPE_origin, origins[i], true};
-        opq_status status = run_locked(ctx, NULL, 0, &scope, reason);
+        opq_status status = opq_run_pending(ctx, NULL, 0, &scope, reason);
         if (status != OPQ_OK && origins[i] == opq_origin_get()) {
             own = status;
             copy_message(message, sizeof message);
@@ -487,7 +500,7 @@ opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type)
     unsigned at = atomic_load_explicit(&ctx->window_at, memory_order_relaxed) + 1;
     atomic_store_explicit(&ctx->window_at, at, memory_order_relaxed);
     atomic_store_explicit(&ctx->window[at % OPQ_WINDOW], item, memory_order_relaxed);
-    if (pending < OPQ_PENDING_MAX)
+    if (pending < OPQ_PENDING_MAX || opq_capturing_here(ctx))
         return OPQ_OK;
     uint64_t window = 0;
     for (unsigned i = 1; i <= OPQ_WINDOW; i++)

@@ -45,10 +45,16 @@ static opq_status check_native(opq_op op, opq_dtype compute)
 }
 
 /* A number takes the dtype it is used in: no cast in the kernel. */
-static opq_status cast_scalar(opq_ctx *ctx, const opq_value *value, opq_dtype dtype, opq_value **out_value)
+static opq_status cast_scalar(opq_ctx *ctx, opq_value *value, opq_dtype dtype, opq_value **out_value)
 {
     opq_number number = opq_eval_cast((opq_dtype)value->type.dtype, dtype, value->scalar);
-    return opq_value_scalar(ctx, dtype, number, value->type.weak, out_value);
+    if (value->attr_count == 0 && value->arity == 0)
+        return opq_value_scalar(ctx, dtype, number, value->type.weak, out_value);
+    opq_type type = value->type; /* of a number that is given at each call: capturing.h */
+    type.dtype = (uint8_t)dtype;
+    OPQ_TRY(opq_value_new(ctx, OPQ_OP_scalar, &type, &value, 1, NULL, 0, out_value));
+    (*out_value)->scalar = number;
+    return OPQ_OK;
 }
 
 opq_status opq_record_cast(opq_ctx *ctx, opq_value *value, opq_dtype dtype, opq_value **out_value)

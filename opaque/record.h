@@ -98,7 +98,8 @@ bool opq_geometry_overlaps(const opq_geometry *geometry);
 #define OPQ_REASONS(X)                                                                                                 \
     X(item)                                                                                                            \
     X(copy_to_host)                                                                                                    \
-    X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager) X(collective)
+    X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager) X(collective)       \
+    X(capture)
 typedef enum opq_reason {
 #define X(name) OPQ_REASON_##name,
     OPQ_REASONS(X)
@@ -151,6 +152,7 @@ typedef struct opq_stats {
         plans_failed; /* of those built: by other threads; there it could not be made, and the graph goes on in pieces */
     int64_t runs_in_pieces;                      /* of all runs; the others had one plan */
     int64_t runs_joined;                         /* of these: the pieces' plans were one */
+    int64_t captured_calls;                      /* calls of captured functions that recorded nothing */
     int64_t bytes_read, bytes_written;           /* by kernels and extern calls */
     int64_t bytes_allocated, bytes_peak;         /* live now; highest since reset */
     int64_t bytes_reserved, bytes_reserved_peak; /* live and cached: what is taken from the system; highest since reset */

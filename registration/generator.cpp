@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GeneratorImpl.h>
 
+#include "capturing.h"
 #include "random.h"
 #include "shim.h"
 
@@ -18,12 +19,24 @@ struct PhiloxGenerator final : c10::GeneratorImpl {
     }
     uint64_t seed_, offset_ = 0;
 
+    // Offsets of a captured function are counted from where the generator stands when it is called.
+    static void refuse(bool fits)
+    {
+        if (!fits && any_capturing())
+            if (Capturing *const here = capturing_here())
+                here->refuse("the random generator is set");
+    }
     void set_current_seed(uint64_t seed) override
     {
+        refuse(false);
         seed_ = seed;
         offset_ = 0;
     }
-    void set_offset(uint64_t offset) override { offset_ = offset; }
+    void set_offset(uint64_t offset) override
+    {
+        refuse(false);
+        offset_ = offset;
+    }
     uint64_t get_offset() const override { return offset_; }
     uint64_t current_seed() const override { return seed_; }
     uint64_t seed() override
@@ -45,6 +58,7 @@ struct PhiloxGenerator final : c10::GeneratorImpl {
         TORCH_CHECK(given.numel() == sizeof words, "RNG state of device ", opq::device(), " has ", sizeof words,
                     " bytes, got ", given.numel());
         std::memcpy(words, given.data(), sizeof words);
+        refuse(words[0] == seed_ && words[1] <= offset_); // checkpoints go back to where they were
         seed_ = words[0];
         offset_ = words[1];
     }
@@ -82,6 +96,24 @@ std::pair<uint64_t, uint64_t> reserve_draws(const std::optional<at::Generator> &
     auto *const philox = static_cast<PhiloxGenerator *>(generator.unsafeGetGeneratorImpl());
     const uint64_t offset = philox->offset_;
     philox->offset_ += static_cast<uint64_t>(std::max<int64_t>(draws, 1));
+    return {philox->seed_, offset};
+}
+
+std::pair<Value, Value> draw_numbers(const std::optional<at::Generator> &given, int64_t draws)
+{
+    const auto [seed, offset] = reserve_draws(given, draws);
+    if (any_capturing())
+        if (Capturing *const here = capturing_here())
+            return here->draw(given && given->defined() ? *given : default_generator(), seed, offset);
+    return {number_i64(static_cast<int64_t>(seed)), number_i64(static_cast<int64_t>(offset))};
+}
+
+std::pair<uint64_t, uint64_t> take_draws(at::Generator generator, int64_t draws)
+{
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    auto *const philox = static_cast<PhiloxGenerator *>(generator.unsafeGetGeneratorImpl());
+    const uint64_t offset = philox->offset_;
+    philox->offset_ += static_cast<uint64_t>(draws);
     return {philox->seed_, offset};
 }
 

@@ -2,6 +2,7 @@
 //
 // A value is dense and row-major. A dense tensor in another memory order (transposed, channels last) is read and made in that
 // order, so that the value is the memory and no element moves.
+#include "capturing.h"
 #include "adapter.h"
 
 #include <ATen/MemoryOverlap.h>
@@ -72,6 +73,7 @@ Value read_window(const Tensor &tensor, IntArrayRef sizes, IntArrayRef strides)
         return no_elements(core_dtype(tensor.scalar_type()), sizes);
     const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(),
                               strides.data(), tensor.storage_offset()};
+    note_reached(tensor);
     opq_value *out = nullptr;
     check(opq_cell_read(context(), impl_of(tensor)->cell(), &window, &out));
     return Value::take(out);
@@ -101,6 +103,7 @@ Value read_row(const Tensor &tensor)
     opq_value *out = nullptr;
     if (tensor.numel() == 0)
         return no_elements(core_dtype(tensor.scalar_type()), {0});
+    note_reached(tensor);
     check(opq_cell_read(context(), impl_of(tensor)->cell(), &row, &out));
     return Value::take(out);
 }
@@ -342,6 +345,7 @@ void write(const Tensor &tensor, const Value &given)
     if (C10_UNLIKELY(tensor.is_neg()))
         value = negated(tensor, std::move(value));
     if (C10_UNLIKELY(is_wide(tensor))) {
+        note_reached(tensor);
         if (C10_UNLIKELY(any_journal()))
             journal_write(tensor);
         return write_wide(tensor, std::move(value));
@@ -358,6 +362,7 @@ void write(const Tensor &tensor, const Value &given)
         }
     const opq_geometry window{core_dtype(tensor.scalar_type()), static_cast<int>(sizes.size()), sizes.data(),
                               strides.data(), tensor.storage_offset()};
+    note_reached(tensor);
     if (C10_UNLIKELY(any_journal()))
         journal_write(tensor);
     check(opq_cell_write(context(), impl_of(tensor)->cell(), &window, value.get()));
@@ -438,6 +443,7 @@ Tensor cpu_alias(const Value &value, at::ScalarType dtype, IntArrayRef sizes, In
 
 std::optional<InPlace> in_place(const Tensor &tensor, opq_reason reason)
 {
+    forbid_capturing(opq_reason_name(reason));
     const Value value = Value::take(opq_cell_value(impl_of(tensor)->cell()));
     if (tensor.numel() == 0 || !value || value.dtype() != core_dtype(tensor.scalar_type()))
         return std::nullopt;
@@ -467,6 +473,7 @@ Tensor cpu_now(const Tensor &tensor, opq_reason reason)
 {
     if (!on_device(tensor))
         return tensor;
+    forbid_capturing(opq_reason_name(reason));
     const Tensor plain = tensor;
     const std::optional<Order> order = dense_order(tensor.sizes(), tensor.strides());
     const Order used = order.value_or(Order{});
@@ -520,6 +527,9 @@ void copy_ordered(const Tensor &source, const Order &order, void *memory)
 
 Value upload(const Tensor &source, const Order &order)
 {
+    if (any_capturing())
+        if (Capturing *const here = capturing_here())
+            here->refuse("a tensor of the CPU is copied to the device");
     const Dims memory = is_wide(source) ? Dims{source.numel()} : ordered(source.sizes(), order);
     const opq_dtype dtype = core_dtype(source.scalar_type());
     opq_buffer *buffer = nullptr;

@@ -3,6 +3,7 @@
 #include <cfloat>
 
 #include "adapter.h"
+#include "capturing.h"
 #include "journal.h"
 
 namespace opq
@@ -269,6 +270,7 @@ bool record_plain(opq_op row, c10::ArrayRef<Plain> operands, opq_cell **out_cell
             tensor.scalar_type() != first.scalar_type())
             return false;
         cells[i] = impl->cell();
+        note_reached(tensor);
         if (tensor.sizes() != first.sizes() && // but one element, of its own
             (tensor.dim() != 0 || opq_cell_bytes(cells[i]) != static_cast<int64_t>(tensor.itemsize())))
             return false;

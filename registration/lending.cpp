@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include "capturing.h"
 #include "journal.h"
 #include "lines.h"
 
@@ -10,6 +11,7 @@ namespace opq
 
 BufferRef lend_memory(const Tensor &tensor, opq_reason reason)
 {
+    forbid_capturing(opq_reason_name(reason));
     if (any_journal())
         journal_write(tensor);
     opq_buffer *buffer = nullptr;

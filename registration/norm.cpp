@@ -127,9 +127,8 @@ bool layer_norm_backward(Call &call)
 
 Value draw(opq_op op, IntArrayRef shape, const std::optional<at::Generator> &generator)
 {
-    const auto [seed, offset] = reserve_draws(generator, c10::multiply_integers(shape));
-    return record_typed(op, OPQ_f32, shape,
-                        {number_i64(static_cast<int64_t>(seed)), number_i64(static_cast<int64_t>(offset))});
+    const auto [seed, offset] = draw_numbers(generator, c10::multiply_integers(shape));
+    return record_typed(op, OPQ_f32, shape, {seed, offset});
 }
 
 namespace

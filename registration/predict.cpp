@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "capturing.h"
 #include "below.h"
 #include "extern_call.h"
 #include "opaque/fork_mutex.h"
@@ -81,7 +82,10 @@ int64_t elements_of(const ExternCall &call)
     return elements;
 }
 
-bool may_run_now() { return (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0; }
+bool may_run_now()
+{
+    return (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0 && !(any_capturing() && capturing_here());
+}
 
 std::shared_ptr<const Prediction> prediction_of(const Stack &stack, c10::DeviceType device)
 {

@@ -231,7 +231,7 @@ py::dict stats()
     py::dict result, flushes;
 #define X(field) result[#field] = stats.field;
     /* clang-format off */
-    X(ops_recorded) X(kernels_run) X(kernels_compiled) X(kernels_loaded) X(kernels_split) X(runs_in_pieces) X(runs_joined) X(plans_built) X(plans_in_background) X(plans_failed) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
+    X(ops_recorded) X(kernels_run) X(kernels_compiled) X(kernels_loaded) X(kernels_split) X(runs_in_pieces) X(runs_joined) X(captured_calls) X(plans_built) X(plans_in_background) X(plans_failed) X(plans_reused) X(extern_calls) X(bytes_read) X(bytes_written)
     X(bytes_allocated) X(bytes_peak) X(bytes_packed) X(kernels_kept) X(bytes_code) X(compile_seconds) X(run_seconds)
     /* clang-format on */
 #undef X
@@ -357,6 +357,7 @@ void bind(py::module_ &m)
     add(m, "op_table", &op_table);
     bind_inspection(m);
     bind_contents(m);
+    bind_capture(m);
 }
 
 } // namespace

@@ -19,5 +19,7 @@ std::vector<Value> values_of(const std::vector<at::Tensor> &tensors);
 void bind_inspection(py::module_ &m);
 // Class Contents.
 void bind_contents(py::module_ &m);
+// Classes CapturedFunction and Capturing.
+void bind_capture(py::module_ &m);
 
 } // namespace opq

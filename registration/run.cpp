@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "capturing.h"
 #include "fallbacks.h"
 #include "lines.h"
 #include "modes.h"
@@ -78,6 +79,7 @@ void watch_runs(run_watcher watch) { watcher.store(watch, std::memory_order_rela
 void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 {
     inherit_modes();
+    forbid_capturing(opq_reason_name(reason));
     bool pending = false;
     for (const Value &value : values)
         pending |= opq_value_buffer(value.get()) == nullptr;
@@ -93,7 +95,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 
 void synchronize(opq_reason reason)
 {
-    if (context_exists())
+    if (context_exists() && !(any_capturing() && capturing_here())) // what is captured runs after it
         run({}, reason, [&] { return opq_synchronize(context(), reason); });
 }
 

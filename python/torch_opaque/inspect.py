@@ -22,7 +22,7 @@ from .snapshot import is_opaque, recorded
 
 def stats() -> dict:
     """Counters since the start or reset_stats(): ops_recorded, flushes (by reason), kernels_run,
-    kernels_compiled, kernels_loaded, kernels_split, runs_in_pieces, runs_joined, plans_built, plans_in_background, plans_failed, plans_reused,
+    kernels_compiled, kernels_loaded, kernels_split, runs_in_pieces, runs_joined, captured_calls, plans_built, plans_in_background, plans_failed, plans_reused,
     extern_calls, bytes_read, bytes_written, bytes_allocated, bytes_peak, bytes_packed, kernels_kept, bytes_code, compile_seconds, run_seconds."""
     return _C.stats()
 

@@ -529,7 +529,7 @@ def test_describe():
 
 def test_stats_keys():
     stats = torch_opaque.stats()
-    wanted = """ops_recorded flushes kernels_run kernels_compiled kernels_loaded runs_in_pieces runs_joined plans_built plans_in_background plans_failed plans_reused
+    wanted = """ops_recorded flushes kernels_run kernels_compiled kernels_loaded runs_in_pieces runs_joined captured_calls plans_built plans_in_background plans_failed plans_reused
     extern_calls bytes_read bytes_written
         bytes_allocated bytes_peak bytes_packed kernels_kept kernels_split bytes_code compile_seconds run_seconds"""
     assert set(wanted.split()) == set(stats) and isinstance(stats["flushes"], dict)

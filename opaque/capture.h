@@ -1,0 +1,81 @@
+/* Captured calls: what a function recorded, as a plan that is called without recording.
+ *
+ * While a function is captured, its origin records as ever, and the cells are noted that existed before and that it reads or writes. What it
+ * recorded becomes one plan, with
+ *
+ *   cells     inputs: each as a whole, read anew at each call; a call may have other cells than the function had
+ *   numbers   Python's, which the caller gives at each call, by an id: a learning rate, the state of a random generator
+ *   sinks     where results go: back to cells (in-place writes), or to the caller
+ *
+ * A capture never changes; calls of several threads follow each other, as runs do. In the opaque context's terms a call is a run: it takes the
+ * run lock, and failures leave everything as it was.
+ */
+#ifndef OPAQUE_OPAQUE_CAPTURE_H
+#define OPAQUE_OPAQUE_CAPTURE_H
+
+#include "opaque/record.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct opq_capturing opq_capturing; /* in progress */
+typedef struct opq_capture opq_capture;
+
+/* ---- while the function runs, on its thread and those of autograd that work for it */
+
+/* Computes what this origin has pending, then begins. OPQ_INVALID if it is capturing already. */
+opq_status opq_capturing_begin(opq_ctx *ctx, opq_capturing **out_capturing) OPQ_MUST_CHECK;
+/* That of this origin, NULL: none. Until it ends, values cannot be looked at: opq_materialize and opq_synchronize fail. */
+opq_capturing *opq_capturing_here(opq_ctx *ctx);
+/* A number that the caller gives at each call, as opq_value_scalar makes one; number: what it is now. */
+opq_status opq_value_number(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak, int id,
+                            opq_value **out_value) OPQ_MUST_CHECK;
+/* The cells so far, by first use. Borrowed: they live until the capturing is dropped. */
+int opq_capturing_cell_count(const opq_capturing *capturing);
+opq_cell *opq_capturing_cell(const opq_capturing *capturing, int index);
+int opq_capturing_find(const opq_capturing *capturing, const opq_cell *cell); /* -1: not met */
+bool opq_capturing_made_it(const opq_capturing *capturing, const opq_cell *cell); /* the cell is none of these */
+bool opq_capturing_wrote(const opq_capturing *capturing, int index);
+/* Computes what the cells and `results` hold. */
+opq_status opq_capture_first_run(opq_capturing *capturing, opq_cell *const *results, int count) OPQ_MUST_CHECK;
+/* Ends it: values may be looked at again. Nothing is computed. */
+void opq_capturing_end(opq_capturing *capturing);
+/* Cells that live, were made meanwhile and hold something pending, but for `results`: what outlives the call unseen. How many; a reference to each of
+ * the first `max`. */
+int opq_capturing_escaped(opq_capturing *capturing, opq_cell *const *results, int count, opq_cell **out_cells, int max);
+/* The source line of what a cell holds, 0: unknown. */
+uint32_t opq_cell_line(opq_cell *cell);
+void opq_capturing_drop(opq_capturing *capturing);
+
+/* ---- the capture */
+
+/* Of what was recorded until now for the cells and `results`, cells made meanwhile. Makes the plan, if need be; runs nothing. Results that hold
+ * the same value get it in one buffer. */
+opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count,
+                            opq_capture **out_capture) OPQ_MUST_CHECK;
+void opq_capture_retain(opq_capture *capture);
+void opq_capture_release(opq_capture *capture);
+
+/* Cells and results as they were when it was made. */
+typedef struct opq_capture_call {
+    opq_cell *const *cells;
+    const int64_t *shifts;     /* per cell, in bytes: what it reads begins so much later than it did. NULL: nowhere */
+    const opq_number *numbers; /* by id, as opq_value_number took them */
+    opq_cell **results;        /* a reference each: new cells */
+} opq_capture_call;
+/* OPQ_UNSUPPORTED, and nothing happened: a cell holds something of another size or type than it did, so the function is to be recorded anew. */
+opq_status opq_capture_run(opq_capture *capture, const opq_capture_call *call) OPQ_MUST_CHECK;
+
+/* Is the cell read by views alone, so that calls may shift them? */
+bool opq_capture_shiftable(const opq_capture *capture, int cell);
+
+typedef struct opq_capture_info {
+    int cells, results, ops, kernels, constants;
+} opq_capture_info;
+opq_capture_info opq_capture_describe(const opq_capture *capture);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,293 @@
+/* One call of a capture: what its cells hold goes in, the plan runs, and what comes out goes to cells and to the caller. Nothing is written before
+ * all is computed but memory that the plan may replace, which is from where no step can fail. */
+#include "opaque/capture_plan.h"
+#include "opaque/execution.h"
+#include "graph/clock.h"
+#include "graph/eval.h"
+#include "runtime/activity.h"
+
+#include <string.h>
+
+typedef struct call {
+    opq_capture *capture;
+    const opq_capture_call *given;
+    opq_room room;
+    opq_value **held;     /* per cell: what it holds, a reference; NULL: nobody reads it */
+    opq_buffer **inputs;  /* per leaf */
+    opq_buffer **parts;   /* per leaf: to be released, NULL */
+    opq_buffer **outputs; /* per output, references */
+    opq_value **values;   /* per output, references */
+    opq_number *numbers;
+    int32_t *replaces;
+} call;
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory"); }
+
+static opq_status allocate(call *r)
+{
+    const opq_capture *c = r->capture;
+    size_t pointers = (size_t)c->cell_count + 2 * (size_t)c->leaf_count + 2 * (size_t)c->output_count;
+    void **all = opq_room_take(&r->room, pointers * sizeof *all);
+    r->numbers = opq_room_take(&r->room, (size_t)c->number_count * sizeof *r->numbers);
+    r->replaces = opq_room_take(&r->room, (size_t)c->output_count * sizeof *r->replaces);
+    if (all == NULL || r->numbers == NULL || r->replaces == NULL)
+        return out_of_memory();
+    memset(all, 0, pointers * sizeof *all);
+    r->held = (opq_value **)all;
+    r->inputs = (opq_buffer **)all + c->cell_count;
+    r->parts = r->inputs + c->leaf_count;
+    r->outputs = r->parts + c->leaf_count;
+    r->values = (opq_value **)(r->outputs + c->output_count);
+    return OPQ_OK;
+}
+
+/* ---- what goes in */
+
+static void let_go(call *r)
+{
+    for (int i = 0; i < r->capture->cell_count; i++) {
+        opq_value_release(r->held[i]);
+        r->held[i] = NULL;
+    }
+}
+
+/* *out_pending: of what is still to be computed. */
+static opq_status take(call *r, int *out_pending)
+{
+    const opq_capture *c = r->capture;
+    opq_status status = OPQ_OK;
+    *out_pending = 0;
+    opq_spin_lock(&c->ctx->lock);
+    for (int i = 0; i < c->cell_count && status == OPQ_OK; i++) {
+        const opq_capture_cell *cell = &c->cells[i];
+        opq_value *value = r->given->cells[i]->value;
+        if ((cell->nothing && value) || (cell->bytes > 0 && value == NULL))
+            status = OPQ_UNSUPPORTED;
+        if (status != OPQ_OK || cell->bytes == 0)
+            continue;
+        *out_pending += value->state == OPQ_VALUE_pending;
+        opq_value_retain(value);
+        r->held[i] = value;
+    }
+    opq_spin_unlock(&c->ctx->lock);
+    return status;
+}
+
+/* Computes what is pending, in one run. */
+static opq_status compute(const call *r)
+{
+    opq_room room;
+    int count = 0;
+    opq_room_init(&room);
+    opq_value **pending = opq_room_take(&room, (size_t)r->capture->cell_count * sizeof *pending);
+    opq_status status = pending ? OPQ_OK : out_of_memory();
+    for (int i = 0; i < r->capture->cell_count && pending; i++)
+        if (r->held[i] && r->held[i]->state == OPQ_VALUE_pending)
+            pending[count++] = r->held[i];
+    if (pending)
+        status = opq_materialize(r->capture->ctx, pending, count, OPQ_REASON_capture);
+    opq_room_drop(&room);
+    return status;
+}
+
+/* With run_lock held; it is let go meanwhile if something has to be computed first. */
+static opq_status take_computed(call *r)
+{
+    for (;;) {
+        int pending;
+        OPQ_TRY(take(r, &pending));
+        if (pending == 0)
+            return OPQ_OK;
+        opq_run_leave(r->capture->ctx);
+        opq_status status = compute(r);
+        let_go(r);
+        opq_run_enter(r->capture->ctx);
+        OPQ_TRY(status);
+    }
+}
+
+static opq_status check(const call *r)
+{
+    const opq_capture *c = r->capture;
+    for (int i = 0; i < c->cell_count; i++) {
+        const opq_value *value = r->held[i];
+        if (value == NULL)
+            continue;
+        if (value->state == OPQ_VALUE_failed)
+            return opq_fail(value->error_status, "%s", value->error);
+        bool moved = c->cells[i].shiftable && opq_type_bytes(&value->type) > 0;
+        if (value->type.dtype != c->cells[i].dtype || (!moved && opq_type_bytes(&value->type) != c->cells[i].bytes))
+            return OPQ_UNSUPPORTED;
+        if (atomic_load_explicit(&value->buffer->taken, memory_order_relaxed))
+            return opq_fail(OPQ_INVALID, "the value was being updated in place by another thread when this process was "
+                                         "forked: it is lost here");
+    }
+    return OPQ_OK;
+}
+
+static opq_status bind_leaves(call *r)
+{
+    const opq_capture *c = r->capture;
+    for (int i = 0; i < c->leaf_count; i++) {
+        const opq_capture_leaf *leaf = &c->leaves[i];
+        opq_buffer *buffer = leaf->constant ? leaf->constant->buffer : r->held[leaf->cell]->buffer;
+        int64_t first = leaf->first;
+        if (leaf->cell >= 0 && !leaf->whole && r->given->shifts)
+            first += r->given->shifts[leaf->cell];
+        r->inputs[i] = buffer;
+        if (first == 0)
+            continue;
+        if (first < 0 || first + leaf->bytes > (int64_t)buffer->bytes)
+            return OPQ_UNSUPPORTED;
+        OPQ_TRY(opq_buffer_part(c->ctx, buffer, first, leaf->bytes, &r->parts[i]));
+        r->inputs[i] = r->parts[i];
+    }
+    return OPQ_OK;
+}
+
+static void bind_numbers(const call *r)
+{
+    for (int i = 0; i < r->capture->number_count; i++) {
+        const opq_capture_number *n = &r->capture->numbers[i];
+        if (n->id < 0) {
+            r->numbers[i] = n->value;
+            continue;
+        }
+        opq_number value = opq_eval_rounded(n->dtypes[0], r->given->numbers[n->id]);
+        for (int k = 1; k < n->count; k++)
+            value = opq_eval_cast(n->dtypes[k - 1], n->dtypes[k], value);
+        r->numbers[i] = value;
+    }
+}
+
+/* Of the cell's value this call alone knows, besides the cell. */
+static bool is_alone(const call *r, int32_t cell)
+{
+    const opq_value *value = r->held[cell];
+    const opq_buffer *buffer = value->buffer;
+    return value->holders == r->given->cells[cell] && value->holders->next_holder == NULL &&
+           atomic_load(&value->refs) == 2 && atomic_load(&buffer->refs) == 1 && buffer->size_class >= 0 &&
+           !atomic_load(&buffer->lent);
+}
+
+static void find_replaced(const call *r)
+{
+    const opq_capture *c = r->capture;
+    opq_spin_lock(&c->ctx->lock);
+    for (int i = 0; i < c->output_count; i++) {
+        int32_t leaf = c->replaces[i];
+        bool may = leaf >= 0 && is_alone(r, c->leaves[leaf].cell) &&
+                   (int64_t)r->inputs[leaf]->bytes == opq_type_bytes(&c->types[i]);
+        r->replaces[i] = may ? leaf : -1;
+    }
+    opq_spin_unlock(&c->ctx->lock);
+}
+
+/* ---- what comes out */
+
+static opq_status make_values(call *r)
+{
+    const opq_capture *c = r->capture;
+    for (int i = 0; i < c->output_count; i++) {
+        if (c->replaces[i] == OPQ_NOT_STORED)
+            continue;
+        atomic_store_explicit(&r->outputs[i]->taken, false, memory_order_relaxed);
+        opq_buffer_made(r->outputs[i], (opq_op)c->ops[i], c->lines[i]);
+        OPQ_TRY(opq_value_leaf(c->ctx, &c->types[i], r->outputs[i], &r->values[i]));
+    }
+    return OPQ_OK;
+}
+
+static opq_value *value_of(const call *r, const opq_capture_sink *sink)
+{
+    if (sink->output >= 0)
+        return r->values[sink->output];
+    const opq_capture_leaf *leaf = &r->capture->leaves[sink->leaf];
+    return leaf->constant ? leaf->constant : r->held[leaf->cell];
+}
+
+/* Cells of results first, which may fail. */
+static opq_status give(call *r)
+{
+    const opq_capture *c = r->capture;
+    opq_status status = make_values(r);
+    int made = 0;
+    for (int i = 0; i < c->sink_count && status == OPQ_OK; i++)
+        if (c->sinks[i].cell < 0) {
+            status = opq_cell_from_value(c->ctx, value_of(r, &c->sinks[i]), &r->given->results[-1 - c->sinks[i].cell]);
+            made = status == OPQ_OK ? i + 1 : made;
+        }
+    for (int i = 0; i < made && status != OPQ_OK; i++)
+        if (c->sinks[i].cell < 0)
+            opq_cell_release(r->given->results[-1 - c->sinks[i].cell]);
+    for (int i = 0; i < c->sink_count && status == OPQ_OK; i++)
+        if (c->sinks[i].cell >= 0) {
+            opq_value *value = value_of(r, &c->sinks[i]);
+            opq_value_retain(value);
+            (void)opq_cell_replace_unseen(r->given->cells[c->sinks[i].cell], NULL, value);
+        }
+    return status;
+}
+
+static opq_status run_plan(call *r, opq_runner *runner)
+{
+    const opq_capture *c = r->capture;
+    bool mixed;
+    opq_run_call call = {.inputs = r->inputs,
+                         .scalars = r->numbers,
+                         .outputs = r->outputs,
+                         .replaces = r->replaces,
+                         .note = opq_runner_note,
+                         .note_data = runner,
+                         .timed = runner->recorder != NULL,
+                         .watched = runner->watched,
+                         .out_mixed = &mixed};
+    const opq_tier tier = {.kind = OPQ_TIER_plan, .ops = c->op_count};
+    if (runner->recorder)
+        opq_recorder_plan(runner->recorder, c->plan, NULL, &tier);
+    double start = opq_now();
+    opq_status status = opq_plan_run(&c->ctx->runtime, c->plan, &call);
+    double ran = opq_now() - start;
+    atomic_fetch_add_explicit(&c->ctx->stats.run_nanoseconds, (long long)(ran * 1e9), memory_order_relaxed);
+    opq_pool_tend(c->ctx->runtime.pool, ran);
+    return status;
+}
+
+static opq_status run(call *r, opq_runner *runner)
+{
+    OPQ_TRY(take_computed(r));
+    OPQ_TRY(check(r));
+    OPQ_TRY(bind_leaves(r));
+    bind_numbers(r);
+    find_replaced(r);
+    if (r->capture->plan)
+        OPQ_TRY(run_plan(r, runner));
+    return give(r);
+}
+
+opq_status opq_capture_run(opq_capture *c, const opq_capture_call *given)
+{
+    call r;
+    memset(&r, 0, offsetof(call, room));
+    r.capture = c;
+    r.given = given;
+    opq_room_init(&r.room);
+    r.room.spares = NULL;
+    OPQ_TRY(allocate(&r));
+    opq_runner runner = {c->ctx, &r.room, opq_recorder_get(), opq_watched(&c->ctx->host)};
+    opq_run_enter(c->ctx);
+    void *activity = runner.watched ? opq_activity_begin(&c->ctx->host, OPQ_ACTIVITY_run, "capture") : NULL;
+    opq_status status = run(&r, &runner);
+    opq_activity_end(&c->ctx->host, activity);
+    opq_run_leave(c->ctx);
+    atomic_fetch_add_explicit(&c->ctx->stats.captured_calls, status == OPQ_OK, memory_order_relaxed);
+    for (int i = 0; i < c->leaf_count; i++)
+        opq_buffer_release(r.parts[i]);
+    for (int i = 0; i < c->output_count; i++) {
+        opq_value_release(r.values[i]);
+        opq_buffer_release(r.outputs[i]);
+    }
+    let_go(&r);
+    opq_room_drop(&r.room);
+    return status;
+}

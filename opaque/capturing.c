@@ -1,0 +1,230 @@
+/* What a function does while it is captured: which cells it reads and writes that it has not made. See capture.h.
+ *
+ * A cell that is read gets a value of its own, so that a leaf of the graph tells which cell it was: two cells hold one value after a copy.
+ */
+#include "opaque/capturing.h"
+#include "opaque/snapshot.h"
+#include "graph/eval.h"
+
+#include <stdlib.h>
+
+atomic_int opq_capturings;
+
+opq_capturing *opq_capturing_here(opq_ctx *ctx)
+{
+    if (atomic_load_explicit(&opq_capturings, memory_order_relaxed) == 0)
+        return NULL;
+    uint32_t origin = opq_origin_get();
+    opq_spin_lock(&ctx->lock);
+    opq_capturing *found = ctx->capturings;
+    while (found && found->origin != origin)
+        found = found->next;
+    opq_spin_unlock(&ctx->lock);
+    return found;
+}
+
+opq_status opq_capturing_forbids(opq_ctx *ctx, opq_reason reason)
+{
+    if (opq_capturing_here(ctx) == NULL)
+        return OPQ_OK;
+    return opq_fail(OPQ_INVALID, "a value is needed here (%s) while the function is captured: what is computed then runs after it, at each call. "
+                                 "Return the tensor and look at it outside",
+                    opq_reason_name(reason));
+}
+
+opq_status opq_capturing_begin(opq_ctx *ctx, opq_capturing **out_capturing)
+{
+    static atomic_uint last;
+    if (opq_capturing_here(ctx))
+        return opq_fail(OPQ_INVALID, "this thread is capturing a function already");
+    const opq_scope pending = {OPQ_SCOPE_origin, opq_origin_get(), true};
+    OPQ_TRY(opq_run_pending(ctx, NULL, 0, &pending, OPQ_REASON_capture));
+    opq_capturing *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    made->ctx = ctx;
+    made->origin = opq_origin_get();
+    made->began = opq_sequence(ctx);
+    made->id = atomic_fetch_add(&last, 1) + 1;
+    opq_spin_lock(&ctx->lock);
+    made->next = ctx->capturings;
+    ctx->capturings = made;
+    opq_spin_unlock(&ctx->lock);
+    atomic_fetch_add(&opq_capturings, 1);
+    *out_capturing = made;
+    return OPQ_OK;
+}
+
+void opq_capturing_end(opq_capturing *c)
+{
+    if (c->ended)
+        return;
+    c->ended = true;
+    opq_spin_lock(&c->ctx->lock);
+    opq_capturing **at = &c->ctx->capturings;
+    while (*at && *at != c)
+        at = &(*at)->next;
+    if (*at)
+        *at = c->next;
+    opq_spin_unlock(&c->ctx->lock);
+    atomic_fetch_sub(&opq_capturings, 1);
+}
+
+void opq_capturing_drop(opq_capturing *c)
+{
+    if (c == NULL)
+        return;
+    opq_capturing_end(c);
+    for (int i = 0; i < c->count; i++) {
+        opq_value_release(c->met[i].leaf);
+        opq_cell_release(c->met[i].cell);
+    }
+    free(c->met);
+    free(c);
+}
+
+int opq_capturing_cell_count(const opq_capturing *c) { return c->count; }
+opq_cell *opq_capturing_cell(const opq_capturing *c, int i) { return c->met[i].cell; }
+bool opq_capturing_wrote(const opq_capturing *c, int i) { return c->met[i].written; }
+
+int opq_capturing_find(const opq_capturing *c, const opq_cell *cell)
+{
+    int i = c->count - 1;
+    while (i >= 0 && c->met[i].cell != cell)
+        i--;
+    return i;
+}
+
+bool opq_capturing_made_it(const opq_capturing *c, const opq_cell *cell)
+{
+    return cell->capturing == c->id && cell->met < 0;
+}
+
+/* ---- noting */
+
+static opq_met *meet(opq_capturing *c, opq_cell *cell)
+{
+    if (c->count == c->capacity) {
+        int capacity = c->capacity ? 2 * c->capacity : 64;
+        opq_met *grown = realloc(c->met, (size_t)capacity * sizeof *grown);
+        if (grown == NULL) {
+            c->lost = true;
+            return NULL;
+        }
+        c->met = grown;
+        c->capacity = capacity;
+    }
+    opq_cell_retain(cell);
+    c->met[c->count] = (opq_met){.cell = cell};
+    cell->capturing = c->id;
+    cell->met = c->count;
+    return &c->met[c->count++];
+}
+
+/* The cell's value, computed, as one that only it holds. NULL: it holds nothing, or there was no way. */
+static opq_value *own_leaf(opq_capturing *c, opq_cell *cell, bool *out_nothing)
+{
+    opq_spin_lock(&c->ctx->lock);
+    opq_value *old = cell->value, *leaf = NULL;
+    if (old)
+        opq_value_retain(old);
+    opq_spin_unlock(&c->ctx->lock);
+    *out_nothing = old == NULL;
+    if (old == NULL)
+        return NULL;
+    static const opq_scope alone = {OPQ_SCOPE_asked, 0, true};
+    bool computed =
+        old->state == OPQ_VALUE_computed || opq_run_pending(c->ctx, &old, 1, &alone, OPQ_REASON_capture) == OPQ_OK;
+    if (computed && old->state == OPQ_VALUE_computed && opq_value_leaf(c->ctx, &old->type, old->buffer, &leaf) == OPQ_OK) {
+        opq_value_retain(leaf);
+        if (!opq_cell_replace_unseen(cell, &old, leaf)) {
+            opq_value_release(leaf);
+            opq_value_release(leaf);
+            leaf = NULL;
+        }
+    }
+    opq_value_release(old);
+    return leaf;
+}
+
+void opq_capturing_note(opq_cell *cell, bool write)
+{
+    opq_capturing *c = opq_capturing_here(cell->ctx);
+    if (c == NULL)
+        return;
+    bool known = cell->capturing == c->id;
+    if (known && cell->met < 0)
+        return; /* made meanwhile */
+    opq_met *met = known ? &c->met[cell->met] : meet(c, cell);
+    if (met == NULL)
+        return;
+    if (write) {
+        met->written = true;
+        return;
+    }
+    if (met->written || met->leaf || met->nothing)
+        return;
+    bool nothing;
+    opq_value *leaf = own_leaf(c, cell, &nothing);
+    met = &c->met[cell->met]; /* a run may have met others */
+    met->leaf = leaf;
+    met->nothing = nothing;
+    c->lost |= !nothing && leaf == NULL;
+}
+
+int opq_capturing_escaped(opq_capturing *c, opq_cell *const *results, int count, opq_cell **out_cells, int max)
+{
+    opq_ctx *ctx = c->ctx;
+    int found = 0;
+    opq_spin_lock(&ctx->lock);
+    for (opq_cell *cell = ctx->pending_cells; cell; cell = cell->next) {
+        bool known = cell->value->origin != c->origin || cell->value->sequence < c->began || cell->met >= 0 ||
+                     cell->capturing != c->id;
+        for (int i = 0; i < count && !known; i++)
+            known = results[i] == cell;
+        if (known)
+            continue;
+        if (found < max) {
+            opq_cell_retain(cell);
+            out_cells[found] = cell;
+        }
+        found++;
+    }
+    opq_spin_unlock(&ctx->lock);
+    return found;
+}
+
+uint32_t opq_cell_line(opq_cell *cell)
+{
+    opq_spin_lock(&cell->ctx->lock);
+    uint32_t line = cell->value ? cell->value->line : 0;
+    opq_spin_unlock(&cell->ctx->lock);
+    return line;
+}
+
+/* ---- numbers: an attribute has the id, conversions have what they convert as operand */
+
+opq_status opq_value_number(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak, int id, opq_value **out_value)
+{
+    opq_type type = opq_type_make(dtype, 0, NULL);
+    opq_attr attr = {.key = OPQ_ATTR_result, .i = id};
+    type.weak = weak;
+    OPQ_TRY(opq_value_new(ctx, OPQ_OP_scalar, &type, NULL, 0, &attr, 1, out_value));
+    (*out_value)->scalar = opq_eval_rounded(dtype, number);
+    return OPQ_OK;
+}
+
+int opq_value_number_id(const opq_value *value, opq_dtype *out_dtypes, int max, int *out_count)
+{
+    int count = 1;
+    for (const opq_value *v = value; v->arity == 1; v = v->operands[0])
+        count++;
+    *out_count = count;
+    for (; count > 0; count--) {
+        if (count <= max)
+            out_dtypes[count - 1] = (opq_dtype)value->type.dtype;
+        if (count > 1)
+            value = value->operands[0];
+    }
+    return value->attr_count == 1 ? (int)value->attrs[0].i : -1;
+}

@@ -1,0 +1,58 @@
+// Arguments and results of captured functions: nests of tuples, lists, dicts and what torch.utils._pytree knows, with tensors at the leaves.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <vector>
+
+#include "shim.h"
+
+namespace opq
+{
+
+namespace py = pybind11;
+
+// What of a tensor of this device its graph depends on.
+struct TensorShape {
+    at::ScalarType dtype{};
+    Dims sizes, strides;
+    int64_t offset = 0;
+    bool requires_grad = false, inference = false, negative = false, conjugate = false;
+
+    explicit TensorShape(const at::Tensor &tensor);
+    // "" if it is such a tensor, but for its offset if `shiftable`; else what is different, in words.
+    std::string difference(const at::Tensor &tensor, bool shiftable) const;
+    bool matches(const at::Tensor &tensor, bool shiftable) const;
+};
+
+// What a match collects, by the order of leaves. Borrowed.
+struct Leaves {
+    c10::SmallVector<PyObject *, 16> tensors; // of this device
+    std::vector<py::object> kept;             // what holds some of them
+};
+
+class Tree
+{
+  public:
+    // Appends the leaves to `leaves`. Raises what Python raises.
+    Tree(py::handle object, Leaves &leaves);
+    // The same nest with equal leaves, but for tensors, of which nothing is compared but the type. False, with `why` if that is asked for.
+    bool matches(PyObject *object, Leaves &leaves, std::string *why) const;
+    // A nest like it, of these tensors.
+    py::object build(const std::vector<py::object> &tensors) const;
+
+  private:
+    enum class Kind { tensor, equal, same, tuple, list, dict, node };
+    bool differs(std::string *why, const std::string &what) const;
+    bool match_items(PyObject *const *items, size_t count, Leaves &leaves, std::string *why) const;
+    void add_items(PyObject *const *items, size_t count, Leaves &leaves);
+
+    Kind kind_ = Kind::same;
+    PyTypeObject *type_ = nullptr; // held by object_ or, of leaves, by the tensor's class
+    py::object object_;            // equal, same: what it is; dict: its keys, a tuple; node: the context
+    size_t index_ = 0;             // tensor: which leaf
+    std::vector<Tree> items_;
+};
+
+} // namespace opq

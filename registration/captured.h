@@ -1,0 +1,157 @@
+// One way in which a captured function ran: what has to be as it was for a call to run its plan, and what a call reads and gives.
+//
+//   arguments   a nest whose tensors may be others of the same shapes
+//   kept        tensors that the function reached otherwise: parameters, buffers, what it closes over; read anew at each call
+//   watched     items of dicts, for which Python code goes another way: `training`, options of optimizers
+//   state       of the thread: gradients on or off, autocast, modes
+//
+// Used with the interpreter lock.
+#pragma once
+
+#include "capture_tree.h"
+#include "capturing.h"
+
+namespace opq
+{
+
+// Of the calling thread.
+struct ThreadState {
+    bool grad, inference, autocast, autocast_cpu;
+    at::ScalarType autocast_dtype, autocast_cpu_dtype;
+    caffe2::TypeMeta default_dtype;
+    unsigned modes;
+    bool deterministic;
+
+    static ThreadState now();
+    const char *difference(const ThreadState &other) const; // nullptr: none
+};
+
+// Items of a dict that have to be what they were.
+class WatchedDict
+{
+  public:
+    // keys: a tuple, None: all, and no other may come.
+    WatchedDict(py::dict dict, const py::object &keys, std::string what);
+    bool holds(std::string *why);
+
+  private:
+    py::dict dict_;
+    std::vector<std::pair<py::object, py::object>> items_;
+    bool all_;
+    uint64_t version_;
+    std::string what_;
+};
+
+// A tensor that the function gives.
+struct ResultTensor {
+    enum class Kind { argument, kept, view, made } kind;
+    size_t index; // of the argument, the kept tensor, the cell or the result
+    at::ScalarType dtype{};
+    Dims sizes, strides;
+    int64_t offset = 0;
+    bool requires_grad = false, negative = false, conjugate = false;
+};
+
+struct Match {
+    Leaves leaves;
+    c10::SmallVector<Tensor, 8> arguments;
+    c10::SmallVector<opq_cell *, 32> cells;
+    c10::SmallVector<int64_t, 32> shifts;
+};
+
+struct CaptureDeleter {
+    void operator()(opq_capture *capture) const { opq_capture_release(capture); }
+};
+using Capture = std::unique_ptr<opq_capture, CaptureDeleter>;
+
+// What the numbers of a capture are at a call.
+class Numbers
+{
+  public:
+    Numbers() = default;
+    // Of what was captured: how far each generator went.
+    explicit Numbers(const Capturing &capturing);
+    // Draws are taken from the generators.
+    std::vector<opq_number> take() const;
+    void give_back() const; // nothing was drawn
+
+  private:
+    struct Generator {
+        at::Generator generator;
+        int64_t draws;
+    };
+    std::vector<Generator> generators_;
+    std::vector<NumberSource> sources_;
+};
+
+class Backward;
+
+class Captured
+{
+  public:
+    // What `capturing`, which has ended, noted of fn(*args, **kwargs) -> result, and computes the result. nullptr, with capturing.refused, if a
+    // call needs Python: then all is pending as it was.
+    static std::unique_ptr<Captured> make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
+                                          const py::object &result);
+    ~Captured();
+
+    void watch(WatchedDict dict) { watched_.push_back(std::move(dict)); }
+    // args: positional ones, then the values of `names` (a tuple or nullptr). `why`: what is different, unless nullptr.
+    bool matches(PyObject *const *args, size_t positional, PyObject *names, Match &match, std::string *why);
+    // The result; none if something is of another size below, and has to be recorded anew.
+    py::object run(Match &match);
+    opq_capture_info info() const { return opq_capture_describe(capture_.get()); }
+
+  private:
+    struct CellSource {
+        enum class Kind { argument, kept, cell } kind;
+        size_t index;
+        Cell cell;
+        bool written;
+    };
+    struct Gradient { // of a leaf
+        bool kept;
+        size_t index;  // of the argument or the kept tensor
+        bool any;      // what it is at the start does not matter
+        Tensor before; // what it is then, undefined: none
+        enum class After { same, none, made } after;
+        ResultTensor made;
+    };
+    Captured() = default;
+    void sort_tensors(Capturing &capturing);
+    void add_sources(const Capturing &capturing);
+    void add_gradients(Capturing &capturing);
+    bool check_history(Capturing &capturing) const;
+    ResultTensor describe(const Tensor &tensor, const Capturing &capturing);
+    void add_results(const py::object &result, const Capturing &capturing);
+    bool check_escaped(Capturing &capturing);
+    bool match_arguments(Match &match, std::string *why);
+    bool match_kept(std::string *why);
+    bool match_gradients(const Match &match, std::string *why) const;
+    bool match_sharing(const Match &match, std::string *why) const;
+    void bind(Match &match) const;
+    Tensor tensor_of(const ResultTensor &result, const Match &match, const std::vector<Cell> &made) const;
+    const Tensor &leaf(const Gradient &gradient, const Match &match) const;
+
+    ThreadState state_{};
+    std::vector<Tree> arguments_;
+    py::tuple names_;
+    size_t positional_ = 0;
+    std::vector<TensorShape> shapes_;  // of the arguments' tensors
+    std::vector<char> shiftable_;      // likewise
+    std::vector<int> first_, in_kept_; // likewise: the first one of the same memory; the kept one of it, -1
+    std::vector<at::Tensor> example_;  // likewise, while it is made
+    std::vector<at::Tensor> kept_;
+    std::vector<TensorShape> kept_shapes_;
+    std::vector<opq_cell *> kept_cells_;
+    std::vector<CellSource> sources_;
+    std::vector<Gradient> gradients_;
+    std::vector<WatchedDict> watched_;
+    std::optional<Tree> result_;
+    std::vector<ResultTensor> results_; // of its tensors
+    std::vector<Cell> made_;            // while it is made: cells of results
+    Numbers numbers_;
+    Capture capture_;
+};
+
+} // namespace opq

@@ -1,0 +1,217 @@
+// torch_opaque._C.CapturedFunction: the callable. A call looks for a way in which the function ran before (captured.h) and runs its plan; what
+// it does not know it leaves to Python, which records (python/torch_opaque/capture.py). A class of CPython's own, because a call through
+// pybind11 takes longer than a small plan.
+#include <torch/csrc/Exceptions.h>
+
+#include <structmember.h>
+
+#include <ATen/core/PythonFallbackKernel.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include "captured.h"
+#include "journal.h"
+#include "python.h"
+
+namespace opq
+{
+
+namespace
+{
+
+struct FunctionObject {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *attributes;                            // __dict__
+    PyObject *weak_references;
+    std::vector<std::unique_ptr<Captured>> *variants; // last used first
+    int64_t calls, every;                            // every: so many calls one is for Python to check, 0: none
+    bool checks;                                     // this one is
+};
+
+FunctionObject *self_of(PyObject *object) { return reinterpret_cast<FunctionObject *>(object); }
+
+// Somebody else looks at what is recorded: modes of Python, transforms of functorch, a capturing around this one, a journal.
+bool somebody_looks()
+{
+    constexpr c10::DispatchKeySet transforms{c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                             c10::DispatchKey::FuncTorchDynamicLayerBackMode};
+    return at::impl::PythonTorchFunctionTLS::stack_len() > 0 || c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
+           c10::impl::tls_local_dispatch_key_set().included_.has_any(transforms) ||
+           (any_capturing() && capturing_here()) || (any_journal() && journal_depth() > 0);
+}
+
+PyObject *through_python(PyObject *self, const char *method, PyObject *const *args, size_t count, PyObject *names)
+{
+    const auto bound = py::reinterpret_steal<py::object>(PyObject_GetAttrString(self, method));
+    return bound ? PyObject_Vectorcall(bound.ptr(), args, count, names) : nullptr;
+}
+
+PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names)
+{
+    HANDLE_TH_ERRORS
+    FunctionObject *const self = self_of(object);
+    const auto count = static_cast<size_t>(PyVectorcall_NARGS(flagged));
+    if (somebody_looks())
+        return through_python(object, "_plain", args, count, names);
+    if (self->every > 0 && ++self->calls % self->every == 0)
+        return through_python(object, "_check", args, count, names);
+    auto &variants = *self->variants;
+    for (size_t i = 0; i < variants.size(); ++i) {
+        Match match;
+        if (!variants[i]->matches(args, count, names, match, nullptr))
+            continue;
+        if (i > 0)
+            std::rotate(variants.begin(), variants.begin() + static_cast<std::ptrdiff_t>(i),
+                        variants.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        Captured *const found = variants[0].get();
+        if (py::object result = found->run(match))
+            return result.release().ptr();
+        break;
+    }
+    return through_python(object, "_record", args, count, names);
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject *make(PyTypeObject *type, PyObject *, PyObject *)
+{
+    PyObject *const object = type->tp_alloc(type, 0);
+    if (!object)
+        return nullptr;
+    self_of(object)->vectorcall = &call;
+    self_of(object)->variants = new std::vector<std::unique_ptr<Captured>>;
+    return object;
+}
+
+int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self_of(object)->attributes);
+    return 0;
+}
+
+int clear(PyObject *object)
+{
+    self_of(object)->variants->clear();
+    Py_CLEAR(self_of(object)->attributes);
+    return 0;
+}
+
+void destroy(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    if (self_of(object)->weak_references)
+        PyObject_ClearWeakRefs(object);
+    clear(object);
+    delete self_of(object)->variants;
+    PyTypeObject *const type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+FunctionObject *checked(const py::handle &function, PyTypeObject *type)
+{
+    TORCH_CHECK_TYPE(PyObject_TypeCheck(function.ptr(), type), "expected a captured function");
+    return self_of(function.ptr());
+}
+
+PyTypeObject *make_type()
+{
+    static PyMemberDef members[] = {
+        {"__vectorcalloffset__", T_PYSSIZET, offsetof(FunctionObject, vectorcall), READONLY, nullptr},
+        {"__dictoffset__", T_PYSSIZET, offsetof(FunctionObject, attributes), READONLY, nullptr},
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(FunctionObject, weak_references), READONLY, nullptr},
+        {"_calls", T_LONGLONG, offsetof(FunctionObject, calls), 0, "calls while checks are on"},
+        {"_every", T_LONGLONG, offsetof(FunctionObject, every), 0, "so many calls one is checked, 0: none"},
+        {}};
+    static PyGetSetDef properties[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr}, {}};
+    static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void *>(&make)},
+                                  {Py_tp_dealloc, reinterpret_cast<void *>(&destroy)},
+                                  {Py_tp_traverse, reinterpret_cast<void *>(&traverse)},
+                                  {Py_tp_clear, reinterpret_cast<void *>(&clear)},
+                                  {Py_tp_call, reinterpret_cast<void *>(&PyVectorcall_Call)},
+                                  {Py_tp_members, members},
+                                  {Py_tp_getset, properties},
+                                  {0, nullptr}};
+    static PyType_Spec spec = {"torch_opaque._C.CapturedFunction", sizeof(FunctionObject), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                               slots};
+    return reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&spec));
+}
+
+// ---- what Python records with
+
+using Watched = std::vector<std::tuple<py::dict, py::object, std::string>>;
+
+// Ends the capturing: the reason why a call needs Python, "" if it does not and the function has one way more.
+std::string keep(PyTypeObject *type, const py::object &function, Capturing &capturing, const py::tuple &args,
+                 const py::dict &kwargs, const py::object &result, const Watched &watched)
+{
+    FunctionObject *const self = checked(function, type);
+    capturing.end();
+    std::unique_ptr<Captured> made = Captured::make(capturing, args, kwargs, result);
+    if (!made)
+        return capturing.refused;
+    for (const auto &[dict, keys, what] : watched)
+        made->watch(WatchedDict(dict, keys, what));
+    self->variants->insert(self->variants->begin(), std::move(made));
+    return "";
+}
+
+// Why none of the ways fits, the last one's reason; None: there is none.
+py::object difference(PyTypeObject *type, const py::object &function, const py::tuple &args, const py::dict &kwargs)
+{
+    FunctionObject *const self = checked(function, type);
+    if (self->variants->empty())
+        return py::none();
+    std::vector<PyObject *> all;
+    for (const py::handle one : args)
+        all.push_back(one.ptr());
+    for (const auto &item : kwargs)
+        all.push_back(item.second.ptr());
+    const py::tuple names{py::list(kwargs)};
+    Match match;
+    std::string why;
+    self->variants->front()->matches(all.data(), args.size(), names.empty() ? nullptr : names.ptr(), match, &why);
+    return py::str(why.empty() ? "sizes of what it reads" : why);
+}
+
+} // namespace
+
+void bind_capture(py::module_ &m)
+{
+    PyTypeObject *const type = make_type();
+    TORCH_CHECK(type, "no class CapturedFunction");
+    m.add_object("CapturedFunction", py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(type)));
+    py::class_<Capturing>(m, "Capturing")
+        .def(py::init<>(), "Begins; the thread records as ever.")
+        .def("refuse", &Capturing::refuse)
+        .def("end", &Capturing::end)
+        .def("reach", [](Capturing &c, const py::object &tensor) { c.reach(tensor_of(tensor)); })
+        .def_readonly("refused", &Capturing::refused);
+    m.def("capturing", [] { return any_capturing() && capturing_here(); });
+    m.def("capture_keep", [type](const py::object &function, Capturing &c, const py::tuple &args, const py::dict &kwargs,
+                                 const py::object &result,
+                                 const Watched &watched) { return keep(type, function, c, args, kwargs, result, watched); });
+    m.def("capture_difference", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
+        return difference(type, function, args, kwargs);
+    });
+    m.def("capture_forget", [type](const py::object &function) { checked(function, type)->variants->clear(); });
+    m.def("capture_limit", [type](const py::object &function, size_t most) {
+        auto &variants = *checked(function, type)->variants;
+        if (variants.size() > most)
+            variants.resize(most);
+    });
+    m.def("capture_info", [type](const py::object &function) {
+        py::list result;
+        for (const auto &variant : *checked(function, type)->variants) {
+            using namespace py::literals;
+            const opq_capture_info info = variant->info();
+            result.append(py::dict("ops"_a = info.ops, "kernels"_a = info.kernels, "tensors"_a = info.cells,
+                                   "results"_a = info.results, "constants"_a = info.constants));
+        }
+        return result;
+    });
+}
+
+} // namespace opq
