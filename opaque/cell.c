@@ -156,6 +156,7 @@ void opq_cell_release(opq_cell *cell)
     free(cell);
 }
 
+int opq_cell_references(const opq_cell *cell) { return atomic_load(&cell->refs); }
 int64_t opq_cell_bytes(const opq_cell *cell) { return cell->bytes; }
 
 uint64_t opq_cell_address(opq_cell *cell)

@@ -76,6 +76,7 @@ opq_status opq_cell_create(opq_ctx *ctx, int64_t bytes, opq_cell **out_cell) OPQ
 opq_status opq_cell_from_value(opq_ctx *ctx, opq_value *value, opq_cell **out_cell) OPQ_MUST_CHECK; /* retains value */
 void opq_cell_retain(opq_cell *cell);
 void opq_cell_release(opq_cell *cell);
+int opq_cell_references(const opq_cell *cell);
 int64_t opq_cell_bytes(const opq_cell *cell);
 /* A number to compare where PyTorch compares addresses: the cell's own from here to its size as of the first call, the same each time.
  * Nothing can ever be mapped there. */

@@ -144,8 +144,6 @@ Tensor alive(const Reached &one)
 
 } // namespace
 
-Captured::~Captured() = default;
-
 // What was reached: an argument, or a tensor that somebody else has, too.
 void Captured::sort_tensors(Capturing &capturing)
 {
@@ -167,7 +165,7 @@ void Captured::sort_tensors(Capturing &capturing)
         while (cell_of(example_[first]) != cell_of(example_[i]))
             ++first;
         const auto kept = std::find(kept_cells_.begin(), kept_cells_.end(), cell_of(example_[i]));
-        first_.push_back(static_cast<int>(first));
+        first_of_.push_back(static_cast<int>(first));
         in_kept_.push_back(kept == kept_cells_.end() ? -1 : static_cast<int>(kept - kept_cells_.begin()));
     }
 }
@@ -282,19 +280,45 @@ std::vector<opq_cell *> pointers(const std::vector<Cell> &cells)
 
 } // namespace
 
-// Is there something that outlives the call, and is no result?
+// What outlives the call and is no result: of results with a gradient their graph holds it.
 bool Captured::check_escaped(Capturing &capturing)
 {
-    const std::vector<opq_cell *> results = pointers(made_);
-    opq_cell *first = nullptr;
-    const int count = opq_capturing_escaped(capturing.core, results.data(), static_cast<int>(results.size()), &first, 1);
-    if (count == 0)
+    std::vector<opq_cell *> results = pointers(made_), escaped;
+    const int known = static_cast<int>(results.size());
+    result_cells_ = results.size();
+    escaped.resize(static_cast<size_t>(opq_capturing_escaped(capturing.core, results.data(), known, nullptr, 0)));
+    opq_capturing_escaped(capturing.core, results.data(), known, escaped.data(), static_cast<int>(escaped.size()));
+    for (opq_cell *const cell : escaped)
+        made_.push_back(Cell::take(cell));
+    if (escaped.empty() || !outputs_.empty())
         return true;
-    const Cell owner = Cell::take(first);
     if (capturing.refused.empty())
-        capturing.refused = c10::str(count, " tensors that it makes outlive the call and are no results, the first made at ",
-                                     line_text(opq_cell_line(first)));
+        capturing.refused = c10::str(escaped.size(), " tensors that it makes outlive the call and are no results, the first made at ",
+                                     line_text(opq_cell_line(escaped[0])));
     return false;
+}
+
+void Captured::find_differentiable(const py::object &result, const Capturing &capturing)
+{
+    Leaves leaves;
+    const Tree tree(result, leaves);
+    for (size_t i = 0; i < results_.size(); ++i) {
+        const bool own = results_[i].kind == ResultTensor::Kind::made || results_[i].kind == ResultTensor::Kind::view;
+        if (!own || !results_[i].requires_grad)
+            continue;
+        outputs_.push_back(THPVariable_Unpack(leaves.tensors[i]));
+        output_of_.push_back(i);
+    }
+    const auto add = [&](const Tensor &tensor, bool kept, size_t index) {
+        if (!tensor.requires_grad() || opq_capturing_find(capturing.core, cell_of(tensor)) < 0)
+            return;
+        inputs_.push_back(tensor);
+        input_of_.emplace_back(kept, index);
+    };
+    for (size_t i = 0; i < example_.size() && !outputs_.empty(); ++i)
+        add(example_[i], false, i);
+    for (size_t i = 0; i < kept_.size() && !outputs_.empty(); ++i)
+        add(kept_[i], true, i);
 }
 
 std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
@@ -319,6 +343,7 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     made->add_sources(capturing);
     made->add_gradients(capturing);
     made->add_results(result, capturing);
+    made->find_differentiable(result, capturing);
     if (!made->check_escaped(capturing))
         return nullptr;
     const std::vector<opq_cell *> results = pointers(made->made_);
@@ -337,14 +362,37 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     made->numbers_ = Numbers(capturing);
     for (size_t i = 0; i < made->shapes_.size(); ++i) {
         size_t users = made->in_kept_[i] >= 0 ? 2 : 0;
-        for (const int first : made->first_)
-            users += first == made->first_[i];
+        for (const int first : made->first_of_)
+            users += first == made->first_of_[i];
         const int cell = opq_capturing_find(capturing.core, cell_of(made->example_[i]));
         made->shiftable_.push_back(users == 1 && (cell < 0 || opq_capture_shiftable(capture, cell)));
     }
-    made->example_.clear();
-    made->made_.clear();
+    for (int i = 0; i < opq_capturing_cell_count(capturing.core); ++i)
+        made->met_.push_back(opq_capturing_cell(capturing.core, i));
+    for (PyObject *const leaf : leaves.tensors)
+        made->first_.leaves.tensors.push_back(leaf);
+    made->first_.arguments.append(made->example_.begin(), made->example_.end());
+    made->bind(made->first_);
     return made;
+}
+
+py::object Captured::first_result()
+{
+    py::object result = build(first_, made_);
+    outputs_.clear();
+    inputs_.clear();
+    example_.clear();
+    met_.clear();
+    first_ = {};
+    return result;
+}
+
+bool Captured::leaks() const
+{
+    for (size_t i = result_cells_; i < made_.size(); ++i)
+        if (opq_cell_references(made_[i].get()) > 1)
+            return true;
+    return false;
 }
 
 // ---- matching
@@ -412,7 +460,7 @@ bool Captured::match_sharing(const Match &match, std::string *why) const
         size_t first = 0;
         while (cell_of(match.arguments[first]) != cell)
             ++first;
-        bool same = static_cast<int>(first) == first_[i];
+        bool same = static_cast<int>(first) == first_of_[i];
         const int kept = in_kept_[i];
         same = same && (kept < 0 ? std::find(kept_cells_.begin(), kept_cells_.end(), cell) == kept_cells_.end()
                                  : kept_cells_[static_cast<size_t>(kept)] == cell);
@@ -543,6 +591,12 @@ py::object Captured::run(Match &match)
         if (gradient.after != Gradient::After::same)
             leaf(gradient, match).mutable_grad() =
                 gradient.after == Gradient::After::made ? tensor_of(gradient.made, match, made) : Tensor();
+    return build(match, made);
+}
+
+py::object Captured::build(const Match &match, const std::vector<Cell> &made)
+{
+    const auto node = backward_ ? make_node(match, made) : nullptr;
     std::vector<py::object> tensors;
     for (const ResultTensor &result : results_) {
         if (result.kind == ResultTensor::Kind::argument) {
@@ -550,8 +604,12 @@ py::object Captured::run(Match &match)
             continue;
         }
         Tensor tensor = tensor_of(result, match, made);
-        if (result.requires_grad && result.kind != ResultTensor::Kind::kept)
-            spend(tensor);
+        if (result.requires_grad && result.kind != ResultTensor::Kind::kept) {
+            if (node)
+                torch::autograd::create_gradient_edge(tensor, node);
+            else
+                spend(tensor);
+        }
         tensors.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
     }
     return result_->build(tensors);

@@ -11,6 +11,8 @@
 #include "capture_tree.h"
 #include "capturing.h"
 
+#include <torch/csrc/autograd/function.h>
+
 namespace opq
 {
 
@@ -84,7 +86,25 @@ class Numbers
     std::vector<NumberSource> sources_;
 };
 
-class Backward;
+// The gradients of a captured function: a capture of its own, whose cells the forward call has made or read.
+struct Backward {
+    struct Source {
+        enum class Kind { made, cell, gradient, kept } kind;
+        size_t index; // made: of the forward capture's results; cell: of its cells; gradient: which one comes in
+        Cell cell;    // kept
+    };
+    struct Checked { // of a cell: the tensor whose version must not change until then
+        size_t cell;
+        bool kept;
+        size_t index;
+    };
+    Capture capture;
+    Numbers numbers;
+    std::vector<Source> sources;
+    std::vector<Checked> checked;
+    std::vector<std::optional<ResultTensor>> results; // per input of the forward function that requires grad
+    std::vector<std::pair<at::ScalarType, Dims>> incoming;
+};
 
 class Captured
 {
@@ -93,7 +113,16 @@ class Captured
     // call needs Python: then all is pending as it was.
     static std::unique_ptr<Captured> make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
                                           const py::object &result);
-    ~Captured();
+    // Results with a gradient, and those of the tensors reached that they may depend on.
+    const std::vector<Tensor> &outputs() const { return outputs_; }
+    const std::vector<Tensor> &inputs() const { return inputs_; }
+    // `capturing`, which has ended, noted how `gradients`, of inputs(), undefined where there is none, came from `incoming` ones of outputs(). False,
+    // with capturing.refused: it needs Python.
+    bool add_backward(Capturing &capturing, const std::vector<Tensor> &incoming, const std::vector<Tensor> &gradients);
+    // The results of the call that was recorded, as run() gives them; nothing else of this call is needed any more.
+    py::object first_result();
+    // Does something outlive the call, besides its results, now that these and their graph are gone?
+    bool leaks() const;
 
     void watch(WatchedDict dict) { watched_.push_back(std::move(dict)); }
     // args: positional ones, then the values of `names` (a tuple or nullptr). `why`: what is different, unless nullptr.
@@ -131,6 +160,9 @@ class Captured
     bool match_sharing(const Match &match, std::string *why) const;
     void bind(Match &match) const;
     Tensor tensor_of(const ResultTensor &result, const Match &match, const std::vector<Cell> &made) const;
+    py::object build(const Match &match, const std::vector<Cell> &made);
+    c10::intrusive_ptr<torch::autograd::Node> make_node(const Match &match, const std::vector<Cell> &made) const;
+    void find_differentiable(const py::object &result, const Capturing &capturing);
     const Tensor &leaf(const Gradient &gradient, const Match &match) const;
 
     ThreadState state_{};
@@ -139,7 +171,7 @@ class Captured
     size_t positional_ = 0;
     std::vector<TensorShape> shapes_;  // of the arguments' tensors
     std::vector<char> shiftable_;      // likewise
-    std::vector<int> first_, in_kept_; // likewise: the first one of the same memory; the kept one of it, -1
+    std::vector<int> first_of_, in_kept_; // likewise: the first one of the same memory; the kept one of it, -1
     std::vector<at::Tensor> example_;  // likewise, while it is made
     std::vector<at::Tensor> kept_;
     std::vector<TensorShape> kept_shapes_;
@@ -149,7 +181,14 @@ class Captured
     std::vector<WatchedDict> watched_;
     std::optional<Tree> result_;
     std::vector<ResultTensor> results_; // of its tensors
-    std::vector<Cell> made_;            // while it is made: cells of results
+    std::vector<Cell> made_;            // while it is made: cells of results, then of what their graph holds
+    size_t result_cells_ = 0;           // so many of them are of results
+    std::vector<opq_cell *> met_;       // while it is made: the cells of the capture
+    std::vector<Tensor> outputs_, inputs_;           // while it is made
+    std::vector<std::pair<bool, size_t>> input_of_;  // kept or argument, and which
+    std::vector<size_t> output_of_;                  // number in results_
+    std::shared_ptr<Backward> backward_;
+    Match first_;                                    // of the call that was recorded
     Numbers numbers_;
     Capture capture_;
 };

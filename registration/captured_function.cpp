@@ -9,6 +9,8 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include "captured.h"
 #include "journal.h"
 #include "python.h"
@@ -143,19 +145,33 @@ PyTypeObject *make_type()
 
 using Watched = std::vector<std::tuple<py::dict, py::object, std::string>>;
 
-// Ends the capturing: the reason why a call needs Python, "" if it does not and the function has one way more.
-std::string keep(PyTypeObject *type, const py::object &function, Capturing &capturing, const py::tuple &args,
-                 const py::dict &kwargs, const py::object &result, const Watched &watched)
+// One way more of the function, in the making.
+struct Draft {
+    std::unique_ptr<Captured> captured;
+};
+
+std::vector<Tensor> gradients_of(const py::sequence &given)
 {
-    FunctionObject *const self = checked(function, type);
-    capturing.end();
-    std::unique_ptr<Captured> made = Captured::make(capturing, args, kwargs, result);
-    if (!made)
-        return capturing.refused;
+    std::vector<Tensor> result;
+    for (const py::handle one : given)
+        result.push_back(one.is_none() ? Tensor() : tensor_of(one));
+    return result;
+}
+
+py::list listed(const std::vector<Tensor> &tensors)
+{
+    py::list result;
+    for (const Tensor &tensor : tensors)
+        result.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+    return result;
+}
+
+void keep(PyTypeObject *type, Draft &draft, const py::object &function, const Watched &watched)
+{
     for (const auto &[dict, keys, what] : watched)
-        made->watch(WatchedDict(dict, keys, what));
-    self->variants->insert(self->variants->begin(), std::move(made));
-    return "";
+        draft.captured->watch(WatchedDict(dict, keys, what));
+    auto &variants = *checked(function, type)->variants;
+    variants.insert(variants.begin(), std::move(draft.captured));
 }
 
 // Why none of the ways fits, the last one's reason; None: there is none.
@@ -190,9 +206,23 @@ void bind_capture(py::module_ &m)
         .def("reach", [](Capturing &c, const py::object &tensor) { c.reach(tensor_of(tensor)); })
         .def_readonly("refused", &Capturing::refused);
     m.def("capturing", [] { return any_capturing() && capturing_here(); });
-    m.def("capture_keep", [type](const py::object &function, Capturing &c, const py::tuple &args, const py::dict &kwargs,
-                                 const py::object &result,
-                                 const Watched &watched) { return keep(type, function, c, args, kwargs, result, watched); });
+    py::class_<Draft>(m, "CaptureDraft")
+        .def_property_readonly("outputs", [](const Draft &d) { return listed(d.captured->outputs()); })
+        .def_property_readonly("inputs", [](const Draft &d) { return listed(d.captured->inputs()); })
+        .def("add_backward",
+             [](Draft &d, Capturing &c, const py::sequence &incoming, const py::sequence &gradients) {
+                 return d.captured->add_backward(c, gradients_of(incoming), gradients_of(gradients));
+             })
+        .def("first_result", [](Draft &d) { return d.captured->first_result(); })
+        .def("leaks", [](const Draft &d) { return d.captured->leaks(); })
+        .def("keep", [type](Draft &d, const py::object &function, const Watched &watched) { keep(type, d, function, watched); });
+    // None if capturing.refused says why a call needs Python.
+    m.def("capture_draft", [](Capturing &c, const py::tuple &args, const py::dict &kwargs,
+                              const py::object &result) -> std::optional<Draft> {
+        c.end();
+        Draft draft{Captured::make(c, args, kwargs, result)};
+        return draft.captured ? std::optional(std::move(draft)) : std::nullopt;
+    });
     m.def("capture_difference", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
         return difference(type, function, args, kwargs);
     });

@@ -16,6 +16,7 @@ call: tensors in the arguments, and every tensor of the device that the function
 import functools
 import types
 from collections import Counter
+from contextlib import contextmanager
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -121,6 +122,36 @@ class _Watch:
         return found
 
 
+@contextmanager
+def _capturing():
+    capturing = _C.Capturing()
+    try:
+        with _Gradients(capturing), _Host(capturing):
+            yield capturing
+    finally:
+        _C.finish_backward()
+        capturing.end()
+
+
+def _add_backward(draft) -> str:
+    """Captures what backward() of the results does, if they have a gradient. Why it needs Python, "" if it does not."""
+    outputs = draft.outputs
+    if not outputs:
+        return ""
+    incoming = [torch.ones(o.shape, dtype=o.dtype, device=o.device) for o in outputs]
+    inputs = draft.inputs
+    try:
+        with _capturing() as capturing:
+            gradients = torch.autograd.grad(
+                outputs, inputs, incoming, retain_graph=True, allow_unused=True
+            )
+    except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            return ""  # the function went through it itself
+        return f"its gradient cannot be captured: {error}"
+    return "" if draft.add_backward(capturing, incoming, gradients) else capturing.refused
+
+
 class Captured(_C.CapturedFunction):
     """A captured function: see capture()."""
 
@@ -144,17 +175,20 @@ class Captured(_C.CapturedFunction):
         if _C.get_modes() & EAGER:
             return self._fn(*args, **kwargs)
         why = _C.capture_difference(self, args, kwargs)
-        capturing = _C.Capturing()
-        try:
-            with _Watch() as watch, _Gradients(capturing), _Host(capturing):
-                result = self._fn(*args, **kwargs)
-        finally:
-            _C.finish_backward()
-            capturing.end()
-        refused = _C.capture_keep(self, capturing, args, kwargs, result, watch.dicts())
-        if refused:
+        watch = _Watch()
+        with _capturing() as capturing, watch:
+            result = self._fn(*args, **kwargs)
+        draft = _C.capture_draft(capturing, args, kwargs, result)
+        refused = capturing.refused if draft is None else _add_backward(draft)
+        if draft is None or refused:
             self._refused[refused] += 1
-        elif why is not None:
+            return result
+        result = draft.first_result()
+        if draft.leaks():
+            self._refused["a tensor that it makes outlives the call, and is no result"] += 1
+            return result
+        draft.keep(self, watch.dicts())
+        if why is not None:
             self._reasons[why] += 1
         _C.capture_limit(self, KINDS)
         return result

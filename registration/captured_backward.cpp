@@ -1,0 +1,220 @@
+// Gradients of captured functions: what backward() of a result does is captured with the function, and is a node of autograd at each call.
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "captured.h"
+#include "lines.h"
+
+namespace opq
+{
+
+namespace
+{
+
+using torch::autograd::variable_list;
+
+struct CapturedBackward final : torch::autograd::Node {
+    std::shared_ptr<const Backward> backward;
+    std::vector<Cell> cells; // of the capture; none where a gradient comes in
+    struct Version {
+        Tensor tensor;
+        uint32_t version;
+    };
+    std::vector<Version> versions;
+    std::mutex mutex;
+
+    variable_list apply(variable_list &&incoming) override;
+    std::string name() const override { return "CapturedBackward"; }
+    void release_variables() override
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        cells.clear();
+        versions.clear();
+    }
+    void check_versions() const
+    {
+        for (const Version &one : versions)
+            TORCH_CHECK(one.tensor._version() == one.version,
+                        "one of the variables needed for gradient computation has been modified by an inplace operation: [opaque ",
+                        one.tensor.scalar_type(), " ", one.tensor.sizes(), "] is at version ", one.tensor._version(),
+                        "; expected version ", one.version, " instead. It is read by a captured function");
+    }
+};
+
+Tensor dense(const Tensor &gradient, const std::pair<at::ScalarType, Dims> &shape)
+{
+    const auto options = at::TensorOptions().dtype(shape.first).device(device());
+    if (!gradient.defined())
+        return at::zeros(shape.second, options);
+    const bool whole = gradient.is_contiguous() && impl_or_null(gradient) && !gradient.is_neg() && !gradient.is_conj() &&
+                       opq_cell_bytes(impl_of(gradient)->cell()) == static_cast<int64_t>(gradient.nbytes());
+    return whole ? gradient : gradient.resolve_neg().resolve_conj().clone(at::MemoryFormat::Contiguous);
+}
+
+variable_list CapturedBackward::apply(variable_list &&incoming)
+{
+    const std::lock_guard<std::mutex> lock(mutex);
+    TORCH_CHECK(!c10::GradMode::is_enabled(), "gradients of a captured function have none of their own (create_graph=True): call "
+                                              "the function that was captured instead");
+    TORCH_CHECK(!cells.empty() || backward->sources.empty(),
+                "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+                "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+                "Specify retain_graph=True if you need to backward through the graph a second time");
+    check_versions();
+    std::vector<Tensor> gradients;
+    std::vector<opq_cell *> all;
+    for (size_t i = 0; i < backward->incoming.size(); ++i)
+        gradients.push_back(dense(incoming[i], backward->incoming[i]));
+    for (size_t i = 0; i < backward->sources.size(); ++i)
+        all.push_back(backward->sources[i].kind == Backward::Source::Kind::gradient
+                          ? impl_of(gradients[backward->sources[i].index])->cell()
+                          : cells[i].get());
+    std::vector<opq_cell *> made(static_cast<size_t>(opq_capture_describe(backward->capture.get()).results), nullptr);
+    const std::vector<opq_number> numbers = backward->numbers.take();
+    const opq_capture_call call{all.data(), nullptr, numbers.data(), made.data()};
+    void *const python = opq_python_unlock();
+    const opq_status status = opq_capture_run(backward->capture.get(), &call);
+    opq_python_lock(python);
+    check(status == OPQ_UNSUPPORTED ? opq_fail(OPQ_INTERNAL, "what a captured function saved for its gradient has changed")
+                                    : status);
+    std::vector<Cell> owners;
+    for (opq_cell *const cell : made)
+        owners.push_back(Cell::take(cell));
+    variable_list results;
+    for (const auto &result : backward->results) {
+        if (!result) {
+            results.emplace_back();
+            continue;
+        }
+        Cell cell;
+        if (result->kind == ResultTensor::Kind::view) {
+            opq_cell_retain(all[result->index]);
+            cell = Cell::take(all[result->index]);
+        } else {
+            cell = owners[result->index];
+        }
+        results.push_back(make_tensor(std::move(cell), c10::scalarTypeToTypeMeta(result->dtype), result->sizes,
+                                      result->strides, result->offset));
+    }
+    return results;
+}
+
+// What is written to a result later is no matter of its gradient.
+Cell own_copy(const Cell &cell)
+{
+    const Value value = Value::take(opq_cell_value(cell.get()));
+    opq_cell *copy = nullptr;
+    if (!value)
+        return cell;
+    check(opq_cell_from_value(context(), value.get(), &copy));
+    return Cell::take(copy);
+}
+
+} // namespace
+
+bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &incoming, const std::vector<Tensor> &gradients)
+{
+    auto made = std::make_shared<Backward>();
+    const int count = opq_capturing_cell_count(capturing.core);
+    std::vector<Cell> results;
+    for (const Tensor &tensor : incoming)
+        made->incoming.emplace_back(tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()));
+    for (const Tensor &tensor : gradients) {
+        if (!tensor.defined()) {
+            made->results.emplace_back();
+            continue;
+        }
+        ResultTensor result{ResultTensor::Kind::made, 0, tensor.scalar_type(), {}, {}, tensor.storage_offset(), false, false, false};
+        result.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+        result.strides.assign(tensor.strides().begin(), tensor.strides().end());
+        if (tensor.is_neg() || tensor.is_conj())
+            capturing.refuse("a gradient is a negated or conjugated view");
+        const Cell &cell = impl_of(tensor)->cell_ref();
+        if (const int met = opq_capturing_find(capturing.core, cell.get()); met >= 0) {
+            result.kind = ResultTensor::Kind::view;
+            result.index = static_cast<size_t>(met);
+        } else {
+            while (result.index < results.size() && results[result.index].get() != cell.get())
+                ++result.index;
+            if (result.index == results.size())
+                results.push_back(cell);
+        }
+        made->results.emplace_back(std::move(result));
+    }
+    for (int i = 0; i < count; ++i) {
+        opq_cell *const cell = opq_capturing_cell(capturing.core, i);
+        Backward::Source source{Backward::Source::Kind::kept, 0, {}};
+        const auto is_it = [cell](const auto &one) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(one)>, Cell>)
+                return one.get() == cell;
+            else if constexpr (std::is_same_v<std::decay_t<decltype(one)>, Tensor>)
+                return impl_of(one)->cell() == cell;
+            else
+                return one == cell;
+        };
+        const auto place = [&](const auto &list, Backward::Source::Kind kind) {
+            const auto found = std::find_if(list.begin(), list.end(), is_it);
+            if (found == list.end())
+                return false;
+            source.kind = kind;
+            source.index = static_cast<size_t>(found - list.begin());
+            return true;
+        };
+        if (!place(incoming, Backward::Source::Kind::gradient) && !place(made_, Backward::Source::Kind::made) &&
+            !place(met_, Backward::Source::Kind::cell)) {
+            opq_cell_retain(cell);
+            source.cell = Cell::take(cell);
+        }
+        if (opq_capturing_wrote(capturing.core, i))
+            capturing.refuse("its gradient writes into a tensor that was there before");
+        if (source.kind == Backward::Source::Kind::cell && sources_[source.index].kind != CellSource::Kind::cell)
+            made->checked.push_back(
+                {source.index, sources_[source.index].kind == CellSource::Kind::kept, sources_[source.index].index});
+        made->sources.push_back(std::move(source));
+    }
+    if (!capturing.refused.empty())
+        return false;
+    std::vector<opq_cell *> cells;
+    for (const Cell &cell : results)
+        cells.push_back(cell.get());
+    opq_capture *capture = nullptr;
+    void *const python = opq_python_unlock();
+    const opq_status status = opq_capture_make(capturing.core, cells.data(), static_cast<int>(cells.size()), &capture);
+    opq_python_lock(python);
+    if (status == OPQ_UNSUPPORTED) {
+        capturing.refuse(opq_error());
+        return false;
+    }
+    check(status);
+    made->capture.reset(capture);
+    made->numbers = Numbers(capturing);
+    backward_ = std::move(made);
+    return true;
+}
+
+c10::intrusive_ptr<torch::autograd::Node> Captured::make_node(const Match &match, const std::vector<Cell> &made) const
+{
+    auto node = c10::make_intrusive<CapturedBackward>();
+    node->backward = backward_;
+    for (const Backward::Source &source : backward_->sources) {
+        switch (source.kind) {
+        case Backward::Source::Kind::made: node->cells.push_back(own_copy(made[source.index])); break;
+        case Backward::Source::Kind::cell:
+            opq_cell_retain(match.cells[source.index]);
+            node->cells.push_back(Cell::take(match.cells[source.index]));
+            break;
+        case Backward::Source::Kind::gradient: node->cells.emplace_back(); break;
+        case Backward::Source::Kind::kept: node->cells.push_back(source.cell); break;
+        }
+    }
+    for (const Backward::Checked &one : backward_->checked) {
+        const Tensor &tensor = one.kept ? kept_[one.index] : match.arguments[one.index];
+        if (!tensor.is_inference())
+            node->versions.push_back({tensor.detach(), static_cast<uint32_t>(tensor._version())});
+    }
+    for (const auto &[kept, index] : input_of_)
+        node->add_next_edge(torch::autograd::impl::gradient_edge(kept ? kept_[index] : match.arguments[index]));
+    return node;
+}
+
+} // namespace opq
