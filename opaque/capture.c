@@ -69,6 +69,10 @@ static opq_status add_leaf(maker *m, int i)
     bool two = false;
     opq_capture_leaf *made = &m->made->leaves[i];
     *made = (opq_capture_leaf){.cell = cell_of_leaf(m, leaf, &two), .bytes = opq_type_bytes(type), .whole = view == NULL};
+    made->upload = -1;
+    for (int k = 0; k < m->capturing->upload_count; k++)
+        if (m->capturing->uploads[k].leaf == leaf)
+            made->upload = m->capturing->uploads[k].id;
     made->first = view ? view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype) : 0;
     if (two)
         return opq_fail(OPQ_UNSUPPORTED, "two tensors that have the same memory are read as another dtype");

@@ -37,6 +37,8 @@ opq_cell *opq_capturing_cell(const opq_capturing *capturing, int index);
 int opq_capturing_find(const opq_capturing *capturing, const opq_cell *cell); /* -1: not met */
 bool opq_capturing_made_it(const opq_capturing *capturing, const opq_cell *cell); /* the cell is none of these */
 bool opq_capturing_wrote(const opq_capturing *capturing, int index);
+/* `leaf` is a copy of host data, which calls give anew as number `id` of opq_capture_call.uploads. */
+void opq_capturing_upload(opq_capturing *capturing, opq_value *leaf, int id);
 /* Computes what the cells and `results` hold. */
 opq_status opq_capture_first_run(opq_capturing *capturing, opq_cell *const *results, int count) OPQ_MUST_CHECK;
 /* Ends it: values may be looked at again. Nothing is computed. */
@@ -62,6 +64,7 @@ typedef struct opq_capture_call {
     opq_cell *const *cells;
     const int64_t *shifts;     /* per cell, in bytes: what it reads begins so much later than it did. NULL: nowhere */
     const opq_number *numbers; /* by id, as opq_value_number took them */
+    opq_value *const *uploads; /* by id: computed values of the same types */
     opq_cell **results;        /* a reference each: new cells */
 } opq_capture_call;
 /* OPQ_UNSUPPORTED, and nothing happened: a cell holds something of another size or type than it did, so the function is to be recorded anew. */

@@ -125,12 +125,17 @@ static opq_status check(const call *r)
     return OPQ_OK;
 }
 
+static opq_value *constant_of(const call *r, const opq_capture_leaf *leaf)
+{
+    return leaf->upload >= 0 ? r->given->uploads[leaf->upload] : leaf->constant;
+}
+
 static opq_status bind_leaves(call *r)
 {
     const opq_capture *c = r->capture;
     for (int i = 0; i < c->leaf_count; i++) {
         const opq_capture_leaf *leaf = &c->leaves[i];
-        opq_buffer *buffer = leaf->constant ? leaf->constant->buffer : r->held[leaf->cell]->buffer;
+        opq_buffer *buffer = constant_of(r, leaf) ? constant_of(r, leaf)->buffer : r->held[leaf->cell]->buffer;
         int64_t first = leaf->first;
         if (leaf->cell >= 0 && !leaf->whole && r->given->shifts)
             first += r->given->shifts[leaf->cell];
@@ -203,7 +208,7 @@ static opq_value *value_of(const call *r, const opq_capture_sink *sink)
     if (sink->output >= 0)
         return r->values[sink->output];
     const opq_capture_leaf *leaf = &r->capture->leaves[sink->leaf];
-    return leaf->constant ? leaf->constant : r->held[leaf->cell];
+    return leaf->constant ? constant_of(r, leaf) : r->held[leaf->cell];
 }
 
 /* Cells of results first, which may fail. */

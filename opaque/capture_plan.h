@@ -18,6 +18,7 @@ typedef struct opq_capture_cell {
 typedef struct opq_capture_leaf {
     int32_t cell;        /* -1: constant */
     opq_value *constant; /* what the function made of host data */
+    int32_t upload;      /* the caller's, in place of the constant, -1 */
     int64_t first, bytes;
     bool whole; /* no view */
 } opq_capture_leaf;

@@ -79,6 +79,9 @@ void opq_capturing_drop(opq_capturing *c)
         opq_value_release(c->met[i].leaf);
         opq_cell_release(c->met[i].cell);
     }
+    for (int i = 0; i < c->upload_count; i++)
+        opq_value_release(c->uploads[i].leaf);
+    free(c->uploads);
     free(c->met);
     free(c);
 }
@@ -98,6 +101,21 @@ int opq_capturing_find(const opq_capturing *c, const opq_cell *cell)
 bool opq_capturing_made_it(const opq_capturing *c, const opq_cell *cell)
 {
     return cell->capturing == c->id && cell->met < 0;
+}
+
+void opq_capturing_upload(opq_capturing *c, opq_value *leaf, int id)
+{
+    if (c->upload_count == c->upload_capacity) {
+        int capacity = c->upload_capacity ? 2 * c->upload_capacity : 8;
+        struct opq_upload *grown = realloc(c->uploads, (size_t)capacity * sizeof *grown);
+        c->lost |= grown == NULL;
+        if (grown == NULL)
+            return;
+        c->uploads = grown;
+        c->upload_capacity = capacity;
+    }
+    opq_value_retain(leaf);
+    c->uploads[c->upload_count++] = (struct opq_upload){leaf, id};
 }
 
 /* ---- noting */

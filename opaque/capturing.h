@@ -19,6 +19,11 @@ struct opq_capturing {
     uint64_t began; /* sequence number: what is younger was made meanwhile */
     opq_met *met;
     int count, capacity;
+    struct opq_upload {
+        opq_value *leaf; /* a reference */
+        int id;
+    } *uploads;
+    int upload_count, upload_capacity;
     bool lost; /* no memory for a note */
     bool ended;
     opq_capturing *next;

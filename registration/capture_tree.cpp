@@ -82,6 +82,16 @@ bool is_device_tensor(PyObject *object)
     return THPVariable_Check(object) && impl_or_null(THPVariable_Unpack(object));
 }
 
+PyObject *number_types[2];
+
+bool is_host_tensor(PyObject *object)
+{
+    if (!THPVariable_CheckExact(object))
+        return false;
+    const at::Tensor &tensor = THPVariable_Unpack(object);
+    return tensor.device().is_cpu() && tensor.layout() == at::kStrided;
+}
+
 bool same_value(PyObject *a, PyObject *b)
 {
     if (a == b)
@@ -110,13 +120,19 @@ c10::ArrayRef<PyObject *> sequence_items(PyObject *sequence)
 
 } // namespace
 
-void Tree::add_items(PyObject *const *items, size_t count, Leaves &leaves)
+void set_number_types(const py::object &real, const py::object &integer)
 {
-    for (size_t i = 0; i < count; ++i)
-        items_.emplace_back(items[i], leaves);
+    number_types[0] = py::object(real).release().ptr();
+    number_types[1] = py::object(integer).release().ptr();
 }
 
-Tree::Tree(py::handle handle, Leaves &leaves) : type_(Py_TYPE(handle.ptr()))
+void Tree::add_items(PyObject *const *items, size_t count, Leaves &leaves, const std::vector<int> &free)
+{
+    for (size_t i = 0; i < count; ++i)
+        items_.emplace_back(items[i], leaves, free);
+}
+
+Tree::Tree(py::handle handle, Leaves &leaves, const std::vector<int> &free) : type_(Py_TYPE(handle.ptr()))
 {
     PyObject *const object = handle.ptr();
     if (is_device_tensor(object)) {
@@ -129,7 +145,7 @@ Tree::Tree(py::handle handle, Leaves &leaves) : type_(Py_TYPE(handle.ptr()))
     if ((tuple || list) && !(tuple && type_ != &PyTuple_Type && PyObject_HasAttrString(object, "_fields") == 0)) {
         kind_ = tuple ? Kind::tuple : Kind::list;
         const auto items = sequence_items(object);
-        add_items(items.data(), items.size(), leaves);
+        add_items(items.data(), items.size(), leaves, free);
         return;
     }
     if (PyDict_CheckExact(object)) {
@@ -137,7 +153,7 @@ Tree::Tree(py::handle handle, Leaves &leaves) : type_(Py_TYPE(handle.ptr()))
         object_ = py::tuple(py::reinterpret_steal<py::list>(PyDict_Keys(object)));
         PyObject *key, *value;
         for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value);)
-            items_.emplace_back(value, leaves);
+            items_.emplace_back(value, leaves, free);
         return;
     }
     if (const py::object flatten = flatten_function(type_)) {
@@ -147,11 +163,34 @@ Tree::Tree(py::handle handle, Leaves &leaves) : type_(Py_TYPE(handle.ptr()))
         leaves.kept.push_back(children);
         object_ = parts[1];
         const auto items = sequence_items(children.ptr());
-        add_items(items.data(), items.size(), leaves);
+        add_items(items.data(), items.size(), leaves, free);
+        return;
+    }
+    object_ = py::reinterpret_borrow<py::object>(object);
+    const auto *const type = reinterpret_cast<PyObject *>(type_);
+    if (type == number_types[0] || type == number_types[1]) {
+        kind_ = Kind::number;
+        index_ = leaves.numbers.size();
+        leaves.numbers.push_back(object);
+        return;
+    }
+    if (is_host_tensor(object)) {
+        kind_ = Kind::host;
+        host_.emplace(THPVariable_Unpack(object));
+        index_ = leaves.hosts.size();
+        leaves.hosts.push_back(object);
+        object_ = {};
         return;
     }
     kind_ = is_value(object) ? Kind::equal : Kind::same;
-    object_ = py::reinterpret_borrow<py::object>(object);
+    if (kind_ != Kind::equal)
+        return;
+    const int number = leaves.equals++;
+    if ((PyFloat_CheckExact(object) || PyLong_CheckExact(object)) && std::find(free.begin(), free.end(), number) != free.end()) {
+        kind_ = Kind::number;
+        index_ = leaves.numbers.size();
+        leaves.numbers.push_back(object);
+    }
 }
 
 bool Tree::differs(std::string *why, const std::string &what) const
@@ -173,6 +212,8 @@ bool Tree::match_items(PyObject *const *items, size_t count, Leaves &leaves, std
 
 bool Tree::matches(PyObject *object, Leaves &leaves, std::string *why) const
 {
+    if (Py_TYPE(object) != type_ && kind_ == Kind::equal)
+        ++leaves.equals;
     if (Py_TYPE(object) != type_)
         return differs(why, c10::str("is a ", Py_TYPE(object)->tp_name, ", not a ", type_->tp_name));
     switch (kind_) {
@@ -181,9 +222,27 @@ bool Tree::matches(PyObject *object, Leaves &leaves, std::string *why) const
             return differs(why, "is no tensor of the device");
         leaves.tensors.push_back(object);
         return true;
-    case Kind::equal:
-        return same_value(object_.ptr(), object) ||
-               differs(why, why ? text_of(object) + ", not " + text_of(object_.ptr()) : std::string());
+    case Kind::host: {
+        const at::Tensor &tensor = THPVariable_Unpack(object);
+        if (!tensor.device().is_cpu() || !host_->matches(tensor, true))
+            return differs(why, why ? "a tensor of the CPU: " + host_->difference(tensor, true) : std::string());
+        leaves.hosts.push_back(object);
+        return true;
+    }
+    case Kind::number:
+        ++leaves.equals;
+        leaves.numbers.push_back(object);
+        return true;
+    case Kind::equal: {
+        const int number = leaves.equals++;
+        if (same_value(object_.ptr(), object))
+            return true;
+        differs(why, why ? text_of(object) + ", not " + text_of(object_.ptr()) : std::string());
+        if (!why || !(PyFloat_CheckExact(object) || PyLong_CheckExact(object)))
+            return false;
+        leaves.changed.push_back(number); // who asks wants to know all of them
+        return true;
+    }
     case Kind::same:
         if (is_device_tensor(object))
             return differs(why, "is a tensor of the device");
@@ -218,16 +277,19 @@ bool Tree::matches(PyObject *object, Leaves &leaves, std::string *why) const
     return false;
 }
 
-py::object Tree::build(const std::vector<py::object> &tensors) const
+py::object Tree::build(const std::vector<py::object> &tensors, const std::vector<py::object> &numbers,
+                       const std::vector<py::object> &hosts) const
 {
     switch (kind_) {
     case Kind::tensor: return tensors[index_];
+    case Kind::host: return hosts[index_];
+    case Kind::number: return numbers[index_];
     case Kind::equal:
     case Kind::same: return object_;
     case Kind::dict: {
         py::dict made;
         for (size_t i = 0; i < items_.size(); ++i)
-            made[py::handle(PyTuple_GET_ITEM(object_.ptr(), i))] = items_[i].build(tensors);
+            made[py::handle(PyTuple_GET_ITEM(object_.ptr(), i))] = items_[i].build(tensors, numbers, hosts);
         return made;
     }
     case Kind::tuple:
@@ -236,7 +298,7 @@ py::object Tree::build(const std::vector<py::object> &tensors) const
     }
     py::list made(items_.size());
     for (size_t i = 0; i < items_.size(); ++i)
-        made[i] = items_[i].build(tensors);
+        made[i] = items_[i].build(tensors, numbers, hosts);
     if (kind_ == Kind::list)
         return made;
     if (kind_ == Kind::node)

@@ -80,7 +80,7 @@ WatchedDict::WatchedDict(py::dict dict, const py::object &keys, std::string what
         items_.emplace_back(py::reinterpret_borrow<py::object>(key), dict_[key]);
 }
 
-bool WatchedDict::holds(std::string *why)
+bool WatchedDict::holds(std::string *why, py::object *out_changed)
 {
     const uint64_t version = version_of(dict_);
     if (version == version_ && version != 0)
@@ -93,6 +93,9 @@ bool WatchedDict::holds(std::string *why)
         if (!same && why)
             *why = what_ + "'s " + std::string(py::str(items_[i].first)) + " was " + std::string(py::repr(items_[i].second)) +
                    " and is something else";
+        const PyObject *const before = items_[i].second.ptr();
+        if (!same && why && (PyFloat_CheckExact(before) || PyLong_CheckExact(before)))
+            *out_changed = py::make_tuple(what_, items_[i].first);
     }
     version_ = same ? version : version_;
     return same;
@@ -110,15 +113,22 @@ Numbers::Numbers(const Capturing &capturing) : sources_(capturing.numbers)
     }
 }
 
-std::vector<opq_number> Numbers::take() const
+std::vector<opq_number> Numbers::take(const HostProgram::Run &host) const
 {
     std::vector<std::pair<uint64_t, uint64_t>> taken;
     for (const Generator &one : generators_)
         taken.push_back(take_draws(one.generator, one.draws));
     std::vector<opq_number> numbers(sources_.size());
     for (size_t i = 0; i < sources_.size(); ++i) {
-        const auto [seed, offset] = taken[sources_[i].draws];
-        numbers[i].i = static_cast<int64_t>(sources_[i].kind == NumberSource::Kind::seed ? seed : offset + sources_[i].delta);
+        const NumberSource &source = sources_[i];
+        switch (source.kind) {
+        case NumberSource::Kind::seed: numbers[i].i = static_cast<int64_t>(taken[source.index].first); break;
+        case NumberSource::Kind::offset:
+            numbers[i].i = static_cast<int64_t>(taken[source.index].second + source.delta);
+            break;
+        case NumberSource::Kind::integer: numbers[i].i = host.registers[source.index].i; break;
+        case NumberSource::Kind::real: numbers[i].f = host.registers[source.index].real(); break;
+        }
     }
     return numbers;
 }
@@ -259,10 +269,28 @@ void Captured::add_gradients(Capturing &capturing)
     }
 }
 
-void Captured::add_results(const py::object &result, const Capturing &capturing)
+void Captured::add_host_results(const Leaves &leaves, Capturing &capturing)
+{
+    for (PyObject *const number : leaves.numbers)
+        result_numbers_.push_back(
+            py::handle(number).attr("node").attr("register_in")(py::cast(&capturing, py::return_value_policy::reference)).cast<int>());
+    for (PyObject *const object : leaves.hosts) {
+        const Tensor &tensor = THPVariable_Unpack(object);
+        HostResult made{false, -1, py::reinterpret_borrow<py::object>(object)};
+        for (size_t k = 0; k < capturing.host_arguments.size() && made.index < 0; ++k)
+            if (capturing.host_arguments[k].is_same(tensor))
+                made = {true, static_cast<int>(k), {}};
+        if (!made.argument)
+            made.index = capturing.program.slot_of(tensor);
+        host_results_.push_back(std::move(made));
+    }
+}
+
+void Captured::add_results(const py::object &result, Capturing &capturing)
 {
     Leaves leaves;
     result_.emplace(result, leaves);
+    add_host_results(leaves, capturing);
     for (PyObject *const leaf : leaves.tensors)
         results_.push_back(describe(THPVariable_Unpack(leaf), capturing));
 }
@@ -322,16 +350,16 @@ void Captured::find_differentiable(const py::object &result, const Capturing &ca
 }
 
 std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
-                                         const py::object &result)
+                                         const py::object &result, const std::vector<int> &free)
 {
     std::unique_ptr<Captured> made(new Captured);
     Leaves leaves;
     made->state_ = ThreadState::now();
     made->positional_ = args.size();
     for (const py::handle one : args)
-        made->arguments_.emplace_back(one, leaves);
+        made->arguments_.emplace_back(one, leaves, free);
     for (const auto &item : kwargs)
-        made->arguments_.emplace_back(item.second, leaves);
+        made->arguments_.emplace_back(item.second, leaves, free);
     made->names_ = py::tuple(py::list(kwargs));
     for (PyObject *const leaf : leaves.tensors) {
         made->example_.push_back(THPVariable_Unpack(leaf));
@@ -344,7 +372,7 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     made->add_gradients(capturing);
     made->add_results(result, capturing);
     made->find_differentiable(result, capturing);
-    if (!made->check_escaped(capturing))
+    if (!made->check_escaped(capturing) || !made->check_host(capturing, leaves))
         return nullptr;
     const std::vector<opq_cell *> results = pointers(made->made_);
     opq_capture *capture = nullptr;
@@ -360,6 +388,9 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     }
     check(status);
     made->numbers_ = Numbers(capturing);
+    made->program_ = std::move(capturing.program);
+    made->first_run_.registers = made->program_.registers();
+    made->program_.finish();
     for (size_t i = 0; i < made->shapes_.size(); ++i) {
         size_t users = made->in_kept_[i] >= 0 ? 2 : 0;
         for (const int first : made->first_of_)
@@ -369,8 +400,7 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     }
     for (int i = 0; i < opq_capturing_cell_count(capturing.core); ++i)
         made->met_.push_back(opq_capturing_cell(capturing.core, i));
-    for (PyObject *const leaf : leaves.tensors)
-        made->first_.leaves.tensors.push_back(leaf);
+    made->first_.leaves = leaves;
     made->first_.arguments.append(made->example_.begin(), made->example_.end());
     made->bind(made->first_);
     return made;
@@ -378,13 +408,28 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
 
 py::object Captured::first_result()
 {
-    py::object result = build(first_, made_);
+    py::object result = build(first_, made_, first_run_);
     outputs_.clear();
     inputs_.clear();
     example_.clear();
     met_.clear();
     first_ = {};
+    first_run_ = {};
     return result;
+}
+
+bool Captured::check_host(Capturing &capturing, const Leaves &leaves) const
+{
+    std::vector<Tensor> results;
+    for (PyObject *const object : leaves.hosts)
+        results.push_back(THPVariable_Unpack(object));
+    for (const HostResult &one : host_results_)
+        if (!one.argument && one.index >= 0)
+            results.push_back(capturing.program.example(one.index));
+    if (!capturing.program.escapes(results))
+        return true;
+    capturing.refused = "a tensor of the CPU that it makes outlives the call, and is no result";
+    return false;
 }
 
 bool Captured::leaks() const
@@ -500,9 +545,9 @@ bool Captured::matches(PyObject *const *args, size_t positional, PyObject *names
     if (!match_arguments(match, why) || !match_kept(why) || !match_sharing(match, why) || !match_gradients(match, why))
         return false;
     for (WatchedDict &dict : watched_)
-        if (!dict.holds(why))
+        if (!dict.holds(why, &match.item))
             return false;
-    return true;
+    return match.leaves.changed.empty();
 }
 
 // ---- running
@@ -567,15 +612,23 @@ py::object Captured::run(Match &match)
     bind(match);
     const auto info = opq_capture_describe(capture_.get());
     std::vector<opq_cell *> cells(static_cast<size_t>(info.results), nullptr);
-    const std::vector<opq_number> numbers = numbers_.take();
-    const opq_capture_call call{match.cells.data(), match.shifts.data(), numbers.data(), cells.data()};
+    HostProgram::Run host;
+    if (!program_.empty() && !program_.run(match.leaves, host, nullptr))
+        return {};
+    const std::vector<opq_number> numbers = numbers_.take(host);
+    const opq_capture_call call{match.cells.data(), match.shifts.data(), numbers.data(),
+                                reinterpret_cast<opq_value *const *>(host.uploads.data()), cells.data()};
     void *const python = opq_python_unlock();
     const opq_status status = opq_capture_run(capture_.get(), &call);
     opq_python_lock(python);
     if (status != OPQ_OK)
         numbers_.give_back();
-    if (status == OPQ_UNSUPPORTED)
+    if (status == OPQ_UNSUPPORTED) {
+        TORCH_CHECK(!program_.writes() || !host.before.empty(), "a captured function found other tensors than before, after it had "
+                                                                "written to tensors of the CPU: ", opq_error());
+        HostProgram::undo(host);
         return {};
+    }
     check(status);
     std::vector<Cell> made;
     for (opq_cell *const cell : cells)
@@ -591,12 +644,22 @@ py::object Captured::run(Match &match)
         if (gradient.after != Gradient::After::same)
             leaf(gradient, match).mutable_grad() =
                 gradient.after == Gradient::After::made ? tensor_of(gradient.made, match, made) : Tensor();
-    return build(match, made);
+    return build(match, made, host);
 }
 
-py::object Captured::build(const Match &match, const std::vector<Cell> &made)
+py::object Captured::host_result(size_t i, const Match &match, const HostProgram::Run &host) const
 {
-    const auto node = backward_ ? make_node(match, made) : nullptr;
+    const HostResult &one = host_results_[i];
+    if (one.argument)
+        return py::reinterpret_borrow<py::object>(match.leaves.hosts[static_cast<size_t>(one.index)]);
+    if (one.index < 0 || host.slots.empty())
+        return one.object;
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(host.slots[static_cast<size_t>(one.index)]));
+}
+
+py::object Captured::build(const Match &match, const std::vector<Cell> &made, const HostProgram::Run &host)
+{
+    const auto node = backward_ ? make_node(match, made, host) : nullptr;
     std::vector<py::object> tensors;
     for (const ResultTensor &result : results_) {
         if (result.kind == ResultTensor::Kind::argument) {
@@ -612,7 +675,14 @@ py::object Captured::build(const Match &match, const std::vector<Cell> &made)
         }
         tensors.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
     }
-    return result_->build(tensors);
+    std::vector<py::object> numbers, hosts;
+    for (const int reg : result_numbers_) {
+        const Register &value = host.registers[static_cast<size_t>(reg)];
+        numbers.push_back(value.integer ? py::object(py::int_(value.i)) : py::object(py::float_(value.f)));
+    }
+    for (size_t i = 0; i < host_results_.size(); ++i)
+        hosts.push_back(host_result(i, match, host));
+    return result_->build(tensors, numbers, hosts);
 }
 
 } // namespace opq

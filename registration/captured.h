@@ -34,7 +34,8 @@ class WatchedDict
   public:
     // keys: a tuple, None: all, and no other may come.
     WatchedDict(py::dict dict, const py::object &keys, std::string what);
-    bool holds(std::string *why);
+    // *out_changed: (name, key) of a number that is another one.
+    bool holds(std::string *why, py::object *out_changed);
 
   private:
     py::dict dict_;
@@ -59,6 +60,7 @@ struct Match {
     c10::SmallVector<Tensor, 8> arguments;
     c10::SmallVector<opq_cell *, 32> cells;
     c10::SmallVector<int64_t, 32> shifts;
+    py::object item = py::none(); // (name, key) of a watched number that changed
 };
 
 struct CaptureDeleter {
@@ -74,7 +76,7 @@ class Numbers
     // Of what was captured: how far each generator went.
     explicit Numbers(const Capturing &capturing);
     // Draws are taken from the generators.
-    std::vector<opq_number> take() const;
+    std::vector<opq_number> take(const HostProgram::Run &host) const;
     void give_back() const; // nothing was drawn
 
   private:
@@ -102,6 +104,7 @@ struct Backward {
     Numbers numbers;
     std::vector<Source> sources;
     std::vector<Checked> checked;
+    HostProgram program;
     std::vector<std::optional<ResultTensor>> results; // per input of the forward function that requires grad
     std::vector<std::pair<at::ScalarType, Dims>> incoming;
 };
@@ -111,8 +114,9 @@ class Captured
   public:
     // What `capturing`, which has ended, noted of fn(*args, **kwargs) -> result, and computes the result. nullptr, with capturing.refused, if a
     // call needs Python: then all is pending as it was.
+    // `free`: floats and integers that may be others, see Tree.
     static std::unique_ptr<Captured> make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
-                                          const py::object &result);
+                                          const py::object &result, const std::vector<int> &free);
     // Results with a gradient, and those of the tensors reached that they may depend on.
     const std::vector<Tensor> &outputs() const { return outputs_; }
     const std::vector<Tensor> &inputs() const { return inputs_; }
@@ -152,16 +156,20 @@ class Captured
     void add_gradients(Capturing &capturing);
     bool check_history(Capturing &capturing) const;
     ResultTensor describe(const Tensor &tensor, const Capturing &capturing);
-    void add_results(const py::object &result, const Capturing &capturing);
+    void add_results(const py::object &result, Capturing &capturing);
     bool check_escaped(Capturing &capturing);
+    bool check_host(Capturing &capturing, const Leaves &leaves) const;
     bool match_arguments(Match &match, std::string *why);
     bool match_kept(std::string *why);
     bool match_gradients(const Match &match, std::string *why) const;
     bool match_sharing(const Match &match, std::string *why) const;
     void bind(Match &match) const;
     Tensor tensor_of(const ResultTensor &result, const Match &match, const std::vector<Cell> &made) const;
-    py::object build(const Match &match, const std::vector<Cell> &made);
-    c10::intrusive_ptr<torch::autograd::Node> make_node(const Match &match, const std::vector<Cell> &made) const;
+    py::object build(const Match &match, const std::vector<Cell> &made, const HostProgram::Run &host);
+    py::object host_result(size_t i, const Match &match, const HostProgram::Run &host) const;
+    void add_host_results(const Leaves &leaves, Capturing &capturing);
+    c10::intrusive_ptr<torch::autograd::Node> make_node(const Match &match, const std::vector<Cell> &made,
+                                                        const HostProgram::Run &host) const;
     void find_differentiable(const py::object &result, const Capturing &capturing);
     const Tensor &leaf(const Gradient &gradient, const Match &match) const;
 
@@ -189,6 +197,15 @@ class Captured
     std::vector<size_t> output_of_;                  // number in results_
     std::shared_ptr<Backward> backward_;
     Match first_;                                    // of the call that was recorded
+    std::vector<int> result_numbers_; // registers
+    struct HostResult {
+        bool argument;
+        int index;       // of the argument or the slot, -1: object
+        py::object object;
+    };
+    std::vector<HostResult> host_results_;
+    HostProgram program_;
+    HostProgram::Run first_run_; // while it is made
     Numbers numbers_;
     Capture capture_;
 };

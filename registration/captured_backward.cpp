@@ -21,6 +21,7 @@ struct CapturedBackward final : torch::autograd::Node {
         uint32_t version;
     };
     std::vector<Version> versions;
+    std::vector<Register> registers; // of the forward call
     std::mutex mutex;
 
     variable_list apply(variable_list &&incoming) override;
@@ -70,8 +71,14 @@ variable_list CapturedBackward::apply(variable_list &&incoming)
                           ? impl_of(gradients[backward->sources[i].index])->cell()
                           : cells[i].get());
     std::vector<opq_cell *> made(static_cast<size_t>(opq_capture_describe(backward->capture.get()).results), nullptr);
-    const std::vector<opq_number> numbers = backward->numbers.take();
-    const opq_capture_call call{all.data(), nullptr, numbers.data(), made.data()};
+    HostProgram::Run host;
+    if (!backward->program.empty()) {
+        const py::gil_scoped_acquire lock;
+        std::string why;
+        TORCH_CHECK(backward->program.run({}, host, &why, &registers), "the gradient of a captured function does not fit: ", why);
+    }
+    const std::vector<opq_number> numbers = backward->numbers.take(host);
+    const opq_capture_call call{all.data(), nullptr, numbers.data(), nullptr, made.data()};
     void *const python = opq_python_unlock();
     const opq_status status = opq_capture_run(backward->capture.get(), &call);
     opq_python_lock(python);
@@ -187,15 +194,23 @@ bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &inc
     }
     check(status);
     made->capture.reset(capture);
+    if (capturing.program.upload_count() > 0 || capturing.program.writes()) {
+        capturing.refuse("its gradient works on tensors of the CPU");
+        return false;
+    }
     made->numbers = Numbers(capturing);
+    made->program = std::move(capturing.program);
+    made->program.finish();
     backward_ = std::move(made);
     return true;
 }
 
-c10::intrusive_ptr<torch::autograd::Node> Captured::make_node(const Match &match, const std::vector<Cell> &made) const
+c10::intrusive_ptr<torch::autograd::Node> Captured::make_node(const Match &match, const std::vector<Cell> &made,
+                                                              const HostProgram::Run &host) const
 {
     auto node = c10::make_intrusive<CapturedBackward>();
     node->backward = backward_;
+    node->registers = host.registers;
     for (const Backward::Source &source : backward_->sources) {
         switch (source.kind) {
         case Backward::Source::Kind::made: node->cells.push_back(own_copy(made[source.index])); break;

@@ -174,12 +174,67 @@ void keep(PyTypeObject *type, Draft &draft, const py::object &function, const Wa
     variants.insert(variants.begin(), std::move(draft.captured));
 }
 
-// Why none of the ways fits, the last one's reason; None: there is none.
+// What a captured function is given: tensors of the CPU are known to the capturing, numbers in `free` become what `make(register, number)` says.
+std::pair<py::tuple, py::dict> arguments(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
+                                         const std::vector<int> &free, const py::function &make)
+{
+    Leaves leaves;
+    const Tree positional(args, leaves, free), named(kwargs, leaves, free);
+    for (PyObject *const host : leaves.hosts)
+        capturing.host_arguments.push_back(THPVariable_Unpack(host));
+    if (leaves.numbers.empty())
+        return {args, kwargs};
+    std::vector<py::object> tensors, numbers, hosts;
+    for (PyObject *const tensor : leaves.tensors)
+        tensors.push_back(py::reinterpret_borrow<py::object>(tensor));
+    for (PyObject *const host : leaves.hosts)
+        hosts.push_back(py::reinterpret_borrow<py::object>(host));
+    for (size_t i = 0; i < leaves.numbers.size(); ++i) {
+        const py::handle number(leaves.numbers[i]);
+        const Register now = PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>()) : Register::of(number.cast<int64_t>());
+        numbers.push_back(make(capturing.program.argument(i, now), number));
+    }
+    return {positional.build(tensors, numbers, hosts), named.build(tensors, numbers, hosts)};
+}
+
+int register_for(Capturing &c, const py::object &number)
+{
+    return c.program.constant(PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>())
+                                                          : Register::of(number.cast<int64_t>()));
+}
+
+py::object python_number(const Capturing &c, int reg)
+{
+    const Register &now = c.program.now(reg);
+    return now.integer ? py::object(py::int_(now.i)) : py::object(py::float_(now.f));
+}
+
+Tensor host_tensor(const py::handle &object)
+{
+    TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "expected a tensor");
+    return THPVariable_Unpack(object.ptr());
+}
+
+void host_call(Capturing &c, const py::object &function, const py::sequence &tensors, const std::vector<int> &numbers,
+               const py::sequence &results, const py::sequence &written)
+{
+    std::vector<int> slots, changed;
+    std::vector<Tensor> made;
+    for (const py::handle one : tensors)
+        slots.push_back(c.slot(host_tensor(one)));
+    for (const py::handle one : written)
+        changed.push_back(c.slot(host_tensor(one)));
+    for (const py::handle one : results)
+        made.push_back(host_tensor(one));
+    c.program.call(function, std::move(slots), numbers, made, std::move(changed));
+}
+
+// (why, numbers among the arguments that changed, (name, key) of one in a dict): why none of the ways fits, the last one's reason; None: there is none.
 py::object difference(PyTypeObject *type, const py::object &function, const py::tuple &args, const py::dict &kwargs)
 {
     FunctionObject *const self = checked(function, type);
     if (self->variants->empty())
-        return py::none();
+        return py::make_tuple(py::none(), py::tuple(), py::none());
     std::vector<PyObject *> all;
     for (const py::handle one : args)
         all.push_back(one.ptr());
@@ -189,7 +244,7 @@ py::object difference(PyTypeObject *type, const py::object &function, const py::
     Match match;
     std::string why;
     self->variants->front()->matches(all.data(), args.size(), names.empty() ? nullptr : names.ptr(), match, &why);
-    return py::str(why.empty() ? "sizes of what it reads" : why);
+    return py::make_tuple(why.empty() ? "what it computes on the host" : why, match.leaves.changed, match.item);
 }
 
 } // namespace
@@ -204,7 +259,30 @@ void bind_capture(py::module_ &m)
         .def("refuse", &Capturing::refuse)
         .def("end", &Capturing::end)
         .def("reach", [](Capturing &c, const py::object &tensor) { c.reach(tensor_of(tensor)); })
+        .def("follow", &Capturing::follow)
+        .def("followed", &Capturing::followed, py::return_value_policy::reference)
+        .def("ended", &Capturing::ended)
+        .def("outer", &Capturing::outer)
+        .def("dict_item",
+             [](Capturing &c, const py::dict &dict, const py::object &key) {
+                 const py::object number = dict[key];
+                 return c.program.dict_item(dict, key, PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>())
+                                                                                   : Register::of(number.cast<int64_t>()));
+             })
+        .def("constant", &register_for)
+        .def("operate", [](Capturing &c, const std::string &name, int a, int b) { return c.program.operate(name, a, b); })
+        .def("compare", [](Capturing &c, const std::string &name, int a, int b) { return c.program.compare(name, a, b); })
+        .def("guard", [](Capturing &c, int reg) { c.program.guard(reg); })
+        .def("number", &python_number)
+        .def("item", [](Capturing &c, const py::object &tensor) { return c.item(host_tensor(tensor)); })
+        .def("reads", [](const Capturing &c, const py::object &tensor) { return c.reads(host_tensor(tensor)); })
+        .def("add_fresh", [](Capturing &c, const py::object &tensor) { c.add_fresh(host_tensor(tensor)); })
+        .def("is_fresh", [](const Capturing &c, const py::object &tensor) { return c.is_fresh(host_tensor(tensor)); })
+        .def("host_call", &host_call)
+        .def("arguments", &arguments)
         .def_readonly("refused", &Capturing::refused);
+    m.def("capturing_here", [] { return any_capturing() ? capturing_here() : nullptr; }, py::return_value_policy::reference);
+    m.def("capture_number_types", &set_number_types);
     m.def("capturing", [] { return any_capturing() && capturing_here(); });
     py::class_<Draft>(m, "CaptureDraft")
         .def_property_readonly("outputs", [](const Draft &d) { return listed(d.captured->outputs()); })
@@ -217,10 +295,10 @@ void bind_capture(py::module_ &m)
         .def("leaks", [](const Draft &d) { return d.captured->leaks(); })
         .def("keep", [type](Draft &d, const py::object &function, const Watched &watched) { keep(type, d, function, watched); });
     // None if capturing.refused says why a call needs Python.
-    m.def("capture_draft", [](Capturing &c, const py::tuple &args, const py::dict &kwargs,
-                              const py::object &result) -> std::optional<Draft> {
+    m.def("capture_draft", [](Capturing &c, const py::tuple &args, const py::dict &kwargs, const py::object &result,
+                              const std::vector<int> &free) -> std::optional<Draft> {
         c.end();
-        Draft draft{Captured::make(c, args, kwargs, result)};
+        Draft draft{Captured::make(c, args, kwargs, result, free)};
         return draft.captured ? std::optional(std::move(draft)) : std::nullopt;
     });
     m.def("capture_difference", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {

@@ -1,6 +1,7 @@
 #include "capturing.h"
 
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include "modes.h"
 
@@ -47,6 +48,7 @@ void Capturing::end()
     if (found == list.end())
         return;
     list.erase(found);
+    ended_ = true;
     --open_capturings;
     opq_capturing_end(core);
 }
@@ -98,6 +100,142 @@ std::pair<Value, Value> Capturing::draw(const at::Generator &generator, uint64_t
     const int id = static_cast<int>(numbers.size());
     numbers.push_back({NumberSource::Kind::offset, which, offset - draws[which].base});
     return {make(seed, draws[which].seed_id), make(offset, id)};
+}
+
+Value Capturing::number(int reg, opq_dtype dtype, bool weak)
+{
+    const py::gil_scoped_acquire lock;
+    const Register &now = program.now(reg);
+    opq_number bits{};
+    const bool real = is_float(dtype);
+    if (real)
+        bits.f = now.real();
+    else
+        bits.i = now.i;
+    if (!real) // whether a division by it fails is asked when it is recorded
+        program.compare(now.i == 0 ? "eq" : "ne", reg, program.constant(Register::of(int64_t{0})));
+    opq_value *out = nullptr;
+    check(opq_value_number(context(), dtype, bits, weak, static_cast<int>(numbers.size()), &out));
+    numbers.push_back({real ? NumberSource::Kind::real : NumberSource::Kind::integer, static_cast<size_t>(reg), 0});
+    return Value::take(out);
+}
+
+bool Capturing::is_fresh(const Tensor &tensor) const
+{
+    return std::any_of(fresh.begin(), fresh.end(), [&](const Tensor &one) { return one.is_same(tensor); });
+}
+
+int Capturing::slot(const Tensor &tensor)
+{
+    const int known = program.slot_of(tensor);
+    if (known >= 0)
+        return known;
+    for (size_t i = 0; i < host_arguments.size(); ++i)
+        if (host_arguments[i].is_same(tensor))
+            return program.argument_slot(tensor, i);
+    return program.kept_slot(tensor);
+}
+
+void Capturing::follow(Capturing &forward)
+{
+    forward_ = &forward;
+    fresh = forward.fresh;
+}
+
+int Capturing::outer(int reg)
+{
+    const auto [found, is_new] = outer_.emplace(reg, -1);
+    if (is_new)
+        found->second = program.outer(reg, forward_->program.now(reg));
+    return found->second;
+}
+
+int64_t Capturing::reads(const Tensor &tensor) const
+{
+    const auto found = reads_.find(tensor.unsafeGetTensorImpl());
+    return found == reads_.end() ? 0 : found->second;
+}
+
+std::optional<int> Capturing::item(const Tensor &tensor)
+{
+    const py::gil_scoped_acquire lock;
+    ++reads_[tensor.unsafeGetTensorImpl()];
+    if (forward_) {
+        if (const int slot = forward_->program.slot_of(tensor); slot >= 0 && !forward_->program.is_kept(slot))
+            refuse("its gradient reads a tensor of the CPU");
+    }
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || is_fresh(tensor))
+        return std::nullopt;
+    const bool integer = at::isIntegralType(tensor.scalar_type(), true);
+    if (!integer && !at::isFloatingType(tensor.scalar_type())) {
+        refuse("a complex number is read from a tensor of the CPU");
+        return std::nullopt;
+    }
+    const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::Python));
+    return program.item(slot(tensor), integer ? Register::of(tensor.item<int64_t>()) : Register::of(tensor.item<double>()));
+}
+
+void Capturing::note_upload(const Tensor &tensor, const Order &order, const Value &leaf)
+{
+    const py::gil_scoped_acquire lock;
+    ++reads_[tensor.unsafeGetTensorImpl()];
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || is_fresh(tensor))
+        return;
+    if (is_wide(tensor))
+        return refuse("a tensor of the CPU with many dims is copied to the device");
+    opq_capturing_upload(core, leaf.get(), program.upload(slot(tensor), order));
+}
+
+std::optional<int> register_of(const at::Scalar &number)
+{
+    if (!number.isSymbolic() || !any_capturing())
+        return std::nullopt;
+    Capturing *const here = capturing_here();
+    const c10::SymNode node = number.isFloatingPoint() ? number.toSymFloat().toSymNodeImpl() : number.toSymInt().toSymNode();
+    const auto *const python = dynamic_cast<torch::impl::PythonSymNodeImpl *>(node.get());
+    if (!here || !python)
+        return std::nullopt;
+    const py::gil_scoped_acquire lock;
+    const py::handle object = python->getPyObj();
+    if (!py::hasattr(object, "register_in"))
+        return std::nullopt;
+    const py::object found = object.attr("register_in")(py::cast(here, py::return_value_policy::reference));
+    return found.is_none() ? std::nullopt : std::optional(found.cast<int>());
+}
+
+Real::Real(const at::Scalar &number) : value(0)
+{
+    if (const auto found = register_of(number)) {
+        reg = *found;
+        value = capturing_here()->program.now(reg).real();
+    } else {
+        value = number.toDouble();
+    }
+}
+
+namespace
+{
+
+Real operate(const char *name, const Real &a, const Real &b, double value)
+{
+    Real result(value);
+    if (a.reg < 0 && b.reg < 0)
+        return result;
+    const py::gil_scoped_acquire lock;
+    HostProgram &program = capturing_here()->program;
+    const auto place = [&](const Real &real) { return real.reg < 0 ? program.constant(Register::of(real.value)) : real.reg; };
+    result.reg = program.operate(name, place(a), place(b));
+    return result;
+}
+
+} // namespace
+
+Real operator*(const Real &a, const Real &b) { return operate("mul", a, b, a.value * b.value); }
+Real operator-(const Real &a, const Real &b) { return operate("sub", a, b, a.value - b.value); }
+
+Value number(const Real &real, opq_dtype dtype)
+{
+    return real.reg < 0 ? number(real.value, dtype) : capturing_here()->number(real.reg, dtype, false);
 }
 
 void forbid_capturing(const char *what)

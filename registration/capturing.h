@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "opaque/capture.h"
+#include "host_program.h"
 #include "shim.h"
 
 namespace opq
@@ -35,8 +36,8 @@ struct Draws {
 
 // A number that each call has anew.
 struct NumberSource {
-    enum class Kind { seed, offset } kind;
-    size_t draws;   // which generator
+    enum class Kind { seed, offset, integer, real } kind;
+    size_t index;   // which generator, or which register of the host program
     uint64_t delta; // offset: from the base
 };
 
@@ -52,7 +53,23 @@ class Capturing
     // The function cannot be called without recording, and why, where it is the first reason.
     void refuse(const std::string &why);
     std::pair<Value, Value> draw(const at::Generator &generator, uint64_t seed, uint64_t offset);
+    // A number of the host program, as the core's. The interpreter lock need not be held, below as well.
+    Value number(int reg, opq_dtype dtype, bool weak);
+    // The one element of a tensor of the CPU as a number, nullopt: the function made it of nothing but Python's constants.
+    std::optional<int> item(const Tensor &tensor);
+    void note_upload(const Tensor &tensor, const Order &order, const Value &leaf);
+    // What the function makes of constants; held.
+    void add_fresh(const Tensor &tensor) { fresh.push_back(tensor); }
+    bool is_fresh(const Tensor &tensor) const;
+    int slot(const Tensor &tensor); // of the host program; of one that was there before a new one
+    // How often it was read in a way that is known.
+    int64_t reads(const Tensor &tensor) const;
     void end();
+    bool ended() const { return ended_; }
+    // What this one captures is the gradient of what that one captured, whose numbers it may use.
+    void follow(Capturing &forward);
+    int outer(int reg); // a register of the one that it follows, as its own
+    const Capturing *followed() const { return forward_; }
 
     opq_capturing *core = nullptr;
     uint32_t origin = 0;
@@ -60,9 +77,16 @@ class Capturing
     std::vector<Reached> reached;
     std::vector<Draws> draws;
     std::vector<NumberSource> numbers;
+    HostProgram program;
+    std::vector<Tensor> fresh;
+    std::vector<Tensor> host_arguments; // among the arguments
 
   private:
     std::mutex mutex_;
+    bool ended_ = false;
+    Capturing *forward_ = nullptr;
+    std::unordered_map<int, int> outer_;
+    std::unordered_map<const c10::TensorImpl *, int64_t> reads_;
     std::unordered_map<const c10::TensorImpl *, size_t> seen_;
 };
 
@@ -76,6 +100,18 @@ inline void note_reached(const Tensor &tensor)
         if (Capturing *const here = capturing_here())
             here->reach(tensor);
 }
+// The register of a number that is traced, of the calling thread's capturing; nullopt: a number like any other.
+std::optional<int> register_of(const at::Scalar &number);
+// A number and, if it is traced, its register. What is computed of it is traced, too.
+struct Real {
+    double value;
+    int reg = -1;
+    Real(double v) : value(v) {} // NOLINT: implicit on purpose
+    explicit Real(const at::Scalar &number);
+};
+Real operator*(const Real &a, const Real &b);
+Real operator-(const Real &a, const Real &b);
+Value number(const Real &real, opq_dtype dtype);
 // A value is looked at, or what is like it: an error while a function is captured.
 void forbid_capturing(const char *what);
 

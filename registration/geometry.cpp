@@ -527,9 +527,6 @@ void copy_ordered(const Tensor &source, const Order &order, void *memory)
 
 Value upload(const Tensor &source, const Order &order)
 {
-    if (any_capturing())
-        if (Capturing *const here = capturing_here())
-            here->refuse("a tensor of the CPU is copied to the device");
     const Dims memory = is_wide(source) ? Dims{source.numel()} : ordered(source.sizes(), order);
     const opq_dtype dtype = core_dtype(source.scalar_type());
     opq_buffer *buffer = nullptr;
@@ -539,7 +536,11 @@ Value upload(const Tensor &source, const Order &order)
     const opq_type type = opq_type_make(dtype, static_cast<int>(memory.size()), memory.data());
     opq_value *out = nullptr;
     check(opq_value_leaf(context(), &type, buffer, &out));
-    return Value::take(out);
+    Value leaf = Value::take(out);
+    if (any_capturing())
+        if (Capturing *const here = capturing_here())
+            here->note_upload(source, order, leaf);
+    return leaf;
 }
 
 } // namespace opq

@@ -314,6 +314,9 @@ Value plain_number(double number, at::ScalarType dtype)
 Value plain_number(const at::Scalar &number, at::ScalarType dtype)
 {
     constexpr int64_t exact = 1 << 24;
+    if (C10_UNLIKELY(number.isSymbolic()) && (dtype == at::kFloat || dtype == at::kDouble))
+        if (auto traced = traced_number(number, core_dtype(dtype)))
+            return *traced;
     if (number.isFloatingPoint())
         return plain_number(number.toDouble(), dtype);
     if (!number.isIntegral(false) || number.type() == at::kUInt64 || std::abs(number.toLong()) > exact)

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "adapter.h"
+#include "capturing.h"
 
 namespace opq
 {
@@ -24,7 +25,7 @@ bool plain_float(const std::vector<Tensor> &tensors)
 
 bool undefined(const IValue &value) { return value.isNone() || (value.isTensor() && !value.toTensor().defined()); }
 
-Value slot(double value) { return number(value, OPQ_f32); }
+Value slot(const Real &value) { return number(value, OPQ_f32); }
 
 Value binary(opq_op op, const Value &a, const Value &b) { return record(op, {a, b}); }
 
@@ -34,7 +35,7 @@ struct AdamOptions {
     bool amsgrad, maximize;
 };
 
-Value step_of(const Tensor &step) { return on_device(step) ? cast(read(step), OPQ_f32) : slot(step.item<double>()); }
+Value step_of(const Tensor &step) { return on_device(step) ? cast(read(step), OPQ_f32) : cast(scalar_of(step), OPQ_f32); }
 
 // In place; operands and the tensor are of one type. What is not simple takes the way of all values.
 void update(opq_op op, const Tensor &tensor, std::initializer_list<Plain> others)
@@ -89,10 +90,11 @@ bool adam(IValue *args, bool decoupled)
     Value rate;
     if (args[6].isTensor())
         rate = on_device(args[6].toTensor()) ? cast(read(args[6].toTensor()), OPQ_f32)
-                                             : slot(args[6].toTensor().item<double>());
+                                             : cast(scalar_of(args[6].toTensor()), OPQ_f32);
     else
-        rate = slot(args[6].toDouble());
-    const double beta1 = args[7].toDouble(), beta2 = args[8].toDouble(), decay = args[9].toDouble();
+        rate = slot(Real(args[6].toScalar()));
+    const double beta1 = args[7].toDouble(), beta2 = args[8].toDouble();
+    const Real decay(args[9].toScalar());
     AdamOptions options{rate,
                         {},
                         {},
@@ -104,10 +106,10 @@ bool adam(IValue *args, bool decoupled)
                         slot(args[10].toDouble()),
                         amsgrad,
                         args[12].toBool()};
-    if (decay != 0 && decoupled)
+    if (decay.value != 0 && decoupled)
         options.shrink = args[6].isTensor() ? binary(OPQ_OP_sub, slot(1), binary(OPQ_OP_mul, rate, slot(decay)))
-                                            : slot(1 - args[6].toDouble() * decay);
-    else if (decay != 0)
+                                            : slot(Real(1.0) - Real(args[6].toScalar()) * decay);
+    else if (decay.value != 0)
         options.decay = slot(decay);
     for (size_t i = 0; i < lists.parameters.size(); ++i)
         adam_step(lists, i, options);
@@ -126,7 +128,7 @@ bool sgd(IValue *args)
     const Value rate =
         args[5].isTensor()
             ? cast(on_device(args[5].toTensor()) ? read(args[5].toTensor()) : scalar_of(args[5].toTensor()), OPQ_f32)
-            : slot(args[5].toDouble());
+            : slot(Real(args[5].toScalar()));
     const bool nesterov = args[7].toBool(), maximize = args[8].toBool(), first = args[9].toBool();
     const Value decays = slot(decay), keeps = slot(momentum), adds = slot(1 - dampening), minus = slot(-1);
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -199,6 +201,27 @@ void fused_adamw(const OperatorHandle &op, Stack *stack)
 }
 void fused_sgd(const OperatorHandle &op, Stack *stack) { step(op, stack, &sgd); }
 void amp_unscale(const OperatorHandle &op, Stack *stack) { step(op, stack, &unscale); }
+
+// The same with a rate and a decay that a captured function may have anew at each call: `float` parameters take numbers as they are now.
+TORCH_LIBRARY_FRAGMENT(opaque, library)
+{
+    const std::string adam_arguments =
+        "(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, "
+        "Tensor[] state_steps, *, Scalar lr, float beta1, float beta2, Scalar weight_decay, float eps, bool amsgrad, bool maximize, "
+        "Tensor? grad_scale=None, Tensor? found_inf=None) -> ()";
+    library.def(("_fused_adam_" + adam_arguments).c_str());
+    library.def(("_fused_adamw_" + adam_arguments).c_str());
+    library.def("_fused_sgd_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, "
+                "float momentum, Scalar lr, float dampening, bool nesterov, bool maximize, bool is_first_step, "
+                "Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(opaque, PrivateUse1, library)
+{
+    library.impl("_fused_adam_", boxed_kernel<&fused_adam>());
+    library.impl("_fused_adamw_", boxed_kernel<&fused_adamw>());
+    library.impl("_fused_sgd_", boxed_kernel<&fused_sgd>());
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {

@@ -122,6 +122,8 @@ Value scalar(const at::Scalar &value, opq_dtype dtype); // of this dtype; raises
 // Operators that take a number as an operand let it wrap; those that take it as a parameter refuse what the dtype cannot hold,
 // except for negative numbers in unsigned types. The words are PyTorch's.
 void check_fits(const at::Scalar &value, opq_dtype dtype);
+// Python's number of a captured function, which each call has anew; nullopt: none, or an integer.
+std::optional<Value> traced_number(const at::Scalar &value, opq_dtype dtype);
 Value scalar_of(const Tensor &cpu_tensor); // a 0-d CPU tensor, read now
 Value full(const at::Scalar &value, opq_dtype dtype, IntArrayRef size);
 Dims shape_of(const Value &value);

@@ -1,8 +1,10 @@
 // Values, scalars and recording as C++ sees them.
+#include "capturing.h"
 #include "shim.h"
 
 #include <ATen/Dispatch.h>
 #include <c10/core/DefaultDtype.h>
+#include <cmath>
 #include <cstring>
 
 namespace opq
@@ -215,6 +217,9 @@ Value number_i64(int64_t value)
 
 Value scalar(const at::Scalar &value)
 {
+    if (C10_UNLIKELY(value.isSymbolic()))
+        if (const auto reg = register_of(value))
+            return capturing_here()->number(*reg, value.isFloatingPoint() ? OPQ_f64 : OPQ_i64, true);
     opq_number bits{};
     if (value.isComplex())
         decline(opq_fail(OPQ_UNSUPPORTED, "complex numbers"));
@@ -228,6 +233,29 @@ Value scalar(const at::Scalar &value)
     return make_scalar(value.isBoolean() ? OPQ_bool : OPQ_i64, bits, true);
 }
 
+namespace
+{
+
+// One that is traced; each call asks whether f32 can hold it, as it can now.
+Value number_that_fits(int reg, opq_dtype dtype)
+{
+    Capturing *const here = capturing_here();
+    const py::gil_scoped_acquire lock;
+    if (dtype == OPQ_f32 && std::isfinite(here->program.now(reg).real()))
+        here->program.guard_finite_f32(reg);
+    return here->number(reg, dtype, false);
+}
+
+} // namespace
+
+std::optional<Value> traced_number(const at::Scalar &value, opq_dtype dtype)
+{
+    const auto reg = value.isSymbolic() ? register_of(value) : std::nullopt;
+    if (!reg || capturing_here()->program.now(*reg).integer)
+        return std::nullopt;
+    return number_that_fits(*reg, dtype);
+}
+
 void check_fits(const at::Scalar &value, opq_dtype dtype)
 {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, torch_dtype(dtype), "number",
@@ -239,6 +267,12 @@ Value scalar(const at::Scalar &value, opq_dtype dtype)
     opq_number bits{};
     if (value.isComplex() || is_raw(dtype))
         decline(opq_fail(OPQ_UNSUPPORTED, "complex numbers"));
+    if (C10_UNLIKELY(value.isSymbolic()) && (dtype == OPQ_f32 || dtype == OPQ_f64))
+        if (const auto reg = register_of(value)) {
+            const Register now = capturing_here()->program.now(*reg);
+            check_fits(now.integer ? at::Scalar(now.i) : at::Scalar(now.f), dtype);
+            return number_that_fits(*reg, dtype);
+        }
     check_fits(value, dtype);
     if (is_float(dtype))
         bits.f = value.toDouble();
@@ -271,6 +305,12 @@ Value scalar_of(const Tensor &tensor)
     const opq_dtype dtype = core_dtype(tensor.scalar_type());
     if (is_raw(dtype))
         decline(opq_fail(OPQ_UNSUPPORTED, "complex numbers"));
+    if (any_capturing())
+        if (Capturing *const here = capturing_here())
+            if (const auto reg = here->item(tensor)) {
+                const bool weak = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+                return here->number(*reg, dtype, weak);
+            }
     const at::Scalar value = host_number(tensor);
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
         return scalar(value);

@@ -20,82 +20,52 @@ from contextlib import contextmanager
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._pytree import tree_map
 
 from . import _C
+from .capture_modes import Functions, Operators
+from .numbers import is_number, number
 from .settings import EAGER
 
 KINDS = 64  # of arguments, of which plans are kept
-
-_GRADIENTS = tuple(
-    getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
-)
 _SIMPLE = (int, float, bool, str, type(None))
 
 
-class _Gradients(TorchFunctionMode):
-    """Tells the capturing of a parameter before its gradient is read or set."""
-
-    def __init__(self, capturing):
-        super().__init__()
-        self.capturing = capturing
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _GRADIENTS and _C.has_cell(args[0]):
-            self.capturing.reach(args[0])
-        return func(*args, **(kwargs or {}))
-
-
-def _is_host(value) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
-
-
-class _Host(TorchDispatchMode):
-    """Sees what happens to tensors of the CPU."""
-
-    def __init__(self, capturing):
-        super().__init__()
-        self.capturing = capturing
-        self.fresh = []  # what the function made of nothing but Python's numbers; held, so that ids stay
-
-    def _is_fresh(self, tensor) -> bool:
-        return any(tensor is one for one in self.fresh)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        given = [
-            one
-            for one in tree_leaves((args, kwargs))
-            if _is_host(one) and not hasattr(one, "_wrapped_number")
-        ]
-        fresh = func is torch.ops.aten.lift_fresh.default or all(map(self._is_fresh, given))
-        if not fresh:
-            self.capturing.refuse(f"{func} reads a tensor of the CPU")
-        result = func(*args, **kwargs)
-        if fresh:
-            self.fresh += [one for one in tree_leaves(result) if _is_host(one)]
-        return result
+def _name(optimizer, group: int) -> str:
+    return f"group {group} of {type(optimizer).__name__}"
 
 
 class _Watch:
     """Modules that are called and optimizers that step: what of them Python code goes by."""
 
-    def __init__(self):
+    def __init__(self, free):
+        self.free = free  # (name of the dict, key): numbers that each call has anew
         self.modules, self.optimizers = {}, {}
+        self.capturing = None
+        self._replaced = []
 
     def __enter__(self):
         self._hooks = (
             register_module_forward_pre_hook(self._module),
             register_optimizer_step_pre_hook(self._optimizer),
+            register_optimizer_step_post_hook(lambda *_: self._put_back()),
         )
         return self
 
     def __exit__(self, *_):
         for hook in self._hooks:
             hook.remove()
+        self._put_back()
+
+    def _put_back(self):
+        for group, key, value in self._replaced:
+            if is_number(group[key]):
+                group[key] = value
+        self._replaced.clear()
 
     def _module(self, module, _args):
         if id(module) not in self.modules:
@@ -104,6 +74,12 @@ class _Watch:
 
     def _optimizer(self, optimizer, _args, _kwargs):
         self.optimizers[id(optimizer)] = optimizer
+        for i, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if (_name(optimizer, i), key) in self.free and type(value) in (int, float):
+                    register = self.capturing.dict_item(group, key)
+                    group[key] = number(self.capturing, register)
+                    self._replaced.append((group, key, value))
 
     def dicts(self) -> list:
         """(dict, keys or None for all, its name)"""
@@ -116,24 +92,27 @@ class _Watch:
             for part in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
                 found.append((items[part], None, f"{name}.{part}"))
         for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                keys = tuple(k for k in group if k != "params")
-                found.append((group, keys, f"a group of {type(optimizer).__name__}"))
+            for i, group in enumerate(optimizer.param_groups):
+                name = _name(optimizer, i)
+                keys = tuple(k for k in group if k != "params" and (name, k) not in self.free)
+                found.append((group, keys, name))
         return found
 
 
 @contextmanager
-def _capturing():
+def _capturing(forward=None):
     capturing = _C.Capturing()
+    if forward is not None:
+        capturing.follow(forward)
     try:
-        with _Gradients(capturing), _Host(capturing):
+        with Functions(capturing), Operators(capturing):
             yield capturing
     finally:
         _C.finish_backward()
         capturing.end()
 
 
-def _add_backward(draft) -> str:
+def _add_backward(draft, forward) -> str:
     """Captures what backward() of the results does, if they have a gradient. Why it needs Python, "" if it does not."""
     outputs = draft.outputs
     if not outputs:
@@ -141,7 +120,7 @@ def _add_backward(draft) -> str:
     incoming = [torch.ones(o.shape, dtype=o.dtype, device=o.device) for o in outputs]
     inputs = draft.inputs
     try:
-        with _capturing() as capturing:
+        with _capturing(forward) as capturing:
             gradients = torch.autograd.grad(
                 outputs, inputs, incoming, retain_graph=True, allow_unused=True
             )
@@ -161,6 +140,8 @@ class Captured(_C.CapturedFunction):
         self._every = check
         self._reasons = Counter()  # why it was recorded anew
         self._refused = Counter()  # why calls need Python
+        self._free = []  # numbers among the arguments that change, see capture_difference
+        self._free_items = set()  # and those in dicts: options of optimizers
 
     def __get__(self, instance, owner=None):
         return self if instance is None else types.MethodType(self, instance)
@@ -174,15 +155,25 @@ class Captured(_C.CapturedFunction):
     def _record(self, *args, **kwargs):
         if _C.get_modes() & EAGER:
             return self._fn(*args, **kwargs)
-        why = _C.capture_difference(self, args, kwargs)
-        watch = _Watch()
-        with _capturing() as capturing, watch:
-            result = self._fn(*args, **kwargs)
-        draft = _C.capture_draft(capturing, args, kwargs, result)
-        refused = capturing.refused if draft is None else _add_backward(draft)
+        why, changed, item = _C.capture_difference(self, args, kwargs)
+        self._free = sorted({*self._free, *changed})
+        if item is not None:
+            self._free_items.add(item)
+        watch = _Watch(self._free_items)
+        with _capturing() as watch.capturing, watch:
+            given, named = watch.capturing.arguments(
+                args, kwargs, self._free, lambda register, _: number(watch.capturing, register)
+            )
+            result = [self._fn(*given, **named)]
+        return self._keep(watch, args, kwargs, result, why)
+
+    def _keep(self, watch, args, kwargs, given, why):
+        capturing, result = watch.capturing, given.pop()  # of which nobody else is to have a reference
+        draft = _C.capture_draft(capturing, args, kwargs, result, self._free)
+        refused = capturing.refused if draft is None else _add_backward(draft, capturing)
         if draft is None or refused:
             self._refused[refused] += 1
-            return result
+            return tree_map(lambda one: one.node.value if is_number(one) else one, result)
         result = draft.first_result()
         if draft.leaks():
             self._refused["a tensor that it makes outlives the call, and is no result"] += 1

@@ -1,0 +1,401 @@
+#include "host_program.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cfloat>
+#include <cmath>
+
+namespace opq
+{
+
+// ---- numbers, as Python computes
+
+std::optional<HostProgram::Op> HostProgram::operation(const std::string &name)
+{
+#define X(op)                                                                                                          \
+    if (name == #op)                                                                                                   \
+        return Op::op;
+    OPQ_HOST_OPERATIONS(X) OPQ_HOST_COMPARISONS(X)
+#undef X
+    return std::nullopt;
+}
+
+namespace
+{
+
+bool floor_integers(int64_t a, int64_t b, bool remainder, int64_t &out)
+{
+    if (b == 0 || (b == -1 && a == INT64_MIN))
+        return false;
+    int64_t q = a / b, r = a % b;
+    if (r != 0 && (r < 0) != (b < 0)) {
+        r += b;
+        --q;
+    }
+    out = remainder ? r : q;
+    return true;
+}
+
+// CPython's float_rem and float_floor_div.
+bool floor_reals(double a, double b, bool remainder, double &out)
+{
+    if (b == 0)
+        return false;
+    double mod = std::fmod(a, b), div = (a - mod) / b;
+    if (mod != 0) {
+        if ((b < 0) != (mod < 0)) {
+            mod += b;
+            div -= 1.0;
+        }
+    } else {
+        mod = std::copysign(0.0, b);
+    }
+    double floored = std::copysign(0.0, a / b);
+    if (div != 0) {
+        floored = std::floor(div);
+        if (div - floored > 0.5)
+            floored += 1.0;
+    }
+    out = remainder ? mod : floored;
+    return true;
+}
+
+constexpr int64_t kExact = int64_t{1} << 53;
+
+bool power_integers(int64_t a, int64_t b, int64_t &out)
+{
+    int64_t result = 1;
+    if (b < 0 || b > 64)
+        return false;
+    for (int64_t i = 0; i < b; ++i)
+        if (__builtin_mul_overflow(result, a, &result))
+            return false;
+    out = result;
+    return true;
+}
+
+} // namespace
+
+bool HostProgram::compute(Op op, const Register &a, const Register &b, Register &out)
+{
+    const bool integers = a.integer && b.integer;
+    int64_t i = 0;
+    double f = 0;
+    const auto integer = [&](bool fine) { return fine && (out = Register::of(i), true); };
+    const auto real = [&](double value) { return out = Register::of(value), true; };
+    switch (op) {
+    case Op::add: return integers ? integer(!__builtin_add_overflow(a.i, b.i, &i)) : real(a.real() + b.real());
+    case Op::sub: return integers ? integer(!__builtin_sub_overflow(a.i, b.i, &i)) : real(a.real() - b.real());
+    case Op::mul: return integers ? integer(!__builtin_mul_overflow(a.i, b.i, &i)) : real(a.real() * b.real());
+    case Op::truediv:
+        if (b.real() == 0 || (integers && (std::abs(a.i) > kExact || std::abs(b.i) > kExact)))
+            return false;
+        return real(a.real() / b.real());
+    case Op::floordiv:
+    case Op::mod:
+        if (integers)
+            return integer(floor_integers(a.i, b.i, op == Op::mod, i));
+        return floor_reals(a.real(), b.real(), op == Op::mod, f) && real(f);
+    case Op::pow:
+        if (integers)
+            return integer(power_integers(a.i, b.i, i));
+        if ((a.real() < 0 && b.real() != std::floor(b.real())) || (a.real() == 0 && b.real() < 0))
+            return false;
+        f = std::pow(a.real(), b.real());
+        return (std::isfinite(f) || !std::isfinite(a.real()) || !std::isfinite(b.real())) && real(f);
+    case Op::neg: return a.integer ? integer(!__builtin_sub_overflow(int64_t{0}, a.i, &i)) : real(-a.f);
+    case Op::abs: return a.integer ? (a.i != INT64_MIN && (i = std::abs(a.i), integer(true))) : real(std::fabs(a.f));
+    case Op::sqrt: return a.real() >= 0 && real(std::sqrt(a.real()));
+    case Op::exp:
+        f = std::exp(a.real());
+        return (std::isfinite(f) || !std::isfinite(a.real())) && real(f);
+    case Op::log: return a.real() > 0 && real(std::log(a.real()));
+    case Op::to_float: return real(a.real());
+    case Op::minimum: return out = holds(Op::lt, b, a) ? b : a, true;
+    case Op::maximum: return out = holds(Op::gt, b, a) ? b : a, true;
+    default: return false;
+    }
+}
+
+bool HostProgram::holds(Op op, const Register &a, const Register &b)
+{
+    const auto test = [op](const auto &x, const auto &y) {
+        switch (op) {
+        case Op::lt: return x < y;
+        case Op::le: return x <= y;
+        case Op::gt: return x > y;
+        case Op::ge: return x >= y;
+        case Op::eq: return x == y;
+        default: return x != y;
+        }
+    };
+    return a.integer && b.integer ? test(a.i, b.i) : test(a.real(), b.real());
+}
+
+// ---- recording
+
+int HostProgram::add_register(Register now)
+{
+    registers_.push_back(now);
+    return static_cast<int>(registers_.size()) - 1;
+}
+
+int HostProgram::constant(Register value) { return add_register(value); }
+
+int HostProgram::argument(size_t leaf, Register now)
+{
+    const int result = add_register(now);
+    steps_.push_back({.op = Op::argument, .result = result, .leaf = leaf});
+    return result;
+}
+
+int HostProgram::dict_item(py::dict dict, py::object key, Register now)
+{
+    const int result = add_register(now);
+    steps_.push_back({.op = Op::dict_item, .result = result, .leaf = items_.size()});
+    items_.push_back({std::move(dict), std::move(key)});
+    return result;
+}
+
+int HostProgram::outer(int number, Register now)
+{
+    const int result = add_register(now);
+    steps_.push_back({.op = Op::outer, .a = number, .result = result});
+    return result;
+}
+
+bool HostProgram::writes() const
+{
+    return std::any_of(calls_.begin(), calls_.end(), [](const HostCall &call) { return !call.written.empty(); });
+}
+
+int HostProgram::item(int slot, Register now)
+{
+    const int result = add_register(now);
+    steps_.push_back({.op = Op::item, .a = slot, .result = result});
+    return result;
+}
+
+int HostProgram::operate(const std::string &name, int a, int b)
+{
+    const auto op = operation(name);
+    Register result{};
+    if (!op || !compute(*op, now(a), now(b < 0 ? a : b), result))
+        return -1;
+    const int made = add_register(result);
+    steps_.push_back({.op = *op, .a = a, .b = b, .result = made});
+    return made;
+}
+
+bool HostProgram::compare(const std::string &name, int a, int b)
+{
+    const auto op = operation(name);
+    TORCH_CHECK(op, "no comparison ", name);
+    const bool outcome = holds(*op, now(a), now(b));
+    steps_.push_back({.op = *op, .a = a, .b = b, .outcome = outcome});
+    return outcome;
+}
+
+void HostProgram::guard(int number) { steps_.push_back({.op = Op::guard, .a = number}); }
+
+void HostProgram::guard_finite_f32(int number) { steps_.push_back({.op = Op::guard_finite_f32, .a = number}); }
+
+int HostProgram::slot_of(const at::Tensor &tensor) const
+{
+    for (size_t i = example_.size(); i-- > 0;)
+        if (example_[i].is_same(tensor))
+            return static_cast<int>(i);
+    return -1;
+}
+
+int HostProgram::argument_slot(const at::Tensor &tensor, size_t leaf)
+{
+    example_.push_back(tensor);
+    kept_.emplace_back();
+    argument_leaf_.push_back(static_cast<int>(leaf));
+    return static_cast<int>(example_.size()) - 1;
+}
+
+int HostProgram::kept_slot(const at::Tensor &tensor)
+{
+    example_.push_back(tensor);
+    kept_.push_back(tensor);
+    argument_leaf_.push_back(-1);
+    return static_cast<int>(example_.size()) - 1;
+}
+
+void HostProgram::call(py::object function, std::vector<int> tensors, std::vector<int> numbers,
+                       const std::vector<at::Tensor> &results, std::vector<int> written)
+{
+    HostCall made{std::move(function), std::move(tensors), std::move(numbers), {}, std::move(written)};
+    for (const at::Tensor &tensor : results) {
+        int slot = slot_of(tensor);
+        if (slot < 0) {
+            slot = argument_slot(tensor, 0);
+            argument_leaf_.back() = -1;
+        }
+        made.results.push_back(slot);
+    }
+    steps_.push_back({.op = Op::call, .call = static_cast<int>(calls_.size())});
+    calls_.push_back(std::move(made));
+}
+
+int HostProgram::upload(int slot, const Order &order)
+{
+    const at::Tensor &tensor = example_[static_cast<size_t>(slot)];
+    steps_.push_back({.op = Op::upload, .a = slot, .leaf = uploads_.size()});
+    uploads_.push_back({slot, order, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()), {}});
+    return upload_count_++;
+}
+
+bool HostProgram::escapes(const std::vector<at::Tensor> &results) const
+{
+    for (size_t i = 0; i < example_.size(); ++i) {
+        if (kept_[i].defined() || argument_leaf_[i] >= 0)
+            continue;
+        const bool result = std::any_of(results.begin(), results.end(), [&](const auto &r) { return r.is_same(example_[i]); });
+        if (!result && example_[i].use_count() > 1)
+            return true;
+    }
+    return false;
+}
+
+void HostProgram::finish()
+{
+    bool wrote = false;
+    for (const Step &one : steps_) {
+        wrote = wrote || (one.op == Op::call && !calls_[static_cast<size_t>(one.call)].written.empty());
+        undoes_ = undoes_ || (wrote && one.op != Op::call && one.op != Op::upload);
+    }
+    example_.clear();
+}
+
+// ---- a call
+
+bool HostProgram::call_now(const HostCall &call, Run &run) const
+{
+    py::list tensors, numbers;
+    for (const int slot : call.tensors)
+        tensors.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(run.slots[static_cast<size_t>(slot)])));
+    for (const int number : call.numbers) {
+        const Register &value = run.registers[static_cast<size_t>(number)];
+        numbers.append(value.integer ? py::object(py::int_(value.i)) : py::object(py::float_(value.f)));
+    }
+    for (const int slot : call.written)
+        if (undoes_) {
+            const at::Tensor &tensor = run.slots[static_cast<size_t>(slot)];
+            run.before.emplace_back(tensor, tensor.detach().clone());
+        }
+    const py::sequence results = call.function(tensors, numbers);
+    if (results.size() != call.results.size())
+        return false;
+    for (size_t i = 0; i < call.results.size(); ++i) {
+        const py::object one = results[i];
+        run.slots[static_cast<size_t>(call.results[i])] = THPVariable_Unpack(one.ptr());
+    }
+    return true;
+}
+
+void HostProgram::undo(Run &run)
+{
+    const c10::NoGradGuard off;
+    for (auto it = run.before.rbegin(); it != run.before.rend(); ++it)
+        it->first.detach().copy_(it->second);
+    run.before.clear();
+}
+
+namespace
+{
+
+bool read_number(PyObject *object, bool integer, Register &out)
+{
+    if (object && PyFloat_CheckExact(object) && !integer)
+        return out = Register::of(PyFloat_AS_DOUBLE(object)), true;
+    if (!object || !PyLong_CheckExact(object) || !integer)
+        return false;
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow == 0 && (out = Register::of(static_cast<int64_t>(value)), true);
+}
+
+Register item_of(const at::Tensor &tensor)
+{
+    const bool integer = at::isIntegralType(tensor.scalar_type(), true);
+    switch (tensor.scalar_type()) { // those of optimizers' counters, without the dispatcher
+    case at::kFloat: return Register::of(static_cast<double>(*static_cast<const float *>(tensor.const_data_ptr())));
+    case at::kDouble: return Register::of(*static_cast<const double *>(tensor.const_data_ptr()));
+    case at::kLong: return Register::of(*static_cast<const int64_t *>(tensor.const_data_ptr()));
+    default: return integer ? Register::of(tensor.item<int64_t>()) : Register::of(tensor.item<double>());
+    }
+}
+
+} // namespace
+
+bool HostProgram::step(const Step &s, const Leaves &leaves, Run &run, std::string *why) const
+{
+    const auto fails = [&](const std::string &what) {
+        if (why)
+            *why = what;
+        return false;
+    };
+    auto &r = run.registers;
+    const auto at = [](int i) { return static_cast<size_t>(i); };
+    switch (s.op) {
+    case Op::argument:
+        return read_number(leaves.numbers[s.leaf], r[at(s.result)].integer, r[at(s.result)]) || fails("a number of another type");
+    case Op::dict_item:
+        return read_number(PyDict_GetItem(items_[s.leaf].dict.ptr(), items_[s.leaf].key.ptr()), r[at(s.result)].integer,
+                           r[at(s.result)]) ||
+               fails("an option of another type");
+    case Op::outer: r[at(s.result)] = (*run.outer)[at(s.a)]; return true;
+    case Op::item: r[at(s.result)] = item_of(run.slots[at(s.a)]); return true;
+    case Op::guard: {
+        if (r[at(s.a)].same(registers_[at(s.a)]))
+            return true;
+        return fails(c10::str("a number that Python looked at is ", r[at(s.a)].real(), ", not ", registers_[at(s.a)].real()));
+    }
+    case Op::guard_finite_f32:
+        return std::abs(r[at(s.a)].real()) <= FLT_MAX || fails("a number that f32 cannot hold");
+    case Op::call: return call_now(calls_[at(s.call)], run) || fails("an operator of the CPU gave other results");
+    case Op::upload: {
+        const Upload &upload = uploads_[s.leaf];
+        const at::Tensor &tensor = run.slots[at(upload.slot)];
+        if (tensor.scalar_type() != upload.dtype || tensor.sizes() != IntArrayRef(upload.sizes))
+            return fails("a tensor of the CPU has another shape");
+        run.uploads[s.leaf] = opq::upload(tensor, upload.order);
+        return true;
+    }
+    case Op::lt:
+    case Op::le:
+    case Op::gt:
+    case Op::ge:
+    case Op::eq:
+    case Op::ne:
+        return holds(s.op, r[at(s.a)], r[at(s.b)]) == s.outcome ||
+               fails("a comparison of numbers that Python made comes out otherwise");
+    default: break;
+    }
+    const Register &a = r[at(s.a)];
+    return (compute(s.op, a, s.b < 0 ? a : r[at(s.b)], r[at(s.result)]) &&
+            r[at(s.result)].integer == registers_[at(s.result)].integer) ||
+           fails("a number of Python's cannot be computed");
+}
+
+bool HostProgram::run(const Leaves &leaves, Run &run, std::string *why, const std::vector<Register> *outer) const
+{
+    run.outer = outer;
+    run.registers = registers_;
+    run.slots = kept_;
+    run.uploads.resize(uploads_.size());
+    for (size_t i = 0; i < run.slots.size(); ++i)
+        if (argument_leaf_[i] >= 0)
+            run.slots[i] = THPVariable_Unpack(leaves.hosts[static_cast<size_t>(argument_leaf_[i])]);
+    for (const Step &one : steps_)
+        if (!step(one, leaves, run, why)) {
+            undo(run);
+            return false;
+        }
+    return true;
+}
+
+} // namespace opq
