@@ -209,7 +209,12 @@ static opq_status plan(maker *m)
     if (status == OPQ_OK) {
         m->made->plan = p.plan;
         p.plan = NULL;
+        m->made->key = malloc(given.key_bytes);
+        m->made->key_bytes = given.key_bytes;
+        status = m->made->key ? OPQ_OK : out_of_memory();
     }
+    if (status == OPQ_OK)
+        memcpy(m->made->key, given.key, given.key_bytes);
     opq_execution_drop(&p);
     opq_run_leave(m->ctx);
     return status;
@@ -291,6 +296,71 @@ opq_status opq_capture_first_run(opq_capturing *capturing, opq_cell *const *resu
     return status;
 }
 
+opq_status opq_capture_graph(opq_capturing *capturing, opq_cell *const *results, int count, opq_graph **out_graph)
+{
+    static const opq_scope alone = {OPQ_SCOPE_asked, 0, false};
+    maker m = {.ctx = capturing->ctx, .capturing = capturing};
+    *out_graph = NULL;
+    opq_room_init(&m.room);
+    opq_status status = list_values(&m, results, count);
+    if (status == OPQ_OK)
+        status = opq_snapshot_collect(m.ctx, m.values, m.count, &alone, &m.room, &m.taken);
+    if (status == OPQ_OK) {
+        if (m.taken.nodes.count > 0)
+            status = opq_snapshot_graph(&m.taken, OPQ_OUTPUTS_stored, out_graph);
+        opq_snapshot_unpin(&m.taken);
+    }
+    for (int i = 0; i < m.count; i++)
+        opq_value_release(m.values[i]);
+    opq_room_drop(&m.room);
+    return status;
+}
+
+/* ---- comparing */
+
+static bool same_leaf(const opq_capture_leaf *a, const opq_capture_leaf *b)
+{
+    return a->cell == b->cell && a->upload == b->upload && a->first == b->first && a->whole == b->whole;
+}
+
+static bool same_constant(const opq_capture_leaf *a, const opq_capture_leaf *b)
+{
+    if (a->constant == NULL || a->upload >= 0)
+        return true;
+    return memcmp((const char *)a->constant->buffer->data + a->first, (const char *)b->constant->buffer->data + b->first,
+                  (size_t)a->bytes) == 0;
+}
+
+static bool same_sinks(const opq_capture *a, const opq_capture *b)
+{
+    bool same = a->sink_count == b->sink_count;
+    for (int i = 0; i < a->sink_count && same; i++)
+        same = a->sinks[i].cell == b->sinks[i].cell && a->sinks[i].output == b->sinks[i].output &&
+               a->sinks[i].leaf == b->sinks[i].leaf;
+    return same;
+}
+
+opq_capture_difference opq_capture_compare(const opq_capture *a, const opq_capture *b, int *out_which)
+{
+    bool same = a->key_bytes == b->key_bytes && a->leaf_count == b->leaf_count && a->number_count == b->number_count;
+    if (!same || (a->key_bytes > 0 && memcmp(a->key, b->key, a->key_bytes) != 0))
+        return OPQ_CAPTURE_graph;
+    for (int i = 0; i < a->number_count; i++) {
+        *out_which = i;
+        if (a->numbers[i].id != b->numbers[i].id || (a->numbers[i].id < 0 && a->numbers[i].value.i != b->numbers[i].value.i))
+            return OPQ_CAPTURE_number;
+    }
+    for (int i = 0; i < a->leaf_count; i++)
+        if (!same_leaf(&a->leaves[i], &b->leaves[i]))
+            return OPQ_CAPTURE_cells;
+    for (int i = 0; i < a->leaf_count; i++) {
+        *out_which = i;
+        if (!same_constant(&a->leaves[i], &b->leaves[i]))
+            return OPQ_CAPTURE_constant;
+    }
+    return a->cell_count == b->cell_count && same_sinks(a, b) ? OPQ_CAPTURE_same : OPQ_CAPTURE_cells;
+}
+
 void opq_capture_retain(opq_capture *c) { atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed); }
 
 void opq_capture_release(opq_capture *c)
@@ -300,6 +370,7 @@ void opq_capture_release(opq_capture *c)
     for (int i = 0; i < c->leaf_count && c->leaves; i++)
         opq_value_release(c->leaves[i].constant);
     opq_plan_release(c->plan);
+    free(c->key);
     free(c->cells);
     free(c->leaves);
     free(c->numbers);

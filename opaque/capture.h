@@ -56,6 +56,18 @@ void opq_capturing_drop(opq_capturing *capturing);
  * the same value get it in one buffer. */
 opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count,
                             opq_capture **out_capture) OPQ_MUST_CHECK;
+/* What was recorded, as a graph whose inputs and outputs are those of the plan; to be destroyed. NULL: nothing is computed. Before the first run. */
+opq_status opq_capture_graph(opq_capturing *capturing, opq_cell *const *results, int count, opq_graph **out_graph) OPQ_MUST_CHECK;
+/* Would a call of the one do what a call of the other does? OPQ_CAPTURE_number: *out_which is a number of the graphs, in order, that is not the same;
+ * _constant: an input whose data are not. */
+typedef enum opq_capture_difference {
+    OPQ_CAPTURE_same,
+    OPQ_CAPTURE_graph,
+    OPQ_CAPTURE_number,
+    OPQ_CAPTURE_constant,
+    OPQ_CAPTURE_cells
+} opq_capture_difference;
+opq_capture_difference opq_capture_compare(const opq_capture *a, const opq_capture *b, int *out_which);
 void opq_capture_retain(opq_capture *capture);
 void opq_capture_release(opq_capture *capture);
 

@@ -40,6 +40,8 @@ struct opq_capture {
     opq_ctx *ctx;
     atomic_int refs;
     opq_plan *plan; /* NULL: nothing is computed */
+    void *key; /* of the snapshot, without a mode */
+    size_t key_bytes;
     opq_capture_cell *cells;
     opq_capture_leaf *leaves;
     opq_capture_number *numbers;

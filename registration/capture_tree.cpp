@@ -277,6 +277,19 @@ bool Tree::matches(PyObject *object, Leaves &leaves, std::string *why) const
     return false;
 }
 
+bool Tree::same_as(const Tree &other) const
+{
+    if (kind_ != other.kind_ || type_ != other.type_ || index_ != other.index_ || items_.size() != other.items_.size())
+        return false;
+    if (kind_ == Kind::same ? object_.ptr() != other.object_.ptr()
+                            : object_ && !same_value(object_.ptr(), other.object_.ptr()))
+        return false;
+    for (size_t i = 0; i < items_.size(); ++i)
+        if (!items_[i].same_as(other.items_[i]))
+            return false;
+    return true;
+}
+
 py::object Tree::build(const std::vector<py::object> &tensors, const std::vector<py::object> &numbers,
                        const std::vector<py::object> &hosts) const
 {

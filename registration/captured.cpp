@@ -8,6 +8,7 @@
 
 #include "lines.h"
 #include "modes.h"
+#include "python.h"
 #include "random.h"
 
 namespace opq
@@ -264,6 +265,8 @@ void Captured::add_gradients(Capturing &capturing)
             gradient.after = Gradient::After::made;
             gradient.made = describe(now, capturing);
         }
+        if (!one.asked && !met && gradient.after == Gradient::After::same)
+            continue;
         gradient.any = one.grad.defined() && !met && gradient.after != Gradient::After::same;
         gradients_.push_back(std::move(gradient));
     }
@@ -350,7 +353,7 @@ void Captured::find_differentiable(const py::object &result, const Capturing &ca
 }
 
 std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
-                                         const py::object &result, const std::vector<int> &free)
+                                         const py::object &result, const std::vector<int> &free, bool inspected)
 {
     std::unique_ptr<Captured> made(new Captured);
     Leaves leaves;
@@ -374,6 +377,8 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     made->find_differentiable(result, capturing);
     if (!made->check_escaped(capturing) || !made->check_host(capturing, leaves))
         return nullptr;
+    if (inspected)
+        made->inspect(capturing);
     const std::vector<opq_cell *> results = pointers(made->made_);
     opq_capture *capture = nullptr;
     void *const python = opq_python_unlock();
@@ -430,6 +435,54 @@ bool Captured::check_host(Capturing &capturing, const Leaves &leaves) const
         return true;
     capturing.refused = "a tensor of the CPU that it makes outlives the call, and is no result";
     return false;
+}
+
+void Captured::inspect(Capturing &capturing)
+{
+    const std::vector<opq_cell *> results = pointers(made_);
+    opq_graph *graph = nullptr;
+    check(opq_capture_graph(capturing.core, results.data(), static_cast<int>(results.size()), &graph));
+    if (graph)
+        inspection = inspection_of(graph);
+}
+
+namespace
+{
+
+bool same(const ResultTensor &a, const ResultTensor &b)
+{
+    return a.kind == b.kind && a.index == b.index && a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides &&
+           a.offset == b.offset && a.requires_grad == b.requires_grad;
+}
+
+} // namespace
+
+std::string Captured::difference(const Captured &other) const
+{
+    int which = 0;
+    switch (opq_capture_compare(capture_.get(), other.capture_.get(), &which)) {
+    case OPQ_CAPTURE_same: break;
+    case OPQ_CAPTURE_graph: return "graph";
+    case OPQ_CAPTURE_number: return c10::str("number ", which);
+    case OPQ_CAPTURE_constant: return c10::str("constant ", which);
+    case OPQ_CAPTURE_cells: return "it reads or writes other tensors";
+    }
+    bool equal = sources_.size() == other.sources_.size() && results_.size() == other.results_.size() &&
+                 gradients_.size() == other.gradients_.size();
+    for (size_t i = 0; i < sources_.size() && equal; ++i)
+        equal = sources_[i].kind == other.sources_[i].kind &&
+                (sources_[i].kind == CellSource::Kind::cell   ? sources_[i].cell.get() == other.sources_[i].cell.get()
+                 : sources_[i].kind == CellSource::Kind::kept ? kept_[sources_[i].index].is_same(other.kept_[other.sources_[i].index])
+                                                              : sources_[i].index == other.sources_[i].index);
+    if (!equal)
+        return "it reads or writes other tensors";
+    for (size_t i = 0; i < results_.size() && equal; ++i)
+        equal = same(results_[i], other.results_[i]);
+    if (!equal || !result_->same_as(*other.result_))
+        return "it gives another result";
+    if (!program_.same_as(other.program_))
+        return "it computes other numbers on the host";
+    return "";
 }
 
 bool Captured::leaks() const
@@ -597,12 +650,12 @@ namespace
 {
 
 // What backward() of a result meets whose graph the function has gone through.
-void spend(const Tensor &tensor)
+void spend(Tensor &tensor)
 {
     auto error = c10::make_intrusive<torch::autograd::Error>(
         "Trying to backward through the graph a second time: it is the result of a captured function, in which backward() "
         "went through it already");
-    torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::Edge(std::move(error), 0));
+    torch::autograd::create_gradient_edge(tensor, std::move(error));
 }
 
 } // namespace

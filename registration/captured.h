@@ -116,7 +116,7 @@ class Captured
     // call needs Python: then all is pending as it was.
     // `free`: floats and integers that may be others, see Tree.
     static std::unique_ptr<Captured> make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
-                                          const py::object &result, const std::vector<int> &free);
+                                          const py::object &result, const std::vector<int> &free, bool inspected);
     // Results with a gradient, and those of the tensors reached that they may depend on.
     const std::vector<Tensor> &outputs() const { return outputs_; }
     const std::vector<Tensor> &inputs() const { return inputs_; }
@@ -133,6 +133,9 @@ class Captured
     bool matches(PyObject *const *args, size_t positional, PyObject *names, Match &match, std::string *why);
     // The result; none if something is of another size below, and has to be recorded anew.
     py::object run(Match &match);
+    // "" if a call of `other` does what a call of this one does; else "graph", "number K", "constant K" (of the recorded graph) or what else is different.
+    std::string difference(const Captured &other) const;
+    py::object inspection = py::none(); // of the recorded graph, if somebody wants it
     opq_capture_info info() const { return opq_capture_describe(capture_.get()); }
 
   private:
@@ -158,6 +161,7 @@ class Captured
     ResultTensor describe(const Tensor &tensor, const Capturing &capturing);
     void add_results(const py::object &result, Capturing &capturing);
     bool check_escaped(Capturing &capturing);
+    void inspect(Capturing &capturing);
     bool check_host(Capturing &capturing, const Leaves &leaves) const;
     bool match_arguments(Match &match, std::string *why);
     bool match_kept(std::string *why);

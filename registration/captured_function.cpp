@@ -66,10 +66,8 @@ PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject
         if (i > 0)
             std::rotate(variants.begin(), variants.begin() + static_cast<std::ptrdiff_t>(i),
                         variants.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-        Captured *const found = variants[0].get();
-        if (py::object result = found->run(match))
+        if (py::object result = variants[0]->run(match))
             return result.release().ptr();
-        break;
     }
     return through_python(object, "_record", args, count, names);
     END_HANDLE_TH_ERRORS
@@ -258,7 +256,7 @@ void bind_capture(py::module_ &m)
         .def(py::init<>(), "Begins; the thread records as ever.")
         .def("refuse", &Capturing::refuse)
         .def("end", &Capturing::end)
-        .def("reach", [](Capturing &c, const py::object &tensor) { c.reach(tensor_of(tensor)); })
+        .def("reach_gradient", [](Capturing &c, const py::object &tensor) { c.reach_gradient(tensor_of(tensor)); })
         .def("follow", &Capturing::follow)
         .def("followed", &Capturing::followed, py::return_value_policy::reference)
         .def("ended", &Capturing::ended)
@@ -274,8 +272,21 @@ void bind_capture(py::module_ &m)
         .def("compare", [](Capturing &c, const std::string &name, int a, int b) { return c.program.compare(name, a, b); })
         .def("guard", [](Capturing &c, int reg) { c.program.guard(reg); })
         .def("number", &python_number)
-        .def("item", [](Capturing &c, const py::object &tensor) { return c.item(host_tensor(tensor)); })
+        .def("item",
+             [](Capturing &c, const py::object &object) {
+                 const Tensor tensor = host_tensor(object);
+                 c.given = {tensor};
+                 const auto found = c.item(tensor);
+                 c.given.clear();
+                 return found;
+             })
         .def("reads", [](const Capturing &c, const py::object &tensor) { return c.reads(host_tensor(tensor)); })
+        .def("give",
+             [](Capturing &c, const py::sequence &tensors) {
+                 c.given.clear();
+                 for (const py::handle one : tensors)
+                     c.given.push_back(host_tensor(one));
+             })
         .def("add_fresh", [](Capturing &c, const py::object &tensor) { c.add_fresh(host_tensor(tensor)); })
         .def("is_fresh", [](const Capturing &c, const py::object &tensor) { return c.is_fresh(host_tensor(tensor)); })
         .def("host_call", &host_call)
@@ -292,17 +303,48 @@ void bind_capture(py::module_ &m)
                  return d.captured->add_backward(c, gradients_of(incoming), gradients_of(gradients));
              })
         .def("first_result", [](Draft &d) { return d.captured->first_result(); })
+        .def_property_readonly("inspection", [](const Draft &d) { return d.captured->inspection; })
+        .def("difference", // from the way of the function that was used last
+             [type](const Draft &d, const py::object &function) {
+                 const auto &variants = *checked(function, type)->variants;
+                 return variants.empty() ? std::string() : variants.front()->difference(*d.captured);
+             })
         .def("leaks", [](const Draft &d) { return d.captured->leaks(); })
         .def("keep", [type](Draft &d, const py::object &function, const Watched &watched) { keep(type, d, function, watched); });
     // None if capturing.refused says why a call needs Python.
     m.def("capture_draft", [](Capturing &c, const py::tuple &args, const py::dict &kwargs, const py::object &result,
-                              const std::vector<int> &free) -> std::optional<Draft> {
+                              const std::vector<int> &free, bool inspected) -> std::optional<Draft> {
         c.end();
-        Draft draft{Captured::make(c, args, kwargs, result, free)};
+        Draft draft{Captured::make(c, args, kwargs, result, free, inspected)};
         return draft.captured ? std::optional(std::move(draft)) : std::nullopt;
     });
     m.def("capture_difference", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
         return difference(type, function, args, kwargs);
+    });
+    // Is there a way that fits? It becomes the first one.
+    m.def("capture_fits", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
+        auto &variants = *checked(function, type)->variants;
+        std::vector<PyObject *> all;
+        for (const py::handle one : args)
+            all.push_back(one.ptr());
+        for (const auto &item : kwargs)
+            all.push_back(item.second.ptr());
+        const py::tuple names{py::list(kwargs)};
+        for (size_t i = 0; i < variants.size(); ++i) {
+            Match match;
+            if (!variants[i]->matches(all.data(), args.size(), names.empty() ? nullptr : names.ptr(), match, nullptr))
+                continue;
+            std::rotate(variants.begin(), variants.begin() + static_cast<std::ptrdiff_t>(i),
+                        variants.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+            return true;
+        }
+        return false;
+    });
+    m.def("capture_inspections", [type](const py::object &function) {
+        py::list result;
+        for (const auto &variant : *checked(function, type)->variants)
+            result.append(variant->inspection);
+        return result;
     });
     m.def("capture_forget", [type](const py::object &function) { checked(function, type)->variants->clear(); });
     m.def("capture_limit", [type](const py::object &function, size_t most) {

@@ -67,10 +67,18 @@ void Capturing::reach(const Tensor &tensor)
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!seen_.emplace(impl, reached.size()).second)
         return;
-    Reached one{WeakImpl(tensor.getIntrusivePtr()), tensor.requires_grad(), torch::autograd::impl::grad_fn_unsafe(tensor), {}};
+    Reached one{WeakImpl(tensor.getIntrusivePtr()), tensor.requires_grad(), torch::autograd::impl::grad_fn_unsafe(tensor), {}, false};
     if (one.requires_grad && !one.grad_fn)
         one.grad = tensor.grad();
     reached.push_back(std::move(one));
+}
+
+void Capturing::reach_gradient(const Tensor &tensor)
+{
+    reach(tensor);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto found = seen_.find(tensor.unsafeGetTensorImpl()); found != seen_.end())
+        reached[found->second].asked = true;
 }
 
 void Capturing::refuse(const std::string &why)
@@ -136,6 +144,18 @@ int Capturing::slot(const Tensor &tensor)
     return program.kept_slot(tensor);
 }
 
+// What no operator was given that Python called is made by a kernel, or of a list (torch.tensor([..], device=..)).
+bool Capturing::is_constant(const Tensor &tensor)
+{
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || is_fresh(tensor))
+        return true;
+    if (std::any_of(given.begin(), given.end(), [&](const Tensor &one) { return one.is_same(tensor); }))
+        return false;
+    if (!std::all_of(given.begin(), given.end(), [&](const Tensor &one) { return is_fresh(one); }))
+        refuse("a tensor of the CPU is converted on its way to the device");
+    return true;
+}
+
 void Capturing::follow(Capturing &forward)
 {
     forward_ = &forward;
@@ -164,7 +184,7 @@ std::optional<int> Capturing::item(const Tensor &tensor)
         if (const int slot = forward_->program.slot_of(tensor); slot >= 0 && !forward_->program.is_kept(slot))
             refuse("its gradient reads a tensor of the CPU");
     }
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || is_fresh(tensor))
+    if (is_constant(tensor))
         return std::nullopt;
     const bool integer = at::isIntegralType(tensor.scalar_type(), true);
     if (!integer && !at::isFloatingType(tensor.scalar_type())) {
@@ -179,7 +199,7 @@ void Capturing::note_upload(const Tensor &tensor, const Order &order, const Valu
 {
     const py::gil_scoped_acquire lock;
     ++reads_[tensor.unsafeGetTensorImpl()];
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || is_fresh(tensor))
+    if (is_constant(tensor))
         return;
     if (is_wide(tensor))
         return refuse("a tensor of the CPU with many dims is copied to the device");

@@ -25,6 +25,7 @@ struct Reached {
     bool requires_grad;
     const void *grad_fn;
     Tensor grad; // of a leaf
+    bool asked;  // Python read or set its gradient
 };
 
 // Draws of one generator: offsets are counted from where it stood.
@@ -50,6 +51,7 @@ class Capturing
     Capturing &operator=(const Capturing &) = delete;
 
     void reach(const Tensor &tensor);
+    void reach_gradient(const Tensor &tensor); // before its gradient is read or set
     // The function cannot be called without recording, and why, where it is the first reason.
     void refuse(const std::string &why);
     std::pair<Value, Value> draw(const at::Generator &generator, uint64_t seed, uint64_t offset);
@@ -61,6 +63,7 @@ class Capturing
     // What the function makes of constants; held.
     void add_fresh(const Tensor &tensor) { fresh.push_back(tensor); }
     bool is_fresh(const Tensor &tensor) const;
+    std::vector<Tensor> given; // tensors of the CPU among the arguments of the operator that runs
     int slot(const Tensor &tensor); // of the host program; of one that was there before a new one
     // How often it was read in a way that is known.
     int64_t reads(const Tensor &tensor) const;
@@ -82,6 +85,7 @@ class Capturing
     std::vector<Tensor> host_arguments; // among the arguments
 
   private:
+    bool is_constant(const Tensor &tensor);
     std::mutex mutex_;
     bool ended_ = false;
     Capturing *forward_ = nullptr;

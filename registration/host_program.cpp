@@ -164,6 +164,24 @@ int HostProgram::outer(int number, Register now)
     return result;
 }
 
+bool HostProgram::same_as(const HostProgram &other) const
+{
+    if (steps_.size() != other.steps_.size() || registers_.size() != other.registers_.size() || calls_.size() != other.calls_.size())
+        return false;
+    std::vector<char> computed(registers_.size(), 0);
+    for (size_t i = 0; i < steps_.size(); ++i) {
+        const Step &a = steps_[i], &b = other.steps_[i];
+        if (a.op != b.op || a.a != b.a || a.b != b.b || a.result != b.result || a.leaf != b.leaf || a.outcome != b.outcome)
+            return false;
+        if (a.result >= 0)
+            computed[static_cast<size_t>(a.result)] = 1;
+    }
+    for (size_t i = 0; i < registers_.size(); ++i)
+        if (!computed[i] && !registers_[i].same(other.registers_[i]))
+            return false;
+    return true;
+}
+
 bool HostProgram::writes() const
 {
     return std::any_of(calls_.begin(), calls_.end(), [](const HostCall &call) { return !call.written.empty(); });

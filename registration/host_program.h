@@ -63,6 +63,7 @@ class HostProgram
     int upload_count() const { return upload_count_; }
     bool empty() const { return steps_.empty(); }
     bool writes() const;
+    bool same_as(const HostProgram &other) const; // but for values that a call has anew
     const std::vector<Register> &registers() const { return registers_; } // as they were
     const at::Tensor &example(int slot) const { return example_[static_cast<size_t>(slot)]; } // while it is recorded
     bool is_kept(int slot) const { return kept_[static_cast<size_t>(slot)].defined(); }

@@ -111,6 +111,8 @@ class Inspection
         name_inputs(recorded_, snapshot, names);
     }
 
+    explicit Inspection(opq_graph *graph) : recorded_(graph), fusion_(fusion_of_thread()) {}
+
     std::string text(const std::string &stage)
     {
         const std::lock_guard<std::mutex> guard(lock_);
@@ -359,6 +361,8 @@ void set_watcher(const py::object &watch)
 }
 
 } // namespace
+
+py::object inspection_of(opq_graph *graph) { return py::cast(std::make_unique<Inspection>(graph)); }
 
 void bind_inspection(py::module_ &m)
 {

@@ -136,6 +136,14 @@ std::map<std::string, std::string> get_log()
     return levels;
 }
 
+// One line of a topic's log at level info.
+void log_line(const std::string &topic, const std::string &text)
+{
+    for (int i = 0; i < OPQ_LOG_TOPIC_COUNT; ++i)
+        if (topic == opq_log_topic_name(static_cast<opq_log_topic>(i)) && opq_logs(static_cast<opq_log_topic>(i), OPQ_LOG_INFO))
+            opq_log("%s", text.c_str());
+}
+
 void set_log_file(const std::string &path) { TORCH_CHECK_VALUE(opq_log_open(path.c_str()) == OPQ_OK, opq_error()); }
 
 std::vector<const char *> log_topics()
@@ -333,6 +341,7 @@ void bind(py::module_ &m)
     add(m, "set_watched", &set_watched);
     add(m, "set_log_file", &set_log_file);
     add(m, "log_topics", &log_topics);
+    add(m, "log", &log_line);
     add(m, "cpu_capability", &cpu_capability);
     add(m, "default_generator", &default_random_generator);
     add(m, "memory_allocated", &stat<&opq_stats::bytes_allocated>);

@@ -19,6 +19,8 @@ std::vector<Value> values_of(const std::vector<at::Tensor> &tensors);
 void bind_inspection(py::module_ &m);
 // Class Contents.
 void bind_contents(py::module_ &m);
+// An Inspection of a graph, which it takes.
+py::object inspection_of(opq_graph *graph);
 // Classes CapturedFunction and Capturing.
 void bind_capture(py::module_ &m);
 

@@ -14,6 +14,8 @@ import warnings
 __version__ = "0.1.0"
 
 __all__ = [
+    "CaptureError",
+    "capture",
     "compare",
     "describe",
     "diff",
@@ -106,7 +108,8 @@ def __getattr__(name: str):
     if _failure is not None and not name.startswith("__"):
         raise ImportError(f"torch_opaque did not load: {_failure}") from _failure
     if name in __all__:  # what looks at graphs is imported when first asked for
-        return getattr(importlib.import_module(".inspect", __name__), name)
+        home = ".captured" if name in ("capture", "CaptureError") else ".inspect"
+        return getattr(importlib.import_module(home, __name__), name)
     hint = ""
     if not name.startswith("_"):
         from .slips import meant

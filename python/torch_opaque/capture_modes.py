@@ -59,7 +59,7 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _GRADIENTS and _C.has_cell(args[0]):
-            self.capturing.reach(args[0])
+            self.capturing.reach_gradient(args[0])
         elif func is torch.Tensor.item and args[0].device.type == "cpu":
             register = self.capturing.item(args[0])
             if register is not None:
@@ -150,7 +150,11 @@ class Operators(TorchDispatchMode):
         """Tensors of the CPU are read by our kernels, in ways that are known."""
         asked = [one for one in hosts if not self.capturing.is_fresh(one)]
         before = [self.capturing.reads(one) for one in asked]
-        result = func(*args, **kwargs)
+        self.capturing.give(hosts)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.capturing.give(())
         for one, reads in zip(asked, before):
             if self.capturing.reads(one) == reads and one.numel() > 0:
                 self.capturing.refuse(f"{func} reads a tensor of the CPU")

@@ -28,6 +28,8 @@ from torch.utils._pytree import tree_map
 
 from . import _C
 from .capture_modes import Functions, Operators
+from .difference import diff
+from .graphs import read
 from .numbers import is_number, number
 from .settings import EAGER
 
@@ -108,8 +110,11 @@ def _capturing(forward=None):
         with Functions(capturing), Operators(capturing):
             yield capturing
     finally:
-        _C.finish_backward()
-        capturing.end()
+        try:
+            with torch.inference_mode(False):
+                _C.finish_backward()
+        finally:
+            capturing.end()
 
 
 def _add_backward(draft, forward) -> str:
@@ -131,13 +136,18 @@ def _add_backward(draft, forward) -> str:
     return "" if draft.add_backward(capturing, incoming, gradients) else capturing.refused
 
 
+class CaptureError(RuntimeError):
+    """A captured function did what its plan does not."""
+
+
 class Captured(_C.CapturedFunction):
     """A captured function: see capture()."""
 
     def __init__(self, fn, check: int = 0):
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._every = check
+        self._checked = 0
         self._reasons = Counter()  # why it was recorded anew
         self._refused = Counter()  # why calls need Python
         self._free = []  # numbers among the arguments that change, see capture_difference
@@ -146,11 +156,32 @@ class Captured(_C.CapturedFunction):
     def __get__(self, instance, owner=None):
         return self if instance is None else types.MethodType(self, instance)
 
+    def __getattr__(self, name: str):  # of a module: parameters(), eval() ...
+        if name == "_fn" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._fn, name)
+
     def __repr__(self) -> str:
         return f"<captured {getattr(self._fn, '__qualname__', self._fn)}>"
 
     def _plain(self, *args, **kwargs):
         return self._fn(*args, **kwargs)
+
+    def _run(self, args, kwargs):
+        """Calls the function while it is captured. -> (the watch, its result in a list, of which nobody else has a reference)"""
+        watch = _Watch(self._free_items)
+        with _capturing() as watch.capturing, watch:
+            given, named = watch.capturing.arguments(
+                args, kwargs, self._free, lambda register, _: number(watch.capturing, register)
+            )
+            return watch, [self._fn(*given, **named)]
+
+    def _draft(self, watch, args, kwargs, result):
+        """-> (a way more of the function, why a call needs Python)"""
+        capturing = watch.capturing
+        draft = _C.capture_draft(capturing, args, kwargs, result, self._free, self._every > 0)
+        refused = capturing.refused if draft is None else _add_backward(draft, capturing)
+        return draft, refused
 
     def _record(self, *args, **kwargs):
         if _C.get_modes() & EAGER:
@@ -159,30 +190,67 @@ class Captured(_C.CapturedFunction):
         self._free = sorted({*self._free, *changed})
         if item is not None:
             self._free_items.add(item)
-        watch = _Watch(self._free_items)
-        with _capturing() as watch.capturing, watch:
-            given, named = watch.capturing.arguments(
-                args, kwargs, self._free, lambda register, _: number(watch.capturing, register)
-            )
-            result = [self._fn(*given, **named)]
-        return self._keep(watch, args, kwargs, result, why)
-
-    def _keep(self, watch, args, kwargs, given, why):
-        capturing, result = watch.capturing, given.pop()  # of which nobody else is to have a reference
-        draft = _C.capture_draft(capturing, args, kwargs, result, self._free)
-        refused = capturing.refused if draft is None else _add_backward(draft, capturing)
-        if draft is None or refused:
-            self._refused[refused] += 1
+        watch, box = self._run(args, kwargs)
+        result = box.pop()
+        draft, refused = self._draft(watch, args, kwargs, result)
+        if refused:
+            self._refuse(refused)
             return tree_map(lambda one: one.node.value if is_number(one) else one, result)
         result = draft.first_result()
         if draft.leaks():
-            self._refused["a tensor that it makes outlives the call, and is no result"] += 1
+            self._refuse("a tensor that it makes outlives the call, and is no result")
             return result
         draft.keep(self, watch.dicts())
         if why is not None:
             self._reasons[why] += 1
+            _C.log("plan", f"capture: {self._name()} recorded anew: {why}")
         _C.capture_limit(self, KINDS)
         return result
+
+    def _refuse(self, why: str) -> None:
+        self._refused[why] += 1
+        _C.log("plan", f"capture: {self._name()} needs Python: {why}")
+
+    def _check(self, *args, **kwargs):
+        if not _C.capture_fits(self, args, kwargs):
+            return self._record(*args, **kwargs)
+        self._checked += 1
+        watch, box = self._run(args, kwargs)
+        draft, refused = self._draft(watch, args, kwargs, box[0])
+        if refused:
+            raise CaptureError(f"{self._name()} needs Python, and did not when it was captured: {refused}")
+        if what := draft.difference(self):
+            raise CaptureError(f"{self._name()} went another way than its plan: {self._explain(draft, what)}")
+        box.clear()
+        return draft.first_result()
+
+    def _explain(self, draft, what: str) -> str:
+        kind, _, which = what.partition(" ")
+        before, now = _C.capture_inspections(self)[0], draft.inspection
+        if None in (before, now) or kind not in ("graph", "number", "constant"):
+            return what
+        a, b = read(before, "recorded"), read(now, "recorded")
+        if kind == "graph":
+            return diff(a, b).text()
+        nodes = [n for n in b.nodes if n.op == ("scalar" if kind == "number" else "input")]
+        node = nodes[int(which)]
+        place = f", read by {node.users[0].op} at {node.users[0].place}" if node.users else ""
+        return f"{'a number' if kind == 'number' else 'a tensor made of constants'} is another one{place}"
+
+    def _name(self) -> str:
+        return getattr(self._fn, "__qualname__", type(self._fn).__name__)
+
+    def summary(self) -> str:
+        """How often it was recorded and why, and which calls need Python."""
+        lines = [f"{self._name()}: {len(_C.capture_info(self))} plans"]
+        lines += [f"  {i['ops']} ops, {i['kernels']} kernels, {i['tensors']} tensors read or written" for i in _C.capture_info(self)]
+        lines += [f"  recorded anew, {n} times: {why}" for why, n in self._reasons.most_common()]
+        lines += [f"  not captured, {n} calls: {why}" for why, n in self._refused.most_common()]
+        return "\n".join(lines)
+
+    def forget(self) -> None:
+        """Drops the plans, and what they hold: the next call records."""
+        _C.capture_forget(self)
 
 
 def capture(fn=None, *, check: int = 0):

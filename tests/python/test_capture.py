@@ -1,0 +1,691 @@
+"""Captured functions: a call gives what the function gives, whatever changes between calls."""
+
+import gc
+import math
+
+import pytest
+import torch
+import torch_opaque
+from torch import nn
+from torch_opaque import CaptureError, capture
+
+D = "opaque"
+
+
+def calls() -> int:
+    return torch_opaque.stats()["captured_calls"]
+
+
+def plans(fn) -> int:
+    return torch_opaque._C.capture_info(fn).__len__()
+
+
+def same(a, b) -> bool:
+    return torch.equal(a.detach().cpu(), b.detach().cpu())
+
+
+def by_plan(fn, *args, **kwargs):
+    """The result of a call that recorded nothing."""
+    before, recorded = calls(), torch_opaque.stats()["ops_recorded"]
+    result = fn(*args, **kwargs)
+    assert calls() == before + 1
+    assert torch_opaque.stats()["ops_recorded"] == recorded
+    return result
+
+
+# ---- what goes in and out
+
+
+def test_later_calls_record_nothing():
+    fn = capture(lambda x, y: (x * 2 + y).relu())
+    y = torch.randn(8, 8, device=D)
+    fn(torch.randn(8, 8, device=D), y)
+    for _ in range(3):
+        x = torch.randn(8, 8, device=D)
+        assert same(by_plan(fn, x, y), (x * 2 + y).relu())
+
+
+def test_nests_go_in_and_come_out():
+    @capture
+    def fn(batch, *, scale):
+        a, (b, c) = batch["a"], batch["rest"]
+        return {"sum": a + b * scale, "parts": [c, (a - b, None, "text")]}
+
+    for i in range(3):
+        batch = {"a": torch.full((3,), i + 1.0, device=D), "rest": (torch.ones(3, device=D), torch.zeros(2, device=D))}
+        result = fn(batch, scale=2)
+        assert result["sum"].tolist() == [i + 3.0] * 3
+        assert result["parts"][0] is batch["rest"][1]
+        assert result["parts"][1][0].tolist() == [float(i)] * 3
+        assert result["parts"][1][1:] == (None, "text")
+    assert plans(fn) == 1
+
+
+def test_writes_to_what_the_function_closes_over():
+    state = torch.zeros(4, device=D)
+    view = state[:2]
+
+    @capture
+    def fn(x):
+        state.add_(x)
+        view.mul_(2)
+        return state.sum()
+
+    expected = torch.zeros(4)
+    for i in range(4):
+        x = torch.full((4,), i + 1.0)
+        expected += x
+        expected[:2] *= 2
+        assert fn(x.to(D)).item() == expected.sum().item()
+        assert same(state, expected)
+    assert plans(fn) == 1
+    state.fill_(5)  # read anew at each call
+    assert by_plan(fn, torch.zeros(4, device=D)).item() == 30
+
+
+def test_a_write_counts_for_autograd():
+    w = torch.ones(3, device=D)
+    fn = capture(lambda x: w.mul_(x).sum())
+    fn(torch.ones(3, device=D))
+    version = w._version
+    by_plan(fn, torch.ones(3, device=D))
+    assert w._version > version
+
+
+def test_random_numbers_go_on():
+    fn = capture(lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x))
+    x = torch.ones(64, device=D)
+    torch.manual_seed(3)
+    got = [fn(x) for _ in range(4)] + [torch.rand(3, device=D)]
+    torch.manual_seed(3)
+    wanted = [nn.functional.dropout(x, 0.5) + torch.rand_like(x) for _ in range(4)] + [torch.rand(3, device=D)]
+    assert all(map(same, got, wanted))
+
+
+def test_slices_of_one_tensor_have_one_plan():
+    data = torch.randn(64, 8, device=D)
+    fn = capture(lambda x: (x * 2).sum(0))
+    for i in range(4):
+        part = data[i * 16 : (i + 1) * 16]
+        assert same(fn(part), (part * 2).sum(0))
+    assert plans(fn) == 1
+
+
+def test_arguments_that_are_pending_are_computed():
+    fn = capture(lambda x: x + 1)
+    fn(torch.zeros(3, device=D))
+    x = torch.ones(3, device=D)
+    for _ in range(3):
+        x = fn(x * 2)
+    assert x.tolist() == [15.0] * 3
+
+
+def test_results_are_new_tensors():
+    fn = capture(lambda x: x + 1)
+    x = torch.zeros(3, device=D)
+    fn(x)
+    a, b = fn(x), fn(x)
+    a.add_(10)
+    assert b.tolist() == [1.0] * 3 and a.tolist() == [11.0] * 3
+
+
+def test_tensors_of_the_cpu_are_read_anew():
+    table = torch.arange(4.0)
+
+    @capture
+    def fn(x, y):
+        return x + y.to(D) + table.to(D)
+
+    for i in range(3):
+        assert fn(torch.ones(4, device=D), torch.full((4,), float(i))).tolist() == [i + 1.0 + k + i for k in range(4)]
+        table.add_(1)
+    assert plans(fn) == 1
+
+
+def test_methods_and_modules():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        @capture
+        def forward(self, x):
+            return self.linear(x).relu()
+
+    net = Net().to(D)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 4, device=D)
+            assert same(net(x), net.linear(x).relu())
+        assert plans(Net.__dict__["forward"]) == 1
+
+
+def test_under_graph_and_explain_the_function_is_shown():
+    fn = capture(lambda x: x.exp() + 1)
+    x = torch.ones(4, device=D)
+    fn(x)
+    assert [n.op for n in torch_opaque.graph(fn, x).nodes if n.op not in ("input", "scalar")] == ["exp", "add"]
+    assert "exp" in str(torch_opaque.explain(fn, x))
+    assert by_plan(fn, x).tolist() == (x.exp() + 1).tolist()
+
+
+# ---- training
+
+
+def mlp(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 4)).to(D)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "sgd fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adam fused": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+    "adam loop": lambda p: torch.optim.Adam(p, lr=0.01, foreach=False),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
+    "lion by hand": None,
+}
+
+
+def by_hand(parameters):
+    """An optimizer of a user's own, with numbers of Python's."""
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.01, "beta": 0.9})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    if not state:
+                        state["step"], state["m"] = torch.zeros(()), torch.zeros_like(p)
+                    state["step"] += 1
+                    correction = 1 - group["beta"] ** state["step"].item()
+                    state["m"].lerp_(p.grad, 1 - group["beta"])
+                    p.add_((state["m"] / correction).sign(), alpha=-group["lr"])
+
+    return Own(parameters)
+
+
+def train(captured: bool, optimizer, steps: int, zero_first: bool, check: int = 0):
+    net = mlp()
+    optimizer = (optimizer or by_hand)(net.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step(x, y, weight):
+        if zero_first:
+            optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(x), y) * weight
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        if not zero_first:
+            optimizer.zero_grad()
+        return loss
+
+    if captured:
+        step = capture(step, check=check)
+    torch.manual_seed(1)
+    seen = []
+    for i in range(steps):
+        x, y = torch.randn(5, 8, device=D), torch.randn(5, 4, device=D)
+        seen.append(step(x, y, 1 + i / 10).detach().cpu())
+        scheduler.step()
+    seen += [p.detach().cpu() for p in net.parameters()]
+    seen += [p.grad.cpu() for p in net.parameters() if p.grad is not None]
+    return seen, step
+
+
+@pytest.mark.parametrize("zero_first", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_training_step_is_one_call(name, zero_first):
+    wanted, _ = train(False, OPTIMIZERS[name], 8, zero_first)
+    before = calls()
+    got, step = train(True, OPTIMIZERS[name], 8, zero_first)
+    assert len(got) == len(wanted) and all(map(torch.equal, got, wanted))
+    if name not in ("nadam", "radam"):  # they look at their numbers with math.sqrt, and compare
+        assert calls() - before >= 4, step.summary()
+
+
+def test_the_loss_of_a_captured_step_has_no_graph():
+    net, x = mlp(), torch.randn(5, 8, device=D)
+
+    @capture
+    def step():
+        loss = net(x).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        net.zero_grad()
+        loss = step()
+    assert loss.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_gradients_add_up():
+    w = nn.Parameter(torch.ones(3, device=D))
+
+    @capture
+    def step(x):
+        (w * x).sum().backward()
+
+    for i in range(5):
+        step(torch.full((3,), i + 1.0, device=D))
+        assert w.grad.tolist() == [sum(range(1, i + 2))] * 3
+    w.grad = None
+    step(torch.ones(3, device=D))
+    assert w.grad.tolist() == [1.0] * 3
+
+
+def test_a_captured_module_has_a_gradient():
+    net = mlp().eval()
+    fn = capture(net)
+    for i in range(4):
+        x = torch.randn(5, 8, device=D, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        net.zero_grad()
+        loss = fn(x).square().sum()
+        assert loss.requires_grad
+        loss.backward()
+        got = [x.grad, *(p.grad for p in net.parameters())]
+        net.zero_grad()
+        net(y).square().sum().backward()
+        assert all(map(same, got, [y.grad, *(p.grad for p in net.parameters())]))
+    assert plans(fn) == 1, fn.summary()
+
+
+def test_gradients_of_a_captured_function_know_autograds_rules():
+    fn = capture(lambda x, w: (x * w).exp())
+    x, w = (torch.ones(3, device=D, requires_grad=True) for _ in range(2))
+    fn(x, w)
+    y = fn(x, w)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+    y = fn(x, w)
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = fn(x, w)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_what_is_done_to_a_result_is_no_matter_of_its_gradient():
+    fn = capture(lambda x: x.exp())
+    for _ in range(3):
+        x = torch.zeros(3, device=D, requires_grad=True)
+        y = fn(x)
+        with torch.no_grad():
+            y.detach().mul_(5)
+        y.sum().backward()
+        assert x.grad.tolist() == [1.0] * 3
+
+
+def test_a_number_in_the_gradient():
+    fn = capture(lambda x, t: x * t)
+    for t in (1.0, 2.0, 3.0, 4.5):
+        x = torch.ones(3, device=D, requires_grad=True)
+        fn(x, t).sum().backward()
+        assert x.grad.tolist() == [t] * 3
+    assert plans(fn) == 2  # as it was written, and for any number
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, t: x * t,
+        lambda x, t: t - x / (t + 1),
+        lambda x, t: x.add(x, alpha=-t),
+        lambda x, t: torch.addcmul(x, x, x, value=1 / t),
+        lambda x, t: torch.full_like(x, t**2),
+        lambda x, t: torch.softmax(x / t, 0),
+        lambda x, t: x * (1 - 0.9**t) + math.pi * t // 2,
+        lambda x, t: x.lerp(x + 1, t / 100),
+        lambda x, t: torch.where(x > t - 2, x, x * 2),
+        lambda x, t: x * (t if t < 3 else 3.0) + abs(-t) % 2,
+        lambda x, t: x.clamp(max=t) * max(t, 2.0) + min(t, 4) + float(f"{t:.1f}"),
+        lambda x, t: torch._foreach_add([x, x], [t, 2 * t])[1] - torch._foreach_mul([x], t)[0],
+    ],
+)
+def test_numbers_that_change(fn):
+    x = torch.linspace(-2, 3, 16, device=D)
+    captured = capture(fn)
+    for t in (1.5, 2.0, 2.5, 3.25, 7.0, 0.5):
+        assert same(captured(x, t), fn(x, t)), t
+
+
+@pytest.mark.parametrize("fn", [lambda x, n: x * n, lambda x, n: x * (1 - 0.9**n), lambda x, n: x / n + n % 3, lambda x, n: x[:n]])
+def test_integers_that_change(fn):
+    x = torch.linspace(-2, 3, 16, device=D)
+    captured = capture(fn)
+    for n in (1, 2, 3, 5, 8, 2, 3):
+        assert same(captured(x, n), fn(x, n)), n
+
+
+def test_a_number_that_changes_is_recorded_once_more():
+    fn = capture(lambda x, t, n: (x * t) / n)
+    x = torch.ones(4, device=D)
+    for i in range(8):
+        assert fn(x, i / 2, i + 1).tolist() == pytest.approx([i / 2 / (i + 1)] * 4)
+    assert plans(fn) == 2, fn.summary()
+
+
+def test_a_branch_on_a_number_is_recorded_for_each_side():
+    fn = capture(lambda x, t: x + t if t > 2 else x - t)
+    x = torch.zeros(2, device=D)
+    for t in (1.0, 1.5, 0.5, 3.0, 4.0, 1.0, 5.0):
+        assert fn(x, t).tolist() == [t if t > 2 else -t] * 2
+    assert plans(fn) == 3, fn.summary()
+
+
+def test_numbers_come_out():
+    fn = capture(lambda x, t: (x * t, t * 2, t))
+    x = torch.ones(2, device=D)
+    for t in (1.0, 2.0, 3.0):
+        y, double, itself = fn(x, t)
+        assert (double, itself) == (2 * t, t) and type(double) is float and type(itself) is float
+
+
+# ---- what is recorded anew
+
+NET = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+
+def _changes():
+    def tensor(change):
+        return lambda c: c.update(args=(change(c["args"][0]), *c["args"][1:]))
+
+    yield "shape", tensor(lambda x: torch.randn(6, 4, device=D))
+    yield "dtype", tensor(lambda x: x.double())
+    yield "strides", tensor(lambda x: torch.randn(4, 8, device=D).t())
+    yield "rank", tensor(lambda x: torch.randn(2, 8, 4, device=D).flatten(0, 1)[:8].unsqueeze(0).squeeze(0))
+    yield "requires_grad", tensor(lambda x: x.clone().requires_grad_())
+    yield "memory shared", lambda c: c.update(args=(c["args"][0], c["args"][0]))
+    yield "argument", lambda c: c.update(kwargs={"flag": False})
+    yield "keyword", lambda c: c.update(kwargs={})
+    yield "text", lambda c: c.update(kwargs={"flag": "yes"})
+    yield "no_grad", lambda c: c.update(context=torch.no_grad)
+    yield "inference", lambda c: c.update(context=torch.inference_mode)
+    yield "autocast", lambda c: c.update(context=lambda: torch.autocast(D, dtype=torch.bfloat16))
+    yield "unfused", lambda c: c.update(context=torch_opaque.unfused)
+    yield "default dtype", lambda c: c.update(context=_double)
+    yield "training", lambda c: c["net"].eval()
+    yield "frozen", lambda c: c["net"][0].weight.requires_grad_(False)
+    yield "dropout", lambda c: setattr(c["net"][2], "p", 0.1)
+    yield "module", lambda c: c["net"].__setitem__(0, nn.Linear(4, 4, bias=False).to(D))
+    yield "parameter", lambda c: setattr(c["net"][0], "bias", None)
+    yield "hook", lambda c: c["net"][0].register_forward_hook(lambda m, a, y: y * 2)
+    yield "data", lambda c: setattr(c["net"][0].weight, "data", torch.ones(4, 4, device=D))
+    yield "gradient", lambda c: setattr(c["net"][0].weight, "grad", torch.ones(4, 4, device=D))
+
+
+class _double:
+    def __enter__(self):
+        torch.set_default_dtype(torch.float64)
+
+    def __exit__(self, *_):
+        torch.set_default_dtype(torch.float32)
+
+
+KEPT = ("data", "gradient")  # the plan serves them as well
+
+
+@pytest.mark.parametrize("name, change", list(_changes()), ids=lambda v: v if isinstance(v, str) else "")
+def test_changes_are_recorded_anew(name, change):
+    import contextlib
+    import copy
+
+    def setting():
+        torch.manual_seed(0)
+        return copy.deepcopy(NET).to(D)
+
+    def fn(net):
+        def run(x, y, flag=True):
+            z = net(x.float()) + torch.full((), 1.5, device=D)
+            z.add_(y.float().sum())
+            return z * 2 if flag else z
+
+        return run
+
+    def use(call, net):
+        case = {"args": (torch.randn(8, 4, device=D), torch.randn(8, 4, device=D)), "kwargs": {"flag": True}, "net": net, "context": contextlib.nullcontext}
+        torch.manual_seed(5)
+        seen = [call(*case["args"], **case["kwargs"]) for _ in range(3)]
+        torch.manual_seed(6)
+        case["args"] = tuple(torch.randn(8, 4, device=D) for _ in range(2))
+        change(case)
+        plans_before = plans(call) if hasattr(call, "summary") else 0
+        torch.manual_seed(7)
+        with case["context"]():
+            seen += [call(*case["args"], **case["kwargs"]) for _ in range(2)]
+        return [one.detach().clone().cpu() for one in seen], plans_before
+
+    net = setting()
+    wanted, _ = use(fn(net), net)
+    net = setting()
+    captured = capture(fn(net))
+    got, before = use(captured, net)
+    for a, b in zip(got, wanted):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    assert (plans(captured) > before) == (name not in KEPT), captured.summary()
+
+
+def test_the_summary_says_why():
+    fn = capture(lambda x: x + 1)
+    fn(torch.ones(2, device=D))
+    fn(torch.ones(3, device=D))
+    assert "shape [3], not [2]" in fn.summary()
+
+
+def test_plans_are_bounded():
+    fn = capture(lambda x: x + 1)
+    for n in range(1, 80):
+        assert fn(torch.zeros(n, device=D)).sum().item() == n
+    assert plans(fn) <= 64
+
+
+# ---- what cannot be captured
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: bool((x > 0).any()), lambda x: x.tolist(), lambda x: str(x), lambda x: x.nonzero()]
+)
+@pytest.mark.parametrize("computed", [True, False])
+def test_looking_at_a_value_is_an_error_at_its_line(look, computed):
+    fn = capture(lambda x: look(x if computed else x + 1))
+    x = torch.ones(3, device=D)
+    with pytest.raises(RuntimeError, match=r"test_capture.py:\d+.*captured"):
+        fn(x)
+    assert (x + 1).tolist() == [2.0] * 3  # nothing is lost
+
+
+def test_an_error_in_the_function_leaves_what_it_did():
+    state = torch.zeros(2, device=D)
+
+    @capture
+    def fn(x):
+        state.add_(x)
+        raise ValueError("own")
+
+    for i in range(3):
+        with pytest.raises(ValueError, match="own"):
+            fn(torch.ones(2, device=D))
+    assert state.tolist() == [3.0] * 2
+
+
+def test_an_error_of_a_kernel_names_its_line():
+    table = torch.randn(5, 3, device=D)
+    state = torch.zeros(3, device=D)
+
+    @capture
+    def fn(i):
+        state.add_(1)
+        return table[i]
+
+    for _ in range(2):
+        fn(torch.tensor([1, 2], device=D))
+    with pytest.raises(IndexError, match=r"test_capture.py:\d+.*index 7"):
+        fn(torch.tensor([1, 7], device=D))
+    assert state.tolist() == [2.0] * 3  # of a call that failed nothing is done
+    assert same(fn(torch.tensor([0, 4], device=D)), table[[0, 4]])
+
+
+def test_tensors_that_outlive_the_call_are_made_by_python():
+    kept = []
+
+    @capture
+    def fn(x):
+        kept.append(x * 2)
+        return x + 1
+
+    for i in range(4):
+        fn(torch.full((2,), float(i), device=D))
+    assert [k.tolist() for k in kept] == [[2.0 * i] * 2 for i in range(4)]
+    assert "outlive" in fn.summary()
+
+
+def test_setting_the_seed_needs_python():
+    @capture
+    def fn(x):
+        torch.manual_seed(1)
+        return torch.rand_like(x)
+
+    x = torch.ones(3, device=D)
+    first = fn(x)
+    torch.rand(5, device=D)
+    assert same(fn(x), first)
+
+
+# ---- check
+
+
+def _world():
+    return {"scale": 2.0, "list": [], "steps": 0, "table": torch.ones(3), "other": torch.full((3,), 7.0, device=D)}
+
+
+SIDE_EFFECTS = {
+    "a global number": (lambda w, x: x * w["scale"], lambda w: w.update(scale=3.0)),
+    "a list that grew": (lambda w, x: x + len(w["list"]), lambda w: w["list"].append(1)),
+    "a branch": (lambda w, x: x.exp() if w["steps"] > 0 else x.sin(), lambda w: w.update(steps=1)),
+    "one more op": (lambda w, x: x + 1 if w["steps"] == 0 else (x + 1) * 1, lambda w: w.update(steps=1)),
+    "another tensor": (lambda w, x: x + w.get("w", w["other"]), lambda w: w.update(w=torch.zeros(3, device=D))),
+    "a loop": (lambda w, x: sum((x for _ in range(w["steps"])), x), lambda w: w.update(steps=2)),
+    "a constant": (lambda w, x: x + torch.tensor([w["scale"], 1.0, 2.0], device=D), lambda w: w.update(scale=4.0)),
+    "a tensor that is kept": (lambda w, x: (w["list"].append(x * 2) if w["steps"] else None, x + 1)[1], lambda w: w.update(steps=1)),
+    "another result": (lambda w, x: (x + 1, w["scale"]), lambda w: w.update(scale=5.0)),
+    "another write": (lambda w, x: (w["other"].add_(1) if w["steps"] else w["other"]) + x, lambda w: w.update(steps=1)),
+    "another shape": (lambda w, x: x.view(3, 1) if w["steps"] else x.view(1, 3), lambda w: w.update(steps=1)),
+    "a draw": (lambda w, x: x + torch.rand(3, device=D) if w["steps"] else x + torch.ones(3, device=D), lambda w: w.update(steps=1)),
+}
+
+
+@pytest.mark.parametrize("name", SIDE_EFFECTS)
+def test_check_catches(name):
+    body, change = SIDE_EFFECTS[name]
+    world = _world()
+    fn = capture(lambda x: body(world, x), check=2)
+    for _ in range(6):
+        fn(torch.ones(3, device=D))
+    change(world)
+    with pytest.raises(CaptureError):
+        for _ in range(2):
+            fn(torch.ones(3, device=D))
+
+
+def test_check_finds_nothing_where_nothing_is():
+    wanted, _ = train(False, OPTIMIZERS["adam"], 9, True)
+    got, _ = train(True, OPTIMIZERS["adam"], 9, True, check=2)
+    assert all(map(torch.equal, got, wanted))
+
+
+def test_check_says_where():
+    world = {"scale": 2.0}
+    fn = capture(lambda x: x * world["scale"], check=1)
+    fn(torch.ones(3, device=D))
+    fn(torch.ones(3, device=D))
+    world["scale"] = 3.0
+    with pytest.raises(CaptureError, match=r"a number is another one, read by mul at test_capture.py:\d+"):
+        fn(torch.ones(3, device=D))
+
+
+# ---- memory
+
+
+def test_nothing_is_kept():
+    fn = capture(lambda x: (x * 2).sum())
+    x = torch.ones(1000, device=D)
+    fn(x)
+    fn(x)
+    gc.collect()
+    before = torch.opaque.memory_allocated()
+    for _ in range(100):
+        fn(x)
+    gc.collect()
+    assert torch.opaque.memory_allocated() <= before + 64
+
+
+def test_forget_drops_plans_and_what_they_hold():
+    weight = torch.ones(100000, device=D)
+    fn = capture(lambda x: x + weight.sum())
+    fn(torch.ones(2, device=D))
+    fn.forget()
+    assert plans(fn) == 0
+    assert fn(torch.ones(2, device=D)).tolist() == [100001.0] * 2
+
+
+def test_in_place_steps_need_no_second_copy():
+    p = torch.zeros(1 << 20, device=D)
+    fn = capture(lambda: p.add_(1))
+    for _ in range(3):
+        fn()
+    torch.opaque.reset_peak_memory_stats()
+    before = torch.opaque.max_memory_allocated()
+    fn()
+    assert torch.opaque.max_memory_allocated() < before + (1 << 20)
+    assert p[0].item() == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16])
+def test_tensors_of_the_cpu_of_any_dtype(dtype):
+    fn = capture(lambda x, y: x + y.to(D) + y.to(D, torch.float32) + y.sum().to(D))
+    for i in range(4):
+        x, y = torch.ones(4, device=D), torch.full((4,), i).to(dtype)
+        assert same(fn(x, y).float(), (x + y.to(D) + y.to(D, torch.float32) + y.sum().to(D)).float())
+
+
+def test_numbers_of_the_cpu_beside_tensors():
+    def make():
+        count = torch.zeros(())
+
+        def fn(x):
+            count.add_(1)
+            return x * count + x / count.item() + torch.where(x > count, 1.0, 0.0)
+
+        return count, fn
+
+    (count, fn), (_, plain) = make(), make()
+    fn = capture(fn)
+    for _ in range(5):
+        x = torch.randn(3, device=D)
+        assert same(fn(x), plain(x))
+    assert count.item() == 5
+    assert plans(fn) == 1, fn.summary()
