@@ -318,9 +318,23 @@ opq_status opq_capture_graph(opq_capturing *capturing, opq_cell *const *results,
 
 /* ---- comparing */
 
-static bool same_leaf(const opq_capture_leaf *a, const opq_capture_leaf *b)
+/* Where the leaf begins: in a cell that may be shifted, behind the first leaf of it. */
+static int64_t first_of(const opq_capture *c, int i)
 {
-    return a->cell == b->cell && a->upload == b->upload && a->first == b->first && a->whole == b->whole;
+    const opq_capture_leaf *leaf = &c->leaves[i];
+    int first = 0;
+    if (leaf->cell < 0 || !c->cells[leaf->cell].shiftable)
+        return leaf->first;
+    while (c->leaves[first].cell != leaf->cell || c->leaves[first].whole)
+        first++;
+    return leaf->first - c->leaves[first].first;
+}
+
+static bool same_leaf(const opq_capture *a, const opq_capture *b, int i)
+{
+    const opq_capture_leaf *x = &a->leaves[i], *y = &b->leaves[i];
+    return x->cell == y->cell && x->upload == y->upload && x->whole == y->whole &&
+           (x->whole || first_of(a, i) == first_of(b, i));
 }
 
 static bool same_constant(const opq_capture_leaf *a, const opq_capture_leaf *b)
@@ -351,7 +365,7 @@ opq_capture_difference opq_capture_compare(const opq_capture *a, const opq_captu
             return OPQ_CAPTURE_number;
     }
     for (int i = 0; i < a->leaf_count; i++)
-        if (!same_leaf(&a->leaves[i], &b->leaves[i]))
+        if (!same_leaf(a, b, i))
             return OPQ_CAPTURE_cells;
     for (int i = 0; i < a->leaf_count; i++) {
         *out_which = i;

@@ -9,18 +9,29 @@
 namespace opq
 {
 
+namespace
+{
+
+bool is_whole(const at::Tensor &tensor)
+{
+    const OpaqueImpl *const impl = impl_or_null(tensor);
+    return !impl || opq_cell_bytes(impl->cell()) == static_cast<int64_t>(tensor.nbytes());
+}
+
+} // namespace
+
 TensorShape::TensorShape(const at::Tensor &tensor)
     : dtype(tensor.scalar_type()), sizes(tensor.sizes().begin(), tensor.sizes().end()),
       strides(tensor.strides().begin(), tensor.strides().end()), offset(tensor.storage_offset()),
       requires_grad(tensor.requires_grad()), inference(tensor.is_inference()), negative(tensor.is_neg()),
-      conjugate(tensor.is_conj())
+      conjugate(tensor.is_conj()), whole(is_whole(tensor))
 {
 }
 
 bool TensorShape::matches(const at::Tensor &tensor, bool shiftable) const
 {
     return tensor.scalar_type() == dtype && tensor.sizes() == IntArrayRef(sizes) &&
-           tensor.strides() == IntArrayRef(strides) && (shiftable || tensor.storage_offset() == offset) &&
+           tensor.strides() == IntArrayRef(strides) && (shiftable ? is_whole(tensor) == whole : tensor.storage_offset() == offset) &&
            tensor.requires_grad() == requires_grad && tensor.is_inference() == inference &&
            tensor.is_neg() == negative && tensor.is_conj() == conjugate;
 }
@@ -42,6 +53,8 @@ std::string TensorShape::difference(const at::Tensor &tensor, bool shiftable) co
         return was("storage offset", tensor.storage_offset(), offset);
     if (tensor.requires_grad() != requires_grad)
         return requires_grad ? "requires no grad" : "requires grad";
+    if (shiftable && is_whole(tensor) != whole)
+        return whole ? "a part of another tensor" : "no part of another tensor";
     return "an inference tensor, negated or conjugated, or no more";
 }
 
@@ -282,7 +295,7 @@ bool Tree::same_as(const Tree &other) const
     if (kind_ != other.kind_ || type_ != other.type_ || index_ != other.index_ || items_.size() != other.items_.size())
         return false;
     if (kind_ == Kind::same ? object_.ptr() != other.object_.ptr()
-                            : object_ && !same_value(object_.ptr(), other.object_.ptr()))
+                            : kind_ != Kind::number && object_ && !same_value(object_.ptr(), other.object_.ptr()))
         return false;
     for (size_t i = 0; i < items_.size(); ++i)
         if (!items_[i].same_as(other.items_[i]))

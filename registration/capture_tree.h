@@ -19,6 +19,7 @@ struct TensorShape {
     Dims sizes, strides;
     int64_t offset = 0;
     bool requires_grad = false, inference = false, negative = false, conjugate = false;
+    bool whole = true; // of this device: it is all of its cell
 
     explicit TensorShape(const at::Tensor &tensor);
     // "" if it is such a tensor, but for its offset if `shiftable`; else what is different, in words.

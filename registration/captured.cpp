@@ -478,7 +478,7 @@ std::string Captured::difference(const Captured &other) const
         return "it reads or writes other tensors";
     for (size_t i = 0; i < results_.size() && equal; ++i)
         equal = same(results_[i], other.results_[i]);
-    if (!equal || !result_->same_as(*other.result_))
+    if (!equal || !result_->same_as(*other.result_) || result_numbers_ != other.result_numbers_)
         return "it gives another result";
     if (!program_.same_as(other.program_))
         return "it computes other numbers on the host";
@@ -659,6 +659,15 @@ void spend(Tensor &tensor)
 }
 
 } // namespace
+
+bool Captured::fits(const Match &match) const
+{
+    HostProgram::Run host;
+    host.trial = true;
+    const bool fits = !program_.guards() || program_.run(match.leaves, host, nullptr);
+    HostProgram::undo(host);
+    return fits;
+}
 
 py::object Captured::run(Match &match)
 {

@@ -131,10 +131,13 @@ class Captured
     void watch(WatchedDict dict) { watched_.push_back(std::move(dict)); }
     // args: positional ones, then the values of `names` (a tuple or nullptr). `why`: what is different, unless nullptr.
     bool matches(PyObject *const *args, size_t positional, PyObject *names, Match &match, std::string *why);
+    // Does what is computed on the host come out as it did, too? Nothing is changed.
+    bool fits(const Match &match) const;
     // The result; none if something is of another size below, and has to be recorded anew.
     py::object run(Match &match);
     // "" if a call of `other` does what a call of this one does; else "graph", "number K", "constant K" (of the recorded graph) or what else is different.
     std::string difference(const Captured &other) const;
+    py::object traced = py::none();     // Python's: which numbers may be others
     py::object inspection = py::none(); // of the recorded graph, if somebody wants it
     opq_capture_info info() const { return opq_capture_describe(capture_.get()); }
 

@@ -164,8 +164,9 @@ py::list listed(const std::vector<Tensor> &tensors)
     return result;
 }
 
-void keep(PyTypeObject *type, Draft &draft, const py::object &function, const Watched &watched)
+void keep(PyTypeObject *type, Draft &draft, const py::object &function, const Watched &watched, const py::object &traced)
 {
+    draft.captured->traced = traced;
     for (const auto &[dict, keys, what] : watched)
         draft.captured->watch(WatchedDict(dict, keys, what));
     auto &variants = *checked(function, type)->variants;
@@ -310,7 +311,9 @@ void bind_capture(py::module_ &m)
                  return variants.empty() ? std::string() : variants.front()->difference(*d.captured);
              })
         .def("leaks", [](const Draft &d) { return d.captured->leaks(); })
-        .def("keep", [type](Draft &d, const py::object &function, const Watched &watched) { keep(type, d, function, watched); });
+        .def("keep", [type](Draft &d, const py::object &function, const Watched &watched, const py::object &traced) {
+            keep(type, d, function, watched, traced);
+        });
     // None if capturing.refused says why a call needs Python.
     m.def("capture_draft", [](Capturing &c, const py::tuple &args, const py::dict &kwargs, const py::object &result,
                               const std::vector<int> &free, bool inspected) -> std::optional<Draft> {
@@ -321,8 +324,8 @@ void bind_capture(py::module_ &m)
     m.def("capture_difference", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
         return difference(type, function, args, kwargs);
     });
-    // Is there a way that fits? It becomes the first one.
-    m.def("capture_fits", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
+    // What `traced` was of a way that fits, which becomes the first one; None: there is none.
+    m.def("capture_fits", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) -> py::object {
         auto &variants = *checked(function, type)->variants;
         std::vector<PyObject *> all;
         for (const py::handle one : args)
@@ -332,13 +335,14 @@ void bind_capture(py::module_ &m)
         const py::tuple names{py::list(kwargs)};
         for (size_t i = 0; i < variants.size(); ++i) {
             Match match;
-            if (!variants[i]->matches(all.data(), args.size(), names.empty() ? nullptr : names.ptr(), match, nullptr))
+            if (!variants[i]->matches(all.data(), args.size(), names.empty() ? nullptr : names.ptr(), match, nullptr) ||
+                !variants[i]->fits(match))
                 continue;
             std::rotate(variants.begin(), variants.begin() + static_cast<std::ptrdiff_t>(i),
                         variants.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-            return true;
+            return variants[0]->traced;
         }
-        return false;
+        return py::none();
     });
     m.def("capture_inspections", [type](const py::object &function) {
         py::list result;

@@ -182,6 +182,11 @@ bool HostProgram::same_as(const HostProgram &other) const
     return true;
 }
 
+bool HostProgram::guards() const
+{
+    return std::any_of(steps_.begin(), steps_.end(), [](const Step &one) { return one.op != Op::outer && one.op != Op::item; });
+}
+
 bool HostProgram::writes() const
 {
     return std::any_of(calls_.begin(), calls_.end(), [](const HostCall &call) { return !call.written.empty(); });
@@ -300,7 +305,7 @@ bool HostProgram::call_now(const HostCall &call, Run &run) const
         numbers.append(value.integer ? py::object(py::int_(value.i)) : py::object(py::float_(value.f)));
     }
     for (const int slot : call.written)
-        if (undoes_) {
+        if (undoes_ || run.trial) {
             const at::Tensor &tensor = run.slots[static_cast<size_t>(slot)];
             run.before.emplace_back(tensor, tensor.detach().clone());
         }

@@ -62,6 +62,7 @@ class HostProgram
     int upload(int slot, const Order &order); // numbers the uploads
     int upload_count() const { return upload_count_; }
     bool empty() const { return steps_.empty(); }
+    bool guards() const; // may run() be false?
     bool writes() const;
     bool same_as(const HostProgram &other) const; // but for values that a call has anew
     const std::vector<Register> &registers() const { return registers_; } // as they were
@@ -74,6 +75,7 @@ class HostProgram
 
     // ---- a call
     struct Run {
+        bool trial = false; // to be undone
         const std::vector<Register> *outer = nullptr;
         std::vector<Register> registers;
         std::vector<at::Tensor> slots;

@@ -110,11 +110,9 @@ def _capturing(forward=None):
         with Functions(capturing), Operators(capturing):
             yield capturing
     finally:
-        try:
-            with torch.inference_mode(False):
-                _C.finish_backward()
-        finally:
-            capturing.end()
+        capturing.end()
+        with torch.inference_mode(False):  # until then backward passes hold what they have read
+            _C.finish_backward()
 
 
 def _add_backward(draft, forward) -> str:
@@ -150,8 +148,8 @@ class Captured(_C.CapturedFunction):
         self._checked = 0
         self._reasons = Counter()  # why it was recorded anew
         self._refused = Counter()  # why calls need Python
-        self._free = []  # numbers among the arguments that change, see capture_difference
-        self._free_items = set()  # and those in dicts: options of optimizers
+        # Numbers that change: among the arguments, see capture_difference, and in dicts, which are options of optimizers
+        self._traced = [], frozenset()
 
     def __get__(self, instance, owner=None):
         return self if instance is None else types.MethodType(self, instance)
@@ -167,19 +165,20 @@ class Captured(_C.CapturedFunction):
     def _plain(self, *args, **kwargs):
         return self._fn(*args, **kwargs)
 
-    def _run(self, args, kwargs):
+    def _run(self, args, kwargs, traced):
         """Calls the function while it is captured. -> (the watch, its result in a list, of which nobody else has a reference)"""
-        watch = _Watch(self._free_items)
+        free, items = traced
+        watch = _Watch(items)
         with _capturing() as watch.capturing, watch:
             given, named = watch.capturing.arguments(
-                args, kwargs, self._free, lambda register, _: number(watch.capturing, register)
+                args, kwargs, free, lambda register, _: number(watch.capturing, register)
             )
             return watch, [self._fn(*given, **named)]
 
-    def _draft(self, watch, args, kwargs, result):
+    def _draft(self, watch, args, kwargs, result, traced):
         """-> (a way more of the function, why a call needs Python)"""
         capturing = watch.capturing
-        draft = _C.capture_draft(capturing, args, kwargs, result, self._free, self._every > 0)
+        draft = _C.capture_draft(capturing, args, kwargs, result, traced[0], self._every > 0)
         refused = capturing.refused if draft is None else _add_backward(draft, capturing)
         return draft, refused
 
@@ -187,12 +186,14 @@ class Captured(_C.CapturedFunction):
         if _C.get_modes() & EAGER:
             return self._fn(*args, **kwargs)
         why, changed, item = _C.capture_difference(self, args, kwargs)
-        self._free = sorted({*self._free, *changed})
-        if item is not None:
-            self._free_items.add(item)
-        watch, box = self._run(args, kwargs)
+        free, items = self._traced
+        self._traced = traced = (
+            sorted({*free, *changed}),
+            items if item is None else items | {item},
+        )
+        watch, box = self._run(args, kwargs, traced)
         result = box.pop()
-        draft, refused = self._draft(watch, args, kwargs, result)
+        draft, refused = self._draft(watch, args, kwargs, result, traced)
         if refused:
             self._refuse(refused)
             return tree_map(lambda one: one.node.value if is_number(one) else one, result)
@@ -200,7 +201,7 @@ class Captured(_C.CapturedFunction):
         if draft.leaks():
             self._refuse("a tensor that it makes outlives the call, and is no result")
             return result
-        draft.keep(self, watch.dicts())
+        draft.keep(self, watch.dicts(), traced)
         if why is not None:
             self._reasons[why] += 1
             _C.log("plan", f"capture: {self._name()} recorded anew: {why}")
@@ -212,11 +213,12 @@ class Captured(_C.CapturedFunction):
         _C.log("plan", f"capture: {self._name()} needs Python: {why}")
 
     def _check(self, *args, **kwargs):
-        if not _C.capture_fits(self, args, kwargs):
+        traced = _C.capture_fits(self, args, kwargs)
+        if traced is None:
             return self._record(*args, **kwargs)
         self._checked += 1
-        watch, box = self._run(args, kwargs)
-        draft, refused = self._draft(watch, args, kwargs, box[0])
+        watch, box = self._run(args, kwargs, traced)
+        draft, refused = self._draft(watch, args, kwargs, box[0], traced)
         if refused:
             raise CaptureError(f"{self._name()} needs Python, and did not when it was captured: {refused}")
         if what := draft.difference(self):
