@@ -46,6 +46,10 @@ void opq_capturing_end(opq_capturing *capturing);
 /* Cells that live, were made meanwhile and hold something pending, but for `results`: what outlives the call unseen. How many; a reference to each of
  * the first `max`. */
 int opq_capturing_escaped(opq_capturing *capturing, opq_cell *const *results, int count, opq_cell **out_cells, int max);
+/* Cells hold again what they held before it began. */
+void opq_capturing_restore(opq_capturing *capturing);
+/* `cell` holds what `from`, of the same size, holds. */
+opq_status opq_cell_take(opq_cell *cell, opq_cell *from) OPQ_MUST_CHECK;
 /* The source line of what a cell holds, 0: unknown. */
 uint32_t opq_cell_line(opq_cell *cell);
 void opq_capturing_drop(opq_capturing *capturing);

@@ -76,6 +76,7 @@ void opq_capturing_drop(opq_capturing *c)
         return;
     opq_capturing_end(c);
     for (int i = 0; i < c->count; i++) {
+        opq_value_release(c->met[i].before);
         opq_value_release(c->met[i].leaf);
         opq_cell_release(c->met[i].cell);
     }
@@ -133,7 +134,12 @@ static opq_met *meet(opq_capturing *c, opq_cell *cell)
         c->capacity = capacity;
     }
     opq_cell_retain(cell);
-    c->met[c->count] = (opq_met){.cell = cell};
+    opq_spin_lock(&c->ctx->lock);
+    opq_value *before = cell->value;
+    if (before)
+        opq_value_retain(before);
+    opq_spin_unlock(&c->ctx->lock);
+    c->met[c->count] = (opq_met){.cell = cell, .before = before};
     cell->capturing = c->id;
     cell->met = c->count;
     return &c->met[c->count++];
@@ -210,6 +216,27 @@ int opq_capturing_escaped(opq_capturing *c, opq_cell *const *results, int count,
     }
     opq_spin_unlock(&ctx->lock);
     return found;
+}
+
+void opq_capturing_restore(opq_capturing *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        opq_value *before = c->met[i].before;
+        if (before == NULL)
+            continue;
+        opq_value_retain(before);
+        (void)opq_cell_replace_unseen(c->met[i].cell, NULL, before);
+    }
+}
+
+opq_status opq_cell_take(opq_cell *cell, opq_cell *from)
+{
+    if (cell->bytes != from->bytes)
+        return opq_fail(OPQ_INTERNAL, "a cell of %lld bytes takes %lld", (long long)cell->bytes, (long long)from->bytes);
+    opq_value *value = opq_cell_value(from);
+    if (value)
+        (void)opq_cell_replace(cell, NULL, value);
+    return OPQ_OK;
 }
 
 uint32_t opq_cell_line(opq_cell *cell)

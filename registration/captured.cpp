@@ -233,6 +233,14 @@ ResultTensor Captured::describe(const Tensor &tensor, const Capturing &capturing
             return result.kind = ResultTensor::Kind::kept, result.index = i, result;
     if (const int cell = opq_capturing_find(capturing.core, cell_of(tensor)); cell >= 0)
         return result.kind = ResultTensor::Kind::view, result.index = static_cast<size_t>(cell), result;
+    if (!opq_capturing_made_it(capturing.core, cell_of(tensor))) { // it was there before, and nothing read it
+        result.kind = ResultTensor::Kind::kept;
+        result.index = kept_.size();
+        kept_shapes_.emplace_back(tensor);
+        kept_cells_.push_back(cell_of(tensor));
+        kept_.push_back(tensor);
+        return result;
+    }
     for (; result.index < made_.size(); ++result.index)
         if (made_[result.index].get() == cell_of(tensor))
             return result;

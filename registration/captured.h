@@ -217,4 +217,7 @@ class Captured
     Capture capture_;
 };
 
+// torch.accelerator.Graph of the device, once that has its name.
+void register_graphs();
+
 } // namespace opq

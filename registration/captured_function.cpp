@@ -250,6 +250,7 @@ py::object difference(PyTypeObject *type, const py::object &function, const py::
 
 void bind_capture(py::module_ &m)
 {
+    register_graphs();
     PyTypeObject *const type = make_type();
     TORCH_CHECK(type, "no class CapturedFunction");
     m.add_object("CapturedFunction", py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(type)));

@@ -14,9 +14,10 @@ call: tensors in the arguments, and every tensor of the device that the function
 """
 
 import functools
+import inspect
 import types
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -24,7 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _C
 from .capture_modes import Functions, Operators
@@ -68,6 +69,23 @@ class _Watch:
             if is_number(group[key]):
                 group[key] = value
         self._replaced.clear()
+
+    def look_for_modules(self, fn, args, kwargs) -> None:
+        """What the function may ask for `training` without calling it: modules that it is given, closes over, or names."""
+        fn = inspect.unwrap(fn) if callable(fn) else fn
+        function = getattr(fn, "__func__", fn)
+        roots = [fn, getattr(fn, "__self__", None), *tree_leaves((args, kwargs))]
+        for cell in getattr(function, "__closure__", None) or ():
+            with suppress(ValueError):  # it is empty
+                roots.append(cell.cell_contents)
+        names = getattr(getattr(function, "__code__", None), "co_names", ())
+        roots += [function.__globals__[name] for name in names if name in function.__globals__]
+        for root in roots:
+            held = () if isinstance(root, (type, types.ModuleType)) else getattr(root, "__dict__", {}).values()
+            for one in (root, *held):
+                if isinstance(one, torch.nn.Module):
+                    for module in one.modules():
+                        self._module(module, None)
 
     def _module(self, module, _args):
         if id(module) not in self.modules:
@@ -169,6 +187,7 @@ class Captured(_C.CapturedFunction):
         """Calls the function while it is captured. -> (the watch, its result in a list, of which nobody else has a reference)"""
         free, items = traced
         watch = _Watch(items)
+        watch.look_for_modules(self._fn, args, kwargs)
         with _capturing() as watch.capturing, watch:
             given, named = watch.capturing.arguments(
                 args, kwargs, free, lambda register, _: number(watch.capturing, register)

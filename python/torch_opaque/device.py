@@ -315,3 +315,10 @@ def register() -> None:
     atexit.register(_C.end_plans)
     atexit.register(_C.finish_backward)
     torch._register_device_module("opaque", sys.modules[__name__])
+
+
+def make_graphed_callables(*args, **kwargs):
+    """See graphed.make_graphed_callables."""
+    from .graphed import make_graphed_callables as make
+
+    return make(*args, **kwargs)

@@ -142,6 +142,16 @@ def test_tensors_of_the_cpu_are_read_anew():
     assert plans(fn) == 1
 
 
+def test_a_tensor_that_is_only_returned_is_itself():
+    state = torch.zeros(2, device=D)
+    fn = capture(lambda x: (state, x, x + 1))
+    for i in range(4):
+        state.fill_(i)
+        x = torch.ones(2, device=D)
+        a, b, _ = fn(x)
+        assert a is state and b is x and a.tolist() == [float(i)] * 2
+
+
 def test_methods_and_modules():
     class Net(nn.Module):
         def __init__(self):
