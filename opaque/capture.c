@@ -341,8 +341,8 @@ static bool same_constant(const opq_capture_leaf *a, const opq_capture_leaf *b)
 {
     if (a->constant == NULL || a->upload >= 0)
         return true;
-    return memcmp((const char *)a->constant->buffer->data + a->first, (const char *)b->constant->buffer->data + b->first,
-                  (size_t)a->bytes) == 0;
+    return memcmp((const char *)a->constant->buffer->data + a->first,
+                  (const char *)b->constant->buffer->data + b->first, (size_t)a->bytes) == 0;
 }
 
 static bool same_sinks(const opq_capture *a, const opq_capture *b)
@@ -361,7 +361,8 @@ opq_capture_difference opq_capture_compare(const opq_capture *a, const opq_captu
         return OPQ_CAPTURE_graph;
     for (int i = 0; i < a->number_count; i++) {
         *out_which = i;
-        if (a->numbers[i].id != b->numbers[i].id || (a->numbers[i].id < 0 && a->numbers[i].value.i != b->numbers[i].value.i))
+        if (a->numbers[i].id != b->numbers[i].id ||
+            (a->numbers[i].id < 0 && a->numbers[i].value.i != b->numbers[i].value.i))
             return OPQ_CAPTURE_number;
     }
     for (int i = 0; i < a->leaf_count; i++)

@@ -34,7 +34,7 @@ opq_status opq_value_number(opq_ctx *ctx, opq_dtype dtype, opq_number number, bo
 /* The cells so far, by first use. Borrowed: they live until the capturing is dropped. */
 int opq_capturing_cell_count(const opq_capturing *capturing);
 opq_cell *opq_capturing_cell(const opq_capturing *capturing, int index);
-int opq_capturing_find(const opq_capturing *capturing, const opq_cell *cell); /* -1: not met */
+int opq_capturing_find(const opq_capturing *capturing, const opq_cell *cell);     /* -1: not met */
 bool opq_capturing_made_it(const opq_capturing *capturing, const opq_cell *cell); /* the cell is none of these */
 bool opq_capturing_wrote(const opq_capturing *capturing, int index);
 /* `leaf` is a copy of host data, which calls give anew as number `id` of opq_capture_call.uploads. */
@@ -61,7 +61,8 @@ void opq_capturing_drop(opq_capturing *capturing);
 opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count,
                             opq_capture **out_capture) OPQ_MUST_CHECK;
 /* What was recorded, as a graph whose inputs and outputs are those of the plan; to be destroyed. NULL: nothing is computed. Before the first run. */
-opq_status opq_capture_graph(opq_capturing *capturing, opq_cell *const *results, int count, opq_graph **out_graph) OPQ_MUST_CHECK;
+opq_status opq_capture_graph(opq_capturing *capturing, opq_cell *const *results, int count,
+                             opq_graph **out_graph) OPQ_MUST_CHECK;
 /* Would a call of the one do what a call of the other does? OPQ_CAPTURE_number: *out_which is a number of the graphs, in order, that is not the same;
  * _constant: an input whose data are not. */
 typedef enum opq_capture_difference {

@@ -24,8 +24,8 @@ typedef struct opq_capture_leaf {
 } opq_capture_leaf;
 
 typedef struct opq_capture_number {
-    int id;           /* the caller's, -1: value */
-    opq_number value; /* as it was */
+    int id;                              /* the caller's, -1: value */
+    opq_number value;                    /* as it was */
     opq_dtype dtypes[OPQ_CAPTURE_CASTS]; /* of the number, then what it is cast to */
     int count;
 } opq_capture_number;
@@ -40,7 +40,7 @@ struct opq_capture {
     opq_ctx *ctx;
     atomic_int refs;
     opq_plan *plan; /* NULL: nothing is computed */
-    void *key; /* of the snapshot, without a mode */
+    void *key;      /* of the snapshot, without a mode */
     size_t key_bytes;
     opq_capture_cell *cells;
     opq_capture_leaf *leaves;

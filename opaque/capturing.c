@@ -27,8 +27,10 @@ opq_status opq_capturing_forbids(opq_ctx *ctx, opq_reason reason)
 {
     if (opq_capturing_here(ctx) == NULL)
         return OPQ_OK;
-    return opq_fail(OPQ_INVALID, "a value is needed here (%s) while the function is captured: what is computed then runs after it, at each call. "
-                                 "Return the tensor and look at it outside",
+    return opq_fail(OPQ_INVALID,
+                    "a value is needed here (%s) while the function is captured: what is computed then runs after it, "
+                    "at each call. "
+                    "Return the tensor and look at it outside",
                     opq_reason_name(reason));
 }
 

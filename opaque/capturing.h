@@ -7,9 +7,9 @@
 
 /* A cell that was there before. */
 typedef struct opq_met {
-    opq_cell *cell;  /* a reference */
+    opq_cell *cell;    /* a reference */
     opq_value *before; /* what it held; a reference, NULL: nothing */
-    opq_value *leaf;   /* what it held when it was read first: a value of its own, which no other cell holds; NULL: it was not read */
+    opq_value *leaf; /* what it held when it was read first: a value of its own, which no other cell holds; NULL: it was not read */
     bool written;
     bool nothing; /* it was read, and held nothing */
 } opq_met;

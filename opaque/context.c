@@ -170,8 +170,7 @@ void opq_stats_reset(opq_ctx *ctx)
                                 &ctx->stats.bytes_read,      &ctx->stats.bytes_written, &ctx->stats.compile_nanoseconds,
                                 &ctx->stats.run_nanoseconds, &ctx->stats.kernels_split, &ctx->stats.kernels_loaded,
                                 &ctx->stats.runs_in_pieces,  &ctx->stats.plans_failed,  &ctx->stats.plans_in_background,
-                                &ctx->stats.runs_joined,
-                                &ctx->stats.captured_calls};
+                                &ctx->stats.runs_joined,     &ctx->stats.captured_calls};
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
         atomic_store(counters[i], 0);
     for (int r = 0; r < OPQ_REASON_COUNT; r++)

@@ -73,9 +73,9 @@ struct opq_ctx {
     opq_runtime runtime;
     opq_spin lock;
     pthread_mutex_t run_lock;
-    opq_cell *pending_cells; /* they hold what is still to be computed */
+    opq_cell *pending_cells;          /* they hold what is still to be computed */
     struct opq_capturing *capturings; /* with `lock` held */
-    uint32_t collections;    /* snapshots taken; with `lock` held */
+    uint32_t collections;             /* snapshots taken; with `lock` held */
     atomic_ullong sequence;
     atomic_int pending;
     atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
@@ -92,8 +92,8 @@ struct opq_ctx {
     opq_ctx *next_context; /* all of the process: fork.c */
     struct {
         atomic_llong ops_recorded, kernels_run, kernels_compiled, kernels_loaded, kernels_split, plans_built,
-            plans_in_background, plans_failed, plans_reused, runs_in_pieces, runs_joined, captured_calls, extern_calls, bytes_read,
-            bytes_written;
+            plans_in_background, plans_failed, plans_reused, runs_in_pieces, runs_joined, captured_calls, extern_calls,
+            bytes_read, bytes_written;
         atomic_llong flushes[OPQ_REASON_COUNT];
         atomic_llong compile_nanoseconds, run_nanoseconds;
     } stats;

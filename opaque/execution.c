@@ -340,8 +340,8 @@ static void drop_part(void *of) { opq_buffer_release(of); }
 opq_status opq_buffer_part(opq_ctx *ctx, opq_buffer *buffer, int64_t first, int64_t bytes, opq_buffer **out_part)
 {
     opq_buffer_retain(buffer);
-    opq_status status = opq_pool_adopt(ctx->runtime.pool, (char *)buffer->data + first, (size_t)bytes, drop_part, buffer,
-                                       out_part);
+    opq_status status =
+        opq_pool_adopt(ctx->runtime.pool, (char *)buffer->data + first, (size_t)bytes, drop_part, buffer, out_part);
     if (status != OPQ_OK)
         opq_buffer_release(buffer);
     return status;

@@ -99,8 +99,8 @@ bool opq_geometry_overlaps(const opq_geometry *geometry);
 #define OPQ_REASONS(X)                                                                                                 \
     X(item)                                                                                                            \
     X(copy_to_host)                                                                                                    \
-    X(print) X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager) X(collective)       \
-    X(capture)
+    X(print)                                                                                                           \
+    X(synchronize) X(optimizer_step) X(bound) X(extern_now) X(reinterpret) X(inspect) X(eager) X(collective) X(capture)
 typedef enum opq_reason {
 #define X(name) OPQ_REASON_##name,
     OPQ_REASONS(X)

@@ -31,7 +31,8 @@ TensorShape::TensorShape(const at::Tensor &tensor)
 bool TensorShape::matches(const at::Tensor &tensor, bool shiftable) const
 {
     return tensor.scalar_type() == dtype && tensor.sizes() == IntArrayRef(sizes) &&
-           tensor.strides() == IntArrayRef(strides) && (shiftable ? is_whole(tensor) == whole : tensor.storage_offset() == offset) &&
+           tensor.strides() == IntArrayRef(strides) &&
+           (shiftable ? is_whole(tensor) == whole : tensor.storage_offset() == offset) &&
            tensor.requires_grad() == requires_grad && tensor.is_inference() == inference &&
            tensor.is_neg() == negative && tensor.is_conj() == conjugate;
 }
@@ -64,8 +65,7 @@ namespace
 // torch.utils._pytree.SUPPORTED_NODES: (children, context) of an object of a registered class; nothing for others.
 py::object flatten_function(PyTypeObject *type)
 {
-    static const auto *const nodes =
-        new py::object(py::module_::import("torch.utils._pytree").attr("SUPPORTED_NODES"));
+    static const auto *const nodes = new py::object(py::module_::import("torch.utils._pytree").attr("SUPPORTED_NODES"));
     PyObject *const found = PyDict_GetItemWithError(nodes->ptr(), reinterpret_cast<PyObject *>(type));
     if (!found) {
         PyErr_Clear();
@@ -76,8 +76,7 @@ py::object flatten_function(PyTypeObject *type)
 
 py::object unflatten_function(PyTypeObject *type)
 {
-    static const auto *const nodes =
-        new py::object(py::module_::import("torch.utils._pytree").attr("SUPPORTED_NODES"));
+    static const auto *const nodes = new py::object(py::module_::import("torch.utils._pytree").attr("SUPPORTED_NODES"));
     return (*nodes)[py::handle(reinterpret_cast<PyObject *>(type))].attr("unflatten_fn");
 }
 
@@ -87,7 +86,8 @@ bool is_value(PyObject *object)
     static const auto *const enumeration = new py::object(py::module_::import("enum").attr("Enum"));
     return PyFloat_CheckExact(object) || PyLong_CheckExact(object) || PyUnicode_CheckExact(object) ||
            PyComplex_CheckExact(object) || PyBytes_CheckExact(object) || PySlice_Check(object) ||
-           THPDevice_Check(object) || THPSize_Check(object) || PyRange_Check(object) || PyObject_IsInstance(object, enumeration->ptr()) == 1;
+           THPDevice_Check(object) || THPSize_Check(object) || PyRange_Check(object) ||
+           PyObject_IsInstance(object, enumeration->ptr()) == 1;
 }
 
 bool is_device_tensor(PyObject *object)
@@ -199,7 +199,8 @@ Tree::Tree(py::handle handle, Leaves &leaves, const std::vector<int> &free) : ty
     if (kind_ != Kind::equal)
         return;
     const int number = leaves.equals++;
-    if ((PyFloat_CheckExact(object) || PyLong_CheckExact(object)) && std::find(free.begin(), free.end(), number) != free.end()) {
+    if ((PyFloat_CheckExact(object) || PyLong_CheckExact(object)) &&
+        std::find(free.begin(), free.end(), number) != free.end()) {
         kind_ = Kind::number;
         index_ = leaves.numbers.size();
         leaves.numbers.push_back(object);

@@ -32,9 +32,9 @@ struct Leaves {
     c10::SmallVector<PyObject *, 16> tensors; // of this device
     c10::SmallVector<PyObject *, 4> hosts;    // tensors of the CPU
     c10::SmallVector<PyObject *, 4> numbers;  // those that may be others
-    std::vector<int> changed;                 // of what has to be equal: floats and integers that are not, by number among all such
+    std::vector<int> changed; // of what has to be equal: floats and integers that are not, by number among all such
     int equals = 0;
-    std::vector<py::object> kept;             // what holds some of them
+    std::vector<py::object> kept; // what holds some of them
 };
 
 class Tree

@@ -92,8 +92,8 @@ bool WatchedDict::holds(std::string *why, py::object *out_changed)
     for (size_t i = 0; i < items_.size() && same; ++i) {
         same = same_item(PyDict_GetItem(dict_.ptr(), items_[i].first.ptr()), items_[i].second.ptr());
         if (!same && why)
-            *why = what_ + "'s " + std::string(py::str(items_[i].first)) + " was " + std::string(py::repr(items_[i].second)) +
-                   " and is something else";
+            *why = what_ + "'s " + std::string(py::str(items_[i].first)) + " was " +
+                   std::string(py::repr(items_[i].second)) + " and is something else";
         const PyObject *const before = items_[i].second.ptr();
         if (!same && why && (PyFloat_CheckExact(before) || PyLong_CheckExact(before)))
             *out_changed = py::make_tuple(what_, items_[i].first);
@@ -221,8 +221,15 @@ bool Captured::check_history(Capturing &capturing) const
 
 ResultTensor Captured::describe(const Tensor &tensor, const Capturing &capturing)
 {
-    ResultTensor result{ResultTensor::Kind::made, 0, tensor.scalar_type(), {}, {}, tensor.storage_offset(),
-                        tensor.requires_grad(), tensor.is_neg(), tensor.is_conj()};
+    ResultTensor result{ResultTensor::Kind::made,
+                        0,
+                        tensor.scalar_type(),
+                        {},
+                        {},
+                        tensor.storage_offset(),
+                        tensor.requires_grad(),
+                        tensor.is_neg(),
+                        tensor.is_conj()};
     result.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
     result.strides.assign(tensor.strides().begin(), tensor.strides().end());
     for (size_t i = 0; i < example_.size(); ++i)
@@ -283,8 +290,10 @@ void Captured::add_gradients(Capturing &capturing)
 void Captured::add_host_results(const Leaves &leaves, Capturing &capturing)
 {
     for (PyObject *const number : leaves.numbers)
-        result_numbers_.push_back(
-            py::handle(number).attr("node").attr("register_in")(py::cast(&capturing, py::return_value_policy::reference)).cast<int>());
+        result_numbers_.push_back(py::handle(number)
+                                      .attr("node")
+                                      .attr("register_in")(py::cast(&capturing, py::return_value_policy::reference))
+                                      .cast<int>());
     for (PyObject *const object : leaves.hosts) {
         const Tensor &tensor = THPVariable_Unpack(object);
         HostResult made{false, -1, py::reinterpret_borrow<py::object>(object)};
@@ -332,8 +341,9 @@ bool Captured::check_escaped(Capturing &capturing)
     if (escaped.empty() || !outputs_.empty())
         return true;
     if (capturing.refused.empty())
-        capturing.refused = c10::str(escaped.size(), " tensors that it makes outlive the call and are no results, the first made at ",
-                                     line_text(opq_cell_line(escaped[0])));
+        capturing.refused =
+            c10::str(escaped.size(), " tensors that it makes outlive the call and are no results, the first made at ",
+                     line_text(opq_cell_line(escaped[0])));
     return false;
 }
 
@@ -459,8 +469,8 @@ namespace
 
 bool same(const ResultTensor &a, const ResultTensor &b)
 {
-    return a.kind == b.kind && a.index == b.index && a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides &&
-           a.offset == b.offset && a.requires_grad == b.requires_grad;
+    return a.kind == b.kind && a.index == b.index && a.dtype == b.dtype && a.sizes == b.sizes &&
+           a.strides == b.strides && a.offset == b.offset && a.requires_grad == b.requires_grad;
 }
 
 } // namespace
@@ -479,9 +489,10 @@ std::string Captured::difference(const Captured &other) const
                  gradients_.size() == other.gradients_.size();
     for (size_t i = 0; i < sources_.size() && equal; ++i)
         equal = sources_[i].kind == other.sources_[i].kind &&
-                (sources_[i].kind == CellSource::Kind::cell   ? sources_[i].cell.get() == other.sources_[i].cell.get()
-                 : sources_[i].kind == CellSource::Kind::kept ? kept_[sources_[i].index].is_same(other.kept_[other.sources_[i].index])
-                                                              : sources_[i].index == other.sources_[i].index);
+                (sources_[i].kind == CellSource::Kind::cell ? sources_[i].cell.get() == other.sources_[i].cell.get()
+                 : sources_[i].kind == CellSource::Kind::kept
+                     ? kept_[sources_[i].index].is_same(other.kept_[other.sources_[i].index])
+                     : sources_[i].index == other.sources_[i].index);
     if (!equal)
         return "it reads or writes other tensors";
     for (size_t i = 0; i < results_.size() && equal; ++i)
@@ -660,9 +671,10 @@ namespace
 // What backward() of a result meets whose graph the function has gone through.
 void spend(Tensor &tensor)
 {
-    auto error = c10::make_intrusive<torch::autograd::Error>(
-        "Trying to backward through the graph a second time: it is the result of a captured function, in which backward() "
-        "went through it already");
+    auto error =
+        c10::make_intrusive<torch::autograd::Error>("Trying to backward through the graph a second time: it is the "
+                                                    "result of a captured function, in which backward() "
+                                                    "went through it already");
     torch::autograd::create_gradient_edge(tensor, std::move(error));
 }
 
@@ -694,8 +706,10 @@ py::object Captured::run(Match &match)
     if (status != OPQ_OK)
         numbers_.give_back();
     if (status == OPQ_UNSUPPORTED) {
-        TORCH_CHECK(!program_.writes() || !host.before.empty(), "a captured function found other tensors than before, after it had "
-                                                                "written to tensors of the CPU: ", opq_error());
+        TORCH_CHECK(!program_.writes() || !host.before.empty(),
+                    "a captured function found other tensors than before, after it had "
+                    "written to tensors of the CPU: ",
+                    opq_error());
         HostProgram::undo(host);
         return {};
     }

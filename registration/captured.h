@@ -184,10 +184,10 @@ class Captured
     std::vector<Tree> arguments_;
     py::tuple names_;
     size_t positional_ = 0;
-    std::vector<TensorShape> shapes_;  // of the arguments' tensors
-    std::vector<char> shiftable_;      // likewise
+    std::vector<TensorShape> shapes_;     // of the arguments' tensors
+    std::vector<char> shiftable_;         // likewise
     std::vector<int> first_of_, in_kept_; // likewise: the first one of the same memory; the kept one of it, -1
-    std::vector<at::Tensor> example_;  // likewise, while it is made
+    std::vector<at::Tensor> example_;     // likewise, while it is made
     std::vector<at::Tensor> kept_;
     std::vector<TensorShape> kept_shapes_;
     std::vector<opq_cell *> kept_cells_;
@@ -195,19 +195,19 @@ class Captured
     std::vector<Gradient> gradients_;
     std::vector<WatchedDict> watched_;
     std::optional<Tree> result_;
-    std::vector<ResultTensor> results_; // of its tensors
-    std::vector<Cell> made_;            // while it is made: cells of results, then of what their graph holds
-    size_t result_cells_ = 0;           // so many of them are of results
-    std::vector<opq_cell *> met_;       // while it is made: the cells of the capture
-    std::vector<Tensor> outputs_, inputs_;           // while it is made
-    std::vector<std::pair<bool, size_t>> input_of_;  // kept or argument, and which
-    std::vector<size_t> output_of_;                  // number in results_
+    std::vector<ResultTensor> results_;    // of its tensors
+    std::vector<Cell> made_;               // while it is made: cells of results, then of what their graph holds
+    size_t result_cells_ = 0;              // so many of them are of results
+    std::vector<opq_cell *> met_;          // while it is made: the cells of the capture
+    std::vector<Tensor> outputs_, inputs_; // while it is made
+    std::vector<std::pair<bool, size_t>> input_of_; // kept or argument, and which
+    std::vector<size_t> output_of_;                 // number in results_
     std::shared_ptr<Backward> backward_;
-    Match first_;                                    // of the call that was recorded
+    Match first_;                     // of the call that was recorded
     std::vector<int> result_numbers_; // registers
     struct HostResult {
         bool argument;
-        int index;       // of the argument or the slot, -1: object
+        int index; // of the argument or the slot, -1: object
         py::object object;
     };
     std::vector<HostResult> host_results_;

@@ -35,10 +35,10 @@ struct CapturedBackward final : torch::autograd::Node {
     void check_versions() const
     {
         for (const Version &one : versions)
-            TORCH_CHECK(one.tensor._version() == one.version,
-                        "one of the variables needed for gradient computation has been modified by an inplace operation: [opaque ",
-                        one.tensor.scalar_type(), " ", one.tensor.sizes(), "] is at version ", one.tensor._version(),
-                        "; expected version ", one.version, " instead. It is read by a captured function");
+            TORCH_CHECK(
+                one.tensor._version() == one.version, "one of the variables needed for gradient computation has been modified by an inplace operation: [opaque ",
+                one.tensor.scalar_type(), " ", one.tensor.sizes(), "] is at version ", one.tensor._version(),
+                "; expected version ", one.version, " instead. It is read by a captured function");
     }
 };
 
@@ -55,12 +55,14 @@ Tensor dense(const Tensor &gradient, const std::pair<at::ScalarType, Dims> &shap
 variable_list CapturedBackward::apply(variable_list &&incoming)
 {
     const std::lock_guard<std::mutex> lock(mutex);
-    TORCH_CHECK(!c10::GradMode::is_enabled(), "gradients of a captured function have none of their own (create_graph=True): call "
-                                              "the function that was captured instead");
-    TORCH_CHECK(!cells.empty() || backward->sources.empty(),
-                "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-                "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
-                "Specify retain_graph=True if you need to backward through the graph a second time");
+    TORCH_CHECK(!c10::GradMode::is_enabled(),
+                "gradients of a captured function have none of their own (create_graph=True): call "
+                "the function that was captured instead");
+    TORCH_CHECK(
+        !cells.empty() || backward->sources.empty(),
+        "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+        "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+        "Specify retain_graph=True if you need to backward through the graph a second time");
     check_versions();
     std::vector<Tensor> gradients;
     std::vector<opq_cell *> all;
@@ -75,15 +77,17 @@ variable_list CapturedBackward::apply(variable_list &&incoming)
     if (!backward->program.empty()) {
         const py::gil_scoped_acquire lock;
         std::string why;
-        TORCH_CHECK(backward->program.run({}, host, &why, &registers), "the gradient of a captured function does not fit: ", why);
+        TORCH_CHECK(backward->program.run({}, host, &why, &registers),
+                    "the gradient of a captured function does not fit: ", why);
     }
     const std::vector<opq_number> numbers = backward->numbers.take(host);
     const opq_capture_call call{all.data(), nullptr, numbers.data(), nullptr, made.data()};
     void *const python = opq_python_unlock();
     const opq_status status = opq_capture_run(backward->capture.get(), &call);
     opq_python_lock(python);
-    check(status == OPQ_UNSUPPORTED ? opq_fail(OPQ_INTERNAL, "what a captured function saved for its gradient has changed")
-                                    : status);
+    check(status == OPQ_UNSUPPORTED
+              ? opq_fail(OPQ_INTERNAL, "what a captured function saved for its gradient has changed")
+              : status);
     std::vector<Cell> owners;
     for (opq_cell *const cell : made)
         owners.push_back(Cell::take(cell));
@@ -119,7 +123,8 @@ Cell own_copy(const Cell &cell)
 
 } // namespace
 
-bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &incoming, const std::vector<Tensor> &gradients)
+bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &incoming,
+                            const std::vector<Tensor> &gradients)
 {
     auto made = std::make_shared<Backward>();
     const int count = opq_capturing_cell_count(capturing.core);
@@ -131,7 +136,8 @@ bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &inc
             made->results.emplace_back();
             continue;
         }
-        ResultTensor result{ResultTensor::Kind::made, 0, tensor.scalar_type(), {}, {}, tensor.storage_offset(), false, false, false};
+        ResultTensor result{
+            ResultTensor::Kind::made, 0, tensor.scalar_type(), {}, {}, tensor.storage_offset(), false, false, false};
         result.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
         result.strides.assign(tensor.strides().begin(), tensor.strides().end());
         if (tensor.is_neg() || tensor.is_conj())

@@ -22,13 +22,12 @@ namespace
 {
 
 struct FunctionObject {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    PyObject *attributes;                            // __dict__
+    PyObject_HEAD vectorcallfunc vectorcall;
+    PyObject *attributes; // __dict__
     PyObject *weak_references;
     std::vector<std::unique_ptr<Captured>> *variants; // last used first
-    int64_t calls, every;                            // every: so many calls one is for Python to check, 0: none
-    bool checks;                                     // this one is
+    int64_t calls, every;                             // every: so many calls one is for Python to check, 0: none
+    bool checks;                                      // this one is
 };
 
 FunctionObject *self_of(PyObject *object) { return reinterpret_cast<FunctionObject *>(object); }
@@ -124,7 +123,8 @@ PyTypeObject *make_type()
         {"_calls", T_LONGLONG, offsetof(FunctionObject, calls), 0, "calls while checks are on"},
         {"_every", T_LONGLONG, offsetof(FunctionObject, every), 0, "so many calls one is checked, 0: none"},
         {}};
-    static PyGetSetDef properties[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr}, {}};
+    static PyGetSetDef properties[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+                                       {}};
     static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void *>(&make)},
                                   {Py_tp_dealloc, reinterpret_cast<void *>(&destroy)},
                                   {Py_tp_traverse, reinterpret_cast<void *>(&traverse)},
@@ -190,7 +190,8 @@ std::pair<py::tuple, py::dict> arguments(Capturing &capturing, const py::tuple &
         hosts.push_back(py::reinterpret_borrow<py::object>(host));
     for (size_t i = 0; i < leaves.numbers.size(); ++i) {
         const py::handle number(leaves.numbers[i]);
-        const Register now = PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>()) : Register::of(number.cast<int64_t>());
+        const Register now =
+            PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>()) : Register::of(number.cast<int64_t>());
         numbers.push_back(make(capturing.program.argument(i, now), number));
     }
     return {positional.build(tensors, numbers, hosts), named.build(tensors, numbers, hosts)};
@@ -266,8 +267,9 @@ void bind_capture(py::module_ &m)
         .def("dict_item",
              [](Capturing &c, const py::dict &dict, const py::object &key) {
                  const py::object number = dict[key];
-                 return c.program.dict_item(dict, key, PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>())
-                                                                                   : Register::of(number.cast<int64_t>()));
+                 return c.program.dict_item(dict, key,
+                                            PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>())
+                                                                        : Register::of(number.cast<int64_t>()));
              })
         .def("constant", &register_for)
         .def("operate", [](Capturing &c, const std::string &name, int a, int b) { return c.program.operate(name, a, b); })
@@ -316,12 +318,13 @@ void bind_capture(py::module_ &m)
             keep(type, d, function, watched, traced);
         });
     // None if capturing.refused says why a call needs Python.
-    m.def("capture_draft", [](Capturing &c, const py::tuple &args, const py::dict &kwargs, const py::object &result,
-                              const std::vector<int> &free, bool inspected) -> std::optional<Draft> {
-        c.end();
-        Draft draft{Captured::make(c, args, kwargs, result, free, inspected)};
-        return draft.captured ? std::optional(std::move(draft)) : std::nullopt;
-    });
+    m.def("capture_draft",
+          [](Capturing &c, const py::tuple &args, const py::dict &kwargs, const py::object &result,
+             const std::vector<int> &free, bool inspected) -> std::optional<Draft> {
+              c.end();
+              Draft draft{Captured::make(c, args, kwargs, result, free, inspected)};
+              return draft.captured ? std::optional(std::move(draft)) : std::nullopt;
+          });
     m.def("capture_difference", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
         return difference(type, function, args, kwargs);
     });

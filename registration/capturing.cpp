@@ -67,7 +67,11 @@ void Capturing::reach(const Tensor &tensor)
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!seen_.emplace(impl, reached.size()).second)
         return;
-    Reached one{WeakImpl(tensor.getIntrusivePtr()), tensor.requires_grad(), torch::autograd::impl::grad_fn_unsafe(tensor), {}, false};
+    Reached one{WeakImpl(tensor.getIntrusivePtr()),
+                tensor.requires_grad(),
+                torch::autograd::impl::grad_fn_unsafe(tensor),
+                {},
+                false};
     if (one.requires_grad && !one.grad_fn)
         one.grad = tensor.grad();
     reached.push_back(std::move(one));
@@ -192,7 +196,8 @@ std::optional<int> Capturing::item(const Tensor &tensor)
         return std::nullopt;
     }
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::Python));
-    return program.item(slot(tensor), integer ? Register::of(tensor.item<int64_t>()) : Register::of(tensor.item<double>()));
+    return program.item(slot(tensor),
+                        integer ? Register::of(tensor.item<int64_t>()) : Register::of(tensor.item<double>()));
 }
 
 void Capturing::note_upload(const Tensor &tensor, const Order &order, const Value &leaf)
@@ -211,7 +216,8 @@ std::optional<int> register_of(const at::Scalar &number)
     if (!number.isSymbolic() || !any_capturing())
         return std::nullopt;
     Capturing *const here = capturing_here();
-    const c10::SymNode node = number.isFloatingPoint() ? number.toSymFloat().toSymNodeImpl() : number.toSymInt().toSymNode();
+    const c10::SymNode node =
+        number.isFloatingPoint() ? number.toSymFloat().toSymNodeImpl() : number.toSymInt().toSymNode();
     const auto *const python = dynamic_cast<torch::impl::PythonSymNodeImpl *>(node.get());
     if (!here || !python)
         return std::nullopt;
@@ -243,7 +249,9 @@ Real operate(const char *name, const Real &a, const Real &b, double value)
         return result;
     const py::gil_scoped_acquire lock;
     HostProgram &program = capturing_here()->program;
-    const auto place = [&](const Real &real) { return real.reg < 0 ? program.constant(Register::of(real.value)) : real.reg; };
+    const auto place = [&](const Real &real) {
+        return real.reg < 0 ? program.constant(Register::of(real.value)) : real.reg;
+    };
     result.reg = program.operate(name, place(a), place(b));
     return result;
 }
@@ -262,9 +270,10 @@ void forbid_capturing(const char *what)
 {
     if (!any_capturing() || !capturing_here())
         return;
-    TORCH_CHECK(false, line_here(), " needs a value (", what,
-                ") in a captured function, whose operations are computed after it, at each call without Python. Return the "
-                "tensor and look at it outside, or leave this part out of the captured function");
+    TORCH_CHECK(
+        false, line_here(), " needs a value (", what,
+        ") in a captured function, whose operations are computed after it, at each call without Python. Return the "
+        "tensor and look at it outside, or leave this part out of the captured function");
 }
 
 } // namespace opq

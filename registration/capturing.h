@@ -63,7 +63,7 @@ class Capturing
     // What the function makes of constants; held.
     void add_fresh(const Tensor &tensor) { fresh.push_back(tensor); }
     bool is_fresh(const Tensor &tensor) const;
-    std::vector<Tensor> given; // tensors of the CPU among the arguments of the operator that runs
+    std::vector<Tensor> given;      // tensors of the CPU among the arguments of the operator that runs
     int slot(const Tensor &tensor); // of the host program; of one that was there before a new one
     // How often it was read in a way that is known.
     int64_t reads(const Tensor &tensor) const;

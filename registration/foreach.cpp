@@ -91,7 +91,8 @@ struct Foreach final : c10::OperatorKernel {
         const std::vector<Tensor> first = args[0].toTensorVector();
         const at::ScalarType dtype = first[0].scalar_type();
         const Value alpha = has_alpha ? plain_number(args[count - 1].toScalar(), dtype) : Value();
-        const bool scaled = has_alpha && (args[count - 1].toScalar().isSymbolic() || !args[count - 1].toScalar().equal(1));
+        const bool scaled =
+            has_alpha && (args[count - 1].toScalar().isSymbolic() || !args[count - 1].toScalar().equal(1));
         if (has_alpha && !alpha)
             return 0;
         c10::SmallVector<Operand, 4> operands;

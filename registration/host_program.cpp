@@ -15,9 +15,10 @@ std::optional<HostProgram::Op> HostProgram::operation(const std::string &name)
 #define X(op)                                                                                                          \
     if (name == #op)                                                                                                   \
         return Op::op;
-    OPQ_HOST_OPERATIONS(X) OPQ_HOST_COMPARISONS(X)
+    OPQ_HOST_OPERATIONS(X)
+    OPQ_HOST_COMPARISONS(X)
 #undef X
-    return std::nullopt;
+        return std::nullopt;
 }
 
 namespace
@@ -106,9 +107,7 @@ bool HostProgram::compute(Op op, const Register &a, const Register &b, Register 
     case Op::neg: return a.integer ? integer(!__builtin_sub_overflow(int64_t{0}, a.i, &i)) : real(-a.f);
     case Op::abs: return a.integer ? (a.i != INT64_MIN && (i = std::abs(a.i), integer(true))) : real(std::fabs(a.f));
     case Op::sqrt: return a.real() >= 0 && real(std::sqrt(a.real()));
-    case Op::exp:
-        f = std::exp(a.real());
-        return (std::isfinite(f) || !std::isfinite(a.real())) && real(f);
+    case Op::exp: f = std::exp(a.real()); return (std::isfinite(f) || !std::isfinite(a.real())) && real(f);
     case Op::log: return a.real() > 0 && real(std::log(a.real()));
     case Op::to_float: return real(a.real());
     case Op::minimum: return out = holds(Op::lt, b, a) ? b : a, true;
@@ -166,7 +165,8 @@ int HostProgram::outer(int number, Register now)
 
 bool HostProgram::same_as(const HostProgram &other) const
 {
-    if (steps_.size() != other.steps_.size() || registers_.size() != other.registers_.size() || calls_.size() != other.calls_.size())
+    if (steps_.size() != other.steps_.size() || registers_.size() != other.registers_.size() ||
+        calls_.size() != other.calls_.size())
         return false;
     std::vector<char> computed(registers_.size(), 0);
     for (size_t i = 0; i < steps_.size(); ++i) {
@@ -184,7 +184,8 @@ bool HostProgram::same_as(const HostProgram &other) const
 
 bool HostProgram::guards() const
 {
-    return std::any_of(steps_.begin(), steps_.end(), [](const Step &one) { return one.op != Op::outer && one.op != Op::item; });
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [](const Step &one) { return one.op != Op::outer && one.op != Op::item; });
 }
 
 bool HostProgram::writes() const
@@ -276,7 +277,8 @@ bool HostProgram::escapes(const std::vector<at::Tensor> &results) const
     for (size_t i = 0; i < example_.size(); ++i) {
         if (kept_[i].defined() || argument_leaf_[i] >= 0)
             continue;
-        const bool result = std::any_of(results.begin(), results.end(), [&](const auto &r) { return r.is_same(example_[i]); });
+        const bool result =
+            std::any_of(results.begin(), results.end(), [&](const auto &r) { return r.is_same(example_[i]); });
         if (!result && example_[i].use_count() > 1)
             return true;
     }
@@ -365,7 +367,8 @@ bool HostProgram::step(const Step &s, const Leaves &leaves, Run &run, std::strin
     const auto at = [](int i) { return static_cast<size_t>(i); };
     switch (s.op) {
     case Op::argument:
-        return read_number(leaves.numbers[s.leaf], r[at(s.result)].integer, r[at(s.result)]) || fails("a number of another type");
+        return read_number(leaves.numbers[s.leaf], r[at(s.result)].integer, r[at(s.result)]) ||
+               fails("a number of another type");
     case Op::dict_item:
         return read_number(PyDict_GetItem(items_[s.leaf].dict.ptr(), items_[s.leaf].key.ptr()), r[at(s.result)].integer,
                            r[at(s.result)]) ||
@@ -375,10 +378,10 @@ bool HostProgram::step(const Step &s, const Leaves &leaves, Run &run, std::strin
     case Op::guard: {
         if (r[at(s.a)].same(registers_[at(s.a)]))
             return true;
-        return fails(c10::str("a number that Python looked at is ", r[at(s.a)].real(), ", not ", registers_[at(s.a)].real()));
+        return fails(
+            c10::str("a number that Python looked at is ", r[at(s.a)].real(), ", not ", registers_[at(s.a)].real()));
     }
-    case Op::guard_finite_f32:
-        return std::abs(r[at(s.a)].real()) <= FLT_MAX || fails("a number that f32 cannot hold");
+    case Op::guard_finite_f32: return std::abs(r[at(s.a)].real()) <= FLT_MAX || fails("a number that f32 cannot hold");
     case Op::call: return call_now(calls_[at(s.call)], run) || fails("an operator of the CPU gave other results");
     case Op::upload: {
         const Upload &upload = uploads_[s.leaf];

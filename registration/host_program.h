@@ -34,17 +34,19 @@ struct Register {
 };
 
 #define OPQ_HOST_OPERATIONS(X)                                                                                         \
-    X(add) X(sub) X(mul) X(truediv) X(floordiv) X(mod) X(pow) X(neg) X(abs) X(sqrt) X(exp) X(log) X(to_float) X(minimum) X(maximum)
+    X(add)                                                                                                             \
+    X(sub) X(mul) X(truediv) X(floordiv) X(mod) X(pow) X(neg) X(abs) X(sqrt) X(exp) X(log) X(to_float) X(minimum)      \
+        X(maximum)
 #define OPQ_HOST_COMPARISONS(X) X(lt) X(le) X(gt) X(ge) X(eq) X(ne)
 
 class HostProgram
 {
   public:
     // ---- recording. Numbers of registers and slots are given.
-    int argument(size_t leaf, Register now);                   // a number among the arguments
+    int argument(size_t leaf, Register now);                    // a number among the arguments
     int dict_item(py::dict dict, py::object key, Register now); // read at each call
-    int item(int slot, Register now);                          // the one element of a tensor
-    int outer(int number, Register now);                       // of the program of the function whose gradient this is of
+    int item(int slot, Register now);                           // the one element of a tensor
+    int outer(int number, Register now); // of the program of the function whose gradient this is of
     int constant(Register value);
     // -1: it has no such result (a complex number, more bits than 64): to be guarded.
     int operate(const std::string &name, int a, int b);
@@ -57,14 +59,14 @@ class HostProgram
     int argument_slot(const at::Tensor &tensor, size_t leaf);
     int kept_slot(const at::Tensor &tensor);
     // A call of `function(tensors, numbers) -> tensors`; written: slots that it writes into.
-    void call(py::object function, std::vector<int> tensors, std::vector<int> numbers, const std::vector<at::Tensor> &results,
-              std::vector<int> written);
+    void call(py::object function, std::vector<int> tensors, std::vector<int> numbers,
+              const std::vector<at::Tensor> &results, std::vector<int> written);
     int upload(int slot, const Order &order); // numbers the uploads
     int upload_count() const { return upload_count_; }
     bool empty() const { return steps_.empty(); }
     bool guards() const; // may run() be false?
     bool writes() const;
-    bool same_as(const HostProgram &other) const; // but for values that a call has anew
+    bool same_as(const HostProgram &other) const;                         // but for values that a call has anew
     const std::vector<Register> &registers() const { return registers_; } // as they were
     const at::Tensor &example(int slot) const { return example_[static_cast<size_t>(slot)]; } // while it is recorded
     bool is_kept(int slot) const { return kept_[static_cast<size_t>(slot)].defined(); }
@@ -79,7 +81,7 @@ class HostProgram
         const std::vector<Register> *outer = nullptr;
         std::vector<Register> registers;
         std::vector<at::Tensor> slots;
-        std::vector<Value> uploads; // f32 ..., as wrap_cpu() copies
+        std::vector<Value> uploads;                            // f32 ..., as wrap_cpu() copies
         std::vector<std::pair<at::Tensor, at::Tensor>> before; // what was written into, and a copy
     };
     // False: a guard failed, or something does not fit; all is as it was.

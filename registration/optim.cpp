@@ -35,7 +35,10 @@ struct AdamOptions {
     bool amsgrad, maximize;
 };
 
-Value step_of(const Tensor &step) { return on_device(step) ? cast(read(step), OPQ_f32) : cast(scalar_of(step), OPQ_f32); }
+Value step_of(const Tensor &step)
+{
+    return on_device(step) ? cast(read(step), OPQ_f32) : cast(scalar_of(step), OPQ_f32);
+}
 
 // In place; operands and the tensor are of one type. What is not simple takes the way of all values.
 void update(opq_op op, const Tensor &tensor, std::initializer_list<Plain> others)
@@ -205,15 +208,17 @@ void amp_unscale(const OperatorHandle &op, Stack *stack) { step(op, stack, &unsc
 // The same with a rate and a decay that a captured function may have anew at each call: `float` parameters take numbers as they are now.
 TORCH_LIBRARY_FRAGMENT(opaque, library)
 {
-    const std::string adam_arguments =
-        "(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, "
-        "Tensor[] state_steps, *, Scalar lr, float beta1, float beta2, Scalar weight_decay, float eps, bool amsgrad, bool maximize, "
-        "Tensor? grad_scale=None, Tensor? found_inf=None) -> ()";
+    const std::string adam_arguments = "(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] "
+                                       "exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, "
+                                       "Tensor[] state_steps, *, Scalar lr, float beta1, float beta2, Scalar "
+                                       "weight_decay, float eps, bool amsgrad, bool maximize, "
+                                       "Tensor? grad_scale=None, Tensor? found_inf=None) -> ()";
     library.def(("_fused_adam_" + adam_arguments).c_str());
     library.def(("_fused_adamw_" + adam_arguments).c_str());
-    library.def("_fused_sgd_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, "
-                "float momentum, Scalar lr, float dampening, bool nesterov, bool maximize, bool is_first_step, "
-                "Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+    library.def(
+        "_fused_sgd_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, "
+        "float momentum, Scalar lr, float dampening, bool nesterov, bool maximize, bool is_first_step, "
+        "Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(opaque, PrivateUse1, library)

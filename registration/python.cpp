@@ -140,7 +140,8 @@ std::map<std::string, std::string> get_log()
 void log_line(const std::string &topic, const std::string &text)
 {
     for (int i = 0; i < OPQ_LOG_TOPIC_COUNT; ++i)
-        if (topic == opq_log_topic_name(static_cast<opq_log_topic>(i)) && opq_logs(static_cast<opq_log_topic>(i), OPQ_LOG_INFO))
+        if (topic == opq_log_topic_name(static_cast<opq_log_topic>(i)) &&
+            opq_logs(static_cast<opq_log_topic>(i), OPQ_LOG_INFO))
             opq_log("%s", text.c_str());
 }
 

@@ -11,13 +11,15 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from . import _C
 from .numbers import is_number, number
 
-_GRADIENTS = tuple(getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__"))
+_GRADIENTS = tuple(
+    getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
+)
 _aten = torch.ops.aten
 
 # Functions that take a tensor or a number in the same place: beside an f32 or f64 tensor a number becomes one of this dtype without dims,
 # which gives the same bits.
-_NAMES = "add sub subtract rsub mul multiply div divide true_divide lt le gt ge eq ne less greater less_equal greater_equal not_equal".split()
-_OPERATORS = "add radd iadd sub rsub isub mul rmul imul div rdiv idiv truediv rtruediv itruediv lt le gt ge eq ne".split()
+_NAMES = ["add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "lt", "le", "gt", "ge", "eq", "ne", "less", "greater", "less_equal", "greater_equal", "not_equal"]
+_OPERATORS = ["add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "rdiv", "idiv", "truediv", "rtruediv", "itruediv", "lt", "le", "gt", "ge", "eq", "ne"]
 
 
 def _functions(names) -> set:
@@ -30,11 +32,25 @@ def _functions(names) -> set:
 _LIKE_TENSORS = _functions([*_NAMES, *(f"{n}_" for n in _NAMES), *(f"__{n}__" for n in _OPERATORS)])
 # Functions whose numbers come to kernels as they are. In all others a number is what it is now.
 _LIKE_SCALARS = _functions(
-    ["fill_", "full", "full_like", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp", "lerp_", "clamp", "clamp_"]
+    [
+        "fill_",
+        "full",
+        "full_like",
+        "addcmul",
+        "addcmul_",
+        "addcdiv",
+        "addcdiv_",
+        "lerp",
+        "lerp_",
+        "clamp",
+        "clamp_",
+    ]
 ) | {
     getattr(torch, name)
     for name in dir(torch)
-    if name.startswith("_foreach_") and name.split("_")[2] in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "maximum", "minimum")
+    if name.startswith("_foreach_")
+    and name.split("_")[2]
+    in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "maximum", "minimum")
 }
 _REAL = (torch.float32, torch.float64)
 _SCALAR_NAMES = ("alpha", "value", "weight")
@@ -75,12 +91,21 @@ class Functions(TorchFunctionMode):
         if func in _LIKE_SCALARS:
             return args, kwargs
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
-        if func in _LIKE_TENSORS and len(tensors) == 1 and _C.has_cell(tensors[0]) and tensors[0].dtype in _REAL:
+        if (
+            func in _LIKE_TENSORS
+            and len(tensors) == 1
+            and _C.has_cell(tensors[0])
+            and tensors[0].dtype in _REAL
+        ):
             like = {"dtype": tensors[0].dtype, "device": tensors[0].device}
             named = {k: v if k in _SCALAR_NAMES else _now(v) for k, v in kwargs.items()}
-            return tuple(torch.full((), one, **like) if is_number(one) else one for one in args), named
+            return tuple(
+                torch.full((), one, **like) if is_number(one) else one for one in args
+            ), named
         if func in _LIKE_TENSORS and len(tensors) == 2:  # add(a, b, alpha=number)
-            return tuple(map(_now, args)), {k: v if k == "alpha" else _now(v) for k, v in kwargs.items()}
+            return tuple(map(_now, args)), {
+                k: v if k == "alpha" else _now(v) for k, v in kwargs.items()
+            }
         return tree_map(_now, (args, kwargs))
 
 
@@ -131,7 +156,9 @@ class Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default:
             return self._fresh(func(*args, **kwargs))
-        devices = any(isinstance(one, torch.Tensor) and one.device.type == "opaque" for one in leaves)
+        devices = any(
+            isinstance(one, torch.Tensor) and one.device.type == "opaque" for one in leaves
+        )
         device = kwargs.get("device")
         if devices or (device is not None and torch.device(device).type == "opaque"):
             return self._on_device(func, args, kwargs, hosts)
@@ -170,8 +197,14 @@ class Operators(TorchDispatchMode):
         if any(map(self.capturing.is_fresh, written)):
             self.capturing.refuse(f"{func} writes into a tensor of the CPU that was a constant")
         call = _Call(func, args, kwargs)
-        numbers = [one.node.register_in(self.capturing) for one in tree_leaves((args, kwargs)) if is_number(one)]
-        args, kwargs = tree_map(lambda one: one.node.value if is_number(one) else one, (args, kwargs))
+        numbers = [
+            one.node.register_in(self.capturing)
+            for one in tree_leaves((args, kwargs))
+            if is_number(one)
+        ]
+        args, kwargs = tree_map(
+            lambda one: one.node.value if is_number(one) else one, (args, kwargs)
+        )
         result = func(*args, **kwargs)
         results = [one for one in tree_leaves(result) if one is not None]
         if not all(map(_is_host, results)):

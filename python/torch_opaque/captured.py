@@ -81,7 +81,11 @@ class _Watch:
         names = getattr(getattr(function, "__code__", None), "co_names", ())
         roots += [function.__globals__[name] for name in names if name in function.__globals__]
         for root in roots:
-            held = () if isinstance(root, (type, types.ModuleType)) else getattr(root, "__dict__", {}).values()
+            held = (
+                ()
+                if isinstance(root, (type, types.ModuleType))
+                else getattr(root, "__dict__", {}).values()
+            )
             for one in (root, *held):
                 if isinstance(one, torch.nn.Module):
                     for module in one.modules():
@@ -109,7 +113,13 @@ class _Watch:
             items = vars(module)
             same = tuple(k for k, v in simple.items() if items.get(k, found) is v)
             found.append((items, same, name))
-            for part in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+            for part in (
+                "_parameters",
+                "_buffers",
+                "_modules",
+                "_forward_hooks",
+                "_forward_pre_hooks",
+            ):
                 found.append((items[part], None, f"{name}.{part}"))
         for optimizer in self.optimizers.values():
             for i, group in enumerate(optimizer.param_groups):
@@ -239,9 +249,13 @@ class Captured(_C.CapturedFunction):
         watch, box = self._run(args, kwargs, traced)
         draft, refused = self._draft(watch, args, kwargs, box[0], traced)
         if refused:
-            raise CaptureError(f"{self._name()} needs Python, and did not when it was captured: {refused}")
+            raise CaptureError(
+                f"{self._name()} needs Python, and did not when it was captured: {refused}"
+            )
         if what := draft.difference(self):
-            raise CaptureError(f"{self._name()} went another way than its plan: {self._explain(draft, what)}")
+            raise CaptureError(
+                f"{self._name()} went another way than its plan: {self._explain(draft, what)}"
+            )
         box.clear()
         return draft.first_result()
 
@@ -264,7 +278,10 @@ class Captured(_C.CapturedFunction):
     def summary(self) -> str:
         """How often it was recorded and why, and which calls need Python."""
         lines = [f"{self._name()}: {len(_C.capture_info(self))} plans"]
-        lines += [f"  {i['ops']} ops, {i['kernels']} kernels, {i['tensors']} tensors read or written" for i in _C.capture_info(self)]
+        lines += [
+            f"  {i['ops']} ops, {i['kernels']} kernels, {i['tensors']} tensors read or written"
+            for i in _C.capture_info(self)
+        ]
         lines += [f"  recorded anew, {n} times: {why}" for why, n in self._reasons.most_common()]
         lines += [f"  not captured, {n} calls: {why}" for why, n in self._refused.most_common()]
         return "\n".join(lines)

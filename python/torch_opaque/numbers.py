@@ -192,7 +192,10 @@ def _power(a, b):
 
 import operator  # noqa: E402
 
-_PYTHON = {name: getattr(operator, name) for name in "add sub mul truediv floordiv mod neg lt le gt ge eq ne".split()}
+_PYTHON = {
+    name: getattr(operator, name)
+    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "lt", "le", "gt", "ge", "eq", "ne"]
+}
 _PYTHON |= {"pow": _power, "abs": abs}
 
 
@@ -203,10 +206,10 @@ def _add_operators(cls):
     def comparison(name):
         return lambda self, other: self._compare(name, other)
 
-    for name in "add sub mul truediv floordiv mod pow".split():
+    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"]:
         setattr(cls, f"__{name}__", binary(name, False))
         setattr(cls, f"__r{name}__", binary(name, True))
-    for name in "lt le gt ge eq ne".split():
+    for name in ["lt", "le", "gt", "ge", "eq", "ne"]:
         setattr(cls, f"__{name}__", comparison(name))
 
 

@@ -52,7 +52,10 @@ def test_nests_go_in_and_come_out():
         return {"sum": a + b * scale, "parts": [c, (a - b, None, "text")]}
 
     for i in range(3):
-        batch = {"a": torch.full((3,), i + 1.0, device=D), "rest": (torch.ones(3, device=D), torch.zeros(2, device=D))}
+        batch = {
+            "a": torch.full((3,), i + 1.0, device=D),
+            "rest": (torch.ones(3, device=D), torch.zeros(2, device=D)),
+        }
         result = fn(batch, scale=2)
         assert result["sum"].tolist() == [i + 3.0] * 3
         assert result["parts"][0] is batch["rest"][1]
@@ -98,7 +101,9 @@ def test_random_numbers_go_on():
     torch.manual_seed(3)
     got = [fn(x) for _ in range(4)] + [torch.rand(3, device=D)]
     torch.manual_seed(3)
-    wanted = [nn.functional.dropout(x, 0.5) + torch.rand_like(x) for _ in range(4)] + [torch.rand(3, device=D)]
+    wanted = [nn.functional.dropout(x, 0.5) + torch.rand_like(x) for _ in range(4)] + [
+        torch.rand(3, device=D)
+    ]
     assert all(map(same, got, wanted))
 
 
@@ -137,7 +142,9 @@ def test_tensors_of_the_cpu_are_read_anew():
         return x + y.to(D) + table.to(D)
 
     for i in range(3):
-        assert fn(torch.ones(4, device=D), torch.full((4,), float(i))).tolist() == [i + 1.0 + k + i for k in range(4)]
+        assert fn(torch.ones(4, device=D), torch.full((4,), float(i))).tolist() == [
+            i + 1.0 + k + i for k in range(4)
+        ]
         table.add_(1)
     assert plans(fn) == 1
 
@@ -174,7 +181,10 @@ def test_under_graph_and_explain_the_function_is_shown():
     fn = capture(lambda x: x.exp() + 1)
     x = torch.ones(4, device=D)
     fn(x)
-    assert [n.op for n in torch_opaque.graph(fn, x).nodes if n.op not in ("input", "scalar")] == ["exp", "add"]
+    assert [n.op for n in torch_opaque.graph(fn, x).nodes if n.op not in ("input", "scalar")] == [
+        "exp",
+        "add",
+    ]
     assert "exp" in str(torch_opaque.explain(fn, x))
     assert by_plan(fn, x).tolist() == (x.exp() + 1).tolist()
 
@@ -184,7 +194,9 @@ def test_under_graph_and_explain_the_function_is_shown():
 
 def mlp(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 4)).to(D)
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 4)
+    ).to(D)
 
 
 OPTIMIZERS = {
@@ -383,7 +395,15 @@ def test_numbers_that_change(fn):
         assert same(captured(x, t), fn(x, t)), t
 
 
-@pytest.mark.parametrize("fn", [lambda x, n: x * n, lambda x, n: x * (1 - 0.9**n), lambda x, n: x / n + n % 3, lambda x, n: x[:n]])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: x * n,
+        lambda x, n: x * (1 - 0.9**n),
+        lambda x, n: x / n + n % 3,
+        lambda x, n: x[:n],
+    ],
+)
 def test_integers_that_change(fn):
     x = torch.linspace(-2, 3, 16, device=D)
     captured = capture(fn)
@@ -427,7 +447,10 @@ def _changes():
     yield "shape", tensor(lambda x: torch.randn(6, 4, device=D))
     yield "dtype", tensor(lambda x: x.double())
     yield "strides", tensor(lambda x: torch.randn(4, 8, device=D).t())
-    yield "rank", tensor(lambda x: torch.randn(2, 8, 4, device=D).flatten(0, 1)[:8].unsqueeze(0).squeeze(0))
+    yield (
+        "rank",
+        tensor(lambda x: torch.randn(2, 8, 4, device=D).flatten(0, 1)[:8].unsqueeze(0).squeeze(0)),
+    )
     yield "requires_grad", tensor(lambda x: x.clone().requires_grad_())
     yield "memory shared", lambda c: c.update(args=(c["args"][0], c["args"][0]))
     yield "argument", lambda c: c.update(kwargs={"flag": False})
@@ -459,7 +482,9 @@ class _double:
 KEPT = ("data", "gradient")  # the plan serves them as well
 
 
-@pytest.mark.parametrize("name, change", list(_changes()), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    "name, change", list(_changes()), ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_changes_are_recorded_anew(name, change):
     import contextlib
     import copy
@@ -477,7 +502,12 @@ def test_changes_are_recorded_anew(name, change):
         return run
 
     def use(call, net):
-        case = {"args": (torch.randn(8, 4, device=D), torch.randn(8, 4, device=D)), "kwargs": {"flag": True}, "net": net, "context": contextlib.nullcontext}
+        case = {
+            "args": (torch.randn(8, 4, device=D), torch.randn(8, 4, device=D)),
+            "kwargs": {"flag": True},
+            "net": net,
+            "context": contextlib.nullcontext,
+        }
         torch.manual_seed(5)
         seen = [call(*case["args"], **case["kwargs"]) for _ in range(3)]
         torch.manual_seed(6)
@@ -517,7 +547,15 @@ def test_plans_are_bounded():
 
 
 @pytest.mark.parametrize(
-    "look", [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: bool((x > 0).any()), lambda x: x.tolist(), lambda x: str(x), lambda x: x.nonzero()]
+    "look",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.tolist(),
+        lambda x: str(x),
+        lambda x: x.nonzero(),
+    ],
 )
 @pytest.mark.parametrize("computed", [True, False])
 def test_looking_at_a_value_is_an_error_at_its_line(look, computed):
@@ -589,22 +627,49 @@ def test_setting_the_seed_needs_python():
 
 
 def _world():
-    return {"scale": 2.0, "list": [], "steps": 0, "table": torch.ones(3), "other": torch.full((3,), 7.0, device=D)}
+    return {
+        "scale": 2.0,
+        "list": [],
+        "steps": 0,
+        "table": torch.ones(3),
+        "other": torch.full((3,), 7.0, device=D),
+    }
 
 
 SIDE_EFFECTS = {
     "a global number": (lambda w, x: x * w["scale"], lambda w: w.update(scale=3.0)),
     "a list that grew": (lambda w, x: x + len(w["list"]), lambda w: w["list"].append(1)),
     "a branch": (lambda w, x: x.exp() if w["steps"] > 0 else x.sin(), lambda w: w.update(steps=1)),
-    "one more op": (lambda w, x: x + 1 if w["steps"] == 0 else (x + 1) * 1, lambda w: w.update(steps=1)),
-    "another tensor": (lambda w, x: x + w.get("w", w["other"]), lambda w: w.update(w=torch.zeros(3, device=D))),
+    "one more op": (
+        lambda w, x: x + 1 if w["steps"] == 0 else (x + 1) * 1,
+        lambda w: w.update(steps=1),
+    ),
+    "another tensor": (
+        lambda w, x: x + w.get("w", w["other"]),
+        lambda w: w.update(w=torch.zeros(3, device=D)),
+    ),
     "a loop": (lambda w, x: sum((x for _ in range(w["steps"])), x), lambda w: w.update(steps=2)),
-    "a constant": (lambda w, x: x + torch.tensor([w["scale"], 1.0, 2.0], device=D), lambda w: w.update(scale=4.0)),
-    "a tensor that is kept": (lambda w, x: (w["list"].append(x * 2) if w["steps"] else None, x + 1)[1], lambda w: w.update(steps=1)),
+    "a constant": (
+        lambda w, x: x + torch.tensor([w["scale"], 1.0, 2.0], device=D),
+        lambda w: w.update(scale=4.0),
+    ),
+    "a tensor that is kept": (
+        lambda w, x: (w["list"].append(x * 2) if w["steps"] else None, x + 1)[1],
+        lambda w: w.update(steps=1),
+    ),
     "another result": (lambda w, x: (x + 1, w["scale"]), lambda w: w.update(scale=5.0)),
-    "another write": (lambda w, x: (w["other"].add_(1) if w["steps"] else w["other"]) + x, lambda w: w.update(steps=1)),
-    "another shape": (lambda w, x: x.view(3, 1) if w["steps"] else x.view(1, 3), lambda w: w.update(steps=1)),
-    "a draw": (lambda w, x: x + torch.rand(3, device=D) if w["steps"] else x + torch.ones(3, device=D), lambda w: w.update(steps=1)),
+    "another write": (
+        lambda w, x: (w["other"].add_(1) if w["steps"] else w["other"]) + x,
+        lambda w: w.update(steps=1),
+    ),
+    "another shape": (
+        lambda w, x: x.view(3, 1) if w["steps"] else x.view(1, 3),
+        lambda w: w.update(steps=1),
+    ),
+    "a draw": (
+        lambda w, x: x + torch.rand(3, device=D) if w["steps"] else x + torch.ones(3, device=D),
+        lambda w: w.update(steps=1),
+    ),
 }
 
 
@@ -633,7 +698,9 @@ def test_check_says_where():
     fn(torch.ones(3, device=D))
     fn(torch.ones(3, device=D))
     world["scale"] = 3.0
-    with pytest.raises(CaptureError, match=r"a number is another one, read by mul at test_capture.py:\d+"):
+    with pytest.raises(
+        CaptureError, match=r"a number is another one, read by mul at test_capture.py:\d+"
+    ):
         fn(torch.ones(3, device=D))
 
 
@@ -674,12 +741,16 @@ def test_in_place_steps_need_no_second_copy():
     assert p[0].item() == 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16]
+)
 def test_tensors_of_the_cpu_of_any_dtype(dtype):
     fn = capture(lambda x, y: x + y.to(D) + y.to(D, torch.float32) + y.sum().to(D))
     for i in range(4):
         x, y = torch.ones(4, device=D), torch.full((4,), i).to(dtype)
-        assert same(fn(x, y).float(), (x + y.to(D) + y.to(D, torch.float32) + y.sum().to(D)).float())
+        assert same(
+            fn(x, y).float(), (x + y.to(D) + y.to(D, torch.float32) + y.sum().to(D)).float()
+        )
 
 
 def test_numbers_of_the_cpu_beside_tensors():

@@ -68,9 +68,8 @@ def test_misuse_is_an_error():
     with pytest.raises(RuntimeError, match="nothing was captured"):
         graph.replay()
     x = torch.ones(3, device=D)
-    with pytest.raises(RuntimeError, match="captured"):
-        with graph:
-            (x + 1).tolist()
+    with pytest.raises(RuntimeError, match="captured"), graph:
+        (x + 1).tolist()
     other = torch.accelerator.Graph()
     with other:
         y = x + 1

@@ -73,10 +73,15 @@ class World:
     def __init__(self, seed: int):
         r = random.Random(seed)
         torch.manual_seed(seed)
-        self.net = nn.Sequential(*(r.choice(LAYERS)() for _ in range(r.randrange(2, 6))), nn.Linear(WIDTH, WIDTH)).to(D)
+        self.net = nn.Sequential(
+            *(r.choice(LAYERS)() for _ in range(r.randrange(2, 6))), nn.Linear(WIDTH, WIDTH)
+        ).to(D)
         self.state, self.other = torch.randn(WIDTH, device=D), torch.randn(WIDTH, device=D)
         self.view = self.state[2:5]
-        self.matrix, self.table = torch.randn(WIDTH, WIDTH, device=D), torch.randn(6, WIDTH, device=D)
+        self.matrix, self.table = (
+            torch.randn(WIDTH, WIDTH, device=D),
+            torch.randn(6, WIDTH, device=D),
+        )
         self.count = torch.zeros(())
         self.trains = r.random() < 0.5
         self.optimizer = r.choice(OPTIMIZERS)(self.net.parameters()) if self.trains else None
@@ -193,10 +198,17 @@ def _used(seed: int, captured: bool) -> tuple:
             try:
                 result = fn(**a)
                 seen += _flat(result)
-                wants = [one for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, torch.Tensor) and one.requires_grad]
+                wants = [
+                    one
+                    for one in torch.utils._pytree.tree_leaves(result)
+                    if isinstance(one, torch.Tensor) and one.requires_grad
+                ]
                 if not world.trains and wants and r.random() < 0.7:
                     sum(one.sum() for one in wants).backward()
-            except (RuntimeError, ValueError) as error:  # a row alone in a batch norm, a leaf that is written to
+            except (
+                RuntimeError,
+                ValueError,
+            ) as error:  # a row alone in a batch norm, a leaf that is written to
                 seen.append(str(error).splitlines()[0][:40])
         seen += _flat([a["y"], a["x"]])
         seen += [torch.opaque.get_rng_state()]
@@ -205,7 +217,9 @@ def _used(seed: int, captured: bool) -> tuple:
 
 def _bits(x):
     x = x.contiguous().reshape(-1)
-    return x.view({4: torch.int32, 8: torch.int64}[x.element_size()]) if x.is_floating_point() else x
+    return (
+        x.view({4: torch.int32, 8: torch.int64}[x.element_size()]) if x.is_floating_point() else x
+    )
 
 
 def _unequal(a, b) -> bool:
@@ -220,7 +234,9 @@ def differences(seed: int) -> str:
     if len(wanted) != len(got):
         return f"{len(got)} values, not {len(wanted)}"
     wrong = [i for i, (a, b) in enumerate(zip(wanted, got)) if _unequal(a, b)]
-    return f"value {wrong[0]} of {len(got)}: {got[wrong[0]]}, not {wanted[wrong[0]]}" if wrong else ""
+    return (
+        f"value {wrong[0]} of {len(got)}: {got[wrong[0]]}, not {wanted[wrong[0]]}" if wrong else ""
+    )
 
 
 @pytest.mark.sampled(4)
