@@ -81,6 +81,17 @@ WatchedDict::WatchedDict(py::dict dict, const py::object &keys, std::string what
         items_.emplace_back(py::reinterpret_borrow<py::object>(key), dict_[key]);
 }
 
+namespace
+{
+
+std::string repr_of(PyObject *object)
+{
+    const std::string text = object ? std::string(py::repr(object)) : "missing";
+    return text.size() <= 60 ? text : text.substr(0, 57) + "...";
+}
+
+} // namespace
+
 bool WatchedDict::holds(std::string *why, py::object *out_changed)
 {
     const uint64_t version = version_of(dict_);
@@ -92,8 +103,9 @@ bool WatchedDict::holds(std::string *why, py::object *out_changed)
     for (size_t i = 0; i < items_.size() && same; ++i) {
         same = same_item(PyDict_GetItem(dict_.ptr(), items_[i].first.ptr()), items_[i].second.ptr());
         if (!same && why)
-            *why = what_ + "'s " + std::string(py::str(items_[i].first)) + " was " +
-                   std::string(py::repr(items_[i].second)) + " and is something else";
+            *why = what_ + "'s " + std::string(py::str(items_[i].first)) + " is " +
+                   repr_of(PyDict_GetItem(dict_.ptr(), items_[i].first.ptr())) + ", not " +
+                   repr_of(items_[i].second.ptr());
         const PyObject *const before = items_[i].second.ptr();
         if (!same && why && (PyFloat_CheckExact(before) || PyLong_CheckExact(before)))
             *out_changed = py::make_tuple(what_, items_[i].first);

@@ -18,7 +18,7 @@ std::optional<HostProgram::Op> HostProgram::operation(const std::string &name)
     OPQ_HOST_OPERATIONS(X)
     OPQ_HOST_COMPARISONS(X)
 #undef X
-        return std::nullopt;
+    return std::nullopt;
 }
 
 namespace

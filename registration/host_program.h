@@ -35,8 +35,8 @@ struct Register {
 
 #define OPQ_HOST_OPERATIONS(X)                                                                                         \
     X(add)                                                                                                             \
-    X(sub) X(mul) X(truediv) X(floordiv) X(mod) X(pow) X(neg) X(abs) X(sqrt) X(exp) X(log) X(to_float) X(minimum)      \
-        X(maximum)
+    X(sub)                                                                                                             \
+    X(mul) X(truediv) X(floordiv) X(mod) X(pow) X(neg) X(abs) X(sqrt) X(exp) X(log) X(to_float) X(minimum) X(maximum)
 #define OPQ_HOST_COMPARISONS(X) X(lt) X(le) X(gt) X(ge) X(eq) X(ne)
 
 class HostProgram

@@ -18,8 +18,51 @@ _aten = torch.ops.aten
 
 # Functions that take a tensor or a number in the same place: beside an f32 or f64 tensor a number becomes one of this dtype without dims,
 # which gives the same bits.
-_NAMES = ["add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "lt", "le", "gt", "ge", "eq", "ne", "less", "greater", "less_equal", "greater_equal", "not_equal"]
-_OPERATORS = ["add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "rdiv", "idiv", "truediv", "rtruediv", "itruediv", "lt", "le", "gt", "ge", "eq", "ne"]
+_NAMES = [
+    "add",
+    "sub",
+    "subtract",
+    "rsub",
+    "mul",
+    "multiply",
+    "div",
+    "divide",
+    "true_divide",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "less",
+    "greater",
+    "less_equal",
+    "greater_equal",
+    "not_equal",
+]
+_OPERATORS = [
+    "add",
+    "radd",
+    "iadd",
+    "sub",
+    "rsub",
+    "isub",
+    "mul",
+    "rmul",
+    "imul",
+    "div",
+    "rdiv",
+    "idiv",
+    "truediv",
+    "rtruediv",
+    "itruediv",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+]
 
 
 def _functions(names) -> set:
@@ -135,7 +178,7 @@ class _Call:
     def __call__(self, tensors, numbers):
         leaves = list(self.leaves)
         for places, values in ((self.tensors, tensors), (self.numbers, numbers)):
-            for place, value in zip(places, values):
+            for place, value in zip(places, values, strict=True):
                 leaves[place] = value
         args, kwargs = tree_unflatten(leaves, self.spec)
         with torch.no_grad():
@@ -182,7 +225,7 @@ class Operators(TorchDispatchMode):
             result = func(*args, **kwargs)
         finally:
             self.capturing.give(())
-        for one, reads in zip(asked, before):
+        for one, reads in zip(asked, before, strict=True):
             if self.capturing.reads(one) == reads and one.numel() > 0:
                 self.capturing.refuse(f"{func} reads a tensor of the CPU")
         return result

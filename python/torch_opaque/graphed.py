@@ -48,4 +48,6 @@ def make_graphed_callables(
     if not isinstance(callables, tuple):
         return _graphed(callables, tuple(sample_args), num_warmup_iters)
     arguments = _arguments(callables, sample_args)
-    return tuple(_graphed(fn, args, num_warmup_iters) for fn, args in zip(callables, arguments))
+    return tuple(
+        _graphed(fn, args, num_warmup_iters) for fn, args in zip(callables, arguments, strict=True)
+    )

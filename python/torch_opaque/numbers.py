@@ -194,7 +194,21 @@ import operator  # noqa: E402
 
 _PYTHON = {
     name: getattr(operator, name)
-    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "lt", "le", "gt", "ge", "eq", "ne"]
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "neg",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq",
+        "ne",
+    ]
 }
 _PYTHON |= {"pow": _power, "abs": abs}
 

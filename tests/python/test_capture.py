@@ -315,7 +315,7 @@ def test_gradients_add_up():
 def test_a_captured_module_has_a_gradient():
     net = mlp().eval()
     fn = capture(net)
-    for i in range(4):
+    for _ in range(4):
         x = torch.randn(5, 8, device=D, requires_grad=True)
         y = x.detach().clone().requires_grad_()
         net.zero_grad()
@@ -574,7 +574,7 @@ def test_an_error_in_the_function_leaves_what_it_did():
         state.add_(x)
         raise ValueError("own")
 
-    for i in range(3):
+    for _ in range(3):
         with pytest.raises(ValueError, match="own"):
             fn(torch.ones(2, device=D))
     assert state.tolist() == [3.0] * 2
