@@ -231,6 +231,20 @@ static opq_status choose_snapshot(maker *m)
     return OPQ_OK;
 }
 
+/* Launches of some microseconds in all, which never wait for the host. */
+static bool is_small(const opq_plan *plan)
+{
+    enum { SMALL_STEPS = 16, SMALL_WORK = 1 << 18 };
+    int64_t work = 0;
+    bool small = plan == NULL || plan->step_count <= SMALL_STEPS;
+    for (int i = 0; plan && i < plan->step_count && small; i++) {
+        const opq_step *step = &plan->steps[i];
+        small = step->kind != OPQ_KERNEL_extern && step->routine == NULL;
+        work += step->bytes_read + step->bytes_written + step->flops;
+    }
+    return small && work <= SMALL_WORK;
+}
+
 static void find_shiftable(maker *m)
 {
     opq_capture *made = m->made;
@@ -270,6 +284,7 @@ opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, 
     if (status == OPQ_OK) {
         find_shiftable(&m);
         status = plan(&m);
+        m.made->small = status == OPQ_OK && is_small(m.made->plan);
     }
     if (taken)
         opq_snapshot_unpin(&m.taken);

@@ -86,6 +86,9 @@ typedef struct opq_capture_call {
 } opq_capture_call;
 /* OPQ_UNSUPPORTED, and nothing happened: a cell holds something of another size or type than it did, so the function is to be recorded anew. */
 opq_status opq_capture_run(opq_capture *capture, const opq_capture_call *call) OPQ_MUST_CHECK;
+/* The same if it takes some microseconds and nobody has to be waited for, so that a caller may hold a lock of its own meanwhile. *out_ran: false, and
+ * nothing happened, if not. */
+opq_status opq_capture_run_now(opq_capture *capture, const opq_capture_call *call, bool *out_ran) OPQ_MUST_CHECK;
 
 /* Is the cell read by views alone, so that calls may shift them? */
 bool opq_capture_shiftable(const opq_capture *capture, int cell);

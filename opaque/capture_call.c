@@ -11,7 +11,6 @@
 typedef struct call {
     opq_capture *capture;
     const opq_capture_call *given;
-    opq_room room;
     opq_value **held;     /* per cell: what it holds, a reference; NULL: nobody reads it */
     opq_buffer **inputs;  /* per leaf */
     opq_buffer **parts;   /* per leaf: to be released, NULL */
@@ -19,6 +18,8 @@ typedef struct call {
     opq_value **values;   /* per output, references */
     opq_number *numbers;
     int32_t *replaces;
+    bool waits;
+    opq_room room;
 } call;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory"); }
@@ -90,14 +91,18 @@ static opq_status compute(const call *r)
     return status;
 }
 
-/* With run_lock held; it is let go meanwhile if something has to be computed first. */
-static opq_status take_computed(call *r)
+/* With run_lock held; it is let go meanwhile if something has to be computed first, for which there must be time. */
+static opq_status take_computed(call *r, bool *out_ran)
 {
     for (;;) {
         int pending;
         OPQ_TRY(take(r, &pending));
         if (pending == 0)
             return OPQ_OK;
+        if (!r->waits) {
+            *out_ran = false;
+            return OPQ_OK;
+        }
         opq_run_leave(r->capture->ctx);
         opq_status status = compute(r);
         let_go(r);
@@ -258,9 +263,11 @@ static opq_status run_plan(call *r, opq_runner *runner)
     return status;
 }
 
-static opq_status run(call *r, opq_runner *runner)
+static opq_status run(call *r, opq_runner *runner, bool *out_ran)
 {
-    OPQ_TRY(take_computed(r));
+    OPQ_TRY(take_computed(r, out_ran));
+    if (!*out_ran)
+        return OPQ_OK;
     OPQ_TRY(check(r));
     OPQ_TRY(bind_leaves(r));
     bind_numbers(r);
@@ -270,29 +277,46 @@ static opq_status run(call *r, opq_runner *runner)
     return give(r);
 }
 
-opq_status opq_capture_run(opq_capture *c, const opq_capture_call *given)
+/* With run_lock held, which is let go. */
+static opq_status run_locked(opq_capture *c, const opq_capture_call *given, bool waits, bool *out_ran)
 {
     call r;
     memset(&r, 0, offsetof(call, room));
     r.capture = c;
     r.given = given;
+    r.waits = waits;
     opq_room_init(&r.room);
-    r.room.spares = NULL;
-    OPQ_TRY(allocate(&r));
     opq_runner runner = {c->ctx, &r.room, opq_recorder_get(), opq_watched(&c->ctx->host)};
-    opq_run_enter(c->ctx);
     void *activity = runner.watched ? opq_activity_begin(&c->ctx->host, OPQ_ACTIVITY_run, "capture") : NULL;
-    opq_status status = run(&r, &runner);
+    opq_status status = allocate(&r);
+    bool allocated = status == OPQ_OK;
+    *out_ran = true;
+    if (allocated)
+        status = run(&r, &runner, out_ran);
     opq_activity_end(&c->ctx->host, activity);
     opq_run_leave(c->ctx);
-    atomic_fetch_add_explicit(&c->ctx->stats.captured_calls, status == OPQ_OK, memory_order_relaxed);
-    for (int i = 0; i < c->leaf_count; i++)
+    atomic_fetch_add_explicit(&c->ctx->stats.captured_calls, status == OPQ_OK && *out_ran, memory_order_relaxed);
+    for (int i = 0; i < c->leaf_count && allocated; i++)
         opq_buffer_release(r.parts[i]);
-    for (int i = 0; i < c->output_count; i++) {
+    for (int i = 0; i < c->output_count && allocated; i++) {
         opq_value_release(r.values[i]);
         opq_buffer_release(r.outputs[i]);
     }
-    let_go(&r);
+    if (allocated)
+        let_go(&r);
     opq_room_drop(&r.room);
     return status;
+}
+
+opq_status opq_capture_run(opq_capture *c, const opq_capture_call *given)
+{
+    bool ran;
+    opq_run_enter(c->ctx);
+    return run_locked(c, given, true, &ran);
+}
+
+opq_status opq_capture_run_now(opq_capture *c, const opq_capture_call *given, bool *out_ran)
+{
+    *out_ran = c->small && opq_run_try_enter(c->ctx);
+    return *out_ran ? run_locked(c, given, false, out_ran) : OPQ_OK;
 }

@@ -51,6 +51,7 @@ struct opq_capture {
     uint16_t *ops;     /* likewise */
     int32_t *replaces; /* per output: the leaf whose memory it may take, -1 */
     int cell_count, result_count, leaf_count, number_count, sink_count, output_count, op_count;
+    bool small;   /* some microseconds, and no call of the host */
     int id_count; /* of numbers that the caller gives */
 };
 

@@ -101,10 +101,7 @@ int opq_capturing_find(const opq_capturing *c, const opq_cell *cell)
     return i;
 }
 
-bool opq_capturing_made_it(const opq_capturing *c, const opq_cell *cell)
-{
-    return cell->capturing == c->id && cell->met < 0;
-}
+bool opq_capturing_made_it(const opq_capturing *c, const opq_cell *cell) { return cell->made_in == c->id; }
 
 void opq_capturing_upload(opq_capturing *c, opq_value *leaf, int id)
 {
@@ -142,9 +139,18 @@ static opq_met *meet(opq_capturing *c, opq_cell *cell)
         opq_value_retain(before);
     opq_spin_unlock(&c->ctx->lock);
     c->met[c->count] = (opq_met){.cell = cell, .before = before};
-    cell->capturing = c->id;
+    cell->met_in = c->id;
     cell->met = c->count;
     return &c->met[c->count++];
+}
+
+/* NULL: it was not met yet. Another thread that captures may have met it since. */
+static opq_met *known(const opq_capturing *c, const opq_cell *cell)
+{
+    if (cell->met_in == c->id)
+        return &c->met[cell->met];
+    int i = atomic_load_explicit(&opq_capturings, memory_order_relaxed) > 1 ? opq_capturing_find(c, cell) : -1;
+    return i >= 0 ? &c->met[i] : NULL;
 }
 
 /* The cell's value, computed, as one that only it holds. NULL: it holds nothing, or there was no way. */
@@ -178,10 +184,10 @@ void opq_capturing_note(opq_cell *cell, bool write)
     opq_capturing *c = opq_capturing_here(cell->ctx);
     if (c == NULL)
         return;
-    bool known = cell->capturing == c->id;
-    if (known && cell->met < 0)
-        return; /* made meanwhile */
-    opq_met *met = known ? &c->met[cell->met] : meet(c, cell);
+    if (cell->made_in == c->id)
+        return;
+    opq_met *met = known(c, cell);
+    met = met ? met : meet(c, cell);
     if (met == NULL)
         return;
     if (write) {
@@ -191,8 +197,9 @@ void opq_capturing_note(opq_cell *cell, bool write)
     if (met->written || met->leaf || met->nothing)
         return;
     bool nothing;
+    int number = (int)(met - c->met);
     opq_value *leaf = own_leaf(c, cell, &nothing);
-    met = &c->met[cell->met]; /* a run may have met others */
+    met = &c->met[number]; /* a run may have met others */
     met->leaf = leaf;
     met->nothing = nothing;
     c->lost |= !nothing && leaf == NULL;
@@ -204,11 +211,10 @@ int opq_capturing_escaped(opq_capturing *c, opq_cell *const *results, int count,
     int found = 0;
     opq_spin_lock(&ctx->lock);
     for (opq_cell *cell = ctx->pending_cells; cell; cell = cell->next) {
-        bool known = cell->value->origin != c->origin || cell->value->sequence < c->began || cell->met >= 0 ||
-                     cell->capturing != c->id;
-        for (int i = 0; i < count && !known; i++)
-            known = results[i] == cell;
-        if (known)
+        bool other = cell->value->origin != c->origin || cell->value->sequence < c->began || cell->made_in != c->id;
+        for (int i = 0; i < count && !other; i++)
+            other = results[i] == cell;
+        if (other)
             continue;
         if (found < max) {
             opq_cell_retain(cell);

@@ -53,8 +53,7 @@ static inline void opq_capturing_made(opq_cell *cell)
 {
     if (__builtin_expect(atomic_load_explicit(&opq_capturings, memory_order_relaxed) != 0, 0)) {
         const opq_capturing *here = opq_capturing_here(cell->ctx);
-        cell->capturing = here ? here->id : 0;
-        cell->met = -1;
+        cell->made_in = here ? here->id : 0;
     }
 }
 /* OPQ_INVALID if this origin is capturing: nothing is computed meanwhile. */

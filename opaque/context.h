@@ -60,8 +60,9 @@ struct opq_cell {
     uint8_t history_count;
     bool history_lost;                       /* there were more writes than fit */
     bool waits;                              /* in the context's list of cells whose value is pending */
-    uint32_t capturing;                      /* the last one that met or made it, see capturing.h */
-    int32_t met;                             /* its number there; -1: made */
+    uint32_t made_in;                        /* the capturing that made it, 0: none; see capturing.h */
+    uint32_t met_in;                         /* the last one that met it */
+    int32_t met;                             /* its number there */
     opq_cell *next_holder, *previous_holder; /* other cells with the same value */
     opq_cell *next, *before;                 /* cells whose value is pending */
 };
@@ -146,6 +147,7 @@ opq_status opq_run_pending(opq_ctx *ctx, opq_value *const *values, int count, co
                            opq_reason reason) OPQ_MUST_CHECK;
 /* Around what runs under the run lock; plans that were made in the background are collected. */
 void opq_run_enter(opq_ctx *ctx);
+bool opq_run_try_enter(opq_ctx *ctx); /* false: another thread runs */
 void opq_run_leave(opq_ctx *ctx);
 opq_status opq_bound_check(opq_ctx *ctx, opq_op op, const opq_type *type) OPQ_MUST_CHECK;
 

@@ -383,6 +383,15 @@ void opq_run_enter(opq_ctx *ctx)
     opq_execution_collect(ctx);
 }
 
+bool opq_run_try_enter(opq_ctx *ctx)
+{
+    if (pthread_mutex_trylock(&ctx->run_lock) != 0)
+        return false;
+    running = ctx;
+    opq_execution_collect(ctx);
+    return true;
+}
+
 void opq_run_leave(opq_ctx *ctx)
 {
     running = NULL;

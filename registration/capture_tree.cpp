@@ -291,6 +291,15 @@ bool Tree::matches(PyObject *object, Leaves &leaves, std::string *why) const
     return false;
 }
 
+int Tree::traverse(visitproc visit, void *arg) const
+{
+    Py_VISIT(object_.ptr());
+    for (const Tree &item : items_)
+        if (const int stop = item.traverse(visit, arg))
+            return stop;
+    return 0;
+}
+
 bool Tree::same_as(const Tree &other) const
 {
     if (kind_ != other.kind_ || type_ != other.type_ || index_ != other.index_ || items_.size() != other.items_.size())

@@ -46,6 +46,7 @@ class Tree
     // The same nest with equal leaves, but for tensors, of which nothing is compared but the type. False, with `why` if that is asked for.
     bool matches(PyObject *object, Leaves &leaves, std::string *why) const;
     bool same_as(const Tree &other) const;
+    int traverse(visitproc visit, void *arg) const;
     // A nest like it, of these tensors; numbers that may be others, and tensors of the CPU, are `numbers` and `hosts`.
     py::object build(const std::vector<py::object> &tensors, const std::vector<py::object> &numbers = {},
                      const std::vector<py::object> &hosts = {}) const;

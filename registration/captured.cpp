@@ -438,6 +438,7 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     made->first_.leaves = leaves;
     made->first_.arguments.append(made->example_.begin(), made->example_.end());
     made->bind(made->first_);
+    made->first_.pin();
     return made;
 }
 
@@ -514,6 +515,35 @@ std::string Captured::difference(const Captured &other) const
     if (!program_.same_as(other.program_))
         return "it computes other numbers on the host";
     return "";
+}
+
+int WatchedDict::traverse(visitproc visit, void *arg) const
+{
+    Py_VISIT(dict_.ptr());
+    for (const auto &[key, value] : items_) {
+        Py_VISIT(key.ptr());
+        Py_VISIT(value.ptr());
+    }
+    return 0;
+}
+
+int Captured::traverse(visitproc visit, void *arg) const
+{
+    int stop = program_.traverse(visit, arg);
+    for (const Tree &tree : arguments_)
+        stop = stop ? stop : tree.traverse(visit, arg);
+    for (const WatchedDict &dict : watched_)
+        stop = stop ? stop : dict.traverse(visit, arg);
+    if (result_ && !stop)
+        stop = result_->traverse(visit, arg);
+    if (stop)
+        return stop;
+    for (const HostResult &one : host_results_)
+        Py_VISIT(one.object.ptr());
+    Py_VISIT(names_.ptr());
+    Py_VISIT(traced.ptr());
+    Py_VISIT(inspection.ptr());
+    return 0;
 }
 
 bool Captured::leaks() const
@@ -636,19 +666,23 @@ bool Captured::matches(PyObject *const *args, size_t positional, PyObject *names
 
 // ---- running
 
+void Match::pin()
+{
+    for (opq_cell *const cell : cells)
+        pins.push_back(held(cell));
+}
+
 void Captured::bind(Match &match) const
 {
     for (const CellSource &source : sources_) {
         int64_t shift = 0;
-        opq_cell *cell = source.cell.get();
-        if (source.kind == CellSource::Kind::kept)
-            cell = kept_cells_[source.index];
         if (source.kind == CellSource::Kind::argument) {
             const Tensor &tensor = match.arguments[source.index];
-            cell = cell_of(tensor);
             shift = (tensor.storage_offset() - shapes_[source.index].offset) * static_cast<int64_t>(tensor.itemsize());
+            match.cells.push_back(cell_of(tensor));
+        } else {
+            match.cells.push_back(source.kind == CellSource::Kind::kept ? kept_cells_[source.index] : source.cell.get());
         }
-        match.cells.push_back(cell);
         match.shifts.push_back(shift);
     }
 }
@@ -663,8 +697,7 @@ Tensor Captured::tensor_of(const ResultTensor &result, const Match &match, const
     }
     Cell cell;
     if (result.kind == ResultTensor::Kind::view) {
-        opq_cell_retain(match.cells[result.index]);
-        cell = Cell::take(match.cells[result.index]);
+        cell = held(match.cells[result.index]);
     } else {
         cell = made[result.index];
     }
@@ -704,17 +737,25 @@ bool Captured::fits(const Match &match) const
 py::object Captured::run(Match &match)
 {
     bind(match);
+    for (PyObject *const host : match.leaves.hosts) // a list that has it may lose it while another thread runs Python
+        match.leaves.kept.push_back(py::reinterpret_borrow<py::object>(host));
     const auto info = opq_capture_describe(capture_.get());
     std::vector<opq_cell *> cells(static_cast<size_t>(info.results), nullptr);
     HostProgram::Run host;
     if (!program_.empty() && !program_.run(match.leaves, host, nullptr))
         return {};
     const std::vector<opq_number> numbers = numbers_.take(host);
+    static_assert(sizeof(Value) == sizeof(opq_value *));
     const opq_capture_call call{match.cells.data(), match.shifts.data(), numbers.data(),
                                 reinterpret_cast<opq_value *const *>(host.uploads.data()), cells.data()};
-    void *const python = opq_python_unlock();
-    const opq_status status = opq_capture_run(capture_.get(), &call);
-    opq_python_lock(python);
+    bool ran = false;
+    opq_status status = opq_capture_run_now(capture_.get(), &call, &ran);
+    if (status == OPQ_OK && !ran) {
+        match.pin();
+        void *const python = opq_python_unlock();
+        status = opq_capture_run(capture_.get(), &call);
+        opq_python_lock(python);
+    }
     if (status != OPQ_OK)
         numbers_.give_back();
     if (status == OPQ_UNSUPPORTED) {
@@ -759,7 +800,7 @@ py::object Captured::build(const Match &match, const std::vector<Cell> &made, co
     std::vector<py::object> tensors;
     for (const ResultTensor &result : results_) {
         if (result.kind == ResultTensor::Kind::argument) {
-            tensors.push_back(py::reinterpret_borrow<py::object>(match.leaves.tensors[result.index]));
+            tensors.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(match.arguments[result.index])));
             continue;
         }
         Tensor tensor = tensor_of(result, match, made);

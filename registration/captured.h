@@ -16,6 +16,12 @@
 namespace opq
 {
 
+inline Cell held(opq_cell *cell) // a reference more
+{
+    opq_cell_retain(cell);
+    return Cell::take(cell);
+}
+
 // Of the calling thread.
 struct ThreadState {
     bool grad, inference, autocast, autocast_cpu;
@@ -36,6 +42,7 @@ class WatchedDict
     WatchedDict(py::dict dict, const py::object &keys, std::string what);
     // *out_changed: (name, key) of a number that is another one.
     bool holds(std::string *why, py::object *out_changed);
+    int traverse(visitproc visit, void *arg) const;
 
   private:
     py::dict dict_;
@@ -59,6 +66,8 @@ struct Match {
     Leaves leaves;
     c10::SmallVector<Tensor, 8> arguments;
     c10::SmallVector<opq_cell *, 32> cells;
+    std::vector<Cell> pins; // of these, while other threads may give tensors other memory
+    void pin();
     c10::SmallVector<int64_t, 32> shifts;
     py::object item = py::none(); // (name, key) of a watched number that changed
 };
@@ -137,8 +146,9 @@ class Captured
     py::object run(Match &match);
     // "" if a call of `other` does what a call of this one does; else "graph", "number K", "constant K" (of the recorded graph) or what else is different.
     std::string difference(const Captured &other) const;
-    py::object traced = py::none();     // Python's: which numbers may be others
-    py::object inspection = py::none(); // of the recorded graph, if somebody wants it
+    py::object traced = py::none();                 // Python's: which numbers may be others
+    py::object inspection = py::none();             // of the recorded graph, if somebody wants it
+    int traverse(visitproc visit, void *arg) const; // for Python's garbage collector
     opq_capture_info info() const { return opq_capture_describe(capture_.get()); }
 
   private:

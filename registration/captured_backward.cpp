@@ -220,10 +220,7 @@ c10::intrusive_ptr<torch::autograd::Node> Captured::make_node(const Match &match
     for (const Backward::Source &source : backward_->sources) {
         switch (source.kind) {
         case Backward::Source::Kind::made: node->cells.push_back(own_copy(made[source.index])); break;
-        case Backward::Source::Kind::cell:
-            opq_cell_retain(match.cells[source.index]);
-            node->cells.push_back(Cell::take(match.cells[source.index]));
-            break;
+        case Backward::Source::Kind::cell: node->cells.push_back(held(match.cells[source.index])); break;
         case Backward::Source::Kind::gradient: node->cells.emplace_back(); break;
         case Backward::Source::Kind::kept: node->cells.push_back(source.cell); break;
         }

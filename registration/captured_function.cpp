@@ -25,7 +25,7 @@ struct FunctionObject {
     PyObject_HEAD vectorcallfunc vectorcall;
     PyObject *attributes; // __dict__
     PyObject *weak_references;
-    std::vector<std::unique_ptr<Captured>> *variants; // last used first
+    std::vector<std::shared_ptr<Captured>> *variants; // last used first
     int64_t calls, every;                             // every: so many calls one is for Python to check, 0: none
     bool checks;                                      // this one is
 };
@@ -59,13 +59,15 @@ PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject
         return through_python(object, "_check", args, count, names);
     auto &variants = *self->variants;
     for (size_t i = 0; i < variants.size(); ++i) {
+        const std::shared_ptr<Captured> one =
+            variants[i]; // what is compared may be Python's, and call or forget the function
         Match match;
-        if (!variants[i]->matches(args, count, names, match, nullptr))
+        if (!one->matches(args, count, names, match, nullptr))
             continue;
-        if (i > 0)
+        if (i > 0 && i < variants.size() && variants[i] == one)
             std::rotate(variants.begin(), variants.begin() + static_cast<std::ptrdiff_t>(i),
                         variants.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-        if (py::object result = variants[0]->run(match))
+        if (py::object result = one->run(match))
             return result.release().ptr();
     }
     return through_python(object, "_record", args, count, names);
@@ -78,7 +80,7 @@ PyObject *make(PyTypeObject *type, PyObject *, PyObject *)
     if (!object)
         return nullptr;
     self_of(object)->vectorcall = &call;
-    self_of(object)->variants = new std::vector<std::unique_ptr<Captured>>;
+    self_of(object)->variants = new std::vector<std::shared_ptr<Captured>>;
     return object;
 }
 
@@ -86,12 +88,26 @@ int traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self_of(object)->attributes);
+    for (const auto &one : *self_of(object)->variants)
+        if (one.use_count() == 1) // else a call has it
+            if (const int stop = one->traverse(visit, arg))
+                return stop;
     return 0;
+}
+
+// Which may run code of Python's: the function has none of them by then.
+void forget(FunctionObject *self, size_t most)
+{
+    std::vector<std::shared_ptr<Captured>> gone;
+    while (self->variants->size() > most) {
+        gone.push_back(std::move(self->variants->back()));
+        self->variants->pop_back();
+    }
 }
 
 int clear(PyObject *object)
 {
-    self_of(object)->variants->clear();
+    forget(self_of(object), 0);
     Py_CLEAR(self_of(object)->attributes);
     return 0;
 }
@@ -354,12 +370,8 @@ void bind_capture(py::module_ &m)
             result.append(variant->inspection);
         return result;
     });
-    m.def("capture_forget", [type](const py::object &function) { checked(function, type)->variants->clear(); });
-    m.def("capture_limit", [type](const py::object &function, size_t most) {
-        auto &variants = *checked(function, type)->variants;
-        if (variants.size() > most)
-            variants.resize(most);
-    });
+    m.def("capture_forget", [type](const py::object &function) { forget(checked(function, type), 0); });
+    m.def("capture_limit", [type](const py::object &function, size_t most) { forget(checked(function, type), most); });
     m.def("capture_info", [type](const py::object &function) {
         py::list result;
         for (const auto &variant : *checked(function, type)->variants) {

@@ -163,6 +163,17 @@ int HostProgram::outer(int number, Register now)
     return result;
 }
 
+int HostProgram::traverse(visitproc visit, void *arg) const
+{
+    for (const DictItem &item : items_) {
+        Py_VISIT(item.dict.ptr());
+        Py_VISIT(item.key.ptr());
+    }
+    for (const HostCall &call : calls_)
+        Py_VISIT(call.function.ptr());
+    return 0;
+}
+
 bool HostProgram::same_as(const HostProgram &other) const
 {
     if (steps_.size() != other.steps_.size() || registers_.size() != other.registers_.size() ||

@@ -66,6 +66,7 @@ class HostProgram
     bool empty() const { return steps_.empty(); }
     bool guards() const; // may run() be false?
     bool writes() const;
+    int traverse(visitproc visit, void *arg) const;
     bool same_as(const HostProgram &other) const;                         // but for values that a call has anew
     const std::vector<Register> &registers() const { return registers_; } // as they were
     const at::Tensor &example(int slot) const { return example_[static_cast<size_t>(slot)]; } // while it is recorded

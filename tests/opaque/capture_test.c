@@ -3,7 +3,6 @@
 
 #include "opaque/capture.h"
 
-
 typedef struct captured {
     opq_capturing *capturing;
     opq_capture *capture;
@@ -250,16 +249,11 @@ static void test_captures_are_compared(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_a_call_reads_cells_anew),
-        TEST(test_other_cells),
-        TEST(test_cells_that_hold_one_value),
-        TEST(test_numbers),
-        TEST(test_values_cannot_be_looked_at),
-        TEST(test_what_escapes_is_told),
-        TEST(test_what_does_not_fit),
-        TEST(test_readers_keep_their_values),
-        TEST(test_cells_exchange_values),
-        TEST(test_captures_are_compared),
+        TEST(test_a_call_reads_cells_anew),    TEST(test_other_cells),
+        TEST(test_cells_that_hold_one_value),  TEST(test_numbers),
+        TEST(test_values_cannot_be_looked_at), TEST(test_what_escapes_is_told),
+        TEST(test_what_does_not_fit),          TEST(test_readers_keep_their_values),
+        TEST(test_cells_exchange_values),      TEST(test_captures_are_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
 
 import gc
 import math
+import threading
+import weakref
 
 import pytest
 import torch
@@ -704,7 +706,73 @@ def test_check_says_where():
         fn(torch.ones(3, device=D))
 
 
-# ---- memory
+# ---- threads and memory
+
+
+def test_threads_call_one_function():
+    weight = torch.randn(8, device=D)
+    fn = capture(lambda x, t: (x * t + weight).sum(-1))
+    failures = []
+
+    def work(number: int):
+        try:
+            for i in range(60):
+                x = torch.full((1 + (i + number) % 5, 8), float(i), device=D)
+                wanted = x.cpu() * number + weight.cpu()
+                if not torch.allclose(fn(x, float(number)).cpu(), wanted.sum(-1)):
+                    failures.append((number, i))
+                if i % 20 == 19:
+                    fn.forget()
+        except Exception as error:
+            failures.append((number, repr(error)))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_threads_capture_functions_that_share_tensors():
+    state = torch.zeros(16, device=D)
+    failures = []
+
+    def work(number: int):
+        other = torch.zeros(16, device=D)
+
+        def step(x):
+            other.add_(state * 0 + x)
+            return other + 1
+
+        for _ in range(10):
+            fn = capture(step)
+            for _ in range(4):
+                before = other.cpu()
+                if (
+                    fn(torch.full((16,), float(number), device=D)).tolist()
+                    != (before + number + 1).tolist()
+                ):
+                    failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_module_that_has_its_captured_function_is_collected():
+    net = nn.Linear(4, 4).to(D)
+    net.step = capture(lambda x: net(x))
+    with torch.no_grad():
+        for _ in range(3):
+            net.step(torch.ones(2, 4, device=D))
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
 
 
 def test_nothing_is_kept():
