@@ -765,7 +765,7 @@ def test_threads_capture_functions_that_share_tensors():
 
 def test_a_module_that_has_its_captured_function_is_collected():
     net = nn.Linear(4, 4).to(D)
-    net.step = capture(lambda x: net(x))
+    net.step = capture(lambda x: net(x))  # noqa: F821
     with torch.no_grad():
         for _ in range(3):
             net.step(torch.ones(2, 4, device=D))
