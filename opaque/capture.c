@@ -162,7 +162,6 @@ static opq_status allocate(maker *m, int results)
                        .number_count = s->scalars.count,
                        .output_count = s->outputs.count,
                        .op_count = s->nodes.count};
-    atomic_init(&c->refs, 1);
     c->cells = zeros((size_t)c->cell_count, sizeof *c->cells);
     c->leaves = zeros((size_t)c->leaf_count, sizeof *c->leaves);
     c->numbers = zeros((size_t)c->number_count, sizeof *c->numbers);
@@ -220,7 +219,7 @@ static opq_status plan(maker *m)
     return status;
 }
 
-/* Is each leaf of a cell that is only read at one place a view? Then views of it may begin elsewhere. */
+/* Views of leaves become leaves of their own, which may begin elsewhere. */
 static opq_status choose_snapshot(maker *m)
 {
     bool any;
@@ -245,6 +244,7 @@ static bool is_small(const opq_plan *plan)
     return small && work <= SMALL_WORK;
 }
 
+/* Cells that nothing reads but such views, and nothing writes. */
 static void find_shiftable(maker *m)
 {
     opq_capture *made = m->made;
@@ -266,33 +266,51 @@ static void find_shiftable(maker *m)
             made->cells[made->leaves[made->sinks[i].leaf].cell].shiftable = false;
 }
 
-opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture)
+static void start(maker *m, opq_capturing *capturing)
+{
+    m->ctx = capturing->ctx;
+    m->capturing = capturing;
+    opq_room_init(&m->room);
+}
+
+static void finish(maker *m)
+{
+    for (int i = 0; i < m->count; i++)
+        opq_value_release(m->values[i]);
+    opq_room_drop(&m->room);
+}
+
+/* Of the snapshot that was taken. */
+static opq_status make(maker *m, int results, opq_graph **out_graph)
+{
+    OPQ_TRY(choose_snapshot(m));
+    OPQ_TRY(bind(m, results));
+    find_shiftable(m);
+    OPQ_TRY(plan(m));
+    m->made->small = is_small(m->made->plan);
+    return out_graph && m->taken.nodes.count > 0 ? opq_snapshot_graph(&m->taken, OPQ_OUTPUTS_stored, out_graph) : OPQ_OK;
+}
+
+opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture,
+                            opq_graph **out_graph)
 {
     static const opq_scope alone = {OPQ_SCOPE_asked, 0, false};
-    maker m = {.ctx = capturing->ctx, .capturing = capturing};
+    maker m = {0};
     if (capturing->lost)
         return out_of_memory();
-    opq_room_init(&m.room);
+    if (out_graph)
+        *out_graph = NULL;
+    start(&m, capturing);
     opq_status status = list_values(&m, results, count);
     if (status == OPQ_OK)
         status = opq_snapshot_collect(m.ctx, m.values, m.count, &alone, &m.room, &m.taken);
-    bool taken = status == OPQ_OK;
-    if (status == OPQ_OK)
-        status = choose_snapshot(&m);
-    if (status == OPQ_OK)
-        status = bind(&m, count);
     if (status == OPQ_OK) {
-        find_shiftable(&m);
-        status = plan(&m);
-        m.made->small = status == OPQ_OK && is_small(m.made->plan);
-    }
-    if (taken)
+        status = make(&m, count, out_graph);
         opq_snapshot_unpin(&m.taken);
-    for (int i = 0; i < m.count; i++)
-        opq_value_release(m.values[i]);
-    opq_room_drop(&m.room);
+    }
+    finish(&m);
     if (status != OPQ_OK)
-        opq_capture_release(m.made);
+        opq_capture_drop(m.made);
     else
         *out_capture = m.made;
     return status;
@@ -300,34 +318,12 @@ opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, 
 
 opq_status opq_capture_first_run(opq_capturing *capturing, opq_cell *const *results, int count)
 {
-    maker m = {.ctx = capturing->ctx, .capturing = capturing};
-    opq_room_init(&m.room);
+    maker m = {0};
+    start(&m, capturing);
     opq_status status = list_values(&m, results, count);
     if (status == OPQ_OK)
         status = opq_materialize(m.ctx, m.values, m.count, OPQ_REASON_capture);
-    for (int i = 0; i < m.count; i++)
-        opq_value_release(m.values[i]);
-    opq_room_drop(&m.room);
-    return status;
-}
-
-opq_status opq_capture_graph(opq_capturing *capturing, opq_cell *const *results, int count, opq_graph **out_graph)
-{
-    static const opq_scope alone = {OPQ_SCOPE_asked, 0, false};
-    maker m = {.ctx = capturing->ctx, .capturing = capturing};
-    *out_graph = NULL;
-    opq_room_init(&m.room);
-    opq_status status = list_values(&m, results, count);
-    if (status == OPQ_OK)
-        status = opq_snapshot_collect(m.ctx, m.values, m.count, &alone, &m.room, &m.taken);
-    if (status == OPQ_OK) {
-        if (m.taken.nodes.count > 0)
-            status = opq_snapshot_graph(&m.taken, OPQ_OUTPUTS_stored, out_graph);
-        opq_snapshot_unpin(&m.taken);
-    }
-    for (int i = 0; i < m.count; i++)
-        opq_value_release(m.values[i]);
-    opq_room_drop(&m.room);
+    finish(&m);
     return status;
 }
 
@@ -391,11 +387,9 @@ opq_capture_difference opq_capture_compare(const opq_capture *a, const opq_captu
     return a->cell_count == b->cell_count && same_sinks(a, b) ? OPQ_CAPTURE_same : OPQ_CAPTURE_cells;
 }
 
-void opq_capture_retain(opq_capture *c) { atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed); }
-
-void opq_capture_release(opq_capture *c)
+void opq_capture_drop(opq_capture *c)
 {
-    if (c == NULL || atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) != 1)
+    if (c == NULL)
         return;
     for (int i = 0; i < c->leaf_count && c->leaves; i++)
         opq_value_release(c->leaves[i].constant);

@@ -24,10 +24,11 @@ typedef struct opq_capture opq_capture;
 
 /* ---- while the function runs, on its thread and those of autograd that work for it */
 
-/* Computes what this origin has pending, then begins. OPQ_INVALID if it is capturing already. */
-opq_status opq_capturing_begin(opq_ctx *ctx, opq_capturing **out_capturing) OPQ_MUST_CHECK;
+/* Computes what this origin has pending, then begins. host: what opq_capturing_host() gives, the caller's own. OPQ_INVALID if it is capturing already. */
+opq_status opq_capturing_begin(opq_ctx *ctx, void *host, opq_capturing **out_capturing) OPQ_MUST_CHECK;
 /* That of this origin, NULL: none. Until it ends, values cannot be looked at: opq_materialize and opq_synchronize fail. */
 opq_capturing *opq_capturing_here(opq_ctx *ctx);
+void *opq_capturing_host(const opq_capturing *capturing);
 /* A number that the caller gives at each call, as opq_value_scalar makes one; number: what it is now. */
 opq_status opq_value_number(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak, int id,
                             opq_value **out_value) OPQ_MUST_CHECK;
@@ -57,12 +58,9 @@ void opq_capturing_drop(opq_capturing *capturing);
 /* ---- the capture */
 
 /* Of what was recorded until now for the cells and `results`, cells made meanwhile. Makes the plan, if need be; runs nothing. Results that hold
- * the same value get it in one buffer. */
-opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count,
-                            opq_capture **out_capture) OPQ_MUST_CHECK;
-/* What was recorded, as a graph whose inputs and outputs are those of the plan; to be destroyed. NULL: nothing is computed. Before the first run. */
-opq_status opq_capture_graph(opq_capturing *capturing, opq_cell *const *results, int count,
-                             opq_graph **out_graph) OPQ_MUST_CHECK;
+ * the same value get it in one buffer. *out_graph: what was recorded, to be destroyed, NULL: nothing is computed; out_graph NULL: nobody asks. */
+opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture,
+                            opq_graph **out_graph) OPQ_MUST_CHECK;
 /* Would a call of the one do what a call of the other does? OPQ_CAPTURE_number: *out_which is a number of the graphs, in order, that is not the same;
  * _constant: an input whose data are not. */
 typedef enum opq_capture_difference {
@@ -73,8 +71,7 @@ typedef enum opq_capture_difference {
     OPQ_CAPTURE_cells
 } opq_capture_difference;
 opq_capture_difference opq_capture_compare(const opq_capture *a, const opq_capture *b, int *out_which);
-void opq_capture_retain(opq_capture *capture);
-void opq_capture_release(opq_capture *capture);
+void opq_capture_drop(opq_capture *capture); /* no call of it is in progress */
 
 /* Cells and results as they were when it was made. */
 typedef struct opq_capture_call {

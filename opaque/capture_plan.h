@@ -38,7 +38,6 @@ typedef struct opq_capture_sink {
 
 struct opq_capture {
     opq_ctx *ctx;
-    atomic_int refs;
     opq_plan *plan; /* NULL: nothing is computed */
     void *key;      /* of the snapshot, without a mode */
     size_t key_bytes;

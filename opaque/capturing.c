@@ -34,7 +34,9 @@ opq_status opq_capturing_forbids(opq_ctx *ctx, opq_reason reason)
                     opq_reason_name(reason));
 }
 
-opq_status opq_capturing_begin(opq_ctx *ctx, opq_capturing **out_capturing)
+void *opq_capturing_host(const opq_capturing *c) { return c->host; }
+
+opq_status opq_capturing_begin(opq_ctx *ctx, void *host, opq_capturing **out_capturing)
 {
     static atomic_uint last;
     if (opq_capturing_here(ctx))
@@ -45,6 +47,7 @@ opq_status opq_capturing_begin(opq_ctx *ctx, opq_capturing **out_capturing)
     if (made == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     made->ctx = ctx;
+    made->host = host;
     made->origin = opq_origin_get();
     made->began = opq_sequence(ctx);
     made->id = atomic_fetch_add(&last, 1) + 1;
@@ -133,12 +136,7 @@ static opq_met *meet(opq_capturing *c, opq_cell *cell)
         c->capacity = capacity;
     }
     opq_cell_retain(cell);
-    opq_spin_lock(&c->ctx->lock);
-    opq_value *before = cell->value;
-    if (before)
-        opq_value_retain(before);
-    opq_spin_unlock(&c->ctx->lock);
-    c->met[c->count] = (opq_met){.cell = cell, .before = before};
+    c->met[c->count] = (opq_met){.cell = cell, .before = opq_cell_value_unseen(cell)};
     cell->met_in = c->id;
     cell->met = c->count;
     return &c->met[c->count++];
@@ -156,11 +154,7 @@ static opq_met *known(const opq_capturing *c, const opq_cell *cell)
 /* The cell's value, computed, as one that only it holds. NULL: it holds nothing, or there was no way. */
 static opq_value *own_leaf(opq_capturing *c, opq_cell *cell, bool *out_nothing)
 {
-    opq_spin_lock(&c->ctx->lock);
-    opq_value *old = cell->value, *leaf = NULL;
-    if (old)
-        opq_value_retain(old);
-    opq_spin_unlock(&c->ctx->lock);
+    opq_value *old = opq_cell_value_unseen(cell), *leaf = NULL;
     *out_nothing = old == NULL;
     if (old == NULL)
         return NULL;

@@ -16,6 +16,7 @@ typedef struct opq_met {
 
 struct opq_capturing {
     opq_ctx *ctx;
+    void *host; /* the caller's */
     uint32_t id, origin;
     uint64_t began; /* sequence number: what is younger was made meanwhile */
     opq_met *met;

@@ -190,6 +190,11 @@ opq_value *opq_cell_computed(opq_cell *cell)
 opq_value *opq_cell_value(opq_cell *cell)
 {
     opq_capturing_read(cell);
+    return opq_cell_value_unseen(cell);
+}
+
+opq_value *opq_cell_value_unseen(opq_cell *cell)
+{
     opq_spin_lock(&cell->ctx->lock);
     opq_value *value = cell->value;
     if (value)

@@ -110,6 +110,8 @@ void opq_cell_hold(opq_cell *cell, opq_value *value);
 void opq_cells_settled(opq_value *value); /* its state changed: its cells wait for nothing */
 /* Empties the history into out_drop[OPQ_HISTORY_MAX], to be released without the lock; their number. */
 int opq_cell_forget(opq_cell *cell, opq_value **out_drop);
+/* What it holds, as opq_cell_value, of which a function that is captured knows nothing. */
+opq_value *opq_cell_value_unseen(opq_cell *cell);
 /* Gives it a new value and takes the reference. False, and nothing happens, if it no longer holds what `expected` (NULL: anything) says: another
  * thread has written. */
 bool opq_cell_replace(opq_cell *cell, opq_value *const *expected, opq_value *value);

@@ -105,11 +105,19 @@ bool is_host_tensor(PyObject *object)
     return tensor.device().is_cpu() && tensor.layout() == at::kStrided;
 }
 
+// The items of a tuple or a list.
+c10::ArrayRef<PyObject *> sequence_items(PyObject *sequence)
+{
+    return {PySequence_Fast_ITEMS(sequence), static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence))};
+}
+
+} // namespace
+
 bool same_value(PyObject *a, PyObject *b)
 {
     if (a == b)
         return true;
-    if (PyFloat_CheckExact(a)) { // by bits: -0.0 is not 0.0, and NaN is NaN
+    if (PyFloat_CheckExact(a) && PyFloat_CheckExact(b)) { // by bits: -0.0 is not 0.0, and NaN is NaN
         const double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
         return std::memcmp(&x, &y, sizeof x) == 0;
     }
@@ -119,19 +127,11 @@ bool same_value(PyObject *a, PyObject *b)
     return equal == 1;
 }
 
-std::string text_of(PyObject *object)
+std::string short_text(PyObject *object)
 {
     const std::string text = py::repr(object);
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }
-
-// The items of a tuple or a list.
-c10::ArrayRef<PyObject *> sequence_items(PyObject *sequence)
-{
-    return {PySequence_Fast_ITEMS(sequence), static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence))};
-}
-
-} // namespace
 
 void set_number_types(const py::object &real, const py::object &integer)
 {
@@ -251,7 +251,7 @@ bool Tree::matches(PyObject *object, Leaves &leaves, std::string *why) const
         const int number = leaves.equals++;
         if (same_value(object_.ptr(), object))
             return true;
-        differs(why, why ? text_of(object) + ", not " + text_of(object_.ptr()) : std::string());
+        differs(why, why ? short_text(object) + ", not " + short_text(object_.ptr()) : std::string());
         if (!why || !(PyFloat_CheckExact(object) || PyLong_CheckExact(object)))
             return false;
         leaves.changed.push_back(number); // who asks wants to know all of them

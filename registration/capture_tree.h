@@ -65,6 +65,9 @@ class Tree
     std::vector<Tree> items_;
 };
 
+// Are they the same, or values that are equal: floats bit for bit?
+bool same_value(PyObject *a, PyObject *b);
+std::string short_text(PyObject *object); // its repr(), of 60 characters at most
 // Classes of Python's numbers that are traced: in results they stand for what a call computes.
 void set_number_types(const py::object &real, const py::object &integer);
 

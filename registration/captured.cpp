@@ -1,118 +1,14 @@
 #include "captured.h"
 
-#include <ATen/autocast_mode.h>
-#include <c10/core/DefaultDtype.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lines.h"
-#include "modes.h"
-#include "python.h"
 #include "random.h"
 
 namespace opq
 {
-
-std::string line_text(uint32_t line);
-
-// ---- the thread
-
-ThreadState ThreadState::now()
-{
-    inherit_modes();
-    return {c10::GradMode::is_enabled(),
-            c10::InferenceMode::is_enabled(),
-            at::autocast::is_autocast_enabled(kDeviceType),
-            at::autocast::is_autocast_enabled(c10::kCPU),
-            at::autocast::get_autocast_dtype(kDeviceType),
-            at::autocast::get_autocast_dtype(c10::kCPU),
-            c10::get_default_dtype(),
-            opq_modes_get(),
-            at::globalContext().deterministicAlgorithms()};
-}
-
-const char *ThreadState::difference(const ThreadState &o) const
-{
-    if (grad != o.grad)
-        return "gradients are on or off";
-    if (inference != o.inference)
-        return "inference mode";
-    if (autocast != o.autocast || autocast_cpu != o.autocast_cpu || (autocast && autocast_dtype != o.autocast_dtype) ||
-        (autocast_cpu && autocast_cpu_dtype != o.autocast_cpu_dtype))
-        return "autocast";
-    if (default_dtype != o.default_dtype)
-        return "the default dtype";
-    if (modes != o.modes)
-        return "a mode of torch_opaque";
-    return deterministic != o.deterministic ? "deterministic algorithms" : nullptr;
-}
-
-// ---- dicts
-
-namespace
-{
-
-#if PY_VERSION_HEX < 0x030C0000
-uint64_t version_of(const py::dict &dict) { return reinterpret_cast<PyDictObject *>(dict.ptr())->ma_version_tag; }
-#else
-uint64_t version_of(const py::dict &) { return 0; } // none to go by
-#endif
-
-bool same_item(PyObject *now, PyObject *before)
-{
-    if (now == before)
-        return true;
-    if (!now || Py_TYPE(now) != Py_TYPE(before) ||
-        !(PyFloat_CheckExact(now) || PyLong_CheckExact(now) || PyUnicode_CheckExact(now) || PyTuple_CheckExact(now)))
-        return false;
-    const int equal = PyObject_RichCompareBool(now, before, Py_EQ);
-    if (equal < 0)
-        PyErr_Clear();
-    return equal == 1;
-}
-
-} // namespace
-
-WatchedDict::WatchedDict(py::dict dict, const py::object &keys, std::string what)
-    : dict_(std::move(dict)), all_(keys.is_none()), version_(version_of(dict_)), what_(std::move(what))
-{
-    for (const py::handle key : all_ ? py::tuple(py::list(dict_)) : py::tuple(keys))
-        items_.emplace_back(py::reinterpret_borrow<py::object>(key), dict_[key]);
-}
-
-namespace
-{
-
-std::string repr_of(PyObject *object)
-{
-    const std::string text = object ? std::string(py::repr(object)) : "missing";
-    return text.size() <= 60 ? text : text.substr(0, 57) + "...";
-}
-
-} // namespace
-
-bool WatchedDict::holds(std::string *why, py::object *out_changed)
-{
-    const uint64_t version = version_of(dict_);
-    if (version == version_ && version != 0)
-        return true;
-    bool same = !all_ || static_cast<size_t>(PyDict_GET_SIZE(dict_.ptr())) == items_.size();
-    if (!same && why)
-        *why = what_ + " has other items";
-    for (size_t i = 0; i < items_.size() && same; ++i) {
-        same = same_item(PyDict_GetItem(dict_.ptr(), items_[i].first.ptr()), items_[i].second.ptr());
-        if (!same && why)
-            *why = what_ + "'s " + std::string(py::str(items_[i].first)) + " is " +
-                   repr_of(PyDict_GetItem(dict_.ptr(), items_[i].first.ptr())) + ", not " +
-                   repr_of(items_[i].second.ptr());
-        const PyObject *const before = items_[i].second.ptr();
-        if (!same && why && (PyFloat_CheckExact(before) || PyLong_CheckExact(before)))
-            *out_changed = py::make_tuple(what_, items_[i].first);
-    }
-    version_ = same ? version : version_;
-    return same;
-}
 
 // ---- numbers
 
@@ -152,183 +48,34 @@ void Numbers::give_back() const
         take_draws(one.generator, -one.draws);
 }
 
-// ---- making one
+// ---- captures of the core
 
-namespace
+opq_status make_capture(const Capturing &capturing, const std::vector<Cell> &results, Capture &capture, opq_graph **graph)
 {
-
-opq_cell *cell_of(const Tensor &tensor) { return impl_of(tensor)->cell(); }
-
-Tensor alive(const Reached &one)
-{
-    auto impl = one.impl.lock();
-    return impl ? Tensor(std::move(impl)) : Tensor();
+    const std::vector<opq_cell *> cells = pointers(results);
+    opq_capture *made = nullptr;
+    const PythonUnlocked unlocked;
+    const opq_status status =
+        opq_capture_make(capturing.core, cells.data(), static_cast<int>(cells.size()), &made, graph);
+    capture.reset(made);
+    return status;
 }
 
-} // namespace
-
-// What was reached: an argument, or a tensor that somebody else has, too.
-void Captured::sort_tensors(Capturing &capturing)
+opq_status run_capture(opq_capture *capture, const opq_capture_call &call)
 {
-    for (const Reached &one : capturing.reached) {
-        Tensor tensor = alive(one);
-        if (!tensor.defined() || !impl_or_null(tensor) || tensor.use_count() < 2)
-            continue;
-        bool argument = false;
-        for (const Tensor &example : example_)
-            argument = argument || example.is_same(tensor);
-        if (argument)
-            continue;
-        kept_shapes_.emplace_back(tensor);
-        kept_cells_.push_back(cell_of(tensor));
-        kept_.push_back(std::move(tensor));
-    }
-    for (size_t i = 0; i < example_.size(); ++i) {
-        size_t first = 0;
-        while (cell_of(example_[first]) != cell_of(example_[i]))
-            ++first;
-        const auto kept = std::find(kept_cells_.begin(), kept_cells_.end(), cell_of(example_[i]));
-        first_of_.push_back(static_cast<int>(first));
-        in_kept_.push_back(kept == kept_cells_.end() ? -1 : static_cast<int>(kept - kept_cells_.begin()));
-    }
+    const PythonUnlocked unlocked;
+    return opq_capture_run(capture, &call);
 }
 
-void Captured::add_sources(const Capturing &capturing)
+std::vector<Cell> escaped_cells(const Capturing &capturing, const std::vector<Cell> &results)
 {
-    const int count = opq_capturing_cell_count(capturing.core);
-    for (int i = 0; i < count; ++i) {
-        opq_cell *const cell = opq_capturing_cell(capturing.core, i);
-        CellSource source{CellSource::Kind::cell, 0, {}, opq_capturing_wrote(capturing.core, i)};
-        const auto kept = std::find(kept_cells_.begin(), kept_cells_.end(), cell);
-        const auto example = std::find_if(example_.begin(), example_.end(),
-                                          [&](const Tensor &tensor) { return cell_of(tensor) == cell; });
-        if (example != example_.end()) {
-            source.kind = CellSource::Kind::argument;
-            source.index = static_cast<size_t>(example - example_.begin());
-        } else if (kept != kept_cells_.end()) {
-            source.kind = CellSource::Kind::kept;
-            source.index = static_cast<size_t>(kept - kept_cells_.begin());
-        } else {
-            opq_cell_retain(cell);
-            source.cell = Cell::take(cell);
-        }
-        sources_.push_back(std::move(source));
-    }
+    const std::vector<opq_cell *> known = pointers(results);
+    const int count = static_cast<int>(known.size());
+    std::vector<opq_cell *> found(
+        static_cast<size_t>(opq_capturing_escaped(capturing.core, known.data(), count, nullptr, 0)));
+    opq_capturing_escaped(capturing.core, known.data(), count, found.data(), static_cast<int>(found.size()));
+    return owned(found);
 }
-
-// A tensor whose history or need of gradients the function changed is no input of a plan.
-bool Captured::check_history(Capturing &capturing) const
-{
-    for (const Reached &one : capturing.reached) {
-        const Tensor tensor = alive(one);
-        if (!tensor.defined())
-            continue;
-        if (tensor.requires_grad() != one.requires_grad || torch::autograd::impl::grad_fn_unsafe(tensor) != one.grad_fn) {
-            capturing.refuse("it changes whose gradient a tensor is part of that was there before");
-            return false;
-        }
-    }
-    return true;
-}
-
-ResultTensor Captured::describe(const Tensor &tensor, const Capturing &capturing)
-{
-    ResultTensor result{ResultTensor::Kind::made,
-                        0,
-                        tensor.scalar_type(),
-                        {},
-                        {},
-                        tensor.storage_offset(),
-                        tensor.requires_grad(),
-                        tensor.is_neg(),
-                        tensor.is_conj()};
-    result.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-    result.strides.assign(tensor.strides().begin(), tensor.strides().end());
-    for (size_t i = 0; i < example_.size(); ++i)
-        if (example_[i].is_same(tensor))
-            return result.kind = ResultTensor::Kind::argument, result.index = i, result;
-    for (size_t i = 0; i < kept_.size(); ++i)
-        if (kept_[i].is_same(tensor))
-            return result.kind = ResultTensor::Kind::kept, result.index = i, result;
-    if (const int cell = opq_capturing_find(capturing.core, cell_of(tensor)); cell >= 0)
-        return result.kind = ResultTensor::Kind::view, result.index = static_cast<size_t>(cell), result;
-    if (!opq_capturing_made_it(capturing.core, cell_of(tensor))) { // it was there before, and nothing read it
-        result.kind = ResultTensor::Kind::kept;
-        result.index = kept_.size();
-        kept_shapes_.emplace_back(tensor);
-        kept_cells_.push_back(cell_of(tensor));
-        kept_.push_back(tensor);
-        return result;
-    }
-    for (; result.index < made_.size(); ++result.index)
-        if (made_[result.index].get() == cell_of(tensor))
-            return result;
-    made_.push_back(impl_of(tensor)->cell_ref());
-    return result;
-}
-
-void Captured::add_gradients(Capturing &capturing)
-{
-    for (const Reached &one : capturing.reached) {
-        const Tensor tensor = alive(one);
-        if (!tensor.defined() || !one.requires_grad || one.grad_fn)
-            continue;
-        Gradient gradient{true, 0, false, one.grad, Gradient::After::same, {}};
-        while (gradient.index < kept_.size() && !kept_[gradient.index].is_same(tensor))
-            ++gradient.index;
-        if (gradient.index == kept_.size()) {
-            gradient.kept = false;
-            gradient.index = 0;
-            while (gradient.index < example_.size() && !example_[gradient.index].is_same(tensor))
-                ++gradient.index;
-            if (gradient.index == example_.size())
-                continue;
-        }
-        const Tensor &now = tensor.grad();
-        const bool met = one.grad.defined() && opq_capturing_find(capturing.core, cell_of(one.grad)) >= 0;
-        if (!now.defined() && one.grad.defined())
-            gradient.after = Gradient::After::none;
-        else if (now.defined() && !now.is_same(one.grad)) {
-            gradient.after = Gradient::After::made;
-            gradient.made = describe(now, capturing);
-        }
-        if (!one.asked && !met && gradient.after == Gradient::After::same)
-            continue;
-        gradient.any = one.grad.defined() && !met && gradient.after != Gradient::After::same;
-        gradients_.push_back(std::move(gradient));
-    }
-}
-
-void Captured::add_host_results(const Leaves &leaves, Capturing &capturing)
-{
-    for (PyObject *const number : leaves.numbers)
-        result_numbers_.push_back(py::handle(number)
-                                      .attr("node")
-                                      .attr("register_in")(py::cast(&capturing, py::return_value_policy::reference))
-                                      .cast<int>());
-    for (PyObject *const object : leaves.hosts) {
-        const Tensor &tensor = THPVariable_Unpack(object);
-        HostResult made{false, -1, py::reinterpret_borrow<py::object>(object)};
-        for (size_t k = 0; k < capturing.host_arguments.size() && made.index < 0; ++k)
-            if (capturing.host_arguments[k].is_same(tensor))
-                made = {true, static_cast<int>(k), {}};
-        if (!made.argument)
-            made.index = capturing.program.slot_of(tensor);
-        host_results_.push_back(std::move(made));
-    }
-}
-
-void Captured::add_results(const py::object &result, Capturing &capturing)
-{
-    Leaves leaves;
-    result_.emplace(result, leaves);
-    add_host_results(leaves, capturing);
-    for (PyObject *const leaf : leaves.tensors)
-        results_.push_back(describe(THPVariable_Unpack(leaf), capturing));
-}
-
-namespace
-{
 
 std::vector<opq_cell *> pointers(const std::vector<Cell> &cells)
 {
@@ -338,220 +85,29 @@ std::vector<opq_cell *> pointers(const std::vector<Cell> &cells)
     return result;
 }
 
-} // namespace
-
-// What outlives the call and is no result: of results with a gradient their graph holds it.
-bool Captured::check_escaped(Capturing &capturing)
+std::vector<Cell> owned(const std::vector<opq_cell *> &references)
 {
-    std::vector<opq_cell *> results = pointers(made_), escaped;
-    const int known = static_cast<int>(results.size());
-    result_cells_ = results.size();
-    escaped.resize(static_cast<size_t>(opq_capturing_escaped(capturing.core, results.data(), known, nullptr, 0)));
-    opq_capturing_escaped(capturing.core, results.data(), known, escaped.data(), static_cast<int>(escaped.size()));
-    for (opq_cell *const cell : escaped)
-        made_.push_back(Cell::take(cell));
-    if (escaped.empty() || !outputs_.empty())
-        return true;
-    if (capturing.refused.empty())
-        capturing.refused =
-            c10::str(escaped.size(), " tensors that it makes outlive the call and are no results, the first made at ",
-                     line_text(opq_cell_line(escaped[0])));
-    return false;
-}
-
-void Captured::find_differentiable(const py::object &result, const Capturing &capturing)
-{
-    Leaves leaves;
-    const Tree tree(result, leaves);
-    for (size_t i = 0; i < results_.size(); ++i) {
-        const bool own = results_[i].kind == ResultTensor::Kind::made || results_[i].kind == ResultTensor::Kind::view;
-        if (!own || !results_[i].requires_grad)
-            continue;
-        outputs_.push_back(THPVariable_Unpack(leaves.tensors[i]));
-        output_of_.push_back(i);
-    }
-    const auto add = [&](const Tensor &tensor, bool kept, size_t index) {
-        if (!tensor.requires_grad() || opq_capturing_find(capturing.core, cell_of(tensor)) < 0)
-            return;
-        inputs_.push_back(tensor);
-        input_of_.emplace_back(kept, index);
-    };
-    for (size_t i = 0; i < example_.size() && !outputs_.empty(); ++i)
-        add(example_[i], false, i);
-    for (size_t i = 0; i < kept_.size() && !outputs_.empty(); ++i)
-        add(kept_[i], true, i);
-}
-
-std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &args, const py::dict &kwargs,
-                                         const py::object &result, const std::vector<int> &free, bool inspected)
-{
-    std::unique_ptr<Captured> made(new Captured);
-    Leaves leaves;
-    made->state_ = ThreadState::now();
-    made->positional_ = args.size();
-    for (const py::handle one : args)
-        made->arguments_.emplace_back(one, leaves, free);
-    for (const auto &item : kwargs)
-        made->arguments_.emplace_back(item.second, leaves, free);
-    made->names_ = py::tuple(py::list(kwargs));
-    for (PyObject *const leaf : leaves.tensors) {
-        made->example_.push_back(THPVariable_Unpack(leaf));
-        made->shapes_.emplace_back(made->example_.back());
-    }
-    if (!capturing.refused.empty() || !made->check_history(capturing))
-        return nullptr;
-    made->sort_tensors(capturing);
-    made->add_sources(capturing);
-    made->add_gradients(capturing);
-    made->add_results(result, capturing);
-    made->find_differentiable(result, capturing);
-    if (!made->check_escaped(capturing) || !made->check_host(capturing, leaves))
-        return nullptr;
-    if (inspected)
-        made->inspect(capturing);
-    const std::vector<opq_cell *> results = pointers(made->made_);
-    opq_capture *capture = nullptr;
-    void *const python = opq_python_unlock();
-    opq_status status = opq_capture_make(capturing.core, results.data(), static_cast<int>(results.size()), &capture);
-    made->capture_.reset(capture);
-    if (status == OPQ_OK)
-        status = opq_capture_first_run(capturing.core, results.data(), static_cast<int>(results.size()));
-    opq_python_lock(python);
-    if (status == OPQ_UNSUPPORTED) {
-        capturing.refused = opq_error();
-        return nullptr;
-    }
-    check(status);
-    made->numbers_ = Numbers(capturing);
-    made->program_ = std::move(capturing.program);
-    made->first_run_.registers = made->program_.registers();
-    made->program_.finish();
-    for (size_t i = 0; i < made->shapes_.size(); ++i) {
-        size_t users = made->in_kept_[i] >= 0 ? 2 : 0;
-        for (const int first : made->first_of_)
-            users += first == made->first_of_[i];
-        const int cell = opq_capturing_find(capturing.core, cell_of(made->example_[i]));
-        made->shiftable_.push_back(users == 1 && (cell < 0 || opq_capture_shiftable(capture, cell)));
-    }
-    for (int i = 0; i < opq_capturing_cell_count(capturing.core); ++i)
-        made->met_.push_back(opq_capturing_cell(capturing.core, i));
-    made->first_.leaves = leaves;
-    made->first_.arguments.append(made->example_.begin(), made->example_.end());
-    made->bind(made->first_);
-    made->first_.pin();
-    return made;
-}
-
-py::object Captured::first_result()
-{
-    py::object result = build(first_, made_, first_run_);
-    outputs_.clear();
-    inputs_.clear();
-    example_.clear();
-    met_.clear();
-    first_ = {};
-    first_run_ = {};
+    std::vector<Cell> result;
+    for (opq_cell *const cell : references)
+        result.push_back(Cell::take(cell));
     return result;
 }
 
-bool Captured::check_host(Capturing &capturing, const Leaves &leaves) const
+ResultTensor::ResultTensor(const Tensor &tensor)
+    : dtype(tensor.scalar_type()), sizes(tensor.sizes().begin(), tensor.sizes().end()),
+      strides(tensor.strides().begin(), tensor.strides().end()), offset(tensor.storage_offset()),
+      requires_grad(tensor.requires_grad()), negative(tensor.is_neg()), conjugate(tensor.is_conj())
 {
-    std::vector<Tensor> results;
-    for (PyObject *const object : leaves.hosts)
-        results.push_back(THPVariable_Unpack(object));
-    for (const HostResult &one : host_results_)
-        if (!one.argument && one.index >= 0)
-            results.push_back(capturing.program.example(one.index));
-    if (!capturing.program.escapes(results))
-        return true;
-    capturing.refused = "a tensor of the CPU that it makes outlives the call, and is no result";
-    return false;
 }
 
-void Captured::inspect(Capturing &capturing)
+Tensor ResultTensor::on(Cell cell) const
 {
-    const std::vector<opq_cell *> results = pointers(made_);
-    opq_graph *graph = nullptr;
-    check(opq_capture_graph(capturing.core, results.data(), static_cast<int>(results.size()), &graph));
-    if (graph)
-        inspection = inspection_of(graph);
-}
-
-namespace
-{
-
-bool same(const ResultTensor &a, const ResultTensor &b)
-{
-    return a.kind == b.kind && a.index == b.index && a.dtype == b.dtype && a.sizes == b.sizes &&
-           a.strides == b.strides && a.offset == b.offset && a.requires_grad == b.requires_grad;
-}
-
-} // namespace
-
-std::string Captured::difference(const Captured &other) const
-{
-    int which = 0;
-    switch (opq_capture_compare(capture_.get(), other.capture_.get(), &which)) {
-    case OPQ_CAPTURE_same: break;
-    case OPQ_CAPTURE_graph: return "graph";
-    case OPQ_CAPTURE_number: return c10::str("number ", which);
-    case OPQ_CAPTURE_constant: return c10::str("constant ", which);
-    case OPQ_CAPTURE_cells: return "it reads or writes other tensors";
-    }
-    bool equal = sources_.size() == other.sources_.size() && results_.size() == other.results_.size() &&
-                 gradients_.size() == other.gradients_.size();
-    for (size_t i = 0; i < sources_.size() && equal; ++i)
-        equal = sources_[i].kind == other.sources_[i].kind &&
-                (sources_[i].kind == CellSource::Kind::cell ? sources_[i].cell.get() == other.sources_[i].cell.get()
-                 : sources_[i].kind == CellSource::Kind::kept
-                     ? kept_[sources_[i].index].is_same(other.kept_[other.sources_[i].index])
-                     : sources_[i].index == other.sources_[i].index);
-    if (!equal)
-        return "it reads or writes other tensors";
-    for (size_t i = 0; i < results_.size() && equal; ++i)
-        equal = same(results_[i], other.results_[i]);
-    if (!equal || !result_->same_as(*other.result_) || result_numbers_ != other.result_numbers_)
-        return "it gives another result";
-    if (!program_.same_as(other.program_))
-        return "it computes other numbers on the host";
-    return "";
-}
-
-int WatchedDict::traverse(visitproc visit, void *arg) const
-{
-    Py_VISIT(dict_.ptr());
-    for (const auto &[key, value] : items_) {
-        Py_VISIT(key.ptr());
-        Py_VISIT(value.ptr());
-    }
-    return 0;
-}
-
-int Captured::traverse(visitproc visit, void *arg) const
-{
-    int stop = program_.traverse(visit, arg);
-    for (const Tree &tree : arguments_)
-        stop = stop ? stop : tree.traverse(visit, arg);
-    for (const WatchedDict &dict : watched_)
-        stop = stop ? stop : dict.traverse(visit, arg);
-    if (result_ && !stop)
-        stop = result_->traverse(visit, arg);
-    if (stop)
-        return stop;
-    for (const HostResult &one : host_results_)
-        Py_VISIT(one.object.ptr());
-    Py_VISIT(names_.ptr());
-    Py_VISIT(traced.ptr());
-    Py_VISIT(inspection.ptr());
-    return 0;
-}
-
-bool Captured::leaks() const
-{
-    for (size_t i = result_cells_; i < made_.size(); ++i)
-        if (opq_cell_references(made_[i].get()) > 1)
-            return true;
-    return false;
+    Tensor tensor = make_tensor(std::move(cell), c10::scalarTypeToTypeMeta(dtype), sizes, strides, offset);
+    if (negative)
+        tensor._set_neg(true);
+    if (conjugate)
+        tensor._set_conj(true);
+    return tensor;
 }
 
 // ---- matching
@@ -632,7 +188,8 @@ bool Captured::match_sharing(const Match &match, std::string *why) const
     return true;
 }
 
-bool Captured::matches(PyObject *const *args, size_t positional, PyObject *names, Match &match, std::string *why)
+bool Captured::matches(const ThreadState &state, PyObject *const *args, size_t positional, PyObject *names,
+                       Match &match, std::string *why)
 {
     const size_t named = names ? static_cast<size_t>(PyTuple_GET_SIZE(names)) : 0;
     if (positional != positional_ || positional + named != arguments_.size()) {
@@ -645,7 +202,7 @@ bool Captured::matches(PyObject *const *args, size_t positional, PyObject *names
             *why = "arguments of other names are given";
         return false;
     }
-    if (const char *const difference = state_.difference(ThreadState::now())) {
+    if (const char *const difference = state_.difference(state)) {
         if (why)
             *why = difference;
         return false;
@@ -692,22 +249,10 @@ Tensor Captured::tensor_of(const ResultTensor &result, const Match &match, const
     switch (result.kind) {
     case ResultTensor::Kind::argument: return match.arguments[result.index];
     case ResultTensor::Kind::kept: return kept_[result.index];
-    case ResultTensor::Kind::view:
+    case ResultTensor::Kind::view: return result.on(held(match.cells[result.index]));
     case ResultTensor::Kind::made: break;
     }
-    Cell cell;
-    if (result.kind == ResultTensor::Kind::view) {
-        cell = held(match.cells[result.index]);
-    } else {
-        cell = made[result.index];
-    }
-    Tensor tensor = make_tensor(std::move(cell), c10::scalarTypeToTypeMeta(result.dtype), result.sizes, result.strides,
-                                result.offset);
-    if (result.negative)
-        tensor._set_neg(true);
-    if (result.conjugate)
-        tensor._set_conj(true);
-    return tensor;
+    return result.on(made[result.index]);
 }
 
 namespace
@@ -739,8 +284,7 @@ py::object Captured::run(Match &match)
     bind(match);
     for (PyObject *const host : match.leaves.hosts) // a list that has it may lose it while another thread runs Python
         match.leaves.kept.push_back(py::reinterpret_borrow<py::object>(host));
-    const auto info = opq_capture_describe(capture_.get());
-    std::vector<opq_cell *> cells(static_cast<size_t>(info.results), nullptr);
+    std::vector<opq_cell *> cells(made_count_, nullptr);
     HostProgram::Run host;
     if (!program_.empty() && !program_.run(match.leaves, host, nullptr))
         return {};
@@ -752,9 +296,7 @@ py::object Captured::run(Match &match)
     opq_status status = opq_capture_run_now(capture_.get(), &call, &ran);
     if (status == OPQ_OK && !ran) {
         match.pin();
-        void *const python = opq_python_unlock();
-        status = opq_capture_run(capture_.get(), &call);
-        opq_python_lock(python);
+        status = run_capture(capture_.get(), call);
     }
     if (status != OPQ_OK)
         numbers_.give_back();
@@ -767,9 +309,7 @@ py::object Captured::run(Match &match)
         return {};
     }
     check(status);
-    std::vector<Cell> made;
-    for (opq_cell *const cell : cells)
-        made.push_back(Cell::take(cell));
+    const std::vector<Cell> made = owned(cells);
     for (const CellSource &source : sources_)
         if (source.written && source.kind != CellSource::Kind::cell) {
             const Tensor &tensor =
@@ -813,10 +353,8 @@ py::object Captured::build(const Match &match, const std::vector<Cell> &made, co
         tensors.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
     }
     std::vector<py::object> numbers, hosts;
-    for (const int reg : result_numbers_) {
-        const Register &value = host.registers[static_cast<size_t>(reg)];
-        numbers.push_back(value.integer ? py::object(py::int_(value.i)) : py::object(py::float_(value.f)));
-    }
+    for (const int reg : result_numbers_)
+        numbers.push_back(host.registers[static_cast<size_t>(reg)].python());
     for (size_t i = 0; i < host_results_.size(); ++i)
         hosts.push_back(host_result(i, match, host));
     return result_->build(tensors, numbers, hosts);

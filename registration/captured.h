@@ -16,6 +16,7 @@
 namespace opq
 {
 
+inline opq_cell *cell_of(const Tensor &tensor) { return impl_of(tensor)->cell(); }
 inline Cell held(opq_cell *cell) // a reference more
 {
     opq_cell_retain(cell);
@@ -54,12 +55,16 @@ class WatchedDict
 
 // A tensor that the function gives.
 struct ResultTensor {
-    enum class Kind { argument, kept, view, made } kind;
-    size_t index; // of the argument, the kept tensor, the cell or the result
+    enum class Kind { argument, kept, view, made } kind = Kind::made;
+    size_t index = 0; // of the argument, the kept tensor, the cell or the result
     at::ScalarType dtype{};
     Dims sizes, strides;
     int64_t offset = 0;
     bool requires_grad = false, negative = false, conjugate = false;
+
+    ResultTensor() = default;
+    explicit ResultTensor(const Tensor &tensor);
+    Tensor on(Cell cell) const; // a view of it, or a new one
 };
 
 struct Match {
@@ -73,9 +78,17 @@ struct Match {
 };
 
 struct CaptureDeleter {
-    void operator()(opq_capture *capture) const { opq_capture_release(capture); }
+    void operator()(opq_capture *capture) const { opq_capture_drop(capture); }
 };
 using Capture = std::unique_ptr<opq_capture, CaptureDeleter>;
+// Of what `capturing`, which has ended, noted. OPQ_UNSUPPORTED: it needs Python. graph: what was recorded, nullptr: nobody asks.
+opq_status make_capture(const Capturing &capturing, const std::vector<Cell> &results, Capture &capture,
+                        opq_graph **graph);
+opq_status run_capture(opq_capture *capture, const opq_capture_call &call); // without the interpreter lock
+// What was made meanwhile, is alive and none of the results.
+std::vector<Cell> escaped_cells(const Capturing &capturing, const std::vector<Cell> &results);
+std::vector<opq_cell *> pointers(const std::vector<Cell> &cells);
+std::vector<Cell> owned(const std::vector<opq_cell *> &references); // takes them over
 
 // What the numbers of a capture are at a call.
 class Numbers
@@ -104,12 +117,12 @@ struct Backward {
         size_t index; // made: of the forward capture's results; cell: of its cells; gradient: which one comes in
         Cell cell;    // kept
     };
-    struct Checked { // of a cell: the tensor whose version must not change until then
-        size_t cell;
+    struct Checked { // the tensor whose version must not change until then
         bool kept;
         size_t index;
     };
     Capture capture;
+    size_t made_count; // of its results
     Numbers numbers;
     std::vector<Source> sources;
     std::vector<Checked> checked;
@@ -134,12 +147,13 @@ class Captured
     bool add_backward(Capturing &capturing, const std::vector<Tensor> &incoming, const std::vector<Tensor> &gradients);
     // The results of the call that was recorded, as run() gives them; nothing else of this call is needed any more.
     py::object first_result();
-    // Does something outlive the call, besides its results, now that these and their graph are gone?
-    bool leaks() const;
+    // Does something outlive the call, besides its results, now that these and their graph are gone? To be asked once.
+    bool leaks();
 
     void watch(WatchedDict dict) { watched_.push_back(std::move(dict)); }
     // args: positional ones, then the values of `names` (a tuple or nullptr). `why`: what is different, unless nullptr.
-    bool matches(PyObject *const *args, size_t positional, PyObject *names, Match &match, std::string *why);
+    bool matches(const ThreadState &state, PyObject *const *args, size_t positional, PyObject *names, Match &match,
+                 std::string *why);
     // Does what is computed on the host come out as it did, too? Nothing is changed.
     bool fits(const Match &match) const;
     // The result; none if something is of another size below, and has to be recorded anew.
@@ -174,7 +188,6 @@ class Captured
     ResultTensor describe(const Tensor &tensor, const Capturing &capturing);
     void add_results(const py::object &result, Capturing &capturing);
     bool check_escaped(Capturing &capturing);
-    void inspect(Capturing &capturing);
     bool check_host(Capturing &capturing, const Leaves &leaves) const;
     bool match_arguments(Match &match, std::string *why);
     bool match_kept(std::string *why);
@@ -205,13 +218,12 @@ class Captured
     std::vector<Gradient> gradients_;
     std::vector<WatchedDict> watched_;
     std::optional<Tree> result_;
-    std::vector<ResultTensor> results_;    // of its tensors
-    std::vector<Cell> made_;               // while it is made: cells of results, then of what their graph holds
-    size_t result_cells_ = 0;              // so many of them are of results
-    std::vector<opq_cell *> met_;          // while it is made: the cells of the capture
-    std::vector<Tensor> outputs_, inputs_; // while it is made
+    std::vector<ResultTensor> results_;        // of its tensors
+    std::vector<Cell> made_;                   // while it is made: cells of results, then of what their graph holds
+    size_t result_cells_ = 0, made_count_ = 0; // so many of them are of results, and all
+    std::vector<opq_cell *> met_;              // while it is made: the cells of the capture
+    std::vector<Tensor> outputs_, inputs_;     // while it is made
     std::vector<std::pair<bool, size_t>> input_of_; // kept or argument, and which
-    std::vector<size_t> output_of_;                 // number in results_
     std::shared_ptr<Backward> backward_;
     Match first_;                     // of the call that was recorded
     std::vector<int> result_numbers_; // registers

@@ -72,7 +72,7 @@ variable_list CapturedBackward::apply(variable_list &&incoming)
         all.push_back(backward->sources[i].kind == Backward::Source::Kind::gradient
                           ? impl_of(gradients[backward->sources[i].index])->cell()
                           : cells[i].get());
-    std::vector<opq_cell *> made(static_cast<size_t>(opq_capture_describe(backward->capture.get()).results), nullptr);
+    std::vector<opq_cell *> made(backward->made_count, nullptr);
     HostProgram::Run host;
     if (!backward->program.empty()) {
         const py::gil_scoped_acquire lock;
@@ -82,30 +82,15 @@ variable_list CapturedBackward::apply(variable_list &&incoming)
     }
     const std::vector<opq_number> numbers = backward->numbers.take(host);
     const opq_capture_call call{all.data(), nullptr, numbers.data(), nullptr, made.data()};
-    void *const python = opq_python_unlock();
-    const opq_status status = opq_capture_run(backward->capture.get(), &call);
-    opq_python_lock(python);
+    const opq_status status = run_capture(backward->capture.get(), call);
     check(status == OPQ_UNSUPPORTED
               ? opq_fail(OPQ_INTERNAL, "what a captured function saved for its gradient has changed")
               : status);
-    std::vector<Cell> owners;
-    for (opq_cell *const cell : made)
-        owners.push_back(Cell::take(cell));
+    const std::vector<Cell> owners = owned(made);
     variable_list results;
     for (const auto &result : backward->results) {
-        if (!result) {
-            results.emplace_back();
-            continue;
-        }
-        Cell cell;
-        if (result->kind == ResultTensor::Kind::view) {
-            opq_cell_retain(all[result->index]);
-            cell = Cell::take(all[result->index]);
-        } else {
-            cell = owners[result->index];
-        }
-        results.push_back(make_tensor(std::move(cell), c10::scalarTypeToTypeMeta(result->dtype), result->sizes,
-                                      result->strides, result->offset));
+        const bool view = result && result->kind == ResultTensor::Kind::view;
+        results.push_back(result ? result->on(view ? held(all[result->index]) : owners[result->index]) : Tensor());
     }
     return results;
 }
@@ -136,10 +121,7 @@ bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &inc
             made->results.emplace_back();
             continue;
         }
-        ResultTensor result{
-            ResultTensor::Kind::made, 0, tensor.scalar_type(), {}, {}, tensor.storage_offset(), false, false, false};
-        result.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-        result.strides.assign(tensor.strides().begin(), tensor.strides().end());
+        ResultTensor result(tensor);
         if (tensor.is_neg() || tensor.is_conj())
             capturing.refuse("a gradient is a negated or conjugated view");
         const Cell &cell = impl_of(tensor)->cell_ref();
@@ -175,32 +157,24 @@ bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &inc
         };
         if (!place(incoming, Backward::Source::Kind::gradient) && !place(made_, Backward::Source::Kind::made) &&
             !place(met_, Backward::Source::Kind::cell)) {
-            opq_cell_retain(cell);
-            source.cell = Cell::take(cell);
+            source.cell = held(cell);
         }
         if (opq_capturing_wrote(capturing.core, i))
             capturing.refuse("its gradient writes into a tensor that was there before");
         if (source.kind == Backward::Source::Kind::cell && sources_[source.index].kind != CellSource::Kind::cell)
-            made->checked.push_back(
-                {source.index, sources_[source.index].kind == CellSource::Kind::kept, sources_[source.index].index});
+            made->checked.push_back({sources_[source.index].kind == CellSource::Kind::kept, sources_[source.index].index});
         made->sources.push_back(std::move(source));
     }
     if (!capturing.refused.empty())
         return false;
-    std::vector<opq_cell *> cells;
-    for (const Cell &cell : results)
-        cells.push_back(cell.get());
-    opq_capture *capture = nullptr;
-    void *const python = opq_python_unlock();
-    const opq_status status = opq_capture_make(capturing.core, cells.data(), static_cast<int>(cells.size()), &capture);
-    opq_python_lock(python);
+    const opq_status status = make_capture(capturing, results, made->capture, nullptr);
     if (status == OPQ_UNSUPPORTED) {
         capturing.refuse(opq_error());
         return false;
     }
     check(status);
-    made->capture.reset(capture);
-    if (capturing.program.upload_count() > 0 || capturing.program.writes()) {
+    made->made_count = results.size();
+    if (capturing.program.uploads() || capturing.program.writes()) {
         capturing.refuse("its gradient works on tensors of the CPU");
         return false;
     }

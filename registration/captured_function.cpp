@@ -1,11 +1,10 @@
 // torch_opaque._C.CapturedFunction: the callable. A call looks for a way in which the function ran before (captured.h) and runs its plan; what
-// it does not know it leaves to Python, which records (python/torch_opaque/capture.py). A class of CPython's own, because a call through
+// it does not know it leaves to Python, which records (python/torch_opaque/captured.py). A class of CPython's own, because a call through
 // pybind11 takes longer than a small plan.
 #include <torch/csrc/Exceptions.h>
 
 #include <structmember.h>
 
-#include <ATen/core/PythonFallbackKernel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
@@ -27,7 +26,6 @@ struct FunctionObject {
     PyObject *weak_references;
     std::vector<std::shared_ptr<Captured>> *variants; // last used first
     int64_t calls, every;                             // every: so many calls one is for Python to check, 0: none
-    bool checks;                                      // this one is
 };
 
 FunctionObject *self_of(PyObject *object) { return reinterpret_cast<FunctionObject *>(object); }
@@ -38,14 +36,21 @@ bool somebody_looks()
     constexpr c10::DispatchKeySet transforms{c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                                              c10::DispatchKey::FuncTorchDynamicLayerBackMode};
     return at::impl::PythonTorchFunctionTLS::stack_len() > 0 || c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
-           c10::impl::tls_local_dispatch_key_set().included_.has_any(transforms) ||
-           (any_capturing() && capturing_here()) || (any_journal() && journal_depth() > 0);
+           c10::impl::tls_local_dispatch_key_set().included_.has_any(transforms) || capturing_here() ||
+           (any_journal() && journal_depth() > 0);
 }
 
 PyObject *through_python(PyObject *self, const char *method, PyObject *const *args, size_t count, PyObject *names)
 {
     const auto bound = py::reinterpret_steal<py::object>(PyObject_GetAttrString(self, method));
     return bound ? PyObject_Vectorcall(bound.ptr(), args, count, names) : nullptr;
+}
+
+// The way that is used comes first.
+void move_to_front(std::vector<std::shared_ptr<Captured>> &variants, size_t i)
+{
+    const auto at = variants.begin() + static_cast<std::ptrdiff_t>(i);
+    std::rotate(variants.begin(), at, at + 1);
 }
 
 PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names)
@@ -58,15 +63,15 @@ PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject
     if (self->every > 0 && ++self->calls % self->every == 0)
         return through_python(object, "_check", args, count, names);
     auto &variants = *self->variants;
+    const ThreadState state = ThreadState::now();
     for (size_t i = 0; i < variants.size(); ++i) {
-        const std::shared_ptr<Captured> one =
-            variants[i]; // what is compared may be Python's, and call or forget the function
+        // What is compared may be Python's, and call or forget the function.
+        const std::shared_ptr<Captured> one = variants[i];
         Match match;
-        if (!one->matches(args, count, names, match, nullptr))
+        if (!one->matches(state, args, count, names, match, nullptr))
             continue;
         if (i > 0 && i < variants.size() && variants[i] == one)
-            std::rotate(variants.begin(), variants.begin() + static_cast<std::ptrdiff_t>(i),
-                        variants.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+            move_to_front(variants, i);
         if (py::object result = one->run(match))
             return result.release().ptr();
     }
@@ -206,23 +211,9 @@ std::pair<py::tuple, py::dict> arguments(Capturing &capturing, const py::tuple &
         hosts.push_back(py::reinterpret_borrow<py::object>(host));
     for (size_t i = 0; i < leaves.numbers.size(); ++i) {
         const py::handle number(leaves.numbers[i]);
-        const Register now =
-            PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>()) : Register::of(number.cast<int64_t>());
-        numbers.push_back(make(capturing.program.argument(i, now), number));
+        numbers.push_back(make(capturing.program.argument(i, Register::of(number)), number));
     }
     return {positional.build(tensors, numbers, hosts), named.build(tensors, numbers, hosts)};
-}
-
-int register_for(Capturing &c, const py::object &number)
-{
-    return c.program.constant(PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>())
-                                                          : Register::of(number.cast<int64_t>()));
-}
-
-py::object python_number(const Capturing &c, int reg)
-{
-    const Register &now = c.program.now(reg);
-    return now.integer ? py::object(py::int_(now.i)) : py::object(py::float_(now.f));
 }
 
 Tensor host_tensor(const py::handle &object)
@@ -245,32 +236,56 @@ void host_call(Capturing &c, const py::object &function, const py::sequence &ten
     c.program.call(function, std::move(slots), numbers, made, std::move(changed));
 }
 
+// Arguments as a call has them.
+struct Given {
+    std::vector<PyObject *> all;
+    size_t positional;
+    py::tuple names;
+    ThreadState state = ThreadState::now();
+
+    Given(const py::tuple &args, const py::dict &kwargs) : positional(args.size()), names(py::list(kwargs))
+    {
+        for (const py::handle one : args)
+            all.push_back(one.ptr());
+        for (const auto &item : kwargs)
+            all.push_back(item.second.ptr());
+    }
+    bool fit(Captured &captured, Match &match, std::string *why) const
+    {
+        return captured.matches(state, all.data(), positional, names.empty() ? nullptr : names.ptr(), match, why);
+    }
+};
+
+// What `traced` was of a way that fits, which becomes the first one; None: there is none.
+py::object fitting(FunctionObject *self, const py::tuple &args, const py::dict &kwargs)
+{
+    const Given given(args, kwargs);
+    auto &variants = *self->variants;
+    for (size_t i = 0; i < variants.size(); ++i) {
+        const std::shared_ptr<Captured> one = variants[i];
+        Match match;
+        if (!given.fit(*one, match, nullptr) || !one->fits(match) || i >= variants.size() || variants[i] != one)
+            continue;
+        move_to_front(variants, i);
+        return one->traced;
+    }
+    return py::none();
+}
+
 // (why, numbers among the arguments that changed, (name, key) of one in a dict): why none of the ways fits, the last one's reason; None: there is none.
 py::object difference(PyTypeObject *type, const py::object &function, const py::tuple &args, const py::dict &kwargs)
 {
     FunctionObject *const self = checked(function, type);
     if (self->variants->empty())
         return py::make_tuple(py::none(), py::tuple(), py::none());
-    std::vector<PyObject *> all;
-    for (const py::handle one : args)
-        all.push_back(one.ptr());
-    for (const auto &item : kwargs)
-        all.push_back(item.second.ptr());
-    const py::tuple names{py::list(kwargs)};
     Match match;
     std::string why;
-    self->variants->front()->matches(all.data(), args.size(), names.empty() ? nullptr : names.ptr(), match, &why);
+    Given(args, kwargs).fit(*self->variants->front(), match, &why);
     return py::make_tuple(why.empty() ? "what it computes on the host" : why, match.leaves.changed, match.item);
 }
 
-} // namespace
-
-void bind_capture(py::module_ &m)
+void bind_capturing(py::module_ &m)
 {
-    register_graphs();
-    PyTypeObject *const type = make_type();
-    TORCH_CHECK(type, "no class CapturedFunction");
-    m.add_object("CapturedFunction", py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(type)));
     py::class_<Capturing>(m, "Capturing")
         .def(py::init<>(), "Begins; the thread records as ever.")
         .def("refuse", &Capturing::refuse)
@@ -282,16 +297,13 @@ void bind_capture(py::module_ &m)
         .def("outer", &Capturing::outer)
         .def("dict_item",
              [](Capturing &c, const py::dict &dict, const py::object &key) {
-                 const py::object number = dict[key];
-                 return c.program.dict_item(dict, key,
-                                            PyFloat_Check(number.ptr()) ? Register::of(number.cast<double>())
-                                                                        : Register::of(number.cast<int64_t>()));
+                 return c.program.dict_item(dict, key, Register::of(py::object(dict[key])));
              })
-        .def("constant", &register_for)
+        .def("constant", [](Capturing &c, const py::object &number) { return c.program.constant(Register::of(number)); })
         .def("operate", [](Capturing &c, const std::string &name, int a, int b) { return c.program.operate(name, a, b); })
         .def("compare", [](Capturing &c, const std::string &name, int a, int b) { return c.program.compare(name, a, b); })
         .def("guard", [](Capturing &c, int reg) { c.program.guard(reg); })
-        .def("number", &python_number)
+        .def("number", [](const Capturing &c, int reg) { return c.program.now(reg).python(); })
         .def("item",
              [](Capturing &c, const py::object &object) {
                  const Tensor tensor = host_tensor(object);
@@ -312,9 +324,12 @@ void bind_capture(py::module_ &m)
         .def("host_call", &host_call)
         .def("arguments", &arguments)
         .def_readonly("refused", &Capturing::refused);
-    m.def("capturing_here", [] { return any_capturing() ? capturing_here() : nullptr; }, py::return_value_policy::reference);
+    m.def("capturing_here", &capturing_here, py::return_value_policy::reference);
     m.def("capture_number_types", &set_number_types);
-    m.def("capturing", [] { return any_capturing() && capturing_here(); });
+}
+
+void bind_draft(py::module_ &m, PyTypeObject *type)
+{
     py::class_<Draft>(m, "CaptureDraft")
         .def_property_readonly("outputs", [](const Draft &d) { return listed(d.captured->outputs()); })
         .def_property_readonly("inputs", [](const Draft &d) { return listed(d.captured->inputs()); })
@@ -341,28 +356,15 @@ void bind_capture(py::module_ &m)
               Draft draft{Captured::make(c, args, kwargs, result, free, inspected)};
               return draft.captured ? std::optional(std::move(draft)) : std::nullopt;
           });
+}
+
+void bind_functions(py::module_ &m, PyTypeObject *type)
+{
     m.def("capture_difference", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
         return difference(type, function, args, kwargs);
     });
-    // What `traced` was of a way that fits, which becomes the first one; None: there is none.
-    m.def("capture_fits", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) -> py::object {
-        auto &variants = *checked(function, type)->variants;
-        std::vector<PyObject *> all;
-        for (const py::handle one : args)
-            all.push_back(one.ptr());
-        for (const auto &item : kwargs)
-            all.push_back(item.second.ptr());
-        const py::tuple names{py::list(kwargs)};
-        for (size_t i = 0; i < variants.size(); ++i) {
-            Match match;
-            if (!variants[i]->matches(all.data(), args.size(), names.empty() ? nullptr : names.ptr(), match, nullptr) ||
-                !variants[i]->fits(match))
-                continue;
-            std::rotate(variants.begin(), variants.begin() + static_cast<std::ptrdiff_t>(i),
-                        variants.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-            return variants[0]->traced;
-        }
-        return py::none();
+    m.def("capture_fits", [type](const py::object &function, const py::tuple &args, const py::dict &kwargs) {
+        return fitting(checked(function, type), args, kwargs);
     });
     m.def("capture_inspections", [type](const py::object &function) {
         py::list result;
@@ -382,6 +384,19 @@ void bind_capture(py::module_ &m)
         }
         return result;
     });
+}
+
+} // namespace
+
+void bind_capture(py::module_ &m)
+{
+    register_graphs();
+    PyTypeObject *const type = make_type();
+    TORCH_CHECK(type, "no class CapturedFunction");
+    m.add_object("CapturedFunction", py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(type)));
+    bind_capturing(m);
+    bind_draft(m, type);
+    bind_functions(m, type);
 }
 
 } // namespace opq

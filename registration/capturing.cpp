@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/python_symnode.h>
 
+#include "lines.h"
 #include "modes.h"
 
 namespace opq
@@ -10,44 +11,28 @@ namespace opq
 
 std::atomic<int> open_capturings{0};
 
-namespace
+Capturing *find_capturing()
 {
-
-std::mutex list_mutex;
-std::vector<Capturing *> list;
-
-} // namespace
-
-Capturing *capturing_here()
-{
-    if (!any_capturing())
-        return nullptr;
     inherit_modes();
-    const uint32_t mine = opq_origin_get();
-    const std::lock_guard<std::mutex> lock(list_mutex);
-    for (Capturing *const one : list)
-        if (one->origin == mine)
-            return one;
-    return nullptr;
+    const opq_capturing *const here = opq_capturing_here(context());
+    return here ? static_cast<Capturing *>(opq_capturing_host(here)) : nullptr;
 }
 
 Capturing::Capturing()
 {
     inherit_modes();
-    origin = opq_origin_get();
-    check(opq_capturing_begin(context(), &core));
-    const std::lock_guard<std::mutex> lock(list_mutex);
-    list.push_back(this);
+    const auto begin = [this] {
+        const PythonUnlocked unlocked; // what is pending runs first
+        return opq_capturing_begin(context(), this, &core);
+    };
+    check(begin());
     ++open_capturings;
 }
 
 void Capturing::end()
 {
-    const std::lock_guard<std::mutex> lock(list_mutex);
-    const auto found = std::find(list.begin(), list.end(), this);
-    if (found == list.end())
+    if (ended_)
         return;
-    list.erase(found);
     ended_ = true;
     --open_capturings;
     opq_capturing_end(core);
@@ -213,13 +198,13 @@ void Capturing::note_upload(const Tensor &tensor, const Order &order, const Valu
 
 std::optional<int> register_of(const at::Scalar &number)
 {
-    if (!number.isSymbolic() || !any_capturing())
+    Capturing *const here = number.isSymbolic() ? capturing_here() : nullptr;
+    if (!here)
         return std::nullopt;
-    Capturing *const here = capturing_here();
     const c10::SymNode node =
         number.isFloatingPoint() ? number.toSymFloat().toSymNodeImpl() : number.toSymInt().toSymNode();
     const auto *const python = dynamic_cast<torch::impl::PythonSymNodeImpl *>(node.get());
-    if (!here || !python)
+    if (!python)
         return std::nullopt;
     const py::gil_scoped_acquire lock;
     const py::handle object = python->getPyObj();
@@ -268,7 +253,7 @@ Value number(const Real &real, opq_dtype dtype)
 
 void forbid_capturing(const char *what)
 {
-    if (!any_capturing() || !capturing_here())
+    if (!capturing_here())
         return;
     TORCH_CHECK(
         false, line_here(), " needs a value (", what,

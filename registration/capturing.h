@@ -75,7 +75,6 @@ class Capturing
     const Capturing *followed() const { return forward_; }
 
     opq_capturing *core = nullptr;
-    uint32_t origin = 0;
     std::string refused;
     std::vector<Reached> reached;
     std::vector<Draws> draws;
@@ -97,12 +96,13 @@ class Capturing
 extern std::atomic<int> open_capturings;
 // Of all origins: what each op asks.
 inline bool any_capturing() { return C10_UNLIKELY(open_capturings.load(std::memory_order_relaxed) != 0); }
-Capturing *capturing_here(); // nullptr: none
+Capturing *find_capturing();
+// That of the calling thread's origin, nullptr: none.
+inline Capturing *capturing_here() { return any_capturing() ? find_capturing() : nullptr; }
 inline void note_reached(const Tensor &tensor)
 {
-    if (any_capturing())
-        if (Capturing *const here = capturing_here())
-            here->reach(tensor);
+    if (Capturing *const here = capturing_here())
+        here->reach(tensor);
 }
 // The register of a number that is traced, of the calling thread's capturing; nullopt: a number like any other.
 std::optional<int> register_of(const at::Scalar &number);

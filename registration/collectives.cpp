@@ -264,24 +264,12 @@ class Unfinished
 
 thread_local bool in_functional = false; // this thread is in an operator of _c10d_functional
 
-void wait_unlocked(c10d::Work &work)
-{
-    std::exception_ptr failure;
-    void *const python = opq_python_unlock();
-    try {
-        work.wait(kNoTimeout);
-    } catch (...) {
-        failure = std::current_exception();
-    }
-    opq_python_lock(python);
-    if (failure)
-        std::rethrow_exception(failure);
-}
-
 Tensor wait_tensor(const Tensor &tensor)
 {
-    for (const auto &work : Unfinished::instance().take(tensor))
-        wait_unlocked(*work);
+    const auto works = Unfinished::instance().take(tensor);
+    const PythonUnlocked unlocked;
+    for (const auto &work : works)
+        work->wait(kNoTimeout);
     return tensor;
 }
 

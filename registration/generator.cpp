@@ -22,9 +22,8 @@ struct PhiloxGenerator final : c10::GeneratorImpl {
     // Offsets of a captured function are counted from where the generator stands when it is called.
     static void refuse(bool fits)
     {
-        if (!fits && any_capturing())
-            if (Capturing *const here = capturing_here())
-                here->refuse("the random generator is set");
+        if (Capturing *const here = fits ? nullptr : capturing_here())
+            here->refuse("the random generator is set");
     }
     void set_current_seed(uint64_t seed) override
     {
@@ -102,9 +101,8 @@ std::pair<uint64_t, uint64_t> reserve_draws(const std::optional<at::Generator> &
 std::pair<Value, Value> draw_numbers(const std::optional<at::Generator> &given, int64_t draws)
 {
     const auto [seed, offset] = reserve_draws(given, draws);
-    if (any_capturing())
-        if (Capturing *const here = capturing_here())
-            return here->draw(given && given->defined() ? *given : default_generator(), seed, offset);
+    if (Capturing *const here = capturing_here())
+        return here->draw(given && given->defined() ? *given : default_generator(), seed, offset);
     return {number_i64(static_cast<int64_t>(seed)), number_i64(static_cast<int64_t>(offset))};
 }
 

@@ -537,9 +537,8 @@ Value upload(const Tensor &source, const Order &order)
     opq_value *out = nullptr;
     check(opq_value_leaf(context(), &type, buffer, &out));
     Value leaf = Value::take(out);
-    if (any_capturing())
-        if (Capturing *const here = capturing_here())
-            here->note_upload(source, order, leaf);
+    if (Capturing *const here = capturing_here())
+        here->note_upload(source, order, leaf);
     return leaf;
 }
 

@@ -4,7 +4,6 @@
 #include <ATen/core/GraphImplInterface.h>
 
 #include "captured.h"
-#include "lines.h"
 
 namespace opq
 {
@@ -20,24 +19,6 @@ std::string text_of(opq_graph *graph)
     check(status);
     const std::unique_ptr<char, decltype(&free)> owner(text, &free);
     return text ? text : "";
-}
-
-std::vector<Cell> escaped(const Capturing &capturing)
-{
-    std::vector<opq_cell *> found(static_cast<size_t>(opq_capturing_escaped(capturing.core, nullptr, 0, nullptr, 0)));
-    opq_capturing_escaped(capturing.core, nullptr, 0, found.data(), static_cast<int>(found.size()));
-    std::vector<Cell> cells;
-    for (opq_cell *const cell : found)
-        cells.push_back(Cell::take(cell));
-    return cells;
-}
-
-std::vector<opq_cell *> pointers(const std::vector<Cell> &cells)
-{
-    std::vector<opq_cell *> all;
-    for (const Cell &cell : cells)
-        all.push_back(cell.get());
-    return all;
 }
 
 class GraphImpl final : public at::GraphImplInterface
@@ -64,24 +45,15 @@ class GraphImpl final : public at::GraphImplInterface
         capturing->end();
         finish_backward();
         TORCH_CHECK(capturing->refused.empty(), "cannot be captured: ", capturing->refused);
-        made_ = escaped(*capturing);
-        const std::vector<opq_cell *> made = pointers(made_);
+        made_ = escaped_cells(*capturing, {});
         opq_graph *graph = nullptr;
-        opq_capture *capture = nullptr;
-        void *const python = opq_python_unlock();
-        opq_status status = opq_capture_graph(capturing->core, made.data(), static_cast<int>(made.size()), &graph);
-        if (status == OPQ_OK)
-            status = opq_capture_make(capturing->core, made.data(), static_cast<int>(made.size()), &capture);
-        opq_python_lock(python);
+        const opq_status status = make_capture(*capturing, made_, capture_, &graph);
         text_ = text_of(graph);
         check(status);
-        capture_.reset(capture);
         numbers_ = Numbers(*capturing);
         numbers_.give_back();
-        for (int i = 0; i < opq_capturing_cell_count(capturing->core); ++i) {
-            opq_cell_retain(opq_capturing_cell(capturing->core, i));
-            cells_.push_back(Cell::take(opq_capturing_cell(capturing->core, i)));
-        }
+        for (int i = 0; i < opq_capturing_cell_count(capturing->core); ++i)
+            cells_.push_back(held(opq_capturing_cell(capturing->core, i)));
         opq_capturing_restore(capturing->core);
     }
 
@@ -94,17 +66,14 @@ class GraphImpl final : public at::GraphImplInterface
         std::vector<opq_cell *> results(made_.size(), nullptr);
         const std::vector<opq_number> numbers = numbers_.take({});
         const opq_capture_call call{cells.data(), nullptr, numbers.data(), nullptr, results.data()};
-        void *const python = opq_python_unlock();
-        const opq_status status = opq_capture_run(capture_.get(), &call);
-        opq_python_lock(python);
+        const opq_status status = run_capture(capture_.get(), call);
         if (status != OPQ_OK)
             numbers_.give_back();
         TORCH_CHECK(status != OPQ_UNSUPPORTED, "a tensor that the graph reads has another size or dtype than it had");
         check(status);
-        for (size_t i = 0; i < made_.size(); ++i) {
-            const Cell result = Cell::take(results[i]);
-            check(opq_cell_take(made_[i].get(), result.get()));
-        }
+        const std::vector<Cell> owners = owned(results);
+        for (size_t i = 0; i < made_.size(); ++i)
+            check(opq_cell_take(made_[i].get(), owners[i].get()));
     }
 
     void reset() override

@@ -10,6 +10,13 @@ namespace opq
 
 // ---- numbers, as Python computes
 
+Register Register::of(const py::handle &number)
+{
+    return PyFloat_Check(number.ptr()) ? of(number.cast<double>()) : of(number.cast<int64_t>());
+}
+
+py::object Register::python() const { return integer ? py::object(py::int_(i)) : py::object(py::float_(f)); }
+
 std::optional<HostProgram::Op> HostProgram::operation(const std::string &name)
 {
 #define X(op)                                                                                                          \
@@ -106,12 +113,6 @@ bool HostProgram::compute(Op op, const Register &a, const Register &b, Register 
         return (std::isfinite(f) || !std::isfinite(a.real()) || !std::isfinite(b.real())) && real(f);
     case Op::neg: return a.integer ? integer(!__builtin_sub_overflow(int64_t{0}, a.i, &i)) : real(-a.f);
     case Op::abs: return a.integer ? (a.i != INT64_MIN && (i = std::abs(a.i), integer(true))) : real(std::fabs(a.f));
-    case Op::sqrt: return a.real() >= 0 && real(std::sqrt(a.real()));
-    case Op::exp: f = std::exp(a.real()); return (std::isfinite(f) || !std::isfinite(a.real())) && real(f);
-    case Op::log: return a.real() > 0 && real(std::log(a.real()));
-    case Op::to_float: return real(a.real());
-    case Op::minimum: return out = holds(Op::lt, b, a) ? b : a, true;
-    case Op::maximum: return out = holds(Op::gt, b, a) ? b : a, true;
     default: return false;
     }
 }
@@ -279,8 +280,8 @@ int HostProgram::upload(int slot, const Order &order)
 {
     const at::Tensor &tensor = example_[static_cast<size_t>(slot)];
     steps_.push_back({.op = Op::upload, .a = slot, .leaf = uploads_.size()});
-    uploads_.push_back({slot, order, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()), {}});
-    return upload_count_++;
+    uploads_.push_back({slot, order, tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end())});
+    return static_cast<int>(uploads_.size()) - 1;
 }
 
 bool HostProgram::escapes(const std::vector<at::Tensor> &results) const
@@ -313,10 +314,8 @@ bool HostProgram::call_now(const HostCall &call, Run &run) const
     py::list tensors, numbers;
     for (const int slot : call.tensors)
         tensors.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(run.slots[static_cast<size_t>(slot)])));
-    for (const int number : call.numbers) {
-        const Register &value = run.registers[static_cast<size_t>(number)];
-        numbers.append(value.integer ? py::object(py::int_(value.i)) : py::object(py::float_(value.f)));
-    }
+    for (const int number : call.numbers)
+        numbers.append(run.registers[static_cast<size_t>(number)].python());
     for (const int slot : call.written)
         if (undoes_ || run.trial) {
             const at::Tensor &tensor = run.slots[static_cast<size_t>(slot)];

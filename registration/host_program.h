@@ -22,6 +22,8 @@ struct Register {
         double f;
         int64_t i;
     };
+    static Register of(const py::handle &number); // a float, or an integer of 64 bits
+    py::object python() const;
     static Register of(double value) { return {false, {value}}; }
     static Register of(int64_t value)
     {
@@ -36,7 +38,7 @@ struct Register {
 #define OPQ_HOST_OPERATIONS(X)                                                                                         \
     X(add)                                                                                                             \
     X(sub)                                                                                                             \
-    X(mul) X(truediv) X(floordiv) X(mod) X(pow) X(neg) X(abs) X(sqrt) X(exp) X(log) X(to_float) X(minimum) X(maximum)
+    X(mul) X(truediv) X(floordiv) X(mod) X(pow) X(neg) X(abs)
 #define OPQ_HOST_COMPARISONS(X) X(lt) X(le) X(gt) X(ge) X(eq) X(ne)
 
 class HostProgram
@@ -62,7 +64,7 @@ class HostProgram
     void call(py::object function, std::vector<int> tensors, std::vector<int> numbers,
               const std::vector<at::Tensor> &results, std::vector<int> written);
     int upload(int slot, const Order &order); // numbers the uploads
-    int upload_count() const { return upload_count_; }
+    bool uploads() const { return !uploads_.empty(); }
     bool empty() const { return steps_.empty(); }
     bool guards() const; // may run() be false?
     bool writes() const;
@@ -122,7 +124,7 @@ class HostProgram
         int slot;
         Order order;
         at::ScalarType dtype;
-        Dims sizes, strides;
+        Dims sizes;
     };
     static std::optional<Op> operation(const std::string &name);
     static bool compute(Op op, const Register &a, const Register &b, Register &out);
@@ -139,7 +141,6 @@ class HostProgram
     std::vector<int> argument_leaf_;  // per slot: -1
     std::vector<at::Tensor> example_; // per slot, while it is recorded
     std::vector<Upload> uploads_;
-    int upload_count_ = 0;
     bool undoes_ = false; // something is guarded after something was written
 };
 

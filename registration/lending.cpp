@@ -15,11 +15,11 @@ BufferRef lend_memory(const Tensor &tensor, opq_reason reason)
     if (any_journal())
         journal_write(tensor);
     opq_buffer *buffer = nullptr;
-    void *const python = opq_python_unlock();
-    const opq_status status =
-        opq_cell_lend(context(), impl_of(tensor)->cell(), core_dtype(tensor.scalar_type()), reason, &buffer);
-    opq_python_lock(python);
-    check(status);
+    const auto lend = [&] {
+        const PythonUnlocked unlocked;
+        return opq_cell_lend(context(), impl_of(tensor)->cell(), core_dtype(tensor.scalar_type()), reason, &buffer);
+    };
+    check(lend());
     return {buffer, &opq_buffer_release};
 }
 

@@ -32,5 +32,23 @@ void opq_line_enable(int on);
 
 #ifdef __cplusplus
 }
+
+namespace opq
+{
+
+/* Without the interpreter lock as long as it lives: who waits for another thread's run, which may want that lock, must not hold it. */
+class PythonUnlocked
+{
+  public:
+    PythonUnlocked() : state_(opq_python_unlock()) {}
+    ~PythonUnlocked() { opq_python_lock(state_); }
+    PythonUnlocked(const PythonUnlocked &) = delete;
+    PythonUnlocked &operator=(const PythonUnlocked &) = delete;
+
+  private:
+    void *state_;
+};
+
+} // namespace opq
 #endif
 #endif

@@ -82,10 +82,7 @@ int64_t elements_of(const ExternCall &call)
     return elements;
 }
 
-bool may_run_now()
-{
-    return (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0 && !(any_capturing() && capturing_here());
-}
+bool may_run_now() { return (opq_modes_get() & (OPQ_MODE_FORBID_SYNC | OPQ_MODE_STRICT)) == 0 && !capturing_here(); }
 
 std::shared_ptr<const Prediction> prediction_of(const Stack &stack, c10::DeviceType device)
 {

@@ -52,9 +52,10 @@ template <class Body> void run(c10::ArrayRef<Value> asked, opq_reason reason, Bo
     const bool log_it = opq_logs(OPQ_LOG_flush, OPQ_LOG_INFO);
     if (log_it)
         opq_stats_read(context(), &before);
-    void *const python = opq_python_unlock();
-    const opq_status status = body();
-    opq_python_lock(python);
+    const opq_status status = [&body] {
+        const PythonUnlocked unlocked;
+        return body();
+    }();
     if (log_it)
         log(reason, before);
     check(status);
@@ -95,7 +96,7 @@ void materialize(c10::ArrayRef<Value> values, opq_reason reason)
 
 void synchronize(opq_reason reason)
 {
-    if (context_exists() && !(any_capturing() && capturing_here())) // what is captured runs after it
+    if (context_exists() && !capturing_here()) // what is captured runs after it
         run({}, reason, [&] { return opq_synchronize(context(), reason); });
 }
 

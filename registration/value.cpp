@@ -305,12 +305,9 @@ Value scalar_of(const Tensor &tensor)
     const opq_dtype dtype = core_dtype(tensor.scalar_type());
     if (is_raw(dtype))
         decline(opq_fail(OPQ_UNSUPPORTED, "complex numbers"));
-    if (any_capturing())
-        if (Capturing *const here = capturing_here())
-            if (const auto reg = here->item(tensor)) {
-                const bool weak = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-                return here->number(*reg, dtype, weak);
-            }
+    if (Capturing *const here = capturing_here())
+        if (const auto reg = here->item(tensor))
+            return here->number(*reg, dtype, tensor.unsafeGetTensorImpl()->is_wrapped_number());
     const at::Scalar value = host_number(tensor);
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
         return scalar(value);

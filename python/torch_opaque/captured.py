@@ -173,7 +173,6 @@ class Captured(_C.CapturedFunction):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._every = check
-        self._checked = 0
         self._reasons = Counter()  # why it was recorded anew
         self._refused = Counter()  # why calls need Python
         # Numbers that change: among the arguments, see capture_difference, and in dicts, which are options of optimizers
@@ -245,7 +244,6 @@ class Captured(_C.CapturedFunction):
         traced = _C.capture_fits(self, args, kwargs)
         if traced is None:
             return self._record(*args, **kwargs)
-        self._checked += 1
         watch, box = self._run(args, kwargs, traced)
         draft, refused = self._draft(watch, args, kwargs, box[0], traced)
         if refused:

@@ -6,9 +6,15 @@ which it comes out otherwise is recorded anew. As numbers are arguments of opera
 kernels as they are.
 """
 
+import operator
+
 import torch
 
 from . import _C
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_PYTHON = {name: getattr(operator, name) for name in (*_ARITHMETIC, *_COMPARISONS, "neg", "abs")}
 
 
 class _Node:
@@ -186,33 +192,6 @@ class Number:
         return self._of_one("abs")
 
 
-def _power(a, b):
-    return a**b
-
-
-import operator  # noqa: E402
-
-_PYTHON = {
-    name: getattr(operator, name)
-    for name in [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "neg",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "eq",
-        "ne",
-    ]
-}
-_PYTHON |= {"pow": _power, "abs": abs}
-
-
 def _add_operators(cls):
     def binary(name, swapped):
         return lambda self, other: self._operate(name, other, swapped)
@@ -220,10 +199,10 @@ def _add_operators(cls):
     def comparison(name):
         return lambda self, other: self._compare(name, other)
 
-    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"]:
+    for name in _ARITHMETIC:
         setattr(cls, f"__{name}__", binary(name, False))
         setattr(cls, f"__r{name}__", binary(name, True))
-    for name in ["lt", "le", "gt", "ge", "eq", "ne"]:
+    for name in _COMPARISONS:
         setattr(cls, f"__{name}__", comparison(name))
 
 

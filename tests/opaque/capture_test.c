@@ -8,13 +8,13 @@ typedef struct captured {
     opq_capture *capture;
 } captured;
 
-static void begin(opq_ctx *ctx, captured *c) { expect_ok(opq_capturing_begin(ctx, &c->capturing)); }
+static void begin(opq_ctx *ctx, captured *c) { expect_ok(opq_capturing_begin(ctx, NULL, &c->capturing)); }
 
 /* Ends it, makes the capture, and does what was recorded. */
 static void end(captured *c, opq_cell *const *results, int count)
 {
     opq_capturing_end(c->capturing);
-    expect_ok(opq_capture_make(c->capturing, results, count, &c->capture));
+    expect_ok(opq_capture_make(c->capturing, results, count, &c->capture, NULL));
     expect_ok(opq_capture_first_run(c->capturing, results, count));
     opq_capturing_drop(c->capturing);
     c->capturing = NULL;
@@ -54,7 +54,7 @@ static void test_a_call_reads_cells_anew(void **state)
     expect_floats(ctx, held(ctx, w), FLOATS(1, 4, 7, 10, 13, 16, 19, 22));
     opq_cell_release(made);
     opq_cell_release(y);
-    opq_capture_release(c.capture);
+    opq_capture_drop(c.capture);
     opq_cell_release(x);
     opq_cell_release(w);
 }
@@ -75,7 +75,7 @@ static void test_other_cells(void **state)
     expect_floats(ctx, held(ctx, w), FLOATS(10, 13, 16, 19, 22, 25, 28, 31));
     for (opq_cell **cell = (opq_cell *[]){x, w, y, made, x2, w2, NULL}; *cell; cell++)
         opq_cell_release(*cell);
-    opq_capture_release(c.capture);
+    opq_capture_drop(c.capture);
 }
 
 /* Two cells hold one value: each is read by itself. */
@@ -96,7 +96,7 @@ static void test_cells_that_hold_one_value(void **state)
     expect_floats(ctx, held(ctx, made), FLOATS(1, 1, 1, 1, 1, 1, 1, 1));
     for (opq_cell **cell = (opq_cell *[]){a, b, y, made, NULL}; *cell; cell++)
         opq_cell_release(*cell);
-    opq_capture_release(c.capture);
+    opq_capture_drop(c.capture);
 }
 
 /* A number is the caller's, through all casts. */
@@ -118,7 +118,7 @@ static void test_numbers(void **state)
     expect_floats(ctx, held(ctx, made), FLOATS(.5f, 1, 1.5f, 2, 2.5f, 3, 3.5f, 4));
     for (opq_cell **cell = (opq_cell *[]){x, y, made, NULL}; *cell; cell++)
         opq_cell_release(*cell);
-    opq_capture_release(c.capture);
+    opq_capture_drop(c.capture);
 }
 
 static void test_values_cannot_be_looked_at(void **state)
@@ -130,7 +130,7 @@ static void test_values_cannot_be_looked_at(void **state)
     opq_value *y = op1(ctx, OPQ_OP_neg, held(ctx, x));
     assert_int_equal(opq_materialize(ctx, &y, 1, OPQ_REASON_item), OPQ_INVALID);
     opq_capturing *second;
-    assert_int_equal(opq_capturing_begin(ctx, &second), OPQ_INVALID);
+    assert_int_equal(opq_capturing_begin(ctx, NULL, &second), OPQ_INVALID);
     opq_capturing_drop(c.capturing);
     expect_floats(ctx, y, FLOATS(-1, -2, -3, -4, -5, -6, -7, -8));
     opq_cell_release(x);
@@ -180,7 +180,7 @@ static void test_what_does_not_fit(void **state)
     expect_floats(ctx, held(ctx, w), FLOATS(4, 7, 10, 13, 16, 19, 22, 25));
     for (opq_cell **cell = (opq_cell *[]){x, w, small, NULL}; *cell; cell++)
         opq_cell_release(*cell);
-    opq_capture_release(c.capture);
+    opq_capture_drop(c.capture);
 }
 
 /* Who has read before keeps what it read, though the memory would do for the new value. */
@@ -198,7 +198,7 @@ static void test_readers_keep_their_values(void **state)
     expect_floats(ctx, held(ctx, w), FLOATS(4, 5, 6, 7, 8, 9, 10, 11));
     expect_floats(ctx, reader, FLOATS(1, 2, 3, 4, 5, 6, 7, 8));
     opq_cell_release(w);
-    opq_capture_release(c.capture);
+    opq_capture_drop(c.capture);
 }
 
 /* x and y exchange what they hold: no kernel, two sinks that are leaves. */
@@ -219,7 +219,7 @@ static void test_cells_exchange_values(void **state)
     expect_floats(ctx, held(ctx, x), FLOATS(0, 1, 2, 3, 4, 5, 6, 7));
     opq_cell_release(x);
     opq_cell_release(y);
-    opq_capture_release(c.capture);
+    opq_capture_drop(c.capture);
 }
 
 static void test_captures_are_compared(void **state)
@@ -240,7 +240,7 @@ static void test_captures_are_compared(void **state)
     assert_int_equal(opq_capture_compare(c[0].capture, c[2].capture, &which), OPQ_CAPTURE_number);
     assert_int_equal(which, 0);
     for (int i = 0; i < 3; i++)
-        opq_capture_release(c[i].capture);
+        opq_capture_drop(c[i].capture);
     opq_cell_release(x);
 }
 

@@ -161,6 +161,13 @@ def test_a_tensor_that_is_only_returned_is_itself():
         assert a is state and b is x and a.tolist() == [float(i)] * 2
 
 
+def test_dicts_with_other_keys():
+    fn = capture(lambda d: next(iter(d.values())) + len(d))
+    x = torch.ones(2, device=D)
+    for d in ({1.0: x}, {"a": x}, {2: x}, {1.0: x, "b": x}, {None: x}, {1.0: x}):
+        assert fn(d).tolist() == [1.0 + len(d)] * 2
+
+
 def test_methods_and_modules():
     class Net(nn.Module):
         def __init__(self):
@@ -278,7 +285,10 @@ def test_a_training_step_is_one_call(name, zero_first):
     before = calls()
     got, step = train(True, OPTIMIZERS[name], 8, zero_first)
     assert len(got) == len(wanted) and all(map(torch.equal, got, wanted))
-    if name not in ("nadam", "radam"):  # they look at their numbers with math.sqrt, and compare
+    if name not in (
+        "nadam",
+        "radam",
+    ):  # that one looks at its numbers with math.sqrt, this one compares them
         assert calls() - before >= 4, step.summary()
 
 
@@ -786,6 +796,18 @@ def test_nothing_is_kept():
         fn(x)
     gc.collect()
     assert torch.opaque.memory_allocated() <= before + 64
+
+
+def test_what_the_first_call_made_is_not_kept():
+    net = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)).to(D)
+    fn = capture(lambda x: net(x))
+    x = torch.ones(512, 512, device=D)
+    torch.opaque.synchronize()
+    gc.collect()
+    before = torch.opaque.memory_allocated()
+    fn(x)  # its result and what its gradient needs go
+    gc.collect()
+    assert torch.opaque.memory_allocated() < before + (1 << 18)
 
 
 def test_forget_drops_plans_and_what_they_hold():
