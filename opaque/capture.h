@@ -87,6 +87,9 @@ opq_status opq_capture_run(opq_capture *capture, const opq_capture_call *call) O
  * nothing happened, if not. */
 opq_status opq_capture_run_now(opq_capture *capture, const opq_capture_call *call, bool *out_ran) OPQ_MUST_CHECK;
 
+/* An adopted buffer that is borrowed for calls: of its memory nothing is kept, and what a call writes to its cell is written there if its plan can. */
+void opq_buffer_borrow(opq_buffer *buffer);
+
 /* Is the cell read by views alone, so that calls may shift them? */
 bool opq_capture_shiftable(const opq_capture *capture, int cell);
 

@@ -176,8 +176,8 @@ static bool is_alone(const call *r, int32_t cell)
     const opq_value *value = r->held[cell];
     const opq_buffer *buffer = value->buffer;
     return value->holders == r->given->cells[cell] && value->holders->next_holder == NULL &&
-           atomic_load(&value->refs) == 2 && atomic_load(&buffer->refs) == 1 && buffer->size_class >= 0 &&
-           !atomic_load(&buffer->lent);
+           atomic_load(&value->refs) == 2 && atomic_load(&buffer->refs) == 1 &&
+           (buffer->borrowed || (buffer->size_class >= 0 && !atomic_load(&buffer->lent)));
 }
 
 static void find_replaced(const call *r)
@@ -306,6 +306,12 @@ static opq_status run_locked(opq_capture *c, const opq_capture_call *given, bool
         let_go(&r);
     opq_room_drop(&r.room);
     return status;
+}
+
+void opq_buffer_borrow(opq_buffer *buffer)
+{
+    buffer->borrowed = true;
+    atomic_store(&buffer->lent, true);
 }
 
 opq_status opq_capture_run(opq_capture *c, const opq_capture_call *given)

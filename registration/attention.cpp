@@ -181,9 +181,35 @@ attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &ke
     return {grad_query, grad_key, grad_value, grad_bias};
 }
 
+// The CPU's operators, which graphs have that were traced for it: without dropout, of any floating-point dtype, that of halves in f32.
+Tensor wide(const Tensor &x) { return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat); }
+MaybeTensor wide(const MaybeTensor &x) { return x && x->defined() ? MaybeTensor(wide(*x)) : std::nullopt; }
+
+std::tuple<Tensor, Tensor> attention_of_cpu(const Tensor &query, const Tensor &key, const Tensor &value, double dropout,
+                                            bool causal, const MaybeTensor &mask, std::optional<double> scale)
+{
+    TORCH_CHECK(dropout == 0, "_scaled_dot_product_flash_attention_for_cpu: dropout_p is to be 0, not ", dropout);
+    const Attention all = attention(wide(query), wide(key), wide(value), wide(mask), 0, causal, false, scale);
+    return {std::get<0>(all).to(query.scalar_type()), std::get<1>(all)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_of_cpu_backward(const Tensor &grad_out, const Tensor &query,
+                                                             const Tensor &key, const Tensor &value, const Tensor &out,
+                                                             const Tensor &total, double, bool causal,
+                                                             const MaybeTensor &mask, std::optional<double> scale)
+{
+    const auto [q, k, v, bias] =
+        attention_backward(wide(grad_out), wide(query), wide(key), wide(value), wide(mask).value_or(Tensor()),
+                           {true, true, true, false}, wide(out), total, {}, {}, 0, 0, 0, causal, {}, {}, scale);
+    const at::ScalarType dtype = query.scalar_type();
+    return {q.to(dtype), k.to(dtype), v.to(dtype)};
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     library.impl("_fused_sdp_choice", OPQ_KERNEL(choose));
+    library.impl("_scaled_dot_product_flash_attention_for_cpu", OPQ_KERNEL(attention_of_cpu));
+    library.impl("_scaled_dot_product_flash_attention_for_cpu_backward", OPQ_KERNEL(attention_of_cpu_backward));
     library.impl("_scaled_dot_product_fused_attention_overrideable", OPQ_KERNEL(attention));
     library.impl("_scaled_dot_product_fused_attention_overrideable_backward", OPQ_KERNEL(attention_backward));
 }

@@ -150,10 +150,46 @@ bool batch_norm_backward(Call &call)
     return true;
 }
 
+// What graphs of AOTAutograd have in its place.
+using Maybe = std::optional<Tensor>;
+using Normed = std::tuple<Tensor, Tensor, Tensor>;
+
+Normed legit(const Tensor &x, const Maybe &weight, const Maybe &bias, Tensor &mean, Tensor &variance, bool training,
+             double momentum, double eps)
+{
+    return at::native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps);
+}
+
+Normed without_statistics(const Tensor &x, const Maybe &weight, const Maybe &bias, bool training, double momentum,
+                          double eps)
+{
+    return at::native_batch_norm(x, weight, bias, {}, {}, training, momentum, eps);
+}
+
+Normed without_training(const Tensor &x, const Maybe &weight, const Maybe &bias, const Tensor &mean,
+                        const Tensor &variance, double momentum, double eps)
+{
+    return at::native_batch_norm(x, weight, bias, mean, variance, false, momentum, eps);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> functional(const Tensor &x, const Maybe &weight, const Maybe &bias,
+                                                              const Tensor &mean, const Tensor &variance, bool training,
+                                                              double momentum, double eps)
+{
+    const Tensor new_mean = mean.clone(), new_variance = variance.clone();
+    const auto [out, save_mean, save_inverse] =
+        at::native_batch_norm(x, weight, bias, new_mean, new_variance, training, momentum, eps);
+    return {out, save_mean, save_inverse, new_mean, new_variance};
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt(library, "native_batch_norm", &batch_norm);
     adapt(library, "native_batch_norm_backward", &batch_norm_backward);
+    library.impl("_native_batch_norm_legit", OPQ_KERNEL(legit));
+    library.impl("_native_batch_norm_legit.no_stats", OPQ_KERNEL(without_statistics));
+    library.impl("_native_batch_norm_legit_no_training", OPQ_KERNEL(without_training));
+    library.impl("_native_batch_norm_legit_functional", OPQ_KERNEL(functional));
 }
 
 } // namespace

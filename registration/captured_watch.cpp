@@ -55,9 +55,9 @@ bool same_item(PyObject *now, PyObject *before)
 {
     if (now == before)
         return true;
-    const bool value = now && Py_TYPE(now) == Py_TYPE(before) &&
-                       (PyFloat_CheckExact(now) || PyLong_CheckExact(now) || PyUnicode_CheckExact(now) ||
-                        PyTuple_CheckExact(now));
+    const bool value =
+        now && Py_TYPE(now) == Py_TYPE(before) &&
+        (PyFloat_CheckExact(now) || PyLong_CheckExact(now) || PyUnicode_CheckExact(now) || PyTuple_CheckExact(now));
     return value && same_value(now, before);
 }
 

@@ -368,6 +368,7 @@ void bind(py::module_ &m)
     bind_inspection(m);
     bind_contents(m);
     bind_capture(m);
+    bind_borrowing(m);
 }
 
 } // namespace

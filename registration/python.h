@@ -23,5 +23,6 @@ void bind_contents(py::module_ &m);
 py::object inspection_of(opq_graph *graph);
 // Classes CapturedFunction and Capturing.
 void bind_capture(py::module_ &m);
+void bind_borrowing(py::module_ &m);
 
 } // namespace opq

@@ -23,6 +23,7 @@ typedef struct opq_buffer {
     void (*drop)(void *);
     void *drop_arg;
     atomic_bool lent;                 /* somebody outside writes to it: no packed copies */
+    bool borrowed;                    /* adopted for a call, which may write where its cell alone has it */
     bool cached;                      /* a packed copy: not counted as live */
     atomic_bool taken;                /* a run writes its output over the contents */
     _Atomic(opq_packed *) packed;     /* views that were right operands: packed.h */

@@ -192,11 +192,15 @@ class Captured(_C.CapturedFunction):
     def _plain(self, *args, **kwargs):
         return self._fn(*args, **kwargs)
 
+    def _watch(self, args, kwargs, items) -> _Watch:
+        watch = _Watch(items)
+        watch.look_for_modules(self._fn, args, kwargs)
+        return watch
+
     def _run(self, args, kwargs, traced):
         """Calls the function while it is captured. -> (the watch, its result in a list, of which nobody else has a reference)"""
         free, items = traced
-        watch = _Watch(items)
-        watch.look_for_modules(self._fn, args, kwargs)
+        watch = self._watch(args, kwargs, items)
         with _capturing() as watch.capturing, watch:
             given, named = watch.capturing.arguments(
                 args, kwargs, free, lambda register, _: number(watch.capturing, register)
@@ -214,11 +218,7 @@ class Captured(_C.CapturedFunction):
         if _C.get_modes() & EAGER:
             return self._fn(*args, **kwargs)
         why, changed, item = _C.capture_difference(self, args, kwargs)
-        free, items = self._traced
-        self._traced = traced = (
-            sorted({*free, *changed}),
-            items if item is None else items | {item},
-        )
+        traced = self._trace(changed, item)
         watch, box = self._run(args, kwargs, traced)
         result = box.pop()
         draft, refused = self._draft(watch, args, kwargs, result, traced)
@@ -235,6 +235,15 @@ class Captured(_C.CapturedFunction):
             _C.log("plan", f"capture: {self._name()} recorded anew: {why}")
         _C.capture_limit(self, KINDS)
         return result
+
+    def _trace(self, changed, item):
+        """Numbers that are not what they were become numbers that each call has anew."""
+        free, items = self._traced
+        self._traced = (
+            sorted({*free, *changed}),
+            items if item is None else items | {item},
+        )
+        return self._traced
 
     def _refuse(self, why: str) -> None:
         self._refused[why] += 1

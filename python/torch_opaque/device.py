@@ -291,9 +291,9 @@ class _NoInductor:
     """Stands where TorchInductor looks for a device's code generator, and says what to do instead."""
 
     message = (
-        "torch.compile(backend='inductor') generates code for other devices. Opaque tensors are "
-        "fused and compiled without torch.compile: leave it out, or use "
-        "torch.compile(backend='aot_eager') or 'eager', whose graphs are recorded like eager code."
+        "torch.compile(backend='inductor') generates code for other devices. Use "
+        "torch.compile(backend='opaque'), or leave torch.compile out: opaque tensors are fused and "
+        "compiled without it."
     )
 
     @property

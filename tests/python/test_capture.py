@@ -807,6 +807,7 @@ def test_what_the_first_call_made_is_not_kept():
     before = torch.opaque.memory_allocated()
     fn(x)  # its result and what its gradient needs go
     gc.collect()
+    assert plans(fn) == 1
     assert torch.opaque.memory_allocated() < before + (1 << 18)
 
 

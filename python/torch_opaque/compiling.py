@@ -1,0 +1,231 @@
+"""torch.compile(model, backend="opaque"): the graphs of AOTAutograd as programs of this device, for tensors of the CPU as well.
+
+A graph of tensors of the CPU runs on their memory: nothing is copied, what it writes lies in the tensors that it was given, and its results
+are tensors of the CPU. A graph is recorded at its first call and is one plan from then on, see captured.py; a call with other sizes records
+again, and compiles nothing that was compiled for others.
+"""
+
+import itertools
+import logging
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map
+
+from . import _C
+from .captured import Captured, _Watch
+
+_log = logging.getLogger(__name__)
+_MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_numbers = itertools.count()
+_aten = torch.ops.aten
+
+
+def _expected_order(value) -> list[int]:
+    """The dims of a fake tensor from the outermost in memory to the innermost."""
+    sizes = [_hint(size) for size in value.shape]
+    strides = [_hint(stride) for stride in value.stride()]
+    dims = [i for i in range(value.dim()) if sizes[i] != 1]
+    return sorted(dims, key=lambda i: (-strides[i], i))
+
+
+def _hint(number) -> int:
+    if isinstance(number, int):
+        return number
+    return number.node.hint if number.node.has_hint() else 2
+
+
+def _is_dense(value) -> bool:
+    """Does it fill its memory, each element once?"""
+    expected = 1
+    for i in reversed(_expected_order(value)):
+        if _hint(value.stride(i)) != expected:
+            return False
+        expected *= _hint(value.shape[i])
+    return True
+
+
+def _as_traced(tensor, value):
+    """The tensor with its elements in the order that tracing went by: views behind it may need that."""
+    if not isinstance(value, torch.Tensor) or not isinstance(tensor, torch.Tensor):
+        return tensor
+    if (
+        value.layout != torch.strided
+        or value.dim() < 2
+        or tensor.numel() < 2
+        or not _is_dense(value)
+    ):
+        return tensor
+    order = _expected_order(value)
+    order += [i for i in range(value.dim()) if i not in order]
+    if tensor.permute(order).is_contiguous():
+        return tensor
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
+class _Recorder(fx.Interpreter):
+    """Calls the operators of a graph on tensors of this device."""
+
+    def run_node(self, node):
+        result = super().run_node(node)
+        if node.op != "call_function" or "val" not in node.meta:
+            return result
+        value = node.meta["val"]
+        if isinstance(value, (tuple, list)) and isinstance(result, (tuple, list)):
+            return (
+                type(result)(map(_as_traced, result, value))
+                if len(value) == len(result)
+                else result
+            )
+        return _as_traced(result, value)
+
+
+def _to_device(value):
+    return torch.device("opaque") if value == torch.device("cpu") else value
+
+
+def _written(graph: fx.Graph) -> list[int]:
+    """Which placeholders an operator writes."""
+    written = set()
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        for argument, given in zip(schema.arguments, node.args, strict=False):
+            if argument.is_write:
+                written.add(given)
+        for argument in schema.arguments:
+            if argument.is_write and argument.name in node.kwargs:
+                written.add(node.kwargs[argument.name])
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    return [i for i, node in enumerate(placeholders) if node in written]
+
+
+def _devices(graph: fx.Graph) -> set[str]:
+    """Of its tensors."""
+    found = set()
+    for node in graph.nodes:
+        for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                found.add(value.device.type)
+    return found
+
+
+def _is_host(node: fx.Node) -> bool:
+    """A number in a tensor, which only Python looks at."""
+    users = [user.target for user in node.users]
+    return bool(users) and all(user is _aten._local_scalar_dense.default for user in users)
+
+
+class Program(Captured):
+    """A graph of ATen operators: a list of its arguments -> a list of its results."""
+
+    def __init__(self, module: fx.GraphModule, kind: str):
+        self.module = module
+        self.name = f"{kind} {next(_numbers)}"
+        super().__init__(_Recorder(module).run)
+
+    def _name(self) -> str:
+        return self.name
+
+    def _watch(self, args, kwargs, items) -> _Watch:
+        return _Watch(items)  # of modules it has only what are its arguments
+
+    def _trace(self, changed, item):
+        return self._traced  # numbers are sizes
+
+
+class _Boxed:
+    """A program as AOTAutograd calls it: with a list of arguments, which is emptied."""
+
+    def __init__(self, program: Program):
+        self._boxed_call = True
+        self.program = program
+        self.refused = None  # why it is recorded at each call
+
+    def run(self, arguments: list):
+        if self.refused is None:
+            try:
+                return self.program(*arguments)
+            except RuntimeError as error:
+                self.refused = str(error)
+                _log.info("%s is recorded at each call: %s", self.program.name, error)
+        return self.program.__wrapped__(*arguments)
+
+    def __call__(self, arguments: list):
+        given = list(arguments)
+        arguments.clear()
+        return self.run(given)
+
+
+class _OnCPU(_Boxed):
+    """For tensors of the CPU."""
+
+    def __init__(self, program: Program):
+        super().__init__(program)
+        graph = program.module.graph
+        self.written = _written(graph)
+        self.left = [
+            i for i, node in enumerate(graph.find_nodes(op="placeholder")) if _is_host(node)
+        ]
+
+    def __call__(self, arguments: list):
+        loan = _C.Loan()
+        given = loan.take(arguments, self.left)
+        arguments.clear()
+        return loan.give(self.run(given), self.written)
+
+
+def _move(module: fx.GraphModule) -> None:
+    """What the graph makes and holds on the CPU is of this device."""
+    for node in module.graph.nodes:
+        node.args = tree_map(_to_device, node.args)
+        node.kwargs = tree_map(_to_device, node.kwargs)
+        if node.op == "get_attr":
+            *path, name = node.target.split(".")
+            owner = module.get_submodule(".".join(path))
+            held = getattr(owner, name)
+            if isinstance(held, torch.Tensor) and held.device.type == "cpu":
+                with unset_fake_temporarily():
+                    there = held.detach().to("opaque")
+                delattr(owner, name)
+                setattr(owner, name, there)
+    module.recompile()
+
+
+def _compiler(kind: str):
+    def compile_graph(module: fx.GraphModule, inputs):
+        devices = _devices(module.graph)
+        strided = all(x.layout == torch.strided for x in inputs if isinstance(x, torch.Tensor))
+        if not devices <= {"cpu", "opaque", "meta"} or not strided:
+            from functorch.compile import make_boxed_func
+
+            _log.info("a %s graph runs as PyTorch does: tensors of other devices or layouts", kind)
+            return make_boxed_func(module.forward)
+        if "opaque" in devices:
+            return _Boxed(Program(module, kind))
+        _move(module)
+        return _OnCPU(Program(module, kind))
+
+    return compile_graph
+
+
+def backend(module: fx.GraphModule, inputs, *, mode=None, options=None):
+    """What torch.compile(..., backend="opaque") calls for each graph of Dynamo's. Modes change nothing; there are no options."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    if mode not in _MODES:
+        raise ValueError(f"torch.compile(backend='opaque') has no mode {mode!r}")
+    if options:
+        raise ValueError(f"torch.compile(backend='opaque') has no option {next(iter(options))!r}")
+    compiled = aot_autograd(
+        fw_compiler=_compiler("forward"),
+        bw_compiler=_compiler("backward"),
+        inference_compiler=_compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return compiled(module, inputs)

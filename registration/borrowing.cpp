@@ -1,0 +1,184 @@
+// Tensors of the CPU as those of the device, for programs that torch.compile made: their memory is borrowed while a program runs, what it
+// writes lies there when it has run, and its results are tensors of the CPU.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "lending.h"
+#include "opaque/capture.h"
+#include "python.h"
+
+namespace opq
+{
+
+namespace
+{
+
+struct Borrowed {
+    size_t argument;
+    Tensor cpu, ours;
+    void *data;
+};
+
+size_t bytes_of(const Tensor &tensor)
+{
+    return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
+}
+
+bool is_plain_on_cpu(const Tensor &tensor)
+{
+    return tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor._is_zerotensor();
+}
+
+// On the same memory, which it keeps.
+Tensor borrow(const Tensor &cpu)
+{
+    const size_t bytes = bytes_of(cpu);
+    if (bytes == 0)
+        return at::empty_strided(cpu.sizes(), cpu.strides(), cpu.options().device(c10::kPrivateUse1));
+    auto *const storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(cpu.storage().unsafeGetStorageImpl()).release();
+    const auto drop = [](void *arg) {
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl *>(arg));
+    };
+    opq_buffer *buffer = nullptr;
+    const opq_status status = opq_buffer_adopt(context(), cpu.data_ptr(), bytes, drop, storage, &buffer);
+    if (status != OPQ_OK)
+        drop(storage);
+    check(status);
+    opq_buffer_borrow(buffer);
+    const opq_dtype dtype = core_dtype(cpu.scalar_type());
+    const int64_t count = static_cast<int64_t>(bytes) / opq_dtype_bytes(dtype);
+    const opq_type type = opq_type_make(dtype, 1, &count);
+    opq_value *value = nullptr;
+    const opq_status made = opq_value_leaf(context(), &type, buffer, &value);
+    opq_buffer_release(buffer);
+    check(made);
+    const Value owner = Value::take(value);
+    opq_cell *cell = nullptr;
+    check(opq_cell_from_value(context(), value, &cell));
+    Tensor ours = make_tensor(Cell::take(cell), cpu.dtype(), cpu.sizes(), cpu.strides());
+    ours._set_conj(cpu.is_conj());
+    ours._set_neg(cpu.is_neg());
+    return ours;
+}
+
+// The arguments of one call of a program.
+class Loan
+{
+  public:
+    // Arguments as the program gets them; those in `left` stay what they are, as does what is no tensor of the CPU.
+    py::list take(const py::list &arguments, const std::vector<size_t> &left)
+    {
+        py::list given;
+        size_t next = 0;
+        for (size_t i = 0; i < arguments.size(); ++i) {
+            PyObject *const object = PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(i));
+            const bool stays = next < left.size() && left[next] == i;
+            next += stays ? 1 : 0;
+            if (stays || !THPVariable_Check(object) || !is_plain_on_cpu(THPVariable_Unpack(object))) {
+                given.append(py::handle(object));
+                continue;
+            }
+            const Tensor &cpu = THPVariable_Unpack(object);
+            borrowed_.push_back({i, cpu, borrow(cpu), cpu.data_ptr()});
+            given.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(borrowed_.back().ours)));
+        }
+        return given;
+    }
+
+    // Results as the caller gets them, when all that was written is in the memory of the arguments `written`.
+    py::list give(const py::sequence &results, const std::vector<size_t> &written)
+    {
+        compute(results, written);
+        write(written);
+        for (const Borrowed &one : borrowed_)
+            cells_.emplace_back(impl_of(one.ours)->cell(), &one);
+        std::sort(cells_.begin(), cells_.end());
+        py::list given;
+        for (const py::handle one : results) {
+            const bool ours = THPVariable_Check(one.ptr()) && on_device(THPVariable_Unpack(one.ptr()));
+            given.append(ours ? py::reinterpret_steal<py::object>(THPVariable_Wrap(result(THPVariable_Unpack(one.ptr()))))
+                              : py::reinterpret_borrow<py::object>(one));
+        }
+        cells_.clear();
+        borrowed_.clear();
+        return given;
+    }
+
+  private:
+    static Value value_of(const Tensor &tensor) { return Value::take(opq_cell_value(impl_of(tensor)->cell())); }
+
+    const Borrowed *find(size_t argument) const
+    {
+        const auto found = std::lower_bound(borrowed_.begin(), borrowed_.end(), argument,
+                                            [](const Borrowed &one, size_t at) { return one.argument < at; });
+        return found != borrowed_.end() && found->argument == argument ? &*found : nullptr;
+    }
+
+    // In one run what is pending of all.
+    void compute(const py::sequence &results, const std::vector<size_t> &written) const
+    {
+        std::vector<Value> values;
+        const auto add = [&values](const Tensor &tensor) {
+            if (Value value = value_of(tensor))
+                values.push_back(std::move(value));
+        };
+        for (const py::handle one : results)
+            if (THPVariable_Check(one.ptr()) && on_device(THPVariable_Unpack(one.ptr())))
+                add(THPVariable_Unpack(one.ptr()));
+        for (const size_t argument : written)
+            if (const Borrowed *const one = find(argument))
+                add(one->ours);
+        materialize(values, OPQ_REASON_capture);
+    }
+
+    // What a plan did not write where it belongs is copied there: first what lies in borrowed memory, which copies may write over.
+    void write(const std::vector<size_t> &written) const
+    {
+        std::vector<std::pair<const Borrowed *, Value>> copies;
+        std::vector<std::vector<char>> kept;
+        for (const size_t argument : written) {
+            const Borrowed *const one = find(argument);
+            Value value = one ? value_of(one->ours) : Value();
+            if (value && opq_buffer_data(opq_value_buffer(value.get())) != one->data)
+                copies.emplace_back(one, std::move(value));
+        }
+        std::vector<const char *> sources;
+        for (const auto &[one, value] : copies) {
+            const auto *const data = static_cast<const char *>(opq_buffer_data(opq_value_buffer(value.get())));
+            const bool borrowed = std::any_of(borrowed_.begin(), borrowed_.end(),
+                                              [data](const Borrowed &other) { return other.data == data; });
+            if (borrowed)
+                kept.emplace_back(data, data + bytes_of(one->cpu));
+            sources.push_back(borrowed ? kept.back().data() : data);
+        }
+        for (size_t i = 0; i < copies.size(); ++i)
+            std::memcpy(copies[i].first->data, sources[i], bytes_of(copies[i].first->cpu));
+    }
+
+    Tensor result(const Tensor &tensor) const
+    {
+        if (tensor.numel() == 0)
+            return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kCPU));
+        const std::pair<const opq_cell *, const Borrowed *> key(impl_of(tensor)->cell(), nullptr);
+        const auto found = std::lower_bound(cells_.begin(), cells_.end(), key);
+        if (found != cells_.end() && found->first == key.first) {
+            const Tensor &cpu = found->second->cpu;
+            return cpu.as_strided(tensor.sizes(), tensor.strides(), cpu.storage_offset() + tensor.storage_offset());
+        }
+        return cpu_window(tensor, lend_memory(tensor, OPQ_REASON_capture));
+    }
+
+    std::vector<Borrowed> borrowed_; // ascending arguments
+    std::vector<std::pair<const opq_cell *, const Borrowed *>> cells_; // sorted
+};
+
+} // namespace
+
+void bind_borrowing(py::module_ &m)
+{
+    py::class_<Loan>(m, "Loan").def(py::init<>()).def("take", &Loan::take).def("give", &Loan::give);
+}
+
+} // namespace opq
