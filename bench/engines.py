@@ -94,6 +94,22 @@ class Opaque(Engine):
         return [tensor.detach().cpu() for tensor in flat(result)]
 
 
+class Captured(Opaque):
+    def compiled(self, function):
+        return torch_opaque.capture(function)
+
+
+class Compiled(Engine):
+    """torch.compile on tensors of the CPU, whose memory this device borrows."""
+
+    def __init__(self, row, function, arguments):
+        self.dynamic = row.dynamic or None
+        super().__init__(row, function, arguments)
+
+    def compiled(self, function):
+        return torch.compile(function, backend="opaque", dynamic=self.dynamic)
+
+
 class Inductor(Engine):
     options = None
 
@@ -164,6 +180,9 @@ class Jax(Engine):
 
         return [tensor(array) for array in flat(result)]
 
+
+# How a row is run on this device.
+WAYS = {"recorded": Opaque, "captured": Captured, "compiled": Compiled}
 
 ENGINES = {
     "opaque": Opaque,

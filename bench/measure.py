@@ -218,6 +218,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--limit", type=float, default=120.0)
+    parser.add_argument("--way", default="recorded")
     parser.add_argument("--alone", metavar="ENGINE", help="only its first call")
     parser.add_argument("--peak", help="the library of peak.c")
     options = parser.parse_args()
@@ -233,8 +234,10 @@ def main():
     import machine
     import rows  # noqa: F401
     import torch
+    from engines import ENGINES, WAYS
     from registry import ROWS
 
+    ENGINES["opaque"] = WAYS[options.way]
     torch.set_num_threads(options.threads)
     row = ROWS[options.row]
     if options.alone:

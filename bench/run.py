@@ -27,7 +27,7 @@ import threading
 import machine
 import report
 import rows  # noqa: F401
-from engines import PEERS
+from engines import PEERS, WAYS
 from registry import select
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -63,8 +63,14 @@ def parse_arguments(arguments):
     parser.add_argument("--cpu", type=listed(machine.CPUS), help="avx2, avx512; default: the best")
     parser.add_argument("--seconds", type=float, default=1.0, help="of timing, for each engine")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of a first call")
+    parser.add_argument(
+        "--way", choices=list(WAYS), default="recorded", help="how it runs here: %(choices)s"
+    )
     parser.add_argument("--write", action="store_true", help="bench/RESULTS.md")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.write and options.way != "recorded":
+        parser.error("RESULTS.md has what is recorded: --write goes with no --way")
+    return options
 
 
 def available(peers):
@@ -156,6 +162,7 @@ def run_row(name, cpu, threads, options, scratch, show):
     command = [sys.executable, os.path.join(FOLDER, "measure.py"), name]
     command += ["--engines", ",".join(["opaque", *options.vs]), "--threads", str(threads)]
     command += ["--seconds", str(options.seconds), "--limit", str(options.limit)]
+    command += ["--way", options.way]
     command += ["--peak", options.peaks[cpu]] if options.peaks[cpu] else []
     environment = machine.environment(cpu, threads)
     environment["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(scratch, cpu)

@@ -17,6 +17,8 @@ typedef struct maker {
     opq_value **values;           /* of the cells that were written, then of the results; references */
     int32_t *cell_of;             /* per value: a cell's number, or -1 - that of a result */
     int count;
+    opq_capture_sink *undefined; /* results that hold nothing */
+    int undefined_count;
     opq_capture *made;
 } maker;
 
@@ -27,11 +29,15 @@ static opq_status list_values(maker *m, opq_cell *const *results, int count)
     int room = c->count + count;
     m->values = opq_room_take(&m->room, (size_t)room * sizeof *m->values);
     m->cell_of = opq_room_take(&m->room, (size_t)room * sizeof *m->cell_of);
-    if (m->values == NULL || m->cell_of == NULL)
+    m->undefined = opq_room_take(&m->room, (size_t)count * sizeof *m->undefined);
+    if (m->values == NULL || m->cell_of == NULL || m->undefined == NULL)
         return out_of_memory();
     opq_spin_lock(&m->ctx->lock);
     for (int i = 0; i < room; i++) {
         opq_value *value = i < c->count ? c->met[i].cell->value : results[i - c->count]->value;
+        if (value == NULL && i >= c->count)
+            m->undefined[m->undefined_count++] = (opq_capture_sink){
+                .cell = -1 - (i - c->count), .output = -1, .leaf = -1, .bytes = results[i - c->count]->bytes};
         if (value == NULL || (i < c->count && value == c->met[i].leaf))
             continue;
         opq_value_retain(value);
@@ -135,10 +141,21 @@ static void add_sink(maker *m, int i)
     made->replaces[sink->output] = alone ? replaceable(m, sink->cell) : -1;
 }
 
+/* Does somebody get what the cell held, as it was? */
+static bool is_given(const opq_capture *made, int32_t cell)
+{
+    for (int i = 0; i < made->sink_count; i++)
+        if (made->sinks[i].leaf >= 0 && made->leaves[made->sinks[i].leaf].cell == cell)
+            return true;
+    return false;
+}
+
 /* One output for each memory at most, and of those that are stored alone. */
 static void settle_replacements(opq_capture *made)
 {
     for (int i = 0; i < made->output_count; i++) {
+        if (made->replaces[i] >= 0 && is_given(made, made->leaves[made->replaces[i]].cell))
+            made->replaces[i] = -1;
         for (int k = 0; k < i && made->replaces[i] >= 0; k++)
             if (made->replaces[k] == made->replaces[i])
                 made->replaces[i] = -1;
@@ -165,7 +182,7 @@ static opq_status allocate(maker *m, int results)
     c->cells = zeros((size_t)c->cell_count, sizeof *c->cells);
     c->leaves = zeros((size_t)c->leaf_count, sizeof *c->leaves);
     c->numbers = zeros((size_t)c->number_count, sizeof *c->numbers);
-    c->sinks = zeros((size_t)m->count, sizeof *c->sinks);
+    c->sinks = zeros((size_t)(m->count + m->undefined_count), sizeof *c->sinks);
     c->types = zeros((size_t)c->output_count, sizeof *c->types);
     c->lines = zeros((size_t)c->output_count, sizeof *c->lines);
     c->ops = zeros((size_t)c->output_count, sizeof *c->ops);
@@ -186,6 +203,8 @@ static opq_status bind(maker *m, int results)
         OPQ_TRY(add_leaf(m, i));
     for (int i = 0; i < m->made->number_count; i++)
         OPQ_TRY(add_number(m, i));
+    for (int i = 0; i < m->undefined_count; i++)
+        m->made->sinks[m->made->sink_count++] = m->undefined[i];
     for (int i = 0; i < m->count; i++)
         add_sink(m, i);
     settle_replacements(m->made);
@@ -361,7 +380,7 @@ static bool same_sinks(const opq_capture *a, const opq_capture *b)
     bool same = a->sink_count == b->sink_count;
     for (int i = 0; i < a->sink_count && same; i++)
         same = a->sinks[i].cell == b->sinks[i].cell && a->sinks[i].output == b->sinks[i].output &&
-               a->sinks[i].leaf == b->sinks[i].leaf;
+               a->sinks[i].leaf == b->sinks[i].leaf && a->sinks[i].bytes == b->sinks[i].bytes;
     return same;
 }
 

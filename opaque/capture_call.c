@@ -216,6 +216,14 @@ static opq_value *value_of(const call *r, const opq_capture_sink *sink)
     return leaf->constant ? constant_of(r, leaf) : r->held[leaf->cell];
 }
 
+static opq_status give_result(const call *r, const opq_capture_sink *sink)
+{
+    opq_ctx *ctx = r->capture->ctx;
+    opq_cell **result = &r->given->results[-1 - sink->cell];
+    return sink->output < 0 && sink->leaf < 0 ? opq_cell_create(ctx, sink->bytes, result)
+                                              : opq_cell_from_value(ctx, value_of(r, sink), result);
+}
+
 /* Cells of results first, which may fail. */
 static opq_status give(call *r)
 {
@@ -224,7 +232,7 @@ static opq_status give(call *r)
     int made = 0;
     for (int i = 0; i < c->sink_count && status == OPQ_OK; i++)
         if (c->sinks[i].cell < 0) {
-            status = opq_cell_from_value(c->ctx, value_of(r, &c->sinks[i]), &r->given->results[-1 - c->sinks[i].cell]);
+            status = give_result(r, &c->sinks[i]);
             made = status == OPQ_OK ? i + 1 : made;
         }
     for (int i = 0; i < made && status != OPQ_OK; i++)

@@ -33,7 +33,8 @@ typedef struct opq_capture_number {
 typedef struct opq_capture_sink {
     int32_t cell;   /* or -1 - number of a result */
     int32_t output; /* of the plan, or -1: what the leaf is */
-    int32_t leaf;
+    int32_t leaf;   /* or -1 as well: a new cell of so many bytes, in which nothing is defined */
+    int64_t bytes;
 } opq_capture_sink;
 
 struct opq_capture {

@@ -37,7 +37,8 @@ Tensor borrow(const Tensor &cpu)
     const size_t bytes = bytes_of(cpu);
     if (bytes == 0)
         return at::empty_strided(cpu.sizes(), cpu.strides(), cpu.options().device(c10::kPrivateUse1));
-    auto *const storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(cpu.storage().unsafeGetStorageImpl()).release();
+    auto *const storage =
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(cpu.storage().unsafeGetStorageImpl()).release();
     const auto drop = [](void *arg) {
         c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl *>(arg));
     };
@@ -48,8 +49,9 @@ Tensor borrow(const Tensor &cpu)
     check(status);
     opq_buffer_borrow(buffer);
     const opq_dtype dtype = core_dtype(cpu.scalar_type());
-    const int64_t count = static_cast<int64_t>(bytes) / opq_dtype_bytes(dtype);
-    const opq_type type = opq_type_make(dtype, 1, &count);
+    const Dims row{static_cast<int64_t>(bytes) / opq_dtype_bytes(dtype)};
+    const IntArrayRef shape = cpu.is_contiguous() && !is_wide(cpu) ? cpu.sizes() : IntArrayRef(row);
+    const opq_type type = opq_type_make(dtype, static_cast<int>(shape.size()), shape.data());
     opq_value *value = nullptr;
     const opq_status made = opq_value_leaf(context(), &type, buffer, &value);
     opq_buffer_release(buffer);
@@ -91,7 +93,6 @@ class Loan
     py::list give(const py::sequence &results, const std::vector<size_t> &written)
     {
         compute(results, written);
-        write(written);
         for (const Borrowed &one : borrowed_)
             cells_.emplace_back(impl_of(one.ours)->cell(), &one);
         std::sort(cells_.begin(), cells_.end());
@@ -101,6 +102,7 @@ class Loan
             given.append(ours ? py::reinterpret_steal<py::object>(THPVariable_Wrap(result(THPVariable_Unpack(one.ptr()))))
                               : py::reinterpret_borrow<py::object>(one));
         }
+        write(written); // results have a copy of what lay there
         cells_.clear();
         borrowed_.clear();
         return given;
@@ -170,7 +172,7 @@ class Loan
         return cpu_window(tensor, lend_memory(tensor, OPQ_REASON_capture));
     }
 
-    std::vector<Borrowed> borrowed_; // ascending arguments
+    std::vector<Borrowed> borrowed_;                                   // ascending arguments
     std::vector<std::pair<const opq_cell *, const Borrowed *>> cells_; // sorted
 };
 

@@ -210,7 +210,7 @@ class Captured(_C.CapturedFunction):
     def _draft(self, watch, args, kwargs, result, traced):
         """-> (a way more of the function, why a call needs Python)"""
         capturing = watch.capturing
-        draft = _C.capture_draft(capturing, args, kwargs, result, traced[0], self._every > 0)
+        draft = _C.capture_draft(capturing, args, kwargs, result, traced[0], self._inspected())
         refused = capturing.refused if draft is None else _add_backward(draft, capturing)
         return draft, refused
 
@@ -244,6 +244,10 @@ class Captured(_C.CapturedFunction):
             items if item is None else items | {item},
         )
         return self._traced
+
+    def _inspected(self) -> bool:
+        """Is the graph of a draft looked at?"""
+        return self._every > 0
 
     def _refuse(self, why: str) -> None:
         self._refused[why] += 1

@@ -5,18 +5,23 @@ are tensors of the CPU. A graph is recorded at its first call and is one plan fr
 again, and compiles nothing that was compiled for others.
 """
 
+import functools
 import itertools
 import logging
+import re
+import types
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from . import _C
 from .captured import Captured, _Watch
+from .graphs import read
 
-_log = logging.getLogger(__name__)
+_code_log = torch._logging.getArtifactLogger("torch.opaque", "output_code")  # for TORCH_LOGS
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _numbers = itertools.count()
 _aten = torch.ops.aten
@@ -65,14 +70,39 @@ def _as_traced(tensor, value):
     return tensor.permute(order).contiguous().permute(back)
 
 
+def _call(target, args, kwargs):
+    return target(*args, **kwargs)
+
+
+def _nested(target, args, kwargs):
+    return inner(target, args, kwargs)  # noqa: F821
+
+
+@functools.lru_cache(4096)
+def _caller(trace: str | None):
+    """What calls a function as if from where the operator was called, so that its source line is the model's: of a node's stack trace the last
+    line that is no package's, and the last one."""
+    lines = re.findall(r'File "(.+?)", line (\d+), in ', trace or "")
+    own = [line for line in lines if "site-packages" not in line[0]]
+    caller = _call
+    for function, places in ((_call, lines), (_nested, own)):
+        if places and (function is _call or places[-1] != lines[-1]):
+            name, line = places[-1]
+            code = function.__code__
+            code = code.replace(co_filename=name, co_firstlineno=int(line) - 1)
+            caller = types.FunctionType(code, {"inner": caller})
+    return caller
+
+
 class _Recorder(fx.Interpreter):
     """Calls the operators of a graph on tensors of this device."""
 
     def run_node(self, node):
-        result = super().run_node(node)
-        if node.op != "call_function" or "val" not in node.meta:
-            return result
-        value = node.meta["val"]
+        if node.op != "call_function":
+            return super().run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        result = _caller(node.meta.get("stack_trace"))(node.target, args, kwargs)
+        value = node.meta.get("val")
         if isinstance(value, (tuple, list)) and isinstance(result, (tuple, list)):
             return (
                 type(result)(map(_as_traced, result, value))
@@ -125,7 +155,7 @@ class Program(Captured):
     def __init__(self, module: fx.GraphModule, kind: str):
         self.module = module
         self.name = f"{kind} {next(_numbers)}"
-        super().__init__(_Recorder(module).run)
+        super().__init__(lambda *args: _Recorder(module).run(*args))
 
     def _name(self) -> str:
         return self.name
@@ -136,6 +166,15 @@ class Program(Captured):
     def _trace(self, changed, item):
         return self._traced  # numbers are sizes
 
+    def _inspected(self) -> bool:
+        return _code_log.isEnabledFor(logging.DEBUG)
+
+    def _draft(self, *args):
+        draft, refused = super()._draft(*args)
+        if draft is not None and draft.inspection is not None:
+            _code_log.debug("%s:\n%s", self.name, read(draft.inspection, "kernels"))
+        return draft, refused
+
 
 class _Boxed:
     """A program as AOTAutograd calls it: with a list of arguments, which is emptied."""
@@ -145,14 +184,24 @@ class _Boxed:
         self.program = program
         self.refused = None  # why it is recorded at each call
 
-    def run(self, arguments: list):
+    def run(self, given: list, take=lambda results: results):
+        """take(results) computes them. Modes saw the operators when they were traced."""
+        if torch._C._len_torch_dispatch_stack() > 0:
+            with _disable_current_modes():
+                return self.run(given, take)
+        error = None
         if self.refused is None:
             try:
-                return self.program(*arguments)
-            except RuntimeError as error:
-                self.refused = str(error)
-                _log.info("%s is recorded at each call: %s", self.program.name, error)
-        return self.program.__wrapped__(*arguments)
+                return take(self.program(*given))
+            except RuntimeError as raised:
+                error = raised
+        results = take(
+            self.program.__wrapped__(*given)
+        )  # which raises the same if it is the arguments'
+        if error:
+            self.refused = str(error)
+            _C.log("plan", f"compile: {self.program.name} is recorded at each call: {error}")
+        return results
 
     def __call__(self, arguments: list):
         given = list(arguments)
@@ -175,7 +224,7 @@ class _OnCPU(_Boxed):
         loan = _C.Loan()
         given = loan.take(arguments, self.left)
         arguments.clear()
-        return loan.give(self.run(given), self.written)
+        return self.run(given, lambda results: loan.give(results, self.written))
 
 
 def _move(module: fx.GraphModule) -> None:
@@ -202,7 +251,9 @@ def _compiler(kind: str):
         if not devices <= {"cpu", "opaque", "meta"} or not strided:
             from functorch.compile import make_boxed_func
 
-            _log.info("a %s graph runs as PyTorch does: tensors of other devices or layouts", kind)
+            _C.log(
+                "plan", f"compile: a {kind} graph runs as PyTorch has it: other devices or layouts"
+            )
             return make_boxed_func(module.forward)
         if "opaque" in devices:
             return _Boxed(Program(module, kind))

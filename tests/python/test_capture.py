@@ -811,6 +811,31 @@ def test_what_the_first_call_made_is_not_kept():
     assert torch.opaque.memory_allocated() < before + (1 << 18)
 
 
+def test_old_contents_given_beside_what_is_written_over_them():
+    def fn(x, y):
+        old = x.clone()
+        y.copy_(x)
+        x.add_(1)
+        return old
+
+    captured = capture(fn)
+    for n in range(4):
+        x = torch.full((1000,), float(n), device=D)
+        y = torch.zeros(1000, device=D)
+        torch.opaque.synchronize()
+        assert captured(x, y)[0].item() == n == y[0].item() and x[0].item() == n + 1
+    assert plans(captured) == 1
+
+
+def test_results_in_which_nothing_is_defined():
+    fn = capture(lambda x: (x.new_empty(3, 2), x.new_zeros(0, 3), x + 1))
+    for _ in range(4):
+        a, b, c = fn(torch.ones(2, device=D))
+        assert a.fill_(2).tolist() == [[2.0, 2.0]] * 3
+        assert b.shape == (0, 3) and b.tolist() == [] and c.tolist() == [2.0, 2.0]
+    assert plans(fn) == 1
+
+
 def test_forget_drops_plans_and_what_they_hold():
     weight = torch.ones(100000, device=D)
     fn = capture(lambda x: x + weight.sum())
