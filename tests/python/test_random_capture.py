@@ -64,7 +64,7 @@ STEPS = (
     ("look back", lambda w, a, h, r: h + a["x"]),
     ("float64", lambda w, a, h, r: (h.double() * 2).float()),
 )
-ENDS = ("value", "pair", "dict", "view", "loss", "argument")
+ENDS = ("value", "pair", "dict", "view", "loss", "argument", "before")
 
 
 class World:
@@ -103,7 +103,10 @@ class World:
         return self.net[-1](h) if self.trains else h
 
     def infer(self, **a):
+        before = [self.state.clone(), a["y"].clone()]
         h = self.forward(a)
+        if self.end == "before":
+            return h, before, h.new_zeros(0, 2)
         if self.end == "pair":
             return h, h.mean(0)
         if self.end == "dict":
