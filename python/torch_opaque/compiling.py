@@ -13,6 +13,7 @@ import types
 
 import torch
 from torch import fx
+from torch._dynamo import trace_rules
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
@@ -24,6 +25,7 @@ from .graphs import read
 _code_log = torch._logging.getArtifactLogger("torch.opaque", "output_code")  # for TORCH_LOGS
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _numbers = itertools.count()
+trace_rules.add(__package__)  # Dynamo does not look into what is the device's own
 _aten = torch.ops.aten
 
 
