@@ -167,7 +167,15 @@ class Loan
         const auto found = std::lower_bound(cells_.begin(), cells_.end(), key);
         if (found != cells_.end() && found->first == key.first) {
             const Tensor &cpu = found->second->cpu;
-            return cpu.as_strided(tensor.sizes(), tensor.strides(), cpu.storage_offset() + tensor.storage_offset());
+            const int64_t offset = cpu.storage_offset() * cpu.itemsize() / tensor.itemsize() + tensor.storage_offset();
+            if (cpu.scalar_type() == tensor.scalar_type() && cpu.is_conj() == tensor.is_conj() &&
+                cpu.is_neg() == tensor.is_neg())
+                return cpu.as_strided(tensor.sizes(), tensor.strides(), offset);
+            Tensor other = at::empty({0}, tensor.options().device(c10::kCPU));
+            other.set_(cpu.storage(), offset, tensor.sizes(), tensor.strides());
+            other._set_conj(tensor.is_conj());
+            other._set_neg(tensor.is_neg());
+            return other;
         }
         return cpu_window(tensor, lend_memory(tensor, OPQ_REASON_capture));
     }
@@ -178,8 +186,24 @@ class Loan
 
 } // namespace
 
+// Do the elements lie without gaps, the dims in this order from the outermost?
+static bool is_ordered(const py::object &object, const std::vector<int64_t> &order)
+{
+    const Tensor &tensor = THPVariable_Unpack(object.ptr());
+    int64_t expected = 1;
+    if (static_cast<size_t>(tensor.dim()) != order.size() || tensor.numel() < 2)
+        return true;
+    for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+        if (tensor.size(*dim) != 1 && tensor.stride(*dim) != expected)
+            return false;
+        expected *= tensor.size(*dim);
+    }
+    return true;
+}
+
 void bind_borrowing(py::module_ &m)
 {
+    m.def("is_ordered", &is_ordered);
     py::class_<Loan>(m, "Loan").def(py::init<>()).def("take", &Loan::take).def("give", &Loan::give);
 }
 

@@ -17,7 +17,7 @@ import functools
 import inspect
 import types
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -130,12 +130,16 @@ class _Watch:
 
 
 @contextmanager
-def _capturing(forward=None):
+def _capturing(forward=None, host=True):
+    """host: does the function compute anything on the CPU?"""
     capturing = _C.Capturing()
     if forward is not None:
         capturing.follow(forward)
     try:
-        with Functions(capturing), Operators(capturing):
+        with ExitStack() as stack:
+            if host:
+                stack.enter_context(Functions(capturing))
+                stack.enter_context(Operators(capturing))
             yield capturing
     finally:
         capturing.end()
@@ -169,6 +173,8 @@ class CaptureError(RuntimeError):
 class Captured(_C.CapturedFunction):
     """A captured function: see capture()."""
 
+    _host = True  # it may compute on the CPU
+
     def __init__(self, fn, check: int = 0):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -201,7 +207,7 @@ class Captured(_C.CapturedFunction):
         """Calls the function while it is captured. -> (the watch, its result in a list, of which nobody else has a reference)"""
         free, items = traced
         watch = self._watch(args, kwargs, items)
-        with _capturing() as watch.capturing, watch:
+        with _capturing(host=self._host) as watch.capturing, watch:
             given, named = watch.capturing.arguments(
                 args, kwargs, free, lambda register, _: number(watch.capturing, register)
             )

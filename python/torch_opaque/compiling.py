@@ -8,6 +8,7 @@ again, and compiles nothing that was compiled for others.
 import functools
 import itertools
 import logging
+import operator
 import re
 import types
 
@@ -53,20 +54,17 @@ def _is_dense(value) -> bool:
     return True
 
 
-def _as_traced(tensor, value):
-    """The tensor with its elements in the order that tracing went by: views behind it may need that."""
-    if not isinstance(value, torch.Tensor) or not isinstance(tensor, torch.Tensor):
-        return tensor
-    if (
-        value.layout != torch.strided
-        or value.dim() < 2
-        or tensor.numel() < 2
-        or not _is_dense(value)
-    ):
-        return tensor
+def _order(value) -> list[int] | None:
+    """The order of dims in which tracing had the elements of a result: views behind it may need that. None: any will do."""
+    strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    if not strided or value.dim() < 2 or not _is_dense(value):
+        return None
     order = _expected_order(value)
-    order += [i for i in range(value.dim()) if i not in order]
-    if tensor.permute(order).is_contiguous():
+    return order + [i for i in range(value.dim()) if i not in order]
+
+
+def _ordered(tensor, order):
+    if order is None or not isinstance(tensor, torch.Tensor) or _C.is_ordered(tensor, order):
         return tensor
     back = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
@@ -97,21 +95,29 @@ def _caller(trace: str | None):
 
 
 class _Recorder(fx.Interpreter):
-    """Calls the operators of a graph on tensors of this device."""
+    """Calls the operators of a graph on tensors of this device. orders: of its nodes' results, as far as they are known."""
+
+    def __init__(self, module: fx.GraphModule, orders: dict):
+        super().__init__(module)
+        self.orders = orders
+
+    def _orders(self, node):
+        value = node.meta.get("val")
+        several = isinstance(value, (tuple, list))
+        return tuple(map(_order, value)) if several else _order(value)
 
     def run_node(self, node):
         if node.op != "call_function":
             return super().run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         result = _caller(node.meta.get("stack_trace"))(node.target, args, kwargs)
-        value = node.meta.get("val")
-        if isinstance(value, (tuple, list)) and isinstance(result, (tuple, list)):
-            return (
-                type(result)(map(_as_traced, result, value))
-                if len(value) == len(result)
-                else result
-            )
-        return _as_traced(result, value)
+        if node not in self.orders:
+            self.orders[node] = self._orders(node)
+        orders = self.orders[node]
+        if not isinstance(orders, tuple):
+            return _ordered(result, orders)
+        several = isinstance(result, (tuple, list)) and len(result) == len(orders)
+        return type(result)(map(_ordered, result, orders)) if several else result
 
 
 def _to_device(value):
@@ -151,13 +157,28 @@ def _is_host(node: fx.Node) -> bool:
     return bool(users) and all(user is _aten._local_scalar_dense.default for user in users)
 
 
+def _is_plain(graph: fx.Graph) -> bool:
+    """Are they operators on tensors of one device, none of which draws random numbers, and sizes?"""
+
+    def plain(node):
+        if isinstance(node.target, torch._ops.OpOverload):
+            return torch.Tag.nondeterministic_seeded not in node.target.tags
+        size = isinstance(node.meta.get("val"), (int, torch.SymInt))
+        return size or node.target is operator.getitem
+
+    functions = [node for node in graph.nodes if node.op == "call_function"]
+    return len(_devices(graph)) == 1 and all(map(plain, functions))
+
+
 class Program(Captured):
     """A graph of ATen operators: a list of its arguments -> a list of its results."""
 
     def __init__(self, module: fx.GraphModule, kind: str):
         self.module = module
         self.name = f"{kind} {next(_numbers)}"
-        super().__init__(lambda *args: _Recorder(module).run(*args))
+        self._host = not _is_plain(module.graph)
+        orders = {}
+        super().__init__(lambda *args: _Recorder(module, orders).run(*args))
 
     def _name(self) -> str:
         return self.name
