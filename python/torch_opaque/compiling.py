@@ -17,7 +17,7 @@ from torch import fx
 from torch._dynamo import trace_rules
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _C
 from .captured import Captured, _Watch
@@ -141,14 +141,15 @@ def _written(graph: fx.Graph) -> list[int]:
     return [i for i, node in enumerate(placeholders) if node in written]
 
 
+def _tensors(graph: fx.Graph) -> list:
+    """What they are known by."""
+    leaves = itertools.chain(*(tree_leaves(node.meta.get("val")) for node in graph.nodes))
+    return [value for value in leaves if isinstance(value, torch.Tensor)]
+
+
 def _devices(graph: fx.Graph) -> set[str]:
     """Of its tensors."""
-    found = set()
-    for node in graph.nodes:
-        for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
-            if isinstance(value, torch.Tensor):
-                found.add(value.device.type)
-    return found
+    return {value.device.type for value in _tensors(graph)}
 
 
 def _is_host(node: fx.Node) -> bool:
@@ -270,7 +271,7 @@ def _move(module: fx.GraphModule) -> None:
 def _compiler(kind: str):
     def compile_graph(module: fx.GraphModule, inputs):
         devices = _devices(module.graph)
-        strided = all(x.layout == torch.strided for x in inputs if isinstance(x, torch.Tensor))
+        strided = all(value.layout == torch.strided for value in _tensors(module.graph))
         if not devices <= {"cpu", "opaque", "meta"} or not strided:
             from functorch.compile import make_boxed_func
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch.utils.checkpoint
 import torch_opaque
 from torch import nn
 
@@ -406,6 +407,46 @@ def test_threads_call_one_function():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_sparse_gradient():
+    net = nn.Embedding(10, 4, sparse=True)
+    there = compiled(net)
+    for _ in range(2):
+        net.zero_grad()
+        there(torch.tensor([1, 2, 1])).sum().backward()
+        assert net.weight.grad.layout == torch.sparse_coo
+        assert net.weight.grad.to_dense().sum(1).tolist() == [0, 8, 4] + 7 * [0]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.vmap(lambda x: x.sin().sum()),
+        torch.func.grad(lambda x: x.sin().sum()),
+        lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)),
+        lambda x: x[x > 0].sum(),
+        lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False),
+        lambda x: torch.from_numpy(x.numpy() + 1),
+        lambda x: x * len(str(x.shape)),
+    ],
+)
+def test_what_else_functions_do(fn):
+    check(fn, floats(3, 4), calls=5)
+
+
+def test_random_lengths_in_training():
+    net = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    ref = copy.deepcopy(net)
+    there = compiled(net)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (net, ref))
+    for n in (3, 7, 12, 7, 20, 5, 3):
+        x = torch.randn(2, n, 16)
+        for call, optimizer in ((there, ours), (ref, theirs)):
+            optimizer.zero_grad()
+            call(x).pow(2).mean().backward()
+            optimizer.step()
+    same(net.state_dict(), ref.state_dict(), 1e-4)
 
 
 def test_memory_of_arguments_and_results_goes():
