@@ -11,9 +11,11 @@ import logging
 import operator
 import re
 import types
+from contextlib import contextmanager
 
 import torch
 from torch import fx
+from torch._C import DispatchKey
 from torch._dynamo import trace_rules
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,6 +27,13 @@ from .graphs import read
 
 _code_log = torch._logging.getArtifactLogger("torch.opaque", "output_code")  # for TORCH_LOGS
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_WHOLE = (
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    *(f"{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
+)
 _numbers = itertools.count()
 trace_rules.add(__package__)  # Dynamo does not look into what is the device's own
 _aten = torch.ops.aten
@@ -287,6 +296,23 @@ def _compiler(kind: str):
     return compile_graph
 
 
+@contextmanager
+def _whole():
+    """While on, tracing leaves operators whole that have kernels here and that it would take apart to gathers."""
+    keys = DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd
+    taken = []
+    for name, overload in itertools.product(_WHOLE, ("default", "vec")):
+        op = getattr(getattr(_aten, name), overload)
+        taken += [(op, key, op.py_kernels.pop(key)) for key in keys if key in op.py_kernels]
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
+
+
 def backend(module: fx.GraphModule, inputs, *, mode=None, options=None):
     """What torch.compile(..., backend="opaque") calls for each graph of Dynamo's. Modes change nothing; there are no options."""
     from functorch.compile import min_cut_rematerialization_partition
@@ -303,4 +329,5 @@ def backend(module: fx.GraphModule, inputs, *, mode=None, options=None):
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return compiled(module, inputs)
+    with _whole():
+        return compiled(module, inputs)

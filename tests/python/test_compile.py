@@ -295,6 +295,19 @@ def test_attention_of_the_cpu():
                 torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "nearest-exact"])
+def test_interpolation_stays_whole(mode):
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    there = compiled(lambda x: nn.functional.interpolate(x, scale_factor=2, mode=mode) + 1)
+    for _ in range(2):
+        wanted = nn.functional.interpolate(x, scale_factor=2, mode=mode) + 1
+        same(there(x), wanted)
+        same(*(torch.autograd.grad(y.sum(), x)[0] for y in (there(x), wanted)))
+    ops = {node.op for node in torch_opaque.graph(there, x.detach()).nodes}
+    assert "gather" not in ops and "index" not in ops
+    assert torch._C.DispatchKey.Autograd in torch.ops.aten.upsample_bilinear2d.vec.py_kernels
+
+
 def test_other_sizes_compile_nothing():
     net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
     there = compiled(net, dynamic=True)
