@@ -1,5 +1,7 @@
 // Tensors of the CPU as those of the device, for programs that torch.compile made: their memory is borrowed while a program runs, what it
 // writes lies there when it has run, and its results are tensors of the CPU.
+#include <unordered_set>
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -147,10 +149,13 @@ class Loan
                 copies.emplace_back(one, std::move(value));
         }
         std::vector<const char *> sources;
+        std::unordered_set<const void *> lent;
+        for (const Borrowed &one : borrowed_)
+            lent.insert(copies.empty() ? nullptr : one.data);
+        kept.reserve(copies.size());
         for (const auto &[one, value] : copies) {
             const auto *const data = static_cast<const char *>(opq_buffer_data(opq_value_buffer(value.get())));
-            const bool borrowed = std::any_of(borrowed_.begin(), borrowed_.end(),
-                                              [data](const Borrowed &other) { return other.data == data; });
+            const bool borrowed = lent.count(data) > 0;
             if (borrowed)
                 kept.emplace_back(data, data + bytes_of(one->cpu));
             sources.push_back(borrowed ? kept.back().data() : data);

@@ -1,5 +1,7 @@
 #include "captured.h"
 
+#include <unordered_map>
+
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -167,18 +169,51 @@ bool Captured::match_gradients(const Match &match, std::string *why) const
     return true;
 }
 
+namespace
+{
+
+// Where each cell is first among `cells`, by number; many are looked up in a table.
+class Firsts
+{
+  public:
+    explicit Firsts(c10::ArrayRef<const opq_cell *> cells) : cells_(cells)
+    {
+        constexpr size_t few = 32;
+        if (cells.size() <= few)
+            return;
+        table_.reserve(2 * cells.size());
+        for (size_t i = 0; i < cells.size(); ++i)
+            table_.emplace(cells[i], static_cast<int>(i));
+    }
+    int of(const opq_cell *cell) const // -1: nowhere
+    {
+        if (!table_.empty()) {
+            const auto found = table_.find(cell);
+            return found == table_.end() ? -1 : found->second;
+        }
+        const auto *const found = std::find(cells_.begin(), cells_.end(), cell);
+        return found == cells_.end() ? -1 : static_cast<int>(found - cells_.begin());
+    }
+
+  private:
+    c10::ArrayRef<const opq_cell *> cells_;
+    std::unordered_map<const opq_cell *, int> table_;
+};
+
+} // namespace
+
 // Which of the arguments share memory, with each other and with what is read otherwise.
 bool Captured::match_sharing(const Match &match, std::string *why) const
 {
-    for (size_t i = 0; i < match.arguments.size(); ++i) {
-        const opq_cell *const cell = cell_of(match.arguments[i]);
-        size_t first = 0;
-        while (cell_of(match.arguments[first]) != cell)
-            ++first;
-        bool same = static_cast<int>(first) == first_of_[i];
+    c10::SmallVector<const opq_cell *, 32> cells;
+    for (const Tensor &argument : match.arguments)
+        cells.push_back(cell_of(argument));
+    const c10::SmallVector<const opq_cell *, 32> kept_cells(kept_cells_.begin(), kept_cells_.end());
+    const Firsts arguments(cells), kept_firsts(kept_cells);
+    for (size_t i = 0; i < cells.size(); ++i) {
         const int kept = in_kept_[i];
-        same = same && (kept < 0 ? std::find(kept_cells_.begin(), kept_cells_.end(), cell) == kept_cells_.end()
-                                 : kept_cells_[static_cast<size_t>(kept)] == cell);
+        const bool same = arguments.of(cells[i]) == first_of_[i] &&
+                          (kept < 0 ? kept_firsts.of(cells[i]) < 0 : kept_cells[static_cast<size_t>(kept)] == cells[i]);
         if (same)
             continue;
         if (why)
