@@ -370,6 +370,20 @@ def test_dev_bench_measures_and_writes(monkeypatch, tmp_path, capsys):
     assert row["to"] == "eager" and row["roofline"].endswith("%")
 
 
+@pytest.mark.parametrize("way", ["captured", "compiled"])
+def test_ways_of_running_here(way, monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr(
+        run, "run_row", lambda *given, _run=run.run_row: made.append(_run(*given)) or made[-1]
+    )
+    run.main(["softmax_12x128x128", "--way", way, "--cpu", "avx2", "--seconds", "0.05"])
+    (result,) = made
+    assert not result["engines"]["opaque"]["wrong"] and not result["notes"]
+    with pytest.raises(SystemExit):
+        run.main(["softmax_12x128x128", "--way", way, "--write"])
+    assert "--write goes with no --way" in capsys.readouterr().err
+
+
 def test_writing_keeps_what_was_measured_on_the_same_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "RESULTS", str(tmp_path / "RESULTS.md"))
     names = []
