@@ -156,12 +156,12 @@ def _is_host(value) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
-def _written(func, args, kwargs) -> list:
+def written_arguments(func, args, kwargs) -> list:
+    """What an operator writes, of what it is given."""
     found = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            found += [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+            found += tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name))
     return found
 
 
@@ -236,7 +236,9 @@ class Operators(TorchDispatchMode):
             if register is not None:
                 self.capturing.guard(register)
             return func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        written = [
+            one for one in written_arguments(func, args, kwargs) if isinstance(one, torch.Tensor)
+        ]
         if any(map(self.capturing.is_fresh, written)):
             self.capturing.refuse(f"{func} writes into a tensor of the CPU that was a constant")
         call = _Call(func, args, kwargs)

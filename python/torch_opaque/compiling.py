@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _C
+from .capture_modes import written_arguments
 from .captured import Captured, _Watch
 from .graphs import read
 
@@ -39,37 +40,27 @@ trace_rules.add(__package__)  # Dynamo does not look into what is the device's o
 _aten = torch.ops.aten
 
 
-def _expected_order(value) -> list[int]:
-    """The dims of a fake tensor from the outermost in memory to the innermost."""
-    sizes = [_hint(size) for size in value.shape]
-    strides = [_hint(stride) for stride in value.stride()]
-    dims = [i for i in range(value.dim()) if sizes[i] != 1]
-    return sorted(dims, key=lambda i: (-strides[i], i))
-
-
 def _hint(number) -> int:
     if isinstance(number, int):
         return number
     return number.node.hint if number.node.has_hint() else 2
 
 
-def _is_dense(value) -> bool:
-    """Does it fill its memory, each element once?"""
-    expected = 1
-    for i in reversed(_expected_order(value)):
-        if _hint(value.stride(i)) != expected:
-            return False
-        expected *= _hint(value.shape[i])
-    return True
-
-
 def _order(value) -> list[int] | None:
-    """The order of dims in which tracing had the elements of a result: views behind it may need that. None: any will do."""
+    """The dims from the outermost in memory to the innermost, as tracing had a result: views behind it may need that. None: any order will do."""
     strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-    if not strided or value.dim() < 2 or not _is_dense(value):
+    if not strided or value.dim() < 2:
         return None
-    order = _expected_order(value)
-    return order + [i for i in range(value.dim()) if i not in order]
+    sizes, strides = map(_hint, value.shape), map(_hint, value.stride())
+    dims = sorted(
+        enumerate(zip(sizes, strides, strict=True)), key=lambda d: (d[1][0] == 1, -d[1][1])
+    )
+    expected = 1
+    for _, (size, stride) in reversed(dims):
+        if size != 1 and stride != expected:
+            return None  # it does not fill its memory
+        expected *= size
+    return [dim for dim, _ in dims]
 
 
 def _ordered(tensor, order):
@@ -135,19 +126,11 @@ def _to_device(value):
 
 def _written(graph: fx.Graph) -> list[int]:
     """Which placeholders an operator writes."""
-    written = set()
+    found = set()
     for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        for argument, given in zip(schema.arguments, node.args, strict=False):
-            if argument.is_write:
-                written.add(given)
-        for argument in schema.arguments:
-            if argument.is_write and argument.name in node.kwargs:
-                written.add(node.kwargs[argument.name])
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    return [i for i, node in enumerate(placeholders) if node in written]
+        if isinstance(node.target, torch._ops.OpOverload):
+            found.update(written_arguments(node.target, node.args, node.kwargs))
+    return [i for i, node in enumerate(graph.find_nodes(op="placeholder")) if node in found]
 
 
 def _tensors(graph: fx.Graph) -> list:

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 
 import pytest
@@ -194,3 +195,17 @@ def browser():
         started = playwright.chromium.launch(executable_path=path, args=arguments)
         yield started
         started.close()
+
+
+@pytest.fixture
+def in_threads():
+    """in_threads(work, arguments) calls work with each argument in a thread of its own."""
+
+    def call(work, arguments):
+        threads = [threading.Thread(target=work, args=(one,)) for one in arguments]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return call

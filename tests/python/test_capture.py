@@ -2,7 +2,6 @@
 
 import gc
 import math
-import threading
 import weakref
 
 import pytest
@@ -719,7 +718,7 @@ def test_check_says_where():
 # ---- threads and memory
 
 
-def test_threads_call_one_function():
+def test_threads_call_one_function(in_threads):
     weight = torch.randn(8, device=D)
     fn = capture(lambda x, t: (x * t + weight).sum(-1))
     failures = []
@@ -736,15 +735,11 @@ def test_threads_call_one_function():
         except Exception as error:
             failures.append((number, repr(error)))
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(1, 5))
     assert not failures
 
 
-def test_threads_capture_functions_that_share_tensors():
+def test_threads_capture_functions_that_share_tensors(in_threads):
     state = torch.zeros(16, device=D)
     failures = []
 
@@ -765,11 +760,7 @@ def test_threads_capture_functions_that_share_tensors():
                 ):
                     failures.append(number)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(1, 4))
     assert not failures
 
 

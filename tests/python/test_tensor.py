@@ -434,7 +434,7 @@ def test_pinned_memory_remembers():
     assert t.pin_memory().is_pinned()
 
 
-def test_recording_from_many_threads():
+def test_recording_from_many_threads(in_threads):
     failures = []
 
     def work(seed):
@@ -447,11 +447,7 @@ def test_recording_from_many_threads():
         except Exception as error:  # noqa: BLE001
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(s,)) for s in range(6)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, range(6))
     assert not failures
 
 
