@@ -38,6 +38,29 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512cd");
 }
 
+static void fill(opq_cpu *cpu, bool avx512)
+{
+    *cpu = (opq_cpu){.avx512 = avx512};
+    snprintf(cpu->name, sizeof cpu->name, "%s", avx512 ? "skylake-avx512" : "haswell");
+    snprintf(cpu->features, sizeof cpu->features, "%s",
+             avx512 ? "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+fma,+f16c" : "+avx2,+fma,+f16c,+bmi,+bmi2");
+}
+
+opq_status opq_cpu_level(const char *level, opq_cpu *out_cpu)
+{
+    bool avx512 = strcmp(level, "avx512") == 0;
+    if (!avx512 && strcmp(level, "avx2") != 0)
+        return opq_fail(OPQ_INVALID, "the processor is \"%s\"; known are avx2 and avx512", level);
+    fill(out_cpu, avx512);
+    return OPQ_OK;
+}
+
+static void add_feature(opq_cpu *cpu, const char *feature)
+{
+    size_t length = strlen(cpu->features);
+    snprintf(cpu->features + length, sizeof cpu->features - length, ",%s", feature);
+}
+
 opq_status opq_cpu_detect(opq_cpu *out_cpu)
 {
     *out_cpu = (opq_cpu){0};
@@ -50,18 +73,15 @@ opq_status opq_cpu_detect(opq_cpu *out_cpu)
     if (limit && strcmp(limit, "avx512") == 0 && !has_avx512())
         return opq_fail(OPQ_UNSUPPORTED, "OPAQUE_CPU is avx512, but this processor lacks AVX-512 F, BW, DQ, VL or CD");
 
-    out_cpu->avx512 = has_avx512() && !(limit && strcmp(limit, "avx2") == 0);
-    if (!out_cpu->avx512) {
-        snprintf(out_cpu->name, sizeof out_cpu->name, "haswell");
-        snprintf(out_cpu->features, sizeof out_cpu->features, "+avx2,+fma,+f16c,+bmi,+bmi2");
+    fill(out_cpu, has_avx512() && !(limit && strcmp(limit, "avx2") == 0));
+    if (!out_cpu->avx512)
         return OPQ_OK;
-    }
     out_cpu->avx512_bf16 = __builtin_cpu_supports("avx512bf16");
     out_cpu->amx_bf16 = out_cpu->avx512_bf16 && __builtin_cpu_supports("amx-tile") &&
                         __builtin_cpu_supports("amx-bf16") && tiles_allowed();
-    snprintf(out_cpu->name, sizeof out_cpu->name, "skylake-avx512");
-    snprintf(out_cpu->features, sizeof out_cpu->features,
-             "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+fma,+f16c%s%s",
-             out_cpu->avx512_bf16 ? ",+avx512bf16" : "", out_cpu->amx_bf16 ? ",+amx-tile,+amx-bf16" : "");
+    if (out_cpu->avx512_bf16)
+        add_feature(out_cpu, "+avx512bf16");
+    if (out_cpu->amx_bf16)
+        add_feature(out_cpu, "+amx-tile,+amx-bf16");
     return OPQ_OK;
 }

@@ -6,19 +6,10 @@
 #ifndef OPAQUE_CODEGEN_EMIT_H
 #define OPAQUE_CODEGEN_EMIT_H
 
+#include "codegen_llvm/cpu.h"
 #include "graph/graph.h"
 #include "opaque/scalar_math.h"
 #include <llvm-c/Core.h>
-
-typedef struct opq_cpu {
-    bool avx512; /* F, BW, DQ, VL; else AVX2 + FMA + F16C */
-    bool avx512_bf16;
-    bool amx_bf16;
-    char name[64];      /* LLVM's -mcpu */
-    char features[256]; /* LLVM's -mattr */
-} opq_cpu;
-/* CPUID, lowered by OPAQUE_CPU=avx2|avx512. OPQ_UNSUPPORTED below AVX2. */
-opq_status opq_cpu_detect(opq_cpu *out_cpu) OPQ_MUST_CHECK;
 
 enum { OPQ_MIN_LANES = 4 };
 

@@ -8,16 +8,6 @@
 
 #include <string.h>
 
-static bool has_loops_from(const opq_loops *k, int from, int to)
-{
-    for (int i = from; i < to; i++)
-        if (k->stmts[i].op == OPQ_STMT_loop)
-            return true;
-    return false;
-}
-
-static bool has_loops(const opq_loops *k, int loop) { return has_loops_from(k, loop + 1, k->stmts[loop].end); }
-
 static bool has_chain(const opq_loops *k, int loop)
 {
     for (int i = loop + 1; i < k->stmts[loop].end; i++)
@@ -48,7 +38,7 @@ static int width_for(opq_nest *n, int strip)
     for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
         if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->role == OPQ_LOOP_unroll)
             return opq_unroll_width(n, variable, i);
-        if (!opq_nest_is_loop(n, i) || has_loops(n->k, i))
+        if (!opq_nest_is_loop(n, i) || opq_loop_has_loops(n->k, i))
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
         int count = opq_nest_reductions(n, i + 1, end, reductions), most = opq_scan_width(n, strip, i);
@@ -134,7 +124,7 @@ static void emit_loop(opq_nest *n, int stmt)
         from = LLVMBuildMul(n->e->builder, n->index[loop->within - 1], opq_i64(n->e, OPQ_CHUNK), "");
         to = opq_nest_smaller(n, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, OPQ_CHUNK), ""), to);
     }
-    bool leaf = !has_loops(n->k, stmt), outside = n->vector < 0;
+    bool leaf = !opq_loop_has_loops(n->k, stmt), outside = n->vector < 0;
     if (loop->role == OPQ_LOOP_lanes && outside && loop->within && leaf)
         opq_emit_chunk(n, stmt, from, to, NULL, NULL);
     else if (loop->role == OPQ_LOOP_lanes && outside && !loop->within)
@@ -172,15 +162,6 @@ void opq_emit_block(opq_nest *n, int from, int to)
 
 /* ---- units */
 
-/* The loop with which [from, to) ends, if it is the only one and makes strips; -1. */
-static int strip_of(const opq_loops *k, int from, int to)
-{
-    while (from < to && k->stmts[from].op != OPQ_STMT_loop)
-        from++;
-    bool last = from < to && k->stmts[from].end == to;
-    return last && k->stmts[from].role == OPQ_LOOP_vector && has_loops(k, from) ? from : -1;
-}
-
 /* One strip of 64 elements. */
 static void emit_strip_unit(opq_nest *n, int strip, LLVMValueRef number)
 {
@@ -216,7 +197,7 @@ static void divide(opq_nest *n, opq_odometer *odometer, int at, LLVMValueRef ext
 /* The body of the parallel loops, [from, to), in which `strip` may be the only loop. */
 static void emit_units(opq_nest *n, const opq_chain *chain, int from, int to)
 {
-    int strip = strip_of(n->k, from, to), last = chain->count - 1;
+    int strip = opq_strip_of(n->k, from, to), last = chain->count - 1;
     bool rows = opq_rows_fit(n->k, chain, strip);
     opq_chain around = *chain;
     opq_odometer odometer = opq_nest_odometer(n, chain);
@@ -246,7 +227,7 @@ static bool counts_blocks(const opq_loops *k, int loop)
     const opq_stmt *body = &k->stmts[loop + 1];
     return loop + 1 < k->stmts[loop].end && body->op == OPQ_STMT_loop && body->role == OPQ_LOOP_lanes &&
            body->within == k->stmts[loop].variable + 1 && opq_loop_shares_block(k, loop + 1, false) &&
-           !has_loops_from(k, body->end, k->stmts[loop].end);
+           !opq_tree_has_loops(k, body->end, k->stmts[loop].end);
 }
 
 /* [from, to) begins with a loop. */
@@ -260,36 +241,13 @@ static void emit_phase(opq_nest *n, int from, int to)
         chain = opq_nest_chain(n->k, from);
         int last = chain.loop[chain.count - 1];
         emit_units(n, &chain, last + 1, opq_nest_stmt(n, last)->end);
-    } else if (loop->role == OPQ_LOOP_vector && has_loops(n->k, from)) {
+    } else if (loop->role == OPQ_LOOP_vector && opq_loop_has_loops(n->k, from)) {
         emit_units(n, &chain, from, to);
     } else if (loop->role == OPQ_LOOP_vector) {
         emit_vectors(n, from, n->begin, n->end);
     } else {
         opq_emit_block(n, from, to);
     }
-}
-
-static int64_t units_of(const opq_loops *k, const int64_t *dims, int first, int end)
-{
-    int from = first, to = end;
-    const opq_stmt *stmts = k->stmts;
-    int64_t units = 1, rows = 0;
-    opq_chain chain = {0};
-    if (first == end || (stmts[first].role != OPQ_LOOP_parallel && stmts[first].role != OPQ_LOOP_vector))
-        return 1;
-    if (stmts[first].role == OPQ_LOOP_parallel) {
-        chain = opq_nest_chain(k, first);
-        for (int i = 0; i < chain.count; i++, units *= rows)
-            rows = dims[stmts[chain.loop[i]].variable];
-        from = chain.loop[chain.count - 1] + 1;
-        to = stmts[from - 1].end;
-    } else if (!has_loops(k, first)) {
-        return dims[stmts[first].variable];
-    }
-    int strip = strip_of(k, from, to);
-    if (opq_rows_fit(k, &chain, strip))
-        return rows == 0 ? 0 : units / rows * ((rows + OPQ_ROW_BLOCK - 1) / OPQ_ROW_BLOCK);
-    return strip < 0 ? units : units * ((dims[stmts[strip].variable] + OPQ_LANES - 1) / OPQ_LANES);
 }
 
 /* ---- phases */
@@ -306,7 +264,7 @@ static LLVMValueRef emit_some(opq_nest *n, const opq_phases *p, int phase, LLVMV
         opq_odometer odometer = opq_nest_odometer(n, &chain);
         units = opq_odometer_count(n, &odometer);
         int last = chain.loop[chain.count - 1];
-        if (strip_of(n->k, last + 1, opq_nest_stmt(n, last)->end) >= 0)
+        if (opq_strip_of(n->k, last + 1, opq_nest_stmt(n, last)->end) >= 0)
             opq_nest_refuse(n, loop);
     }
     n->begin = LLVMBuildSub(b, begin, first, "");
@@ -355,24 +313,6 @@ void opq_emit_loops(opq_nest *n)
 }
 
 /* ---- launching */
-
-int opq_loops_phases(const opq_loops *loops, const int64_t *dims, int64_t out_units[OPQ_PHASE_MAX])
-{
-    opq_phases p = opq_loops_find_phases(loops);
-    for (int i = 0; i < p.count; i++)
-        out_units[i] = loops->stmts[p.from[i]].op == OPQ_STMT_loop || p.from[i] == loops->stmt_count
-                           ? units_of(loops, dims, p.from[i], p.from[i + 1])
-                           : 1;
-    return p.count;
-}
-
-int64_t opq_loops_units(const opq_loops *loops, const int64_t *dims)
-{
-    int64_t units[OPQ_PHASE_MAX], all = 0;
-    for (int phase = 0, count = opq_loops_phases(loops, dims, units); phase < count; phase++)
-        all += units[phase];
-    return all;
-}
 
 int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims)
 {

@@ -9,31 +9,6 @@
 
 #include <string.h>
 
-/* Lanes that lie apart cost more under a mask, which all of these vectors have, than is saved. */
-static bool is_apart(const opq_loops *k, const opq_stmt *stmt, int vector)
-{
-    return stmt->op == OPQ_INSTR_load && k->accesses[stmt->access].stride[vector] > OPQ_STRIDE_one;
-}
-
-bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
-{
-    bool chains = false, inside = false, apart = false;
-    if (chain->count == 0 || strip < 0)
-        return false;
-    for (int i = chain->loop[chain->count - 1] + 1; i < k->stmts[strip].end; i++) {
-        const opq_stmt *stmt = &k->stmts[i];
-        bool loop = stmt->op == OPQ_STMT_loop;
-        if (loop && i > strip && stmt->role != OPQ_LOOP_chain && stmt->role != OPQ_LOOP_column)
-            return false;
-        if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
-            return false;
-        chains = chains || (loop && stmt->role == OPQ_LOOP_chain);
-        inside = inside || stmt->op == OPQ_INSTR_inside;
-        apart = apart || is_apart(k, stmt, k->stmts[strip].variable);
-    }
-    return chains || (inside && !apart);
-}
-
 /* `count` rows from `first` on. */
 static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRef first)
 {

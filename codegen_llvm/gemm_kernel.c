@@ -51,17 +51,6 @@ typedef struct state {
     LLVMValueRef a, b, prefetch, k; /* a: of a window, its columns; k: steps still to do */
 } state;
 
-int opq_gemm_vector_bytes(const opq_cpu *cpu) { return cpu->avx512 ? 64 : 32; }
-
-int opq_gemm_rows_max(const opq_cpu *cpu, int vectors)
-{
-    int registers = cpu->avx512 ? 32 : 16;
-    if (vectors < 1 || vectors > OPQ_GEMM_VECTORS_MAX)
-        return 0;
-    int rows = (registers - 1 - vectors) / vectors;
-    return rows < OPQ_GEMM_ROWS_MAX ? rows : OPQ_GEMM_ROWS_MAX;
-}
-
 static LLVMValueRef constant(const kernel *g, int64_t value)
 {
     return LLVMConstInt(g->i64, (unsigned long long)value, 1);

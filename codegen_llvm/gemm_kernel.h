@@ -24,6 +24,7 @@ enum {
     OPQ_GEMM_PANEL_VECTORS = 2, /* vectors in one row of a panel of the right operand */
     OPQ_GEMM_ROWS_MAX = 14,
     OPQ_GEMM_VECTORS_MAX = 8,
+    OPQ_GEMM_IN_PLACE_MAX = 6, /* rows: kernels that read a left operand in place run out of address registers beyond */
 };
 
 /* The function that opq_emit_gemm_kernel emits. All strides are in bytes. Row k of panel p of the right operand is at
@@ -35,6 +36,12 @@ typedef void (*opq_gemm_kernel)(const void *a, int64_t a_stride, const void *b, 
                                 void *c, int64_t c_stride, int64_t k, int64_t accumulate, const void *prefetch,
                                 int64_t prefetch_step, const int64_t *rows, const int64_t *columns);
 
+/* The tiles that products may need: turns of two vectors or one. Moves to the next, from 0 on; false: that was the last. */
+typedef struct opq_gemm_tile_shape {
+    opq_gemm_left left;
+    int rows, vectors;
+} opq_gemm_tile_shape;
+bool opq_gemm_next_tile(const struct opq_cpu *cpu, opq_gemm_tile_shape *tile);
 /* Bytes of a vector register: 64 with AVX-512, else 32. */
 int opq_gemm_vector_bytes(const struct opq_cpu *cpu);
 /* Largest number of rows whose tile fits the registers with this many vectors (1..OPQ_GEMM_VECTORS_MAX), 0 if none. */

@@ -19,6 +19,7 @@
 #define OPAQUE_CODEGEN_NEST_H
 
 #include "codegen_llvm/emit_ops.h"
+#include "codegen_llvm/units.h"
 #include "fusion/loop.h"
 
 /* Carried: two values per reduction (an arg reduction's best and its index) for each of the vectors that take turns, of which there are most
@@ -172,12 +173,6 @@ void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried);
 LLVMValueRef opq_nest_smaller(opq_nest *n, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_nest_larger(opq_nest *n, LLVMValueRef x, LLVMValueRef y);
 
-/* Loops of one role, each the last thing in the one around it. */
-typedef struct opq_chain {
-    int count, loop[OPQ_LOOP_MAX]; /* statements */
-} opq_chain;
-opq_chain opq_nest_chain(const opq_loops *loops, int loop);
-
 /* Row-major indices of several loops, counted up. */
 typedef struct opq_odometer {
     int rank, variable[OPQ_LOOP_MAX]; /* -1: of nothing in the tree */
@@ -221,9 +216,6 @@ void opq_emit_block(opq_nest *n, int from, int to); /* statements [from, to), wi
 void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first);
 
 /* ---- emit_rows.c */
-enum { OPQ_ROW_BLOCK = 8 };
-/* Is the loop `strip`, the only one in the last of the chain's loops, that of a window? */
-bool opq_rows_fit(const opq_loops *loops, const opq_chain *chain, int strip);
 /* Turns [from, to) of the loop `rows` around `strip`, `width` at a time. */
 void opq_emit_rows(opq_nest *n, int rows, int strip, int width, LLVMValueRef from, LLVMValueRef to);
 

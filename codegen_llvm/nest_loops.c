@@ -88,22 +88,6 @@ void opq_odometer_next(opq_nest *n, const opq_odometer *odometer, LLVMValueRef *
     }
 }
 
-opq_chain opq_nest_chain(const opq_loops *loops, int loop)
-{
-    opq_chain chain = {0};
-    const opq_stmt *stmts = loops->stmts;
-    for (int next = loop; next >= 0;) {
-        int i = next + 1;
-        loop = next;
-        chain.loop[chain.count++] = loop;
-        while (i < stmts[loop].end && stmts[i].op != OPQ_STMT_loop)
-            i++;
-        bool last = i < stmts[loop].end && stmts[i].end == stmts[loop].end && chain.count < OPQ_LOOP_MAX;
-        next = last && stmts[i].role == stmts[loop].role ? i : -1;
-    }
-    return chain;
-}
-
 opq_odometer opq_nest_odometer(const opq_nest *n, const opq_chain *chain)
 {
     opq_odometer odometer = {.rank = chain->count};

@@ -13,15 +13,11 @@
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 #include "runtime/parallel.h"
-#include "graph/clock.h"
 
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
-    ROWS_IN_PLACE = 6,         /* kernels that read a in place run out of address registers beyond */
+    ROWS_IN_PLACE = OPQ_GEMM_IN_PLACE_MAX,
     ROWS_B_IN_PLACE = 42,      /* too few to pay for packing a row-major b */
     GROUP_BYTES = 512,         /* a tile's row */
     TILE_PANELS = 10,          /* x 14 rows x GROUP_BYTES = 70 KB: within L2, next to the operands */
@@ -35,108 +31,16 @@ enum {
 };
 static const double TURNED_GAIN = 1.12;
 
-struct opq_gemm {
-    opq_jit *jit;
-    const opq_host *host;
-    pthread_mutex_t lock; /* one compilation at a time */
-    atomic_llong compile_nanoseconds;
-    struct kernel_entry {
-        _Atomic(void *) address; /* NULL: to be made */
-        opq_jit_module module;
-    } kernel[2][OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
-};
-
-opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm)
-{
-    opq_gemm *gemm = calloc(1, sizeof *gemm);
-    if (!gemm)
-        return opq_fail(OPQ_NO_MEMORY, "gemm: out of memory");
-    gemm->jit = jit;
-    gemm->host = host;
-    pthread_mutex_init(&gemm->lock, NULL);
-    *out_gemm = gemm;
-    return OPQ_OK;
-}
-
-void opq_gemm_destroy(opq_gemm *gemm)
-{
-    if (!gemm)
-        return;
-    opq_gemm_drop_kernels(gemm);
-    pthread_mutex_destroy(&gemm->lock);
-    free(gemm);
-}
-
-void opq_gemm_drop_kernels(opq_gemm *gemm)
-{
-    struct kernel_entry *first = &gemm->kernel[0][0][0][0];
-    pthread_mutex_lock(&gemm->lock);
-    for (size_t i = 0; i < sizeof gemm->kernel / sizeof *first; i++)
-        if (atomic_exchange_explicit(&first[i].address, NULL, memory_order_relaxed))
-            opq_jit_remove(gemm->jit, &first[i].module);
-    pthread_mutex_unlock(&gemm->lock);
-}
-
 double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
-
-void opq_gemm_lock(opq_gemm *gemm) { pthread_mutex_lock(&gemm->lock); }
-
-void opq_gemm_unlock(opq_gemm *gemm) { pthread_mutex_unlock(&gemm->lock); }
-
-/* ---- kernels */
-
-typedef struct kernel_key {
-    char name[48];
-    opq_dtype dtype;
-    opq_gemm_left left;
-    int rows, vectors;
-} kernel_key;
-
-static opq_status build_kernel(struct opq_emitter *e, void *data)
-{
-    const kernel_key *key = data;
-    return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
-}
 
 opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out)
 {
-    struct kernel_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
+    struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
     void *address = atomic_load_explicit(&entry->address, memory_order_acquire);
-    opq_status status = OPQ_OK;
-    if (!address) {
-        static const char *const names[] = {"packed", "rows", "window"};
-        kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
-        snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32", names[left], rows,
-                 vectors);
-        pthread_mutex_lock(&gemm->lock);
-        address = atomic_load_explicit(&entry->address, memory_order_relaxed);
-        if (!address) {
-            double start = opq_now();
-            opq_text name = {.data = key.name, .length = strlen(key.name)};
-            status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, &name, &entry->module, &address);
-            atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((opq_now() - start) * 1e9));
-            if (status == OPQ_OK)
-                atomic_store_explicit(&entry->address, address, memory_order_release);
-        }
-        pthread_mutex_unlock(&gemm->lock);
-    }
+    opq_status status = address ? OPQ_OK : gemm_kernel_make(gemm, dtype, left, rows, vectors, &address);
     memcpy(out, &address, sizeof *out);
     return status;
-}
-
-opq_status opq_gemm_make_kernels(opq_gemm *gemm)
-{
-    opq_gemm_kernel made;
-    for (int left = 0; left < OPQ_GEMM_LEFTS; left++)
-        for (int vectors = 1; vectors <= OPQ_GEMM_VECTORS_MAX; vectors += 1 + (vectors > 1)) {
-            int most = opq_gemm_rows_max(opq_jit_cpu(gemm->jit), vectors);
-            if (left != OPQ_GEMM_LEFT_PACKED && most > ROWS_IN_PLACE)
-                most = ROWS_IN_PLACE;
-            for (int rows = 1; rows <= most; rows++)
-                OPQ_TRY(gemm_kernel_find(gemm, OPQ_f32, (opq_gemm_left)left, rows, vectors, &made));
-        }
-    return OPQ_OK;
 }
 
 /* ---- plan */
@@ -144,7 +48,7 @@ opq_status opq_gemm_make_kernels(opq_gemm *gemm)
 static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
 {
     gemm_run run = {
-        .gemm = gemm, .cpu = opq_jit_cpu(gemm->jit), .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
+        .gemm = gemm, .cpu = gemm->cpu, .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
     int bytes = opq_gemm_vector_bytes(run.cpu);
     run.avx512 = bytes == 64;
     run.lanes = bytes / run.element_bytes;
@@ -335,7 +239,7 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
         folded.batch = 1;
         call = &folded;
     }
-    const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
+    const struct opq_cpu *cpu = gemm->cpu;
     if (gemm_is_small(cpu, call))
         return gemm_run_small(gemm, cpu, call);
     if (gemm_is_tiny(call)) {
@@ -364,7 +268,7 @@ opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int c
 
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n)
 {
-    int64_t row_bytes = OPQ_GEMM_PANEL_VECTORS * opq_gemm_vector_bytes(opq_jit_cpu(gemm->jit));
+    int64_t row_bytes = OPQ_GEMM_PANEL_VECTORS * opq_gemm_vector_bytes(gemm->cpu);
     return gemm_ceil(n * opq_dtype_bytes(dtype), row_bytes) * row_bytes * k;
 }
 
@@ -385,7 +289,7 @@ static int64_t padded_columns(int64_t columns, int lanes)
 int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t m, int64_t n,
                                    int64_t k, bool *out_turned)
 {
-    const struct opq_cpu *cpu = opq_jit_cpu(gemm->jit);
+    const struct opq_cpu *cpu = gemm->cpu;
     int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(dtype),
         rows = opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
     *out_turned = gemm_is_window(dtype, b, m) ||

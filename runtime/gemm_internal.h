@@ -5,7 +5,20 @@
 #include "codegen_llvm/gemm_kernel.h"
 #include "runtime/gemm.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
+
+struct opq_gemm {
+    const struct opq_cpu *cpu;
+    const opq_host *host;
+    opq_jit *jit;         /* NULL: the table is whole */
+    pthread_mutex_t lock; /* one compilation at a time */
+    atomic_llong compile_nanoseconds;
+    struct gemm_entry {
+        _Atomic(void *) address; /* NULL: to be made */
+        opq_jit_module module;
+    } kernel[2][OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
+};
 
 /* One call, once its ways are chosen. Rows and columns are counted in panels: row panels' heights
  * differ by one at most; column panels have `panel` columns, the last may have fewer. */
@@ -70,8 +83,12 @@ static inline double gemm_work(const opq_gemm_call *call)
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* From the table; what is not there is compiled. */
 opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out) OPQ_MUST_CHECK;
+/* gemm_kernels.c */
+opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
+                            void **out_address) OPQ_MUST_CHECK;
 
 /* On the host's threads; `work` multiply-adds or bytes in all. */
 void gemm_parallel(opq_gemm *gemm, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end),

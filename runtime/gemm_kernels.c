@@ -1,0 +1,88 @@
+/* The micro-kernels that products run, compiled when they are first needed. */
+#include "runtime/gemm_internal.h"
+#include "graph/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm)
+{
+    opq_gemm *gemm = calloc(1, sizeof *gemm);
+    if (!gemm)
+        return opq_fail(OPQ_NO_MEMORY, "gemm: out of memory");
+    gemm->cpu = opq_jit_cpu(jit);
+    gemm->jit = jit;
+    gemm->host = host;
+    pthread_mutex_init(&gemm->lock, NULL);
+    *out_gemm = gemm;
+    return OPQ_OK;
+}
+
+void opq_gemm_destroy(opq_gemm *gemm)
+{
+    if (!gemm)
+        return;
+    opq_gemm_drop_kernels(gemm);
+    pthread_mutex_destroy(&gemm->lock);
+    free(gemm);
+}
+
+void opq_gemm_drop_kernels(opq_gemm *gemm)
+{
+    struct gemm_entry *first = &gemm->kernel[0][0][0][0];
+    pthread_mutex_lock(&gemm->lock);
+    for (size_t i = 0; i < sizeof gemm->kernel / sizeof *first; i++)
+        if (atomic_exchange_explicit(&first[i].address, NULL, memory_order_relaxed))
+            opq_jit_remove(gemm->jit, &first[i].module);
+    pthread_mutex_unlock(&gemm->lock);
+}
+
+void opq_gemm_lock(opq_gemm *gemm) { pthread_mutex_lock(&gemm->lock); }
+
+void opq_gemm_unlock(opq_gemm *gemm) { pthread_mutex_unlock(&gemm->lock); }
+
+/* ---- kernels */
+
+typedef struct kernel_key {
+    char name[48];
+    opq_dtype dtype;
+    opq_gemm_left left;
+    int rows, vectors;
+} kernel_key;
+
+static opq_status build_kernel(struct opq_emitter *e, void *data)
+{
+    const kernel_key *key = data;
+    return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
+}
+
+opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, void **out_address)
+{
+    static const char *const names[] = {"packed", "rows", "window"};
+    struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
+    kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
+    opq_status status = OPQ_OK;
+    snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32", names[left], rows, vectors);
+    pthread_mutex_lock(&gemm->lock);
+    *out_address = atomic_load_explicit(&entry->address, memory_order_relaxed);
+    if (!*out_address) {
+        double start = opq_now();
+        opq_text name = {.data = key.name, .length = strlen(key.name)};
+        status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, &name, &entry->module, out_address);
+        atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((opq_now() - start) * 1e9));
+        if (status == OPQ_OK)
+            atomic_store_explicit(&entry->address, *out_address, memory_order_release);
+    }
+    pthread_mutex_unlock(&gemm->lock);
+    return status;
+}
+
+opq_status opq_gemm_make_kernels(opq_gemm *gemm)
+{
+    opq_gemm_kernel made;
+    opq_gemm_tile_shape tile = {0};
+    while (opq_gemm_next_tile(gemm->cpu, &tile))
+        OPQ_TRY(gemm_kernel_find(gemm, OPQ_f32, tile.left, tile.rows, tile.vectors, &made));
+    return OPQ_OK;
+}
