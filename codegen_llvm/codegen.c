@@ -1,5 +1,6 @@
 /* From a kernel to code: found in the cache, or compiled. */
 #include "codegen_llvm/cache.h"
+#include "codegen_llvm/module.h"
 #include "codegen_llvm/nest.h"
 #include "opaque/log.h"
 #include "graph/clock.h"
@@ -66,6 +67,11 @@ opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **ou
     if (status == OPQ_OK)
         *out_code = code;
     return status;
+}
+
+opq_status opq_codegen_object(opq_compiler *compiler, const opq_loops *loops, const char *symbol, const char *path)
+{
+    return opq_compiler_write(compiler, &(opq_module){function_name, build, (void *)loops}, symbol, path);
 }
 
 opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text)

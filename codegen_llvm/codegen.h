@@ -25,6 +25,14 @@ void opq_code_release(opq_jit *jit, const opq_code *code);
 void opq_code_drop_idle(opq_jit *jit);
 /* Kernels in memory, used or not, and their bytes. */
 void opq_code_usage(opq_jit *jit, int64_t *out_kernels, int64_t *out_bytes);
+/* Object files for a linker, for a processor that need not be this one, which outlives the compiler. Equal kernels give equal bytes. */
+struct opq_compiler;
+struct opq_cpu;
+opq_status opq_compiler_create(const struct opq_cpu *cpu, struct opq_compiler **out_compiler) OPQ_MUST_CHECK;
+void opq_compiler_destroy(struct opq_compiler *compiler);
+/* Its function is called `symbol`. */
+opq_status opq_codegen_object(struct opq_compiler *compiler, const opq_loops *loops, const char *symbol,
+                              const char *path) OPQ_MUST_CHECK;
 /* LLVM IR ("llvm") or assembly ("asm") of a kernel. */
 opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text) OPQ_MUST_CHECK;
 

@@ -3,7 +3,7 @@
  * The LLVM CPU name is one of two fixed ones, not the host's: the same kernel gives the same machine code on every host
  * of a level, and a hypervisor that hides a feature of the host's model cannot surprise us.
  */
-#include "codegen_llvm/emit.h"
+#include "codegen_llvm/cpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,6 +10,7 @@
  * rest of the register file holds b and one element of a. A turn takes as many k as hide the loop; what is left runs one k at a time.
  */
 #include "codegen_llvm/gemm_kernel.h"
+#include "codegen_llvm/module.h"
 #include "codegen_llvm/emit.h"
 
 #include <string.h>
@@ -291,4 +292,24 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtyp
     }
     LLVMBuildRetVoid(e->builder);
     return OPQ_OK;
+}
+
+typedef struct tile_request {
+    opq_dtype dtype;
+    const opq_gemm_tile_shape *tile;
+} tile_request;
+
+static const char tile_name[] = "gemm_tile";
+
+static opq_status build_tile(opq_emitter *e, void *data)
+{
+    const tile_request *r = data;
+    return opq_emit_gemm_kernel(e, tile_name, r->dtype, r->tile->left, r->tile->rows, r->tile->vectors);
+}
+
+opq_status opq_gemm_kernel_object(opq_compiler *compiler, opq_dtype dtype, const opq_gemm_tile_shape *tile,
+                                  const char *symbol, const char *path)
+{
+    tile_request request = {dtype, tile};
+    return opq_compiler_write(compiler, &(opq_module){tile_name, build_tile, &request}, symbol, path);
 }

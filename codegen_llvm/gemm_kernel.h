@@ -50,5 +50,9 @@ int opq_gemm_rows_max(const struct opq_cpu *cpu, int vectors);
 /* Adds the kernel to the emitter's module. dtype is f32 or f64; rows and vectors within opq_gemm_rows_max; else OPQ_INVALID. */
 opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows,
                                 int vectors) OPQ_MUST_CHECK;
+/* As opq_codegen_object. */
+struct opq_compiler;
+opq_status opq_gemm_kernel_object(struct opq_compiler *compiler, opq_dtype dtype, const opq_gemm_tile_shape *tile,
+                                  const char *symbol, const char *path) OPQ_MUST_CHECK;
 
 #endif

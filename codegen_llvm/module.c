@@ -4,8 +4,10 @@
  */
 #define _GNU_SOURCE /* pthread_rwlockattr_setkind_np */
 #include "codegen_llvm/module.h"
+#include "codegen_llvm/codegen.h"
 #include "codegen_llvm/emit.h"
 #include "codegen_llvm/emit_object.h"
+#include "graph/fp_control.h"
 
 #include <llvm-c/Analysis.h>
 #include <llvm-c/Target.h>
@@ -107,6 +109,22 @@ static void give_machine_back(opq_compiler *compiler, LLVMTargetMachineRef machi
     pthread_mutex_unlock(&compiler->lock);
     if (!kept)
         LLVMDisposeTargetMachine(machine);
+}
+
+opq_status opq_compiler_create(const opq_cpu *cpu, opq_compiler **out_compiler)
+{
+    *out_compiler = malloc(sizeof **out_compiler);
+    if (*out_compiler == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "no memory for a compiler");
+    opq_compiler_init(*out_compiler, cpu);
+    return OPQ_OK;
+}
+
+void opq_compiler_destroy(opq_compiler *compiler)
+{
+    if (compiler)
+        opq_compiler_drop(compiler);
+    free(compiler);
 }
 
 /* ---- modules */
@@ -249,6 +267,22 @@ opq_status opq_compiler_object(opq_compiler *compiler, const opq_module *module,
     OPQ_TRY(with_module(compiler, module, make_object, &w));
     *out_object = w.object;
     return OPQ_OK;
+}
+
+opq_status opq_compiler_write(opq_compiler *compiler, const opq_module *module, const char *symbol, const char *path)
+{
+    LLVMMemoryBufferRef object;
+    unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT); /* constants are folded once, for every run */
+    opq_status status = opq_compiler_object(compiler, module, symbol, &object);
+    opq_fp_control_set(control);
+    OPQ_TRY(status);
+    FILE *file = fopen(path, "wb");
+    size_t size = LLVMGetBufferSize(object);
+    bool written = file && fwrite(LLVMGetBufferStart(object), 1, size, file) == size;
+    if (file)
+        written = fclose(file) == 0 && written;
+    LLVMDisposeMemoryBuffer(object);
+    return written ? OPQ_OK : opq_fail(OPQ_INVALID, "%s cannot be written", path);
 }
 
 static opq_status make_text(compilation *c, const opq_module *module, void *data)

@@ -35,6 +35,9 @@ void opq_compiler_unlock(opq_compiler *compiler, bool in_child);
 /* An object whose function is called `symbol`. OPQ_CODEGEN if LLVM's verifier objects. */
 opq_status opq_compiler_object(opq_compiler *compiler, const opq_module *module, const char *symbol,
                                LLVMMemoryBufferRef *out_object) OPQ_MUST_CHECK;
+/* The same as a file. OPQ_INVALID: it cannot be written. */
+opq_status opq_compiler_write(opq_compiler *compiler, const opq_module *module, const char *symbol,
+                              const char *path) OPQ_MUST_CHECK;
 /* "llvm" or "asm". malloc'd. */
 opq_status opq_compiler_text(opq_compiler *compiler, const opq_module *module, const char *stage,
                              char **out_text) OPQ_MUST_CHECK;

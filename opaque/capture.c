@@ -242,7 +242,6 @@ static opq_status plan(maker *m)
 static opq_status choose_snapshot(maker *m)
 {
     bool any;
-    m->snapshot = &m->taken;
     OPQ_TRY(opq_snapshot_without_offsets(&m->taken, &m->any_offset, &any));
     if (any)
         m->snapshot = &m->any_offset;
@@ -300,18 +299,21 @@ static void finish(maker *m)
 }
 
 /* Of the snapshot that was taken. */
-static opq_status make(maker *m, int results, opq_graph **out_graph)
+static opq_status make(maker *m, int results, bool planned, opq_graph **out_graph)
 {
-    OPQ_TRY(choose_snapshot(m));
+    m->snapshot = &m->taken;
+    if (planned)
+        OPQ_TRY(choose_snapshot(m));
     OPQ_TRY(bind(m, results));
     find_shiftable(m);
-    OPQ_TRY(plan(m));
+    if (planned)
+        OPQ_TRY(plan(m));
     m->made->small = is_small(m->made->plan);
     return out_graph && m->taken.nodes.count > 0 ? opq_snapshot_graph(&m->taken, OPQ_OUTPUTS_stored, out_graph) : OPQ_OK;
 }
 
-opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture,
-                            opq_graph **out_graph)
+static opq_status collect_and_make(opq_capturing *capturing, opq_cell *const *results, int count, bool planned,
+                                   opq_capture **out_capture, opq_graph **out_graph)
 {
     static const opq_scope alone = {OPQ_SCOPE_asked, 0, false};
     maker m = {0};
@@ -324,7 +326,7 @@ opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, 
     if (status == OPQ_OK)
         status = opq_snapshot_collect(m.ctx, m.values, m.count, &alone, &m.room, &m.taken);
     if (status == OPQ_OK) {
-        status = make(&m, count, out_graph);
+        status = make(&m, count, planned, out_graph);
         opq_snapshot_unpin(&m.taken);
     }
     finish(&m);
@@ -333,6 +335,18 @@ opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, 
     else
         *out_capture = m.made;
     return status;
+}
+
+opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture,
+                            opq_graph **out_graph)
+{
+    return collect_and_make(capturing, results, count, true, out_capture, out_graph);
+}
+
+opq_status opq_capture_read(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture,
+                            opq_graph **out_graph)
+{
+    return collect_and_make(capturing, results, count, false, out_capture, out_graph);
 }
 
 opq_status opq_capture_first_run(opq_capturing *capturing, opq_cell *const *results, int count)

@@ -61,6 +61,9 @@ void opq_capturing_drop(opq_capturing *capturing);
  * the same value get it in one buffer. *out_graph: what was recorded, to be destroyed, NULL: nothing is computed; out_graph NULL: nobody asks. */
 opq_status opq_capture_make(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture,
                             opq_graph **out_graph) OPQ_MUST_CHECK;
+/* The same without a plan, for who makes one of the graph: its inputs are the leaves in order, its outputs those of the capture. */
+opq_status opq_capture_read(opq_capturing *capturing, opq_cell *const *results, int count, opq_capture **out_capture,
+                            opq_graph **out_graph) OPQ_MUST_CHECK;
 /* Would a call of the one do what a call of the other does? OPQ_CAPTURE_number: *out_which is a number of the graphs, in order, that is not the same;
  * _constant: an input whose data are not. */
 typedef enum opq_capture_difference {

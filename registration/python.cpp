@@ -369,6 +369,7 @@ void bind(py::module_ &m)
     bind_contents(m);
     bind_capture(m);
     bind_borrowing(m);
+    bind_exporting(m);
 }
 
 } // namespace

@@ -24,5 +24,6 @@ py::object inspection_of(opq_graph *graph);
 // Classes CapturedFunction and Capturing.
 void bind_capture(py::module_ &m);
 void bind_borrowing(py::module_ &m);
+void bind_exporting(py::module_ &m);
 
 } // namespace opq

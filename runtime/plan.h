@@ -201,7 +201,13 @@ typedef struct opq_plan {
 
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
-bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input);
+static inline bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input)
+{
+    for (int32_t i = plan->first_replacement[buffer]; i >= 0; i = plan->replacements[i].next)
+        if (plan->replacements[i].input == input)
+            return true;
+    return false;
+}
 /* Memory of the plan: steps, graph, edges, and all its machine code, also what other plans share. Without payloads, which are the host's. */
 size_t opq_plan_bytes(const opq_plan *plan);
 
@@ -223,6 +229,7 @@ typedef struct opq_run_call {
     /* Per output: the input whose contents nobody needs any more once this output is there, -1: none. The output may then be that buffer,
      * which the caller alone has. NULL: none. */
     const int32_t *replaces;
+    opq_buffer *const *into; /* per output: memory of its size for it, NULL: new memory. NULL: new memory for all */
     opq_step_note note; /* may be NULL */
     void *note_data;
     bool timed, watched; /* watched: the host is told of launches, see opq_activity */

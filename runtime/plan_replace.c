@@ -242,11 +242,3 @@ opq_status opq_plan_replacements(opq_planner *p)
         is_output[plan->output_storage[i]] = 1;
     return look_at_all(&f, is_output);
 }
-
-bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input)
-{
-    for (int32_t i = plan->first_replacement[buffer]; i >= 0; i = plan->replacements[i].next)
-        if (plan->replacements[i].input == input)
-            return true;
-    return false;
-}

@@ -427,8 +427,16 @@ static opq_status allocate(opq_run_state *run)
         if (storage->home == OPQ_HOME_output && input >= 0 && opq_plan_may_replace(plan, storage->index, input))
             run->takes[storage->index] = input;
     }
+    for (int i = 0; i < plan->output_count && run->call->into; i++) {
+        const opq_storage *storage = &plan->storage[plan->output_storage[i]];
+        opq_buffer *into = run->call->into[i];
+        if (into && storage->home == OPQ_HOME_output && run->takes[storage->index] < 0 && !run->outputs[storage->index]) {
+            run->outputs[storage->index] = into;
+            opq_buffer_retain(into);
+        }
+    }
     for (int i = 0; i < plan->buffer_count; i++)
-        if (run->takes[i] < 0)
+        if (run->takes[i] < 0 && run->outputs[i] == NULL)
             OPQ_TRY(opq_pool_run_buffer(run->runtime->pool, (size_t)plan->buffer_bytes[i], &run->outputs[i]));
     for (int i = 0; i < plan->slot_count; i++)
         run->slots[i] = plan->slot_source[i] >= 0 && run->call->scalars ? run->call->scalars[plan->slot_source[i]]

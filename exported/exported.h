@@ -1,0 +1,82 @@
+/* What an exported model is made of: tables that opaque/export.c writes as C, and model.c runs. */
+#ifndef OPAQUE_EXPORTED_EXPORTED_H
+#define OPAQUE_EXPORTED_EXPORTED_H
+
+#include "exported/opaque_model.h"
+#include "runtime/gemm_internal.h"
+#include "runtime/plan.h"
+
+typedef struct opq_exported_weight {
+    int64_t offset, bytes; /* in the file */
+    bool state;            /* runs replace it */
+} opq_exported_weight;
+
+/* A part of a weight as runs read it: one buffer, which keeps its packed copies. */
+typedef struct opq_exported_window {
+    int32_t weight;
+    int64_t first, bytes;
+} opq_exported_window;
+
+typedef enum opq_exported_source { OPQ_FROM_argument, OPQ_FROM_window, OPQ_FROM_state } opq_exported_source;
+
+/* An input of a plan. */
+typedef struct opq_exported_leaf {
+    opq_exported_source source;
+    int32_t index; /* of the argument, window or weight */
+    int64_t first, bytes;
+} opq_exported_leaf;
+
+/* Where an output of the plan goes, or a leaf that is given as it is. */
+typedef struct opq_exported_sink {
+    int32_t result, state; /* one of them, the other -1; state: a weight */
+    int32_t output, leaf;  /* likewise; none: nothing is defined */
+    int64_t bytes;
+} opq_exported_sink;
+
+/* What a call runs, for some sizes. */
+typedef struct opq_exported_call {
+    const int64_t *sizes;
+    const opq_plan *plan; /* NULL: nothing is computed */
+    const opq_exported_leaf *leaves;
+    int leaf_count;
+    const opq_exported_sink *sinks;
+    int sink_count;
+    const opq_number *numbers;  /* the plan's scalars */
+    const int32_t *replaces;    /* per output: a leaf of the state whose memory it may take, -1 */
+    const int64_t *input_bytes; /* per argument */
+} opq_exported_call;
+
+typedef struct opq_exported_tile {
+    opq_dtype dtype;
+    opq_gemm_tile_shape shape;
+    opq_gemm_kernel function;
+} opq_exported_tile;
+
+typedef struct opq_exported {
+    const opaque_model_info *info;
+    const opq_exported_weight *weights;
+    const opq_exported_window *windows;
+    int window_count;
+    const opq_exported_call *calls; /* in order of their sizes */
+    int call_count;
+    const opq_exported_tile *tiles;
+    int tile_count;
+    int64_t file_bytes;
+    const char *digest; /* the last OPQ_EXPORTED_DIGEST bytes of the file */
+} opq_exported;
+
+enum { OPQ_EXPORTED_DIGEST = 32 };
+
+int opq_exported_open(const opq_exported *what, const char *weights, int threads, opaque_model **out_model);
+int opq_exported_run(opaque_model *model, const int64_t *sizes, const void *const *inputs, void *const *outputs);
+const void *opq_exported_weight_data(opaque_model *model, int index);
+void opq_exported_close(opaque_model *model);
+const char *opq_exported_error(void);
+
+/* threads.c: a host whose loop runs on so many threads, the caller's among them. */
+typedef struct opq_threads opq_threads;
+opq_status opq_threads_create(int count, opq_threads **out_threads) OPQ_MUST_CHECK;
+void opq_threads_destroy(opq_threads *threads);
+opq_host opq_threads_host(opq_threads *threads);
+
+#endif

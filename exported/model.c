@@ -1,0 +1,380 @@
+/* A model: its weights mapped, its plan run. See exported.h. */
+#define _GNU_SOURCE
+#include "exported/exported.h"
+#include "codegen_llvm/cpu.h"
+#include "graph/clock.h"
+#include "runtime/memory.h"
+#include "runtime/room.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct opaque_model {
+    const opq_exported *what;
+    opq_cpu cpu;
+    opq_threads *threads;
+    opq_host host;
+    opq_pool *pool;
+    opq_gemm gemm;
+    opq_runtime runtime;
+    char *file;           /* mapped */
+    opq_buffer **windows; /* on the file */
+    opq_buffer **states;  /* per weight, NULL: it is none */
+    bool has_state;
+    pthread_mutex_t lock; /* of the state */
+};
+
+static int code_of(opq_status status)
+{
+    switch (status) {
+    case OPQ_OK: return OPAQUE_MODEL_OK;
+    case OPQ_INVALID:
+    case OPQ_OUT_OF_RANGE:
+    case OPQ_SINGULAR: return OPAQUE_MODEL_INVALID;
+    case OPQ_UNSUPPORTED: return OPAQUE_MODEL_UNSUPPORTED;
+    case OPQ_NO_MEMORY: return OPAQUE_MODEL_NO_MEMORY;
+    case OPQ_CODEGEN:
+    case OPQ_INTERNAL: break;
+    }
+    return OPAQUE_MODEL_INTERNAL;
+}
+
+const char *opq_exported_error(void) { return opq_error(); }
+
+/* ---- opening */
+
+static opq_status check_processor(opaque_model *m)
+{
+    const char *needs = m->what->info->cpu;
+    OPQ_TRY(opq_cpu_level(needs, &m->cpu));
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512cd");
+    if (avx2 && (avx512 || !m->cpu.avx512))
+        return OPQ_OK;
+    return opq_fail(OPQ_UNSUPPORTED, "%s was exported for processors with %s, which this one is not",
+                    m->what->info->name, needs);
+}
+
+static void fill_tiles(opaque_model *m)
+{
+    for (int i = 0; i < m->what->tile_count; i++) {
+        const opq_exported_tile *tile = &m->what->tiles[i];
+        void *address;
+        memcpy(&address, &tile->function, sizeof address);
+        struct gemm_entry *entry =
+            &m->gemm.kernel[tile->dtype == OPQ_f64][tile->shape.left][tile->shape.rows][tile->shape.vectors];
+        atomic_store(&entry->address, address);
+    }
+}
+
+static int file_error(const char *path, const char *what)
+{
+    (void)opq_fail(OPQ_INVALID, "%s: %s", path, what);
+    return OPAQUE_MODEL_FILE;
+}
+
+/* Pages of the file that nobody writes are shared by all processes. */
+static int map_file(opaque_model *m, const char *path)
+{
+    int64_t bytes = m->what->file_bytes;
+    struct stat status;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return file_error(path, strerror(errno));
+    if (fstat(file, &status) != 0 || (int64_t)status.st_size != bytes) {
+        close(file);
+        return file_error(path, "it has another size than the model's weights");
+    }
+    void *mapped = mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, file, 0);
+    close(file);
+    if (mapped == MAP_FAILED)
+        return file_error(path, strerror(errno));
+    m->file = mapped;
+    if (memcmp(m->file + bytes - OPQ_EXPORTED_DIGEST, m->what->digest, OPQ_EXPORTED_DIGEST) != 0)
+        return file_error(path, "these are not the model's weights");
+    return OPAQUE_MODEL_OK;
+}
+
+/* LIBRARY.weights, beside LIBRARY.so. */
+static int map_own_file(opaque_model *m)
+{
+    char path[4096];
+    Dl_info found;
+    if (dladdr(m->what, &found) == 0 || found.dli_fname == NULL)
+        return file_error("weights", "it is not known where the library lies");
+    size_t length = strlen(found.dli_fname);
+    if (length > 3 && strcmp(found.dli_fname + length - 3, ".so") == 0)
+        length -= 3;
+    if (length + sizeof ".weights" > sizeof path)
+        return file_error(found.dli_fname, "the path is too long");
+    memcpy(path, found.dli_fname, length);
+    memcpy(path + length, ".weights", sizeof ".weights");
+    return map_file(m, path);
+}
+
+static opq_status make_buffers(opaque_model *m)
+{
+    const opq_exported *what = m->what;
+    m->windows = calloc((size_t)what->window_count + 1, sizeof *m->windows);
+    m->states = calloc((size_t)what->info->weight_count + 1, sizeof *m->states);
+    if (m->windows == NULL || m->states == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    for (int i = 0; i < what->window_count; i++) {
+        const opq_exported_window *w = &what->windows[i];
+        OPQ_TRY(opq_pool_adopt(m->pool, m->file + what->weights[w->weight].offset + w->first, (size_t)w->bytes, NULL,
+                               NULL, &m->windows[i]));
+    }
+    for (int i = 0; i < what->info->weight_count; i++) {
+        const opq_exported_weight *weight = &what->weights[i];
+        if (!weight->state)
+            continue;
+        OPQ_TRY(opq_pool_buffer(m->pool, (size_t)weight->bytes, &m->states[i]));
+        memcpy(m->states[i]->data, m->file + weight->offset, (size_t)weight->bytes);
+        m->has_state = true;
+    }
+    return OPQ_OK;
+}
+
+static opq_status prepare(opaque_model *m, int threads)
+{
+    if (threads > 1) {
+        OPQ_TRY(opq_threads_create(threads, &m->threads));
+        m->host = opq_threads_host(m->threads);
+    }
+    OPQ_TRY(opq_pool_create(&m->pool));
+    m->gemm.cpu = &m->cpu;
+    m->gemm.host = &m->host;
+    fill_tiles(m);
+    m->runtime = (opq_runtime){.host = &m->host, .pool = m->pool, .gemm = &m->gemm};
+    return make_buffers(m);
+}
+
+void opq_exported_close(opaque_model *m)
+{
+    if (m == NULL)
+        return;
+    for (int i = 0; m->windows && i < m->what->window_count; i++)
+        opq_buffer_release(m->windows[i]);
+    for (int i = 0; m->states && i < m->what->info->weight_count; i++)
+        opq_buffer_release(m->states[i]);
+    free(m->windows);
+    free(m->states);
+    if (m->pool)
+        opq_pool_destroy(m->pool);
+    opq_threads_destroy(m->threads);
+    if (m->file)
+        munmap(m->file, (size_t)m->what->file_bytes);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+int opq_exported_open(const opq_exported *what, const char *weights, int threads, opaque_model **out_model)
+{
+    *out_model = NULL;
+    if (threads < 1)
+        return code_of(opq_fail(OPQ_INVALID, "%d threads", threads));
+    opaque_model *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return code_of(opq_fail(OPQ_NO_MEMORY, "out of memory"));
+    m->what = what;
+    pthread_mutex_init(&m->lock, NULL);
+    int code = code_of(check_processor(m));
+    if (code == OPAQUE_MODEL_OK && what->file_bytes > 0)
+        code = weights ? map_file(m, weights) : map_own_file(m);
+    if (code == OPAQUE_MODEL_OK)
+        code = code_of(prepare(m, threads));
+    if (code == OPAQUE_MODEL_OK)
+        *out_model = m;
+    else
+        opq_exported_close(m);
+    return code;
+}
+
+/* ---- running */
+
+typedef struct run {
+    opaque_model *model;
+    const opq_exported_call *call;
+    const void *const *inputs;
+    void *const *outputs;
+    opq_buffer **leaves, **made; /* made: per output */
+    opq_buffer **into;           /* per output: the caller's memory */
+    int32_t *replaces;
+    opq_room room;
+} run;
+
+static int compare_sizes(const opq_exported *what, const int64_t *a, const int64_t *b)
+{
+    int i = 0;
+    while (i < what->info->size_count && a[i] == b[i])
+        i++;
+    return i == what->info->size_count ? 0 : a[i] < b[i] ? -1 : 1;
+}
+
+static const opq_exported_call *find_call(const opq_exported *what, const int64_t *sizes)
+{
+    int low = 0, high = what->call_count - 1;
+    while (low <= high) {
+        int middle = (low + high) / 2, order = compare_sizes(what, sizes, what->calls[middle].sizes);
+        if (order == 0)
+            return &what->calls[middle];
+        if (order < 0)
+            high = middle - 1;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
+
+static opq_status allocate(run *r)
+{
+    size_t outputs = r->call->plan ? (size_t)r->call->plan->output_count : 0;
+    size_t pointers = (size_t)r->call->leaf_count + 2 * outputs;
+    opq_buffer **all = opq_room_take(&r->room, (pointers + 1) * sizeof *all);
+    r->replaces = opq_room_take(&r->room, (outputs + 1) * sizeof *r->replaces);
+    if (all == NULL || r->replaces == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory");
+    memset(all, 0, pointers * sizeof *all);
+    r->leaves = all;
+    r->made = all + r->call->leaf_count;
+    r->into = r->made + outputs;
+    return OPQ_OK;
+}
+
+static opq_status bind_leaf(const run *r, const opq_exported_leaf *leaf, opq_buffer **out)
+{
+    opaque_model *m = r->model;
+    opq_buffer *held = leaf->source == OPQ_FROM_window  ? m->windows[leaf->index]
+                       : leaf->source == OPQ_FROM_state ? m->states[leaf->index]
+                                                        : NULL;
+    if (held && (leaf->source == OPQ_FROM_window || leaf->bytes == (int64_t)held->bytes)) {
+        opq_buffer_retain(held);
+        *out = held;
+        return OPQ_OK;
+    }
+    const char *data = held ? held->data : r->inputs[leaf->index];
+    return opq_pool_adopt(m->pool, (char *)data + leaf->first, (size_t)leaf->bytes, NULL, NULL, out);
+}
+
+static opq_status bind(run *r)
+{
+    const opq_exported_call *call = r->call;
+    for (int i = 0; i < call->leaf_count; i++)
+        OPQ_TRY(bind_leaf(r, &call->leaves[i], &r->leaves[i]));
+    for (int i = 0; i < call->sink_count; i++) {
+        const opq_exported_sink *sink = &call->sinks[i];
+        if (sink->result >= 0 && sink->output >= 0 && r->into[sink->output] == NULL && sink->bytes > 0)
+            OPQ_TRY(opq_pool_adopt(r->model->pool, r->outputs[sink->result], (size_t)sink->bytes, NULL, NULL,
+                                   &r->into[sink->output]));
+    }
+    for (int i = 0; call->plan && i < call->plan->output_count; i++) {
+        int32_t leaf = call->replaces[i]; /* of the state, which alone has it but for this run */
+        r->replaces[i] = leaf >= 0 && atomic_load(&r->leaves[leaf]->refs) == 2 ? leaf : -1;
+    }
+    return OPQ_OK;
+}
+
+static void give(const run *r)
+{
+    for (int i = 0; i < r->call->sink_count; i++) {
+        const opq_exported_sink *sink = &r->call->sinks[i];
+        const opq_buffer *from = sink->output >= 0 ? r->made[sink->output]
+                                 : sink->leaf >= 0 ? r->leaves[sink->leaf]
+                                                   : NULL;
+        if (from && sink->result >= 0 && from->data != r->outputs[sink->result])
+            memcpy(r->outputs[sink->result], from->data, (size_t)sink->bytes);
+    }
+    for (int i = 0; i < r->call->sink_count; i++) {
+        const opq_exported_sink *sink = &r->call->sinks[i];
+        if (sink->state < 0)
+            continue;
+        opq_buffer *made = sink->output >= 0 ? r->made[sink->output] : r->leaves[sink->leaf];
+        opq_buffer_retain(made);
+        opq_buffer_release(r->model->states[sink->state]);
+        r->model->states[sink->state] = made;
+        atomic_store(&made->taken, false);
+    }
+}
+
+static opq_status run_call(run *r)
+{
+    OPQ_TRY(allocate(r));
+    OPQ_TRY(bind(r));
+    if (r->call->plan) {
+        opq_run_call call = {.inputs = r->leaves,
+                             .scalars = r->call->numbers,
+                             .outputs = r->made,
+                             .replaces = r->replaces,
+                             .into = r->into};
+        double start = opq_now();
+        OPQ_TRY(opq_plan_run(&r->model->runtime, r->call->plan, &call));
+        opq_pool_tend(r->model->pool, opq_now() - start);
+    }
+    give(r);
+    return OPQ_OK;
+}
+
+static void drop(run *r)
+{
+    int outputs = r->call->plan ? r->call->plan->output_count : 0;
+    for (int i = 0; r->leaves && i < r->call->leaf_count; i++)
+        opq_buffer_release(r->leaves[i]);
+    for (int i = 0; r->leaves && i < outputs; i++) {
+        opq_buffer_release(r->made[i]);
+        opq_buffer_release(r->into[i]);
+    }
+    opq_room_drop(&r->room);
+}
+
+static opq_status check_pointers(const opq_exported_call *call, const opaque_model_info *info, const void *const *inputs,
+                                 void *const *outputs)
+{
+    for (int i = 0; i < info->input_count; i++)
+        if (call->input_bytes[i] > 0 && (inputs == NULL || inputs[i] == NULL))
+            return opq_fail(OPQ_INVALID, "input %s is missing", info->inputs[i].name);
+    for (int i = 0; i < call->sink_count; i++) {
+        int result = call->sinks[i].result;
+        if (result >= 0 && call->sinks[i].bytes > 0 && (outputs == NULL || outputs[result] == NULL))
+            return opq_fail(OPQ_INVALID, "output %s is missing", info->outputs[result].name);
+    }
+    return OPQ_OK;
+}
+
+int opq_exported_run(opaque_model *m, const int64_t *sizes, const void *const *inputs, void *const *outputs)
+{
+    if (m == NULL)
+        return code_of(opq_fail(OPQ_INVALID, "no model is open"));
+    const opaque_model_info *info = m->what->info;
+    const opq_exported_call *call = info->size_count == 0 || sizes ? find_call(m->what, sizes) : NULL;
+    if (call == NULL)
+        return code_of(opq_fail(OPQ_UNSUPPORTED, "%s was not exported for these sizes", info->name));
+    opq_status status = check_pointers(call, info, inputs, outputs);
+    if (status != OPQ_OK)
+        return code_of(status);
+    run r = {.model = m, .call = call, .inputs = inputs, .outputs = outputs};
+    opq_room_init(&r.room);
+    if (m->has_state)
+        pthread_mutex_lock(&m->lock);
+    status = run_call(&r);
+    drop(&r);
+    if (m->has_state)
+        pthread_mutex_unlock(&m->lock);
+    return code_of(status);
+}
+
+const void *opq_exported_weight_data(opaque_model *m, int index)
+{
+    if (m == NULL || index < 0 || index >= m->what->info->weight_count)
+        return NULL;
+    return m->states[index] ? m->states[index]->data : m->file + m->what->weights[index].offset;
+}

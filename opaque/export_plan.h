@@ -1,0 +1,19 @@
+/* A plan as an initialiser of C. Internal to opaque/. */
+#ifndef OPAQUE_OPAQUE_EXPORT_PLAN_H
+#define OPAQUE_OPAQUE_EXPORT_PLAN_H
+
+#include "runtime/plan.h"
+
+/* Codes by first use: number k is called kernel_k. */
+typedef struct opq_code_list {
+    const opq_code **items;
+    int count, capacity;
+} opq_code_list;
+int opq_code_list_find(const opq_code_list *list, const opq_code *code); /* -1 */
+
+void opq_write_ints(opq_text *text, const int64_t *values, int64_t count); /* (int64_t[]){...}, or NULL */
+void opq_write_string(opq_text *text, const char *string);                /* in quotes, or NULL */
+/* static const opq_plan NAME = {...}; and what it points to. Every code of it is in the list. */
+void opq_write_plan(opq_text *text, const char *name, const opq_plan *plan, const opq_code_list *codes);
+
+#endif

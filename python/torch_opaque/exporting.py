@@ -1,0 +1,487 @@
+"""Exported models: what a function computes as one library for C, its header and a file of weights. See export().
+
+The function is recorded once for each combination of sizes, as a captured function is; nothing is computed, and what it writes is put back.
+opaque/export.c writes the plans as tables of C and the kernels as objects; here they get names, and a linker makes them a library with the
+runtime that comes with the package (exported/).
+"""
+
+import copy
+import inspect
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree
+
+from . import _C
+from .captured import _capturing
+from .snapshot import PythonState, is_opaque
+
+_C_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "uint16_t",
+    torch.bfloat16: "uint16_t",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.int16: "int16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "uint8_t",
+}
+_TEXT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.bool: "bool"}
+_SIZES = 4096  # combinations of sizes that one library holds plans for
+
+
+class ExportError(RuntimeError):
+    """A function that cannot be exported, and why."""
+
+
+class Exported:
+    """What export() wrote: `library`, `header` and `weights` are paths."""
+
+    def __init__(self, library: Path, inputs, outputs):
+        self.library = library
+        self.header = library.with_suffix(".h")
+        self.weights = library.with_suffix(".weights")
+        self._inputs, self._outputs = inputs, outputs
+
+    def __repr__(self) -> str:
+        names = [", ".join(one.text() for one in them) for them in (self._inputs, self._outputs)]
+        return f"<exported {self.library}: ({names[0]}) -> ({names[1]})>"
+
+
+class _Tensor:
+    """An input or output: its name in C, a tensor like it, {dim: number of the size}."""
+
+    def __init__(self, name, example, dims, sizes):
+        self.name, self.example, self.dims, self.sizes = name, example, dims, sizes
+
+    def shape(self) -> str:
+        shown = [
+            self.sizes[self.dims[d]] if d in self.dims else str(n)
+            for d, n in enumerate(self.example.shape)
+        ]
+        return f"[{', '.join(shown)}]"
+
+    def text(self) -> str:
+        dtype = str(self.example.dtype).removeprefix("torch.")
+        return f"{self.name} {dtype}{self.shape()}"
+
+    def parameter(self, written: bool) -> str:
+        kind = _C_TYPES.get(self.example.dtype, "void")
+        name = self.name + ("_out" if written and self.name in self.taken else "")
+        return f"{'' if written else 'const '}{kind} *{name}"
+
+    taken = frozenset()
+
+
+def _identifier(text: str, otherwise: str) -> str:
+    name = re.sub(r"\W+", "_", text).strip("_") or otherwise
+    return name if name[0].isalpha() else f"{otherwise}_{name}"
+
+
+def _unique(names) -> list:
+    seen, made = set(), []
+    for name in names:
+        number, one = 0, name
+        while one in seen:
+            number += 1
+            one = f"{name}_{number}"
+        seen.add(one)
+        made.append(one)
+    return made
+
+
+def _parameter_names(fn, args, kwargs) -> dict:
+    """{path of a leaf's top: name}"""
+    forward = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        bound = list(inspect.signature(forward).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        bound = []
+    return dict(enumerate(bound))
+
+
+def _named_leaves(tree, names, otherwise) -> list:
+    """[(name, leaf)] of the tensors, by path."""
+    found = []
+    for path, leaf in _pytree.tree_flatten_with_path(tree)[0]:
+        if isinstance(leaf, torch.Tensor):
+            parts = [
+                str(getattr(p, "idx", getattr(p, "key", getattr(p, "name", "")))) for p in path
+            ]
+            if parts and parts[0].isdigit() and int(parts[0]) in names:
+                parts[0] = names[int(parts[0])]
+            found.append((_identifier("_".join(parts), otherwise), leaf))
+    made = _unique(name for name, _ in found)
+    return [(name, leaf) for name, (_, leaf) in zip(made, found, strict=True)]
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def _bounds(dim) -> tuple:
+    """(name, min, max) of what dynamic_shapes has for a dim: a torch.export.Dim, or (name, min, max)."""
+    if isinstance(dim, tuple):
+        name, low, high = dim
+    else:
+        name, low, high = (
+            dim.__name__,
+            getattr(dim, "min", None),
+            getattr(dim, "max", None),
+        )
+    if not isinstance(low, int) or not isinstance(high, int) or not 0 <= low <= high:
+        raise ValueError(
+            f"the size {name} needs a least and a largest value: torch.export.Dim({name!r}, min=1, max=64)"
+        )
+    return name, low, high
+
+
+def _dynamic(shapes, args, kwargs) -> dict:
+    """{number of the tensor among the arguments: {dim: (name, min, max)}}"""
+    if shapes is None:
+        return {}
+    leaves = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    found = {}
+
+    def walk(given, value):
+        if isinstance(value, torch.Tensor):
+            number = next(i for i, leaf in enumerate(leaves) if leaf is value)
+            items = given.items() if isinstance(given, dict) else enumerate(given or ())
+            found[number] = {d: _bounds(dim) for d, dim in items if dim is not None}
+        elif given is None:
+            return
+        elif isinstance(value, dict):
+            for key, one in value.items():
+                walk(given.get(key), one)
+        elif isinstance(value, (tuple, list)):
+            if len(given) != len(value):
+                raise ValueError(
+                    f"dynamic_shapes has {len(given)} entries for {len(value)} values"
+                )
+            for g, one in zip(given, value, strict=True):
+                walk(g, one)
+
+    if isinstance(shapes, dict) and shapes:
+        names = list(shapes)
+        if len(names) != len(args) + len(kwargs):
+            raise ValueError(
+                f"dynamic_shapes names {len(names)} arguments of {len(args) + len(kwargs)}"
+            )
+        walk(tuple(shapes.values()), (*args, *kwargs.values()))
+    else:
+        walk(tuple(shapes), (*args, *kwargs.values()))
+    return {number: dims for number, dims in found.items() if dims}
+
+
+def _resized(tensor, sizes) -> torch.Tensor:
+    """A tensor of these sizes with values of this one's kind."""
+    for dim, size in sizes.items():
+        index = torch.arange(size) % max(tensor.shape[dim], 1)
+        tensor = tensor.index_select(dim, index) if tensor.shape[dim] else tensor
+    return tensor
+
+
+# ---- recording ------------------------------------------------------------------------------------------------------
+
+
+def _on_device(fn):
+    """The function, or a copy of the module on the device."""
+    if isinstance(fn, torch.export.ExportedProgram):
+        fn = torch.export.passes.move_to_device_pass(fn, "opaque").module()
+    if isinstance(fn, torch.nn.Module) and not all(
+        is_opaque(t) for t in (*fn.parameters(), *fn.buffers())
+    ):
+        fn = copy.deepcopy(fn).to("opaque")
+    return fn
+
+
+def _weights(fn) -> list:
+    """[(name, tensor)] of the parameters and buffers that the function may read."""
+    roots = [fn, getattr(fn, "__self__", None)]
+    for cell in getattr(fn, "__closure__", None) or ():
+        try:
+            roots.append(cell.cell_contents)
+        except ValueError:  # it is empty
+            continue
+    code = getattr(fn, "__code__", None)
+    scope = getattr(fn, "__globals__", {})
+    roots += [scope[name] for name in getattr(code, "co_names", ()) if name in scope]
+    found = []
+    for root in roots:
+        if isinstance(root, torch.nn.Module):
+            found += [*root.named_parameters(), *root.named_buffers()]
+    return [(name, t.detach()) for name, t in found if is_opaque(t)]
+
+
+class _Recorder:
+    def __init__(self, fn, args, kwargs, exporter):
+        self.fn, self.args, self.kwargs, self.exporter = fn, args, kwargs, exporter
+        self.names = _weights(fn)
+        self.results = None  # of the last call, as (name, tensor)
+
+    def call(self, resized: dict, sizes: list) -> None:
+        """Records a call with these tensors in place of the arguments' (by number), for these sizes."""
+        number = itertools.count()
+        given = []
+
+        def place(leaf):
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            tensor = resized.get(next(number), leaf)
+            given.append(tensor.detach().to("opaque").clone(memory_format=torch.contiguous_format))
+            return given[-1].requires_grad_(leaf.requires_grad)
+
+        args, kwargs = _pytree.tree_map(place, (self.args, self.kwargs))
+        torch.opaque.synchronize()
+        state = PythonState()
+        try:
+            self._record(args, kwargs, given, sizes)
+        finally:
+            state.restore()
+
+    def _record(self, args, kwargs, given, sizes):
+        module = isinstance(self.fn, torch.nn.Module)
+        with _capturing() as capturing:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not module):
+                result = self.fn(*args, **kwargs)
+            with torch.no_grad():
+                self.results = [
+                    (name, self._dense(name, leaf))
+                    for name, leaf in _named_leaves(result, {}, "output")
+                ]
+            if capturing.refused:
+                raise ExportError(f"it cannot be exported: {capturing.refused}")
+            tensors = [tensor for _, tensor in self.results]
+            self.exporter.add(capturing, given, tensors, self.names, sizes)
+            capturing.end()
+            _C.capturing_restore(capturing)
+
+    @staticmethod
+    def _dense(name, tensor):
+        if not is_opaque(tensor):
+            raise ExportError(f"the result {name} is on {tensor.device}, and not on the device")
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+# ---- the library ----------------------------------------------------------------------------------------------------
+
+
+def _compiler() -> str:
+    wanted = os.environ.get("CC")
+    for name in [wanted] if wanted else ["cc", "gcc", "clang"]:
+        if found := shutil.which(name):
+            return found
+    raise ExportError(
+        f"export() needs a C compiler{f': CC is {wanted}' if wanted else ', and there is no cc'}"
+    )
+
+
+def _signature(name, inputs, outputs, sizes) -> str:
+    parameters = ["opaque_model *model", *(f"int64_t {size}" for size in sizes)]
+    parameters += [one.parameter(False) for one in inputs]
+    parameters += [one.parameter(True) for one in outputs]
+    return f"int {name}_run({', '.join(parameters)})"
+
+
+def _header(name, cpu, inputs, outputs, sizes, bounds, public: str) -> str:
+    lines = [f"/* {name}: made by torch_opaque.export(), for processors with {cpu.upper()}.", " *"]
+    lines += [f" *   {one.text()}" for one in inputs] + [" * gives"]
+    lines += [f" *   {one.text()}" for one in outputs] + [" *"]
+    lines += [f" * {size} is from {low} to {high}." for size, (low, high) in bounds.items()]
+    lines.append(
+        " * Tensors are dense, row-major; f16 and bf16 are their 16 bits, bool is a byte, 0 or 1. */"
+    )
+    guard = f"{name.upper()}_H"
+    return "\n".join(
+        [
+            *lines,
+            f"#ifndef {guard}",
+            f"#define {guard}",
+            "",
+            public.strip(),
+            "",
+            "#ifdef __cplusplus",
+            'extern "C" {',
+            "#endif",
+            "",
+            "/* weights: NULL is the file beside the library. threads: that work on one call. */",
+            f"int {name}_open(const char *weights, int threads, opaque_model **out_model);",
+            f"{_signature(name, inputs, outputs, sizes)};",
+            f"void {name}_close(opaque_model *model);",
+            f"const char *{name}_error(void);",
+            "const opaque_model_interface *opaque_model_library(void);",
+            "",
+            "#ifdef __cplusplus",
+            "}",
+            "#endif",
+            "#endif",
+            "",
+        ]
+    )
+
+
+def _interface(name, inputs, outputs, sizes) -> str:
+    def argument(one, written):
+        return one.parameter(written).split("*")[1]
+
+    given = ", ".join(argument(one, False) for one in inputs) or "NULL"
+    made = ", ".join(argument(one, True) for one in outputs) or "NULL"
+    chosen = ", ".join(sizes) or "0"
+    return f"""#include "exported/exported.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+#pragma GCC visibility push(default)
+#include "{name}.h"
+#pragma GCC visibility pop
+
+extern const opq_exported exported __attribute__((visibility("hidden")));
+
+int {name}_open(const char *weights, int threads, opaque_model **out_model)
+{{
+    return opq_exported_open(&exported, weights, threads, out_model);
+}}
+
+{_signature(name, inputs, outputs, sizes)}
+{{
+    const int64_t sizes[] = {{{chosen}}};
+    const void *inputs[] = {{{given}}};
+    void *outputs[] = {{{made}}};
+    return opq_exported_run(model, sizes, inputs, outputs);
+}}
+
+void {name}_close(opaque_model *model) {{ opq_exported_close(model); }}
+
+const char *{name}_error(void) {{ return opq_exported_error(); }}
+
+const opaque_model_interface *opaque_model_library(void)
+{{
+    static opaque_model_interface all = {{.open = {name}_open, .run = opq_exported_run, .weight = opq_exported_weight_data,
+                                         .close = opq_exported_close, .error = opq_exported_error}};
+    all.info = exported.info;
+    return &all;
+}}
+"""
+
+
+def _link(compiler: str, folder: Path, library: Path) -> None:
+    package = Path(__file__).parent / "exported"
+    archive = package / "libopaque_exported.a"
+    if not archive.exists():
+        raise ExportError(f"this installation has no runtime for exported models: {archive}")
+    objects = sorted(folder.glob("*.o"))
+    listed = folder / "objects"
+    listed.write_text("\n".join(str(one) for one in objects))
+    command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-std=gnu11", "-fvisibility=hidden"]
+    command += ["-I", str(package / "include"), "-I", str(folder), "-o", str(library)]
+    command += [str(folder / "tables.c"), str(folder / "interface.c"), f"@{listed}", str(archive)]
+    command += ["-Wl,--gc-sections,--build-id=none,--exclude-libs,ALL,-z,defs,-z,noexecstack,-s"]
+    command += ["-lm", "-lpthread"]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode:
+        raise ExportError(f"{compiler} could not make {library}:\n{made.stderr[-4000:]}")
+
+
+def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shapes=None) -> Exported:
+    """Writes what `fn(*args, **kwargs)` computes as a library for C: PATH.so, PATH.h and PATH.weights. Nothing of PyTorch, Python or LLVM is needed to
+    run it, and it gives the bits of the device.
+
+    fn              a module (in the mode that it is in, without gradients), a function of tensors of the device (which may be a whole training
+                    step: what it writes is the state of an opened model), or a torch.export.ExportedProgram. Tensors of the CPU become such of
+                    the device
+    args, kwargs    tensors are what the library's function takes; everything else is as it is now
+    path            of the library; its name becomes that of the model
+    cpu             "avx2" or "avx512", whatever this machine has; None: as this one computes now
+    dynamic_shapes  as torch.export has it, with Dim(name, min=..., max=...): sizes that each call chooses. Each combination is planned
+                    when it is exported
+
+    Raises ExportError, or what recording raises, where something of the function has no kernel of its own (by name and line), or needs Python.
+    Needs a C compiler: $CC, or cc.
+    """
+    kwargs = kwargs or {}
+    library = Path(path).with_suffix(".so")
+    name = _identifier(library.stem, "model")
+    compiler = _compiler()
+    args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    fn = _on_device(fn)
+    dynamic = _dynamic(dynamic_shapes, args, kwargs)
+    bounds = {}
+    for dims in dynamic.values():
+        for size, low, high in dims.values():
+            if bounds.setdefault(size, (low, high)) != (low, high):
+                raise ValueError(f"the size {size} has two ranges")
+    sizes = list(bounds)
+    given = _named_leaves((args, kwargs), {}, "input")
+    names = _parameter_names(fn, args, kwargs)
+    given = _named_leaves([*args, *kwargs.values()], names, "input")
+    with tempfile.TemporaryDirectory(prefix="opaque-export-") as scratch:
+        folder = Path(scratch)
+        exporter = _C.Exporter(cpu or "", str(folder), len(sizes))
+        recorder = _Recorder(fn, args, kwargs, exporter)
+        outputs = _record_all(recorder, dynamic, bounds, [leaf for _, leaf in given])
+        inputs = [
+            _Tensor(
+                n, leaf, {d: sizes.index(b[0]) for d, b in dynamic.get(k, {}).items()}, sizes
+            )
+            for k, (n, leaf) in enumerate(given)
+        ]
+        for one in outputs:
+            one.sizes, one.taken = sizes, {n for n, _ in given} | set(sizes)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        described = [
+            [(one.name, one.example, list(one.dims.items())) for one in them]
+            for them in (inputs, outputs)
+        ]
+        exporter.finish(name, *described, sizes, str(library.with_suffix(".weights")))
+        public = (Path(__file__).parent / "exported/include/exported/opaque_model.h").read_text()
+        header = _header(name, exporter.level, inputs, outputs, sizes, bounds, public)
+        library.with_suffix(".h").write_text(header)
+        (folder / f"{name}.h").write_text(header)
+        (folder / "interface.c").write_text(_interface(name, inputs, outputs, sizes))
+        _link(compiler, folder, library)
+    return Exported(library, inputs, outputs)
+
+
+def _record_all(recorder, dynamic, bounds, leaves) -> list:
+    """Records each combination of sizes. -> outputs, with the dims that follow sizes"""
+    sizes = list(bounds)
+    count = 1
+    for low, high in bounds.values():
+        count *= high - low + 1
+    if count > _SIZES:
+        raise ExportError(f"there are {count} combinations of sizes, of which {_SIZES} may be exported")
+    shapes = {}
+    for values in itertools.product(*(range(low, high + 1) for low, high in bounds.values())):
+        chosen = dict(zip(sizes, values, strict=True))
+        resized = {
+            number: _resized(leaves[number], {d: chosen[b[0]] for d, b in dims.items()})
+            for number, dims in dynamic.items()
+        }
+        recorder.call(resized, list(values))
+        shapes[values] = [tuple(t.shape) for _, t in recorder.results]
+    return [
+        _Tensor(name, tensor, _following(shapes, k, tensor.dim()), sizes)
+        for k, (name, tensor) in enumerate(recorder.results)
+    ]
+
+
+def _following(shapes: dict, output: int, rank: int) -> dict:
+    """{dim of the output: the size that it is}"""
+    found = {}
+    for dim in range(rank):
+        values = {key: all_[output][dim] for key, all_ in shapes.items()}
+        if len(set(values.values())) == 1:
+            continue
+        for size in range(len(next(iter(shapes)))):
+            if all(key[size] == value for key, value in values.items()):
+                found[dim] = size
+                break
+        else:
+            raise ExportError(f"dim {dim} of output {output} is none of the sizes that calls choose")
+    return found

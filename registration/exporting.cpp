@@ -1,0 +1,139 @@
+// Class Exporter: calls that were captured, written as C (opaque/export.h). What is Python's part: exporting.py.
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "captured.h"
+#include "lines.h"
+#include "opaque/export.h"
+#include "python.h"
+
+namespace opq
+{
+
+namespace
+{
+
+opq_type type_of(const Tensor &tensor)
+{
+    opq_type type{};
+    TORCH_CHECK_VALUE(tensor.dim() <= OPQ_RANK_MAX, "a tensor of ", tensor.dim(), " dims");
+    type.dtype = static_cast<uint8_t>(core_dtype(tensor.scalar_type()));
+    type.rank = static_cast<uint8_t>(tensor.dim());
+    std::copy(tensor.sizes().begin(), tensor.sizes().end(), type.size);
+    return type;
+}
+
+using Names = std::vector<std::pair<std::string, Tensor>>; // of weights
+// What a caller passes or gets: name, a tensor like it, and its dims that are no constants: (dim, number of the size).
+using Described = std::vector<std::tuple<std::string, Tensor, std::vector<std::pair<int, int>>>>;
+
+class Exporter
+{
+  public:
+    Exporter(const std::string &level, const std::string &folder, int size_count)
+    {
+        check(opq_exporter_open(context(), level.empty() ? nullptr : level.c_str(), folder.c_str(), size_count, &exporter_));
+    }
+    ~Exporter() { opq_exporter_close(exporter_); }
+    Exporter(const Exporter &) = delete;
+    Exporter &operator=(const Exporter &) = delete;
+
+    std::string level() const { return opq_exporter_level(exporter_); }
+
+    // arguments and results: dense tensors, each all of its cell.
+    void add(Capturing &capturing, const std::vector<Tensor> &arguments, const std::vector<Tensor> &results,
+             const Names &names, const std::vector<int64_t> &sizes)
+    {
+        std::vector<opq_cell *> made;
+        std::vector<opq_type> inputs;
+        for (const Tensor &result : results)
+            made.push_back(cell_of(result));
+        for (const Tensor &argument : arguments)
+            inputs.push_back(type_of(argument));
+        const std::vector<std::string> texts = weight_names(capturing, names);
+        std::vector<opq_exported_cell> cells;
+        for (size_t i = 0; i < texts.size(); ++i)
+            cells.push_back(describe(opq_capturing_cell(capturing.core, static_cast<int>(i)), arguments, names, texts[i]));
+        const opq_export_call call = {made.data(),  static_cast<int>(made.size()),   cells.data(),
+                                      sizes.data(), inputs.data(), static_cast<int>(inputs.size())};
+        const PythonUnlocked unlocked;
+        check(opq_exporter_add(exporter_, capturing.core, &call));
+    }
+
+    void finish(const std::string &model, const Described &inputs, const Described &outputs,
+                const std::vector<std::string> &sizes, const std::string &weights)
+    {
+        std::vector<const char *> size_names;
+        for (const std::string &size : sizes)
+            size_names.push_back(size.c_str());
+        const std::vector<opq_exported_name> in = named(inputs), out = named(outputs);
+        const opq_export_names all = {model.c_str(),
+                                      in.data(),
+                                      out.data(),
+                                      static_cast<int>(in.size()),
+                                      static_cast<int>(out.size()),
+                                      size_names.data()};
+        const PythonUnlocked unlocked;
+        check(opq_exporter_finish(exporter_, &all, weights.c_str()));
+    }
+
+  private:
+    // Per cell: what is no parameter has a number, by first use.
+    static std::vector<std::string> weight_names(const Capturing &capturing, const Names &names)
+    {
+        std::vector<std::string> texts;
+        int others = 0;
+        for (int i = 0; i < opq_capturing_cell_count(capturing.core); ++i) {
+            opq_cell *const cell = opq_capturing_cell(capturing.core, i);
+            const auto found =
+                std::find_if(names.begin(), names.end(), [&](const auto &one) { return cell_of(one.second) == cell; });
+            texts.push_back(found == names.end() ? c10::str("tensor.", others++) : found->first);
+        }
+        return texts;
+    }
+
+    static opq_exported_cell describe(opq_cell *cell, const std::vector<Tensor> &arguments, const Names &names,
+                                      const std::string &text)
+    {
+        opq_exported_cell made = {-1, text.c_str(), {}};
+        for (size_t k = 0; k < arguments.size() && made.argument < 0; ++k)
+            if (cell_of(arguments[k]) == cell)
+                made.argument = static_cast<int>(k);
+        for (const auto &[name, tensor] : names)
+            if (cell_of(tensor) == cell && name == text)
+                made.type = type_of(tensor);
+        if (made.type.rank == 0 && made.argument < 0 && made.type.dtype == 0) { // its bytes
+            made.type.dtype = static_cast<uint8_t>(OPQ_u8);
+            made.type.rank = 1;
+            made.type.size[0] = opq_cell_bytes(cell);
+        }
+        return made;
+    }
+
+    static std::vector<opq_exported_name> named(const Described &described)
+    {
+        std::vector<opq_exported_name> made;
+        for (const auto &[name, tensor, dims] : described) {
+            made.push_back({name.c_str(), type_of(tensor)});
+            for (const auto &[dim, size] : dims)
+                made.back().type.size[dim] = -1 - size;
+        }
+        return made;
+    }
+
+    opq_exporter *exporter_ = nullptr;
+};
+
+} // namespace
+
+void bind_exporting(py::module_ &m)
+{
+    py::class_<Exporter>(m, "Exporter")
+        .def(py::init<const std::string &, const std::string &, int>())
+        .def_property_readonly("level", &Exporter::level)
+        .def("add", &Exporter::add, "What was recorded since the capturing began, for these sizes.")
+        .def("finish", &Exporter::finish, "Writes the tables and the weights.");
+    // Tensors hold again what they held before it began.
+    m.def("capturing_restore", [](const Capturing &capturing) { opq_capturing_restore(capturing.core); });
+}
+
+} // namespace opq
