@@ -17,6 +17,13 @@ typedef struct opq_exported_window {
     int64_t first, bytes;
 } opq_exported_window;
 
+/* A packed copy of a window's matrix, in the file. */
+typedef struct opq_exported_packed {
+    int32_t window;
+    opq_packed_key key;
+    int64_t offset, bytes;
+} opq_exported_packed;
+
 typedef enum opq_exported_source { OPQ_FROM_argument, OPQ_FROM_window, OPQ_FROM_state } opq_exported_source;
 
 /* An input of a plan. */
@@ -57,6 +64,8 @@ typedef struct opq_exported {
     const opq_exported_weight *weights;
     const opq_exported_window *windows;
     int window_count;
+    const opq_exported_packed *packed;
+    int packed_count;
     const opq_exported_call *calls; /* in order of their sizes */
     int call_count;
     const opq_exported_tile *tiles;

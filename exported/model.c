@@ -145,6 +145,19 @@ static opq_status make_buffers(opaque_model *m)
     return OPQ_OK;
 }
 
+/* What the file has packed already, no run packs. */
+static opq_status keep_packed(opaque_model *m)
+{
+    for (int i = 0; i < m->what->packed_count; i++) {
+        const opq_exported_packed *p = &m->what->packed[i];
+        opq_buffer *memory;
+        OPQ_TRY(opq_pool_adopt(m->pool, m->file + p->offset, (size_t)p->bytes, NULL, NULL, &memory));
+        opq_packed_keep(m->windows[p->window], &p->key, memory);
+        opq_buffer_release(memory);
+    }
+    return OPQ_OK;
+}
+
 static opq_status prepare(opaque_model *m, int threads)
 {
     if (threads > 1) {
@@ -156,7 +169,8 @@ static opq_status prepare(opaque_model *m, int threads)
     m->gemm.host = &m->host;
     fill_tiles(m);
     m->runtime = (opq_runtime){.host = &m->host, .pool = m->pool, .gemm = &m->gemm};
-    return make_buffers(m);
+    OPQ_TRY(make_buffers(m));
+    return keep_packed(m);
 }
 
 void opq_exported_close(opaque_model *m)

@@ -5,6 +5,7 @@
 #include "opaque/capture_plan.h"
 #include "opaque/capturing.h"
 #include "opaque/export_plan.h"
+#include "runtime/run.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,13 @@ typedef struct window {
     int64_t first, bytes;
 } window;
 
+/* A packed copy of a window: what opq_step_packed says. */
+typedef struct packed {
+    int32_t window;
+    opq_packed_key key;
+    int64_t offset, bytes;
+} packed;
+
 struct opq_exporter {
     opq_ctx *ctx;
     opq_cpu cpu;
@@ -41,6 +49,8 @@ struct opq_exporter {
     int weight_count;
     window *windows;
     int window_count;
+    packed *packed;
+    int packed_count;
     bool tiles[2]; /* are there products summed in f32, in f64? */
 };
 
@@ -84,6 +94,7 @@ void opq_exporter_close(opq_exporter *e)
     free(e->held);
     free(e->weights);
     free(e->windows);
+    free(e->packed);
     free(e->codes.items);
     opq_text_drop(&e->calls);
     opq_text_drop(&e->plans);
@@ -216,6 +227,7 @@ typedef struct adding {
     const opq_capture *capture;
     const opq_export_call *call;
     int *weights; /* per cell, -1: an argument */
+    int *windows; /* per leaf, -1: it is none */
 } adding;
 
 static opq_status find_weights(adding *a)
@@ -242,6 +254,7 @@ static opq_status write_leaves(adding *a)
     for (int i = 0; i < a->capture->leaf_count; i++) {
         const opq_capture_leaf *leaf = &a->capture->leaves[i];
         int weight = leaf->cell >= 0 ? a->weights[leaf->cell] : -1, source = 1, index = 0;
+        a->windows[i] = -1;
         if (leaf->upload >= 0)
             return opq_fail(OPQ_UNSUPPORTED, "it copies a tensor of the CPU to the device at each call");
         if (leaf->cell < 0)
@@ -254,6 +267,7 @@ static opq_status write_leaves(adding *a)
             index = weight;
         } else {
             OPQ_TRY(find_window(a->e, weight, leaf->first, leaf->bytes, &index));
+            a->windows[i] = index;
         }
         opq_text_add(t, "{%s,%d,%lld,%lld},", sources[source], index, (long long)leaf->first, (long long)leaf->bytes);
     }
@@ -299,6 +313,41 @@ static opq_status write_numbers(adding *a)
     return OPQ_OK;
 }
 
+/* Copies of weights that products read packed are made now, if this processor can; else runs make them. */
+static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *step, int operand)
+{
+    opq_exporter *e = a->e;
+    packed p = {0};
+    p.bytes = opq_step_packed(e->ctx->runtime.gemm, plan, step, operand, &p.key);
+    if (p.bytes == 0)
+        return OPQ_OK;
+    p.window = a->windows[plan->storage[step->buffers[step->matmul->contract.operand[operand].buffer]].index];
+    for (int i = 0; i < e->packed_count; i++)
+        if (e->packed[i].window == p.window && opq_packed_key_same(&e->packed[i].key, &p.key))
+            return OPQ_OK;
+    if (p.window < 0)
+        return OPQ_OK;
+    OPQ_TRY(grow((void **)&e->packed, e->packed_count, sizeof *e->packed));
+    e->packed[e->packed_count++] = p;
+    return OPQ_OK;
+}
+
+static opq_status add_all_packed(adding *a, const opq_plan *plan)
+{
+    for (int i = 0; i < plan->step_count; i++) {
+        const opq_step *step = &plan->steps[i];
+        if (step->matmul)
+            OPQ_TRY(add_packed(a, plan, step, 0));
+        if (step->matmul)
+            OPQ_TRY(add_packed(a, plan, step, 1));
+        for (int p = 0; p < step->part_count && !step->block; p++)
+            OPQ_TRY(add_packed(a, plan, &step->parts[p], 1));
+    }
+    return OPQ_OK;
+}
+
+static bool packs_here(const opq_exporter *e) { return e->cpu.avx512 == opq_jit_cpu(e->ctx->runtime.jit)->avx512; }
+
 static opq_status write_call(adding *a, const opq_plan *plan, int number, int input_count)
 {
     opq_text *t = &a->e->calls;
@@ -314,6 +363,8 @@ static opq_status write_call(adding *a, const opq_plan *plan, int number, int in
     for (int i = 0; i < input_count; i++)
         opq_text_add(t, "%lld,", (long long)opq_type_bytes(&a->call->inputs[i]));
     opq_text_add(t, "0}},\n");
+    if (plan && packs_here(a->e))
+        OPQ_TRY(add_all_packed(a, plan));
     if (plan)
         opq_write_plan(&a->e->plans, name, plan, &a->e->codes);
     return OPQ_OK;
@@ -339,7 +390,8 @@ static opq_status add_read(adding *a, const opq_graph *graph)
 {
     opq_plan *plan;
     a->weights = calloc((size_t)a->capture->cell_count + 1, sizeof *a->weights);
-    if (a->weights == NULL)
+    a->windows = calloc((size_t)a->capture->leaf_count + 1, sizeof *a->windows);
+    if (a->weights == NULL || a->windows == NULL)
         return out_of_memory();
     int number = a->e->held_count;
     OPQ_TRY(plan_call(a->e, graph, &plan));
@@ -355,6 +407,7 @@ opq_status opq_exporter_add(opq_exporter *e, opq_capturing *capturing, const opq
     adding a = {.e = e, .capturing = capturing, .capture = capture, .call = call};
     opq_status status = add_read(&a, graph);
     free(a.weights);
+    free(a.windows);
     opq_graph_destroy(graph);
     opq_capture_drop(capture);
     return status;
@@ -372,6 +425,10 @@ static int64_t place_weights(opq_exporter *e)
         at = round_up(at, w->bytes >= PAGE ? PAGE : CONSTANT_ALIGN);
         w->offset = at;
         at += w->bytes;
+    }
+    for (int i = 0; i < e->packed_count; i++) {
+        e->packed[i].offset = round_up(at, PAGE);
+        at = e->packed[i].offset + e->packed[i].bytes;
     }
     return at;
 }
@@ -397,6 +454,21 @@ static void put_zeros(output *out, int64_t bytes)
         put(out, zeros, bytes < PAGE ? bytes : PAGE);
 }
 
+static opq_status put_packed(const opq_exporter *e, const packed *p, output *out)
+{
+    const window *w = &e->windows[p->window];
+    const opq_value *value = e->weights[w->weight].value;
+    opq_buffer *memory;
+    OPQ_TRY(opq_pool_buffer(e->ctx->runtime.pool, (size_t)p->bytes, &memory));
+    memset(memory->data, 0, (size_t)p->bytes);
+    opq_status status = value ? opq_pack(e->ctx->runtime.gemm, &p->key, (const char *)value->buffer->data + w->first,
+                                         memory->data)
+                              : OPQ_OK;
+    put(out, memory->data, p->bytes);
+    opq_buffer_release(memory);
+    return status;
+}
+
 /* digest: 32 characters and their end. */
 static opq_status write_weights(const opq_exporter *e, const char *path, char *digest)
 {
@@ -412,10 +484,16 @@ static opq_status write_weights(const opq_exporter *e, const char *path, char *d
         else
             put_zeros(&out, w->bytes);
     }
+    opq_status status = OPQ_OK;
+    for (int i = 0; i < e->packed_count && status == OPQ_OK; i++) {
+        put_zeros(&out, e->packed[i].offset - out.at);
+        status = put_packed(e, &e->packed[i], &out);
+    }
     XXH128_hash_t hash = XXH3_128bits_digest(&out.hash);
     snprintf(digest, 33, "%016llx%016llx", (unsigned long long)hash.high64, (unsigned long long)hash.low64);
     put(&out, digest, 32);
     out.failed = fclose(out.file) != 0 || out.failed;
+    OPQ_TRY(status);
     return out.failed ? opq_fail(OPQ_INVALID, "export: %s cannot be written", path) : OPQ_OK;
 }
 
@@ -472,6 +550,14 @@ static void write_memory(opq_text *t, const opq_exporter *e)
     for (int i = 0; i < e->window_count; i++)
         opq_text_add(t, "{%d,%lld,%lld},", e->windows[i].weight, (long long)e->windows[i].first,
                      (long long)e->windows[i].bytes);
+    opq_text_add(t, "{0}};\nstatic const opq_exported_packed packed[] = {");
+    for (int i = 0; i < e->packed_count; i++) {
+        const packed *p = &e->packed[i];
+        opq_text_add(t, "{%d,{%d,%d,%d,%d,%lld,%lld,%lld,%lld,%lld},%lld,%lld},", p->window, (int)p->key.from, (int)p->key.to,
+                     p->key.left, p->key.turned, (long long)p->key.rows, (long long)p->key.columns,
+                     (long long)p->key.offset, (long long)p->key.row_stride, (long long)p->key.column_stride,
+                     (long long)p->offset, (long long)p->bytes);
+    }
     opq_text_add(t, "{0}};\n");
 }
 
@@ -523,9 +609,9 @@ static opq_status write_tables(opq_exporter *e, const opq_export_names *names, c
     opq_text_bytes(t, e->calls.data ? e->calls.data : "", e->calls.length);
     opq_text_add(t,
                  "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
-                 ".calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), .tiles = tiles, .tile_count = %d, "
+                 ".packed = packed, .packed_count = %d, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), .tiles = tiles, .tile_count = %d, "
                  ".file_bytes = %lld, .digest = \"%s\"};\n",
-                 e->window_count, tiles, (long long)bytes + 32, digest);
+                 e->window_count, e->packed_count, tiles, (long long)bytes + 32, digest);
     return t->failed || e->plans.failed || e->calls.failed ? out_of_memory() : OPQ_OK;
 }
 

@@ -327,7 +327,9 @@ static void write_step(opq_text *t, const opq_step *s, const opq_code_list *code
         opq_write_ints(t, s->dims, opq_loops_dims_count(&s->loops));
     }
     opq_text_add(t, ", .loops = ");
-    write_loops(t, &s->loops, compound ? LOOPS_arguments : s->check_count > 0 ? LOOPS_statements : LOOPS_accesses);
+    write_loops(t, &s->loops, s->part_count > 0 ? LOOPS_arguments
+                   : s->check_count > 0 && !s->matmul ? LOOPS_statements
+                   : LOOPS_accesses);
     if (s->operand_count > 0 || s->result_count > 0) {
         opq_text_add(t, ",\n    .operand_count = %d, .result_count = %d, .operands = ", s->operand_count, s->result_count);
         write_int32s(t, s->operands, s->operand_count);

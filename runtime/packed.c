@@ -31,7 +31,7 @@ void opq_packed_destroy(opq_packed_cache *cache) { pthread_mutex_destroy(&cache-
 
 /* ---- records, with the lock held */
 
-static bool key_equal(const opq_packed_key *a, const opq_packed_key *b)
+bool opq_packed_key_same(const opq_packed_key *a, const opq_packed_key *b)
 {
     return a->from == b->from && a->to == b->to && a->left == b->left && a->turned == b->turned && a->rows == b->rows &&
            a->columns == b->columns && a->offset == b->offset && a->row_stride == b->row_stride &&
@@ -41,7 +41,7 @@ static bool key_equal(const opq_packed_key *a, const opq_packed_key *b)
 static opq_packed *look_up(const opq_buffer *buffer, const opq_packed_key *key)
 {
     opq_packed *p = atomic_load(&buffer->packed);
-    while (p && !key_equal(&p->key, key))
+    while (p && !opq_packed_key_same(&p->key, key))
         p = p->next;
     return p;
 }

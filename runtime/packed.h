@@ -29,6 +29,8 @@ typedef struct opq_packed_key {
     int64_t offset, row_stride, column_stride; /* in elements of `from` */
 } opq_packed_key;
 
+bool opq_packed_key_same(const opq_packed_key *a, const opq_packed_key *b);
+
 typedef struct opq_packed opq_packed;
 
 /* Part of a pool. */

@@ -28,6 +28,12 @@ typedef struct opq_run {
 struct opq_packed_key;
 struct opq_buffer *opq_run_packed(const opq_run_state *run, int32_t storage, const struct opq_packed_key *key,
                                   int64_t bytes);
+/* Bytes of the packed copy that a product would keep of operand o, 0: none; and what it is kept as. Of several products side by side the left operand
+ * is packed by each run. */
+int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_step *step, int o,
+                        struct opq_packed_key *out_key);
+/* Packs what is at `data`. */
+opq_status opq_pack(opq_gemm *gemm, const struct opq_packed_key *key, const void *data, void *out) OPQ_MUST_CHECK;
 enum { OPQ_PACKED_COUNT_MIN = 64 * 64 }; /* of elements: fewer are not worth it */
 opq_status opq_run_routine(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
 /* fault.c. After the step failed: which of its checks an error is about, and the index. False: what it read is there no more, or no memory. */

@@ -87,25 +87,33 @@ static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storag
            matmul->outer_rank == 0 && count * opq_dtype_bytes(x->dtype) <= storage->bytes;
 }
 
+/* Of copies that would take so many bytes. */
+static bool may_pack(const opq_packed_key *key, int64_t bytes)
+{
+    int64_t count = key->rows * key->columns; /* rows of whole panels */
+    return bytes > 0 && bytes <= PADDING_MAX * count * opq_dtype_bytes(key->to);
+}
+
+opq_status opq_pack(opq_gemm *gemm, const opq_packed_key *key, const void *data, void *out)
+{
+    opq_matrix from = {.data = (const char *)data + key->offset * opq_dtype_bytes(key->from),
+                       .row_stride = key->row_stride,
+                       .column_stride = key->column_stride,
+                       .dtype = key->from};
+    return key->left ? opq_gemm_pack_a(gemm, key->to, &from, key->rows, key->columns, key->turned, out)
+                     : opq_gemm_pack_b(gemm, key->to, &from, key->rows, key->columns, out);
+}
+
 opq_buffer *opq_run_packed(const opq_run_state *run, int32_t id, const opq_packed_key *key, int64_t bytes)
 {
-    opq_gemm *gemm = run->runtime->gemm;
-    int64_t count = key->rows * key->columns;
-    if (bytes == 0 || bytes > PADDING_MAX * count * opq_dtype_bytes(key->to)) /* rows of whole panels */
+    if (!may_pack(key, bytes))
         return NULL;
     opq_buffer *buffer = opq_run_buffer(run, id);
     bool wanted;
     opq_buffer *packed = opq_packed_find(buffer, key, bytes, &wanted);
     if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
         return packed;
-    opq_matrix from = {.data = (const char *)buffer->data + key->offset * opq_dtype_bytes(key->from),
-                       .row_stride = key->row_stride,
-                       .column_stride = key->column_stride,
-                       .dtype = key->from};
-    opq_status status = key->left
-                            ? opq_gemm_pack_a(gemm, key->to, &from, key->rows, key->columns, key->turned, packed->data)
-                            : opq_gemm_pack_b(gemm, key->to, &from, key->rows, key->columns, packed->data);
-    if (status != OPQ_OK) {
+    if (opq_pack(run->runtime->gemm, key, buffer->data, packed->data) != OPQ_OK) {
         opq_buffer_release(packed);
         return NULL;
     }
@@ -113,31 +121,40 @@ opq_buffer *opq_run_packed(const opq_run_state *run, int32_t id, const opq_packe
     return packed;
 }
 
-/* The packed copy of operand o, or NULL to read the operand as it is. out_turned: of the left one, whether it is packed for the transposed
- * product. */
-static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step, int o, bool *out_turned)
+int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_step *step, int o, opq_packed_key *out_key)
 {
-    opq_gemm *gemm = run->runtime->gemm;
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
     const opq_matrix *x = &matmul->matrix[o];
     opq_dtype to = matmul->dtype;
-    bool left = o == 0;
-    int32_t id = step->buffers[c->operand[o].buffer];
-    if (!worth_packing(matmul, o, &run->plan->storage[id]))
-        return NULL;
-    int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, &matmul->matrix[1], c->m, c->n, c->k, out_turned)
+    bool left = o == 0, turned = false;
+    if (!worth_packing(matmul, o, &plan->storage[step->buffers[c->operand[o].buffer]]))
+        return 0;
+    int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, &matmul->matrix[1], c->m, c->n, c->k, &turned)
                          : opq_gemm_packed_bytes(gemm, to, c->k, c->n);
-    opq_packed_key key = {.from = x->dtype,
-                          .to = to,
-                          .left = left,
-                          .turned = left && *out_turned,
-                          .rows = left ? c->m : c->k,
-                          .columns = left ? c->k : c->n,
-                          .offset = c->operand[o].offset,
-                          .row_stride = x->row_stride,
-                          .column_stride = x->column_stride};
-    return opq_run_packed(run, id, &key, bytes);
+    *out_key = (opq_packed_key){.from = x->dtype,
+                                .to = to,
+                                .left = left,
+                                .turned = turned,
+                                .rows = left ? c->m : c->k,
+                                .columns = left ? c->k : c->n,
+                                .offset = c->operand[o].offset,
+                                .row_stride = x->row_stride,
+                                .column_stride = x->column_stride};
+    return may_pack(out_key, bytes) ? bytes : 0;
+}
+
+/* The packed copy of operand o, or NULL to read the operand as it is. out_turned: of the left one, whether it is packed for the transposed
+ * product. */
+static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step, int o, bool *out_turned)
+{
+    opq_packed_key key;
+    int64_t bytes = opq_step_packed(run->runtime->gemm, run->plan, step, o, &key);
+    if (bytes == 0)
+        return NULL;
+    if (o == 0)
+        *out_turned = key.turned;
+    return opq_run_packed(run, step->buffers[step->matmul->contract.operand[o].buffer], &key, bytes);
 }
 
 /* The product itself is the result, with rows as the engine writes them: load of the tile, store, in two loops. */

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -220,6 +221,20 @@ def _weights(fn) -> list:
     return [(name, t.detach()) for name, t in found if is_opaque(t)]
 
 
+@contextmanager
+def _exporting():
+    """Models ask torch.compiler whether they are exported, where they would look at values otherwise."""
+    flags = [(torch.compiler, name) for name in ("_is_compiling_flag", "_is_exporting_flag")]
+    before = [getattr(*flag, False) for flag in flags]
+    for flag in flags:
+        setattr(*flag, True)
+    try:
+        yield
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            setattr(*flag, value)
+
+
 class _Recorder:
     def __init__(self, fn, args, kwargs, exporter):
         self.fn, self.args, self.kwargs, self.exporter = fn, args, kwargs, exporter
@@ -248,8 +263,9 @@ class _Recorder:
 
     def _record(self, args, kwargs, given, sizes):
         module = isinstance(self.fn, torch.nn.Module)
+        gradients = torch.is_grad_enabled() and not module
         with _capturing() as capturing:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not module):
+            with _exporting(), torch.set_grad_enabled(gradients):
                 result = self.fn(*args, **kwargs)
             with torch.no_grad():
                 self.results = [
