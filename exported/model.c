@@ -325,11 +325,8 @@ static opq_status run_call(run *r)
     OPQ_TRY(allocate(r));
     OPQ_TRY(bind(r));
     if (r->call->plan) {
-        opq_run_call call = {.inputs = r->leaves,
-                             .scalars = r->call->numbers,
-                             .outputs = r->made,
-                             .replaces = r->replaces,
-                             .into = r->into};
+        opq_run_call call = {
+            .inputs = r->leaves, .scalars = r->call->numbers, .outputs = r->made, .replaces = r->replaces, .into = r->into};
         double start = opq_now();
         OPQ_TRY(opq_plan_run(&r->model->runtime, r->call->plan, &call));
         opq_pool_tend(r->model->pool, opq_now() - start);
@@ -350,8 +347,8 @@ static void drop(run *r)
     opq_room_drop(&r->room);
 }
 
-static opq_status check_pointers(const opq_exported_call *call, const opaque_model_info *info, const void *const *inputs,
-                                 void *const *outputs)
+static opq_status check_pointers(const opq_exported_call *call, const opaque_model_info *info,
+                                 const void *const *inputs, void *const *outputs)
 {
     for (int i = 0; i < info->input_count; i++)
         if (call->input_bytes[i] > 0 && (inputs == NULL || inputs[i] == NULL))

@@ -255,8 +255,6 @@ static opq_status write_leaves(adding *a)
         const opq_capture_leaf *leaf = &a->capture->leaves[i];
         int weight = leaf->cell >= 0 ? a->weights[leaf->cell] : -1, source = 1, index = 0;
         a->windows[i] = -1;
-        if (leaf->upload >= 0)
-            return opq_fail(OPQ_UNSUPPORTED, "it copies a tensor of the CPU to the device at each call");
         if (leaf->cell < 0)
             OPQ_TRY(find_constant(a->e, leaf->constant, &weight));
         if (weight < 0) {
@@ -299,18 +297,15 @@ static void write_sinks(adding *a)
     opq_text_add(t, "-1},\n    ");
 }
 
-static opq_status write_numbers(adding *a)
+/* As they are now: what the host computes does not change. */
+static void write_numbers(adding *a)
 {
     const opq_capture *c = a->capture;
     opq_text *t = &a->e->calls;
     opq_text_add(t, ".numbers = (opq_number[]){");
-    for (int i = 0; i < c->number_count; i++) {
-        if (c->numbers[i].id >= 0)
-            return opq_fail(OPQ_UNSUPPORTED, "it draws random numbers, or computes numbers on the host at each call");
+    for (int i = 0; i < c->number_count; i++)
         opq_text_add(t, "{%lldLL},", (long long)c->numbers[i].value.i);
-    }
     opq_text_add(t, "{0}}");
-    return OPQ_OK;
 }
 
 /* Copies of weights that products read packed are made now, if this processor can; else runs make them. */
@@ -358,7 +353,7 @@ static opq_status write_call(adding *a, const opq_plan *plan, int number, int in
     opq_text_add(t, ",\n    ");
     OPQ_TRY(write_leaves(a));
     write_sinks(a);
-    OPQ_TRY(write_numbers(a));
+    write_numbers(a);
     opq_text_add(t, ",\n    .input_bytes = (int64_t[]){");
     for (int i = 0; i < input_count; i++)
         opq_text_add(t, "%lld,", (long long)opq_type_bytes(&a->call->inputs[i]));
@@ -461,9 +456,9 @@ static opq_status put_packed(const opq_exporter *e, const packed *p, output *out
     opq_buffer *memory;
     OPQ_TRY(opq_pool_buffer(e->ctx->runtime.pool, (size_t)p->bytes, &memory));
     memset(memory->data, 0, (size_t)p->bytes);
-    opq_status status = value ? opq_pack(e->ctx->runtime.gemm, &p->key, (const char *)value->buffer->data + w->first,
-                                         memory->data)
-                              : OPQ_OK;
+    opq_status status =
+        value ? opq_pack(e->ctx->runtime.gemm, &p->key, (const char *)value->buffer->data + w->first, memory->data)
+              : OPQ_OK;
     put(out, memory->data, p->bytes);
     opq_buffer_release(memory);
     return status;
@@ -503,8 +498,8 @@ static void write_tensor(opq_text *t, const char *name, const opq_type *type)
 {
     opq_text_add(t, "  {");
     opq_write_string(t, name);
-    opq_text_add(t, ", \"%s\", %d, %d, ", opq_dtype_name((opq_dtype)type->dtype), opq_dtype_bytes((opq_dtype)type->dtype),
-                 type->rank);
+    opq_text_add(t, ", \"%s\", %d, %d, ", opq_dtype_name((opq_dtype)type->dtype),
+                 opq_dtype_bytes((opq_dtype)type->dtype), type->rank);
     opq_write_ints(t, type->size, type->rank);
     opq_text_add(t, "},\n");
 }
@@ -534,10 +529,11 @@ static void write_info(opq_text *t, const opq_exporter *e, const opq_export_name
 static void write_codes(opq_text *t, const opq_exporter *e)
 {
     for (int i = 0; i < e->codes.count; i++)
-        opq_text_add(t,
-                     "void kernel_%d(void *const *, const int64_t *, const opq_number *, int64_t, int64_t, void *, int64_t *);\n"
-                     "static const opq_code code_%d = {.fn = kernel_%d};\n",
-                     i, i, i);
+        opq_text_add(
+            t,
+            "void kernel_%d(void *const *, const int64_t *, const opq_number *, int64_t, int64_t, void *, int64_t *);\n"
+            "static const opq_code code_%d = {.fn = kernel_%d};\n",
+            i, i, i);
 }
 
 static void write_memory(opq_text *t, const opq_exporter *e)
@@ -553,8 +549,8 @@ static void write_memory(opq_text *t, const opq_exporter *e)
     opq_text_add(t, "{0}};\nstatic const opq_exported_packed packed[] = {");
     for (int i = 0; i < e->packed_count; i++) {
         const packed *p = &e->packed[i];
-        opq_text_add(t, "{%d,{%d,%d,%d,%d,%lld,%lld,%lld,%lld,%lld},%lld,%lld},", p->window, (int)p->key.from, (int)p->key.to,
-                     p->key.left, p->key.turned, (long long)p->key.rows, (long long)p->key.columns,
+        opq_text_add(t, "{%d,{%d,%d,%d,%d,%lld,%lld,%lld,%lld,%lld},%lld,%lld},", p->window, (int)p->key.from,
+                     (int)p->key.to, p->key.left, p->key.turned, (long long)p->key.rows, (long long)p->key.columns,
                      (long long)p->key.offset, (long long)p->key.row_stride, (long long)p->key.column_stride,
                      (long long)p->offset, (long long)p->bytes);
     }
@@ -576,10 +572,11 @@ static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count
                      tile.vectors);
             snprintf(path, sizeof path, "%s/%s.o", e->folder, symbol);
             status = opq_gemm_kernel_object(e->compiler, dtypes[d], &tile, symbol, path);
-            opq_text_add(t,
-                         "void %s(const void *, int64_t, const void *, int64_t, int64_t, void *, int64_t, int64_t, int64_t, "
-                         "const void *, int64_t, const int64_t *, const int64_t *);\n",
-                         symbol);
+            opq_text_add(
+                t,
+                "void %s(const void *, int64_t, const void *, int64_t, int64_t, void *, int64_t, int64_t, int64_t, "
+                "const void *, int64_t, const int64_t *, const int64_t *);\n",
+                symbol);
             opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", (int)dtypes[d], (int)tile.left, tile.rows, tile.vectors,
                          symbol);
             ++*out_count;
@@ -607,11 +604,13 @@ static opq_status write_tables(opq_exporter *e, const opq_export_names *names, c
     opq_text_bytes(t, e->plans.data ? e->plans.data : "", e->plans.length);
     opq_text_add(t, "static const opq_exported_call calls[] = {\n");
     opq_text_bytes(t, e->calls.data ? e->calls.data : "", e->calls.length);
-    opq_text_add(t,
-                 "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
-                 ".packed = packed, .packed_count = %d, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), .tiles = tiles, .tile_count = %d, "
-                 ".file_bytes = %lld, .digest = \"%s\"};\n",
-                 e->window_count, e->packed_count, tiles, (long long)bytes + 32, digest);
+    opq_text_add(
+        t,
+        "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
+        ".packed = packed, .packed_count = %d, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), "
+        ".tiles = tiles, .tile_count = %d, "
+        ".file_bytes = %lld, .digest = \"%s\"};\n",
+        e->window_count, e->packed_count, tiles, (long long)bytes + 32, digest);
     return t->failed || e->plans.failed || e->calls.failed ? out_of_memory() : OPQ_OK;
 }
 

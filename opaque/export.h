@@ -22,9 +22,9 @@ typedef struct opq_exported_name {
 
 /* A cell that was met while a call was captured. */
 typedef struct opq_exported_cell {
-    int argument;             /* whose data it is; -1: it is a weight */
-    const char *name;         /* of the weight: equal ones are one weight in all calls */
-    opq_type type;            /* of the weight */
+    int argument;     /* whose data it is; -1: it is a weight */
+    const char *name; /* of the weight: equal ones are one weight in all calls */
+    opq_type type;    /* of the weight */
 } opq_exported_cell;
 
 typedef struct opq_export_call {
@@ -40,19 +40,18 @@ typedef struct opq_export_call {
 opq_status opq_exporter_open(opq_ctx *ctx, const char *level, const char *folder, int size_count,
                              opq_exporter **out_exporter) OPQ_MUST_CHECK;
 const char *opq_exporter_level(const opq_exporter *exporter);
-/* What was recorded since `capturing` began, which has not ended. Nothing is computed. OPQ_UNSUPPORTED: an op has no kernel, or something else of the
- * call needs more than a plan; words tell the op and its line. */
-opq_status opq_exporter_add(opq_exporter *exporter, opq_capturing *capturing,
-                            const opq_export_call *call) OPQ_MUST_CHECK;
+/* What was recorded since `capturing` began, which has not ended. Nothing is computed. Numbers and uploads of the
+ * caller are constants, as they are now. OPQ_UNSUPPORTED: an op has no kernel, or something else of the call needs more than a plan; words tell the
+ * op and its line. */
+opq_status opq_exporter_add(opq_exporter *exporter, opq_capturing *capturing, const opq_export_call *call) OPQ_MUST_CHECK;
 typedef struct opq_export_names {
-    const char *model; /* an identifier of C */
+    const char *model;                         /* an identifier of C */
     const opq_exported_name *inputs, *outputs; /* sizes below 0: -1 - the number of a size */
     int input_count, output_count;
     const char *const *sizes;
 } opq_export_names;
 /* Writes the tables as FOLDER/tables.c, and the weights. */
-opq_status opq_exporter_finish(opq_exporter *exporter, const opq_export_names *names,
-                               const char *weights) OPQ_MUST_CHECK;
+opq_status opq_exporter_finish(opq_exporter *exporter, const opq_export_names *names, const char *weights) OPQ_MUST_CHECK;
 void opq_exporter_close(opq_exporter *exporter);
 
 #ifdef __cplusplus

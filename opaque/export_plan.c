@@ -104,9 +104,9 @@ static void write_access(opq_text *t, const opq_access *a)
 
 static void write_stmt(opq_text *t, const opq_stmt *s)
 {
-    opq_text_add(t, "{%d,%d,%d,%d,%d,%d,{%d,%d,%d},%d,%d,{%lldLL},%d},", s->op, s->dtype, s->role, s->variable, s->within,
-                 s->variables, s->operand[0], s->operand[1], s->operand[2], s->access, s->end, (long long)s->value.i,
-                 s->node);
+    opq_text_add(t, "{%d,%d,%d,%d,%d,%d,{%d,%d,%d},%d,%d,{%lldLL},%d},", s->op, s->dtype, s->role, s->variable,
+                 s->within, s->variables, s->operand[0], s->operand[1], s->operand[2], s->access, s->end,
+                 (long long)s->value.i, s->node);
 }
 
 typedef enum loops_detail { LOOPS_arguments, LOOPS_accesses, LOOPS_statements } loops_detail;
@@ -182,8 +182,8 @@ static void write_matrix(opq_text *t, const opq_matrix *m, int64_t rows, int64_t
 
 static void write_contract(opq_text *t, const opq_contract *c)
 {
-    opq_text_add(t, "{.tile = %d, .product = %d, .m = %lld, .n = %lld, .k = %lld, .batch_rank = %d", c->tile, c->product,
-                 (long long)c->m, (long long)c->n, (long long)c->k, c->batch_rank);
+    opq_text_add(t, "{.tile = %d, .product = %d, .m = %lld, .n = %lld, .k = %lld, .batch_rank = %d", c->tile,
+                 c->product, (long long)c->m, (long long)c->n, (long long)c->k, c->batch_rank);
     write_member(t, "batch_extent", c->batch_extent, c->batch_rank);
     opq_text_add(t, ", .batch_strides = ");
     opq_write_ints(t, c->batch_strides, (int64_t)c->batch_rank * c->epilogue.access_count);
@@ -204,8 +204,8 @@ static void write_contract(opq_text *t, const opq_contract *c)
 
 static void write_matmul(opq_text *t, const opq_matmul_step *m)
 {
-    opq_text_add(t, ",\n    .matmul = &(opq_matmul_step){.batch = %lld, .outer_rank = %d, .dtype = %d", (long long)m->batch,
-                 m->outer_rank, (int)m->dtype);
+    opq_text_add(t, ",\n    .matmul = &(opq_matmul_step){.batch = %lld, .outer_rank = %d, .dtype = %d",
+                 (long long)m->batch, m->outer_rank, (int)m->dtype);
     write_member(t, "outer_extent", m->outer_extent, m->outer_rank);
     if (m->outer_rank > 0)
         opq_text_add(t, ", .outer_stride = {");
@@ -226,12 +226,13 @@ static void write_matmul(opq_text *t, const opq_matmul_step *m)
 
 static void write_block(opq_text *t, const opq_block *b)
 {
-    opq_text_add(t,
-                 ",\n    .block = &(opq_block){.first_count = %d, .second_count = %d, .sums = %d, .matrix_count = %d, "
-                 ".place_count = %d, .count = %lld, .columns = %lld, .row_stride = %lld, .causal = %lld, .sampled = %d, "
-                 ".local_count = %d, .taken = {",
-                 b->first_count, b->second_count, b->sums, b->matrix_count, b->place_count, (long long)b->count,
-                 (long long)b->columns, (long long)b->row_stride, (long long)b->causal, b->sampled, b->local_count);
+    opq_text_add(
+        t,
+        ",\n    .block = &(opq_block){.first_count = %d, .second_count = %d, .sums = %d, .matrix_count = %d, "
+        ".place_count = %d, .count = %lld, .columns = %lld, .row_stride = %lld, .causal = %lld, .sampled = %d, "
+        ".local_count = %d, .taken = {",
+        b->first_count, b->second_count, b->sums, b->matrix_count, b->place_count, (long long)b->count,
+        (long long)b->columns, (long long)b->row_stride, (long long)b->causal, b->sampled, b->local_count);
     for (int i = 0; i < b->second_count; i++)
         opq_text_add(t, "%d,", b->taken[i]);
     opq_text_add(t, "}, .sums_rows = {");
@@ -272,8 +273,8 @@ static void write_checks(opq_text *t, const opq_step *s)
 static void write_routine(opq_text *t, const opq_step *s)
 {
     const opq_node *node = s->routine;
-    opq_text_add(t, ",\n    .routine = &(opq_node){.op = %d, .arity = %d, .attr_count = %d, .type = ", node->op, node->arity,
-                 node->attr_count);
+    opq_text_add(t, ",\n    .routine = &(opq_node){.op = %d, .arity = %d, .attr_count = %d, .type = ", node->op,
+                 node->arity, node->attr_count);
     write_type(t, &node->type);
     opq_text_add(t, ", .operand = (opq_ref[]){");
     for (int i = 0; i < node->arity; i++)
@@ -327,11 +328,13 @@ static void write_step(opq_text *t, const opq_step *s, const opq_code_list *code
         opq_write_ints(t, s->dims, opq_loops_dims_count(&s->loops));
     }
     opq_text_add(t, ", .loops = ");
-    write_loops(t, &s->loops, s->part_count > 0 ? LOOPS_arguments
-                   : s->check_count > 0 && !s->matmul ? LOOPS_statements
-                   : LOOPS_accesses);
+    write_loops(t, &s->loops,
+                s->part_count > 0                  ? LOOPS_arguments
+                : s->check_count > 0 && !s->matmul ? LOOPS_statements
+                                                   : LOOPS_accesses);
     if (s->operand_count > 0 || s->result_count > 0) {
-        opq_text_add(t, ",\n    .operand_count = %d, .result_count = %d, .operands = ", s->operand_count, s->result_count);
+        opq_text_add(t, ",\n    .operand_count = %d, .result_count = %d, .operands = ", s->operand_count,
+                     s->result_count);
         write_int32s(t, s->operands, s->operand_count);
         opq_text_add(t, ", .results = ");
         write_int32s(t, s->results, s->result_count);
@@ -400,10 +403,12 @@ void opq_write_plan(opq_text *t, const char *name, const opq_plan *p, const opq_
     opq_text_add(t, "static opq_step %s_steps[] = {\n", name);
     for (int i = 0; i < p->step_count; i++)
         write_step(t, &p->steps[i], codes);
-    opq_text_add(t, "};\nstatic const opq_plan %s = {\n  .steps = %s_steps, .step_count = %d,\n", name, name, p->step_count);
+    opq_text_add(t, "};\nstatic const opq_plan %s = {\n  .steps = %s_steps, .step_count = %d,\n", name, name,
+                 p->step_count);
     write_waves(t, p);
     write_storage(t, p);
-    opq_text_add(t, "  .input_count = %d, .output_count = %d, .buffer_count = %d, .arena_bytes = %lld, .sure_wave = %d,\n",
+    opq_text_add(t,
+                 "  .input_count = %d, .output_count = %d, .buffer_count = %d, .arena_bytes = %lld, .sure_wave = %d,\n",
                  p->input_count, p->output_count, p->buffer_count, (long long)p->arena_bytes, p->sure_wave);
     write_slots(t, p);
     opq_text_add(t, "};\n");

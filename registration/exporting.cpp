@@ -31,7 +31,8 @@ class Exporter
   public:
     Exporter(const std::string &level, const std::string &folder, int size_count)
     {
-        check(opq_exporter_open(context(), level.empty() ? nullptr : level.c_str(), folder.c_str(), size_count, &exporter_));
+        check(opq_exporter_open(context(), level.empty() ? nullptr : level.c_str(), folder.c_str(), size_count,
+                                &exporter_));
     }
     ~Exporter() { opq_exporter_close(exporter_); }
     Exporter(const Exporter &) = delete;
@@ -43,6 +44,11 @@ class Exporter
     void add(Capturing &capturing, const std::vector<Tensor> &arguments, const std::vector<Tensor> &results,
              const Names &names, const std::vector<int64_t> &sizes)
     {
+        TORCH_CHECK_NOT_IMPLEMENTED(!capturing.program.writes(),
+                                    "it changes a tensor of the CPU at each call, which an exported model has not (of "
+                                    "optimizers: capturable=True)");
+        TORCH_CHECK_NOT_IMPLEMENTED(capturing.draws.empty(),
+                                    "it draws random numbers, which an exported model has none of");
         std::vector<opq_cell *> made;
         std::vector<opq_type> inputs;
         for (const Tensor &result : results)
@@ -53,8 +59,8 @@ class Exporter
         std::vector<opq_exported_cell> cells;
         for (size_t i = 0; i < texts.size(); ++i)
             cells.push_back(describe(opq_capturing_cell(capturing.core, static_cast<int>(i)), arguments, names, texts[i]));
-        const opq_export_call call = {made.data(),  static_cast<int>(made.size()),   cells.data(),
-                                      sizes.data(), inputs.data(), static_cast<int>(inputs.size())};
+        const opq_export_call call = {made.data(),   static_cast<int>(made.size()),  cells.data(), sizes.data(),
+                                      inputs.data(), static_cast<int>(inputs.size())};
         const PythonUnlocked unlocked;
         check(opq_exporter_add(exporter_, capturing.core, &call));
     }
@@ -66,12 +72,9 @@ class Exporter
         for (const std::string &size : sizes)
             size_names.push_back(size.c_str());
         const std::vector<opq_exported_name> in = named(inputs), out = named(outputs);
-        const opq_export_names all = {model.c_str(),
-                                      in.data(),
-                                      out.data(),
-                                      static_cast<int>(in.size()),
-                                      static_cast<int>(out.size()),
-                                      size_names.data()};
+        const opq_export_names all = {
+            model.c_str(),    in.data(), out.data(), static_cast<int>(in.size()), static_cast<int>(out.size()),
+            size_names.data()};
         const PythonUnlocked unlocked;
         check(opq_exporter_finish(exporter_, &all, weights.c_str()));
     }

@@ -47,8 +47,7 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
 
 static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
 {
-    gemm_run run = {
-        .gemm = gemm, .cpu = gemm->cpu, .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
+    gemm_run run = {.gemm = gemm, .cpu = gemm->cpu, .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
     int bytes = opq_gemm_vector_bytes(run.cpu);
     run.avx512 = bytes == 64;
     run.lanes = bytes / run.element_bytes;

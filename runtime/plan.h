@@ -230,7 +230,7 @@ typedef struct opq_run_call {
      * which the caller alone has. NULL: none. */
     const int32_t *replaces;
     opq_buffer *const *into; /* per output: memory of its size for it, NULL: new memory. NULL: new memory for all */
-    opq_step_note note; /* may be NULL */
+    opq_step_note note;      /* may be NULL */
     void *note_data;
     bool timed, watched; /* watched: the host is told of launches, see opq_activity */
     /* The plan whose lines are shown for a failed step. Plans are shared by graphs that differ in their lines only; NULL: this one. */

@@ -221,8 +221,9 @@ int main(int argc, char **argv)
     static const void *inputs[TENSORS_MAX];
     static void *outputs[TENSORS_MAX];
     if (argc < 2 || argc % 2 != 0)
-        return fail("usage: opq-run MODEL [--input [NAME=]FILE.npy]... [--size NAME=N]... [--output [NAME=]FILE.npy]...",
-                    "[--weights FILE] [--threads N] [--repeat N]");
+        return fail(
+            "usage: opq-run MODEL [--input [NAME=]FILE.npy]... [--size NAME=N]... [--output [NAME=]FILE.npy]...",
+            "[--weights FILE] [--threads N] [--repeat N]");
     o.model = argv[1];
     if (open_library(o.model) != 0)
         return 2;

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "ExportError",
     "capture",
     "compare",
     "describe",
@@ -22,6 +23,7 @@ __all__ = [
     "dump",
     "eager",
     "explain",
+    "export",
     "fallback_counts",
     "find_nan",
     "forbid_sync",
@@ -34,6 +36,13 @@ __all__ = [
     "unfused",
     "wait_for_plans",
 ]
+
+_HOMES = {  # those that are not in inspect.py
+    "CaptureError": ".captured",
+    "ExportError": ".exporting",
+    "capture": ".captured",
+    "export": ".exporting",
+}
 
 _failure = None
 
@@ -108,8 +117,7 @@ def __getattr__(name: str):
     if _failure is not None and not name.startswith("__"):
         raise ImportError(f"torch_opaque did not load: {_failure}") from _failure
     if name in __all__:  # what looks at graphs is imported when first asked for
-        home = ".captured" if name in ("capture", "CaptureError") else ".inspect"
-        return getattr(importlib.import_module(home, __name__), name)
+        return getattr(importlib.import_module(_HOMES.get(name, ".inspect"), __name__), name)
     hint = ""
     if not name.startswith("_"):
         from .slips import meant

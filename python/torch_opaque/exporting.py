@@ -163,9 +163,7 @@ def _dynamic(shapes, args, kwargs) -> dict:
                 walk(given.get(key), one)
         elif isinstance(value, (tuple, list)):
             if len(given) != len(value):
-                raise ValueError(
-                    f"dynamic_shapes has {len(given)} entries for {len(value)} values"
-                )
+                raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(value)} values")
             for g, one in zip(given, value, strict=True):
                 walk(g, one)
 
@@ -195,7 +193,9 @@ def _resized(tensor, sizes) -> torch.Tensor:
 def _on_device(fn):
     """The function, or a copy of the module on the device."""
     if isinstance(fn, torch.export.ExportedProgram):
-        fn = torch.export.passes.move_to_device_pass(fn, "opaque").module()
+        from torch.export.passes import move_to_device_pass
+
+        fn = move_to_device_pass(fn, "opaque").module()
     if isinstance(fn, torch.nn.Module) and not all(
         is_opaque(t) for t in (*fn.parameters(), *fn.buffers())
     ):
@@ -239,6 +239,7 @@ class _Recorder:
     def __init__(self, fn, args, kwargs, exporter):
         self.fn, self.args, self.kwargs, self.exporter = fn, args, kwargs, exporter
         self.names = _weights(fn)
+        self.state = PythonState()
         self.results = None  # of the last call, as (name, tensor)
 
     def call(self, resized: dict, sizes: list) -> None:
@@ -255,11 +256,10 @@ class _Recorder:
 
         args, kwargs = _pytree.tree_map(place, (self.args, self.kwargs))
         torch.opaque.synchronize()
-        state = PythonState()
         try:
             self._record(args, kwargs, given, sizes)
         finally:
-            state.restore()
+            self.state.restore()
 
     def _record(self, args, kwargs, given, sizes):
         module = isinstance(self.fn, torch.nn.Module)
@@ -386,7 +386,7 @@ const opaque_model_interface *opaque_model_library(void)
 """
 
 
-def _link(compiler: str, folder: Path, library: Path) -> None:
+def _link(compiler: str, folder: Path, library: Path, name: str) -> None:
     package = Path(__file__).parent / "exported"
     archive = package / "libopaque_exported.a"
     if not archive.exists():
@@ -394,11 +394,13 @@ def _link(compiler: str, folder: Path, library: Path) -> None:
     objects = sorted(folder.glob("*.o"))
     listed = folder / "objects"
     listed.write_text("\n".join(str(one) for one in objects))
+    shown = folder / "shown"
+    shown.write_text(f"{{ global: {name}_*; opaque_model_library; local: *; }};")
     command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-std=gnu11", "-fvisibility=hidden"]
     command += ["-I", str(package / "include"), "-I", str(folder), "-o", str(library)]
     command += [str(folder / "tables.c"), str(folder / "interface.c"), f"@{listed}", str(archive)]
     command += ["-Wl,--gc-sections,--build-id=none,--exclude-libs,ALL,-z,defs,-z,noexecstack,-s"]
-    command += ["-lm", "-lpthread"]
+    command += [f"-Wl,--version-script={shown}", "-lm", "-lpthread"]
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode:
         raise ExportError(f"{compiler} could not make {library}:\n{made.stderr[-4000:]}")
@@ -421,6 +423,8 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
     Needs a C compiler: $CC, or cc.
     """
     kwargs = kwargs or {}
+    if cpu not in (None, "avx2", "avx512"):
+        raise ValueError(f'the processor is "{cpu}"; known are avx2 and avx512')
     library = Path(path).with_suffix(".so")
     name = _identifier(library.stem, "model")
     compiler = _compiler()
@@ -442,9 +446,7 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
         recorder = _Recorder(fn, args, kwargs, exporter)
         outputs = _record_all(recorder, dynamic, bounds, [leaf for _, leaf in given])
         inputs = [
-            _Tensor(
-                n, leaf, {d: sizes.index(b[0]) for d, b in dynamic.get(k, {}).items()}, sizes
-            )
+            _Tensor(n, leaf, {d: sizes.index(b[0]) for d, b in dynamic.get(k, {}).items()}, sizes)
             for k, (n, leaf) in enumerate(given)
         ]
         for one in outputs:
@@ -460,7 +462,7 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
         library.with_suffix(".h").write_text(header)
         (folder / f"{name}.h").write_text(header)
         (folder / "interface.c").write_text(_interface(name, inputs, outputs, sizes))
-        _link(compiler, folder, library)
+        _link(compiler, folder, library, name)
     return Exported(library, inputs, outputs)
 
 
@@ -471,7 +473,9 @@ def _record_all(recorder, dynamic, bounds, leaves) -> list:
     for low, high in bounds.values():
         count *= high - low + 1
     if count > _SIZES:
-        raise ExportError(f"there are {count} combinations of sizes, of which {_SIZES} may be exported")
+        raise ExportError(
+            f"there are {count} combinations of sizes, of which {_SIZES} may be exported"
+        )
     shapes = {}
     for values in itertools.product(*(range(low, high + 1) for low, high in bounds.values())):
         chosen = dict(zip(sizes, values, strict=True))
@@ -499,5 +503,7 @@ def _following(shapes: dict, output: int, rank: int) -> dict:
                 found[dim] = size
                 break
         else:
-            raise ExportError(f"dim {dim} of output {output} is none of the sizes that calls choose")
+            raise ExportError(
+                f"dim {dim} of output {output} is none of the sizes that calls choose"
+            )
     return found

@@ -1,0 +1,547 @@
+"""torch_opaque.export(): what a function computes as a library for C, run here through ctypes, with the bits of the device."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch_opaque
+from conftest import ROOT
+from torch import nn
+from torch.export import Dim
+
+D = "opaque"
+OPQ_RUN = os.path.join(ROOT, "build", "opq-run")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler links models")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+class Model:
+    """An exported library, opened."""
+
+    def __init__(self, library, weights=None, threads=1):
+        self.name = os.path.basename(str(library)).removesuffix(".so")
+        self.library = ctypes.CDLL(str(library))
+        self.handle = ctypes.c_void_p()
+        self.function("error").restype = ctypes.c_char_p
+        path = None if weights is None else os.fsencode(weights)
+        self.code = self.function("open")(path, threads, ctypes.byref(self.handle))
+
+    def function(self, what):
+        return getattr(self.library, f"{self.name}_{what}")
+
+    def error(self):
+        return self.function("error")().decode()
+
+    def run(self, inputs, outputs, sizes=()):
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (*inputs, *outputs)]
+        return self.function("run")(self.handle, *map(ctypes.c_int64, sizes), *pointers)
+
+    def __enter__(self):
+        assert self.code == 0, self.error()
+        return self
+
+    def __exit__(self, *_):
+        self.function("close")(self.handle)
+
+
+def tensors(result):
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return [x.detach().cpu().contiguous() for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def check(fn, args, folder, calls=3, **options):
+    """Exported and on the device, the same bits, call after call. `args`: CPU tensors."""
+    made = torch_opaque.export(fn, args, folder / "model.so", **options)
+    on = fn.to(D) if isinstance(fn, nn.Module) else fn
+    with Model(made.library) as model:
+        for _ in range(calls):
+            args = [torch.randn_like(a) if a.is_floating_point() else a for a in args]
+            with torch.set_grad_enabled(not isinstance(fn, nn.Module)):
+                wanted = tensors(on(*(a.to(D) for a in args)))
+            got = [torch.full_like(w, 7) for w in wanted]
+            assert model.run([a.contiguous() for a in args], got) == 0, model.error()
+            for w, g in zip(wanted, got, strict=True):
+                assert torch.equal(w.flatten().view(torch.uint8), g.flatten().view(torch.uint8))
+    return made
+
+
+class Attention(nn.Module):
+    def __init__(self, causal=True):
+        super().__init__()
+        self.qkv, self.out, self.causal = nn.Linear(64, 192), nn.Linear(64, 64), causal
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1, stride=2),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1, groups=16),
+            nn.Conv2d(16, 32, 1),
+            nn.GELU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.LazyLinear(10),
+        ).eval()
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(16, 32, 2, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, x):
+        y, (h, _) = self.lstm(x)
+        return {"scores": self.out(y), "state": h}
+
+
+class Experts(nn.Module):
+    """Sorting, indexing, scatters: routines and values of integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        best, at = x.topk(3, -1)
+        order = x.sum(-1).argsort(-1)
+        return (
+            best,
+            at,
+            order,
+            torch.zeros(50).to(D).scatter_add(0, ids.flatten(), x.sum(-1).flatten()),
+        )
+
+
+MODELS = {
+    "mlp": lambda: (
+        nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 7), nn.Softmax(-1)),
+        (torch.randn(9, 32),),
+    ),
+    "attention": lambda: (Attention(), (torch.randn(2, 40, 64),)),
+    "attention_long": lambda: (Attention(False), (torch.randn(1, 300, 64),)),
+    "convolutions": lambda: (Convolutions(), (torch.randn(2, 3, 32, 32),)),
+    "recurrent": lambda: (Recurrent(), (torch.randn(3, 11, 16),)),
+    "experts": lambda: (Experts(), (torch.randint(0, 50, (4, 6)),)),
+    "encoder": lambda: (
+        nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval(),
+        (torch.randn(2, 24, 64),),
+    ),
+    "f64": lambda: (
+        nn.Sequential(nn.Linear(40, 90), nn.Tanh()).double(),
+        (torch.randn(70, 40).double(),),
+    ),
+    "bf16": lambda: (
+        nn.Sequential(nn.Linear(64, 64), nn.SiLU()).bfloat16(),
+        (torch.randn(8, 64).bfloat16(),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name, tmp_path):
+    model, args = MODELS[name]()
+    with torch.no_grad():
+        model(*args) if name == "convolutions" else None  # its lazy layer
+    check(model, args, tmp_path)
+
+
+def test_products_of_many_shapes(tmp_path):
+    """Tiles, packed operands and tiny products, all of them."""
+    weights = [torch.randn(k, n, device=D) for k, n in ((3, 5), (64, 64), (200, 17), (96, 300))]
+    rows = [torch.randn(m, w.shape[0]) for m, w in zip((1, 7, 65, 130), weights, strict=True)]
+
+    def fn(*xs):
+        return [x @ w for x, w in zip(xs, weights, strict=True)] + [
+            xs[0].T @ xs[0],
+            xs[1] @ xs[1].T,
+        ]
+
+    check(fn, rows, tmp_path)
+
+
+def test_what_results_are(tmp_path):
+    """Arguments, weights, views, twice the same, constants, nothing at all."""
+    kept = torch.arange(6.0, device=D)
+
+    def fn(x, y):
+        z = x + kept[1:5]
+        return (
+            x,
+            kept,
+            z,
+            z,
+            z[1:3],
+            z.T if z.dim() > 1 else z,
+            torch.ones(3, device=D),
+            y[:0],
+            (x * 0).sum(),
+        )
+
+    check(fn, (torch.randn(2, 4), torch.randn(3)), tmp_path)
+
+
+def test_names_in_the_header(tmp_path):
+    def fn(first, *, second):
+        return {"sum": first + second, "first": first * 2}
+
+    made = torch_opaque.export(
+        fn,
+        (torch.randn(2, 3),),
+        tmp_path / "my-model.so",
+        kwargs={"second": torch.ones(3, dtype=torch.int64)},
+    )
+    header = made.header.read_text()
+    line = "int my_model_run(opaque_model *model, const float *first, const int64_t *second, float *sum, float *first_out);"
+    assert line in header
+    assert "first float32[2, 3]" in header
+    assert repr(made).endswith(
+        "(first float32[2, 3], second int64[3]) -> (sum float32[2, 3], first float32[2, 3])>"
+    )
+
+
+# ---- training
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.Adam(p, lr=0.01, capturable=True),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_a_training_step(optimizer, tmp_path):
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.BatchNorm1d(32), nn.Linear(32, 4)).to(D)
+    steps = optimizer(model.parameters())
+
+    def step(x, y):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        steps.step()
+        steps.zero_grad()
+        return loss
+
+    batches = [(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(5)]
+    step(*(t.to(D) for t in batches[0]))  # the state of an optimizer comes with its first step
+    before = {k: v.cpu().clone() for k, v in model.state_dict().items()}
+    made = torch_opaque.export(step, batches[0], tmp_path / "train.so")
+    after = model.state_dict()
+    assert all(torch.equal(after[k].cpu(), v) for k, v in before.items()), (
+        "exporting trains nothing"
+    )
+    assert all(p.grad is None for p in model.parameters())
+    with Model(made.library) as one, Model(made.library, threads=2) as other:
+        for x, y in batches:
+            wanted = step(x.to(D), y.to(D)).detach().cpu()
+            for opened in (one, other):  # each has a state of its own
+                loss = torch.zeros(())
+                assert opened.run((x, y), (loss,)) == 0, opened.error()
+                assert torch.equal(loss, wanted)
+
+
+def test_state_of_a_module(tmp_path):
+    """In-place writes to buffers: a counter and a ring that old contents are read of."""
+
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+            self.register_buffer("last", torch.zeros(3))
+
+        def forward(self, x):
+            old = self.last.clone()
+            self.last.copy_(x)
+            self.count.add_(1)
+            return old, self.count * 1
+
+    made = torch_opaque.export(Counter(), (torch.zeros(3),), tmp_path / "counter.so")
+    with Model(made.library) as model:
+        last = torch.zeros(3)
+        for i in range(4):
+            x, got = torch.randn(3), [torch.zeros(3), torch.zeros(3)]
+            assert model.run((x,), got) == 0
+            assert torch.equal(got[0], last) and torch.equal(got[1], torch.full((3,), i + 1.0))
+            last = x
+
+
+# ---- sizes
+
+
+def test_dynamic_sizes(tmp_path):
+    model = Recurrent().eval()
+    made = torch_opaque.export(
+        model,
+        (torch.randn(2, 4, 16),),
+        tmp_path / "model.so",
+        dynamic_shapes=({0: Dim("B", min=1, max=3), 1: Dim("T", min=1, max=6)},),
+    )
+    assert (
+        "int model_run(opaque_model *model, int64_t B, int64_t T, const float *x"
+        in made.header.read_text()
+    )
+    model.to(D)
+    with Model(made.library) as opened, torch.no_grad():
+        for b in (3, 1, 2):
+            for t in (1, 6, 3):
+                x = torch.randn(b, t, 16)
+                wanted = tensors(model(x.to(D)))
+                got = [torch.zeros_like(w) for w in wanted]
+                assert opened.run((x,), got, (b, t)) == 0, opened.error()
+                assert all(map(torch.equal, wanted, got))
+        assert opened.run((x,), got, (4, 1)) == 2
+        assert opened.error() == "model was not exported for these sizes"
+
+
+def test_sizes_that_cannot_be():
+    x = torch.randn(2, 4)
+    with pytest.raises(ValueError, match="the size T needs a least and a largest value"):
+        torch_opaque.export(torch.sin, (x,), "m.so", dynamic_shapes=({0: Dim("T")},))
+    with pytest.raises(
+        torch_opaque.ExportError, match="40000 combinations of sizes, of which 4096"
+    ):
+        sizes = {0: Dim("T", min=1, max=200), 1: Dim("S", min=1, max=200)}
+        torch_opaque.export(torch.sin, (x,), "m.so", dynamic_shapes=(sizes,))
+
+
+# ---- what cannot be exported
+
+
+def test_an_operator_without_a_kernel(tmp_path):
+    def fn(x):
+        return torch.linalg.svdvals(x + 1)
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"linalg_svd.*, recorded at test_export.py:\d+, has no kernel of its own",
+    ):
+        torch_opaque.export(fn, (torch.randn(4, 4),), tmp_path / "m.so")
+    assert not list(tmp_path.iterdir())
+
+
+def test_python_that_looks(tmp_path):
+    with pytest.raises(RuntimeError, match=r"test_export.py:\d+ needs a value"):
+        torch_opaque.export(lambda x: x * x.sum().item(), (torch.ones(3),), tmp_path / "m.so")
+    with pytest.raises(torch_opaque.ExportError, match="the result output is on cpu"):
+        torch_opaque.export(lambda x: torch.ones(3), (torch.ones(3),), tmp_path / "m.so")
+    with pytest.raises(RuntimeError, match="draws random numbers"):
+        torch_opaque.export(lambda x: nn.functional.dropout(x), (torch.ones(3),), tmp_path / "m.so")
+    with pytest.raises(RuntimeError, match="it writes to argument 0"):
+        torch_opaque.export(lambda x: x.add_(1), (torch.ones(3),), tmp_path / "m.so")
+
+
+def test_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(
+        torch_opaque.ExportError, match="needs a C compiler: CC is no-such-compiler"
+    ):
+        torch_opaque.export(torch.sin, (torch.ones(3),), tmp_path / "m.so")
+    monkeypatch.delenv("CC")
+    with pytest.raises(ValueError, match='the processor is "sse"; known are avx2 and avx512'):
+        torch_opaque.export(torch.sin, (torch.ones(3),), tmp_path / "m.so", cpu="sse")
+
+
+# ---- the files
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("mlp")
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    x = torch.randn(100, 64)
+    made = torch_opaque.export(model, (x,), folder / "mlp.so")
+    with torch.no_grad():
+        return made, model.to(D), x, model.to(D)(x.to(D)).cpu()
+
+
+def test_two_builds_are_equal(tmp_path):
+    model, x = nn.Sequential(nn.Linear(64, 80), nn.GELU()), torch.randn(70, 64)
+    made = [
+        torch_opaque.export(model, (x,), tmp_path / folder / "mlp.so") for folder in ("one", "two")
+    ]
+    for kind in ("library", "header", "weights"):
+        one, two = (getattr(m, kind).read_bytes() for m in made)
+        assert one == two, kind
+
+
+def test_what_it_needs(mlp):
+    made = mlp[0]
+    needed = subprocess.run(
+        ["readelf", "-d", made.library], capture_output=True, text=True, check=True
+    ).stdout
+    libraries = [
+        line.split("[")[1].rstrip("]") for line in needed.splitlines() if "(NEEDED)" in line
+    ]
+    assert set(libraries) <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+    assert made.library.stat().st_size < 600_000
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", made.library], capture_output=True, text=True, check=True
+    )
+    names = {line.split()[-1] for line in symbols.stdout.splitlines()}
+    assert names == {"mlp_open", "mlp_run", "mlp_close", "mlp_error", "opaque_model_library"}
+
+
+def test_other_weights(mlp, tmp_path):
+    made = mlp[0]
+    good = made.weights.read_bytes()
+    for name, data, says in (
+        ("short", good[:-1], "another size than the model's weights"),
+        ("other", good[:-1] + b"?", "these are not the model's weights"),
+        ("empty", b"", "another size"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(data)
+        model = Model(made.library, path)
+        assert model.code == 4 and says in model.error() and not model.handle
+    model = Model(made.library, tmp_path / "none")
+    assert model.code == 4 and "No such file" in model.error()
+    assert Model(made.library, threads=0).code == 1
+
+
+def test_an_index_out_of_range(tmp_path):
+    made = torch_opaque.export(nn.Embedding(10, 4), (torch.tensor([1, 2]),), tmp_path / "embed.so")
+    with Model(made.library) as model:
+        got = torch.zeros(2, 4)
+        assert model.run((torch.tensor([1, 10]),), (got,)) == 1
+        assert model.error().startswith("aten::embedding (recorded at test_export.py:")
+        assert "index 10 is out of bounds for dimension 0 with size 10" in model.error()
+        assert model.run((torch.tensor([1, 9]),), (got,)) == 0
+        assert model.function("run")(model.handle, None, ctypes.c_void_p(got.data_ptr())) == 1
+        assert model.error() == "input input is missing"
+
+
+def test_threads(mlp, in_threads):
+    """Several run one model at once, each on several threads of the model."""
+    made, _, x, wanted = mlp
+    for threads in (1, 3):
+        with Model(made.library, threads=threads) as model:
+            results = [[] for _ in range(4)]
+
+            def body(found, model=model):
+                for _ in range(20):
+                    got = torch.zeros_like(wanted)
+                    found.append(model.run((x,), (got,)) == 0 and torch.equal(got, wanted))
+
+            in_threads(body, results)
+            assert results == [[True] * 20] * 4
+
+
+def test_other_processors(tmp_path):
+    """Each level is linked on any host; the host's own gives the same bits."""
+    model, x = nn.Sequential(nn.Linear(64, 80), nn.GELU()).to(D), torch.randn(70, 64)
+    with torch.no_grad():
+        wanted = model(x.to(D)).cpu()
+    flags = open("/proc/cpuinfo").read()
+    for level in ("avx2", "avx512"):
+        made = torch_opaque.export(model, (x,), tmp_path / f"on_{level}.so", cpu=level)
+        opened = Model(made.library)
+        if level == "avx512" and not all(
+            f"avx512{part}" in flags for part in ("f", "bw", "dq", "vl", "cd")
+        ):
+            assert opened.code == 2 and "for processors with avx512" in opened.error()
+            continue
+        with opened:
+            got = torch.zeros_like(wanted)
+            assert opened.run((x,), (got,)) == 0
+            assert torch.equal(got, wanted)
+
+
+def test_opq_run(mlp, tmp_path):
+    made, _, x, wanted = mlp
+    np.save(tmp_path / "x.npy", x.numpy())
+    command = [OPQ_RUN, str(made.library), "--input", str(tmp_path / "x.npy"), "--threads", "2"]
+    shown = subprocess.run(
+        [*command, "--repeat", "3"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "median of 3" in shown and "output f32[100,64]" in shown
+    subprocess.run([*command, "--output", f"output={tmp_path / 'y.npy'}"], check=True)
+    assert np.array_equal(np.load(tmp_path / "y.npy"), wanted.numpy())
+    for wrong, says in (
+        (["--input", "y=1"], "no such tensor"),
+        (["--size", "T=1"], "no such size"),
+        (["--nothing", "1"], "no such option"),
+        (["--weights", "/nowhere"], "No such file"),
+    ):
+        failed = subprocess.run(
+            [OPQ_RUN, str(made.library), *wrong], capture_output=True, text=True
+        )
+        assert failed.returncode == 2 and says in failed.stderr
+    assert (
+        "no file is given"
+        in subprocess.run([OPQ_RUN, made.library], capture_output=True, text=True).stderr
+    )
+    assert subprocess.run([OPQ_RUN], capture_output=True).returncode == 2
+    assert (
+        "cannot open"
+        in subprocess.run([OPQ_RUN, "/nowhere"], capture_output=True, text=True).stderr
+    )
+
+
+def test_an_exported_program(tmp_path):
+    """Of torch.export, whose tensors are the CPU's."""
+    model, x = (
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).eval(),
+        torch.randn(3, 8),
+    )
+    made = torch_opaque.export(torch.export.export(model, (x,)), (x,), tmp_path / "program.so")
+    with torch.no_grad():
+        wanted = model.to(D)(x.to(D)).cpu()
+    with Model(made.library) as opened:
+        got = torch.zeros_like(wanted)
+        assert opened.run((x,), (got,)) == 0
+        assert torch.equal(got, wanted)
+
+
+def test_examples(tmp_path):
+    """C, C++, and Python with NumPy and ctypes alone; C and C++ under the address sanitizer, which finds leaks too."""
+    folder = os.path.join(ROOT, "examples", "export")
+    subprocess.run([sys.executable, os.path.join(folder, "export.py"), tmp_path], check=True)
+    library = str(tmp_path / "tagger.so")
+    wanted = (tmp_path / "expected.txt").read_text()
+    for source, compiler in (("run.c", "cc"), ("run.cpp", "c++")):
+        program = str(tmp_path / source.replace(".", "_"))
+        command = [
+            compiler,
+            "-fsanitize=address,undefined",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{tmp_path}",
+            "-o",
+            program,
+        ]
+        subprocess.run(
+            [*command, os.path.join(folder, source), library, f"-Wl,-rpath,{tmp_path}"], check=True
+        )
+        shown = subprocess.run([program], capture_output=True, text=True)
+        assert (shown.stdout, shown.returncode) == (wanted, 0), shown.stderr
+    script = os.path.join(folder, "run_numpy.py")
+    shown = subprocess.run(
+        [sys.executable, "-S", script, library],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(np.__file__))},
+    )
+    assert shown.stdout == wanted, shown.stderr
