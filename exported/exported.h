@@ -40,6 +40,13 @@ typedef struct opq_exported_sink {
     int64_t bytes;
 } opq_exported_sink;
 
+/* A number of a plan that random numbers are made of: the seed, or where the stream stands and so many further. */
+typedef struct opq_exported_draw {
+    int32_t number;
+    bool is_seed;
+    int64_t further;
+} opq_exported_draw;
+
 /* What a call runs, for some sizes. */
 typedef struct opq_exported_call {
     const int64_t *sizes;
@@ -49,6 +56,9 @@ typedef struct opq_exported_call {
     const opq_exported_sink *sinks;
     int sink_count;
     const opq_number *numbers;  /* the plan's scalars */
+    int number_count, draw_count;
+    const opq_exported_draw *draws;
+    int64_t drawn;              /* how far the stream goes in a call */
     const int32_t *replaces;    /* per output: a leaf of the state whose memory it may take, -1 */
     const int64_t *input_bytes; /* per argument */
 } opq_exported_call;
@@ -70,6 +80,7 @@ typedef struct opq_exported {
     int call_count;
     const opq_exported_tile *tiles;
     int tile_count;
+    uint64_t seed, offset; /* of the random stream, where it begins */
     int64_t file_bytes;
     const char *digest; /* the last OPQ_EXPORTED_DIGEST bytes of the file */
 } opq_exported;
@@ -79,6 +90,7 @@ enum { OPQ_EXPORTED_DIGEST = 32 };
 int opq_exported_open(const opq_exported *what, const char *weights, int threads, opaque_model **out_model);
 int opq_exported_run(opaque_model *model, const int64_t *sizes, const void *const *inputs, void *const *outputs);
 const void *opq_exported_weight_data(opaque_model *model, int index);
+void opq_exported_seed(opaque_model *model, uint64_t seed);
 void opq_exported_close(opaque_model *model);
 const char *opq_exported_error(void);
 

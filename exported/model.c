@@ -26,8 +26,9 @@ struct opaque_model {
     char *file;           /* mapped */
     opq_buffer **windows; /* on the file */
     opq_buffer **states;  /* per weight, NULL: it is none */
+    uint64_t seed, offset; /* of the random stream */
     bool has_state;
-    pthread_mutex_t lock; /* of the state */
+    pthread_mutex_t lock; /* of the state and the stream */
 };
 
 static int code_of(opq_status status)
@@ -201,6 +202,10 @@ int opq_exported_open(const opq_exported *what, const char *weights, int threads
     if (m == NULL)
         return code_of(opq_fail(OPQ_NO_MEMORY, "out of memory"));
     m->what = what;
+    m->seed = what->seed;
+    m->offset = what->offset;
+    for (int i = 0; i < what->call_count; i++)
+        m->has_state |= what->calls[i].draw_count > 0;
     pthread_mutex_init(&m->lock, NULL);
     int code = code_of(check_processor(m));
     if (code == OPAQUE_MODEL_OK && what->file_bytes > 0)
@@ -214,6 +219,14 @@ int opq_exported_open(const opq_exported *what, const char *weights, int threads
     return code;
 }
 
+void opq_exported_seed(opaque_model *m, uint64_t seed)
+{
+    pthread_mutex_lock(&m->lock);
+    m->seed = seed;
+    m->offset = 0;
+    pthread_mutex_unlock(&m->lock);
+}
+
 /* ---- running */
 
 typedef struct run {
@@ -224,6 +237,7 @@ typedef struct run {
     opq_buffer **leaves, **made; /* made: per output */
     opq_buffer **into;           /* per output: the caller's memory */
     int32_t *replaces;
+    opq_number *numbers;
     opq_room room;
 } run;
 
@@ -256,7 +270,8 @@ static opq_status allocate(run *r)
     size_t pointers = (size_t)r->call->leaf_count + 2 * outputs;
     opq_buffer **all = opq_room_take(&r->room, (pointers + 1) * sizeof *all);
     r->replaces = opq_room_take(&r->room, (outputs + 1) * sizeof *r->replaces);
-    if (all == NULL || r->replaces == NULL)
+    r->numbers = opq_room_take(&r->room, ((size_t)r->call->number_count + 1) * sizeof *r->numbers);
+    if (all == NULL || r->replaces == NULL || r->numbers == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     memset(all, 0, pointers * sizeof *all);
     r->leaves = all;
@@ -298,6 +313,16 @@ static opq_status bind(run *r)
     return OPQ_OK;
 }
 
+static void bind_numbers(const run *r)
+{
+    const opq_exported_call *call = r->call;
+    memcpy(r->numbers, call->numbers, (size_t)call->number_count * sizeof *r->numbers);
+    for (int i = 0; i < call->draw_count; i++) {
+        const opq_exported_draw *draw = &call->draws[i];
+        r->numbers[draw->number].i = (int64_t)(draw->is_seed ? r->model->seed : r->model->offset + (uint64_t)draw->further);
+    }
+}
+
 static void give(const run *r)
 {
     for (int i = 0; i < r->call->sink_count; i++) {
@@ -324,14 +349,16 @@ static opq_status run_call(run *r)
 {
     OPQ_TRY(allocate(r));
     OPQ_TRY(bind(r));
+    bind_numbers(r);
     if (r->call->plan) {
         opq_run_call call = {
-            .inputs = r->leaves, .scalars = r->call->numbers, .outputs = r->made, .replaces = r->replaces, .into = r->into};
+            .inputs = r->leaves, .scalars = r->numbers, .outputs = r->made, .replaces = r->replaces, .into = r->into};
         double start = opq_now();
         OPQ_TRY(opq_plan_run(&r->model->runtime, r->call->plan, &call));
         opq_pool_tend(r->model->pool, opq_now() - start);
     }
     give(r);
+    r->model->offset += (uint64_t)r->call->drawn;
     return OPQ_OK;
 }
 

@@ -40,7 +40,8 @@ typedef struct opaque_model_info {
 } opaque_model_info;
 
 /* weights: the file that was written beside the library. threads: that work on one call, at least 1. Any number of threads may call one
- * model at once; calls of a model with a state follow each other. */
+ * model at once; calls of a model with a
+ * state, or that draws random numbers, follow each other. */
 typedef struct opaque_model_interface {
     const opaque_model_info *info;
     int (*open)(const char *weights, int threads, opaque_model **out_model);
@@ -48,6 +49,8 @@ typedef struct opaque_model_interface {
     int (*run)(opaque_model *model, const int64_t *sizes, const void *const *inputs, void *const *outputs);
     /* Of a weight or of the model's state, by its number; valid until the next run. */
     const void *(*weight)(opaque_model *model, int index);
+    /* Random numbers of a model that draws some begin anew; they go on from call to call, each opened model's for itself. */
+    void (*seed)(opaque_model *model, uint64_t seed);
     void (*close)(opaque_model *model);
     const char *(*error)(void); /* of the last call of this thread that failed */
 } opaque_model_interface;

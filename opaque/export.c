@@ -1,58 +1,13 @@
-/* Exported models: see export.h. Calls are planned like any graph; their kernels become objects, their weights one file, all else tables of C. */
-#include "opaque/export.h"
-#include "codegen_llvm/cpu.h"
-#include "codegen_llvm/gemm_kernel.h"
+/* Exported models: see export.h. Calls are planned like any graph; their kernels become objects. export_files.c has the rest. */
 #include "opaque/capture_plan.h"
 #include "opaque/capturing.h"
-#include "opaque/export_plan.h"
+#include "opaque/exporter.h"
+#include "codegen_llvm/codegen.h"
 #include "runtime/run.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-enum { PAGE = 4096, PATH_MAX_BYTES = 4096, CONSTANT_ALIGN = 64 };
-
-typedef struct weight {
-    char *name;
-    opq_type type;
-    opq_value *value; /* a reference; its data are what is written. NULL: zeros */
-    int64_t bytes, offset;
-    bool state;
-} weight;
-
-typedef struct window {
-    int32_t weight;
-    int64_t first, bytes;
-} window;
-
-/* A packed copy of a window: what opq_step_packed says. */
-typedef struct packed {
-    int32_t window;
-    opq_packed_key key;
-    int64_t offset, bytes;
-} packed;
-
-struct opq_exporter {
-    opq_ctx *ctx;
-    opq_cpu cpu;
-    struct opq_compiler *compiler;
-    char *folder, level[16];
-    opq_text calls, plans; /* initialisers */
-    opq_code_list codes;
-    opq_plan **held; /* whose codes these are */
-    int held_count, size_count;
-    weight *weights;
-    int weight_count;
-    window *windows;
-    int window_count;
-    packed *packed;
-    int packed_count;
-    bool tiles[2]; /* are there products summed in f32, in f64? */
-};
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "export: out of memory"); }
 
@@ -118,7 +73,7 @@ static opq_status grow(void **items, int count, size_t size)
 
 static opq_status add_code(opq_exporter *e, const opq_step *step)
 {
-    char symbol[32], path[PATH_MAX_BYTES];
+    char symbol[32], path[OPQ_EXPORT_PATH_MAX];
     if (step->matmul)
         e->tiles[step->matmul->dtype == OPQ_f64] = true;
     if (step->code == NULL || opq_code_list_find(&e->codes, step->code) >= 0)
@@ -159,8 +114,8 @@ static opq_status add_weight(opq_exporter *e, const char *name, const opq_type *
                              int *out_index)
 {
     OPQ_TRY(grow((void **)&e->weights, e->weight_count, sizeof *e->weights));
-    weight *w = &e->weights[e->weight_count];
-    *w = (weight){.name = strdup(name), .type = *type, .value = value, .bytes = bytes};
+    opq_export_weight *w = &e->weights[e->weight_count];
+    *w = (opq_export_weight){.name = strdup(name), .type = *type, .value = value, .bytes = bytes};
     if (w->name == NULL)
         return out_of_memory();
     if (value)
@@ -176,7 +131,7 @@ static opq_status find_constant(opq_exporter *e, opq_value *value, int *out_inde
     char name[32];
     int constants = 0;
     for (int i = 0; i < e->weight_count; i++) {
-        const weight *w = &e->weights[i];
+        const opq_export_weight *w = &e->weights[i];
         if (strncmp(w->name, "constant.", 9) != 0)
             continue;
         constants++;
@@ -214,7 +169,7 @@ static opq_status find_window(opq_exporter *e, int32_t weight, int64_t first, in
             return OPQ_OK;
         }
     OPQ_TRY(grow((void **)&e->windows, e->window_count, sizeof *e->windows));
-    e->windows[e->window_count] = (window){weight, first, bytes};
+    e->windows[e->window_count] = (opq_export_window){weight, first, bytes};
     *out_index = e->window_count++;
     return OPQ_OK;
 }
@@ -297,22 +252,36 @@ static void write_sinks(adding *a)
     opq_text_add(t, "-1},\n    ");
 }
 
-/* As they are now: what the host computes does not change. */
-static void write_numbers(adding *a)
+static opq_status write_numbers(adding *a)
 {
     const opq_capture *c = a->capture;
     opq_text *t = &a->e->calls;
-    opq_text_add(t, ".numbers = (opq_number[]){");
+    int draws = 0;
+    opq_text_add(t, ".number_count = %d, .numbers = (opq_number[]){", c->number_count);
     for (int i = 0; i < c->number_count; i++)
         opq_text_add(t, "{%lldLL},", (long long)c->numbers[i].value.i);
-    opq_text_add(t, "{0}}");
+    opq_text_add(t, "{0}}, .draws = (opq_exported_draw[]){");
+    for (int i = 0; i < c->number_count; i++) {
+        const opq_capture_number *n = &c->numbers[i];
+        if (n->id < 0 || a->call->numbers[n->id].kind == OPQ_EXPORTED_constant)
+            continue;
+        if (n->count > 1)
+            return opq_fail(OPQ_UNSUPPORTED, "it converts the state of a random generator to another dtype");
+        opq_text_add(t, "{%d,%d,%lld},", i, a->call->numbers[n->id].kind == OPQ_EXPORTED_seed,
+                     (long long)a->call->numbers[n->id].further);
+        draws++;
+    }
+    opq_text_add(t, "{0}}, .draw_count = %d, .drawn = %lld", draws, (long long)a->call->drawn);
+    a->e->seed = a->call->seed;
+    a->e->offset = a->call->offset;
+    return OPQ_OK;
 }
 
 /* Copies of weights that products read packed are made now, if this processor can; else runs make them. */
 static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *step, int operand)
 {
     opq_exporter *e = a->e;
-    packed p = {0};
+    opq_export_packed p = {0};
     p.bytes = opq_step_packed(e->ctx->runtime.gemm, plan, step, operand, &p.key);
     if (p.bytes == 0)
         return OPQ_OK;
@@ -353,7 +322,7 @@ static opq_status write_call(adding *a, const opq_plan *plan, int number, int in
     opq_text_add(t, ",\n    ");
     OPQ_TRY(write_leaves(a));
     write_sinks(a);
-    write_numbers(a);
+    OPQ_TRY(write_numbers(a));
     opq_text_add(t, ",\n    .input_bytes = (int64_t[]){");
     for (int i = 0; i < input_count; i++)
         opq_text_add(t, "%lld,", (long long)opq_type_bytes(&a->call->inputs[i]));
@@ -406,224 +375,4 @@ opq_status opq_exporter_add(opq_exporter *e, opq_capturing *capturing, const opq
     opq_graph_destroy(graph);
     opq_capture_drop(capture);
     return status;
-}
-
-/* ---- the file of weights */
-
-static int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
-
-static int64_t place_weights(opq_exporter *e)
-{
-    int64_t at = 0;
-    for (int i = 0; i < e->weight_count; i++) {
-        weight *w = &e->weights[i];
-        at = round_up(at, w->bytes >= PAGE ? PAGE : CONSTANT_ALIGN);
-        w->offset = at;
-        at += w->bytes;
-    }
-    for (int i = 0; i < e->packed_count; i++) {
-        e->packed[i].offset = round_up(at, PAGE);
-        at = e->packed[i].offset + e->packed[i].bytes;
-    }
-    return at;
-}
-
-typedef struct output {
-    FILE *file;
-    XXH3_state_t hash;
-    int64_t at;
-    bool failed;
-} output;
-
-static void put(output *out, const void *data, int64_t bytes)
-{
-    XXH3_128bits_update(&out->hash, data, (size_t)bytes);
-    out->failed = out->failed || fwrite(data, 1, (size_t)bytes, out->file) != (size_t)bytes;
-    out->at += bytes;
-}
-
-static void put_zeros(output *out, int64_t bytes)
-{
-    static const char zeros[PAGE];
-    for (; bytes > 0; bytes -= PAGE)
-        put(out, zeros, bytes < PAGE ? bytes : PAGE);
-}
-
-static opq_status put_packed(const opq_exporter *e, const packed *p, output *out)
-{
-    const window *w = &e->windows[p->window];
-    const opq_value *value = e->weights[w->weight].value;
-    opq_buffer *memory;
-    OPQ_TRY(opq_pool_buffer(e->ctx->runtime.pool, (size_t)p->bytes, &memory));
-    memset(memory->data, 0, (size_t)p->bytes);
-    opq_status status =
-        value ? opq_pack(e->ctx->runtime.gemm, &p->key, (const char *)value->buffer->data + w->first, memory->data)
-              : OPQ_OK;
-    put(out, memory->data, p->bytes);
-    opq_buffer_release(memory);
-    return status;
-}
-
-/* digest: 32 characters and their end. */
-static opq_status write_weights(const opq_exporter *e, const char *path, char *digest)
-{
-    output out = {.file = fopen(path, "wb")};
-    if (out.file == NULL)
-        return opq_fail(OPQ_INVALID, "export: %s cannot be written", path);
-    XXH3_128bits_reset(&out.hash);
-    for (int i = 0; i < e->weight_count; i++) {
-        const weight *w = &e->weights[i];
-        put_zeros(&out, w->offset - out.at);
-        if (w->value)
-            put(&out, w->value->buffer->data, w->bytes);
-        else
-            put_zeros(&out, w->bytes);
-    }
-    opq_status status = OPQ_OK;
-    for (int i = 0; i < e->packed_count && status == OPQ_OK; i++) {
-        put_zeros(&out, e->packed[i].offset - out.at);
-        status = put_packed(e, &e->packed[i], &out);
-    }
-    XXH128_hash_t hash = XXH3_128bits_digest(&out.hash);
-    snprintf(digest, 33, "%016llx%016llx", (unsigned long long)hash.high64, (unsigned long long)hash.low64);
-    put(&out, digest, 32);
-    out.failed = fclose(out.file) != 0 || out.failed;
-    OPQ_TRY(status);
-    return out.failed ? opq_fail(OPQ_INVALID, "export: %s cannot be written", path) : OPQ_OK;
-}
-
-/* ---- the tables */
-
-static void write_tensor(opq_text *t, const char *name, const opq_type *type)
-{
-    opq_text_add(t, "  {");
-    opq_write_string(t, name);
-    opq_text_add(t, ", \"%s\", %d, %d, ", opq_dtype_name((opq_dtype)type->dtype),
-                 opq_dtype_bytes((opq_dtype)type->dtype), type->rank);
-    opq_write_ints(t, type->size, type->rank);
-    opq_text_add(t, "},\n");
-}
-
-static void write_info(opq_text *t, const opq_exporter *e, const opq_export_names *names)
-{
-    opq_text_add(t, "static const opaque_model_tensor inputs[] = {\n");
-    for (int i = 0; i < names->input_count; i++)
-        write_tensor(t, names->inputs[i].name, &names->inputs[i].type);
-    opq_text_add(t, "  {0}};\nstatic const opaque_model_tensor outputs[] = {\n");
-    for (int i = 0; i < names->output_count; i++)
-        write_tensor(t, names->outputs[i].name, &names->outputs[i].type);
-    opq_text_add(t, "  {0}};\nstatic const opaque_model_tensor weight_tensors[] = {\n");
-    for (int i = 0; i < e->weight_count; i++)
-        write_tensor(t, e->weights[i].name, &e->weights[i].type);
-    opq_text_add(t, "  {0}};\nstatic const char *const sizes[] = {");
-    for (int i = 0; i < e->size_count; i++) {
-        opq_write_string(t, names->sizes[i]);
-        opq_text_add(t, ", ");
-    }
-    opq_text_add(t,
-                 "NULL};\nstatic const opaque_model_info info = {\"%s\", \"%s\", %d, %d, %d, %d, inputs, outputs, "
-                 "weight_tensors, sizes};\n",
-                 names->model, e->level, names->input_count, names->output_count, e->weight_count, e->size_count);
-}
-
-static void write_codes(opq_text *t, const opq_exporter *e)
-{
-    for (int i = 0; i < e->codes.count; i++)
-        opq_text_add(
-            t,
-            "void kernel_%d(void *const *, const int64_t *, const opq_number *, int64_t, int64_t, void *, int64_t *);\n"
-            "static const opq_code code_%d = {.fn = kernel_%d};\n",
-            i, i, i);
-}
-
-static void write_memory(opq_text *t, const opq_exporter *e)
-{
-    opq_text_add(t, "static const opq_exported_weight weights[] = {");
-    for (int i = 0; i < e->weight_count; i++)
-        opq_text_add(t, "{%lld,%lld,%d},", (long long)e->weights[i].offset, (long long)e->weights[i].bytes,
-                     e->weights[i].state);
-    opq_text_add(t, "{0}};\nstatic const opq_exported_window windows[] = {");
-    for (int i = 0; i < e->window_count; i++)
-        opq_text_add(t, "{%d,%lld,%lld},", e->windows[i].weight, (long long)e->windows[i].first,
-                     (long long)e->windows[i].bytes);
-    opq_text_add(t, "{0}};\nstatic const opq_exported_packed packed[] = {");
-    for (int i = 0; i < e->packed_count; i++) {
-        const packed *p = &e->packed[i];
-        opq_text_add(t, "{%d,{%d,%d,%d,%d,%lld,%lld,%lld,%lld,%lld},%lld,%lld},", p->window, (int)p->key.from,
-                     (int)p->key.to, p->key.left, p->key.turned, (long long)p->key.rows, (long long)p->key.columns,
-                     (long long)p->key.offset, (long long)p->key.row_stride, (long long)p->key.column_stride,
-                     (long long)p->offset, (long long)p->bytes);
-    }
-    opq_text_add(t, "{0}};\n");
-}
-
-/* All tiles that products of these sums may need, whatever the sizes. */
-static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count)
-{
-    static const opq_dtype dtypes[] = {OPQ_f32, OPQ_f64};
-    opq_text rows = {0};
-    opq_status status = OPQ_OK;
-    *out_count = 0;
-    for (int d = 0; d < 2; d++) {
-        opq_gemm_tile_shape tile = {0};
-        while (e->tiles[d] && status == OPQ_OK && opq_gemm_next_tile(&e->cpu, &tile)) {
-            char symbol[48], path[PATH_MAX_BYTES];
-            snprintf(symbol, sizeof symbol, "tile_%s_%d_%dx%d", opq_dtype_name(dtypes[d]), (int)tile.left, tile.rows,
-                     tile.vectors);
-            snprintf(path, sizeof path, "%s/%s.o", e->folder, symbol);
-            status = opq_gemm_kernel_object(e->compiler, dtypes[d], &tile, symbol, path);
-            opq_text_add(
-                t,
-                "void %s(const void *, int64_t, const void *, int64_t, int64_t, void *, int64_t, int64_t, int64_t, "
-                "const void *, int64_t, const int64_t *, const int64_t *);\n",
-                symbol);
-            opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", (int)dtypes[d], (int)tile.left, tile.rows, tile.vectors,
-                         symbol);
-            ++*out_count;
-        }
-    }
-    opq_text_add(t, "static const opq_exported_tile tiles[] = {\n");
-    opq_text_bytes(t, rows.data ? rows.data : "", rows.length);
-    opq_text_add(t, "  {0}};\n");
-    opq_text_drop(&rows);
-    return status;
-}
-
-static opq_status write_tables(opq_exporter *e, const opq_export_names *names, const char *weights, opq_text *t)
-{
-    char digest[33];
-    int tiles;
-    int64_t bytes = place_weights(e);
-    OPQ_TRY(write_weights(e, weights, digest));
-    opq_text_add(t, "/* %s: what its calls run. Made by torch_opaque.export(). */\n#include \"exported/exported.h\"\n\n",
-                 names->model);
-    write_info(t, e, names);
-    write_codes(t, e);
-    OPQ_TRY(write_tiles(t, e, &tiles));
-    write_memory(t, e);
-    opq_text_bytes(t, e->plans.data ? e->plans.data : "", e->plans.length);
-    opq_text_add(t, "static const opq_exported_call calls[] = {\n");
-    opq_text_bytes(t, e->calls.data ? e->calls.data : "", e->calls.length);
-    opq_text_add(
-        t,
-        "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
-        ".packed = packed, .packed_count = %d, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), "
-        ".tiles = tiles, .tile_count = %d, "
-        ".file_bytes = %lld, .digest = \"%s\"};\n",
-        e->window_count, e->packed_count, tiles, (long long)bytes + 32, digest);
-    return t->failed || e->plans.failed || e->calls.failed ? out_of_memory() : OPQ_OK;
-}
-
-opq_status opq_exporter_finish(opq_exporter *e, const opq_export_names *names, const char *weights)
-{
-    opq_text text = {0};
-    char path[PATH_MAX_BYTES];
-    snprintf(path, sizeof path, "%s/tables.c", e->folder);
-    opq_status status = write_tables(e, names, weights, &text);
-    FILE *file = status == OPQ_OK ? fopen(path, "w") : NULL;
-    bool written = file && fwrite(text.data, 1, text.length, file) == text.length;
-    if (file)
-        written = fclose(file) == 0 && written;
-    opq_text_drop(&text);
-    return status != OPQ_OK || written ? status : opq_fail(OPQ_INVALID, "export: %s cannot be written", path);
 }

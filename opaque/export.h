@@ -27,6 +27,12 @@ typedef struct opq_exported_cell {
     opq_type type;    /* of the weight */
 } opq_exported_cell;
 
+/* What a number of the caller, by its id, is at each call: as it is now, or what random numbers are made of. */
+typedef struct opq_exported_number {
+    enum { OPQ_EXPORTED_constant, OPQ_EXPORTED_seed, OPQ_EXPORTED_offset } kind;
+    int64_t further; /* offset: than where the stream stands when the call begins */
+} opq_exported_number;
+
 typedef struct opq_export_call {
     opq_cell *const *results;
     int result_count;
@@ -34,14 +40,17 @@ typedef struct opq_export_call {
     const int64_t *sizes;           /* which tell this call from others; size_count of them */
     const opq_type *inputs;         /* per argument */
     int input_count;
+    const opq_exported_number *numbers;
+    int64_t drawn;         /* how far the stream goes in a call */
+    uint64_t seed, offset; /* of the stream before it */
 } opq_export_call;
 
 /* level: avx2 or avx512; NULL: the context's. folder: where objects and C go; it is there, and empty. */
 opq_status opq_exporter_open(opq_ctx *ctx, const char *level, const char *folder, int size_count,
                              opq_exporter **out_exporter) OPQ_MUST_CHECK;
 const char *opq_exporter_level(const opq_exporter *exporter);
-/* What was recorded since `capturing` began, which has not ended. Nothing is computed. Numbers and uploads of the
- * caller are constants, as they are now. OPQ_UNSUPPORTED: an op has no kernel, or something else of the call needs more than a plan; words tell the
+/* What was recorded since `capturing` began, which has not ended. Nothing is computed. Uploads of the caller are
+ * constants, as they are now. OPQ_UNSUPPORTED: an op has no kernel, or something else of the call needs more than a plan; words tell the
  * op and its line. */
 opq_status opq_exporter_add(opq_exporter *exporter, opq_capturing *capturing, const opq_export_call *call) OPQ_MUST_CHECK;
 typedef struct opq_export_names {

@@ -47,8 +47,7 @@ class Exporter
         TORCH_CHECK_NOT_IMPLEMENTED(!capturing.program.writes(),
                                     "it changes a tensor of the CPU at each call, which an exported model has not (of "
                                     "optimizers: capturable=True)");
-        TORCH_CHECK_NOT_IMPLEMENTED(capturing.draws.empty(),
-                                    "it draws random numbers, which an exported model has none of");
+        TORCH_CHECK_NOT_IMPLEMENTED(capturing.draws.size() <= 1, "it draws from ", capturing.draws.size(), " generators");
         std::vector<opq_cell *> made;
         std::vector<opq_type> inputs;
         for (const Tensor &result : results)
@@ -59,8 +58,22 @@ class Exporter
         std::vector<opq_exported_cell> cells;
         for (size_t i = 0; i < texts.size(); ++i)
             cells.push_back(describe(opq_capturing_cell(capturing.core, static_cast<int>(i)), arguments, names, texts[i]));
-        const opq_export_call call = {made.data(),   static_cast<int>(made.size()),  cells.data(), sizes.data(),
-                                      inputs.data(), static_cast<int>(inputs.size())};
+        const std::vector<opq_exported_number> numbers = numbers_of(capturing);
+        opq_export_call call{};
+        call.results = made.data();
+        call.result_count = static_cast<int>(made.size());
+        call.cells = cells.data();
+        call.sizes = sizes.data();
+        call.inputs = inputs.data();
+        call.input_count = static_cast<int>(inputs.size());
+        call.numbers = numbers.data();
+        for (const Draws &draws : capturing.draws) {
+            at::Generator generator = draws.generator;
+            const std::lock_guard<std::mutex> lock(generator.mutex());
+            call.seed = generator.current_seed();
+            call.offset = draws.base;
+            call.drawn = static_cast<int64_t>(generator.get_offset() - draws.base);
+        }
         const PythonUnlocked unlocked;
         check(opq_exporter_add(exporter_, capturing.core, &call));
     }
@@ -80,6 +93,20 @@ class Exporter
     }
 
   private:
+    static std::vector<opq_exported_number> numbers_of(const Capturing &capturing)
+    {
+        std::vector<opq_exported_number> made;
+        for (const NumberSource &source : capturing.numbers) {
+            opq_exported_number one{};
+            one.further = static_cast<int64_t>(source.delta);
+            one.kind = source.kind == NumberSource::Kind::seed     ? opq_exported_number::OPQ_EXPORTED_seed
+                       : source.kind == NumberSource::Kind::offset ? opq_exported_number::OPQ_EXPORTED_offset
+                                                                   : opq_exported_number::OPQ_EXPORTED_constant;
+            made.push_back(one);
+        }
+        return made;
+    }
+
     // Per cell: what is no parameter has a number, by first use.
     static std::vector<std::string> weight_names(const Capturing &capturing, const Names &names)
     {

@@ -330,6 +330,8 @@ def _header(name, cpu, inputs, outputs, sizes, bounds, public: str) -> str:
             "/* weights: NULL is the file beside the library. threads: that work on one call. */",
             f"int {name}_open(const char *weights, int threads, opaque_model **out_model);",
             f"{_signature(name, inputs, outputs, sizes)};",
+            "/* Random numbers, of a model that draws some, begin anew. */",
+            f"void {name}_seed(opaque_model *model, uint64_t seed);",
             f"void {name}_close(opaque_model *model);",
             f"const char *{name}_error(void);",
             "const opaque_model_interface *opaque_model_library(void);",
@@ -371,6 +373,8 @@ int {name}_open(const char *weights, int threads, opaque_model **out_model)
     void *outputs[] = {{{made}}};
     return opq_exported_run(model, sizes, inputs, outputs);
 }}
+
+void {name}_seed(opaque_model *model, uint64_t seed) {{ opq_exported_seed(model, seed); }}
 
 void {name}_close(opaque_model *model) {{ opq_exported_close(model); }}
 

@@ -286,6 +286,30 @@ def test_state_of_a_module(tmp_path):
             last = x
 
 
+def test_random_numbers(tmp_path):
+    """The stream goes on from where the device's stood; a seed is that of torch.manual_seed."""
+
+    def fn(x):
+        return nn.functional.dropout(x, 0.5), torch.randn_like(x)
+
+    torch.manual_seed(5)
+    fn(torch.ones(7, device=D))
+    made = torch_opaque.export(fn, (torch.ones(50),), tmp_path / "model.so")
+    x, got = torch.randn(50), [torch.zeros(50), torch.zeros(50)]
+    with Model(made.library) as model:
+
+        def check():
+            for _ in range(3):
+                wanted = tensors(fn(x.to(D)))
+                assert model.run((x,), got) == 0
+                assert all(map(torch.equal, wanted, got))
+
+        check()
+        torch.manual_seed(11)
+        model.function("seed")(model.handle, ctypes.c_uint64(11))
+        check()
+
+
 # ---- sizes
 
 
@@ -345,8 +369,13 @@ def test_python_that_looks(tmp_path):
         torch_opaque.export(lambda x: x * x.sum().item(), (torch.ones(3),), tmp_path / "m.so")
     with pytest.raises(torch_opaque.ExportError, match="the result output is on cpu"):
         torch_opaque.export(lambda x: torch.ones(3), (torch.ones(3),), tmp_path / "m.so")
-    with pytest.raises(RuntimeError, match="draws random numbers"):
-        torch_opaque.export(lambda x: nn.functional.dropout(x), (torch.ones(3),), tmp_path / "m.so")
+    with pytest.raises(RuntimeError, match="draws from 2 generators"):
+        other = torch.Generator(D)
+        torch_opaque.export(
+            lambda x: torch.rand_like(x) + torch.rand(3, device=D, generator=other),
+            (torch.ones(3),),
+            tmp_path / "m.so",
+        )
     with pytest.raises(RuntimeError, match="it writes to argument 0"):
         torch_opaque.export(lambda x: x.add_(1), (torch.ones(3),), tmp_path / "m.so")
 
@@ -400,7 +429,7 @@ def test_what_it_needs(mlp):
         ["nm", "-D", "--defined-only", made.library], capture_output=True, text=True, check=True
     )
     names = {line.split()[-1] for line in symbols.stdout.splitlines()}
-    assert names == {"mlp_open", "mlp_run", "mlp_close", "mlp_error", "opaque_model_library"}
+    assert names == {"mlp_open", "mlp_run", "mlp_seed", "mlp_close", "mlp_error", "opaque_model_library"}
 
 
 def test_other_weights(mlp, tmp_path):

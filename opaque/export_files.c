@@ -1,0 +1,235 @@
+/* The files of an exported model: its weights, one after the other, and the tables that say what its calls run. */
+#include "opaque/exporter.h"
+#include "codegen_llvm/gemm_kernel.h"
+#include "runtime/run.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { PAGE = 4096, CONSTANT_ALIGN = 64 };
+
+static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "export: out of memory"); }
+
+/* ---- weights */
+
+static int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
+
+static int64_t place_weights(opq_exporter *e)
+{
+    int64_t at = 0;
+    for (int i = 0; i < e->weight_count; i++) {
+        opq_export_weight *w = &e->weights[i];
+        at = round_up(at, w->bytes >= PAGE ? PAGE : CONSTANT_ALIGN);
+        w->offset = at;
+        at += w->bytes;
+    }
+    for (int i = 0; i < e->packed_count; i++) {
+        e->packed[i].offset = round_up(at, PAGE);
+        at = e->packed[i].offset + e->packed[i].bytes;
+    }
+    return at;
+}
+
+typedef struct output {
+    FILE *file;
+    XXH3_state_t hash;
+    int64_t at;
+    bool failed;
+} output;
+
+static void put(output *out, const void *data, int64_t bytes)
+{
+    XXH3_128bits_update(&out->hash, data, (size_t)bytes);
+    out->failed = out->failed || fwrite(data, 1, (size_t)bytes, out->file) != (size_t)bytes;
+    out->at += bytes;
+}
+
+static void put_zeros(output *out, int64_t bytes)
+{
+    static const char zeros[PAGE];
+    for (; bytes > 0; bytes -= PAGE)
+        put(out, zeros, bytes < PAGE ? bytes : PAGE);
+}
+
+static opq_status put_packed(const opq_exporter *e, const opq_export_packed *p, output *out)
+{
+    const opq_export_window *w = &e->windows[p->window];
+    const opq_value *value = e->weights[w->weight].value;
+    opq_buffer *memory;
+    OPQ_TRY(opq_pool_buffer(e->ctx->runtime.pool, (size_t)p->bytes, &memory));
+    memset(memory->data, 0, (size_t)p->bytes);
+    opq_status status =
+        value ? opq_pack(e->ctx->runtime.gemm, &p->key, (const char *)value->buffer->data + w->first, memory->data)
+              : OPQ_OK;
+    put(out, memory->data, p->bytes);
+    opq_buffer_release(memory);
+    return status;
+}
+
+/* digest: 32 characters and their end. */
+static opq_status write_weights(const opq_exporter *e, const char *path, char *digest)
+{
+    output out = {.file = fopen(path, "wb")};
+    if (out.file == NULL)
+        return opq_fail(OPQ_INVALID, "export: %s cannot be written", path);
+    XXH3_128bits_reset(&out.hash);
+    for (int i = 0; i < e->weight_count; i++) {
+        const opq_export_weight *w = &e->weights[i];
+        put_zeros(&out, w->offset - out.at);
+        if (w->value)
+            put(&out, w->value->buffer->data, w->bytes);
+        else
+            put_zeros(&out, w->bytes);
+    }
+    opq_status status = OPQ_OK;
+    for (int i = 0; i < e->packed_count && status == OPQ_OK; i++) {
+        put_zeros(&out, e->packed[i].offset - out.at);
+        status = put_packed(e, &e->packed[i], &out);
+    }
+    XXH128_hash_t hash = XXH3_128bits_digest(&out.hash);
+    snprintf(digest, 33, "%016llx%016llx", (unsigned long long)hash.high64, (unsigned long long)hash.low64);
+    put(&out, digest, 32);
+    out.failed = fclose(out.file) != 0 || out.failed;
+    OPQ_TRY(status);
+    return out.failed ? opq_fail(OPQ_INVALID, "export: %s cannot be written", path) : OPQ_OK;
+}
+
+/* ---- the tables */
+
+static void write_tensor(opq_text *t, const char *name, const opq_type *type)
+{
+    opq_text_add(t, "  {");
+    opq_write_string(t, name);
+    opq_text_add(t, ", \"%s\", %d, %d, ", opq_dtype_name((opq_dtype)type->dtype),
+                 opq_dtype_bytes((opq_dtype)type->dtype), type->rank);
+    opq_write_ints(t, type->size, type->rank);
+    opq_text_add(t, "},\n");
+}
+
+static void write_info(opq_text *t, const opq_exporter *e, const opq_export_names *names)
+{
+    opq_text_add(t, "static const opaque_model_tensor inputs[] = {\n");
+    for (int i = 0; i < names->input_count; i++)
+        write_tensor(t, names->inputs[i].name, &names->inputs[i].type);
+    opq_text_add(t, "  {0}};\nstatic const opaque_model_tensor outputs[] = {\n");
+    for (int i = 0; i < names->output_count; i++)
+        write_tensor(t, names->outputs[i].name, &names->outputs[i].type);
+    opq_text_add(t, "  {0}};\nstatic const opaque_model_tensor weight_tensors[] = {\n");
+    for (int i = 0; i < e->weight_count; i++)
+        write_tensor(t, e->weights[i].name, &e->weights[i].type);
+    opq_text_add(t, "  {0}};\nstatic const char *const sizes[] = {");
+    for (int i = 0; i < e->size_count; i++) {
+        opq_write_string(t, names->sizes[i]);
+        opq_text_add(t, ", ");
+    }
+    opq_text_add(t,
+                 "NULL};\nstatic const opaque_model_info info = {\"%s\", \"%s\", %d, %d, %d, %d, inputs, outputs, "
+                 "weight_tensors, sizes};\n",
+                 names->model, e->level, names->input_count, names->output_count, e->weight_count, e->size_count);
+}
+
+static void write_codes(opq_text *t, const opq_exporter *e)
+{
+    for (int i = 0; i < e->codes.count; i++)
+        opq_text_add(
+            t,
+            "void kernel_%d(void *const *, const int64_t *, const opq_number *, int64_t, int64_t, void *, int64_t *);\n"
+            "static const opq_code code_%d = {.fn = kernel_%d};\n",
+            i, i, i);
+}
+
+static void write_memory(opq_text *t, const opq_exporter *e)
+{
+    opq_text_add(t, "static const opq_exported_weight weights[] = {");
+    for (int i = 0; i < e->weight_count; i++)
+        opq_text_add(t, "{%lld,%lld,%d},", (long long)e->weights[i].offset, (long long)e->weights[i].bytes,
+                     e->weights[i].state);
+    opq_text_add(t, "{0}};\nstatic const opq_exported_window windows[] = {");
+    for (int i = 0; i < e->window_count; i++)
+        opq_text_add(t, "{%d,%lld,%lld},", e->windows[i].weight, (long long)e->windows[i].first,
+                     (long long)e->windows[i].bytes);
+    opq_text_add(t, "{0}};\nstatic const opq_exported_packed packed[] = {");
+    for (int i = 0; i < e->packed_count; i++) {
+        const opq_export_packed *p = &e->packed[i];
+        opq_text_add(t, "{%d,{%d,%d,%d,%d,%lld,%lld,%lld,%lld,%lld},%lld,%lld},", p->window, (int)p->key.from,
+                     (int)p->key.to, p->key.left, p->key.turned, (long long)p->key.rows, (long long)p->key.columns,
+                     (long long)p->key.offset, (long long)p->key.row_stride, (long long)p->key.column_stride,
+                     (long long)p->offset, (long long)p->bytes);
+    }
+    opq_text_add(t, "{0}};\n");
+}
+
+/* All tiles that products of these sums may need, whatever the sizes. */
+static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count)
+{
+    static const opq_dtype dtypes[] = {OPQ_f32, OPQ_f64};
+    opq_text rows = {0};
+    opq_status status = OPQ_OK;
+    *out_count = 0;
+    for (int d = 0; d < 2; d++) {
+        opq_gemm_tile_shape tile = {0};
+        while (e->tiles[d] && status == OPQ_OK && opq_gemm_next_tile(&e->cpu, &tile)) {
+            char symbol[48], path[OPQ_EXPORT_PATH_MAX];
+            snprintf(symbol, sizeof symbol, "tile_%s_%d_%dx%d", opq_dtype_name(dtypes[d]), (int)tile.left, tile.rows,
+                     tile.vectors);
+            snprintf(path, sizeof path, "%s/%s.o", e->folder, symbol);
+            status = opq_gemm_kernel_object(e->compiler, dtypes[d], &tile, symbol, path);
+            opq_text_add(
+                t,
+                "void %s(const void *, int64_t, const void *, int64_t, int64_t, void *, int64_t, int64_t, int64_t, "
+                "const void *, int64_t, const int64_t *, const int64_t *);\n",
+                symbol);
+            opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", (int)dtypes[d], (int)tile.left, tile.rows, tile.vectors,
+                         symbol);
+            ++*out_count;
+        }
+    }
+    opq_text_add(t, "static const opq_exported_tile tiles[] = {\n");
+    opq_text_bytes(t, rows.data ? rows.data : "", rows.length);
+    opq_text_add(t, "  {0}};\n");
+    opq_text_drop(&rows);
+    return status;
+}
+
+static opq_status write_tables(opq_exporter *e, const opq_export_names *names, const char *weights, opq_text *t)
+{
+    char digest[33];
+    int tiles;
+    int64_t bytes = place_weights(e);
+    OPQ_TRY(write_weights(e, weights, digest));
+    opq_text_add(t, "/* %s: what its calls run. Made by torch_opaque.export(). */\n#include \"exported/exported.h\"\n\n",
+                 names->model);
+    write_info(t, e, names);
+    write_codes(t, e);
+    OPQ_TRY(write_tiles(t, e, &tiles));
+    write_memory(t, e);
+    opq_text_bytes(t, e->plans.data ? e->plans.data : "", e->plans.length);
+    opq_text_add(t, "static const opq_exported_call calls[] = {\n");
+    opq_text_bytes(t, e->calls.data ? e->calls.data : "", e->calls.length);
+    opq_text_add(
+        t,
+        "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
+        ".packed = packed, .packed_count = %d, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), "
+        ".tiles = tiles, .tile_count = %d, "
+        ".seed = %lluULL, .offset = %lluULL, .file_bytes = %lld, .digest = \"%s\"};\n",
+        e->window_count, e->packed_count, tiles, (unsigned long long)e->seed, (unsigned long long)e->offset,
+                 (long long)bytes + 32, digest);
+    return t->failed || e->plans.failed || e->calls.failed ? out_of_memory() : OPQ_OK;
+}
+
+opq_status opq_exporter_finish(opq_exporter *e, const opq_export_names *names, const char *weights)
+{
+    opq_text text = {0};
+    char path[OPQ_EXPORT_PATH_MAX];
+    snprintf(path, sizeof path, "%s/tables.c", e->folder);
+    opq_status status = write_tables(e, names, weights, &text);
+    FILE *file = status == OPQ_OK ? fopen(path, "w") : NULL;
+    bool written = file && fwrite(text.data, 1, text.length, file) == text.length;
+    if (file)
+        written = fclose(file) == 0 && written;
+    opq_text_drop(&text);
+    return status != OPQ_OK || written ? status : opq_fail(OPQ_INVALID, "export: %s cannot be written", path);
+}
