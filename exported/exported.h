@@ -55,7 +55,7 @@ typedef struct opq_exported_call {
     int leaf_count;
     const opq_exported_sink *sinks;
     int sink_count;
-    const opq_number *numbers;  /* the plan's scalars */
+    const opq_number *numbers; /* the plan's scalars */
     int number_count, draw_count;
     const opq_exported_draw *draws;
     int64_t drawn;              /* how far the stream goes in a call */

@@ -23,9 +23,9 @@ struct opaque_model {
     opq_pool *pool;
     opq_gemm gemm;
     opq_runtime runtime;
-    char *file;           /* mapped */
-    opq_buffer **windows; /* on the file */
-    opq_buffer **states;  /* per weight, NULL: it is none */
+    char *file;            /* mapped */
+    opq_buffer **windows;  /* on the file */
+    opq_buffer **states;   /* per weight, NULL: it is none */
     uint64_t seed, offset; /* of the random stream */
     bool has_state;
     pthread_mutex_t lock; /* of the state and the stream */
@@ -319,7 +319,8 @@ static void bind_numbers(const run *r)
     memcpy(r->numbers, call->numbers, (size_t)call->number_count * sizeof *r->numbers);
     for (int i = 0; i < call->draw_count; i++) {
         const opq_exported_draw *draw = &call->draws[i];
-        r->numbers[draw->number].i = (int64_t)(draw->is_seed ? r->model->seed : r->model->offset + (uint64_t)draw->further);
+        r->numbers[draw->number].i =
+            (int64_t)(draw->is_seed ? r->model->seed : r->model->offset + (uint64_t)draw->further);
     }
 }
 

@@ -216,7 +216,7 @@ static opq_status write_tables(opq_exporter *e, const opq_export_names *names, c
         ".tiles = tiles, .tile_count = %d, "
         ".seed = %lluULL, .offset = %lluULL, .file_bytes = %lld, .digest = \"%s\"};\n",
         e->window_count, e->packed_count, tiles, (unsigned long long)e->seed, (unsigned long long)e->offset,
-                 (long long)bytes + 32, digest);
+        (long long)bytes + 32, digest);
     return t->failed || e->plans.failed || e->calls.failed ? out_of_memory() : OPQ_OK;
 }
 

@@ -46,7 +46,7 @@ struct opq_exporter {
     opq_export_packed *packed;
     int packed_count;
     uint64_t seed, offset; /* of the random stream */
-    bool tiles[2]; /* are there products summed in f32, in f64? */
+    bool tiles[2];         /* are there products summed in f32, in f64? */
 };
 
 #endif

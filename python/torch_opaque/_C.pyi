@@ -233,6 +233,30 @@ class CapturedFunction:
     _calls: int
     _every: int
 
+class Exporter:
+    """Calls that were captured, written as C into a folder (exporting.py)."""
+
+    level: str
+    def __init__(self, level: str, folder: str, size_count: int) -> None: ...
+    def add(
+        self,
+        capturing: Capturing,
+        arguments: list[Tensor],
+        results: list[Tensor],
+        weights: list[tuple[str, Tensor]],
+        sizes: list[int],
+    ) -> None: ...
+    def finish(
+        self,
+        model: str,
+        inputs: list[tuple[str, Tensor, list[tuple[int, int]]]],
+        outputs: list[tuple[str, Tensor, list[tuple[int, int]]]],
+        sizes: list[str],
+        weights: str,
+    ) -> None: ...
+
+def capturing_restore(capturing: Capturing) -> None: ...
+
 class Capturing:
     """In progress on the calling thread, which records as ever. Registers are numbers of a program that each call runs on the host; slots its
     tensors of the CPU."""

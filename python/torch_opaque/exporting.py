@@ -21,21 +21,9 @@ from torch.utils import _pytree
 
 from . import _C
 from .captured import _capturing
+from .export_source import Tensor, header, interface
 from .snapshot import PythonState, is_opaque
 
-_C_TYPES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "uint16_t",
-    torch.bfloat16: "uint16_t",
-    torch.int64: "int64_t",
-    torch.int32: "int32_t",
-    torch.int16: "int16_t",
-    torch.int8: "int8_t",
-    torch.uint8: "uint8_t",
-    torch.bool: "uint8_t",
-}
-_TEXT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.bool: "bool"}
 _SIZES = 4096  # combinations of sizes that one library holds plans for
 
 
@@ -55,31 +43,6 @@ class Exported:
     def __repr__(self) -> str:
         names = [", ".join(one.text() for one in them) for them in (self._inputs, self._outputs)]
         return f"<exported {self.library}: ({names[0]}) -> ({names[1]})>"
-
-
-class _Tensor:
-    """An input or output: its name in C, a tensor like it, {dim: number of the size}."""
-
-    def __init__(self, name, example, dims, sizes):
-        self.name, self.example, self.dims, self.sizes = name, example, dims, sizes
-
-    def shape(self) -> str:
-        shown = [
-            self.sizes[self.dims[d]] if d in self.dims else str(n)
-            for d, n in enumerate(self.example.shape)
-        ]
-        return f"[{', '.join(shown)}]"
-
-    def text(self) -> str:
-        dtype = str(self.example.dtype).removeprefix("torch.")
-        return f"{self.name} {dtype}{self.shape()}"
-
-    def parameter(self, written: bool) -> str:
-        kind = _C_TYPES.get(self.example.dtype, "void")
-        name = self.name + ("_out" if written and self.name in self.taken else "")
-        return f"{'' if written else 'const '}{kind} *{name}"
-
-    taken = frozenset()
 
 
 def _identifier(text: str, otherwise: str) -> str:
@@ -299,97 +262,6 @@ def _compiler() -> str:
     )
 
 
-def _signature(name, inputs, outputs, sizes) -> str:
-    parameters = ["opaque_model *model", *(f"int64_t {size}" for size in sizes)]
-    parameters += [one.parameter(False) for one in inputs]
-    parameters += [one.parameter(True) for one in outputs]
-    return f"int {name}_run({', '.join(parameters)})"
-
-
-def _header(name, cpu, inputs, outputs, sizes, bounds, public: str) -> str:
-    lines = [f"/* {name}: made by torch_opaque.export(), for processors with {cpu.upper()}.", " *"]
-    lines += [f" *   {one.text()}" for one in inputs] + [" * gives"]
-    lines += [f" *   {one.text()}" for one in outputs] + [" *"]
-    lines += [f" * {size} is from {low} to {high}." for size, (low, high) in bounds.items()]
-    lines.append(
-        " * Tensors are dense, row-major; f16 and bf16 are their 16 bits, bool is a byte, 0 or 1. */"
-    )
-    guard = f"{name.upper()}_H"
-    return "\n".join(
-        [
-            *lines,
-            f"#ifndef {guard}",
-            f"#define {guard}",
-            "",
-            public.strip(),
-            "",
-            "#ifdef __cplusplus",
-            'extern "C" {',
-            "#endif",
-            "",
-            "/* weights: NULL is the file beside the library. threads: that work on one call. */",
-            f"int {name}_open(const char *weights, int threads, opaque_model **out_model);",
-            f"{_signature(name, inputs, outputs, sizes)};",
-            "/* Random numbers, of a model that draws some, begin anew. */",
-            f"void {name}_seed(opaque_model *model, uint64_t seed);",
-            f"void {name}_close(opaque_model *model);",
-            f"const char *{name}_error(void);",
-            "const opaque_model_interface *opaque_model_library(void);",
-            "",
-            "#ifdef __cplusplus",
-            "}",
-            "#endif",
-            "#endif",
-            "",
-        ]
-    )
-
-
-def _interface(name, inputs, outputs, sizes) -> str:
-    def argument(one, written):
-        return one.parameter(written).split("*")[1]
-
-    given = ", ".join(argument(one, False) for one in inputs) or "NULL"
-    made = ", ".join(argument(one, True) for one in outputs) or "NULL"
-    chosen = ", ".join(sizes) or "0"
-    return f"""#include "exported/exported.h"
-
-#define EXPORTED __attribute__((visibility("default")))
-#pragma GCC visibility push(default)
-#include "{name}.h"
-#pragma GCC visibility pop
-
-extern const opq_exported exported __attribute__((visibility("hidden")));
-
-int {name}_open(const char *weights, int threads, opaque_model **out_model)
-{{
-    return opq_exported_open(&exported, weights, threads, out_model);
-}}
-
-{_signature(name, inputs, outputs, sizes)}
-{{
-    const int64_t sizes[] = {{{chosen}}};
-    const void *inputs[] = {{{given}}};
-    void *outputs[] = {{{made}}};
-    return opq_exported_run(model, sizes, inputs, outputs);
-}}
-
-void {name}_seed(opaque_model *model, uint64_t seed) {{ opq_exported_seed(model, seed); }}
-
-void {name}_close(opaque_model *model) {{ opq_exported_close(model); }}
-
-const char *{name}_error(void) {{ return opq_exported_error(); }}
-
-const opaque_model_interface *opaque_model_library(void)
-{{
-    static opaque_model_interface all = {{.open = {name}_open, .run = opq_exported_run, .weight = opq_exported_weight_data,
-                                         .close = opq_exported_close, .error = opq_exported_error}};
-    all.info = exported.info;
-    return &all;
-}}
-"""
-
-
 def _link(compiler: str, folder: Path, library: Path, name: str) -> None:
     package = Path(__file__).parent / "exported"
     archive = package / "libopaque_exported.a"
@@ -450,7 +322,7 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
         recorder = _Recorder(fn, args, kwargs, exporter)
         outputs = _record_all(recorder, dynamic, bounds, [leaf for _, leaf in given])
         inputs = [
-            _Tensor(n, leaf, {d: sizes.index(b[0]) for d, b in dynamic.get(k, {}).items()}, sizes)
+            Tensor(n, leaf, {d: sizes.index(b[0]) for d, b in dynamic.get(k, {}).items()}, sizes)
             for k, (n, leaf) in enumerate(given)
         ]
         for one in outputs:
@@ -462,10 +334,10 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
         ]
         exporter.finish(name, *described, sizes, str(library.with_suffix(".weights")))
         public = (Path(__file__).parent / "exported/include/exported/opaque_model.h").read_text()
-        header = _header(name, exporter.level, inputs, outputs, sizes, bounds, public)
-        library.with_suffix(".h").write_text(header)
-        (folder / f"{name}.h").write_text(header)
-        (folder / "interface.c").write_text(_interface(name, inputs, outputs, sizes))
+        text = header(name, exporter.level, inputs, outputs, sizes, bounds, public)
+        library.with_suffix(".h").write_text(text)
+        (folder / f"{name}.h").write_text(text)
+        (folder / "interface.c").write_text(interface(name, inputs, outputs, sizes))
         _link(compiler, folder, library, name)
     return Exported(library, inputs, outputs)
 
@@ -490,7 +362,7 @@ def _record_all(recorder, dynamic, bounds, leaves) -> list:
         recorder.call(resized, list(values))
         shapes[values] = [tuple(t.shape) for _, t in recorder.results]
     return [
-        _Tensor(name, tensor, _following(shapes, k, tensor.dim()), sizes)
+        Tensor(name, tensor, _following(shapes, k, tensor.dim()), sizes)
         for k, (name, tensor) in enumerate(recorder.results)
     ]
 

@@ -66,6 +66,7 @@ COMMANDS = {
     "./dev python -m torch.distributed.run --nproc-per-node 2 examples/ddp.py": "test_examples.py::test_distributed",
     "./dev python tests/python/programs KIND FIRST:END --out DIR": "./dev python tests/python/programs nets 0:1 --out found",
     "./dev bench chain_1M 'softmax_*'": "./dev bench add_1k 'mm_1[6]' --seconds 0.05",
+    "build/opq-run classifier.so --input x.npy --output y.npy --threads 2 --repeat 100": "test_export.py::test_opq_run",
     "pip install .": "test_packaging.py::test_pip_installs_the_sources_beside_a_torch",
     "ctest --test-dir build -R graph": "ctest --test-dir build -R graph/npy",
     "build/opq-opt FILE --passes=expand,simplify,group": "",

@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+import sys
 
+import numpy as np
 import pytest
 from conftest import PYTHON
 
@@ -68,3 +70,36 @@ def test_distributed(root):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ranks agree") == 2
+
+
+def test_exported(root, tmp_path):
+    """C, C++, and Python with NumPy and ctypes alone; C and C++ under the address sanitizer, which finds leaks too."""
+    folder = os.path.join(root, "examples", "export")
+    subprocess.run([sys.executable, os.path.join(folder, "export.py"), tmp_path], check=True)
+    library = str(tmp_path / "tagger.so")
+    wanted = (tmp_path / "expected.txt").read_text()
+    for source, compiler in (("run.c", "cc"), ("run.cpp", "c++")):
+        program = str(tmp_path / source.replace(".", "_"))
+        command = [
+            compiler,
+            "-fsanitize=address,undefined",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{tmp_path}",
+            "-o",
+            program,
+        ]
+        subprocess.run(
+            [*command, os.path.join(folder, source), library, f"-Wl,-rpath,{tmp_path}"], check=True
+        )
+        shown = subprocess.run([program], capture_output=True, text=True)
+        assert (shown.stdout, shown.returncode) == (wanted, 0), shown.stderr
+    script = os.path.join(folder, "run_numpy.py")
+    shown = subprocess.run(
+        [sys.executable, "-S", script, library],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(np.__file__))},
+    )
+    assert shown.stdout == wanted, shown.stderr
