@@ -17,6 +17,7 @@ __all__ = [
     "CaptureError",
     "capture",
     "compare",
+    "define_op",
     "describe",
     "diff",
     "dump",
@@ -108,8 +109,8 @@ def __getattr__(name: str):
     if _failure is not None and not name.startswith("__"):
         raise ImportError(f"torch_opaque did not load: {_failure}") from _failure
     if name in __all__:  # what looks at graphs is imported when first asked for
-        home = ".captured" if name in ("capture", "CaptureError") else ".inspect"
-        return getattr(importlib.import_module(home, __name__), name)
+        home = {"capture": ".captured", "CaptureError": ".captured", "define_op": ".defining"}
+        return getattr(importlib.import_module(home.get(name, ".inspect"), __name__), name)
     hint = ""
     if not name.startswith("_"):
         from .slips import meant
