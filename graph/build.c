@@ -155,7 +155,7 @@ static opq_status build(opq_graph *graph, opq_op op, const opq_type *given, cons
     enum { FEW = 8 };
     opq_type few_types[FEW], *types = few_types;
     opq_ref few_refs[FEW], *cast = few_refs;
-    if ((unsigned)op >= OPQ_OP_COUNT || arity < 0)
+    if (!opq_op_exists((int)op) || arity < 0)
         return opq_fail(OPQ_INVALID, "no op has number %d and %d operands", (int)op, arity);
     opq_class class_ = opq_op_info_of(op)->class_;
     if (class_ == OPQ_CLASS_SCALAR || (class_ == OPQ_CLASS_CONST && op != OPQ_OP_undefined))

@@ -116,6 +116,8 @@ typedef struct opq_lowering {
     const char *text;                        /* CALL: function name; EXPAND: expression */
 } opq_lowering;
 const opq_lowering *opq_op_lowering(opq_op op);
+/* Has a row this number, in ops.def or by opq_define_op? */
+bool opq_op_exists(int op);
 /* Is it a transcendental function: some tens of instructions, of floats only? */
 bool opq_op_is_math(opq_op op);
 /* Has an elementwise or composite row, whose rule allows it, a kernel that computes in this dtype? */
@@ -284,6 +286,18 @@ opq_tree opq_tree_for(int rank, const int64_t *axes, int count);
  * Inner rows that expand themselves are expanded too. Every node made gets the line of `node`. */
 opq_status opq_expand_node(opq_graph *graph, const opq_node *node, const opq_ref *operands,
                            opq_ref *out_ref) OPQ_MUST_CHECK;
+/* What is known of an expression once it is built. */
+typedef struct opq_expression_use {
+    unsigned flags; /* OPQ_FLAG_NOINT, NOFLOAT, NOBOOL, MATH32 of any row in it, CHEAP if all are */
+} opq_expression_use;
+/* Builds the expression of a row that need not be in the table. `expand`: inner rows that expand themselves are expanded. Of what is wrong in
+ * it the message has the column. */
+opq_status opq_expression_build(opq_graph *graph, const opq_op_info *info, const opq_ref *operands, opq_dtype dtype,
+                                bool expand, opq_expression_use *out_use, opq_ref *out_ref) OPQ_MUST_CHECK;
+/* Which operand of the row's expression has this name; -1: none. */
+int opq_op_operand(const opq_op_info *info, const char *name, size_t length);
+/* "ns::softcap(x, c)", of a row of opq_define_op. */
+void opq_text_signature(opq_text *text, const opq_op_info *info);
 /* The same with f16 and bf16 operands widened first and the result rounded once at the end: sums of halves neither overflow nor
  * round at each step. This is what evaluator and compiler use. Overwrites `operands`. */
 opq_status opq_expand_wide(opq_graph *graph, const opq_node *node, opq_ref *operands, opq_ref *out_ref) OPQ_MUST_CHECK;

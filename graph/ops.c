@@ -1,5 +1,5 @@
 /* The op table, expanded: what a row says (opq_op_info) and how it is computed (opq_lowering). */
-#include "graph/graph.h"
+#include "graph/define.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -69,20 +69,32 @@ static const uint8_t name_lengths[OPQ_OP_COUNT] = {
 #undef OP
 };
 
-const opq_op_info *opq_op_info_of(opq_op op) { return &infos[op]; }
+static bool in_table(opq_op op) { return __builtin_expect((unsigned)op < OPQ_OP_COUNT, 1); }
 
-const opq_lowering *opq_op_lowering(opq_op op) { return &lowerings[op]; }
+const opq_op_info *opq_op_info_of(opq_op op) { return in_table(op) ? &infos[op] : &opq_defined_row_of(op)->info; }
+
+const opq_lowering *opq_op_lowering(opq_op op)
+{
+    return in_table(op) ? &lowerings[op] : &opq_defined_row_of(op)->lowering;
+}
+
+bool opq_op_exists(int op)
+{
+    return (op >= 0 && op < OPQ_OP_COUNT) ||
+           (op >= OPQ_OP_DEFINED && op < OPQ_OP_LIMIT && opq_defined_row_of((opq_op)op));
+}
 
 bool opq_op_is_math(opq_op op)
 {
-    return infos[op].class_ == OPQ_CLASS_EWISE && lowerings[op].kind == OPQ_LOWER_CALL &&
-           !(infos[op].flags & (CHEAP | CHECKED | NOFLOAT));
+    const opq_op_info *info = opq_op_info_of(op);
+    return info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_CALL &&
+           !(info->flags & (CHEAP | CHECKED | NOFLOAT));
 }
 
 bool opq_op_computes(opq_op op, opq_dtype compute)
 {
     bool narrow = compute == OPQ_f32 || compute == OPQ_f16 || compute == OPQ_bf16;
-    return narrow || (!(infos[op].flags & MATH32) && (compute == OPQ_f64 || !opq_op_is_math(op)));
+    return narrow || (!(opq_op_info_of(op)->flags & MATH32) && (compute == OPQ_f64 || !opq_op_is_math(op)));
 }
 
 int opq_lowering_code(const opq_lowering *lowering, opq_dtype dtype)
@@ -131,7 +143,21 @@ bool opq_op_find(const char *name, size_t length, opq_op *out_op)
             return true;
         }
     }
-    return false;
+    return opq_defined_find(name, length, out_op);
+}
+
+int opq_op_operand(const opq_op_info *info, const char *name, size_t length)
+{
+    if (info->operands == NULL)
+        return length == 1 && *name >= 'a' && *name - 'a' < info->arity ? *name - 'a' : -1;
+    const char *at = info->operands;
+    for (int i = 0; i < info->arity; i++) {
+        size_t here = strcspn(at, ",");
+        if (here == length && !memcmp(at, name, length))
+            return i;
+        at += here + 2;
+    }
+    return -1;
 }
 
 bool opq_operand_from_memory(const opq_node *node, int k)

@@ -167,7 +167,7 @@ static opq_status parse_node(parser *p)
     OPQ_TRY(opq_reader_want(&p->r, "="));
     opq_reader_blanks(&p->r);
     op_at = p->r.at;
-    OPQ_TRY(opq_reader_word(&p->r, &word, &length));
+    OPQ_TRY(opq_reader_op(&p->r, &word, &length));
     if (!opq_op_find(word, length, &op))
         return opq_reader_fail(&p->r, OPQ_INVALID, op_at, "no op is named '%.*s'", (int)(length < 64 ? length : 64),
                                word);
@@ -260,10 +260,45 @@ static opq_status parse_body(parser *p)
     return OPQ_OK;
 }
 
+/* define ns::softcap(x, c) = c * tanh(x / c) */
+static opq_status parse_define(parser *p)
+{
+    opq_op op;
+    opq_reader_blanks(&p->r);
+    size_t start = p->r.at;
+    while (p->r.at < p->r.length && !strchr("=\r\n", p->r.text[p->r.at]))
+        p->r.at++;
+    size_t end = p->r.at;
+    OPQ_TRY(opq_reader_want(&p->r, "="));
+    opq_reader_blanks(&p->r);
+    size_t text = p->r.at;
+    while (p->r.at < p->r.length && !strchr("#\r\n", p->r.text[p->r.at]))
+        p->r.at++;
+    size_t length = p->r.at - text;
+    while (end > start && p->r.text[end - 1] == ' ')
+        end--;
+    while (length > 0 && p->r.text[text + length - 1] == ' ')
+        length--;
+    char *words = opq_arena_alloc(&p->scratch, end - start + length + 2); /* zeroed */
+    if (words == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory for a graph");
+    char *expression = words + (end - start) + 1;
+    memcpy(words, p->r.text + start, end - start);
+    memcpy(expression, p->r.text + text, length);
+    if (strlen(words) < end - start || strlen(expression) < length)
+        return opq_reader_fail(&p->r, OPQ_INVALID, start, "a character of value 0");
+    OPQ_TRY(located(p, opq_define_op(words, expression, &op), start));
+    return line_end(p);
+}
+
 static opq_status parse(parser *p)
 {
     char name[256];
     OPQ_TRY(skip_lines(p));
+    while (opq_reader_take(&p->r, "define ")) {
+        OPQ_TRY(parse_define(p));
+        OPQ_TRY(skip_lines(p));
+    }
     OPQ_TRY(opq_reader_want(&p->r, "graph "));
     OPQ_TRY(opq_reader_want(&p->r, "@"));
     OPQ_TRY(opq_reader_name(&p->r, name));

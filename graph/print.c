@@ -159,6 +159,29 @@ void opq_text_node(opq_text *text, const opq_graph *graph, opq_ref ref, const bo
     }
 }
 
+/* Rows that were made at run time, in the order of their first nodes: another process does not have them. */
+static opq_status print_defined(opq_text *text, const opq_graph *graph)
+{
+    bool *printed = NULL;
+    for (opq_ref n = 0; n < graph->count; n++) {
+        const opq_node *node = opq_node_at(graph, n);
+        if (node->op < OPQ_OP_DEFINED)
+            continue;
+        if (printed == NULL)
+            printed = calloc(OPQ_OP_LIMIT - OPQ_OP_DEFINED, sizeof *printed);
+        if (printed == NULL)
+            return opq_fail(OPQ_NO_MEMORY, "out of memory for text");
+        if (printed[node->op - OPQ_OP_DEFINED])
+            continue;
+        printed[node->op - OPQ_OP_DEFINED] = true;
+        opq_text_bytes(text, "define ", 7);
+        opq_text_signature(text, opq_node_info(node));
+        opq_text_add(text, " = %s\n", opq_node_info(node)->expand);
+    }
+    free(printed);
+    return OPQ_OK;
+}
+
 opq_status opq_graph_print(const opq_graph *graph, char **out_text)
 {
     opq_text text = {0};
@@ -166,6 +189,12 @@ opq_status opq_graph_print(const opq_graph *graph, char **out_text)
     if (inlined == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory for text");
     const opq_kernel_group *kernel = graph->kernels, *kernels_end = kernel + graph->kernel_count;
+    opq_status status = print_defined(&text, graph);
+    if (status != OPQ_OK) {
+        opq_text_drop(&text);
+        free(inlined);
+        return status;
+    }
     opq_text_add(&text, "graph @%s {\n", graph->name);
     for (opq_ref n = 0; n < graph->count; n++) {
         if (kernel != kernels_end && kernel->first == n)

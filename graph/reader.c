@@ -64,6 +64,19 @@ opq_status opq_reader_word(opq_reader *r, const char **out_word, size_t *out_len
     return OPQ_OK;
 }
 
+opq_status opq_reader_op(opq_reader *r, const char **out_word, size_t *out_length)
+{
+    const char *last;
+    size_t length;
+    OPQ_TRY(opq_reader_word(r, out_word, out_length));
+    while (r->length - r->at > 2 && r->text[r->at] == ':' && r->text[r->at + 1] == ':' && is_word(r->text[r->at + 2])) {
+        r->at += 2;
+        OPQ_TRY(opq_reader_word(r, &last, &length));
+        *out_length += 2 + length;
+    }
+    return OPQ_OK;
+}
+
 opq_status opq_reader_name(opq_reader *r, char out_name[256])
 {
     size_t start = r->at, length;

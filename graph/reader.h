@@ -22,6 +22,8 @@ bool opq_reader_take(opq_reader *r, const char *token);
 opq_status opq_reader_want(opq_reader *r, const char *token) OPQ_MUST_CHECK;
 /* After blanks: letters, digits, '_', and for names '.' and '-'. Never empty. */
 opq_status opq_reader_word(opq_reader *r, const char **out_word, size_t *out_length) OPQ_MUST_CHECK;
+/* Words joined by "::". */
+opq_status opq_reader_op(opq_reader *r, const char **out_word, size_t *out_length) OPQ_MUST_CHECK;
 opq_status opq_reader_name(opq_reader *r, char out_name[256]) OPQ_MUST_CHECK;
 opq_status opq_reader_int(opq_reader *r, int64_t *out_value) OPQ_MUST_CHECK;
 opq_status opq_reader_type(opq_reader *r, opq_type *out_type) OPQ_MUST_CHECK;

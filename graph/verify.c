@@ -97,7 +97,7 @@ opq_status opq_node_verify(const opq_graph *graph, opq_ref ref)
 {
     enum { FEW = 8 };
     const opq_node *node = opq_node_at(graph, ref);
-    if (node->op >= OPQ_OP_COUNT)
+    if (!opq_op_exists(node->op))
         return opq_fail(OPQ_INVALID, "no op has number %d", node->op);
     if (node->arity < 0)
         return opq_fail(OPQ_INVALID, "%s: negative arity", opq_node_info(node)->name);

@@ -51,14 +51,17 @@ static int32_t longer_of(const opq_key_view *a, const opq_key_view *b)
     return a->node_count > b->node_count ? a->node_count : b->node_count;
 }
 
+/* Rows that were made at run time share places: this only weighs. */
+static int32_t place_of(int32_t op) { return op < OPQ_OP_COUNT ? op : op % OPQ_OP_COUNT; }
+
 /* Ops of one graph that the other has as well, in whatever order. */
 static int32_t common_ops(const opq_key_view *a, const opq_key_view *b)
 {
     int32_t count[OPQ_OP_COUNT] = {0}, common = 0;
     for (int32_t i = 0; i < a->node_count; i++)
-        count[a->nodes[i].op]++;
+        count[place_of(a->nodes[i].op)]++;
     for (int32_t i = 0; i < b->node_count; i++)
-        common += count[b->nodes[i].op]-- > 0;
+        common += count[place_of(b->nodes[i].op)]-- > 0;
     return common;
 }
 

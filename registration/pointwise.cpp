@@ -38,7 +38,7 @@ bool gather(const Call &call, size_t count, Gathered &out)
             // A number in a tensor's place: it has the default type only where no tensor has a floating type.
             out.float_number |= is_float && tensor.unsafeGetTensorImpl()->is_wrapped_number();
             out.sized_float |= is_float && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
-        } else if (arguments[i].type()->kind() == c10::TypeKind::BoolType) {
+        } else if (arguments[i].type()->kind() == c10::TypeKind::BoolType && call.row < OPQ_OP_DEFINED) {
             if (value.toBool())
                 return false;
         } else if (value.isScalar()) { // complex ones are declined when they are made values
@@ -53,7 +53,7 @@ bool gather(const Call &call, size_t count, Gathered &out)
 }
 
 // A Scalar argument promotes like an operand in `add.Scalar`; in `threshold` it is a parameter and takes the tensor's dtype;
-// in `clamp_min` it is both.
+// in `clamp_min` it is both. Rows made at run time have operands alone.
 bool clamps(const Call &call)
 {
     if (call.row != OPQ_OP_maximum && call.row != OPQ_OP_minimum)
@@ -64,8 +64,9 @@ bool clamps(const Call &call)
 
 bool takes_parameters(const Call &call)
 {
-    return call.op.operator_name().overload_name.find("Scalar") == std::string::npos || clamps(call) ||
-           call.row == OPQ_OP_lerp;
+    const bool by_name =
+        call.op.operator_name().overload_name.find("Scalar") == std::string::npos && call.row < OPQ_OP_DEFINED;
+    return by_name || clamps(call) || call.row == OPQ_OP_lerp;
 }
 
 bool scalars_promote(const Call &call) { return !takes_parameters(call) || clamps(call); }

@@ -7,6 +7,7 @@
 
 #include "activities.h"
 #include "adapter.h"
+#include "defining.h"
 #include "lines.h"
 #include "modes.h"
 #include "opaque/log.h"
@@ -282,16 +283,20 @@ const char *rule_name(opq_dtype_rule value)
     return names[value];
 }
 
+py::dict row_of(int op)
+{
+    const opq_op_info *const info = opq_op_info_of(static_cast<opq_op>(op));
+    using namespace py::literals;
+    return py::dict("name"_a = info->name, "arity"_a = info->arity, "class"_a = class_name(info->class_),
+                    "rule"_a = rule_name(info->rule), "flags"_a = info->flags, "aten"_a = info->aten,
+                    "signature"_a = info->signature, "expand"_a = info->expand ? info->expand : "");
+}
+
 py::list op_table()
 {
     py::list result;
-    for (int i = 0; i < OPQ_OP_COUNT; ++i) {
-        const opq_op_info *const info = opq_op_info_of(static_cast<opq_op>(i));
-        using namespace py::literals;
-        result.append(py::dict("name"_a = info->name, "arity"_a = info->arity, "class"_a = class_name(info->class_),
-                               "rule"_a = rule_name(info->rule), "flags"_a = info->flags, "aten"_a = info->aten,
-                               "signature"_a = info->signature, "expand"_a = info->expand ? info->expand : ""));
-    }
+    for (int i = 0; i < OPQ_OP_COUNT; ++i)
+        result.append(row_of(i));
     return result;
 }
 
@@ -365,11 +370,13 @@ void bind(py::module_ &m)
     add(m, "reset_stats", &reset_stats);
     add(m, "fallback_counts", &fallbacks);
     add(m, "op_table", &op_table);
+    add(m, "row_of", &row_of);
     bind_inspection(m);
     bind_contents(m);
     bind_capture(m);
     bind_borrowing(m);
     bind_exporting(m);
+    bind_defining(m);
 }
 
 } // namespace

@@ -107,7 +107,9 @@ typedef enum opq_op {
 #define OP(name, arity, class_, dtype, flags, aten, lowering) OPQ_OP_##name,
 #include "opaque/ops.def"
 #undef OP
-    OPQ_OP_COUNT
+    OPQ_OP_COUNT,
+    OPQ_OP_DEFINED = 0x1000, /* the first row of opq_define_op: rows are numbered from here on */
+    OPQ_OP_LIMIT = 0x8000    /* beyond the last */
 } opq_op;
 
 typedef enum opq_class {
@@ -163,10 +165,30 @@ typedef struct opq_op_info {
     const char *aten;      /* ATen overloads this row serves, blank-separated; "" for none */
     const char *signature; /* how registration reads their arguments */
     const char *expand;    /* expression in other rows, or NULL */
+    const char *operands;  /* their names in the expression, "x, c"; NULL: a, b, c, ... */
 } opq_op_info;
 
 OPQ_API const opq_op_info *opq_op_info_of(opq_op op);
 OPQ_API bool opq_op_find(const char *name, size_t length, opq_op *out_op);
+
+enum { OPQ_OPERANDS_MAX = 16 }; /* of a row with an expression */
+
+/* An elementwise row of the op table, made at run time:
+ *
+ *   opq_op softcap;
+ *   opq_define_op("ns::softcap(x, c)", "c * tanh(x / c)", &softcap)
+ *   opq_graph_op(graph, softcap, (opq_ref[]){x, c}, 2, NULL, 0, &y)
+ *
+ * It is recorded as one node, with operands of any shapes that broadcast, and becomes the rows of its expression (the language of
+ * ops.def) before it is grouped: it fuses as they would. `signature` is a name, of words joined by "::", and its operands' names.
+ * Operands promote to one dtype, which the result has; integers become f32 first where the expression makes floats of them, and the
+ * result of a comparison is bool. f16 and bf16 are computed in f32 and rounded once. A condition that is no truth value, as the mask in
+ * where(mask, x, 0), is compared with 0.
+ *
+ * The row is there until the process ends, for all threads. To define it again with the same words gives the row that there is.
+ * OPQ_INVALID, with the column, if the text is no such signature or expression, or holds rows that are not elementwise; if the name has
+ * another meaning; if there are 28,672 rows. Thread-safe. */
+OPQ_API opq_status opq_define_op(const char *signature, const char *expression, opq_op *out_op) OPQ_MUST_CHECK;
 
 /* Attributes, in the order in which text prints them. */
 #define OPQ_ATTRS(X)                                                                                                   \
@@ -338,6 +360,10 @@ OPQ_API opq_status opq_graph_parse(const char *text, size_t length, opq_graph **
 OPQ_API opq_status opq_graph_verify(const opq_graph *graph) OPQ_MUST_CHECK;
 /* The reference evaluator: plain loops, the oracle of everything below. Buffers are dense. Extern nodes: OPQ_UNSUPPORTED. */
 OPQ_API opq_status opq_graph_eval(const opq_graph *graph, const void *const *inputs, void *const *outputs) OPQ_MUST_CHECK;
+/* What opq_define_op would define, as a graph of numbers: the operands are its inputs, all of this dtype, the result its output. `expand`:
+ * composite rows in it are expanded, so that no row has an expression. Errors as of opq_define_op. */
+OPQ_API opq_status opq_graph_expression(const char *signature, const char *expression, opq_dtype dtype, bool expand,
+                                        opq_graph **out_graph) OPQ_MUST_CHECK;
 /* Runs named passes, comma-separated ("expand,simplify,group"), and gives a new graph. */
 OPQ_API opq_status opq_graph_passes(const opq_graph *graph, const char *passes, opq_graph **out_graph) OPQ_MUST_CHECK;
 

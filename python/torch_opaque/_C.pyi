@@ -224,6 +224,30 @@ def journal_end(restore: bool = True) -> list[Tensor]:
 def op_table() -> list[dict[str, Any]]:
     """Rows of ops.def: {"name", "arity", "class", "rule", "flags", "aten", "signature", "expand"}."""
 
+# ---- operators of define_op(): see defining.py
+
+def expression(signature: str, text: str, dtype: str, expand: bool) -> str:
+    """opq_graph_expression(), as JSON. Raises ValueError with the column of what is wrong."""
+
+def define_row(signature: str, text: str) -> int:
+    """opq_define_op(): the row's number. Raises ValueError."""
+
+def row_of(number: int) -> dict[str, Any]:
+    """A row by its number, as op_table() has them."""
+
+def define_kernels(
+    name: str,
+    row: int,
+    kinds: str,
+    saved: list[bool],
+    node: str,
+    gradient: Callable[[list, Tensor, list], list],
+    tangent: Callable[[list, list, Tensor], Tensor],
+) -> None:
+    """Kernels of an operator that PyTorch knows, whose arguments are the row's operands: this device's, and autograd's. `kinds`: their types,
+    by first letters. gradient(needed, grad, arguments) gives one for each tensor among the arguments, or None; of the arguments it has those
+    that are `saved`, and numbers; `node` is the name of its node. tangent(tangents, arguments, result) is forward mode's."""
+
 # ---- captured functions: see captured.py
 
 class CapturedFunction:

@@ -18,6 +18,7 @@ __all__ = [
     "ExportError",
     "capture",
     "compare",
+    "define_op",
     "describe",
     "diff",
     "dump",
@@ -41,6 +42,7 @@ _HOMES = {  # those that are not in inspect.py
     "CaptureError": ".captured",
     "ExportError": ".exporting",
     "capture": ".captured",
+    "define_op": ".defining",
     "export": ".exporting",
 }
 

@@ -95,6 +95,13 @@ _LIKE_SCALARS = _functions(
     and name.split("_")[2]
     in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "maximum", "minimum")
 }
+
+
+def take_numbers(*operators) -> None:
+    """Numbers come to these as they are, too."""
+    _LIKE_SCALARS.update(operators)
+
+
 _REAL = (torch.float32, torch.float64)
 _SCALAR_NAMES = ("alpha", "value", "weight")
 # `float` parameters take a number as it is now; these are the same functions with other ones.

@@ -179,6 +179,13 @@ def test_products_of_many_shapes(tmp_path):
     check(fn, rows, tmp_path)
 
 
+def test_an_operator_of_one_line(tmp_path):
+    softcap = torch_opaque.define_op(
+        "test_export::softcap(Tensor x, float c) -> Tensor", "c * tanh(x / c)"
+    )
+    check(lambda x: softcap(x @ x.T, 3.0) + 1, (torch.randn(5, 70),), tmp_path)
+
+
 def test_what_results_are(tmp_path):
     """Arguments, weights, views, twice the same, constants, nothing at all."""
     kept = torch.arange(6.0, device=D)

@@ -27,6 +27,7 @@ import torch_opaque
 assert torch_opaque.__file__.startswith({prefix!r}), torch_opaque.__file__
 assert x.grad.isfinite().all() and torch_opaque.fallback_counts() == {{}}
 assert torch_opaque.stats()["kernels_loaded"] > 0  # which came with the package
+torch_opaque.export(torch.sin, (torch.ones(3),), "sine.so")  # what it links came with the package
 print("ran on", x.device, torch.__version__)
 """
 
@@ -182,7 +183,7 @@ def test_kernels_are_made_for_an_installation(sources, root, tmp_path):
 def test_the_sdist_has_what_a_build_needs(sources, sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in ("graph", "registration", "include/opaque", "cmake", "python/torch_opaque", "web/src"):  # fmt: skip
+    for folder in ("graph", "registration", "exported", "include/opaque", "cmake", "python/torch_opaque", "web/src"):  # fmt: skip
         files = {
             f"{folder}/{p.name}"
             for p in (sources / folder).iterdir()

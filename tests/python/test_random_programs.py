@@ -38,6 +38,9 @@ UNARY = [
     "isfinite",
     "logical_not",
 ]
+DEFINED = torch_opaque.define_op(
+    "programs::gate(Tensor a, Tensor b, float c) -> Tensor", "a * sigmoid(c * b)"
+)
 JUMPS = {"floor", "ceil", "trunc", "round", "frac", "sign", "isnan", "isfinite", "logical_not"}
 JUMPS |= {"gt", "lt", "eq", "ne", "ge", "le", "argmax", "any", "all"}
 BINARY = [
@@ -250,6 +253,11 @@ class Program:
         u = self.fellow(t)
         self.run(f"{self.name(t)}.{op}({self.name(u)})", lambda x, y: getattr(x, op)(y), t, u)
 
+    def defined(self):
+        t, c = self.pick(floating=True), self.random.choice((0.5, -1.5, 2.0))
+        u = self.fellow(t)
+        self.run(f"gate({self.name(t)}, {self.name(u)}, {c})", lambda x, y: DEFINED(x, y, c), t, u)
+
     def where(self):
         t = self.pick()
         u = self.fellow(t)
@@ -424,7 +432,7 @@ class Program:
         return "\n".join(self.log)
 
 
-STATEMENTS = "view view view unary binary binary where reduce full_reduce matmul cast index join write write assign look gradient"
+STATEMENTS = "view view view unary binary binary defined where reduce full_reduce matmul cast index join write write assign look gradient"
 
 
 def play(seed):
