@@ -1,7 +1,7 @@
 /* A model that torch_opaque.export() made: open, run, close. Needs libc, libm and threads.
  *
  * A model's own header, NAME.h, has its functions with the types of its tensors; those here take any model. Tensors are dense and
- * row-major. Functions give 0, or one of the codes below; opaque_model_error() says what was wrong in words.
+ * row-major. Functions give 0, or one of the codes below; `error` (NAME_error) says what was wrong in words.
  */
 #ifndef OPAQUE_MODEL_H
 #define OPAQUE_MODEL_H

@@ -145,8 +145,12 @@ def _dynamic(shapes, args, kwargs) -> dict:
 def _resized(tensor, sizes) -> torch.Tensor:
     """A tensor of these sizes with values of this one's kind."""
     for dim, size in sizes.items():
-        index = torch.arange(size) % max(tensor.shape[dim], 1)
-        tensor = tensor.index_select(dim, index) if tensor.shape[dim] else tensor
+        shape = [*tensor.shape]
+        shape[dim] = size
+        if tensor.shape[dim] == 0:
+            tensor = tensor.new_zeros(shape)
+        index = torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1)
+        tensor = tensor.index_select(dim, index)
     return tensor
 
 

@@ -323,7 +323,7 @@ def test_dynamic_sizes(tmp_path):
     model = Recurrent().eval()
     made = torch_opaque.export(
         model,
-        (torch.randn(2, 4, 16),),
+        (torch.randn(2, 4, 16, device=D),),
         tmp_path / "model.so",
         dynamic_shapes=({0: Dim("B", min=1, max=3), 1: Dim("T", min=1, max=6)},),
     )
@@ -344,8 +344,29 @@ def test_dynamic_sizes(tmp_path):
         assert opened.error() == "model was not exported for these sizes"
 
 
+def test_sizes_of_nothing(tmp_path):
+    made = torch_opaque.export(
+        lambda x: (x * 2, x.sum()),
+        (torch.ones(0),),
+        tmp_path / "model.so",
+        dynamic_shapes=({0: Dim("N", min=0, max=2)},),
+    )
+    with Model(made.library) as opened:
+        for n in (2, 0, 1):
+            got = [torch.zeros(n), torch.zeros(())]
+            assert opened.run((torch.ones(n),), got, (n,)) == 0, opened.error()
+            assert torch.equal(got[0], torch.full((n,), 2.0)) and got[1] == n
+
+
 def test_sizes_that_cannot_be():
     x = torch.randn(2, 4)
+    with pytest.raises(torch_opaque.ExportError, match="dim 1 of output 0 is none of the sizes"):
+        torch_opaque.export(
+            lambda x: torch.cat([x, x], 1),
+            (x,),
+            "m.so",
+            dynamic_shapes=({1: Dim("T", min=1, max=3)},),
+        )
     with pytest.raises(ValueError, match="the size T needs a least and a largest value"):
         torch_opaque.export(torch.sin, (x,), "m.so", dynamic_shapes=({0: Dim("T")},))
     with pytest.raises(
