@@ -280,19 +280,42 @@ static opq_status allocate(run *r)
     return OPQ_OK;
 }
 
-static opq_status bind_leaf(const run *r, const opq_exported_leaf *leaf, opq_buffer **out)
+/* A window of a weight that other calls write to is a part of the state. */
+static opq_exported_leaf resolve(const opaque_model *m, const opq_exported_leaf *leaf)
+{
+    const opq_exported_window *w = leaf->source == OPQ_FROM_window ? &m->what->windows[leaf->index] : NULL;
+    if (w == NULL || !m->what->weights[w->weight].state)
+        return *leaf;
+    return (opq_exported_leaf){OPQ_FROM_state, w->weight, w->first, w->bytes};
+}
+
+static opq_status bind_leaf(const run *r, const opq_exported_leaf *given, opq_buffer **out)
 {
     opaque_model *m = r->model;
-    opq_buffer *held = leaf->source == OPQ_FROM_window  ? m->windows[leaf->index]
-                       : leaf->source == OPQ_FROM_state ? m->states[leaf->index]
-                                                        : NULL;
-    if (held && (leaf->source == OPQ_FROM_window || leaf->bytes == (int64_t)held->bytes)) {
+    opq_exported_leaf leaf = resolve(m, given);
+    opq_buffer *held = leaf.source == OPQ_FROM_window  ? m->windows[leaf.index]
+                       : leaf.source == OPQ_FROM_state ? m->states[leaf.index]
+                                                       : NULL;
+    if (held && (leaf.source == OPQ_FROM_window || leaf.bytes == (int64_t)held->bytes)) {
         opq_buffer_retain(held);
         *out = held;
         return OPQ_OK;
     }
-    const char *data = held ? held->data : r->inputs[leaf->index];
-    return opq_pool_adopt(m->pool, (char *)data + leaf->first, (size_t)leaf->bytes, NULL, NULL, out);
+    const char *data = held ? held->data : r->inputs[leaf.index];
+    return opq_pool_adopt(m->pool, (char *)data + leaf.first, (size_t)leaf.bytes, NULL, NULL, out);
+}
+
+/* What becomes a part of the state as it is, outlives the caller's memory. */
+static opq_status own_leaf(run *r, int leaf)
+{
+    opq_buffer *given = r->leaves[leaf], *own;
+    if (given->size_class >= 0)
+        return OPQ_OK;
+    OPQ_TRY(opq_pool_buffer(r->model->pool, given->bytes, &own));
+    memcpy(own->data, given->data, given->bytes);
+    opq_buffer_release(given);
+    r->leaves[leaf] = own;
+    return OPQ_OK;
 }
 
 static opq_status bind(run *r)
@@ -300,6 +323,9 @@ static opq_status bind(run *r)
     const opq_exported_call *call = r->call;
     for (int i = 0; i < call->leaf_count; i++)
         OPQ_TRY(bind_leaf(r, &call->leaves[i], &r->leaves[i]));
+    for (int i = 0; i < call->sink_count; i++)
+        if (call->sinks[i].state >= 0 && call->sinks[i].leaf >= 0)
+            OPQ_TRY(own_leaf(r, call->sinks[i].leaf));
     for (int i = 0; i < call->sink_count; i++) {
         const opq_exported_sink *sink = &call->sinks[i];
         if (sink->result >= 0 && sink->output >= 0 && r->into[sink->output] == NULL && sink->bytes > 0)

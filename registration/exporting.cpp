@@ -54,7 +54,7 @@ class Exporter
             made.push_back(cell_of(result));
         for (const Tensor &argument : arguments)
             inputs.push_back(type_of(argument));
-        const std::vector<std::string> texts = weight_names(capturing, names);
+        const std::vector<std::string> texts = weight_names(capturing, arguments, names);
         std::vector<opq_exported_cell> cells;
         for (size_t i = 0; i < texts.size(); ++i)
             cells.push_back(describe(opq_capturing_cell(capturing.core, static_cast<int>(i)), arguments, names, texts[i]));
@@ -107,16 +107,24 @@ class Exporter
         return made;
     }
 
-    // Per cell: what is no parameter has a number, by first use.
-    static std::vector<std::string> weight_names(const Capturing &capturing, const Names &names)
+    // Per cell. What is no parameter has a number, by first use in any call; held, so that no other cell comes to lie there.
+    std::vector<std::string> weight_names(const Capturing &capturing, const std::vector<Tensor> &arguments,
+                                          const Names &names)
     {
         std::vector<std::string> texts;
-        int others = 0;
         for (int i = 0; i < opq_capturing_cell_count(capturing.core); ++i) {
             opq_cell *const cell = opq_capturing_cell(capturing.core, i);
+            if (std::any_of(arguments.begin(), arguments.end(), [&](const Tensor &one) { return cell_of(one) == cell; })) {
+                texts.emplace_back();
+                continue;
+            }
             const auto found =
                 std::find_if(names.begin(), names.end(), [&](const auto &one) { return cell_of(one.second) == cell; });
-            texts.push_back(found == names.end() ? c10::str("tensor.", others++) : found->first);
+            const auto other =
+                std::find_if(others_.begin(), others_.end(), [&](const Cell &one) { return one.get() == cell; });
+            texts.push_back(found == names.end() ? c10::str("tensor.", other - others_.begin()) : found->first);
+            if (found == names.end() && other == others_.end())
+                others_.push_back(held(cell));
         }
         return texts;
     }
@@ -151,6 +159,7 @@ class Exporter
     }
 
     opq_exporter *exporter_ = nullptr;
+    std::vector<Cell> others_;
 };
 
 } // namespace

@@ -289,7 +289,8 @@ def test_state_of_a_module(tmp_path):
             x, got = torch.randn(3), [torch.zeros(3), torch.zeros(3)]
             assert model.run((x,), got) == 0
             assert torch.equal(got[0], last) and torch.equal(got[1], torch.full((3,), i + 1.0))
-            last = x
+            last = x.clone()
+            x.fill_(-1)  # the state is the model's own
 
 
 def test_random_numbers(tmp_path):
@@ -374,6 +375,48 @@ def test_sizes_that_cannot_be():
     ):
         sizes = {0: Dim("T", min=1, max=200), 1: Dim("S", min=1, max=200)}
         torch_opaque.export(torch.sin, (x,), "m.so", dynamic_shapes=(sizes,))
+
+
+def test_tensors_that_sizes_reach_in_another_order(tmp_path):
+    one, two = torch.full((4,), 1.0, device=D), torch.full((4,), 2.0, device=D)
+
+    def fn(x):
+        return (x[:1] - two) * one if x.shape[0] % 2 else (x[:1] * one) - two
+
+    made = torch_opaque.export(
+        fn, (torch.ones(2, 4),), tmp_path / "m.so", dynamic_shapes=({0: Dim("N", min=1, max=4)},)
+    )
+    with Model(made.library) as opened:
+        for n in (1, 2, 3, 4):
+            got = torch.zeros(1, 4)
+            assert opened.run((torch.full((n, 4), 5.0),), (got,), (n,)) == 0, opened.error()
+            assert torch.equal(got, torch.full((1, 4), 3.0))
+
+
+def test_a_state_that_some_sizes_write(tmp_path):
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(64, 64))
+
+        def forward(self, x):
+            if x.shape[0] == 3:
+                self.seen.add_(1)
+            return x @ self.seen
+
+    made = torch_opaque.export(
+        Counter(),
+        (torch.ones(2, 64),),
+        tmp_path / "m.so",
+        dynamic_shapes=({0: Dim("N", min=1, max=3)},),
+    )
+    with Model(made.library) as opened:
+        seen = 0
+        for n in (1, 3, 2, 3, 3, 1, 2, 2, 3, 1):
+            seen += n == 3
+            got = torch.full((n, 64), 7.0)
+            assert opened.run((torch.ones(n, 64),), (got,), (n,)) == 0, opened.error()
+            assert torch.equal(got, torch.full((n, 64), 64.0 * seen))
 
 
 # ---- what cannot be exported
