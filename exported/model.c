@@ -318,6 +318,15 @@ static opq_status own_leaf(run *r, int leaf)
     return OPQ_OK;
 }
 
+/* Memory of the caller is none of the state's. */
+static bool becomes_state(const opq_exported_call *call, int output)
+{
+    for (int i = 0; i < call->sink_count; i++)
+        if (call->sinks[i].state >= 0 && call->sinks[i].output == output)
+            return true;
+    return false;
+}
+
 static opq_status bind(run *r)
 {
     const opq_exported_call *call = r->call;
@@ -328,7 +337,8 @@ static opq_status bind(run *r)
             OPQ_TRY(own_leaf(r, call->sinks[i].leaf));
     for (int i = 0; i < call->sink_count; i++) {
         const opq_exported_sink *sink = &call->sinks[i];
-        if (sink->result >= 0 && sink->output >= 0 && r->into[sink->output] == NULL && sink->bytes > 0)
+        if (sink->result >= 0 && sink->output >= 0 && r->into[sink->output] == NULL && sink->bytes > 0 &&
+            !becomes_state(call, sink->output))
             OPQ_TRY(opq_pool_adopt(r->model->pool, r->outputs[sink->result], (size_t)sink->bytes, NULL, NULL,
                                    &r->into[sink->output]));
     }

@@ -136,14 +136,15 @@ class Exporter
         for (size_t k = 0; k < arguments.size() && made.argument < 0; ++k)
             if (cell_of(arguments[k]) == cell)
                 made.argument = static_cast<int>(k);
+        if (made.argument >= 0)
+            return made;
+        made.type.dtype = static_cast<uint8_t>(OPQ_u8); // its bytes, unless it is one whole tensor
+        made.type.rank = 1;
+        made.type.size[0] = opq_cell_bytes(cell);
         for (const auto &[name, tensor] : names)
-            if (cell_of(tensor) == cell && name == text)
+            if (cell_of(tensor) == cell && name == text && tensor.is_contiguous() &&
+                static_cast<int64_t>(tensor.nbytes()) == opq_cell_bytes(cell))
                 made.type = type_of(tensor);
-        if (made.type.rank == 0 && made.argument < 0 && made.type.dtype == 0) { // its bytes
-            made.type.dtype = static_cast<uint8_t>(OPQ_u8);
-            made.type.rank = 1;
-            made.type.size[0] = opq_cell_bytes(cell);
-        }
         return made;
     }
 

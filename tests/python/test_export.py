@@ -70,6 +70,7 @@ def check(fn, args, folder, calls=3, **options):
             assert model.run([a.contiguous() for a in args], got) == 0, model.error()
             for w, g in zip(wanted, got, strict=True):
                 assert torch.equal(w.flatten().view(torch.uint8), g.flatten().view(torch.uint8))
+                g.zero_()
     return made
 
 
@@ -280,7 +281,7 @@ def test_state_of_a_module(tmp_path):
             old = self.last.clone()
             self.last.copy_(x)
             self.count.add_(1)
-            return old, self.count * 1
+            return old, self.count
 
     made = torch_opaque.export(Counter(), (torch.zeros(3),), tmp_path / "counter.so")
     with Model(made.library) as model:
@@ -289,6 +290,7 @@ def test_state_of_a_module(tmp_path):
             x, got = torch.randn(3), [torch.zeros(3), torch.zeros(3)]
             assert model.run((x,), got) == 0
             assert torch.equal(got[0], last) and torch.equal(got[1], torch.full((3,), i + 1.0))
+            got[1].fill_(-1)
             last = x.clone()
             x.fill_(-1)  # the state is the model's own
 
