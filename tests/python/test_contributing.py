@@ -13,6 +13,7 @@ FOLDERS = (
     "codegen_c",
     "codegen_llvm",
     "examples",
+    "exported",
     "fusion",
     "graph",
     "include",
