@@ -55,6 +55,12 @@ opq_status opq_cpu_level(const char *level, opq_cpu *out_cpu)
     return OPQ_OK;
 }
 
+bool opq_cpu_runs(const opq_cpu *level)
+{
+    __builtin_cpu_init();
+    return has_avx2() && (!level->avx512 || has_avx512());
+}
+
 static void add_feature(opq_cpu *cpu, const char *feature)
 {
     size_t length = strlen(cpu->features);

@@ -15,5 +15,7 @@ typedef struct opq_cpu {
 opq_status opq_cpu_detect(opq_cpu *out_cpu) OPQ_MUST_CHECK;
 /* A level by its name, avx2 or avx512, whatever this processor can do. OPQ_INVALID: it is none of these. */
 opq_status opq_cpu_level(const char *level, opq_cpu *out_cpu) OPQ_MUST_CHECK;
+/* Can this processor run code of the level? */
+bool opq_cpu_runs(const opq_cpu *level);
 
 #endif

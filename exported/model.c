@@ -54,13 +54,7 @@ static opq_status check_processor(opaque_model *m)
 {
     const char *needs = m->what->info->cpu;
     OPQ_TRY(opq_cpu_level(needs, &m->cpu));
-    __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-                __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                  __builtin_cpu_supports("avx512cd");
-    if (avx2 && (avx512 || !m->cpu.avx512))
+    if (opq_cpu_runs(&m->cpu))
         return OPQ_OK;
     return opq_fail(OPQ_UNSUPPORTED, "%s was exported for processors with %s, which this one is not",
                     m->what->info->name, needs);
@@ -221,6 +215,8 @@ int opq_exported_open(const opq_exported *what, const char *weights, int threads
 
 void opq_exported_seed(opaque_model *m, uint64_t seed)
 {
+    if (m == NULL)
+        return;
     pthread_mutex_lock(&m->lock);
     m->seed = seed;
     m->offset = 0;
@@ -395,7 +391,8 @@ static opq_status run_call(run *r)
         opq_pool_tend(r->model->pool, opq_now() - start);
     }
     give(r);
-    r->model->offset += (uint64_t)r->call->drawn;
+    if (r->call->drawn > 0) /* else runs do not wait for each other */
+        r->model->offset += (uint64_t)r->call->drawn;
     return OPQ_OK;
 }
 

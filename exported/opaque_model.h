@@ -40,8 +40,7 @@ typedef struct opaque_model_info {
 } opaque_model_info;
 
 /* weights: the file that was written beside the library. threads: that work on one call, at least 1. Any number of threads may call one
- * model at once; calls of a model with a
- * state, or that draws random numbers, follow each other. */
+ * model at once; calls of a model with a state, or that draws random numbers, follow each other. */
 typedef struct opaque_model_interface {
     const opaque_model_info *info;
     int (*open)(const char *weights, int threads, opaque_model **out_model);

@@ -5,8 +5,8 @@
  *   unary        - ! primary
  *   primary      number | inf | operand | name | row(binary, ...) | ( binary )
  *
- * Operands are a, b, c, ... or, of rows made at run time, what their signature calls them. A number has no dtype of its own: it waits as a number until it meets an operand, takes that operand's dtype and becomes a
- * const, one for each value and dtype in an expansion. A comparison of integers with a number that is none (a == inf) is one
+ * Operands are a, b, c, ... or, of rows made at run time, what their signature calls them. A number has no dtype of its own: it waits as a
+ * number until it meets an operand, takes that operand's dtype and becomes a const, one for each value and dtype in an expansion. A comparison of integers with a number that is none (a == inf) is one
  * in f32. Operands are built from left to right, so that equal rows give equal text.
  *
  * A row that expands itself is expanded in place. Nothing here looks at what a node computes. What is wrong in a row of the table is

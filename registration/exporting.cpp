@@ -14,12 +14,8 @@ namespace
 
 opq_type type_of(const Tensor &tensor)
 {
-    opq_type type{};
     TORCH_CHECK_VALUE(tensor.dim() <= OPQ_RANK_MAX, "a tensor of ", tensor.dim(), " dims");
-    type.dtype = static_cast<uint8_t>(core_dtype(tensor.scalar_type()));
-    type.rank = static_cast<uint8_t>(tensor.dim());
-    std::copy(tensor.sizes().begin(), tensor.sizes().end(), type.size);
-    return type;
+    return opq_type_make(core_dtype(tensor.scalar_type()), static_cast<int>(tensor.dim()), tensor.sizes().data());
 }
 
 using Names = std::vector<std::pair<std::string, Tensor>>; // of weights

@@ -42,6 +42,18 @@ def _name(optimizer, group: int) -> str:
     return f"group {group} of {type(optimizer).__name__}"
 
 
+def reached(fn) -> list:
+    """The function, the object that it is a method of, and what it closes over or names."""
+    fn = inspect.unwrap(fn) if callable(fn) else fn
+    function = getattr(fn, "__func__", fn)
+    roots = [fn, getattr(fn, "__self__", None)]
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # it is empty
+            roots.append(cell.cell_contents)
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return roots + [function.__globals__[name] for name in names if name in function.__globals__]
+
+
 class _Watch:
     """Modules that are called and optimizers that step: what of them Python code goes by."""
 
@@ -72,15 +84,7 @@ class _Watch:
 
     def look_for_modules(self, fn, args, kwargs) -> None:
         """What the function may ask for `training` without calling it: modules that it is given, closes over, or names."""
-        fn = inspect.unwrap(fn) if callable(fn) else fn
-        function = getattr(fn, "__func__", fn)
-        roots = [fn, getattr(fn, "__self__", None), *tree_leaves((args, kwargs))]
-        for cell in getattr(function, "__closure__", None) or ():
-            with suppress(ValueError):  # it is empty
-                roots.append(cell.cell_contents)
-        names = getattr(getattr(function, "__code__", None), "co_names", ())
-        roots += [function.__globals__[name] for name in names if name in function.__globals__]
-        for root in roots:
+        for root in (*reached(fn), *tree_leaves((args, kwargs))):
             held = (
                 ()
                 if isinstance(root, (type, types.ModuleType))

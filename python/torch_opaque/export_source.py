@@ -96,7 +96,6 @@ def interface(name, inputs, outputs, sizes) -> str:
     chosen = ", ".join(sizes) or "0"
     return f"""#include "exported/exported.h"
 
-#define EXPORTED __attribute__((visibility("default")))
 #pragma GCC visibility push(default)
 #include "{name}.h"
 #pragma GCC visibility pop
@@ -125,7 +124,7 @@ const char *{name}_error(void) {{ return opq_exported_error(); }}
 const opaque_model_interface *opaque_model_library(void)
 {{
     static opaque_model_interface all = {{.open = {name}_open, .run = opq_exported_run, .weight = opq_exported_weight_data,
-                                         .close = opq_exported_close, .error = opq_exported_error}};
+                                         .seed = opq_exported_seed, .close = opq_exported_close, .error = opq_exported_error}};
     all.info = exported.info;
     return &all;
 }}

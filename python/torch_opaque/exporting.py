@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _C
-from .captured import _capturing
+from .captured import _capturing, reached
 from .export_source import Tensor, header, interface
 from .snapshot import PythonState, is_opaque
 
@@ -172,17 +172,8 @@ def _on_device(fn):
 
 def _weights(fn) -> list:
     """[(name, tensor)] of the parameters and buffers that the function may read."""
-    roots = [fn, getattr(fn, "__self__", None)]
-    for cell in getattr(fn, "__closure__", None) or ():
-        try:
-            roots.append(cell.cell_contents)
-        except ValueError:  # it is empty
-            continue
-    code = getattr(fn, "__code__", None)
-    scope = getattr(fn, "__globals__", {})
-    roots += [scope[name] for name in getattr(code, "co_names", ()) if name in scope]
     found = []
-    for root in roots:
+    for root in reached(fn):
         if isinstance(root, torch.nn.Module):
             found += [*root.named_parameters(), *root.named_buffers()]
     return [(name, t.detach()) for name, t in found if is_opaque(t)]
@@ -317,7 +308,6 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
             if bounds.setdefault(size, (low, high)) != (low, high):
                 raise ValueError(f"the size {size} has two ranges")
     sizes = list(bounds)
-    given = _named_leaves((args, kwargs), {}, "input")
     names = _parameter_names(fn, args, kwargs)
     given = _named_leaves([*args, *kwargs.values()], names, "input")
     with tempfile.TemporaryDirectory(prefix="opaque-export-") as scratch:

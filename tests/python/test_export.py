@@ -540,6 +540,13 @@ def test_an_index_out_of_range(tmp_path):
         assert model.error() == "input input is missing"
 
 
+def test_the_interface_of_any_model(mlp):
+    """What dlsym() finds: info and six functions, as opaque_model.h has them."""
+    find = ctypes.CDLL(str(mlp[0].library)).opaque_model_library
+    find.restype = ctypes.POINTER(ctypes.c_void_p * 7)
+    assert all(find().contents)
+
+
 def test_threads(mlp, in_threads):
     """Several run one model at once, each on several threads of the model."""
     made, _, x, wanted = mlp
