@@ -225,6 +225,7 @@ static void run_few_rows(block *w, int64_t column, int64_t columns, char *c, int
     work.b = opq_pack_at(call->b.data, call->b.dtype, w->batch * call->b.batch_stride + column * call->b.column_stride);
     work.b_column_stride = call->b.column_stride;
     work.b_dtype = call->b.dtype;
+    work.near = call->k * call->n * opq_dtype_bytes(call->b.dtype) <= NEAR_B_BYTES;
     (run->avx512 ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
 }
 

@@ -15,6 +15,7 @@ typedef struct opq_few_rows {
     const void *b;
     int64_t b_column_stride;
     opq_dtype b_dtype; /* f32, bf16, f16 */
+    bool near;         /* b may be in cache, not read from memory */
     float *c;
     int64_t c_row_stride;
 } opq_few_rows;

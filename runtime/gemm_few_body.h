@@ -5,8 +5,8 @@
  * registers and used at once: lane j is column j, so that each element still is one chain over ascending k.
  */
 enum {
-    GROUPS = 2, /* of LANES columns, in turns: one chain is not enough to be fast, more are too many streams from memory */
-    AHEAD = 256, /* bytes of a column of b to prefetch ahead */
+    GROUPS = 2, /* of LANES columns, in turns, where one chain of b in cache would wait for its sums; from memory more streams are slower */
+    LINE = 64,  /* bytes */
 };
 
 typedef struct columns {
@@ -26,10 +26,21 @@ INLINE void multiply_k(const opq_few_rows *w, int rows, const VECTOR column[LANE
                 sum[r] = MULTIPLY_ADD(FILL(a[i * w->a_k_stride + r * w->a_row_stride]), column[i], sum[r]);
 }
 
+/* From memory the LANES columns behind these, which lie there in one piece, come while these are used: their share for one step of k. As
+ * they are read later, each from its own place, hardware would follow them only after some lines of each. */
+INLINE void prefetch_next(const opq_few_rows *w, const char *b, int64_t k0, int64_t bytes)
+{
+    const char *next = b + LANES * bytes * (w->k + k0);
+    UNROLL_LANES
+    for (int i = 0; i < LANES * LANES * bytes / LINE; i++)
+        _mm_prefetch(next + (int64_t)i * LINE, _MM_HINT_T1);
+}
+
 INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, const columns *group, int groups,
                              int64_t first)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    bool from_memory = !w->near && w->b_column_stride == w->k;
     VECTOR sum[GROUPS][OPQ_FEW_ROWS_MAX];
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++)
@@ -39,11 +50,11 @@ INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, co
             int64_t count = w->k - k0;
             VECTOR column[LANES];
             const char *b = group[g].b + k0 * bytes;
+            if (from_memory)
+                prefetch_next(w, group[g].b, k0, bytes);
             UNROLL_LANES
-            for (int i = 0; i < LANES; i++) {
+            for (int i = 0; i < LANES; i++)
                 column[i] = LOAD(b + group[g].offset[i], from, count);
-                _mm_prefetch(b + group[g].offset[i] + AHEAD, _MM_HINT_T0);
-            }
             transpose_f32(column);
             if (count >= LANES)
                 multiply_k(w, rows, column, k0, LANES, sum[g]);
@@ -55,13 +66,13 @@ INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, co
             STORE(w->c + r * w->c_row_stride + first + LANES * g, group[g].count, sum[g][r]);
 }
 
-INLINE void multiply(const opq_few_rows *w, int rows, opq_dtype from)
+INLINE void multiply_all(const opq_few_rows *w, int rows, opq_dtype from, int most)
 {
     int64_t bytes = from == OPQ_f32 ? 4 : 2;
-    for (int64_t j = 0; j < w->columns; j += LANES * GROUPS) {
+    for (int64_t j = 0; j < w->columns; j += LANES * most) {
         columns group[GROUPS];
         int groups = 0;
-        for (; groups < GROUPS && j + LANES * groups < w->columns; groups++) {
+        for (; groups < most && j + LANES * groups < w->columns; groups++) {
             int64_t first = j + LANES * groups, count = w->columns - first;
             group[groups].b = (const char *)w->b + first * w->b_column_stride * bytes;
             group[groups].count = count;
@@ -70,6 +81,15 @@ INLINE void multiply(const opq_few_rows *w, int rows, opq_dtype from)
         }
         multiply_columns(w, rows, from, group, groups, j);
     }
+}
+
+/* Several rows are as many chains. */
+INLINE void multiply(const opq_few_rows *w, int rows, opq_dtype from)
+{
+    if (rows == 1 && w->near)
+        multiply_all(w, rows, from, GROUPS);
+    else
+        multiply_all(w, rows, from, 1);
 }
 
 /* Rows and dtype are literals in each call, so that each inlines into its own loop. */

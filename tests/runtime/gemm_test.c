@@ -522,6 +522,9 @@ static void test_large(void **state)
         {1, 1, 900, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 1, 900, 1500, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_bf16},
         {1, 900, 1, 1500, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 1, 603, 1003, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32}, /* few rows, b from memory */
+        {1, 3, 603, 1003, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 4, 603, 1003, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f16},
         {1, 11, 400, 700, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 9, 300, 6001, ROWS, PADDED_PLACES, OPQ_f32, OPQ_f32, OPQ_f32}, /* copied in parts */
         {2, 300, 140, 6001, PADDED_TAPS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
