@@ -105,7 +105,7 @@ opq_attr_set opq_op_attrs(opq_op op)
         if (op == OPQ_OP_grouped_matmul)
             set.optional = KEY(transpose_a) | KEY(transpose_b) | KEY(key);
         else
-            set = (opq_attr_set){.required = KEY(axis), .optional = KEY(key)};
+            set = (opq_attr_set){.required = KEY(axis), .optional = KEY(key) | (op == OPQ_OP_index_set ? KEY(sizes) : 0)};
         break;
     case OPQ_CLASS_EXTERN:
         set.required = info->arity < 0 ? KEY(key) : KEY(result);

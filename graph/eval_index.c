@@ -76,10 +76,15 @@ static opq_number combined(const opq_node *node, opq_dtype dtype, opq_number a, 
     }
 }
 
-/* Combines in the dtype of the result, rounding at every step, in row-major order of what is added. */
+/* Sets, or combines in the dtype of the result, rounding at every step, in row-major order of what is added. */
 static void add_at(const opq_node *node, void *out, int64_t to, const opq_eval_value *addend, int64_t from)
 {
     opq_dtype dtype = (opq_dtype)node->type.dtype;
+    if (node->op == OPQ_OP_index_set || node->op == OPQ_OP_scatter_set) {
+        size_t bytes = (size_t)opq_dtype_bytes(dtype);
+        memcpy((char *)out + (size_t)to * bytes, (const char *)addend->data + (size_t)from * bytes, bytes);
+        return;
+    }
     opq_number sum = combined(node, dtype, opq_eval_load(dtype, out, to), opq_eval_load(dtype, addend->data, from));
     opq_eval_store(dtype, out, to, sum);
 }
@@ -121,5 +126,6 @@ opq_status opq_eval_scatter(const opq_node *node, const opq_eval_value *x, void 
                         opq_dtype_name((opq_dtype)node->type.dtype));
     if (bytes > 0)
         memcpy(out, x[0].data, (size_t)bytes);
-    return node->op == OPQ_OP_index_add ? index_add(node, x, out) : scatter_add(node, x, out);
+    return node->op == OPQ_OP_index_add || node->op == OPQ_OP_index_set ? index_add(node, x, out)
+                                                                        : scatter_add(node, x, out);
 }

@@ -14,8 +14,9 @@ opq_index_words opq_index_words_of(const opq_node *node, const opq_type *indexed
                   strcmp(name, "aten::index_fill") == 0;
     words.sizes = opq_node_attr(node, OPQ_ATTR_sizes);
     /* and not one index for whole slices */
-    bool by_element = strcmp(name, "aten::scatter") == 0 || words.kind == OPQ_INDEX_class;
-    words.by_position = by_element && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER);
+    bool by_element = strncmp(name, "aten::scatter", 13) == 0 || words.kind == OPQ_INDEX_class;
+    words.by_position = by_element && (node->op == OPQ_OP_gather || opq_node_class(node) == OPQ_CLASS_SCATTER ||
+                                       opq_node_class(node) == OPQ_CLASS_ROUTINE);
     return words;
 }
 

@@ -242,7 +242,7 @@ opq_status opq_infer_scatter(const opq_inference *call, opq_type *out_type)
         return opq_fail(OPQ_INVALID, "%s: self and source must have the same dtype, got %s and %s", call->info->name,
                         opq_dtype_name((opq_dtype)a->dtype), opq_dtype_name((opq_dtype)source->dtype));
     *out_type = *a;
-    if (call->op != OPQ_OP_index_add) {
+    if (call->op != OPQ_OP_index_add && call->op != OPQ_OP_index_set) {
         OPQ_TRY(want_within(call, index, source, -1));
         return want_within(call, index, a, axis);
     }

@@ -358,8 +358,6 @@ bool index_put(Call &call)
     const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
     const Value result = call.flag(3) ? record(OPQ_OP_index_add, {target, where, given}, joined.attrs(call))
                                       : put_along(call, target, joined.at, where, given, joined.sizes);
-    if (!result)
-        return false;
     call.give(logical(reshape(result, joined.permuted), Order{joined.order}));
     return true;
 }

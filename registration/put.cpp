@@ -1,8 +1,7 @@
 // scatter, index_copy and index_fill: elements are set at indices. On the CPU the last of several writes to one place wins.
 //
-// The core adds at indices but does not set. A few indices are so many selects, where(place == index[k], source[k], ..), which fuse
-// like any elementwise op. For more of them each write finds out whether a later one goes to the same place; the last ones leave
-// their number there, and each element picks what the number says. Where all writes have one value it is enough to count them.
+// A few indices are so many selects, where(place == index[k], source[k], ..), which fuse like any elementwise op. More of them, and few
+// places of a large tensor, are a routine. Where all writes have one value it is enough to count them.
 #include "put.h"
 
 #include "below.h"
@@ -14,8 +13,7 @@ namespace opq
 namespace
 {
 
-constexpr int64_t kSelects = 8;     // indices along the axis that are compared with each place
-constexpr int64_t kPairs = 1 << 21; // comparisons of indices with each other
+constexpr int64_t kSelects = 8; // indices along the axis that are compared with each place
 
 Value binary(opq_op op, const Value &a, const Value &b) { return record(op, {a, b}); }
 
@@ -74,43 +72,26 @@ Value any_hit(const Put &put)
     return any;
 }
 
-// 1 + the number of the last write to each place, 0 for none: i64 over the places. None: too many comparisons.
-Value last_write(const Put &put)
+// Few places of a target that is in memory: written there, the others are left alone if nothing else needs the target as it was. Selects
+// would read and write all of it, but fuse.
+bool writes_few(const Put &put, const Value &source)
 {
-    const Dims shape = shape_of(put.index);
-    const int64_t count = put.count(), all = c10::multiply_integers(shape);
-    if (all > kPairs / count || shape.size() == OPQ_RANK_MAX)
-        return {};
-    Dims mine = shape, other = shape, pairs = shape;
-    mine.insert(mine.begin() + put.axis, 1); // [.., 1, n, ..] against [.., n, 1, ..]
-    other.insert(other.begin() + put.axis + 1, 1);
-    pairs.insert(pairs.begin() + put.axis, count);
-    const Value same = binary(OPQ_OP_eq, reshape(put.index, other), reshape(put.index, mine));
-    const Value later = binary(OPQ_OP_gt, iota(pairs, put.axis), iota(pairs, put.axis + 1));
-    const int64_t over[] = {put.axis};
-    const Value beaten = reduce(OPQ_OP_any, {binary(OPQ_OP_bitwise_and, same, later)}, over, false);
-    const Value number = binary(OPQ_OP_add, iota(shape, put.axis), scalar(1));
-    return add_up(put, record(OPQ_OP_where, {beaten, number_i64(0), number}));
+    enum { FEW = 4 };
+    return opq_value_buffer(put.target.get()) &&
+           c10::multiply_integers(shape_of(source)) <= c10::multiply_integers(shape_of(put.target)) / FEW;
 }
 
-// `source` has the shape of the index, or broadcasts to it.
+// `source` has the shape of the index, but is as the target where one index is for all.
 Value put_values(const Put &put, const Value &source)
 {
+    const bool whole = c10::multiply_integers(shape_of(put.index)) == put.count();
+    if (put.count() > kSelects || (whole && writes_few(put, source)))
+        return record(whole ? OPQ_OP_index_set : OPQ_OP_scatter_set,
+                      {put.target, whole ? reshape(put.index, {put.count()}) : put.index, source}, put.attrs());
     Value result = put.target;
-    if (put.count() <= kSelects) {
-        for (int64_t k = 0; k < put.count(); ++k)
-            result = record(OPQ_OP_where, {hit(put, k), slice(source, put.axis, k, 1), result});
-        return result;
-    }
-    const Value last = last_write(put);
-    if (!last)
-        return {};
-    const Value number = binary(OPQ_OP_maximum, binary(OPQ_OP_sub, last, scalar(1)), scalar(0));
-    const opq_attr along = attr_int(OPQ_ATTR_axis, put.axis);
-    const bool one_for_all = c10::multiply_integers(put.places()) == put.size();
-    const Value picked = one_for_all ? record(OPQ_OP_index_select, {source, reshape(number, {put.size()})}, {along})
-                                     : record(OPQ_OP_gather, {source, number}, {along});
-    return record(OPQ_OP_where, {binary(OPQ_OP_gt, last, scalar(0)), picked, result});
+    for (int64_t k = 0; k < put.count(); ++k)
+        result = record(OPQ_OP_where, {hit(put, k), slice(source, put.axis, k, 1), result});
+    return result;
 }
 
 // As i64; what else the CPU kernel takes, it has to say itself.
@@ -177,10 +158,7 @@ bool scatter_src(Call &call)
     for (int64_t i = 0; i < index.dim(); ++i)
         if (index.size(i) != source.size(i))
             part = slice(part, i, 0, index.size(i));
-    const Value result = put_values(put, lifted(part));
-    if (!result)
-        return false;
-    call.give(put_back(call, result));
+    call.give(put_back(call, put_values(put, lifted(part))));
     return true;
 }
 
@@ -228,10 +206,7 @@ bool index_copy(Call &call)
     if (self.dim() == 0 && index.numel() != 1)
         return false;
     const Value where = lifted(index_value(call, index));
-    const Value result = put_along(call, lifted(call.in(0)), axis, where, lifted(call.in(3)));
-    if (!result)
-        return false;
-    call.give(reshape(result, self.sizes()));
+    call.give(reshape(put_along(call, lifted(call.in(0)), axis, where, lifted(call.in(3))), self.sizes()));
     return true;
 }
 

@@ -11,7 +11,7 @@ Value lifted(const Value &value);
 // Negative indices count from the end; what is still negative or too large fails the run.
 Value wrapped_index(const Value &index, int64_t size);
 // `target` with target[.., index[i], ..] = source[.., i, ..] along `axis`. index: i64[n]; source: broadcasts to target's shape with n
-// in place of the axis. None: too many indices to sort out which is the last for its place. `joined`: sizes of the dims that the index
+// in place of the axis; the last of several writes to one place wins. `joined`: sizes of the dims that the index
 // joins, if it does.
 Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source,
                 IntArrayRef joined = {});

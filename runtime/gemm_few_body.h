@@ -5,8 +5,9 @@
  * registers and used at once: lane j is column j, so that each element still is one chain over ascending k.
  */
 enum {
-    GROUPS = 2, /* of LANES columns, in turns, where one chain of b in cache would wait for its sums; from memory more streams are slower */
-    LINE = 64,  /* bytes */
+    GROUPS =
+        2, /* of LANES columns, in turns, where one chain of b in cache would wait for its sums; from memory more streams are slower */
+    LINE = 64, /* bytes */
 };
 
 typedef struct columns {

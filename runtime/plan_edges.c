@@ -79,11 +79,6 @@ static int64_t bytes_of(const coster *c, const opq_step *step, int32_t storage, 
     return bytes + (found ? c->plan->storage[storage].bytes : 0);
 }
 
-static bool is_update(const opq_node *node)
-{
-    return opq_node_class(node) == OPQ_CLASS_UPDATE || opq_node_class(node) == OPQ_CLASS_SCATTER;
-}
-
 /* Of one value between the two. `made`: the storage before updates went in place. */
 static int64_t saved(const coster *c, const opq_unfused_edge *edge, int32_t made)
 {
@@ -94,9 +89,9 @@ static int64_t saved(const coster *c, const opq_unfused_edge *edge, int32_t made
     int32_t storage = final_storage(c->p, made);
     int64_t read = bytes_of(c, user, storage, false), written = bytes_of(c, writer, storage, true);
     bool others = r->caller || r->second >= 0 || (r->first >= 0 && r->first != to->kernel);
-    bool in_place = is_update(to) && user->copy_from < 0 && storage_of(c->p, to->operand[0]) == made;
+    bool in_place = opq_changes_operand(to) && user->copy_from < 0 && storage_of(c->p, to->operand[0]) == made;
     if (in_place) {
-        int64_t again = is_update(from) ? 0 : bytes_of(c, user, storage, true);
+        int64_t again = opq_changes_operand(from) ? 0 : bytes_of(c, user, storage, true);
         written = again < written ? again : written;
     }
     return read + (others && !in_place ? 0 : written);

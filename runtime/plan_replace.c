@@ -61,7 +61,8 @@ static void find_readers(finder *f)
             if (!may_fail(step))
                 continue;
             plan->sure_wave = w + 1;
-            opq_step_mark_written(step, f->unsure);
+            if (step->routine == NULL || step->copy_to < 0) /* else it fails before it writes */
+                opq_step_mark_written(step, f->unsure);
         }
 }
 
@@ -147,6 +148,9 @@ static bool may_replace(const opq_step *step, int from, int to)
 bool opq_step_may_update(const opq_step *step, int32_t old, int32_t made)
 {
     int to = -1;
+    for (int i = 1; i < step->operand_count; i++) /* of a routine; operand 0 is what it changes */
+        if (step->operands[i] == old)
+            return false;
     for (int i = 0; i < step->loops.buffer_count; i++)
         to = step->buffers[i] == made ? i : to;
     for (int i = 0; i < step->loops.buffer_count; i++)
@@ -182,6 +186,8 @@ static bool can_update(const finder *f, const opq_step *step, int32_t wave, cons
     int reads = 0;
     for (int i = 0; i < step->loops.buffer_count; i++)
         reads += step->buffers[i] == old;
+    for (int i = 0; i < step->operand_count; i++)
+        reads += step->operands[i] == old;
     return plan->storage[old].home == OPQ_HOME_input && plan->storage[made].home == OPQ_HOME_output &&
            !is_output[old] && !f->unsure[made] && plan->storage[old].bytes == plan->storage[made].bytes &&
            (wave >= plan->sure_wave ? f->wave[old] == wave && f->readers[old] == 1 + reads

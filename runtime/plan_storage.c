@@ -70,6 +70,7 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
         if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || has_parts(p, from))
             continue;
         rename_list(p, step->buffers, step->loops.buffer_count);
+        rename_list(p, step->operands, step->operand_count);
         if (!opq_step_may_update(step, from, step->copy_to))
             continue;
         p->same_as[step->copy_to] = from;
@@ -102,9 +103,10 @@ static void rename_all(opq_planner *p)
         opq_step *step = &p->plan->steps[s];
         rename_list(p, step->buffers, step->loops.buffer_count);
         rename_list(p, step->operands, step->operand_count);
+        rename_list(p, step->results, step->result_count);
         for (int i = 0; i < step->part_count; i++)
             rename_list(p, step->parts[i].buffers, step->parts[i].loops.buffer_count);
-        rename_list(p, &step->copy_from, 1); /* results and copies become nothing else */
+        rename_list(p, &step->copy_from, 1); /* copies become nothing else */
     }
 }
 

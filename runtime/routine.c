@@ -149,7 +149,7 @@ opq_status opq_routine_grouped_matmul(const opq_routine *c)
     return first;
 }
 
-opq_status opq_run_routine(const opq_run_state *run, const opq_step *step)
+static opq_routine bind(const opq_run_state *run, const opq_step *step)
 {
     const opq_node *node = step->routine;
     const opq_attr *key = opq_node_attr(node, OPQ_ATTR_key);
@@ -162,9 +162,29 @@ opq_status opq_run_routine(const opq_run_state *run, const opq_step *step)
         call.type[k] = &opq_node_at(step->graph, node->operand[k])->type;
         call.data[k] = opq_run_data(run, step->operands[k]);
     }
-    if (node->op == OPQ_OP_grouped_matmul)
+    return call;
+}
+
+static bool scatters(const opq_step *step)
+{
+    return step->routine->op >= OPQ_OP_scatter_prod && step->routine->op <= OPQ_OP_index_set;
+}
+
+opq_status opq_routine_check(const opq_run_state *run, const opq_step *step)
+{
+    if (!scatters(step))
+        return OPQ_OK;
+    opq_routine call = bind(run, step);
+    return opq_routine_scatter_check(&call);
+}
+
+opq_status opq_run_routine(const opq_run_state *run, const opq_step *step)
+{
+    opq_routine call = bind(run, step);
+    if (step->routine->op == OPQ_OP_grouped_matmul)
         return opq_routine_grouped_matmul(&call);
-    if (node->op == OPQ_OP_argsort || node->op == OPQ_OP_argsort_down)
+    if (!scatters(step))
         return opq_routine_argsort(&call);
-    return opq_routine_scatter(&call);
+    opq_routine_scatter(&call);
+    return OPQ_OK;
 }

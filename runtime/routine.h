@@ -17,6 +17,7 @@ typedef struct opq_routine {
 
 opq_status opq_routine_grouped_matmul(const opq_routine *call) OPQ_MUST_CHECK;
 opq_status opq_routine_argsort(const opq_routine *call) OPQ_MUST_CHECK;
-opq_status opq_routine_scatter(const opq_routine *call) OPQ_MUST_CHECK;
+opq_status opq_routine_scatter_check(const opq_routine *call) OPQ_MUST_CHECK;
+void opq_routine_scatter(const opq_routine *call); /* out: holds operand 0 already; the check has passed */
 
 #endif

@@ -1,13 +1,15 @@
-/* scatter_prod, scatter_amax, scatter_amin: every line along the axis by itself, in ascending order, several lines beside each other so that
- * what lies side by side in memory is walked so.
+/* Elements that are set or combined at indices, in ascending order along the axis. Lines along it need nothing of each other; several are
+ * walked beside each other, as they lie in memory. index_set has one index for all lines: what is side by side is copied at once.
+ *
+ * Indices are looked at before anything is written, because the result may lie where operand 0 did.
  */
 #include "runtime/routine.h"
 
 #include "graph/eval.h"
+#include "graph/index_error.h"
 #include "opaque/scalar.h"
 #include "runtime/parallel.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 enum { LINES = 16, GRAIN = 4096 };
@@ -17,7 +19,6 @@ typedef struct scatter {
     int axis;
     int64_t along, extent;    /* of the index, of the result */
     int64_t stride[3], lines; /* along the axis, of result, index and source */
-    atomic_bool out_of_range;
 } scatter;
 
 /* Places of the first elements of `line` in the result, the index and the source. */
@@ -52,10 +53,6 @@ static void combine_any(const scatter *s, int64_t to, int64_t from)
     for (int64_t i = 0; i < s->along; i++)                                                                             \
         for (int64_t l = 0; l < count; l++) {                                                                          \
             int64_t at = index[place[l][1] + i * s->stride[1]];                                                        \
-            if (at < 0 || at >= s->extent) {                                                                           \
-                atomic_store(&s->out_of_range, true);                                                                  \
-                continue;                                                                                              \
-            }                                                                                                          \
             int64_t to = place[l][0] + at * s->stride[0], from = place[l][2] + i * s->stride[2];                       \
             combine;                                                                                                   \
         }
@@ -73,9 +70,31 @@ static void combine_any(const scatter *s, int64_t to, int64_t from)
 #define TIMES(a, b) ((a) * (b))
 #define WRAPPING(a, b) ((int64_t)((uint64_t)(a) * (uint64_t)(b)))
 
-static void walk(scatter *s, int64_t (*place)[3], int64_t count)
+#define WALK_SET(integer)                                                                                              \
+    {                                                                                                                  \
+        integer *out = s->call->out;                                                                                   \
+        const integer *source = s->call->data[2];                                                                      \
+        WALK(out[to] = source[from])                                                                                   \
+    }
+
+static void walk_set(const scatter *s, int64_t (*place)[3], int64_t count)
 {
     const int64_t *index = s->call->data[1];
+    switch (opq_dtype_bytes((opq_dtype)s->call->node->type.dtype)) {
+    case 1: WALK_SET(uint8_t) break;
+    case 2: WALK_SET(uint16_t) break;
+    case 4: WALK_SET(uint32_t) break;
+    default: WALK_SET(uint64_t) break;
+    }
+}
+
+static void walk(const scatter *s, int64_t (*place)[3], int64_t count)
+{
+    const int64_t *index = s->call->data[1];
+    if (s->call->node->op == OPQ_OP_scatter_set) {
+        walk_set(s, place, count);
+        return;
+    }
     switch ((opq_dtype)s->call->node->type.dtype) {
     case OPQ_f32: WALK_AS(float, f32, TIMES) break;
     case OPQ_f64: WALK_AS(double, f64, TIMES) break;
@@ -86,7 +105,7 @@ static void walk(scatter *s, int64_t (*place)[3], int64_t count)
 
 static void run_lines(void *data, int64_t begin, int64_t end)
 {
-    scatter *s = data;
+    const scatter *s = data;
     for (int64_t first = begin; first < end; first += LINES) {
         int64_t place[LINES][3], count = end - first < LINES ? end - first : LINES;
         for (int64_t l = 0; l < count; l++)
@@ -95,34 +114,52 @@ static void run_lines(void *data, int64_t begin, int64_t end)
     }
 }
 
-static opq_status out_of_range(const scatter *s)
+/* Lines [begin, end) of all, which lie side by side up to the end of a row of them. */
+static void set_lines(void *data, int64_t begin, int64_t end)
 {
-    const int64_t *index = s->call->data[1];
-    int64_t i = 0;
-    while (index[i] >= 0 && index[i] < s->extent)
-        i++;
-    bool by_position = strncmp(s->call->name, "aten::index_reduce", 18) != 0; /* where PyTorch raises RuntimeError */
-    return opq_fail(by_position ? OPQ_INVALID : OPQ_OUT_OF_RANGE,
-                    "%s: index %lld is out of bounds for dimension %d with size %lld", s->call->name,
-                    (long long)index[i], s->axis, (long long)s->extent);
+    const scatter *s = data;
+    const int64_t *index = s->call->data[1], inner = s->stride[0];
+    int64_t bytes = opq_dtype_bytes((opq_dtype)s->call->node->type.dtype);
+    while (begin < end) {
+        int64_t row = begin / inner, line = begin % inner;
+        int64_t count = end - begin < inner - line ? end - begin : inner - line;
+        for (int64_t i = 0; i < s->along; i++)
+            memcpy((char *)s->call->out + ((row * s->extent + index[i]) * inner + line) * bytes,
+                   (const char *)s->call->data[2] + ((row * s->along + i) * inner + line) * bytes,
+                   (size_t)(count * bytes));
+        begin += count;
+    }
 }
 
-opq_status opq_routine_scatter(const opq_routine *c)
+opq_status opq_routine_scatter_check(const opq_routine *c)
+{
+    const int64_t *index = c->data[1], count = opq_type_count(c->type[1]);
+    const int64_t extent = c->type[0]->size[opq_node_int(c->node, OPQ_ATTR_axis, 0)];
+    bool good = true;
+    for (int64_t i = 0; i < count; i++)
+        good = good && index[i] >= 0 && index[i] < extent;
+    if (good)
+        return OPQ_OK;
+    while (*index >= 0 && *index < extent)
+        index++;
+    opq_index_words words = opq_index_words_of(c->node, c->type[0]);
+    return opq_index_fail(&words, c->name, *index, extent);
+}
+
+void opq_routine_scatter(const opq_routine *c)
 {
     scatter s = {.call = c, .axis = (int)opq_node_int(c->node, OPQ_ATTR_axis, 0), .stride = {1, 1, 1}};
     const opq_type *type[] = {&c->node->type, c->type[1], c->type[2]};
-    int64_t count = opq_type_count(type[1]);
-    if (c->out != c->data[0])
-        memcpy(c->out, c->data[0], (size_t)opq_type_bytes(type[0]));
+    bool whole = c->node->op == OPQ_OP_index_set;
+    int64_t count = opq_type_count(type[whole ? 2 : 1]);
     if (count == 0)
-        return OPQ_OK;
-    s.along = type[1]->size[s.axis];
+        return;
+    s.along = type[1]->size[whole ? 0 : s.axis];
     s.extent = type[0]->size[s.axis];
     for (int o = 0; o < 3; o++)
         for (int d = s.axis + 1; d < type[o]->rank; d++)
             s.stride[o] *= type[o]->size[d];
-    atomic_init(&s.out_of_range, false);
     int64_t grain = GRAIN / s.along;
-    opq_parallel_for(c->run->runtime->host, count / s.along, grain < LINES ? LINES : grain, run_lines, &s);
-    return atomic_load(&s.out_of_range) ? out_of_range(&s) : OPQ_OK;
+    opq_parallel_for(c->run->runtime->host, count / s.along, grain < LINES ? LINES : grain,
+                     whole ? set_lines : run_lines, &s);
 }

@@ -284,15 +284,34 @@ static void take_inputs(const opq_run_state *run)
         take_input(run, i);
 }
 
+static opq_status own_output(const opq_run_state *run, int32_t id)
+{
+    const opq_storage *storage = id >= 0 ? &run->plan->storage[id] : NULL;
+    if (storage == NULL || storage->home != OPQ_HOME_output || run->outputs[storage->index])
+        return OPQ_OK;
+    return opq_pool_run_buffer(run->runtime->pool, (size_t)storage->bytes, (opq_buffer **)&run->outputs[storage->index]);
+}
+
 /* After a failure: what the step writes has memory of its own. */
 static opq_status own_outputs(const opq_run_state *run, const opq_step *step)
 {
-    for (int i = 0; i < step->loops.buffer_count; i++) {
-        const opq_storage *storage = step->buffers[i] >= 0 ? &run->plan->storage[step->buffers[i]] : NULL;
-        if (storage && storage->home == OPQ_HOME_output && run->outputs[storage->index] == NULL)
-            OPQ_TRY(opq_pool_run_buffer(run->runtime->pool, (size_t)storage->bytes,
-                                        (opq_buffer **)&run->outputs[storage->index]));
-    }
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        OPQ_TRY(own_output(run, step->buffers[i]));
+    for (int i = 0; i < step->result_count; i++)
+        OPQ_TRY(own_output(run, step->results[i]));
+    return OPQ_OK;
+}
+
+/* Has memory for what it writes: where an input lay, unless something has failed. A routine that would fail does so before. */
+static opq_status make_ready(const opq_run_state *run, const opq_step *step, bool failed)
+{
+    opq_status status = step->routine ? opq_routine_check(run, step) : OPQ_OK;
+    if (status != OPQ_OK)
+        return extern_error(run, step, status);
+    if (failed)
+        return own_outputs(run, step);
+    if (step->copy_to >= 0 && run->plan->storage[step->copy_to].home == OPQ_HOME_output)
+        take_input(run, run->plan->storage[step->copy_to].index);
     return OPQ_OK;
 }
 
@@ -367,9 +386,7 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
         return;
     }
     opq_launch_times before = clocks(run);
-    if (step->copy_to >= 0 && run->plan->storage[step->copy_to].home == OPQ_HOME_output && !f->any)
-        take_input(run, run->plan->storage[step->copy_to].index);
-    opq_status status = f->any ? own_outputs(run, step) : OPQ_OK;
+    opq_status status = make_ready(run, step, f->any);
     void *activity = watch(run, step, 1);
     if (status == OPQ_OK)
         status = run_step(run, step);

@@ -35,6 +35,8 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
 /* Packs what is at `data`. */
 opq_status opq_pack(opq_gemm *gemm, const struct opq_packed_key *key, const void *data, void *out) OPQ_MUST_CHECK;
 enum { OPQ_PACKED_COUNT_MIN = 64 * 64 }; /* of elements: fewer are not worth it */
+/* Before it runs, and before anything is written: are its indices in range? */
+opq_status opq_routine_check(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
 opq_status opq_run_routine(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
 /* fault.c. After the step failed: which of its checks an error is about, and the index. False: what it read is there no more, or no memory. */
 bool opq_fault_find(const opq_run_state *run, const opq_step *step, int *out_check, int64_t *out_index);

@@ -307,7 +307,8 @@ static opq_ref random_grouped(random_graph *r, opq_ref x)
 
 opq_ref random_routine(random_graph *r, opq_ref x)
 {
-    static const opq_op combining[] = {OPQ_OP_scatter_prod, OPQ_OP_scatter_amax, OPQ_OP_scatter_amin};
+    static const opq_op combining[] = {OPQ_OP_scatter_prod, OPQ_OP_scatter_amax, OPQ_OP_scatter_amin,
+                                       OPQ_OP_scatter_set};
     opq_type type = opq_graph_type(r->graph, x);
     if (type.rank == 0 || opq_type_count(&type) > 6000)
         return -1;
@@ -319,8 +320,14 @@ opq_ref random_routine(random_graph *r, opq_ref x)
         return random_op(r, chance(r, 50) ? OPQ_OP_argsort : OPQ_OP_argsort_down, &x, 1, &attr, 1);
     opq_type added = type;
     added.size[axis] = 1 + (int64_t)random_below(r, 9);
-    opq_ref source = same_shape(r, &added), index = indices(r, &added, axis, type.size[axis]);
-    return random_op(r, combining[random_below(r, 3)], (opq_ref[]){x, index, source}, 3, &attr, 1);
+    opq_ref source = same_shape(r, &added);
+    if (chance(r, 40)) {
+        opq_type line = opq_type_make(OPQ_i64, 1, &added.size[axis]);
+        opq_ref places = indices(r, &line, 0, type.size[axis]);
+        return random_op(r, OPQ_OP_index_set, (opq_ref[]){x, places, source}, 3, &attr, 1);
+    }
+    opq_ref index = indices(r, &added, axis, type.size[axis]);
+    return random_op(r, combining[random_below(r, 4)], (opq_ref[]){x, index, source}, 3, &attr, 1);
 }
 
 opq_ref random_concat(random_graph *r, opq_ref x)

@@ -465,6 +465,8 @@ EXPLICIT = {
     "argsort_down": (lambda x: x.sort(0, descending=True).values, M),
     "scatter_prod": (lambda x, i: x.scatter_reduce(1, i, x * 2, "prod"), M, I34),
     "scatter_amax": (lambda x, i: x.scatter_reduce(1, i, x * 2, "amax"), M, I34),
+    "scatter_set": (lambda x, i: x.repeat(9, 1).scatter(0, i.repeat(9, 1), x.repeat(9, 1)), M, I34),
+    "index_set": (lambda x, i: x.repeat(9, 1).index_copy(0, i.flatten(), x.repeat(4, 1)), M, I34),
     "scatter_amin": (lambda x, i: x.scatter_reduce(1, i, x * 2, "amin"), M, I34),
     "lstm": (lstm(0), *LSTM),
     "lstm_states": (lstm(2), *LSTM),

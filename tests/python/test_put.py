@@ -45,6 +45,85 @@ def test_scatter_that_sets(seed):
     same(x.to(D).scatter(axis, few.to(D), 1), x.scatter(axis, few, 1), strides=False)
 
 
+PLACES = {
+    "index_copy": lambda x, i, s: x.index_copy_(1, i, s),
+    "setitem": lambda x, i, s: x.__setitem__((slice(None), i), s),
+    "scatter": lambda x, i, s: x.scatter_(1, i[None, :, None].expand(4, -1, 64), s),
+}
+
+
+def large(name, count):
+    """A write of `count` rows to each of four slices of a computed tensor, 8 MB of it, on the device and the CPU."""
+    x, i, s = torch.randn(4, 8192, 64), torch.randint(8192, (count,)), torch.randn(4, count, 64)
+    y = x.to(D)
+    torch.opaque.synchronize()
+    PLACES[name](x, i, s)
+    return x, y, lambda: PLACES[name](y, i.to(D), s.to(D))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name, count", [("index_copy", 1), ("index_copy", 9), ("setitem", 2), ("scatter", 40)])
+def test_few_places_are_written_where_they_are(name, count, captured):
+    """Not a copy of the rest: a cache that is written at a place told by a tensor."""
+    x, y, write = large(name, count)
+    for write in [torch_opaque.capture(write)] * 3 if captured else [write]:
+        torch.opaque.synchronize()
+        torch.opaque.reset_peak_memory_stats()
+        before = torch.opaque.max_memory_allocated()
+        write()
+        torch.opaque.synchronize()
+        assert torch.opaque.max_memory_allocated() < before + x.nbytes / 2
+    assert torch.equal(y.cpu(), x)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_old_value_stays_where_it_is_needed(name):
+    x, y, write = large(name, 9)
+    old, seen = y.clone(), y * 2
+    write()
+    assert torch.equal(y.cpu(), x) and torch.equal(seen.cpu(), 2 * old.cpu())
+    with torch.no_grad():
+        same(y.index_copy(1, torch.tensor([3]).to(D), old[:, 5:6]), x.index_copy(1, torch.tensor([3]), old.cpu()[:, 5:6]))
+    assert torch.equal(y.cpu(), x)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_write_to_its_own_place(name):
+    """The rows that are written are read from the tensor itself."""
+    x, y, _ = large(name, 1)
+    i = torch.tensor(sum(([k, k + 1] for k in range(0, 40, 2)), []))
+    for t in (x, y):
+        PLACES[name](t, i.to(t.device), t[:, 1 : 1 + len(i)] + 0.5)
+        PLACES[name](t, i.to(t.device), t[:, :40].flip(1) + 1)
+    assert torch.equal(y.cpu(), x)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_that_does_not_exist(name):
+    """The tensor is as it was, though others were written before and after; captured and not."""
+    x, y, _ = large(name, 9)
+    z = y.clone()
+    good, bad = torch.arange(9).to(D), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9000]).to(D)
+    source = torch.ones(4, 9, 64).to(D)
+    torch.opaque.synchronize()
+
+    def write(i):
+        PLACES[name](y, i, source)
+        PLACES[name](z, good, source)
+
+    for fn in (write, *[torch_opaque.capture(write)] * 2):
+        with pytest.raises((IndexError, RuntimeError), match="index 9000 is out of bounds"):
+            fn(bad)
+            y.cpu()
+        assert torch.equal(y.cpu(), x)
+        PLACES[name](expected := x.clone(), good.cpu(), source.cpu())
+        assert torch.equal(z.cpu(), expected)
+        z.copy_(y)
+        torch.opaque.synchronize()
+    write(good)
+    assert torch.equal(y.cpu(), expected)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_index_copy_and_fill(seed):
     rng = random.Random(seed)
