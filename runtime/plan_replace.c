@@ -178,11 +178,12 @@ static opq_status permit(finder *f, int32_t buffer, int32_t input)
 }
 
 /* The old value is an input that no other step knows, or none behind the last that may fail; this one reads at most where it writes. Where a joined plan
- * fails its parts run, from its inputs. */
+ * fails its parts run, from its inputs: a step that has been done is done again then, on its own result. */
 static bool can_update(const finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
 {
     const opq_plan *plan = f->plan;
     int32_t old = step->copy_from, made = step->copy_to;
+    bool repeats = step->routine && step->routine->op != OPQ_OP_scatter_prod;
     int reads = 0;
     for (int i = 0; i < step->loops.buffer_count; i++)
         reads += step->buffers[i] == old;
@@ -191,7 +192,7 @@ static bool can_update(const finder *f, const opq_step *step, int32_t wave, cons
     return plan->storage[old].home == OPQ_HOME_input && plan->storage[made].home == OPQ_HOME_output &&
            !is_output[old] && !f->unsure[made] && plan->storage[old].bytes == plan->storage[made].bytes &&
            (wave >= plan->sure_wave ? f->wave[old] == wave && f->readers[old] == 1 + reads
-                                    : plan->part_count == 0 && f->uses[old] == 1 + reads) &&
+                                    : (plan->part_count == 0 || repeats) && f->uses[old] == 1 + reads) &&
            opq_step_may_update(step, old, made);
 }
 
