@@ -419,11 +419,14 @@ static opq_status extern_step(opq_planner *p, int32_t kernel, opq_step *step)
     return OPQ_OK;
 }
 
+/* Those without elements are none: they join with anything. */
 static int product_count(const opq_planner *p, const opq_kernel_group *group)
 {
     int count = 0;
-    for (opq_ref n = group->first; n < group->first + group->count; n++)
-        count += opq_node_class(opq_node_at(p->graph, n)) == OPQ_CLASS_MATMUL;
+    for (opq_ref n = group->first; n < group->first + group->count; n++) {
+        const opq_node *node = opq_node_at(p->graph, n);
+        count += opq_node_class(node) == OPQ_CLASS_MATMUL && opq_type_count(&node->type) > 0;
+    }
     return count;
 }
 

@@ -307,8 +307,7 @@ static opq_ref random_grouped(random_graph *r, opq_ref x)
 
 opq_ref random_routine(random_graph *r, opq_ref x)
 {
-    static const opq_op combining[] = {OPQ_OP_scatter_prod, OPQ_OP_scatter_amax, OPQ_OP_scatter_amin,
-                                       OPQ_OP_scatter_set};
+    static const opq_op combining[] = {OPQ_OP_scatter_prod, OPQ_OP_scatter_amax, OPQ_OP_scatter_amin, OPQ_OP_scatter_set};
     opq_type type = opq_graph_type(r->graph, x);
     if (type.rank == 0 || opq_type_count(&type) > 6000)
         return -1;

@@ -62,11 +62,13 @@ def large(name, count):
 
 
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("name, count", [("index_copy", 1), ("index_copy", 9), ("setitem", 2), ("scatter", 40)])
+@pytest.mark.parametrize(
+    "name, count", [("index_copy", 1), ("index_copy", 9), ("setitem", 2), ("scatter", 40)]
+)
 def test_few_places_are_written_where_they_are(name, count, captured):
     """Not a copy of the rest: a cache that is written at a place told by a tensor."""
     x, y, write = large(name, count)
-    if captured: # the first call, which records, has the old value beside the new one
+    if captured:  # the first call, which records, has the old value beside the new one
         write = torch_opaque.capture(write)
         write()
     for _ in range(2):
@@ -86,7 +88,10 @@ def test_the_old_value_stays_where_it_is_needed(name):
     write()
     assert torch.equal(y.cpu(), x) and torch.equal(seen.cpu(), 2 * old.cpu())
     with torch.no_grad():
-        same(y.index_copy(1, torch.tensor([3]).to(D), old[:, 5:6]), x.index_copy(1, torch.tensor([3]), old.cpu()[:, 5:6]))
+        same(
+            y.index_copy(1, torch.tensor([3]).to(D), old[:, 5:6]),
+            x.index_copy(1, torch.tensor([3]), old.cpu()[:, 5:6]),
+        )
     assert torch.equal(y.cpu(), x)
 
 

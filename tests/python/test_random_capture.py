@@ -59,6 +59,8 @@ STEPS = (
     ("attention", lambda w, a, h, r: F.scaled_dot_product_attention(h[None], h[None], h[None])[0]),
     ("index", lambda w, a, h, r: h[torch.tensor([0, 1, 0], device=D)].sum(0) + h),
     ("gather", lambda w, a, h, r: h + w.table[a["i"]].sum(0)),
+    ("cache", lambda w, a, h, r: h + w.keep(a["i"], h.detach().mean(0)).mean(0)),
+    ("cache by an item", lambda w, a, h, r: h + w.keep(a["i"] + 20, h.detach()[0], True).amax(0)),
     ("counter", lambda w, a, h, r: (w.count.add_(1), h * (1 + 1 / w.count.item()))[1]),
     ("cpu tensor", lambda w, a, h, r: h + a["c"].to(D)),
     ("look back", lambda w, a, h, r: h + a["x"]),
@@ -82,6 +84,7 @@ class World:
             torch.randn(WIDTH, WIDTH, device=D),
             torch.randn(6, WIDTH, device=D),
         )
+        self.cache = torch.zeros(40, WIDTH, device=D)
         self.count = torch.zeros(())
         self.trains = r.random() < 0.5
         self.optimizer = r.choice(OPTIMIZERS)(self.net.parameters()) if self.trains else None
@@ -95,6 +98,14 @@ class World:
         kept = self.state.clone()
         self.state.copy_(self.other)
         self.other.copy_(kept)
+
+    @torch.no_grad()
+    def keep(self, places, row, by_item=False):
+        if by_item:
+            self.cache[places] = row
+        else:
+            self.cache.index_copy_(0, places, row.expand(len(places), WIDTH))
+        return self.cache
 
     def forward(self, a):
         h = a["x"]
@@ -131,7 +142,7 @@ class World:
 
     def left(self) -> list:
         """What a call may have changed."""
-        found = [self.state, self.other, self.matrix, self.count]
+        found = [self.state, self.other, self.matrix, self.count, self.cache]
         found += [*self.net.parameters(), *self.net.buffers()]
         return found + [p.grad for p in self.net.parameters() if p.grad is not None]
 

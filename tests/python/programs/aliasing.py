@@ -242,7 +242,7 @@ def change(n):
         d = dim(n, x)
         size = t.shape[d]
         start, length = part(n, x, d)
-        shift = n.choose(1, 2)
+        shift, many = n.choose(1, 2), n.choose(1, 2, 9)
         # PyTorch sees that windows overlap only where both are contiguous.
         whole = "" if t.is_contiguous() else ".clone()"
         if size:
@@ -254,6 +254,11 @@ def change(n):
                 f"for piece in {x}.chunk(2, {d}):\n    piece.add_(1)",
                 f"{x}.index_fill_({d}, {index(n, size)}, {number})",
                 f"{x}.index_copy_({d}, {index(n, size, 1)}, {x}.narrow({d}, 0, 1).clone())",
+                f"{x}.index_copy_({d}, {index(n, size, many)}, {x}.index_select({d}, {index(n, size, many)}))",
+                f"{x}.scatter_({d}, {index(n, size, 1)}.expand({[n.choose(1, k) for k in t.shape]}), {x}.clone())",
+                f"{x}[{index(n, t.shape[0], many)}] = {x}[{index(n, t.shape[0], many)}]"
+                if t.shape[0]
+                else f"{x}.zero_()",
                 f"{x}.index_add_({d}, {index(n, size, 2)}, {x}.narrow({d}, 0, 1).clone().expand({[2 if i == d % t.dim() else k for i, k in enumerate(t.shape)]}))",
                 f"{x}[{index(n, t.shape[0])}] = {number}" if t.shape[0] else f"{x}.zero_()",
                 f"{x}.transpose_(0, {d})",
