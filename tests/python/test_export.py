@@ -295,6 +295,32 @@ def test_state_of_a_module(tmp_path):
             x.fill_(-1)  # the state is the model's own
 
 
+def test_a_cache_that_is_written_at_a_place(tmp_path):
+    """The model's own; a place that does not exist is an error that leaves it as it was."""
+
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(4, 64, 8))
+
+        def forward(self, row, place):
+            self.kept.index_copy_(1, place, row)
+            return self.kept.sum(1)
+
+    cache = Cache()
+    made = torch_opaque.export(
+        cache, (torch.zeros(4, 1, 8), torch.tensor([0])), tmp_path / "cache.so"
+    )
+    with Model(made.library) as model:
+        for place in (3, 63, 64, 3, -1, 0):
+            row, at, got = torch.randn(4, 1, 8), torch.tensor([place]), torch.zeros(4, 8)
+            code = model.run((row, at), (got,))
+            if 0 <= place < 64:
+                assert code == 0 and torch.allclose(got, cache(row, at).detach().cpu(), atol=1e-5)
+            else:
+                assert code != 0 and f"index {place} is out of bounds" in model.error()
+
+
 def test_random_numbers(tmp_path):
     """The stream goes on from where the device's stood; a seed is that of torch.manual_seed."""
 
