@@ -4,11 +4,8 @@
  * Packing would write and read b once more, for a b that is read only once. Here LANES columns x LANES k of b are transposed in
  * registers and used at once: lane j is column j, so that each element still is one chain over ascending k.
  */
-enum {
-    GROUPS =
-        2, /* of LANES columns, in turns, where one chain of b in cache would wait for its sums; from memory more streams are slower */
-    LINE = 64, /* bytes */
-};
+/* GROUPS of LANES columns in turns, where one chain of b in cache would wait for its sums; from memory more streams are slower. */
+enum { GROUPS = 2, LINE = 64 /* bytes */ };
 
 typedef struct columns {
     const char *b;
