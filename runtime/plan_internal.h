@@ -3,6 +3,7 @@
 #define OPAQUE_RUNTIME_PLAN_INTERNAL_H
 
 #include "runtime/plan.h"
+#include "runtime/routine.h"
 
 typedef struct opq_planner {
     bool dry; /* for its numbers: no code is generated */
@@ -49,18 +50,17 @@ static inline void opq_step_bind(opq_step *step, const opq_bound *bound)
 opq_status opq_planner_check(const opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
 opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_block.c */
 opq_status opq_plan_products_step(opq_planner *p, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_products.c */
-/* After all steps exist: which are one launch, and the order of launches. */
-opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
-/* After that: lifetimes, in-place updates, outputs (their storages), arena. */
-opq_status opq_plan_storage(opq_planner *planner, const int32_t *outputs, int output_count) OPQ_MUST_CHECK;
 /* Operand 0 with some elements changed: its step begins with a copy of it, or is done in place. */
 static inline bool opq_changes_operand(const opq_node *node)
 {
     opq_class class_ = opq_node_class(node);
     return class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER ||
-           (class_ == OPQ_CLASS_ROUTINE && node->op >= OPQ_OP_scatter_prod && node->op <= OPQ_OP_index_set);
+           (class_ == OPQ_CLASS_ROUTINE && opq_routine_scatters(node));
 }
-
+/* After all steps exist: which are one launch, and the order of launches. */
+opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
+/* After that: lifetimes, in-place updates, outputs (their storages), arena. */
+opq_status opq_plan_storage(opq_planner *planner, const int32_t *outputs, int output_count) OPQ_MUST_CHECK;
 opq_status opq_plan_replacements(opq_planner *planner) OPQ_MUST_CHECK;
 /* And then, of a plan that is looked at: what each edge between two kernels would save. (plan_edges.c) */
 opq_status opq_plan_edges(opq_planner *planner) OPQ_MUST_CHECK;

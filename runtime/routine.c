@@ -165,14 +165,9 @@ static opq_routine bind(const opq_run_state *run, const opq_step *step)
     return call;
 }
 
-static bool scatters(const opq_step *step)
-{
-    return step->routine->op >= OPQ_OP_scatter_prod && step->routine->op <= OPQ_OP_index_set;
-}
-
 opq_status opq_routine_check(const opq_run_state *run, const opq_step *step)
 {
-    if (!scatters(step))
+    if (!opq_routine_scatters(step->routine))
         return OPQ_OK;
     opq_routine call = bind(run, step);
     return opq_routine_scatter_check(&call);
@@ -183,7 +178,7 @@ opq_status opq_run_routine(const opq_run_state *run, const opq_step *step)
     opq_routine call = bind(run, step);
     if (step->routine->op == OPQ_OP_grouped_matmul)
         return opq_routine_grouped_matmul(&call);
-    if (!scatters(step))
+    if (!opq_routine_scatters(step->routine))
         return opq_routine_argsort(&call);
     opq_routine_scatter(&call);
     return OPQ_OK;

@@ -15,6 +15,12 @@ typedef struct opq_routine {
     void *out;
 } opq_routine;
 
+/* Operand 0 with elements set or combined at the indices of operand 1? */
+static inline bool opq_routine_scatters(const opq_node *node)
+{
+    return node->op >= OPQ_OP_scatter_prod && node->op <= OPQ_OP_index_set;
+}
+
 opq_status opq_routine_grouped_matmul(const opq_routine *call) OPQ_MUST_CHECK;
 opq_status opq_routine_argsort(const opq_routine *call) OPQ_MUST_CHECK;
 opq_status opq_routine_scatter_check(const opq_routine *call) OPQ_MUST_CHECK;

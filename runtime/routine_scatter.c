@@ -17,8 +17,8 @@ enum { LINES = 16, GRAIN = 4096 };
 typedef struct scatter {
     const opq_routine *call;
     int axis;
-    int64_t along, extent;    /* of the index, of the result */
-    int64_t stride[3], lines; /* along the axis, of result, index and source */
+    int64_t along, extent; /* of the index, of the result */
+    int64_t stride[3];     /* along the axis, of result, index and source */
 } scatter;
 
 /* Places of the first elements of `line` in the result, the index and the source. */
@@ -135,15 +135,13 @@ opq_status opq_routine_scatter_check(const opq_routine *c)
 {
     const int64_t *index = c->data[1], count = opq_type_count(c->type[1]);
     const int64_t extent = c->type[0]->size[opq_node_int(c->node, OPQ_ATTR_axis, 0)];
-    bool good = true;
-    for (int64_t i = 0; i < count; i++)
-        good = good && index[i] >= 0 && index[i] < extent;
-    if (good)
+    int64_t i = 0;
+    while (i < count && index[i] >= 0 && index[i] < extent)
+        i++;
+    if (i == count)
         return OPQ_OK;
-    while (*index >= 0 && *index < extent)
-        index++;
     opq_index_words words = opq_index_words_of(c->node, c->type[0]);
-    return opq_index_fail(&words, c->name, *index, extent);
+    return opq_index_fail(&words, c->name, index[i], extent);
 }
 
 void opq_routine_scatter(const opq_routine *c)
