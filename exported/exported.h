@@ -47,10 +47,16 @@ typedef struct opq_exported_draw {
     int64_t further;
 } opq_exported_draw;
 
+/* A kind of step: one of them, and which of its numbers (runtime/step_numbers.h) others of the kind have otherwise; then -1. */
+typedef struct opq_exported_step {
+    const opq_step *like;
+    const int32_t *varies;
+} opq_exported_step;
+
 /* What a call runs, for some sizes. */
 typedef struct opq_exported_call {
     const int64_t *sizes;
-    const opq_plan *plan; /* NULL: nothing is computed */
+    int plan; /* -1: nothing is computed */
     const opq_exported_leaf *leaves;
     int leaf_count;
     const opq_exported_sink *sinks;
@@ -76,6 +82,9 @@ typedef struct opq_exported {
     int window_count;
     const opq_exported_packed *packed;
     int packed_count;
+    const opq_exported_step *steps;
+    const int64_t *plans;   /* per plan: where it is among the numbers */
+    const int32_t *numbers; /* of all plans: see plans.c */
     const opq_exported_call *calls; /* in order of their sizes */
     int call_count;
     const opq_exported_tile *tiles;
@@ -86,6 +95,9 @@ typedef struct opq_exported {
 } opq_exported;
 
 enum { OPQ_EXPORTED_DIGEST = 32 };
+
+/* plans.c: a plan as its steps' kinds and numbers tell it. What its arrays do not own is the library's. */
+opq_status opq_exported_plan(const opq_exported *what, int plan, opq_plan **out_plan) OPQ_MUST_CHECK;
 
 int opq_exported_open(const opq_exported *what, const char *weights, int threads, opaque_model **out_model);
 int opq_exported_run(opaque_model *model, const int64_t *sizes, const void *const *inputs, void *const *outputs);

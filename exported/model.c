@@ -26,6 +26,7 @@ struct opaque_model {
     char *file;            /* mapped */
     opq_buffer **windows;  /* on the file */
     opq_buffer **states;   /* per weight, NULL: it is none */
+    _Atomic(opq_plan *) *plans; /* per call, NULL: it was not called yet */
     uint64_t seed, offset; /* of the random stream */
     bool has_state;
     pthread_mutex_t lock; /* of the state and the stream */
@@ -122,7 +123,8 @@ static opq_status make_buffers(opaque_model *m)
     const opq_exported *what = m->what;
     m->windows = calloc((size_t)what->window_count + 1, sizeof *m->windows);
     m->states = calloc((size_t)what->info->weight_count + 1, sizeof *m->states);
-    if (m->windows == NULL || m->states == NULL)
+    m->plans = calloc((size_t)what->call_count, sizeof *m->plans);
+    if (m->windows == NULL || m->states == NULL || m->plans == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");
     for (int i = 0; i < what->window_count; i++) {
         const opq_exported_window *w = &what->windows[i];
@@ -168,6 +170,12 @@ static opq_status prepare(opaque_model *m, int threads)
     return keep_packed(m);
 }
 
+static void drop_plan(opq_plan *plan)
+{
+    opq_arena arena = plan ? plan->arena : (opq_arena){0}; /* the plan is in it */
+    opq_arena_drop(&arena);
+}
+
 void opq_exported_close(opaque_model *m)
 {
     if (m == NULL)
@@ -176,6 +184,9 @@ void opq_exported_close(opaque_model *m)
         opq_buffer_release(m->windows[i]);
     for (int i = 0; m->states && i < m->what->info->weight_count; i++)
         opq_buffer_release(m->states[i]);
+    for (int i = 0; m->plans && i < m->what->call_count; i++)
+        drop_plan(atomic_load(&m->plans[i]));
+    free(m->plans);
     free(m->windows);
     free(m->states);
     if (m->pool)
@@ -228,6 +239,7 @@ void opq_exported_seed(opaque_model *m, uint64_t seed)
 typedef struct run {
     opaque_model *model;
     const opq_exported_call *call;
+    const opq_plan *plan; /* NULL: nothing is computed */
     const void *const *inputs;
     void *const *outputs;
     opq_buffer **leaves, **made; /* made: per output */
@@ -260,9 +272,29 @@ static const opq_exported_call *find_call(const opq_exported *what, const int64_
     return NULL;
 }
 
+/* Of the call: made when it is first needed, by whoever comes first. */
+static opq_status find_plan(run *r)
+{
+    if (r->call->plan < 0)
+        return OPQ_OK;
+    const opq_exported *what = r->model->what;
+    _Atomic(opq_plan *) *at = &r->model->plans[r->call - what->calls];
+    opq_plan *found = atomic_load(at), *made;
+    if (found == NULL) {
+        OPQ_TRY(opq_exported_plan(what, r->call->plan, &made));
+        if (atomic_compare_exchange_strong(at, &found, made))
+            found = made;
+        else
+            drop_plan(made);
+    }
+    r->plan = found;
+    return OPQ_OK;
+}
+
 static opq_status allocate(run *r)
 {
-    size_t outputs = r->call->plan ? (size_t)r->call->plan->output_count : 0;
+    OPQ_TRY(find_plan(r));
+    size_t outputs = r->plan ? (size_t)r->plan->output_count : 0;
     size_t pointers = (size_t)r->call->leaf_count + 2 * outputs;
     opq_buffer **all = opq_room_take(&r->room, (pointers + 1) * sizeof *all);
     r->replaces = opq_room_take(&r->room, (outputs + 1) * sizeof *r->replaces);
@@ -338,7 +370,7 @@ static opq_status bind(run *r)
             OPQ_TRY(opq_pool_adopt(r->model->pool, r->outputs[sink->result], (size_t)sink->bytes, NULL, NULL,
                                    &r->into[sink->output]));
     }
-    for (int i = 0; call->plan && i < call->plan->output_count; i++) {
+    for (int i = 0; r->plan && i < r->plan->output_count; i++) {
         int32_t leaf = call->replaces[i]; /* of the state, which alone has it but for this run */
         r->replaces[i] = leaf >= 0 && atomic_load(&r->leaves[leaf]->refs) == 2 ? leaf : -1;
     }
@@ -383,11 +415,11 @@ static opq_status run_call(run *r)
     OPQ_TRY(allocate(r));
     OPQ_TRY(bind(r));
     bind_numbers(r);
-    if (r->call->plan) {
+    if (r->plan) {
         opq_run_call call = {
             .inputs = r->leaves, .scalars = r->numbers, .outputs = r->made, .replaces = r->replaces, .into = r->into};
         double start = opq_now();
-        OPQ_TRY(opq_plan_run(&r->model->runtime, r->call->plan, &call));
+        OPQ_TRY(opq_plan_run(&r->model->runtime, r->plan, &call));
         opq_pool_tend(r->model->pool, opq_now() - start);
     }
     give(r);
@@ -398,7 +430,7 @@ static opq_status run_call(run *r)
 
 static void drop(run *r)
 {
-    int outputs = r->call->plan ? r->call->plan->output_count : 0;
+    int outputs = r->plan ? r->plan->output_count : 0;
     for (int i = 0; r->leaves && i < r->call->leaf_count; i++)
         opq_buffer_release(r->leaves[i]);
     for (int i = 0; r->leaves && i < outputs; i++) {

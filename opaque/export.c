@@ -52,7 +52,7 @@ void opq_exporter_close(opq_exporter *e)
     free(e->packed);
     free(e->codes.items);
     opq_text_drop(&e->calls);
-    opq_text_drop(&e->plans);
+    opq_step_kinds_drop(&e->kinds);
     opq_compiler_destroy(e->compiler);
     free(e->folder);
     free(e);
@@ -315,9 +315,7 @@ static bool packs_here(const opq_exporter *e) { return e->cpu.avx512 == opq_jit_
 static opq_status write_call(adding *a, const opq_plan *plan, int number, int input_count)
 {
     opq_text *t = &a->e->calls;
-    char name[32];
-    snprintf(name, sizeof name, "plan_%d", number);
-    opq_text_add(t, "  {.plan = %s%s, .sizes = ", plan ? "&" : "", plan ? name : "NULL");
+    opq_text_add(t, "  {.plan = %d, .sizes = ", plan ? number : -1);
     opq_write_ints(t, a->call->sizes, a->e->size_count);
     opq_text_add(t, ",\n    ");
     OPQ_TRY(write_leaves(a));
@@ -329,8 +327,6 @@ static opq_status write_call(adding *a, const opq_plan *plan, int number, int in
     opq_text_add(t, "0}},\n");
     if (plan && packs_here(a->e))
         OPQ_TRY(add_all_packed(a, plan));
-    if (plan)
-        opq_write_plan(&a->e->plans, name, plan, &a->e->codes);
     return OPQ_OK;
 }
 
@@ -347,7 +343,8 @@ static opq_status plan_call(opq_exporter *e, const opq_graph *graph, opq_plan **
         return status;
     }
     e->held[e->held_count++] = *out_plan;
-    return add_codes(e, *out_plan);
+    OPQ_TRY(add_codes(e, *out_plan));
+    return opq_step_kinds_add(&e->kinds, *out_plan, &e->codes);
 }
 
 static opq_status add_read(adding *a, const opq_graph *graph)

@@ -4,6 +4,7 @@
 #include "runtime/run.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL
@@ -194,6 +195,33 @@ static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count
     return status;
 }
 
+/* The file of numbers becomes a part of the library as it is: initialisers of some millions take a compiler minutes. */
+static opq_status write_numbers(opq_text *t, const opq_exporter *e)
+{
+    char path[OPQ_EXPORT_PATH_MAX];
+    opq_stream stream = {0};
+    int64_t first = 0;
+    opq_status status = OPQ_OK;
+    snprintf(path, sizeof path, "%s/numbers", e->folder);
+    opq_text_add(t, "static const int64_t plans[] = {");
+    for (int i = 0; i < e->held_count && status == OPQ_OK; i++) {
+        opq_text_add(t, "%lld,", (long long)stream.count);
+        status = opq_step_kinds_put(&e->kinds, first, e->held[i], &stream);
+        first += e->held[i]->step_count;
+    }
+    opq_text_add(t,
+                 "0};\n__asm__(\".section .rodata\\n.balign 4\\n.hidden opaque_numbers\\nopaque_numbers:\\n"
+                 ".incbin \\\"%s\\\"\\n.previous\");\nextern const int32_t opaque_numbers[];\n",
+                 path);
+    FILE *file = status == OPQ_OK ? fopen(path, "wb") : NULL;
+    size_t count = (size_t)stream.count;
+    bool written = file && fwrite(stream.data ? stream.data : (int32_t *)"", sizeof *stream.data, count, file) == count;
+    if (file)
+        written = fclose(file) == 0 && written;
+    free(stream.data);
+    return status != OPQ_OK || written ? status : opq_fail(OPQ_INVALID, "export: %s cannot be written", path);
+}
+
 static opq_status write_tables(opq_exporter *e, const opq_export_names *names, const char *weights, opq_text *t)
 {
     char digest[33];
@@ -206,18 +234,19 @@ static opq_status write_tables(opq_exporter *e, const opq_export_names *names, c
     write_codes(t, e);
     OPQ_TRY(write_tiles(t, e, &tiles));
     write_memory(t, e);
-    opq_text_bytes(t, e->plans.data ? e->plans.data : "", e->plans.length);
+    opq_step_kinds_write(&e->kinds, &e->codes, t);
+    OPQ_TRY(write_numbers(t, e));
     opq_text_add(t, "static const opq_exported_call calls[] = {\n");
     opq_text_bytes(t, e->calls.data ? e->calls.data : "", e->calls.length);
     opq_text_add(
         t,
         "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
-        ".packed = packed, .packed_count = %d, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), "
+        ".packed = packed, .packed_count = %d, .steps = steps, .plans = plans, .numbers = opaque_numbers, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), "
         ".tiles = tiles, .tile_count = %d, "
         ".seed = %lluULL, .offset = %lluULL, .file_bytes = %lld, .digest = \"%s\"};\n",
         e->window_count, e->packed_count, tiles, (unsigned long long)e->seed, (unsigned long long)e->offset,
         (long long)bytes + 32, digest);
-    return t->failed || e->plans.failed || e->calls.failed ? out_of_memory() : OPQ_OK;
+    return t->failed || e->calls.failed ? out_of_memory() : OPQ_OK;
 }
 
 opq_status opq_exporter_finish(opq_exporter *e, const opq_export_names *names, const char *weights)

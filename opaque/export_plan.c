@@ -1,4 +1,4 @@
-/* A plan as C: what its run reads. Trees are left out where nothing reads them, which is all but epilogues' and those that tell what failed. */
+/* A step as C: what its run reads. Trees are left out where nothing reads them, which is all but epilogues' and those that tell what failed. */
 #include "opaque/export_plan.h"
 
 #include <string.h>
@@ -102,16 +102,25 @@ static void write_access(opq_text *t, const opq_access *a)
     opq_text_add(t, "}},");
 }
 
-static void write_stmt(opq_text *t, const opq_stmt *s)
+/* What fails is told by the step's checks: 1 + which of them is about the node; 0: none. */
+static int check_of(const opq_step *step, opq_ref node)
+{
+    int i = 0;
+    while (i < step->check_count && step->checks[i].node != node)
+        i++;
+    return i < step->check_count ? i + 1 : 0;
+}
+
+static void write_stmt(opq_text *t, const opq_stmt *s, const opq_step *step)
 {
     opq_text_add(t, "{%d,%d,%d,%d,%d,%d,{%d,%d,%d},%d,%d,{%lldLL},%d},", s->op, s->dtype, s->role, s->variable,
                  s->within, s->variables, s->operand[0], s->operand[1], s->operand[2], s->access, s->end,
-                 (long long)s->value.i, s->node);
+                 (long long)s->value.i, check_of(step, s->node));
 }
 
 typedef enum loops_detail { LOOPS_arguments, LOOPS_accesses, LOOPS_statements } loops_detail;
 
-static void write_loops(opq_text *t, const opq_loops *k, loops_detail detail)
+static void write_loops(opq_text *t, const opq_loops *k, loops_detail detail, const opq_step *step)
 {
     opq_text_add(t, "{.rank = %d, .buffer_count = %d, .scalar_count = %d", k->rank, k->buffer_count, k->scalar_count);
     if (k->buffer_count > 0) {
@@ -129,7 +138,7 @@ static void write_loops(opq_text *t, const opq_loops *k, loops_detail detail)
     if (detail >= LOOPS_statements) {
         opq_text_add(t, ", .stmt_count = %d, .stmts = (opq_stmt[]){", k->stmt_count);
         for (int i = 0; i < k->stmt_count; i++)
-            write_stmt(t, &k->stmts[i]);
+            write_stmt(t, &k->stmts[i], step);
         opq_text_add(t, "}");
     }
     opq_text_add(t, "}");
@@ -180,7 +189,7 @@ static void write_matrix(opq_text *t, const opq_matrix *m, int64_t rows, int64_t
     opq_text_add(t, "}");
 }
 
-static void write_contract(opq_text *t, const opq_contract *c)
+static void write_contract(opq_text *t, const opq_contract *c, const opq_step *step)
 {
     opq_text_add(t, "{.tile = %d, .product = %d, .m = %lld, .n = %lld, .k = %lld, .batch_rank = %d", c->tile,
                  c->product, (long long)c->m, (long long)c->n, (long long)c->k, c->batch_rank);
@@ -198,11 +207,11 @@ static void write_contract(opq_text *t, const opq_contract *c)
         opq_text_add(t, "},");
     }
     opq_text_add(t, "}, .epilogue = ");
-    write_loops(t, &c->epilogue, LOOPS_statements);
+    write_loops(t, &c->epilogue, LOOPS_statements, step);
     opq_text_add(t, "}");
 }
 
-static void write_matmul(opq_text *t, const opq_matmul_step *m)
+static void write_matmul(opq_text *t, const opq_matmul_step *m, const opq_step *step)
 {
     opq_text_add(t, ",\n    .matmul = &(opq_matmul_step){.batch = %lld, .outer_rank = %d, .dtype = %d",
                  (long long)m->batch, m->outer_rank, (int)m->dtype);
@@ -220,7 +229,7 @@ static void write_matmul(opq_text *t, const opq_matmul_step *m)
     opq_text_add(t, ", ");
     write_matrix(t, &m->matrix[1], m->contract.k, m->contract.n);
     opq_text_add(t, "},\n      .contract = ");
-    write_contract(t, &m->contract);
+    write_contract(t, &m->contract, step);
     opq_text_add(t, "}");
 }
 
@@ -253,7 +262,7 @@ static void write_checks(opq_text *t, const opq_step *s)
     opq_text_add(t, ",\n    .check_count = %d, .checks = (opq_check[]){", s->check_count);
     for (int i = 0; i < s->check_count; i++) {
         const opq_check *c = &s->checks[i];
-        opq_text_add(t, "{.node = %d, .divides = %d, .text = ", c->node, c->divides);
+        opq_text_add(t, "{.node = %d, .divides = %d, .text = ", check_of(s, c->node), c->divides);
         opq_write_string(t, c->text);
         opq_text_add(t, ", .says = ");
         opq_write_string(t, c->says);
@@ -293,7 +302,7 @@ static void write_routine(opq_text *t, const opq_step *s)
     opq_text_add(t, "}}");
 }
 
-static void write_step(opq_text *t, const opq_step *s, const opq_code_list *codes);
+static void write_step(opq_text *t, const opq_step *s, const opq_step *whole, const opq_code_list *codes);
 
 static void write_parts(opq_text *t, const opq_step *s, const opq_code_list *codes)
 {
@@ -301,16 +310,24 @@ static void write_parts(opq_text *t, const opq_step *s, const opq_code_list *cod
         return;
     opq_text_add(t, ",\n    .part_count = %d, .parts = (opq_step[]){\n", s->part_count);
     for (int i = 0; i < s->part_count; i++)
-        write_step(t, &s->parts[i], codes);
+        write_step(t, &s->parts[i], s, codes);
     opq_text_add(t, "}");
 }
 
-static void write_step(opq_text *t, const opq_step *s, const opq_code_list *codes)
+/* Without the number that tells it from others of the graph. */
+static void write_name(opq_text *t, const char *name)
 {
-    bool compound = s->part_count > 0 || s->matmul;
+    const char *end = strrchr(name, '_');
+    bool numbered = end && end[1 + strspn(end + 1, "0123456789")] == '\0';
+    opq_text_add(t, "\"%.*s\"", numbered ? (int)(end - name) : (int)strlen(name), name);
+}
+
+/* whole: whose part it is, or itself. */
+static void write_step(opq_text *t, const opq_step *s, const opq_step *whole, const opq_code_list *codes)
+{
     opq_text_add(t, "  {.kind = %d, .order = %d, .copy_from = %d, .copy_to = %d, .name = ", (int)s->kind, s->order,
                  s->copy_from, s->copy_to);
-    opq_write_string(t, s->name);
+    write_name(t, s->name);
     opq_text_add(t, ", .lines = ");
     opq_write_string(t, s->lines ? s->lines : "");
     opq_text_add(t, ",\n    .bytes_read = %lld, .bytes_written = %lld, .flops = %lld, .scratch = %lld, .phases = %d",
@@ -323,7 +340,7 @@ static void write_step(opq_text *t, const opq_step *s, const opq_code_list *code
     write_int32s(t, s->buffers, s->loops.buffer_count);
     opq_text_add(t, ", .scalars = ");
     write_int32s(t, s->scalars, s->loops.scalar_count);
-    if (!compound) {
+    if (s->part_count == 0) {
         opq_text_add(t, ", .dims = ");
         opq_write_ints(t, s->dims, opq_loops_dims_count(&s->loops));
     }
@@ -331,7 +348,8 @@ static void write_step(opq_text *t, const opq_step *s, const opq_code_list *code
     write_loops(t, &s->loops,
                 s->part_count > 0                  ? LOOPS_arguments
                 : s->check_count > 0 && !s->matmul ? LOOPS_statements
-                                                   : LOOPS_accesses);
+                                                   : LOOPS_accesses,
+                whole);
     if (s->operand_count > 0 || s->result_count > 0) {
         opq_text_add(t, ",\n    .operand_count = %d, .result_count = %d, .operands = ", s->operand_count,
                      s->result_count);
@@ -340,7 +358,7 @@ static void write_step(opq_text *t, const opq_step *s, const opq_code_list *code
         write_int32s(t, s->results, s->result_count);
     }
     if (s->matmul)
-        write_matmul(t, s->matmul);
+        write_matmul(t, s->matmul, whole);
     if (s->block)
         write_block(t, s->block);
     if (s->routine)
@@ -350,66 +368,4 @@ static void write_step(opq_text *t, const opq_step *s, const opq_code_list *code
     opq_text_add(t, "},\n");
 }
 
-/* ---- the plan */
-
-static void write_waves(opq_text *t, const opq_plan *p)
-{
-    opq_text_add(t, "  .wave_count = %d, .row_max = %d, .waves = (opq_wave[]){", p->wave_count, p->row_max);
-    for (int i = 0; i < p->wave_count; i++) {
-        const opq_wave *w = &p->waves[i];
-        opq_text_add(t, "{.first = %d, .count = %d", w->first, w->count);
-        if (w->count > 1) {
-            opq_text_add(t, ", .phases = %d, .work = %lld, .scratch = %lld, .ends = ", w->phases, (long long)w->work,
-                         (long long)w->scratch);
-            opq_write_ints(t, w->ends, (int64_t)w->phases * w->count);
-        }
-        opq_text_add(t, "},");
-    }
-    opq_text_add(t, "},\n");
-}
-
-static void write_storage(opq_text *t, const opq_plan *p)
-{
-    opq_text_add(t, "  .storage_count = %d, .storage = (opq_storage[]){", p->storage_count);
-    for (int i = 0; i < p->storage_count; i++) {
-        const opq_storage *s = &p->storage[i];
-        opq_text_add(t, "{%d,%d,%lld,%lld,%d,%d},", (int)s->home, s->index, (long long)s->offset, (long long)s->bytes,
-                     s->first, s->last);
-    }
-    opq_text_add(t, "},\n  .output_storage = ");
-    write_int32s(t, p->output_storage, p->output_count);
-    opq_text_add(t, ", .buffer_bytes = ");
-    opq_write_ints(t, p->buffer_bytes, p->buffer_count);
-    opq_text_add(t, ", .first_replacement = ");
-    write_int32s(t, p->first_replacement, p->buffer_count);
-    opq_text_add(t, ",\n  .replacement_count = %d, .replacements = (opq_replacement[]){", p->replacement_count);
-    for (int i = 0; i < p->replacement_count; i++)
-        opq_text_add(t, "{%d,%d},", p->replacements[i].input, p->replacements[i].next);
-    opq_text_add(t, "{0}},\n");
-}
-
-static void write_slots(opq_text *t, const opq_plan *p)
-{
-    opq_text_add(t, "  .slot_count = %d, .slot_source = ", p->slot_count);
-    write_int32s(t, p->slot_source, p->slot_count);
-    opq_text_add(t, ", .slot_value = (opq_number[]){");
-    for (int i = 0; i < p->slot_count; i++)
-        opq_text_add(t, "{%lldLL},", (long long)p->slot_value[i].i);
-    opq_text_add(t, "{0}}");
-}
-
-void opq_write_plan(opq_text *t, const char *name, const opq_plan *p, const opq_code_list *codes)
-{
-    opq_text_add(t, "static opq_step %s_steps[] = {\n", name);
-    for (int i = 0; i < p->step_count; i++)
-        write_step(t, &p->steps[i], codes);
-    opq_text_add(t, "};\nstatic const opq_plan %s = {\n  .steps = %s_steps, .step_count = %d,\n", name, name,
-                 p->step_count);
-    write_waves(t, p);
-    write_storage(t, p);
-    opq_text_add(t,
-                 "  .input_count = %d, .output_count = %d, .buffer_count = %d, .arena_bytes = %lld, .sure_wave = %d,\n",
-                 p->input_count, p->output_count, p->buffer_count, (long long)p->arena_bytes, p->sure_wave);
-    write_slots(t, p);
-    opq_text_add(t, "};\n");
-}
+void opq_write_step(opq_text *t, const opq_step *step, const opq_code_list *codes) { write_step(t, step, step, codes); }

@@ -1,4 +1,4 @@
-/* A plan as an initialiser of C. Internal to opaque/. */
+/* A step as an initialiser of C. Internal to opaque/. */
 #ifndef OPAQUE_OPAQUE_EXPORT_PLAN_H
 #define OPAQUE_OPAQUE_EXPORT_PLAN_H
 
@@ -13,7 +13,7 @@ int opq_code_list_find(const opq_code_list *list, const opq_code *code); /* -1 *
 
 void opq_write_ints(opq_text *text, const int64_t *values, int64_t count); /* (int64_t[]){...}, or NULL */
 void opq_write_string(opq_text *text, const char *string);                 /* in quotes, or NULL */
-/* static const opq_plan NAME = {...}; and what it points to. Every code of it is in the list. */
-void opq_write_plan(opq_text *text, const char *name, const opq_plan *plan, const opq_code_list *codes);
+/* {...}, and a comma. Its code is in the list. */
+void opq_write_step(opq_text *text, const opq_step *step, const opq_code_list *codes);
 
 #endif

@@ -5,7 +5,7 @@
 #include "codegen_llvm/cpu.h"
 #include "opaque/context.h"
 #include "opaque/export.h"
-#include "opaque/export_plan.h"
+#include "opaque/export_steps.h"
 #include "runtime/packed.h"
 
 enum { OPQ_EXPORT_PATH_MAX = 4096 };
@@ -35,9 +35,10 @@ struct opq_exporter {
     opq_cpu cpu;
     struct opq_compiler *compiler;
     char *folder, level[16];
-    opq_text calls, plans; /* initialisers */
+    opq_text calls; /* initialisers */
     opq_code_list codes;
-    opq_plan **held; /* whose codes these are */
+    opq_step_kinds kinds;
+    opq_plan **held; /* whose codes and steps these are, by number */
     int held_count, size_count;
     opq_export_weight *weights;
     int weight_count;

@@ -15,6 +15,7 @@
 #include "runtime/plan_family.h"
 #include "runtime/plan_internal.h"
 #include "runtime/polynomial.h"
+#include "runtime/step_numbers.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,6 +34,7 @@ struct opq_plan_family {
 /* ---- the numbers of a plan, always in one order */
 
 typedef struct numbers {
+    opq_step_visitor visitor;
     int64_t **at; /* NULL: they are counted */
     int32_t count;
 } numbers;
@@ -44,40 +46,12 @@ static void add(numbers *n, int64_t *first, int64_t count)
     n->count += (int32_t)count;
 }
 
-static void add_matmul(numbers *n, opq_matmul_step *m)
-{
-    opq_contract *c = &m->contract;
-    add(n, &c->m, 1);
-    add(n, &c->n, 1);
-    add(n, &c->k, 1);
-    add(n, &m->batch, 1);
-    add(n, c->dims, opq_loops_dims_count(&c->epilogue));
-    add(n, c->batch_extent, c->batch_rank);
-    add(n, c->batch_strides, (int64_t)c->batch_rank * c->epilogue.access_count);
-    add(n, m->outer_extent, m->outer_rank);
-    for (int o = 0; o < 2; o++) {
-        add(n, &c->operand[o].offset, 1);
-        add(n, &c->operand[o].row_stride, 1);
-        add(n, &c->operand[o].column_stride, 1);
-        add(n, c->operand[o].batch_stride, c->batch_rank);
-        add(n, &m->matrix[o].row_stride, 1);
-        add(n, &m->matrix[o].column_stride, 1);
-        add(n, &m->matrix[o].batch_stride, 1);
-        add(n, m->outer_stride[o], m->outer_rank);
-    }
-}
+static void add_sizes(opq_step_visitor *visitor, int64_t *first, int64_t count) { add((numbers *)visitor, first, count); }
 
 static void add_plan(numbers *n, opq_plan *plan)
 {
-    for (int32_t s = 0; s < plan->step_count; s++) {
-        opq_step *step = &plan->steps[s];
-        add(n, step->dims, opq_loops_dims_count(&step->loops));
-        add(n, &step->bytes_read, 1);
-        add(n, &step->bytes_written, 1);
-        add(n, &step->flops, 1);
-        if (step->matmul)
-            add_matmul(n, step->matmul);
-    }
+    for (int32_t s = 0; s < plan->step_count; s++)
+        opq_step_visit(&n->visitor, &plan->steps[s]);
     for (int32_t w = 0; w < plan->wave_count; w++) {
         opq_wave *wave = &plan->waves[w];
         add(n, wave->ends, wave->ends ? (int64_t)wave->phases * wave->count : 0);
@@ -98,7 +72,7 @@ static void add_plan(numbers *n, opq_plan *plan)
 /* malloc'd; NULL: no memory. */
 static int64_t **numbers_of(const opq_plan *plan, int32_t *out_count)
 {
-    numbers n = {0};
+    numbers n = {.visitor = {.sizes = add_sizes}};
     opq_plan *changeable = (opq_plan *)plan; /* who has a const plan only reads them */
     add_plan(&n, changeable);
     n.at = malloc(((size_t)n.count + 1) * sizeof *n.at);
@@ -254,16 +228,20 @@ static bool fit_all(opq_plan_family *f, int64_t **const *at)
 
 /* ---- a plan with other numbers */
 
-static bool copy_matmul(opq_arena *arena, opq_step *step)
+typedef struct copying {
+    opq_step_visitor visitor;
+    opq_arena *arena;
+    bool failed;
+} copying;
+
+static void pass_over(opq_step_visitor *visitor, int64_t *first, int64_t count) { (void)visitor, (void)first, (void)count; }
+
+static void *copy(opq_step_visitor *visitor, const void *data, int64_t bytes)
 {
-    opq_matmul_step *m = step->matmul = opq_arena_copy(arena, step->matmul, sizeof *m);
-    if (m == NULL)
-        return false;
-    opq_contract *c = &m->contract;
-    size_t strides = (size_t)c->batch_rank * (size_t)c->epilogue.access_count;
-    c->dims = opq_arena_copy(arena, c->dims, (size_t)opq_loops_dims_count(&c->epilogue) * sizeof *c->dims);
-    c->batch_strides = opq_arena_copy(arena, c->batch_strides, strides * sizeof *c->batch_strides);
-    return c->dims && (c->batch_strides || strides == 0);
+    copying *c = (copying *)visitor;
+    void *made = opq_arena_copy(c->arena, data, (size_t)bytes);
+    c->failed = c->failed || (made == NULL && bytes > 0);
+    return made;
 }
 
 /* Arrays that hold numbers are its own, all others those of `like`. */
@@ -277,12 +255,11 @@ static bool copy_arrays(opq_plan *made)
         opq_arena_copy(arena, made->buffer_bytes, ((size_t)made->buffer_count + 1) * sizeof *made->buffer_bytes);
     made->slot_value = opq_arena_copy(arena, made->slot_value, ((size_t)made->slot_count + 1) * sizeof *made->slot_value);
     bool good = made->steps && made->waves && made->storage && made->buffer_bytes && made->slot_value;
+    copying steps = {.visitor = {.sizes = pass_over, .own = copy}, .arena = arena};
     for (int32_t s = 0; s < made->step_count && good; s++) {
-        opq_step *step = &made->steps[s];
-        size_t dims = (size_t)opq_loops_dims_count(&step->loops);
-        step->fresh = false;
-        step->dims = opq_arena_copy(arena, step->dims, (dims + 1) * sizeof *step->dims);
-        good = step->dims && (step->matmul == NULL || copy_matmul(arena, step));
+        made->steps[s].fresh = false;
+        opq_step_visit(&steps.visitor, &made->steps[s]);
+        good = !steps.failed;
     }
     for (int32_t w = 0; w < made->wave_count && good; w++) {
         opq_wave *wave = &made->waves[w];
