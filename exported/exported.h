@@ -83,8 +83,8 @@ typedef struct opq_exported {
     const opq_exported_packed *packed;
     int packed_count;
     const opq_exported_step *steps;
-    const int64_t *plans;   /* per plan: where it is among the numbers */
-    const int32_t *numbers; /* of all plans: see plans.c */
+    const int64_t *plans;           /* per plan: where it is among the numbers */
+    const int32_t *numbers;         /* of all plans: see plans.c */
     const opq_exported_call *calls; /* in order of their sizes */
     int call_count;
     const opq_exported_tile *tiles;

@@ -23,11 +23,11 @@ struct opaque_model {
     opq_pool *pool;
     opq_gemm gemm;
     opq_runtime runtime;
-    char *file;            /* mapped */
-    opq_buffer **windows;  /* on the file */
-    opq_buffer **states;   /* per weight, NULL: it is none */
+    char *file;                 /* mapped */
+    opq_buffer **windows;       /* on the file */
+    opq_buffer **states;        /* per weight, NULL: it is none */
     _Atomic(opq_plan *) *plans; /* per call, NULL: it was not called yet */
-    uint64_t seed, offset; /* of the random stream */
+    uint64_t seed, offset;      /* of the random stream */
     bool has_state;
     pthread_mutex_t lock; /* of the state and the stream */
 };

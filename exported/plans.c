@@ -79,9 +79,8 @@ static void read_steps(reader *r, const opq_exported *what, opq_plan *plan)
     plan->steps = room(r, plan->step_count, sizeof *plan->steps);
     for (int32_t i = 0; i < plan->step_count && !r->failed; i++) {
         const opq_exported_step *kind = &what->steps[next(r)];
-        placing p = {.visitor = {.sizes = place_sizes, .places = place_places, .own = copy},
-                     .reader = r,
-                     .varies = kind->varies};
+        placing p = {
+            .visitor = {.sizes = place_sizes, .places = place_places, .own = copy}, .reader = r, .varies = kind->varies};
         plan->steps[i] = *kind->like;
         opq_step_visit(&p.visitor, &plan->steps[i]);
     }
@@ -144,9 +143,9 @@ opq_status opq_exported_plan(const opq_exported *what, int plan, opq_plan **out_
     reader r = {.at = what->numbers + what->plans[plan]};
     opq_plan *made = room(&r, 1, sizeof *made);
     if (made) {
-        int32_t *counts[] = {&made->step_count,   &made->wave_count,        &made->row_max,      &made->storage_count,
-                             &made->input_count,  &made->output_count,      &made->buffer_count, &made->replacement_count,
-                             &made->sure_wave,    &made->slot_count};
+        int32_t *counts[] = {&made->step_count,  &made->wave_count,   &made->row_max,      &made->storage_count,
+                             &made->input_count, &made->output_count, &made->buffer_count, &made->replacement_count,
+                             &made->sure_wave,   &made->slot_count};
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
             *counts[i] = (int32_t)next(&r);
         made->arena_bytes = next(&r);

@@ -241,7 +241,8 @@ static opq_status write_tables(opq_exporter *e, const opq_export_names *names, c
     opq_text_add(
         t,
         "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
-        ".packed = packed, .packed_count = %d, .steps = steps, .plans = plans, .numbers = opaque_numbers, .calls = calls, .call_count = (int)(sizeof calls / sizeof *calls), "
+        ".packed = packed, .packed_count = %d, .steps = steps, .plans = plans, .numbers = opaque_numbers, .calls = "
+        "calls, .call_count = (int)(sizeof calls / sizeof *calls), "
         ".tiles = tiles, .tile_count = %d, "
         ".seed = %lluULL, .offset = %lluULL, .file_bytes = %lld, .digest = \"%s\"};\n",
         e->window_count, e->packed_count, tiles, (unsigned long long)e->seed, (unsigned long long)e->offset,

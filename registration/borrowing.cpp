@@ -1,12 +1,15 @@
 // Tensors of the CPU as those of the device, for programs that torch.compile made: their memory is borrowed while a program runs, what it
 // writes lies there when it has run, and its results are tensors of the CPU.
+#include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "fallbacks.h"
 #include "lending.h"
 #include "opaque/capture.h"
 #include "python.h"
@@ -98,19 +101,39 @@ class Loan
         for (const Borrowed &one : borrowed_)
             cells_.emplace_back(impl_of(one.ours)->cell(), &one);
         std::sort(cells_.begin(), cells_.end());
+        find_shared(results);
         py::list given;
         for (const py::handle one : results) {
-            const bool ours = THPVariable_Check(one.ptr()) && on_device(THPVariable_Unpack(one.ptr()));
-            given.append(ours ? py::reinterpret_steal<py::object>(THPVariable_Wrap(result(THPVariable_Unpack(one.ptr()))))
-                              : py::reinterpret_borrow<py::object>(one));
+            given.append(is_ours(one)
+                             ? py::reinterpret_steal<py::object>(THPVariable_Wrap(result(THPVariable_Unpack(one.ptr()))))
+                             : py::reinterpret_borrow<py::object>(one));
         }
         write(written); // results have a copy of what lay there
         cells_.clear();
+        shared_.clear();
         borrowed_.clear();
         return given;
     }
 
   private:
+    static bool is_ours(const py::handle &object)
+    {
+        return THPVariable_Check(object.ptr()) && on_device(THPVariable_Unpack(object.ptr()));
+    }
+
+    // Memory that several results are windows on.
+    void find_shared(const py::sequence &results)
+    {
+        std::vector<opq_cell *> cells;
+        for (const py::handle one : results)
+            if (is_ours(one))
+                cells.push_back(impl_of(THPVariable_Unpack(one.ptr()))->cell());
+        std::sort(cells.begin(), cells.end());
+        for (size_t i = 1; i < cells.size(); ++i)
+            if (cells[i] == cells[i - 1])
+                shared_.emplace(cells[i], Tensor());
+    }
+
     static Value value_of(const Tensor &tensor) { return Value::take(opq_cell_value(impl_of(tensor)->cell())); }
 
     const Borrowed *find(size_t argument) const
@@ -129,7 +152,7 @@ class Loan
                 values.push_back(std::move(value));
         };
         for (const py::handle one : results)
-            if (THPVariable_Check(one.ptr()) && on_device(THPVariable_Unpack(one.ptr())))
+            if (is_ours(one))
                 add(THPVariable_Unpack(one.ptr()));
         for (const size_t argument : written)
             if (const Borrowed *const one = find(argument))
@@ -164,7 +187,7 @@ class Loan
             std::memcpy(copies[i].first->data, sources[i], bytes_of(copies[i].first->cpu));
     }
 
-    Tensor result(const Tensor &tensor) const
+    Tensor result(const Tensor &tensor)
     {
         if (tensor.numel() == 0)
             return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kCPU));
@@ -176,17 +199,37 @@ class Loan
             if (cpu.scalar_type() == tensor.scalar_type() && cpu.is_conj() == tensor.is_conj() &&
                 cpu.is_neg() == tensor.is_neg())
                 return cpu.as_strided(tensor.sizes(), tensor.strides(), offset);
-            Tensor other = at::empty({0}, tensor.options().device(c10::kCPU));
-            other.set_(cpu.storage(), offset, tensor.sizes(), tensor.strides());
-            other._set_conj(tensor.is_conj());
-            other._set_neg(tensor.is_neg());
-            return other;
+            return window(cpu.storage(), offset, tensor);
         }
-        return cpu_window(tensor, lend_memory(tensor, OPQ_REASON_capture));
+        const auto shared = shared_.find(impl_of(tensor)->cell());
+        if (shared == shared_.end())
+            return cpu_window(tensor, lend_memory(tensor, OPQ_REASON_capture));
+        if (!shared->second.defined())
+            shared->second = whole(tensor);
+        return window(shared->second.storage(), tensor.storage_offset(), tensor);
+    }
+
+    static Tensor window(const at::Storage &storage, int64_t offset, const Tensor &like)
+    {
+        Tensor made = at::empty({0}, like.options().device(c10::kCPU));
+        made.set_(storage, offset, like.sizes(), like.strides());
+        made._set_conj(like.is_conj());
+        made._set_neg(like.is_neg());
+        return made;
+    }
+
+    // The memory of the tensor's cell, as bytes.
+    static Tensor whole(const Tensor &tensor)
+    {
+        const BufferRef buffer = lend_memory(tensor, OPQ_REASON_capture);
+        return at::from_blob(
+            opq_buffer_data(buffer.get()), {opq_cell_bytes(impl_of(tensor)->cell())}, [buffer](void *) {},
+            at::TensorOptions().dtype(at::kByte).device(c10::kCPU));
     }
 
     std::vector<Borrowed> borrowed_;                                   // ascending arguments
     std::vector<std::pair<const opq_cell *, const Borrowed *>> cells_; // sorted
+    std::unordered_map<opq_cell *, Tensor> shared_;                    // made when it is needed
 };
 
 } // namespace
@@ -209,6 +252,8 @@ static bool is_ordered(const py::object &object, const std::vector<int64_t> &ord
 void bind_borrowing(py::module_ &m)
 {
     m.def("is_ordered", &is_ordered);
+    m.def("take_as_on_cpu", torch::wrap_pybind_function(&take_as_on_cpu));
+    m.def("set_as_on_cpu", &set_as_on_cpu);
     py::class_<Loan>(m, "Loan").def(py::init<>()).def("take", &Loan::take).def("give", &Loan::give);
 }
 

@@ -19,4 +19,9 @@ std::string
 line_text(uint32_t line); // "train.py:41 via trainer.py:7": the line of an installed package behind the program's own
 std::string line_of_op(); // of what is being recorded: of a backward op, that of its forward op
 
+// Operators of other libraries with one kernel for every device (forced.cpp): from here on theirs sees tensors of the CPU on threads, and
+// while, set_as_on_cpu(true), which gives what was set before.
+void take_as_on_cpu(const std::string &name, const std::string &overload);
+bool set_as_on_cpu(bool value);
+
 } // namespace opq

@@ -81,4 +81,35 @@ void register_structured()
     }
 }
 
+// ---- operators of other libraries in programs of CPU tensors
+
+namespace
+{
+
+thread_local bool as_on_cpu = false;
+
+// One kernel of theirs serves every device. A user who compiled a program of CPU tensors expects it to see such.
+void run_as_on_cpu(const OperatorHandle &op, Stack *stack)
+{
+    if (as_on_cpu)
+        fallback(op, stack);
+    else
+        op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3), stack); // which has no kernel but that one
+}
+
+} // namespace
+
+void take_as_on_cpu(const std::string &name, const std::string &overload)
+{
+    const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+    if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+        !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
+        return;
+    auto *const library = new torch::Library(torch::Library::IMPL, name.substr(0, name.find(':')),
+                                             c10::DispatchKey::PrivateUse1, __FILE__, __LINE__); // for the process
+    library->impl(toString(op.operator_name()).c_str(), boxed_kernel<&run_as_on_cpu>());
+}
+
+bool set_as_on_cpu(bool value) { return std::exchange(as_on_cpu, value); }
+
 } // namespace opq

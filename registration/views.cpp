@@ -6,6 +6,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/empty.h>
 #include <fstream>
 #include <sys/sysinfo.h>
@@ -69,6 +70,13 @@ std::vector<int64_t> format_strides(IntArrayRef sizes, std::optional<at::MemoryF
     }
 }
 
+// torch.use_deterministic_algorithms(True), and torch.utils.deterministic.fill_uninitialized_memory as it is unless told.
+bool fills_new_memory()
+{
+    const at::Context &context = at::globalContext();
+    return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
 Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
                      std::optional<at::Layout> layout, std::optional<at::Device> where, std::optional<bool> pin_memory)
 {
@@ -79,7 +87,11 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
     TORCH_CHECK(sizes.size() == strides.size(), "dimensionality of sizes (", sizes.size(),
                 ") must match dimensionality of strides (", strides.size(), ")");
     const auto type = c10::scalarTypeToTypeMeta(dtype.value_or(c10::get_default_dtype_as_scalartype()));
-    return make_tensor(new_cell(at::detail::computeStorageNbytes(sizes, strides, type.itemsize())), type, sizes, strides);
+    Tensor made =
+        make_tensor(new_cell(at::detail::computeStorageNbytes(sizes, strides, type.itemsize())), type, sizes, strides);
+    if (fills_new_memory())
+        at::native::fill_empty_deterministic_(made);
+    return made;
 }
 
 Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -190,13 +202,19 @@ const Tensor &resize_(const Tensor &self, IntArrayRef sizes, std::optional<at::M
     OpaqueImpl *const impl = impl_of(self);
     const auto needed = static_cast<int64_t>(
         at::detail::computeStorageNbytes(sizes, strides, self.itemsize(), static_cast<size_t>(self.storage_offset())));
-    if (c10::multiply_integers(sizes) > 0 && needed > opq_cell_bytes(impl->cell())) {
+    const int64_t before = opq_cell_bytes(impl->cell());
+    if (c10::multiply_integers(sizes) > 0 && needed > before) {
         TORCH_CHECK_WITH(OutOfMemoryError, needed <= memory_limit(),
                          "opaque out of memory. DefaultCPUAllocator: can't allocate memory: you tried to allocate ",
                          needed, " bytes.");
         check(opq_cell_resize(context(), impl->cell(), needed));
     }
     impl->set_sizes_and_strides(sizes, strides, self.storage_offset());
+    if (needed > before && fills_new_memory()) {
+        const int64_t size = static_cast<int64_t>(self.itemsize()), first = (before + size - 1) / size;
+        Tensor grown = self.detach().as_strided({needed / size - first}, {1}, first);
+        at::native::fill_empty_deterministic_(grown);
+    }
     return self;
 }
 

@@ -46,7 +46,10 @@ static void add(numbers *n, int64_t *first, int64_t count)
     n->count += (int32_t)count;
 }
 
-static void add_sizes(opq_step_visitor *visitor, int64_t *first, int64_t count) { add((numbers *)visitor, first, count); }
+static void add_sizes(opq_step_visitor *visitor, int64_t *first, int64_t count)
+{
+    add((numbers *)visitor, first, count);
+}
 
 static void add_plan(numbers *n, opq_plan *plan)
 {
@@ -234,7 +237,10 @@ typedef struct copying {
     bool failed;
 } copying;
 
-static void pass_over(opq_step_visitor *visitor, int64_t *first, int64_t count) { (void)visitor, (void)first, (void)count; }
+static void pass_over(opq_step_visitor *visitor, int64_t *first, int64_t count)
+{
+    (void)visitor, (void)first, (void)count;
+}
 
 static void *copy(opq_step_visitor *visitor, const void *data, int64_t bytes)
 {

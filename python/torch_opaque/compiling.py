@@ -11,7 +11,7 @@ import logging
 import operator
 import re
 import types
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import fx
@@ -35,6 +35,7 @@ _WHOLE = (
     "upsample_bicubic2d",
     *(f"{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
 )
+_OWN_NAMES = ("aten", "prims", "prim", "quantized", "opaque", "_c10d_functional")
 _numbers = itertools.count()
 trace_rules.add(__package__)  # Dynamo does not look into what is the device's own
 _aten = torch.ops.aten
@@ -46,8 +47,18 @@ def _hint(number) -> int:
     return number.node.hint if number.node.has_hint() else 2
 
 
-def _order(value) -> list[int] | None:
-    """The dims from the outermost in memory to the innermost, as tracing had a result: views behind it may need that. None: any order will do."""
+class _Strided:
+    """How a new result lies that does not fill its memory."""
+
+    def __init__(self, strides):
+        self.strides = strides
+
+
+def _order(value, new: bool) -> list[int] | _Strided | None:
+    """The dims from the outermost in memory to the innermost, as tracing had a result: views behind it may need that. None: any order will do.
+
+    new: it is no view of what lies elsewhere
+    """
     strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
     if not strided or value.dim() < 2:
         return None
@@ -57,14 +68,24 @@ def _order(value) -> list[int] | None:
     )
     expected = 1
     for _, (size, stride) in reversed(dims):
-        if size != 1 and stride != expected:
-            return None  # it does not fill its memory
+        if size != 1 and stride != expected:  # it does not fill its memory
+            fixed = new and all(isinstance(stride, int) for stride in value.stride())
+            return _Strided(value.stride()) if fixed else None
         expected *= size
     return [dim for dim, _ in dims]
 
 
 def _ordered(tensor, order):
-    if order is None or not isinstance(tensor, torch.Tensor) or _C.is_ordered(tensor, order):
+    if order is None or not isinstance(tensor, torch.Tensor):
+        return tensor
+    if isinstance(order, _Strided):
+        if tensor.stride() == order.strides:
+            return tensor
+        made = torch.empty_strided(
+            tensor.shape, order.strides, dtype=tensor.dtype, device=tensor.device
+        )
+        return made.copy_(tensor)
+    if _C.is_ordered(tensor, order):
         return tensor
     back = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
@@ -103,8 +124,10 @@ class _Recorder(fx.Interpreter):
 
     def _orders(self, node):
         value = node.meta.get("val")
+        schema = getattr(node.target, "_schema", None)
+        new = schema is not None and all(r.alias_info is None for r in schema.returns)
         several = isinstance(value, (tuple, list))
-        return tuple(map(_order, value)) if several else _order(value)
+        return tuple(_order(one, new) for one in value) if several else _order(value, new)
 
     def run_node(self, node):
         if node.op != "call_function":
@@ -163,15 +186,42 @@ def _is_plain(graph: fx.Graph) -> bool:
     return len(_devices(graph)) == 1 and all(map(plain, functions))
 
 
+def _take_foreign(module: fx.GraphModule) -> bool:
+    """Are there operators of other libraries in it that have one kernel for every device? They then see tensors of the CPU, as their users do."""
+    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
+    found = False
+    for node in itertools.chain(*(graph.nodes for graph in graphs)):
+        for op in (node.target, *node.args):
+            if isinstance(op, torch._ops.OpOverload) and op.namespace not in _OWN_NAMES:
+                _C.take_as_on_cpu(op._schema.name, op._schema.overload_name)
+                found = True
+    return found
+
+
+@contextmanager
+def _as_on_cpu():
+    before = _C.set_as_on_cpu(True)
+    try:
+        yield
+    finally:
+        _C.set_as_on_cpu(before)
+
+
 class Program(Captured):
     """A graph of ATen operators: a list of its arguments -> a list of its results."""
 
-    def __init__(self, module: fx.GraphModule, kind: str):
+    def __init__(self, module: fx.GraphModule, kind: str, foreign: bool = False):
         self.module = module
         self.name = f"{kind} {next(_numbers)}"
         self._host = not _is_plain(module.graph)
         orders = {}
-        super().__init__(lambda *args: _Recorder(module, orders).run(*args))
+        around = _as_on_cpu if foreign else nullcontext
+
+        def call(*args):
+            with around():
+                return _Recorder(module, orders).run(*args)
+
+        super().__init__(call)
 
     def _name(self) -> str:
         return self.name
@@ -274,7 +324,7 @@ def _compiler(kind: str):
         if "opaque" in devices:
             return _Boxed(Program(module, kind))
         _move(module)
-        return _OnCPU(Program(module, kind))
+        return _OnCPU(Program(module, kind, _take_foreign(module)))
 
     return compile_graph
 

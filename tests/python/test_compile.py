@@ -3,6 +3,7 @@
 import copy
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -379,16 +380,79 @@ def test_an_operator_of_somebody_else():
     check(lambda x: twice(x + 1) - 1, floats(10))
 
 
-def test_an_operator_that_reads_a_value_is_recorded_at_each_call(caplog):
-    @torch.library.custom_op("compile_test::scaled", mutates_args=())
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        return x * x.sum().item()
+def test_an_operator_of_somebody_else_sees_tensors_of_the_cpu():
+    @torch.library.custom_op("compile_test::sine", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.sin(x.numpy())) * (x.sum().item() > 0)
 
-    @scaled.register_fake
+    @sine.register_fake
     def _(x):
         return torch.empty_like(x)
 
-    check(lambda x: scaled(x + 1) - 1, floats(10))
+    assert check(lambda x: sine(x + 1) - 1, floats(10)) == 1  # the last call is one of a plan
+    x = torch.ones(3, device=D)  # which stays what it was on the device
+    with pytest.raises(TypeError, match="numpy"):
+        sine(x)
+
+
+def test_an_operator_of_somebody_else_that_writes():
+    @torch.library.custom_op("compile_test::sines", mutates_args={"out", "outs"})
+    def sines(x: torch.Tensor, out: torch.Tensor, outs: list[torch.Tensor]) -> None:
+        for one in (out, *outs):
+            np.sin(x.numpy(), out=one.numpy())
+
+    def fn(x, y):
+        new = torch.empty_like(x)
+        sines(x * 2, y, [new])
+        return new + y
+
+    check(fn, floats(10), floats(10))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (lambda y: (y, y[1:3], y.view(-1)[2:9], y.t()))(x * 2),
+        lambda x: (lambda y: (y[0], y[1:], x[0]))(x + 1),
+        lambda x: (lambda y: (y, y.view(torch.int32)))(x + 1),
+        lambda x: (lambda y: [y.squeeze(), y])(x.sum(0, keepdim=True)),
+    ],
+)
+def test_results_that_share_memory(fn):
+    there = compiled(fn)
+    for _ in range(3):
+        x = torch.randn(4, 5)
+        ours, theirs = there(x), fn(x)
+        for results in (ours, theirs):
+            results[1].fill_(7)
+        same(ours, theirs)
+        offsets = [[r.storage_offset() for r in results] for results in (ours, theirs)]
+        assert offsets[0] == offsets[1]
+
+
+def test_memory_is_shared_behind_a_graph_break():
+    def fn(x):
+        a = x * 2
+        b = a[0:1].squeeze(0)
+        if a[0, 0] < 100:
+            a[0] = 3
+        return b
+
+    check(fn, floats(2, 3))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.empty_strided(x.shape, (8, 1)).copy_(x + x),
+        lambda x: torch.empty_strided(x.shape, (1, 8)).copy_(x)[1:].t(),
+        lambda x: torch.slice_scatter(
+            torch.empty_strided(x.shape, (9, 2)).copy_(x), x[1:] * 2, 0, 1
+        ),
+    ],
+)
+def test_results_lie_as_they_would(fn):
+    check(fn, floats(4, 5))
 
 
 def test_an_index_out_of_range_is_an_error_and_no_more():

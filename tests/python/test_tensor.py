@@ -283,6 +283,22 @@ def test_resize_keeps_what_lies_in_memory(layout, size):
     assert ours.stride() == expected.stride() and ours.storage_offset() == expected.storage_offset()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool, torch.complex64])
+def test_new_memory_is_filled_where_algorithms_are_deterministic(dtype):
+    def made(device):
+        x = torch.ones(3, dtype=dtype, device=device)
+        x.resize_(2, 4)
+        views = torch.empty(6, dtype=dtype, device=device).fill_(1)[2:4]
+        return x, views.resize_(5), torch.empty(2, dtype=dtype, device=device), x.new_empty(3)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        for ours, theirs in zip(made(D), made("cpu"), strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_resize_to_the_same_size():
     """Strides stay as they are, unless a memory format asks for others."""
     x = torch.arange(24.0).reshape(1, 4, 2, 3).to("opaque")
