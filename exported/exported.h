@@ -64,9 +64,10 @@ typedef struct opq_exported_call {
     const opq_number *numbers; /* the plan's scalars */
     int number_count, draw_count;
     const opq_exported_draw *draws;
-    int64_t drawn;              /* how far the stream goes in a call */
-    const int32_t *replaces;    /* per output: a leaf of the state whose memory it may take, -1 */
-    const int64_t *input_bytes; /* per argument */
+    int64_t drawn;               /* how far the stream goes in a call */
+    const int32_t *replaces;     /* per output: a leaf of the state whose memory it may take, -1 */
+    const int64_t *input_bytes;  /* per argument */
+    const int64_t *output_sizes; /* of all results, one after the other */
 } opq_exported_call;
 
 typedef struct opq_exported_tile {
@@ -101,6 +102,7 @@ opq_status opq_exported_plan(const opq_exported *what, int plan, opq_plan **out_
 
 int opq_exported_open(const opq_exported *what, const char *weights, int threads, opaque_model **out_model);
 int opq_exported_run(opaque_model *model, const int64_t *sizes, const void *const *inputs, void *const *outputs);
+int opq_exported_shape(const opq_exported *what, const int64_t *sizes, int output, int64_t *out_size);
 const void *opq_exported_weight_data(opaque_model *model, int index);
 void opq_exported_seed(opaque_model *model, uint64_t seed);
 void opq_exported_close(opaque_model *model);

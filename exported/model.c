@@ -454,14 +454,40 @@ static opq_status check_pointers(const opq_exported_call *call, const opaque_mod
     return OPQ_OK;
 }
 
+/* NULL: an error. */
+static const opq_exported_call *call_for(const opq_exported *what, const int64_t *sizes)
+{
+    const opaque_model_info *info = what->info;
+    const opq_exported_call *call = info->size_count == 0 || sizes ? find_call(what, sizes) : NULL;
+    if (call == NULL)
+        (void)opq_fail(OPQ_UNSUPPORTED, "%s was not exported for these sizes", info->name);
+    return call;
+}
+
+int opq_exported_shape(const opq_exported *what, const int64_t *sizes, int output, int64_t *out_size)
+{
+    const opaque_model_info *info = what->info;
+    const opq_exported_call *call = call_for(what, sizes);
+    if (call == NULL)
+        return OPAQUE_MODEL_UNSUPPORTED;
+    if (output < 0 || output >= info->output_count)
+        return code_of(opq_fail(OPQ_INVALID, "%s has no output %d", info->name, output));
+    const int64_t *size = call->output_sizes;
+    for (int i = 0; i < output; i++)
+        size += info->outputs[i].rank;
+    for (int d = 0; d < info->outputs[output].rank; d++)
+        out_size[d] = size[d];
+    return OPAQUE_MODEL_OK;
+}
+
 int opq_exported_run(opaque_model *m, const int64_t *sizes, const void *const *inputs, void *const *outputs)
 {
     if (m == NULL)
         return code_of(opq_fail(OPQ_INVALID, "no model is open"));
     const opaque_model_info *info = m->what->info;
-    const opq_exported_call *call = info->size_count == 0 || sizes ? find_call(m->what, sizes) : NULL;
+    const opq_exported_call *call = call_for(m->what, sizes);
     if (call == NULL)
-        return code_of(opq_fail(OPQ_UNSUPPORTED, "%s was not exported for these sizes", info->name));
+        return OPAQUE_MODEL_UNSUPPORTED;
     opq_status status = check_pointers(call, info, inputs, outputs);
     if (status != OPQ_OK)
         return code_of(status);

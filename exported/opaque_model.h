@@ -22,13 +22,15 @@ enum {
     OPAQUE_MODEL_INTERNAL,
 };
 
+#define OPAQUE_MODEL_DERIVED (-INT64_MAX)
+
 typedef struct opaque_model opaque_model;
 
 typedef struct opaque_model_tensor {
     const char *name;
     const char *dtype; /* bool u8 i8 i16 i32 i64 f16 bf16 f32 f64 c64 c128 */
     int element_bytes, rank;
-    const int64_t *size; /* per dim; -1 - k: the k-th of the model's sizes */
+    const int64_t *size; /* per dim; -1 - k: the k-th of the model's sizes; OPAQUE_MODEL_DERIVED, of an output: what `shape` says */
 } opaque_model_tensor;
 
 typedef struct opaque_model_info {
@@ -46,6 +48,8 @@ typedef struct opaque_model_interface {
     int (*open)(const char *weights, int threads, opaque_model **out_model);
     /* sizes: size_count of them. inputs and outputs in the order of info; outputs are written, and must not overlap anything. */
     int (*run)(opaque_model *model, const int64_t *sizes, const void *const *inputs, void *const *outputs);
+    /* Of an output, by its number, at these sizes: `rank` sizes. */
+    int (*shape)(const int64_t *sizes, int output, int64_t *out_size);
     /* Of a weight or of the model's state, by its number; valid until the next run. */
     const void *(*weight)(opaque_model *model, int index);
     /* Random numbers of a model that draws some begin anew; they go on from call to call, each opened model's for itself. */

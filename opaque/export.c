@@ -324,6 +324,10 @@ static opq_status write_call(adding *a, const opq_plan *plan, int number, int in
     opq_text_add(t, ",\n    .input_bytes = (int64_t[]){");
     for (int i = 0; i < input_count; i++)
         opq_text_add(t, "%lld,", (long long)opq_type_bytes(&a->call->inputs[i]));
+    opq_text_add(t, "0}, .output_sizes = (int64_t[]){");
+    for (int i = 0; i < a->call->result_count; i++)
+        for (int d = 0; d < a->call->outputs[i].rank; d++)
+            opq_text_add(t, "%lld,", (long long)a->call->outputs[i].size[d]);
     opq_text_add(t, "0}},\n");
     if (plan && packs_here(a->e))
         OPQ_TRY(add_all_packed(a, plan));

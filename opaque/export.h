@@ -14,6 +14,8 @@ extern "C" {
 
 typedef struct opq_exporter opq_exporter;
 
+#define OPQ_EXPORT_DERIVED (-INT64_MAX) /* in place of a size: OPAQUE_MODEL_DERIVED */
+
 /* What a caller passes or gets, or a weight. */
 typedef struct opq_exported_name {
     const char *name; /* of C */
@@ -35,6 +37,7 @@ typedef struct opq_exported_number {
 
 typedef struct opq_export_call {
     opq_cell *const *results;
+    const opq_type *outputs; /* per result */
     int result_count;
     const opq_exported_cell *cells; /* as opq_capturing_cell numbers them */
     const int64_t *sizes;           /* which tell this call from others; size_count of them */
@@ -55,7 +58,7 @@ const char *opq_exporter_level(const opq_exporter *exporter);
 opq_status opq_exporter_add(opq_exporter *exporter, opq_capturing *capturing, const opq_export_call *call) OPQ_MUST_CHECK;
 typedef struct opq_export_names {
     const char *model;                         /* an identifier of C */
-    const opq_exported_name *inputs, *outputs; /* sizes below 0: -1 - the number of a size */
+    const opq_exported_name *inputs, *outputs; /* sizes below 0: as opaque_model.h has them */
     int input_count, output_count;
     const char *const *sizes;
 } opq_export_names;

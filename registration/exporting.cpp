@@ -19,7 +19,7 @@ opq_type type_of(const Tensor &tensor)
 }
 
 using Names = std::vector<std::pair<std::string, Tensor>>; // of weights
-// What a caller passes or gets: name, a tensor like it, and its dims that are no constants: (dim, number of the size).
+// What a caller passes or gets: name, a tensor like it, and its dims that are no constants: (dim, number of the size), or -1 of what follows sizes.
 using Described = std::vector<std::tuple<std::string, Tensor, std::vector<std::pair<int, int>>>>;
 
 class Exporter
@@ -45,9 +45,11 @@ class Exporter
                                     "optimizers: capturable=True)");
         TORCH_CHECK_NOT_IMPLEMENTED(capturing.draws.size() <= 1, "it draws from ", capturing.draws.size(), " generators");
         std::vector<opq_cell *> made;
-        std::vector<opq_type> inputs;
-        for (const Tensor &result : results)
+        std::vector<opq_type> inputs, outputs;
+        for (const Tensor &result : results) {
             made.push_back(cell_of(result));
+            outputs.push_back(type_of(result));
+        }
         for (const Tensor &argument : arguments)
             inputs.push_back(type_of(argument));
         const std::vector<std::string> texts = weight_names(capturing, arguments, names);
@@ -57,6 +59,7 @@ class Exporter
         const std::vector<opq_exported_number> numbers = numbers_of(capturing);
         opq_export_call call{};
         call.results = made.data();
+        call.outputs = outputs.data();
         call.result_count = static_cast<int>(made.size());
         call.cells = cells.data();
         call.sizes = sizes.data();
@@ -150,7 +153,7 @@ class Exporter
         for (const auto &[name, tensor, dims] : described) {
             made.push_back({name.c_str(), type_of(tensor)});
             for (const auto &[dim, size] : dims)
-                made.back().type.size[dim] = -1 - size;
+                made.back().type.size[dim] = size < 0 ? OPQ_EXPORT_DERIVED : -1 - size;
         }
         return made;
     }

@@ -111,8 +111,17 @@ static int type_of(const opaque_model_tensor *tensor, const int64_t *sizes, opq_
     out->dtype = (uint8_t)dtype;
     out->rank = (uint8_t)tensor->rank;
     for (int d = 0; d < tensor->rank; d++)
-        out->size[d] = tensor->size[d] < 0 ? sizes[-1 - tensor->size[d]] : tensor->size[d];
+        out->size[d] = tensor->size[d] == OPAQUE_MODEL_DERIVED ? 0
+                       : tensor->size[d] < 0                   ? sizes[-1 - tensor->size[d]]
+                                                               : tensor->size[d];
     return 0;
+}
+
+static int type_of_output(int output, const int64_t *sizes, opq_type *out)
+{
+    if (type_of(&library->info->outputs[output], sizes, out) != 0)
+        return 2;
+    return library->shape(sizes, output, out->size) == OPAQUE_MODEL_OK ? 0 : fail(library->error(), NULL);
 }
 
 static int64_t bytes_of(const opq_type *type)
@@ -192,7 +201,7 @@ static int make_outputs(const options *o, void **outputs)
     const opaque_model_info *info = library->info;
     for (int i = 0; i < info->output_count; i++) {
         opq_type type;
-        if (type_of(&info->outputs[i], o->sizes, &type) != 0)
+        if (type_of_output(i, o->sizes, &type) != 0)
             return 2;
         outputs[i] = calloc(1, (size_t)bytes_of(&type) + 1);
         if (outputs[i] == NULL)
@@ -206,7 +215,7 @@ static int give_outputs(const options *o, void *const *outputs)
     const opaque_model_info *info = library->info;
     for (int i = 0; i < info->output_count; i++) {
         opq_type type;
-        (void)type_of(&info->outputs[i], o->sizes, &type);
+        (void)type_of_output(i, o->sizes, &type);
         if (o->outputs[i] == NULL)
             show(&info->outputs[i], &type, outputs[i]);
         else if (opq_npy_write(o->outputs[i], &type, outputs[i]) != OPQ_OK)

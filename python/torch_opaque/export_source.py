@@ -2,6 +2,11 @@
 
 import torch
 
+# Names that a parameter cannot have: words of C and C++, and what a header has besides.
+RESERVED = frozenset(
+    ["alignas", "alignof", "and", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char", "class", "compl", "concept", "const", "constexpr", "continue", "decltype", "default", "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "noexcept", "not", "nullptr", "operator", "or", "private", "protected", "public", "register", "requires", "restrict", "return", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "model", "sizes", "inputs", "outputs", "exported", "output_number", "out_sizes", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint64_t", "size_t", "opaque_model", "NULL", "linux", "unix", "errno"]
+)
+
 _TYPES = {
     torch.float32: "float",
     torch.float64: "double",
@@ -17,17 +22,22 @@ _TYPES = {
 
 
 class Tensor:
-    """An input or output: its name in C, a tensor like it, {dim: number of the size}."""
+    """An input or output: its name in C, a tensor like it, {dim: number of the size, or how it follows from sizes}."""
 
     def __init__(self, name, example, dims, sizes):
         self.name, self.example, self.dims, self.sizes = name, example, dims, sizes
 
     def shape(self) -> str:
-        shown = [
-            self.sizes[self.dims[d]] if d in self.dims else str(n)
-            for d, n in enumerate(self.example.shape)
-        ]
+        shown = [self._size(self.dims.get(d, str(n))) for d, n in enumerate(self.example.shape)]
         return f"[{', '.join(shown)}]"
+
+    def _size(self, size) -> str:
+        return size if isinstance(size, str) else self.sizes[size]
+
+    def described(self) -> tuple:
+        """As the library tells of it: -1 is a size that follows from sizes."""
+        dims = [(d, -1 if isinstance(size, str) else size) for d, size in self.dims.items()]
+        return self.name, self.example, dims
 
     def text(self) -> str:
         dtype = str(self.example.dtype).removeprefix("torch.")
@@ -35,10 +45,7 @@ class Tensor:
 
     def parameter(self, written: bool) -> str:
         kind = _TYPES.get(self.example.dtype, "void")
-        name = self.name + ("_out" if written and self.name in self.taken else "")
-        return f"{'' if written else 'const '}{kind} *{name}"
-
-    taken = frozenset()
+        return f"{'' if written else 'const '}{kind} *{self.name}"
 
 
 def _signature(name, inputs, outputs, sizes) -> str:
@@ -46,6 +53,31 @@ def _signature(name, inputs, outputs, sizes) -> str:
     parameters += [one.parameter(False) for one in inputs]
     parameters += [one.parameter(True) for one in outputs]
     return f"int {name}_run({', '.join(parameters)})"
+
+
+def _sizes(sizes) -> str:
+    return "".join(f"int64_t {size}, " for size in sizes)
+
+
+def _shape_declaration(name, sizes) -> list:
+    if not sizes:
+        return []
+    return [
+        "/* What sizes an output, by its number, has at these. */",
+        f"int {name}_shape({_sizes(sizes)}int output_number, int64_t *out_sizes);",
+    ]
+
+
+def _shape_function(name, sizes) -> str:
+    if not sizes:
+        return ""
+    return f"""
+int {name}_shape({_sizes(sizes)}int output_number, int64_t *out_sizes)
+{{
+    const int64_t sizes[] = {{{", ".join(sizes)}}};
+    return opq_exported_shape(&exported, sizes, output_number, out_sizes);
+}}
+"""
 
 
 def header(name, cpu, inputs, outputs, sizes, bounds, public: str) -> str:
@@ -72,6 +104,7 @@ def header(name, cpu, inputs, outputs, sizes, bounds, public: str) -> str:
             "/* weights: NULL is the file beside the library. threads: that work on one call. */",
             f"int {name}_open(const char *weights, int threads, opaque_model **out_model);",
             f"{_signature(name, inputs, outputs, sizes)};",
+            *_shape_declaration(name, sizes),
             "/* Random numbers, of a model that draws some, begin anew. */",
             f"void {name}_seed(opaque_model *model, uint64_t seed);",
             f"void {name}_close(opaque_model *model);",
@@ -114,6 +147,11 @@ int {name}_open(const char *weights, int threads, opaque_model **out_model)
     void *outputs[] = {{{made}}};
     return opq_exported_run(model, sizes, inputs, outputs);
 }}
+{_shape_function(name, sizes)}
+static int shape(const int64_t *sizes, int output, int64_t *out_sizes)
+{{
+    return opq_exported_shape(&exported, sizes, output, out_sizes);
+}}
 
 void {name}_seed(opaque_model *model, uint64_t seed) {{ opq_exported_seed(model, seed); }}
 
@@ -123,7 +161,7 @@ const char *{name}_error(void) {{ return opq_exported_error(); }}
 
 const opaque_model_interface *opaque_model_library(void)
 {{
-    static opaque_model_interface all = {{.open = {name}_open, .run = opq_exported_run, .weight = opq_exported_weight_data,
+    static opaque_model_interface all = {{.open = {name}_open, .run = opq_exported_run, .shape = shape, .weight = opq_exported_weight_data,
                                          .seed = opq_exported_seed, .close = opq_exported_close, .error = opq_exported_error}};
     all.info = exported.info;
     return &all;

@@ -8,6 +8,7 @@ runtime that comes with the package (exported/).
 import copy
 import inspect
 import itertools
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from torch.utils import _pytree
 
 from . import _C
 from .captured import _capturing, reached
-from .export_source import Tensor, header, interface
+from .export_source import RESERVED, Tensor, header, interface
 from .snapshot import PythonState, is_opaque
 
 _SIZES = 4096  # combinations of sizes that one library holds plans for
@@ -46,20 +47,25 @@ class Exported:
 
 
 def _identifier(text: str, otherwise: str) -> str:
-    name = re.sub(r"\W+", "_", text).strip("_") or otherwise
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or otherwise
     return name if name[0].isalpha() else f"{otherwise}_{name}"
 
 
-def _unique(names) -> list:
-    seen, made = set(), []
-    for name in names:
+class _Names:
+    """Of the parameters of one function of C: each is another one, and no word of C's."""
+
+    def __init__(self):
+        self.taken = set(RESERVED)
+
+    def give(self, name: str, if_taken: str = "") -> str:
         number, one = 0, name
-        while one in seen:
+        if name in self.taken and if_taken:
+            one = name = f"{name}{if_taken}"
+        while one in self.taken:
             number += 1
             one = f"{name}_{number}"
-        seen.add(one)
-        made.append(one)
-    return made
+        self.taken.add(one)
+        return one
 
 
 def _parameter_names(fn, args, kwargs) -> dict:
@@ -73,7 +79,7 @@ def _parameter_names(fn, args, kwargs) -> dict:
 
 
 def _named_leaves(tree, names, otherwise) -> list:
-    """[(name, leaf)] of the tensors, by path."""
+    """[(name, leaf)] of the tensors, by path: several may have one name."""
     found = []
     for path, leaf in _pytree.tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, torch.Tensor):
@@ -83,8 +89,7 @@ def _named_leaves(tree, names, otherwise) -> list:
             if parts and parts[0].isdigit() and int(parts[0]) in names:
                 parts[0] = names[int(parts[0])]
             found.append((_identifier("_".join(parts), otherwise), leaf))
-    made = _unique(name for name, _ in found)
-    return [(name, leaf) for name, (_, leaf) in zip(made, found, strict=True)]
+    return found
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -302,33 +307,36 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     fn = _on_device(fn)
     dynamic = _dynamic(dynamic_shapes, args, kwargs)
-    bounds = {}
-    for dims in dynamic.values():
-        for size, low, high in dims.values():
-            if bounds.setdefault(size, (low, high)) != (low, high):
-                raise ValueError(f"the size {size} has two ranges")
-    sizes = list(bounds)
-    names = _parameter_names(fn, args, kwargs)
-    given = _named_leaves([*args, *kwargs.values()], names, "input")
+    bounds = _all_bounds(dynamic)
+    parameters = _parameter_names(fn, args, kwargs)
+    given = _named_leaves([*args, *kwargs.values()], parameters, "input")
     with tempfile.TemporaryDirectory(prefix="opaque-export-") as scratch:
         folder = Path(scratch)
-        exporter = _C.Exporter(cpu or "", str(folder), len(sizes))
+        exporter = _C.Exporter(cpu or "", str(folder), len(bounds))
         recorder = _Recorder(fn, args, kwargs, exporter)
-        outputs = _record_all(recorder, dynamic, bounds, [leaf for _, leaf in given])
+        results = _record_all(recorder, dynamic, bounds, [leaf for _, leaf in given])
+        names = _Names()
+        sizes = [names.give(_identifier(size, "size")) for size in bounds]
+        order = list(bounds)
         inputs = [
-            Tensor(n, leaf, {d: sizes.index(b[0]) for d, b in dynamic.get(k, {}).items()}, sizes)
+            Tensor(
+                names.give(n),
+                leaf,
+                {d: order.index(b[0]) for d, b in dynamic.get(k, {}).items()},
+                sizes,
+            )
             for k, (n, leaf) in enumerate(given)
         ]
-        for one in outputs:
-            one.sizes, one.taken = sizes, {n for n, _ in given} | set(sizes)
-        library.parent.mkdir(parents=True, exist_ok=True)
-        described = [
-            [(one.name, one.example, list(one.dims.items())) for one in them]
-            for them in (inputs, outputs)
+        outputs = [
+            Tensor(names.give(n, "_out"), tensor, _following(shapes, sizes), sizes)
+            for n, tensor, shapes in results
         ]
+        library.parent.mkdir(parents=True, exist_ok=True)
+        described = [[one.described() for one in them] for them in (inputs, outputs)]
         exporter.finish(name, *described, sizes, str(library.with_suffix(".weights")))
         public = (Path(__file__).parent / "exported/include/exported/opaque_model.h").read_text()
-        text = header(name, exporter.level, inputs, outputs, sizes, bounds, public)
+        ranges = dict(zip(sizes, bounds.values(), strict=True))
+        text = header(name, exporter.level, inputs, outputs, sizes, ranges, public)
         library.with_suffix(".h").write_text(text)
         (folder / f"{name}.h").write_text(text)
         (folder / "interface.c").write_text(interface(name, inputs, outputs, sizes))
@@ -336,8 +344,18 @@ def export(fn, args=(), path="model.so", *, kwargs=None, cpu=None, dynamic_shape
     return Exported(library, inputs, outputs)
 
 
+def _all_bounds(dynamic) -> dict:
+    """{name of a size: (min, max)}"""
+    bounds = {}
+    for dims in dynamic.values():
+        for size, low, high in dims.values():
+            if bounds.setdefault(size, (low, high)) != (low, high):
+                raise ValueError(f"the size {size} has two ranges")
+    return bounds
+
+
 def _record_all(recorder, dynamic, bounds, leaves) -> list:
-    """Records each combination of sizes. -> outputs, with the dims that follow sizes"""
+    """Records each combination of sizes. -> [(name, result, {combination: its shape})]"""
     sizes = list(bounds)
     count = 1
     for low, high in bounds.values():
@@ -346,7 +364,7 @@ def _record_all(recorder, dynamic, bounds, leaves) -> list:
         raise ExportError(
             f"there are {count} combinations of sizes, of which {_SIZES} may be exported"
         )
-    shapes = {}
+    shapes = []
     for values in itertools.product(*(range(low, high + 1) for low, high in bounds.values())):
         chosen = dict(zip(sizes, values, strict=True))
         resized = {
@@ -354,26 +372,41 @@ def _record_all(recorder, dynamic, bounds, leaves) -> list:
             for number, dims in dynamic.items()
         }
         recorder.call(resized, list(values))
-        shapes[values] = [tuple(t.shape) for _, t in recorder.results]
+        shapes += [{}] * (len(recorder.results) - len(shapes)) if not shapes else []
+        for k, (_, tensor) in enumerate(recorder.results):
+            shapes[k] = {**shapes[k], values: tuple(tensor.shape)}
     return [
-        Tensor(name, tensor, _following(shapes, k, tensor.dim()), sizes)
-        for k, (name, tensor) in enumerate(recorder.results)
+        (name, tensor, all_) for (name, tensor), all_ in zip(recorder.results, shapes, strict=True)
     ]
 
 
-def _following(shapes: dict, output: int, rank: int) -> dict:
-    """{dim of the output: the size that it is}"""
+def _following(shapes: dict, sizes: list) -> dict:
+    """{dim of an output: number of the size that it is, or how it follows from sizes} of those that are not always the same."""
     found = {}
-    for dim in range(rank):
-        values = {key: all_[output][dim] for key, all_ in shapes.items()}
-        if len(set(values.values())) == 1:
-            continue
-        for size in range(len(next(iter(shapes)))):
-            if all(key[size] == value for key, value in values.items()):
-                found[dim] = size
-                break
-        else:
-            raise ExportError(
-                f"dim {dim} of output {output} is none of the sizes that calls choose"
-            )
+    ranks = {len(shape) for shape in shapes.values()}
+    if len(ranks) > 1:
+        raise ExportError(f"an output has {' or '.join(map(str, sorted(ranks)))} dims")
+    for dim in range(ranks.pop()):
+        values = {key: shape[dim] for key, shape in shapes.items()}
+        if len(set(values.values())) > 1:
+            same = [k for k in range(len(sizes)) if all(key[k] == v for key, v in values.items())]
+            found[dim] = same[0] if same else _formula(values, sizes)
     return found
+
+
+def _formula(values: dict, sizes: list) -> str:
+    """{combination: value} as people read it, if it is a multiple of one size or of some, and a constant."""
+    keys = list(values)
+    for count in range(1, len(sizes) + 1):
+        for some in itertools.combinations(range(len(sizes)), count):
+            products = {key: math.prod(key[k] for k in some) for key in keys}
+            low, high = min(keys, key=products.get), max(keys, key=products.get)
+            if products[low] == products[high]:
+                continue
+            slope, rest = divmod(values[high] - values[low], products[high] - products[low])
+            offset = values[low] - slope * products[low]
+            if rest == 0 and all(v == slope * products[key] + offset for key, v in values.items()):
+                factors = [str(slope)] * (slope != 1) + [sizes[k] for k in some]
+                sign = f" {'+' if offset > 0 else '-'} {abs(offset)}" if offset else ""
+                return "*".join(factors) + sign
+    return "?"
