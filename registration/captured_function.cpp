@@ -222,18 +222,25 @@ Tensor host_tensor(const py::handle &object)
     return THPVariable_Unpack(object.ptr());
 }
 
-void host_call(Capturing &c, const py::object &function, const py::sequence &tensors, const std::vector<int> &numbers,
-               const py::sequence &results, const py::sequence &written)
+// op: (name, overload, its arguments, named ones, [(argument, register)]), or None.
+void host_call(Capturing &c, const py::object &function, const py::object &op, const py::sequence &tensors,
+               const std::vector<int> &numbers, const py::sequence &results, const py::sequence &written)
 {
     std::vector<int> slots, changed;
     std::vector<Tensor> made;
+    std::optional<HostOperator> direct;
     for (const py::handle one : tensors)
         slots.push_back(c.slot(host_tensor(one)));
     for (const py::handle one : written)
         changed.push_back(c.slot(host_tensor(one)));
     for (const py::handle one : results)
         made.push_back(host_tensor(one));
-    c.program.call(function, std::move(slots), numbers, made, std::move(changed));
+    if (!op.is_none()) {
+        const auto [name, overload, args, kwargs, places] =
+            op.cast<std::tuple<std::string, std::string, py::tuple, py::dict, std::vector<std::pair<size_t, int>>>>();
+        direct.emplace(name, overload, args, py::kwargs(kwargs), places, [&c](const Tensor &one) { return c.slot(one); });
+    }
+    c.program.call(function, std::move(direct), std::move(slots), numbers, made, std::move(changed));
 }
 
 // Arguments as a call has them.

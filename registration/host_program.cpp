@@ -4,18 +4,12 @@
 
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 
 namespace opq
 {
 
 // ---- numbers, as Python computes
-
-Register Register::of(const py::handle &number)
-{
-    return PyFloat_Check(number.ptr()) ? of(number.cast<double>()) : of(number.cast<int64_t>());
-}
-
-py::object Register::python() const { return integer ? py::object(py::int_(i)) : py::object(py::float_(f)); }
 
 std::optional<HostProgram::Op> HostProgram::operation(const std::string &name)
 {
@@ -260,10 +254,10 @@ int HostProgram::kept_slot(const at::Tensor &tensor)
     return static_cast<int>(example_.size()) - 1;
 }
 
-void HostProgram::call(py::object function, std::vector<int> tensors, std::vector<int> numbers,
-                       const std::vector<at::Tensor> &results, std::vector<int> written)
+void HostProgram::call(py::object function, std::optional<HostOperator> op, std::vector<int> tensors,
+                       std::vector<int> numbers, const std::vector<at::Tensor> &results, std::vector<int> written)
 {
-    HostCall made{std::move(function), std::move(tensors), std::move(numbers), {}, std::move(written)};
+    HostCall made{std::move(function), std::move(op), std::move(tensors), std::move(numbers), {}, std::move(written)};
     for (const at::Tensor &tensor : results) {
         int slot = slot_of(tensor);
         if (slot < 0) {
@@ -284,15 +278,28 @@ int HostProgram::upload(int slot, const Order &order)
     return static_cast<int>(uploads_.size()) - 1;
 }
 
-bool HostProgram::escapes(const std::vector<at::Tensor> &results) const
+namespace
 {
-    for (size_t i = 0; i < example_.size(); ++i) {
+
+// A tensor that Python has seen and that somebody in C++ has, has a reference from its Python object, which it has one of itself.
+bool is_only_reference(const at::Tensor &tensor)
+{
+    PyObject *const object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+    return tensor.use_count() == 1 || (tensor.use_count() == 2 && object && Py_REFCNT(object) == 1);
+}
+
+} // namespace
+
+bool HostProgram::escapes(const std::vector<at::Tensor> &results)
+{
+    for (size_t i = example_.size(); i-- > 0;) { // views go before what they are views of
         if (kept_[i].defined() || argument_leaf_[i] >= 0)
             continue;
-        const bool result =
-            std::any_of(results.begin(), results.end(), [&](const auto &r) { return r.is_same(example_[i]); });
-        if (!result && example_[i].use_count() > 1)
+        if (std::any_of(results.begin(), results.end(), [&](const auto &r) { return r.is_same(example_[i]); }))
+            continue;
+        if (!is_only_reference(example_[i]))
             return true;
+        example_[i].reset();
     }
     return false;
 }
@@ -309,33 +316,56 @@ void HostProgram::finish()
 
 // ---- a call
 
-bool HostProgram::call_now(const HostCall &call, Run &run) const
+void HostProgram::remember(const at::Tensor &tensor, Run &run)
+{
+    Before made{tensor, {}, 0};
+    if (tensor.numel() == 1 && tensor.itemsize() <= sizeof made.bytes && !tensor.is_neg() && !tensor.is_conj())
+        std::memcpy(&made.bytes, tensor.const_data_ptr(), tensor.itemsize());
+    else
+        made.copy = tensor.detach().clone();
+    run.before.push_back(std::move(made));
+}
+
+void HostProgram::call_python(const HostCall &call, Run &run, std::vector<at::Tensor> &results)
 {
     py::list tensors, numbers;
     for (const int slot : call.tensors)
         tensors.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(run.slots[static_cast<size_t>(slot)])));
     for (const int number : call.numbers)
         numbers.append(run.registers[static_cast<size_t>(number)].python());
+    const py::sequence given = call.function(tensors, numbers);
+    for (const py::handle one : given)
+        results.push_back(THPVariable_Unpack(one.ptr()));
+}
+
+bool HostProgram::call_now(const HostCall &call, Run &run) const
+{
     for (const int slot : call.written)
-        if (undoes_ || run.trial) {
-            const at::Tensor &tensor = run.slots[static_cast<size_t>(slot)];
-            run.before.emplace_back(tensor, tensor.detach().clone());
-        }
-    const py::sequence results = call.function(tensors, numbers);
+        if (undoes_ || run.trial)
+            remember(run.slots[static_cast<size_t>(slot)], run);
+    std::vector<at::Tensor> results;
+    if (call.op) {
+        const c10::NoGradGuard off;
+        call.op->call(run.slots, run.registers, results);
+    } else {
+        call_python(call, run, results);
+    }
     if (results.size() != call.results.size())
         return false;
-    for (size_t i = 0; i < call.results.size(); ++i) {
-        const py::object one = results[i];
-        run.slots[static_cast<size_t>(call.results[i])] = THPVariable_Unpack(one.ptr());
-    }
+    for (size_t i = 0; i < call.results.size(); ++i)
+        run.slots[static_cast<size_t>(call.results[i])] = std::move(results[i]);
     return true;
 }
 
 void HostProgram::undo(Run &run)
 {
     const c10::NoGradGuard off;
-    for (auto it = run.before.rbegin(); it != run.before.rend(); ++it)
-        it->first.detach().copy_(it->second);
+    for (auto it = run.before.rbegin(); it != run.before.rend(); ++it) {
+        if (it->copy.defined())
+            it->tensor.detach().copy_(it->copy);
+        else
+            std::memcpy(it->tensor.mutable_data_ptr(), &it->bytes, it->tensor.itemsize());
+    }
     run.before.clear();
 }
 

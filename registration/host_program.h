@@ -12,28 +12,10 @@
 #include <vector>
 
 #include "capture_tree.h"
+#include "host_operator.h"
 
 namespace opq
 {
-
-struct Register {
-    bool integer;
-    union {
-        double f;
-        int64_t i;
-    };
-    static Register of(const py::handle &number); // a float, or an integer of 64 bits
-    py::object python() const;
-    static Register of(double value) { return {false, {value}}; }
-    static Register of(int64_t value)
-    {
-        Register made{true, {}};
-        made.i = value;
-        return made;
-    }
-    double real() const { return integer ? static_cast<double>(i) : f; }
-    bool same(const Register &other) const { return integer == other.integer && i == other.i; } // bit for bit
-};
 
 #define OPQ_HOST_OPERATIONS(X)                                                                                         \
     X(add)                                                                                                             \
@@ -60,8 +42,8 @@ class HostProgram
     int slot_of(const at::Tensor &tensor) const; // -1: none
     int argument_slot(const at::Tensor &tensor, size_t leaf);
     int kept_slot(const at::Tensor &tensor);
-    // A call of `function(tensors, numbers) -> tensors`; written: slots that it writes into.
-    void call(py::object function, std::vector<int> tensors, std::vector<int> numbers,
+    // A call of `function(tensors, numbers) -> tensors`, or, which is the same, of an operator; written: slots that it writes into.
+    void call(py::object function, std::optional<HostOperator> op, std::vector<int> tensors, std::vector<int> numbers,
               const std::vector<at::Tensor> &results, std::vector<int> written);
     int upload(int slot, const Order &order); // numbers the uploads
     bool uploads() const { return !uploads_.empty(); }
@@ -73,19 +55,24 @@ class HostProgram
     const std::vector<Register> &registers() const { return registers_; } // as they were
     const at::Tensor &example(int slot) const { return example_[static_cast<size_t>(slot)]; } // while it is recorded
     bool is_kept(int slot) const { return kept_[static_cast<size_t>(slot)].defined(); }
-    // Tensors that operators made and that somebody still has, but for `results`.
-    bool escapes(const std::vector<at::Tensor> &results) const;
+    // Are there tensors that operators made and that somebody still has, but for `results`? The others are gone then.
+    bool escapes(const std::vector<at::Tensor> &results);
     // Nothing but what a call needs is kept.
     void finish();
 
     // ---- a call
+    // What was written into, and what it held: a copy, or, of one element, its bytes.
+    struct Before {
+        at::Tensor tensor, copy;
+        int64_t bytes = 0;
+    };
     struct Run {
         bool trial = false; // to be undone
         const std::vector<Register> *outer = nullptr;
         std::vector<Register> registers;
         std::vector<at::Tensor> slots;
-        std::vector<Value> uploads;                            // f32 ..., as wrap_cpu() copies
-        std::vector<std::pair<at::Tensor, at::Tensor>> before; // what was written into, and a copy
+        std::vector<Value> uploads; // f32 ..., as wrap_cpu() copies
+        std::vector<Before> before;
     };
     // False: a guard failed, or something does not fit; all is as it was.
     bool run(const Leaves &leaves, Run &run, std::string *why, const std::vector<Register> *outer = nullptr) const;
@@ -113,7 +100,8 @@ class HostProgram
         int call = -1; // of the host calls
     };
     struct HostCall {
-        py::object function;
+        py::object function; // of what is no operator with plain arguments
+        std::optional<HostOperator> op;
         std::vector<int> tensors, numbers, results, written;
     };
     struct DictItem {
@@ -131,6 +119,8 @@ class HostProgram
     static bool holds(Op op, const Register &a, const Register &b);
     int add_register(Register now);
     bool step(const Step &step, const Leaves &leaves, Run &run, std::string *why) const;
+    static void remember(const at::Tensor &tensor, Run &run);
+    static void call_python(const HostCall &call, Run &run, std::vector<at::Tensor> &results);
     bool call_now(const HostCall &call, Run &run) const;
 
     std::vector<Step> steps_;

@@ -312,6 +312,7 @@ class Capturing:
     def host_call(
         self,
         function: Callable,
+        op: tuple | None,
         tensors: list[Tensor],
         numbers: list[int],
         results: list[Tensor],

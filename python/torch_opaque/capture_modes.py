@@ -248,12 +248,16 @@ class Operators(TorchDispatchMode):
         ]
         if any(map(self.capturing.is_fresh, written)):
             self.capturing.refuse(f"{func} writes into a tensor of the CPU that was a constant")
-        call = _Call(func, args, kwargs)
-        numbers = [
-            one.node.register_in(self.capturing)
-            for one in tree_leaves((args, kwargs))
-            if is_number(one)
-        ]
+        call, op, numbers = None, None, []
+        count = sum(map(is_number, tree_leaves((args, kwargs))))
+        places = self._places(func, args, kwargs) if self._are_plain(args, kwargs) else None
+        if places is None or len(places) < count:
+            call = _Call(func, args, kwargs)
+            numbers = [
+                one.node.register_in(self.capturing)
+                for one in tree_leaves((args, kwargs))
+                if is_number(one)
+            ]
         args, kwargs = tree_map(
             lambda one: one.node.value if is_number(one) else one, (args, kwargs)
         )
@@ -264,5 +268,33 @@ class Operators(TorchDispatchMode):
             return result
         if any(one.requires_grad for one in (*hosts, *results)):
             self.capturing.refuse(f"{func} of tensors of the CPU has a gradient")
-        self.capturing.host_call(call, hosts, numbers, results, written)
+        if call is None:
+            op = (func._schema.name, func._schema.overload_name, args, kwargs, places)
+        self.capturing.host_call(call, op, hosts, numbers, results, written)
         return result
+
+    @staticmethod
+    def _are_plain(args, kwargs) -> bool:
+        """Are they what a call from C++ takes from a copy?"""
+        kinds = (
+            torch.Tensor,
+            bool,
+            int,
+            float,
+            complex,
+            str,
+            torch.dtype,
+            torch.device,
+            torch.layout,
+        )
+        kinds += (torch.memory_format, type(None))
+        return all(is_number(one) or isinstance(one, kinds) for one in tree_leaves((args, kwargs)))
+
+    def _places(self, func, args, kwargs) -> list:
+        """[(argument, register)] of numbers that are arguments, and not in a list."""
+        found = []
+        for i, argument in enumerate(func._schema.arguments):
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            if is_number(value):
+                found.append((i, value.node.register_in(self.capturing)))
+        return found

@@ -277,6 +277,58 @@ def train(captured: bool, optimizer, steps: int, zero_first: bool, check: int = 
     return seen, step
 
 
+def test_operators_on_tensors_of_the_cpu_are_called_again():
+    """With tensors, lists of them, and numbers that change, as arguments and as results."""
+
+    def make():
+        counter, table, flags = torch.zeros(()), torch.ones(3), torch.tensor([True, False, True])
+
+        def fn(x, rate):
+            counter.add_(1)
+            table.mul_(0.5).add_(counter, alpha=rate)
+            table[1:].clamp_(max=2)
+            both = torch.stack([table.sum(), counter])
+            low, high = torch.aminmax(torch.where(flags, table, counter))
+            torch._foreach_add_([counter, table], 1)
+            parts = torch.split(both, 1)
+            return x * parts[0].item() + (high - low).item() + both.sum().item() ** rate
+
+        return fn, (counter, table)
+
+    ours, state = make()
+    plain, wanted = make()
+    ours = capture(ours)
+    ours(torch.ones(2, device=D), 1.5), plain(torch.ones(2, device=D), 1.5)
+    ours(torch.ones(2, device=D), 1.0), plain(torch.ones(2, device=D), 1.0)
+    for rate in (0.5, 2.0, 0.25):
+        x = torch.randn(2, device=D)
+        assert same(by_plan(ours, x, rate), plain(x, rate))
+        assert all(map(torch.equal, state, wanted))
+
+
+def test_what_a_call_wrote_on_the_cpu_is_put_back_if_it_does_not_fit():
+    counter, table = torch.zeros((), dtype=torch.int64), torch.zeros(4)
+    seen = []
+
+    def fn(x):
+        counter.add_(1)
+        table[0].add_(1)
+        table.add_(2)
+        table[3].mul_(3)
+        seen.append(counter.item() < 4)  # a guard behind what is written
+        if seen[-1]:
+            return x * 2
+        return x * 3
+
+    fn = capture(fn)
+    x = torch.ones(2, device=D)
+    for i in range(1, 7):
+        assert fn(x).tolist() == [2.0 if i < 4 else 3.0] * 2
+        assert counter.item() == i
+        assert table[:3].tolist() == [3 * i, 2 * i, 2 * i]
+    assert len(seen) < 6
+
+
 @pytest.mark.parametrize("zero_first", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_training_step_is_one_call(name, zero_first):

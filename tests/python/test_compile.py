@@ -2,12 +2,16 @@
 
 import copy
 import logging
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
 import torch_opaque
+from conftest import ROOT
 from torch import nn
 
 D = "opaque"
@@ -596,3 +600,43 @@ def test_output_code_is_logged(caplog):
         logger.removeHandler(caplog.handler)
         torch._logging.set_logs()
     assert "inference" in caplog.text and "sin" in caplog.text
+
+
+def test_the_script_of_pytorchs_tests(tmp_path):
+    template = tmp_path / "tests.py"
+    template.write_text(
+        """
+import unittest, torch
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.utils import run_and_get_code
+from torch.testing import FileCheck
+TestCase = unittest.TestCase
+def check_model(self, fn, inputs):
+    self.assertTrue(torch.equal(torch.compile(fn, backend=lambda m, i: compile_fx(m, i))(*inputs), fn(*inputs)))
+class CommonTemplate:
+    def test_add(self):
+        self.common(lambda x: x + 1, [torch.ones(3)])
+    def test_code(self):
+        result, code = run_and_get_code(torch.compile(lambda x: x * 2), torch.ones(2))
+        FileCheck().check("triton").run(code[0])
+        self.assertEqual(result.sum(), 4)
+    def test_wrong(self):
+        raise ValueError("wrong")
+    def test_skipped(self):
+        raise unittest.SkipTest("no reason")
+def copy_tests(template, case, suffix):
+    for name, value in vars(template).items():
+        if name.startswith("test_"):
+            setattr(case, f"{name}_{suffix}", value)
+"""
+    )
+    script = os.path.join(ROOT, "tests/python/scripts/pytorch_tests.py")
+    done = subprocess.run(
+        [sys.executable, script, str(template), "--write", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith("failed: test_wrong_cpu: ValueError: wrong"), done.stderr
+    assert done.stdout.splitlines()[-1] == "2 passed, 1 skipped, 1 failed"
+    assert len((tmp_path / "out").read_text().splitlines()) == 4
