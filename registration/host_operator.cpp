@@ -75,7 +75,8 @@ void HostOperator::call(const std::vector<at::Tensor> &slots, const std::vector<
         const Register &value = registers[static_cast<size_t>(number)];
         const c10::TypeKind kind = op_.schema().arguments()[at].type()->kind();
         if (kind == c10::TypeKind::TensorType)
-            stack[at] = value.integer ? at::native::wrapped_scalar_tensor(value.i) : at::native::wrapped_scalar_tensor(value.f);
+            stack[at] =
+                value.integer ? at::native::wrapped_scalar_tensor(value.i) : at::native::wrapped_scalar_tensor(value.f);
         else
             stack[at] = value.integer ? c10::IValue(value.i) : c10::IValue(value.f);
     }
