@@ -24,6 +24,8 @@
       "scan along one axis only, and reduce what was scanned before or afterwards")                                    \
     X(after_matmul, "a reduction cannot follow a matmul in its tile", false,                                           \
       "nothing, unless it is attention: scaled_dot_product_attention is one kernel")                                   \
+    X(streams, "a tile would go through many large tensors, a piece of a row of each at a time", false,                \
+      "nothing: a kernel of its own goes through them in order, and writes where it reads")                            \
     X(recompute, "would be computed again for every broadcast element, or overlapping window", false,                  \
       "nothing: storing it is cheaper")                                                                                \
     X(part, "may fail on elements that are not used here", true, "slice before the op that may fail")                  \

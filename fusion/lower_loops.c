@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, SHORT_LOOP = 5, LONG_LOOP = 32 };
+enum { TILE_STREAMS_MAX = 4, STREAM_ELEMENTS_MIN = 1 << 18 };
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
 {
@@ -307,6 +308,28 @@ static void set_loops(opq_lower_state *state, opq_kernel *kernel, const opq_orde
     set_depends(state, kernel);
 }
 
+/* Rows of a tile lie pages apart in a large tensor. With several of these that takes longer than a kernel of its own, which goes through each from
+ * its beginning and may write where it reads: as Adam's update of a weight does, behind the product that is its gradient. */
+static bool has_many_streams(const opq_lower_state *state, const opq_order *l)
+{
+    int64_t elements = 1;
+    int count = 0;
+    if (state->out->matmul < 0 || state->request->decided)
+        return false;
+    for (int i = 0; i < l->count; i++)
+        elements *= l->role[i] == OPQ_ROLE_k ? 1 : l->extent[i];
+    for (int a = 0; a < state->access_count && elements >= STREAM_ELEMENTS_MIN; a++) {
+        bool walks = true;
+        for (int i = 0; i < l->count && walks; i++)
+            walks = l->role[i] == OPQ_ROLE_k ? opq_order_stride(state, a, l->source[i]) == 0
+                                             : l->extent[i] == 1 || opq_order_stride(state, a, l->source[i]) != 0;
+        for (int b = 0; b < a && walks; b++)
+            walks = state->accesses[b].buffer != state->accesses[a].buffer;
+        count += walks;
+    }
+    return count > TILE_STREAMS_MAX;
+}
+
 opq_status opq_lower_finish(opq_lower_state *state)
 {
     opq_kernel *kernel = &state->kernel;
@@ -320,6 +343,8 @@ opq_status opq_lower_finish(opq_lower_state *state)
     opq_order_loops(state, reduces, &l);
     if (matmul && state->buffer_count == OPQ_BUFFER_MAX) /* its epilogue has one more: the tile */
         refuse(state, OPQ_REFUSAL_buffers);
+    if (has_many_streams(state, &l))
+        refuse(state, OPQ_REFUSAL_streams);
     if (l.count == 0)
         opq_order_need(&l, OPQ_ROLE_kept);
     if (state->refusal != OPQ_REFUSAL_none)

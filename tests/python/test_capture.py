@@ -277,6 +277,29 @@ def train(captured: bool, optimizer, steps: int, zero_first: bool, check: int = 
     return seen, step
 
 
+def test_an_update_of_a_large_weight_is_no_epilogue():
+    """Of the product that is its gradient: its kernel would read and write six large tensors tile by tile, and could not write in place."""
+    net = nn.Linear(512, 1024, device=D)
+    optimizer = torch.optim.Adam(net.parameters(), fused=True)
+
+    def step(x):
+        loss = net(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    captured = capture(step)
+    for _ in range(3):
+        captured(torch.randn(16, 512, device=D))
+    seen = torch_opaque.graph(captured, torch.randn(16, 512, device=D), stage="fused")
+    assert any(edge.refusal == "streams" for edge in seen.unfused)
+    small = torch_opaque.graph(
+        lambda a, b, c: (a @ b) * c + c, *torch.randn(3, 512, 512, device=D), stage="fused"
+    )
+    assert len(small.kernels) == 1
+
+
 def test_operators_on_tensors_of_the_cpu_are_called_again():
     """With tensors and lists of them, as arguments and as results."""
 
