@@ -1,7 +1,5 @@
 #include "captured.h"
 
-#include <unordered_map>
-
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -172,32 +170,43 @@ bool Captured::match_gradients(const Match &match, std::string *why) const
 namespace
 {
 
-// Where each cell is first among `cells`, by number; many are looked up in a table.
+// Where a cell is first among `cells`, by number. Many questions about many cells are answered from a table: places of the hash, linear probing.
 class Firsts
 {
   public:
-    explicit Firsts(c10::ArrayRef<const opq_cell *> cells) : cells_(cells)
+    Firsts(c10::ArrayRef<const opq_cell *> cells, size_t questions) : cells_(cells)
     {
-        constexpr size_t few = 32;
-        if (cells.size() <= few)
+        constexpr size_t few = 1024;
+        if (cells.size() * questions <= few)
             return;
-        table_.reserve(2 * cells.size());
+        size_t places = 1;
+        while (places < 2 * cells.size())
+            places *= 2;
+        table_.assign(places, -1);
         for (size_t i = 0; i < cells.size(); ++i)
-            table_.emplace(cells[i], static_cast<int>(i));
+            if (int32_t &place = table_[find(cells[i])]; place < 0)
+                place = static_cast<int32_t>(i);
     }
     int of(const opq_cell *cell) const // -1: nowhere
     {
-        if (!table_.empty()) {
-            const auto found = table_.find(cell);
-            return found == table_.end() ? -1 : found->second;
-        }
+        if (!table_.empty())
+            return table_[find(cell)];
         const auto *const found = std::find(cells_.begin(), cells_.end(), cell);
         return found == cells_.end() ? -1 : static_cast<int>(found - cells_.begin());
     }
 
   private:
+    // The place that the cell has, or would have.
+    size_t find(const opq_cell *cell) const
+    {
+        size_t at = std::hash<const void *>()(cell) / alignof(std::max_align_t) * 0x9e3779b97f4a7c15u >> 32;
+        for (at &= table_.size() - 1; table_[at] >= 0 && cells_[static_cast<size_t>(table_[at])] != cell;)
+            at = (at + 1) & (table_.size() - 1);
+        return at;
+    }
+
     c10::ArrayRef<const opq_cell *> cells_;
-    std::unordered_map<const opq_cell *, int> table_;
+    c10::SmallVector<int32_t, 256> table_;
 };
 
 } // namespace
@@ -209,7 +218,7 @@ bool Captured::match_sharing(const Match &match, std::string *why) const
     for (const Tensor &argument : match.arguments)
         cells.push_back(cell_of(argument));
     const c10::SmallVector<const opq_cell *, 32> kept_cells(kept_cells_.begin(), kept_cells_.end());
-    const Firsts arguments(cells), kept_firsts(kept_cells);
+    const Firsts arguments(cells, cells.size()), kept_firsts(kept_cells, cells.size());
     for (size_t i = 0; i < cells.size(); ++i) {
         const int kept = in_kept_[i];
         const bool same = arguments.of(cells[i]) == first_of_[i] &&
