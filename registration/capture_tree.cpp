@@ -28,10 +28,20 @@ TensorShape::TensorShape(const at::Tensor &tensor)
 {
 }
 
+// Few numbers, once for each tensor of each call: a call of memcmp costs more.
+static bool same(IntArrayRef now, const Dims &before)
+{
+    if (now.size() != before.size())
+        return false;
+    int64_t difference = 0;
+    for (size_t i = 0; i < before.size(); ++i)
+        difference |= now[i] ^ before[i];
+    return difference == 0;
+}
+
 bool TensorShape::matches(const at::Tensor &tensor, bool shiftable) const
 {
-    return tensor.scalar_type() == dtype && tensor.sizes() == IntArrayRef(sizes) &&
-           tensor.strides() == IntArrayRef(strides) &&
+    return tensor.scalar_type() == dtype && same(tensor.sizes(), sizes) && same(tensor.strides(), strides) &&
            (shiftable ? is_whole(tensor) == whole : tensor.storage_offset() == offset) &&
            tensor.requires_grad() == requires_grad && tensor.is_inference() == inference &&
            tensor.is_neg() == negative && tensor.is_conj() == conjugate;
