@@ -58,17 +58,6 @@ void opq_exporter_close(opq_exporter *e)
     free(e);
 }
 
-/* Room for one more. */
-static opq_status grow(void **items, int count, size_t size)
-{
-    bool full = (count & (count - 1)) == 0; /* a power of two, or 0 */
-    void *grown = full ? realloc(*items, (count ? 2 * (size_t)count : 1) * size) : *items;
-    if (grown == NULL)
-        return out_of_memory();
-    *items = grown;
-    return OPQ_OK;
-}
-
 /* ---- kernels */
 
 static opq_status add_code(opq_exporter *e, const opq_step *step)
@@ -78,7 +67,7 @@ static opq_status add_code(opq_exporter *e, const opq_step *step)
         e->tiles[step->matmul->dtype == OPQ_f64] = true;
     if (step->code == NULL || opq_code_list_find(&e->codes, step->code) >= 0)
         return OPQ_OK;
-    OPQ_TRY(grow((void **)&e->codes.items, e->codes.count, sizeof *e->codes.items));
+    OPQ_TRY(opq_export_grow((void **)&e->codes.items, e->codes.count, sizeof *e->codes.items));
     snprintf(symbol, sizeof symbol, "kernel_%d", e->codes.count);
     snprintf(path, sizeof path, "%s/%s.o", e->folder, symbol);
     OPQ_TRY(opq_codegen_object(e->compiler, opq_step_code_loops(step), symbol, path));
@@ -113,7 +102,7 @@ static opq_status add_codes(opq_exporter *e, const opq_plan *plan)
 static opq_status add_weight(opq_exporter *e, const char *name, const opq_type *type, opq_value *value, int64_t bytes,
                              int *out_index)
 {
-    OPQ_TRY(grow((void **)&e->weights, e->weight_count, sizeof *e->weights));
+    OPQ_TRY(opq_export_grow((void **)&e->weights, e->weight_count, sizeof *e->weights));
     opq_export_weight *w = &e->weights[e->weight_count];
     *w = (opq_export_weight){.name = strdup(name), .type = *type, .value = value, .bytes = bytes};
     if (w->name == NULL)
@@ -168,7 +157,7 @@ static opq_status find_window(opq_exporter *e, int32_t weight, int64_t first, in
             *out_index = i;
             return OPQ_OK;
         }
-    OPQ_TRY(grow((void **)&e->windows, e->window_count, sizeof *e->windows));
+    OPQ_TRY(opq_export_grow((void **)&e->windows, e->window_count, sizeof *e->windows));
     e->windows[e->window_count] = (opq_export_window){weight, first, bytes};
     *out_index = e->window_count++;
     return OPQ_OK;
@@ -291,7 +280,7 @@ static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *st
             return OPQ_OK;
     if (p.window < 0)
         return OPQ_OK;
-    OPQ_TRY(grow((void **)&e->packed, e->packed_count, sizeof *e->packed));
+    OPQ_TRY(opq_export_grow((void **)&e->packed, e->packed_count, sizeof *e->packed));
     e->packed[e->packed_count++] = p;
     return OPQ_OK;
 }
@@ -341,7 +330,7 @@ static opq_status plan_call(opq_exporter *e, const opq_graph *graph, opq_plan **
     if (graph == NULL)
         return OPQ_OK;
     OPQ_TRY(opq_plan_compile(&e->ctx->runtime, graph, OPQ_FUSED, out_plan));
-    opq_status status = grow((void **)&e->held, e->held_count, sizeof *e->held);
+    opq_status status = opq_export_grow((void **)&e->held, e->held_count, sizeof *e->held);
     if (status != OPQ_OK) {
         opq_plan_release(*out_plan);
         return status;

@@ -1,7 +1,18 @@
 /* A step as C: what its run reads. Trees are left out where nothing reads them, which is all but epilogues' and those that tell what failed. */
 #include "opaque/export_plan.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+opq_status opq_export_grow(void **items, int64_t count, size_t size)
+{
+    bool full = (count & (count - 1)) == 0; /* a power of two, or 0 */
+    void *grown = full ? realloc(*items, (count ? 2 * (size_t)count : 1) * size) : *items;
+    if (grown == NULL)
+        return opq_fail(OPQ_NO_MEMORY, "export: out of memory");
+    *items = grown;
+    return OPQ_OK;
+}
 
 int opq_code_list_find(const opq_code_list *list, const opq_code *code)
 {

@@ -4,6 +4,9 @@
 
 #include "runtime/plan.h"
 
+/* Room for one more behind `count` items, which were all made room for in this way. */
+opq_status opq_export_grow(void **items, int64_t count, size_t size) OPQ_MUST_CHECK;
+
 /* Codes by first use: number k is called kernel_k. */
 typedef struct opq_code_list {
     const opq_code **items;

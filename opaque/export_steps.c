@@ -98,14 +98,7 @@ static int find_kind(const opq_step_kinds *kinds, const opq_text *key)
 
 static opq_status add_kind(opq_step_kinds *kinds, const opq_step *step, const opq_text *key)
 {
-    if (kinds->count == kinds->capacity) {
-        int capacity = kinds->capacity ? 2 * kinds->capacity : 64;
-        opq_step_kind *grown = realloc(kinds->items, (size_t)capacity * sizeof *grown);
-        if (grown == NULL)
-            return out_of_memory();
-        kinds->items = grown;
-        kinds->capacity = capacity;
-    }
+    OPQ_TRY(opq_export_grow((void **)&kinds->items, kinds->count, sizeof *kinds->items));
     opq_step_kind kind = {.hash = XXH3_64bits(key->data, key->length), .like = step, .count = read_numbers(step, NULL)};
     opq_text_bytes(&kind.key, key->data, key->length);
     kind.value = malloc(((size_t)kind.count + 1) * sizeof *kind.value);
@@ -129,26 +122,14 @@ static opq_status compare(opq_step_kind *kind, const opq_step *step)
     return OPQ_OK;
 }
 
-static opq_status note_step(opq_step_kinds *kinds, int kind)
-{
-    if (kinds->step_count == kinds->step_capacity) {
-        int64_t capacity = kinds->step_capacity ? 2 * kinds->step_capacity : 256;
-        int32_t *grown = realloc(kinds->of_step, (size_t)capacity * sizeof *grown);
-        if (grown == NULL)
-            return out_of_memory();
-        kinds->of_step = grown;
-        kinds->step_capacity = capacity;
-    }
-    kinds->of_step[kinds->step_count++] = kind;
-    return OPQ_OK;
-}
-
 static opq_status add_step(opq_step_kinds *kinds, const opq_step *step, const opq_code_list *codes, opq_text *key)
 {
     OPQ_TRY(write_key(step, codes, key));
     int at = find_kind(kinds, key);
     OPQ_TRY(at >= 0 ? compare(&kinds->items[at], step) : add_kind(kinds, step, key));
-    return note_step(kinds, at >= 0 ? at : kinds->count - 1);
+    OPQ_TRY(opq_export_grow((void **)&kinds->of_step, kinds->step_count, sizeof *kinds->of_step));
+    kinds->of_step[kinds->step_count++] = at >= 0 ? at : kinds->count - 1;
+    return OPQ_OK;
 }
 
 opq_status opq_step_kinds_add(opq_step_kinds *kinds, const opq_plan *plan, const opq_code_list *codes)
@@ -193,16 +174,9 @@ void opq_step_kinds_drop(opq_step_kinds *kinds)
 
 static void put_word(opq_stream *s, int32_t word)
 {
-    if (s->count == s->capacity) {
-        int64_t capacity = s->capacity ? 2 * s->capacity : 1 << 12;
-        int32_t *grown = realloc(s->data, (size_t)capacity * sizeof *grown);
-        s->failed |= grown == NULL;
-        if (grown == NULL)
-            return;
-        s->data = grown;
-        s->capacity = capacity;
-    }
-    s->data[s->count++] = word;
+    s->failed = s->failed || opq_export_grow((void **)&s->data, s->count, sizeof *s->data) != OPQ_OK;
+    if (!s->failed)
+        s->data[s->count++] = word;
 }
 
 static void put(opq_stream *s, int64_t value)

@@ -19,9 +19,9 @@ typedef struct opq_step_kind {
 
 typedef struct opq_step_kinds {
     opq_step_kind *items;
-    int count, capacity;
+    int count;
     int32_t *of_step; /* of all plans, one after the other */
-    int64_t step_count, step_capacity;
+    int64_t step_count;
 } opq_step_kinds;
 /* The plan outlives the list; its codes are in theirs. */
 opq_status opq_step_kinds_add(opq_step_kinds *kinds, const opq_plan *plan, const opq_code_list *codes) OPQ_MUST_CHECK;
@@ -31,7 +31,7 @@ void opq_step_kinds_drop(opq_step_kinds *kinds);
 /* Numbers as the file has them: those that need more than 32 bits take three. */
 typedef struct opq_stream {
     int32_t *data;
-    int64_t count, capacity;
+    int64_t count;
     bool failed;
 } opq_stream;
 /* first: number of the plan's first step among those of all plans. */

@@ -102,6 +102,11 @@ def take_numbers(*operators) -> None:
     _LIKE_SCALARS.update(operators)
 
 
+# What an operator of the CPU is given that C++ can keep.
+_PLAIN = (
+    *(torch.Tensor, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(bool, int, float, complex, str, type(None)),
+)
 _REAL = (torch.float32, torch.float64)
 _SCALAR_NAMES = ("alpha", "value", "weight")
 # `float` parameters take a number as it is now; these are the same functions with other ones.
@@ -276,19 +281,7 @@ class Operators(TorchDispatchMode):
     @staticmethod
     def _are_plain(args, kwargs) -> bool:
         """Are they what a call from C++ takes from a copy?"""
-        kinds = (
-            torch.Tensor,
-            bool,
-            int,
-            float,
-            complex,
-            str,
-            torch.dtype,
-            torch.device,
-            torch.layout,
-        )
-        kinds += (torch.memory_format, type(None))
-        return all(is_number(one) or isinstance(one, kinds) for one in tree_leaves((args, kwargs)))
+        return all(is_number(one) or isinstance(one, _PLAIN) for one in tree_leaves((args, kwargs)))
 
     def _places(self, func, args, kwargs) -> list:
         """[(argument, register)] of numbers that are arguments, and not in a list."""

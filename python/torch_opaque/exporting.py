@@ -372,9 +372,9 @@ def _record_all(recorder, dynamic, bounds, leaves) -> list:
             for number, dims in dynamic.items()
         }
         recorder.call(resized, list(values))
-        shapes += [{}] * (len(recorder.results) - len(shapes)) if not shapes else []
-        for k, (_, tensor) in enumerate(recorder.results):
-            shapes[k] = {**shapes[k], values: tuple(tensor.shape)}
+        shapes = shapes or [{} for _ in recorder.results]
+        for all_, (_, tensor) in zip(shapes, recorder.results, strict=True):
+            all_[values] = tuple(tensor.shape)
     return [
         (name, tensor, all_) for (name, tensor), all_ in zip(recorder.results, shapes, strict=True)
     ]
