@@ -18,15 +18,27 @@ static bool has_chain(const opq_loops *k, int loop)
 
 /* ---- vectors */
 
-/* Independent vectors in flight hide latency; long bodies have enough of their own, and cost compile time. */
-static int copies_for(int cost) { return cost <= 8 ? 4 : cost <= 24 ? 2 : 1; }
+/* Independent vectors in flight hide latency. A processor looks ahead to the next turns of a body of some instructions, but sees the end
+ * of a long one too late: if that is a chain in which each waits for the one before, vectors go beside each other as registers allow. */
+static opq_span plan_span(const opq_nest *n, int loop)
+{
+    enum { AHEAD = 96, INDEPENDENT = 4, REGISTERS = 14, CODE_MAX = 4096 };
+    const opq_stmt *stmt = opq_nest_stmt(n, loop);
+    int cost = opq_nest_cost(n, stmt->variable, loop + 1, stmt->end), path, live;
+    opq_span span = {.loop = loop, .copies = cost <= 8 ? 4 : cost <= 24 ? 2 : 1};
+    if (stmt->role == OPQ_LOOP_serial)
+        span.copies = 1;
+    else if (cost > AHEAD && opq_nest_path(n, stmt->variable, loop + 1, stmt->end, &path, &live))
+        while (span.copies < OPQ_STRIP_MAX && span.copies * cost < INDEPENDENT * path &&
+               2 * span.copies * live <= REGISTERS && 2 * span.copies * cost <= CODE_MAX)
+            span.copies *= 2, span.beside = true;
+    return span;
+}
 
 /* Lanes of a serial loop add one after the other: see opq_nest_store_add_at. */
 static void emit_vectors(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to)
 {
-    const opq_stmt *stmt = opq_nest_stmt(n, loop);
-    int cost = opq_nest_cost(n, stmt->variable, loop + 1, stmt->end);
-    opq_span span = {.loop = loop, .copies = stmt->role == OPQ_LOOP_serial ? 1 : copies_for(cost)};
+    opq_span span = plan_span(n, loop);
     opq_nest_span(n, &span, from, to, NULL);
 }
 

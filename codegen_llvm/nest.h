@@ -155,6 +155,8 @@ void opq_nest_define(opq_nest *n, int stmt, LLVMValueRef value);
 void opq_nest_use_copy(opq_nest *n, int copy);
 /* A rough count of the vector instructions of a loop's body. */
 int opq_nest_cost(const opq_nest *n, int variable, int from, int to);
+/* Of what costs, the longest chain of statements that need each other, and how many values are needed at once at most. False: no memory. */
+bool opq_nest_path(const opq_nest *n, int variable, int from, int to, int *out_path, int *out_live);
 
 /* ---- nest_loops.c */
 /* for (index = from; index < to; index += step), tested at the end, with values carried round. */
@@ -200,6 +202,7 @@ void opq_units_end(opq_nest *n, opq_units *units);
 typedef struct opq_span {
     int loop;
     int copies; /* vectors per iteration of the main loop; a power of two that divides `rotate` */
+    bool beside; /* statement by statement, not one vector after the other; at most OPQ_STRIP_MAX, no `run`, nothing carried */
     int rotate;
     int carried;                                               /* rotate * group size */
     void (*run)(opq_nest *n, void *data, LLVMValueRef *group); /* the body; NULL: opq_nest_run_one */

@@ -1,6 +1,8 @@
 /* Statements become instructions. */
 #include "codegen_llvm/nest.h"
 
+#include <stdlib.h>
+
 #include <string.h>
 
 void opq_nest_use_copy(opq_nest *n, int copy)
@@ -26,29 +28,60 @@ LLVMValueRef opq_nest_value(opq_nest *n, int stmt)
 }
 
 /* Math functions are about 20 instructions, Philox and two of them 100; 64-bit lanes take two registers. */
+static int cost_of(const opq_nest *n, int variable, int i)
+{
+    const opq_stmt *stmt = opq_nest_stmt(n, i);
+    if (stmt->op == OPQ_STMT_loop || stmt->op == OPQ_STMT_keep || opq_op_reduces(stmt->op) ||
+        !(n->varies[i] >> variable & 1))
+        return 0;
+    const opq_op_info *info = stmt->op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)stmt->op) : NULL;
+    int one = 1;
+    if (info && info->class_ == OPQ_CLASS_RANDOM)
+        one = 100;
+    else if (info && info->class_ == OPQ_CLASS_CAST)
+        one = 2;
+    else if ((int)stmt->op == OPQ_INSTR_load_at && n->varies[stmt->operand[0]] >> variable & 1)
+        one = 24; /* lane by lane, with checks: memory is what is waited for */
+    else if (info && (info->flags & OPQ_FLAG_CHECKED) && opq_dtype_kind_of((opq_dtype)stmt->dtype) != OPQ_KIND_FLOAT)
+        one = 20; /* a division of integers, lane by lane */
+    else if (info && opq_op_is_math((opq_op)stmt->op))
+        one = 20;
+    return opq_dtype_bytes((opq_dtype)stmt->dtype) == 8 ? 2 * one : one;
+}
+
 int opq_nest_cost(const opq_nest *n, int variable, int from, int to)
 {
     int cost = 0;
-    for (int i = from; i < to; i++) {
-        const opq_stmt *stmt = opq_nest_stmt(n, i);
-        if (stmt->op == OPQ_STMT_loop || stmt->op == OPQ_STMT_keep || opq_op_reduces(stmt->op) ||
-            !(n->varies[i] >> variable & 1))
-            continue;
-        const opq_op_info *info = stmt->op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)stmt->op) : NULL;
-        int one = 1;
-        if (info && info->class_ == OPQ_CLASS_RANDOM)
-            one = 100;
-        else if (info && info->class_ == OPQ_CLASS_CAST)
-            one = 2;
-        else if ((int)stmt->op == OPQ_INSTR_load_at && n->varies[stmt->operand[0]] >> variable & 1)
-            one = 24; /* lane by lane, with checks: memory is what is waited for */
-        else if (info && (info->flags & OPQ_FLAG_CHECKED) && opq_dtype_kind_of((opq_dtype)stmt->dtype) != OPQ_KIND_FLOAT)
-            one = 20; /* a division of integers, lane by lane */
-        else if (info && opq_op_is_math((opq_op)stmt->op))
-            one = 20;
-        cost += opq_dtype_bytes((opq_dtype)stmt->dtype) == 8 ? 2 * one : one;
-    }
+    for (int i = from; i < to; i++)
+        cost += cost_of(n, variable, i);
     return cost;
+}
+
+bool opq_nest_path(const opq_nest *n, int variable, int from, int to, int *out_path, int *out_live)
+{
+    size_t count = (size_t)(to - from);
+    int *path = calloc(3 * count + 1, sizeof *path), *last = path + count, *ended = last + count, live = 0;
+    *out_path = *out_live = 0;
+    for (int i = 0; path && i < to - from; i++) {
+        for (int o = 0; o < 3; o++) {
+            int operand = opq_nest_stmt(n, from + i)->operand[o] - from;
+            if (operand < 0)
+                continue;
+            last[operand] = i;
+            path[i] = path[operand] > path[i] ? path[operand] : path[i];
+        }
+        path[i] += cost_of(n, variable, from + i);
+        *out_path = path[i] > *out_path ? path[i] : *out_path;
+    }
+    for (int i = 0; path && i < to - from; i++) {
+        bool counts = cost_of(n, variable, from + i) > 0 && last[i] > 0;
+        live += counts - ended[i];
+        if (counts)
+            ended[last[i]]++;
+        *out_live = live > *out_live ? live : *out_live;
+    }
+    free(path);
+    return path != NULL;
 }
 
 static LLVMValueRef emit_scalar(opq_nest *n, const opq_stmt *stmt)

@@ -1,6 +1,8 @@
 /* Loops: counted with carried values, row-major indices, and the vector loop with its masked end. */
 #include "codegen_llvm/nest.h"
 
+#include <string.h>
+
 void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
                     LLVMValueRef *carried, int count)
 {
@@ -136,9 +138,27 @@ static void rotate(LLVMValueRef *carried, int count, int by)
         carried[i] = moved[i];
 }
 
+/* Each statement for all copies. */
+static void emit_beside(opq_nest *n, int from, int to, int copies)
+{
+    size_t row = (size_t)n->k->stmt_count + 1;
+    for (int copy = 1; copy < copies; copy++)
+        memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
+    for (int i = from; i < to; i++)
+        for (int copy = 0; copy < copies; copy++) {
+            opq_nest_use_copy(n, copy);
+            opq_nest_run_one(n, i, i + 1);
+        }
+    opq_nest_use_copy(n, 0);
+}
+
 static void emit_copies(opq_nest *n, const opq_span *span, int copies, LLVMValueRef *carried)
 {
     int group = span->rotate ? span->carried / span->rotate : 0;
+    if (span->beside) {
+        emit_beside(n, span->loop + 1, opq_nest_stmt(n, span->loop)->end, copies);
+        return;
+    }
     for (n->copy = 0; n->copy < copies; n->copy++) {
         if (span->run)
             span->run(n, span->data, carried + n->copy * group);

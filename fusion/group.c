@@ -259,7 +259,9 @@ static opq_status place_alone(opq_grouper *g, opq_ref n)
     fill.operands += 2;
     for (int k = 0; k < node->arity; k++)
         follows = follows || opq_is_computed_inside(g, node->operand[k]);
-    if (follows && !is_call(node) && (g->fusion == OPQ_FUSED || !opq_reads_strides(g, n)))
+    /* a row of several dims is one stride, too */
+    bool one_stride = g->fusion == OPQ_UNFUSED && opq_node_class(node) != OPQ_CLASS_REDUCE && opq_reads_strides(g, n);
+    if (follows && !is_call(node) && !one_stride)
         for (bool again = true; again;) {
             OPQ_TRY(try_lower(g, n, &id, 1, &fill, &refusal));
             again = false;

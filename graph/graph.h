@@ -203,6 +203,14 @@ struct opq_graph {
 static inline const opq_node *opq_node_at(const opq_graph *graph, opq_ref ref) { return &graph->nodes[ref]; }
 static inline const opq_op_info *opq_node_info(const opq_node *node) { return opq_op_info_of((opq_op)node->op); }
 static inline opq_class opq_node_class(const opq_node *node) { return opq_node_info(node)->class_; }
+/* Is the result operand 0 with elements set or combined at the indices of operand 1, by a routine? */
+static inline bool opq_op_scatters(opq_op op) { return op >= OPQ_OP_scatter_prod && op <= OPQ_OP_index_set; }
+/* Is the result operand 0 with some elements changed? It begins with a copy of it, or is done in place. */
+static inline bool opq_op_changes_operand(opq_op op)
+{
+    opq_class class_ = opq_op_info_of(op)->class_;
+    return class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER || opq_op_scatters(op);
+}
 /* Is it said in other rows, by its expression? */
 static inline bool opq_node_is_composite(const opq_node *node)
 {

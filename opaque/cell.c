@@ -203,6 +203,15 @@ opq_value *opq_cell_value_unseen(opq_cell *cell)
     return value;
 }
 
+bool opq_cell_in_memory(opq_cell *cell)
+{
+    opq_spin_lock(&cell->ctx->lock);
+    const opq_value *value = cell->value;
+    bool found = value && (value->state == OPQ_VALUE_computed || opq_op_changes_operand((opq_op)value->op));
+    opq_spin_unlock(&cell->ctx->lock);
+    return found;
+}
+
 int opq_cell_forget(opq_cell *cell, opq_value **out_drop)
 {
     int count = cell->history_count;

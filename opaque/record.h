@@ -121,6 +121,8 @@ opq_buffer *opq_value_buffer(const opq_value *value);
 /* ---- memory that a call outside the core reads or writes, perhaps after it has returned */
 /* What the cell holds, NULL if nothing was ever written; gives a reference. For reading once it is computed. */
 opq_value *opq_cell_value(opq_cell *cell);
+/* Is what the cell holds computed, or to be made by writing to a part of memory? */
+bool opq_cell_in_memory(opq_cell *cell);
 /* A reference to the last value that is computed: before an in-place op runs, the one that it reads. NULL if there is none. */
 opq_value *opq_cell_computed(opq_cell *cell);
 /* For writing: computes the cell's value and gives a reference to the buffer it lies in, which is then no other value's. What is written

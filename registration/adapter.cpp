@@ -259,6 +259,7 @@ struct Adapter final : c10::OperatorKernel {
             const IValue &written = call.args[form == Form::out ? count : 0];
             if (written.isTensor()) // and not a list of them
                 call.into = written.toTensor().scalar_type();
+            call.in_place = form == Form::inplace;
         }
         if (form != Form::functional &&
             writes_what_it_reads(op, call.args, opq_op_info_of(row)->class_ == OPQ_CLASS_EWISE))
@@ -407,8 +408,9 @@ void deliver(const OperatorHandle &op, Form form, Call &call, Stack *stack)
         for (Tensor &tensor : tensors)
             stack->emplace_back(std::move(tensor));
     } else if (form == Form::inplace) {
-        Tensor self = check_inplace(call);
-        write_result(self, call.results[0]);
+        Tensor self = call.results.empty() ? call.tensor(0) : check_inplace(call);
+        if (!call.results.empty())
+            write_result(self, call.results[0]);
         torch::jit::drop(*stack, call.count);
         stack->emplace_back(std::move(self));
     } else {

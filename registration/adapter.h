@@ -37,7 +37,8 @@ class Call
     const OperatorHandle &op;
     IValue *const args;
     const size_t count;
-    const opq_op row;                   // of the table row, for kernels that serve several
+    const opq_op row;      // of the table row, for kernels that serve several
+    bool in_place = false; // argument 0 is to become the result; no result: the kernel has written it itself
     std::optional<at::ScalarType> into; // the dtype of the tensor that is written; none: a new one
     c10::SmallVector<Result, 3> results;
     std::string unproven; // see prove()

@@ -140,6 +140,11 @@ struct Joined {
     Value where;   // i64, over dim `at`
     Dims sizes;    // of the indexed dims, if there is more than one
     Indices given; // integers, not masks
+    // One dim of self, and all of them where they are.
+    bool is_axis_of(const Tensor &self) const
+    {
+        return sizes.empty() && IntArrayRef(shape) == self.sizes() && std::is_sorted(order.begin(), order.end());
+    }
     // For the op that looks at `where`: what an error says.
     std::vector<opq_attr> attrs(const Call &call) const
     {
@@ -353,9 +358,11 @@ bool index_put(Call &call)
         wide.push_back(joined.shape[i]);
         narrow.push_back(joined.shape[i]);
     }
-    const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
     const Value given = reshape(expand(call.operand(2), wide), narrow);
     const Value where = reshape(joined.where, {narrow[static_cast<size_t>(joined.at)]});
+    if (!call.flag(3) && joined.is_axis_of(self) && put_lines(call, joined.at, where, given))
+        return true;
+    const Value target = reshape(permute(call.in(0), joined.order), joined.shape);
     const Value result = call.flag(3) ? record(OPQ_OP_index_add, {target, where, given}, joined.attrs(call))
                                       : put_along(call, target, joined.at, where, given, joined.sizes);
     call.give(logical(reshape(result, joined.permuted), Order{joined.order}));

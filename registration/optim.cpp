@@ -119,6 +119,31 @@ bool adam(IValue *args, bool decoupled)
     return true;
 }
 
+struct SgdOptions {
+    Value rate, decay, keep, add,
+        minus; // decay, keep: none if there is nothing to decay, no momentum; add: none if it is 1
+    bool nesterov, maximize, first;
+};
+
+void sgd_step(const Tensor &p, const Tensor &grad, const Tensor *buffer, const SgdOptions &options)
+{
+    Value changed; // gradient
+    if (options.maximize)
+        changed = record(OPQ_OP_neg, {read(grad)});
+    if (options.decay)
+        changed = record(OPQ_OP_sgd_m, {read(p), changed ? changed : read(grad), options.decay});
+    if (options.keep && options.first) {
+        write(*buffer, changed ? changed : read(grad));
+    } else if (options.keep) {
+        const Value share = options.add ? binary(OPQ_OP_mul, changed ? changed : read(grad), options.add) : changed;
+        update(OPQ_OP_sgd_m, *buffer, {share ? Plain(share) : Plain(grad), options.keep});
+    }
+    if (options.keep && options.nesterov)
+        changed = record(OPQ_OP_sgd_m, {read(*buffer), changed ? changed : read(grad), options.keep});
+    const Plain step = options.keep && !options.nesterov ? Plain(*buffer) : changed ? Plain(changed) : Plain(grad);
+    update(OPQ_OP_addcmul, p, {step, options.rate, options.minus}); // p - step * rate, as one node
+}
+
 // (self, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale, found_inf)
 bool sgd(IValue *args)
 {
@@ -132,24 +157,16 @@ bool sgd(IValue *args)
         args[5].isTensor()
             ? cast(on_device(args[5].toTensor()) ? read(args[5].toTensor()) : scalar_of(args[5].toTensor()), OPQ_f32)
             : slot(Real(args[5].toScalar()));
-    const bool nesterov = args[7].toBool(), maximize = args[8].toBool(), first = args[9].toBool();
-    const Value decays = slot(decay), keeps = slot(momentum), adds = slot(1 - dampening), minus = slot(-1);
-    for (size_t i = 0; i < parameters.size(); ++i) {
-        Value g = read(grads[i]);
-        if (maximize)
-            g = record(OPQ_OP_neg, {g});
-        if (decay != 0)
-            g = binary(OPQ_OP_add, g, binary(OPQ_OP_mul, read(parameters[i]), decays));
-        if (momentum != 0 && first) {
-            write(buffers[i], g);
-            g = nesterov ? binary(OPQ_OP_add, g, binary(OPQ_OP_mul, g, keeps)) : g;
-        } else if (momentum != 0) {
-            update(OPQ_OP_mul, buffers[i], {keeps});
-            update(OPQ_OP_add, buffers[i], {dampening == 0 ? g : binary(OPQ_OP_mul, g, adds)});
-            g = nesterov ? binary(OPQ_OP_add, g, binary(OPQ_OP_mul, read(buffers[i]), keeps)) : read(buffers[i]);
-        }
-        update(OPQ_OP_addcmul, parameters[i], {g, rate, minus}); // p - g * rate, as one node
-    }
+    const SgdOptions options{rate,
+                             decay == 0 ? Value() : slot(decay),
+                             momentum == 0 ? Value() : slot(momentum),
+                             dampening == 0 ? Value() : slot(1 - dampening),
+                             slot(-1),
+                             args[7].toBool(),
+                             args[8].toBool(),
+                             args[9].toBool()};
+    for (size_t i = 0; i < parameters.size(); ++i)
+        sgd_step(parameters[i], grads[i], momentum == 0 ? nullptr : &buffers[i], options);
     return true;
 }
 

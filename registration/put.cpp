@@ -23,7 +23,8 @@ struct Put {
     Value target;
     int64_t axis;
     Value index;
-    IntArrayRef joined; // sizes of the dims that the index joins, if it does
+    IntArrayRef joined;     // sizes of the dims that the index joins, if it does
+    bool in_memory = false; // a write in place to what lies in memory
 
     // For the op that looks at the index: what an error says.
     std::vector<opq_attr> attrs() const
@@ -45,14 +46,18 @@ struct Put {
     }
 };
 
-// Where the k-th write goes: bool over the places. An index out of range fails the run: ones are read there, from a tensor like the
-// target, which the error shows.
+// One where an index is in range; others fail the run: ones are read there, from a tensor like the target, which the error shows.
+Value one_at(const Put &put, const Value &index)
+{
+    return record(OPQ_OP_gather, {full(1, put.target.dtype(), shape_of(put.target)), index}, put.attrs());
+}
+
+// Where the k-th write goes: bool over the places.
 Value hit(const Put &put, int64_t k)
 {
     const Value index = slice(put.index, put.axis, k, 1);
     const Value places = iota(put.places(), put.axis);
-    const Value one = record(OPQ_OP_gather, {full(1, put.target.dtype(), shape_of(put.target)), index}, put.attrs());
-    return binary(OPQ_OP_bitwise_and, binary(OPQ_OP_eq, places, index), cast(one, OPQ_bool));
+    return binary(OPQ_OP_bitwise_and, binary(OPQ_OP_eq, places, index), cast(one_at(put, index), OPQ_bool));
 }
 
 // What is added up at each place; an index out of range fails the run.
@@ -72,13 +77,26 @@ Value any_hit(const Put &put)
     return any;
 }
 
+// Is it in place, where memory is written whatever is recorded?
+bool writes_to_memory(const Call &call) { return call.in_place && opq_cell_in_memory(impl_of(call.tensor(0))->cell()); }
+
+int64_t elements_of_cell(const Tensor &tensor)
+{
+    const int64_t bytes = opq_cell_bytes(impl_of(tensor)->cell()), item = static_cast<int64_t>(tensor.itemsize());
+    return bytes % item == 0 ? bytes / item : 0;
+}
+
 // Few places of a target that is in memory: written there, the others are left alone if nothing else needs the target as it was. Selects
 // would read and write all of it, but fuse.
-bool writes_few(const Put &put, const Value &source)
+bool are_few(int64_t written, int64_t all)
 {
     enum { FEW = 4 };
-    return opq_value_buffer(put.target.get()) &&
-           c10::multiply_integers(shape_of(source)) <= c10::multiply_integers(shape_of(put.target)) / FEW;
+    return written <= all / FEW;
+}
+bool writes_few(const Put &put, const Value &source)
+{
+    return (put.in_memory || opq_value_buffer(put.target.get())) &&
+           are_few(c10::multiply_integers(shape_of(source)), c10::multiply_integers(shape_of(put.target)));
 }
 
 // `source` has the shape of the index, but is as the target where one index is for all.
@@ -192,6 +210,26 @@ Put along(const char *name, const Value &target, int64_t axis, const Value &inde
     return {name, target, axis, reshape(index, shape), {}};
 }
 
+// Memory as a matrix of lines, each of which a write in place along this axis changes wholly or not at all: how long they are. 0: there are
+// none, or self is all of its memory.
+int64_t line_size(const Call &call, int64_t axis)
+{
+    const Tensor &self = call.tensor(0);
+    if (self.dim() == 0 || !writes_to_memory(call) || is_wide(self) || self.is_conj() || self.is_neg())
+        return 0;
+    int64_t size = 1;
+    for (int64_t d = self.dim() - 1; d > axis; --d) {
+        if (self.size(d) != 1 && self.stride(d) != size)
+            return 0;
+        size *= self.size(d);
+    }
+    bool fits = elements_of_cell(self) % size == 0 && elements_of_cell(self) != self.numel() &&
+                self.storage_offset() % size == 0;
+    for (int64_t d = 0; d <= axis; ++d)
+        fits = fits && (self.size(d) == 1 || (self.stride(d) != 0 && self.stride(d) % size == 0));
+    return fits ? size : 0;
+}
+
 // index_copy(self, dim, index, source)
 bool index_copy(Call &call)
 {
@@ -205,8 +243,9 @@ bool index_copy(Call &call)
             return false;
     if (self.dim() == 0 && index.numel() != 1)
         return false;
-    const Value where = lifted(index_value(call, index));
-    call.give(reshape(put_along(call, lifted(call.in(0)), axis, where, lifted(call.in(3))), self.sizes()));
+    const Value where = lifted(index_value(call, index)), given = lifted(call.in(3));
+    if (!put_lines(call, axis, where, given))
+        call.give(reshape(put_along(call, lifted(call.in(0)), axis, where, given), self.sizes()));
     return true;
 }
 
@@ -250,6 +289,35 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 
 Value lifted(const Value &value) { return value.rank() == 0 ? reshape(value, {1}) : value; }
 
+bool put_lines(Call &call, int64_t axis, const Value &index, const Value &source)
+{
+    const Tensor &self = call.tensor(0);
+    const int64_t size = line_size(call, axis);
+    const Dims shape = shape_of(source);
+    if (size == 0 || !are_few(c10::multiply_integers(shape), self.numel()))
+        return false;
+    const Put put = along(call.name(), call.in(0), axis, index);
+    const Dims places(shape.begin(), shape.begin() + axis + 1);
+    Dims beside(places.size(), 1);
+    beside.back() = put.count();
+    const auto in_lines = [&](const Value &count, int64_t elements) {
+        return elements == size ? count : times(count, scalar(elements / size));
+    };
+    Value line = in_lines(reshape(times(put.index, cast(one_at(put, put.index), OPQ_i64)), beside), self.stride(axis));
+    if (self.storage_offset() != 0)
+        line = plus(line, scalar(self.storage_offset() / size));
+    for (int64_t d = 0; d < axis; ++d)
+        if (self.size(d) != 1)
+            line = plus(line, in_lines(iota(places, d), self.stride(d)));
+    const int64_t count = c10::multiply_integers(places);
+    const Below below;
+    const Tensor all = self.as_strided({elements_of_cell(self) / size, size}, {size, 1}, 0);
+    write(all, record(OPQ_OP_index_set,
+                      {call.in(all), reshape(expand(line, places), {count}), reshape(source, {count, size})},
+                      {attr_int(OPQ_ATTR_axis, 0), attr_text(OPQ_ATTR_key, call.name())}));
+    return true;
+}
+
 Value wrapped_index(const Value &index, int64_t size) { return record(OPQ_OP_wrap_index, {index, scalar(size)}); }
 
 Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source,
@@ -259,6 +327,7 @@ Value put_along(const Call &call, const Value &target, int64_t axis, const Value
     shape[static_cast<size_t>(axis)] = shape_of(index)[0];
     Put put = along(call.name(), target, axis, index);
     put.joined = joined;
+    put.in_memory = writes_to_memory(call);
     return put_values(put, expand(source, shape));
 }
 

@@ -16,4 +16,8 @@ Value wrapped_index(const Value &index, int64_t size);
 Value put_along(const Call &call, const Value &target, int64_t axis, const Value &index, const Value &source,
                 IntArrayRef joined = {});
 
+// The same in place, into a window of memory: as lines of that memory, of which the others are left alone. `source` has exactly that
+// shape. False: it is nothing of that kind, nothing has happened.
+bool put_lines(Call &call, int64_t axis, const Value &index, const Value &source);
+
 } // namespace opq

@@ -89,9 +89,10 @@ static int64_t saved(const coster *c, const opq_unfused_edge *edge, int32_t made
     int32_t storage = final_storage(c->p, made);
     int64_t read = bytes_of(c, user, storage, false), written = bytes_of(c, writer, storage, true);
     bool others = r->caller || r->second >= 0 || (r->first >= 0 && r->first != to->kernel);
-    bool in_place = opq_changes_operand(to) && user->copy_from < 0 && storage_of(c->p, to->operand[0]) == made;
+    bool in_place =
+        opq_op_changes_operand((opq_op)to->op) && user->copy_from < 0 && storage_of(c->p, to->operand[0]) == made;
     if (in_place) {
-        int64_t again = opq_changes_operand(from) ? 0 : bytes_of(c, user, storage, true);
+        int64_t again = opq_op_changes_operand((opq_op)from->op) ? 0 : bytes_of(c, user, storage, true);
         written = again < written ? again : written;
     }
     return read + (others && !in_place ? 0 : written);

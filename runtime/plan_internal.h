@@ -50,13 +50,6 @@ static inline void opq_step_bind(opq_step *step, const opq_bound *bound)
 opq_status opq_planner_check(const opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
 opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_block.c */
 opq_status opq_plan_products_step(opq_planner *p, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_products.c */
-/* Operand 0 with some elements changed: its step begins with a copy of it, or is done in place. */
-static inline bool opq_changes_operand(const opq_node *node)
-{
-    opq_class class_ = opq_node_class(node);
-    return class_ == OPQ_CLASS_UPDATE || class_ == OPQ_CLASS_SCATTER ||
-           (class_ == OPQ_CLASS_ROUTINE && opq_routine_scatters(node));
-}
 /* After all steps exist: which are one launch, and the order of launches. */
 opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
 /* After that: lifetimes, in-place updates, outputs (their storages), arena. */

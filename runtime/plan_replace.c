@@ -9,7 +9,9 @@
  * A run that fails is done again in parts, from its inputs. So a step replaces only behind the last one that may fail.
  *
  * An update, big[k] = row, of which nobody else reads the old value, has nothing to copy then; what fails elsewhere does not need the old
- * value either, so that it replaces it at once, as long as nothing that writes there may fail.
+ * value either, so that it replaces it at once, as long as nothing that writes there may fail. index_set, big[index] = rows, remembers the
+ * few elements that it writes over, until the run has come to its end: it may replace the old value behind whoever reads it, once or many
+ * times, as one cache of all layers is written by each of them.
  *
  * needs   waves, lifetimes, outputs
  * keeps   everything; what is found is only permitted
@@ -26,6 +28,9 @@ typedef struct finder {
     int32_t *readers; /* per storage: how many steps of that wave do */
     int32_t *uses;    /* per storage: arguments of steps that it is */
     uint8_t *unsure;  /* per storage: a step that may fail writes it */
+    uint8_t *kept;    /* per storage: something else than index_set writes it, of which nothing is remembered */
+    uint8_t *read;    /* per storage: by a step so far that does not write it */
+    uint8_t *between; /* per storage: it was read so, and then written once more */
     int32_t capacity;
 } finder;
 
@@ -33,6 +38,31 @@ static bool may_fail(const opq_step *step)
 {
     return step->code == NULL || step->kind == OPQ_KERNEL_extern || step->block || step->matmul || step->parts ||
            step->check_count > 0 || opq_loops_scratch(&step->loops, step->dims) > 0;
+}
+
+/* What it writes over is given back if the run fails. */
+static bool remembers(const opq_step *step) { return step->routine && step->routine->op == OPQ_OP_index_set; }
+
+static bool writes(const opq_step *step, int32_t storage)
+{
+    bool found = false;
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        found = found || (step->loops.written[i] == OPQ_BUFFER_out && step->buffers[i] == storage);
+    for (int i = 0; i < step->result_count; i++)
+        found = found || step->results[i] == storage;
+    return found;
+}
+
+static void find_between(finder *f, const opq_step *step, const int32_t *ids, int count)
+{
+    for (int i = 0; i < count; i++) {
+        int32_t id = opq_storage_base(f->plan->storage, ids[i]);
+        if (id < 0)
+            continue;
+        bool written = writes(step, id);
+        f->between[id] |= written && f->read[id];
+        f->read[id] |= !written;
+    }
 }
 
 static void count_reader(finder *f, int32_t storage, int32_t wave)
@@ -58,6 +88,11 @@ static void find_readers(finder *f)
             for (int i = 0; i < step->operand_count; i++)
                 count_reader(f, step->operands[i], w);
             count_reader(f, step->copy_from, w);
+            find_between(f, step, step->buffers, step->loops.buffer_count);
+            find_between(f, step, step->operands, step->operand_count);
+            find_between(f, step, step->results, step->result_count);
+            if (!remembers(step))
+                opq_step_mark_written(step, f->kept);
             if (!may_fail(step))
                 continue;
             plan->sure_wave = w + 1;
@@ -178,7 +213,8 @@ static opq_status permit(finder *f, int32_t buffer, int32_t input)
 }
 
 /* The old value is an input that no other step knows, or none behind the last that may fail; this one reads at most where it writes. Where a joined plan
- * fails its parts run, from its inputs: a step that has been done is done again then, on its own result. */
+ * fails its parts run, from its inputs: a step that has been done is done again then, on its own result. Nobody may have read that before it
+ * was written once more: what is computed again would find it as it is in the end. */
 static bool can_update(const finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
 {
     const opq_plan *plan = f->plan;
@@ -189,10 +225,13 @@ static bool can_update(const finder *f, const opq_step *step, int32_t wave, cons
         reads += step->buffers[i] == old;
     for (int i = 0; i < step->operand_count; i++)
         reads += step->operands[i] == old;
+    bool last = f->wave[old] == wave && f->readers[old] == 1 + reads;
     return plan->storage[old].home == OPQ_HOME_input && plan->storage[made].home == OPQ_HOME_output &&
-           !is_output[old] && !f->unsure[made] && plan->storage[old].bytes == plan->storage[made].bytes &&
-           (wave >= plan->sure_wave ? f->wave[old] == wave && f->readers[old] == 1 + reads
-                                    : (plan->part_count == 0 || repeats) && f->uses[old] == 1 + reads) &&
+           !is_output[old] && plan->storage[old].bytes == plan->storage[made].bytes &&
+           (!f->kept[made]
+                ? last
+                : !f->unsure[made] && !(f->between[made] && wave < plan->sure_wave) &&
+                      (wave >= plan->sure_wave ? last : (plan->part_count == 0 || repeats) && f->uses[old] == 1 + reads)) &&
            opq_step_may_update(step, old, made);
 }
 
@@ -234,14 +273,17 @@ opq_status opq_plan_replacements(opq_planner *p)
 {
     opq_plan *plan = p->plan;
     size_t storages = (size_t)plan->storage_count + 1, buffers = (size_t)plan->buffer_count + 1;
-    finder f = {.plan = plan, .wave = opq_arena_alloc(&p->scratch, storages * (3 * sizeof *f.wave + 2))};
+    finder f = {.plan = plan, .wave = opq_arena_alloc(&p->scratch, storages * (3 * sizeof *f.wave + 5))};
     plan->first_replacement = opq_arena_alloc(&plan->arena, buffers * sizeof *plan->first_replacement);
     if (f.wave == NULL || plan->first_replacement == NULL)
         return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
     f.readers = f.wave + storages;
     f.uses = f.readers + storages;
     f.unsure = (uint8_t *)(f.uses + storages);
-    uint8_t *is_output = f.unsure + storages;
+    f.kept = f.unsure + storages;
+    f.read = f.kept + storages;
+    f.between = f.read + storages;
+    uint8_t *is_output = f.between + storages;
     memset(f.wave, -1, storages * sizeof *f.wave);
     memset(plan->first_replacement, -1, buffers * sizeof *plan->first_replacement);
     find_readers(&f);

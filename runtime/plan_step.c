@@ -337,7 +337,7 @@ static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
         return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
     OPQ_TRY(opq_planner_lower(p, kernel, kernel, stored, stored_count, &lowered, step));
     const opq_node *last = opq_node_at(p->graph, stored[0]);
-    if (opq_changes_operand(last)) {
+    if (opq_op_changes_operand((opq_op)last->op)) {
         step->copy_from = opq_planner_storage(p, last->operand[0]);
         step->copy_to = step->copy_from < 0 ? -1 : p->storage_of[last - p->graph->nodes];
     }
@@ -377,7 +377,7 @@ static opq_status routine_step(opq_planner *p, int32_t kernel, opq_step *step)
     OPQ_TRY(bind_operands(p, step->routine, 1, step));
     step->results[0] = p->storage_of[n];
     step->bytes_written = p->plan->storage[step->results[0]].bytes;
-    if (opq_changes_operand(step->routine)) {
+    if (opq_op_changes_operand((opq_op)step->routine->op)) {
         step->copy_from = step->operands[0];
         step->copy_to = step->results[0];
         step->bytes_read -= p->plan->storage[step->copy_from].bytes; /* counted where it is a copy */

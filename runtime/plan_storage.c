@@ -47,13 +47,20 @@ static void rename_list(const opq_planner *p, int32_t *ids, int count)
         ids[i] = final_of(p, ids[i]);
 }
 
-/* Who reads it may not see that it was written over. */
-static bool has_parts(const opq_planner *p, int32_t id)
+static bool is_part_of(const opq_planner *p, int32_t id, int32_t of)
 {
-    const opq_plan *plan = p->plan;
+    const opq_storage *storage = id >= 0 ? &p->plan->storage[id] : NULL;
+    return storage && storage->home == OPQ_HOME_part && final_of(p, storage->index) == of;
+}
+
+/* A step that reads a part of what it changes may not see that it was written over. */
+static bool reads_part(const opq_planner *p, const opq_step *step, int32_t of)
+{
     bool found = false;
-    for (int32_t i = 0; i < plan->storage_count && plan->part_count > 0; i++)
-        found = found || (plan->storage[i].home == OPQ_HOME_part && final_of(p, plan->storage[i].index) == id);
+    for (int i = 0; i < step->loops.buffer_count; i++)
+        found = found || is_part_of(p, step->buffers[i], of);
+    for (int i = 0; i < step->operand_count; i++)
+        found = found || is_part_of(p, step->operands[i], of);
     return found;
 }
 
@@ -67,7 +74,7 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
         if (from < 0)
             continue;
         opq_storage *old = &plan->storage[from];
-        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || has_parts(p, from))
+        if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || reads_part(p, step, from))
             continue;
         rename_list(p, step->buffers, step->loops.buffer_count);
         rename_list(p, step->operands, step->operand_count);

@@ -167,7 +167,7 @@ static opq_routine bind(const opq_run_state *run, const opq_step *step)
 
 opq_status opq_routine_check(const opq_run_state *run, const opq_step *step)
 {
-    if (!opq_routine_scatters(step->routine))
+    if (!opq_op_scatters((opq_op)step->routine->op))
         return OPQ_OK;
     opq_routine call = bind(run, step);
     return opq_routine_scatter_check(&call);
@@ -178,8 +178,10 @@ opq_status opq_run_routine(const opq_run_state *run, const opq_step *step)
     opq_routine call = bind(run, step);
     if (step->routine->op == OPQ_OP_grouped_matmul)
         return opq_routine_grouped_matmul(&call);
-    if (!opq_routine_scatters(step->routine))
+    if (!opq_op_scatters((opq_op)step->routine->op))
         return opq_routine_argsort(&call);
+    if (opq_run_takes(run, step->results[0]) && step->routine->op == OPQ_OP_index_set)
+        OPQ_TRY(opq_undo_note(run->undo, &call, step->results[0]));
     opq_routine_scatter(&call);
     return OPQ_OK;
 }

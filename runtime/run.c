@@ -477,7 +477,8 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
     size_t count = (size_t)plan->buffer_count, storage = (size_t)plan->storage_count;
     opq_room room;
     opq_room_init(&room);
-    opq_run_state run = {.runtime = runtime, .plan = plan, .call = call};
+    struct opq_undo *undo = NULL;
+    opq_run_state run = {.runtime = runtime, .plan = plan, .call = call, .undo = &undo};
     run.outputs = opq_room_take(&room, count * sizeof *run.outputs);
     run.slots = opq_room_take(&room, ((size_t)plan->slot_count + 1) * sizeof *run.slots);
     run.errors = opq_room_take(&room, (size_t)plan->row_max * sizeof *run.errors);
@@ -500,6 +501,9 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
         opq_parallel_watch(call->timed);
         status = run_waves(&run);
         opq_parallel_watch(false);
+        if (call->out_mixed)
+            *call->out_mixed = *call->out_mixed || (status != OPQ_OK && undo);
+        opq_undo_all(&run, status != OPQ_OK);
         give_outputs(&run);
     }
     for (size_t i = 0; i < count && made; i++)

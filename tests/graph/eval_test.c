@@ -200,6 +200,7 @@ static const struct {
     {"hypot", OPQ_f32, {NAN, INF}, OPQ_f32, INF},
     {"huber", OPQ_f32, {3, 0, 1}, OPQ_f32, 2.5},
     {"mse_loss", OPQ_f32, {3, 1}, OPQ_f32, 4},
+    {"sgd_m", OPQ_f32, {2, 3, 0.5}, OPQ_f32, 4},
     {"adam_v", OPQ_f32, {1, 2, 0.5, 0.25}, OPQ_f32, 1.5},
     /* exact points of transcendental functions */
     {"exp", OPQ_f32, {0}, OPQ_f32, 1},

@@ -6,6 +6,7 @@ either fails test_every_row_is_covered.
 """
 
 import contextlib
+import functools
 import os
 import re
 
@@ -376,18 +377,23 @@ def written(x):
     return y
 
 
-def adam(name):
-    """A fused Adam step; its parameter or one of its moments."""
+def optimized(make, name, steps=1):
+    """Fused steps of an optimizer; its parameter or a tensor of its state."""
 
     def step(x, g):
         p = x.detach().clone()
         p.grad = g.detach().clone()
-        optimizer = torch.optim.Adam([p], lr=0.1, fused=True)
+        optimizer = make([p], lr=0.1, fused=True)
         with recording():
-            optimizer.step()
+            for _ in range(steps):
+                optimizer.step()
         return p.detach() if name == "p" else optimizer.state[p][name]
 
     return step
+
+
+adam = functools.partial(optimized, torch.optim.Adam)
+momentum = functools.partial(torch.optim.SGD, momentum=0.9)
 
 
 @contextlib.contextmanager
@@ -511,6 +517,7 @@ EXPLICIT = {
     "mse_loss_backward": (grad_of(F.mse_loss), M, M),
     "smooth_l1": (lambda x, y: F.smooth_l1_loss(x, y, beta=0.7), M, M),
     "huber": (lambda x, y: F.huber_loss(x, y, delta=0.7), M, M),
+    "sgd_m": (optimized(momentum, "momentum_buffer", 2), M, M),
     "adam_m": (adam("exp_avg"), M, M),
     "adam_v": (adam("exp_avg_sq"), M, M),
     "adam_p": (adam("p"), M, M),

@@ -1,5 +1,6 @@
 """Writes at indices and look-ups in lists, against the CPU: bits, strides, dtypes, gradients, and that no CPU kernel is called."""
 
+import contextlib
 import random
 
 import pytest
@@ -78,6 +79,103 @@ def test_few_places_are_written_where_they_are(name, count, captured):
         write()
         torch.opaque.synchronize()
         assert torch.opaque.max_memory_allocated() < before + x.nbytes / 2
+    assert torch.equal(y.cpu(), x)
+
+
+def step(caches, i, new, name):
+    """Rows of each cache, of which all are one tensor, from what the last one has there."""
+    for cache in caches:
+        PLACES[name](cache, i, new)
+        new = cache[:, :, :].sum(1, keepdim=True).expand_as(new) * 0.01 + new
+    return new
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", ["index_copy", "setitem"])
+def test_windows_are_written_where_they_are(name, captured):
+    x, i, new = torch.randn(3, 2, 4, 512, 64), torch.tensor([7, 300]), torch.randn(4, 2, 64)
+    y, at, source = x.to(D), i.to(D), new.to(D)
+    run = torch_opaque.capture(step) if captured else step
+    views = [[k for pair in t for k in pair] for t in (x, y)]
+    for _ in range(4):
+        expected = step(views[0], i, new, name)
+        torch.opaque.synchronize()
+        torch.opaque.reset_peak_memory_stats()
+        before = torch.opaque.max_memory_allocated()
+        result = run(views[1], at, source, name)
+        torch.opaque.synchronize()
+        peak = torch.opaque.max_memory_allocated() - before
+        torch.testing.assert_close(result.cpu(), expected)
+        torch.testing.assert_close(y.cpu(), x)
+    assert peak < x.nbytes / 2
+    ops = [node.op for node in torch_opaque.graph(step, views[1], at, source, name).nodes]
+    assert ops.count("index_set") == 6 and "update" not in ops
+
+
+@pytest.mark.parametrize("mode", ["planned", "pieces", "captured"])
+def test_a_failure_gives_back_what_was_written_over(mode):
+    """What was read before a part was written is right, though the run was done again."""
+    x, new, good = torch.randn(4, 2, 64, 8), torch.randn(2, 1, 8), torch.tensor([5])
+    y = x.to(D)
+    at, source = good.to(D), new.to(D)
+
+    def write(y, at, last, source):
+        y[0].index_copy_(1, at, source)
+        seen = y[1].sum() + y[0].amax()
+        y[1].index_copy_(1, at, source)
+        y[2].index_copy_(1, last, source)
+        return seen, y.sum()
+
+    run = torch_opaque.capture(write) if mode == "captured" else write
+    with torch_opaque.planned() if mode == "planned" else contextlib.nullcontext():
+        for bad in (torch.tensor([64]), good, torch.tensor([-1])):
+            torch.opaque.synchronize()
+            if bad is good:
+                assert torch.allclose(run(y, at, at, source)[1].cpu(), write(x, good, good, new)[1])
+                continue
+            before = x.clone()
+            seen = None
+            with pytest.raises((IndexError, RuntimeError), match="is out of bounds"):
+                seen, total = run(y, at, bad.to(D), source)
+                total.cpu()
+            x[0].index_copy_(1, good, new)
+            if mode != "captured":
+                assert torch.allclose(seen.cpu(), before[1].sum() + x[0].amax())
+            x[1].index_copy_(1, good, new)
+            assert torch.equal(y.cpu(), x)
+
+
+WINDOWS = {
+    "columns": lambda x: x[:, 1:5],
+    "steps": lambda x: x[1::2],
+    "turned": lambda x: x.transpose(0, 1),
+    "inner": lambda x: x[:, :, 8:],
+    "behind": lambda x: x.flatten()[3:-5].view(-1, 8)[:40].view(5, 8, 8),
+    "number": lambda x: x[2, :, 5],
+    "all": lambda x: x[:, :],
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows_of_all_forms(window, axis):
+    x = torch.randn(6, 16, 24)
+    part = WINDOWS[window](x)
+    axis = min(axis, part.dim() - 1)
+    i = torch.tensor([2, 1, 2])
+    source = torch.randn([3 if d == axis else s for d, s in enumerate(part.shape)])
+    y = x.to(D)
+    torch.opaque.synchronize()
+    for _ in range(2):
+        for t in (x, y):
+            WINDOWS[window](t).index_copy_(axis, i.to(t.device), source.to(t.device))
+            key = (*[slice(None)] * axis, (2 - i).to(t.device))
+            WINDOWS[window](t)[key] = source.to(t.device) + 1
+        assert torch.equal(y.cpu(), x)
+    bad = torch.tensor([0, part.shape[axis], 1])
+    with pytest.raises((IndexError, RuntimeError), match=f"index {bad[1]} is out of bounds"):
+        WINDOWS[window](y).index_copy_(axis, bad.to(D), source.to(D))
+        y.cpu()
     assert torch.equal(y.cpu(), x)
 
 

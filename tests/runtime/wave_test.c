@@ -352,6 +352,24 @@ static const struct {
      "{axis=0}\n"
      "  output %3\n",
      false},
+    {"set at indices, read and set at others, while something else may fail later",
+     "  %0 = input f32[4,4]\n  %1 = input f32[1,4]\n  %2 = input i64[1]\n  %3 = index_set f32[4,4] %0, %2, %1 "
+     "{axis=0}\n"
+     "  %4 = matmul f32[4,4] %3, %3\n  %5 = slice f32[1,4] %4 {start=[1,0], step=[1,1]}\n"
+     "  %6 = index_set f32[4,4] %3, %2, %5 {axis=0}\n  %7 = matmul f32[4,4] %6, %6\n  output %6, %7\n",
+     true},
+    {"set at indices, and a part",
+     "  %0 = input f32[4,4]\n  %1 = input f32[1,4]\n  %2 = input i64[1]\n  %3 = index_set f32[4,4] %0, %2, %1 "
+     "{axis=0}\n"
+     "  %4 = matmul f32[4,4] %3, %3\n  %5 = slice f32[1,4] %4 {start=[1,0], step=[1,1]}\n"
+     "  %6 = update f32[4,4] %3, %5 {offset=8, sizes=[1, 4], strides=[4, 1]}\n  %7 = matmul f32[4,4] %6, %6\n"
+     "  output %6, %7\n",
+     false},
+    {"set at indices, and read again later",
+     "  %0 = input f32[4,4]\n  %1 = input f32[1,4]\n  %2 = input i64[1]\n  %3 = index_set f32[4,4] %0, %2, %1 "
+     "{axis=0}\n"
+     "  %4 = matmul f32[4,4] %3, %0\n  output %3, %4\n",
+     false},
     {"something fails later", "  %0 = input f32[8]\n  %1 = input i64[2]\n  %2 = exp f32[8] %0\n  %3 = index_select f32[2] %2, %1 {axis=0}\n  output %2, %3\n",
      false},
 };
