@@ -22,7 +22,7 @@ static bool has_chain(const opq_loops *k, int loop)
  * of a long one too late: if that is a chain in which each waits for the one before, vectors go beside each other as registers allow. */
 static opq_span plan_span(const opq_nest *n, int loop)
 {
-    enum { AHEAD = 96, INDEPENDENT = 4, REGISTERS = 14, CODE_MAX = 4096 };
+    enum { AHEAD = 96, INDEPENDENT = 3, REGISTERS = 14, CODE_MAX = 1024 };
     const opq_stmt *stmt = opq_nest_stmt(n, loop);
     int cost = opq_nest_cost(n, stmt->variable, loop + 1, stmt->end), path, live;
     opq_span span = {.loop = loop, .copies = cost <= 8 ? 4 : cost <= 24 ? 2 : 1};

@@ -70,7 +70,8 @@ bool opq_nest_path(const opq_nest *n, int variable, int from, int to, int *out_p
             last[operand] = i;
             path[i] = path[operand] > path[i] ? path[operand] : path[i];
         }
-        path[i] += cost_of(n, variable, from + i);
+        int cost = cost_of(n, variable, from + i);
+        path[i] += cost >= 20 ? cost / 2 : cost; /* what a function is made of needs half of it in turn */
         *out_path = path[i] > *out_path ? path[i] : *out_path;
     }
     for (int i = 0; path && i < to - from; i++) {

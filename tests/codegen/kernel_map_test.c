@@ -350,6 +350,45 @@ static void test_no_contraction(void **state)
     launch_drop(&l);
 }
 
+/* x = x * y + y, 60 times: each waits for the one before, and four vectors wait beside each other. */
+static void test_long_chain(void **state)
+{
+    (void)state;
+    enum { LENGTH = 1000, PAIRS = 60 };
+    body b;
+    launch l = {.buffer_count = 3};
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int x = body_load(&b, 0, OPQ_f32, "1"), y = body_load(&b, 1, OPQ_f32, "1");
+    for (int i = 0; i < PAIRS; i++)
+        x = body_op(&b, OPQ_OP_add, OPQ_f32, body_op(&b, OPQ_OP_mul, OPQ_f32, x, y, -1), y, -1);
+    body_store(&b, x, 2, OPQ_f32, "1");
+    for (int i = 0; i < 3; i++)
+        l.buffers[i] = buffer_make(LENGTH * sizeof(float));
+    fill_random(OPQ_f32, l.buffers[0].data, LENGTH, 9);
+    fill_random(OPQ_f32, l.buffers[1].data, LENGTH, 10);
+    launch_dims(&l, &b, (int64_t[]){LENGTH});
+    launch_run(&l, &b, NULL);
+    for (int i = 0; i < LENGTH; i++) {
+        float value = ((float *)l.buffers[0].data)[i], other = ((float *)l.buffers[1].data)[i];
+        for (int k = 0; k < PAIRS; k++) {
+            volatile float product = value * other;
+            value = product + other;
+        }
+        assert_same(OPQ_f32, (float *)l.buffers[2].data + i, &value, 1, "chain");
+    }
+    opq_arena arena = {0};
+    opq_loops loops = body_loops(&b, &arena);
+    opq_text text = {0};
+    int count = 0;
+    assert_int_equal(opq_codegen_print(wide_jit(), &loops, "llvm", &text), OPQ_OK);
+    for (const char *at = text.data; (at = strstr(at, "fmul")); at++)
+        count++;
+    assert_int_equal(count, PAIRS * (4 + 1)); /* the last vectors are a loop of their own */
+    free(text.data);
+    opq_arena_drop(&arena);
+    launch_drop(&l);
+}
+
 static void test_cache(void **state)
 {
     (void)state;
@@ -398,17 +437,10 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),
-        cmocka_unit_test(test_casts),
-        cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_strides),
-        cmocka_unit_test(test_transpose),
-        cmocka_unit_test(test_scalars),
-        cmocka_unit_test(test_no_contraction),
-        cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_compared_numbers),
+        cmocka_unit_test(test_ops),     cmocka_unit_test(test_casts),          cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_strides),        cmocka_unit_test(test_transpose),
+        cmocka_unit_test(test_scalars), cmocka_unit_test(test_no_contraction), cmocka_unit_test(test_long_chain),
+        cmocka_unit_test(test_cache),   cmocka_unit_test(test_unsupported),    cmocka_unit_test(test_compared_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

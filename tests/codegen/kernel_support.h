@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-enum { ACCESSES = 32, INSTRS = 64, BUFFERS = 8 };
+enum { ACCESSES = 32, INSTRS = 160, BUFFERS = 8 };
 
 typedef struct body {
     opq_kernel kernel;
