@@ -127,6 +127,7 @@ static void read_storage(reader *r, opq_plan *plan)
     for (int32_t i = 0; i < plan->replacement_count && !r->failed; i++) {
         plan->replacements[i].input = (int32_t)next(r);
         plan->replacements[i].next = (int32_t)next(r);
+        plan->replacements[i].remembers = (int32_t)next(r);
     }
 }
 

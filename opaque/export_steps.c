@@ -244,6 +244,7 @@ static void put_storage(const opq_plan *p, opq_stream *s)
     for (int32_t i = 0; i < p->replacement_count; i++) {
         put(s, p->replacements[i].input);
         put(s, p->replacements[i].next);
+        put(s, p->replacements[i].remembers);
     }
 }
 

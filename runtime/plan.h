@@ -149,6 +149,7 @@ typedef struct opq_wave {
 /* An output buffer may take the memory of this input. See plan_replace.c. */
 typedef struct opq_replacement {
     int32_t input, next; /* next: of the same buffer, -1 */
+    int32_t remembers;   /* 1: steps remember what they write over, which a run that fails gives back (undo.c) */
 } opq_replacement;
 
 /* One for each kernel whose code the plan's steps call. */
@@ -201,12 +202,13 @@ typedef struct opq_plan {
 
 void opq_plan_retain(opq_plan *plan);
 void opq_plan_release(opq_plan *plan);
-static inline bool opq_plan_may_replace(const opq_plan *plan, int32_t buffer, int32_t input)
+/* NULL: the buffer may not. */
+static inline const opq_replacement *opq_plan_replacement(const opq_plan *plan, int32_t buffer, int32_t input)
 {
     for (int32_t i = plan->first_replacement[buffer]; i >= 0; i = plan->replacements[i].next)
         if (plan->replacements[i].input == input)
-            return true;
-    return false;
+            return &plan->replacements[i];
+    return NULL;
 }
 /* Memory of the plan: steps, graph, edges, and all its machine code, also what other plans share. Without payloads, which are the host's. */
 size_t opq_plan_bytes(const opq_plan *plan);
@@ -236,7 +238,8 @@ typedef struct opq_run_call {
     /* The plan whose lines are shown for a failed step. Plans are shared by graphs that differ in their lines only; NULL: this one. */
     const opq_plan *(*lines_of)(void *data);
     void *lines_data;
-    bool *out_mixed; /* a missing output may need nothing that failed: no step ran, or a kernel of several values failed; may be NULL */
+    /* A missing output may need nothing that failed, no step ran or a kernel of several values failed, and may be computed again. May be NULL. */
+    bool *out_mixed;
 } opq_run_call;
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call) OPQ_MUST_CHECK;
 

@@ -9,15 +9,16 @@
  * A run that fails is done again in parts, from its inputs. So a step replaces only behind the last one that may fail.
  *
  * An update, big[k] = row, of which nobody else reads the old value, has nothing to copy then; what fails elsewhere does not need the old
- * value either, so that it replaces it at once, as long as nothing that writes there may fail. index_set, big[index] = rows, remembers the
- * few elements that it writes over, until the run has come to its end: it may replace the old value behind whoever reads it, once or many
- * times, as one cache of all layers is written by each of them.
+ * value either, so that it replaces it at once, as long as nothing that writes there may fail. Where somebody may need it, the few elements
+ * that are written over are remembered until the run has come to its end (undo.c): one cache of all layers is written by each of them and
+ * read in between.
  *
  * needs   waves, lifetimes, outputs
  * keeps   everything; what is found is only permitted
  * not     kernels that read an element more than once; inputs that a later step reads
  */
 #include "runtime/plan_internal.h"
+#include "runtime/undo.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +29,9 @@ typedef struct finder {
     int32_t *readers; /* per storage: how many steps of that wave do */
     int32_t *uses;    /* per storage: arguments of steps that it is */
     uint8_t *unsure;  /* per storage: a step that may fail writes it */
-    uint8_t *kept;    /* per storage: something else than index_set writes it, of which nothing is remembered */
+    uint8_t *untold;  /* per storage: a step writes it that cannot tell where before it runs */
     uint8_t *read;    /* per storage: by a step so far that does not write it */
-    uint8_t *between; /* per storage: it was read so, and then written once more */
+    uint8_t *between; /* per storage: it was read so, and then written once more: what is computed again finds it as it is in the end */
     int32_t capacity;
 } finder;
 
@@ -39,9 +40,6 @@ static bool may_fail(const opq_step *step)
     return step->code == NULL || step->kind == OPQ_KERNEL_extern || step->block || step->matmul || step->parts ||
            step->check_count > 0 || opq_loops_scratch(&step->loops, step->dims) > 0;
 }
-
-/* What it writes over is given back if the run fails. */
-static bool remembers(const opq_step *step) { return step->routine && step->routine->op == OPQ_OP_index_set; }
 
 static bool writes(const opq_step *step, int32_t storage)
 {
@@ -83,6 +81,7 @@ static void find_readers(finder *f)
     for (int32_t w = 0; w < plan->wave_count; w++)
         for (int32_t s = plan->waves[w].first; s < plan->waves[w].first + plan->waves[w].count; s++) {
             const opq_step *step = &plan->steps[s];
+            int access;
             for (int i = 0; i < step->loops.buffer_count; i++)
                 count_reader(f, step->buffers[i], w);
             for (int i = 0; i < step->operand_count; i++)
@@ -91,8 +90,8 @@ static void find_readers(finder *f)
             find_between(f, step, step->buffers, step->loops.buffer_count);
             find_between(f, step, step->operands, step->operand_count);
             find_between(f, step, step->results, step->result_count);
-            if (!remembers(step))
-                opq_step_mark_written(step, f->kept);
+            if (opq_undo_target(step, &access) < 0)
+                opq_step_mark_written(step, f->untold);
             if (!may_fail(step))
                 continue;
             plan->sure_wave = w + 1;
@@ -194,7 +193,7 @@ bool opq_step_may_update(const opq_step *step, int32_t old, int32_t made)
     return true;
 }
 
-static opq_status permit(finder *f, int32_t buffer, int32_t input)
+static opq_status permit(finder *f, int32_t buffer, int32_t input, bool remembers)
 {
     opq_plan *plan = f->plan;
     if (plan->replacement_count == f->capacity) {
@@ -207,15 +206,15 @@ static opq_status permit(finder *f, int32_t buffer, int32_t input)
         plan->replacements = grown;
         f->capacity = capacity;
     }
-    plan->replacements[plan->replacement_count++] = (opq_replacement){input, plan->first_replacement[buffer]};
+    plan->replacements[plan->replacement_count++] = (opq_replacement){input, plan->first_replacement[buffer], remembers};
     plan->first_replacement[buffer] = plan->replacement_count - 1;
     return OPQ_OK;
 }
 
 /* The old value is an input that no other step knows, or none behind the last that may fail; this one reads at most where it writes. Where a joined plan
  * fails its parts run, from its inputs: a step that has been done is done again then, on its own result. Nobody may have read that before it
- * was written once more: what is computed again would find it as it is in the end. */
-static bool can_update(const finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
+ * was written once more, which what is computed again would find. Else what is written over has to be remembered. */
+static opq_status look_at_update(finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
 {
     const opq_plan *plan = f->plan;
     int32_t old = step->copy_from, made = step->copy_to;
@@ -225,14 +224,14 @@ static bool can_update(const finder *f, const opq_step *step, int32_t wave, cons
         reads += step->buffers[i] == old;
     for (int i = 0; i < step->operand_count; i++)
         reads += step->operands[i] == old;
+    bool only = (plan->part_count == 0 || repeats) && f->uses[old] == 1 + reads && !f->between[made];
     bool last = f->wave[old] == wave && f->readers[old] == 1 + reads;
-    return plan->storage[old].home == OPQ_HOME_input && plan->storage[made].home == OPQ_HOME_output &&
-           !is_output[old] && plan->storage[old].bytes == plan->storage[made].bytes &&
-           (!f->kept[made]
-                ? last
-                : !f->unsure[made] && !(f->between[made] && wave < plan->sure_wave) &&
-                      (wave >= plan->sure_wave ? last : (plan->part_count == 0 || repeats) && f->uses[old] == 1 + reads)) &&
-           opq_step_may_update(step, old, made);
+    bool replaces = !f->unsure[made] && (wave >= plan->sure_wave ? last : only), remembers = last && !f->untold[made];
+    if (plan->storage[old].home != OPQ_HOME_input || plan->storage[made].home != OPQ_HOME_output || is_output[old] ||
+        plan->storage[old].bytes != plan->storage[made].bytes || !(replaces || remembers) ||
+        !opq_step_may_update(step, old, made))
+        return OPQ_OK;
+    return permit(f, plan->storage[made].index, plan->storage[old].index, !replaces);
 }
 
 static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const uint8_t *is_output)
@@ -240,9 +239,7 @@ static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const u
     const opq_plan *plan = f->plan;
     const opq_loops *k = &step->loops;
     if (step->copy_from >= 0)
-        return can_update(f, step, wave, is_output)
-                   ? permit(f, plan->storage[step->copy_to].index, plan->storage[step->copy_from].index)
-                   : OPQ_OK;
+        return look_at_update(f, step, wave, is_output);
     if (step->kind != OPQ_KERNEL_map || wave < plan->sure_wave)
         return OPQ_OK;
     for (int to = 0; to < k->buffer_count; to++) {
@@ -254,7 +251,7 @@ static opq_status look_at(finder *f, const opq_step *step, int32_t wave, const u
                 f->wave[id] != wave || f->readers[id] != 1 ||
                 plan->storage[id].bytes != plan->storage[step->buffers[to]].bytes || !may_replace(step, from, to))
                 continue;
-            OPQ_TRY(permit(f, plan->storage[step->buffers[to]].index, plan->storage[id].index));
+            OPQ_TRY(permit(f, plan->storage[step->buffers[to]].index, plan->storage[id].index, false));
         }
     }
     return OPQ_OK;
@@ -280,8 +277,8 @@ opq_status opq_plan_replacements(opq_planner *p)
     f.readers = f.wave + storages;
     f.uses = f.readers + storages;
     f.unsure = (uint8_t *)(f.uses + storages);
-    f.kept = f.unsure + storages;
-    f.read = f.kept + storages;
+    f.untold = f.unsure + storages;
+    f.read = f.untold + storages;
     f.between = f.read + storages;
     uint8_t *is_output = f.between + storages;
     memset(f.wave, -1, storages * sizeof *f.wave);

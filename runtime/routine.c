@@ -180,8 +180,6 @@ opq_status opq_run_routine(const opq_run_state *run, const opq_step *step)
         return opq_routine_grouped_matmul(&call);
     if (!opq_op_scatters((opq_op)step->routine->op))
         return opq_routine_argsort(&call);
-    if (opq_run_takes(run, step->results[0]) && step->routine->op == OPQ_OP_index_set)
-        OPQ_TRY(opq_undo_note(run->undo, &call, step->results[0]));
     opq_routine_scatter(&call);
     return OPQ_OK;
 }

@@ -18,9 +18,6 @@ typedef struct opq_routine {
 opq_status opq_routine_grouped_matmul(const opq_routine *call) OPQ_MUST_CHECK;
 opq_status opq_routine_argsort(const opq_routine *call) OPQ_MUST_CHECK;
 opq_status opq_routine_scatter_check(const opq_routine *call) OPQ_MUST_CHECK;
-/* Remembers what the call, an index_set, is going to write over: opq_undo_all gives it back. */
-typedef struct opq_undo opq_undo;
-opq_status opq_undo_note(opq_undo **undo, const opq_routine *call, int32_t storage) OPQ_MUST_CHECK;
 void opq_routine_scatter(const opq_routine *call); /* out: holds operand 0 already; the check has passed */
 
 #endif

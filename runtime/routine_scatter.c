@@ -10,7 +10,6 @@
 #include "opaque/scalar.h"
 #include "runtime/parallel.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { LINES = 16, GRAIN = 4096 };
@@ -20,7 +19,6 @@ typedef struct scatter {
     int axis;
     int64_t along, extent; /* of the index, of the result */
     int64_t stride[3];     /* along the axis, of result, index and source */
-    char *old;             /* what is where index_set would write is copied to here; NULL: it writes */
 } scatter;
 
 /* Places of the first elements of `line` in the result, the index and the source. */
@@ -125,12 +123,10 @@ static void set_lines(void *data, int64_t begin, int64_t end)
     while (begin < end) {
         int64_t row = begin / inner, line = begin % inner;
         int64_t count = end - begin < inner - line ? end - begin : inner - line;
-        for (int64_t i = 0; i < s->along; i++) {
-            char *out = (char *)s->call->out + ((row * s->extent + index[i]) * inner + line) * bytes;
-            int64_t at = ((row * s->along + i) * inner + line) * bytes;
-            memcpy(s->old ? s->old + at : out, s->old ? out : (const char *)s->call->data[2] + at,
+        for (int64_t i = 0; i < s->along; i++)
+            memcpy((char *)s->call->out + ((row * s->extent + index[i]) * inner + line) * bytes,
+                   (const char *)s->call->data[2] + ((row * s->along + i) * inner + line) * bytes,
                    (size_t)(count * bytes));
-        }
         begin += count;
     }
 }
@@ -148,9 +144,9 @@ opq_status opq_routine_scatter_check(const opq_routine *c)
     return opq_index_fail(&words, c->name, index[i], extent);
 }
 
-static void scatter_all(const opq_routine *c, void *old)
+void opq_routine_scatter(const opq_routine *c)
 {
-    scatter s = {.call = c, .axis = (int)opq_node_int(c->node, OPQ_ATTR_axis, 0), .stride = {1, 1, 1}, .old = old};
+    scatter s = {.call = c, .axis = (int)opq_node_int(c->node, OPQ_ATTR_axis, 0), .stride = {1, 1, 1}};
     const opq_type *type[] = {&c->node->type, c->type[1], c->type[2]};
     bool whole = c->node->op == OPQ_OP_index_set;
     int64_t count = opq_type_count(type[whole ? 2 : 1]);
@@ -164,45 +160,4 @@ static void scatter_all(const opq_routine *c, void *old)
     int64_t grain = GRAIN / s.along;
     opq_parallel_for(c->run->runtime->host, count / s.along, grain < LINES ? LINES : grain,
                      whole ? set_lines : run_lines, &s);
-}
-
-void opq_routine_scatter(const opq_routine *c) { scatter_all(c, NULL); }
-
-/* ---- undoing */
-
-struct opq_undo {
-    opq_undo *next;
-    int32_t storage;
-    opq_routine call; /* whose index and source are behind this */
-};
-
-opq_status opq_undo_note(opq_undo **undo, const opq_routine *call, int32_t storage)
-{
-    size_t index = (size_t)opq_type_bytes(call->type[1]), source = (size_t)opq_type_bytes(call->type[2]);
-    opq_undo *made = malloc(sizeof *made + index + source);
-    if (made == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "%s: out of memory", call->name);
-    *made = (opq_undo){.next = *undo, .storage = storage, .call = *call};
-    char *copy = (char *)(made + 1);
-    if (index > 0)
-        memcpy(copy, call->data[1], index);
-    made->call.data[1] = copy;
-    made->call.data[2] = copy + index;
-    scatter_all(&made->call, copy + index);
-    *undo = made;
-    return OPQ_OK;
-}
-
-void opq_undo_all(const opq_run_state *run, bool failed)
-{
-    for (opq_undo *it = *run->undo, *next; it; it = next) {
-        next = it->next;
-        if (failed) {
-            opq_routine_scatter(&it->call);
-            run->bad[it->storage] = 1;
-            atomic_store(&opq_run_buffer(run, it->storage)->taken, false);
-        }
-        free(it);
-    }
-    *run->undo = NULL;
 }

@@ -6,6 +6,7 @@
 #include "runtime/run.h"
 #include "runtime/packed.h"
 #include "runtime/parallel.h"
+#include "runtime/undo.h"
 #include "runtime/room.h"
 #include "runtime/activity.h"
 #include "graph/clock.h"
@@ -389,6 +390,8 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
     opq_status status = make_ready(run, step, f->any);
     void *activity = watch(run, step, 1);
     if (status == OPQ_OK)
+        status = opq_undo_note_step(run->undo, run, step);
+    if (status == OPQ_OK)
         status = run_step(run, step);
     opq_activity_end(run->runtime->host, activity);
     if (status == OPQ_OK)
@@ -441,7 +444,7 @@ static opq_status allocate(opq_run_state *run)
     for (int i = 0; i < plan->output_count && run->call->replaces; i++) {
         const opq_storage *storage = &plan->storage[plan->output_storage[i]];
         int32_t input = run->call->replaces[i];
-        if (storage->home == OPQ_HOME_output && input >= 0 && opq_plan_may_replace(plan, storage->index, input))
+        if (storage->home == OPQ_HOME_output && input >= 0 && opq_plan_replacement(plan, storage->index, input))
             run->takes[storage->index] = input;
     }
     for (int i = 0; i < plan->output_count && run->call->into; i++) {
@@ -461,6 +464,24 @@ static opq_status allocate(opq_run_state *run)
     return OPQ_OK;
 }
 
+/* After a failure: inputs that were written over, and what was written there is computed again. */
+static void give_back(const opq_run_state *run)
+{
+    if (run->undo->used > 0 && run->call->out_mixed)
+        *run->call->out_mixed = true;
+    opq_undo_all(run->undo);
+    for (int i = 0; i < run->plan->output_count; i++) {
+        int32_t id = run->plan->output_storage[i];
+        const opq_storage *storage = &run->plan->storage[id];
+        int32_t input = storage->home == OPQ_HOME_output ? run->takes[storage->index] : -1;
+        if (input < 0 || run->outputs[storage->index] != run->call->inputs[input] ||
+            !opq_plan_replacement(run->plan, storage->index, input)->remembers)
+            continue;
+        run->bad[id] = 1;
+        atomic_store(&run->outputs[storage->index]->taken, false);
+    }
+}
+
 static void give_outputs(const opq_run_state *run)
 {
     for (int i = 0; i < run->plan->output_count; i++) {
@@ -477,7 +498,7 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
     size_t count = (size_t)plan->buffer_count, storage = (size_t)plan->storage_count;
     opq_room room;
     opq_room_init(&room);
-    struct opq_undo *undo = NULL;
+    opq_undo undo = {0};
     opq_run_state run = {.runtime = runtime, .plan = plan, .call = call, .undo = &undo};
     run.outputs = opq_room_take(&room, count * sizeof *run.outputs);
     run.slots = opq_room_take(&room, ((size_t)plan->slot_count + 1) * sizeof *run.slots);
@@ -501,14 +522,14 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
         opq_parallel_watch(call->timed);
         status = run_waves(&run);
         opq_parallel_watch(false);
-        if (call->out_mixed)
-            *call->out_mixed = *call->out_mixed || (status != OPQ_OK && undo);
-        opq_undo_all(&run, status != OPQ_OK);
+        if (status != OPQ_OK)
+            give_back(&run);
         give_outputs(&run);
     }
     for (size_t i = 0; i < count && made; i++)
         opq_buffer_release(run.outputs[i]);
     opq_buffer_release(run.arena);
+    opq_undo_drop(&undo);
     opq_room_drop(&room);
     return status;
 }

@@ -22,7 +22,7 @@ typedef struct opq_run {
     uint8_t *bad;         /* per storage: a failed step left it undefined */
     opq_number *slots;
     opq_step_error *errors; /* per row of a wave */
-    struct opq_undo **undo; /* what was written over in inputs that outputs take, the last first */
+    struct opq_undo *undo;  /* what was written over in inputs that outputs take */
 } opq_run_state;
 
 /* The packed copy of a matrix that is kept with its buffer, an input, made at the second use; a reference. NULL: to be read as it is. */
@@ -39,20 +39,11 @@ enum { OPQ_PACKED_COUNT_MIN = 64 * 64 }; /* of elements: fewer are not worth it 
 /* Before it runs, and before anything is written: are its indices in range? */
 opq_status opq_routine_check(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
 opq_status opq_run_routine(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
-/* After a failure inputs that routines wrote over are as they were, and outputs that took them bad; else what was remembered is dropped. */
-void opq_undo_all(const opq_run_state *run, bool failed);
 /* fault.c. After the step failed: which of its checks an error is about, and the index. False: what it read is there no more, or no memory. */
 bool opq_fault_find(const opq_run_state *run, const opq_step *step, int *out_check, int64_t *out_index);
 
 void *opq_run_data(const opq_run_state *run, int32_t storage);
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */
-/* Is it an output that lies where an input lay? */
-static inline bool opq_run_takes(const opq_run_state *run, int32_t id)
-{
-    const opq_storage *storage = &run->plan->storage[id];
-    int32_t input = storage->home == OPQ_HOME_output ? run->takes[storage->index] : -1;
-    return input >= 0 && run->outputs[storage->index] == run->call->inputs[input];
-}
 /* Fills in pointers and scalars of a step. Arrays hold buffer_count and scalar_count. */
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars);
 

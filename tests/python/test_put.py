@@ -145,6 +145,39 @@ def test_a_failure_gives_back_what_was_written_over(mode):
             assert torch.equal(y.cpu(), x)
 
 
+def test_a_failure_beside_what_was_read_between_writes():
+    """One kernel makes two values, of which one fails; the other is computed again, from the product of a row before it was written over."""
+    x, w, a, b = torch.randn(400, 64), torch.randn(64, 64), torch.randn(64), torch.randn(64)
+    y, weight, first, second = (t.to(D) for t in (x, w, a, b))
+
+    def run(index):
+        y[0] = first
+        product = y[1] @ weight
+        y[1] = second
+        some = product[3:5] * 1.5
+        return some + product.index_select(0, index), some * 2
+
+    torch.opaque.synchronize()
+    for at in ([3, 64], [3, 5]):
+        before = y[1].cpu()
+        index = torch.tensor(at).to(D)
+        with torch_opaque.planned():
+            bad, good = run(index)
+            if at[1] == 64:
+                with pytest.raises(IndexError, match="index 64 is out of bounds"):
+                    torch.opaque.synchronize()
+            torch.testing.assert_close(good.cpu(), (before @ w)[3:5] * 3)
+        x[0], x[1] = a, b
+        assert torch.equal(y.cpu(), x)
+    del bad, good
+    torch.opaque.reset_peak_memory_stats()
+    before = torch.opaque.max_memory_allocated()
+    with torch_opaque.planned():
+        run(index)
+        torch.opaque.synchronize()
+    assert torch.opaque.max_memory_allocated() < before + x.nbytes / 2
+
+
 WINDOWS = {
     "columns": lambda x: x[:, 1:5],
     "steps": lambda x: x[1::2],
