@@ -120,8 +120,9 @@ static opq_status check(const call *r)
             continue;
         if (value->state == OPQ_VALUE_failed)
             return opq_fail(value->error_status, "%s", value->error);
-        bool moved = c->cells[i].shiftable && opq_type_bytes(&value->type) > 0;
-        if (value->type.dtype != c->cells[i].dtype || (!moved && opq_type_bytes(&value->type) != c->cells[i].bytes))
+        int64_t bytes = opq_type_bytes(&value->type);
+        bool moved = c->cells[i].shiftable && bytes > 0;
+        if (value->type.dtype != c->cells[i].dtype || (!moved && bytes != c->cells[i].bytes))
             return OPQ_UNSUPPORTED;
         if (atomic_load_explicit(&value->buffer->taken, memory_order_relaxed))
             return opq_fail(OPQ_INVALID, "the value was being updated in place by another thread when this process was "

@@ -24,7 +24,7 @@ TensorShape::TensorShape(const at::Tensor &tensor)
     : dtype(tensor.scalar_type()), sizes(tensor.sizes().begin(), tensor.sizes().end()),
       strides(tensor.strides().begin(), tensor.strides().end()), offset(tensor.storage_offset()),
       requires_grad(tensor.requires_grad()), inference(tensor.is_inference()), negative(tensor.is_neg()),
-      conjugate(tensor.is_conj()), whole(is_whole(tensor))
+      conjugate(tensor.is_conj()), keys(tensor.key_set()), whole(is_whole(tensor))
 {
 }
 
@@ -43,8 +43,9 @@ bool TensorShape::matches(const at::Tensor &tensor, bool shiftable) const
 {
     return tensor.scalar_type() == dtype && same(tensor.sizes(), sizes) && same(tensor.strides(), strides) &&
            (shiftable ? is_whole(tensor) == whole : tensor.storage_offset() == offset) &&
-           tensor.requires_grad() == requires_grad && tensor.is_inference() == inference &&
-           tensor.is_neg() == negative && tensor.is_conj() == conjugate;
+           tensor.requires_grad() == requires_grad &&
+           (tensor.key_set() == keys ||
+            (tensor.is_inference() == inference && tensor.is_neg() == negative && tensor.is_conj() == conjugate));
 }
 
 std::string TensorShape::difference(const at::Tensor &tensor, bool shiftable) const

@@ -19,7 +19,8 @@ struct TensorShape {
     Dims sizes, strides;
     int64_t offset = 0;
     bool requires_grad = false, inference = false, negative = false, conjugate = false;
-    bool whole = true; // of this device: it is all of its cell
+    c10::DispatchKeySet keys; // who has them is as much of an inference tensor, negative and conjugate
+    bool whole = true;        // of this device: it is all of its cell
 
     explicit TensorShape(const at::Tensor &tensor);
     // "" if it is such a tensor, but for its offset if `shiftable`; else what is different, in words.
