@@ -2,7 +2,7 @@
  *
  *   softmax %0 {axes=[1]}   ->   amax, sub, exp, sum, div
  *   concat %0, %1           ->   undefined; update with %0; update with %1      (each window is written by whoever computes it; of a
- *                                part that is a concat of the same axis, its parts)
+ *                                part that is a concat of the same axis, its parts; of few numbers where(place < 1, %0, %1))
  *   count %0 {axes=[1]}     ->   extent {value=768}                             (no operand: it follows from the shape)
  *   sum f32[0,8] {axes=[0]} ->   const 0; expand                                (of nothing: its kernel would have nothing to read)
  *
@@ -103,10 +103,66 @@ static opq_status write_part(opq_graph *out, const opq_node *node, opq_ref opera
     return opq_graph_append(out, &update, ref);
 }
 
+enum { STACK_MAX = 16, STACK_ELEMENTS_MAX = 256 };
+
+/* Few numbers side by side, a matrix made of its entries, say: a kernel for each would take longer than all of them. How many parts, parts of
+ * parts included; 0: it is nothing of that kind. */
+static int small_stack(const opq_graph *in, const opq_node *node, const opq_ref *renamed, opq_ref parts[STACK_MAX])
+{
+    int64_t axis = opq_node_int(node, OPQ_ATTR_axis, 0);
+    int count = 0;
+    if (node->arity < 2 || node->type.size[axis] > STACK_MAX || opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
+        opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_RAW)
+        return 0;
+    for (int k = 0; k < node->arity; k++) {
+        const opq_node *part = opq_node_at(in, node->operand[k]);
+        bool same = part->op == OPQ_OP_concat && opq_node_int(part, OPQ_ATTR_axis, 0) == axis;
+        for (int i = 0; i < (same ? part->arity : 1); i++) {
+            opq_ref ref = same ? part->operand[i] : node->operand[k];
+            if (opq_node_at(in, ref)->type.size[axis] != 1)
+                return 0;
+            parts[count++] = renamed[ref];
+        }
+    }
+    return count;
+}
+
+/* where(place < 1, part 0, where(place < 2, part 1, ..)), which fuses like any elementwise op. */
+static opq_status select_parts(opq_graph *out, const opq_node *node, const opq_ref *parts, int count, opq_ref *out_ref)
+{
+    int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
+    opq_attr along = {.key = OPQ_ATTR_axis, .i = axis};
+    opq_node iota = {.op = OPQ_OP_iota, .attr_count = 1, .attr = &along, .line = node->line, .kernel = -1};
+    opq_ref place, pair[2], three[3];
+    iota.provenance = node->provenance;
+    iota.type = opq_type_make(OPQ_i64, 0, NULL);
+    iota.type.rank = node->type.rank;
+    for (int d = 0; d < node->type.rank; d++)
+        iota.type.size[d] = d == axis ? node->type.size[d] : 1;
+    OPQ_TRY(opq_graph_append(out, &iota, &place));
+    *out_ref = parts[count - 1];
+    for (int k = count - 2; k >= 0; k--) {
+        opq_node before = iota, either = *node;
+        before.op = OPQ_OP_lt, before.arity = 2, before.operand = pair, before.attr_count = 0;
+        before.type.dtype = OPQ_bool;
+        pair[0] = place;
+        OPQ_TRY(opq_graph_const(out, OPQ_i64, (opq_number){.i = k + 1}, &pair[1]));
+        OPQ_TRY(opq_graph_append(out, &before, &three[0]));
+        three[1] = parts[k], three[2] = *out_ref;
+        either.op = OPQ_OP_where, either.arity = 3, either.operand = three, either.attr_count = 0;
+        OPQ_TRY(opq_graph_append(out, &either, out_ref));
+    }
+    return OPQ_OK;
+}
+
 /* Parts of a part are written at once, not of its memory: whoever else wants the part has it besides. */
 static opq_status expand_concat(const opq_graph *in, opq_graph *out, const opq_node *node, const opq_ref *renamed,
                                 opq_ref *out_ref)
 {
+    opq_ref parts[STACK_MAX];
+    int stacked = small_stack(in, node, renamed, parts);
+    if (stacked > 0)
+        return select_parts(out, node, parts, stacked, out_ref);
     place at = {.axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0)};
     int64_t stride = 1;
     for (int d = node->type.rank - 1; d >= 0; d--) {
