@@ -103,15 +103,15 @@ static opq_status write_part(opq_graph *out, const opq_node *node, opq_ref opera
     return opq_graph_append(out, &update, ref);
 }
 
-enum { STACK_MAX = 16, STACK_ELEMENTS_MAX = 256 };
+enum { STACK_MIN = 3, STACK_MAX = 16, STACK_ELEMENTS_MAX = 256 };
 
-/* Few numbers side by side, a matrix made of its entries, say: a kernel for each would take longer than all of them. How many parts, parts of
- * parts included; 0: it is nothing of that kind. */
+/* Few numbers side by side, a matrix made of its entries or rows, say: a kernel for each would take longer than all of them. How many parts of one
+ * size, parts of parts included; 0: it is nothing of that kind. */
 static int small_stack(const opq_graph *in, const opq_node *node, const opq_ref *renamed, opq_ref parts[STACK_MAX])
 {
-    int64_t axis = opq_node_int(node, OPQ_ATTR_axis, 0);
+    int64_t axis = opq_node_int(node, OPQ_ATTR_axis, 0), size = 0;
     int count = 0;
-    if (node->arity < 2 || node->type.size[axis] > STACK_MAX || opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
+    if (node->arity < 2 || node->type.rank == OPQ_RANK_MAX || opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
         opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_RAW)
         return 0;
     for (int k = 0; k < node->arity; k++) {
@@ -119,40 +119,59 @@ static int small_stack(const opq_graph *in, const opq_node *node, const opq_ref 
         bool same = part->op == OPQ_OP_concat && opq_node_int(part, OPQ_ATTR_axis, 0) == axis;
         for (int i = 0; i < (same ? part->arity : 1); i++) {
             opq_ref ref = same ? part->operand[i] : node->operand[k];
-            if (opq_node_at(in, ref)->type.size[axis] != 1)
+            int64_t here = opq_node_at(in, ref)->type.size[axis];
+            if (here == 0 || (size > 0 && here != size) || count == STACK_MAX)
                 return 0;
+            size = here;
             parts[count++] = renamed[ref];
         }
     }
-    return count;
+    return count < STACK_MIN ? 0 : count;
 }
 
-/* where(place < 1, part 0, where(place < 2, part 1, ..)), which fuses like any elementwise op. */
-static opq_status select_parts(opq_graph *out, const opq_node *node, const opq_ref *parts, int count, opq_ref *out_ref)
+/* A node of the concat's line; its type has the concat's dtype. */
+static opq_status add_for(opq_graph *out, const opq_node *node, opq_op op, const opq_type *type, opq_ref *operands,
+                          int arity, opq_ref *out_ref)
+{
+    opq_attr along = {.key = OPQ_ATTR_axis, .i = opq_node_int(node, OPQ_ATTR_axis, 0)};
+    opq_node made = {.op = (uint16_t)op,
+                     .arity = arity,
+                     .operand = operands,
+                     .attr_count = op == OPQ_OP_iota,
+                     .attr = &along,
+                     .line = node->line,
+                     .provenance = node->provenance,
+                     .type = *type,
+                     .kernel = -1};
+    return opq_graph_append(out, &made, out_ref);
+}
+
+/* where(place < 1, part 0, where(place < 2, part 1, ..)), which fuses like any elementwise op; places are a dim of their own. */
+static opq_status select_parts(opq_graph *out, const opq_node *node, opq_ref *parts, int count, opq_ref *out_ref)
 {
     int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-    opq_attr along = {.key = OPQ_ATTR_axis, .i = axis};
-    opq_node iota = {.op = OPQ_OP_iota, .attr_count = 1, .attr = &along, .line = node->line, .kernel = -1};
-    opq_ref place, pair[2], three[3];
-    iota.provenance = node->provenance;
-    iota.type = opq_type_make(OPQ_i64, 0, NULL);
-    iota.type.rank = node->type.rank;
-    for (int d = 0; d < node->type.rank; d++)
-        iota.type.size[d] = d == axis ? node->type.size[d] : 1;
-    OPQ_TRY(opq_graph_append(out, &iota, &place));
-    *out_ref = parts[count - 1];
+    opq_type wide = node->type, part = node->type, places = opq_type_make(OPQ_i64, 0, NULL);
+    memmove(wide.size + axis + 1, node->type.size + axis, (size_t)(node->type.rank - axis) * sizeof *wide.size);
+    wide.rank = places.rank = (uint8_t)(node->type.rank + 1);
+    wide.size[axis] = count;
+    wide.size[axis + 1] /= count;
+    part = wide;
+    part.size[axis] = 1;
+    for (int d = 0; d < wide.rank; d++)
+        places.size[d] = d == axis ? count : 1;
+    opq_ref place, pair[2], three[3], last;
+    OPQ_TRY(add_for(out, node, OPQ_OP_iota, &places, NULL, 0, &place));
+    places.dtype = OPQ_bool;
+    OPQ_TRY(add_for(out, node, OPQ_OP_reshape, &part, &parts[count - 1], 1, &last));
     for (int k = count - 2; k >= 0; k--) {
-        opq_node before = iota, either = *node;
-        before.op = OPQ_OP_lt, before.arity = 2, before.operand = pair, before.attr_count = 0;
-        before.type.dtype = OPQ_bool;
         pair[0] = place;
         OPQ_TRY(opq_graph_const(out, OPQ_i64, (opq_number){.i = k + 1}, &pair[1]));
-        OPQ_TRY(opq_graph_append(out, &before, &three[0]));
-        three[1] = parts[k], three[2] = *out_ref;
-        either.op = OPQ_OP_where, either.arity = 3, either.operand = three, either.attr_count = 0;
-        OPQ_TRY(opq_graph_append(out, &either, out_ref));
+        OPQ_TRY(add_for(out, node, OPQ_OP_lt, &places, pair, 2, &three[0]));
+        OPQ_TRY(add_for(out, node, OPQ_OP_reshape, &part, &parts[k], 1, &three[1]));
+        three[2] = last;
+        OPQ_TRY(add_for(out, node, OPQ_OP_where, &wide, three, 3, &last));
     }
-    return OPQ_OK;
+    return add_for(out, node, OPQ_OP_reshape, &node->type, &last, 1, out_ref);
 }
 
 /* Parts of a part are written at once, not of its memory: whoever else wants the part has it besides. */

@@ -333,8 +333,29 @@ bool channel_shuffle(Call &call)
     return true;
 }
 
+// linalg_cross(self, other, *, dim): three parts of each along that dim, of size 3
+bool cross(Call &call)
+{
+    const Tensor &self = call.tensor(0), &other = call.tensor(1);
+    if (self.scalar_type() != other.scalar_type() || self.dim() != other.dim() || self.dim() == 0 || is_raw(self))
+        return false;
+    const int64_t axis = normal_axis(call.integer(2), self.dim());
+    if (self.size(axis) != 3 || other.size(axis) != 3)
+        return false;
+    const Value a = call.in(0), b = call.in(1);
+    c10::SmallVector<Value, 3> parts;
+    for (int64_t i = 0; i < 3; ++i) {
+        const int64_t j = (i + 1) % 3, k = (i + 2) % 3;
+        const Value plus_part = times(slice(a, axis, j, 1), slice(b, axis, k, 1));
+        parts.push_back(record(OPQ_OP_sub, {plus_part, times(slice(a, axis, k, 1), slice(b, axis, j, 1))}));
+    }
+    call.give(concat(parts, axis));
+    return true;
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
+    adapt(library, "linalg_cross", &cross);
     adapt(library, "flip", &flip);
     adapt(library, "roll", &roll);
     adapt(library, "tril", &triangle<false>);

@@ -75,7 +75,9 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
     int seen_count = 0;
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
-        bool seen_through = opq_node_class(node) == OPQ_CLASS_VIEW && !p->stored[n]; /* a window has elements many times */
+        /* a window has elements many times, and places are not what is computed */
+        bool seen_through =
+            !p->stored[n] && (opq_node_class(node) == OPQ_CLASS_VIEW || opq_node_class(node) == OPQ_CLASS_IOTA);
         if (!seen_through && (!step->largest || opq_type_count(&node->type) > opq_type_count(step->largest)))
             step->largest = &node->type;
         bool known = node->line == NULL || seen_count == 16;

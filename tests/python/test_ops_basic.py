@@ -708,3 +708,45 @@ def test_cat_keeps_channels_last(axis):
         got = torch.cat([x.to("opaque") for x in pair], axis)
         assert got.stride() == want.stride() and got.dtype == want.dtype
         assert torch.equal(got.cpu(), want)
+
+
+def rotation(v, angle):
+    """Of vectors, from entries (Rodrigues)."""
+    zero = torch.zeros((), device=v.device)
+    rows = [[zero, -v[2], v[1]], [v[2], zero, -v[0]], [-v[1], v[0], zero]]
+    cross = torch.stack([torch.stack(row) for row in rows])
+    return torch.eye(3, device=v.device) + angle.sin() * cross + (1 - angle.cos()) * cross
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_few_numbers_stacked_are_one_kernel(dtype, dim):
+    x = (torch.randn(5, 4) * 10).to(dtype)
+
+    def stack(x):
+        return torch.stack([x[k] + k for k in range(5)], dim) * 2
+
+    assert torch.equal(stack(x.to(D)).cpu(), stack(x))
+    assert len(torch_opaque.graph(stack, x.to(D), stage="fused").kernels) == 1
+    v, angle = torch.randn(3), torch.randn(())
+    torch.testing.assert_close(rotation(v.to(D), angle.to(D)).cpu(), rotation(v, angle))
+    assert len(torch_opaque.graph(rotation, v.to(D), angle.to(D), stage="fused").kernels) == 1
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((3,), (3,), 0), ((5, 1, 3), (1, 4, 3), -1), ((3, 70), (3, 70), 0), ((2, 3, 0), (2, 3, 1), 1)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_cross_is_native(shapes, dtype):
+    a, b = ((torch.randn(s) * 10).to(dtype) for s in shapes[:2])
+    before = torch_opaque.fallback_counts()
+    got = torch.linalg.cross(a.to(D), b.to(D), dim=shapes[2])
+    assert torch_opaque.fallback_counts() == before
+    torch.testing.assert_close(got.cpu(), torch.linalg.cross(a, b, dim=shapes[2]))
+    assert got.stride() == torch.linalg.cross(a, b, dim=shapes[2]).stride()
+    if dtype == torch.float64:
+        x, y = (t.to(D).requires_grad_() for t in (a, b))
+        assert torch.autograd.gradcheck(
+            lambda x, y: torch.linalg.cross(x, y, dim=shapes[2]), (x, y)
+        )
