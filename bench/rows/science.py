@@ -80,3 +80,60 @@ def mandelbrot_512x50():
         torch.linspace(-2, 0.6, 512), torch.linspace(-1.3, 1.3, 512), indexing="xy"
     )
     return function, (re.contiguous(), im.contiguous())
+
+
+JOINTS = 35
+
+
+def skew(stack, zero, v):
+    return stack(
+        [stack(row) for row in ([zero, -v[2], v[1]], [v[2], zero, -v[0]], [-v[1], v[0], zero])]
+    )
+
+
+def masses(einsum, cross, world, centers, weights, seen):
+    """Of a chain of bodies: how its joints' speeds and its energy go together."""
+    places = (world[:, :3, :3] @ centers[:, :, None])[:, :, 0] + world[:, :3, 3]
+    arms = places[:, None] - world[None, :, :3, 3]
+    speeds = cross(world[None, :, :3, 2] + arms * 0, arms) * seen[:, :, None]
+    return einsum("b,bik,bjk->ij", weights, speeds, speeds)
+
+
+def kinematics_jax(jax, angles, links, axes, weights, centers):
+    jnp = jax.numpy
+    world, here = jnp.zeros((JOINTS, 4, 4)), jnp.eye(4)
+    for i in range(JOINTS):
+        k = skew(jnp.stack, 0.0, axes[i])
+        turned = jnp.eye(3) + jnp.sin(angles[i]) * k + (1 - jnp.cos(angles[i])) * (k @ k)
+        here = here @ links[i] @ jnp.eye(4).at[:3, :3].set(turned)
+        world = world.at[i].set(here)
+    seen = jnp.tril(jnp.ones((JOINTS, JOINTS)))
+    return masses(jnp.einsum, jnp.cross, world, centers, weights, seen)
+
+
+# Hundreds of products of 4 x 4, each of which needs the one before.
+@row(tolerance=1e-5, jax=kinematics_jax)
+def kinematics_35():
+    def function(angles, links, axes, weights, centers):
+        kind = {"dtype": angles.dtype, "device": angles.device}
+        zero, one = torch.zeros((), **kind), torch.eye(3, **kind)
+        world, here = torch.zeros(JOINTS, 4, 4, **kind), torch.eye(4, **kind)
+        for i in range(JOINTS):
+            k = skew(torch.stack, zero, axes[i])
+            joint = torch.eye(4, **kind)
+            joint[:3, :3] = one + angles[i].sin() * k + (1 - angles[i].cos()) * (k @ k)
+            here = here @ links[i] @ joint
+            world[i] = here
+        seen = torch.ones(JOINTS, JOINTS, **kind).tril()
+        return masses(torch.einsum, torch.linalg.cross, world, centers, weights, seen)
+
+    links = torch.eye(4).repeat(JOINTS, 1, 1)
+    links[:, :3, 3] = torch.randn(JOINTS, 3) * 0.1
+    axes = torch.nn.functional.normalize(torch.randn(JOINTS, 3), dim=1)
+    return function, (
+        torch.randn(JOINTS),
+        links,
+        axes,
+        torch.rand(JOINTS),
+        torch.randn(JOINTS, 3),
+    )
