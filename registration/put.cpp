@@ -80,6 +80,7 @@ Value any_hit(const Put &put)
 // Is it in place, where memory is written whatever is recorded?
 bool writes_to_memory(const Call &call) { return call.in_place && opq_cell_in_memory(impl_of(call.tensor(0))->cell()); }
 
+// 0: its memory is no whole number of them.
 int64_t elements_of_cell(const Tensor &tensor)
 {
     const int64_t bytes = opq_cell_bytes(impl_of(tensor)->cell()), item = static_cast<int64_t>(tensor.itemsize());
@@ -223,8 +224,8 @@ int64_t line_size(const Call &call, int64_t axis)
             return 0;
         size *= self.size(d);
     }
-    bool fits = elements_of_cell(self) % size == 0 && elements_of_cell(self) != self.numel() &&
-                self.storage_offset() % size == 0;
+    const int64_t all = elements_of_cell(self);
+    bool fits = all > 0 && all % size == 0 && all != self.numel() && self.storage_offset() % size == 0;
     for (int64_t d = 0; d <= axis; ++d)
         fits = fits && (self.size(d) == 1 || (self.stride(d) != 0 && self.stride(d) % size == 0));
     return fits ? size : 0;
@@ -327,7 +328,7 @@ Value put_along(const Call &call, const Value &target, int64_t axis, const Value
     shape[static_cast<size_t>(axis)] = shape_of(index)[0];
     Put put = along(call.name(), target, axis, index);
     put.joined = joined;
-    put.in_memory = writes_to_memory(call);
+    put.in_memory = writes_to_memory(call) && elements_of_cell(call.tensor(0)) == call.tensor(0).numel();
     return put_values(put, expand(source, shape));
 }
 

@@ -212,6 +212,17 @@ def test_windows_of_all_forms(window, axis):
     assert torch.equal(y.cpu(), x)
 
 
+def test_a_window_on_memory_of_an_odd_size():
+    x = torch.zeros(5001, dtype=torch.uint8)
+    y = x.to(D)
+    torch.opaque.synchronize()
+    source = torch.randn(1, 26)
+    for t in (x, y):
+        part = t[:4992].view(torch.float32).view(6, 8, 26)
+        part[1].index_copy_(0, torch.tensor([3]).to(t.device), source.to(t.device))
+    assert torch.equal(y.cpu(), x)
+
+
 @pytest.mark.parametrize("name", PLACES)
 def test_the_old_value_stays_where_it_is_needed(name):
     x, y, write = large(name, 9)
