@@ -107,6 +107,5 @@ def test_links_no_pytorch_and_no_blas(root):
     libraries = subprocess.run(
         ["ldd", os.path.join(root, "build", "opq-opt")], capture_output=True, text=True
     ).stdout
-    assert libraries and not any(
-        name in libraries for name in ("torch", "c10", "blas", "mkl", "libLLVM")
-    )
+    names = " ".join(line.split()[0] for line in libraries.splitlines())  # an address may spell c10
+    assert names and not any(name in names for name in ("torch", "c10", "blas", "mkl", "libLLVM"))
