@@ -77,9 +77,7 @@ void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first)
 /* The vectors of a strip side by side, from element `first`. */
 static void emit_part(opq_nest *n, int strip, int width, LLVMValueRef first)
 {
-    size_t row = (size_t)n->k->stmt_count + 1;
-    for (int copy = 1; copy < width; copy++)
-        memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
+    opq_nest_copy_values(n, width);
     n->strip = width;
     opq_emit_inside(n, strip, first);
     n->strip = 1;

@@ -153,6 +153,7 @@ void opq_nest_refuse(opq_nest *n, const opq_stmt *stmt);
 void opq_nest_define(opq_nest *n, int stmt, LLVMValueRef value);
 /* Makes a vector of the strip the current one. */
 void opq_nest_use_copy(opq_nest *n, int copy);
+void opq_nest_copy_values(opq_nest *n, int copies); /* of copy 0: what is the same in all of them */
 /* A rough count of the vector instructions of a loop's body. */
 int opq_nest_cost(const opq_nest *n, int variable, int from, int to);
 /* Of what costs, the longest chain of statements that need each other, and how many values are needed at once at most. False: no memory. */

@@ -2,7 +2,6 @@
 #include "codegen_llvm/nest.h"
 
 #include <stdlib.h>
-
 #include <string.h>
 
 void opq_nest_use_copy(opq_nest *n, int copy)
@@ -10,6 +9,13 @@ void opq_nest_use_copy(opq_nest *n, int copy)
     n->copy = copy;
     n->address = n->addresses[n->rows >= 0 ? copy : 0];
     n->value = n->values + (size_t)copy * ((size_t)n->k->stmt_count + 1);
+}
+
+void opq_nest_copy_values(opq_nest *n, int copies)
+{
+    size_t row = (size_t)n->k->stmt_count + 1;
+    for (int copy = 1; copy < copies; copy++)
+        memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
 }
 
 void opq_nest_refuse(opq_nest *n, const opq_stmt *stmt)

@@ -1,8 +1,6 @@
 /* Loops: counted with carried values, row-major indices, and the vector loop with its masked end. */
 #include "codegen_llvm/nest.h"
 
-#include <string.h>
-
 void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
                     LLVMValueRef *carried, int count)
 {
@@ -141,9 +139,7 @@ static void rotate(LLVMValueRef *carried, int count, int by)
 /* Each statement for all copies. */
 static void emit_beside(opq_nest *n, int from, int to, int copies)
 {
-    size_t row = (size_t)n->k->stmt_count + 1;
-    for (int copy = 1; copy < copies; copy++)
-        memcpy(n->values + (size_t)copy * row, n->values, row * sizeof *n->values);
+    opq_nest_copy_values(n, copies);
     for (int i = from; i < to; i++)
         for (int copy = 0; copy < copies; copy++) {
             opq_nest_use_copy(n, copy);

@@ -103,6 +103,15 @@ static opq_status write_part(opq_graph *out, const opq_node *node, opq_ref opera
     return opq_graph_append(out, &update, ref);
 }
 
+/* Operand k of a concat, or, if that is a concat of the same axis, its parts: how many. */
+static int parts_of(const opq_graph *in, const opq_node *node, int k, const opq_ref **out_parts)
+{
+    const opq_node *part = opq_node_at(in, node->operand[k]);
+    bool same = part->op == OPQ_OP_concat && opq_node_int(part, OPQ_ATTR_axis, 0) == opq_node_int(node, OPQ_ATTR_axis, 0);
+    *out_parts = same ? part->operand : &node->operand[k];
+    return same ? part->arity : 1;
+}
+
 enum { STACK_MIN = 3, STACK_MAX = 16, STACK_ELEMENTS_MAX = 256 };
 
 /* Few numbers side by side, a matrix made of its entries or rows, say: a kernel for each would take longer than all of them. How many parts of one
@@ -111,19 +120,17 @@ static int small_stack(const opq_graph *in, const opq_node *node, const opq_ref 
 {
     int64_t axis = opq_node_int(node, OPQ_ATTR_axis, 0), size = 0;
     int count = 0;
-    if (node->arity < 2 || node->type.rank == OPQ_RANK_MAX || opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
+    if (node->type.rank == OPQ_RANK_MAX || opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
         opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_RAW)
         return 0;
     for (int k = 0; k < node->arity; k++) {
-        const opq_node *part = opq_node_at(in, node->operand[k]);
-        bool same = part->op == OPQ_OP_concat && opq_node_int(part, OPQ_ATTR_axis, 0) == axis;
-        for (int i = 0; i < (same ? part->arity : 1); i++) {
-            opq_ref ref = same ? part->operand[i] : node->operand[k];
-            int64_t here = opq_node_at(in, ref)->type.size[axis];
+        const opq_ref *inside;
+        for (int i = 0, n = parts_of(in, node, k, &inside); i < n; i++) {
+            int64_t here = opq_node_at(in, inside[i])->type.size[axis];
             if (here == 0 || (size > 0 && here != size) || count == STACK_MAX)
                 return 0;
             size = here;
-            parts[count++] = renamed[ref];
+            parts[count++] = renamed[inside[i]];
         }
     }
     return count < STACK_MIN ? 0 : count;
@@ -150,7 +157,7 @@ static opq_status add_for(opq_graph *out, const opq_node *node, opq_op op, const
 static opq_status select_parts(opq_graph *out, const opq_node *node, opq_ref *parts, int count, opq_ref *out_ref)
 {
     int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
-    opq_type wide = node->type, part = node->type, places = opq_type_make(OPQ_i64, 0, NULL);
+    opq_type wide = node->type, part, places = opq_type_make(OPQ_i64, 0, NULL);
     memmove(wide.size + axis + 1, node->type.size + axis, (size_t)(node->type.rank - axis) * sizeof *wide.size);
     wide.rank = places.rank = (uint8_t)(node->type.rank + 1);
     wide.size[axis] = count;
@@ -192,10 +199,9 @@ static opq_status expand_concat(const opq_graph *in, opq_graph *out, const opq_n
         .op = OPQ_OP_undefined, .line = node->line, .provenance = node->provenance, .type = node->type, .kernel = -1};
     OPQ_TRY(opq_graph_append(out, &base, out_ref));
     for (int k = 0; k < node->arity; k++) {
-        const opq_node *part = opq_node_at(in, node->operand[k]);
-        bool same = part->op == OPQ_OP_concat && opq_node_int(part, OPQ_ATTR_axis, 0) == at.axis;
-        for (int i = 0; i < (same ? part->arity : 1); i++)
-            OPQ_TRY(write_part(out, node, renamed[same ? part->operand[i] : node->operand[k]], &at, out_ref));
+        const opq_ref *inside;
+        for (int i = 0, n = parts_of(in, node, k, &inside); i < n; i++)
+            OPQ_TRY(write_part(out, node, renamed[inside[i]], &at, out_ref));
     }
     return OPQ_OK;
 }

@@ -119,9 +119,9 @@ bool adam(IValue *args, bool decoupled)
     return true;
 }
 
+// decay, keep: none if there is nothing to decay, no momentum; add: none if it is 1
 struct SgdOptions {
-    Value rate, decay, keep, add,
-        minus; // decay, keep: none if there is nothing to decay, no momentum; add: none if it is 1
+    Value rate, decay, keep, add, minus;
     bool nesterov, maximize, first;
 };
 

@@ -87,13 +87,14 @@ int64_t elements_of_cell(const Tensor &tensor)
     return bytes % item == 0 ? bytes / item : 0;
 }
 
-// Few places of a target that is in memory: written there, the others are left alone if nothing else needs the target as it was. Selects
-// would read and write all of it, but fuse.
 bool are_few(int64_t written, int64_t all)
 {
     enum { FEW = 4 };
     return written <= all / FEW;
 }
+
+// Few places of a target that is in memory: written there, the others are left alone if nothing else needs the target as it was. Selects
+// would read and write all of it, but fuse.
 bool writes_few(const Put &put, const Value &source)
 {
     return (put.in_memory || opq_value_buffer(put.target.get())) &&

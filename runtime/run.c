@@ -6,8 +6,8 @@
 #include "runtime/run.h"
 #include "runtime/packed.h"
 #include "runtime/parallel.h"
-#include "runtime/undo.h"
 #include "runtime/room.h"
+#include "runtime/undo.h"
 #include "runtime/activity.h"
 #include "graph/clock.h"
 
@@ -390,7 +390,7 @@ static void run_one(const opq_run_state *run, const opq_step *step, failures *f)
     opq_status status = make_ready(run, step, f->any);
     void *activity = watch(run, step, 1);
     if (status == OPQ_OK)
-        status = opq_undo_note_step(run->undo, run, step);
+        status = opq_undo_note_step(run, step);
     if (status == OPQ_OK)
         status = run_step(run, step);
     opq_activity_end(run->runtime->host, activity);
@@ -444,8 +444,12 @@ static opq_status allocate(opq_run_state *run)
     for (int i = 0; i < plan->output_count && run->call->replaces; i++) {
         const opq_storage *storage = &plan->storage[plan->output_storage[i]];
         int32_t input = run->call->replaces[i];
-        if (storage->home == OPQ_HOME_output && input >= 0 && opq_plan_replacement(plan, storage->index, input))
-            run->takes[storage->index] = input;
+        const opq_replacement *found =
+            storage->home == OPQ_HOME_output && input >= 0 ? opq_plan_replacement(plan, storage->index, input) : NULL;
+        if (found == NULL)
+            continue;
+        run->takes[storage->index] = input;
+        run->undo->needed = run->undo->needed || found->remembers;
     }
     for (int i = 0; i < plan->output_count && run->call->into; i++) {
         const opq_storage *storage = &plan->storage[plan->output_storage[i]];
@@ -472,13 +476,10 @@ static void give_back(const opq_run_state *run)
     opq_undo_all(run->undo);
     for (int i = 0; i < run->plan->output_count; i++) {
         int32_t id = run->plan->output_storage[i];
-        const opq_storage *storage = &run->plan->storage[id];
-        int32_t input = storage->home == OPQ_HOME_output ? run->takes[storage->index] : -1;
-        if (input < 0 || run->outputs[storage->index] != run->call->inputs[input] ||
-            !opq_plan_replacement(run->plan, storage->index, input)->remembers)
+        if (!opq_undo_covers(run, id))
             continue;
         run->bad[id] = 1;
-        atomic_store(&run->outputs[storage->index]->taken, false);
+        atomic_store(&run->outputs[run->plan->storage[id].index]->taken, false);
     }
 }
 

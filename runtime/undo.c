@@ -9,7 +9,7 @@ typedef struct entry {
     size_t bytes;
 } entry;
 
-opq_status opq_undo_note(opq_undo *undo, void *at, size_t bytes)
+static opq_status note(opq_undo *undo, void *at, size_t bytes)
 {
     const entry e = {at, bytes};
     size_t needed = undo->used + bytes + sizeof e;
@@ -59,7 +59,7 @@ static opq_status note_window(opq_undo *undo, const opq_step *step, int a, char 
         int64_t at = first;
         for (int l = 0; l < rank; l++)
             at += index[l] * stride[l];
-        OPQ_TRY(opq_undo_note(undo, memory + at * item, (size_t)(side * item)));
+        OPQ_TRY(note(undo, memory + at * item, (size_t)(side * item)));
         more = false;
         for (int l = rank - 1; l >= 0 && !more; l--) {
             more = ++index[l] < extent[l];
@@ -83,7 +83,7 @@ static opq_status note_lines(opq_undo *undo, const opq_run_state *run, const opq
     char *out = opq_run_data(run, step->results[0]);
     for (int64_t r = 0; r < rows && bytes > 0; r++)
         for (int64_t i = 0; i < count; i++)
-            OPQ_TRY(opq_undo_note(undo, out + (r * type->size[axis] + at[i]) * bytes, (size_t)bytes));
+            OPQ_TRY(note(undo, out + (r * type->size[axis] + at[i]) * bytes, (size_t)bytes));
     return OPQ_OK;
 }
 
@@ -103,14 +103,20 @@ int32_t opq_undo_target(const opq_step *step, int *out_access)
     return count == 1 ? step->buffers[k->accesses[found].buffer] : -1;
 }
 
-opq_status opq_undo_note_step(opq_undo *undo, const opq_run_state *run, const opq_step *step)
+bool opq_undo_covers(const opq_run_state *run, int32_t id)
+{
+    const opq_storage *storage = &run->plan->storage[id];
+    int32_t input = storage->home == OPQ_HOME_output ? run->takes[storage->index] : -1;
+    return input >= 0 && run->outputs[storage->index] == run->call->inputs[input] &&
+           opq_plan_replacement(run->plan, storage->index, input)->remembers;
+}
+
+opq_status opq_undo_note_step(const opq_run_state *run, const opq_step *step)
 {
     int access;
-    int32_t target = opq_undo_target(step, &access);
-    const opq_storage *storage = target >= 0 ? &run->plan->storage[target] : NULL;
-    int32_t input = storage && storage->home == OPQ_HOME_output ? run->takes[storage->index] : -1;
-    if (input < 0 || run->outputs[storage->index] != run->call->inputs[input] ||
-        !opq_plan_replacement(run->plan, storage->index, input)->remembers)
+    int32_t target = run->undo->needed ? opq_undo_target(step, &access) : -1;
+    if (target < 0 || !opq_undo_covers(run, target))
         return OPQ_OK;
-    return step->routine ? note_lines(undo, run, step) : note_window(undo, step, access, opq_run_data(run, target));
+    return step->routine ? note_lines(run->undo, run, step)
+                         : note_window(run->undo, step, access, opq_run_data(run, target));
 }
