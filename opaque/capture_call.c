@@ -13,7 +13,7 @@ typedef struct call {
     const opq_capture_call *given;
     opq_value **held;     /* per cell: what it holds, a reference; NULL: nobody reads it */
     opq_buffer **inputs;  /* per leaf */
-    opq_buffer **parts;   /* per leaf: to be released, NULL */
+    int64_t *firsts;      /* per leaf: bytes of its buffer before it */
     opq_buffer **outputs; /* per output, references */
     opq_value **values;   /* per output, references */
     opq_number *numbers;
@@ -27,17 +27,17 @@ static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of m
 static opq_status allocate(call *r)
 {
     const opq_capture *c = r->capture;
-    size_t pointers = (size_t)c->cell_count + 2 * (size_t)c->leaf_count + 2 * (size_t)c->output_count;
+    size_t pointers = (size_t)c->cell_count + (size_t)c->leaf_count + 2 * (size_t)c->output_count;
     void **all = opq_room_take(&r->room, pointers * sizeof *all);
+    r->firsts = opq_room_take(&r->room, (size_t)c->leaf_count * sizeof *r->firsts);
     r->numbers = opq_room_take(&r->room, (size_t)c->number_count * sizeof *r->numbers);
     r->replaces = opq_room_take(&r->room, (size_t)c->output_count * sizeof *r->replaces);
-    if (all == NULL || r->numbers == NULL || r->replaces == NULL)
+    if (all == NULL || r->firsts == NULL || r->numbers == NULL || r->replaces == NULL)
         return out_of_memory();
     memset(all, 0, pointers * sizeof *all);
     r->held = (opq_value **)all;
     r->inputs = (opq_buffer **)all + c->cell_count;
-    r->parts = r->inputs + c->leaf_count;
-    r->outputs = r->parts + c->leaf_count;
+    r->outputs = r->inputs + c->leaf_count;
     r->values = (opq_value **)(r->outputs + c->output_count);
     return OPQ_OK;
 }
@@ -146,12 +146,9 @@ static opq_status bind_leaves(call *r)
         if (leaf->cell >= 0 && !leaf->whole && r->given->shifts)
             first += r->given->shifts[leaf->cell];
         r->inputs[i] = buffer;
-        if (first == 0)
-            continue;
-        if (first < 0 || first + leaf->bytes > (int64_t)buffer->bytes)
+        r->firsts[i] = first;
+        if (first != 0 && (first < 0 || first + leaf->bytes > (int64_t)buffer->bytes))
             return OPQ_UNSUPPORTED;
-        OPQ_TRY(opq_buffer_part(c->ctx, buffer, first, leaf->bytes, &r->parts[i]));
-        r->inputs[i] = r->parts[i];
     }
     return OPQ_OK;
 }
@@ -187,7 +184,7 @@ static void find_replaced(const call *r)
     opq_spin_lock(&c->ctx->lock);
     for (int i = 0; i < c->output_count; i++) {
         int32_t leaf = c->replaces[i];
-        bool may = leaf >= 0 && is_alone(r, c->leaves[leaf].cell) &&
+        bool may = leaf >= 0 && r->firsts[leaf] == 0 && is_alone(r, c->leaves[leaf].cell) &&
                    (int64_t)r->inputs[leaf]->bytes == opq_type_bytes(&c->types[i]);
         r->replaces[i] = may ? leaf : -1;
     }
@@ -253,6 +250,7 @@ static opq_status run_plan(call *r, opq_runner *runner)
     const opq_capture *c = r->capture;
     bool mixed;
     opq_run_call call = {.inputs = r->inputs,
+                         .firsts = r->firsts,
                          .scalars = r->numbers,
                          .outputs = r->outputs,
                          .replaces = r->replaces,
@@ -305,8 +303,6 @@ static opq_status run_locked(opq_capture *c, const opq_capture_call *given, bool
     opq_activity_end(&c->ctx->host, activity);
     opq_run_leave(c->ctx);
     atomic_fetch_add_explicit(&c->ctx->stats.captured_calls, status == OPQ_OK && *out_ran, memory_order_relaxed);
-    for (int i = 0; i < c->leaf_count && allocated; i++)
-        opq_buffer_release(r.parts[i]);
     for (int i = 0; i < c->output_count && allocated; i++) {
         opq_value_release(r.values[i]);
         opq_buffer_release(r.outputs[i]);

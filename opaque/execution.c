@@ -335,18 +335,6 @@ void opq_runner_note(void *data, const opq_step *step, int32_t count, const opq_
         opq_recorder_launch(runner->recorder, step, count, times);
 }
 
-static void drop_part(void *of) { opq_buffer_release(of); }
-
-opq_status opq_buffer_part(opq_ctx *ctx, opq_buffer *buffer, int64_t first, int64_t bytes, opq_buffer **out_part)
-{
-    opq_buffer_retain(buffer);
-    opq_status status =
-        opq_pool_adopt(ctx->runtime.pool, (char *)buffer->data + first, (size_t)bytes, drop_part, buffer, out_part);
-    if (status != OPQ_OK)
-        opq_buffer_release(buffer);
-    return status;
-}
-
 opq_status opq_execution_check_leaves(const opq_snapshot *s)
 {
     for (int i = 0; i < s->leaves.count; i++)
@@ -356,31 +344,18 @@ opq_status opq_execution_check_leaves(const opq_snapshot *s)
     return OPQ_OK;
 }
 
-/* Memory of the leaves; of views that begin behind their first element references to be given back. */
-static opq_status find_inputs(const opq_execution *p)
+/* Memory of the leaves, and how much of it is before those that are views. */
+static opq_status find_inputs(const opq_execution *p, opq_buffer **out_inputs, int64_t *out_firsts)
 {
     const opq_snapshot *s = p->snapshot;
     if (p->memory == NULL)
         OPQ_TRY(opq_execution_check_leaves(s));
     for (int i = 0; i < s->leaves.count; i++) {
         const opq_view *view = opq_snapshot_leaf_view(s, i);
-        opq_buffer *buffer = p->memory ? p->memory[i] : s->leaves.items[i]->buffer;
-        if (view && view->first > 0)
-            OPQ_TRY(opq_buffer_part(p->runner->ctx, buffer, view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype),
-                                    opq_type_bytes(&view->leaf), &p->inputs[i]));
-        else
-            p->inputs[i] = buffer;
+        out_inputs[i] = p->memory ? p->memory[i] : s->leaves.items[i]->buffer;
+        out_firsts[i] = view ? view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype) : 0;
     }
     return OPQ_OK;
-}
-
-static void drop_inputs(const opq_execution *p)
-{
-    for (int i = 0; i < p->snapshot->leaves.count; i++) {
-        const opq_view *view = opq_snapshot_leaf_view(p->snapshot, i);
-        if (view && view->first > 0)
-            opq_buffer_release(p->inputs[i]);
-    }
 }
 
 opq_status opq_execution_run(opq_execution *p)
@@ -389,15 +364,16 @@ opq_status opq_execution_run(opq_execution *p)
     opq_room *room = p->runner->room;
     opq_buffer **results = opq_room_take(room, (size_t)s->outputs.count * sizeof *results);
     opq_number *scalars = opq_room_take(room, (size_t)s->scalars.count * sizeof *scalars);
-    p->inputs = opq_room_take(room, (size_t)s->leaves.count * sizeof *p->inputs);
+    opq_buffer **inputs = opq_room_take(room, (size_t)s->leaves.count * sizeof *inputs);
+    int64_t *firsts = opq_room_take(room, (size_t)s->leaves.count * sizeof *firsts);
     p->results = NULL;
     p->mixed = true; /* until the run says something else */
-    if (p->inputs == NULL || results == NULL || scalars == NULL)
+    if (inputs == NULL || firsts == NULL || results == NULL || scalars == NULL)
         return out_of_memory();
-    memset(p->inputs, 0, (size_t)s->leaves.count * sizeof *p->inputs);
     for (int i = 0; i < s->scalars.count; i++)
         scalars[i] = s->scalars.items[i]->scalar;
-    opq_run_call call = {.inputs = p->inputs,
+    opq_run_call call = {.inputs = inputs,
+                         .firsts = firsts,
                          .scalars = scalars,
                          .outputs = results,
                          .replaces = p->in_place && s->replaces.count > 0 ? s->replaces.items : NULL,
@@ -408,11 +384,7 @@ opq_status opq_execution_run(opq_execution *p)
                          .lines_of = plan_with_lines,
                          .lines_data = p,
                          .out_mixed = &p->mixed};
-    opq_status status = find_inputs(p);
-    if (status == OPQ_OK) {
-        p->results = results;
-        status = opq_plan_run(&p->runner->ctx->runtime, p->plan, &call);
-    }
-    drop_inputs(p);
-    return status;
+    OPQ_TRY(find_inputs(p, inputs, firsts));
+    p->results = results;
+    return opq_plan_run(&p->runner->ctx->runtime, p->plan, &call);
 }

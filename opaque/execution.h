@@ -30,8 +30,7 @@ typedef struct opq_execution {
     const opq_allowance *allowance; /* of making the plan; NULL: it takes what it takes */
     char *why; /* there was no plan: what tells it from the nearest, malloc'd; for the recorder and the log */
     opq_buffer *const *memory; /* per leaf; NULL: their values have it */
-    opq_buffer **inputs,
-        **results; /* results: per output of the snapshot, a reference, or NULL where a failed kernel was needed */
+    opq_buffer **results;      /* per output of the snapshot, a reference, or NULL where a failed kernel was needed */
 } opq_execution;
 
 /* Ops whose planning takes what that of the snapshot does: its nodes, of recurrent ones so many for each step. */
@@ -56,8 +55,5 @@ bool opq_execution_is_looked_at(const opq_execution *execution);
 void opq_execution_drop(const opq_execution *execution); /* without its results */
 /* A launch, for statistics, log and recorder: an opq_step_note whose data is the opq_runner. */
 void opq_runner_note(void *runner, const opq_step *step, int32_t count, const opq_launch_times *times);
-/* `bytes` of a buffer from `first` on, as a buffer of its own, which holds it. */
-opq_status opq_buffer_part(opq_ctx *ctx, opq_buffer *buffer, int64_t first, int64_t bytes,
-                           opq_buffer **out_part) OPQ_MUST_CHECK;
 
 #endif

@@ -377,6 +377,23 @@ opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)
     return OPQ_OK;
 }
 
+static void drop_part(void *of) { opq_buffer_release(of); }
+
+opq_status opq_buffer_part(opq_buffer *buffer, int64_t first, int64_t bytes, opq_buffer **out_part)
+{
+    opq_buffer_retain(buffer);
+    *out_part = buffer;
+    if (first == 0)
+        return OPQ_OK;
+    opq_status status =
+        opq_pool_adopt(buffer->pool, (char *)buffer->data + first, (size_t)bytes, drop_part, buffer, out_part);
+    if (status != OPQ_OK) {
+        *out_part = NULL;
+        opq_buffer_release(buffer);
+    }
+    return status;
+}
+
 /* ---- small pages that become huge, with both locks held */
 
 static opq_buffer *any_with_small(const opq_pool *pool)

@@ -43,6 +43,8 @@ opq_status opq_pool_cache_buffer(opq_pool *pool, size_t bytes, opq_buffer **out_
 opq_packed_cache *opq_pool_packed(opq_pool *pool);
 opq_status opq_pool_adopt(opq_pool *pool, void *data, size_t bytes, void (*drop)(void *), void *arg,
                           opq_buffer **out_buffer) OPQ_MUST_CHECK;
+/* `bytes` of a buffer from `first` on, as a buffer that holds it; from 0 on: itself. */
+opq_status opq_buffer_part(opq_buffer *buffer, int64_t first, int64_t bytes, opq_buffer **out_part) OPQ_MUST_CHECK;
 /* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool); /* drops packed copies and returns free blocks to the system */

@@ -226,6 +226,7 @@ typedef void (*opq_step_note)(void *data, const opq_step *step, int32_t count, c
  * other outputs are good all the same. Without the GIL and without locks. */
 typedef struct opq_run_call {
     opq_buffer *const *inputs;
+    const int64_t *firsts;     /* per input: bytes of its buffer before it, of elements; NULL: none */
     const opq_number *scalars; /* as numbered at recording */
     opq_buffer **outputs;
     /* Per output: the input whose contents nobody needs any more once this output is there, -1: none. The output may then be that buffer,

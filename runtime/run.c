@@ -29,6 +29,12 @@ opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t id)
     return NULL;
 }
 
+int64_t opq_run_first(const opq_run_state *run, int32_t id)
+{
+    const opq_storage *storage = &run->plan->storage[id];
+    return run->call->firsts && storage->home == OPQ_HOME_input ? run->call->firsts[storage->index] : 0;
+}
+
 void *opq_run_data(const opq_run_state *run, int32_t id)
 {
     if (id < 0)
@@ -38,7 +44,7 @@ void *opq_run_data(const opq_run_state *run, int32_t id)
         return (char *)opq_run_data(run, storage->index) + storage->offset;
     opq_buffer *buffer = opq_run_buffer(run, id);
     if (buffer)
-        return buffer->data;
+        return (char *)buffer->data + opq_run_first(run, id);
     return run->arena ? (char *)run->arena->data + storage->offset : (void *)run->slots; /* no arena: nothing has bytes */
 }
 
@@ -483,15 +489,16 @@ static void give_back(const opq_run_state *run)
     }
 }
 
-static void give_outputs(const opq_run_state *run)
+static opq_status give_outputs(const opq_run_state *run)
 {
-    for (int i = 0; i < run->plan->output_count; i++) {
+    opq_status status = OPQ_OK;
+    for (int i = 0; i < run->plan->output_count && status == OPQ_OK; i++) {
         int32_t id = run->plan->output_storage[i];
         opq_buffer *buffer = run->bad[id] ? NULL : opq_run_buffer(run, id);
         if (buffer)
-            opq_buffer_retain(buffer);
-        run->call->outputs[i] = buffer;
+            status = opq_buffer_part(buffer, opq_run_first(run, id), run->plan->storage[id].bytes, &run->call->outputs[i]);
     }
+    return status;
 }
 
 opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_run_call *call)
@@ -525,7 +532,8 @@ opq_status opq_plan_run(opq_runtime *runtime, const opq_plan *plan, const opq_ru
         opq_parallel_watch(false);
         if (status != OPQ_OK)
             give_back(&run);
-        give_outputs(&run);
+        opq_status given = give_outputs(&run);
+        status = status == OPQ_OK ? given : status;
     }
     for (size_t i = 0; i < count && made; i++)
         opq_buffer_release(run.outputs[i]);

@@ -44,6 +44,7 @@ bool opq_fault_find(const opq_run_state *run, const opq_step *step, int *out_che
 
 void *opq_run_data(const opq_run_state *run, int32_t storage);
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t storage); /* inputs and outputs, NULL for temporaries */
+int64_t opq_run_first(const opq_run_state *run, int32_t storage);      /* bytes of that buffer before it */
 /* Fills in pointers and scalars of a step. Arrays hold buffer_count and scalar_count. */
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars);
 

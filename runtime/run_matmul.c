@@ -109,15 +109,17 @@ opq_buffer *opq_run_packed(const opq_run_state *run, int32_t id, const opq_packe
     if (!may_pack(key, bytes))
         return NULL;
     opq_buffer *buffer = opq_run_buffer(run, id);
+    opq_packed_key of = *key; /* in the buffer */
+    of.offset += opq_run_first(run, id) / opq_dtype_bytes(key->from);
     bool wanted;
-    opq_buffer *packed = opq_packed_find(buffer, key, bytes, &wanted);
+    opq_buffer *packed = opq_packed_find(buffer, &of, bytes, &wanted);
     if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
         return packed;
-    if (opq_pack(run->runtime->gemm, key, buffer->data, packed->data) != OPQ_OK) {
+    if (opq_pack(run->runtime->gemm, &of, buffer->data, packed->data) != OPQ_OK) {
         opq_buffer_release(packed);
         return NULL;
     }
-    opq_packed_keep(buffer, key, packed);
+    opq_packed_keep(buffer, &of, packed);
     return packed;
 }
 
