@@ -461,11 +461,15 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     if (is_alone(in))
         fusion = OPQ_UNFUSED;
     opq_grouper g = {.in = in, .fusion = fusion};
-    opq_graph *own = NULL, *copy = NULL;
+    opq_graph *turned = NULL, *own = NULL, *copy = NULL;
     opq_status status = check_expanded(in);
     if (status == OPQ_OK && fusion == OPQ_FUSED) {
-        status = opq_rematerialize_indices(in, &own);
-        g.in = own ? own : in;
+        status = opq_turn_operands(in, &turned);
+        g.in = turned ? turned : in;
+    }
+    if (status == OPQ_OK && fusion == OPQ_FUSED) {
+        status = opq_rematerialize_indices(g.in, &own);
+        g.in = own ? own : g.in;
     }
     if (status == OPQ_OK)
         status = group_nodes(&g);
@@ -478,6 +482,7 @@ opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out
     drop(&g);
     opq_graph_destroy(copy);
     opq_graph_destroy(own);
+    opq_graph_destroy(turned);
     return status;
 }
 

@@ -263,19 +263,20 @@ static void unroll_taps(opq_lower_state *state, const opq_order *l)
     }
 }
 
-/* A product of one row, or one column, for each of many matrices: a chain in each lane, without an engine. */
-static bool order_chain(opq_lower_state *state, opq_order *out)
+/* A product of one row, or one column, for each of many matrices, or a small one: a chain in each lane, without an engine. */
+static bool order_chain(opq_lower_state *state, bool thin, opq_order *out)
 {
     uint8_t before[OPQ_SPACE_MAX];
     opq_order in;
-    if (state->request->by_row || !opq_lower_is_thin(state->graph, state->out->matmul))
+    bool small = !thin && opq_lower_is_small(state->graph, state->out->matmul) && !needs_chain(state, true);
+    if (state->request->by_row || !(thin || small))
         return false;
     memcpy(before, state->role, sizeof before);
     for (int l = 0; l < state->space.rank; l++)
         if (state->role[l] != OPQ_ROLE_k)
             state->role[l] = OPQ_ROLE_kept;
     merge_loops(state, &in);
-    int lanes = chain_lanes(state, &in, !needs_chain(state, true));
+    int lanes = chain_lanes(state, &in, !needs_chain(state, thin));
     if (lanes < 0) {
         memcpy(state->role, before, sizeof before);
         return false;
@@ -294,9 +295,10 @@ static bool order_chain(opq_lower_state *state, opq_order *out)
 
 static void order_matmul(opq_lower_state *state, opq_order *out)
 {
-    if (order_chain(state, out))
+    bool thin = opq_lower_is_thin(state->graph, state->out->matmul);
+    if (order_chain(state, thin, out))
         return;
-    if (needs_chain(state, opq_lower_is_thin(state->graph, state->out->matmul))) {
+    if (needs_chain(state, thin)) {
         refuse(state, OPQ_REFUSAL_view);
         return;
     }

@@ -9,8 +9,9 @@
 
 #include <string.h>
 
-/* Rows, or columns, too few for what an engine packs to be used again, in many matrices; of numbers alone, however long their sums. */
-enum { THIN_SUM_MAX = 256, THIN_BATCH_MIN = 8, VECTOR_MIN = 8 };
+/* Rows, or columns, too few for what an engine packs to be used again, in many matrices; of numbers alone, however long their sums. Or so few
+ * multiply-adds that the way to the engine takes as long. */
+enum { THIN_SUM_MAX = 256, THIN_BATCH_MIN = 8, VECTOR_MIN = 8, SMALL_WORK = 16384, VECTOR_WORK = 32768, SMALLEST = 16 };
 
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref)
 {
@@ -52,12 +53,39 @@ static void operand_map(const opq_graph *graph, opq_ref matmul, int operand, con
             out_map->dim[d] = map->dim[from[d]];
 }
 
+static int64_t summed_size(const opq_graph *graph, opq_ref matmul)
+{
+    return opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
+}
+
+static bool is_one_op(const opq_graph *graph)
+{
+    int ops = 0;
+    for (opq_ref n = 0; n < graph->count && ops < 2; n++)
+        ops += opq_node_at(graph, n)->op != OPQ_OP_input && !opq_node_is_free(graph, n);
+    return ops < 2;
+}
+
+/* Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for
+ * all between two powers of two, or for all that are no smallest ones, if these are alike. */
+bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
+{
+    const opq_type *type = &opq_node_at(graph, matmul)->type;
+    int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], k = summed_size(graph, matmul);
+    int64_t left = m == 1 || n == 1 ? VECTOR_WORK : SMALL_WORK;
+    for (int64_t turns = 1; turns < k; turns *= 2)
+        left /= 2;
+    for (int d = 0; d < type->rank; d++)
+        for (int64_t turns = 1; turns < type->size[d] && left > 0; turns *= 2)
+            left /= 2;
+    return left > 0 && ((m <= SMALLEST && n <= SMALLEST && k <= SMALLEST) || !is_one_op(graph));
+}
+
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
 {
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], count = opq_type_count(type);
-    int64_t k =
-        opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
+    int64_t k = summed_size(graph, matmul);
     opq_ref right = opq_strip_reshape(graph, opq_node_at(graph, matmul)->operand[1]);
     bool many = count >= THIN_BATCH_MIN * m * n || (m == 1 && opq_window_overlaps(graph, right));
     return (m == 1 || n == 1) && (k <= THIN_SUM_MAX || m == n) && many;

@@ -94,6 +94,8 @@ bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, 
 void opq_lower_matrix_dims(const opq_graph *graph, opq_ref matmul, int operand, int *out_from);
 /* Is it made without the engine, a chain in each lane, if its operands have a loop for the lanes or lie under a padding? */
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul);
+/* Has it so few multiply-adds that it is thin, whatever its rows and columns? */
+bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul);
 /* The product at `map`. */
 int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
 /* lower_scan.c: the scan at `map`; then, of a kernel whose scans run backwards, its loops turned round. */

@@ -46,6 +46,8 @@ typedef struct opq_grouping {
 
 /* The graph with large values that several kernels need, and that cost little to compute, in each of these. NULL: there are none. The
  * caller destroys it, after a failure too. */
+/* turn.c: with what several small products read across its rows turned once. */
+opq_status opq_turn_operands(const opq_graph *in, opq_graph **out_copy) OPQ_MUST_CHECK;
 opq_status opq_rematerialize_indices(const opq_graph *in, opq_graph **out_copy) OPQ_MUST_CHECK;
 opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph **out_copy) OPQ_MUST_CHECK;
 

@@ -496,7 +496,8 @@ static opq_status give_outputs(const opq_run_state *run)
         int32_t id = run->plan->output_storage[i];
         opq_buffer *buffer = run->bad[id] ? NULL : opq_run_buffer(run, id);
         if (buffer)
-            status = opq_buffer_part(buffer, opq_run_first(run, id), run->plan->storage[id].bytes, &run->call->outputs[i]);
+            status =
+                opq_buffer_part(buffer, opq_run_first(run, id), run->plan->storage[id].bytes, &run->call->outputs[i]);
     }
     return status;
 }

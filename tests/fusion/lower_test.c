@@ -153,7 +153,7 @@ static const struct {
      "    }\n"
      "  }\n"
      "}\n"},
-    {"graph @product {\n  %0 = input f32[2,3,8]\n  %1 = input f32[8,5]\n  %2 = matmul f32[2,3,5] %0, %1\n"
+    {"graph @product {\n  %0 = input f32[2,3,800]\n  %1 = input f32[800,5]\n  %2 = matmul f32[2,3,5] %0, %1\n"
      "  %3 = neg f32[2,3,5] %2\n  output %3\n}\n", /* the batch is more rows */
      "kernel @(b0: f32, b1: f32, b2: out f32) over i, j, k {\n"
      "  parallel i < d0 {\n"
@@ -165,6 +165,21 @@ static const struct {
      "      }\n"
      "      %6 = neg f32 %5\n"
      "      store f32 b2[d15 + i*d16 + j*d17], %6\n"
+     "    }\n"
+     "  }\n"
+     "}\n"},
+    {"graph @product {\n  %0 = input f32[2,3,8]\n  %1 = input f32[8,5]\n  %2 = matmul f32[2,3,5] %0, %1\n"
+     "  %3 = neg f32[2,3,5] %2\n  output %3\n}\n", /* without an engine: a lane for each column */
+     "kernel @(b0: f32, b1: f32, b2: out f32) over i, j, k {\n"
+     "  parallel i < d0 {\n"
+     "    vector j < d1 {\n"
+     "      chain k < d2 {\n"
+     "        %3 = load f32 b0[d3 + i*d4 + k*d6]\n"
+     "        %4 = load f32 b1[d9 + j + k*d12]\n"
+     "        %5 = matmul f32 %3, %4\n"
+     "      }\n"
+     "      %6 = neg f32 %5\n"
+     "      store f32 b2[d15 + i*d16 + j], %6\n"
      "    }\n"
      "  }\n"
      "}\n"},
