@@ -254,16 +254,12 @@ static opq_status run_plan(call *r, opq_runner *runner)
                          .scalars = r->numbers,
                          .outputs = r->outputs,
                          .replaces = r->replaces,
-                         .note = opq_runner_note,
-                         .note_data = runner,
-                         .timed = runner->recorder != NULL,
-                         .watched = runner->watched,
                          .out_mixed = &mixed};
     const opq_tier tier = {.kind = OPQ_TIER_plan, .ops = c->op_count};
     if (runner->recorder)
         opq_recorder_plan(runner->recorder, c->plan, NULL, &tier);
     double start = opq_now();
-    opq_status status = opq_plan_run(&c->ctx->runtime, c->plan, &call);
+    opq_status status = opq_runner_run(runner, c->plan, &call);
     double ran = opq_now() - start;
     atomic_fetch_add_explicit(&c->ctx->stats.run_nanoseconds, (long long)(ran * 1e9), memory_order_relaxed);
     opq_pool_tend(c->ctx->runtime.pool, ran);

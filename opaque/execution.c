@@ -314,25 +314,38 @@ bool opq_execution_is_looked_at(const opq_execution *p)
 
 /* ---- running */
 
-void opq_runner_note(void *data, const opq_step *step, int32_t count, const opq_launch_times *times)
+static void note_launch(void *data, const opq_step *step, int32_t count, const opq_launch_times *times)
 {
     const opq_runner *runner = data;
-    opq_ctx *ctx = runner->ctx;
-    bool call = step->kind == OPQ_KERNEL_extern;
-    atomic_fetch_add(call ? &ctx->stats.extern_calls : &ctx->stats.kernels_run, 1);
     int64_t bytes_read = 0, bytes_written = 0;
     for (int32_t i = 0; i < count; i++) {
         bytes_read += step[i].bytes_read;
         bytes_written += step[i].bytes_written;
     }
-    atomic_fetch_add(&ctx->stats.bytes_read, bytes_read);
-    atomic_fetch_add(&ctx->stats.bytes_written, bytes_written);
     if (opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG))
         opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
                 times->compile_seconds > 0 ? " (compiled now)" : "", count, opq_type_name(step->largest).text,
                 1e3 * times->seconds, (long long)bytes_read, (long long)bytes_written);
     if (runner->recorder)
         opq_recorder_launch(runner->recorder, step, count, times);
+}
+
+opq_status opq_runner_run(const opq_runner *runner, const opq_plan *plan, opq_run_call *call)
+{
+    opq_ctx *ctx = runner->ctx;
+    opq_run_counts counts = {0};
+    bool each = runner->recorder || opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG);
+    call->counts = &counts;
+    call->note = each ? note_launch : NULL;
+    call->note_data = (void *)runner;
+    call->timed = each;
+    call->watched = runner->watched;
+    opq_status status = opq_plan_run(&ctx->runtime, plan, call);
+    atomic_fetch_add(&ctx->stats.kernels_run, counts.kernels);
+    atomic_fetch_add(&ctx->stats.extern_calls, counts.calls);
+    atomic_fetch_add(&ctx->stats.bytes_read, counts.bytes_read);
+    atomic_fetch_add(&ctx->stats.bytes_written, counts.bytes_written);
+    return status;
 }
 
 opq_status opq_execution_check_leaves(const opq_snapshot *s)
@@ -377,14 +390,10 @@ opq_status opq_execution_run(opq_execution *p)
                          .scalars = scalars,
                          .outputs = results,
                          .replaces = p->in_place && s->replaces.count > 0 ? s->replaces.items : NULL,
-                         .note = opq_runner_note,
-                         .note_data = (void *)p->runner,
-                         .timed = p->runner->recorder != NULL || opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG),
-                         .watched = p->runner->watched,
                          .lines_of = plan_with_lines,
                          .lines_data = p,
                          .out_mixed = &p->mixed};
     OPQ_TRY(find_inputs(p, inputs, firsts));
     p->results = results;
-    return opq_plan_run(&p->runner->ctx->runtime, p->plan, &call);
+    return opq_runner_run(p->runner, p->plan, &call);
 }

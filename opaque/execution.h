@@ -53,7 +53,7 @@ opq_status opq_execution_run(opq_execution *execution) OPQ_MUST_CHECK;
 /* Does somebody look at plans, who sees the graphs that they were built from? */
 bool opq_execution_is_looked_at(const opq_execution *execution);
 void opq_execution_drop(const opq_execution *execution); /* without its results */
-/* A launch, for statistics, log and recorder: an opq_step_note whose data is the opq_runner. */
-void opq_runner_note(void *runner, const opq_step *step, int32_t count, const opq_launch_times *times);
+/* Runs a plan, for statistics, log, recorder and profiler. */
+opq_status opq_runner_run(const opq_runner *runner, const opq_plan *plan, opq_run_call *call) OPQ_MUST_CHECK;
 
 #endif

@@ -47,9 +47,12 @@ static void mark_stored(opq_planner *p)
     }
     for (int i = 0; i < graph->output_count; i++)
         store_undefined(p, graph->outputs[i]);
-    for (opq_ref n = 0; n < graph->count; n++)
-        for (int k = 0; opq_node_at(graph, n)->op == OPQ_OP_extern && k < opq_node_at(graph, n)->arity; k++)
-            store_undefined(p, opq_node_at(graph, n)->operand[k]);
+    for (opq_ref n = 0; n < graph->count; n++) {
+        const opq_node *node = opq_node_at(graph, n);
+        bool calls = node->op == OPQ_OP_extern || opq_node_class(node) == OPQ_CLASS_ROUTINE;
+        for (int k = 0; calls && k < node->arity; k++)
+            store_undefined(p, node->operand[k]);
+    }
 }
 
 static opq_status reserve_storage(opq_planner *p, int32_t capacity)

@@ -219,7 +219,12 @@ typedef struct opq_launch_times {
     double seconds, busy, compile_seconds;
 } opq_launch_times;
 
-/* One launch of `count` steps from `step` on, for statistics and reports. */
+/* Of a run's launches, for statistics. */
+typedef struct opq_run_counts {
+    int64_t kernels, calls, bytes_read, bytes_written;
+} opq_run_counts;
+
+/* One launch of `count` steps from `step` on, for who looks at each. */
 typedef void (*opq_step_note)(void *data, const opq_step *step, int32_t count, const opq_launch_times *times);
 
 /* One run. Outputs get one reference each; output i is NULL where a failed step was needed. Status and message are the first failure's;
@@ -233,6 +238,7 @@ typedef struct opq_run_call {
      * which the caller alone has. NULL: none. */
     const int32_t *replaces;
     opq_buffer *const *into; /* per output: memory of its size for it, NULL: new memory. NULL: new memory for all */
+    opq_run_counts *counts;  /* is added to; may be NULL */
     opq_step_note note;      /* may be NULL */
     void *note_data;
     bool timed, watched; /* watched: the host is told of launches, see opq_activity */

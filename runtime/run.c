@@ -370,6 +370,13 @@ static opq_launch_times clocks(const opq_run_state *run)
 
 static void note(const opq_run_state *run, const opq_step *step, int32_t count, const opq_launch_times *before)
 {
+    opq_run_counts *counts = run->call->counts;
+    if (counts)
+        ++*(step->kind == OPQ_KERNEL_extern ? &counts->calls : &counts->kernels);
+    for (int32_t i = 0; i < count && counts; i++) {
+        counts->bytes_read += step[i].bytes_read;
+        counts->bytes_written += step[i].bytes_written;
+    }
     if (run->call->note == NULL)
         return;
     opq_launch_times t = clocks(run);

@@ -1,6 +1,7 @@
 """Programs without a layer: option prices, bodies that attract each other, the Mandelbrot set."""
 
 import math
+from functools import partial
 
 import torch
 from registry import row
@@ -137,3 +138,61 @@ def kinematics_35():
         torch.rand(JOINTS),
         torch.randn(JOINTS, 3),
     )
+
+
+def recurrence(tanh, w, x):
+    for _ in range(200):
+        x = tanh(w @ x)
+    return x
+
+
+def recurrence_jax(jax, w, x):
+    return recurrence(jax.numpy.tanh, w, x)
+
+
+def steps_of(size):
+    function = partial(recurrence, torch.tanh)
+    return function, (torch.randn(size, size) / size**0.5, torch.randn(size))
+
+
+# Each step reads all of one matrix across its rows.
+for _size in (16, 64):
+    row(f"recurrence_200x{_size}", tolerance=1e-4, jax=recurrence_jax)(partial(steps_of, _size))
+
+
+def kalman(diagonal, f, h, q, r, p, x, measured):
+    for z in measured:
+        x, p = f @ x, f @ p @ f.T + q
+        gain = p @ h.T / diagonal(h @ p @ h.T + r)
+        x, p = x + gain @ (z - h @ x), p - gain @ h @ p
+    return x, p
+
+
+def kalman_jax(jax, *arguments):
+    return kalman(jax.numpy.diagonal, *arguments)
+
+
+@row(tolerance=1e-3, jax=kalman_jax)
+def kalman_50_of_8():
+    """A filter of 8 states and 4 measurements, which gains as if these were independent."""
+    f = torch.linalg.qr(torch.randn(8, 8))[0] * 0.9
+    h = torch.randn(4, 8) / 8**0.5
+    return partial(kalman, torch.diagonal), (
+        *(f, h, torch.eye(8) * 0.1, torch.eye(4) * 4, torch.eye(8)),
+        *(torch.zeros(8), torch.randn(50, 4)),
+    )
+
+
+def rank_one(outer, a, u):
+    for v in u:
+        a = a + 0.1 * outer(v, a @ v)
+    return a
+
+
+def rank_one_jax(jax, a, u):
+    return rank_one(jax.numpy.outer, a, u)
+
+
+@row(tolerance=1e-4, jax=rank_one_jax)
+def rank_one_100_of_32():
+    return partial(rank_one, torch.outer), (torch.eye(32), torch.randn(100, 32) * 0.1)

@@ -353,7 +353,7 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
     if (type.rank < 2)
         return -1;
     bool turn_b = chance(r, 50);
-    int64_t k = type.size[type.rank - 1 - turn_a], n = chance(r, 20) ? 1 : 1 + (int64_t)random_below(r, 40);
+    int64_t k = type.size[type.rank - 1 - turn_a], n = chance(r, 20) ? 1 : 1 + (int64_t)random_below(r, chance(r, 40) ? 300 : 40);
     other = type;
     if (chance(r, 40)) {
         other.rank = 2;
@@ -378,10 +378,35 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
     return made;
 }
 
+enum { SQUARE_MAX = 300 };
+
+/* A recurrence: steps that read one square matrix, as it lies or across its rows, from the left or from the right. */
+static opq_ref recurrence(random_graph *r, opq_ref x)
+{
+    opq_type type = opq_graph_type(r->graph, x);
+    bool left = chance(r, 50), turn = chance(r, 50);
+    if (type.rank < 2)
+        return -1;
+    int64_t k = type.size[type.rank - (left ? 2 : 1)];
+    if (k > SQUARE_MAX)
+        return -1;
+    opq_type square = opq_type_make((opq_dtype)type.dtype, 2, (int64_t[]){k, k});
+    opq_ref w = same_shape(r, &square);
+    opq_attr attr = {.key = left ? OPQ_ATTR_transpose_a : OPQ_ATTR_transpose_b, .i = turn};
+    for (uint64_t n = 2 + random_below(r, 4); n > 0 && x >= 0; n--) {
+        x = random_op(r, OPQ_OP_matmul, left ? (opq_ref[]){w, x} : (opq_ref[]){x, w}, 2, &attr, 1);
+        if (x >= 0 && chance(r, 50))
+            x = random_op(r, OPQ_OP_tanh, &x, 1, NULL, 0);
+    }
+    return x;
+}
+
 /* Now and then several of one left operand. */
 opq_ref random_matmul(random_graph *r, opq_ref x)
 {
     bool turn_a = chance(r, 30);
+    if (chance(r, 25))
+        return recurrence(r, x);
     while (chance(r, 40))
         random_keep(r, product(r, x, turn_a));
     return product(r, x, turn_a);

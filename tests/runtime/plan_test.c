@@ -155,6 +155,16 @@ static opq_status run(machine *m, const opq_plan *plan, void *const *inputs, opq
     return status;
 }
 
+/* Parts of no elements leave nothing but an undefined value, which a routine reads. */
+static void test_a_routine_of_undefined(void **state)
+{
+    opq_plan *plan = plan_of(*state, "graph @g {\n  %0 = input f32[0,4]\n  %1 = concat f32[0,8] %0, %0 {axis=1}\n"
+                                     "  %2 = input f32[2,8]\n  %3 = input i64[1]\n"
+                                     "  %4 = grouped_matmul f32[1,0,2] %1, %2, %3 {transpose_b=1}\n  output %4\n}\n");
+    assert_non_null(plan);
+    opq_plan_release(plan);
+}
+
 static void test_equal_outputs_share_memory(void **state)
 {
     opq_plan *plan = plan_of(*state, "graph @g {\n  %0 = input f32[4]\n  %1 = neg f32[4] %0\n  %2 = reshape f32[2,2] "
@@ -336,7 +346,7 @@ int main(void)
         TEST(test_arenas_of_the_golden_files),
         TEST(test_an_arena_is_used_again),
         TEST(test_updates_in_place),
-        TEST(test_equal_outputs_share_memory),
+        TEST(test_a_routine_of_undefined), TEST(test_equal_outputs_share_memory),
         TEST(test_no_memory),
         TEST(test_words_of_a_check),
         TEST(test_temporaries_beyond_all_numbers),
