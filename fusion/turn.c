@@ -123,8 +123,9 @@ static opq_status copy_all(turner *t)
     for (opq_ref n = 0; n < t->in->count; n++) {
         opq_ref base;
         int o = crossed_operand(t->in, n, &base);
-        OPQ_TRY(o >= 0 && t->readers[base] >= READERS_MIN ? copy_product(t, n, o, base)
-                                                          : opq_graph_copy_node(t->out, t->in, n, t->renamed, &t->renamed[n]));
+        OPQ_TRY(o >= 0 && t->readers[base] >= READERS_MIN
+                    ? copy_product(t, n, o, base)
+                    : opq_graph_copy_node(t->out, t->in, n, t->renamed, &t->renamed[n]));
     }
     for (int i = 0; i < t->in->output_count; i++)
         OPQ_TRY(opq_graph_output(t->out, t->renamed[t->in->outputs[i]]));

@@ -126,47 +126,6 @@ bool Captured::match_arguments(Match &match, std::string *why)
     return true;
 }
 
-// A tensor may have got other memory (`p.data = q`).
-bool Captured::match_kept(std::string *why)
-{
-    for (size_t i = 0; i < kept_.size(); ++i) {
-        if (!kept_shapes_[i].matches(kept_[i], false)) {
-            if (why)
-                *why = c10::str("a tensor that it reads, ", kept_shapes_[i].difference(kept_[i], false));
-            return false;
-        }
-        opq_cell *const cell = cell_of(kept_[i]);
-        if (cell == kept_cells_[i])
-            continue;
-        for (size_t k = 0; k < kept_.size(); ++k)
-            if ((kept_cells_[k] == kept_cells_[i]) != (cell_of(kept_[k]) == cell)) {
-                if (why)
-                    *why = "other tensors that it reads have one memory";
-                return false;
-            }
-        kept_cells_[i] = cell;
-    }
-    return true;
-}
-
-const Tensor &Captured::leaf(const Gradient &gradient, const Match &match) const
-{
-    return gradient.kept ? kept_[gradient.index] : match.arguments[gradient.index];
-}
-
-bool Captured::match_gradients(const Match &match, std::string *why) const
-{
-    for (const Gradient &gradient : gradients_) {
-        const Tensor &now = leaf(gradient, match).grad();
-        if (gradient.any || (now.defined() ? now.is_same(gradient.before) : !gradient.before.defined()))
-            continue;
-        if (why)
-            *why = now.defined() ? "a parameter has a gradient, or another one" : "a parameter has no gradient";
-        return false;
-    }
-    return true;
-}
-
 namespace
 {
 
@@ -210,6 +169,67 @@ class Firsts
 };
 
 } // namespace
+
+// A tensor may have got other memory (`p.data = q`, another gradient), but shares it with those with which it did.
+bool Captured::match_kept(std::string *why)
+{
+    c10::SmallVector<const opq_cell *, 32> now;
+    bool same = true;
+    for (size_t i = 0; i < kept_.size(); ++i) {
+        if (!kept_shapes_[i].matches(kept_[i], false)) {
+            if (why)
+                *why = c10::str("a tensor that it reads, ", kept_shapes_[i].difference(kept_[i], false));
+            return false;
+        }
+        now.push_back(cell_of(kept_[i]));
+        same = same && now.back() == kept_cells_[i];
+    }
+    if (same)
+        return true;
+    const c10::SmallVector<const opq_cell *, 32> before(kept_cells_.begin(), kept_cells_.end());
+    const Firsts firsts(now, now.size()), firsts_before(before, before.size());
+    for (size_t i = 0; i < kept_.size(); ++i)
+        if (firsts.of(now[i]) != firsts_before.of(before[i])) {
+            if (why)
+                *why = "other tensors that it reads have one memory";
+            return false;
+        }
+    for (size_t i = 0; i < kept_.size(); ++i)
+        kept_cells_[i] = cell_of(kept_[i]);
+    return true;
+}
+
+const Tensor &Captured::leaf(const Gradient &gradient, const Match &match) const
+{
+    return gradient.kept ? kept_[gradient.index] : match.arguments[gradient.index];
+}
+
+// A new gradient is read in the place of one that nobody else has any more: the function can have it from the leaf alone.
+bool Captured::take_gradient(Gradient &gradient, const Tensor &now)
+{
+    constexpr size_t ours = 2;
+    if (gradient.read < 0 || !gradient.before.defined() || !now.defined())
+        return false;
+    Tensor &kept = kept_[static_cast<size_t>(gradient.read)];
+    if (!kept.is_same(gradient.before) || !are_all_references(kept, ours) || !impl_or_null(now))
+        return false;
+    kept = gradient.before = now;
+    return true;
+}
+
+bool Captured::match_gradients(const Match &match, std::string *why)
+{
+    for (Gradient &gradient : gradients_) {
+        const Tensor &now = leaf(gradient, match).grad();
+        if (gradient.any || (now.defined() ? now.is_same(gradient.before) : !gradient.before.defined()) ||
+            take_gradient(gradient, now))
+            continue;
+        if (why)
+            *why = now.defined() ? "a parameter has a gradient, or another one" : "a parameter has no gradient";
+        return false;
+    }
+    return true;
+}
 
 // Which of the arguments share memory, with each other and with what is read otherwise.
 bool Captured::match_sharing(const Match &match, std::string *why) const
@@ -257,7 +277,7 @@ bool Captured::matches(const ThreadState &state, PyObject *const *args, size_t p
                 *why = c10::str("argument ", i, ": ", *why);
             return false;
         }
-    if (!match_arguments(match, why) || !match_kept(why) || !match_sharing(match, why) || !match_gradients(match, why))
+    if (!match_arguments(match, why) || !match_gradients(match, why) || !match_kept(why) || !match_sharing(match, why))
         return false;
     for (WatchedDict &dict : watched_)
         if (!dict.holds(why, &match.item))

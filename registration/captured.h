@@ -177,6 +177,7 @@ class Captured
         size_t index;  // of the argument or the kept tensor
         bool any;      // what it is at the start does not matter
         Tensor before; // what it is then, undefined: none
+        int read; // of the kept tensors, which it is: another one of such a kind is read in its place; -1: that very one it has to be
         enum class After { same, none, made } after;
         ResultTensor made;
     };
@@ -191,7 +192,8 @@ class Captured
     bool check_host(Capturing &capturing, const Leaves &leaves) const;
     bool match_arguments(Match &match, std::string *why);
     bool match_kept(std::string *why);
-    bool match_gradients(const Match &match, std::string *why) const;
+    bool match_gradients(const Match &match, std::string *why);
+    bool take_gradient(Gradient &gradient, const Tensor &now);
     bool match_sharing(const Match &match, std::string *why) const;
     void bind(Match &match) const;
     Tensor tensor_of(const ResultTensor &result, const Match &match, const std::vector<Cell> &made) const;

@@ -117,7 +117,7 @@ void Captured::add_gradients(Capturing &capturing)
         const Tensor tensor = alive(one);
         if (!tensor.defined() || !one.requires_grad || one.grad_fn)
             continue;
-        Gradient gradient{true, 0, false, one.grad, Gradient::After::same, {}};
+        Gradient gradient{true, 0, false, one.grad, -1, Gradient::After::same, {}};
         while (gradient.index < kept_.size() && !kept_[gradient.index].is_same(tensor))
             ++gradient.index;
         if (gradient.index == kept_.size()) {
@@ -141,6 +141,9 @@ void Captured::add_gradients(Capturing &capturing)
         gradient.any = one.grad.defined() && !met && gradient.after != Gradient::After::same;
         if (gradient.any)
             gradient.before = Tensor();
+        for (size_t i = 0; i < kept_.size() && gradient.before.defined() && gradient.read < 0; ++i)
+            if (kept_[i].is_same(gradient.before))
+                gradient.read = static_cast<int>(i);
         gradients_.push_back(std::move(gradient));
     }
 }

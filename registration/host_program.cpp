@@ -278,17 +278,12 @@ int HostProgram::upload(int slot, const Order &order)
     return static_cast<int>(uploads_.size()) - 1;
 }
 
-namespace
-{
-
 // A tensor that Python has seen and that somebody in C++ has, has a reference from its Python object, which it has one of itself.
-bool is_only_reference(const at::Tensor &tensor)
+bool are_all_references(const at::Tensor &tensor, size_t references)
 {
     PyObject *const object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
-    return tensor.use_count() == 1 || (tensor.use_count() == 2 && object && Py_REFCNT(object) == 1);
+    return tensor.use_count() == references || (tensor.use_count() == references + 1 && object && Py_REFCNT(object) == 1);
 }
-
-} // namespace
 
 bool HostProgram::escapes(const std::vector<at::Tensor> &results)
 {
@@ -297,7 +292,7 @@ bool HostProgram::escapes(const std::vector<at::Tensor> &results)
             continue;
         if (std::any_of(results.begin(), results.end(), [&](const auto &r) { return r.is_same(example_[i]); }))
             continue;
-        if (!is_only_reference(example_[i]))
+        if (!are_all_references(example_[i], 1))
             return true;
         example_[i].reset();
     }

@@ -17,6 +17,9 @@
 namespace opq
 {
 
+// Has nobody any reference to the tensor but for so many?
+bool are_all_references(const at::Tensor &tensor, size_t references);
+
 #define OPQ_HOST_OPERATIONS(X)                                                                                         \
     X(add)                                                                                                             \
     X(sub)                                                                                                             \

@@ -353,7 +353,8 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
     if (type.rank < 2)
         return -1;
     bool turn_b = chance(r, 50);
-    int64_t k = type.size[type.rank - 1 - turn_a], n = chance(r, 20) ? 1 : 1 + (int64_t)random_below(r, chance(r, 40) ? 300 : 40);
+    int64_t k = type.size[type.rank - 1 - turn_a],
+            n = chance(r, 20) ? 1 : 1 + (int64_t)random_below(r, chance(r, 40) ? 300 : 40);
     other = type;
     if (chance(r, 40)) {
         other.rank = 2;

@@ -401,6 +401,58 @@ def test_gradients_add_up():
     assert w.grad.tolist() == [1.0] * 3
 
 
+def test_an_optimizer_reads_the_gradients_of_each_backward_pass():
+    """zero_grad() drops them, and backward() makes others."""
+    torch.manual_seed(0)
+    w, v = (torch.randn(5, 3).to(D).requires_grad_() for _ in range(2))
+    copies = [p.detach().clone().requires_grad_() for p in (w, v)]
+    optimizer, expected = (torch.optim.SGD(list(p), 0.1, momentum=0.9) for p in ((w, v), copies))
+    step = capture(optimizer.step)
+    for i in range(6):
+        for a, b, opt in ((w, v, optimizer), (*copies, expected)):
+            opt.zero_grad()
+            (a * b * (i + 1)).sum().backward()
+        by_plan(step) if i >= 2 else step()
+        expected.step()
+        assert all(map(same, (w, v), copies))
+    assert plans(step) == 2  # the first one makes what the others go on with
+
+
+def test_a_gradient_that_somebody_holds_is_that_very_one():
+    w = torch.ones(3, device=D, requires_grad=True)
+    held = []
+
+    def fn():
+        return w.grad * 2, held[0] + 0
+
+    step = capture(fn)
+    w.grad = torch.full((3,), 1.0, device=D)
+    held.append(w.grad)
+    for i in (1.0, 2.0, 3.0):
+        w.grad = torch.full((3,), i, device=D)
+        of_leaf, of_list = step()
+        assert of_leaf.tolist() == [2 * i] * 3
+        assert of_list.tolist() == [1.0] * 3
+
+
+def test_gradients_that_come_to_share_memory_are_recorded_anew():
+    w, v = (torch.ones(3, device=D, requires_grad=True) for _ in range(2))
+
+    def fn():
+        w.grad.mul_(2)
+        v.grad.add_(1)
+
+    step = capture(fn)
+    for shared in (False, False, True, False):
+        w.grad, v.grad = (torch.ones(3, device=D) for _ in range(2))
+        if shared:
+            v.grad = w.grad
+        step()
+        assert v.grad.tolist() == [3.0 if shared else 2.0] * 3
+        assert w.grad.tolist() == [3.0 if shared else 2.0] * 3
+        w.grad = v.grad = None
+
+
 def test_a_captured_module_has_a_gradient():
     net = mlp().eval()
     fn = capture(net)
