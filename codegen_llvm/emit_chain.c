@@ -464,8 +464,11 @@ void opq_emit_chain(opq_nest *n, int loop)
     for (int copy = 0; copy < n->strip; copy++)
         p.sum[copy] = LLVMConstNull(type);
     LLVMValueRef extent = n->extent[loop_of(&p, innermost(&p))->variable];
-    emit_either(&p, LLVMBuildICmp(n->e->builder, LLVMIntEQ, extent, opq_i64(n->e, UNROLLED), ""), emit_unrolled,
-                emit_counted);
+    if (p.chain.count == 1) /* no window */
+        emit_counted(&p);
+    else
+        emit_either(&p, LLVMBuildICmp(n->e->builder, LLVMIntEQ, extent, opq_i64(n->e, UNROLLED), ""), emit_unrolled,
+                    emit_counted);
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
         opq_nest_define(n, p.product, p.sum[copy]);

@@ -42,6 +42,19 @@ static void emit_vectors(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef 
     opq_nest_span(n, &span, from, to, NULL);
 }
 
+/* What follows a chain is so much code that fewer copies of it are compiled: all vectors, or one. Products at the sizes of windows pay for more. */
+static bool is_long_behind(const opq_nest *n, int strip)
+{
+    enum { LONG = 24 };
+    int end = opq_nest_stmt(n, strip)->end, variable = opq_nest_stmt(n, strip)->variable;
+    for (int i = strip + 1; i < end; i++) {
+        const opq_stmt *loop = opq_nest_stmt(n, i);
+        if (opq_nest_is_loop(n, i) && loop->role == OPQ_LOOP_chain)
+            return !opq_loop_has_loops(n->k, i) && opq_nest_cost(n, variable, loop->end, end) > LONG;
+    }
+    return false;
+}
+
 /* Accumulators of the inner two levels and the operands are to fit the registers: 8 of each on AVX-512. */
 static int width_for(opq_nest *n, int strip)
 {
@@ -94,7 +107,8 @@ static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef t
     opq_loop_begin(n, &loop, from, whole, elements, NULL, 0);
     emit_part(n, strip, width, loop.index);
     opq_loop_end(n, &loop, NULL);
-    if (width > 2 && has_chain(n->k, strip)) { /* short rows are what chains are for: half as many vectors once more */
+    if (width > 2 && has_chain(n->k, strip) &&
+        !is_long_behind(n, strip)) { /* short rows are what chains are for: half as many vectors once more */
         LLVMValueRef half = LLVMBuildAnd(b, LLVMBuildSub(b, to, whole, ""), opq_i64(n->e, -elements / 2), "");
         half = LLVMBuildAdd(b, whole, half, "");
         opq_loop_begin(n, &loop, whole, half, elements / 2, NULL, 0);
@@ -190,7 +204,8 @@ static void emit_row_block(opq_nest *n, const opq_chain *chain, int strip, LLVMV
         opq_nest_run(n, chain->loop[chain->count - 2] + 1, rows);
     LLVMValueRef from = LLVMBuildMul(b, number, opq_i64(n->e, OPQ_ROW_BLOCK), "");
     LLVMValueRef to = LLVMBuildAdd(b, from, opq_i64(n->e, OPQ_ROW_BLOCK), "");
-    opq_emit_rows(n, rows, strip, width_for(n, strip), from,
+    int width = width_for(n, strip);
+    opq_emit_rows(n, rows, strip, width, is_long_behind(n, strip) ? width : 2, from,
                   opq_nest_smaller(n, to, n->extent[opq_nest_stmt(n, rows)->variable]));
 }
 

@@ -41,10 +41,10 @@ static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRe
     opq_nest_return(n, &places);
 }
 
-void opq_emit_rows(opq_nest *n, int rows, int strip, int width, LLVMValueRef from, LLVMValueRef to)
+void opq_emit_rows(opq_nest *n, int rows, int strip, int width, int by, LLVMValueRef from, LLVMValueRef to)
 {
     LLVMBuilderRef b = n->e->builder;
-    for (; width > 0; width /= 2) {
+    for (; width > 0; width /= by > 1 ? by : 2) {
         LLVMValueRef whole = LLVMBuildAnd(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, -(int64_t)width), "");
         whole = LLVMBuildAdd(b, from, whole, "");
         opq_loop loop;

@@ -220,8 +220,8 @@ void opq_emit_block(opq_nest *n, int from, int to); /* statements [from, to), wi
 void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first);
 
 /* ---- emit_rows.c */
-/* Turns [from, to) of the loop `rows` around `strip`, `width` at a time. */
-void opq_emit_rows(opq_nest *n, int rows, int strip, int width, LLVMValueRef from, LLVMValueRef to);
+/* Turns [from, to) of the loop `rows` around `strip`, `width` at a time, those that are left a `by`-th of that, and so on. */
+void opq_emit_rows(opq_nest *n, int rows, int strip, int width, int by, LLVMValueRef from, LLVMValueRef to);
 
 /* ---- emit_lanes.c, emit_across.c, emit_column.c, emit_chain.c */
 typedef struct opq_reduction {
