@@ -82,6 +82,9 @@ static opq_status add_leaf(maker *m, int i)
     made->first = view ? view->first * opq_dtype_bytes((opq_dtype)view->leaf.dtype) : 0;
     if (two)
         return opq_fail(OPQ_UNSUPPORTED, "two tensors that have the same memory are read as another dtype");
+    if (made->cell < 0 && leaf->op != OPQ_OP_input)
+        return opq_fail(OPQ_UNSUPPORTED, "a part of it (%s) ran while it was captured",
+                        opq_op_info_of((opq_op)leaf->op)->name);
     if (made->cell < 0) {
         opq_value_retain(leaf);
         made->constant = leaf;

@@ -42,8 +42,8 @@ class GraphImpl final : public at::GraphImplInterface
     {
         TORCH_CHECK(capturing_, "capture_end() without capture_begin()");
         const std::unique_ptr<Capturing> capturing = std::move(capturing_);
+        finish_backward(); // what it records must not be what makes all that is pending run
         capturing->end();
-        finish_backward();
         TORCH_CHECK(capturing->refused.empty(), "cannot be captured: ", capturing->refused);
         made_ = escaped_cells(*capturing, {});
         opq_graph *graph = nullptr;

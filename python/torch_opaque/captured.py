@@ -146,9 +146,10 @@ def _capturing(forward=None, host=True):
                 stack.enter_context(Operators(capturing))
             yield capturing
     finally:
-        capturing.end()
-        with torch.inference_mode(False):  # until then backward passes hold what they have read
+        # Until then backward passes hold what they have read. What it records must not be what makes all that is pending run.
+        with torch.inference_mode(False):
             _C.finish_backward()
+        capturing.end()
 
 
 def _add_backward(draft, forward) -> str:

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import threading
 import weakref
 
 import pytest
@@ -399,6 +400,37 @@ def test_gradients_add_up():
     w.grad = None
     step(torch.ones(3, device=D))
     assert w.grad.tolist() == [1.0] * 3
+
+
+def test_a_long_backward_pass():
+    """More is pending at its end than what runs by itself otherwise."""
+    x = torch.linspace(-1, 1, 3).to(D)
+
+    @capture
+    def slope(p):
+        y = p * 1
+        for _ in range(2500):
+            y = torch.tanh(y * p + x) * 0.9
+        return torch.autograd.grad(y.sum(), p)[0]
+
+    for i in range(4):
+        p = torch.full((3,), 0.1 * i, device=D, requires_grad=True)
+        assert same(slope(p), slope.__wrapped__(p)), i
+    assert plans(slope) == 1
+
+
+def test_what_another_thread_runs_meanwhile_is_no_constant():
+    @capture
+    def fn(x):
+        y = x * 2
+        thread = threading.Thread(target=torch.opaque.synchronize)
+        thread.start()
+        thread.join()
+        return y + 1
+
+    for i in range(3):
+        assert fn(torch.full((3,), float(i), device=D)).tolist() == [2.0 * i + 1] * 3
+    assert "ran while it was captured" in fn.summary()
 
 
 def test_an_optimizer_reads_the_gradients_of_each_backward_pass():

@@ -29,6 +29,26 @@ def test_a_replay_does_what_was_captured():
     assert y.tolist() == [22.0] * 4
 
 
+def test_a_long_backward_pass_is_replayed():
+    """More is pending at its end than what runs by itself otherwise."""
+    p = torch.full((3,), 0.3, device=D, requires_grad=True)
+
+    def slope():
+        y = p * 1
+        for _ in range(4000):
+            y = torch.tanh(y * p)
+        return torch.autograd.grad(y.sum(), p)[0]
+
+    graph = torch.accelerator.Graph()
+    with graph:
+        slopes = slope()
+    for start in (0.3, 0.6):
+        with torch.no_grad():
+            p.fill_(start)
+        graph.replay()
+        assert torch.equal(slopes.cpu(), slope().cpu())
+
+
 def test_a_training_step_is_replayed():
     def used(replays: bool):
         torch.manual_seed(0)
