@@ -206,6 +206,38 @@ static opq_status expand_concat(const opq_graph *in, opq_graph *out, const opq_n
     return OPQ_OK;
 }
 
+/* One element of few that are all one number, as the gradient of x[i] is: a kernel for each would take longer than to select it where it is needed. */
+static bool is_small_write(const opq_graph *graph, const opq_node *node)
+{
+    if (node->op != OPQ_OP_update || opq_type_count(&opq_node_at(graph, node->operand[1])->type) != 1 ||
+        opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
+        opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_RAW)
+        return false;
+    const opq_node *base = opq_node_at(graph, opq_strip_reshape(graph, node->operand[0]));
+    if (base->op != OPQ_OP_expand)
+        return false;
+    opq_op number = (opq_op)opq_node_at(graph, base->operand[0])->op;
+    return number == OPQ_OP_const || number == OPQ_OP_scalar;
+}
+
+/* where(place == offset, element, number) */
+static opq_status select_element(const opq_graph *in, opq_graph *out, const opq_node *node, const opq_ref *renamed,
+                                 opq_ref *out_ref)
+{
+    const opq_node *base = opq_node_at(in, opq_strip_reshape(in, node->operand[0]));
+    opq_type places = opq_type_make(OPQ_i64, 1, (int64_t[]){opq_type_count(&node->type)}), flat = places, one = places;
+    opq_ref equal[2], three[3] = {0, renamed[node->operand[1]], renamed[base->operand[0]]}, chosen;
+    flat.dtype = one.dtype = node->type.dtype;
+    one.size[0] = 1;
+    OPQ_TRY(add_for(out, node, OPQ_OP_iota, &places, NULL, 0, &equal[0]));
+    OPQ_TRY(opq_graph_const(out, OPQ_i64, (opq_number){.i = opq_node_int(node, OPQ_ATTR_offset, 0)}, &equal[1]));
+    places.dtype = OPQ_bool;
+    OPQ_TRY(add_for(out, node, OPQ_OP_eq, &places, equal, 2, &three[0]));
+    OPQ_TRY(add_for(out, node, OPQ_OP_reshape, &one, &three[1], 1, &three[1]));
+    OPQ_TRY(add_for(out, node, OPQ_OP_where, &flat, three, 3, &chosen));
+    return add_for(out, node, OPQ_OP_reshape, &node->type, &chosen, 1, out_ref);
+}
+
 bool opq_expands(const opq_graph *graph, const opq_node *node)
 {
     return node->op == OPQ_OP_count || node->op == OPQ_OP_concat || opq_node_is_composite(node) ||
@@ -216,7 +248,7 @@ bool opq_graph_expands(const opq_graph *graph)
 {
     bool any = false;
     for (opq_ref n = 0; n < graph->count && !any; n++)
-        any = opq_expands(graph, opq_node_at(graph, n));
+        any = opq_expands(graph, opq_node_at(graph, n)) || is_small_write(graph, opq_node_at(graph, n));
     return any;
 }
 
@@ -246,6 +278,8 @@ static opq_status expand_rest(const opq_graph *in, opq_graph *out, opq_ref *rena
             OPQ_TRY(expand_count(out, node, &opq_node_at(in, node->operand[0])->type, &renamed[n]));
         else if (node->op == OPQ_OP_concat)
             OPQ_TRY(expand_concat(in, out, node, renamed, &renamed[n]));
+        else if (is_small_write(in, node))
+            OPQ_TRY(select_element(in, out, node, renamed, &renamed[n]));
         else if (reduces_nothing(in, node))
             OPQ_TRY(expand_nothing(in, out, node, &renamed[n]));
         else
