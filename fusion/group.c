@@ -447,13 +447,10 @@ static opq_status check_expanded(const opq_graph *in)
 /* One op has nobody to be fused with, but for views of it that are stored. */
 static bool is_alone(const opq_graph *graph)
 {
-    int ops = 0;
     for (int i = 0; i < graph->output_count; i++)
         if (opq_node_is_free(graph, opq_strip_reshape(graph, graph->outputs[i])))
             return false;
-    for (opq_ref n = 0; n < graph->count && ops < 2; n++)
-        ops += opq_node_at(graph, n)->op != OPQ_OP_input && !opq_node_is_free(graph, n);
-    return ops < 2;
+    return opq_graph_is_one_op(graph);
 }
 
 opq_status opq_pass_group(const opq_graph *in, opq_fusion fusion, opq_graph *out, opq_unfused *out_unfused)

@@ -58,7 +58,7 @@ static int64_t summed_size(const opq_graph *graph, opq_ref matmul)
     return opq_node_at(graph, opq_node_at(graph, matmul)->operand[0])->type.size[opq_lower_summed_dim(graph, matmul, 0)];
 }
 
-static bool is_one_op(const opq_graph *graph)
+bool opq_graph_is_one_op(const opq_graph *graph)
 {
     int ops = 0;
     for (opq_ref n = 0; n < graph->count && ops < 2; n++)
@@ -78,7 +78,7 @@ bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
     for (int d = 0; d < type->rank; d++)
         for (int64_t turns = 1; turns < type->size[d] && left > 0; turns *= 2)
             left /= 2;
-    return left > 0 && ((m <= SMALLEST && n <= SMALLEST && k <= SMALLEST) || !is_one_op(graph));
+    return left > 0 && ((m <= SMALLEST && n <= SMALLEST && k <= SMALLEST) || !opq_graph_is_one_op(graph));
 }
 
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)

@@ -51,6 +51,8 @@ opq_status opq_turn_operands(const opq_graph *in, opq_graph **out_copy) OPQ_MUST
 opq_status opq_rematerialize_indices(const opq_graph *in, opq_graph **out_copy) OPQ_MUST_CHECK;
 opq_status opq_rematerialize(const opq_graph *in, const opq_grouping *grouping, opq_graph **out_copy) OPQ_MUST_CHECK;
 
+/* Has it at most one node that computes anything? */
+bool opq_graph_is_one_op(const opq_graph *graph);
 /* Follows reshapes: the node whose dense memory this one shares. */
 opq_ref opq_strip_reshape(const opq_graph *graph, opq_ref ref);
 /* Is it a window whose places overlap: with more elements than what it looks at? */

@@ -23,12 +23,15 @@ typedef struct turner {
     int32_t *readers;
 } turner;
 
+/* Of a permutation that swaps the last two dims. */
+static int64_t swapped(int dim, int rank) { return dim < rank - 2 ? dim : 2 * rank - 3 - dim; }
+
 static bool swaps_last(const opq_node *permute)
 {
     const opq_attr *dims = opq_node_attr(permute, OPQ_ATTR_dims);
     int rank = permute->type.rank;
     for (int d = 0; d < rank; d++)
-        if (dims->ints[d] != (d < rank - 2 ? d : 2 * rank - 3 - d))
+        if (dims->ints[d] != swapped(d, rank))
             return false;
     return rank >= 2;
 }
@@ -75,7 +78,7 @@ static opq_status turn(turner *t, opq_ref base, const opq_node *reader)
     int rank = of->type.rank;
     int64_t dims[OPQ_RANK_MAX];
     for (int d = 0; d < rank; d++)
-        dims[d] = d < rank - 2 ? d : 2 * rank - 3 - d;
+        dims[d] = swapped(d, rank);
     opq_attr along = {.key = OPQ_ATTR_dims, .is_int = true, .count = rank, .ints = dims};
     opq_node node = {.op = OPQ_OP_permute,
                      .arity = 1,
