@@ -117,9 +117,12 @@ void finish_backward()
 {
     if (!backward_ran.load(std::memory_order_relaxed))
         return;
-    const at::AutoGradMode enabled(true);
-    const at::Tensor x = at::zeros({}, at::device(device())).requires_grad_();
-    torch::autograd::grad({x.clone()}, {x}, {x.detach()});
+    const c10::InferenceMode off(false); // and so autograd is on, on the device's thread
+    // Nothing is recorded: of values that this thread still holds a capturing would say that they outlive the call.
+    opq_cell *cell = nullptr;
+    check(opq_cell_create(context(), sizeof(float), &cell));
+    const Tensor x = make_tensor(Cell::take(cell), c10::scalarTypeToTypeMeta(at::kFloat), {}, {}).requires_grad_();
+    torch::autograd::grad({x.view_as(x)}, {x}, {x.detach()});
 }
 
 namespace

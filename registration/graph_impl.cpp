@@ -42,7 +42,7 @@ class GraphImpl final : public at::GraphImplInterface
     {
         TORCH_CHECK(capturing_, "capture_end() without capture_begin()");
         const std::unique_ptr<Capturing> capturing = std::move(capturing_);
-        finish_backward(); // what it records must not be what makes all that is pending run
+        finish_backward(); // which holds what it has read
         capturing->end();
         TORCH_CHECK(capturing->refused.empty(), "cannot be captured: ", capturing->refused);
         made_ = escaped_cells(*capturing, {});

@@ -146,9 +146,7 @@ def _capturing(forward=None, host=True):
                 stack.enter_context(Operators(capturing))
             yield capturing
     finally:
-        # Until then backward passes hold what they have read. What it records must not be what makes all that is pending run.
-        with torch.inference_mode(False):
-            _C.finish_backward()
+        _C.finish_backward()  # which holds what it has read
         capturing.end()
 
 

@@ -419,6 +419,16 @@ def test_a_long_backward_pass():
     assert plans(slope) == 1
 
 
+def test_the_end_of_backward_passes_records_nothing():
+    """Autograd's thread holds it for a moment, and it would be a value that outlives the call."""
+    x = torch.ones(3, device=D, requires_grad=True)
+    (x * 2).sum().backward()
+    before = torch_opaque.stats()["ops_recorded"]
+    for _ in range(3):
+        torch_opaque._C.finish_backward()
+    assert torch_opaque.stats()["ops_recorded"] == before
+
+
 def test_what_another_thread_runs_meanwhile_is_no_constant():
     @capture
     def fn(x):
