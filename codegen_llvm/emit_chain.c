@@ -72,6 +72,49 @@ static void emit_turn(part *p, LLVMValueRef index, int turn)
     opq_nest_return(n, &places);
 }
 
+/* `tiles` begin at turn `from`; NULL: every turn from memory. */
+static void emit_turns(part *p, const opq_tiles *tiles, LLVMValueRef from, LLVMValueRef to)
+{
+    opq_nest *n = p->n;
+    opq_loop loop;
+    opq_loop_begin(n, &loop, from, to, 1, p->sum, n->strip);
+    if (tiles)
+        opq_tiles_enter(n, tiles, LLVMBuildSub(n->e->builder, loop.index, from, ""));
+    emit_turn(p, loop.index, 0);
+    if (tiles)
+        opq_tiles_enter(n, tiles, NULL);
+    opq_loop_end(n, &loop, p->sum);
+}
+
+/* Turns [first, end), of which there may be fewer than a tile has. */
+static void load_tiles(part *p, const opq_tiles *tiles, LLVMValueRef first, LLVMValueRef end)
+{
+    opq_nest *n = p->n;
+    LLVMBuilderRef b = n->e->builder;
+    LLVMBasicBlockRef all = opq_nest_block(n, "all"), some = opq_nest_block(n, "some"),
+                      behind = opq_nest_block(n, "behind");
+    LLVMValueRef count = LLVMBuildSub(b, end, first, "");
+    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntEQ, count, opq_i64(n->e, n->e->lanes), ""), all, some);
+    for (int part = 0; part < 2; part++) {
+        LLVMPositionBuilderAtEnd(b, part ? some : all);
+        opq_tiles_load(n, tiles, first, part ? count : NULL);
+        LLVMBuildBr(b, behind);
+    }
+    LLVMPositionBuilderAtEnd(b, behind);
+}
+
+static void emit_tiled(part *p, const opq_tiles *tiles, LLVMValueRef extent)
+{
+    opq_nest *n = p->n;
+    opq_loop loop;
+    opq_loop_begin(n, &loop, opq_i64(n->e, 0), extent, n->e->lanes, p->sum, n->strip);
+    LLVMValueRef end = LLVMBuildAdd(n->e->builder, loop.index, opq_i64(n->e, n->e->lanes), "");
+    end = opq_nest_smaller(n, end, extent);
+    load_tiles(p, tiles, loop.index, end);
+    emit_turns(p, tiles, loop.index, end);
+    opq_loop_end(n, &loop, p->sum);
+}
+
 static void emit_innermost(part *p)
 {
     opq_nest *n = p->n;
@@ -79,10 +122,14 @@ static void emit_innermost(part *p)
         emit_turn(p, opq_i64(n->e, turn), turn);
     if (p->unrolled)
         return;
-    opq_loop loop;
-    opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[loop_of(p, innermost(p))->variable], 1, p->sum, n->strip);
-    emit_turn(p, loop.index, 0);
-    opq_loop_end(n, &loop, p->sum);
+    opq_tiles tiles = {0};
+    LLVMValueRef extent = n->extent[loop_of(p, innermost(p))->variable];
+    if (p->chain.count == 1)
+        opq_tiles_open(n, p->chain.loop[0], &tiles);
+    if (tiles.count > 0)
+        emit_tiled(p, &tiles, extent);
+    else
+        emit_turns(p, NULL, opq_i64(n->e, 0), extent);
 }
 
 /* What tells which lanes are there, if the loops around do not change it. */

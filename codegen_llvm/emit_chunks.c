@@ -167,7 +167,7 @@ static void emit_tile(opq_nest *n, tile_run *t, LLVMValueRef at, LLVMValueRef fi
     LLVMBuilderRef b = n->e->builder;
     int loop = c->chain.loop[c->tiled];
     opq_loop turns;
-    opq_tiles_load(n, &t->tiles, first);
+    opq_tiles_load(n, &t->tiles, first, NULL);
     opq_loop_begin(n, &turns, first, LLVMBuildAdd(b, first, opq_i64(n->e, n->e->lanes), ""), 1, NULL, 0);
     opq_places places = opq_nest_places(n);
     enter(n, c, c->tiled, turns.index);

@@ -129,7 +129,7 @@ static void emit_tiled(part *p, const opq_tiles *tiles, LLVMValueRef whole, LLVM
     opq_nest *n = p->n;
     opq_loop loop;
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), whole, n->e->lanes, carried, p->width * p->count);
-    opq_tiles_load(n, tiles, loop.index);
+    opq_tiles_load(n, tiles, loop.index, NULL);
     emit_turns(p, tiles, loop.index, LLVMBuildAdd(n->e->builder, loop.index, opq_i64(n->e, n->e->lanes), ""), carried);
     opq_tiles_store(n, tiles, loop.index);
     opq_loop_end(n, &loop, carried);

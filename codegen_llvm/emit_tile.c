@@ -123,17 +123,24 @@ static void swap_bit(opq_nest *n, LLVMValueRef *rows, int by)
     }
 }
 
-/* A function of its own, once for all tiles of these elements: (first row, elements from row to row); in place. */
+static LLVMValueRef row_of(opq_emitter *e, LLVMTypeRef element, LLVMValueRef function, unsigned parameter, int row)
+{
+    LLVMValueRef at = LLVMBuildMul(e->builder, LLVMGetParam(function, parameter + 1), opq_i64(e, row), "");
+    return LLVMBuildGEP2(e->builder, element, LLVMGetParam(function, parameter), &at, 1, "");
+}
+
+/* A function of its own, once for all tiles of these elements: (first row, elements from row to row, where to, and from row to row there). */
 static LLVMValueRef transposer(opq_nest *n, LLVMTypeRef element)
 {
     opq_emitter *e = n->e;
     LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), i64 = LLVMInt64TypeInContext(e->context);
-    LLVMTypeRef type = LLVMFunctionType(LLVMVoidTypeInContext(e->context), (LLVMTypeRef[]){pointer, i64}, 2, false);
+    LLVMTypeRef arguments[4] = {pointer, i64, pointer, i64};
+    LLVMTypeRef type = LLVMFunctionType(LLVMVoidTypeInContext(e->context), arguments, 4, false);
     const char *name = LLVMGetTypeKind(element) == LLVMFloatTypeKind    ? "transpose_f32"
                        : LLVMGetTypeKind(element) == LLVMDoubleTypeKind ? "transpose_f64"
                        : LLVMGetIntTypeWidth(element) == 64             ? "transpose_i64"
                                                                         : "transpose_i32";
-    LLVMValueRef function = LLVMGetNamedFunction(e->module, name), rows[OPQ_LANES], places[OPQ_LANES];
+    LLVMValueRef function = LLVMGetNamedFunction(e->module, name), rows[OPQ_LANES];
     if (function)
         return function;
     LLVMBasicBlockRef here = LLVMGetInsertBlock(e->builder);
@@ -141,25 +148,25 @@ static LLVMValueRef transposer(opq_nest *n, LLVMTypeRef element)
     LLVMSetLinkage(function, LLVMInternalLinkage);
     LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, function, "entry"));
     for (int i = 0; i < e->lanes; i++) {
-        LLVMValueRef at = LLVMBuildMul(e->builder, LLVMGetParam(function, 1), opq_i64(e, i), "");
-        places[i] = LLVMBuildGEP2(e->builder, element, LLVMGetParam(function, 0), &at, 1, "");
-        rows[i] = load_vector(n, element, places[i]);
+        rows[i] = LLVMBuildLoad2(e->builder, opq_vector_of(e, element), row_of(e, element, function, 0, i), "");
+        LLVMSetAlignment(rows[i], 1); /* of a tensor, maybe */
     }
     for (int by = e->lanes / 2; by > 0; by /= 2)
         swap_bit(n, rows, by);
     for (int i = 0; i < e->lanes; i++)
-        store_vector(n, rows[i], places[i]);
+        store_vector(n, rows[i], row_of(e, element, function, 2, i));
     LLVMBuildRetVoid(e->builder);
     LLVMPositionBuilderAtEnd(e->builder, here);
     return function;
 }
 
-/* This copy's part of a tile, in place. */
-static void transpose(opq_nest *n, opq_dtype dtype, LLVMValueRef memory)
+/* This copy's part of a tile, in place, or from rows so many elements apart. */
+static void transpose(opq_nest *n, opq_dtype dtype, LLVMValueRef memory, LLVMValueRef from, LLVMValueRef step)
 {
-    LLVMValueRef function = transposer(n, element_type(n->e, dtype));
-    LLVMValueRef args[2] = {of_copy(n, dtype, memory), opq_i64(n->e, (int64_t)n->strip * n->e->lanes)};
-    LLVMBuildCall2(n->e->builder, LLVMGlobalGetValueType(function), function, args, 2, "");
+    LLVMValueRef function = transposer(n, element_type(n->e, dtype)), to = of_copy(n, dtype, memory);
+    LLVMValueRef apart = opq_i64(n->e, (int64_t)n->strip * n->e->lanes);
+    LLVMValueRef args[4] = {from ? from : to, from ? step : apart, to, apart};
+    LLVMBuildCall2(n->e->builder, LLVMGlobalGetValueType(function), function, args, 4, "");
 }
 
 /* Of a row that is not there, none. */
@@ -169,6 +176,19 @@ static LLVMValueRef row_mask(opq_nest *n, int row)
         return NULL;
     LLVMValueRef there = LLVMBuildICmp(n->e->builder, LLVMIntSGT, n->remaining, opq_i64(n->e, row), "");
     return opq_splat(n->e, there);
+}
+
+/* The first `count` turns of a row, as they lie in memory; NULL: all. */
+static LLVMValueRef turn_mask(opq_nest *n, const opq_tiles *tiles, int access, LLVMValueRef count)
+{
+    LLVMBuilderRef b = n->e->builder;
+    if (!count)
+        return NULL;
+    LLVMValueRef lanes = opq_lane_numbers(n->e, 32);
+    if (n->k->accesses[access].stride[tiles->variable] == OPQ_STRIDE_back)
+        lanes = LLVMBuildSub(b, opq_splat(n->e, opq_int(n->e, 32, n->e->lanes - 1)), lanes, "");
+    count = opq_splat(n->e, LLVMBuildTrunc(b, count, LLVMInt32TypeInContext(n->e->context), ""));
+    return LLVMBuildICmp(b, LLVMIntSLT, lanes, count, "");
 }
 
 /* The first of the tile's elements of a row in memory: backwards it is that of the last turn. */
@@ -193,17 +213,25 @@ static LLVMValueRef in_turns(opq_nest *n, const opq_tiles *tiles, int access, LL
     return LLVMBuildShuffleVector(n->e->builder, row, row, LLVMConstVector(turned, (unsigned)n->e->lanes), "");
 }
 
-static void load_tile(opq_nest *n, const opq_tiles *tiles, int t)
+static void load_tile(opq_nest *n, const opq_tiles *tiles, int t, LLVMValueRef count)
 {
     const opq_stmt *stmt = opq_nest_stmt(n, tiles->stmt[t]);
     opq_dtype dtype = (opq_dtype)stmt->dtype, memory = (opq_dtype)n->k->accesses[stmt->access].dtype;
+    bool as_is = opq_memory_type(n->e, memory) == element_type(n->e, dtype) &&
+                 n->k->accesses[stmt->access].stride[tiles->variable] == OPQ_STRIDE_one;
+    if (as_is && !n->mask && !count) {
+        LLVMValueRef from = opq_nest_pointer(n, stmt->access, NULL);
+        transpose(n, dtype, tiles->memory[t], from, opq_nest_step(n, stmt->access));
+        return;
+    }
+    LLVMValueRef turns = turn_mask(n, tiles, stmt->access, count);
     for (int r = 0; r < n->e->lanes; r++) {
-        LLVMValueRef from = row_pointer(n, tiles, stmt->access, r);
-        LLVMValueRef row = widen(n, dtype, opq_memory_load(n, memory, OPQ_STRIDE_one, NULL, from, row_mask(n, r)));
+        LLVMValueRef from = row_pointer(n, tiles, stmt->access, r), mask = opq_nest_both(n, turns, row_mask(n, r));
+        LLVMValueRef row = widen(n, dtype, opq_memory_load(n, memory, OPQ_STRIDE_one, NULL, from, mask));
         row = in_turns(n, tiles, stmt->access, row);
         store_vector(n, row, place(n, dtype, tiles->memory[t], opq_i64(n->e, r), n->copy));
     }
-    transpose(n, dtype, tiles->memory[t]);
+    transpose(n, dtype, tiles->memory[t], NULL, NULL);
 }
 
 static void store_tile(opq_nest *n, const opq_tiles *tiles, int t)
@@ -211,7 +239,7 @@ static void store_tile(opq_nest *n, const opq_tiles *tiles, int t)
     const opq_stmt *stmt = opq_nest_stmt(n, tiles->stmt[t]);
     opq_dtype dtype = (opq_dtype)stmt->dtype, memory = (opq_dtype)n->k->accesses[stmt->access].dtype;
     LLVMTypeRef element = element_type(n->e, dtype);
-    transpose(n, dtype, tiles->memory[t]);
+    transpose(n, dtype, tiles->memory[t], NULL, NULL);
     for (int r = 0; r < n->e->lanes; r++) {
         LLVMValueRef row = load_vector(n, element, place(n, dtype, tiles->memory[t], opq_i64(n->e, r), n->copy));
         row = narrow(n, dtype, in_turns(n, tiles, stmt->access, row));
@@ -219,7 +247,7 @@ static void store_tile(opq_nest *n, const opq_tiles *tiles, int t)
     }
 }
 
-static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, int op)
+static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, LLVMValueRef count, int op)
 {
     opq_places places = opq_nest_places(n);
     n->index[tiles->variable] = first;
@@ -227,17 +255,20 @@ static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, int op
     for (int t = 0; t < tiles->count; t++)
         for (int copy = 0; copy < n->strip && opq_nest_stmt(n, tiles->stmt[t])->op == op; copy++) {
             opq_nest_use_copy(n, copy);
-            op == OPQ_INSTR_load ? load_tile(n, tiles, t) : store_tile(n, tiles, t);
+            op == OPQ_INSTR_load ? load_tile(n, tiles, t, count) : store_tile(n, tiles, t);
         }
     opq_nest_use_copy(n, 0);
     opq_nest_return(n, &places);
 }
 
-void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first) { move(n, tiles, first, OPQ_INSTR_load); }
+void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, LLVMValueRef count)
+{
+    move(n, tiles, first, count, OPQ_INSTR_load);
+}
 
 void opq_tiles_store(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first)
 {
-    move(n, tiles, first, OPQ_INSTR_store);
+    move(n, tiles, first, NULL, OPQ_INSTR_store);
 }
 
 /* ---- rows of a few elements: each of them of as many rows as there are lanes becomes row after row */

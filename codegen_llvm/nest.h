@@ -265,8 +265,8 @@ typedef struct opq_tiles {
 bool opq_stmt_tiles(const opq_loops *k, int stmt, int lanes, int turns);
 /* The accesses of a loop inside a strip whose lanes lie apart, and whose turns side by side. */
 void opq_tiles_open(opq_nest *n, int loop, opq_tiles *out_tiles);
-/* Turns [first, first + e->lanes), which are all there: brings what is loaded, and takes what was stored. */
-void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first);
+/* Turns [first, first + e->lanes): brings what is loaded, and takes what was stored. count: that many of them are there; NULL: all. */
+void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, LLVMValueRef count);
 void opq_tiles_store(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first);
 /* Loads and stores are at this turn of them; NULL: in memory again. */
 void opq_tiles_enter(opq_nest *n, const opq_tiles *tiles, LLVMValueRef turn);

@@ -227,6 +227,29 @@ static void store_first(opq_nest *n, LLVMValueRef memory, unsigned align, LLVMVa
     LLVMPositionBuilderAtEnd(b, stored);
 }
 
+/* Every `stride`th element of as many vectors that follow each other, where `mask` is (NULL: everywhere); what lies between them is left alone. */
+static void store_apart(opq_nest *n, opq_dtype dtype, int stride, LLVMValueRef pointer, LLVMValueRef mask,
+                        LLVMValueRef memory)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef from[OPQ_LANES], there[OPQ_LANES], align = opq_int(n->e, 32, alignment(dtype));
+    LLVMTypeRef types[2] = {LLVMTypeOf(memory), LLVMTypeOf(pointer)};
+    unsigned lanes = (unsigned)n->e->lanes;
+    for (int v = 0; v < stride; v++) {
+        for (int l = 0; l < n->e->lanes; l++) {
+            int at = v * n->e->lanes + l;
+            from[l] = opq_int(n->e, 32, at / stride);
+            there[l] = opq_int(n->e, 1, at % stride == 0);
+        }
+        LLVMValueRef order = LLVMConstVector(from, lanes), some = LLVMConstVector(there, lanes);
+        if (mask)
+            some = LLVMBuildAnd(b, some, LLVMBuildShuffleVector(b, mask, mask, order, ""), "");
+        LLVMValueRef args[4] = {LLVMBuildShuffleVector(b, memory, memory, order, ""),
+                                advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * n->e->lanes)), align, some};
+        opq_intrinsic(n->e, "llvm.masked.store", types, 2, args, 4);
+    }
+}
+
 void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
                       LLVMValueRef mask, LLVMValueRef value)
 {
@@ -247,6 +270,9 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
     } else if (stride == OPQ_STRIDE_back && mask == NULL) {
         store = LLVMBuildStore(b, turn_round(n, memory), last_lane(n, dtype, pointer));
         LLVMSetAlignment(store, alignment(dtype));
+    } else if (stride < OPQ_STRIDE_any && n->e->cpu->avx512 && opq_dtype_bytes(dtype) >= 4 &&
+               opq_dtype_bytes(dtype) <= 8) {
+        store_apart(n, dtype, (int)stride, pointer, mask, memory);
     } else if (mask == NULL) {
         LLVMValueRef offset = opq_i64(n->e, 0);
         for (int lane = 0; lane < n->e->lanes; lane++) {

@@ -286,7 +286,9 @@ static void set_strides(opq_lower_state *state, opq_kernel *kernel, const opq_or
     for (int a = 0; a < state->access_count; a++)
         for (int i = 0; i < kernel->rank; i++) {
             int64_t stride = opq_order_stride(state, a, l->source[i]);
-            bool vector = i == lanes || l->role[i] == OPQ_ROLE_scan || (is_sequence(kernel) && kernel->reduced[i]);
+            bool apart = opq_order_stride(state, a, l->source[lanes]) >= OPQ_STRIDE_any;
+            bool turned = l->role[i] == OPQ_ROLE_scan || (state->out->direct && l->role[i] == OPQ_ROLE_k && apart);
+            bool vector = i == lanes || turned || (is_sequence(kernel) && kernel->reduced[i]);
             bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
             bool back = vector && stride == -1;
             state->accesses[a].stride[i] = (uint8_t)(baked ? stride : back ? OPQ_STRIDE_back : OPQ_STRIDE_any);

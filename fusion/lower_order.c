@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { SCAN_ROWS_MIN = 8, TAPS_MAX = 16, TAP_TERMS_MIN = 10 };
+enum { SCAN_ROWS_MIN = 8, TAPS_MAX = 16, TAP_TERMS_MIN = 10, LANES = 16, APART = 20 };
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
 {
@@ -207,20 +207,57 @@ static bool needs_chain(const opq_lower_state *state, bool thin)
     return false;
 }
 
-/* The loop for the lanes: the longest one along which every access is a vector load, or most are. -1: none. */
+/* An operand of the product whose elements lie apart along `lanes`, and side by side along the sum: tiles of it are turned, each once. */
+static bool is_turned(const opq_lower_state *state, const opq_order *l, int access, int lanes)
+{
+    int sum = -1;
+    bool once = opq_order_stride(state, access, l->source[lanes]) >= OPQ_STRIDE_any, operand = false;
+    for (int i = 0; i < l->count; i++) {
+        if (l->role[i] == OPQ_ROLE_k)
+            sum = sum == -1 ? i : -2;
+        else
+            once = once && opq_order_stride(state, access, l->source[i]) != 0;
+    }
+    for (int i = 0; i < state->instr_count; i++)
+        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++) {
+            const opq_instr *of = &state->instrs[state->instrs[i].operand[o]];
+            operand |= of->op == OPQ_INSTR_load && of->access == access && of->operand[0] < 0;
+        }
+    return once && operand && sum >= 0 && opq_order_stride(state, access, l->source[sum]) == 1;
+}
+
+/* About what a vector of an access takes whose lanes are so far apart. */
+static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int access, int lanes)
+{
+    int64_t stride = opq_order_stride(state, access, l->source[lanes]);
+    if (stride == 0 || stride == 1)
+        return 1;
+    if (stride > 0 && stride < OPQ_STRIDE_any)
+        return 3;
+    return is_turned(state, l, access, lanes) ? 4 : APART;
+}
+
+/* The loop for the lanes: that of the cheapest vectors, of which a longer one needs fewer. all: none whose lanes lie apart. -1: none. */
 static int chain_lanes(const opq_lower_state *state, const opq_order *l, bool all)
 {
-    int best = -1, best_fits = 0;
+    int64_t elements = 1, least = INT64_MAX;
+    int best = -1;
+    for (int i = 0; i < l->count; i++)
+        elements *= l->role[i] == OPQ_ROLE_kept ? l->extent[i] : 1;
     for (int i = 0; i < l->count; i++) {
-        int fits = 0;
-        for (int a = 0; a < state->access_count; a++) {
-            int64_t stride = opq_order_stride(state, a, l->source[i]);
-            fits += stride >= 0 && stride < OPQ_STRIDE_any;
+        int64_t cost = 0, most = 0;
+        for (int a = 0; a < state->access_count && l->role[i] == OPQ_ROLE_kept; a++) {
+            int64_t of = lanes_cost(state, l, a, i);
+            cost += of;
+            most = of > most ? of : most;
         }
-        if (l->role[i] == OPQ_ROLE_kept && (!all || fits == state->access_count) &&
-            (best < 0 || fits > best_fits || (fits == best_fits && l->extent[i] > l->extent[best]))) {
+        if (l->role[i] != OPQ_ROLE_kept || (all && most == APART))
+            continue;
+        int64_t extent = l->extent[i] ? l->extent[i] : 1;
+        cost *= elements / extent * ((extent + LANES - 1) / LANES);
+        if (cost < least) {
+            least = cost;
             best = i;
-            best_fits = fits;
         }
     }
     return best;

@@ -265,6 +265,24 @@ def test_reductions_have_one_order(shape, dtype):
             assert bits([fold(turned, dims)]) == fused, (name, dims, "another layout")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 8, 16, 17, 33, 70])
+def test_products_of_a_matrix_that_is_new_each_time(rows, dtype):
+    """It lies across the lanes, so that tiles of it are turned."""
+    for terms in (2, 3, 8, 15, 16, 33, 50):
+        matrix, row = (torch.randn(*s, terms).mul(4).to(dtype).to(D) for s in ((3, rows), ()))
+
+        def results(all=matrix, x=row):
+            one = all[1] * 2
+            yield from (one @ x + 1, x @ one.t() - 1, x[None] @ (one + 1).t() * 3)
+            yield torch.einsum("bij,bj->bi", all, all[:, 0]) + 1
+            yield torch.einsum("bij,bij->b", all, all) + 1
+
+        fused = bits(list(results()))
+        with torch_opaque.unfused():
+            assert bits(list(results())) == fused, terms
+
+
 def test_a_row_does_not_depend_on_its_batch():
     x, w = torch.randn(9, 70).to(D), torch.randn(40, 70).to(D)
     for f in (
