@@ -121,7 +121,7 @@ bool Captured::match_arguments(Match &match, std::string *why)
                 *why = c10::str("tensor ", i, " of the arguments: ", shapes_[i].difference(tensor, shiftable_[i] != 0));
             return false;
         }
-        match.arguments.push_back(tensor);
+        match.arguments.push_back(py::reinterpret_borrow<py::object>(match.leaves.tensors[i]));
     }
     return true;
 }
@@ -201,7 +201,7 @@ bool Captured::match_kept(std::string *why)
 
 const Tensor &Captured::leaf(const Gradient &gradient, const Match &match) const
 {
-    return gradient.kept ? kept_[gradient.index] : match.arguments[gradient.index];
+    return gradient.kept ? kept_[gradient.index] : match.argument(gradient.index);
 }
 
 // A new gradient is read in the place of one that nobody else has any more: the function can have it from the leaf alone.
@@ -235,8 +235,8 @@ bool Captured::match_gradients(const Match &match, std::string *why)
 bool Captured::match_sharing(const Match &match, std::string *why) const
 {
     c10::SmallVector<const opq_cell *, 32> cells;
-    for (const Tensor &argument : match.arguments)
-        cells.push_back(cell_of(argument));
+    for (size_t i = 0; i < match.arguments.size(); ++i)
+        cells.push_back(cell_of(match.argument(i)));
     const c10::SmallVector<const opq_cell *, 32> kept_cells(kept_cells_.begin(), kept_cells_.end());
     const Firsts arguments(cells, cells.size()), kept_firsts(kept_cells, cells.size());
     for (size_t i = 0; i < cells.size(); ++i) {
@@ -298,7 +298,7 @@ void Captured::bind(Match &match) const
     for (const CellSource &source : sources_) {
         int64_t shift = 0;
         if (source.kind == CellSource::Kind::argument) {
-            const Tensor &tensor = match.arguments[source.index];
+            const Tensor &tensor = match.argument(source.index);
             shift = (tensor.storage_offset() - shapes_[source.index].offset) * static_cast<int64_t>(tensor.itemsize());
             match.cells.push_back(cell_of(tensor));
         } else {
@@ -311,7 +311,7 @@ void Captured::bind(Match &match) const
 Tensor Captured::tensor_of(const ResultTensor &result, const Match &match, const std::vector<Cell> &made) const
 {
     switch (result.kind) {
-    case ResultTensor::Kind::argument: return match.arguments[result.index];
+    case ResultTensor::Kind::argument: return match.argument(result.index);
     case ResultTensor::Kind::kept: return kept_[result.index];
     case ResultTensor::Kind::view: return result.on(held(match.cells[result.index]));
     case ResultTensor::Kind::made: break;
@@ -377,7 +377,7 @@ py::object Captured::run(Match &match)
     for (const CellSource &source : sources_)
         if (source.written && source.kind != CellSource::Kind::cell) {
             const Tensor &tensor =
-                source.kind == CellSource::Kind::kept ? kept_[source.index] : match.arguments[source.index];
+                source.kind == CellSource::Kind::kept ? kept_[source.index] : match.argument(source.index);
             if (!tensor.is_inference())
                 tensor.unsafeGetTensorImpl()->bump_version();
         }
@@ -404,7 +404,7 @@ py::object Captured::build(const Match &match, const std::vector<Cell> &made, co
     std::vector<py::object> tensors;
     for (const ResultTensor &result : results_) {
         if (result.kind == ResultTensor::Kind::argument) {
-            tensors.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(match.arguments[result.index])));
+            tensors.push_back(match.arguments[result.index]);
             continue;
         }
         Tensor tensor = tensor_of(result, match, made);

@@ -12,6 +12,7 @@
 #include "capturing.h"
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 namespace opq
 {
@@ -69,7 +70,9 @@ struct ResultTensor {
 
 struct Match {
     Leaves leaves;
-    c10::SmallVector<Tensor, 8> arguments;
+    // The tensors, held by their Python objects: a second reference to a tensor itself takes Python's lock once more.
+    c10::SmallVector<py::object, 16> arguments;
+    const Tensor &argument(size_t i) const { return THPVariable_Unpack(arguments[i].ptr()); }
     c10::SmallVector<opq_cell *, 32> cells;
     std::vector<Cell> pins; // of these, while other threads may give tensors other memory
     void pin();

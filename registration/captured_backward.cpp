@@ -200,12 +200,12 @@ c10::intrusive_ptr<torch::autograd::Node> Captured::make_node(const Match &match
         }
     }
     for (const Backward::Checked &one : backward_->checked) {
-        const Tensor &tensor = one.kept ? kept_[one.index] : match.arguments[one.index];
+        const Tensor &tensor = one.kept ? kept_[one.index] : match.argument(one.index);
         if (!tensor.is_inference())
             node->versions.push_back({tensor.detach(), static_cast<uint32_t>(tensor._version())});
     }
     for (const auto &[kept, index] : input_of_)
-        node->add_next_edge(torch::autograd::impl::gradient_edge(kept ? kept_[index] : match.arguments[index]));
+        node->add_next_edge(torch::autograd::impl::gradient_edge(kept ? kept_[index] : match.argument(index)));
     return node;
 }
 

@@ -267,7 +267,8 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     for (int i = 0; i < opq_capturing_cell_count(capturing.core); ++i)
         made->met_.push_back(opq_capturing_cell(capturing.core, i));
     made->first_.leaves = leaves;
-    made->first_.arguments.append(made->example_.begin(), made->example_.end());
+    for (PyObject *const leaf : leaves.tensors)
+        made->first_.arguments.push_back(py::reinterpret_borrow<py::object>(leaf));
     made->bind(made->first_);
     made->first_.pin();
     return made;

@@ -381,7 +381,8 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
 
 enum { SQUARE_MAX = 300 };
 
-/* A recurrence: steps that read one square matrix, as it lies or across its rows, from the left or from the right. */
+/* A recurrence: steps that read a square matrix, as it lies or across its rows, from the left or from the right; now and then it is another one from
+ * step to step. */
 static opq_ref recurrence(random_graph *r, opq_ref x)
 {
     opq_type type = opq_graph_type(r->graph, x);
@@ -393,11 +394,15 @@ static opq_ref recurrence(random_graph *r, opq_ref x)
         return -1;
     opq_type square = opq_type_make((opq_dtype)type.dtype, 2, (int64_t[]){k, k});
     opq_ref w = same_shape(r, &square);
+    bool changes = chance(r, 50), vector = type.rank == 2 && type.size[left ? 1 : 0] == 1;
     opq_attr attr = {.key = left ? OPQ_ATTR_transpose_a : OPQ_ATTR_transpose_b, .i = turn};
-    for (uint64_t n = 2 + random_below(r, 4); n > 0 && x >= 0; n--) {
+    for (uint64_t n = 2 + random_below(r, 4); n > 0 && x >= 0 && w >= 0; n--) {
         x = random_op(r, OPQ_OP_matmul, left ? (opq_ref[]){w, x} : (opq_ref[]){x, w}, 2, &attr, 1);
         if (x >= 0 && chance(r, 50))
             x = random_op(r, OPQ_OP_tanh, &x, 1, NULL, 0);
+        if (x >= 0 && w >= 0 && changes)
+            w = vector ? random_op(r, OPQ_OP_sub, (opq_ref[]){w, x}, 2, NULL, 0)
+                       : random_op(r, OPQ_OP_tanh, &w, 1, NULL, 0);
     }
     return x;
 }
