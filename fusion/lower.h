@@ -60,6 +60,7 @@ typedef struct opq_lower_request {
     int member_count, stored_count;
     bool by_row;  /* rows one after another, each whole: what a block kernel's are */
     bool decided; /* grouping is over: refuse what cannot be one kernel, not what costs more than it saves */
+    bool counts;  /* an iota is counted, also where it is stored */
 } opq_lower_request;
 
 /* The answer. Buffers, in kernel argument order, name the graph value whose dense memory they are. */

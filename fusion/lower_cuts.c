@@ -85,7 +85,7 @@ static bool is_walked(const opq_cutter *c, opq_ref ref)
         return true;
     while (is_view(rq, ref))
         ref = opq_node_at(rq->graph, ref)->operand[0];
-    bool stored = opq_lower_has_memory(rq->group_of, rq->in_memory, ref);
+    bool stored = !rq->counts && opq_lower_has_memory(rq->group_of, rq->in_memory, ref);
     return rq->group_of[ref] == rq->group || (opq_node_class(opq_node_at(rq->graph, ref)) == OPQ_CLASS_IOTA && !stored);
 }
 

@@ -106,7 +106,8 @@ bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq
 
 static inline bool opq_lower_is_stored(const opq_lower_state *state, opq_ref ref)
 {
-    return opq_lower_has_memory(state->request->group_of, state->request->in_memory, ref);
+    bool counted = state->request->counts && opq_node_at(state->graph, ref)->op == OPQ_OP_iota;
+    return !counted && opq_lower_has_memory(state->request->group_of, state->request->in_memory, ref);
 }
 
 /* lower_order.c: the loops of the kernel, from outside in. */

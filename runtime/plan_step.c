@@ -308,6 +308,11 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
         if (p->group_of[n] == group)
             members[request.member_count++] = n;
     OPQ_TRY(opq_lower(&request, &p->plan->arena, out_lowered));
+    if (out_lowered->refusal !=
+        OPQ_REFUSAL_none) { /* maybe it was grouped before somebody wanted to read an iota from memory */
+        request.counts = true;
+        OPQ_TRY(opq_lower(&request, &p->plan->arena, out_lowered));
+    }
     if (out_lowered->refusal != OPQ_REFUSAL_none)
         return opq_fail(OPQ_UNSUPPORTED, "plan: kernel %s does not lower: %s", step->name,
                         opq_refusal_text(out_lowered->refusal));

@@ -99,6 +99,28 @@ static void test_the_others_stay_fused(void **state)
     free(split);
 }
 
+/* The row is grouped first, when nobody wants to read the iota from memory, where its dims are no loops of a whole row. */
+static void test_an_iota_that_is_stored_later(void **state)
+{
+    opq_graph *graph = graph_of_text("graph @stored_later {\n"
+                                     "  %0 = input i64[7,1,1,4]\n"
+                                     "  %1 = iota i64[1,1,4] {axis=0}\n"
+                                     "  %2 = update i64[1,1,4] %1, %1 {offset=0, sizes=[1,1,4], strides=[4,4,1]}\n"
+                                     "  %3 = mul i64[7,1,1,4] %0, %0\n"
+                                     "  %4 = argmax i64[1,1,1,1] %3 {axes=[0,3], tree=lanes}\n"
+                                     "  %5 = add i64[1,1,1,4] %4, %1\n"
+                                     "  %6 = mul i64[7,1,1,4] %5, %0\n"
+                                     "  output %6, %2\n"
+                                     "}\n");
+    opq_program *program = NULL;
+    expect_ok(opq_compile(*state, graph, OPQ_FUSED, &program));
+    char *json = json_of(program);
+    assert_non_null(strstr(json, "\"fallbacks\": []"));
+    free(json);
+    opq_program_release(program);
+    opq_graph_destroy(graph);
+}
+
 static void test_all_of_them(void **state)
 {
     char *split = planned(*state, "");
@@ -127,6 +149,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_the_others_stay_fused, make_context, drop_context),
+        cmocka_unit_test_setup_teardown(test_an_iota_that_is_stored_later, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_all_of_them, make_context, drop_context),
         cmocka_unit_test_setup_teardown(test_a_run_counts_it, make_context, drop_context),
     };
