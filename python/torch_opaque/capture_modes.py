@@ -149,7 +149,7 @@ class Functions(TorchFunctionMode):
         if (
             func in _LIKE_TENSORS
             and len(tensors) == 1
-            and _C.has_cell(tensors[0])
+            and (_C.has_cell(tensors[0]) or _is_host(tensors[0]))
             and tensors[0].dtype in _REAL
         ):
             like = {"dtype": tensors[0].dtype, "device": tensors[0].device}
@@ -207,7 +207,8 @@ class Operators(TorchDispatchMode):
         leaves = tree_leaves((args, kwargs))
         hosts = [one for one in leaves if _is_host(one)]
         drawn = torch.Tag.nondeterministic_seeded in func.tags
-        if not hosts and not drawn:
+        numbers = any(map(is_number, leaves))
+        if not hosts and not drawn and not numbers:
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default:
             return self._fresh(func(*args, **kwargs))
@@ -217,7 +218,6 @@ class Operators(TorchDispatchMode):
         device = kwargs.get("device")
         if devices or (device is not None and torch.device(device).type == "opaque"):
             return self._on_device(func, args, kwargs, hosts)
-        numbers = any(map(is_number, leaves))
         if not numbers and not drawn and all(map(self.capturing.is_fresh, hosts)):
             return self._fresh(func(*args, **kwargs))
         return self._on_host(func, args, kwargs, hosts)

@@ -232,7 +232,11 @@ def number(capturing, register: int):
 
 
 def is_number(value) -> bool:
-    return type(value) in (Float, Integer)
+    """Also one of a list of scalars, which PyTorch hands to operators as a symbolic number of its own class."""
+    kind = type(value)
+    return kind in (Float, Integer) or (
+        kind in (torch.SymFloat, torch.SymInt) and isinstance(value.node, _Node)
+    )
 
 
 _C.capture_number_types(Float, Integer)
