@@ -226,15 +226,22 @@ static bool is_turned(const opq_lower_state *state, const opq_order *l, int acce
     return once && operand && sum >= 0 && opq_order_stride(state, access, l->source[sum]) == 1;
 }
 
-/* About what a vector of an access takes whose lanes are so far apart. */
-static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int access, int lanes)
+static bool is_made_here(const opq_lower_state *state, int access)
+{
+    opq_ref memory = state->buffers[state->accesses[access].buffer];
+    return memory >= 0 && opq_node_at(state->graph, memory)->op != OPQ_OP_input;
+}
+
+/* About what a vector of an access takes whose lanes are so far apart. all: a matrix that was given is better read by the engine, which makes all
+ * products of one operand at once. */
+static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int access, int lanes, bool all)
 {
     int64_t stride = opq_order_stride(state, access, l->source[lanes]);
     if (stride == 0 || stride == 1)
         return 1;
     if (stride > 0 && stride < OPQ_STRIDE_any)
         return 3;
-    return is_turned(state, l, access, lanes) ? 4 : APART;
+    return is_turned(state, l, access, lanes) && (!all || is_made_here(state, access)) ? 4 : APART;
 }
 
 /* The loop for the lanes: that of the cheapest vectors, of which a longer one needs fewer. all: none whose lanes lie apart. -1: none. */
@@ -247,7 +254,7 @@ static int chain_lanes(const opq_lower_state *state, const opq_order *l, bool al
     for (int i = 0; i < l->count; i++) {
         int64_t cost = 0, most = 0;
         for (int a = 0; a < state->access_count && l->role[i] == OPQ_ROLE_kept; a++) {
-            int64_t of = lanes_cost(state, l, a, i);
+            int64_t of = lanes_cost(state, l, a, i, all);
             cost += of;
             most = of > most ? of : most;
         }

@@ -1,26 +1,38 @@
-/* An operand that several small products read across its rows is turned once, for all of them.
+/* What several small products read across its rows is turned once, for all of them.
  *
  *   matmul f32[64,1] %w, %x      a lane for each row of w: 64 elements are 64 places      for each of many steps
  *
  *   %t = cast f32[64,64] (permute %w)                                                     once
  *   matmul f32[64,1] %t, %x {transpose_a=1}      a lane for each column of t: a vector is loaded
  *
+ * A family is what is made of each other element by element (w = w + u v', step after step): it is made turned from its inputs on.
+ *
  * needs   small products, which no engine packs operands for (opq_lower_is_small)
  * keeps   every sum: its terms and their order
- * not     operands that few products read: turning takes about what one of these loses
+ * not     what few products read: turning takes about what one of these loses
  */
 #include "fusion/lower_state.h"
 #include "fusion/pass.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-enum { READERS_MIN = 3, LANES_MIN = 4 };
+enum { READERS_MIN = 3, READERS_EACH = 4, LANES_MIN = 4 };
+
+/* Of its first member, to which the others lead. */
+typedef struct family {
+    opq_ref first;
+    int32_t readers,
+        turns; /* products that read across rows; members that have to be turned: inputs, and each use by somebody else */
+    bool bound; /* something of another kind goes into it, as large */
+} family;
 
 typedef struct turner {
     const opq_graph *in;
     opq_graph *out;
-    opq_ref *renamed, *turned; /* turned: per node of `in`, in `out`; -1: not yet */
+    opq_ref *renamed, *turned; /* per node of `in`, in `out`; -1: not yet */
     int32_t *readers;
+    family *families; /* per node of `in` */
 } turner;
 
 /* Of a permutation that swaps the last two dims. */
@@ -62,48 +74,183 @@ static bool has_products(const opq_graph *graph)
     return count == READERS_MIN;
 }
 
+/* ---- families */
+
+static bool is_computed(const opq_node *node)
+{
+    return node->type.rank >= 2 && opq_class_is_elementwise(opq_node_class(node));
+}
+
+static bool is_member(const opq_node *node)
+{
+    return is_computed(node) || (node->type.rank >= 2 && node->op == OPQ_OP_input);
+}
+
+static bool is_as_large(const opq_type *a, const opq_type *b)
+{
+    return a->rank == b->rank && memcmp(a->size, b->size, (size_t)a->rank * sizeof *a->size) == 0;
+}
+
+/* Turned it is no copy: of its last two dims at most one has several elements. */
+static bool is_line(const opq_type *type)
+{
+    return type->rank < 2 || type->size[type->rank - 1] == 1 || type->size[type->rank - 2] == 1;
+}
+
+static family *family_of(const turner *t, opq_ref n)
+{
+    while (t->families[n].first != n)
+        n = t->families[n].first = t->families[t->families[n].first].first;
+    return &t->families[n];
+}
+
+static void join(turner *t, opq_ref a, opq_ref b)
+{
+    family *x = family_of(t, a), *y = family_of(t, b);
+    (x < y ? x : y)->bound |= (x < y ? y : x)->bound;
+    (x < y ? y : x)->first = (x < y ? x : y)->first;
+}
+
+static void find_families(turner *t)
+{
+    for (opq_ref n = 0; n < t->in->count; n++)
+        t->families[n].first = n;
+    for (opq_ref n = 0; n < t->in->count; n++) {
+        const opq_node *node = opq_node_at(t->in, n);
+        for (int o = 0; o < node->arity && is_computed(node); o++) {
+            const opq_node *operand = opq_node_at(t->in, node->operand[o]);
+            bool large = is_as_large(&node->type, &operand->type);
+            if (large && is_member(operand))
+                join(t, n, node->operand[o]);
+            else if (large || !is_line(&operand->type))
+                family_of(t, n)->bound = true;
+        }
+    }
+}
+
+/* Is there anything to turn? */
 static bool count_readers(turner *t)
 {
     bool any = false;
-    opq_ref base;
-    for (opq_ref n = 0; n < t->in->count; n++)
-        if (crossed_operand(t->in, n, &base) >= 0)
+    for (opq_ref n = 0; n < t->in->count; n++) {
+        opq_ref base = -1;
+        const opq_node *node = opq_node_at(t->in, n);
+        int crossed = crossed_operand(t->in, n, &base);
+        if (crossed >= 0)
             any = ++t->readers[base] >= READERS_MIN || any;
+        if (node->op == OPQ_OP_input)
+            family_of(t, n)->turns++;
+        for (int o = 0; o < node->arity; o++) {
+            const opq_node *operand = opq_node_at(t->in, node->operand[o]);
+            family *of = family_of(t, node->operand[o]);
+            if (o == crossed && base == node->operand[o])
+                any = ++of->readers >= READERS_MIN || any;
+            else if (!is_computed(node) || !is_as_large(&node->type, &operand->type))
+                of->turns++;
+        }
+    }
+    for (int i = 0; i < t->in->output_count; i++)
+        family_of(t, t->in->outputs[i])->turns++;
     return any;
 }
 
-static opq_status turn(turner *t, opq_ref base, const opq_node *reader)
+static bool is_made_turned(const turner *t, opq_ref n)
 {
-    const opq_node *of = opq_node_at(t->in, base);
-    int rank = of->type.rank;
+    const family *of = family_of(t, n);
+    return is_member(opq_node_at(t->in, n)) && !of->bound && of->readers >= READERS_MIN &&
+           of->readers >= READERS_EACH * of->turns;
+}
+
+/* ---- the copy */
+
+static opq_type turned_type(const opq_type *type)
+{
+    opq_type turned = *type;
+    turned.size[type->rank - 1] = type->size[type->rank - 2];
+    turned.size[type->rank - 2] = type->size[type->rank - 1];
+    return turned;
+}
+
+/* Of `from`, a node of the copy. */
+static opq_status turn(turner *t, opq_ref from, const opq_node *reader, opq_ref *out_turned)
+{
+    const opq_type type = opq_node_at(t->out, from)->type;
     int64_t dims[OPQ_RANK_MAX];
-    for (int d = 0; d < rank; d++)
-        dims[d] = swapped(d, rank);
-    opq_attr along = {.key = OPQ_ATTR_dims, .is_int = true, .count = rank, .ints = dims};
+    for (int d = 0; d < type.rank; d++)
+        dims[d] = swapped(d, type.rank);
+    opq_attr along = {.key = OPQ_ATTR_dims, .is_int = true, .count = type.rank, .ints = dims};
     opq_node node = {.op = OPQ_OP_permute,
                      .arity = 1,
-                     .operand = &t->renamed[base],
+                     .operand = &from,
                      .attr_count = 1,
                      .attr = &along,
                      .line = reader->line,
                      .provenance = reader->provenance,
-                     .type = of->type,
+                     .type = turned_type(&type),
                      .kernel = -1};
-    node.type.size[rank - 1] = of->type.size[rank - 2];
-    node.type.size[rank - 2] = of->type.size[rank - 1];
     opq_ref view;
     OPQ_TRY(opq_graph_append(t->out, &node, &view));
     node.op = OPQ_OP_cast;
     node.operand = &view;
     node.attr_count = 0;
-    return opq_graph_append(t->out, &node, &t->turned[base]);
+    return opq_graph_append(t->out, &node, out_turned);
+}
+
+static opq_status need_turned(turner *t, opq_ref n, const opq_node *reader)
+{
+    return t->turned[n] >= 0 ? OPQ_OK : turn(t, t->renamed[n], reader, &t->turned[n]);
+}
+
+/* As it lies in the graph, of what was made turned. */
+static opq_status need_straight(turner *t, opq_ref n, const opq_node *reader)
+{
+    return t->renamed[n] >= 0 ? OPQ_OK : turn(t, t->turned[n], reader, &t->renamed[n]);
+}
+
+/* An operand that is broadcast along one of the last two dims, or both: along the other one. */
+static opq_status turn_line(turner *t, opq_ref n, const opq_node *reader, opq_ref *out_turned)
+{
+    OPQ_TRY(need_straight(t, n, reader));
+    const opq_type type = opq_node_at(t->in, n)->type;
+    *out_turned = t->renamed[n];
+    if (opq_type_count(&type) == 1 && type.rank <= 1)
+        return OPQ_OK;
+    int rank = reader->type.rank, more = rank - type.rank;
+    int64_t size[OPQ_RANK_MAX];
+    for (int d = 0; d < rank; d++)
+        size[d] = d < more ? 1 : type.size[d - more];
+    opq_type wide = opq_type_make((opq_dtype)type.dtype, rank, size);
+    wide.weak = type.weak;
+    opq_node node = {.op = OPQ_OP_reshape,
+                     .arity = 1,
+                     .operand = &t->renamed[n],
+                     .line = reader->line,
+                     .provenance = reader->provenance,
+                     .type = turned_type(&wide),
+                     .kernel = -1};
+    return opq_graph_append(t->out, &node, out_turned);
+}
+
+static opq_status make_turned(turner *t, opq_ref n)
+{
+    opq_ref operands[OPQ_OPERANDS_MAX];
+    opq_node node = *opq_node_at(t->in, n);
+    for (int o = 0; o < node.arity; o++) {
+        opq_ref from = node.operand[o];
+        bool large = is_as_large(&node.type, &opq_node_at(t->in, from)->type);
+        OPQ_TRY(large ? need_turned(t, from, &node) : turn_line(t, from, &node, &operands[o]));
+        operands[o] = large ? t->turned[from] : operands[o];
+    }
+    node.operand = operands;
+    node.type = turned_type(&node.type);
+    return opq_graph_append(t->out, &node, &t->turned[n]);
 }
 
 static opq_status copy_product(turner *t, opq_ref n, int o, opq_ref base)
 {
     const opq_node *product = opq_node_at(t->in, n);
-    if (t->turned[base] < 0)
-        OPQ_TRY(turn(t, base, product));
+    OPQ_TRY(need_turned(t, base, product));
+    OPQ_TRY(need_straight(t, product->operand[!o], product));
     opq_ref operands[2] = {t->renamed[product->operand[0]], t->renamed[product->operand[1]]};
     opq_attr attrs[2];
     opq_node node = *product;
@@ -121,17 +268,29 @@ static opq_status copy_product(turner *t, opq_ref n, int o, opq_ref base)
     return opq_graph_append(t->out, &node, &t->renamed[n]);
 }
 
+static opq_status copy_one(turner *t, opq_ref n)
+{
+    opq_ref base;
+    const opq_node *node = opq_node_at(t->in, n);
+    int o = crossed_operand(t->in, n, &base);
+    if (is_computed(node) && is_made_turned(t, n))
+        return make_turned(t, n);
+    if (o >= 0 && (t->readers[base] >= READERS_MIN || is_made_turned(t, base)))
+        return copy_product(t, n, o, base);
+    for (int k = 0; k < node->arity; k++)
+        OPQ_TRY(need_straight(t, node->operand[k], node));
+    return opq_graph_copy_node(t->out, t->in, n, t->renamed, &t->renamed[n]);
+}
+
 static opq_status copy_all(turner *t)
 {
-    for (opq_ref n = 0; n < t->in->count; n++) {
-        opq_ref base;
-        int o = crossed_operand(t->in, n, &base);
-        OPQ_TRY(o >= 0 && t->readers[base] >= READERS_MIN
-                    ? copy_product(t, n, o, base)
-                    : opq_graph_copy_node(t->out, t->in, n, t->renamed, &t->renamed[n]));
+    for (opq_ref n = 0; n < t->in->count; n++)
+        OPQ_TRY(copy_one(t, n));
+    for (int i = 0; i < t->in->output_count; i++) {
+        opq_ref output = t->in->outputs[i];
+        OPQ_TRY(need_straight(t, output, opq_node_at(t->in, output)));
+        OPQ_TRY(opq_graph_output(t->out, t->renamed[output]));
     }
-    for (int i = 0; i < t->in->output_count; i++)
-        OPQ_TRY(opq_graph_output(t->out, t->renamed[t->in->outputs[i]]));
     return OPQ_OK;
 }
 
@@ -146,16 +305,20 @@ opq_status opq_turn_operands(const opq_graph *in, opq_graph **out_copy)
     t.renamed = malloc(2 * count * sizeof *t.renamed);
     t.turned = t.renamed + count;
     t.readers = calloc(count, sizeof *t.readers);
-    if (t.renamed == NULL || t.readers == NULL)
+    t.families = calloc(count, sizeof *t.families);
+    if (t.renamed == NULL || t.readers == NULL || t.families == NULL)
         status = opq_fail(OPQ_NO_MEMORY, "group: out of memory");
-    else if (count_readers(&t))
-        status = opq_graph_create(in->name, &t.out);
+    if (status == OPQ_OK) {
+        find_families(&t);
+        status = count_readers(&t) ? opq_graph_create(in->name, &t.out) : OPQ_OK;
+    }
     for (size_t n = 0; n < count && t.out; n++)
-        t.turned[n] = -1;
+        t.renamed[n] = t.turned[n] = -1;
     if (t.out)
         status = copy_all(&t);
     free(t.renamed);
     free(t.readers);
+    free(t.families);
     *out_copy = t.out;
     return status;
 }

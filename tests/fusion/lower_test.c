@@ -141,19 +141,6 @@ static const struct {
      "    }\n"
      "  }\n"
      "}\n"},
-    {"graph @crossed {\n  %0 = input f32[24,20]\n  %1 = input f32[20,1]\n  %2 = matmul f32[24,1] %0, %1\n"
-     "  %3 = neg f32[24,1] %2\n  output %3\n}\n", /* tiles of what lies apart are turned, for which turns lie side by side */
-     "kernel @(b0: f32, b1: f32, b2: out f32) over i, j {\n"
-     "  vector i < d0 {\n"
-     "    chain j < d1 {\n"
-     "      %2 = load f32 b0[d2 + i*d3 + j]\n"
-     "      %3 = load f32 b1[d7 + j*d9]\n"
-     "      %4 = matmul f32 %2, %3\n"
-     "    }\n"
-     "    %5 = neg f32 %4\n"
-     "    store f32 b2[d12 + i], %5\n"
-     "  }\n"
-     "}\n"},
     {"graph @back {\n  %0 = input f32[4,64]\n  %1 = slice f32[4,64] %0 {start=[0,63], step=[1,-1]}\n  %2 = neg "
      "f32[4,64] "
      "%1\n  output %2\n}\n",

@@ -396,7 +396,7 @@ static opq_ref recurrence(random_graph *r, opq_ref x)
     opq_ref w = same_shape(r, &square);
     bool changes = chance(r, 50), vector = type.rank == 2 && type.size[left ? 1 : 0] == 1;
     opq_attr attr = {.key = left ? OPQ_ATTR_transpose_a : OPQ_ATTR_transpose_b, .i = turn};
-    for (uint64_t n = 2 + random_below(r, 4); n > 0 && x >= 0 && w >= 0; n--) {
+    for (uint64_t n = 2 + random_below(r, 6); n > 0 && x >= 0 && w >= 0; n--) {
         x = random_op(r, OPQ_OP_matmul, left ? (opq_ref[]){w, x} : (opq_ref[]){x, w}, 2, &attr, 1);
         if (x >= 0 && chance(r, 50))
             x = random_op(r, OPQ_OP_tanh, &x, 1, NULL, 0);

@@ -283,6 +283,15 @@ def test_products_of_a_matrix_that_is_new_each_time(rows, dtype):
             assert bits(list(results())) == fused, terms
 
 
+def test_a_matrix_just_made_is_read_across_its_rows_in_tiles():
+    """A lane for each row, and turns side by side. One that was given is the engine's, which makes all products of a row at once."""
+    matrix, row = torch.randn(24, 20).to(D), torch.randn(20).to(D)
+    made = str(torch_opaque.graph((matrix + 1) @ row, stage="kernels"))
+    assert "  vector i < d0 {\n    chain j < d1 {\n      %2 = load f32 b0[d2 + i*d3 + j]" in made
+    given = str(torch_opaque.graph(matrix @ row + 1, stage="kernels"))
+    assert "  parallel i < d0 {\n    vector j < d1 {\n      chain k < d2 {" in given
+
+
 def test_a_row_does_not_depend_on_its_batch():
     x, w = torch.randn(9, 70).to(D), torch.randn(40, 70).to(D)
     for f in (
