@@ -252,13 +252,14 @@ static int chain_lanes(const opq_lower_state *state, const opq_order *l, bool al
     for (int i = 0; i < l->count; i++)
         elements *= l->role[i] == OPQ_ROLE_kept ? l->extent[i] : 1;
     for (int i = 0; i < l->count; i++) {
-        int64_t cost = 0, most = 0;
+        int64_t cost = 0;
+        bool apart = false;
         for (int a = 0; a < state->access_count && l->role[i] == OPQ_ROLE_kept; a++) {
             int64_t of = lanes_cost(state, l, a, i, all);
             cost += of;
-            most = of > most ? of : most;
+            apart |= of == APART;
         }
-        if (l->role[i] != OPQ_ROLE_kept || (all && most == APART))
+        if (l->role[i] != OPQ_ROLE_kept || (all && apart))
             continue;
         int64_t extent = l->extent[i] ? l->extent[i] : 1;
         cost *= elements / extent * ((extent + LANES - 1) / LANES);

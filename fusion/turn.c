@@ -22,9 +22,9 @@ enum { READERS_MIN = 3, READERS_EACH = 4, LANES_MIN = 4 };
 /* Of its first member, to which the others lead. */
 typedef struct family {
     opq_ref first;
-    int32_t readers,
-        turns; /* products that read across rows; members that have to be turned: inputs, and each use by somebody else */
-    bool bound; /* something of another kind goes into it, as large */
+    int32_t readers; /* products that read across rows */
+    int32_t turns;   /* members that have to be turned: inputs, and each use by somebody else */
+    bool bound;      /* something of another kind goes into it, as large */
 } family;
 
 typedef struct turner {
@@ -66,11 +66,12 @@ static int crossed_operand(const opq_graph *graph, opq_ref n, opq_ref *out_base)
     return last && node->type.size[o ? rank - 1 : rank - 2] >= LANES_MIN && operand->type.size[summed] > 1 ? o : -1;
 }
 
-static bool has_products(const opq_graph *graph)
+static bool has_readers(const opq_graph *graph)
 {
     int count = 0;
+    opq_ref base;
     for (opq_ref n = 0; n < graph->count && count < READERS_MIN; n++)
-        count += opq_node_at(graph, n)->op == OPQ_OP_matmul;
+        count += crossed_operand(graph, n, &base) >= 0;
     return count == READERS_MIN;
 }
 
@@ -106,9 +107,10 @@ static family *family_of(const turner *t, opq_ref n)
 
 static void join(turner *t, opq_ref a, opq_ref b)
 {
-    family *x = family_of(t, a), *y = family_of(t, b);
-    (x < y ? x : y)->bound |= (x < y ? y : x)->bound;
-    (x < y ? y : x)->first = (x < y ? x : y)->first;
+    family *of = family_of(t, a), *other = family_of(t, b);
+    family *first = of < other ? of : other, *later = of < other ? other : of;
+    first->bound |= later->bound;
+    later->first = first->first;
 }
 
 static void find_families(turner *t)
@@ -300,7 +302,7 @@ opq_status opq_turn_operands(const opq_graph *in, opq_graph **out_copy)
     size_t count = (size_t)in->count + 1;
     opq_status status = OPQ_OK;
     *out_copy = NULL;
-    if (!has_products(in))
+    if (!has_readers(in))
         return OPQ_OK;
     t.renamed = malloc(2 * count * sizeof *t.renamed);
     t.turned = t.renamed + count;

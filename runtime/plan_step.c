@@ -308,8 +308,8 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
         if (p->group_of[n] == group)
             members[request.member_count++] = n;
     OPQ_TRY(opq_lower(&request, &p->plan->arena, out_lowered));
-    if (out_lowered->refusal !=
-        OPQ_REFUSAL_none) { /* maybe it was grouped before somebody wanted to read an iota from memory */
+    /* Maybe it was grouped before somebody wanted to read an iota from memory. */
+    if (out_lowered->refusal != OPQ_REFUSAL_none) {
         request.counts = true;
         OPQ_TRY(opq_lower(&request, &p->plan->arena, out_lowered));
     }
