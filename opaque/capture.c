@@ -12,7 +12,7 @@ typedef struct maker {
     opq_ctx *ctx;
     opq_capturing *capturing;
     opq_room room;
-    opq_snapshot taken, any_offset;
+    opq_snapshot taken, planned;
     const opq_snapshot *snapshot; /* one of them */
     opq_value **values;           /* of the cells that were written, then of the results; references */
     int32_t *cell_of;             /* per value: a cell's number, or -1 - that of a result */
@@ -241,16 +241,6 @@ static opq_status plan(maker *m)
     return status;
 }
 
-/* Views of leaves become leaves of their own, which may begin elsewhere. */
-static opq_status choose_snapshot(maker *m)
-{
-    bool any;
-    OPQ_TRY(opq_snapshot_without_offsets(&m->taken, &m->any_offset, &any));
-    if (any)
-        m->snapshot = &m->any_offset;
-    return OPQ_OK;
-}
-
 /* Launches of some microseconds in all, which never wait for the host. */
 static bool is_small(const opq_plan *plan)
 {
@@ -305,8 +295,10 @@ static void finish(maker *m)
 static opq_status make(maker *m, int results, bool planned, opq_graph **out_graph)
 {
     m->snapshot = &m->taken;
-    if (planned)
-        OPQ_TRY(choose_snapshot(m));
+    if (planned) {
+        OPQ_TRY(opq_snapshot_captured(&m->taken, &m->planned));
+        m->snapshot = &m->planned;
+    }
     OPQ_TRY(bind(m, results));
     find_shiftable(m);
     if (planned)
@@ -318,7 +310,7 @@ static opq_status make(maker *m, int results, bool planned, opq_graph **out_grap
 static opq_status collect_and_make(opq_capturing *capturing, opq_cell *const *results, int count, bool planned,
                                    opq_capture **out_capture, opq_graph **out_graph)
 {
-    static const opq_scope alone = {OPQ_SCOPE_asked, 0, false};
+    static const opq_scope alone = {.kind = OPQ_SCOPE_asked};
     maker m = {0};
     if (capturing->lost)
         return out_of_memory();
@@ -358,7 +350,7 @@ opq_status opq_capture_first_run(opq_capturing *capturing, opq_cell *const *resu
     start(&m, capturing);
     opq_status status = list_values(&m, results, count);
     if (status == OPQ_OK)
-        status = opq_materialize(m.ctx, m.values, m.count, OPQ_REASON_capture);
+        status = opq_materialize_captured(m.ctx, m.values, m.count);
     finish(&m);
     return status;
 }

@@ -41,7 +41,7 @@ opq_status opq_capturing_begin(opq_ctx *ctx, void *host, opq_capturing **out_cap
     static atomic_uint last;
     if (opq_capturing_here(ctx))
         return opq_fail(OPQ_INVALID, "this thread is capturing a function already");
-    const opq_scope pending = {OPQ_SCOPE_origin, opq_origin_get(), true};
+    const opq_scope pending = {.kind = OPQ_SCOPE_origin, .origin = opq_origin_get(), .runs = true};
     OPQ_TRY(opq_run_pending(ctx, NULL, 0, &pending, OPQ_REASON_capture));
     opq_capturing *made = calloc(1, sizeof *made);
     if (made == NULL)
@@ -158,7 +158,7 @@ static opq_value *own_leaf(opq_capturing *c, opq_cell *cell, bool *out_nothing)
     *out_nothing = old == NULL;
     if (old == NULL)
         return NULL;
-    static const opq_scope alone = {OPQ_SCOPE_asked, 0, true};
+    static const opq_scope alone = {.kind = OPQ_SCOPE_asked, .runs = true};
     bool computed =
         old->state == OPQ_VALUE_computed || opq_run_pending(c->ctx, &old, 1, &alone, OPQ_REASON_capture) == OPQ_OK;
     if (computed && old->state == OPQ_VALUE_computed && opq_value_leaf(c->ctx, &old->type, old->buffer, &leaf) == OPQ_OK) {

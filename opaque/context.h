@@ -147,6 +147,8 @@ opq_ctx *opq_running(void);
 struct opq_scope;
 opq_status opq_run_pending(opq_ctx *ctx, opq_value *const *values, int count, const struct opq_scope *scope,
                            opq_reason reason) OPQ_MUST_CHECK;
+/* As opq_materialize, of what a captured function recorded: by its plan. */
+opq_status opq_materialize_captured(opq_ctx *ctx, opq_value *const *values, int count) OPQ_MUST_CHECK;
 /* Around what runs under the run lock; plans that were made in the background are collected. */
 void opq_run_enter(opq_ctx *ctx);
 bool opq_run_try_enter(opq_ctx *ctx); /* false: another thread runs */

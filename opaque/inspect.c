@@ -13,7 +13,7 @@ typedef struct kept {
 
 opq_status opq_snapshot_take(opq_ctx *ctx, opq_value *const *values, int count, opq_snapshot **out_snapshot)
 {
-    static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, false};
+    static const opq_scope nothing_else = {.kind = OPQ_SCOPE_asked};
     kept *k = malloc(sizeof *k);
     if (k == NULL)
         return opq_fail(OPQ_NO_MEMORY, "out of memory");

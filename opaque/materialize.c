@@ -12,11 +12,12 @@
 
 typedef struct run {
     opq_runner runner;
-    opq_snapshot snapshot;
-    opq_execution planned; /* of all of it */
-    bool has_plan;         /* or each of its pieces has one: what fails then failed as it ran */
+    opq_snapshot snapshot, captured; /* captured: as a captured function has it, if it is one's */
+    opq_execution planned;           /* of all of it */
+    bool has_plan;                   /* or each of its pieces has one: what fails then failed as it ran */
     bool mixed, failed_apart;
     bool comes_again; /* in pieces, or came so before */
+    bool is_captured;
     bool whole_steps; /* a cell goes back to its last computed value, not to the last good write */
     opq_value **outputs;
     opq_buffer **results;
@@ -149,8 +150,10 @@ static opq_status execute(run *r)
     opq_execution *p = &r->planned;
     bool found;
     opq_tier_kind tier;
-    *p = (opq_execution){.runner = &r->runner, .given = &r->snapshot, .in_place = true};
-    OPQ_TRY(opq_execution_find(p, true, &found));
+    if (r->is_captured)
+        OPQ_TRY(opq_snapshot_captured(&r->snapshot, &r->captured));
+    *p = (opq_execution){.runner = &r->runner, .given = r->is_captured ? &r->captured : &r->snapshot, .in_place = true};
+    OPQ_TRY(opq_execution_find(p, !r->is_captured, &found));
     if (ctx->repro.dir)
         opq_repro_begin(&ctx->repro, p);
     OPQ_TRY(choose_tier(r, found, &tier));
@@ -296,6 +299,7 @@ static opq_status run_values(run *r, opq_value *const *values, int count, const 
         return out_of_memory();
     for (int i = 0; i < s->outputs.count; i++)
         r->outputs[i] = opq_snapshot_output(s, i);
+    r->is_captured = scope->captured;
     r->mixed = true; /* until the run says something else */
     opq_status status = execute_timed(r);
     if (status != OPQ_OK || ctx->repro.dir)
@@ -327,7 +331,7 @@ static void drop_run(run *r)
     opq_room_drop(&r->room);
 }
 
-static const opq_scope nothing_else = {OPQ_SCOPE_asked, 0, true};
+static const opq_scope nothing_else = {.kind = OPQ_SCOPE_asked, .runs = true};
 
 /* One value with what it needs. What its cell goes back to if it fails is computed in turn, so that it holds the newest good value. */
 static opq_status run_alone(opq_ctx *ctx, opq_value *value, const run *like)
@@ -447,10 +451,10 @@ static bool observes(opq_reason reason)
     return false;
 }
 
-opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
+static opq_status materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason, bool captured)
 {
     bool any = false;
-    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get(), true};
+    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get(), true, captured};
     for (int i = 0; i < count; i++)
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
@@ -458,6 +462,16 @@ opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, op
     OPQ_TRY(check_allowed(ctx, reason));
     atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     return opq_run_pending(ctx, values, count, &scope, reason);
+}
+
+opq_status opq_materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason)
+{
+    return materialize(ctx, values, count, reason, false);
+}
+
+opq_status opq_materialize_captured(opq_ctx *ctx, opq_value *const *values, int count)
+{
+    return materialize(ctx, values, count, OPQ_REASON_capture, true);
 }
 
 void opq_plans_wait(opq_ctx *ctx)
@@ -489,7 +503,7 @@ opq_status opq_synchronize(opq_ctx *ctx, opq_reason reason)
     if (count > 0)
         atomic_fetch_add(&ctx->stats.flushes[reason], 1);
     for (int i = 0; i < count; i++) {
-        opq_scope scope = {OPQ_SCOPE_origin, origins[i], true};
+        opq_scope scope = {.kind = OPQ_SCOPE_origin, .origin = origins[i], .runs = true};
         opq_status status = opq_run_pending(ctx, NULL, 0, &scope, reason);
         if (status != OPQ_OK && origins[i] == opq_origin_get()) {
             own = status;

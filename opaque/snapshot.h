@@ -20,7 +20,8 @@
 typedef struct opq_scope {
     enum { OPQ_SCOPE_asked, OPQ_SCOPE_origin } kind;
     uint32_t origin;
-    bool runs; /* else nobody asks what is replaced */
+    bool runs;     /* else nobody asks what is replaced */
+    bool captured; /* they are what a captured function makes, whose plan is there */
 } opq_scope;
 
 /* Operands and values asked for: a set and the number there. */
@@ -97,6 +98,9 @@ opq_status opq_snapshot_resized(const opq_snapshot *snapshot, const int64_t *siz
  * Else there is none. */
 opq_status opq_snapshot_without_offsets(const opq_snapshot *snapshot, opq_snapshot *out_snapshot,
                                         bool *out_any) OPQ_MUST_CHECK;
+/* The same graph as a captured function has it: for any offsets of its views of leaves, and what is equal of its numbers and of these views is one.
+ * In the same room and with the same pins, without a key. (snapshot_share.c) */
+opq_status opq_snapshot_captured(const opq_snapshot *snapshot, opq_snapshot *out_snapshot) OPQ_MUST_CHECK;
 /* A view of an operand that is a value in memory (of: NULL), or itself the view `of` one: as one view of that. False: it is none by strides. */
 bool opq_view_make(const opq_value *view, const opq_type *operand, const opq_view *of, opq_view *out_view);
 bool opq_snapshot_replaces(const opq_snapshot *snapshot, int32_t leaf); /* by one of its outputs */

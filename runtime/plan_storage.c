@@ -158,18 +158,28 @@ static void remove_gap(gaps *g, int at)
     memmove(&g->items[at], &g->items[at + 1], (size_t)(g->count - at) * sizeof *g->items);
 }
 
+static void insert_gap(gaps *g, int at, int64_t begin, int64_t end)
+{
+    memmove(&g->items[at + 1], &g->items[at], (size_t)(g->count++ - at) * sizeof *g->items);
+    g->items[at] = (gap){begin, end};
+}
+
+static int64_t rounded_up(int64_t bytes, int64_t to) { return (bytes + to - 1) & ~(to - 1); }
+
 /* Less than 0: there is no such gap. */
-static int64_t take(gaps *g, int64_t bytes)
+static int64_t take(gaps *g, int64_t bytes, int64_t align)
 {
     int at = 0;
-    while (at < g->count && g->items[at].end - g->items[at].begin < bytes)
+    while (at < g->count && g->items[at].end - bytes < rounded_up(g->items[at].begin, align))
         at++;
     if (at == g->count)
         return -1;
-    int64_t offset = g->items[at].begin;
-    g->items[at].begin += bytes;
+    int64_t begin = g->items[at].begin, offset = rounded_up(begin, align);
+    g->items[at].begin = offset + bytes;
     if (g->items[at].begin == g->items[at].end)
         remove_gap(g, at);
+    if (begin < offset)
+        insert_gap(g, at, begin, offset);
     return offset;
 }
 
@@ -178,8 +188,7 @@ static void give_back(gaps *g, int64_t begin, int64_t end)
     int at = 0;
     while (g->items[at].begin < begin)
         at++;
-    memmove(&g->items[at + 1], &g->items[at], (size_t)(g->count++ - at) * sizeof *g->items);
-    g->items[at] = (gap){begin, end};
+    insert_gap(g, at, begin, end);
     for (int i = at; i >= 0 && i >= at - 1; i--) /* with the next one, and the one before with it */
         if (g->items[i].end == g->items[i + 1].begin) {
             g->items[i].end = g->items[i + 1].end;
@@ -187,7 +196,16 @@ static void give_back(gaps *g, int64_t begin, int64_t end)
         }
 }
 
-static int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
+/* What lies in one vector or less shares its cache line with others like it: loops over scalars make thousands. */
+static int64_t alignment(int64_t bytes)
+{
+    int64_t align = 4;
+    while (align < bytes && align < 64)
+        align *= 2;
+    return align;
+}
+
+static int64_t padded(int64_t bytes) { return rounded_up(bytes, alignment(bytes)); }
 
 /* `born` and `dying`: per wave the first value whose life begins or ends there, then per value the next one. */
 static opq_status place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, gaps *free_space)
@@ -208,7 +226,7 @@ static opq_status place_by_wave(opq_plan *plan, int32_t *born, int32_t *dying, g
         for (int32_t i = born[w]; i >= 0; i = next_born[i]) {
             opq_storage *storage = &plan->storage[i];
             int64_t bytes = storage->bytes > INT64_MAX - 63 ? INT64_MAX : padded(storage->bytes);
-            storage->offset = take(free_space, bytes);
+            storage->offset = take(free_space, bytes, alignment(storage->bytes));
             if (storage->offset < 0)
                 return opq_fail(
                     OPQ_NO_MEMORY,

@@ -50,8 +50,13 @@ void *opq_run_data(const opq_run_state *run, int32_t id)
 
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars)
 {
-    for (int i = 0; i < step->loops.buffer_count; i++)
-        out_buffers[i] = opq_run_data(run, step->buffers[i]);
+    const opq_storage *storage = run->plan->storage;
+    char *arena = run->arena ? run->arena->data : NULL;
+    for (int i = 0; i < step->loops.buffer_count; i++) {
+        int32_t id = step->buffers[i];
+        bool plain = arena && id >= 0 && storage[id].home == OPQ_HOME_temporary;
+        out_buffers[i] = plain ? arena + storage[id].offset : opq_run_data(run, id);
+    }
     for (int i = 0; i < step->loops.scalar_count; i++)
         out_scalars[i] = run->slots[step->scalars[i]];
 }

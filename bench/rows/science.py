@@ -196,3 +196,37 @@ def rank_one_jax(jax, a, u):
 @row(tolerance=1e-4, jax=rank_one_jax)
 def rank_one_100_of_32():
     return partial(rank_one, torch.outer), (torch.eye(32), torch.randn(100, 32) * 0.1)
+
+
+def pulled(tanh, states, force, stiffness):
+    """Each of the states is pulled by the next one."""
+    following = states[1:] + states[:1]
+    return [
+        0.9 * x + 0.1 * tanh(y * stiffness) + 0.01 * force
+        for x, y in zip(states, following, strict=True)
+    ]
+
+
+def scalars_jax(jax, stiffness, start, forces):
+    def loss(stiffness):
+        def step(states, force):
+            return pulled(jax.numpy.tanh, states, force, stiffness), None
+
+        return sum(x * x for x in jax.lax.scan(step, list(start), forces)[0])
+
+    return jax.grad(loss)(stiffness)
+
+
+# As programs are written whose states have names: loops over tensors of one element, and back through them.
+@row(tolerance=1e-4, jax=scalars_jax)
+def scalars_gradient_50_of_24():
+    def function(stiffness, start, forces):
+        stiffness = stiffness.detach().requires_grad_()
+        states = list(start)
+        with torch.enable_grad():
+            for force in forces:
+                states = pulled(torch.tanh, states, force, stiffness)
+            loss = sum(x * x for x in states)
+        return torch.autograd.grad(loss, stiffness)[0]
+
+    return function, (torch.tensor(0.7), torch.randn(24), torch.randn(50))

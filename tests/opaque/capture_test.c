@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include "opaque/capture.h"
+#include "opaque/capture_plan.h"
 
 typedef struct captured {
     opq_capturing *capturing;
@@ -116,6 +117,43 @@ static void test_numbers(void **state)
     opq_number numbers[] = {{.f = 0.5}};
     expect_ok(opq_capture_run(c.capture, &(opq_capture_call){.cells = &x, .numbers = numbers, .results = &made}));
     expect_floats(ctx, held(ctx, made), FLOATS(.5f, 1, 1.5f, 2, 2.5f, 3, 3.5f, 4));
+    for (opq_cell **cell = (opq_cell *[]){x, y, made, NULL}; *cell; cell++)
+        opq_cell_release(*cell);
+    opq_capture_drop(c.capture);
+}
+
+/* y = (x[1] * 3 + x[1] + 3 - x[2]) * rate * rate: two views and two numbers, however often they are read, and the first call has the plan of all. */
+static void test_what_is_equal_is_read_once(void **state)
+{
+    static const window second = {.rank = 1, .size = {1}, .stride = {1}, .offset = 1},
+                        third = {.rank = 1, .size = {1}, .stride = {1}, .offset = 2};
+    opq_ctx *ctx = *state;
+    captured c;
+    opq_cell *x = cell_of(ctx, leaf(ctx, 1)), *y, *made = NULL;
+    opq_value *rate;
+    begin(ctx, &c);
+    opq_value *value = op2(ctx, OPQ_OP_mul, read_window(ctx, x, second), number(ctx, 3));
+    value = op2(ctx, OPQ_OP_add, value, read_window(ctx, x, second));
+    value = op2(ctx, OPQ_OP_add, value, number(ctx, 3));
+    value = op2(ctx, OPQ_OP_sub, value, read_window(ctx, x, third));
+    for (int i = 0; i < 2; i++) {
+        expect_ok(opq_value_number(ctx, OPQ_f32, (opq_number){.f = 2}, true, 0, &rate));
+        value = op2(ctx, OPQ_OP_mul, value, rate);
+    }
+    expect_ok(opq_cell_from_value(ctx, value, &y));
+    opq_value_release(value);
+    int64_t built = stats_of(ctx).plans_built, reused = stats_of(ctx).plans_reused;
+    end(&c, &y, 1);
+    assert_int_equal(c.capture->plan->slot_count, 2);
+    assert_int_equal(c.capture->plan->input_count, 3); /* and x itself */
+    assert_int_equal(stats_of(ctx).plans_built, built + 1);
+    assert_int_equal(stats_of(ctx).plans_reused, reused + 1);
+    static const window only = {.rank = 1, .size = {1}, .stride = {1}};
+    expect_floats(ctx, read_window(ctx, y, only), FLOATS(32));
+    opq_number numbers[] = {{.f = 10}};
+    write_window(ctx, x, whole, leaf(ctx, 0));
+    expect_ok(opq_capture_run(c.capture, &(opq_capture_call){.cells = &x, .numbers = numbers, .results = &made}));
+    expect_floats(ctx, read_window(ctx, made, only), FLOATS(500));
     for (opq_cell **cell = (opq_cell *[]){x, y, made, NULL}; *cell; cell++)
         opq_cell_release(*cell);
     opq_capture_drop(c.capture);
@@ -251,9 +289,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_a_call_reads_cells_anew),    TEST(test_other_cells),
         TEST(test_cells_that_hold_one_value),  TEST(test_numbers),
-        TEST(test_values_cannot_be_looked_at), TEST(test_what_escapes_is_told),
-        TEST(test_what_does_not_fit),          TEST(test_readers_keep_their_values),
-        TEST(test_cells_exchange_values),      TEST(test_captures_are_compared),
+        TEST(test_what_is_equal_is_read_once), TEST(test_values_cannot_be_looked_at),
+        TEST(test_what_escapes_is_told),       TEST(test_what_does_not_fit),
+        TEST(test_readers_keep_their_values),  TEST(test_cells_exchange_values),
+        TEST(test_captures_are_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

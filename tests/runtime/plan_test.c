@@ -11,6 +11,12 @@ static opq_plan *plan_of(machine *m, const char *text) { return plan_of_graph(m,
 
 /* ---- the arena */
 
+/* That of a vector, or of a cache line: what fits in either lies in one. */
+static int64_t alignment_of(int64_t bytes)
+{
+    return bytes > 32 ? 64 : bytes > 16 ? 32 : bytes > 8 ? 16 : bytes > 4 ? 8 : 4;
+}
+
 /* Values alive at the same step have memory of their own, aligned, inside the arena. */
 static void expect_sound_arena(const opq_plan *plan, const char *what)
 {
@@ -18,7 +24,7 @@ static void expect_sound_arena(const opq_plan *plan, const char *what)
         const opq_storage *a = &plan->storage[i];
         if (a->home != OPQ_HOME_temporary || a->first < 0)
             continue;
-        if (a->offset % 64 != 0 || a->offset < 0 || a->offset + a->bytes > plan->arena_bytes)
+        if (a->offset % alignment_of(a->bytes) != 0 || a->offset < 0 || a->offset + a->bytes > plan->arena_bytes)
             fail_msg("%s: a temporary at %lld of %lld bytes", what, (long long)a->offset, (long long)a->bytes);
         for (int32_t k = 0; k < i; k++) {
             const opq_storage *b = &plan->storage[k];
@@ -78,6 +84,32 @@ static void test_an_arena_is_used_again(void **state)
         expect_sound_arena(plan, "chain");
         opq_plan_release(plan);
     }
+}
+
+/* A thousand scalars are not a thousand cache lines. */
+static void test_scalars_lie_side_by_side(void **state)
+{
+    opq_plan *plan = plan_of(*state, "graph @g {\n"
+                                     "  %0 = input f32[4096]\n"
+                                     "  %1 = input f32[5000]\n"
+                                     "  %2 = input f32[3000]\n"
+                                     "  %3 = sum f32[1] %0 {axes=[0], tree=lanes}\n"
+                                     "  %4 = sum f32[1] %1 {axes=[0], tree=lanes}\n"
+                                     "  %5 = mul f32[3000] %2, %3\n"
+                                     "  %6 = mul f32[3000] %5, %4\n"
+                                     "  output %6\n"
+                                     "}\n");
+    int scalars = 0;
+    expect_sound_arena(plan, "scalars");
+    for (int32_t i = 0; i < plan->storage_count; i++) {
+        const opq_storage *storage = &plan->storage[i];
+        if (storage->home != OPQ_HOME_temporary || storage->bytes != 4 || storage->first < 0)
+            continue;
+        scalars++;
+        assert_in_range(storage->offset, 0, 63);
+    }
+    assert_int_equal(scalars, 2);
+    opq_plan_release(plan);
 }
 
 /* ---- in place */
@@ -345,6 +377,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_arenas_of_the_golden_files),
         TEST(test_an_arena_is_used_again),
+        TEST(test_scalars_lie_side_by_side),
         TEST(test_updates_in_place),
         TEST(test_a_routine_of_undefined),
         TEST(test_equal_outputs_share_memory),
