@@ -150,6 +150,7 @@ opq_status opq_exported_plan(const opq_exported *what, int plan, opq_plan **out_
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
             *counts[i] = (int32_t)next(&r);
         made->arena_bytes = next(&r);
+        made->input_bytes = next(&r);
         read_steps(&r, what, made);
     }
     if (!r.failed)

@@ -4,6 +4,8 @@
  *     chain k { %1 = load..; %2 = load..; %3 = matmul }        %3 = load tile
  *     %5 = add %3, %4; store %5                                %5 = add %3, %4; store %5
  *   } } }                                                    } }
+ *
+ * Of one column it is the transposed product, one row, so that what is made of it goes along vectors; a * b is b * a.
  */
 #include "fusion/loop.h"
 
@@ -19,6 +21,7 @@ typedef struct splitter {
     const int64_t *dims;
     opq_contract *out;
     axis batch, m, n, sum;
+    bool turned;     /* rows are the tree's columns, and the left operand is its right one */
     int chain;       /* the statement of the first loop that sums */
     int16_t *stmt;   /* per statement: in the epilogue */
     int16_t *access; /* per access: in the epilogue, -1 */
@@ -45,9 +48,14 @@ static int64_t extent_of(const splitter *s, const axis *loops)
 
 static void push_loop(axis *loops, int variable) { loops->variable[loops->count++] = variable; }
 
+static const opq_stmt *operand_stmt(const splitter *s, int o)
+{
+    return &s->k->stmts[s->k->stmts[s->out->product].operand[s->turned ? 1 - o : o]];
+}
+
 static int operand_access(const splitter *s, int o)
 {
-    const opq_stmt *load = &s->k->stmts[s->k->stmts[s->out->product].operand[o]];
+    const opq_stmt *load = operand_stmt(s, o);
     return load->op == OPQ_INSTR_load ? load->access : -1;
 }
 
@@ -108,8 +116,22 @@ static void mark_needed(splitter *s)
     }
 }
 
+/* Operands as they lie: with strides and nothing around them. */
+static void turn(splitter *s)
+{
+    bool plain = extent_of(s, &s->n) == 1 && extent_of(s, &s->m) > 1;
+    for (int o = 0; o < 2; o++)
+        plain = plain && operand_stmt(s, o)->operand[0] < 0 && walks_as_one(s, operand_access(s, o), &s->sum);
+    if (!plain || !walks_as_one(s, operand_access(s, 0), &s->m))
+        return;
+    axis rows = s->m;
+    s->m = s->n;
+    s->n = rows;
+    s->turned = true;
+}
+
 /* The product, the loops that sum it, and the others. */
-static bool find_loops(splitter *s)
+static bool find_loops(splitter *s, bool may_turn)
 {
     s->chain = -1;
     for (int i = 0; i < s->k->stmt_count; i++) {
@@ -133,6 +155,8 @@ static bool find_loops(splitter *s)
     if (!epilogue_walks_as_one(s, &s->n))
         return false;
     take_rows(s);
+    if (may_turn)
+        turn(s);
     s->out->batch_rank = s->batch.count;
     for (int b = 0; b < s->batch.count; b++)
         s->out->batch_extent[b] = s->dims[s->batch.variable[b]];
@@ -318,7 +342,7 @@ static opq_status bind_operand(splitter *s, opq_arena *arena, int o)
     s->out->operand[o].buffer = s->k->accesses[access].buffer;
     s->out->operand[o].dtype = (opq_dtype)s->k->accesses[access].dtype;
     s->out->operand[o].offset = s->dims[opq_dims_of(s->k->rank, access)];
-    int condition = s->k->stmts[s->k->stmts[s->out->product].operand[o]].operand[0];
+    int condition = operand_stmt(s, o)->operand[0];
     OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->m : &s->sum, condition >= 0, &s->out->operand[o].row_stride,
                       &s->out->operand[o].rows));
     OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->sum : &s->n, condition >= 0, &s->out->operand[o].column_stride,
@@ -367,6 +391,33 @@ static void push_tile(splitter *s)
                                                          .node = -1};
 }
 
+static void copy_body(splitter *s, int from, int to);
+
+/* The loop over rows, or columns; what is around both lies in the inner one if they change places. */
+static void copy_loop(splitter *s, int at)
+{
+    opq_loops *epilogue = &s->out->epilogue;
+    const opq_stmt *stmt = &s->k->stmts[at];
+    int first = epilogue->stmt_count, inner = first;
+    if (s->turned)
+        epilogue->stmts[epilogue->stmt_count++] = (opq_stmt){
+            .op = OPQ_STMT_loop, .role = OPQ_LOOP_parallel, .operand = {-1, -1, -1}, .access = -1, .node = stmt->node};
+    inner = epilogue->stmt_count++;
+    epilogue->stmts[inner] = *stmt;
+    epilogue->stmts[inner].variable = stmt->variable == s->n.variable[0];
+    if (s->turned)
+        epilogue->stmts[inner].role = OPQ_LOOP_vector;
+    s->stmt[at] = (int16_t)inner;
+    copy_body(s, at + 1, stmt->end);
+    epilogue->stmts[first].end = epilogue->stmts[inner].end = epilogue->stmt_count;
+}
+
+/* Of loops that are one, or of one turn, the body goes on. */
+static bool copies_loop(const splitter *s, const opq_stmt *stmt)
+{
+    return stmt->variable == s->n.variable[0] || (stmt->variable == s->m.variable[0] && !s->turned);
+}
+
 static void copy_body(splitter *s, int from, int to)
 {
     opq_loops *epilogue = &s->out->epilogue;
@@ -377,20 +428,18 @@ static void copy_body(splitter *s, int from, int to)
             i = stmt->end - 1;
             continue;
         }
-        if (stmt->op == OPQ_STMT_loop && stmt->variable != s->m.variable[0] && stmt->variable != s->n.variable[0])
-            continue; /* of the batch, or of loops that are one: its body goes on */
+        if (stmt->op == OPQ_STMT_loop) {
+            if (!copies_loop(s, stmt))
+                continue;
+            copy_loop(s, i);
+            i = stmt->end - 1;
+            continue;
+        }
         if (!s->needed[i])
             continue;
         int at = epilogue->stmt_count++;
         s->stmt[i] = (int16_t)at;
         epilogue->stmts[at] = *stmt;
-        if (stmt->op == OPQ_STMT_loop) {
-            epilogue->stmts[at].variable = stmt->variable == s->n.variable[0];
-            copy_body(s, i + 1, stmt->end);
-            epilogue->stmts[at].end = epilogue->stmt_count;
-            i = stmt->end - 1;
-            continue;
-        }
         epilogue->stmts[at].access = take_access(s, stmt->access);
         for (int o = 0; o < 3; o++)
             if (stmt->operand[o] >= 0)
@@ -430,7 +479,7 @@ static opq_status make_room(splitter *s, opq_arena *arena)
 {
     const opq_loops *k = s->k;
     opq_loops *epilogue = &s->out->epilogue;
-    size_t stmts = (size_t)k->stmt_count + 1, accesses = (size_t)k->access_count + 1;
+    size_t stmts = (size_t)k->stmt_count + 2, accesses = (size_t)k->access_count + 1;
     s->stmt = opq_arena_alloc(arena, stmts * sizeof *s->stmt);
     s->matrix = opq_arena_alloc(arena, accesses * sizeof *s->matrix);
     s->needed = opq_arena_alloc(arena, stmts * sizeof *s->needed);
@@ -453,13 +502,14 @@ static opq_status make_room(splitter *s, opq_arena *arena)
     return OPQ_OK;
 }
 
-opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, opq_arena *arena, opq_contract *out_contract)
+opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, bool may_turn, opq_arena *arena,
+                              opq_contract *out_contract)
 {
     splitter s = {.k = loops, .dims = dims, .out = out_contract};
     memset(out_contract, 0, sizeof *out_contract);
     out_contract->tile = loops->buffer_count;
     OPQ_TRY(make_room(&s, arena));
-    if (!find_loops(&s))
+    if (!find_loops(&s, may_turn))
         return opq_fail(OPQ_UNSUPPORTED, "kernel %s is not one product of two matrices", loops->name);
     OPQ_TRY(bind_operand(&s, arena, 0));
     OPQ_TRY(bind_operand(&s, arena, 1));

@@ -151,8 +151,9 @@ typedef struct opq_contract {
         const int64_t *padded_rows, *padded_columns; /* where each begins there */
     } operand[2];
 } opq_contract;
-/* OPQ_UNSUPPORTED: the product is not one of two loads. `arena` holds the result. */
-opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, opq_arena *arena,
+/* may_turn: a product of one column may become one of one row, whose left operand is the tree's right one. OPQ_UNSUPPORTED: the product is not one
+ * of two loads. `arena` holds the result. */
+opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, bool may_turn, opq_arena *arena,
                               opq_contract *out_contract) OPQ_MUST_CHECK;
 /* A tree with its arguments; buffers and scalars by numbers that mean something to the caller. */
 typedef struct opq_bound {

@@ -293,8 +293,9 @@ static opq_status add_all_packed(adding *a, const opq_plan *plan)
             OPQ_TRY(add_packed(a, plan, step, 0));
         if (step->matmul)
             OPQ_TRY(add_packed(a, plan, step, 1));
-        for (int p = 0; p < step->part_count && !step->block; p++)
-            OPQ_TRY(add_packed(a, plan, &step->parts[p], 1));
+        for (int p = step->block ? 1 : 0; p < step->part_count; p++) /* part 0 of a block is its rows */
+            if (!step->block || !opq_block_product_sums(step->block, p - 1))
+                OPQ_TRY(add_packed(a, plan, &step->parts[p], 1));
     }
     return OPQ_OK;
 }

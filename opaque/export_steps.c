@@ -254,6 +254,7 @@ opq_status opq_step_kinds_put(const opq_step_kinds *kinds, int64_t first, const 
                               p->output_count, p->buffer_count, p->replacement_count, p->sure_wave,     p->slot_count};
     put_int32s(s, counts, sizeof counts / sizeof *counts);
     put(s, p->arena_bytes);
+    put(s, p->input_bytes);
     for (int32_t i = 0; i < p->step_count; i++)
         OPQ_TRY(put_step(kinds, kinds->of_step[first + i], &p->steps[i], s));
     put_waves(p, s);

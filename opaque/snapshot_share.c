@@ -122,8 +122,7 @@ static opq_status share(const opq_snapshot *s, opq_snapshot *out)
     out->scalars.items = opq_room_take(s->room, ((size_t)s->scalars.count + 1) * sizeof *out->scalars.items);
     out->view_of_leaf = s->view_of_leaf ? opq_room_take(s->room, leaves * sizeof(opq_view *)) : NULL;
     if (!out->leaves.items || !out->scalars.items || (s->view_of_leaf && !out->view_of_leaf) ||
-        !copy_codes(s->room, &out->operands) || !copy_codes(s->room, &out->asked) ||
-        !copy_codes(s->room, &out->replaces))
+        !copy_codes(s->room, &out->operands) || !copy_codes(s->room, &out->asked) || !copy_codes(s->room, &out->replaces))
         return out_of_memory();
     for (int i = s->leaves.count - 1; i >= 0 && s->view_of_leaf; i--)
         out->view_of_leaf[leaf[i]] = s->view_of_leaf[i];

@@ -76,6 +76,12 @@ typedef struct opq_block {
     int local_count; /* values of one element per row, numbered -2 - i */
 } opq_block;
 
+/* Of its products, the first ones and then the second ones: does number i sum over rows? */
+static inline bool opq_block_product_sums(const opq_block *block, int i)
+{
+    return i >= block->first_count && block->sums_rows[i - block->first_count];
+}
+
 /* An op of the step that may fail on values: it reads or adds at an index, or divides integers. */
 typedef struct opq_check {
     opq_ref node;
@@ -183,7 +189,7 @@ typedef struct opq_plan {
     int32_t input_count, output_count, buffer_count; /* buffer_count: distinct output buffers */
     int32_t *output_storage;                         /* per graph output */
     int64_t *buffer_bytes;                           /* per distinct output buffer */
-    int64_t arena_bytes;
+    int64_t arena_bytes, input_bytes;                /* input_bytes: of all inputs */
     opq_replacement *replacements;
     int32_t replacement_count, *first_replacement; /* first: per distinct output buffer, -1 */
     int32_t sure_wave;                             /* no step from it on can fail: only there is memory replaced */

@@ -67,6 +67,7 @@ static void add_plan(numbers *n, opq_plan *plan)
     }
     add(n, plan->buffer_bytes, plan->buffer_count);
     add(n, &plan->arena_bytes, 1);
+    add(n, &plan->input_bytes, 1);
     for (int32_t i = 0; i < plan->slot_count; i++) /* the last ones; what each run gives is no number of the plan */
         if (plan->slot_source[i] < 0)
             add(n, &plan->slot_value[i].i, 1);

@@ -186,14 +186,15 @@ static void split_batch(opq_matmul_step *matmul)
     matmul->outer_rank = b + 1;
 }
 
-static opq_status bind_matmul(opq_planner *p, opq_step *step)
+/* alone: it is no part of a step, whose parts have operands in common. */
+static opq_status bind_matmul(opq_planner *p, bool alone, opq_step *step)
 {
     opq_matmul_step *matmul = opq_arena_alloc(&p->plan->arena, sizeof *matmul);
     if (matmul == NULL)
         return out_of_memory();
     memset(matmul, 0, sizeof *matmul);
     step->matmul = matmul;
-    OPQ_TRY(opq_loops_contract(&step->loops, step->dims, &p->plan->arena, &matmul->contract));
+    OPQ_TRY(opq_loops_contract(&step->loops, step->dims, alone, &p->plan->arena, &matmul->contract));
     for (int o = 0; o < 2; o++) {
         matmul->matrix[o] = (opq_matrix){.row_stride = matmul->contract.operand[o].row_stride,
                                          .column_stride = matmul->contract.operand[o].column_stride,
@@ -322,7 +323,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
     OPQ_TRY(bind_arguments(p, out_lowered, step));
     OPQ_TRY(opq_planner_check(p, step));
     if (out_lowered->matmul >= 0 && !out_lowered->direct)
-        OPQ_TRY(bind_matmul(p, step));
+        OPQ_TRY(bind_matmul(p, group == kernel, step));
     opq_step_measure(step);
     if (p->dry)
         return OPQ_OK;

@@ -264,6 +264,8 @@ opq_status opq_plan_storage(opq_planner *p, const int32_t *outputs, int output_c
     for (int i = 0; i < output_count; i++)
         if (outputs[i] >= 0)
             is_output[outputs[i]] = 1;
+    for (int32_t i = 0; i < plan->storage_count; i++)
+        plan->input_bytes += plan->storage[i].home == OPQ_HOME_input ? plan->storage[i].bytes : 0;
     find_lifetimes(plan);
     update_in_place(p, is_output);
     count_copies(plan);

@@ -5,6 +5,7 @@
  * matrix, in order, and their epilogues follow the last one.
  */
 #include "runtime/gemm_internal.h"
+#include "runtime/packed.h"
 #include "runtime/parallel.h"
 #include "runtime/run.h"
 
@@ -25,8 +26,9 @@ typedef struct block_run {
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
     opq_number scalars[OPQ_SCALAR_MAX];
     int64_t matrix_rows, block_rows, blocks; /* rows of a matrix that all products have; of a block; blocks of a matrix */
-    int64_t packed_bytes[OPQ_BLOCK_MATRIX_MAX]; /* right operands, packed once for all blocks of a matrix; 0: as they are */
-    int64_t sums_bytes[OPQ_BLOCK_SECOND_MAX]; /* of second products that sum over rows */
+    opq_buffer *kept[OPQ_BLOCK_MATRIX_MAX]; /* packed copies of right operands that stay with their buffers, or NULL; references */
+    int64_t packed_bytes[OPQ_BLOCK_MATRIX_MAX]; /* of others, packed once for all blocks of a matrix; 0: as they are */
+    int64_t sums_bytes[OPQ_BLOCK_SECOND_MAX];   /* of second products that sum over rows */
     int64_t matrix_bytes, local_bytes, rows_scratch;
     bool serial, causal;
     atomic_int status;
@@ -37,10 +39,7 @@ static int product_count(const block_run *r) { return r->block->first_count + r-
 /* First ones, then second ones. */
 static const opq_step *product_of(const block_run *r, int i) { return &r->step->parts[1 + i]; }
 
-static bool sums_rows(const block_run *r, int i)
-{
-    return i >= r->block->first_count && r->block->sums_rows[i - r->block->first_count];
-}
+static bool sums_rows(const block_run *r, int i) { return opq_block_product_sums(r->block, i); }
 
 static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 
@@ -257,7 +256,9 @@ static opq_gemm_call call_of(const block_run *r, int i, const memory *m, int64_t
                           .n = c->n,
                           .k = c->k,
                           .b = right_of(r, i, row),
-                          .packed_b = r->packed_bytes[i] ? m->packed[i] : NULL,
+                          .packed_b = r->kept[i]           ? r->kept[i]->data
+                                      : r->packed_bytes[i] ? m->packed[i]
+                                                           : NULL,
                           .packed_k = c->k,
                           .serial = r->serial};
     return call;
@@ -368,6 +369,18 @@ static void run_units(void *data, int64_t begin, int64_t end)
 
 /* ---- the step */
 
+static void find_kept(block_run *r)
+{
+    for (int i = 0; i < product_count(r); i++) {
+        const opq_step *product = product_of(r, i);
+        opq_packed_key key;
+        int64_t bytes = sums_rows(r, i) ? 0 : opq_step_packed(r->run->runtime->gemm, r->run->plan, product, 1, &key);
+        if (bytes > 0)
+            r->kept[i] =
+                opq_run_packed(r->run, product->buffers[product->matmul->contract.operand[1].buffer], &key, bytes);
+    }
+}
+
 static void plan(block_run *r)
 {
     int64_t row_bytes = r->block->row_stride * (int64_t)sizeof(float);
@@ -386,7 +399,7 @@ static void plan(block_run *r)
         const opq_contract *c = &product->contract;
         if (sums_rows(r, i))
             r->sums_bytes[i - r->block->first_count] = round_up(c->m * c->n * (int64_t)sizeof(float));
-        else if (r->blocks > 1)
+        else if (r->kept[i] == NULL && r->blocks > 1)
             r->packed_bytes[i] = round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, c->k, c->n));
     }
     r->matrix_bytes = round_up(r->block_rows * row_bytes);
@@ -403,10 +416,13 @@ opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_ste
         opq_run_bind(run, second, r.tiles[i].buffers, r.tiles[i].scalars);
     }
     opq_run_bind(run, rows, r.buffers, r.scalars);
+    find_kept(&r);
     plan(&r);
     int64_t matrices = r.block->count / r.matrix_rows, units = matrices * (r.block->sums ? 1 : r.blocks);
     r.serial = units > 1;
     opq_parallel_for(run->runtime->host, units, 1, run_units, &r);
+    for (int i = 0; i < product_count(&r); i++)
+        opq_buffer_release(r.kept[i]);
     opq_status status = (opq_status)atomic_load(&r.status);
     return status == OPQ_OK ? OPQ_OK : opq_fail(status, "%s: a block could not be computed", step->name);
 }

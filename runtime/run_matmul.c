@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PADDING_MAX = 4, LEFT_COLUMNS_MIN = 8 };
+enum { PADDING_MAX = 4, NEAR_INPUT_BYTES = 16 << 20 };
 /* Of a kernel over [m, n]: see opq_loops_dims_count. */
 enum { TILE_RANK = 2, DIMS_MAX = TILE_RANK + OPQ_ACCESS_MAX * (TILE_RANK + 3) };
 
@@ -77,12 +77,13 @@ static int64_t element_count(const opq_matmul_step *matmul, int o)
 }
 
 /* May be worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown
- * up by a stride of 0. */
-static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storage *storage)
+ * up by a stride of 0. Times one row or column each element is used once, for which it may as well lie in memory as it does; a copy is three times
+ * as fast to read where all that the plan reads may stay in a cache from run to run. */
+static bool worth_packing(const opq_plan *plan, const opq_matmul_step *matmul, int o, const opq_storage *storage)
 {
     const opq_matrix *x = &matmul->matrix[o];
-    int64_t count = element_count(matmul, o);
-    return count >= OPQ_PACKED_COUNT_MIN && !(o == 0 && matmul->contract.n < LEFT_COLUMNS_MIN) && !x->rows &&
+    int64_t count = element_count(matmul, o), uses = o == 0 ? matmul->contract.n : matmul->contract.m;
+    return count >= OPQ_PACKED_COUNT_MIN && (uses > 1 || plan->input_bytes <= NEAR_INPUT_BYTES) && !x->rows &&
            !x->columns && storage->home == OPQ_HOME_input && (matmul->batch == 1 || x->batch_stride == 0) &&
            matmul->outer_rank == 0 && count * opq_dtype_bytes(x->dtype) <= storage->bytes;
 }
@@ -130,7 +131,7 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
     const opq_matrix *x = &matmul->matrix[o];
     opq_dtype to = matmul->dtype;
     bool left = o == 0, turned = false;
-    if (!worth_packing(matmul, o, &plan->storage[step->buffers[c->operand[o].buffer]]))
+    if (!worth_packing(plan, matmul, o, &plan->storage[step->buffers[c->operand[o].buffer]]))
         return 0;
     int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, &matmul->matrix[1], c->m, c->n, c->k, &turned)
                          : opq_gemm_packed_bytes(gemm, to, c->k, c->n);

@@ -464,11 +464,34 @@ static void test_matrices(void **state)
         assert_true(opq_lower_is_matrix(graph, group_of, NULL, 3, 1));
         lowering l = lower(graph, true);
         opq_contract contract;
-        expect_ok(opq_loops_contract(&l.lowered.loops, l.lowered.dims, &l.arena, &contract));
+        expect_ok(opq_loops_contract(&l.lowered.loops, l.lowered.dims, true, &l.arena, &contract));
         assert_int_equal(l.lowered.buffers[contract.operand[1].buffer], 1);
         assert_int_equal(contract.operand[1].offset, matrices[i].offset);
         assert_int_equal(contract.operand[1].row_stride, matrices[i].row_stride);
         assert_int_equal(contract.operand[1].column_stride, matrices[i].column_stride);
+        drop(&l);
+    }
+}
+
+/* A matrix times a vector is one row times the transposed matrix, if it may be: what is made of it then goes along that row. */
+static void test_one_column(void **state)
+{
+    (void)state;
+    for (int may = 0; may < 2; may++) {
+        opq_graph *graph =
+            graph_of_text("graph @m {\n  %0 = input f32[9,8]\n  %1 = input f32[8,1]\n  %2 = input f32[9,1]\n"
+                          "  %3 = matmul f32[9,1] %0, %1\n  %4 = add f32[9,1] %3, %2\n  output %4\n}\n");
+        lowering l = lower(graph, true);
+        opq_contract c;
+        expect_ok(opq_loops_contract(&l.lowered.loops, l.lowered.dims, may, &l.arena, &c));
+        assert_int_equal(c.m, may ? 1 : 9);
+        assert_int_equal(c.n, may ? 9 : 1);
+        assert_int_equal(l.lowered.buffers[c.operand[may].buffer], 0);
+        assert_int_equal(may ? c.operand[1].column_stride : c.operand[0].row_stride, 8);
+        assert_int_equal(may ? c.operand[1].row_stride : c.operand[0].column_stride, 1);
+        expect_ok(opq_loops_verify(&c.epilogue));
+        assert_int_equal(c.dims[0], c.m);
+        assert_int_equal(c.dims[1], c.n);
         drop(&l);
     }
 }
@@ -556,12 +579,19 @@ static void test_bounds_of_own_buffers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_matrix), cmocka_unit_test(test_bounds_of_own_buffers),
-        cmocka_unit_test(test_kernels),   cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_limits),    cmocka_unit_test(test_limits_of_reductions),
-        cmocka_unit_test(test_all_dims),  cmocka_unit_test(test_one_loop_too_many),
-        cmocka_unit_test(test_decided),   cmocka_unit_test(test_every_refusal_has_a_name_a_text_and_a_remedy),
-        cmocka_unit_test(test_matrices),  cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_one_column),
+        cmocka_unit_test(test_no_matrix),
+        cmocka_unit_test(test_bounds_of_own_buffers),
+        cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_limits_of_reductions),
+        cmocka_unit_test(test_all_dims),
+        cmocka_unit_test(test_one_loop_too_many),
+        cmocka_unit_test(test_decided),
+        cmocka_unit_test(test_every_refusal_has_a_name_a_text_and_a_remedy),
+        cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

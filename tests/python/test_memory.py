@@ -77,6 +77,54 @@ def test_empty_cache_drops_packed_copies():
     torch.testing.assert_close((x @ w).cpu(), first, atol=0, rtol=0)
 
 
+def block(width):
+    """What a transformer does for one token: rows with products before and behind them."""
+    linear = torch.nn.Linear
+    return torch.nn.Sequential(
+        *(torch.nn.LayerNorm(width), linear(width, 4 * width), torch.nn.GELU()),
+        *(linear(4 * width, width), torch.nn.LayerNorm(width), linear(width, width)),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 300])
+@pytest.mark.parametrize("captured", [False, True])
+def test_weights_of_blocks_are_kept_packed(rows, captured):
+    torch.opaque.empty_cache()
+    model, x = block(128).to("opaque"), torch.randn(rows, 128).opaque()
+    step = torch_opaque.capture(lambda x: model(x)) if captured else model
+    with torch.no_grad():
+        first = step(x).cpu()
+        for _ in range(4):
+            torch.testing.assert_close(step(x).cpu(), first, atol=0, rtol=0)
+    assert packed_bytes() == sum(p.numel() for p in model.parameters() if p.dim() == 2) * 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "shape"), [(1, (300,)), (1, (300, 1)), (2, (300, 2)), (7, (300, 7))]
+)
+def test_a_matrix_times_few_columns_is_kept_packed(columns, shape):
+    torch.opaque.empty_cache()
+    w, x = torch.randn(320, 300).opaque(), torch.randn(shape).opaque()
+    first = torch.tanh(w @ x).cpu()
+    for _ in range(3):
+        torch.testing.assert_close(torch.tanh(w @ x).cpu(), first, atol=0, rtol=0)
+    assert packed_bytes() == w.numel() * 4
+    wanted = torch.tanh(w.cpu().double() @ x.cpu().double())
+    torch.testing.assert_close(first.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_what_no_cache_holds_is_read_as_it_lies_by_one_row():
+    torch.opaque.empty_cache()
+    w, x = torch.randn(2100, 2100).opaque(), torch.randn(2, 2100).opaque()
+    for _ in range(3):
+        (x[:1] @ w.T).sum().item()
+        (w @ x[0]).sum().item()
+    assert packed_bytes() == 0
+    for _ in range(3):
+        (x @ w.T).sum().item()
+    assert packed_bytes() > 0
+
+
 # ---- writes into a part of what an earlier run made
 
 SIDE = 300
