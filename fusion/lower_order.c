@@ -226,14 +226,19 @@ static bool is_turned(const opq_lower_state *state, const opq_order *l, int acce
     return once && operand && sum >= 0 && opq_order_stride(state, access, l->source[sum]) == 1;
 }
 
-static bool is_made_here(const opq_lower_state *state, int access)
+/* Is it made here, or one of many that an engine would begin with one by one? Another that was given is better read by the engine, which makes
+ * all products of one operand at once. */
+static bool may_turn(const opq_lower_state *state, const opq_order *l, int access)
 {
     opq_ref memory = state->buffers[state->accesses[access].buffer];
-    return memory >= 0 && opq_node_at(state->graph, memory)->op != OPQ_OP_input;
+    int loops = 0;
+    for (int i = 0; i < l->count; i++)
+        loops += l->role[i] == OPQ_ROLE_kept;
+    return (memory >= 0 && opq_node_at(state->graph, memory)->op != OPQ_OP_input) ||
+           (loops > 1 && opq_lower_is_smallest(state->graph, state->out->matmul));
 }
 
-/* About what a vector of an access takes whose lanes are so far apart. all: a matrix that was given is better read by the engine, which makes all
- * products of one operand at once. */
+/* About what a vector of an access takes whose lanes are so far apart. */
 static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int access, int lanes, bool all)
 {
     int64_t stride = opq_order_stride(state, access, l->source[lanes]);
@@ -241,7 +246,7 @@ static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int 
         return 1;
     if (stride > 0 && stride < OPQ_STRIDE_any)
         return 3;
-    return is_turned(state, l, access, lanes) && (!all || is_made_here(state, access)) ? 4 : APART;
+    return is_turned(state, l, access, lanes) && (!all || may_turn(state, l, access)) ? 4 : APART;
 }
 
 /* The loop for the lanes: that of the cheapest vectors, of which a longer one needs fewer. all: none whose lanes lie apart. -1: none. */

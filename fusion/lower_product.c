@@ -66,19 +66,28 @@ bool opq_graph_is_one_op(const opq_graph *graph)
     return ops < 2;
 }
 
+bool opq_lower_is_smallest(const opq_graph *graph, opq_ref matmul)
+{
+    const opq_type *type = &opq_node_at(graph, matmul)->type;
+    return type->size[type->rank - 2] <= SMALLEST && type->size[type->rank - 1] <= SMALLEST &&
+           summed_size(graph, matmul) <= SMALLEST;
+}
+
 /* Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for
- * all between two powers of two, or for all that are no smallest ones, if these are alike. */
+ * all between two powers of two, or for all that are no smallest ones, if these are alike. Of the smallest as many as there are: an engine takes
+ * longer to begin with one than a chain to end it. */
 bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
 {
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], k = summed_size(graph, matmul);
     int64_t left = m == 1 || n == 1 ? VECTOR_WORK : SMALL_WORK;
+    bool smallest = opq_lower_is_smallest(graph, matmul);
     for (int64_t turns = 1; turns < k; turns *= 2)
         left /= 2;
-    for (int d = 0; d < type->rank; d++)
+    for (int d = smallest ? type->rank - 2 : 0; d < type->rank; d++)
         for (int64_t turns = 1; turns < type->size[d] && left > 0; turns *= 2)
             left /= 2;
-    return left > 0 && ((m <= SMALLEST && n <= SMALLEST && k <= SMALLEST) || !opq_graph_is_one_op(graph));
+    return left > 0 && (smallest || !opq_graph_is_one_op(graph));
 }
 
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)

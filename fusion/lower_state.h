@@ -96,6 +96,8 @@ void opq_lower_matrix_dims(const opq_graph *graph, opq_ref matmul, int operand, 
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul);
 /* Has it so few multiply-adds that it is thin, whatever its rows and columns? */
 bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul);
+/* Are rows, columns and the sum of each matrix so few that an engine takes longer to begin than a chain to end? */
+bool opq_lower_is_smallest(const opq_graph *graph, opq_ref matmul);
 /* The product at `map`. */
 int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
 /* lower_scan.c: the scan at `map`; then, of a kernel whose scans run backwards, its loops turned round. */
