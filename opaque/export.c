@@ -272,7 +272,7 @@ static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *st
     opq_exporter *e = a->e;
     opq_export_packed p = {0};
     p.bytes = opq_step_packed(e->ctx->runtime.gemm, plan, step, operand, &p.key);
-    if (p.bytes == 0)
+    if (p.bytes == 0 || opq_step_reads_once(plan, step, operand))
         return OPQ_OK;
     p.window = a->windows[plan->storage[step->buffers[step->matmul->contract.operand[operand].buffer]].index];
     for (int i = 0; i < e->packed_count; i++)

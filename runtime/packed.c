@@ -144,10 +144,10 @@ static bool make_room(opq_packed_cache *cache, opq_buffer *buffer, const opq_pac
 }
 
 /* May this run pack the view, which was used before? Counts it if so. */
-static bool is_its_turn(opq_packed_cache *cache, const opq_packed *view, int64_t bytes)
+static bool is_its_turn(opq_packed_cache *cache, const opq_packed *view, int64_t bytes, bool in_run)
 {
-    if (view->used > cache->run_began)
-        return true;
+    if (view->used > cache->run_began || in_run)
+        return view->used > cache->run_began;
     bool may = cache->allowed > 0;
     *(may ? &cache->allowed : &cache->refused) += may ? -bytes : bytes;
     return may;
@@ -164,7 +164,7 @@ void opq_packed_next_run(opq_packed_cache *cache)
 
 /* ---- the interface */
 
-opq_buffer *opq_packed_find(opq_buffer *buffer, const opq_packed_key *key, int64_t bytes, bool *out_wanted)
+opq_buffer *opq_packed_find(opq_buffer *buffer, const opq_packed_key *key, int64_t bytes, bool in_run, bool *out_wanted)
 {
     *out_wanted = false;
     if (atomic_load(&buffer->lent))
@@ -174,7 +174,7 @@ opq_buffer *opq_packed_find(opq_buffer *buffer, const opq_packed_key *key, int64
     pthread_mutex_lock(&cache->lock);
     opq_packed *found = look_up(buffer, key);
     opq_packed *record = found ? found : add_record(cache, buffer, key, &list);
-    *out_wanted = found && !found->memory && is_its_turn(cache, found, bytes) &&
+    *out_wanted = found && !found->memory && is_its_turn(cache, found, bytes, in_run) &&
                   make_room(cache, buffer, key, bytes, found->used, &list);
     if (record)
         record->used = ++cache->clock;

@@ -45,10 +45,11 @@ typedef struct opq_packed_cache {
 void opq_packed_init(opq_packed_cache *cache, int64_t max_bytes);
 void opq_packed_destroy(opq_packed_cache *cache);
 
-/* Notes a use of the view by a matmul. Gives the packed copy, with a reference: it lasts until that is released, whatever the cache does.
+/* Notes a use of the view by a matmul. in_run: it is packed only where one run uses it several times. Gives the packed copy, with a reference: it lasts until that is released, whatever the cache does.
  * NULL: there is none; *out_wanted then says whether to make one, of `bytes` bytes, and opq_packed_keep it. The caller holds a reference
  * to the buffer. */
-struct opq_buffer *opq_packed_find(struct opq_buffer *buffer, const opq_packed_key *key, int64_t bytes, bool *out_wanted);
+struct opq_buffer *opq_packed_find(struct opq_buffer *buffer, const opq_packed_key *key, int64_t bytes, bool in_run,
+                                   bool *out_wanted);
 /* Takes a reference of its own. If another thread was faster, its copy stays. */
 void opq_packed_keep(struct opq_buffer *buffer, const opq_packed_key *key, struct opq_buffer *memory);
 

@@ -67,7 +67,7 @@ static void use_packed(const opq_routine *c, int64_t offset, product *p)
                           .row_stride = call->b.row_stride,
                           .column_stride = call->b.column_stride};
     int64_t bytes = opq_gemm_packed_bytes(c->run->runtime->gemm, call->dtype, call->k, call->n);
-    p->packed = opq_run_packed(c->run, c->step->operands[1], &key, bytes);
+    p->packed = opq_run_packed(c->run, c->step->operands[1], &key, bytes, false);
     p->call.packed_b = p->packed ? p->packed->data : NULL;
 }
 

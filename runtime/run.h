@@ -25,14 +25,20 @@ typedef struct opq_run {
     struct opq_undo *undo;  /* what was written over in inputs that outputs take */
 } opq_run_state;
 
-/* The packed copy of a matrix that is kept with its buffer, an input, made at the second use; a reference. NULL: to be read as it is. */
+/* The packed copy of a matrix that is kept with its buffer, an input, made at the second use (in_run: in one run); a reference. NULL: to be read
+ * as it is. */
 struct opq_packed_key;
 struct opq_buffer *opq_run_packed(const opq_run_state *run, int32_t storage, const struct opq_packed_key *key,
-                                  int64_t bytes);
+                                  int64_t bytes, bool in_run);
+/* That of operand o of a product. out_turned: of the left one, whether it is packed for the transposed product. */
+struct opq_buffer *opq_run_packed_operand(const opq_run_state *run, const opq_step *step, int o, bool *out_turned);
 /* Bytes of the packed copy that a product would keep of operand o, 0: none; and what it is kept as. Of several products side by side the left operand
  * is packed by each run. */
 int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_step *step, int o,
                         struct opq_packed_key *out_key);
+/* By one row or column, and the plan reads more than a cache keeps from run to run: from memory it may as well be read as it lies, unless the run
+ * reads it again. Elsewhere a copy is three times as fast to read. */
+bool opq_step_reads_once(const opq_plan *plan, const opq_step *step, int o);
 /* Packs what is at `data`. */
 opq_status opq_pack(opq_gemm *gemm, const struct opq_packed_key *key, const void *data, void *out) OPQ_MUST_CHECK;
 enum { OPQ_PACKED_COUNT_MIN = 64 * 64 }; /* of elements: fewer are not worth it */

@@ -371,14 +371,8 @@ static void run_units(void *data, int64_t begin, int64_t end)
 
 static void find_kept(block_run *r)
 {
-    for (int i = 0; i < product_count(r); i++) {
-        const opq_step *product = product_of(r, i);
-        opq_packed_key key;
-        int64_t bytes = sums_rows(r, i) ? 0 : opq_step_packed(r->run->runtime->gemm, r->run->plan, product, 1, &key);
-        if (bytes > 0)
-            r->kept[i] =
-                opq_run_packed(r->run, product->buffers[product->matmul->contract.operand[1].buffer], &key, bytes);
-    }
+    for (int i = 0; i < product_count(r); i++)
+        r->kept[i] = sums_rows(r, i) ? NULL : opq_run_packed_operand(r->run, product_of(r, i), 1, NULL);
 }
 
 static void plan(block_run *r)

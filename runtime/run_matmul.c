@@ -77,15 +77,20 @@ static int64_t element_count(const opq_matmul_step *matmul, int o)
 }
 
 /* May be worth keeping packed: an operand that every batch shares, not small, a window of a buffer that outlives the run, and not blown
- * up by a stride of 0. Times one row or column each element is used once, for which it may as well lie in memory as it does; a copy is three times
- * as fast to read where all that the plan reads may stay in a cache from run to run. */
-static bool worth_packing(const opq_plan *plan, const opq_matmul_step *matmul, int o, const opq_storage *storage)
+ * up by a stride of 0. */
+static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storage *storage)
 {
     const opq_matrix *x = &matmul->matrix[o];
-    int64_t count = element_count(matmul, o), uses = o == 0 ? matmul->contract.n : matmul->contract.m;
-    return count >= OPQ_PACKED_COUNT_MIN && (uses > 1 || plan->input_bytes <= NEAR_INPUT_BYTES) && !x->rows &&
-           !x->columns && storage->home == OPQ_HOME_input && (matmul->batch == 1 || x->batch_stride == 0) &&
-           matmul->outer_rank == 0 && count * opq_dtype_bytes(x->dtype) <= storage->bytes;
+    int64_t count = element_count(matmul, o);
+    return count >= OPQ_PACKED_COUNT_MIN && !x->rows && !x->columns && storage->home == OPQ_HOME_input &&
+           (matmul->batch == 1 || x->batch_stride == 0) && matmul->outer_rank == 0 &&
+           count * opq_dtype_bytes(x->dtype) <= storage->bytes;
+}
+
+bool opq_step_reads_once(const opq_plan *plan, const opq_step *step, int o)
+{
+    const opq_contract *c = &step->matmul->contract;
+    return (o == 0 ? c->n : c->m) == 1 && plan->input_bytes > NEAR_INPUT_BYTES;
 }
 
 /* Of copies that would take so many bytes. */
@@ -105,7 +110,7 @@ opq_status opq_pack(opq_gemm *gemm, const opq_packed_key *key, const void *data,
                      : opq_gemm_pack_b(gemm, key->to, &from, key->rows, key->columns, out);
 }
 
-opq_buffer *opq_run_packed(const opq_run_state *run, int32_t id, const opq_packed_key *key, int64_t bytes)
+opq_buffer *opq_run_packed(const opq_run_state *run, int32_t id, const opq_packed_key *key, int64_t bytes, bool in_run)
 {
     if (!may_pack(key, bytes))
         return NULL;
@@ -113,7 +118,7 @@ opq_buffer *opq_run_packed(const opq_run_state *run, int32_t id, const opq_packe
     opq_packed_key of = *key; /* in the buffer */
     of.offset += opq_run_first(run, id) / opq_dtype_bytes(key->from);
     bool wanted;
-    opq_buffer *packed = opq_packed_find(buffer, &of, bytes, &wanted);
+    opq_buffer *packed = opq_packed_find(buffer, &of, bytes, in_run, &wanted);
     if (!wanted || opq_pool_cache_buffer(run->runtime->pool, (size_t)bytes, &packed) != OPQ_OK)
         return packed;
     if (opq_pack(run->runtime->gemm, &of, buffer->data, packed->data) != OPQ_OK) {
@@ -131,7 +136,7 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
     const opq_matrix *x = &matmul->matrix[o];
     opq_dtype to = matmul->dtype;
     bool left = o == 0, turned = false;
-    if (!worth_packing(plan, matmul, o, &plan->storage[step->buffers[c->operand[o].buffer]]))
+    if (!worth_packing(matmul, o, &plan->storage[step->buffers[c->operand[o].buffer]]))
         return 0;
     int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, &matmul->matrix[1], c->m, c->n, c->k, &turned)
                          : opq_gemm_packed_bytes(gemm, to, c->k, c->n);
@@ -147,9 +152,7 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
     return may_pack(out_key, bytes) ? bytes : 0;
 }
 
-/* The packed copy of operand o, or NULL to read the operand as it is. out_turned: of the left one, whether it is packed for the transposed
- * product. */
-static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step, int o, bool *out_turned)
+opq_buffer *opq_run_packed_operand(const opq_run_state *run, const opq_step *step, int o, bool *out_turned)
 {
     opq_packed_key key;
     int64_t bytes = opq_step_packed(run->runtime->gemm, run->plan, step, o, &key);
@@ -157,7 +160,8 @@ static opq_buffer *packed_operand(const opq_run_state *run, const opq_step *step
         return NULL;
     if (o == 0)
         *out_turned = key.turned;
-    return opq_run_packed(run, step->buffers[step->matmul->contract.operand[o].buffer], &key, bytes);
+    return opq_run_packed(run, step->buffers[step->matmul->contract.operand[o].buffer], &key, bytes,
+                          opq_step_reads_once(run->plan, step, o));
 }
 
 /* The product itself is the result, with rows as the engine writes them: load of the tile, store, in two loops. */
@@ -204,10 +208,10 @@ static void begin(const opq_run_state *run, const opq_step *step, bool alone, op
     opq_run_bind(run, step, out->tiles.buffers, out->tiles.scalars);
     out->call = (opq_gemm_call){.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
     bool turned = false;
-    out->left = alone ? packed_operand(run, step, 0, &turned) : NULL;
+    out->left = alone ? opq_run_packed_operand(run, step, 0, &turned) : NULL;
     out->call.packed_a = out->left ? out->left->data : NULL;
     out->call.turned = out->left && turned;
-    out->right = out->call.turned ? NULL : packed_operand(run, step, 1, NULL);
+    out->right = out->call.turned ? NULL : opq_run_packed_operand(run, step, 1, NULL);
     out->call.packed_b = out->right ? out->right->data : NULL;
     out->outer_count = 1;
     for (int i = 0; i < matmul->outer_rank; i++)

@@ -125,6 +125,14 @@ def test_what_no_cache_holds_is_read_as_it_lies_by_one_row():
     assert packed_bytes() > 0
 
 
+def test_what_a_run_reads_again_is_packed_beside_more_than_a_cache_holds():
+    torch.opaque.empty_cache()
+    table, w = torch.randn(2100, 2100).opaque(), torch.randn(320, 320).opaque()
+    x = torch.randn(320).opaque()
+    (w @ torch.tanh(w @ x) + table.sum()).cpu()
+    assert packed_bytes() == w.numel() * 4
+
+
 # ---- writes into a part of what an earlier run made
 
 SIDE = 300

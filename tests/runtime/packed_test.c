@@ -40,7 +40,7 @@ static bool use(opq_buffer *buffer, const opq_packed_key *key)
 {
     bool wanted;
     int64_t bytes = key->rows * key->columns * opq_dtype_bytes(key->to);
-    opq_buffer *memory = opq_packed_find(buffer, key, bytes, &wanted);
+    opq_buffer *memory = opq_packed_find(buffer, key, bytes, false, &wanted);
     bool found = memory != NULL;
     if (wanted) {
         expect_ok(opq_pool_cache_buffer(buffer->pool, (size_t)bytes, &memory));
@@ -214,7 +214,7 @@ static void test_a_copy_in_use_outlives_the_cache(void **state)
     use(w, &key);
     use(w, &key);
     bool wanted;
-    opq_buffer *memory = opq_packed_find(w, &key, WHOLE, &wanted);
+    opq_buffer *memory = opq_packed_find(w, &key, WHOLE, false, &wanted);
     assert_non_null(memory);
     assert_false(wanted);
     opq_pool_trim(*state);
