@@ -116,7 +116,7 @@ static void mark_needed(splitter *s)
     }
 }
 
-/* Operands as they lie: with strides and nothing around them. */
+/* To one row from one column, if the operands are matrices by strides, without conditions. */
 static void turn(splitter *s)
 {
     bool plain = extent_of(s, &s->n) == 1 && extent_of(s, &s->m) > 1;
@@ -398,11 +398,11 @@ static void copy_loop(splitter *s, int at)
 {
     opq_loops *epilogue = &s->out->epilogue;
     const opq_stmt *stmt = &s->k->stmts[at];
-    int first = epilogue->stmt_count, inner = first;
+    int first = epilogue->stmt_count;
     if (s->turned)
         epilogue->stmts[epilogue->stmt_count++] = (opq_stmt){
             .op = OPQ_STMT_loop, .role = OPQ_LOOP_parallel, .operand = {-1, -1, -1}, .access = -1, .node = stmt->node};
-    inner = epilogue->stmt_count++;
+    int inner = epilogue->stmt_count++;
     epilogue->stmts[inner] = *stmt;
     epilogue->stmts[inner].variable = stmt->variable == s->n.variable[0];
     if (s->turned)

@@ -454,7 +454,10 @@ static bool observes(opq_reason reason)
 static opq_status materialize(opq_ctx *ctx, opq_value *const *values, int count, opq_reason reason, bool captured)
 {
     bool any = false;
-    opq_scope scope = {observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked, opq_origin_get(), true, captured};
+    opq_scope scope = {.kind = observes(reason) ? OPQ_SCOPE_origin : OPQ_SCOPE_asked,
+                       .origin = opq_origin_get(),
+                       .runs = true,
+                       .captured = captured};
     for (int i = 0; i < count; i++)
         any = any || values[i]->state == OPQ_VALUE_pending;
     if (!any)
