@@ -7,7 +7,7 @@
  *
  * Of one column it is the transposed product, one row, so that what is made of it goes along vectors; a * b is b * a.
  */
-#include "fusion/loop.h"
+#include "fusion/loop_rewrite.h"
 
 #include <string.h>
 
@@ -23,6 +23,7 @@ typedef struct splitter {
     axis batch, m, n, sum;
     bool turned;     /* rows are the tree's columns, and the left operand is its right one */
     int chain;       /* the statement of the first loop that sums */
+    int16_t row;     /* turned: the epilogue's loop of one turn */
     int16_t *stmt;   /* per statement: in the epilogue */
     int16_t *access; /* per access: in the epilogue, -1 */
     bool *matrix;    /* per access: of an operand, or of a condition of it */
@@ -380,71 +381,59 @@ static int16_t take_access(splitter *s, int access)
 static void push_tile(splitter *s)
 {
     opq_loops *epilogue = &s->out->epilogue;
-    uint8_t dtype = s->k->stmts[s->out->product].dtype;
-    s->accesses[epilogue->access_count] =
-        (opq_access){.buffer = (int16_t)s->out->tile, .dtype = dtype, .stride = {OPQ_STRIDE_any, OPQ_STRIDE_one}};
-    s->stmt[s->out->product] = (int16_t)epilogue->stmt_count;
-    epilogue->stmts[epilogue->stmt_count++] = (opq_stmt){.op = OPQ_INSTR_load,
-                                                         .dtype = dtype,
-                                                         .operand = {-1, -1, -1},
-                                                         .access = (int16_t)epilogue->access_count++,
-                                                         .node = -1};
+    opq_stmt load = opq_stmt_make(OPQ_INSTR_load);
+    load.dtype = s->k->stmts[s->out->product].dtype;
+    load.access = (int16_t)epilogue->access_count++;
+    s->accesses[load.access] =
+        (opq_access){.buffer = (int16_t)s->out->tile, .dtype = load.dtype, .stride = {OPQ_STRIDE_any, OPQ_STRIDE_one}};
+    s->stmt[s->out->product] = opq_loops_push(epilogue, &load);
 }
 
-static void copy_body(splitter *s, int from, int to);
-
-/* The loop over rows, or columns; what is around both lies in the inner one if they change places. */
-static void copy_loop(splitter *s, int at)
+/* The loop around all of a turned product. */
+static void push_row(splitter *s)
 {
-    opq_loops *epilogue = &s->out->epilogue;
-    const opq_stmt *stmt = &s->k->stmts[at];
-    int first = epilogue->stmt_count;
-    if (s->turned)
-        epilogue->stmts[epilogue->stmt_count++] = (opq_stmt){
-            .op = OPQ_STMT_loop, .role = OPQ_LOOP_parallel, .operand = {-1, -1, -1}, .access = -1, .node = stmt->node};
-    int inner = epilogue->stmt_count++;
-    epilogue->stmts[inner] = *stmt;
-    epilogue->stmts[inner].variable = stmt->variable == s->n.variable[0];
-    if (s->turned)
-        epilogue->stmts[inner].role = OPQ_LOOP_vector;
-    s->stmt[at] = (int16_t)inner;
-    copy_body(s, at + 1, stmt->end);
-    epilogue->stmts[first].end = epilogue->stmts[inner].end = epilogue->stmt_count;
+    opq_stmt row = opq_stmt_make(OPQ_STMT_loop);
+    row.role = OPQ_LOOP_parallel;
+    s->row = opq_loops_push(&s->out->epilogue, &row);
 }
 
-/* Of loops that are one, or of one turn, the body goes on. */
-static bool copies_loop(const splitter *s, const opq_stmt *stmt)
+/* Of the batch, and of loops that are one or of one turn, the body goes on. */
+static opq_rewrite choose(void *data, int i)
 {
-    return stmt->variable == s->n.variable[0] || (stmt->variable == s->m.variable[0] && !s->turned);
-}
-
-static void copy_body(splitter *s, int from, int to)
-{
-    opq_loops *epilogue = &s->out->epilogue;
-    for (int i = from; i < to; i++) {
-        const opq_stmt *stmt = &s->k->stmts[i];
-        if (i == s->chain) {
-            push_tile(s);
-            i = stmt->end - 1;
-            continue;
-        }
-        if (stmt->op == OPQ_STMT_loop) {
-            if (!copies_loop(s, stmt))
-                continue;
-            copy_loop(s, i);
-            i = stmt->end - 1;
-            continue;
-        }
-        if (!s->needed[i])
-            continue;
-        int at = epilogue->stmt_count++;
-        s->stmt[i] = (int16_t)at;
-        epilogue->stmts[at] = *stmt;
-        epilogue->stmts[at].access = take_access(s, stmt->access);
-        for (int o = 0; o < 3; o++)
-            if (stmt->operand[o] >= 0)
-                epilogue->stmts[at].operand[o] = s->stmt[stmt->operand[o]];
+    splitter *s = data;
+    const opq_stmt *stmt = &s->k->stmts[i];
+    if (i == s->chain) {
+        push_tile(s);
+        return OPQ_REWRITE_drop;
     }
+    if (stmt->op != OPQ_STMT_loop)
+        return s->needed[i] ? OPQ_REWRITE_copy : OPQ_REWRITE_drop;
+    bool column = stmt->variable == s->n.variable[0], row = stmt->variable == s->m.variable[0];
+    if (column && s->turned)
+        push_row(s);
+    return column || (row && !s->turned) ? OPQ_REWRITE_copy : OPQ_REWRITE_body;
+}
+
+/* What stands around both loops stands in the inner one if they change places. */
+static void finish(void *data, int i, opq_stmt *to)
+{
+    splitter *s = data;
+    (void)i;
+    if (to->op == OPQ_STMT_loop) {
+        to->variable = to->variable == s->n.variable[0];
+        to->role = s->turned ? OPQ_LOOP_vector : to->role;
+    } else if (opq_stmt_walks(to)) {
+        to->access = take_access(s, to->access);
+    }
+}
+
+static void make_epilogue(splitter *s)
+{
+    opq_loops *epilogue = &s->out->epilogue;
+    const opq_rewriter rewriter = {s->k, epilogue, s->stmt, s, choose, finish};
+    (void)opq_loops_rewrite(&rewriter, 0, s->k->stmt_count);
+    if (s->turned)
+        epilogue->stmts[s->row].end = epilogue->stmts[s->row + 1].end;
 }
 
 static opq_status set_dims(splitter *s, opq_arena *arena)
@@ -513,6 +502,6 @@ opq_status opq_loops_contract(const opq_loops *loops, const int64_t *dims, bool 
         return opq_fail(OPQ_UNSUPPORTED, "kernel %s is not one product of two matrices", loops->name);
     OPQ_TRY(bind_operand(&s, arena, 0));
     OPQ_TRY(bind_operand(&s, arena, 1));
-    copy_body(&s, 0, loops->stmt_count);
+    make_epilogue(&s);
     return set_dims(&s, arena);
 }

@@ -62,6 +62,12 @@ typedef struct opq_stmt {
     opq_ref node;       /* of the graph, that may fail here, for messages; not in the key */
 } opq_stmt;
 
+/* Has it an access of the kernel? */
+static inline bool opq_stmt_walks(const opq_stmt *stmt)
+{
+    return stmt->access >= 0 && stmt->op != OPQ_STMT_keep && stmt->op != OPQ_STMT_kept;
+}
+
 typedef enum opq_buffer_use { OPQ_BUFFER_in, OPQ_BUFFER_out, OPQ_BUFFER_own } opq_buffer_use; /* own: between phases */
 
 typedef struct opq_loops {

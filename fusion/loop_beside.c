@@ -3,7 +3,7 @@
  *   parallel i { vector j { chain k { .. } .. store b2 } }        one after the other, over variables that they share where role and
  *   parallel i { vector j { chain k { .. } .. store b4 } }        extent are the same; buffers and scalars are shared, too
  */
-#include "fusion/loop.h"
+#include "fusion/loop_rewrite.h"
 
 #include <string.h>
 
@@ -13,7 +13,7 @@ typedef struct joiner {
     opq_access *accesses;
     uint8_t role[OPQ_LOOP_MAX];     /* per variable of the result */
     uint8_t variable[OPQ_LOOP_MAX]; /* per variable of the part: of the result */
-    int16_t first_stmt, first_access;
+    int16_t first_access, *stmt;    /* stmt: per statement of the part: in the result */
 } joiner;
 
 static uint8_t role_of(const opq_loops *k, int variable)
@@ -70,25 +70,16 @@ static void take_access(joiner *j, int access, int rank)
     dims[2 + rank] = given[2 + k->rank];
 }
 
-static void copy_stmts(joiner *j)
+static void finish(void *data, int i, opq_stmt *to)
 {
-    const opq_loops *k = &j->part->loops;
-    opq_loops *out = &j->out->loops;
-    for (int i = 0; i < k->stmt_count; i++) {
-        opq_stmt *copy = &out->stmts[out->stmt_count++];
-        *copy = k->stmts[i];
-        if (copy->op == OPQ_STMT_loop) {
-            copy->variable = j->variable[copy->variable];
-            copy->end += j->first_stmt;
-        }
-        if (copy->op == OPQ_OP_scalar)
-            copy->value.i = opq_bound_take_scalar(j->out, j->part, copy->value.i);
-        if (copy->access >= 0)
-            copy->access = (int16_t)(copy->access + j->first_access);
-        for (int o = 0; o < 3; o++)
-            if (copy->operand[o] >= 0)
-                copy->operand[o] = (int16_t)(copy->operand[o] + j->first_stmt);
-    }
+    joiner *j = data;
+    (void)i;
+    if (to->op == OPQ_STMT_loop)
+        to->variable = j->variable[to->variable];
+    else if (to->op == OPQ_OP_scalar)
+        to->value.i = opq_bound_take_scalar(j->out, j->part, to->value.i);
+    else if (opq_stmt_walks(to))
+        to->access = (int16_t)(to->access + j->first_access);
 }
 
 static opq_status make_room(joiner *j, const opq_bound *parts, int count, opq_arena *arena)
@@ -104,13 +95,15 @@ static opq_status make_room(joiner *j, const opq_bound *parts, int count, opq_ar
         return opq_fail(OPQ_UNSUPPORTED, "loops: too many arguments in one kernel");
     opq_bound *out = j->out;
     j->accesses = opq_arena_alloc(arena, (size_t)accesses * sizeof *j->accesses);
+    j->stmt = opq_arena_alloc(arena, (size_t)stmts * sizeof *j->stmt);
     out->dims = opq_arena_alloc(arena, (size_t)opq_dims_of(OPQ_LOOP_MAX, accesses) * sizeof *out->dims);
     out->buffers = opq_arena_alloc(arena, (size_t)buffers * sizeof *out->buffers);
     out->scalars = opq_arena_alloc(arena, (size_t)scalars * sizeof *out->scalars);
     out->loops = (opq_loops){.name = parts[0].loops.name, .accesses = j->accesses};
     out->loops.stmts = opq_arena_alloc(arena, (size_t)stmts * sizeof *out->loops.stmts);
     out->loops.written = opq_arena_alloc(arena, (size_t)buffers);
-    if (!j->accesses || !out->dims || !out->buffers || !out->scalars || !out->loops.stmts || !out->loops.written)
+    if (!j->accesses || !j->stmt || !out->dims || !out->buffers || !out->scalars || !out->loops.stmts ||
+        !out->loops.written)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while joining loops");
     return OPQ_OK;
 }
@@ -134,11 +127,11 @@ opq_status opq_loops_beside(const opq_bound *parts, int count, opq_arena *arena,
     int rank = out_joined->loops.rank;
     for (int i = 0; i < count; i++) {
         take_variables(&j, &parts[i]); /* they are all there, and found again */
-        j.first_stmt = (int16_t)out_joined->loops.stmt_count;
         j.first_access = (int16_t)out_joined->loops.access_count;
         for (int a = 0; a < parts[i].loops.access_count; a++)
             take_access(&j, a, rank);
-        copy_stmts(&j);
+        const opq_rewriter rewriter = {&parts[i].loops, &out_joined->loops, j.stmt, &j, NULL, finish};
+        (void)opq_loops_rewrite(&rewriter, 0, parts[i].loops.stmt_count);
     }
     return OPQ_OK;
 }

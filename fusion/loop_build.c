@@ -9,7 +9,7 @@
  *   across       as column, where rows are so short that each has a lane
  *   matmul       batch loops { m { n { k } } }, where each may be several loops; or those of a thin product { lanes { unrolled { k } } }
  */
-#include "fusion/loop.h"
+#include "fusion/loop_rewrite.h"
 
 #include <string.h>
 
@@ -28,9 +28,8 @@ const char *opq_loop_role_name(opq_loop_role role) { return role_names[role]; }
 
 static opq_stmt *push(builder *b, int op)
 {
-    opq_stmt *stmt = &b->out->stmts[b->out->stmt_count++];
-    *stmt = (opq_stmt){.op = (uint16_t)op, .operand = {-1, -1, -1}, .access = -1, .node = -1};
-    return stmt;
+    opq_stmt made = opq_stmt_make(op);
+    return &b->out->stmts[opq_loops_push(b->out, &made)];
 }
 
 static bool is_inside(const builder *b, int i) { return (b->kernel->instrs[i].depends & b->reduced) != 0; }

@@ -9,7 +9,7 @@
  * What is one loop over rows here may be two there, in the same order of rows: the loops of the result are cut so finely that each of
  * theirs is some of them. What one tree makes for the next is kept: a row of it in a local, an element of it as a value.
  */
-#include "fusion/loop.h"
+#include "fusion/loop_rewrite.h"
 
 #include <string.h>
 
@@ -37,12 +37,6 @@ static int64_t rows_of_turn(const joiner *j, int variable) { return j->cuts[unit
 static int64_t extent_of(const joiner *j, int variable)
 {
     return j->cut_count > 1 ? j->cuts[units(j) - variable] / rows_of_turn(j, variable) : 1;
-}
-
-static int push(joiner *j, const opq_stmt *stmt)
-{
-    j->out->loops.stmts[j->out->loops.stmt_count] = *stmt;
-    return j->out->loops.stmt_count++;
 }
 
 /* ---- loops */
@@ -179,75 +173,52 @@ static bool copy_kept(joiner *j, int i, int kept)
         j->stmt[i] = j->at[kept];
         return stores || j->at[kept] >= 0;
     }
-    opq_stmt moved = {.op = stores ? OPQ_STMT_keep : OPQ_STMT_kept,
-                      .dtype = stmt->dtype,
-                      .operand = {-1, -1, -1},
-                      .access = j->at[kept],
-                      .node = -1};
+    opq_stmt moved = opq_stmt_make(stores ? OPQ_STMT_keep : OPQ_STMT_kept);
+    moved.dtype = stmt->dtype;
+    moved.access = j->at[kept];
     if (stores)
         moved.operand[0] = j->stmt[stmt->operand[0]];
-    j->stmt[i] = (int16_t)push(j, &moved);
+    j->stmt[i] = opq_loops_push(&j->out->loops, &moved);
     return true;
 }
 
-static bool copy_stmt(joiner *j, int i)
+/* Of loops over rows only the bodies are left. */
+static opq_rewrite choose(void *data, int i)
 {
+    joiner *j = data;
     const opq_stmt *stmt = &j->part->loops.stmts[i];
-    bool memory = stmt->op >= OPQ_OP_COUNT && stmt->op <= OPQ_INSTR_nonzero && stmt->access >= 0;
-    int kept = memory ? find_kept(j, stmt->access) : -1;
-    if (kept >= 0)
-        return copy_kept(j, i, kept);
-    opq_stmt copy = *stmt;
-    if (stmt->op == OPQ_STMT_local)
-        copy.variables = (uint16_t)(1u << (units(j) + COLUMN));
-    else if (memory)
-        copy.access = take_access(j, stmt->access);
-    else if (stmt->access >= 0)
-        copy.access = j->stmt[stmt->access];
-    else if (stmt->op == OPQ_OP_scalar)
-        copy.value.i = opq_bound_take_scalar(j->out, j->part, stmt->value.i);
-    for (int o = 0; o < 3; o++)
-        if (stmt->operand[o] >= 0)
-            copy.operand[o] = j->stmt[stmt->operand[o]];
-    j->stmt[i] = (int16_t)push(j, &copy);
-    return true;
+    if (stmt->op == OPQ_STMT_loop)
+        return stmt->role == OPQ_LOOP_parallel ? OPQ_REWRITE_body : OPQ_REWRITE_copy;
+    int kept = opq_stmt_walks(stmt) ? find_kept(j, stmt->access) : -1;
+    return kept < 0 ? OPQ_REWRITE_copy : copy_kept(j, i, kept) ? OPQ_REWRITE_drop : OPQ_REWRITE_failed;
 }
 
-static bool copy_body(joiner *j, int from, int to)
+static void finish(void *data, int i, opq_stmt *to)
 {
-    for (int i = from; i < to; i++) {
-        const opq_stmt *loop = &j->part->loops.stmts[i];
-        if (loop->op != OPQ_STMT_loop) {
-            if (!copy_stmt(j, i))
-                return false;
-        } else if (loop->role != OPQ_LOOP_parallel) { /* of those only the bodies are left */
-            int at = push(j, loop);
-            j->out->loops.stmts[at].variable = (uint8_t)(units(j) + j->inner[j->which][loop->variable]);
-            if (!copy_body(j, i + 1, loop->end))
-                return false;
-            j->out->loops.stmts[at].end = j->out->loops.stmt_count;
-            i = loop->end - 1;
-        }
-    }
-    return true;
+    joiner *j = data;
+    (void)i;
+    if (to->op == OPQ_STMT_loop)
+        to->variable = (uint8_t)(units(j) + j->inner[j->which][to->variable]);
+    else if (to->op == OPQ_STMT_local)
+        to->variables = (uint16_t)(1u << (units(j) + COLUMN));
+    else if (to->op == OPQ_OP_scalar)
+        to->value.i = opq_bound_take_scalar(j->out, j->part, to->value.i);
+    else if (opq_stmt_walks(to))
+        to->access = take_access(j, to->access);
 }
 
 static void open_rows(joiner *j)
 {
-    for (int l = 0; l < units(j); l++)
-        push(j, &(opq_stmt){.op = OPQ_STMT_loop,
-                            .role = OPQ_LOOP_parallel,
-                            .variable = (uint8_t)l,
-                            .operand = {-1, -1, -1},
-                            .access = -1,
-                            .node = -1});
+    opq_stmt loop = opq_stmt_make(OPQ_STMT_loop), local = opq_stmt_make(OPQ_STMT_local);
+    loop.role = OPQ_LOOP_parallel;
+    for (int l = 0; l < units(j); l++) {
+        loop.variable = (uint8_t)l;
+        opq_loops_push(&j->out->loops, &loop);
+    }
+    local.dtype = OPQ_f32;
+    local.variables = (uint16_t)(1u << (units(j) + COLUMN));
     for (int i = 0; i < OPQ_KEPT_ROWS; i++)
-        j->at[i] = (int16_t)push(j, &(opq_stmt){.op = OPQ_STMT_local,
-                                                .dtype = OPQ_f32,
-                                                .variables = (uint16_t)(1u << (units(j) + COLUMN)),
-                                                .operand = {-1, -1, -1},
-                                                .access = -1,
-                                                .node = -1});
+        j->at[i] = opq_loops_push(&j->out->loops, &local);
 }
 
 /* ---- the tree */
@@ -303,7 +274,8 @@ opq_status opq_loops_join(const opq_bound parts[PARTS], const opq_kept *kept, op
         for (int v = 0; v < j.part->loops.rank; v++)
             if (j.rows_inside[j.which][v] == 0)
                 out_joined->dims[units(&j) + j.inner[j.which][v]] = j.part->dims[v];
-        if (!copy_body(&j, 0, j.part->loops.stmt_count))
+        const opq_rewriter rewriter = {&j.part->loops, &out_joined->loops, j.stmt, &j, choose, finish};
+        if (!opq_loops_rewrite(&rewriter, 0, j.part->loops.stmt_count))
             return opq_fail(OPQ_UNSUPPORTED, "loops: a kept value is read before it is there");
     }
     for (int l = 0; l < units(&j); l++)
