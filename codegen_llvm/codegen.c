@@ -2,6 +2,7 @@
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/module.h"
 #include "codegen_llvm/nest.h"
+#include "fusion/schedule.h"
 #include "opaque/log.h"
 #include "graph/clock.h"
 
@@ -20,11 +21,14 @@ static const char function_name[] = "opq_kernel";
 static opq_status build(opq_emitter *e, void *data)
 {
     const opq_loops *loops = data;
+    opq_loops schedule;
     opq_arena arena = {0};
     opq_nest *n = opq_arena_alloc(&arena, sizeof *n);
     opq_status status = n ? opq_loops_verify(loops) : opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", loops->name);
     if (status == OPQ_OK)
-        status = opq_nest_open(n, e, loops, function_name, &arena);
+        status = opq_schedule(loops, &arena, &schedule);
+    if (status == OPQ_OK)
+        status = opq_nest_open(n, e, &schedule, function_name, &arena);
     if (status == OPQ_OK) {
         opq_emit_loops(n);
         LLVMBuildRetVoid(e->builder);

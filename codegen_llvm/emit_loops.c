@@ -66,7 +66,8 @@ static int width_for(opq_nest *n, int strip)
         if (!opq_nest_is_loop(n, i) || opq_loop_has_loops(n->k, i))
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
-        int count = opq_nest_reductions(n, i + 1, end, reductions), most = opq_scan_width(n, strip, i);
+        int count = opq_nest_reductions(n, i + 1, end, reductions) + opq_nest_folds(n, i + 1, end),
+            most = opq_scan_width(n, strip, i);
         while (width > most || (width > 1 && (cost * width > 24 || count * width > 8)))
             width /= 2;
     }
@@ -143,6 +144,10 @@ static void emit_loop(opq_nest *n, int stmt)
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
     if (loop->role == OPQ_LOOP_unroll && n->vector >= 0 && opq_emit_unroll(n, stmt))
         return;
+    if (loop->by || (loop->within && loop->role == OPQ_LOOP_serial)) {
+        opq_emit_blocks(n, stmt);
+        return;
+    }
     LLVMValueRef from = opq_i64(n->e, 0), to = n->extent[loop->variable];
     if (loop->within) {
         from = LLVMBuildMul(n->e->builder, n->index[loop->within - 1], opq_i64(n->e, OPQ_CHUNK), "");
@@ -155,8 +160,6 @@ static void emit_loop(opq_nest *n, int stmt)
         opq_emit_lanes(n, stmt);
     else if (loop->role == OPQ_LOOP_lanes && leaf)
         opq_emit_across(n, stmt);
-    else if (loop->role == OPQ_LOOP_column && !outside)
-        opq_emit_column(n, stmt);
     else if (loop->role == OPQ_LOOP_chain && !outside)
         opq_emit_chain(n, stmt);
     else if (opq_loop_reduces((opq_loop_role)loop->role))

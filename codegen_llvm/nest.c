@@ -110,14 +110,14 @@ static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t
                 n->varies[i] |= n->varies[stmt->operand[o]];
         if (stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
             n->varies[i] |= k->stmts[stmt->access].variables;
-        else if (stmt->access >= 0)
+        else if (opq_stmt_walks(stmt))
             n->varies[i] |= access_varies(k, stmt->access);
         if (stmt->op ==
             OPQ_INSTR_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
             n->varies[i] = (uint16_t)-1;
         if (opq_op_reduces(stmt->op))
             n->varies[i] &= (uint16_t)~reduced;
-        if (opq_op_scans(stmt->op))
+        if (opq_op_scans(stmt->op) || stmt->op >= OPQ_STMT_carry)
             n->varies[i] |= around;
         n->has_at |= opq_op_checks(stmt->op);
     }
@@ -125,18 +125,19 @@ static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t
 
 static opq_status open_statements(opq_nest *n, opq_arena *arena)
 {
-    size_t count = (size_t)n->k->stmt_count + 1, values = count * sizeof(LLVMValueRef);
+    size_t count = (size_t)n->k->stmt_count + 1, rows = 2 * OPQ_STRIP_MAX + 4, values = count * sizeof(LLVMValueRef);
     n->varies = opq_arena_alloc(arena, count * sizeof *n->varies);
-    n->values = opq_arena_alloc(arena, (OPQ_STRIP_MAX + 4) * values);
+    n->values = opq_arena_alloc(arena, rows * values);
     if (!n->varies || !n->values)
         return opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", n->k->name);
     memset(n->varies, 0, count * sizeof *n->varies);
-    memset(n->values, 0, (OPQ_STRIP_MAX + 4) * values);
+    memset(n->values, 0, rows * values);
     n->value = n->values;
     n->at_offset = n->values + OPQ_STRIP_MAX * count;
     n->at_valid = n->at_offset + count;
     n->local = n->at_valid + count;
     n->local_row = n->local + count;
+    n->turns = n->local_row + count;
     set_varies(n, 0, n->k->stmt_count, 0, 0);
     return OPQ_OK;
 }

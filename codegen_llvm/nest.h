@@ -8,11 +8,11 @@
  *              around others: strips of some vectors, whose values all stay at hand while the loops inside run
  *   lanes      innermost: as vector, with accumulators (emit_lanes.c); several loops in one block: from memory (emit_chunks.c)
  *              inside a strip: a short row in each lane (emit_across.c)
- *   column     inside a strip, with an accumulator for each of its vectors (emit_column.c)
  *              windows: rows beside each other instead (emit_rows.c)
  *   chain      as column (emit_chain.c), but for the products that are left to an engine
  *   unroll     inside a strip, around a chain: an accumulator for each turn (emit_unroll.c); else counted
  *   serial     with scans: inside a strip, a row in each lane; else innermost, as vector, lane after lane (emit_scan.c)
+ *              of a schedule: with what it carries for each vector of the strip, and in blocks (emit_carried.c)
  *   each, serial, parallel elsewhere: counted
  */
 #ifndef OPAQUE_CODEGEN_NEST_H
@@ -38,11 +38,15 @@ typedef struct opq_nest {
 
     LLVMValueRef buffers, dims, scalars, begin, end, scratch, error; /* the function's arguments */
     LLVMValueRef extent[OPQ_LOOP_MAX];
-    LLVMValueRef index[OPQ_LOOP_MAX]; /* of the variables entered; the vector's: of the first lane of copy 0 */
+    LLVMValueRef index[OPQ_VARIABLE_MAX]; /* of the variables entered; the vector's: of the first lane of copy 0 */
 
     uint16_t *varies;     /* per statement: the variables along which its value does */
     LLVMValueRef *values; /* [OPQ_STRIP_MAX][statements + 1]: vectors of e->lanes */
     LLVMValueRef *value;  /* the row of the current copy */
+    LLVMValueRef *turns;  /* as values: per carry of an argmax or argmin, the turn that made it what it is */
+    LLVMValueRef turn;    /* of the loops that fold */
+    bool whole;           /* the block around is */
+    LLVMValueRef sequence[OPQ_LOOP_MAX]; /* indices of the loops that are one sequence, in blocks */
     LLVMValueRef *at_offset,
         *at_valid; /* per load_at, store_add_at with a uniform index: index * at_stride; a splat: in range? */
     LLVMValueRef *local, *local_row; /* per local: where it begins; where this turn of the loops around begins in it */
@@ -223,7 +227,15 @@ void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first);
 /* Turns [from, to) of the loop `rows` around `strip`, `width` at a time, those that are left a `by`-th of that, and so on. */
 void opq_emit_rows(opq_nest *n, int rows, int strip, int width, int by, LLVMValueRef from, LLVMValueRef to);
 
-/* ---- emit_lanes.c, emit_across.c, emit_column.c, emit_chain.c */
+/* ---- emit_carried.c */
+/* Statements of a schedule. */
+LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);
+void opq_emit_fold(opq_nest *n, int stmt);
+int opq_nest_folds(const opq_nest *n, int from, int to);
+/* A loop that counts blocks of a constant size, or of whose turns such blocks are. */
+void opq_emit_blocks(opq_nest *n, int loop);
+
+/* ---- emit_lanes.c, emit_across.c, emit_chain.c */
 typedef struct opq_reduction {
     int stmt;
     opq_fold fold;
@@ -239,8 +251,7 @@ void opq_emit_lanes(opq_nest *n, int loop);
 void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
                     void (*run)(opq_nest *n, void *data, LLVMValueRef *group), void *data);
 void opq_emit_across(opq_nest *n, int loop); /* inside a strip: a row in each lane */
-void opq_emit_column(opq_nest *n, int loop);
-void opq_emit_chain(opq_nest *n, int loop); /* inside a strip: a product in each lane */
+void opq_emit_chain(opq_nest *n, int loop);  /* inside a strip: a product in each lane */
 
 /* ---- emit_unroll.c */
 /* How many vectors a strip around has. */

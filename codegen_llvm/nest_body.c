@@ -37,8 +37,8 @@ LLVMValueRef opq_nest_value(opq_nest *n, int stmt)
 static int cost_of(const opq_nest *n, int variable, int i)
 {
     const opq_stmt *stmt = opq_nest_stmt(n, i);
-    if (stmt->op == OPQ_STMT_loop || stmt->op == OPQ_STMT_keep || opq_op_reduces(stmt->op) ||
-        !(n->varies[i] >> variable & 1))
+    if (stmt->op == OPQ_STMT_loop || stmt->op == OPQ_STMT_keep || stmt->op >= OPQ_STMT_carry ||
+        opq_op_reduces(stmt->op) || !(n->varies[i] >> variable & 1))
         return 0;
     const opq_op_info *info = stmt->op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)stmt->op) : NULL;
     int one = 1;
@@ -162,6 +162,9 @@ static LLVMValueRef emit_stmt(opq_nest *n, int i)
     case OPQ_INSTR_nonzero: opq_nest_nonzero(n, i); break;
     case OPQ_STMT_keep: opq_nest_keep(n, i); break;
     case OPQ_STMT_kept: return opq_nest_kept(n, i);
+    case OPQ_STMT_carry: return opq_emit_carry(n, i);
+    case OPQ_STMT_fold: opq_emit_fold(n, i); break;
+    case OPQ_STMT_at: return n->turns[n->value - n->values + stmt->access];
     }
     return NULL;
 }

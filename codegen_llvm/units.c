@@ -50,7 +50,8 @@ bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
     for (int i = chain->loop[chain->count - 1] + 1; i < k->stmts[strip].end; i++) {
         const opq_stmt *stmt = &k->stmts[i];
         bool loop = stmt->op == OPQ_STMT_loop;
-        if (loop && i > strip && stmt->role != OPQ_LOOP_chain && stmt->role != OPQ_LOOP_column)
+        if (loop && i > strip && stmt->role != OPQ_LOOP_chain && stmt->role != OPQ_LOOP_column && !stmt->by &&
+            !(k->scheduled && stmt->within))
             return false;
         if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
             return false;

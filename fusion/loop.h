@@ -12,6 +12,11 @@
  * they make is combined in a loop that follows. Nested loops in the same one are one sequence, of which a block begins and ends anywhere.
  * Loops one after another at the top are phases: all of one is done before the next begins.
  *
+ * That is its meaning. A schedule (`scheduled`, fusion/schedule.h) is a tree of the same form that says how it runs, too: rules are spelled out.
+ * A loop `by` a number counts blocks of so many turns of the loops in it, or of the blocks of these that a loop in it counts; its variable is none of
+ * the kernel's and has no argument. Before a loop stands a carry, a value that a fold in it makes another: folded with an operand. It begins as what changes
+ * nothing, and is behind the loop what the last turn left. `at` is the turn, of all that folded, which made an argmax or argmin what it is.
+ *
  * Run-time arguments are those of opq_kernel: extents of the variables, then for each access its offset, its stride along each variable,
  * at_stride and at_extent. d3 is the fourth of them.
  */
@@ -39,13 +44,17 @@ typedef enum opq_stmt_op {
     OPQ_STMT_local, /* a buffer that lives for one iteration of the loop around it: an element for each turn of `variables` */
     OPQ_STMT_keep, /* operand 0 into the element of local `access` at the loops around */
     OPQ_STMT_kept, /* that element */
+    /* of a schedule */
+    OPQ_STMT_carry, /* value.i is the opq_op that folds */
+    OPQ_STMT_fold,  /* operand 0 into carry `access` */
+    OPQ_STMT_at,    /* of carry `access`; i64 */
 } opq_stmt_op;
 
 /* Has it a value, which a number names? */
 static inline bool opq_stmt_gives(int op)
 {
     return op < OPQ_OP_COUNT || op == OPQ_INSTR_load || op == OPQ_INSTR_load_at || op == OPQ_INSTR_number ||
-           op == OPQ_INSTR_inside || op == OPQ_STMT_kept;
+           op == OPQ_INSTR_inside || op == OPQ_STMT_kept || op == OPQ_STMT_carry || op == OPQ_STMT_at;
 }
 
 typedef struct opq_stmt {
@@ -54,19 +63,17 @@ typedef struct opq_stmt {
     uint8_t role;       /* loop: opq_loop_role */
     uint8_t variable;   /* loop */
     uint8_t within;     /* loop: 1 + the variable whose turn is a block of its turns (opq_loop_turns); 0: all of them */
+    uint16_t by;        /* loop: turns of those inside that a turn of it runs, if it counts their blocks; else 0 */
     uint16_t variables; /* local: bit l */
     int16_t operand[3]; /* statements; -1: none */
-    int16_t access;     /* of the kernel; keep, kept: the local's statement; -1: none */
+    int16_t access;     /* of the kernel; keep, kept: the local's statement; fold, at: the carry's; -1: none */
     int32_t end;        /* loop: the statement behind its body */
     opq_number value;   /* as in opq_instr; loop: i is the number of turns where that is part of the kernel */
     opq_ref node;       /* of the graph, that may fail here, for messages; not in the key */
 } opq_stmt;
 
 /* Has it an access of the kernel? */
-static inline bool opq_stmt_walks(const opq_stmt *stmt)
-{
-    return stmt->access >= 0 && stmt->op != OPQ_STMT_keep && stmt->op != OPQ_STMT_kept;
-}
+static inline bool opq_stmt_walks(const opq_stmt *stmt) { return stmt->access >= 0 && stmt->op < OPQ_STMT_loop; }
 
 typedef enum opq_buffer_use { OPQ_BUFFER_in, OPQ_BUFFER_out, OPQ_BUFFER_own } opq_buffer_use; /* own: between phases */
 
@@ -77,11 +84,17 @@ typedef struct opq_loops {
     const opq_access *accesses;
     uint8_t *written; /* per buffer: opq_buffer_use */
     opq_stmt *stmts;
+    bool scheduled;
+    const int16_t *origin; /* scheduled: per statement, that of the meaning it comes from */
 } opq_loops;
+/* The number by which a statement is told to those who know the meaning. */
+static inline int opq_loops_origin(const opq_loops *k, int stmt) { return k->origin ? k->origin[stmt] : stmt; }
 
 /* Turns [out_from, out_to) of a loop where the loops around are at `index`. */
 void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int64_t *index, int64_t *out_from,
                     int64_t *out_to);
+/* Turns that a block of a loop `in` another has. */
+int64_t opq_loop_block(const opq_loops *k, int loop);
 /* Is there a loop inside it, or (`around`) around it, in the same block as this one? */
 bool opq_loop_shares_block(const opq_loops *k, int loop, bool around);
 /* A parallel loop at the top is a phase, what stands between two of them another: phase p is the statements [from[p], from[p + 1]). What

@@ -21,11 +21,11 @@ typedef struct machine {
     const int64_t *dims;
     const opq_number *scalars;
     int64_t *error;
-    int64_t index[OPQ_LOOP_MAX];
+    int64_t index[OPQ_VARIABLE_MAX];
     int reducing;       /* reducing loops around */
     opq_number *values; /* per statement */
-    opq_number *held;   /* per statement: a scan's, from turn to turn */
-    list *lists;        /* per statement: a fold's elements, a local's contents */
+    opq_number *held;   /* per statement: a scan's, from turn to turn; the turn that made a carry what it is */
+    list *lists;        /* per statement: a fold's elements, a local's contents; a carry: how often it was folded */
 } machine;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while evaluating loops"); }
@@ -66,7 +66,7 @@ static int64_t offset_of(const machine *m, const opq_stmt *stmt)
 /* That of the first statement is told, as the code does. */
 static void note(const machine *m, const opq_stmt *stmt, int64_t index)
 {
-    int64_t number = stmt - m->k->stmts + 1;
+    int64_t number = opq_loops_origin(m->k, (int)(stmt - m->k->stmts)) + 1;
     if (m->error[0] != 0 && m->error[0] <= number)
         return;
     m->error[0] = number;
@@ -173,9 +173,42 @@ static void eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
     }
 }
 
+static opq_fold fold_of(const opq_stmt *carry) { return opq_op_lowering((opq_op)carry->value.i)->fold; }
+
+/* carry, fold and at. */
+static void eval_carried(machine *m, int i)
+{
+    const opq_stmt *stmt = &m->k->stmts[i];
+    if (stmt->op == OPQ_STMT_carry) {
+        m->values[i] = opq_eval_identity(fold_of(stmt), (opq_dtype)stmt->dtype);
+        m->held[i] = (opq_number){.i = 0};
+        m->lists[i].count = 0;
+        return;
+    }
+    const opq_stmt *carry = &m->k->stmts[stmt->access];
+    opq_number *value = &m->values[stmt->access], *at = &m->held[stmt->access];
+    if (stmt->op == OPQ_STMT_at) {
+        m->values[i] = *at;
+        return;
+    }
+    opq_dtype dtype = (opq_dtype)carry->dtype;
+    opq_number x = operand(m, stmt, 0);
+    int64_t turn = m->lists[stmt->access].count++;
+    if (!opq_fold_is_arg(fold_of(carry))) {
+        *value = opq_eval_combine(fold_of(carry), dtype, *value, x);
+    } else if (opq_eval_better(fold_of(carry), dtype, *value, x)) {
+        *value = x;
+        *at = (opq_number){.i = turn};
+    }
+}
+
 static opq_status eval_stmt(machine *m, int i)
 {
     const opq_stmt *stmt = &m->k->stmts[i];
+    if (stmt->op >= OPQ_STMT_carry) {
+        eval_carried(m, i);
+        return OPQ_OK;
+    }
     if (stmt->op == OPQ_STMT_keep) {
         list *l = &m->lists[stmt->access];
         int64_t at = local_index(m, &m->k->stmts[stmt->access]);

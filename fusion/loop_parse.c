@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { STMTS_MAX = 1 << 14, DEPTH_MAX = OPQ_LOOP_MAX };
+enum { STMTS_MAX = 1 << 14, DEPTH_MAX = OPQ_VARIABLE_MAX };
 
 typedef struct parser {
     opq_reader r;
@@ -14,7 +14,7 @@ typedef struct parser {
     opq_access *accesses;
     uint8_t buffer_dtype[OPQ_BUFFER_MAX];
     int open[DEPTH_MAX], depth;
-    uint16_t running;          /* variables of the open loops */
+    uint32_t running;          /* variables of the open loops */
     bool used[OPQ_ACCESS_MAX]; /* accesses that a statement has */
 } parser;
 
@@ -56,10 +56,11 @@ static opq_status read_dtype(parser *p, uint8_t *out_dtype)
     return OPQ_OK;
 }
 
+/* A schedule's loops have more. */
 static opq_status read_variable(parser *p, int *out_variable)
 {
     opq_reader_blanks(&p->r);
-    for (int l = 0; l < p->out->rank; l++)
+    for (int l = 0; l < p->out->rank + (p->out->scheduled ? OPQ_BLOCKS_MAX : 0); l++)
         if (opq_reader_peek(&p->r) == opq_loop_letter(l)) {
             *out_variable = l;
             p->r.at++;
@@ -91,6 +92,8 @@ static opq_status want_argument(parser *p, int expected)
 static opq_status read_running(parser *p, int *out_variable)
 {
     OPQ_TRY(read_variable(p, out_variable));
+    if (*out_variable >= p->out->rank)
+        return fail(p, "an access does not walk blocks");
     return p->running >> *out_variable & 1 ? OPQ_OK : fail(p, "no loop of this variable is around");
 }
 
@@ -181,6 +184,8 @@ static opq_status read_local(parser *p, int *out_number, uint16_t *out_variables
     do {
         int variable = 0;
         OPQ_TRY(read_variable(p, &variable));
+        if (variable >= p->out->rank)
+            return fail(p, "a local has no blocks");
         *out_variables |= (uint16_t)(1u << variable);
     } while (opq_reader_take(&p->r, ","));
     return opq_reader_want(&p->r, "]");
@@ -257,6 +262,32 @@ static opq_status read_memory(parser *p, opq_stmt *stmt)
     return OPQ_OK;
 }
 
+/* Behind "carry ", "fold " or "at ". */
+static opq_status read_carried(parser *p, int op, opq_stmt *stmt)
+{
+    const char *word;
+    size_t length;
+    opq_op folds = OPQ_OP_COUNT;
+    if (op == OPQ_STMT_carry) {
+        OPQ_TRY(opq_reader_word(&p->r, &word, &length));
+        if (!opq_op_find(word, length, &folds) || !opq_op_reduces(folds) || opq_op_contracts(folds))
+            return fail(p, "an op that folds expected");
+        stmt->value.i = folds;
+    }
+    stmt->op = (uint16_t)op;
+    OPQ_TRY(read_dtype(p, &stmt->dtype));
+    opq_reader_blanks(&p->r);
+    if (op != OPQ_STMT_carry)
+        OPQ_TRY(read_value(p, &stmt->access));
+    if (op == OPQ_STMT_fold) {
+        OPQ_TRY(opq_reader_want(&p->r, ","));
+        opq_reader_blanks(&p->r);
+        OPQ_TRY(read_value(p, &stmt->operand[0]));
+    }
+    p->out->stmt_count++;
+    return line_end(p);
+}
+
 static opq_status read_stmt(parser *p)
 {
     opq_stmt *stmt = NULL;
@@ -269,6 +300,12 @@ static opq_status read_stmt(parser *p)
             return fail(p, "values are numbered by their statements");
         OPQ_TRY(opq_reader_want(&p->r, "="));
     }
+    if (!has_value && opq_reader_take(&p->r, "fold "))
+        return read_carried(p, OPQ_STMT_fold, stmt);
+    if (has_value && opq_reader_take(&p->r, "carry "))
+        return read_carried(p, OPQ_STMT_carry, stmt);
+    if (has_value && opq_reader_take(&p->r, "at "))
+        return read_carried(p, OPQ_STMT_at, stmt);
     OPQ_TRY(read_op(p, has_value, stmt));
     OPQ_TRY(read_dtype(p, &stmt->dtype));
     opq_reader_blanks(&p->r);
@@ -292,14 +329,19 @@ static opq_status read_stmt(parser *p)
 static opq_status open_loop(parser *p, int role)
 {
     opq_stmt *loop = NULL;
-    int variable = 0;
+    int variable = 0, within = -1, turns = 0, by = 0;
     OPQ_TRY(push(p, &loop));
     OPQ_TRY(read_variable(p, &variable));
     if (p->depth == DEPTH_MAX || p->running >> variable & 1)
         return fail(p, "this variable has a loop already");
-    OPQ_TRY(opq_reader_want(&p->r, "<"));
-    int within = -1, turns = 0;
-    OPQ_TRY(role == OPQ_LOOP_unroll ? number_below(p, OPQ_UNROLL_MAX + 1, &turns) : want_argument(p, variable));
+    if (variable >= p->out->rank) {
+        OPQ_TRY(opq_reader_want(&p->r, "by"));
+        opq_reader_blanks(&p->r);
+        OPQ_TRY(number_below(p, OPQ_CHUNK + 1, &by));
+    } else {
+        OPQ_TRY(opq_reader_want(&p->r, "<"));
+        OPQ_TRY(role == OPQ_LOOP_unroll ? number_below(p, OPQ_UNROLL_MAX + 1, &turns) : want_argument(p, variable));
+    }
     if (opq_reader_take(&p->r, "in"))
         OPQ_TRY(read_variable(p, &within));
     OPQ_TRY(opq_reader_want(&p->r, "{"));
@@ -307,8 +349,9 @@ static opq_status open_loop(parser *p, int role)
     loop->within = (uint8_t)(within + 1);
     loop->role = (uint8_t)role;
     loop->value.i = turns;
+    loop->by = (uint16_t)by;
     loop->variable = (uint8_t)variable;
-    p->running |= (uint16_t)(1u << variable);
+    p->running |= 1u << variable;
     p->open[p->depth++] = p->out->stmt_count++;
     return line_end(p);
 }
@@ -317,7 +360,7 @@ static void close_loop(parser *p)
 {
     opq_stmt *loop = &p->out->stmts[p->open[--p->depth]];
     loop->end = p->out->stmt_count;
-    p->running &= (uint16_t)~(1u << loop->variable);
+    p->running &= ~(1u << loop->variable);
 }
 
 static opq_status read_local_line(parser *p)
@@ -368,7 +411,9 @@ static opq_status read_body(parser *p)
 
 static opq_status read_head(parser *p, char *name)
 {
-    OPQ_TRY(opq_reader_want(&p->r, "kernel"));
+    p->out->scheduled = opq_reader_take(&p->r, "schedule");
+    if (!p->out->scheduled)
+        OPQ_TRY(opq_reader_want(&p->r, "kernel"));
     OPQ_TRY(opq_reader_want(&p->r, "@"));
     OPQ_TRY(opq_reader_name(&p->r, name));
     OPQ_TRY(opq_reader_want(&p->r, "("));

@@ -50,9 +50,25 @@ static void print_local(const opq_loops *k, const opq_stmt *local, int number, o
     opq_text_add(text, "]");
 }
 
+/* %2 = carry sum f32, fold f32 %2, %8 and %9 = at i64 %2 */
+static void print_carried(const opq_stmt *stmt, int i, opq_text *text)
+{
+    const char *dtype = opq_dtype_name((opq_dtype)stmt->dtype);
+    if (stmt->op == OPQ_STMT_carry)
+        opq_text_add(text, "%%%d = carry %s %s\n", i, opq_instr_name((int)stmt->value.i), dtype);
+    else if (stmt->op == OPQ_STMT_at)
+        opq_text_add(text, "%%%d = at %s %%%d\n", i, dtype, stmt->access);
+    else
+        opq_text_add(text, "fold %s %%%d, %%%d\n", dtype, stmt->access, stmt->operand[0]);
+}
+
 static void print_stmt(const opq_loops *k, int i, opq_text *text)
 {
     const opq_stmt *stmt = &k->stmts[i];
+    if (stmt->op >= OPQ_STMT_carry) {
+        print_carried(stmt, i, text);
+        return;
+    }
     bool local = stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept;
     int op = !local ? stmt->op : stmt->op == OPQ_STMT_keep ? OPQ_INSTR_store : OPQ_INSTR_load;
     if (opq_stmt_gives(op))
@@ -79,8 +95,11 @@ static void print_body(const opq_loops *k, int from, int to, int depth, opq_text
         indent(text, depth);
         if (stmt->op == OPQ_STMT_loop) {
             bool fixed = stmt->role == OPQ_LOOP_unroll;
-            opq_text_add(text, "%s %c < %s%d", opq_loop_role_name((opq_loop_role)stmt->role),
-                         opq_loop_letter(stmt->variable), fixed ? "" : "d", fixed ? (int)stmt->value.i : stmt->variable);
+            opq_text_add(text, "%s %c ", opq_loop_role_name((opq_loop_role)stmt->role), opq_loop_letter(stmt->variable));
+            if (stmt->by)
+                opq_text_add(text, "by %d", stmt->by);
+            else
+                opq_text_add(text, "< %s%d", fixed ? "" : "d", fixed ? (int)stmt->value.i : stmt->variable);
             if (stmt->within)
                 opq_text_add(text, " in %c", opq_loop_letter(stmt->within - 1));
             opq_text_add(text, " {\n");
@@ -101,7 +120,7 @@ static void print_body(const opq_loops *k, int from, int to, int depth, opq_text
 void opq_loops_print(const opq_loops *loops, opq_text *out_text)
 {
     static const char *const uses[] = {"", "out ", "own "};
-    opq_text_add(out_text, "kernel @%s(", loops->name ? loops->name : "");
+    opq_text_add(out_text, "%s @%s(", loops->scheduled ? "schedule" : "kernel", loops->name ? loops->name : "");
     for (int i = 0; i < loops->buffer_count; i++)
         opq_text_add(out_text, "%sb%d: %s%s", i ? ", " : "", i, uses[loops->written[i]],
                      opq_dtype_name(opq_loops_buffer_dtype(loops, i)));

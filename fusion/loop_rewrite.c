@@ -18,7 +18,7 @@ static int16_t copy(const opq_rewriter *r, int i)
     for (int o = 0; o < 3; o++)
         if (made.operand[o] >= 0)
             made.operand[o] = r->stmt[made.operand[o]];
-    if (made.op == OPQ_STMT_keep || made.op == OPQ_STMT_kept)
+    if (made.op >= OPQ_STMT_keep) /* of a local or a carry */
         made.access = r->stmt[made.access];
     r->finish(r->data, i, &made);
     return r->stmt[i] = opq_loops_push(r->to, &made);

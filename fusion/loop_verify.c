@@ -196,6 +196,50 @@ static void forget_kept(verifier *v, int loop)
             v->kept[i] = 0;
 }
 
+/* ---- schedules */
+
+/* A fold stands inside of a loop behind the carry, which is what it was before the loop until then. */
+static opq_status check_carried(const verifier *v, const opq_stmt *stmt)
+{
+    NEED(v->k->scheduled, "a carried value outside of a schedule");
+    if (stmt->op == OPQ_STMT_carry) {
+        NEED(stmt->value.i >= 0 && opq_op_reduces((int)stmt->value.i) && !opq_op_contracts((int)stmt->value.i),
+             "an op that does not fold");
+        NEED(stmt->dtype == opq_compute_dtype((opq_dtype)stmt->dtype) && !is_raw((opq_dtype)stmt->dtype),
+             "nothing is computed in this dtype");
+        opq_fold fold = opq_op_lowering((opq_op)stmt->value.i)->fold;
+        NEED(stmt->dtype == OPQ_bool || (fold != OPQ_FOLD_or && fold != OPQ_FOLD_and), "the result is bool");
+        return check_operands(v, stmt, 0);
+    }
+    int carry = stmt->access;
+    OPQ_TRY(check_operands(v, stmt, stmt->op == OPQ_STMT_fold));
+    NEED(carry >= 0 && carry < v->at && v->k->stmts[carry].op == OPQ_STMT_carry && v->seen[carry], "no such carry");
+    if (stmt->op == OPQ_STMT_at) {
+        opq_fold fold = opq_op_lowering((opq_op)v->k->stmts[carry].value.i)->fold;
+        NEED(opq_fold_is_arg(fold) && stmt->dtype == OPQ_i64, "only argmax and argmin have an index, of i64");
+        return OPQ_OK;
+    }
+    NEED(stmt->dtype == v->k->stmts[carry].dtype && operand_dtype(v, stmt, 0) == stmt->dtype,
+         "an operand of another dtype");
+    NEED(v->depth && v->open[v->depth - 1] > carry, "a fold outside of the loops behind its carry");
+    return OPQ_OK;
+}
+
+/* Blocks of a constant number of turns: of loops inside, or of their blocks. */
+static opq_status check_blocks(const verifier *v, const opq_stmt *loop)
+{
+    NEED(v->k->scheduled && loop->role == OPQ_LOOP_serial,
+         "blocks of a constant size outside of a schedule's serial loops");
+    NEED(loop->variable >= v->k->rank && loop->variable < v->k->rank + OPQ_BLOCKS_MAX,
+         "a variable that has an argument");
+    NEED(!loop->within || opq_loop_block(v->k, v->at) % loop->by == 0, "blocks that do not divide those around");
+    int inside = 0;
+    for (int i = v->at + 1; i < loop->end; i++)
+        inside += v->k->stmts[i].op == OPQ_STMT_loop && v->k->stmts[i].within == loop->variable + 1;
+    NEED(inside > 0, "blocks of nothing");
+    return OPQ_OK;
+}
+
 /* ---- loops */
 
 static opq_status check_block(verifier *v, int from, int to);
@@ -203,9 +247,16 @@ static opq_status check_block(verifier *v, int from, int to);
 /* Loops that are in one block reduce, and what stands in them can be computed anywhere, and more than once. */
 static opq_status check_shared_block(const verifier *v, const opq_stmt *loop)
 {
-    NEED(loop->role == OPQ_LOOP_lanes, "loops in one block that do not reduce");
+    bool serial = v->k->scheduled && loop->role == OPQ_LOOP_serial;
+    NEED(serial || loop->role == OPQ_LOOP_lanes, "loops in one block that do not reduce");
+    if (serial && !opq_loop_shares_block(v->k, v->at, false))
+        return OPQ_OK;
     for (int i = v->at + 1; i < loop->end; i++) {
         int op = v->k->stmts[i].op;
+        if (serial && op == OPQ_STMT_loop) {
+            NEED(v->k->stmts[i].end == loop->end, "in a loop of a sequence stands the next, as the last");
+            break;
+        }
         NEED(op == OPQ_STMT_loop || (opq_stmt_gives(op) && !opq_op_checks(op) && op != OPQ_STMT_kept),
              "more than values in several loops of a block");
     }
@@ -245,13 +296,18 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     NEED(loop->role <= OPQ_LOOP_chain, "no such role");
     NEED(loop->role != OPQ_LOOP_unroll || (loop->value.i > 0 && turns_around(v) * loop->value.i <= OPQ_UNROLL_MAX),
          "too many turns, or none, to make them at once");
-    NEED(loop->variable < v->k->rank && !(v->running >> loop->variable & 1), "this variable has a loop already");
+    NEED((loop->variable < v->k->rank) == (loop->by == 0), "blocks of no size, or a variable of no argument");
+    NEED(!(v->running >> loop->variable & 1), "this variable has a loop already");
+    if (loop->by)
+        OPQ_TRY(check_blocks(v, loop));
     NEED(!inner || (loop->role == around->role && loop->end == around->end),
          "in a reducing loop stands one of its kind, as the last");
     NEED(!inner || loop->within == around->within, "reducing loops are all in one block, or none");
-    NEED(!loop->within || (loop->within <= v->k->rank && v->running >> (loop->within - 1) & 1),
+    NEED(!loop->within || (loop->within <= OPQ_VARIABLE_MAX && v->running >> (loop->within - 1) & 1),
          "no loop counts the blocks of this one");
-    NEED(!loop->within || loop->role == OPQ_LOOP_lanes || loop->role == OPQ_LOOP_vector, "such a loop has no blocks");
+    NEED(!loop->within || loop->role == OPQ_LOOP_lanes || loop->role == OPQ_LOOP_vector ||
+             (v->k->scheduled && loop->role == OPQ_LOOP_serial),
+         "such a loop has no blocks");
     NEED((loop->role != OPQ_LOOP_column && loop->role != OPQ_LOOP_chain) || in_lane(v),
          "a column or chain outside of a vector loop");
     if (loop->role == OPQ_LOOP_chain)
@@ -260,9 +316,9 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
         OPQ_TRY(check_shared_block(v, loop));
     NEED(around || loop->end == v->k->stmt_count || loop->role != OPQ_LOOP_vector, "threads divide the last loop");
     v->open[v->depth++] = at;
-    v->running |= (uint16_t)(1u << loop->variable);
+    v->running |= 1u << loop->variable;
     OPQ_TRY(check_block(v, at + 1, loop->end));
-    v->running &= (uint16_t)~(1u << loop->variable);
+    v->running &= ~(1u << loop->variable);
     v->depth--;
     forget_kept(v, at);
     for (int i = at + 1; i < loop->end; i++) /* a fold's result is there when all its loops are done */
@@ -285,6 +341,8 @@ static opq_status check_block(verifier *v, int from, int to)
             OPQ_TRY(check_op(v, stmt));
         else if (stmt->op <= OPQ_INSTR_nonzero)
             OPQ_TRY(check_memory(v, stmt));
+        else if (stmt->op >= OPQ_STMT_carry)
+            OPQ_TRY(check_carried(v, stmt));
         else if (stmt->op == OPQ_STMT_local)
             NEED(stmt->variables != 0 && !(stmt->variables & v->running) && stmt->variables >> v->k->rank == 0,
                  "a local has the variables of loops inside");

@@ -8,9 +8,9 @@ typedef struct verifier {
     const opq_loops *k;
     bool *seen;    /* statements in sight */
     int16_t *kept; /* per local: the first statement that kept something in each of its elements; 0: none */
-    uint8_t (*kept_within)[OPQ_LOOP_MAX]; /* per local: `within` of the loops that kept it */
-    int open[OPQ_LOOP_MAX], depth;
-    uint16_t running; /* variables of the open loops */
+    uint8_t (*kept_within)[OPQ_VARIABLE_MAX]; /* per local: `within` of the loops that kept it */
+    int open[OPQ_VARIABLE_MAX], depth;
+    uint32_t running; /* variables of the open loops */
     int at;           /* the statement */
 } verifier;
 

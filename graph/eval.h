@@ -51,6 +51,10 @@ typedef struct opq_eval_folding {
 opq_number opq_eval_fold(const opq_eval_folding *folding, opq_number *elements);
 /* What combines with any element to that element; of an index 0. */
 opq_number opq_eval_identity(opq_fold fold, opq_dtype dtype);
+/* Of two partial results. Not of argmax and argmin. */
+opq_number opq_eval_combine(opq_fold fold, opq_dtype dtype, opq_number a, opq_number b);
+/* Does x take the place of the best so far, of argmax or argmin? */
+bool opq_eval_better(opq_fold fold, opq_dtype dtype, opq_number best, opq_number x);
 opq_dtype opq_eval_fold_dtype(opq_fold fold, opq_dtype operand, opq_dtype result);
 
 /* What a scan holds, in the dtype `held`, before its first element; and after the next one, x of the dtype `from`. */

@@ -39,29 +39,34 @@ opq_number opq_eval_identity(opq_fold fold, opq_dtype dtype)
     switch (fold) {
     case OPQ_FOLD_prod: return is_float ? (opq_number){.f = 1} : (opq_number){.i = 1};
     case OPQ_FOLD_and: return (opq_number){.i = 1};
-    case OPQ_FOLD_max: return is_float ? (opq_number){.f = -INFINITY} : (opq_number){.i = int_min(dtype)};
-    case OPQ_FOLD_min: return is_float ? (opq_number){.f = INFINITY} : (opq_number){.i = int_max(dtype)};
+    case OPQ_FOLD_max:
+    case OPQ_FOLD_argmax: return is_float ? (opq_number){.f = -INFINITY} : (opq_number){.i = int_min(dtype)};
+    case OPQ_FOLD_min:
+    case OPQ_FOLD_argmin: return is_float ? (opq_number){.f = INFINITY} : (opq_number){.i = int_max(dtype)};
     case OPQ_FOLD_sum:
-    case OPQ_FOLD_or:
-    case OPQ_FOLD_argmax:
-    case OPQ_FOLD_argmin: break;
+    case OPQ_FOLD_or: break;
     }
     return is_float ? (opq_number){.f = 0} : (opq_number){.i = 0};
 }
 
-static opq_number combine(const opq_eval_folding *p, opq_number a, opq_number b)
+opq_number opq_eval_combine(opq_fold fold, opq_dtype dtype, opq_number a, opq_number b)
 {
-    switch (p->fold) {
-    case OPQ_FOLD_sum: return opq_eval_add(p->dtype, a, b);
-    case OPQ_FOLD_prod: return opq_eval_mul(p->dtype, a, b);
-    case OPQ_FOLD_max: return opq_eval_max(p->dtype, a, b);
-    case OPQ_FOLD_min: return opq_eval_min(p->dtype, a, b);
+    switch (fold) {
+    case OPQ_FOLD_sum: return opq_eval_add(dtype, a, b);
+    case OPQ_FOLD_prod: return opq_eval_mul(dtype, a, b);
+    case OPQ_FOLD_max: return opq_eval_max(dtype, a, b);
+    case OPQ_FOLD_min: return opq_eval_min(dtype, a, b);
     case OPQ_FOLD_or: return (opq_number){.i = a.i | b.i};
     case OPQ_FOLD_and: return (opq_number){.i = a.i & b.i};
     case OPQ_FOLD_argmax:
     case OPQ_FOLD_argmin: break;
     }
     return a;
+}
+
+static opq_number combine(const opq_eval_folding *p, opq_number a, opq_number b)
+{
+    return opq_eval_combine(p->fold, p->dtype, a, b);
 }
 
 static opq_number segment(const opq_eval_folding *p, const opq_number *e, int64_t count)
@@ -109,19 +114,22 @@ static opq_number column(const opq_eval_folding *p, const opq_number *e)
     return total;
 }
 
+bool opq_eval_better(opq_fold fold, opq_dtype dtype, opq_number best, opq_number x)
+{
+    bool is_float = opq_eval_is_float(dtype);
+    if (is_float && best.f != best.f)
+        return false;
+    bool more = is_float ? x.f > best.f : x.i > best.i, less = is_float ? x.f < best.f : x.i < best.i;
+    return (fold == OPQ_FOLD_argmax ? more : less) || (is_float && x.f != x.f);
+}
+
 /* The first NaN, or else the first of the largest (smallest); 0 if there are no elements. */
 static opq_number arg(const opq_eval_folding *p, const opq_number *e)
 {
-    bool is_float = opq_eval_is_float(p->dtype);
     int64_t best = 0;
-    for (int64_t k = 1; k < p->count; k++) {
-        opq_number x = e[k], y = e[best];
-        if (is_float && y.f != y.f)
-            break;
-        bool more = is_float ? x.f > y.f : x.i > y.i, less = is_float ? x.f < y.f : x.i < y.i;
-        if ((p->fold == OPQ_FOLD_argmax ? more : less) || (is_float && x.f != x.f))
+    for (int64_t k = 1; k < p->count; k++)
+        if (opq_eval_better(p->fold, p->dtype, e[best], e[k]))
             best = k;
-    }
     return (opq_number){.i = best};
 }
 

@@ -1,5 +1,6 @@
 /* A context: host table, runtime, statistics. */
 #include "opaque/context.h"
+#include "fusion/schedule.h"
 #include "runtime/roofline.h"
 
 #include <stdlib.h>
@@ -35,9 +36,14 @@ bool opq_reason_hidden(opq_reason reason)
 static opq_status choose_executor(opq_runtime *runtime)
 {
     const char *name = getenv("OPAQUE_EXECUTOR");
-    runtime->run_loops = name && strcmp(name, "reference") == 0 ? opq_loops_eval : NULL;
+    if (name && strcmp(name, "reference") == 0)
+        runtime->run_loops = opq_loops_eval;
+    else if (name && strcmp(name, "schedule") == 0)
+        runtime->run_loops = opq_schedule_eval;
+    else
+        runtime->run_loops = NULL;
     if (name && *name && !runtime->run_loops && strcmp(name, "jit") != 0)
-        return opq_fail(OPQ_INVALID, "OPAQUE_EXECUTOR is \"%s\"; known are jit and reference", name);
+        return opq_fail(OPQ_INVALID, "OPAQUE_EXECUTOR is \"%s\"; known are jit, reference and schedule", name);
     return OPQ_OK;
 }
 

@@ -1,6 +1,6 @@
 /* Graphs compiled and run by hand: what opq-opt and plain C programs use. */
 #include "codegen_c/codegen_c.h"
-#include "fusion/loop.h"
+#include "fusion/schedule.h"
 #include "opaque/context.h"
 
 #include <stdio.h>
@@ -64,6 +64,8 @@ static opq_status print_loops(const opq_plan *plan, const opq_step *step, const 
 {
     if (strcmp(stage, "c") == 0)
         return opq_c_kernel(&step->loops, step->loops.name, out_text);
+    if (strcmp(stage, "schedule") == 0)
+        return opq_schedule_print(opq_step_code_loops(step), out_text);
     if (strcmp(stage, "kernels") != 0)
         return opq_codegen_print(plan->jit, opq_step_code_loops(step), stage, out_text);
     opq_loops_print(&step->loops, out_text);
@@ -81,7 +83,7 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
     if (step->kind == OPQ_KERNEL_extern || step->kind == OPQ_KERNEL_routine)
         return OPQ_OK;
     bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
-    if (code) /* all functions have one name */
+    if (code && strcmp(stage, "schedule") != 0) /* all functions have one name */
         opq_text_add(out_text, "%s kernel %d %s%s%s\n", strcmp(stage, "llvm") == 0 ? ";" : "#", step->order,
                      step->loops.name, *step->lines ? ": " : "", step->lines);
     for (int i = 0; i < step->part_count && code; i++)
@@ -92,11 +94,12 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
 
 static opq_status check_stage(const char *stage)
 {
-    static const char *const stages[] = {"kernels", "c", "llvm", "asm"};
+    static const char *const stages[] = {"kernels", "schedule", "c", "llvm", "asm"};
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
         if (strcmp(stage, stages[i]) == 0)
             return OPQ_OK;
-    return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, json, kernels, c, llvm, asm", stage);
+    return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, json, kernels, schedule, c, llvm, asm",
+                    stage);
 }
 
 /* Of steps [first, end) of the plan. */

@@ -1,7 +1,7 @@
 /* opq-opt: reads text IR, runs passes, prints, evaluates, compiles, runs. No PyTorch, no BLAS.
  *
  *   opq-opt [FILE] [--passes=a,b] [--verify] [--print]    FILE "-" or none: standard input
- *   opq-opt [FILE] --emit=fused|json|kernels|c|llvm|asm   what the graph compiles to
+ *   opq-opt [FILE] --emit=fused|json|kernels|schedule|c|llvm|asm   what the graph compiles to
  *   opq-opt [FILE] --compile                              says whether it compiles, and how long that took
  *   opq-opt [FILE] --run DIR | --eval-kernels DIR | --eval DIR
  *                                                         input0.npy, ... -> out0.npy, ... in DIR; FILE defaults to DIR/graph.ir
@@ -31,10 +31,11 @@ typedef struct options {
 
 static int usage(void)
 {
-    fputs("usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
-          "               [--emit=fused|json|kernels|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n"
-          "               [--reduce DIR [--timeout=SECONDS]]\n",
-          stderr);
+    fputs(
+        "usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
+        "               [--emit=fused|json|kernels|schedule|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n"
+        "               [--reduce DIR [--timeout=SECONDS]]\n",
+        stderr);
     return 2;
 }
 

@@ -63,10 +63,10 @@ SETTINGS = (
     Setting("OPAQUE_CPU", "avx2|avx512", "host", "core", "instruction set of generated kernels"),
     Setting(
         "OPAQUE_EXECUTOR",
-        "jit|reference",
+        "jit|reference|schedule",
         "jit",
         "core",
-        "reference: kernels are evaluated, not compiled; for tests",
+        "reference: kernels are evaluated, not compiled; schedule: these as they are scheduled; for tests",
     ),
     Setting(
         "OPAQUE_TIERS",

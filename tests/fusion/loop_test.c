@@ -20,12 +20,12 @@ static void expect_equal(const opq_type *type, const void *got, const void *want
 }
 
 /* What is printed is read back to the same text; cut short or with a byte changed it is read or refused, and never more. */
-static void expect_round_trip(const opq_program *program)
+static void expect_round_trip(const opq_program *program, const char *stage, const char *first)
 {
     char *text = NULL, *again = NULL;
-    expect_ok(opq_program_print(program, "kernels", &text));
+    expect_ok(opq_program_print(program, stage, &text));
     for (char *at = text, *next; at && *at; at = next) {
-        next = strstr(at + 1, "kernel @");
+        next = strstr(at + 1, first);
         size_t length = next ? (size_t)(next - at) : strlen(at);
         opq_arena arena = {0};
         opq_loops loops;
@@ -101,13 +101,14 @@ static arrays run(opq_ctx *ctx, const opq_graph *graph, opq_fusion fusion, const
     opq_program *program = NULL;
     expect_ok(opq_compile(ctx, graph, fusion, &program));
     expect_ok(opq_run(ctx, program, (const void *const *)in->data, out.data));
-    expect_round_trip(program);
+    expect_round_trip(program, "kernels", "kernel @");
+    expect_round_trip(program, "schedule", "schedule @");
     expect_planned_alike(ctx, graph, fusion, program);
     opq_program_release(program);
     return out;
 }
 
-static opq_ctx *compiling, *evaluating;
+static opq_ctx *compiling, *evaluating, *scheduling;
 
 static void test_golden(void **state)
 {
@@ -117,13 +118,16 @@ static void test_golden(void **state)
     arrays in = golden_inputs(graph), want = arrays_evaluated(graph, in.data);
     for (int fusion = OPQ_FUSED; fusion <= OPQ_UNFUSED; fusion++) {
         arrays loops = run(evaluating, graph, (opq_fusion)fusion, &in),
+               schedule = run(scheduling, graph, (opq_fusion)fusion, &in),
                code = run(compiling, graph, (opq_fusion)fusion, &in);
         for (int i = 0; i < want.count; i++) {
             opq_type type = opq_graph_output_type(graph, i);
             expect_equal(&type, loops.data[i], want.data[i], graph->name, !(halves && type.dtype == OPQ_f16));
             expect_equal(&type, loops.data[i], code.data[i], graph->name, true);
+            expect_equal(&type, schedule.data[i], code.data[i], graph->name, true);
         }
         arrays_drop(&loops);
+        arrays_drop(&schedule);
         arrays_drop(&code);
     }
     arrays_drop(&in);
@@ -137,8 +141,11 @@ int main(void)
     expect_ok(opq_ctx_create(NULL, &compiling));
     setenv("OPAQUE_EXECUTOR", "reference", 1);
     expect_ok(opq_ctx_create(NULL, &evaluating));
+    setenv("OPAQUE_EXECUTOR", "schedule", 1);
+    expect_ok(opq_ctx_create(NULL, &scheduling));
     int failed = golden_main("loops", test_golden, true);
     opq_ctx_destroy(compiling);
     opq_ctx_destroy(evaluating);
+    opq_ctx_destroy(scheduling);
     return failed;
 }

@@ -10,6 +10,12 @@
            "      store f32 e1[j], %2\n    }\n" reading)
 #define READ_6 "      %6 = load f32 e1[j]\n      store f32 b1[d9 + j], %6\n    }\n  }\n"
 #define READ_7 "      %7 = load f32 e1[j]\n      store f32 b1[d9 + j], %7\n    }\n  }\n"
+#define SCHEDULE(before, blocks, inside, behind)                                                                       \
+    "schedule @k(b0: f32, b1: out f32) over i, j, k {\n  vector j < d1 {\n" before "    serial l by 8" blocks " {\n"   \
+    "      serial i < d0 in l {\n        %4 = load f32 b0[d3 + i*d4 + j]\n" inside "      }\n    }\n" behind           \
+    "  }\n}\n"
+#define SUM "    %1 = carry sum f32\n"
+#define FOLD "        fold f32 %1, %4\n"
 #define PHASE "  parallel i < d0 {\n  }\n"
 
 static const loop_text texts[] = {
@@ -46,6 +52,28 @@ static const loop_text texts[] = {
      "these arguments are those of another access"},
     {KERNEL("  vector i < d0 {\n    %1 = load f32 b0[d3 + i]\n    %2 = load f32 b0[d3]\n  }\n"),
      "these arguments are those of another access"},
+
+    {SCHEDULE(SUM, "", FOLD, "    store f32 b1[d9 + j], %1\n"), NULL},
+    {KERNEL("  vector j < d1 {\n" SUM "  }\n"), "a carried value outside of a schedule"},
+    {KERNEL("  vector j < d1 {\n    serial l by 8 {\n      serial i < d0 in l {\n      }\n    }\n  }\n"),
+     "a variable of the kernel expected"},
+    {SCHEDULE(SUM, "", "        fold f64 %1, %4\n", ""), "an operand of another dtype"},
+    {SCHEDULE(SUM, "", "        fold f32 %4, %4\n", ""), "no such carry"},
+    {SCHEDULE(SUM, "", "", "    fold f32 %1, %1\n"), "a fold outside of the loops behind its carry"},
+    {SCHEDULE(SUM, "", FOLD, "    %6 = at i64 %1\n"), "only argmax and argmin have an index"},
+    {SCHEDULE("    %1 = carry argmax f32\n", "", FOLD, "    %6 = at i64 %1\n"), NULL},
+    {SCHEDULE("    %1 = carry any f32\n", "", FOLD, ""), "the result is bool"},
+    {SCHEDULE("    %1 = carry exp f32\n", "", FOLD, ""), "an op that folds expected"},
+    {"schedule @k(b0: f32) over i {\n  serial j by 0 {\n    serial i < d0 in j {\n    }\n  }\n}\n",
+     "blocks of no size"},
+    {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial i < d0 {\n    }\n  }\n}\n", "blocks of nothing"},
+    {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial k by 3 in j {\n      serial i < d0 in k {\n      "
+     "}\n    }\n"
+     "  }\n}\n",
+     "blocks that do not divide those around"},
+    {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial i < d0 in j {\n      %2 = load f32 b0[d1 + j]\n    "
+     "}\n  }\n}\n",
+     "an access does not walk blocks"},
 
     {KERNEL(PHASE PHASE PHASE PHASE PHASE PHASE PHASE PHASE), NULL},
     {KERNEL(PHASE PHASE PHASE PHASE PHASE PHASE PHASE PHASE PHASE), "more than 8 phases"},

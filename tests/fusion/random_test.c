@@ -15,7 +15,7 @@
 enum { GRAPHS = 200, VIEW_GRAPHS = 100, FULL_GRAPHS = 5000 };
 
 static opq_ctx *ctx;
-static opq_ctx *evaluating; /* its kernels are not compiled */
+static opq_ctx *evaluating, *scheduling; /* their kernels are not compiled */
 static volatile uint64_t current_seed;
 
 /* ---- running */
@@ -141,10 +141,10 @@ static void expect_same(const opq_graph *graph, void *const *inputs, const array
 }
 
 /* The same kernels, evaluated statement by statement. */
-static arrays through_loops(const opq_graph *graph, void *const *inputs, opq_fusion fusion)
+static arrays through_loops(opq_ctx *through, const opq_graph *graph, void *const *inputs, opq_fusion fusion)
 {
     opq_ctx *compiling = ctx;
-    ctx = evaluating;
+    ctx = through;
     arrays out = compiled(graph, inputs, fusion);
     ctx = compiling;
     return out;
@@ -169,8 +169,9 @@ static void check_seed(uint64_t seed, bool print)
         {compiled(r.graph, r.inputs, OPQ_UNFUSED), "unfused and fused"},
         {arrays_evaluated(r.graph, r.inputs), "evaluator and fused"},
         {arrays_evaluated(expanded, r.inputs), "evaluator of the expanded graph and fused"},
-        {through_loops(r.graph, r.inputs, OPQ_FUSED), "loops and fused"},
-        {through_loops(r.graph, r.inputs, OPQ_UNFUSED), "loops unfused and fused"},
+        {through_loops(evaluating, r.graph, r.inputs, OPQ_FUSED), "loops and fused"},
+        {through_loops(scheduling, r.graph, r.inputs, OPQ_FUSED), "schedules and fused"},
+        {through_loops(evaluating, r.graph, r.inputs, OPQ_UNFUSED), "loops unfused and fused"},
     };
     for (size_t i = 0; i < COUNT(others); i++) {
         expect_same(r.graph, r.inputs, &others[i].got, &fused, others[i].what);
@@ -222,6 +223,8 @@ static int make_context(void **state)
     static const opq_host host = {.parallel_for = split_backwards};
     setenv("OPAQUE_EXECUTOR", "reference", 1);
     bool failed = opq_ctx_create(&host, &evaluating) != OPQ_OK;
+    setenv("OPAQUE_EXECUTOR", "schedule", 1);
+    failed = opq_ctx_create(&host, &scheduling) != OPQ_OK || failed;
     unsetenv("OPAQUE_EXECUTOR");
     return failed || opq_ctx_create(&host, &ctx) != OPQ_OK;
 }
@@ -231,6 +234,7 @@ static int drop_context(void **state)
     (void)state;
     opq_ctx_destroy(ctx);
     opq_ctx_destroy(evaluating);
+    opq_ctx_destroy(scheduling);
     return 0;
 }
 

@@ -34,13 +34,17 @@ def test_graph_of_a_tensor_runs_nothing():
 
 
 @pytest.mark.parametrize(
-    "stage", ["recorded", "simplified", "fused", "kernels", "c", "llvm", "asm"]
+    "stage", ["recorded", "simplified", "fused", "kernels", "schedule", "c", "llvm", "asm"]
 )
 def test_every_stage(stage):
     text = str(torch_opaque.graph(chain, torch.ones(40, device="opaque"), stage=stage))
-    assert {"kernels": "kernel @", "c": "\nvoid ", "llvm": "define ", "asm": "ret"}.get(
-        stage, "graph @"
-    ) in text
+    assert {
+        "kernels": "kernel @",
+        "schedule": "schedule @",
+        "c": "\nvoid ",
+        "llvm": "define ",
+        "asm": "ret",
+    }.get(stage, "graph @") in text
 
 
 def test_recorded_text_round_trips(opq_opt, tmp_path):

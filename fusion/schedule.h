@@ -1,0 +1,22 @@
+/* Schedules: how a kernel runs, as a tree (`scheduled`, fusion/loop.h) of which code is made. A list of passes, each a tree in and a tree out, of the
+ * same bits. Sizes are in no schedule, as in no tree.
+ */
+#ifndef OPAQUE_FUSION_SCHEDULE_H
+#define OPAQUE_FUSION_SCHEDULE_H
+
+#include "fusion/loop.h"
+
+/* All passes, over a verified tree. `arena` holds the result, which borrows what `loops` borrows. OPQ_INTERNAL: a pass made what the verifier
+ * refuses. */
+opq_status opq_schedule(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule) OPQ_MUST_CHECK;
+
+/* As `opq_loops_print`, of the schedule of a tree. */
+opq_status opq_schedule_print(const opq_loops *loops, opq_text *out_text) OPQ_MUST_CHECK;
+/* Runs the schedule of a tree statement by statement: the same bits as opq_loops_eval gives. */
+opq_loops_run opq_schedule_eval OPQ_MUST_CHECK;
+
+/* ---- passes */
+/* The rule `column` spelled out: carries of blocks, of groups and of all. */
+opq_status opq_schedule_column(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule) OPQ_MUST_CHECK;
+
+#endif
