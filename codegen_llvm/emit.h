@@ -22,7 +22,7 @@ typedef struct opq_emitter {
     const opq_cpu *cpu;
 } opq_emitter;
 
-/* ---- our own vector functions (math*.c), f32 in and out, or f64 where the name says so; results are those of opaque/scalar_math.h on
+/* ---- our own vector functions (math.cpp), f32 in and out, or f64 where the name says so; results are those of opaque/scalar_math.h on
  * every host that has FMA */
 #define X(name) LLVMValueRef opq_math_##name(opq_emitter *e, LLVMValueRef x);
 OPQ_MATH1(X)
@@ -35,7 +35,5 @@ LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_atan2(opq_emitter *e, LLVMValueRef y, LLVMValueRef x);
 LLVMValueRef opq_math_logaddexp_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_fmod(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
-/* Philox4x32-10 (Salmon et al., SC 2011): counter and key to the first two output words, all <lanes x i32>. */
-void opq_math_philox(opq_emitter *e, const LLVMValueRef counter[4], const LLVMValueRef key[2], LLVMValueRef out_words[2]);
 
 #endif

@@ -117,39 +117,3 @@ LLVMValueRef opq_emit_round(opq_emitter *e, opq_dtype narrow, LLVMValueRef x)
     LLVMValueRef cut = LLVMBuildAnd(e->builder, bits, opq_splat_int(e, LLVMTypeOf(bits), (int64_t)0xffff0000), "");
     return LLVMBuildBitCast(e->builder, cut, LLVMTypeOf(x), "");
 }
-
-/* ---- random numbers ---------------------------------------------------------------------------------------------- */
-
-static LLVMValueRef word(opq_emitter *e, LLVMValueRef x, int which)
-{
-    if (which == 1)
-        x = LLVMBuildLShr(e->builder, x, opq_splat_int(e, LLVMTypeOf(x), 32), "");
-    return LLVMBuildTrunc(e->builder, x, opq_vector_type(e, OPQ_i32), "");
-}
-
-/* The upper 24 bits of a word, exact in f32. */
-static LLVMValueRef upper_bits(opq_emitter *e, LLVMValueRef word)
-{
-    LLVMValueRef bits = LLVMBuildLShr(e->builder, word, opq_splat_int(e, LLVMTypeOf(word), 8), "");
-    return LLVMBuildSIToFP(e->builder, bits, opq_vector_type(e, OPQ_f32), "");
-}
-
-LLVMValueRef opq_emit_random(opq_emitter *e, opq_op op, const LLVMValueRef *operands)
-{
-    LLVMBuilderRef b = e->builder;
-    LLVMTypeRef type = opq_vector_type(e, OPQ_f32);
-    LLVMValueRef index = operands[0], seed = operands[1], offset = operands[2], words[2];
-    const LLVMValueRef counter[4] = {word(e, index, 0), word(e, index, 1), word(e, offset, 0), word(e, offset, 1)};
-    const LLVMValueRef key[2] = {word(e, seed, 0), word(e, seed, 1)};
-    opq_math_philox(e, counter, key, words);
-    LLVMValueRef scale = opq_splat_float(e, type, 0x1p-24), first = upper_bits(e, words[0]);
-    if (op == OPQ_OP_uniform)
-        return LLVMBuildFMul(b, first, scale, "");
-    /* Box and Muller 1958, the cosine branch; the first number lies in (0, 1], so that its logarithm is finite */
-    LLVMValueRef u = LLVMBuildFMul(b, LLVMBuildFAdd(b, first, opq_splat_float(e, type, 1), ""), scale, "");
-    LLVMValueRef v = LLVMBuildFMul(b, upper_bits(e, words[1]), scale, "");
-    LLVMValueRef square = LLVMBuildFMul(b, opq_splat_float(e, type, -2), opq_math_log(e, u), "");
-    LLVMValueRef radius = opq_intrinsic(e, "llvm.sqrt", &type, 1, &square, 1);
-    LLVMValueRef angle = LLVMBuildFMul(b, opq_splat_float(e, type, 6.28318530717958647693), v, "");
-    return LLVMBuildFMul(b, radius, opq_math_cos(e, angle), "");
-}

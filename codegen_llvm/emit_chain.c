@@ -1,5 +1,4 @@
 /* A product of two loads in each lane: one chain of fused multiply-adds from +0 on, for every vector of a strip. */
-#include "codegen_llvm/math.h"
 #include "codegen_llvm/nest.h"
 
 #include <string.h>
@@ -38,7 +37,7 @@ static void multiply_add(part *p)
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
         p->sum[copy] =
-            vfma(n->e, opq_nest_value(n, product->operand[0]), opq_nest_value(n, product->operand[1]), p->sum[copy]);
+            opq_fma(n->e, opq_nest_value(n, product->operand[0]), opq_nest_value(n, product->operand[1]), p->sum[copy]);
     }
     opq_nest_use_copy(n, 0);
 }
@@ -360,7 +359,7 @@ static void emit_sliding(part *p)
             LLVMValueRef x = emit_element(p, true, copy, t - copy, m, operand[moving]);
             for (int c = 0; c < rows; c++)
                 if (t - c >= 0 && t - c < UNROLLED)
-                    p->sum[c] = vfma(n->e, moving ? weight[t - c][m] : x, moving ? x : weight[t - c][m], p->sum[c]);
+                    p->sum[c] = opq_fma(n->e, moving ? weight[t - c][m] : x, moving ? x : weight[t - c][m], p->sum[c]);
         }
 }
 

@@ -12,7 +12,6 @@
  * its index, so that addresses are few.
  */
 #include "codegen_llvm/emit_unroll.h"
-#include "codegen_llvm/math.h"
 
 #include <string.h>
 
@@ -48,7 +47,8 @@ static void multiply_add(opq_unroll *p, int turn)
     LLVMValueRef *sum = p->sum + (turn - p->from) * n->strip;
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
-        sum[copy] = vfma(n->e, opq_nest_value(n, product->operand[0]), opq_nest_value(n, product->operand[1]), sum[copy]);
+        sum[copy] =
+            opq_fma(n->e, opq_nest_value(n, product->operand[0]), opq_nest_value(n, product->operand[1]), sum[copy]);
     }
     opq_nest_use_copy(n, 0);
 }

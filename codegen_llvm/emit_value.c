@@ -115,6 +115,12 @@ LLVMValueRef opq_intrinsic(opq_emitter *e, const char *name, LLVMTypeRef *types,
 {
     unsigned id = LLVMLookupIntrinsicID(name, strlen(name));
     LLVMValueRef function = LLVMGetIntrinsicDeclaration(e->module, id, types, (size_t)type_count);
-    LLVMTypeRef type = LLVMIntrinsicGetType(e->context, id, types, (size_t)type_count);
-    return LLVMBuildCall2(e->builder, type, function, args, (unsigned)arg_count, "");
+    return LLVMBuildCall2(e->builder, LLVMGlobalGetValueType(function), function, args, (unsigned)arg_count, "");
+}
+
+LLVMValueRef opq_fma(opq_emitter *e, LLVMValueRef a, LLVMValueRef b, LLVMValueRef c)
+{
+    LLVMTypeRef type = LLVMTypeOf(a);
+    LLVMValueRef args[3] = {a, b, c};
+    return opq_intrinsic(e, "llvm.fma", &type, 1, args, 3);
 }

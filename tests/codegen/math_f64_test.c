@@ -1,4 +1,4 @@
-/* The functions of f64: against long double, whose error is a thousandth of a unit here; generated code against opaque/scalar_math_f64.h
+/* The functions of f64: against long double, whose error is a thousandth of a unit here; generated code against opaque/scalar_math.h
  * bit by bit on every instruction set and width; special values.
  *
  *   OPAQUE_TEST_FULL=1    about 16 times as many arguments

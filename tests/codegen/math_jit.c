@@ -1,5 +1,5 @@
 #include "math_jit.h"
-#include "codegen_llvm/emit.h"
+#include "codegen_llvm/emit_ops.h"
 #include <elf.h>
 #include <llvm-c/Analysis.h>
 #include <llvm-c/LLJIT.h>
@@ -96,17 +96,15 @@ static void emit_math(opq_emitter *e, int which, bool wide)
     LLVMBuildRetVoid(e->builder);
 }
 
-static void emit_philox(opq_emitter *e)
+static void emit_uniform(opq_emitter *e)
 {
     LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), i64 = LLVMInt64TypeInContext(e->context);
-    LLVMTypeRef i32 = LLVMInt32TypeInContext(e->context), nothing = LLVMVoidTypeInContext(e->context);
-    function_begin(e, "test_philox", LLVMFunctionType(nothing, (LLVMTypeRef[]){pointer, pointer}, 2, false));
-    LLVMValueRef words[6], result[2];
-    for (int i = 0; i < 6; i++)
-        words[i] = load(e, i32, 0, LLVMConstInt(i64, (unsigned)(i * e->lanes), false));
-    opq_math_philox(e, words, words + 4, result);
-    for (int i = 0; i < 2; i++)
-        store(e, i32, result[i], 1, LLVMConstInt(i64, (unsigned)(i * e->lanes), false));
+    LLVMTypeRef f32 = LLVMFloatTypeInContext(e->context), nothing = LLVMVoidTypeInContext(e->context);
+    function_begin(e, "test_uniform", LLVMFunctionType(nothing, (LLVMTypeRef[]){pointer, pointer}, 2, false));
+    LLVMValueRef operands[3];
+    for (int i = 0; i < 3; i++)
+        operands[i] = load(e, i64, 0, LLVMConstInt(i64, (unsigned)(i * e->lanes), false));
+    store(e, f32, opq_emit_random(e, OPQ_OP_uniform, operands), 1, LLVMConstInt(i64, 0, false));
     LLVMBuildRetVoid(e->builder);
 }
 
@@ -189,9 +187,9 @@ static bool load_object(math_jit *jit, LLVMMemoryBufferRef object)
             return false;
         jit->function_f64[i] = (math_function_f64 *)(uintptr_t)address;
     }
-    if (failed(LLVMOrcLLJITLookup(orc, &address, "test_philox")))
+    if (failed(LLVMOrcLLJITLookup(orc, &address, "test_uniform")))
         return false;
-    jit->philox = (philox_function *)(uintptr_t)address;
+    jit->uniform = (uniform_function *)(uintptr_t)address;
     return true;
 }
 
@@ -211,7 +209,7 @@ bool math_jit_create(math_jit *jit, const char *label, bool avx512, int lanes)
         emit_math(&e, i, false);
     for (int i = 0; i < MATH_F64_COUNT; i++)
         emit_math(&e, i, true);
-    emit_philox(&e);
+    emit_uniform(&e);
     LLVMMemoryBufferRef object = compile(e.module, &cpu);
     LLVMDisposeBuilder(e.builder);
     LLVMDisposeModule(e.module);

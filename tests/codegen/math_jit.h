@@ -13,15 +13,15 @@ enum { MATH_F64_UNARY = 12, MATH_F64_COUNT = 13 }; /* the first of them, then po
 /* out[i] = f(x[i], y[i]); unary functions do not read y. count is a multiple of 64. */
 typedef void math_function(const float *x, const float *y, float *out, int64_t count);
 typedef void math_function_f64(const double *x, const double *y, double *out, int64_t count);
-/* One vector: counters and keys as six rows of `lanes` words, two rows out. */
-typedef void philox_function(const uint32_t *counter_and_key, uint32_t *out_words);
+/* One vector: rows of `lanes` indices, seeds and offsets. */
+typedef void uniform_function(const uint64_t *operands, float *out);
 
 typedef struct math_jit {
     const char *label;
     int lanes;
     math_function *function[MATH_COUNT];
     math_function_f64 *function_f64[MATH_F64_COUNT];
-    philox_function *philox;
+    uniform_function *uniform;
     int undefined_symbols; /* in the object, by name */
     void *jit;
 } math_jit;
