@@ -12,7 +12,8 @@
 
 enum { UNROLL_COST_MAX = 64 };
 
-_Static_assert(2 * OPQ_REDUCTION_MAX * OPQ_STRIP_MAX + OPQ_LOOP_MAX <= OPQ_CARRIED_MAX, "what a loop in blocks carries");
+_Static_assert(2 * OPQ_REDUCTION_MAX * OPQ_STRIP_MAX + OPQ_LOOP_MAX <= OPQ_CARRIED_MAX,
+               "what a loop in blocks carries");
 
 /* ---- statements */
 
@@ -86,126 +87,116 @@ static void find_carried(const opq_nest *n, carried *c, int loop)
     }
 }
 
-/* `more` are carried besides: in initial values, out those of the turn; and at the end in the next ones. */
-static void begin(opq_nest *n, carried *c, int loop, LLVMValueRef from, LLVMValueRef to, LLVMValueRef *more, int count)
+/* The indices of a sequence are carried besides. */
+static void begin(opq_nest *n, carried *c, int loop, LLVMValueRef from, LLVMValueRef to, int64_t step)
 {
+    size_t indices = (size_t)n->sequence_rank * sizeof *n->sequence;
     find_carried(n, c, loop);
     move(n, c, false);
-    memcpy(c->value + c->values, more, (size_t)count * sizeof *more);
-    opq_loop_begin(n, &c->loop, from, to, 1, c->value, c->values + count);
-    memcpy(more, c->value + c->values, (size_t)count * sizeof *more);
+    memcpy(c->value + c->values, n->sequence, indices);
+    opq_loop_begin(n, &c->loop, from, to, step, c->value, c->values + n->sequence_rank);
+    memcpy(n->sequence, c->value + c->values, indices);
     move(n, c, true);
 }
 
-static void end(opq_nest *n, carried *c, LLVMValueRef *more, int count)
+static void end(opq_nest *n, carried *c)
 {
+    size_t indices = (size_t)n->sequence_rank * sizeof *n->sequence;
     move(n, c, false);
-    memcpy(c->value + c->values, more, (size_t)count * sizeof *more);
+    memcpy(c->value + c->values, n->sequence, indices);
     opq_loop_end(n, &c->loop, c->value);
-    memcpy(more, c->value + c->values, (size_t)count * sizeof *more);
+    memcpy(n->sequence, c->value + c->values, indices);
     move(n, c, true);
 }
 
 /* ---- the turns of a block */
 
-typedef struct rows {
-    int loop;
-    opq_chain chain;
-    opq_odometer odometer;
-    int carried; /* indices: none of a loop alone, whose index is the turn */
-} rows;
-
-static void emit_row(opq_nest *n, const rows *r, LLVMValueRef turn, LLVMValueRef *index)
+/* Turn number `turn` of all, whose indices are carried if they are several. */
+static void emit_row(opq_nest *n, const opq_chain *chain, const opq_odometer *odometer, LLVMValueRef turn)
 {
-    int leaf = r->chain.loop[r->chain.count - 1];
+    int leaf = chain->loop[chain->count - 1];
     opq_places places = opq_nest_places(n);
     n->turn = turn;
-    opq_nest_enter(n, &r->odometer, &r->chain, r->carried ? index : &turn);
+    opq_nest_enter(n, odometer, chain, n->sequence_rank ? n->sequence : &turn);
     opq_emit_block(n, leaf + 1, opq_nest_stmt(n, leaf)->end);
     opq_nest_return(n, &places);
-    if (r->carried)
-        opq_odometer_next(n, &r->odometer, index);
+    if (n->sequence_rank)
+        opq_odometer_next(n, odometer, n->sequence);
 }
 
-/* Turns of the block that `within` counts. */
-static void emit_rows(opq_nest *n, int loop)
+/* Turns [from, to), which are a whole block if `whole`. */
+static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, bool whole)
 {
-    LLVMBuilderRef b = n->e->builder;
-    rows r = {.loop = loop, .chain = opq_nest_chain(n->k, loop)};
-    int leaf = r.chain.loop[r.chain.count - 1], row = n->prefetch_row;
+    opq_chain chain = opq_nest_chain(n->k, loop);
+    opq_odometer odometer = opq_nest_odometer(n, &chain);
+    int leaf = chain.loop[chain.count - 1], row = n->prefetch_row;
     int64_t block = opq_loop_block(n->k, loop);
     int cost = opq_nest_cost(n, n->vector, leaf + 1, opq_nest_stmt(n, leaf)->end) * n->strip;
-    r.odometer = opq_nest_odometer(n, &r.chain);
-    r.carried = r.chain.count > 1 ? r.chain.count : 0;
-    LLVMValueRef from = LLVMBuildMul(b, n->index[opq_nest_stmt(n, loop)->within - 1], opq_i64(n->e, block), "");
-    LLVMValueRef to = LLVMBuildAdd(b, from, opq_i64(n->e, block), "");
     n->prefetch_row = opq_nest_stmt(n, leaf)->variable;
-    if (n->whole && cost * block <= UNROLL_COST_MAX) {
+    if (whole && cost * block <= UNROLL_COST_MAX) {
         for (int64_t k = 0; k < block; k++)
-            emit_row(n, &r, LLVMBuildAdd(b, from, opq_i64(n->e, k), ""), n->sequence);
+            emit_row(n, &chain, &odometer, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, k), ""));
     } else {
         carried c;
-        if (!n->whole)
-            to = opq_nest_smaller(n, to, opq_odometer_count(n, &r.odometer));
-        begin(n, &c, loop, from, to, n->sequence, r.carried);
-        emit_row(n, &r, c.loop.index, n->sequence);
-        end(n, &c, n->sequence, r.carried);
+        begin(n, &c, loop, from, to, 1);
+        emit_row(n, &chain, &odometer, c.loop.index);
+        end(n, &c);
     }
     n->prefetch_row = row;
 }
 
 /* ---- blocks */
 
-static void emit_counted(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, int sequence)
+static void emit_turns(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to);
+
+static int first_loop(const opq_nest *n, int loop)
 {
-    carried c;
-    begin(n, &c, loop, from, to, n->sequence, sequence);
-    n->index[opq_nest_stmt(n, loop)->variable] = c.loop.index;
-    opq_emit_block(n, loop + 1, opq_nest_stmt(n, loop)->end);
-    end(n, &c, n->sequence, sequence);
+    int i = loop + 1;
+    while (!opq_nest_is_loop(n, i))
+        i++;
+    return i;
 }
 
-static LLVMValueRef divided(opq_nest *n, LLVMValueRef count, int64_t by, bool up)
+/* What stands in a loop that counts blocks, for that of the turns [from, to). */
+static void emit_body(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, bool whole)
 {
-    LLVMValueRef most = up ? LLVMBuildAdd(n->e->builder, count, opq_i64(n->e, by - 1), "") : count;
-    return LLVMBuildUDiv(n->e->builder, most, opq_i64(n->e, by), "");
+    int inner = first_loop(n, loop);
+    opq_nest_run(n, loop + 1, inner);
+    if (opq_nest_stmt(n, inner)->by)
+        emit_turns(n, inner, from, to);
+    else
+        emit_rows(n, inner, from, to, whole);
+    opq_emit_block(n, opq_nest_stmt(n, inner)->end, opq_nest_stmt(n, loop)->end);
+}
+
+/* All blocks of the turns [from, to). */
+static void emit_turns(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int64_t by = opq_nest_stmt(n, loop)->by;
+    bool innermost = !opq_nest_stmt(n, first_loop(n, loop))->by;
+    LLVMValueRef left = LLVMBuildURem(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, by), "");
+    LLVMValueRef end_of_whole = innermost ? LLVMBuildSub(b, to, left, "") : to;
+    carried c;
+    begin(n, &c, loop, from, end_of_whole, by);
+    LLVMValueRef next = LLVMBuildAdd(b, c.loop.index, opq_i64(n->e, by), "");
+    n->prefetch = innermost;
+    emit_body(n, loop, c.loop.index, innermost ? next : opq_nest_smaller(n, next, to), innermost);
+    n->prefetch = false;
+    end(n, &c);
+    if (innermost)
+        emit_body(n, loop, end_of_whole, to, false);
 }
 
 void opq_emit_blocks(opq_nest *n, int loop)
 {
-    LLVMBuilderRef b = n->e->builder;
-    const opq_stmt *stmt = opq_nest_stmt(n, loop);
-    if (!stmt->by) {
-        emit_rows(n, loop);
-        return;
-    }
-    int inner = loop + 1;
-    while (!opq_nest_is_loop(n, inner))
-        inner++;
-    int first = inner; /* of the loops whose turns are counted */
-    while (opq_nest_stmt(n, first)->by || !opq_nest_is_loop(n, first))
-        first++;
+    int first = first_loop(n, loop);
+    while (opq_nest_stmt(n, first)->by)
+        first = first_loop(n, first);
     opq_chain chain = opq_nest_chain(n->k, first);
     opq_odometer odometer = opq_nest_odometer(n, &chain);
-    LLVMValueRef count = opq_odometer_count(n, &odometer), from = opq_i64(n->e, 0);
-    LLVMValueRef to = divided(n, count, stmt->by, true), whole = divided(n, count, stmt->by, false);
-    int sequence = chain.count > 1 ? chain.count : 0;
-    if (stmt->within) {
-        int64_t blocks = opq_loop_block(n->k, loop) / stmt->by;
-        from = LLVMBuildMul(b, n->index[stmt->within - 1], opq_i64(n->e, blocks), "");
-        LLVMValueRef end_of_block = LLVMBuildAdd(b, from, opq_i64(n->e, blocks), "");
-        to = opq_nest_smaller(n, end_of_block, to);
-        whole = opq_nest_smaller(n, end_of_block, whole);
-    } else {
-        for (int i = 0; i < sequence; i++)
-            n->sequence[i] = opq_i64(n->e, 0);
-    }
-    if (opq_nest_stmt(n, inner)->by) {
-        emit_counted(n, loop, from, to, sequence);
-        return;
-    }
-    n->whole = n->prefetch = true;
-    emit_counted(n, loop, from, whole, sequence);
-    n->whole = n->prefetch = false;
-    emit_counted(n, loop, whole, to, sequence);
+    n->sequence_rank = chain.count > 1 ? chain.count : 0;
+    for (int i = 0; i < n->sequence_rank; i++)
+        n->sequence[i] = opq_i64(n->e, 0);
+    emit_turns(n, loop, opq_i64(n->e, 0), opq_odometer_count(n, &odometer));
 }

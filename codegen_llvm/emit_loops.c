@@ -144,7 +144,7 @@ static void emit_loop(opq_nest *n, int stmt)
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
     if (loop->role == OPQ_LOOP_unroll && n->vector >= 0 && opq_emit_unroll(n, stmt))
         return;
-    if (loop->by || (loop->within && loop->role == OPQ_LOOP_serial)) {
+    if (loop->by) {
         opq_emit_blocks(n, stmt);
         return;
     }

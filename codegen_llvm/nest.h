@@ -45,8 +45,8 @@ typedef struct opq_nest {
     LLVMValueRef *value;  /* the row of the current copy */
     LLVMValueRef *turns;  /* as values: per carry of an argmax or argmin, the turn that made it what it is */
     LLVMValueRef turn;    /* of the loops that fold */
-    bool whole;           /* the block around is */
     LLVMValueRef sequence[OPQ_LOOP_MAX]; /* indices of the loops that are one sequence, in blocks */
+    int sequence_rank;                   /* 0: of one loop alone, whose index is the turn */
     LLVMValueRef *at_offset,
         *at_valid; /* per load_at, store_add_at with a uniform index: index * at_stride; a splat: in range? */
     LLVMValueRef *local, *local_row; /* per local: where it begins; where this turn of the loops around begins in it */
@@ -232,7 +232,7 @@ void opq_emit_rows(opq_nest *n, int rows, int strip, int width, int by, LLVMValu
 LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);
 void opq_emit_fold(opq_nest *n, int stmt);
 int opq_nest_folds(const opq_nest *n, int from, int to);
-/* A loop that counts blocks of a constant size, or of whose turns such blocks are. */
+/* A loop that counts blocks of a constant size, with those in it whose turns these are. */
 void opq_emit_blocks(opq_nest *n, int loop);
 
 /* ---- emit_lanes.c, emit_across.c, emit_chain.c */

@@ -26,7 +26,7 @@ static const uint16_t level_by[OPQ_BLOCKS_MAX] = {OPQ_COLUMN_BLOCK, OPQ_COLUMN_G
 
 typedef struct scheduler {
     opq_rewriter rewriter;
-    int16_t *origin;          /* per statement of the result */
+    int16_t *origin; /* per statement of the result */
     int16_t (*carry)[LEVELS]; /* per statement of the meaning that folds: from the outermost level in; of an index only the first */
     int loop;                 /* of the outermost that reduces, -1: outside */
 } scheduler;
@@ -162,7 +162,9 @@ opq_status opq_schedule_column(const opq_loops *loops, opq_arena *arena, opq_loo
     enum { MORE = 2 * LEVELS + 2 }; /* statements for one that reduces; a loop has blocks beside */
     size_t most = 1 + OPQ_BLOCKS_MAX;
     for (int i = 0; i < loops->stmt_count; i++)
-        most += opq_op_reduces(loops->stmts[i].op) ? MORE : loops->stmts[i].op == OPQ_STMT_loop ? 1 + OPQ_BLOCKS_MAX : 1;
+        most += opq_op_reduces(loops->stmts[i].op)    ? MORE
+                : loops->stmts[i].op == OPQ_STMT_loop ? 1 + OPQ_BLOCKS_MAX
+                                                      : 1;
     scheduler s = {.loop = -1};
     s.origin = opq_arena_alloc(arena, most * sizeof *s.origin);
     s.carry = opq_arena_alloc(arena, ((size_t)loops->stmt_count + 1) * sizeof *s.carry);
