@@ -24,6 +24,8 @@ static opq_status build(opq_emitter *e, void *data)
     opq_nest *n = opq_arena_alloc(&arena, sizeof *n);
     opq_status status = n ? opq_loops_verify(loops) : opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", loops->name);
     if (status == OPQ_OK)
+        opq_emit_share_math(e, loops);
+    if (status == OPQ_OK)
         status = opq_nest_open(n, e, loops, function_name, &arena);
     if (status == OPQ_OK) {
         opq_emit_loops(n);
