@@ -27,8 +27,10 @@ static opq_status build(opq_emitter *e, void *data)
     opq_status status = n ? opq_loops_verify(loops) : opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", loops->name);
     if (status == OPQ_OK)
         status = opq_schedule(loops, &arena, &schedule);
-    if (status == OPQ_OK)
+    if (status == OPQ_OK) {
+        opq_emit_share_math(e, &schedule);
         status = opq_nest_open(n, e, &schedule, function_name, &arena);
+    }
     if (status == OPQ_OK) {
         opq_emit_loops(n);
         LLVMBuildRetVoid(e->builder);

@@ -20,6 +20,7 @@ typedef struct opq_emitter {
     LLVMValueRef function;
     int lanes; /* 16 with AVX-512, 8 with AVX2; at least OPQ_MIN_LANES */
     const opq_cpu *cpu;
+    bool shares_math; /* math functions are called: see emit_shared.c */
 } opq_emitter;
 
 /* ---- our own vector functions (math.cpp), f32 in and out, or f64 where the name says so; results are those of opaque/scalar_math.h on

@@ -402,7 +402,11 @@ opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVM
     case OPQ_LOWER_CMP:
         value = compare(e, (opq_cmp)opq_lowering_code(lowering, dtype), operands[0], operands[1]);
         break;
-    case OPQ_LOWER_CALL: value = opq_emit_call(e, lowering->text, dtype, operands); break;
+    case OPQ_LOWER_CALL:
+        value = e->shares_math && opq_op_is_math(op)
+                    ? opq_emit_shared(e, lowering->text, dtype, operands, opq_op_info_of(op)->arity)
+                    : opq_emit_call(e, lowering->text, dtype, operands);
+        break;
     case OPQ_LOWER_NATIVE:
     case OPQ_LOWER_FOLD:
     case OPQ_LOWER_SCAN:

@@ -10,6 +10,11 @@ opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVM
                           LLVMValueRef *out_value) OPQ_MUST_CHECK;
 /* A CALL row's function on any dtype by its name in the op table; NULL if there is none or not for this dtype. */
 LLVMValueRef opq_emit_call(opq_emitter *e, const char *name, opq_dtype dtype, const LLVMValueRef *operands);
+/* The same, as a call of a function that the module has once. */
+LLVMValueRef opq_emit_shared(opq_emitter *e, const char *name, opq_dtype dtype, const LLVMValueRef *operands, int arity);
+/* Decides, before anything is emitted, whether the kernel's math functions are such calls (emit_shared.c). */
+struct opq_loops;
+void opq_emit_share_math(opq_emitter *e, const struct opq_loops *k);
 /* fmod of f64 (emit_fmod.c): exact, for all operands. */
 LLVMValueRef opq_emit_fmod64(opq_emitter *e, LLVMValueRef a, LLVMValueRef b);
 

@@ -39,7 +39,20 @@ static void make_divisor(opq_dtype dtype, char *data, int count)
             data[(size_t)i * bytes] = 1;
 }
 
-static void check_op(opq_op op, opq_dtype dtype)
+static bool text_has(const body *b, const char *words)
+{
+    opq_text text = {0};
+    opq_arena arena = {0};
+    opq_loops loops = body_loops(b, &arena);
+    assert_int_equal(opq_codegen_print(wide_jit(), &loops, "llvm", &text), OPQ_OK);
+    bool found = strstr(text.data, words) != NULL;
+    opq_text_drop(&text);
+    opq_arena_drop(&arena);
+    return found;
+}
+
+/* `uses`: how many times the op is there; the last result is stored. */
+static void check_op(opq_op op, opq_dtype dtype, int uses)
 {
     const opq_op_info *info = opq_op_info_of(op);
     opq_graph *graph;
@@ -64,7 +77,12 @@ static void check_op(opq_op op, opq_dtype dtype)
         inputs[i] = l.buffers[i].data;
     }
     opq_dtype to = (opq_dtype)type.dtype;
-    body_store(&b, body_op(&b, op, computing(to), operands[0], operands[1], operands[2]), info->arity, to, "1");
+    int result = -1;
+    for (int i = 0; i < uses; i++)
+        result = body_op(&b, op, computing(to), operands[0], operands[1], operands[2]);
+    body_store(&b, result, info->arity, to, "1");
+    if (uses > 1)
+        assert_true(text_has(&b, "call fastcc"));
     l.buffers[info->arity] = buffer_make((size_t)(COUNT * opq_dtype_bytes(to)));
     l.buffer_count = info->arity + 1;
     launch_dims(&l, &b, (int64_t[]){COUNT});
@@ -90,9 +108,29 @@ static void test_ops(void **state)
         rows++;
         for (int d = 0; d < DTYPES; d++)
             if (opq_op_computes((opq_op)op, dtypes[d]))
-                check_op((opq_op)op, dtypes[d]);
+                check_op((opq_op)op, dtypes[d], 1);
     }
     assert_true(rows > 50);
+}
+
+/* Where a kernel has many math functions they are called: the same bits as inlined ones. */
+static void test_shared_math(void **state)
+{
+    (void)state;
+    int checked = 0;
+    for (int op = 0; op < OPQ_OP_COUNT; op++)
+        for (int d = 0; d < DTYPES; d++) {
+            bool computes = (dtypes[d] == OPQ_f32 || dtypes[d] == OPQ_f64) && opq_op_computes((opq_op)op, dtypes[d]);
+            if (!computes || !opq_op_is_math((opq_op)op))
+                continue;
+            check_op((opq_op)op, dtypes[d], 100);
+            checked++;
+        }
+    assert_true(checked > 30);
+    body b;
+    body_start(&b, OPQ_KERNEL_map, "k");
+    body_store(&b, body_op(&b, OPQ_OP_exp, OPQ_f32, body_load(&b, 0, OPQ_f32, "1"), -1, -1), 1, OPQ_f32, "1");
+    assert_false(text_has(&b, "call fastcc")); /* one is inlined */
 }
 
 static void check_cast(opq_dtype from, opq_dtype to)
@@ -437,10 +475,19 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),     cmocka_unit_test(test_casts),          cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_strides),        cmocka_unit_test(test_transpose),
-        cmocka_unit_test(test_scalars), cmocka_unit_test(test_no_contraction), cmocka_unit_test(test_long_chain),
-        cmocka_unit_test(test_cache),   cmocka_unit_test(test_unsupported),    cmocka_unit_test(test_compared_numbers),
+        cmocka_unit_test(test_ops),
+        cmocka_unit_test(test_shared_math),
+        cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_transpose),
+        cmocka_unit_test(test_scalars),
+        cmocka_unit_test(test_no_contraction),
+        cmocka_unit_test(test_long_chain),
+        cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_compared_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
