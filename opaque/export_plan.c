@@ -124,8 +124,8 @@ static int check_of(const opq_step *step, opq_ref node)
 
 static void write_stmt(opq_text *t, const opq_stmt *s, const opq_step *step)
 {
-    opq_text_add(t, "{%d,%d,%d,%d,%d,%d,{%d,%d,%d},%d,%d,{%lldLL},%d},", s->op, s->dtype, s->role, s->variable,
-                 s->within, s->variables, s->operand[0], s->operand[1], s->operand[2], s->access, s->end,
+    opq_text_add(t, "{%d,%d,%d,%d,%d,%d,%d,{%d,%d,%d},%d,%d,{%lldLL},%d},", s->op, s->dtype, s->role, s->variable,
+                 s->within, s->by, s->variables, s->operand[0], s->operand[1], s->operand[2], s->access, s->end,
                  (long long)s->value.i, check_of(step, s->node));
 }
 

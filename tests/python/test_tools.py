@@ -55,6 +55,7 @@ def test_run_and_eval(root, folder, how):
     [
         ("fused", "graph"),
         ("kernels", "kernel @"),
+        ("schedule", "schedule @"),
         ("c", "\nvoid "),
         ("llvm", "define"),
         ("asm", "ret"),
