@@ -68,7 +68,7 @@ def test_a_stage_leads_to_the_others(arguments):
     fused = g.stage("asm")
     assert "define" in fused.kernels[0].text("llvm") and "void" in fused.kernels[0].text("c")
     assert fused.kernels[0].text() in str(g.stage("kernels"))
-    with pytest.raises(ValueError, match="expected one of kernels, c"):
+    with pytest.raises(ValueError, match="expected one of kernels, schedule, c"):
         fused.kernels[0].text("fused")
     with pytest.raises(ValueError, match="best"):
         g.stage("best")
