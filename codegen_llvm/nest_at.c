@@ -17,12 +17,13 @@ static LLVMValueRef at_dim(opq_nest *n, int access, int which)
 static LLVMValueRef at_stride(opq_nest *n, int access) { return at_dim(n, access, 0); }
 static LLVMValueRef at_extent(opq_nest *n, int access) { return at_dim(n, access, 1); }
 
-/* if (bad) error[0..1] = {1 + stmt, index}, unless an earlier one failed already; the builder goes on behind it.
+/* if (bad) error[0..1] = {1 + number of stmt in the kernel, index}, unless an earlier one failed already; the builder goes on behind it.
  * lanes_bad: which of the indices it is about; NULL: there is one. */
 static void report(opq_nest *n, int stmt, LLVMValueRef bad, LLVMValueRef indices, LLVMValueRef lanes_bad)
 {
     LLVMBuilderRef b = n->e->builder;
     LLVMTypeRef i64 = LLVMInt64TypeInContext(n->e->context);
+    int64_t number = opq_loops_origin(n->k, stmt);
     LLVMBasicBlockRef wrong = opq_nest_block(n, "out_of_range"), go_on = opq_nest_block(n, "checked");
     LLVMBuildCondBr(b, bad, wrong, go_on);
     LLVMPositionBuilderAtEnd(b, wrong);
@@ -35,8 +36,8 @@ static void report(opq_nest *n, int stmt, LLVMValueRef bad, LLVMValueRef indices
     }
     LLVMValueRef one = opq_i64(n->e, 1), at = LLVMBuildGEP2(b, i64, n->error, &one, 1, "");
     LLVMValueRef before = LLVMBuildLoad2(b, i64, n->error, ""), index_before = LLVMBuildLoad2(b, i64, at, "");
-    LLVMValueRef first = LLVMBuildICmp(b, LLVMIntUGE, LLVMBuildSub(b, before, one, ""), opq_i64(n->e, stmt), "");
-    LLVMBuildStore(b, LLVMBuildSelect(b, first, opq_i64(n->e, 1 + stmt), before, ""), n->error);
+    LLVMValueRef first = LLVMBuildICmp(b, LLVMIntUGE, LLVMBuildSub(b, before, one, ""), opq_i64(n->e, number), "");
+    LLVMBuildStore(b, LLVMBuildSelect(b, first, opq_i64(n->e, 1 + number), before, ""), n->error);
     LLVMBuildStore(b, LLVMBuildSelect(b, first, index, index_before, ""), at);
     LLVMBuildBr(b, go_on);
     LLVMPositionBuilderAtEnd(b, go_on);

@@ -49,6 +49,32 @@ static void check_rows(opq_dtype dtype, int64_t width, const char *table_strides
     launch_drop(&l);
 }
 
+/* out[j] = sum of table[indices[i], j]: what is wrong is told by its number in the kernel, whose schedule has more statements. */
+static void check_summed(int64_t bad)
+{
+    enum { WIDTH = 21 };
+    body b;
+    launch l = {.buffer_count = 3};
+    l.buffers[0] = buffer_make(INDICES * sizeof(int64_t));
+    l.buffers[1] = buffer_make(TABLE * WIDTH * sizeof(float));
+    l.buffers[2] = buffer_make(WIDTH * sizeof(float));
+    int64_t *indices = (int64_t *)l.buffers[0].data, width = WIDTH, error[2];
+    fill_indices(indices, INDICES);
+    fill_random(OPQ_f32, l.buffers[1].data, TABLE * WIDTH, 3);
+    if (bad)
+        indices[20] = bad;
+    body_start(&b, OPQ_KERNEL_column, "rk");
+    int at = body_load(&b, 0, OPQ_i64, "10"), x = body_load_at(&b, at, 1, OPQ_f32, "01");
+    int sum = body_op(&b, OPQ_OP_sum, OPQ_f32, x, -1, -1);
+    body_store(&b, sum, 2, OPQ_f32, "01");
+    launch_dims(&l, &b, (int64_t[]){INDICES, width});
+    launch_at(&l, &b, 1, width, TABLE);
+    launch_run(&l, &b, error);
+    assert_int_equal(error[0], bad ? 1 + x : 0);
+    assert_int_equal(error[1], bad);
+    launch_drop(&l);
+}
+
 /* out[i] = table[indices[i], i]: an index per lane. */
 static void check_lanes(opq_dtype dtype, int64_t bad)
 {
@@ -88,6 +114,7 @@ static void test_load_at(void **state)
             if (dtype != OPQ_bool)
                 check_rows((opq_dtype)dtype, 70, "01", bad[i]);
             check_rows((opq_dtype)dtype, 5, "0*", bad[i]);
+            check_summed(bad[i]);
             check_lanes((opq_dtype)dtype, bad[i]);
         }
 }
