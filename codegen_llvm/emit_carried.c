@@ -57,7 +57,7 @@ int opq_nest_folds(const opq_nest *n, int from, int to)
 
 typedef struct carried {
     opq_loop loop;
-    int stmts[2 * OPQ_REDUCTION_MAX], count, values;
+    int stmts[OPQ_REDUCTION_MAX], count, values;
     LLVMValueRef value[OPQ_CARRIED_MAX];
 } carried;
 
@@ -77,13 +77,17 @@ static void move(opq_nest *n, carried *c, bool into)
 }
 
 /* Carries before the loop that are folded in it. */
-static void find_carried(const opq_nest *n, carried *c, int loop)
+static void find_carried(opq_nest *n, carried *c, int loop)
 {
     c->count = 0;
     for (int i = loop + 1; i < opq_nest_stmt(n, loop)->end; i++) {
-        int carry = opq_nest_stmt(n, i)->op == OPQ_STMT_fold ? opq_nest_stmt(n, i)->access : loop;
-        if (carry < loop && c->count < 2 * OPQ_REDUCTION_MAX)
-            c->stmts[c->count++] = carry;
+        const opq_stmt *fold = opq_nest_stmt(n, i);
+        if (fold->op != OPQ_STMT_fold || fold->access > loop)
+            continue;
+        if (c->count < OPQ_REDUCTION_MAX)
+            c->stmts[c->count++] = fold->access;
+        else
+            opq_nest_refuse(n, fold);
     }
 }
 

@@ -8,8 +8,8 @@
  *              around others: strips of some vectors, whose values all stay at hand while the loops inside run
  *   lanes      innermost: as vector, with accumulators (emit_lanes.c); several loops in one block: from memory (emit_chunks.c)
  *              inside a strip: a short row in each lane (emit_across.c)
+ *   chain      inside a strip, a sum for each of its vectors (emit_chain.c), but for the products that are left to an engine
  *              windows: rows beside each other instead (emit_rows.c)
- *   chain      as column (emit_chain.c), but for the products that are left to an engine
  *   unroll     inside a strip, around a chain: an accumulator for each turn (emit_unroll.c); else counted
  *   serial     with scans: inside a strip, a row in each lane; else innermost, as vector, lane after lane (emit_scan.c)
  *              of a schedule: with what it carries for each vector of the strip, and in blocks (emit_carried.c)

@@ -49,7 +49,7 @@ const char *opq_kernel_excess(const opq_kernel *kernel)
     return NULL;
 }
 
-_Static_assert(OPQ_LOOP_MAX <= 16, "a letter per loop");
+_Static_assert(OPQ_VARIABLE_MAX <= 18, "a letter per loop");
 char opq_loop_letter(int loop) { return "ijklmnopqrstuvwxyz"[loop]; }
 
 const char *opq_instr_name(int op)

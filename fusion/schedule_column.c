@@ -19,8 +19,6 @@
 #include "fusion/loop_rewrite.h"
 #include "fusion/schedule.h"
 
-#include <string.h>
-
 enum { LEVELS = OPQ_BLOCKS_MAX + 1 };
 static const uint16_t level_by[OPQ_BLOCKS_MAX] = {OPQ_COLUMN_BLOCK, OPQ_COLUMN_GROUP};
 

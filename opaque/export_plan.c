@@ -124,9 +124,10 @@ static int check_of(const opq_step *step, opq_ref node)
 
 static void write_stmt(opq_text *t, const opq_stmt *s, const opq_step *step)
 {
-    opq_text_add(t, "{%d,%d,%d,%d,%d,%d,%d,{%d,%d,%d},%d,%d,{%lldLL},%d},", s->op, s->dtype, s->role, s->variable,
-                 s->within, s->by, s->variables, s->operand[0], s->operand[1], s->operand[2], s->access, s->end,
-                 (long long)s->value.i, check_of(step, s->node));
+    opq_text_add(t, "{.op = %d, .dtype = %d, .role = %d, .variable = %d, .within = %d, .by = %d, .variables = %d, ",
+                 s->op, s->dtype, s->role, s->variable, s->within, s->by, s->variables);
+    opq_text_add(t, ".operand = {%d,%d,%d}, .access = %d, .end = %d, .value = {%lldLL}, .node = %d},", s->operand[0],
+                 s->operand[1], s->operand[2], s->access, s->end, (long long)s->value.i, check_of(step, s->node));
 }
 
 typedef enum loops_detail { LOOPS_arguments, LOOPS_accesses, LOOPS_statements } loops_detail;
