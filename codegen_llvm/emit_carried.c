@@ -1,10 +1,10 @@
-/* Loops of a schedule that count blocks of a constant size, or run the turns of one, with what they carry: a value of each vector of the strip around
- * for each carry that is folded inside.
+/* Loops of a schedule in which carries are folded, in blocks of a constant size or not. What they carry is a value of each vector of the strip around
+ * for each of these. The innermost is a vector loop (emit_partials.c), or counts
  *
  *   whole blocks    of the innermost size, whose turns are unrolled if they are little code
  *   the last one    with the turns that are left
  *
- * Of several loops that are one sequence, the indices are carried, too.
+ * A place is a number of turns of the innermost loops that are one sequence. Of several, their indices are carried, too.
  */
 #include "codegen_llvm/nest.h"
 
@@ -14,44 +14,6 @@ enum { UNROLL_COST_MAX = 64 };
 
 _Static_assert(2 * OPQ_REDUCTION_MAX * OPQ_STRIP_MAX + OPQ_LOOP_MAX <= OPQ_CARRIED_MAX,
                "what a loop in blocks carries");
-
-/* ---- statements */
-
-static opq_fold fold_of(const opq_nest *n, int carry)
-{
-    return opq_op_lowering((opq_op)opq_nest_stmt(n, carry)->value.i)->fold;
-}
-
-static LLVMValueRef *turn_of(opq_nest *n, int carry) { return &n->turns[n->value - n->values + carry]; }
-
-LLVMValueRef opq_emit_carry(opq_nest *n, int stmt)
-{
-    if (opq_fold_is_arg(fold_of(n, stmt)))
-        *turn_of(n, stmt) = opq_splat_int(n->e, opq_vector_type(n->e, OPQ_i64), 0);
-    return opq_fold_identity(n->e, fold_of(n, stmt), (opq_dtype)opq_nest_stmt(n, stmt)->dtype);
-}
-
-void opq_emit_fold(opq_nest *n, int stmt)
-{
-    int carry = opq_nest_stmt(n, stmt)->access;
-    opq_dtype dtype = (opq_dtype)opq_nest_stmt(n, stmt)->dtype;
-    LLVMValueRef x = opq_nest_value(n, opq_nest_stmt(n, stmt)->operand[0]), before = opq_nest_value(n, carry);
-    if (!opq_fold_is_arg(fold_of(n, carry))) {
-        n->value[carry] = opq_fold_combine(n->e, fold_of(n, carry), dtype, before, x);
-        return;
-    }
-    LLVMValueRef better = opq_fold_better(n->e, fold_of(n, carry), dtype, before, x), *turn = turn_of(n, carry);
-    n->value[carry] = opq_select(n->e, better, x, before);
-    *turn = opq_select(n->e, better, opq_splat(n->e, n->turn), *turn);
-}
-
-int opq_nest_folds(const opq_nest *n, int from, int to)
-{
-    int count = 0;
-    for (int i = from; i < to; i++)
-        count += opq_nest_stmt(n, i)->op == OPQ_STMT_fold;
-    return count;
-}
 
 /* ---- what a loop carries */
 
@@ -68,8 +30,8 @@ static void move(opq_nest *n, carried *c, bool into)
     for (int i = 0; i < c->count; i++)
         for (int copy = 0; copy < n->strip; copy++) {
             opq_nest_use_copy(n, copy);
-            LLVMValueRef *of[2] = {&n->value[c->stmts[i]], turn_of(n, c->stmts[i])};
-            for (int k = 0; k < 1 + opq_fold_is_arg(fold_of(n, c->stmts[i])); k++, at++)
+            LLVMValueRef *of[2] = {&n->value[c->stmts[i]], opq_carry_turn(n, c->stmts[i])};
+            for (int k = 0; k < 1 + opq_fold_is_arg(opq_carry_fold(n, c->stmts[i])); k++, at++)
                 into ? (void)(*of[k] = c->value[at]) : (void)(c->value[at] = *of[k]);
         }
     opq_nest_use_copy(n, 0);
@@ -96,6 +58,8 @@ static void begin(opq_nest *n, carried *c, int loop, LLVMValueRef from, LLVMValu
 {
     size_t indices = (size_t)n->sequence_rank * sizeof *n->sequence;
     find_carried(n, c, loop);
+    for (int i = 0; i < c->count; i++)
+        opq_partials_begin(n, c->stmts[i], LLVMBuildSub(n->e->builder, to, from, ""), step);
     move(n, c, false);
     memcpy(c->value + c->values, n->sequence, indices);
     opq_loop_begin(n, &c->loop, from, to, step, c->value, c->values + n->sequence_rank);
@@ -113,7 +77,7 @@ static void end(opq_nest *n, carried *c)
     move(n, c, true);
 }
 
-/* ---- the turns of a block */
+/* ---- turns */
 
 /* Turn number `turn` of all, whose indices are carried if they are several. */
 static void emit_row(opq_nest *n, const opq_chain *chain, const opq_odometer *odometer, LLVMValueRef turn)
@@ -128,16 +92,15 @@ static void emit_row(opq_nest *n, const opq_chain *chain, const opq_odometer *od
         opq_odometer_next(n, odometer, n->sequence);
 }
 
-/* Turns [from, to), which are a whole block if `whole`. */
-static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, bool whole)
+/* Turns [from, to), which are a whole block of so many; 0: of any number. */
+static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, int64_t block)
 {
     opq_chain chain = opq_nest_chain(n->k, loop);
     opq_odometer odometer = opq_nest_odometer(n, &chain);
     int leaf = chain.loop[chain.count - 1], row = n->prefetch_row;
-    int64_t block = opq_loop_block(n->k, loop);
     int cost = opq_nest_cost(n, n->vector, leaf + 1, opq_nest_stmt(n, leaf)->end) * n->strip;
     n->prefetch_row = opq_nest_stmt(n, leaf)->variable;
-    if (whole && cost * block <= UNROLL_COST_MAX) {
+    if (block && cost * block <= UNROLL_COST_MAX) {
         for (int64_t k = 0; k < block; k++)
             emit_row(n, &chain, &odometer, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, k), ""));
     } else {
@@ -149,58 +112,140 @@ static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
     n->prefetch_row = row;
 }
 
+void opq_emit_turns(opq_nest *n, int loop)
+{
+    n->sequence_rank = 0;
+    emit_rows(n, loop, opq_i64(n->e, 0), n->extent[opq_nest_stmt(n, loop)->variable], 0);
+}
+
 /* ---- blocks */
 
-static void emit_turns(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to);
+/* What a loop that counts blocks runs. */
+typedef struct blocks {
+    const opq_stmt *stmt;
+    opq_chain of; /* the loops of whose turns they are */
+    int64_t step; /* places of a turn */
+    bool nest;    /* are they of blocks alone? */
+    bool count;   /* is the last of the loops one that counts blocks? */
+} blocks;
 
-static int first_loop(const opq_nest *n, int loop)
+static blocks blocks_of(const opq_nest *n, int loop)
 {
-    int i = loop + 1;
-    while (!opq_nest_is_loop(n, i))
-        i++;
-    return i;
+    blocks found = {.stmt = opq_nest_stmt(n, loop), .step = opq_nest_stmt(n, loop)->by};
+    for (int i = loop + 1; i < found.stmt->end; i++)
+        if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->within == found.stmt->variable + 1)
+            found.of.loop[found.of.count++] = i;
+    found.count = opq_nest_stmt(n, found.of.loop[found.of.count - 1])->by > 0;
+    found.nest = found.count && found.of.count == 1;
+    if (found.nest)
+        found.step *= blocks_of(n, found.of.loop[0]).step;
+    return found;
 }
 
-/* What stands in a loop that counts blocks, for that of the turns [from, to). */
-static void emit_body(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, bool whole)
-{
-    int inner = first_loop(n, loop);
-    opq_nest_run(n, loop + 1, inner);
-    if (opq_nest_stmt(n, inner)->by)
-        emit_turns(n, inner, from, to);
-    else
-        emit_rows(n, inner, from, to, whole);
-    opq_emit_block(n, opq_nest_stmt(n, inner)->end, opq_nest_stmt(n, loop)->end);
-}
+static LLVMValueRef count_places(opq_nest *n, const blocks *of);
 
-/* All blocks of the turns [from, to). */
-static void emit_turns(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to)
+static opq_odometer odometer_of(opq_nest *n, const opq_chain *chain)
 {
     LLVMBuilderRef b = n->e->builder;
-    int64_t by = opq_nest_stmt(n, loop)->by;
-    bool innermost = !opq_nest_stmt(n, first_loop(n, loop))->by;
-    LLVMValueRef left = LLVMBuildURem(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, by), "");
-    LLVMValueRef end_of_whole = innermost ? LLVMBuildSub(b, to, left, "") : to;
+    opq_odometer odometer = {.rank = chain->count};
+    for (int i = 0; i < chain->count; i++) {
+        const opq_stmt *loop = opq_nest_stmt(n, chain->loop[i]);
+        odometer.variable[i] = loop->by ? -1 : loop->variable;
+        if (!loop->by) {
+            odometer.extent[i] = n->extent[loop->variable];
+            continue;
+        }
+        blocks of = blocks_of(n, chain->loop[i]);
+        LLVMValueRef all = LLVMBuildAdd(b, count_places(n, &of), opq_i64(n->e, of.step - 1), "");
+        odometer.extent[i] = LLVMBuildUDiv(b, all, opq_i64(n->e, of.step), "");
+    }
+    return odometer;
+}
+
+static LLVMValueRef count_places(opq_nest *n, const blocks *of)
+{
+    if (of->nest) {
+        blocks inner = blocks_of(n, of->of.loop[0]);
+        return count_places(n, &inner);
+    }
+    opq_odometer odometer = odometer_of(n, &of->of);
+    return opq_odometer_count(n, &odometer);
+}
+
+static void emit_body(opq_nest *n, const blocks *loop, LLVMValueRef turn, LLVMValueRef from, LLVMValueRef to, bool whole);
+
+/* Turns [from, to) of a sequence of loops whose last counts blocks. */
+static void emit_sequence(opq_nest *n, const opq_chain *chain, LLVMValueRef from, LLVMValueRef to)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int last = chain->count - 1;
+    blocks loop = blocks_of(n, chain->loop[last]);
+    opq_odometer odometer = odometer_of(n, chain);
+    LLVMValueRef all = count_places(n, &loop), before = opq_i64(n->e, 0);
     carried c;
-    begin(n, &c, loop, from, end_of_whole, by);
-    LLVMValueRef next = LLVMBuildAdd(b, c.loop.index, opq_i64(n->e, by), "");
-    n->prefetch = innermost;
-    emit_body(n, loop, c.loop.index, innermost ? next : opq_nest_smaller(n, next, to), innermost);
+    begin(n, &c, chain->loop[0], from, to, 1);
+    opq_places places = opq_nest_places(n);
+    opq_nest_enter(n, &odometer, chain, n->sequence);
+    for (int i = 0; i < last; i++)
+        before = LLVMBuildAdd(b, LLVMBuildMul(b, before, odometer.extent[i], ""), n->sequence[i], "");
+    n->before = LLVMBuildMul(b, before, all, "");
+    LLVMValueRef first = LLVMBuildMul(b, n->sequence[last], opq_i64(n->e, loop.step), "");
+    LLVMValueRef next = LLVMBuildAdd(b, first, opq_i64(n->e, loop.step), "");
+    emit_body(n, &loop, c.loop.index, first, opq_nest_smaller(n, next, all), false);
+    n->before = NULL;
+    opq_nest_return(n, &places);
+    opq_odometer_next(n, &odometer, n->sequence);
+    end(n, &c);
+}
+
+static void emit_blocks(opq_nest *n, const blocks *loop, LLVMValueRef from, LLVMValueRef to);
+
+/* What stands in a loop that counts blocks, for that of the places [from, to), which is number `turn`. */
+static void emit_body(opq_nest *n, const blocks *loop, LLVMValueRef turn, LLVMValueRef from, LLVMValueRef to, bool whole)
+{
+    int inner = loop->of.loop[0], self = (int)(loop->stmt - n->k->stmts);
+    opq_nest_run(n, self + 1, inner);
+    if (loop->nest) {
+        blocks of = blocks_of(n, inner);
+        emit_blocks(n, &of, from, to);
+    } else if (loop->count) {
+        emit_sequence(n, &loop->of, from, to);
+    } else if (opq_nest_stmt(n, inner)->role == OPQ_LOOP_vector) {
+        opq_emit_partials(n, inner, from, to, NULL, NULL);
+    } else {
+        emit_rows(n, inner, from, to, whole ? loop->step : 0);
+    }
+    n->turn = turn;
+    opq_emit_block(n, opq_nest_stmt(n, inner)->end, loop->stmt->end);
+}
+
+/* All blocks of the places [from, to). */
+static void emit_blocks(opq_nest *n, const blocks *loop, LLVMValueRef from, LLVMValueRef to)
+{
+    LLVMBuilderRef b = n->e->builder;
+    bool rows = !loop->count && opq_nest_stmt(n, loop->of.loop[0])->role != OPQ_LOOP_vector;
+    LLVMValueRef step = opq_i64(n->e, loop->step), end_of_whole = to;
+    if (rows)
+        end_of_whole = LLVMBuildSub(b, to, LLVMBuildURem(b, LLVMBuildSub(b, to, from, ""), step, ""), "");
+    carried c;
+    begin(n, &c, (int)(loop->stmt - n->k->stmts), from, end_of_whole, loop->step);
+    LLVMValueRef next = LLVMBuildAdd(b, c.loop.index, step, "");
+    n->prefetch = rows;
+    emit_body(n, loop, LLVMBuildUDiv(b, c.loop.index, step, ""), c.loop.index,
+              rows ? next : opq_nest_smaller(n, next, to), rows);
     n->prefetch = false;
     end(n, &c);
-    if (innermost)
-        emit_body(n, loop, end_of_whole, to, false);
+    if (rows)
+        emit_body(n, loop, LLVMBuildUDiv(b, end_of_whole, step, ""), end_of_whole, to, false);
 }
 
 void opq_emit_blocks(opq_nest *n, int loop)
 {
-    int first = first_loop(n, loop);
-    while (opq_nest_stmt(n, first)->by)
-        first = first_loop(n, first);
-    opq_chain chain = opq_nest_chain(n->k, first);
-    opq_odometer odometer = opq_nest_odometer(n, &chain);
-    n->sequence_rank = chain.count > 1 ? chain.count : 0;
+    blocks outer = blocks_of(n, loop), inner = outer;
+    while (inner.nest)
+        inner = blocks_of(n, inner.of.loop[0]);
+    n->sequence_rank = inner.of.count > 1 ? inner.of.count : 0;
     for (int i = 0; i < n->sequence_rank; i++)
         n->sequence[i] = opq_i64(n->e, 0);
-    emit_turns(n, loop, opq_i64(n->e, 0), opq_odometer_count(n, &odometer));
+    emit_blocks(n, &outer, opq_i64(n->e, 0), count_places(n, &outer));
 }

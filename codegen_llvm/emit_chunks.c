@@ -1,11 +1,11 @@
-/* Chunks of a row that is several loops, `lanes i in c { lanes j in c { .. } }`. A chunk begins and ends anywhere in the innermost loop, and
+/* Chunks of a row that is several loops, `serial i in c { vector j in c { .. } }`. A chunk begins and ends anywhere in the innermost loop, and
  * what it folds need not lie side by side. So that is brought into order first, in memory that stays in cache, for some chunks at a time;
  * from there they are folded as others are.
  *
  *   rows     the innermost loop has the lanes; it may have fewer turns
  *   tiles    where accesses lie apart along it and side by side along another: as many turns of that one as there are lanes, whose
  *            elements are transposed (emit_tile.c)
- *   across   rows of a few elements, `lanes k in c { lanes j in c { .. } }`: the loop around has the lanes, as the last variable
+ *   across   rows of a few elements, `serial k in c { vector j in c { .. } }`: the loop around has the lanes, as the last variable
  *
  * No lane is masked where a vector can begin earlier, and rows may be whole. So some elements are computed twice, or are not of these chunks:
  * nothing of them is stored, or may fail.
@@ -34,17 +34,41 @@ typedef struct chunks {
 
 /* ---- what there is */
 
+/* Of the kernel or of its schedule, where an operand may be cast first: the same, for who launches knows the kernel. */
 static int find_operands(const opq_loops *k, int nest, int *out_operand)
 {
     int count = 0;
     for (int i = nest + 1; i < k->stmts[nest].end; i++) {
-        bool known = !opq_op_reduces(k->stmts[i].op) || k->stmts[i].operand[0] < nest;
+        if (!opq_op_reduces(k->stmts[i].op) && k->stmts[i].op != OPQ_STMT_fold)
+            continue;
+        int operand = k->stmts[i].operand[0];
+        if (k->origin && operand > nest && k->origin[operand] == k->origin[i])
+            operand = k->stmts[operand].operand[0];
+        bool known = operand < nest;
         for (int o = 0; o < count && !known; o++)
-            known = out_operand[o] == k->stmts[i].operand[0];
+            known = out_operand[o] == operand;
         if (!known && count < OPQ_REDUCTION_MAX)
-            out_operand[count++] = k->stmts[i].operand[0];
+            out_operand[count++] = operand;
     }
     return count;
+}
+
+/* The loops in one block. */
+static opq_chain chain_of(const opq_loops *k, int nest)
+{
+    opq_chain chain = {0};
+    for (int i = nest; i < k->stmts[nest].end; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].within == k->stmts[nest].within)
+            chain.loop[chain.count++] = i;
+    return chain;
+}
+
+int opq_chunks_nest(const opq_loops *k, int loop)
+{
+    do
+        loop++;
+    while (loop < k->stmt_count && k->stmts[loop].op == OPQ_STMT_carry);
+    return loop;
 }
 
 /* The loop of the chain along which most of what lies apart lies side by side. */
@@ -77,7 +101,7 @@ static int64_t room_for(int tiled) { return ((tiled >= 0 ? TOGETHER_MAX : 1) + 2
 int64_t opq_chunks_scratch(const opq_loops *k, int nest)
 {
     int operand[OPQ_REDUCTION_MAX], count = find_operands(k, nest, operand);
-    opq_chain chain = opq_nest_chain(k, nest);
+    opq_chain chain = chain_of(k, nest);
     int64_t bytes = folded_bytes(k, operand, count);
     return bytes * room_for(find_tiled(k, &chain, bytes));
 }
@@ -90,7 +114,7 @@ static int variable_of(const opq_nest *n, const chunks *c, int level)
 static void plan_chunks(opq_nest *n, int nest, chunks *c)
 {
     LLVMBuilderRef b = n->e->builder;
-    *c = (chunks){.chain = opq_nest_chain(n->k, nest)};
+    *c = (chunks){.chain = chain_of(n->k, nest)};
     c->count = find_operands(n->k, nest, c->operand);
     c->leaf = c->chain.count - 1;
     c->across = variable_of(n, c, c->leaf) < variable_of(n, c, c->leaf - 1);
@@ -140,6 +164,14 @@ static void keep(opq_nest *n, const chunks *c)
     keep_at(n, c, c->memory, LLVMBuildAdd(b, c->place, lane, ""));
 }
 
+/* What stands in a loop, and in those in it, but for the folds. */
+static void run_values(opq_nest *n, int loop)
+{
+    for (int i = loop + 1; i < opq_nest_stmt(n, loop)->end; i++)
+        if (!opq_nest_is_folding(n, i))
+            opq_nest_run_one(n, i, i + 1);
+}
+
 static void enter(opq_nest *n, const chunks *c, int level, LLVMValueRef turn)
 {
     n->index[variable_of(n, c, level)] = turn;
@@ -172,7 +204,7 @@ static void emit_tile(opq_nest *n, tile_run *t, LLVMValueRef at, LLVMValueRef fi
     opq_places places = opq_nest_places(n);
     enter(n, c, c->tiled, turns.index);
     opq_tiles_enter(n, &t->tiles, LLVMBuildSub(b, turns.index, first, ""));
-    opq_nest_run_one(n, loop + 1, opq_nest_stmt(n, loop)->end);
+    run_values(n, loop);
     keep_at(n, c, c->memory, behind(n, c, c->tiled, at, turns.index));
     opq_tiles_enter(n, &t->tiles, NULL);
     opq_nest_return(n, &places);
@@ -240,7 +272,7 @@ static LLVMValueRef emit_vectors(opq_nest *n, chunks *c, LLVMValueRef from, LLVM
     n->index[n->vector] = loop.index;
     n->prefetch = true;
     for (n->copy = 0; n->copy < copies; n->copy++) {
-        opq_nest_run_one(n, row + 1, opq_nest_stmt(n, row)->end);
+        run_values(n, row);
         keep(n, c);
     }
     n->copy = 0;
@@ -260,7 +292,7 @@ static void emit_row(opq_nest *n, chunks *c, LLVMValueRef from, LLVMValueRef to)
     from = emit_vectors(n, c, from, to, 1);
     opq_loop_begin(n, &last, from, to, n->e->lanes, NULL, 0);
     n->index[n->vector] = last_vector(n, to);
-    opq_nest_run_one(n, row + 1, opq_nest_stmt(n, row)->end);
+    run_values(n, row);
     keep(n, c);
     opq_loop_end(n, &last, NULL);
     n->vector = -1;
@@ -278,7 +310,7 @@ static void emit_narrow_rows(opq_nest *n, chunks *c, LLVMValueRef before, LLVMVa
     opq_places places = opq_nest_places(n);
     enter(n, c, c->leaf - 1, rows.index);
     c->place = LLVMBuildSub(n->e->builder, behind(n, c, c->leaf - 1, before, rows.index), c->first, "");
-    opq_nest_run_one(n, loop + 1, opq_nest_stmt(n, loop)->end);
+    run_values(n, loop);
     keep(n, c);
     opq_nest_return(n, &places);
     opq_loop_end(n, &rows, NULL);
@@ -299,7 +331,7 @@ static void emit_rows_across(opq_nest *n, chunks *c, LLVMValueRef before, LLVMVa
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), extent, 1, NULL, 0);
     opq_places places = opq_nest_places(n);
     enter(n, c, c->leaf, loop.index);
-    opq_nest_run_one(n, rows + 1, opq_nest_stmt(n, rows)->end);
+    run_values(n, rows);
     keep_at(n, c, c->lanes, LLVMBuildMul(b, loop.index, opq_i64(n->e, n->e->lanes), ""));
     opq_nest_return(n, &places);
     opq_loop_end(n, &loop, NULL);
@@ -415,11 +447,10 @@ static void emit_level(opq_nest *n, chunks *c, int level, LLVMValueRef before)
 /* ---- chunks */
 
 /* Lanes of what lies in order. */
-static void load_kept(opq_nest *n, void *data, LLVMValueRef *group)
+static void load_kept(opq_nest *n, void *data)
 {
     const chunks *c = data;
     LLVMBuilderRef b = n->e->builder;
-    (void)group;
     LLVMValueRef at = LLVMBuildAdd(b, n->index[n->vector], opq_i64(n->e, (int64_t)n->copy * n->e->lanes), "");
     for (int o = 0; o < c->count; o++) {
         opq_dtype dtype = (opq_dtype)opq_nest_stmt(n, c->operand[o])->dtype;
@@ -447,14 +478,15 @@ static void fold(opq_nest *n, chunks *c, LLVMValueRef chunk)
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef next = LLVMBuildAdd(b, chunk, opq_i64(n->e, 1), "");
     LLVMValueRef from = LLVMBuildSub(b, element_of(n, c, chunk), c->first, "");
-    opq_emit_chunk(n, c->chain.loop[0], from, LLVMBuildSub(b, element_of(n, c, next), c->first, ""), load_kept, c);
+    LLVMValueRef to = LLVMBuildSub(b, element_of(n, c, next), c->first, "");
+    opq_emit_partials(n, c->chain.loop[c->leaf], from, to, load_kept, c);
 }
 
 void opq_emit_chunks(opq_nest *n, int loop)
 {
     chunks c;
     LLVMBuilderRef b = n->e->builder;
-    int nest = loop + 1, variable = opq_nest_stmt(n, loop)->variable;
+    int nest = opq_chunks_nest(n->k, loop), variable = opq_nest_stmt(n, loop)->variable;
     LLVMValueRef together = opq_i64(n->e, 1);
     opq_loop some, one;
     plan_chunks(n, nest, &c);
@@ -470,6 +502,7 @@ void opq_emit_chunks(opq_nest *n, int loop)
     opq_places places = opq_nest_places(n);
     n->index[variable] = one.index;
     opq_nest_bind(n, 1u << variable);
+    opq_nest_run(n, loop + 1, nest);
     fold(n, &c, one.index);
     opq_nest_run(n, opq_nest_stmt(n, nest)->end, opq_nest_stmt(n, loop)->end);
     opq_nest_return(n, &places);

@@ -59,15 +59,13 @@ static bool is_long_behind(const opq_nest *n, int strip)
 static int width_for(opq_nest *n, int strip)
 {
     int width = OPQ_STRIP_MAX, variable = opq_nest_stmt(n, strip)->variable;
-    opq_reduction reductions[OPQ_REDUCTION_MAX];
     for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
         if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->role == OPQ_LOOP_unroll)
             return opq_unroll_width(n, variable, i);
         if (!opq_nest_is_loop(n, i) || opq_loop_has_loops(n->k, i))
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
-        int count = opq_nest_reductions(n, i + 1, end, reductions) + opq_nest_folds(n, i + 1, end),
-            most = opq_scan_width(n, strip, i);
+        int count = opq_nest_folds(n, i + 1, end), most = opq_scan_width(n, strip, i);
         while (width > most || (width > 1 && (cost * width > 24 || count * width > 8)))
             width /= 2;
     }
@@ -154,15 +152,14 @@ static void emit_loop(opq_nest *n, int stmt)
         to = opq_nest_smaller(n, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, OPQ_CHUNK), ""), to);
     }
     bool leaf = !opq_loop_has_loops(n->k, stmt), outside = n->vector < 0;
-    if (loop->role == OPQ_LOOP_lanes && outside && loop->within && leaf)
-        opq_emit_chunk(n, stmt, from, to, NULL, NULL);
-    else if (loop->role == OPQ_LOOP_lanes && outside && !loop->within)
-        opq_emit_lanes(n, stmt);
-    else if (loop->role == OPQ_LOOP_lanes && leaf)
-        opq_emit_across(n, stmt);
+    bool folds = leaf && opq_nest_folds(n, stmt + 1, loop->end) > 0;
+    if (folds && loop->role == OPQ_LOOP_vector && outside)
+        opq_emit_partials(n, stmt, from, to, NULL, NULL);
+    else if (folds && loop->role == OPQ_LOOP_serial && !loop->within)
+        opq_emit_turns(n, stmt);
     else if (loop->role == OPQ_LOOP_chain && !outside)
         opq_emit_chain(n, stmt);
-    else if (opq_loop_reduces((opq_loop_role)loop->role))
+    else if (opq_loop_reduces((opq_loop_role)loop->role) || (loop->role == OPQ_LOOP_serial && loop->within))
         opq_nest_refuse(n, loop);
     else if (leaf && loop->role == OPQ_LOOP_serial && opq_nest_scans(n, stmt + 1, loop->end) > 0)
         outside ? opq_emit_scan_row(n, stmt) : opq_emit_scan(n, stmt);
@@ -252,10 +249,9 @@ static void emit_units(opq_nest *n, const opq_chain *chain, int from, int to)
 /* Does this loop count the blocks of nested ones, and makes nothing before them? */
 static bool counts_blocks(const opq_loops *k, int loop)
 {
-    const opq_stmt *body = &k->stmts[loop + 1];
-    return loop + 1 < k->stmts[loop].end && body->op == OPQ_STMT_loop && body->role == OPQ_LOOP_lanes &&
-           body->within == k->stmts[loop].variable + 1 && opq_loop_shares_block(k, loop + 1, false) &&
-           !opq_tree_has_loops(k, body->end, k->stmts[loop].end);
+    int body = opq_chunks_nest(k, loop), end = k->stmts[loop].end;
+    return body < end && k->stmts[body].op == OPQ_STMT_loop && k->stmts[body].within == k->stmts[loop].variable + 1 &&
+           opq_loop_shares_block(k, body, false) && !opq_tree_has_loops(k, k->stmts[body].end, end);
 }
 
 /* [from, to) begins with a loop. */

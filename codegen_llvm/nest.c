@@ -125,7 +125,7 @@ static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t
 
 static opq_status open_statements(opq_nest *n, opq_arena *arena)
 {
-    size_t count = (size_t)n->k->stmt_count + 1, rows = 2 * OPQ_STRIP_MAX + 4, values = count * sizeof(LLVMValueRef);
+    size_t count = (size_t)n->k->stmt_count + 1, rows = 2 * OPQ_STRIP_MAX + 6, values = count * sizeof(LLVMValueRef);
     n->varies = opq_arena_alloc(arena, count * sizeof *n->varies);
     n->values = opq_arena_alloc(arena, rows * values);
     if (!n->varies || !n->values)
@@ -137,7 +137,9 @@ static opq_status open_statements(opq_nest *n, opq_arena *arena)
     n->at_valid = n->at_offset + count;
     n->local = n->at_valid + count;
     n->local_row = n->local + count;
-    n->turns = n->local_row + count;
+    n->partials = n->local_row + count;
+    n->folds = n->partials + count;
+    n->turns = n->folds + count;
     set_varies(n, 0, n->k->stmt_count, 0, 0);
     return OPQ_OK;
 }

@@ -6,13 +6,12 @@
  *   parallel   a chain of them from the top: units, which threads divide
  *   vector     innermost: whole vectors, several of them (copies) to a turn, then masked ones
  *              around others: strips of some vectors, whose values all stay at hand while the loops inside run
- *   lanes      innermost: as vector, with accumulators (emit_lanes.c); several loops in one block: from memory (emit_chunks.c)
- *              inside a strip: a short row in each lane (emit_across.c)
+ *              with folds: with accumulators (emit_partials.c); the last of several loops in one block: from memory (emit_chunks.c)
  *   chain      inside a strip, a sum for each of its vectors (emit_chain.c), but for the products that are left to an engine
  *              windows: rows beside each other instead (emit_rows.c)
  *   unroll     inside a strip, around a chain: an accumulator for each turn (emit_unroll.c); else counted
  *   serial     with scans: inside a strip, a row in each lane; else innermost, as vector, lane after lane (emit_scan.c)
- *              of a schedule: with what it carries for each vector of the strip, and in blocks (emit_carried.c)
+ *              with folds: with what it carries for each vector of the strip, and in blocks (emit_carried.c)
  *   each, serial, parallel elsewhere: counted
  */
 #ifndef OPAQUE_CODEGEN_NEST_H
@@ -45,6 +44,10 @@ typedef struct opq_nest {
     LLVMValueRef *value;  /* the row of the current copy */
     LLVMValueRef *turns;  /* as values: per carry of an argmax or argmin, the turn that made it what it is */
     LLVMValueRef turn;    /* of the loops that fold */
+    LLVMValueRef *partials; /* per carry: its partial results in memory; NULL: they are not */
+    LLVMValueRef *folds;    /* of these, in a lane: how many turns fold; else: is it more than one? */
+    LLVMValueRef lanes_from; /* in a vector loop that folds: its first turn; NULL: elsewhere */
+    LLVMValueRef before;     /* turns before that, of loops around; NULL: none */
     LLVMValueRef sequence[OPQ_LOOP_MAX]; /* indices of the loops that are one sequence, in blocks */
     int sequence_rank;                   /* 0: of one loop alone, whose index is the turn */
     LLVMValueRef *at_offset,
@@ -228,29 +231,26 @@ void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first);
 void opq_emit_rows(opq_nest *n, int rows, int strip, int width, int by, LLVMValueRef from, LLVMValueRef to);
 
 /* ---- emit_carried.c */
-/* Statements of a schedule. */
-LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);
-void opq_emit_fold(opq_nest *n, int stmt);
-int opq_nest_folds(const opq_nest *n, int from, int to);
 /* A loop that counts blocks of a constant size, with those in it whose turns these are. */
 void opq_emit_blocks(opq_nest *n, int loop);
+/* A serial loop with folds, without loops inside. */
+void opq_emit_turns(opq_nest *n, int loop);
 
-/* ---- emit_lanes.c, emit_across.c, emit_chain.c */
-typedef struct opq_reduction {
-    int stmt;
-    opq_fold fold;
-    opq_dtype dtype; /* of partial results */
-    bool is_arg;
-} opq_reduction;
-/* The folds among [from, to): their number. */
-int opq_nest_reductions(const opq_nest *n, int from, int to, opq_reduction *out_reductions);
-/* The operand in the dtype of partial results. */
-LLVMValueRef opq_reduction_operand(opq_nest *n, const opq_reduction *reduction);
-void opq_emit_lanes(opq_nest *n, int loop);
-/* At most OPQ_CHUNK turns. `run` gives the folds their operands, as opq_span's; NULL: the loop's body does. */
-void opq_emit_chunk(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
-                    void (*run)(opq_nest *n, void *data, LLVMValueRef *group), void *data);
-void opq_emit_across(opq_nest *n, int loop); /* inside a strip: a row in each lane */
+/* ---- emit_partials.c */
+LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);
+void opq_emit_fold(opq_nest *n, int stmt);
+LLVMValueRef opq_emit_halves(opq_nest *n, int stmt);
+opq_fold opq_carry_fold(const opq_nest *n, int carry);
+LLVMValueRef *opq_carry_turn(opq_nest *n, int carry); /* of an argmax or argmin, of the current copy */
+int opq_nest_folds(const opq_nest *n, int from, int to); /* among these statements: their number */
+bool opq_nest_is_folding(const opq_nest *n, int stmt);   /* is it one, or its operand's cast? */
+/* Before a loop over so many places, `step` of them in a turn, in which the carry is folded. */
+void opq_partials_begin(opq_nest *n, int carry, LLVMValueRef places, int64_t step);
+/* Turns [from, to) of a vector loop with folds. `run` gives these their operands; NULL: the loop's body does. */
+void opq_emit_partials(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, void (*run)(opq_nest *n, void *data),
+                       void *data);
+
+/* ---- emit_chain.c */
 void opq_emit_chain(opq_nest *n, int loop);  /* inside a strip: a product in each lane */
 
 /* ---- emit_unroll.c */
@@ -260,8 +260,9 @@ int opq_unroll_width(opq_nest *n, int lanes, int loop); /* lanes: their variable
 bool opq_emit_unroll(opq_nest *n, int loop);
 
 /* ---- emit_chunks.c */
-/* Units [begin, end) of a loop that counts the blocks of several, in which nothing stands before these. */
+/* Units [begin, end) of a loop that counts the blocks of several, in which nothing but carries stands before these. */
 void opq_emit_chunks(opq_nest *n, int loop);
+int opq_chunks_nest(const opq_loops *k, int loop); /* the statement behind these carries */
 /* Bytes for them; `nest` is the outermost one. */
 int64_t opq_chunks_scratch(const opq_loops *loops, int nest);
 

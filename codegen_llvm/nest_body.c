@@ -164,6 +164,7 @@ static LLVMValueRef emit_stmt(opq_nest *n, int i)
     case OPQ_STMT_kept: return opq_nest_kept(n, i);
     case OPQ_STMT_carry: return opq_emit_carry(n, i);
     case OPQ_STMT_fold: opq_emit_fold(n, i); break;
+    case OPQ_STMT_halves: return opq_emit_halves(n, i);
     case OPQ_STMT_at: return n->turns[n->value - n->values + stmt->access];
     }
     return NULL;
@@ -201,25 +202,4 @@ void opq_nest_run(opq_nest *n, int from, int to)
         opq_nest_run_one(n, from, to);
     }
     opq_nest_use_copy(n, 0);
-}
-
-int opq_nest_reductions(const opq_nest *n, int from, int to, opq_reduction *out_reductions)
-{
-    int count = 0;
-    for (int i = from; i < to; i++) {
-        const opq_stmt *stmt = opq_nest_stmt(n, i);
-        if (!opq_op_reduces(stmt->op))
-            continue;
-        opq_fold fold = opq_op_lowering((opq_op)stmt->op)->fold;
-        bool is_arg = opq_fold_is_arg(fold);
-        opq_dtype dtype = (opq_dtype)(is_arg ? opq_nest_stmt(n, stmt->operand[0])->dtype : stmt->dtype);
-        out_reductions[count++] = (opq_reduction){.stmt = i, .fold = fold, .dtype = dtype, .is_arg = is_arg};
-    }
-    return count;
-}
-
-LLVMValueRef opq_reduction_operand(opq_nest *n, const opq_reduction *reduction)
-{
-    int operand = opq_nest_stmt(n, reduction->stmt)->operand[0];
-    return opq_emit_cast(n->e, (opq_dtype)opq_nest_stmt(n, operand)->dtype, reduction->dtype, opq_nest_value(n, operand));
 }

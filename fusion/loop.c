@@ -20,21 +20,6 @@ bool opq_loop_shares_block(const opq_loops *k, int loop, bool around)
     return false;
 }
 
-/* Turns of the loops in a loop that counts their blocks. */
-static int64_t counted_by(const opq_loops *k, int loop, const int64_t *dims)
-{
-    int within = k->stmts[loop].variable + 1;
-    int64_t turns = 1;
-    for (int i = loop + 1; i < k->stmts[loop].end; i++) {
-        if (!is_in_block(&k->stmts[i], within))
-            continue;
-        if (k->stmts[i].by)
-            return counted_by(k, i, dims);
-        turns *= dims[k->stmts[i].variable];
-    }
-    return turns;
-}
-
 int64_t opq_loop_block(const opq_loops *k, int loop)
 {
     for (int i = loop - 1; i >= 0; i--)
@@ -43,18 +28,17 @@ int64_t opq_loop_block(const opq_loops *k, int loop)
     return OPQ_CHUNK;
 }
 
-static void block_turns(const opq_loops *k, int loop, const int64_t *dims, const int64_t *index, int64_t *out_from,
-                        int64_t *out_to)
+/* All turns of a loop, in blocks or not. */
+static int64_t all_turns(const opq_loops *k, int loop, const int64_t *dims)
 {
     const opq_stmt *own = &k->stmts[loop];
-    int64_t all = (counted_by(k, loop, dims) + own->by - 1) / own->by;
-    *out_from = 0;
-    *out_to = all;
-    if (own->within) {
-        int64_t blocks = opq_loop_block(k, loop) / own->by;
-        *out_from = index[own->within - 1] * blocks;
-        *out_to = *out_from + blocks < all ? *out_from + blocks : all;
-    }
+    int64_t turns = 1;
+    if (!own->by)
+        return dims[own->variable];
+    for (int i = loop + 1; i < own->end; i++)
+        if (is_in_block(&k->stmts[i], own->variable + 1))
+            turns *= all_turns(k, i, dims);
+    return (turns + own->by - 1) / own->by;
 }
 
 static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : x < most ? x : most; }
@@ -63,23 +47,19 @@ void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int
                     int64_t *out_to)
 {
     const opq_stmt *own = &k->stmts[loop];
-    if (own->by) {
-        block_turns(k, loop, dims, index, out_from, out_to);
-        return;
-    }
-    int64_t extent = dims[own->variable], inside = 1, before = 0, block = own->within ? opq_loop_block(k, loop) : 0;
+    int64_t extent = all_turns(k, loop, dims), inside = 1, before = 0, block = own->within ? opq_loop_block(k, loop) : 0;
     *out_from = 0;
     *out_to = extent;
     if (!own->within)
         return;
     for (int i = loop + 1; i < own->end; i++)
         if (is_in_block(&k->stmts[i], own->within))
-            inside *= dims[k->stmts[i].variable];
+            inside *= all_turns(k, i, dims);
     int64_t around = inside * extent;
     for (int i = loop - 1; i >= 0; i--)
         if (is_in_block(&k->stmts[i], own->within) && k->stmts[i].end >= own->end) {
             before += index[k->stmts[i].variable] * around;
-            around *= dims[k->stmts[i].variable];
+            around *= all_turns(k, i, dims);
         }
     int64_t first =
         index[own->within - 1] * block - before; /* may lie before this loop's first element, or behind its last */

@@ -13,9 +13,10 @@
  * Loops one after another at the top are phases: all of one is done before the next begins.
  *
  * That is its meaning. A schedule (`scheduled`, fusion/schedule.h) is a tree of the same form that says how it runs, too: rules are spelled out.
- * A loop `by` a number counts blocks of so many turns of the loops in it, or of the blocks of these that a loop in it counts; its variable is none of
- * the kernel's and has no argument. Before a loop stands a carry, a value that a fold in it makes another: folded with an operand. It begins as what changes
- * nothing, and is behind the loop what the last turn left. `at` is the turn, of all that folded, which made an argmax or argmin what it is.
+ * A loop `by` a number counts blocks of so many turns of those `in` it, which may count blocks, too; its variable is none of the kernel's and has no
+ * argument. Before a loop stands a carry, a value that a fold in it makes another: folded with an operand. It begins as what changes nothing, and is
+ * behind the loop what the last turn left. One `by` 64 is as many partial results, which folds take in turn; `halves` folds those: each of the first half
+ * with its counterpart in the other, and so on. `at` is the turn, of all that folded, which made an argmax or argmin what it is.
  *
  * Run-time arguments are those of opq_kernel: extents of the variables, then for each access its offset, its stride along each variable,
  * at_stride and at_extent. d3 is the fourth of them.
@@ -46,15 +47,17 @@ typedef enum opq_stmt_op {
     OPQ_STMT_kept, /* that element */
     /* of a schedule */
     OPQ_STMT_carry, /* value.i is the opq_op that folds */
-    OPQ_STMT_fold,  /* operand 0 into carry `access` */
-    OPQ_STMT_at,    /* of carry `access`; i64 */
+    OPQ_STMT_fold,   /* operand 0 into carry `access` */
+    OPQ_STMT_halves, /* of the partial results of carry `access` */
+    OPQ_STMT_at,     /* of carry `access`; i64 */
 } opq_stmt_op;
 
 /* Has it a value, which a number names? */
 static inline bool opq_stmt_gives(int op)
 {
     return op < OPQ_OP_COUNT || op == OPQ_INSTR_load || op == OPQ_INSTR_load_at || op == OPQ_INSTR_number ||
-           op == OPQ_INSTR_inside || op == OPQ_STMT_kept || op == OPQ_STMT_carry || op == OPQ_STMT_at;
+           op == OPQ_INSTR_inside || op == OPQ_STMT_kept || op == OPQ_STMT_carry || op == OPQ_STMT_halves ||
+           op == OPQ_STMT_at;
 }
 
 typedef struct opq_stmt {
@@ -63,10 +66,10 @@ typedef struct opq_stmt {
     uint8_t role;       /* loop: opq_loop_role */
     uint8_t variable;   /* loop */
     uint8_t within;     /* loop: 1 + the variable whose turn is a block of its turns (opq_loop_turns); 0: all of them */
-    uint16_t by;        /* loop: turns of those inside that a turn of it runs, if it counts their blocks; else 0 */
+    uint16_t by;        /* loop: turns of those in it that a turn of it runs, if it counts their blocks; carry: partial results; else 0 */
     uint16_t variables; /* local: bit l */
     int16_t operand[3]; /* statements; -1: none */
-    int16_t access;     /* of the kernel; keep, kept: the local's statement; fold, at: the carry's; -1: none */
+    int16_t access;     /* of the kernel; keep, kept: the local's statement; fold, halves, at: the carry's; -1: none */
     int32_t end;        /* loop: the statement behind its body */
     opq_number value;   /* as in opq_instr; loop: i is the number of turns where that is part of the kernel */
     opq_ref node;       /* of the graph, that may fail here, for messages; not in the key */

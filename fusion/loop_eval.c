@@ -25,7 +25,7 @@ typedef struct machine {
     int reducing;       /* reducing loops around */
     opq_number *values; /* per statement */
     opq_number *held;   /* per statement: a scan's, from turn to turn; the turn that made a carry what it is */
-    list *lists;        /* per statement: a fold's elements, a local's contents; a carry: how often it was folded */
+    list *lists;        /* per statement: a fold's elements, a local's contents; a carry: its partial results, and how often it was folded */
 } machine;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while evaluating loops"); }
@@ -175,40 +175,57 @@ static void eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
 
 static opq_fold fold_of(const opq_stmt *carry) { return opq_op_lowering((opq_op)carry->value.i)->fold; }
 
-/* carry, fold and at. */
-static void eval_carried(machine *m, int i)
+static void eval_fold(machine *m, const opq_stmt *stmt)
 {
-    const opq_stmt *stmt = &m->k->stmts[i];
-    if (stmt->op == OPQ_STMT_carry) {
-        m->values[i] = opq_eval_identity(fold_of(stmt), (opq_dtype)stmt->dtype);
-        m->held[i] = (opq_number){.i = 0};
-        m->lists[i].count = 0;
-        return;
-    }
     const opq_stmt *carry = &m->k->stmts[stmt->access];
-    opq_number *value = &m->values[stmt->access], *at = &m->held[stmt->access];
-    if (stmt->op == OPQ_STMT_at) {
-        m->values[i] = *at;
-        return;
-    }
+    list *partials = &m->lists[stmt->access];
+    opq_number *value = &m->values[stmt->access], x = operand(m, stmt, 0);
     opq_dtype dtype = (opq_dtype)carry->dtype;
-    opq_number x = operand(m, stmt, 0);
-    int64_t turn = m->lists[stmt->access].count++;
+    int64_t turn = partials->count++;
+    if (carry->by)
+        value = &partials->items[turn % carry->by];
     if (!opq_fold_is_arg(fold_of(carry))) {
         *value = opq_eval_combine(fold_of(carry), dtype, *value, x);
     } else if (opq_eval_better(fold_of(carry), dtype, *value, x)) {
         *value = x;
-        *at = (opq_number){.i = turn};
+        m->held[stmt->access] = (opq_number){.i = turn};
     }
+}
+
+static opq_number eval_halves(machine *m, const opq_stmt *stmt)
+{
+    const opq_stmt *carry = &m->k->stmts[stmt->access];
+    opq_number *items = m->lists[stmt->access].items;
+    for (int half = carry->by / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            items[i] = opq_eval_combine(fold_of(carry), (opq_dtype)carry->dtype, items[i], items[i + half]);
+    return items[0];
+}
+
+static opq_status eval_carried(machine *m, int i)
+{
+    const opq_stmt *stmt = &m->k->stmts[i];
+    switch ((int)stmt->op) {
+    case OPQ_STMT_carry:
+        m->values[i] = opq_eval_identity(fold_of(stmt), (opq_dtype)stmt->dtype);
+        m->held[i] = (opq_number){.i = 0};
+        OPQ_TRY(reserve(&m->lists[i], stmt->by));
+        for (int part = 0; part < stmt->by; part++)
+            m->lists[i].items[part] = m->values[i];
+        m->lists[i].count = 0;
+        break;
+    case OPQ_STMT_fold: eval_fold(m, stmt); break;
+    case OPQ_STMT_halves: m->values[i] = eval_halves(m, stmt); break;
+    case OPQ_STMT_at: m->values[i] = m->held[stmt->access]; break;
+    }
+    return OPQ_OK;
 }
 
 static opq_status eval_stmt(machine *m, int i)
 {
     const opq_stmt *stmt = &m->k->stmts[i];
-    if (stmt->op >= OPQ_STMT_carry) {
-        eval_carried(m, i);
-        return OPQ_OK;
-    }
+    if (stmt->op >= OPQ_STMT_carry)
+        return eval_carried(m, i);
     if (stmt->op == OPQ_STMT_keep) {
         list *l = &m->lists[stmt->access];
         int64_t at = local_index(m, &m->k->stmts[stmt->access]);

@@ -262,7 +262,7 @@ static opq_status read_memory(parser *p, opq_stmt *stmt)
     return OPQ_OK;
 }
 
-/* Behind "carry ", "fold " or "at ". */
+/* Behind "carry ", "fold ", "halves " or "at ". */
 static opq_status read_carried(parser *p, int op, opq_stmt *stmt)
 {
     const char *word;
@@ -277,8 +277,12 @@ static opq_status read_carried(parser *p, int op, opq_stmt *stmt)
     stmt->op = (uint16_t)op;
     OPQ_TRY(read_dtype(p, &stmt->dtype));
     opq_reader_blanks(&p->r);
+    int by = 0;
     if (op != OPQ_STMT_carry)
         OPQ_TRY(read_value(p, &stmt->access));
+    else if (opq_reader_take(&p->r, "by "))
+        OPQ_TRY(number_below(p, UINT16_MAX, &by));
+    stmt->by = (uint16_t)by;
     if (op == OPQ_STMT_fold) {
         OPQ_TRY(opq_reader_want(&p->r, ","));
         opq_reader_blanks(&p->r);
@@ -304,6 +308,8 @@ static opq_status read_stmt(parser *p)
         return read_carried(p, OPQ_STMT_fold, stmt);
     if (has_value && opq_reader_take(&p->r, "carry "))
         return read_carried(p, OPQ_STMT_carry, stmt);
+    if (has_value && opq_reader_take(&p->r, "halves "))
+        return read_carried(p, OPQ_STMT_halves, stmt);
     if (has_value && opq_reader_take(&p->r, "at "))
         return read_carried(p, OPQ_STMT_at, stmt);
     OPQ_TRY(read_op(p, has_value, stmt));

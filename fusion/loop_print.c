@@ -50,14 +50,15 @@ static void print_local(const opq_loops *k, const opq_stmt *local, int number, o
     opq_text_add(text, "]");
 }
 
-/* %2 = carry sum f32, fold f32 %2, %8 and %9 = at i64 %2 */
+/* %2 = carry sum f32 by 64, fold f32 %2, %8, %9 = halves f32 %2 and %9 = at i64 %2 */
 static void print_carried(const opq_stmt *stmt, int i, opq_text *text)
 {
     const char *dtype = opq_dtype_name((opq_dtype)stmt->dtype);
     if (stmt->op == OPQ_STMT_carry)
-        opq_text_add(text, "%%%d = carry %s %s\n", i, opq_instr_name((int)stmt->value.i), dtype);
-    else if (stmt->op == OPQ_STMT_at)
-        opq_text_add(text, "%%%d = at %s %%%d\n", i, dtype, stmt->access);
+        opq_text_add(text, stmt->by ? "%%%d = carry %s %s by %d\n" : "%%%d = carry %s %s\n", i,
+                     opq_instr_name((int)stmt->value.i), dtype, stmt->by);
+    else if (stmt->op != OPQ_STMT_fold)
+        opq_text_add(text, "%%%d = %s %s %%%d\n", i, stmt->op == OPQ_STMT_at ? "at" : "halves", dtype, stmt->access);
     else
         opq_text_add(text, "fold %s %%%d, %%%d\n", dtype, stmt->access, stmt->operand[0]);
 }

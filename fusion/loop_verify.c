@@ -178,7 +178,7 @@ static opq_status check_local(verifier *v, const opq_stmt *stmt)
         const opq_stmt *around = &v->k->stmts[v->open[d]];
         uint8_t *within = &v->kept_within[local][around->variable];
         if (keeps && v->kept[local] == 0)
-            *within = around->within;
+            *within = around->within > v->k->rank ? 0 : around->within; /* blocks of constant sizes are all there */
         NEED(keeps || *within == 0 || *within == around->within ||
                  !(v->k->stmts[local].variables >> around->variable & 1),
              "only blocks of what is read were kept");
@@ -191,7 +191,7 @@ static opq_status check_local(verifier *v, const opq_stmt *stmt)
 /* Behind a loop that has perhaps no turn, nothing is kept in locals from before it, but for what all of its turns kept. */
 static void forget_kept(verifier *v, int loop)
 {
-    for (int i = 0; i < loop; i++)
+    for (int i = 0; i < loop && !v->k->stmts[loop].by; i++) /* blocks are of turns inside */
         if (v->kept[i] > loop && !(v->k->stmts[i].variables >> v->k->stmts[loop].variable & 1))
             v->kept[i] = 0;
 }
@@ -209,30 +209,39 @@ static opq_status check_carried(const verifier *v, const opq_stmt *stmt)
              "nothing is computed in this dtype");
         opq_fold fold = opq_op_lowering((opq_op)stmt->value.i)->fold;
         NEED(stmt->dtype == OPQ_bool || (fold != OPQ_FOLD_or && fold != OPQ_FOLD_and), "the result is bool");
+        NEED(stmt->by == 0 || (!opq_fold_is_arg(fold) && (stmt->by == OPQ_LANES || stmt->by == OPQ_ACROSS_MAX)),
+             "there are no such partial results");
         return check_operands(v, stmt, 0);
     }
     int carry = stmt->access;
     OPQ_TRY(check_operands(v, stmt, stmt->op == OPQ_STMT_fold));
     NEED(carry >= 0 && carry < v->at && v->k->stmts[carry].op == OPQ_STMT_carry && v->seen[carry], "no such carry");
+    const opq_stmt *of = &v->k->stmts[carry];
     if (stmt->op == OPQ_STMT_at) {
-        opq_fold fold = opq_op_lowering((opq_op)v->k->stmts[carry].value.i)->fold;
-        NEED(opq_fold_is_arg(fold) && stmt->dtype == OPQ_i64, "only argmax and argmin have an index, of i64");
+        NEED(opq_fold_is_arg(opq_op_lowering((opq_op)of->value.i)->fold) && stmt->dtype == OPQ_i64,
+             "only argmax and argmin have an index, of i64");
         return OPQ_OK;
     }
-    NEED(stmt->dtype == v->k->stmts[carry].dtype && operand_dtype(v, stmt, 0) == stmt->dtype,
+    NEED(stmt->op != OPQ_STMT_halves || of->by > 0, "halves of one value");
+    NEED(stmt->dtype == of->dtype && (stmt->op == OPQ_STMT_halves || operand_dtype(v, stmt, 0) == stmt->dtype),
          "an operand of another dtype");
+    if (stmt->op == OPQ_STMT_halves)
+        return OPQ_OK;
     NEED(v->depth && v->open[v->depth - 1] > carry, "a fold outside of the loops behind its carry");
+    for (int d = 0; d < v->depth; d++)
+        NEED(v->open[d] < carry || v->k->stmts[v->open[d]].role != OPQ_LOOP_vector || of->by == OPQ_LANES ||
+                 opq_fold_is_arg(opq_op_lowering((opq_op)of->value.i)->fold),
+             "lanes fold into one value");
     return OPQ_OK;
 }
 
-/* Blocks of a constant number of turns: of loops inside, or of their blocks. */
+/* Blocks of a constant number of turns. */
 static opq_status check_blocks(const verifier *v, const opq_stmt *loop)
 {
     NEED(v->k->scheduled && loop->role == OPQ_LOOP_serial,
          "blocks of a constant size outside of a schedule's serial loops");
     NEED(loop->variable >= v->k->rank && loop->variable < v->k->rank + OPQ_BLOCKS_MAX,
          "a variable that has an argument");
-    NEED(!loop->within || opq_loop_block(v->k, v->at) % loop->by == 0, "blocks that do not divide those around");
     int inside = 0;
     for (int i = v->at + 1; i < loop->end; i++)
         inside += v->k->stmts[i].op == OPQ_STMT_loop && v->k->stmts[i].within == loop->variable + 1;
@@ -247,7 +256,7 @@ static opq_status check_block(verifier *v, int from, int to);
 /* Loops that are in one block reduce, and what stands in them can be computed anywhere, and more than once. */
 static opq_status check_shared_block(const verifier *v, const opq_stmt *loop)
 {
-    bool serial = v->k->scheduled && loop->role == OPQ_LOOP_serial;
+    bool serial = v->k->scheduled && (loop->role == OPQ_LOOP_serial || loop->role == OPQ_LOOP_vector);
     NEED(serial || loop->role == OPQ_LOOP_lanes, "loops in one block that do not reduce");
     if (serial && !opq_loop_shares_block(v->k, v->at, false))
         return OPQ_OK;

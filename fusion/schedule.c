@@ -3,7 +3,7 @@
 
 opq_status opq_schedule(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule)
 {
-    OPQ_TRY(opq_schedule_column(loops, arena, out_schedule));
+    OPQ_TRY(opq_schedule_reduce(loops, arena, out_schedule));
     opq_status status = opq_loops_verify(out_schedule);
     if (status != OPQ_OK && status != OPQ_NO_MEMORY)
         return opq_fail(OPQ_INTERNAL, "the schedule of kernel %s: %s", loops->name ? loops->name : "", opq_error());

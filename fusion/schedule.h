@@ -16,7 +16,7 @@ opq_status opq_schedule_print(const opq_loops *loops, opq_text *out_text) OPQ_MU
 opq_loops_run opq_schedule_eval OPQ_MUST_CHECK;
 
 /* ---- passes */
-/* The rule `column` spelled out: carries of blocks, of groups and of all. */
-opq_status opq_schedule_column(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule) OPQ_MUST_CHECK;
+/* Rules of reductions spelled out: carries of all, of blocks, of blocks in these. */
+opq_status opq_schedule_reduce(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule) OPQ_MUST_CHECK;
 
 #endif

@@ -16,6 +16,10 @@
     "  }\n}\n"
 #define SUM "    %1 = carry sum f32\n"
 #define FOLD "        fold f32 %1, %4\n"
+#define LANES(by, reads)                                                                                               \
+    "schedule @k(b0: f32, b1: out f32) over i, j, k {\n  parallel i < d0 {\n    %1 = carry sum f32 " by "\n"           \
+    "    vector j < d1 {\n      %3 = load f32 b0[d3 + i*d4 + j]\n      fold f32 %1, %3\n    }\n    %5 = " reads           \
+    " f32 %1\n  }\n}\n"
 #define PHASE "  parallel i < d0 {\n  }\n"
 
 static const loop_text texts[] = {
@@ -67,10 +71,13 @@ static const loop_text texts[] = {
     {"schedule @k(b0: f32) over i {\n  serial j by 0 {\n    serial i < d0 in j {\n    }\n  }\n}\n",
      "blocks of no size"},
     {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial i < d0 {\n    }\n  }\n}\n", "blocks of nothing"},
-    {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial k by 3 in j {\n      serial i < d0 in k {\n      "
-     "}\n    }\n"
-     "  }\n}\n",
-     "blocks that do not divide those around"},
+    {SCHEDULE("    %1 = carry sum f32 by 48\n", "", FOLD, "    %6 = halves f32 %1\n"), "no such partial results"},
+    {SCHEDULE("    %1 = carry argmax f32 by 64\n", "", FOLD, "    %6 = at i64 %1\n"), "no such partial results"},
+    {SCHEDULE("    %1 = carry sum f32 by 16\n", "", FOLD, "    %6 = halves f32 %1\n"), NULL},
+    {SCHEDULE("    %1 = carry sum f32 by 16\n", "", FOLD, "    %6 = halves f64 %1\n"), "an operand of another dtype"},
+    {SCHEDULE(SUM, "", FOLD, "    %6 = halves f32 %1\n"), "halves of one value"},
+    {LANES("by 64", "halves"), NULL},
+    {LANES("by 16", "halves"), "lanes fold into one value"},
     {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial i < d0 in j {\n      %2 = load f32 b0[d1 + j]\n    "
      "}\n  }\n}\n",
      "an access does not walk blocks"},
