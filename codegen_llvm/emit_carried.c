@@ -38,13 +38,13 @@ static void move(opq_nest *n, carried *c, bool into)
     c->values = at;
 }
 
-/* Carries before the loop that are folded in it. */
+/* Carries before the loop that are folded in it, but for those in memory. */
 static void find_carried(opq_nest *n, carried *c, int loop)
 {
     c->count = 0;
     for (int i = loop + 1; i < opq_nest_stmt(n, loop)->end; i++) {
         const opq_stmt *fold = opq_nest_stmt(n, i);
-        if (fold->op != OPQ_STMT_fold || fold->access > loop)
+        if (fold->op != OPQ_STMT_fold || fold->access > loop || (n->partials[fold->access] && n->vector < 0))
             continue;
         if (c->count < OPQ_REDUCTION_MAX)
             c->stmts[c->count++] = fold->access;
@@ -54,15 +54,15 @@ static void find_carried(opq_nest *n, carried *c, int loop)
 }
 
 /* The indices of a sequence are carried besides. */
-static void begin(opq_nest *n, carried *c, int loop, LLVMValueRef from, LLVMValueRef to, int64_t step)
+static void begin(opq_nest *n, carried *c, int loop, LLVMValueRef from, LLVMValueRef to, int64_t step, bool sure)
 {
     size_t indices = (size_t)n->sequence_rank * sizeof *n->sequence;
     find_carried(n, c, loop);
-    for (int i = 0; i < c->count; i++)
-        opq_partials_begin(n, c->stmts[i], LLVMBuildSub(n->e->builder, to, from, ""), step);
+    for (int i = 0; i < c->count && n->vector >= 0; i++)
+        n->folds[c->stmts[i]] = LLVMBuildSub(n->e->builder, to, from, "");
     move(n, c, false);
     memcpy(c->value + c->values, n->sequence, indices);
-    opq_loop_begin(n, &c->loop, from, to, step, c->value, c->values + n->sequence_rank);
+    (sure ? opq_loop_begin_sure : opq_loop_begin)(n, &c->loop, from, to, step, c->value, c->values + n->sequence_rank);
     memcpy(n->sequence, c->value + c->values, indices);
     move(n, c, true);
 }
@@ -105,7 +105,7 @@ static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
             emit_row(n, &chain, &odometer, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, k), ""));
     } else {
         carried c;
-        begin(n, &c, loop, from, to, 1);
+        begin(n, &c, loop, from, to, 1, false);
         emit_row(n, &chain, &odometer, c.loop.index);
         end(n, &c);
     }
@@ -172,80 +172,135 @@ static LLVMValueRef count_places(opq_nest *n, const blocks *of)
     return opq_odometer_count(n, &odometer);
 }
 
-static void emit_body(opq_nest *n, const blocks *loop, LLVMValueRef turn, LLVMValueRef from, LLVMValueRef to, bool whole);
+static int self(const opq_nest *n, const blocks *loop) { return (int)(loop->stmt - n->k->stmts); }
 
-/* Turns [from, to) of a sequence of loops whose last counts blocks. */
-static void emit_sequence(opq_nest *n, const opq_chain *chain, LLVMValueRef from, LLVMValueRef to)
+static int behind_inner(const opq_nest *n, const blocks *loop) { return opq_nest_stmt(n, loop->of.loop[0])->end; }
+
+/* ---- blocks of blocks of a vector loop: all that are in blocks run in one loop */
+
+/* What stands behind one in its blocks, of which it was number `turn`; and, where it was the last of a block of those, behind that one. */
+static void fold_up(opq_nest *n, const blocks *outer, const blocks *inner, LLVMValueRef turn, LLVMValueRef is_last)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef by = opq_i64(n->e, outer->stmt->by), next = LLVMBuildAdd(b, turn, opq_i64(n->e, 1), "");
+    n->turn = turn;
+    opq_partials_fold(n, behind_inner(n, inner), inner->stmt->end);
+    LLVMValueRef whole = LLVMBuildICmp(b, LLVMIntEQ, LLVMBuildURem(b, next, by, ""), opq_i64(n->e, 0), "");
+    LLVMBasicBlockRef end_if = opq_nest_if(n, LLVMBuildOr(b, whole, is_last, ""));
+    n->turn = LLVMBuildUDiv(b, turn, by, "");
+    opq_partials_fold(n, behind_inner(n, outer), outer->stmt->end);
+    opq_nest_end_if(n, end_if);
+}
+
+/* The vector loop in a block, whose first place is `first`. */
+static void emit_block(opq_nest *n, const blocks *inner, LLVMValueRef first, LLVMValueRef all)
+{
+    LLVMValueRef next = LLVMBuildAdd(n->e->builder, first, opq_i64(n->e, inner->step), "");
+    opq_nest_run(n, self(n, inner) + 1, inner->of.loop[0]);
+    opq_emit_partials(n, inner->of.loop[0], first, opq_nest_smaller(n, next, all), NULL, NULL);
+}
+
+/* Turn number `turn` of the sequence, whose last loop is in blocks. */
+static void emit_block_of(opq_nest *n, const opq_chain *chain, const blocks *inner, LLVMValueRef all)
 {
     LLVMBuilderRef b = n->e->builder;
     int last = chain->count - 1;
-    blocks loop = blocks_of(n, chain->loop[last]);
     opq_odometer odometer = odometer_of(n, chain);
-    LLVMValueRef all = count_places(n, &loop), before = opq_i64(n->e, 0);
-    carried c;
-    begin(n, &c, chain->loop[0], from, to, 1);
+    LLVMValueRef before = opq_i64(n->e, 0);
     opq_places places = opq_nest_places(n);
     opq_nest_enter(n, &odometer, chain, n->sequence);
     for (int i = 0; i < last; i++)
         before = LLVMBuildAdd(b, LLVMBuildMul(b, before, odometer.extent[i], ""), n->sequence[i], "");
     n->before = LLVMBuildMul(b, before, all, "");
-    LLVMValueRef first = LLVMBuildMul(b, n->sequence[last], opq_i64(n->e, loop.step), "");
-    LLVMValueRef next = LLVMBuildAdd(b, first, opq_i64(n->e, loop.step), "");
-    emit_body(n, &loop, c.loop.index, first, opq_nest_smaller(n, next, all), false);
+    emit_block(n, inner, LLVMBuildMul(b, n->sequence[last], opq_i64(n->e, inner->step), ""), all);
     n->before = NULL;
     opq_nest_return(n, &places);
     opq_odometer_next(n, &odometer, n->sequence);
+}
+
+static void emit_vector_blocks(opq_nest *n, const blocks *outer)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int chain_end = outer->of.count - 1, folds = opq_nest_folds(n, behind_inner(n, outer), outer->stmt->end);
+    blocks inner = blocks_of(n, outer->of.loop[chain_end]);
+    int64_t step = outer->nest ? inner.step : 1;
+    LLVMValueRef places = count_places(n, outer), all = count_places(n, &inner), zero = opq_i64(n->e, 0);
+    LLVMValueRef several = LLVMBuildICmp(b, LLVMIntSGT, places, opq_i64(n->e, step), "");
+    carried c;
+    opq_nest_run(n, self(n, outer) + 1, outer->of.loop[0]);
+    if (folds) {
+        LLVMBasicBlockRef end_if = opq_nest_if(n, several);
+        opq_partials_begin(n, behind_inner(n, &inner), inner.stmt->end, several);
+        opq_partials_begin(n, behind_inner(n, outer), outer->stmt->end, several);
+        opq_nest_end_if(n, end_if);
+    }
+    begin(n, &c, self(n, outer), zero, places, step, true);
+    if (outer->nest)
+        emit_block(n, &inner, c.loop.index, all);
+    else
+        emit_block_of(n, &outer->of, &inner, all);
+    if (folds) {
+        LLVMBasicBlockRef end_if = opq_nest_if(n, several);
+        LLVMValueRef next = LLVMBuildAdd(b, c.loop.index, opq_i64(n->e, step), "");
+        LLVMValueRef turn = LLVMBuildUDiv(b, c.loop.index, opq_i64(n->e, step), "");
+        fold_up(n, outer, &inner, turn, LLVMBuildICmp(b, LLVMIntSGE, next, places, ""));
+        opq_nest_end_if(n, end_if);
+        opq_partials_pass(n, behind_inner(n, &inner), inner.stmt->end);
+        opq_partials_pass(n, behind_inner(n, outer), outer->stmt->end);
+    }
     end(n, &c);
 }
 
+/* ---- blocks of rows */
+
 static void emit_blocks(opq_nest *n, const blocks *loop, LLVMValueRef from, LLVMValueRef to);
 
-/* What stands in a loop that counts blocks, for that of the places [from, to), which is number `turn`. */
-static void emit_body(opq_nest *n, const blocks *loop, LLVMValueRef turn, LLVMValueRef from, LLVMValueRef to, bool whole)
+/* What stands in a loop that counts blocks, for that of the places [from, to). */
+static void emit_body(opq_nest *n, const blocks *loop, LLVMValueRef from, LLVMValueRef to, bool whole)
 {
-    int inner = loop->of.loop[0], self = (int)(loop->stmt - n->k->stmts);
-    opq_nest_run(n, self + 1, inner);
+    int inner = loop->of.loop[0];
+    opq_nest_run(n, self(n, loop) + 1, inner);
     if (loop->nest) {
         blocks of = blocks_of(n, inner);
         emit_blocks(n, &of, from, to);
-    } else if (loop->count) {
-        emit_sequence(n, &loop->of, from, to);
-    } else if (opq_nest_stmt(n, inner)->role == OPQ_LOOP_vector) {
-        opq_emit_partials(n, inner, from, to, NULL, NULL);
     } else {
         emit_rows(n, inner, from, to, whole ? loop->step : 0);
     }
-    n->turn = turn;
-    opq_emit_block(n, opq_nest_stmt(n, inner)->end, loop->stmt->end);
+    opq_emit_block(n, behind_inner(n, loop), loop->stmt->end);
 }
 
 /* All blocks of the places [from, to). */
 static void emit_blocks(opq_nest *n, const blocks *loop, LLVMValueRef from, LLVMValueRef to)
 {
     LLVMBuilderRef b = n->e->builder;
-    bool rows = !loop->count && opq_nest_stmt(n, loop->of.loop[0])->role != OPQ_LOOP_vector;
     LLVMValueRef step = opq_i64(n->e, loop->step), end_of_whole = to;
-    if (rows)
+    if (!loop->nest)
         end_of_whole = LLVMBuildSub(b, to, LLVMBuildURem(b, LLVMBuildSub(b, to, from, ""), step, ""), "");
     carried c;
-    begin(n, &c, (int)(loop->stmt - n->k->stmts), from, end_of_whole, loop->step);
+    begin(n, &c, self(n, loop), from, end_of_whole, loop->step, false);
     LLVMValueRef next = LLVMBuildAdd(b, c.loop.index, step, "");
-    n->prefetch = rows;
-    emit_body(n, loop, LLVMBuildUDiv(b, c.loop.index, step, ""), c.loop.index,
-              rows ? next : opq_nest_smaller(n, next, to), rows);
+    n->prefetch = !loop->nest;
+    emit_body(n, loop, c.loop.index, loop->nest ? opq_nest_smaller(n, next, to) : next, !loop->nest);
     n->prefetch = false;
     end(n, &c);
-    if (rows)
-        emit_body(n, loop, LLVMBuildUDiv(b, end_of_whole, step, ""), end_of_whole, to, false);
+    if (!loop->nest)
+        emit_body(n, loop, end_of_whole, to, false);
 }
 
 void opq_emit_blocks(opq_nest *n, int loop)
 {
     blocks outer = blocks_of(n, loop), inner = outer;
-    while (inner.nest)
-        inner = blocks_of(n, inner.of.loop[0]);
-    n->sequence_rank = inner.of.count > 1 ? inner.of.count : 0;
+    while (inner.count)
+        inner = blocks_of(n, inner.of.loop[inner.of.count - 1]);
+    bool vector = opq_nest_stmt(n, inner.of.loop[0])->role == OPQ_LOOP_vector;
+    const opq_chain *sequence = vector ? &outer.of : &inner.of;
+    n->sequence_rank = sequence->count > 1 ? sequence->count : 0;
     for (int i = 0; i < n->sequence_rank; i++)
         n->sequence[i] = opq_i64(n->e, 0);
-    emit_blocks(n, &outer, opq_i64(n->e, 0), count_places(n, &outer));
+    if (vector && !outer.count)
+        opq_nest_refuse(n, outer.stmt);
+    else if (vector)
+        emit_vector_blocks(n, &outer);
+    else
+        emit_blocks(n, &outer, opq_i64(n->e, 0), count_places(n, &outer));
 }

@@ -3,7 +3,7 @@
  *   of a vector loop   in registers, as vectors of accumulators that take turns, and folded behind the loop
  *   in a lane          in memory: [partial result][vector of the strip][lane]. Rows have no more turns than there are partial results, so that
  *                      none is cleared or read before it is folded, and those beyond the row, which change nothing, are left out
- *   else               in memory; of a loop of one turn not even that: what it folded is the result
+ *   of blocks          in memory; where there is one block, not even that: what it folded is the result
  *
  * argmax and argmin need no partial results. Lanes of a vector loop have their own, with 32-bit numbers of turns.
  */
@@ -64,47 +64,75 @@ static void store(opq_nest *n, int carry, LLVMValueRef partial, opq_stride strid
     opq_memory_store(n, dtype_of(n, carry), stride, NULL, pointer_to(n, carry, partial), NULL, value);
 }
 
-/* Is there more than one turn? Until `end`. */
-static LLVMBasicBlockRef when_several(opq_nest *n, int carry)
+LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition)
 {
-    LLVMBasicBlockRef several = opq_nest_block(n, "several"), next = opq_nest_block(n, "next");
-    LLVMBuildCondBr(n->e->builder, n->folds[carry], several, next);
-    LLVMPositionBuilderAtEnd(n->e->builder, several);
+    LLVMBasicBlockRef then = opq_nest_block(n, "then"), next = opq_nest_block(n, "next");
+    LLVMBuildCondBr(n->e->builder, condition, then, next);
+    LLVMPositionBuilderAtEnd(n->e->builder, then);
     return next;
 }
 
-static void end(opq_nest *n, LLVMBasicBlockRef next)
+void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next)
 {
     LLVMBuildBr(n->e->builder, next);
     LLVMPositionBuilderAtEnd(n->e->builder, next);
 }
 
-void opq_partials_begin(opq_nest *n, int carry, LLVMValueRef places, int64_t step)
+static void clear(opq_nest *n, int carry)
 {
-    if (!n->partials[carry])
-        return;
-    n->folds[carry] = places;
-    if (n->vector >= 0)
-        return;
-    n->folds[carry] = LLVMBuildICmp(n->e->builder, LLVMIntSGT, places, opq_i64(n->e, step), "");
-    LLVMBasicBlockRef next = when_several(n, carry);
     for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
         store(n, carry, opq_i64(n->e, lane), OPQ_STRIDE_one, identity_of(n, carry));
-    end(n, next);
 }
 
-static void fold_in_memory(opq_nest *n, int carry, LLVMValueRef x)
+static LLVMValueRef fold_parts(opq_nest *n, int carry)
 {
-    int parts = opq_nest_stmt(n, carry)->by;
-    if (n->vector >= 0) {
-        store(n, carry, n->turn, OPQ_STRIDE_one, combine(n, carry, identity_of(n, carry), x));
-        return;
+    LLVMValueRef vectors[OPQ_TURN_MAX];
+    int count = 0;
+    for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
+        vectors[count++] = load(n, carry, opq_i64(n->e, lane), OPQ_STRIDE_one);
+    return opq_fold_lanes(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), vectors, count);
+}
+
+static void fold_into(opq_nest *n, int carry, LLVMValueRef x)
+{
+    LLVMValueRef parts = opq_i64(n->e, opq_nest_stmt(n, carry)->by - 1);
+    LLVMValueRef part = LLVMBuildAnd(n->e->builder, n->turn, parts, "");
+    store(n, carry, part, OPQ_STRIDE_zero, combine(n, carry, load(n, carry, part, OPQ_STRIDE_zero), x));
+}
+
+void opq_partials_begin(opq_nest *n, int from, int to, LLVMValueRef several)
+{
+    for (int i = from; i < to; i++)
+        if (opq_nest_stmt(n, i)->op == OPQ_STMT_fold) {
+            n->folds[opq_nest_stmt(n, i)->access] = several;
+            clear(n, opq_nest_stmt(n, i)->access);
+        }
+}
+
+void opq_partials_pass(opq_nest *n, int from, int to)
+{
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = opq_nest_stmt(n, i);
+        if (stmt->op == OPQ_STMT_halves)
+            n->value[i] = n->value[stmt->access];
+        else
+            n->value[stmt->access] = n->value[stmt->operand[0]];
     }
-    LLVMBasicBlockRef next = when_several(n, carry);
-    LLVMValueRef partial = LLVMBuildAnd(n->e->builder, n->turn, opq_i64(n->e, parts - 1), "");
-    store(n, carry, partial, OPQ_STRIDE_zero, combine(n, carry, load(n, carry, partial, OPQ_STRIDE_zero), x));
-    end(n, next);
-    n->value[carry] = combine(n, carry, identity_of(n, carry), x);
+}
+
+void opq_partials_fold(opq_nest *n, int from, int to)
+{
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = opq_nest_stmt(n, i);
+        if (stmt->op == OPQ_STMT_fold) {
+            fold_into(n, stmt->access, n->value[stmt->operand[0]]);
+        } else if (n->partials[stmt->access]) {
+            n->value[i] = fold_parts(n, stmt->access);
+            clear(n, stmt->access);
+        } else {
+            n->value[i] = n->value[stmt->access];
+        }
+    }
 }
 
 /* Of all vectors of the strip, and of the `halves` that follow this one. */
@@ -174,7 +202,7 @@ void opq_emit_fold(opq_nest *n, int stmt)
     LLVMValueRef x = opq_nest_value(n, opq_nest_stmt(n, stmt)->operand[0]), before = opq_nest_value(n, carry);
     LLVMValueRef mask = n->lanes_from ? n->mask : NULL;
     if (n->partials[carry]) {
-        fold_in_memory(n, carry, x);
+        store(n, carry, n->turn, OPQ_STRIDE_one, combine(n, carry, identity_of(n, carry), x));
     } else if (!opq_fold_is_arg(opq_carry_fold(n, carry))) {
         x = combine(n, carry, before, x);
         n->value[carry] = mask ? opq_select(n->e, mask, x, before) : x;
@@ -190,8 +218,8 @@ void opq_emit_fold(opq_nest *n, int stmt)
 LLVMValueRef opq_emit_halves(opq_nest *n, int stmt)
 {
     LLVMBuilderRef b = n->e->builder;
-    int carry = opq_nest_stmt(n, stmt)->access, count = 0;
-    LLVMValueRef one = opq_nest_value(n, carry), vectors[OPQ_TURN_MAX];
+    int carry = opq_nest_stmt(n, stmt)->access;
+    LLVMValueRef one = opq_nest_value(n, carry);
     if (!n->partials[carry])
         return one;
     if (n->vector >= 0) {
@@ -199,12 +227,10 @@ LLVMValueRef opq_emit_halves(opq_nest *n, int stmt)
             fold_rows(n, stmt);
         return load(n, carry, opq_i64(n->e, 0), OPQ_STRIDE_one);
     }
-    LLVMBasicBlockRef before = LLVMGetInsertBlock(b), next = when_several(n, carry);
-    for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
-        vectors[count++] = load(n, carry, opq_i64(n->e, lane), OPQ_STRIDE_one);
-    LLVMValueRef all = opq_fold_lanes(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), vectors, count);
+    LLVMBasicBlockRef before = LLVMGetInsertBlock(b), next = opq_nest_if(n, n->folds[carry]);
+    LLVMValueRef all = fold_parts(n, carry);
     LLVMBasicBlockRef several = LLVMGetInsertBlock(b);
-    end(n, next);
+    opq_nest_end_if(n, next);
     LLVMValueRef value = LLVMBuildPhi(b, LLVMTypeOf(one), "");
     LLVMAddIncoming(value, (LLVMValueRef[]){one, all}, (LLVMBasicBlockRef[]){before, several}, 2);
     return value;

@@ -172,10 +172,14 @@ typedef struct opq_loop {
     LLVMBasicBlockRef before, body, exit;
     LLVMValueRef index, to, step, initial[OPQ_CARRIED_MAX], phi[OPQ_CARRIED_MAX];
     int carried;
+    bool sure; /* it has a turn */
 } opq_loop;
 /* carried[]: in initial values, out the loop's phis */
 void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
                     LLVMValueRef *carried, int count);
+/* The same of a loop that has a turn: what is made in it is seen behind it, too. */
+void opq_loop_begin_sure(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
+                         LLVMValueRef *carried, int count);
 /* carried[]: in the next iteration's values, out what they are after the loop */
 void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried);
 
@@ -244,8 +248,14 @@ opq_fold opq_carry_fold(const opq_nest *n, int carry);
 LLVMValueRef *opq_carry_turn(opq_nest *n, int carry); /* of an argmax or argmin, of the current copy */
 int opq_nest_folds(const opq_nest *n, int from, int to); /* among these statements: their number */
 bool opq_nest_is_folding(const opq_nest *n, int stmt);   /* is it one, or its operand's cast? */
-/* Before a loop over so many places, `step` of them in a turn, in which the carry is folded. */
-void opq_partials_begin(opq_nest *n, int carry, LLVMValueRef places, int64_t step);
+/* What stands behind a loop in blocks, [from, to): values of its carries, and folds of these into the carries around. Where there is one block in all, they
+ * are passed; else these carries are in memory, as before the first block. `several`: is there more than one? */
+void opq_partials_begin(opq_nest *n, int from, int to, LLVMValueRef several);
+void opq_partials_pass(opq_nest *n, int from, int to);
+void opq_partials_fold(opq_nest *n, int from, int to);
+/* Until opq_nest_end_if: a branch. */
+LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition);
+void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next);
 /* Turns [from, to) of a vector loop with folds. `run` gives these their operands; NULL: the loop's body does. */
 void opq_emit_partials(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, void (*run)(opq_nest *n, void *data),
                        void *data);

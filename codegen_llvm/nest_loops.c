@@ -1,8 +1,8 @@
 /* Loops: counted with carried values, row-major indices, and the vector loop with its masked end. */
 #include "codegen_llvm/nest.h"
 
-void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
-                    LLVMValueRef *carried, int count)
+static void open_loop(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
+                      LLVMValueRef *carried, int count)
 {
     LLVMBuilderRef b = n->e->builder;
     loop->before = LLVMGetInsertBlock(b);
@@ -11,7 +11,10 @@ void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef
     loop->to = to;
     loop->step = opq_i64(n->e, step);
     loop->carried = count;
-    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, from, to, ""), loop->body, loop->exit);
+    if (loop->sure)
+        LLVMBuildBr(b, loop->body);
+    else
+        LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, from, to, ""), loop->body, loop->exit);
     LLVMPositionBuilderAtEnd(b, loop->body);
     loop->index = LLVMBuildPhi(b, LLVMTypeOf(from), "");
     LLVMAddIncoming(loop->index, &from, &loop->before, 1);
@@ -21,6 +24,20 @@ void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef
         LLVMAddIncoming(loop->phi[i], &carried[i], &loop->before, 1);
         carried[i] = loop->phi[i];
     }
+}
+
+void opq_loop_begin(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
+                    LLVMValueRef *carried, int count)
+{
+    loop->sure = false;
+    open_loop(n, loop, from, to, step, carried, count);
+}
+
+void opq_loop_begin_sure(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
+                         LLVMValueRef *carried, int count)
+{
+    loop->sure = true;
+    open_loop(n, loop, from, to, step, carried, count);
 }
 
 void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried)
@@ -33,7 +50,7 @@ void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried)
         LLVMAddIncoming(loop->phi[i], &carried[i], &latch, 1);
     LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, next, loop->to, ""), loop->body, loop->exit);
     LLVMPositionBuilderAtEnd(b, loop->exit);
-    for (int i = 0; i < loop->carried; i++) {
+    for (int i = 0; i < loop->carried && !loop->sure; i++) {
         LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(carried[i]), "");
         LLVMAddIncoming(phi, (LLVMValueRef[]){loop->initial[i], carried[i]}, (LLVMBasicBlockRef[]){loop->before, latch},
                         2);
