@@ -112,10 +112,51 @@ static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
     n->prefetch_row = row;
 }
 
+/* `tiles` begin at turn `from`; NULL: every turn from memory. */
+static void emit_each(opq_nest *n, int loop, const opq_tiles *tiles, LLVMValueRef from, LLVMValueRef to)
+{
+    opq_chain chain = opq_nest_chain(n->k, loop);
+    opq_odometer odometer = opq_nest_odometer(n, &chain);
+    carried c;
+    begin(n, &c, loop, from, to, 1, false);
+    if (tiles)
+        opq_tiles_enter(n, tiles, LLVMBuildSub(n->e->builder, c.loop.index, from, ""));
+    emit_row(n, &chain, &odometer, c.loop.index);
+    if (tiles)
+        opq_tiles_enter(n, tiles, NULL);
+    end(n, &c);
+}
+
+/* Turns [0, whole), tile after tile. */
+static void emit_tiled(opq_nest *n, int loop, const opq_tiles *tiles, LLVMValueRef whole)
+{
+    carried c;
+    begin(n, &c, loop, opq_i64(n->e, 0), whole, n->e->lanes, false);
+    opq_tiles_load(n, tiles, c.loop.index, NULL);
+    LLVMValueRef next = LLVMBuildAdd(n->e->builder, c.loop.index, opq_i64(n->e, n->e->lanes), "");
+    emit_each(n, loop, tiles, c.loop.index, next);
+    opq_tiles_store(n, tiles, c.loop.index);
+    end(n, &c);
+}
+
 void opq_emit_turns(opq_nest *n, int loop)
 {
+    int row = n->prefetch_row, variable = opq_nest_stmt(n, loop)->variable;
+    LLVMValueRef from = opq_i64(n->e, 0);
+    bool scans = opq_nest_scans(n, loop + 1, opq_nest_stmt(n, loop)->end) > 0;
+    opq_tiles tiles = {0};
     n->sequence_rank = 0;
-    emit_rows(n, loop, opq_i64(n->e, 0), n->extent[opq_nest_stmt(n, loop)->variable], 0);
+    if (scans)
+        opq_tiles_open(n, loop, &tiles);
+    if (tiles.count > 0) {
+        from = LLVMBuildAnd(n->e->builder, n->extent[variable], opq_i64(n->e, -(int64_t)n->e->lanes), "");
+        emit_tiled(n, loop, &tiles, from);
+    }
+    n->prefetch_row = variable;
+    n->prefetch = scans;
+    emit_each(n, loop, NULL, from, n->extent[variable]);
+    n->prefetch = false;
+    n->prefetch_row = row;
 }
 
 /* ---- blocks */

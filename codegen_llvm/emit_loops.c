@@ -153,7 +153,9 @@ static void emit_loop(opq_nest *n, int stmt)
     }
     bool leaf = !opq_loop_has_loops(n->k, stmt), outside = n->vector < 0;
     bool folds = leaf && opq_nest_folds(n, stmt + 1, loop->end) > 0;
-    if (folds && loop->role == OPQ_LOOP_vector && outside)
+    if (folds && loop->role == OPQ_LOOP_vector && outside && opq_nest_scans(n, stmt + 1, loop->end) > 0)
+        opq_emit_scan_row(n, stmt, from, to);
+    else if (folds && loop->role == OPQ_LOOP_vector && outside)
         opq_emit_partials(n, stmt, from, to, NULL, NULL);
     else if (folds && loop->role == OPQ_LOOP_serial && !loop->within)
         opq_emit_turns(n, stmt);
@@ -161,8 +163,6 @@ static void emit_loop(opq_nest *n, int stmt)
         opq_emit_chain(n, stmt);
     else if (opq_loop_reduces((opq_loop_role)loop->role) || (loop->role == OPQ_LOOP_serial && loop->within))
         opq_nest_refuse(n, loop);
-    else if (leaf && loop->role == OPQ_LOOP_serial && opq_nest_scans(n, stmt + 1, loop->end) > 0)
-        outside ? opq_emit_scan_row(n, stmt) : opq_emit_scan(n, stmt);
     else if (leaf && outside && (loop->role == OPQ_LOOP_vector || loop->role == OPQ_LOOP_serial))
         emit_vectors(n, stmt, from, to);
     else if (loop->role == OPQ_LOOP_vector && outside)
@@ -267,7 +267,7 @@ static void emit_phase(opq_nest *n, int from, int to)
         emit_units(n, &chain, last + 1, opq_nest_stmt(n, last)->end);
     } else if (loop->role == OPQ_LOOP_vector && opq_loop_has_loops(n->k, from)) {
         emit_units(n, &chain, from, to);
-    } else if (loop->role == OPQ_LOOP_vector) {
+    } else if (loop->role == OPQ_LOOP_vector && opq_nest_folds(n, from, loop->end) == 0) {
         emit_vectors(n, from, n->begin, n->end);
     } else {
         opq_emit_block(n, from, to);

@@ -21,9 +21,14 @@ static LLVMValueRef identity_of(const opq_nest *n, int carry)
     return opq_fold_identity(n->e, opq_carry_fold(n, carry), dtype_of(n, carry));
 }
 
-static LLVMValueRef combine(const opq_nest *n, int carry, LLVMValueRef a, LLVMValueRef b)
+LLVMValueRef opq_carry_combine(opq_nest *n, int carry, LLVMValueRef a, LLVMValueRef b)
 {
-    return opq_fold_combine(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), a, b);
+    opq_op op = (opq_op)opq_nest_stmt(n, carry)->value.i;
+    LLVMValueRef value = a;
+    if (!opq_op_scans(op))
+        return opq_fold_combine(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), a, b);
+    opq_nest_fail(n, opq_emit_ewise(n->e, opq_op_lowering(op)->combine, dtype_of(n, carry), (LLVMValueRef[]){a, b}, &value));
+    return value;
 }
 
 LLVMValueRef *opq_carry_turn(opq_nest *n, int carry) { return &n->turns[n->value - n->values + carry]; }
@@ -97,7 +102,7 @@ static void fold_into(opq_nest *n, int carry, LLVMValueRef x)
 {
     LLVMValueRef parts = opq_i64(n->e, opq_nest_stmt(n, carry)->by - 1);
     LLVMValueRef part = LLVMBuildAnd(n->e->builder, n->turn, parts, "");
-    store(n, carry, part, OPQ_STRIDE_zero, combine(n, carry, load(n, carry, part, OPQ_STRIDE_zero), x));
+    store(n, carry, part, OPQ_STRIDE_zero, opq_carry_combine(n, carry, load(n, carry, part, OPQ_STRIDE_zero), x));
 }
 
 void opq_partials_begin(opq_nest *n, int from, int to, LLVMValueRef several)
@@ -150,7 +155,7 @@ static void fold_rows(opq_nest *n, int stmt)
                 int carry = opq_nest_stmt(n, i)->access;
                 opq_nest_use_copy(n, copy);
                 LLVMValueRef x = load(n, carry, loop.index, OPQ_STRIDE_one);
-                x = combine(n, carry, x, load(n, carry, other, OPQ_STRIDE_one));
+                x = opq_carry_combine(n, carry, x, load(n, carry, other, OPQ_STRIDE_one));
                 store(n, carry, loop.index, OPQ_STRIDE_one, x);
             }
         opq_nest_use_copy(n, 0);
@@ -202,9 +207,9 @@ void opq_emit_fold(opq_nest *n, int stmt)
     LLVMValueRef x = opq_nest_value(n, opq_nest_stmt(n, stmt)->operand[0]), before = opq_nest_value(n, carry);
     LLVMValueRef mask = n->lanes_from ? n->mask : NULL;
     if (n->partials[carry]) {
-        store(n, carry, n->turn, OPQ_STRIDE_one, combine(n, carry, identity_of(n, carry), x));
+        store(n, carry, n->turn, OPQ_STRIDE_one, opq_carry_combine(n, carry, identity_of(n, carry), x));
     } else if (!opq_fold_is_arg(opq_carry_fold(n, carry))) {
-        x = combine(n, carry, before, x);
+        x = opq_carry_combine(n, carry, before, x);
         n->value[carry] = mask ? opq_select(n->e, mask, x, before) : x;
     } else {
         LLVMValueRef better = opq_fold_better(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), before, x);

@@ -92,7 +92,7 @@ static uint16_t access_varies(const opq_loops *k, int access)
     return varies;
 }
 
-/* Of what stands in [from, to); a fold's result no longer varies along the loops that it reduces, a scan's does along all around it. */
+/* Of what stands in [from, to); a reduction's result no longer varies along the loops that it reduces. */
 static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t around)
 {
     const opq_loops *k = n->k;
@@ -117,8 +117,10 @@ static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t
             n->varies[i] = (uint16_t)-1;
         if (opq_op_reduces(stmt->op))
             n->varies[i] &= (uint16_t)~reduced;
-        if (opq_op_scans(stmt->op) || stmt->op >= OPQ_STMT_carry)
+        if (stmt->op >= OPQ_STMT_carry)
             n->varies[i] |= around;
+        if (stmt->op == OPQ_STMT_carry && opq_op_scans((int)stmt->value.i)) /* it is read in the loops, too */
+            n->varies[i] = (uint16_t)-1;
         n->has_at |= opq_op_checks(stmt->op);
     }
 }

@@ -10,8 +10,8 @@
  *   chain      inside a strip, a sum for each of its vectors (emit_chain.c), but for the products that are left to an engine
  *              windows: rows beside each other instead (emit_rows.c)
  *   unroll     inside a strip, around a chain: an accumulator for each turn (emit_unroll.c); else counted
- *   serial     with scans: inside a strip, a row in each lane; else innermost, as vector, lane after lane (emit_scan.c)
- *              with folds: with what it carries for each vector of the strip, and in blocks (emit_carried.c)
+ *              with scans: lane after lane (emit_scan.c)
+ *   serial     with folds: with what it carries for each vector of the strip, and in blocks (emit_carried.c)
  *   each, serial, parallel elsewhere: counted
  */
 #ifndef OPAQUE_CODEGEN_NEST_H
@@ -245,6 +245,8 @@ LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);
 void opq_emit_fold(opq_nest *n, int stmt);
 LLVMValueRef opq_emit_halves(opq_nest *n, int stmt);
 opq_fold opq_carry_fold(const opq_nest *n, int carry);
+static inline bool opq_carry_scans(const opq_nest *n, int carry) { return opq_op_scans((int)n->k->stmts[carry].value.i); }
+LLVMValueRef opq_carry_combine(opq_nest *n, int carry, LLVMValueRef a, LLVMValueRef b);
 LLVMValueRef *opq_carry_turn(opq_nest *n, int carry); /* of an argmax or argmin, of the current copy */
 int opq_nest_folds(const opq_nest *n, int from, int to); /* among these statements: their number */
 bool opq_nest_is_folding(const opq_nest *n, int stmt);   /* is it one, or its operand's cast? */
@@ -298,10 +300,9 @@ LLVMValueRef opq_tile_lanes(opq_nest *n, opq_dtype dtype, LLVMValueRef tile);
 void opq_tile_keep(opq_nest *n, opq_dtype dtype, LLVMValueRef tile, LLVMValueRef value);
 
 /* ---- emit_scan.c */
-int opq_nest_scans(const opq_nest *n, int from, int to); /* the scans among [from, to): their number */
+int opq_nest_scans(const opq_nest *n, int from, int to); /* the folds of scans among [from, to): their number */
 /* The vectors of a strip that a loop inside makes best use of: what its scans hold and a tile are to fit the registers. */
 int opq_scan_width(const opq_nest *n, int strip, int loop);
-void opq_emit_scan(opq_nest *n, int loop);     /* inside a strip: a row in each lane */
-void opq_emit_scan_row(opq_nest *n, int loop); /* outside: lanes are turns of one row */
+void opq_emit_scan_row(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to);
 
 #endif

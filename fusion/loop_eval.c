@@ -175,7 +175,7 @@ static void eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
 
 static opq_fold fold_of(const opq_stmt *carry) { return opq_op_lowering((opq_op)carry->value.i)->fold; }
 
-static void eval_fold(machine *m, const opq_stmt *stmt)
+static opq_status eval_fold(machine *m, const opq_stmt *stmt)
 {
     const opq_stmt *carry = &m->k->stmts[stmt->access];
     list *partials = &m->lists[stmt->access];
@@ -184,12 +184,15 @@ static void eval_fold(machine *m, const opq_stmt *stmt)
     int64_t turn = partials->count++;
     if (carry->by)
         value = &partials->items[turn % carry->by];
+    if (opq_op_scans((int)carry->value.i))
+        return opq_eval_scan_next((opq_op)carry->value.i, dtype, dtype, x, value);
     if (!opq_fold_is_arg(fold_of(carry))) {
         *value = opq_eval_combine(fold_of(carry), dtype, *value, x);
     } else if (opq_eval_better(fold_of(carry), dtype, *value, x)) {
         *value = x;
         m->held[stmt->access] = (opq_number){.i = turn};
     }
+    return OPQ_OK;
 }
 
 static opq_number eval_halves(machine *m, const opq_stmt *stmt)
@@ -214,7 +217,7 @@ static opq_status eval_carried(machine *m, int i)
             m->lists[i].items[part] = m->values[i];
         m->lists[i].count = 0;
         break;
-    case OPQ_STMT_fold: eval_fold(m, stmt); break;
+    case OPQ_STMT_fold: return eval_fold(m, stmt);
     case OPQ_STMT_halves: m->values[i] = eval_halves(m, stmt); break;
     case OPQ_STMT_at: m->values[i] = m->held[stmt->access]; break;
     }

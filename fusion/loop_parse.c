@@ -270,7 +270,8 @@ static opq_status read_carried(parser *p, int op, opq_stmt *stmt)
     opq_op folds = OPQ_OP_COUNT;
     if (op == OPQ_STMT_carry) {
         OPQ_TRY(opq_reader_word(&p->r, &word, &length));
-        if (!opq_op_find(word, length, &folds) || !opq_op_reduces(folds) || opq_op_contracts(folds))
+        if (!opq_op_find(word, length, &folds) || opq_op_contracts(folds) ||
+            !(opq_op_reduces(folds) || opq_op_scans(folds)))
             return fail(p, "an op that folds expected");
         stmt->value.i = folds;
     }

@@ -203,13 +203,14 @@ static opq_status check_carried(const verifier *v, const opq_stmt *stmt)
 {
     NEED(v->k->scheduled, "a carried value outside of a schedule");
     if (stmt->op == OPQ_STMT_carry) {
-        NEED(stmt->value.i >= 0 && opq_op_reduces((int)stmt->value.i) && !opq_op_contracts((int)stmt->value.i),
-             "an op that does not fold");
+        int op = (int)stmt->value.i;
+        bool scans = opq_op_scans(op);
+        NEED(op >= 0 && (scans || (opq_op_reduces(op) && !opq_op_contracts(op))), "an op that does not fold");
         NEED(stmt->dtype == opq_compute_dtype((opq_dtype)stmt->dtype) && !is_raw((opq_dtype)stmt->dtype),
              "nothing is computed in this dtype");
         opq_fold fold = opq_op_lowering((opq_op)stmt->value.i)->fold;
         NEED(stmt->dtype == OPQ_bool || (fold != OPQ_FOLD_or && fold != OPQ_FOLD_and), "the result is bool");
-        NEED(stmt->by == 0 || (!opq_fold_is_arg(fold) && (stmt->by == OPQ_LANES || stmt->by == OPQ_ACROSS_MAX)),
+        NEED(stmt->by == 0 || (!scans && !opq_fold_is_arg(fold) && (stmt->by == OPQ_LANES || stmt->by == OPQ_ACROSS_MAX)),
              "there are no such partial results");
         return check_operands(v, stmt, 0);
     }
@@ -230,7 +231,7 @@ static opq_status check_carried(const verifier *v, const opq_stmt *stmt)
     NEED(v->depth && v->open[v->depth - 1] > carry, "a fold outside of the loops behind its carry");
     for (int d = 0; d < v->depth; d++)
         NEED(v->open[d] < carry || v->k->stmts[v->open[d]].role != OPQ_LOOP_vector || of->by == OPQ_LANES ||
-                 opq_fold_is_arg(opq_op_lowering((opq_op)of->value.i)->fold),
+                 opq_op_scans((int)of->value.i) || opq_fold_is_arg(opq_op_lowering((opq_op)of->value.i)->fold),
              "lanes fold into one value");
     return OPQ_OK;
 }

@@ -1,9 +1,75 @@
-/* See schedule.h. */
-#include "fusion/schedule.h"
+/* See schedule.h and schedule_pass.h. */
+#include "fusion/schedule_pass.h"
+
+/* ---- for passes */
+
+opq_status opq_pass_open(opq_pass *pass, const opq_loops *from, size_t most, opq_arena *arena, opq_loops *out_schedule)
+{
+    *out_schedule = *from;
+    out_schedule->scheduled = true;
+    out_schedule->stmt_count = 0;
+    out_schedule->stmts = opq_arena_alloc(arena, (most + 1) * sizeof *out_schedule->stmts);
+    out_schedule->origin = pass->origin = opq_arena_alloc(arena, (most + 1) * sizeof *pass->origin);
+    pass->rewriter = (opq_rewriter){.from = from, .to = out_schedule};
+    pass->rewriter.stmt = opq_arena_alloc(arena, ((size_t)from->stmt_count + 1) * sizeof *pass->rewriter.stmt);
+    if (!out_schedule->stmts || !pass->origin || !pass->rewriter.stmt)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling kernel %s", from->name);
+    return OPQ_OK;
+}
+
+void opq_pass_came_from(opq_pass *pass, int stmt)
+{
+    pass->origin[pass->rewriter.to->stmt_count] = (int16_t)opq_loops_origin(pass->rewriter.from, stmt);
+}
+
+int16_t opq_pass_push(opq_pass *pass, const opq_stmt *made, int from)
+{
+    opq_pass_came_from(pass, from);
+    return opq_loops_push(pass->rewriter.to, made);
+}
+
+int16_t opq_pass_push_carried(opq_pass *pass, opq_stmt_op op, int from, int16_t carry, opq_dtype dtype, int16_t value)
+{
+    opq_stmt made = opq_stmt_make(op);
+    made.dtype = (uint8_t)dtype;
+    made.access = carry;
+    made.operand[0] = value;
+    return opq_pass_push(pass, &made, from);
+}
+
+int16_t opq_pass_push_cast(opq_pass *pass, int from, int16_t value, opq_dtype dtype)
+{
+    if (pass->rewriter.to->stmts[value].dtype == dtype)
+        return value;
+    opq_stmt cast = opq_stmt_make(OPQ_OP_cast);
+    cast.dtype = (uint8_t)dtype;
+    cast.operand[0] = value;
+    return opq_pass_push(pass, &cast, from);
+}
+
+bool opq_is_leaf(const opq_loops *k, int loop)
+{
+    for (int i = loop + 1; i < k->stmts[loop].end; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop)
+            return false;
+    return true;
+}
+
+bool opq_is_in_lane(const opq_loops *k, int stmt)
+{
+    for (int i = 0; i < stmt; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_vector && k->stmts[i].end > stmt)
+            return true;
+    return false;
+}
+
+/* ---- all of them */
 
 opq_status opq_schedule(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule)
 {
-    OPQ_TRY(opq_schedule_reduce(loops, arena, out_schedule));
+    opq_loops reduced;
+    OPQ_TRY(opq_schedule_reduce(loops, arena, &reduced));
+    OPQ_TRY(opq_schedule_scan(&reduced, arena, out_schedule));
     opq_status status = opq_loops_verify(out_schedule);
     if (status != OPQ_OK && status != OPQ_NO_MEMORY)
         return opq_fail(OPQ_INTERNAL, "the schedule of kernel %s: %s", loops->name ? loops->name : "", opq_error());

@@ -18,5 +18,7 @@ opq_loops_run opq_schedule_eval OPQ_MUST_CHECK;
 /* ---- passes */
 /* Rules of reductions spelled out: carries of all, of blocks, of blocks in these. */
 opq_status opq_schedule_reduce(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule) OPQ_MUST_CHECK;
+/* What scans hold becomes a carry; outside of strips their loop becomes a vector loop, whose lanes fold in order. */
+opq_status opq_schedule_scan(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule) OPQ_MUST_CHECK;
 
 #endif

@@ -21,8 +21,7 @@
  * blocks k are of these. In a block that the kernel counts itself, and of a short row in a lane, there is one carry. argmax and argmin are
  * folded along all of it, in order: one carry.
  */
-#include "fusion/loop_rewrite.h"
-#include "fusion/schedule.h"
+#include "fusion/schedule_pass.h"
 
 enum { LEVELS = OPQ_BLOCKS_MAX + 1 };
 
@@ -40,8 +39,7 @@ static const rule block = {0, {0}, OPQ_LANES, false, OPQ_LOOP_vector};
 static const rule in_lane = {0, {0}, OPQ_ACROSS_MAX, false, OPQ_LOOP_serial};
 
 typedef struct scheduler {
-    opq_rewriter rewriter;
-    int16_t *origin; /* per statement of the result */
+    opq_pass pass;
     int16_t (*carry)[LEVELS]; /* per statement of the meaning that folds: from the outermost level in; of an index only the first */
     const rule *rule;
     int loop;           /* of the outermost that reduces, -1: outside */
@@ -50,42 +48,26 @@ typedef struct scheduler {
 
 static bool is_arg(const opq_stmt *stmt) { return opq_fold_is_arg(opq_op_lowering((opq_op)stmt->op)->fold); }
 
-static int16_t push(scheduler *s, const opq_stmt *stmt, int from)
-{
-    s->origin[s->rewriter.to->stmt_count] = (int16_t)from;
-    return opq_loops_push(s->rewriter.to, stmt);
-}
-
 /* What partial results are held in: for an index, what it is one of. */
 static opq_dtype held_in(const opq_loops *k, const opq_stmt *stmt)
 {
     return (opq_dtype)(is_arg(stmt) ? k->stmts[stmt->operand[0]].dtype : stmt->dtype);
 }
 
-/* fold, halves, at */
-static int16_t push_carried(scheduler *s, opq_stmt_op op, int from, int16_t carry, opq_dtype dtype, int16_t value)
-{
-    opq_stmt made = opq_stmt_make(op);
-    made.dtype = (uint8_t)dtype;
-    made.access = carry;
-    made.operand[0] = value;
-    return push(s, &made, from);
-}
-
 /* What a level made. */
 static int16_t push_value(scheduler *s, int from, int level)
 {
     int16_t carry = s->carry[from][level];
-    const opq_stmt *stmt = &s->rewriter.from->stmts[from];
+    const opq_stmt *stmt = &s->pass.rewriter.from->stmts[from];
     return s->rule->partials && !is_arg(stmt)
-               ? push_carried(s, OPQ_STMT_halves, from, carry, held_in(s->rewriter.from, stmt), -1)
+               ? opq_pass_push_carried(&s->pass, OPQ_STMT_halves, from, carry, held_in(s->pass.rewriter.from, stmt), -1)
                : carry;
 }
 
 /* Of all reductions in a loop. */
 static void push_carries(scheduler *s, int loop, int level)
 {
-    const opq_loops *k = s->rewriter.from;
+    const opq_loops *k = s->pass.rewriter.from;
     for (int i = loop + 1; i < k->stmts[loop].end; i++) {
         const opq_stmt *stmt = &k->stmts[i];
         if (!opq_op_reduces(stmt->op) || (level > 0 && is_arg(stmt)))
@@ -94,44 +76,44 @@ static void push_carries(scheduler *s, int loop, int level)
         carry.dtype = (uint8_t)held_in(k, stmt);
         carry.by = is_arg(stmt) ? 0 : s->rule->partials;
         carry.value.i = stmt->op;
-        s->carry[i][level] = push(s, &carry, i);
+        s->carry[i][level] = opq_pass_push(&s->pass, &carry, i);
     }
 }
 
 /* The next level of blocks, around what is `loop` in the kernel. */
 static void open_level(scheduler *s, int loop)
 {
-    int level = s->levels++, rank = s->rewriter.to->rank;
+    int level = s->levels++, rank = s->pass.rewriter.to->rank;
     opq_stmt blocks = opq_stmt_make(OPQ_STMT_loop);
     blocks.role = OPQ_LOOP_serial;
     blocks.variable = (uint8_t)(rank + level);
     blocks.within = (uint8_t)(level > 0 ? rank + level : 0);
     blocks.by = s->rule->by[level];
-    s->open[level] = push(s, &blocks, loop);
+    s->open[level] = opq_pass_push(&s->pass, &blocks, loop);
     push_carries(s, loop, level + 1);
 }
 
 static void close_level(scheduler *s, int loop)
 {
-    const opq_loops *k = s->rewriter.from;
+    const opq_loops *k = s->pass.rewriter.from;
     int level = --s->levels;
     for (int i = loop + 1; i < k->stmts[loop].end; i++) {
         if (!opq_op_reduces(k->stmts[i].op) || is_arg(&k->stmts[i]))
             continue;
         int16_t value = push_value(s, i, level + 1);
-        push_carried(s, OPQ_STMT_fold, i, s->carry[i][level], held_in(k, &k->stmts[i]), value);
+        opq_pass_push_carried(&s->pass, OPQ_STMT_fold, i, s->carry[i][level], held_in(k, &k->stmts[i]), value);
     }
-    s->rewriter.to->stmts[s->open[level]].end = s->rewriter.to->stmt_count;
+    s->pass.rewriter.to->stmts[s->open[level]].end = s->pass.rewriter.to->stmt_count;
 }
 
 /* Results are what the outermost carries are behind the loops. */
 static void push_results(scheduler *s, int loop)
 {
-    const opq_loops *k = s->rewriter.from;
+    const opq_loops *k = s->pass.rewriter.from;
     for (int i = loop + 1; i < k->stmts[loop].end; i++)
         if (opq_op_reduces(k->stmts[i].op))
-            s->rewriter.stmt[i] = is_arg(&k->stmts[i])
-                                      ? push_carried(s, OPQ_STMT_at, i, s->carry[i][0], OPQ_i64, -1)
+            s->pass.rewriter.stmt[i] = is_arg(&k->stmts[i])
+                                      ? opq_pass_push_carried(&s->pass, OPQ_STMT_at, i, s->carry[i][0], OPQ_i64, -1)
                                       : push_value(s, i, 0);
 }
 
@@ -142,7 +124,7 @@ static bool schedule_loop(scheduler *s, int loop, const rule *rule)
     while (s->levels < rule->levels - rule->innermost)
         open_level(s, loop);
     s->loop = loop;
-    if (!opq_loops_rewrite(&s->rewriter, loop, s->rewriter.from->stmts[loop].end))
+    if (!opq_loops_rewrite(&s->pass.rewriter, loop, s->pass.rewriter.from->stmts[loop].end))
         return false;
     s->loop = -1;
     while (s->levels > 0)
@@ -155,7 +137,7 @@ static bool schedule_loop(scheduler *s, int loop, const rule *rule)
 static bool schedule_innermost(scheduler *s, int loop)
 {
     open_level(s, loop);
-    if (!opq_loops_rewrite(&s->rewriter, loop, s->rewriter.from->stmts[loop].end))
+    if (!opq_loops_rewrite(&s->pass.rewriter, loop, s->pass.rewriter.from->stmts[loop].end))
         return false;
     close_level(s, loop);
     return true;
@@ -163,33 +145,12 @@ static bool schedule_innermost(scheduler *s, int loop)
 
 static void schedule_fold(scheduler *s, int i)
 {
-    const opq_loops *k = s->rewriter.from;
+    const opq_loops *k = s->pass.rewriter.from;
     const opq_stmt *stmt = &k->stmts[i];
-    int16_t value = s->rewriter.stmt[stmt->operand[0]];
+    int16_t value = s->pass.rewriter.stmt[stmt->operand[0]];
     opq_dtype held = held_in(k, stmt);
-    if (k->stmts[stmt->operand[0]].dtype != held) {
-        opq_stmt cast = opq_stmt_make(OPQ_OP_cast);
-        cast.dtype = (uint8_t)held;
-        cast.operand[0] = value;
-        value = push(s, &cast, i);
-    }
-    push_carried(s, OPQ_STMT_fold, i, s->carry[i][is_arg(stmt) ? 0 : s->rule->levels], held, value);
-}
-
-static bool has_loops(const opq_loops *k, int loop)
-{
-    for (int i = loop + 1; i < k->stmts[loop].end; i++)
-        if (k->stmts[i].op == OPQ_STMT_loop)
-            return true;
-    return false;
-}
-
-static bool is_in_lane(const opq_loops *k, int loop)
-{
-    for (int i = 0; i < loop; i++)
-        if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_vector && k->stmts[i].end > loop)
-            return true;
-    return false;
+    value = opq_pass_push_cast(&s->pass, i, value, held);
+    opq_pass_push_carried(&s->pass, OPQ_STMT_fold, i, s->carry[i][is_arg(stmt) ? 0 : s->rule->levels], held, value);
 }
 
 /* NULL: the loop stays what it is. */
@@ -200,21 +161,21 @@ static const rule *rule_of(const opq_loops *k, int loop)
         return NULL;
     if (stmt->role == OPQ_LOOP_column)
         return &column;
-    if (!is_in_lane(k, loop))
+    if (!opq_is_in_lane(k, loop))
         return stmt->within ? &block : &lanes;
-    return has_loops(k, loop) || stmt->within ? NULL : &in_lane;
+    return !opq_is_leaf(k, loop) || stmt->within ? NULL : &in_lane;
 }
 
 static opq_rewrite choose(void *data, int i)
 {
     scheduler *s = data;
-    const opq_loops *k = s->rewriter.from;
+    const opq_loops *k = s->pass.rewriter.from;
     const rule *rule = s->loop < 0 ? rule_of(k, i) : NULL;
     if (rule)
         return schedule_loop(s, i, rule) ? OPQ_REWRITE_drop : OPQ_REWRITE_failed;
     if (s->loop < 0)
         return OPQ_REWRITE_copy;
-    if (k->stmts[i].op == OPQ_STMT_loop && s->levels < s->rule->levels && !has_loops(k, i))
+    if (k->stmts[i].op == OPQ_STMT_loop && s->levels < s->rule->levels && opq_is_leaf(k, i))
         return schedule_innermost(s, i) ? OPQ_REWRITE_drop : OPQ_REWRITE_failed;
     if (!opq_op_reduces(k->stmts[i].op))
         return OPQ_REWRITE_copy;
@@ -225,12 +186,12 @@ static opq_rewrite choose(void *data, int i)
 static void finish(void *data, int i, opq_stmt *to)
 {
     scheduler *s = data;
-    s->origin[s->rewriter.to->stmt_count] = (int16_t)i;
+    opq_pass_came_from(&s->pass, i);
     if (to->op != OPQ_STMT_loop || s->loop < 0)
         return;
-    to->role = has_loops(s->rewriter.from, i) ? OPQ_LOOP_serial : s->rule->leaf;
+    to->role = opq_is_leaf(s->pass.rewriter.from, i) ? s->rule->leaf : OPQ_LOOP_serial;
     if (s->levels > 0)
-        to->within = (uint8_t)(s->rewriter.to->rank + s->levels);
+        to->within = (uint8_t)(s->pass.rewriter.to->rank + s->levels);
 }
 
 opq_status opq_schedule_reduce(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule)
@@ -242,17 +203,13 @@ opq_status opq_schedule_reduce(const opq_loops *loops, opq_arena *arena, opq_loo
                 : loops->stmts[i].op == OPQ_STMT_loop ? 1 + OPQ_BLOCKS_MAX
                                                       : 1;
     scheduler s = {.loop = -1};
-    s.origin = opq_arena_alloc(arena, most * sizeof *s.origin);
     s.carry = opq_arena_alloc(arena, ((size_t)loops->stmt_count + 1) * sizeof *s.carry);
-    *out_schedule = *loops;
-    out_schedule->scheduled = true;
-    out_schedule->origin = s.origin;
-    out_schedule->stmt_count = 0;
-    out_schedule->stmts = opq_arena_alloc(arena, most * sizeof *out_schedule->stmts);
-    s.rewriter = (opq_rewriter){.from = loops, .to = out_schedule, .data = &s, .choose = choose, .finish = finish};
-    s.rewriter.stmt = opq_arena_alloc(arena, ((size_t)loops->stmt_count + 1) * sizeof *s.rewriter.stmt);
-    if (!s.origin || !s.carry || !out_schedule->stmts || !s.rewriter.stmt)
+    if (!s.carry)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling kernel %s", loops->name);
-    (void)opq_loops_rewrite(&s.rewriter, 0, loops->stmt_count);
+    OPQ_TRY(opq_pass_open(&s.pass, loops, most, arena, out_schedule));
+    s.pass.rewriter.data = &s;
+    s.pass.rewriter.choose = choose;
+    s.pass.rewriter.finish = finish;
+    (void)opq_loops_rewrite(&s.pass.rewriter, 0, loops->stmt_count);
     return OPQ_OK;
 }
