@@ -170,8 +170,8 @@ static int number_kernel(batch *b, int job, uint64_t hash, opq_text *key)
     made->key = *key;
     made->hash = hash;
     made->first = job;
-    made->job = (opq_jit_job){
-        .module = {function_name, build, (void *)loops}, .title = title_of(loops), .key = &made->key};
+    made->job =
+        (opq_jit_job){.module = {function_name, build, (void *)loops}, .title = title_of(loops), .key = &made->key};
     return b->table[at] = b->kernel_count++;
 }
 

@@ -13,8 +13,8 @@ typedef void (*opq_kernel_fn)(void *const *buffers, const int64_t *dims, const o
 typedef struct opq_code {
     opq_kernel_fn fn;
     double seconds; /* spent compiling, or loading; of kernels that were compiled at once a share of what they took together */
-    size_t bytes;   /* of memory, in whole pages */
-    bool loaded;    /* from disk, not compiled */
+    size_t bytes; /* of memory, in whole pages */
+    bool loaded;  /* from disk, not compiled */
 } opq_code;
 
 /* From the cache or compiled now: a reference, given back by opq_code_release. `out_fresh`: was it compiled or loaded by this call? Thread-safe. */

@@ -329,8 +329,8 @@ opq_status opq_jit_job_link(opq_jit *jit, opq_jit_job *job, double share, opq_ji
 void opq_jit_job_log(const opq_jit_job *job, double seconds, opq_status status)
 {
     if (opq_logs(OPQ_LOG_compile, OPQ_LOG_INFO))
-        opq_log("compile: %s, %.3f ms%s%s", job->title, 1e3 * seconds, status == OPQ_OK ? "" : ", failed: ",
-                status == OPQ_OK ? "" : opq_error());
+        opq_log("compile: %s, %.3f ms%s%s", job->title, 1e3 * seconds,
+                status == OPQ_OK ? "" : ", failed: ", status == OPQ_OK ? "" : opq_error());
 }
 
 bool opq_jit_is_watched(const opq_jit *jit) { return opq_watched(jit->host); }

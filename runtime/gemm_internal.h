@@ -11,11 +11,11 @@
 struct opq_gemm {
     const struct opq_cpu *cpu;
     const opq_host *host;
-    opq_jit *jit;         /* NULL: the table is whole */
+    opq_jit *jit; /* NULL: the table is whole */
     atomic_llong compile_nanoseconds;
     pthread_mutex_t lock; /* all below but addresses, which are written with it */
     pthread_cond_t made;
-    int making; /* kernels, by several threads */
+    int making;   /* kernels, by several threads */
     double since; /* when the first of these was begun */
     struct gemm_entry {
         _Atomic(void *) address; /* NULL: to be made */

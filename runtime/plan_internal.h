@@ -16,7 +16,7 @@ typedef struct opq_planner {
     int32_t *slot_of;    /* per node: scalar slot, -1 */
     int32_t *same_as;    /* per storage: works in place of; itself otherwise */
     int32_t storage_capacity;
-    int32_t failed;    /* the kernel that is being made a step, or became none; -1 */
+    int32_t failed; /* the kernel that is being made a step, or became none; -1 */
     struct opq_code_wanted *wanted, *last_wanted;
     int wanted_count;
     opq_arena scratch; /* what only building needs */

@@ -21,9 +21,9 @@ enum { JOBS = 6, THREADS = 2 };
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int calls, inside; /* calls: all; inside: now */
-    int together;      /* a call waits until so many are inside at once; fewer: it fails */
-    const char *fails[2];     /* kernels' names */
+    int calls, inside;    /* calls: all; inside: now */
+    int together;         /* a call waits until so many are inside at once; fewer: it fails */
+    const char *fails[2]; /* kernels' names */
 } compiler = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local bool inside_llvm;
@@ -301,7 +301,8 @@ static void test_an_allowance_ends_it(void **state)
     assert_int_equal(compiler.calls, 2);
     assert_non_null(strstr(opq_error(), "k3: compiling it takes more than it is to save"));
     assert_true(allowance.missing > 0.4 * price && allowance.missing < 0.6 * price);
-    assert_true(allowance.seconds < 2.5 * price && allowance.seconds != 0.5 * price); /* what it took, not what was foreseen */
+    assert_true(allowance.seconds < 2.5 * price &&
+                allowance.seconds != 0.5 * price); /* what it took, not what was foreseen */
     check(&j, "12345", "234", "01");
     opq_text_drop(&key);
     opq_arena_drop(&arena);
@@ -390,14 +391,10 @@ static void test_without_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_two_threads_compile),
-        TEST(test_equal_kernels_are_compiled_once),
-        TEST(test_the_first_failure_is_told),
-        TEST(test_one_thread_goes_in_order),
-        TEST(test_an_allowance_ends_it),
-        TEST(test_who_looks_sees_one_after_the_other),
-        TEST(test_in_the_background),
-        TEST(test_without_memory),
+        TEST(test_two_threads_compile),       TEST(test_equal_kernels_are_compiled_once),
+        TEST(test_the_first_failure_is_told), TEST(test_one_thread_goes_in_order),
+        TEST(test_an_allowance_ends_it),      TEST(test_who_looks_sees_one_after_the_other),
+        TEST(test_in_the_background),         TEST(test_without_memory),
     };
     setenv("OPAQUE_CACHE", "off", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);

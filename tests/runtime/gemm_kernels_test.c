@@ -16,7 +16,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int calls, inside;
-    int together; /* a call waits until so many are inside at once; it fails if they do not come */
+    int together;      /* a call waits until so many are inside at once; it fails if they do not come */
     bool fails, stays; /* stays: until the process ends */
 } compiler = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
