@@ -386,12 +386,14 @@ static void make_kernels(const gemm_run *run)
 void gemm_blocks(void *data, int64_t begin, int64_t end)
 {
     gemm_set *set = data;
-    int64_t bytes = 0, first = 0;
+    int64_t bytes = 0, first = 0, all = 0;
     for (int r = 0; r < set->count; r++) {
         int64_t needed = scratch_bytes(&set->runs[r]);
         bytes = needed > bytes ? needed : bytes;
+        all += gemm_block_count(&set->runs[r]);
     }
-    for (int r = 0; r < set->count; r++)
+    bool alone = end - begin == all && !set->runs->call.serial; /* no other thread needs them now */
+    for (int r = 0; r < set->count && !alone; r++)
         make_kernels(&set->runs[r]);
     char *scratch = gemm_scratch_acquire(GEMM_SCRATCH_block, bytes);
     int status = scratch ? OPQ_OK : OPQ_NO_MEMORY;

@@ -65,7 +65,8 @@ opq_status gemm_run_small(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_g
 {
     _Alignas(64) char tile[TILE_BYTES];
     int64_t bytes = opq_dtype_bytes(call->dtype), ld = call->tile ? call->n : call->c_row_stride;
-    make_kernels(gemm, cpu, call);
+    if (call->serial) /* other threads run like calls */
+        make_kernels(gemm, cpu, call);
     for (int64_t i = 0; i < call->batch; i++) {
         char *c = call->tile ? tile : (char *)call->c + i * call->c_batch_stride * bytes;
         OPQ_TRY(run_matrix(gemm, cpu, call, (const char *)call->a.data + i * call->a.batch_stride * bytes,
