@@ -38,15 +38,16 @@ static void spend(double seconds)
     limit->deposit = limit->deposit < limit->seconds ? limit->deposit : limit->seconds;
 }
 
-bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes)
+bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes, double *out_price)
 {
+    *out_price = 0;
     if (limit == NULL)
         return true;
     struct opq_deposit *paid = look_up(prices, key, bytes);
     double price = (double)bytes * per_byte(prices) - paid->seconds;
     price = price > 0 ? price : 0;
     if (price <= limit->seconds) {
-        limit->price = price;
+        *out_price = price;
         spend(price);
         paid->seconds = 0;
         return true;
@@ -59,10 +60,10 @@ bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes)
     return false;
 }
 
-void opq_prices_learn(opq_prices *prices, size_t bytes, double seconds)
+void opq_prices_learn(opq_prices *prices, size_t bytes, double seconds, double price, double lost)
 {
     if (limit)
-        spend(seconds - limit->price);
+        spend(lost - price);
     if (bytes > 0)
         prices->seconds_per_byte = per_byte(prices) + WEIGHT * (seconds / (double)bytes - per_byte(prices));
 }

@@ -15,7 +15,6 @@ typedef struct opq_allowance {
     double seconds; /* left */
     double deposit; /* of these, what may stay with a kernel that is refused */
     double missing; /* what that one takes beyond all this; 0: none was refused */
-    double price;   /* foreseen, of the kernel that was paid for last */
 } opq_allowance;
 
 /* The calling thread's from now on; NULL: it compiles whatever it needs. Returns the one before. */
@@ -32,9 +31,10 @@ typedef struct opq_prices {
     } deposits[OPQ_DEPOSITS];
 } opq_prices;
 
-/* Of a kernel that has to be compiled: true if the calling thread's allowance has paid for it. With the JIT's lock held, both. */
-bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes);
-/* It took so long, which may be more than was foreseen and than there was: the allowance is what is left of that, or less than nothing. */
-void opq_prices_learn(opq_prices *prices, size_t bytes, double seconds);
+/* Of a kernel that has to be compiled: true if the calling thread's allowance has paid for it, *out_price seconds. With the JIT's lock held, both. */
+bool opq_prices_pay(opq_prices *prices, const void *key, size_t bytes, double *out_price);
+/* It took so many seconds, of which the calling thread lost so many (others were compiled at the same time): that is taken in place of its price. It may
+ * be more than there was: the allowance is then less than nothing. */
+void opq_prices_learn(opq_prices *prices, size_t bytes, double seconds, double price, double lost);
 
 #endif

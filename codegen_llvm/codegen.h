@@ -12,13 +12,25 @@ typedef void (*opq_kernel_fn)(void *const *buffers, const int64_t *dims, const o
 
 typedef struct opq_code {
     opq_kernel_fn fn;
-    double seconds; /* spent compiling, or loading */
-    size_t bytes;   /* of memory, in whole pages */
-    bool loaded;    /* from disk, not compiled */
+    double seconds; /* spent compiling, or loading; of kernels that were compiled at once a share of what they took together */
+    size_t bytes; /* of memory, in whole pages */
+    bool loaded;  /* from disk, not compiled */
 } opq_code;
 
 /* From the cache or compiled now: a reference, given back by opq_code_release. `out_fresh`: was it compiled or loaded by this call? Thread-safe. */
 opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **out_code, bool *out_fresh) OPQ_MUST_CHECK;
+/* One of several kernels: its loops, and what opq_codegen gives for them. */
+typedef struct opq_code_job {
+    const opq_loops *loops;
+    const opq_code *code; /* NULL: there is none */
+    bool fresh;
+} opq_code_job;
+/* opq_codegen for each, whose results are NULL and false before. Those that have to be compiled are, at once, by the host's threads; by this thread alone,
+ * one after the other, if the host (NULL: there is none) has no others, or if a profiler looks or nobody waits for it (graph/progress.h).
+ * On failure *out_failed is the first job that failed, the message is its, and others may have their code all the same; -1: it was no job's.
+ * The host's loop is called without a lock. Thread-safe. */
+opq_status opq_codegen_all(opq_jit *jit, const opq_host *host, opq_code_job *jobs, int count,
+                           int *out_failed) OPQ_MUST_CHECK;
 /* Code without references may go, when other code is released too. Not with a lock held that compiling takes. Thread-safe. */
 void opq_code_release(opq_jit *jit, const opq_code *code);
 /* Code without references goes. Likewise. */

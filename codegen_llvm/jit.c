@@ -10,8 +10,7 @@
 #include "codegen_llvm/cache.h"
 #include "codegen_llvm/debug.h"
 #include "codegen_llvm/emit.h"
-#include "codegen_llvm/module.h"
-#include "codegen_llvm/store.h"
+#include "codegen_llvm/jit_job.h"
 #include "graph/clock.h"
 #include "graph/fp_control.h"
 #include "opaque/log.h"
@@ -152,23 +151,18 @@ static size_t loaded_bytes(const char *object)
     return total;
 }
 
-/* A function on its way from an object to an address. */
-typedef struct linking {
-    opq_jit *jit;
-    char symbol[OPQ_STORE_SYMBOL_MAX];
-} linking;
-
 /* Takes the buffer, also when it fails. Without a tracker for good: to release one of what is to stay corrupts LLVM 19's heap, where
  * ObjectLinkingLayer::handleTransferResources holds a reference into a map that it then lets grow. */
-static opq_status link_object(linking *c, const char *name, LLVMMemoryBufferRef object,
+static opq_status link_object(opq_jit *jit, const opq_jit_job *job, LLVMMemoryBufferRef object,
                               LLVMOrcResourceTrackerRef tracker, void **out_address)
 {
-    LLVMOrcLLJITRef orc = c->jit->orc;
+    LLVMOrcLLJITRef orc = jit->orc;
+    const char *name = job->module.name;
     LLVMErrorRef error = tracker ? LLVMOrcLLJITAddObjectFileWithRT(orc, tracker, object)
                                  : LLVMOrcLLJITAddObjectFile(orc, LLVMOrcLLJITGetMainJITDylib(orc), object);
     OPQ_TRY(from_error(name, error));
     LLVMOrcExecutorAddress address = 0;
-    OPQ_TRY(from_error(name, LLVMOrcLLJITLookup(orc, &address, c->symbol)));
+    OPQ_TRY(from_error(name, LLVMOrcLLJITLookup(orc, &address, job->symbol)));
     *out_address = (void *)(uintptr_t)address;
     return OPQ_OK;
 }
@@ -188,78 +182,71 @@ static void remove_tracked(opq_jit *jit, LLVMOrcResourceTrackerRef tracker)
  * earlier. */
 enum { DIGITS = 16 };
 
-static void name_symbol(linking *c, const char *title)
+static void name_symbol(opq_jit_job *job)
 {
-    snprintf(c->symbol, sizeof c->symbol, "%.64s_%0*d", title, DIGITS, 0);
+    snprintf(job->symbol, sizeof job->symbol, "%.64s_%0*d", job->title, DIGITS, 0);
 }
 
-static opq_status number_symbol(linking *c, const char *name, LLVMMemoryBufferRef object)
+static opq_status number_symbol(opq_jit *jit, opq_jit_job *job, LLVMMemoryBufferRef object)
 {
     char *data = (char *)LLVMGetBufferStart(object), digits[DIGITS + 1];
-    size_t length = strlen(c->symbol), size = LLVMGetBufferSize(object);
-    char *at = memmem(data, size, c->symbol, length + 1);
+    size_t length = strlen(job->symbol), size = LLVMGetBufferSize(object);
+    char *at = memmem(data, size, job->symbol, length + 1);
     if (at == NULL)
-        return opq_fail(OPQ_INTERNAL, "%s: the object has no symbol %s", name, c->symbol);
+        return opq_fail(OPQ_INTERNAL, "%s: the object has no symbol %s", job->module.name, job->symbol);
     memset(digits, 0, sizeof digits);
-    snprintf(digits, sizeof digits, "%llu", (unsigned long long)c->jit->next_name++);
-    for (; at; at = memmem(at + length, size - (size_t)(at + length - data), c->symbol, length + 1))
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)jit->next_name++);
+    for (; at; at = memmem(at + length, size - (size_t)(at + length - data), job->symbol, length + 1))
         memcpy(at + length - DIGITS, digits, DIGITS);
-    memcpy(c->symbol + length - DIGITS, digits, DIGITS);
+    memcpy(job->symbol + length - DIGITS, digits, DIGITS);
     return OPQ_OK;
 }
 
-static opq_status link_checked(linking *c, const char *name, LLVMMemoryBufferRef object, opq_jit_module *out_module,
-                               void **out_address)
+static opq_status link_checked(opq_jit *jit, const opq_jit_job *job, LLVMMemoryBufferRef object,
+                               opq_jit_module *out_module, void **out_address)
 {
     size_t size = LLVMGetBufferSize(object), bytes = loaded_bytes(LLVMGetBufferStart(object));
     char *copy = opq_debug_wanted() ? malloc(size) : NULL; /* linking takes the object */
     if (copy)
         memcpy(copy, LLVMGetBufferStart(object), size);
     LLVMOrcResourceTrackerRef tracker =
-        out_module ? LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(c->jit->orc)) : NULL;
-    opq_status status = link_object(c, name, object, tracker, out_address);
-    opq_debug_entry *debug = status == OPQ_OK && copy ? opq_debug_add(copy, size, c->symbol, *out_address) : NULL;
+        out_module ? LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(jit->orc)) : NULL;
+    opq_status status = link_object(jit, job, object, tracker, out_address);
+    opq_debug_entry *debug = status == OPQ_OK && copy ? opq_debug_add(copy, size, job->symbol, *out_address) : NULL;
     free(copy);
     if (status == OPQ_OK && out_module)
-        *out_module = (opq_jit_module){.tracker = tracker, .bytes = bytes, .debug = debug};
+        *out_module = (opq_jit_module){.tracker = tracker, .bytes = bytes, .loaded = job->found, .debug = debug};
     else if (tracker)
-        remove_tracked(c->jit, tracker);
+        remove_tracked(jit, tracker);
     return status;
 }
 
-static opq_status load_object(linking *c, const char *name, LLVMMemoryBufferRef object, opq_jit_module *out_module,
+static opq_status load_object(opq_jit *jit, opq_jit_job *job, LLVMMemoryBufferRef object, opq_jit_module *out_module,
                               void **out_address)
 {
-    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), name);
+    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), job->module.name);
     if (status == OPQ_OK)
-        status = number_symbol(c, name, object);
+        status = number_symbol(jit, job, object);
     if (status == OPQ_OK)
-        return link_checked(c, name, object, out_module, out_address);
+        return link_checked(jit, job, object, out_module, out_address);
     LLVMDisposeMemoryBuffer(object);
     return status;
 }
 
-/* What a function is made of. */
-typedef struct source {
-    opq_module module;
-    const char *title;
-    const opq_text *key; /* NULL: the object is not kept on disk */
-} source;
-
 /* ---- from disk or from the compiler */
 
-static opq_store_key store_key(const opq_jit *jit, const source *s)
+static opq_store_key store_key(const opq_jit *jit, const opq_jit_job *job)
 {
-    return (opq_store_key){jit->processor, s->key ? s->key->data : NULL, s->key ? s->key->length : 0};
+    return (opq_store_key){jit->processor, job->key ? job->key->data : NULL, job->key ? job->key->length : 0};
 }
 
 /* One in so many objects from the user's folder is compiled again: equal sources have equal bytes. */
 enum { CHECK_EVERY = 64 };
 
-static bool is_right(opq_jit *jit, const source *s, const opq_store_object *found)
+static bool is_right(opq_jit *jit, const opq_jit_job *job, const opq_store_object *found)
 {
     LLVMMemoryBufferRef object = NULL;
-    if (opq_compiler_object(&jit->compiler, &s->module, found->symbol, &object) != OPQ_OK)
+    if (opq_compiler_object(&jit->compiler, &job->module, found->symbol, &object) != OPQ_OK)
         return false;
     bool same =
         LLVMGetBufferSize(object) == found->bytes && memcmp(LLVMGetBufferStart(object), found->data, found->bytes) == 0;
@@ -267,77 +254,93 @@ static bool is_right(opq_jit *jit, const source *s, const opq_store_object *foun
     return same;
 }
 
-/* NULL: there is none. The lock is not held while an object is compiled. */
-static LLVMMemoryBufferRef find_object(opq_jit *jit, linking *c, const source *s)
+/* The lock is not held while an object is compiled. */
+static void find_object(opq_jit *jit, opq_jit_job *job)
 {
     opq_store_object found;
-    opq_store_key key = store_key(jit, s);
-    LLVMMemoryBufferRef object = NULL;
+    opq_store_key key = store_key(jit, job);
     pthread_mutex_lock(&jit->lock);
-    bool known = jit->store && s->key && opq_store_find(jit->store, &key, &found);
+    bool known = jit->store && job->key && opq_store_find(jit->store, &key, &found);
     bool check = known && !found.packaged && jit->loads++ % CHECK_EVERY == CHECK_EVERY - 1;
     pthread_mutex_unlock(&jit->lock);
     if (!known)
-        return NULL;
-    memcpy(c->symbol, found.symbol, sizeof c->symbol);
-    if (!check || is_right(jit, s, &found)) {
-        object = LLVMCreateMemoryBufferWithMemoryRangeCopy(found.data, found.bytes, "opaque");
+        return;
+    memcpy(job->symbol, found.symbol, sizeof job->symbol);
+    job->found = !check || is_right(jit, job, &found);
+    if (job->found) {
+        job->object = LLVMCreateMemoryBufferWithMemoryRangeCopy(found.data, found.bytes, "opaque");
     } else {
         pthread_mutex_lock(&jit->lock);
         opq_store_refuse(jit->store, &key);
         pthread_mutex_unlock(&jit->lock);
     }
     free(found.memory);
-    return object;
 }
 
-/* With the lock held. */
-static void keep_object(const opq_jit *jit, const linking *c, const source *s, LLVMMemoryBufferRef object)
+opq_status opq_jit_job_find(opq_jit *jit, opq_jit_job *job)
 {
-    opq_store_key key = store_key(jit, s);
-    opq_store_object made = {.data = LLVMGetBufferStart(object), .bytes = LLVMGetBufferSize(object)};
-    if (!jit->store || !s->key)
-        return;
-    memcpy(made.symbol, c->symbol, sizeof made.symbol);
-    opq_store_keep(jit->store, &key, &made);
-}
-
-static opq_status compile_object(opq_jit *jit, linking *c, const source *s, LLVMMemoryBufferRef *out_object)
-{
+    find_object(jit, job);
+    if (job->found || job->key == NULL)
+        return OPQ_OK;
     pthread_mutex_lock(&jit->lock);
-    bool paid = s->key == NULL || opq_prices_pay(&jit->prices, s->key->data, s->key->length);
+    bool paid = opq_prices_pay(&jit->prices, job->key->data, job->key->length, &job->price);
     pthread_mutex_unlock(&jit->lock);
-    if (!paid)
-        return opq_fail(OPQ_CODEGEN, "%s: compiling it takes more than it is to save", s->title);
+    return paid ? OPQ_OK : opq_fail(OPQ_CODEGEN, "%s: compiling it takes more than it is to save", job->title);
+}
+
+opq_status opq_jit_job_compile(opq_jit *jit, opq_jit_job *job)
+{
     double begun = opq_now();
-    name_symbol(c, s->title);
-    OPQ_TRY(opq_compiler_object(&jit->compiler, &s->module, c->symbol, out_object));
-    pthread_mutex_lock(&jit->lock);
-    if (s->key)
-        opq_prices_learn(&jit->prices, s->key->length, opq_now() - begun);
-    pthread_mutex_unlock(&jit->lock);
+    name_symbol(job);
+    OPQ_TRY(opq_compiler_object(&jit->compiler, &job->module, job->symbol, &job->object));
+    job->seconds = opq_now() - begun;
     return OPQ_OK;
 }
 
-static opq_status make_function(opq_jit *jit, const source *s, opq_jit_module *out_module, void **out_address)
+/* With the lock held. */
+static void keep_object(opq_jit *jit, const opq_jit_job *job, double share)
 {
-    linking c = {.jit = jit};
-    LLVMMemoryBufferRef object = find_object(jit, &c, s);
-    bool found = object != NULL;
-    if (!found)
-        OPQ_TRY(compile_object(jit, &c, s, &object));
+    opq_store_key key = store_key(jit, job);
+    opq_store_object made = {.data = LLVMGetBufferStart(job->object), .bytes = LLVMGetBufferSize(job->object)};
+    if (job->key == NULL)
+        return;
+    opq_prices_learn(&jit->prices, job->key->length, job->seconds, job->price, share * job->seconds);
+    memcpy(made.symbol, job->symbol, sizeof made.symbol);
+    if (jit->store)
+        opq_store_keep(jit->store, &key, &made);
+}
+
+opq_status opq_jit_job_link(opq_jit *jit, opq_jit_job *job, double share, opq_jit_module *out_module, void **out_address)
+{
+    LLVMMemoryBufferRef object = job->object;
     pthread_mutex_lock(&jit->lock);
-    if (!found)
-        keep_object(jit, &c, s, object);
+    if (!job->found)
+        keep_object(jit, job, share);
+    job->object = NULL;
     opq_status status = start(jit);
     if (status == OPQ_OK)
-        status = load_object(&c, s->module.name, object, out_module, out_address);
+        status = load_object(jit, job, object, out_module, out_address);
     else
         LLVMDisposeMemoryBuffer(object);
     pthread_mutex_unlock(&jit->lock);
-    if (status == OPQ_OK && out_module)
-        out_module->loaded = found;
     return status;
+}
+
+void opq_jit_job_log(const opq_jit_job *job, double seconds, opq_status status)
+{
+    if (opq_logs(OPQ_LOG_compile, OPQ_LOG_INFO))
+        opq_log("compile: %s, %.3f ms%s%s", job->title, 1e3 * seconds,
+                status == OPQ_OK ? "" : ", failed: ", status == OPQ_OK ? "" : opq_error());
+}
+
+bool opq_jit_is_watched(const opq_jit *jit) { return opq_watched(jit->host); }
+
+static opq_status make_function(opq_jit *jit, opq_jit_job *job, opq_jit_module *out_module, void **out_address)
+{
+    OPQ_TRY(opq_jit_job_find(jit, job));
+    if (!job->found)
+        OPQ_TRY(opq_jit_job_compile(jit, job));
+    return opq_jit_job_link(jit, job, 1, out_module, out_address);
 }
 
 opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
@@ -346,14 +349,13 @@ opq_status opq_jit_function(opq_jit *jit, const char *name, const char *title,
 {
     unsigned control = opq_fp_control_set(OPQ_FP_DEFAULT); /* constants are folded once, for every run */
     opq_activity activity = {.kind = OPQ_ACTIVITY_compile, .name = title};
-    void *open = opq_watched(jit->host) ? jit->host->activity_begin(jit->host->self, &activity) : NULL;
+    opq_jit_job job = {.module = {name, build, data}, .title = title, .key = key};
+    void *open = opq_jit_is_watched(jit) ? jit->host->activity_begin(jit->host->self, &activity) : NULL;
     double begun = opq_now();
-    opq_status status = make_function(jit, &(source){{name, build, data}, title, key}, out_module, out_address);
+    opq_status status = make_function(jit, &job, out_module, out_address);
     if (open)
         jit->host->activity_end(jit->host->self, open);
-    if (opq_logs(OPQ_LOG_compile, OPQ_LOG_INFO))
-        opq_log("compile: %s, %.3f ms%s%s", title, 1e3 * (opq_now() - begun),
-                status == OPQ_OK ? "" : ", failed: ", status == OPQ_OK ? "" : opq_error());
+    opq_jit_job_log(&job, opq_now() - begun, status);
     opq_fp_control_set(control);
     return status;
 }

@@ -10,6 +10,11 @@ opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
                     opq_dtype_name(dtype));
 }
 
+void gemm_kernel_make_ahead(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors)
+{
+    (void)gemm, (void)dtype, (void)left, (void)rows, (void)vectors;
+}
+
 void *opq_activity_launch(const opq_host *host, const opq_plan *plan, const opq_step *rows, int32_t count)
 {
     (void)host, (void)plan, (void)rows, (void)count;

@@ -13,6 +13,8 @@ void opq_progress_stop_on(const atomic_bool *flag) { stop = flag; }
 
 bool opq_progress_stopped(void) { return stop && atomic_load_explicit(stop, memory_order_relaxed); }
 
+bool opq_progress_awaited(void) { return stop == NULL; }
+
 static int64_t now(void)
 {
     struct timespec t;

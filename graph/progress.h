@@ -14,5 +14,7 @@ void opq_progress(const char *what, int64_t done, int64_t total);
 /* This thread makes plans that nobody waits for: it prints no lines, and may be asked to stop. */
 void opq_progress_stop_on(const atomic_bool *stop);
 bool opq_progress_stopped(void);
+/* Does somebody wait for what this thread makes? */
+bool opq_progress_awaited(void);
 
 #endif

@@ -19,7 +19,7 @@ void opq_gemm_destroy(opq_gemm *gemm);
 opq_status opq_gemm_make_kernels(opq_gemm *gemm) OPQ_MUST_CHECK;
 void opq_gemm_drop_kernels(opq_gemm *gemm);
 void opq_gemm_lock(opq_gemm *gemm); /* around a fork; taken before the jit's */
-void opq_gemm_unlock(opq_gemm *gemm);
+void opq_gemm_unlock(opq_gemm *gemm, bool in_child);
 /* Time spent compiling kernels so far: within a run it is no running time. */
 double opq_gemm_compile_seconds(const opq_gemm *gemm);
 

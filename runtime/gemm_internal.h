@@ -11,11 +11,15 @@
 struct opq_gemm {
     const struct opq_cpu *cpu;
     const opq_host *host;
-    opq_jit *jit;         /* NULL: the table is whole */
-    pthread_mutex_t lock; /* one compilation at a time */
+    opq_jit *jit; /* NULL: the table is whole */
     atomic_llong compile_nanoseconds;
+    pthread_mutex_t lock; /* all below but addresses, which are written with it */
+    pthread_cond_t made;
+    int making;   /* kernels, by several threads */
+    double since; /* when the first of these was begun */
     struct gemm_entry {
         _Atomic(void *) address; /* NULL: to be made */
+        bool is_being_made;
         opq_jit_module module;
     } kernel[2][OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
 };
@@ -86,9 +90,17 @@ static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; 
 /* From the table; what is not there is compiled. */
 opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out) OPQ_MUST_CHECK;
-/* gemm_kernels.c */
+/* gemm_kernels.c. Where another thread makes it, this one waits. */
 opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
                             void **out_address) OPQ_MUST_CHECK;
+/* This one goes on: it will need it, and meanwhile makes others, so that threads with equal blocks do not wait for kernel after kernel. A failure is
+ * told when it is needed. */
+void gemm_kernel_make_ahead(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors);
+static inline void gemm_kernel_ahead(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors)
+{
+    if (!atomic_load_explicit(&gemm->kernel[dtype == OPQ_f64][left][rows][vectors].address, memory_order_relaxed))
+        gemm_kernel_make_ahead(gemm, dtype, left, rows, vectors);
+}
 
 /* On the host's threads; `work` multiply-adds or bytes in all. */
 void gemm_parallel(opq_gemm *gemm, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end),

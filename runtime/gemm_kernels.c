@@ -15,6 +15,7 @@ opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_ge
     gemm->jit = jit;
     gemm->host = host;
     pthread_mutex_init(&gemm->lock, NULL);
+    pthread_cond_init(&gemm->made, NULL);
     *out_gemm = gemm;
     return OPQ_OK;
 }
@@ -24,6 +25,7 @@ void opq_gemm_destroy(opq_gemm *gemm)
     if (!gemm)
         return;
     opq_gemm_drop_kernels(gemm);
+    pthread_cond_destroy(&gemm->made);
     pthread_mutex_destroy(&gemm->lock);
     free(gemm);
 }
@@ -40,7 +42,17 @@ void opq_gemm_drop_kernels(opq_gemm *gemm)
 
 void opq_gemm_lock(opq_gemm *gemm) { pthread_mutex_lock(&gemm->lock); }
 
-void opq_gemm_unlock(opq_gemm *gemm) { pthread_mutex_unlock(&gemm->lock); }
+void opq_gemm_unlock(opq_gemm *gemm, bool in_child)
+{
+    struct gemm_entry *first = &gemm->kernel[0][0][0][0];
+    for (size_t i = 0; in_child && i < sizeof gemm->kernel / sizeof *first; i++)
+        first[i].is_being_made = false; /* who made it is not here */
+    if (in_child) {
+        gemm->making = 0;
+        pthread_cond_init(&gemm->made, NULL);
+    }
+    pthread_mutex_unlock(&gemm->lock);
+}
 
 /* ---- kernels */
 
@@ -57,25 +69,66 @@ static opq_status build_kernel(struct opq_emitter *e, void *data)
     return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
 }
 
-opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, void **out_address)
+/* Of several at once the time passes once. */
+static void begin_making(opq_gemm *gemm, struct gemm_entry *entry)
+{
+    entry->is_being_made = true;
+    if (gemm->making++ == 0)
+        gemm->since = opq_now();
+}
+
+static void end_making(opq_gemm *gemm, struct gemm_entry *entry)
+{
+    entry->is_being_made = false;
+    if (--gemm->making == 0)
+        atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((opq_now() - gemm->since) * 1e9));
+    pthread_cond_broadcast(&gemm->made);
+}
+
+/* With the lock held, but not while it compiles. */
+static opq_status make(opq_gemm *gemm, struct gemm_entry *entry, kernel_key *key)
 {
     static const char *const names[] = {"packed", "rows", "window"};
+    void *address = NULL;
+    begin_making(gemm, entry);
+    pthread_mutex_unlock(&gemm->lock);
+    snprintf(key->name, sizeof key->name, "gemm_%s_%s_%dx%d", key->dtype == OPQ_f64 ? "f64" : "f32", names[key->left],
+             key->rows, key->vectors);
+    opq_text name = {.data = key->name, .length = strlen(key->name)};
+    opq_jit_module module;
+    opq_status status = opq_jit_function(gemm->jit, key->name, key->name, build_kernel, key, &name, &module, &address);
+    pthread_mutex_lock(&gemm->lock);
+    if (status == OPQ_OK) {
+        entry->module = module;
+        atomic_store_explicit(&entry->address, address, memory_order_release);
+    }
+    end_making(gemm, entry);
+    return status;
+}
+
+opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, void **out_address)
+{
     struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
     kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
     opq_status status = OPQ_OK;
-    snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32", names[left], rows, vectors);
     pthread_mutex_lock(&gemm->lock);
+    while (entry->is_being_made)
+        pthread_cond_wait(&gemm->made, &gemm->lock);
+    if (!atomic_load_explicit(&entry->address, memory_order_relaxed))
+        status = make(gemm, entry, &key);
     *out_address = atomic_load_explicit(&entry->address, memory_order_relaxed);
-    if (!*out_address) {
-        double start = opq_now();
-        opq_text name = {.data = key.name, .length = strlen(key.name)};
-        status = opq_jit_function(gemm->jit, key.name, key.name, build_kernel, &key, &name, &entry->module, out_address);
-        atomic_fetch_add(&gemm->compile_nanoseconds, (long long)((opq_now() - start) * 1e9));
-        if (status == OPQ_OK)
-            atomic_store_explicit(&entry->address, *out_address, memory_order_release);
-    }
     pthread_mutex_unlock(&gemm->lock);
     return status;
+}
+
+void gemm_kernel_make_ahead(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors)
+{
+    struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
+    kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
+    pthread_mutex_lock(&gemm->lock);
+    if (!entry->is_being_made && !atomic_load_explicit(&entry->address, memory_order_relaxed))
+        (void)!make(gemm, entry, &key);
+    pthread_mutex_unlock(&gemm->lock);
 }
 
 opq_status opq_gemm_make_kernels(opq_gemm *gemm)

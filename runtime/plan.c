@@ -124,20 +124,6 @@ static opq_status number_storage(opq_planner *p)
     return OPQ_OK;
 }
 
-static void count_compiled(opq_plan *plan, const opq_step *step)
-{
-    for (int i = 0; i < step->part_count; i++)
-        count_compiled(plan, &step->parts[i]);
-    if (step->part_count > 0 || !step->fresh)
-        return;
-    if (step->code->loaded) {
-        plan->loaded++;
-        return;
-    }
-    plan->compiled++;
-    plan->compile_seconds += step->code->seconds;
-}
-
 static opq_status build_steps(opq_planner *p)
 {
     opq_plan *plan = p->plan;
@@ -152,8 +138,7 @@ static opq_status build_steps(opq_planner *p)
         OPQ_TRY(opq_plan_step(p, k, step));
         p->failed = -1;
         plan->step_count++;
-        count_compiled(plan, step);
-        opq_progress("compiling kernels", plan->step_count, p->graph->kernel_count);
+        opq_progress("planning kernels", plan->step_count, p->graph->kernel_count);
     }
     return OPQ_OK;
 }
@@ -182,6 +167,7 @@ static opq_status build(opq_planner *p)
     mark_stored(p);
     OPQ_TRY(number_storage(p));
     OPQ_TRY(build_steps(p));
+    OPQ_TRY(opq_planner_compile(p));
     OPQ_TRY(opq_plan_waves(p));
     OPQ_TRY(place(p));
     OPQ_TRY(opq_plan_edges(p));

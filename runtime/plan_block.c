@@ -173,7 +173,6 @@ static opq_status lower_product(builder *b, int part)
     opq_status status = opq_planner_lower(p, b->kernel, b->rows + part, b->stored, stored_count, &lowered, step);
     p->dry = dry;
     OPQ_TRY(status);
-    b->step->fresh |= step->fresh;
     int second = part - 1 - b->parts.first_count;
     if (step->matmul && second >= 0 && b->block->sums_rows[second] && step->matmul->contract.m != b->block->columns)
         return opq_fail(OPQ_UNSUPPORTED, "plan: product %d of kernel %s sums over several matrices", part, step->name);
@@ -195,7 +194,6 @@ static opq_status join(builder *b)
         bound[i] = opq_step_bound(&step->parts[i]);
     OPQ_TRY(opq_block_join(p->graph, &b->parts, bound, &kept, &p->plan->arena, &joined));
     opq_step_bind(step, &joined);
-    step->code = step->parts[step->part_count - 1].code;
     if (p->runtime->run_loops && !p->dry)
         OPQ_TRY(opq_planner_own(p, step));
     return opq_planner_check(p, step);

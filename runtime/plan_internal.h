@@ -16,7 +16,9 @@ typedef struct opq_planner {
     int32_t *slot_of;    /* per node: scalar slot, -1 */
     int32_t *same_as;    /* per storage: works in place of; itself otherwise */
     int32_t storage_capacity;
-    int32_t failed;    /* the kernel that became no step, or -1 */
+    int32_t failed; /* the kernel that is being made a step, or became none; -1 */
+    struct opq_code_wanted *wanted, *last_wanted;
+    int wanted_count;
     opq_arena scratch; /* what only building needs */
 } opq_planner;
 
@@ -27,6 +29,15 @@ int32_t opq_planner_storage(const opq_planner *planner,
 /* A temporary that is no node's. */
 opq_status opq_planner_add_storage(opq_planner *planner, int64_t bytes, int32_t *out_id) OPQ_MUST_CHECK;
 opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step) OPQ_MUST_CHECK;
+/* Steps that lack their code, in order. (plan_code.c) */
+typedef struct opq_code_wanted {
+    opq_step *step;
+    int32_t kernel;
+    struct opq_code_wanted *next;
+} opq_code_wanted;
+opq_status opq_planner_want_code(opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
+/* When all steps exist: gives each its code, and counts what was compiled. */
+opq_status opq_planner_compile(opq_planner *planner) OPQ_MUST_CHECK;
 /* Phases, units and scratch, of what its code is made of and of its numbers: no run has to read the tree. */
 void opq_step_measure(opq_step *step);
 /* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */

@@ -69,13 +69,10 @@ static opq_status lower_part(parts *b, int i, opq_step *part)
 static opq_status join(parts *b, opq_step *step)
 {
     opq_bound bound[OPQ_PRODUCTS_MAX], joined;
-    for (int i = 0; i < b->count; i++) {
+    for (int i = 0; i < b->count; i++)
         bound[i] = opq_step_bound(&step->parts[i]);
-        step->fresh |= step->parts[i].fresh;
-    }
     OPQ_TRY(opq_loops_beside(bound, b->count, &b->p->plan->arena, &joined));
     opq_step_bind(step, &joined);
-    step->code = step->parts[0].code;
     OPQ_TRY(opq_planner_check(b->p, step));
     return b->p->runtime->run_loops && !b->p->dry ? opq_loops_verify(&step->loops) : OPQ_OK;
 }

@@ -262,26 +262,6 @@ opq_status opq_planner_check(const opq_planner *p, opq_step *step)
     return opq_step_verify_bounds(p->plan, step);
 }
 
-/* The plan holds each code once, however many steps call it. */
-static opq_status generate(opq_planner *p, opq_step *step)
-{
-    opq_plan *plan = p->plan;
-    const opq_code *code;
-    OPQ_TRY(opq_codegen(plan->jit, opq_step_code_loops(step), &code, &step->fresh));
-    opq_code_use *use = plan->codes;
-    while (use && use->code != code)
-        use = use->next;
-    opq_code_use *made = use ? NULL : opq_arena_alloc(&plan->arena, sizeof *made);
-    if (made) {
-        *made = (opq_code_use){code, plan->codes};
-        plan->codes = made;
-    } else {
-        opq_code_release(plan->jit, code);
-    }
-    step->code = code;
-    return use || made ? OPQ_OK : out_of_memory();
-}
-
 void opq_step_measure(opq_step *step)
 {
     const opq_loops *loops = opq_step_code_loops(step);
@@ -327,7 +307,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
     opq_step_measure(step);
     if (p->dry)
         return OPQ_OK;
-    return p->runtime->run_loops ? opq_loops_verify(&step->loops) : generate(p, step);
+    return p->runtime->run_loops ? opq_loops_verify(&step->loops) : opq_planner_want_code(p, step);
 }
 
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)

@@ -56,7 +56,7 @@ _LONG_C = ["fusion_loop_fuzz", "fusion_deep", "fusion_c", "gemm", "opaque_pieces
 # What races: the tests of opaque/ and runtime/ in which threads share something.
 # die_after_fork: the child of a fork begins threads in the background of its own.
 _TSAN_OPTIONS = {"TSAN_OPTIONS": "allocator_may_return_null=1 die_after_fork=0"}
-_TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell|background|pieces)|packed|memory|join"
+_TSAN = "opaque_(thread|snapshot|plan_cache|run|failure|cell|background|pieces)|packed|memory|join|plan_code|gemm_kernels|kernel_batch"
 # One of each kind: many ops, extern calls, errors, aliasing, threads.
 _ASAN_FILES = [
     "ops_basic",

@@ -11,6 +11,7 @@ OF = (
     "gpt2_124M_128",
     "gpt2_block_128",
     "bert_layer_128",
+    "minilm_8x16",
     "resnet50_b1",
     "mobilenetv2_b1",
     "lstm_2x512_of_50",

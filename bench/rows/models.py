@@ -105,6 +105,29 @@ row(
 )(functools.partial(block, 128, False, torch.float32))
 
 
+class Encoder(nn.Module):
+    """A MiniLM of 6 layers: an embedding of length 1 of each sentence, the mean of its words."""
+
+    def __init__(self, width=384, words=30522, positions=512):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(positions, width)
+        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(Block(width, HEADS, causal=False) for _ in range(6))
+
+    def forward(self, text, mask):
+        x = self.norm(self.words(text) + self.positions.weight[: text.shape[1]])
+        for layer in self.blocks:
+            x = layer(x)
+        mask = mask.unsqueeze(-1).to(x.dtype)
+        return F.normalize((x * mask).sum(1) / mask.sum(1), dim=1)
+
+
+@row()
+def minilm_8x16():
+    mask = torch.arange(16) < torch.arange(9, 17).unsqueeze(1)
+    return Encoder(), (torch.randint(0, 30522, (8, 16)), mask)
+
+
 # ---- GPT-2
 
 

@@ -18,7 +18,9 @@ static void expect_near(double actual, double expected)
 static bool pay(opq_prices *prices, const char *key, opq_allowance *allowance)
 {
     assert_null(opq_compile_limit(allowance));
-    bool paid = opq_prices_pay(prices, key, BYTES);
+    double price = -1;
+    bool paid = opq_prices_pay(prices, key, BYTES, &price);
+    assert_true(price >= 0);
     assert_int_equal(opq_compile_refused(), allowance && !paid);
     assert_ptr_equal(opq_compile_limit(NULL), allowance);
     return paid;
@@ -63,11 +65,30 @@ static void test_prices_are_learnt(void **state)
     (void)state;
     opq_prices prices = {0};
     for (int i = 0; i < 100; i++)
-        opq_prices_learn(&prices, BYTES, 1e-3);
+        opq_prices_learn(&prices, BYTES, 1e-3, 0, 0);
     opq_allowance allowance = {.seconds = 1.1e-3};
     assert_true(pay(&prices, one, &allowance));
-    opq_prices_learn(&prices, 0, 1); /* says nothing */
+    opq_prices_learn(&prices, 0, 1, 0, 0); /* says nothing */
     assert_true(prices.seconds_per_byte < 1.1e-5);
+}
+
+/* Several are paid for before the first is compiled; of each, what the thread lost is taken in place of its price. */
+static void test_what_was_lost_is_taken(void **state)
+{
+    (void)state;
+    opq_prices prices = {0};
+    opq_allowance allowance = {.seconds = 25e-3, .deposit = 25e-3};
+    double first, second;
+    assert_null(opq_compile_limit(&allowance));
+    assert_true(opq_prices_pay(&prices, one, BYTES, &first) && opq_prices_pay(&prices, other, BYTES, &second));
+    expect_near(first + second, 20e-3);
+    opq_prices_learn(&prices, BYTES, 12e-3, first, 6e-3);
+    opq_prices_learn(&prices, BYTES, 4e-3, second, 2e-3);
+    expect_near(allowance.seconds, 17e-3);
+    expect_near(allowance.deposit, 5e-3); /* of what was left when they were paid for */
+    assert_ptr_equal(opq_compile_limit(NULL), &allowance);
+    opq_prices_learn(&prices, BYTES, 1, 1, 1);
+    expect_near(allowance.seconds, 17e-3); /* of another thread */
 }
 
 int main(void)
@@ -77,6 +98,7 @@ int main(void)
         cmocka_unit_test(test_what_is_there_is_spent),
         cmocka_unit_test(test_many_pay_for_one),
         cmocka_unit_test(test_prices_are_learnt),
+        cmocka_unit_test(test_what_was_lost_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
