@@ -27,7 +27,8 @@ LLVMValueRef opq_carry_combine(opq_nest *n, int carry, LLVMValueRef a, LLVMValue
     LLVMValueRef value = a;
     if (!opq_op_scans(op))
         return opq_fold_combine(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), a, b);
-    opq_nest_fail(n, opq_emit_ewise(n->e, opq_op_lowering(op)->combine, dtype_of(n, carry), (LLVMValueRef[]){a, b}, &value));
+    opq_nest_fail(
+        n, opq_emit_ewise(n->e, opq_op_lowering(op)->combine, dtype_of(n, carry), (LLVMValueRef[]){a, b}, &value));
     return value;
 }
 

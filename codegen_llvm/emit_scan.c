@@ -31,7 +31,8 @@ static opq_dtype dtype_of(const opq_nest *n, int carry) { return (opq_dtype)opq_
 
 static LLVMValueRef lane_pointer(opq_nest *n, const row *r, int which, int c, LLVMValueRef lane)
 {
-    return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, dtype_of(n, r->carry[c])), r->lanes[which][c], &lane, 1, "");
+    return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, dtype_of(n, r->carry[c])), r->lanes[which][c], &lane, 1,
+                         "");
 }
 
 /* Lanes behind the last element are folded, too: nothing follows them. */

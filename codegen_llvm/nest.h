@@ -39,13 +39,13 @@ typedef struct opq_nest {
     LLVMValueRef extent[OPQ_LOOP_MAX];
     LLVMValueRef index[OPQ_VARIABLE_MAX]; /* of the variables entered; the vector's: of the first lane of copy 0 */
 
-    uint16_t *varies;     /* per statement: the variables along which its value does */
-    LLVMValueRef *values; /* [OPQ_STRIP_MAX][statements + 1]: vectors of e->lanes */
-    LLVMValueRef *value;  /* the row of the current copy */
-    LLVMValueRef *turns;  /* as values: per carry of an argmax or argmin, the turn that made it what it is */
-    LLVMValueRef turn;    /* of the loops that fold */
-    LLVMValueRef *partials; /* per carry: its partial results in memory; NULL: they are not */
-    LLVMValueRef *folds;    /* of these, in a lane: how many turns fold; else: is it more than one? */
+    uint16_t *varies;        /* per statement: the variables along which its value does */
+    LLVMValueRef *values;    /* [OPQ_STRIP_MAX][statements + 1]: vectors of e->lanes */
+    LLVMValueRef *value;     /* the row of the current copy */
+    LLVMValueRef *turns;     /* as values: per carry of an argmax or argmin, the turn that made it what it is */
+    LLVMValueRef turn;       /* of the loops that fold */
+    LLVMValueRef *partials;  /* per carry: its partial results in memory; NULL: they are not */
+    LLVMValueRef *folds;     /* of these, in a lane: how many turns fold; else: is it more than one? */
     LLVMValueRef lanes_from; /* in a vector loop that folds: its first turn; NULL: elsewhere */
     LLVMValueRef before;     /* turns before that, of loops around; NULL: none */
     LLVMValueRef sequence[OPQ_LOOP_MAX]; /* indices of the loops that are one sequence, in blocks */
@@ -245,9 +245,12 @@ LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);
 void opq_emit_fold(opq_nest *n, int stmt);
 LLVMValueRef opq_emit_halves(opq_nest *n, int stmt);
 opq_fold opq_carry_fold(const opq_nest *n, int carry);
-static inline bool opq_carry_scans(const opq_nest *n, int carry) { return opq_op_scans((int)n->k->stmts[carry].value.i); }
+static inline bool opq_carry_scans(const opq_nest *n, int carry)
+{
+    return opq_op_scans((int)n->k->stmts[carry].value.i);
+}
 LLVMValueRef opq_carry_combine(opq_nest *n, int carry, LLVMValueRef a, LLVMValueRef b);
-LLVMValueRef *opq_carry_turn(opq_nest *n, int carry); /* of an argmax or argmin, of the current copy */
+LLVMValueRef *opq_carry_turn(opq_nest *n, int carry);    /* of an argmax or argmin, of the current copy */
 int opq_nest_folds(const opq_nest *n, int from, int to); /* among these statements: their number */
 bool opq_nest_is_folding(const opq_nest *n, int stmt);   /* is it one, or its operand's cast? */
 /* What stands behind a loop in blocks, [from, to): values of its carries, and folds of these into the carries around. Where there is one block in all, they
@@ -263,7 +266,7 @@ void opq_emit_partials(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to
                        void *data);
 
 /* ---- emit_chain.c */
-void opq_emit_chain(opq_nest *n, int loop);  /* inside a strip: a product in each lane */
+void opq_emit_chain(opq_nest *n, int loop); /* inside a strip: a product in each lane */
 
 /* ---- emit_unroll.c */
 /* How many vectors a strip around has. */

@@ -46,7 +46,7 @@ typedef enum opq_stmt_op {
     OPQ_STMT_keep, /* operand 0 into the element of local `access` at the loops around */
     OPQ_STMT_kept, /* that element */
     /* of a schedule */
-    OPQ_STMT_carry, /* value.i is the opq_op that folds */
+    OPQ_STMT_carry,  /* value.i is the opq_op that folds */
     OPQ_STMT_fold,   /* operand 0 into carry `access` */
     OPQ_STMT_halves, /* of the partial results of carry `access` */
     OPQ_STMT_at,     /* of carry `access`; i64 */
@@ -61,12 +61,12 @@ static inline bool opq_stmt_gives(int op)
 }
 
 typedef struct opq_stmt {
-    uint16_t op;        /* opq_op, opq_instr_op or opq_stmt_op */
-    uint8_t dtype;      /* as in opq_instr; local: of an element */
-    uint8_t role;       /* loop: opq_loop_role */
-    uint8_t variable;   /* loop */
-    uint8_t within;     /* loop: 1 + the variable whose turn is a block of its turns (opq_loop_turns); 0: all of them */
-    uint16_t by;        /* loop: turns of those in it that a turn of it runs, if it counts their blocks; carry: partial results; else 0 */
+    uint16_t op;      /* opq_op, opq_instr_op or opq_stmt_op */
+    uint8_t dtype;    /* as in opq_instr; local: of an element */
+    uint8_t role;     /* loop: opq_loop_role */
+    uint8_t variable; /* loop */
+    uint8_t within;   /* loop: 1 + the variable whose turn is a block of its turns (opq_loop_turns); 0: all of them */
+    uint16_t by; /* loop: turns of those in it that a turn of it runs, if it counts their blocks; carry: partial results; else 0 */
     uint16_t variables; /* local: bit l */
     int16_t operand[3]; /* statements; -1: none */
     int16_t access;     /* of the kernel; keep, kept: the local's statement; fold, halves, at: the carry's; -1: none */

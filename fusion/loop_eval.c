@@ -25,7 +25,7 @@ typedef struct machine {
     int reducing;       /* reducing loops around */
     opq_number *values; /* per statement */
     opq_number *held;   /* per statement: a scan's, from turn to turn; the turn that made a carry what it is */
-    list *lists;        /* per statement: a fold's elements, a local's contents; a carry: its partial results, and how often it was folded */
+    list *lists; /* per statement: a fold's elements, a local's contents; a carry: its partial results, and how often it was folded */
 } machine;
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while evaluating loops"); }

@@ -1,6 +1,8 @@
 /* See schedule.h and schedule_pass.h. */
 #include "fusion/schedule_pass.h"
 
+#include <string.h>
+
 /* ---- for passes */
 
 opq_status opq_pass_open(opq_pass *pass, const opq_loops *from, size_t most, opq_arena *arena, opq_loops *out_schedule)
@@ -65,24 +67,54 @@ bool opq_is_in_lane(const opq_loops *k, int stmt)
 
 /* ---- all of them */
 
-opq_status opq_schedule(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule)
+static const struct {
+    const char *name;
+    opq_status (*run)(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule);
+} passes[] = {{"reduce", opq_schedule_reduce}, {"scan", opq_schedule_scan}};
+
+static opq_status refuse(const char *name)
 {
-    opq_loops reduced;
-    OPQ_TRY(opq_schedule_reduce(loops, arena, &reduced));
-    OPQ_TRY(opq_schedule_scan(&reduced, arena, out_schedule));
+    opq_text known = {0};
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++)
+        opq_text_add(&known, "%s%s", i ? ", " : "", passes[i].name);
+    opq_status status = opq_fail(OPQ_INVALID, "no pass of schedules is called \"%s\"; there are %s", name,
+                                 known.failed ? "" : known.data);
+    opq_text_drop(&known);
+    return status;
+}
+
+/* after: the last of the passes; NULL: all are run. */
+static opq_status schedule(const opq_loops *loops, const char *after, opq_arena *arena, opq_loops *out_schedule)
+{
+    bool found = after == NULL;
+    *out_schedule = *loops;
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        opq_loops from = *out_schedule;
+        OPQ_TRY(passes[i].run(&from, arena, out_schedule));
+        found = found || strcmp(passes[i].name, after) == 0;
+        if (after && found)
+            break;
+    }
+    if (!found)
+        return refuse(after);
     opq_status status = opq_loops_verify(out_schedule);
     if (status != OPQ_OK && status != OPQ_NO_MEMORY)
         return opq_fail(OPQ_INTERNAL, "the schedule of kernel %s: %s", loops->name ? loops->name : "", opq_error());
     return status;
 }
 
-opq_status opq_schedule_print(const opq_loops *loops, opq_text *out_text)
+opq_status opq_schedule(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule)
+{
+    return schedule(loops, NULL, arena, out_schedule);
+}
+
+opq_status opq_schedule_print(const opq_loops *loops, const char *after, opq_text *out_text)
 {
     opq_arena arena = {0};
-    opq_loops schedule;
-    opq_status status = opq_schedule(loops, &arena, &schedule);
+    opq_loops made;
+    opq_status status = schedule(loops, after, &arena, &made);
     if (status == OPQ_OK)
-        opq_loops_print(&schedule, out_text);
+        opq_loops_print(&made, out_text);
     opq_arena_drop(&arena);
     return status;
 }
@@ -91,10 +123,10 @@ opq_status opq_schedule_eval(const opq_loops *loops, void *const *buffers, const
                              const opq_number *scalars, int64_t out_error[2])
 {
     opq_arena arena = {0};
-    opq_loops schedule;
-    opq_status status = opq_schedule(loops, &arena, &schedule);
+    opq_loops made;
+    opq_status status = opq_schedule(loops, &arena, &made);
     if (status == OPQ_OK)
-        status = opq_loops_eval(&schedule, buffers, dims, scalars, out_error);
+        status = opq_loops_eval(&made, buffers, dims, scalars, out_error);
     opq_arena_drop(&arena);
     return status;
 }

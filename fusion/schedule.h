@@ -10,8 +10,9 @@
  * refuses. */
 opq_status opq_schedule(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule) OPQ_MUST_CHECK;
 
-/* As `opq_loops_print`, of the schedule of a tree. */
-opq_status opq_schedule_print(const opq_loops *loops, opq_text *out_text) OPQ_MUST_CHECK;
+/* As `opq_loops_print`, of the schedule of a tree, as it is after one of the passes, "reduce" or "scan"; NULL: after all. OPQ_INVALID: no pass has that
+ * name. */
+opq_status opq_schedule_print(const opq_loops *loops, const char *after, opq_text *out_text) OPQ_MUST_CHECK;
 /* Runs the schedule of a tree statement by statement: the same bits as opq_loops_eval gives. */
 opq_loops_run opq_schedule_eval OPQ_MUST_CHECK;
 

@@ -42,7 +42,7 @@ typedef struct scheduler {
     opq_pass pass;
     int16_t (*carry)[LEVELS]; /* per statement of the meaning that folds: from the outermost level in; of an index only the first */
     const rule *rule;
-    int loop;           /* of the outermost that reduces, -1: outside */
+    int loop;                         /* of the outermost that reduces, -1: outside */
     int open[OPQ_BLOCKS_MAX], levels; /* of blocks, around */
 } scheduler;
 
@@ -113,8 +113,8 @@ static void push_results(scheduler *s, int loop)
     for (int i = loop + 1; i < k->stmts[loop].end; i++)
         if (opq_op_reduces(k->stmts[i].op))
             s->pass.rewriter.stmt[i] = is_arg(&k->stmts[i])
-                                      ? opq_pass_push_carried(&s->pass, OPQ_STMT_at, i, s->carry[i][0], OPQ_i64, -1)
-                                      : push_value(s, i, 0);
+                                           ? opq_pass_push_carried(&s->pass, OPQ_STMT_at, i, s->carry[i][0], OPQ_i64, -1)
+                                           : push_value(s, i, 0);
 }
 
 static bool schedule_loop(scheduler *s, int loop, const rule *rule)

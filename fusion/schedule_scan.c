@@ -14,7 +14,7 @@
 typedef struct scheduler {
     opq_pass pass;
     int16_t *carry; /* per statement that scans */
-    int loop; /* with scans, whose body this is; -1: none */
+    int loop;       /* with scans, whose body this is; -1: none */
 } scheduler;
 
 static bool has_scans(const opq_loops *k, int from, int to)

@@ -60,12 +60,21 @@ opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *
     return status;
 }
 
+/* "schedule", or after one of its passes "schedule:reduce": what follows the word; NULL: it is another stage. */
+static const char *schedule_of(const char *stage)
+{
+    static const char word[] = "schedule";
+    const char *rest = strncmp(stage, word, strlen(word)) == 0 ? stage + strlen(word) : NULL;
+    return rest && (*rest == 0 || *rest == ':') ? rest : NULL;
+}
+
 static opq_status print_loops(const opq_plan *plan, const opq_step *step, const char *stage, opq_text *out_text)
 {
     if (strcmp(stage, "c") == 0)
         return opq_c_kernel(&step->loops, step->loops.name, out_text);
-    if (strcmp(stage, "schedule") == 0)
-        return opq_schedule_print(opq_step_code_loops(step), out_text);
+    const char *after = schedule_of(stage);
+    if (after)
+        return opq_schedule_print(opq_step_code_loops(step), *after ? after + 1 : NULL, out_text);
     if (strcmp(stage, "kernels") != 0)
         return opq_codegen_print(plan->jit, opq_step_code_loops(step), stage, out_text);
     opq_loops_print(&step->loops, out_text);
@@ -83,7 +92,7 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
     if (step->kind == OPQ_KERNEL_extern || step->kind == OPQ_KERNEL_routine)
         return OPQ_OK;
     bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
-    if (code && strcmp(stage, "schedule") != 0) /* all functions have one name */
+    if (code && !schedule_of(stage)) /* all functions have one name */
         opq_text_add(out_text, "%s kernel %d %s%s%s\n", strcmp(stage, "llvm") == 0 ? ";" : "#", step->order,
                      step->loops.name, *step->lines ? ": " : "", step->lines);
     for (int i = 0; i < step->part_count && code; i++)
@@ -94,7 +103,9 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
 
 static opq_status check_stage(const char *stage)
 {
-    static const char *const stages[] = {"kernels", "schedule", "c", "llvm", "asm"};
+    static const char *const stages[] = {"kernels", "c", "llvm", "asm"};
+    if (schedule_of(stage))
+        return OPQ_OK;
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
         if (strcmp(stage, stages[i]) == 0)
             return OPQ_OK;

@@ -2,6 +2,7 @@
  *
  *   opq-opt [FILE] [--passes=a,b] [--verify] [--print]    FILE "-" or none: standard input
  *   opq-opt [FILE] --emit=fused|json|kernels|schedule|c|llvm|asm   what the graph compiles to
+ *   opq-opt [FILE] --schedule [--after=PASS]              how its kernels run: after all passes of schedules, or one, as reduce
  *   opq-opt [FILE] --compile                              says whether it compiles, and how long that took
  *   opq-opt [FILE] --run DIR | --eval-kernels DIR | --eval DIR
  *                                                         input0.npy, ... -> out0.npy, ... in DIR; FILE defaults to DIR/graph.ir
@@ -24,7 +25,7 @@
 enum { ATTEMPT_SECONDS = 60 };
 
 typedef struct options {
-    const char *file, *passes, *emit, *run, *eval, *eval_kernels, *reduce, *timeout;
+    const char *file, *passes, *emit, *run, *eval, *eval_kernels, *reduce, *timeout, *after;
     bool print, verify, compile;
     opq_fusion fusion;
 } options;
@@ -34,7 +35,7 @@ static int usage(void)
     fputs(
         "usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
         "               [--emit=fused|json|kernels|schedule|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n"
-        "               [--reduce DIR [--timeout=SECONDS]]\n",
+        "               [--schedule [--after=PASS]] [--reduce DIR [--timeout=SECONDS]]\n",
         stderr);
     return 2;
 }
@@ -55,7 +56,7 @@ static bool options_read(int count, char **args, options *out)
         if (starts(arg, "--passes=", &out->passes) || starts(arg, "--emit=", &out->emit) ||
             starts(arg, "--run=", &out->run) || starts(arg, "--eval=", &out->eval) ||
             starts(arg, "--eval-kernels=", &out->eval_kernels) || starts(arg, "--reduce=", &out->reduce) ||
-            starts(arg, "--timeout=", &out->timeout))
+            starts(arg, "--timeout=", &out->timeout) || starts(arg, "--after=", &out->after))
             continue;
         if (!strcmp(arg, "--print"))
             out->print = true;
@@ -63,6 +64,8 @@ static bool options_read(int count, char **args, options *out)
             out->verify = true;
         else if (!strcmp(arg, "--compile"))
             out->compile = true;
+        else if (!strcmp(arg, "--schedule"))
+            out->emit = "schedule";
         else if (!strcmp(arg, "--unfused"))
             out->fusion = OPQ_UNFUSED;
         else if (!strcmp(arg, "--run") && i + 1 < count)
@@ -79,7 +82,8 @@ static bool options_read(int count, char **args, options *out)
             return false;
     }
     int ways = (out->run != NULL) + (out->eval != NULL) + (out->eval_kernels != NULL) + (out->reduce != NULL);
-    if (ways > 1 || (out->timeout && atoi(out->timeout) < 1))
+    bool schedule = out->emit && !strcmp(out->emit, "schedule");
+    if (ways > 1 || (out->timeout && atoi(out->timeout) < 1) || (out->after && !schedule))
         return false;
     if (!out->verify && !out->compile && !out->emit && ways == 0)
         out->print = true;
@@ -217,8 +221,9 @@ static opq_status program_use(opq_ctx *ctx, const opq_graph *graph, const option
     opq_program *program = NULL;
     opq_status status = compile(ctx, graph, o, &program);
     if (!status && o->emit) {
-        char *text = NULL;
-        status = opq_program_print(program, o->emit, &text);
+        char *text = NULL, stage[64];
+        snprintf(stage, sizeof stage, "%s%s%.32s", o->emit, o->after ? ":" : "", o->after ? o->after : "");
+        status = opq_program_print(program, stage, &text);
         if (!status)
             fputs(text, stdout);
         free(text);

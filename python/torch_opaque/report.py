@@ -158,7 +158,9 @@ def _codes(fused: Graph) -> tuple:
         body = loops.replace(f"@{kernel.name}(", "@(")
         if body not in known:
             known[body] = len(codes)
-            codes.append({"kernels": loops} | {s: kernel.text(s) for s in ("c", "llvm", "asm")})
+            codes.append(
+                {"kernels": loops} | {s: kernel.text(s) for s in ("schedule", "c", "llvm", "asm")}
+            )
         code_of[kernel.index] = known[body]
     return codes, code_of
 

@@ -18,7 +18,7 @@
 #define FOLD "        fold f32 %1, %4\n"
 #define LANES(by, reads)                                                                                               \
     "schedule @k(b0: f32, b1: out f32) over i, j, k {\n  parallel i < d0 {\n    %1 = carry sum f32 " by "\n"           \
-    "    vector j < d1 {\n      %3 = load f32 b0[d3 + i*d4 + j]\n      fold f32 %1, %3\n    }\n    %5 = " reads           \
+    "    vector j < d1 {\n      %3 = load f32 b0[d3 + i*d4 + j]\n      fold f32 %1, %3\n    }\n    %5 = " reads        \
     " f32 %1\n  }\n}\n"
 #define PHASE "  parallel i < d0 {\n  }\n"
 

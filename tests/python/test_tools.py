@@ -66,6 +66,19 @@ def test_emit(root, stage, word):
     assert result.returncode == 0 and word in result.stdout, result.stderr
 
 
+def test_schedule_after_a_pass(root):
+    text = (
+        "graph @g {\n  %0 = input f32[9,4]\n  %1 = scan_add f32[9,4] %0 {axis=0}\n  output %1\n}\n"
+    )
+    result = run(root, "--schedule", "--after=reduce", text=text)
+    assert result.returncode == 0 and " = scan_add f32 " in result.stdout, result.stderr
+    result = run(root, "--schedule", text=text)
+    assert result.returncode == 0 and " = carry scan_add f64\n" in result.stdout, result.stderr
+    result = run(root, "--schedule", "--after=fuse", text=text)
+    assert result.returncode == 1 and '"fuse"; there are reduce, scan' in result.stderr
+    assert run(root, "--emit=c", "--after=reduce", text=text).returncode == 2
+
+
 def test_emit_json(root):
     result = run(root, "--emit=json", text=GRAPH)
     assert result.returncode == 0, result.stderr

@@ -8,12 +8,15 @@ const GRAPHS = { recorded: "Recorded", simplified: "Simplified", fused: "Fused" 
 const LETTER = 7.3; // pixels a letter of the panes is wide, about
 const ROW = 19;
 
+const LOOPS =
+  /(?<comment>#.*)|(?<name>[%@][\w.]+)|(?<word>\b(?:kernel|schedule|over|parallel|each|vector|unroll|serial|lanes|column|chain|by|in|own|out|local|load|store|carry|fold|halves|at)\b)|(?<type>\b(?:[fiu]\d+|bf16|bool)\b)|(?<number>\b\d+\b)/g;
+
 /** Words of a line, coloured: comments, numbers, names, keywords. */
 function paint(text, language) {
   const rules = {
     graph: /(?<comment>#.*)|(?<name>[%@][\w.]+)|(?<number>\b-?\d[\d.e+-]*\b)|(?<type>\b[a-z]+\d*\[[^\]]*\])/g,
-    kernels:
-      /(?<comment>#.*)|(?<name>[%@][\w.]+)|(?<word>\b(?:parallel|lanes|vector|serial|kernel|over|load|store|in|own|out)\b)|(?<type>\b(?:[fiu]\d+|bf16|bool)\b)|(?<number>\b\d+\b)/g,
+    kernels: LOOPS,
+    schedule: LOOPS,
     c: /(?<comment>\/\*.*?\*\/|\/\/.*|^#.*)|(?<word>\b(?:const|for|if|else|return|void|float|double|int64_t|static|while)\b)|(?<number>\b\d[\w.]*\b)/g,
     llvm: /(?<comment>;.*)|(?<name>[%@][\w."]+)|(?<word>\b(?:define|declare|ret|br|label|load|store|phi|call|getelementptr|fadd|fmul|fsub|fdiv|add|mul|icmp|fcmp|select)\b)|(?<type>\b(?:ptr|i\d+|float|double|half|bfloat)\b)|(?<number>\b\d+\b)/g,
     asm: /(?<comment>#.*)|(?<word>^\s+[a-z]\w*)|(?<name>%?\b[xyz]mm\d+|%[a-z]\w+)|(?<number>\$?-?\b(?:0x)?\d+\b)|(?<type>^[.\w]+:)/g,

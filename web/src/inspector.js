@@ -13,6 +13,7 @@ const KEYS = [
 ];
 export const CODE = [
   ["kernels", "Loops"],
+  ["schedule", "Schedule"],
   ["c", "C"],
   ["llvm", "LLVM IR"],
   ["asm", "Assembly"],
