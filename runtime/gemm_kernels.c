@@ -1,4 +1,5 @@
 /* The micro-kernels that products run, compiled when they are first needed. */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
 #include "graph/clock.h"
 
@@ -46,7 +47,7 @@ void opq_gemm_unlock(opq_gemm *gemm) { pthread_mutex_unlock(&gemm->lock); }
 
 typedef struct kernel_key {
     char name[48];
-    opq_dtype dtype;
+    opq_gemm_element element;
     opq_gemm_left left;
     int rows, vectors;
 } kernel_key;
@@ -54,16 +55,17 @@ typedef struct kernel_key {
 static opq_status build_kernel(struct opq_emitter *e, void *data)
 {
     const kernel_key *key = data;
-    return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
+    return opq_emit_gemm_kernel(e, key->name, key->element, key->left, key->rows, key->vectors);
 }
 
-opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, void **out_address)
+opq_status gemm_kernel_make(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
+                            void **out_address)
 {
-    static const char *const names[] = {"packed", "rows", "window"};
-    struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
-    kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
+    static const char *const names[] = {"packed", "rows", "window"}, *const elements[] = {"f32", "f64", "pairs"};
+    struct gemm_entry *entry = &gemm->kernel[element][left][rows][vectors];
+    kernel_key key = {.element = element, .left = left, .rows = rows, .vectors = vectors};
     opq_status status = OPQ_OK;
-    snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", dtype == OPQ_f64 ? "f64" : "f32", names[left], rows, vectors);
+    snprintf(key.name, sizeof key.name, "gemm_%s_%s_%dx%d", elements[element], names[left], rows, vectors);
     pthread_mutex_lock(&gemm->lock);
     *out_address = atomic_load_explicit(&entry->address, memory_order_relaxed);
     if (!*out_address) {
@@ -82,7 +84,10 @@ opq_status opq_gemm_make_kernels(opq_gemm *gemm)
 {
     opq_gemm_kernel made;
     opq_gemm_tile_shape tile = {0};
-    while (opq_gemm_next_tile(gemm->cpu, &tile))
-        OPQ_TRY(gemm_kernel_find(gemm, OPQ_f32, tile.left, tile.rows, tile.vectors, &made));
+    while (opq_gemm_next_tile(gemm->cpu, &tile)) {
+        OPQ_TRY(gemm_kernel_find(gemm, OPQ_GEMM_F32, tile.left, tile.rows, tile.vectors, &made));
+        if (gemm->cpu->avx512_bf16 && tile.left != OPQ_GEMM_LEFT_WINDOW)
+            OPQ_TRY(gemm_kernel_find(gemm, OPQ_GEMM_PAIRS, tile.left, tile.rows, tile.vectors, &made));
+    }
     return OPQ_OK;
 }

@@ -37,7 +37,7 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
         for (int64_t at = 0; at < width; at += step) {
             opq_gemm_kernel kernel;
             int vectors = (int)(gemm_min(step, width - at) / vector);
-            OPQ_TRY(gemm_kernel_find(gemm, call->dtype, OPQ_GEMM_LEFT_ROWS, (int)count, vectors, &kernel));
+            OPQ_TRY(gemm_kernel_find(gemm, gemm_number(call->dtype), OPQ_GEMM_LEFT_ROWS, (int)count, vectors, &kernel));
             kernel(a, a_bytes, b + at, b_bytes, OPQ_GEMM_PANEL_VECTORS * vector, c + at, c_bytes, call->k,
                    call->accumulate, b, 0, NULL, NULL);
         }
