@@ -365,17 +365,16 @@ static opq_pack_source from_row(const opq_pack_source *s, int64_t i)
 /* By way of f32, some rows at a time. */
 static void pack_pairs_plain(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
 {
-    _Alignas(64) float rows[STRIP_AVX2][WIDTH_MAX];
+    _Alignas(64) float rows[STRIP_AVX2 * WIDTH_MAX];
     for (int64_t i = 0; i < k; i += STRIP_AVX2) {
         int64_t count = k - i < STRIP_AVX2 ? k - i : STRIP_AVX2;
         opq_pack_source part = from_row(s, i);
         part.period = 0;
         pack_panel(avx512, &part, count, across, width, rows);
-        const float *from = &rows[0][0];
-        memset(rows[0] + count * width, 0, count % 2 ? (size_t)width * sizeof **rows : 0);
+        memset(rows + count * width, 0, count % 2 ? (size_t)width * sizeof *rows : 0);
         for (int64_t p = 0; p < count; p += 2, out += width)
             for (int j = 0; j < width; j++)
-                out[j] = opq_f32_bits(from[p * width + j]) >> 16 | (opq_f32_bits(from[(p + 1) * width + j]) & 0xffff0000);
+                out[j] = opq_f32_bits(rows[p * width + j]) >> 16 | (opq_f32_bits(rows[(p + 1) * width + j]) & 0xffff0000);
     }
 }
 
