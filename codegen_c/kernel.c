@@ -35,6 +35,10 @@ static void print_add(opq_c_printer *p, int i, opq_loop_role role)
 {
     const opq_stmt *stmt = &p->k->stmts[i];
     begin_line(p);
+    if (role == OPQ_LOOP_pairs) {
+        ADD(p, "opq_pairs_add(&fold%d, v%d, v%d);\n", i, stmt->operand[0], stmt->operand[1]);
+        return;
+    }
     if (opq_op_contracts(stmt->op)) {
         ADD(p, "v%d = %s(v%d, v%d, v%d);\n", i, stmt->dtype == OPQ_f64 ? "fma" : "fmaf", stmt->operand[0],
             stmt->operand[1], i);
@@ -114,6 +118,13 @@ static void print_folds(opq_c_printer *p, int loop, bool behind)
         begin_line(p);
         if (role == OPQ_LOOP_chain) {
             ADD(p, "%s v%d = 0;\n", opq_c_type((opq_dtype)stmts[i].dtype), i);
+            continue;
+        }
+        if (role == OPQ_LOOP_pairs) {
+            if (behind)
+                ADD(p, "const float v%d = opq_pairs_end(&fold%d);\n", i, i);
+            else
+                ADD(p, "opq_pairs fold%d = {0};\n", i);
             continue;
         }
         if (behind) {

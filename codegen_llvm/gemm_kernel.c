@@ -37,6 +37,9 @@ typedef struct kernel {
     opq_gemm_left left;
     int rows, vectors, element_bytes, vector_bytes;
     LLVMTypeRef i8, i64, pointer, element, vector;
+    bool pairs;
+    LLVMTypeRef word;   /* pairs: what fills a vector of the left operand */
+    LLVMTypeRef halves; /* pairs: a vector as the dot instruction takes it */
     LLVMTypeRef fma_type, prefetch_type;
     LLVMValueRef fma, prefetch;
     LLVMValueRef arg[ARGUMENTS];
@@ -65,24 +68,36 @@ static LLVMValueRef advance(const kernel *g, LLVMValueRef address, LLVMValueRef 
 static LLVMValueRef load(const kernel *g, LLVMTypeRef type, LLVMValueRef address)
 {
     LLVMValueRef value = LLVMBuildLoad2(g->e->builder, type, address, "");
-    LLVMSetAlignment(value, (unsigned)g->element_bytes);
+    LLVMSetAlignment(value, (unsigned)(g->pairs ? 2 : g->element_bytes));
     return value;
 }
 
 static LLVMValueRef fill(const kernel *g, LLVMValueRef scalar)
 {
     LLVMTypeRef i32 = LLVMInt32TypeInContext(g->e->context);
-    LLVMTypeRef mask = LLVMVectorType(i32, (unsigned)(g->vector_bytes / g->element_bytes));
-    LLVMValueRef poison = LLVMGetPoison(g->vector);
+    unsigned lanes = (unsigned)(g->vector_bytes / g->element_bytes);
+    LLVMValueRef poison = LLVMGetPoison(LLVMVectorType(LLVMTypeOf(scalar), lanes));
     LLVMValueRef first = LLVMBuildInsertElement(g->e->builder, poison, scalar, LLVMConstInt(i32, 0, 0), "");
-    return LLVMBuildShuffleVector(g->e->builder, first, poison, LLVMConstNull(mask), "");
+    return LLVMBuildShuffleVector(g->e->builder, first, poison, LLVMConstNull(LLVMVectorType(i32, lanes)), "");
+}
+
+static LLVMValueRef multiply_add(const kernel *g, LLVMValueRef a, LLVMValueRef b, LLVMValueRef sum)
+{
+    LLVMValueRef args[3] = {a, b, sum};
+    if (g->pairs) {
+        args[0] = sum;
+        args[1] = LLVMBuildBitCast(g->e->builder, a, g->halves, "");
+        args[2] = LLVMBuildBitCast(g->e->builder, b, g->halves, "");
+    }
+    return LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 3, "");
 }
 
 static void declare_intrinsics(kernel *g)
 {
-    unsigned fma = LLVMLookupIntrinsicID("llvm.fma", 8), prefetch = LLVMLookupIntrinsicID("llvm.prefetch", 13);
-    g->fma = LLVMGetIntrinsicDeclaration(g->e->module, fma, &g->vector, 1);
-    g->fma_type = LLVMIntrinsicGetType(g->e->context, fma, &g->vector, 1);
+    const char *name = g->pairs ? "llvm.x86.avx512bf16.dpbf16ps.512" : "llvm.fma";
+    unsigned fma = LLVMLookupIntrinsicID(name, strlen(name)), prefetch = LLVMLookupIntrinsicID("llvm.prefetch", 13);
+    g->fma = LLVMGetIntrinsicDeclaration(g->e->module, fma, &g->vector, g->pairs ? 0 : 1);
+    g->fma_type = LLVMIntrinsicGetType(g->e->context, fma, &g->vector, g->pairs ? 0 : 1);
     g->prefetch = LLVMGetIntrinsicDeclaration(g->e->module, prefetch, &g->pointer, 1);
     g->prefetch_type = LLVMIntrinsicGetType(g->e->context, prefetch, &g->pointer, 1);
 }
@@ -173,11 +188,9 @@ static void multiply_step(const kernel *g, state *s, int u)
         column = LLVMBuildLoad2(g->e->builder, g->i64, advance(g, s->a, constant(g, (int64_t)u * 8)), "");
     for (int i = 0; i < g->rows; i++) {
         LLVMValueRef at = left_address(g, s, column, i, u);
-        LLVMValueRef a = fill(g, load(g, g->element, at));
-        for (int v = 0; v < g->vectors; v++) {
-            LLVMValueRef *sum = &s->tile[i * g->vectors + v], args[3] = {a, b[v], *sum};
-            *sum = LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 3, "");
-        }
+        LLVMValueRef a = fill(g, load(g, g->word, at));
+        for (int v = 0; v < g->vectors; v++)
+            s->tile[i * g->vectors + v] = multiply_add(g, a, b[v], s->tile[i * g->vectors + v]);
     }
     s->b = advance(g, s->b, g->arg[ARG_B_STRIDE]);
 }
@@ -263,18 +276,21 @@ static state emit_start(kernel *g)
     return s;
 }
 
-opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows,
-                                int vectors)
+opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_gemm_element element, opq_gemm_left left,
+                                int rows, int vectors)
 {
-    if ((dtype != OPQ_f32 && dtype != OPQ_f64) || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
+    bool pairs = element == OPQ_GEMM_PAIRS, wide = element == OPQ_GEMM_F64;
+    if ((pairs && !e->cpu->avx512_bf16) || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
         return opq_fail(OPQ_INVALID, "gemm kernel: no tile of %d rows and %d vectors", rows, vectors);
-    kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors};
-    g.element_bytes = dtype == OPQ_f64 ? 8 : 4;
+    kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors, .pairs = pairs};
+    g.element_bytes = wide ? 8 : 4;
     g.vector_bytes = opq_gemm_vector_bytes(e->cpu);
     g.i8 = LLVMInt8TypeInContext(e->context);
     g.i64 = LLVMInt64TypeInContext(e->context);
     g.pointer = LLVMPointerTypeInContext(e->context, 0);
-    g.element = dtype == OPQ_f64 ? LLVMDoubleTypeInContext(e->context) : LLVMFloatTypeInContext(e->context);
+    g.element = wide ? LLVMDoubleTypeInContext(e->context) : LLVMFloatTypeInContext(e->context);
+    g.word = pairs ? LLVMInt32TypeInContext(e->context) : g.element;
+    g.halves = LLVMVectorType(LLVMBFloatTypeInContext(e->context), (unsigned)g.vector_bytes / 2);
     g.vector = LLVMVectorType(g.element, (unsigned)(g.vector_bytes / g.element_bytes));
     declare_intrinsics(&g);
     declare_function(&g, name);
@@ -295,7 +311,7 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_dtype dtyp
 }
 
 typedef struct tile_request {
-    opq_dtype dtype;
+    opq_gemm_element element;
     const opq_gemm_tile_shape *tile;
 } tile_request;
 
@@ -304,12 +320,12 @@ static const char tile_name[] = "gemm_tile";
 static opq_status build_tile(opq_emitter *e, void *data)
 {
     const tile_request *r = data;
-    return opq_emit_gemm_kernel(e, tile_name, r->dtype, r->tile->left, r->tile->rows, r->tile->vectors);
+    return opq_emit_gemm_kernel(e, tile_name, r->element, r->tile->left, r->tile->rows, r->tile->vectors);
 }
 
-opq_status opq_gemm_kernel_object(opq_compiler *compiler, opq_dtype dtype, const opq_gemm_tile_shape *tile,
+opq_status opq_gemm_kernel_object(opq_compiler *compiler, opq_gemm_element element, const opq_gemm_tile_shape *tile,
                                   const char *symbol, const char *path)
 {
-    tile_request request = {dtype, tile};
+    tile_request request = {element, tile};
     return opq_compiler_write(compiler, &(opq_module){tile_name, build_tile, &request}, symbol, path);
 }

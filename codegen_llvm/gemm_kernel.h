@@ -1,6 +1,7 @@
 /* Register-tile micro-kernels of matrix multiplication: rows x (vectors * lanes) elements of C stay in registers over all of K.
  *
- * Every element is one chain of fused multiply-adds over ascending k. Which tile computes it cannot change its bits.
+ * Every element is one chain of fused multiply-adds over ascending k, or of steps of two bf16 each (OPQ_GEMM_PAIRS). Which tile computes it
+ * cannot change its bits.
  */
 #ifndef OPAQUE_CODEGEN_GEMM_KERNEL_H
 #define OPAQUE_CODEGEN_GEMM_KERNEL_H
@@ -10,6 +11,10 @@
 /* emit.h has these; runtime/ uses this header without LLVM's. */
 struct opq_emitter;
 struct opq_cpu;
+
+/* What lies in memory as an element of either operand: a number, or of bf16 two neighbours along k, the first one below, which the processor's
+ * dot instruction adds to an f32 (opq_pairs_step in scalar.h). Elements of c are f32 or f64. */
+typedef enum opq_gemm_element { OPQ_GEMM_F32, OPQ_GEMM_F64, OPQ_GEMM_PAIRS, OPQ_GEMM_ELEMENTS } opq_gemm_element;
 
 /* Where the left operand's element (i, k) is: packed [k][rows] without gaps, in rows `a_stride` bytes apart, or rows[i] + columns[k] elements
  * behind a. */
@@ -47,12 +52,13 @@ int opq_gemm_vector_bytes(const struct opq_cpu *cpu);
 /* Largest number of rows whose tile fits the registers with this many vectors (1..OPQ_GEMM_VECTORS_MAX), 0 if none. */
 int opq_gemm_rows_max(const struct opq_cpu *cpu, int vectors);
 
-/* Adds the kernel to the emitter's module. dtype is f32 or f64; rows and vectors within opq_gemm_rows_max; else OPQ_INVALID. */
-opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_dtype dtype, opq_gemm_left left, int rows,
-                                int vectors) OPQ_MUST_CHECK;
+/* Adds the kernel to the emitter's module. Rows and vectors within opq_gemm_rows_max, pairs only where the processor has avx512_bf16; else
+ * OPQ_INVALID. */
+opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_gemm_element element, opq_gemm_left left,
+                                int rows, int vectors) OPQ_MUST_CHECK;
 /* As opq_codegen_object. */
 struct opq_compiler;
-opq_status opq_gemm_kernel_object(struct opq_compiler *compiler, opq_dtype dtype, const opq_gemm_tile_shape *tile,
-                                  const char *symbol, const char *path) OPQ_MUST_CHECK;
+opq_status opq_gemm_kernel_object(struct opq_compiler *compiler, opq_gemm_element element,
+                                  const opq_gemm_tile_shape *tile, const char *symbol, const char *path) OPQ_MUST_CHECK;
 
 #endif

@@ -45,7 +45,7 @@ class IrLexer(RegexLexer):
         "root": [
             (r"#.*", Comment),
             (r"\b(graph|kernel|output|over|out|own|local|in)\b", Keyword),
-            (r"\b(parallel|each|vector|serial|lanes|column|chain|load|store)\b", Keyword),
+            (r"\b(parallel|each|vector|serial|lanes|column|chain|pairs|load|store)\b", Keyword),
             (r"%\d+|@[\w.-]+", Name.Variable),
             (r"\b(bool|u8|i8|i16|i32|i64|f16|bf16|f32|f64|raw\d+)\b(\[[\d,]*\])?", Keyword.Type),
             (r"-?\b0x[\da-fp.+-]+|-?\b\d+\b", Number),

@@ -71,7 +71,7 @@ typedef struct opq_exported_call {
 } opq_exported_call;
 
 typedef struct opq_exported_tile {
-    opq_dtype dtype;
+    opq_gemm_element element;
     opq_gemm_tile_shape shape;
     opq_gemm_kernel function;
 } opq_exported_tile;

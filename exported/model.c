@@ -68,7 +68,7 @@ static void fill_tiles(opaque_model *m)
         void *address;
         memcpy(&address, &tile->function, sizeof address);
         struct gemm_entry *entry =
-            &m->gemm.kernel[tile->dtype == OPQ_f64][tile->shape.left][tile->shape.rows][tile->shape.vectors];
+            &m->gemm.kernel[tile->element][tile->shape.left][tile->shape.rows][tile->shape.vectors];
         atomic_store(&entry->address, address);
     }
 }

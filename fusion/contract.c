@@ -141,7 +141,8 @@ static bool find_loops(splitter *s, bool may_turn)
             s->out->product = i;
         if (stmt->op != OPQ_STMT_loop)
             continue;
-        bool chain = stmt->role == OPQ_LOOP_chain;
+        bool chain = opq_loop_contracts((opq_loop_role)stmt->role);
+        s->out->pairs = stmt->role == OPQ_LOOP_pairs || s->out->pairs;
         if (!chain && s->chain >= 0)
             return false;
         if (chain && s->chain < 0)

@@ -68,6 +68,7 @@ typedef struct opq_kernel {
     uint8_t rank;
     uint8_t reduced[OPQ_LOOP_MAX];
     uint8_t columns;             /* matmul: how many loops n is */
+    bool pairs;                  /* matmul: by that rule, else a chain */
     uint8_t turns[OPQ_LOOP_MAX]; /* of a loop inside the lanes' whose turns are made at once; 0: any other */
     bool blocks; /* a row alone: loop 0 counts the blocks of all others, and buffers and accesses from these on are the kernel's own */
     int16_t own_buffer, own_access;

@@ -23,7 +23,8 @@ typedef struct builder {
     int16_t local[OPQ_BODY_MAX]; /* per spill slot: its statement, -1 */
 } builder;
 
-static const char *const role_names[] = {"parallel", "each", "vector", "unroll", "serial", "lanes", "column", "chain"};
+static const char *const role_names[] = {"parallel", "each",   "vector", "unroll", "serial",
+                                         "lanes",    "column", "chain",  "pairs"};
 const char *opq_loop_role_name(opq_loop_role role) { return role_names[role]; }
 
 static opq_stmt *push(builder *b, int op)
@@ -114,7 +115,9 @@ static opq_loop_role role_of(const builder *b, int depth, bool folds)
         return OPQ_LOOP_serial;
     bool matmul = b->kernel->kind == OPQ_KERNEL_matmul, column = b->kernel->kind == OPQ_KERNEL_column;
     if (b->reduced >> l & 1 && folds)
-        return matmul ? OPQ_LOOP_chain : column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
+        return matmul   ? (b->kernel->pairs ? OPQ_LOOP_pairs : OPQ_LOOP_chain)
+               : column ? OPQ_LOOP_column
+                        : OPQ_LOOP_lanes;
     int behind = b->outer - b->unrolled;
     if (depth >= behind && depth < b->outer)
         return OPQ_LOOP_unroll;

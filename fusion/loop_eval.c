@@ -23,6 +23,7 @@ typedef struct machine {
     int64_t *error;
     int64_t index[OPQ_VARIABLE_MAX];
     int reducing;       /* reducing loops around */
+    bool pairs;         /* they are of that role */
     opq_number *values; /* per statement */
     opq_number *held;   /* per statement: a scan's, from turn to turn; the turn that made a carry what it is */
     list *lists; /* per statement: a fold's elements, a local's contents; a carry: its partial results, and how often it was folded */
@@ -224,6 +225,23 @@ static opq_status eval_carried(machine *m, int i)
     return OPQ_OK;
 }
 
+/* Every second one makes a step of the one before and itself. */
+static opq_status add_pair(machine *m, int i, opq_number x, opq_number y)
+{
+    list *l = &m->lists[i];
+    OPQ_TRY(reserve(l, 2));
+    if (l->count == 0) {
+        l->items[0] = x;
+        l->items[1] = y;
+        l->count = 2;
+        return OPQ_OK;
+    }
+    m->values[i].f = (double)opq_pairs_step((float)l->items[0].f, (float)x.f, (float)l->items[1].f, (float)y.f,
+                                            (float)m->values[i].f);
+    l->count = 0;
+    return OPQ_OK;
+}
+
 static opq_status eval_stmt(machine *m, int i)
 {
     const opq_stmt *stmt = &m->k->stmts[i];
@@ -257,6 +275,8 @@ static opq_status eval_stmt(machine *m, int i)
     }
     if (!opq_op_reduces(stmt->op))
         return eval_op(m, stmt, &m->values[i]);
+    if (opq_op_contracts(stmt->op) && m->pairs)
+        return add_pair(m, i, operand(m, stmt, 0), operand(m, stmt, 1));
     if (opq_op_contracts(stmt->op)) {
         double x = operand(m, stmt, 0).f, y = operand(m, stmt, 1).f, *sum = &m->values[i].f;
         *sum = stmt->dtype == OPQ_f64 ? fma(x, y, *sum) : (double)fmaf((float)x, (float)y, (float)*sum);
@@ -271,10 +291,12 @@ static opq_status eval_stmt(machine *m, int i)
 /* ---- loops */
 
 /* The results of the folds in [from, to), whose innermost loop has `run` turns; 0: all of their elements are one run. */
-static void fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
+static opq_status fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
 {
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &m->k->stmts[i];
+        if (opq_op_contracts(stmt->op) && m->lists[i].count > 0)
+            OPQ_TRY(add_pair(m, i, (opq_number){.f = 0}, (opq_number){.f = 0}));
         if (!opq_op_reduces(stmt->op) || opq_op_contracts(stmt->op))
             continue;
         opq_dtype operand = (opq_dtype)m->k->stmts[stmt->operand[0]].dtype;
@@ -289,6 +311,7 @@ static void fold_all(machine *m, int from, int to, opq_tree tree, int64_t run)
         m->values[i] = opq_eval_rounded((opq_dtype)stmt->dtype, opq_eval_fold(&folding, m->lists[i].items));
         m->lists[i].count = 0;
     }
+    return OPQ_OK;
 }
 
 static opq_status eval_body(machine *m, int from, int to);
@@ -301,12 +324,13 @@ static opq_status eval_loop(machine *m, int i)
     opq_loop_turns(m->k, i, m->dims, m->index, &from, &to);
     run = loop->within ? 0 : to - from;
     opq_status status = OPQ_OK;
-    for (int k = i + 1; k < loop->end && m->reducing == 0 && role == OPQ_LOOP_chain; k++)
+    for (int k = i + 1; k < loop->end && m->reducing == 0 && opq_loop_contracts(role); k++)
         m->values[k] = (opq_number){.f = 0};
     for (int k = i + 1; k < loop->end; k++)
         if (opq_op_scans(m->k->stmts[k].op))
             m->held[k] = opq_eval_scan_start((opq_op)m->k->stmts[k].op, (opq_dtype)m->k->stmts[k].value.i);
     m->reducing += opq_loop_reduces(role);
+    m->pairs = role == OPQ_LOOP_pairs;
     for (int64_t turn = from; turn < to && status == OPQ_OK; turn++) {
         m->index[loop->variable] = turn;
         status = eval_body(m, i + 1, loop->end);
@@ -318,8 +342,7 @@ static opq_status eval_loop(machine *m, int i)
     for (int k = i + 1; k < loop->end && !loop->within; k++)
         if (m->k->stmts[k].op == OPQ_STMT_loop)
             run = m->dims[m->k->stmts[k].variable];
-    fold_all(m, i + 1, loop->end, role == OPQ_LOOP_lanes ? OPQ_TREE_lanes : OPQ_TREE_column, run);
-    return OPQ_OK;
+    return fold_all(m, i + 1, loop->end, role == OPQ_LOOP_lanes ? OPQ_TREE_lanes : OPQ_TREE_column, run);
 }
 
 static opq_status eval_body(machine *m, int from, int to)

@@ -66,6 +66,8 @@ static bool find_loops(joiner *j, const opq_bound *part, int which, int64_t *out
         if (loop->op != OPQ_STMT_loop)
             continue;
         bool chain = loop->role == OPQ_LOOP_chain;
+        if (loop->role == OPQ_LOOP_pairs) /* of what stays in f32 between the trees */
+            return false;
         chains += chain;
         vectors += loop->role == OPQ_LOOP_vector;
         if (which != 1 && (chains > 1 || vectors > 1)) /* matrices that are windows */

@@ -44,6 +44,12 @@ static opq_status check_ewise(const verifier *v, const opq_stmt *stmt, const opq
     return OPQ_OK;
 }
 
+static bool is_bf16(const verifier *v, int i)
+{
+    const opq_stmt *load = &v->k->stmts[i];
+    return load->op == OPQ_INSTR_load && v->k->accesses[load->access].dtype == OPQ_bf16;
+}
+
 /* A fold stands in the innermost of reducing loops, all of one rule and nothing between them but values. */
 static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
 {
@@ -54,13 +60,16 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
     NEED(loop && opq_loop_reduces((opq_loop_role)loop->role), "a reduction outside of reducing loops");
     for (int i = v->at; i < loop->end; i++)
         NEED(v->k->stmts[i].op != OPQ_STMT_loop, "a reduction around a loop");
-    NEED(product == (loop->role == OPQ_LOOP_chain), "products stand in chains, and nothing else does");
+    NEED(product == opq_loop_contracts((opq_loop_role)loop->role),
+         "products stand in chains or pairs, and nothing else does");
     opq_dtype operand = operand_dtype(v, stmt, 0), result = (opq_dtype)stmt->dtype;
     bool arg = opq_fold_is_arg(fold), logic = fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
     NEED(!is_raw(operand) && !is_raw(result), "raw words are not computed with");
     NEED(!product || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats");
     for (int o = 0; o < 2 && product; o++)
         NEED(operand_dtype(v, stmt, o) == result, "an operand of another dtype");
+    for (int o = 0; o < 2 && loop->role == OPQ_LOOP_pairs; o++)
+        NEED(result == OPQ_f32 && is_bf16(v, stmt->operand[o]), "pairs are of what is loaded as bf16");
     NEED(!arg || result == OPQ_i64, "an index is i64");
     NEED(!logic || result == OPQ_bool, "the result is bool");
     NEED((fold != OPQ_FOLD_max && fold != OPQ_FOLD_min) || result == operand, "an operand of another dtype");
@@ -303,7 +312,7 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     bool reduces = opq_loop_reduces((opq_loop_role)loop->role);
     bool inner = around && opq_loop_reduces((opq_loop_role)around->role);
     NEED(loop->end > at && loop->end <= to, "a loop that ends elsewhere");
-    NEED(loop->role <= OPQ_LOOP_chain, "no such role");
+    NEED(loop->role <= OPQ_LOOP_pairs, "no such role");
     NEED(loop->role != OPQ_LOOP_unroll || (loop->value.i > 0 && turns_around(v) * loop->value.i <= OPQ_UNROLL_MAX),
          "too many turns, or none, to make them at once");
     NEED((loop->variable < v->k->rank) == (loop->by == 0), "blocks of no size, or a variable of no argument");
@@ -318,9 +327,9 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     NEED(!loop->within || loop->role == OPQ_LOOP_lanes || loop->role == OPQ_LOOP_vector ||
              (v->k->scheduled && loop->role == OPQ_LOOP_serial),
          "such a loop has no blocks");
-    NEED((loop->role != OPQ_LOOP_column && loop->role != OPQ_LOOP_chain) || in_lane(v),
+    NEED((loop->role != OPQ_LOOP_column && !opq_loop_contracts((opq_loop_role)loop->role)) || in_lane(v),
          "a column or chain outside of a vector loop");
-    if (loop->role == OPQ_LOOP_chain)
+    if (opq_loop_contracts((opq_loop_role)loop->role))
         OPQ_TRY(check_chain(v, loop));
     if (opq_loop_shares_block(v->k, at, false) || opq_loop_shares_block(v->k, at, true))
         OPQ_TRY(check_shared_block(v, loop));

@@ -352,6 +352,7 @@ opq_status opq_lower_finish(opq_lower_state *state)
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
 
+    kernel->pairs = matmul && opq_lower_is_pairs(state->graph, state->out->matmul);
     kernel->kind = matmul               ? OPQ_KERNEL_matmul
                    : state->scans       ? OPQ_KERNEL_scan
                    : reduces            ? (state->column ? OPQ_KERNEL_column : OPQ_KERNEL_row)

@@ -73,11 +73,18 @@ bool opq_lower_is_smallest(const opq_graph *graph, opq_ref matmul)
            summed_size(graph, matmul) <= SMALLEST;
 }
 
+bool opq_lower_is_pairs(const opq_graph *graph, opq_ref matmul)
+{
+    return opq_node_int(opq_node_at(graph, matmul), OPQ_ATTR_pairs, 0) != 0;
+}
+
 /* Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for
  * all between two powers of two, or for all that are no smallest ones, if these are alike. Of the smallest as many as there are: an engine takes
  * longer to begin with one than a chain to end it. */
 bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
 {
+    if (opq_lower_is_pairs(graph, matmul))
+        return false;
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], k = summed_size(graph, matmul);
     int64_t left = m == 1 || n == 1 ? VECTOR_WORK : SMALL_WORK;
@@ -97,7 +104,7 @@ bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
     int64_t k = summed_size(graph, matmul);
     opq_ref right = opq_strip_reshape(graph, opq_node_at(graph, matmul)->operand[1]);
     bool many = count >= THIN_BATCH_MIN * m * n || (m == 1 && opq_window_overlaps(graph, right));
-    return (m == 1 || n == 1) && (k <= THIN_SUM_MAX || m == n) && many;
+    return !opq_lower_is_pairs(graph, matmul) && (m == 1 || n == 1) && (k <= THIN_SUM_MAX || m == n) && many;
 }
 
 /* Indices that are in [0, extent) where there is an element, else it is 0. */

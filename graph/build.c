@@ -61,7 +61,7 @@ opq_status opq_graph_scalar(opq_graph *graph, opq_dtype dtype, opq_number value,
     return append_number(graph, OPQ_OP_scalar, dtype, value, out_ref);
 }
 
-/* ---- attributes: sorted, `tree` added, transpose_x=0 left out, so that equal nodes are equal */
+/* ---- attributes: sorted, `tree` added, transpose_x=0 and pairs=0 left out, so that equal nodes are equal */
 
 typedef struct attr_list {
     opq_attr attr[OPQ_ATTR_COUNT];
@@ -70,7 +70,8 @@ typedef struct attr_list {
 
 static bool says_nothing(const opq_attr *attr)
 {
-    return (attr->key == OPQ_ATTR_transpose_a || attr->key == OPQ_ATTR_transpose_b) && attr->i == 0;
+    bool flag = attr->key == OPQ_ATTR_transpose_a || attr->key == OPQ_ATTR_transpose_b || attr->key == OPQ_ATTR_pairs;
+    return flag && attr->i == 0;
 }
 
 static opq_status sort_attrs(const char *op, const opq_attr *attrs, int count, attr_list *out_list)

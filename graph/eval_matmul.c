@@ -1,6 +1,6 @@
 /* Matrix products: every result element is one chain of fused multiply-adds over ascending k, from +0 on.
  *
- * f16 and bf16 are widened, run as an f32 chain and are rounded once. Integers multiply and add in their width; of bool the
+ * f16 and bf16 are widened, run as an f32 chain and are rounded once; or, of bf16, go by pairs (opq_pairs_step), a 0 behind the last odd one. Integers multiply and add in their width; of bool the
  * product is and, the sum or.
  */
 #include "graph/eval.h"
@@ -47,6 +47,19 @@ static opq_number dot(opq_dtype dtype, const matrix *a, int64_t at_a, const matr
     return sum;
 }
 
+static float element(const matrix *x, int64_t at) { return opq_bf16_to_f32(((const uint16_t *)x->value->data)[at]); }
+
+static opq_number dot_pairs(const matrix *a, int64_t at_a, const matrix *b, int64_t at_b, int64_t count)
+{
+    float sum = 0;
+    for (int64_t k = 0; k < count; k += 2) {
+        bool both = k + 1 < count;
+        float x1 = both ? element(a, at_a + (k + 1) * a->column) : 0, y1 = both ? element(b, at_b + (k + 1) * b->row) : 0;
+        sum = opq_pairs_step(element(a, at_a + k * a->column), x1, element(b, at_b + k * b->row), y1, sum);
+    }
+    return (opq_number){.f = (double)sum};
+}
+
 opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *out)
 {
     const opq_type *type = &node->type;
@@ -56,6 +69,7 @@ opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *
 
     bool transpose_a = opq_node_int(node, OPQ_ATTR_transpose_a, 0) != 0;
     bool transpose_b = opq_node_int(node, OPQ_ATTR_transpose_b, 0) != 0;
+    bool pairs = opq_node_int(node, OPQ_ATTR_pairs, 0) != 0;
     matrix a = matrix_of(&x[0], transpose_a), b = matrix_of(&x[1], transpose_b);
     int64_t inner = x[0].type->size[x[0].type->rank - (transpose_a ? 2 : 1)];
     int64_t rows = type->size[type->rank - 2], columns = type->size[type->rank - 1];
@@ -66,9 +80,12 @@ opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *
         int64_t at_a = opq_eval_broadcast(&a.batch, &batch, m) * a.size;
         int64_t at_b = opq_eval_broadcast(&b.batch, &batch, m) * b.size;
         for (int64_t i = 0; i < rows; i++)
-            for (int64_t j = 0; j < columns; j++)
+            for (int64_t j = 0; j < columns; j++) {
+                int64_t from_a = at_a + i * a.row, from_b = at_b + j * b.column;
                 opq_eval_store(dtype, out, (m * rows + i) * columns + j,
-                               dot(dtype, &a, at_a + i * a.row, &b, at_b + j * b.column, inner));
+                               pairs ? dot_pairs(&a, from_a, &b, from_b, inner)
+                                     : dot(dtype, &a, from_a, &b, from_b, inner));
+            }
     }
     return OPQ_OK;
 }

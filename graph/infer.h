@@ -26,7 +26,7 @@ opq_status opq_infer_update(const opq_inference *call, opq_type *out_type) OPQ_M
 opq_status opq_infer_concat(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_index(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_scatter(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
-opq_status opq_infer_transposed(const opq_inference *call, opq_attr_key key, bool *out_transposed) OPQ_MUST_CHECK;
+opq_status opq_infer_flag(const opq_inference *call, opq_attr_key key, bool *out_flag) OPQ_MUST_CHECK;
 opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_routine(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_composite(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;

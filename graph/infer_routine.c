@@ -5,8 +5,8 @@ static opq_status infer_grouped(const opq_inference *call, opq_type *out_type)
 {
     const opq_type *a = &call->operands[0], *b = &call->operands[1], *ends = &call->operands[2];
     bool turn_a, turn_b;
-    OPQ_TRY(opq_infer_transposed(call, OPQ_ATTR_transpose_a, &turn_a));
-    OPQ_TRY(opq_infer_transposed(call, OPQ_ATTR_transpose_b, &turn_b));
+    OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_a, &turn_a));
+    OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_b, &turn_b));
     OPQ_TRY(opq_infer_want_index(call, 2));
     bool rows = b->rank == 3;
     if (a->rank != 2 || (b->rank != 2 && !rows) || ends->rank != 1 || a->dtype != b->dtype)

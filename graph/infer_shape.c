@@ -255,10 +255,10 @@ opq_status opq_infer_scatter(const opq_inference *call, opq_type *out_type)
 
 /* ---- matmul */
 
-opq_status opq_infer_transposed(const opq_inference *call, opq_attr_key key, bool *out_transposed)
+opq_status opq_infer_flag(const opq_inference *call, opq_attr_key key, bool *out_flag)
 {
     const opq_attr *attr = opq_infer_attr(call, key);
-    *out_transposed = attr && attr->i;
+    *out_flag = attr && attr->i;
     if (attr && attr->i != 0 && attr->i != 1)
         return opq_fail(OPQ_INVALID, "%s: %s must be 0 or 1", call->info->name, opq_attr_name(key));
     return OPQ_OK;
@@ -267,9 +267,12 @@ opq_status opq_infer_transposed(const opq_inference *call, opq_attr_key key, boo
 opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type)
 {
     const opq_type *a = &call->operands[0], *b = &call->operands[1];
-    bool turn_a, turn_b;
-    OPQ_TRY(opq_infer_transposed(call, OPQ_ATTR_transpose_a, &turn_a));
-    OPQ_TRY(opq_infer_transposed(call, OPQ_ATTR_transpose_b, &turn_b));
+    bool turn_a, turn_b, pairs;
+    OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_pairs, &pairs));
+    if (pairs && (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16))
+        return opq_fail(OPQ_INVALID, "%s: pairs are of bf16 operands", call->info->name);
+    OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_a, &turn_a));
+    OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_b, &turn_b));
     if (a->rank < 2 || b->rank < 2)
         return opq_fail(OPQ_INVALID, "%s: takes matrices, got shapes %s and %s", call->info->name,
                         opq_shape_name(a).text, opq_shape_name(b).text);

@@ -79,6 +79,7 @@ struct opq_ctx {
     uint32_t collections;             /* snapshots taken; with `lock` held */
     atomic_ullong sequence;
     atomic_int pending;
+    atomic_int products; /* opq_products */
     atomic_ullong window[OPQ_WINDOW]; /* hashes of the ops recorded last, for cutting repeated sequences alike; several threads' mix */
     atomic_uint window_at;
     atomic_ullong cut_window;

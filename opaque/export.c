@@ -272,6 +272,9 @@ static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *st
     opq_exporter *e = a->e;
     opq_export_packed p = {0};
     p.bytes = opq_step_packed(e->ctx->runtime.gemm, plan, step, operand, &p.key);
+    bool pairs_alike = e->cpu.avx512_bf16 == opq_jit_cpu(e->ctx->runtime.jit)->avx512_bf16;
+    if (p.key.to == OPQ_bf16 && !pairs_alike)
+        return OPQ_OK;
     if (p.bytes == 0 || opq_step_reads_once(plan, step, operand))
         return OPQ_OK;
     p.window = a->windows[plan->storage[step->buffers[step->matmul->contract.operand[operand].buffer]].index];

@@ -225,8 +225,8 @@ static void write_contract(opq_text *t, const opq_contract *c, const opq_step *s
 
 static void write_matmul(opq_text *t, const opq_matmul_step *m, const opq_step *step)
 {
-    opq_text_add(t, ",\n    .matmul = &(opq_matmul_step){.batch = %lld, .outer_rank = %d, .dtype = %d",
-                 (long long)m->batch, m->outer_rank, (int)m->dtype);
+    opq_text_add(t, ",\n    .matmul = &(opq_matmul_step){.batch = %lld, .outer_rank = %d, .dtype = %d, .pairs = %d",
+                 (long long)m->batch, m->outer_rank, (int)m->dtype, m->pairs);
     write_member(t, "outer_extent", m->outer_extent, m->outer_rank);
     if (m->outer_rank > 0)
         opq_text_add(t, ", .outer_stride = {");

@@ -1,4 +1,5 @@
 /* Recording: types are inferred, operands cast, one value made. Nothing runs here, but for the bound on pending nodes. */
+#include "codegen_llvm/cpu.h"
 #include "graph/eval.h"
 #include "opaque/context.h"
 
@@ -158,6 +159,37 @@ opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int a
     with_tree[attr_count] =
         (opq_attr){.key = OPQ_ATTR_tree, .i = opq_tree_for(operands[0]->type.rank, axes->ints, axes->count)};
     return record(ctx, op, NULL, operands, arity, with_tree, attr_count + 1, out_value);
+}
+
+void opq_products_set(opq_ctx *ctx, opq_products products) { atomic_store(&ctx->products, (int)products); }
+
+opq_products opq_products_get(const opq_ctx *ctx) { return (opq_products)atomic_load(&ctx->products); }
+
+/* By what the graph says alone, whatever is fused and however it runs. */
+static bool goes_by_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b)
+{
+    opq_products products = opq_products_get(ctx);
+    if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16 || a->rank < 2 || b->rank < 2 || products == OPQ_PRODUCTS_chain)
+        return false;
+    if (products == OPQ_PRODUCTS_auto && !opq_jit_cpu(ctx->runtime.jit)->avx512_bf16)
+        return false;
+    int64_t k = a->size[a->rank - (transpose_a ? 2 : 1)], n = b->size[b->rank - (transpose_b ? 2 : 1)];
+    int64_t all = opq_type_count(a), rows = k > 0 ? all / k : 0;
+    return n > 1 && rows > 1 && opq_type_count(b) == k * n && (double)all * (double)n >= OPQ_PAIRS_WORK;
+}
+
+opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
+                              opq_value **out_value)
+{
+    opq_attr attrs[3];
+    int count = 0;
+    if (goes_by_pairs(ctx, &a->type, &b->type, transpose_a, transpose_b))
+        attrs[count++] = (opq_attr){.key = OPQ_ATTR_pairs, .i = 1};
+    if (transpose_a)
+        attrs[count++] = (opq_attr){.key = OPQ_ATTR_transpose_a, .i = 1};
+    if (transpose_b)
+        attrs[count++] = (opq_attr){.key = OPQ_ATTR_transpose_b, .i = 1};
+    return opq_record(ctx, OPQ_OP_matmul, (opq_value *[]){a, b}, 2, attrs, count, out_value);
 }
 
 opq_status opq_record_typed(opq_ctx *ctx, opq_op op, const opq_type *type, opq_value *const *operands, int arity,

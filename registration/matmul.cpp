@@ -46,11 +46,8 @@ Matrix matrix(const Call &call, const Tensor &tensor) { return matrix(call.name(
 
 Value contract(const Matrix &a, const Matrix &b)
 {
-    const opq_attr attrs[] = {attr_int(OPQ_ATTR_transpose_a, 1), attr_int(OPQ_ATTR_transpose_b, 1)};
-    opq_value *const operands[] = {a.value.get(), b.value.get()};
     opq_value *out = nullptr;
-    accept(opq_record(context(), OPQ_OP_matmul, operands, 2, attrs + (a.transposed ? 0 : 1),
-                      a.transposed + b.transposed, &out));
+    accept(opq_record_product(context(), a.value.get(), b.value.get(), a.transposed, b.transposed, &out));
     return Value::take(out);
 }
 

@@ -106,6 +106,16 @@ unsigned get_modes()
     return opq_modes_get();
 }
 
+// In the order of opq_products.
+const std::array<std::string, 3> product_rules = {"auto", "chain", "pairs"};
+
+void set_bf16_products(const std::string &rule)
+{
+    const auto found = std::find(product_rules.begin(), product_rules.end(), rule);
+    TORCH_CHECK_VALUE(found != product_rules.end(), "bf16_products is 'auto', 'chain' or 'pairs', not '", rule, "'");
+    opq_products_set(context(), static_cast<opq_products>(found - product_rules.begin()));
+}
+
 void set_lines(const std::string &which)
 {
     TORCH_CHECK_VALUE(which == "all" || which == "flush" || which == "off", "lines are 'all', 'flush' or 'off', not '",
@@ -340,6 +350,8 @@ void bind(py::module_ &m)
     add(m, "get_modes", &get_modes);
     add(m, "set_modes", &set_modes);
     add(m, "set_default_modes", &set_default_modes);
+    add(m, "set_bf16_products", &set_bf16_products);
+    add(m, "get_bf16_products", [] { return product_rules[opq_products_get(context())]; });
     add(m, "set_lines", &set_lines);
     add(m, "get_lines", [] { return lines_setting; });
     add(m, "set_log", &set_log);

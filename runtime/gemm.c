@@ -8,6 +8,7 @@
  *                      up to 42 rows: in place if it is row-major; else packed, where it is used if only one thread needs a
  *                      column of it, by all threads first if not
  */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm.h"
 #include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
@@ -33,21 +34,36 @@ static const double TURNED_GAIN = 1.12;
 
 double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
 
-opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
+opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out)
 {
-    struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
+    struct gemm_entry *entry = &gemm->kernel[element][left][rows][vectors];
     void *address = atomic_load_explicit(&entry->address, memory_order_acquire);
-    opq_status status = address ? OPQ_OK : gemm_kernel_make(gemm, dtype, left, rows, vectors, &address);
+    opq_status status = address ? OPQ_OK : gemm_kernel_make(gemm, element, left, rows, vectors, &address);
     memcpy(out, &address, sizeof *out);
     return status;
 }
 
 /* ---- plan */
 
+static gemm_rule rule_of(const opq_gemm *gemm, bool pairs)
+{
+    return !pairs ? GEMM_CHAIN : gemm->cpu->avx512_bf16 ? GEMM_PAIRS : GEMM_SWAPPED;
+}
+
+/* k as the kernels count it. */
+static int64_t steps_of(gemm_rule rule, int64_t k)
+{
+    return rule == GEMM_CHAIN ? k : rule == GEMM_PAIRS ? gemm_ceil(k, 2) : gemm_ceil(k, 2) * 2;
+}
+
 static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
 {
     gemm_run run = {.gemm = gemm, .cpu = gemm->cpu, .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
+    run.rule = rule_of(gemm, call->pairs);
+    run.terms = call->k;
+    run.call.k = steps_of(run.rule, call->k);
+    run.call.packed_k = steps_of(run.rule, call->packed_k);
     int bytes = opq_gemm_vector_bytes(run.cpu);
     run.avx512 = bytes == 64;
     run.lanes = bytes / run.element_bytes;
@@ -89,12 +105,18 @@ static void plan_chunks(gemm_run *run)
         }
 }
 
+/* Can the kernels read the left operand as it lies? */
+static bool reads_rows(const gemm_run *run, const opq_matrix *a)
+{
+    return run->rule == GEMM_PAIRS ? gemm_in_rows(a, OPQ_bf16) && run->terms % 2 == 0 : gemm_in_rows(a, run->call.dtype);
+}
+
 static void plan_tile(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
     run->a_window = !call->packed_a && gemm_is_window(call->dtype, &call->a, call->n);
-    run->a_in_place = run->a_window || (gemm_in_rows(&call->a, call->dtype) && !call->packed_a &&
+    run->a_in_place = run->a_window || (reads_rows(run, &call->a) && !call->packed_a &&
                                         (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES));
     int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
     if (run->a_in_place)
@@ -108,9 +130,9 @@ static void plan_tile(gemm_run *run)
     run->group_panels = gemm_ceil(GROUP_BYTES / gemm_row_bytes(run), step) * step;
     run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
-    run->few_rows = call->dtype == OPQ_f32 && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 && !call->packed_b &&
-                    !call->accumulate && !run->a_window && call->b.row_stride == 1 && call->b.column_stride != 1 &&
-                    !gemm_has_tables(&call->b);
+    run->few_rows = call->dtype == OPQ_f32 && run->rule == GEMM_CHAIN && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 &&
+                    !call->packed_b && !call->accumulate && !run->a_window && call->b.row_stride == 1 &&
+                    call->b.column_stride != 1 && !gemm_has_tables(&call->b);
     run->b_in_place = gemm_in_rows(&call->b, call->dtype) && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
 }
 
@@ -215,6 +237,10 @@ static opq_status check(const opq_gemm_call *call)
         (!call->packed_a && !operand_fits(call->dtype, call->a.dtype)) ||
         (!call->packed_b && !operand_fits(call->dtype, call->b.dtype)))
         return invalid();
+    bool fits = call->dtype == OPQ_f32 && (call->packed_a || call->a.dtype == OPQ_bf16) &&
+                (call->packed_b || call->b.dtype == OPQ_bf16);
+    if (call->pairs && !fits)
+        return opq_fail(OPQ_INVALID, "gemm: pairs are of bf16");
     return OPQ_OK;
 }
 
@@ -256,7 +282,8 @@ opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int c
     for (int c = 0; c < count; c++) {
         OPQ_TRY(check(&calls[c]));
         beside = beside && calls[c].n > 1 && !gemm_is_turned(&calls[c]) && calls[c].batch > 0 && calls[c].m > 0 &&
-                 calls[c].m == calls->m && calls[c].k == calls->k && calls[c].dtype == calls->dtype;
+                 calls[c].m == calls->m && calls[c].k == calls->k && calls[c].dtype == calls->dtype &&
+                 calls[c].pairs == calls->pairs;
     }
     if (beside && count > 0)
         return gemm_run_regions(gemm, calls, count);
@@ -265,15 +292,20 @@ opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int c
     return OPQ_OK;
 }
 
+/* bf16 as the dtype of a packed copy: it is for pairs, whose sums are f32. */
+static opq_dtype sums_of(opq_dtype packed) { return packed == OPQ_bf16 ? OPQ_f32 : packed; }
+
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n)
 {
     int64_t row_bytes = OPQ_GEMM_PANEL_VECTORS * opq_gemm_vector_bytes(gemm->cpu);
-    return gemm_ceil(n * opq_dtype_bytes(dtype), row_bytes) * row_bytes * k;
+    return gemm_ceil(n * opq_dtype_bytes(sums_of(dtype)), row_bytes) * row_bytes *
+           steps_of(rule_of(gemm, dtype == OPQ_bf16), k);
 }
 
 static opq_status check_packed(opq_dtype dtype, const opq_matrix *matrix, int64_t rows, int64_t columns)
 {
-    if (rows < 0 || columns < 0 || (dtype != OPQ_f32 && dtype != OPQ_f64) || !operand_fits(dtype, matrix->dtype))
+    bool fits = dtype == OPQ_bf16 ? matrix->dtype == OPQ_bf16 : operand_fits(dtype, matrix->dtype);
+    if (rows < 0 || columns < 0 || (sums_of(dtype) != OPQ_f32 && dtype != OPQ_f64) || !fits)
         return invalid();
     return OPQ_OK;
 }
@@ -289,14 +321,15 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
                                    int64_t k, bool *out_turned)
 {
     const struct opq_cpu *cpu = gemm->cpu;
-    int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(dtype),
+    int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(sums_of(dtype)),
         rows = opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
-    *out_turned = gemm_is_window(dtype, b, m) ||
+    *out_turned = (dtype != OPQ_bf16 && gemm_is_window(dtype, b, m)) ||
                   (k >= TURNED_K_MIN && (double)padded_columns(n, lanes) * (double)m >
                                             TURNED_GAIN * (double)padded_columns(m, lanes) * (double)n);
     if (*out_turned)
         return opq_gemm_packed_bytes(gemm, dtype, k, m);
-    return m > rows && region_count(dtype, m, k) == 1 ? m * k * opq_dtype_bytes(dtype) : 0;
+    k = steps_of(rule_of(gemm, dtype == OPQ_bf16), k);
+    return m > rows && region_count(sums_of(dtype), m, k) == 1 ? m * k * opq_dtype_bytes(sums_of(dtype)) : 0;
 }
 
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
@@ -304,7 +337,7 @@ opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b,
     OPQ_TRY(check_packed(dtype, b, k, n));
     if (k == 0 || n == 0)
         return OPQ_OK;
-    opq_gemm_call call = {.dtype = dtype, .batch = 1, .n = n, .k = k, .b = *b};
+    opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1, .n = n, .k = k, .b = *b};
     gemm_run run = run_make(gemm, &call);
     run.shared_b = out;
     run.column_panels = gemm_ceil(n, run.panel);
@@ -323,7 +356,9 @@ opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a,
     OPQ_TRY(check_packed(dtype, a, m, k));
     if (m == 0 || k == 0)
         return OPQ_OK;
-    opq_gemm_call call = {.dtype = dtype, .batch = 1, .m = m, .n = 1, .k = k, .a = *a, .packed_a = out};
+    opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1, .m = m, .n = 1, .k = k};
+    call.a = *a;
+    call.packed_a = out;
     gemm_run run = run_make(gemm, &call);
     run.shared_a = out;
     plan_tile(&run);

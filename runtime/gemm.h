@@ -2,7 +2,8 @@
  *
  * Every element of the result is one chain of fused multiply-adds over ascending k that starts from zero, rounded to the
  * accumulation dtype at each step: acc = fma(a[i,k], b[k,j], acc). Shapes, strides, batching, threads and instruction set
- * change which code runs, never the bits. (Which of two NaN operands gives its payload is not covered.)
+ * change which code runs, never the bits. Of two bf16 matrices it may also be one chain of steps of two products each: opq_pairs_step in
+ * scalar.h. Processors with AVX512_BF16 have an instruction for these, on others the f32 kernels take them in that order. (Which of two NaN operands gives its payload is not covered.)
  */
 #ifndef OPAQUE_RUNTIME_GEMM_H
 #define OPAQUE_RUNTIME_GEMM_H
@@ -15,7 +16,7 @@ typedef struct opq_gemm opq_gemm;
 opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm) OPQ_MUST_CHECK;
 void opq_gemm_destroy(opq_gemm *gemm);
 /* They are made again when needed. While no product runs. */
-/* Makes all f32 micro-kernels that products may need, which are some hundreds: for who keeps them on disk. */
+/* Makes all micro-kernels of f32, and of pairs, that products may need, which are some hundreds: for who keeps them on disk. */
 opq_status opq_gemm_make_kernels(opq_gemm *gemm) OPQ_MUST_CHECK;
 void opq_gemm_drop_kernels(opq_gemm *gemm);
 void opq_gemm_lock(opq_gemm *gemm); /* around a fork; taken before the jit's */
@@ -52,7 +53,8 @@ typedef void (*opq_gemm_tile)(void *data, int64_t batch, int64_t row, int64_t ro
                               const void *tile, int64_t ld);
 
 typedef struct opq_gemm_call {
-    opq_dtype dtype;        /* accumulation: f32 or f64 */
+    opq_dtype dtype; /* accumulation: f32 or f64 */
+    bool pairs; /* f32 sums of two bf16 matrices by that rule; of several calls with `accumulate` all but the last have an even k */
     int64_t batch, m, n, k; /* >= 0; k == 0 gives zeros */
     opq_matrix a, b;        /* m x k, k x n */
     void *c;                /* if tile == NULL: m x n, accumulation dtype, unit column stride; overlaps no operand */
@@ -67,14 +69,15 @@ typedef struct opq_gemm_call {
     int64_t packed_k; /* 0: k */
 } opq_gemm_call;
 
-/* OPQ_INVALID: dtypes or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.
+/* OPQ_INVALID: dtypes, a rule that they have not, or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.
  * With tile == NULL a batch that shares b and has a and c dense is folded into m. */
 opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call) OPQ_MUST_CHECK;
 /* Calls that do not need each other, at once; a left operand that several of the same m and k have in common is packed once. */
 opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int count) OPQ_MUST_CHECK;
 
 /* b in the layout that the kernels read, for operands used many times: panels of two vectors of columns, [n/panel][k][panel]. The
- * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used. */
+ * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used.
+ * dtype: of the sums; bf16: for calls with `pairs`. */
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n);
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n,
                            void *out) OPQ_MUST_CHECK;

@@ -10,9 +10,11 @@
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 
+#include <immintrin.h>
 #include <string.h>
 
-enum { RUNS_MAX = 256 }; /* of elements side by side along k, that are looked for once for all panels */
+enum { DEFAULT_CSR = 0x1f80 }; /* all exceptions masked, to nearest even */
+enum { RUNS_MAX = 256 };       /* of elements side by side along k, that are looked for once for all panels */
 enum { NEAR_A_BYTES = 256 << 10, NEAR_B_BYTES = 768 << 10 };
 
 /* Where one block of k of an operand is; both are empty when k is 0. */
@@ -45,14 +47,17 @@ int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last)
 }
 
 /* An operand from k and a neighbour across on: of the left one its columns and rows, of the right one its rows and columns. */
-static opq_pack_source pack_source(const opq_matrix *m, opq_dtype to, bool left, int64_t batch, int64_t k, int64_t across)
+static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch, int64_t k, int64_t across)
 {
+    const opq_matrix *m = left ? &run->call.a : &run->call.b;
     int64_t k_stride = left ? m->column_stride : m->row_stride, across_stride = left ? m->row_stride : m->column_stride;
     const int64_t *k_at = left ? m->columns : m->rows, *across_at = left ? m->rows : m->columns;
     opq_pack_source source = {
+        .pairs = run->rule == GEMM_PAIRS,
+        .swapped = run->rule == GEMM_SWAPPED,
         .data = opq_pack_at(m->data, m->dtype, batch * m->batch_stride + k * k_stride + across * across_stride),
         .from = m->dtype,
-        .to = to,
+        .to = run->call.dtype,
         .k_stride = k_stride,
         .across_stride = across_stride,
         .k_at = k_at ? k_at + k : NULL,
@@ -74,15 +79,17 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
     for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block) {
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
         int32_t room[RUNS_MAX], *lengths = NULL;
-        opq_pack_source source = pack_source(a, run->call.dtype, true, batch, k0, gemm_row(run, first));
-        if ((a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&source, k, room, RUNS_MAX))
+        int64_t from = k0, terms = gemm_terms(run, &from, k);
+        opq_pack_source source = pack_source(run, true, batch, from, gemm_row(run, first));
+        bool chain = run->rule == GEMM_CHAIN;
+        if (chain && (a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&source, k, room, RUNS_MAX))
             lengths = room;
         for (int64_t p = first; p < last; p = end) {
             end = p < tall ? tall : last; /* of like panels */
             int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
-            source = pack_source(a, run->call.dtype, true, batch, k0, row);
+            source = pack_source(run, true, batch, from, row);
             source.run_lengths = lengths;
-            opq_gemm_pack(run->avx512, &source, k, gemm_row(run, end) - row, (int)height,
+            opq_gemm_pack(run->avx512, &source, terms, gemm_row(run, end) - row, (int)height,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, k * height * run->element_bytes);
         }
     }
@@ -91,11 +98,11 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
 void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k,
                         char *out, int64_t panel_stride)
 {
-    const opq_matrix *b = &run->call.b;
     int64_t column = first * run->panel, columns = gemm_min(last * run->panel, run->call.n) - column;
-    opq_pack_source source = pack_source(b, run->call.dtype, false, batch, k0, column);
+    int64_t terms = gemm_terms(run, &k0, k);
+    opq_pack_source source = pack_source(run, false, batch, k0, column);
     if (k > 0 && columns > 0)
-        opq_gemm_pack(run->avx512, &source, k, columns, run->panel, out, panel_stride);
+        opq_gemm_pack(run->avx512, &source, terms, columns, run->panel, out, panel_stride);
 }
 
 static left_view left_of(block *w, int64_t k0, int64_t k)
@@ -107,10 +114,13 @@ static left_view left_of(block *w, int64_t k0, int64_t k)
                            .kind = OPQ_GEMM_LEFT_WINDOW,
                            .rows = w->window.rows,
                            .columns = w->window.columns + k0};
-    if (run->a_in_place)
-        return (left_view){.data = opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + k0),
-                           .row_bytes = a->row_stride * run->element_bytes,
+    if (run->a_in_place) {
+        int64_t from = k0;
+        (void)gemm_terms(run, &from, k);
+        return (left_view){.data = opq_pack_at(a->data, a->dtype, w->batch * a->batch_stride + from),
+                           .row_bytes = a->row_stride * opq_dtype_bytes(a->dtype),
                            .kind = OPQ_GEMM_LEFT_ROWS};
+    }
     int64_t base = gemm_row(run, w->region_first), rows = gemm_row(run, w->region_last) - base;
     return (left_view){.data = w->packed_a + k0 * rows * run->element_bytes,
                        .row_bytes = k * run->element_bytes,
@@ -182,12 +192,33 @@ static void run_edge(const block *w, opq_gemm_kernel kernel, const left_view *a,
         memcpy(c + i * c_bytes, w->edge + i * edge_bytes, width);
 }
 
+/* MXCSR around kernels that stand in for the dot instruction, which takes and gives no denormal numbers, whatever MXCSR says. */
+static unsigned begin_swapped(const gemm_run *run)
+{
+    unsigned before = _mm_getcsr();
+    if (run->rule == GEMM_SWAPPED)
+        _mm_setcsr(DEFAULT_CSR | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+    return before;
+}
+
+static void end_swapped(const gemm_run *run, unsigned before)
+{
+    if (run->rule == GEMM_SWAPPED)
+        _mm_setcsr(before);
+}
+
+static opq_gemm_element element_of(const gemm_run *run)
+{
+    return run->rule == GEMM_PAIRS ? OPQ_GEMM_PAIRS : gemm_number(run->call.dtype);
+}
+
 /* One tile, one block of k. c: its row panels' first row, the group's first column. */
 static opq_status run_tile(const block *w, int64_t first, int64_t last, const left_view *a, const right_view *b,
                            int64_t columns, char *c, int64_t c_bytes, bool whole_vectors, int64_t k0, int64_t k)
 {
     const gemm_run *run = w->run;
     bool more = k0 > 0 || run->call.accumulate;
+    opq_gemm_element element = element_of(run);
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
     for (int64_t j = 0; j < columns; j += step) {
         int64_t wide = gemm_min(step, columns - j), step_panels = step / run->panel;
@@ -201,11 +232,13 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
             int64_t row = gemm_row(run, p), rows = gemm_row(run, p + 1) - row;
             char *to = c + (row - top) * c_bytes + j * run->element_bytes;
             opq_gemm_kernel kernel;
-            OPQ_TRY(gemm_kernel_find(run->gemm, run->call.dtype, a->kind, (int)rows, vectors, &kernel));
+            OPQ_TRY(gemm_kernel_find(run->gemm, element, a->kind, (int)rows, vectors, &kernel));
+            unsigned csr = begin_swapped(run);
             if (whole_vectors || wide == (int64_t)vectors * run->lanes)
                 run_kernel(kernel, a, row, b, at, to, c_bytes, k, more, next, stride);
             else
                 run_edge(w, kernel, a, row, b, at, to, c_bytes, rows, vectors, wide, k, more);
+            end_swapped(run, csr);
         }
     }
     return OPQ_OK;
@@ -376,9 +409,9 @@ static void make_kernels(const gemm_run *run)
         int64_t columns = gemm_min(last * run->panel, run->call.n) - first * run->panel, rest = columns % step;
         for (int64_t rows = height; rows <= height + (tall > 0); rows++) {
             if (columns >= step)
-                gemm_kernel_ahead(run->gemm, run->call.dtype, kind, (int)rows, run->vectors);
+                gemm_kernel_ahead(run->gemm, element_of(run), kind, (int)rows, run->vectors);
             if (rest > 0)
-                gemm_kernel_ahead(run->gemm, run->call.dtype, kind, (int)rows, vectors_for(run, rest));
+                gemm_kernel_ahead(run->gemm, element_of(run), kind, (int)rows, vectors_for(run, rest));
         }
     }
 }

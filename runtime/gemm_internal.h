@@ -21,8 +21,18 @@ struct opq_gemm {
         _Atomic(void *) address; /* NULL: to be made */
         bool is_being_made;
         opq_jit_module module;
-    } kernel[2][OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1]; /* f64?, opq_gemm_left, rows, vectors */
+    } kernel[OPQ_GEMM_ELEMENTS][OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1]
+            [OPQ_GEMM_VECTORS_MAX + 1]; /* opq_gemm_element, opq_gemm_left, rows, vectors */
 };
+
+static inline opq_gemm_element gemm_number(opq_dtype dtype) { return dtype == OPQ_f64 ? OPQ_GEMM_F64 : OPQ_GEMM_F32; }
+
+/* What is packed as a run of k that the kernels go through one after the other. */
+typedef enum gemm_rule {
+    GEMM_CHAIN, /* k numbers */
+    GEMM_PAIRS, /* half as many pairs of bf16, for the dot instruction */
+    GEMM_SWAPPED /* the same sums without that instruction: f32, of two neighbours the second one first, without denormals */
+} gemm_rule;
 
 /* One call, once its ways are chosen. Rows and columns are counted in panels: row panels' heights
  * differ by one at most; column panels have `panel` columns, the last may have fewer. */
@@ -30,7 +40,9 @@ typedef struct gemm_run {
     opq_gemm *gemm;
     const struct opq_cpu *cpu;
     bool avx512;
-    opq_gemm_call call;
+    opq_gemm_call call; /* k and packed_k as the rule has them */
+    gemm_rule rule;
+    int64_t terms;                   /* what k is in the operands */
     int element_bytes, lanes, panel; /* panel: two vectors */
     int vectors;                     /* of the usual tile */
     int64_t row_panels, column_panels;
@@ -67,6 +79,13 @@ static inline bool gemm_packs_b(const gemm_run *run)
 {
     return !run->b_in_place && !run->few_rows && !run->call.packed_b;
 }
+/* Elements [*k0, *k0 + the result) of the operands: k of the kernels' from *k0 on. */
+static inline int64_t gemm_terms(const gemm_run *run, int64_t *k0, int64_t k)
+{
+    int64_t each = run->rule == GEMM_PAIRS ? 2 : 1;
+    *k0 *= each;
+    return run->terms - *k0 < k * each ? run->terms - *k0 : k * each;
+}
 static inline bool gemm_has_tables(const opq_matrix *matrix) { return matrix->rows || matrix->columns; }
 /* Rows without gaps, that need no conversion. */
 static inline bool gemm_in_rows(const opq_matrix *matrix, opq_dtype dtype)
@@ -88,18 +107,19 @@ static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* From the table; what is not there is compiled. */
-opq_status gemm_kernel_find(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
+opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out) OPQ_MUST_CHECK;
 /* gemm_kernels.c. Where another thread makes it, this one waits. */
-opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors,
+opq_status gemm_kernel_make(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
                             void **out_address) OPQ_MUST_CHECK;
 /* This one goes on: it will need it, and meanwhile makes others, so that threads with equal blocks do not wait for kernel after kernel. A failure is
  * told when it is needed. */
-void gemm_kernel_make_ahead(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors);
-static inline void gemm_kernel_ahead(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors)
+void gemm_kernel_make_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors);
+static inline void gemm_kernel_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows,
+                                     int vectors)
 {
-    if (!atomic_load_explicit(&gemm->kernel[dtype == OPQ_f64][left][rows][vectors].address, memory_order_relaxed))
-        gemm_kernel_make_ahead(gemm, dtype, left, rows, vectors);
+    if (!atomic_load_explicit(&gemm->kernel[element][left][rows][vectors].address, memory_order_relaxed))
+        gemm_kernel_make_ahead(gemm, element, left, rows, vectors);
 }
 
 /* On the host's threads; `work` multiply-adds or bytes in all. */

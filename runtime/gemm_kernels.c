@@ -1,4 +1,5 @@
 /* The micro-kernels that products run, compiled when they are first needed. */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
 #include "graph/clock.h"
 
@@ -58,7 +59,7 @@ void opq_gemm_unlock(opq_gemm *gemm, bool in_child)
 
 typedef struct kernel_key {
     char name[48];
-    opq_dtype dtype;
+    opq_gemm_element element;
     opq_gemm_left left;
     int rows, vectors;
 } kernel_key;
@@ -66,7 +67,7 @@ typedef struct kernel_key {
 static opq_status build_kernel(struct opq_emitter *e, void *data)
 {
     const kernel_key *key = data;
-    return opq_emit_gemm_kernel(e, key->name, key->dtype, key->left, key->rows, key->vectors);
+    return opq_emit_gemm_kernel(e, key->name, key->element, key->left, key->rows, key->vectors);
 }
 
 /* Of several at once the time passes once. */
@@ -88,12 +89,12 @@ static void end_making(opq_gemm *gemm, struct gemm_entry *entry)
 /* With the lock held, but not while it compiles. */
 static opq_status make(opq_gemm *gemm, struct gemm_entry *entry, kernel_key *key)
 {
-    static const char *const names[] = {"packed", "rows", "window"};
+    static const char *const names[] = {"packed", "rows", "window"}, *const elements[] = {"f32", "f64", "pairs"};
     void *address = NULL;
     begin_making(gemm, entry);
     pthread_mutex_unlock(&gemm->lock);
-    snprintf(key->name, sizeof key->name, "gemm_%s_%s_%dx%d", key->dtype == OPQ_f64 ? "f64" : "f32", names[key->left],
-             key->rows, key->vectors);
+    snprintf(key->name, sizeof key->name, "gemm_%s_%s_%dx%d", elements[key->element], names[key->left], key->rows,
+             key->vectors);
     opq_text name = {.data = key->name, .length = strlen(key->name)};
     opq_jit_module module;
     opq_status status = opq_jit_function(gemm->jit, key->name, key->name, build_kernel, key, &name, &module, &address);
@@ -106,10 +107,11 @@ static opq_status make(opq_gemm *gemm, struct gemm_entry *entry, kernel_key *key
     return status;
 }
 
-opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors, void **out_address)
+opq_status gemm_kernel_make(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
+                            void **out_address)
 {
-    struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
-    kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
+    struct gemm_entry *entry = &gemm->kernel[element][left][rows][vectors];
+    kernel_key key = {.element = element, .left = left, .rows = rows, .vectors = vectors};
     opq_status status = OPQ_OK;
     pthread_mutex_lock(&gemm->lock);
     while (entry->is_being_made)
@@ -121,10 +123,10 @@ opq_status gemm_kernel_make(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left,
     return status;
 }
 
-void gemm_kernel_make_ahead(opq_gemm *gemm, opq_dtype dtype, opq_gemm_left left, int rows, int vectors)
+void gemm_kernel_make_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors)
 {
-    struct gemm_entry *entry = &gemm->kernel[dtype == OPQ_f64][left][rows][vectors];
-    kernel_key key = {.dtype = dtype, .left = left, .rows = rows, .vectors = vectors};
+    struct gemm_entry *entry = &gemm->kernel[element][left][rows][vectors];
+    kernel_key key = {.element = element, .left = left, .rows = rows, .vectors = vectors};
     pthread_mutex_lock(&gemm->lock);
     if (!entry->is_being_made && !atomic_load_explicit(&entry->address, memory_order_relaxed))
         (void)!make(gemm, entry, &key);
@@ -135,7 +137,10 @@ opq_status opq_gemm_make_kernels(opq_gemm *gemm)
 {
     opq_gemm_kernel made;
     opq_gemm_tile_shape tile = {0};
-    while (opq_gemm_next_tile(gemm->cpu, &tile))
-        OPQ_TRY(gemm_kernel_find(gemm, OPQ_f32, tile.left, tile.rows, tile.vectors, &made));
+    while (opq_gemm_next_tile(gemm->cpu, &tile)) {
+        OPQ_TRY(gemm_kernel_find(gemm, OPQ_GEMM_F32, tile.left, tile.rows, tile.vectors, &made));
+        if (gemm->cpu->avx512_bf16 && tile.left != OPQ_GEMM_LEFT_WINDOW)
+            OPQ_TRY(gemm_kernel_find(gemm, OPQ_GEMM_PAIRS, tile.left, tile.rows, tile.vectors, &made));
+    }
     return OPQ_OK;
 }

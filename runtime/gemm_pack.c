@@ -347,14 +347,67 @@ static void pack_panel(bool avx512, const opq_pack_source *s, int64_t k, int64_t
         pack_panel_plain(s, k, across, width, out);
 }
 
-/* Rows of k that all panels take before the next ones where neighbours across lie side by side: a page, or a line of the cache, is visited
- * once, not once per panel. So few that their lines stay in L1, whatever their stride. */
-enum { STRIP_AVX2 = 16, STRIP_AVX512 = 32 };
+/* ---- two k at a time */
 
+enum { STRIP_AVX2 = 16, STRIP_AVX512 = 32, WIDTH_MAX = 2 * 64 / 4 };
+
+/* The same from row i of k on. */
+static opq_pack_source from_row(const opq_pack_source *s, int64_t i)
+{
+    opq_pack_source part = *s;
+    part.data = opq_pack_at(s->data, s->from, s->k_at ? 0 : i * s->k_stride);
+    part.k_at = s->k_at ? s->k_at + i : NULL;
+    for (int g = 0; g < s->guard_count; g++)
+        part.guard[g].k = s->guard[g].k + i;
+    return part;
+}
+
+/* By way of f32, some rows at a time. */
+static void pack_pairs_plain(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
+{
+    _Alignas(64) float rows[STRIP_AVX2 * WIDTH_MAX];
+    for (int64_t i = 0; i < k; i += STRIP_AVX2) {
+        int64_t count = k - i < STRIP_AVX2 ? k - i : STRIP_AVX2;
+        opq_pack_source part = from_row(s, i);
+        part.period = 0;
+        pack_panel(avx512, &part, count, across, width, rows);
+        memset(rows + count * width, 0, count % 2 ? (size_t)width * sizeof *rows : 0);
+        for (int64_t p = 0; p < count; p += 2, out += width)
+            for (int j = 0; j < width; j++)
+                out[j] = opq_f32_bits(rows[p * width + j]) >> 16 | (opq_f32_bits(rows[(p + 1) * width + j]) & 0xffff0000);
+    }
+}
+
+static void pack_pairs(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
+{
+    int64_t fast = s->across_stride == 1 ? k : k - k % 2;
+    if (!avx512 || fast == 0 || !opq_pack_pairs_avx512(s, fast, across, width, out))
+        fast = 0;
+    opq_pack_source rest = from_row(s, fast);
+    if (fast < k)
+        pack_pairs_plain(avx512, &rest, k - fast, across, width, out + fast / 2 * width);
+}
+
+/* Exchanges neighbours of packed rows. */
+static void swap_rows(int64_t k, int width, float *rows)
+{
+    for (int64_t p = 0; p < k; p += 2, rows += 2 * width) {
+        if (p + 1 == k)
+            memset(rows + width, 0, (size_t)width * sizeof *rows);
+        for (int j = 0; j < width; j++) {
+            float first = rows[j];
+            rows[j] = rows[width + j];
+            rows[width + j] = first;
+        }
+    }
+}
+
+/* Rows of k that all panels take before the next ones where neighbours across lie side by side: a page, or a line of the cache, is visited
+ * once, not once per panel. So few that their lines stay in L1, whatever their stride. An even number of rows. */
 void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
                    int64_t panel_stride)
 {
-    int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to);
+    int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to), each = source->pairs ? 2 : 1;
     bool strips = source->across_stride == 1 && across > width && !source->run_lengths;
     int64_t step = !strips ? k : avx512 ? STRIP_AVX512 : STRIP_AVX2;
     opq_pack_source part = *source;
@@ -368,7 +421,13 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
                 part.guard[g].k = source->guard[g].k + i;
                 part.guard[g].across = source->guard[g].across + j;
             }
-            pack_panel(avx512, &part, k - i < step ? k - i : step, across - j < width ? across - j : width, width,
-                       (char *)out + panel * panel_stride + i * row_bytes);
+            int64_t rows = k - i < step ? k - i : step, columns = across - j < width ? across - j : width;
+            void *to = (char *)out + panel * panel_stride + i / each * row_bytes;
+            if (source->pairs)
+                pack_pairs(avx512, &part, rows, columns, width, to);
+            else
+                pack_panel(avx512, &part, rows, columns, width, to);
+            if (source->swapped)
+                swap_rows(rows, width, to);
         }
 }

@@ -2,6 +2,7 @@
  *
  * A panel holds `width` neighbours across (rows of the left operand, columns of the right one) for every k: [k][width].
  * Both operands are the same problem with the roles of their strides swapped, so one function packs both.
+ * Two neighbours along k may be one element, a pair of bf16 of 4 bytes, the first one below; what is missing behind an odd one is 0.
  */
 #ifndef OPAQUE_RUNTIME_GEMM_PACK_H
 #define OPAQUE_RUNTIME_GEMM_PACK_H
@@ -28,6 +29,8 @@ typedef struct opq_pack_source {
     const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
     int guard_count;                 /* then both are tables */
     opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
+    bool pairs;                 /* of bf16: a row of a panel has the pairs of two k */
+    bool swapped;               /* to f32: of two k the second one comes first, 0 if it is missing */
     const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
     int64_t period; /* of a part with guards: rows of k after which they begin again; k: they do not; 0: not known */
     const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
@@ -53,6 +56,8 @@ typedef struct opq_pack_run {
 
 /* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
+/* Of pairs: whole ones, and one of an odd last k where neighbours across lie side by side. */
+bool opq_pack_pairs_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, uint32_t *out);
 bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
 /* rows x columns elements, rows ld elements apart, become columns x rows. */
 void opq_turn_avx2(const float *from, int64_t ld, int64_t rows, int64_t columns, float *to, int64_t to_ld);

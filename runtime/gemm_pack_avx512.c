@@ -10,15 +10,16 @@ enum { ROWS_AHEAD = 32 };
 /* Rows of a window that are made together: they stay in L1. */
 enum { MOVED_ROWS = 128 };
 
-INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+/* Elements of `bytes` bytes, strides counting `unit`. */
+INLINE void transpose_panel(const opq_pack_source *s, opq_dtype from, int64_t bytes, int64_t unit, int64_t k,
+                            int64_t across, int width, float *out)
 {
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
     for (int64_t j = 0; j < across; j += 16) {
         const char *first = s->data;
         int64_t offset[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
-            offset[i] = opq_pack_across(s, j + i < across ? j + i : across - 1) * bytes;
+            offset[i] = opq_pack_across(s, j + i < across ? j + i : across - 1) * unit;
         __mmask16 store = (__mmask16)mask_of(width - j, 16);
         for (int64_t p = 0; p < k; p += 16) {
             __mmask16 load = (__mmask16)mask_of(k - p, 16);
@@ -46,6 +47,12 @@ INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_
             }
         }
     }
+}
+
+INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
+{
+    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    transpose_panel(s, from, bytes, bytes, k, across, width, out);
 }
 
 INLINE void transpose_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width,
@@ -98,6 +105,43 @@ INLINE void copy_panel_f64(const opq_pack_source *s, opq_dtype from, int64_t k, 
         if (store1)
             _mm512_mask_storeu_pd(out + 8, store1, load_f64(load1 ? row + 8 * bytes : row, from, load1));
     }
+}
+
+/* Sixteen pairs of neighbours along k. */
+INLINE __m512i load_pairs(const char *low, const char *high, __mmask16 there, bool both)
+{
+    __m512i first = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, low));
+    __m512i second = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(both ? there : 0, high));
+    return _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+}
+
+INLINE void join_rows(const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
+{
+    __mmask16 load0 = (__mmask16)mask_of(across, 16), load1 = (__mmask16)mask_of(across - 16, 16);
+    __mmask16 store0 = (__mmask16)mask_of(width, 16), store1 = (__mmask16)mask_of(width - 16, 16);
+    const char *row = s->data;
+    int64_t bytes = s->k_stride * 2;
+    for (int64_t p = 0; p < k; p += 2, row += 2 * bytes, out += width) {
+        bool both = p + 1 < k;
+        _mm_prefetch(row + ROWS_AHEAD * bytes, _MM_HINT_T0);
+        _mm_prefetch(row + (ROWS_AHEAD + 1) * bytes, _MM_HINT_T0);
+        _mm512_mask_storeu_epi32(out, store0, load_pairs(row, row + bytes, load0, both));
+        if (store1)
+            _mm512_mask_storeu_epi32(out + 16, store1, load_pairs(row + 32, row + bytes + 32, load1, both));
+    }
+}
+
+AVX512 bool opq_pack_pairs_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
+{
+    if (s->k_at || s->guard_count > 0 || s->from != OPQ_bf16)
+        return false;
+    if (s->across_stride == 1 && !s->across_at)
+        join_rows(s, k, across, width, out);
+    else if (s->k_stride == 1)
+        transpose_panel(s, OPQ_f32, 4, 2, k / 2, across, width, (float *)out);
+    else
+        return false;
+    return true;
 }
 
 /* One move of `count` rows, `period` rows apart from row `first` on. */

@@ -37,7 +37,7 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
         for (int64_t at = 0; at < width; at += step) {
             opq_gemm_kernel kernel;
             int vectors = (int)(gemm_min(step, width - at) / vector);
-            OPQ_TRY(gemm_kernel_find(gemm, call->dtype, OPQ_GEMM_LEFT_ROWS, (int)count, vectors, &kernel));
+            OPQ_TRY(gemm_kernel_find(gemm, gemm_number(call->dtype), OPQ_GEMM_LEFT_ROWS, (int)count, vectors, &kernel));
             kernel(a, a_bytes, b + at, b_bytes, OPQ_GEMM_PANEL_VECTORS * vector, c + at, c_bytes, call->k,
                    call->accumulate, b, 0, NULL, NULL);
         }
@@ -56,8 +56,8 @@ static void make_kernels(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_ge
     for (int64_t at = 0; at < all; at += step) {
         int vectors = (int)gemm_min(step, all - at);
         if (longer)
-            gemm_kernel_ahead(gemm, call->dtype, OPQ_GEMM_LEFT_ROWS, (int)rows + 1, vectors);
-        gemm_kernel_ahead(gemm, call->dtype, OPQ_GEMM_LEFT_ROWS, (int)rows, vectors);
+            gemm_kernel_ahead(gemm, gemm_number(call->dtype), OPQ_GEMM_LEFT_ROWS, (int)rows + 1, vectors);
+        gemm_kernel_ahead(gemm, gemm_number(call->dtype), OPQ_GEMM_LEFT_ROWS, (int)rows, vectors);
     }
 }
 

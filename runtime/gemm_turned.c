@@ -76,12 +76,13 @@ opq_matrix gemm_transposed(const opq_matrix *m)
 /* What all matrices of the batch share is packed once. */
 static opq_status run_packed(opq_gemm *gemm, opq_gemm_call *turned)
 {
-    int64_t bytes = opq_gemm_packed_bytes(gemm, turned->dtype, turned->k, turned->n);
+    opq_dtype to = turned->pairs ? OPQ_bf16 : turned->dtype;
+    int64_t bytes = opq_gemm_packed_bytes(gemm, to, turned->k, turned->n);
     void *packed = gemm_scratch_acquire(GEMM_SCRATCH_turned, bytes);
     if (!packed)
         return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of a packed operand", (long long)bytes);
     turned->packed_b = packed;
-    opq_status status = opq_gemm_pack_b(gemm, turned->dtype, &turned->b, turned->k, turned->n, packed);
+    opq_status status = opq_gemm_pack_b(gemm, to, &turned->b, turned->k, turned->n, packed);
     if (status == OPQ_OK)
         status = gemm_run_regions(gemm, turned, 1);
     gemm_scratch_release(GEMM_SCRATCH_turned, packed);

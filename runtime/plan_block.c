@@ -176,6 +176,8 @@ static opq_status lower_product(builder *b, int part)
     int second = part - 1 - b->parts.first_count;
     if (step->matmul && second >= 0 && b->block->sums_rows[second] && step->matmul->contract.m != b->block->columns)
         return opq_fail(OPQ_UNSUPPORTED, "plan: product %d of kernel %s sums over several matrices", part, step->name);
+    if (step->matmul && step->matmul->pairs)
+        return opq_fail(OPQ_UNSUPPORTED, "plan: product %d of kernel %s goes by pairs", part, step->name);
     return step->matmul ? OPQ_OK : opq_fail(OPQ_UNSUPPORTED, "plan: product %d of kernel %s is thin", part, step->name);
 }
 

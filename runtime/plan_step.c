@@ -208,6 +208,7 @@ static opq_status bind_matmul(opq_planner *p, bool alone, opq_step *step)
         memcpy(matmul->matrix[o].guard, matmul->contract.operand[o].guard, sizeof matmul->matrix[o].guard);
     }
     matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
+    matmul->pairs = matmul->contract.pairs;
     split_batch(matmul);
     return OPQ_OK;
 }

@@ -134,7 +134,7 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
     const opq_matrix *x = &matmul->matrix[o];
-    opq_dtype to = matmul->dtype;
+    opq_dtype to = matmul->pairs ? OPQ_bf16 : matmul->dtype;
     bool left = o == 0, turned = false;
     if (!worth_packing(matmul, o, &plan->storage[step->buffers[c->operand[o].buffer]]))
         return 0;
@@ -206,7 +206,10 @@ static void begin(const opq_run_state *run, const opq_step *step, bool alone, op
     out->tiles.first_batch = out->tiles.first_row = 0;
     out->tiles.error = error;
     opq_run_bind(run, step, out->tiles.buffers, out->tiles.scalars);
-    out->call = (opq_gemm_call){.dtype = matmul->dtype, .batch = matmul->batch, .m = c->m, .n = c->n, .k = c->k};
+    out->call = (opq_gemm_call){.dtype = matmul->dtype, .pairs = matmul->pairs, .batch = matmul->batch};
+    out->call.m = c->m;
+    out->call.n = c->n;
+    out->call.k = c->k;
     bool turned = false;
     out->left = alone ? opq_run_packed_operand(run, step, 0, &turned) : NULL;
     out->call.packed_a = out->left ? out->left->data : NULL;

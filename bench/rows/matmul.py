@@ -88,3 +88,8 @@ def mlp_jax(jax, weights, x):
 @row(flops=4 * 128 * 768 * 3072, jax=mlp_jax)
 def mlp_block_128():
     return Mlp(), (torch.randn(128, 768),)
+
+
+@row(jax=mlp_jax)
+def mlp_block_bf16_128():
+    return Mlp().to(torch.bfloat16), (torch.randn(128, 768, dtype=torch.bfloat16),)

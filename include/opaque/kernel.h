@@ -182,6 +182,27 @@ enum { OPQ_LEVELS = 6 }; /* 4096^6 elements */
 OPQ_FOLDS(OPQ_LANES_FOLD)
 OPQ_FOLDS(OPQ_COLUMN_FOLD)
 
+/* ---- products by the rule pairs: opq_pairs_step, and zeros behind the last odd one */
+
+typedef struct opq_pairs {
+    float sum, x, y; /* x, y: of the first of a pair */
+    bool half;       /* which is there */
+} opq_pairs;
+
+static inline void opq_pairs_add(opq_pairs *fold, float x, float y)
+{
+    if (fold->half)
+        fold->sum = opq_pairs_step(fold->x, x, fold->y, y, fold->sum);
+    fold->half = !fold->half;
+    fold->x = x;
+    fold->y = y;
+}
+
+static inline float opq_pairs_end(const opq_pairs *fold)
+{
+    return fold->half ? opq_pairs_step(fold->x, 0, fold->y, 0, fold->sum) : fold->sum;
+}
+
 /* ---- argmax, argmin: the first NaN, or else the first of the largest (smallest), whatever the rule; 0 if there are no elements */
 
 #define OPQ_ARG_FOLD(name, real, better)                                                                               \

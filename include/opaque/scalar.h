@@ -93,6 +93,30 @@ static inline uint16_t opq_f32_to_f16(float value)
 static inline float opq_round_f16(float x) { return opq_f16_to_f32(opq_f32_to_f16(x)); }
 static inline float opq_round_bf16(float x) { return opq_bf16_to_f32(opq_f32_to_bf16(x)); }
 
+/* ---- the rule "pairs" of products of bf16: what AVX512_BF16 does
+ *
+ * A step takes two elements of either operand: sum = fma(x[1], y[1], sum), then sum = fma(x[0], y[0], sum): the second product first. Each is
+ * rounded to nearest even; a denormal that goes in is 0, and what comes out too small for a normal number is 0, both of its sign. Too small is
+ * what would be so with any exponent: of what lies less than a quarter of a place below 0x1p-126 fmaf makes that number, which it stays. */
+static inline float opq_no_denormal(float value)
+{
+    return (opq_f32_bits(value) & 0x7f800000) ? value : copysignf(0, value);
+}
+
+static inline float opq_pairs_fma(float x, float y, float sum)
+{
+    float a = opq_no_denormal(x), b = opq_no_denormal(y), c = opq_no_denormal(sum), result = fmaf(a, b, c);
+    /* The sum is exact in f64 wherever it is that small. */
+    if (fabsf(result) <= 0x1p-126f && fabs((double)a * b + c) < 0x1.ffffffp-127)
+        return copysignf(0, result);
+    return result;
+}
+
+static inline float opq_pairs_step(float x0, float x1, float y0, float y1, float sum)
+{
+    return opq_pairs_fma(x0, y0, opq_pairs_fma(x1, y1, sum));
+}
+
 /* ---- float to integer, as cvttss2si does it: NaN and what does not fit become the smallest integer */
 
 static inline int64_t opq_f64_to_i64(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }

@@ -52,6 +52,10 @@ def set_default_modes(modes: int) -> None:
 
 # ---- settings
 
+def set_bf16_products(rule: str) -> None:
+    """The rule by which products of bf16 are summed that are recorded from now on: "auto", "chain" or "pairs"."""
+
+def get_bf16_products() -> str: ...
 def set_lines(which: str) -> None:
     """Source lines: "all" (kept with each recorded op), "flush" (only for runs), "off"."""
 

@@ -14,7 +14,7 @@ from . import _C
 from .settings import UNFUSED, log_levels
 from .slips import meant
 
-_FLAGS = ("fusion", "verbose", "log", "lines")
+_FLAGS = ("fusion", "verbose", "log", "lines", "bf16_products")
 
 
 class _Backend(types.ModuleType):
@@ -67,6 +67,16 @@ class _Backend(types.ModuleType):
     def lines(self, which: str) -> None:
         _C.set_lines(which)
 
+    @property
+    def bf16_products(self) -> str:
+        """How products of bf16 that are recorded from now on are summed: "chain", "pairs", or "auto", which is pairs
+        where the processor has AVX512_BF16. The bits of each are the same everywhere. Process-wide."""
+        return _C.get_bf16_products()
+
+    @bf16_products.setter
+    def bf16_products(self, rule: str) -> None:
+        _C.set_bf16_products(rule)
+
     def __setattr__(self, name: str, value) -> None:
         if not name.startswith("_") and name not in _FLAGS:
             raise AttributeError(f"torch.backends.opaque has no switch {name}{meant(name, _FLAGS)}")
@@ -74,7 +84,7 @@ class _Backend(types.ModuleType):
 
     @contextmanager
     def flags(self, **values):
-        """Sets fusion, verbose, log, lines for a block. Raises TypeError for any other name."""
+        """Sets fusion, verbose, log, lines, bf16_products for a block. Raises TypeError for any other name."""
         unknown = set(values) - set(_FLAGS)
         if unknown:
             name = min(unknown)

@@ -46,6 +46,13 @@ SETTINGS = (
         "OPAQUE_LINES", "all|flush|off", "all", "package", "source lines kept with recorded ops"
     ),
     Setting(
+        "OPAQUE_BF16_PRODUCTS",
+        "auto|chain|pairs",
+        "auto",
+        "package",
+        "rule by which products of bf16 are summed; auto: pairs where the processor has AVX512_BF16",
+    ),
+    Setting(
         "OPAQUE_MODE",
         "eager,unfused,planned,strict",
         "",
@@ -105,7 +112,10 @@ SETTINGS = (
 )
 
 _MODES = {"eager": EAGER, "unfused": UNFUSED, "planned": PLANNED, "strict": STRICT}
-_WORDS = {"OPAQUE_LINES": ("all", "flush", "off")}
+_WORDS = {
+    "OPAQUE_LINES": ("all", "flush", "off"),
+    "OPAQUE_BF16_PRODUCTS": ("auto", "chain", "pairs"),
+}
 LOG_TOPICS = ("flush", "plan", "compile", "fusion", "fallback", "memory")
 LOG_LEVELS = ("off", "info", "debug")
 
@@ -194,6 +204,8 @@ def apply(core) -> None:
         core.set_default_modes(modes)
     if lines := os.environ.get("OPAQUE_LINES"):
         core.set_lines(lines)
+    if rule := os.environ.get("OPAQUE_BF16_PRODUCTS"):
+        core.set_bf16_products(rule)
     if path := os.environ.get("OPAQUE_LOG_FILE"):
         core.set_log_file(path)
     if log := os.environ.get("OPAQUE_LOG"):

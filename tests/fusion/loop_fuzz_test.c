@@ -45,6 +45,8 @@ static const char *const words[] = {"add",
                                     "lanes",
                                     "column",
                                     "chain",
+                                    "pairs",
+                                    "bf16",
                                     "local",
                                     "bitwise_and",
                                     "f32",
@@ -71,6 +73,7 @@ static const char *const words[] = {"add",
                                     "  }\n",
                                     "parallel i < d0 {\n",
                                     "chain k < d2 {\n",
+                                    "pairs k < d2 {\n",
                                     "vector j < d1 in i {\n"};
 
 /* Words of one kind, which may stand for each other. */

@@ -4,6 +4,8 @@
 #include "tests/fusion/loop_text.h"
 
 #define KERNEL(body) "kernel @k(b0: f32, b1: out f32) over i, j, k {\n" body "}\n"
+#define PAIRS(rest)                                                                                                    \
+    "kernel @k(b0: bf16, b1: out f32) over i, j, k {\n  vector j < d1 {\n    pairs i < d0 {\n" LOAD rest "}\n"
 #define LOAD "      %2 = load f32 b0[d3 + i*d4 + j]\n"
 #define KEPT(loop, keeping, reading)                                                                                   \
     KERNEL("  parallel i < d0 {\n    local f32 e1[j]\n    %2 = load f32 b0[d3]\n" loop keeping                         \
@@ -29,6 +31,13 @@ static const loop_text texts[] = {
      "a column or chain outside of a vector loop"},
     {KERNEL("  vector j < d1 {\n    column i < d0 {\n" LOAD "      %3 = sum f32 %2\n    }\n  }\n"), NULL},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
+    {PAIRS("      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
+    {PAIRS("      %3 = neg f32 %2\n      %4 = matmul f32 %2, %3\n    }\n  }\n"), "pairs are of what is loaded as bf16"},
+    {PAIRS("      %3 = sum f32 %2\n    }\n  }\n"), "a chain of no product, or of several"},
+    {KERNEL("  vector j < d1 {\n    pairs i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"),
+     "pairs are of what is loaded as bf16"},
+    {KERNEL("  parallel i < d0 {\n    pairs j < d1 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"),
+     "a column or chain outside of a vector loop"},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
             "      %3 = cast f64 %2\n      %4 = matmul f32 %2, %3\n    }\n  }\n"),
      "an operand of another dtype"},

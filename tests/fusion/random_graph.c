@@ -162,13 +162,13 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
     bool arithmetic = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE ||
                       info->class_ == OPQ_CLASS_COMPOSITE || info->class_ == OPQ_CLASS_MATMUL ||
                       info->class_ == OPQ_CLASS_SCATTER || info->class_ == OPQ_CLASS_SCAN;
-    if (arithmetic && is_half(compute) && !exact_on_halves(op))
+    if (arithmetic && is_half(compute) && !exact_on_halves(op) && op != OPQ_OP_matmul)
         return false;
     bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
     if (info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND && !real &&
         !expands(op, types, arity))
         return false;
-    if (info->class_ == OPQ_CLASS_MATMUL && compute != OPQ_f32 && compute != OPQ_f64)
+    if (info->class_ == OPQ_CLASS_MATMUL && !real)
         return false;
     return opq_op_computes(op, compute);
 }
@@ -517,7 +517,7 @@ random_graph random_graph_make(uint64_t seed)
     for (uint64_t n = views ? 1 + random_below(&r, 4) : 4 + random_below(&r, 36); n > 0; n--)
         views ? view_step(&r) : step(&r);
     int outputs = 1 + (int)random_below(&r, RANDOM_OUTPUTS);
-    for (int i = 0; i < outputs && i < r.count; i++)
+    for (int i = 0; i < outputs && i < r.count && r.graph->output_count < RANDOM_OUTPUTS; i++)
         expect_ok(opq_graph_output(r.graph, i == 0 ? r.refs[r.count - 1] : any_ref(&r)));
     return r;
 }

@@ -364,8 +364,15 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
     }
     other.size[other.rank - 2] = turn_b ? n : k;
     other.size[other.rank - 1] = turn_b ? k : n;
-    opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a}, {.key = OPQ_ATTR_transpose_b, .i = turn_b}};
-    opq_ref made = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, same_shape(r, &other)}, 2, attrs, 2);
+    opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a},
+                        {.key = OPQ_ATTR_transpose_b, .i = turn_b},
+                        {.key = OPQ_ATTR_pairs, .i = 1}};
+    int attr_count = type.dtype == OPQ_bf16 && chance(r, 70) ? 3 : 2;
+    opq_ref made = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, same_shape(r, &other)}, 2, attrs, attr_count);
+    if (made >= 0 && type.dtype == OPQ_bf16 && r->graph->output_count == 0) /* read where it was rounded, not on its tile */
+        expect_ok(opq_graph_output(r->graph, made));
+    else if (made >= 0 && type.dtype == OPQ_bf16)
+        return -1;
     if (made >= 0 && chance(r, 50)) { /* bias */
         opq_type bias = opq_type_make((opq_dtype)type.dtype, 1, &n);
         made = random_op(r, OPQ_OP_add, (opq_ref[]){made, same_shape(r, &bias)}, 2, NULL, 0);
@@ -407,12 +414,17 @@ static opq_ref recurrence(random_graph *r, opq_ref x)
     return x;
 }
 
-/* Now and then several of one left operand. */
+/* Now and then several of one left operand, or of bf16. */
 opq_ref random_matmul(random_graph *r, opq_ref x)
 {
     bool turn_a = chance(r, 30);
+    opq_type type = opq_graph_type(r->graph, x);
     if (chance(r, 25))
         return recurrence(r, x);
+    if (type.dtype == OPQ_f32 && chance(r, 30)) { /* by pairs or as a chain */
+        type.dtype = OPQ_bf16;
+        x = random_op_typed(r, OPQ_OP_cast, &type, &x, 1, NULL, 0);
+    }
     while (chance(r, 40))
         random_keep(r, product(r, x, turn_a));
     return product(r, x, turn_a);

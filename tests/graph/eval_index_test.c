@@ -257,6 +257,36 @@ static void matmul_is_an_fma_chain(void **state)
     }
 }
 
+/* Of two products the second one is added first; no denormals, not even behind a sum that fmaf rounds up to the smallest normal number. */
+static void matmul_by_pairs(void **state)
+{
+    (void)state;
+    static const struct {
+        float a[5], b[5], pairs, chain;
+        int count;
+    } rows[] = {
+        {{0, 1, -1, 1}, {0, 1, 1, 0x1p-25f}, 0, 0x1p-25f, 4},
+        {{1, 1, -1}, {1, 0x1p-25f, 1}, 0, 0, 3},
+        {{0, 0x1p-126f, 0x1p-75f}, {0, 1, -0x1.8p-76f}, 0, 0x1p-126f, 3}, /* 3/4 of a place below */
+        {{0, 0x1p-126f, 0x1p-75f}, {0, 1, -0x1p-76f}, 0x1p-126f, 0x1p-126f, 3},
+        {{0x1p-126f, 1}, {1, 0x1p-130f}, 0x1p-126f, 0x1p-126f + 0x1p-130f, 2},
+        {{-0x1p-126f}, {0x1p-3f}, -0.0f, -0x1p-129f, 1},
+        {{1, 2, 3, 4, 5}, {1, 2, 3, 4, 5}, 55, 55, 5},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int pairs = 0; pairs < 2; pairs++) {
+            uint16_t a[5], b[5], out, expect = opq_f32_to_bf16(pairs ? rows[i].pairs : rows[i].chain);
+            int count = rows[i].count;
+            for (int k = 0; k < count; k++)
+                a[k] = opq_f32_to_bf16(rows[i].a[k]), b[k] = opq_f32_to_bf16(rows[i].b[k]);
+            evaluation e = evaluation_begin();
+            opq_ref refs[] = {input(&e, TYPE(bf16, 1, count), a), input(&e, TYPE(bf16, count, 1), b)};
+            evaluate(&e, op(&e, OPQ_OP_matmul, refs, 2, ATTRS(INT_ATTR(pairs, pairs))), &out);
+            if (out != expect)
+                fail_msg("row %d, pairs %d: %a", (int)i, pairs, opq_bf16_to_f32(out));
+        }
+}
+
 static void matmul_broadcasts_batches(void **state)
 {
     (void)state;
@@ -392,6 +422,7 @@ int main(void)
         cmocka_unit_test(indices_are_checked),
         cmocka_unit_test(the_message_names_the_line),
         cmocka_unit_test(matmul_is_an_fma_chain),
+        cmocka_unit_test(matmul_by_pairs),
         cmocka_unit_test(matmul_broadcasts_batches),
         cmocka_unit_test(matmul_of_other_dtypes),
         cmocka_unit_test(matmul_over_nothing_is_zero),

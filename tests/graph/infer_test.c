@@ -295,6 +295,10 @@ static const struct {
     {"matmul", "f32[3,4] f32[4]", "error: matmul: takes matrices, got shapes [3,4] and [4]"},
     {"matmul", "f32[2,3,4] f32[3,4,5]", "error: matmul: shapes [2] and [3] do not broadcast (axis 0: 2 and 3)"},
     {"matmul", "f32[3,4] f32[4,5] {transpose_b=2}", "error: matmul: transpose_b must be 0 or 1"},
+    {"matmul", "bf16[3,4] bf16[5,4] {pairs=1, transpose_b=1}", "bf16[3,5]"},
+    {"matmul", "bf16[3,4] bf16[4,5] {pairs=2}", "error: matmul: pairs must be 0 or 1"},
+    {"matmul", "f32[3,4] f32[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands"},
+    {"matmul", "bf16[3,4] f32[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands"},
 };
 
 /* Writes the type, or "error: " and the message, as the table spells them. */

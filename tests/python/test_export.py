@@ -187,6 +187,19 @@ def test_products_of_many_shapes(tmp_path):
     check(fn, rows, tmp_path)
 
 
+@pytest.mark.parametrize("cpu", [None, "avx2"])
+def test_products_of_bf16(cpu, tmp_path):
+    """By the device's rule, whichever processors the library is for."""
+    model = nn.Sequential(nn.Linear(97, 128), nn.ReLU(), nn.Linear(128, 50, bias=False))
+    with torch.backends.opaque.flags(bf16_products="pairs"):
+        check(
+            model.bfloat16(),
+            (torch.randn(33, 97).bfloat16(),),
+            tmp_path,
+            **({"cpu": cpu} if cpu else {}),
+        )
+
+
 def test_an_operator_of_one_line(tmp_path):
     softcap = torch_opaque.define_op(
         "test_export::softcap(Tensor x, float c) -> Tensor", "c * tanh(x / c)"

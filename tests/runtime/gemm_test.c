@@ -1,4 +1,4 @@
-/* Matrix multiplication against its definition, bit by bit: one chain of fused multiply-adds over ascending k per element.
+/* Matrix multiplication against its definition, bit by bit: one chain of fused multiply-adds over ascending k per element, or of pairs.
  *
  * Operands lie in buffers of exactly the bytes that they span, up against a page that may not be touched; results are framed by
  * canaries. Every case runs serially, on 3 threads, through a tile function and from a packed right operand.
@@ -156,6 +156,10 @@ typedef struct sample {
     opq_dtype dtype, a_dtype, b_dtype;
 } sample;
 
+static bool pairs; /* the rule of samples */
+
+static opq_dtype packed_dtype(const sample *s) { return pairs ? OPQ_bf16 : s->dtype; }
+
 enum { TABLE_MAX = 1 << 13, TABLES = 16 };
 static int64_t tables[TABLES][TABLE_MAX];
 static int table_count;
@@ -286,7 +290,13 @@ static void reference(const opq_gemm_call *call, char *c)
             for (int64_t j = 0; j < call->n; j++) {
                 double wide = 0;
                 float narrow = 0;
-                for (int64_t k = 0; k < call->k; k++) {
+                for (int64_t k = 0; k < call->k && call->pairs; k += 2) {
+                    bool both = k + 1 < call->k;
+                    float a = (float)matrix_at(&call->a, l, i, k), b = (float)matrix_at(&call->b, l, k, j);
+                    narrow = opq_pairs_step(a, both ? (float)matrix_at(&call->a, l, i, k + 1) : 0, b,
+                                            both ? (float)matrix_at(&call->b, l, k + 1, j) : 0, narrow);
+                }
+                for (int64_t k = 0; k < call->k && !call->pairs; k++) {
                     double a = matrix_at(&call->a, l, i, k), b = matrix_at(&call->b, l, k, j);
                     if (call->dtype == OPQ_f64)
                         wide = fma(a, b, wide);
@@ -369,12 +379,12 @@ static void check_tiles(const sample *s, const char *how, opq_gemm_call call, co
 static void check_packed_left(const sample *s, opq_gemm_call call, const void *packed_b, const char *expect)
 {
     bool better;
-    int64_t bytes = opq_gemm_packed_left_bytes(gemm, s->dtype, &call.b, s->m, s->n, s->k, &better);
+    int64_t bytes = opq_gemm_packed_left_bytes(gemm, packed_dtype(s), &call.b, s->m, s->n, s->k, &better);
     for (int turned = 0; turned < 2 && (s->batch == 1 || (s->batch > 1 && call.a.batch_stride == 0)); turned++) {
         if (!turned && (bytes == 0 || better))
             continue;
-        guarded left = guarded_make(turned ? opq_gemm_packed_bytes(gemm, s->dtype, s->k, s->m) : bytes);
-        assert_int_equal(opq_gemm_pack_a(gemm, s->dtype, &call.a, s->m, s->k, turned, left.data), OPQ_OK);
+        guarded left = guarded_make(turned ? opq_gemm_packed_bytes(gemm, packed_dtype(s), s->k, s->m) : bytes);
+        assert_int_equal(opq_gemm_pack_a(gemm, packed_dtype(s), &call.a, s->m, s->k, turned, left.data), OPQ_OK);
         opq_gemm_call with = call;
         with.packed_a = left.data, with.a.data = NULL, with.turned = turned;
         check_direct(s, turned ? "turned" : "packed a", with, expect);
@@ -390,8 +400,8 @@ static void check_packed(const sample *s, opq_gemm_call call, const char *expect
 {
     guarded right = {0};
     if (s->batch == 1 || (s->batch > 1 && call.b.batch_stride == 0)) {
-        right = guarded_make(opq_gemm_packed_bytes(gemm, s->dtype, s->k, s->n));
-        assert_int_equal(opq_gemm_pack_b(gemm, s->dtype, &call.b, s->k, s->n, right.data), OPQ_OK);
+        right = guarded_make(opq_gemm_packed_bytes(gemm, packed_dtype(s), s->k, s->n));
+        assert_int_equal(opq_gemm_pack_b(gemm, packed_dtype(s), &call.b, s->k, s->n, right.data), OPQ_OK);
     }
     check_packed_left(s, call, right.data, expect);
     if (right.map) {
@@ -405,7 +415,7 @@ static void check_packed(const sample *s, opq_gemm_call call, const char *expect
 /* The first third of k, then the sums go on. */
 static void check_accumulated(const sample *s, opq_gemm_call call, const char *expect)
 {
-    int64_t count = s->batch * s->m * s->n, bytes = opq_dtype_bytes(s->dtype), k = s->k / 3;
+    int64_t count = s->batch * s->m * s->n, bytes = opq_dtype_bytes(s->dtype), k = pairs ? s->k / 6 * 2 : s->k / 3;
     call.c = calloc((size_t)count + 1, (size_t)bytes);
     call.c_row_stride = s->n;
     call.c_batch_stride = s->m * s->n;
@@ -431,7 +441,7 @@ static void check_accumulated(const sample *s, opq_gemm_call call, const char *e
 static void check(const sample *s)
 {
     guarded a, b;
-    opq_gemm_call call = {.dtype = s->dtype, .batch = s->batch, .m = s->m, .n = s->n, .k = s->k};
+    opq_gemm_call call = {.dtype = s->dtype, .pairs = pairs, .batch = s->batch, .m = s->m, .n = s->n, .k = s->k};
     call.a = matrix_make(s->a, s->a_dtype, s->batch, s->m, s->k, &a);
     call.b = matrix_make(s->b, s->b_dtype, s->batch, s->k, s->n, &b);
     if (call.a.padded)
@@ -500,6 +510,25 @@ static void test_f64(void **state)
     (void)state;
     check_shapes(1);
     check_shapes(6);
+}
+static void test_pairs(void **state)
+{
+    (void)state;
+    static const sample large[] = {
+        {1, 150, 300, 2201, ROWS, COLUMNS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 150, 131, 2200, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 20, 700, 1200, ROWS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 3, 603, 1003, ROWS, COLUMNS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 1, 900, 1500, ROWS, COLUMNS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 900, 1, 1500, ROWS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 9, 300, 6001, ROWS, PADDED_PLACES, OPQ_f32, OPQ_bf16, OPQ_bf16},
+    };
+    pairs = true;
+    check_shapes(2);
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+        check(&large[i]);
+    pairs = false;
 }
 static void test_half(void **state)
 {
@@ -618,6 +647,62 @@ static void test_beside(void **state)
     threads = 1;
 }
 
+/* Any bits: denormals, infinities, sums that are too small for a normal number, and NaN, whose payload is not covered. */
+static void test_pairs_of_any_bits(void **state)
+{
+    (void)state;
+    enum { M = 23, N = 70, K = 11 };
+    static uint16_t a[M * K], b[K * N];
+    static float expect[M * N], c[M * N];
+    opq_gemm_call call = {.dtype = OPQ_f32, .pairs = true, .batch = 1, .m = M, .n = N, .c = c, .c_row_stride = N};
+    call.a = (opq_matrix){.data = a, .row_stride = K, .column_stride = 1, .dtype = OPQ_bf16};
+    call.b = (opq_matrix){.data = b, .row_stride = N, .column_stride = 1, .dtype = OPQ_bf16};
+    for (int turn = 0; turn < 300; turn++) {
+        int least = turn % 3 ? 0 : 56,
+            most = turn % 3 == 2 ? 255 : 72; /* exponents; of products about the smallest ones */
+        for (int i = 0; i < M * K + K * N; i++) {
+            (void)random_value();
+            uint32_t exponent = (uint32_t)least + (seed >> 12) % (uint32_t)(most - least + 1);
+            uint16_t bits = (uint16_t)((seed >> 24 & 0x7f) | exponent << 7 | (seed >> 8 & 0x8000));
+            if (i < M * K)
+                a[i] = bits;
+            else
+                b[i - M * K] = bits;
+        }
+        call.k = 1 + turn % K;
+        reference(&call, (char *)expect);
+        assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+        for (int i = 0; i < M * N; i++)
+            if (opq_f32_bits(c[i]) != opq_f32_bits(expect[i]) && !(isnan(c[i]) && isnan(expect[i])))
+                fail_msg("turn %d, k %d: element %d is %a, not %a", turn, (int)call.k, i, c[i], expect[i]);
+    }
+}
+
+/* The second product of a pair comes first: 1 + 2^-25 is 1. */
+static void test_order_of_pairs(void **state)
+{
+    (void)state;
+    uint16_t a[4] = {0, 0x3f80, 0xbf80, 0x3f80}, b[4] = {0, 0x3f80, 0x3f80, 0x3300}; /* 0, 1, -1, 1; 0, 1, 1, 2^-25 */
+    float c[1];
+    opq_gemm_call call = {.dtype = OPQ_f32, .pairs = true, .batch = 1, .m = 1, .n = 1, .k = 4, .c = c, .c_row_stride = 1};
+    call.a = (opq_matrix){.data = a, .row_stride = 4, .column_stride = 1, .dtype = OPQ_bf16};
+    call.b = (opq_matrix){.data = b, .row_stride = 1, .column_stride = 1, .dtype = OPQ_bf16};
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(c[0] == 0);
+    call.pairs = false;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(c[0] == 0x1p-25f);
+    uint16_t tiny[2] = {0x0080, 0x0001}, half[2] = {0x3f00, 0x3f80}; /* 2^-126 / 2 + 2^-133 */
+    call.k = 2;
+    call.a.data = tiny;
+    call.b.data = half;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(c[0] == 0x1p-127f + 0x1p-133f);
+    call.pairs = true;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(c[0] == 0);
+}
+
 /* Not a number, infinities and a sum that only a fused chain gets right. */
 static void test_special(void **state)
 {
@@ -655,6 +740,9 @@ static void test_invalid(void **state)
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
     assert_int_equal(opq_gemm_run_beside(gemm, &call, 1), OPQ_INVALID);
     call.m = 1;
+    call.pairs = true; /* of f32 */
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    call.pairs = false;
     call.dtype = OPQ_bf16;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
     assert_int_equal(opq_gemm_pack_b(gemm, OPQ_f32, &wide, 1, 1, x), OPQ_INVALID);
@@ -683,9 +771,18 @@ static void test_kernels_are_made_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),     cmocka_unit_test(test_f64),     cmocka_unit_test(test_half),
-        cmocka_unit_test(test_large),   cmocka_unit_test(test_beside),  cmocka_unit_test(test_rows_alone),
-        cmocka_unit_test(test_special), cmocka_unit_test(test_invalid), cmocka_unit_test(test_kernels_are_made_again),
+        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_f64),
+        cmocka_unit_test(test_half),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_pairs_of_any_bits),
+        cmocka_unit_test(test_order_of_pairs),
+        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_rows_alone),
+        cmocka_unit_test(test_special),
+        cmocka_unit_test(test_invalid),
+        cmocka_unit_test(test_kernels_are_made_again),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,171 @@
+"""Products of bf16: which rule they are recorded with, and that its bits are the same however they run."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_opaque
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("planned")
+
+D = "opaque"
+
+
+@pytest.fixture(params=["chain", "pairs"])
+def rule(request):
+    with torch.backends.opaque.flags(bf16_products=request.param):
+        yield request.param
+
+
+@pytest.fixture
+def pairs():
+    with torch.backends.opaque.flags(bf16_products="pairs"):
+        yield
+
+
+def half(*shape):
+    return torch.randn(*shape, dtype=torch.bfloat16)
+
+
+def text(t):
+    return str(torch_opaque.graph(t, stage="recorded"))
+
+
+def as_f32(t):
+    return t.to(torch.float32).numpy()
+
+
+def summed_by_pairs(a, b):
+    """a @ b of two matrices of bf16, by the rule: f64 holds a sum of f32 and a product of bf16, but for one rounding in some thousands."""
+    a, b = as_f32(a).astype(np.float64), as_f32(b).astype(np.float64)
+    if a.shape[1] % 2:
+        a, b = np.pad(a, ((0, 0), (0, 1))), np.pad(b, ((0, 1), (0, 0)))
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for k in range(0, a.shape[1], 2):
+        for i in (k + 1, k):
+            total = (total + a[:, i : i + 1] * b[i : i + 1]).astype(np.float32)
+    return torch.from_numpy(total).to(torch.bfloat16)
+
+
+def test_what_goes_by_pairs(pairs):
+    x, w = half(32, 64).to(D), half(64, 48).to(D)
+    assert "{pairs=1}" in text(x @ w)
+    assert "{pairs=1, transpose_b=1}" in text(F.linear(x, half(48, 64).to(D)))
+    assert "pairs=1" in text(half(3, 32, 64).to(D) @ w)
+    for other in (
+        x[:1] @ w,  # a row
+        x @ w[:, :1],  # a column
+        x[:8] @ w[:, :16],  # a small one
+        half(2, 32, 64).to(D) @ half(2, 64, 48).to(D),  # several right matrices
+        x.float() @ w.float(),
+        x.half() @ w.half(),
+        F.scaled_dot_product_attention(*half(3, 1, 1, 64, 64).to(D)),
+        F.conv2d(half(1, 16, 20, 20).to(D), half(16, 16, 3, 3).to(D)),
+    ):
+        assert "pairs" not in text(other)
+    with torch.backends.opaque.flags(bf16_products="chain"):
+        assert "pairs" not in text(x @ w)
+    assert torch.backends.opaque.bf16_products == "pairs"
+    with pytest.raises(ValueError, match="'auto', 'chain' or 'pairs'"):
+        torch.backends.opaque.bf16_products = "both"
+
+
+def test_the_processor_decides(run_warm):
+    code = "x = torch.randn(64, 64, dtype=torch.bfloat16).to('opaque')\nprint(torch_opaque.graph(x @ x, stage='recorded'))"
+    code = "import torch, torch_opaque\n" + code
+    assert "pairs" not in run_warm(code, OPAQUE_CPU="avx2").stdout
+    assert "pairs=1" in run_warm(code, OPAQUE_CPU="avx2", OPAQUE_BF16_PRODUCTS="pairs").stdout
+    assert "pairs" not in run_warm(code, OPAQUE_BF16_PRODUCTS="chain").stdout
+
+
+SHAPES = [(2, 130, 130), (5, 257, 33), (128, 96, 64), (33, 41, 70), (300, 7, 65), (16, 2051, 19)]
+
+
+@pytest.mark.parametrize("m, k, n", SHAPES)
+def test_layouts_and_neighbours_change_no_bits(rule, m, k, n):
+    x, w = half(m, k), half(k, n)
+    xd, wd = x.to(D), w.to(D)
+    want = (xd @ wd).cpu()
+    if rule == "pairs":
+        assert (want == summed_by_pairs(x, w)).float().mean() > 0.999
+    turned = x.t().contiguous().to(D).t(), w.t().contiguous().to(D).t()
+    apart = torch.stack([x, x], 2).to(D)[..., 0], torch.stack([w, w], 2).to(D)[..., 1]
+    for a, b in (turned, (xd, turned[1]), (turned[0], wd), apart, (xd * 1, wd * 1)):
+        assert torch.equal((a @ b).cpu(), want)
+    assert torch.equal(xd.view(1, m, k).matmul(wd).cpu()[0], want)
+    with torch_opaque.unfused():
+        assert torch.equal((xd @ wd).cpu(), want)
+    for _ in range(3):  # with packed copies
+        assert torch.equal((xd @ wd).cpu(), want)
+    twice = (torch.cat([xd, xd]) @ wd).cpu()
+    assert torch.equal(twice[:m], want) and torch.equal(twice[m:], want)
+
+
+def test_rows_of_merged_heads(rule):
+    """The left operand lies at no one stride."""
+    x, w = half(2, 40, 4, 16), half(64, 48)
+    merged = x.to(D).permute(0, 2, 1, 3).contiguous()  # as heads lie
+    with torch.no_grad():
+        got = merged.permute(0, 2, 1, 3).reshape(80, 64) @ w.to(D)
+    assert torch.equal(got.cpu(), (x.reshape(80, 64).to(D) @ w.to(D)).cpu())
+
+
+def special(m, k):
+    """Bits of all kinds but NaN: denormals, numbers about the smallest one, infinities."""
+    bits = torch.randint(-(1 << 15), 1 << 15, (m, k), dtype=torch.int16)
+    small = (bits & ~0x7F80) | (torch.randint(0, 70, (m, k), dtype=torch.int16) << 7)
+    bits = torch.where(torch.rand(m, k) < 0.98, small, bits)
+    nan = ((bits & 0x7F80) == 0x7F80) & ((bits & 0x7F) != 0)
+    return torch.where(nan, torch.zeros_like(bits), bits).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", ["normal", "special"])
+def test_a_dump_gives_the_bits_of_the_device(rule, kind, tmp_path, opq_opt):
+    make = half if kind == "normal" else special
+    x, w, v, bias = (
+        make(40, 77).to(D),
+        make(50, 77).to(D),
+        make(50, 61).to(D),
+        make(50).to(D) if kind == "normal" else None,
+    )
+
+    def f():
+        hidden = F.gelu(F.linear(x, w, bias)) if bias is not None else F.linear(x, w)
+        return [hidden, hidden @ v, F.linear(x[:2], w), x @ w.t()]
+
+    torch.opaque.synchronize()
+    torch_opaque.dump(f, dir=tmp_path)
+    want = [t.cpu() for t in f()]
+    for how in ("--run", "--eval-kernels"):
+        opq_opt(how, tmp_path)
+        paths = sorted(tmp_path.glob("out*.npy"), key=lambda p: int(p.stem[3:]))
+        ran = [torch.from_numpy(np.load(p).view(np.int16)).view(torch.bfloat16) for p in paths]
+        assert len(ran) >= len(want)
+        for a, b in zip(ran, want, strict=False):
+            same = (a.view(torch.int16) == b.view(torch.int16)) | (a.isnan() & b.isnan())
+            assert same.all()
+
+
+def test_as_accurate_as_pytorch(rule):
+    x, w = half(64, 1000), half(1000, 80)
+    exact = x.double() @ w.double()
+    error = ((x.to(D) @ w.to(D)).cpu().double() - exact).abs()
+    place = torch.exp2(torch.floor(torch.log2(exact.abs()))) * 2.0**-7
+    theirs = ((x @ w).double() - exact).abs()
+    assert (error / place).max() <= (theirs / place).max() + 1
+
+
+def test_training(rule):
+    """Gradients' products, whose left operand is transposed, go by the same rule and are as near as PyTorch's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 128), nn.GELU(), nn.Linear(128, 64)).to(torch.bfloat16)
+    x = half(50, 96)
+    ours = nn.Sequential(nn.Linear(96, 128), nn.GELU(), nn.Linear(128, 64)).to(torch.bfloat16)
+    ours.load_state_dict(model.state_dict())
+    ours.to(D)
+    model(x).float().square().mean().backward()
+    loss = ours(x.to(D)).float().square().mean()
+    loss.backward()
+    for a, b in zip(ours.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(a.grad.cpu().float(), b.grad.float(), rtol=0.05, atol=2e-3)
