@@ -64,6 +64,8 @@ static opq_status print_loops(const opq_plan *plan, const opq_step *step, const 
 {
     if (strcmp(stage, "c") == 0)
         return opq_c_kernel(&step->loops, step->loops.name, out_text);
+    if (strcmp(stage, "schedule_c") == 0)
+        return opq_c_schedule(&step->loops, step->loops.name, out_text);
     if (strcmp(stage, "schedule") == 0)
         return opq_schedule_print(opq_step_code_loops(step), out_text);
     if (strcmp(stage, "kernels") != 0)
@@ -82,7 +84,7 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
 {
     if (step->kind == OPQ_KERNEL_extern || step->kind == OPQ_KERNEL_routine)
         return OPQ_OK;
-    bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
+    bool code = strcmp(stage, "schedule") == 0 || strcmp(stage, "llvm") == 0 || strcmp(stage, "asm") == 0;
     if (code && strcmp(stage, "schedule") != 0) /* all functions have one name */
         opq_text_add(out_text, "%s kernel %d %s%s%s\n", strcmp(stage, "llvm") == 0 ? ";" : "#", step->order,
                      step->loops.name, *step->lines ? ": " : "", step->lines);
@@ -94,12 +96,12 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
 
 static opq_status check_stage(const char *stage)
 {
-    static const char *const stages[] = {"kernels", "schedule", "c", "llvm", "asm"};
+    static const char *const stages[] = {"kernels", "schedule", "c", "schedule_c", "llvm", "asm"};
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
         if (strcmp(stage, stages[i]) == 0)
             return OPQ_OK;
-    return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, json, kernels, schedule, c, llvm, asm",
-                    stage);
+    return opq_fail(OPQ_INVALID,
+                    "no stage is called \"%s\"; there are fused, json, kernels, schedule, c, schedule_c, llvm, asm", stage);
 }
 
 /* Of steps [first, end) of the plan. */
@@ -107,7 +109,7 @@ static opq_status print_steps(const opq_plan *plan, int32_t first, int32_t end, 
 {
     opq_text text = {0};
     OPQ_TRY(check_stage(stage));
-    if (strcmp(stage, "c") == 0)
+    if (strcmp(stage, "c") == 0 || strcmp(stage, "schedule_c") == 0)
         opq_c_begin(&text);
     opq_status status = OPQ_OK;
     for (int32_t s = first; s < end && status == OPQ_OK; s++)

@@ -1,7 +1,8 @@
 /* opq-opt: reads text IR, runs passes, prints, evaluates, compiles, runs. No PyTorch, no BLAS.
  *
  *   opq-opt [FILE] [--passes=a,b] [--verify] [--print]    FILE "-" or none: standard input
- *   opq-opt [FILE] --emit=fused|json|kernels|schedule|c|llvm|asm   what the graph compiles to
+ *   opq-opt [FILE] --emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm
+ *                                                         what the graph compiles to
  *   opq-opt [FILE] --compile                              says whether it compiles, and how long that took
  *   opq-opt [FILE] --run DIR | --eval-kernels DIR | --eval DIR
  *                                                         input0.npy, ... -> out0.npy, ... in DIR; FILE defaults to DIR/graph.ir
@@ -33,8 +34,8 @@ static int usage(void)
 {
     fputs(
         "usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
-        "               [--emit=fused|json|kernels|schedule|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n"
-        "               [--reduce DIR [--timeout=SECONDS]]\n",
+        "               [--emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm]\n"
+        "               [--run DIR | --eval-kernels DIR | --eval DIR] [--reduce DIR [--timeout=SECONDS]]\n",
         stderr);
     return 2;
 }
