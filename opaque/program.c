@@ -101,7 +101,8 @@ static opq_status check_stage(const char *stage)
         if (strcmp(stage, stages[i]) == 0)
             return OPQ_OK;
     return opq_fail(OPQ_INVALID,
-                    "no stage is called \"%s\"; there are fused, json, kernels, schedule, c, schedule_c, llvm, asm", stage);
+                    "no stage is called \"%s\"; there are fused, json, kernels, schedule, c, schedule_c, llvm, asm",
+                    stage);
 }
 
 /* Of steps [first, end) of the plan. */

@@ -32,11 +32,10 @@ typedef struct options {
 
 static int usage(void)
 {
-    fputs(
-        "usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
-        "               [--emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm]\n"
-        "               [--run DIR | --eval-kernels DIR | --eval DIR] [--reduce DIR [--timeout=SECONDS]]\n",
-        stderr);
+    fputs("usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
+          "               [--emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm]\n"
+          "               [--run DIR | --eval-kernels DIR | --eval DIR] [--reduce DIR [--timeout=SECONDS]]\n",
+          stderr);
     return 2;
 }
 

@@ -7,7 +7,17 @@ from fnmatch import fnmatchcase
 
 from .slips import meant
 
-STAGES = ("recorded", "simplified", "fused", "kernels", "schedule", "c", "schedule_c", "llvm", "asm")
+STAGES = (
+    "recorded",
+    "simplified",
+    "fused",
+    "kernels",
+    "schedule",
+    "c",
+    "schedule_c",
+    "llvm",
+    "asm",
+)
 VERSION = 1
 
 

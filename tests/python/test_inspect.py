@@ -34,7 +34,8 @@ def test_graph_of_a_tensor_runs_nothing():
 
 
 @pytest.mark.parametrize(
-    "stage", ["recorded", "simplified", "fused", "kernels", "schedule", "c", "schedule_c", "llvm", "asm"]
+    "stage",
+    ["recorded", "simplified", "fused", "kernels", "schedule", "c", "schedule_c", "llvm", "asm"],
 )
 def test_every_stage(stage):
     text = str(torch_opaque.graph(chain, torch.ones(40, device="opaque"), stage=stage))
