@@ -3,9 +3,8 @@
 #include "graph/eval.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
-
-#define ADD(p, ...) opq_text_add(&(p)->text, __VA_ARGS__)
 
 /* ---- types */
 
@@ -95,7 +94,7 @@ void opq_c_inside(opq_c_printer *p, const opq_stmt *stmt)
 {
     ADD(p, "opq_inside(v%d, ", stmt->operand[0]);
     opq_c_dim(p, opq_dims_of(p->k->rank, stmt->access) + 2 + p->k->rank);
-    ADD(p, ", %d, error)", (int)(stmt - p->k->stmts) + 1);
+    ADD(p, ", %d, error)", opq_loops_origin(p->k, (int)(stmt - p->k->stmts)) + 1);
     p->error = true;
 }
 
@@ -132,7 +131,7 @@ static opq_dtype operand_dtype(const opq_c_printer *p, const opq_stmt *stmt)
     return (opq_dtype)p->k->stmts[stmt->operand[0]].dtype;
 }
 
-static void literal(opq_c_printer *p, opq_dtype dtype, opq_number value)
+void opq_c_literal(opq_c_printer *p, opq_dtype dtype, opq_number value)
 {
     const char *suffix = dtype == OPQ_f64 ? "" : "f";
     if (opq_dtype_kind_of(dtype) != OPQ_KIND_FLOAT && value.i == INT64_MIN)
@@ -208,25 +207,33 @@ void opq_c_scan_start(opq_c_printer *p, int scan)
     const opq_stmt *stmt = &p->k->stmts[scan];
     opq_dtype held = (opq_dtype)stmt->value.i;
     ADD(p, "%s scan%d = ", opq_c_type(held), scan);
-    literal(p, held, opq_eval_scan_start((opq_op)stmt->op, held));
+    opq_c_literal(p, held, opq_eval_scan_start((opq_op)stmt->op, held));
     ADD(p, ";\n");
+}
+
+void opq_c_combined(opq_c_printer *p, opq_op op, opq_dtype dtype, const char *a, const char *b)
+{
+    const opq_lowering *lowering = opq_op_lowering(op);
+    const char *how = lowering->kind == OPQ_LOWER_ARITH ? arith_text[opq_lowering_code(lowering, dtype)] : NULL;
+    if (how == NULL)
+        ADD(p, "opq_%s_%s(%s, %s)", lowering->text, opq_c_suffix(dtype), a, b);
+    else if (strncmp(how, "opq_", 4) == 0)
+        ADD(p, "%s(%s, %s)", how, a, b);
+    else
+        ADD(p, "%s %s %s", a, how, b);
 }
 
 /* scan5 = scan5 + (double)v4 */
 void opq_c_scan_next(opq_c_printer *p, int scan)
 {
     const opq_stmt *stmt = &p->k->stmts[scan];
-    const opq_lowering *lowering = opq_op_lowering(opq_op_lowering((opq_op)stmt->op)->combine);
     opq_dtype held = (opq_dtype)stmt->value.i;
-    const char *how = lowering->kind == OPQ_LOWER_ARITH ? arith_text[opq_lowering_code(lowering, held)] : NULL;
-    const char *cast = held == stmt->dtype ? "" : "(double)";
-    ADD(p, "scan%d = ", scan);
-    if (how == NULL)
-        ADD(p, "opq_%s_%s(scan%d, %sv%d);\n", lowering->text, opq_c_suffix(held), scan, cast, stmt->operand[0]);
-    else if (strncmp(how, "opq_", 4) == 0)
-        ADD(p, "%s(scan%d, %sv%d);\n", how, scan, cast, stmt->operand[0]);
-    else
-        ADD(p, "scan%d %s %sv%d;\n", scan, how, cast, stmt->operand[0]);
+    char value[16], next[32];
+    snprintf(value, sizeof value, "scan%d", scan);
+    snprintf(next, sizeof next, "%sv%d", held == stmt->dtype ? "" : "(double)", stmt->operand[0]);
+    ADD(p, "%s = ", value);
+    opq_c_combined(p, opq_op_lowering((opq_op)stmt->op)->combine, held, value, next);
+    ADD(p, ";\n");
 }
 
 static opq_status call(opq_c_printer *p, const opq_stmt *stmt, const char *name, opq_dtype dtype)
@@ -302,7 +309,7 @@ opq_status opq_c_expression(opq_c_printer *p, const opq_stmt *stmt)
         if (opq_dtype_kind_of(dtype) == OPQ_KIND_RAW)
             zero(p, stmt);
         else
-            literal(p, dtype, stmt->value);
+            opq_c_literal(p, dtype, stmt->value);
         return OPQ_OK;
     }
     switch (opq_op_info_of((opq_op)stmt->op)->class_) {

@@ -2,19 +2,18 @@
  *
  *   const float v7 = b0[d2 + i*d3 + j];      %7 = load f32 b0[d2 + i*d3 + j] in the tree's text
  *
- * Loops run in order whatever their role is. `omp simd` stands before a vector loop that holds no other loop and cannot fail: its iterations
- * are independent, and a lane computes what an iteration does, so no bit changes. Locals are arrays for the whole call.
+ * Loops run in order whatever their role is. `omp simd` stands before a vector loop that holds no other loop, folds nothing and cannot fail:
+ * its iterations are independent, and a lane computes what an iteration does, so no bit changes. Locals are arrays for the whole call.
  */
 #include "codegen_c/printer.h"
+#include "fusion/schedule.h"
 #include "graph/eval.h"
 
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#define ADD(p, ...) opq_text_add(&(p)->text, __VA_ARGS__)
-
-static void begin_line(opq_c_printer *p) { ADD(p, "%*s", 4 * p->depth, ""); }
+void opq_c_line(opq_c_printer *p) { ADD(p, "%*s", 4 * p->depth, ""); }
 
 /* ---- folds */
 
@@ -34,7 +33,7 @@ static void fold_name(opq_c_printer *p, const opq_stmt *stmt, opq_loop_role role
 static void print_add(opq_c_printer *p, int i, opq_loop_role role)
 {
     const opq_stmt *stmt = &p->k->stmts[i];
-    begin_line(p);
+    opq_c_line(p);
     if (role == OPQ_LOOP_pairs) {
         ADD(p, "opq_pairs_add(&fold%d, v%d, v%d);\n", i, stmt->operand[0], stmt->operand[1]);
         return;
@@ -46,61 +45,6 @@ static void print_add(opq_c_printer *p, int i, opq_loop_role role)
     }
     fold_name(p, stmt, role);
     ADD(p, "_add(&fold%d, v%d);\n", i, stmt->operand[0]);
-}
-
-/* "1", or "d2*d3": turns of the loops inside that are in the same block. */
-static void print_inside(opq_c_printer *p, int loop)
-{
-    const opq_stmt *stmts = p->k->stmts;
-    bool any = false;
-    for (int i = loop + 1; i < stmts[loop].end; i++)
-        if (stmts[i].op == OPQ_STMT_loop && stmts[i].within == stmts[loop].within) {
-            ADD(p, any ? "*" : "");
-            opq_c_dim(p, stmts[i].variable);
-            any = true;
-        }
-    ADD(p, any ? "" : "1");
-}
-
-/* "0", or "i*d3 + j": elements before the loop; those of the blocks' loops around it. */
-static void print_before(opq_c_printer *p, int loop)
-{
-    const opq_stmt *stmts = p->k->stmts;
-    bool any = false;
-    for (int i = 0; i < loop; i++)
-        if (stmts[i].op == OPQ_STMT_loop && stmts[i].within == stmts[loop].within && stmts[i].end >= stmts[loop].end) {
-            ADD(p, "%s%c*", any ? " + " : "", opq_loop_letter(stmts[i].variable));
-            print_inside(p, i);
-            any = true;
-        }
-    ADD(p, any ? "" : "0");
-}
-
-static void print_block(opq_c_printer *p, int loop, const char *which)
-{
-    ADD(p, "opq_block_%s(%c, ", which, opq_loop_letter(p->k->stmts[loop].within - 1));
-    print_before(p, loop);
-    ADD(p, ", ");
-    print_inside(p, loop);
-}
-
-static void print_for(opq_c_printer *p, int i)
-{
-    const opq_stmt *loop = &p->k->stmts[i];
-    char letter = opq_loop_letter(loop->variable);
-    if (!loop->within) {
-        ADD(p, "for (int64_t %c = 0; %c < ", letter, letter);
-        opq_c_dim(p, loop->variable);
-    } else {
-        ADD(p, "for (int64_t %c = ", letter);
-        print_block(p, i, "from");
-        ADD(p, "), %c1 = ", letter);
-        print_block(p, i, "to");
-        ADD(p, ", ");
-        opq_c_dim(p, loop->variable);
-        ADD(p, "); %c < %c1", letter, letter);
-    }
-    ADD(p, "; %c++) { /* %s */\n", letter, opq_loop_role_name((opq_loop_role)loop->role));
 }
 
 /* Of the folds in a nest of reducing loops: their states before it, their results behind it. */
@@ -115,7 +59,7 @@ static void print_folds(opq_c_printer *p, int loop, bool behind)
     for (int i = loop + 1; i < stmts[loop].end; i++) {
         if (!opq_op_reduces(stmts[i].op) || (behind && role == OPQ_LOOP_chain))
             continue;
-        begin_line(p);
+        opq_c_line(p);
         if (role == OPQ_LOOP_chain) {
             ADD(p, "%s v%d = 0;\n", opq_c_type((opq_dtype)stmts[i].dtype), i);
             continue;
@@ -156,14 +100,14 @@ static void print_store_add_at(opq_c_printer *p, const opq_stmt *stmt)
     opq_c_inside(p, stmt);
     ADD(p, ") {\n");
     p->depth++;
-    begin_line(p);
+    opq_c_line(p);
     ADD(p, "const %s sum = %s", opq_c_type((opq_dtype)stmt->dtype), real ? "" : "opq_add_i64(");
     opq_c_load(p, stmt);
     ADD(p, real ? " + v%d;\n" : ", v%d);\n", stmt->operand[1]);
-    begin_line(p);
+    opq_c_line(p);
     opq_c_store(p, stmt, "sum");
     p->depth--;
-    begin_line(p);
+    opq_c_line(p);
     ADD(p, "}\n");
 }
 
@@ -171,7 +115,9 @@ static opq_status print_stmt(opq_c_printer *p, int i)
 {
     const opq_stmt *stmt = &p->k->stmts[i];
     char value[16];
-    begin_line(p);
+    if (stmt->op >= OPQ_STMT_carry)
+        return opq_c_carried(p, i), OPQ_OK;
+    opq_c_line(p);
     snprintf(value, sizeof value, "v%d", stmt->operand[0]);
     switch ((int)stmt->op) {
     case OPQ_INSTR_store: opq_c_store(p, stmt, value); return OPQ_OK;
@@ -185,13 +131,13 @@ static opq_status print_stmt(opq_c_printer *p, int i)
         ADD(p, ";\n");
         return OPQ_OK;
     case OPQ_INSTR_nonzero:
-        ADD(p, "opq_nonzero(%s, %d, error);\n", value, i + 1);
+        ADD(p, "opq_nonzero(%s, %d, error);\n", value, opq_loops_origin(p->k, i) + 1);
         p->error = true;
         return OPQ_OK;
     }
     if (opq_op_scans(stmt->op)) {
         opq_c_scan_next(p, i);
-        begin_line(p);
+        opq_c_line(p);
     }
     ADD(p, "const %s v%d = ", opq_c_type((opq_dtype)stmt->dtype), i);
     OPQ_TRY(opq_c_expression(p, stmt));
@@ -199,13 +145,14 @@ static opq_status print_stmt(opq_c_printer *p, int i)
     return OPQ_OK;
 }
 
-/* May its iterations be lanes in C, too? Not if they hold loops or may note an error, of which the first one counts. */
+/* May its iterations be lanes in C, too? Not if they hold loops, fold into one place, or may note an error, of which the first one counts. */
 static bool may_be_simd(const opq_loops *k, int loop)
 {
     if (k->stmts[loop].role != OPQ_LOOP_vector || k->stmts[loop].end == loop + 1)
         return false;
     for (int i = loop + 1; i < k->stmts[loop].end; i++)
-        if (k->stmts[i].op == OPQ_STMT_loop || k->stmts[i].op == OPQ_INSTR_nonzero || opq_op_checks(k->stmts[i].op))
+        if (k->stmts[i].op == OPQ_STMT_loop || k->stmts[i].op == OPQ_STMT_fold || k->stmts[i].op == OPQ_INSTR_nonzero ||
+            opq_op_checks(k->stmts[i].op))
             return false;
     return true;
 }
@@ -221,19 +168,19 @@ static opq_status print_loop(opq_c_printer *p, int i)
         print_folds(p, i, false);
     for (int k = i + 1; k < loop->end && p->k->stmts[k].op != OPQ_STMT_loop; k++)
         if (opq_op_scans(p->k->stmts[k].op)) {
-            begin_line(p);
+            opq_c_line(p);
             opq_c_scan_start(p, k);
         }
     if (may_be_simd(p->k, i))
         ADD(p, "#pragma omp simd\n");
-    begin_line(p);
-    print_for(p, i);
+    opq_c_line(p);
+    opq_c_for(p, i);
     p->depth++;
     p->reducing += opq_loop_reduces(role);
     OPQ_TRY(print_body(p, i + 1, loop->end, role));
     p->reducing -= opq_loop_reduces(role);
     p->depth--;
-    begin_line(p);
+    opq_c_line(p);
     ADD(p, "}\n");
     if (outermost)
         print_folds(p, i, true);
@@ -386,5 +333,16 @@ opq_status opq_c_kernel(const opq_loops *loops, const char *name, opq_text *out_
     }
     opq_text_drop(&p.text);
     free(p.dims);
+    return status;
+}
+
+opq_status opq_c_schedule(const opq_loops *loops, const char *name, opq_text *out_text)
+{
+    opq_arena arena = {0};
+    opq_loops schedule;
+    opq_status status = opq_schedule(loops, &arena, &schedule);
+    if (status == OPQ_OK)
+        status = opq_c_kernel(&schedule, name, out_text);
+    opq_arena_drop(&arena);
     return status;
 }

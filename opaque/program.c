@@ -72,6 +72,8 @@ static opq_status print_loops(const opq_plan *plan, const opq_step *step, const 
 {
     if (strcmp(stage, "c") == 0)
         return opq_c_kernel(&step->loops, step->loops.name, out_text);
+    if (strcmp(stage, "schedule_c") == 0)
+        return opq_c_schedule(&step->loops, step->loops.name, out_text);
     const char *after = schedule_of(stage);
     if (after)
         return opq_schedule_print(opq_step_code_loops(step), *after ? after + 1 : NULL, out_text);
@@ -91,7 +93,7 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
 {
     if (step->kind == OPQ_KERNEL_extern || step->kind == OPQ_KERNEL_routine)
         return OPQ_OK;
-    bool code = strcmp(stage, "kernels") != 0 && strcmp(stage, "c") != 0;
+    bool code = schedule_of(stage) || strcmp(stage, "llvm") == 0 || strcmp(stage, "asm") == 0;
     if (code && !schedule_of(stage)) /* all functions have one name */
         opq_text_add(out_text, "%s kernel %d %s%s%s\n", strcmp(stage, "llvm") == 0 ? ";" : "#", step->order,
                      step->loops.name, *step->lines ? ": " : "", step->lines);
@@ -103,13 +105,14 @@ static opq_status print_step(const opq_plan *plan, const opq_step *step, const c
 
 static opq_status check_stage(const char *stage)
 {
-    static const char *const stages[] = {"kernels", "c", "llvm", "asm"};
+    static const char *const stages[] = {"kernels", "c", "schedule_c", "llvm", "asm"};
     if (schedule_of(stage))
         return OPQ_OK;
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
         if (strcmp(stage, stages[i]) == 0)
             return OPQ_OK;
-    return opq_fail(OPQ_INVALID, "no stage is called \"%s\"; there are fused, json, kernels, schedule, c, llvm, asm",
+    return opq_fail(OPQ_INVALID,
+                    "no stage is called \"%s\"; there are fused, json, kernels, schedule, c, schedule_c, llvm, asm",
                     stage);
 }
 
@@ -118,7 +121,7 @@ static opq_status print_steps(const opq_plan *plan, int32_t first, int32_t end, 
 {
     opq_text text = {0};
     OPQ_TRY(check_stage(stage));
-    if (strcmp(stage, "c") == 0)
+    if (strcmp(stage, "c") == 0 || strcmp(stage, "schedule_c") == 0)
         opq_c_begin(&text);
     opq_status status = OPQ_OK;
     for (int32_t s = first; s < end && status == OPQ_OK; s++)

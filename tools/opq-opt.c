@@ -1,7 +1,8 @@
 /* opq-opt: reads text IR, runs passes, prints, evaluates, compiles, runs. No PyTorch, no BLAS.
  *
  *   opq-opt [FILE] [--passes=a,b] [--verify] [--print]    FILE "-" or none: standard input
- *   opq-opt [FILE] --emit=fused|json|kernels|schedule|c|llvm|asm   what the graph compiles to
+ *   opq-opt [FILE] --emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm
+ *                                                         what the graph compiles to
  *   opq-opt [FILE] --schedule [--after=PASS]              how its kernels run: after all passes of schedules, or one, as reduce
  *   opq-opt [FILE] --compile                              says whether it compiles, and how long that took
  *   opq-opt [FILE] --run DIR | --eval-kernels DIR | --eval DIR
@@ -32,11 +33,10 @@ typedef struct options {
 
 static int usage(void)
 {
-    fputs(
-        "usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
-        "               [--emit=fused|json|kernels|schedule|c|llvm|asm] [--run DIR | --eval-kernels DIR | --eval DIR]\n"
-        "               [--schedule [--after=PASS]] [--reduce DIR [--timeout=SECONDS]]\n",
-        stderr);
+    fputs("usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
+          "               [--emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm] [--schedule [--after=PASS]]\n"
+          "               [--run DIR | --eval-kernels DIR | --eval DIR] [--reduce DIR [--timeout=SECONDS]]\n",
+          stderr);
     return 2;
 }
 

@@ -40,17 +40,21 @@ static inline void opq_nonzero(int64_t divisor, int64_t failed, int64_t error[2]
         opq_note(failed, 0, error);
 }
 
-/* Turns of a loop in a block of OPQ_CHUNK elements: from where to where it is done. `before`: elements before the loop; `inside`: those of
- * one turn. */
-static inline int64_t opq_block_from(int64_t block, int64_t before, int64_t inside)
+/* ---- blocks of `size` elements */
+
+static inline int64_t opq_blocks(int64_t elements, int64_t size) { return (elements + size - 1) / size; }
+
+/* Turns of a loop in a block of a sequence, which nested loops are: from where to where it is done. `before`: elements before the loop;
+ * `inside`: those of one turn. */
+static inline int64_t opq_block_from(int64_t block, int64_t size, int64_t before, int64_t inside)
 {
-    int64_t first = block * OPQ_CHUNK - before;
+    int64_t first = block * size - before;
     return first > 0 && inside > 0 ? first / inside : 0;
 }
 
-static inline int64_t opq_block_to(int64_t block, int64_t before, int64_t inside, int64_t extent)
+static inline int64_t opq_block_to(int64_t block, int64_t size, int64_t before, int64_t inside, int64_t extent)
 {
-    int64_t end = block * OPQ_CHUNK + OPQ_CHUNK - before;
+    int64_t end = block * size + size - before;
     int64_t turns = end > 0 && inside > 0 ? (end + inside - 1) / inside : 0;
     return turns < extent ? turns : extent;
 }
@@ -210,11 +214,11 @@ static inline float opq_pairs_end(const opq_pairs *fold)
         int64_t count, at;                                                                                             \
         real best;                                                                                                     \
     } opq_##name;                                                                                                      \
+    static inline bool opq_##name##_better(real best, real x) { return best == best && (better || x != x); }           \
     static inline opq_##name opq_##name##_begin(void) { return (opq_##name){0}; }                                      \
     static inline void opq_##name##_add(opq_##name *fold, real x)                                                      \
     {                                                                                                                  \
-        real best = fold->best;                                                                                        \
-        if (fold->count == 0 || (best == best && (better || x != x))) {                                                \
+        if (fold->count == 0 || opq_##name##_better(fold->best, x)) {                                                  \
             fold->best = x;                                                                                            \
             fold->at = fold->count;                                                                                    \
         }                                                                                                              \

@@ -384,7 +384,7 @@ OPQ_API void opq_program_release(opq_program *program);
 OPQ_API opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void *const *inputs,
                            void *const *outputs) OPQ_MUST_CHECK;
 /* What runs, as text; malloc'd. `stage`: "fused", the graph with its kernels; "json", this with bytes and launches of the kernels, and the edges
- * that were not fused; "kernels", their loops; "c", "llvm", "asm". */
+ * that were not fused; "kernels", their loops; "schedule", how those run; "c" and "schedule_c", both as C; "llvm", "asm". */
 OPQ_API opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text) OPQ_MUST_CHECK;
 /* The loops or code of one kernel of the fused graph. */
 OPQ_API opq_status opq_program_print_kernel(const opq_program *program, int32_t kernel, const char *stage,

@@ -141,13 +141,14 @@ class Inspection:
         first of the names whose tensor holds the same value."""
 
     def text(self, stage: str) -> str:
-        """Stages "recorded", "simplified", "fused", "kernels", "c", "llvm", "asm" (the last two compile)."""
+        """Stages "recorded", "simplified", "fused", "kernels", "schedule", "c", "schedule_c", "llvm", "asm" (the
+        last two compile)."""
 
     def json(self, stage: str) -> str:
         """The graph of the stage as docs/ir.md documents it; from "fused" on it is the fused one."""
 
     def kernel(self, number: int, stage: str) -> str:
-        """One kernel of the fused graph; `stage`: "kernels", "c", "llvm", "asm"."""
+        """One kernel of the fused graph; `stage`: "kernels", "schedule", "c", "schedule_c", "llvm", "asm"."""
 
 def unfused_bytes(tensors: list[Tensor]) -> int:
     """Bytes that an unfused run of what is pending for the tensors would read and write."""

@@ -7,7 +7,17 @@ from fnmatch import fnmatchcase
 
 from .slips import meant
 
-STAGES = ("recorded", "simplified", "fused", "kernels", "schedule", "c", "llvm", "asm")
+STAGES = (
+    "recorded",
+    "simplified",
+    "fused",
+    "kernels",
+    "schedule",
+    "c",
+    "schedule_c",
+    "llvm",
+    "asm",
+)
 VERSION = 1
 
 
@@ -100,7 +110,7 @@ class Kernel:
         return list(dict.fromkeys(n.library for n in self.nodes if n.library))
 
     def text(self, stage: str = "kernels") -> str:
-        """Its loops ("kernels"), how those run ("schedule"), the loops as C ("c"), or what LLVM makes of them ("llvm", "asm")."""
+        """Its loops ("kernels"), how those run ("schedule"), both as C ("c", "schedule_c"), or what LLVM makes of them ("llvm", "asm")."""
         if stage not in STAGES[3:]:
             raise ValueError(f"stage={stage!r}: expected one of {', '.join(STAGES[3:])}")
         if self._inspection is None:
@@ -144,7 +154,7 @@ class Edge:
 class Graph:
     """A graph at one stage of its way to the machine; `print` shows its text. It holds no tensors.
 
-    stage_name         "recorded", "simplified", "fused", "kernels", "schedule", "c", "llvm" or "asm"
+    stage_name         "recorded", "simplified", "fused", "kernels", "schedule", "c", "schedule_c", "llvm" or "asm"
     nodes, inputs, outputs   Nodes; inputs have names: parameters and buffers, arguments, variables
     kernels, unfused   Kernels and Edges, from "fused" on
     fallbacks          {"kernel", "reason"} of what could not be made as one kernel: each of its ops is one, called KERNEL.OP

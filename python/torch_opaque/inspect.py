@@ -93,7 +93,7 @@ def graph(t_or_fn, *args, stage: str = "recorded", **kwargs) -> Graph:
     """The graph that computes the outputs, which prints as its text; nothing runs. Arguments but `stage` are the function's.
 
     stage   "recorded" as the program wrote it | "simplified" expanded and folded | "fused" kernels
-            and the plan | "kernels" their loops | "schedule" how those run | "c" the loops as C
+            and the plan | "kernels" their loops | "schedule" how those run | "c", "schedule_c" both as C
             | "llvm", "asm" of the kernels (compiles them)
 
     Its outputs are those asked for, then what a run would store besides because a live tensor holds

@@ -1,9 +1,9 @@
-/* Kernels as C: what the system's compiler makes of them gives the bits of the loops evaluated and of the machine code, for the golden
- * graphs and for random ones, fused and unfused.
+/* Kernels and their schedules as C: what the system's compiler makes of them gives the bits of the loops evaluated and of the machine code, for
+ * the golden graphs and for random ones, fused and unfused.
  *
- * All kernels of all graphs are printed, each once, compiled together and loaded. Then every program runs three times: with a context
- * that compiles, with one that evaluates loops, and with one that calls the C. Besides there is a graph per dtype with every row that has a
- * function, and graphs that fail.
+ * All kernels of all graphs are printed, each once, compiled together and loaded. Then every program runs four times: with a context
+ * that compiles, with one that evaluates loops, and with two that call the C, of kernels and of schedules. Besides there is a graph per dtype
+ * with every row that has a function, reductions of many blocks, and graphs that fail.
  *
  *   OPAQUE_TEST_FULL=1    fifteen times as many random graphs
  */
@@ -34,19 +34,21 @@ static struct {
     int count, capacity;
 } kernels;
 
-static char *printed(const opq_loops *loops, const char *name)
+typedef opq_status printer(const opq_loops *loops, const char *name, opq_text *out_text);
+
+static char *printed(const opq_loops *loops, printer *print)
 {
     opq_text text = {0};
     char *result = NULL;
-    expect_ok(opq_c_kernel(loops, name, &text));
+    expect_ok(print(loops, "kernel", &text));
     expect_ok(opq_text_take(&text, &result));
     return result;
 }
 
-/* Its number; a new one if it was not seen yet. */
-static int kernel_of(const opq_loops *loops)
+/* Its number; a new one if it was not seen yet. What folds nothing is the same as a schedule. */
+static int kernel_of(const opq_loops *loops, printer *print)
 {
-    char *text = printed(loops, "kernel");
+    char *text = printed(loops, print);
     for (int i = 0; i < kernels.count; i++)
         if (strcmp(kernels.items[i].text, text) == 0) {
             free(text);
@@ -72,12 +74,19 @@ typedef struct test_case {
 
 static test_case cases[CASES_MAX];
 static int case_count, golden_count, rows_count, failing_count; /* cases up to the last of a kind */
-static opq_ctx *compiling, *evaluating, *calling;
+static opq_ctx *compiling, *evaluating, *calling, *scheduling;
 
 static opq_status call_c(const opq_loops *loops, void *const *buffers, const int64_t *dims, const opq_number *scalars,
                          int64_t out_error[2])
 {
-    kernels.items[kernel_of(loops)].function(buffers, dims, scalars, out_error);
+    kernels.items[kernel_of(loops, opq_c_kernel)].function(buffers, dims, scalars, out_error);
+    return OPQ_OK;
+}
+
+static opq_status call_schedule(const opq_loops *loops, void *const *buffers, const int64_t *dims,
+                                const opq_number *scalars, int64_t out_error[2])
+{
+    kernels.items[kernel_of(loops, opq_c_schedule)].function(buffers, dims, scalars, out_error);
     return OPQ_OK;
 }
 
@@ -89,8 +98,12 @@ static void add_cases(opq_graph *graph, void *const *inputs)
         *c = (test_case){.graph = graph, .inputs = inputs, .fusion = (opq_fusion)fusion};
         expect_ok(opq_compile(calling, graph, c->fusion, &c->program));
         const opq_plan *plan = (const opq_plan *)c->program;
-        for (int s = 0; s < plan->step_count; s++)
-            kernel_of(&plan->steps[s].loops);
+        for (int s = 0; s < plan->step_count; s++) {
+            if (plan->steps[s].kind == OPQ_KERNEL_extern || plan->steps[s].kind == OPQ_KERNEL_routine)
+                continue;
+            kernel_of(&plan->steps[s].loops, opq_c_kernel);
+            kernel_of(&plan->steps[s].loops, opq_c_schedule);
+        }
     }
 }
 
@@ -192,6 +205,21 @@ static const char *const moving[] = {
     "graph @raw {\n  %0 = input raw128[4]\n  %1 = undefined raw128[]\n  %2 = expand raw128[3] %1\n"
     "  %3 = concat raw128[7] %0, %2 {axis=0}\n  output %3\n}\n",
     "graph @slice {\n  %0 = input raw16[4,3]\n  %1 = slice raw16[2,2] %0 {start=[1,0], step=[2,2]}\n  output %1\n}\n",
+};
+
+/* Of blocks of blocks, along one axis and along two that are one sequence, of numbers whose sums are rounded. */
+static const char *const reducing[] = {
+    "graph @lanes {\n  %0 = input f32[2,9001]\n  %1 = sum f32[2,1] %0 {axes=[1], tree=lanes}\n"
+    "  %2 = argmax i64[2,1] %0 {axes=[1], tree=lanes}\n  output %1, %2\n}\n",
+    "graph @sequence {\n  %0 = input f32[70,2,130]\n  %1 = sin f32[70,2,130] %0\n"
+    "  %2 = sum f32[1,2,1] %1 {axes=[0,2], tree=lanes}\n  %3 = argmin i64[1,2,1] %1 {axes=[0,2], tree=lanes}\n"
+    "  output %2, %3\n}\n",
+    "graph @blocks {\n  %0 = input f16[3,2,9001]\n  %1 = sin f16[3,2,9001] %0\n"
+    "  %2 = prod f16[1,2,1] %1 {axes=[0,2], tree=lanes}\n  %3 = sum f16[1,2,1] %1 {axes=[0,2], tree=lanes}\n"
+    "  output %2, %3\n}\n",
+    "graph @column {\n  %0 = input f32[1100,3]\n  %1 = sin f32[1100,3] %0\n"
+    "  %2 = sum f32[1,3] %1 {axes=[0], tree=column}\n  %3 = argmax i64[1,3] %1 {axes=[0], tree=column}\n"
+    "  output %2, %3\n}\n",
 };
 
 static const char *const failing[] = {
@@ -301,11 +329,14 @@ static int setup(void **state)
     expect_ok(opq_ctx_create(NULL, &compiling));
     expect_ok(opq_ctx_create(NULL, &evaluating));
     expect_ok(opq_ctx_create(NULL, &calling));
+    expect_ok(opq_ctx_create(NULL, &scheduling));
     evaluating->runtime.run_loops = opq_loops_eval;
     calling->runtime.run_loops = call_c;
+    scheduling->runtime.run_loops = call_schedule;
     add_golden();
     add_rows();
     add_texts(moving, COUNT(moving));
+    add_texts(reducing, COUNT(reducing));
     rows_count = case_count;
     add_texts(failing, COUNT(failing));
     failing_count = case_count;
@@ -328,6 +359,7 @@ static int teardown(void **state)
     opq_ctx_destroy(compiling);
     opq_ctx_destroy(evaluating);
     opq_ctx_destroy(calling);
+    opq_ctx_destroy(scheduling);
     return 0;
 }
 
@@ -347,7 +379,7 @@ static arrays compiled_and_run(opq_ctx *ctx, const test_case *c)
     return out;
 }
 
-static void expect_same(const test_case *c, const arrays *got, const arrays *want, const char *what)
+static void expect_same(const test_case *c, const char *stage, const arrays *got, const arrays *want, const char *what)
 {
     for (int i = 0; i < want->count; i++) {
         opq_type type = opq_graph_output_type(c->graph, i);
@@ -355,10 +387,10 @@ static void expect_same(const test_case *c, const arrays *got, const arrays *wan
         if (at < 0)
             continue;
         char *text = NULL;
-        expect_ok(opq_program_print(c->program, "c", &text));
+        expect_ok(opq_program_print(c->program, stage, &text));
         fputs(text, stderr);
-        fail_msg("%s, %s: C and %s differ in output %d, element %lld", c->graph->name,
-                 c->fusion == OPQ_FUSED ? "fused" : "unfused", what, i, (long long)at);
+        fail_msg("%s, %s: %s and %s differ in output %d, element %lld", c->graph->name,
+                 c->fusion == OPQ_FUSED ? "fused" : "unfused", stage, what, i, (long long)at);
     }
 }
 
@@ -367,11 +399,13 @@ static void compare(int from, int to)
     assert_true(from < to);
     for (int i = from; i < to; i++) {
         const test_case *c = &cases[i];
-        arrays got = run(calling, c, c->program), loops = compiled_and_run(evaluating, c),
-               code = compiled_and_run(compiling, c);
-        expect_same(c, &got, &loops, "loops");
-        expect_same(c, &got, &code, "code");
+        arrays got = run(calling, c, c->program), scheduled = run(scheduling, c, c->program),
+               loops = compiled_and_run(evaluating, c), code = compiled_and_run(compiling, c);
+        expect_same(c, "c", &got, &loops, "loops");
+        expect_same(c, "c", &got, &code, "code");
+        expect_same(c, "schedule_c", &scheduled, &loops, "loops");
         arrays_drop(&got);
+        arrays_drop(&scheduled);
         arrays_drop(&loops);
         arrays_drop(&code);
     }
@@ -415,6 +449,7 @@ static void test_failing_graphs(void **state)
         assert_int_not_equal(status, OPQ_OK);
         snprintf(message, sizeof message, "%s", opq_error());
         expect_message(evaluating, &cases[i], message, sizeof message);
+        expect_message(scheduling, &cases[i], message, sizeof message);
         const char *index = strstr(message, "index ");
         expect_message(compiling, &cases[i], message, index ? (size_t)(index - message) : sizeof message);
         arrays_drop(&out);

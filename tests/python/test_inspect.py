@@ -34,7 +34,8 @@ def test_graph_of_a_tensor_runs_nothing():
 
 
 @pytest.mark.parametrize(
-    "stage", ["recorded", "simplified", "fused", "kernels", "schedule", "c", "llvm", "asm"]
+    "stage",
+    ["recorded", "simplified", "fused", "kernels", "schedule", "c", "schedule_c", "llvm", "asm"],
 )
 def test_every_stage(stage):
     text = str(torch_opaque.graph(chain, torch.ones(40, device="opaque"), stage=stage))
@@ -42,6 +43,7 @@ def test_every_stage(stage):
         "kernels": "kernel @",
         "schedule": "schedule @",
         "c": "\nvoid ",
+        "schedule_c": "\nvoid ",
         "llvm": "define ",
         "asm": "ret",
     }.get(stage, "graph @") in text

@@ -57,6 +57,7 @@ def test_run_and_eval(root, folder, how):
         ("kernels", "kernel @"),
         ("schedule", "schedule @"),
         ("c", "\nvoid "),
+        ("schedule_c", "\nvoid "),
         ("llvm", "define"),
         ("asm", "ret"),
     ],
