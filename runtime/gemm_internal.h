@@ -115,8 +115,7 @@ opq_status gemm_kernel_make(opq_gemm *gemm, opq_gemm_element element, opq_gemm_l
 /* This one goes on: it will need it, and meanwhile makes others, so that threads with equal blocks do not wait for kernel after kernel. A failure is
  * told when it is needed. */
 void gemm_kernel_make_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors);
-static inline void gemm_kernel_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows,
-                                     int vectors)
+static inline void gemm_kernel_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors)
 {
     if (!atomic_load_explicit(&gemm->kernel[element][left][rows][vectors].address, memory_order_relaxed))
         gemm_kernel_make_ahead(gemm, element, left, rows, vectors);
