@@ -263,20 +263,23 @@ static opq_status check_blocks(const verifier *v, const opq_stmt *loop)
 
 static opq_status check_block(verifier *v, int from, int to);
 
-/* Loops that are in one block reduce, and what stands in them can be computed anywhere, and more than once. */
+/* Loops that are in one block are a sequence. What stands in them, before the innermost, is computed in each of the blocks of a constant size in which its
+ * turn is; in those that the kernel counts anywhere, and more often. */
 static opq_status check_shared_block(const verifier *v, const opq_stmt *loop)
 {
-    bool serial = v->k->scheduled && (loop->role == OPQ_LOOP_serial || loop->role == OPQ_LOOP_vector);
-    NEED(serial || loop->role == OPQ_LOOP_lanes, "loops in one block that do not reduce");
-    if (serial && !opq_loop_shares_block(v->k, v->at, false))
+    bool scheduled = v->k->scheduled && (loop->role == OPQ_LOOP_serial || loop->role == OPQ_LOOP_vector);
+    bool constant = loop->within > v->k->rank;
+    NEED(scheduled || loop->role == OPQ_LOOP_lanes, "loops in one block that do not reduce");
+    if (scheduled && !opq_loop_shares_block(v->k, v->at, false))
         return OPQ_OK;
     for (int i = v->at + 1; i < loop->end; i++) {
         int op = v->k->stmts[i].op;
-        if (serial && op == OPQ_STMT_loop) {
+        if (scheduled && op == OPQ_STMT_loop) {
             NEED(v->k->stmts[i].end == loop->end, "in a loop of a sequence stands the next, as the last");
             break;
         }
-        NEED(op == OPQ_STMT_loop || (opq_stmt_gives(op) && !opq_op_checks(op) && op != OPQ_STMT_kept),
+        NEED(!constant || op != OPQ_INSTR_store_add_at, "an addition that is made more than once");
+        NEED(constant || op == OPQ_STMT_loop || (opq_stmt_gives(op) && !opq_op_checks(op) && op != OPQ_STMT_kept),
              "more than values in several loops of a block");
     }
     return OPQ_OK;

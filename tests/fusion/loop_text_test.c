@@ -22,6 +22,11 @@
     "schedule @k(b0: f32, b1: out f32) over i, j, k {\n  parallel i < d0 {\n    %1 = carry sum f32 " by "\n"           \
     "    vector j < d1 {\n      %3 = load f32 b0[d3 + i*d4 + j]\n      fold f32 %1, %3\n    }\n    %5 = " reads        \
     " f32 %1\n  }\n}\n"
+#define SEQUENCE(inside)                                                                                               \
+    "schedule @k(b0: f32, b1: out f32) over i, j, k {\n  serial i < d0 {\n    %1 = carry sum f32 by 64\n"              \
+    "    serial l by 4096 {\n      serial j < d1 in l {\n        %4 = load f32 b0[d3 + i*d4 + j]\n" inside             \
+    "        serial m by 4096 in l {\n          vector k < d2 in m {\n            fold f32 %1, %4\n          }\n"      \
+    "        }\n      }\n    }\n  }\n}\n"
 #define PHASE "  parallel i < d0 {\n  }\n"
 
 static const loop_text texts[] = {
@@ -85,6 +90,9 @@ static const loop_text texts[] = {
     {SCHEDULE("    %1 = carry sum f32 by 16\n", "", FOLD, "    %6 = halves f32 %1\n"), NULL},
     {SCHEDULE("    %1 = carry sum f32 by 16\n", "", FOLD, "    %6 = halves f64 %1\n"), "an operand of another dtype"},
     {SCHEDULE(SUM, "", FOLD, "    %6 = halves f32 %1\n"), "halves of one value"},
+    {SEQUENCE("        store f32 b1[d9 + i*d10 + j], %4\n"), NULL},
+    {SEQUENCE("        %5 = cast i64 %4\n        store_add_at f32 b1[d9 + i*d10 + %5*d13 < d14], %4\n"),
+     "an addition that is made more than once"},
     {LANES("by 64", "halves"), NULL},
     {LANES("by 16", "halves"), "lanes fold into one value"},
     {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial i < d0 in j {\n      %2 = load f32 b0[d1 + j]\n    "
