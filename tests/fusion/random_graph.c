@@ -162,7 +162,7 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
     bool arithmetic = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE ||
                       info->class_ == OPQ_CLASS_COMPOSITE || info->class_ == OPQ_CLASS_MATMUL ||
                       info->class_ == OPQ_CLASS_SCATTER || info->class_ == OPQ_CLASS_SCAN;
-    if (arithmetic && is_half(compute) && !exact_on_halves(op) && op != OPQ_OP_matmul)
+    if (arithmetic && is_half(compute) && !exact_on_halves(op) && !(r->rounds && op == OPQ_OP_matmul))
         return false;
     bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
     if (info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND && !real &&

@@ -22,6 +22,7 @@ typedef struct random_graph {
     int input_count;
     opq_ref refs[RANDOM_REFS]; /* values to go on from */
     int count;
+    bool rounds;  /* a product of bf16 may be drawn */
     bool special; /* inputs hold NaN, infinities and signed zeros */
 } random_graph;
 
