@@ -92,26 +92,6 @@ static void emit_row(opq_nest *n, const opq_chain *chain, const opq_odometer *od
         opq_odometer_next(n, odometer, n->sequence);
 }
 
-/* Turns [from, to), which are a whole block of so many; 0: of any number. */
-static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, int64_t block)
-{
-    opq_chain chain = opq_nest_chain(n->k, loop);
-    opq_odometer odometer = opq_nest_odometer(n, &chain);
-    int leaf = chain.loop[chain.count - 1], row = n->prefetch_row;
-    int cost = opq_nest_cost(n, n->vector, leaf + 1, opq_nest_stmt(n, leaf)->end) * n->strip;
-    n->prefetch_row = opq_nest_stmt(n, leaf)->variable;
-    if (block && cost * block <= UNROLL_COST_MAX) {
-        for (int64_t k = 0; k < block; k++)
-            emit_row(n, &chain, &odometer, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, k), ""));
-    } else {
-        carried c;
-        begin(n, &c, loop, from, to, 1, false);
-        emit_row(n, &chain, &odometer, c.loop.index);
-        end(n, &c);
-    }
-    n->prefetch_row = row;
-}
-
 /* `tiles` begin at turn `from`; NULL: every turn from memory. */
 static void emit_each(opq_nest *n, int loop, const opq_tiles *tiles, LLVMValueRef from, LLVMValueRef to)
 {
@@ -125,6 +105,23 @@ static void emit_each(opq_nest *n, int loop, const opq_tiles *tiles, LLVMValueRe
     if (tiles)
         opq_tiles_enter(n, tiles, NULL);
     end(n, &c);
+}
+
+/* Turns [from, to), which are a whole block of so many; 0: of any number. */
+static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, int64_t block)
+{
+    opq_chain chain = opq_nest_chain(n->k, loop);
+    opq_odometer odometer = opq_nest_odometer(n, &chain);
+    int leaf = chain.loop[chain.count - 1], row = n->prefetch_row;
+    int cost = opq_nest_cost(n, n->vector, leaf + 1, opq_nest_stmt(n, leaf)->end) * n->strip;
+    n->prefetch_row = opq_nest_stmt(n, leaf)->variable;
+    if (block && cost * block <= UNROLL_COST_MAX) {
+        for (int64_t k = 0; k < block; k++)
+            emit_row(n, &chain, &odometer, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, k), ""));
+    } else {
+        emit_each(n, loop, NULL, from, to);
+    }
+    n->prefetch_row = row;
 }
 
 /* Turns [0, whole), tile after tile. */

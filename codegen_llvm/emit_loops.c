@@ -294,17 +294,14 @@ static LLVMValueRef emit_some(opq_nest *n, const opq_phases *p, int phase, LLVMV
     n->begin = LLVMBuildSub(b, begin, first, "");
     n->begin = LLVMBuildSelect(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, zero, ""), zero, n->begin, "");
     n->end = opq_nest_smaller(n, LLVMBuildSub(b, end, first, ""), units);
-    LLVMBasicBlockRef some = opq_nest_block(n, "phase"), next = opq_nest_block(n, "next_phase");
-    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntSLT, n->begin, n->end, ""), some, next);
-    LLVMPositionBuilderAtEnd(b, some);
+    LLVMBasicBlockRef next = opq_nest_if(n, LLVMBuildICmp(b, LLVMIntSLT, n->begin, n->end, ""));
     opq_places places = opq_nest_places(n);
     if (loop->op == OPQ_STMT_loop)
         emit_phase(n, p->from[phase], p->from[phase + 1]);
     else
         opq_emit_block(n, p->from[phase], p->from[phase + 1]);
     opq_nest_return(n, &places);
-    LLVMBuildBr(b, next);
-    LLVMPositionBuilderAtEnd(b, next);
+    opq_nest_end_if(n, next);
     return LLVMBuildAdd(b, first, units, "");
 }
 

@@ -14,11 +14,9 @@ opq_fold opq_carry_fold(const opq_nest *n, int carry)
     return opq_op_lowering((opq_op)opq_nest_stmt(n, carry)->value.i)->fold;
 }
 
-static opq_dtype dtype_of(const opq_nest *n, int carry) { return (opq_dtype)opq_nest_stmt(n, carry)->dtype; }
-
 static LLVMValueRef identity_of(const opq_nest *n, int carry)
 {
-    return opq_fold_identity(n->e, opq_carry_fold(n, carry), dtype_of(n, carry));
+    return opq_fold_identity(n->e, opq_carry_fold(n, carry), opq_carry_dtype(n, carry));
 }
 
 LLVMValueRef opq_carry_combine(opq_nest *n, int carry, LLVMValueRef a, LLVMValueRef b)
@@ -26,9 +24,9 @@ LLVMValueRef opq_carry_combine(opq_nest *n, int carry, LLVMValueRef a, LLVMValue
     opq_op op = (opq_op)opq_nest_stmt(n, carry)->value.i;
     LLVMValueRef value = a;
     if (!opq_op_scans(op))
-        return opq_fold_combine(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), a, b);
-    opq_nest_fail(
-        n, opq_emit_ewise(n->e, opq_op_lowering(op)->combine, dtype_of(n, carry), (LLVMValueRef[]){a, b}, &value));
+        return opq_fold_combine(n->e, opq_carry_fold(n, carry), opq_carry_dtype(n, carry), a, b);
+    opq_nest_fail(n, opq_emit_ewise(n->e, opq_op_lowering(op)->combine, opq_carry_dtype(n, carry),
+                                    (LLVMValueRef[]){a, b}, &value));
     return value;
 }
 
@@ -57,31 +55,17 @@ static LLVMValueRef pointer_to(opq_nest *n, int carry, LLVMValueRef partial)
         partial = LLVMBuildMul(b, partial, opq_i64(n->e, (int64_t)n->strip * n->e->lanes), "");
         partial = LLVMBuildAdd(b, partial, opq_i64(n->e, (int64_t)n->copy * n->e->lanes), "");
     }
-    return LLVMBuildGEP2(b, opq_memory_type(n->e, dtype_of(n, carry)), n->partials[carry], &partial, 1, "");
+    return LLVMBuildGEP2(b, opq_memory_type(n->e, opq_carry_dtype(n, carry)), n->partials[carry], &partial, 1, "");
 }
 
 static LLVMValueRef load(opq_nest *n, int carry, LLVMValueRef partial, opq_stride stride)
 {
-    return opq_memory_load(n, dtype_of(n, carry), stride, NULL, pointer_to(n, carry, partial), NULL);
+    return opq_memory_load(n, opq_carry_dtype(n, carry), stride, NULL, pointer_to(n, carry, partial), NULL);
 }
 
 static void store(opq_nest *n, int carry, LLVMValueRef partial, opq_stride stride, LLVMValueRef value)
 {
-    opq_memory_store(n, dtype_of(n, carry), stride, NULL, pointer_to(n, carry, partial), NULL, value);
-}
-
-LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition)
-{
-    LLVMBasicBlockRef then = opq_nest_block(n, "then"), next = opq_nest_block(n, "next");
-    LLVMBuildCondBr(n->e->builder, condition, then, next);
-    LLVMPositionBuilderAtEnd(n->e->builder, then);
-    return next;
-}
-
-void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next)
-{
-    LLVMBuildBr(n->e->builder, next);
-    LLVMPositionBuilderAtEnd(n->e->builder, next);
+    opq_memory_store(n, opq_carry_dtype(n, carry), stride, NULL, pointer_to(n, carry, partial), NULL, value);
 }
 
 static void clear(opq_nest *n, int carry)
@@ -96,7 +80,7 @@ static LLVMValueRef fold_parts(opq_nest *n, int carry)
     int count = 0;
     for (int lane = 0; lane < OPQ_LANES; lane += n->e->lanes)
         vectors[count++] = load(n, carry, opq_i64(n->e, lane), OPQ_STRIDE_one);
-    return opq_fold_lanes(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), vectors, count);
+    return opq_fold_lanes(n->e, opq_carry_fold(n, carry), opq_carry_dtype(n, carry), vectors, count);
 }
 
 static void fold_into(opq_nest *n, int carry, LLVMValueRef x)
@@ -187,7 +171,7 @@ LLVMValueRef opq_emit_carry(opq_nest *n, int stmt)
     if (parts && n->copy == 0 && !is_in_registers(n, stmt)) {
         int64_t each = n->vector >= 0 ? (int64_t)n->strip * n->e->lanes : 1;
         n->partials[stmt] =
-            opq_nest_stack(n, LLVMArrayType2(opq_memory_type(n->e, dtype_of(n, stmt)), (uint64_t)(parts * each)));
+            opq_nest_stack(n, LLVMArrayType2(opq_memory_type(n->e, opq_carry_dtype(n, stmt)), (uint64_t)(parts * each)));
     }
     return identity_of(n, stmt);
 }
@@ -213,7 +197,7 @@ void opq_emit_fold(opq_nest *n, int stmt)
         x = opq_carry_combine(n, carry, before, x);
         n->value[carry] = mask ? opq_select(n->e, mask, x, before) : x;
     } else {
-        LLVMValueRef better = opq_fold_better(n->e, opq_carry_fold(n, carry), dtype_of(n, carry), before, x);
+        LLVMValueRef better = opq_fold_better(n->e, opq_carry_fold(n, carry), opq_carry_dtype(n, carry), before, x);
         LLVMValueRef *turn = opq_carry_turn(n, carry), now = n->lanes_from ? lane_turns(n) : opq_splat(n->e, n->turn);
         better = mask ? LLVMBuildAnd(n->e->builder, better, mask, "") : better;
         n->value[carry] = opq_select(n->e, better, x, before);
@@ -302,7 +286,7 @@ static void finish(opq_nest *n, const lanes *l, const LLVMValueRef *values, cons
     LLVMValueRef vectors[OPQ_TURN_MAX], turns[OPQ_TURN_MAX];
     for (int c = 0, at = 0; c < l->count; at += 1 + is_arg(n, l, c), c++) {
         opq_fold fold = opq_carry_fold(n, l->carry[c]);
-        opq_dtype dtype = dtype_of(n, l->carry[c]);
+        opq_dtype dtype = opq_carry_dtype(n, l->carry[c]);
         for (int t = 0; t < l->turn; t++) {
             vectors[t] = values[t * l->group + at];
             turns[t] = is_arg(n, l, c) ? values[t * l->group + at + 1] : NULL;

@@ -27,18 +27,16 @@ int opq_scan_width(const opq_nest *n, int strip, int loop)
     return width;
 }
 
-static opq_dtype dtype_of(const opq_nest *n, int carry) { return (opq_dtype)opq_nest_stmt(n, carry)->dtype; }
-
 static LLVMValueRef lane_pointer(opq_nest *n, const row *r, int which, int c, LLVMValueRef lane)
 {
-    return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, dtype_of(n, r->carry[c])), r->lanes[which][c], &lane, 1,
-                         "");
+    return LLVMBuildGEP2(n->e->builder, opq_memory_type(n->e, opq_carry_dtype(n, r->carry[c])), r->lanes[which][c],
+                         &lane, 1, "");
 }
 
 /* Lanes behind the last element are folded, too: nothing follows them. */
 static void fold_lanes(opq_nest *n, const row *r, int c, LLVMValueRef x, LLVMValueRef *held)
 {
-    opq_dtype dtype = dtype_of(n, r->carry[c]);
+    opq_dtype dtype = opq_carry_dtype(n, r->carry[c]);
     opq_loop loop;
     opq_memory_store(n, dtype, OPQ_STRIDE_one, NULL, r->lanes[0][c], NULL, x);
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), opq_i64(n->e, n->e->lanes), 1, held, 1);
@@ -71,7 +69,7 @@ void opq_emit_scan_row(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to
             opq_nest_refuse(n, opq_nest_stmt(n, i));
             return;
         }
-        LLVMTypeRef lanes = LLVMArrayType2(opq_memory_type(n->e, dtype_of(n, carry)), (uint64_t)n->e->lanes);
+        LLVMTypeRef lanes = LLVMArrayType2(opq_memory_type(n->e, opq_carry_dtype(n, carry)), (uint64_t)n->e->lanes);
         for (int which = 0; which < 2; which++)
             r.lanes[which][r.count] = opq_nest_stack(n, lanes);
         held[r.count] = opq_nest_value(n, carry);

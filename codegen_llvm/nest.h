@@ -183,6 +183,10 @@ void opq_loop_begin_sure(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMVal
 /* carried[]: in the next iteration's values, out what they are after the loop */
 void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried);
 
+/* Until opq_nest_end_if: a branch. */
+LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition);
+void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next);
+
 /* Of two numbers. */
 LLVMValueRef opq_nest_smaller(opq_nest *n, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_nest_larger(opq_nest *n, LLVMValueRef x, LLVMValueRef y);
@@ -245,6 +249,7 @@ LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);
 void opq_emit_fold(opq_nest *n, int stmt);
 LLVMValueRef opq_emit_halves(opq_nest *n, int stmt);
 opq_fold opq_carry_fold(const opq_nest *n, int carry);
+static inline opq_dtype opq_carry_dtype(const opq_nest *n, int carry) { return (opq_dtype)n->k->stmts[carry].dtype; }
 static inline bool opq_carry_scans(const opq_nest *n, int carry)
 {
     return opq_op_scans((int)n->k->stmts[carry].value.i);
@@ -258,9 +263,6 @@ bool opq_nest_is_folding(const opq_nest *n, int stmt);   /* is it one, or its op
 void opq_partials_begin(opq_nest *n, int from, int to, LLVMValueRef several);
 void opq_partials_pass(opq_nest *n, int from, int to);
 void opq_partials_fold(opq_nest *n, int from, int to);
-/* Until opq_nest_end_if: a branch. */
-LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition);
-void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next);
 /* Turns [from, to) of a vector loop with folds. `run` gives these their operands; NULL: the loop's body does. */
 void opq_emit_partials(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, void (*run)(opq_nest *n, void *data),
                        void *data);

@@ -157,15 +157,12 @@ static void add_lanes(opq_nest *n, int stmt, LLVMValueRef pointers, LLVMValueRef
     opq_dtype memory = (opq_dtype)n->k->accesses[add->access].dtype;
     opq_loop loop;
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), opq_i64(n->e, n->e->lanes), 1, NULL, 0);
-    LLVMBasicBlockRef active = opq_nest_block(n, "lane"), next = opq_nest_block(n, "next_lane");
-    LLVMBuildCondBr(b, LLVMBuildExtractElement(b, mask, loop.index, ""), active, next);
-    LLVMPositionBuilderAtEnd(b, active);
+    LLVMBasicBlockRef next = opq_nest_if(n, LLVMBuildExtractElement(b, mask, loop.index, ""));
     LLVMValueRef pointer = LLVMBuildExtractElement(b, pointers, loop.index, "");
     LLVMValueRef value = opq_splat(n->e, LLVMBuildExtractElement(b, opq_nest_value(n, add->operand[1]), loop.index, ""));
     LLVMValueRef old = opq_memory_load(n, memory, OPQ_STRIDE_zero, NULL, pointer, NULL);
     opq_memory_store(n, memory, OPQ_STRIDE_zero, NULL, pointer, NULL, sum(n, (opq_dtype)add->dtype, old, value));
-    LLVMBuildBr(b, next);
-    LLVMPositionBuilderAtEnd(b, next);
+    opq_nest_end_if(n, next);
     opq_loop_end(n, &loop, NULL);
 }
 

@@ -58,6 +58,20 @@ void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried)
     }
 }
 
+LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition)
+{
+    LLVMBasicBlockRef then = opq_nest_block(n, "then"), next = opq_nest_block(n, "next");
+    LLVMBuildCondBr(n->e->builder, condition, then, next);
+    LLVMPositionBuilderAtEnd(n->e->builder, then);
+    return next;
+}
+
+void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next)
+{
+    LLVMBuildBr(n->e->builder, next);
+    LLVMPositionBuilderAtEnd(n->e->builder, next);
+}
+
 LLVMValueRef opq_nest_smaller(opq_nest *n, LLVMValueRef x, LLVMValueRef y)
 {
     return LLVMBuildSelect(n->e->builder, LLVMBuildICmp(n->e->builder, LLVMIntSLT, x, y, ""), x, y, "");

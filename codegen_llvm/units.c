@@ -2,16 +2,6 @@
 #include "codegen_llvm/units.h"
 #include "codegen_llvm/codegen.h"
 
-bool opq_tree_has_loops(const opq_loops *k, int from, int to)
-{
-    for (int i = from; i < to; i++)
-        if (k->stmts[i].op == OPQ_STMT_loop)
-            return true;
-    return false;
-}
-
-bool opq_loop_has_loops(const opq_loops *k, int loop) { return opq_tree_has_loops(k, loop + 1, k->stmts[loop].end); }
-
 opq_chain opq_nest_chain(const opq_loops *loops, int loop)
 {
     opq_chain chain = {0};

@@ -4,9 +4,6 @@
 
 #include "fusion/loop.h"
 
-bool opq_tree_has_loops(const opq_loops *loops, int from, int to); /* among the statements [from, to) */
-bool opq_loop_has_loops(const opq_loops *loops, int loop);         /* inside it */
-
 /* Loops of one role, each the last thing in the one around it. */
 typedef struct opq_chain {
     int count, loop[OPQ_LOOP_MAX]; /* statements */

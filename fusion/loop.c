@@ -10,6 +10,16 @@ static bool is_in_block(const opq_stmt *stmt, int within)
     return stmt->op == OPQ_STMT_loop && stmt->within == within;
 }
 
+bool opq_tree_has_loops(const opq_loops *k, int from, int to)
+{
+    for (int i = from; i < to; i++)
+        if (k->stmts[i].op == OPQ_STMT_loop)
+            return true;
+    return false;
+}
+
+bool opq_loop_has_loops(const opq_loops *k, int loop) { return opq_tree_has_loops(k, loop + 1, k->stmts[loop].end); }
+
 bool opq_loop_shares_block(const opq_loops *k, int loop, bool around)
 {
     const opq_stmt *own = &k->stmts[loop];

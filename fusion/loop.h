@@ -99,6 +99,8 @@ static inline int opq_loops_origin(const opq_loops *k, int stmt) { return k->ori
 /* Turns [out_from, out_to) of a loop where the loops around are at `index`. */
 void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int64_t *index, int64_t *out_from,
                     int64_t *out_to);
+bool opq_tree_has_loops(const opq_loops *k, int from, int to); /* among the statements [from, to) */
+bool opq_loop_has_loops(const opq_loops *k, int loop);         /* inside it */
 /* Turns that a block of a loop `in` another has. */
 int64_t opq_loop_block(const opq_loops *k, int loop);
 /* Is there a loop inside it, or (`around`) around it, in the same block as this one? */

@@ -5,17 +5,19 @@
 
 /* ---- for passes */
 
-opq_status opq_pass_open(opq_pass *pass, const opq_loops *from, size_t most, opq_arena *arena, opq_loops *out_schedule)
+opq_status opq_pass_run(opq_pass *pass, const opq_loops *from, size_t most, opq_arena *arena, opq_loops *out_schedule)
 {
     *out_schedule = *from;
     out_schedule->scheduled = true;
     out_schedule->stmt_count = 0;
     out_schedule->stmts = opq_arena_alloc(arena, (most + 1) * sizeof *out_schedule->stmts);
     out_schedule->origin = pass->origin = opq_arena_alloc(arena, (most + 1) * sizeof *pass->origin);
-    pass->rewriter = (opq_rewriter){.from = from, .to = out_schedule};
+    pass->rewriter.from = from;
+    pass->rewriter.to = out_schedule;
     pass->rewriter.stmt = opq_arena_alloc(arena, ((size_t)from->stmt_count + 1) * sizeof *pass->rewriter.stmt);
     if (!out_schedule->stmts || !pass->origin || !pass->rewriter.stmt)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling kernel %s", from->name);
+    (void)opq_loops_rewrite(&pass->rewriter, 0, from->stmt_count);
     return OPQ_OK;
 }
 
@@ -47,14 +49,6 @@ int16_t opq_pass_push_cast(opq_pass *pass, int from, int16_t value, opq_dtype dt
     cast.dtype = (uint8_t)dtype;
     cast.operand[0] = value;
     return opq_pass_push(pass, &cast, from);
-}
-
-bool opq_is_leaf(const opq_loops *k, int loop)
-{
-    for (int i = loop + 1; i < k->stmts[loop].end; i++)
-        if (k->stmts[i].op == OPQ_STMT_loop)
-            return false;
-    return true;
 }
 
 bool opq_is_in_lane(const opq_loops *k, int stmt)

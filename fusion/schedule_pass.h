@@ -10,9 +10,9 @@ typedef struct opq_pass {
     int16_t *origin; /* per statement of the result */
 } opq_pass;
 
-/* Makes room for a schedule of `most` statements, none of which is there. Who opens it sets choose, finish and data. */
-opq_status opq_pass_open(opq_pass *pass, const opq_loops *from, size_t most, opq_arena *arena,
-                         opq_loops *out_schedule) OPQ_MUST_CHECK;
+/* Rewrites all of a tree, into at most so many statements. Who runs it has set the rewriter's choose, finish and data. */
+opq_status opq_pass_run(opq_pass *pass, const opq_loops *from, size_t most, opq_arena *arena,
+                        opq_loops *out_schedule) OPQ_MUST_CHECK;
 /* The next statement is what becomes of `stmt`: for `finish`. */
 void opq_pass_came_from(opq_pass *pass, int stmt);
 /* Appends a statement that comes from one; gives its number. */
@@ -22,7 +22,6 @@ int16_t opq_pass_push_carried(opq_pass *pass, opq_stmt_op op, int from, int16_t 
 /* The value itself if it has the dtype. */
 int16_t opq_pass_push_cast(opq_pass *pass, int from, int16_t value, opq_dtype dtype);
 
-bool opq_is_leaf(const opq_loops *loops, int loop);    /* is there no loop inside? */
 bool opq_is_in_lane(const opq_loops *loops, int stmt); /* is there a vector loop around? */
 
 #endif

@@ -163,7 +163,7 @@ static const rule *rule_of(const opq_loops *k, int loop)
         return &column;
     if (!opq_is_in_lane(k, loop))
         return stmt->within ? &block : &lanes;
-    return !opq_is_leaf(k, loop) || stmt->within ? NULL : &in_lane;
+    return opq_loop_has_loops(k, loop) || stmt->within ? NULL : &in_lane;
 }
 
 static opq_rewrite choose(void *data, int i)
@@ -175,7 +175,7 @@ static opq_rewrite choose(void *data, int i)
         return schedule_loop(s, i, rule) ? OPQ_REWRITE_drop : OPQ_REWRITE_failed;
     if (s->loop < 0)
         return OPQ_REWRITE_copy;
-    if (k->stmts[i].op == OPQ_STMT_loop && s->levels < s->rule->levels && opq_is_leaf(k, i))
+    if (k->stmts[i].op == OPQ_STMT_loop && s->levels < s->rule->levels && !opq_loop_has_loops(k, i))
         return schedule_innermost(s, i) ? OPQ_REWRITE_drop : OPQ_REWRITE_failed;
     if (!opq_op_reduces(k->stmts[i].op))
         return OPQ_REWRITE_copy;
@@ -189,7 +189,7 @@ static void finish(void *data, int i, opq_stmt *to)
     opq_pass_came_from(&s->pass, i);
     if (to->op != OPQ_STMT_loop || s->loop < 0)
         return;
-    to->role = opq_is_leaf(s->pass.rewriter.from, i) ? s->rule->leaf : OPQ_LOOP_serial;
+    to->role = opq_loop_has_loops(s->pass.rewriter.from, i) ? OPQ_LOOP_serial : s->rule->leaf;
     if (s->levels > 0)
         to->within = (uint8_t)(s->pass.rewriter.to->rank + s->levels);
 }
@@ -202,14 +202,9 @@ opq_status opq_schedule_reduce(const opq_loops *loops, opq_arena *arena, opq_loo
         most += opq_op_reduces(loops->stmts[i].op)    ? MORE
                 : loops->stmts[i].op == OPQ_STMT_loop ? 1 + OPQ_BLOCKS_MAX
                                                       : 1;
-    scheduler s = {.loop = -1};
+    scheduler s = {.loop = -1, .pass.rewriter = {.data = &s, .choose = choose, .finish = finish}};
     s.carry = opq_arena_alloc(arena, ((size_t)loops->stmt_count + 1) * sizeof *s.carry);
     if (!s.carry)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling kernel %s", loops->name);
-    OPQ_TRY(opq_pass_open(&s.pass, loops, most, arena, out_schedule));
-    s.pass.rewriter.data = &s;
-    s.pass.rewriter.choose = choose;
-    s.pass.rewriter.finish = finish;
-    (void)opq_loops_rewrite(&s.pass.rewriter, 0, loops->stmt_count);
-    return OPQ_OK;
+    return opq_pass_run(&s.pass, loops, most, arena, out_schedule);
 }

@@ -56,7 +56,7 @@ static opq_rewrite choose(void *data, int i)
     scheduler *s = data;
     const opq_loops *k = s->pass.rewriter.from;
     const opq_stmt *stmt = &k->stmts[i];
-    if (stmt->op == OPQ_STMT_loop && s->loop < 0 && stmt->role == OPQ_LOOP_serial && opq_is_leaf(k, i) &&
+    if (stmt->op == OPQ_STMT_loop && s->loop < 0 && stmt->role == OPQ_LOOP_serial && !opq_loop_has_loops(k, i) &&
         has_scans(k, i + 1, stmt->end))
         return schedule_loop(s, i) ? OPQ_REWRITE_drop : OPQ_REWRITE_failed;
     if (!opq_op_scans(stmt->op))
@@ -82,14 +82,9 @@ opq_status opq_schedule_scan(const opq_loops *loops, opq_arena *arena, opq_loops
         return OPQ_OK;
     for (int i = 0; i < loops->stmt_count; i++)
         most += opq_op_scans(loops->stmts[i].op) ? MORE : 0;
-    scheduler s = {.loop = -1};
+    scheduler s = {.loop = -1, .pass.rewriter = {.data = &s, .choose = choose, .finish = finish}};
     s.carry = opq_arena_alloc(arena, ((size_t)loops->stmt_count + 1) * sizeof *s.carry);
     if (!s.carry)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling kernel %s", loops->name);
-    OPQ_TRY(opq_pass_open(&s.pass, loops, most, arena, out_schedule));
-    s.pass.rewriter.data = &s;
-    s.pass.rewriter.choose = choose;
-    s.pass.rewriter.finish = finish;
-    (void)opq_loops_rewrite(&s.pass.rewriter, 0, loops->stmt_count);
-    return OPQ_OK;
+    return opq_pass_run(&s.pass, loops, most, arena, out_schedule);
 }

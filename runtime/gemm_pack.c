@@ -351,14 +351,17 @@ static void pack_panel(bool avx512, const opq_pack_source *s, int64_t k, int64_t
 
 enum { STRIP_AVX2 = 16, STRIP_AVX512 = 32, WIDTH_MAX = 2 * 64 / 4 };
 
-/* The same from row i of k on. */
-static opq_pack_source from_row(const opq_pack_source *s, int64_t i)
+/* The same from row i of k and neighbour j on. */
+static opq_pack_source part_of(const opq_pack_source *s, int64_t i, int64_t j)
 {
     opq_pack_source part = *s;
-    part.data = opq_pack_at(s->data, s->from, s->k_at ? 0 : i * s->k_stride);
+    part.data = opq_pack_at(s->data, s->from, i * s->k_stride + j * s->across_stride);
     part.k_at = s->k_at ? s->k_at + i : NULL;
-    for (int g = 0; g < s->guard_count; g++)
+    part.across_at = s->across_at ? s->across_at + j : NULL;
+    for (int g = 0; g < s->guard_count; g++) {
         part.guard[g].k = s->guard[g].k + i;
+        part.guard[g].across = s->guard[g].across + j;
+    }
     return part;
 }
 
@@ -368,7 +371,7 @@ static void pack_pairs_plain(bool avx512, const opq_pack_source *s, int64_t k, i
     _Alignas(64) float rows[STRIP_AVX2 * WIDTH_MAX];
     for (int64_t i = 0; i < k; i += STRIP_AVX2) {
         int64_t count = k - i < STRIP_AVX2 ? k - i : STRIP_AVX2;
-        opq_pack_source part = from_row(s, i);
+        opq_pack_source part = part_of(s, i, 0);
         part.period = 0;
         pack_panel(avx512, &part, count, across, width, rows);
         memset(rows + count * width, 0, count % 2 ? (size_t)width * sizeof *rows : 0);
@@ -383,7 +386,7 @@ static void pack_pairs(bool avx512, const opq_pack_source *s, int64_t k, int64_t
     int64_t fast = s->across_stride == 1 ? k : k - k % 2;
     if (!avx512 || fast == 0 || !opq_pack_pairs_avx512(s, fast, across, width, out))
         fast = 0;
-    opq_pack_source rest = from_row(s, fast);
+    opq_pack_source rest = part_of(s, fast, 0);
     if (fast < k)
         pack_pairs_plain(avx512, &rest, k - fast, across, width, out + fast / 2 * width);
 }
@@ -410,17 +413,11 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to), each = source->pairs ? 2 : 1;
     bool strips = source->across_stride == 1 && across > width && !source->run_lengths;
     int64_t step = !strips ? k : avx512 ? STRIP_AVX512 : STRIP_AVX2;
-    opq_pack_source part = *source;
-    part.period = source->guard_count > 0 && across > width ? find_period(source, k) : 0; /* for all panels */
+    int64_t period = source->guard_count > 0 && across > width ? find_period(source, k) : 0; /* for all panels */
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {
-            part.data = opq_pack_at(source->data, source->from, i * source->k_stride + j * source->across_stride);
-            part.k_at = source->k_at ? source->k_at + i : NULL;
-            part.across_at = source->across_at ? source->across_at + j : NULL;
-            for (int g = 0; g < source->guard_count; g++) {
-                part.guard[g].k = source->guard[g].k + i;
-                part.guard[g].across = source->guard[g].across + j;
-            }
+            opq_pack_source part = part_of(source, i, j);
+            part.period = period;
             int64_t rows = k - i < step ? k - i : step, columns = across - j < width ? across - j : width;
             void *to = (char *)out + panel * panel_stride + i / each * row_bytes;
             if (source->pairs)

@@ -6,6 +6,7 @@
 #include "codegen_llvm/jit_job.h"
 #include "graph/progress.h"
 #include "kernel_support.h"
+#include "tests/codegen/wrapped_compiler.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -54,10 +55,6 @@ static opq_status note_call(const char *name)
     return status;
 }
 
-opq_status __real_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
-                                      LLVMMemoryBufferRef *out_object);
-opq_status __wrap_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
-                                      LLVMMemoryBufferRef *out_object);
 opq_status __wrap_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
                                       LLVMMemoryBufferRef *out_object)
 {

@@ -3,7 +3,7 @@
  */
 #include "tests/runtime/machine.h"
 
-#include "codegen_llvm/module.h"
+#include "tests/codegen/wrapped_compiler.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -20,10 +20,6 @@ static struct {
     bool fails, stays; /* stays: until the process ends */
 } compiler = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
-opq_status __real_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
-                                      LLVMMemoryBufferRef *out_object);
-opq_status __wrap_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
-                                      LLVMMemoryBufferRef *out_object);
 opq_status __wrap_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
                                       LLVMMemoryBufferRef *out_object)
 {

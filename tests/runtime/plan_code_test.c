@@ -3,7 +3,7 @@
  */
 #include "tests/runtime/machine.h"
 
-#include "codegen_llvm/module.h"
+#include "tests/codegen/wrapped_compiler.h"
 #include "graph/clock.h"
 
 #include <pthread.h>
@@ -12,10 +12,6 @@ enum { THREADS = 3 };
 
 static const char *refused; /* kernels of this name */
 
-opq_status __real_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
-                                      LLVMMemoryBufferRef *out_object);
-opq_status __wrap_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
-                                      LLVMMemoryBufferRef *out_object);
 opq_status __wrap_opq_compiler_object(opq_compiler *c, const opq_module *module, const char *symbol,
                                       LLVMMemoryBufferRef *out_object)
 {
