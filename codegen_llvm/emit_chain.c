@@ -90,16 +90,12 @@ static void load_tiles(part *p, const opq_tiles *tiles, LLVMValueRef first, LLVM
 {
     opq_nest *n = p->n;
     LLVMBuilderRef b = n->e->builder;
-    LLVMBasicBlockRef all = opq_nest_block(n, "all"), some = opq_nest_block(n, "some"),
-                      behind = opq_nest_block(n, "behind");
     LLVMValueRef count = LLVMBuildSub(b, end, first, "");
-    LLVMBuildCondBr(b, LLVMBuildICmp(b, LLVMIntEQ, count, opq_i64(n->e, n->e->lanes), ""), all, some);
-    for (int part = 0; part < 2; part++) {
-        LLVMPositionBuilderAtEnd(b, part ? some : all);
-        opq_tiles_load(n, tiles, first, part ? count : NULL);
-        LLVMBuildBr(b, behind);
-    }
-    LLVMPositionBuilderAtEnd(b, behind);
+    LLVMBasicBlockRef next = opq_nest_if(n, LLVMBuildICmp(b, LLVMIntEQ, count, opq_i64(n->e, n->e->lanes), ""));
+    opq_tiles_load(n, tiles, first, NULL);
+    next = opq_nest_else(n, next);
+    opq_tiles_load(n, tiles, first, count);
+    opq_nest_end_if(n, next);
 }
 
 static void emit_tiled(part *p, const opq_tiles *tiles, LLVMValueRef extent)
@@ -170,21 +166,16 @@ static void emit_either(part *p, LLVMValueRef which, void (*one)(part *p), void 
     opq_nest *n = p->n;
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef start[OPQ_STRIP_MAX], sum[OPQ_STRIP_MAX];
-    LLVMBasicBlockRef first = opq_nest_block(n, "one"), second = opq_nest_block(n, "other"),
-                      behind = opq_nest_block(n, "behind");
-    LLVMBuildCondBr(b, which, first, second);
-    LLVMPositionBuilderAtEnd(b, first);
+    LLVMBasicBlockRef next = opq_nest_if(n, which), first, second;
     memcpy(start, p->sum, sizeof start);
     one(p);
     first = LLVMGetInsertBlock(b);
-    LLVMBuildBr(b, behind);
+    next = opq_nest_else(n, next);
     memcpy(sum, p->sum, sizeof sum);
     memcpy(p->sum, start, sizeof start);
-    LLVMPositionBuilderAtEnd(b, second);
     other(p);
     second = LLVMGetInsertBlock(b);
-    LLVMBuildBr(b, behind);
-    LLVMPositionBuilderAtEnd(b, behind);
+    opq_nest_end_if(n, next);
     for (int copy = 0; copy < n->strip; copy++) {
         LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(sum[copy]), "");
         LLVMAddIncoming(phi, (LLVMValueRef[]){sum[copy], p->sum[copy]}, (LLVMBasicBlockRef[]){first, second}, 2);
@@ -255,6 +246,31 @@ static void emit_level(part *p, int level)
     opq_loop_end(n, &loop, p->sum);
 }
 
+/* 1 if a condition holds in all turns, lanes and copies: it is linear, so that its first and last numbers tell. */
+static LLVMValueRef holds_everywhere(part *p, int stmt, int variable)
+{
+    opq_nest *n = p->n;
+    LLVMBuilderRef b = n->e->builder;
+    LLVMValueRef all = NULL;
+    opq_places places = opq_nest_places(n);
+    for (int end = 0; end < 2; end++) {
+        LLVMValueRef last = LLVMBuildSub(b, n->extent[variable], opq_i64(n->e, 1), "");
+        n->index[variable] = end ? last : opq_i64(n->e, 0);
+        opq_nest_bind(n, 1u << variable);
+        for (int copy = 0; copy < n->strip; copy += n->strip > 1 ? n->strip - 1 : 1) {
+            if (copy > 0 && !opq_nest_differs(n, stmt))
+                continue;
+            opq_nest_use_copy(n, copy);
+            LLVMValueRef holds =
+                opq_nest_varies(n, stmt) ? opq_nest_inside_all(n, stmt) : opq_lane(n->e, opq_nest_inside(n, stmt), 0);
+            all = all ? LLVMBuildAnd(b, all, holds, "") : holds;
+        }
+        opq_nest_use_copy(n, 0);
+        opq_nest_return(n, &places);
+    }
+    return all;
+}
+
 /* ---- rows that slide
  *
  * Where the next row of the window is the next row of the result's operand (a stride and a dilation of 1), what is loaded for one serves up
@@ -305,15 +321,7 @@ static LLVMValueRef slides_here(part *p)
     }
     int stmts[HELD_MAX], count = find_uniform(p, stmts);
     for (int s = 0; s < count; s++)
-        for (int end = 0; end < 2; end++) { /* they are linear: what the first and the last row have, all have */
-            opq_places places = opq_nest_places(n);
-            n->index[window] = opq_i64(n->e, end ? UNROLLED - 1 : 0);
-            opq_nest_bind(n, 1u << window);
-            opq_nest_use_copy(n, end ? n->strip - 1 : 0);
-            all = LLVMBuildAnd(b, all, opq_lane(n->e, opq_nest_inside(n, stmts[s]), 0), "");
-            opq_nest_return(n, &places);
-        }
-    opq_nest_use_copy(n, 0);
+        all = LLVMBuildAnd(b, all, holds_everywhere(p, stmts[s], window), "");
     return all;
 }
 
@@ -363,26 +371,15 @@ static void emit_sliding(part *p)
         }
 }
 
-/* 1 if all lanes of all rows are there in every turn of the unrolled loop: its conditions are linear, too. */
+/* 1 if all lanes of all rows are there in every turn of the unrolled loop. */
 static LLVMValueRef all_there(part *p)
 {
     opq_nest *n = p->n;
     LLVMBuilderRef b = n->e->builder;
     int inner = loop_of(p, innermost(p))->variable;
     LLVMValueRef all = LLVMBuildICmp(b, LLVMIntSGE, n->remaining, opq_i64(n->e, n->e->lanes), "");
-    for (int turn = 0; turn < UNROLLED; turn += UNROLLED - 1) {
-        opq_places places = opq_nest_places(n);
-        n->index[inner] = opq_i64(n->e, turn);
-        opq_nest_bind(n, 1u << inner);
-        for (int copy = 0; copy < n->strip; copy += n->strip > 1 ? n->strip - 1 : 1) { /* the first and the last row */
-            opq_nest_use_copy(n, copy);
-            for (int h = 0; h < p->held_count; h++)
-                if (copy == 0 || opq_nest_differs(n, p->held_stmt[h]))
-                    all = LLVMBuildAnd(b, all, opq_nest_inside_all(n, p->held_stmt[h]), "");
-        }
-        opq_nest_use_copy(n, 0);
-        opq_nest_return(n, &places);
-    }
+    for (int h = 0; h < p->held_count; h++)
+        all = LLVMBuildAnd(b, all, holds_everywhere(p, p->held_stmt[h], inner), "");
     return all;
 }
 
@@ -398,18 +395,22 @@ static void emit_masked(part *p)
 }
 
 /* Without a mask. */
+static void emit_unmasked(part *p, void (*emit)(part *p))
+{
+    LLVMValueRef mask = p->n->mask, remaining = p->n->remaining;
+    opq_nest_mask(p->n, NULL);
+    emit(p);
+    p->n->mask = mask;
+    p->n->remaining = remaining;
+}
+
 static void emit_whole(part *p)
 {
-    opq_nest *n = p->n;
-    LLVMValueRef mask = n->mask, remaining = n->remaining;
     for (int turn = 0; turn < UNROLLED; turn++)
         for (int h = 0; h < p->held_count; h++)
-            for (int copy = 0; copy < n->strip; copy++)
+            for (int copy = 0; copy < p->n->strip; copy++)
                 p->held[turn][h][copy] = always(p);
-    opq_nest_mask(n, NULL);
-    p->sliding ? emit_sliding(p) : emit_rows_apart(p);
-    n->mask = mask;
-    n->remaining = remaining;
+    emit_unmasked(p, p->sliding ? emit_sliding : emit_rows_apart);
 }
 
 /* ---- windows whose rows have 3 elements: these without a loop */
@@ -427,29 +428,6 @@ static void emit_unrolled(part *p)
     if (p->sliding)
         whole = LLVMBuildAnd(p->n->e->builder, whole, slides_here(p), "");
     emit_either(p, whole, emit_whole, emit_masked);
-}
-
-/* 1 if a condition holds in all turns, lanes and copies: it is linear, so that its first and last numbers tell. */
-static LLVMValueRef holds_everywhere(part *p, int stmt, int variable)
-{
-    opq_nest *n = p->n;
-    LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef all = NULL;
-    opq_places places = opq_nest_places(n);
-    for (int end = 0; end < 2; end++) {
-        LLVMValueRef last = LLVMBuildSub(b, n->extent[variable], opq_i64(n->e, 1), "");
-        n->index[variable] = end ? last : opq_i64(n->e, 0);
-        opq_nest_bind(n, 1u << variable);
-        for (int copy = 0; copy < n->strip; copy += n->strip > 1 ? n->strip - 1 : 1) {
-            opq_nest_use_copy(n, copy);
-            LLVMValueRef holds =
-                opq_nest_varies(n, stmt) ? opq_nest_inside_all(n, stmt) : opq_lane(n->e, opq_nest_inside(n, stmt), 0);
-            all = all ? LLVMBuildAnd(b, all, holds, "") : holds;
-        }
-        opq_nest_use_copy(n, 0);
-        opq_nest_return(n, &places);
-    }
-    return all;
 }
 
 /* 1 if nothing is padding: NULL: it is not asked, or not of one loop at a time. */
@@ -479,14 +457,9 @@ static LLVMValueRef ask_for_all(part *p)
 
 static void emit_inside(part *p)
 {
-    opq_nest *n = p->n;
-    LLVMValueRef mask = n->mask, remaining = n->remaining;
     p->whole = true;
-    opq_nest_mask(n, NULL);
-    emit_rows_apart(p);
+    emit_unmasked(p, emit_rows_apart);
     p->whole = false;
-    n->mask = mask;
-    n->remaining = remaining;
 }
 
 static void emit_counted(part *p)

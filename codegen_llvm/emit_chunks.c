@@ -370,32 +370,6 @@ static void emit_turns(opq_nest *n, chunks *c, int level, LLVMValueRef before, L
     opq_loop_end(n, &loop, NULL);
 }
 
-/* `condition` ? yes : no, with what is emitted between being yes. */
-typedef struct choice {
-    LLVMBasicBlockRef no, next;
-} choice;
-
-static choice choose(opq_nest *n, LLVMValueRef condition)
-{
-    LLVMBasicBlockRef yes = opq_nest_block(n, "yes");
-    choice made = {opq_nest_block(n, "no"), opq_nest_block(n, "chosen")};
-    LLVMBuildCondBr(n->e->builder, condition, yes, made.no);
-    LLVMPositionBuilderAtEnd(n->e->builder, yes);
-    return made;
-}
-
-static void otherwise(opq_nest *n, const choice *made)
-{
-    LLVMBuildBr(n->e->builder, made->next);
-    LLVMPositionBuilderAtEnd(n->e->builder, made->no);
-}
-
-static void chosen(opq_nest *n, const choice *made)
-{
-    LLVMBuildBr(n->e->builder, made->next);
-    LLVMPositionBuilderAtEnd(n->e->builder, made->next);
-}
-
 static LLVMValueRef at_least_lanes(opq_nest *n, LLVMValueRef count)
 {
     return LLVMBuildICmp(n->e->builder, LLVMIntSGE, count, opq_i64(n->e, n->e->lanes), "");
@@ -424,24 +398,24 @@ static void emit_level(opq_nest *n, chunks *c, int level, LLVMValueRef before)
         emit_across(n, c, before, from, to);
         return;
     }
-    choice tiled = {0}, narrow = {0};
+    LLVMBasicBlockRef tiled = NULL, narrow = NULL;
     if (level == c->tiled) {
         LLVMValueRef fits = LLVMBuildICmp(b, LLVMIntSLE, inside, opq_i64(n->e, OPQ_CHUNK), "");
         fits = LLVMBuildAnd(b, fits, at_least_lanes(n, LLVMBuildSub(b, to, from, "")), "");
-        tiled = choose(n, LLVMBuildAnd(b, fits, wide, ""));
+        tiled = opq_nest_if(n, LLVMBuildAnd(b, fits, wide, ""));
         emit_tiles(n, c, before, from, to);
-        otherwise(n, &tiled);
+        tiled = opq_nest_else(n, tiled);
     }
     if (level == c->leaf - 1) {
-        narrow = choose(n, LLVMBuildNot(b, wide, ""));
+        narrow = opq_nest_if(n, LLVMBuildNot(b, wide, ""));
         emit_narrow_rows(n, c, before, from, to);
-        otherwise(n, &narrow);
+        narrow = opq_nest_else(n, narrow);
     }
     emit_turns(n, c, level, before, from, to);
-    if (narrow.next)
-        chosen(n, &narrow);
-    if (tiled.next)
-        chosen(n, &tiled);
+    if (narrow)
+        opq_nest_end_if(n, narrow);
+    if (tiled)
+        opq_nest_end_if(n, tiled);
 }
 
 /* ---- chunks */

@@ -183,8 +183,9 @@ void opq_loop_begin_sure(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMVal
 /* carried[]: in the next iteration's values, out what they are after the loop */
 void opq_loop_end(opq_nest *n, opq_loop *loop, LLVMValueRef *carried);
 
-/* Until opq_nest_end_if: a branch. */
+/* Until opq_nest_end_if, of what the last of these gave: a branch, and another for where the condition does not hold. */
 LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition);
+LLVMBasicBlockRef opq_nest_else(opq_nest *n, LLVMBasicBlockRef next);
 void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next);
 
 /* Of two numbers. */

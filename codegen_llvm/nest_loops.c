@@ -66,6 +66,14 @@ LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition)
     return next;
 }
 
+LLVMBasicBlockRef opq_nest_else(opq_nest *n, LLVMBasicBlockRef next)
+{
+    LLVMBasicBlockRef behind = opq_nest_block(n, "behind");
+    LLVMBuildBr(n->e->builder, behind);
+    LLVMPositionBuilderAtEnd(n->e->builder, next);
+    return behind;
+}
+
 void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next)
 {
     LLVMBuildBr(n->e->builder, next);

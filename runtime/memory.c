@@ -8,32 +8,14 @@
  * more than to read it, and before anything is refused; not for blocks that are used again.
  */
 #define _GNU_SOURCE
-#include "runtime/memory.h"
+#include "runtime/pool.h"
 #include "opaque/log.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CLASS_COUNT = 4 * 44, HUGE_PAGE = OPQ_HUGE_PAGE, SMALLEST = 64 };
-
-struct opq_pool {
-    pthread_mutex_t lock;
-    atomic_int refs;               /* one for the owner, one per live buffer */
-    opq_buffer *free[CLASS_COUNT]; /* with their memory, linked */
-    opq_buffer *newest;            /* live ones */
-    size_t cached, cache_limit;
-    opq_memory_stats stats;
-    atomic_llong live, reserved; /* as in stats, for who has no lock */
-    atomic_llong machine;        /* bytes there are, when they were read last */
-    _Atomic(double) fraction;    /* of them that buffers may have */
-    opq_packed_cache packed;
-    opq_pages pages;
-    atomic_llong small; /* bytes of blocks in small pages */
-    double credit;      /* seconds for making them huge */
-    int runs;           /* since there are any */
-};
+enum { HUGE_PAGE = OPQ_HUGE_PAGE, SMALLEST = 64 };
 
 static size_t class_bytes(int size_class)
 {
@@ -49,10 +31,10 @@ static int class_of(size_t bytes)
     int power = 63 - __builtin_clzll((bytes - 1) / SMALLEST);
     int quarter = (int)(((bytes - 1) >> power) / (SMALLEST / 4)) - 4;
     int size_class = 4 * power + quarter + 1;
-    return size_class < CLASS_COUNT ? size_class : CLASS_COUNT - 1;
+    return size_class < OPQ_POOL_CLASSES ? size_class : OPQ_POOL_CLASSES - 1;
 }
 
-static size_t mapped_bytes(int size_class)
+size_t opq_pool_mapped_bytes(int size_class)
 {
     size_t bytes = class_bytes(size_class);
     return bytes < HUGE_PAGE ? bytes : (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
@@ -105,7 +87,7 @@ enum use {
 
 static void *map_memory(opq_pool *pool, int size_class, enum use use, size_t *out_small)
 {
-    size_t bytes = mapped_bytes(size_class);
+    size_t bytes = opq_pool_mapped_bytes(size_class);
     void *data = NULL;
     *out_small = 0;
     if (bytes < HUGE_PAGE)
@@ -116,18 +98,18 @@ static void *map_memory(opq_pool *pool, int size_class, enum use use, size_t *ou
 static void *map_block(opq_pool *pool, int size_class, enum use use, size_t *out_small)
 {
     void *data = map_memory(pool, size_class, use, out_small);
-    if (mapped_bytes(size_class) >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
+    if (opq_pool_mapped_bytes(size_class) >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
         opq_log("memory: %s %zu bytes from the system, %zu in small pages (2 MiB small: %.2f ms, huge: %.2f ms), %lld "
                 "reserved",
-                data ? "took" : "did not get", mapped_bytes(size_class), *out_small, 1e3 * pool->pages.touch[0],
-                1e3 * pool->pages.touch[1], (long long)atomic_load(&pool->reserved));
+                data ? "took" : "did not get", opq_pool_mapped_bytes(size_class), *out_small,
+                1e3 * pool->pages.touch[0], 1e3 * pool->pages.touch[1], (long long)atomic_load(&pool->reserved));
     return data;
 }
 
 /* Whose block is no longer counted. */
 static void free_buffer(opq_pool *pool, opq_buffer *buffer)
 {
-    size_t bytes = mapped_bytes(buffer->size_class);
+    size_t bytes = opq_pool_mapped_bytes(buffer->size_class);
     if (bytes >= HUGE_PAGE && opq_logs(OPQ_LOG_memory, OPQ_LOG_INFO))
         opq_log("memory: gave %zu bytes back to the system, %lld reserved", bytes,
                 (long long)atomic_load(&pool->reserved));
@@ -159,10 +141,10 @@ void opq_pool_trim(opq_pool *pool)
 {
     opq_packed_shrink(pool, 0);
     pthread_mutex_lock(&pool->lock);
-    for (int c = 0; c < CLASS_COUNT; c++)
+    for (int c = 0; c < OPQ_POOL_CLASSES; c++)
         while (pool->free[c]) {
             opq_buffer *next = pool->free[c]->next;
-            count_reserved(pool, mapped_bytes(c), -1);
+            count_reserved(pool, opq_pool_mapped_bytes(c), -1);
             free_buffer(pool, pool->free[c]);
             pool->free[c] = next;
         }
@@ -288,13 +270,13 @@ static opq_buffer *take_buffer(opq_pool *pool, size_t bytes, enum use use)
     opq_buffer *found = pool->free[size_class];
     if (found) {
         pool->free[size_class] = found->next;
-        pool->cached -= mapped_bytes(size_class);
+        pool->cached -= opq_pool_mapped_bytes(size_class);
         begin_life(pool, found, bytes, size_class, use);
     }
     pthread_mutex_unlock(&pool->lock);
     if (found)
         return found;
-    size_t block = mapped_bytes(size_class);
+    size_t block = opq_pool_mapped_bytes(size_class);
     if (block >= HUGE_PAGE && !cached && !fits_now(pool, (int64_t)bytes))
         return NULL;
     bool cramped = (int64_t)block > limit_of(pool) - atomic_load(&pool->reserved);
@@ -401,7 +383,7 @@ static opq_buffer *any_with_small(const opq_pool *pool)
     for (opq_buffer *b = pool->newest; b; b = b->older)
         if (b->small > 0)
             return b;
-    for (int c = 0; c < CLASS_COUNT; c++)
+    for (int c = 0; c < OPQ_POOL_CLASSES; c++)
         for (opq_buffer *b = pool->free[c]; b; b = b->next)
             if (b->small > 0)
                 return b;
@@ -425,8 +407,8 @@ void opq_pool_tend(opq_pool *pool, double seconds)
             pool->runs = -PAUSE;
             break;
         }
-        pool->credit -=
-            opq_pages_collapse(&pool->pages, (char *)buffer->data + mapped_bytes(buffer->size_class) - buffer->small);
+        pool->credit -= opq_pages_collapse(&pool->pages, (char *)buffer->data +
+                                                             opq_pool_mapped_bytes(buffer->size_class) - buffer->small);
         buffer->small -= HUGE_PAGE;
         atomic_fetch_sub(&pool->small, HUGE_PAGE);
     }
@@ -447,7 +429,7 @@ void opq_buffer_settle(opq_buffer *buffer) { atomic_store(&buffer->lent, false);
 
 static void give_back(opq_pool *pool, opq_buffer *buffer)
 {
-    size_t bytes = mapped_bytes(buffer->size_class);
+    size_t bytes = opq_pool_mapped_bytes(buffer->size_class);
     pthread_mutex_lock(&pool->lock);
     bool keep = pool->cached + bytes <= pool->cache_limit;
     if (!buffer->cached)
@@ -499,103 +481,4 @@ void opq_pool_unlock(opq_pool *pool)
 {
     pthread_mutex_unlock(&pool->lock);
     pthread_mutex_unlock(&pool->packed.lock);
-}
-
-int64_t opq_pool_live(const opq_pool *pool) { return atomic_load(&pool->live); }
-int64_t opq_pool_reserved(const opq_pool *pool) { return atomic_load(&pool->reserved); }
-
-opq_memory_stats opq_pool_stats(opq_pool *pool)
-{
-    pthread_mutex_lock(&pool->lock);
-    opq_memory_stats stats = pool->stats;
-    pthread_mutex_unlock(&pool->lock);
-    return stats;
-}
-
-void opq_pool_reset_peak(opq_pool *pool)
-{
-    pthread_mutex_lock(&pool->lock);
-    for (int i = 0; i < OPQ_MEMORY_SIZES; i++)
-        for (int kind = 0; kind < 2; kind++) {
-            opq_memory_counts *c = kind == 0 ? &pool->stats.buffers[i] : &pool->stats.blocks[i];
-            c->number.peak = c->number.current;
-            c->bytes.peak = c->bytes.current;
-        }
-    pthread_mutex_unlock(&pool->lock);
-}
-
-void opq_pool_reset_totals(opq_pool *pool)
-{
-    pthread_mutex_lock(&pool->lock);
-    for (int i = 0; i < OPQ_MEMORY_SIZES; i++)
-        for (int kind = 0; kind < 2; kind++) {
-            opq_memory_counts *c = kind == 0 ? &pool->stats.buffers[i] : &pool->stats.blocks[i];
-            c->number.allocated = c->number.freed = c->bytes.allocated = c->bytes.freed = 0;
-        }
-    pool->stats.refused = pool->stats.retries = 0;
-    pthread_mutex_unlock(&pool->lock);
-}
-
-opq_status opq_pool_blocks(opq_pool *pool, opq_memory_block **out_blocks, int *out_count)
-{
-    int count = 0;
-    pthread_mutex_lock(&pool->lock);
-    for (const opq_buffer *b = pool->newest; b; b = b->older)
-        count++;
-    opq_memory_block *blocks = calloc((size_t)count + 1, sizeof *blocks), *block = blocks;
-    for (const opq_buffer *b = blocks ? pool->newest : NULL; b; b = b->older) {
-        uint64_t maker = atomic_load_explicit(&b->maker, memory_order_relaxed);
-        size_t reserved = b->size_class >= 0 ? mapped_bytes(b->size_class) : b->bytes;
-        *block++ = (opq_memory_block){.address = b->data,
-                                      .bytes = (int64_t)b->bytes,
-                                      .reserved = (int64_t)reserved,
-                                      .op = maker ? opq_op_info_of((opq_op)((maker >> 32) - 1))->name : NULL,
-                                      .line = (uint32_t)maker};
-    }
-    pthread_mutex_unlock(&pool->lock);
-    if (blocks == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "out of memory");
-    *out_blocks = blocks;
-    *out_count = count;
-    return OPQ_OK;
-}
-
-/* ---- scratch per thread */
-
-static pthread_key_t scratch_key;
-static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-typedef struct scratch {
-    size_t bytes;
-    void *data;
-} scratch;
-
-static void drop_scratch(void *arg)
-{
-    scratch *held = arg;
-    free(held->data);
-    free(held);
-}
-
-static void make_key(void) { pthread_key_create(&scratch_key, drop_scratch); }
-
-void *opq_thread_scratch(size_t bytes)
-{
-    pthread_once(&scratch_once, make_key);
-    scratch *held = pthread_getspecific(scratch_key);
-    if (held == NULL) {
-        held = calloc(1, sizeof *held);
-        if (held == NULL || pthread_setspecific(scratch_key, held) != 0) {
-            free(held);
-            return NULL;
-        }
-    }
-    if (held->bytes < bytes) {
-        free(held->data);
-        held->data = NULL;
-        held->bytes = 0;
-        if (posix_memalign(&held->data, 64, (bytes + 4095) & ~(size_t)4095) != 0)
-            return held->data = NULL;
-        held->bytes = (bytes + 4095) & ~(size_t)4095;
-    }
-    return held->data;
 }

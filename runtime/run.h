@@ -54,6 +54,19 @@ int64_t opq_run_first(const opq_run_state *run, int32_t storage);      /* bytes 
 /* Fills in pointers and scalars of a step. Arrays hold buffer_count and scalar_count. */
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars);
 
+/* ---- run_outputs.c */
+/* Memory of the run: its arena, outputs that take no input's place, numbers. */
+opq_status opq_run_allocate(opq_run_state *run) OPQ_MUST_CHECK;
+/* A distinct output lies where its input lay from now on; all of them, because no step can fail any more. */
+void opq_run_take_input(const opq_run_state *run, int32_t output);
+void opq_run_take_inputs(const opq_run_state *run);
+/* After a failure: what the step writes has memory of its own. */
+opq_status opq_run_own_outputs(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
+/* After a failure: what was written over in inputs, which are as before again. */
+void opq_run_give_back(const opq_run_state *run);
+/* To the caller, but for what is bad. */
+opq_status opq_run_give_outputs(const opq_run_state *run) OPQ_MUST_CHECK;
+
 /* The epilogue of a matmul step, per tile: data of opq_run_tile. */
 typedef struct opq_tiles {
     const opq_step *step;
