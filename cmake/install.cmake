@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 install(TARGETS opq_graph opq_fusion opq_codegen_llvm opq_codegen_c opq_runtime opq_opaque EXPORT OpaqueTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 install(TARGETS opq-opt COMPONENT development)
-install(FILES include/opaque/opaque.h include/opaque/ops.def include/opaque/dtypes.def include/opaque/scalar.h
+install(FILES include/opaque/opaque.h include/opaque/ops.def include/opaque/dtypes.def include/opaque/folds.def include/opaque/scalar.h
   include/opaque/scalar_math.h include/opaque/math_f32.def include/opaque/math_f64.def
   include/opaque/math_tables.h include/opaque/math_tables_f64.h include/opaque/kernel.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/opaque COMPONENT development)

@@ -25,19 +25,8 @@ static bool is_arg(const opq_stmt *carry) { return opq_fold_is_arg(fold_of(carry
 /* The elementwise row that folds. */
 static opq_op combining(const opq_stmt *carry)
 {
-    if (opq_op_scans((int)carry->value.i))
-        return opq_op_lowering((opq_op)carry->value.i)->combine;
-    switch (fold_of(carry)) {
-    case OPQ_FOLD_sum: return OPQ_OP_add;
-    case OPQ_FOLD_prod: return OPQ_OP_mul;
-    case OPQ_FOLD_max:
-    case OPQ_FOLD_argmax: return OPQ_OP_maximum;
-    case OPQ_FOLD_min:
-    case OPQ_FOLD_argmin: return OPQ_OP_minimum;
-    case OPQ_FOLD_or: return OPQ_OP_bitwise_or;
-    case OPQ_FOLD_and: break;
-    }
-    return OPQ_OP_bitwise_and;
+    bool scans = opq_op_scans((int)carry->value.i);
+    return scans ? opq_op_lowering((opq_op)carry->value.i)->combine : opq_fold_info_of(fold_of(carry))->combine;
 }
 
 /* The only one that folds into the carry; -1: none, or several. */
@@ -112,7 +101,7 @@ static void print_better(opq_c_printer *p, const opq_stmt *fold, const char *tur
 {
     const opq_stmt *carry = &p->k->stmts[fold->access];
     int to = fold->access, from = fold->operand[0];
-    ADD(p, "if (opq_%s_%s_better(v%d, v%d)) {\n", opq_instr_name((int)carry->value.i),
+    ADD(p, "if (opq_%s_%s_better(v%d, v%d)) {\n", opq_fold_info_of(fold_of(carry))->name,
         opq_c_suffix((opq_dtype)carry->dtype), to, from);
     p->depth++;
     opq_c_line(p);

@@ -23,10 +23,11 @@ static void fold_name(opq_c_printer *p, const opq_stmt *stmt, opq_loop_role role
     opq_fold fold = opq_op_lowering((opq_op)stmt->op)->fold;
     opq_dtype operand = (opq_dtype)p->k->stmts[stmt->operand[0]].dtype;
     opq_dtype dtype = opq_eval_fold_dtype(fold, operand, (opq_dtype)stmt->dtype);
-    bool of_dtype = fold == OPQ_FOLD_max || fold == OPQ_FOLD_min || fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
-    bool arg = opq_fold_is_arg(fold);
-    ADD(p, "opq_%s%s%s_%s", arg ? "" : opq_loop_role_name(role), arg ? "" : "_", opq_instr_name(stmt->op),
-        of_dtype ? opq_dtype_name(dtype) : opq_c_suffix(dtype));
+    if (opq_fold_is_arg(fold))
+        ADD(p, "opq_%s_%s", opq_fold_info_of(fold)->name, opq_c_suffix(dtype));
+    else
+        ADD(p, "opq_%s_%s_%s", opq_loop_role_name(role), opq_instr_name(stmt->op),
+            opq_fold_info_of(fold)->held == OPQ_HELD_result ? opq_c_suffix(dtype) : opq_dtype_name(dtype));
 }
 
 /* The rule is that of the loop around; `loop` is any reducing one around the fold, all have the same. */

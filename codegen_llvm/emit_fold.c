@@ -21,35 +21,21 @@ static LLVMValueRef limit(opq_emitter *e, opq_dtype dtype, bool largest)
 LLVMValueRef opq_fold_identity(opq_emitter *e, opq_fold fold, opq_dtype dtype)
 {
     LLVMTypeRef type = opq_vector_type(e, dtype);
-    switch (fold) {
-    case OPQ_FOLD_sum:
-    case OPQ_FOLD_or: return LLVMConstNull(type);
-    case OPQ_FOLD_prod:
+    switch (opq_fold_info_of(fold)->identity) {
+    case OPQ_IDENTITY_zero: return LLVMConstNull(type);
+    case OPQ_IDENTITY_one:
         return opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT ? opq_splat_float(e, type, 1) : opq_splat_int(e, type, 1);
-    case OPQ_FOLD_and: return opq_splat_int(e, type, -1);
-    case OPQ_FOLD_max:
-    case OPQ_FOLD_argmax: return limit(e, dtype, false);
-    case OPQ_FOLD_min:
-    case OPQ_FOLD_argmin: return limit(e, dtype, true);
+    case OPQ_IDENTITY_least: return limit(e, dtype, false);
+    case OPQ_IDENTITY_greatest: return limit(e, dtype, true);
     }
     return NULL;
 }
 
 LLVMValueRef opq_fold_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b)
 {
-    const LLVMValueRef operands[2] = {a, b};
     LLVMValueRef value = NULL;
-    switch (fold) {
-    case OPQ_FOLD_sum: return opq_emit_ewise(e, OPQ_OP_add, dtype, operands, &value) == OPQ_OK ? value : NULL;
-    case OPQ_FOLD_prod: return opq_emit_ewise(e, OPQ_OP_mul, dtype, operands, &value) == OPQ_OK ? value : NULL;
-    case OPQ_FOLD_max: return opq_emit_call(e, "maximum", dtype, operands);
-    case OPQ_FOLD_min: return opq_emit_call(e, "minimum", dtype, operands);
-    case OPQ_FOLD_or: return LLVMBuildOr(e->builder, a, b, "");
-    case OPQ_FOLD_and: return LLVMBuildAnd(e->builder, a, b, "");
-    case OPQ_FOLD_argmax:
-    case OPQ_FOLD_argmin: break;
-    }
-    return NULL;
+    opq_status status = opq_emit_ewise(e, opq_fold_info_of(fold)->combine, dtype, (LLVMValueRef[]){a, b}, &value);
+    return status == OPQ_OK ? value : NULL;
 }
 
 /* Lane i gets lane i + by; what comes in above is nobody's. */
@@ -73,21 +59,24 @@ LLVMValueRef opq_fold_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVM
     return opq_splat(e, opq_lane(e, all, 0));
 }
 
-/* ---- argmax, argmin ---------------------------------------------------------------------------------------------- */
+/* ---- places ------------------------------------------------------------------------------------------------------ */
 
 static LLVMValueRef is_nan(opq_emitter *e, LLVMValueRef x) { return LLVMBuildFCmp(e->builder, LLVMRealUNO, x, x, ""); }
 
 LLVMValueRef opq_fold_better(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef best, LLVMValueRef x)
 {
-    bool largest = fold == OPQ_FOLD_argmax;
-    if (!opq_is_float(x)) {
-        LLVMIntPredicate more =
-            is_signed(dtype) ? (largest ? LLVMIntSGT : LLVMIntSLT) : (largest ? LLVMIntUGT : LLVMIntULT);
-        return LLVMBuildICmp(e->builder, more, x, best, "");
-    }
-    /* "greater or unordered" is one instruction: true for NaN in either, and then false once the best is NaN */
-    LLVMValueRef more = LLVMBuildFCmp(e->builder, largest ? LLVMRealUGT : LLVMRealULT, x, best, "");
-    return LLVMBuildAnd(e->builder, more, LLVMBuildFCmp(e->builder, LLVMRealORD, best, best, ""), "");
+    LLVMBuilderRef b = e->builder;
+    LLVMValueRef takes = opq_emit_compare(e, opq_fold_info_of(fold)->takes, dtype, x, best);
+    if (!opq_is_float(x))
+        return takes;
+    /* for NaN in either, and then not once the best is NaN */
+    LLVMValueRef ordered = LLVMBuildFCmp(b, LLVMRealORD, best, best, "");
+    return LLVMBuildAnd(b, takes, opq_fold_takes_equals(fold) ? LLVMBuildOr(b, ordered, is_nan(e, x), "") : ordered, "");
+}
+
+LLVMValueRef opq_fold_no_place(opq_emitter *e, opq_fold fold)
+{
+    return opq_splat_int(e, opq_vector_type(e, OPQ_i32), opq_fold_takes_equals(fold) ? 0 : -1);
 }
 
 static void arg_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *best, LLVMValueRef *index,
@@ -101,8 +90,11 @@ static void arg_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValu
     } else {
         equal = LLVMBuildICmp(b, LLVMIntEQ, x, *best, "");
     }
-    LLVMValueRef earlier = LLVMBuildAnd(b, equal, LLVMBuildICmp(b, LLVMIntULT, at, *index, ""), "");
-    LLVMValueRef replace = LLVMBuildOr(b, better, earlier, "");
+    bool last = opq_fold_takes_equals(fold);
+    if (last)
+        better = LLVMBuildAnd(b, better, LLVMBuildNot(b, equal, ""), "");
+    LLVMValueRef of_equals = LLVMBuildICmp(b, last ? LLVMIntUGT : LLVMIntULT, at, *index, "");
+    LLVMValueRef replace = LLVMBuildOr(b, better, LLVMBuildAnd(b, equal, of_equals, ""), "");
     *best = opq_select(e, replace, x, *best);
     *index = opq_select(e, replace, at, *index);
 }

@@ -52,21 +52,27 @@ static LLVMValueRef arith(opq_emitter *e, opq_arith code, LLVMValueRef a, LLVMVa
     return NULL;
 }
 
+#define REAL(name) [OPQ_CMP_##name] = LLVMReal##name
+#define INT(name) [OPQ_CMP_##name] = LLVMInt##name
+static const int predicates[] = {REAL(OEQ), REAL(UNE), REAL(OLT), REAL(OLE), REAL(OGT), REAL(OGE), INT(EQ),  INT(NE),
+                                 INT(SLT),  INT(SLE),  INT(SGT),  INT(SGE),  INT(ULT),  INT(ULE),  INT(UGT), INT(UGE)};
+#undef REAL
+#undef INT
+
 /* Float codes come first. */
 static LLVMValueRef compare(opq_emitter *e, opq_cmp code, LLVMValueRef a, LLVMValueRef b)
 {
-#define REAL(name) [OPQ_CMP_##name] = LLVMReal##name
-#define INT(name) [OPQ_CMP_##name] = LLVMInt##name
-    static const int predicates[] = {REAL(OEQ), REAL(UNE), REAL(OLT), REAL(OLE), REAL(OGT), REAL(OGE),
-                                     INT(EQ),   INT(NE),   INT(SLT),  INT(SLE),  INT(SGT),  INT(SGE),
-                                     INT(ULT),  INT(ULE),  INT(UGT),  INT(UGE)};
-#undef REAL
-#undef INT
     if (code == OPQ_CMP_None)
         return NULL;
     if (code <= OPQ_CMP_OGE)
         return fcmp(e, (LLVMRealPredicate)predicates[code], a, b);
     return icmp(e, (LLVMIntPredicate)predicates[code], a, b);
+}
+
+LLVMValueRef opq_emit_compare(opq_emitter *e, opq_op op, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b)
+{
+    opq_cmp code = (opq_cmp)opq_lowering_code(opq_op_lowering(op), dtype);
+    return opq_is_float(a) ? fcmp(e, (LLVMRealPredicate)(predicates[code] | LLVMRealUNO), a, b) : compare(e, code, a, b);
 }
 
 /* ---- sign, order, rounding --------------------------------------------------------------------------------------- */

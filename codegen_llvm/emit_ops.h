@@ -8,6 +8,8 @@
  * OPQ_UNSUPPORTED if the row is not lowered for it. */
 opq_status opq_emit_ewise(opq_emitter *e, opq_op op, opq_dtype dtype, const LLVMValueRef *operands,
                           LLVMValueRef *out_value) OPQ_MUST_CHECK;
+/* A CMP row's comparison, of floats one that holds for NaN in either, too. */
+LLVMValueRef opq_emit_compare(opq_emitter *e, opq_op op, opq_dtype dtype, LLVMValueRef a, LLVMValueRef b);
 /* A CALL row's function on any dtype by its name in the op table; NULL if there is none or not for this dtype. */
 LLVMValueRef opq_emit_call(opq_emitter *e, const char *name, opq_dtype dtype, const LLVMValueRef *operands);
 /* The same, as a call of a function that the module has once. */
@@ -36,10 +38,12 @@ LLVMValueRef opq_fold_combine(opq_emitter *e, opq_fold fold, opq_dtype dtype, LL
 /* OPQ_LANES lanes in `count` vectors to a splat of the result, in halves. Overwrites `vectors`. */
 LLVMValueRef opq_fold_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, int count);
 
-/* argmax, argmin: is x, which comes later, to replace the best so far? */
+/* Of a fold whose result is a place: is x, which comes later, to replace the best so far? */
 LLVMValueRef opq_fold_better(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef best, LLVMValueRef x);
-/* Lanes in any order: the best value, of equals the one with the smallest index (unsigned). Overwrites both arrays with
- * splats. */
+/* i32: of lanes before their first element. */
+LLVMValueRef opq_fold_no_place(opq_emitter *e, opq_fold fold);
+/* Lanes in any order: the best value, of equals the one with the smallest index (unsigned), or the largest where equals are taken. Overwrites both
+ * arrays with splats. */
 void opq_fold_arg_lanes(opq_emitter *e, opq_fold fold, opq_dtype dtype, LLVMValueRef *vectors, LLVMValueRef *indices,
                         int count);
 

@@ -255,7 +255,7 @@ static void start(const opq_nest *n, const lanes *l, LLVMValueRef *group)
     for (int c = 0; c < l->count; c++) {
         *group++ = identity_of(n, l->carry[c]);
         if (is_arg(n, l, c))
-            *group++ = opq_splat_int(n->e, opq_vector_type(n->e, OPQ_i32), -1);
+            *group++ = opq_fold_no_place(n->e, opq_carry_fold(n, l->carry[c]));
     }
 }
 

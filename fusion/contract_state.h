@@ -25,7 +25,10 @@ typedef struct opq_splitter {
     int guard_access[OPQ_MATRIX_GUARD_MAX]; /* of the operand whose guards were bound last */
 } opq_splitter;
 
-static inline opq_status opq_contract_no_memory(void) { return opq_fail(OPQ_NO_MEMORY, "out of memory while dividing a product"); }
+static inline opq_status opq_contract_no_memory(void)
+{
+    return opq_fail(OPQ_NO_MEMORY, "out of memory while dividing a product");
+}
 
 static inline int64_t opq_contract_stride_of(const opq_splitter *s, int access, int variable)
 {

@@ -63,7 +63,8 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
     NEED(product == opq_loop_contracts((opq_loop_role)loop->role),
          "products stand in chains or pairs, and nothing else does");
     opq_dtype operand = operand_dtype(v, stmt, 0), result = (opq_dtype)stmt->dtype;
-    bool arg = opq_fold_is_arg(fold), logic = fold == OPQ_FOLD_or || fold == OPQ_FOLD_and;
+    bool arg = opq_fold_is_arg(fold);
+    opq_held held = opq_fold_info_of(fold)->held;
     NEED(!is_raw(operand) && !is_raw(result), "raw words are not computed with");
     NEED(!product || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats");
     for (int o = 0; o < 2 && product; o++)
@@ -71,8 +72,8 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
     for (int o = 0; o < 2 && loop->role == OPQ_LOOP_pairs; o++)
         NEED(result == OPQ_f32 && is_bf16(v, stmt->operand[o]), "pairs are of what is loaded as bf16");
     NEED(!arg || result == OPQ_i64, "an index is i64");
-    NEED(!logic || result == OPQ_bool, "the result is bool");
-    NEED((fold != OPQ_FOLD_max && fold != OPQ_FOLD_min) || result == operand, "an operand of another dtype");
+    NEED(held != OPQ_HELD_truth || result == OPQ_bool, "the result is bool");
+    NEED(held != OPQ_HELD_operand || arg || result == operand, "an operand of another dtype");
     return OPQ_OK;
 }
 
@@ -218,7 +219,7 @@ static opq_status check_carried(const verifier *v, const opq_stmt *stmt)
         NEED(stmt->dtype == opq_compute_dtype((opq_dtype)stmt->dtype) && !is_raw((opq_dtype)stmt->dtype),
              "nothing is computed in this dtype");
         opq_fold fold = opq_op_lowering((opq_op)stmt->value.i)->fold;
-        NEED(stmt->dtype == OPQ_bool || (fold != OPQ_FOLD_or && fold != OPQ_FOLD_and), "the result is bool");
+        NEED(stmt->dtype == OPQ_bool || opq_fold_info_of(fold)->held != OPQ_HELD_truth, "the result is bool");
         NEED(stmt->by == 0 || (!scans && !opq_fold_is_arg(fold) && (stmt->by == OPQ_LANES || stmt->by == OPQ_ACROSS_MAX)),
              "there are no such partial results");
         return check_operands(v, stmt, 0);
@@ -229,7 +230,7 @@ static opq_status check_carried(const verifier *v, const opq_stmt *stmt)
     const opq_stmt *of = &v->k->stmts[carry];
     if (stmt->op == OPQ_STMT_at) {
         NEED(opq_fold_is_arg(opq_op_lowering((opq_op)of->value.i)->fold) && stmt->dtype == OPQ_i64,
-             "only argmax and argmin have an index, of i64");
+             "only a fold that compares has an index, of i64");
         return OPQ_OK;
     }
     NEED(stmt->op != OPQ_STMT_halves || of->by > 0, "halves of one value");

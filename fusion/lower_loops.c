@@ -136,7 +136,7 @@ static bool pays_across(const opq_lower_state *state, int64_t elements, int rows
             beside += elements * COLLECT_CYCLES;
         if (opq_instr_reduces(instr)) {
             opq_fold fold = opq_op_lowering((opq_op)instr->op)->fold;
-            bool compares = fold == OPQ_FOLD_max || fold == OPQ_FOLD_min;
+            bool compares = opq_fold_info_of(fold)->held == OPQ_HELD_operand;
             alone += opq_fold_is_arg(fold) ? FOLD_ARG_CYCLES : compares ? FOLD_COMPARING_CYCLES : FOLD_CYCLES;
         } else if (instr->op < OPQ_OP_COUNT && !is_cheap(instr)) {
             alone += DEAR_CYCLES;

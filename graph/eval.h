@@ -51,9 +51,9 @@ typedef struct opq_eval_folding {
 opq_number opq_eval_fold(const opq_eval_folding *folding, opq_number *elements);
 /* What combines with any element to that element; of an index 0. */
 opq_number opq_eval_identity(opq_fold fold, opq_dtype dtype);
-/* Of two partial results. Not of argmax and argmin. */
+/* Of two partial results. */
 opq_number opq_eval_combine(opq_fold fold, opq_dtype dtype, opq_number a, opq_number b);
-/* Does x take the place of the best so far, of argmax or argmin? */
+/* Of a fold whose result is a place: does x, which comes later, take that of the best so far? */
 bool opq_eval_better(opq_fold fold, opq_dtype dtype, opq_number best, opq_number x);
 opq_dtype opq_eval_fold_dtype(opq_fold fold, opq_dtype operand, opq_dtype result);
 

@@ -36,32 +36,20 @@ static int64_t int_max(opq_dtype dtype)
 opq_number opq_eval_identity(opq_fold fold, opq_dtype dtype)
 {
     bool is_float = opq_eval_is_float(dtype);
-    switch (fold) {
-    case OPQ_FOLD_prod: return is_float ? (opq_number){.f = 1} : (opq_number){.i = 1};
-    case OPQ_FOLD_and: return (opq_number){.i = 1};
-    case OPQ_FOLD_max:
-    case OPQ_FOLD_argmax: return is_float ? (opq_number){.f = -INFINITY} : (opq_number){.i = int_min(dtype)};
-    case OPQ_FOLD_min:
-    case OPQ_FOLD_argmin: return is_float ? (opq_number){.f = INFINITY} : (opq_number){.i = int_max(dtype)};
-    case OPQ_FOLD_sum:
-    case OPQ_FOLD_or: break;
+    switch (opq_fold_info_of(fold)->identity) {
+    case OPQ_IDENTITY_zero: break;
+    case OPQ_IDENTITY_one: return is_float ? (opq_number){.f = 1} : (opq_number){.i = 1};
+    case OPQ_IDENTITY_least: return is_float ? (opq_number){.f = -INFINITY} : (opq_number){.i = int_min(dtype)};
+    case OPQ_IDENTITY_greatest: return is_float ? (opq_number){.f = INFINITY} : (opq_number){.i = int_max(dtype)};
     }
     return is_float ? (opq_number){.f = 0} : (opq_number){.i = 0};
 }
 
 opq_number opq_eval_combine(opq_fold fold, opq_dtype dtype, opq_number a, opq_number b)
 {
-    switch (fold) {
-    case OPQ_FOLD_sum: return opq_eval_add(dtype, a, b);
-    case OPQ_FOLD_prod: return opq_eval_mul(dtype, a, b);
-    case OPQ_FOLD_max: return opq_eval_max(dtype, a, b);
-    case OPQ_FOLD_min: return opq_eval_min(dtype, a, b);
-    case OPQ_FOLD_or: return (opq_number){.i = a.i | b.i};
-    case OPQ_FOLD_and: return (opq_number){.i = a.i & b.i};
-    case OPQ_FOLD_argmax:
-    case OPQ_FOLD_argmin: break;
-    }
-    return a;
+    opq_number combined = a;
+    opq_status status = opq_eval_element(opq_fold_info_of(fold)->combine, dtype, (opq_number[]){a, b}, 2, &combined);
+    return status == OPQ_OK ? combined : a; /* floats have no bits to combine: a verifier refuses that */
 }
 
 static opq_number combine(const opq_eval_folding *p, opq_number a, opq_number b)
@@ -117,13 +105,14 @@ static opq_number column(const opq_eval_folding *p, const opq_number *e)
 bool opq_eval_better(opq_fold fold, opq_dtype dtype, opq_number best, opq_number x)
 {
     bool is_float = opq_eval_is_float(dtype);
-    if (is_float && best.f != best.f)
-        return false;
-    bool more = is_float ? x.f > best.f : x.i > best.i, less = is_float ? x.f < best.f : x.i < best.i;
-    return (fold == OPQ_FOLD_argmax ? more : less) || (is_float && x.f != x.f);
+    opq_number takes = {.i = 0};
+    if (is_float && x.f != x.f)
+        return opq_fold_takes_equals(fold) || best.f == best.f;
+    opq_status status = opq_eval_element(opq_fold_info_of(fold)->takes, dtype, (opq_number[]){x, best}, 2, &takes);
+    return status == OPQ_OK && takes.i != 0;
 }
 
-/* The first NaN, or else the first of the largest (smallest); 0 if there are no elements. */
+/* Where the best is; 0 if there are no elements. */
 static opq_number arg(const opq_eval_folding *p, const opq_number *e)
 {
     int64_t best = 0;
@@ -135,22 +124,17 @@ static opq_number arg(const opq_eval_folding *p, const opq_number *e)
 
 opq_number opq_eval_fold(const opq_eval_folding *p, opq_number *elements)
 {
-    if (p->fold == OPQ_FOLD_argmax || p->fold == OPQ_FOLD_argmin)
+    if (opq_fold_is_arg(p->fold))
         return arg(p, elements);
     return p->tree == OPQ_TREE_lanes ? lanes(p, elements) : column(p, elements);
 }
 
 opq_dtype opq_eval_fold_dtype(opq_fold fold, opq_dtype operand, opq_dtype result)
 {
-    switch (fold) {
-    case OPQ_FOLD_sum:
-    case OPQ_FOLD_prod: operand = result; break;
-    case OPQ_FOLD_or:
-    case OPQ_FOLD_and: operand = OPQ_bool; break;
-    case OPQ_FOLD_max:
-    case OPQ_FOLD_min:
-    case OPQ_FOLD_argmax:
-    case OPQ_FOLD_argmin: break;
+    switch (opq_fold_info_of(fold)->held) {
+    case OPQ_HELD_result: operand = result; break;
+    case OPQ_HELD_operand: break;
+    case OPQ_HELD_truth: operand = OPQ_bool; break;
     }
     return operand == OPQ_f16 || operand == OPQ_bf16 ? OPQ_f32 : operand;
 }

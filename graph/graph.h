@@ -95,17 +95,32 @@ typedef enum opq_cmp {
     OPQ_CMP_UGE
 } opq_cmp;
 typedef enum opq_fold {
-    OPQ_FOLD_sum,
-    OPQ_FOLD_prod,
-    OPQ_FOLD_max,
-    OPQ_FOLD_min,
-    OPQ_FOLD_or,
-    OPQ_FOLD_and,
-    OPQ_FOLD_argmax,
-    OPQ_FOLD_argmin
+#define FOLD(name, identity, combine, held, takes) OPQ_FOLD_##name,
+#include "opaque/folds.def"
+#undef FOLD
 } opq_fold;
+typedef enum opq_identity {
+    OPQ_IDENTITY_zero,
+    OPQ_IDENTITY_one,
+    OPQ_IDENTITY_least,
+    OPQ_IDENTITY_greatest
+} opq_identity;
+typedef enum opq_held { OPQ_HELD_result, OPQ_HELD_operand, OPQ_HELD_truth } opq_held;
+/* A row of folds.def. */
+typedef struct opq_fold_info {
+    const char *name;
+    opq_identity identity;
+    opq_op combine;
+    opq_held held;
+    opq_op takes; /* OPQ_OP_COUNT: none */
+} opq_fold_info;
+const opq_fold_info *opq_fold_info_of(opq_fold fold);
 /* Its result is an index. */
-static inline bool opq_fold_is_arg(opq_fold fold) { return fold == OPQ_FOLD_argmax || fold == OPQ_FOLD_argmin; }
+static inline bool opq_fold_is_arg(opq_fold fold) { return opq_fold_info_of(fold)->takes != OPQ_OP_COUNT; }
+static inline bool opq_fold_takes_equals(opq_fold fold)
+{
+    return opq_fold_info_of(fold)->takes == OPQ_OP_ge || opq_fold_info_of(fold)->takes == OPQ_OP_le;
+}
 
 typedef struct opq_lowering {
     opq_lowering_kind kind;

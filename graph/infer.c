@@ -199,9 +199,7 @@ opq_status opq_infer_reduce(const opq_inference *call, opq_op op, const opq_type
 {
     const opq_attr *axes = opq_infer_attr(call, OPQ_ATTR_axes);
     const opq_lowering *lowering = opq_op_lowering(op);
-    bool needs_element =
-        lowering->kind == OPQ_LOWER_FOLD &&
-        (lowering->fold == OPQ_FOLD_max || lowering->fold == OPQ_FOLD_min || opq_fold_is_arg(lowering->fold));
+    bool needs_element = lowering->kind == OPQ_LOWER_FOLD && opq_fold_info_of(lowering->fold)->held == OPQ_HELD_operand;
     *out_type = *operand;
     for (int i = 0; i < axes->count; i++) {
         int64_t axis = axes->ints[i];

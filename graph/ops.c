@@ -63,6 +63,16 @@ static const opq_lowering lowerings[OPQ_OP_COUNT] = {
 #undef OP
 };
 
+#undef FOLD
+enum { OPQ_OP_none = OPQ_OP_COUNT };
+static const opq_fold_info folds[] = {
+#define FOLD(name_, identity_, combine_, held_, takes_)                                                                \
+    {#name_, OPQ_IDENTITY_##identity_, OPQ_OP_##combine_, OPQ_HELD_##held_, (opq_op)OPQ_OP_##takes_},
+#include "opaque/folds.def"
+#undef FOLD
+};
+const opq_fold_info *opq_fold_info_of(opq_fold fold) { return &folds[fold]; }
+
 static const uint8_t name_lengths[OPQ_OP_COUNT] = {
 #define OP(name, arity, class_, dtype, flags, aten, lowering) sizeof #name - 1,
 #include "opaque/ops.def"

@@ -10,9 +10,9 @@ enum { OPQ_POOL_CLASSES = 4 * 44 }; /* of sizes */
 
 struct opq_pool {
     pthread_mutex_t lock;
-    atomic_int refs;               /* one for the owner, one per live buffer */
+    atomic_int refs;                    /* one for the owner, one per live buffer */
     opq_buffer *free[OPQ_POOL_CLASSES]; /* with their memory, linked */
-    opq_buffer *newest;            /* live ones */
+    opq_buffer *newest;                 /* live ones */
     size_t cached, cache_limit;
     opq_memory_stats stats;
     atomic_llong live, reserved; /* as in stats, for who has no lock */

@@ -207,14 +207,17 @@ static inline float opq_pairs_end(const opq_pairs *fold)
     return fold->half ? opq_pairs_step(fold->x, 0, fold->y, 0, fold->sum) : fold->sum;
 }
 
-/* ---- argmax, argmin: the first NaN, or else the first of the largest (smallest), whatever the rule; 0 if there are no elements */
+/* ---- folds whose result is a place, whatever the rule: rows of folds.def, as opq_argmax_f32; 0 if there are no elements */
 
-#define OPQ_ARG_FOLD(name, real, better)                                                                               \
+#define OPQ_PLACE_FOLD(name, real, comparison, equals)                                                                 \
     typedef struct opq_##name {                                                                                        \
         int64_t count, at;                                                                                             \
         real best;                                                                                                     \
     } opq_##name;                                                                                                      \
-    static inline bool opq_##name##_better(real best, real x) { return best == best && (better || x != x); }           \
+    static inline bool opq_##name##_better(real best, real x)                                                          \
+    {                                                                                                                  \
+        return x != x ? equals || best == best : x comparison best;                                                    \
+    }                                                                                                                  \
     static inline opq_##name opq_##name##_begin(void) { return (opq_##name){0}; }                                      \
     static inline void opq_##name##_add(opq_##name *fold, real x)                                                      \
     {                                                                                                                  \
@@ -225,11 +228,17 @@ static inline float opq_pairs_end(const opq_pairs *fold)
         fold->count++;                                                                                                 \
     }                                                                                                                  \
     static inline int64_t opq_##name##_end(const opq_##name *fold) { return fold->at; }
-OPQ_ARG_FOLD(argmax_f32, float, x > best)
-OPQ_ARG_FOLD(argmax_f64, double, x > best)
-OPQ_ARG_FOLD(argmax_i64, int64_t, x > best)
-OPQ_ARG_FOLD(argmin_f32, float, x < best)
-OPQ_ARG_FOLD(argmin_f64, double, x < best)
-OPQ_ARG_FOLD(argmin_i64, int64_t, x < best)
+#define OPQ_PLACE_FOLDS(name, comparison, equals)                                                                      \
+    OPQ_PLACE_FOLD(name##_f32, float, comparison, equals)                                                              \
+    OPQ_PLACE_FOLD(name##_f64, double, comparison, equals)                                                             \
+    OPQ_PLACE_FOLD(name##_i64, int64_t, comparison, equals)
+#define OPQ_TAKES_none(name)
+#define OPQ_TAKES_gt(name) OPQ_PLACE_FOLDS(name, >, false)
+#define OPQ_TAKES_lt(name) OPQ_PLACE_FOLDS(name, <, false)
+#define OPQ_TAKES_ge(name) OPQ_PLACE_FOLDS(name, >=, true)
+#define OPQ_TAKES_le(name) OPQ_PLACE_FOLDS(name, <=, true)
+#define FOLD(name, identity, combine, held, takes) OPQ_TAKES_##takes(name)
+#include "opaque/folds.def"
+#undef FOLD
 
 #endif

@@ -78,7 +78,7 @@ static const loop_text texts[] = {
     {SCHEDULE(SUM, "", "        fold f64 %1, %4\n", ""), "an operand of another dtype"},
     {SCHEDULE(SUM, "", "        fold f32 %4, %4\n", ""), "no such carry"},
     {SCHEDULE(SUM, "", "", "    fold f32 %1, %1\n"), "a fold outside of the loops behind its carry"},
-    {SCHEDULE(SUM, "", FOLD, "    %6 = at i64 %1\n"), "only argmax and argmin have an index"},
+    {SCHEDULE(SUM, "", FOLD, "    %6 = at i64 %1\n"), "only a fold that compares has an index"},
     {SCHEDULE("    %1 = carry argmax f32\n", "", FOLD, "    %6 = at i64 %1\n"), NULL},
     {SCHEDULE("    %1 = carry any f32\n", "", FOLD, ""), "the result is bool"},
     {SCHEDULE("    %1 = carry exp f32\n", "", FOLD, ""), "an op that folds expected"},

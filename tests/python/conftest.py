@@ -118,7 +118,7 @@ def planned():
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def root() -> str:
     """The source tree."""
     return ROOT

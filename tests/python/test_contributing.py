@@ -35,12 +35,9 @@ def squeezed(text):
     return re.sub(r"\s+", "", text)
 
 
-@pytest.fixture(scope="module")
-def recipe():
+def recipe(root, title):
     """The indented lines of the section, as they stand there."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    with open(os.path.join(root, "CONTRIBUTING.md")) as file:
-        section = file.read().partition("## Recipe: a scan\n")[2].partition("\n## ")[0]
+    section = read(root, "CONTRIBUTING.md").partition(f"## Recipe: {title}\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^    (\S.*)$", section, re.M)
     assert len(lines) == 2
     return lines
@@ -51,8 +48,8 @@ def read(root, name):
         return file.read()
 
 
-def test_the_scan_of_the_recipe_is_that_of_the_tree(root, recipe):
-    row, line = recipe
+def test_the_scan_of_the_recipe_is_that_of_the_tree(root):
+    row, line = recipe(root, "a scan")
     assert squeezed(row) in squeezed(read(root, "include/opaque/ops.def"))
     assert squeezed(line) in squeezed(read(root, "registration/scans.cpp"))
 
@@ -66,19 +63,22 @@ def run(program, mode, folder, text):
     return np.load(folder / "out0.npy")
 
 
-@pytest.mark.unchanged_folders("CMakeLists.txt", "CONTRIBUTING.md", *FOLDERS[:-2], "tools")
-def test_a_row_is_all_that_a_scan_needs(root, recipe, tmp_path):
-    """The row is taken away and written again under another name, in a copy of the core, which is built."""
+@pytest.fixture(scope="module")
+def core(root, tmp_path_factory):
+    """A copy of the core in which the row of the scan is taken away and written again under another name, and a fold is new."""
+    folder = tmp_path_factory.mktemp("core")
     for name in FOLDERS:
-        shutil.copytree(os.path.join(root, name), tmp_path / name)
+        shutil.copytree(os.path.join(root, name), folder / name)
     for name in ("CMakeLists.txt", "README.md", "LICENSE"):
-        shutil.copy(os.path.join(root, name), tmp_path)
-    table = tmp_path / "include/opaque/ops.def"
+        shutil.copy(os.path.join(root, name), folder)
+    scan, fold, reduction = recipe(root, "a scan")[0], *recipe(root, "a fold")
+    table = folder / "include/opaque/ops.def"
     rows = table.read_text().splitlines()
-    kept = [row for row in rows if squeezed(recipe[0]) not in squeezed(row)]
+    kept = [row for row in rows if squeezed(scan) not in squeezed(row)]
     assert len(kept) == len(rows) - 1
-    new = recipe[0].replace("scan_max", "scan_new")
-    table.write_text("\n".join([*kept, new]) + "\n")
+    table.write_text("\n".join([*kept, scan.replace("scan_max", "scan_new"), reduction]) + "\n")
+    with open(folder / "include/opaque/folds.def", "a") as file:
+        file.write(fold + "\n")
     options = [
         "-G",
         "Ninja",
@@ -90,17 +90,79 @@ def test_a_row_is_all_that_a_scan_needs(root, recipe, tmp_path):
         ["cmake", "-S", ".", "-B", "out", *options],
         ["cmake", "--build", "out", "--target", "opq-opt"],
     ):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+BUILT = pytest.mark.unchanged_folders("CMakeLists.txt", "CONTRIBUTING.md", *FOLDERS[:-2], "tools")
+
+
+@BUILT
+def test_a_row_is_all_that_a_scan_needs(root, core):
     built = os.path.join(root, "build", "opq-opt")
     np.save(
-        tmp_path / "input0.npy",
+        core / "input0.npy",
         np.random.default_rng(0).standard_normal((19, 37), dtype=np.float32),
     )
     for axis in (0, 1):
-        want = run(built, "--eval", tmp_path, GRAPH.format(scan="scan_max", axis=axis))
+        want = run(built, "--eval", core, GRAPH.format(scan="scan_max", axis=axis))
         for mode in ("--eval", "--eval-kernels", "--run"):
-            got = run(
-                tmp_path / "out/opq-opt", mode, tmp_path, GRAPH.format(scan="scan_new", axis=axis)
-            )
+            got = run(core / "out/opq-opt", mode, core, GRAPH.format(scan="scan_new", axis=axis))
             assert got.tobytes() == want.tobytes(), mode
+
+
+PLACES = """graph @g {{
+  %0 = input f32[{shape}]
+  %1 = neg f32[{shape}] %0
+  %2 = argmax_last i64[{result}] %1 {{axes=[{axis}], tree={tree}}}
+  output %2
+}}
+"""
+
+
+def last_of_the_largest(x, axis):
+    """NaN is the largest, as torch.argmax has it."""
+    x = np.flip(np.where(np.isnan(x), np.inf, x), axis)
+    return x.shape[axis] - 1 - np.argmax(x, axis, keepdims=True)
+
+
+@BUILT
+@pytest.mark.parametrize("shape, axis", [((19, 37), 0), ((19, 37), 1), ((3, 9001), 1), ((300, 5), 1)])
+@pytest.mark.parametrize("values", ["few", "nan", "least"])
+def test_a_row_is_all_that_a_fold_needs(core, shape, axis, values):
+    x = np.random.default_rng(1).integers(-2, 3, shape).astype(np.float32)
+    if values == "nan":
+        x[np.random.default_rng(2).random(shape) < 0.05] = np.nan
+    if values == "least":
+        x[:] = np.inf  # what is folded is -inf throughout, as what it begins with
+    np.save(core / "input0.npy", x)
+    text = PLACES.format(
+        shape=f"{shape[0]},{shape[1]}",
+        result=f"1,{shape[1]}" if axis == 0 else f"{shape[0]},1",
+        axis=axis,
+        tree="column" if axis == 0 else "lanes",
+    )
+    for mode in ("--eval", "--eval-kernels", "--run"):
+        got = run(core / "out/opq-opt", mode, core, text)
+        assert np.array_equal(got, last_of_the_largest(-x, axis)), mode
+
+
+@BUILT
+@pytest.mark.parametrize("form", ["c", "schedule_c"])
+def test_a_new_fold_is_printed_as_c(core, form):
+    text = PLACES.format(shape="19,37", result="19,1", axis=1, tree="lanes")
+    (core / "graph.ir").write_text(text)
+    printed = subprocess.run(
+        [core / "out/opq-opt", core / "graph.ir", f"--emit={form}"], capture_output=True, text=True
+    )
+    assert printed.returncode == 0, printed.stderr
+    assert "opq_argmax_last_f32" in printed.stdout
+    done = subprocess.run(
+        ["cc", "-std=c11", "-Wall", "-Werror", "-Wno-unused", "-fsyntax-only"]
+        + ["-I", core / "include", "-x", "c", "-"],
+        input=printed.stdout,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
