@@ -347,5 +347,5 @@ void opq_codegen_describe(const opq_jit *jit, opq_text *text)
 {
     const opq_cpu *cpu = opq_jit_cpu(jit);
     opq_text_add(text, ",\n\"llvm\": \"%s\",\n\"target\": \"%s\",\n\"features\": \"%s\"", LLVM_VERSION_STRING,
-                 cpu->name, cpu->features);
+                 cpu->target->cpu, cpu->features);
 }

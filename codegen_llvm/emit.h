@@ -18,7 +18,7 @@ typedef struct opq_emitter {
     LLVMModuleRef module;
     LLVMBuilderRef builder;
     LLVMValueRef function;
-    int lanes; /* 16 with AVX-512, 8 with AVX2; at least OPQ_MIN_LANES */
+    int lanes; /* the target's; at least OPQ_MIN_LANES */
     const opq_cpu *cpu;
     bool shares_math; /* math functions are called: see emit_shared.c */
 } opq_emitter;

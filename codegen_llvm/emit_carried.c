@@ -10,8 +10,6 @@
 
 #include <string.h>
 
-enum { UNROLL_COST_MAX = 64 };
-
 _Static_assert(2 * OPQ_REDUCTION_MAX * OPQ_STRIP_MAX + OPQ_LOOP_MAX <= OPQ_CARRIED_MAX,
                "what a loop in blocks carries");
 
@@ -115,7 +113,7 @@ static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
     int leaf = chain.loop[chain.count - 1], row = n->prefetch_row;
     int cost = opq_nest_cost(n, n->vector, leaf + 1, opq_nest_stmt(n, leaf)->end) * n->strip;
     n->prefetch_row = opq_nest_stmt(n, leaf)->variable;
-    if (block && cost * block <= UNROLL_COST_MAX) {
+    if (block && cost * block <= n->e->cpu->target->strip.unroll_cost_max) {
         for (int64_t k = 0; k < block; k++)
             emit_row(n, &chain, &odometer, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, k), ""));
     } else {

@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum {
+    /* For whoever launches a kernel, too, who does not know its target. */
     TOGETHER_MAX = 16,    /* chunks, where there are tiles */
-    TURN_PER_CHUNK = 32,  /* elements of a tiled loop's turn for each of them: some tiles in each direction */
     TILED_BYTES_MAX = 16, /* of all that is folded of one element: more of them do not stay in cache */
 };
 
@@ -465,7 +465,7 @@ void opq_emit_chunks(opq_nest *n, int loop)
     opq_loop some, one;
     plan_chunks(n, nest, &c);
     if (c.tiled >= 0) {
-        together = LLVMBuildUDiv(b, c.inside[c.tiled], opq_i64(n->e, TURN_PER_CHUNK), "");
+        together = LLVMBuildUDiv(b, c.inside[c.tiled], opq_i64(n->e, n->e->cpu->target->turn_per_chunk), "");
         together = opq_nest_smaller(n, opq_nest_larger(n, together, opq_i64(n->e, 1)), opq_i64(n->e, TOGETHER_MAX));
     }
     opq_loop_begin(n, &some, n->begin, n->end, 1, NULL, 0);

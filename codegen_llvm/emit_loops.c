@@ -22,15 +22,15 @@ static bool has_chain(const opq_loops *k, int loop)
  * of a long one too late: if that is a chain in which each waits for the one before, vectors go beside each other as registers allow. */
 static opq_span plan_span(const opq_nest *n, int loop)
 {
-    enum { AHEAD = 96, INDEPENDENT = 3, REGISTERS = 14, CODE_MAX = 1024 };
+    const opq_target *t = n->e->cpu->target;
     const opq_stmt *stmt = opq_nest_stmt(n, loop);
     int cost = opq_nest_cost(n, stmt->variable, loop + 1, stmt->end), path, live;
-    opq_span span = {.loop = loop, .copies = cost <= 8 ? 4 : cost <= 24 ? 2 : 1};
+    opq_span span = {.loop = loop, .copies = cost <= t->span.four_below ? 4 : cost <= t->span.two_below ? 2 : 1};
     if (stmt->role == OPQ_LOOP_serial)
         span.copies = 1;
-    else if (cost > AHEAD && opq_nest_path(n, stmt->variable, loop + 1, stmt->end, &path, &live))
-        while (span.copies < OPQ_STRIP_MAX && span.copies * cost < INDEPENDENT * path &&
-               2 * span.copies * live <= REGISTERS && 2 * span.copies * cost <= CODE_MAX)
+    else if (cost > t->span.ahead && opq_nest_path(n, stmt->variable, loop + 1, stmt->end, &path, &live))
+        while (span.copies < OPQ_STRIP_MAX && span.copies * cost < t->span.independent * path &&
+               2 * span.copies * live <= t->span.registers && 2 * span.copies * cost <= t->span.code_max)
             span.copies *= 2, span.beside = true;
     return span;
 }
@@ -45,12 +45,12 @@ static void emit_vectors(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef 
 /* What follows a chain is so much code that fewer copies of it are compiled: all vectors, or one. Products at the sizes of windows pay for more. */
 static bool is_long_behind(const opq_nest *n, int strip)
 {
-    enum { LONG = 24 };
     int end = opq_nest_stmt(n, strip)->end, variable = opq_nest_stmt(n, strip)->variable;
     for (int i = strip + 1; i < end; i++) {
         const opq_stmt *loop = opq_nest_stmt(n, i);
         if (opq_nest_is_loop(n, i) && loop->role == OPQ_LOOP_chain)
-            return !opq_loop_has_loops(n->k, i) && opq_nest_cost(n, variable, loop->end, end) > LONG;
+            return !opq_loop_has_loops(n->k, i) &&
+                   opq_nest_cost(n, variable, loop->end, end) > n->e->cpu->target->strip.long_behind;
     }
     return false;
 }
@@ -58,6 +58,7 @@ static bool is_long_behind(const opq_nest *n, int strip)
 /* Accumulators of the inner two levels and the operands are to fit the registers: 8 of each on AVX-512. */
 static int width_for(opq_nest *n, int strip)
 {
+    const opq_target *t = n->e->cpu->target;
     int width = OPQ_STRIP_MAX, variable = opq_nest_stmt(n, strip)->variable;
     for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
         if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->role == OPQ_LOOP_unroll)
@@ -66,7 +67,7 @@ static int width_for(opq_nest *n, int strip)
             continue;
         int end = opq_nest_stmt(n, i)->end, cost = opq_nest_cost(n, variable, i + 1, end);
         int count = opq_nest_folds(n, i + 1, end), most = opq_scan_width(n, strip, i);
-        while (width > most || (width > 1 && (cost * width > 24 || count * width > 8)))
+        while (width > most || (width > 1 && (cost * width > t->strip.cost_max || count * width > t->strip.folds_max)))
             width /= 2;
     }
     return width;

@@ -14,9 +14,6 @@
 #include <string.h>
 
 enum { FASTCC = 8 /* llvm::CallingConv::Fast */, OPERANDS_MAX = 3, SYMBOL_MAX = 64 };
-/* Some 9 sin or 40 tanh. Below, inlined code is up to a fifth faster (16 sin, 24 tanh) and compiles in some tens of milliseconds; from 30 functions on it
- * is no faster, and 50 sin compile in 12 ms in place of 260. */
-enum { WEIGHT_MAX = 600 };
 
 static LLVMValueRef find_function(const opq_emitter *e, const char *name, opq_dtype dtype, char symbol[static SYMBOL_MAX])
 {
@@ -111,10 +108,10 @@ static void delete_functions(opq_emitter *e)
 
 void opq_emit_share_math(opq_emitter *e, const opq_loops *k)
 {
-    int weight = 0;
-    for (int i = 0; i < k->stmt_count && weight <= WEIGHT_MAX; i++)
+    int weight = 0, most = e->cpu->target->shared_math_weight;
+    for (int i = 0; i < k->stmt_count && weight <= most; i++)
         weight += is_math(&k->stmts[i]) ? weight_of(e, &k->stmts[i]) : 0;
-    e->shares_math = weight > WEIGHT_MAX;
+    e->shares_math = weight > most;
     if (!e->shares_math)
         delete_functions(e);
 }

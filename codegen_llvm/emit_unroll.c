@@ -15,13 +15,6 @@
 
 #include <string.h>
 
-enum {
-    SUMS_AVX2 = 13,
-    GROUPED = 28, /* multiplications of a group of turns */
-    PREFETCH_ROWS = 32,
-    PREFETCH_PLACES = 4 /* measured */
-};
-
 /* ---- the innermost loop */
 
 static void run_own(opq_unroll *p, int turn)
@@ -95,8 +88,8 @@ static void emit_turns(opq_unroll *p, LLVMValueRef index, int more)
 /* So many turns of the innermost loop as one, where all elements are there. */
 static int group_of(const opq_unroll *p)
 {
-    int sums = (p->to - p->from) * p->n->strip,
-        most = opq_unroll_lanes_are_places(p, p->n->vector) ? GROUPED : 2 * GROUPED;
+    int sums = (p->to - p->from) * p->n->strip, grouped = p->n->e->cpu->target->strip.grouped,
+        most = opq_unroll_lanes_are_places(p, p->n->vector) ? grouped : 2 * grouped;
     return sums <= most / 4 ? 4 : sums <= most / 2 ? 2 : 1;
 }
 
@@ -223,7 +216,8 @@ static void emit_chain(opq_unroll *p)
     LLVMValueRef lanes = opq_unroll_ask_for_lanes(p);
     int row = n->prefetch_row;
     n->prefetch_row = opq_nest_stmt(n, opq_unroll_last(&p->chain))->variable;
-    n->prefetch_rows = opq_unroll_lanes_are_places(p, n->vector) ? PREFETCH_ROWS : PREFETCH_PLACES;
+    const opq_target *t = n->e->cpu->target;
+    n->prefetch_rows = opq_unroll_lanes_are_places(p, n->vector) ? t->strip.prefetch_rows : t->strip.prefetch_places;
     if (lanes) {
         fork f;
         fork_begin(p, &f, lanes);
@@ -303,7 +297,7 @@ static bool find_loops(opq_nest *n, int loop, opq_unroll *out)
 
 static int sums_of(const opq_nest *n, int product)
 {
-    int sums = n->e->cpu->avx512 ? OPQ_UNROLL_SUMS_MAX : SUMS_AVX2;
+    int sums = n->e->cpu->target->strip.sums;
     return opq_dtype_bytes((opq_dtype)opq_nest_stmt(n, product)->dtype) == 8 ? sums / 2 : sums;
 }
 

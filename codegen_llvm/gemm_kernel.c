@@ -13,9 +13,10 @@
 #include "codegen_llvm/module.h"
 #include "codegen_llvm/emit.h"
 
+#include <stdio.h>
 #include <string.h>
 
-enum { TURN_FMAS = 24, TILE_MAX = 32, ARGUMENTS = 13 };
+enum { TILE_MAX = 32, ARGUMENTS = 13 };
 enum {
     ARG_A,
     ARG_A_STRIDE,
@@ -120,8 +121,9 @@ static void declare_function(kernel *g, const char *name)
     for (int i = 0; i < ARGUMENTS; i++)
         g->arg[i] = LLVMGetParam(function, (unsigned)i);
     /* Without it LLVM splits 512-bit vectors on CPUs that it thinks slow down for them. */
-    const char *width = g->vector_bytes == 64 ? "512" : "256";
-    LLVMAttributeRef wide = LLVMCreateStringAttribute(g->e->context, "prefer-vector-width", 19, width, 3);
+    char width[16];
+    int length = snprintf(width, sizeof width, "%d", 8 * g->vector_bytes);
+    LLVMAttributeRef wide = LLVMCreateStringAttribute(g->e->context, "prefer-vector-width", 19, width, (unsigned)length);
     LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, wide);
     unsigned no_alias = LLVMGetEnumAttributeKindForName("noalias", 7),
              no_unwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
@@ -280,7 +282,7 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_gemm_eleme
                                 int rows, int vectors)
 {
     bool pairs = element == OPQ_GEMM_PAIRS, wide = element == OPQ_GEMM_F64;
-    if ((pairs && !e->cpu->avx512_bf16) || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
+    if ((pairs && !opq_cpu_has(e->cpu, OPQ_LEAF_pairs)) || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
         return opq_fail(OPQ_INVALID, "gemm kernel: no tile of %d rows and %d vectors", rows, vectors);
     kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors, .pairs = pairs};
     g.element_bytes = wide ? 8 : 4;
@@ -298,7 +300,7 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_gemm_eleme
 
     prepare_addresses(&g);
     state s = emit_start(&g);
-    int unroll = (TURN_FMAS + rows * vectors - 1) / (rows * vectors);
+    int unroll = (e->cpu->target->gemm.turn_fmas + rows * vectors - 1) / (rows * vectors);
     if (unroll > 1)
         s = emit_loop(&g, &s, unroll);
     s = emit_loop(&g, &s, 1);

@@ -29,7 +29,6 @@ enum {
     OPQ_GEMM_PANEL_VECTORS = 2, /* vectors in one row of a panel of the right operand */
     OPQ_GEMM_ROWS_MAX = 14,
     OPQ_GEMM_VECTORS_MAX = 8,
-    OPQ_GEMM_IN_PLACE_MAX = 6, /* rows: kernels that read a left operand in place run out of address registers beyond */
 };
 
 /* The function that opq_emit_gemm_kernel emits. All strides are in bytes. Row k of panel p of the right operand is at
@@ -52,7 +51,7 @@ int opq_gemm_vector_bytes(const struct opq_cpu *cpu);
 /* Largest number of rows whose tile fits the registers with this many vectors (1..OPQ_GEMM_VECTORS_MAX), 0 if none. */
 int opq_gemm_rows_max(const struct opq_cpu *cpu, int vectors);
 
-/* Adds the kernel to the emitter's module. Rows and vectors within opq_gemm_rows_max, pairs only where the processor has avx512_bf16; else
+/* Adds the kernel to the emitter's module. Rows and vectors within opq_gemm_rows_max, pairs only where the processor has their leaf; else
  * OPQ_INVALID. */
 opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_gemm_element element, opq_gemm_left left,
                                 int rows, int vectors) OPQ_MUST_CHECK;

@@ -2,11 +2,11 @@
 #include "codegen_llvm/cpu.h"
 #include "codegen_llvm/gemm_kernel.h"
 
-int opq_gemm_vector_bytes(const opq_cpu *cpu) { return cpu->avx512 ? 64 : 32; }
+int opq_gemm_vector_bytes(const opq_cpu *cpu) { return cpu->target->vector_bytes; }
 
 int opq_gemm_rows_max(const opq_cpu *cpu, int vectors)
 {
-    int registers = cpu->avx512 ? 32 : 16;
+    int registers = cpu->target->vector_registers;
     if (vectors < 1 || vectors > OPQ_GEMM_VECTORS_MAX)
         return 0;
     int rows = (registers - 1 - vectors) / vectors;
@@ -15,8 +15,8 @@ int opq_gemm_rows_max(const opq_cpu *cpu, int vectors)
 
 static int rows_max(const opq_cpu *cpu, const opq_gemm_tile_shape *tile)
 {
-    int most = opq_gemm_rows_max(cpu, tile->vectors);
-    return tile->left != OPQ_GEMM_LEFT_PACKED && most > OPQ_GEMM_IN_PLACE_MAX ? OPQ_GEMM_IN_PLACE_MAX : most;
+    int most = opq_gemm_rows_max(cpu, tile->vectors), in_place = (int)cpu->target->gemm.rows_in_place;
+    return tile->left != OPQ_GEMM_LEFT_PACKED && most > in_place ? in_place : most;
 }
 
 bool opq_gemm_next_tile(const opq_cpu *cpu, opq_gemm_tile_shape *tile)

@@ -51,7 +51,7 @@ opq_status opq_jit_create(opq_jit **out_jit)
     pthread_mutex_init(&jit->lock, NULL);
     opq_code_cache_init(&jit->cache);
     opq_compiler_init(&jit->compiler, &jit->cpu);
-    snprintf(jit->processor, sizeof jit->processor, "%s %s", jit->cpu.name, jit->cpu.features);
+    snprintf(jit->processor, sizeof jit->processor, "%s %s", jit->cpu.target->cpu, jit->cpu.features);
     jit->store = opq_store_open();
     *out_jit = jit;
     return OPQ_OK;

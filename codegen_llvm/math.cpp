@@ -91,13 +91,14 @@ f32 lookup(lookup_fn *find, int step, const float *table, u32 index)
 
 f32 lookup8(const float *table, u32 index)
 {
-    bool wide = index.e->cpu->avx512 && index.e->lanes % 16 == 0;
+    bool wide = opq_cpu_has(index.e->cpu, OPQ_LEAF_permute32) && index.e->lanes % 16 == 0;
     return wide ? lookup(lookup8_avx512, 16, table, index) : lookup(permute8, 8, table, index);
 }
 
 f32 lookup32(const float *table, u32 index)
 {
-    return index.e->cpu->avx512 ? lookup(lookup32_avx512, 16, table, index) : lookup(lookup32_avx2, 8, table, index);
+    return opq_cpu_has(index.e->cpu, OPQ_LEAF_permute32) ? lookup(lookup32_avx512, 16, table, index)
+                                                         : lookup(lookup32_avx2, 8, table, index);
 }
 
 // The table in memory, once in a module
@@ -134,7 +135,7 @@ template <int count> f64 lookup_memory(const char *name, const double (&table)[c
 
 // ---- forms: NULL where the host lacks them
 
-bool has_512(const opq_emitter *e) { return e->cpu->avx512 && e->lanes == 16; }
+bool has_512(const opq_emitter *e) { return opq_cpu_has(e->cpu, OPQ_LEAF_exponent) && e->lanes == 16; }
 
 f32 masked_512(opq_emitter *e, const char *name, std::initializer_list<LLVMValueRef> first)
 {

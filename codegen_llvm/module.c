@@ -83,7 +83,7 @@ static opq_status make_machine(const opq_cpu *cpu, LLVMTargetMachineRef *out_mac
         status = opq_fail(OPQ_CODEGEN, "no LLVM target for %s: %s", triple, message);
         LLVMDisposeMessage(message);
     } else {
-        *out_machine = LLVMCreateTargetMachine(target, triple, cpu->name, cpu->features, LLVMCodeGenLevelDefault,
+        *out_machine = LLVMCreateTargetMachine(target, triple, cpu->target->cpu, cpu->features, LLVMCodeGenLevelDefault,
                                                LLVMRelocPIC, LLVMCodeModelDefault);
         if (!*out_machine)
             status = opq_fail(OPQ_CODEGEN, "LLVM makes no target machine for %s", triple);
@@ -157,12 +157,14 @@ static void add_attribute(LLVMContextRef context, LLVMValueRef function, const c
 static void add_attributes(const opq_cpu *cpu, LLVMContextRef context, LLVMModuleRef module)
 {
     unsigned nounwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
+    char width[16];
+    snprintf(width, sizeof width, "%d", 8 * cpu->target->vector_bytes);
     for (LLVMValueRef f = LLVMGetFirstFunction(module); f; f = LLVMGetNextFunction(f)) {
         if (LLVMIsDeclaration(f))
             continue;
-        add_attribute(context, f, "target-cpu", cpu->name);
+        add_attribute(context, f, "target-cpu", cpu->target->cpu);
         add_attribute(context, f, "target-features", cpu->features);
-        add_attribute(context, f, "prefer-vector-width", cpu->avx512 ? "512" : "256");
+        add_attribute(context, f, "prefer-vector-width", width);
         LLVMAddAttributeAtIndex(f, (LLVMAttributeIndex)LLVMAttributeFunctionIndex,
                                 LLVMCreateEnumAttribute(context, nounwind, 0));
     }
@@ -182,7 +184,7 @@ static void begin(compilation *c)
     c->emitter.context = LLVMContextCreate();
     c->emitter.module = LLVMModuleCreateWithNameInContext("opaque", c->emitter.context);
     c->emitter.builder = LLVMCreateBuilderInContext(c->emitter.context);
-    c->emitter.lanes = c->cpu->avx512 ? 16 : 8;
+    c->emitter.lanes = opq_target_lanes(c->cpu->target);
     c->emitter.cpu = c->cpu;
     LLVMContextSetDiagnosticHandler(c->emitter.context, on_diagnostic, &c->diagnostics);
     LLVMTargetDataRef layout = LLVMCreateTargetDataLayout(c->machine);

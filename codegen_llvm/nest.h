@@ -23,11 +23,7 @@
 
 /* Carried: two values per reduction (an arg reduction's best and its index) for each of the vectors that take turns, of which there are most
  * where vectors are narrowest. */
-enum {
-    OPQ_TURN_MAX = OPQ_LANES / OPQ_MIN_LANES,
-    OPQ_CARRIED_MAX = 2 * OPQ_REDUCTION_MAX * OPQ_TURN_MAX,
-    OPQ_PREFETCH_BYTES = 2048
-};
+enum { OPQ_TURN_MAX = OPQ_LANES / OPQ_MIN_LANES, OPQ_CARRIED_MAX = 2 * OPQ_REDUCTION_MAX * OPQ_TURN_MAX };
 enum { OPQ_STRIP_MAX = 4 }; /* vectors of a strip */
 
 typedef struct opq_nest {
@@ -69,7 +65,7 @@ typedef struct opq_nest {
     LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
     LLVMValueRef tile[OPQ_ACCESS_MAX]; /* where this turn's lanes, which lie apart, were brought side by side (emit_tile.c); NULL: nowhere */
     bool prefetch;
-    int prefetch_row;  /* variable whose next rows are looked ahead to; -1: OPQ_PREFETCH_BYTES */
+    int prefetch_row;  /* variable whose next rows are looked ahead to; -1: the target's prefetch_bytes */
     int prefetch_rows; /* so many of them */
 } opq_nest;
 

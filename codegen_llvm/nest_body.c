@@ -109,7 +109,7 @@ static LLVMValueRef emit_cast(opq_nest *n, const opq_stmt *stmt, LLVMValueRef x)
 {
     int operand = stmt->operand[0];
     opq_dtype from = (opq_dtype)opq_nest_stmt(n, operand)->dtype;
-    if (!n->e->cpu->avx512 && (int)opq_nest_stmt(n, operand)->op == OPQ_INSTR_number &&
+    if (!opq_cpu_has(n->e->cpu, OPQ_LEAF_i64_to_float) && (int)opq_nest_stmt(n, operand)->op == OPQ_INSTR_number &&
         opq_dtype_kind_of((opq_dtype)stmt->dtype) == OPQ_KIND_FLOAT) {
         from = OPQ_f64;
         x = opq_nest_number_f64(n, operand);

@@ -137,7 +137,7 @@ static LLVMValueRef load_apart_masked(opq_nest *n, opq_dtype dtype, int stride, 
 {
     LLVMBuilderRef b = n->e->builder;
     int lanes = n->e->lanes;
-    bool bits = n->e->cpu->avx512;
+    bool bits = opq_cpu_has(n->e->cpu, OPQ_LEAF_bit_masks);
     LLVMTypeRef type = LLVMVectorType(LLVMIntTypeInContext(n->e->context, bits ? 1 : 32), (unsigned)lanes);
     LLVMValueRef parts[4], none = LLVMConstNull(type), wide = wide_mask(n, mask, type);
     for (int v = 0; v < stride; v++) {
@@ -259,7 +259,7 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
     if (stride == OPQ_STRIDE_zero) {
         store = LLVMBuildStore(b, opq_lane(n->e, memory, 0), pointer);
         LLVMSetAlignment(store, alignment(dtype));
-    } else if (stride == OPQ_STRIDE_one && mask && mask == n->mask && !n->e->cpu->avx512) {
+    } else if (stride == OPQ_STRIDE_one && mask && mask == n->mask && !opq_cpu_has(n->e->cpu, OPQ_LEAF_bit_masks)) {
         store_first(n, memory, alignment(dtype), pointer);
     } else if (stride == OPQ_STRIDE_one && mask) {
         LLVMValueRef args[4] = {memory, pointer, align, mask};
@@ -270,7 +270,7 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
     } else if (stride == OPQ_STRIDE_back && mask == NULL) {
         store = LLVMBuildStore(b, turn_round(n, memory), last_lane(n, dtype, pointer));
         LLVMSetAlignment(store, alignment(dtype));
-    } else if (stride < OPQ_STRIDE_any && n->e->cpu->avx512 && opq_dtype_bytes(dtype) >= 4 &&
+    } else if (stride < OPQ_STRIDE_any && opq_cpu_has(n->e->cpu, OPQ_LEAF_bit_masks) && opq_dtype_bytes(dtype) >= 4 &&
                opq_dtype_bytes(dtype) <= 8) {
         store_apart(n, dtype, (int)stride, pointer, mask, memory);
     } else if (mask == NULL) {
@@ -329,7 +329,7 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
         LLVMValueRef rows = opq_i64(n->e, n->prefetch_rows);
         pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, rows, n->stride[access][n->prefetch_row], ""));
     } else {
-        LLVMValueRef bytes = opq_i64(n->e, OPQ_PREFETCH_BYTES);
+        LLVMValueRef bytes = opq_i64(n->e, n->e->cpu->target->prefetch_bytes);
         pointer = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
     }
     LLVMValueRef args[4] = {pointer, opq_int(n->e, 32, 0), opq_int(n->e, 32, 3), opq_int(n->e, 32, 1)};

@@ -45,12 +45,12 @@ void opq_unroll_run(opq_unroll *p, int i)
 static LLVMValueRef packed(const opq_unroll *p, LLVMValueRef bits)
 {
     LLVMTypeRef type = LLVMVectorType(LLVMInt32TypeInContext(p->n->e->context), (unsigned)p->n->e->lanes);
-    return p->n->e->cpu->avx512 ? bits : LLVMBuildSExt(p->n->e->builder, bits, type, "");
+    return opq_cpu_has(p->n->e->cpu, OPQ_LEAF_bit_masks) ? bits : LLVMBuildSExt(p->n->e->builder, bits, type, "");
 }
 
 static LLVMValueRef unpacked(const opq_unroll *p, LLVMValueRef mask)
 {
-    if (p->n->e->cpu->avx512)
+    if (opq_cpu_has(p->n->e->cpu, OPQ_LEAF_bit_masks))
         return mask;
     return LLVMBuildICmp(p->n->e->builder, LLVMIntSLT, mask, LLVMConstNull(LLVMTypeOf(mask)), "");
 }

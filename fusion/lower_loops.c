@@ -2,12 +2,10 @@
  * of long rows alone.
  */
 #include "fusion/lower_state.h"
+#include "fusion/target.h"
 #include "graph/eval.h"
 
 #include <string.h>
-
-enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, SHORT_LOOP = 5, LONG_LOOP = 32 };
-enum { TILE_STREAMS_MAX = 4, STREAM_ELEMENTS_MIN = 1 << 18 };
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
 {
@@ -80,7 +78,7 @@ static void set_spills(opq_lower_state *state, opq_kernel *kernel)
                 needed[instr->operand[k]] |= need;
         if (instr->sweep + 1 > kernel->sweep_count)
             kernel->sweep_count = (int16_t)(instr->sweep + 1);
-        if (element && (need & ~1ull) != 0 && state->out->row_count > ROW_MAX && !state->request->decided)
+        if (element && (need & ~1ull) != 0 && state->out->row_count > opq_trees.row_max && !state->request->decided)
             refuse(state, OPQ_REFUSAL_row_size);
     }
 }
@@ -103,7 +101,7 @@ static bool is_repeated(const opq_instr *instr, const opq_kernel *kernel, const 
 static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     int again = 0, last = kernel->rank - 1;
-    bool few_lanes = kernel->kind == OPQ_KERNEL_column && l->extent[last] < SHORT_LOOP;
+    bool few_lanes = kernel->kind == OPQ_KERNEL_column && l->extent[last] < opq_trees.short_loop;
     uint16_t reduced = opq_kernel_reduced_mask(kernel);
     if (state->request->member_count == 1 || state->request->decided)
         return;
@@ -114,7 +112,7 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
             refuse(state, OPQ_REFUSAL_recompute);
         if (computes && is_repeated(instr, kernel, l)) {
             again++;
-            if (!is_cheap(instr) || again > BROADCAST_WORK_MAX)
+            if (!is_cheap(instr) || again > opq_trees.broadcast_work_max)
                 refuse(state, OPQ_REFUSAL_recompute);
         }
     }
@@ -124,8 +122,6 @@ static void check_recompute(opq_lower_state *state, const opq_kernel *kernel, co
 
 /* Cycles of a row, measured: alone, each reduction folds the lanes of its vector and a dear instruction fills few of them; beside others,
  * elements that do not lie side by side are collected. */
-enum { FOLD_CYCLES = 20, FOLD_COMPARING_CYCLES = 30, FOLD_ARG_CYCLES = 100, DEAR_CYCLES = 16, COLLECT_CYCLES = 1 };
-
 static bool pays_across(const opq_lower_state *state, int64_t elements, int rows)
 {
     int64_t alone = 0, beside = 0;
@@ -133,13 +129,15 @@ static bool pays_across(const opq_lower_state *state, int64_t elements, int rows
         const opq_instr *instr = &state->instrs[i];
         int64_t stride = instr->access < 0 ? 0 : opq_order_stride(state, instr->access, rows);
         if (stride != 0 && stride != 1)
-            beside += elements * COLLECT_CYCLES;
+            beside += elements * opq_trees.collect_cycles;
         if (opq_instr_reduces(instr)) {
             opq_fold fold = opq_op_lowering((opq_op)instr->op)->fold;
             bool compares = opq_fold_info_of(fold)->held == OPQ_HELD_operand;
-            alone += opq_fold_is_arg(fold) ? FOLD_ARG_CYCLES : compares ? FOLD_COMPARING_CYCLES : FOLD_CYCLES;
+            alone += opq_fold_is_arg(fold) ? opq_trees.fold_arg_cycles
+                     : compares            ? opq_trees.fold_comparing_cycles
+                                           : opq_trees.fold_cycles;
         } else if (instr->op < OPQ_OP_COUNT && !is_cheap(instr)) {
-            alone += DEAR_CYCLES;
+            alone += opq_trees.dear_cycles;
         }
     }
     return beside <= alone;
@@ -175,14 +173,14 @@ static bool sequence_goes_across(const opq_lower_state *state, const opq_kernel 
         apart += in_row < -1 || in_row >= OPQ_STRIDE_any;
         beside += of_rows < -1 || of_rows >= OPQ_STRIDE_any;
     }
-    return few < SHORT_LOOP ? beside <= apart : apart > 0 && beside <= apart;
+    return few < opq_trees.short_loop ? beside <= apart : apart > 0 && beside <= apart;
 }
 
 /* Elements one by one, of which the last loop has a few: each of them for many turns of the loop before. */
 static bool may_be_turned(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     return state->request->decided && kernel->kind == OPQ_KERNEL_map && l->count >= 2 &&
-           l->extent[l->count - 1] < SHORT_LOOP && l->extent[l->count - 2] >= LONG_LOOP;
+           l->extent[l->count - 1] < opq_trees.short_loop && l->extent[l->count - 2] >= opq_trees.long_loop;
 }
 
 static void go_across(opq_kernel *kernel, opq_order *l)
@@ -221,7 +219,7 @@ static bool can_have_blocks(const opq_lower_state *state, const opq_kernel *kern
 static bool is_long_row(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     return state->request->decided && !state->request->by_row && kernel->kind == OPQ_KERNEL_row && l->count == 1 &&
-           l->extent[0] >= BLOCKS_MIN * OPQ_CHUNK;
+           l->extent[0] >= opq_trees.blocks_min * OPQ_CHUNK;
 }
 
 /* A loop over blocks around those of the row, and for each reduction a buffer of a result for each block. */
@@ -320,7 +318,7 @@ static bool has_many_streams(const opq_lower_state *state, const opq_order *l)
         return false;
     for (int i = 0; i < l->count; i++)
         elements *= l->role[i] == OPQ_ROLE_k ? 1 : l->extent[i];
-    for (int a = 0; a < state->access_count && elements >= STREAM_ELEMENTS_MIN; a++) {
+    for (int a = 0; a < state->access_count && elements >= opq_trees.stream_elements_min; a++) {
         bool walks = true;
         for (int i = 0; i < l->count && walks; i++)
             walks = l->role[i] == OPQ_ROLE_k ? opq_order_stride(state, a, l->source[i]) == 0
@@ -329,7 +327,7 @@ static bool has_many_streams(const opq_lower_state *state, const opq_order *l)
             walks = state->accesses[b].buffer != state->accesses[a].buffer;
         count += walks;
     }
-    return count > TILE_STREAMS_MAX;
+    return count > opq_trees.tile_streams_max;
 }
 
 opq_status opq_lower_finish(opq_lower_state *state)

@@ -5,10 +5,9 @@
  * is a promise about logical axes (opq_tree), not about memory.
  */
 #include "fusion/lower_state.h"
+#include "fusion/target.h"
 
 #include <string.h>
-
-enum { SCAN_ROWS_MIN = 8, TAPS_MAX = 16, TAP_TERMS_MIN = 10, LANES = 16, APART = 20 };
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
 {
@@ -136,7 +135,7 @@ static void order_scan(opq_lower_state *state, opq_kernel *kernel, opq_order *ou
     merge_loops(state, &in);
     for (int i = 0; i < in.count; i++) {
         bool longer = lanes < 0 || i == in.count - 1 || in.extent[i] > in.extent[lanes];
-        if (in.role[i] == OPQ_ROLE_kept && in.extent[i] >= SCAN_ROWS_MIN && longer)
+        if (in.role[i] == OPQ_ROLE_kept && in.extent[i] >= opq_trees.scan_rows_min && longer)
             lanes = i;
     }
     opq_order_need(&in, OPQ_ROLE_scan);
@@ -246,7 +245,8 @@ static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int 
         return 1;
     if (stride > 0 && stride < OPQ_STRIDE_any)
         return 3;
-    return is_turned(state, l, access, lanes) && (!all || may_turn(state, l, access)) ? 4 : APART;
+    return is_turned(state, l, access, lanes) && (!all || may_turn(state, l, access)) ? opq_trees.turned
+                                                                                      : opq_trees.apart;
 }
 
 /* The loop for the lanes: that of the cheapest vectors, of which a longer one needs fewer. all: none whose lanes lie apart. -1: none. */
@@ -262,12 +262,12 @@ static int chain_lanes(const opq_lower_state *state, const opq_order *l, bool al
         for (int a = 0; a < state->access_count && l->role[i] == OPQ_ROLE_kept; a++) {
             int64_t of = lanes_cost(state, l, a, i, all);
             cost += of;
-            apart |= of == APART;
+            apart |= of == opq_trees.apart;
         }
         if (l->role[i] != OPQ_ROLE_kept || (all && apart))
             continue;
         int64_t extent = l->extent[i] ? l->extent[i] : 1;
-        cost *= elements / extent * ((extent + LANES - 1) / LANES);
+        cost *= elements / extent * ((extent + opq_trees.lanes - 1) / opq_trees.lanes);
         if (cost < least) {
             least = cost;
             best = i;
@@ -293,7 +293,7 @@ static bool is_tap(const opq_lower_state *state, const opq_order *l, int loop)
     for (int i = 0; i < state->instr_count; i++)
         for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++)
             moves[o] = operand_moves(state, state->instrs[i].operand[o], l->source[loop]);
-    return l->role[loop] == OPQ_ROLE_kept && l->extent[loop] <= TAPS_MAX && moves[0] != moves[1];
+    return l->role[loop] == OPQ_ROLE_kept && l->extent[loop] <= opq_trees.taps_max && moves[0] != moves[1];
 }
 
 /* The last of the loops before the lanes' that are taps, as many as are made at once. */
@@ -305,7 +305,7 @@ static void unroll_taps(opq_lower_state *state, const opq_order *l)
         terms *= l->role[i] == OPQ_ROLE_k ? l->extent[i] : 1;
         lanes = l->role[i] == OPQ_ROLE_k ? lanes : i;
     }
-    for (int i = lanes - 1; i >= 0 && terms >= TAP_TERMS_MIN && is_tap(state, l, i); i--) {
+    for (int i = lanes - 1; i >= 0 && terms >= opq_trees.tap_terms_min && is_tap(state, l, i); i--) {
         turns *= l->extent[i];
         if (turns > OPQ_UNROLL_MAX || turns > terms)
             break;

@@ -6,12 +6,9 @@
  */
 #include "fusion/lower_state.h"
 #include "fusion/pass.h"
+#include "fusion/target.h"
 
 #include <string.h>
-
-/* Rows, or columns, too few for what an engine packs to be used again, in many matrices; of numbers alone, however long their sums. Or so few
- * multiply-adds that the way to the engine takes as long. */
-enum { THIN_SUM_MAX = 256, THIN_BATCH_MIN = 8, VECTOR_MIN = 8, SMALL_WORK = 16384, VECTOR_WORK = 32768, SMALLEST = 16 };
 
 bool opq_lower_has_memory(const int32_t *group_of, const uint8_t *in_memory, opq_ref ref)
 {
@@ -69,8 +66,8 @@ bool opq_graph_is_one_op(const opq_graph *graph)
 bool opq_lower_is_smallest(const opq_graph *graph, opq_ref matmul)
 {
     const opq_type *type = &opq_node_at(graph, matmul)->type;
-    return type->size[type->rank - 2] <= SMALLEST && type->size[type->rank - 1] <= SMALLEST &&
-           summed_size(graph, matmul) <= SMALLEST;
+    return type->size[type->rank - 2] <= opq_trees.smallest && type->size[type->rank - 1] <= opq_trees.smallest &&
+           summed_size(graph, matmul) <= opq_trees.smallest;
 }
 
 bool opq_lower_is_pairs(const opq_graph *graph, opq_ref matmul)
@@ -78,7 +75,7 @@ bool opq_lower_is_pairs(const opq_graph *graph, opq_ref matmul)
     return opq_node_int(opq_node_at(graph, matmul), OPQ_ATTR_pairs, 0) != 0;
 }
 
-/* Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for
+/* So few multiply-adds that the way to the engine takes as long. Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for
  * all between two powers of two, or for all that are no smallest ones, if these are alike. Of the smallest as many as there are: an engine takes
  * longer to begin with one than a chain to end it. */
 bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
@@ -87,7 +84,7 @@ bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
         return false;
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], k = summed_size(graph, matmul);
-    int64_t left = m == 1 || n == 1 ? VECTOR_WORK : SMALL_WORK;
+    int64_t left = m == 1 || n == 1 ? opq_trees.vector_work : opq_trees.small_work;
     bool smallest = opq_lower_is_smallest(graph, matmul);
     for (int64_t turns = 1; turns < k; turns *= 2)
         left /= 2;
@@ -97,14 +94,15 @@ bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
     return left > 0 && (smallest || !opq_graph_is_one_op(graph));
 }
 
+/* Rows, or columns, too few for what an engine packs to be used again, in many matrices; of numbers alone, however long their sums. */
 bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
 {
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], count = opq_type_count(type);
     int64_t k = summed_size(graph, matmul);
     opq_ref right = opq_strip_reshape(graph, opq_node_at(graph, matmul)->operand[1]);
-    bool many = count >= THIN_BATCH_MIN * m * n || (m == 1 && opq_window_overlaps(graph, right));
-    return !opq_lower_is_pairs(graph, matmul) && (m == 1 || n == 1) && (k <= THIN_SUM_MAX || m == n) && many;
+    bool many = count >= opq_trees.thin_batch_min * m * n || (m == 1 && opq_window_overlaps(graph, right));
+    return !opq_lower_is_pairs(graph, matmul) && (m == 1 || n == 1) && (k <= opq_trees.thin_sum_max || m == n) && many;
 }
 
 /* Indices that are in [0, extent) where there is an element, else it is 0. */
@@ -129,7 +127,7 @@ static bool add_guards(const opq_graph *graph, const opq_node *pad, const opq_in
     opq_affine linear = opq_affine_linear(map, source);
     bool vectors = false; /* else it would pack element by element */
     for (int l = 0; l < space->rank; l++)
-        vectors = vectors || (linear.coef[l] > 0 && linear.coef[l] <= 2 && space->extent[l] >= VECTOR_MIN);
+        vectors = vectors || (linear.coef[l] > 0 && linear.coef[l] <= 2 && space->extent[l] >= opq_trees.vector_min);
     if (!vectors || !opq_pad_is_zero(pad) || opq_compute_dtype((opq_dtype)pad->type.dtype) != OPQ_f32)
         return false;
     for (int d = 0; d < source->rank; d++) {

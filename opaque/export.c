@@ -16,7 +16,7 @@ opq_status opq_exporter_open(opq_ctx *ctx, const char *level, const char *folder
 {
     opq_cpu cpu;
     if (level == NULL)
-        level = opq_jit_cpu(ctx->runtime.jit)->avx512 ? "avx512" : "avx2";
+        level = opq_jit_cpu(ctx->runtime.jit)->target->name;
     OPQ_TRY(opq_cpu_level(level, &cpu));
     opq_exporter *e = calloc(1, sizeof *e);
     if (e == NULL)
@@ -272,7 +272,8 @@ static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *st
     opq_exporter *e = a->e;
     opq_export_packed p = {0};
     p.bytes = opq_step_packed(e->ctx->runtime.gemm, plan, step, operand, &p.key);
-    bool pairs_alike = e->cpu.avx512_bf16 == opq_jit_cpu(e->ctx->runtime.jit)->avx512_bf16;
+    bool pairs_alike =
+        opq_cpu_has(&e->cpu, OPQ_LEAF_pairs) == opq_cpu_has(opq_jit_cpu(e->ctx->runtime.jit), OPQ_LEAF_pairs);
     if (p.key.to == OPQ_bf16 && !pairs_alike)
         return OPQ_OK;
     if (p.bytes == 0 || opq_step_reads_once(plan, step, operand))
@@ -303,7 +304,7 @@ static opq_status add_all_packed(adding *a, const opq_plan *plan)
     return OPQ_OK;
 }
 
-static bool packs_here(const opq_exporter *e) { return e->cpu.avx512 == opq_jit_cpu(e->ctx->runtime.jit)->avx512; }
+static bool packs_here(const opq_exporter *e) { return e->cpu.target == opq_jit_cpu(e->ctx->runtime.jit)->target; }
 
 static opq_status write_call(adding *a, const opq_plan *plan, int number, int input_count)
 {

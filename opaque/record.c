@@ -171,7 +171,7 @@ static bool goes_by_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type 
     opq_products products = opq_products_get(ctx);
     if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16 || a->rank < 2 || b->rank < 2 || products == OPQ_PRODUCTS_chain)
         return false;
-    if (products == OPQ_PRODUCTS_auto && !opq_jit_cpu(ctx->runtime.jit)->avx512_bf16)
+    if (products == OPQ_PRODUCTS_auto && !opq_cpu_has(opq_jit_cpu(ctx->runtime.jit), OPQ_LEAF_pairs))
         return false;
     int64_t k = a->size[a->rank - (transpose_a ? 2 : 1)], n = b->size[b->rank - (transpose_b ? 2 : 1)];
     int64_t all = opq_type_count(a), rows = k > 0 ? all / k : 0;

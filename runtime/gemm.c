@@ -17,21 +17,6 @@
 
 #include <string.h>
 
-enum {
-    ROWS_IN_PLACE = OPQ_GEMM_IN_PLACE_MAX,
-    ROWS_B_IN_PLACE = 42,      /* too few to pay for packing a row-major b */
-    GROUP_BYTES = 512,         /* a tile's row */
-    TILE_PANELS = 10,          /* x 14 rows x GROUP_BYTES = 70 KB: within L2, next to the operands */
-    BLOCK_BYTES = 2048,        /* of k: panels of a stay in L1 and panels of b in L2 */
-    L1_GROUP_BYTES = 32 << 10, /* b packed for a single row panel is used at once */
-    SMALL_B_BYTES = 32 << 10,  /* row-major b that stays in L1 as it is */
-    REGION_BYTES = 16 << 20,   /* packed a at a time */
-    SERIAL_WORK = 1 << 18,     /* multiply-adds that no second thread speeds up */
-    BLOCK_WORK = 1 << 16,      /* least multiply-adds of a piece of a parallel loop */
-    TURNED_K_MIN = 64,         /* fewer do not pay for turning the result */
-};
-static const double TURNED_GAIN = 1.12;
-
 double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
 
 opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
@@ -48,7 +33,7 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_l
 
 static gemm_rule rule_of(const opq_gemm *gemm, bool pairs)
 {
-    return !pairs ? GEMM_CHAIN : gemm->cpu->avx512_bf16 ? GEMM_PAIRS : GEMM_SWAPPED;
+    return !pairs ? GEMM_CHAIN : opq_cpu_has(gemm->cpu, OPQ_LEAF_pairs) ? GEMM_PAIRS : GEMM_SWAPPED;
 }
 
 /* k as the kernels count it. */
@@ -86,7 +71,8 @@ static void plan_chunks(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     run->row_chunks = run->column_chunks = 1;
-    int64_t threads = call->serial || gemm_work(call) < SERIAL_WORK ? 1 : thread_count(run->gemm);
+    int64_t threads =
+        call->serial || gemm_work(call) < (double)run->cpu->target->gemm.serial_work ? 1 : thread_count(run->gemm);
     if (threads == 1)
         return;
     double best = 0;
@@ -114,37 +100,40 @@ static bool reads_rows(const gemm_run *run, const opq_matrix *a)
 static void plan_tile(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
+    const opq_target_gemm *t = &run->cpu->target->gemm;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
     run->a_window = !call->packed_a && gemm_is_window(call->dtype, &call->a, call->n);
     run->a_in_place = run->a_window || (reads_rows(run, &call->a) && !call->packed_a &&
-                                        (call->m <= ROWS_IN_PLACE || call->n * run->element_bytes <= GROUP_BYTES));
+                                        (call->m <= t->rows_in_place || call->n * run->element_bytes <= t->group_bytes));
     int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
     if (run->a_in_place)
-        most = (int)gemm_min(most, ROWS_IN_PLACE);
+        most = (int)gemm_min(most, t->rows_in_place);
     run->row_panels = gemm_ceil(call->m, most);
     run->column_panels = gemm_ceil(call->n, run->panel);
 
     int rows = (int)gemm_ceil(call->m, run->row_panels);
     run->vectors = gemm_tile_vectors(run->cpu, rows, OPQ_GEMM_VECTORS_MAX);
     int64_t step = run->vectors / OPQ_GEMM_PANEL_VECTORS;
-    run->group_panels = gemm_ceil(GROUP_BYTES / gemm_row_bytes(run), step) * step;
-    run->tile_panels = TILE_PANELS * (int64_t)OPQ_GEMM_ROWS_MAX / most;
+    run->group_panels = gemm_ceil(t->group_bytes / gemm_row_bytes(run), step) * step;
+    run->tile_panels = t->tile_panels * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
     run->few_rows = call->dtype == OPQ_f32 && run->rule == GEMM_CHAIN && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 &&
                     !call->packed_b && !call->accumulate && !run->a_window && call->b.row_stride == 1 &&
                     call->b.column_stride != 1 && !gemm_has_tables(&call->b);
-    run->b_in_place = gemm_in_rows(&call->b, call->dtype) && (call->m <= ROWS_B_IN_PLACE || b_bytes <= SMALL_B_BYTES);
+    run->b_in_place =
+        gemm_in_rows(&call->b, call->dtype) && (call->m <= t->rows_b_in_place || b_bytes <= t->small_b_bytes);
 }
 
 /* Needs the chunks. */
 static void plan_k(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
-    int64_t most = BLOCK_BYTES / run->element_bytes;
+    const opq_target_gemm *t = &run->cpu->target->gemm;
+    int64_t most = t->block_bytes / run->element_bytes;
     if (run->few_rows)
         most = call->k;
     else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
-        most = L1_GROUP_BYTES / (run->group_panels * gemm_row_bytes(run));
+        most = t->l1_group_bytes / (run->group_panels * gemm_row_bytes(run));
     /* Equal blocks, whole steps of the kernels' unrolled loop and of the packers' transposes. */
     int64_t blocks = gemm_ceil(call->k, most);
     run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 16) * 16 : call->k;
@@ -155,7 +144,7 @@ static void plan_k(gemm_run *run)
 void gemm_parallel(opq_gemm *gemm, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end),
                    void *data)
 {
-    int64_t grain = (int64_t)((double)count * BLOCK_WORK / (work + 1)) + 1;
+    int64_t grain = (int64_t)((double)count * (double)gemm->cpu->target->gemm.block_work / (work + 1)) + 1;
     opq_parallel_for(gemm->host, count, grain, body, data);
 }
 
@@ -174,12 +163,12 @@ static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, i
 }
 
 /* Regions of rows bound the memory for packed a. */
-static int64_t region_count(opq_dtype dtype, int64_t m, int64_t k)
+static int64_t region_count(const opq_gemm *gemm, opq_dtype dtype, int64_t m, int64_t k)
 {
-    int64_t row_bytes = (k > 0 ? k : 1) * opq_dtype_bytes(dtype);
-    if (m * row_bytes <= REGION_BYTES)
+    int64_t row_bytes = (k > 0 ? k : 1) * opq_dtype_bytes(dtype), most = gemm->cpu->target->gemm.region_bytes;
+    if (m * row_bytes <= most)
         return 1;
-    int64_t region = REGION_BYTES / row_bytes + 1;
+    int64_t region = most / row_bytes + 1;
     return gemm_ceil(m, region > 256 ? region : 256);
 }
 
@@ -206,7 +195,7 @@ static gemm_run run_part(opq_gemm *gemm, const opq_gemm_call *call, int64_t row,
 opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count)
 {
     bool window = gemm_is_window(calls->dtype, &calls->a, calls->n);
-    int64_t regions = window ? 1 : region_count(calls->dtype, calls->m, calls->k);
+    int64_t regions = window ? 1 : region_count(gemm, calls->dtype, calls->m, calls->k);
     for (int64_t i = 0; i < regions; i++) {
         gemm_run runs[OPQ_PRODUCTS_MAX];
         shifted shift[OPQ_PRODUCTS_MAX];
@@ -321,15 +310,16 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
                                    int64_t k, bool *out_turned)
 {
     const struct opq_cpu *cpu = gemm->cpu;
+    const opq_target_gemm *t = &cpu->target->gemm;
     int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(sums_of(dtype)),
         rows = opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
     *out_turned = (dtype != OPQ_bf16 && gemm_is_window(dtype, b, m)) ||
-                  (k >= TURNED_K_MIN && (double)padded_columns(n, lanes) * (double)m >
-                                            TURNED_GAIN * (double)padded_columns(m, lanes) * (double)n);
+                  (k >= t->turned_k_min && (double)padded_columns(n, lanes) * (double)m >
+                                               t->turned_gain * (double)padded_columns(m, lanes) * (double)n);
     if (*out_turned)
         return opq_gemm_packed_bytes(gemm, dtype, k, m);
     k = steps_of(rule_of(gemm, dtype == OPQ_bf16), k);
-    return m > rows && region_count(sums_of(dtype), m, k) == 1 ? m * k * opq_dtype_bytes(sums_of(dtype)) : 0;
+    return m > rows && region_count(gemm, sums_of(dtype), m, k) == 1 ? m * k * opq_dtype_bytes(sums_of(dtype)) : 0;
 }
 
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
@@ -341,7 +331,7 @@ opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b,
     gemm_run run = run_make(gemm, &call);
     run.shared_b = out;
     run.column_panels = gemm_ceil(n, run.panel);
-    run.group_panels = GROUP_BYTES / gemm_row_bytes(&run);
+    run.group_panels = gemm->cpu->target->gemm.group_bytes / gemm_row_bytes(&run);
     int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
     gemm_parallel(gemm, groups, (double)k * (double)n, gemm_pack_shared_b, &run);
     return OPQ_OK;

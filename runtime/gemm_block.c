@@ -6,6 +6,7 @@
  *         for each step of column panels         its part of b is streamed once per
  *           row panel: kernel                    the sums continue from c: still one chain per element
  */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
@@ -15,7 +16,6 @@
 
 enum { DEFAULT_CSR = 0x1f80 }; /* all exceptions masked, to nearest even */
 enum { RUNS_MAX = 256 };       /* of elements side by side along k, that are looked for once for all panels */
-enum { NEAR_A_BYTES = 256 << 10, NEAR_B_BYTES = 768 << 10 };
 
 /* Where one block of k of an operand is; both are empty when k is 0. */
 typedef struct left_view {
@@ -258,7 +258,7 @@ static void run_few_rows(block *w, int64_t column, int64_t columns, char *c, int
     work.b = opq_pack_at(call->b.data, call->b.dtype, w->batch * call->b.batch_stride + column * call->b.column_stride);
     work.b_column_stride = call->b.column_stride;
     work.b_dtype = call->b.dtype;
-    work.near = call->k * call->n * opq_dtype_bytes(call->b.dtype) <= NEAR_B_BYTES;
+    work.near = call->k * call->n * opq_dtype_bytes(call->b.dtype) <= run->cpu->target->gemm.near_b_bytes;
     /* One row from memory: half as many columns at once, so that half as much lies between what is read and what is fetched, is 6 % faster on
      * Zen 4. */
     bool half = call->m == 1 && !work.near;
@@ -308,12 +308,13 @@ static int64_t round_up(int64_t bytes)
 static int64_t panels_at_once(const gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
+    const opq_target_gemm *t = &run->cpu->target->gemm;
     int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
     bool packs_a = gemm_packs_a(run) && !run->shared_a, packs_b = gemm_packs_b(run) && !run->shared_b;
-    if (!packs_a || packs_b || call->k * call->n * run->element_bytes > NEAR_B_BYTES)
+    if (!packs_a || packs_b || call->k * call->n * run->element_bytes > t->near_b_bytes)
         return panels;
     int64_t bytes = gemm_ceil(call->m, run->row_panels) * call->k * run->element_bytes;
-    return gemm_min(panels, NEAR_A_BYTES / (bytes + 1) + 1);
+    return gemm_min(panels, t->near_a_bytes / (bytes + 1) + 1);
 }
 
 static int64_t chunk_rows_bytes(const gemm_run *run)

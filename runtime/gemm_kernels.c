@@ -139,7 +139,7 @@ opq_status opq_gemm_make_kernels(opq_gemm *gemm)
     opq_gemm_tile_shape tile = {0};
     while (opq_gemm_next_tile(gemm->cpu, &tile)) {
         OPQ_TRY(gemm_kernel_find(gemm, OPQ_GEMM_F32, tile.left, tile.rows, tile.vectors, &made));
-        if (gemm->cpu->avx512_bf16 && tile.left != OPQ_GEMM_LEFT_WINDOW)
+        if (opq_cpu_has(gemm->cpu, OPQ_LEAF_pairs) && tile.left != OPQ_GEMM_LEFT_WINDOW)
             OPQ_TRY(gemm_kernel_find(gemm, OPQ_GEMM_PAIRS, tile.left, tile.rows, tile.vectors, &made));
     }
     return OPQ_OK;

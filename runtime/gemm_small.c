@@ -1,14 +1,10 @@
 /* Products so small that choosing how to cut and pack them takes longer than they do: both operands as they lie, one kernel after the
  * other, on this thread. Needs columns that fill whole vectors; all else goes the other way, to the same bits.
  */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
 
-enum {
-    SMALL_WORK = 1 << 17, /* multiply-adds */
-    SMALL_K = 512,        /* a row of the left operand stays in L1 */
-    TILE_BYTES = 8192,    /* what the caller's function gets at once */
-    ROWS = 6,             /* kernels that read the left operand in place run out of address registers beyond */
-};
+enum { TILE_BYTES = 8192 }; /* what the caller's function gets at once */
 
 static int lanes_of(const struct opq_cpu *cpu, opq_dtype dtype)
 {
@@ -17,10 +13,11 @@ static int lanes_of(const struct opq_cpu *cpu, opq_dtype dtype)
 
 bool gemm_is_small(const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
+    const opq_target_gemm *t = &cpu->target->gemm;
     int64_t lanes = lanes_of(cpu, call->dtype), most = OPQ_GEMM_VECTORS_MAX * lanes;
     bool whole = call->n == lanes || (call->n <= most && call->n % (OPQ_GEMM_PANEL_VECTORS * lanes) == 0);
     return whole && !call->packed_a && !call->packed_b && gemm_in_rows(&call->a, call->dtype) &&
-           gemm_in_rows(&call->b, call->dtype) && call->k <= SMALL_K && gemm_work(call) <= SMALL_WORK &&
+           gemm_in_rows(&call->b, call->dtype) && call->k <= t->small_k && gemm_work(call) <= (double)t->small_work &&
            (!call->tile || call->m * call->n * opq_dtype_bytes(call->dtype) <= TILE_BYTES);
 }
 
@@ -30,7 +27,7 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
 {
     int64_t bytes = opq_dtype_bytes(call->dtype), vector = opq_gemm_vector_bytes(cpu), width = call->n * bytes;
     int64_t a_bytes = call->a.row_stride * bytes, b_bytes = call->b.row_stride * bytes;
-    int64_t tiles = gemm_ceil(call->m, ROWS), rows = call->m / tiles, longer = call->m % tiles;
+    int64_t tiles = gemm_ceil(call->m, cpu->target->gemm.rows_in_place), rows = call->m / tiles, longer = call->m % tiles;
     int64_t step = gemm_tile_vectors(cpu, longer ? rows + 1 : rows, width / vector) * vector;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t count = t < longer ? rows + 1 : rows;
@@ -50,7 +47,7 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
 /* What run_matrix needs. */
 static void make_kernels(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
-    int64_t tiles = gemm_ceil(call->m, ROWS), rows = call->m / tiles, longer = call->m % tiles;
+    int64_t tiles = gemm_ceil(call->m, cpu->target->gemm.rows_in_place), rows = call->m / tiles, longer = call->m % tiles;
     int64_t all = call->n / lanes_of(cpu, call->dtype);
     int64_t step = gemm_tile_vectors(cpu, longer ? rows + 1 : rows, all);
     for (int64_t at = 0; at < all; at += step) {

@@ -4,15 +4,13 @@
  *   convolution     [positions x window] x [window x channels out], which the caller wants transposed: gemm_turned.c
  *   its weights     [window x positions] x [positions x channels out], likewise
  */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 
 #include <string.h>
 
-enum {
-    COLUMNS_MIN = 2,       /* with one, each element is used once */
-    WHOLE_BYTES = 1 << 20, /* of a copy that is made at once */
-};
+enum { COLUMNS_MIN = 2 }; /* with one, each element is used once */
 
 bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n)
 {
@@ -25,7 +23,8 @@ static int64_t aligned(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 static bool in_parts(const gemm_run *run)
 {
     const opq_padded *padded = run->call.a.padded;
-    return padded->summed && padded->count * run->element_bytes > WHOLE_BYTES && run->k_block < run->call.k;
+    return padded->summed && padded->count * run->element_bytes > run->cpu->target->gemm.window_copy_bytes &&
+           run->k_block < run->call.k;
 }
 
 /* Elements of the copy that one index of the outermost dim is. */

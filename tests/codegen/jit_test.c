@@ -199,7 +199,9 @@ static void test_cpu(void **state)
     opq_cpu cpu;
     setenv("OPAQUE_CPU", "avx2", 1);
     assert_int_equal(opq_cpu_detect(&cpu), OPQ_OK);
-    assert_true(!cpu.avx512 && !cpu.avx512_bf16 && !cpu.amx_bf16);
+    assert_ptr_equal(cpu.target, &opq_target_avx2);
+    assert_false(opq_cpu_has(&cpu, OPQ_LEAF_pairs));
+    assert_string_equal(cpu.features, opq_target_avx2.features);
     setenv("OPAQUE_CPU", "pentium", 1);
     assert_int_equal(opq_cpu_detect(&cpu), OPQ_INVALID);
     unsetenv("OPAQUE_CPU");

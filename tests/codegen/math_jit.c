@@ -37,8 +37,8 @@ bool math_host_has_avx512(void)
 static void function_begin(opq_emitter *e, const char *name, LLVMTypeRef type)
 {
     e->function = LLVMAddFunction(e->module, name, type);
-    LLVMAttributeRef width =
-        LLVMCreateStringAttribute(e->context, "prefer-vector-width", 19, e->cpu->avx512 ? "512" : "256", 3);
+    LLVMAttributeRef width = LLVMCreateStringAttribute(e->context, "prefer-vector-width", 19,
+                                                       e->cpu->target == &opq_target_avx512 ? "512" : "256", 3);
     LLVMAddAttributeAtIndex(e->function, LLVMAttributeFunctionIndex, width);
     LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
 }
@@ -149,7 +149,7 @@ static LLVMMemoryBufferRef compile(LLVMModuleRef module, const opq_cpu *cpu)
         LLVMDisposeMessage(triple);
         return NULL;
     }
-    LLVMTargetMachineRef machine = LLVMCreateTargetMachine(target, triple, cpu->name, cpu->features,
+    LLVMTargetMachineRef machine = LLVMCreateTargetMachine(target, triple, cpu->target->cpu, cpu->features,
                                                            LLVMCodeGenLevelDefault, LLVMRelocPIC, LLVMCodeModelSmall);
     LLVMSetTarget(module, triple);
     LLVMTargetDataRef layout = LLVMCreateTargetDataLayout(machine);
@@ -199,8 +199,8 @@ bool math_jit_create(math_jit *jit, const char *label, bool avx512, int lanes)
     LLVMInitializeX86Target();
     LLVMInitializeX86TargetMC();
     LLVMInitializeX86AsmPrinter();
-    opq_cpu cpu = {.avx512 = avx512};
-    snprintf(cpu.name, sizeof cpu.name, "%s", avx512 ? "skylake-avx512" : "haswell");
+    const opq_target *target = avx512 ? &opq_target_avx512 : &opq_target_avx2;
+    opq_cpu cpu = {.target = target, .leaves = target->leaves};
     *jit = (math_jit){.label = label, .lanes = lanes};
     opq_emitter e = {.context = LLVMContextCreate(), .lanes = lanes, .cpu = &cpu};
     e.module = LLVMModuleCreateWithNameInContext(label, e.context);

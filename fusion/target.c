@@ -1,0 +1,56 @@
+/* The table of targets, and the numbers that trees are made by, wherever they run. */
+#include "fusion/target.h"
+
+#include <string.h>
+
+static const opq_target *const targets[] = {
+#define X(name) &opq_target_##name,
+    OPQ_TARGETS(X)
+#undef X
+};
+
+enum { TARGETS = sizeof targets / sizeof *targets };
+
+const opq_target *opq_target_at(int at) { return at >= 0 && at < TARGETS ? targets[at] : NULL; }
+
+const opq_target *opq_target_find(const char *name)
+{
+    for (int i = 0; i < TARGETS; i++)
+        if (strcmp(targets[i]->name, name) == 0)
+            return targets[i];
+    return NULL;
+}
+
+/* What has no figure was not measured apart. */
+const opq_tree_numbers opq_trees = {
+    .lanes = 16,
+    /* 100 rank-one updates of 32 x 32 took 127 us with lanes along one loop always, 31 so; of 8 x 8 28 and
+     * 15; kinematics of 35 joints 36 and 28. */
+    .apart = 20,
+    .turned = 4,
+    .taps_max = 16,
+    .tap_terms_min = 10,
+    .scan_rows_min = 8,
+    .row_max = 128 * 1024,
+    .broadcast_work_max = 16,
+    .blocks_min = 16,
+    .short_loop = 5,
+    .long_loop = 32,
+    /* Cycles of one row, measured. */
+    .fold_cycles = 20,
+    .fold_comparing_cycles = 30,
+    .fold_arg_cycles = 100,
+    .dear_cycles = 16,
+    .collect_cycles = 1,
+    /* Adam behind the gradients of a GPT-2 block, six large tensors: 22 ms of its step as the products' epilogue, 6 as a kernel of its own. */
+    .tile_streams_max = 4,
+    .stream_elements_min = 1 << 18,
+    .thin_sum_max = 256,
+    .thin_batch_min = 8,
+    .vector_min = 8,
+    /* The way to the engine is 3,800 instructions. 200 steps of tanh(W x) of 64 x 64 took 196 us by it and take 30 so, of 16 x 16 94 and 12; a
+     * Kalman filter of 50 steps with 16 states 207 and 85. */
+    .small_work = 16384,
+    .vector_work = 32768,
+    .smallest = 16,
+};

@@ -1,0 +1,122 @@
+/* A target: the processors that code is made for. What they have, and the numbers that were tuned for them, each beside what was measured.
+ *
+ * A target is a file, fusion/target_NAME.c, and a row of OPQ_TARGETS. It says nothing of what a kernel computes: bits are the same on all.
+ * Trees are made before it is known where they run, and all targets have the same: numbers of lowering are one set, opq_trees.
+ */
+#ifndef OPAQUE_FUSION_TARGET_H
+#define OPAQUE_FUSION_TARGET_H
+
+#include "opaque/opaque.h"
+
+/* Instructions that not all targets have. Code generation has a form without for each but pairs. */
+typedef enum opq_leaf {
+    OPQ_LEAF_bit_masks = 1 << 0,    /* masks of lanes are registers of bits, and masked stores are as fast as others */
+    OPQ_LEAF_i64_to_float = 1 << 1, /* vectors of i64 are converted */
+    OPQ_LEAF_permute8 = 1 << 2,     /* a table of 8 f32 in a register (vpermps) */
+    OPQ_LEAF_permute32 = 1 << 3,    /* of 32 in two (vpermt2ps), and of 8 in one, 16 lanes at a time */
+    OPQ_LEAF_exponent = 1 << 4, /* exponents are set and taken off, 16 lanes of f32 at a time (vscalefps, vgetexpps, vgetmantps) */
+    OPQ_LEAF_remainder = 1 << 5, /* of f64, exact, by steps (fprem) */
+    OPQ_LEAF_pairs = 1 << 6,     /* the dot of two bf16 neighbours (vdpbf16ps): opq_pairs_step */
+} opq_leaf;
+
+/* What processors of a target may have besides. */
+typedef struct opq_target_extra {
+    const char *features; /* LLVM's */
+    unsigned leaves;
+    bool (*runs_here)(void);
+} opq_target_extra;
+
+/* The matrix engine. */
+typedef struct opq_target_gemm {
+    int turn_fmas;                      /* multiply-adds of a turn of a micro-kernel */
+    int64_t rows_in_place;              /* of a left operand that is read as it lies */
+    int64_t rows_b_in_place;            /* too few to pay for packing a row-major right operand */
+    int64_t group_bytes;                /* a tile's row */
+    int64_t tile_panels;                /* row panels of OPQ_GEMM_ROWS_MAX rows that share a tile */
+    int64_t block_bytes;                /* of k */
+    int64_t l1_group_bytes;             /* of a right operand that is packed for one row panel, and used at once */
+    int64_t small_b_bytes;              /* of a row-major right operand that stays near as it is */
+    int64_t region_bytes;               /* of a left operand, packed at a time */
+    int64_t serial_work;                /* multiply-adds that no second thread speeds up */
+    int64_t block_work;                 /* least multiply-adds of a piece of a parallel loop */
+    int64_t turned_k_min;               /* fewer do not pay for turning the result */
+    double turned_gain;                 /* how many times fewer columns the transposed product computes, to pay */
+    int64_t near_a_bytes, near_b_bytes; /* packed left rows at a time, where a right operand of so many bytes stays near */
+    int64_t small_work,
+        small_k; /* multiply-adds, and terms, of products whose operands are read as they lie: gemm_small.c */
+    int64_t window_copy_bytes; /* of a padded copy of a window that is made at once */
+} opq_target_gemm;
+
+typedef struct opq_target {
+    const char *name;        /* as OPAQUE_CPU has it */
+    const char *triple;      /* LLVM's; NULL: the host's */
+    const char *cpu;         /* LLVM's model: a fixed one, so that a kernel is the same code on every host */
+    const char *features;    /* of all, as LLVM has them */
+    bool (*runs_here)(void); /* does this processor run its code? NULL: no processor that the library is built for does */
+    opq_target_extra extra[4]; /* up to the first without features; each where those before it are */
+    unsigned leaves;
+    int vector_bytes,
+        vector_registers; /* of f32 a vector has vector_bytes / 4 lanes, of every dtype as many lanes as of f32 */
+
+    /* Elementwise loops. Costs are in instructions of a vector: opq_nest_cost. */
+    struct {
+        int four_below, two_below; /* cost of a body of which so many vectors run beside each other */
+        int ahead;                 /* cost of a body whose next turn the processor does not see in time */
+        int independent;           /* chains of such a body that hide its latency */
+        int registers, code_max;   /* of all of them; instructions */
+    } span;
+    /* Strips of vectors around loops with folds, scans, products and unrolled sums. */
+    struct {
+        int cost_max, folds_max; /* of all vectors: instructions of a turn, accumulators */
+        int unroll_cost_max;     /* instructions of all turns of a block that is unrolled */
+        int long_behind;         /* cost of what follows a product that is compiled for all vectors and for one alone */
+        int scan_tiled;          /* vectors where what is scanned is turned in tiles */
+        int sums;    /* accumulators of f32 of unrolled loops around a product's: at most OPQ_UNROLL_SUMS_MAX */
+        int grouped; /* multiplications of a group of their turns */
+        int prefetch_rows, prefetch_places; /* turns that they look ahead, with lanes along places and elsewhere */
+    } strip;
+    int turn_per_chunk; /* elements of a tiled loop's turn for each chunk of those brought into order together: emit_chunks.c */
+    int prefetch_bytes;     /* that a contiguous loop looks ahead */
+    int shared_math_weight; /* instructions of math functions of a kernel from which on they are called: emit_shared.c */
+
+    opq_target_gemm gemm;
+} opq_target;
+
+/* From the fewest lanes to the most, those of one architecture one after the other. */
+#define OPQ_TARGETS(X) X(avx2) X(avx512)
+
+#define X(name) extern const opq_target opq_target_##name;
+OPQ_TARGETS(X)
+#undef X
+
+/* The row `at`, NULL behind the last. */
+const opq_target *opq_target_at(int at);
+/* By its name; NULL: there is none. */
+const opq_target *opq_target_find(const char *name);
+static inline int opq_target_lanes(const opq_target *target) { return target->vector_bytes / 4; }
+
+/* Lowering: which loop has the lanes, and what is left to the matrix engine. Where they were measured stands in target.c. */
+typedef struct opq_tree_numbers {
+    int64_t lanes; /* that a loop is to fill */
+    int64_t apart,
+        turned; /* cost of a vector whose elements lie apart, and where tiles of them are turned; side by side: 1 */
+    int64_t taps_max;           /* turns of a loop over places of a window that is unrolled around a product */
+    int64_t tap_terms_min;      /* terms of such a product */
+    int64_t scan_rows_min;      /* scans that go beside each other */
+    int64_t row_max;            /* elements of a row that is kept until its last sweep */
+    int64_t broadcast_work_max; /* instructions that are done again in a loop that they do not depend on */
+    int64_t blocks_min;         /* chunks of a row alone that threads divide */
+    int64_t short_loop,
+        long_loop; /* turns: below, they fill no vector; from there on, a loop is worth to have the lanes instead */
+    int64_t fold_cycles, fold_comparing_cycles, fold_arg_cycles, dear_cycles,
+        collect_cycles;                            /* of short rows: lower_loops.c */
+    int64_t tile_streams_max, stream_elements_min; /* tensors of so many elements that are streamed behind a product */
+    int64_t thin_sum_max,
+        thin_batch_min;              /* products that no engine packs for: terms of a sum, matrices for each element */
+    int64_t vector_min;              /* elements side by side that an engine packs around padding */
+    int64_t small_work, vector_work; /* multiply-adds of small products: of a matrix, of a vector */
+    int64_t smallest;                /* size of one alone, in each direction */
+} opq_tree_numbers;
+extern const opq_tree_numbers opq_trees;
+
+#endif
