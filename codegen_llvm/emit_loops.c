@@ -125,11 +125,27 @@ static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef t
 
 /* ---- loops inside units */
 
-static void emit_counted(opq_nest *n, int stmt)
+/* A loop that counts independent blocks, which are those of the turns [from, to): where each begins and ends. */
+static void emit_tiles(opq_nest *n, int stmt, LLVMValueRef from, LLVMValueRef to)
+{
+    const opq_stmt *loop = opq_nest_stmt(n, stmt);
+    int64_t turns;
+    opq_loop tiles;
+    (void)opq_loop_counted(n->k, stmt, &turns);
+    opq_loop_begin(n, &tiles, from, to, turns, NULL, 0);
+    n->first[loop->variable] = tiles.index;
+    n->behind[loop->variable] =
+        opq_nest_smaller(n, LLVMBuildAdd(n->e->builder, tiles.index, opq_i64(n->e, turns), ""), to);
+    opq_emit_block(n, stmt + 1, loop->end);
+    n->first[loop->variable] = NULL;
+    opq_loop_end(n, &tiles, NULL);
+}
+
+static void emit_counted(opq_nest *n, int stmt, LLVMValueRef from, LLVMValueRef to)
 {
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
     opq_loop counted;
-    opq_loop_begin(n, &counted, opq_i64(n->e, 0), n->extent[loop->variable], 1, NULL, 0);
+    opq_loop_begin(n, &counted, from, to, 1, NULL, 0);
     opq_places places = opq_nest_places(n);
     n->index[loop->variable] = counted.index;
     opq_nest_bind(n, 1u << loop->variable);
@@ -143,14 +159,23 @@ static void emit_loop(opq_nest *n, int stmt)
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
     if (loop->role == OPQ_LOOP_unroll && n->vector >= 0 && opq_emit_unroll(n, stmt))
         return;
-    if (loop->by) {
+    if (loop->by && loop->role == OPQ_LOOP_serial) {
         opq_emit_blocks(n, stmt);
         return;
     }
-    LLVMValueRef from = opq_i64(n->e, 0), to = n->extent[loop->variable];
-    if (loop->within) {
+    int64_t turns;
+    LLVMValueRef from = opq_i64(n->e, 0);
+    LLVMValueRef to = n->extent[opq_nest_stmt(n, opq_loop_counted(n->k, stmt, &turns))->variable];
+    if (loop->within && n->first[loop->within - 1]) {
+        from = n->first[loop->within - 1];
+        to = n->behind[loop->within - 1];
+    } else if (loop->within) {
         from = LLVMBuildMul(n->e->builder, n->index[loop->within - 1], opq_i64(n->e, OPQ_CHUNK), "");
         to = opq_nest_smaller(n, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, OPQ_CHUNK), ""), to);
+    }
+    if (loop->by) {
+        emit_tiles(n, stmt, from, to);
+        return;
     }
     bool leaf = !opq_loop_has_loops(n->k, stmt), outside = n->vector < 0;
     bool folds = leaf && opq_nest_folds(n, stmt + 1, loop->end) > 0;
@@ -169,7 +194,7 @@ static void emit_loop(opq_nest *n, int stmt)
     else if (loop->role == OPQ_LOOP_vector && outside)
         emit_strip(n, stmt, from, to);
     else
-        emit_counted(n, stmt);
+        emit_counted(n, stmt, from, to);
 }
 
 void opq_emit_block(opq_nest *n, int from, int to)
@@ -260,7 +285,9 @@ static void emit_phase(opq_nest *n, int from, int to)
 {
     const opq_stmt *loop = opq_nest_stmt(n, from);
     opq_chain chain = {0};
-    if (loop->role == OPQ_LOOP_parallel && counts_blocks(n->k, from)) {
+    if (loop->role == OPQ_LOOP_parallel && loop->by) {
+        emit_tiles(n, from, n->begin, n->end);
+    } else if (loop->role == OPQ_LOOP_parallel && counts_blocks(n->k, from)) {
         opq_emit_chunks(n, from);
     } else if (loop->role == OPQ_LOOP_parallel) {
         chain = opq_nest_chain(n->k, from);
@@ -284,7 +311,9 @@ static LLVMValueRef emit_some(opq_nest *n, const opq_phases *p, int phase, LLVMV
     LLVMBuilderRef b = n->e->builder;
     LLVMValueRef zero = opq_i64(n->e, 0), units = opq_i64(n->e, 1);
     const opq_stmt *loop = opq_nest_stmt(n, p->from[phase]);
-    if (loop->op == OPQ_STMT_loop && loop->role == OPQ_LOOP_parallel) {
+    if (loop->op == OPQ_STMT_loop && loop->by) {
+        opq_nest_refuse(n, loop);
+    } else if (loop->op == OPQ_STMT_loop && loop->role == OPQ_LOOP_parallel) {
         opq_chain chain = opq_nest_chain(n->k, p->from[phase]);
         opq_odometer odometer = opq_nest_odometer(n, &chain);
         units = opq_odometer_count(n, &odometer);

@@ -44,6 +44,8 @@ typedef struct opq_nest {
     LLVMValueRef *folds;     /* of these, in a lane: how many turns fold; else: is it more than one? */
     LLVMValueRef lanes_from; /* in a vector loop that folds: its first turn; NULL: elsewhere */
     LLVMValueRef before;     /* turns before that, of loops around; NULL: none */
+    LLVMValueRef first[OPQ_VARIABLE_MAX],
+        behind[OPQ_VARIABLE_MAX];        /* of a variable that counts independent blocks: turns of this one */
     LLVMValueRef sequence[OPQ_LOOP_MAX]; /* indices of the loops that are one sequence, in blocks */
     int sequence_rank;                   /* 0: of one loop alone, whose index is the turn */
     LLVMValueRef *at_offset,

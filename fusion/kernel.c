@@ -49,8 +49,8 @@ const char *opq_kernel_excess(const opq_kernel *kernel)
     return NULL;
 }
 
-_Static_assert(OPQ_VARIABLE_MAX <= 18, "a letter per loop");
-char opq_loop_letter(int loop) { return "ijklmnopqrstuvwxyz"[loop]; }
+_Static_assert(OPQ_VARIABLE_MAX <= 20, "a letter per loop");
+char opq_loop_letter(int loop) { return "ijklmnopqrstuvwxyzef"[loop]; }
 
 const char *opq_instr_name(int op)
 {

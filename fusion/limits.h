@@ -12,7 +12,7 @@
 
 enum {
     OPQ_LOOP_MAX = 16,  /* loops of a kernel: as many as `depends` has bits */
-    OPQ_BLOCKS_MAX = 2, /* loops one in the other that count blocks of a schedule's: of blocks */
+    OPQ_BLOCKS_MAX = 4, /* loops of a schedule that count blocks: two levels of two loops, one in the other */
     OPQ_VARIABLE_MAX = OPQ_LOOP_MAX + OPQ_BLOCKS_MAX,
     OPQ_SPACE_MAX = OPQ_RANK_MAX +
         1,              /* loops before neighbours are merged: a node alone needs one per dim, a product one more */

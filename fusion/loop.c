@@ -30,6 +30,19 @@ bool opq_loop_shares_block(const opq_loops *k, int loop, bool around)
     return false;
 }
 
+int opq_loop_counted(const opq_loops *k, int loop, int64_t *out_turns)
+{
+    *out_turns = 1;
+    while (k->stmts[loop].by) {
+        int within = k->stmts[loop].variable + 1;
+        *out_turns *= k->stmts[loop].by;
+        do
+            loop++;
+        while (!is_in_block(&k->stmts[loop], within));
+    }
+    return loop;
+}
+
 int64_t opq_loop_block(const opq_loops *k, int loop)
 {
     for (int i = loop - 1; i >= 0; i--)

@@ -14,7 +14,7 @@
  *
  * That is its meaning. A schedule (`scheduled`, fusion/schedule.h) is a tree of the same form that says how it runs, too: rules are spelled out.
  * A loop `by` a number counts blocks of so many turns of those `in` it, which may count blocks, too; its variable is none of the kernel's and has no
- * argument. Before a loop stands a carry, a value that a fold in it makes another: folded with an operand. It begins as what changes nothing, and is
+ * argument. One that is independent counts blocks of one loop, which is, and other loops may stand between the two: tiles. Before a loop stands a carry, a value that a fold in it makes another: folded with an operand. It begins as what changes nothing, and is
  * behind the loop what the last turn left. One `by` 64 is as many partial results, which folds take in turn; `halves` folds those: each of the first half
  * with its counterpart in the other, and so on. `at` is the turn, of all that folded, which made an argmax or argmin what it is.
  *
@@ -101,6 +101,8 @@ void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int
                     int64_t *out_to);
 bool opq_tree_has_loops(const opq_loops *k, int from, int to); /* among the statements [from, to) */
 bool opq_loop_has_loops(const opq_loops *k, int loop);         /* inside it */
+/* The loop of whose turns the blocks are in the end that a loop `by` a number counts, and of how many of them one is: itself and 1 of any other. */
+int opq_loop_counted(const opq_loops *k, int loop, int64_t *out_turns);
 /* Turns that a block of a loop `in` another has. */
 int64_t opq_loop_block(const opq_loops *k, int loop);
 /* Is there a loop inside it, or (`around`) around it, in the same block as this one? */

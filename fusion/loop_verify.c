@@ -249,14 +249,23 @@ static opq_status check_carried(const verifier *v, const opq_stmt *stmt)
 /* Blocks of a constant number of turns. */
 static opq_status check_blocks(const verifier *v, const opq_stmt *loop)
 {
-    NEED(v->k->scheduled && loop->role == OPQ_LOOP_serial,
-         "blocks of a constant size outside of a schedule's serial loops");
+    bool independent = loop->role == OPQ_LOOP_parallel || loop->role == OPQ_LOOP_each;
+    NEED(v->k->scheduled && (independent || loop->role == OPQ_LOOP_serial),
+         "blocks of a constant size outside of a schedule's serial and independent loops");
     NEED(loop->variable >= v->k->rank && loop->variable < v->k->rank + OPQ_BLOCKS_MAX,
          "a variable that has an argument");
     int inside = 0;
-    for (int i = v->at + 1; i < loop->end; i++)
-        inside += v->k->stmts[i].op == OPQ_STMT_loop && v->k->stmts[i].within == loop->variable + 1;
+    for (int i = v->at + 1; i < loop->end; i++) {
+        const opq_stmt *stmt = &v->k->stmts[i];
+        if (stmt->op != OPQ_STMT_loop || stmt->within != loop->variable + 1)
+            continue;
+        inside++;
+        NEED(!independent || stmt->role == OPQ_LOOP_each || stmt->role == OPQ_LOOP_vector ||
+                 stmt->role == OPQ_LOOP_parallel,
+             "independent blocks of turns that are not");
+    }
     NEED(inside > 0, "blocks of nothing");
+    NEED(inside == 1 || !independent, "independent blocks of several loops");
     return OPQ_OK;
 }
 
@@ -329,7 +338,8 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     NEED(!loop->within || (loop->within <= OPQ_VARIABLE_MAX && v->running >> (loop->within - 1) & 1),
          "no loop counts the blocks of this one");
     NEED(!loop->within || loop->role == OPQ_LOOP_lanes || loop->role == OPQ_LOOP_vector ||
-             (v->k->scheduled && loop->role == OPQ_LOOP_serial),
+             (v->k->scheduled &&
+              (loop->role == OPQ_LOOP_serial || loop->role == OPQ_LOOP_each || loop->role == OPQ_LOOP_parallel)),
          "such a loop has no blocks");
     NEED((loop->role != OPQ_LOOP_column && !opq_loop_contracts((opq_loop_role)loop->role)) || in_lane(v),
          "a column or chain outside of a vector loop");

@@ -63,8 +63,12 @@ bool opq_is_in_lane(const opq_loops *k, int stmt)
 
 static const struct {
     const char *name;
-    opq_status (*run)(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule);
-} passes[] = {{"reduce", opq_schedule_reduce}, {"scan", opq_schedule_scan}};
+    opq_schedule_pass *run;
+} passes[] = {
+#define X(name) {#name, opq_schedule_##name},
+    OPQ_SCHEDULE_PASSES(X)
+#undef X
+};
 
 static opq_status refuse(const char *name)
 {
@@ -75,6 +79,24 @@ static opq_status refuse(const char *name)
                                  known.failed ? "" : known.data);
     opq_text_drop(&known);
     return status;
+}
+
+/* Threads divide what they do in the kernel, which alone says in how many units. */
+static bool divides_alike(const opq_loops *kernel, const opq_loops *made)
+{
+    uint32_t divided[2] = {0};
+    int blocks = 0, loops = 0;
+    for (int of = 0; of < 2; of++) {
+        const opq_loops *k = of ? made : kernel;
+        int64_t turns;
+        for (int i = 0; i < k->stmt_count; i++)
+            if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].role == OPQ_LOOP_parallel) {
+                divided[of] |= 1u << k->stmts[opq_loop_counted(k, i, &turns)].variable;
+                blocks += k->stmts[i].by > 0;
+                loops += of == 0;
+            }
+    }
+    return divided[0] == divided[1] && (blocks == 0 || loops == 1);
 }
 
 /* after: the last of the passes; NULL: all are run. */
@@ -92,6 +114,8 @@ static opq_status schedule(const opq_loops *loops, const char *after, opq_arena 
     if (!found)
         return refuse(after);
     opq_status status = opq_loops_verify(out_schedule);
+    if (status == OPQ_OK && !divides_alike(loops, out_schedule))
+        status = opq_fail(OPQ_INTERNAL, "threads divide another loop, or one of several in blocks");
     if (status != OPQ_OK && status != OPQ_NO_MEMORY)
         return opq_fail(OPQ_INTERNAL, "the schedule of kernel %s: %s", loops->name ? loops->name : "", opq_error());
     return status;

@@ -23,11 +23,11 @@
  */
 #include "fusion/schedule_pass.h"
 
-enum { LEVELS = OPQ_BLOCKS_MAX + 1 };
+enum { BLOCKS = 2, LEVELS = BLOCKS + 1 };
 
 typedef struct rule {
     int levels; /* of blocks */
-    uint16_t by[OPQ_BLOCKS_MAX];
+    uint16_t by[BLOCKS];
     uint8_t partials;   /* results of which a carry has a part each; 0: it is one */
     bool innermost;     /* does the last level stand in the loops around the innermost? */
     opq_loop_role leaf; /* what the innermost becomes */
@@ -42,8 +42,8 @@ typedef struct scheduler {
     opq_pass pass;
     int16_t (*carry)[LEVELS]; /* per statement of the meaning that folds: from the outermost level in; of an index only the first */
     const rule *rule;
-    int loop;                         /* of the outermost that reduces, -1: outside */
-    int open[OPQ_BLOCKS_MAX], levels; /* of blocks, around */
+    int loop;                 /* of the outermost that reduces, -1: outside */
+    int open[BLOCKS], levels; /* of blocks, around */
 } scheduler;
 
 static bool is_arg(const opq_stmt *stmt) { return opq_fold_is_arg(opq_op_lowering((opq_op)stmt->op)->fold); }
@@ -197,11 +197,9 @@ static void finish(void *data, int i, opq_stmt *to)
 opq_status opq_schedule_reduce(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule)
 {
     enum { MORE = 3 * LEVELS + 2 }; /* statements for one that reduces; a loop has blocks beside */
-    size_t most = 1 + OPQ_BLOCKS_MAX;
+    size_t most = 1 + BLOCKS;
     for (int i = 0; i < loops->stmt_count; i++)
-        most += opq_op_reduces(loops->stmts[i].op)    ? MORE
-                : loops->stmts[i].op == OPQ_STMT_loop ? 1 + OPQ_BLOCKS_MAX
-                                                      : 1;
+        most += opq_op_reduces(loops->stmts[i].op) ? MORE : loops->stmts[i].op == OPQ_STMT_loop ? 1 + BLOCKS : 1;
     scheduler s = {.loop = -1, .pass.rewriter = {.data = &s, .choose = choose, .finish = finish}};
     s.carry = opq_arena_alloc(arena, ((size_t)loops->stmt_count + 1) * sizeof *s.carry);
     if (!s.carry)

@@ -27,6 +27,10 @@
     "    serial l by 4096 {\n      serial j < d1 in l {\n        %4 = load f32 b0[d3 + i*d4 + j]\n" inside             \
     "        serial m by 4096 in l {\n          vector k < d2 in m {\n            fold f32 %1, %4\n          }\n"      \
     "        }\n      }\n    }\n  }\n}\n"
+#define TILES(outer, rows, columns)                                                                                    \
+    "schedule @k(b0: f32, b1: out f32) over i, j {\n  " outer " k by 4 {\n    each l by 64 {\n      " rows             \
+    " i < d0 in k {\n        " columns " j < d1 in l {\n          %4 = load f32 b0[d2 + i*d3 + j]\n"                   \
+    "          store f32 b1[d7 + i*d8 + j], %4\n        }\n      }\n    }\n  }\n}\n"
 #define PHASE "  parallel i < d0 {\n  }\n"
 
 static const loop_text texts[] = {
@@ -84,6 +88,14 @@ static const loop_text texts[] = {
     {SCHEDULE("    %1 = carry exp f32\n", "", FOLD, ""), "an op that folds expected"},
     {"schedule @k(b0: f32) over i {\n  serial j by 0 {\n    serial i < d0 in j {\n    }\n  }\n}\n",
      "blocks of no size"},
+    {TILES("each", "each", "vector"), NULL},
+    {TILES("serial", "each", "vector"), NULL},
+    {TILES("each", "each", "lanes"), "independent blocks of turns that are not"},
+    {TILES("vector", "each", "vector"), "blocks of a constant size outside"},
+    {TILES("each", "serial", "vector"), "independent blocks of turns that are not"},
+    {"schedule @k(b0: f32) over i, j {\n  each k by 8 {\n    each i < d0 in k {\n      vector j < d1 in k {\n      }\n "
+     "   }\n  }\n}\n",
+     "independent blocks of several loops"},
     {"schedule @k(b0: f32) over i {\n  serial j by 8 {\n    serial i < d0 {\n    }\n  }\n}\n", "blocks of nothing"},
     {SCHEDULE("    %1 = carry sum f32 by 48\n", "", FOLD, "    %6 = halves f32 %1\n"), "no such partial results"},
     {SCHEDULE("    %1 = carry argmax f32 by 64\n", "", FOLD, "    %6 = at i64 %1\n"), "no such partial results"},

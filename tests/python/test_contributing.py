@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import textwrap
 
 import numpy as np
 import pytest
@@ -35,12 +36,21 @@ def squeezed(text):
     return re.sub(r"\s+", "", text)
 
 
+def section(root, title):
+    return read(root, "CONTRIBUTING.md").partition(f"## Recipe: {title}\n")[2].partition("\n## ")[0]
+
+
 def recipe(root, title):
     """The indented lines of the section, as they stand there."""
-    section = read(root, "CONTRIBUTING.md").partition(f"## Recipe: {title}\n")[2].partition("\n## ")[0]
-    lines = re.findall(r"^    (\S.*)$", section, re.M)
+    lines = re.findall(r"^    (\S.*)$", section(root, title), re.M)
     assert len(lines) == 2
     return lines
+
+
+def new_file(root, title):
+    """What a section has from an #include on, as far as it is indented, and the last line of such."""
+    text = re.search(r"^    #include(?s:.*?)(?=^\S)", section(root, title), re.M).group()
+    return textwrap.dedent(text), re.findall(r"^    (X\(.*\))$", section(root, title), re.M)[-1]
 
 
 def read(root, name):
@@ -65,10 +75,12 @@ def run(program, mode, folder, text):
 
 @pytest.fixture(scope="module")
 def core(root, tmp_path_factory):
-    """A copy of the core in which the row of the scan is taken away and written again under another name, and a fold is new."""
+    """A copy of the core: the row of the scan is taken away and written again under another name; a fold and a pass are new."""
     folder = tmp_path_factory.mktemp("core")
     for name in FOLDERS:
-        shutil.copytree(os.path.join(root, name), folder / name)
+        shutil.copytree(
+            os.path.join(root, name), folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("CMakeLists.txt", "README.md", "LICENSE"):
         shutil.copy(os.path.join(root, name), folder)
     scan, fold, reduction = recipe(root, "a scan")[0], *recipe(root, "a fold")
@@ -79,6 +91,13 @@ def core(root, tmp_path_factory):
     table.write_text("\n".join([*kept, scan.replace("scan_max", "scan_new"), reduction]) + "\n")
     with open(folder / "include/opaque/folds.def", "a") as file:
         file.write(fold + "\n")
+    tile, row = new_file(root, "a pass of schedules")
+    (folder / "fusion/schedule_tile.c").write_text(tile)
+    passes = folder / "fusion/schedule.h"
+    assert "X(reduce) X(scan)\n" in passes.read_text()
+    passes.write_text(
+        passes.read_text().replace("X(reduce) X(scan)\n", f"X(reduce) X(scan) {row}\n")
+    )
     options = [
         "-G",
         "Ninja",
@@ -128,7 +147,9 @@ def last_of_the_largest(x, axis):
 
 
 @BUILT
-@pytest.mark.parametrize("shape, axis", [((19, 37), 0), ((19, 37), 1), ((3, 9001), 1), ((300, 5), 1)])
+@pytest.mark.parametrize(
+    "shape, axis", [((19, 37), 0), ((19, 37), 1), ((3, 9001), 1), ((300, 5), 1)]
+)
 @pytest.mark.parametrize("values", ["few", "nan", "least"])
 def test_a_row_is_all_that_a_fold_needs(core, shape, axis, values):
     x = np.random.default_rng(1).integers(-2, 3, shape).astype(np.float32)
@@ -166,3 +187,41 @@ def test_a_new_fold_is_printed_as_c(core, form):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+STENCIL = """graph @g {{
+  %0 = input f32[{rows2},{columns2}]
+  %1 = slice f32[{rows},{columns}] %0 {{start=[0,1], step=[1,1]}}
+  %2 = slice f32[{rows},{columns}] %0 {{start=[2,1], step=[1,1]}}
+  %3 = slice f32[{rows},{columns}] %0 {{start=[1,0], step=[1,1]}}
+  %4 = slice f32[{rows},{columns}] %0 {{start=[1,2], step=[1,1]}}
+  %5 = add f32[{rows},{columns}] %1, %2
+  %6 = add f32[{rows},{columns}] %3, %4
+  %7 = mul f32[{rows},{columns}] %5, %6
+  output %7
+}}
+"""
+
+
+@BUILT
+@pytest.mark.parametrize("rows, columns", [(513, 1299), (128, 512), (3, 5), (129, 130), (31, 2000)])
+def test_a_file_and_a_row_are_all_that_tiles_need(core, rows, columns):
+    x = np.random.default_rng(3).standard_normal((rows + 2, columns + 2), dtype=np.float32)
+    np.save(core / "input0.npy", x)
+    text = STENCIL.format(rows=rows, columns=columns, rows2=rows + 2, columns2=columns + 2)
+    want = (x[:-2, 1:-1] + x[2:, 1:-1]) * (x[1:-1, :-2] + x[1:-1, 2:])
+    for mode in ("--eval", "--eval-kernels", "--run"):
+        assert run(core / "out/opq-opt", mode, core, text).tobytes() == want.tobytes(), mode
+    printed = subprocess.run(
+        [core / "out/opq-opt", core / "graph.ir", "--schedule", "--after=tile"],
+        capture_output=True,
+        text=True,
+    )
+    for loop in (
+        "parallel k by 4 {",
+        "each l by 4 {",
+        "each m by 32 in k {",
+        "each n by 128 in l {",
+    ):
+        assert loop in printed.stdout
+    assert "each i < d0 in m {" in printed.stdout and "vector j < d1 in n {" in printed.stdout
