@@ -334,13 +334,26 @@ opq_status opq_codegen_object(opq_compiler *compiler, const opq_loops *loops, co
     return opq_compiler_write(compiler, &(opq_module){function_name, build, (void *)loops}, symbol, path);
 }
 
+/* Takes the text. */
+static opq_status add_text(const opq_loops *loops, char *text, opq_text *out_text)
+{
+    opq_text_bytes(out_text, text, strlen(text));
+    free(text);
+    return out_text->failed ? opq_fail(OPQ_NO_MEMORY, "no memory for the text of kernel %s", loops->name) : OPQ_OK;
+}
+
+opq_status opq_codegen_text(opq_compiler *compiler, const opq_loops *loops, const char *stage, opq_text *out_text)
+{
+    char *text = NULL;
+    OPQ_TRY(opq_compiler_text(compiler, &(opq_module){function_name, build, (void *)loops}, stage, &text));
+    return add_text(loops, text, out_text);
+}
+
 opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text)
 {
     char *text = NULL;
     OPQ_TRY(opq_jit_text(jit, function_name, build, (void *)loops, stage, &text));
-    opq_text_bytes(out_text, text, strlen(text));
-    free(text);
-    return out_text->failed ? opq_fail(OPQ_NO_MEMORY, "no memory for the text of kernel %s", loops->name) : OPQ_OK;
+    return add_text(loops, text, out_text);
 }
 
 void opq_codegen_describe(const opq_jit *jit, opq_text *text)

@@ -45,7 +45,10 @@ void opq_compiler_destroy(struct opq_compiler *compiler);
 /* Its function is called `symbol`. */
 opq_status opq_codegen_object(struct opq_compiler *compiler, const opq_loops *loops, const char *symbol,
                               const char *path) OPQ_MUST_CHECK;
-/* LLVM IR ("llvm") or assembly ("asm") of a kernel. */
+/* LLVM IR ("llvm") or assembly ("asm") of a kernel, for the compiler's processor. */
+opq_status opq_codegen_text(struct opq_compiler *compiler, const opq_loops *loops, const char *stage,
+                            opq_text *out_text) OPQ_MUST_CHECK;
+/* The same for the host. */
 opq_status opq_codegen_print(opq_jit *jit, const opq_loops *loops, const char *stage, opq_text *out_text) OPQ_MUST_CHECK;
 
 /* For reports: members of a JSON object, each with a comma before it. */

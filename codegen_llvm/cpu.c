@@ -11,15 +11,21 @@ static void fill(opq_cpu *cpu, const opq_target *target)
     snprintf(cpu->features, sizeof cpu->features, "%s", target->features);
 }
 
-/* "avx2 and avx512" */
+/* "neon, avx2 and avx512" */
 static void write_names(char *out, size_t size, bool foreign)
 {
-    const opq_target *target;
+    const opq_target *target, *last = NULL;
     size_t length = 0;
     out[0] = 0;
+    for (int i = 0; (target = opq_target_at(i)); i++)
+        last = foreign || target->runs_here ? target : last;
     for (int i = 0; (target = opq_target_at(i)) && length < size; i++)
         if (foreign || target->runs_here)
-            length += (size_t)snprintf(out + length, size - length, "%s%s", i ? " and " : "", target->name);
+            length += (size_t)snprintf(out + length, size - length, "%s%s",
+                                       length == 0      ? ""
+                                       : target == last ? " and "
+                                                        : ", ",
+                                       target->name);
 }
 
 static opq_status find(const char *name, bool foreign, const char *what, opq_cpu *out_cpu)

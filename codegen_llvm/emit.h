@@ -36,5 +36,6 @@ LLVMValueRef opq_math_pow(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_atan2(opq_emitter *e, LLVMValueRef y, LLVMValueRef x);
 LLVMValueRef opq_math_logaddexp_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_math_fmod(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
+LLVMValueRef opq_math_fmod_f64(opq_emitter *e, LLVMValueRef x, LLVMValueRef y);
 
 #endif

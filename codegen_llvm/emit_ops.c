@@ -261,7 +261,7 @@ static LLVMValueRef emit_fmod(opq_emitter *e, opq_dtype dtype, const LLVMValueRe
         return zero_like(x[0]);
     if (!opq_is_float(x[0]))
         return int_mod(e, dtype, x[0], x[1], &quotient);
-    return dtype == OPQ_f64 ? opq_emit_fmod64(e, x[0], x[1]) : opq_math_fmod(e, x[0], x[1]);
+    return dtype == OPQ_f64 ? opq_math_fmod_f64(e, x[0], x[1]) : opq_math_fmod(e, x[0], x[1]);
 }
 
 /* In turns, until all lanes are done: one that is keeps its 0 and its result. */

@@ -17,8 +17,6 @@ LLVMValueRef opq_emit_shared(opq_emitter *e, const char *name, opq_dtype dtype, 
 /* Decides, before anything is emitted, whether the kernel's math functions are such calls (emit_shared.c). */
 struct opq_loops;
 void opq_emit_share_math(opq_emitter *e, const struct opq_loops *k);
-/* fmod of f64 (emit_fmod.c): exact, for all operands. */
-LLVMValueRef opq_emit_fmod64(opq_emitter *e, LLVMValueRef a, LLVMValueRef b);
 
 /* Between computing dtypes. */
 LLVMValueRef opq_emit_cast(opq_emitter *e, opq_dtype from, opq_dtype to, LLVMValueRef x);

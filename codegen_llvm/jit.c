@@ -110,29 +110,6 @@ static opq_status start(opq_jit *jit)
 
 /* ---- objects ----------------------------------------------------------------------------------------------------- */
 
-static opq_status check_symbols(const char *object, size_t size, const char *name)
-{
-    Elf64_Ehdr header;
-    if (size < sizeof header)
-        return opq_fail(OPQ_CODEGEN, "%s: the object is cut short", name);
-    memcpy(&header, object, sizeof header);
-    for (unsigned s = 0; s < header.e_shnum; s++) {
-        Elf64_Shdr section, strings;
-        memcpy(&section, object + header.e_shoff + s * sizeof section, sizeof section);
-        if (section.sh_type != SHT_SYMTAB)
-            continue;
-        memcpy(&strings, object + header.e_shoff + section.sh_link * sizeof strings, sizeof strings);
-        for (size_t i = 1; i < section.sh_size / sizeof(Elf64_Sym); i++) { /* symbol 0 is reserved and undefined */
-            Elf64_Sym symbol;
-            memcpy(&symbol, object + section.sh_offset + i * sizeof symbol, sizeof symbol);
-            if (symbol.st_shndx == SHN_UNDEF)
-                return opq_fail(OPQ_CODEGEN, "%s: generated code calls %s", name,
-                                object + strings.sh_offset + symbol.st_name);
-        }
-    }
-    return OPQ_OK;
-}
-
 /* Sections that are loaded, each kind in pages of its own. */
 static size_t loaded_bytes(const char *object)
 {
@@ -224,7 +201,7 @@ static opq_status link_checked(opq_jit *jit, const opq_jit_job *job, LLVMMemoryB
 static opq_status load_object(opq_jit *jit, opq_jit_job *job, LLVMMemoryBufferRef object, opq_jit_module *out_module,
                               void **out_address)
 {
-    opq_status status = check_symbols(LLVMGetBufferStart(object), LLVMGetBufferSize(object), job->module.name);
+    opq_status status = opq_object_check(object, job->module.name);
     if (status == OPQ_OK)
         status = number_symbol(jit, job, object);
     if (status == OPQ_OK)

@@ -1,7 +1,8 @@
 // The functions of opaque/math_*.def as instructions: the text that scalar_math.h reads as C is read here with vectors for numbers (lanes.h).
-// Besides, what has no such text: forms that AVX-512 has instructions for, tables in registers, and fmod of f32.
+// Besides, what has no such text: forms that AVX-512 has instructions for, tables in registers, and fmod.
 #include "codegen_llvm/lanes.h"
 
+#include <cstdio>
 #include <initializer_list>
 
 namespace
@@ -89,41 +90,15 @@ f32 lookup(lookup_fn *find, int step, const float *table, u32 index)
     return {e, slice(e, result, 0, e->lanes)};
 }
 
-f32 lookup8(const float *table, u32 index)
-{
-    bool wide = opq_cpu_has(index.e->cpu, OPQ_LEAF_permute32) && index.e->lanes % 16 == 0;
-    return wide ? lookup(lookup8_avx512, 16, table, index) : lookup(permute8, 8, table, index);
-}
+LLVMValueRef table_in_memory(opq_emitter *e, const void *table, int count, LLVMTypeRef element, size_t bytes);
 
-f32 lookup32(const float *table, u32 index)
+// The lanes one after the other
+template <typename T, typename I> lanes<T> from_memory(const T *table, int count, lanes<I> index)
 {
-    return opq_cpu_has(index.e->cpu, OPQ_LEAF_permute32) ? lookup(lookup32_avx512, 16, table, index)
-                                                         : lookup(lookup32_avx2, 8, table, index);
-}
-
-// The table in memory, once in a module
-LLVMValueRef table_in_memory(opq_emitter *e, const char *name, const double *table, int count)
-{
-    LLVMTypeRef element = LLVMDoubleTypeInContext(e->context);
-    LLVMValueRef made = LLVMGetNamedGlobal(e->module, name), values[256];
-    if (made)
-        return made;
-    for (int i = 0; i < count; i++)
-        values[i] = LLVMConstReal(element, table[i]);
-    made = LLVMAddGlobal(e->module, LLVMArrayType2(element, (uint64_t)count), name);
-    LLVMSetInitializer(made, LLVMConstArray2(element, values, (uint64_t)count));
-    LLVMSetGlobalConstant(made, true);
-    LLVMSetLinkage(made, LLVMPrivateLinkage);
-    return made;
-}
-
-// The lanes one after the other, as this is rare
-template <int count> f64 lookup_memory(const char *name, const double (&table)[count], u64 index)
-{
-    static_assert(count <= 256);
     opq_emitter *e = index.e;
-    LLVMTypeRef element = LLVMDoubleTypeInContext(e->context);
-    LLVMValueRef from = table_in_memory(e, name, table, count), result = LLVMGetPoison(vector_type<double>(e));
+    LLVMTypeRef element = scalar_type<T>(e);
+    LLVMValueRef from = table_in_memory(e, table, count, element, sizeof *table),
+                 result = LLVMGetPoison(vector_type<T>(e));
     for (int lane = 0; lane < e->lanes; lane++) {
         LLVMValueRef at = opq_lane(e, index.v, lane);
         LLVMValueRef place = LLVMBuildGEP2(e->builder, element, from, &at, 1, "");
@@ -131,6 +106,50 @@ template <int count> f64 lookup_memory(const char *name, const double (&table)[c
                                         opq_int(e, 32, lane), "");
     }
     return {e, result};
+}
+
+f32 lookup8(const float *table, u32 index)
+{
+    if (!opq_cpu_has(index.e->cpu, OPQ_LEAF_permute8))
+        return from_memory(table, 8, index & 7);
+    bool wide = opq_cpu_has(index.e->cpu, OPQ_LEAF_permute32) && index.e->lanes % 16 == 0;
+    return wide ? lookup(lookup8_avx512, 16, table, index) : lookup(permute8, 8, table, index);
+}
+
+f32 lookup32(const float *table, u32 index)
+{
+    if (!opq_cpu_has(index.e->cpu, OPQ_LEAF_permute8))
+        return from_memory(table, 32, index & 31);
+    return opq_cpu_has(index.e->cpu, OPQ_LEAF_permute32) ? lookup(lookup32_avx512, 16, table, index)
+                                                         : lookup(lookup32_avx2, 8, table, index);
+}
+
+// The table in memory, once in a module, under a name that its bytes give it
+LLVMValueRef table_in_memory(opq_emitter *e, const void *table, int count, LLVMTypeRef element, size_t bytes)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    char name[32];
+    LLVMValueRef values[256];
+    for (size_t i = 0; i < bytes * (size_t)count; i++)
+        hash = (hash ^ ((const unsigned char *)table)[i]) * 0x100000001b3;
+    snprintf(name, sizeof name, "table.%016llx", (unsigned long long)hash);
+    if (LLVMValueRef made = LLVMGetNamedGlobal(e->module, name))
+        return made;
+    for (int i = 0; i < count; i++)
+        values[i] = LLVMConstReal(element, bytes == sizeof(double) ? ((const double *)table)[i]
+                                                                   : (double)((const float *)table)[i]);
+    LLVMValueRef made = LLVMAddGlobal(e->module, LLVMArrayType2(element, (uint64_t)count), name);
+    LLVMSetInitializer(made, LLVMConstArray2(element, values, (uint64_t)count));
+    LLVMSetGlobalConstant(made, true);
+    LLVMSetLinkage(made, LLVMPrivateLinkage);
+    return made;
+}
+
+// As this is rare
+template <int count> f64 lookup_memory(const double (&table)[count], u64 index)
+{
+    static_assert(count <= 256);
+    return from_memory(table, count, index);
 }
 
 // ---- forms: NULL where the host lacks them
@@ -154,7 +173,7 @@ f32 opq_form_any_power(f32 x) { return has_512(x.e) ? x : f32(); }
 
 #define OPQ_SELECT(condition, yes, no) opq_select(condition, yes, no)
 #define OPQ_RARE(condition, yes, no) with_slow_path(condition, [&] { return yes; }, no)
-#define OPQ_LOOKUP(table, index) lookup_memory(#table, table, index)
+#define OPQ_LOOKUP(table, index) lookup_memory(table, index)
 #define OPQ_LOOKUP8(table, index) lookup8(table, index)
 #define OPQ_LOOKUP32(table, index) lookup32(table, index)
 #define OPQ_FORM(call)                                                                                                 \
@@ -189,9 +208,9 @@ f32 opq_form_log(f32 x)
     return opq_log_core(opq_select(m < 1, k + 1, k), m - 1);
 }
 
-// ---- fmod of f32, exact, as C requires
+// ---- fmod, exact, as C requires
 //
-// In f64, with a and b the magnitudes: q = trunc(a / b) is the true quotient or one off, and a - q b is exact, because it is a multiple of b's
+// Of f32 in f64, with a and b the magnitudes: q = trunc(a / b) is the true quotient or one off, and a - q b is exact, because it is a multiple of b's
 // last bit and at most 25 bits long. That needs q < 2^53. Larger ratios (up to 2^277) are first reduced modulo b * 2^240, b * 2^192, ...
 // b * 2^48, each step by 48 bits; scaling b by a power of two changes nothing of the above.
 
@@ -229,6 +248,45 @@ f64 reduce_large_ratios(f64 a, f64 b)
     return {e, result};
 }
 
+// The loop over scale * b for scales 2^2112, 2^2064, .. 2^48, of which those above the largest number are infinite and leave a as it is. q is
+// below 2^48 then and, because a / b is not below the true quotient where that is whole, at most one too large: a - q b is exact here, too.
+f64 reduce_larger_ratios(f64 a, f64 b)
+{
+    opq_emitter *e = a.e;
+    LLVMBuilderRef builder = e->builder;
+    LLVMTypeRef i64 = LLVMInt64TypeInContext(e->context), whole = vector_type<double>(e);
+    LLVMBasicBlockRef entry = LLVMGetInsertBlock(builder);
+    LLVMBasicBlockRef loop = new_block(e, "fmod.loop"), done = new_block(e, "fmod.done");
+    LLVMBuildCondBr(builder, any(a >= b * 0x1p48), loop, done);
+
+    LLVMPositionBuilderAtEnd(builder, loop);
+    f64 current = {e, LLVMBuildPhi(builder, whole, "")};
+    LLVMValueRef exponent = LLVMBuildPhi(builder, i64, ""); // of a third of the scale
+    LLVMValueRef bits = LLVMBuildShl(builder, LLVMBuildAdd(builder, exponent, opq_i64(e, 1023), ""), opq_i64(e, 52), "");
+    f64 third = {e, opq_splat(e, LLVMBuildBitCast(builder, bits, LLVMDoubleTypeInContext(e->context), ""))};
+    f64 next = remainder_step(current, b * third * third * third);
+    LLVMValueRef smaller = LLVMBuildSub(builder, exponent, opq_i64(e, 16), "");
+    LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntSGT, smaller, opq_i64(e, 0), ""), loop, done);
+    LLVMBasicBlockRef from[] = {entry, loop};
+    LLVMValueRef values[] = {a.v, next.v}, exponents[] = {opq_i64(e, 704), smaller};
+    LLVMAddIncoming(current.v, values, from, 2);
+    LLVMAddIncoming(exponent, exponents, from, 2);
+
+    LLVMPositionBuilderAtEnd(builder, done);
+    LLVMValueRef result = LLVMBuildPhi(builder, whole, "");
+    LLVMAddIncoming(result, values, from, 2);
+    return {e, result};
+}
+
+f64 fmod_f64(f64 x, f64 y)
+{
+    f64 x_magnitude = fabs(x), y_magnitude = fabs(y);
+    mask valid = x_magnitude < (double)INFINITY && y_magnitude > 0;
+    f64 a = opq_select(valid, x_magnitude, 0), b = opq_select(valid, y_magnitude, 1);
+    f64 r = remainder_step(reduce_larger_ratios(a, b), b);
+    return opq_select(valid, copysign(r, x), (double)NAN);
+}
+
 f32 fmod_f32(f32 x, f32 y)
 {
     f32 x_magnitude = fabsf(x), y_magnitude = fabsf(y);
@@ -261,6 +319,7 @@ X(f64, pow_f64, opq_pow_f64)
 X(f32, atan2, opq_atan2_f32)
 X(f64, logaddexp_f64, opq_logaddexp_f64)
 X(f32, fmod, fmod_f32)
+X(f64, fmod_f64, fmod_f64)
 #undef X
 
 LLVMValueRef opq_emit_random(opq_emitter *e, opq_op op, const LLVMValueRef *operands)

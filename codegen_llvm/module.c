@@ -12,6 +12,7 @@
 #include <llvm-c/Analysis.h>
 #include <llvm-c/Target.h>
 
+#include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,8 +76,11 @@ void opq_llvm_start(void)
 
 static opq_status make_machine(const opq_cpu *cpu, LLVMTargetMachineRef *out_machine)
 {
+    const char *foreign = cpu->target->triple;
     opq_llvm_start();
-    char *triple = LLVMGetDefaultTargetTriple(), *message = NULL;
+    if (foreign)
+        opq_llvm_start_others();
+    char *triple = foreign ? LLVMCreateMessage(foreign) : LLVMGetDefaultTargetTriple(), *message = NULL;
     LLVMTargetRef target = NULL;
     opq_status status = OPQ_OK;
     if (LLVMGetTargetFromTriple(triple, &target, &message)) {
@@ -271,6 +275,30 @@ opq_status opq_compiler_object(opq_compiler *compiler, const opq_module *module,
     return OPQ_OK;
 }
 
+opq_status opq_object_check(LLVMMemoryBufferRef buffer, const char *name)
+{
+    const char *object = LLVMGetBufferStart(buffer);
+    Elf64_Ehdr header;
+    if (LLVMGetBufferSize(buffer) < sizeof header)
+        return opq_fail(OPQ_CODEGEN, "%s: the object is cut short", name);
+    memcpy(&header, object, sizeof header);
+    for (unsigned s = 0; s < header.e_shnum; s++) {
+        Elf64_Shdr section, strings;
+        memcpy(&section, object + header.e_shoff + s * sizeof section, sizeof section);
+        if (section.sh_type != SHT_SYMTAB)
+            continue;
+        memcpy(&strings, object + header.e_shoff + section.sh_link * sizeof strings, sizeof strings);
+        for (size_t i = 1; i < section.sh_size / sizeof(Elf64_Sym); i++) { /* symbol 0 is reserved and undefined */
+            Elf64_Sym symbol;
+            memcpy(&symbol, object + section.sh_offset + i * sizeof symbol, sizeof symbol);
+            if (symbol.st_shndx == SHN_UNDEF)
+                return opq_fail(OPQ_CODEGEN, "%s: generated code calls %s", name,
+                                object + strings.sh_offset + symbol.st_name);
+        }
+    }
+    return OPQ_OK;
+}
+
 opq_status opq_compiler_write(opq_compiler *compiler, const opq_module *module, const char *symbol, const char *path)
 {
     LLVMMemoryBufferRef object;
@@ -278,12 +306,14 @@ opq_status opq_compiler_write(opq_compiler *compiler, const opq_module *module, 
     opq_status status = opq_compiler_object(compiler, module, symbol, &object);
     opq_fp_control_set(control);
     OPQ_TRY(status);
-    FILE *file = fopen(path, "wb");
+    status = opq_object_check(object, module->name);
+    FILE *file = status == OPQ_OK ? fopen(path, "wb") : NULL;
     size_t size = LLVMGetBufferSize(object);
     bool written = file && fwrite(LLVMGetBufferStart(object), 1, size, file) == size;
     if (file)
         written = fclose(file) == 0 && written;
     LLVMDisposeMemoryBuffer(object);
+    OPQ_TRY(status);
     return written ? OPQ_OK : opq_fail(OPQ_INVALID, "%s cannot be written", path);
 }
 

@@ -27,7 +27,8 @@ typedef struct opq_module {
     void *data;
 } opq_module;
 
-void opq_llvm_start(void); /* once per process, because LLVM's targets are global to it; what follows does it */
+void opq_llvm_start(void);        /* once per process, because LLVM's targets are global to it; what follows does it */
+void opq_llvm_start_others(void); /* LLVM's targets of other hosts, those that the program is linked with */
 void opq_compiler_init(opq_compiler *compiler, const struct opq_cpu *cpu);
 void opq_compiler_drop(opq_compiler *compiler);
 void opq_compiler_lock(opq_compiler *compiler); /* around a fork */
@@ -35,7 +36,9 @@ void opq_compiler_unlock(opq_compiler *compiler, bool in_child);
 /* An object whose function is called `symbol`. OPQ_CODEGEN if LLVM's verifier objects. */
 opq_status opq_compiler_object(opq_compiler *compiler, const opq_module *module, const char *symbol,
                                LLVMMemoryBufferRef *out_object) OPQ_MUST_CHECK;
-/* The same as a file. OPQ_INVALID: it cannot be written. */
+/* OPQ_CODEGEN where an object has an undefined symbol: LLVM made a call of an instruction. */
+opq_status opq_object_check(LLVMMemoryBufferRef object, const char *name) OPQ_MUST_CHECK;
+/* An object as a file, checked. OPQ_INVALID: it cannot be written. */
 opq_status opq_compiler_write(opq_compiler *compiler, const opq_module *module, const char *symbol,
                               const char *path) OPQ_MUST_CHECK;
 /* "llvm" or "asm". malloc'd. */

@@ -13,10 +13,16 @@ enum { TARGETS = sizeof targets / sizeof *targets };
 
 const opq_target *opq_target_at(int at) { return at >= 0 && at < TARGETS ? targets[at] : NULL; }
 
+static bool is_architecture(const opq_target *target, const char *name)
+{
+    size_t length = strlen(name);
+    return target->triple && strncmp(target->triple, name, length) == 0 && target->triple[length] == '-';
+}
+
 const opq_target *opq_target_find(const char *name)
 {
     for (int i = 0; i < TARGETS; i++)
-        if (strcmp(targets[i]->name, name) == 0)
+        if (strcmp(targets[i]->name, name) == 0 || is_architecture(targets[i], name))
             return targets[i];
     return NULL;
 }

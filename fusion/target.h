@@ -15,8 +15,7 @@ typedef enum opq_leaf {
     OPQ_LEAF_permute8 = 1 << 2,     /* a table of 8 f32 in a register (vpermps) */
     OPQ_LEAF_permute32 = 1 << 3,    /* of 32 in two (vpermt2ps), and of 8 in one, 16 lanes at a time */
     OPQ_LEAF_exponent = 1 << 4, /* exponents are set and taken off, 16 lanes of f32 at a time (vscalefps, vgetexpps, vgetmantps) */
-    OPQ_LEAF_remainder = 1 << 5, /* of f64, exact, by steps (fprem) */
-    OPQ_LEAF_pairs = 1 << 6,     /* the dot of two bf16 neighbours (vdpbf16ps): opq_pairs_step */
+    OPQ_LEAF_pairs = 1 << 5, /* the dot of two bf16 neighbours (vdpbf16ps): opq_pairs_step */
 } opq_leaf;
 
 /* What processors of a target may have besides. */
@@ -83,7 +82,7 @@ typedef struct opq_target {
 } opq_target;
 
 /* From the fewest lanes to the most, those of one architecture one after the other. */
-#define OPQ_TARGETS(X) X(avx2) X(avx512)
+#define OPQ_TARGETS(X) X(neon) X(avx2) X(avx512)
 
 #define X(name) extern const opq_target opq_target_##name;
 OPQ_TARGETS(X)
@@ -91,7 +90,7 @@ OPQ_TARGETS(X)
 
 /* The row `at`, NULL behind the last. */
 const opq_target *opq_target_at(int at);
-/* By its name; NULL: there is none. */
+/* By its name, or the architecture of its triple ("aarch64"); NULL: there is none. */
 const opq_target *opq_target_find(const char *name);
 static inline int opq_target_lanes(const opq_target *target) { return target->vector_bytes / 4; }
 

@@ -18,7 +18,7 @@ const opq_target opq_target_avx2 = {
     .features = "+avx2,+fma,+f16c,+bmi,+bmi2",
     .runs_here = runs_here,
     /* Its masked stores take 120 cycles on a Zen EPYC: a pad of (8, 16, 24, 24) 210 us with them, 75 without. */
-    .leaves = OPQ_LEAF_permute8 | OPQ_LEAF_remainder,
+    .leaves = OPQ_LEAF_permute8,
     .vector_bytes = 32,
     .vector_registers = 16,
 

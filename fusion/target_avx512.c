@@ -45,8 +45,7 @@ const opq_target opq_target_avx512 = {
     .features = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+fma,+f16c",
     .runs_here = runs_here,
     .extra = {{"+avx512bf16", OPQ_LEAF_pairs, has_pairs}, {"+amx-tile,+amx-bf16", 0, has_tiles}},
-    .leaves = OPQ_LEAF_bit_masks | OPQ_LEAF_i64_to_float | OPQ_LEAF_permute8 | OPQ_LEAF_permute32 | OPQ_LEAF_exponent |
-              OPQ_LEAF_remainder,
+    .leaves = OPQ_LEAF_bit_masks | OPQ_LEAF_i64_to_float | OPQ_LEAF_permute8 | OPQ_LEAF_permute32 | OPQ_LEAF_exponent,
     .vector_bytes = 64,
     .vector_registers = 32,
 

@@ -52,7 +52,7 @@ _LONG = [
     "gradients",
     "ops_table",
 ]
-_LONG_C = ["fusion_loop_fuzz", "fusion_deep", "fusion_c", "gemm", "opaque_pieces"]
+_LONG_C = ["fusion_loop_fuzz", "fusion_deep", "fusion_c", "fusion_target", "gemm", "opaque_pieces"]
 # What races: the tests of opaque/ and runtime/ in which threads share something.
 # die_after_fork: the child of a fork begins threads in the background of its own.
 _TSAN_OPTIONS = {"TSAN_OPTIONS": "allocator_may_return_null=1 die_after_fork=0"}
@@ -71,10 +71,10 @@ _ASAN_FILES = [
     "random_threads",
 ]
 # --quick: C tests without the slow ones, with a part of the random cases, and of each kind of Python test a file that takes seconds.
-_SLOW_C = "fusion_(c|random_avx2|deep)|gemm.*|codegen_(kernel_reduce|math|scalar.*)"
+_SLOW_C = "fusion_(c|target|random_avx2|deep)|gemm.*|codegen_(kernel_reduce|math|scalar.*)"
 # Under sanitizers with --full alone: what another compiler makes of printed kernels, AVX2 beside what the machine has, how time grows,
 # and values of kernels, whose code is not instrumented.
-_SANITIZED_IN_FULL = "fusion_(c|growth)|codegen_kernel_(map|reduce)|.*_avx2"
+_SANITIZED_IN_FULL = "fusion_(c|target|growth)|codegen_kernel_(map|reduce)|.*_avx2"
 QUICK = ["ops_basic", "tensor", "errors", "numbers", "put", "scan", "tools"]
 # Threads that wait for work leave the processor to the other processes.
 # No test depends on what another one compiled.

@@ -3,6 +3,9 @@
  *   opq-opt [FILE] [--passes=a,b] [--verify] [--print]    FILE "-" or none: standard input
  *   opq-opt [FILE] --emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm
  *                                                         what the graph compiles to
+ *   opq-opt [FILE] --target=T --emit=llvm|asm|obj [--out=DIR]
+ *                                                         the kernels' code for avx2, avx512 or aarch64; obj: DIR/kernel_N.o, each with a
+ *                                                         function of that name, which takes what opq_kernel_fn does (codegen_llvm/codegen.h)
  *   opq-opt [FILE] --schedule [--after=PASS]              how its kernels run: after all passes of schedules, or one, as reduce
  *   opq-opt [FILE] --compile                              says whether it compiles, and how long that took
  *   opq-opt [FILE] --run DIR | --eval-kernels DIR | --eval DIR
@@ -26,7 +29,7 @@
 enum { ATTEMPT_SECONDS = 60 };
 
 typedef struct options {
-    const char *file, *passes, *emit, *run, *eval, *eval_kernels, *reduce, *timeout, *after;
+    const char *file, *passes, *emit, *run, *eval, *eval_kernels, *reduce, *timeout, *after, *target, *out;
     bool print, verify, compile;
     opq_fusion fusion;
 } options;
@@ -35,6 +38,7 @@ static int usage(void)
 {
     fputs("usage: opq-opt [FILE] [--passes=a,b] [--verify] [--print] [--unfused] [--compile]\n"
           "               [--emit=fused|json|kernels|schedule|c|schedule_c|llvm|asm] [--schedule [--after=PASS]]\n"
+          "               [--target=avx2|avx512|aarch64 --emit=llvm|asm|obj [--out=DIR]]\n"
           "               [--run DIR | --eval-kernels DIR | --eval DIR] [--reduce DIR [--timeout=SECONDS]]\n",
           stderr);
     return 2;
@@ -56,7 +60,8 @@ static bool options_read(int count, char **args, options *out)
         if (starts(arg, "--passes=", &out->passes) || starts(arg, "--emit=", &out->emit) ||
             starts(arg, "--run=", &out->run) || starts(arg, "--eval=", &out->eval) ||
             starts(arg, "--eval-kernels=", &out->eval_kernels) || starts(arg, "--reduce=", &out->reduce) ||
-            starts(arg, "--timeout=", &out->timeout) || starts(arg, "--after=", &out->after))
+            starts(arg, "--timeout=", &out->timeout) || starts(arg, "--after=", &out->after) ||
+            starts(arg, "--target=", &out->target) || starts(arg, "--out=", &out->out))
             continue;
         if (!strcmp(arg, "--print"))
             out->print = true;
@@ -83,6 +88,9 @@ static bool options_read(int count, char **args, options *out)
     }
     int ways = (out->run != NULL) + (out->eval != NULL) + (out->eval_kernels != NULL) + (out->reduce != NULL);
     bool schedule = out->emit && !strcmp(out->emit, "schedule");
+    bool object = out->emit && !strcmp(out->emit, "obj");
+    if (out->target ? !out->emit || ways || out->compile || object != (out->out != NULL) : object || out->out)
+        return false;
     if (ways > 1 || (out->timeout && atoi(out->timeout) < 1) || (out->after && !schedule))
         return false;
     if (!out->verify && !out->compile && !out->emit && ways == 0)
@@ -235,6 +243,21 @@ static opq_status program_use(opq_ctx *ctx, const opq_graph *graph, const option
     return status;
 }
 
+/* For a processor on which it need not be able to run. */
+static opq_status target_emit(opq_ctx *ctx, const opq_graph *graph, const options *o)
+{
+    opq_program *program = NULL;
+    char *text = NULL;
+    OPQ_TRY(opq_program_plan(ctx, graph, o->fusion, &program));
+    opq_status status = o->out ? opq_program_objects(program, o->target, o->out)
+                               : opq_program_print_for(program, o->target, o->emit, &text);
+    if (text)
+        fputs(text, stdout);
+    free(text);
+    opq_program_release(program);
+    return status;
+}
+
 static opq_status graph_use(const opq_graph *graph, const options *o)
 {
     if (o->verify)
@@ -255,7 +278,7 @@ static opq_status graph_use(const opq_graph *graph, const options *o)
         setenv("OPAQUE_EXECUTOR", "reference", 1);
     opq_ctx *ctx;
     OPQ_TRY(opq_ctx_create(NULL, &ctx));
-    opq_status status = program_use(ctx, graph, o);
+    opq_status status = o->target ? target_emit(ctx, graph, o) : program_use(ctx, graph, o);
     opq_ctx_destroy(ctx);
     return status;
 }

@@ -386,6 +386,13 @@ OPQ_API opq_status opq_run(opq_ctx *ctx, const opq_program *program, const void 
 /* What runs, as text; malloc'd. `stage`: "fused", the graph with its kernels; "json", this with bytes and launches of the kernels, and the edges
  * that were not fused; "kernels", their loops; "schedule", how those run; "c" and "schedule_c", both as C; "llvm", "asm". */
 OPQ_API opq_status opq_program_print(const opq_program *program, const char *stage, char **out_text) OPQ_MUST_CHECK;
+/* The kernels of a program for a processor that need not be this one: `target` is "avx2", "avx512" or "neon" ("aarch64"), as far as LLVM's code
+ * generator for it is linked to the program. Of a product the whole tree, which an engine runs on the host. OPQ_UNSUPPORTED: there is no code for
+ * a kernel's tree, as for several products in one; unfused, each node has a kernel of its own.
+ * opq_program_print_for: "llvm" or "asm", malloc'd. opq_program_objects: writes FOLDER/kernel_N.o for kernel N, whose function is kernel_N. */
+OPQ_API opq_status opq_program_print_for(const opq_program *program, const char *target, const char *stage,
+                                         char **out_text) OPQ_MUST_CHECK;
+OPQ_API opq_status opq_program_objects(const opq_program *program, const char *target, const char *folder) OPQ_MUST_CHECK;
 /* The loops or code of one kernel of the fused graph. */
 OPQ_API opq_status opq_program_print_kernel(const opq_program *program, int32_t kernel, const char *stage,
                                             char **out_text) OPQ_MUST_CHECK;

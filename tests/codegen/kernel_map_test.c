@@ -2,6 +2,7 @@
  * masks. */
 #include "kernel_support.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -160,6 +161,42 @@ static void check_cast(opq_dtype from, opq_dtype to)
     assert_same(to, l.buffers[1].data, expected, COUNT, opq_dtype_name(from));
     free(expected);
     opq_graph_destroy(graph);
+    launch_drop(&l);
+}
+
+/* Any exponents, and near multiples: quotients of up to 2^2098, whose remainders are exact all the same. */
+static void test_fmod(void **state)
+{
+    enum { PAIRS = 1 << 16 };
+    (void)state;
+    body b;
+    launch l = {.buffer_count = 3, .any_nan = OPQ_f64};
+    body_start(&b, OPQ_KERNEL_map, "k");
+    int x = body_load(&b, 0, OPQ_f64, "1"), y = body_load(&b, 1, OPQ_f64, "1");
+    body_store(&b, body_op(&b, OPQ_OP_fmod, OPQ_f64, x, y, -1), 2, OPQ_f64, "1");
+    for (int i = 0; i < 3; i++)
+        l.buffers[i] = buffer_make(PAIRS * sizeof(double));
+    uint64_t bits[2] = {1, 2};
+    double *operand[2] = {(double *)l.buffers[0].data, (double *)l.buffers[1].data}, *expected;
+    for (int i = 0; i < PAIRS; i++) {
+        for (int o = 0; o < 2; o++) {
+            bits[o] = bits[o] * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            uint64_t mixed = bits[o] ^ bits[o] >> 29;
+            memcpy(&operand[o][i], &mixed, sizeof mixed);
+        }
+        if (i % 4 == 1) /* a multiple, or the number below or above one */
+            operand[0][i] =
+                nextafter(operand[1][i] * (double)(bits[0] >> (11 + bits[1] % 53)), i % 8 == 1 ? INFINITY : 0);
+        if (i % 4 == 2) /* denormal */
+            operand[1][i] = ldexp((double)(bits[1] >> 40), -1074);
+    }
+    expected = malloc(PAIRS * sizeof *expected);
+    for (int i = 0; i < PAIRS; i++)
+        expected[i] = fmod(operand[0][i], operand[1][i]);
+    launch_dims(&l, &b, (int64_t[]){PAIRS});
+    launch_run(&l, &b, NULL);
+    assert_same(OPQ_f64, l.buffers[2].data, expected, PAIRS, "fmod");
+    free(expected);
     launch_drop(&l);
 }
 
@@ -475,19 +512,13 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),
-        cmocka_unit_test(test_shared_math),
-        cmocka_unit_test(test_casts),
-        cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_strides),
-        cmocka_unit_test(test_transpose),
-        cmocka_unit_test(test_scalars),
-        cmocka_unit_test(test_no_contraction),
-        cmocka_unit_test(test_long_chain),
-        cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_compared_numbers),
+        cmocka_unit_test(test_ops),         cmocka_unit_test(test_shared_math),
+        cmocka_unit_test(test_fmod),        cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_strides),     cmocka_unit_test(test_transpose),
+        cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction),
+        cmocka_unit_test(test_long_chain),  cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_unsupported), cmocka_unit_test(test_compared_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
