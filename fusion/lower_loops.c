@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, SHORT_LOOP = 5, LONG_LOOP = 32 };
+enum { ROW_MAX = 128 * 1024, BROADCAST_WORK_MAX = 16, BLOCKS_MIN = 16, SHORT_LOOP = 5, LONG_LOOP = 4 /* short ones */ };
 enum { TILE_STREAMS_MAX = 4, STREAM_ELEMENTS_MIN = 1 << 18 };
 
 static void refuse(opq_lower_state *state, opq_refusal refusal)
@@ -182,7 +182,7 @@ static bool sequence_goes_across(const opq_lower_state *state, const opq_kernel 
 static bool may_be_turned(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     return state->request->decided && kernel->kind == OPQ_KERNEL_map && l->count >= 2 &&
-           l->extent[l->count - 1] < SHORT_LOOP && l->extent[l->count - 2] >= LONG_LOOP;
+           l->extent[l->count - 1] < SHORT_LOOP && l->extent[l->count - 2] >= LONG_LOOP * l->extent[l->count - 1];
 }
 
 static void go_across(opq_kernel *kernel, opq_order *l)
