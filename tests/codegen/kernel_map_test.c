@@ -509,20 +509,13 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),
-        cmocka_unit_test(test_shared_math),
-        cmocka_unit_test(test_casts),
-        cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_strides),
-        cmocka_unit_test(test_transpose),
-        cmocka_unit_test(test_backwards),
-        cmocka_unit_test(test_scalars),
-        cmocka_unit_test(test_no_contraction),
-        cmocka_unit_test(test_long_chain),
-        cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_compared_numbers),
+        cmocka_unit_test(test_ops),         cmocka_unit_test(test_shared_math),
+        cmocka_unit_test(test_casts),       cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_sizes),       cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_transpose),   cmocka_unit_test(test_backwards),
+        cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction),
+        cmocka_unit_test(test_long_chain),  cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_unsupported), cmocka_unit_test(test_compared_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -125,7 +125,8 @@ static const struct {
      "    }\n"
      "  }\n"
      "}\n"},
-    {"graph @pairs {\n  %0 = input f32[6,2,8,2]\n  %1 = input f32[6,1,8,1]\n  %2 = expand f32[6,2,8,2] %1\n  %3 = add f32[6,2,8,2] "
+    {"graph @pairs {\n  %0 = input f32[6,2,8,2]\n  %1 = input f32[6,1,8,1]\n  %2 = expand f32[6,2,8,2] %1\n  %3 = add "
+     "f32[6,2,8,2] "
      "%0, %2\n  output %3\n}\n", /* lanes along four times as many */
      "kernel @(b0: f32, b1: f32, b2: out f32) over i, j, k, l {\n"
      "  parallel i < d0 {\n"
