@@ -182,8 +182,9 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
         memory = load_apart(n, dtype, (int)stride, pointer);
     } else if (stride < OPQ_STRIDE_any && opq_dtype_bytes(dtype) >= 4 && opq_dtype_bytes(dtype) <= 8) {
         memory = load_apart_masked(n, dtype, (int)stride, pointer, mask);
-    } else if (stride == OPQ_STRIDE_back && mask == NULL) {
-        memory = turn_round(n, load_contiguous(n, dtype, last_lane(n, dtype, pointer), NULL));
+    } else if (stride == OPQ_STRIDE_back) {
+        memory = load_contiguous(n, dtype, last_lane(n, dtype, pointer), mask ? turn_round(n, mask) : NULL);
+        memory = turn_round(n, memory);
     } else if (mask == NULL) {
         memory = collect(n, dtype, pointer, step);
     } else {

@@ -180,7 +180,8 @@ static bool sequence_goes_across(const opq_lower_state *state, const opq_kernel 
 static bool may_be_turned(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
     return state->request->decided && kernel->kind == OPQ_KERNEL_map && l->count >= 2 &&
-           l->extent[l->count - 1] < opq_trees.short_loop && l->extent[l->count - 2] >= opq_trees.long_loop;
+           l->extent[l->count - 1] < opq_trees.short_loop &&
+           l->extent[l->count - 2] >= opq_trees.longer_loop * l->extent[l->count - 1];
 }
 
 static void go_across(opq_kernel *kernel, opq_order *l)

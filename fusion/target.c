@@ -41,7 +41,7 @@ const opq_tree_numbers opq_trees = {
     .broadcast_work_max = 16,
     .blocks_min = 16,
     .short_loop = 5,
-    .long_loop = 32,
+    .longer_loop = 4,
     /* Cycles of one row, measured. */
     .fold_cycles = 20,
     .fold_comparing_cycles = 30,

@@ -106,7 +106,7 @@ typedef struct opq_tree_numbers {
     int64_t broadcast_work_max; /* instructions that are done again in a loop that they do not depend on */
     int64_t blocks_min;         /* chunks of a row alone that threads divide */
     int64_t short_loop,
-        long_loop; /* turns: below, they fill no vector; from there on, a loop is worth to have the lanes instead */
+        longer_loop; /* turns: below, they fill no vector; and so many times longer a loop has the lanes instead */
     int64_t fold_cycles, fold_comparing_cycles, fold_arg_cycles, dear_cycles,
         collect_cycles;                            /* of short rows: lower_loops.c */
     int64_t tile_streams_max, stream_elements_min; /* tensors of so many elements that are streamed behind a product */

@@ -93,15 +93,32 @@ Dims tap_dims(const Pooling &p)
 
 // ---- maxima
 
+// A number below size * count, by size. A division of 64-bit integers is made lane by lane: few quotients are counted instead.
+static Value quotient(const Value &number, int64_t size, int64_t count)
+{
+    constexpr int64_t counted = 8;
+    if (count > counted)
+        return record(OPQ_OP_div_floor, {number, scalar(size)});
+    Value sum;
+    for (int64_t q = 1; q < count; ++q) {
+        const Value reached = cast(record(OPQ_OP_ge, {number, scalar(q * size)}), OPQ_i64);
+        sum = sum ? plus(sum, reached) : reached;
+    }
+    return sum ? sum : times(number, scalar(0));
+}
+
 std::vector<Value> split(const Value &number, const Axis &counts)
 {
     Value rest = number;
     std::vector<Value> taps(counts.size());
-    for (size_t i = counts.size(); i-- > 0;) {
-        const Value size = scalar(counts[i]);
-        taps[i] = i == 0 ? rest : record(OPQ_OP_remainder, {rest, size});
-        rest = i == 0 ? rest : record(OPQ_OP_div_floor, {rest, size});
+    int64_t left = c10::multiply_integers(counts);
+    for (size_t i = counts.size(); i-- > 1;) {
+        left /= counts[i];
+        const Value above = quotient(rest, counts[i], left);
+        taps[i] = record(OPQ_OP_sub, {rest, times(above, scalar(counts[i]))});
+        rest = above;
     }
+    taps[0] = rest;
     return taps;
 }
 

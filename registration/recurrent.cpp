@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "below.h"
+#include "capturing.h"
 #include "movement.h"
 
 namespace opq
@@ -394,11 +395,14 @@ bool in_transform()
     }
 }
 
+// A function that is captured has a mode of ours, for what it computes on the CPU: that is none of this. Where there are other modes around
+// a captured function, it is not captured.
+bool has_modes() { return c10::impl::TorchDispatchModeTLS::stack_len() > (capturing_here() ? 1 : 0); }
+
 // Does somebody look at the single operators, or are these no tensors of ours?
 bool is_watched(const Variables &inputs)
 {
-    if (c10::impl::TorchDispatchModeTLS::any_modes_set() || in_transform() ||
-        at::autocast::is_autocast_enabled(c10::kPrivateUse1))
+    if (has_modes() || in_transform() || at::autocast::is_autocast_enabled(c10::kPrivateUse1))
         return true;
     for (const Tensor &tensor : inputs)
         if (tensor.defined() && (!impl_or_null(tensor) || tensor._fw_grad(0).defined() || is_raw(tensor)))

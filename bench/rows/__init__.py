@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     reductions,
     science,
     short,
+    training,
     various,
     vision,
 )

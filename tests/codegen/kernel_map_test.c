@@ -344,6 +344,40 @@ static void test_transpose(void **state)
     }
 }
 
+/* out[i, j] = a[i, columns - 1 - j], also where a row has fewer elements than there are lanes: without a load for each of them. */
+static void check_backwards(opq_dtype dtype, int64_t rows, int64_t columns)
+{
+    body b;
+    launch l = {.buffer_count = 2};
+    size_t bytes = (size_t)opq_dtype_bytes(dtype);
+    body_start(&b, OPQ_KERNEL_map, "kk");
+    body_store(&b, body_load(&b, 0, dtype, "*<"), 1, dtype, "*1");
+    assert_false(text_has(&b, "gather"));
+    for (int i = 0; i < 2; i++)
+        l.buffers[i] = buffer_make((size_t)(rows * columns) * bytes);
+    fill_random(dtype, l.buffers[0].data, rows * columns, 9);
+    launch_dims(&l, &b, (int64_t[]){rows, columns});
+    launch_access(&l, &b, 0, columns - 1, (int64_t[]){columns});
+    launch_access(&l, &b, 1, 0, (int64_t[]){columns});
+    launch_run(&l, &b, NULL);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            assert_memory_equal(l.buffers[1].data + (size_t)(i * columns + j) * bytes,
+                                l.buffers[0].data + (size_t)((i + 1) * columns - 1 - j) * bytes, bytes);
+    launch_drop(&l);
+}
+
+static void test_backwards(void **state)
+{
+    (void)state;
+    static const opq_dtype copied[] = {OPQ_u8, OPQ_raw16, OPQ_f32, OPQ_i64};
+    for (int d = 0; d < 4; d++) {
+        check_backwards(copied[d], 1, 1);
+        check_backwards(copied[d], 5, 9);
+        check_backwards(copied[d], 3, 131);
+    }
+}
+
 static void test_scalars(void **state)
 {
     (void)state;
@@ -512,13 +546,11 @@ static void test_unsupported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),         cmocka_unit_test(test_shared_math),
-        cmocka_unit_test(test_fmod),        cmocka_unit_test(test_casts),
-        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_strides),     cmocka_unit_test(test_transpose),
-        cmocka_unit_test(test_scalars),     cmocka_unit_test(test_no_contraction),
-        cmocka_unit_test(test_long_chain),  cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_unsupported), cmocka_unit_test(test_compared_numbers),
+        cmocka_unit_test(test_ops),     cmocka_unit_test(test_shared_math),    cmocka_unit_test(test_fmod),
+        cmocka_unit_test(test_casts),   cmocka_unit_test(test_rounding),       cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_strides), cmocka_unit_test(test_transpose),      cmocka_unit_test(test_backwards),
+        cmocka_unit_test(test_scalars), cmocka_unit_test(test_no_contraction), cmocka_unit_test(test_long_chain),
+        cmocka_unit_test(test_cache),   cmocka_unit_test(test_unsupported),    cmocka_unit_test(test_compared_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

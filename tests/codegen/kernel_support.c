@@ -58,7 +58,10 @@ static int16_t access_of(body *b, int buffer, opq_dtype memory, const char *stri
     a->buffer = (int16_t)buffer;
     a->dtype = (uint8_t)memory;
     for (int l = 0; strides[l]; l++)
-        a->stride[l] = strides[l] == '0' ? OPQ_STRIDE_zero : strides[l] == '1' ? OPQ_STRIDE_one : OPQ_STRIDE_any;
+        a->stride[l] = strides[l] == '0'   ? OPQ_STRIDE_zero
+                       : strides[l] == '1' ? OPQ_STRIDE_one
+                       : strides[l] == '<' ? OPQ_STRIDE_back
+                                           : OPQ_STRIDE_any;
     if (buffer >= b->kernel.buffer_count)
         b->kernel.buffer_count = (int16_t)(buffer + 1);
     return b->kernel.access_count++;

@@ -20,7 +20,7 @@ typedef struct body {
 
 /* `loops` names each loop: 'k' kept, 'r' reduced. */
 void body_start(body *b, opq_kernel_kind kind, const char *loops);
-/* strides per loop: '0', '1' or '*'. Each gives the number of the instruction. */
+/* strides per loop: '0', '1', '<' (-1) or '*'. Each gives the number of the instruction. */
 int body_load(body *b, int buffer, opq_dtype memory, const char *strides);
 int body_load_at(body *b, int index, int buffer, opq_dtype memory, const char *strides);
 int body_store(body *b, int value, int buffer, opq_dtype memory, const char *strides);

@@ -235,6 +235,23 @@ def test_random_pooling(seed):
     check(fn, x, last=last)
 
 
+@pytest.mark.parametrize(
+    "kernel, divides", [(2, False), (3, False), ((2, 2, 2), False), (9, True)], ids=str
+)
+def test_places_in_small_windows_need_no_division(kernel, divides):
+    """Which 64-bit integers do lane by lane."""
+    dims = 3 if isinstance(kernel, tuple) else 2
+    pool = getattr(F, f"max_pool{dims}d")
+    x = torch.randn(2, 3, *[18] * dims)
+    text = torch_opaque.graph(
+        lambda: pool(x.to(D), kernel, return_indices=True), stage="recorded"
+    ).text
+    assert ("div_floor" in text) == divides and "remainder" not in text
+    assert torch.equal(
+        pool(x.to(D), kernel, return_indices=True)[1].cpu(), pool(x, kernel, return_indices=True)[1]
+    )
+
+
 def test_maxima_of_nothing_but_infinity():
     x = torch.full((1, 2, 5, 6), -torch.inf)
     x[0, 1, 3, 3] = 1

@@ -2,12 +2,14 @@
 looks at the single operators."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch_opaque
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 D = "opaque"
 KINDS = [nn.LSTM, nn.GRU]
@@ -96,6 +98,38 @@ def test_a_direction_is_recorded_at_once(kind):
     (short, node), (long, _), (both, _) = recorded(8), recorded(16), recorded(24)
     assert short == long and both < 2 * short
     assert "Sequence" in node
+
+
+class Looking(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_direction_is_recorded_at_once(kind):
+    """The mode by which a captured function sees the CPU does not look at the single operators; one of the user's does."""
+
+    def made(steps, capture, mode=nullcontext):
+        torch.manual_seed(steps)
+        module, x = kind(5, 8).to(D), torch.randn(steps, 3, 5, device=D)
+
+        def step(x):
+            module.zero_grad()
+            with mode():
+                outputs = module(x)[0]
+            outputs.square().sum().backward()
+            return outputs.sum()
+
+        torch_opaque.reset_stats()
+        loss = capture(step)(x)
+        count = torch_opaque.stats()["ops_recorded"]
+        return count, [t.cpu() for t in (loss, *(p.grad for p in module.parameters()))]
+
+    (short, _), (long, found) = made(8, torch_opaque.capture), made(16, torch_opaque.capture)
+    assert short == long
+    assert all(map(torch.equal, found, made(16, lambda step: step)[1]))
+    watched, _ = made(16, torch_opaque.capture, Looking)
+    assert watched > 2 * long
 
 
 @pytest.mark.parametrize("kind", KINDS)
