@@ -85,8 +85,11 @@ opq_status opq_cpu_detect(opq_cpu *out_cpu)
     out_cpu->avx512_bf16 = __builtin_cpu_supports("avx512bf16");
     out_cpu->amx_bf16 = out_cpu->avx512_bf16 && __builtin_cpu_supports("amx-tile") &&
                         __builtin_cpu_supports("amx-bf16") && tiles_allowed();
+    out_cpu->avx512_vnni = __builtin_cpu_supports("avx512vnni");
     if (out_cpu->avx512_bf16)
         add_feature(out_cpu, "+avx512bf16");
+    if (out_cpu->avx512_vnni)
+        add_feature(out_cpu, "+avx512vnni");
     if (out_cpu->amx_bf16)
         add_feature(out_cpu, "+amx-tile,+amx-bf16");
     return OPQ_OK;

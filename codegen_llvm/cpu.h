@@ -6,7 +6,7 @@
 
 typedef struct opq_cpu {
     bool avx512; /* F, BW, DQ, VL; else AVX2 + FMA + F16C */
-    bool avx512_bf16;
+    bool avx512_bf16, avx512_vnni;
     bool amx_bf16;
     char name[64];      /* LLVM's -mcpu */
     char features[256]; /* LLVM's -mattr */

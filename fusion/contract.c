@@ -49,9 +49,11 @@ static int64_t extent_of(const splitter *s, const axis *loops)
 
 static void push_loop(axis *loops, int variable) { loops->variable[loops->count++] = variable; }
 
+/* What is loaded, which may be widened. */
 static const opq_stmt *operand_stmt(const splitter *s, int o)
 {
-    return &s->k->stmts[s->k->stmts[s->out->product].operand[s->turned ? 1 - o : o]];
+    const opq_stmt *operand = &s->k->stmts[s->k->stmts[s->out->product].operand[s->turned ? 1 - o : o]];
+    return operand->op == OPQ_OP_cast ? &s->k->stmts[operand->operand[0]] : operand;
 }
 
 static int operand_access(const splitter *s, int o)
