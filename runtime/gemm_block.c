@@ -252,7 +252,7 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
         int vectors = vectors_for(run, wide);
         const char *at = b->data + j / run->panel * b->panel_bytes;
         /* While the row panels pass by, they prefetch the next step's panels, each its share. */
-        int64_t share = step_panels * k * b->k_bytes / (last - first);
+        int64_t share = run->streams_b ? 0 : step_panels * k * b->k_bytes / (last - first);
         int64_t stride = gemm_ceil(share, k + 1);
         const char *next = at + step_panels * b->panel_bytes;
         for (int64_t p = first; p < last; p++, next += share) {

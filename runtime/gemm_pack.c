@@ -1,6 +1,7 @@
 /* The plain way to pack, and the choice of the fast ones. */
 #include "runtime/gemm_pack.h"
 
+#include <immintrin.h>
 #include <string.h>
 
 static double element(const void *data, opq_dtype dtype, int64_t index)
@@ -414,6 +415,44 @@ static void pack_narrow_plain(bool avx512, const opq_pack_source *s, int64_t k, 
     }
 }
 
+/* Of i8: 16 x 16 bytes, rows side by side along k. Interleaving each row with that eight behind it, four times, transposes them. */
+static void transpose_bytes(const opq_pack_source *s, int64_t k, int64_t j, int64_t across, int8_t *out, int width)
+{
+    __m128i r[16], t[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        int64_t neighbour = j + i < across ? j + i : across - 1;
+        r[i] = _mm_loadu_si128(opq_pack_at(s->data, OPQ_i8, k + neighbour * s->across_stride));
+    }
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            t[2 * i] = _mm_unpacklo_epi8(r[i], r[i + 8]);
+            t[2 * i + 1] = _mm_unpackhi_epi8(r[i], r[i + 8]);
+        }
+        memcpy(r, t, sizeof r);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        _mm_storeu_si128((__m128i *)(void *)(out + (k + i) * width + j), r[i]);
+}
+
+/* Numbers of i8 as they are; the rows that have such a way. A width of whole vectors of bytes. */
+static int64_t pack_bytes(const opq_pack_source *s, int64_t k, int64_t across, int width, int8_t *out)
+{
+    int64_t done = 0;
+    if (s->from != OPQ_i8 || s->k_at || s->across_at)
+        return 0;
+    if (s->across_stride == 1)
+        for (; done < k; done++)
+            memcpy(out + done * width, opq_pack_at(s->data, OPQ_i8, done * s->k_stride), (size_t)across);
+    for (; s->k_stride == 1 && width % 16 == 0 && done + 16 <= k; done += 16)
+        for (int64_t j = 0; j < across; j += 16)
+            transpose_bytes(s, done, j, across, out, width);
+    return done;
+}
+
 /* Whole words may have a fast way, and of pairs an odd one behind them. */
 static void pack_narrow(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, char *out)
 {
@@ -422,8 +461,10 @@ static void pack_narrow(bool avx512, const opq_pack_source *s, int64_t k, int64_
         fast = s->across_stride == 1 ? k : k - k % 2;
     if (avx512 && s->word == 4)
         fast = k - k % 4;
-    bool done = fast > 0 && (word == 2 ? opq_pack_pairs_avx512 : opq_pack_quads_avx512)(s, fast, across, width,
-                                                                                        (uint32_t *)(void *)out);
+    if (s->to == OPQ_i8)
+        fast = pack_bytes(s, k, across, width, (int8_t *)out);
+    bool done = s->to == OPQ_i8 || (fast > 0 && (word == 2 ? opq_pack_pairs_avx512 : opq_pack_quads_avx512)(s, fast, across, width,
+                                                                                        (uint32_t *)(void *)out));
     fast = done ? fast : 0;
     opq_pack_source rest = part_of(s, fast, 0);
     if (fast < k)
