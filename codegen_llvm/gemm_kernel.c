@@ -16,6 +16,7 @@
 #include <string.h>
 
 enum { TURN_FMAS = 24, TILE_MAX = 32, ARGUMENTS = 13 };
+enum { LINE = 64, AHEAD = 2048 }; /* bytes of a panel that is widened: what a turn reads of it, and how far from there the next are asked for */
 enum {
     ARG_A,
     ARG_A_STRIDE,
@@ -270,7 +271,11 @@ static state emit_loop(kernel *g, const state *before, int unroll)
     state phi = make_phis(g), s = phi;
     for (int u = 0; u < unroll; u++)
         multiply_step(g, &s, u);
-    touch(g, s.prefetch, false);
+    if (g->kind == OPQ_GEMM_WIDENED) /* it may be made for one row, which has nothing but memory to wait for */
+        for (int v = 0; v < g->vectors; v += OPQ_GEMM_PANEL_VECTORS)
+            touch(g, advance(g, advance(g, s.b, g->panel_offset[v]), constant(g, AHEAD)), false);
+    else
+        touch(g, s.prefetch, false);
     s.prefetch = advance(g, s.prefetch, LLVMBuildMul(builder, g->arg[ARG_STEP], constant(g, unroll), ""));
     s.a = advance(g, s.a, constant(g, unroll * left_step(g)));
     s.k = LLVMBuildSub(builder, s.k, constant(g, unroll), "");
@@ -349,6 +354,8 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_gemm_eleme
     prepare_addresses(&g);
     state s = emit_start(&g);
     int unroll = (TURN_FMAS + rows * vectors - 1) / (rows * vectors);
+    if (element == OPQ_GEMM_WIDENED)
+        unroll = LINE / (OPQ_GEMM_PANEL_VECTORS * g.vector_bytes / g.element_bytes);
     if (unroll > 1)
         s = emit_loop(&g, &s, unroll);
     s = emit_loop(&g, &s, 1);
