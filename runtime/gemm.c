@@ -149,7 +149,7 @@ static void plan_k(gemm_run *run)
     const opq_gemm_call *call = &run->call;
     int64_t most = BLOCK_BYTES / run->element_bytes;
     run->streams_b =
-        run->row_panels == 1 && call->packed_b && call->m * call->k * run->element_bytes <= L1_GROUP_BYTES;
+        run->row_panels == 1 && call->packed_b && call->k > 0 && call->m * call->k * run->element_bytes <= L1_GROUP_BYTES;
     if (run->few_rows || run->streams_b)
         most = call->k;
     else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
@@ -349,6 +349,8 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
 {
     OPQ_TRY(check_packed(dtype, b, k, n));
+    if (dtype == OPQ_f32 && b->dtype == OPQ_i8) /* calls would read it as i8 */
+        return invalid();
     if (k == 0 || n == 0)
         return OPQ_OK;
     opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1, .n = n, .k = k, .b = *b};
