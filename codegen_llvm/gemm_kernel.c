@@ -16,7 +16,10 @@
 #include <string.h>
 
 enum { TURN_FMAS = 24, TILE_MAX = 32, ARGUMENTS = 13 };
-enum { LINE = 64, AHEAD = 2048 }; /* bytes of a panel that is widened: what a turn reads of it, and how far from there the next are asked for */
+enum {
+    LINE = 64,
+    AHEAD = 2048
+}; /* bytes of a panel that is widened: what a turn reads of it, and how far from there the next are asked for */
 enum {
     ARG_A,
     ARG_A_STRIDE,
@@ -95,9 +98,7 @@ static LLVMValueRef multiply_add(const kernel *g, LLVMValueRef a, LLVMValueRef b
     case OPQ_GEMM_F64:
     case OPQ_GEMM_WIDENED: break;
     case OPQ_GEMM_PAIRS:
-    case OPQ_GEMM_QUADS:
-        memcpy(args, (LLVMValueRef[]){sum, a, b}, sizeof args);
-        break;
+    case OPQ_GEMM_QUADS: memcpy(args, (LLVMValueRef[]){sum, a, b}, sizeof args); break;
     case OPQ_GEMM_SHORTS:
         memcpy(args, (LLVMValueRef[]){a, b}, 2 * sizeof *args);
         return LLVMBuildAdd(g->e->builder, LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 2, ""), sum, "");

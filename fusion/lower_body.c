@@ -234,7 +234,7 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
     }
     if (opq_node_class(node) == OPQ_CLASS_CAST)
         return opq_lower_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
-                         node->type.dtype);
+                              node->type.dtype);
     if (opq_node_divides(node) && !push_nonzero(state, node, &instr))
         return -1;
     return opq_lower_push(state, &instr);

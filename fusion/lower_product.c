@@ -297,7 +297,8 @@ int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *
         operand_map(state->graph, ref, o, map, &k, &own);
         int value = thin ? opq_lower_emit(state, node->operand[o], &own) : load_matrix(state, node->operand[o], &own);
         if (value >= 0)
-            value = opq_lower_cast(state, value, (opq_dtype)opq_node_at(state->graph, node->operand[o])->type.dtype, dtype);
+            value =
+                opq_lower_cast(state, value, (opq_dtype)opq_node_at(state->graph, node->operand[o])->type.dtype, dtype);
         if (value < 0)
             return -1;
         if (state->instrs[value].dtype != dtype)

@@ -173,8 +173,7 @@ static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count
         opq_gemm_tile_shape tile = {0};
         while (e->tiles[element] && status == OPQ_OK && opq_gemm_next_tile(&e->cpu, &tile)) {
             char symbol[48], path[OPQ_EXPORT_PATH_MAX];
-            snprintf(symbol, sizeof symbol, "tile_%d_%d_%dx%d", element, (int)tile.left, tile.rows,
-                     tile.vectors);
+            snprintf(symbol, sizeof symbol, "tile_%d_%d_%dx%d", element, (int)tile.left, tile.rows, tile.vectors);
             snprintf(path, sizeof path, "%s/%s.o", e->folder, symbol);
             status = opq_gemm_kernel_object(e->compiler, (opq_gemm_element)element, &tile, symbol, path);
             opq_text_add(
@@ -182,8 +181,7 @@ static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count
                 "void %s(const void *, int64_t, const void *, int64_t, int64_t, void *, int64_t, int64_t, int64_t, "
                 "const void *, int64_t, const int64_t *, const int64_t *);\n",
                 symbol);
-            opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", element, (int)tile.left, tile.rows,
-                         tile.vectors, symbol);
+            opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", element, (int)tile.left, tile.rows, tile.vectors, symbol);
             ++*out_count;
         }
     }

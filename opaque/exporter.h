@@ -47,7 +47,7 @@ struct opq_exporter {
     int window_count;
     opq_export_packed *packed;
     int packed_count;
-    uint64_t seed, offset; /* of the random stream */
+    uint64_t seed, offset;         /* of the random stream */
     bool tiles[OPQ_GEMM_ELEMENTS]; /* which kinds of tiles do the products need? */
 };
 

@@ -231,7 +231,7 @@ void check_int8pack(const Tensor &x, const Tensor &w, const Tensor &scales)
     const int64_t k = x.size(1), n = w.size(0);
     TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16, name,
                 "expect A to be either 32-bit or 16-bit float tensor.");
-    TORCH_CHECK(x.stride(1) == 1, name, "A must be contiguous on the last dimension.");
+    TORCH_CHECK(x.stride(-1) == 1, name, "A must be contiguous on the last dimension.");
     TORCH_CHECK(x.dim() == 2, name, "expect A to be 2D tensor.");
     TORCH_CHECK(w.scalar_type() == at::kChar, name, "expect B to be int8 tensor.");
     TORCH_CHECK(w.is_contiguous(), name, "expect B to be contiguous.");

@@ -148,8 +148,8 @@ static void plan_k(gemm_run *run)
 {
     const opq_gemm_call *call = &run->call;
     int64_t most = BLOCK_BYTES / run->element_bytes;
-    run->streams_b =
-        run->row_panels == 1 && call->packed_b && call->k > 0 && call->m * call->k * run->element_bytes <= L1_GROUP_BYTES;
+    run->streams_b = run->row_panels == 1 && call->packed_b && call->k > 0 &&
+                     call->m * call->k * run->element_bytes <= L1_GROUP_BYTES;
     if (run->few_rows || run->streams_b)
         most = call->k;
     else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)

@@ -66,7 +66,7 @@ typedef struct opq_gemm_call {
     const void *packed_a; /* from opq_gemm_pack_a with the same dtype, m and k; every batch uses it. NULL: a is read */
     bool turned;          /* as it was packed; then packed_b is not used */
     const void *packed_b; /* from opq_gemm_pack_b with the same dtype, n or more, and packed_k; every batch uses it. NULL: b is read. It has b.dtype in any case */
-    int64_t packed_k; /* 0: k */
+    int64_t packed_k;     /* 0: k */
 } opq_gemm_call;
 
 /* OPQ_INVALID: dtypes, a rule that they have not, or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.

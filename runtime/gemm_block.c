@@ -54,7 +54,8 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
     int64_t k_stride = left ? m->column_stride : m->row_stride, across_stride = left ? m->row_stride : m->column_stride;
     const int64_t *k_at = left ? m->columns : m->rows, *across_at = left ? m->rows : m->columns;
     opq_pack_source source = {
-        .word = run->rule == GEMM_PAIRS || run->rule == GEMM_SHORTS || run->rule == GEMM_QUADS ? (int)gemm_word(run->rule) : 0,
+        .word = run->rule == GEMM_PAIRS || run->rule == GEMM_SHORTS || run->rule == GEMM_QUADS ? (int)gemm_word(run->rule)
+                                                                                               : 0,
         .swapped = run->rule == GEMM_SWAPPED,
         .unsigned_bytes = left && run->rule == GEMM_QUADS,
         .data = opq_pack_at(m->data, m->dtype, batch * m->batch_stride + k * k_stride + across * across_stride),
@@ -161,8 +162,8 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     if (run->call.packed_b)
         return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes, k0 == 0 ? start : 0};
     if (run->shared_b)
-        return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes, panel_bytes,
-                            k0 == 0 ? start : 0};
+        return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes,
+                            panel_bytes, k0 == 0 ? start : 0};
     if (run->b_in_place && reads_whole_vectors(run, gemm_min(last * run->panel, run->call.n) - first * run->panel)) {
         const void *data =
             opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);

@@ -35,7 +35,7 @@ typedef enum gemm_rule {
     GEMM_SWAPPED, /* the same sums without that instruction: f32, of two neighbours the second one first, without denormals */
     GEMM_WIDENED, /* k numbers, on the right i8 */
     GEMM_SHORTS,  /* of integers: half as many words of two i16 */
-    GEMM_QUADS    /* or a quarter as many of four u8 on the left, i8 + 128, and i8 on the right; sums begin with what that adds, less than 0 */
+    GEMM_QUADS /* or a quarter as many of four u8 on the left, i8 + 128, and i8 on the right; sums begin with what that adds, less than 0 */
 } gemm_rule;
 
 /* One call, once its ways are chosen. Rows and columns are counted in panels: row panels' heights
@@ -46,18 +46,18 @@ typedef struct gemm_run {
     bool avx512;
     opq_gemm_call call; /* k and packed_k as the rule has them */
     gemm_rule rule;
-    int64_t terms;                   /* what k is in the operands */
-    int element_bytes, right_bytes;  /* of the sums, and of the right operand in panels */
-    int lanes, panel;                /* panel: two vectors */
-    int vectors;                     /* of the usual tile */
+    int64_t terms;                  /* what k is in the operands */
+    int element_bytes, right_bytes; /* of the sums, and of the right operand in panels */
+    int lanes, panel;               /* panel: two vectors */
+    int vectors;                    /* of the usual tile */
     int64_t row_panels, column_panels;
     int64_t tile_panels;  /* row panels that share a tile */
     int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
     int64_t k_block;      /* of all but the last block of k */
     bool a_in_place, b_in_place;
-    bool a_window;                     /* a_in_place, by tables */
-    bool streams_b;                    /* it is packed, and one row panel reads it from end to end: hardware fetches what comes */
-    bool few_rows;                     /* b is transposed in registers: see gemm_few.h */
+    bool a_window;  /* a_in_place, by tables */
+    bool streams_b; /* it is packed, and one row panel reads it from end to end: hardware fetches what comes */
+    bool few_rows;  /* b is transposed in registers: see gemm_few.h */
     char *shared_a, *shared_b;         /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
 } gemm_run;

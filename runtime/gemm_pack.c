@@ -394,7 +394,7 @@ static void narrow_rows(const opq_pack_source *s, int64_t k, int width, const fl
     uint32_t *words = out;
     for (int64_t i = 0; s->word > 0 && i < k; i += s->word, rows += s->word * width, words += width)
         for (int j = 0; j < width; j++)
-            words[j] = s->word == 4            ? quad(rows + j, width)
+            words[j] = s->word == 4       ? quad(rows + j, width)
                        : s->to == OPQ_i32 ? short_pair(rows + j, width)
                                           : bf16_pair(rows + j, width);
 }
@@ -463,13 +463,12 @@ static void pack_narrow(bool avx512, const opq_pack_source *s, int64_t k, int64_
         fast = k - k % 4;
     if (s->to == OPQ_i8)
         fast = pack_bytes(s, k, across, width, (int8_t *)out);
-    bool done = s->to == OPQ_i8 || (fast > 0 && (word == 2 ? opq_pack_pairs_avx512 : opq_pack_quads_avx512)(s, fast, across, width,
-                                                                                        (uint32_t *)(void *)out));
+    bool done = s->to == OPQ_i8 || (fast > 0 && (word == 2 ? opq_pack_pairs_avx512 : opq_pack_quads_avx512)(
+                                                    s, fast, across, width, (uint32_t *)(void *)out));
     fast = done ? fast : 0;
     opq_pack_source rest = part_of(s, fast, 0);
     if (fast < k)
-        pack_narrow_plain(avx512, &rest, k - fast, across, width,
-                          out + fast / word * width * opq_dtype_bytes(s->to));
+        pack_narrow_plain(avx512, &rest, k - fast, across, width, out + fast / word * width * opq_dtype_bytes(s->to));
 }
 
 /* Exchanges neighbours of packed rows. */

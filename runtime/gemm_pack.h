@@ -33,8 +33,8 @@ typedef struct opq_pack_source {
     int guard_count;                 /* then both are tables */
     opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
     int word; /* not 0: a row of a panel has words of so many k, 2 bf16 (to: f32), 2 i16 or 4 i8 (to: i32), zeros where there are none */
-    bool unsigned_bytes;        /* of i8: each is 128 more */
-    bool swapped;               /* to f32: of two k the second one comes first, 0 if it is missing */
+    bool unsigned_bytes; /* of i8: each is 128 more */
+    bool swapped;        /* to f32: of two k the second one comes first, 0 if it is missing */
     const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
     int64_t period; /* of a part with guards: rows of k after which they begin again; k: they do not; 0: not known */
     const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */

@@ -387,7 +387,8 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
         opq_type bias = opq_type_make((opq_dtype)opq_graph_type(r->graph, made).dtype, 1, &n);
         made = random_op(r, OPQ_OP_add, (opq_ref[]){made, same_shape(r, &bias)}, 2, NULL, 0);
     }
-    if (made >= 0 && n == 1 && !turn_a && type.dtype != OPQ_i8 && chance(r, 70)) { /* a reflection: x - (x v) w, as large as x */
+    if (made >= 0 && n == 1 && !turn_a && type.dtype != OPQ_i8 &&
+        chance(r, 70)) { /* a reflection: x - (x v) w, as large as x */
         opq_type row = opq_type_make((opq_dtype)type.dtype, 1, &k);
         made = random_op(r, OPQ_OP_mul, (opq_ref[]){made, same_shape(r, &row)}, 2, NULL, 0);
         if (made >= 0)

@@ -391,7 +391,8 @@ static void check_tiles(const sample *s, const char *how, opq_gemm_call call, co
 static void check_packed_left(const sample *s, opq_gemm_call call, const void *packed_b, const char *expect)
 {
     bool better;
-    int64_t bytes = opq_gemm_packed_left_bytes(gemm, packed_dtype(s, s->a_dtype, false), &call.b, s->m, s->n, s->k, &better);
+    int64_t bytes =
+        opq_gemm_packed_left_bytes(gemm, packed_dtype(s, s->a_dtype, false), &call.b, s->m, s->n, s->k, &better);
     for (int turned = 0; turned < 2 && (s->batch == 1 || (s->batch > 1 && call.a.batch_stride == 0)); turned++) {
         if (!turned && (bytes == 0 || better))
             continue;
