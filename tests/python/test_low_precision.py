@@ -87,34 +87,34 @@ def test_weights_of_int8(m, k, n, dtype):
         assert ((plain.cpu().double() - exact).abs() <= most).all()
 
 
+def scaled(x, w, scales):
+    return F.linear(x, w.to(x.dtype)) * scales
+
+
+def scaled_transposed(x, w, scales):
+    return (x @ w.t().to(x.dtype)) * scales
+
+
+@pytest.mark.parametrize("f", [scaled, scaled_transposed, torch._weight_int8pack_mm])
 @pytest.mark.parametrize("m, k, n", [(1, 65, 63), (4, 300, 70), (17, 129, 1), (40, 64, 200)])
-def test_widening_has_the_bits_of_a_cast(m, k, n):
+def test_widening_has_the_bits_of_a_cast(m, k, n, f):
     x, w, s = torch.randn(m, k).to(D), whole(n, k).to(D), torch.rand(n).to(D)
+    wide = w.float()
+    torch.opaque.synchronize()
     with torch_opaque.unfused():
-        wide = w.float()
-        torch.opaque.synchronize()
-        want = (F.linear(x, wide) * s).cpu()
-    for f in (
-        lambda: F.linear(x, w.float()) * s,
-        lambda: torch._weight_int8pack_mm(x, w, s),
-        lambda: (x @ w.t().float()) * s,
-    ):
-        for _ in range(3):
-            assert torch.equal(f().cpu(), want)
-    turned = lambda: w.float() @ x.t()
-    want = (wide @ x.t()).cpu()
+        want, turned = (F.linear(x, wide) * s).cpu(), (wide @ x.t()).cpu()
     for _ in range(3):
-        assert torch.equal(turned().cpu(), want)
+        assert torch.equal(f(x, w, s).cpu(), want)
+        assert torch.equal((w.float() @ x.t()).cpu(), turned)
 
 
 def test_weights_are_read_as_int8():
-    x, w, s = torch.randn(1, 512).to(D), whole(2048, 512).to(D), torch.rand(2048).to(D)
-    f = lambda: F.linear(x, w.to(x.dtype)) * s
-    text = str(torch_opaque.graph(f, stage="fused"))
+    on = torch.randn(1, 512).to(D), whole(2048, 512).to(D), torch.rand(2048).to(D)
+    text = str(torch_opaque.graph(scaled, *on, stage="fused"))
     assert "cast" not in text and "i8[2048,512]" in text
     before = torch_opaque.stats()["bytes_packed"]
     for _ in range(6):
-        f().cpu()
+        scaled(*on).cpu()
     assert torch_opaque.stats()["bytes_packed"] - before <= 2048 * 512
 
 
