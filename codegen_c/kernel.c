@@ -39,6 +39,11 @@ static void print_add(opq_c_printer *p, int i, opq_loop_role role)
         ADD(p, "opq_pairs_add(&fold%d, v%d, v%d);\n", i, stmt->operand[0], stmt->operand[1]);
         return;
     }
+    if (opq_op_contracts(stmt->op) && stmt->dtype == OPQ_i32) {
+        ADD(p, "v%d = (int32_t)((uint32_t)v%d + (uint32_t)v%d * (uint32_t)v%d);\n", i, i, stmt->operand[0],
+            stmt->operand[1]);
+        return;
+    }
     if (opq_op_contracts(stmt->op)) {
         ADD(p, "v%d = %s(v%d, v%d, v%d);\n", i, stmt->dtype == OPQ_f64 ? "fma" : "fmaf", stmt->operand[0],
             stmt->operand[1], i);

@@ -18,6 +18,10 @@
 
 enum { TILE_MAX = 32, ARGUMENTS = 13 };
 enum {
+    LINE = 64,
+    AHEAD = 2048
+}; /* bytes of a panel that is widened: what a turn reads of it, and how far from there the next are asked for */
+enum {
     ARG_A,
     ARG_A_STRIDE,
     ARG_B,
@@ -38,9 +42,10 @@ typedef struct kernel {
     opq_gemm_left left;
     int rows, vectors, element_bytes, vector_bytes;
     LLVMTypeRef i8, i64, pointer, element, vector;
-    bool pairs;
-    LLVMTypeRef word;   /* pairs: what fills a vector of the left operand */
-    LLVMTypeRef halves; /* pairs: a vector as the dot instruction takes it */
+    opq_gemm_element kind;
+    int right_bytes;    /* of an element of the right operand */
+    LLVMTypeRef word;   /* what fills a vector of the left operand */
+    LLVMTypeRef halves; /* a vector as the dot instruction takes it */
     LLVMTypeRef fma_type, prefetch_type;
     LLVMValueRef fma, prefetch;
     LLVMValueRef arg[ARGUMENTS];
@@ -69,7 +74,7 @@ static LLVMValueRef advance(const kernel *g, LLVMValueRef address, LLVMValueRef 
 static LLVMValueRef load(const kernel *g, LLVMTypeRef type, LLVMValueRef address)
 {
     LLVMValueRef value = LLVMBuildLoad2(g->e->builder, type, address, "");
-    LLVMSetAlignment(value, (unsigned)(g->pairs ? 2 : g->element_bytes));
+    LLVMSetAlignment(value, g->kind == OPQ_GEMM_F32 || g->kind == OPQ_GEMM_F64 ? (unsigned)g->element_bytes : 1);
     return value;
 }
 
@@ -85,20 +90,45 @@ static LLVMValueRef fill(const kernel *g, LLVMValueRef scalar)
 static LLVMValueRef multiply_add(const kernel *g, LLVMValueRef a, LLVMValueRef b, LLVMValueRef sum)
 {
     LLVMValueRef args[3] = {a, b, sum};
-    if (g->pairs) {
-        args[0] = sum;
-        args[1] = LLVMBuildBitCast(g->e->builder, a, g->halves, "");
-        args[2] = LLVMBuildBitCast(g->e->builder, b, g->halves, "");
+    if (g->halves) {
+        a = LLVMBuildBitCast(g->e->builder, a, g->halves, "");
+        b = LLVMBuildBitCast(g->e->builder, b, g->halves, "");
+    }
+    switch (g->kind) {
+    case OPQ_GEMM_F32:
+    case OPQ_GEMM_F64:
+    case OPQ_GEMM_WIDENED: break;
+    case OPQ_GEMM_PAIRS:
+    case OPQ_GEMM_QUADS: memcpy(args, (LLVMValueRef[]){sum, a, b}, sizeof args); break;
+    case OPQ_GEMM_SHORTS:
+        memcpy(args, (LLVMValueRef[]){a, b}, 2 * sizeof *args);
+        return LLVMBuildAdd(g->e->builder, LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 2, ""), sum, "");
+    case OPQ_GEMM_ELEMENTS: break;
     }
     return LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 3, "");
 }
 
+static const char *fma_name(const kernel *g)
+{
+    switch (g->kind) {
+    case OPQ_GEMM_PAIRS: return "llvm.x86.avx512bf16.dpbf16ps.512";
+    case OPQ_GEMM_SHORTS: return g->vector_bytes == 64 ? "llvm.x86.avx512.pmaddw.d.512" : "llvm.x86.avx2.pmadd.wd";
+    case OPQ_GEMM_QUADS: return "llvm.x86.avx512.vpdpbusd.512";
+    case OPQ_GEMM_F32:
+    case OPQ_GEMM_F64:
+    case OPQ_GEMM_WIDENED:
+    case OPQ_GEMM_ELEMENTS: break;
+    }
+    return "llvm.fma";
+}
+
 static void declare_intrinsics(kernel *g)
 {
-    const char *name = g->pairs ? "llvm.x86.avx512bf16.dpbf16ps.512" : "llvm.fma";
+    const char *name = fma_name(g);
     unsigned fma = LLVMLookupIntrinsicID(name, strlen(name)), prefetch = LLVMLookupIntrinsicID("llvm.prefetch", 13);
-    g->fma = LLVMGetIntrinsicDeclaration(g->e->module, fma, &g->vector, g->pairs ? 0 : 1);
-    g->fma_type = LLVMIntrinsicGetType(g->e->context, fma, &g->vector, g->pairs ? 0 : 1);
+    size_t overloads = LLVMIntrinsicIsOverloaded(fma) ? 1 : 0;
+    g->fma = LLVMGetIntrinsicDeclaration(g->e->module, fma, &g->vector, overloads);
+    g->fma_type = LLVMIntrinsicGetType(g->e->context, fma, &g->vector, overloads);
     g->prefetch = LLVMGetIntrinsicDeclaration(g->e->module, prefetch, &g->pointer, 1);
     g->prefetch_type = LLVMIntrinsicGetType(g->e->context, prefetch, &g->pointer, 1);
 }
@@ -153,7 +183,8 @@ static void prepare_addresses(kernel *g)
     }
     for (int v = 0; v < g->vectors; v++) {
         LLVMValueRef panel = LLVMBuildMul(builder, g->arg[ARG_PANEL_STRIDE], constant(g, v / OPQ_GEMM_PANEL_VECTORS), "");
-        g->panel_offset[v] = LLVMBuildAdd(builder, panel, constant(g, v % OPQ_GEMM_PANEL_VECTORS * g->vector_bytes), "");
+        int64_t bytes = (int64_t)g->vector_bytes / g->element_bytes * g->right_bytes;
+        g->panel_offset[v] = LLVMBuildAdd(builder, panel, constant(g, v % OPQ_GEMM_PANEL_VECTORS * bytes), "");
     }
 }
 
@@ -180,12 +211,21 @@ static int64_t left_step(const kernel *g)
     return (g->left == OPQ_GEMM_LEFT_PACKED ? g->rows : 1) * (int64_t)g->element_bytes;
 }
 
+/* A vector of the right operand. */
+static LLVMValueRef load_right(const kernel *g, LLVMValueRef address)
+{
+    if (g->kind != OPQ_GEMM_WIDENED)
+        return load(g, g->vector, address);
+    LLVMTypeRef bytes = LLVMVectorType(g->i8, (unsigned)(g->vector_bytes / g->element_bytes));
+    return LLVMBuildSIToFP(g->e->builder, load(g, bytes, address), g->vector, "");
+}
+
 /* One k: tile += column of a times row of b. */
 static void multiply_step(const kernel *g, state *s, int u)
 {
     LLVMValueRef b[OPQ_GEMM_VECTORS_MAX], column = NULL;
     for (int v = 0; v < g->vectors; v++)
-        b[v] = load(g, g->vector, advance(g, s->b, g->panel_offset[v]));
+        b[v] = load_right(g, advance(g, s->b, g->panel_offset[v]));
     if (g->left == OPQ_GEMM_LEFT_WINDOW)
         column = LLVMBuildLoad2(g->e->builder, g->i64, advance(g, s->a, constant(g, (int64_t)u * 8)), "");
     for (int i = 0; i < g->rows; i++) {
@@ -234,7 +274,11 @@ static state emit_loop(kernel *g, const state *before, int unroll)
     state phi = make_phis(g), s = phi;
     for (int u = 0; u < unroll; u++)
         multiply_step(g, &s, u);
-    touch(g, s.prefetch, false);
+    if (g->kind == OPQ_GEMM_WIDENED) /* it may be made for one row, which has nothing but memory to wait for */
+        for (int v = 0; v < g->vectors; v += OPQ_GEMM_PANEL_VECTORS)
+            touch(g, advance(g, advance(g, s.b, g->panel_offset[v]), constant(g, AHEAD)), false);
+    else
+        touch(g, s.prefetch, false);
     s.prefetch = advance(g, s.prefetch, LLVMBuildMul(builder, g->arg[ARG_STEP], constant(g, unroll), ""));
     s.a = advance(g, s.a, constant(g, unroll * left_step(g)));
     s.k = LLVMBuildSub(builder, s.k, constant(g, unroll), "");
@@ -278,22 +322,35 @@ static state emit_start(kernel *g)
     return s;
 }
 
+static void set_types(kernel *g)
+{
+    LLVMContextRef context = g->e->context;
+    bool wide = g->kind == OPQ_GEMM_F64, integers = g->kind == OPQ_GEMM_SHORTS || g->kind == OPQ_GEMM_QUADS;
+    LLVMTypeRef i32 = LLVMInt32TypeInContext(context);
+    g->element_bytes = wide ? 8 : 4;
+    g->right_bytes = g->kind == OPQ_GEMM_WIDENED ? 1 : g->element_bytes;
+    g->vector_bytes = opq_gemm_vector_bytes(g->e->cpu);
+    g->i8 = LLVMInt8TypeInContext(context);
+    g->i64 = LLVMInt64TypeInContext(context);
+    g->pointer = LLVMPointerTypeInContext(context, 0);
+    g->element = wide ? LLVMDoubleTypeInContext(context) : integers ? i32 : LLVMFloatTypeInContext(context);
+    g->word = g->kind == OPQ_GEMM_PAIRS ? i32 : g->element;
+    g->vector = LLVMVectorType(g->element, (unsigned)(g->vector_bytes / g->element_bytes));
+    if (g->kind == OPQ_GEMM_PAIRS)
+        g->halves = LLVMVectorType(LLVMBFloatTypeInContext(context), (unsigned)g->vector_bytes / 2);
+    if (g->kind == OPQ_GEMM_SHORTS)
+        g->halves = LLVMVectorType(LLVMInt16TypeInContext(context), (unsigned)g->vector_bytes / 2);
+}
+
 opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_gemm_element element, opq_gemm_left left,
                                 int rows, int vectors)
 {
-    bool pairs = element == OPQ_GEMM_PAIRS, wide = element == OPQ_GEMM_F64;
-    if ((pairs && !opq_cpu_has(e->cpu, OPQ_LEAF_pairs)) || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
+    bool has = (element != OPQ_GEMM_PAIRS || opq_cpu_has(e->cpu, OPQ_LEAF_pairs)) &&
+               (element != OPQ_GEMM_QUADS || opq_cpu_has(e->cpu, OPQ_LEAF_quads));
+    if (!has || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
         return opq_fail(OPQ_INVALID, "gemm kernel: no tile of %d rows and %d vectors", rows, vectors);
-    kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors, .pairs = pairs};
-    g.element_bytes = wide ? 8 : 4;
-    g.vector_bytes = opq_gemm_vector_bytes(e->cpu);
-    g.i8 = LLVMInt8TypeInContext(e->context);
-    g.i64 = LLVMInt64TypeInContext(e->context);
-    g.pointer = LLVMPointerTypeInContext(e->context, 0);
-    g.element = wide ? LLVMDoubleTypeInContext(e->context) : LLVMFloatTypeInContext(e->context);
-    g.word = pairs ? LLVMInt32TypeInContext(e->context) : g.element;
-    g.halves = LLVMVectorType(LLVMBFloatTypeInContext(e->context), (unsigned)g.vector_bytes / 2);
-    g.vector = LLVMVectorType(g.element, (unsigned)(g.vector_bytes / g.element_bytes));
+    kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors, .kind = element};
+    set_types(&g);
     declare_intrinsics(&g);
     declare_function(&g, name);
     LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
@@ -301,6 +358,8 @@ opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_gemm_eleme
     prepare_addresses(&g);
     state s = emit_start(&g);
     int unroll = (e->cpu->target->gemm.turn_fmas + rows * vectors - 1) / (rows * vectors);
+    if (element == OPQ_GEMM_WIDENED)
+        unroll = LINE / (OPQ_GEMM_PANEL_VECTORS * g.vector_bytes / g.element_bytes);
     if (unroll > 1)
         s = emit_loop(&g, &s, unroll);
     s = emit_loop(&g, &s, 1);

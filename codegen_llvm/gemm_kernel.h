@@ -1,7 +1,7 @@
 /* Register-tile micro-kernels of matrix multiplication: rows x (vectors * lanes) elements of C stay in registers over all of K.
  *
- * Every element is one chain of fused multiply-adds over ascending k, or of steps of two bf16 each (OPQ_GEMM_PAIRS). Which tile computes it
- * cannot change its bits.
+ * Every element is one chain of fused multiply-adds over ascending k, or of steps of two bf16 each (OPQ_GEMM_PAIRS), or a sum of integers. Which
+ * tile computes it cannot change its bits.
  */
 #ifndef OPAQUE_CODEGEN_GEMM_KERNEL_H
 #define OPAQUE_CODEGEN_GEMM_KERNEL_H
@@ -12,9 +12,16 @@
 struct opq_emitter;
 struct opq_cpu;
 
-/* What lies in memory as an element of either operand: a number, or of bf16 two neighbours along k, the first one below, which the processor's
- * dot instruction adds to an f32 (opq_pairs_step in scalar.h). Elements of c are f32 or f64. */
-typedef enum opq_gemm_element { OPQ_GEMM_F32, OPQ_GEMM_F64, OPQ_GEMM_PAIRS, OPQ_GEMM_ELEMENTS } opq_gemm_element;
+/* What lies in memory as an element of either operand: a number, or neighbours along k in a word, the first one lowest. */
+typedef enum opq_gemm_element {
+    OPQ_GEMM_F32,
+    OPQ_GEMM_F64,
+    OPQ_GEMM_PAIRS,   /* two bf16, which the processor's dot instruction adds to an f32 (opq_pairs_step in scalar.h) */
+    OPQ_GEMM_WIDENED, /* f32 on the left, i8 on the right, which is widened */
+    OPQ_GEMM_SHORTS,  /* two i16, whose products are added to an i32: none is -0x8000 */
+    OPQ_GEMM_QUADS,   /* four u8 on the left, i8 on the right, which AVX512_VNNI adds to an i32 */
+    OPQ_GEMM_ELEMENTS
+} opq_gemm_element;
 
 /* Where the left operand's element (i, k) is: packed [k][rows] without gaps, in rows `a_stride` bytes apart, or rows[i] + columns[k] elements
  * behind a. */
@@ -32,7 +39,7 @@ enum {
 };
 
 /* The function that opq_emit_gemm_kernel emits. All strides are in bytes. Row k of panel p of the right operand is at
- * b + k * b_stride + p * b_panel_stride and is read whole: two vectors (one if the kernel has one). c gets rows x vectors*lanes
+ * b + k * b_stride + p * b_panel_stride and is read whole: the elements of two vectors (of one if the kernel has one). c gets rows x vectors*lanes
  * elements, rows c_stride apart; they are also the start of the sums if accumulate != 0. k may be 0.
  * `prefetch` moves by prefetch_step for each k and is touched on the way; it need not be a valid address. Only a window has rows and columns,
  * and no a_stride. */
@@ -51,7 +58,7 @@ int opq_gemm_vector_bytes(const struct opq_cpu *cpu);
 /* Largest number of rows whose tile fits the registers with this many vectors (1..OPQ_GEMM_VECTORS_MAX), 0 if none. */
 int opq_gemm_rows_max(const struct opq_cpu *cpu, int vectors);
 
-/* Adds the kernel to the emitter's module. Rows and vectors within opq_gemm_rows_max, pairs only where the processor has their leaf; else
+/* Adds the kernel to the emitter's module. Rows and vectors within opq_gemm_rows_max, pairs and quads only where the processor has their leaves; else
  * OPQ_INVALID. */
 opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_gemm_element element, opq_gemm_left left,
                                 int rows, int vectors) OPQ_MUST_CHECK;

@@ -43,9 +43,11 @@ static inline int64_t opq_contract_extent_of(const opq_splitter *s, const opq_ax
     return extent;
 }
 
+/* What is loaded, which may be widened. */
 static inline const opq_stmt *opq_contract_operand_stmt(const opq_splitter *s, int o)
 {
-    return &s->k->stmts[s->k->stmts[s->out->product].operand[s->turned ? 1 - o : o]];
+    const opq_stmt *operand = &s->k->stmts[s->k->stmts[s->out->product].operand[s->turned ? 1 - o : o]];
+    return operand->op == OPQ_OP_cast ? &s->k->stmts[operand->operand[0]] : operand;
 }
 
 static inline int opq_contract_operand_access(const opq_splitter *s, int o)

@@ -336,7 +336,7 @@ static bool is_product(const finder *f, const block *b, const opq_lowered *lower
     const opq_node *node = opq_node_at(f->in, ref);
     int64_t columns = b->type->size[b->type->rank - 1], rows = b->type->size[b->type->rank - 2];
     int64_t k = opq_node_at(f->in, node->operand[0])->type.size[opq_lower_summed_dim(f->in, ref, 0)];
-    if (opq_lower_is_pairs(f->in, ref)) /* what stays in cache is f32 */
+    if (opq_lower_needs_engine(f->in, ref)) /* what stays in cache is f32 */
         return false;
     if (lowered->matmul != ref || lowered->direct || nested)
         return lowered->matmul == ref && !lowered->direct;

@@ -34,7 +34,7 @@ typedef enum opq_loop_role {
     OPQ_LOOP_serial, /* in order; a scan in it carries what it holds from turn to turn */
     OPQ_LOOP_lanes,  /* independent but for folds, which combine by OPQ_TREE_lanes */
     OPQ_LOOP_column, /* the same by OPQ_TREE_column */
-    OPQ_LOOP_chain,  /* in order; the folds are products: from +0 on, each turn adds one by a fused multiply-add */
+    OPQ_LOOP_chain, /* in order; the folds are products: from +0 on, each turn adds one by a fused multiply-add; or of i8 to i32 */
     OPQ_LOOP_pairs, /* likewise of bf16, two turns at a time by opq_pairs_step (scalar.h), a product of zeros behind the last odd one */
 } opq_loop_role;
 const char *opq_loop_role_name(opq_loop_role role);

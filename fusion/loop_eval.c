@@ -277,6 +277,11 @@ static opq_status eval_stmt(machine *m, int i)
         return eval_op(m, stmt, &m->values[i]);
     if (opq_op_contracts(stmt->op) && m->pairs)
         return add_pair(m, i, operand(m, stmt, 0), operand(m, stmt, 1));
+    if (opq_op_contracts(stmt->op) && stmt->dtype == OPQ_i32) {
+        opq_number product = opq_eval_mul(OPQ_i32, operand(m, stmt, 0), operand(m, stmt, 1));
+        m->values[i] = opq_eval_add(OPQ_i32, m->values[i], product);
+        return OPQ_OK;
+    }
     if (opq_op_contracts(stmt->op)) {
         double x = operand(m, stmt, 0).f, y = operand(m, stmt, 1).f, *sum = &m->values[i].f;
         *sum = stmt->dtype == OPQ_f64 ? fma(x, y, *sum) : (double)fmaf((float)x, (float)y, (float)*sum);

@@ -44,10 +44,14 @@ static opq_status check_ewise(const verifier *v, const opq_stmt *stmt, const opq
     return OPQ_OK;
 }
 
-static bool is_bf16(const verifier *v, int i)
+/* What an operand of a product is in memory; raw8: it is nothing that is loaded, or widened. */
+static opq_dtype in_memory(const verifier *v, int i)
 {
     const opq_stmt *load = &v->k->stmts[i];
-    return load->op == OPQ_INSTR_load && v->k->accesses[load->access].dtype == OPQ_bf16;
+    bool widened = load->op == OPQ_OP_cast;
+    load = widened ? &v->k->stmts[load->operand[0]] : load;
+    opq_dtype dtype = load->op == OPQ_INSTR_load ? (opq_dtype)v->k->accesses[load->access].dtype : OPQ_raw8;
+    return !widened || dtype == OPQ_i8 ? dtype : OPQ_raw8;
 }
 
 /* A fold stands in the innermost of reducing loops, all of one rule and nothing between them but values. */
@@ -66,11 +70,14 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
     bool arg = opq_fold_is_arg(fold);
     opq_held held = opq_fold_info_of(fold)->held;
     NEED(!is_raw(operand) && !is_raw(result), "raw words are not computed with");
-    NEED(!product || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats");
-    for (int o = 0; o < 2 && product; o++)
+    for (int o = 0; o < 2 && product; o++) {
         NEED(operand_dtype(v, stmt, o) == result, "an operand of another dtype");
-    for (int o = 0; o < 2 && loop->role == OPQ_LOOP_pairs; o++)
-        NEED(result == OPQ_f32 && is_bf16(v, stmt->operand[o]), "pairs are of what is loaded as bf16");
+        opq_dtype memory = in_memory(v, stmt->operand[o]);
+        bool bytes = result == OPQ_i32 && memory == OPQ_i8;
+        NEED(bytes || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats, or i32 of i8");
+        NEED(loop->role != OPQ_LOOP_pairs || (result == OPQ_f32 && (memory == OPQ_bf16 || memory == OPQ_i8)),
+             "pairs are of what is loaded as bf16");
+    }
     NEED(!arg || result == OPQ_i64, "an index is i64");
     NEED(held != OPQ_HELD_truth || result == OPQ_bool, "the result is bool");
     NEED(held != OPQ_HELD_operand || arg || result == operand, "an operand of another dtype");

@@ -135,6 +135,8 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref);
 int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand);
 /* Is it summed by the rule pairs, which only an engine has? */
 bool opq_lower_is_pairs(const opq_graph *graph, opq_ref matmul);
+/* Is it one that only an engine makes: summed by that rule, or with an operand of i8? */
+bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul);
 /* Can a product read its operand from memory, through the views before it? Else they are stored. (fusion/lower_product.c) */
 bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory, opq_ref matmul,
                          int operand);

@@ -105,7 +105,7 @@ int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affin
     return value;
 }
 
-static int emit_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to)
+int opq_lower_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to)
 {
     opq_dtype compute_from = opq_compute_dtype(from), compute_to = opq_compute_dtype(to);
     if (compute_from == compute_to && (to == compute_to || to == from))
@@ -233,8 +233,8 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
         instr.operand[k] = (int16_t)operand;
     }
     if (opq_node_class(node) == OPQ_CLASS_CAST)
-        return emit_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
-                         node->type.dtype);
+        return opq_lower_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
+                              node->type.dtype);
     if (opq_node_divides(node) && !push_nonzero(state, node, &instr))
         return -1;
     return opq_lower_push(state, &instr);
@@ -332,7 +332,7 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
     int16_t outer_at = state->at;
     opq_ref outer_node = state->at_node;
     int64_t outer_extent = state->space.extent[OPQ_AT];
-    state->at = (int16_t)emit_cast(state, value, index->dtype, OPQ_i64);
+    state->at = (int16_t)opq_lower_cast(state, value, index->dtype, OPQ_i64);
     state->at_node = (opq_ref)(node - state->graph->nodes);
     state->space.extent[OPQ_AT] = source->size[axis];
     int result = state->at < 0 ? -1 : opq_lower_emit(state, node->operand[0], &source_map);

@@ -191,12 +191,13 @@ static bool columns_are_one(const opq_lower_state *state, const opq_order *l)
     return true;
 }
 
-/* The product's operands are not both loads from where the engine could take them. */
+/* The product's operands are not both loads, perhaps widened, from where the engine could take them. */
 static bool needs_chain(const opq_lower_state *state, bool thin)
 {
     for (int i = 0; i < state->instr_count; i++)
         for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++) {
             const opq_instr *load = &state->instrs[state->instrs[i].operand[o]];
+            load = load->op == OPQ_OP_cast ? &state->instrs[load->operand[0]] : load;
             if (load->op != OPQ_INSTR_load || (load->operand[0] >= 0 && thin))
                 return true;
             for (int l = 0; l < state->space.rank; l++)

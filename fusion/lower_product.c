@@ -75,12 +75,21 @@ bool opq_lower_is_pairs(const opq_graph *graph, opq_ref matmul)
     return opq_node_int(opq_node_at(graph, matmul), OPQ_ATTR_pairs, 0) != 0;
 }
 
+bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul)
+{
+    const opq_node *node = opq_node_at(graph, matmul);
+    bool bytes = false;
+    for (int k = 0; k < 2; k++)
+        bytes = bytes || opq_node_at(graph, node->operand[k])->type.dtype == OPQ_i8;
+    return bytes || opq_lower_is_pairs(graph, matmul);
+}
+
 /* So few multiply-adds that the way to the engine takes as long. Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for
  * all between two powers of two, or for all that are no smallest ones, if these are alike. Of the smallest as many as there are: an engine takes
  * longer to begin with one than a chain to end it. */
 bool opq_lower_is_small(const opq_graph *graph, opq_ref matmul)
 {
-    if (opq_lower_is_pairs(graph, matmul))
+    if (opq_lower_needs_engine(graph, matmul))
         return false;
     const opq_type *type = &opq_node_at(graph, matmul)->type;
     int64_t m = type->size[type->rank - 2], n = type->size[type->rank - 1], k = summed_size(graph, matmul);
@@ -102,7 +111,8 @@ bool opq_lower_is_thin(const opq_graph *graph, opq_ref matmul)
     int64_t k = summed_size(graph, matmul);
     opq_ref right = opq_strip_reshape(graph, opq_node_at(graph, matmul)->operand[1]);
     bool many = count >= opq_trees.thin_batch_min * m * n || (m == 1 && opq_window_overlaps(graph, right));
-    return !opq_lower_is_pairs(graph, matmul) && (m == 1 || n == 1) && (k <= opq_trees.thin_sum_max || m == n) && many;
+    return !opq_lower_needs_engine(graph, matmul) && (m == 1 || n == 1) && (k <= opq_trees.thin_sum_max || m == n) &&
+           many;
 }
 
 /* Indices that are in [0, extent) where there is an element, else it is 0. */
@@ -285,6 +295,9 @@ int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *
         opq_index_map own;
         operand_map(state->graph, ref, o, map, &k, &own);
         int value = thin ? opq_lower_emit(state, node->operand[o], &own) : load_matrix(state, node->operand[o], &own);
+        if (value >= 0)
+            value =
+                opq_lower_cast(state, value, (opq_dtype)opq_node_at(state->graph, node->operand[o])->type.dtype, dtype);
         if (value < 0)
             return -1;
         if (state->instrs[value].dtype != dtype)

@@ -76,6 +76,7 @@ int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
 int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
 opq_instr opq_lower_blank(int op, opq_dtype dtype);
 int opq_lower_const(opq_lower_state *state, const opq_node *node);
+int opq_lower_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to);
 int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affine *linear); /* its element */
 int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal);                          /* -1 */
 

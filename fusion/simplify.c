@@ -4,6 +4,7 @@
  *   a view that changes nothing, a cast to the same dtype  ->  its operand
  *   update(x, slice(x)) of one window  ->  x         what Python makes of x[i] += y ends so
  *   slice(slice(x))       ->  slice(x)
+ *   matmul(x, cast(i8))   ->  matmul(x, i8)          a product widens i8 itself; of f32 the left one, if not the right one
  *   slice(update(x, y))   ->  slice(y) where the window has all of it, slice(x) where it has none: parts of a concat
  *
  * needs   verified graph
@@ -266,6 +267,26 @@ static void find_part(const opq_graph *out, opq_node *slice, opq_ref *operand, s
     }
 }
 
+/* ---- operands of products that are widened */
+
+static bool is_widened(const opq_graph *out, const opq_node *node, opq_ref operand)
+{
+    const opq_node *cast = opq_node_at(out, operand);
+    return cast->op == OPQ_OP_cast && cast->type.dtype == node->type.dtype &&
+           opq_node_at(out, cast->operand[0])->type.dtype == OPQ_i8;
+}
+
+/* Two of i8 would be summed in i32. */
+static void widen_in_product(const opq_graph *out, const opq_node *node, opq_ref *operands)
+{
+    opq_dtype dtype = (opq_dtype)node->type.dtype;
+    if (node->op != OPQ_OP_matmul || (dtype != OPQ_f32 && dtype != OPQ_f16 && dtype != OPQ_bf16))
+        return;
+    for (int k = 1; k >= 0; k--)
+        if (is_widened(out, node, operands[k]) && opq_node_at(out, operands[1 - k])->type.dtype != OPQ_i8)
+            operands[k] = opq_node_at(out, operands[k])->operand[0];
+}
+
 static opq_status number_node(walk *w, opq_ref n, opq_ref *operands)
 {
     opq_node node = *opq_node_at(w->in, n);
@@ -278,6 +299,7 @@ static opq_status number_node(walk *w, opq_ref n, opq_ref *operands)
     name_reshape(w->out, &node);
     fold_view(w->out, &node, operands, dims, &attr);
     find_part(w->out, &node, operands, &room);
+    widen_in_product(w->out, &node, operands);
     opq_ref same = changes_nothing(w->out, &node);
     if (same >= 0) {
         w->renamed[n] = same;

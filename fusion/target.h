@@ -16,6 +16,7 @@ typedef enum opq_leaf {
     OPQ_LEAF_permute32 = 1 << 3,    /* of 32 in two (vpermt2ps), and of 8 in one, 16 lanes at a time */
     OPQ_LEAF_exponent = 1 << 4, /* exponents are set and taken off, 16 lanes of f32 at a time (vscalefps, vgetexpps, vgetmantps) */
     OPQ_LEAF_pairs = 1 << 5, /* the dot of two bf16 neighbours (vdpbf16ps): opq_pairs_step */
+    OPQ_LEAF_quads = 1 << 6, /* the dot of four bytes, u8 and i8 (vpdpbusd) */
 } opq_leaf;
 
 /* What processors of a target may have besides. */

@@ -20,6 +20,8 @@ static bool runs_here(void)
            __builtin_cpu_supports("avx512cd");
 }
 
+static bool has_quads(void) { return __builtin_cpu_supports("avx512vnni"); }
+
 static bool has_pairs(void) { return __builtin_cpu_supports("avx512bf16"); }
 
 /* Linux lets a process use the AMX tiles only after it has asked; the answer holds for all its threads. */
@@ -35,6 +37,7 @@ static bool has_tiles(void)
 }
 #else
 #define runs_here NULL
+#define has_quads NULL
 #define has_pairs NULL
 #define has_tiles NULL
 #endif
@@ -44,7 +47,9 @@ const opq_target opq_target_avx512 = {
     .cpu = "skylake-avx512",
     .features = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+fma,+f16c",
     .runs_here = runs_here,
-    .extra = {{"+avx512bf16", OPQ_LEAF_pairs, has_pairs}, {"+amx-tile,+amx-bf16", 0, has_tiles}},
+    .extra = {{"+avx512vnni", OPQ_LEAF_quads, has_quads},
+              {"+avx512bf16", OPQ_LEAF_pairs, has_pairs},
+              {"+amx-tile,+amx-bf16", 0, has_tiles}},
     .leaves = OPQ_LEAF_bit_masks | OPQ_LEAF_i64_to_float | OPQ_LEAF_permute8 | OPQ_LEAF_permute32 | OPQ_LEAF_exponent,
     .vector_bytes = 64,
     .vector_registers = 32,

@@ -143,7 +143,7 @@ static opq_status build_with(opq_graph *graph, opq_op op, const opq_type *given,
     if (arity > 0)
         add_tree(&list, op, &types[0]);
     for (int i = 0; i < arity; i++)
-        if (types[i].dtype != compute && opq_operand_promotes(op, i))
+        if (opq_operand_needs_cast(op, i, (opq_dtype)types[i].dtype, compute))
             OPQ_TRY(cast_operand(graph, operands, cast, i, compute));
     node.attr = list.attr;
     node.attr_count = (uint16_t)list.count;

@@ -1,6 +1,7 @@
 /* Matrix products: every result element is one chain of fused multiply-adds over ascending k, from +0 on.
  *
- * f16 and bf16 are widened, run as an f32 chain and are rounded once; or, of bf16, go by pairs (opq_pairs_step), a 0 behind the last odd one. Integers multiply and add in their width; of bool the
+ * f16 and bf16 are widened, run as an f32 chain and are rounded once; or, of bf16, go by pairs (opq_pairs_step), a 0 behind the last odd one. i8 is widened: to the other operand's
+ * dtype, or of two to i32. Integers multiply and add in their width; of bool the
  * product is and, the sum or.
  */
 #include "graph/eval.h"
@@ -30,13 +31,20 @@ static matrix matrix_of(const opq_eval_value *value, bool transposed)
                     .size = size[0] * size[1]};
 }
 
+/* i8 is widened. */
+static opq_number element(opq_dtype dtype, const matrix *x, int64_t at)
+{
+    opq_dtype from = (opq_dtype)x->value->type->dtype;
+    opq_number value = opq_eval_load(from, x->value->data, at);
+    return from == dtype ? value : opq_eval_cast(from, dtype, value);
+}
+
 static opq_number dot(opq_dtype dtype, const matrix *a, int64_t at_a, const matrix *b, int64_t at_b, int64_t count)
 {
     bool is_float = opq_eval_is_float(dtype);
     opq_number sum = is_float ? (opq_number){.f = 0} : (opq_number){.i = 0};
     for (int64_t k = 0; k < count; k++) {
-        opq_number x = opq_eval_load(dtype, a->value->data, at_a + k * a->column);
-        opq_number y = opq_eval_load(dtype, b->value->data, at_b + k * b->row);
+        opq_number x = element(dtype, a, at_a + k * a->column), y = element(dtype, b, at_b + k * b->row);
         if (!is_float)
             sum = opq_eval_add(dtype, sum, opq_eval_mul(dtype, x, y));
         else if (dtype == OPQ_f64)
@@ -47,15 +55,16 @@ static opq_number dot(opq_dtype dtype, const matrix *a, int64_t at_a, const matr
     return sum;
 }
 
-static float element(const matrix *x, int64_t at) { return opq_bf16_to_f32(((const uint16_t *)x->value->data)[at]); }
-
 static opq_number dot_pairs(const matrix *a, int64_t at_a, const matrix *b, int64_t at_b, int64_t count)
 {
     float sum = 0;
     for (int64_t k = 0; k < count; k += 2) {
-        bool both = k + 1 < count;
-        float x1 = both ? element(a, at_a + (k + 1) * a->column) : 0, y1 = both ? element(b, at_b + (k + 1) * b->row) : 0;
-        sum = opq_pairs_step(element(a, at_a + k * a->column), x1, element(b, at_b + k * b->row), y1, sum);
+        float x[2] = {0}, y[2] = {0};
+        for (int64_t i = 0; i < 2 && k + i < count; i++) {
+            x[i] = (float)element(OPQ_bf16, a, at_a + (k + i) * a->column).f;
+            y[i] = (float)element(OPQ_bf16, b, at_b + (k + i) * b->row).f;
+        }
+        sum = opq_pairs_step(x[0], x[1], y[0], y[1], sum);
     }
     return (opq_number){.f = (double)sum};
 }

@@ -297,6 +297,8 @@ opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_a
                      const opq_type *given, opq_type *out_type, opq_dtype *out_compute) OPQ_MUST_CHECK;
 /* Does operand `index` of this op take part in promotion? */
 bool opq_operand_promotes(opq_op op, int index);
+/* And is it not of the dtype in which it is computed with, nor i8 of a product, which widens it? */
+bool opq_operand_needs_cast(opq_op op, int index, opq_dtype operand, opq_dtype compute);
 /* PyTorch's promotion: dimensioned tensors, then 0-d tensors, then numbers; a lower group counts only if its kind is higher. */
 opq_dtype opq_promote(const opq_type *types, int count);
 opq_status opq_broadcast(const char *op, const opq_type *a, const opq_type *b, opq_type *out_type) OPQ_MUST_CHECK;

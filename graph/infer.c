@@ -81,6 +81,12 @@ bool opq_operand_promotes(opq_op op, int index)
     return false;
 }
 
+bool opq_operand_needs_cast(opq_op op, int index, opq_dtype operand, opq_dtype compute)
+{
+    bool widened = opq_op_info_of(op)->class_ == OPQ_CLASS_MATMUL && operand == OPQ_i8 && compute != OPQ_f64;
+    return operand != compute && opq_operand_promotes(op, index) && !widened;
+}
+
 opq_tree opq_tree_for(int rank, const int64_t *axes, int count)
 {
     return count == 0 || axes[count - 1] == rank - 1 ? OPQ_TREE_lanes : OPQ_TREE_column;
@@ -149,6 +155,8 @@ static opq_status infer_dtype(opq_inference *call, opq_dtype *out_dtype)
     OPQ_TRY(check_dtype(call, dtype));
     *out_dtype = dtype;
     call->compute = dtype;
+    if (call->info->class_ == OPQ_CLASS_MATMUL && dtype == OPQ_i8)
+        *out_dtype = call->compute = OPQ_i32;
     bool reduces = call->info->class_ == OPQ_CLASS_REDUCE;
     if (call->info->rule == OPQ_RULE_FLOAT && !is_float(dtype))
         *out_dtype = call->compute = OPQ_f32;

@@ -269,7 +269,7 @@ opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type)
     const opq_type *a = &call->operands[0], *b = &call->operands[1];
     bool turn_a, turn_b, pairs;
     OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_pairs, &pairs));
-    if (pairs && (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16))
+    if (pairs && call->compute != OPQ_bf16)
         return opq_fail(OPQ_INVALID, "%s: pairs are of bf16 operands", call->info->name);
     OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_a, &turn_a));
     OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_b, &turn_b));

@@ -63,7 +63,7 @@ static opq_status check_type(const opq_node *node, const opq_type *operands)
                         opq_shape_name(&type).text, opq_dtype_name((opq_dtype)node->type.dtype),
                         opq_shape_name(&node->type).text);
     for (int i = 0; i < node->arity; i++)
-        if (opq_operand_promotes((opq_op)node->op, i) && operands[i].dtype != compute)
+        if (opq_operand_needs_cast((opq_op)node->op, i, (opq_dtype)operands[i].dtype, compute))
             return opq_fail(OPQ_INVALID, "%s: operand %d is %s and needs a cast to %s", info->name, i,
                             opq_dtype_name((opq_dtype)operands[i].dtype), opq_dtype_name(compute));
     return OPQ_OK;

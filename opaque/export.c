@@ -60,11 +60,22 @@ void opq_exporter_close(opq_exporter *e)
 
 /* ---- kernels */
 
+static void need_tiles(opq_exporter *e, const opq_matmul_step *matmul)
+{
+    bool bytes = matmul->matrix[0].dtype == OPQ_i8 || matmul->matrix[1].dtype == OPQ_i8;
+    if (matmul->dtype == OPQ_i32) {
+        e->tiles[opq_cpu_has(&e->cpu, OPQ_LEAF_quads) ? OPQ_GEMM_QUADS : OPQ_GEMM_SHORTS] = true;
+        return;
+    }
+    e->tiles[matmul->dtype == OPQ_f64 ? OPQ_GEMM_F64 : OPQ_GEMM_F32] = true;
+    e->tiles[OPQ_GEMM_WIDENED] = e->tiles[OPQ_GEMM_WIDENED] || bytes; /* either operand may become the right one */
+}
+
 static opq_status add_code(opq_exporter *e, const opq_step *step)
 {
     char symbol[32], path[OPQ_EXPORT_PATH_MAX];
     if (step->matmul)
-        e->tiles[step->matmul->dtype == OPQ_f64] = true;
+        need_tiles(e, step->matmul);
     if (step->code == NULL || opq_code_list_find(&e->codes, step->code) >= 0)
         return OPQ_OK;
     OPQ_TRY(opq_export_grow((void **)&e->codes.items, e->codes.count, sizeof *e->codes.items));
@@ -89,7 +100,7 @@ static opq_status add_codes(opq_exporter *e, const opq_plan *plan)
         if (step->kind == OPQ_KERNEL_extern)
             return refuse_extern(step);
         if (step->routine && step->routine->op == OPQ_OP_grouped_matmul)
-            e->tiles[step->routine->type.dtype == OPQ_f64] = true;
+            e->tiles[step->routine->type.dtype == OPQ_f64 ? OPQ_GEMM_F64 : OPQ_GEMM_F32] = true;
         for (int p = 0; p < step->part_count; p++)
             OPQ_TRY(add_code(e, &step->parts[p]));
         OPQ_TRY(add_code(e, step));
@@ -272,9 +283,8 @@ static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *st
     opq_exporter *e = a->e;
     opq_export_packed p = {0};
     p.bytes = opq_step_packed(e->ctx->runtime.gemm, plan, step, operand, &p.key);
-    bool pairs_alike =
-        opq_cpu_has(&e->cpu, OPQ_LEAF_pairs) == opq_cpu_has(opq_jit_cpu(e->ctx->runtime.jit), OPQ_LEAF_pairs);
-    if (p.key.to == OPQ_bf16 && !pairs_alike)
+    unsigned differ = e->cpu.leaves ^ opq_jit_cpu(e->ctx->runtime.jit)->leaves;
+    if ((p.key.to == OPQ_bf16 && (differ & OPQ_LEAF_pairs)) || (p.key.to == OPQ_i32 && (differ & OPQ_LEAF_quads)))
         return OPQ_OK;
     if (p.bytes == 0 || opq_step_reads_once(plan, step, operand))
         return OPQ_OK;

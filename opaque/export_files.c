@@ -166,25 +166,22 @@ static void write_memory(opq_text *t, const opq_exporter *e)
 /* All tiles that products of these sums may need, whatever the sizes. */
 static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count)
 {
-    static const opq_gemm_element elements[] = {OPQ_GEMM_F32, OPQ_GEMM_F64};
     opq_text rows = {0};
     opq_status status = OPQ_OK;
     *out_count = 0;
-    for (int d = 0; d < 2; d++) {
+    for (int element = 0; element < OPQ_GEMM_ELEMENTS; element++) {
         opq_gemm_tile_shape tile = {0};
-        while (e->tiles[d] && status == OPQ_OK && opq_gemm_next_tile(&e->cpu, &tile)) {
+        while (e->tiles[element] && status == OPQ_OK && opq_gemm_next_tile(&e->cpu, &tile)) {
             char symbol[48], path[OPQ_EXPORT_PATH_MAX];
-            snprintf(symbol, sizeof symbol, "tile_%d_%d_%dx%d", (int)elements[d], (int)tile.left, tile.rows,
-                     tile.vectors);
+            snprintf(symbol, sizeof symbol, "tile_%d_%d_%dx%d", element, (int)tile.left, tile.rows, tile.vectors);
             snprintf(path, sizeof path, "%s/%s.o", e->folder, symbol);
-            status = opq_gemm_kernel_object(e->compiler, elements[d], &tile, symbol, path);
+            status = opq_gemm_kernel_object(e->compiler, (opq_gemm_element)element, &tile, symbol, path);
             opq_text_add(
                 t,
                 "void %s(const void *, int64_t, const void *, int64_t, int64_t, void *, int64_t, int64_t, int64_t, "
                 "const void *, int64_t, const int64_t *, const int64_t *);\n",
                 symbol);
-            opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", (int)elements[d], (int)tile.left, tile.rows,
-                         tile.vectors, symbol);
+            opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", element, (int)tile.left, tile.rows, tile.vectors, symbol);
             ++*out_count;
         }
     }

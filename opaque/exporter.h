@@ -2,6 +2,7 @@
 #ifndef OPAQUE_OPAQUE_EXPORTER_H
 #define OPAQUE_OPAQUE_EXPORTER_H
 
+#include "codegen_llvm/gemm_kernel.h"
 #include "codegen_llvm/cpu.h"
 #include "opaque/context.h"
 #include "opaque/export.h"
@@ -46,8 +47,8 @@ struct opq_exporter {
     int window_count;
     opq_export_packed *packed;
     int packed_count;
-    uint64_t seed, offset; /* of the random stream */
-    bool tiles[2];         /* are there products summed in f32, in f64? */
+    uint64_t seed, offset;         /* of the random stream */
+    bool tiles[OPQ_GEMM_ELEMENTS]; /* which kinds of tiles do the products need? */
 };
 
 #endif

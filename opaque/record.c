@@ -36,11 +36,13 @@ uint32_t opq_origin_get(void)
 }
 
 /* What the kernels cannot compute although the op's rule allows it. */
-static opq_status check_native(opq_op op, opq_dtype compute)
+static opq_status check_native(opq_op op, const opq_type *operands, opq_dtype compute)
 {
     const opq_op_info *info = opq_op_info_of(op);
+    bool product = info->class_ == OPQ_CLASS_MATMUL;
+    bool bytes = product && operands[0].dtype == OPQ_i8 && operands[1].dtype == OPQ_i8;
     bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
-    if (!opq_op_computes(op, compute) || (info->class_ == OPQ_CLASS_MATMUL && !real))
+    if (!opq_op_computes(op, compute) || (product && !real && !bytes))
         return opq_fail(OPQ_UNSUPPORTED, "%s: no native kernel for %s", info->name, opq_dtype_name(compute));
     return OPQ_OK;
 }
@@ -85,7 +87,7 @@ static opq_status cast_operands(opq_ctx *ctx, opq_op op, opq_value *const *opera
 {
     for (int k = 0; k < arity; k++) {
         opq_status status = OPQ_OK;
-        if (opq_operand_promotes(op, k)) {
+        if (opq_operand_needs_cast(op, k, (opq_dtype)operands[k]->type.dtype, compute)) {
             status = opq_record_cast(ctx, operands[k], compute, &out[k]);
         } else {
             opq_value_retain(operands[k]);
@@ -124,7 +126,7 @@ static opq_status record(opq_ctx *ctx, opq_op op, const opq_type *given, opq_val
     if (status == OPQ_OK)
         status = opq_infer(op, types, arity, attrs, attr_count, given, &type, &compute);
     if (status == OPQ_OK)
-        status = check_native(op, compute);
+        status = check_native(op, types, compute);
     if (status == OPQ_OK)
         status = opq_bound_check(ctx, op, &type);
     if (status == OPQ_OK)

@@ -44,11 +44,19 @@ Matrix matrix(const char *name, const Tensor &tensor)
 
 Matrix matrix(const Call &call, const Tensor &tensor) { return matrix(call.name(), tensor); }
 
-Value contract(const Matrix &a, const Matrix &b)
+// Of two int8 it is a sum in i32.
+Value summed_product(const Matrix &a, const Matrix &b)
 {
     opq_value *out = nullptr;
     accept(opq_record_product(context(), a.value.get(), b.value.get(), a.transposed, b.transposed, &out));
     return Value::take(out);
+}
+
+Value contract(const Matrix &a, const Matrix &b)
+{
+    if (a.value.dtype() == OPQ_i8 && b.value.dtype() == OPQ_i8)
+        decline(opq_fail(OPQ_UNSUPPORTED, "a product of int8 that is int8"));
+    return summed_product(a, b);
 }
 
 // Of matrices, batches of them, and vectors: one on the left is a row, on the right a column, which the result does not have.
@@ -213,6 +221,47 @@ bool linear(Call &call)
     return true;
 }
 
+// ---- i8
+
+// _int_mm(a, b): sums of i32
+bool int_mm(Call &call)
+{
+    const Tensor &a = call.tensor(0), &b = call.tensor(1);
+    require(fits_matrices(a, b, 2) && a.scalar_type() == at::kChar, call);
+    call.give(summed_product(matrix(call, a), matrix(call, b)));
+    return true;
+}
+
+// In the words of the CPU kernel, which is not asked: it reads beyond rows whose length it has no code for.
+void check_int8pack(const Tensor &x, const Tensor &w, const Tensor &scales)
+{
+    const char *const name = "_weight_int8pack_mm_cpu : ";
+    const int64_t k = x.size(1), n = w.size(0);
+    TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16, name,
+                "expect A to be either 32-bit or 16-bit float tensor.");
+    TORCH_CHECK(x.stride(-1) == 1, name, "A must be contiguous on the last dimension.");
+    TORCH_CHECK(x.dim() == 2, name, "expect A to be 2D tensor.");
+    TORCH_CHECK(w.scalar_type() == at::kChar, name, "expect B to be int8 tensor.");
+    TORCH_CHECK(w.is_contiguous(), name, "expect B to be contiguous.");
+    TORCH_CHECK(w.size(1) == k && w.dim() == 2, name, "expect B.size(1) == ", k);
+    TORCH_CHECK(scales.dim() == 1 && scales.size(0) == n, name, "expect scales to be 1d tensor with size ", n);
+    TORCH_CHECK(scales.scalar_type() == x.scalar_type(), "expected scalar type ", x.scalar_type(), " but found ",
+                scales.scalar_type());
+}
+
+// The product's kernel widens the weight.
+Tensor int8pack_mm(const Tensor &x, const Tensor &w, const Tensor &scales)
+{
+    note_line();
+    for (const Tensor *const tensor : {&x, &w, &scales})
+        check_device(*tensor, "_weight_int8pack_mm");
+    check_int8pack(x, w, scales);
+    return guarded([&] {
+        const Value product = contract(matrix("_weight_int8pack_mm", x), {read(w), true});
+        return wrap(record(OPQ_OP_mul, {product, read(scales)}));
+    });
+}
+
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 // Complex operands and too many dims: as other operators, which have CPU kernels.
@@ -313,6 +362,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
     adapt(library, "vdot", &dot);
     adapt(library, "addbmm", &addbmm);
     adapt(library, "linear", &linear);
+    adapt(library, "_int_mm", &int_mm);
+    library.impl("_weight_int8pack_mm", OPQ_KERNEL(int8pack_mm));
     library.impl("_grouped_mm", OPQ_KERNEL(grouped_mm));
     library.impl("linear_backward", OPQ_KERNEL(linear_backward));
 }

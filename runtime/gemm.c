@@ -31,21 +31,28 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_l
 
 /* ---- plan */
 
-static gemm_rule rule_of(const opq_gemm *gemm, bool pairs)
+static opq_dtype sums_of(opq_dtype packed) { return packed == OPQ_bf16 || packed == OPQ_i8 ? OPQ_f32 : packed; }
+
+static gemm_rule rule_of(const opq_gemm *gemm, opq_dtype packed)
 {
-    return !pairs ? GEMM_CHAIN : opq_cpu_has(gemm->cpu, OPQ_LEAF_pairs) ? GEMM_PAIRS : GEMM_SWAPPED;
+    if (packed == OPQ_bf16)
+        return opq_cpu_has(gemm->cpu, OPQ_LEAF_pairs) ? GEMM_PAIRS : GEMM_SWAPPED;
+    if (packed == OPQ_i32)
+        return opq_cpu_has(gemm->cpu, OPQ_LEAF_quads) ? GEMM_QUADS : GEMM_SHORTS;
+    return packed == OPQ_i8 ? GEMM_WIDENED : GEMM_CHAIN;
 }
 
 /* k as the kernels count it. */
 static int64_t steps_of(gemm_rule rule, int64_t k)
 {
-    return rule == GEMM_CHAIN ? k : rule == GEMM_PAIRS ? gemm_ceil(k, 2) : gemm_ceil(k, 2) * 2;
+    return rule == GEMM_SWAPPED ? gemm_ceil(k, 2) * 2 : gemm_ceil(k, gemm_word(rule));
 }
 
 static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
 {
     gemm_run run = {.gemm = gemm, .cpu = gemm->cpu, .call = *call, .element_bytes = opq_dtype_bytes(call->dtype)};
-    run.rule = rule_of(gemm, call->pairs);
+    run.rule = rule_of(gemm, gemm_packed_as(call));
+    run.right_bytes = run.rule == GEMM_WIDENED ? 1 : run.element_bytes;
     run.terms = call->k;
     run.call.k = steps_of(run.rule, call->k);
     run.call.packed_k = steps_of(run.rule, call->packed_k);
@@ -114,7 +121,7 @@ static void plan_tile(gemm_run *run)
     int rows = (int)gemm_ceil(call->m, run->row_panels);
     run->vectors = gemm_tile_vectors(run->cpu, rows, OPQ_GEMM_VECTORS_MAX);
     int64_t step = run->vectors / OPQ_GEMM_PANEL_VECTORS;
-    run->group_panels = gemm_ceil(t->group_bytes / gemm_row_bytes(run), step) * step;
+    run->group_panels = gemm_ceil(t->group_bytes / (run->panel * run->element_bytes), step) * step;
     run->tile_panels = t->tile_panels * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
     run->few_rows = call->dtype == OPQ_f32 && run->rule == GEMM_CHAIN && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 &&
@@ -130,7 +137,9 @@ static void plan_k(gemm_run *run)
     const opq_gemm_call *call = &run->call;
     const opq_target_gemm *t = &run->cpu->target->gemm;
     int64_t most = t->block_bytes / run->element_bytes;
-    if (run->few_rows)
+    run->streams_b = run->row_panels == 1 && call->packed_b && call->k > 0 &&
+                     call->m * call->k * run->element_bytes <= t->l1_group_bytes;
+    if (run->few_rows || run->streams_b)
         most = call->k;
     else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
         most = t->l1_group_bytes / (run->group_panels * gemm_row_bytes(run));
@@ -216,18 +225,22 @@ static opq_status invalid(void)
 
 static bool operand_fits(opq_dtype dtype, opq_dtype operand)
 {
-    return operand == OPQ_f32 || operand == OPQ_f16 || operand == OPQ_bf16 || (operand == OPQ_f64 && dtype == OPQ_f64);
+    bool narrow = operand == OPQ_f32 || operand == OPQ_f16 || operand == OPQ_bf16;
+    return dtype == OPQ_f64 ? narrow || operand == OPQ_f64 : operand == OPQ_i8 || (dtype == OPQ_f32 && narrow);
 }
+
+/* i8 is a bf16, too. */
+static bool is_pairs_of(opq_dtype operand) { return operand == OPQ_bf16 || operand == OPQ_i8; }
 
 static opq_status check(const opq_gemm_call *call)
 {
     bool sizes = call->batch >= 0 && call->m >= 0 && call->n >= 0 && call->k >= 0;
-    if (!sizes || (call->dtype != OPQ_f32 && call->dtype != OPQ_f64) ||
+    if (!sizes || (call->dtype != OPQ_f32 && call->dtype != OPQ_f64 && call->dtype != OPQ_i32) ||
         (!call->packed_a && !operand_fits(call->dtype, call->a.dtype)) ||
         (!call->packed_b && !operand_fits(call->dtype, call->b.dtype)))
         return invalid();
-    bool fits = call->dtype == OPQ_f32 && (call->packed_a || call->a.dtype == OPQ_bf16) &&
-                (call->packed_b || call->b.dtype == OPQ_bf16);
+    bool fits = call->dtype == OPQ_f32 && (call->packed_a || is_pairs_of(call->a.dtype)) &&
+                (call->packed_b || is_pairs_of(call->b.dtype));
     if (call->pairs && !fits)
         return opq_fail(OPQ_INVALID, "gemm: pairs are of bf16");
     return OPQ_OK;
@@ -281,20 +294,21 @@ opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int c
     return OPQ_OK;
 }
 
-/* bf16 as the dtype of a packed copy: it is for pairs, whose sums are f32. */
-static opq_dtype sums_of(opq_dtype packed) { return packed == OPQ_bf16 ? OPQ_f32 : packed; }
-
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n)
 {
-    int64_t row_bytes = OPQ_GEMM_PANEL_VECTORS * opq_gemm_vector_bytes(gemm->cpu);
-    return gemm_ceil(n * opq_dtype_bytes(sums_of(dtype)), row_bytes) * row_bytes *
-           steps_of(rule_of(gemm, dtype == OPQ_bf16), k);
+    gemm_rule rule = rule_of(gemm, dtype);
+    int64_t panel = OPQ_GEMM_PANEL_VECTORS * opq_gemm_vector_bytes(gemm->cpu) / opq_dtype_bytes(sums_of(dtype));
+    int64_t bytes = opq_dtype_bytes(dtype == OPQ_i8 ? OPQ_i8 : sums_of(dtype));
+    return gemm_ceil(n, panel) * panel * bytes * gemm_panel_rows(rule, steps_of(rule, k));
 }
 
 static opq_status check_packed(opq_dtype dtype, const opq_matrix *matrix, int64_t rows, int64_t columns)
 {
-    bool fits = dtype == OPQ_bf16 ? matrix->dtype == OPQ_bf16 : operand_fits(dtype, matrix->dtype);
-    if (rows < 0 || columns < 0 || (sums_of(dtype) != OPQ_f32 && dtype != OPQ_f64) || !fits)
+    bool fits = dtype == OPQ_bf16 ? is_pairs_of(matrix->dtype)
+                : dtype == OPQ_i8 ? matrix->dtype == OPQ_i8
+                                  : operand_fits(dtype, matrix->dtype);
+    bool known = sums_of(dtype) == OPQ_f32 || dtype == OPQ_f64 || dtype == OPQ_i32;
+    if (rows < 0 || columns < 0 || !known || !fits)
         return invalid();
     return OPQ_OK;
 }
@@ -318,20 +332,22 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
                                                t->turned_gain * (double)padded_columns(m, lanes) * (double)n);
     if (*out_turned)
         return opq_gemm_packed_bytes(gemm, dtype, k, m);
-    k = steps_of(rule_of(gemm, dtype == OPQ_bf16), k);
+    k = steps_of(rule_of(gemm, dtype), k);
     return m > rows && region_count(gemm, sums_of(dtype), m, k) == 1 ? m * k * opq_dtype_bytes(sums_of(dtype)) : 0;
 }
 
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
 {
     OPQ_TRY(check_packed(dtype, b, k, n));
+    if (dtype == OPQ_f32 && b->dtype == OPQ_i8) /* calls would read it as i8 */
+        return invalid();
     if (k == 0 || n == 0)
         return OPQ_OK;
     opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1, .n = n, .k = k, .b = *b};
     gemm_run run = run_make(gemm, &call);
     run.shared_b = out;
     run.column_panels = gemm_ceil(n, run.panel);
-    run.group_panels = gemm->cpu->target->gemm.group_bytes / gemm_row_bytes(&run);
+    run.group_panels = gemm->cpu->target->gemm.group_bytes / (run.panel * run.element_bytes);
     int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
     gemm_parallel(gemm, groups, (double)k * (double)n, gemm_pack_shared_b, &run);
     return OPQ_OK;

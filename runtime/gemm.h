@@ -3,7 +3,7 @@
  * Every element of the result is one chain of fused multiply-adds over ascending k that starts from zero, rounded to the
  * accumulation dtype at each step: acc = fma(a[i,k], b[k,j], acc). Shapes, strides, batching, threads and instruction set
  * change which code runs, never the bits. Of two bf16 matrices it may also be one chain of steps of two products each: opq_pairs_step in
- * scalar.h. Processors with AVX512_BF16 have an instruction for these, on others the f32 kernels take them in that order. (Which of two NaN operands gives its payload is not covered.)
+ * scalar.h. Products of i8 are summed in i32, modulo 2^32. Processors with AVX512_BF16 have an instruction for these, on others the f32 kernels take them in that order. (Which of two NaN operands gives its payload is not covered.)
  */
 #ifndef OPAQUE_RUNTIME_GEMM_H
 #define OPAQUE_RUNTIME_GEMM_H
@@ -29,7 +29,7 @@ double opq_gemm_compile_seconds(const opq_gemm *gemm);
 typedef struct opq_matrix {
     const void *data;
     int64_t row_stride, column_stride, batch_stride;
-    opq_dtype dtype; /* f32, f64, f16, bf16; converted to the accumulation dtype, f64 only to f64 */
+    opq_dtype dtype; /* f32, f64, f16, bf16, i8; converted to the accumulation dtype, f64 only to f64, i8 not to f64 */
     const int64_t *rows, *columns;
     int guard_count; /* with both tables, and f32, f16 or bf16: an element that one of the guards leaves out is 0 */
     opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
@@ -53,8 +53,8 @@ typedef void (*opq_gemm_tile)(void *data, int64_t batch, int64_t row, int64_t ro
                               const void *tile, int64_t ld);
 
 typedef struct opq_gemm_call {
-    opq_dtype dtype; /* accumulation: f32 or f64 */
-    bool pairs; /* f32 sums of two bf16 matrices by that rule; of several calls with `accumulate` all but the last have an even k */
+    opq_dtype dtype; /* accumulation: f32 or f64; i32 of two i8 matrices */
+    bool pairs; /* f32 sums of two bf16 matrices, or one and one of i8, by that rule; of several calls with `accumulate` all but the last have an even k */
     int64_t batch, m, n, k; /* >= 0; k == 0 gives zeros */
     opq_matrix a, b;        /* m x k, k x n */
     void *c;                /* if tile == NULL: m x n, accumulation dtype, unit column stride; overlaps no operand */
@@ -65,8 +65,8 @@ typedef struct opq_gemm_call {
     bool serial;          /* the caller runs several calls at once: one block, on this thread */
     const void *packed_a; /* from opq_gemm_pack_a with the same dtype, m and k; every batch uses it. NULL: a is read */
     bool turned;          /* as it was packed; then packed_b is not used */
-    const void *packed_b; /* from opq_gemm_pack_b with the same dtype, n or more, and packed_k; every batch uses it. NULL: b is read */
-    int64_t packed_k; /* 0: k */
+    const void *packed_b; /* from opq_gemm_pack_b with the same dtype, n or more, and packed_k; every batch uses it. NULL: b is read. It has b.dtype in any case */
+    int64_t packed_k;     /* 0: k */
 } opq_gemm_call;
 
 /* OPQ_INVALID: dtypes, a rule that they have not, or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.
@@ -77,7 +77,7 @@ opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int c
 
 /* b in the layout that the kernels read, for operands used many times: panels of two vectors of columns, [n/panel][k][panel]. The
  * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used.
- * dtype: of the sums; bf16: for calls with `pairs`. */
+ * dtype: of the sums; bf16: for calls with `pairs`; i8: of i8, for sums of f32. */
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n);
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n,
                            void *out) OPQ_MUST_CHECK;

@@ -2,7 +2,7 @@
 #ifndef OPAQUE_RUNTIME_GEMM_AVX2_H
 #define OPAQUE_RUNTIME_GEMM_AVX2_H
 
-#include "opaque/opaque.h"
+#include "runtime/gemm_pack.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -20,7 +20,9 @@ INLINE __m256 load_f32(const void *at, opq_dtype from, int64_t count)
     }
     uint16_t part[8] = {0};
     if (count < 8)
-        memcpy(part, at, count < 0 ? 0 : (size_t)count * 2);
+        memcpy(part, at, count < 0 ? 0 : (size_t)(count * opq_pack_bytes(from)));
+    if (from == OPQ_i8)
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(count < 8 ? (const __m128i *)part : at)));
     __m128i half = _mm_loadu_si128(count < 8 ? (const __m128i *)part : at);
     if (from == OPQ_f16)
         return _mm256_cvtph_ps(half);
@@ -42,10 +44,11 @@ INLINE __m256 load_lanes(const void *at, opq_dtype from, unsigned bits)
         return _mm256_setzero_ps();
     if (from == OPQ_f32)
         return _mm256_maskload_ps(at, lanes_of(bits));
-    uint16_t part[8] = {0};
+    int64_t bytes = opq_pack_bytes(from);
+    char part[16] = {0};
     for (int i = 0; i < 8; i++)
         if (bits >> i & 1)
-            part[i] = ((const uint16_t *)at)[i];
+            memcpy(part + i * bytes, (const char *)at + i * bytes, (size_t)bytes);
     return load_f32(part, from, 8);
 }
 

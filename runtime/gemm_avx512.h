@@ -2,7 +2,7 @@
 #ifndef OPAQUE_RUNTIME_GEMM_AVX512_H
 #define OPAQUE_RUNTIME_GEMM_AVX512_H
 
-#include "opaque/opaque.h"
+#include "runtime/gemm_pack.h"
 
 #include <immintrin.h>
 
@@ -13,6 +13,8 @@ INLINE __m512 load_f32(const void *at, opq_dtype from, __mmask16 mask)
 {
     if (from == OPQ_f32)
         return _mm512_maskz_loadu_ps(mask, at);
+    if (from == OPQ_i8)
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, at)));
     __m256i half = _mm256_maskz_loadu_epi16(mask, at);
     if (from == OPQ_f16)
         return _mm512_cvtph_ps(half);

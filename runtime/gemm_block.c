@@ -29,6 +29,7 @@ typedef struct left_view {
 typedef struct right_view {
     const char *data; /* row k of panel p: data + k * k_bytes + p * panel_bytes */
     int64_t k_bytes, panel_bytes;
+    int64_t start; /* 0, or what sums begin with is so many bytes behind the first row */
 } right_view;
 
 typedef struct block {
@@ -53,11 +54,13 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
     int64_t k_stride = left ? m->column_stride : m->row_stride, across_stride = left ? m->row_stride : m->column_stride;
     const int64_t *k_at = left ? m->columns : m->rows, *across_at = left ? m->rows : m->columns;
     opq_pack_source source = {
-        .pairs = run->rule == GEMM_PAIRS,
+        .word = run->rule == GEMM_PAIRS || run->rule == GEMM_SHORTS || run->rule == GEMM_QUADS ? (int)gemm_word(run->rule)
+                                                                                               : 0,
         .swapped = run->rule == GEMM_SWAPPED,
+        .unsigned_bytes = left && run->rule == GEMM_QUADS,
         .data = opq_pack_at(m->data, m->dtype, batch * m->batch_stride + k * k_stride + across * across_stride),
         .from = m->dtype,
-        .to = run->call.dtype,
+        .to = !left && run->rule == GEMM_WIDENED ? OPQ_i8 : run->call.dtype,
         .k_stride = k_stride,
         .across_stride = across_stride,
         .k_at = k_at ? k_at + k : NULL,
@@ -103,6 +106,8 @@ void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64
     opq_pack_source source = pack_source(run, false, batch, k0, column);
     if (k > 0 && columns > 0)
         opq_gemm_pack(run->avx512, &source, terms, columns, run->panel, out, panel_stride);
+    for (int64_t p = first; p < last && run->rule == GEMM_QUADS; p++, out += panel_stride)
+        opq_pack_start_avx512(out, k, run->panel);
 }
 
 static left_view left_of(block *w, int64_t k0, int64_t k)
@@ -149,25 +154,24 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
 {
     const gemm_run *run = w->run;
     const opq_matrix *b = &run->call.b;
-    int64_t row_bytes = gemm_row_bytes(run), panel_bytes = run->call.k * row_bytes;
-    int64_t offset = first * panel_bytes + k0 * row_bytes;
-    if (run->call.packed_b) {
-        if (run->call.packed_k > 0) {
-            panel_bytes = run->call.packed_k * row_bytes;
-            offset = first * panel_bytes + k0 * row_bytes;
-        }
-        return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes};
-    }
+    int64_t row_bytes = gemm_row_bytes(run), whole = run->call.k;
+    if (run->call.packed_b && run->call.packed_k > 0)
+        whole = run->call.packed_k;
+    int64_t panel_bytes = gemm_panel_bytes(run, whole);
+    int64_t offset = first * panel_bytes + k0 * row_bytes, start = run->rule == GEMM_QUADS ? whole * row_bytes : 0;
+    if (run->call.packed_b)
+        return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes, k0 == 0 ? start : 0};
     if (run->shared_b)
-        return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes, panel_bytes};
+        return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes,
+                            panel_bytes, k0 == 0 ? start : 0};
     if (run->b_in_place && reads_whole_vectors(run, gemm_min(last * run->panel, run->call.n) - first * run->panel)) {
         const void *data =
             opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
-        return (right_view){data, b->row_stride * run->element_bytes, row_bytes};
+        return (right_view){data, b->row_stride * run->element_bytes, row_bytes, 0};
     }
-    panel_bytes = k * row_bytes;
+    panel_bytes = gemm_panel_bytes(run, k);
     gemm_pack_b_panels(run, w->batch, first, last, k0, k, w->packed_b, panel_bytes);
-    return (right_view){w->packed_b, row_bytes, panel_bytes};
+    return (right_view){w->packed_b, row_bytes, panel_bytes, run->rule == GEMM_QUADS ? k * row_bytes : 0};
 }
 
 /* Rows from `row` on times the panel `at`. */
@@ -209,7 +213,31 @@ static void end_swapped(const gemm_run *run, unsigned before)
 
 static opq_gemm_element element_of(const gemm_run *run)
 {
-    return run->rule == GEMM_PAIRS ? OPQ_GEMM_PAIRS : gemm_number(run->call.dtype);
+    switch (run->rule) {
+    case GEMM_CHAIN:
+    case GEMM_SWAPPED: break;
+    case GEMM_PAIRS: return OPQ_GEMM_PAIRS;
+    case GEMM_WIDENED: return OPQ_GEMM_WIDENED;
+    case GEMM_SHORTS: return OPQ_GEMM_SHORTS;
+    case GEMM_QUADS: return OPQ_GEMM_QUADS;
+    }
+    return gemm_number(run->call.dtype);
+}
+
+/* Sums in c begin with a row of the panels from `at` on, which is added to what is there if there is more. */
+static void start_sums(const gemm_run *run, const right_view *b, const char *at, char *c, int64_t c_bytes, int64_t rows,
+                       int64_t columns, bool more)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j += run->panel) {
+            const uint32_t *from = (const uint32_t *)(const void *)(at + j / run->panel * b->panel_bytes + b->start);
+            uint32_t *to = (uint32_t *)(void *)(c + i * c_bytes) + j;
+            int64_t count = gemm_min(run->panel, columns - j);
+            if (!more)
+                memcpy(to, from, (size_t)count * sizeof *to);
+            for (int64_t l = 0; l < count && more; l++)
+                to[l] += from[l];
+        }
 }
 
 /* One tile, one block of k. c: its row panels' first row, the group's first column. */
@@ -225,7 +253,7 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
         int vectors = vectors_for(run, wide);
         const char *at = b->data + j / run->panel * b->panel_bytes;
         /* While the row panels pass by, they prefetch the next step's panels, each its share. */
-        int64_t share = step_panels * k * b->k_bytes / (last - first);
+        int64_t share = run->streams_b ? 0 : step_panels * k * b->k_bytes / (last - first);
         int64_t stride = gemm_ceil(share, k + 1);
         const char *next = at + step_panels * b->panel_bytes;
         for (int64_t p = first; p < last; p++, next += share) {
@@ -233,11 +261,14 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
             char *to = c + (row - top) * c_bytes + j * run->element_bytes;
             opq_gemm_kernel kernel;
             OPQ_TRY(gemm_kernel_find(run->gemm, element, a->kind, (int)rows, vectors, &kernel));
+            if (b->start)
+                start_sums(run, b, at, to, c_bytes, rows, wide, more);
+            bool accumulate = more || b->start;
             unsigned csr = begin_swapped(run);
             if (whole_vectors || wide == (int64_t)vectors * run->lanes)
-                run_kernel(kernel, a, row, b, at, to, c_bytes, k, more, next, stride);
+                run_kernel(kernel, a, row, b, at, to, c_bytes, k, accumulate, next, stride);
             else
-                run_edge(w, kernel, a, row, b, at, to, c_bytes, rows, vectors, wide, k, more);
+                run_edge(w, kernel, a, row, b, at, to, c_bytes, rows, vectors, wide, k, accumulate);
             end_swapped(run, csr);
         }
     }
@@ -331,7 +362,7 @@ static int64_t group_bytes(const gemm_run *run)
 {
     if (run->call.packed_b || run->shared_b || run->few_rows)
         return 0;
-    return run->group_panels * gemm_row_bytes(run) * run->k_block;
+    return run->group_panels * gemm_panel_bytes(run, run->k_block);
 }
 
 static int64_t tile_bytes(const gemm_run *run)
@@ -342,7 +373,7 @@ static int64_t tile_bytes(const gemm_run *run)
     int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
     if (run->k_block >= run->call.k)
         panels = gemm_min(panels, run->tile_panels);
-    return panels * gemm_ceil(run->call.m, run->row_panels) * run->group_panels * gemm_row_bytes(run);
+    return panels * gemm_ceil(run->call.m, run->row_panels) * run->group_panels * run->panel * run->element_bytes;
 }
 
 enum { EDGE_BYTES = OPQ_GEMM_ROWS_MAX * OPQ_GEMM_VECTORS_MAX * 64 };

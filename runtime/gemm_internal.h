@@ -25,13 +25,17 @@ struct opq_gemm {
             [OPQ_GEMM_VECTORS_MAX + 1]; /* opq_gemm_element, opq_gemm_left, rows, vectors */
 };
 
+/* Of sums whose operands are numbers of their dtype. */
 static inline opq_gemm_element gemm_number(opq_dtype dtype) { return dtype == OPQ_f64 ? OPQ_GEMM_F64 : OPQ_GEMM_F32; }
 
 /* What is packed as a run of k that the kernels go through one after the other. */
 typedef enum gemm_rule {
     GEMM_CHAIN, /* k numbers */
     GEMM_PAIRS, /* half as many pairs of bf16, for the dot instruction */
-    GEMM_SWAPPED /* the same sums without that instruction: f32, of two neighbours the second one first, without denormals */
+    GEMM_SWAPPED, /* the same sums without that instruction: f32, of two neighbours the second one first, without denormals */
+    GEMM_WIDENED, /* k numbers, on the right i8 */
+    GEMM_SHORTS,  /* of integers: half as many words of two i16 */
+    GEMM_QUADS /* or a quarter as many of four u8 on the left, i8 + 128, and i8 on the right; sums begin with what that adds, less than 0 */
 } gemm_rule;
 
 /* One call, once its ways are chosen. Rows and columns are counted in panels: row panels' heights
@@ -42,16 +46,18 @@ typedef struct gemm_run {
     bool avx512;
     opq_gemm_call call; /* k and packed_k as the rule has them */
     gemm_rule rule;
-    int64_t terms;                   /* what k is in the operands */
-    int element_bytes, lanes, panel; /* panel: two vectors */
-    int vectors;                     /* of the usual tile */
+    int64_t terms;                  /* what k is in the operands */
+    int element_bytes, right_bytes; /* of the sums, and of the right operand in panels */
+    int lanes, panel;               /* panel: two vectors */
+    int vectors;                    /* of the usual tile */
     int64_t row_panels, column_panels;
     int64_t tile_panels;  /* row panels that share a tile */
     int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
     int64_t k_block;      /* of all but the last block of k */
     bool a_in_place, b_in_place;
-    bool a_window;                     /* a_in_place, by tables */
-    bool few_rows;                     /* b is transposed in registers: see gemm_few.h */
+    bool a_window;  /* a_in_place, by tables */
+    bool streams_b; /* it is packed, and one row panel reads it from end to end: hardware fetches what comes */
+    bool few_rows;  /* b is transposed in registers: see gemm_few.h */
     char *shared_a, *shared_b;         /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
 } gemm_run;
@@ -71,7 +77,22 @@ static inline int64_t gemm_row(const gemm_run *run, int64_t row_panel)
 }
 static inline int64_t gemm_row_bytes(const gemm_run *run) /* of a panel of b */
 {
-    return (int64_t)run->panel * run->element_bytes;
+    return (int64_t)run->panel * run->right_bytes;
+}
+/* Of so many k of the kernels'; behind them are what sums begin with, if they do not with 0. */
+static inline int64_t gemm_panel_rows(gemm_rule rule, int64_t k) { return k + (rule == GEMM_QUADS); }
+static inline int64_t gemm_panel_bytes(const gemm_run *run, int64_t k)
+{
+    return gemm_panel_rows(run->rule, k) * gemm_row_bytes(run);
+}
+/* The name that opq_gemm_pack_b has for what the call packs. */
+static inline opq_dtype gemm_packed_as(const opq_gemm_call *call)
+{
+    return call->pairs ? OPQ_bf16 : call->dtype == OPQ_f32 && call->b.dtype == OPQ_i8 ? OPQ_i8 : call->dtype;
+}
+static inline int64_t gemm_word(gemm_rule rule) /* elements in one k of the kernels' */
+{
+    return rule == GEMM_QUADS ? 4 : rule == GEMM_PAIRS || rule == GEMM_SHORTS ? 2 : 1;
 }
 /* Does the engine pack the left operand, or all of the right one? */
 static inline bool gemm_packs_a(const gemm_run *run) { return !run->a_in_place && !run->call.packed_a; }
@@ -82,7 +103,7 @@ static inline bool gemm_packs_b(const gemm_run *run)
 /* Elements [*k0, *k0 + the result) of the operands: k of the kernels' from *k0 on. */
 static inline int64_t gemm_terms(const gemm_run *run, int64_t *k0, int64_t k)
 {
-    int64_t each = run->rule == GEMM_PAIRS ? 2 : 1;
+    int64_t each = gemm_word(run->rule);
     *k0 *= each;
     return run->terms - *k0 < k * each ? run->terms - *k0 : k * each;
 }

@@ -89,7 +89,8 @@ static void end_making(opq_gemm *gemm, struct gemm_entry *entry)
 /* With the lock held, but not while it compiles. */
 static opq_status make(opq_gemm *gemm, struct gemm_entry *entry, kernel_key *key)
 {
-    static const char *const names[] = {"packed", "rows", "window"}, *const elements[] = {"f32", "f64", "pairs"};
+    static const char *const names[] = {"packed", "rows", "window"}, *const elements[] = {"f32",     "f64",    "pairs",
+                                                                                          "widened", "shorts", "quads"};
     void *address = NULL;
     begin_making(gemm, entry);
     pthread_mutex_unlock(&gemm->lock);

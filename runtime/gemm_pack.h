@@ -2,13 +2,16 @@
  *
  * A panel holds `width` neighbours across (rows of the left operand, columns of the right one) for every k: [k][width].
  * Both operands are the same problem with the roles of their strides swapped, so one function packs both.
- * Two neighbours along k may be one element, a pair of bf16 of 4 bytes, the first one below; what is missing behind an odd one is 0.
+ * Two or four neighbours along k may be one element, a word of 4 bytes, the first one below.
  */
 #ifndef OPAQUE_RUNTIME_GEMM_PACK_H
 #define OPAQUE_RUNTIME_GEMM_PACK_H
 
 #include "fusion/limits.h"
 #include "graph/graph.h"
+
+/* As opq_dtype_bytes; f64 is packed by other loops. Inlined: `from` is a literal where it counts. */
+static inline int64_t opq_pack_bytes(opq_dtype from) { return from == OPQ_f32 ? 4 : from == OPQ_i8 ? 1 : 2; }
 
 /* An element is there if k[i] + across[j] is in [0, extent); else it is 0. */
 typedef struct opq_pack_guard {
@@ -24,13 +27,14 @@ typedef struct opq_pack_part {
 /* Part of an operand. Strides count elements of `from`. */
 typedef struct opq_pack_source {
     const void *data;   /* element (k = 0, across = 0) */
-    opq_dtype from, to; /* from: f32, f64, f16, bf16 (others give zeros); to: f32 or f64 */
+    opq_dtype from, to; /* from: f32, f64, f16, bf16, i8 (others give zeros); to: f32 or f64, of i8 also i8, or words */
     int64_t k_stride, across_stride;
     const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
     int guard_count;                 /* then both are tables */
     opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
-    bool pairs;                 /* of bf16: a row of a panel has the pairs of two k */
-    bool swapped;               /* to f32: of two k the second one comes first, 0 if it is missing */
+    int word; /* not 0: a row of a panel has words of so many k, 2 bf16 (to: f32), 2 i16 or 4 i8 (to: i32), zeros where there are none */
+    bool unsigned_bytes; /* of i8: each is 128 more */
+    bool swapped;        /* to f32: of two k the second one comes first, 0 if it is missing */
     const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
     int64_t period; /* of a part with guards: rows of k after which they begin again; k: they do not; 0: not known */
     const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
@@ -58,6 +62,10 @@ typedef struct opq_pack_run {
 bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
 /* Of pairs: whole ones, and one of an odd last k where neighbours across lie side by side. */
 bool opq_pack_pairs_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, uint32_t *out);
+/* Of words of four i8 that lie side by side along k. */
+bool opq_pack_quads_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, uint32_t *out);
+/* Behind k rows of such words: what sums begin with, so that 128 more in each byte on the left adds nothing. Needs AVX512_VNNI. */
+void opq_pack_start_avx512(void *panel, int64_t k, int width);
 bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
 /* rows x columns elements, rows ld elements apart, become columns x rows. */
 void opq_turn_avx2(const float *from, int64_t ld, int64_t rows, int64_t columns, float *to, int64_t to_ld);

@@ -32,7 +32,7 @@ INLINE void copy_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, 
 {
     const float *end = out + k * width;
     const char *row = s->data;
-    int64_t bytes = from == OPQ_f32 ? 4 : 2, p = 0;
+    int64_t bytes = opq_pack_bytes(from), p = 0;
     if (from == OPQ_f32)
         p = width > 8 ? copy_whole_rows_f32(s->data, s->k_stride, k, width, 2, out)
                       : copy_whole_rows_f32(s->data, s->k_stride, k, width, 1, out);
@@ -82,7 +82,7 @@ INLINE void transpose_vectors_f32(const opq_pack_source *s, opq_dtype from, int6
                                   int width, int vectors, float *out)
 {
     const float *end = out + k * width;
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    int64_t bytes = opq_pack_bytes(from);
     for (int64_t p = first; p < k; p += 8) {
         __m256 r[2][8];
 #pragma GCC unroll 2
@@ -150,7 +150,7 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
 INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves,
                        const int *first, int period, int width, float *out)
 {
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    int64_t bytes = opq_pack_bytes(from);
     const float *end = out + k * width;
     int turn = 0; /* p % period */
     for (int64_t p = 0; p < k; p++, out += width, turn = turn + 1 < period ? turn + 1 : 0) {
@@ -246,6 +246,7 @@ AVX2 bool opq_pack_panel_avx2(const opq_pack_source *s, int64_t k, int64_t acros
     EACH_F32(OPQ_f32)
     EACH_F32(OPQ_bf16)
     EACH_F32(OPQ_f16)
+    EACH_F32(OPQ_i8)
     if (s->to != OPQ_f64 || s->from != OPQ_f64)
         return false;
     if (s->across_stride == 1)

@@ -51,7 +51,7 @@ INLINE void transpose_panel(const opq_pack_source *s, opq_dtype from, int64_t by
 
 INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
 {
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    int64_t bytes = opq_pack_bytes(from);
     transpose_panel(s, from, bytes, bytes, k, across, width, out);
 }
 
@@ -83,7 +83,7 @@ INLINE void copy_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, 
     __mmask16 load0 = (__mmask16)mask_of(across, 16), load1 = (__mmask16)mask_of(across - 16, 16);
     __mmask16 store0 = (__mmask16)mask_of(width, 16), store1 = (__mmask16)mask_of(width - 16, 16);
     const char *row = s->data;
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    int64_t bytes = opq_pack_bytes(from);
     for (int64_t p = 0; p < k; p++, row += s->k_stride * bytes, out += width) {
         _mm_prefetch(row + ROWS_AHEAD * s->k_stride * bytes, _MM_HINT_T0);
         if (load1)
@@ -144,11 +144,30 @@ AVX512 bool opq_pack_pairs_avx512(const opq_pack_source *s, int64_t k, int64_t a
     return true;
 }
 
+AVX512 bool opq_pack_quads_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
+{
+    if (s->k_at || s->guard_count > 0 || s->from != OPQ_i8 || s->k_stride != 1)
+        return false;
+    transpose_panel(s, OPQ_f32, 4, 1, k / 4, across, width, (float *)out);
+    return true;
+}
+
+__attribute__((target("avx512f,avx512vnni"))) void opq_pack_start_avx512(void *panel, int64_t k, int width)
+{
+    for (int j = 0; j < width; j += 16) {
+        __m512i sum = _mm512_setzero_si512();
+        char *at = (char *)panel + (int64_t)j * 4;
+        for (int64_t i = 0; i < k; i++, at += (int64_t)width * 4)
+            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)128), _mm512_loadu_si512(at));
+        _mm512_storeu_si512(at, _mm512_sub_epi32(_mm512_setzero_si512(), sum));
+    }
+}
+
 /* One move of `count` rows, `period` rows apart from row `first` on. */
 INLINE void copy_move(const opq_pack_source *s, opq_dtype from, int64_t first, int64_t count, int64_t period,
                       const opq_pack_move *move, int width, float *out)
 {
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    int64_t bytes = opq_pack_bytes(from);
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const char *data = (const char *)s->data + move->from * bytes;
     const __mmask16 load = move->load, more = move->more, store = move->store;
@@ -210,6 +229,7 @@ AVX512 bool opq_pack_panel_avx512(const opq_pack_source *s, int64_t k, int64_t a
         EACH(OPQ_f32, copy_panel_f32, transpose_panel_f32, float)
         EACH(OPQ_bf16, copy_panel_f32, transpose_panel_f32, float)
         EACH(OPQ_f16, copy_panel_f32, transpose_panel_f32, float)
+        EACH(OPQ_i8, copy_panel_f32, transpose_panel_f32, float)
     } else {
         EACH(OPQ_f64, copy_panel_f64, transpose_panel_f64, double)
         EACH(OPQ_f32, copy_panel_f64, transpose_panel_f64, double)

@@ -16,7 +16,7 @@ void gemm_pack_shared_a(void *data, int64_t begin, int64_t end)
 void gemm_pack_shared_b(void *data, int64_t begin, int64_t end)
 {
     gemm_run *run = data;
-    int64_t panel_bytes = run->call.k * gemm_row_bytes(run), groups = gemm_ceil(run->column_panels, run->group_panels);
+    int64_t panel_bytes = gemm_panel_bytes(run, run->call.k), groups = gemm_ceil(run->column_panels, run->group_panels);
     for (int64_t i = begin; i < end; i++) {
         int64_t batch = i / groups, first = i % groups * run->group_panels;
         int64_t last = gemm_min(first + run->group_panels, run->column_panels);
@@ -66,7 +66,7 @@ static int64_t shared_b_bytes(const gemm_run *run)
 {
     if (run->row_chunks == 1 || !gemm_packs_b(run))
         return 0;
-    return gemm_ceil(run->call.batch * run->column_panels * run->call.k * gemm_row_bytes(run), 4096) * 4096;
+    return gemm_ceil(run->call.batch * run->column_panels * gemm_panel_bytes(run, run->call.k), 4096) * 4096;
 }
 
 static void pack_shared(gemm_set *set, char *shared)

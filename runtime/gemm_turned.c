@@ -35,9 +35,9 @@ static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
     const turned_call *t = data;
     const opq_gemm_call *call = t->call;
     _Alignas(64) char turned[TURNED_BYTES];
-    opq_pack_source source = {.from = call->dtype, .to = call->dtype, .k_stride = 1, .across_stride = ld};
-    bool fast =
-        call->dtype == OPQ_f32 && !t->avx512; /* any number of columns at a time, and straight to where they shall be */
+    opq_dtype dtype = call->dtype == OPQ_i32 ? OPQ_f32 : call->dtype; /* bits are moved */
+    opq_pack_source source = {.from = dtype, .to = dtype, .k_stride = 1, .across_stride = ld};
+    bool fast = dtype == OPQ_f32 && !t->avx512; /* any number of columns at a time, and straight to where they shall be */
     int64_t width = fast ? TURNED_BYTES / 4 / columns / 8 * 8 : t->width;
     if (rows == 1) {
         give_turned(t, batch, column, columns, row, 1, tile, 1);
@@ -76,7 +76,7 @@ opq_matrix gemm_transposed(const opq_matrix *m)
 /* What all matrices of the batch share is packed once. */
 static opq_status run_packed(opq_gemm *gemm, opq_gemm_call *turned)
 {
-    opq_dtype to = turned->pairs ? OPQ_bf16 : turned->dtype;
+    opq_dtype to = gemm_packed_as(turned);
     int64_t bytes = opq_gemm_packed_bytes(gemm, to, turned->k, turned->n);
     void *packed = gemm_scratch_acquire(GEMM_SCRATCH_turned, bytes);
     if (!packed)

@@ -90,7 +90,8 @@ static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storag
 bool opq_step_reads_once(const opq_plan *plan, const opq_step *step, int o)
 {
     const opq_contract *c = &step->matmul->contract;
-    return (o == 0 ? c->n : c->m) == 1 && plan->input_bytes > NEAR_INPUT_BYTES;
+    return (o == 0 ? c->n : c->m) == 1 && plan->input_bytes > NEAR_INPUT_BYTES &&
+           step->matmul->matrix[o].dtype != OPQ_i8; /* what packing turns takes longer than memory */
 }
 
 /* Of copies that would take so many bytes. */
@@ -136,6 +137,10 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
     const opq_matrix *x = &matmul->matrix[o];
     opq_dtype to = matmul->pairs ? OPQ_bf16 : matmul->dtype;
     bool left = o == 0, turned = false;
+    if (x->dtype == OPQ_i8 && to == OPQ_f32 && !left)
+        to = OPQ_i8;
+    if (x->dtype == OPQ_i8 && to != OPQ_i8 && to != OPQ_i32) /* it would be larger than what it is made of */
+        return 0;
     if (!worth_packing(matmul, o, &plan->storage[step->buffers[c->operand[o].buffer]]))
         return 0;
     int64_t bytes = left ? opq_gemm_packed_left_bytes(gemm, to, &matmul->matrix[1], c->m, c->n, c->k, &turned)

@@ -93,3 +93,42 @@ def mlp_block_128():
 @row(jax=mlp_jax)
 def mlp_block_bf16_128():
     return Mlp().to(torch.bfloat16), (torch.randn(128, 768, dtype=torch.bfloat16),)
+
+
+# ---- quantized
+
+
+def int_mm(rows, inner, columns):
+    weight = torch.randint(-128, 128, (columns, inner), dtype=torch.int8)
+    return lambda x, w: torch._int_mm(x, w.t()), (
+        torch.randint(-128, 128, (rows, inner), dtype=torch.int8),
+        weight,
+    )
+
+
+for _m, _k, _n in ((512, 512, 512), (32, 768, 3072)):
+    row(f"int_mm_{_m}x{_k}x{_n}", flops=2 * _m * _k * _n)(functools.partial(int_mm, _m, _k, _n))
+
+
+class ByteLinear(nn.Module):
+    """A linear layer whose weight is int8, as torchao's weight-only quantization has it."""
+
+    def __init__(self, inner, columns):
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (columns, inner), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(columns) / 128)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype)) * self.scales
+
+
+for _m in (1, 16):
+    row(f"linear_int8_{_m}x4096x11008", flops=2 * _m * 4096 * 11008, bytes=4096 * 11008)(
+        lambda m=_m: (ByteLinear(4096, 11008), (torch.randn(m, 4096),))
+    )
+
+
+@row(bytes=4096 * 11008)
+def int8pack_mm_1x4096x11008():
+    weight = torch.randint(-128, 128, (11008, 4096), dtype=torch.int8)
+    return torch._weight_int8pack_mm, (torch.randn(1, 4096), weight, torch.rand(11008) / 128)

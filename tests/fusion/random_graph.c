@@ -137,7 +137,7 @@ static bool expands(opq_op op, const opq_type *types, int arity)
     return fits;
 }
 
-/* What the kernels compute: no transcendental function of integers, not all of f64, no matmul of integers. */
+/* What the kernels compute: no transcendental function of integers, not all of f64, no matmul of integers but i8. */
 static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int arity, const opq_attr *attrs,
                        int attr_count)
 {
@@ -168,7 +168,7 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
     if (info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND && !real &&
         !expands(op, types, arity))
         return false;
-    if (info->class_ == OPQ_CLASS_MATMUL && !real)
+    if (info->class_ == OPQ_CLASS_MATMUL && !real && !(types[0].dtype == OPQ_i8 && types[1].dtype == OPQ_i8))
         return false;
     return opq_op_computes(op, compute);
 }

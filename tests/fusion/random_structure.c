@@ -347,6 +347,14 @@ opq_ref random_concat(random_graph *r, opq_ref x)
 
 /* ---- matmul: x with another matrix, either transposed, batches broadcast */
 
+/* What a product widens. */
+static opq_ref bytes(random_graph *r, const opq_type *type)
+{
+    opq_type of = *type;
+    of.dtype = OPQ_i8;
+    return same_shape(r, &of);
+}
+
 static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
 {
     opq_type type = opq_graph_type(r->graph, x), other;
@@ -364,21 +372,23 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
     }
     other.size[other.rank - 2] = turn_b ? n : k;
     other.size[other.rank - 1] = turn_b ? k : n;
+    opq_ref y = type.dtype == OPQ_i8 || chance(r, 15) ? bytes(r, &other) : same_shape(r, &other);
     opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a},
                         {.key = OPQ_ATTR_transpose_b, .i = turn_b},
                         {.key = OPQ_ATTR_pairs, .i = 1}};
     int attr_count = type.dtype == OPQ_bf16 && chance(r, 70) ? 3 : 2;
     r->rounds =
         type.dtype == OPQ_bf16 && r->graph->output_count == 0; /* one is read where it was rounded, not on its tile */
-    opq_ref made = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, same_shape(r, &other)}, 2, attrs, attr_count);
+    opq_ref made = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, y}, 2, attrs, attr_count);
     if (made >= 0 && r->rounds)
         expect_ok(opq_graph_output(r->graph, made));
     r->rounds = false;
     if (made >= 0 && chance(r, 50)) { /* bias */
-        opq_type bias = opq_type_make((opq_dtype)type.dtype, 1, &n);
+        opq_type bias = opq_type_make((opq_dtype)opq_graph_type(r->graph, made).dtype, 1, &n);
         made = random_op(r, OPQ_OP_add, (opq_ref[]){made, same_shape(r, &bias)}, 2, NULL, 0);
     }
-    if (made >= 0 && n == 1 && !turn_a && chance(r, 70)) { /* a reflection: x - (x v) w, as large as x */
+    if (made >= 0 && n == 1 && !turn_a && type.dtype != OPQ_i8 &&
+        chance(r, 70)) { /* a reflection: x - (x v) w, as large as x */
         opq_type row = opq_type_make((opq_dtype)type.dtype, 1, &k);
         made = random_op(r, OPQ_OP_mul, (opq_ref[]){made, same_shape(r, &row)}, 2, NULL, 0);
         if (made >= 0)
@@ -424,6 +434,10 @@ opq_ref random_matmul(random_graph *r, opq_ref x)
         return recurrence(r, x);
     if (type.dtype == OPQ_f32 && chance(r, 30)) { /* by pairs or as a chain */
         type.dtype = OPQ_bf16;
+        x = random_op_typed(r, OPQ_OP_cast, &type, &x, 1, NULL, 0);
+    }
+    if (type.dtype == OPQ_f32 && chance(r, 15)) {
+        type.dtype = OPQ_i8;
         x = random_op_typed(r, OPQ_OP_cast, &type, &x, 1, NULL, 0);
     }
     while (chance(r, 40))

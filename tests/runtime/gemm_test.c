@@ -109,6 +109,7 @@ static double value_at(const void *data, opq_dtype dtype, int64_t i)
     case OPQ_f64: return ((const double *)data)[i];
     case OPQ_f16: return opq_f16_to_f32(((const uint16_t *)data)[i]);
     case OPQ_bf16: return opq_bf16_to_f32(((const uint16_t *)data)[i]);
+    case OPQ_i8: return ((const int8_t *)data)[i];
     default: return ((const float *)data)[i];
     }
 }
@@ -124,6 +125,8 @@ static void fill(void *data, opq_dtype dtype, int64_t count)
             ((double *)data)[i] = v + v * 0x1p-30;
         else if (dtype == OPQ_f32)
             ((float *)data)[i] = i % 97 == 5 ? -0.0f : f;
+        else if (dtype == OPQ_i8) /* all of them, and more of the least: of two of these products are largest */
+            ((int8_t *)data)[i] = (int8_t)(i % 3 ? (int32_t)(seed >> 24) - 128 : -128);
         else if (dtype == OPQ_bf16)
             ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
         else /* f16: any sign and mantissa, exponents around 1, now and then denormal */
@@ -158,7 +161,11 @@ typedef struct sample {
 
 static bool pairs; /* the rule of samples */
 
-static opq_dtype packed_dtype(const sample *s) { return pairs ? OPQ_bf16 : s->dtype; }
+/* right: as the right operand of the call, or of the transposed one. */
+static opq_dtype packed_dtype(const sample *s, opq_dtype operand, bool right)
+{
+    return pairs ? OPQ_bf16 : right && s->dtype == OPQ_f32 && operand == OPQ_i8 ? OPQ_i8 : s->dtype;
+}
 
 enum { TABLE_MAX = 1 << 13, TABLES = 16 };
 static int64_t tables[TABLES][TABLE_MAX];
@@ -290,6 +297,7 @@ static void reference(const opq_gemm_call *call, char *c)
             for (int64_t j = 0; j < call->n; j++) {
                 double wide = 0;
                 float narrow = 0;
+                uint32_t whole = 0;
                 for (int64_t k = 0; k < call->k && call->pairs; k += 2) {
                     bool both = k + 1 < call->k;
                     float a = (float)matrix_at(&call->a, l, i, k), b = (float)matrix_at(&call->b, l, k, j);
@@ -300,12 +308,16 @@ static void reference(const opq_gemm_call *call, char *c)
                     double a = matrix_at(&call->a, l, i, k), b = matrix_at(&call->b, l, k, j);
                     if (call->dtype == OPQ_f64)
                         wide = fma(a, b, wide);
+                    else if (call->dtype == OPQ_i32)
+                        whole += (uint32_t)((int32_t)a * (int32_t)b);
                     else
                         narrow = fmaf((float)a, (float)b, narrow);
                 }
                 int64_t at = (l * call->m + i) * call->n + j;
                 if (call->dtype == OPQ_f64)
                     ((double *)c)[at] = wide;
+                else if (call->dtype == OPQ_i32)
+                    ((uint32_t *)c)[at] = whole;
                 else
                     ((float *)c)[at] = narrow;
             }
@@ -379,12 +391,14 @@ static void check_tiles(const sample *s, const char *how, opq_gemm_call call, co
 static void check_packed_left(const sample *s, opq_gemm_call call, const void *packed_b, const char *expect)
 {
     bool better;
-    int64_t bytes = opq_gemm_packed_left_bytes(gemm, packed_dtype(s), &call.b, s->m, s->n, s->k, &better);
+    int64_t bytes =
+        opq_gemm_packed_left_bytes(gemm, packed_dtype(s, s->a_dtype, false), &call.b, s->m, s->n, s->k, &better);
     for (int turned = 0; turned < 2 && (s->batch == 1 || (s->batch > 1 && call.a.batch_stride == 0)); turned++) {
         if (!turned && (bytes == 0 || better))
             continue;
-        guarded left = guarded_make(turned ? opq_gemm_packed_bytes(gemm, packed_dtype(s), s->k, s->m) : bytes);
-        assert_int_equal(opq_gemm_pack_a(gemm, packed_dtype(s), &call.a, s->m, s->k, turned, left.data), OPQ_OK);
+        opq_dtype to = packed_dtype(s, s->a_dtype, turned);
+        guarded left = guarded_make(turned ? opq_gemm_packed_bytes(gemm, to, s->k, s->m) : bytes);
+        assert_int_equal(opq_gemm_pack_a(gemm, to, &call.a, s->m, s->k, turned, left.data), OPQ_OK);
         opq_gemm_call with = call;
         with.packed_a = left.data, with.a.data = NULL, with.turned = turned;
         check_direct(s, turned ? "turned" : "packed a", with, expect);
@@ -400,8 +414,9 @@ static void check_packed(const sample *s, opq_gemm_call call, const char *expect
 {
     guarded right = {0};
     if (s->batch == 1 || (s->batch > 1 && call.b.batch_stride == 0)) {
-        right = guarded_make(opq_gemm_packed_bytes(gemm, packed_dtype(s), s->k, s->n));
-        assert_int_equal(opq_gemm_pack_b(gemm, packed_dtype(s), &call.b, s->k, s->n, right.data), OPQ_OK);
+        opq_dtype to = packed_dtype(s, s->b_dtype, true);
+        right = guarded_make(opq_gemm_packed_bytes(gemm, to, s->k, s->n));
+        assert_int_equal(opq_gemm_pack_b(gemm, to, &call.b, s->k, s->n, right.data), OPQ_OK);
     }
     check_packed_left(s, call, right.data, expect);
     if (right.map) {
@@ -479,7 +494,8 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const opq_dtype dtypes[][3] = {
     {OPQ_f32, OPQ_f32, OPQ_f32}, {OPQ_f64, OPQ_f64, OPQ_f64},  {OPQ_f32, OPQ_bf16, OPQ_bf16},
     {OPQ_f32, OPQ_f16, OPQ_f16}, {OPQ_f32, OPQ_f32, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f32},
-    {OPQ_f64, OPQ_f32, OPQ_f64},
+    {OPQ_f64, OPQ_f32, OPQ_f64}, {OPQ_f32, OPQ_f32, OPQ_i8},   {OPQ_f32, OPQ_i8, OPQ_bf16},
+    {OPQ_i32, OPQ_i8, OPQ_i8},   {OPQ_f32, OPQ_bf16, OPQ_i8},
 };
 
 static void check_shapes(int which)
@@ -530,6 +546,29 @@ static void test_pairs(void **state)
         check(&large[i]);
     pairs = false;
 }
+static void test_bytes(void **state)
+{
+    (void)state;
+    static const sample large[] = {
+        {1, 150, 300, 2201, ROWS, COLUMNS, OPQ_i32, OPQ_i8, OPQ_i8},
+        {1, 150, 131, 4402, COLUMNS, ROWS, OPQ_i32, OPQ_i8, OPQ_i8},
+        {1, 1, 603, 2003, ROWS, COLUMNS, OPQ_i32, OPQ_i8, OPQ_i8},
+        {1, 603, 1, 2003, ROWS, ROWS, OPQ_i32, OPQ_i8, OPQ_i8},
+        {2, 300, 60, 100, ROWS, BROADCAST, OPQ_i32, OPQ_i8, OPQ_i8},
+        {1, 150, 131, 1201, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_i8},
+        {1, 1, 603, 9003, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_i8},
+        {1, 603, 1, 1003, ROWS, ROWS, OPQ_f32, OPQ_i8, OPQ_f32},
+        {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_bf16, OPQ_i8},
+    };
+    for (int which = 7; which < 10; which++)
+        check_shapes(which);
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+        check(&large[i]);
+    pairs = true;
+    check_shapes(10);
+    pairs = false;
+}
+
 static void test_half(void **state)
 {
     (void)state;
@@ -746,6 +785,16 @@ static void test_invalid(void **state)
     call.dtype = OPQ_bf16;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
     assert_int_equal(opq_gemm_pack_b(gemm, OPQ_f32, &wide, 1, 1, x), OPQ_INVALID);
+    opq_matrix byte = one;
+    byte.dtype = OPQ_i8;
+    assert_int_equal(opq_gemm_pack_b(gemm, OPQ_f32, &byte, 1, 1, x), OPQ_INVALID); /* calls would read i8 */
+    assert_int_equal(opq_gemm_pack_b(gemm, OPQ_i8, &one, 1, 1, x), OPQ_INVALID);
+    call.dtype = OPQ_f64;
+    call.a.dtype = OPQ_f64;
+    call.b = byte;
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    call.dtype = OPQ_i32; /* of f64 and i8 */
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
 }
 
 static void test_kernels_are_made_again(void **state)
@@ -775,6 +824,7 @@ int main(void)
         cmocka_unit_test(test_f64),
         cmocka_unit_test(test_half),
         cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_pairs_of_any_bits),
         cmocka_unit_test(test_order_of_pairs),
         cmocka_unit_test(test_large),

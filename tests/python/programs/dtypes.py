@@ -373,6 +373,17 @@ def cast(n):
         n.change(y, f"{y}.copy_({x})" if way == "copy_" else f"{y}[...] = {x}")
 
 
+def product(n):
+    """Of int8: exact sums, or a weight that the product widens."""
+    rows, inner, columns = (n.choose(1, 2, 3, 5, 17, 40) for _ in range(3))
+    turned = n.chance(0.5)
+    y = n.new([columns, inner] if turned else [inner, columns], "int8") + ".t()" * turned
+    if n.chance(0.6):
+        n.keep(f"torch._int_mm({n.new([rows, inner], 'int8')}, {y})")
+    else:
+        n.keep(f"values({rows}, {inner}, dtype=torch.float32) @ {y}.float() * 0.125", exact=False)
+
+
 def move(n):
     """What moves data and works for every dtype."""
     x = n.pick()
@@ -491,7 +502,17 @@ def number(n):
         n.keep(f"{x} {n.choose('==', '<', '>=', '!=')} {value}")
 
 
-STATEMENTS = {binary: 8, operator: 4, unary: 5, inexact: 3, reduce: 3, cast: 4, move: 3, number: 6}
+STATEMENTS = {
+    binary: 8,
+    operator: 4,
+    unary: 5,
+    inexact: 3,
+    reduce: 3,
+    cast: 4,
+    move: 3,
+    number: 6,
+    product: 1,
+}
 
 
 def write(seed: int):

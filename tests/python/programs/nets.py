@@ -86,7 +86,7 @@ class Net(Writer):
 
 def linear(n, h):
     c, o = n.shape(h)[-1], n.width()
-    way = n.choose("matmul", "bias", "F", "module", "transposed")
+    way = n.choose("matmul", "bias", "F", "module", "transposed", "bytes")
     if way == "matmul":
         return n.value(f"{h} @ {n.weight(c, o)}")
     if way == "bias":
@@ -95,6 +95,9 @@ def linear(n, h):
         return n.value(n.act(f"F.linear({h}, {n.weight(o, c)}, {n.weight(o)})"))
     if way == "module":
         return n.value(n.act(f"{n.module(f'nn.Linear({c}, {o})')}({h})"))
+    if way == "bytes":  # a quantized weight
+        w = n.let("c", f"(randn({o}, {c}) * 40).to(torch.int8)")
+        return n.value(n.act(f"F.linear({h}, {w}.to({h}.dtype)) * ({n.fixed(o)} / 40)"))
     return n.value(f"({n.weight(o, c)} @ {h}.transpose(-1, -2)).transpose(-1, -2)")
 
 
