@@ -8,6 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FOLDERS = (
     "cmake",
     "codegen_c",
@@ -37,8 +38,7 @@ def squeezed(text):
 
 def indented(name):
     """The indented lines of a recipe, as they stand there without four spaces."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    with open(os.path.join(root, "CONTRIBUTING.md")) as file:
+    with open(os.path.join(ROOT, "CONTRIBUTING.md")) as file:
         section = file.read().partition(f"## Recipe: {name}\n")[2].partition("\n## ")[0]
     return re.findall(r"^    (.*\S)$", section, re.M)
 
@@ -71,13 +71,13 @@ def run(program, mode, folder, text):
 
 
 @pytest.fixture(scope="module")
-def core(root, recipe, tmp_path_factory):
+def core(recipe, tmp_path_factory):
     """A copy of the core with what the recipes say, built. The row of the scan is taken away and written again under another name."""
     folder = tmp_path_factory.mktemp("core")
     for name in FOLDERS:
-        shutil.copytree(os.path.join(root, name), folder / name)
+        shutil.copytree(os.path.join(ROOT, name), folder / name)
     for name in ("CMakeLists.txt", "README.md", "LICENSE"):
-        shutil.copy(os.path.join(root, name), folder)
+        shutil.copy(os.path.join(ROOT, name), folder)
     table = folder / "include/opaque/ops.def"
     rows = table.read_text().splitlines()
     kept = [row for row in rows if squeezed(recipe[0]) not in squeezed(row)]
