@@ -14,7 +14,7 @@ typedef void kernel_function(void *const *buffers, const int64_t *dims, const op
                              int64_t end, void *scratch, int64_t *error);
 extern kernel_function *const kernels[];
 
-enum { GUARD = 64, GUARDS = 0x5a };
+enum { GUARD = 1024, GUARDS = 0x5a };
 
 static FILE *file;
 
@@ -45,17 +45,22 @@ typedef struct memory {
     char *room, *now, *expected;
 } memory;
 
-/* Between guards, as far from a multiple of TARGET_ALIGN as it was. */
-static memory memory_read(void)
+/* Between guards, `place` bytes behind a multiple of TARGET_ALIGN. */
+static memory memory_make(int64_t bytes, int64_t place)
 {
-    memory m = {.bytes = read_word()};
-    int64_t place = read_word();
-    size_t padded = ((size_t)m.bytes + 7) / 8 * 8,
-           room = (padded + 3 * GUARD + TARGET_ALIGN) / TARGET_ALIGN * TARGET_ALIGN;
-    m.room = aligned_alloc(TARGET_ALIGN, room);
-    m.expected = malloc(padded + 1);
+    size_t room = ((size_t)bytes + 2 * GUARD + 2 * TARGET_ALIGN) / TARGET_ALIGN * TARGET_ALIGN;
+    memory m = {.bytes = bytes, .room = aligned_alloc(TARGET_ALIGN, room)};
     memset(m.room, GUARDS, room);
     m.now = m.room + GUARD + place;
+    return m;
+}
+
+static memory memory_read(void)
+{
+    int64_t count = read_word();
+    memory m = memory_make(count, read_word());
+    size_t padded = ((size_t)m.bytes + 7) / 8 * 8;
+    m.expected = malloc(padded + 1);
     char *bytes = malloc(padded + 1);
     read_bytes(bytes, padded);
     memcpy(m.now, bytes, (size_t)m.bytes);
@@ -162,17 +167,21 @@ static bool run_launch(int64_t launch, int *different)
     void **at = calloc((size_t)buffer_count + 1, sizeof *at);
     for (int64_t b = 0; b < buffer_count; b++)
         at[b] = memories[buffers[b].memory].now + buffers[b].first;
-    void *scratch = aligned_alloc(TARGET_ALIGN, ((size_t)head[5] / TARGET_ALIGN + 1) * TARGET_ALIGN);
-    launch_kernel(kernel, at, dims, (const opq_number *)scalars, units, head[4], scratch, error);
+    memory scratch = memory_make(head[5], 0);
+    launch_kernel(kernel, at, dims, (const opq_number *)scalars, units, head[4], scratch.now, error);
     if (error[0] != 0)
         printf("launch %lld: kernel %lld fails at statement %lld\n", (long long)launch, (long long)kernel,
                (long long)error[0] - 1);
-    *different += error[0] != 0 || differs(launch, kernel, memories, memory_count, buffers, buffer_count);
+    if (!guards_hold(&scratch))
+        printf("launch %lld: kernel %lld writes behind its scratch memory of %lld bytes\n", (long long)launch,
+               (long long)kernel, (long long)head[5]);
+    *different += error[0] != 0 || !guards_hold(&scratch) ||
+                  differs(launch, kernel, memories, memory_count, buffers, buffer_count);
     for (int64_t i = 0; i < memory_count; i++) {
         free(memories[i].room);
         free(memories[i].expected);
     }
-    free(scratch);
+    free(scratch.room);
     free(at);
     free(units);
     free(scalars);
@@ -186,6 +195,7 @@ static bool run_launch(int64_t launch, int *different)
 int main(int count, char **arguments)
 {
     int64_t launches = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0);
     int different = 0;
     file = count == 2 ? fopen(arguments[1], "rb") : NULL;
     if (file == NULL)

@@ -56,6 +56,7 @@ static int64_t launch_count;
 static opq_ctx *recording;
 static const opq_plan *running;
 static const char *running_name;
+static bool all_same;
 
 static bool has_pairs(const opq_loops *loops)
 {
@@ -151,12 +152,13 @@ static void add_memory(launch *l, char *data, int64_t bytes)
     l->memories[l->memory_count++] = made;
 }
 
-static int64_t memory_with(const launch *l, const char *data)
+/* An empty one may begin where another does. */
+static int64_t memory_with(const launch *l, const char *data, int64_t bytes)
 {
     for (int i = 0; i < l->memory_count; i++)
-        if (data == l->memories[i].data ||
-            (data > l->memories[i].data && data < l->memories[i].data + l->memories[i].bytes))
+        if (data >= l->memories[i].data && data + bytes <= l->memories[i].data + l->memories[i].bytes)
             return i;
+    fail_msg("%s: a buffer without memory", running_name);
     return -1;
 }
 
@@ -168,11 +170,12 @@ static launch launch_begin(const opq_loops *loops, void *const *buffers)
         add_memory(&l, buffers[b], running->storage[step->buffers[b]].bytes);
     for (int b = 0; b < loops->buffer_count; b++) {
         opq_dtype dtype = opq_loops_buffer_dtype(loops, b);
+        int64_t bytes = running->storage[step->buffers[b]].bytes;
         target_buffer *out = &l.buffers[b];
-        *out = (target_buffer){.memory = memory_with(&l, buffers[b]), .dtype = dtype};
+        *out = (target_buffer){.memory = memory_with(&l, buffers[b], bytes), .dtype = dtype};
         out->first = (char *)buffers[b] - l.memories[out->memory].data;
         out->element_bytes = opq_dtype_bytes(dtype);
-        out->bytes = running->storage[step->buffers[b]].bytes / out->element_bytes * out->element_bytes;
+        out->bytes = bytes / out->element_bytes * out->element_bytes;
         out->use = loops->written[b] == OPQ_BUFFER_in    ? TARGET_READ
                    : loops->written[b] == OPQ_BUFFER_out ? TARGET_WRITTEN
                                                          : TARGET_OWN;
@@ -346,6 +349,7 @@ static void compare(void)
             on->compiler, folder, folder, folder);
     command("%s %s/runner %s/launches > %s/result || { cat %s/result >&2; false; }", on->emulator, folder, folder,
             folder, folder);
+    all_same = true;
     print_message("%s: %lld launches of %d kernels, %d left out\n", on->target, (long long)launch_count, kernels.count,
                   left_out);
 }
@@ -385,7 +389,10 @@ static int teardown(void **state)
     free(kernels.items);
     opq_ctx_destroy(recording);
     opq_compiler_destroy(compiler);
-    command("rm -r %s", folder);
+    if (all_same)
+        command("rm -r %s", folder);
+    else
+        print_message("the kernels and their launches are in %s\n", folder);
     return 0;
 }
 

@@ -98,6 +98,12 @@ def core(root, tmp_path_factory):
     passes.write_text(
         passes.read_text().replace("X(reduce) X(scan)\n", f"X(reduce) X(scan) {row}\n")
     )
+    *target, row = re.findall(r"^    (.*\S)$", section(root, "a target"), re.M)
+    (folder / "fusion/target_wide.c").write_text("\n".join(target) + "\n")
+    header = folder / "fusion/target.h"
+    text, count = re.subn(r"(#define OPQ_TARGETS\(X\)) ", rf"\1 {row} ", header.read_text())
+    assert count == 1 and row == "X(wide)"
+    header.write_text(text)
     options = [
         "-G",
         "Ninja",
@@ -107,7 +113,7 @@ def core(root, tmp_path_factory):
     ]
     for command in (
         ["cmake", "-S", ".", "-B", "out", *options],
-        ["cmake", "--build", "out", "--target", "opq-opt"],
+        ["cmake", "--build", "out", "--target", "opq-opt", "opq_exported"],
     ):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -225,3 +231,41 @@ def test_a_file_and_a_row_are_all_that_tiles_need(core, rows, columns):
     ):
         assert loop in printed.stdout
     assert "each i < d0 in m {" in printed.stdout and "vector j < d1 in n {" in printed.stdout
+
+
+# Passed to the kernel by hand: dims are extents, and for each access where it begins and its strides.
+MAIN = """
+#include <stdint.h>
+#include <stdio.h>
+void kernel_0(void *const *, const int64_t *, const void *, int64_t, int64_t, void *, int64_t *);
+int main(void)
+{
+    static float x[37], out[37];
+    void *buffers[] = {x, out};
+    int64_t dims[] = {37, 0, 1, 0, 1, 0, 1}, error[2] = {0};
+    for (int i = 0; i < 37; i++)
+        x[i] = i;
+    kernel_0(buffers, dims, 0, 0, 37, 0, error);
+    for (int i = 0; i < 37; i++)
+        if (out[i] != -x[i] * x[i])
+            return 1;
+    return error[0] != 0;
+}
+"""
+
+
+@BUILT
+def test_a_file_and_a_row_are_all_that_a_target_needs(core, tmp_path):
+    graph = "graph @g {\n  %0 = input f32[37]\n  %1 = neg f32[37] %0\n  %2 = mul f32[37] %1, %0\n  output %2\n}\n"
+    (tmp_path / "graph.ir").write_text(graph)
+    (tmp_path / "main.c").write_text(MAIN)
+    emit = [core / "out/opq-opt", tmp_path / "graph.ir", "--target=wide"]
+    text = subprocess.run([*emit, "--emit=llvm"], capture_output=True, text=True).stdout
+    assert "<8 x float>" in text and '"target-cpu"="neoverse-n1"' in text
+    for command in (
+        [*emit, "--emit=obj", f"--out={tmp_path}"],
+        ["aarch64-linux-gnu-gcc", "-static", "-o", "main", "main.c", "kernel_0.o"],
+        ["qemu-aarch64", "main"],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -67,6 +67,29 @@ def test_emit(root, stage, word):
     assert result.returncode == 0 and word in result.stdout, result.stderr
 
 
+def test_code_for_another_processor(root, tmp_path):
+    assert " v" in run(root, "--target=aarch64", "--emit=asm", text=GRAPH).stdout
+    llvm = run(root, "--target=aarch64", "--emit=llvm", text=GRAPH).stdout
+    assert "aarch64-unknown-linux-gnu" in llvm and "<4 x float>" in llvm
+    result = run(root, "--target=aarch64", "--emit=obj", f"--out={tmp_path}", text=GRAPH)
+    assert result.returncode == 0, result.stderr
+    objects = list(tmp_path.iterdir())
+    assert [path.name for path in objects] == ["kernel_0.o"]
+    machine = objects[0].read_bytes()[18:20]
+    assert int.from_bytes(machine, "little") == 183  # EM_AARCH64
+    for target, lanes in (("avx2", 8), ("avx512", 16)):
+        assert (
+            f"<{lanes} x float>"
+            in run(root, f"--target={target}", "--emit=llvm", text=GRAPH).stdout
+        )
+    result = run(root, "--target=z80", "--emit=asm", text=GRAPH)
+    assert result.returncode == 1 and 'is "z80"; known are neon, avx2 and avx512' in result.stderr
+    result = run(root, "--target=avx2", "--emit=obj", "--out=/nowhere", text=GRAPH)
+    assert result.returncode == 1 and "/nowhere/kernel_0.o cannot be written" in result.stderr
+    for wrong in (["--target=avx2"], ["--emit=obj"], ["--target=avx2", "--emit=obj"], ["--out=d"]):
+        assert run(root, *wrong, text=GRAPH).returncode == 2
+
+
 def test_schedule_after_a_pass(root):
     text = (
         "graph @g {\n  %0 = input f32[9,4]\n  %1 = scan_add f32[9,4] %0 {axis=0}\n  output %1\n}\n"
