@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(128, 10)
 
     def forward(self, x):
-        return self.head(self.layers(self.embedding(x)).mean(1))
+        return self.head(self.layers(self.embedding(x.long())).mean(1))
 
 
 def labelled(x, classes=10):
@@ -110,7 +110,9 @@ def train_convnet_16x32():
 
 @row(kind="steps", tolerance=1e-4)
 def train_encoder_16x64():
-    return training(Encoder, F.cross_entropy), labelled(torch.randint(0, 1000, (16, 64)))
+    return training(Encoder, F.cross_entropy), labelled(
+        torch.randint(0, 1000, (16, 64)).float()
+    )  # a row's model gets the dtype of its input
 
 
 for _name, _kind, _options in (("lstm_2x256", nn.LSTM, {"num_layers": 2}), ("gru_256", nn.GRU, {})):
