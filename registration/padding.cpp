@@ -6,6 +6,9 @@
 // {low, high} of the last dim, then of the one before.
 #include "movement.h"
 
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/select_backward_native.h>
+#include <ATen/ops/slice_backward_native.h>
 #include <algorithm>
 
 namespace opq
@@ -224,6 +227,55 @@ template <Kind kind, int64_t spatial> bool pad_backward(Call &call)
     return true;
 }
 
+// ---- gradients of parts: zeros around them. PyTorch's kernels write into zeros, which is two sweeps and nothing that fuses.
+
+// `part`, along `dim` from `start` on, in something of these sizes.
+Tensor part_in_zeros(const Value &part, IntArrayRef sizes, int64_t dim, int64_t start)
+{
+    const Dims shape = shape_of(part);
+    Dims low(sizes.size(), 0), high = low;
+    const auto at = static_cast<size_t>(dim);
+    low[at] = start;
+    high[at] = sizes[at] - start - shape[at];
+    return wrap(padded(part, 0, low, high));
+}
+
+bool is_ours(const Tensor &grad) { return on_device(grad) && !is_raw(grad); }
+
+Tensor select_backward(const Tensor &grad, c10::SymIntArrayRef sym_sizes, int64_t dim, c10::SymInt sym_index)
+{
+    const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes);
+    const int64_t index = sym_index.guard_int(__FILE__, __LINE__);
+    if (!is_ours(grad) || sizes.size() != static_cast<size_t>(grad.dim()) + 1)
+        return at::native::select_backward_symint(grad, sym_sizes, dim, std::move(sym_index));
+    note_line();
+    dim = at::maybe_wrap_dim(dim, static_cast<int64_t>(sizes.size()));
+    const int64_t size = sizes[static_cast<size_t>(dim)];
+    Dims one(sizes.begin(), sizes.end());
+    one[static_cast<size_t>(dim)] = 1;
+    TORCH_CHECK_INDEX(index >= -size && index < size, "select(): index ", index, " out of range for a size of ", size);
+    return part_in_zeros(reshape(read(grad), one), sizes, dim, index < 0 ? index + size : index);
+}
+
+Tensor slice_backward(const Tensor &grad, c10::SymIntArrayRef sym_sizes, int64_t dim, c10::SymInt sym_start,
+                      c10::SymInt sym_end, c10::SymInt sym_step)
+{
+    const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes);
+    bool ours = is_ours(grad) && sizes.size() == static_cast<size_t>(grad.dim()) && grad.dim() > 0 && sym_step == 1;
+    int64_t start = 0;
+    if (ours) {
+        dim = at::maybe_wrap_dim(dim, grad.dim());
+        const int64_t size = sizes[static_cast<size_t>(dim)], given = sym_start.guard_int(__FILE__, __LINE__);
+        start = std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
+        ours = start + grad.size(dim) <= size;
+    }
+    if (!ours)
+        return at::native::slice_backward(grad, sizes, dim, sym_start.guard_int(__FILE__, __LINE__),
+                                          sym_end.guard_int(__FILE__, __LINE__), sym_step.guard_int(__FILE__, __LINE__));
+    note_line();
+    return part_in_zeros(read(grad), sizes, dim, start);
+}
+
 template <int64_t spatial> void adapt_pads(torch::Library &library)
 {
     const std::string tail = "_pad" + std::to_string(spatial) + "d";
@@ -236,6 +288,8 @@ template <int64_t spatial> void adapt_pads(torch::Library &library)
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
 {
     adapt(library, "constant_pad_nd", &constant_pad);
+    library.impl("select_backward", OPQ_KERNEL(select_backward));
+    library.impl("slice_backward", OPQ_KERNEL(slice_backward));
     adapt_pads<1>(library);
     adapt_pads<2>(library);
     adapt_pads<3>(library);

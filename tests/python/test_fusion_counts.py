@@ -862,3 +862,18 @@ def test_offsets_of_what_is_written():
         return [*seen, a.cpu()]
 
     assert all(map(torch.equal, steps(D), steps("cpu")))
+
+
+def test_gradients_of_parts_are_one_kernel():
+    """Of queries, keys and values that are selected from one tensor: no zeros are written to be added to."""
+    x, g = ready(torch.randn(3, 8, 64), torch.randn(8, 64))
+    x.requires_grad_()
+
+    def step(g):
+        q, k, v = x[0], x[1], x[2]
+        return torch.autograd.grad(q * k - v, x, g)[0]
+
+    result, stats = assert_one_kernel(step, g)
+    own = x.detach().cpu()
+    assert torch.equal(result, g.cpu() * torch.stack([own[1], own[0], -torch.ones_like(own[2])]))
+    assert stats["bytes_read"] + stats["bytes_written"] <= 4 * 64 * 8 * (1 + 2 + 3)

@@ -203,3 +203,28 @@ def test_batch_norm_before_a_patch_embedding(batch, training):
             (y.flatten(2).transpose(1, 2) @ w.to("opaque")).square().mean().backward()
             for got, expected in zip((weight.grad, bias.grad), wanted, strict=True):
                 assert torch.allclose(got.cpu().double(), expected, rtol=1e-4, atol=1e-5)
+
+
+PARTS = {
+    "select": lambda x: (x[0] * x[1] + x[-1]).square(),
+    "inner": lambda x: x[:, 2] * x[..., -1, :1] + x[:, -3].exp(),
+    "slices": lambda x: x[1:, :2] * x[-2:, 2:4] + x[:2, -2:],
+    "over": lambda x: x[:, 1:100].square() + x[0:1, -100:3],
+    "steps": lambda x: x[::2, 1:-1] * x[::2, :2],
+    "nothing": lambda x: x[2:2].sum() + x[0, 1, 2] * x[-1],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("part", PARTS)
+def test_gradients_of_parts(part, dtype):
+    """Bit by bit, and their gradients."""
+
+    def found(device):
+        torch.manual_seed(0)
+        x = torch.randn(3, 4, 4, dtype=dtype).to(device).requires_grad_()
+        first = torch.autograd.grad(PARTS[part](x).abs().sum(), x, create_graph=True)[0]
+        return [t.detach().cpu() for t in (first, *torch.autograd.grad(first.abs().square().sum(), x))]
+
+    for ours, expect in zip(found("opaque"), found("cpu"), strict=True):
+        torch.testing.assert_close(ours, expect)
