@@ -14,9 +14,9 @@ typedef enum opq_leaf {
     OPQ_LEAF_i64_to_float = 1 << 1, /* vectors of i64 are converted */
     OPQ_LEAF_permute8 = 1 << 2,     /* a table of 8 f32 in a register (vpermps) */
     OPQ_LEAF_permute32 = 1 << 3,    /* of 32 in two (vpermt2ps), and of 8 in one, 16 lanes at a time */
-    OPQ_LEAF_exponent = 1 << 4, /* exponents are set and taken off, 16 lanes of f32 at a time (vscalefps, vgetexpps, vgetmantps) */
-    OPQ_LEAF_pairs = 1 << 5, /* the dot of two bf16 neighbours (vdpbf16ps): opq_pairs_step */
-    OPQ_LEAF_quads = 1 << 6, /* the dot of four bytes, u8 and i8 (vpdpbusd) */
+    OPQ_LEAF_exponent = 1 << 4,     /* exponents of 16 f32 are set, and taken off (vscalefps, vgetexpps, vgetmantps) */
+    OPQ_LEAF_pairs = 1 << 5,        /* the dot of two bf16 neighbours (vdpbf16ps): opq_pairs_step */
+    OPQ_LEAF_quads = 1 << 6,        /* the dot of four bytes, u8 and i8 (vpdpbusd) */
 } opq_leaf;
 
 /* What processors of a target may have besides. */
@@ -42,9 +42,8 @@ typedef struct opq_target_gemm {
     int64_t turned_k_min;               /* fewer do not pay for turning the result */
     double turned_gain;                 /* how many times fewer columns the transposed product computes, to pay */
     int64_t near_a_bytes, near_b_bytes; /* packed left rows at a time, where a right operand of so many bytes stays near */
-    int64_t small_work,
-        small_k; /* multiply-adds, and terms, of products whose operands are read as they lie: gemm_small.c */
-    int64_t window_copy_bytes; /* of a padded copy of a window that is made at once */
+    int64_t small_work, small_k;        /* multiply-adds, terms: of products as they lie (gemm_small.c) */
+    int64_t window_copy_bytes;          /* of a padded copy of a window that is made at once */
 } opq_target_gemm;
 
 typedef struct opq_target {
@@ -55,8 +54,7 @@ typedef struct opq_target {
     bool (*runs_here)(void); /* does this processor run its code? NULL: no processor that the library is built for does */
     opq_target_extra extra[4]; /* up to the first without features; each where those before it are */
     unsigned leaves;
-    int vector_bytes,
-        vector_registers; /* of f32 a vector has vector_bytes / 4 lanes, of every dtype as many lanes as of f32 */
+    int vector_bytes, vector_registers; /* a vector has vector_bytes / 4 lanes, whatever its dtype */
 
     /* Elementwise loops. Costs are in instructions of a vector: opq_nest_cost. */
     struct {
@@ -71,11 +69,11 @@ typedef struct opq_target {
         int unroll_cost_max;     /* instructions of all turns of a block that is unrolled */
         int long_behind;         /* cost of what follows a product that is compiled for all vectors and for one alone */
         int scan_tiled;          /* vectors where what is scanned is turned in tiles */
-        int sums;    /* accumulators of f32 of unrolled loops around a product's: at most OPQ_UNROLL_SUMS_MAX */
-        int grouped; /* multiplications of a group of their turns */
+        int sums;                /* accumulators of f32 of unrolled loops: at most OPQ_UNROLL_SUMS_MAX */
+        int grouped;             /* multiplications of a group of their turns */
         int prefetch_rows, prefetch_places; /* turns that they look ahead, with lanes along places and elsewhere */
     } strip;
-    int turn_per_chunk; /* elements of a tiled loop's turn for each chunk of those brought into order together: emit_chunks.c */
+    int turn_per_chunk;     /* elements of a tiled loop's turn for each chunk (emit_chunks.c) */
     int prefetch_bytes;     /* that a contiguous loop looks ahead */
     int shared_math_weight; /* instructions of math functions of a kernel from which on they are called: emit_shared.c */
 
@@ -97,25 +95,22 @@ static inline int opq_target_lanes(const opq_target *target) { return target->ve
 
 /* Lowering: which loop has the lanes, and what is left to the matrix engine. Where they were measured stands in target.c. */
 typedef struct opq_tree_numbers {
-    int64_t lanes; /* that a loop is to fill */
-    int64_t apart,
-        turned; /* cost of a vector whose elements lie apart, and where tiles of them are turned; side by side: 1 */
+    int64_t lanes;              /* that a loop is to fill */
+    int64_t apart, turned;      /* cost of a vector whose elements lie apart, of tiles of them; side by side it is 1 */
     int64_t taps_max;           /* turns of a loop over places of a window that is unrolled around a product */
     int64_t tap_terms_min;      /* terms of such a product */
     int64_t scan_rows_min;      /* scans that go beside each other */
     int64_t row_max;            /* elements of a row that is kept until its last sweep */
     int64_t broadcast_work_max; /* instructions that are done again in a loop that they do not depend on */
     int64_t blocks_min;         /* chunks of a row alone that threads divide */
-    int64_t short_loop,
-        longer_loop; /* turns: below, they fill no vector; and so many times longer a loop has the lanes instead */
-    int64_t fold_cycles, fold_comparing_cycles, fold_arg_cycles, dear_cycles,
-        collect_cycles;                            /* of short rows: lower_loops.c */
+    int64_t short_loop, longer_loop; /* turns: fewer fill no vector; a loop so many times as long has the lanes instead */
+    int64_t fold_cycles, fold_comparing_cycles, fold_arg_cycles; /* of short rows: lower_loops.c */
+    int64_t dear_cycles, collect_cycles;
     int64_t tile_streams_max, stream_elements_min; /* tensors of so many elements that are streamed behind a product */
-    int64_t thin_sum_max,
-        thin_batch_min;              /* products that no engine packs for: terms of a sum, matrices for each element */
-    int64_t vector_min;              /* elements side by side that an engine packs around padding */
-    int64_t small_work, vector_work; /* multiply-adds of small products: of a matrix, of a vector */
-    int64_t smallest;                /* size of one alone, in each direction */
+    int64_t thin_sum_max, thin_batch_min; /* of products that no engine packs for: terms, matrices for each element */
+    int64_t vector_min;                   /* elements side by side that an engine packs around padding */
+    int64_t small_work, vector_work;      /* multiply-adds of small products: of a matrix, of a vector */
+    int64_t smallest;                     /* size of one alone, in each direction */
 } opq_tree_numbers;
 extern const opq_tree_numbers opq_trees;
 
