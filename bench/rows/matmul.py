@@ -126,9 +126,3 @@ for _m in (1, 16):
     row(f"linear_int8_{_m}x4096x11008", flops=2 * _m * 4096 * 11008, bytes=4096 * 11008)(
         lambda m=_m: (ByteLinear(4096, 11008), (torch.randn(m, 4096),))
     )
-
-
-@row(bytes=4096 * 11008)
-def int8pack_mm_1x4096x11008():
-    weight = torch.randint(-128, 128, (11008, 4096), dtype=torch.int8)
-    return torch._weight_int8pack_mm, (torch.randn(1, 4096), weight, torch.rand(11008) / 128)

@@ -761,3 +761,23 @@ def test_an_exported_program(tmp_path):
         got = torch.zeros_like(wanted)
         assert opened.run((x,), (got,)) == 0
         assert torch.equal(got, wanted)
+
+
+class Quantized(nn.Module):
+    """A weight of int8 that a product widens, and a dynamically quantized layer, whose sums are of int8."""
+
+    def __init__(self):
+        super().__init__()
+        for name, shape in (("up", (96, 64)), ("down", (64, 96))):
+            self.register_buffer(name, torch.randint(-128, 128, shape, dtype=torch.int8))
+
+    def forward(self, x):
+        h = nn.functional.linear(x, self.up.to(x.dtype)) * 0.01
+        scale = h.abs().amax(1, keepdim=True).clamp(min=1e-6) / 127
+        return torch._int_mm((h / scale).round().to(torch.int8), self.down.t()).float() * scale
+
+
+@pytest.mark.parametrize("level", [None, "avx2"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_products_of_int8(tmp_path, rows, level):
+    check(Quantized(), [torch.randn(rows, 64)], tmp_path, cpu=level)
