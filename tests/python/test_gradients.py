@@ -224,7 +224,9 @@ def test_gradients_of_parts(part, dtype):
         torch.manual_seed(0)
         x = torch.randn(3, 4, 4, dtype=dtype).to(device).requires_grad_()
         first = torch.autograd.grad(PARTS[part](x).abs().sum(), x, create_graph=True)[0]
-        return [t.detach().cpu() for t in (first, *torch.autograd.grad(first.abs().square().sum(), x))]
+        return [
+            t.detach().cpu() for t in (first, *torch.autograd.grad(first.abs().square().sum(), x))
+        ]
 
     for ours, expect in zip(found("opaque"), found("cpu"), strict=True):
         torch.testing.assert_close(ours, expect)
