@@ -122,5 +122,7 @@ LLVMValueRef opq_fma(opq_emitter *e, LLVMValueRef a, LLVMValueRef b, LLVMValueRe
 {
     LLVMTypeRef type = LLVMTypeOf(a);
     LLVMValueRef args[3] = {a, b, c};
+    if (!opq_is_float(a))
+        return LLVMBuildAdd(e->builder, LLVMBuildMul(e->builder, a, b, ""), c, "");
     return opq_intrinsic(e, "llvm.fma", &type, 1, args, 3);
 }

@@ -50,6 +50,12 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
 /* Of k elements: for panels that share them. At most `most` runs; false: there are more. */
 bool opq_pack_find_runs(const opq_pack_source *source, int64_t k, int32_t *out_lengths, int most);
 
+/* The same from row i of k and neighbour j on. */
+opq_pack_source opq_pack_part_of(const opq_pack_source *source, int64_t i, int64_t j);
+/* One panel: numbers, or words and what is narrower than f32. */
+void opq_pack_panel(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
+void opq_pack_narrow(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, char *out);
+
 /* Neighbours across that lie at one stride: elements [first, first + count) of a row, `stride` apart, the first one at `offset`. */
 typedef struct opq_pack_run {
     int first, count;

@@ -165,3 +165,24 @@ def test_errors_of_int_mm(call):
 def test_errors_of_int8pack_mm(call):
     tensors = torch.randn(3, 4), whole(5, 4), torch.rand(5)
     assert words(call, tensors) == words(call, [t.to(D) for t in tensors])
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        torch.mm,
+        torch.matmul,
+        lambda x, y: torch.einsum("ij,jk->ik", x, y),
+        lambda x, y: torch.bmm(x[None], y[None]),
+        lambda x, y: torch.nn.functional.linear(x, y.t()),
+        lambda x, y: torch.mv(x, y[:, 0]),
+        lambda x, y: torch.addmm(y[:1, :], x, y),
+    ],
+)
+def test_other_products_of_int8_are_int8(product):
+    """They wrap, as PyTorch's: sums of i32 are _int_mm's alone."""
+    x = torch.randint(-128, 128, (5, 7), dtype=torch.int8)
+    y = torch.randint(-128, 128, (7, 3), dtype=torch.int8)
+    want, got = product(x, y), product(x.to("opaque"), y.to("opaque"))
+    assert got.dtype == torch.int8
+    assert torch.equal(got.cpu(), want)

@@ -1,0 +1,111 @@
+/* Panels of words, and of what is narrower than f32. */
+#include "runtime/gemm_pack.h"
+#include "opaque/scalar.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+enum { STRIP = 16, WIDTH_MAX = 2 * 64 / 4 };
+
+static uint32_t bf16_pair(const float *x, int64_t stride)
+{
+    return opq_f32_bits(x[0]) >> 16 | (opq_f32_bits(x[stride]) & 0xffff0000);
+}
+
+static uint32_t short_pair(const float *x, int64_t stride)
+{
+    return (uint16_t)(int32_t)x[0] | (uint32_t)(int32_t)x[stride] << 16;
+}
+
+static uint32_t quad(const float *x, int64_t stride)
+{
+    uint32_t word = 0;
+    for (int i = 0; i < 4; i++)
+        word |= (uint32_t)(uint8_t)(int32_t)x[i * stride] << 8 * i;
+    return word;
+}
+
+static void narrow_rows(const opq_pack_source *s, int64_t k, int width, const float *rows, void *out)
+{
+    if (s->word == 0)
+        for (int64_t i = 0; i < k * width; i++)
+            ((int8_t *)out)[i] = (int8_t)(int32_t)rows[i];
+    uint32_t *words = out;
+    for (int64_t i = 0; s->word > 0 && i < k; i += s->word, rows += s->word * width, words += width)
+        for (int j = 0; j < width; j++)
+            words[j] = s->word == 4       ? quad(rows + j, width)
+                       : s->to == OPQ_i32 ? short_pair(rows + j, width)
+                                          : bf16_pair(rows + j, width);
+}
+
+/* By way of f32, some rows at a time. */
+static void pack_narrow_plain(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, char *out)
+{
+    _Alignas(64) float rows[STRIP * WIDTH_MAX];
+    int64_t word = s->word ? s->word : 1, row_bytes = (int64_t)width * opq_dtype_bytes(s->to);
+    for (int64_t i = 0; i < k; i += STRIP) {
+        int64_t count = k - i < STRIP ? k - i : STRIP, more = (word - count % word) % word;
+        opq_pack_source part = opq_pack_part_of(s, i, 0);
+        part.period = 0;
+        part.to = OPQ_f32;
+        opq_pack_panel(avx512, &part, count, across, width, rows);
+        memset(rows + count * width, 0, (size_t)(more * width) * sizeof *rows);
+        narrow_rows(s, count, width, rows, out + i / word * row_bytes);
+    }
+}
+
+/* Of i8: 16 x 16 bytes, rows side by side along k. Interleaving each row with that eight behind it, four times, transposes them. */
+static void transpose_bytes(const opq_pack_source *s, int64_t k, int64_t j, int64_t across, int8_t *out, int width)
+{
+    __m128i r[16], t[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        int64_t neighbour = j + i < across ? j + i : across - 1;
+        r[i] = _mm_loadu_si128(opq_pack_at(s->data, OPQ_i8, k + neighbour * s->across_stride));
+    }
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            t[2 * i] = _mm_unpacklo_epi8(r[i], r[i + 8]);
+            t[2 * i + 1] = _mm_unpackhi_epi8(r[i], r[i + 8]);
+        }
+        memcpy(r, t, sizeof r);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        _mm_storeu_si128((__m128i *)(void *)(out + (k + i) * width + j), r[i]);
+}
+
+/* Numbers of i8 as they are; the rows that have such a way. A width of whole vectors of bytes. */
+static int64_t pack_bytes(const opq_pack_source *s, int64_t k, int64_t across, int width, int8_t *out)
+{
+    int64_t done = 0;
+    if (s->from != OPQ_i8 || s->k_at || s->across_at)
+        return 0;
+    if (s->across_stride == 1)
+        for (; done < k; done++)
+            memcpy(out + done * width, opq_pack_at(s->data, OPQ_i8, done * s->k_stride), (size_t)across);
+    for (; s->k_stride == 1 && width % 16 == 0 && done + 16 <= k; done += 16)
+        for (int64_t j = 0; j < across; j += 16)
+            transpose_bytes(s, done, j, across, out, width);
+    return done;
+}
+
+/* Whole words may have a fast way, and of pairs an odd one behind them. */
+void opq_pack_narrow(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, char *out)
+{
+    int64_t fast = 0, word = s->word ? s->word : 1;
+    if (avx512 && s->word == 2 && s->to == OPQ_f32)
+        fast = s->across_stride == 1 ? k : k - k % 2;
+    if (avx512 && s->word == 4)
+        fast = k - k % 4;
+    if (s->to == OPQ_i8)
+        fast = pack_bytes(s, k, across, width, (int8_t *)out);
+    bool done = s->to == OPQ_i8 || (fast > 0 && (word == 2 ? opq_pack_pairs_avx512 : opq_pack_quads_avx512)(
+                                                    s, fast, across, width, (uint32_t *)(void *)out));
+    fast = done ? fast : 0;
+    opq_pack_source rest = opq_pack_part_of(s, fast, 0);
+    if (fast < k)
+        pack_narrow_plain(avx512, &rest, k - fast, across, width, out + fast / word * width * opq_dtype_bytes(s->to));
+}
