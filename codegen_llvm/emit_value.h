@@ -22,7 +22,8 @@ LLVMValueRef opq_lane(opq_emitter *e, LLVMValueRef vector, int lane);
 LLVMValueRef opq_select(opq_emitter *e, LLVMValueRef condition, LLVMValueRef yes, LLVMValueRef no);
 LLVMValueRef opq_intrinsic(opq_emitter *e, const char *name, LLVMTypeRef *types, int type_count, LLVMValueRef *args,
                            int arg_count);
-LLVMValueRef opq_fma(opq_emitter *e, LLVMValueRef a, LLVMValueRef b, LLVMValueRef c); /* a * b + c with one rounding; integers wrap */
+LLVMValueRef opq_fma(opq_emitter *e, LLVMValueRef a, LLVMValueRef b,
+                     LLVMValueRef c); /* a * b + c with one rounding; integers wrap */
 
 /* Is the value's lane type a float (double)? */
 bool opq_is_float(LLVMValueRef vector);

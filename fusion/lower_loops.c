@@ -176,22 +176,33 @@ static bool sequence_goes_across(const opq_lower_state *state, const opq_kernel 
     return few < opq_trees.short_loop ? beside <= apart : apart > 0 && beside <= apart;
 }
 
-/* Elements one by one, of which the last loop has a few: each of them for many turns of the loop before. */
-static bool may_be_turned(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
+/* Elements one by one, of which the last loop has a few: another loop has the lanes, and those behind it run in each. That before it, if it is
+ * longer; else the innermost that fills a vector, of which not too much lies apart. -1: none. */
+static int find_longer(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
 {
-    return state->request->decided && kernel->kind == OPQ_KERNEL_map && l->count >= 2 &&
-           l->extent[l->count - 1] < opq_trees.short_loop &&
-           l->extent[l->count - 2] >= opq_trees.longer_loop * l->extent[l->count - 1];
+    int last = l->count - 1;
+    if (!state->request->decided || kernel->kind != OPQ_KERNEL_map || last < 1 || l->extent[last] >= opq_trees.short_loop)
+        return -1;
+    if (l->extent[last - 1] >= opq_trees.longer_loop * l->extent[last])
+        return last - 1;
+    int64_t inside = l->extent[last] * l->extent[last - 1];
+    for (int i = last - 2; i >= 0 && inside <= opq_trees.apart_max; inside *= l->extent[i--])
+        if (l->extent[i] >= opq_trees.lanes)
+            return i;
+    return -1;
 }
 
-static void go_across(opq_kernel *kernel, opq_order *l)
+/* Loop `lanes` has them. */
+static void go_across(opq_kernel *kernel, opq_order *l, int lanes)
 {
     opq_order in = *l;
     kernel->across = true;
-    in.role[in.count - 1] = OPQ_ROLE_reduced_inner; /* inside the lanes, if nothing is reduced, too */
-    l->count -= 2;
-    opq_order_take(l, &in, in.count - 1);
-    opq_order_take(l, &in, in.count - 2);
+    l->count = lanes;
+    for (int i = lanes + 1; i < in.count; i++) {
+        in.role[i] = OPQ_ROLE_reduced_inner; /* inside the lanes, if nothing is reduced, too */
+        opq_order_take(l, &in, i);
+    }
+    opq_order_take(l, &in, lanes);
 }
 
 /* ---- blocks of a long row alone */
@@ -363,12 +374,13 @@ opq_status opq_lower_finish(opq_lower_state *state)
     kernel->instr_count = (int16_t)state->instr_count;
     kernel->instrs = state->instrs;
     set_loops(state, kernel, &l);
-    bool across = may_go_across(state, kernel, &l) || may_be_turned(state, kernel, &l), sequence = is_sequence(kernel);
+    int longer = find_longer(state, kernel, &l);
+    bool across = may_go_across(state, kernel, &l) || longer >= 0, sequence = is_sequence(kernel);
     bool blocks = (sequence || is_long_row(state, kernel, &l)) && can_have_blocks(state, kernel);
     if (sequence && (!blocks || state->request->by_row))
         refuse(state, OPQ_REFUSAL_view);
     if (across || (sequence && sequence_goes_across(state, kernel, &l)))
-        go_across(kernel, &l);
+        go_across(kernel, &l, longer >= 0 ? longer : l.count - 2);
     if (blocks)
         make_blocks(state, kernel, &l);
     if (across || blocks)

@@ -42,6 +42,7 @@ const opq_tree_numbers opq_trees = {
     .blocks_min = 16,
     .short_loop = 5,
     .longer_loop = 4,
+    .apart_max = 64,
     /* Cycles of one row, measured. */
     .fold_cycles = 20,
     .fold_comparing_cycles = 30,

@@ -104,6 +104,7 @@ typedef struct opq_tree_numbers {
     int64_t broadcast_work_max; /* instructions that are done again in a loop that they do not depend on */
     int64_t blocks_min;         /* chunks of a row alone that threads divide */
     int64_t short_loop, longer_loop; /* turns: fewer fill no vector; a loop so many times as long has the lanes instead */
+    int64_t apart_max;               /* elements of each lane, where another loop than the last has the lanes */
     int64_t fold_cycles, fold_comparing_cycles, fold_arg_cycles; /* of short rows: lower_loops.c */
     int64_t dear_cycles, collect_cycles;
     int64_t tile_streams_max, stream_elements_min; /* tensors of so many elements that are streamed behind a product */

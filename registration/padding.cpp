@@ -240,13 +240,16 @@ Tensor part_in_zeros(const Value &part, IntArrayRef sizes, int64_t dim, int64_t 
     return wrap(padded(part, 0, low, high));
 }
 
-bool is_ours(const Tensor &grad) { return on_device(grad) && !is_raw(grad); }
+bool is_ours(const Tensor &grad, IntArrayRef sizes)
+{
+    return on_device(grad) && !is_raw(grad) && sizes.size() <= OPQ_RANK_MAX;
+}
 
 Tensor select_backward(const Tensor &grad, c10::SymIntArrayRef sym_sizes, int64_t dim, c10::SymInt sym_index)
 {
     const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes);
     const int64_t index = sym_index.guard_int(__FILE__, __LINE__);
-    if (!is_ours(grad) || sizes.size() != static_cast<size_t>(grad.dim()) + 1)
+    if (!is_ours(grad, sizes) || sizes.size() != static_cast<size_t>(grad.dim()) + 1)
         return at::native::select_backward_symint(grad, sym_sizes, dim, std::move(sym_index));
     note_line();
     dim = at::maybe_wrap_dim(dim, static_cast<int64_t>(sizes.size()));
@@ -261,7 +264,8 @@ Tensor slice_backward(const Tensor &grad, c10::SymIntArrayRef sym_sizes, int64_t
                       c10::SymInt sym_end, c10::SymInt sym_step)
 {
     const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes);
-    bool ours = is_ours(grad) && sizes.size() == static_cast<size_t>(grad.dim()) && grad.dim() > 0 && sym_step == 1;
+    bool ours =
+        is_ours(grad, sizes) && sizes.size() == static_cast<size_t>(grad.dim()) && grad.dim() > 0 && sym_step == 1;
     int64_t start = 0;
     if (ours) {
         dim = at::maybe_wrap_dim(dim, grad.dim());

@@ -142,6 +142,23 @@ static const struct {
      "    }\n"
      "  }\n"
      "}\n"},
+    {"graph @pairs {\n  %0 = input f32[64,2,4,2]\n  %1 = input f32[64,1,4,1]\n  %2 = expand f32[64,2,4,2] %1\n  %3 = "
+     "add f32[64,2,4,2] "
+     "%0, %2\n  output %3\n}\n", /* of loops that fill no vector, lanes along one that does */
+     "kernel @(b0: f32, b1: f32, b2: out f32) over i, j, k, l {\n"
+     "  vector l < d3 {\n"
+     "    each i < d0 {\n"
+     "      each j < d1 {\n"
+     "        %3 = load f32 b1[d11 + j*d13 + l*4]\n"
+     "        each k < d2 {\n"
+     "          %5 = load f32 b0[d4 + i*d5 + j*d6 + k*d7 + l*d8]\n"
+     "          %6 = add f32 %5, %3\n"
+     "          store f32 b2[d18 + i*d19 + j*d20 + k*d21 + l*d22], %6\n"
+     "        }\n"
+     "      }\n"
+     "    }\n"
+     "  }\n"
+     "}\n"},
     {"graph @short_rows {\n  %0 = input f32[64,3]\n  %1 = sum f32[64,1] %0 {axes=[1], tree=lanes}\n  %2 = div "
      "f32[64,3] %0, "
      "%1\n  output %2\n}\n", /* a row in each lane */

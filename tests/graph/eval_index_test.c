@@ -311,11 +311,18 @@ static void matmul_of_other_dtypes(void **state)
     assert_int_equal(half, opq_f32_to_bf16(1 + 0x1p-7f));
 
     const int8_t x[] = {100, 100}, y[] = {2, 1};
-    int8_t wrapped = 0;
+    int32_t sum = 0;
     e = evaluation_begin();
     opq_ref bytes[] = {input(&e, TYPE(i8, 1, 2), x), input(&e, TYPE(i8, 2, 1), y)};
-    evaluate(&e, op(&e, OPQ_OP_matmul, bytes, 2, NO_ATTRS), &wrapped);
-    assert_int_equal(wrapped, 44);
+    evaluate(&e, op(&e, OPQ_OP_matmul, bytes, 2, NO_ATTRS), &sum);
+    assert_int_equal(sum, 300);
+
+    const int16_t z[] = {30000, 30000}, w[] = {2, 1};
+    int16_t wrapped = 0;
+    e = evaluation_begin();
+    opq_ref shorts[] = {input(&e, TYPE(i16, 1, 2), z), input(&e, TYPE(i16, 2, 1), w)};
+    evaluate(&e, op(&e, OPQ_OP_matmul, shorts, 2, NO_ATTRS), &wrapped);
+    assert_int_equal(wrapped, 24464);
 
     /* the square of 1 + 2^-30 keeps its last term until it is added */
     const double u[] = {-1, 1 + 0x1p-30}, v[] = {1 + 0x1p-29, 1 + 0x1p-30};
