@@ -1,5 +1,6 @@
 /* x86-64 with AVX2, FMA and F16C: 16 registers of 8 f32. */
 #include "fusion/target.h"
+#include "fusion/target_x86.h"
 
 #if defined(__x86_64__)
 static bool runs_here(void)
@@ -36,32 +37,5 @@ const opq_target opq_target_avx2 = {
             .prefetch_rows = 32,
             .prefetch_places = 4, /* measured, but no figure is on record */
         },
-    .turn_per_chunk = 32, /* some tiles in each direction */
-    .prefetch_bytes = 2048,
-    /* Some 9 sin or 40 tanh. Below, inlined code is up to a fifth faster (16 sin, 24 tanh) and compiles in some tens of milliseconds; from 30
-     * functions on it is no faster, and 50 sin compile in 12 ms in place of 260. */
-    .shared_math_weight = 600,
-
-    /* Where there is no figure, none is on record. */
-    .gemm =
-        {
-            .turn_fmas = 24,    /* as many as hide the loop: half of what was compiled before */
-            .rows_in_place = 6, /* kernels run out of address registers beyond */
-            .rows_b_in_place = 42,
-            .group_bytes = 512,
-            .tile_panels = 10,   /* x 14 rows x group_bytes = 70 KB: within L2, next to the operands */
-            .block_bytes = 2048, /* panels of the left operand stay in L1, of the right one in L2 */
-            .l1_group_bytes = 32 << 10,
-            .small_b_bytes = 32 << 10, /* stays in L1 */
-            .region_bytes = 16 << 20,
-            .serial_work = 1 << 18,
-            .block_work = 1 << 16,
-            .turned_k_min = 64,
-            .turned_gain = 1.12,
-            .near_a_bytes = 256 << 10,
-            .near_b_bytes = 768 << 10,
-            .small_work = 1 << 17, /* to choose how 16 x 16 is cut took four times as long as that product */
-            .small_k = 512,        /* a row of the left operand stays in L1 */
-            .window_copy_bytes = 1 << 20,
-        },
+    OPQ_TARGET_X86_NUMBERS,
 };

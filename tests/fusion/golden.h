@@ -76,6 +76,21 @@ static inline arrays golden_inputs(const opq_graph *graph)
     return a;
 }
 
+/* The graph of each file with its inputs, which `use` owns. */
+static inline void golden_each(void (*use)(const char *name, opq_graph *graph, arrays *inputs))
+{
+    glob_t files;
+    assert_int_equal(glob(OPAQUE_GOLDEN "/*.ir", 0, NULL, &files), 0);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        golden file = golden_read(files.gl_pathv[i]);
+        opq_graph *graph = golden_graph(&file);
+        arrays inputs = golden_inputs(graph);
+        use(strrchr(files.gl_pathv[i], '/') + 1, graph, &inputs);
+        free(file.text);
+    }
+    globfree(&files);
+}
+
 /* A test for each file, whose path is its state; for each of a sample of them: see test_sample(). */
 static inline int golden_main(const char *group, CMUnitTestFunction test, bool sampled)
 {

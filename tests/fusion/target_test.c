@@ -250,20 +250,11 @@ static void record(const opq_graph *graph, void *const *inputs, const char *name
     arrays_drop(&want);
 }
 
-static void record_golden(void)
+static void record_golden(const char *name, opq_graph *graph, arrays *inputs)
 {
-    glob_t files;
-    assert_int_equal(glob(OPAQUE_GOLDEN "/*.ir", 0, NULL, &files), 0);
-    for (size_t i = 0; i < files.gl_pathc; i++) {
-        golden file = golden_read(files.gl_pathv[i]);
-        opq_graph *graph = golden_graph(&file);
-        arrays inputs = golden_inputs(graph);
-        record(graph, inputs.data, strrchr(files.gl_pathv[i], '/') + 1);
-        arrays_drop(&inputs);
-        opq_graph_destroy(graph);
-        free(file.text);
-    }
-    globfree(&files);
+    record(graph, inputs->data, name);
+    arrays_drop(inputs);
+    opq_graph_destroy(graph);
 }
 
 static void record_rows(void)
@@ -357,7 +348,7 @@ static void compare(void)
 static void test_kernels(void **state)
 {
     (void)state;
-    record_golden();
+    golden_each(record_golden);
     record_rows();
     record_random();
     compare();

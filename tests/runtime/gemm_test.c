@@ -516,6 +516,12 @@ static void check_shapes(int which)
     copied = true;
 }
 
+static void check_all(const sample *samples, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        check(&samples[i]);
+}
+
 static void test_f32(void **state)
 {
     (void)state;
@@ -542,8 +548,7 @@ static void test_pairs(void **state)
     };
     pairs = true;
     check_shapes(2);
-    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
-        check(&large[i]);
+    check_all(large, sizeof large / sizeof *large);
     pairs = false;
 }
 static void test_bytes(void **state)
@@ -562,8 +567,7 @@ static void test_bytes(void **state)
     };
     for (int which = 7; which < 10; which++)
         check_shapes(which);
-    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
-        check(&large[i]);
+    check_all(large, sizeof large / sizeof *large);
     pairs = true;
     check_shapes(10);
     pairs = false;
@@ -603,8 +607,7 @@ static void test_large(void **state)
         {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 5000, 3, 1000, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
     };
-    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
-        check(&large[i]);
+    check_all(large, sizeof large / sizeof *large);
 }
 
 /* A row's bits do not depend on how many rows it is computed with. */
