@@ -127,7 +127,9 @@ static void emit_tiled(opq_nest *n, int loop, const opq_tiles *tiles, LLVMValueR
 {
     carried c;
     begin(n, &c, loop, opq_i64(n->e, 0), whole, n->e->lanes, false);
+    n->prefetch = true;
     opq_tiles_load(n, tiles, c.loop.index, NULL);
+    n->prefetch = false;
     LLVMValueRef next = LLVMBuildAdd(n->e->builder, c.loop.index, opq_i64(n->e, n->e->lanes), "");
     emit_each(n, loop, tiles, c.loop.index, next);
     opq_tiles_store(n, tiles, c.loop.index);

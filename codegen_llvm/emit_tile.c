@@ -150,6 +150,8 @@ static LLVMValueRef transposer(opq_nest *n, LLVMTypeRef element)
     for (int i = 0; i < e->lanes; i++) {
         rows[i] = LLVMBuildLoad2(e->builder, opq_vector_of(e, element), row_of(e, element, function, 0, i), "");
         LLVMSetAlignment(rows[i], 1); /* of a tensor, maybe */
+        /* Read once: rows of a tensor may all be in one set of the cache, which halves of them, read apart, would have left between. */
+        LLVMSetVolatile(rows[i], true);
     }
     for (int by = e->lanes / 2; by > 0; by /= 2)
         swap_bit(n, rows, by);
@@ -221,6 +223,9 @@ static void load_tile(opq_nest *n, const opq_tiles *tiles, int t, LLVMValueRef c
                  n->k->accesses[stmt->access].stride[tiles->variable] == OPQ_STRIDE_one;
     if (as_is && !n->mask && !count) {
         LLVMValueRef from = opq_nest_pointer(n, stmt->access, NULL);
+        int ahead = n->e->cpu->target->strip.tiles_ahead * n->e->lanes * (int)opq_dtype_bytes(memory);
+        for (int r = 0; r < n->e->lanes && n->prefetch; r++) /* hardware follows fewer streams */
+            opq_nest_prefetch(n, row_pointer(n, tiles, stmt->access, r), ahead);
         transpose(n, dtype, tiles->memory[t], from, opq_nest_step(n, stmt->access));
         return;
     }

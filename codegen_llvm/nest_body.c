@@ -42,10 +42,10 @@ static int cost_of(const opq_nest *n, int variable, int i)
         return 0;
     const opq_op_info *info = stmt->op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)stmt->op) : NULL;
     int one = 1;
+    if (info && info->class_ == OPQ_CLASS_CAST)
+        return 2; /* of either width: there or back */
     if (info && info->class_ == OPQ_CLASS_RANDOM)
         one = 100;
-    else if (info && info->class_ == OPQ_CLASS_CAST)
-        one = 2;
     else if ((int)stmt->op == OPQ_INSTR_load_at && n->varies[stmt->operand[0]] >> variable & 1)
         one = 24; /* lane by lane, with checks: memory is what is waited for */
     else if (info && (info->flags & OPQ_FLAG_CHECKED) && opq_dtype_kind_of((opq_dtype)stmt->dtype) != OPQ_KIND_FLOAT)

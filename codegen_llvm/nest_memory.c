@@ -314,6 +314,16 @@ LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset
     return offset ? advance(n, dtype, pointer, offset) : pointer;
 }
 
+void opq_nest_prefetch(opq_nest *n, LLVMValueRef pointer, int ahead)
+{
+    LLVMTypeRef type = LLVMTypeOf(pointer);
+    LLVMValueRef bytes = opq_i64(n->e, ahead);
+    if (ahead > 0)
+        pointer = LLVMBuildGEP2(n->e->builder, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
+    LLVMValueRef args[4] = {pointer, opq_int(n->e, 32, 0), opq_int(n->e, 32, 3), opq_int(n->e, 32, 1)};
+    opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
+}
+
 /* Looks ahead along the stream: some bytes of it, or some rows down where rows are what comes next. */
 static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
 {
@@ -323,18 +333,13 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
     bool near = n->prefetch_row >= 0 ? stride < OPQ_STRIDE_any && stride != OPQ_STRIDE_zero : stride == OPQ_STRIDE_one;
     if (!n->prefetch || !near)
         return;
-    LLVMTypeRef type = LLVMTypeOf(pointer);
-    if (n->prefetch_row >= 0) {
-        if (a->stride[n->prefetch_row] != OPQ_STRIDE_any)
-            return;
+    if (n->prefetch_row < 0) {
+        opq_nest_prefetch(n, pointer, n->e->cpu->target->prefetch_bytes);
+    } else if (a->stride[n->prefetch_row] == OPQ_STRIDE_any) {
         LLVMValueRef rows = opq_i64(n->e, n->prefetch_rows);
         pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, rows, n->stride[access][n->prefetch_row], ""));
-    } else {
-        LLVMValueRef bytes = opq_i64(n->e, n->e->cpu->target->prefetch_bytes);
-        pointer = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
+        opq_nest_prefetch(n, pointer, 0);
     }
-    LLVMValueRef args[4] = {pointer, opq_int(n->e, 32, 0), opq_int(n->e, 32, 3), opq_int(n->e, 32, 1)};
-    opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
 }
 
 LLVMValueRef opq_nest_both(opq_nest *n, LLVMValueRef a, LLVMValueRef b)

@@ -69,6 +69,7 @@ typedef struct opq_target {
         int unroll_cost_max;     /* instructions of all turns of a block that is unrolled */
         int long_behind;         /* cost of what follows a product that is compiled for all vectors and for one alone */
         int scan_tiled;          /* vectors where what is scanned is turned in tiles */
+        int tiles_ahead;         /* that they look ahead */
         int sums;                /* accumulators of f32 of unrolled loops: at most OPQ_UNROLL_SUMS_MAX */
         int grouped;             /* multiplications of a group of their turns */
         int prefetch_rows, prefetch_places; /* turns that they look ahead, with lanes along places and elsewhere */

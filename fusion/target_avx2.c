@@ -32,6 +32,7 @@ const opq_target opq_target_avx2 = {
             .unroll_cost_max = 64,
             .long_behind = 24, /* a small product with gelu: 32 ms to compile with copies of each width, 26 with two */
             .scan_tiled = 1,
+            .tiles_ahead = 2, /* as for AVX-512: from 1 to 3 it is the same on Zen 4 */
             .sums = 13,
             .grouped = 28,
             .prefetch_rows = 32,

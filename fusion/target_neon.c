@@ -21,6 +21,7 @@ const opq_target opq_target_neon = {
             .unroll_cost_max = 64,
             .long_behind = 24,
             .scan_tiled = 1,
+            .tiles_ahead = 2,
             .sums = 28,
             .grouped = 28,
             .prefetch_rows = 32,
