@@ -5,6 +5,7 @@
  *   its weights     [window x positions] x [positions x channels out], likewise
  */
 #include "codegen_llvm/cpu.h"
+#include "runtime/gemm_avx2.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 
@@ -56,35 +57,78 @@ int64_t gemm_window_bytes(const gemm_run *run)
     return aligned(a->rows ? 0 : run->call.m * 8) + aligned(a->columns ? 0 : run->call.k * 8);
 }
 
-/* memcpy of rows that are short. */
-static void copy_row(char *to, const char *from, int64_t bytes)
+/* A row of the copy: `head` bytes of zeros, `bytes` from memory and `tail` zeros, all multiples of 4. Rows are short: no call is made. */
+INLINE void copy_row(char *to, const char *from, int64_t head, int64_t bytes, int64_t tail)
 {
-    if (bytes < 32) {
+    for (int64_t i = 0; i < head; i += 4)
+        memset(to + i, 0, 4);
+    to += head;
+    if (bytes < 32)
         for (int64_t i = 0; i < bytes; i += 4)
             memcpy(to + i, from + i, 4);
-        return;
-    }
     for (int64_t i = 0; i + 32 <= bytes; i += 32)
         memcpy(to + i, from + i, 32);
-    memcpy(to + bytes - 32, from + bytes - 32, 32);
+    if (bytes > 32)
+        memcpy(to + bytes - 32, from + bytes - 32, 32);
+    for (int64_t i = bytes; i < bytes + tail; i += 4)
+        memset(to + i, 0, 4);
 }
 
-/* Dim d and those inside, [begin, end) of what the copy has of it, into zeros; `from` is where all of them are 0. */
+/* Indices of a dim, of which the copy has [0, count): those in [from, to) are in memory, where `at` is the first of them. */
+typedef struct part {
+    int64_t from, to, count, at;
+} part;
+
+static part part_in_memory(const struct opq_padded_dim *dim, int64_t begin, int64_t end)
+{
+    int64_t first = dim->first + begin, last = gemm_min(dim->first + end, dim->extent), at = first < 0 ? 0 : first;
+    part p = {.from = gemm_min(at - first, end - begin), .count = end - begin, .at = at};
+    p.to = last > at ? p.from + last - at : p.from;
+    return p;
+}
+
+/* The last two dims. */
+AVX2 static void copy_plane(const struct opq_padded_dim *dim, part rows, const char *from, int64_t bytes, char *to)
+{
+    part row = part_in_memory(&dim[1], 0, dim[1].count);
+    int64_t step = dim->stride * bytes, width = row.count * bytes, length = (row.to - row.from) * bytes;
+    from += rows.at * step + row.at * dim[1].stride * bytes;
+    memset(to, 0, (size_t)(rows.from * width));
+    to += rows.from * width;
+    for (int64_t r = rows.from; r < rows.to; r++, from += step, to += width) {
+        if (dim[1].stride == 1) {
+            copy_row(to, from, row.from * bytes, length, (row.count - row.to) * bytes);
+            continue;
+        }
+        memset(to, 0, (size_t)width);
+        for (int64_t i = row.from; i < row.to; i++)
+            memcpy(to + i * bytes, from + (i - row.from) * dim[1].stride * bytes, (size_t)bytes);
+    }
+    memset(to, 0, (size_t)((rows.count - rows.to) * width));
+}
+
+/* Dim d and those inside, [begin, end) of what the copy has of it, `block` elements for each index; `from` is where all of them are 0. */
 static void copy_dims(const opq_padded *p, int d, int64_t begin, int64_t end, int64_t block, const char *from,
                       int64_t bytes, char *to)
 {
     const struct opq_padded_dim *dim = &p->dim[d];
-    int64_t first = dim->first + begin, last = gemm_min(dim->first + end, dim->extent); /* in memory */
-    int64_t there = first < 0 ? 0 : first;
-    to += (there - first) * block * bytes;
-    if (d + 1 < p->rank)
-        for (int64_t i = there; i < last; i++, to += block * bytes)
-            copy_dims(p, d + 1, 0, dim[1].count, block / dim[1].count, from + i * dim->stride * bytes, bytes, to);
-    else if (dim->stride == 1 && last > there)
-        copy_row(to, from + there * bytes, (last - there) * bytes);
-    else
-        for (int64_t i = there; i < last; i++, to += bytes)
-            memcpy(to, from + i * dim->stride * bytes, (size_t)bytes);
+    part here = part_in_memory(dim, begin, end);
+    if (d + 2 >= p->rank) {
+        struct opq_padded_dim one[2] = {{.count = 1, .extent = 1}, *dim};
+        one[1].first += begin;
+        one[1].count = end - begin;
+        if (d + 2 == p->rank)
+            copy_plane(dim, here, from, bytes, to);
+        else
+            copy_plane(one, part_in_memory(one, 0, 1), from, bytes, to);
+        return;
+    }
+    memset(to, 0, (size_t)(here.from * block * bytes));
+    to += here.from * block * bytes;
+    from += here.at * dim->stride * bytes;
+    for (int64_t i = here.from; i < here.to; i++, to += block * bytes, from += dim->stride * bytes)
+        copy_dims(p, d + 1, 0, dim[1].count, block / dim[1].count, from, bytes, to);
+    memset(to, 0, (size_t)((here.count - here.to) * block * bytes));
 }
 
 static const int64_t *table(const int64_t *known, int64_t count, int64_t stride, char *room)
@@ -103,7 +147,6 @@ static void copy_parts(const gemm_run *run, int64_t batch, int64_t first, int64_
     const opq_matrix *a = &run->call.a;
     const char *from = opq_pack_at(a->data, a->dtype, batch * a->batch_stride + a->padded->offset);
     int64_t part = part_count(a->padded), bytes = run->element_bytes;
-    memset(to, 0, (size_t)((last - first) * part * bytes));
     copy_dims(a->padded, 0, first, last, part, from, bytes, to);
 }
 

@@ -545,6 +545,7 @@ static void test_pairs(void **state)
         {1, 900, 1, 1500, ROWS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
         {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_bf16, OPQ_bf16},
         {1, 9, 300, 6001, ROWS, PADDED_PLACES, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
     };
     pairs = true;
     check_shapes(2);
@@ -557,6 +558,7 @@ static void test_bytes(void **state)
     static const sample large[] = {
         {1, 150, 300, 2201, ROWS, COLUMNS, OPQ_i32, OPQ_i8, OPQ_i8},
         {1, 150, 131, 4402, COLUMNS, ROWS, OPQ_i32, OPQ_i8, OPQ_i8},
+        {1, 2048, 40, 37, COLUMNS, ROWS, OPQ_i32, OPQ_i8, OPQ_i8},
         {1, 1, 603, 2003, ROWS, COLUMNS, OPQ_i32, OPQ_i8, OPQ_i8},
         {1, 603, 1, 2003, ROWS, ROWS, OPQ_i32, OPQ_i8, OPQ_i8},
         {2, 300, 60, 100, ROWS, BROADCAST, OPQ_i32, OPQ_i8, OPQ_i8},
@@ -606,6 +608,10 @@ static void test_large(void **state)
         {2, 300, 60, 100, ROWS_PADDED, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},
         {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 5000, 3, 1000, ROWS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 512, 131, 70, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32}, /* rows of k some KiB apart: packed by way of a stage */
+        {2, 1024, 40, 33, COLUMNS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 256, 40, 33, COLUMNS, ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
+        {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_f32},
     };
     check_all(large, sizeof large / sizeof *large);
 }
