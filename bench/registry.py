@@ -35,6 +35,8 @@ class Row:
     working_set: float | None = None  # bytes that are read again and again; None: `bytes`
     # Of the largest value: how far a right result may be from the reference, beyond four times what eager is. None: by the dtype.
     tolerance: float | None = None
+    # What is right, of the arguments: of integers, which eager does not compute on doubles. None: what eager gives.
+    exact: Callable | None = None
     # Compared by the mean difference: a last bit decides some elements.
     chaotic: bool = False
     # The same in JAX: function(jax, arrays...), the weights' dictionary before them if the row's is a module; for steps a start likewise.

@@ -145,6 +145,18 @@ def test_a_wrong_result_is_reported(made_up, capsys):
     assert "WRONG" not in capsys.readouterr().out
 
 
+def test_a_row_says_what_is_right(made_up, capsys):
+    """Where eager is off, nobody else may be, and what is right is not wrong for differing from it."""
+
+    def make(by):
+        return lambda x: x + by * (x.device.type == "opaque"), (torch.arange(9),)
+
+    right, off = (lambda x: x.double()), (lambda x: x.double() + 1)
+    assert made_up(lambda: make(0), exact=right) == 0 and made_up(lambda: make(1), exact=off) == 0
+    assert ") wrong" in capsys.readouterr().out
+    assert made_up(lambda: make(0), exact=off) == 1
+
+
 def test_a_wrong_peer_is_no_peer():
     result = made_result("mm_16", 1e-3, eager=2e-3, jax=0.1e-3)
     assert report.ratios(result) == {"eager": 2.0, "jax": 0.1}
