@@ -29,7 +29,7 @@ static opq_span plan_span(const opq_nest *n, int loop)
     if (stmt->role == OPQ_LOOP_serial)
         span.copies = 1;
     else if (cost > t->span.ahead && opq_nest_path(n, stmt->variable, loop + 1, stmt->end, &path, &live))
-        while (span.copies < OPQ_STRIP_MAX && span.copies * cost < t->span.independent * path &&
+        while (span.copies < t->strip.vectors && span.copies * cost < t->span.independent * path &&
                2 * span.copies * live <= t->span.registers && 2 * span.copies * cost <= t->span.code_max)
             span.copies *= 2, span.beside = true;
     return span;
@@ -59,7 +59,8 @@ static bool is_long_behind(const opq_nest *n, int strip)
 static int width_for(opq_nest *n, int strip)
 {
     const opq_target *t = n->e->cpu->target;
-    int width = OPQ_STRIP_MAX, variable = opq_nest_stmt(n, strip)->variable;
+    int width = has_chain(n->k, strip) ? t->strip.vectors : t->strip.row_vectors,
+        variable = opq_nest_stmt(n, strip)->variable;
     for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
         if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->role == OPQ_LOOP_unroll)
             return opq_unroll_width(n, variable, i);
@@ -107,8 +108,8 @@ static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef t
     opq_loop_begin(n, &loop, from, whole, elements, NULL, 0);
     emit_part(n, strip, width, loop.index);
     opq_loop_end(n, &loop, NULL);
-    if (width > 2 && has_chain(n->k, strip) &&
-        !is_long_behind(n, strip)) { /* short rows are what chains are for: half as many vectors once more */
+    bool short_rows = width > 2 && has_chain(n->k, strip) && !is_long_behind(n, strip); /* are what chains are for */
+    if (short_rows || width > n->e->cpu->target->strip.vectors) { /* half as many vectors once more */
         LLVMValueRef half = LLVMBuildAnd(b, LLVMBuildSub(b, to, whole, ""), opq_i64(n->e, -elements / 2), "");
         half = LLVMBuildAdd(b, whole, half, "");
         opq_loop_begin(n, &loop, whole, half, elements / 2, NULL, 0);

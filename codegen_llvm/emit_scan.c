@@ -18,11 +18,14 @@ int opq_nest_scans(const opq_nest *n, int from, int to)
 
 int opq_scan_width(const opq_nest *n, int strip, int loop)
 {
-    int end = opq_nest_stmt(n, loop)->end, scans = opq_nest_scans(n, loop + 1, end), width = OPQ_STRIP_MAX;
-    for (int i = loop + 1; i < end && scans > 0; i++)
+    int end = opq_nest_stmt(n, loop)->end, scans = opq_nest_scans(n, loop + 1, end);
+    int most = n->e->cpu->target->strip.vectors, width = most;
+    if (scans == 0)
+        return OPQ_STRIP_MAX;
+    for (int i = loop + 1; i < end; i++)
         if (opq_stmt_tiles(n->k, i, opq_nest_stmt(n, strip)->variable, opq_nest_stmt(n, loop)->variable))
             return n->e->cpu->target->strip.scan_tiled;
-    while (width > 1 && scans * width > OPQ_STRIP_MAX)
+    while (width > 1 && scans * width > most)
         width /= 2;
     return width;
 }

@@ -304,7 +304,7 @@ static int sums_of(const opq_nest *n, int product)
 int opq_unroll_width(opq_nest *n, int lanes, int loop)
 {
     opq_unroll p;
-    int width = OPQ_STRIP_MAX;
+    int width = n->e->cpu->target->strip.vectors;
     if (!find_loops(n, loop, &p))
         return 1;
     int most = sums_of(n, p.product), turns = p.count;

@@ -24,7 +24,7 @@
 /* Carried: two values per reduction (an arg reduction's best and its index) for each of the vectors that take turns, of which there are most
  * where vectors are narrowest. */
 enum { OPQ_TURN_MAX = OPQ_LANES / OPQ_MIN_LANES, OPQ_CARRIED_MAX = 2 * OPQ_REDUCTION_MAX * OPQ_TURN_MAX };
-enum { OPQ_STRIP_MAX = 4 }; /* vectors of a strip */
+enum { OPQ_STRIP_MAX = 8 }; /* vectors of a strip */
 
 typedef struct opq_nest {
     opq_emitter *e;

@@ -16,6 +16,8 @@ const opq_target opq_target_neon = {
     .span = {.four_below = 8, .two_below = 24, .ahead = 96, .independent = 3, .registers = 28, .code_max = 1024},
     .strip =
         {
+            .vectors = 4,
+            .row_vectors = 4,
             .cost_max = 24,
             .folds_max = 16,
             .unroll_cost_max = 64,
