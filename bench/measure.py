@@ -181,7 +181,7 @@ def measure(row, names, seconds, limit, say=lambda text: None, roofline=None):
     before = roofline.seconds(row) if roofline else None
     function, arguments = row.make()
     made = {"exact": Double, "eager": Eager, **{name: ENGINES[name] for name in names}}
-    if row.kind == "once" or not any(t.is_floating_point() for t in arguments):
+    if row.exact or row.kind == "once" or not any(t.is_floating_point() for t in arguments):
         del made["exact"]
     engines, cells, notes, outputs = {}, {}, [], {}
     with torch.set_grad_enabled(row.kind == "steps"):

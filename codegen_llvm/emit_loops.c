@@ -108,8 +108,8 @@ static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef t
     opq_loop_begin(n, &loop, from, whole, elements, NULL, 0);
     emit_part(n, strip, width, loop.index);
     opq_loop_end(n, &loop, NULL);
-    bool short_rows = width > 2 && has_chain(n->k, strip) && !is_long_behind(n, strip); /* are what chains are for */
-    if (short_rows || width > n->e->cpu->target->strip.vectors) { /* half as many vectors once more */
+    /* Half as many vectors once more: short rows are what chains are for. */
+    if ((width > 2 && has_chain(n->k, strip) && !is_long_behind(n, strip)) || width > n->e->cpu->target->strip.vectors) {
         LLVMValueRef half = LLVMBuildAnd(b, LLVMBuildSub(b, to, whole, ""), opq_i64(n->e, -elements / 2), "");
         half = LLVMBuildAdd(b, whole, half, "");
         opq_loop_begin(n, &loop, whole, half, elements / 2, NULL, 0);

@@ -65,8 +65,8 @@ typedef struct opq_target {
     } span;
     /* Strips of vectors around loops with folds, scans, products and unrolled sums. */
     struct {
-        int vectors,
-            row_vectors; /* at most; row_vectors: of strips without products, which read what lies side by side row after row */
+        int vectors;             /* at most, of strips with products and of bodies beside each other */
+        int row_vectors;         /* at most, of other strips, which read what lies side by side row after row */
         int cost_max, folds_max; /* of all vectors: instructions of a turn, accumulators */
         int unroll_cost_max;     /* instructions of all turns of a block that is unrolled */
         int long_behind;         /* cost of what follows a product that is compiled for all vectors and for one alone */

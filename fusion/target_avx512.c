@@ -66,8 +66,8 @@ const opq_target opq_target_avx512 = {
             .unroll_cost_max = 64,
             .long_behind = 24, /* a small product with gelu: 32 ms to compile with copies of each width, 26 with two */
             .scan_tiled = 2,
-            .tiles_ahead =
-                2, /* cumulative sums of rows of 4096 on Zen 4: 13.0 ms without, 12.2 with 1, 11.7 with 2, 12.0 with 3; maxima 10.9, 9.3, 9.3, 10.2 */
+            /* Cumulative sums of rows of 4096 on Zen 4: 13.0 ms without, 12.2 with 1, 11.7 with 2, 12.0 with 3; maxima 10.9, 9.3, 9.3, 10.2. */
+            .tiles_ahead = 2,
             .sums = 28,
             .grouped = 28,
             .prefetch_rows = 32,

@@ -75,22 +75,22 @@ INLINE void copy_row(char *to, const char *from, int64_t head, int64_t bytes, in
 }
 
 /* Indices of a dim, of which the copy has [0, count): those in [from, to) are in memory, where `at` is the first of them. */
-typedef struct part {
+typedef struct inside {
     int64_t from, to, count, at;
-} part;
+} inside;
 
-static part part_in_memory(const struct opq_padded_dim *dim, int64_t begin, int64_t end)
+static inside find_inside(const struct opq_padded_dim *dim, int64_t begin, int64_t end)
 {
     int64_t first = dim->first + begin, last = gemm_min(dim->first + end, dim->extent), at = first < 0 ? 0 : first;
-    part p = {.from = gemm_min(at - first, end - begin), .count = end - begin, .at = at};
+    inside p = {.from = gemm_min(at - first, end - begin), .count = end - begin, .at = at};
     p.to = last > at ? p.from + last - at : p.from;
     return p;
 }
 
 /* The last two dims. */
-AVX2 static void copy_plane(const struct opq_padded_dim *dim, part rows, const char *from, int64_t bytes, char *to)
+AVX2 static void copy_plane(const struct opq_padded_dim *dim, inside rows, const char *from, int64_t bytes, char *to)
 {
-    part row = part_in_memory(&dim[1], 0, dim[1].count);
+    inside row = find_inside(&dim[1], 0, dim[1].count);
     int64_t step = dim->stride * bytes, width = row.count * bytes, length = (row.to - row.from) * bytes;
     from += rows.at * step + row.at * dim[1].stride * bytes;
     memset(to, 0, (size_t)(rows.from * width));
@@ -107,20 +107,14 @@ AVX2 static void copy_plane(const struct opq_padded_dim *dim, part rows, const c
     memset(to, 0, (size_t)((rows.count - rows.to) * width));
 }
 
-/* Dim d and those inside, [begin, end) of what the copy has of it, `block` elements for each index; `from` is where all of them are 0. */
+/* Dim d and those inside, two at least, [begin, end) of what the copy has of it, `block` elements for each index; `from` is where all of them are 0. */
 static void copy_dims(const opq_padded *p, int d, int64_t begin, int64_t end, int64_t block, const char *from,
                       int64_t bytes, char *to)
 {
     const struct opq_padded_dim *dim = &p->dim[d];
-    part here = part_in_memory(dim, begin, end);
-    if (d + 2 >= p->rank) {
-        struct opq_padded_dim one[2] = {{.count = 1, .extent = 1}, *dim};
-        one[1].first += begin;
-        one[1].count = end - begin;
-        if (d + 2 == p->rank)
-            copy_plane(dim, here, from, bytes, to);
-        else
-            copy_plane(one, part_in_memory(one, 0, 1), from, bytes, to);
+    inside here = find_inside(dim, begin, end);
+    if (d + 2 == p->rank) {
+        copy_plane(dim, here, from, bytes, to);
         return;
     }
     memset(to, 0, (size_t)(here.from * block * bytes));
@@ -147,7 +141,14 @@ static void copy_parts(const gemm_run *run, int64_t batch, int64_t first, int64_
     const opq_matrix *a = &run->call.a;
     const char *from = opq_pack_at(a->data, a->dtype, batch * a->batch_stride + a->padded->offset);
     int64_t part = part_count(a->padded), bytes = run->element_bytes;
-    copy_dims(a->padded, 0, first, last, part, from, bytes, to);
+    if (a->padded->rank > 1) {
+        copy_dims(a->padded, 0, first, last, part, from, bytes, to);
+        return;
+    }
+    struct opq_padded_dim one[2] = {{.count = 1, .extent = 1}, a->padded->dim[0]};
+    one[1].first += first;
+    one[1].count = last - first;
+    copy_plane(one, find_inside(one, 0, 1), from, bytes, to);
 }
 
 void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_window *out)

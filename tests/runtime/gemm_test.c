@@ -611,6 +611,7 @@ static void test_large(void **state)
         {1, 512, 131, 70, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32}, /* rows of k some KiB apart: packed by way of a stage */
         {2, 1024, 40, 33, COLUMNS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 256, 40, 33, COLUMNS, ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
+        {1, 512, 40, 33, COLUMNS, ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
         {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_f32},
     };
     check_all(large, sizeof large / sizeof *large);
