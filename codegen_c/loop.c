@@ -20,11 +20,12 @@ static void print_all_turns(opq_c_printer *p, int loop);
 static void print_inside(opq_c_printer *p, int loop, int within)
 {
     bool any = false;
-    for (int i = loop + 1; i < p->k->stmts[loop].end; i++)
+    for (int i = loop + 1, end = p->k->stmts[loop].end; i < end; i++) /* one in the other */
         if (is_in_block(&p->k->stmts[i], within)) {
             ADD(p, any ? "*" : "");
             print_all_turns(p, i);
             any = true;
+            end = p->k->stmts[i].end;
         }
     ADD(p, any ? "" : "1");
 }

@@ -16,6 +16,8 @@ opq_allowance *opq_compile_limit(opq_allowance *allowance)
     return before;
 }
 
+bool opq_compile_is_look(void) { return limit && limit->seconds <= 0; }
+
 bool opq_compile_refused(void) { return limit && limit->missing > 0; }
 
 static double per_byte(const opq_prices *prices)

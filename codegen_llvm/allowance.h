@@ -19,6 +19,8 @@ typedef struct opq_allowance {
 
 /* The calling thread's from now on; NULL: it compiles whatever it needs. Returns the one before. */
 opq_allowance *opq_compile_limit(opq_allowance *allowance);
+/* Does it allow nothing? Then who asks wants to see what is there. */
+bool opq_compile_is_look(void);
 /* Has it refused a kernel? */
 bool opq_compile_refused(void);
 

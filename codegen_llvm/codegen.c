@@ -97,6 +97,19 @@ opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **ou
     return OPQ_OK;
 }
 
+bool opq_codegen_has(opq_jit *jit, const opq_loops *loops)
+{
+    opq_text key = {0};
+    uint64_t hash = 0;
+    if (make_key(loops, &key, &hash) != OPQ_OK)
+        return false;
+    const opq_code *code = find(jit, loops, hash, &key);
+    opq_text_drop(&key);
+    if (code)
+        opq_code_release(jit, code);
+    return code != NULL;
+}
+
 /* ---- several at once */
 
 /* A kernel that is not in the cache. */

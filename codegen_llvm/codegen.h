@@ -19,6 +19,8 @@ typedef struct opq_code {
 
 /* From the cache or compiled now: a reference, given back by opq_code_release. `out_fresh`: was it compiled or loaded by this call? Thread-safe. */
 opq_status opq_codegen(opq_jit *jit, const opq_loops *loops, const opq_code **out_code, bool *out_fresh) OPQ_MUST_CHECK;
+/* Is its code in memory? Thread-safe. */
+bool opq_codegen_has(opq_jit *jit, const opq_loops *loops);
 /* One of several kernels: its loops, and what opq_codegen gives for them. */
 typedef struct opq_code_job {
     const opq_loops *loops;

@@ -156,6 +156,12 @@ void opq_emit_turns(opq_nest *n, int loop)
     n->prefetch_row = row;
 }
 
+void opq_emit_block_turns(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, int64_t turns)
+{
+    n->sequence_rank = 0;
+    emit_rows(n, loop, from, to, turns);
+}
+
 /* ---- blocks */
 
 /* What a loop that counts blocks runs. */

@@ -82,6 +82,7 @@ void opq_emit_inside(opq_nest *n, int strip, LLVMValueRef first)
     opq_nest_bind(n, 1u << loop->variable);
     n->vector = loop->variable;
     n->vector_bound = true;
+    opq_nest_enter_locals(n, strip + 1, loop->end);
     opq_emit_block(n, strip + 1, loop->end);
     n->vector_bound = false;
     n->vector = -1;
@@ -126,20 +127,50 @@ static void emit_strip(opq_nest *n, int strip, LLVMValueRef from, LLVMValueRef t
 
 /* ---- loops inside units */
 
-/* A loop that counts independent blocks, which are those of the turns [from, to): where each begins and ends. */
-static void emit_tiles(opq_nest *n, int stmt, LLVMValueRef from, LLVMValueRef to)
+/* Blocks of `turns` of the turns [from, to): where each begins and ends. `whole`: has each all of them? */
+static void emit_blocks_of(opq_nest *n, int stmt, LLVMValueRef from, LLVMValueRef to, int64_t turns, bool whole)
 {
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
-    int64_t turns;
-    opq_loop tiles;
-    (void)opq_loop_counted(n->k, stmt, &turns);
-    opq_loop_begin(n, &tiles, from, to, turns, NULL, 0);
-    n->first[loop->variable] = tiles.index;
-    n->behind[loop->variable] =
-        opq_nest_smaller(n, LLVMBuildAdd(n->e->builder, tiles.index, opq_i64(n->e, turns), ""), to);
+    opq_loop blocks;
+    opq_loop_begin(n, &blocks, from, to, turns, NULL, 0);
+    LLVMValueRef next = LLVMBuildAdd(n->e->builder, blocks.index, opq_i64(n->e, turns), "");
+    n->first[loop->variable] = blocks.index;
+    n->behind[loop->variable] = whole ? next : opq_nest_smaller(n, next, to);
+    n->whole[loop->variable] = whole ? turns : 0;
     opq_emit_block(n, stmt + 1, loop->end);
     n->first[loop->variable] = NULL;
-    opq_loop_end(n, &tiles, NULL);
+    opq_loop_end(n, &blocks, NULL);
+}
+
+/* A loop that counts blocks, which other loops stand between or which are independent. Those of a few turns in order are known to be whole, but for
+ * the last. */
+static void emit_tiles(opq_nest *n, int stmt, LLVMValueRef from, LLVMValueRef to)
+{
+    LLVMBuilderRef b = n->e->builder;
+    const opq_stmt *loop = opq_nest_stmt(n, stmt);
+    int64_t turns;
+    (void)opq_loop_counted(n->k, stmt, &turns);
+    if (loop->role == OPQ_LOOP_serial && loop->by == turns) {
+        LLVMValueRef rest = LLVMBuildURem(b, LLVMBuildSub(b, to, from, ""), opq_i64(n->e, turns), "");
+        LLVMValueRef last = LLVMBuildSub(b, to, rest, "");
+        emit_blocks_of(n, stmt, from, last, turns, true);
+        from = last;
+    }
+    emit_blocks_of(n, stmt, from, to, turns, false);
+}
+
+/* Do the blocks that a loop counts stand in others, which turn in each of these? */
+static bool is_around_others(const opq_nest *n, int stmt)
+{
+    uint32_t counted = 0;
+    for (int i = stmt; i < opq_nest_stmt(n, stmt)->end; i++) {
+        const opq_stmt *loop = opq_nest_stmt(n, i);
+        if (opq_nest_is_loop(n, i) && i > stmt && !(loop->within && counted >> (loop->within - 1) & 1))
+            return true;
+        if (opq_nest_is_loop(n, i))
+            counted |= 1u << loop->variable;
+    }
+    return false;
 }
 
 static void emit_counted(opq_nest *n, int stmt, LLVMValueRef from, LLVMValueRef to)
@@ -160,7 +191,7 @@ static void emit_loop(opq_nest *n, int stmt)
     const opq_stmt *loop = opq_nest_stmt(n, stmt);
     if (loop->role == OPQ_LOOP_unroll && n->vector >= 0 && opq_emit_unroll(n, stmt))
         return;
-    if (loop->by && loop->role == OPQ_LOOP_serial) {
+    if (loop->by && loop->role == OPQ_LOOP_serial && !is_around_others(n, stmt)) {
         opq_emit_blocks(n, stmt);
         return;
     }
@@ -186,6 +217,8 @@ static void emit_loop(opq_nest *n, int stmt)
         opq_emit_partials(n, stmt, from, to, NULL, NULL);
     else if (folds && loop->role == OPQ_LOOP_serial && !loop->within)
         opq_emit_turns(n, stmt);
+    else if (folds && loop->role == OPQ_LOOP_serial && n->first[loop->within - 1])
+        opq_emit_block_turns(n, stmt, from, to, n->whole[loop->within - 1]);
     else if (loop->role == OPQ_LOOP_chain && !outside)
         opq_emit_chain(n, stmt);
     else if (opq_loop_reduces((opq_loop_role)loop->role) || (loop->role == OPQ_LOOP_serial && loop->within))
@@ -246,10 +279,47 @@ static void divide(opq_nest *n, opq_odometer *odometer, int at, LLVMValueRef ext
         LLVMBuildUDiv(b, LLVMBuildAdd(b, extent, opq_i64(n->e, size - 1), ""), opq_i64(n->e, size), "");
 }
 
+/* The last loop of [from, to), if it counts blocks of a vector loop, whose strips are units; else -1. */
+static int tiles_of(const opq_loops *k, int from, int to)
+{
+    while (from < to && k->stmts[from].op != OPQ_STMT_loop)
+        from++;
+    bool last = from < to && k->stmts[from].end == to;
+    return last && k->stmts[from].role == OPQ_LOOP_each && k->stmts[from].by ? from : -1;
+}
+
+/* Of all strips that are units and follow each other in one turn of the chain, whose body begins at `from`: the loop `tiles`. */
+static void emit_unit_tiles(opq_nest *n, const opq_chain *chain, int from, int tiles)
+{
+    LLVMBuilderRef b = n->e->builder;
+    int64_t turns;
+    LLVMValueRef extent = n->extent[opq_nest_stmt(n, opq_loop_counted(n->k, tiles, &turns))->variable];
+    LLVMValueRef lanes = opq_i64(n->e, OPQ_LANES), one = opq_i64(n->e, 1), zero = opq_i64(n->e, 0);
+    LLVMValueRef strips = LLVMBuildUDiv(b, LLVMBuildAdd(b, extent, opq_i64(n->e, OPQ_LANES - 1), ""), lanes, "");
+    LLVMValueRef last = LLVMBuildUDiv(b, LLVMBuildSub(b, n->end, one, ""), strips, "");
+    opq_odometer odometer = opq_nest_odometer(n, chain);
+    opq_units units;
+    opq_units_begin(n, &units, &odometer, LLVMBuildUDiv(b, n->begin, strips, ""), LLVMBuildAdd(b, last, one, ""));
+    opq_places places = opq_nest_places(n);
+    opq_nest_enter(n, &odometer, chain, units.index);
+    opq_nest_run(n, from, tiles);
+    LLVMValueRef before = LLVMBuildMul(b, units.loop.index, strips, "");
+    LLVMValueRef first = opq_nest_larger(n, LLVMBuildSub(b, n->begin, before, ""), zero);
+    LLVMValueRef behind = opq_nest_smaller(n, LLVMBuildSub(b, n->end, before, ""), strips);
+    emit_tiles(n, tiles, LLVMBuildMul(b, first, lanes, ""),
+               opq_nest_smaller(n, LLVMBuildMul(b, behind, lanes, ""), extent));
+    opq_nest_return(n, &places);
+    opq_units_end(n, &units);
+}
+
 /* The body of the parallel loops, [from, to), in which `strip` may be the only loop. */
 static void emit_units(opq_nest *n, const opq_chain *chain, int from, int to)
 {
-    int strip = opq_strip_of(n->k, from, to), last = chain->count - 1;
+    int strip = opq_strip_of(n->k, from, to), last = chain->count - 1, tiles = tiles_of(n->k, from, to);
+    if (tiles >= 0) {
+        emit_unit_tiles(n, chain, from, tiles);
+        return;
+    }
     bool rows = opq_rows_fit(n->k, chain, strip);
     opq_chain around = *chain;
     opq_odometer odometer = opq_nest_odometer(n, chain);
@@ -294,7 +364,7 @@ static void emit_phase(opq_nest *n, int from, int to)
         chain = opq_nest_chain(n->k, from);
         int last = chain.loop[chain.count - 1];
         emit_units(n, &chain, last + 1, opq_nest_stmt(n, last)->end);
-    } else if (loop->role == OPQ_LOOP_vector && opq_loop_has_loops(n->k, from)) {
+    } else if (opq_strip_of(n->k, from, to) >= 0 || tiles_of(n->k, from, to) >= 0) {
         emit_units(n, &chain, from, to);
     } else if (loop->role == OPQ_LOOP_vector && opq_nest_folds(n, from, loop->end) == 0) {
         emit_vectors(n, from, n->begin, n->end);
@@ -319,7 +389,8 @@ static LLVMValueRef emit_some(opq_nest *n, const opq_phases *p, int phase, LLVMV
         opq_odometer odometer = opq_nest_odometer(n, &chain);
         units = opq_odometer_count(n, &odometer);
         int last = chain.loop[chain.count - 1];
-        if (opq_strip_of(n->k, last + 1, opq_nest_stmt(n, last)->end) >= 0)
+        int end = opq_nest_stmt(n, last)->end;
+        if (opq_strip_of(n->k, last + 1, end) >= 0 || tiles_of(n->k, last + 1, end) >= 0)
             opq_nest_refuse(n, loop);
     }
     n->begin = LLVMBuildSub(b, begin, first, "");
@@ -371,7 +442,7 @@ int64_t opq_loops_scratch(const opq_loops *loops, const int64_t *dims)
     int64_t bytes = 0, chunks = 0; /* of several nests one after another */
     for (int i = 0; i < loops->stmt_count; i++) {
         const opq_stmt *local = &loops->stmts[i];
-        if (local->op != OPQ_STMT_local)
+        if (local->op != OPQ_STMT_local || opq_local_blocks(loops, i) >= 0)
             continue;
         int64_t elements = 1;
         for (int l = 0; l < loops->rank; l++)

@@ -62,7 +62,19 @@ static void open_access(opq_nest *n, int a)
     n->address[a] = LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), buffer, &offset, 1, "");
 }
 
-/* Locals follow each other in the scratch memory, each with room for what the last vector writes too far: see opq_loops_scratch. */
+/* A load waits for a store before it whose address has the same last 12 bits. Three in a row are a third of a page apart. */
+static LLVMValueRef local_of_block(opq_nest *n, const opq_stmt *local, int blocks)
+{
+    enum { PAGE = 4096, APART = 1344 };
+    int64_t turns;
+    (void)opq_loop_counted(n->k, blocks, &turns);
+    int64_t bytes = (turns * opq_dtype_bytes((opq_dtype)local->dtype) + PAGE - 1) & -(int64_t)PAGE;
+    LLVMTypeRef i8 = LLVMInt8TypeInContext(n->e->context);
+    return opq_nest_stack(n, LLVMArrayType2(i8, (uint64_t)(bytes + APART)));
+}
+
+/* Locals of a block are part of the frame. Others follow each other in the scratch memory, see opq_loops_scratch. Each has room for what the last
+ * vector writes too far. */
 static void open_locals(opq_nest *n)
 {
     LLVMBuilderRef b = n->e->builder;
@@ -71,6 +83,11 @@ static void open_locals(opq_nest *n)
         const opq_stmt *local = opq_nest_stmt(n, i);
         if (local->op != OPQ_STMT_local)
             continue;
+        int blocks = opq_local_blocks(n->k, i);
+        if (blocks >= 0) {
+            n->local[i] = local_of_block(n, local, blocks);
+            continue;
+        }
         LLVMValueRef room = opq_i64(n->e, 1);
         for (int l = 0; l < n->k->rank; l++)
             if (local->variables >> l & 1)

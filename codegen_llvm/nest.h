@@ -45,7 +45,8 @@ typedef struct opq_nest {
     LLVMValueRef lanes_from; /* in a vector loop that folds: its first turn; NULL: elsewhere */
     LLVMValueRef before;     /* turns before that, of loops around; NULL: none */
     LLVMValueRef first[OPQ_VARIABLE_MAX],
-        behind[OPQ_VARIABLE_MAX];        /* of a variable that counts independent blocks: turns of this one */
+        behind[OPQ_VARIABLE_MAX];        /* of a variable that counts blocks: turns of this one */
+    int64_t whole[OPQ_VARIABLE_MAX];     /* of these: their number where it is known; 0: it is not */
     LLVMValueRef sequence[OPQ_LOOP_MAX]; /* indices of the loops that are one sequence, in blocks */
     int sequence_rank;                   /* 0: of one loop alone, whose index is the turn */
     LLVMValueRef *at_offset,
@@ -241,8 +242,9 @@ void opq_emit_rows(opq_nest *n, int rows, int strip, int width, int by, LLVMValu
 /* ---- emit_carried.c */
 /* A loop that counts blocks of a constant size, with those in it whose turns these are. */
 void opq_emit_blocks(opq_nest *n, int loop);
-/* A serial loop with folds, without loops inside. */
+/* A serial loop with folds, without loops inside; or a block of it, of turns [from, to), which are so many (0: of any number). */
 void opq_emit_turns(opq_nest *n, int loop);
+void opq_emit_block_turns(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to, int64_t turns);
 
 /* ---- emit_partials.c */
 LLVMValueRef opq_emit_carry(opq_nest *n, int stmt);

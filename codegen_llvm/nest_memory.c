@@ -438,6 +438,9 @@ void opq_nest_enter_locals(opq_nest *n, int from, int to)
             if (l != n->vector)
                 row = LLVMBuildAdd(b, row, n->index[l], "");
         }
+        int blocks = opq_local_blocks(n->k, use->access);
+        if (blocks >= 0)
+            row = LLVMBuildNeg(b, n->first[opq_nest_stmt(n, blocks)->variable], "");
         n->local_row[use->access] =
             row ? advance(n, (opq_dtype)local->dtype, n->local[use->access], row) : n->local[use->access];
     }

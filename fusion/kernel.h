@@ -73,6 +73,7 @@ typedef struct opq_kernel {
     bool blocks; /* a row alone: loop 0 counts the blocks of all others, and buffers and accesses from these on are the kernel's own */
     int16_t own_buffer, own_access;
     bool across; /* rows (of a map: what its last loop runs over) are short, or scanned: the last loop is another, for lanes */
+    bool by_rows; /* columns are best folded row by row, where rows are read whole */
     int16_t buffer_count, scalar_count, access_count, instr_count, sweep_count, spill_count;
     opq_access *accesses;
     opq_instr *instrs;

@@ -43,6 +43,19 @@ int opq_loop_counted(const opq_loops *k, int loop, int64_t *out_turns)
     return loop;
 }
 
+int opq_local_blocks(const opq_loops *k, int local)
+{
+    for (int i = local - 1; i >= 0; i--) {
+        int64_t turns;
+        const opq_stmt *loop = &k->stmts[i];
+        if (loop->op != OPQ_STMT_loop || !loop->by || loop->end <= local)
+            continue;
+        if (k->stmts[local].variables == 1u << k->stmts[opq_loop_counted(k, i, &turns)].variable)
+            return i;
+    }
+    return -1;
+}
+
 int64_t opq_loop_block(const opq_loops *k, int loop)
 {
     for (int i = loop - 1; i >= 0; i--)
@@ -58,9 +71,11 @@ static int64_t all_turns(const opq_loops *k, int loop, const int64_t *dims)
     int64_t turns = 1;
     if (!own->by)
         return dims[own->variable];
-    for (int i = loop + 1; i < own->end; i++)
-        if (is_in_block(&k->stmts[i], own->variable + 1))
+    for (int i = loop + 1, end = own->end; i < end; i++) /* one in the other */
+        if (is_in_block(&k->stmts[i], own->variable + 1)) {
             turns *= all_turns(k, i, dims);
+            end = k->stmts[i].end;
+        }
     return (turns + own->by - 1) / own->by;
 }
 

@@ -12,9 +12,11 @@
  * they make is combined in a loop that follows. Nested loops in the same one are one sequence, of which a block begins and ends anywhere.
  * Loops one after another at the top are phases: all of one is done before the next begins.
  *
+ * A local lives for one iteration of the loop around it. In one that counts blocks of its one variable it has the elements of a block.
+ *
  * That is its meaning. A schedule (`scheduled`, fusion/schedule.h) is a tree of the same form that says how it runs, too: rules are spelled out.
  * A loop `by` a number counts blocks of so many turns of those `in` it, which may count blocks, too; its variable is none of the kernel's and has no
- * argument. One that is independent counts blocks of one loop, which is, and other loops may stand between the two: tiles. Before a loop stands a carry, a value that a fold in it makes another: folded with an operand. It begins as what changes nothing, and is
+ * argument. One that is independent counts blocks of one variable's loops, which are, and other loops may stand between the two: tiles. Before a loop stands a carry, a value that a fold in it makes another: folded with an operand. It begins as what changes nothing, and is
  * behind the loop what the last turn left. One `by` 64 is as many partial results, which folds take in turn; `halves` folds those: each of the first half
  * with its counterpart in the other, and so on. `at` is the turn, of all that folded, which made an argmax or argmin what it is.
  *
@@ -90,6 +92,7 @@ typedef struct opq_loops {
     const opq_access *accesses;
     uint8_t *written; /* per buffer: opq_buffer_use */
     opq_stmt *stmts;
+    bool by_rows; /* lanes of columns are best run row by row, where rows are read whole: for schedules */
     bool scheduled;
     const int16_t *origin; /* scheduled: per statement, that of the meaning it comes from */
 } opq_loops;
@@ -103,6 +106,8 @@ bool opq_tree_has_loops(const opq_loops *k, int from, int to); /* among the stat
 bool opq_loop_has_loops(const opq_loops *k, int loop);         /* inside it */
 /* The loop of whose turns the blocks are in the end that a loop `by` a number counts, and of how many of them one is: itself and 1 of any other. */
 int opq_loop_counted(const opq_loops *k, int loop, int64_t *out_turns);
+/* The loop around a local that counts blocks of its one variable, of which the local has elements for one; -1: it has them all. */
+int opq_local_blocks(const opq_loops *k, int local);
 /* Turns that a block of a loop `in` another has. */
 int64_t opq_loop_block(const opq_loops *k, int loop);
 /* Is there a loop inside it, or (`around`) around it, in the same block as this one? */

@@ -309,6 +309,7 @@ opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops
                              .buffer_count = kernel->buffer_count,
                              .scalar_count = kernel->scalar_count,
                              .access_count = kernel->access_count,
+                             .by_rows = kernel->by_rows,
                              .accesses = kernel->accesses};
     OPQ_TRY(make_room(&b, arena));
     memset(b.stmt, 0xff, (size_t)kernel->instr_count * sizeof *b.stmt);

@@ -37,6 +37,7 @@ void opq_loops_key(const opq_loops *loops, opq_text *out_key)
 {
     PUT(out_key, loops->rank);
     PUT(out_key, loops->access_count);
+    PUT(out_key, loops->by_rows);
     PUT(out_key, loops->stmt_count);
     for (int a = 0; a < loops->access_count; a++) {
         PUT(out_key, loops->accesses[a].buffer);

@@ -447,6 +447,7 @@ static opq_status read_head(parser *p, char *name)
         p->r.at++;
         p->out->rank++;
     } while (opq_reader_take(&p->r, ","));
+    p->out->by_rows = opq_reader_take(&p->r, "by rows");
     OPQ_TRY(opq_reader_want(&p->r, "{"));
     return line_end(p);
 }

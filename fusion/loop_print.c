@@ -128,7 +128,7 @@ void opq_loops_print(const opq_loops *loops, opq_text *out_text)
     opq_text_add(out_text, ") over ");
     for (int l = 0; l < loops->rank; l++)
         opq_text_add(out_text, "%s%c", l ? ", " : "", opq_loop_letter(l));
-    opq_text_add(out_text, " {\n");
+    opq_text_add(out_text, loops->by_rows ? " by rows {\n" : " {\n");
     print_body(loops, 0, loops->stmt_count, 1, out_text);
     opq_text_add(out_text, "}\n");
 }

@@ -261,12 +261,13 @@ static opq_status check_blocks(const verifier *v, const opq_stmt *loop)
          "blocks of a constant size outside of a schedule's serial and independent loops");
     NEED(loop->variable >= v->k->rank && loop->variable < v->k->rank + OPQ_BLOCKS_MAX,
          "a variable that has an argument");
-    int inside = 0;
+    int inside = 0, variable = -1;
     for (int i = v->at + 1; i < loop->end; i++) {
         const opq_stmt *stmt = &v->k->stmts[i];
         if (stmt->op != OPQ_STMT_loop || stmt->within != loop->variable + 1)
             continue;
-        inside++;
+        inside += variable != stmt->variable;
+        variable = stmt->variable;
         NEED(!independent || stmt->role == OPQ_LOOP_each || stmt->role == OPQ_LOOP_vector ||
                  stmt->role == OPQ_LOOP_parallel,
              "independent blocks of turns that are not");

@@ -320,6 +320,28 @@ static void set_loops(opq_lower_state *state, opq_kernel *kernel, const opq_orde
     set_depends(state, kernel);
 }
 
+/* Columns of one matrix, or of several. A strip of them is near when its next sweep begins, unless its rows share a few sets of the cache; whole rows
+ * are read anew by each sweep, but as fast as memory gives them. */
+static bool is_best_by_rows(const opq_lower_state *state, const opq_kernel *kernel, const opq_order *l)
+{
+    uint32_t sweeps = 0;
+    bool crowded = false, far = false;
+    int columns = l->count - 1, rows = columns - 1;
+    if (!state->request->decided || kernel->kind != OPQ_KERNEL_column || opq_kernel_reduced_mask(kernel) != 1u << rows ||
+        l->extent[columns] < OPQ_LANES || l->extent[rows] < opq_trees.whole_rows_min)
+        return false;
+    for (int i = 0; i < state->instr_count; i++)
+        if (state->instrs[i].depends >> rows & 1 || opq_instr_reduces(&state->instrs[i]))
+            sweeps |= 1u << state->instrs[i].sweep;
+    for (int a = 0; a < state->access_count; a++) {
+        int64_t row = opq_order_stride(state, a, l->source[rows]) * opq_dtype_bytes((opq_dtype)state->accesses[a].dtype);
+        crowded = crowded || (row != 0 && row % opq_trees.crowded_bytes == 0);
+        far = far || row >= opq_trees.far_bytes / l->extent[rows];
+    }
+    bool once = (sweeps & (sweeps - 1)) == 0;
+    return crowded || (far && once);
+}
+
 /* Rows of a tile lie pages apart in a large tensor. With several of these that takes longer than a kernel of its own, which goes through each from
  * its beginning and may write where it reads: as Adam's update of a weight does, behind the product that is its gradient. */
 static bool has_many_streams(const opq_lower_state *state, const opq_order *l)
@@ -390,6 +412,7 @@ opq_status opq_lower_finish(opq_lower_state *state)
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
     set_spills(state, kernel);
+    kernel->by_rows = is_best_by_rows(state, kernel, &l);
     check_recompute(state, kernel, &l);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;

@@ -20,8 +20,9 @@ opq_loops_run opq_schedule_eval OPQ_MUST_CHECK;
  *
  *   reduce    rules of reductions spelled out: carries of all, of blocks, of blocks in these
  *   scan      what scans hold becomes a carry; outside of strips their loop becomes a vector loop, whose lanes fold in order
+ *   columns   of a kernel `by rows`: the lanes' loop goes inside of those that count blocks, and what lanes carried is kept in locals
  */
-#define OPQ_SCHEDULE_PASSES(X) X(reduce) X(scan)
+#define OPQ_SCHEDULE_PASSES(X) X(reduce) X(scan) X(columns)
 
 typedef opq_status opq_schedule_pass(const opq_loops *loops, opq_arena *arena, opq_loops *out_schedule);
 #define X(name) opq_schedule_pass opq_schedule_##name OPQ_MUST_CHECK;

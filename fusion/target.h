@@ -103,6 +103,9 @@ typedef struct opq_tree_numbers {
     int64_t taps_max;           /* turns of a loop over places of a window that is unrolled around a product */
     int64_t tap_terms_min;      /* terms of such a product */
     int64_t scan_rows_min;      /* scans that go beside each other */
+    int64_t crowded_bytes;      /* rows a multiple of this apart share a few sets of the first cache */
+    int64_t whole_rows_min;     /* rows, of which columns are folded row by row */
+    int64_t far_bytes;          /* of a matrix that no cache near has */
     int64_t row_max;            /* elements of a row that is kept until its last sweep */
     int64_t broadcast_work_max; /* instructions that are done again in a loop that they do not depend on */
     int64_t blocks_min;         /* chunks of a row alone that threads divide */

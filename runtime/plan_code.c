@@ -1,5 +1,6 @@
 /* The code of a plan's steps. It is made when all steps are there: what has to be compiled is, by all threads at once, and what a plan lacks at all is
  * known before anything is compiled. */
+#include "codegen_llvm/allowance.h"
 #include "runtime/plan_internal.h"
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
@@ -72,12 +73,25 @@ static opq_status give_codes(opq_planner *p, const opq_code_job *jobs)
     return first;
 }
 
+/* Where nothing is compiled, columns by rows are as good as in strips, and the other way round: the bits are the same. */
+static void settle_for_what_is_there(const opq_planner *p)
+{
+    for (const opq_code_wanted *it = p->wanted; it && opq_compile_is_look(); it = it->next) {
+        opq_loops *loops = &it->step->loops, other = *loops;
+        other.by_rows = !loops->by_rows;
+        if (it->step->kind == OPQ_KERNEL_column && opq_step_code_loops(it->step) == loops &&
+            !opq_codegen_has(p->plan->jit, loops) && opq_codegen_has(p->plan->jit, &other))
+            loops->by_rows = other.by_rows;
+    }
+}
+
 opq_status opq_planner_compile(opq_planner *p)
 {
     int count = 0, failed;
     opq_code_job *jobs = opq_arena_alloc(&p->scratch, ((size_t)p->wanted_count + 1) * sizeof *jobs);
     if (jobs == NULL)
         return out_of_memory();
+    settle_for_what_is_there(p);
     for (const opq_code_wanted *it = p->wanted; it; it = it->next)
         jobs[count++].loops = opq_step_code_loops(it->step);
     opq_status status = opq_codegen_all(p->plan->jit, p->plan->host, jobs, count, &failed);

@@ -122,11 +122,13 @@ static bool same_matmul(const opq_matmul_step *a, const opq_matmul_step *b)
     return equal;
 }
 
-static bool same_loops(const opq_loops *a, const opq_loops *b)
+/* But for how columns are folded, whose bits are the same either way. */
+static bool same_loops(opq_loops a, opq_loops b)
 {
     opq_text keys[2] = {0};
-    opq_loops_key(a, &keys[0]);
-    opq_loops_key(b, &keys[1]);
+    a.by_rows = b.by_rows;
+    opq_loops_key(&a, &keys[0]);
+    opq_loops_key(&b, &keys[1]);
     bool equal = !keys[0].failed && !keys[1].failed && keys[0].length == keys[1].length &&
                  same(keys[0].data, keys[1].data, keys[0].length);
     opq_text_drop(&keys[0]);
@@ -136,9 +138,9 @@ static bool same_loops(const opq_loops *a, const opq_loops *b)
 
 static bool same_step(const opq_step *a, const opq_step *b)
 {
-    return a->kind == b->kind && a->order == b->order && a->code == b->code && a->copy_from == b->copy_from &&
-           a->copy_to == b->copy_to && a->check_count == b->check_count && a->taken_count == b->taken_count &&
-           (a->matmul != NULL) == (b->matmul != NULL) && same_loops(&a->loops, &b->loops) &&
+    return a->kind == b->kind && a->order == b->order && a->copy_from == b->copy_from && a->copy_to == b->copy_to &&
+           a->check_count == b->check_count && a->taken_count == b->taken_count &&
+           (a->matmul != NULL) == (b->matmul != NULL) && same_loops(a->loops, b->loops) &&
            same(a->buffers, b->buffers, (size_t)a->loops.buffer_count * sizeof *a->buffers) &&
            same(a->scalars, b->scalars, (size_t)a->loops.scalar_count * sizeof *a->scalars) &&
            (a->matmul == NULL || same_matmul(a->matmul, b->matmul));

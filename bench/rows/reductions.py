@@ -27,6 +27,16 @@ for _name, _function, _jax, _options in (
         functools.partial(square, _function)
     )
 
+# What a network sums over a batch: gradients of biases, norms over the batch; in cache and not.
+for _name, _function, _jax, _shape in (
+    ("sum", lambda x: x.sum(0), lambda jax, x: x.sum(0), (1024, 1024)),
+    ("sum", lambda x: x.sum(0), lambda jax, x: x.sum(0), (4096, 768)),
+    ("var", lambda x: x.var(0), lambda jax, x: x.var(0, ddof=1), (1024, 1024)),
+):
+    row(f"{_name}_columns_{_shape[0]}x{_shape[1]}", bytes=4 * math.prod(_shape), jax=_jax)(
+        lambda function=_function, shape=_shape: (function, (torch.randn(shape),))
+    )
+
 for _name, _function, _shapes in (
     ("transposed_4096x4096", lambda x, y: (x * y.T).sum(), [(SIDE, SIDE)] * 2),
     ("transposed_1000x777", lambda x, y: (x * y.T).sum(), [(1000, 777), (777, 1000)]),

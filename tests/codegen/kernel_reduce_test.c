@@ -260,6 +260,8 @@ static void test_column(void **state)
                 check_column(reductions[op], OPQ_f32, 2, rows[r], columns[c], (unsigned)(r + c));
         for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
             check_column(reductions[op], dtypes[d], 2, 77, 83, (unsigned)d);
+        check_column(reductions[op], OPQ_f32, 2, 21, 4500, 1); /* several tiles of rows */
+        check_column(reductions[op], OPQ_f64, 1, 70, 2100, 2);
     }
 }
 

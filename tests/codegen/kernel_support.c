@@ -207,17 +207,22 @@ opq_loops body_loops(const body *b, opq_arena *arena)
 
 opq_jit *wide_jit(void) { return jit_for(0); }
 
-static void run_once(const launch *l, const body *b, int level, bool pieces, void *const *buffers, int64_t *error)
+/* way: bit 0: in pieces; 1: AVX2; 2: columns the other way, row by row or in strips */
+enum { PIECES = 1, AVX2 = 2, OTHER_WAY = 4, WAYS = 8 };
+
+static void run_once(const launch *l, const body *b, int way, void *const *buffers, int64_t *error)
 {
+    int level = (way & AVX2) != 0;
     const opq_code *code;
     bool fresh;
     opq_arena arena = {0};
     opq_loops loops = body_loops(b, &arena);
+    loops.by_rows = loops.by_rows != ((way & OTHER_WAY) != 0);
     if (opq_codegen(jit_for(level), &loops, &code, &fresh) != OPQ_OK)
         fail_msg("%s", opq_error());
     int64_t units = opq_loops_units(&loops, l->dims);
     buffer scratch = buffer_make((size_t)opq_loops_scratch(&loops, l->dims));
-    for (int64_t begin = 0, step = pieces ? 1 : units; begin < units; begin += step, step = step * 2 + 1)
+    for (int64_t begin = 0, step = way & PIECES ? 1 : units; begin < units; begin += step, step = step * 2 + 1)
         code->fn(buffers, l->dims, l->scalars, begin, begin + step < units ? begin + step : units, scratch.data, error);
     if (error[0] > 0) /* a statement: tests know the instructions */
         error[0] = 1 + loops.stmts[error[0] - 1].node;
@@ -228,22 +233,23 @@ static void run_once(const launch *l, const body *b, int level, bool pieces, voi
 
 void launch_run(launch *l, const body *b, int64_t *out_error)
 {
-    static buffer results[4][BUFFERS];
-    for (int way = 0; way < 4; way++) {
+    static buffer results[WAYS][BUFFERS];
+    int ways = b->kernel.kind == OPQ_KERNEL_column ? WAYS : OTHER_WAY;
+    for (int way = 0; way < ways; way++) {
         void *buffers[BUFFERS];
         int64_t error[2] = {0, 0};
         for (int i = 0; i < l->buffer_count; i++) {
             results[way][i] = buffer_of(l->buffers[i].data, l->buffers[i].bytes);
             buffers[i] = results[way][i].data;
         }
-        run_once(l, b, way / 2, way % 2, buffers, error);
+        run_once(l, b, way, buffers, error);
         for (int i = 0; i < l->buffer_count; i++) {
             buffer_check(&results[way][i]);
             if (opq_dtype_kind_of(l->any_nan) == OPQ_KIND_FLOAT)
                 assert_same(l->any_nan, results[way][i].data, results[0][i].data,
                             (int64_t)l->buffers[i].bytes / opq_dtype_bytes(l->any_nan), "NaN apart");
             else if (memcmp(results[way][i].data, results[0][i].data, l->buffers[i].bytes) != 0)
-                fail_msg("buffer %d differs: way %d (bit 0: in pieces, bit 1: AVX2)", i, way);
+                fail_msg("buffer %d differs: way %d (see kernel_support.c)", i, way);
         }
         if (out_error)
             memcpy(out_error, error, sizeof error);
@@ -252,7 +258,7 @@ void launch_run(launch *l, const body *b, int64_t *out_error)
     }
     for (int i = 0; i < l->buffer_count; i++)
         memcpy(l->buffers[i].data, results[0][i].data, l->buffers[i].bytes);
-    for (int way = 0; way < 4; way++)
+    for (int way = 0; way < ways; way++)
         for (int i = 0; i < l->buffer_count; i++)
             buffer_drop(&results[way][i]);
 }

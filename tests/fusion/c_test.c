@@ -84,10 +84,18 @@ static opq_status call_c(const opq_loops *loops, void *const *buffers, const int
     return OPQ_OK;
 }
 
+/* Columns of every second kernel the other way than they are compiled: row by row, or in strips. */
+static opq_status other_schedule(const opq_loops *loops, const char *name, opq_text *out_text)
+{
+    opq_loops other = *loops;
+    other.by_rows = loops->by_rows != (loops->stmt_count & 1);
+    return opq_c_schedule(&other, name, out_text);
+}
+
 static opq_status call_schedule(const opq_loops *loops, void *const *buffers, const int64_t *dims,
                                 const opq_number *scalars, int64_t out_error[2])
 {
-    kernels.items[kernel_of(loops, opq_c_schedule)].function(buffers, dims, scalars, out_error);
+    kernels.items[kernel_of(loops, other_schedule)].function(buffers, dims, scalars, out_error);
     return OPQ_OK;
 }
 
@@ -103,7 +111,7 @@ static void add_cases(opq_graph *graph, void *const *inputs)
             if (plan->steps[s].kind == OPQ_KERNEL_extern || plan->steps[s].kind == OPQ_KERNEL_routine)
                 continue;
             kernel_of(&plan->steps[s].loops, opq_c_kernel);
-            kernel_of(&plan->steps[s].loops, opq_c_schedule);
+            kernel_of(&plan->steps[s].loops, other_schedule);
         }
     }
 }

@@ -246,7 +246,9 @@ static void evaluate(const opq_loops *loops, const int64_t *dims)
         return;
     const opq_code *code = NULL;
     bool fresh;
-    if (opq_codegen(jit, loops, &code, &fresh) != OPQ_OK)
+    opq_loops compiling = *loops; /* with columns row by row or in strips */
+    compiling.by_rows = below(2);
+    if (opq_codegen(jit, &compiling, &code, &fresh) != OPQ_OK)
         return;
     compiled++;
     run_code(loops, code, computed, dims, scalars, told);

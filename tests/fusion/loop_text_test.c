@@ -31,6 +31,10 @@
     "schedule @k(b0: f32, b1: out f32) over i, j {\n  " outer " k by 4 {\n    each l by 64 {\n      " rows             \
     " i < d0 in k {\n        " columns " j < d1 in l {\n          %4 = load f32 b0[d2 + i*d3 + j]\n"                   \
     "          store f32 b1[d7 + i*d8 + j], %4\n        }\n      }\n    }\n  }\n}\n"
+#define ROWS(second)                                                                                                   \
+    "schedule @k(b0: f32, b1: out f32) over i, j by rows {\n  each k by 256 {\n    local f32 e1[j]\n"                  \
+    "    vector j < d1 in k {\n      %3 = load f32 b0[d2 + j]\n      store f32 e1[j], %3\n    }\n    vector " second   \
+    " in k {\n    }\n  }\n}\n"
 #define PHASE "  parallel i < d0 {\n  }\n"
 
 static const loop_text texts[] = {
@@ -90,6 +94,9 @@ static const loop_text texts[] = {
      "blocks of no size"},
     {TILES("each", "each", "vector"), NULL},
     {TILES("serial", "each", "vector"), NULL},
+    {ROWS("j < d1"), NULL},
+    {ROWS("i < d0"), "independent blocks of several loops"},
+    {"kernel @k(b0: f32) over i by columns {\n}\n", "expected '{'"},
     {TILES("each", "each", "lanes"), "independent blocks of turns that are not"},
     {TILES("vector", "each", "vector"), "blocks of a constant size outside"},
     {TILES("each", "serial", "vector"), "independent blocks of turns that are not"},

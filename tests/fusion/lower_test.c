@@ -282,12 +282,21 @@ static char *key_of(const char *graph, size_t *out_length)
     return bytes;
 }
 
+#define COLUMNS(rows, columns)                                                                                         \
+    "graph @a {\n  %0 = input f32[" rows "," columns "]\n  %1 = sum f32[1," columns                                    \
+    "] %0 {axes=[0], tree=column}\n  output %1\n}\n"
+
 static const struct {
     const char *a, *b;
     bool equal;
 } keys[] = {
     {"graph @a {\n  %0 = input f32[4,8]\n  %1 = sum f32[4,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n",
      "graph @b {\n  %0 = input f32[77,500]\n  %1 = sum f32[77,1] %0 {axes=[1], tree=lanes}\n  output %1\n}\n", true},
+    {COLUMNS("16", "80"), COLUMNS("90", "300"), true},
+    {COLUMNS("16", "512"), COLUMNS("9000", "1024"), true}, /* by rows, which lie 2 KiB apart, or a multiple */
+    {COLUMNS("15", "512"), COLUMNS("16", "512"), false},
+    {COLUMNS("16", "80"), COLUMNS("16", "512"), false},
+    {COLUMNS("900", "700"), COLUMNS("9000", "700"), false}, /* which the caches that are near do not hold */
     {"graph @a {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[0], step=[1]}\n  %2 = neg f32[4] %1\n  output "
      "%2\n}\n",
      "graph @b {\n  %0 = input f32[8]\n  %1 = slice f32[4] %0 {start=[3], step=[1]}\n  %2 = neg f32[4] %1\n  output "

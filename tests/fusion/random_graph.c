@@ -77,7 +77,7 @@ static int64_t any_extent(random_graph *r)
     return extents[random_below(r, COUNT(extents))];
 }
 
-/* Now and then a row longer than a chunk of the lanes rule, a long column, and nothing at all. */
+/* Now and then a row longer than a chunk of the lanes rule, a long column, rows of some KiB, and nothing at all. */
 static opq_type any_type(random_graph *r)
 {
     opq_type type = {.dtype = (uint8_t)any_dtype(r), .rank = (uint8_t)(1 + random_below(r, 4))};
@@ -85,6 +85,8 @@ static opq_type any_type(random_graph *r)
         type.size[d] = any_extent(r);
     if (chance(r, 5))
         type.size[random_below(r, type.rank)] = chance(r, 50) ? 4097 + (int64_t)random_below(r, 4200) : 513;
+    if (chance(r, 5) && type.rank > 1)
+        type.size[type.rank - 1] = 512 + 512 * (int64_t)random_below(r, 2);
     if (chance(r, 2))
         type.size[random_below(r, type.rank)] = 0;
     while (opq_type_count(&type) > ELEMENTS_MAX)
