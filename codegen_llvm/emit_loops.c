@@ -279,13 +279,19 @@ static void divide(opq_nest *n, opq_odometer *odometer, int at, LLVMValueRef ext
         LLVMBuildUDiv(b, LLVMBuildAdd(b, extent, opq_i64(n->e, size - 1), ""), opq_i64(n->e, size), "");
 }
 
-/* The last loop of [from, to), if it counts blocks of a vector loop, whose strips are units; else -1. */
+/* The last loop of [from, to), if it counts blocks of a vector loop, whose strips are units, as in the kernel other loops are in it; else -1. */
 static int tiles_of(const opq_loops *k, int from, int to)
 {
+    int64_t turns;
     while (from < to && k->stmts[from].op != OPQ_STMT_loop)
         from++;
-    bool last = from < to && k->stmts[from].end == to;
-    return last && k->stmts[from].role == OPQ_LOOP_each && k->stmts[from].by ? from : -1;
+    bool last = from < to && k->stmts[from].end == to, others = false;
+    if (!last || k->stmts[from].role != OPQ_LOOP_each || !k->stmts[from].by ||
+        k->stmts[opq_loop_counted(k, from, &turns)].role != OPQ_LOOP_vector)
+        return -1;
+    for (int i = from + 1; i < to; i++)
+        others = others || (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].within != k->stmts[from].variable + 1);
+    return others ? from : -1;
 }
 
 /* Of all strips that are units and follow each other in one turn of the chain, whose body begins at `from`: the loop `tiles`. */
@@ -305,7 +311,7 @@ static void emit_unit_tiles(opq_nest *n, const opq_chain *chain, int from, int t
     opq_nest_run(n, from, tiles);
     LLVMValueRef before = LLVMBuildMul(b, units.loop.index, strips, "");
     LLVMValueRef first = opq_nest_larger(n, LLVMBuildSub(b, n->begin, before, ""), zero);
-    LLVMValueRef behind = opq_nest_smaller(n, LLVMBuildSub(b, n->end, before, ""), strips);
+    LLVMValueRef behind = LLVMBuildSub(b, n->end, before, "");
     emit_tiles(n, tiles, LLVMBuildMul(b, first, lanes, ""),
                opq_nest_smaller(n, LLVMBuildMul(b, behind, lanes, ""), extent));
     opq_nest_return(n, &places);

@@ -34,13 +34,14 @@ enum { LOCAL_BYTES = 16384, COLUMNS_MIN = 256 };
 
 typedef struct scheduler {
     opq_pass pass;
-    int strip;          /* the vector loop */
-    int columns;        /* turns of a block of it */
-    int blocks;         /* the loop that counts these, in the result */
-    int *part;          /* per statement in it: the first one of its part; 0: of none */
-    int *imported;      /* per statement: the last part that it was brought to */
-    bool *crosses;      /* per statement: is it used in another part? */
-    int16_t *local;     /* of those */
+    int strip;      /* the vector loop */
+    int columns;    /* turns of a block of it */
+    int blocks;     /* the loop that counts these, in the result */
+    int *part;      /* per statement in it: the first one of its part; 0: of none */
+    int *imported;  /* per statement: the last part that it was brought to */
+    bool *crosses;  /* per statement: is it used in another part? */
+    int16_t *local; /* of those */
+    bool stores_early;
 } scheduler;
 
 /* ---- parts */
@@ -87,18 +88,27 @@ static void find_crossing(scheduler *s, const opq_loops *k)
     }
 }
 
+/* Is a part followed by others that stores? The memory may be that of something that is read. */
+static bool stores_early(const scheduler *s, const opq_loops *k)
+{
+    for (int i = s->strip + 1; i < k->stmt_count; i++)
+        if (k->stmts[i].op == OPQ_INSTR_store && s->part[i] != s->part[k->stmt_count - 1])
+            return true;
+    return false;
+}
+
 /* Is it as well read again? */
-static bool is_read_again(const opq_loops *k, int i)
+static bool is_read_again(const scheduler *s, const opq_loops *k, int i)
 {
     const opq_stmt *stmt = &k->stmts[i];
     if (stmt->op < OPQ_OP_COUNT)
         return opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_CONST ||
                opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_SCALAR;
-    return stmt->op == OPQ_INSTR_load && stmt->operand[0] < 0 &&
+    return stmt->op == OPQ_INSTR_load && stmt->operand[0] < 0 && !s->stores_early &&
            k->written[k->accesses[stmt->access].buffer] == OPQ_BUFFER_in;
 }
 
-static bool is_kept(const scheduler *s, const opq_loops *k, int i) { return s->crosses[i] && !is_read_again(k, i); }
+static bool is_kept(const scheduler *s, const opq_loops *k, int i) { return s->crosses[i] && !is_read_again(s, k, i); }
 
 /* ---- is it done? */
 
@@ -116,9 +126,8 @@ static bool may_stand(const opq_loops *k, int i)
 
 static bool may_be_kept(const opq_stmt *stmt)
 {
-    bool plain = stmt->op != OPQ_STMT_carry ||
-                 !(stmt->by || opq_op_scans((int)stmt->value.i) ||
-                   opq_fold_is_arg(opq_op_lowering((opq_op)stmt->value.i)->fold));
+    bool plain = stmt->op != OPQ_STMT_carry || !(stmt->by || opq_op_scans((int)stmt->value.i) ||
+                                                 opq_fold_is_arg(opq_op_lowering((opq_op)stmt->value.i)->fold));
     return plain && opq_dtype_kind_of((opq_dtype)stmt->dtype) != OPQ_KIND_RAW;
 }
 
@@ -317,6 +326,7 @@ opq_status opq_schedule_columns(const opq_loops *loops, opq_arena *arena, opq_lo
     s.imported = numbers + count;
     find_parts(&s, loops, s.strip + 1, loops->stmt_count);
     find_crossing(&s, loops);
+    s.stores_early = stores_early(&s, loops);
     s.columns = count_columns(&s, loops);
     return s.columns ? opq_pass_run(&s.pass, loops, MORE * count, arena, out_schedule) : OPQ_OK;
 }

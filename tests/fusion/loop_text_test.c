@@ -1,6 +1,7 @@
 /* What a tree may not say: reductions outside of lanes, reads of what nobody kept, arguments of two accesses, more phases than there are.
  * And conditions that share their parts, which take no longer than others.
  */
+#include "fusion/schedule.h"
 #include "tests/fusion/loop_text.h"
 
 #define KERNEL(body) "kernel @k(b0: f32, b1: out f32) over i, j, k {\n" body "}\n"
@@ -181,9 +182,39 @@ static void test_arguments(void **state)
     opq_arena_drop(&arena);
 }
 
+/* A column's number is read, replaced where it lies, and needed once more: b2 is b1. */
+static void test_columns_in_place(void **state)
+{
+    (void)state;
+    static const char text[] = "kernel @k(b0: f32, b1: f32, b2: out f32, b3: out f32) over i, j by rows {\n"
+                               "  vector j < d1 {\n"
+                               "    %1 = load f32 b1[d7 + j]\n"
+                               "    %2 = add f32 %1, %1\n"
+                               "    store f32 b2[d12 + j], %2\n"
+                               "    column i < d0 {\n"
+                               "      %5 = load f32 b0[d2 + i*d3 + j]\n"
+                               "      %6 = sub f32 %5, %1\n"
+                               "      %7 = sum f32 %6\n"
+                               "    }\n"
+                               "    store f32 b3[d17 + j], %7\n"
+                               "  }\n"
+                               "}\n";
+    static const int64_t dims[] = {2, 3, 0, 3, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0};
+    float x[] = {1, 2, 3, 10, 20, 30}, b[] = {1, 1, 2}, sums[3] = {0};
+    void *buffers[] = {x, b, b, sums};
+    int64_t error[2];
+    opq_arena arena = {0};
+    opq_loops loops;
+    expect_ok(opq_loops_parse(text, strlen(text), &arena, &loops));
+    expect_ok(opq_schedule_eval(&loops, buffers, dims, NULL, error));
+    opq_arena_drop(&arena);
+    assert_memory_equal(sums, ((float[]){9, 20, 29}), sizeof sums);
+    assert_memory_equal(b, ((float[]){2, 2, 4}), sizeof b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_shared_conditions),
-                                       cmocka_unit_test(test_arguments)};
+                                       cmocka_unit_test(test_arguments), cmocka_unit_test(test_columns_in_place)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
