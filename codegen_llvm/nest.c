@@ -62,17 +62,6 @@ static void open_access(opq_nest *n, int a)
     n->address[a] = LLVMBuildGEP2(b, opq_memory_type(n->e, (opq_dtype)access->dtype), buffer, &offset, 1, "");
 }
 
-/* A load waits for a store before it whose address has the same last 12 bits. Three in a row are a third of a page apart. */
-static LLVMValueRef local_of_block(opq_nest *n, const opq_stmt *local, int blocks)
-{
-    enum { PAGE = 4096, APART = 1344 };
-    int64_t turns;
-    (void)opq_loop_counted(n->k, blocks, &turns);
-    int64_t bytes = (turns * opq_dtype_bytes((opq_dtype)local->dtype) + PAGE - 1) & -(int64_t)PAGE;
-    LLVMTypeRef i8 = LLVMInt8TypeInContext(n->e->context);
-    return opq_nest_stack(n, LLVMArrayType2(i8, (uint64_t)(bytes + APART)));
-}
-
 /* Locals of a block are part of the frame. Others follow each other in the scratch memory, see opq_loops_scratch. Each has room for what the last
  * vector writes too far. */
 static void open_locals(opq_nest *n)
@@ -83,9 +72,12 @@ static void open_locals(opq_nest *n)
         const opq_stmt *local = opq_nest_stmt(n, i);
         if (local->op != OPQ_STMT_local)
             continue;
+        int64_t turns;
         int blocks = opq_local_blocks(n->k, i);
         if (blocks >= 0) {
-            n->local[i] = local_of_block(n, local, blocks);
+            (void)opq_loop_counted(n->k, blocks, &turns);
+            LLVMTypeRef element = opq_memory_type(n->e, (opq_dtype)local->dtype);
+            n->local[i] = opq_nest_stack(n, LLVMArrayType2(element, (uint64_t)turns + OPQ_LANES));
             continue;
         }
         LLVMValueRef room = opq_i64(n->e, 1);

@@ -25,12 +25,10 @@
  * local, or read again. The vector loop goes inside of loops over rows that fold nothing, too, which follow the folds: norms, softmax.
  */
 #include "fusion/schedule_pass.h"
+#include "fusion/target.h"
 #include "graph/eval.h"
 
 #include <string.h>
-
-/* Bytes of all locals, and columns below which pieces of rows are no better read than by strips. */
-enum { LOCAL_BYTES = 16384, COLUMNS_MIN = 256 };
 
 typedef struct scheduler {
     opq_pass pass;
@@ -159,8 +157,8 @@ static int count_columns(const scheduler *s, const opq_loops *k)
             return 0;
         bytes += (int)opq_dtype_bytes((opq_dtype)k->stmts[i].dtype);
     }
-    int columns = bytes ? LOCAL_BYTES / bytes / OPQ_LANES * OPQ_LANES : 0;
-    return columns < COLUMNS_MIN ? 0 : columns < OPQ_CHUNK ? columns : OPQ_CHUNK;
+    int columns = bytes ? (int)opq_trees.local_bytes / bytes / OPQ_LANES * OPQ_LANES : 0;
+    return columns < opq_trees.local_turns_min ? 0 : columns < OPQ_CHUNK ? columns : OPQ_CHUNK;
 }
 
 /* ---- parts become loops */

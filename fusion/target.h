@@ -98,14 +98,16 @@ static inline int opq_target_lanes(const opq_target *target) { return target->ve
 
 /* Lowering: which loop has the lanes, and what is left to the matrix engine. Where they were measured stands in target.c. */
 typedef struct opq_tree_numbers {
-    int64_t lanes;              /* that a loop is to fill */
-    int64_t apart, turned;      /* cost of a vector whose elements lie apart, of tiles of them; side by side it is 1 */
-    int64_t taps_max;           /* turns of a loop over places of a window that is unrolled around a product */
-    int64_t tap_terms_min;      /* terms of such a product */
-    int64_t scan_rows_min;      /* scans that go beside each other */
-    int64_t crowded_bytes;      /* rows a multiple of this apart share a few sets of the first cache */
-    int64_t whole_rows_min;     /* rows, of which columns are folded row by row */
-    int64_t far_bytes;          /* of a matrix that no cache near has */
+    int64_t lanes;          /* that a loop is to fill */
+    int64_t apart, turned;  /* cost of a vector whose elements lie apart, of tiles of them; side by side it is 1 */
+    int64_t taps_max;       /* turns of a loop over places of a window that is unrolled around a product */
+    int64_t tap_terms_min;  /* terms of such a product */
+    int64_t scan_rows_min;  /* scans that go beside each other */
+    int64_t crowded_bytes;  /* rows a multiple of this apart share a few sets of the first cache */
+    int64_t whole_rows_min; /* rows, of which columns are folded row by row */
+    int64_t far_bytes;      /* of a matrix that no cache near has */
+    int64_t local_bytes,
+        local_turns_min;        /* of what is kept of such columns, all together; fewer are no better than strips */
     int64_t row_max;            /* elements of a row that is kept until its last sweep */
     int64_t broadcast_work_max; /* instructions that are done again in a loop that they do not depend on */
     int64_t blocks_min;         /* chunks of a row alone that threads divide */
