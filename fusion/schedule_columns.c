@@ -122,10 +122,13 @@ static bool may_stand(const opq_loops *k, int i)
     return !opq_op_checks(stmt->op) && stmt->op != OPQ_INSTR_nonzero;
 }
 
+static opq_fold fold_of(const opq_stmt *carry) { return opq_op_lowering((opq_op)carry->value.i)->fold; }
+
+/* Of a carry: is it one value, which nobody reads until all is folded? */
 static bool may_be_kept(const opq_stmt *stmt)
 {
-    bool plain = stmt->op != OPQ_STMT_carry || !(stmt->by || opq_op_scans((int)stmt->value.i) ||
-                                                 opq_fold_is_arg(opq_op_lowering((opq_op)stmt->value.i)->fold));
+    bool carry = stmt->op == OPQ_STMT_carry;
+    bool plain = !carry || !(stmt->by || opq_op_scans((int)stmt->value.i) || opq_fold_is_arg(fold_of(stmt)));
     return plain && opq_dtype_kind_of((opq_dtype)stmt->dtype) != OPQ_KIND_RAW;
 }
 
@@ -208,8 +211,6 @@ static void push_imports(scheduler *s, int part, int end)
                 is_kept(s, k, used) ? push_kept(s, used) : opq_pass_push(&s->pass, &k->stmts[used], used);
         }
 }
-
-static opq_fold fold_of(const opq_stmt *carry) { return opq_op_lowering((opq_op)carry->value.i)->fold; }
 
 static void begin_carry(scheduler *s, int carry)
 {

@@ -138,8 +138,9 @@ static bool same_loops(opq_loops a, opq_loops b)
 
 static bool same_step(const opq_step *a, const opq_step *b)
 {
-    return a->kind == b->kind && a->order == b->order && a->copy_from == b->copy_from && a->copy_to == b->copy_to &&
-           a->check_count == b->check_count && a->taken_count == b->taken_count &&
+    bool same_code = a->code == b->code || a->loops.by_rows != b->loops.by_rows;
+    return same_code && a->kind == b->kind && a->order == b->order && a->copy_from == b->copy_from &&
+           a->copy_to == b->copy_to && a->check_count == b->check_count && a->taken_count == b->taken_count &&
            (a->matmul != NULL) == (b->matmul != NULL) && same_loops(a->loops, b->loops) &&
            same(a->buffers, b->buffers, (size_t)a->loops.buffer_count * sizeof *a->buffers) &&
            same(a->scalars, b->scalars, (size_t)a->loops.scalar_count * sizeof *a->scalars) &&
