@@ -46,14 +46,18 @@ opq_status opq_cpu_foreign(const char *name, opq_cpu *out_cpu) { return find(nam
 
 bool opq_cpu_runs(const opq_cpu *level) { return level->target->runs_here && level->target->runs_here(); }
 
-static void add_extras(opq_cpu *cpu)
+static void add_extra(opq_cpu *cpu, const opq_target_extra *extra)
+{
+    size_t length = strlen(cpu->features);
+    snprintf(cpu->features + length, sizeof cpu->features - length, ",%s", extra->features);
+    cpu->leaves |= extra->leaves;
+}
+
+void opq_cpu_add(opq_cpu *cpu, unsigned leaves)
 {
     const opq_target_extra *extra = cpu->target->extra;
-    for (; extra->features && extra->runs_here(); extra++) {
-        size_t length = strlen(cpu->features);
-        snprintf(cpu->features + length, sizeof cpu->features - length, ",%s", extra->features);
-        cpu->leaves |= extra->leaves;
-    }
+    for (; extra->features && (cpu->leaves & leaves) != leaves; extra++)
+        add_extra(cpu, extra);
 }
 
 opq_status opq_cpu_detect(opq_cpu *out_cpu)
@@ -74,6 +78,7 @@ opq_status opq_cpu_detect(opq_cpu *out_cpu)
     if (!best)
         return opq_fail(OPQ_UNSUPPORTED, "this processor lacks AVX2, FMA or F16C, which generated code needs");
     fill(out_cpu, best);
-    add_extras(out_cpu);
+    for (const opq_target_extra *extra = best->extra; extra->features && extra->runs_here(); extra++)
+        add_extra(out_cpu, extra);
     return OPQ_OK;
 }

@@ -15,6 +15,8 @@ opq_status opq_cpu_detect(opq_cpu *out_cpu) OPQ_MUST_CHECK;
 opq_status opq_cpu_level(const char *level, opq_cpu *out_cpu) OPQ_MUST_CHECK;
 /* Of any architecture. Likewise. */
 opq_status opq_cpu_foreign(const char *name, opq_cpu *out_cpu) OPQ_MUST_CHECK;
+/* Besides, what processors of its target may have, as far as there are these leaves. */
+void opq_cpu_add(opq_cpu *cpu, unsigned leaves);
 /* Can this processor run code of the level? */
 bool opq_cpu_runs(const opq_cpu *level);
 static inline bool opq_cpu_has(const opq_cpu *cpu, opq_leaf leaf) { return (cpu->leaves & (unsigned)leaf) != 0; }

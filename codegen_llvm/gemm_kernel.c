@@ -10,8 +10,9 @@
  * rest of the register file holds b and one element of a. A turn takes as many k as hide the loop; what is left runs one k at a time.
  */
 #include "codegen_llvm/gemm_kernel.h"
-#include "codegen_llvm/module.h"
+#include "codegen_llvm/codegen.h"
 #include "codegen_llvm/emit.h"
+#include "codegen_llvm/module.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -150,16 +151,9 @@ static void declare_function(kernel *g, const char *name)
     LLVMValueRef function = LLVMAddFunction(g->e->module, name, type);
     for (int i = 0; i < ARGUMENTS; i++)
         g->arg[i] = LLVMGetParam(function, (unsigned)i);
-    /* Without it LLVM splits 512-bit vectors on CPUs that it thinks slow down for them. */
-    char width[16];
-    int length = snprintf(width, sizeof width, "%d", 8 * g->vector_bytes);
-    LLVMAttributeRef wide = LLVMCreateStringAttribute(g->e->context, "prefer-vector-width", 19, width, (unsigned)length);
-    LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex, wide);
-    unsigned no_alias = LLVMGetEnumAttributeKindForName("noalias", 7),
-             no_unwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
+    unsigned no_alias = LLVMGetEnumAttributeKindForName("noalias", 7);
     LLVMAddAttributeAtIndex(function, ARG_C + 1, LLVMCreateEnumAttribute(g->e->context, no_alias, 0));
-    LLVMAddAttributeAtIndex(function, (LLVMAttributeIndex)LLVMAttributeFunctionIndex,
-                            LLVMCreateEnumAttribute(g->e->context, no_unwind, 0));
+    LLVMSetLinkage(function, LLVMInternalLinkage);
     g->e->function = function;
 }
 
@@ -342,51 +336,82 @@ static void set_types(kernel *g)
         g->halves = LLVMVectorType(LLVMInt16TypeInContext(context), (unsigned)g->vector_bytes / 2);
 }
 
-opq_status opq_emit_gemm_kernel(opq_emitter *e, const char *name, opq_gemm_element element, opq_gemm_left left,
-                                int rows, int vectors)
+static void emit_kernel(kernel *g)
 {
-    bool has = (element != OPQ_GEMM_PAIRS || opq_cpu_has(e->cpu, OPQ_LEAF_pairs)) &&
-               (element != OPQ_GEMM_QUADS || opq_cpu_has(e->cpu, OPQ_LEAF_quads));
-    if (!has || rows < 1 || rows > opq_gemm_rows_max(e->cpu, vectors))
-        return opq_fail(OPQ_INVALID, "gemm kernel: no tile of %d rows and %d vectors", rows, vectors);
-    kernel g = {.e = e, .left = left, .rows = rows, .vectors = vectors, .kind = element};
+    opq_emitter *e = g->e;
+    LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
+    prepare_addresses(g);
+    state s = emit_start(g);
+    int unroll = (e->cpu->target->gemm.turn_fmas + g->rows * g->vectors - 1) / (g->rows * g->vectors);
+    if (g->kind == OPQ_GEMM_WIDENED)
+        unroll = LINE / (OPQ_GEMM_PANEL_VECTORS * g->vector_bytes / g->element_bytes);
+    if (unroll > 1)
+        s = emit_loop(g, &s, unroll);
+    s = emit_loop(g, &s, 1);
+    for (int i = 0; i < g->rows * g->vectors; i++) {
+        LLVMValueRef store = LLVMBuildStore(e->builder, s.tile[i], c_vector(g, i / g->vectors, i % g->vectors));
+        LLVMSetAlignment(store, (unsigned)g->element_bytes);
+    }
+    LLVMBuildRetVoid(e->builder);
+}
+
+/* ---- all of them */
+
+static const char *const elements[] = {"f32", "f64", "pairs", "widened", "shorts", "quads"};
+const char *opq_gemm_element_name(opq_gemm_element element) { return elements[element]; }
+
+typedef struct tiles {
+    char name[48];
+    opq_gemm_element element;
+} tiles;
+
+/* What the target does not always have. */
+static unsigned leaf_of(opq_gemm_element element)
+{
+    return element == OPQ_GEMM_PAIRS ? OPQ_LEAF_pairs : element == OPQ_GEMM_QUADS ? OPQ_LEAF_quads : 0;
+}
+
+static LLVMValueRef emit_tile(opq_emitter *e, const tiles *t, const opq_gemm_tile_shape *shape)
+{
+    static const char *const lefts[] = {"packed", "rows", "window"};
+    char name[sizeof t->name + 32];
+    kernel g = {.e = e, .left = shape->left, .rows = shape->rows, .vectors = shape->vectors, .kind = t->element};
+    snprintf(name, sizeof name, "%s_%s_%dx%d", t->name, lefts[shape->left], shape->rows, shape->vectors);
     set_types(&g);
     declare_intrinsics(&g);
     declare_function(&g, name);
-    LLVMPositionBuilderAtEnd(e->builder, LLVMAppendBasicBlockInContext(e->context, e->function, "entry"));
+    emit_kernel(&g);
+    return e->function;
+}
 
-    prepare_addresses(&g);
-    state s = emit_start(&g);
-    int unroll = (e->cpu->target->gemm.turn_fmas + rows * vectors - 1) / (rows * vectors);
-    if (element == OPQ_GEMM_WIDENED)
-        unroll = LINE / (OPQ_GEMM_PANEL_VECTORS * g.vector_bytes / g.element_bytes);
-    if (unroll > 1)
-        s = emit_loop(&g, &s, unroll);
-    s = emit_loop(&g, &s, 1);
-    for (int i = 0; i < rows * vectors; i++) {
-        LLVMValueRef store = LLVMBuildStore(e->builder, s.tile[i], c_vector(&g, i / vectors, i % vectors));
-        LLVMSetAlignment(store, (unsigned)g.element_bytes);
-    }
-    LLVMBuildRetVoid(e->builder);
+/* A table of tiles, opq_gemm_tiles. */
+static opq_status build_tiles(opq_emitter *e, void *data)
+{
+    enum { LEFT = (OPQ_GEMM_ROWS_MAX + 1) * (OPQ_GEMM_VECTORS_MAX + 1), TILES = OPQ_GEMM_LEFTS * LEFT };
+    const tiles *t = data;
+    LLVMTypeRef pointer = LLVMPointerTypeInContext(e->context, 0), type = LLVMArrayType2(pointer, TILES);
+    LLVMValueRef tile[TILES], table = LLVMAddGlobal(e->module, type, t->name);
+    for (int i = 0; i < TILES; i++)
+        tile[i] = LLVMConstNull(pointer);
+    bool has = (e->cpu->leaves & leaf_of(t->element)) == leaf_of(t->element);
+    for (opq_gemm_tile_shape shape = {0}; has && opq_gemm_next_tile(e->cpu, &shape);)
+        tile[shape.left * LEFT + shape.rows * (OPQ_GEMM_VECTORS_MAX + 1) + shape.vectors] = emit_tile(e, t, &shape);
+    LLVMSetInitializer(table, LLVMConstArray2(pointer, tile, TILES));
+    LLVMSetGlobalConstant(table, true);
+    LLVMSetVisibility(table, LLVMHiddenVisibility);
     return OPQ_OK;
 }
 
-typedef struct tile_request {
-    opq_gemm_element element;
-    const opq_gemm_tile_shape *tile;
-} tile_request;
-
-static const char tile_name[] = "gemm_tile";
-
-static opq_status build_tile(opq_emitter *e, void *data)
+opq_status opq_gemm_tiles_object(const char *target, opq_gemm_element element, const char *path)
 {
-    const tile_request *r = data;
-    return opq_emit_gemm_kernel(e, tile_name, r->element, r->tile->left, r->tile->rows, r->tile->vectors);
-}
-
-opq_status opq_gemm_kernel_object(opq_compiler *compiler, opq_gemm_element element, const opq_gemm_tile_shape *tile,
-                                  const char *symbol, const char *path)
-{
-    tile_request request = {element, tile};
-    return opq_compiler_write(compiler, &(opq_module){tile_name, build_tile, &request}, symbol, path);
+    opq_cpu cpu;
+    opq_compiler *compiler;
+    tiles t = {.element = element};
+    OPQ_TRY(opq_cpu_level(target, &cpu));
+    opq_cpu_add(&cpu, leaf_of(element));
+    OPQ_TRY(opq_compiler_create(&cpu, &compiler));
+    snprintf(t.name, sizeof t.name, "opq_gemm_tiles_%s_%s", target, elements[element]);
+    opq_status status = opq_compiler_write(compiler, &(opq_module){t.name, build_tiles, &t}, t.name, path);
+    opq_compiler_destroy(compiler);
+    return status;
 }

@@ -6,15 +6,13 @@
 #ifndef OPAQUE_CODEGEN_GEMM_KERNEL_H
 #define OPAQUE_CODEGEN_GEMM_KERNEL_H
 
-#include "opaque/opaque.h"
+#include "fusion/target.h"
 
-/* emit.h has these; runtime/ uses this header without LLVM's. */
-struct opq_emitter;
 struct opq_cpu;
 
 /* What lies in memory as an element of either operand: a number, or neighbours along k in a word, the first one lowest. */
 typedef enum opq_gemm_element {
-    OPQ_GEMM_F32,
+    OPQ_GEMM_F32, /* their names are these in lower case, in the build, too */
     OPQ_GEMM_F64,
     OPQ_GEMM_PAIRS,   /* two bf16, which the processor's dot instruction adds to an f32 (opq_pairs_step in scalar.h) */
     OPQ_GEMM_WIDENED, /* f32 on the left, i8 on the right, which is widened */
@@ -38,7 +36,7 @@ enum {
     OPQ_GEMM_VECTORS_MAX = 8,
 };
 
-/* The function that opq_emit_gemm_kernel emits. All strides are in bytes. Row k of panel p of the right operand is at
+/* A tile. All strides are in bytes. Row k of panel p of the right operand is at
  * b + k * b_stride + p * b_panel_stride and is read whole: the elements of two vectors (of one if the kernel has one). c gets rows x vectors*lanes
  * elements, rows c_stride apart; they are also the start of the sums if accumulate != 0. k may be 0.
  * `prefetch` moves by prefetch_step for each k and is touched on the way; it need not be a valid address. Only a window has rows and columns,
@@ -58,13 +56,18 @@ int opq_gemm_vector_bytes(const struct opq_cpu *cpu);
 /* Largest number of rows whose tile fits the registers with this many vectors (1..OPQ_GEMM_VECTORS_MAX), 0 if none. */
 int opq_gemm_rows_max(const struct opq_cpu *cpu, int vectors);
 
-/* Adds the kernel to the emitter's module. Rows and vectors within opq_gemm_rows_max, pairs and quads only where the processor has their leaves; else
- * OPQ_INVALID. */
-opq_status opq_emit_gemm_kernel(struct opq_emitter *e, const char *name, opq_gemm_element element, opq_gemm_left left,
-                                int rows, int vectors) OPQ_MUST_CHECK;
-/* As opq_codegen_object. */
-struct opq_compiler;
-opq_status opq_gemm_kernel_object(struct opq_compiler *compiler, opq_gemm_element element,
-                                  const opq_gemm_tile_shape *tile, const char *symbol, const char *path) OPQ_MUST_CHECK;
+/* All tiles of one kind of element, made when the library is built (tools/gemm-tiles.c): opq_gemm_left, rows, vectors. NULL: it does not fit the
+ * registers, or the target has no such element. */
+typedef opq_gemm_kernel opq_gemm_tiles[OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1][OPQ_GEMM_VECTORS_MAX + 1];
+/* opq_gemm_tiles_avx2_f32 and so on, for all of OPQ_HOST_TARGETS. */
+#define X(target)                                                                                                      \
+    extern const opq_gemm_tiles opq_gemm_tiles_##target##_f32, opq_gemm_tiles_##target##_f64,                          \
+        opq_gemm_tiles_##target##_pairs, opq_gemm_tiles_##target##_widened, opq_gemm_tiles_##target##_shorts,          \
+        opq_gemm_tiles_##target##_quads;
+OPQ_HOST_TARGETS(X)
+#undef X
+const char *opq_gemm_element_name(opq_gemm_element element);
+/* An object that has those of a target. OPQ_INVALID: none of the host has that name, or the file cannot be written. */
+opq_status opq_gemm_tiles_object(const char *target, opq_gemm_element element, const char *path) OPQ_MUST_CHECK;
 
 #endif

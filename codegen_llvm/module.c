@@ -206,12 +206,19 @@ static void end(compilation *c)
     LLVMContextDispose(c->emitter.context);
 }
 
+/* Its function, or what it defines instead. */
+static LLVMValueRef named(const compilation *c, const char *name)
+{
+    LLVMValueRef function = LLVMGetNamedFunction(c->emitter.module, name);
+    return function ? function : LLVMGetNamedGlobal(c->emitter.module, name);
+}
+
 /* Builds the module and checks it. */
 static opq_status fill(compilation *c, const opq_module *module)
 {
     OPQ_TRY(module->build(&c->emitter, module->data));
-    if (!LLVMGetNamedFunction(c->emitter.module, module->name))
-        return opq_fail(OPQ_INTERNAL, "the module has no function %s", module->name);
+    if (!named(c, module->name))
+        return opq_fail(OPQ_INTERNAL, "the module defines no %s", module->name);
     add_attributes(c->cpu, c->emitter.context, c->emitter.module);
     char *message = NULL;
     opq_status status = OPQ_OK;
@@ -262,7 +269,7 @@ typedef struct wanted {
 static opq_status make_object(compilation *c, const opq_module *module, void *data)
 {
     wanted *w = data;
-    LLVMSetValueName2(LLVMGetNamedFunction(c->emitter.module, module->name), w->symbol, strlen(w->symbol));
+    LLVMSetValueName2(named(c, module->name), w->symbol, strlen(w->symbol));
     return emit(c, module->name, LLVMObjectFile, &w->object);
 }
 

@@ -20,7 +20,7 @@ typedef struct opq_compiler {
     int idle_count;
 } opq_compiler;
 
-/* What a module is made by: `build` defines a function called `name`. */
+/* What a module is made by: `build` defines a function called `name`, or a constant. */
 typedef struct opq_module {
     const char *name;
     opq_status (*build)(struct opq_emitter *e, void *data);

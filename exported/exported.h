@@ -70,12 +70,6 @@ typedef struct opq_exported_call {
     const int64_t *output_sizes; /* of all results, one after the other */
 } opq_exported_call;
 
-typedef struct opq_exported_tile {
-    opq_gemm_element element;
-    opq_gemm_tile_shape shape;
-    opq_gemm_kernel function;
-} opq_exported_tile;
-
 typedef struct opq_exported {
     const opaque_model_info *info;
     const opq_exported_weight *weights;
@@ -88,8 +82,7 @@ typedef struct opq_exported {
     const int32_t *numbers;         /* of all plans: see plans.c */
     const opq_exported_call *calls; /* in order of their sizes */
     int call_count;
-    const opq_exported_tile *tiles;
-    int tile_count;
+    const opq_gemm_tiles *const *tiles; /* per opq_gemm_element; NULL: no product has any */
     uint64_t seed, offset; /* of the random stream, where it begins */
     int64_t file_bytes;
     const char *digest; /* the last OPQ_EXPORTED_DIGEST bytes of the file */

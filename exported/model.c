@@ -61,18 +61,6 @@ static opq_status check_processor(opaque_model *m)
                     m->what->info->name, needs);
 }
 
-static void fill_tiles(opaque_model *m)
-{
-    for (int i = 0; i < m->what->tile_count; i++) {
-        const opq_exported_tile *tile = &m->what->tiles[i];
-        void *address;
-        memcpy(&address, &tile->function, sizeof address);
-        struct gemm_entry *entry =
-            &m->gemm.kernel[tile->element][tile->shape.left][tile->shape.rows][tile->shape.vectors];
-        atomic_store(&entry->address, address);
-    }
-}
-
 static int file_error(const char *path, const char *what)
 {
     (void)opq_fail(OPQ_INVALID, "%s: %s", path, what);
@@ -164,7 +152,7 @@ static opq_status prepare(opaque_model *m, int threads)
     OPQ_TRY(opq_pool_create(&m->pool));
     m->gemm.cpu = &m->cpu;
     m->gemm.host = &m->host;
-    fill_tiles(m);
+    memcpy(m->gemm.tiles, m->what->tiles, sizeof m->gemm.tiles);
     m->runtime = (opq_runtime){.host = &m->host, .pool = m->pool, .gemm = &m->gemm};
     OPQ_TRY(make_buffers(m));
     return keep_packed(m);

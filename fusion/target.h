@@ -83,8 +83,10 @@ typedef struct opq_target {
     opq_target_gemm gemm;
 } opq_target;
 
-/* From the fewest lanes to the most, those of one architecture one after the other. */
-#define OPQ_TARGETS(X) X(neon) X(avx2) X(avx512)
+/* From the fewest lanes to the most, those of one architecture one after the other. HOST: processors that the library itself runs on, for which it has
+ * a matrix engine. */
+#define OPQ_TARGETS(X) X(neon) OPQ_HOST_TARGETS(X)
+#define OPQ_HOST_TARGETS(X) X(avx2) X(avx512)
 
 #define X(name) extern const opq_target opq_target_##name;
 OPQ_TARGETS(X)

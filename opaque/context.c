@@ -73,7 +73,7 @@ opq_status opq_ctx_create(const opq_host *host, opq_ctx **out_ctx)
     if (status == OPQ_OK)
         opq_jit_set_host(ctx->runtime.jit, &ctx->host);
     if (status == OPQ_OK)
-        status = opq_gemm_create(ctx->runtime.jit, &ctx->host, &ctx->runtime.gemm);
+        status = opq_gemm_create(opq_jit_cpu(ctx->runtime.jit), &ctx->host, &ctx->runtime.gemm);
     if (status != OPQ_OK) {
         opq_ctx_destroy(ctx);
         return status;
@@ -120,8 +120,6 @@ void opq_cache_empty(opq_ctx *ctx)
     opq_value_pool_trim(&ctx->values);
 }
 
-opq_status opq_matmul_kernels(opq_ctx *ctx) { return opq_gemm_make_kernels(ctx->runtime.gemm); }
-
 void opq_forget(opq_ctx *ctx, bool code)
 {
     opq_plans_wait(ctx);
@@ -130,10 +128,8 @@ void opq_forget(opq_ctx *ctx, bool code)
     opq_sizes_forget(&ctx->sizes);
     ctx->views = (opq_views){0};
     opq_tiers_forget(&ctx->tiers, code);
-    if (code) {
+    if (code)
         opq_code_drop_idle(ctx->runtime.jit);
-        opq_gemm_drop_kernels(ctx->runtime.gemm);
-    }
     pthread_mutex_unlock(&ctx->run_lock);
 }
 

@@ -323,9 +323,8 @@ static void note_launch(void *data, const opq_step *step, int32_t count, const o
         bytes_written += step[i].bytes_written;
     }
     if (opq_logs(OPQ_LOG_flush, OPQ_LOG_DEBUG))
-        opq_log("launch: %s%s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name,
-                times->compile_seconds > 0 ? " (compiled now)" : "", count, opq_type_name(step->largest).text,
-                1e3 * times->seconds, (long long)bytes_read, (long long)bytes_written);
+        opq_log("launch: %s, %d kernels, %s, %.3f ms, %lld bytes read, %lld written", step->name, count,
+                opq_type_name(step->largest).text, 1e3 * times->seconds, (long long)bytes_read, (long long)bytes_written);
     if (runner->recorder)
         opq_recorder_launch(runner->recorder, step, count, times);
 }

@@ -163,33 +163,14 @@ static void write_memory(opq_text *t, const opq_exporter *e)
     opq_text_add(t, "{0}};\n");
 }
 
-/* All tiles that products of these sums may need, whatever the sizes. */
-static opq_status write_tiles(opq_text *t, const opq_exporter *e, int *out_count)
+/* Tiles of the elements that products have. */
+static void write_tiles(opq_text *t, const opq_exporter *e)
 {
-    opq_text rows = {0};
-    opq_status status = OPQ_OK;
-    *out_count = 0;
-    for (int element = 0; element < OPQ_GEMM_ELEMENTS; element++) {
-        opq_gemm_tile_shape tile = {0};
-        while (e->tiles[element] && status == OPQ_OK && opq_gemm_next_tile(&e->cpu, &tile)) {
-            char symbol[48], path[OPQ_EXPORT_PATH_MAX];
-            snprintf(symbol, sizeof symbol, "tile_%d_%d_%dx%d", element, (int)tile.left, tile.rows, tile.vectors);
-            snprintf(path, sizeof path, "%s/%s.o", e->folder, symbol);
-            status = opq_gemm_kernel_object(e->compiler, (opq_gemm_element)element, &tile, symbol, path);
-            opq_text_add(
-                t,
-                "void %s(const void *, int64_t, const void *, int64_t, int64_t, void *, int64_t, int64_t, int64_t, "
-                "const void *, int64_t, const int64_t *, const int64_t *);\n",
-                symbol);
-            opq_text_add(&rows, "  {%d, {%d, %d, %d}, %s},\n", element, (int)tile.left, tile.rows, tile.vectors, symbol);
-            ++*out_count;
-        }
-    }
-    opq_text_add(t, "static const opq_exported_tile tiles[] = {\n");
-    opq_text_bytes(t, rows.data ? rows.data : "", rows.length);
-    opq_text_add(t, "  {0}};\n");
-    opq_text_drop(&rows);
-    return status;
+    opq_text_add(t, "static const opq_gemm_tiles *const tiles[OPQ_GEMM_ELEMENTS] = {");
+    for (int element = 0; element < OPQ_GEMM_ELEMENTS; element++)
+        opq_text_add(t, e->tiles[element] ? "&opq_gemm_tiles_%s_%s," : "NULL,", e->cpu.target->name,
+                     opq_gemm_element_name((opq_gemm_element)element));
+    opq_text_add(t, "};\n");
 }
 
 /* The file of numbers becomes a part of the library as it is: initialisers of some millions take a compiler minutes. */
@@ -222,14 +203,13 @@ static opq_status write_numbers(opq_text *t, const opq_exporter *e)
 static opq_status write_tables(opq_exporter *e, const opq_export_names *names, const char *weights, opq_text *t)
 {
     char digest[33];
-    int tiles;
     int64_t bytes = place_weights(e);
     OPQ_TRY(write_weights(e, weights, digest));
     opq_text_add(t, "/* %s: what its calls run. Made by torch_opaque.export(). */\n#include \"exported/exported.h\"\n\n",
                  names->model);
     write_info(t, e, names);
     write_codes(t, e);
-    OPQ_TRY(write_tiles(t, e, &tiles));
+    write_tiles(t, e);
     write_memory(t, e);
     opq_step_kinds_write(&e->kinds, &e->codes, t);
     OPQ_TRY(write_numbers(t, e));
@@ -240,9 +220,9 @@ static opq_status write_tables(opq_exporter *e, const opq_export_names *names, c
         "};\nconst opq_exported exported = {.info = &info, .weights = weights, .windows = windows, .window_count = %d, "
         ".packed = packed, .packed_count = %d, .steps = steps, .plans = plans, .numbers = opaque_numbers, .calls = "
         "calls, .call_count = (int)(sizeof calls / sizeof *calls), "
-        ".tiles = tiles, .tile_count = %d, "
+        ".tiles = tiles, "
         ".seed = %lluULL, .offset = %lluULL, .file_bytes = %lld, .digest = \"%s\"};\n",
-        e->window_count, e->packed_count, tiles, (unsigned long long)e->seed, (unsigned long long)e->offset,
+        e->window_count, e->packed_count, (unsigned long long)e->seed, (unsigned long long)e->offset,
         (long long)bytes + 32, digest);
     return t->failed || e->calls.failed ? out_of_memory() : OPQ_OK;
 }

@@ -21,7 +21,6 @@ static void before_fork(void)
     pthread_mutex_lock(&list_lock);
     for (opq_ctx *ctx = contexts; ctx; ctx = ctx->next_context) {
         opq_background_lock(&ctx->background);
-        opq_gemm_lock(ctx->runtime.gemm); /* before the jit's */
         opq_jit_lock(ctx->runtime.jit);
         opq_pool_lock(ctx->runtime.pool);
         opq_plan_cache_lock(ctx->plans);
@@ -37,7 +36,6 @@ static void let_go(opq_ctx *ctx, bool in_child)
     opq_plan_cache_unlock(ctx->plans);
     opq_pool_unlock(ctx->runtime.pool);
     opq_jit_unlock(ctx->runtime.jit, in_child);
-    opq_gemm_unlock(ctx->runtime.gemm, in_child);
     opq_background_unlock(&ctx->background);
 }
 

@@ -159,9 +159,7 @@ void opq_recorder_launch(struct opq_recorder *r, const opq_step *rows, int32_t c
                          .lines = lines_of_rows(r, rows, count),
                          .rows = count,
                          .seconds = times->seconds,
-                         .busy = times->busy,
-                         .fresh = times->compile_seconds > 0,
-                         .compile_seconds = times->compile_seconds};
+                         .busy = times->busy};
     for (int32_t i = 0; i < count; i++) {
         bool fresh = rows[i].fresh && !r->reused;
         launch.fresh = launch.fresh || fresh;

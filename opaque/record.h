@@ -195,8 +195,6 @@ void opq_plans_end(opq_ctx *ctx);
 /* Plans, and what is known of graphs that have none, are made anew, as for graphs that never came; code: so is machine code, and what plans
  * cost is no longer known, as in a process that begins. Waits for a run to end. */
 void opq_forget(opq_ctx *ctx, bool code);
-/* Makes all f32 micro-kernels that matrix products may need, for the kernels that come with the package. */
-opq_status opq_matmul_kernels(opq_ctx *ctx) OPQ_MUST_CHECK;
 
 /* What is pending for some values at one moment. It stays as it is while other threads record and run: everything in it is pinned. */
 typedef struct opq_snapshot opq_snapshot;

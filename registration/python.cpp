@@ -243,7 +243,6 @@ void forget(bool code)
         opq_forget(context(), code);
 }
 
-void make_matmul_kernels() { check(opq_matmul_kernels(context())); }
 
 py::dict stats()
 {
@@ -377,7 +376,6 @@ void bind(py::module_ &m)
     m.def("end_plans", torch::wrap_pybind_function_no_gil(&on_context<opq_plans_end>));
     m.def("wait_for_plans", torch::wrap_pybind_function_no_gil(&on_context<opq_plans_wait>));
     m.def("forget", torch::wrap_pybind_function_no_gil(&forget));
-    m.def("make_matmul_kernels", torch::wrap_pybind_function_no_gil(&make_matmul_kernels));
     add(m, "stats", &stats);
     add(m, "reset_stats", &reset_stats);
     add(m, "fallback_counts", &fallbacks);

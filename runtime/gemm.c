@@ -17,16 +17,13 @@
 
 #include <string.h>
 
-double opq_gemm_compile_seconds(const opq_gemm *gemm) { return (double)atomic_load(&gemm->compile_nanoseconds) * 1e-9; }
-
-opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
+opq_status gemm_kernel_find(const opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out)
 {
-    struct gemm_entry *entry = &gemm->kernel[element][left][rows][vectors];
-    void *address = atomic_load_explicit(&entry->address, memory_order_acquire);
-    opq_status status = address ? OPQ_OK : gemm_kernel_make(gemm, element, left, rows, vectors, &address);
-    memcpy(out, &address, sizeof *out);
-    return status;
+    *out = gemm->tiles[element] ? (*gemm->tiles[element])[left][rows][vectors] : NULL;
+    return *out ? OPQ_OK
+                : opq_fail(OPQ_INTERNAL, "there is no tile of %d rows and %d vectors of element %d", rows, vectors,
+                           (int)element);
 }
 
 /* ---- plan */

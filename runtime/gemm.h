@@ -8,21 +8,13 @@
 #ifndef OPAQUE_RUNTIME_GEMM_H
 #define OPAQUE_RUNTIME_GEMM_H
 
-#include "codegen_llvm/jit.h"
 #include "fusion/loop.h"
 
-/* Thread-safe. Borrows jit and host (which may be NULL): both outlive it. Kernels are compiled when first needed. */
+/* Thread-safe. Borrows cpu and host (which may be NULL): both outlive it. */
 typedef struct opq_gemm opq_gemm;
-opq_status opq_gemm_create(opq_jit *jit, const opq_host *host, opq_gemm **out_gemm) OPQ_MUST_CHECK;
+struct opq_cpu;
+opq_status opq_gemm_create(const struct opq_cpu *cpu, const opq_host *host, opq_gemm **out_gemm) OPQ_MUST_CHECK;
 void opq_gemm_destroy(opq_gemm *gemm);
-/* They are made again when needed. While no product runs. */
-/* Makes all micro-kernels of f32, and of pairs, that products may need, which are some hundreds: for who keeps them on disk. */
-opq_status opq_gemm_make_kernels(opq_gemm *gemm) OPQ_MUST_CHECK;
-void opq_gemm_drop_kernels(opq_gemm *gemm);
-void opq_gemm_lock(opq_gemm *gemm); /* around a fork; taken before the jit's */
-void opq_gemm_unlock(opq_gemm *gemm, bool in_child);
-/* Time spent compiling kernels so far: within a run it is no running time. */
-double opq_gemm_compile_seconds(const opq_gemm *gemm);
 
 /* An operand. Strides count elements, are >= 0 and may be 0 (broadcast). Rows or columns that lie at no stride have a table: row i begins
  * rows[i] elements behind `data`, and row_stride is 0. */

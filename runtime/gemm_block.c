@@ -427,39 +427,14 @@ static opq_status run_block(gemm_run *run, int64_t index, char *scratch)
     return OPQ_OK;
 }
 
-/* What the run's blocks need, each in all of its columns: short and tall row panels, whole steps and what is left behind them. */
-static void make_kernels(const gemm_run *run)
-{
-    int64_t height = run->call.m / run->row_panels, tall = run->call.m % run->row_panels;
-    int64_t step = (int64_t)run->vectors * run->lanes;
-    opq_gemm_left kind = run->a_window     ? OPQ_GEMM_LEFT_WINDOW
-                         : run->a_in_place ? OPQ_GEMM_LEFT_ROWS
-                                           : OPQ_GEMM_LEFT_PACKED;
-    for (int64_t c = 0; c < run->column_chunks && !run->few_rows; c++) {
-        int64_t first = c * run->column_panels / run->column_chunks;
-        int64_t last = (c + 1) * run->column_panels / run->column_chunks;
-        int64_t columns = gemm_min(last * run->panel, run->call.n) - first * run->panel, rest = columns % step;
-        for (int64_t rows = height; rows <= height + (tall > 0); rows++) {
-            if (columns >= step)
-                gemm_kernel_ahead(run->gemm, element_of(run), kind, (int)rows, run->vectors);
-            if (rest > 0)
-                gemm_kernel_ahead(run->gemm, element_of(run), kind, (int)rows, vectors_for(run, rest));
-        }
-    }
-}
-
 void gemm_blocks(void *data, int64_t begin, int64_t end)
 {
     gemm_set *set = data;
-    int64_t bytes = 0, first = 0, all = 0;
+    int64_t bytes = 0, first = 0;
     for (int r = 0; r < set->count; r++) {
         int64_t needed = scratch_bytes(&set->runs[r]);
         bytes = needed > bytes ? needed : bytes;
-        all += gemm_block_count(&set->runs[r]);
     }
-    bool alone = end - begin == all && !set->runs->call.serial; /* no other thread needs them now */
-    for (int r = 0; r < set->count && !alone; r++)
-        make_kernels(&set->runs[r]);
     char *scratch = gemm_scratch_acquire(GEMM_SCRATCH_block, bytes);
     int status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
     for (int r = 0; r < set->count; r++) {

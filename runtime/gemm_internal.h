@@ -11,18 +11,7 @@
 struct opq_gemm {
     const struct opq_cpu *cpu;
     const opq_host *host;
-    opq_jit *jit; /* NULL: the table is whole */
-    atomic_llong compile_nanoseconds;
-    pthread_mutex_t lock; /* all below but addresses, which are written with it */
-    pthread_cond_t made;
-    int making;   /* kernels, by several threads */
-    double since; /* when the first of these was begun */
-    struct gemm_entry {
-        _Atomic(void *) address; /* NULL: to be made */
-        bool is_being_made;
-        opq_jit_module module;
-    } kernel[OPQ_GEMM_ELEMENTS][OPQ_GEMM_LEFTS][OPQ_GEMM_ROWS_MAX + 1]
-            [OPQ_GEMM_VECTORS_MAX + 1]; /* opq_gemm_element, opq_gemm_left, rows, vectors */
+    const opq_gemm_tiles *tiles[OPQ_GEMM_ELEMENTS]; /* NULL: none */
 };
 
 /* Of sums whose operands are numbers of their dtype. */
@@ -127,20 +116,9 @@ static inline double gemm_work(const opq_gemm_call *call)
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* From the table; what is not there is compiled. */
-opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
+/* OPQ_INTERNAL: there is none, of a kind of element that a model was exported without. */
+opq_status gemm_kernel_find(const opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out) OPQ_MUST_CHECK;
-/* gemm_kernels.c. Where another thread makes it, this one waits. */
-opq_status gemm_kernel_make(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
-                            void **out_address) OPQ_MUST_CHECK;
-/* This one goes on: it will need it, and meanwhile makes others, so that threads with equal blocks do not wait for kernel after kernel. A failure is
- * told when it is needed. */
-void gemm_kernel_make_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors);
-static inline void gemm_kernel_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors)
-{
-    if (!atomic_load_explicit(&gemm->kernel[element][left][rows][vectors].address, memory_order_relaxed))
-        gemm_kernel_make_ahead(gemm, element, left, rows, vectors);
-}
 
 /* On the host's threads; `work` multiply-adds or bytes in all. */
 void gemm_parallel(opq_gemm *gemm, int64_t count, double work, void (*body)(void *data, int64_t begin, int64_t end),

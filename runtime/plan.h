@@ -220,10 +220,9 @@ static inline const opq_replacement *opq_plan_replacement(const opq_plan *plan, 
 /* Memory of the plan: steps, graph, edges, and all its machine code, also what other plans share. Without payloads, which are the host's. */
 size_t opq_plan_bytes(const opq_plan *plan);
 
-/* Of one launch. Compiling that was left to the run (matmul micro-kernels) is not in `seconds` and `busy`, which are 0 if the run is not
- * timed. busy: opq_parallel_busy(). */
+/* Of one launch; 0 if the run is not timed. busy: opq_parallel_busy(). */
 typedef struct opq_launch_times {
-    double seconds, busy, compile_seconds;
+    double seconds, busy;
 } opq_launch_times;
 
 /* Of a run's launches, for statistics. */

@@ -10,7 +10,6 @@
 #include "runtime/activity.h"
 #include "graph/clock.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -324,15 +323,13 @@ static void fail_step(const opq_run_state *run, const opq_step *step, opq_status
     opq_step_mark_written(step, run->bad);
 }
 
-static double compile_seconds(const opq_run_state *run) { return opq_gemm_compile_seconds(run->runtime->gemm); }
-
 /* The clocks before a launch. */
 static opq_launch_times clocks(const opq_run_state *run)
 {
     if (run->call->note == NULL)
-        return (opq_launch_times){0, 0, 0};
+        return (opq_launch_times){0, 0};
     bool timed = run->call->timed;
-    return (opq_launch_times){timed ? opq_now() : 0, timed ? opq_parallel_busy() : 0, compile_seconds(run)};
+    return (opq_launch_times){timed ? opq_now() : 0, timed ? opq_parallel_busy() : 0};
 }
 
 static void note(const opq_run_state *run, const opq_step *step, int32_t count, const opq_launch_times *before)
@@ -347,11 +344,8 @@ static void note(const opq_run_state *run, const opq_step *step, int32_t count, 
     if (run->call->note == NULL)
         return;
     opq_launch_times t = clocks(run);
-    t.compile_seconds -= before->compile_seconds;
-    if (run->call->timed) {
-        t.seconds -= before->seconds + t.compile_seconds;
-        t.busy = fmax(t.busy - before->busy - t.compile_seconds, 0);
-    }
+    t.seconds -= before->seconds;
+    t.busy -= before->busy;
     run->call->note(run->call->note_data, step, count, &t);
 }
 

@@ -445,17 +445,17 @@ def test_explain_names_reasons_and_extern_calls():
     assert all("unknown" not in edge.reason for edge in result.unfused)
 
 
-def test_micro_kernels_compiled_by_a_run_are_compile_time(run_warm):
+def test_no_run_compiles_a_tile(run_warm):
     text = """
 import torch, torch_opaque
 w, a, b = (torch.ones(n, 64, device="opaque") for n in (64, 64, 7))
 torch.opaque.synchronize()
 torch_opaque.explain(a @ w, show=False)
 before = torch_opaque.stats()
-launch = torch_opaque.explain(b @ w, show=False).kernels[0]  # its kernel exists, its tile does not
+launch = torch_opaque.explain(b @ w, show=False).kernels[0]  # its kernel exists, its tile is another
 after = torch_opaque.stats()
-print(after["kernels_compiled"] == before["kernels_compiled"], launch["compile_seconds"] > 0)
-print(after["compile_seconds"] - before["compile_seconds"] >= launch["compile_seconds"])
+print(after["kernels_compiled"] == before["kernels_compiled"], launch["compile_seconds"] == 0)
+print(after["compile_seconds"] - before["compile_seconds"] < 1e-3)  # of planning
 """
     assert run_warm(text).stdout.split() == ["True", "True", "True"]
 

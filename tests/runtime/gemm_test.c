@@ -4,8 +4,9 @@
  * canaries. Every case runs serially, on 3 threads, through a tile function and from a packed right operand.
  */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include "codegen_llvm/cpu.h"
 #include "graph/graph.h"
-#include "runtime/gemm.h"
+#include "runtime/gemm_internal.h"
 #include "tests/support.h"
 
 #include <math.h>
@@ -57,20 +58,19 @@ static int thread_count(void *self)
 }
 
 static const opq_host host = {.parallel_for = parallel_for, .thread_count = thread_count};
-static opq_jit *jit;
+static opq_cpu cpu;
 static opq_gemm *gemm;
 
 static int setup(void **state)
 {
     (void)state;
-    return opq_jit_create(&jit) != OPQ_OK || opq_gemm_create(jit, &host, &gemm) != OPQ_OK;
+    return opq_cpu_detect(&cpu) != OPQ_OK || opq_gemm_create(&cpu, &host, &gemm) != OPQ_OK;
 }
 
 static int teardown(void **state)
 {
     (void)state;
     opq_gemm_destroy(gemm);
-    opq_jit_destroy(jit);
     return 0;
 }
 
@@ -807,29 +807,27 @@ static void test_invalid(void **state)
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
 }
 
-static void test_kernels_are_made_again(void **state)
+/* The build made every tile that products may need, of each kind of element that this processor has. */
+static void test_tiles(void **state)
 {
     (void)state;
-    enum { SIDE = 40 };
-    static float a[SIDE * SIDE], b[SIDE * SIDE], c[SIDE * SIDE];
-    for (int i = 0; i < SIDE * SIDE; i++)
-        a[i] = b[i] = 1;
-    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = SIDE, .n = SIDE, .k = SIDE, .c = c, .c_row_stride = SIDE};
-    call.a = (opq_matrix){.data = a, .row_stride = SIDE, .column_stride = 1, .dtype = OPQ_f32};
-    call.b = (opq_matrix){.data = b, .row_stride = SIDE, .column_stride = 1, .dtype = OPQ_f32};
-    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
-    double before = opq_gemm_compile_seconds(gemm);
-    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
-    assert_true(opq_gemm_compile_seconds(gemm) == before);
-    opq_gemm_drop_kernels(gemm);
-    memset(c, 0, sizeof c);
-    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
-    assert_true(opq_gemm_compile_seconds(gemm) > before && c[0] == SIDE && c[SIDE * SIDE - 1] == SIDE);
+    opq_gemm_kernel kernel;
+    for (int e = 0; e < OPQ_GEMM_ELEMENTS; e++) {
+        bool has = (e != OPQ_GEMM_PAIRS || opq_cpu_has(&cpu, OPQ_LEAF_pairs)) &&
+                   (e != OPQ_GEMM_QUADS || opq_cpu_has(&cpu, OPQ_LEAF_quads));
+        for (opq_gemm_tile_shape tile = {0}; has && opq_gemm_next_tile(&cpu, &tile);)
+            assert_int_equal(gemm_kernel_find(gemm, (opq_gemm_element)e, tile.left, tile.rows, tile.vectors, &kernel),
+                             OPQ_OK);
+    }
+    assert_int_equal(
+        gemm_kernel_find(gemm, OPQ_GEMM_F32, OPQ_GEMM_LEFT_PACKED, OPQ_GEMM_ROWS_MAX, OPQ_GEMM_VECTORS_MAX, &kernel),
+        OPQ_INTERNAL); /* no registers for that */
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_f32),
         cmocka_unit_test(test_f64),
         cmocka_unit_test(test_half),
@@ -842,7 +840,6 @@ int main(void)
         cmocka_unit_test(test_rows_alone),
         cmocka_unit_test(test_special),
         cmocka_unit_test(test_invalid),
-        cmocka_unit_test(test_kernels_are_made_again),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -25,7 +25,7 @@ static inline int create_machine(void **state, machine_loop loop)
     m->host.parallel_for = loop;
     m->runtime.host = &m->host;
     return opq_pool_create(&m->runtime.pool) || opq_jit_create(&m->runtime.jit) ||
-           opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm);
+           opq_gemm_create(opq_jit_cpu(m->runtime.jit), &m->host, &m->runtime.gemm);
 }
 
 /* Fails if a buffer is left, or a kernel in use. */

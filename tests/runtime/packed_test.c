@@ -298,7 +298,7 @@ static void start(machine *m)
     m->runtime.host = &m->host;
     expect_ok(opq_pool_create(&m->runtime.pool));
     expect_ok(opq_jit_create(&m->runtime.jit));
-    expect_ok(opq_gemm_create(m->runtime.jit, &m->host, &m->runtime.gemm));
+    expect_ok(opq_gemm_create(opq_jit_cpu(m->runtime.jit), &m->host, &m->runtime.gemm));
 }
 
 static void stop(machine *m)

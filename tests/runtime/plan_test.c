@@ -343,7 +343,7 @@ static void test_waiting_is_no_work(void **state)
     assert_non_null(x);
     opq_plan *plan =
         plan_of(m, "graph @g {\n  %0 = input f32[1024,1024]\n  %1 = exp f32[1024,1024] %0\n  output %1\n}\n");
-    opq_launch_times times = {0, 0, 0};
+    opq_launch_times times = {0, 0};
     opq_buffer *input = NULL, *output = NULL;
     expect_ok(opq_pool_adopt(m->runtime.pool, x, COUNT * sizeof *x, NULL, NULL, &input));
     opq_run_call call = {.inputs = &input, .outputs = &output, .note = keep_times, .note_data = &times, .timed = true};
