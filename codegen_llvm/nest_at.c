@@ -43,10 +43,27 @@ static void report(opq_nest *n, int stmt, LLVMValueRef bad, LLVMValueRef indices
     LLVMPositionBuilderAtEnd(b, go_on);
 }
 
+/* Before it, and behind that index: the same element, as each sweep over a row reads it; -1: none. */
+static int settled_alike(const opq_nest *n, int stmt)
+{
+    const opq_stmt *at = opq_nest_stmt(n, stmt);
+    for (int i = at->operand[0] + 1; i < stmt; i++)
+        if (opq_op_checks(opq_nest_stmt(n, i)->op) && opq_nest_stmt(n, i)->operand[0] == at->operand[0] &&
+            opq_nest_stmt(n, i)->access == at->access)
+            return i;
+    return -1;
+}
+
 void opq_nest_settle(opq_nest *n, int stmt)
 {
     const opq_stmt *at = opq_nest_stmt(n, stmt);
     LLVMBuilderRef b = n->e->builder;
+    int alike = settled_alike(n, stmt);
+    if (alike >= 0) {
+        n->at_offset[stmt] = n->at_offset[alike];
+        n->at_valid[stmt] = n->at_valid[alike];
+        return;
+    }
     LLVMValueRef index = opq_lane(n->e, opq_nest_value(n, at->operand[0]), 0);
     LLVMValueRef bad = LLVMBuildICmp(b, LLVMIntUGE, index, at_extent(n, at->access), "");
     report(n, stmt, bad, index, NULL);

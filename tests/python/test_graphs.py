@@ -74,6 +74,13 @@ def test_a_stage_leads_to_the_others(arguments):
         g.stage("best")
 
 
+def test_an_index_that_sweeps_share_is_checked_once():
+    table = torch.randn(10, 64, device="opaque")
+    rows = torch.nn.functional.embedding(torch.tensor([1, 9, 3], device="opaque"), table)
+    text = str(torch_opaque.graph(torch.nn.functional.layer_norm(rows, (64,)), stage="llvm"))
+    assert text.count("\nout_of_range") == 1  # three sweeps over a row read it
+
+
 def test_modes_are_those_of_the_moment(arguments):
     with torch_opaque.unfused():
         g = torch_opaque.graph(lambda x: (x + 1) * 2, arguments[0])
