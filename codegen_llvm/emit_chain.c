@@ -3,18 +3,18 @@
 
 #include <string.h>
 
-enum { UNROLLED = 3, HELD_MAX = 4 };
+enum { HELD_MAX = 4 };
 
 typedef struct part {
     opq_nest *n;
     opq_chain chain;
     int product; /* statement */
     LLVMValueRef sum[OPQ_STRIP_MAX];
-    bool unrolled;          /* the innermost loop, of so many turns */
+    int unrolled;           /* turns of the innermost loop, made without a loop; 0: it is counted */
     bool sliding, moves[2]; /* moves: operands of the product, with the rows */
     bool whole;             /* every element is there */
     int held_count, held_stmt[HELD_MAX];
-    LLVMValueRef held[UNROLLED][HELD_MAX][OPQ_STRIP_MAX]; /* conditions of each turn that the loops around it share */
+    LLVMValueRef held[OPQ_WINDOW_MAX][HELD_MAX][OPQ_STRIP_MAX]; /* conditions of each turn that the loops around it share */
 } part;
 
 static const opq_stmt *loop_of(const part *p, int level) { return opq_nest_stmt(p->n, p->chain.loop[level]); }
@@ -113,7 +113,7 @@ static void emit_tiled(part *p, const opq_tiles *tiles, LLVMValueRef extent)
 static void emit_innermost(part *p)
 {
     opq_nest *n = p->n;
-    for (int turn = 0; turn < UNROLLED && p->unrolled; turn++)
+    for (int turn = 0; turn < p->unrolled; turn++)
         emit_turn(p, opq_i64(n->e, turn), turn);
     if (p->unrolled)
         return;
@@ -146,7 +146,7 @@ static void hold_conditions(part *p)
     opq_nest *n = p->n;
     const opq_stmt *loop = loop_of(p, innermost(p));
     opq_places places = opq_nest_places(n);
-    for (int turn = 0; turn < UNROLLED; turn++) {
+    for (int turn = 0; turn < p->unrolled; turn++) {
         n->index[loop->variable] = opq_i64(n->e, turn);
         opq_nest_bind(n, 1u << loop->variable);
         for (int h = 0; h < p->held_count; h++) {
@@ -273,55 +273,33 @@ static LLVMValueRef holds_everywhere(part *p, int stmt, int variable)
 
 /* ---- rows that slide
  *
- * Where the next row of the window is the next row of the result's operand (a stride and a dilation of 1), what is loaded for one serves up
- * to three rows of the result:
+ * Where the next row of the window is the next row of the result's operand (fusion/lower_window.c), what is loaded for one serves up to three
+ * rows of the result:
  *
  *   for t in rows + 2      a row of what is loaded, all of it inside
  *     for m in 3           its elements, once
  *       row c += weight[t - c][m] * element     ascending for each c: the chain's order
  */
 
-/* Is every value of the body one that moves with the rows as with the window's, or not at all? Says which operand of the product does. */
+/* Does the tree say so? Says which operand of the product moves. */
 static bool slides(part *p)
 {
     const opq_nest *n = p->n;
-    if (n->rows < 0 || n->strip < 2 || p->chain.count != 2)
-        return false;
-    int window = loop_of(p, 0)->variable, first = p->chain.loop[0] + 1, end = loop_of(p, 0)->end;
-    for (int i = first; i < end; i++) {
-        const opq_stmt *stmt = opq_nest_stmt(n, i);
-        if (stmt->op == OPQ_INSTR_load && opq_nest_stride(n, stmt->access) > OPQ_STRIDE_one) /* a stride, as of the rows */
-            return false;
-        bool moves = n->varies[i] >> n->rows & 1;
-        for (int o = 0; o < 3 && moves && i != p->product; o++) {
-            int operand = stmt->operand[o];
-            if (operand >= first && !(n->varies[operand] >> n->rows & 1) && (n->varies[operand] >> window & 1))
-                return false;
-        }
-    }
     const opq_stmt *product = opq_nest_stmt(n, p->product);
+    if (n->rows < 0 || n->strip < 2 || loop_of(p, 0)->variables != 1u << n->rows)
+        return false;
     for (int o = 0; o < 2; o++)
-        p->moves[o] = product->operand[o] >= first && (n->varies[product->operand[o]] >> n->rows & 1);
-    return p->moves[0] != p->moves[1];
+        p->moves[o] = n->varies[product->operand[o]] >> n->rows & 1;
+    return true;
 }
 
-/* 1 if the strides say so, and all conditions of the rows hold. */
+/* 1 if all conditions of the rows hold; NULL: there are none. */
 static LLVMValueRef slides_here(part *p)
 {
-    opq_nest *n = p->n;
-    LLVMBuilderRef b = n->e->builder;
-    int window = loop_of(p, 0)->variable;
-    LLVMValueRef all = LLVMBuildICmp(b, LLVMIntEQ, n->extent[window], opq_i64(n->e, UNROLLED), "");
-    for (int i = p->chain.loop[0] + 1; i < loop_of(p, 0)->end; i++) {
-        int access = opq_nest_stmt(n, i)->access;
-        if (opq_nest_is_loop(n, i) || access < 0 || !(n->varies[i] >> n->rows & 1))
-            continue;
-        LLVMValueRef same = LLVMBuildICmp(b, LLVMIntEQ, n->stride[access][n->rows], n->stride[access][window], "");
-        all = LLVMBuildAnd(b, all, same, "");
-    }
+    LLVMValueRef all = NULL;
     int stmts[HELD_MAX], count = find_uniform(p, stmts);
     for (int s = 0; s < count; s++)
-        all = LLVMBuildAnd(b, all, holds_everywhere(p, stmts[s], window), "");
+        all = opq_nest_both(p->n, all, holds_everywhere(p, stmts[s], loop_of(p, 0)->variable));
     return all;
 }
 
@@ -333,8 +311,8 @@ static LLVMValueRef emit_element(part *p, bool moves, int copy, int row, int tur
     opq_places places = opq_nest_places(n);
     n->index[outer->variable] = opq_i64(n->e, row);
     n->index[inner->variable] = opq_i64(n->e, turn);
-    opq_nest_bind(n, 1u << outer->variable | 1u << inner->variable);
     opq_nest_use_copy(n, copy);
+    opq_nest_bind_copy(n, 1u << outer->variable | 1u << inner->variable);
     for (int i = p->chain.loop[0] + 1, h = 0; i < inner->end; i++) {
         bool held = h < p->held_count && p->held_stmt[h] == i;
         if (held)
@@ -357,16 +335,17 @@ static void emit_sliding(part *p)
     opq_nest *n = p->n;
     const int16_t *operand = opq_nest_stmt(n, p->product)->operand;
     int moving = p->moves[1], rows = n->strip;
-    LLVMValueRef weight[UNROLLED][UNROLLED];
-    for (int l = 0; l < UNROLLED; l++)
-        for (int m = 0; m < UNROLLED; m++)
+    int window = (int)loop_of(p, 0)->value.i;
+    LLVMValueRef weight[OPQ_WINDOW_MAX][OPQ_WINDOW_MAX];
+    for (int l = 0; l < window; l++)
+        for (int m = 0; m < p->unrolled; m++)
             weight[l][m] = emit_element(p, false, 0, l, m, operand[!moving]);
-    for (int t = 0; t < rows + UNROLLED - 1; t++)
-        for (int m = 0; m < UNROLLED; m++) {
+    for (int t = 0; t < rows + window - 1; t++)
+        for (int m = 0; m < p->unrolled; m++) {
             int copy = t < rows ? t : rows - 1;
             LLVMValueRef x = emit_element(p, true, copy, t - copy, m, operand[moving]);
             for (int c = 0; c < rows; c++)
-                if (t - c >= 0 && t - c < UNROLLED)
+                if (t - c >= 0 && t - c < window)
                     p->sum[c] = opq_fma(n->e, moving ? weight[t - c][m] : x, moving ? x : weight[t - c][m], p->sum[c]);
         }
 }
@@ -388,10 +367,11 @@ static void emit_rows_apart(part *p) { emit_level(p, 0); }
 static void emit_masked(part *p)
 {
     hold_conditions(p);
-    if (p->sliding)
-        emit_either(p, slides_here(p), emit_sliding, emit_rows_apart);
+    LLVMValueRef here = p->sliding ? slides_here(p) : NULL;
+    if (here)
+        emit_either(p, here, emit_sliding, emit_rows_apart);
     else
-        emit_rows_apart(p);
+        p->sliding ? emit_sliding(p) : emit_rows_apart(p);
 }
 
 /* Without a mask. */
@@ -406,7 +386,7 @@ static void emit_unmasked(part *p, void (*emit)(part *p))
 
 static void emit_whole(part *p)
 {
-    for (int turn = 0; turn < UNROLLED; turn++)
+    for (int turn = 0; turn < p->unrolled; turn++)
         for (int h = 0; h < p->held_count; h++)
             for (int copy = 0; copy < p->n->strip; copy++)
                 p->held[turn][h][copy] = always(p);
@@ -417,7 +397,6 @@ static void emit_whole(part *p)
 
 static void emit_unrolled(part *p)
 {
-    p->unrolled = true;
     p->sliding = slides(p);
     find_held(p);
     if (p->n->rows < 0) {
@@ -426,7 +405,7 @@ static void emit_unrolled(part *p)
     }
     LLVMValueRef whole = all_there(p);
     if (p->sliding)
-        whole = LLVMBuildAnd(p->n->e->builder, whole, slides_here(p), "");
+        whole = opq_nest_both(p->n, whole, slides_here(p));
     emit_either(p, whole, emit_whole, emit_masked);
 }
 
@@ -464,8 +443,6 @@ static void emit_inside(part *p)
 
 static void emit_counted(part *p)
 {
-    p->unrolled = false;
-    p->held_count = 0;
     LLVMValueRef all = ask_for_all(p);
     if (all)
         emit_either(p, all, emit_inside, emit_rows_apart);
@@ -482,12 +459,8 @@ void opq_emit_chain(opq_nest *n, int loop)
     LLVMTypeRef type = opq_vector_type(n->e, (opq_dtype)opq_nest_stmt(n, p.product)->dtype);
     for (int copy = 0; copy < n->strip; copy++)
         p.sum[copy] = LLVMConstNull(type);
-    LLVMValueRef extent = n->extent[loop_of(&p, innermost(&p))->variable];
-    if (p.chain.count == 1) /* no window */
-        emit_counted(&p);
-    else
-        emit_either(&p, LLVMBuildICmp(n->e->builder, LLVMIntEQ, extent, opq_i64(n->e, UNROLLED), ""), emit_unrolled,
-                    emit_counted);
+    p.unrolled = (int)loop_of(&p, innermost(&p))->value.i;
+    p.unrolled ? emit_unrolled(&p) : emit_counted(&p);
     for (int copy = 0; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
         opq_nest_define(n, p.product, p.sum[copy]);

@@ -92,48 +92,6 @@ static void open_locals(opq_nest *n)
     n->behind_locals = LLVMBuildGEP2(b, LLVMInt8TypeInContext(n->e->context), n->scratch, &at, 1, "");
 }
 
-static uint16_t access_varies(const opq_loops *k, int access)
-{
-    uint16_t varies = 0;
-    for (int l = 0; l < k->rank; l++)
-        if (k->accesses[access].stride[l] != OPQ_STRIDE_zero)
-            varies |= (uint16_t)(1u << l);
-    return varies;
-}
-
-/* Of what stands in [from, to); a reduction's result no longer varies along the loops that it reduces. */
-static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t around)
-{
-    const opq_loops *k = n->k;
-    for (int i = from; i < to; i++) {
-        const opq_stmt *stmt = &k->stmts[i];
-        if (stmt->op == OPQ_STMT_loop) {
-            bool reduces = opq_loop_reduces((opq_loop_role)stmt->role);
-            set_varies(n, i + 1, stmt->end, reduces ? (uint16_t)(reduced | 1u << stmt->variable) : reduced,
-                       (uint16_t)(around | 1u << stmt->variable));
-            i = stmt->end - 1;
-            continue;
-        }
-        for (int o = 0; o < 3; o++)
-            if (stmt->operand[o] >= 0)
-                n->varies[i] |= n->varies[stmt->operand[o]];
-        if (stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
-            n->varies[i] |= k->stmts[stmt->access].variables;
-        else if (opq_stmt_walks(stmt))
-            n->varies[i] |= access_varies(k, stmt->access);
-        if (stmt->op ==
-            OPQ_INSTR_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
-            n->varies[i] = (uint16_t)-1;
-        if (opq_op_reduces(stmt->op))
-            n->varies[i] &= (uint16_t)~reduced;
-        if (stmt->op >= OPQ_STMT_carry)
-            n->varies[i] |= around;
-        if (stmt->op == OPQ_STMT_carry && opq_op_scans((int)stmt->value.i)) /* it is read in the loops, too */
-            n->varies[i] = (uint16_t)-1;
-        n->has_at |= opq_op_checks(stmt->op);
-    }
-}
-
 static opq_status open_statements(opq_nest *n, opq_arena *arena)
 {
     size_t count = (size_t)n->k->stmt_count + 1, rows = 2 * OPQ_STRIP_MAX + 6, values = count * sizeof(LLVMValueRef);
@@ -141,7 +99,6 @@ static opq_status open_statements(opq_nest *n, opq_arena *arena)
     n->values = opq_arena_alloc(arena, rows * values);
     if (!n->varies || !n->values)
         return opq_fail(OPQ_NO_MEMORY, "no memory for kernel %s", n->k->name);
-    memset(n->varies, 0, count * sizeof *n->varies);
     memset(n->values, 0, rows * values);
     n->value = n->values;
     n->at_offset = n->values + OPQ_STRIP_MAX * count;
@@ -151,7 +108,9 @@ static opq_status open_statements(opq_nest *n, opq_arena *arena)
     n->partials = n->local_row + count;
     n->folds = n->partials + count;
     n->turns = n->folds + count;
-    set_varies(n, 0, n->k->stmt_count, 0, 0);
+    opq_loops_find_varies(n->k, n->varies);
+    for (int i = 0; i < n->k->stmt_count; i++)
+        n->has_at = n->has_at || opq_op_checks(opq_nest_stmt(n, i)->op);
     return OPQ_OK;
 }
 
@@ -184,7 +143,19 @@ opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, co
     return OPQ_OK;
 }
 
-static void bind_copy(opq_nest *n, unsigned variables)
+/* Elements from turn 0 to the index; NULL: none. Indices of turns that are made one by one are constants. */
+static LLVMValueRef step_to(opq_nest *n, int access, int variable)
+{
+    LLVMValueRef index = n->index[variable], stride = n->stride[access][variable];
+    bool known = LLVMIsAConstantInt(index) != NULL;
+    if (known && LLVMConstIntGetSExtValue(index) == 0)
+        return NULL;
+    if (n->k->accesses[access].stride[variable] == OPQ_STRIDE_one)
+        return index;
+    return known && LLVMConstIntGetSExtValue(index) == 1 ? stride : LLVMBuildMul(n->e->builder, index, stride, "");
+}
+
+void opq_nest_bind_copy(opq_nest *n, unsigned variables)
 {
     LLVMBuilderRef b = n->e->builder;
     for (int a = 0; a < n->k->access_count; a++) {
@@ -193,9 +164,8 @@ static void bind_copy(opq_nest *n, unsigned variables)
         for (int l = 0; l < n->k->rank; l++) {
             if (!(variables >> l & 1) || access->stride[l] == OPQ_STRIDE_zero)
                 continue;
-            LLVMValueRef step =
-                access->stride[l] == OPQ_STRIDE_one ? n->index[l] : LLVMBuildMul(b, n->index[l], n->stride[a][l], "");
-            sum = sum ? LLVMBuildAdd(b, sum, step, "") : step;
+            LLVMValueRef step = step_to(n, a, l);
+            sum = sum && step ? LLVMBuildAdd(b, sum, step, "") : step ? step : sum;
         }
         if (!sum)
             continue;
@@ -209,12 +179,12 @@ static void bind_copy(opq_nest *n, unsigned variables)
 void opq_nest_bind(opq_nest *n, unsigned variables)
 {
     if (n->rows < 0) {
-        bind_copy(n, variables);
+        opq_nest_bind_copy(n, variables);
         return;
     }
     for (int copy = n->strip - 1; copy >= 0; copy--) {
         opq_nest_use_copy(n, copy);
-        bind_copy(n, variables);
+        opq_nest_bind_copy(n, variables);
     }
 }
 

@@ -101,6 +101,7 @@ opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, co
                          opq_arena *arena) OPQ_MUST_CHECK;
 /* Adds index * stride of these variables (bit l: variable l) to every address, of all copies that are rows. */
 void opq_nest_bind(opq_nest *n, unsigned variables);
+void opq_nest_bind_copy(opq_nest *n, unsigned variables); /* of the current copy */
 /* Where everything is, to come back to after what is bound inside. */
 typedef struct opq_places {
     LLVMValueRef address[OPQ_STRIP_MAX][OPQ_ACCESS_MAX];

@@ -24,6 +24,7 @@ enum {
     OPQ_REDUCTION_MAX = 32, /* reductions of one sweep: each holds accumulators in its innermost loop */
     OPQ_ACROSS_MAX = 16, /* elements of a row that is reduced in a lane, beside others: a power of two, at most OPQ_LANES */
     OPQ_UNROLL_MAX = 64,      /* turns of loops that are made at once, one inside the other */
+    OPQ_WINDOW_MAX = 3,       /* turns of a loop over a window that are part of the kernel */
     OPQ_ACROSS_ROWS_MIN = 16, /* such rows: as many as the widest vector has lanes */
     OPQ_PHASE_MAX = 8,        /* loops at the top, of which one is done before the next begins */
     OPQ_PRODUCTS_MAX = 8,     /* of one left operand, side by side */

@@ -105,6 +105,50 @@ void opq_loop_turns(const opq_loops *k, int loop, const int64_t *dims, const int
     *out_to = inside > 0 ? clamp((first + block + inside - 1) / inside, extent) : 0;
 }
 
+static uint16_t access_varies(const opq_loops *k, int access)
+{
+    uint16_t varies = 0;
+    for (int l = 0; l < k->rank; l++)
+        if (k->accesses[access].stride[l] != OPQ_STRIDE_zero)
+            varies |= (uint16_t)(1u << l);
+    return varies;
+}
+
+/* Of what stands in [from, to); a reduction's result no longer varies along the loops that it reduces. */
+static void find_varies(const opq_loops *k, int from, int to, uint16_t reduced, uint16_t around, uint16_t *out)
+{
+    for (int i = from; i < to; i++) {
+        const opq_stmt *stmt = &k->stmts[i];
+        if (stmt->op == OPQ_STMT_loop) {
+            bool reduces = opq_loop_reduces((opq_loop_role)stmt->role);
+            out[i] = 0;
+            find_varies(k, i + 1, stmt->end, reduces ? (uint16_t)(reduced | 1u << stmt->variable) : reduced,
+                        (uint16_t)(around | 1u << stmt->variable), out);
+            i = stmt->end - 1;
+            continue;
+        }
+        out[i] = 0;
+        for (int o = 0; o < 3; o++)
+            if (stmt->operand[o] >= 0)
+                out[i] |= out[stmt->operand[o]];
+        if (stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
+            out[i] |= k->stmts[stmt->access].variables;
+        else if (opq_stmt_walks(stmt))
+            out[i] |= access_varies(k, stmt->access);
+        if (stmt->op ==
+            OPQ_INSTR_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
+            out[i] = (uint16_t)-1;
+        if (opq_op_reduces(stmt->op))
+            out[i] &= (uint16_t)~reduced;
+        if (stmt->op >= OPQ_STMT_carry)
+            out[i] |= around;
+        if (stmt->op == OPQ_STMT_carry && opq_op_scans((int)stmt->value.i)) /* it is read in the loops, too */
+            out[i] = (uint16_t)-1;
+    }
+}
+
+void opq_loops_find_varies(const opq_loops *k, uint16_t *out) { find_varies(k, 0, k->stmt_count, 0, 0, out); }
+
 opq_phases opq_loops_find_phases(const opq_loops *k)
 {
     int first = 0;

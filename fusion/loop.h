@@ -12,6 +12,9 @@
  * they make is combined in a loop that follows. Nested loops in the same one are one sequence, of which a block begins and ends anywhere.
  * Loops one after another at the top are phases: all of one is done before the next begins.
  *
+ * A chain's loop may have a number of turns that is part of the kernel. If it is `along` a loop around, a turn of it moves all that both move as a turn
+ * of that does: what one reads, the other reads again.
+ *
  * A local lives for one iteration of the loop around it. In one that counts blocks of its one variable it has the elements of a block.
  *
  * That is its meaning. A schedule (`scheduled`, fusion/schedule.h) is a tree of the same form that says how it runs, too: rules are spelled out.
@@ -72,7 +75,7 @@ typedef struct opq_stmt {
     uint8_t variable; /* loop */
     uint8_t within;   /* loop: 1 + the variable whose turn is a block of its turns (opq_loop_turns); 0: all of them */
     uint16_t by; /* loop: turns of those in it that a turn of it runs, if it counts their blocks; carry: partial results; else 0 */
-    uint16_t variables; /* local: bit l */
+    uint16_t variables; /* local: bit l; loop: of the loop around that it slides along, else 0 */
     int16_t operand[3]; /* statements; -1: none */
     int16_t access;     /* of the kernel; keep, kept: the local's statement; fold, halves, at: the carry's; -1: none */
     int32_t end;        /* loop: the statement behind its body */
@@ -119,6 +122,8 @@ typedef struct opq_phases {
     int from[OPQ_PHASE_MAX + 1];
 } opq_phases;
 opq_phases opq_loops_find_phases(const opq_loops *k);
+/* Per statement, the variables along which its value varies (bit l). A reduction's no longer does along the loops that it reduces. */
+void opq_loops_find_varies(const opq_loops *k, uint16_t *out);
 /* Elements by which an access moves from turn to turn of a variable. */
 static inline int64_t opq_loops_stride(const opq_loops *k, const int64_t *dims, int access, int variable)
 {

@@ -267,6 +267,21 @@ static bool no_turns(const verifier *v, const int64_t *dims)
     return none;
 }
 
+/* Does a turn of a loop move as one of that does which it slides along? */
+static opq_status check_slides(const verifier *v, int loop, const int64_t *dims)
+{
+    const opq_stmt *stmts = v->k->stmts, *window = &stmts[loop];
+    int along = window->variables ? __builtin_ctz(window->variables) : -1;
+    for (int i = loop + 1; i < window->end && along >= 0; i++) {
+        if (!opq_stmt_walks(&stmts[i]))
+            continue;
+        int64_t rows = opq_loops_stride(v->k, dims, stmts[i].access, along);
+        NEED(rows == 0 || rows == opq_loops_stride(v->k, dims, stmts[i].access, window->variable),
+             "a window that does not slide");
+    }
+    return OPQ_OK;
+}
+
 static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dims, const int64_t *bytes)
 {
     for (int i = from; i < to; i++) {
@@ -274,7 +289,8 @@ static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dim
         v->at = i;
         if (stmt->op == OPQ_STMT_loop) {
             NEED(dims[stmt->variable] >= 0, "a negative extent");
-            NEED(stmt->role != OPQ_LOOP_unroll || dims[stmt->variable] == stmt->value.i, "another number of turns");
+            NEED(stmt->value.i == 0 || dims[stmt->variable] == stmt->value.i, "another number of turns");
+            OPQ_TRY(check_slides(v, i, dims));
             NEED(stmt->role != OPQ_LOOP_lanes || !in_lane(v) || dims[stmt->variable] <= OPQ_ACROSS_MAX,
                  "a long row in one lane");
             NEED(dims[stmt->variable] > 0 || !opq_loop_reduces((opq_loop_role)stmt->role) || no_turns(v, dims),

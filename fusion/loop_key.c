@@ -5,8 +5,6 @@
 
 static bool has_value(const opq_stmt *stmt)
 {
-    if (stmt->op == OPQ_STMT_loop)
-        return stmt->role == OPQ_LOOP_unroll;
     if (stmt->op >= OPQ_OP_COUNT)
         return false;
     opq_class class_ = opq_op_info_of((opq_op)stmt->op)->class_;
@@ -22,6 +20,8 @@ static void put_stmt(opq_text *key, const opq_stmt *stmt)
         PUT(key, stmt->role);
         PUT(key, stmt->variable);
         PUT(key, stmt->within);
+        PUT(key, stmt->variables);
+        PUT(key, stmt->value);
         PUT(key, stmt->end);
     } else if (stmt->op == OPQ_STMT_local) {
         PUT(key, stmt->variables);

@@ -336,7 +336,7 @@ static opq_status read_stmt(parser *p)
 static opq_status open_loop(parser *p, int role)
 {
     opq_stmt *loop = NULL;
-    int variable = 0, within = -1, turns = 0, by = 0;
+    int variable = 0, within = -1, along = -1, turns = 0, by = 0;
     OPQ_TRY(push(p, &loop));
     OPQ_TRY(read_variable(p, &variable));
     if (p->depth == DEPTH_MAX || p->running >> variable & 1)
@@ -347,8 +347,12 @@ static opq_status open_loop(parser *p, int role)
         OPQ_TRY(number_below(p, OPQ_CHUNK + 1, &by));
     } else {
         OPQ_TRY(opq_reader_want(&p->r, "<"));
-        OPQ_TRY(role == OPQ_LOOP_unroll ? number_below(p, OPQ_UNROLL_MAX + 1, &turns) : want_argument(p, variable));
+        opq_reader_blanks(&p->r);
+        bool fixed = role == OPQ_LOOP_unroll || opq_reader_peek(&p->r) != 'd';
+        OPQ_TRY(fixed ? number_below(p, OPQ_UNROLL_MAX + 1, &turns) : want_argument(p, variable));
     }
+    if (opq_reader_take(&p->r, "along"))
+        OPQ_TRY(read_variable(p, &along));
     if (opq_reader_take(&p->r, "in"))
         OPQ_TRY(read_variable(p, &within));
     OPQ_TRY(opq_reader_want(&p->r, "{"));
@@ -357,6 +361,7 @@ static opq_status open_loop(parser *p, int role)
     loop->role = (uint8_t)role;
     loop->value.i = turns;
     loop->by = (uint16_t)by;
+    loop->variables = (uint16_t)(along >= 0 ? 1u << along : 0);
     loop->variable = (uint8_t)variable;
     p->running |= 1u << variable;
     p->open[p->depth++] = p->out->stmt_count++;

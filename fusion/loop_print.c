@@ -95,12 +95,14 @@ static void print_body(const opq_loops *k, int from, int to, int depth, opq_text
         const opq_stmt *stmt = &k->stmts[i];
         indent(text, depth);
         if (stmt->op == OPQ_STMT_loop) {
-            bool fixed = stmt->role == OPQ_LOOP_unroll;
+            bool fixed = stmt->value.i > 0;
             opq_text_add(text, "%s %c ", opq_loop_role_name((opq_loop_role)stmt->role), opq_loop_letter(stmt->variable));
             if (stmt->by)
                 opq_text_add(text, "by %d", stmt->by);
             else
                 opq_text_add(text, "< %s%d", fixed ? "" : "d", fixed ? (int)stmt->value.i : stmt->variable);
+            if (stmt->variables)
+                opq_text_add(text, " along %c", opq_loop_letter(__builtin_ctz(stmt->variables)));
             if (stmt->within)
                 opq_text_add(text, " in %c", opq_loop_letter(stmt->within - 1));
             opq_text_add(text, " {\n");

@@ -326,6 +326,20 @@ static opq_status check_chain(const verifier *v, const opq_stmt *loop)
     return OPQ_OK;
 }
 
+/* A number of turns that is part of the kernel. */
+static opq_status check_turns(const verifier *v, const opq_stmt *loop)
+{
+    bool chain = loop->role == OPQ_LOOP_chain;
+    NEED(loop->role != OPQ_LOOP_unroll || (loop->value.i > 0 && turns_around(v) * loop->value.i <= OPQ_UNROLL_MAX),
+         "too many turns, or none, to make them at once");
+    NEED(loop->role == OPQ_LOOP_unroll || loop->value.i == 0 || (chain && loop->value.i == OPQ_WINDOW_MAX),
+         "no such loop has this number of turns");
+    NEED(!loop->variables || (chain && loop->value.i > 0 && (loop->variables & (loop->variables - 1)) == 0 &&
+                              v->running & loop->variables),
+         "it slides along no loop around it");
+    return OPQ_OK;
+}
+
 static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
 {
     int at = v->at;
@@ -334,8 +348,7 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     bool inner = around && opq_loop_reduces((opq_loop_role)around->role);
     NEED(loop->end > at && loop->end <= to, "a loop that ends elsewhere");
     NEED(loop->role <= OPQ_LOOP_pairs, "no such role");
-    NEED(loop->role != OPQ_LOOP_unroll || (loop->value.i > 0 && turns_around(v) * loop->value.i <= OPQ_UNROLL_MAX),
-         "too many turns, or none, to make them at once");
+    OPQ_TRY(check_turns(v, loop));
     NEED((loop->variable < v->k->rank) == (loop->by == 0), "blocks of no size, or a variable of no argument");
     NEED(!(v->running >> loop->variable & 1), "this variable has a loop already");
     if (loop->by)

@@ -83,6 +83,8 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
         status = opq_fail(OPQ_NO_MEMORY, "out of memory while scheduling a kernel");
     else if (state->refusal == OPQ_REFUSAL_none)
         status = opq_lower_finish(state);
+    if (status == OPQ_OK && out_lowered->direct && out_lowered->loops.stmt_count > 0)
+        opq_lower_window(&out_lowered->loops, out_lowered->dims);
     out_lowered->refusal = state->refusal;
     out_lowered->argument_count = state->buffer_count + state->scalar_count;
     for (int i = 0; i < state->instr_count; i++)

@@ -125,6 +125,9 @@ int64_t opq_order_stride(const opq_lower_state *state, int access, int source);
 void opq_order_need(opq_order *order, uint8_t role); /* a loop of one turn, if there is none */
 void opq_order_take(opq_order *to, const opq_order *from, int i);
 
+/* lower_window.c: of the tree of a product that the kernel makes itself. */
+void opq_lower_window(const opq_loops *k, const int64_t *dims);
+
 /* lower_loops.c: fixes strides, sweeps and spills; fills state->out. */
 opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;
 

@@ -8,6 +8,10 @@
 #define PAIRS(rest)                                                                                                    \
     "kernel @k(b0: bf16, b1: out f32) over i, j, k {\n  vector j < d1 {\n    pairs i < d0 {\n" LOAD rest "}\n"
 #define LOAD "      %2 = load f32 b0[d3 + i*d4 + j]\n"
+#define WINDOW(outer, inner)                                                                                           \
+    "kernel @k(b0: f32, b1: out f32) over i, j, k, l {\n  parallel i < d0 {\n    vector j < d1 {\n      chain k "      \
+    "< " outer " {\n        chain l < " inner " {\n          %4 = load f32 b0[d4 + i*d5 + j + k*d7 + l*d8]\n"          \
+    "          %5 = matmul f32 %4, %4\n        }\n      }\n      store f32 b1[d11 + i*d12 + j], %5\n    }\n  }\n}\n"
 #define KEPT(loop, keeping, reading)                                                                                   \
     KERNEL("  parallel i < d0 {\n    local f32 e1[j]\n    %2 = load f32 b0[d3]\n" loop keeping                         \
            "      store f32 e1[j], %2\n    }\n" reading)
@@ -65,6 +69,12 @@ static const loop_text texts[] = {
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD
             "      store f32 b1[d9 + i*d10 + j], %2\n      %4 = matmul f32 %2, %2\n    }\n  }\n"),
      "more than values in a chain"},
+    {WINDOW("d2", "3"), NULL},
+    {WINDOW("3 along i", "3"), NULL},
+    {WINDOW("3", "2"), "no such loop has this number of turns"},
+    {WINDOW("3 along k", "3"), "it slides along no loop around it"},
+    {WINDOW("d2 along i", "3"), "it slides along no loop around it"},
+    {KERNEL("  vector j < 3 {\n  }\n"), "no such loop has this number of turns"},
 
     {KEPT("", "    vector j < d1 {\n", "    vector j < d1 {\n" READ_6), NULL},
     {KEPT("", "    vector j < d1 in i {\n", "    vector j < d1 in i {\n" READ_6), NULL},
@@ -182,6 +192,32 @@ static void test_arguments(void **state)
     opq_arena_drop(&arena);
 }
 
+/* Of a window: as many turns as its tree has, and it slides. */
+static void test_arguments_of_windows(void **state)
+{
+    static const struct {
+        int at;
+        int64_t number;
+        const char *error;
+    } cases[] = {{0, 4, NULL}, {3, 2, "another number of turns"}, {7, 5, "a window that does not slide"}};
+    (void)state;
+    const char *body = WINDOW("3 along i", "3");
+    opq_arena arena = {0};
+    opq_loops loops;
+    expect_ok(opq_loops_parse(body, strlen(body), &arena, &loops));
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        int64_t dims[] = {4, 5, 3, 3, 0, 7, 1, 7, 1, 0, 0, 0, 5, 1, 0, 0, 0, 0};
+        const int64_t bytes[] = {1 << 20, 1 << 20};
+        dims[cases[i].at] = cases[i].number;
+        opq_status status = opq_loops_verify_bounds(&loops, dims, bytes);
+        if (cases[i].error == NULL)
+            expect_ok(status);
+        else if (status != OPQ_INVALID || strstr(opq_error(), cases[i].error) == NULL)
+            fail_msg("d%d: %s", cases[i].at, status == OPQ_OK ? "accepted" : opq_error());
+    }
+    opq_arena_drop(&arena);
+}
+
 /* A column's number is read, replaced where it lies, and needed once more: b2 is b1. */
 static void test_columns_in_place(void **state)
 {
@@ -215,6 +251,7 @@ static void test_columns_in_place(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_shared_conditions),
-                                       cmocka_unit_test(test_arguments), cmocka_unit_test(test_columns_in_place)};
+                                       cmocka_unit_test(test_arguments), cmocka_unit_test(test_arguments_of_windows),
+                                       cmocka_unit_test(test_columns_in_place)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

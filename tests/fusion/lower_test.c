@@ -267,6 +267,48 @@ static void test_kernels(void **state)
     }
 }
 
+/* ---- windows */
+
+/* Windows of 3 x taps of a padded 8 x 20, one for each of four channels. */
+static char *window_kernel(int taps, int step, int dilation)
+{
+    opq_text text = {0}, printed = {0};
+    char *graph = NULL, *kernel = NULL;
+    int rows = (10 - 2 * dilation - 1) / step + 1, columns = (22 - (taps - 1) * dilation - 1) / step + 1;
+    opq_text_add(&text, "graph @w {\n  %%0 = input f32[1,4,8,20]\n  %%1 = input f32[4,1,%d]\n", 3 * taps);
+    opq_text_add(&text, "  %%2 = reshape f32[1,4,1,8,20] %%0\n");
+    opq_text_add(&text, "  %%3 = pad f32[1,4,1,10,22] %%2 {start=[0,0,0,1,1], value=0x0p+0}\n");
+    opq_text_add(&text, "  %%4 = strided f32[1,4,1,3,%d,%d,%d] %%3 {offset=0, strides=[880,220,220,%d,%d,%d,%d]}\n",
+                 taps, rows, columns, 22 * dilation, dilation, 22 * step, step);
+    opq_text_add(&text, "  %%5 = reshape f32[1,4,%d,%d] %%4\n", 3 * taps, rows * columns);
+    opq_text_add(&text, "  %%6 = matmul f32[1,4,1,%d] %%1, %%5\n  output %%6\n}\n", rows * columns);
+    expect_ok(opq_text_take(&text, &graph));
+    lowering l = lower(graph_of_text(graph), true);
+    assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_none);
+    opq_loops_print(&l.lowered.loops, &printed);
+    expect_ok(opq_text_take(&printed, &kernel));
+    drop(&l);
+    free(graph);
+    return kernel;
+}
+
+/* Three taps are part of the kernel. Rows that read the next row's window are, where that is the next row of this one's. */
+static void test_windows(void **state)
+{
+    static const struct {
+        int taps, step, dilation;
+        bool fixed, slides;
+    } windows[] = {{3, 1, 1, true, true}, {3, 2, 1, true, false}, {3, 1, 2, true, false}, {4, 1, 1, false, false}};
+    (void)state;
+    for (size_t i = 0; i < COUNT(windows); i++) {
+        char *kernel = window_kernel(windows[i].taps, windows[i].step, windows[i].dilation);
+        bool fixed = strstr(kernel, " < 3 {") != NULL, slides = strstr(kernel, " < 3 along ") != NULL;
+        if (strstr(kernel, "chain") == NULL || fixed != windows[i].fixed || slides != windows[i].slides)
+            fail_msg("row %d: %s", (int)i, kernel);
+        free(kernel);
+    }
+}
+
 /* ---- keys: sizes, offsets and names are no part of them, dtypes, strides of a kind and constants are */
 
 static char *key_of(const char *graph, size_t *out_length)
@@ -626,6 +668,7 @@ int main(void)
         cmocka_unit_test(test_no_matrix),
         cmocka_unit_test(test_bounds_of_own_buffers),
         cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_windows),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_limits_of_reductions),
