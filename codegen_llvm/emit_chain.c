@@ -1,8 +1,6 @@
 /* A product of two loads in each lane: one chain of fused multiply-adds from +0 on, for every vector of a strip. */
 #include "codegen_llvm/nest.h"
 
-#include <string.h>
-
 enum { HELD_MAX = 4 };
 
 typedef struct part {
@@ -163,24 +161,12 @@ static void hold_conditions(part *p)
 /* One way where `which` holds, else the other. */
 static void emit_either(part *p, LLVMValueRef which, void (*one)(part *p), void (*other)(part *p))
 {
-    opq_nest *n = p->n;
-    LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef start[OPQ_STRIP_MAX], sum[OPQ_STRIP_MAX];
-    LLVMBasicBlockRef next = opq_nest_if(n, which), first, second;
-    memcpy(start, p->sum, sizeof start);
+    opq_fork fork;
+    opq_fork_begin(p->n, &fork, which, p->sum, p->n->strip);
     one(p);
-    first = LLVMGetInsertBlock(b);
-    next = opq_nest_else(n, next);
-    memcpy(sum, p->sum, sizeof sum);
-    memcpy(p->sum, start, sizeof start);
+    opq_fork_other(p->n, &fork);
     other(p);
-    second = LLVMGetInsertBlock(b);
-    opq_nest_end_if(n, next);
-    for (int copy = 0; copy < n->strip; copy++) {
-        LLVMValueRef phi = LLVMBuildPhi(b, LLVMTypeOf(sum[copy]), "");
-        LLVMAddIncoming(phi, (LLVMValueRef[]){sum[copy], p->sum[copy]}, (LLVMBasicBlockRef[]){first, second}, 2);
-        p->sum[copy] = phi;
-    }
+    opq_fork_end(p->n, &fork);
 }
 
 /* Conditions between the loops around the innermost one that are the same for all lanes: their number. */

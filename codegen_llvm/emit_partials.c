@@ -207,7 +207,6 @@ void opq_emit_fold(opq_nest *n, int stmt)
 
 LLVMValueRef opq_emit_halves(opq_nest *n, int stmt)
 {
-    LLVMBuilderRef b = n->e->builder;
     int carry = opq_nest_stmt(n, stmt)->access;
     LLVMValueRef one = opq_nest_value(n, carry);
     if (!n->partials[carry])
@@ -217,13 +216,12 @@ LLVMValueRef opq_emit_halves(opq_nest *n, int stmt)
             fold_rows(n, stmt);
         return load(n, carry, opq_i64(n->e, 0), OPQ_STRIDE_one);
     }
-    LLVMBasicBlockRef before = LLVMGetInsertBlock(b), next = opq_nest_if(n, n->folds[carry]);
-    LLVMValueRef all = fold_parts(n, carry);
-    LLVMBasicBlockRef several = LLVMGetInsertBlock(b);
-    opq_nest_end_if(n, next);
-    LLVMValueRef value = LLVMBuildPhi(b, LLVMTypeOf(one), "");
-    LLVMAddIncoming(value, (LLVMValueRef[]){one, all}, (LLVMBasicBlockRef[]){before, several}, 2);
-    return value;
+    opq_fork fork;
+    opq_fork_begin(n, &fork, n->folds[carry], &one, 1);
+    one = fold_parts(n, carry);
+    opq_fork_other(n, &fork);
+    opq_fork_end(n, &fork);
+    return one;
 }
 
 /* ---- vector loops */

@@ -108,65 +108,20 @@ static LLVMValueRef ask_for_group(opq_unroll *p, LLVMValueRef index, int group)
     return all;
 }
 
-/* Two ways to the sums. */
-typedef struct fork {
-    LLVMBasicBlockRef way[2], behind;
-    LLVMValueRef start[OPQ_UNROLL_SUMS_MAX], one[OPQ_UNROLL_SUMS_MAX];
-    size_t bytes;
-} fork;
-
-static void fork_begin(opq_unroll *p, fork *f, LLVMValueRef which)
-{
-    f->way[0] = opq_nest_block(p->n, "one");
-    f->way[1] = opq_nest_block(p->n, "other");
-    f->behind = opq_nest_block(p->n, "behind");
-    f->bytes = (size_t)(p->to - p->from) * (size_t)p->n->strip * sizeof *p->sum;
-    memcpy(f->start, p->sum, f->bytes);
-    LLVMBuildCondBr(p->n->e->builder, which, f->way[0], f->way[1]);
-    LLVMPositionBuilderAtEnd(p->n->e->builder, f->way[0]);
-}
-
-/* What follows is the other way. */
-static void fork_other(opq_unroll *p, fork *f)
-{
-    LLVMBasicBlockRef other = f->way[1];
-    f->way[0] = LLVMGetInsertBlock(p->n->e->builder);
-    LLVMBuildBr(p->n->e->builder, f->behind);
-    LLVMPositionBuilderAtEnd(p->n->e->builder, other);
-    memcpy(f->one, p->sum, f->bytes);
-    memcpy(p->sum, f->start, f->bytes);
-}
-
-static LLVMValueRef fork_phi(opq_unroll *p, const fork *f, LLVMValueRef one, LLVMValueRef other)
-{
-    LLVMValueRef phi = LLVMBuildPhi(p->n->e->builder, LLVMTypeOf(one), "");
-    LLVMAddIncoming(phi, (LLVMValueRef[]){one, other}, (LLVMBasicBlockRef *)f->way, 2);
-    return phi;
-}
-
-static void fork_end(opq_unroll *p, fork *f)
-{
-    f->way[1] = LLVMGetInsertBlock(p->n->e->builder);
-    LLVMBuildBr(p->n->e->builder, f->behind);
-    LLVMPositionBuilderAtEnd(p->n->e->builder, f->behind);
-    for (size_t s = 0; s < f->bytes / sizeof *p->sum; s++)
-        p->sum[s] = fork_phi(p, f, f->one[s], p->sum[s]);
-}
-
 /* A group of turns where that can be, else one turn. The loop's step becomes as many. */
 static void emit_group_or_one(opq_unroll *p, opq_loop *loop)
 {
-    fork f;
+    opq_fork f;
     int group = group_of(p);
-    fork_begin(p, &f, ask_for_group(p, loop->index, group));
+    opq_fork_begin(p->n, &f, ask_for_group(p, loop->index, group), p->sum, (p->to - p->from) * p->n->strip);
     p->is_whole = true;
     for (int i = 0; i < group; i++)
         emit_turns(p, loop->index, i);
     p->is_whole = false;
-    fork_other(p, &f);
+    opq_fork_other(p->n, &f);
     emit_turns(p, loop->index, 0);
-    fork_end(p, &f);
-    loop->step = fork_phi(p, &f, opq_i64(p->n->e, group), loop->step);
+    opq_fork_end(p->n, &f);
+    loop->step = opq_fork_phi(p->n, &f, opq_i64(p->n->e, group), loop->step);
 }
 
 /* ---- the loops around it */
@@ -219,14 +174,14 @@ static void emit_chain(opq_unroll *p)
     const opq_target *t = n->e->cpu->target;
     n->prefetch_rows = opq_unroll_lanes_are_places(p, n->vector) ? t->strip.prefetch_rows : t->strip.prefetch_places;
     if (lanes) {
-        fork f;
-        fork_begin(p, &f, lanes);
+        opq_fork f;
+        opq_fork_begin(n, &f, lanes, p->sum, (p->to - p->from) * n->strip);
         p->has_lanes = true;
         emit_level(p, 0);
         p->has_lanes = false;
-        fork_other(p, &f);
+        opq_fork_other(n, &f);
         emit_level(p, 0);
-        fork_end(p, &f);
+        opq_fork_end(n, &f);
     } else {
         emit_level(p, 0);
     }

@@ -4,7 +4,7 @@
 
 #include "codegen_llvm/nest.h"
 
-enum { OPQ_UNROLL_HELD_MAX = 8, OPQ_UNROLL_SUMS_MAX = 28 };
+enum { OPQ_UNROLL_HELD_MAX = 8, OPQ_UNROLL_SUMS_MAX = OPQ_FORK_MAX };
 
 typedef struct opq_unroll {
     opq_nest *n;

@@ -189,6 +189,20 @@ LLVMBasicBlockRef opq_nest_if(opq_nest *n, LLVMValueRef condition);
 LLVMBasicBlockRef opq_nest_else(opq_nest *n, LLVMBasicBlockRef next);
 void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next);
 
+/* Two ways to some values, of which one is gone. */
+enum { OPQ_FORK_MAX = 32 };
+_Static_assert((int)OPQ_STRIP_MAX <= (int)OPQ_FORK_MAX, "sums of a strip");
+typedef struct opq_fork {
+    LLVMBasicBlockRef way[2], next;
+    LLVMValueRef *values, start[OPQ_FORK_MAX], one[OPQ_FORK_MAX];
+    int count;
+} opq_fork;
+/* What follows is gone where the condition holds. */
+void opq_fork_begin(opq_nest *n, opq_fork *fork, LLVMValueRef condition, LLVMValueRef *values, int count);
+void opq_fork_other(opq_nest *n, opq_fork *fork); /* what follows, elsewhere; the values are those of the beginning */
+void opq_fork_end(opq_nest *n, opq_fork *fork);
+LLVMValueRef opq_fork_phi(opq_nest *n, const opq_fork *fork, LLVMValueRef one, LLVMValueRef other); /* behind it */
+
 /* Of two numbers. */
 LLVMValueRef opq_nest_smaller(opq_nest *n, LLVMValueRef x, LLVMValueRef y);
 LLVMValueRef opq_nest_larger(opq_nest *n, LLVMValueRef x, LLVMValueRef y);

@@ -1,6 +1,8 @@
 /* Loops: counted with carried values, row-major indices, and the vector loop with its masked end. */
 #include "codegen_llvm/nest.h"
 
+#include <string.h>
+
 static void open_loop(opq_nest *n, opq_loop *loop, LLVMValueRef from, LLVMValueRef to, int64_t step,
                       LLVMValueRef *carried, int count)
 {
@@ -78,6 +80,37 @@ void opq_nest_end_if(opq_nest *n, LLVMBasicBlockRef next)
 {
     LLVMBuildBr(n->e->builder, next);
     LLVMPositionBuilderAtEnd(n->e->builder, next);
+}
+
+void opq_fork_begin(opq_nest *n, opq_fork *f, LLVMValueRef condition, LLVMValueRef *values, int count)
+{
+    f->values = values;
+    f->count = count;
+    memcpy(f->start, values, (size_t)count * sizeof *values);
+    f->next = opq_nest_if(n, condition);
+}
+
+void opq_fork_other(opq_nest *n, opq_fork *f)
+{
+    f->way[0] = LLVMGetInsertBlock(n->e->builder);
+    f->next = opq_nest_else(n, f->next);
+    memcpy(f->one, f->values, (size_t)f->count * sizeof *f->one);
+    memcpy(f->values, f->start, (size_t)f->count * sizeof *f->start);
+}
+
+void opq_fork_end(opq_nest *n, opq_fork *f)
+{
+    f->way[1] = LLVMGetInsertBlock(n->e->builder);
+    opq_nest_end_if(n, f->next);
+    for (int i = 0; i < f->count; i++)
+        f->values[i] = opq_fork_phi(n, f, f->one[i], f->values[i]);
+}
+
+LLVMValueRef opq_fork_phi(opq_nest *n, const opq_fork *f, LLVMValueRef one, LLVMValueRef other)
+{
+    LLVMValueRef phi = LLVMBuildPhi(n->e->builder, LLVMTypeOf(one), "");
+    LLVMAddIncoming(phi, (LLVMValueRef[]){one, other}, (LLVMBasicBlockRef *)f->way, 2);
+    return phi;
 }
 
 LLVMValueRef opq_nest_smaller(opq_nest *n, LLVMValueRef x, LLVMValueRef y)
