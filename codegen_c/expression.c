@@ -319,7 +319,7 @@ opq_status opq_c_expression(opq_c_printer *p, const opq_stmt *stmt)
         ADD(p, "%sscan%d", stmt->value.i == dtype ? "" : "(float)", (int)(stmt - p->k->stmts));
         return OPQ_OK;
     case OPQ_CLASS_RANDOM:
-        ADD(p, "opq_%s_f32(v%d, v%d, v%d)", opq_instr_name(stmt->op), stmt->operand[0], stmt->operand[1],
+        ADD(p, "opq_%s_f32(v%d, v%d, v%d)", opq_stmt_name(stmt->op), stmt->operand[0], stmt->operand[1],
             stmt->operand[2]);
         return OPQ_OK;
     default: return elementwise(p, stmt);

@@ -26,7 +26,7 @@ static void fold_name(opq_c_printer *p, const opq_stmt *stmt, opq_loop_role role
     if (opq_fold_is_arg(fold))
         ADD(p, "opq_%s_%s", opq_fold_info_of(fold)->name, opq_c_suffix(dtype));
     else
-        ADD(p, "opq_%s_%s_%s", opq_loop_role_name(role), opq_instr_name(stmt->op),
+        ADD(p, "opq_%s_%s_%s", opq_loop_role_name(role), opq_stmt_name(stmt->op),
             opq_fold_info_of(fold)->held == OPQ_HELD_result ? opq_c_suffix(dtype) : opq_dtype_name(dtype));
 }
 

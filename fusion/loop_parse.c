@@ -209,7 +209,7 @@ static opq_status read_op(parser *p, bool has_value, opq_stmt *stmt)
     opq_op op;
     OPQ_TRY(opq_reader_word(&p->r, &word, &length));
     for (int i = OPQ_INSTR_load; i <= OPQ_INSTR_nonzero; i++)
-        if (is_name(opq_instr_name(i), word, length)) {
+        if (is_name(opq_stmt_name(i), word, length)) {
             stmt->op = (uint16_t)i;
             return opq_stmt_gives(i) == has_value ? OPQ_OK
                                                   : fail(p, has_value ? "this gives no value" : "this gives a value");

@@ -9,22 +9,15 @@
 
 #include <string.h>
 
-static void refuse(opq_lower_state *state, opq_refusal refusal)
+int64_t opq_lower_stride(const opq_lower_state *state, const opq_lower_loops *loops, int access, int l)
 {
-    if (state->refusal == OPQ_REFUSAL_none)
-        state->refusal = refusal;
+    return loops->source[l] < 0 ? 0 : state->affines[access].coef[loops->source[l]];
 }
 
-int64_t opq_order_stride(const opq_lower_state *state, int access, int source)
-{
-    return source < 0 ? 0 : state->affines[access].coef[source];
-}
-
-static bool walk_as_one(const opq_lower_state *state, const opq_order *l, int outer, int inner)
+static bool walk_as_one(const opq_lower_state *state, const opq_lower_loops *l, int outer, int inner)
 {
     for (int a = 0; a < state->access_count; a++)
-        if (opq_order_stride(state, a, l->source[outer]) !=
-            opq_order_stride(state, a, l->source[inner]) * l->extent[inner])
+        if (opq_lower_stride(state, l, a, outer) != opq_lower_stride(state, l, a, inner) * l->extent[inner])
             return false;
     return true;
 }
@@ -35,7 +28,7 @@ static bool keeps_single_turn(uint8_t role)
 }
 
 /* Loops of more than one turn in fine order, neighbours of one role merged. */
-static void merge_loops(opq_lower_state *state, opq_order *out)
+static void merge_loops(opq_lower_state *state, opq_lower_loops *out)
 {
     out->count = 0;
     for (int l = 0; l < state->space.rank; l++) {
@@ -54,7 +47,7 @@ static void merge_loops(opq_lower_state *state, opq_order *out)
     }
 }
 
-void opq_order_need(opq_order *l, uint8_t role)
+void opq_lower_need(opq_lower_loops *l, uint8_t role)
 {
     for (int i = 0; i < l->count; i++)
         if (l->role[i] == role)
@@ -64,24 +57,24 @@ void opq_order_need(opq_order *l, uint8_t role)
     l->role[l->count++] = role;
 }
 
-void opq_order_take(opq_order *to, const opq_order *from, int i)
+void opq_lower_take(opq_lower_loops *to, const opq_lower_loops *from, int i)
 {
     to->source[to->count] = from->source[i];
     to->extent[to->count] = from->extent[i];
     to->role[to->count++] = from->role[i];
 }
 
-static void take_role(opq_order *to, const opq_order *from, uint8_t role)
+static void take_role(opq_lower_loops *to, const opq_lower_loops *from, uint8_t role)
 {
     for (int i = 0; i < from->count; i++)
         if (from->role[i] == role)
-            opq_order_take(to, from, i);
+            opq_lower_take(to, from, i);
 }
 
 /* [kept.., reduced.., one kept]: the kept loops inside all reduced ones are the vector axis. */
-static void order_column(opq_lower_state *state, opq_order *out)
+static void order_column(opq_lower_state *state, opq_lower_loops *out)
 {
-    opq_order in;
+    opq_lower_loops in;
     bool after = true;
     for (int l = state->space.rank - 1; l >= 0; l--) {
         after = after && !state->space.reduced[l];
@@ -89,36 +82,35 @@ static void order_column(opq_lower_state *state, opq_order *out)
             state->role[l] = OPQ_ROLE_inner_kept;
     }
     merge_loops(state, &in);
-    opq_order_need(&in, OPQ_ROLE_inner_kept);
-    opq_order_need(&in, OPQ_ROLE_reduced_outer);
+    opq_lower_need(&in, OPQ_ROLE_inner_kept);
+    opq_lower_need(&in, OPQ_ROLE_reduced_outer);
     int last = 0;
     for (int i = 0; i < in.count; i++)
         if (in.role[i] == OPQ_ROLE_inner_kept)
             last = i;
     out->count = 0;
     take_role(out, &in, OPQ_ROLE_kept);
-    for (int i = 0; i < last; i++)
-        if (in.role[i] == OPQ_ROLE_inner_kept)
-            opq_order_take(out, &in, i);
+    in.role[last] = OPQ_ROLE_lanes;
+    take_role(out, &in, OPQ_ROLE_inner_kept);
     take_role(out, &in, OPQ_ROLE_reduced_outer);
-    opq_order_take(out, &in, last);
+    take_role(out, &in, OPQ_ROLE_lanes);
 }
 
-static void order_row(opq_lower_state *state, opq_order *out)
+static void order_row(opq_lower_state *state, opq_lower_loops *out)
 {
-    opq_order in;
+    opq_lower_loops in;
     merge_loops(state, &in);
-    opq_order_need(&in, OPQ_ROLE_reduced_inner);
+    opq_lower_need(&in, OPQ_ROLE_reduced_inner);
     out->count = 0;
     take_role(out, &in, OPQ_ROLE_kept);
     take_role(out, &in, OPQ_ROLE_reduced_outer);
     int before = out->count;
     take_role(out, &in, OPQ_ROLE_reduced_inner);
     if (out->count > before + 1 && before > 0) /* only a row alone has blocks */
-        refuse(state, OPQ_REFUSAL_view);
+        opq_lower_refuse(state, OPQ_REFUSAL_view);
 }
 
-static int count_role(const opq_order *l, uint8_t role)
+static int count_role(const opq_lower_loops *l, uint8_t role)
 {
     int count = 0;
     for (int i = 0; i < l->count; i++)
@@ -127,9 +119,9 @@ static int count_role(const opq_order *l, uint8_t role)
 }
 
 /* Rows of a scan are lanes, side by side where the last loop is one of rows. So few of them that most lanes had none are scanned one by one. */
-static void order_scan(opq_lower_state *state, opq_kernel *kernel, opq_order *out)
+static void order_scan(opq_lower_state *state, opq_lower_loops *out)
 {
-    opq_order in;
+    opq_lower_loops in;
     int lanes = -1;
     opq_lower_turn_scans(state);
     merge_loops(state, &in);
@@ -138,17 +130,15 @@ static void order_scan(opq_lower_state *state, opq_kernel *kernel, opq_order *ou
         if (in.role[i] == OPQ_ROLE_kept && in.extent[i] >= opq_trees.scan_rows_min && longer)
             lanes = i;
     }
-    opq_order_need(&in, OPQ_ROLE_scan);
-    if (count_role(&in, OPQ_ROLE_scan) != 1 || state->out->serial)
-        refuse(state, OPQ_REFUSAL_scan);
-    out->count = 0;
-    for (int i = 0; i < in.count; i++)
-        if (in.role[i] == OPQ_ROLE_kept && i != lanes)
-            opq_order_take(out, &in, i);
-    take_role(out, &in, OPQ_ROLE_scan);
+    opq_lower_need(&in, OPQ_ROLE_scan);
+    if (count_role(&in, OPQ_ROLE_scan) != 1 || state->serial)
+        opq_lower_refuse(state, OPQ_REFUSAL_scan);
     if (lanes >= 0)
-        opq_order_take(out, &in, lanes);
-    kernel->across = lanes >= 0;
+        in.role[lanes] = OPQ_ROLE_lanes;
+    out->count = 0;
+    take_role(out, &in, OPQ_ROLE_kept);
+    take_role(out, &in, OPQ_ROLE_scan);
+    take_role(out, &in, OPQ_ROLE_lanes);
 }
 
 /* The batch dims are more rows, if every access walks them as rows: the right operand not at all. */
@@ -159,34 +149,37 @@ static void merge_batch(opq_lower_state *state)
     for (int l = 0; l < state->space.rank; l++)
         if (state->role[l] == OPQ_ROLE_batch)
             state->role[l] = OPQ_ROLE_m;
-    opq_order merged;
+    opq_lower_loops merged;
     merge_loops(state, &merged);
     if (count_role(&merged, OPQ_ROLE_m) != 1)
         memcpy(state->role, before, sizeof before);
 }
 
-/* The accesses of an operand, and of the conditions under which it has an element. */
-static void mark_matrix(const opq_lower_state *state, int instr, bool *out_matrix)
+/* An operand of the product. */
+static const opq_stmt *operand_of(const opq_lower_state *state, int o)
 {
-    const opq_instr *of = &state->instrs[instr];
+    return &state->body[state->body[state->product].operand[o]];
+}
+
+/* The accesses of an operand, and of the conditions under which it has an element. */
+static void mark_matrix(const opq_lower_state *state, const opq_stmt *of, bool *out_matrix)
+{
     if (of->access >= 0)
         out_matrix[of->access] = true;
     for (int o = 0; o < 3; o++)
         if (of->operand[o] >= 0)
-            mark_matrix(state, of->operand[o], out_matrix);
+            mark_matrix(state, &state->body[of->operand[o]], out_matrix);
 }
 
 /* Only the product's operands may walk its columns as several loops: a tile's are one. */
-static bool columns_are_one(const opq_lower_state *state, const opq_order *l)
+static bool columns_are_one(const opq_lower_state *state, const opq_lower_loops *l)
 {
     bool matrix[OPQ_ACCESS_MAX] = {false};
-    for (int i = 0; i < state->instr_count; i++)
-        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++)
-            mark_matrix(state, state->instrs[i].operand[o], matrix);
+    for (int o = 0; o < 2; o++)
+        mark_matrix(state, operand_of(state, o), matrix);
     for (int i = 1; i < l->count; i++)
         for (int a = 0; l->role[i - 1] == OPQ_ROLE_n && l->role[i] == OPQ_ROLE_n && a < state->access_count; a++)
-            if (!matrix[a] &&
-                opq_order_stride(state, a, l->source[i - 1]) != opq_order_stride(state, a, l->source[i]) * l->extent[i])
+            if (!matrix[a] && opq_lower_stride(state, l, a, i - 1) != opq_lower_stride(state, l, a, i) * l->extent[i])
                 return false;
     return true;
 }
@@ -194,41 +187,39 @@ static bool columns_are_one(const opq_lower_state *state, const opq_order *l)
 /* The product's operands are not both loads, perhaps widened, from where the engine could take them. */
 static bool needs_chain(const opq_lower_state *state, bool thin)
 {
-    for (int i = 0; i < state->instr_count; i++)
-        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++) {
-            const opq_instr *load = &state->instrs[state->instrs[i].operand[o]];
-            load = load->op == OPQ_OP_cast ? &state->instrs[load->operand[0]] : load;
-            if (load->op != OPQ_INSTR_load || (load->operand[0] >= 0 && thin))
+    for (int o = 0; o < 2; o++) {
+        const opq_stmt *load = operand_of(state, o);
+        load = load->op == OPQ_OP_cast ? &state->body[load->operand[0]] : load;
+        if (load->op != OPQ_INSTR_load || (load->operand[0] >= 0 && thin))
+            return true;
+        for (int l = 0; l < state->space.rank; l++)
+            if (state->affines[load->access].coef[l] < 0)
                 return true;
-            for (int l = 0; l < state->space.rank; l++)
-                if (opq_order_stride(state, load->access, l) < 0)
-                    return true;
-        }
+    }
     return false;
 }
 
 /* An operand of the product whose elements lie apart along `lanes`, and side by side along the sum: tiles of it are turned, each once. */
-static bool is_turned(const opq_lower_state *state, const opq_order *l, int access, int lanes)
+static bool is_turned(const opq_lower_state *state, const opq_lower_loops *l, int access, int lanes)
 {
     int sum = -1;
-    bool once = opq_order_stride(state, access, l->source[lanes]) >= OPQ_STRIDE_any, operand = false;
+    bool once = opq_lower_stride(state, l, access, lanes) >= OPQ_STRIDE_any, operand = false;
     for (int i = 0; i < l->count; i++) {
         if (l->role[i] == OPQ_ROLE_k)
             sum = sum == -1 ? i : -2;
         else
-            once = once && opq_order_stride(state, access, l->source[i]) != 0;
+            once = once && opq_lower_stride(state, l, access, i) != 0;
     }
-    for (int i = 0; i < state->instr_count; i++)
-        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++) {
-            const opq_instr *of = &state->instrs[state->instrs[i].operand[o]];
-            operand |= of->op == OPQ_INSTR_load && of->access == access && of->operand[0] < 0;
-        }
-    return once && operand && sum >= 0 && opq_order_stride(state, access, l->source[sum]) == 1;
+    for (int o = 0; o < 2; o++) {
+        const opq_stmt *of = operand_of(state, o);
+        operand |= of->op == OPQ_INSTR_load && of->access == access && of->operand[0] < 0;
+    }
+    return once && operand && sum >= 0 && opq_lower_stride(state, l, access, sum) == 1;
 }
 
 /* Is it made here, or one of many that an engine would begin with one by one? Another that was given is better read by the engine, which makes
  * all products of one operand at once. */
-static bool may_turn(const opq_lower_state *state, const opq_order *l, int access)
+static bool may_turn(const opq_lower_state *state, const opq_lower_loops *l, int access)
 {
     opq_ref memory = state->buffers[state->accesses[access].buffer];
     int loops = 0;
@@ -239,9 +230,9 @@ static bool may_turn(const opq_lower_state *state, const opq_order *l, int acces
 }
 
 /* About what a vector of an access takes whose lanes are so far apart. */
-static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int access, int lanes, bool all)
+static int64_t lanes_cost(const opq_lower_state *state, const opq_lower_loops *l, int access, int lanes, bool all)
 {
-    int64_t stride = opq_order_stride(state, access, l->source[lanes]);
+    int64_t stride = opq_lower_stride(state, l, access, lanes);
     if (stride == 0 || stride == 1)
         return 1;
     if (stride > 0 && stride < OPQ_STRIDE_any)
@@ -251,7 +242,7 @@ static int64_t lanes_cost(const opq_lower_state *state, const opq_order *l, int 
 }
 
 /* The loop for the lanes: that of the cheapest vectors, of which a longer one needs fewer. all: none whose lanes lie apart. -1: none. */
-static int chain_lanes(const opq_lower_state *state, const opq_order *l, bool all)
+static int chain_lanes(const opq_lower_state *state, const opq_lower_loops *l, bool all)
 {
     int64_t elements = 1, least = INT64_MAX;
     int best = -1;
@@ -278,47 +269,40 @@ static int chain_lanes(const opq_lower_state *state, const opq_order *l, bool al
 }
 
 /* Does an operand of the product, or whether it has an element, change along a loop? */
-static bool operand_moves(const opq_lower_state *state, int instr, int source)
+static bool operand_moves(const opq_lower_state *state, const opq_stmt *of, const opq_lower_loops *l, int loop)
 {
-    const opq_instr *of = &state->instrs[instr];
-    bool moves = of->access >= 0 && opq_order_stride(state, of->access, source) != 0;
+    bool moves = of->access >= 0 && opq_lower_stride(state, l, of->access, loop) != 0;
     for (int o = 0; o < 3 && !moves; o++)
-        moves = of->operand[o] >= 0 && operand_moves(state, of->operand[o], source);
+        moves = of->operand[o] >= 0 && operand_moves(state, &state->body[of->operand[o]], l, loop);
     return moves;
 }
 
 /* The taps of a window that long sums are made for (a gradient of weights): one operand serves all of them. */
-static bool is_tap(const opq_lower_state *state, const opq_order *l, int loop)
+static bool is_tap(const opq_lower_state *state, const opq_lower_loops *l, int loop)
 {
-    bool moves[2] = {true, true};
-    for (int i = 0; i < state->instr_count; i++)
-        for (int o = 0; o < 2 && opq_op_contracts(state->instrs[i].op); o++)
-            moves[o] = operand_moves(state, state->instrs[i].operand[o], l->source[loop]);
-    return l->role[loop] == OPQ_ROLE_kept && l->extent[loop] <= opq_trees.taps_max && moves[0] != moves[1];
+    return l->role[loop] == OPQ_ROLE_kept && l->extent[loop] <= opq_trees.taps_max &&
+           operand_moves(state, operand_of(state, 0), l, loop) != operand_moves(state, operand_of(state, 1), l, loop);
 }
 
 /* The last of the loops before the lanes' that are taps, as many as are made at once. */
-static void unroll_taps(opq_lower_state *state, const opq_order *l)
+static void unroll_taps(const opq_lower_state *state, opq_lower_loops *l, int lanes)
 {
     int64_t terms = 1, turns = 1;
-    int lanes = 0;
-    for (int i = 0; i < l->count; i++) {
-        terms *= l->role[i] == OPQ_ROLE_k ? l->extent[i] : 1;
-        lanes = l->role[i] == OPQ_ROLE_k ? lanes : i;
-    }
+    for (int i = lanes + 1; i < l->count; i++)
+        terms *= l->extent[i];
     for (int i = lanes - 1; i >= 0 && terms >= opq_trees.tap_terms_min && is_tap(state, l, i); i--) {
         turns *= l->extent[i];
         if (turns > OPQ_UNROLL_MAX || turns > terms)
             break;
-        state->kernel.turns[i] = (uint8_t)l->extent[i];
+        l->role[i] = OPQ_ROLE_tap;
     }
 }
 
 /* A product of one row, or one column, for each of many matrices, or a small one: a chain in each lane, without an engine. */
-static bool order_chain(opq_lower_state *state, bool thin, opq_order *out)
+static bool order_chain(opq_lower_state *state, bool thin, opq_lower_loops *out)
 {
     uint8_t before[OPQ_SPACE_MAX];
-    opq_order in;
+    opq_lower_loops in;
     bool small = !thin && opq_lower_is_small(state->graph, state->out->matmul) && !needs_chain(state, true);
     if (state->request->by_row || !(thin || small))
         return false;
@@ -332,44 +316,54 @@ static bool order_chain(opq_lower_state *state, bool thin, opq_order *out)
         memcpy(state->role, before, sizeof before);
         return false;
     }
+    in.role[lanes] = OPQ_ROLE_lanes;
     out->count = 0;
-    for (int i = 0; i < in.count; i++)
-        if (in.role[i] == OPQ_ROLE_kept && i != lanes)
-            opq_order_take(out, &in, i);
-    opq_order_take(out, &in, lanes);
+    take_role(out, &in, OPQ_ROLE_kept);
+    take_role(out, &in, OPQ_ROLE_lanes);
     take_role(out, &in, OPQ_ROLE_k);
-    state->kernel.columns = 1;
     state->out->direct = true;
-    unroll_taps(state, out);
+    unroll_taps(state, out, out->count - 1 - count_role(out, OPQ_ROLE_k));
     return true;
 }
 
-static void order_matmul(opq_lower_state *state, opq_order *out)
+static void order_matmul(opq_lower_state *state, opq_lower_loops *out)
 {
+    if (state->product < 0) { /* nothing that is stored needs it */
+        opq_lower_refuse(state, OPQ_REFUSAL_boundary);
+        return;
+    }
     bool thin = opq_lower_is_thin(state->graph, state->out->matmul);
     if (order_chain(state, thin, out))
         return;
     if (needs_chain(state, thin)) {
-        refuse(state, OPQ_REFUSAL_view);
+        opq_lower_refuse(state, OPQ_REFUSAL_view);
         return;
     }
     merge_batch(state);
     merge_loops(state, out);
     if (!columns_are_one(state, out))
-        refuse(state, OPQ_REFUSAL_view);
-    state->kernel.columns = (uint8_t)count_role(out, OPQ_ROLE_n);
+        opq_lower_refuse(state, OPQ_REFUSAL_view);
 }
 
-void opq_order_loops(opq_lower_state *state, bool reduces, opq_order *out)
+/* Elements one by one: the last loop has the lanes. */
+static void order_map(opq_lower_state *state, opq_lower_loops *out)
 {
+    merge_loops(state, out);
+    opq_lower_need(out, OPQ_ROLE_kept);
+    out->role[out->count - 1] = OPQ_ROLE_lanes;
+}
+
+void opq_lower_order(opq_lower_state *state, bool reduces)
+{
+    opq_lower_loops *out = &state->loops;
     if (state->out->matmul >= 0)
         order_matmul(state, out);
     else if (state->scans)
-        order_scan(state, &state->kernel, out);
+        order_scan(state, out);
     else if (reduces && state->column)
         order_column(state, out);
     else if (reduces)
         order_row(state, out);
     else
-        merge_loops(state, out);
+        order_map(state, out);
 }

@@ -1,0 +1,329 @@
+/* A body (opq_lower_state) becomes a tree. Loops are entered from outside in; a statement stands in the innermost loop that it depends on, in the
+ * order of the body. Each sweep enters the loops inside once more, and computes again what it needs, but for what was kept in a local.
+ *
+ *   map, index   kept loops
+ *   row          kept loops { sweep { reduced loops } .. }
+ *   column       kept loops but the last { last kept loop { sweep { reduced loops } .. } }
+ *   scan         kept loops { scanned loop }
+ *   matmul       batch loops { m { n { k } } }, where each may be several loops; or those of a thin product { lanes { taps { k } } }
+ *
+ * A row alone may have blocks:
+ *
+ *   parallel i { lanes j in i { .. fold }  store its result }  lanes i { load; fold again }  the rest
+ *
+ * A block is a chunk of the rule `lanes`, whose results go through the rule once more: the bits are those of one loop. Where the row is not
+ * one loop, those that it is stand in each other: `lanes j in i { lanes k in i { .. fold } }`.
+ */
+#include "fusion/loop_rewrite.h"
+#include "fusion/lower_state.h"
+
+#include <string.h>
+
+/* Depths of what stands behind all else in the innermost loop, and behind the loops of a row alone. */
+enum { FOLDS = OPQ_LOOP_MAX + 1, BEHIND };
+
+typedef struct builder {
+    const opq_lower_state *state;
+    opq_loops *out;
+    int nest[OPQ_LOOP_MAX], outer; /* loops from outside in; how many of them are kept */
+    int16_t opened[OPQ_LOOP_MAX];  /* their statements */
+    int sweep;                     /* that is made */
+    bool folds;                    /* it reduces */
+    bool needed[OPQ_BODY_MAX];     /* in it */
+    uint8_t depth[OPQ_BODY_MAX];   /* how many loops are around */
+    int16_t stmt[OPQ_BODY_MAX];    /* that has the value now */
+    int16_t local[OPQ_BODY_MAX];   /* that keeps it */
+} builder;
+
+/* ---- where statements stand */
+
+void opq_lower_place(opq_lower_state *state)
+{
+    const opq_lower_loops *l = &state->loops;
+    uint16_t inside = opq_lower_inside(l);
+    state->sweep_count = 1;
+    for (int i = 0; i < state->body_count; i++) {
+        const opq_stmt *stmt = &state->body[i];
+        int sweep = 0;
+        uint16_t depends = 0;
+        for (int o = 0; o < 3; o++) {
+            int operand = stmt->operand[o];
+            if (operand < 0)
+                continue;
+            int behind = state->sweep[operand] + opq_op_reduces(state->body[operand].op);
+            sweep = behind > sweep ? behind : sweep;
+            depends |= state->depends[operand];
+        }
+        for (int v = 0; stmt->access >= 0 && v < l->count; v++)
+            depends |= (uint16_t)((state->accesses[stmt->access].stride[v] != OPQ_STRIDE_zero) << v);
+        if (opq_op_reduces(stmt->op))
+            depends &= (uint16_t)~inside;
+        if (opq_op_scans(stmt->op))
+            depends |= inside;
+        if (stmt->op ==
+            OPQ_INSTR_store_add_at) /* adds once for each turn, also where every turn adds the same to the same place */
+            depends = (uint16_t)((1u << l->count) - 1);
+        state->depends[i] = depends;
+        state->sweep[i] =
+            (uint8_t)(sweep < OPQ_SWEEP_MAX ? sweep : OPQ_SWEEP_MAX); /* one too many is refused, whatever its number */
+        if (state->sweep[i] >= state->sweep_count)
+            state->sweep_count = state->sweep[i] + 1;
+    }
+}
+
+static bool is_inside(const builder *b, int i)
+{
+    return (b->state->depends[i] & opq_lower_inside(&b->state->loops)) != 0;
+}
+
+static int depth_of(const builder *b, int i)
+{
+    const opq_lower_state *state = b->state;
+    int depth = 0;
+    if (opq_op_reduces(state->body[i].op))
+        return FOLDS;
+    for (int d = 0; d < state->loops.count; d++)
+        if (state->depends[i] >> b->nest[d] & 1)
+            depth = d + 1;
+    bool late = state->sweep[i] > 0 || opq_stmt_is_root(state->body[i].op); /* both once per turn of the kept loops */
+    if (late && depth < b->outer)
+        return opq_lower_has_blocks(&state->loops) ? BEHIND : b->outer;
+    return depth;
+}
+
+/* Kept loops, of these last those of taps, then the others, outer ones first. */
+static void order_loops(builder *b)
+{
+    const opq_lower_loops *l = &b->state->loops;
+    int count = 0;
+    for (int pass = 0; pass < 4; pass++) {
+        for (int v = 0; v < l->count; v++) {
+            bool inside = opq_role_is_inside(l->role[v]), outer = l->role[v] == OPQ_ROLE_reduced_outer;
+            int own = inside ? (outer ? 2 : 3) : l->role[v] == OPQ_ROLE_tap;
+            if (own == pass)
+                b->nest[count++] = v;
+        }
+        b->outer = pass == 1 ? count : b->outer;
+    }
+}
+
+/* ---- statements */
+
+static opq_stmt *push(builder *b, int op, opq_dtype dtype)
+{
+    opq_stmt made = opq_lower_stmt(op, dtype, -1, -1);
+    return &b->out->stmts[opq_loops_push(b->out, &made)];
+}
+
+static bool is_filled(const builder *b, int i) { return b->state->keeps[i] && b->state->sweep[i] < b->sweep; }
+
+static void emit(builder *b, int i)
+{
+    const opq_stmt *stmt = &b->state->body[i];
+    bool filled = is_filled(b, i);
+    opq_stmt made = *stmt;
+    for (int o = 0; o < 3; o++)
+        if (stmt->operand[o] >= 0)
+            made.operand[o] = b->stmt[stmt->operand[o]];
+    if (filled) {
+        made = opq_lower_stmt(OPQ_STMT_kept, (opq_dtype)stmt->dtype, -1, -1);
+        made.access = b->local[i];
+    }
+    b->stmt[i] = opq_loops_push(b->out, &made);
+    if (b->state->keeps[i] && !filled) {
+        opq_stmt *keep = push(b, OPQ_STMT_keep, (opq_dtype)stmt->dtype);
+        keep->operand[0] = b->stmt[i];
+        keep->access = b->local[i];
+    }
+}
+
+static void emit_at(builder *b, int depth)
+{
+    for (int i = 0; i < b->state->body_count; i++)
+        if (b->needed[i] && b->depth[i] == depth)
+            emit(b, i);
+}
+
+static void emit_locals(builder *b)
+{
+    for (int i = 0; i < b->state->body_count; i++)
+        if (b->state->keeps[i]) {
+            b->local[i] = (int16_t)b->out->stmt_count;
+            push(b, OPQ_STMT_local, (opq_dtype)b->state->body[i].dtype)->variables = opq_lower_inside(&b->state->loops);
+        }
+}
+
+/* ---- loops */
+
+static opq_loop_role role_of(const builder *b, int loop)
+{
+    const opq_lower_state *state = b->state;
+    opq_loop_role lanes = state->serial ? OPQ_LOOP_serial : OPQ_LOOP_vector;
+    switch ((opq_role)state->loops.role[loop]) {
+    case OPQ_ROLE_kept:
+    case OPQ_ROLE_inner_kept:
+    case OPQ_ROLE_batch:
+    case OPQ_ROLE_m:
+    case OPQ_ROLE_blocks: return state->serial ? OPQ_LOOP_serial : OPQ_LOOP_parallel;
+    case OPQ_ROLE_n:
+    case OPQ_ROLE_lanes: return lanes;
+    case OPQ_ROLE_tap: return OPQ_LOOP_unroll;
+    case OPQ_ROLE_each: return OPQ_LOOP_each;
+    case OPQ_ROLE_reduced_outer:
+    case OPQ_ROLE_reduced_inner:
+        if (b->folds)
+            return state->column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
+        return loop == state->loops.count - 1 ? OPQ_LOOP_vector : OPQ_LOOP_each;
+    case OPQ_ROLE_scan: return OPQ_LOOP_serial;
+    case OPQ_ROLE_k: break;
+    }
+    return opq_lower_is_pairs(state->graph, state->out->matmul) ? OPQ_LOOP_pairs : OPQ_LOOP_chain;
+}
+
+static void open_loop(builder *b, int depth)
+{
+    const opq_lower_loops *l = &b->state->loops;
+    int variable = b->nest[depth];
+    b->opened[depth] = (int16_t)b->out->stmt_count;
+    opq_stmt *loop = push(b, OPQ_STMT_loop, 0);
+    loop->role = (uint8_t)role_of(b, variable);
+    loop->variable = (uint8_t)variable;
+    loop->within = opq_lower_has_blocks(l) && depth > 0; /* in loop 0 */
+    loop->value.i = l->role[variable] == OPQ_ROLE_tap ? l->extent[variable] : 0;
+}
+
+/* Loops [from, to), each behind what stands before it. */
+static void open_loops(builder *b, int from, int to)
+{
+    for (int depth = from; depth < to; depth++) {
+        emit_at(b, depth);
+        open_loop(b, depth);
+    }
+}
+
+static void close_loops(builder *b, int from, int to)
+{
+    for (int depth = from; depth < to; depth++)
+        b->out->stmts[b->opened[depth]].end = b->out->stmt_count;
+}
+
+/* ---- sweeps */
+
+/* What a sweep computes. False: nothing in the loops inside. */
+static bool find_needed(builder *b, int sweep)
+{
+    const opq_lower_state *state = b->state;
+    bool any = false;
+    b->sweep = sweep;
+    b->folds = false;
+    memset(b->needed, 0, (size_t)state->body_count * sizeof *b->needed);
+    for (int i = state->body_count - 1; i >= 0; i--) {
+        const opq_stmt *stmt = &state->body[i];
+        bool inside = is_inside(b, i), folds = opq_op_reduces(stmt->op);
+        if (state->sweep[i] == sweep && (!inside || opq_stmt_is_root(stmt->op) || state->keeps[i]))
+            b->needed[i] = true;
+        if (!b->needed[i])
+            continue;
+        any |= inside || folds;
+        b->folds |= folds;
+        for (int o = 0; o < 3 && !is_filled(b, i); o++)
+            if (stmt->operand[o] >= 0 && is_inside(b, stmt->operand[o]))
+                b->needed[stmt->operand[o]] = true;
+    }
+    return any;
+}
+
+static void emit_sweeps(builder *b)
+{
+    find_needed(b, 0);
+    open_loops(b, 0, b->outer);
+    emit_locals(b);
+    for (int sweep = 0; sweep < b->state->sweep_count; sweep++) {
+        int to = find_needed(b, sweep) ? b->state->loops.count : b->outer;
+        open_loops(b, b->outer, to);
+        emit_at(b, to);
+        emit_at(b, FOLDS);
+        close_loops(b, b->outer, to);
+    }
+    close_loops(b, 0, b->outer);
+}
+
+/* ---- blocks */
+
+/* Results of a block go to memory, or (`again`) from there into the folds of all blocks. */
+static void move_results(builder *b, bool again)
+{
+    const opq_lower_state *state = b->state;
+    int16_t access = 0;
+    while (state->accesses[access].buffer < 0 || state->written[state->accesses[access].buffer] != OPQ_BUFFER_own)
+        access++;
+    for (int i = 0; i < state->body_count; i++) {
+        const opq_stmt *stmt = &state->body[i];
+        if (!opq_op_reduces(stmt->op))
+            continue;
+        opq_stmt moved = opq_lower_stmt(again ? OPQ_INSTR_load : OPQ_INSTR_store, (opq_dtype)stmt->dtype,
+                                        again ? -1 : b->stmt[i], -1);
+        moved.access = access++;
+        int16_t number = opq_loops_push(b->out, &moved);
+        if (!again)
+            continue;
+        opq_stmt fold = opq_lower_stmt(stmt->op, (opq_dtype)stmt->dtype, number, -1);
+        b->stmt[i] = opq_loops_push(b->out, &fold);
+    }
+}
+
+static void emit_blocks(builder *b)
+{
+    int all = b->state->loops.count;
+    find_needed(b, 0);
+    open_loops(b, 0, all);
+    emit_at(b, all);
+    emit_at(b, FOLDS);
+    close_loops(b, 1, all);
+    move_results(b, false);
+    close_loops(b, 0, 1);
+    open_loop(b, 0);
+    b->out->stmts[b->opened[0]].role = OPQ_LOOP_lanes;
+    move_results(b, true);
+    close_loops(b, 0, 1);
+    memset(b->needed, true, (size_t)b->state->body_count * sizeof *b->needed);
+    emit_at(b, BEHIND);
+}
+
+/* ---- the kernel */
+
+/* Each sweep may make all of the body again. What is kept has a local and is put there; what blocks fold is stored, loaded and folded again. */
+static opq_status begin(builder *b, opq_arena *arena)
+{
+    const opq_lower_state *state = b->state;
+    int count = state->body_count, rank = state->loops.count;
+    int besides = opq_lower_has_blocks(&state->loops) ? 3 : state->sweep_count > 1 ? 2 : 0;
+    int capacity = state->sweep_count * (count + rank) + rank + besides * count;
+    *b->out = (opq_loops){
+        .rank = rank,
+        .buffer_count = state->buffer_count,
+        .scalar_count = state->scalar_count,
+        .access_count = state->access_count,
+        .accesses = opq_arena_copy(arena, state->accesses, (size_t)(state->access_count + 1) * sizeof *state->accesses),
+        .written = opq_arena_copy(arena, state->written, (size_t)state->buffer_count + 1),
+        .stmts = opq_arena_alloc(arena, (size_t)(capacity + 1) * sizeof *b->out->stmts)};
+    if (!b->out->accesses || !b->out->written || !b->out->stmts)
+        return opq_fail(OPQ_NO_MEMORY, "out of memory while lowering a kernel");
+    return OPQ_OK;
+}
+
+opq_status opq_lower_tree(const opq_lower_state *state, opq_arena *arena, opq_loops *out_loops)
+{
+    builder b;
+    b.state = state;
+    b.out = out_loops;
+    OPQ_TRY(begin(&b, arena));
+    order_loops(&b);
+    for (int i = 0; i < state->body_count; i++)
+        b.depth[i] = (uint8_t)depth_of(&b, i);
+    if (opq_lower_has_blocks(&state->loops))
+        emit_blocks(&b);
+    else
+        emit_sweeps(&b);
+    return OPQ_OK;
+}
