@@ -7,25 +7,11 @@
 
 opq_dtype opq_compute_dtype(opq_dtype dtype)
 {
-    switch (dtype) {
-    case OPQ_f16:
-    case OPQ_bf16: return OPQ_f32;
-    case OPQ_raw8: return OPQ_u8;
-    case OPQ_raw16: return OPQ_i16;
-    case OPQ_raw32: return OPQ_i32;
-    case OPQ_raw64: return OPQ_i64;
-    case OPQ_bool:
-    case OPQ_u8:
-    case OPQ_i8:
-    case OPQ_i16:
-    case OPQ_i32:
-    case OPQ_i64:
-    case OPQ_f32:
-    case OPQ_f64:
-    case OPQ_raw128:
-    case OPQ_DTYPE_COUNT: break;
-    }
-    return dtype;
+    static const opq_dtype words[] = {[1] = OPQ_u8, [2] = OPQ_i16, [4] = OPQ_i32, [8] = OPQ_i64};
+    int bytes = opq_dtype_bytes(dtype);
+    if (opq_dtype_kind_of(dtype) == OPQ_KIND_RAW && bytes <= 8)
+        return words[bytes];
+    return dtype == OPQ_f16 || dtype == OPQ_bf16 ? OPQ_f32 : dtype;
 }
 
 static bool is_in_block(const opq_stmt *stmt, int within)

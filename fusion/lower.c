@@ -23,29 +23,9 @@ bool opq_refusal_acts(opq_refusal refusal) { return refusals[refusal].acts; }
 
 bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
 {
-    const opq_node *node = opq_node_at(graph, ref);
-    switch (opq_node_class(node)) {
-    case OPQ_CLASS_CONST:
-    case OPQ_CLASS_SCALAR:
-    case OPQ_CLASS_IOTA:
-    case OPQ_CLASS_VIEW: return true;
-    case OPQ_CLASS_INPUT:
-    case OPQ_CLASS_REDUCE:
-    case OPQ_CLASS_SCAN:
-    case OPQ_CLASS_RANDOM:
-    case OPQ_CLASS_EWISE:
-    case OPQ_CLASS_CAST:
-    case OPQ_CLASS_UPDATE:
-    case OPQ_CLASS_CONCAT:
-    case OPQ_CLASS_INDEX:
-    case OPQ_CLASS_SCATTER:
-    case OPQ_CLASS_MATMUL:
-    case OPQ_CLASS_ROUTINE:
-    case OPQ_CLASS_COMPOSITE:
-    case OPQ_CLASS_EXTERN:
-    case OPQ_CLASS_COUNT: break;
-    }
-    return false;
+    opq_class class_ = opq_node_class(opq_node_at(graph, ref));
+    return class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR || class_ == OPQ_CLASS_IOTA ||
+           class_ == OPQ_CLASS_VIEW;
 }
 
 opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref ref)

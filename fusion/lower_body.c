@@ -243,29 +243,39 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
     return opq_lower_push(state, &made);
 }
 
+opq_affine opq_lower_index(const opq_space *space, bool kept, bool reduced, int64_t *out_turns)
+{
+    opq_affine index = {0};
+    *out_turns = 1;
+    for (int l = space->rank - 1; l >= 0; l--) {
+        if (!(opq_role_reduces(space->role[l]) ? reduced : kept))
+            continue;
+        index.coef[l] = space->extent[l] == 1 ? 0 : *out_turns;
+        *out_turns *= space->extent[l];
+    }
+    return index;
+}
+
 /* A reduction fits if its kept index runs over exactly the kept loops, in order; then its operand runs over all loops. */
 static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     const opq_space *space = &state->space;
     const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
-    opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
-    int64_t kept_stride = 1, reduced_stride = 1;
-    int64_t run = 1;
+    int64_t kept_turns, reduced_turns, run = 1;
+    opq_affine index = opq_affine_linear(map, &node->type);
+    opq_affine kept = opq_lower_index(space, true, false, &kept_turns),
+               reduced = opq_lower_index(space, false, true, &reduced_turns);
     bool reduces = false; /* a reduction of extents of 1 needs its loop all the same */
-    for (int l = space->rank - 1; l >= 0; l--) {
-        reduces = reduces || space->reduced[l];
-        opq_affine *side = space->reduced[l] ? &reduced : &want_kept;
-        int64_t *stride = space->reduced[l] ? &reduced_stride : &kept_stride;
-        side->coef[l] = space->extent[l] == 1 ? 0 : *stride;
-        *stride *= space->extent[l];
-        run *= state->role[l] == OPQ_ROLE_reduced_inner ? space->extent[l] : 1;
+    for (int l = 0; l < space->rank; l++) {
+        reduces = reduces || opq_role_reduces(space->role[l]);
+        run *= space->role[l] == OPQ_ROLE_reduced_inner ? space->extent[l] : 1;
     }
     if (!state->column && run != opq_node_run(node, type)) /* its partial results are others */
         return opq_lower_refuse(state, OPQ_REFUSAL_axes);
-    if (!reduces || opq_type_count(type) != kept_stride * reduced_stride || opq_type_count(&node->type) != kept_stride ||
+    if (!reduces || opq_type_count(type) != kept_turns * reduced_turns || opq_type_count(&node->type) != kept_turns ||
         (opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column) != state->column)
         return opq_lower_refuse(state, OPQ_REFUSAL_axes);
-    if (!opq_affine_equal(&kept, &want_kept))
+    if (!opq_affine_equal(&index, &kept))
         return opq_lower_refuse(state, OPQ_REFUSAL_space);
 
     opq_type reduced_type = *type; /* the reduced dims alone, others 1 */
@@ -344,45 +354,25 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
 static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
+    opq_class class_ = opq_node_class(node);
     bool member = state->request->group_of[ref] == state->request->group;
-    bool stored_elsewhere = !member && opq_lower_is_stored(state, ref);
-    opq_affine linear;
-    switch (opq_node_class(node)) {
+    bool number = class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR;
+    if (!member && !number && (!opq_node_is_free(state->graph, ref) || opq_lower_is_stored(state, ref))) {
+        opq_affine linear = opq_affine_linear(map, &node->type);
+        return opq_lower_load(state, ref, &linear);
+    }
+    switch (class_) {
     case OPQ_CLASS_CONST: return opq_lower_const(state, node);
     case OPQ_CLASS_SCALAR: return emit_scalar(state, ref);
-    case OPQ_CLASS_IOTA:
-        if (!stored_elsewhere)
-            return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
-        break;
-    case OPQ_CLASS_VIEW:
-        if (!stored_elsewhere)
-            return opq_lower_view(state, node, map);
-        break;
-    case OPQ_CLASS_RANDOM:
-        if (member)
-            return emit_random(state, node, map);
-        break;
+    case OPQ_CLASS_IOTA: return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
+    case OPQ_CLASS_VIEW: return opq_lower_view(state, node, map);
+    case OPQ_CLASS_RANDOM: return emit_random(state, node, map);
     case OPQ_CLASS_EWISE:
-    case OPQ_CLASS_CAST:
-        if (member)
-            return emit_elementwise(state, node, map);
-        break;
-    case OPQ_CLASS_REDUCE:
-        if (member)
-            return emit_reduce(state, node, map);
-        break;
-    case OPQ_CLASS_SCAN:
-        if (member)
-            return opq_lower_scan(state, node, map);
-        break;
-    case OPQ_CLASS_INDEX:
-        if (member)
-            return emit_index(state, node, map);
-        break;
-    case OPQ_CLASS_MATMUL:
-        if (member)
-            return opq_lower_product(state, ref, map);
-        break;
+    case OPQ_CLASS_CAST: return emit_elementwise(state, node, map);
+    case OPQ_CLASS_REDUCE: return emit_reduce(state, node, map);
+    case OPQ_CLASS_SCAN: return opq_lower_scan(state, node, map);
+    case OPQ_CLASS_INDEX: return emit_index(state, node, map);
+    case OPQ_CLASS_MATMUL: return opq_lower_product(state, ref, map);
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_UPDATE:
     case OPQ_CLASS_CONCAT:
@@ -390,13 +380,9 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     case OPQ_CLASS_ROUTINE:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_EXTERN:
-    case OPQ_CLASS_COUNT:
-        if (member)
-            return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
-        break;
+    case OPQ_CLASS_COUNT: break;
     }
-    linear = opq_affine_linear(map, &node->type);
-    return opq_lower_load(state, ref, &linear);
+    return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
 }
 
 /* A node may be read at many places, sliced or at indices: then these differ in offsets or in the index. */

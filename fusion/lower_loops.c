@@ -7,20 +7,6 @@
 
 #include <string.h>
 
-/* What is stored for each block of a row alone. */
-static bool is_own(const opq_lower_state *state, int access)
-{
-    int buffer = state->accesses[access].buffer;
-    return buffer >= 0 && state->written[buffer] == OPQ_BUFFER_own;
-}
-
-/* Elements from turn to turn of loop l of the kernel. */
-static int64_t stride_of(const opq_lower_state *state, int access, int l)
-{
-    bool blocks = state->loops.role[l] == OPQ_ROLE_blocks;
-    return blocks ? is_own(state, access) : opq_lower_stride(state, &state->loops, access, l);
-}
-
 static bool is_inside(const opq_lower_loops *l, int loop) { return opq_role_is_inside(l->role[loop]); }
 
 /* A row alone that is several loops. */
@@ -38,9 +24,11 @@ static bool is_cheap(const opq_stmt *stmt)
 /* ---- the body */
 
 /* Which sweeps evaluate a statement; a dear one that later sweeps need is kept. */
-static void choose_kept(opq_lower_state *state, int64_t row)
+static void choose_kept(opq_lower_state *state)
 {
     const opq_lower_loops *l = &state->loops;
+    int64_t row; /* its elements */
+    (void)opq_lower_index(&state->space, false, true, &row);
     uint16_t inside = opq_lower_inside(l);
     uint64_t needed[OPQ_BODY_MAX];
     int last = l->count - 1;
@@ -119,7 +107,7 @@ static bool pays_across(const opq_lower_state *state, int64_t elements, int rows
     int64_t alone = 0, beside = 0;
     for (int i = 0; i < state->body_count; i++) {
         const opq_stmt *stmt = &state->body[i];
-        int64_t stride = stmt->access < 0 ? 0 : stride_of(state, stmt->access, rows);
+        int64_t stride = stmt->access < 0 ? 0 : opq_lower_stride(state, stmt->access, rows);
         if (stride != 0 && stride != 1)
             beside += elements * opq_trees.collect_cycles;
         if (opq_op_reduces(stmt->op)) {
@@ -144,7 +132,7 @@ static bool row_goes_across(const opq_lower_state *state)
         l->extent[last] > OPQ_ACROSS_MAX || l->extent[rows] < OPQ_ACROSS_ROWS_MIN)
         return false;
     for (int a = 0; a < state->access_count; a++) {
-        int64_t stride = stride_of(state, a, rows);
+        int64_t stride = opq_lower_stride(state, a, rows);
         if (stride != 0 && stride != 1 && opq_dtype_bytes((opq_dtype)state->accesses[a].dtype) < 4)
             return false;
     }
@@ -160,7 +148,7 @@ static bool sequence_goes_across(const opq_lower_state *state)
     if (!is_sequence(l) || few > OPQ_ACROSS_MAX || l->extent[last - 1] < OPQ_ACROSS_ROWS_MIN)
         return false;
     for (int a = 0; a < state->access_count; a++) {
-        int64_t in_row = stride_of(state, a, last), of_rows = stride_of(state, a, last - 1);
+        int64_t in_row = opq_lower_stride(state, a, last), of_rows = opq_lower_stride(state, a, last - 1);
         apart += in_row < -1 || in_row >= OPQ_STRIDE_any;
         beside += of_rows < -1 || of_rows >= OPQ_STRIDE_any;
     }
@@ -192,23 +180,18 @@ static int find_lanes(const opq_lower_state *state)
     return row_goes_across(state) || sequence_goes_across(state) ? state->loops.count - 2 : find_longer(state);
 }
 
-/* Loop `lanes` becomes the last. Of a sequence, whose elements keep their order, it goes on standing outside of the others. */
-static void go_across(opq_lower_loops *l, int lanes)
+/* Loop `lanes` becomes the last. Of a sequence, whose elements keep their order, it goes on standing outside of the one behind it. */
+static void go_across(opq_lower_state *state, int lanes)
 {
-    opq_lower_loops in = *l;
-    bool sequence = is_sequence(l), reduces = is_inside(l, l->count - 1);
-    for (int i = 0; i <= lanes && sequence; i++)
-        in.role[i] = OPQ_ROLE_reduced_outer;
-    if (!sequence)
-        in.role[lanes] = OPQ_ROLE_lanes;
-    l->count = 0;
-    for (int i = 0; i < in.count; i++) {
-        if (i > lanes && !reduces)
-            in.role[i] = OPQ_ROLE_each;
-        if (i != lanes)
-            opq_lower_take(l, &in, i);
-    }
-    opq_lower_take(l, &in, lanes);
+    opq_lower_loops *l = &state->loops;
+    bool sequence = is_sequence(l);
+    for (int i = 0; i < l->count; i++)
+        if (i < lanes && sequence)
+            l->role[i] = OPQ_ROLE_reduced_outer;
+        else if (i > lanes && !is_inside(l, i))
+            l->role[i] = OPQ_ROLE_each;
+    l->role[lanes] = sequence ? OPQ_ROLE_reduced_lanes : OPQ_ROLE_lanes;
+    opq_lower_sort(state);
 }
 
 /* ---- blocks of a long row alone */
@@ -246,15 +229,13 @@ static bool is_long_row(const opq_lower_state *state)
 /* A loop over blocks around those of the row, and for each reduction a buffer of a result for each block. */
 static void make_blocks(opq_lower_state *state)
 {
-    opq_lower_loops *l = &state->loops, row = *l;
+    opq_lower_loops *l = &state->loops;
     int64_t elements = 1;
-    l->count = 0;
-    opq_lower_need(l, OPQ_ROLE_blocks);
-    for (int i = 0; i < row.count; i++) {
-        opq_lower_take(l, &row, i);
-        elements *= row.extent[i];
-    }
-    l->extent[0] = (elements + OPQ_CHUNK - 1) / OPQ_CHUNK;
+    for (int i = 0; i < l->count; i++)
+        elements *= l->extent[i];
+    opq_lower_need(state, OPQ_ROLE_blocks);
+    l->extent[l->count - 1] = (elements + OPQ_CHUNK - 1) / OPQ_CHUNK;
+    opq_lower_sort(state);
     for (int i = 0; i < state->body_count; i++) {
         if (!opq_op_reduces(state->body[i].op))
             continue;
@@ -277,8 +258,8 @@ static void set_strides(opq_lower_state *state)
         lanes--;
     for (int a = 0; a < state->access_count; a++)
         for (int i = 0; i < l->count; i++) {
-            int64_t stride = stride_of(state, a, i);
-            bool apart = stride_of(state, a, lanes) >= OPQ_STRIDE_any;
+            int64_t stride = opq_lower_stride(state, a, i);
+            bool apart = opq_lower_stride(state, a, lanes) >= OPQ_STRIDE_any;
             bool turned = l->role[i] == OPQ_ROLE_scan || (state->out->direct && l->role[i] == OPQ_ROLE_k && apart);
             bool vector = i == lanes || turned || l->role[i] == OPQ_ROLE_blocks || (is_sequence(l) && is_inside(l, i));
             bool baked = stride == 0 || (vector && stride > 0 && stride < OPQ_STRIDE_any);
@@ -303,7 +284,7 @@ static bool is_best_by_rows(const opq_lower_state *state)
         if (state->depends[i] >> rows & 1 || opq_op_reduces(state->body[i].op))
             sweeps |= 1u << state->sweep[i];
     for (int a = 0; a < state->access_count; a++) {
-        int64_t row = stride_of(state, a, rows) * opq_dtype_bytes((opq_dtype)state->accesses[a].dtype);
+        int64_t row = opq_lower_stride(state, a, rows) * opq_dtype_bytes((opq_dtype)state->accesses[a].dtype);
         crowded = crowded || (row != 0 && row % opq_trees.crowded_bytes == 0);
         far = far || row >= opq_trees.far_bytes / l->extent[rows];
     }
@@ -325,8 +306,8 @@ static bool has_many_streams(const opq_lower_state *state)
     for (int a = 0; a < state->access_count && elements >= opq_trees.stream_elements_min; a++) {
         bool walks = true;
         for (int i = 0; i < l->count && walks; i++)
-            walks = l->role[i] == OPQ_ROLE_k ? stride_of(state, a, i) == 0
-                                             : l->extent[i] == 1 || stride_of(state, a, i) != 0;
+            walks = l->role[i] == OPQ_ROLE_k ? opq_lower_stride(state, a, i) == 0
+                                             : l->extent[i] == 1 || opq_lower_stride(state, a, i) != 0;
         for (int b = 0; b < a && walks; b++)
             walks = state->accesses[b].buffer != state->accesses[a].buffer;
         count += walks;
@@ -350,7 +331,7 @@ static opq_status copy_out(opq_lower_state *state)
         int64_t *dims = out->dims + opq_dims_of(l->count, a);
         dims[0] = state->affines[a].offset;
         for (int i = 0; i < l->count; i++)
-            dims[1 + i] = stride_of(state, a, i);
+            dims[1 + i] = opq_lower_stride(state, a, i);
         dims[1 + l->count] = state->affines[a].coef[OPQ_AT];
         dims[2 + l->count] = state->at_extents[a];
     }
@@ -361,14 +342,8 @@ static opq_status copy_out(opq_lower_state *state)
 
 opq_status opq_lower_finish(opq_lower_state *state)
 {
-    bool reduces = false, matmul = state->out->matmul >= 0;
-    int64_t row = 1; /* its elements */
-    for (int l = 0; l < state->space.rank && !matmul; l++) {
-        reduces = reduces || state->space.reduced[l];
-        row *= state->space.reduced[l] ? state->space.extent[l] : 1;
-    }
-    opq_lower_order(state, reduces);
-    if (matmul && state->buffer_count == OPQ_BUFFER_MAX) /* its epilogue has one more: the tile */
+    opq_lower_order(state);
+    if (state->out->matmul >= 0 && state->buffer_count == OPQ_BUFFER_MAX) /* its epilogue has one more: the tile */
         opq_lower_refuse(state, OPQ_REFUSAL_buffers);
     if (has_many_streams(state))
         opq_lower_refuse(state, OPQ_REFUSAL_streams);
@@ -381,7 +356,7 @@ opq_status opq_lower_finish(opq_lower_state *state)
     if (sequence && (!blocks || state->request->by_row))
         opq_lower_refuse(state, OPQ_REFUSAL_view);
     if (lanes >= 0)
-        go_across(&state->loops, lanes);
+        go_across(state, lanes);
     if (blocks)
         make_blocks(state);
     if (lanes >= 0 || blocks)
@@ -390,7 +365,7 @@ opq_status opq_lower_finish(opq_lower_state *state)
         opq_lower_refuse(state, OPQ_REFUSAL_reductions);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
-    choose_kept(state, row);
+    choose_kept(state);
     check_recompute(state);
     return state->refusal == OPQ_REFUSAL_none && state->request->decided ? copy_out(state) : OPQ_OK;
 }

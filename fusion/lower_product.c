@@ -214,7 +214,7 @@ static opq_affine index_over(const opq_space *space, bool reduced)
     opq_affine index = {0};
     int64_t stride = 1;
     for (int l = space->rank - 1; l >= 0; l--)
-        if (space->reduced[l] == reduced) {
+        if (opq_role_reduces(space->role[l]) == reduced) {
             index.coef[l] = stride;
             stride *= space->extent[l];
         }
@@ -247,7 +247,7 @@ static bool walks_in_order(const opq_lower_state *state, const opq_node *node, c
     if (linear.offset != 0 || linear.coef[OPQ_AT] != 0)
         return false;
     for (int l = state->space.rank - 1; l >= 0; l--) {
-        if (state->space.reduced[l])
+        if (opq_role_reduces(state->space.role[l]))
             continue;
         if (state->space.extent[l] != 1 && linear.coef[l] != stride)
             return false;

@@ -31,9 +31,9 @@ static bool mark_loops(opq_lower_state *state, const opq_affine *index, bool bac
     bool again = state->scans;
     for (int l = 0; l < state->space.rank; l++) {
         bool along = index->coef[l] != 0;
-        if (again && along != (state->role[l] == OPQ_ROLE_scan))
+        if (again && along != (state->space.role[l] == OPQ_ROLE_scan))
             return false;
-        state->role[l] = along ? OPQ_ROLE_scan : state->role[l];
+        state->space.role[l] = along ? OPQ_ROLE_scan : state->space.role[l];
     }
     if (again && back != state->scans_back)
         return false;
@@ -54,7 +54,7 @@ int opq_lower_scan(opq_lower_state *state, const opq_node *node, const opq_index
         return opq_lower_refuse(state, OPQ_REFUSAL_scan);
     for (int d = 0; d < node->type.rank; d++)
         for (int v = 0; d != axis && v < OPQ_VARIABLES; v++)
-            if (map->dim[d].coef[v] != 0 && (v == OPQ_AT || state->role[v] == OPQ_ROLE_scan))
+            if (map->dim[d].coef[v] != 0 && (v == OPQ_AT || state->space.role[v] == OPQ_ROLE_scan))
                 return opq_lower_refuse(state, OPQ_REFUSAL_scan);
     int operand = opq_lower_emit(state, node->operand[0], map);
     opq_stmt scan = opq_lower_stmt(node->op, opq_compute_dtype(node->type.dtype), operand, -1);
@@ -65,7 +65,7 @@ int opq_lower_scan(opq_lower_state *state, const opq_node *node, const opq_index
 void opq_lower_turn_scans(opq_lower_state *state)
 {
     for (int l = 0; l < state->space.rank && state->scans_back; l++) {
-        if (state->role[l] != OPQ_ROLE_scan)
+        if (state->space.role[l] != OPQ_ROLE_scan)
             continue;
         for (int a = 0; a < state->access_count; a++) {
             state->affines[a].offset += state->affines[a].coef[l] * (state->space.extent[l] - 1);

@@ -20,25 +20,32 @@ typedef struct opq_memo {
     opq_affine *dim;
 } opq_memo;
 
-/* What a loop is for: of the space, and then of the kernel. */
+/* What a loop is for: of the space, and then of the kernel, whose tree has the loops in this order, from outside in. */
 typedef enum opq_role {
+    OPQ_ROLE_blocks, /* of a row alone: counts blocks of all other loops */
     OPQ_ROLE_kept,
     OPQ_ROLE_inner_kept,
     OPQ_ROLE_batch,
     OPQ_ROLE_m,
-    OPQ_ROLE_n,
-    OPQ_ROLE_blocks, /* of a row alone: counts blocks of all other loops */
+    OPQ_ROLE_n, /* of a product made without the engine: the lanes */
     OPQ_ROLE_lanes,
-    OPQ_ROLE_tap,  /* its turns are made at once: inside the lanes' */
-    OPQ_ROLE_each, /* this and all that follow stand inside of those before; of nothing that is reduced */
+    OPQ_ROLE_tap,  /* its turns are made at once */
+    OPQ_ROLE_each, /* as if reduced: in each lane, one turn after the other */
     OPQ_ROLE_reduced_outer,
+    OPQ_ROLE_reduced_lanes, /* of a row alone that is several loops */
     OPQ_ROLE_reduced_inner,
     OPQ_ROLE_scan,
-    OPQ_ROLE_k
+    OPQ_ROLE_k,
+    OPQ_ROLE_COUNT
 } opq_role;
+static inline bool opq_role_reduces(int role)
+{
+    return role == OPQ_ROLE_reduced_outer || role == OPQ_ROLE_reduced_inner || role == OPQ_ROLE_k;
+}
+/* Does it stand inside of those that are kept? */
 static inline bool opq_role_is_inside(int role) { return role >= OPQ_ROLE_each; }
 
-/* Loops merged and ordered: the variables of the kernel. The last one is the vector axis, but for a product's. */
+/* Loops merged and ordered: the variables of the kernel, by roles, but the lanes' are the last. */
 typedef struct opq_lower_loops {
     int count;
     int source[OPQ_LOOP_MAX]; /* innermost loop of the space that it is: its coefs are the strides; -1: made up */
@@ -72,15 +79,14 @@ typedef struct opq_lower_state {
     opq_refusal refusal;
     bool no_memory; /* and that is why it is refused */
     opq_space space;
-    uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop of the space */
-    bool column;                 /* sums follow OPQ_TREE_column */
-    bool serial;                 /* because of a store_add_at, every loop runs in order */
-    bool scans, scans_back;      /* along the loops of OPQ_ROLE_scan; back: from their last turn to the first */
-    int16_t at;                  /* index behind OPQ_AT, -1 */
-    int16_t guard;               /* says whether there is an element, under a padding; -1 */
-    int16_t product;             /* -1 */
-    opq_ref at_node;             /* that reads or adds there */
-    int nesting;                 /* of opq_lower_emit */
+    bool column;            /* sums follow OPQ_TREE_column */
+    bool serial;            /* because of a store_add_at, every loop runs in order */
+    bool scans, scans_back; /* along the loops of OPQ_ROLE_scan; back: from their last turn to the first */
+    int16_t at;             /* index behind OPQ_AT, -1 */
+    int16_t guard;          /* says whether there is an element, under a padding; -1 */
+    int16_t product;        /* -1 */
+    opq_ref at_node;        /* that reads or adds there */
+    int nesting;            /* of opq_lower_emit */
     opq_lower_loops loops;
     int sweep_count;
     int body_count, access_count, buffer_count, scalar_count, memo_count;
@@ -119,6 +125,8 @@ int opq_lower_push(opq_lower_state *state, const opq_stmt *stmt);
 int opq_lower_op(opq_lower_state *state, int op, opq_dtype dtype, int x, int y); /* -1 also where an operand is refused */
 /* One that moves an element of `memory` (-1: a number), of `dtype` there. */
 int opq_lower_move(opq_lower_state *state, opq_stmt *stmt, opq_ref memory, opq_dtype dtype, const opq_affine *affine);
+/* A row-major index over the loops that are kept, that are reduced, or all; out_turns: how many turns these have. */
+opq_affine opq_lower_index(const opq_space *space, bool kept, bool reduced, int64_t *out_turns);
 int opq_lower_const(opq_lower_state *state, const opq_node *node);
 int opq_lower_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to);
 int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affine *linear); /* its element */
@@ -158,10 +166,11 @@ static inline bool opq_lower_is_stored(const opq_lower_state *state, opq_ref ref
 }
 
 /* lower_order.c: state->loops. */
-void opq_lower_order(opq_lower_state *state, bool reduces);
-int64_t opq_lower_stride(const opq_lower_state *state, const opq_lower_loops *loops, int access, int l);
-void opq_lower_need(opq_lower_loops *loops, uint8_t role); /* a loop of one turn, if there is none */
-void opq_lower_take(opq_lower_loops *to, const opq_lower_loops *from, int i);
+void opq_lower_order(opq_lower_state *state);
+int64_t opq_lower_stride(const opq_lower_state *state, int access, int l); /* elements from turn to turn of loop l */
+bool opq_lower_is_own(const opq_lower_state *state, int access);           /* of results of blocks */
+void opq_lower_need(opq_lower_state *state, opq_role role);                /* a loop of one turn, if there is none */
+void opq_lower_sort(opq_lower_state *state);
 
 /* lower_loops.c: fixes strides and sweeps, and which loops have lanes and blocks; fills state->out. */
 opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;

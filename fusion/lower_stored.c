@@ -24,32 +24,25 @@ bool opq_lower_idle(const opq_lower_request *rq)
 /* A stored node runs over all loops, or (a reduction's result) over the kept ones, in row-major order. False: refused. */
 static bool stored_map(opq_lower_state *state, const opq_type *type, opq_index_map *out_map)
 {
-    const opq_space *space = &state->space;
-    int64_t all = 1, kept = 1;
-    for (int l = 0; l < space->rank; l++) {
-        all *= space->extent[l];
-        kept *= space->reduced[l] ? 1 : space->extent[l];
-    }
-    int64_t count = opq_type_count(type), stride = 1;
-    bool over_all = count == all && state->out->matmul < 0; /* the loop that a product sums over is its own */
-    opq_affine linear = {0};
+    int64_t turns, count = opq_type_count(type);
+    bool product = state->out->matmul >= 0; /* the loop that it sums over is its own */
+    opq_affine linear = opq_lower_index(&state->space, true, !product, &turns);
+    if (count != turns && !product)
+        linear = opq_lower_index(&state->space, true, false, &turns);
     memset(out_map, 0, sizeof *out_map);
-    for (int l = space->rank - 1; l >= 0; l--) {
-        if (space->reduced[l] && !over_all)
-            continue;
-        linear.coef[l] = space->extent[l] == 1 ? 0 : stride;
-        stride *= space->extent[l];
-    }
-    if ((over_all || count == kept) && opq_affine_split(&linear, space, type, out_map))
+    if (count == turns && opq_affine_split(&linear, &state->space, type, out_map))
         return true;
     return opq_lower_refuse(state, OPQ_REFUSAL_space) >= 0;
 }
 
-static void push_store(opq_lower_state *state, opq_ref ref, int value, const opq_affine *address)
+/* Element `map` of `value` goes to `address` of what is stored. */
+static void emit_store(opq_lower_state *state, opq_ref ref, opq_ref value, const opq_index_map *map,
+                       const opq_affine *address)
 {
     opq_dtype dtype = (opq_dtype)opq_node_at(state->graph, ref)->type.dtype;
-    opq_stmt store = opq_lower_stmt(OPQ_INSTR_store, opq_compute_dtype(dtype), value, -1);
-    opq_lower_move(state, &store, ref, dtype, address);
+    opq_stmt store = opq_lower_stmt(OPQ_INSTR_store, opq_compute_dtype(dtype), opq_lower_emit(state, value, map), -1);
+    if (store.operand[0] >= 0)
+        opq_lower_move(state, &store, ref, dtype, address);
 }
 
 static void emit_stored(opq_lower_state *state, opq_ref ref)
@@ -58,10 +51,8 @@ static void emit_stored(opq_lower_state *state, opq_ref ref)
     opq_index_map map;
     if (!stored_map(state, &node->type, &map))
         return;
-    int value = opq_lower_emit(state, ref, &map);
     opq_affine address = opq_affine_linear(&map, &node->type);
-    if (value >= 0)
-        push_store(state, ref, value, &address);
+    emit_store(state, ref, ref, &map, &address);
 }
 
 /* update: the loops run over the window; the rest of the buffer is there already. */
@@ -69,19 +60,11 @@ static void emit_update(opq_lower_state *state, opq_ref ref)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
     const opq_type *window = &opq_node_at(state->graph, node->operand[1])->type;
-    const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
     opq_index_map map;
     if (!stored_map(state, window, &map))
         return;
-    opq_affine address = {.offset = opq_node_int(node, OPQ_ATTR_offset, 0)};
-    for (int d = 0; d < window->rank; d++) {
-        address.offset += map.dim[d].offset * strides->ints[d];
-        for (int v = 0; v < OPQ_VARIABLES; v++)
-            address.coef[v] += map.dim[d].coef[v] * strides->ints[d];
-    }
-    int value = opq_lower_emit(state, node->operand[1], &map);
-    if (value >= 0)
-        push_store(state, ref, value, &address);
+    opq_affine address = opq_affine_strided(node, &map, window->rank);
+    emit_store(state, ref, node->operand[1], &map, &address);
 }
 
 /* index_add, scatter_add: the loops run over what is added, in row-major order, one after the other. */
@@ -167,9 +150,7 @@ static bool emit_permuted(opq_lower_state *state, opq_ref ref)
         return true;
     if (!permuted_address(state, &permuted, &map, &address))
         return opq_lower_refuse(state, OPQ_REFUSAL_view) < 0;
-    int value = opq_lower_emit(state, permuted.base, &map);
-    if (value >= 0)
-        push_store(state, ref, value, &address);
+    emit_store(state, ref, permuted.base, &map, &address);
     return true;
 }
 

@@ -51,7 +51,7 @@ void opq_lower_place(opq_lower_state *state)
             if (operand < 0)
                 continue;
             int behind = state->sweep[operand] + opq_op_reduces(state->body[operand].op);
-            sweep = behind > sweep ? behind : sweep;
+            sweep = behind > sweep ? behind : sweep; /* one too many is refused later, whatever its number */
             depends |= state->depends[operand];
         }
         for (int v = 0; stmt->access >= 0 && v < l->count; v++)
@@ -60,14 +60,11 @@ void opq_lower_place(opq_lower_state *state)
             depends &= (uint16_t)~inside;
         if (opq_op_scans(stmt->op))
             depends |= inside;
-        if (stmt->op ==
-            OPQ_INSTR_store_add_at) /* adds once for each turn, also where every turn adds the same to the same place */
+        if (stmt->op == OPQ_INSTR_store_add_at) /* adds in each turn, also where all add the same to the same place */
             depends = (uint16_t)((1u << l->count) - 1);
         state->depends[i] = depends;
-        state->sweep[i] =
-            (uint8_t)(sweep < OPQ_SWEEP_MAX ? sweep : OPQ_SWEEP_MAX); /* one too many is refused, whatever its number */
-        if (state->sweep[i] >= state->sweep_count)
-            state->sweep_count = state->sweep[i] + 1;
+        state->sweep[i] = (uint8_t)sweep;
+        state->sweep_count = sweep >= state->sweep_count ? sweep + 1 : state->sweep_count;
     }
 }
 
@@ -91,20 +88,17 @@ static int depth_of(const builder *b, int i)
     return depth;
 }
 
-/* Kept loops, of these last those of taps, then the others, outer ones first. */
 static void order_loops(builder *b)
 {
     const opq_lower_loops *l = &b->state->loops;
     int count = 0;
-    for (int pass = 0; pass < 4; pass++) {
-        for (int v = 0; v < l->count; v++) {
-            bool inside = opq_role_is_inside(l->role[v]), outer = l->role[v] == OPQ_ROLE_reduced_outer;
-            int own = inside ? (outer ? 2 : 3) : l->role[v] == OPQ_ROLE_tap;
-            if (own == pass)
+    b->outer = 0;
+    for (int role = 0; role < OPQ_ROLE_COUNT; role++)
+        for (int v = 0; v < l->count; v++)
+            if (l->role[v] == role) {
+                b->outer += !opq_role_is_inside(role);
                 b->nest[count++] = v;
-        }
-        b->outer = pass == 1 ? count : b->outer;
-    }
+            }
 }
 
 /* ---- statements */
@@ -158,24 +152,27 @@ static void emit_locals(builder *b)
 static opq_loop_role role_of(const builder *b, int loop)
 {
     const opq_lower_state *state = b->state;
-    opq_loop_role lanes = state->serial ? OPQ_LOOP_serial : OPQ_LOOP_vector;
+    if (state->serial)
+        return OPQ_LOOP_serial;
     switch ((opq_role)state->loops.role[loop]) {
+    case OPQ_ROLE_blocks:
     case OPQ_ROLE_kept:
     case OPQ_ROLE_inner_kept:
     case OPQ_ROLE_batch:
-    case OPQ_ROLE_m:
-    case OPQ_ROLE_blocks: return state->serial ? OPQ_LOOP_serial : OPQ_LOOP_parallel;
+    case OPQ_ROLE_m: return OPQ_LOOP_parallel;
     case OPQ_ROLE_n:
-    case OPQ_ROLE_lanes: return lanes;
+    case OPQ_ROLE_lanes: return OPQ_LOOP_vector;
     case OPQ_ROLE_tap: return OPQ_LOOP_unroll;
     case OPQ_ROLE_each: return OPQ_LOOP_each;
     case OPQ_ROLE_reduced_outer:
     case OPQ_ROLE_reduced_inner:
+    case OPQ_ROLE_reduced_lanes:
         if (b->folds)
             return state->column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
         return loop == state->loops.count - 1 ? OPQ_LOOP_vector : OPQ_LOOP_each;
     case OPQ_ROLE_scan: return OPQ_LOOP_serial;
-    case OPQ_ROLE_k: break;
+    case OPQ_ROLE_k:
+    case OPQ_ROLE_COUNT: break;
     }
     return opq_lower_is_pairs(state->graph, state->out->matmul) ? OPQ_LOOP_pairs : OPQ_LOOP_chain;
 }
@@ -255,7 +252,7 @@ static void move_results(builder *b, bool again)
 {
     const opq_lower_state *state = b->state;
     int16_t access = 0;
-    while (state->accesses[access].buffer < 0 || state->written[state->accesses[access].buffer] != OPQ_BUFFER_own)
+    while (!opq_lower_is_own(state, access))
         access++;
     for (int i = 0; i < state->body_count; i++) {
         const opq_stmt *stmt = &state->body[i];
