@@ -23,30 +23,65 @@ static bool is_cheap(const opq_stmt *stmt)
 
 /* ---- the body */
 
-/* Which sweeps evaluate a statement; a dear one that later sweeps need is kept. */
-static void choose_kept(opq_lower_state *state)
+void opq_lower_place(opq_lower_state *state)
 {
     const opq_lower_loops *l = &state->loops;
-    int64_t row; /* its elements */
-    (void)opq_lower_index(&state->space, false, true, &row);
     uint16_t inside = opq_lower_inside(l);
-    uint64_t needed[OPQ_BODY_MAX];
+    state->sweep_count = 1;
+    for (int i = 0; i < state->body_count; i++) {
+        const opq_stmt *stmt = &state->body[i];
+        int sweep = 0;
+        uint16_t depends = 0;
+        for (int o = 0; o < 3; o++) {
+            int operand = stmt->operand[o];
+            if (operand < 0)
+                continue;
+            int behind = state->sweep[operand] + opq_op_reduces(state->body[operand].op);
+            sweep = behind > sweep ? behind : sweep; /* one too many is refused later, whatever its number */
+            depends |= state->depends[operand];
+        }
+        for (int v = 0; stmt->access >= 0 && v < l->count; v++)
+            depends |= (uint16_t)((state->accesses[stmt->access].stride[v] != OPQ_STRIDE_zero) << v);
+        if (opq_op_reduces(stmt->op))
+            depends &= (uint16_t)~inside;
+        if (opq_op_scans(stmt->op))
+            depends |= inside;
+        if (stmt->op == OPQ_INSTR_store_add_at) /* adds in each turn, also where all add the same to the same place */
+            depends = (uint16_t)((1u << l->count) - 1);
+        state->depends[i] = depends;
+        state->sweep[i] = (uint8_t)sweep;
+        state->sweep_count = sweep >= state->sweep_count ? sweep + 1 : state->sweep_count;
+    }
+}
+
+void opq_lower_sweeps(opq_lower_state *state, bool choose)
+{
+    const opq_lower_loops *l = &state->loops;
+    uint16_t inside = opq_lower_inside(l);
     int last = l->count - 1;
-    memset(needed, 0, (size_t)state->body_count * sizeof *needed);
+    memset(state->sweeps, 0, (size_t)state->body_count);
     for (int i = state->body_count - 1; i >= 0; i--) {
         const opq_stmt *stmt = &state->body[i];
-        bool root = opq_stmt_is_root(stmt->op) || opq_op_reduces(stmt->op);
-        uint64_t own = 1ull << state->sweep[i], need = root ? own : needed[i];
-        if (!root && l->role[last] == OPQ_ROLE_reduced_inner && state->depends[i] >> last & 1 && !is_cheap(stmt) &&
-            (need & ~own) != 0) {
-            state->keeps[i] = true;
-            need = own;
-        }
+        uint8_t own = (uint8_t)(1u << state->sweep[i]);
+        if (opq_stmt_is_root(stmt->op) || opq_op_reduces(stmt->op) || (state->depends[i] & inside) == 0)
+            state->sweeps[i] = own;
+        else if (choose && l->role[last] == OPQ_ROLE_reduced_inner && state->depends[i] >> last & 1 && !is_cheap(stmt))
+            state->keeps[i] = (state->sweeps[i] & ~own) != 0;
+        state->sweeps[i] |= state->keeps[i] ? own : 0;
         for (int o = 0; o < 3; o++)
             if (stmt->operand[o] >= 0)
-                needed[stmt->operand[o]] |= need;
-        if ((state->depends[i] & inside) != 0 && (need & ~1ull) != 0 && row > opq_trees.row_max &&
-            !state->request->decided)
+                state->sweeps[stmt->operand[o]] |= state->keeps[i] ? own : state->sweeps[i];
+    }
+}
+
+/* Elements that later sweeps compute or read once more. */
+static void check_row_size(opq_lower_state *state)
+{
+    int64_t row;
+    (void)opq_lower_index(&state->space, false, true, &row);
+    for (int i = 0; i < state->body_count && row > opq_trees.row_max && !state->request->decided; i++) {
+        unsigned sweeps = state->keeps[i] ? 1u << state->sweep[i] : state->sweeps[i];
+        if ((state->depends[i] & opq_lower_inside(&state->loops)) != 0 && sweeps > 1)
             opq_lower_refuse(state, OPQ_REFUSAL_row_size);
     }
 }
@@ -320,9 +355,9 @@ static opq_status copy_out(opq_lower_state *state)
     const opq_lower_loops *l = &state->loops;
     opq_lowered *out = state->out;
     opq_arena *arena = state->arena;
-    out->buffers = opq_arena_copy(arena, state->buffers, (size_t)(state->buffer_count + 1) * sizeof *state->buffers);
-    out->scalars = opq_arena_copy(arena, state->scalars, (size_t)(state->scalar_count + 1) * sizeof *state->scalars);
-    out->dims = opq_arena_alloc(arena, (size_t)opq_dims_of(l->count, state->access_count) * sizeof *out->dims);
+    out->buffers = opq_arena_copy(arena, state->buffers, (size_t)state->buffer_count * sizeof *state->buffers);
+    out->scalars = opq_arena_copy(arena, state->scalars, (size_t)state->scalar_count * sizeof *state->scalars);
+    out->dims = opq_arena_room(arena, (size_t)opq_dims_of(l->count, state->access_count) * sizeof *out->dims);
     if (!out->buffers || !out->scalars || !out->dims)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while lowering a kernel");
     for (int i = 0; i < l->count; i++)
@@ -365,7 +400,8 @@ opq_status opq_lower_finish(opq_lower_state *state)
         opq_lower_refuse(state, OPQ_REFUSAL_reductions);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
-    choose_kept(state);
+    opq_lower_sweeps(state, true);
+    check_row_size(state);
     check_recompute(state);
     return state->refusal == OPQ_REFUSAL_none && state->request->decided ? copy_out(state) : OPQ_OK;
 }

@@ -9,7 +9,7 @@
 enum { OPQ_MEMO_BITS = 10 };
 
 _Static_assert(OPQ_LOOP_MAX <= 16, "a bit per loop");
-_Static_assert(OPQ_SWEEP_MAX < 64, "a bit per sweep");
+_Static_assert(OPQ_SWEEP_MAX <= 8, "a bit per sweep");
 _Static_assert(OPQ_BODY_MAX <= INT16_MAX, "a statement's number is an operand");
 
 typedef struct opq_memo {
@@ -93,7 +93,8 @@ typedef struct opq_lower_state {
     opq_stmt body[OPQ_BODY_MAX];
     uint16_t depends[OPQ_BODY_MAX]; /* bit l: varies along loop l of the kernel */
     uint8_t sweep[OPQ_BODY_MAX];
-    bool keeps[OPQ_BODY_MAX]; /* for later sweeps */
+    uint8_t sweeps[OPQ_BODY_MAX]; /* bit s: computed in sweep s, or filled */
+    bool keeps[OPQ_BODY_MAX];     /* for later sweeps */
     opq_access accesses[OPQ_ACCESS_MAX];
     opq_affine affines[OPQ_ACCESS_MAX]; /* per access */
     int64_t at_extents[OPQ_ACCESS_MAX]; /* per access: bound of the index behind OPQ_AT */
@@ -174,10 +175,12 @@ void opq_lower_sort(opq_lower_state *state);
 
 /* lower_loops.c: fixes strides and sweeps, and which loops have lanes and blocks; fills state->out. */
 opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;
-
-/* lower_tree.c. From the loops' roles and the accesses' strides: what the body's statements depend on, and their sweeps. */
+/* From the loops' roles and the accesses' strides: what the body's statements depend on, and their sweeps. */
 void opq_lower_place(opq_lower_state *state);
-/* The tree. `arena` holds it. */
+/* Then: in which sweeps they are computed. choose: a dear one that later sweeps need is kept. */
+void opq_lower_sweeps(opq_lower_state *state, bool choose);
+
+/* lower_tree.c: the tree. `arena` holds it. */
 opq_status opq_lower_tree(const opq_lower_state *state, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 
 #endif

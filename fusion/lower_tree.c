@@ -28,50 +28,13 @@ typedef struct builder {
     int nest[OPQ_LOOP_MAX], outer; /* loops from outside in; how many of them are kept */
     int16_t opened[OPQ_LOOP_MAX];  /* their statements */
     int sweep;                     /* that is made */
-    bool folds;                    /* it reduces */
-    bool needed[OPQ_BODY_MAX];     /* in it */
+    unsigned folds, loops;         /* bit s: sweep s reduces, enters the loops inside */
     uint8_t depth[OPQ_BODY_MAX];   /* how many loops are around */
     int16_t stmt[OPQ_BODY_MAX];    /* that has the value now */
     int16_t local[OPQ_BODY_MAX];   /* that keeps it */
 } builder;
 
 /* ---- where statements stand */
-
-void opq_lower_place(opq_lower_state *state)
-{
-    const opq_lower_loops *l = &state->loops;
-    uint16_t inside = opq_lower_inside(l);
-    state->sweep_count = 1;
-    for (int i = 0; i < state->body_count; i++) {
-        const opq_stmt *stmt = &state->body[i];
-        int sweep = 0;
-        uint16_t depends = 0;
-        for (int o = 0; o < 3; o++) {
-            int operand = stmt->operand[o];
-            if (operand < 0)
-                continue;
-            int behind = state->sweep[operand] + opq_op_reduces(state->body[operand].op);
-            sweep = behind > sweep ? behind : sweep; /* one too many is refused later, whatever its number */
-            depends |= state->depends[operand];
-        }
-        for (int v = 0; stmt->access >= 0 && v < l->count; v++)
-            depends |= (uint16_t)((state->accesses[stmt->access].stride[v] != OPQ_STRIDE_zero) << v);
-        if (opq_op_reduces(stmt->op))
-            depends &= (uint16_t)~inside;
-        if (opq_op_scans(stmt->op))
-            depends |= inside;
-        if (stmt->op == OPQ_INSTR_store_add_at) /* adds in each turn, also where all add the same to the same place */
-            depends = (uint16_t)((1u << l->count) - 1);
-        state->depends[i] = depends;
-        state->sweep[i] = (uint8_t)sweep;
-        state->sweep_count = sweep >= state->sweep_count ? sweep + 1 : state->sweep_count;
-    }
-}
-
-static bool is_inside(const builder *b, int i)
-{
-    return (b->state->depends[i] & opq_lower_inside(&b->state->loops)) != 0;
-}
 
 static int depth_of(const builder *b, int i)
 {
@@ -88,17 +51,22 @@ static int depth_of(const builder *b, int i)
     return depth;
 }
 
-static void order_loops(builder *b)
+static void place(builder *b)
 {
-    const opq_lower_loops *l = &b->state->loops;
+    const opq_lower_state *state = b->state;
     int count = 0;
-    b->outer = 0;
     for (int role = 0; role < OPQ_ROLE_COUNT; role++)
-        for (int v = 0; v < l->count; v++)
-            if (l->role[v] == role) {
+        for (int v = 0; v < state->loops.count; v++)
+            if (state->loops.role[v] == role) {
                 b->outer += !opq_role_is_inside(role);
                 b->nest[count++] = v;
             }
+    for (int i = 0; i < state->body_count; i++) {
+        bool folds = opq_op_reduces(state->body[i].op);
+        b->depth[i] = (uint8_t)depth_of(b, i);
+        b->folds |= folds ? state->sweeps[i] : 0;
+        b->loops |= folds || (state->depends[i] & opq_lower_inside(&state->loops)) != 0 ? state->sweeps[i] : 0;
+    }
 }
 
 /* ---- statements */
@@ -109,22 +77,18 @@ static opq_stmt *push(builder *b, int op, opq_dtype dtype)
     return &b->out->stmts[opq_loops_push(b->out, &made)];
 }
 
-static bool is_filled(const builder *b, int i) { return b->state->keeps[i] && b->state->sweep[i] < b->sweep; }
-
 static void emit(builder *b, int i)
 {
     const opq_stmt *stmt = &b->state->body[i];
-    bool filled = is_filled(b, i);
-    opq_stmt made = *stmt;
-    for (int o = 0; o < 3; o++)
-        if (stmt->operand[o] >= 0)
-            made.operand[o] = b->stmt[stmt->operand[o]];
-    if (filled) {
-        made = opq_lower_stmt(OPQ_STMT_kept, (opq_dtype)stmt->dtype, -1, -1);
+    bool keeps = b->state->keeps[i], filled = keeps && b->state->sweep[i] < b->sweep;
+    opq_stmt made = filled ? opq_lower_stmt(OPQ_STMT_kept, (opq_dtype)stmt->dtype, -1, -1) : *stmt;
+    if (filled)
         made.access = b->local[i];
-    }
+    for (int o = 0; o < 3; o++)
+        if (made.operand[o] >= 0)
+            made.operand[o] = b->stmt[made.operand[o]];
     b->stmt[i] = opq_loops_push(b->out, &made);
-    if (b->state->keeps[i] && !filled) {
+    if (keeps && !filled) {
         opq_stmt *keep = push(b, OPQ_STMT_keep, (opq_dtype)stmt->dtype);
         keep->operand[0] = b->stmt[i];
         keep->access = b->local[i];
@@ -134,7 +98,7 @@ static void emit(builder *b, int i)
 static void emit_at(builder *b, int depth)
 {
     for (int i = 0; i < b->state->body_count; i++)
-        if (b->needed[i] && b->depth[i] == depth)
+        if (b->depth[i] == depth && (depth == BEHIND || b->state->sweeps[i] >> b->sweep & 1))
             emit(b, i);
 }
 
@@ -167,7 +131,7 @@ static opq_loop_role role_of(const builder *b, int loop)
     case OPQ_ROLE_reduced_outer:
     case OPQ_ROLE_reduced_inner:
     case OPQ_ROLE_reduced_lanes:
-        if (b->folds)
+        if (b->folds >> b->sweep & 1)
             return state->column ? OPQ_LOOP_column : OPQ_LOOP_lanes;
         return loop == state->loops.count - 1 ? OPQ_LOOP_vector : OPQ_LOOP_each;
     case OPQ_ROLE_scan: return OPQ_LOOP_serial;
@@ -206,37 +170,12 @@ static void close_loops(builder *b, int from, int to)
 
 /* ---- sweeps */
 
-/* What a sweep computes. False: nothing in the loops inside. */
-static bool find_needed(builder *b, int sweep)
-{
-    const opq_lower_state *state = b->state;
-    bool any = false;
-    b->sweep = sweep;
-    b->folds = false;
-    memset(b->needed, 0, (size_t)state->body_count * sizeof *b->needed);
-    for (int i = state->body_count - 1; i >= 0; i--) {
-        const opq_stmt *stmt = &state->body[i];
-        bool inside = is_inside(b, i), folds = opq_op_reduces(stmt->op);
-        if (state->sweep[i] == sweep && (!inside || opq_stmt_is_root(stmt->op) || state->keeps[i]))
-            b->needed[i] = true;
-        if (!b->needed[i])
-            continue;
-        any |= inside || folds;
-        b->folds |= folds;
-        for (int o = 0; o < 3 && !is_filled(b, i); o++)
-            if (stmt->operand[o] >= 0 && is_inside(b, stmt->operand[o]))
-                b->needed[stmt->operand[o]] = true;
-    }
-    return any;
-}
-
 static void emit_sweeps(builder *b)
 {
-    find_needed(b, 0);
     open_loops(b, 0, b->outer);
     emit_locals(b);
-    for (int sweep = 0; sweep < b->state->sweep_count; sweep++) {
-        int to = find_needed(b, sweep) ? b->state->loops.count : b->outer;
+    for (b->sweep = 0; b->sweep < b->state->sweep_count; b->sweep++) {
+        int to = b->loops >> b->sweep & 1 ? b->state->loops.count : b->outer;
         open_loops(b, b->outer, to);
         emit_at(b, to);
         emit_at(b, FOLDS);
@@ -272,7 +211,6 @@ static void move_results(builder *b, bool again)
 static void emit_blocks(builder *b)
 {
     int all = b->state->loops.count;
-    find_needed(b, 0);
     open_loops(b, 0, all);
     emit_at(b, all);
     emit_at(b, FOLDS);
@@ -283,7 +221,6 @@ static void emit_blocks(builder *b)
     b->out->stmts[b->opened[0]].role = OPQ_LOOP_lanes;
     move_results(b, true);
     close_loops(b, 0, 1);
-    memset(b->needed, true, (size_t)b->state->body_count * sizeof *b->needed);
     emit_at(b, BEHIND);
 }
 
@@ -301,9 +238,9 @@ static opq_status begin(builder *b, opq_arena *arena)
         .buffer_count = state->buffer_count,
         .scalar_count = state->scalar_count,
         .access_count = state->access_count,
-        .accesses = opq_arena_copy(arena, state->accesses, (size_t)(state->access_count + 1) * sizeof *state->accesses),
-        .written = opq_arena_copy(arena, state->written, (size_t)state->buffer_count + 1),
-        .stmts = opq_arena_alloc(arena, (size_t)(capacity + 1) * sizeof *b->out->stmts)};
+        .accesses = opq_arena_copy(arena, state->accesses, (size_t)state->access_count * sizeof *state->accesses),
+        .written = opq_arena_copy(arena, state->written, (size_t)state->buffer_count),
+        .stmts = opq_arena_room(arena, (size_t)capacity * sizeof *b->out->stmts)};
     if (!b->out->accesses || !b->out->written || !b->out->stmts)
         return opq_fail(OPQ_NO_MEMORY, "out of memory while lowering a kernel");
     return OPQ_OK;
@@ -312,12 +249,11 @@ static opq_status begin(builder *b, opq_arena *arena)
 opq_status opq_lower_tree(const opq_lower_state *state, opq_arena *arena, opq_loops *out_loops)
 {
     builder b;
+    memset(&b, 0, offsetof(builder, depth));
     b.state = state;
     b.out = out_loops;
     OPQ_TRY(begin(&b, arena));
-    order_loops(&b);
-    for (int i = 0; i < state->body_count; i++)
-        b.depth[i] = (uint8_t)depth_of(&b, i);
+    place(&b);
     if (opq_lower_has_blocks(&state->loops))
         emit_blocks(&b);
     else

@@ -31,6 +31,7 @@ static int add(body *b, opq_stmt stmt)
     int number = opq_lower_push(b, &stmt);
     assert_true(number >= 0);
     opq_lower_place(b);
+    opq_lower_sweeps(b, false);
     return number;
 }
 
