@@ -121,8 +121,7 @@ static void set_varies(opq_nest *n, int from, int to, uint16_t reduced, uint16_t
             n->varies[i] |= k->stmts[stmt->access].variables;
         else if (opq_stmt_walks(stmt))
             n->varies[i] |= access_varies(k, stmt->access);
-        if (stmt->op ==
-            OPQ_INSTR_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
+        if (stmt->op == OPQ_STMT_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
             n->varies[i] = (uint16_t)-1;
         if (opq_op_reduces(stmt->op))
             n->varies[i] &= (uint16_t)~reduced;

@@ -64,14 +64,14 @@ static inline bool opq_loop_contracts(opq_loop_role role) { return role >= OPQ_L
 
 /* Statements beyond the rows of the op table. */
 typedef enum opq_stmt_op {
-    OPQ_INSTR_load = OPQ_OP_COUNT, /* access; where operand 0 (bool), if there is one, is false, 0 and nothing is read */
-    OPQ_INSTR_load_at,      /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
-    OPQ_INSTR_check,        /* operand 0 (i64) is checked against [0, at_extent) of a bufferless access; no value */
-    OPQ_INSTR_store,        /* access; operand 0 is the value */
-    OPQ_INSTR_store_add_at, /* access + operand 0 * at_stride gets operand 1 added; checked; all loops are serial */
-    OPQ_INSTR_number,       /* the access's number, i64 (iota, linear index, extent) */
-    OPQ_INSTR_inside,       /* is the access's number in [0, at_extent)? bool */
-    OPQ_INSTR_nonzero,      /* operand 0 (an integer of `dtype`), by which operand 1 is divided, is checked; no value */
+    OPQ_STMT_load = OPQ_OP_COUNT, /* access; where operand 0 (bool), if there is one, is false, 0 and nothing is read */
+    OPQ_STMT_load_at,      /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
+    OPQ_STMT_check,        /* operand 0 (i64) is checked against [0, at_extent) of a bufferless access; no value */
+    OPQ_STMT_store,        /* access; operand 0 is the value */
+    OPQ_STMT_store_add_at, /* access + operand 0 * at_stride gets operand 1 added; checked; all loops are serial */
+    OPQ_STMT_number,       /* the access's number, i64 (iota, linear index, extent) */
+    OPQ_STMT_inside,       /* is the access's number in [0, at_extent)? bool */
+    OPQ_STMT_nonzero,      /* operand 0 (an integer of `dtype`), by which operand 1 is divided, is checked; no value */
     OPQ_STMT_loop,
     OPQ_STMT_local, /* a buffer that lives for one iteration of the loop around it: an element for each turn of `variables` */
     OPQ_STMT_keep, /* operand 0 into the element of local `access` at the loops around */
@@ -99,13 +99,13 @@ static inline bool opq_op_scans(int op)
 /* May find an index out of range: operand 0. */
 static inline bool opq_op_checks(int op)
 {
-    return op == OPQ_INSTR_load_at || op == OPQ_INSTR_store_add_at || op == OPQ_INSTR_check;
+    return op == OPQ_STMT_load_at || op == OPQ_STMT_store_add_at || op == OPQ_STMT_check;
 }
 /* Has it a value, which a number names? */
 static inline bool opq_stmt_gives(int op)
 {
-    return op < OPQ_OP_COUNT || op == OPQ_INSTR_load || op == OPQ_INSTR_load_at || op == OPQ_INSTR_number ||
-           op == OPQ_INSTR_inside || op == OPQ_STMT_kept || op == OPQ_STMT_carry || op == OPQ_STMT_halves ||
+    return op < OPQ_OP_COUNT || op == OPQ_STMT_load || op == OPQ_STMT_load_at || op == OPQ_STMT_number ||
+           op == OPQ_STMT_inside || op == OPQ_STMT_kept || op == OPQ_STMT_carry || op == OPQ_STMT_halves ||
            op == OPQ_STMT_at;
 }
 

@@ -48,7 +48,7 @@ static void print_access(const opq_loops *k, const opq_stmt *stmt, opq_text *tex
     }
     if (opq_op_checks(stmt->op))
         opq_text_add(text, " + %%%d*d%d", stmt->operand[0], dims + 1 + k->rank);
-    if (opq_op_checks(stmt->op) || stmt->op == OPQ_INSTR_inside)
+    if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_inside)
         opq_text_add(text, " < d%d", dims + 2 + k->rank);
     opq_text_add(text, "]");
 }
@@ -102,7 +102,7 @@ static void print_stmt(const opq_loops *k, int i, opq_text *text)
         return;
     }
     bool local = stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept;
-    int op = !local ? stmt->op : stmt->op == OPQ_STMT_keep ? OPQ_INSTR_store : OPQ_INSTR_load;
+    int op = !local ? stmt->op : stmt->op == OPQ_STMT_keep ? OPQ_STMT_store : OPQ_STMT_load;
     if (opq_stmt_gives(op))
         opq_text_add(text, "%%%d = ", i);
     opq_text_add(text, "%s %s", opq_stmt_name(op), opq_dtype_name((opq_dtype)stmt->dtype));

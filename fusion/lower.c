@@ -65,7 +65,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     out_lowered->refusal = state->refusal;
     out_lowered->argument_count = state->buffer_count + state->scalar_count;
     for (int i = 0; i < state->body_count; i++)
-        out_lowered->load_count += state->body[i].op == OPQ_INSTR_load || state->body[i].op == OPQ_INSTR_load_at;
+        out_lowered->load_count += state->body[i].op == OPQ_STMT_load || state->body[i].op == OPQ_STMT_load_at;
     out_lowered->fill = state->memo_count > state->body_count * 2 ? (state->memo_count + 1) / 2 : state->body_count;
     opq_arena_drop(&state->maps);
     return status;

@@ -63,7 +63,7 @@ static int find_buffer(opq_lower_state *state, opq_ref memory, bool written)
 
 int opq_lower_move(opq_lower_state *state, opq_stmt *stmt, opq_ref memory, opq_dtype dtype, const opq_affine *affine)
 {
-    bool written = stmt->op == OPQ_INSTR_store || stmt->op == OPQ_INSTR_store_add_at;
+    bool written = stmt->op == OPQ_STMT_store || stmt->op == OPQ_STMT_store_add_at;
     if (state->access_count >= OPQ_ACCESS_MAX)
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     int buffer = memory < 0 ? -1 : find_buffer(state, memory, written);
@@ -76,7 +76,7 @@ int opq_lower_move(opq_lower_state *state, opq_stmt *stmt, opq_ref memory, opq_d
 
 static int push_number(opq_lower_state *state, const opq_affine *affine)
 {
-    opq_stmt number = opq_stmt_make(OPQ_INSTR_number);
+    opq_stmt number = opq_stmt_make(OPQ_STMT_number);
     number.dtype = OPQ_i64;
     return opq_lower_move(state, &number, -1, OPQ_i64, affine);
 }
@@ -129,7 +129,7 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
 {
     const opq_type *type = &opq_node_at(state->graph, memory)->type;
     bool indirect = linear->coef[OPQ_AT] != 0;
-    opq_stmt load = opq_lower_stmt(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype),
+    opq_stmt load = opq_lower_stmt(indirect ? OPQ_STMT_load_at : OPQ_STMT_load, opq_compute_dtype(type->dtype),
                                    indirect ? state->at : state->guard, -1);
     if (indirect && state->guard >= 0)
         return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
@@ -212,7 +212,7 @@ static bool covers(const opq_lower_state *state, const opq_node *node, const opq
 static bool push_nonzero(opq_lower_state *state, const opq_node *node, const opq_stmt *division)
 {
     opq_stmt check =
-        opq_lower_stmt(OPQ_INSTR_nonzero, (opq_dtype)division->dtype, division->operand[1], division->operand[0]);
+        opq_lower_stmt(OPQ_STMT_nonzero, (opq_dtype)division->dtype, division->operand[1], division->operand[0]);
     if (state->guard >= 0)
         return opq_lower_refuse(state, OPQ_REFUSAL_part) >= 0;
     check.node = (opq_ref)(node - state->graph->nodes);
@@ -306,7 +306,7 @@ static bool emit_check(opq_lower_state *state, int64_t extent)
     }
     opq_affine at = {0};
     at.coef[OPQ_AT] = 1;
-    opq_stmt check = opq_lower_stmt(OPQ_INSTR_check, OPQ_i64, state->at, -1);
+    opq_stmt check = opq_lower_stmt(OPQ_STMT_check, OPQ_i64, state->at, -1);
     check.node = state->at_node;
     return opq_lower_move(state, &check, -1, OPQ_i64, &at) >= 0;
 }

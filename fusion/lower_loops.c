@@ -46,7 +46,7 @@ void opq_lower_place(opq_lower_state *state)
             depends &= (uint16_t)~inside;
         if (opq_op_scans(stmt->op))
             depends |= inside;
-        if (stmt->op == OPQ_INSTR_store_add_at) /* adds in each turn, also where all add the same to the same place */
+        if (stmt->op == OPQ_STMT_store_add_at) /* adds in each turn, also where all add the same to the same place */
             depends = (uint16_t)((1u << l->count) - 1);
         state->depends[i] = depends;
         state->sweep[i] = (uint8_t)sweep;
@@ -240,7 +240,7 @@ static bool can_have_blocks(const opq_lower_state *state)
     for (int i = 0; i < state->body_count; i++) {
         const opq_stmt *stmt = &state->body[i];
         bool late = state->sweep[i] > 0, varies = state->depends[i] != 0;
-        if (opq_op_checks(stmt->op) || stmt->op == OPQ_INSTR_nonzero || (late && varies) ||
+        if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_nonzero || (late && varies) ||
             (opq_stmt_is_root(stmt->op) && varies && sequence))
             return false;
         if (!opq_op_reduces(stmt->op))

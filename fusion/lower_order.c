@@ -174,7 +174,7 @@ static bool needs_chain(const opq_lower_state *state, bool thin)
     for (int o = 0; o < 2; o++) {
         const opq_stmt *load = operand_of(state, o);
         load = load->op == OPQ_OP_cast ? &state->body[load->operand[0]] : load;
-        if (load->op != OPQ_INSTR_load || (load->operand[0] >= 0 && thin))
+        if (load->op != OPQ_STMT_load || (load->operand[0] >= 0 && thin))
             return true;
         for (int l = 0; l < state->space.rank; l++)
             if (state->affines[load->access].coef[l] < 0)
@@ -197,7 +197,7 @@ static bool is_turned(const opq_lower_state *state, int access, int lanes)
     }
     for (int o = 0; o < 2; o++) {
         const opq_stmt *of = operand_of(state, o);
-        operand |= of->op == OPQ_INSTR_load && of->access == access && of->operand[0] < 0;
+        operand |= of->op == OPQ_STMT_load && of->access == access && of->operand[0] < 0;
     }
     return once && operand && sum >= 0 && opq_lower_stride(state, access, sum) == 1;
 }

@@ -64,7 +64,7 @@ static inline bool opq_lower_has_blocks(const opq_lower_loops *loops) { return l
 /* Has an effect besides its value: never left out. */
 static inline bool opq_stmt_is_root(int op)
 {
-    return op == OPQ_INSTR_store || op == OPQ_INSTR_store_add_at || op == OPQ_INSTR_check || op == OPQ_INSTR_nonzero;
+    return op == OPQ_STMT_store || op == OPQ_STMT_store_add_at || op == OPQ_STMT_check || op == OPQ_STMT_nonzero;
 }
 
 /* The body is a kernel's statements without loops, each once and its operands before it, whatever loops there will be. Reductions split it in

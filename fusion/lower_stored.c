@@ -40,7 +40,7 @@ static void emit_store(opq_lower_state *state, opq_ref ref, opq_ref value, const
                        const opq_affine *address)
 {
     opq_dtype dtype = (opq_dtype)opq_node_at(state->graph, ref)->type.dtype;
-    opq_stmt store = opq_lower_stmt(OPQ_INSTR_store, opq_compute_dtype(dtype), opq_lower_emit(state, value, map), -1);
+    opq_stmt store = opq_lower_stmt(OPQ_STMT_store, opq_compute_dtype(dtype), opq_lower_emit(state, value, map), -1);
     if (store.operand[0] >= 0)
         opq_lower_move(state, &store, ref, dtype, address);
 }
@@ -86,7 +86,7 @@ static void emit_scatter(opq_lower_state *state, opq_ref ref)
     if (value < 0)
         return;
     opq_affine address = opq_affine_linear(&target, &node->type);
-    opq_stmt store = opq_lower_stmt(OPQ_INSTR_store_add_at, opq_compute_dtype(node->type.dtype), index, value);
+    opq_stmt store = opq_lower_stmt(OPQ_STMT_store_add_at, opq_compute_dtype(node->type.dtype), index, value);
     state->space.extent[OPQ_AT] = node->type.size[axis];
     store.node = ref;
     opq_lower_move(state, &store, ref, node->type.dtype, &address);

@@ -197,8 +197,8 @@ static void move_results(builder *b, bool again)
         const opq_stmt *stmt = &state->body[i];
         if (!opq_op_reduces(stmt->op))
             continue;
-        opq_stmt moved = opq_lower_stmt(again ? OPQ_INSTR_load : OPQ_INSTR_store, (opq_dtype)stmt->dtype,
-                                        again ? -1 : b->stmt[i], -1);
+        opq_stmt moved =
+            opq_lower_stmt(again ? OPQ_STMT_load : OPQ_STMT_store, (opq_dtype)stmt->dtype, again ? -1 : b->stmt[i], -1);
         moved.access = access++;
         int16_t number = opq_loops_push(b->out, &moved);
         if (!again)

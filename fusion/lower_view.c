@@ -5,7 +5,7 @@
 
 bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent)
 {
-    opq_stmt inside = opq_lower_stmt(OPQ_INSTR_inside, OPQ_bool, -1, -1);
+    opq_stmt inside = opq_lower_stmt(OPQ_STMT_inside, OPQ_bool, -1, -1);
     if (index->coef[OPQ_AT] != 0)
         return opq_lower_refuse(state, OPQ_REFUSAL_boundary) >= 0;
     int guard = opq_lower_move(state, &inside, -1, OPQ_i64, index);
@@ -28,7 +28,7 @@ bool opq_pad_is_zero(const opq_node *pad)
 static bool is_guarded(const opq_lower_state *state, int guard, const opq_affine *index, int64_t extent)
 {
     const opq_stmt *stmt = guard < 0 ? NULL : &state->body[guard];
-    if (stmt == NULL || stmt->op == OPQ_INSTR_inside)
+    if (stmt == NULL || stmt->op == OPQ_STMT_inside)
         return stmt && state->at_extents[stmt->access] == extent &&
                opq_affine_equal(&state->affines[stmt->access], index);
     return is_guarded(state, stmt->operand[0], index, extent) || is_guarded(state, stmt->operand[1], index, extent);
@@ -69,7 +69,7 @@ static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_inde
     state->guard = outer;
     if (operand < 0 || guard == outer)
         return operand;
-    if (opq_pad_is_zero(node) && state->body[operand].op == OPQ_INSTR_load && state->body[operand].operand[0] == guard)
+    if (opq_pad_is_zero(node) && state->body[operand].op == OPQ_STMT_load && state->body[operand].operand[0] == guard)
         return operand;
     int other = opq_lower_const(state, node);
     opq_stmt chosen = opq_lower_stmt(OPQ_OP_where, opq_compute_dtype(node->type.dtype), guard, operand);

@@ -62,25 +62,25 @@ static int move(body *b, int op, int x, int y, int buffer, opq_dtype memory, con
 
 int body_load(body *b, int buffer, opq_dtype memory, const char *strides)
 {
-    return move(b, OPQ_INSTR_load, -1, -1, buffer, memory, strides);
+    return move(b, OPQ_STMT_load, -1, -1, buffer, memory, strides);
 }
 
 int body_load_at(body *b, int index, int buffer, opq_dtype memory, const char *strides)
 {
-    return move(b, OPQ_INSTR_load_at, index, -1, buffer, memory, strides);
+    return move(b, OPQ_STMT_load_at, index, -1, buffer, memory, strides);
 }
 
 int body_store(body *b, int value, int buffer, opq_dtype memory, const char *strides)
 {
-    return move(b, OPQ_INSTR_store, value, -1, buffer, memory, strides);
+    return move(b, OPQ_STMT_store, value, -1, buffer, memory, strides);
 }
 
 int body_store_add_at(body *b, int index, int value, int buffer, opq_dtype memory, const char *strides)
 {
-    return move(b, OPQ_INSTR_store_add_at, index, value, buffer, memory, strides);
+    return move(b, OPQ_STMT_store_add_at, index, value, buffer, memory, strides);
 }
 
-int body_number(body *b, const char *strides) { return move(b, OPQ_INSTR_number, -1, -1, -1, OPQ_i64, strides); }
+int body_number(body *b, const char *strides) { return move(b, OPQ_STMT_number, -1, -1, -1, OPQ_i64, strides); }
 
 int body_op(body *b, opq_op op, opq_dtype dtype, int x, int y, int z)
 {
