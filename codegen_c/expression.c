@@ -290,19 +290,19 @@ opq_status opq_c_expression(opq_c_printer *p, const opq_stmt *stmt)
 {
     opq_dtype dtype = (opq_dtype)stmt->dtype;
     switch ((int)stmt->op) {
-    case OPQ_INSTR_load:
+    case OPQ_STMT_load:
         if (stmt->operand[0] >= 0)
             ADD(p, "!v%d ? ", stmt->operand[0]), zero(p, stmt), ADD(p, " : ");
         opq_c_load(p, stmt);
         return OPQ_OK;
-    case OPQ_INSTR_inside:
+    case OPQ_STMT_inside:
         ADD(p, "(uint64_t)(");
         offset(p, stmt);
         ADD(p, ") < (uint64_t)");
         opq_c_dim(p, opq_dims_of(p->k->rank, stmt->access) + 2 + p->k->rank);
         return OPQ_OK;
-    case OPQ_INSTR_load_at: load_at(p, stmt); return OPQ_OK;
-    case OPQ_INSTR_number: offset(p, stmt); return OPQ_OK;
+    case OPQ_STMT_load_at: load_at(p, stmt); return OPQ_OK;
+    case OPQ_STMT_number: offset(p, stmt); return OPQ_OK;
     case OPQ_STMT_kept: opq_c_local_place(p, stmt->access); return OPQ_OK;
     case OPQ_OP_undefined: zero(p, stmt); return OPQ_OK;
     case OPQ_OP_const: /* of bytes it is what was undefined */
@@ -319,7 +319,7 @@ opq_status opq_c_expression(opq_c_printer *p, const opq_stmt *stmt)
         ADD(p, "%sscan%d", stmt->value.i == dtype ? "" : "(float)", (int)(stmt - p->k->stmts));
         return OPQ_OK;
     case OPQ_CLASS_RANDOM:
-        ADD(p, "opq_%s_f32(v%d, v%d, v%d)", opq_instr_name(stmt->op), stmt->operand[0], stmt->operand[1],
+        ADD(p, "opq_%s_f32(v%d, v%d, v%d)", opq_stmt_name(stmt->op), stmt->operand[0], stmt->operand[1],
             stmt->operand[2]);
         return OPQ_OK;
     default: return elementwise(p, stmt);

@@ -26,7 +26,7 @@ static void fold_name(opq_c_printer *p, const opq_stmt *stmt, opq_loop_role role
     if (opq_fold_is_arg(fold))
         ADD(p, "opq_%s_%s", opq_fold_info_of(fold)->name, opq_c_suffix(dtype));
     else
-        ADD(p, "opq_%s_%s_%s", opq_loop_role_name(role), opq_instr_name(stmt->op),
+        ADD(p, "opq_%s_%s_%s", opq_loop_role_name(role), opq_stmt_name(stmt->op),
             opq_fold_info_of(fold)->held == OPQ_HELD_result ? opq_c_suffix(dtype) : opq_dtype_name(dtype));
 }
 
@@ -126,17 +126,17 @@ static opq_status print_stmt(opq_c_printer *p, int i)
     opq_c_line(p);
     snprintf(value, sizeof value, "v%d", stmt->operand[0]);
     switch ((int)stmt->op) {
-    case OPQ_INSTR_store: opq_c_store(p, stmt, value); return OPQ_OK;
-    case OPQ_INSTR_store_add_at: print_store_add_at(p, stmt); return OPQ_OK;
+    case OPQ_STMT_store: opq_c_store(p, stmt, value); return OPQ_OK;
+    case OPQ_STMT_store_add_at: print_store_add_at(p, stmt); return OPQ_OK;
     case OPQ_STMT_keep:
         opq_c_local_place(p, stmt->access);
         ADD(p, " = %s;\n", value);
         return OPQ_OK;
-    case OPQ_INSTR_check:
+    case OPQ_STMT_check:
         opq_c_inside(p, stmt);
         ADD(p, ";\n");
         return OPQ_OK;
-    case OPQ_INSTR_nonzero:
+    case OPQ_STMT_nonzero:
         ADD(p, "opq_nonzero(%s, %d, error);\n", value, opq_loops_origin(p->k, i) + 1);
         p->error = true;
         return OPQ_OK;
@@ -157,7 +157,7 @@ static bool may_be_simd(const opq_loops *k, int loop)
     if (k->stmts[loop].role != OPQ_LOOP_vector || k->stmts[loop].end == loop + 1)
         return false;
     for (int i = loop + 1; i < k->stmts[loop].end; i++)
-        if (k->stmts[i].op == OPQ_STMT_loop || k->stmts[i].op == OPQ_STMT_fold || k->stmts[i].op == OPQ_INSTR_nonzero ||
+        if (k->stmts[i].op == OPQ_STMT_loop || k->stmts[i].op == OPQ_STMT_fold || k->stmts[i].op == OPQ_STMT_nonzero ||
             opq_op_checks(k->stmts[i].op))
             return false;
     return true;

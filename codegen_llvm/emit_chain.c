@@ -42,7 +42,7 @@ static void multiply_add(part *p)
 
 static void run_one(part *p, int i)
 {
-    bool asks = opq_nest_stmt(p->n, i)->op == OPQ_INSTR_inside;
+    bool asks = opq_nest_stmt(p->n, i)->op == OPQ_STMT_inside;
     if (!p->whole || !asks)
         opq_nest_run(p->n, i, i + 1);
     for (int copy = 0; copy < p->n->strip && p->whole && asks; copy++)
@@ -134,7 +134,7 @@ static void find_held(part *p)
     for (int level = 0; level < innermost(p); level++)
         others |= 1u << loop_of(p, level)->variable;
     for (int i = p->chain.loop[innermost(p)] + 1; i < loop->end && p->held_count < HELD_MAX; i++)
-        if (opq_nest_stmt(n, i)->op == OPQ_INSTR_inside && !(n->varies[i] & others))
+        if (opq_nest_stmt(n, i)->op == OPQ_STMT_inside && !(n->varies[i] & others))
             p->held_stmt[p->held_count++] = i;
 }
 
@@ -175,7 +175,7 @@ static int find_uniform(const part *p, int *out_stmts)
     opq_nest *n = p->n;
     int count = 0;
     for (int i = p->chain.loop[0] + 1; i < p->chain.loop[innermost(p)] && count < HELD_MAX; i++)
-        if (opq_nest_stmt(n, i)->op == OPQ_INSTR_inside && !opq_nest_varies(n, i))
+        if (opq_nest_stmt(n, i)->op == OPQ_STMT_inside && !opq_nest_varies(n, i))
             out_stmts[count++] = i;
     return count;
 }
@@ -305,7 +305,7 @@ static LLVMValueRef emit_element(part *p, bool moves, int copy, int row, int tur
             n->value[i] = p->held[turn][h++][copy];
         else if (opq_nest_is_loop(n, i) || (n->varies[i] >> n->rows & 1) != moves)
             continue;
-        else if (opq_nest_stmt(n, i)->op == OPQ_INSTR_inside && !opq_nest_varies(n, i))
+        else if (opq_nest_stmt(n, i)->op == OPQ_STMT_inside && !opq_nest_varies(n, i))
             n->value[i] = always(p);
         else
             opq_nest_run_one(n, i, i + 1);
@@ -408,7 +408,7 @@ static LLVMValueRef ask_for_all(part *p)
                 variable = loop_of(p, level)->variable;
                 count++;
             }
-        if (opq_nest_is_loop(n, i) || opq_nest_stmt(n, i)->op != OPQ_INSTR_inside)
+        if (opq_nest_is_loop(n, i) || opq_nest_stmt(n, i)->op != OPQ_STMT_inside)
             continue;
         if (count != 1)
             return NULL;

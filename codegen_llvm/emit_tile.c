@@ -21,9 +21,9 @@ static LLVMTypeRef element_type(const opq_emitter *e, opq_dtype dtype)
 bool opq_stmt_tiles(const opq_loops *k, int stmt, int lanes, int turns)
 {
     const opq_stmt *use = &k->stmts[stmt];
-    if ((use->op != OPQ_INSTR_load && use->op != OPQ_INSTR_store) || opq_dtype_bytes((opq_dtype)use->dtype) > 8)
+    if ((use->op != OPQ_STMT_load && use->op != OPQ_STMT_store) || opq_dtype_bytes((opq_dtype)use->dtype) > 8)
         return false;
-    if (use->op == OPQ_INSTR_load && use->operand[0] >= 0) /* a tile has no lanes without an element */
+    if (use->op == OPQ_STMT_load && use->operand[0] >= 0) /* a tile has no lanes without an element */
         return false;
     const uint8_t *stride = k->accesses[use->access].stride;
     return stride[lanes] == OPQ_STRIDE_any && (stride[turns] == OPQ_STRIDE_one || stride[turns] == OPQ_STRIDE_back);
@@ -260,7 +260,7 @@ static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, LLVMVa
     for (int t = 0; t < tiles->count; t++)
         for (int copy = 0; copy < n->strip && opq_nest_stmt(n, tiles->stmt[t])->op == op; copy++) {
             opq_nest_use_copy(n, copy);
-            op == OPQ_INSTR_load ? load_tile(n, tiles, t, count) : store_tile(n, tiles, t);
+            op == OPQ_STMT_load ? load_tile(n, tiles, t, count) : store_tile(n, tiles, t);
         }
     opq_nest_use_copy(n, 0);
     opq_nest_return(n, &places);
@@ -268,12 +268,12 @@ static void move(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, LLVMVa
 
 void opq_tiles_load(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first, LLVMValueRef count)
 {
-    move(n, tiles, first, count, OPQ_INSTR_load);
+    move(n, tiles, first, count, OPQ_STMT_load);
 }
 
 void opq_tiles_store(opq_nest *n, const opq_tiles *tiles, LLVMValueRef first)
 {
-    move(n, tiles, first, NULL, OPQ_INSTR_store);
+    move(n, tiles, first, NULL, OPQ_STMT_store);
 }
 
 /* ---- rows of a few elements: each of them of as many rows as there are lanes becomes row after row */

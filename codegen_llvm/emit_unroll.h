@@ -63,7 +63,7 @@ static inline bool opq_unroll_is_own(const opq_unroll *p, int stmt)
 
 static inline bool opq_unroll_asks(const opq_unroll *p, int stmt)
 {
-    return opq_nest_stmt(p->n, stmt)->op == OPQ_INSTR_inside;
+    return opq_nest_stmt(p->n, stmt)->op == OPQ_STMT_inside;
 }
 
 /* Is it one of the conditions that is_whole is about? Those that differ from lane to lane are held, or asked always. */

@@ -46,7 +46,7 @@ static int cost_of(const opq_nest *n, int variable, int i)
         return 2; /* of either width: there or back */
     if (info && info->class_ == OPQ_CLASS_RANDOM)
         one = 100;
-    else if ((int)stmt->op == OPQ_INSTR_load_at && n->varies[stmt->operand[0]] >> variable & 1)
+    else if ((int)stmt->op == OPQ_STMT_load_at && n->varies[stmt->operand[0]] >> variable & 1)
         one = 24; /* lane by lane, with checks: memory is what is waited for */
     else if (info && (info->flags & OPQ_FLAG_CHECKED) && opq_dtype_kind_of((opq_dtype)stmt->dtype) != OPQ_KIND_FLOAT)
         one = 20; /* a division of integers, lane by lane */
@@ -109,7 +109,7 @@ static LLVMValueRef emit_cast(opq_nest *n, const opq_stmt *stmt, LLVMValueRef x)
 {
     int operand = stmt->operand[0];
     opq_dtype from = (opq_dtype)opq_nest_stmt(n, operand)->dtype;
-    if (!opq_cpu_has(n->e->cpu, OPQ_LEAF_i64_to_float) && (int)opq_nest_stmt(n, operand)->op == OPQ_INSTR_number &&
+    if (!opq_cpu_has(n->e->cpu, OPQ_LEAF_i64_to_float) && (int)opq_nest_stmt(n, operand)->op == OPQ_STMT_number &&
         opq_dtype_kind_of((opq_dtype)stmt->dtype) == OPQ_KIND_FLOAT) {
         from = OPQ_f64;
         x = opq_nest_number_f64(n, operand);
@@ -152,14 +152,14 @@ static LLVMValueRef emit_stmt(opq_nest *n, int i)
     if (stmt->op < OPQ_OP_COUNT)
         return emit_op(n, stmt, operands);
     switch ((int)stmt->op) {
-    case OPQ_INSTR_load: return opq_nest_load(n, i);
-    case OPQ_INSTR_load_at: return opq_nest_load_at(n, i);
-    case OPQ_INSTR_check: opq_nest_check(n, i); break;
-    case OPQ_INSTR_store: opq_nest_store(n, i); break;
-    case OPQ_INSTR_store_add_at: opq_nest_store_add_at(n, i); break;
-    case OPQ_INSTR_number: return opq_nest_number(n, i);
-    case OPQ_INSTR_inside: return opq_nest_inside(n, i);
-    case OPQ_INSTR_nonzero: opq_nest_nonzero(n, i); break;
+    case OPQ_STMT_load: return opq_nest_load(n, i);
+    case OPQ_STMT_load_at: return opq_nest_load_at(n, i);
+    case OPQ_STMT_check: opq_nest_check(n, i); break;
+    case OPQ_STMT_store: opq_nest_store(n, i); break;
+    case OPQ_STMT_store_add_at: opq_nest_store_add_at(n, i); break;
+    case OPQ_STMT_number: return opq_nest_number(n, i);
+    case OPQ_STMT_inside: return opq_nest_inside(n, i);
+    case OPQ_STMT_nonzero: opq_nest_nonzero(n, i); break;
     case OPQ_STMT_keep: opq_nest_keep(n, i); break;
     case OPQ_STMT_kept: return opq_nest_kept(n, i);
     case OPQ_STMT_carry: return opq_emit_carry(n, i);

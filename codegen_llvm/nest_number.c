@@ -71,7 +71,7 @@ LLVMValueRef opq_nest_compare(opq_nest *n, const opq_stmt *stmt)
         above = !above;
     }
     const opq_stmt *from = opq_nest_stmt(n, number);
-    if ((int)from->op != OPQ_INSTR_number || opq_nest_stride(n, from->access) != OPQ_STRIDE_one ||
+    if ((int)from->op != OPQ_STMT_number || opq_nest_stride(n, from->access) != OPQ_STRIDE_one ||
         opq_nest_varies(n, limit))
         return NULL;
     /* lanes before `end` are below the limit, or at it; what is far stays far */

@@ -29,7 +29,7 @@ int opq_strip_of(const opq_loops *k, int from, int to)
 /* Lanes that lie apart cost more under a mask, which all of these vectors have, than is saved. */
 static bool is_apart(const opq_loops *k, const opq_stmt *stmt, int vector)
 {
-    return stmt->op == OPQ_INSTR_load && k->accesses[stmt->access].stride[vector] > OPQ_STRIDE_one;
+    return stmt->op == OPQ_STMT_load && k->accesses[stmt->access].stride[vector] > OPQ_STRIDE_one;
 }
 
 bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
@@ -46,7 +46,7 @@ bool opq_rows_fit(const opq_loops *k, const opq_chain *chain, int strip)
         if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
             return false;
         chains = chains || (loop && stmt->role == OPQ_LOOP_chain);
-        inside = inside || stmt->op == OPQ_INSTR_inside;
+        inside = inside || stmt->op == OPQ_STMT_inside;
         apart = apart || is_apart(k, stmt, k->stmts[strip].variable);
     }
     return chains || (inside && !apart);

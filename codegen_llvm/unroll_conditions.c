@@ -35,7 +35,7 @@ void opq_unroll_run(opq_unroll *p, int i)
     opq_nest *n = p->n;
     LLVMValueRef mask = n->mask;
     const opq_stmt *stmt = opq_nest_stmt(n, i);
-    if (stmt->op == OPQ_INSTR_load && stmt->operand[0] >= 0 && is_masked(p, stmt->operand[0]))
+    if (stmt->op == OPQ_STMT_load && stmt->operand[0] >= 0 && is_masked(p, stmt->operand[0]))
         n->mask = NULL;
     opq_nest_run(n, i, i + 1);
     n->mask = mask;
@@ -159,7 +159,7 @@ bool opq_unroll_is_apart(const opq_unroll *p)
     const opq_nest *n = p->n;
     bool apart = false;
     for (int i = p->chain.loop[0] + 1; i < opq_nest_stmt(n, opq_unroll_last(&p->chain))->end; i++)
-        if (opq_nest_stmt(n, i)->op == OPQ_INSTR_load && opq_nest_stmt(n, i)->operand[0] >= 0)
+        if (opq_nest_stmt(n, i)->op == OPQ_STMT_load && opq_nest_stmt(n, i)->operand[0] >= 0)
             apart = apart || opq_nest_stride(n, opq_nest_stmt(n, i)->access) > OPQ_STRIDE_one;
     return apart;
 }

@@ -156,6 +156,14 @@ static opq_through through_reshape(const opq_type *type, const opq_type *source,
     return through;
 }
 
+opq_affine opq_affine_strided(const opq_node *node, const opq_index_map *map, int rank)
+{
+    opq_affine address = {.offset = opq_node_int(node, OPQ_ATTR_offset, 0)};
+    for (int d = 0; d < rank; d++)
+        add_scaled(&address, &map->dim[d], opq_node_attr(node, OPQ_ATTR_strides)->ints[d]);
+    return address;
+}
+
 opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const opq_index_map *map,
                             const opq_space *space, opq_index_map *out_map, opq_affine *out_linear)
 {
@@ -179,11 +187,7 @@ opq_through opq_affine_view(const opq_graph *graph, const opq_node *view, const 
         *out_linear = opq_affine_linear(map, &view->type);
         return through_reshape(&view->type, source, map, space, out_map);
     }
-    const opq_attr *strides = opq_node_attr(view, OPQ_ATTR_strides);
-    memset(out_linear, 0, sizeof *out_linear);
-    out_linear->offset = opq_node_int(view, OPQ_ATTR_offset, 0);
-    for (int d = 0; d < view->type.rank; d++)
-        add_scaled(out_linear, &map->dim[d], strides->ints[d]);
+    *out_linear = opq_affine_strided(view, map, view->type.rank);
     return opq_affine_split(out_linear, space, source, out_map) ? OPQ_THROUGH_split : OPQ_THROUGH_linear;
 }
 

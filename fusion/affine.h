@@ -25,12 +25,14 @@ typedef struct opq_index_map {
 typedef struct opq_space {
     int rank;
     int64_t extent[OPQ_VARIABLES];
-    bool reduced[OPQ_SPACE_MAX];
+    uint8_t role[OPQ_SPACE_MAX]; /* opq_role: lower_state.h */
 } opq_space;
 
 bool opq_affine_equal(const opq_affine *a, const opq_affine *b);
 /* sum over dims of map->dim[d] * row-major stride of `type` */
 opq_affine opq_affine_linear(const opq_index_map *map, const opq_type *type);
+/* The same by the offset and strides that a node has as attributes, for a map of so many dims. */
+opq_affine opq_affine_strided(const opq_node *node, const opq_index_map *map, int rank);
 /* The same elements with every loop that runs backwards (a negative coefficient) turned round. */
 opq_affine opq_affine_forwards(const opq_affine *linear, const opq_space *space);
 /* Is an index in [0, extent) at every turn of the loops? */

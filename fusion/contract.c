@@ -136,7 +136,7 @@ static int16_t take_access(opq_splitter *s, int access)
 static void push_tile(opq_splitter *s)
 {
     opq_loops *epilogue = &s->out->epilogue;
-    opq_stmt load = opq_stmt_make(OPQ_INSTR_load);
+    opq_stmt load = opq_stmt_make(OPQ_STMT_load);
     load.dtype = s->k->stmts[s->out->product].dtype;
     load.access = (int16_t)epilogue->access_count++;
     s->accesses[load.access] =

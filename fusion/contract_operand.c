@@ -54,7 +54,7 @@ static opq_status bind_guards(opq_splitter *s, opq_arena *arena, int o, int cond
         OPQ_TRY(bind_guards(s, arena, o, stmt->operand[0]));
         return bind_guards(s, arena, o, stmt->operand[1]);
     }
-    bool fits = stmt->op == OPQ_INSTR_inside && *count < OPQ_MATRIX_GUARD_MAX;
+    bool fits = stmt->op == OPQ_STMT_inside && *count < OPQ_MATRIX_GUARD_MAX;
     for (int b = 0; b < s->batch.count && fits; b++)
         fits = opq_contract_stride_of(s, stmt->access, s->batch.variable[b]) == 0;
     if (!fits)

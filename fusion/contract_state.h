@@ -53,7 +53,7 @@ static inline const opq_stmt *opq_contract_operand_stmt(const opq_splitter *s, i
 static inline int opq_contract_operand_access(const opq_splitter *s, int o)
 {
     const opq_stmt *load = opq_contract_operand_stmt(s, o);
-    return load->op == OPQ_INSTR_load ? load->access : -1;
+    return load->op == OPQ_STMT_load ? load->access : -1;
 }
 
 /* Does an access walk loops as one? */

@@ -11,13 +11,13 @@
 #include "opaque/opaque.h"
 
 enum {
-    OPQ_LOOP_MAX = 16,  /* loops of a kernel: as many as `depends` has bits */
+    OPQ_LOOP_MAX = 16,  /* loops of a kernel: as many as `depends` (lower_state.h) has bits */
     OPQ_BLOCKS_MAX = 4, /* loops of a schedule that count blocks: two levels of two loops, one in the other */
     OPQ_VARIABLE_MAX = OPQ_LOOP_MAX + OPQ_BLOCKS_MAX,
     OPQ_SPACE_MAX = OPQ_RANK_MAX +
         1,              /* loops before neighbours are merged: a node alone needs one per dim, a product one more */
-    OPQ_BODY_MAX = 384, /* instructions */
-    OPQ_ACCESS_MAX = OPQ_BODY_MAX, /* an instruction has at most one */
+    OPQ_BODY_MAX = 384, /* statements, each once */
+    OPQ_ACCESS_MAX = OPQ_BODY_MAX, /* a statement has at most one */
     OPQ_BUFFER_MAX = 96,           /* arguments in memory */
     OPQ_SCALAR_MAX = 96,           /* arguments that are numbers */
     OPQ_SWEEP_MAX = 8,      /* reductions that need each other, one after another: each recomputes what the last did */

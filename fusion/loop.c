@@ -5,6 +5,15 @@
  */
 #include "fusion/loop.h"
 
+opq_dtype opq_compute_dtype(opq_dtype dtype)
+{
+    static const opq_dtype words[] = {[1] = OPQ_u8, [2] = OPQ_i16, [4] = OPQ_i32, [8] = OPQ_i64};
+    int bytes = opq_dtype_bytes(dtype);
+    if (opq_dtype_kind_of(dtype) == OPQ_KIND_RAW && bytes <= 8)
+        return words[bytes];
+    return dtype == OPQ_f16 || dtype == OPQ_bf16 ? OPQ_f32 : dtype;
+}
+
 static bool is_in_block(const opq_stmt *stmt, int within)
 {
     return stmt->op == OPQ_STMT_loop && stmt->within == within;
@@ -136,7 +145,7 @@ static void find_varies(const opq_loops *k, int from, int to, uint16_t reduced, 
         else if (opq_stmt_walks(stmt))
             out[i] |= access_varies(k, stmt->access);
         if (stmt->op ==
-            OPQ_INSTR_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
+            OPQ_STMT_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
             out[i] = (uint16_t)-1;
         if (opq_op_reduces(stmt->op))
             out[i] &= (uint16_t)~reduced;

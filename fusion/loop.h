@@ -23,13 +23,31 @@
  * behind the loop what the last turn left. One `by` 64 is as many partial results, which folds take in turn; `halves` folds those: each of the first half
  * with its counterpart in the other, and so on. `at` is the turn, of all that folded, which made an argmax or argmin what it is.
  *
- * Run-time arguments are those of opq_kernel: extents of the variables, then for each access its offset, its stride along each variable,
- * at_stride and at_extent. d3 is the fourth of them.
+ * Run-time arguments, all int64 in one array `dims` (d3 is the fourth of them):
+ *   dims[0..rank)                                     extents of the variables
+ *   dims[rank + a * (rank + 3) ..]  for access a:     offset, stride per variable (elements), at_stride, at_extent
  */
 #ifndef OPAQUE_FUSION_LOOP_H
 #define OPAQUE_FUSION_LOOP_H
 
-#include "fusion/kernel.h"
+#include "fusion/limits.h"
+#include "graph/graph.h"
+
+/* Elements from turn to turn. Below `any` it is the number itself, which is baked, as -1 is: two to four elements are loaded as vectors that
+ * are taken apart, one element backwards as a vector that is turned round. */
+typedef enum opq_stride { OPQ_STRIDE_zero, OPQ_STRIDE_one, OPQ_STRIDE_any = 5, OPQ_STRIDE_back } opq_stride;
+
+/* offset + sum over loops of index * stride: an element of a buffer, or (buffer < 0) just that number. */
+typedef struct opq_access {
+    int16_t buffer;
+    uint8_t dtype;                /* in memory */
+    uint8_t stride[OPQ_LOOP_MAX]; /* opq_stride */
+} opq_access;
+
+/* Where the arguments of an access begin in `dims`. */
+static inline int opq_dims_of(int rank, int access) { return rank + access * (rank + 3); }
+/* What a dtype is computed in: f16 and bf16 in f32; raw words are moved as integers of their width. */
+opq_dtype opq_compute_dtype(opq_dtype dtype);
 
 typedef enum opq_loop_role {
     OPQ_LOOP_parallel, /* iterations are independent: for threads */
@@ -47,9 +65,17 @@ static inline bool opq_loop_reduces(opq_loop_role role) { return role >= OPQ_LOO
 /* Are the folds in it products? */
 static inline bool opq_loop_contracts(opq_loop_role role) { return role >= OPQ_LOOP_chain; }
 
-/* Statements beyond opq_op and opq_instr_op. */
+/* Statements beyond the rows of the op table. */
 typedef enum opq_stmt_op {
-    OPQ_STMT_loop = OPQ_INSTR_nonzero + 1,
+    OPQ_STMT_load = OPQ_OP_COUNT, /* access; where operand 0 (bool), if there is one, is false, 0 and nothing is read */
+    OPQ_STMT_load_at,      /* access + operand 0 * at_stride; operand 0 (i64) is checked against [0, at_extent) */
+    OPQ_STMT_check,        /* operand 0 (i64) is checked against [0, at_extent) of a bufferless access; no value */
+    OPQ_STMT_store,        /* access; operand 0 is the value */
+    OPQ_STMT_store_add_at, /* access + operand 0 * at_stride gets operand 1 added; checked; all loops are serial */
+    OPQ_STMT_number,       /* the access's number, i64 (iota, linear index, extent) */
+    OPQ_STMT_inside,       /* is the access's number in [0, at_extent)? bool */
+    OPQ_STMT_nonzero,      /* operand 0 (an integer of `dtype`), by which operand 1 is divided, is checked; no value */
+    OPQ_STMT_loop,
     OPQ_STMT_local, /* a buffer that lives for one iteration of the loop around it: an element for each turn of `variables` */
     OPQ_STMT_keep, /* operand 0 into the element of local `access` at the loops around */
     OPQ_STMT_kept, /* that element */
@@ -60,17 +86,38 @@ typedef enum opq_stmt_op {
     OPQ_STMT_at,     /* of carry `access`; i64 */
 } opq_stmt_op;
 
+/* By the op alone, of the table or of these. A product of matrices is the sum of its operands' products: it reduces, too. */
+static inline bool opq_op_contracts(int op)
+{
+    return op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_MATMUL;
+}
+static inline bool opq_op_reduces(int op)
+{
+    return opq_op_contracts(op) || (op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_REDUCE);
+}
+static inline bool opq_op_scans(int op)
+{
+    return op < OPQ_OP_COUNT && opq_op_info_of((opq_op)op)->class_ == OPQ_CLASS_SCAN;
+}
+/* May find an index out of range: operand 0. */
+static inline bool opq_op_checks(int op)
+{
+    return op == OPQ_STMT_load_at || op == OPQ_STMT_store_add_at || op == OPQ_STMT_check;
+}
 /* Has it a value, which a number names? */
 static inline bool opq_stmt_gives(int op)
 {
-    return op < OPQ_OP_COUNT || op == OPQ_INSTR_load || op == OPQ_INSTR_load_at || op == OPQ_INSTR_number ||
-           op == OPQ_INSTR_inside || op == OPQ_STMT_kept || op == OPQ_STMT_carry || op == OPQ_STMT_halves ||
+    return op < OPQ_OP_COUNT || op == OPQ_STMT_load || op == OPQ_STMT_load_at || op == OPQ_STMT_number ||
+           op == OPQ_STMT_inside || op == OPQ_STMT_kept || op == OPQ_STMT_carry || op == OPQ_STMT_halves ||
            op == OPQ_STMT_at;
 }
 
+/* dtype is what is computed in: f16 and bf16 are f32 here, loads widen and stores round. A cast to f16 or bf16 has dtype f32 and `value.i` the
+ * narrow dtype: it rounds. A scan: `value.i` is the dtype in which it holds what came before. const: `value`. scalar: `value.i` is the slot.
+ * uniform, normal: operands are (i64 linear index, i64 seed, i64 offset). */
 typedef struct opq_stmt {
-    uint16_t op;      /* opq_op, opq_instr_op or opq_stmt_op */
-    uint8_t dtype;    /* as in opq_instr; local: of an element */
+    uint16_t op;      /* opq_op or opq_stmt_op */
+    uint8_t dtype;    /* local: of an element */
     uint8_t role;     /* loop: opq_loop_role */
     uint8_t variable; /* loop */
     uint8_t within;   /* loop: 1 + the variable whose turn is a block of its turns (opq_loop_turns); 0: all of them */
@@ -79,7 +126,7 @@ typedef struct opq_stmt {
     int16_t operand[3]; /* statements; -1: none */
     int16_t access;     /* of the kernel; keep, kept: the local's statement; fold, halves, at: the carry's; -1: none */
     int32_t end;        /* loop: the statement behind its body */
-    opq_number value;   /* as in opq_instr; loop: i is the number of turns where that is part of the kernel */
+    opq_number value;   /* loop: i is the number of turns where that is part of the kernel */
     opq_ref node;       /* of the graph, that may fail here, for messages; not in the key */
 } opq_stmt;
 
@@ -142,8 +189,6 @@ static inline opq_dtype opq_loops_buffer_dtype(const opq_loops *k, int buffer)
 }
 static inline int opq_loops_dims_count(const opq_loops *k) { return opq_dims_of(k->rank, k->access_count); }
 
-/* The tree of a flat kernel; `arena` holds it. Borrows the kernel's accesses and name. */
-opq_status opq_loops_build(const opq_kernel *kernel, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 /* Runs a kernel statement by statement: what it means, without code. `buffers`, `dims` and `scalars` are those that its code takes, and
  * so are the bits. out_error: {statement that failed + 1, the index it met}, or 0. */
 typedef opq_status opq_loops_run(const opq_loops *loops, void *const *buffers, const int64_t *dims,
@@ -222,5 +267,8 @@ opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, op
 void opq_loops_key(const opq_loops *loops, opq_text *out_key);
 /* For people and for opq_loops_parse. */
 void opq_loops_print(const opq_loops *loops, opq_text *out_text);
+/* Words of the text: a loop's letter, an op's name. */
+char opq_loop_letter(int loop);
+const char *opq_stmt_name(int op);
 
 #endif

@@ -42,7 +42,7 @@ static void find_bounds(const verifier *v, int condition, bounds *found)
     if (found->met_count == 2 * BOUNDS_MAX || found->count == BOUNDS_MAX)
         return;
     found->met[found->met_count++] = stmt;
-    if (stmt->op == OPQ_INSTR_inside)
+    if (stmt->op == OPQ_STMT_inside)
         found->of[found->count++] = stmt;
     for (int o = 0; o < 2 && stmt->op == OPQ_OP_bitwise_and; o++)
         find_bounds(v, stmt->operand[o], found);
@@ -158,7 +158,7 @@ static opq_status reach(const verifier *v, const opq_stmt *stmt, const int64_t *
     for (int l = 0; l < rank; l++)
         s.step[l] = v->running >> l & 1 ? opq_loops_stride(v->k, dims, stmt->access, l) : 0;
     bounds found = {0};
-    if (stmt->op == OPQ_INSTR_load && stmt->operand[0] >= 0)
+    if (stmt->op == OPQ_STMT_load && stmt->operand[0] >= 0)
         find_bounds(v, stmt->operand[0], &found);
     for (int i = found.count - 1; i >= 0;
          i--) /* of paddings around paddings the innermost, which is of the memory itself, stands last */
@@ -217,7 +217,7 @@ static opq_status check_reach(const verifier *v, const opq_stmt *stmt, const int
     if (!any)
         return OPQ_OK;
     NEED(low >= 0 && high < bytes[a->buffer] / opq_dtype_bytes((opq_dtype)a->dtype), "an access outside of its buffer");
-    if (stmt->op != OPQ_INSTR_store)
+    if (stmt->op != OPQ_STMT_store)
         return OPQ_OK;
     NEED(names_apart(v, stmt->access, dims), "two turns store one element");
     for (int d = 0; d < v->depth; d++) {
@@ -303,7 +303,7 @@ static opq_status check_bounds(verifier *v, int from, int to, const int64_t *dim
             v->running &= (uint16_t)~(1u << stmt->variable);
             v->depth--;
             i = stmt->end - 1;
-        } else if (stmt->op >= OPQ_OP_COUNT && stmt->op <= OPQ_INSTR_nonzero && stmt->access >= 0 &&
+        } else if (stmt->op >= OPQ_OP_COUNT && stmt->op <= OPQ_STMT_nonzero && stmt->access >= 0 &&
                    v->k->accesses[stmt->access].buffer >= 0) {
             OPQ_TRY(check_reach(v, stmt, dims, bytes));
         }

@@ -154,20 +154,20 @@ static void eval_memory(const machine *m, const opq_stmt *stmt, opq_number *out)
 {
     int64_t offset = offset_of(m, stmt);
     switch ((int)stmt->op) {
-    case OPQ_INSTR_load:
+    case OPQ_STMT_load:
         *out = stmt->operand[0] >= 0 && operand(m, stmt, 0).i == 0 ? zero_of((opq_dtype)stmt->dtype)
                                                                    : load(m, stmt, offset);
         break;
-    case OPQ_INSTR_inside:
+    case OPQ_STMT_inside:
         *out = (opq_number){.i = offset >= 0 && offset < m->dims[opq_dims_of(m->k->rank, stmt->access) + 2 + m->k->rank]};
         break;
-    case OPQ_INSTR_number: *out = (opq_number){.i = offset}; break;
-    case OPQ_INSTR_store: store(m, stmt, offset, operand(m, stmt, 0)); break;
-    case OPQ_INSTR_check: (void)move_at(m, stmt, &offset); break;
-    case OPQ_INSTR_load_at:
+    case OPQ_STMT_number: *out = (opq_number){.i = offset}; break;
+    case OPQ_STMT_store: store(m, stmt, offset, operand(m, stmt, 0)); break;
+    case OPQ_STMT_check: (void)move_at(m, stmt, &offset); break;
+    case OPQ_STMT_load_at:
         *out = move_at(m, stmt, &offset) ? load(m, stmt, offset) : zero_of((opq_dtype)stmt->dtype);
         break;
-    case OPQ_INSTR_store_add_at:
+    case OPQ_STMT_store_add_at:
         if (move_at(m, stmt, &offset))
             store(m, stmt, offset, opq_eval_add((opq_dtype)stmt->dtype, load(m, stmt, offset), operand(m, stmt, 1)));
         break;
@@ -258,7 +258,7 @@ static opq_status eval_stmt(machine *m, int i)
         m->values[i] = m->lists[stmt->access].items[local_index(m, &m->k->stmts[stmt->access])];
         return OPQ_OK;
     }
-    if (stmt->op == OPQ_INSTR_nonzero) {
+    if (stmt->op == OPQ_STMT_nonzero) {
         if (operand(m, stmt, 0).i == 0)
             note(m, stmt, 0);
         return OPQ_OK;

@@ -168,7 +168,7 @@ static int16_t take_access(joiner *j, int access)
 static bool copy_kept(joiner *j, int i, int kept)
 {
     const opq_stmt *stmt = &j->part->loops.stmts[i];
-    bool local = kept < OPQ_KEPT_ROWS, stores = stmt->op == OPQ_INSTR_store;
+    bool local = kept < OPQ_KEPT_ROWS, stores = stmt->op == OPQ_STMT_store;
     if (!local && stores)
         j->at[kept] = j->stmt[stmt->operand[0]];
     if (!local) {

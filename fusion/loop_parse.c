@@ -156,7 +156,7 @@ static opq_status read_access(parser *p, opq_stmt *stmt)
         else
             break;
     }
-    if (stmt->op == OPQ_INSTR_inside) {
+    if (stmt->op == OPQ_STMT_inside) {
         OPQ_TRY(opq_reader_want(&p->r, "<"));
         OPQ_TRY(want_argument(p, dims + 2 + p->out->rank));
     }
@@ -208,8 +208,8 @@ static opq_status read_op(parser *p, bool has_value, opq_stmt *stmt)
     size_t length;
     opq_op op;
     OPQ_TRY(opq_reader_word(&p->r, &word, &length));
-    for (int i = OPQ_INSTR_load; i <= OPQ_INSTR_nonzero; i++)
-        if (is_name(opq_instr_name(i), word, length)) {
+    for (int i = OPQ_STMT_load; i <= OPQ_STMT_nonzero; i++)
+        if (is_name(opq_stmt_name(i), word, length)) {
             stmt->op = (uint16_t)i;
             return opq_stmt_gives(i) == has_value ? OPQ_OK
                                                   : fail(p, has_value ? "this gives no value" : "this gives a value");
@@ -248,16 +248,16 @@ static opq_status read_constant(parser *p, opq_stmt *stmt)
 static opq_status read_memory(parser *p, opq_stmt *stmt)
 {
     if (opq_reader_peek(&p->r) != 'e')
-        return stmt->op >= OPQ_OP_COUNT && stmt->op != OPQ_INSTR_nonzero ? read_access(p, stmt) : OPQ_OK;
+        return stmt->op >= OPQ_OP_COUNT && stmt->op != OPQ_STMT_nonzero ? read_access(p, stmt) : OPQ_OK;
     int local = 0;
     uint16_t named;
     OPQ_TRY(read_local(p, &local, &named));
     if (local >= p->out->stmt_count || p->out->stmts[local].op != OPQ_STMT_local ||
         p->out->stmts[local].variables != named)
         return fail(p, "no such local");
-    if (stmt->op != OPQ_INSTR_load && stmt->op != OPQ_INSTR_store)
+    if (stmt->op != OPQ_STMT_load && stmt->op != OPQ_STMT_store)
         return fail(p, "locals are loaded and stored");
-    stmt->op = stmt->op == OPQ_INSTR_load ? OPQ_STMT_kept : OPQ_STMT_keep;
+    stmt->op = stmt->op == OPQ_STMT_load ? OPQ_STMT_kept : OPQ_STMT_keep;
     stmt->access = (int16_t)local;
     return OPQ_OK;
 }

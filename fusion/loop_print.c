@@ -7,6 +7,21 @@
  */
 #include "fusion/loop.h"
 
+static const char *const role_names[] = {"parallel", "each",   "vector", "unroll", "serial",
+                                         "lanes",    "column", "chain",  "pairs"};
+const char *opq_loop_role_name(opq_loop_role role) { return role_names[role]; }
+
+_Static_assert(OPQ_VARIABLE_MAX <= 20, "a letter per loop");
+char opq_loop_letter(int loop) { return "ijklmnopqrstuvwxyzef"[loop]; }
+
+static const char *const stmt_names[] = {"load",         "load_at", "check",  "store",
+                                         "store_add_at", "number",  "inside", "nonzero"};
+_Static_assert(OPQ_OP_COUNT + sizeof stmt_names / sizeof *stmt_names == OPQ_STMT_loop, "a name for each with operands");
+const char *opq_stmt_name(int op)
+{
+    return op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)op)->name : stmt_names[op - OPQ_OP_COUNT];
+}
+
 static void indent(opq_text *text, int depth)
 {
     for (int i = 0; i < depth; i++)
@@ -33,7 +48,7 @@ static void print_access(const opq_loops *k, const opq_stmt *stmt, opq_text *tex
     }
     if (opq_op_checks(stmt->op))
         opq_text_add(text, " + %%%d*d%d", stmt->operand[0], dims + 1 + k->rank);
-    if (opq_op_checks(stmt->op) || stmt->op == OPQ_INSTR_inside)
+    if (opq_op_checks(stmt->op) || stmt->op == OPQ_STMT_inside)
         opq_text_add(text, " < d%d", dims + 2 + k->rank);
     opq_text_add(text, "]");
 }
@@ -56,11 +71,27 @@ static void print_carried(const opq_stmt *stmt, int i, opq_text *text)
     const char *dtype = opq_dtype_name((opq_dtype)stmt->dtype);
     if (stmt->op == OPQ_STMT_carry)
         opq_text_add(text, stmt->by ? "%%%d = carry %s %s by %d\n" : "%%%d = carry %s %s\n", i,
-                     opq_instr_name((int)stmt->value.i), dtype, stmt->by);
+                     opq_stmt_name((int)stmt->value.i), dtype, stmt->by);
     else if (stmt->op != OPQ_STMT_fold)
         opq_text_add(text, "%%%d = %s %s %%%d\n", i, stmt->op == OPQ_STMT_at ? "at" : "halves", dtype, stmt->access);
     else
         opq_text_add(text, "fold %s %%%d, %%%d\n", dtype, stmt->access, stmt->operand[0]);
+}
+
+/* " 0x1p+0" of a constant, " s2" of a scalar, " to f16" of a cast that rounds, nothing of any other op. */
+static void print_value(int op, opq_dtype dtype, opq_number value, opq_text *text)
+{
+    opq_class class_ = op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)op)->class_ : OPQ_CLASS_COUNT;
+    if (class_ == OPQ_CLASS_SCALAR)
+        opq_text_add(text, " s%lld", (long long)value.i);
+    else if (class_ == OPQ_CLASS_CAST && (value.i == OPQ_f16 || value.i == OPQ_bf16))
+        opq_text_add(text, " to %s", opq_dtype_name((opq_dtype)value.i));
+    else if (class_ == OPQ_CLASS_SCAN && value.i != dtype)
+        opq_text_add(text, " in %s", opq_dtype_name((opq_dtype)value.i));
+    else if (class_ == OPQ_CLASS_CONST && opq_dtype_kind_of(dtype) == OPQ_KIND_FLOAT)
+        opq_text_add(text, " %a", value.f);
+    else if (class_ == OPQ_CLASS_CONST)
+        opq_text_add(text, " %lld", (long long)value.i);
 }
 
 static void print_stmt(const opq_loops *k, int i, opq_text *text)
@@ -71,10 +102,10 @@ static void print_stmt(const opq_loops *k, int i, opq_text *text)
         return;
     }
     bool local = stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept;
-    int op = !local ? stmt->op : stmt->op == OPQ_STMT_keep ? OPQ_INSTR_store : OPQ_INSTR_load;
+    int op = !local ? stmt->op : stmt->op == OPQ_STMT_keep ? OPQ_STMT_store : OPQ_STMT_load;
     if (opq_stmt_gives(op))
         opq_text_add(text, "%%%d = ", i);
-    opq_text_add(text, "%s %s", opq_instr_name(op), opq_dtype_name((opq_dtype)stmt->dtype));
+    opq_text_add(text, "%s %s", opq_stmt_name(op), opq_dtype_name((opq_dtype)stmt->dtype));
     if (local)
         print_local(k, &k->stmts[stmt->access], stmt->access, text);
     else if (stmt->access >= 0)
@@ -85,7 +116,7 @@ static void print_stmt(const opq_loops *k, int i, opq_text *text)
             opq_text_add(text, "%s%%%d", before, stmt->operand[o]);
             before = ", ";
         }
-    opq_instr_value_print(op, (opq_dtype)stmt->dtype, stmt->value, text);
+    print_value(op, (opq_dtype)stmt->dtype, stmt->value, text);
     opq_text_add(text, "\n");
 }
 

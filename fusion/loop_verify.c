@@ -50,7 +50,7 @@ static opq_dtype in_memory(const verifier *v, int i)
     const opq_stmt *load = &v->k->stmts[i];
     bool widened = load->op == OPQ_OP_cast;
     load = widened ? &v->k->stmts[load->operand[0]] : load;
-    opq_dtype dtype = load->op == OPQ_INSTR_load ? (opq_dtype)v->k->accesses[load->access].dtype : OPQ_raw8;
+    opq_dtype dtype = load->op == OPQ_STMT_load ? (opq_dtype)v->k->accesses[load->access].dtype : OPQ_raw8;
     return !widened || dtype == OPQ_i8 ? dtype : OPQ_raw8;
 }
 
@@ -141,7 +141,7 @@ static opq_status check_access(const verifier *v, const opq_stmt *stmt, bool buf
     for (int l = 0; l < v->k->rank; l++)
         NEED(a->stride[l] == OPQ_STRIDE_zero || v->running >> l & 1, "an access along a variable of no loop around");
     opq_dtype moved = is_raw((opq_dtype)a->dtype) ? (opq_dtype)a->dtype : opq_compute_dtype((opq_dtype)a->dtype);
-    NEED(!buffer || stmt->op == OPQ_INSTR_check || stmt->dtype == moved, "memory of another dtype");
+    NEED(!buffer || stmt->op == OPQ_STMT_check || stmt->dtype == moved, "memory of another dtype");
     return OPQ_OK;
 }
 
@@ -156,24 +156,24 @@ static bool in_order(const verifier *v)
 static opq_status check_memory(const verifier *v, const opq_stmt *stmt)
 {
     int op = stmt->op;
-    bool written = op == OPQ_INSTR_store || op == OPQ_INSTR_store_add_at;
-    int operands = op == OPQ_INSTR_store_add_at || op == OPQ_INSTR_nonzero ? 2 : written || opq_op_checks(op) ? 1 : 0;
-    if (op == OPQ_INSTR_load && stmt->operand[0] >= 0)
+    bool written = op == OPQ_STMT_store || op == OPQ_STMT_store_add_at;
+    int operands = op == OPQ_STMT_store_add_at || op == OPQ_STMT_nonzero ? 2 : written || opq_op_checks(op) ? 1 : 0;
+    if (op == OPQ_STMT_load && stmt->operand[0] >= 0)
         operands = 1;
     OPQ_TRY(check_operands(v, stmt, operands));
-    if (op == OPQ_INSTR_nonzero) {
+    if (op == OPQ_STMT_nonzero) {
         opq_dtype_kind kind = opq_dtype_kind_of(operand_dtype(v, stmt, 0));
         NEED(kind != OPQ_KIND_FLOAT && kind != OPQ_KIND_RAW, "a divisor that is no integer");
         return OPQ_OK;
     }
-    OPQ_TRY(check_access(v, stmt, op != OPQ_INSTR_number && op != OPQ_INSTR_check && op != OPQ_INSTR_inside));
-    NEED(op != OPQ_INSTR_load || operands == 0 || operand_dtype(v, stmt, 0) == OPQ_bool, "a condition that is no bool");
-    NEED(op != OPQ_INSTR_inside || stmt->dtype == OPQ_bool, "the result is bool");
+    OPQ_TRY(check_access(v, stmt, op != OPQ_STMT_number && op != OPQ_STMT_check && op != OPQ_STMT_inside));
+    NEED(op != OPQ_STMT_load || operands == 0 || operand_dtype(v, stmt, 0) == OPQ_bool, "a condition that is no bool");
+    NEED(op != OPQ_STMT_inside || stmt->dtype == OPQ_bool, "the result is bool");
     NEED(!opq_op_checks(op) || operand_dtype(v, stmt, 0) == OPQ_i64, "an index that is not i64");
-    NEED(op != OPQ_INSTR_number || stmt->dtype == OPQ_i64, "a number is i64");
+    NEED(op != OPQ_STMT_number || stmt->dtype == OPQ_i64, "a number is i64");
     NEED(!written || operand_dtype(v, stmt, operands - 1) == stmt->dtype, "an operand of another dtype");
     NEED(!written || v->k->written[v->k->accesses[stmt->access].buffer], "a store into a buffer that is not out");
-    NEED(op != OPQ_INSTR_store_add_at || in_order(v),
+    NEED(op != OPQ_STMT_store_add_at || in_order(v),
          "adding to an element that is found at run time needs serial loops");
     return OPQ_OK;
 }
@@ -296,7 +296,7 @@ static opq_status check_shared_block(const verifier *v, const opq_stmt *loop)
             NEED(v->k->stmts[i].end == loop->end, "in a loop of a sequence stands the next, as the last");
             break;
         }
-        NEED(!constant || op != OPQ_INSTR_store_add_at, "an addition that is made more than once");
+        NEED(!constant || op != OPQ_STMT_store_add_at, "an addition that is made more than once");
         NEED(constant || op == OPQ_STMT_loop || (opq_stmt_gives(op) && !opq_op_checks(op) && op != OPQ_STMT_kept),
              "more than values in several loops of a block");
     }
@@ -393,7 +393,7 @@ static opq_status check_block(verifier *v, int from, int to)
         }
         if (stmt->op < OPQ_OP_COUNT)
             OPQ_TRY(check_op(v, stmt));
-        else if (stmt->op <= OPQ_INSTR_nonzero)
+        else if (stmt->op <= OPQ_STMT_nonzero)
             OPQ_TRY(check_memory(v, stmt));
         else if (stmt->op >= OPQ_STMT_carry)
             OPQ_TRY(check_carried(v, stmt));

@@ -23,29 +23,9 @@ bool opq_refusal_acts(opq_refusal refusal) { return refusals[refusal].acts; }
 
 bool opq_node_is_free(const opq_graph *graph, opq_ref ref)
 {
-    const opq_node *node = opq_node_at(graph, ref);
-    switch (opq_node_class(node)) {
-    case OPQ_CLASS_CONST:
-    case OPQ_CLASS_SCALAR:
-    case OPQ_CLASS_IOTA:
-    case OPQ_CLASS_VIEW: return true;
-    case OPQ_CLASS_INPUT:
-    case OPQ_CLASS_REDUCE:
-    case OPQ_CLASS_SCAN:
-    case OPQ_CLASS_RANDOM:
-    case OPQ_CLASS_EWISE:
-    case OPQ_CLASS_CAST:
-    case OPQ_CLASS_UPDATE:
-    case OPQ_CLASS_CONCAT:
-    case OPQ_CLASS_INDEX:
-    case OPQ_CLASS_SCATTER:
-    case OPQ_CLASS_MATMUL:
-    case OPQ_CLASS_ROUTINE:
-    case OPQ_CLASS_COMPOSITE:
-    case OPQ_CLASS_EXTERN:
-    case OPQ_CLASS_COUNT: break;
-    }
-    return false;
+    opq_class class_ = opq_node_class(opq_node_at(graph, ref));
+    return class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR || class_ == OPQ_CLASS_IOTA ||
+           class_ == OPQ_CLASS_VIEW;
 }
 
 opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref ref)
@@ -57,13 +37,12 @@ opq_ref opq_lower_base(const opq_graph *graph, const int32_t *group_of, opq_ref 
 
 static void begin(opq_lower_state *state, const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered)
 {
-    memset(state, 0, offsetof(opq_lower_state, instrs));
+    memset(state, 0, offsetof(opq_lower_state, body));
     state->request = request;
     state->graph = request->graph;
     state->arena = arena;
     state->out = out_lowered;
-    state->at = -1;
-    state->guard = -1;
+    state->at = state->guard = state->product = -1;
     state->at_node = -1;
     memset(state->bucket, 0xff, sizeof state->bucket);
 }
@@ -75,7 +54,7 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
     out_lowered->matmul = -1;
     begin(state, request, arena, out_lowered);
 
-    if (!opq_lower_idle(request)) /* else: no loops, no instructions, and any nodes go together */
+    if (!opq_lower_idle(request)) /* else: no loops, no statements, and any nodes go together */
         state->refusal = opq_lower_space(state);
     opq_lower_stored(state);
     opq_status status = OPQ_OK;
@@ -87,9 +66,9 @@ opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_low
         opq_lower_window(&out_lowered->loops, out_lowered->dims);
     out_lowered->refusal = state->refusal;
     out_lowered->argument_count = state->buffer_count + state->scalar_count;
-    for (int i = 0; i < state->instr_count; i++)
-        out_lowered->load_count += state->instrs[i].op == OPQ_INSTR_load || state->instrs[i].op == OPQ_INSTR_load_at;
-    out_lowered->fill = state->memo_count > state->instr_count * 2 ? (state->memo_count + 1) / 2 : state->instr_count;
+    for (int i = 0; i < state->body_count; i++)
+        out_lowered->load_count += state->body[i].op == OPQ_STMT_load || state->body[i].op == OPQ_STMT_load_at;
+    out_lowered->fill = state->memo_count > state->body_count * 2 ? (state->memo_count + 1) / 2 : state->body_count;
     opq_arena_drop(&state->maps);
     return status;
 }

@@ -1,4 +1,4 @@
-/* Schedule: a set of nodes becomes one loop nest. Legality is this function: what lowers can be one kernel, what does not has a
+/* Lowering: a set of nodes becomes one tree of loops. Legality is this function: what lowers can be one kernel, what does not has a
  * named reason. Grouping tries and keeps; the plan lowers again what was kept.
  */
 #ifndef OPAQUE_FUSION_LOWER_H
@@ -67,7 +67,7 @@ typedef struct opq_lower_request {
 typedef struct opq_lowered {
     opq_refusal refusal;
     int argument_count;
-    int fill; /* of OPQ_BODY_MAX: instructions, or half of the values that became one, of which there may be twice as many */
+    int fill; /* of OPQ_BODY_MAX: statements, or half of the values that became one, of which there may be twice as many */
     int load_count;
     opq_loops loops; /* without a name; empty unless `decided` */
     opq_ref *buffers;
@@ -75,8 +75,6 @@ typedef struct opq_lowered {
     int64_t *dims;
     opq_ref matmul; /* the group's, or -1 */
     bool direct;    /* its product is made by the kernel itself */
-    bool serial;
-    int64_t row_count; /* elements of a row: product of reduced extents */
 } opq_lowered;
 
 /* `arena` holds the answer. OPQ_OK also for a refusal. */

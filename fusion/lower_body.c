@@ -1,6 +1,6 @@
-/* The body of a kernel: walks from a stored node to memory, one instruction per (node, index map).
+/* The body of a kernel: walks from a stored node to memory, one statement per (node, index map).
  *
- * A node that is used under two maps becomes two instructions: x + x.t() computes x twice rather than storing it. What is not in
+ * A node that is used under two maps becomes two statements: x + x.t() computes x twice rather than storing it. What is not in
  * the group is loaded; constants, scalars, iota and views that nobody stores are followed where they are used.
  */
 #include "fusion/lower_state.h"
@@ -9,7 +9,8 @@
 
 int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal)
 {
-    state->refusal = refusal;
+    if (state->refusal == OPQ_REFUSAL_none)
+        state->refusal = refusal;
     return -1;
 }
 
@@ -19,57 +20,65 @@ static opq_dtype memory_dtype(opq_dtype dtype)
     return opq_dtype_kind_of(dtype) == OPQ_KIND_RAW ? opq_compute_dtype(dtype) : dtype;
 }
 
-opq_instr opq_lower_blank(int op, opq_dtype dtype)
+opq_stmt opq_lower_stmt(int op, opq_dtype dtype, int x, int y)
 {
-    opq_instr instr = {
-        .op = (uint16_t)op, .dtype = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .spill = -1, .node = -1};
-    return instr;
+    opq_stmt stmt = opq_stmt_make(op);
+    stmt.dtype = (uint8_t)dtype;
+    stmt.operand[0] = (int16_t)x;
+    stmt.operand[1] = (int16_t)y;
+    return stmt;
 }
 
-int opq_lower_push(opq_lower_state *state, const opq_instr *instr)
+int opq_lower_push(opq_lower_state *state, const opq_stmt *stmt)
 {
-    if (state->instr_count >= OPQ_BODY_MAX)
+    if (state->body_count >= OPQ_BODY_MAX)
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
-    state->instrs[state->instr_count] = *instr;
-    return state->instr_count++;
+    if (state->refusal != OPQ_REFUSAL_none) /* an operand was refused */
+        return -1;
+    state->keeps[state->body_count] = false;
+    state->body[state->body_count] = *stmt;
+    return state->body_count++;
 }
 
-int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine)
+int opq_lower_op(opq_lower_state *state, int op, opq_dtype dtype, int x, int y)
 {
-    int buffer = -1;
+    opq_stmt stmt = opq_lower_stmt(op, dtype, x, y);
+    return opq_lower_push(state, &stmt);
+}
+
+static int find_buffer(opq_lower_state *state, opq_ref memory, bool written)
+{
+    int buffer = 0;
+    while (buffer < state->buffer_count && (state->buffers[buffer] != memory || state->written[buffer] != written))
+        buffer++;
+    if (buffer == OPQ_BUFFER_MAX)
+        return opq_lower_refuse(state, OPQ_REFUSAL_buffers);
+    if (buffer == state->buffer_count) {
+        state->buffers[buffer] = memory;
+        state->written[buffer] = written ? OPQ_BUFFER_out : OPQ_BUFFER_in;
+        state->buffer_count++;
+    }
+    return buffer;
+}
+
+int opq_lower_move(opq_lower_state *state, opq_stmt *stmt, opq_ref memory, opq_dtype dtype, const opq_affine *affine)
+{
+    bool written = stmt->op == OPQ_STMT_store || stmt->op == OPQ_STMT_store_add_at;
     if (state->access_count >= OPQ_ACCESS_MAX)
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
-    if (memory >= 0) {
-        for (buffer = 0; buffer < state->buffer_count; buffer++)
-            if (state->buffers[buffer] == memory && state->written[buffer] == written)
-                break;
-        if (buffer == state->buffer_count) {
-            if (buffer >= OPQ_BUFFER_MAX)
-                return opq_lower_refuse(state, OPQ_REFUSAL_buffers);
-            state->buffers[buffer] = memory;
-            state->written[buffer] = written;
-            state->buffer_count++;
-        }
-    }
+    int buffer = memory < 0 ? -1 : find_buffer(state, memory, written);
     state->accesses[state->access_count] = (opq_access){.buffer = (int16_t)buffer, .dtype = (uint8_t)memory_dtype(dtype)};
     state->affines[state->access_count] = *affine;
     state->at_extents[state->access_count] = affine->coef[OPQ_AT] ? state->space.extent[OPQ_AT] : 0;
-    return state->access_count++;
+    stmt->access = (int16_t)state->access_count++;
+    return opq_lower_push(state, stmt);
 }
 
 static int push_number(opq_lower_state *state, const opq_affine *affine)
 {
-    opq_instr number = opq_lower_blank(OPQ_INSTR_number, OPQ_i64);
-    number.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, affine);
-    return number.access < 0 ? -1 : opq_lower_push(state, &number);
-}
-
-static int push_i64(opq_lower_state *state, opq_op op, int a, int b)
-{
-    opq_instr instr = opq_lower_blank(op, OPQ_i64);
-    instr.operand[0] = (int16_t)a;
-    instr.operand[1] = (int16_t)b;
-    return a < 0 || b < 0 ? -1 : opq_lower_push(state, &instr);
+    opq_stmt number = opq_stmt_make(OPQ_STMT_number);
+    number.dtype = OPQ_i64;
+    return opq_lower_move(state, &number, -1, OPQ_i64, affine);
 }
 
 /* A number that moves with an index read at run time is the index times its stride and the rest. */
@@ -77,11 +86,12 @@ static int emit_number(opq_lower_state *state, const opq_affine *affine)
 {
     opq_affine rest = *affine, stride = {.offset = affine->coef[OPQ_AT]};
     rest.coef[OPQ_AT] = 0;
-    int number = push_number(state, &rest);
+    int number = push_number(state, &rest), moved = state->at;
     if (number < 0 || stride.offset == 0)
         return number;
-    int moved = stride.offset == 1 ? state->at : push_i64(state, OPQ_OP_mul, state->at, push_number(state, &stride));
-    return push_i64(state, OPQ_OP_add, moved, number);
+    if (stride.offset != 1)
+        moved = opq_lower_op(state, OPQ_OP_mul, OPQ_i64, moved, push_number(state, &stride));
+    return opq_lower_op(state, OPQ_OP_add, OPQ_i64, moved, number);
 }
 
 static int push_size(opq_lower_state *state, int64_t size)
@@ -99,9 +109,9 @@ int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affin
         inside *= iota->type.size[d];
     int value = emit_number(state, linear);
     if (value >= 0 && inside > 1)
-        value = push_i64(state, OPQ_OP_div_trunc, value, push_size(state, inside));
+        value = opq_lower_op(state, OPQ_OP_div_trunc, OPQ_i64, value, push_size(state, inside));
     if (value >= 0 && inside * iota->type.size[axis] < opq_type_count(&iota->type))
-        value = push_i64(state, OPQ_OP_remainder, value, push_size(state, iota->type.size[axis]));
+        value = opq_lower_op(state, OPQ_OP_remainder, OPQ_i64, value, push_size(state, iota->type.size[axis]));
     return value;
 }
 
@@ -110,8 +120,7 @@ int opq_lower_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtyp
     opq_dtype compute_from = opq_compute_dtype(from), compute_to = opq_compute_dtype(to);
     if (compute_from == compute_to && (to == compute_to || to == from))
         return operand;
-    opq_instr cast = opq_lower_blank(OPQ_OP_cast, compute_to);
-    cast.operand[0] = (int16_t)operand;
+    opq_stmt cast = opq_lower_stmt(OPQ_OP_cast, compute_to, operand, -1);
     cast.value.i = to;
     return opq_lower_push(state, &cast);
 }
@@ -120,13 +129,12 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
 {
     const opq_type *type = &opq_node_at(state->graph, memory)->type;
     bool indirect = linear->coef[OPQ_AT] != 0;
-    opq_instr load = opq_lower_blank(indirect ? OPQ_INSTR_load_at : OPQ_INSTR_load, opq_compute_dtype(type->dtype));
+    opq_stmt load = opq_lower_stmt(indirect ? OPQ_STMT_load_at : OPQ_STMT_load, opq_compute_dtype(type->dtype),
+                                   indirect ? state->at : state->guard, -1);
     if (indirect && state->guard >= 0)
         return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
-    load.operand[0] = indirect ? state->at : state->guard;
     load.node = indirect ? state->at_node : -1;
-    load.access = (int16_t)opq_lower_access(state, memory, type->dtype, false, linear);
-    return load.access < 0 ? -1 : opq_lower_push(state, &load);
+    return opq_lower_move(state, &load, memory, type->dtype, linear);
 }
 
 static int emit_scalar(opq_lower_state *state, opq_ref ref)
@@ -140,7 +148,7 @@ static int emit_scalar(opq_lower_state *state, opq_ref ref)
             return opq_lower_refuse(state, OPQ_REFUSAL_buffers);
         state->scalars[state->scalar_count++] = ref;
     }
-    opq_instr scalar = opq_lower_blank(OPQ_OP_scalar, opq_compute_dtype(node->type.dtype));
+    opq_stmt scalar = opq_lower_stmt(OPQ_OP_scalar, opq_compute_dtype(node->type.dtype), -1, -1);
     scalar.value.i = slot;
     return opq_lower_push(state, &scalar);
 }
@@ -148,10 +156,10 @@ static int emit_scalar(opq_lower_state *state, opq_ref ref)
 int opq_lower_const(opq_lower_state *state, const opq_node *node)
 {
     const opq_attr *value = opq_node_attr(node, OPQ_ATTR_value);
-    opq_instr instr = opq_lower_blank(OPQ_OP_const, opq_compute_dtype(node->type.dtype));
+    opq_stmt made = opq_lower_stmt(OPQ_OP_const, opq_compute_dtype(node->type.dtype), -1, -1);
     if (value)
-        instr.value = value->number;
-    return opq_lower_push(state, &instr);
+        made.value = value->number;
+    return opq_lower_push(state, &made);
 }
 
 bool opq_lower_repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
@@ -174,16 +182,12 @@ static int emit_random(opq_lower_state *state, const opq_node *node, const opq_i
     opq_index_map none = {0};
     if (opq_lower_repeats(state, node, map))
         return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
-    opq_instr instr = opq_lower_blank(node->op, OPQ_f32);
     int index = emit_number(state, &linear);
     int seed = index < 0 ? -1 : opq_lower_emit(state, node->operand[0], &none);
     int offset = seed < 0 ? -1 : opq_lower_emit(state, node->operand[1], &none);
-    if (offset < 0)
-        return -1;
-    instr.operand[0] = (int16_t)index;
-    instr.operand[1] = (int16_t)seed;
-    instr.operand[2] = (int16_t)offset;
-    return opq_lower_push(state, &instr);
+    opq_stmt random = opq_lower_stmt(node->op, OPQ_f32, index, seed);
+    random.operand[2] = (int16_t)offset;
+    return opq_lower_push(state, &random);
 }
 
 /* Is every element of the node computed? Its row-major index must then run over the loops that move it without a gap. */
@@ -205,20 +209,19 @@ static bool covers(const opq_lower_state *state, const opq_node *node, const opq
 }
 
 /* Nothing that may fail is computed of what is not there. */
-static bool push_nonzero(opq_lower_state *state, const opq_node *node, const opq_instr *division)
+static bool push_nonzero(opq_lower_state *state, const opq_node *node, const opq_stmt *division)
 {
-    opq_instr check = opq_lower_blank(OPQ_INSTR_nonzero, (opq_dtype)division->dtype);
+    opq_stmt check =
+        opq_lower_stmt(OPQ_STMT_nonzero, (opq_dtype)division->dtype, division->operand[1], division->operand[0]);
     if (state->guard >= 0)
         return opq_lower_refuse(state, OPQ_REFUSAL_part) >= 0;
-    check.operand[0] = division->operand[1];
-    check.operand[1] = division->operand[0];
     check.node = (opq_ref)(node - state->graph->nodes);
     return opq_lower_push(state, &check) >= 0;
 }
 
 static int emit_elementwise(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
-    opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
+    opq_stmt made = opq_lower_stmt(node->op, opq_compute_dtype(node->type.dtype), -1, -1);
     opq_index_map operand_map;
     if (opq_lower_repeats(state, node, map))
         return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
@@ -230,14 +233,27 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
         int operand = opq_lower_emit(state, node->operand[k], &operand_map);
         if (operand < 0)
             return -1;
-        instr.operand[k] = (int16_t)operand;
+        made.operand[k] = (int16_t)operand;
     }
     if (opq_node_class(node) == OPQ_CLASS_CAST)
-        return opq_lower_cast(state, instr.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
+        return opq_lower_cast(state, made.operand[0], opq_node_at(state->graph, node->operand[0])->type.dtype,
                               node->type.dtype);
-    if (opq_node_divides(node) && !push_nonzero(state, node, &instr))
+    if (opq_node_divides(node) && !push_nonzero(state, node, &made))
         return -1;
-    return opq_lower_push(state, &instr);
+    return opq_lower_push(state, &made);
+}
+
+opq_affine opq_lower_index(const opq_space *space, bool kept, bool reduced, int64_t *out_turns)
+{
+    opq_affine index = {0};
+    *out_turns = 1;
+    for (int l = space->rank - 1; l >= 0; l--) {
+        if (!(opq_role_reduces(space->role[l]) ? reduced : kept))
+            continue;
+        index.coef[l] = space->extent[l] == 1 ? 0 : *out_turns;
+        *out_turns *= space->extent[l];
+    }
+    return index;
 }
 
 /* A reduction fits if its kept index runs over exactly the kept loops, in order; then its operand runs over all loops. */
@@ -245,24 +261,21 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
 {
     const opq_space *space = &state->space;
     const opq_type *type = &opq_node_at(state->graph, node->operand[0])->type;
-    opq_affine kept = opq_affine_linear(map, &node->type), want_kept = {0}, reduced = {0};
-    int64_t kept_stride = 1, reduced_stride = 1;
-    int64_t run = 1;
+    int64_t kept_turns, reduced_turns, run = 1;
+    opq_affine index = opq_affine_linear(map, &node->type);
+    opq_affine kept = opq_lower_index(space, true, false, &kept_turns),
+               reduced = opq_lower_index(space, false, true, &reduced_turns);
     bool reduces = false; /* a reduction of extents of 1 needs its loop all the same */
-    for (int l = space->rank - 1; l >= 0; l--) {
-        reduces = reduces || space->reduced[l];
-        opq_affine *side = space->reduced[l] ? &reduced : &want_kept;
-        int64_t *stride = space->reduced[l] ? &reduced_stride : &kept_stride;
-        side->coef[l] = space->extent[l] == 1 ? 0 : *stride;
-        *stride *= space->extent[l];
-        run *= state->role[l] == OPQ_ROLE_reduced_inner ? space->extent[l] : 1;
+    for (int l = 0; l < space->rank; l++) {
+        reduces = reduces || opq_role_reduces(space->role[l]);
+        run *= space->role[l] == OPQ_ROLE_reduced_inner ? space->extent[l] : 1;
     }
     if (!state->column && run != opq_node_run(node, type)) /* its partial results are others */
         return opq_lower_refuse(state, OPQ_REFUSAL_axes);
-    if (!reduces || opq_type_count(type) != kept_stride * reduced_stride || opq_type_count(&node->type) != kept_stride ||
+    if (!reduces || opq_type_count(type) != kept_turns * reduced_turns || opq_type_count(&node->type) != kept_turns ||
         (opq_node_int(node, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column) != state->column)
         return opq_lower_refuse(state, OPQ_REFUSAL_axes);
-    if (!opq_affine_equal(&kept, &want_kept))
+    if (!opq_affine_equal(&index, &kept))
         return opq_lower_refuse(state, OPQ_REFUSAL_space);
 
     opq_type reduced_type = *type; /* the reduced dims alone, others 1 */
@@ -279,29 +292,23 @@ static int emit_reduce(opq_lower_state *state, const opq_node *node, const opq_i
     state->guard = -1; /* all that is reduced is there, whatever is made of the result */
     int operand = opq_lower_emit(state, node->operand[0], &operand_map);
     state->guard = outer;
-    if (operand < 0)
-        return -1;
-    opq_instr instr = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
-    instr.operand[0] = (int16_t)operand;
-    return opq_lower_push(state, &instr);
+    return opq_lower_op(state, node->op, opq_compute_dtype(node->type.dtype), operand, -1);
 }
 
 /* Nothing is read at the index in state->at where the operand is a constant or broadcast along the axis: the index is checked
  * all the same, as far as no load does it. */
 static bool emit_check(opq_lower_state *state, int64_t extent)
 {
-    for (int i = state->instr_count - 1; i > state->at; i--) {
-        const opq_instr *instr = &state->instrs[i];
-        if (opq_instr_checks(instr) && instr->operand[0] == state->at && state->at_extents[instr->access] == extent)
+    for (int i = state->body_count - 1; i > state->at; i--) {
+        const opq_stmt *stmt = &state->body[i];
+        if (opq_op_checks(stmt->op) && stmt->operand[0] == state->at && state->at_extents[stmt->access] == extent)
             return true;
     }
     opq_affine at = {0};
     at.coef[OPQ_AT] = 1;
-    opq_instr check = opq_lower_blank(OPQ_INSTR_check, OPQ_i64);
-    check.operand[0] = state->at;
+    opq_stmt check = opq_lower_stmt(OPQ_STMT_check, OPQ_i64, state->at, -1);
     check.node = state->at_node;
-    check.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, &at);
-    return check.access >= 0 && opq_lower_push(state, &check) >= 0;
+    return opq_lower_move(state, &check, -1, OPQ_i64, &at) >= 0;
 }
 
 /* The operand is read with its `axis` index replaced by a value: the value becomes the variable OPQ_AT. */
@@ -347,45 +354,25 @@ static int emit_index(opq_lower_state *state, const opq_node *node, const opq_in
 static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *map)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
+    opq_class class_ = opq_node_class(node);
     bool member = state->request->group_of[ref] == state->request->group;
-    bool stored_elsewhere = !member && opq_lower_is_stored(state, ref);
-    opq_affine linear;
-    switch (opq_node_class(node)) {
+    bool number = class_ == OPQ_CLASS_CONST || class_ == OPQ_CLASS_SCALAR;
+    if (!member && !number && (!opq_node_is_free(state->graph, ref) || opq_lower_is_stored(state, ref))) {
+        opq_affine linear = opq_affine_linear(map, &node->type);
+        return opq_lower_load(state, ref, &linear);
+    }
+    switch (class_) {
     case OPQ_CLASS_CONST: return opq_lower_const(state, node);
     case OPQ_CLASS_SCALAR: return emit_scalar(state, ref);
-    case OPQ_CLASS_IOTA:
-        if (!stored_elsewhere)
-            return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
-        break;
-    case OPQ_CLASS_VIEW:
-        if (!stored_elsewhere)
-            return opq_lower_view(state, node, map);
-        break;
-    case OPQ_CLASS_RANDOM:
-        if (member)
-            return emit_random(state, node, map);
-        break;
+    case OPQ_CLASS_IOTA: return emit_number(state, &map->dim[opq_node_int(node, OPQ_ATTR_axis, 0)]);
+    case OPQ_CLASS_VIEW: return opq_lower_view(state, node, map);
+    case OPQ_CLASS_RANDOM: return emit_random(state, node, map);
     case OPQ_CLASS_EWISE:
-    case OPQ_CLASS_CAST:
-        if (member)
-            return emit_elementwise(state, node, map);
-        break;
-    case OPQ_CLASS_REDUCE:
-        if (member)
-            return emit_reduce(state, node, map);
-        break;
-    case OPQ_CLASS_SCAN:
-        if (member)
-            return opq_lower_scan(state, node, map);
-        break;
-    case OPQ_CLASS_INDEX:
-        if (member)
-            return emit_index(state, node, map);
-        break;
-    case OPQ_CLASS_MATMUL:
-        if (member)
-            return opq_lower_product(state, ref, map);
-        break;
+    case OPQ_CLASS_CAST: return emit_elementwise(state, node, map);
+    case OPQ_CLASS_REDUCE: return emit_reduce(state, node, map);
+    case OPQ_CLASS_SCAN: return opq_lower_scan(state, node, map);
+    case OPQ_CLASS_INDEX: return emit_index(state, node, map);
+    case OPQ_CLASS_MATMUL: return opq_lower_product(state, ref, map);
     case OPQ_CLASS_INPUT:
     case OPQ_CLASS_UPDATE:
     case OPQ_CLASS_CONCAT:
@@ -393,13 +380,9 @@ static int emit_node(opq_lower_state *state, opq_ref ref, const opq_index_map *m
     case OPQ_CLASS_ROUTINE:
     case OPQ_CLASS_COMPOSITE:
     case OPQ_CLASS_EXTERN:
-    case OPQ_CLASS_COUNT:
-        if (member)
-            return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
-        break;
+    case OPQ_CLASS_COUNT: break;
     }
-    linear = opq_affine_linear(map, &node->type);
-    return opq_lower_load(state, ref, &linear);
+    return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
 }
 
 /* A node may be read at many places, sliced or at indices: then these differ in offsets or in the index. */
@@ -423,25 +406,25 @@ int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map
         const opq_memo *memo = &state->memos[i];
         if (memo->node == ref && memo->at == at && memo->guard == state->guard &&
             memcmp(memo->dim, map->dim, (size_t)rank * sizeof *memo->dim) == 0)
-            return memo->instr;
+            return memo->stmt;
     }
     if (state->nesting == OPQ_NESTING_MAX)
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     state->nesting++;
-    int instr = emit_node(state, ref, map);
+    int stmt = emit_node(state, ref, map);
     state->nesting--;
-    if (instr < 0)
+    if (stmt < 0)
         return -1;
     if (state->memo_count >= OPQ_BODY_MAX * 2)
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     opq_memo *memo = &state->memos[state->memo_count];
     *memo =
-        (opq_memo){.node = ref, .instr = (int16_t)instr, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
+        (opq_memo){.node = ref, .stmt = (int16_t)stmt, .at = at, .guard = state->guard, .next = state->bucket[bucket]};
     memo->dim = opq_arena_copy(&state->maps, map->dim, (size_t)rank * sizeof *memo->dim);
     if (rank > 0 && memo->dim == NULL) {
         state->no_memory = true;
         return opq_lower_refuse(state, OPQ_REFUSAL_body_size);
     }
     state->bucket[bucket] = (int16_t)state->memo_count++;
-    return instr;
+    return stmt;
 }

@@ -214,7 +214,7 @@ static opq_affine index_over(const opq_space *space, bool reduced)
     opq_affine index = {0};
     int64_t stride = 1;
     for (int l = space->rank - 1; l >= 0; l--)
-        if (space->reduced[l] == reduced) {
+        if (opq_role_reduces(space->role[l]) == reduced) {
             index.coef[l] = stride;
             stride *= space->extent[l];
         }
@@ -247,19 +247,13 @@ static bool walks_in_order(const opq_lower_state *state, const opq_node *node, c
     if (linear.offset != 0 || linear.coef[OPQ_AT] != 0)
         return false;
     for (int l = state->space.rank - 1; l >= 0; l--) {
-        if (state->space.reduced[l])
+        if (opq_role_reduces(state->space.role[l]))
             continue;
         if (state->space.extent[l] != 1 && linear.coef[l] != stride)
             return false;
         stride *= state->space.extent[l];
     }
     return true;
-}
-
-static int refuse(opq_lower_state *state, opq_refusal refusal)
-{
-    state->refusal = refusal;
-    return -1;
 }
 
 /* -1: refused. */
@@ -270,7 +264,7 @@ static int load_matrix(opq_lower_state *state, opq_ref operand, opq_index_map *o
     matrix found = {.memory = operand};
     if (!find_memory(state->graph, rq->group_of, rq->in_memory, &state->space, false, own, &found)) {
         if (rq->decided)
-            return refuse(state, OPQ_REFUSAL_view);
+            return opq_lower_refuse(state, OPQ_REFUSAL_view);
         return opq_lower_load(state, operand, &as_it_is); /* grouping will store it */
     }
     int16_t outer = state->guard;
@@ -287,8 +281,8 @@ int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *
     const opq_node *node = opq_node_at(state->graph, ref);
     opq_dtype dtype = opq_compute_dtype((opq_dtype)node->type.dtype);
     if (!walks_in_order(state, node, map) || state->guard >= 0)
-        return refuse(state, OPQ_REFUSAL_space);
-    opq_instr product = opq_lower_blank(node->op, dtype);
+        return opq_lower_refuse(state, OPQ_REFUSAL_space);
+    opq_stmt product = opq_lower_stmt(node->op, dtype, -1, -1);
     opq_affine k = index_over(&state->space, true);
     bool thin = !state->request->by_row && opq_lower_is_thin(state->graph, ref);
     for (int o = 0; o < 2; o++) {
@@ -300,9 +294,9 @@ int opq_lower_product(opq_lower_state *state, opq_ref ref, const opq_index_map *
                 opq_lower_cast(state, value, (opq_dtype)opq_node_at(state->graph, node->operand[o])->type.dtype, dtype);
         if (value < 0)
             return -1;
-        if (state->instrs[value].dtype != dtype)
-            return refuse(state, OPQ_REFUSAL_boundary);
+        if (state->body[value].dtype != dtype)
+            return opq_lower_refuse(state, OPQ_REFUSAL_boundary);
         product.operand[o] = (int16_t)value;
     }
-    return opq_lower_push(state, &product);
+    return state->product = (int16_t)opq_lower_push(state, &product);
 }

@@ -8,12 +8,6 @@
  */
 #include "fusion/lower_state.h"
 
-static int refuse(opq_lower_state *state, opq_refusal refusal)
-{
-    state->refusal = refusal;
-    return -1;
-}
-
 /* Does the index run over all of `size`, in order or (out_back) against it? */
 static bool runs_over(const opq_lower_state *state, const opq_affine *index, int64_t size, bool *out_back)
 {
@@ -37,9 +31,9 @@ static bool mark_loops(opq_lower_state *state, const opq_affine *index, bool bac
     bool again = state->scans;
     for (int l = 0; l < state->space.rank; l++) {
         bool along = index->coef[l] != 0;
-        if (again && along != (state->role[l] == OPQ_ROLE_scan))
+        if (again && along != (state->space.role[l] == OPQ_ROLE_scan))
             return false;
-        state->role[l] = along ? OPQ_ROLE_scan : state->role[l];
+        state->space.role[l] = along ? OPQ_ROLE_scan : state->space.role[l];
     }
     if (again && back != state->scans_back)
         return false;
@@ -53,20 +47,17 @@ int opq_lower_scan(opq_lower_state *state, const opq_node *node, const opq_index
     int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
     bool back;
     if (state->guard >= 0)
-        return refuse(state, OPQ_REFUSAL_scan);
+        return opq_lower_refuse(state, OPQ_REFUSAL_scan);
     if (opq_lower_repeats(state, node, map))
-        return refuse(state, OPQ_REFUSAL_recompute);
+        return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
     if (!runs_over(state, &map->dim[axis], node->type.size[axis], &back) || !mark_loops(state, &map->dim[axis], back))
-        return refuse(state, OPQ_REFUSAL_scan);
+        return opq_lower_refuse(state, OPQ_REFUSAL_scan);
     for (int d = 0; d < node->type.rank; d++)
         for (int v = 0; d != axis && v < OPQ_VARIABLES; v++)
-            if (map->dim[d].coef[v] != 0 && (v == OPQ_AT || state->role[v] == OPQ_ROLE_scan))
-                return refuse(state, OPQ_REFUSAL_scan);
+            if (map->dim[d].coef[v] != 0 && (v == OPQ_AT || state->space.role[v] == OPQ_ROLE_scan))
+                return opq_lower_refuse(state, OPQ_REFUSAL_scan);
     int operand = opq_lower_emit(state, node->operand[0], map);
-    if (operand < 0)
-        return -1;
-    opq_instr scan = opq_lower_blank(node->op, opq_compute_dtype(node->type.dtype));
-    scan.operand[0] = (int16_t)operand;
+    opq_stmt scan = opq_lower_stmt(node->op, opq_compute_dtype(node->type.dtype), operand, -1);
     scan.value.i = opq_scan_dtype((opq_op)node->op, (opq_dtype)node->type.dtype);
     return opq_lower_push(state, &scan);
 }
@@ -74,7 +65,7 @@ int opq_lower_scan(opq_lower_state *state, const opq_node *node, const opq_index
 void opq_lower_turn_scans(opq_lower_state *state)
 {
     for (int l = 0; l < state->space.rank && state->scans_back; l++) {
-        if (state->role[l] != OPQ_ROLE_scan)
+        if (state->space.role[l] != OPQ_ROLE_scan)
             continue;
         for (int a = 0; a < state->access_count; a++) {
             state->affines[a].offset += state->affines[a].coef[l] * (state->space.extent[l] - 1);

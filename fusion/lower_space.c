@@ -54,13 +54,14 @@ static members find_members(const opq_lower_request *rq)
 typedef struct root {
     int rank;
     int64_t size[OPQ_SPACE_MAX];
-    bool reduced[OPQ_SPACE_MAX];
-    opq_ref product; /* or -1 */
+    bool reduced[OPQ_SPACE_MAX], column; /* column: by that rule */
+    opq_ref product;                     /* or -1 */
 } root;
 
 static root root_of(const opq_type *type, const opq_node *reduce)
 {
     root r = {.rank = type->rank, .product = -1};
+    r.column = reduce && opq_node_int(reduce, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
     for (int d = 0; d < type->rank; d++) {
         r.size[d] = type->size[d];
         r.reduced[d] = reduce && opq_node_reduces(reduce, d);
@@ -169,49 +170,41 @@ static void cut_group(opq_cutter *c, opq_ref ref, const root *r)
 
 /* ---- loops */
 
-typedef struct nest {
-    opq_space *space;
-    uint8_t *role;
-    bool column;
-} nest;
-
-static uint8_t role_of(const nest *n, const root *r, int d, bool inner_run)
+static opq_role role_of(const root *r, int d, bool inner_run)
 {
     int behind = r->rank - 1 - d;
     if (r->product >= 0)
         return behind == 0 ? OPQ_ROLE_k : behind == 1 ? OPQ_ROLE_n : behind == 2 ? OPQ_ROLE_m : OPQ_ROLE_batch;
-    return !r->reduced[d] ? OPQ_ROLE_kept : inner_run && !n->column ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer;
+    return !r->reduced[d] ? OPQ_ROLE_kept : inner_run && !r->column ? OPQ_ROLE_reduced_inner : OPQ_ROLE_reduced_outer;
 }
 
-static bool push_loop(nest *n, int64_t extent, bool reduced, uint8_t role)
+static bool push_loop(opq_space *space, int64_t extent, opq_role role)
 {
-    opq_space *space = n->space;
     if (space->rank >= OPQ_SPACE_MAX)
         return false;
     space->extent[space->rank] = extent;
-    space->reduced[space->rank] = reduced;
-    n->role[space->rank++] = role;
+    space->role[space->rank++] = (uint8_t)role;
     return true;
 }
 
 /* No element: nothing runs but the kept loops, for a reduction of nothing has a value. Any order of the reduced axes will do. */
-static bool make_empty_space(nest *n, const root *r)
+static bool make_empty_space(const root *r, opq_space *out_space)
 {
-    int64_t reduced = 1;
-    bool reduces = false;
-    n->space->rank = 0;
+    int64_t elements = 1;
+    int reduced = -1;
+    out_space->rank = 0;
     for (int d = 0; d < r->rank; d++) {
-        reduced *= r->reduced[d] ? r->size[d] : 1;
-        reduces = reduces || r->reduced[d];
+        elements *= r->reduced[d] ? r->size[d] : 1;
+        reduced = r->reduced[d] ? d : reduced;
         if (!r->reduced[d] && (r->size[d] != 1 || r->product >= 0) &&
-            !push_loop(n, r->size[d], false, role_of(n, r, d, false)))
+            !push_loop(out_space, r->size[d], role_of(r, d, false)))
             return false;
     }
-    return !reduces || push_loop(n, reduced, true, role_of(n, r, r->rank - 1, true));
+    return reduced < 0 || push_loop(out_space, elements, role_of(r, reduced, true));
 }
 
 /* Each dim of the root is whole loops: the cuts go no further than its own. A product's dims are loops although they may have one turn. */
-static bool make_loops(nest *n, const root *r, const opq_cutter *c)
+static bool make_loops(const root *r, const opq_cutter *c, opq_space *out_space)
 {
     bool inner_run[OPQ_SPACE_MAX], inner = true; /* the run's groups take elements of all reduced axes in order */
     int64_t total = root_count(r), done = 1;
@@ -220,15 +213,15 @@ static bool make_loops(nest *n, const root *r, const opq_cutter *c)
         inner = inner && (r->reduced[d] || r->size[d] == 1);
         inner_run[d] = inner;
     }
-    n->space->rank = 0;
+    out_space->rank = 0;
     for (int d = 0; d < r->rank; d++) {
-        uint8_t role = role_of(n, r, d, inner_run[d]);
+        opq_role role = role_of(r, d, inner_run[d]);
         int64_t end = done * r->size[d];
-        if (r->size[d] == 1 && r->product >= 0 && role != OPQ_ROLE_batch && !push_loop(n, 1, r->reduced[d], role))
+        if (r->size[d] == 1 && r->product >= 0 && role != OPQ_ROLE_batch && !push_loop(out_space, 1, role))
             return false;
         for (; done < end; cut--) { /* cuts count elements inside: from the whole root down */
             int64_t inside = cut > 0 ? c->cuts[cut - 1] : 1;
-            if (!push_loop(n, c->cuts[cut] / inside, r->reduced[d], role))
+            if (!push_loop(out_space, c->cuts[cut] / inside, role))
                 return false;
             done = total / inside;
         }
@@ -236,45 +229,36 @@ static bool make_loops(nest *n, const root *r, const opq_cutter *c)
     return true;
 }
 
-static bool make_space(opq_lower_state *state, opq_ref ref, const root *r)
+/* ref < 0: cut as the product's matrices alone need it. */
+static bool make_space(const opq_lower_request *request, opq_ref ref, const root *r, opq_space *out_space)
 {
     opq_cutter c;
-    nest n = {&state->space, state->role, state->column};
     if (root_count(r) == 0)
-        return make_empty_space(&n, r);
-    opq_cuts_begin(&c, state->request, r->product >= 0);
+        return make_empty_space(r, out_space);
+    opq_cuts_begin(&c, request, r->product >= 0);
     if (!cut_root(&c, r))
         return false;
     if (r->product >= 0)
         cut_matrices(&c, r);
-    cut_group(&c, ref, r);
-    return make_loops(&n, r, &c);
+    if (ref >= 0)
+        cut_group(&c, ref, r);
+    return make_loops(r, &c, out_space);
 }
 
 /* A reduction with only extents of 1 still needs its loop. */
 static bool complete_reduced(opq_lower_state *state)
 {
-    nest n = {&state->space, state->role, state->column};
-    uint8_t want = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
+    opq_role want = state->column ? OPQ_ROLE_reduced_outer : OPQ_ROLE_reduced_inner;
     for (int l = 0; l < state->space.rank; l++)
-        if (state->role[l] == want)
+        if (state->space.role[l] == want)
             return true;
-    return push_loop(&n, 1, true, want);
+    return push_loop(&state->space, 1, want);
 }
 
 bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, opq_space *out_space)
 {
-    uint8_t role[OPQ_SPACE_MAX];
     root r = root_of_product(request->graph, product);
-    opq_cutter c;
-    nest n = {out_space, role, false};
-    if (root_count(&r) == 0)
-        return make_empty_space(&n, &r);
-    opq_cuts_begin(&c, request, false);
-    if (!cut_root(&c, &r))
-        return false;
-    cut_matrices(&c, &r);
-    return make_loops(&n, &r, &c);
+    return make_space(request, -1, &r, out_space);
 }
 
 opq_refusal opq_lower_space(opq_lower_state *state)
@@ -294,20 +278,19 @@ opq_refusal opq_lower_space(opq_lower_state *state)
             return OPQ_REFUSAL_other_use;
         ref = node->operand[node->arity - 1];
         r = root_of(&opq_node_at(state->graph, ref)->type, NULL);
-        return make_space(state, ref, &r) ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
+        return make_space(rq, ref, &r, &state->space) ? OPQ_REFUSAL_none : OPQ_REFUSAL_space;
     }
     if (found.matmul_count > 1)
         return OPQ_REFUSAL_two_matmuls;
     if (found.matmul >= 0 && found.reduce >= 0)
         return OPQ_REFUSAL_after_matmul;
     const opq_node *reduce = found.reduce >= 0 ? opq_node_at(state->graph, found.reduce) : NULL;
-    if (reduce) {
-        state->column = opq_node_int(reduce, OPQ_ATTR_tree, OPQ_TREE_lanes) == OPQ_TREE_column;
+    if (reduce)
         ref = reduce->operand[0];
-    } else if (found.matmul >= 0) {
+    else if (found.matmul >= 0)
         state->out->matmul = ref = found.matmul;
-    }
     r = found.matmul >= 0 ? root_of_product(state->graph, ref) : root_of(&opq_node_at(state->graph, ref)->type, reduce);
-    return make_space(state, ref, &r) && (reduce == NULL || complete_reduced(state)) ? OPQ_REFUSAL_none
-                                                                                     : OPQ_REFUSAL_space;
+    state->column = r.column;
+    return make_space(rq, ref, &r, &state->space) && (reduce == NULL || complete_reduced(state)) ? OPQ_REFUSAL_none
+                                                                                                 : OPQ_REFUSAL_space;
 }

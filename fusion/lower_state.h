@@ -1,20 +1,75 @@
-/* Shared by lower.c (what to build), lower_body.c (the body) and lower_loops.c (the loop nest). */
+/* Shared by lower.c (what to build), lower_body.c (the body), lower_loops.c (the loops) and lower_tree.c (the tree of both). */
 #ifndef OPAQUE_FUSION_LOWER_STATE_H
 #define OPAQUE_FUSION_LOWER_STATE_H
 
 #include "fusion/affine.h"
+#include "fusion/loop_rewrite.h"
 #include "fusion/lower.h"
 
 enum { OPQ_MEMO_BITS = 10 };
 
+_Static_assert(OPQ_LOOP_MAX <= 16, "a bit per loop");
+_Static_assert(OPQ_SWEEP_MAX <= 8, "a bit per sweep");
+_Static_assert(OPQ_BODY_MAX <= INT16_MAX, "a statement's number is an operand");
+
 typedef struct opq_memo {
     opq_ref node;
-    int16_t instr, at; /* at: the index instruction its map's OPQ_AT stands for, -1 if unused */
+    int16_t stmt, at; /* at: the index that its map's OPQ_AT stands for, -1 if unused */
     int16_t guard;
     int16_t next;
     opq_affine *dim;
 } opq_memo;
 
+/* What a loop is for: of the space, and then of the kernel, whose tree has the loops in this order, from outside in. */
+typedef enum opq_role {
+    OPQ_ROLE_blocks, /* of a row alone: counts blocks of all other loops */
+    OPQ_ROLE_kept,
+    OPQ_ROLE_inner_kept,
+    OPQ_ROLE_batch,
+    OPQ_ROLE_m,
+    OPQ_ROLE_n, /* of a product made without the engine: the lanes */
+    OPQ_ROLE_lanes,
+    OPQ_ROLE_tap,  /* its turns are made at once */
+    OPQ_ROLE_each, /* as if reduced: in each lane, one turn after the other */
+    OPQ_ROLE_reduced_outer,
+    OPQ_ROLE_reduced_lanes, /* of a row alone that is several loops */
+    OPQ_ROLE_reduced_inner,
+    OPQ_ROLE_scan,
+    OPQ_ROLE_k,
+    OPQ_ROLE_COUNT
+} opq_role;
+static inline bool opq_role_reduces(int role)
+{
+    return role == OPQ_ROLE_reduced_outer || role == OPQ_ROLE_reduced_inner || role == OPQ_ROLE_k;
+}
+/* Does it stand inside of those that are kept? */
+static inline bool opq_role_is_inside(int role) { return role >= OPQ_ROLE_each; }
+
+/* Loops merged and ordered: the variables of the kernel, by roles, but the lanes' are the last. */
+typedef struct opq_lower_loops {
+    int count;
+    int source[OPQ_LOOP_MAX]; /* innermost loop of the space that it is: its coefs are the strides; -1: made up */
+    int64_t extent[OPQ_LOOP_MAX];
+    uint8_t role[OPQ_LOOP_MAX]; /* opq_role */
+} opq_lower_loops;
+static inline uint16_t opq_lower_inside(const opq_lower_loops *loops)
+{
+    uint16_t mask = 0;
+    for (int l = 0; l < loops->count; l++)
+        mask |= (uint16_t)(opq_role_is_inside(loops->role[l]) << l);
+    return mask;
+}
+static inline bool opq_lower_has_blocks(const opq_lower_loops *loops) { return loops->role[0] == OPQ_ROLE_blocks; }
+
+/* Has an effect besides its value: never left out. */
+static inline bool opq_stmt_is_root(int op)
+{
+    return op == OPQ_STMT_store || op == OPQ_STMT_store_add_at || op == OPQ_STMT_check || op == OPQ_STMT_nonzero;
+}
+
+/* The body is a kernel's statements without loops, each once and its operands before it, whatever loops there will be. Reductions split it in
+ * sweeps: what needs the result of a reduction made in sweep s has a sweep above s. Sweep s runs all loops inside once, and computes what its
+ * reductions and stores need: again from loads, or from what an earlier sweep kept. */
 typedef struct opq_lower_state {
     const opq_lower_request *request;
     const opq_graph *graph;
@@ -23,38 +78,32 @@ typedef struct opq_lower_state {
     opq_lowered *out;
     opq_refusal refusal;
     bool no_memory; /* and that is why it is refused */
-    opq_kernel kernel;
     opq_space space;
-    uint8_t role[OPQ_SPACE_MAX]; /* opq_role, per loop */
-    bool column;
+    bool column;            /* sums follow OPQ_TREE_column */
+    bool serial;            /* because of a store_add_at, every loop runs in order */
     bool scans, scans_back; /* along the loops of OPQ_ROLE_scan; back: from their last turn to the first */
-    int16_t at;             /* instruction behind OPQ_AT, -1 */
-    int16_t guard;          /* instruction that says whether there is an element, under a padding; -1 */
+    int16_t at;             /* index behind OPQ_AT, -1 */
+    int16_t guard;          /* says whether there is an element, under a padding; -1 */
+    int16_t product;        /* -1 */
     opq_ref at_node;        /* that reads or adds there */
     int nesting;            /* of opq_lower_emit */
-    int instr_count, access_count, buffer_count, scalar_count, memo_count;
-    opq_instr instrs[OPQ_BODY_MAX];
+    opq_lower_loops loops;
+    int sweep_count;
+    int body_count, access_count, buffer_count, scalar_count, memo_count;
+    opq_stmt body[OPQ_BODY_MAX];
+    uint16_t depends[OPQ_BODY_MAX]; /* bit l: varies along loop l of the kernel */
+    uint8_t sweep[OPQ_BODY_MAX];
+    uint8_t sweeps[OPQ_BODY_MAX]; /* bit s: computed in sweep s, or filled */
+    bool keeps[OPQ_BODY_MAX];     /* for later sweeps */
     opq_access accesses[OPQ_ACCESS_MAX];
     opq_affine affines[OPQ_ACCESS_MAX]; /* per access */
     int64_t at_extents[OPQ_ACCESS_MAX]; /* per access: bound of the index behind OPQ_AT */
     opq_ref buffers[OPQ_BUFFER_MAX];
-    uint8_t written[OPQ_BUFFER_MAX];
+    uint8_t written[OPQ_BUFFER_MAX]; /* opq_buffer_use */
     opq_ref scalars[OPQ_SCALAR_MAX];
     opq_memo memos[OPQ_BODY_MAX * 2];
     int16_t bucket[1 << OPQ_MEMO_BITS];
 } opq_lower_state;
-
-typedef enum opq_role {
-    OPQ_ROLE_kept,
-    OPQ_ROLE_reduced_outer,
-    OPQ_ROLE_reduced_inner,
-    OPQ_ROLE_inner_kept,
-    OPQ_ROLE_scan,
-    OPQ_ROLE_batch,
-    OPQ_ROLE_m,
-    OPQ_ROLE_n,
-    OPQ_ROLE_k
-} opq_role;
 
 /* lower_stored.c. A stored view of a member: permutations and reshapes from `base`, the first one first. */
 typedef struct opq_permuted {
@@ -62,23 +111,27 @@ typedef struct opq_permuted {
     int count;
 } opq_permuted;
 bool opq_lower_permuted(const opq_lower_request *request, opq_ref stored, opq_permuted *out_permuted);
-/* Instructions that store what the request wants stored. */
+/* Statements that store what the request wants stored. */
 void opq_lower_stored(opq_lower_state *state);
 bool opq_lower_idle(const opq_lower_request *request); /* nothing to store: no element anywhere */
 
 /* lower_space.c: the loops; needs state->request alone. */
 opq_refusal opq_lower_space(opq_lower_state *state);
 
-/* lower_body.c: instructions for node `ref` under `map`; -1 with state->refusal set. */
+/* lower_body.c: statements for node `ref` under `map`. Who pushes gives the statement's number; -1 with state->refusal set. */
 int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
 int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *linear);
-int opq_lower_push(opq_lower_state *state, const opq_instr *instr);
-int opq_lower_access(opq_lower_state *state, opq_ref memory, opq_dtype dtype, bool written, const opq_affine *affine);
-opq_instr opq_lower_blank(int op, opq_dtype dtype);
+opq_stmt opq_lower_stmt(int op, opq_dtype dtype, int x, int y); /* operands; -1: none */
+int opq_lower_push(opq_lower_state *state, const opq_stmt *stmt);
+int opq_lower_op(opq_lower_state *state, int op, opq_dtype dtype, int x, int y); /* -1 also where an operand is refused */
+/* One that moves an element of `memory` (-1: a number), of `dtype` there. */
+int opq_lower_move(opq_lower_state *state, opq_stmt *stmt, opq_ref memory, opq_dtype dtype, const opq_affine *affine);
+/* A row-major index over the loops that are kept, that are reduced, or all; out_turns: how many turns these have. */
+opq_affine opq_lower_index(const opq_space *space, bool kept, bool reduced, int64_t *out_turns);
 int opq_lower_const(opq_lower_state *state, const opq_node *node);
 int opq_lower_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to);
 int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affine *linear); /* its element */
-int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal);                          /* -1 */
+int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal); /* -1; the first reason stays */
 
 /* lower_view.c */
 int opq_lower_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map);
@@ -113,22 +166,24 @@ static inline bool opq_lower_is_stored(const opq_lower_state *state, opq_ref ref
     return !counted && opq_lower_has_memory(state->request->group_of, state->request->in_memory, ref);
 }
 
-/* lower_order.c: the loops of the kernel, from outside in. */
-typedef struct opq_order {
-    int count;
-    int source[OPQ_LOOP_MAX]; /* innermost fine loop of this loop: its coefs are the strides; -1: made up */
-    int64_t extent[OPQ_LOOP_MAX];
-    uint8_t role[OPQ_LOOP_MAX];
-} opq_order;
-void opq_order_loops(opq_lower_state *state, bool reduces, opq_order *out);
-int64_t opq_order_stride(const opq_lower_state *state, int access, int source);
-void opq_order_need(opq_order *order, uint8_t role); /* a loop of one turn, if there is none */
-void opq_order_take(opq_order *to, const opq_order *from, int i);
+/* lower_order.c: state->loops. */
+void opq_lower_order(opq_lower_state *state);
+int64_t opq_lower_stride(const opq_lower_state *state, int access, int l); /* elements from turn to turn of loop l */
+bool opq_lower_is_own(const opq_lower_state *state, int access);           /* of results of blocks */
+void opq_lower_need(opq_lower_state *state, opq_role role);                /* a loop of one turn, if there is none */
+void opq_lower_sort(opq_lower_state *state);
 
 /* lower_window.c: of the tree of a product that the kernel makes itself. */
 void opq_lower_window(const opq_loops *k, const int64_t *dims);
 
-/* lower_loops.c: fixes strides, sweeps and spills; fills state->out. */
+/* lower_loops.c: fixes strides and sweeps, and which loops have lanes and blocks; fills state->out. */
 opq_status opq_lower_finish(opq_lower_state *state) OPQ_MUST_CHECK;
+/* From the loops' roles and the accesses' strides: what the body's statements depend on, and their sweeps. */
+void opq_lower_place(opq_lower_state *state);
+/* Then: in which sweeps they are computed. choose: a dear one that later sweeps need is kept. */
+void opq_lower_sweeps(opq_lower_state *state, bool choose);
+
+/* lower_tree.c: the tree. `arena` holds it. */
+opq_status opq_lower_tree(const opq_lower_state *state, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 
 #endif

@@ -1,9 +1,9 @@
-/* What a kernel stores: where each element of a stored node goes, and the instructions that make it. */
+/* What a kernel stores: where each element of a stored node goes, and the statements that make it. */
 #include "fusion/lower_state.h"
 
 #include <string.h>
 
-/* Nothing to store: no element, or a write through an empty window. Such a node gets no instruction: without loops that it moves along
+/* Nothing to store: no element, or a write through an empty window. Such a node gets no statement: without loops that it moves along
  * it would be stored once for each turn of the others. */
 static bool is_idle(const opq_graph *graph, opq_ref ref)
 {
@@ -21,52 +21,38 @@ bool opq_lower_idle(const opq_lower_request *rq)
     return true;
 }
 
-/* A stored node runs over all loops, or (a reduction's result) over the kept ones, in row-major order. */
-static bool stored_map(const opq_lower_state *state, const opq_type *type, opq_index_map *out_map)
+/* A stored node runs over all loops, or (a reduction's result) over the kept ones, in row-major order. False: refused. */
+static bool stored_map(opq_lower_state *state, const opq_type *type, opq_index_map *out_map)
 {
-    const opq_space *space = &state->space;
-    int64_t all = 1, kept = 1;
-    for (int l = 0; l < space->rank; l++) {
-        all *= space->extent[l];
-        kept *= space->reduced[l] ? 1 : space->extent[l];
-    }
-    int64_t count = opq_type_count(type), stride = 1;
-    bool over_all = count == all && state->out->matmul < 0; /* the loop that a product sums over is its own */
-    if (!over_all && count != kept)
-        return false;
-    opq_affine linear = {0};
-    for (int l = space->rank - 1; l >= 0; l--) {
-        if (space->reduced[l] && !over_all)
-            continue;
-        linear.coef[l] = space->extent[l] == 1 ? 0 : stride;
-        stride *= space->extent[l];
-    }
-    return opq_affine_split(&linear, space, type, out_map);
+    int64_t turns, count = opq_type_count(type);
+    bool product = state->out->matmul >= 0; /* the loop that it sums over is its own */
+    opq_affine linear = opq_lower_index(&state->space, true, !product, &turns);
+    if (count != turns && !product)
+        linear = opq_lower_index(&state->space, true, false, &turns);
+    memset(out_map, 0, sizeof *out_map);
+    if (count == turns && opq_affine_split(&linear, &state->space, type, out_map))
+        return true;
+    return opq_lower_refuse(state, OPQ_REFUSAL_space) >= 0;
 }
 
-static void push_store(opq_lower_state *state, opq_ref ref, int value, const opq_affine *address)
+/* Element `map` of `value` goes to `address` of what is stored. */
+static void emit_store(opq_lower_state *state, opq_ref ref, opq_ref value, const opq_index_map *map,
+                       const opq_affine *address)
 {
     opq_dtype dtype = (opq_dtype)opq_node_at(state->graph, ref)->type.dtype;
-    opq_instr store = opq_lower_blank(OPQ_INSTR_store, opq_compute_dtype(dtype));
-    store.operand[0] = (int16_t)value;
-    store.access = (int16_t)opq_lower_access(state, ref, dtype, true, address);
-    if (store.access >= 0)
-        opq_lower_push(state, &store);
+    opq_stmt store = opq_lower_stmt(OPQ_STMT_store, opq_compute_dtype(dtype), opq_lower_emit(state, value, map), -1);
+    if (store.operand[0] >= 0)
+        opq_lower_move(state, &store, ref, dtype, address);
 }
 
 static void emit_stored(opq_lower_state *state, opq_ref ref)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
     opq_index_map map;
-    memset(&map, 0, sizeof map);
-    if (!stored_map(state, &node->type, &map)) {
-        state->refusal = OPQ_REFUSAL_space;
+    if (!stored_map(state, &node->type, &map))
         return;
-    }
-    int value = opq_lower_emit(state, ref, &map);
     opq_affine address = opq_affine_linear(&map, &node->type);
-    if (value >= 0)
-        push_store(state, ref, value, &address);
+    emit_store(state, ref, ref, &map, &address);
 }
 
 /* update: the loops run over the window; the rest of the buffer is there already. */
@@ -74,22 +60,11 @@ static void emit_update(opq_lower_state *state, opq_ref ref)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
     const opq_type *window = &opq_node_at(state->graph, node->operand[1])->type;
-    const opq_attr *strides = opq_node_attr(node, OPQ_ATTR_strides);
     opq_index_map map;
-    memset(&map, 0, sizeof map);
-    if (!stored_map(state, window, &map)) {
-        state->refusal = OPQ_REFUSAL_space;
+    if (!stored_map(state, window, &map))
         return;
-    }
-    opq_affine address = {.offset = opq_node_int(node, OPQ_ATTR_offset, 0)};
-    for (int d = 0; d < window->rank; d++) {
-        address.offset += map.dim[d].offset * strides->ints[d];
-        for (int v = 0; v < OPQ_VARIABLES; v++)
-            address.coef[v] += map.dim[d].coef[v] * strides->ints[d];
-    }
-    int value = opq_lower_emit(state, node->operand[1], &map);
-    if (value >= 0)
-        push_store(state, ref, value, &address);
+    opq_affine address = opq_affine_strided(node, &map, window->rank);
+    emit_store(state, ref, node->operand[1], &map, &address);
 }
 
 /* index_add, scatter_add: the loops run over what is added, in row-major order, one after the other. */
@@ -99,11 +74,8 @@ static void emit_scatter(opq_lower_state *state, opq_ref ref)
     const opq_type *added = &opq_node_at(state->graph, node->operand[2])->type;
     int axis = (int)opq_node_int(node, OPQ_ATTR_axis, 0);
     opq_index_map map, index_map, target;
-    memset(&map, 0, sizeof map);
-    if (!stored_map(state, added, &map)) {
-        state->refusal = OPQ_REFUSAL_space;
+    if (!stored_map(state, added, &map))
         return;
-    }
     index_map = target = map;
     if (node->op == OPQ_OP_index_add)
         index_map.dim[0] = map.dim[axis];
@@ -114,15 +86,11 @@ static void emit_scatter(opq_lower_state *state, opq_ref ref)
     if (value < 0)
         return;
     opq_affine address = opq_affine_linear(&target, &node->type);
-    opq_instr store = opq_lower_blank(OPQ_INSTR_store_add_at, opq_compute_dtype(node->type.dtype));
+    opq_stmt store = opq_lower_stmt(OPQ_STMT_store_add_at, opq_compute_dtype(node->type.dtype), index, value);
     state->space.extent[OPQ_AT] = node->type.size[axis];
-    store.operand[0] = (int16_t)index;
-    store.operand[1] = (int16_t)value;
     store.node = ref;
-    store.access = (int16_t)opq_lower_access(state, ref, node->type.dtype, true, &address);
-    if (store.access >= 0)
-        opq_lower_push(state, &store);
-    state->out->serial = true;
+    opq_lower_move(state, &store, ref, node->type.dtype, &address);
+    state->serial = true;
 }
 
 /* ---- views of a product: its loops stay as they are, and the elements go where the view has them */
@@ -178,14 +146,11 @@ static bool emit_permuted(opq_lower_state *state, opq_ref ref)
     opq_affine address;
     if (state->out->matmul < 0 || !opq_lower_permuted(state->request, ref, &permuted))
         return false;
-    memset(&map, 0, sizeof map);
     if (!stored_map(state, &opq_node_at(state->graph, permuted.base)->type, &map))
-        state->refusal = OPQ_REFUSAL_space;
-    else if (!permuted_address(state, &permuted, &map, &address))
-        state->refusal = OPQ_REFUSAL_view;
-    int value = state->refusal == OPQ_REFUSAL_none ? opq_lower_emit(state, permuted.base, &map) : -1;
-    if (value >= 0)
-        push_store(state, ref, value, &address);
+        return true;
+    if (!permuted_address(state, &permuted, &map, &address))
+        return opq_lower_refuse(state, OPQ_REFUSAL_view) < 0;
+    emit_store(state, ref, permuted.base, &map, &address);
     return true;
 }
 

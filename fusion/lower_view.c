@@ -3,26 +3,16 @@
 
 #include <math.h>
 
-static int push_and(opq_lower_state *state, int a, int b)
-{
-    opq_instr both = opq_lower_blank(OPQ_OP_bitwise_and, OPQ_bool);
-    both.operand[0] = (int16_t)a;
-    both.operand[1] = (int16_t)b;
-    return opq_lower_push(state, &both);
-}
-
 bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent)
 {
-    opq_instr inside = opq_lower_blank(OPQ_INSTR_inside, OPQ_bool);
+    opq_stmt inside = opq_lower_stmt(OPQ_STMT_inside, OPQ_bool, -1, -1);
     if (index->coef[OPQ_AT] != 0)
         return opq_lower_refuse(state, OPQ_REFUSAL_boundary) >= 0;
-    inside.access = (int16_t)opq_lower_access(state, -1, OPQ_i64, false, index);
-    if (inside.access < 0)
-        return false;
-    state->at_extents[inside.access] = extent;
-    int guard = opq_lower_push(state, &inside);
+    int guard = opq_lower_move(state, &inside, -1, OPQ_i64, index);
+    if (guard >= 0)
+        state->at_extents[inside.access] = extent;
     if (guard >= 0 && state->guard >= 0)
-        guard = push_and(state, state->guard, guard);
+        guard = opq_lower_op(state, OPQ_OP_bitwise_and, OPQ_bool, state->guard, guard);
     state->guard = (int16_t)guard;
     return guard >= 0;
 }
@@ -37,11 +27,11 @@ bool opq_pad_is_zero(const opq_node *pad)
 /* Is it a part of the condition `guard` already? */
 static bool is_guarded(const opq_lower_state *state, int guard, const opq_affine *index, int64_t extent)
 {
-    const opq_instr *instr = guard < 0 ? NULL : &state->instrs[guard];
-    if (instr == NULL || instr->op == OPQ_INSTR_inside)
-        return instr && state->at_extents[instr->access] == extent &&
-               opq_affine_equal(&state->affines[instr->access], index);
-    return is_guarded(state, instr->operand[0], index, extent) || is_guarded(state, instr->operand[1], index, extent);
+    const opq_stmt *stmt = guard < 0 ? NULL : &state->body[guard];
+    if (stmt == NULL || stmt->op == OPQ_STMT_inside)
+        return stmt && state->at_extents[stmt->access] == extent &&
+               opq_affine_equal(&state->affines[stmt->access], index);
+    return is_guarded(state, stmt->operand[0], index, extent) || is_guarded(state, stmt->operand[1], index, extent);
 }
 
 /* Conditions of all indices that are not inside of `type` at every turn. */
@@ -79,14 +69,10 @@ static int emit_pad(opq_lower_state *state, const opq_node *node, const opq_inde
     state->guard = outer;
     if (operand < 0 || guard == outer)
         return operand;
-    if (opq_pad_is_zero(node) && state->instrs[operand].op == OPQ_INSTR_load && state->instrs[operand].operand[0] == guard)
+    if (opq_pad_is_zero(node) && state->body[operand].op == OPQ_STMT_load && state->body[operand].operand[0] == guard)
         return operand;
-    opq_instr chosen = opq_lower_blank(OPQ_OP_where, opq_compute_dtype(node->type.dtype));
     int other = opq_lower_const(state, node);
-    if (other < 0)
-        return -1;
-    chosen.operand[0] = guard;
-    chosen.operand[1] = (int16_t)operand;
+    opq_stmt chosen = opq_lower_stmt(OPQ_OP_where, opq_compute_dtype(node->type.dtype), guard, operand);
     chosen.operand[2] = (int16_t)other;
     return opq_lower_push(state, &chosen);
 }

@@ -41,7 +41,7 @@ static bool moves_alike(const window *w, int stmt)
 {
     const opq_stmt *of = loop_of(w, stmt);
     int window = loop_of(w, w->outer)->variable;
-    if (of->op == OPQ_INSTR_load && opq_loops_stride(w->k, w->dims, of->access, w->lanes) > 1)
+    if (of->op == OPQ_STMT_load && opq_loops_stride(w->k, w->dims, of->access, w->lanes) > 1)
         return false; /* a stride, as of the rows */
     if (!moves_with(w, stmt, w->rows))
         return true;

@@ -90,7 +90,7 @@ static void find_crossing(scheduler *s, const opq_loops *k)
 static bool stores_early(const scheduler *s, const opq_loops *k)
 {
     for (int i = s->strip + 1; i < k->stmt_count; i++)
-        if (k->stmts[i].op == OPQ_INSTR_store && s->part[i] != s->part[k->stmt_count - 1])
+        if (k->stmts[i].op == OPQ_STMT_store && s->part[i] != s->part[k->stmt_count - 1])
             return true;
     return false;
 }
@@ -102,7 +102,7 @@ static bool is_read_again(const scheduler *s, const opq_loops *k, int i)
     if (stmt->op < OPQ_OP_COUNT)
         return opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_CONST ||
                opq_op_info_of((opq_op)stmt->op)->class_ == OPQ_CLASS_SCALAR;
-    return stmt->op == OPQ_INSTR_load && stmt->operand[0] < 0 && !s->stores_early &&
+    return stmt->op == OPQ_STMT_load && stmt->operand[0] < 0 && !s->stores_early &&
            k->written[k->accesses[stmt->access].buffer] == OPQ_BUFFER_in;
 }
 
@@ -117,9 +117,9 @@ static bool may_stand(const opq_loops *k, int i)
     if (stmt->op == OPQ_STMT_loop)
         return !opq_loop_shares_block(k, i, false) && (stmt->by || !opq_loop_has_loops(k, i)) &&
                (stmt->role == OPQ_LOOP_serial || stmt->role == OPQ_LOOP_each);
-    if (stmt->op > OPQ_INSTR_nonzero)
+    if (stmt->op > OPQ_STMT_nonzero)
         return stmt->op == OPQ_STMT_carry || stmt->op == OPQ_STMT_fold;
-    return !opq_op_checks(stmt->op) && stmt->op != OPQ_INSTR_nonzero;
+    return !opq_op_checks(stmt->op) && stmt->op != OPQ_STMT_nonzero;
 }
 
 static opq_fold fold_of(const opq_stmt *carry) { return opq_op_lowering((opq_op)carry->value.i)->fold; }

@@ -85,9 +85,9 @@ static bool may_replace(const opq_step *rows, int made, int taken)
     int end = k->stmt_count;
     for (int i = 0; i < k->stmt_count; i++) {
         const opq_stmt *stmt = &k->stmts[i];
-        if (stmt->op == OPQ_INSTR_store && k->accesses[stmt->access].buffer == taken)
+        if (stmt->op == OPQ_STMT_store && k->accesses[stmt->access].buffer == taken)
             end = i;
-        if (i >= end && stmt->op == OPQ_INSTR_load && k->accesses[stmt->access].buffer == made)
+        if (i >= end && stmt->op == OPQ_STMT_load && k->accesses[stmt->access].buffer == made)
             return false;
     }
     return true;

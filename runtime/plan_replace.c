@@ -175,7 +175,7 @@ static bool may_replace(const opq_step *step, int from, int to)
     int read = only_access(k, from), written = only_access(k, to);
     if (read < 0 || written < 0 || !same_elements(step, read, written))
         return false;
-    int load = only_stmt(k, read, OPQ_INSTR_load), store = only_stmt(k, written, OPQ_INSTR_store);
+    int load = only_stmt(k, read, OPQ_STMT_load), store = only_stmt(k, written, OPQ_STMT_store);
     return load >= 0 && store > load && in_one_body(k, load, store) && comes_from(k, store, load);
 }
 

@@ -174,7 +174,7 @@ static bool stores_plainly(const opq_matmul_step *matmul, int *out_access)
 {
     const opq_loops *loops = &matmul->contract.epilogue;
     const opq_stmt *store = &loops->stmts[loops->stmt_count - 1];
-    if (loops->stmt_count != TILE_RANK + 2 || store->op != OPQ_INSTR_store)
+    if (loops->stmt_count != TILE_RANK + 2 || store->op != OPQ_STMT_store)
         return false;
     *out_access = store->access;
     const opq_access *access = &loops->accesses[*out_access];

@@ -161,9 +161,9 @@ static void test_row_loops(void **state)
     }
 }
 
-/* m = amax(a); e = (a - m)^2; out = e / sum(e), with e kept in a slot between the sweeps. */
+/* m = amax(a); e = (a - m)^2; out = e / sum(e), with e kept between the sweeps. */
 static void check_sweeps(const char *loops, opq_kernel_kind kind, opq_dtype dtype, int64_t rows, int64_t columns,
-                         bool spill)
+                         bool keep)
 {
     bool row = kind == OPQ_KERNEL_row;
     body b;
@@ -178,11 +178,11 @@ static void check_sweeps(const char *loops, opq_kernel_kind kind, opq_dtype dtyp
     body_start(&b, kind, loops);
     int a = body_load(&b, 0, dtype, "*1"), m = body_op(&b, OPQ_OP_amax, dtype, a, -1, -1);
     int d = body_op(&b, OPQ_OP_sub, dtype, a, m, -1), e = body_op(&b, OPQ_OP_mul, dtype, d, d, -1);
-    if (spill)
-        body_spill(&b, e);
+    if (keep)
+        body_keep(&b, e);
     int s = body_op(&b, OPQ_OP_sum, dtype, e, -1, -1);
     body_store(&b, body_op(&b, OPQ_OP_div, dtype, e, s, -1), 1, dtype, "*1");
-    assert_int_equal(b.kernel.sweep_count, 3);
+    assert_int_equal(b.sweep_count, 3);
     launch_dims(&l, &b, (int64_t[]){rows, columns});
     launch_access(&l, &b, 0, 0, &columns);
     launch_access(&l, &b, 1, 0, &columns);
@@ -215,9 +215,9 @@ static void test_sweeps(void **state)
     (void)state;
     static const int64_t sizes[] = {1, 7, 64, 100, 513, 4099, 10000};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int spill = 0; spill < 2; spill++) {
-            check_sweeps("kr", OPQ_KERNEL_row, OPQ_f32, 5, sizes[i], spill);
-            check_sweeps("kr", OPQ_KERNEL_row, OPQ_f64, 5, sizes[i], spill);
+        for (int keep = 0; keep < 2; keep++) {
+            check_sweeps("kr", OPQ_KERNEL_row, OPQ_f32, 5, sizes[i], keep);
+            check_sweeps("kr", OPQ_KERNEL_row, OPQ_f64, 5, sizes[i], keep);
         }
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         check_sweeps("rk", OPQ_KERNEL_column, OPQ_f32, sizes[i], 5, false);

@@ -15,46 +15,30 @@
 void body_start(body *b, opq_kernel_kind kind, const char *loops)
 {
     memset(b, 0, sizeof *b);
-    b->kernel = (opq_kernel){
-        .kind = (uint8_t)kind, .rank = (uint8_t)strlen(loops), .sweep_count = 1, .scalar_count = 8, .name = "test"};
-    b->kernel.accesses = b->accesses;
-    b->kernel.instrs = b->instrs;
+    b->column = kind == OPQ_KERNEL_column;
+    b->serial = kind == OPQ_KERNEL_index;
+    b->scalar_count = 8;
+    b->loops.count = (int)strlen(loops);
     for (int l = 0; loops[l]; l++)
-        b->kernel.reduced[l] = loops[l] == 'r';
+        b->loops.role[l] = loops[l] == 'r' ? OPQ_ROLE_reduced_inner : loops[l + 1] ? OPQ_ROLE_kept : OPQ_ROLE_lanes;
 }
 
 opq_dtype computing(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16 ? OPQ_f32 : dtype; }
 
-static int add(body *b, opq_instr instr)
+static int add(body *b, opq_stmt stmt)
 {
-    int i = b->kernel.instr_count++;
-    assert_true(i < INSTRS);
-    for (int o = 0; o < 3; o++) {
-        if (instr.operand[o] < 0)
-            continue;
-        const opq_instr *operand = &b->instrs[instr.operand[o]];
-        bool reduces = operand->op < OPQ_OP_COUNT && opq_op_info_of(operand->op)->class_ == OPQ_CLASS_REDUCE;
-        int sweep = operand->sweep + reduces;
-        instr.sweep = (uint8_t)(sweep > instr.sweep ? sweep : instr.sweep);
-        instr.depends |= operand->depends;
-    }
-    if (instr.op < OPQ_OP_COUNT && opq_op_info_of(instr.op)->class_ == OPQ_CLASS_REDUCE)
-        instr.depends &= (uint16_t)~opq_kernel_reduced_mask(&b->kernel);
-    if (instr.access >= 0)
-        for (int l = 0; l < b->kernel.rank; l++)
-            instr.depends |= (uint16_t)((b->accesses[instr.access].stride[l] != OPQ_STRIDE_zero) << l);
-    instr.spill = -1;
-    instr.node = i;
-    b->instrs[i] = instr;
-    if (instr.sweep >= b->kernel.sweep_count)
-        b->kernel.sweep_count = instr.sweep + 1;
-    return i;
+    stmt.node = b->body_count;
+    int number = opq_lower_push(b, &stmt);
+    assert_true(number >= 0);
+    opq_lower_place(b);
+    opq_lower_sweeps(b, false);
+    return number;
 }
 
-static int16_t access_of(body *b, int buffer, opq_dtype memory, const char *strides)
+static int16_t access_of(body *b, int buffer, opq_dtype memory, const char *strides, bool written)
 {
-    opq_access *a = &b->accesses[b->kernel.access_count];
-    assert_true(strlen(strides) == b->kernel.rank && b->kernel.access_count < ACCESSES);
+    opq_access *a = &b->accesses[b->access_count];
+    assert_true((int)strlen(strides) == b->loops.count && b->access_count < OPQ_ACCESS_MAX);
     a->buffer = (int16_t)buffer;
     a->dtype = (uint8_t)memory;
     for (int l = 0; strides[l]; l++)
@@ -62,67 +46,65 @@ static int16_t access_of(body *b, int buffer, opq_dtype memory, const char *stri
                        : strides[l] == '1' ? OPQ_STRIDE_one
                        : strides[l] == '<' ? OPQ_STRIDE_back
                                            : OPQ_STRIDE_any;
-    if (buffer >= b->kernel.buffer_count)
-        b->kernel.buffer_count = (int16_t)(buffer + 1);
-    return b->kernel.access_count++;
+    if (written)
+        b->written[buffer] = OPQ_BUFFER_out;
+    if (buffer >= b->buffer_count)
+        b->buffer_count = buffer + 1;
+    return (int16_t)b->access_count++;
 }
 
-static int add_access(body *b, int op, opq_dtype dtype, int x, int y, int16_t access)
+static int move(body *b, int op, int x, int y, int buffer, opq_dtype memory, const char *strides)
 {
-    return add(
-        b, (opq_instr){
-               .op = (uint16_t)op, .dtype = (uint8_t)dtype, .operand = {(int16_t)x, (int16_t)y, -1}, .access = access});
+    opq_stmt stmt = opq_lower_stmt(op, computing(memory), x, y);
+    stmt.access = access_of(b, buffer, memory, strides, opq_stmt_is_root(op));
+    return add(b, stmt);
 }
 
 int body_load(body *b, int buffer, opq_dtype memory, const char *strides)
 {
-    return add_access(b, OPQ_INSTR_load, computing(memory), -1, -1, access_of(b, buffer, memory, strides));
+    return move(b, OPQ_STMT_load, -1, -1, buffer, memory, strides);
 }
 
 int body_load_at(body *b, int index, int buffer, opq_dtype memory, const char *strides)
 {
-    return add_access(b, OPQ_INSTR_load_at, computing(memory), index, -1, access_of(b, buffer, memory, strides));
+    return move(b, OPQ_STMT_load_at, index, -1, buffer, memory, strides);
 }
 
 int body_store(body *b, int value, int buffer, opq_dtype memory, const char *strides)
 {
-    return add_access(b, OPQ_INSTR_store, computing(memory), value, -1, access_of(b, buffer, memory, strides));
+    return move(b, OPQ_STMT_store, value, -1, buffer, memory, strides);
 }
 
 int body_store_add_at(body *b, int index, int value, int buffer, opq_dtype memory, const char *strides)
 {
-    return add_access(b, OPQ_INSTR_store_add_at, computing(memory), index, value, access_of(b, buffer, memory, strides));
+    return move(b, OPQ_STMT_store_add_at, index, value, buffer, memory, strides);
 }
 
-int body_number(body *b, const char *strides)
-{
-    return add_access(b, OPQ_INSTR_number, OPQ_i64, -1, -1, access_of(b, -1, OPQ_i64, strides));
-}
+int body_number(body *b, const char *strides) { return move(b, OPQ_STMT_number, -1, -1, -1, OPQ_i64, strides); }
 
 int body_op(body *b, opq_op op, opq_dtype dtype, int x, int y, int z)
 {
-    return add(b, (opq_instr){.op = (uint16_t)op,
-                              .dtype = (uint8_t)dtype,
-                              .operand = {(int16_t)x, (int16_t)y, (int16_t)z},
-                              .access = -1});
+    opq_stmt stmt = opq_lower_stmt(op, dtype, x, y);
+    stmt.operand[2] = (int16_t)z;
+    return add(b, stmt);
 }
 
 int body_const(body *b, opq_dtype dtype, opq_number value)
 {
-    return add(
-        b,
-        (opq_instr){.op = OPQ_OP_const, .dtype = (uint8_t)dtype, .operand = {-1, -1, -1}, .access = -1, .value = value});
+    opq_stmt stmt = opq_lower_stmt(OPQ_OP_const, dtype, -1, -1);
+    stmt.value = value;
+    return add(b, stmt);
 }
 
 int body_cast(body *b, int x, opq_dtype to)
 {
-    opq_instr cast = {.op = OPQ_OP_cast, .dtype = (uint8_t)computing(to), .operand = {(int16_t)x, -1, -1}, .access = -1};
+    opq_stmt cast = opq_lower_stmt(OPQ_OP_cast, computing(to), x, -1);
     if (computing(to) != to)
         cast.value.i = to;
     return add(b, cast);
 }
 
-void body_spill(body *b, int instr) { b->instrs[instr].spill = b->kernel.spill_count++; }
+void body_keep(body *b, int stmt) { b->keeps[stmt] = true; }
 
 /* ---- buffers
  * --------------------------------------------------------------------------------------------------------- */
@@ -165,21 +147,21 @@ void buffer_drop(buffer *b)
 void launch_dims(launch *l, const body *b, const int64_t *extents)
 {
     memset(l->dims, 0, sizeof l->dims);
-    for (int i = 0; i < b->kernel.rank; i++)
+    for (int i = 0; i < b->loops.count; i++)
         l->dims[i] = extents[i];
 }
 
 void launch_access(launch *l, const body *b, int access, int64_t offset, const int64_t *strides)
 {
-    int64_t *at = l->dims + opq_dims_of(b->kernel.rank, access);
+    int64_t *at = l->dims + opq_dims_of(b->loops.count, access);
     *at++ = offset;
-    for (int i = 0; i < b->kernel.rank; i++)
+    for (int i = 0; i < b->loops.count; i++)
         at[i] = b->accesses[access].stride[i] == OPQ_STRIDE_any ? *strides++ : INT64_C(0x5555555555); /* never read */
 }
 
 void launch_at(launch *l, const body *b, int access, int64_t stride, int64_t extent)
 {
-    int64_t *at = l->dims + opq_dims_of(b->kernel.rank, access) + 1 + b->kernel.rank;
+    int64_t *at = l->dims + opq_dims_of(b->loops.count, access) + 1 + b->loops.count;
     at[0] = stride;
     at[1] = extent;
 }
@@ -200,8 +182,9 @@ static opq_jit *jit_for(int level)
 opq_loops body_loops(const body *b, opq_arena *arena)
 {
     opq_loops loops;
-    if (opq_loops_build(&b->kernel, arena, &loops) != OPQ_OK)
+    if (opq_lower_tree(b, arena, &loops) != OPQ_OK)
         fail_msg("%s", opq_error());
+    loops.name = "test";
     return loops;
 }
 
@@ -224,7 +207,7 @@ static void run_once(const launch *l, const body *b, int way, void *const *buffe
     buffer scratch = buffer_make((size_t)opq_loops_scratch(&loops, l->dims));
     for (int64_t begin = 0, step = way & PIECES ? 1 : units; begin < units; begin += step, step = step * 2 + 1)
         code->fn(buffers, l->dims, l->scalars, begin, begin + step < units ? begin + step : units, scratch.data, error);
-    if (error[0] > 0) /* a statement: tests know the instructions */
+    if (error[0] > 0) /* a statement: tests know the body */
         error[0] = 1 + loops.stmts[error[0] - 1].node;
     opq_code_release(jit_for(level), code);
     buffer_drop(&scratch);
@@ -234,7 +217,7 @@ static void run_once(const launch *l, const body *b, int way, void *const *buffe
 void launch_run(launch *l, const body *b, int64_t *out_error)
 {
     static buffer results[WAYS][BUFFERS];
-    int ways = b->kernel.kind == OPQ_KERNEL_column ? WAYS : OTHER_WAY;
+    int ways = b->column ? WAYS : OTHER_WAY;
     for (int way = 0; way < ways; way++) {
         void *buffers[BUFFERS];
         int64_t error[2] = {0, 0};

@@ -3,6 +3,7 @@
 #define OPAQUE_TESTS_KERNEL_SUPPORT_H
 
 #include "codegen_llvm/codegen.h"
+#include "fusion/lower_state.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,17 +11,14 @@
 
 #include <cmocka.h>
 
-enum { ACCESSES = 32, INSTRS = 160, BUFFERS = 8 };
+enum { BUFFERS = 8 };
 
-typedef struct body {
-    opq_kernel kernel;
-    opq_access accesses[ACCESSES];
-    opq_instr instrs[INSTRS];
-} body;
+/* Loops, accesses and a body, of which lowering makes the tree. */
+typedef opq_lower_state body;
 
 /* `loops` names each loop: 'k' kept, 'r' reduced. */
 void body_start(body *b, opq_kernel_kind kind, const char *loops);
-/* strides per loop: '0', '1', '<' (-1) or '*'. Each gives the number of the instruction. */
+/* strides per loop: '0', '1', '<' (-1) or '*'. Each gives the number of the statement. */
 int body_load(body *b, int buffer, opq_dtype memory, const char *strides);
 int body_load_at(body *b, int index, int buffer, opq_dtype memory, const char *strides);
 int body_store(body *b, int value, int buffer, opq_dtype memory, const char *strides);
@@ -29,7 +27,7 @@ int body_number(body *b, const char *strides);
 int body_op(body *b, opq_op op, opq_dtype dtype, int x, int y, int z);
 int body_const(body *b, opq_dtype dtype, opq_number value);
 int body_cast(body *b, int x, opq_dtype to);
-void body_spill(body *b, int instr);
+void body_keep(body *b, int stmt); /* for later sweeps */
 opq_loops body_loops(const body *b, opq_arena *arena);
 
 opq_dtype computing(opq_dtype dtype);

@@ -208,8 +208,8 @@ static bool reads_its_result(const opq_loops *k)
     for (int i = 0; i < k->stmt_count; i++)
         for (int j = 0; j < k->stmt_count; j++) {
             const opq_stmt *load = &k->stmts[i], *store = &k->stmts[j];
-            bool loads = load->op == OPQ_INSTR_load || load->op == OPQ_INSTR_load_at;
-            if (loads && store->op == OPQ_INSTR_store && load->access != store->access &&
+            bool loads = load->op == OPQ_STMT_load || load->op == OPQ_STMT_load_at;
+            if (loads && store->op == OPQ_STMT_store && load->access != store->access &&
                 k->accesses[load->access].buffer == k->accesses[store->access].buffer)
                 return true;
         }
