@@ -87,34 +87,13 @@ int opq_block_matrices(const opq_graph *graph, const opq_block_parts *parts, opq
     return count;
 }
 
-/* ---- the tree */
-
-/* What stays in cache is none of the caller's memory. */
-static void own(opq_bound *part, const opq_kept *kept)
-{
-    for (int i = 0; i < part->loops.buffer_count; i++)
-        for (int k = 0; k < kept->count; k++)
-            if (part->buffers[i] == kept->ids[k])
-                part->loops.written[i] = OPQ_BUFFER_own;
-}
-
 opq_status opq_block_join(const opq_graph *graph, const opq_block_parts *parts, const opq_bound *part,
                           const opq_kept *kept, opq_arena *arena, opq_bound *out_joined)
 {
     opq_bound order[OPQ_BLOCK_PARTS_MAX];
-    int first = parts->first_count, count = opq_block_part_count(parts);
+    int first = parts->first_count;
     memcpy(order, part + 1, (size_t)first * sizeof *order);
     order[first] = part[0];
     memcpy(order + first + 1, part + first + 1, (size_t)parts->second_count * sizeof *order);
-    if (opq_block_is_nested(graph, parts))
-        return opq_loops_join(order, kept, arena, out_joined);
-    for (int i = 0; i < count; i++) {
-        uint8_t *written = opq_arena_alloc(arena, (size_t)order[i].loops.buffer_count + 1);
-        if (written == NULL)
-            return opq_fail(OPQ_NO_MEMORY, "out of memory while joining loops");
-        memcpy(written, order[i].loops.written, (size_t)order[i].loops.buffer_count);
-        order[i].loops.written = written;
-        own(&order[i], kept);
-    }
-    return opq_loops_beside(order, count, arena, out_joined);
+    return opq_loops_join(order, opq_block_part_count(parts), kept, opq_block_is_nested(graph, parts), arena, out_joined);
 }

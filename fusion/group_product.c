@@ -5,7 +5,7 @@
  *    wq wk wv                         matmul @v    relu(x wv)         /
  *
  * A part is a group as it was: a product with its epilogue. What is legal is that each lowers for the engine, and that their trees are one
- * kernel's (opq_loops_beside).
+ * kernel's (opq_loops_join).
  *
  * needs   all nodes placed, blocks made
  * keeps   every chain of multiply-adds, every rounding
@@ -96,7 +96,7 @@ static opq_status try_part(family *f, int32_t id, bool *out_joined)
         OPQ_TRY(lower_part(f, i < f->count ? f->open : id, &f->parts[i], &fits));
     if (!fits)
         return OPQ_OK;
-    opq_status status = opq_loops_beside(f->parts, f->count + 1, &f->arena, &joined);
+    opq_status status = opq_loops_join(f->parts, f->count + 1, &(opq_kept){0}, false, &f->arena, &joined);
     if (status == OPQ_UNSUPPORTED)
         return OPQ_OK;
     OPQ_TRY(status);

@@ -115,7 +115,7 @@ int opq_block_matrices(const opq_graph *graph, const opq_block_parts *parts, opq
 /* Product, rows and product of one row before those of the next: one tree of locals. Else phases. */
 bool opq_block_is_nested(const opq_graph *graph, const opq_block_parts *parts);
 /* The tree of a block whose parts have these. What is kept: those matrices, and values of one element per row. OPQ_UNSUPPORTED: as
- * opq_loops_join and opq_loops_beside. `arena` holds the result. */
+ * opq_loops_join. `arena` holds the result. */
 opq_status opq_block_join(const opq_graph *graph, const opq_block_parts *parts, const opq_bound *part,
                           const opq_kept *kept, opq_arena *arena, opq_bound *out_joined) OPQ_MUST_CHECK;
 

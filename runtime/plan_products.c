@@ -71,7 +71,7 @@ static opq_status join(parts *b, opq_step *step)
     opq_bound bound[OPQ_PRODUCTS_MAX], joined;
     for (int i = 0; i < b->count; i++)
         bound[i] = opq_step_bound(&step->parts[i]);
-    OPQ_TRY(opq_loops_beside(bound, b->count, &b->p->plan->arena, &joined));
+    OPQ_TRY(opq_loops_join(bound, b->count, &(opq_kept){0}, false, &b->p->plan->arena, &joined));
     opq_step_bind(step, &joined);
     OPQ_TRY(opq_planner_check(b->p, step));
     return b->p->runtime->run_loops && !b->p->dry ? opq_loops_verify(&step->loops) : OPQ_OK;
