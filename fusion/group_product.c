@@ -24,7 +24,6 @@ typedef struct family {
     int32_t open;          /* the group, -1 */
     opq_bound parts[OPQ_PRODUCTS_MAX];
     int count;
-    opq_ref *stored; /* room for a group's members */
 } family;
 
 static bool has_edge(const opq_grouper *g, int32_t from, int32_t to)
@@ -63,21 +62,10 @@ static bool are_alike(const opq_grouper *g, opq_ref a, opq_ref b)
 /* The group as the plan will lower it. */
 static opq_status lower_part(family *f, int32_t id, opq_bound *out_part, bool *out_fits)
 {
-    const opq_grouper *g = f->g;
-    const opq_group *group = &g->groups[id];
-    opq_lower_request request = {.graph = g->in,
-                                 .group_of = g->result.group_of,
-                                 .group = id,
-                                 .in_memory = g->result.in_memory,
-                                 .members = group->members,
-                                 .member_count = group->count,
-                                 .stored = f->stored,
-                                 .decided = true};
+    const opq_group *group = &f->g->groups[id];
     opq_lowered lowered;
-    for (int i = group->count - 1; i >= 0; i--)
-        if (opq_group_stores(g, group->members[i], &id, 1))
-            f->stored[request.stored_count++] = group->members[i];
-    OPQ_TRY(opq_lower(&request, &f->arena, &lowered));
+    OPQ_TRY(opq_group_lower(f->g, group->members, group->count, (opq_lower_request){.group = id, .decided = true},
+                            &f->arena, &lowered));
     *out_fits = lowered.refusal == OPQ_REFUSAL_none && lowered.matmul >= 0 && !lowered.direct;
     *out_part = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
     return OPQ_OK;
@@ -131,11 +119,10 @@ static opq_status join_products(family *f, opq_ref left)
 opq_status opq_group_products(opq_grouper *g)
 {
     size_t nodes = (size_t)g->in->count + 1;
-    family f = {.g = g, .first = malloc(3 * nodes * sizeof *f.first)};
+    family f = {.g = g, .first = malloc(2 * nodes * sizeof *f.first)};
     if (f.first == NULL)
         return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     f.next = f.first + nodes;
-    f.stored = f.next + nodes;
     memset(f.first, 0xff, nodes * sizeof *f.first);
     for (opq_ref n = g->in->count - 1; n >= 0; n--) {
         const opq_node *node = opq_node_at(g->in, n);

@@ -40,9 +40,9 @@ opq_status opq_planner_want_code(opq_planner *planner, opq_step *step) OPQ_MUST_
 opq_status opq_planner_compile(opq_planner *planner) OPQ_MUST_CHECK;
 /* Phases, units and scratch, of what its code is made of and of its numbers: no run has to read the tree. */
 void opq_step_measure(opq_step *step);
-/* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */
-opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, const opq_ref *stored,
-                             int stored_count, opq_lowered *out_lowered, opq_step *step) OPQ_MUST_CHECK;
+/* The loops of those nodes of a kernel that are a group, with their arguments and code. In memory is what has a storage; number below -1: in cache. */
+opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, opq_lowered *out_lowered,
+                             opq_step *step) OPQ_MUST_CHECK;
 /* Memory for buffers between phases, as far as their accesses reach. */
 opq_status opq_planner_own(opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
 /* A step's loops with their arguments, and a step of such. */
@@ -59,8 +59,7 @@ static inline void opq_step_bind(opq_step *step, const opq_bound *bound)
 }
 /* Counts the work of a step's loops, and checks that they stay in their buffers. */
 opq_status opq_planner_check(const opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
-opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_block.c */
-opq_status opq_plan_products_step(opq_planner *p, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_products.c */
+opq_status opq_plan_parts_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_parts.c */
 /* After all steps exist: which are one launch, and the order of launches. */
 opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
 /* After that: lifetimes, in-place updates, outputs (their storages), arena. */

@@ -271,24 +271,29 @@ void opq_step_measure(opq_step *step)
     step->scratch = opq_loops_scratch(loops, dims);
 }
 
-opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, const opq_ref *stored, int stored_count,
-                             opq_lowered *out_lowered, opq_step *step)
+opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, opq_lowered *out_lowered, opq_step *step)
 {
     const opq_kernel_group *nodes = &p->graph->kernels[kernel];
-    opq_ref *members = opq_arena_alloc(&p->scratch, (size_t)nodes->count * sizeof *members);
+    opq_ref *members = opq_arena_alloc(&p->scratch, 2 * (size_t)nodes->count * sizeof *members);
     if (members == NULL)
         return out_of_memory();
+    opq_ref *stored = members + nodes->count;
     opq_lower_request request = {.graph = p->graph,
                                  .group_of = p->group_of,
                                  .group = group,
                                  .members = members,
                                  .stored = stored,
-                                 .stored_count = stored_count,
                                  .by_row = nodes->kind == OPQ_KERNEL_block,
                                  .decided = true};
-    for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++)
-        if (p->group_of[n] == group)
-            members[request.member_count++] = n;
+    for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++) {
+        if (p->group_of[n] != group)
+            continue;
+        members[request.member_count++] = n;
+        if (p->stored[n] || p->storage_of[n] < -1)
+            stored[request.stored_count++] = n;
+    }
+    if (request.stored_count == 0)
+        return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", step->name);
     OPQ_TRY(opq_lower(&request, &p->plan->arena, out_lowered));
     /* Maybe it was grouped before somebody wanted to read an iota from memory. */
     if (out_lowered->refusal != OPQ_REFUSAL_none) {
@@ -314,21 +319,15 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
 {
     const opq_kernel_group *group = &p->graph->kernels[kernel];
-    opq_ref *stored = opq_arena_alloc(&p->scratch, (size_t)group->count * sizeof *stored);
-    int stored_count = 0;
-    if (stored == NULL)
-        return out_of_memory();
-    for (opq_ref n = group->first; n < group->first + group->count; n++)
-        if (p->stored[n])
-            stored[stored_count++] = n;
+    opq_ref n = group->first;
     opq_lowered lowered;
-    if (stored_count == 0)
-        return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
-    OPQ_TRY(opq_planner_lower(p, kernel, kernel, stored, stored_count, &lowered, step));
-    const opq_node *last = opq_node_at(p->graph, stored[0]);
-    if (opq_op_changes_operand((opq_op)last->op)) {
-        step->copy_from = opq_planner_storage(p, last->operand[0]);
-        step->copy_to = step->copy_from < 0 ? -1 : p->storage_of[last - p->graph->nodes];
+    OPQ_TRY(opq_planner_lower(p, kernel, kernel, &lowered, step));
+    while (!p->stored[n])
+        n++;
+    const opq_node *node = opq_node_at(p->graph, n);
+    if (opq_op_changes_operand((opq_op)node->op)) {
+        step->copy_from = opq_planner_storage(p, node->operand[0]);
+        step->copy_to = step->copy_from < 0 ? -1 : p->storage_of[n];
     }
     return OPQ_OK;
 }
@@ -430,9 +429,9 @@ opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
     switch (group->kind) {
     case OPQ_KERNEL_extern: return extern_step(p, kernel, step);
     case OPQ_KERNEL_routine: return routine_step(p, kernel, step);
-    case OPQ_KERNEL_block: return opq_plan_block_step(p, kernel, step);
+    case OPQ_KERNEL_block: return opq_plan_parts_step(p, kernel, step);
     case OPQ_KERNEL_matmul:
-        return product_count(p, group) > 1 ? opq_plan_products_step(p, kernel, step) : kernel_step(p, kernel, step);
+        return product_count(p, group) > 1 ? opq_plan_parts_step(p, kernel, step) : kernel_step(p, kernel, step);
     default: return kernel_step(p, kernel, step);
     }
 }
