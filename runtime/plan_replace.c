@@ -38,7 +38,7 @@ typedef struct finder {
 static bool may_fail(const opq_step *step)
 {
     return step->code == NULL || step->kind == OPQ_KERNEL_extern || step->block || step->matmul || step->parts ||
-           step->check_count > 0 || opq_loops_scratch(&step->loops, step->dims) > 0;
+           step->check_count > 0 || step->scratch > 0;
 }
 
 static bool writes(const opq_step *step, int32_t storage)

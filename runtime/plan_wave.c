@@ -219,7 +219,6 @@ static opq_status count_units(opq_plan *plan, opq_wave *wave)
         for (int p = 0; p < wave->phases; p++)
             wave->ends[p * wave->count + r] = rows[r].units[p] + (r > 0 ? wave->ends[p * wave->count + r - 1] : 0);
         wave->work += rows[r].bytes_read + rows[r].bytes_written + rows[r].flops;
-        wave->scratch = rows[r].scratch > wave->scratch ? rows[r].scratch : wave->scratch;
     }
     return OPQ_OK;
 }
