@@ -24,8 +24,16 @@ typedef struct opq_planner {
 
 /* Without steps, in the first block of its own arena. */
 opq_status opq_plan_new(const opq_runtime *runtime, opq_plan **out_plan) OPQ_MUST_CHECK;
+static inline opq_status opq_plan_no_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
 int32_t opq_planner_storage(const opq_planner *planner,
                             opq_ref ref); /* of a node or what it reshapes; -1: undefined memory */
+/* What it became where updates went in place. */
+static inline int32_t opq_planner_final(const opq_planner *planner, int32_t storage)
+{
+    while (storage >= 0 && planner->same_as[storage] != storage)
+        storage = planner->same_as[storage];
+    return storage;
+}
 /* A temporary that is no node's. */
 opq_status opq_planner_add_storage(opq_planner *planner, int64_t bytes, int32_t *out_id) OPQ_MUST_CHECK;
 opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step) OPQ_MUST_CHECK;
@@ -56,6 +64,24 @@ static inline void opq_step_bind(opq_step *step, const opq_bound *bound)
     step->dims = bound->dims;
     step->buffers = bound->buffers;
     step->scalars = bound->scalars;
+}
+/* Number `at` of what a step reads and writes: where the step has its storage, which may be -1. NULL: there are no more. */
+static inline int32_t *opq_step_use(opq_step *step, int at, bool *out_written)
+{
+    *out_written = false;
+    if (at < step->loops.buffer_count) {
+        *out_written = step->loops.written[at] != OPQ_BUFFER_in;
+        return &step->buffers[at];
+    }
+    at -= step->loops.buffer_count;
+    if (at < step->operand_count)
+        return &step->operands[at];
+    at -= step->operand_count;
+    *out_written = at != step->result_count;
+    if (at < step->result_count)
+        return &step->results[at];
+    at -= step->result_count;
+    return at == 0 ? &step->copy_from : at == 1 ? &step->copy_to : NULL;
 }
 /* Counts the work of a step's loops, and checks that they stay in their buffers. */
 opq_status opq_planner_check(const opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;

@@ -79,7 +79,7 @@ static int buffer_of(const opq_step *step, int32_t id)
 }
 
 /* Is nothing read of what was made behind the store of what is taken, or behind the loop around it? All is walked alike. */
-static bool may_replace(const opq_step *rows, int made, int taken)
+static bool may_lie_on(const opq_step *rows, int made, int taken)
 {
     const opq_loops *k = &rows->loops;
     int end = k->stmt_count;
@@ -100,7 +100,7 @@ static void find_places(const builder *b)
     for (int m = 0; m < block->matrix_count; m++) {
         int place = block->place_count;
         for (int f = 0; f < block->first_count && m >= block->first_count && place == block->place_count; f++)
-            if (!replaced[f] && may_replace(&b->step->parts[0], block->matrix[f].buffer, block->matrix[m].buffer)) {
+            if (!replaced[f] && may_lie_on(&b->step->parts[0], block->matrix[f].buffer, block->matrix[m].buffer)) {
                 replaced[f] = true;
                 place = f;
             }
@@ -134,7 +134,7 @@ static opq_status finish_rows(builder *b, const opq_lowered *lowered)
     bool walks = true, causal = true;
     int count = 0;
     if (own == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     for (int m = 0; m < block->matrix_count; m++) {
         block->matrix[m].buffer = buffer_of(rows, p->storage_of[b->matrix[m]]);
         walks = walks && block->matrix[m].buffer >= 0 && opq_lowered_walks_rows(lowered, b->matrix[m], block->columns);
@@ -219,7 +219,7 @@ static opq_status build(builder *b)
     step->part_count = b->parts.count - first;
     step->parts = opq_arena_alloc(&b->p->plan->arena, (size_t)step->part_count * sizeof *step->parts);
     if (step->parts == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     if (b->block)
         OPQ_TRY(begin_block(b));
     for (int i = 0; i < step->part_count; i++)
@@ -238,7 +238,7 @@ opq_status opq_plan_parts_step(opq_planner *p, int32_t kernel, opq_step *step)
     if (group->kind == OPQ_KERNEL_block)
         b.block = step->block = opq_arena_alloc(&p->plan->arena, sizeof *b.block);
     if (b.members == NULL || (group->kind == OPQ_KERNEL_block && b.block == NULL))
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     for (opq_ref n = group->first + group->count - 1; n >= group->first; n--)
         if (p->group_of[n] == kernel)
             b.members[b.member_count++] = n;
